@@ -1,0 +1,49 @@
+"""regard: exact attention with any score function, in linear memory, that lets you look inside."""
+
+from regard.backends.flex import Flex as Flex
+from regard.backends.reference import Reference as Reference
+from regard.backends.sdpa import Sdpa as Sdpa
+from regard.backends.tiled import Tiled as Tiled
+from regard.dropout import Dropout as Dropout
+from regard.errors import ShapeError as ShapeError
+from regard.errors import Unsupported as Unsupported
+from regard.functional import attention as attention
+from regard.functional import attention_state as attention_state
+from regard.functional import attention_weights as attention_weights
+from regard.functional import explain as explain
+from regard.masks.algebra import Cover as Cover
+from regard.masks.algebra import Everything as Everything
+from regard.masks.algebra import Mask as Mask
+from regard.masks.dense import Dense as Dense
+from regard.masks.dense import Where as Where
+from regard.masks.positional import Causal as Causal
+from regard.masks.positional import Dilated as Dilated
+from regard.masks.positional import Prefix as Prefix
+from regard.masks.positional import Window as Window
+from regard.masks.ragged import Documents as Documents
+from regard.masks.ragged import Lengths as Lengths
+from regard.positions import Positions as Positions
+from regard.positions import head as head
+from regard.positions import tail as tail
+from regard.scores.algebra import Modifier as Modifier
+from regard.scores.algebra import Score as Score
+from regard.scores.algebra import Similarity as Similarity
+from regard.scores.buckets import Buckets as Buckets
+from regard.scores.buckets import ClippedBuckets as ClippedBuckets
+from regard.scores.buckets import GridBuckets as GridBuckets
+from regard.scores.buckets import T5Buckets as T5Buckets
+from regard.scores.buckets import T5CausalBuckets as T5CausalBuckets
+from regard.scores.modifiers import Alibi as Alibi
+from regard.scores.modifiers import Bias as Bias
+from regard.scores.modifiers import RelativeBias as RelativeBias
+from regard.scores.modifiers import SoftCap as SoftCap
+from regard.scores.similarity import Additive as Additive
+from regard.scores.similarity import Bilinear as Bilinear
+from regard.scores.similarity import Cosine as Cosine
+from regard.scores.similarity import Custom as Custom
+from regard.scores.similarity import Distance as Distance
+from regard.scores.similarity import Dot as Dot
+from regard.scores.similarity import ScaledDot as ScaledDot
+from regard.state import State as State
+
+__all__ = [name for name in dir() if name[0].isupper() or name in ("attention", "attention_state", "attention_weights", "explain", "head", "tail")]

@@ -1,0 +1,58 @@
+"""The only autograd.Function: out and lse of a problem, with a backward in linear memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from regard.backends.base import Backend, Result
+from regard.problem import Problem
+from regard.shapes import branchless
+
+
+def attend(backend: Backend, problem: Problem) -> Result:
+    """(out, lse) of a problem on a backend, differentiable with respect to every tensor that requires a gradient."""
+    tensors = problem.tensors()
+    if backend.recorded:
+        return backend.forward(problem)
+    if branchless(*tensors) or any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        return backend.differentiable(problem)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        out, lse = _Attend.apply(backend, problem, *tensors)
+        return out, lse
+    return backend.forward(problem)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, backend: Backend, problem: Problem, *tensors: Tensor) -> Result:
+        out, lse = backend.forward(problem)
+        ctx.backend, ctx.problem = backend, problem.with_tensors(tuple(t.detach() for t in tensors))
+        # all of them, masks and positions too: autograd then notices when one is changed in place before backward
+        ctx.save_for_backward(*tensors, out, lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, g_out: Tensor, g_lse: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, out, lse = ctx.saved_tensors
+        problem = ctx.problem.with_tensors(tuple(tensors))
+        needs = tuple(ctx.needs_input_grad[2:])
+        with torch.autocast(g_out.device.type, enabled=False):
+            if torch.is_grad_enabled():  # create_graph: the gradient itself will be differentiated
+                return (None, None, *_differentiable_backward(ctx.backend, problem, (g_out, g_lse), needs))
+            return (None, None, *ctx.backend.backward(problem, (out, lse), (g_out, g_lse), needs))
+
+
+def _differentiable_backward(
+    backend: Backend, problem: Problem, cotangents: Result, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    tensors = problem.tensors()
+    # views of their own: a gradient is asked for at this call's inputs, not at what they were computed from
+    own = tuple(t.view_as(t) if need else t for t, need in zip(tensors, needs, strict=True))
+    result = backend.differentiable(problem.with_tensors(own))
+    wanted = [t for t, need in zip(own, needs, strict=True) if need]
+    found = iter(torch.autograd.grad(result, wanted, cotangents, create_graph=True, allow_unused=True))
+    return tuple(next(found) if need else None for need in needs)

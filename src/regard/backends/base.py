@@ -1,0 +1,63 @@
+"""Backend: where a problem runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.backends.tiling import Size, stream
+from regard.problem import Problem
+from regard.value import Value
+
+Result = tuple[Tensor, Tensor]  # out (*batch, h, nq, dv) and lse (*batch, h, nq), in the accumulation dtype
+
+
+@dataclass(frozen=True)
+class Backend(Value):
+    """Where a problem runs: a value, so `backend=Tiled()` names it.
+
+    A subclass defines `why_not`, `forward`, and either `backward` or `recorded = True`: its forward is then made of
+    operations that autograd records.
+    """
+
+    recorded: ClassVar[bool] = False
+
+    def why_not(self, problem: Problem, lse: bool) -> str | None:
+        """Why this backend cannot run the call exactly, as a clause; None if it can. `lse`: whether that is wanted too."""
+        return None
+
+    def forward(self, problem: Problem) -> Result:
+        """(out, lse). Where the caller did not want the lse it may hold anything."""
+        raise NotImplementedError
+
+    def backward(
+        self, problem: Problem, result: Result, cotangents: Result, needs: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of problem.tensors() for which `needs` is true, None for the rest."""
+        raise NotImplementedError
+
+    def differentiable(self, problem: Problem) -> Result:
+        """The same by operations that autograd, forward mode and torch.func can all see, to any order."""
+        return stream(problem, Size())
+
+    def plan(self, problem: Problem) -> dict[str, str]:
+        """What `explain` says of a call that runs here: a phrase for each heading."""
+        return {}
+
+
+def recorded_backward(
+    run: Callable[[Problem], Result], problem: Problem, cotangents: Result, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """Gradients through a forward that autograd records, by running it again."""
+    tensors = tuple(t.detach().requires_grad_(need) for t, need in zip(problem.tensors(), needs, strict=True))
+    with torch.enable_grad():
+        out, lse = run(problem.with_tensors(tensors))
+    recorded = [(t, g.to(t.dtype)) for t, g in zip((out, lse), cotangents, strict=True) if t.requires_grad]
+    wanted = [t for t, need in zip(tensors, needs, strict=True) if need]
+    results, grads = zip(*recorded, strict=True)
+    found = iter(torch.autograd.grad(results, wanted, grads, allow_unused=True))
+    return tuple(next(found) if need else None for need in needs)

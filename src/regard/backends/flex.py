@@ -1,0 +1,179 @@
+"""Flex: torch's FlexAttention, to which any mask and any modifier lowers by being asked about single pairs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.backends.base import Backend, Result, recorded_backward
+from regard.masks.algebra import Cover, Everything
+from regard.problem import Problem
+from regard.region import Frame
+from regard.scores.algebra import Modifier
+from regard.scores.similarity import Bilinear, Cosine, Dot, ScaledDot
+
+BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Flex(Backend):
+    """torch.nn.attention.flex_attention, on `devices`: dot products under any mask and modifiers.
+
+    Compiled on CUDA, eager elsewhere (where it is dense and has no backward). Backward recomputes the forward.
+    Source: Dong et al. 2024 (arXiv 2412.05496).
+
+    >>> Flex()
+    Flex()
+    """
+
+    devices: tuple[str, ...] = ("cuda",)
+
+    def why_not(self, problem: Problem, lse: bool) -> str | None:
+        frame = problem.frame
+        if frame.device.type not in self.devices:
+            return f"it serves {', '.join(self.devices)} tensors; these are on {frame.device.type}"
+        if type(problem.similarity) not in (Dot, ScaledDot, Bilinear, Cosine):
+            return f"its scores begin with a dot product, not with {problem.similarity!r}"
+        if problem.dropout is not None:
+            return "it has no dropout"
+        if any(t.requires_grad for t in problem.score.tensors()) and torch.is_grad_enabled():
+            return "a tensor of the score requires a gradient"
+        if 0 in problem.q.shape or 0 in problem.k.shape or 0 in problem.v.shape:
+            return "an axis is empty"
+        if frame.device.type == "cuda" and (problem.dtype == torch.float64 or min(problem.q.shape[-1], problem.dv) < 16):
+            return "its compiled kernels need float32 or less and widths of 16 or more"
+        if not isinstance(problem.mask, Everything) and not all(
+            bool(t.isfinite().all()) for t in (problem.q, problem.k, problem.v)
+        ):
+            return "it lets what is not finite leak out of masked places"
+        return None
+
+    def forward(self, problem: Problem) -> Result:
+        with torch.no_grad():
+            return _flex(problem)
+
+    def backward(
+        self, problem: Problem, result: Result, cotangents: Result, needs: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        return recorded_backward(_flex, problem, cotangents, needs)
+
+    def __repr__(self) -> str:
+        return "Flex()" if self.devices == ("cuda",) else f"Flex(devices={self.devices})"
+
+
+class Point:
+    """One pair: it answers what Region answers, with one number each. b is the flat batch index; row, col the indices."""
+
+    def __init__(self, frame: Frame, b: Tensor, h: Tensor, row: Tensor, col: Tensor) -> None:
+        self.frame, self.b, self.h, self.row, self.col = frame, b, h, row, col
+
+    @property
+    def i(self) -> Tensor:
+        return self.queries(self.frame.positions.q)
+
+    @property
+    def j(self) -> Tensor:
+        return self.keys(self.frame.positions.k)
+
+    def queries(self, t: Tensor) -> Tensor:
+        return self._pick(t, self.row)
+
+    def keys(self, t: Tensor) -> Tensor:
+        return self._pick(t, self.col)
+
+    def sequences(self, t: Tensor) -> Tensor:
+        return self._pick(t)
+
+    def heads(self, t: Tensor) -> Tensor:
+        return t[self.h if t.shape[0] > 1 else 0] if t.dim() else t
+
+    def pairs(self, t: Tensor) -> Tensor:
+        t = self.frame.lift(t)
+        last = (self.h, self.row, self.col)[3 - min(t.dim(), 3) :]
+        return self._pick(t, *last)
+
+    def _pick(self, t: Tensor, *last: Tensor) -> Tensor:
+        """t at this batch element and at `last`; axes of size 1 are shared."""
+        lead, rest, b = t.dim() - len(last), [], self.b
+        for size in self.frame.batch[::-1][:lead]:
+            rest.append(b % size)
+            b = b // size
+        index = (*rest[::-1], *last)
+        return t[tuple(n if size > 1 else n * 0 for n, size in zip(index, t.shape, strict=True))] if index else t
+
+
+def lower(problem: Problem) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """The score_mod and mask_mod of a problem."""
+    frame, modifiers = problem.frame, problem.score.parts[1:]
+
+    def score_mod(s: Tensor, b: Tensor, h: Tensor, row: Tensor, col: Tensor) -> Tensor:
+        at: Any = Point(frame, b, h, row, col)
+        for stage in modifiers:
+            assert isinstance(stage, Modifier)
+            s = stage.modify(s, at)
+        return s
+
+    def mask_mod(b: Tensor, h: Tensor, row: Tensor, col: Tensor) -> Tensor:
+        at: Any = Point(frame, b, h, row, col)
+        return problem.mask.visible(at)
+
+    return score_mod, mask_mod
+
+
+def block_mask(problem: Problem) -> Any:
+    """The BlockMask of a problem, from the mask's covers: linear in blocks, nothing is evaluated pair by pair."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    frame, count = problem.frame, math.prod(problem.frame.batch)
+    tiling = frame.tiling(BLOCK, BLOCK)
+    cover = problem.mask.cover(tiling).expand(*frame.batch, frame.heads, *tiling.shape)
+    cover = cover.reshape(count, frame.heads, *tiling.shape)
+    partial, full = ((cover == which).to(torch.int32) for which in (Cover.SOME, Cover.ALL))
+    order = [kind.argsort(-1, descending=True, stable=True).to(torch.int32) for kind in (partial, full)]
+    return BlockMask.from_kv_blocks(
+        partial.sum(-1, dtype=torch.int32),
+        order[0],
+        full.sum(-1, dtype=torch.int32),
+        order[1],
+        BLOCK_SIZE=BLOCK,
+        mask_mod=lower(problem)[1],
+        seq_lengths=(frame.nq, frame.nk),
+    )
+
+
+@cache
+def _kernel(compiled: bool) -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention) if compiled else flex_attention
+
+
+def _flex(problem: Problem) -> Result:
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    similarity, batch = problem.similarity, problem.frame.batch
+    q = problem.q
+    scale: float | None = 1.0
+    if isinstance(similarity, ScaledDot):
+        scale = None if isinstance(similarity.scale, Tensor) else similarity.scale
+        if isinstance(similarity.scale, Tensor):
+            q, scale = q * similarity.scale[..., None, None].to(q.dtype), 1.0
+    q, k, v = (t.flatten(0, len(batch) - 1) if batch else t[None] for t in (q, problem.k, problem.v))
+    masked = not isinstance(problem.mask, Everything)
+    out, aux = _kernel(q.is_cuda)(
+        q,
+        k.to(q.dtype),
+        v.to(q.dtype),
+        score_mod=lower(problem)[0] if len(problem.score.parts) > 1 else None,
+        block_mask=block_mask(problem) if masked else None,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+        return_aux=AuxRequest(lse=True),
+    )
+    return out.unflatten(0, batch) if batch else out[0], aux.lse.unflatten(0, batch) if batch else aux.lse[0]

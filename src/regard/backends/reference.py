@@ -1,0 +1,46 @@
+"""Reference: the definition of correct. Dense and obvious; memory grows with nq × nk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from regard.backends.base import Backend, Result
+from regard.problem import Problem
+from regard.shapes import repeat_heads
+from regard.state import weigh
+
+
+@dataclass(frozen=True)
+class Reference(Backend):
+    """softmax(masked scores) V, written out: the dense definition that every other backend is compared with.
+
+    Runs everything, on any device, at the cost of nq × nk memory (for Additive nq × nk × h).
+
+    >>> import regard as rg
+    >>> x = torch.ones(2, 3)
+    >>> rg.attention(x, x, x, backend=Reference()).shape
+    torch.Size([2, 3])
+    """
+
+    recorded: ClassVar[bool] = True
+
+    def forward(self, problem: Problem) -> Result:
+        at = problem.frame.region()
+        tile = problem.region_tile(at)
+        s, v = tile.masked, repeat_heads(problem.v.to(problem.accumulate), problem.frame.heads)
+        lse = torch.logsumexp(s, -1) if s.shape[-1] else s.sum(-1) - torch.inf
+        empty = (lse == -torch.inf)[..., None]
+        p = torch.exp(s - lse[..., None].masked_fill(empty, 0)).masked_fill(empty, 0)
+        keep = problem.keep(at)
+        return weigh(p if keep is None else p * keep, v, tile.visible), lse
+
+    def differentiable(self, problem: Problem) -> Result:
+        return self.forward(problem)
+
+    def plan(self, problem: Problem) -> dict[str, str]:
+        frame, size = problem.frame, problem.accumulate.itemsize
+        pairs = problem.q[..., 0].numel() * frame.nk * problem.similarity.footprint
+        return {"memory": f"{pairs * size:,} bytes for the dense scores"}

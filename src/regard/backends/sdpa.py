@@ -1,0 +1,93 @@
+"""Sdpa: torch's own fused kernels, for the calls that they compute exactly as defined here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from regard.backends.base import Backend, Result, recorded_backward
+from regard.masks.algebra import Everything, Mask
+from regard.masks.dense import Dense
+from regard.masks.positional import Causal
+from regard.masks.ragged import Lengths
+from regard.problem import Problem
+from regard.region import Frame
+from regard.scores.similarity import ScaledDot
+from regard.shapes import repeat_heads
+
+
+@dataclass(frozen=True)
+class Sdpa(Backend):
+    """torch.nn.functional.scaled_dot_product_attention, on `devices`: scaled dot products under a simple mask.
+
+    It gives no log-sum-exp, lets what is not finite leak out of masked places, and differs from path to path in rows that
+    see nothing; calls that would meet one of these are refused. Backward recomputes the forward.
+
+    >>> Sdpa()
+    Sdpa()
+    """
+
+    devices: tuple[str, ...] = ("cuda",)
+
+    def why_not(self, problem: Problem, lse: bool) -> str | None:
+        frame = problem.frame
+        if frame.device.type not in self.devices:
+            return f"it serves {', '.join(self.devices)} tensors; these are on {frame.device.type}"
+        if lse:
+            return "it gives no log-sum-exp, which a State or a sink needs"
+        if len(problem.score.parts) > 1 or not isinstance(problem.similarity, ScaledDot):
+            return f"it has only the scaled dot product, not {problem.score!r}"
+        if isinstance(problem.similarity.scale, Tensor):
+            return "its scale is a number, not a tensor"
+        if problem.dropout is not None:
+            return "its dropout is not a function of the seed alone"
+        if 0 in problem.q.shape or 0 in problem.k.shape or 0 in problem.v.shape:
+            return "an axis is empty"
+        return _why_not_mask(problem.mask, frame, problem)
+
+    def forward(self, problem: Problem) -> Result:
+        with torch.no_grad():
+            return _sdpa(problem)
+
+    def backward(
+        self, problem: Problem, result: Result, cotangents: Result, needs: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        return recorded_backward(_sdpa, problem, cotangents, needs)
+
+    def __repr__(self) -> str:
+        return "Sdpa()" if self.devices == ("cuda",) else f"Sdpa(devices={self.devices})"
+
+
+def _why_not_mask(mask: Mask, frame: Frame, problem: Problem) -> str | None:
+    if isinstance(mask, Everything):
+        return None
+    if isinstance(mask, Causal):
+        # by content: the caller may have passed positions equal to the default ones
+        index = torch.arange(frame.nq, device=frame.device)
+        if frame.nq != frame.nk or any(bool((p != index).any()) for p in (frame.positions.q, frame.positions.k)):
+            return "its is_causal counts both sides from 0 and needs as many keys as queries"
+    elif not isinstance(mask, Dense) and not (isinstance(mask, Lengths) and mask.queries is None):
+        return f"{mask!r} would have to be written out, {frame.nq} × {frame.nk}"
+    elif bool(mask.on(frame.nq, frame.nk, batch=frame.batch, heads=frame.heads).empty_rows().any()):
+        return "the mask leaves a query without a key, which its paths answer differently"
+    if not all(bool(t.isfinite().all()) for t in (problem.q, problem.k, problem.v)):
+        return "it lets what is not finite leak out of masked places"
+    return None
+
+
+def _sdpa(problem: Problem) -> Result:
+    similarity, mask, frame = problem.similarity, problem.mask, problem.frame
+    assert isinstance(similarity, ScaledDot) and not isinstance(similarity.scale, Tensor)
+    allowed = None if isinstance(mask, (Everything, Causal)) else mask.visible(frame.region())
+    out = scaled_dot_product_attention(
+        problem.q,
+        repeat_heads(problem.k, frame.heads),
+        repeat_heads(problem.v, frame.heads),
+        attn_mask=allowed,
+        is_causal=isinstance(mask, Causal),
+        scale=similarity.scale,
+    )
+    return out, out.new_full(out.shape[:-1], torch.nan)

@@ -1,0 +1,139 @@
+"""Tiled: streaming PyTorch. Any score, any mask, any device, in memory linear in the sequence."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.backends.base import Backend, Result
+from regard.backends.tiling import Size, stream, strips
+from regard.problem import Problem
+from regard.region import Region
+from regard.shapes import blocks, repeat_heads, sum_groups
+from regard.state import weigh
+
+
+@dataclass(frozen=True)
+class Tiled(Backend):
+    """One tile of scores at a time, merged by State; backward recomputes each tile from the log-sum-exp.
+
+    rows, keys: the size of a tile; None chooses one by a memory budget. The result is exact for every size.
+    Source: Dao et al. 2022 (arXiv 2205.14135).
+
+    >>> import regard as rg
+    >>> x = torch.ones(5, 3)
+    >>> rg.attention(x, x, x, backend=Tiled(rows=2, keys=2)).shape
+    torch.Size([5, 3])
+    """
+
+    rows: int | None = None
+    keys: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, size in (("rows", self.rows), ("keys", self.keys)):
+            if size is not None and size < 1:
+                raise ValueError(f"Tiled({name}={size}): expected a tile of 1 or more, or None.")
+
+    @property
+    def size(self) -> Size:
+        return Size(self.rows, self.keys)
+
+    def forward(self, problem: Problem) -> Result:
+        with torch.no_grad():
+            return stream(problem, self.size)
+
+    def differentiable(self, problem: Problem) -> Result:
+        return stream(problem, self.size)
+
+    def backward(
+        self, problem: Problem, result: Result, cotangents: Result, needs: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        sweep = _Backward(problem, result, cotangents, needs)
+        for strip in strips(problem, self.size):
+            for cols, everything in strip.tiles:
+                sweep.add(problem.frame.region(strip.rows, cols), everything)
+        return sweep.gradients()
+
+    def plan(self, problem: Problem) -> dict[str, str]:
+        r, c = self.size.settled(problem)
+        total = len(blocks(problem.frame.nq, r)) * len(blocks(problem.frame.nk, c))
+        tiles = sum(len(strip.tiles) for strip in strips(problem, self.size))
+        lanes = problem.q[..., 0].numel() // max(problem.frame.nq, 1) * problem.similarity.footprint
+        tile = min(r, problem.frame.nq) * min(c, problem.frame.nk) * lanes * problem.accumulate.itemsize
+        return {
+            "tiles": f"{tiles} of {total} tiles of {r} × {c} computed, {total - tiles} skipped",
+            "memory": f"about {tile:,} bytes of scores at a time",
+        }
+
+
+class _Backward:
+    """The sums of one backward pass.
+
+    With P = exp(S - lse), Delta = rowsum(dO · O) - g (g the cotangent of lse):  dS = P (dO Vᵀ - Delta), dV = Pᵀ dO.
+    From dS on, autograd differentiates the tile's own scores.
+    """
+
+    def __init__(self, problem: Problem, result: Result, cotangents: Result, needs: tuple[bool, ...]) -> None:
+        self.problem, self.needs = problem, needs
+        (out, lse), (g_out, g_lse) = result, cotangents
+        self.empty = lse == -math.inf
+        self.lse = lse.masked_fill(self.empty, 0)
+        self.g_out = g_out.masked_fill(self.empty[..., None], 0)
+        self.delta = ((self.g_out * out).sum(-1) - g_lse).masked_fill(self.empty, 0)
+        n = 3 + len(problem.score.tensors())
+        self.sums = tuple(
+            torch.zeros(t.shape, dtype=problem.accumulate, device=t.device)
+            for t in (problem.q, problem.k, problem.v, *problem.score.tensors())
+        )
+        self.score_sums = problem.score.with_tensors(iter(self.sums[3:]))
+        self.differentiated = [m for m in range(n) if m != 2 and needs[m]]
+
+    def add(self, at: Region, everything: bool) -> None:
+        """One tile's share of every gradient."""
+        problem, rows, cols = self.problem, at.rows, at.cols
+        q, k, v = problem.q[..., rows, :], problem.k[..., cols, :], problem.v[..., cols, :]
+        local = problem.score.local(at)
+        leaves = [t.detach().to(problem.accumulate) for t in (q, k, v, *local.tensors())]
+        for m in self.differentiated:
+            leaves[m].requires_grad_()
+        with torch.enable_grad():
+            tile = problem.tile(at, leaves[0], leaves[1], local.with_tensors(iter(leaves[3:])), everything)
+        p = torch.exp(tile.masked.detach() - self.lse[..., rows, None])
+        p = p.masked_fill(self.empty[..., rows, None], 0)
+        keep, g_out = problem.keep(at), self.g_out[..., rows, :]
+        if self.needs[2]:
+            seen = None if tile.visible is None else tile.visible.expand(p.shape).mT
+            g_v = weigh((p if keep is None else p * keep).mT, g_out, seen)
+            self.sums[2][..., cols, :] += sum_groups(g_v, problem.key_heads)
+        if tile.scores.requires_grad:
+            self._add_scores(at, tile.scores, self._score_gradient(at, p, g_out, leaves[2], keep, tile.visible), leaves)
+
+    def _score_gradient(
+        self, at: Region, p: Tensor, g_out: Tensor, v: Tensor, keep: Tensor | None, visible: Tensor | None
+    ) -> Tensor:
+        g_p = g_out @ repeat_heads(v, self.problem.frame.heads).mT
+        g_p = g_p if keep is None else g_p * keep
+        g_s = p * (g_p - self.delta[..., at.rows, None])
+        return g_s if visible is None else g_s.masked_fill(~visible, 0)
+
+    def _add_scores(self, at: Region, s: Tensor, g_s: Tensor, leaves: list[Tensor]) -> None:
+        places = (
+            self.sums[0][..., at.rows, :],
+            self.sums[1][..., at.cols, :],
+            None,
+            *self.score_sums.local(at).tensors(),
+        )
+        wanted = [leaves[m] for m in self.differentiated]
+        for m, g in zip(self.differentiated, torch.autograd.grad(s, wanted, g_s, allow_unused=True), strict=True):
+            place = places[m]
+            if g is not None and place is not None:
+                place += g
+
+    def gradients(self) -> tuple[Tensor | None, ...]:
+        """In the order and dtypes of problem.tensors()."""
+        given = self.problem.tensors()
+        known = [self.sums[m].to(given[m].dtype) if self.needs[m] else None for m in range(len(self.sums))]
+        return (*known, *(None for _ in given[len(self.sums) :]))

@@ -1,0 +1,90 @@
+"""The stream over tiles that backends share: which tiles, of what size, and their States merged row block by row block.
+
+Made of operations that autograd, forward mode and torch.func can all see; memory is linear when nothing records them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from regard.masks.algebra import Cover, Everything
+from regard.problem import Problem
+from regard.shapes import branchless, repeat_heads
+from regard.state import State
+
+# Pairs × heads × batch × footprint held at once: 4 MB in float32, which stays in the last cache and hides Python's own time.
+BUDGET = 1 << 20
+LEAST, MOST = 16, 1024
+
+
+@dataclass(frozen=True)
+class Size:
+    """A tile's rows and keys; None chooses by the budget."""
+
+    rows: int | None = None
+    keys: int | None = None
+
+    def settled(self, problem: Problem) -> tuple[int, int]:
+        lanes = max(problem.q[..., 0].numel() // max(problem.frame.nq, 1) * problem.similarity.footprint, 1)
+        side = max(LEAST, min(MOST, math.isqrt(BUDGET // lanes)))
+        r = self.rows or max(1, min(side, problem.frame.nq))
+        # few rows (decoding) leave room for long strips of keys
+        return r, self.keys or max(side, min(MOST * 8, BUDGET // (lanes * r)))
+
+
+@dataclass(frozen=True)
+class Strip:
+    """A block of rows with its visible blocks of keys, and whether the mask hides nothing there."""
+
+    rows: slice
+    tiles: tuple[tuple[slice, bool], ...]
+
+
+def strips(problem: Problem, size: Size) -> Iterator[Strip]:
+    """Every block of rows; tiles that no row of any batch element or head may see are left out."""
+    tiling = problem.frame.tiling(*size.settled(problem))
+    for rows, covers in zip(tiling.row_blocks, _covers(problem, *size.settled(problem)), strict=True):
+        seen = zip(tiling.col_blocks, covers, strict=True)
+        yield Strip(rows, tuple((cols, cover == Cover.ALL) for cols, cover in seen if cover != Cover.NONE))
+
+
+def stream(problem: Problem, size: Size) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse) of a problem."""
+    done = [_merged(problem, strip).finish() for strip in strips(problem, size)]
+    if not done:
+        return _empty(problem, 0).finish()
+    return torch.cat([out for out, _ in done], -2), torch.cat([lse for _, lse in done], -1)
+
+
+def _merged(problem: Problem, strip: Strip) -> State:
+    state = _empty(problem, strip.rows.stop - strip.rows.start)
+    for cols, everything in strip.tiles:
+        at = problem.frame.region(strip.rows, cols)
+        q, k, v = problem.q[..., strip.rows, :], problem.k[..., cols, :], problem.v[..., cols, :]
+        tile = problem.tile(at, q, k, problem.score.local(at), everything)
+        v = repeat_heads(v.to(problem.accumulate), problem.frame.heads)
+        state = state | State.of(tile.scores, v, tile.visible, problem.keep(at))
+    return state
+
+
+def _empty(problem: Problem, rows: int) -> State:
+    shape = (*problem.q.shape[:-2], rows)
+    return State.empty(shape, problem.dv, dtype=problem.accumulate, device=problem.v.device)
+
+
+def _covers(problem: Problem, r: int, c: int) -> list[list[int]]:
+    """A Cover for each tile, of all batch elements and heads together."""
+    tiling = problem.frame.tiling(r, c)
+    unlooked = Cover.ALL if isinstance(problem.mask, Everything) else Cover.SOME
+    if unlooked == Cover.ALL or branchless(*problem.tensors()) or 0 in tiling.shape:
+        return [[unlooked] * tiling.shape[1] for _ in range(tiling.shape[0])]
+    cover = problem.mask.cover(tiling)
+    cover = cover.expand(*cover.shape[:-2], *tiling.shape).reshape(-1, *tiling.shape)
+    if cover.shape[0] == 0:
+        return [[Cover.NONE] * tiling.shape[1] for _ in range(tiling.shape[0])]
+    least, most = cover.amin(0), cover.amax(0)
+    return torch.where(least == most, least, Cover.SOME).tolist()

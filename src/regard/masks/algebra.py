@@ -1,0 +1,334 @@
+"""Mask, Cover, and the operations of the algebra: & | ~ and Everything."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.errors import ShapeError
+from regard.positions import Positions
+from regard.region import Frame, Region, Tiling
+from regard.shapes import blocks
+from regard.value import Value
+
+
+class Cover(IntEnum):
+    """How much of a tile a mask lets through. `&` is min, `|` is max, `~` swaps the ends; SOME is always correct.
+
+    >>> min(Cover.ALL, Cover.SOME), max(Cover.NONE, Cover.SOME)
+    (<Cover.SOME: 1>, <Cover.SOME: 1>)
+    """
+
+    NONE = 0
+    SOME = 1
+    ALL = 2
+
+
+class Interval(NamedTuple):
+    """The keys that each row may see, as indices start ≤ j < stop: int64, broadcastable to (*batch, heads, nq).
+
+    >>> Interval(torch.tensor([0, 0]), torch.tensor([1, 2])).stop
+    tensor([1, 2])
+    """
+
+    start: Tensor
+    stop: Tensor
+
+
+@dataclass(frozen=True)
+class Mask(Value):
+    """Which keys a query may see. A value: it compares, hashes, prints, and combines by & | ~.
+
+    To write your own, subclass as a frozen dataclass and define `visible`; add `cover` so that tiles can be skipped and
+    `rows` if each query sees one interval of keys. Set `positional = False` if it reads indices (at.row, at.col) alone.
+
+    >>> from regard.masks.positional import Causal, Prefix
+    >>> (Causal() | Prefix(2)).draw(4)
+    ■■··
+    ■■··
+    ■■■·
+    ■■■■
+    """
+
+    positional: ClassVar[bool] = True
+
+    def visible(self, at: Region) -> Tensor:
+        """True where the query may see the key: boolean, broadcastable to (*batch, heads, r, c)."""
+        raise NotImplementedError(f"{type(self).__name__} does not define visible(at).")
+
+    def cover(self, at: Tiling) -> Tensor:
+        """A Cover for each tile: integers, broadcastable to (*batch, heads, R, C)."""
+        return torch.full((1, 1), Cover.SOME, dtype=torch.int8, device=at.frame.device)
+
+    def rows(self, frame: Frame) -> Interval | None:
+        """The interval of keys that each query sees, or None if it is not always one interval."""
+        return None
+
+    def compares_positions(self) -> bool:
+        """Whether an answer depends on absolute positions."""
+        return self.positional
+
+    def misfit(self, frame: Frame) -> str | None:
+        """Why this mask does not fit a call of that size, as a sentence; None if it does."""
+        return None
+
+    def __and__(self, other: Mask) -> Mask:
+        return self if isinstance(other, Everything) else And(self, other)
+
+    def __or__(self, other: Mask) -> Mask:
+        return other if isinstance(other, Everything) else Or(self, other)
+
+    def __invert__(self) -> Mask:
+        return Not(self)
+
+    def batch(self) -> tuple[int, ...]:
+        """The batch axes that this mask's own tensors bring."""
+        return ()
+
+    def on(
+        self,
+        nq: int,
+        nk: int | None = None,
+        *,
+        positions: Positions | None = None,
+        batch: tuple[int, ...] | None = None,
+        heads: int = 1,
+    ) -> View:
+        """This mask for nq queries and nk keys (default: as many), to be looked at: dense, additive, rows, cover, ...
+
+        Raises ShapeError where it does not fit, or where nq differs from nk and a positional mask has no positions.
+
+        >>> from regard.masks.positional import Causal
+        >>> Causal().on(4).density()
+        0.625
+        """
+        device = next((t.device for t in self.tensors()), None)
+        positional = self if self.compares_positions() else None
+        lead = self.batch() if batch is None else batch
+        frame = Frame.of(nq, nk, batch=lead, heads=heads, positions=positions, positional=positional, device=device)
+        problem = self.misfit(frame)
+        if problem is not None:
+            raise ShapeError(problem)
+        return View(self, frame)
+
+    def dense(self, nq: int, nk: int | None = None, *, positions: Positions | None = None) -> Tensor:
+        """The whole mask as booleans, True = may attend; short for on(...).dense()."""
+        return self.on(nq, nk, positions=positions).dense()
+
+    def draw(self, nq: int, nk: int | None = None, *, positions: Positions | None = None) -> None:
+        """Prints the mask: a line a query, ■ for a key that it sees, · for one that it does not.
+
+        Of several batch elements or heads each is drawn, a blank line between them.
+        """
+        dense = self.dense(nq, nk, positions=positions)
+        maps = dense.reshape(-1, *dense.shape[-2:]).tolist()
+        print("\n\n".join("\n".join("".join("·■"[seen] for seen in row) for row in one) for one in maps))
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """A mask for one size of call: what it looks like there. Made by Mask.on."""
+
+    mask: Mask
+    frame: Frame
+
+    def dense(self) -> Tensor:
+        """The whole mask: boolean, True = may attend, broadcastable to (*batch, heads, nq, nk)."""
+        visible = self.mask.visible(self.frame.region())
+        return visible.expand(torch.broadcast_shapes(visible.shape, (self.frame.nq, self.frame.nk)))
+
+    def additive(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The whole mask as numbers to add to scores: 0 where visible, -inf where hidden."""
+        dense = self.dense()
+        return torch.zeros(dense.shape, dtype=dtype, device=dense.device).masked_fill(~dense, -math.inf)
+
+    def rows(self) -> Interval | None:
+        """The interval of keys that each query sees, or None where it is not known to be one."""
+        return self.mask.rows(self.frame)
+
+    def cover(self, r: int, c: int) -> Tensor:
+        """NONE, SOME or ALL for each tile of r × c pairs: int8 (*batch, heads, ceil(nq / r), ceil(nk / c))."""
+        tiling = self.frame.tiling(r, c)
+        return self.mask.cover(tiling).expand(*self.frame.batch, self.frame.heads, *tiling.shape)
+
+    def counts(self) -> Tensor:
+        """How many keys each query may see: int64 (*batch, heads, nq). Linear memory."""
+        frame, interval = self.frame, self.mask.rows(self.frame)
+        if interval is not None:
+            return (interval.stop - interval.start).expand(*frame.batch, frame.heads, frame.nq)
+        full = (*frame.batch, frame.heads)
+        strips = [
+            self.mask.visible(frame.region(rows)).expand(*full, rows.stop - rows.start, frame.nk).sum(-1)
+            for rows in blocks(frame.nq, 64)
+        ]
+        return torch.cat([torch.zeros(*full, 0, dtype=torch.int64, device=frame.device), *strips], -1)
+
+    def empty_rows(self) -> Tensor:
+        """True for each query that may see nothing: boolean (*batch, heads, nq). Linear memory."""
+        return self.counts() == 0
+
+    def density(self) -> float:
+        """The share of all pairs that may attend, from 0 to 1 (of no pairs at all: 0). Linear memory."""
+        return float(self.counts().sum()) / max(math.prod(self.frame.shape), 1)
+
+
+def cover_of(none: Tensor, all_: Tensor) -> Tensor:
+    """Covers from where a tile is surely hidden and where it is surely visible."""
+    some = torch.full_like(none, Cover.SOME, dtype=torch.int8)
+    return some.masked_fill(all_, Cover.ALL).masked_fill(none, Cover.NONE)
+
+
+@dataclass(frozen=True)
+class Everything(Mask):
+    """Every query sees every key. The identity of `&`.
+
+    >>> Everything().draw(2, 3)
+    ■■■
+    ■■■
+    """
+
+    positional: ClassVar[bool] = False
+
+    def visible(self, at: Region) -> Tensor:
+        return torch.ones_like(at.row >= at.col)
+
+    def cover(self, at: Tiling) -> Tensor:
+        return torch.full((1, 1), Cover.ALL, dtype=torch.int8, device=at.frame.device)
+
+    def rows(self, frame: Frame) -> Interval:
+        stop = torch.full((1, frame.nq), frame.nk, device=frame.device)
+        return Interval(torch.zeros_like(stop), stop)
+
+    def __and__(self, other: Mask) -> Mask:
+        return other
+
+    def __or__(self, other: Mask) -> Mask:
+        return self
+
+
+@dataclass(frozen=True)
+class _Pair(Mask):
+    a: Mask
+    b: Mask
+
+    def __post_init__(self) -> None:
+        for side in (self.a, self.b):
+            if not isinstance(side, Mask):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"& and | join masks; got {type(side).__name__}. A boolean tensor becomes one by Dense(tensor).")
+
+    def compares_positions(self) -> bool:
+        return self.a.compares_positions() or self.b.compares_positions()
+
+    def misfit(self, frame: Frame) -> str | None:
+        return self.a.misfit(frame) or self.b.misfit(frame)
+
+    def batch(self) -> tuple[int, ...]:
+        return tuple(torch.broadcast_shapes(self.a.batch(), self.b.batch()))
+
+
+@dataclass(frozen=True)
+class And(_Pair):
+    """What both masks let through; `a & b`.
+
+    >>> from regard.masks.positional import Causal, Window
+    >>> Causal() & Window(before=1, after=0)
+    Causal() & Window(before=1, after=0)
+    """
+
+    def visible(self, at: Region) -> Tensor:
+        return self.a.visible(at) & self.b.visible(at)
+
+    def cover(self, at: Tiling) -> Tensor:
+        return torch.minimum(self.a.cover(at), self.b.cover(at))
+
+    def rows(self, frame: Frame) -> Interval | None:
+        a, b = self.a.rows(frame), self.b.rows(frame)
+        if a is None or b is None:
+            return None
+        start = torch.maximum(a.start, b.start)
+        return Interval(start, torch.maximum(start, torch.minimum(a.stop, b.stop)))
+
+    def __repr__(self) -> str:
+        return " & ".join(f"({m!r})" if isinstance(m, Or) else repr(m) for m in (self.a, self.b))
+
+
+@dataclass(frozen=True)
+class Or(_Pair):
+    """What either mask lets through; `a | b`.
+
+    >>> from regard.masks.positional import Causal, Prefix
+    >>> Causal() | Prefix(2)
+    Causal() | Prefix(n=2)
+    """
+
+    def visible(self, at: Region) -> Tensor:
+        return self.a.visible(at) | self.b.visible(at)
+
+    def cover(self, at: Tiling) -> Tensor:
+        return torch.maximum(self.a.cover(at), self.b.cover(at))
+
+    def rows(self, frame: Frame) -> Interval | None:
+        a, b = self.a.rows(frame), self.b.rows(frame)
+        if a is None or b is None:
+            return None
+        a_empty, b_empty = a.start >= a.stop, b.start >= b.stop
+        apart = (torch.maximum(a.start, b.start) > torch.minimum(a.stop, b.stop)) & ~a_empty & ~b_empty
+        if bool(apart.any()):
+            return None
+        start = torch.where(a_empty, b.start, torch.where(b_empty, a.start, torch.minimum(a.start, b.start)))
+        stop = torch.where(a_empty, b.stop, torch.where(b_empty, a.stop, torch.maximum(a.stop, b.stop)))
+        return Interval(start, stop)
+
+    def __repr__(self) -> str:
+        return f"{self.a!r} | {self.b!r}"
+
+
+@dataclass(frozen=True)
+class Not(Mask):
+    """What the mask hides; `~a`.
+
+    >>> from regard.masks.positional import Causal
+    >>> (~Causal()).draw(3)
+    ·■■
+    ··■
+    ···
+    """
+
+    a: Mask
+
+    def visible(self, at: Region) -> Tensor:
+        return ~self.a.visible(at)
+
+    def cover(self, at: Tiling) -> Tensor:
+        return Cover.ALL - self.a.cover(at)
+
+    def rows(self, frame: Frame) -> Interval | None:
+        inner = self.a.rows(frame)
+        if inner is None:
+            return None
+        empty = inner.start >= inner.stop
+        if bool(((inner.start > 0) & (inner.stop < frame.nk) & ~empty).any()):
+            return None
+        leads = (inner.start <= 0) & ~empty  # hidden keys come first, so the visible ones follow
+        start = torch.where(leads, inner.stop, 0)
+        return Interval(start, torch.where(leads | empty, frame.nk, inner.start))
+
+    def compares_positions(self) -> bool:
+        return self.a.compares_positions()
+
+    def misfit(self, frame: Frame) -> str | None:
+        return self.a.misfit(frame)
+
+    def batch(self) -> tuple[int, ...]:
+        return self.a.batch()
+
+    def __invert__(self) -> Mask:
+        return self.a
+
+    def __repr__(self) -> str:
+        return f"~({self.a!r})" if isinstance(self.a, (And, Or)) else f"~{self.a!r}"

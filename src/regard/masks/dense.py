@@ -1,0 +1,89 @@
+"""Masks that are written out or computed pair by pair: Dense and Where."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.arrays import tensor
+from regard.masks.algebra import Mask, cover_of
+from regard.region import Frame, Region, Tiling
+from regard.shapes import listed
+
+
+@dataclass(frozen=True)
+class Dense(Mask):
+    """A boolean tensor, True = may attend, broadcastable to the call's (*batch, heads, nq, nk).
+
+    Its memory is the caller's; nothing larger is made. A two-axis mask is (nq, nk); where it could as well be a padding
+    mask (batch, nk), because batch == nq, it is refused. Masks where True means *masked* are read by
+    regard.masks.convert. Raises TypeError for numbers, ShapeError where it does not broadcast.
+
+    >>> Dense(torch.tensor([[True, False], [True, True]])).draw(2)
+    ■·
+    ■■
+    """
+
+    positional: ClassVar[bool] = False
+    allowed: Tensor
+
+    def __post_init__(self) -> None:
+        allowed = tensor(self.allowed, "Dense.allowed")
+        if allowed.dtype != torch.bool:
+            if allowed.dtype.is_floating_point:
+                way = "a float mask that is added to the scores is score=... >> Bias(mask); 0 and 1 become a mask by mask.bool()"
+            else:
+                way = "write mask.bool() if 1 means may attend, mask == 0 if 1 means masked"
+            raise TypeError(f"Dense.allowed has dtype {allowed.dtype}; expected torch.bool, True = may attend: {way}.")
+        object.__setattr__(self, "allowed", allowed)
+
+    def visible(self, at: Region) -> Tensor:
+        return at.pairs(self.allowed)
+
+    def cover(self, at: Tiling) -> Tensor:
+        least, largest = at.pairs(self.allowed)
+        return cover_of(none=~largest, all_=least)
+
+    def misfit(self, frame: Frame) -> str | None:
+        shape, full = tuple(self.allowed.shape), frame.shape if frame.headed else (*frame.batch, frame.nq, frame.nk)
+        count = math.prod(frame.batch)
+        lengths = "a padding mask (batch, nk) is Dense(mask[:, None, None, :]), or Lengths(keys=mask.sum(-1)) if it pads at the end"
+        if len(shape) > len(full) or any(a not in (1, b) for a, b in zip(shape[::-1], full[::-1], strict=False)):
+            return f"Dense.allowed has shape {listed(shape)}; expected one that broadcasts to {listed(full)}; {lengths}."
+        if len(shape) == 2 and count == frame.nq == shape[0] > 1:
+            return (
+                f"Dense.allowed has shape {listed(shape)}, and there are {count} sequences of {frame.nq} queries, so its first "
+                f"axis may be either: (nq, nk) is Dense(mask[None, None]); {lengths}."
+            )
+        return None
+
+    def batch(self) -> tuple[int, ...]:
+        return tuple(self.allowed.shape[:-3])
+
+
+@dataclass(frozen=True)
+class Where(Mask):
+    """A mask computed by fn(b, h, i, j) -> boolean, the form of FlexAttention's mask_mod.
+
+    b and h are the flat batch index and the head index, i and j the absolute positions of query and key: integer tensors
+    that broadcast against each other. fn must work elementwise, by tensor operations, and may index tensors of its own.
+
+    >>> Where(lambda b, h, i, j: (i - j).abs() <= 1).draw(3)
+    ■■·
+    ■■■
+    ·■■
+    """
+
+    fn: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+    def visible(self, at: Region) -> Tensor:
+        seen = self.fn(at.b, at.h, at.i, at.j)
+        if not isinstance(seen, Tensor) or seen.dtype != torch.bool:  # pyright: ignore[reportUnnecessaryIsInstance]
+            what = seen.dtype if isinstance(seen, Tensor) else type(seen).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"Where.fn returned {what}; expected a boolean tensor, True = may attend.")
+        return seen

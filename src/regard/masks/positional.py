@@ -1,0 +1,177 @@
+"""Masks over absolute positions: Causal, Window, Prefix, Dilated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.arrays import tensor
+from regard.masks.algebra import Cover, Interval, Mask, cover_of
+from regard.region import Frame, Region, Tiling
+from regard.shapes import listed
+
+
+def _rank(sorted_: Tensor, bound: Tensor, right: bool) -> Tensor:
+    """How many entries of sorted_ (..., n) lie below each bound (..., nq), or at it if right; batch axes broadcast."""
+    lead = torch.broadcast_shapes(sorted_.shape[:-1], bound.shape[:-1])
+    full = sorted_.expand(*lead, sorted_.shape[-1]).contiguous()
+    return torch.searchsorted(full, bound.expand(*lead, bound.shape[-1]).contiguous(), right=right)
+
+
+def _interval(frame: Frame, least: Tensor | None, largest: Tensor | None) -> Interval | None:
+    """Keys whose position p satisfies least ≤ p ≤ largest, one bound a query (None: unbounded), as indices."""
+    if not frame.keys_sorted:
+        return None
+    k, q = frame.positions.k, frame.positions.q
+    start = torch.zeros_like(q) if least is None else _rank(k, least, right=False)
+    stop = torch.full_like(q, frame.nk) if largest is None else _rank(k, largest, right=True)
+    start, stop = torch.broadcast_tensors(start, stop)
+    return Interval(start[..., None, :], torch.maximum(start, stop)[..., None, :])
+
+
+@dataclass(frozen=True)
+class Causal(Mask):
+    """Keys at or before the query: position of the key ≤ position of the query.
+
+    By absolute positions, so it is right with a cache: pass positions=tail(nq, nk) when the queries are the last.
+
+    >>> Causal().draw(4)
+    ■···
+    ■■··
+    ■■■·
+    ■■■■
+    """
+
+    def visible(self, at: Region) -> Tensor:
+        return at.j <= at.i
+
+    def cover(self, at: Tiling) -> Tensor:
+        (i_least, i_largest), (j_least, j_largest) = at.i, at.j
+        return cover_of(none=j_least > i_largest, all_=j_largest <= i_least)
+
+    def rows(self, frame: Frame) -> Interval | None:
+        return _interval(frame, None, frame.positions.q)
+
+
+@dataclass(frozen=True)
+class Window(Mask):
+    """Keys at most `before` positions behind and `after` positions ahead of the query; None is unbounded.
+
+    A "sliding window of w" (Mistral) is Window(before=w - 1, after=0): w keys, the query's own included.
+    Raises ValueError for a negative bound.
+
+    >>> Window(before=2, after=0).draw(5)
+    ■····
+    ■■···
+    ■■■··
+    ·■■■·
+    ··■■■
+    """
+
+    before: int | None
+    after: int | None
+
+    def __post_init__(self) -> None:
+        for name, bound in (("before", self.before), ("after", self.after)):
+            if bound is not None and bound < 0:
+                raise ValueError(
+                    f"Window({name}={bound}): expected how many keys besides the query's own, 0 or more, or None (unbounded)."
+                )
+
+    def visible(self, at: Region) -> Tensor:
+        i, j = at.i, at.j
+        near = torch.ones_like(i >= j) if self.before is None else j >= i - self.before
+        return near if self.after is None else near & (j <= i + self.after)
+
+    def cover(self, at: Tiling) -> Tensor:
+        (i_least, i_largest), (j_least, j_largest) = at.i, at.j
+        none, all_ = torch.zeros_like(i_least > j_least), torch.ones_like(i_least > j_least)
+        if self.before is not None:
+            none, all_ = none | (j_largest < i_least - self.before), all_ & (j_least >= i_largest - self.before)
+        if self.after is not None:
+            none, all_ = none | (j_least > i_largest + self.after), all_ & (j_largest <= i_least + self.after)
+        return cover_of(none=none, all_=all_)
+
+    def rows(self, frame: Frame) -> Interval | None:
+        q = frame.positions.q
+        return _interval(
+            frame,
+            None if self.before is None else q - self.before,
+            None if self.after is None else q + self.after,
+        )
+
+
+@dataclass(frozen=True)
+class Prefix(Mask):
+    """Keys among the first n positions: position of the key < n. n may be an integer tensor (*batch).
+
+    Causal() | Prefix(n) is the prefix language model; Causal() & (Window(w, 0) | Prefix(4)) keeps attention sinks.
+
+    >>> Prefix(2).draw(3)
+    ■■·
+    ■■·
+    ■■·
+    """
+
+    n: int | Tensor
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.n, int):
+            n = tensor(self.n, "Prefix.n")
+            if n.dtype.is_floating_point or n.dtype == torch.bool:
+                raise TypeError(f"Prefix.n has dtype {n.dtype}; expected an integer, or an integer tensor (*batch).")
+            object.__setattr__(self, "n", n)
+
+    def visible(self, at: Region) -> Tensor:
+        return at.j < (at.sequences(self.n) if isinstance(self.n, Tensor) else self.n)
+
+    def cover(self, at: Tiling) -> Tensor:
+        n = at.sequences(self.n) if isinstance(self.n, Tensor) else self.n
+        j_least, j_largest = at.j
+        return cover_of(none=j_least >= n, all_=j_largest < n)
+
+    def rows(self, frame: Frame) -> Interval | None:
+        q = frame.positions.q
+        n = self.n[..., None] if isinstance(self.n, Tensor) else torch.full_like(q, self.n)
+        return _interval(frame, None, (n - 1).expand(*torch.broadcast_shapes(n.shape, q.shape)))
+
+    def misfit(self, frame: Frame) -> str | None:
+        if isinstance(self.n, Tensor) and self.n.dim() and tuple(self.n.shape) != frame.batch:
+            return f"Prefix.n has shape {listed(self.n.shape)}; expected the batch axes {frame.batch}."
+        return None
+
+    def batch(self) -> tuple[int, ...]:
+        return tuple(self.n.shape) if isinstance(self.n, Tensor) else ()
+
+
+@dataclass(frozen=True)
+class Dilated(Mask):
+    """Keys whose distance from the query is a multiple of `step`: (i - j) mod step = 0.
+
+    A dilated window of w keys is Window(before=(w - 1) * step, after=0) & Dilated(step). Raises ValueError for step < 1.
+    Source: Beltagy et al. 2020, Longformer (arXiv 2004.05150).
+
+    >>> Dilated(2).draw(4)
+    ■·■·
+    ·■·■
+    ■·■·
+    ·■·■
+    """
+
+    step: int
+
+    def __post_init__(self) -> None:
+        if self.step < 1:
+            raise ValueError(f"Dilated(step={self.step}): expected a step of 1 or more.")
+
+    def visible(self, at: Region) -> Tensor:
+        return (at.i - at.j) % self.step == 0
+
+    def cover(self, at: Tiling) -> Tensor:
+        whole = Cover.ALL if self.step == 1 else Cover.SOME
+        return torch.full((1, 1), whole, dtype=torch.int8, device=at.frame.device)
+
+    def rows(self, frame: Frame) -> Interval | None:
+        return _interval(frame, None, None) if self.step == 1 else None

@@ -1,0 +1,144 @@
+"""Masks for sequences of unequal length: Lengths (padded) and Documents (packed). They read indices, not positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.arrays import tensor
+from regard.masks.algebra import Interval, Mask, cover_of
+from regard.region import Frame, Region, Tiling
+from regard.shapes import listed
+
+
+def _integers(x: object, name: str) -> Tensor:
+    t = tensor(x, name)
+    if t.dtype.is_floating_point or t.dtype.is_complex or t.dtype == torch.bool:
+        raise TypeError(
+            f"{name} has dtype {t.dtype}; expected integers."
+            + (f" A padding mask (True = a real token) becomes lengths by mask.sum(-1)." if t.dtype == torch.bool else "")
+        )
+    return t.long()
+
+
+@dataclass(frozen=True)
+class Lengths(Mask):
+    """Padding at the end: key j of batch element b is real if j < keys[b], query i if i < queries[b].
+
+    keys, queries: integer tensors (*batch), None = all real. A padded query sees nothing, so its output is 0.
+    j and i are indices. For padding elsewhere use Dense(mask[:, None, None, :]).
+    Raises TypeError for floats and booleans, ShapeError for another shape or a length outside 0..n.
+
+    >>> Lengths(keys=torch.tensor([1, 3])).draw(2, 3)
+    ■··
+    ■··
+    <BLANKLINE>
+    ■■■
+    ■■■
+    """
+
+    positional: ClassVar[bool] = False
+    keys: Tensor | None = None
+    queries: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("keys", "queries"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _integers(getattr(self, name), f"Lengths.{name}"))
+
+    def visible(self, at: Region) -> Tensor:
+        seen = torch.ones_like(at.row >= at.col)
+        if self.keys is not None:
+            seen = seen & (at.col < at.sequences(self.keys))
+        return seen if self.queries is None else seen & (at.row < at.sequences(self.queries))
+
+    def cover(self, at: Tiling) -> Tensor:
+        (row, last_row), (col, last_col) = at.row, at.col
+        none, all_ = torch.zeros_like(row > col), torch.ones_like(row > col)
+        if self.keys is not None:
+            n = at.sequences(self.keys)
+            none, all_ = none | (col >= n), all_ & (last_col < n)
+        if self.queries is not None:
+            n = at.sequences(self.queries)
+            none, all_ = none | (row >= n), all_ & (last_row < n)
+        return cover_of(none=none, all_=all_)
+
+    def rows(self, frame: Frame) -> Interval:
+        row = torch.arange(frame.nq, device=frame.device)
+        n = torch.tensor(frame.nk, device=frame.device) if self.keys is None else self.keys
+        stop = n[..., None].expand(*n.shape, frame.nq)
+        if self.queries is not None:
+            stop = torch.where(row < self.queries[..., None], stop, 0)
+        return Interval(torch.zeros_like(stop)[..., None, :], stop[..., None, :])
+
+    def misfit(self, frame: Frame) -> str | None:
+        for name, n, most in (("keys", self.keys, frame.nk), ("queries", self.queries, frame.nq)):
+            if n is None:
+                continue
+            if n.dim() and tuple(n.shape) != frame.batch:
+                return f"Lengths.{name} has shape {listed(n.shape)}; expected one length a sequence, {listed(frame.batch)}."
+            if not n.is_meta and n.numel() and bool(((n < 0) | (n > most)).any()):
+                return f"Lengths.{name} holds {int(n.min())} to {int(n.max())}; expected lengths from 0 to {most}."
+        return None
+
+    def batch(self) -> tuple[int, ...]:
+        return tuple(torch.broadcast_shapes(*(n.shape for n in (self.keys, self.queries) if n is not None)))
+
+
+@dataclass(frozen=True)
+class Documents(Mask):
+    """Packed sequences: a query sees the keys that carry its own document's number.
+
+    q_ids (nq,) or (*batch, nq), k_ids (nk,) or (*batch, nk), integers; k_ids None = the same as q_ids. Where the numbers
+    of the keys never decrease, each query sees one interval. With Causal(), documents stay causal: Documents(ids) & Causal().
+
+    >>> Documents(torch.tensor([0, 0, 1])).draw(3)
+    ■■·
+    ■■·
+    ··■
+    """
+
+    positional: ClassVar[bool] = False
+    q_ids: Tensor
+    k_ids: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "q_ids", _integers(self.q_ids, "Documents.q_ids"))
+        if self.k_ids is not None:
+            object.__setattr__(self, "k_ids", _integers(self.k_ids, "Documents.k_ids"))
+
+    @property
+    def keys(self) -> Tensor:
+        return self.q_ids if self.k_ids is None else self.k_ids
+
+    def visible(self, at: Region) -> Tensor:
+        return at.queries(self.q_ids) == at.keys(self.keys)
+
+    def cover(self, at: Tiling) -> Tensor:
+        (q, q_largest), (k, k_largest) = at.queries(self.q_ids), at.keys(self.keys)
+        one = (q == q_largest) & (k == k_largest) & (q == k)
+        return cover_of(none=(q_largest < k) | (q > k_largest), all_=one)
+
+    def rows(self, frame: Frame) -> Interval | None:
+        k = self.keys
+        if not bool((k[..., 1:] >= k[..., :-1]).all()):
+            return None
+        lead = torch.broadcast_shapes(k.shape[:-1], self.q_ids.shape[:-1])
+        k = k.expand(*lead, frame.nk).contiguous()
+        q = self.q_ids.expand(*lead, frame.nq).contiguous()
+        start, stop = torch.searchsorted(k, q), torch.searchsorted(k, q, right=True)
+        return Interval(start[..., None, :], stop[..., None, :])
+
+    def misfit(self, frame: Frame) -> str | None:
+        for name, ids, n in (("q_ids", self.q_ids, frame.nq), ("k_ids", self.keys, frame.nk)):
+            if ids.shape[-1:] != (n,) or ids.shape[:-1] not in ((), frame.batch):
+                fits = f"({n},)" + (f" or {listed((*frame.batch, n))}" if frame.batch else "")
+                hint = ", and k_ids, which defaults to q_ids, must be given" if self.k_ids is None and name == "k_ids" else ""
+                return f"Documents.{name} has shape {listed(ids.shape)}; expected {fits}{hint}."
+        return None
+
+    def batch(self) -> tuple[int, ...]:
+        return tuple(torch.broadcast_shapes(self.q_ids.shape[:-1], self.keys.shape[:-1]))

@@ -1,0 +1,225 @@
+"""Problem: one call, validated and frozen, and `tile`, the one formula that every backend is measured by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.dropout import Dropout
+from regard.errors import ShapeError
+from regard.masks.algebra import Mask
+from regard.positions import Positions, settle
+from regard.region import Frame, Region
+from regard.scores.algebra import Pipeline, Score, Similarity, as_pipeline, evaluate
+from regard.shapes import FLOATING, accumulator, finite, listed, repeat_heads
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One call of attention: q (*batch, h, nq, d), k (*batch, hk, nk, d'), v (*batch, hk, nk, dv), and what applies to them.
+
+    q and k are prepared by the similarity already (see Similarity.prepare); `score` compares them. `dtype` is the
+    caller's, which the output gets; sums are kept in `accumulator(dtype)`.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    score: Pipeline
+    mask: Mask
+    frame: Frame
+    dropout: Dropout | None
+    dtype: torch.dtype
+
+    @property
+    def key_heads(self) -> int:
+        return self.k.shape[-3]
+
+    @property
+    def dv(self) -> int:
+        return self.v.shape[-1]
+
+    @property
+    def similarity(self) -> Similarity:
+        first = self.score.parts[0]
+        assert isinstance(first, Similarity)
+        return first
+
+    @property
+    def accumulate(self) -> torch.dtype:
+        return accumulator(self.dtype)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor of the call: q, k, v, then those of the score, the mask and the positions."""
+        return (self.q, self.k, self.v, *self.score.tensors(), *self.mask.tensors(), *self.frame.positions.tensors())
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Problem:
+        """The same call on other tensors, in the order of `tensors()`."""
+        rest = iter(tensors)
+        q, k, v = next(rest), next(rest), next(rest)
+        score, mask = self.score.with_tensors(rest), self.mask.with_tensors(rest)
+        frame = replace(self.frame, positions=self.frame.positions.with_tensors(rest))
+        return replace(self, q=q, k=k, v=v, score=score, mask=mask, frame=frame)
+
+    def tile(self, at: Region, q: Tensor, k: Tensor, score: Pipeline, everything: bool = False) -> Tile:
+        """Scores and visibility of one region, from q (*batch, h, r, d), k (*batch, hk, c, d') and the score's local tensors.
+
+        `everything`: the mask is known to hide nothing here. Hidden scores may hold anything; what is hidden leaks into
+        no gradient, whatever q and k hold.
+        """
+        q, k = q.to(self.accumulate), repeat_heads(k.to(self.accumulate), self.frame.heads)
+        if everything:
+            return Tile(evaluate(score, q, k, at), None)
+        s = evaluate(score, q, k, at) if finite(q, k) else _shielded(score, q, k, at)
+        return Tile(s, self.mask.visible(at))
+
+    def region_tile(self, at: Region) -> Tile:
+        """`tile` for a region, cut from the problem's own tensors."""
+        return self.tile(at, self.q[..., at.rows, :], self.k[..., at.cols, :], self.score.local(at))
+
+    def keep(self, at: Region) -> Tensor | None:
+        """The dropout factors of a region, None without dropout."""
+        return None if self.dropout is None else self.dropout.keep(at, self.accumulate)
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """One region's scores (*batch, h, r, c), and which pairs are visible (broadcastable to it; None = all)."""
+
+    scores: Tensor
+    visible: Tensor | None
+
+    @property
+    def masked(self) -> Tensor:
+        """The scores with -inf where hidden."""
+        return self.scores if self.visible is None else self.scores.masked_fill(~self.visible, -torch.inf)
+
+
+def _shielded(score: Pipeline, q: Tensor, k: Tensor, at: Region) -> Tensor:
+    """The same scores; but no gradient passes through a pair whose query or key is not finite.
+
+    0 · NaN is NaN: the zero gradient of a hidden pair, multiplied by what is hidden there, would leak.
+    """
+    q_fine, k_fine = q.isfinite().all(-1), k.isfinite().all(-1)
+    clean = evaluate(score, q.masked_fill(~q_fine[..., None], 0), k.masked_fill(~k_fine[..., None], 0), at)
+    raw = evaluate(score, q.detach(), k.detach(), at).detach()
+    return torch.where(q_fine[..., :, None] & k_fine[..., None, :], clean, raw)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the caller's axes map to (*batch, h, n, d), and back."""
+
+    headed: bool
+    batch: tuple[int, ...]
+
+    def restore(self, t: Tensor, trailing: int) -> Tensor:
+        """(*batch, h, ...) in the caller's axes; `trailing` axes follow the head axis."""
+        return t if self.headed else t.squeeze(-trailing - 1)
+
+
+def pose(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    score: Score,
+    mask: Mask,
+    positions: Positions | None,
+    dropout: Dropout | None,
+) -> tuple[Problem, Layout]:
+    """A validated problem. Raises ShapeError, TypeError or ValueError, each with the argument, the expectation and the way out."""
+    _check_kinds(q, k, v, score, mask, positions, dropout)
+    pipeline = as_pipeline(score)
+    _check_tensors(q, k, v)
+    headed = q.dim() >= 4
+    batch = _batch(q, k, v, headed)
+    q, k, v = (_lift(t, batch, headed) for t in (q, k, v))
+    heads, nq, nk = q.shape[-3], q.shape[-2], k.shape[-2]
+    _check_heads(q, k, v)
+    similarity = pipeline.parts[0]
+    assert isinstance(similarity, Similarity)
+    complaint = similarity.widths(q.shape[-1], k.shape[-1])
+    if complaint:
+        raise ShapeError(f"{complaint}; Bilinear(m), Additive(...) and Custom(fn) can relate unequal widths.")
+    positional: Any = mask if mask.compares_positions() else None
+    positional = pipeline if positional is None and pipeline.compares_positions() else positional
+    frame = Frame(batch, heads, nq, nk, settle(positions, nq, nk, batch, positional, q.device), headed)
+    _check_fit(pipeline, mask, frame)
+    dtype = q.dtype
+    q, k = similarity.prepare(q, k)
+    drop = None if dropout is None or dropout.p == 0 else dropout.seeded()
+    return Problem(q, k, v, pipeline, mask, frame, drop, dtype), Layout(headed, batch)
+
+
+def _check_kinds(
+    q: Any, k: Any, v: Any, score: Any, mask: Any, positions: Any, dropout: Any
+) -> None:
+    if not isinstance(score, Score):
+        raise TypeError(f"score is a {type(score).__name__}; expected a Score, such as ScaledDot(), or Custom(fn).")
+    if isinstance(mask, Tensor):
+        way = "Dense(mask), True = may attend" if mask.dtype == torch.bool else "score=ScaledDot() >> Bias(mask) if it is added to the scores"
+        raise TypeError(f"mask is a {mask.dtype} tensor; write {way}.")
+    if not isinstance(mask, Mask):
+        raise TypeError(f"mask is a {type(mask).__name__}; expected a Mask, such as Causal() or Where(fn).")
+    if positions is not None and not isinstance(positions, Positions):
+        raise TypeError(f"positions is a {type(positions).__name__}; expected head(nq, nk), tail(nq, nk) or Positions(q, k).")
+    if dropout is not None and not isinstance(dropout, Dropout):
+        raise TypeError(f"dropout is a {type(dropout).__name__}; expected Dropout(p), or None.")
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if t.dim() < 2:
+            raise ShapeError(f"{name} has shape {listed(t.shape)}; expected (*batch, heads, n, d), (batch, n, d) or (n, d).")
+        if t.dtype not in FLOATING:
+            raise TypeError(f"{name} has dtype {t.dtype}; expected float16, bfloat16, float32 or float64.")
+        if t.dtype != q.dtype:
+            raise TypeError(f"{name} has dtype {t.dtype}, q has {q.dtype}; expected one dtype: convert with .to(...).")
+        if t.device != q.device:
+            raise ValueError(f"{name} is on {t.device}, q on {q.device}; expected one device: move with .to(...).")
+        if t.dim() != q.dim():
+            raise ShapeError(
+                f"{name} has shape {listed(t.shape)}, q {listed(q.shape)}; expected as many axes: "
+                "(*batch, heads, n, d), or (batch, n, d), or (n, d), for all three."
+            )
+
+
+def _batch(q: Tensor, k: Tensor, v: Tensor, headed: bool) -> tuple[int, ...]:
+    lead = 3 if headed else 2
+    try:
+        return tuple(torch.broadcast_shapes(*(t.shape[:-lead] for t in (q, k, v))))
+    except RuntimeError:
+        shown = ", ".join(f"{n} {listed(t.shape[:-lead])}" for n, t in (("q", q), ("k", k), ("v", v)))
+        raise ShapeError(f"the batch axes differ: {shown}; expected equal ones, or 1 where they are shared.") from None
+
+
+def _lift(t: Tensor, batch: tuple[int, ...], headed: bool) -> Tensor:
+    t = t if headed else t.unsqueeze(-3)
+    return t.expand(*batch, *t.shape[-3:])
+
+
+def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
+    heads, key_heads = q.shape[-3], k.shape[-3]
+    if v.shape[-3] != key_heads:
+        raise ShapeError(f"v has {v.shape[-3]} heads, k has {key_heads}; expected as many.")
+    if v.shape[-2] != k.shape[-2]:
+        raise ShapeError(f"v has {v.shape[-2]} values, k has {k.shape[-2]} keys; expected one value a key.")
+    if heads != key_heads and (key_heads == 0 or heads % key_heads):
+        raise ShapeError(
+            f"k has {key_heads} heads, q has {heads}; q's heads must be a multiple of k's (grouped queries)."
+        )
+
+
+def _check_fit(score: Pipeline, mask: Mask, frame: Frame) -> None:
+    for name, value in (("score", score), ("mask", mask)):
+        complaint = value.misfit(frame)
+        if complaint:
+            raise ShapeError(complaint)
+        for t in value.tensors():
+            if t.device != frame.device:
+                raise ValueError(f"{name} {value!r} holds a tensor on {t.device}, q is on {frame.device}; move it with .to(...).")
+
+

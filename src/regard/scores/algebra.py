@@ -1,0 +1,161 @@
+"""Score: one similarity of query and key, then modifiers, joined by >>."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.arrays import tensor
+from regard.region import Frame, Region
+from regard.value import Value
+
+
+@dataclass(frozen=True)
+class Score(Value):
+    """How well a key matches a query: a similarity, then modifiers, applied left to right.
+
+    Any tensor field of a score (a matrix, slopes, a table, a bias) receives its gradient if it requires one.
+
+    >>> from regard.scores.similarity import ScaledDot
+    >>> from regard.scores.modifiers import SoftCap
+    >>> ScaledDot() >> SoftCap(50.0)
+    ScaledDot(scale=None) >> SoftCap(cap=50.0)
+    """
+
+    @property
+    def stages(self) -> tuple[Score, ...]:
+        return (self,)
+
+    def __rshift__(self, other: Score) -> Pipeline:
+        if not isinstance(other, Score):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f">> joins scores; got {type(other).__name__}. A tensor to add is Bias(tensor).")
+        return Pipeline((*self.stages, *other.stages))
+
+    def compares_positions(self) -> bool:
+        """Whether an answer depends on absolute positions."""
+        return False
+
+    def misfit(self, frame: Frame) -> str | None:
+        """Why this score does not fit a call of that size, as a sentence; None if it does."""
+        return None
+
+    def local(self, at: Region) -> Score:
+        """The same stage holding only the views of its tensors that the region needs; gradients are summed into these."""
+        return self
+
+
+@dataclass(frozen=True)
+class Similarity(Score):
+    """The first stage: s_ij from q_i and k_j. Subclass with `compare`, and `prepare` for work done once an element.
+
+    footprint: numbers held for each pair while it is compared; tiles shrink by it.
+    """
+
+    @property
+    def footprint(self) -> int:
+        return 1
+
+    def widths(self, dq: int, dk: int) -> str | None:
+        """Why queries of width dq and keys of width dk cannot be compared; None if they can."""
+        return None if dq == dk else f"q has width {dq}, k has width {dk}; {type(self).__name__} compares equal widths"
+
+    def prepare(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """What is done once for each query and key: (*batch, h, nq, dq), (*batch, hk, nk, dk) -> the same axes."""
+        return q, k
+
+    def compare(self, q: Tensor, k: Tensor, at: Region) -> Tensor:
+        """Scores (*batch, h, r, c) of prepared queries (*batch, h, r, d) and keys (*batch, h, c, d')."""
+        raise NotImplementedError(f"{type(self).__name__} does not define compare(q, k, at).")
+
+
+@dataclass(frozen=True)
+class Modifier(Score):
+    """A later stage: a score from a score. Subclass as a frozen dataclass with `modify`.
+
+    Set `positional = False` where it does not read at.i and at.j.
+    """
+
+    positional: ClassVar[bool] = True
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        """The changed scores, of the shape of s (*batch, h, r, c)."""
+        raise NotImplementedError(f"{type(self).__name__} does not define modify(s, at).")
+
+    def compares_positions(self) -> bool:
+        return self.positional
+
+
+@dataclass(frozen=True)
+class Pipeline(Score):
+    """Stages in the order in which they apply. Made by >>, which is associative."""
+
+    parts: tuple[Score, ...]
+
+    @property
+    def stages(self) -> tuple[Score, ...]:
+        return self.parts
+
+    def compares_positions(self) -> bool:
+        return any(stage.compares_positions() for stage in self.parts)
+
+    def misfit(self, frame: Frame) -> str | None:
+        return next((why for stage in self.parts if (why := stage.misfit(frame)) is not None), None)
+
+    def local(self, at: Region) -> Pipeline:
+        return Pipeline(tuple(stage.local(at) for stage in self.parts))
+
+    def __repr__(self) -> str:
+        return " >> ".join(map(repr, self.parts))
+
+
+def parameter(x: Any, name: str) -> Tensor:
+    """A tensor field of a score: floating point, or TypeError."""
+    t = tensor(x, name)
+    if not t.dtype.is_floating_point:
+        raise TypeError(f"{name} has dtype {t.dtype}; expected floating point.")
+    return t
+
+
+def number(x: Any, name: str) -> float | Tensor:
+    """A scalar field of a score: a number, or a tensor () or (heads,), which may be learned."""
+    return float(x) if isinstance(x, (int, float)) else parameter(x, name)
+
+
+def by_head(x: float | Tensor, s: Tensor) -> float | Tensor:
+    """A scalar field, shaped and typed to multiply s (*batch, h, n, d)."""
+    if not isinstance(x, Tensor):
+        return x
+    return (x[..., None, None] if x.dim() else x).to(s.dtype)
+
+
+def misfit_by_head(x: float | Tensor, name: str, heads: int) -> str | None:
+    """Why a scalar field does not fit that many heads, as a sentence."""
+    if not isinstance(x, Tensor) or tuple(x.shape) in ((), (1,), (heads,)):
+        return None
+    return f"{name} has shape {tuple(x.shape)}; expected () or one number a head, ({heads},)."
+
+
+def as_pipeline(score: Score) -> Pipeline:
+    """The score as a pipeline that begins with its one similarity, or TypeError."""
+    stages = score.stages
+    if not isinstance(stages[0], Similarity):
+        raise TypeError(f"score {score!r} begins with a modifier; begin with a similarity, as in ScaledDot() >> {score!r}.")
+    for stage in stages[1:]:
+        if isinstance(stage, Similarity):
+            raise TypeError(f"score {score!r} has a second similarity, {stage!r}; only its first stage may be one.")
+    return Pipeline(stages)
+
+
+def evaluate(score: Pipeline, q: Tensor, k: Tensor, at: Region) -> Tensor:
+    """The scores of one region, from prepared queries (*batch, h, r, d) and keys (*batch, h, c, d')."""
+    similarity, *modifiers = score.parts
+    assert isinstance(similarity, Similarity)
+    s = similarity.compare(q, k, at)
+    for stage in modifiers:
+        assert isinstance(stage, Modifier)
+        s = stage.modify(s, at)
+    assert s.shape[-2:] == (q.shape[-2], k.shape[-2]), f"{score!r} gave {tuple(s.shape)}"
+    return s if s.dtype == q.dtype else s.to(torch.promote_types(q.dtype, torch.float32))

@@ -1,0 +1,121 @@
+"""Buckets: which row of a relative-bias table belongs to a pair of positions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.value import Value
+
+
+@dataclass(frozen=True)
+class Buckets(Value):
+    """A map from a pair of positions to a row of a table. Subclass with `count` and `index`."""
+
+    @property
+    def count(self) -> int:
+        """How many rows the table has."""
+        raise NotImplementedError
+
+    def index(self, i: Tensor, j: Tensor) -> Tensor:
+        """The row for queries at i (..., r, 1) and keys at j (..., 1, c): int64 in 0..count - 1."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ClippedBuckets(Buckets):
+    """One bucket for each distance j - i from -before to after; farther ones share the ends.
+
+    Source: Shaw et al. 2018 (arXiv 1803.02155).
+
+    >>> ClippedBuckets(before=1, after=1).index(torch.tensor([[5]]), torch.tensor([[1, 4, 5, 6, 9]]))
+    tensor([[0, 0, 1, 2, 2]])
+    """
+
+    before: int
+    after: int
+
+    @property
+    def count(self) -> int:
+        return self.before + self.after + 1
+
+    def index(self, i: Tensor, j: Tensor) -> Tensor:
+        return (j - i).clamp(-self.before, self.after) + self.before
+
+
+@dataclass(frozen=True)
+class T5CausalBuckets(Buckets):
+    """T5's buckets for a decoder: half of them exact distances behind the query, the rest logarithmic up to `reach`.
+
+    Keys ahead of the query share bucket 0 with the query itself. Source: Raffel et al. 2020 (arXiv 1910.10683).
+
+    >>> T5CausalBuckets(8, 16).index(torch.tensor([[15]]), torch.tensor([[0, 10, 14, 15]]))
+    tensor([[7, 4, 1, 0]])
+    """
+
+    size: int = 32
+    reach: int = 128
+
+    @property
+    def count(self) -> int:
+        return self.size
+
+    def index(self, i: Tensor, j: Tensor) -> Tensor:
+        return _logarithmic((i - j).clamp(min=0), self.size, self.reach)
+
+
+@dataclass(frozen=True)
+class T5Buckets(Buckets):
+    """T5's buckets for an encoder: half for keys at or behind the query, half for those ahead, each as T5CausalBuckets.
+
+    Source: Raffel et al. 2020 (arXiv 1910.10683).
+
+    >>> T5Buckets(8, 16).index(torch.tensor([[5]]), torch.tensor([[4, 5, 6]]))
+    tensor([[1, 0, 5]])
+    """
+
+    size: int = 32
+    reach: int = 128
+
+    @property
+    def count(self) -> int:
+        return self.size
+
+    def index(self, i: Tensor, j: Tensor) -> Tensor:
+        half = self.size // 2
+        return (j > i) * half + _logarithmic((i - j).abs(), half, self.reach)
+
+
+@dataclass(frozen=True)
+class GridBuckets(Buckets):
+    """One bucket for each offset (rows, columns) of two cells of a height × width grid, cells numbered row by row.
+
+    The table of a Swin window: (2 height - 1)(2 width - 1) rows. Source: Liu et al. 2021 (arXiv 2103.14030).
+
+    >>> GridBuckets(2, 2).index(torch.tensor([[0], [3]]), torch.tensor([[0, 3]]))
+    tensor([[4, 0],
+            [8, 4]])
+    """
+
+    height: int
+    width: int
+
+    @property
+    def count(self) -> int:
+        return (2 * self.height - 1) * (2 * self.width - 1)
+
+    def index(self, i: Tensor, j: Tensor) -> Tensor:
+        down = i // self.width - j // self.width + self.height - 1
+        right = i % self.width - j % self.width + self.width - 1
+        return down * (2 * self.width - 1) + right
+
+
+def _logarithmic(distance: Tensor, size: int, reach: int) -> Tensor:
+    """T5's scale: distances below size / 2 exactly, then logarithmic up to reach, and one bucket beyond."""
+    exact = size // 2
+    ratio = distance.clamp(min=1).float().div(exact).log() / math.log(reach / exact)
+    far = exact + (ratio * (size - exact)).long()
+    return torch.where(distance < exact, distance, far.clamp(max=size - 1))

@@ -1,0 +1,199 @@
+"""Modifiers of a score: SoftCap, Alibi, Bias, RelativeBias."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.region import Frame, Region
+from regard.scores.algebra import Modifier, number, parameter
+from regard.scores.buckets import Buckets
+from regard.shapes import listed
+
+
+@dataclass(frozen=True)
+class SoftCap(Modifier):
+    """s -> cap · tanh(s / cap): scores stay within ±cap. Raises ValueError unless cap > 0.
+
+    Source: Gemma 2 (arXiv 2408.00118), with cap 50.
+
+    >>> import regard as rg
+    >>> s = rg.ScaledDot() >> SoftCap(1.0)
+    >>> rg.attention_weights(torch.full((1, 1), 99.0), torch.tensor([[0.0], [99.0]]), score=s)
+    tensor([[0.2689, 0.7311]])
+    """
+
+    positional: ClassVar[bool] = False
+    cap: float | Tensor
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cap", number(self.cap, "SoftCap.cap"))
+        if not isinstance(self.cap, Tensor) and not self.cap > 0:
+            raise ValueError(f"SoftCap(cap={self.cap}): expected a number above 0.")
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        cap = at.heads(self.cap).to(s.dtype) if isinstance(self.cap, Tensor) else self.cap
+        return cap * torch.tanh(s / cap)
+
+
+@dataclass(frozen=True)
+class Alibi(Modifier):
+    """s_ij -> s_ij - slope_h · |i - j|: a penalty by distance, one slope a head, (heads,) or ().
+
+    With `coordinates` (nk, dims), and `query_coordinates` (nq, dims) unless they are the same, the distance is the Euclidean
+    one between those points (patches of an image, atoms), and no positions are read.
+    Source: Press et al. 2022 (arXiv 2108.12409); in two dimensions Fuller et al. 2023 (arXiv 2311.00566).
+
+    >>> import regard as rg
+    >>> s = rg.ScaledDot() >> Alibi(torch.tensor([1.0]))
+    >>> rg.attention_weights(torch.zeros(3, 2), torch.zeros(3, 2), score=s)[2]
+    tensor([0.0900, 0.2447, 0.6652])
+    """
+
+    slopes: Tensor
+    coordinates: Tensor | None = None
+    query_coordinates: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "slopes", parameter(self.slopes, "Alibi.slopes"))
+        for name in ("coordinates", "query_coordinates"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, parameter(getattr(self, name), f"Alibi.{name}"))
+        if self.query_coordinates is not None and self.coordinates is None:
+            raise ValueError("Alibi: query_coordinates are given without coordinates (of the keys).")
+
+    @staticmethod
+    def geometric(heads: int) -> Tensor:
+        """The paper's slopes: 2^(-8/n), 2^(-16/n), ... for n heads, interleaved where n is no power of 2.
+
+        >>> Alibi.geometric(4)
+        tensor([0.2500, 0.0625, 0.0156, 0.0039])
+        """
+        power = 1 << (heads.bit_length() - 1)
+        first = [2.0 ** (-8 * (i + 1) / power) for i in range(power)]
+        rest = [2.0 ** (-4 * (i + 1) / power) for i in range(0, 2 * power, 2)]
+        return torch.tensor((first + rest)[:heads])
+
+    def compares_positions(self) -> bool:
+        return self.coordinates is None
+
+    def misfit(self, frame: Frame) -> str | None:
+        if self.slopes.dim() > 1 or (self.slopes.dim() == 1 and self.slopes.shape[0] not in (1, frame.heads)):
+            return f"Alibi.slopes has shape {listed(self.slopes.shape)}; expected one slope a head, ({frame.heads},)."
+        q = self.coordinates if self.query_coordinates is None else self.query_coordinates
+        for name, at, n in (("coordinates", self.coordinates, frame.nk), ("query_coordinates", q, frame.nq)):
+            if at is not None and (at.dim() != 2 or at.shape[0] != n):
+                return f"Alibi.{name} has shape {listed(at.shape)}; expected ({n}, dims)."
+        return None
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        slope = at.heads(self.slopes).to(s.dtype)
+        if self.coordinates is None:
+            return s - slope * (at.i - at.j).abs().to(s.dtype)
+        q = self.coordinates if self.query_coordinates is None else self.query_coordinates
+        square = torch.zeros((), dtype=s.dtype, device=s.device)
+        for x, y in zip(q.unbind(-1), self.coordinates.unbind(-1), strict=True):
+            square = square + (at.queries(x) - at.keys(y)).to(s.dtype) ** 2
+        near = square == 0  # the root has no derivative there
+        return s - slope * square.masked_fill(near, 1).sqrt().masked_fill(near, 0)
+
+
+@dataclass(frozen=True)
+class Bias(Modifier):
+    """s -> s + bias, a tensor that broadcasts to the call's (*batch, heads, nq, nk); -inf hides a pair.
+
+    Added in the accumulation dtype. Its gradient has its own shape and is summed tile by tile. A bias of only 0 and 1 is
+    most often a mask, and warns: Dense(mask.bool()) hides, Bias adds.
+
+    >>> import regard as rg
+    >>> s = rg.ScaledDot() >> Bias(torch.tensor([[0.0, float("-inf")]]))
+    >>> rg.attention_weights(torch.zeros(1, 2), torch.zeros(2, 2), score=s)
+    tensor([[1., 0.]])
+    """
+
+    positional: ClassVar[bool] = False
+    bias: Tensor
+
+    def __post_init__(self) -> None:
+        bias = parameter(self.bias, "Bias.bias")
+        object.__setattr__(self, "bias", bias)
+        if _looks_like_a_mask(bias):
+            warnings.warn(
+                "Bias holds only 0 and 1, which are added to the scores. If it is a mask, write mask=Dense(bias.bool()).",
+                stacklevel=3,
+            )
+
+    def misfit(self, frame: Frame) -> str | None:
+        shape, full = tuple(self.bias.shape), frame.shape if frame.headed else (*frame.batch, frame.nq, frame.nk)
+        if len(shape) > len(full) or any(a not in (1, b) for a, b in zip(shape[::-1], full[::-1], strict=False)):
+            return f"Bias.bias has shape {listed(shape)}; expected one that broadcasts to {listed(full)}."
+        return None
+
+    def local(self, at: Region) -> Bias:
+        view = at.pairs(self.bias)
+        return self if view is self.bias else _PlacedBias.around(view)
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return s + at.pairs(self.bias).to(s.dtype)
+
+
+class _PlacedBias(Bias):
+    """The part of a bias that belongs to one region, already cut out of it."""
+
+    @staticmethod
+    def around(view: Tensor) -> _PlacedBias:
+        placed = object.__new__(_PlacedBias)
+        object.__setattr__(placed, "bias", view)
+        return placed
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return s + self.bias.to(s.dtype)
+
+
+@dataclass(frozen=True)
+class RelativeBias(Modifier):
+    """s_ij -> s_ij + table[bucket(i, j), head]: a learned bias for each class of relative positions.
+
+    table: (buckets, heads) or (buckets, 1). buckets: T5Buckets, T5CausalBuckets, ClippedBuckets, GridBuckets (Swin), or
+    your own. The table's gradient is summed tile by tile. Source: Raffel et al. 2020, T5 (arXiv 1910.10683);
+    Liu et al. 2021, Swin (arXiv 2103.14030).
+
+    >>> import regard as rg
+    >>> table = torch.tensor([[0.0], [0.0], [9.0]])   # one behind or more, at the query, one ahead or more
+    >>> s = rg.ScaledDot() >> RelativeBias(table, rg.ClippedBuckets(before=1, after=1))
+    >>> rg.attention_weights(torch.zeros(3, 2), torch.zeros(3, 2), score=s).argmax(-1)
+    tensor([1, 2, 0])
+    """
+
+    table: Tensor
+    buckets: Buckets
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "table", parameter(self.table, "RelativeBias.table"))
+        if not isinstance(self.buckets, Buckets):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"RelativeBias.buckets is a {type(self.buckets).__name__}; expected Buckets, such as T5Buckets(32).")
+
+    def misfit(self, frame: Frame) -> str | None:
+        shape = tuple(self.table.shape)
+        if len(shape) == 2 and shape[0] == self.buckets.count and shape[1] in (1, frame.heads):
+            return None
+        return f"RelativeBias.table has shape {listed(shape)}; expected ({self.buckets.count}, {frame.heads}): (buckets, heads)."
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        index = self.buckets.index(at.i, at.j)
+        table = self.table.to(s.dtype).expand(-1, at.frame.heads)
+        return s + table[index, at.h]
+
+
+def _looks_like_a_mask(bias: Tensor) -> bool:
+    if bias.requires_grad or bias.is_meta or bias.dim() < 2 or bias.numel() < 2:
+        return False
+    sample = bias[(0,) * (bias.dim() - 1)]
+    for part in (sample, bias):  # most biases are told apart by their first row
+        if not bool(((part == 0) | (part == 1)).all()):
+            return False
+    return bool((bias == 1).any()) and bool((bias == 0).any())

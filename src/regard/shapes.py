@@ -1,0 +1,54 @@
+"""Shapes and dtypes: the few questions that every room asks about tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+HALF = (torch.float16, torch.bfloat16)
+FLOATING = (*HALF, torch.float32, torch.float64)
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that sums are kept in: float32 for float16, bfloat16 and float32; float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def widen(x: Tensor) -> Tensor:
+    """x in its accumulation dtype."""
+    return x.to(accumulator(x.dtype))
+
+
+def repeat_heads(x: Tensor, heads: int) -> Tensor:
+    """(*batch, hk, n, d) as (*batch, heads, n, d): query head i reads key head i // (heads // hk)."""
+    return x if x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], dim=-3)
+
+
+def sum_groups(x: Tensor, key_heads: int) -> Tensor:
+    """The adjoint of repeat_heads: (*batch, h, n, d) summed over each group to (*batch, key_heads, n, d)."""
+    if x.shape[-3] == key_heads:
+        return x
+    return x.unflatten(-3, (key_heads, x.shape[-3] // key_heads)).sum(-3)
+
+
+def blocks(n: int, size: int) -> list[slice]:
+    """0..n cut into slices of `size`, the last one shorter."""
+    return [slice(start, min(start + size, n)) for start in range(0, n, size)]
+
+
+def branchless(*tensors: Tensor) -> bool:
+    """Whether Python may not look at values: under torch.func transforms, on the meta device, while compiling."""
+    # torch.autograd.Function asks the same question of torch in the same way.
+    if torch._C._are_functorch_transforms_active():  # pyright: ignore[reportPrivateUsage]
+        return True
+    return torch.compiler.is_compiling() or any(t.is_meta for t in tensors)
+
+
+def finite(*tensors: Tensor) -> bool:
+    """Whether every element is known to be finite. False where nobody may look."""
+    return not branchless(*tensors) and all(bool(t.isfinite().all()) for t in tensors)
+
+
+def listed(shape: torch.Size | tuple[int, ...]) -> str:
+    """A shape as messages show it: (2, 3, 5)."""
+    return str(tuple(shape))

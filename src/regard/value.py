@@ -1,0 +1,105 @@
+"""Value: what masks, scores and their parts are. Frozen dataclasses that compare, hash, print and pickle by content,
+and whose tensors can be listed and exchanged, so that autograd sees each of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+
+class Value:
+    """Base of regard's immutable descriptions. Subclasses are frozen dataclasses.
+
+    Fields may hold numbers, tensors, other Values and tuples of these. Two values are equal when their classes and
+    fields are; tensors are equal when dtype, device, shape and content are.
+
+    >>> from regard.masks.positional import Causal, Window
+    >>> Window(before=2, after=0) == Window(before=2, after=0), Causal() == Window(before=None, after=0)
+    (True, False)
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # @dataclass keeps what stands in the class already; its own versions cannot compare or print tensors.
+        for name in ("__eq__", "__hash__", "__repr__"):
+            if name not in cls.__dict__:
+                setattr(cls, name, getattr(cls, name))
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(_same(a, b) for a, b in zip(_items(self), _items(other), strict=True))
+
+    def __hash__(self) -> int:
+        return hash((type(self), *(_key(item) for item in _items(self))))
+
+    def __repr__(self) -> str:
+        shown = (f"{f.name}={_show(getattr(self, f.name))}" for f in fields(self) if f.repr)  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor held here, depth first, in the order of the fields."""
+        return tuple(t for item in _items(self) for t in _leaves(item))
+
+    def with_tensors(self, tensors: Iterator[Tensor]) -> Self:
+        """The same value around other tensors, taken from the iterator in the order of `tensors()`."""
+        return _exchange(self, tensors)
+
+
+def _items(value: Value) -> list[Any]:
+    return [getattr(value, f.name) for f in fields(value)]  # type: ignore[arg-type]
+
+
+def _leaves(item: Any) -> Iterator[Tensor]:
+    if isinstance(item, Tensor):
+        yield item
+    elif isinstance(item, Value):
+        yield from item.tensors()
+    elif isinstance(item, tuple):
+        for part in item:  # pyright: ignore[reportUnknownVariableType]
+            yield from _leaves(part)
+
+
+def _exchange(item: Any, tensors: Iterator[Tensor]) -> Any:
+    if isinstance(item, Tensor):
+        return next(tensors)
+    if isinstance(item, tuple):
+        return tuple(_exchange(part, tensors) for part in item)  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(item, Value) or not item.tensors():
+        return item
+    twin = copy.copy(item)
+    assert is_dataclass(item)
+    for f in fields(item):
+        # The class is frozen and already validated: the exchanged tensors stand for the same quantities.
+        object.__setattr__(twin, f.name, _exchange(getattr(item, f.name), tensors))
+    return twin
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a is b or (a.dtype == b.dtype and a.device == b.device and torch.equal(a, b))
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_same, a, b))  # pyright: ignore[reportUnknownArgumentType]
+    return type(a) is type(b) and bool(a == b)
+
+
+def _key(item: Any) -> Any:
+    if isinstance(item, Tensor):
+        return item.dtype, tuple(item.shape)
+    if isinstance(item, tuple):
+        return tuple(_key(part) for part in item)  # pyright: ignore[reportUnknownVariableType]
+    return item
+
+
+def _show(item: Any) -> str:
+    if isinstance(item, Tensor) and item.dim():
+        return f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
+    return repr(item)
