@@ -1,5 +1,6 @@
 """regard: exact attention with any score function, in linear memory, that lets you look inside."""
 
+from regard import nn as nn
 from regard.backends.flex import Flex as Flex
 from regard.backends.reference import Reference as Reference
 from regard.backends.sdpa import Sdpa as Sdpa

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard import arrays
-from regard.autograd import attend
+import regard.arrays as arrays
 from regard.backends.base import Backend
 from regard.backends.tiled import Tiled
-from regard.dispatch import Plan, choose
+from regard.call import Call
+from regard.dispatch import Plan
 from regard.dispatch import plan as plan_of
 from regard.dropout import Dropout
-from regard.errors import ShapeError
 from regard.masks.algebra import Everything, Mask
 from regard.positions import Positions
-from regard.problem import Layout, Problem, pose
-from regard.scores.algebra import Score, number
-from regard.scores.similarity import Custom, ScaledDot
+from regard.scores.algebra import Score
+from regard.scores.similarity import ScaledDot
 from regard.shapes import blocks, listed
 from regard.state import State
 
@@ -41,9 +37,9 @@ def attention(
     """Exact attention: out_i = Σ_j p_ij v_j, p_ij = exp(s_ij) / Σ_j' exp(s_ij'), over the keys j that query i may see.
 
     q (*batch, h, nq, dk), k (*batch, hk, nk, dk), v (*batch, hk, nk, dv) -> (*batch, h, nq, dv), in q's dtype.
-    Three axes are (batch, n, d), two (n, d): one head and no head axis. h is a multiple of hk; query head i reads key head
-    i // (h // hk). dv may differ from dk. float16, bfloat16 (sums in float32), float32, float64. Memory is linear in nq, nk.
-    NumPy arrays (and other DLPack arrays) are taken without a copy and answered in kind.
+    Three axes are (batch, n, d), two (n, d): one head and no head axis. h is a multiple of hk; query head i reads key
+    head i // (h // hk). dv may differ from dk. float16, bfloat16 (sums in float32), float32, float64. Memory is linear
+    in nq and nk. NumPy arrays (and other DLPack arrays) are taken without a copy and answered in kind.
 
     score      similarity and modifiers; default q · k / sqrt(dk)
     mask       which keys a query may see; a query that may see nothing gets 0, and gradients 0
@@ -52,8 +48,8 @@ def attention(
     dropout    Dropout(p), applied to the weights after the softmax
     backend    a Backend that must run it, or None: the first that can (see `explain`)
 
-    The output is differentiable, to any order and in forward mode, with respect to q, k, v, the sink and every tensor in the
-    score. What is masked out leaks nowhere, NaN and inf included; a NaN that a query can see stays visible. Inputs are
+    The output is differentiable, to any order and in forward mode, with respect to q, k, v, the sink and every tensor in
+    the score. What is masked out leaks nowhere, NaN and inf included; a NaN that a query can see stays visible. Inputs are
     never written, outputs never share their memory.
     Raises ShapeError, TypeError or ValueError for wrong inputs, Unsupported where a named backend cannot run the call.
     Source: Vaswani et al. 2017 (arXiv 1706.03762); Dao et al. 2022 (arXiv 2205.14135).
@@ -63,7 +59,7 @@ def attention(
     >>> rg.attention(q, k, v, score=rg.ScaledDot() >> rg.SoftCap(50.0), mask=rg.Causal()).shape
     torch.Size([2, 8, 128, 32])
     """
-    call = _Call(q, k, v, score, mask, positions, sink, dropout)
+    call = Call(q, k, v, score, mask, positions, sink, dropout)
     with call.precision():
         out, _ = call.run(backend, lse=sink is not None)
         return call.answer(call.layout.restore(out.to(call.problem.dtype), 2))
@@ -81,7 +77,7 @@ def attention_state(
     dropout: Dropout | None = None,
     backend: Backend | None = None,
 ) -> State:
-    """The State of these keys for these queries, to be merged by `|` with those of other keys; arguments as `attention`.
+    """The State of these keys for these queries, merged by `|` with those of other keys; arguments as `attention`.
 
     m and l have the shape (*batch, h, nq), o (*batch, h, nq, dv), in the accumulation dtype (float32, or float64).
     `finish()` gives (out, lse). A sink belongs to one of the parts only. Differentiable.
@@ -92,7 +88,7 @@ def attention_state(
     >>> torch.allclose(parts.finish()[0], rg.attention(q, k, v), atol=1e-6)
     True
     """
-    call = _Call(q, k, v, score, mask, positions, sink, dropout)
+    call = Call(q, k, v, score, mask, positions, sink, dropout)
     with call.precision():
         out, lse = call.run(backend, lse=True)
         return State.of_lse(call.layout.restore(out, 2), call.layout.restore(lse, 1))
@@ -110,8 +106,8 @@ def attention_weights(
 ) -> Any:
     """The weights p_ij themselves: (*batch, h, nq, nk), or for some queries only, `rows` (r,): (*batch, h, r, nk).
 
-    Before dropout, one matrix a head, never averaged. Each row sums to 1; of an empty row to 0; with a sink to what the sink
-    leaves. The memory is that of the answer. In q's dtype, differentiable. Arguments as `attention`.
+    Before dropout, one matrix a head, never averaged. Each row sums to 1; of an empty row to 0; with a sink to what the
+    sink leaves. The memory is that of the answer. In q's dtype, differentiable. Arguments as `attention`.
     Raises IndexError for a row that does not exist.
 
     >>> import regard as rg
@@ -121,7 +117,7 @@ def attention_weights(
             [0.2500, 0.2500, 0.2500, 0.2500]])
     """
     keys = arrays.tensor(k, "k")
-    call = _Call(q, k, keys[..., :0], score, mask, positions, sink, None, like=q)
+    call = Call(q, k, keys[..., :0], score, mask, positions, sink, None, like=q)
     with call.precision():
         problem = call.problem
         lse = call.run(Tiled(), lse=True)[1]
@@ -149,73 +145,16 @@ def explain(
     dropout: Dropout | None = None,
     backend: Backend | None = None,
 ) -> Plan:
-    """How `attention` would run this call: the backend, why each other one was passed over, tiles skipped, bytes needed.
+    """How `attention` would run this call: the backend, why not each other one, tiles skipped, bytes needed.
 
     >>> import regard as rg
     >>> x = torch.zeros(4096, 64)
     >>> rg.explain(x, x, x, mask=rg.Causal()).backend
-    Tiled(rows=None, keys=None)
+    Tiled()
     """
-    call = _Call(q, k, v, score, mask, positions, sink, dropout)
+    call = Call(q, k, v, score, mask, positions, sink, dropout)
     with torch.no_grad():
         return plan_of(call.problem, backend, lse=sink is not None)
-
-
-class _Call:
-    """The arguments of one call, made tensors, posed as a Problem, and the way back to what the caller has."""
-
-    def __init__(
-        self,
-        q: Any,
-        k: Any,
-        v: Any,
-        score: Score,
-        mask: Mask,
-        positions: Positions | None,
-        sink: Tensor | float | None,
-        dropout: Dropout | None,
-        like: Any = None,
-    ) -> None:
-        self.answer: Callable[[Tensor], Any] = arrays.answer_like(q if like is None else like)
-        self.device = arrays.tensor(q, "q").device.type
-        q, k, v = (_autocast(arrays.tensor(x, name)) for x, name in ((q, "q"), (k, "k"), (v, "v")))
-        with self.precision():
-            problem, layout = pose(q, k, v, score, mask, positions, dropout)
-        self.problem: Problem = problem
-        self.layout: Layout = layout
-        self.sink = None if sink is None else _sink(number(sink, "sink"), problem)
-        _refuse_hidden_parameters(problem)
-
-    def precision(self) -> AbstractContextManager[Any]:
-        """Sums are kept in the accumulation dtype whatever autocast says."""
-        return torch.autocast(self.device, enabled=False)
-
-    def run(self, backend: Backend | None, lse: bool) -> tuple[Tensor, Tensor]:
-        """(out, lse), the sink included."""
-        result = attend(choose(self.problem, backend, lse), self.problem)
-        if self.sink is None:
-            return result
-        return (State.of_lse(*result) | State.of_sink(self.sink, self.problem.dv)).finish()
-
-
-def _autocast(t: Tensor) -> Tensor:
-    """As torch's own attention does: under autocast, float tensors take its dtype; float64 stays."""
-    device = t.device.type
-    if not t.dtype.is_floating_point or t.dtype == torch.float64 or not torch.is_autocast_enabled(device):
-        return t
-    return t.to(torch.get_autocast_dtype(device))
-
-
-def _sink(sink: float | Tensor, problem: Problem) -> Tensor:
-    """A sink's logits as (*batch, h, nq)."""
-    frame = problem.frame
-    logit = torch.as_tensor(sink, dtype=problem.accumulate, device=None if isinstance(sink, Tensor) else frame.device)
-    if logit.device != frame.device:
-        raise ValueError(f"sink is on {logit.device}, q on {frame.device}; move it with .to(...).")
-    full = (*frame.batch, frame.heads)
-    if logit.dim() > len(full) or any(a not in (1, b) for a, b in zip(logit.shape[::-1], full[::-1], strict=False)):
-        raise ShapeError(f"sink has shape {listed(logit.shape)}; expected one logit a head, ({frame.heads},), or {full}.")
-    return logit[..., None].expand(*full, frame.nq)
 
 
 def _chosen(rows: Any, nq: int, device: torch.device) -> Tensor:
@@ -223,23 +162,7 @@ def _chosen(rows: Any, nq: int, device: torch.device) -> Tensor:
         return torch.arange(nq, device=device)
     chosen = torch.as_tensor(rows, device=device)
     if chosen.dim() != 1 or chosen.dtype.is_floating_point or chosen.dtype == torch.bool:
-        raise TypeError(f"rows has dtype {chosen.dtype}, shape {listed(chosen.shape)}; expected a list of integers, (r,).")
+        raise TypeError(f"rows has dtype {chosen.dtype}, shape {listed(chosen.shape)}; expected integers, (r,).")
     if bool(((chosen < -nq) | (chosen >= nq)).any()):
         raise IndexError(f"rows holds {chosen.tolist()}; there are {nq} queries.")
     return chosen % max(nq, 1)
-
-
-def _refuse_hidden_parameters(problem: Problem) -> None:
-    """A Custom whose fn reaches a tensor that requires a gradient by itself would lose that gradient silently."""
-    similarity = problem.similarity
-    if not isinstance(similarity, Custom) or not torch.is_grad_enabled() or 0 in problem.q.shape or 0 in problem.k.shape:
-        return
-    at = problem.frame.region(slice(0, 1), slice(0, 1))
-    q, k = problem.q[..., :1, :].detach(), problem.k[..., :1, :].detach()
-    with torch.enable_grad():
-        s = similarity.with_tensors(iter([t.detach() for t in similarity.inputs])).compare(q, k[..., :1, :, :].expand(*q.shape[:-1], k.shape[-1]), at)
-    if s.requires_grad:
-        raise ValueError(
-            "score Custom(fn): fn uses a tensor that requires a gradient and that regard cannot see. "
-            "Pass it along: Custom(lambda q, k, w: ..., tensors=(w,))."
-        )

@@ -82,4 +82,5 @@ def settle(
                 f"positions.{name} has shape {listed(x.shape)}; expected ({n},)"
                 + (f" or {listed((*batch, n))}." if batch else ".")
             )
-    return Positions(positions.q.to(device), positions.k.to(device))
+    # int64: the small types would wrap in differences
+    return Positions(positions.q.to(device, torch.int64), positions.k.to(device, torch.int64))

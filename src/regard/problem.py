@@ -13,7 +13,7 @@ from regard.errors import ShapeError
 from regard.masks.algebra import Mask
 from regard.positions import Positions, settle
 from regard.region import Frame, Region
-from regard.scores.algebra import Pipeline, Score, Similarity, as_pipeline, evaluate
+from regard.scores.algebra import Pipeline, Pull, Score, Similarity, as_pipeline, evaluate
 from regard.shapes import FLOATING, accumulator, finite, listed, repeat_heads
 
 
@@ -64,17 +64,27 @@ class Problem:
         frame = replace(self.frame, positions=self.frame.positions.with_tensors(rest))
         return replace(self, q=q, k=k, v=v, score=score, mask=mask, frame=frame)
 
-    def tile(self, at: Region, q: Tensor, k: Tensor, score: Pipeline, everything: bool = False) -> Tile:
+    def tile(
+        self, at: Region, q: Tensor, k: Tensor, score: Pipeline, everything: bool = False, first: Tensor | None = None
+    ) -> Tile:
         """Scores and visibility of one region, from q (*batch, h, r, d), k (*batch, hk, c, d') and the score's local tensors.
 
         `everything`: the mask is known to hide nothing here. Hidden scores may hold anything; what is hidden leaks into
-        no gradient, whatever q and k hold.
+        no gradient, whatever q and k hold. `first`: what the similarity says here, where `quick` has told it.
         """
+        visible = None if everything else self.mask.visible(at)
+        if first is not None:
+            return Tile(evaluate(score, q, k, at, first), visible)
         q, k = q.to(self.accumulate), repeat_heads(k.to(self.accumulate), self.frame.heads)
-        if everything:
-            return Tile(evaluate(score, q, k, at), None)
-        s = evaluate(score, q, k, at) if finite(q, k) else _shielded(score, q, k, at)
-        return Tile(s, self.mask.visible(at))
+        shielded = not everything and not finite(q, k)
+        return Tile(_shielded(score, q, k, at) if shielded else evaluate(score, q, k, at), visible)
+
+    def quick(self, at: Region, q: Tensor, k: Tensor, score: Pipeline) -> tuple[Tensor, Pull] | None:
+        """The similarity of one region by its cheaper way, if it has one: see Similarity.quick."""
+        similarity = score.parts[0]
+        assert isinstance(similarity, Similarity)
+        with torch.no_grad():
+            return similarity.quick(q.to(self.accumulate), repeat_heads(k.to(self.accumulate), self.frame.heads), at)
 
     def region_tile(self, at: Region) -> Tile:
         """`tile` for a region, cut from the problem's own tensors."""

@@ -42,8 +42,9 @@ class Value:
         return hash((type(self), *(_key(item) for item in _items(self))))
 
     def __repr__(self) -> str:
-        shown = (f"{f.name}={_show(getattr(self, f.name))}" for f in fields(self) if f.repr)  # type: ignore[arg-type]
-        return f"{type(self).__name__}({', '.join(shown)})"
+        pairs = ((f, getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
+        told = (f"{f.name}={_show(value)}" for f, value in pairs if not _same(value, f.default))
+        return f"{type(self).__name__}({', '.join(told)})"
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor held here, depth first, in the order of the fields."""

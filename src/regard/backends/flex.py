@@ -63,9 +63,6 @@ class Flex(Backend):
     ) -> tuple[Tensor | None, ...]:
         return recorded_backward(_flex, problem, cotangents, needs)
 
-    def __repr__(self) -> str:
-        return "Flex()" if self.devices == ("cuda",) else f"Flex(devices={self.devices})"
-
 
 class Point:
     """One pair: it answers what Region answers, with one number each. b is the flat batch index; row, col the indices."""

@@ -57,9 +57,6 @@ class Sdpa(Backend):
     ) -> tuple[Tensor | None, ...]:
         return recorded_backward(_sdpa, problem, cotangents, needs)
 
-    def __repr__(self) -> str:
-        return "Sdpa()" if self.devices == ("cuda",) else f"Sdpa(devices={self.devices})"
-
 
 def _why_not_mask(mask: Mask, frame: Frame, problem: Problem) -> str | None:
     if isinstance(mask, Everything):

@@ -12,6 +12,7 @@ from regard.backends.base import Backend, Result
 from regard.backends.tiling import Size, stream, strips
 from regard.problem import Problem
 from regard.region import Region
+from regard.scores.algebra import Pull
 from regard.shapes import blocks, repeat_heads, sum_groups
 from regard.state import weigh
 
@@ -43,7 +44,7 @@ class Tiled(Backend):
 
     def forward(self, problem: Problem) -> Result:
         with torch.no_grad():
-            return stream(problem, self.size)
+            return stream(problem, self.size, quick=True)
 
     def differentiable(self, problem: Problem) -> Result:
         return stream(problem, self.size)
@@ -99,8 +100,12 @@ class _Backward:
         leaves = [t.detach().to(problem.accumulate) for t in (q, k, v, *local.tensors())]
         for m in self.differentiated:
             leaves[m].requires_grad_()
+        local = local.with_tensors(iter(leaves[3:]))
+        first, pull = problem.quick(at, leaves[0], leaves[1], local) or (None, None)
+        if first is not None:
+            first.requires_grad_(bool(self.differentiated))
         with torch.enable_grad():
-            tile = problem.tile(at, leaves[0], leaves[1], local.with_tensors(iter(leaves[3:])), everything)
+            tile = problem.tile(at, leaves[0], leaves[1], local, everything, first)
         p = torch.exp(tile.masked.detach() - self.lse[..., rows, None])
         p = p.masked_fill(self.empty[..., rows, None], 0)
         keep, g_out = problem.keep(at), self.g_out[..., rows, :]
@@ -108,8 +113,13 @@ class _Backward:
             seen = None if tile.visible is None else tile.visible.expand(p.shape).mT
             g_v = weigh((p if keep is None else p * keep).mT, g_out, seen)
             self.sums[2][..., cols, :] += sum_groups(g_v, problem.key_heads)
-        if tile.scores.requires_grad:
-            self._add_scores(at, tile.scores, self._score_gradient(at, p, g_out, leaves[2], keep, tile.visible), leaves)
+        if not tile.scores.requires_grad:
+            return
+        g_s = self._score_gradient(at, p, g_out, leaves[2], keep, tile.visible)
+        if first is None or pull is None:
+            self._add_scores(at, self._by_autograd(tile.scores, leaves, g_s))
+        else:
+            self._add_scores(at, self._by_pull(tile.scores, leaves, g_s, first, pull))
 
     def _score_gradient(
         self, at: Region, p: Tensor, g_out: Tensor, v: Tensor, keep: Tensor | None, visible: Tensor | None
@@ -119,15 +129,31 @@ class _Backward:
         g_s = p * (g_p - self.delta[..., at.rows, None])
         return g_s if visible is None else g_s.masked_fill(~visible, 0)
 
-    def _add_scores(self, at: Region, s: Tensor, g_s: Tensor, leaves: list[Tensor]) -> None:
+    def _by_autograd(self, s: Tensor, leaves: list[Tensor], g_s: Tensor) -> dict[int, Tensor | None]:
+        """By place in `sums`, this tile's gradients, from those of its scores."""
+        wanted = [leaves[m] for m in self.differentiated]
+        return dict(zip(self.differentiated, torch.autograd.grad(s, wanted, g_s, allow_unused=True), strict=True))
+
+    def _by_pull(
+        self, s: Tensor, leaves: list[Tensor], g_s: Tensor, first: Tensor, pull: Pull
+    ) -> dict[int, Tensor | None]:
+        """The same where autograd has seen the modifiers only, and the similarity knows its own derivative."""
+        known = len(self.problem.similarity.tensors())
+        later = [m for m in self.differentiated if m >= 3 + known]
+        g_first, *g_later = torch.autograd.grad(s, [first, *(leaves[m] for m in later)], g_s, allow_unused=True)
+        g_q, g_k, *g_known = pull(g_first)
+        g_k = None if g_k is None else sum_groups(g_k, self.problem.key_heads)
+        found = dict(enumerate((g_q, g_k, None, *g_known))) | dict(zip(later, g_later, strict=True))
+        return {m: found[m] for m in self.differentiated}
+
+    def _add_scores(self, at: Region, gradients: dict[int, Tensor | None]) -> None:
         places = (
             self.sums[0][..., at.rows, :],
             self.sums[1][..., at.cols, :],
             None,
             *self.score_sums.local(at).tensors(),
         )
-        wanted = [leaves[m] for m in self.differentiated]
-        for m, g in zip(self.differentiated, torch.autograd.grad(s, wanted, g_s, allow_unused=True), strict=True):
+        for m, g in gradients.items():
             place = places[m]
             if g is not None and place is not None:
                 place += g

@@ -77,6 +77,11 @@ class Mask(Value):
         """Why this mask does not fit a call of that size, as a sentence; None if it does."""
         return None
 
+    @classmethod
+    def examples(cls, frame: Frame) -> tuple[Mask, ...]:
+        """Small instances that fit a call of that frame: regard.testing tries each of them on every backend."""
+        return ()
+
     def __and__(self, other: Mask) -> Mask:
         return self if isinstance(other, Everything) else And(self, other)
 
@@ -109,7 +114,8 @@ class Mask(Value):
         """
         device = next((t.device for t in self.tensors()), None)
         positional = self if self.compares_positions() else None
-        lead = self.batch() if batch is None else batch
+        stands = () if positions is None else (positions.q.shape[:-1], positions.k.shape[:-1])
+        lead = _joined(self.batch(), *stands) if batch is None else batch
         frame = Frame.of(nq, nk, batch=lead, heads=heads, positions=positions, positional=positional, device=device)
         problem = self.misfit(frame)
         if problem is not None:
@@ -177,6 +183,14 @@ class View:
         return float(self.counts().sum()) / max(math.prod(self.frame.shape), 1)
 
 
+def _joined(*axes: tuple[int, ...]) -> tuple[int, ...]:
+    try:
+        return tuple(torch.broadcast_shapes(*axes))
+    except RuntimeError:
+        shown = " and ".join(str(tuple(each)) for each in axes if each)
+        raise ShapeError(f"the batch axes of one mask and its positions are {shown}; expected equal ones.") from None
+
+
 def cover_of(none: Tensor, all_: Tensor) -> Tensor:
     """Covers from where a tile is surely hidden and where it is surely visible."""
     some = torch.full_like(none, Cover.SOME, dtype=torch.int8)
@@ -204,11 +218,15 @@ class Everything(Mask):
         stop = torch.full((1, frame.nq), frame.nk, device=frame.device)
         return Interval(torch.zeros_like(stop), stop)
 
+    @classmethod
+    def examples(cls, frame: Frame) -> tuple[Mask, ...]:
+        return (cls(),)
+
     def __and__(self, other: Mask) -> Mask:
-        return other
+        return And(self, other).b
 
     def __or__(self, other: Mask) -> Mask:
-        return self
+        return Or(self, other).a
 
 
 @dataclass(frozen=True)
@@ -228,7 +246,7 @@ class _Pair(Mask):
         return self.a.misfit(frame) or self.b.misfit(frame)
 
     def batch(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(self.a.batch(), self.b.batch()))
+        return _joined(self.a.batch(), self.b.batch())
 
 
 @dataclass(frozen=True)

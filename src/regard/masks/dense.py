@@ -52,18 +52,26 @@ class Dense(Mask):
     def misfit(self, frame: Frame) -> str | None:
         shape, full = tuple(self.allowed.shape), frame.shape if frame.headed else (*frame.batch, frame.nq, frame.nk)
         count = math.prod(frame.batch)
-        lengths = "a padding mask (batch, nk) is Dense(mask[:, None, None, :]), or Lengths(keys=mask.sum(-1)) if it pads at the end"
+        one, each = ("[None, None]", "[:, None, None, :]") if frame.headed else ("[None]", "[:, None, :]")
+        lengths = f"a padding mask (batch, nk) is Dense(mask{each}), or Lengths(keys=mask.sum(-1)) if it pads at the end"
         if len(shape) > len(full) or any(a not in (1, b) for a, b in zip(shape[::-1], full[::-1], strict=False)):
             return f"Dense.allowed has shape {listed(shape)}; expected one that broadcasts to {listed(full)}; {lengths}."
         if len(shape) == 2 and count == frame.nq == shape[0] > 1:
             return (
                 f"Dense.allowed has shape {listed(shape)}, and there are {count} sequences of {frame.nq} queries, so its first "
-                f"axis may be either: (nq, nk) is Dense(mask[None, None]); {lengths}."
+                f"axis may be either: (nq, nk) is Dense(mask{one}); {lengths}."
             )
         return None
 
     def batch(self) -> tuple[int, ...]:
         return tuple(self.allowed.shape[:-3])
+
+    @classmethod
+    def examples(cls, frame: Frame) -> tuple[Mask, ...]:
+        shape = frame.shape if frame.headed else (*frame.batch, frame.nq, frame.nk)
+        allowed = torch.rand(shape, device=frame.device) < 0.6
+        allowed[..., 1:2, :] = False
+        return cls(allowed), cls(torch.rand(1, frame.nk, device=frame.device) < 0.6)
 
 
 @dataclass(frozen=True)
@@ -87,3 +95,7 @@ class Where(Mask):
             what = seen.dtype if isinstance(seen, Tensor) else type(seen).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"Where.fn returned {what}; expected a boolean tensor, True = may attend.")
         return seen
+
+    @classmethod
+    def examples(cls, frame: Frame) -> tuple[Mask, ...]:
+        return (cls(lambda b, h, i, j: (i * 3 + j * 5 + h + b) % 7 < 4),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +55,10 @@ class Causal(Mask):
     def rows(self, frame: Frame) -> Interval | None:
         return _interval(frame, None, frame.positions.q)
 
+    @classmethod
+    def examples(cls, frame: Frame) -> tuple[Mask, ...]:
+        return (cls(),)
+
 
 @dataclass(frozen=True)
 class Window(Mask):
@@ -75,6 +80,8 @@ class Window(Mask):
 
     def __post_init__(self) -> None:
         for name, bound in (("before", self.before), ("after", self.after)):
+            if bound is not None and not isinstance(bound, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"Window.{name} is a {type(bound).__name__}; expected an integer, or None (unbounded).")
             if bound is not None and bound < 0:
                 raise ValueError(
                     f"Window({name}={bound}): expected how many keys besides the query's own, 0 or more, or None (unbounded)."
@@ -102,6 +109,10 @@ class Window(Mask):
             None if self.after is None else q + self.after,
         )
 
+    @classmethod
+    def examples(cls, frame: Frame) -> tuple[Mask, ...]:
+        return cls(before=3, after=0), cls(before=None, after=2)
+
 
 @dataclass(frozen=True)
 class Prefix(Mask):
@@ -122,7 +133,7 @@ class Prefix(Mask):
             n = tensor(self.n, "Prefix.n")
             if n.dtype.is_floating_point or n.dtype == torch.bool:
                 raise TypeError(f"Prefix.n has dtype {n.dtype}; expected an integer, or an integer tensor (*batch).")
-            object.__setattr__(self, "n", n)
+            object.__setattr__(self, "n", n.long())
 
     def visible(self, at: Region) -> Tensor:
         return at.j < (at.sequences(self.n) if isinstance(self.n, Tensor) else self.n)
@@ -145,6 +156,11 @@ class Prefix(Mask):
     def batch(self) -> tuple[int, ...]:
         return tuple(self.n.shape) if isinstance(self.n, Tensor) else ()
 
+    @classmethod
+    def examples(cls, frame: Frame) -> tuple[Mask, ...]:
+        count = math.prod(frame.batch)
+        return cls(3), cls((torch.arange(count, device=frame.device) * 5 % (frame.nk + 1)).reshape(frame.batch))
+
 
 @dataclass(frozen=True)
 class Dilated(Mask):
@@ -163,6 +179,8 @@ class Dilated(Mask):
     step: int
 
     def __post_init__(self) -> None:
+        if not isinstance(self.step, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"Dilated.step is a {type(self.step).__name__}; expected an integer.")
         if self.step < 1:
             raise ValueError(f"Dilated(step={self.step}): expected a step of 1 or more.")
 
@@ -175,3 +193,7 @@ class Dilated(Mask):
 
     def rows(self, frame: Frame) -> Interval | None:
         return _interval(frame, None, None) if self.step == 1 else None
+
+    @classmethod
+    def examples(cls, frame: Frame) -> tuple[Mask, ...]:
+        return (cls(3),)

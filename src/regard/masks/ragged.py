@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -87,6 +88,12 @@ class Lengths(Mask):
     def batch(self) -> tuple[int, ...]:
         return tuple(torch.broadcast_shapes(*(n.shape for n in (self.keys, self.queries) if n is not None)))
 
+    @classmethod
+    def examples(cls, frame: Frame) -> tuple[Mask, ...]:
+        index = torch.arange(math.prod(frame.batch), device=frame.device).reshape(frame.batch)
+        keys, queries = index * 7 % (frame.nk + 1), (index + 1) * 5 % (frame.nq + 1)
+        return cls(keys=keys), cls(keys=frame.nk - keys, queries=queries)
+
 
 @dataclass(frozen=True)
 class Documents(Mask):
@@ -142,3 +149,9 @@ class Documents(Mask):
 
     def batch(self) -> tuple[int, ...]:
         return tuple(torch.broadcast_shapes(self.q_ids.shape[:-1], self.keys.shape[:-1]))
+
+    @classmethod
+    def examples(cls, frame: Frame) -> tuple[Mask, ...]:
+        q, k = (torch.arange(n, device=frame.device) for n in (frame.nq, frame.nk))
+        batch = torch.arange(math.prod(frame.batch), device=frame.device).reshape(*frame.batch, 1)
+        return cls(q // 5, k // 7), cls((q + batch) % 3, (k * k + batch) % 5)

@@ -1,0 +1,11 @@
+"""Layers: attention with projections, learned scores, rotary positions, pooling."""
+
+from regard.nn.attention import Attention as Attention
+from regard.nn.multihead import MultiHeadAttention as MultiHeadAttention
+from regard.nn.pooling import AttentionPooling as AttentionPooling
+from regard.nn.pooling import GatedAttentionPooling as GatedAttentionPooling
+from regard.nn.rotary import Rotary as Rotary
+from regard.nn.rotary import RotaryInterleaved as RotaryInterleaved
+from regard.nn.scores import AdditiveScore as AdditiveScore
+from regard.nn.scores import BilinearScore as BilinearScore
+from regard.nn.scores import OwnedScore as OwnedScore

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,6 +12,8 @@ from torch import Tensor
 from regard.arrays import tensor
 from regard.region import Frame, Region
 from regard.value import Value
+
+Pull = Callable[[Tensor], tuple[Tensor | None, ...]]
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Score(Value):
     >>> from regard.scores.similarity import ScaledDot
     >>> from regard.scores.modifiers import SoftCap
     >>> ScaledDot() >> SoftCap(50.0)
-    ScaledDot(scale=None) >> SoftCap(cap=50.0)
+    ScaledDot() >> SoftCap(cap=50.0)
     """
 
     @property
@@ -45,6 +48,14 @@ class Score(Value):
     def local(self, at: Region) -> Score:
         """The same stage holding only the views of its tensors that the region needs; gradients are summed into these."""
         return self
+
+    @classmethod
+    def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
+        """Small stages that fit a call of that frame, its queries and keys of that width, with float64 tensors.
+
+        regard.testing tries each of them on every backend, with gradients for every tensor.
+        """
+        return ()
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,14 @@ class Similarity(Score):
     def compare(self, q: Tensor, k: Tensor, at: Region) -> Tensor:
         """Scores (*batch, h, r, c) of prepared queries (*batch, h, r, d) and keys (*batch, h, c, d')."""
         raise NotImplementedError(f"{type(self).__name__} does not define compare(q, k, at).")
+
+    def quick(self, q: Tensor, k: Tensor, at: Region) -> tuple[Tensor, Pull] | None:
+        """The scores of `compare`, and their derivative, by a cheaper way that autograd does not record.
+
+        The second is called once at most, with the gradient of the scores, and gives those of (q, k, *self.tensors()), None
+        for what `prepare` has used up. The answer None, for these numbers or always, means: differentiate `compare`.
+        """
+        return None
 
 
 @dataclass(frozen=True)
@@ -149,11 +168,14 @@ def as_pipeline(score: Score) -> Pipeline:
     return Pipeline(stages)
 
 
-def evaluate(score: Pipeline, q: Tensor, k: Tensor, at: Region) -> Tensor:
-    """The scores of one region, from prepared queries (*batch, h, r, d) and keys (*batch, h, c, d')."""
+def evaluate(score: Pipeline, q: Tensor, k: Tensor, at: Region, first: Tensor | None = None) -> Tensor:
+    """The scores of one region, from prepared queries (*batch, h, r, d) and keys (*batch, h, c, d').
+
+    `first`: what the similarity says, where that is known already.
+    """
     similarity, *modifiers = score.parts
     assert isinstance(similarity, Similarity)
-    s = similarity.compare(q, k, at)
+    s = similarity.compare(q, k, at) if first is None else first
     for stage in modifiers:
         assert isinstance(stage, Modifier)
         s = stage.modify(s, at)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.region import Frame
+from regard.shapes import branchless
 from regard.value import Value
 
 
@@ -24,6 +26,10 @@ class Buckets(Value):
         """The row for queries at i (..., r, 1) and keys at j (..., 1, c): int64 in 0..count - 1."""
         raise NotImplementedError
 
+    def misfit(self, frame: Frame) -> str | None:
+        """Why these buckets have no row for some pair of that call, as a sentence; None if they have."""
+        return None
+
 
 @dataclass(frozen=True)
 class ClippedBuckets(Buckets):
@@ -37,6 +43,10 @@ class ClippedBuckets(Buckets):
 
     before: int
     after: int
+
+    def __post_init__(self) -> None:
+        if min(self.before, self.after) < 0:
+            raise ValueError(f"{self!r}: expected distances of 0 or more.")
 
     @property
     def count(self) -> int:
@@ -59,6 +69,10 @@ class T5CausalBuckets(Buckets):
     size: int = 32
     reach: int = 128
 
+    def __post_init__(self) -> None:
+        if self.size < 2 or self.reach <= self.size // 2:
+            raise ValueError(f"{self!r}: expected a size of 2 or more, and a reach above size / 2.")
+
     @property
     def count(self) -> int:
         return self.size
@@ -79,6 +93,10 @@ class T5Buckets(Buckets):
 
     size: int = 32
     reach: int = 128
+
+    def __post_init__(self) -> None:
+        if self.size < 4 or self.size % 2 or self.reach <= self.size // 4:
+            raise ValueError(f"{self!r}: expected an even size of 4 or more, and a reach above size / 4.")
 
     @property
     def count(self) -> int:
@@ -102,6 +120,17 @@ class GridBuckets(Buckets):
 
     height: int
     width: int
+
+    def __post_init__(self) -> None:
+        if min(self.height, self.width) < 1:
+            raise ValueError(f"{self!r}: expected a grid of 1 × 1 or more.")
+
+    def misfit(self, frame: Frame) -> str | None:
+        cells = self.height * self.width
+        for name, x in (("queries", frame.positions.q), ("keys", frame.positions.k)):
+            if x.numel() and not branchless(x) and bool(((x < 0) | (x >= cells)).any()):
+                return f"the {name} stand at {int(x.min())} to {int(x.max())}; {self!r} has the cells 0 to {cells - 1}."
+        return None
 
     @property
     def count(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,9 +11,9 @@ import torch
 from torch import Tensor
 
 from regard.region import Frame, Region
-from regard.scores.algebra import Modifier, number, parameter
-from regard.scores.buckets import Buckets
-from regard.shapes import listed
+from regard.scores.algebra import Modifier, Score, misfit_by_head, number, parameter
+from regard.scores.buckets import Buckets, ClippedBuckets, T5Buckets
+from regard.shapes import branchless, listed
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,22 @@ class SoftCap(Modifier):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cap", number(self.cap, "SoftCap.cap"))
-        if not isinstance(self.cap, Tensor) and not self.cap > 0:
-            raise ValueError(f"SoftCap(cap={self.cap}): expected a number above 0.")
+        if not isinstance(self.cap, Tensor) and not 0 < self.cap < math.inf:
+            raise ValueError(f"SoftCap(cap={self.cap}): expected a finite number above 0.")
+
+    def misfit(self, frame: Frame) -> str | None:
+        return misfit_by_head(self.cap, "SoftCap.cap", frame.heads)
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
-        cap = at.heads(self.cap).to(s.dtype) if isinstance(self.cap, Tensor) else self.cap
-        return cap * torch.tanh(s / cap)
+        if not isinstance(self.cap, Tensor):
+            return self.cap * torch.tanh(s / self.cap)
+        cap, most = at.heads(self.cap).to(s.dtype), torch.finfo(s.dtype).max
+        # a hidden score of inf would make the cap's gradient 0 · inf
+        return cap * torch.tanh(s.clamp(-most, most) / cap)
+
+    @classmethod
+    def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
+        return cls(2.0), cls(torch.linspace(1, 2, frame.heads, dtype=torch.float64, device=frame.device))
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,8 @@ class Alibi(Modifier):
         >>> Alibi.geometric(4)
         tensor([0.2500, 0.0625, 0.0156, 0.0039])
         """
+        if heads < 1:
+            raise ValueError(f"Alibi.geometric({heads}): expected 1 head or more.")
         power = 1 << (heads.bit_length() - 1)
         first = [2.0 ** (-8 * (i + 1) / power) for i in range(power)]
         rest = [2.0 ** (-4 * (i + 1) / power) for i in range(0, 2 * power, 2)]
@@ -88,6 +101,8 @@ class Alibi(Modifier):
         for name, at, n in (("coordinates", self.coordinates, frame.nk), ("query_coordinates", q, frame.nq)):
             if at is not None and (at.dim() != 2 or at.shape[0] != n):
                 return f"Alibi.{name} has shape {listed(at.shape)}; expected ({n}, dims)."
+        if q is not None and self.coordinates is not None and q.shape[1] != self.coordinates.shape[1]:
+            return f"Alibi: the queries have {q.shape[1]} coordinates each, the keys {self.coordinates.shape[1]}."
         return None
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
@@ -100,6 +115,12 @@ class Alibi(Modifier):
             square = square + (at.queries(x) - at.keys(y)).to(s.dtype) ** 2
         near = square == 0  # the root has no derivative there
         return s - slope * square.masked_fill(near, 1).sqrt().masked_fill(near, 0)
+
+    @classmethod
+    def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
+        slopes = cls.geometric(frame.heads).to(frame.device, torch.float64)
+        q, k = (torch.randn(n, 2, dtype=torch.float64, device=frame.device) for n in (frame.nq, frame.nk))
+        return cls(slopes), cls(slopes, coordinates=k, query_coordinates=q)
 
 
 @dataclass(frozen=True)
@@ -139,6 +160,11 @@ class Bias(Modifier):
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
         return s + at.pairs(self.bias).to(s.dtype)
+
+    @classmethod
+    def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
+        shape = frame.shape if frame.headed else (*frame.batch, frame.nq, frame.nk)
+        return tuple(cls(torch.randn(size, dtype=torch.float64, device=frame.device)) for size in (shape, shape[-2:], shape[-1:]))
 
 
 class _PlacedBias(Bias):
@@ -180,7 +206,7 @@ class RelativeBias(Modifier):
     def misfit(self, frame: Frame) -> str | None:
         shape = tuple(self.table.shape)
         if len(shape) == 2 and shape[0] == self.buckets.count and shape[1] in (1, frame.heads):
-            return None
+            return self.buckets.misfit(frame)
         return f"RelativeBias.table has shape {listed(shape)}; expected ({self.buckets.count}, {frame.heads}): (buckets, heads)."
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
@@ -188,9 +214,15 @@ class RelativeBias(Modifier):
         table = self.table.to(s.dtype).expand(-1, at.frame.heads)
         return s + table[index, at.h]
 
+    @classmethod
+    def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
+        buckets = ClippedBuckets(before=3, after=2), T5Buckets(8, 16)
+        tables = (torch.randn(b.count, frame.heads, dtype=torch.float64, device=frame.device) for b in buckets)
+        return tuple(cls(table, b) for table, b in zip(tables, buckets, strict=True))
+
 
 def _looks_like_a_mask(bias: Tensor) -> bool:
-    if bias.requires_grad or bias.is_meta or bias.dim() < 2 or bias.numel() < 2:
+    if bias.requires_grad or branchless(bias) or bias.dim() < 2 or bias.numel() < 2:
         return False
     sample = bias[(0,) * (bias.dim() - 1)]
     for part in (sample, bias):  # most biases are told apart by their first row

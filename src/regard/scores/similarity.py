@@ -15,8 +15,11 @@ from torch import Tensor
 
 from regard.errors import ShapeError
 from regard.region import Frame, Region
-from regard.scores.algebra import Similarity, by_head, misfit_by_head, number, parameter
-from regard.shapes import listed, widen
+from regard.scores.algebra import Pull, Score, Similarity, by_head, misfit_by_head, number, parameter
+from regard.shapes import branchless, finite, listed, widen
+
+# exp(±2 · 30) and their products stay within float32, but for those whose tanh is ±1
+EXPONENT = 30.0
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,10 @@ class Dot(Similarity):
 
     def compare(self, q: Tensor, k: Tensor, at: Region) -> Tensor:
         return q @ k.mT
+
+    @classmethod
+    def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
+        return (cls(),)
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,10 @@ class ScaledDot(Similarity):
 
     def misfit(self, frame: Frame) -> str | None:
         return None if self.scale is None else misfit_by_head(self.scale, "ScaledDot.scale", frame.heads)
+
+    @classmethod
+    def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
+        return cls(), cls(_draw(frame, frame.heads))
 
 
 @dataclass(frozen=True)
@@ -86,10 +97,14 @@ class Bilinear(Similarity):
 
     def prepare(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         q = widen(q)
-        return q @ self.m.to(q.dtype), k
+        return _by_row(q, lambda x: x @ self.m.to(x.dtype)), k
 
     def compare(self, q: Tensor, k: Tensor, at: Region) -> Tensor:
         return q @ k.mT
+
+    @classmethod
+    def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
+        return cls(_draw(frame, width, width)), cls(_draw(frame, frame.heads, width, width))
 
 
 @dataclass(frozen=True)
@@ -121,11 +136,13 @@ class Additive(Similarity):
         return self.w.shape[-1]
 
     def widths(self, dq: int, dk: int) -> str | None:
+        if 0 in (self.w.dim(), 1 if self.b is None else self.b.dim()):
+            return "Additive.w or b has no axes; expected (h,) or (heads, h)"
         hidden = self.w.shape[-1]
         for name, side, weight, width in (("w_q", "q", self.w_q, dq), ("w_k", "k", self.w_k, dk)):
             if weight is None and width != hidden:
                 return f"{side} has width {width}; with {name} None it must be projected to w's {hidden} already"
-            if weight is not None and tuple(weight.shape[-2:]) != (width, hidden):
+            if weight is not None and (weight.dim() > 3 or tuple(weight.shape[-2:]) != (width, hidden)):
                 return f"Additive.{name} has shape {listed(weight.shape)}; expected (..., {width}, {hidden}): {side}'s width, w's"
         if self.b is not None and self.b.shape[-1] != hidden:
             return f"Additive.b has shape {listed(self.b.shape)}; expected (..., {hidden}), as w"
@@ -141,13 +158,37 @@ class Additive(Similarity):
         q, k = widen(q), widen(k)
         if self.w_k is not None and self.w_k.dim() > 2 and self.w_k.shape[0] not in (1, k.shape[-3]):
             raise ShapeError(f"Additive.w_k has shape {listed(self.w_k.shape)}; k has {k.shape[-3]} heads.")
-        q = q if self.w_q is None else q @ self.w_q.to(q.dtype)
-        k = k if self.w_k is None else k @ self.w_k.to(k.dtype)
+        q = _projected(q, self.w_q)
+        k = _projected(k, self.w_k)
         return q if self.b is None else q + self.b.to(q.dtype).unsqueeze(-2), k
 
     def compare(self, q: Tensor, k: Tensor, at: Region) -> Tensor:
         hidden = torch.tanh(q[..., :, None, :] + k[..., None, :, :])
         return (hidden @ self.w.to(q.dtype)[..., None, :, None]).squeeze(-1)
+
+    def quick(self, q: Tensor, k: Tensor, at: Region) -> tuple[Tensor, Pull] | None:
+        hidden = _tanh_of_sums(q, k)
+        if hidden is None:
+            return None
+        flat = hidden.flatten(-2)
+        # with a head axis: torch would fold the many pairs under a w of one axis, which copies them
+        w = self.w.to(q.dtype).expand(q.shape[-3], -1)
+        s = (w[:, None, :] @ flat).squeeze(-2).unflatten(-1, hidden.shape[-2:])
+
+        def pull(g: Tensor) -> tuple[Tensor | None, ...]:
+            g_w = (g.flatten(-2)[..., None, :] @ flat.mT).squeeze(-2).sum_to_size(self.w.shape)
+            slope = hidden.square_().neg_().add_(1).mul_(g[..., None, :, :])
+            g_q, g_k = ((slope.sum(axis) * w[..., None]).mT for axis in (-1, -2))
+            return g_q, g_k, *(g_w if t is self.w else None for t in self.tensors())
+
+        return s, pull
+
+    @classmethod
+    def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
+        hidden, heads = width + 2, frame.heads
+        one = cls(_draw(frame, width, hidden), _draw(frame, width, hidden), _draw(frame, hidden), _draw(frame, hidden))
+        each = cls(_draw(frame, heads, width, width), None, _draw(frame, heads, width), _draw(frame, heads, width))
+        return one, each, cls(None, None, _draw(frame, width))
 
 
 @dataclass(frozen=True)
@@ -170,18 +211,21 @@ class Cosine(Similarity):
         return misfit_by_head(self.scale, "Cosine.scale", frame.heads)
 
     def prepare(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        q, k = _unit(widen(q)), _unit(widen(k))
-        return q * by_head(self.scale, q), k
+        return _by_row(widen(q), lambda x: _unit(x) * by_head(self.scale, x)), _by_row(widen(k), _unit)
 
     def compare(self, q: Tensor, k: Tensor, at: Region) -> Tensor:
         return q @ k.mT
+
+    @classmethod
+    def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
+        return cls(), cls(_draw(frame, frame.heads))
 
 
 @dataclass(frozen=True)
 class Distance(Similarity):
     """s_ij = -gamma · |q_i - k_j|²: weights are a Gaussian (RBF) kernel, 1 / (2 sigma²) = gamma.
 
-    gamma: a number, or a tensor () or (heads,). Evaluated about a common centre of the keys, which is exact and keeps the
+    gamma: a number, or a tensor () or (heads,). Evaluated about a centre of the tile's queries, which is exact and keeps the
     digits that |q|² - 2 q·k + |k|² loses when both share an offset. Source: Nadaraya 1964, Watson 1964; d2l.ai §11.2.
 
     >>> import regard as rg
@@ -198,18 +242,23 @@ class Distance(Similarity):
     def misfit(self, frame: Frame) -> str | None:
         return misfit_by_head(self.gamma, "Distance.gamma", frame.heads)
 
-    def prepare(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        q, k = widen(q), widen(k)
-        if k.shape[-2] == 0:
-            return q, k
-        # any centre is exact; the median cannot be spoilt by a few keys that are masked and hold anything
-        centre = k.detach().nanmedian(-2, keepdim=True).values.nan_to_num()
-        group = q.shape[-3] // k.shape[-3]
-        return q - centre.repeat_interleave(group, -3), k - centre
-
     def compare(self, q: Tensor, k: Tensor, at: Region) -> Tensor:
-        square = (q * q).sum(-1)[..., :, None] - 2 * (q @ k.mT) + (k * k).sum(-1)[..., None, :]
-        return -by_head(self.gamma, q) * square
+        gamma = by_head(self.gamma, q)
+        # no square overflows: 0 · inf is NaN, so a hidden one would spoil the gradient of gamma
+        most = math.sqrt(torch.finfo(q.dtype).max / (8 * max(q.shape[-1], 1)))
+        q, k = q.clamp(-most, most), k.clamp(-most, most)
+        centre = _centre(q)
+        s = -gamma * _squares(q - centre, k - centre)
+        far = (gamma * (q - centre).square().sum(-1, keepdim=True)).detach().abs() > _FAR
+        if not branchless(q) and not bool(far.any()):
+            return s
+        # most of the tile may be padding, and its centre there: the rest gets a centre of its own
+        centre = _centre(q.masked_fill(~far, math.nan))
+        return torch.where(far, -gamma * _squares(q - centre, k - centre), s)
+
+    @classmethod
+    def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
+        return cls(), cls(_draw(frame, frame.heads).abs())
 
 
 @dataclass(frozen=True)
@@ -254,9 +303,65 @@ class Custom(Similarity):
             raise TypeError(f"Custom.fn returned {got} for q {listed(q.shape)} and k {listed(k.shape)}; expected {expected}.")
         return s
 
+    @classmethod
+    def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
+        return (cls(lambda q, k, w: (q * w).sin() @ k.mT - (k * w).sum(-1)[..., None, :], tensors=(_draw(frame, width),)),)
+
+
+def _tanh_of_sums(q: Tensor, k: Tensor) -> Tensor | None:
+    """tanh(q_i + k_j), features first: (*batch, h, f, r, c) of q (*batch, h, r, f), k (*batch, h, c, f). None if not finite."""
+    # contiguous, or the pairs would be laid out in the order of q's strides
+    q, k = q.mT.contiguous()[..., None], k.mT.contiguous()[..., None, :]
+    largest = max((float(t.abs().amax()) for t in (q, k) if t.numel()), default=0.0)
+    if not largest < math.inf:
+        return None
+    if largest > EXPONENT:
+        return (q + k).tanh_()
+    # tanh x = 1 - 2 / (exp 2x + 1), and exp(2q + 2k) is a product: no exponential a pair
+    return ((2 * q).exp() * (2 * k).exp()).add_(1).reciprocal_().mul_(-2).add_(1)
+
+
+def _draw(frame: Frame, *shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, device=frame.device)
+
+
+def _by_row(x: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
+    """fn(x), where each row of the answer comes from that row of x alone; a row that is not finite passes no gradient.
+
+    0 · NaN is NaN: the zero gradient of a padded token would leak, multiplied by what stands there.
+    """
+    if finite(x):
+        return fn(x)
+    fine = x.isfinite().all(-1, keepdim=True)
+    return torch.where(fine, fn(x.masked_fill(~fine, 0)), fn(x.detach()).detach())
+
+
+def _projected(x: Tensor, weight: Tensor | None) -> Tensor:
+    return x if weight is None else _by_row(x, lambda row: row @ weight.to(row.dtype))
+
 
 def _unit(x: Tensor) -> Tensor:
     """x over its length; where that is 0, 0 with gradient 0."""
-    square = (x * x).sum(-1, keepdim=True)
-    zero = square == 0
-    return x.masked_fill(zero, 0) * square.masked_fill(zero, 1).rsqrt()
+    if x.shape[-1] == 0:
+        return x
+    # the direction does not depend on this scale, so it is a constant; squares then neither overflow nor vanish
+    scale = x.detach().abs().amax(-1, keepdim=True)
+    zero = scale == 0
+    x = x / scale.masked_fill(zero, 1)
+    return x.masked_fill(zero, 0) * (x * x).sum(-1, keepdim=True).masked_fill(zero, 1).rsqrt()
+
+
+# In units of the score: farther from the centre, rounding costs more than 12 bits of it.
+_FAR = 2.0**12
+
+
+def _centre(q: Tensor) -> Tensor:
+    """The median of the rows, a constant: what stands in less than half of them does not move it."""
+    if 0 in q.shape:
+        return q.new_zeros(())
+    return q.detach().nanmedian(-2, keepdim=True).values.nan_to_num()
+
+
+def _squares(q: Tensor, k: Tensor) -> Tensor:
+    """|q_i - k_j|² of rows that lie near 0."""
+    return (q * q).sum(-1)[..., :, None] - 2 * (q @ k.mT) + (k * k).sum(-1)[..., None, :]

@@ -1,0 +1,99 @@
+"""Call: the arguments of one call made a Problem, run, and its results turned back into what the caller has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import regard.arrays as arrays
+from regard.autograd import attend
+from regard.backends.base import Backend
+from regard.dispatch import choose
+from regard.dropout import Dropout
+from regard.errors import ShapeError
+from regard.masks.algebra import Mask
+from regard.positions import Positions
+from regard.problem import Layout, Problem, pose
+from regard.scores.algebra import Score, number
+from regard.scores.similarity import Custom
+from regard.shapes import listed, repeat_heads
+from regard.state import State
+
+
+class Call:
+    """The arguments of one call, made tensors, posed as a Problem, and the way back to what the caller has."""
+
+    def __init__(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        score: Score,
+        mask: Mask,
+        positions: Positions | None,
+        sink: Tensor | float | None,
+        dropout: Dropout | None,
+        like: Any = None,
+    ) -> None:
+        self.answer: Callable[[Tensor], Any] = arrays.answer_like(q if like is None else like)
+        self.device = arrays.tensor(q, "q").device.type
+        q, k, v = (_autocast(arrays.tensor(x, name)) for x, name in ((q, "q"), (k, "k"), (v, "v")))
+        with self.precision():
+            problem, layout = pose(q, k, v, score, mask, positions, dropout)
+        self.problem: Problem = problem
+        self.layout: Layout = layout
+        self.sink = None if sink is None else _sink(number(sink, "sink"), problem)
+        _refuse_hidden_parameters(problem)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """Sums are kept in the accumulation dtype whatever autocast says."""
+        return torch.autocast(self.device, enabled=False)
+
+    def run(self, backend: Backend | None, lse: bool) -> tuple[Tensor, Tensor]:
+        """(out, lse), the sink included."""
+        result = attend(choose(self.problem, backend, lse), self.problem)
+        if self.sink is None:
+            return result
+        return (State.of_lse(*result) | State.of_sink(self.sink, self.problem.dv)).finish()
+
+
+def _autocast(t: Tensor) -> Tensor:
+    """As torch's own attention does: under autocast, float tensors take its dtype; float64 stays."""
+    device = t.device.type
+    if not t.dtype.is_floating_point or t.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+        return t
+    return t.to(torch.get_autocast_dtype(device))
+
+
+def _sink(sink: float | Tensor, problem: Problem) -> Tensor:
+    """A sink's logits as (*batch, h, nq)."""
+    frame = problem.frame
+    logit = torch.as_tensor(sink, dtype=problem.accumulate, device=None if isinstance(sink, Tensor) else frame.device)
+    if logit.device != frame.device:
+        raise ValueError(f"sink is on {logit.device}, q on {frame.device}; move it with .to(...).")
+    full = (*frame.batch, frame.heads)
+    if logit.dim() > len(full) or any(a not in (1, b) for a, b in zip(logit.shape[::-1], full[::-1], strict=False)):
+        raise ShapeError(f"sink has shape {listed(logit.shape)}; expected a logit a head, ({frame.heads},), or {full}.")
+    return logit[..., None].expand(*full, frame.nq)
+
+
+def _refuse_hidden_parameters(problem: Problem) -> None:
+    """A Custom whose fn reaches a tensor that requires a gradient by itself would lose that gradient silently."""
+    similarity = problem.similarity
+    empty = 0 in problem.q.shape or 0 in problem.k.shape
+    if not isinstance(similarity, Custom) or not torch.is_grad_enabled() or empty:
+        return
+    at = problem.frame.region(slice(0, 1), slice(0, 1))
+    q, k = problem.q[..., :1, :].detach(), repeat_heads(problem.k[..., :1, :].detach(), problem.frame.heads)
+    own = similarity.with_tensors(iter([t.detach() for t in similarity.inputs]))
+    with torch.enable_grad():
+        s = own.compare(q, k, at)
+    if s.requires_grad:
+        raise ValueError(
+            "score Custom(fn): fn uses a tensor that requires a gradient and that regard cannot see. "
+            "Pass it along: Custom(lambda q, k, w: ..., tensors=(w,))."
+        )

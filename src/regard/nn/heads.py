@@ -1,0 +1,154 @@
+"""Heads: what every attention layer does before W^O, whatever its projections are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.backends.base import Backend
+from regard.dropout import Dropout
+from regard.errors import ShapeError
+from regard.functional import attention, attention_weights
+from regard.masks.algebra import Everything, Mask
+from regard.nn.rotary import Rotary
+from regard.nn.scores import owned
+from regard.positions import Positions, settle
+from regard.scores.algebra import Score
+from regard.scores.similarity import ScaledDot
+from regard.shapes import listed
+
+
+class Heads(nn.Module):
+    """A layer's heads: A_i = Attention(Q_i, K_i, V_i) of projections of x and c. Abstract; a subclass adds `forward`.
+
+    q_proj, k_proj, v_proj are modules and are called, whatever they are; their outputs are cut into `heads`,
+    `key_heads` and `key_heads` equal parts. q_width and k_width are the widths of a query and of a key.
+    """
+
+    def __init__(
+        self,
+        q_proj: nn.Module,
+        k_proj: nn.Module,
+        v_proj: nn.Module,
+        out_proj: nn.Module,
+        *,
+        d_model: int,
+        d_context: int,
+        heads: int,
+        key_heads: int,
+        q_width: int,
+        k_width: int,
+        score: Score | nn.Module | None,
+        rotary: Rotary | None,
+        qk_norm: Callable[[int], nn.Module] | None,
+        sink: Tensor | float | None,
+        dropout: float,
+        backend: Backend | None,
+        place: dict[str, Any],
+    ) -> None:
+        super().__init__()
+        self.d_model, self.d_context, self.heads, self.key_heads = d_model, d_context, heads, key_heads
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = q_proj, k_proj, v_proj, out_proj
+        norms = (None if qk_norm is None else qk_norm(width).to(**place) for width in (q_width, k_width))
+        self.q_norm, self.k_norm = norms
+        self.score: Score | nn.Module = owned(ScaledDot() if score is None else score)
+        if rotary is not None and rotary.width > min(q_width, k_width):
+            raise ValueError(f"{rotary!r} turns {rotary.width} features; a query has {q_width}, a key {k_width}.")
+        self.rotary, self.backend = rotary, backend
+        self.dropout = Dropout(dropout)
+        logits = None if sink is None else torch.as_tensor(sink, **place).expand(heads).clone()
+        self.sink = None if logits is None else nn.Parameter(logits)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier-uniform weights and zero biases for the projections."""
+        for linear in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            if isinstance(linear, nn.Linear):
+                nn.init.xavier_uniform_(linear.weight)
+                if linear.bias is not None:  # pyright: ignore[reportUnnecessaryComparison]
+                    nn.init.zeros_(linear.bias)
+
+    def attend(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Mask = Everything(),
+        positions: Positions | None = None,
+    ) -> Tensor:
+        """The heads' outputs A_i before W^O: (*batch, heads, n, d_v)."""
+        q, k, v = (_batched(t) for t in self.project(x, context, positions))
+        dropout = self.dropout if self.training and self.dropout.p else None
+        out = attention(
+            q, k, v, mask=mask, positions=positions, dropout=dropout, backend=self.backend, **self.scoring()
+        )
+        return out if x.dim() > 2 else out[0]
+
+    def weights(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Mask = Everything(),
+        positions: Positions | None = None,
+        rows: Any = None,
+    ) -> Tensor:
+        """The attention weights of each head, (*batch, heads, n, m), or of some rows; see regard.attention_weights."""
+        q, k, _ = (_batched(t) for t in self.project(x, context, positions))
+        p = attention_weights(q, k, mask=mask, positions=positions, rows=rows, **self.scoring())
+        return p if x.dim() > 2 else p[0]
+
+    def project(
+        self, x: Tensor, context: Tensor | None = None, positions: Positions | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q (*batch, heads, n, d_k), k (*batch, key_heads, m, d_k), both normed and rotated, v (..., m, d_v)."""
+        c = self._read(x, context)
+        q = self.q_proj(x).unflatten(-1, (self.heads, -1)).transpose(-3, -2)
+        k = self.k_proj(c).unflatten(-1, (self.key_heads, -1)).transpose(-3, -2)
+        v = self.v_proj(c).unflatten(-1, (self.key_heads, -1)).transpose(-3, -2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rotary is not None:
+            batch = tuple(torch.broadcast_shapes(x.shape[:-2], c.shape[:-2]))
+            at = settle(positions, q.shape[-2], k.shape[-2], batch, self.rotary, x.device)
+            q, k = self.rotary(q, at.q), self.rotary(k, at.k)
+        return q, k, v
+
+    def scoring(self) -> dict[str, Any]:
+        """The score and the sink of this layer, as arguments of regard.attention."""
+        score = self.score if isinstance(self.score, Score) else self.score()
+        return {"score": score, "sink": self.sink}
+
+    def extra_repr(self) -> str:
+        parts = [f"heads={self.heads}"]
+        parts += [f"key_heads={self.key_heads}"] if self.key_heads != self.heads else []
+        parts += [f"score={self.score!r}"] if isinstance(self.score, Score) else []
+        parts += [f"dropout={self.dropout.p}"] if self.dropout.p else []
+        return ", ".join(parts)
+
+    def _read(self, x: Tensor, context: Tensor | None) -> Tensor:
+        """The sequence that keys and values are made from, once both are known to fit."""
+        if x.dim() < 2 or x.shape[-1] != self.d_model:
+            raise ShapeError(f"x has shape {listed(x.shape)}; expected (*batch, n, {self.d_model}).")
+        if context is None and self.d_context != self.d_model:
+            raise ShapeError(f"this layer reads a context of width {self.d_context}; pass it: layer(x, context).")
+        c = x if context is None else context
+        try:
+            torch.broadcast_shapes(x.shape[:-2], c.shape[:-2])
+            fits = c.dim() == x.dim() and c.shape[-1] == self.d_context
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise ShapeError(
+                f"context has shape {listed(c.shape)}; expected (*batch, m, {self.d_context}) "
+                f"with the batch axes of x, which has shape {listed(x.shape)}."
+            )
+        return c
+
+
+def _batched(t: Tensor) -> Tensor:
+    """(heads, n, d) with a batch axis, so that the heads are not taken for one."""
+    return t if t.dim() > 3 else t[None]

@@ -1,0 +1,281 @@
+"""What masks, scores and backends must satisfy, as checks that raise AssertionError: try your own with them.
+
+Calls are generated from the `examples` of every mask and score class, so that a new class is tried on every backend by
+existing. What a backend answers is measured against Reference in float64: values, log-sum-exp, and the gradients of q, k,
+v, the sink and every tensor of the score.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from regard.backends.base import Backend
+from regard.backends.reference import Reference
+from regard.backends.tiled import Tiled
+from regard.dropout import Dropout
+from regard.functional import attention, attention_state
+from regard.masks.algebra import Cover, Everything, Mask
+from regard.positions import Positions, tail
+from regard.problem import Problem, pose
+from regard.region import Frame
+from regard.scores.algebra import Modifier, Score
+from regard.scores.similarity import ScaledDot
+from regard.shapes import FLOATING, blocks
+from regard.value import Value
+
+FLOAT64_TOLERANCE = 1e-12
+# score, shift, exponential, weight, product: each rounds, and a short sum of few numbers shows it by chance or not
+ROUNDINGS = 4 * torch.finfo(torch.float32).eps
+
+
+@dataclass(frozen=True)
+class Case(Value):
+    """The arguments of one call of attention.
+
+    >>> call = draw(frame())
+    >>> call.q.shape, call.k.shape, call.v.shape
+    (torch.Size([5, 6, 13, 7]), torch.Size([5, 2, 17, 7]), torch.Size([5, 2, 17, 3]))
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    score: Score = ScaledDot()
+    sink: Tensor | None = None
+    mask: Mask = Everything()
+    positions: Positions | None = None
+    dropout: Dropout | None = None
+
+    @property
+    def problem(self) -> Problem:
+        return pose(self.q, self.k, self.v, self.score, self.mask, self.positions, self.dropout)[0]
+
+    @property
+    def differentiable(self) -> dict[str, Tensor]:
+        """By name, every tensor that a gradient may be asked for."""
+        found = {"q": self.q, "k": self.k, "v": self.v}
+        found.update((f"score tensor {n}", t) for n, t in enumerate(self.score.tensors()))
+        return found if self.sink is None else {**found, "sink": self.sink}
+
+    def leaves(self, dtype: torch.dtype) -> Case:
+        """The same call on tensors of its own, rounded to a dtype, that require gradients."""
+        named = self.differentiable.values()
+        fresh = iter([t.detach().to(dtype, copy=True).requires_grad_() for t in named])
+        rest = [t for f in fields(self)[5:] for t in _tensors(getattr(self, f.name))]
+        return self.with_tensors(iter([*fresh, *rest]))
+
+
+def _tensors(value: Value | None) -> tuple[Tensor, ...]:
+    return () if value is None else value.tensors()
+
+
+def frame(
+    batch: tuple[int, ...] = (5,), heads: int = 6, nq: int = 13, nk: int = 17, headed: bool = True
+) -> Frame:
+    """A small index space, its queries the last positions.
+
+    >>> frame().shape
+    (5, 6, 13, 17)
+    """
+    return replace(Frame.of(nq, nk, batch=batch, heads=heads, positions=tail(nq, nk)), headed=headed)
+
+
+def masks(at: Frame) -> dict[str, Mask]:
+    """Every example of every mask class of regard, and some combinations, by name.
+
+    >>> list(masks(frame()))[:3]
+    ['Causal', 'Dense', 'Dense 2']
+    """
+    found = {name: example for kind in _kinds(Mask) for name, example in _named(kind, kind.examples(at))}
+    one = {kind: found[kind] for kind in ("Causal", "Window", "Prefix", "Lengths", "Dense")}
+    found["And"] = one["Causal"] & one["Lengths"]
+    found["Or"] = (one["Causal"] & one["Window"]) | one["Prefix"]
+    found["Not"] = ~(one["Dense"] | one["Prefix"])
+    found["nothing"] = ~Everything()
+    return found
+
+
+def scores(at: Frame, width: int = 7) -> dict[str, Score]:
+    """Every example of every score class of regard, modifiers after a scaled dot product, and a long pipeline, by name.
+
+    >>> list(scores(frame()))[:3]
+    ['Additive', 'Additive 2', 'Additive 3']
+    """
+    found: dict[str, Score] = {}
+    for kind in _kinds(Score):
+        for name, example in _named(kind, kind.examples(at, width)):
+            found[name] = ScaledDot() >> example if isinstance(example, Modifier) else example
+    stages = (stage for kind in _kinds(Modifier) for stage in kind.examples(at, width)[:1])
+    whole: Score = ScaledDot()
+    for stage in stages:
+        whole = whole >> stage
+    return {**found, "Pipeline": whole}
+
+
+def _kinds(base: type) -> list[type]:
+    """The classes of regard's own that carry examples, by name."""
+    found: list[type] = []
+    below = base.__subclasses__()
+    while below:
+        kind = below.pop()
+        below += kind.__subclasses__()
+        if kind.__module__.startswith("regard.") and "examples" in kind.__dict__ and kind not in found:
+            found.append(kind)
+    return sorted(found, key=lambda kind: kind.__name__)
+
+
+def _named(kind: type, examples: tuple[Value, ...]) -> Iterator[tuple[str, object]]:
+    for n, example in enumerate(examples):
+        yield kind.__name__ + (f" {n + 1}" if n else ""), example
+
+
+def draw(
+    at: Frame,
+    *,
+    key_heads: int | None = None,
+    dk: int = 7,
+    dv: int = 3,
+    score: Score = ScaledDot(),
+    mask: Mask = Everything(),
+    sink: bool = False,
+    dropout: Dropout | None = None,
+) -> Case:
+    """A call of that frame on normal float64 numbers; key_heads: by default a third of the heads where that is whole."""
+    if key_heads is None:
+        key_heads = at.heads // 3 if at.heads % 3 == 0 else at.heads
+    shapes = ((at.heads, at.nq, dk), (key_heads, at.nk, dk), (key_heads, at.nk, dv))
+    q, k, v = (
+        torch.randn(*at.batch, *(shape if at.headed else shape[1:]), dtype=torch.float64, device=at.device)
+        for shape in shapes
+    )
+    logits = torch.randn(at.heads, dtype=torch.float64, device=at.device) if sink else None
+    return Case(q, k, v, score, logits, mask, at.positions, dropout)
+
+
+def calls(at: Frame, width: int = 7, dv: int = 3) -> Iterator[tuple[str, Case]]:
+    """Every mask under every score: named calls."""
+    for mask_name, mask in masks(at).items():
+        for score_name, score in scores(at, width).items():
+            yield f"{score_name} under {mask_name}", draw(at, dk=width, dv=dv, score=score, mask=mask)
+
+
+def answers(call: Case, backend: Backend | None, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What a backend makes of a call rounded to a dtype: the output, the lse where it has one, and all gradients.
+
+    Cotangents are drawn from a fixed seed, in the dtypes of the results. Raises Unsupported where the backend refuses.
+    """
+    call = call.leaves(dtype)
+    given = {"score": call.score, "mask": call.mask, "positions": call.positions, "sink": call.sink}
+    results = {"out": attention(call.q, call.k, call.v, **given, dropout=call.dropout, backend=backend)}
+    if backend is None or backend.why_not(call.problem, True) is None:
+        state = attention_state(call.q, call.k, call.v, **given, dropout=call.dropout, backend=backend)
+        results["lse"] = state.finish()[1]
+    random = torch.Generator().manual_seed(0)
+    cotangents = [
+        torch.randn(t.shape, generator=random, dtype=torch.float64).to(dtype).to(t.device, t.dtype)
+        for t in results.values()
+    ]
+    wanted = call.differentiable
+    grads = torch.autograd.grad(tuple(results.values()), tuple(wanted.values()), cotangents, allow_unused=True)
+    for (name, t), g in zip(wanted.items(), grads, strict=True):
+        results[f"gradient of {name}"] = torch.zeros_like(t) if g is None else g
+    return {name: t.detach() for name, t in results.items()}
+
+
+def tolerance(exact: Tensor, plain: Tensor) -> float:
+    """Twice the error of a plain evaluation in the same dtype; in float64 1e-12, relatively.
+
+    The plain error of a result that is a handful of numbers may be near 0 by chance; it is taken to be at least that of one
+    rounding to the dtype, or of four to float32.
+    """
+    size = _root_mean_square(exact.masked_fill(~exact.isfinite(), 0))
+    if plain.dtype == torch.float64:
+        return FLOAT64_TOLERANCE * max(size, 1.0)
+    return 2 * max(error(plain, exact), size * max(torch.finfo(plain.dtype).eps, ROUNDINGS))
+
+
+def error(got: Tensor, exact: Tensor) -> float:
+    """The root mean square of the differences; infinite where one is NaN or infinite and the other is not the same."""
+    got, exact = got.detach().to(exact.dtype), exact.detach()
+    if got.shape != exact.shape:
+        return math.inf
+    same = (got == exact) | (got.isnan() & exact.isnan())
+    return _root_mean_square((got - exact).masked_fill(same, 0).nan_to_num(math.inf, math.inf, -math.inf))
+
+
+def _root_mean_square(t: Tensor) -> float:
+    return float(t.square().mean().sqrt()) if t.numel() else 0.0
+
+
+def check(call: Case, backend: Backend | None, dtype: torch.dtype = torch.float64) -> None:
+    """One call on a backend in a dtype, against Reference in float64 on the same rounded numbers.
+
+    >>> check(draw(frame(), sink=True), Tiled(rows=4, keys=3))
+    """
+    rounded = call.leaves(dtype)
+    exact = answers(rounded, Reference(), torch.float64)
+    plain = answers(call, Reference(), dtype)
+    for name, got in answers(call, backend, dtype).items():
+        allowed, off = tolerance(exact[name], plain[name]), error(got, exact[name])
+        assert got.dtype == plain[name].dtype, f"{name} has dtype {got.dtype}; expected {plain[name].dtype}"
+        assert off <= allowed, f"{backend!r}, {dtype}: {name} is off by {off:.2e}; allowed {allowed:.2e}"
+
+
+def check_backend(backend: Backend, dtypes: tuple[torch.dtype, ...] = FLOATING, at: Frame | None = None) -> int:
+    """Every call of `calls` that the backend takes, in each dtype; how many were tried. AssertionError if one is wrong.
+
+    >>> check_backend(Tiled(rows=2, keys=3), (torch.float64,), frame((), 1, 3, 5)) > 100
+    True
+    """
+    tried = 0
+    for name, call in calls(frame() if at is None else at):
+        for dtype in dtypes:
+            if backend.why_not(call.leaves(dtype).problem, False) is not None:
+                continue
+            tried += 1
+            try:
+                check(call, backend, dtype)
+            except AssertionError as wrong:
+                raise AssertionError(f"{name}: {wrong}") from wrong
+    assert tried, f"{backend!r} refuses every call"
+    return tried
+
+
+def check_score(score: Score, at: Frame | None = None, width: int = 7) -> None:
+    """A score is the same evaluated tile by tile, in values and gradients; a modifier is tried after ScaledDot.
+
+    >>> import regard as rg
+    >>> check_score(rg.SoftCap(3.0))
+    """
+    whole = ScaledDot() >> score if isinstance(score, Modifier) else score
+    check(draw(frame() if at is None else at, dk=width, score=whole), Tiled(rows=4, keys=3))
+
+
+def check_mask(mask: Mask, at: Frame | None = None) -> None:
+    """A mask answers for a region what it answers there for the whole; its covers and intervals agree with that.
+
+    >>> import regard as rg
+    >>> check_mask(rg.Causal() & rg.Window(before=3, after=0))
+    """
+    at = frame() if at is None else at
+    dense = mask.visible(at.region()).expand(at.shape)
+    for r, c in ((1, 1), (4, 3), (at.nq, at.nk)):
+        tiling = at.tiling(r, c)
+        covers = mask.cover(tiling).expand(*at.batch, at.heads, *tiling.shape)
+        for m, rows in enumerate(blocks(at.nq, r)):
+            for n, cols in enumerate(blocks(at.nk, c)):
+                part, cover = dense[..., rows, cols], covers[..., m, n]
+                seen = mask.visible(at.region(rows, cols)).expand(part.shape)
+                assert torch.equal(seen, part), f"{mask!r} answers otherwise for rows {rows}, keys {cols} alone"
+                wrong = ((cover == Cover.NONE) & part.any(-1).any(-1)) | ((cover == Cover.ALL) & ~part.all(-1).all(-1))
+                assert not wrong.any(), f"{mask!r} has a wrong cover for rows {rows}, keys {cols}"
+    interval = mask.rows(at)
+    if interval is not None:
+        j = torch.arange(at.nk, device=at.device)
+        inside = (j >= interval.start[..., None]) & (j < interval.stop[..., None])
+        assert torch.equal(inside.expand(at.shape), dense), f"{mask!r} has wrong intervals"

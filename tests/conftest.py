@@ -1,0 +1,103 @@
+"""For every test: memory that nobody wrote is NaN, seeds are fixed, torch's global state comes back."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator
+
+# Before torch and matplotlib are loaded: cuBLAS is deterministic with a fixed workspace only, and pictures
+# need no screen.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+SEED = 20170612  # "Attention Is All You Need" came out on this day
+
+
+class TorchRandom:
+    """torch's generator as hypothesis wants it: seeded anew for every example, so that a failure repeats."""
+
+    def seed(self, a: int = SEED) -> None:
+        torch.manual_seed(a)
+
+    def getstate(self) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def setstate(self, state: torch.Tensor) -> None:
+        torch.set_rng_state(state)
+
+
+# hypothesis holds this by a weak reference only.
+TORCH_RANDOM = TorchRandom()
+hypothesis.register_random(TORCH_RANDOM)
+hypothesis.settings.register_profile("regard", deadline=None, print_blob=True)
+hypothesis.settings.register_profile(
+    "regard-ci", deadline=None, print_blob=True, derandomize=True, database=None
+)
+hypothesis.settings.load_profile("regard-ci" if os.environ.get("CI") else "regard")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unwritten_memory_is_nan() -> Iterator[None]:
+    """torch.empty and its kin hold NaN (the largest integer, True), so that reading them shows.
+
+    torch fills memory only where it also keeps to deterministic algorithms; on a CPU they are the usual ones.
+    """
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True)
+    x = torch.zeros(1000)
+    assert all(made.isnan().all() for made in (torch.empty(1000), torch.empty_like(x), x.new_empty(1000)))
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    """Every test starts from the same random numbers, whichever tests ran before it."""
+    random.seed(SEED)
+    np.random.seed(SEED)
+    torch.manual_seed(SEED)
+
+
+def global_state() -> dict[str, object]:
+    """What a library must leave alone."""
+    return {
+        "threads": torch.get_num_threads(),
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
+        # Python divides in the same thread, so it sees whether denormals are flushed to zero.
+        "denormals kept": sys.float_info.min / 2 > 0,
+    }
+
+
+def restore(state: dict[str, object]) -> None:
+    torch.set_num_threads(state["threads"])
+    torch.set_default_dtype(state["default dtype"])
+    torch.set_default_device(state["default device"])
+    torch.set_grad_enabled(state["grad mode"])
+    torch.use_deterministic_algorithms(state["deterministic algorithms"])
+    torch.set_float32_matmul_precision(state["float32 matmul precision"])
+    torch.set_flush_denormal(not state["denormals kept"])
+
+
+@pytest.fixture(autouse=True)
+def global_state_is_left_alone(unwritten_memory_is_nan: None) -> Iterator[None]:
+    """A test that changes torch's global state and leaves it changed fails; the next one starts clean."""
+    before = global_state()
+    yield
+    after = global_state()
+    changed = [f"{name}: {was} became {after[name]}" for name, was in before.items() if was != after[name]]
+    if changed:
+        restore(before)
+        pytest.fail("torch's global state was left changed: " + "; ".join(changed))

@@ -1,0 +1,61 @@
+"""The package as it is imported: light, and with every public name explained by an example that runs."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import regard
+
+OPTIONAL = ("matplotlib", "rich", "safetensors", "transformers", "jaxtyping", "hypothesis", "tqdm", "einops")
+
+# torch itself loads some of them (tqdm, where it is installed), so only what regard adds counts.
+ADDED = f"""
+import sys, torch
+before = set(sys.modules)
+import regard
+print(*sorted((set(sys.modules) - before) & {set(OPTIONAL)!r}))
+"""
+
+MODULES = ["regard", *sorted(found.name for found in pkgutil.walk_packages(regard.__path__, "regard."))]
+
+
+def test_import_loads_no_optional_package() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", ADDED], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_public_names_exist_once() -> None:
+    assert len(regard.__all__) == len(set(regard.__all__))
+    assert [name for name in regard.__all__ if not hasattr(regard, name)] == []
+
+
+@pytest.mark.parametrize("name", regard.__all__)
+def test_public_name_is_explained_by_an_example(name: str) -> None:
+    public = getattr(regard, name)
+    if not (inspect.ismodule(public) or inspect.isclass(public) or inspect.isroutine(public)):
+        pytest.skip(f"{name} is a plain value")
+    # An inherited docstring, or one that dataclass makes up, does not count.
+    own = vars(public).get("__doc__") if inspect.isclass(public) else public.__doc__
+    assert ">>> " in (own or ""), f"regard.{name} has no docstring with an example"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_run(name: str) -> None:
+    """Examples see their own module's names, and `torch` and `rg` besides."""
+    failed, _ = doctest.testmod(
+        importlib.import_module(name),
+        extraglobs={"torch": torch, "rg": regard},
+        optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE,
+    )
+    assert failed == 0
