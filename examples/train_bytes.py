@@ -38,7 +38,7 @@ class Stage:
     length: int
 
 
-STAGES = (Stage(1200, 24, 256), Stage(200, 6, 1024), Stage(100, 3, 2048))
+STAGES = (Stage(1000, 20, 256), Stage(150, 5, 1024), Stage(50, 2, 2048))
 
 
 def corpus() -> tuple[Tensor, Tensor]:

@@ -37,9 +37,7 @@ class TorchRandom:
 TORCH_RANDOM = TorchRandom()
 hypothesis.register_random(TORCH_RANDOM)
 hypothesis.settings.register_profile("regard", deadline=None, print_blob=True)
-hypothesis.settings.register_profile(
-    "regard-ci", deadline=None, print_blob=True, derandomize=True, database=None
-)
+hypothesis.settings.register_profile("regard-ci", deadline=None, print_blob=True, derandomize=True, database=None)
 hypothesis.settings.load_profile("regard-ci" if os.environ.get("CI") else "regard")
 
 

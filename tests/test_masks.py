@@ -85,7 +85,7 @@ def leaf(size: Size, which: int, seed: int) -> Mask:
         lambda: rg.Documents(sorted_ids[0], sorted_ids[3]),
         lambda: rg.Documents(integers(0, 3, *BATCH, nq), integers(0, 3, nk)),
         lambda: rg.Where(lambda b, h, i, j: (i * 3 + j * 5 + h + b) % 7 < 3),
-        *(_dense_maker(shape, g) for shape in ((1, nk), (nq, 1), (nk,), (), (HEADS, nq, nk), (2, 1, nq, nk))),
+        *(_dense_maker(shape, g) for shape in ((1, nk), (1, nq, 1), (nk,), (), (HEADS, nq, nk), (2, 1, nq, nk))),
         _dense_maker((2, HEADS, nq, nk), g),
         _dense_maker((2, 1, 1, nk), g),
         lambda: rg.Dense(torch.ones(1, 1, nq, nk, dtype=torch.bool)),
@@ -193,6 +193,7 @@ def test_what_should_be_an_interval_is_one() -> None:
     size = Size(7, 11, rg.tail(7, 11))
     lengths = rg.Lengths(keys=torch.tensor([3, 11]), queries=torch.tensor([7, 2]))
     ids = rg.Documents(torch.arange(7) // 3 + 1, torch.arange(11) // 4)
+    nobody = rg.Lengths(keys=torch.tensor([0, 11]), queries=torch.tensor([7, 0]))
     for mask in (
         rg.Everything(),
         ~rg.Everything(),
@@ -204,6 +205,9 @@ def test_what_should_be_an_interval_is_one() -> None:
         ~rg.Prefix(torch.tensor([4, 9])) & rg.Causal(),
         rg.Window(before=None, after=None),
         rg.Dilated(1),
+        nobody | rg.Window(before=1, after=1),
+        rg.Window(before=1, after=1) | nobody,
+        ~nobody,
     ):
         assert assert_rows(size, mask), mask
     for mask in (~rg.Window(1, 1), rg.Window(1, 0) | rg.Prefix(2), rg.Dilated(2), rg.Dense(torch.ones(7, 11).bool())):

@@ -19,7 +19,12 @@ OPTIONS = {
     "plain": {},
     "cross": {"d_context": CONTEXT},
     "no bias": {"bias": False},
-    "every option": {"rotary": rg.nn.Rotary(2), "qk_norm": nn.RMSNorm, "sink": 0.3, "score": rg.ScaledDot() >> rg.SoftCap(3.0)},
+    "every option": {
+        "rotary": rg.nn.Rotary(2),
+        "qk_norm": nn.RMSNorm,
+        "sink": 0.3,
+        "score": rg.ScaledDot() >> rg.SoftCap(3.0),
+    },
 }
 
 
@@ -38,6 +43,12 @@ def test_it_is_multi_head_attention_with_one_head(name: str) -> None:
     assert torch.equal(one.weights(x, c, rows=rows), many.weights(x, c)[:, 0, rows])
 
 
+def test_dropout_and_a_named_backend_reach_it() -> None:
+    layer, x = rg.nn.Attention(WIDTH, 4, 3, dropout=0.5, backend=rg.Tiled(2, 3)), torch.randn(BATCH, NQ, WIDTH)
+    assert layer.dropout == rg.Dropout(0.5) and layer.backend == rg.Tiled(2, 3)
+    assert not torch.equal(layer(x), layer(x)) and torch.equal(layer.eval()(x), layer(x))
+
+
 def test_without_an_up_projection_it_is_the_formula() -> None:
     layer = rg.nn.Attention(WIDTH, 4, 3, d_context=CONTEXT, bias=False, **DOUBLE)
     x, c = torch.randn(NQ, WIDTH, **DOUBLE), torch.randn(NK, CONTEXT, **DOUBLE)
@@ -50,7 +61,13 @@ def test_without_an_up_projection_it_is_the_formula() -> None:
 
 @pytest.mark.parametrize(
     "score",
-    [rg.Dot(), rg.Cosine(2.0), rg.Distance(0.3), rg.Custom(lambda q, k: -torch.cdist(q, k, p=1)), rg.ScaledDot() >> rg.SoftCap(1.0)],
+    [
+        rg.Dot(),
+        rg.Cosine(2.0),
+        rg.Distance(0.3),
+        rg.Custom(lambda q, k: -torch.cdist(q, k, p=1)),
+        rg.ScaledDot() >> rg.SoftCap(1.0),
+    ],
     ids=repr,
 )
 def test_any_score_compares_the_projections(score: rg.Score) -> None:

@@ -153,5 +153,5 @@ def test_a_layer_whose_projections_were_replaced_is_refused() -> None:
     with pytest.raises(rg.Unsupported, match="bias on some projections only"):
         ours.to_torch()
     ours.v_proj = nn.Sequential(ours.v_proj)
-    with pytest.raises(rg.Unsupported, match="v_proj is a Sequential; it has nn.Linear"):
+    with pytest.raises(rg.Unsupported, match=r"v_proj is a Sequential; it has nn\.Linear"):
         ours.to_torch()

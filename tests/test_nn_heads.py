@@ -83,14 +83,18 @@ def test_rotary_takes_positions_of_each_sequence() -> None:
 
 def test_rotary_without_positions_is_refused_where_lengths_differ() -> None:
     layer = layer_of(rotary=rg.nn.Rotary(4))
-    said = rf"7 queries meet 11 keys under Rotary\(4, base=10000\), and their positions are not given. Pass\n  positions=tail"
+    said = (
+        r"7 queries meet 11 keys under Rotary\(4, base=10000\), and their positions are not given. Pass\n  positions="
+    )
     for call in (layer, layer.weights, layer.per_head):
         with pytest.raises(rg.ShapeError, match=said):
             call(sequence(BATCH), sequence(BATCH, n=NK))
     assert layer(sequence(BATCH), sequence(BATCH, n=NK), positions=rg.tail(NQ, NK)).shape == (BATCH, NQ, WIDTH)
 
 
-@pytest.mark.parametrize("options", [{}, {"rotary": rg.nn.Rotary(4)}, {"rotary": rg.nn.Rotary(2), "key_heads": 1, "sink": 0.5}])
+@pytest.mark.parametrize(
+    "options", [{}, {"rotary": rg.nn.Rotary(4)}, {"rotary": rg.nn.Rotary(2), "key_heads": 1, "sink": 0.5}]
+)
 def test_decoding_with_cached_keys_equals_the_causal_pass(options: dict[str, object]) -> None:
     layer, x = layer_of(**options), sequence(BATCH)
     whole = layer(x, mask=rg.Causal())
@@ -114,7 +118,9 @@ def test_qk_norm_normalises_each_head_before_the_rotation() -> None:
         torch.testing.assert_close(t.square().mean(-1), ones, rtol=0, atol=1e-5)  # RMSNorm has an eps of its own
     before = layer(x)
     nn.init.constant_(layer.q_norm.weight, 2.0)
+    nn.init.constant_(layer.k_norm.weight, 3.0)
     exact(layer.project(x)[0], 2 * q)
+    exact(layer.project(x)[1], 3 * k)
     layer(x).square().sum().backward()
     assert layer.q_norm.weight.grad is not None and bool((layer(x) - before).abs().max() > 1e-3)
 
@@ -181,6 +187,19 @@ def test_every_parameter_changes_its_dtype(dtype: torch.dtype) -> None:
     assert out.dtype == dtype and bool(out.isfinite().all())
 
 
+def test_autocast_gives_its_dtype_and_trains() -> None:
+    layer = layer_of(rotary=rg.nn.Rotary(4), qk_norm=nn.LayerNorm, sink=0.5, dtype=torch.float32)
+    x = torch.randn(BATCH, NQ, WIDTH)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(x, mask=rg.Causal())
+        assert out.dtype == torch.bfloat16
+        assert layer.weights(x).dtype == torch.bfloat16
+    # four products in a row, each rounded to bfloat16's 8 bits
+    assert bool(((out.float() - layer(x, mask=rg.Causal())).abs() <= 4 * 2**-8 * (1 + out.float().abs())).all())
+    out.float().square().sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in layer.parameters())
+
+
 def test_copies_compute_the_same() -> None:
     options = {"rotary": rg.nn.Rotary(4), "qk_norm": nn.RMSNorm, "sink": 0.5, "dropout": 0.1, "backend": rg.Tiled(3, 2)}
     layer, x = layer_of(**options).eval(), sequence(BATCH)
@@ -216,17 +235,27 @@ def test_the_printed_layer_shows_what_is_unusual() -> None:
     [
         ({}, (BATCH, NQ, 13), None, r"x has shape \(2, 7, 13\); expected \(\*batch, n, 12\)"),
         ({}, (WIDTH,), None, r"x has shape \(12,\); expected"),
-        ({"d_context": 5}, (BATCH, NQ, WIDTH), None, r"this layer reads a context of width 5; pass it: layer\(x, context\)"),
-        ({"d_context": 5}, (BATCH, NQ, WIDTH), (BATCH, NK, 6), r"context has shape \(2, 11, 6\); expected \(\*batch, m, 5\)"),
+        (
+            {"d_context": 5},
+            (BATCH, NQ, WIDTH),
+            None,
+            r"this layer reads a context of width 5; pass it: layer\(x, context\)",
+        ),
+        (
+            {"d_context": 5},
+            (BATCH, NQ, WIDTH),
+            (BATCH, NK, 6),
+            r"context has shape \(2, 11, 6\); expected \(\*batch, m, 5\)",
+        ),
         ({}, (BATCH, NQ, WIDTH), (NK, WIDTH), r"context has shape \(11, 12\); .* of x, which has shape \(2, 7, 12\)"),
         ({}, (BATCH, NQ, WIDTH), (3, NK, WIDTH), r"context has shape \(3, 11, 12\)"),
-        ({"sink": torch.zeros(2)}, None, None, "expand"),
     ],
 )
 def test_wrong_input_gets_its_sentence(options: dict[str, object], x: tuple, c: tuple | None, said: str) -> None:
-    if x is None:
-        with pytest.raises(RuntimeError, match=said):
-            layer_of(**options)
-        return
     with pytest.raises(rg.ShapeError, match=said):
         layer_of(**options)(torch.zeros(x, **DOUBLE), None if c is None else torch.zeros(c, **DOUBLE))
+
+
+def test_a_sink_of_another_number_of_heads_is_refused() -> None:
+    with pytest.raises(rg.ShapeError, match=r"sink has shape \(2,\); expected a number, or one logit a head, \(3,\)"):
+        layer_of(sink=torch.zeros(2))

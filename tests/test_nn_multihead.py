@@ -22,7 +22,11 @@ LAYERS = {
     "one key head": ({"key_heads": 1, "d_v": 7}, 12, 6),
     "unequal widths": ({"d_k": 5, "d_v": 7, "d_out": 13}, 11, 3),
     "cross": ({"d_context": 19, "d_v": 5, "key_heads": 1}, 15, 3),
-    "every option": ({"d_k": 4, "d_v": 5, "key_heads": 2, "sink": 0.3, "rotary": rg.nn.Rotary(2), "qk_norm": nn.RMSNorm}, 6, 4),
+    "every option": (
+        {"d_k": 4, "d_v": 5, "key_heads": 2, "sink": 0.3, "rotary": rg.nn.Rotary(2), "qk_norm": nn.RMSNorm},
+        6,
+        4,
+    ),
 }
 
 
@@ -76,7 +80,11 @@ def test_heads_add_up_to_the_layer(name: str) -> None:
     x, c = inputs(layer)
     parts = layer.per_head(x, c)
     assert parts.shape == (BATCH, layer.heads, NQ, layer.out_proj.out_features)
-    exact(parts.sum(-3) + (0 if layer.out_proj.bias is None else layer.out_proj.bias), layer(x, c))
+    bias = 0 if layer.out_proj.bias is None else layer.out_proj.bias
+    exact(parts.sum(-3) + bias, layer(x, c))
+    some = {"mask": rg.Prefix(3) & rg.Lengths(torch.tensor([2, 5])), "positions": rg.head(NQ, NQ if c is None else NK)}
+    exact(layer.per_head(x, c, **some).sum(-3) + bias, layer(x, c, **some))
+    assert bool((layer(x, c, **some) - layer(x, c)).abs().max() > 1e-3)
 
 
 @pytest.mark.parametrize("name", ["no bias", "grouped", "unequal widths", "cross"])
@@ -133,12 +141,21 @@ def test_an_adapter_in_place_of_a_projection_works_and_learns(name: str) -> None
     exact(written_out(layer, x, x), adapted)
 
 
-def test_what_reads_weights_refuses_an_adapter() -> None:
+class Doubled(nn.Linear):
+    """A Linear whose weight does not tell the whole truth."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+def test_what_reads_weights_refuses_a_projection_with_a_forward_of_its_own() -> None:
     layer, x = build("plain"), torch.randn(NQ, 15, **DOUBLE)
     for name, reads in (("out_proj", lambda: layer.per_head(x)), ("k_proj", lambda: layer.qk_circuit(0))):
-        setattr(layer, name, LoRA(getattr(layer, name)))
-        with pytest.raises(rg.Unsupported, match=f"{name} is a LoRA, whose forward is its own; merge it"):
-            reads()
+        for other in (LoRA(getattr(layer, name)), Doubled(15, 15, **DOUBLE)):
+            setattr(layer, name, other)
+            said = f"{name} is a {type(other).__name__}, whose forward is its own; merge it into an nn.Linear first"
+            with pytest.raises(rg.Unsupported, match=said):
+                reads()
 
 
 @pytest.mark.parametrize("name", PROJECTIONS)
@@ -157,10 +174,16 @@ def test_hooks_on_projections_fire_and_may_change_the_result(name: str) -> None:
     [
         ({"d_model": 15, "heads": 4}, r"d_model=15 is no multiple of heads=4; give d_k and d_v"),
         ({"d_model": 15, "heads": 4, "d_k": 3}, r"give d_k and d_v"),
-        ({"d_model": 12, "heads": 4, "key_heads": 3}, r"heads=4, key_heads=3; expected heads to be a multiple of key_heads"),
+        (
+            {"d_model": 12, "heads": 4, "key_heads": 3},
+            r"heads=4, key_heads=3; expected heads to be a multiple of key_heads",
+        ),
         ({"d_model": 12, "heads": 0}, r"heads=0"),
         ({"d_model": 12, "heads": 4, "key_heads": 0}, r"key_heads=0"),
-        ({"d_model": 12, "heads": 4, "rotary": rg.nn.Rotary(4)}, r"Rotary\(4, base=10000\) turns 4 features; a query has 3"),
+        (
+            {"d_model": 12, "heads": 4, "rotary": rg.nn.Rotary(4)},
+            r"Rotary\(4, base=10000\) turns 4 features; a query has 3",
+        ),
         ({"d_model": 12, "heads": 4, "dropout": 1.5}, r"Dropout\(p=1.5\)"),
     ],
 )

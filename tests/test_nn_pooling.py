@@ -35,6 +35,7 @@ def formula(pool: rg.nn.AttentionPooling, h: Tensor, w: Tensor) -> tuple[Tensor,
 @pytest.mark.parametrize("n", [1, 7])
 def test_a_bag_is_pooled_as_in_the_paper(kind: type[rg.nn.AttentionPooling], bias: bool, n: int) -> None:
     pool, h = kind(5, 3, bias=bias, **DOUBLE), torch.randn(n, 5, **DOUBLE, requires_grad=True)
+    assert {child.bias is not None for child in pool.children()} == {bias}
     z, a = formula(pool, h, pool.query)
     exact(pool(h), z)
     exact(pool.weights(h), a)

@@ -88,7 +88,9 @@ def test_far_positions_are_as_accurate_as_near_ones(kind: type[rg.nn.Rotary], dt
     out, true = kind(64)(x, at), kind(64)(x.double(), at)
     assert out.dtype == dtype
     # one rounding to dtype, and a few of float32 before it, each relative to the pair's length
-    bound = torch.finfo(dtype).eps / 2 * true.abs() + 4 * torch.finfo(torch.float32).eps * x.double().norm(dim=-1)[:, None]
+    bound = (
+        torch.finfo(dtype).eps / 2 * true.abs() + 4 * torch.finfo(torch.float32).eps * x.double().norm(dim=-1)[:, None]
+    )
     assert bool(((out.double() - true).abs() <= bound).all())
 
 
@@ -113,5 +115,7 @@ def test_widths_are_checked() -> None:
     for width in (0, 5, -2):
         with pytest.raises(ValueError, match=rf"Rotary\(width={width}\): expected an even number of features"):
             rg.nn.Rotary(width)
-    with pytest.raises(rg.ShapeError, match=r"x has shape \(7, 4\); Rotary\(6, base=10000\) rotates the first 6 features"):
+    with pytest.raises(
+        rg.ShapeError, match=r"x has shape \(7, 4\); Rotary\(6, base=10000\) rotates the first 6 features"
+    ):
         rg.nn.Rotary(6)(torch.zeros(7, 4), torch.arange(7))

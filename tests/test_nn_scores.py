@@ -68,7 +68,9 @@ def test_additive_starts_as_documented() -> None:
 SCORES = {
     "bilinear": lambda: rg.nn.BilinearScore(4, 4, heads=3, **DOUBLE),
     "additive": lambda: rg.nn.AdditiveScore(4, 4, 5, heads=3, bias=True, **DOUBLE),
-    "relative": lambda: rg.ScaledDot() >> rg.RelativeBias(nn.Parameter(torch.randn(5, 3, **DOUBLE)), rg.ClippedBuckets(2, 2)),
+    "relative": lambda: (
+        rg.ScaledDot() >> rg.RelativeBias(nn.Parameter(torch.randn(5, 3, **DOUBLE)), rg.ClippedBuckets(2, 2))
+    ),
     "temperature": lambda: rg.ScaledDot(nn.Parameter(torch.ones(3, **DOUBLE))) >> rg.SoftCap(5.0),
 }
 

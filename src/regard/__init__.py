@@ -47,4 +47,8 @@ from regard.scores.similarity import Dot as Dot
 from regard.scores.similarity import ScaledDot as ScaledDot
 from regard.state import State as State
 
-__all__ = [name for name in dir() if name[0].isupper() or name in ("attention", "attention_state", "attention_weights", "explain", "head", "tail")]
+__all__ = [
+    name
+    for name in dir()
+    if name[0].isupper() or name in ("attention", "attention_state", "attention_weights", "explain", "head", "tail")
+]

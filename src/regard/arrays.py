@@ -18,7 +18,9 @@ def tensor(x: Any, name: str) -> Tensor:
         return _from_numpy(x, name)
     if hasattr(x, "__dlpack__"):
         return torch.from_dlpack(x)
-    raise TypeError(f"{name} is a {type(x).__name__}; expected a torch tensor or an array (NumPy, or any with __dlpack__).")
+    raise TypeError(
+        f"{name} is a {type(x).__name__}; expected a torch tensor or an array (NumPy, or any with __dlpack__)."
+    )
 
 
 def answer_like(x: Any) -> Callable[[Tensor], Any]:
@@ -39,9 +41,13 @@ def _from_numpy(x: Any, name: str) -> Tensor:
     import numpy as np
 
     if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array, whose mask would be lost; pass its data, and the mask as mask=Dense(...).")
+        raise TypeError(
+            f"{name} is a masked array, whose mask would be lost; pass its data, and the mask as mask=Dense(...)."
+        )
     if any(stride < 0 or stride % x.itemsize for stride in x.strides) or not x.flags.aligned or not x.dtype.isnative:
-        x = np.array(x, dtype=x.dtype.newbyteorder("="))  # torch has no such strides or byte orders: the one case of a copy
+        x = np.array(
+            x, dtype=x.dtype.newbyteorder("=")
+        )  # torch has no such strides or byte orders: the one case of a copy
     if not x.flags.writeable:
         x = np.asarray(_Writeable(x))  # never written: regard does not write to its inputs
     try:

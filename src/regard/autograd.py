@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from regard.backends.base import Backend, Result
 from regard.problem import Problem
-from regard.shapes import branchless
+from regard.shapes import branchless, exact
 
 
 def attend(backend: Backend, problem: Problem) -> Result:
@@ -40,7 +40,7 @@ class _Attend(torch.autograd.Function):
         *tensors, out, lse = ctx.saved_tensors
         problem = ctx.problem.with_tensors(tuple(tensors))
         needs = tuple(ctx.needs_input_grad[2:])
-        with torch.autocast(g_out.device.type, enabled=False):
+        with exact(g_out.device.type):
             if torch.is_grad_enabled():  # create_graph: the gradient itself will be differentiated
                 return (None, None, *_differentiable_backward(ctx.backend, problem, (g_out, g_lse), needs))
             return (None, None, *ctx.backend.backward(problem, (out, lse), (g_out, g_lse), needs))
@@ -54,5 +54,7 @@ def _differentiable_backward(
     own = tuple(t.view_as(t) if need else t for t, need in zip(tensors, needs, strict=True))
     result = backend.differentiable(problem.with_tensors(own))
     wanted = [t for t, need in zip(own, needs, strict=True) if need]
-    found = iter(torch.autograd.grad(result, wanted, cotangents, create_graph=True, allow_unused=True))
+    # where v alone requires a gradient, the lse has none to give
+    results, given = zip(*((t, g) for t, g in zip(result, cotangents, strict=True) if t.requires_grad), strict=True)
+    found = iter(torch.autograd.grad(results, wanted, given, create_graph=True, allow_unused=True))
     return tuple(next(found) if need else None for need in needs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from regard.positions import Positions
 from regard.problem import Layout, Problem, pose
 from regard.scores.algebra import Score, number
 from regard.scores.similarity import Custom
-from regard.shapes import listed, repeat_heads
+from regard.shapes import exact, listed, repeat_heads
 from regard.state import State
 
 
@@ -51,7 +51,9 @@ class Call:
 
     def precision(self) -> AbstractContextManager[Any]:
         """Sums are kept in the accumulation dtype whatever autocast says."""
-        return torch.autocast(self.device, enabled=False)
+        if not torch.amp.is_autocast_available(self.device):  # meta has none, and would raise
+            return nullcontext()
+        return exact(self.device)
 
     def run(self, backend: Backend | None, lse: bool) -> tuple[Tensor, Tensor]:
         """(out, lse), the sink included."""
@@ -64,7 +66,9 @@ class Call:
 def _autocast(t: Tensor) -> Tensor:
     """As torch's own attention does: under autocast, float tensors take its dtype; float64 stays."""
     device = t.device.type
-    if not t.dtype.is_floating_point or t.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+    if not t.dtype.is_floating_point or t.dtype == torch.float64:
+        return t
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return t
     return t.to(torch.get_autocast_dtype(device))
 

@@ -39,7 +39,9 @@ def _parser() -> argparse.ArgumentParser:
         name = f"regard-{command.prog.split()[-1]}.png"
         where = f"where the picture goes: .png, .svg or .pdf (default {name})"
         command.add_argument("-o", "--output", type=Path, default=Path(name), metavar="PICTURE", help=where)
-        command.add_argument("--head", type=_head, default=None, metavar="L,H", help="the head to draw, for example 2,5")
+        command.add_argument(
+            "--head", type=_head, default=None, metavar="L,H", help="the head to draw, for example 2,5"
+        )
     return parser
 
 

@@ -62,5 +62,10 @@ def plan(problem: Problem, backend: Backend | None, lse: bool) -> Plan:
         f"{frame.nq} queries × {frame.nk} keys, batch {frame.batch}, {frame.heads} heads on {problem.key_heads}, "
         f"{str(problem.dtype).removeprefix('torch.')} on {frame.device}"
     )
-    facts = [("call", call), ("score", repr(problem.score)), ("mask", repr(problem.mask)), *chosen.plan(problem).items()]
+    facts = [
+        ("call", call),
+        ("score", repr(problem.score)),
+        ("mask", repr(problem.mask)),
+        *chosen.plan(problem).items(),
+    ]
     return Plan(chosen, tuple(reasons), tuple(facts))

@@ -117,14 +117,14 @@ def attention_weights(
             [0.2500, 0.2500, 0.2500, 0.2500]])
     """
     keys = arrays.tensor(k, "k")
-    call = Call(q, k, keys[..., :0], score, mask, positions, sink, None, like=q)
+    call = Call(q, k, keys[..., :0] if keys.dim() else keys, score, mask, positions, sink, None, like=q)
     with call.precision():
         problem = call.problem
         lse = call.run(Tiled(), lse=True)[1]
         chosen = _chosen(rows, problem.frame.nq, problem.frame.device)
         lse = lse.masked_fill(lse == -torch.inf, 0)[..., chosen, None]
         # strips bound what a wide similarity (Additive) holds at once
-        size = max(1, (1 << 20) // max(problem.frame.nk * problem.similarity.footprint, 1))
+        size = max(1, (1 << 20) // max(problem.frame.nk * problem.lanes, 1))
         strips = [
             torch.exp(problem.region_tile(problem.frame.region(chosen[part])).masked - lse[..., part, :])
             for part in blocks(len(chosen), size)
@@ -160,9 +160,10 @@ def explain(
 def _chosen(rows: Any, nq: int, device: torch.device) -> Tensor:
     if rows is None:
         return torch.arange(nq, device=device)
-    chosen = torch.as_tensor(rows, device=device)
+    chosen = torch.as_tensor(rows)
+    chosen = chosen if chosen.numel() else chosen.long()  # [] has torch's default dtype
     if chosen.dim() != 1 or chosen.dtype.is_floating_point or chosen.dtype == torch.bool:
         raise TypeError(f"rows has dtype {chosen.dtype}, shape {listed(chosen.shape)}; expected integers, (r,).")
     if bool(((chosen < -nq) | (chosen >= nq)).any()):
         raise IndexError(f"rows holds {chosen.tolist()}; there are {nq} queries.")
-    return chosen % max(nq, 1)
+    return chosen.to(device, torch.int64) % max(nq, 1)

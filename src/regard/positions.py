@@ -29,7 +29,9 @@ class Positions(Value):
     def __post_init__(self) -> None:
         for name, x in (("q", self.q), ("k", self.k)):
             if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(f"Positions.{name} is a {type(x).__name__}; expected an integer tensor (n,) or (*batch, n).")
+                raise TypeError(
+                    f"Positions.{name} is a {type(x).__name__}; expected an integer tensor (n,) or (*batch, n)."
+                )
             if x.dtype.is_floating_point or x.dtype.is_complex or x.dtype == torch.bool:
                 raise TypeError(f"Positions.{name} has dtype {x.dtype}; expected integers, such as torch.arange(n).")
             if x.dim() == 0:
@@ -77,7 +79,11 @@ def settle(
         return head(nq, nk, device)
     for name, x, n in (("q", positions.q, nq), ("k", positions.k, nk)):
         lead, rest = tuple(x.shape[:-1]), batch[len(batch) - x.dim() + 1 :]
-        if x.shape[-1] != n or x.dim() > len(batch) + 1 or any(a not in (1, b) for a, b in zip(lead, rest, strict=True)):
+        if (
+            x.shape[-1] != n
+            or x.dim() > len(batch) + 1
+            or any(a not in (1, b) for a, b in zip(lead, rest, strict=True))
+        ):
             raise ShapeError(
                 f"positions.{name} has shape {listed(x.shape)}; expected ({n},)"
                 + (f" or {listed((*batch, n))}." if batch else ".")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,6 +52,11 @@ class Problem:
     @property
     def accumulate(self) -> torch.dtype:
         return accumulator(self.dtype)
+
+    @property
+    def lanes(self) -> int:
+        """How many numbers are held for a query and a key: batch × heads × what the similarity needs."""
+        return math.prod(self.frame.batch) * self.frame.heads * self.similarity.footprint
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor of the call: q, k, v, then those of the score, the mask and the positions."""
@@ -164,28 +170,48 @@ def pose(
     return Problem(q, k, v, pipeline, mask, frame, drop, dtype), Layout(headed, batch)
 
 
-def _check_kinds(
-    q: Any, k: Any, v: Any, score: Any, mask: Any, positions: Any, dropout: Any
-) -> None:
+def _check_kinds(q: Any, k: Any, v: Any, score: Any, mask: Any, positions: Any, dropout: Any) -> None:
     if not isinstance(score, Score):
-        raise TypeError(f"score is a {type(score).__name__}; expected a Score, such as ScaledDot(), or Custom(fn).")
-    if isinstance(mask, Tensor):
-        way = "Dense(mask), True = may attend" if mask.dtype == torch.bool else "score=ScaledDot() >> Bias(mask) if it is added to the scores"
-        raise TypeError(f"mask is a {mask.dtype} tensor; write {way}.")
+        raise TypeError(f"score is {_kind(score)}; expected a Score, such as ScaledDot(), or Custom(fn).")
     if not isinstance(mask, Mask):
-        raise TypeError(f"mask is a {type(mask).__name__}; expected a Mask, such as Causal() or Where(fn).")
+        way = _way_to_mask(mask) if hasattr(mask, "dtype") else "expected a Mask, such as Causal() or Where(fn)"
+        raise TypeError(f"mask is {_kind(mask)}; {way}.")
     if positions is not None and not isinstance(positions, Positions):
-        raise TypeError(f"positions is a {type(positions).__name__}; expected head(nq, nk), tail(nq, nk) or Positions(q, k).")
+        way = "expected head(nq, nk), tail(nq, nk) or Positions(q, k)"
+        raise TypeError(f"positions is {_kind(positions)}; {way}.")
     if dropout is not None and not isinstance(dropout, Dropout):
-        raise TypeError(f"dropout is a {type(dropout).__name__}; expected Dropout(p), or None.")
+        raise TypeError(f"dropout is {_kind(dropout)}; expected Dropout(p), or None.")
+
+
+def _kind(x: Any) -> str:
+    """What was given instead, as messages say it."""
+    if isinstance(x, type):
+        return f"the class {x.__name__}, not one of its values"
+    dtype = f" of {str(x.dtype).removeprefix('torch.')}" if hasattr(x, "dtype") else ""
+    return f"a {type(x).__name__}{dtype}"
+
+
+def _way_to_mask(array: Any) -> str:
+    dtype = str(array.dtype).removeprefix("torch.")
+    if dtype == "bool":
+        return "write Dense(mask), True = may attend"
+    if dtype.startswith(("float", "bfloat")):
+        return (
+            "write score=ScaledDot() >> Bias(mask) if it is added to the scores, Dense(mask != 0) if 1 means may attend"
+        )
+    return "write Dense(mask != 0) if 1 means may attend, Dense(mask == 0) if 1 means masked"
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.dim() < 2:
-            raise ShapeError(f"{name} has shape {listed(t.shape)}; expected (*batch, heads, n, d), (batch, n, d) or (n, d).")
+            raise ShapeError(
+                f"{name} has shape {listed(t.shape)}; expected (*batch, heads, n, d), (batch, n, d) or (n, d)."
+            )
         if t.dtype not in FLOATING:
-            raise TypeError(f"{name} has dtype {t.dtype}; expected float16, bfloat16, float32 or float64.")
+            raise TypeError(
+                f"{name} has dtype {t.dtype}; expected float16, bfloat16, float32 or float64: convert with .to(...)."
+            )
         if t.dtype != q.dtype:
             raise TypeError(f"{name} has dtype {t.dtype}, q has {q.dtype}; expected one dtype: convert with .to(...).")
         if t.device != q.device:
@@ -203,7 +229,14 @@ def _batch(q: Tensor, k: Tensor, v: Tensor, headed: bool) -> tuple[int, ...]:
         return tuple(torch.broadcast_shapes(*(t.shape[:-lead] for t in (q, k, v))))
     except RuntimeError:
         shown = ", ".join(f"{n} {listed(t.shape[:-lead])}" for n, t in (("q", q), ("k", k), ("v", v)))
-        raise ShapeError(f"the batch axes differ: {shown}; expected equal ones, or 1 where they are shared.") from None
+        hint = (
+            ""
+            if headed
+            else " Three axes are (batch, n, d); heads need four, (batch, heads, n, d): add one by q[None]."
+        )
+        raise ShapeError(
+            f"the batch axes differ: {shown}; expected equal ones, or 1 where they are shared.{hint}"
+        ) from None
 
 
 def _lift(t: Tensor, batch: tuple[int, ...], headed: bool) -> Tensor:
@@ -230,6 +263,6 @@ def _check_fit(score: Pipeline, mask: Mask, frame: Frame) -> None:
             raise ShapeError(complaint)
         for t in value.tensors():
             if t.device != frame.device:
-                raise ValueError(f"{name} {value!r} holds a tensor on {t.device}, q is on {frame.device}; move it with .to(...).")
-
-
+                raise ValueError(
+                    f"{name} {value!r} holds a tensor on {t.device}, q is on {frame.device}; move it with .to(...)."
+                )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -47,6 +50,11 @@ def branchless(*tensors: Tensor) -> bool:
 def finite(*tensors: Tensor) -> bool:
     """Whether every element is known to be finite. False where nobody may look."""
     return not branchless(*tensors) and all(bool(t.isfinite().all()) for t in tensors)
+
+
+def exact(device: str) -> AbstractContextManager[Any]:
+    """Where autocast, if that device has one, is off: sums are kept in the dtype that they are given."""
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def listed(shape: torch.Size | tuple[int, ...]) -> str:

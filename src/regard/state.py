@@ -80,7 +80,9 @@ class State:
         tensor([0.6931])
         """
         if out.shape[:-1] != lse.shape:
-            raise ShapeError(f"lse has shape {listed(lse.shape)}; out {listed(out.shape)} needs {listed(out.shape[:-1])}.")
+            raise ShapeError(
+                f"lse has shape {listed(lse.shape)}; out {listed(out.shape)} needs {listed(out.shape[:-1])}."
+            )
         out, lse = widen(out), widen(lse) if base == math.e else widen(lse) * math.log(base)
         gone = (lse == -math.inf) | ((lse == math.inf) & (out == 0).all(-1))
         m = lse.detach().masked_fill(gone, -math.inf)

@@ -74,9 +74,7 @@ def _tensors(value: Value | None) -> tuple[Tensor, ...]:
     return () if value is None else value.tensors()
 
 
-def frame(
-    batch: tuple[int, ...] = (5,), heads: int = 6, nq: int = 13, nk: int = 17, headed: bool = True
-) -> Frame:
+def frame(batch: tuple[int, ...] = (5,), heads: int = 6, nq: int = 13, nk: int = 17, headed: bool = True) -> Frame:
     """A small index space, its queries the last positions.
 
     >>> frame().shape
@@ -164,15 +162,15 @@ def calls(at: Frame, width: int = 7, dv: int = 3) -> Iterator[tuple[str, Case]]:
             yield f"{score_name} under {mask_name}", draw(at, dk=width, dv=dv, score=score, mask=mask)
 
 
-def answers(call: Case, backend: Backend | None, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What a backend makes of a call rounded to a dtype: the output, the lse where it has one, and all gradients.
+def answers(call: Case, backend: Backend | None, dtype: torch.dtype, lse: bool = True) -> dict[str, Tensor]:
+    """What a backend makes of a call rounded to a dtype: the output, the lse if it is asked for, and all gradients.
 
     Cotangents are drawn from a fixed seed, in the dtypes of the results. Raises Unsupported where the backend refuses.
     """
     call = call.leaves(dtype)
     given = {"score": call.score, "mask": call.mask, "positions": call.positions, "sink": call.sink}
     results = {"out": attention(call.q, call.k, call.v, **given, dropout=call.dropout, backend=backend)}
-    if backend is None or backend.why_not(call.problem, True) is None:
+    if lse:
         state = attention_state(call.q, call.k, call.v, **given, dropout=call.dropout, backend=backend)
         results["lse"] = state.finish()[1]
     random = torch.Generator().manual_seed(0)
@@ -218,9 +216,10 @@ def check(call: Case, backend: Backend | None, dtype: torch.dtype = torch.float6
     >>> check(draw(frame(), sink=True), Tiled(rows=4, keys=3))
     """
     rounded = call.leaves(dtype)
-    exact = answers(rounded, Reference(), torch.float64)
-    plain = answers(call, Reference(), dtype)
-    for name, got in answers(call, backend, dtype).items():
+    lse = backend is None or backend.why_not(rounded.problem, True) is None
+    exact = answers(rounded, Reference(), torch.float64, lse)
+    plain = answers(call, Reference(), dtype, lse)
+    for name, got in answers(call, backend, dtype, lse).items():
         allowed, off = tolerance(exact[name], plain[name]), error(got, exact[name])
         assert got.dtype == plain[name].dtype, f"{name} has dtype {got.dtype}; expected {plain[name].dtype}"
         assert off <= allowed, f"{backend!r}, {dtype}: {name} is off by {off:.2e}; allowed {allowed:.2e}"

@@ -34,7 +34,7 @@ class Value:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        if type(self) is not type(other):
+        if not isinstance(other, Value) or type(self) is not type(other):
             return NotImplemented
         return all(_same(a, b) for a, b in zip(_items(self), _items(other), strict=True))
 

@@ -46,7 +46,9 @@ class Flex(Backend):
             return "a tensor of the score requires a gradient"
         if 0 in problem.q.shape or 0 in problem.k.shape or 0 in problem.v.shape:
             return "an axis is empty"
-        if frame.device.type == "cuda" and (problem.dtype == torch.float64 or min(problem.q.shape[-1], problem.dv) < 16):
+        if frame.device.type == "cuda" and (
+            problem.dtype == torch.float64 or min(problem.q.shape[-1], problem.dv) < 16
+        ):
             return "its compiled kernels need float32 or less and widths of 16 or more"
         if not isinstance(problem.mask, Everything) and not all(
             bool(t.isfinite().all()) for t in (problem.q, problem.k, problem.v)
@@ -132,7 +134,7 @@ def block_mask(problem: Problem) -> Any:
     cover = problem.mask.cover(tiling).expand(*frame.batch, frame.heads, *tiling.shape)
     cover = cover.reshape(count, frame.heads, *tiling.shape)
     partial, full = ((cover == which).to(torch.int32) for which in (Cover.SOME, Cover.ALL))
-    order = [kind.argsort(-1, descending=True, stable=True).to(torch.int32) for kind in (partial, full)]
+    order = [kind.argsort(dim=-1, descending=True, stable=True).to(torch.int32) for kind in (partial, full)]
     return BlockMask.from_kv_blocks(
         partial.sum(-1, dtype=torch.int32),
         order[0],

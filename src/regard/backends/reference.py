@@ -31,16 +31,15 @@ class Reference(Backend):
         at = problem.frame.region()
         tile = problem.region_tile(at)
         s, v = tile.masked, repeat_heads(problem.v.to(problem.accumulate), problem.frame.heads)
-        lse = torch.logsumexp(s, -1) if s.shape[-1] else s.sum(-1) - torch.inf
-        empty = (lse == -torch.inf)[..., None]
-        p = torch.exp(s - lse[..., None].masked_fill(empty, 0)).masked_fill(empty, 0)
-        keep = problem.keep(at)
-        return weigh(p if keep is None else p * keep, v, tile.visible), lse
+        empty = (s == -torch.inf).all(-1)  # by a mask, or by a bias of -inf
+        s = s.masked_fill(empty[..., None], 0)
+        lse = torch.logsumexp(s, -1) if s.shape[-1] else s.sum(-1)
+        p, keep = torch.exp(s - lse[..., None]).masked_fill(empty[..., None], 0), problem.keep(at)
+        return weigh(p if keep is None else p * keep, v, tile.visible), lse.masked_fill(empty, -torch.inf)
 
     def differentiable(self, problem: Problem) -> Result:
         return self.forward(problem)
 
     def plan(self, problem: Problem) -> dict[str, str]:
         frame, size = problem.frame, problem.accumulate.itemsize
-        pairs = problem.q[..., 0].numel() * frame.nk * problem.similarity.footprint
-        return {"memory": f"{pairs * size:,} bytes for the dense scores"}
+        return {"memory": f"{frame.nq * frame.nk * problem.lanes * size:,} bytes for the dense scores"}

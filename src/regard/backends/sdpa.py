@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from regard.backends.base import Backend, Result, recorded_backward
-from regard.masks.algebra import Everything, Mask
+from regard.masks.algebra import Everything, Mask, View
 from regard.masks.dense import Dense
 from regard.masks.positional import Causal
 from regard.masks.ragged import Lengths
@@ -68,7 +68,7 @@ def _why_not_mask(mask: Mask, frame: Frame, problem: Problem) -> str | None:
             return "its is_causal counts both sides from 0 and needs as many keys as queries"
     elif not isinstance(mask, Dense) and not (isinstance(mask, Lengths) and mask.queries is None):
         return f"{mask!r} would have to be written out, {frame.nq} × {frame.nk}"
-    elif bool(mask.on(frame.nq, frame.nk, batch=frame.batch, heads=frame.heads).empty_rows().any()):
+    elif bool(View(mask, frame).empty_rows().any()):
         return "the mask leaves a query without a key, which its paths answer differently"
     if not all(bool(t.isfinite().all()) for t in (problem.q, problem.k, problem.v)):
         return "it lets what is not finite leak out of masked places"
@@ -78,7 +78,7 @@ def _why_not_mask(mask: Mask, frame: Frame, problem: Problem) -> str | None:
 def _sdpa(problem: Problem) -> Result:
     similarity, mask, frame = problem.similarity, problem.mask, problem.frame
     assert isinstance(similarity, ScaledDot) and not isinstance(similarity.scale, Tensor)
-    allowed = None if isinstance(mask, (Everything, Causal)) else mask.visible(frame.region())
+    allowed = None if isinstance(mask, (Everything, Causal)) else View(mask, frame).dense()
     out = scaled_dot_product_attention(
         problem.q,
         repeat_heads(problem.k, frame.heads),

@@ -62,8 +62,7 @@ class Tiled(Backend):
         r, c = self.size.settled(problem)
         total = len(blocks(problem.frame.nq, r)) * len(blocks(problem.frame.nk, c))
         tiles = sum(len(strip.tiles) for strip in strips(problem, self.size))
-        lanes = problem.q[..., 0].numel() // max(problem.frame.nq, 1) * problem.similarity.footprint
-        tile = min(r, problem.frame.nq) * min(c, problem.frame.nk) * lanes * problem.accumulate.itemsize
+        tile = min(r, problem.frame.nq) * min(c, problem.frame.nk) * problem.lanes * problem.accumulate.itemsize
         return {
             "tiles": f"{tiles} of {total} tiles of {r} × {c} computed, {total - tiles} skipped",
             "memory": f"about {tile:,} bytes of scores at a time",

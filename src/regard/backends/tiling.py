@@ -29,7 +29,7 @@ class Size:
     keys: int | None = None
 
     def settled(self, problem: Problem) -> tuple[int, int]:
-        lanes = max(problem.q[..., 0].numel() // max(problem.frame.nq, 1) * problem.similarity.footprint, 1)
+        lanes = max(problem.lanes, 1)
         side = max(LEAST, min(MOST, math.isqrt(BUDGET // lanes)))
         r = self.rows or max(1, min(side, problem.frame.nq))
         # few rows (decoding) leave room for long strips of keys

@@ -13,6 +13,9 @@ from regard.nn.multihead import MultiHeadAttention
 from regard.nn.rotary import Rotary
 
 BYTES = 256
+# Half of a head's features turn, each through a full circle within the 256 bytes of the first training stage, and the rest
+# do not: so no distance is strange to the model, and a text may be longer than any that it was trained on.
+TURNING, BASE = 0.5, 100.0
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,11 @@ class Block(nn.Module):
         super().__init__()
         width = shape.width
         self.attention_norm, self.mlp_norm = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.attention = MultiHeadAttention(width, shape.heads, bias=False, rotary=Rotary(width // shape.heads))
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width, bias=False), nn.GELU(), nn.Linear(4 * width, width, bias=False))
+        rotary = Rotary(int(width // shape.heads * TURNING), BASE)
+        self.attention = MultiHeadAttention(width, shape.heads, bias=False, rotary=rotary)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width, bias=False), nn.GELU(), nn.Linear(4 * width, width, bias=False)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x), mask=Causal())

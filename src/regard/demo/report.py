@@ -106,8 +106,18 @@ def _findings(reading: Reading, first: Tensor, share: Tensor, rows: int) -> list
     peak, next_peak = largest(peaks), float(peaks.flatten().topk(2).values[-1])
     most = largest(first)
     named = [
-        ("previous-token heads", f"heaviest key is the byte before in ≥ {PREVIOUS:.0%} of rows", previous_token(reading.top[..., 0]), PREVIOUS),
-        ("induction heads", f"of {rows:,} rows that repeat {CONTEXT} bytes, heaviest key followed them in ≥ {INDUCTION:.0%}", share, INDUCTION),
+        (
+            "previous-token heads",
+            f"heaviest key is the byte before in ≥ {PREVIOUS:.0%} of rows",
+            previous_token(reading.top[..., 0]),
+            PREVIOUS,
+        ),
+        (
+            "induction heads",
+            f"of {rows:,} rows that repeat {CONTEXT} bytes, heaviest key followed them in ≥ {INDUCTION:.0%}",
+            share,
+            INDUCTION,
+        ),
     ]
     lines = []
     for name, rule, shares, least in named:

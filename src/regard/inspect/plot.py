@@ -17,9 +17,13 @@ def possible(view: View, rows: int, cols: int) -> Tensor:
     col_of = torch.arange(frame.nk) * cols // max(frame.nk, 1)
     found = torch.zeros(rows, cols, dtype=torch.int64)
     for strip in frame.tiling(256, 256).row_blocks:
-        seen = view.mask.visible(frame.region(strip)).expand(*frame.batch, frame.heads, strip.stop - strip.start, frame.nk)
+        seen = view.mask.visible(frame.region(strip)).expand(
+            *frame.batch, frame.heads, strip.stop - strip.start, frame.nk
+        )
         any_seen = seen.flatten(0, -3).any(0).long()
-        found.index_add_(0, row_of[strip], torch.zeros(len(any_seen), cols, dtype=torch.int64).index_add_(1, col_of, any_seen))
+        found.index_add_(
+            0, row_of[strip], torch.zeros(len(any_seen), cols, dtype=torch.int64).index_add_(1, col_of, any_seen)
+        )
     return found > 0
 
 

@@ -28,7 +28,9 @@ class Seen:
     def headless(self, axis: int) -> Seen:
         """The same without the head axis, which the caller does not have."""
         answers = {
-            fact: answer.squeeze(axis) if isinstance(answer, Tensor) else type(answer)(*(t.squeeze(axis) for t in answer))
+            fact: answer.squeeze(axis)
+            if isinstance(answer, Tensor)
+            else type(answer)(*(t.squeeze(axis) for t in answer))
             for fact, answer in self._answers.items()
         }
         return Seen(self.lse.squeeze(axis), answers)

@@ -237,7 +237,9 @@ class _Pair(Mask):
     def __post_init__(self) -> None:
         for side in (self.a, self.b):
             if not isinstance(side, Mask):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(f"& and | join masks; got {type(side).__name__}. A boolean tensor becomes one by Dense(tensor).")
+                raise TypeError(
+                    f"& and | join masks; got {type(side).__name__}. A boolean tensor becomes one by Dense(tensor)."
+                )
 
     def compares_positions(self) -> bool:
         return self.a.compares_positions() or self.b.compares_positions()

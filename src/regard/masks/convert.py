@@ -63,8 +63,8 @@ def from_key_padding(mask: Any) -> Dense:
 def from_mha(attn_mask: Any | None, key_padding_mask: Any | None, heads: int) -> Converted:
     """The masks of torch.nn.MultiheadAttention, for q (batch, heads, L, d) and k (batch, heads, S, d).
 
-    attn_mask (L, S) or (batch * heads, L, S), key_padding_mask (batch, S), or (S,) without batch; boolean: True = may NOT
-    attend; floating point: added to the scores. What is -inf there becomes part of the mask, the rest the bias.
+    attn_mask (L, S) or (batch * heads, L, S), key_padding_mask (batch, S), or (S,) without batch; boolean: True = may
+    NOT attend; floating point: added to the scores. What is -inf there becomes part of the mask, the rest the bias.
     A row that is masked whole gives 0 here, where that module gives NaN on some paths.
     Raises TypeError for other dtypes, ShapeError for other shapes. Source: torch.nn.MultiheadAttention, torch 2.13.
 
@@ -88,9 +88,9 @@ def from_mha(attn_mask: Any | None, key_padding_mask: Any | None, heads: int) ->
 def from_sdpa(attn_mask: Any | None, nq: int, nk: int, *, is_causal: bool = False) -> Converted:
     """The masks of torch.nn.functional.scaled_dot_product_attention.
 
-    attn_mask broadcasts to (batch, heads, nq, nk); boolean: True = may attend; floating point: added to the scores. What is
-    -inf there becomes part of the mask, the rest the bias. is_causal compares indices (aligned top-left), so its
-    positions are head(nq, nk), also where the queries are the last ones and tail(nq, nk) was meant.
+    attn_mask broadcasts to (batch, heads, nq, nk); boolean: True = may attend; floating point: added to the scores.
+    What is -inf there becomes part of the mask, the rest the bias. is_causal compares indices (aligned top-left), so
+    its positions are head(nq, nk), also where the queries are the last ones and tail(nq, nk) was meant.
     A (batch, nk) padding mask, which that function reads as (nq, nk) if batch == nq, is refused at the call, by Dense.
     Raises TypeError for other dtypes, ValueError for both arguments at once. Source: torch 2.13.
 
@@ -173,8 +173,8 @@ def cu_seqlens_positions(cu_q: Any, cu_k: Any | None = None) -> Positions:
 def from_additive(mask: Any) -> Dense:
     """A floating-point mask that is added to the scores: 0 = may attend, -inf or its dtype's least number = hidden.
 
-    So do transformers' eager paths. Raises TypeError for other dtypes, ValueError for any other number: -10000 is a bias,
-    since a row of such keys alone sees them all.
+    So do transformers' eager paths. Raises TypeError for other dtypes, ValueError for any other number: -10000 is a
+    bias, since a row of such keys alone sees them all.
 
     >>> from_additive(torch.tensor([[0.0, float("-inf")], [0.0, torch.finfo(torch.float32).min]])).draw(2)
     ■·
@@ -183,7 +183,7 @@ def from_additive(mask: Any) -> Dense:
     t = _boolean_or_float(mask, "mask", "True = may attend")
     if t.dtype == torch.bool:
         raise TypeError(
-            "mask has dtype torch.bool; expected floating point: Dense(mask) if True = may attend, or from_blocked(mask)."
+            "mask has dtype torch.bool; expected floating point: Dense(mask) if True = may attend, or from_blocked."
         )
     hidden = (t == -math.inf) | (t == torch.finfo(t.dtype).min)
     strange = t[~hidden & (t != 0)]
@@ -230,9 +230,8 @@ def _boolean(x: Any, name: str, meaning: str) -> Tensor:
     t = tensor(x, name)
     if t.dtype == torch.bool:
         return t
-    raise TypeError(
-        f"{name} has dtype {t.dtype}; expected torch.bool, {meaning}: write {name}.bool() if 1 means so, {name} == 0 if 0 does."
-    )
+    way = f"write {name}.bool() if 1 means so, {name} == 0 if 0 does"
+    raise TypeError(f"{name} has dtype {t.dtype}; expected torch.bool, {meaning}: {way}.")
 
 
 def _boolean_or_float(x: Any, name: str, meaning: str) -> Tensor:

@@ -53,9 +53,13 @@ class Dense(Mask):
         shape, full = tuple(self.allowed.shape), frame.shape if frame.headed else (*frame.batch, frame.nq, frame.nk)
         count = math.prod(frame.batch)
         one, each = ("[None, None]", "[:, None, None, :]") if frame.headed else ("[None]", "[:, None, :]")
-        lengths = f"a padding mask (batch, nk) is Dense(mask{each}), or Lengths(keys=mask.sum(-1)) if it pads at the end"
+        lengths = (
+            f"a padding mask (batch, nk) is Dense(mask{each}), or Lengths(keys=mask.sum(-1)) if it pads at the end"
+        )
         if len(shape) > len(full) or any(a not in (1, b) for a, b in zip(shape[::-1], full[::-1], strict=False)):
-            return f"Dense.allowed has shape {listed(shape)}; expected one that broadcasts to {listed(full)}; {lengths}."
+            return (
+                f"Dense.allowed has shape {listed(shape)}; expected one that broadcasts to {listed(full)}; {lengths}."
+            )
         if len(shape) == 2 and count == frame.nq == shape[0] > 1:
             return (
                 f"Dense.allowed has shape {listed(shape)}, and there are {count} sequences of {frame.nq} queries, so its first "

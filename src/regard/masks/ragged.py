@@ -20,7 +20,11 @@ def _integers(x: object, name: str) -> Tensor:
     if t.dtype.is_floating_point or t.dtype.is_complex or t.dtype == torch.bool:
         raise TypeError(
             f"{name} has dtype {t.dtype}; expected integers."
-            + (f" A padding mask (True = a real token) becomes lengths by mask.sum(-1)." if t.dtype == torch.bool else "")
+            + (
+                " A padding mask (True = a real token) becomes lengths by mask.sum(-1)."
+                if t.dtype == torch.bool
+                else ""
+            )
         )
     return t.long()
 
@@ -143,7 +147,11 @@ class Documents(Mask):
         for name, ids, n in (("q_ids", self.q_ids, frame.nq), ("k_ids", self.keys, frame.nk)):
             if ids.shape[-1:] != (n,) or ids.shape[:-1] not in ((), frame.batch):
                 fits = f"({n},)" + (f" or {listed((*frame.batch, n))}" if frame.batch else "")
-                hint = ", and k_ids, which defaults to q_ids, must be given" if self.k_ids is None and name == "k_ids" else ""
+                hint = (
+                    ", and k_ids, which defaults to q_ids, must be given"
+                    if self.k_ids is None and name == "k_ids"
+                    else ""
+                )
                 return f"Documents.{name} has shape {listed(ids.shape)}; expected {fits}{hint}."
         return None
 

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from regard.errors import Unsupported
-from regard.nn.multihead import MultiHeadAttention, plain
+from regard.nn.heads import Heads, plain
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 
+H = TypeVar("H", bound=Heads)
 
-def from_torch(layer: nn.MultiheadAttention) -> MultiHeadAttention:
-    """A MultiHeadAttention that computes what `layer` does to (batch, n, d); see MultiHeadAttention.from_torch."""
+
+def from_torch(layer: nn.MultiheadAttention, build: Callable[..., H]) -> H:
+    """What computes the same on (batch, n, d), built by MultiHeadAttention; see MultiHeadAttention.from_torch."""
     if layer.bias_k is not None or layer.bias_v is not None:
         raise Unsupported("nn.MultiheadAttention with add_bias_kv: its extra key and value have no counterpart here.")
     if layer.kdim != layer.vdim:
         raise Unsupported(
             f"nn.MultiheadAttention with kdim={layer.kdim}, vdim={layer.vdim}: keys and values read one context."
         )
-    ours = MultiHeadAttention(
+    ours = build(
         layer.embed_dim,
         layer.num_heads,
         d_context=layer.kdim,
@@ -37,7 +40,7 @@ def from_torch(layer: nn.MultiheadAttention) -> MultiHeadAttention:
     return ours.train(layer.training)
 
 
-def to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
+def to_torch(layer: Heads) -> nn.MultiheadAttention:
     """torch's layer with the weights of ours; see MultiHeadAttention.to_torch."""
     why = _why_not_torch(layer)
     if why is not None:
@@ -59,11 +62,11 @@ def to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
     return theirs.train(layer.training)
 
 
-def _linears(layer: MultiHeadAttention) -> list[nn.Linear]:
+def _linears(layer: Heads) -> list[nn.Linear]:
     return [cast(nn.Linear, p) for p in (layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj)]
 
 
-def _ours(layer: MultiHeadAttention) -> list[Tensor]:
+def _ours(layer: Heads) -> list[Tensor]:
     """The weights of q, k, v and out, then their biases if there are any."""
     biases = [cast("Tensor | None", p.bias) for p in _linears(layer)]
     return [*(p.weight for p in _linears(layer)), *(b for b in biases if b is not None)]
@@ -83,17 +86,17 @@ def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
             target.copy_(source)
 
 
-def _why_not_torch(layer: MultiHeadAttention) -> str | None:
+def _why_not_torch(layer: Heads) -> str | None:
     linears = _linears(layer)
     for name, p in zip(("q_proj", "k_proj", "v_proj", "out_proj"), linears, strict=True):
         if not plain(p):
             return f"{name} is a {type(p).__name__}; it has nn.Linear"
     width, out, score = layer.d_model, linears[3].out_features, layer.score
-    parts = {layer.d_k * layer.heads, layer.d_v * layer.heads}
-    scaled = isinstance(score, Score) and score in (ScaledDot(), ScaledDot(layer.d_k**-0.5))
+    d_k, d_v = linears[0].out_features // layer.heads, linears[2].out_features // layer.key_heads
+    scaled = isinstance(score, Score) and score in (ScaledDot(), ScaledDot(d_k**-0.5))
     reasons = {
         f"{layer.heads} heads on {layer.key_heads} key heads": layer.key_heads != layer.heads,
-        f"d_k={layer.d_k}, d_v={layer.d_v}; it has d_model / heads for both": parts != {width},
+        f"d_k={d_k}, d_v={d_v}; it has d_model / heads for both": {d_k * layer.heads, d_v * layer.heads} != {width},
         f"d_out={out}; it returns d_model": out != width,
         f"score {score!r}; it has ScaledDot()": not scaled,
         "rotary": layer.rotary is not None,

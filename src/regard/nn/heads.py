@@ -59,8 +59,7 @@ class Heads(nn.Module):
             raise ValueError(f"{rotary!r} turns {rotary.width} features; a query has {q_width}, a key {k_width}.")
         self.rotary, self.backend = rotary, backend
         self.dropout = Dropout(dropout)
-        logits = None if sink is None else torch.as_tensor(sink, **place).expand(heads).clone()
-        self.sink = None if logits is None else nn.Parameter(logits)
+        self.sink = None if sink is None else nn.Parameter(_logits(torch.as_tensor(sink, **place), heads))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -147,6 +146,17 @@ class Heads(nn.Module):
                 f"with the batch axes of x, which has shape {listed(x.shape)}."
             )
         return c
+
+
+def plain(module: nn.Module) -> bool:
+    """Whether a projection computes x W^T + b from its weight and bias, and nothing else."""
+    return type(module).forward is nn.Linear.forward
+
+
+def _logits(sink: Tensor, heads: int) -> Tensor:
+    if tuple(sink.shape) not in ((), (1,), (heads,)):
+        raise ShapeError(f"sink has shape {listed(sink.shape)}; expected a number, or one logit a head, ({heads},).")
+    return sink.expand(heads).clone()
 
 
 def _batched(t: Tensor) -> Tensor:

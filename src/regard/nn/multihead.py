@@ -7,10 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+import regard.nn.exchange as exchange
 from regard.backends.base import Backend
 from regard.errors import Unsupported
 from regard.masks.algebra import Everything, Mask
-from regard.nn.heads import Heads
+from regard.nn.heads import Heads, plain
 from regard.nn.rotary import Rotary
 from regard.positions import Positions
 from regard.scores.algebra import Score
@@ -141,15 +142,11 @@ class MultiHeadAttention(Heads):
         add_zero_attn becomes a sink of logit 0 that is not trained. Raises Unsupported for bias_k and bias_v, and for
         values of another width than keys. See regard.nn.exchange.
         """
-        from regard.nn.exchange import from_torch
-
-        return from_torch(layer)
+        return exchange.from_torch(layer, MultiHeadAttention)
 
     def to_torch(self) -> nn.MultiheadAttention:
         """torch's layer with these weights, copied, batch_first; Unsupported for what it cannot express."""
-        from regard.nn.exchange import to_torch
-
-        return to_torch(self)
+        return exchange.to_torch(self)
 
     def _weight(self, name: str) -> Tensor:
         linear = getattr(self, name)
@@ -163,11 +160,6 @@ class MultiHeadAttention(Heads):
         if not 0 <= head < self.heads:
             raise IndexError(f"head {head}; this layer has heads 0 to {self.heads - 1}.")
         return head // (self.heads // self.key_heads)
-
-
-def plain(module: nn.Module) -> bool:
-    """Whether a projection computes x W^T + b from its weight and bias, and nothing else."""
-    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
 
 
 def _check_sizes(d_model: int, heads: int, key_heads: int, d_k: int | None, d_v: int | None) -> None:

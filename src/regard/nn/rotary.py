@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import ShapeError
-from regard.shapes import listed, widen
+from regard.shapes import accumulator, listed
 
 
 class Rotary(nn.Module):
@@ -39,11 +39,12 @@ class Rotary(nn.Module):
         """x (*batch, h, n, d), or (n, d); positions (n,) or (*batch, n): integers. The same shape and dtype."""
         if x.shape[-1] < self.width:
             raise ShapeError(f"x has shape {listed(x.shape)}; {self!r} rotates the first {self.width} features.")
-        wide, precise = widen(x[..., : self.width]), torch.float32 if x.device.type == "mps" else torch.float64
+        precise = torch.float32 if x.device.type == "mps" else torch.float64
         turn = torch.arange(0, self.width, 2, dtype=precise, device=x.device) / self.width
         angle = positions[..., None].to(precise) * self.base**-turn  # (*batch, n, width / 2)
         angle = angle.unsqueeze(-3) if angle.dim() > 2 else angle
-        turned = self.rotate(wide, angle.cos().to(wide.dtype), angle.sin().to(wide.dtype)).to(x.dtype)
+        cos, sin = (t.to(accumulator(x.dtype)) for t in (angle.cos(), angle.sin()))
+        turned = self.rotate(x[..., : self.width], cos, sin).to(x.dtype)
         if x.shape[-1] == self.width:
             return turned
         rest = x[..., self.width :]

@@ -63,6 +63,14 @@ class Similarity(Score):
     """The first stage: s_ij from q_i and k_j. Subclass with `compare`, and `prepare` for work done once an element.
 
     footprint: numbers held for each pair while it is compared; tiles shrink by it.
+
+    >>> import regard as rg
+    >>> @dataclass(frozen=True)
+    ... class Manhattan(Similarity):
+    ...     def compare(self, q, k, at):
+    ...         return -torch.cdist(q, k, p=1)
+    >>> rg.attention_weights(torch.zeros(1, 2), torch.ones(2, 2), score=Manhattan())
+    tensor([[0.5000, 0.5000]])
     """
 
     @property
@@ -95,6 +103,15 @@ class Modifier(Score):
     """A later stage: a score from a score. Subclass as a frozen dataclass with `modify`.
 
     Set `positional = False` where it does not read at.i and at.j.
+
+    >>> import regard as rg
+    >>> @dataclass(frozen=True)
+    ... class Recency(Modifier):
+    ...     rate: float
+    ...     def modify(self, s, at):
+    ...         return s + self.rate * at.j
+    >>> rg.attention_weights(torch.zeros(1, 2), torch.zeros(2, 2), score=rg.Dot() >> Recency(9.0), positions=rg.head(1, 2))
+    tensor([[1.2339e-04, 9.9988e-01]])
     """
 
     positional: ClassVar[bool] = True
@@ -161,7 +178,9 @@ def as_pipeline(score: Score) -> Pipeline:
     """The score as a pipeline that begins with its one similarity, or TypeError."""
     stages = score.stages
     if not isinstance(stages[0], Similarity):
-        raise TypeError(f"score {score!r} begins with a modifier; begin with a similarity, as in ScaledDot() >> {score!r}.")
+        raise TypeError(
+            f"score {score!r} begins with a modifier; begin with a similarity, as in ScaledDot() >> {score!r}."
+        )
     for stage in stages[1:]:
         if isinstance(stage, Similarity):
             raise TypeError(f"score {score!r} has a second similarity, {stage!r}; only its first stage may be one.")

@@ -15,7 +15,17 @@ from regard.value import Value
 
 @dataclass(frozen=True)
 class Buckets(Value):
-    """A map from a pair of positions to a row of a table. Subclass with `count` and `index`."""
+    """A map from a pair of positions to a row of a table. Subclass with `count` and `index`.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Parity(Buckets):
+    ...     count = 2
+    ...     def index(self, i, j):
+    ...         return (i - j) % 2
+    >>> Parity().index(torch.tensor([[3]]), torch.tensor([[0, 1, 2]]))
+    tensor([[1, 0, 1]])
+    """
 
     @property
     def count(self) -> int:

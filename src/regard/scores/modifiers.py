@@ -118,7 +118,7 @@ class Alibi(Modifier):
 
     @classmethod
     def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
-        slopes = cls.geometric(frame.heads).to(frame.device, torch.float64)
+        slopes = cls.geometric(max(frame.heads, 1))[: frame.heads].to(frame.device, torch.float64)
         q, k = (torch.randn(n, 2, dtype=torch.float64, device=frame.device) for n in (frame.nq, frame.nk))
         return cls(slopes), cls(slopes, coordinates=k, query_coordinates=q)
 
@@ -164,7 +164,9 @@ class Bias(Modifier):
     @classmethod
     def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
         shape = frame.shape if frame.headed else (*frame.batch, frame.nq, frame.nk)
-        return tuple(cls(torch.randn(size, dtype=torch.float64, device=frame.device)) for size in (shape, shape[-2:], shape[-1:]))
+        return tuple(
+            cls(torch.randn(size, dtype=torch.float64, device=frame.device)) for size in (shape, shape[-2:], shape[-1:])
+        )
 
 
 class _PlacedBias(Bias):
@@ -201,7 +203,9 @@ class RelativeBias(Modifier):
     def __post_init__(self) -> None:
         object.__setattr__(self, "table", parameter(self.table, "RelativeBias.table"))
         if not isinstance(self.buckets, Buckets):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"RelativeBias.buckets is a {type(self.buckets).__name__}; expected Buckets, such as T5Buckets(32).")
+            raise TypeError(
+                f"RelativeBias.buckets is a {type(self.buckets).__name__}; expected Buckets, such as T5Buckets(32)."
+            )
 
     def misfit(self, frame: Frame) -> str | None:
         shape = tuple(self.table.shape)

@@ -300,22 +300,26 @@ class Custom(Similarity):
         expected = (*torch.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
         if not isinstance(s, Tensor) or tuple(s.shape) != expected:  # pyright: ignore[reportUnnecessaryIsInstance]
             got = listed(s.shape) if isinstance(s, Tensor) else type(s).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"Custom.fn returned {got} for q {listed(q.shape)} and k {listed(k.shape)}; expected {expected}.")
+            raise TypeError(
+                f"Custom.fn returned {got} for q {listed(q.shape)} and k {listed(k.shape)}; expected {expected}."
+            )
         return s
 
     @classmethod
     def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
-        return (cls(lambda q, k, w: (q * w).sin() @ k.mT - (k * w).sum(-1)[..., None, :], tensors=(_draw(frame, width),)),)
+        return (
+            cls(lambda q, k, w: (q * w).sin() @ k.mT - (k * w).sum(-1)[..., None, :], tensors=(_draw(frame, width),)),
+        )
 
 
 def _tanh_of_sums(q: Tensor, k: Tensor) -> Tensor | None:
     """tanh(q_i + k_j), features first: (*batch, h, f, r, c) of q (*batch, h, r, f), k (*batch, h, c, f). None if not finite."""
     # contiguous, or the pairs would be laid out in the order of q's strides
     q, k = q.mT.contiguous()[..., None], k.mT.contiguous()[..., None, :]
-    largest = max((float(t.abs().amax()) for t in (q, k) if t.numel()), default=0.0)
-    if not largest < math.inf:
+    largest = [float(t.abs().amax()) for t in (q, k) if t.numel()]
+    if not all(size < math.inf for size in largest):  # NaN is not less either
         return None
-    if largest > EXPONENT:
+    if any(size > EXPONENT for size in largest):
         return (q + k).tanh_()
     # tanh x = 1 - 2 / (exp 2x + 1), and exp(2q + 2k) is a product: no exponential a pair
     return ((2 * q).exp() * (2 * k).exp()).add_(1).reciprocal_().mul_(-2).add_(1)

@@ -1,0 +1,111 @@
+"""Flex: what it refuses, and that masks and modifiers reach FlexAttention as they are; eager, on a CPU."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import regard as rg
+from regard import testing
+from regard.backends.flex import BLOCK, block_mask
+
+FLEX = rg.Flex(devices=("cpu",))
+AT = testing.frame((2, 3))
+MASKS, SCORES = testing.masks(AT), testing.scores(AT)
+TAKEN = [name for name, s in SCORES.items() if isinstance(s.stages[0], (rg.Dot, rg.ScaledDot, rg.Bilinear, rg.Cosine))]
+
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+
+
+def compare(case: testing.Case) -> None:
+    """Values and lse: FlexAttention has no backward on a CPU."""
+    given = {"score": case.score, "mask": case.mask, "positions": case.positions, "sink": case.sink}
+    with torch.no_grad():
+        assert FLEX.why_not(case.problem, True) is None
+        out = [rg.attention(case.q, case.k, case.v, backend=b, **given) for b in (FLEX, rg.Reference())]
+        lse = [
+            rg.attention_state(case.q, case.k, case.v, backend=b, **given).finish()[1] for b in (FLEX, rg.Reference())
+        ]
+    assert testing.error(*out) < 1e-12 and testing.error(*lse) < 1e-12
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_every_mask(mask: str) -> None:
+    compare(testing.draw(AT, mask=MASKS[mask], sink=True))
+
+
+@pytest.mark.parametrize("score", TAKEN)
+def test_every_score_that_begins_with_a_dot_product(score: str) -> None:
+    compare(testing.draw(AT, score=SCORES[score], mask=MASKS["Or"]))
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        testing.frame((), 1, headed=False),
+        testing.frame((5,), 1, headed=False),
+        testing.frame((1,), 6),
+        testing.frame((2, 1, 3), 2),
+        testing.frame((5,), 6, nq=1),
+        testing.frame((5,), 6, nq=19, nk=1),
+    ],
+    ids=lambda at: str(at.shape),
+)
+def test_axes(at: testing.Frame) -> None:
+    masks, scores = testing.masks(at), testing.scores(at)
+    for mask in ("Dense", "Lengths 2", "Prefix 2", "Where"):
+        compare(testing.draw(at, mask=masks[mask], score=scores["Pipeline"]))
+
+
+def test_more_blocks_than_one() -> None:
+    at = testing.frame((2,), 2, nq=301, nk=397)
+    masks = testing.masks(at)
+    for name in ("Window", "Lengths 2", "Dense"):
+        compare(testing.draw(at, key_heads=1, mask=masks[name]))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_the_block_table_is_the_mask_s_cover(mask: str) -> None:
+    at = testing.frame((2, 3), 2, nq=301, nk=397)
+    case = testing.draw(at, mask=testing.masks(at)[mask])
+    cover = case.mask.cover(at.tiling(BLOCK, BLOCK)).expand(2, 3, 2, 3, 4).reshape(6, 2, 3, 4)
+    table = block_mask(case.problem)
+    for counts, order, kind in (
+        (table.kv_num_blocks, table.kv_indices, rg.Cover.SOME),
+        (table.full_kv_num_blocks, table.full_kv_indices, rg.Cover.ALL),
+    ):
+        found = torch.zeros(6, 2, 3, 4, dtype=torch.bool)
+        for b, h, i in torch.cartesian_prod(torch.arange(6), torch.arange(2), torch.arange(3)).tolist():
+            found[b, h, i, order[b, h, i, : counts[b, h, i]].long()] = True
+        assert torch.equal(found, cover == kind)
+
+
+def test_refusals() -> None:
+    case = testing.draw(AT)
+
+    def why(**given: object) -> str | None:
+        return FLEX.why_not(replace(case, **given).problem, True)
+
+    assert rg.Flex().why_not(case.problem, True) == "it serves cuda tensors; these are on cpu"
+    assert why(dropout=rg.Dropout(0.1)) == "it has no dropout"
+    assert why(score=rg.Distance()) == "its scores begin with a dot product, not with Distance()"
+    slopes = torch.ones(6, dtype=torch.float64, requires_grad=True)
+    learned = rg.ScaledDot() >> rg.Alibi(slopes)
+    assert why(score=learned) == "a tensor of the score requires a gradient"
+    with torch.no_grad():
+        assert why(score=learned) is None
+    for size in ({"nq": 0}, {"nk": 0}, {"heads": 0}, {"batch": (0,)}):
+        assert FLEX.why_not(testing.draw(testing.frame(**size)).problem, True) == "an axis is empty"
+    for name in "qkv":
+        bad = getattr(case, name).clone()
+        bad[1, 0, 0, 3, 2] = math.inf
+        said = why(**{name: bad}, mask=rg.Causal())
+        assert said == "it lets what is not finite leak out of masked places"
+        assert why(**{name: bad}) is None
+
+
+def test_it_prints_as_it_is_written() -> None:
+    assert repr(rg.Flex()) == "Flex()" and eval(repr(FLEX), {"Flex": rg.Flex}) == FLEX

@@ -1,0 +1,214 @@
+"""Every wrong input gets its sentence: the argument, what was expected, what came, and the way out."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, zeros
+
+import regard as rg
+from regard import testing
+from regard.problem import pose
+
+Q, K, V = zeros(5, 6, 13, 8), zeros(5, 2, 17, 8), zeros(5, 2, 17, 3)
+AXES = "expected (*batch, heads, n, d), (batch, n, d) or (n, d)"
+META = torch.device("meta")
+
+TENSORS: list[tuple[tuple[Any, Any, Any], type[Exception], str]] = [
+    ((zeros(8), K, V), rg.ShapeError, f"q has shape (8,); {AXES}."),
+    ((zeros(()), K, V), rg.ShapeError, f"q has shape (); {AXES}."),
+    ((Q, K, zeros(3)), rg.ShapeError, f"v has shape (3,); {AXES}."),
+    (([1.0], K, V), TypeError, "q is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__)."),
+    ((Q, K.half(), V), TypeError, "k has dtype torch.float16, q has torch.float32; expected one dtype: convert"),
+    ((Q, K, V.double()), TypeError, "v has dtype torch.float64, q has torch.float32; expected one dtype"),
+    ((Q.long(), K, V), TypeError, "q has dtype torch.int64; expected float16, bfloat16, float32 or float64: convert"),
+    ((Q + 0j, K, V), TypeError, "q has dtype torch.complex64; expected float16"),
+    ((Q, K.to(META), V), ValueError, "k is on meta, q on cpu; expected one device: move with .to(...)."),
+    ((Q, K, V[0]), rg.ShapeError, "v has shape (2, 17, 3), q (5, 6, 13, 8); expected as many axes"),
+    (
+        (Q, zeros(4, 2, 17, 8), V),
+        rg.ShapeError,
+        "the batch axes differ: q (5,), k (4,), v (5,); expected equal ones, or 1 where they are shared.",
+    ),
+    (
+        (zeros(6, 13, 8), zeros(2, 13, 8), zeros(2, 13, 8)),
+        rg.ShapeError,
+        "Three axes are (batch, n, d); heads need four, (batch, heads, n, d): add one by q[None].",
+    ),
+    (
+        (Q, zeros(5, 4, 17, 8), zeros(5, 4, 17, 3)),
+        rg.ShapeError,
+        "k has 4 heads, q has 6; q's heads must be a multiple of k's (grouped queries).",
+    ),
+    ((Q, zeros(5, 0, 17, 8), zeros(5, 0, 17, 3)), rg.ShapeError, "k has 0 heads, q has 6"),
+    ((Q, K, zeros(5, 1, 17, 3)), rg.ShapeError, "v has 1 heads, k has 2; expected as many."),
+    ((Q, K, zeros(5, 2, 16, 3)), rg.ShapeError, "v has 16 values, k has 17 keys; expected one value a key."),
+    ((Q, K, zeros(5, 2, 18, 3)), rg.ShapeError, "v has 18 values, k has 17 keys; expected one value a key."),
+    (
+        (Q, zeros(5, 2, 17, 7), V),
+        rg.ShapeError,
+        "q has width 8, k has width 7; ScaledDot compares equal widths; Bilinear(m), Additive(...) and Custom(fn) can",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "kind", "said"), TENSORS)
+def test_tensors(given: tuple[Any, Any, Any], kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=re.escape(said)):
+        rg.attention(*given)
+
+
+POSITIONS = "expected head(nq, nk), tail(nq, nk) or Positions(q, k)."
+PADDING = "a padding mask (batch, nk) is Dense(mask[:, None, None, :])"
+ROWS = zeros(13, 17)
+ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"mask": ROWS > 0}, TypeError, "mask is a Tensor of bool; write Dense(mask), True = may attend."),
+    ({"mask": ROWS}, TypeError, "mask is a Tensor of float32; write score=ScaledDot() >> Bias(mask) if it is added"),
+    ({"mask": ROWS.long()}, TypeError, "mask is a Tensor of int64; write Dense(mask != 0) if 1 means may attend"),
+    ({"mask": np.zeros((13, 17), bool)}, TypeError, "mask is a ndarray of bool; write Dense(mask), True = may attend."),
+    ({"mask": "causal"}, TypeError, "mask is a str; expected a Mask, such as Causal() or Where(fn)."),
+    ({"mask": rg.Causal}, TypeError, "mask is the class Causal, not one of its values; expected a Mask, such as"),
+    ({"score": "dot"}, TypeError, "score is a str; expected a Score, such as ScaledDot(), or Custom(fn)."),
+    ({"score": torch.dot}, TypeError, "expected a Score, such as ScaledDot(), or Custom(fn)."),
+    ({"score": rg.ScaledDot}, TypeError, "score is the class ScaledDot, not one of its values; expected a Score"),
+    ({"score": rg.SoftCap(2.0)}, TypeError, "score SoftCap(cap=2.0) begins with a modifier; begin with a similarity"),
+    ({"score": rg.Dot() >> rg.Dot()}, TypeError, "has a second similarity, Dot(); only its first stage may be one."),
+    ({"positions": (0, 1)}, TypeError, f"positions is a tuple; {POSITIONS}"),
+    ({"positions": rg.head(12, 17)}, rg.ShapeError, "positions.q has shape (12,); expected (13,) or (5, 13)."),
+    ({"positions": rg.head(13, 16)}, rg.ShapeError, "positions.k has shape (16,); expected (17,) or (5, 17)."),
+    (
+        {"positions": rg.Positions(zeros(4, 13).long(), zeros(17).long())},
+        rg.ShapeError,
+        "positions.q has shape (4, 13); expected (13,) or (5, 13).",
+    ),
+    ({"dropout": 0.1}, TypeError, "dropout is a float; expected Dropout(p), or None."),
+    ({"sink": zeros(5)}, rg.ShapeError, "sink has shape (5,); expected a logit a head, (6,), or (5, 6)."),
+    ({"sink": zeros(6, device=META)}, ValueError, "sink is on meta, q on cpu; move it with .to(...)."),
+    ({"sink": zeros(6).long()}, TypeError, "sink has dtype torch.int64; expected floating point."),
+    ({"mask": rg.Dense(ROWS.to(META) > 0)}, ValueError, "mask Dense(allowed=bool[13, 17]) holds a tensor on meta"),
+    ({"score": rg.Bilinear(zeros(8, 8, device=META))}, ValueError, "score Bilinear(m=float32[8, 8]) holds a tensor on"),
+    ({"mask": rg.Dense(zeros(5, 17) > 0)}, rg.ShapeError, "expected one that broadcasts to (5, 6, 13, 17); " + PADDING),
+    ({"mask": rg.Lengths(keys=torch.full((5,), 18))}, rg.ShapeError, "Lengths.keys holds 18 to 18; expected lengths"),
+    ({"mask": rg.Lengths(keys=torch.full((4,), 7))}, rg.ShapeError, "Lengths.keys has shape (4,); expected one length"),
+    ({"score": rg.ScaledDot() >> rg.Bias(zeros(16))}, rg.ShapeError, "Bias.bias has shape (16,); expected one that"),
+]
+
+
+@pytest.mark.parametrize(("given", "kind", "said"), ARGUMENTS)
+def test_arguments(given: dict[str, Any], kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=re.escape(said)):
+        rg.attention(Q, K, V, **given)
+    if "dropout" not in given:
+        with pytest.raises(kind, match=re.escape(said)):
+            rg.attention_weights(Q, K, **given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"mask": rg.Causal()},
+        {"mask": ~rg.Window(3, 0) | rg.Lengths(keys=torch.full((5,), 7))},
+        {"score": rg.ScaledDot() >> rg.Alibi(torch.ones(6))},
+        {"mask": rg.Where(lambda b, h, i, j: i >= j)},
+    ],
+)
+def test_positions_that_nobody_gave(given: dict[str, Any]) -> None:
+    name = repr(next(iter(given.values())))
+    said = (
+        f"13 queries meet 17 keys under {name}, and their positions are not given. Pass\n"
+        "  positions=tail(13, 17) if the queries are the last 13 tokens (decoding), or "
+        "positions=head(13, 17) if they are the first."
+    )
+    for call in (rg.attention, rg.attention_state, rg.explain):
+        with pytest.raises(rg.ShapeError) as raised:
+            call(Q, K, V, **given)
+        assert str(raised.value) == said
+
+
+def test_what_compares_no_positions_needs_none() -> None:
+    mask = rg.Lengths(keys=torch.full((5,), 7)) & rg.Dense(torch.ones(17, dtype=torch.bool))
+    assert rg.attention(Q, K, V, mask=mask, score=rg.ScaledDot() >> rg.SoftCap(2.0)).shape == (5, 6, 13, 3)
+
+
+def test_a_padding_mask_that_could_be_a_square() -> None:
+    x, mask = zeros(13, 2, 13, 8), rg.Dense(torch.ones(13, 13, dtype=torch.bool))
+    with pytest.raises(rg.ShapeError, match="there are 13 sequences of 13 queries, so its first axis may be either"):
+        rg.attention(x, x, x, mask=mask)
+    for way in (mask.allowed[None, None], mask.allowed[:, None, None, :]):
+        rg.attention(x, x, x, mask=rg.Dense(way))
+    rg.attention(x[:5], x[:5], x[:5], mask=mask)
+
+
+def test_a_bias_of_zeros_and_ones_warns() -> None:
+    with pytest.warns(UserWarning, match=r"Bias holds only 0 and 1, .* write mask=Dense\(bias.bool\(\)\)"):
+        rg.Bias(torch.eye(13))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rg.Bias(torch.eye(13) * -1e9)
+
+
+def test_a_custom_score_with_hidden_parameters() -> None:
+    w = torch.ones(8, requires_grad=True)
+    hidden = rg.Custom(lambda q, k: (q * w) @ k.mT)
+    with pytest.raises(ValueError, match=r"fn uses a tensor that requires a gradient and that regard cannot see"):
+        rg.attention(Q, K, V, score=hidden)
+    with torch.no_grad():
+        rg.attention(Q, K, V, score=hidden)
+    told = rg.Custom(lambda q, k, w: (q * w) @ k.mT, tensors=(w,))
+    assert rg.attention(Q, K, V, score=told).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("score", "said"),
+    [
+        (rg.Custom(lambda q, k: q @ k.mT[..., :1]), "Custom.fn returned (5, 6, 13, 1) for q (5, 6, 13, 8) and k"),
+        (rg.Custom(lambda q, k: 0.0), "Custom.fn returned float for q"),
+    ],
+)
+def test_a_custom_score_of_another_shape(score: rg.Score, said: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(said)):
+        rg.attention(Q, K, V, score=score)
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "said"),
+    [
+        ([13], IndexError, "rows holds [13]; there are 13 queries."),
+        ([-14], IndexError, "rows holds [-14]; there are 13 queries."),
+        ([0.5], TypeError, "rows has dtype torch.float32, shape (1,); expected integers, (r,)."),
+        ([True], TypeError, "rows has dtype torch.bool"),
+        (3, TypeError, "rows has dtype torch.int64, shape (); expected integers, (r,)."),
+        ([[1]], TypeError, "rows has dtype torch.int64, shape (1, 1); expected integers, (r,)."),
+    ],
+)
+def test_rows(rows: Any, kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=re.escape(said)):
+        rg.attention_weights(Q, K, rows=rows)
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.1, float("nan")])
+def test_dropout_is_a_probability(p: float) -> None:
+    with pytest.raises(ValueError, match=r"Dropout\(p=.*\): expected a probability from 0 to 1"):
+        rg.Dropout(p)
+
+
+def test_a_refused_call_changes_nothing() -> None:
+    state, before = torch.get_rng_state(), Q.clone()
+    with pytest.raises(rg.ShapeError):
+        rg.attention(Q, K, V, mask=rg.Causal(), dropout=rg.Dropout(0.5))
+    assert torch.equal(torch.get_rng_state(), state) and torch.equal(Q, before)
+
+
+def test_tensors_of_a_problem_can_be_exchanged() -> None:
+    at = testing.frame()
+    case = testing.draw(at, score=testing.scores(at)["Pipeline"], mask=testing.masks(at)["And"])
+    problem = pose(case.q, case.k, case.v, case.score, case.mask, case.positions, None)[0]
+    own: tuple[Tensor, ...] = problem.tensors()
+    twin = problem.with_tensors(tuple(t.clone() for t in own))
+    assert all(a is not b and torch.equal(a, b) for a, b in zip(own, twin.tensors(), strict=True))
+    assert twin.score == problem.score and twin.mask == problem.mask

@@ -1,0 +1,104 @@
+"""Sdpa: what it refuses, and that what it takes is right; on a CPU, where torch's operator has its paths too."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import regard as rg
+from regard import testing
+
+SDPA = rg.Sdpa(devices=("cpu",))
+AT = testing.frame()
+F64 = torch.float64
+
+
+def why(case: testing.Case, lse: bool = False) -> str | None:
+    return SDPA.why_not(case.problem, lse)
+
+
+WRITTEN_OUT = "would have to be written out, 13 × 17"
+REFUSED = [
+    ({"score": rg.Dot()}, "it has only the scaled dot product, not Dot()"),
+    (
+        {"score": rg.ScaledDot() >> rg.SoftCap(2.0)},
+        "it has only the scaled dot product, not ScaledDot() >> SoftCap(cap=2.0)",
+    ),
+    ({"score": rg.ScaledDot(torch.tensor(2.0))}, "its scale is a number, not a tensor"),
+    ({"dropout": rg.Dropout(0.1)}, "its dropout is not a function of the seed alone"),
+    ({"mask": rg.Window(3, 0)}, WRITTEN_OUT),
+    ({"mask": rg.Causal() & rg.Prefix(3)}, WRITTEN_OUT),
+    ({"mask": rg.Lengths(queries=torch.full((5,), 3))}, WRITTEN_OUT),
+    ({"mask": rg.Causal()}, "its is_causal counts both sides from 0 and needs as many keys as queries"),
+    ({"mask": rg.Dense(torch.zeros(17, dtype=torch.bool))}, "the mask leaves a query without a key"),
+    ({"mask": rg.Lengths(keys=torch.tensor([1, 2, 0, 4, 5]))}, "the mask leaves a query without a key"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), REFUSED)
+def test_refusals(given: dict[str, object], said: str) -> None:
+    assert said in (why(replace(testing.draw(AT), **given)) or "nothing")
+
+
+def test_more_refusals() -> None:
+    assert why(testing.draw(AT), lse=True) == "it gives no log-sum-exp, which a State or a sink needs"
+    assert rg.Sdpa().why_not(testing.draw(AT).problem, False) == "it serves cuda tensors; these are on cpu"
+    for size in ({"nq": 0}, {"nk": 0}, {"heads": 0}, {"batch": (0,)}):
+        assert why(testing.draw(testing.frame(**size))) == "an axis is empty"
+    square = replace(testing.draw(testing.frame(nk=13), mask=rg.Causal()), positions=rg.head(13, 13))
+    assert why(square) is None
+    moved = replace(square, positions=rg.Positions(torch.arange(1, 14), torch.arange(13)))
+    assert "counts both sides from 0" in (why(moved) or "")
+    for name in "qkv":
+        bad = getattr(square, name).clone()
+        bad[1, 0, 3, 2] = math.nan
+        assert why(replace(square, **{name: bad})) == "it lets what is not finite leak out of masked places"
+
+
+def allowed(*shape: int) -> rg.Dense:
+    seen = torch.rand(shape) < 0.6
+    seen[..., 0] = True
+    return rg.Dense(seen)
+
+
+@pytest.mark.parametrize("batch", [(1,), (5,), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize("key_heads", [6, 2])
+def test_what_it_takes_is_right(batch: tuple[int, ...], key_heads: int) -> None:
+    at = testing.frame(batch)
+    count = math.prod(batch)
+    masks = [
+        rg.Everything(),
+        allowed(*batch, 6, 13, 17),
+        allowed(1, 1, 13, 17),
+        allowed(17),
+        rg.Lengths(keys=torch.arange(3, 3 + count).reshape(batch)),
+    ]
+    for mask in masks:
+        for scale in (None, 0.3):
+            case = testing.draw(at, key_heads=key_heads, mask=mask, score=rg.ScaledDot(scale))
+            assert why(case) is None
+            testing.check(case, SDPA)
+    square = testing.draw(testing.frame(batch, nk=13), key_heads=key_heads, mask=rg.Causal())
+    testing.check(square, SDPA)
+
+
+@pytest.mark.parametrize("axes", [(), (5,)])
+def test_without_a_head_axis(axes: tuple[int, ...]) -> None:
+    at = testing.frame(axes, 1, headed=False)
+    for mask in (rg.Everything(), allowed(*axes, 13, 17)):
+        testing.check(testing.draw(at, mask=mask), SDPA)
+
+
+def test_shared_batch_axes_and_second_derivatives() -> None:
+    case = testing.draw(testing.frame((2, 3)))
+    testing.check(replace(case, k=case.k[:1], v=case.v[:, :1]), SDPA)
+    small = testing.draw(testing.frame((1,), 2, 3, 5), dk=2, dv=2).leaves(F64)
+    f = lambda *qkv: rg.attention(*qkv, backend=SDPA)  # noqa: E731
+    assert torch.autograd.gradgradcheck(f, (small.q, small.k, small.v))
+
+
+def test_it_prints_as_it_is_written() -> None:
+    assert repr(rg.Sdpa()) == "Sdpa()" and eval(repr(SDPA), {"Sdpa": rg.Sdpa}) == SDPA
