@@ -3,7 +3,8 @@
     python examples/train_bytes.py --out weights.safetensors
 
 The data is on every machine: the documentation strings and sources of Python's standard library. Half of the sequences
-hold a passage that repeats, so that induction heads have something to do. Deterministic by seed, for one Python version.
+hold a passage that repeats, so that induction heads have something to do. Deterministic by seed, for one Python
+version.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ HELD_OUT = 10  # every tenth file is for validation
 
 @dataclass(frozen=True)
 class Stage:
-    """Steps on batches of `size` sequences of `length` bytes; the longer ones come last, when little is left to learn."""
+    """Steps on batches of `size` sequences of `length` bytes; the longer ones come last, to get used to length."""
 
     steps: int
     size: int

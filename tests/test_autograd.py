@@ -189,7 +189,7 @@ def test_torch_func(backend: Backend) -> None:
 
 
 def test_forward_mode_by_dual_numbers(backend: Backend) -> None:
-    case, given = tensors()
+    case, _ = tensors()
     with warnings.catch_warnings(), forward_ad.dual_level():
         dual = forward_ad.make_dual(case.q.detach(), torch.ones_like(case.q))
         tangent = forward_ad.unpack_dual(run(replace(case, q=dual), backend)).tangent

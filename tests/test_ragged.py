@@ -68,7 +68,7 @@ def test_packing_equals_attending_one_by_one() -> None:
         (
             lambda: rg.Lengths(keys=torch.tensor([1, 2, 3])).on(5, batch=(2,)),
             rg.ShapeError,
-            r"Lengths.keys has shape \(3,\); expected one length a sequence, \(2,\)",
+            r"Lengths.keys has shape \(3,\); expected a length a sequence, \(2,\)",
         ),
         (lambda: rg.Documents(torch.ones(3)), TypeError, "Documents.q_ids has dtype torch.float32"),
         (

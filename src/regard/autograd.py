@@ -35,8 +35,10 @@ class _Attend(torch.autograd.Function):
         ctx.save_for_backward(*tensors, out, lse)
         return out, lse
 
-    @staticmethod
-    def backward(ctx: Any, g_out: Tensor, g_lse: Tensor) -> tuple[Tensor | None, ...]:
+    @staticmethod  # torch's stub has *args here, but calls it with one cotangent a result
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, g_out: Tensor, g_lse: Tensor
+    ) -> tuple[Tensor | None, ...]:
         *tensors, out, lse = ctx.saved_tensors
         problem = ctx.problem.with_tensors(tuple(tensors))
         needs = tuple(ctx.needs_input_grad[2:])

@@ -46,8 +46,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 _SHOWN = (
-    "The byte model that comes with regard reads the text. Printed: a line of facts, grids of layers × heads, and findings, "
-    "each with its rule and number. Drawn: the pooled attention map of one head, on a logarithmic scale."
+    "The byte model that comes with regard reads the text. Printed: a line of facts, grids of layers × heads, and "
+    "findings, each with its rule and number. Drawn: the pooled attention map of one head, on a logarithmic scale."
 )
 
 

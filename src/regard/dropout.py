@@ -1,4 +1,4 @@
-"""Dropout: a function of (seed, batch, head, query, key), so that every backend, tiling and thread count drops the same."""
+"""Dropout: a function of (seed, batch, head, query, key), so that every backend and tiling drops the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _BITS = 24
 class Dropout(Value):
     """Each weight is dropped with probability p, the others multiplied by 1 / (1 - p), after the softmax.
 
-    Whether a weight stays depends on (seed, batch, head, position of query, position of key) alone. Without a seed, one is
+    Whether a weight stays depends on (seed, batch, head, position of query, position of key) alone. Without a seed, one
+    is
     drawn from torch's generator at each call, so that torch.manual_seed repeats it. Raises ValueError unless 0 ≤ p ≤ 1.
     Source: Srivastava et al. 2014.
 

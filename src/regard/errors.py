@@ -12,7 +12,8 @@ class ShapeError(ValueError):
     Traceback (most recent call last):
     ...
     regard.errors.ShapeError: 4 queries meet 9 keys under Causal(), and their positions are not given. Pass
-      positions=tail(4, 9) if the queries are the last 4 tokens (decoding), or positions=head(4, 9) if they are the first.
+      positions=tail(4, 9) if the queries are the last 4 tokens (decoding), or positions=head(4, 9) if they are the
+      first.
     """
 
 

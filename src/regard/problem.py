@@ -20,7 +20,8 @@ from regard.shapes import FLOATING, accumulator, finite, listed, repeat_heads
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One call of attention: q (*batch, h, nq, d), k (*batch, hk, nk, d'), v (*batch, hk, nk, dv), and what applies to them.
+    """One call of attention: q (*batch, h, nq, d), k (*batch, hk, nk, d'), v (*batch, hk, nk, dv), and what applies to
+    them.
 
     q and k are prepared by the similarity already (see Similarity.prepare); `score` compares them. `dtype` is the
     caller's, which the output gets; sums are kept in `accumulator(dtype)`.
@@ -73,7 +74,8 @@ class Problem:
     def tile(
         self, at: Region, q: Tensor, k: Tensor, score: Pipeline, everything: bool = False, first: Tensor | None = None
     ) -> Tile:
-        """Scores and visibility of one region, from q (*batch, h, r, d), k (*batch, hk, c, d') and the score's local tensors.
+        """Scores and visibility of one region, from q (*batch, h, r, d), k (*batch, hk, c, d') and the score's local
+        tensors.
 
         `everything`: the mask is known to hide nothing here. Hidden scores may hold anything; what is hidden leaks into
         no gradient, whatever q and k hold. `first`: what the similarity says here, where `quick` has told it.
@@ -146,7 +148,7 @@ def pose(
     positions: Positions | None,
     dropout: Dropout | None,
 ) -> tuple[Problem, Layout]:
-    """A validated problem. Raises ShapeError, TypeError or ValueError, each with the argument, the expectation and the way out."""
+    """A validated problem; ShapeError, TypeError or ValueError with the argument, the expectation and the way out."""
     _check_kinds(q, k, v, score, mask, positions, dropout)
     pipeline = as_pipeline(score)
     _check_tensors(q, k, v)

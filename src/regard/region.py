@@ -1,8 +1,8 @@
 """Frame, Region, Tiling: the index space of one call, a rectangle of it, and its division into blocks.
 
-A mask or a score is asked about a Region and answers for every (query, key) pair in it, by broadcasting: what depends on
-the query has shape (..., 1, r, 1), what depends on the key (..., 1, 1, c). The same questions can be asked about a single
-pair (see backends/flex), so a mask or score written once runs everywhere.
+A mask or a score is asked about a Region and answers for every (query, key) pair in it, by broadcasting: what depends
+on the query has shape (..., 1, r, 1), what depends on the key (..., 1, 1, c). The same questions can be asked about a
+single pair (see backends/flex), so a mask or score written once runs everywhere.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ALL_OF = slice(None)
 class Frame:
     """The index space of one call: batch axes, heads, queries and keys, and where these stand.
 
-    `headed` is False where the caller's tensors have no head axis; then heads is 1, and tensors that the caller gives with
-    three axes or more get that axis.
+    `headed` is False where the caller's tensors have no head axis; then heads is 1, and tensors that the caller gives
+    with three axes or more get that axis.
     """
 
     batch: tuple[int, ...]
@@ -129,7 +129,7 @@ class Region:
         return t[..., None, None] if t.dim() else t
 
     def pairs(self, t: Tensor) -> Tensor:
-        """One number a pair, broadcastable to the caller's (*batch, heads, nq, nk). A view where rows, cols are slices."""
+        """One number a pair, broadcastable to the caller's (*batch, heads, nq, nk). A view where both are slices."""
         t = self.frame.lift(t)
         if t.dim() >= 2 and not (t.shape[-2] == 1 != self.frame.nq):
             t = t[..., self.rows, :]

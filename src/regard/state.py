@@ -126,8 +126,8 @@ def _finite_shift(m: Tensor) -> Tensor:
 def weigh(p: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
     """Σ_j p_ij v_j over the visible keys: p (..., r, c) with zeros where hidden, v (..., c, d).
 
-    0 · NaN is NaN, so a product alone would let a hidden value through. Where v is not finite, its finite part is summed
-    and what is not finite is added for exactly the rows that may see it.
+    0 · NaN is NaN, so a product alone would let a hidden value through. Where v is not finite, its finite part is
+    summed and what is not finite is added for exactly the rows that may see it.
     """
     if visible is None or finite(v):
         return p @ v

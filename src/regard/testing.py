@@ -1,8 +1,8 @@
 """What masks, scores and backends must satisfy, as checks that raise AssertionError: try your own with them.
 
 Calls are generated from the `examples` of every mask and score class, so that a new class is tried on every backend by
-existing. What a backend answers is measured against Reference in float64: values, log-sum-exp, and the gradients of q, k,
-v, the sink and every tensor of the score.
+existing. What a backend answers is measured against Reference in float64: values, log-sum-exp, and the gradients of q,
+k, v, the sink and every tensor of the score.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,7 +90,9 @@ def masks(at: Frame) -> dict[str, Mask]:
     >>> list(masks(frame()))[:3]
     ['Causal', 'Dense', 'Dense 2']
     """
-    found = {name: example for kind in _kinds(Mask) for name, example in _named(kind, kind.examples(at))}
+    found: dict[str, Mask] = {
+        name: example for kind in _kinds(Mask) for name, example in _named(kind, kind.examples(at))
+    }
     one = {kind: found[kind] for kind in ("Causal", "Window", "Prefix", "Lengths", "Dense")}
     found["And"] = one["Causal"] & one["Lengths"]
     found["Or"] = (one["Causal"] & one["Window"]) | one["Prefix"]
@@ -115,9 +118,9 @@ def scores(at: Frame, width: int = 7) -> dict[str, Score]:
     return {**found, "Pipeline": whole}
 
 
-def _kinds(base: type) -> list[type]:
+def _kinds(base: type) -> list[type[Any]]:
     """The classes of regard's own that carry examples, by name."""
-    found: list[type] = []
+    found: list[type[Any]] = []
     below = base.__subclasses__()
     while below:
         kind = below.pop()
@@ -127,7 +130,7 @@ def _kinds(base: type) -> list[type]:
     return sorted(found, key=lambda kind: kind.__name__)
 
 
-def _named(kind: type, examples: tuple[Value, ...]) -> Iterator[tuple[str, object]]:
+def _named(kind: type, examples: tuple[Value, ...]) -> Iterator[tuple[str, Any]]:
     for n, example in enumerate(examples):
         yield kind.__name__ + (f" {n + 1}" if n else ""), example
 
@@ -143,7 +146,7 @@ def draw(
     sink: bool = False,
     dropout: Dropout | None = None,
 ) -> Case:
-    """A call of that frame on normal float64 numbers; key_heads: by default a third of the heads where that is whole."""
+    """A call of that frame on normal float64 numbers; key_heads: by default a third of the heads if whole."""
     if key_heads is None:
         key_heads = at.heads // 3 if at.heads % 3 == 0 else at.heads
     shapes = ((at.heads, at.nq, dk), (key_heads, at.nk, dk), (key_heads, at.nk, dv))
@@ -168,7 +171,7 @@ def answers(call: Case, backend: Backend | None, dtype: torch.dtype, lse: bool =
     Cotangents are drawn from a fixed seed, in the dtypes of the results. Raises Unsupported where the backend refuses.
     """
     call = call.leaves(dtype)
-    given = {"score": call.score, "mask": call.mask, "positions": call.positions, "sink": call.sink}
+    given: dict[str, Any] = {"score": call.score, "mask": call.mask, "positions": call.positions, "sink": call.sink}
     results = {"out": attention(call.q, call.k, call.v, **given, dropout=call.dropout, backend=backend)}
     if lse:
         state = attention_state(call.q, call.k, call.v, **given, dropout=call.dropout, backend=backend)
@@ -179,17 +182,16 @@ def answers(call: Case, backend: Backend | None, dtype: torch.dtype, lse: bool =
         for t in results.values()
     ]
     wanted = call.differentiable
-    grads = torch.autograd.grad(tuple(results.values()), tuple(wanted.values()), cotangents, allow_unused=True)
-    for (name, t), g in zip(wanted.items(), grads, strict=True):
-        results[f"gradient of {name}"] = torch.zeros_like(t) if g is None else g
+    grads = torch.autograd.grad(tuple(results.values()), tuple(wanted.values()), cotangents, materialize_grads=True)
+    results |= {f"gradient of {name}": g for name, g in zip(wanted, grads, strict=True)}
     return {name: t.detach() for name, t in results.items()}
 
 
 def tolerance(exact: Tensor, plain: Tensor) -> float:
     """Twice the error of a plain evaluation in the same dtype; in float64 1e-12, relatively.
 
-    The plain error of a result that is a handful of numbers may be near 0 by chance; it is taken to be at least that of one
-    rounding to the dtype, or of four to float32.
+    The plain error of a result that is a handful of numbers may be near 0 by chance; it is taken to be at least that of
+    one rounding to the dtype, or of four to float32.
     """
     size = _root_mean_square(exact.masked_fill(~exact.isfinite(), 0))
     if plain.dtype == torch.float64:

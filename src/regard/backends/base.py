@@ -27,7 +27,7 @@ class Backend(Value):
     recorded: ClassVar[bool] = False
 
     def why_not(self, problem: Problem, lse: bool) -> str | None:
-        """Why this backend cannot run the call exactly, as a clause; None if it can. `lse`: whether that is wanted too."""
+        """Why this backend cannot run the call exactly, as a clause; None if it can. `lse`: that is wanted too."""
         return None
 
     def forward(self, problem: Problem) -> Result:

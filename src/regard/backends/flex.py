@@ -67,7 +67,7 @@ class Flex(Backend):
 
 
 class Point:
-    """One pair: it answers what Region answers, with one number each. b is the flat batch index; row, col the indices."""
+    """One pair: it answers what Region answers, with one number each. b is the flat batch index."""
 
     def __init__(self, frame: Frame, b: Tensor, h: Tensor, row: Tensor, col: Tensor) -> None:
         self.frame, self.b, self.h, self.row, self.col = frame, b, h, row, col

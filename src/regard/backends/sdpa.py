@@ -23,8 +23,8 @@ from regard.shapes import repeat_heads
 class Sdpa(Backend):
     """torch.nn.functional.scaled_dot_product_attention, on `devices`: scaled dot products under a simple mask.
 
-    It gives no log-sum-exp, lets what is not finite leak out of masked places, and differs from path to path in rows that
-    see nothing; calls that would meet one of these are refused. Backward recomputes the forward.
+    It gives no log-sum-exp, lets what is not finite leak out of masked places, and differs from path to path in rows
+    that see nothing; calls that would meet one of these are refused. Backward recomputes the forward.
 
     >>> Sdpa()
     Sdpa()

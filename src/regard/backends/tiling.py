@@ -16,7 +16,8 @@ from regard.problem import Problem
 from regard.shapes import branchless, repeat_heads
 from regard.state import State
 
-# Pairs × heads × batch × footprint held at once: 4 MB in float32, which stays in the last cache and hides Python's own time.
+# Pairs × heads × batch × footprint held at once: 4 MB in float32, which stays in the last cache and hides Python's own
+# time.
 BUDGET = 1 << 20
 LEAST, MOST = 16, 1024
 

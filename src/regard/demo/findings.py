@@ -42,7 +42,7 @@ def followers(tokens: Tensor) -> list[list[int]]:
 
 
 def induction(top: Tensor, tokens: Tensor) -> tuple[Tensor, int]:
-    """The share of rows with an earlier copy whose heaviest key is a byte that followed it: (...), and how many rows."""
+    """The share of rows with an earlier copy whose heaviest key is a byte that followed it, and how many rows."""
     expected = followers(tokens)
     rows = [i for i, keys in enumerate(expected) if keys]
     if not rows:

@@ -1,11 +1,10 @@
-"""ByteTransformer: a small causal language model over bytes, built from regard.nn, and the trained one that is shipped."""
+"""ByteTransformer: a small causal language model over bytes, built from regard.nn; and the trained one."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from importlib.resources import as_file, files
 
-import torch
 from torch import Tensor, nn
 
 from regard.masks.positional import Causal
@@ -13,8 +12,8 @@ from regard.nn.multihead import MultiHeadAttention
 from regard.nn.rotary import Rotary
 
 BYTES = 256
-# Half of a head's features turn, each through a full circle within the 256 bytes of the first training stage, and the rest
-# do not: so no distance is strange to the model, and a text may be longer than any that it was trained on.
+# Half of a head's features turn, each through a full circle within the 256 bytes of the first training stage, and the
+# rest do not: so no distance is strange to the model, and a text may be longer than any that it was trained on.
 TURNING, BASE = 0.5, 100.0
 
 

@@ -134,7 +134,7 @@ def _findings(reading: Reading, first: Tensor, share: Tensor, rows: int) -> list
 
 
 def shown_head(reading: Reading) -> tuple[Head, str]:
-    """The head worth a picture: the strongest induction head, or where the text repeats nothing, the previous-token head."""
+    """The head worth a picture: the strongest induction head, or where none is found, the previous-token head."""
     share, _ = induction(reading.top[..., 0], reading.tokens)
     best = largest(share)
     if best.share >= INDUCTION:

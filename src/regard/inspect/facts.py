@@ -58,7 +58,7 @@ def _rows(problem: Problem, *shape: int, fill: float = 0.0) -> Tensor:
 
 @dataclass(frozen=True)
 class Entropy(Fact[Tensor]):
-    """H_i = -Σ_j p_ij ln p_ij in nats, (*batch, h, nq): 0 for one key or none, at most ln of the number of visible keys."""
+    """H_i = -Σ_j p_ij ln p_ij in nats, (*batch, h, nq): 0 for one key or none, at most ln(number of visible keys)."""
 
     def tally(self, problem: Problem) -> Tally[Tensor]:
         return _EntropyTally(_rows(problem, problem.frame.nq))
@@ -85,7 +85,7 @@ class Peak(NamedTuple):
 
 @dataclass(frozen=True)
 class MaxScore(Fact[Peak]):
-    """max_j s_ij over the visible keys, before sinks, and its key: Peak of (*batch, h, nq). Of equal scores the first."""
+    """max_j s_ij over the visible keys, before sinks, and its key, of equal ones the first: Peak of (*batch, h, nq)."""
 
     def tally(self, problem: Problem) -> Tally[Peak]:
         best = _rows(problem, problem.frame.nq, fill=-math.inf)
@@ -152,7 +152,7 @@ class _TopTally(Tally[TopKeys]):
 
 @dataclass(frozen=True)
 class Received(Fact[Tensor]):
-    """Σ_i p_ij: the mass that each key receives from all queries, (*batch, h, nk). Sums to the number of rows that see."""
+    """Σ_i p_ij: the mass that each key receives from all queries, (*batch, h, nk)."""
 
     def tally(self, problem: Problem) -> Tally[Tensor]:
         return _ReceivedTally(_rows(problem, problem.frame.nk))
@@ -207,6 +207,6 @@ class _MapTally(Tally[Tensor]):
 
 
 def _membership(cell_of: Tensor, dtype: torch.dtype) -> tuple[slice, Tensor]:
-    """The cells that a run of tokens touches, and which token is in which: cell_of (n,) non-decreasing -> (n, cells)."""
+    """The cells that a run of tokens touches, and which token is in which: non-decreasing (n,) -> (n, cells)."""
     first, last = int(cell_of[0]), int(cell_of[-1])
     return slice(first, last + 1), torch.nn.functional.one_hot(cell_of - first, last - first + 1).to(dtype)

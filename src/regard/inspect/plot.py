@@ -11,7 +11,7 @@ from regard.masks.algebra import View
 
 
 def possible(view: View, rows: int, cols: int) -> Tensor:
-    """Which cells of a rows × cols Map hold a visible pair at all, of any batch element and head: boolean (rows, cols)."""
+    """Which cells of a rows × cols Map hold a visible pair, of any batch element and head: boolean (rows, cols)."""
     frame = view.frame
     row_of = torch.arange(frame.nq) * rows // max(frame.nq, 1)
     col_of = torch.arange(frame.nk) * cols // max(frame.nk, 1)
@@ -28,7 +28,8 @@ def possible(view: View, rows: int, cols: int) -> Tensor:
 
 
 def save_map(path: Path, pooled: Tensor, reachable: Tensor, title: str, queries: int, keys: int) -> None:
-    """Writes a pooled map (rows, cols) as a picture, its format by suffix: logarithmic colours, grey where no pair can be.
+    """Writes a pooled map (rows, cols) as a picture, its format by suffix: logarithmic colours, grey where no pair can
+    be.
 
     Axes count the queries and keys of the sequence; the bar says what the numbers are.
     """

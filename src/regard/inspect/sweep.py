@@ -41,7 +41,7 @@ class Seen:
 
 @torch.no_grad()
 def sweep(problem: Problem, lse: Tensor, facts: tuple[Fact[Any], ...]) -> Seen:
-    """The facts of a problem whose lse (*batch, h, nq), a sink included, is known. Memory: the facts' own and one tile."""
+    """The facts of a problem whose lse (*batch, h, nq), a sink included, is known; memory: theirs and one tile."""
     tallies = {fact: fact.tally(problem) for fact in facts}
     shift = lse.masked_fill(lse == -torch.inf, 0)
     for strip in strips(problem, Size()):

@@ -36,7 +36,9 @@ class Dense(Mask):
         allowed = tensor(self.allowed, "Dense.allowed")
         if allowed.dtype != torch.bool:
             if allowed.dtype.is_floating_point:
-                way = "a float mask that is added to the scores is score=... >> Bias(mask); 0 and 1 become a mask by mask.bool()"
+                way = (
+                    "a float mask added to the scores is score=... >> Bias(mask); 0 and 1 become a mask by mask.bool()"
+                )
             else:
                 way = "write mask.bool() if 1 means may attend, mask == 0 if 1 means masked"
             raise TypeError(f"Dense.allowed has dtype {allowed.dtype}; expected torch.bool, True = may attend: {way}.")
@@ -62,8 +64,8 @@ class Dense(Mask):
             )
         if len(shape) == 2 and count == frame.nq == shape[0] > 1:
             return (
-                f"Dense.allowed has shape {listed(shape)}, and there are {count} sequences of {frame.nq} queries, so its first "
-                f"axis may be either: (nq, nk) is Dense(mask{one}); {lengths}."
+                f"Dense.allowed has shape {listed(shape)}, and there are {count} sequences of {frame.nq} queries: its "
+                f"first axis may be either: (nq, nk) is Dense(mask{one}); {lengths}."
             )
         return None
 
@@ -82,7 +84,8 @@ class Dense(Mask):
 class Where(Mask):
     """A mask computed by fn(b, h, i, j) -> boolean, the form of FlexAttention's mask_mod.
 
-    b and h are the flat batch index and the head index, i and j the absolute positions of query and key: integer tensors
+    b and h are the flat batch index and the head index, i and j the absolute positions of query and key: integer
+    tensors
     that broadcast against each other. fn must work elementwise, by tensor operations, and may index tensors of its own.
 
     >>> Where(lambda b, h, i, j: (i - j).abs() <= 1).draw(3)

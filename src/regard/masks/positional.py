@@ -84,7 +84,7 @@ class Window(Mask):
                 raise TypeError(f"Window.{name} is a {type(bound).__name__}; expected an integer, or None (unbounded).")
             if bound is not None and bound < 0:
                 raise ValueError(
-                    f"Window({name}={bound}): expected how many keys besides the query's own, 0 or more, or None (unbounded)."
+                    f"Window({name}={bound}): expected a count of keys besides the query's own, or None (unbounded)."
                 )
 
     def visible(self, at: Region) -> Tensor:
@@ -166,8 +166,8 @@ class Prefix(Mask):
 class Dilated(Mask):
     """Keys whose distance from the query is a multiple of `step`: (i - j) mod step = 0.
 
-    A dilated window of w keys is Window(before=(w - 1) * step, after=0) & Dilated(step). Raises ValueError for step < 1.
-    Source: Beltagy et al. 2020, Longformer (arXiv 2004.05150).
+    A dilated window of w keys is Window(before=(w - 1) * step, after=0) & Dilated(step). Raises ValueError for step <
+    1. Source: Beltagy et al. 2020, Longformer (arXiv 2004.05150).
 
     >>> Dilated(2).draw(4)
     ■·■·

@@ -84,7 +84,9 @@ class Lengths(Mask):
             if n is None:
                 continue
             if n.dim() and tuple(n.shape) != frame.batch:
-                return f"Lengths.{name} has shape {listed(n.shape)}; expected one length a sequence, {listed(frame.batch)}."
+                return (
+                    f"Lengths.{name} has shape {listed(n.shape)}; expected a length a sequence, {listed(frame.batch)}."
+                )
             if not n.is_meta and n.numel() and bool(((n < 0) | (n > most)).any()):
                 return f"Lengths.{name} holds {int(n.min())} to {int(n.max())}; expected lengths from 0 to {most}."
         return None
@@ -103,8 +105,10 @@ class Lengths(Mask):
 class Documents(Mask):
     """Packed sequences: a query sees the keys that carry its own document's number.
 
-    q_ids (nq,) or (*batch, nq), k_ids (nk,) or (*batch, nk), integers; k_ids None = the same as q_ids. Where the numbers
-    of the keys never decrease, each query sees one interval. With Causal(), documents stay causal: Documents(ids) & Causal().
+    q_ids (nq,) or (*batch, nq), k_ids (nk,) or (*batch, nk), integers; k_ids None = the same as q_ids. Where the
+    numbers
+    of the keys never decrease, each query sees one interval. With Causal(), documents stay causal: Documents(ids) &
+    Causal().
 
     >>> Documents(torch.tensor([0, 0, 1])).draw(3)
     ■■·

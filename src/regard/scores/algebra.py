@@ -46,7 +46,7 @@ class Score(Value):
         return None
 
     def local(self, at: Region) -> Score:
-        """The same stage holding only the views of its tensors that the region needs; gradients are summed into these."""
+        """The same stage holding only those views of its tensors that the region needs."""
         return self
 
     @classmethod
@@ -92,7 +92,8 @@ class Similarity(Score):
     def quick(self, q: Tensor, k: Tensor, at: Region) -> tuple[Tensor, Pull] | None:
         """The scores of `compare`, and their derivative, by a cheaper way that autograd does not record.
 
-        The second is called once at most, with the gradient of the scores, and gives those of (q, k, *self.tensors()), None
+        The second is called once at most, with the gradient of the scores, and gives those of (q, k, *self.tensors()),
+        None
         for what `prepare` has used up. The answer None, for these numbers or always, means: differentiate `compare`.
         """
         return None
@@ -110,8 +111,8 @@ class Modifier(Score):
     ...     rate: float
     ...     def modify(self, s, at):
     ...         return s + self.rate * at.j
-    >>> rg.attention_weights(torch.zeros(1, 2), torch.zeros(2, 2), score=rg.Dot() >> Recency(9.0), positions=rg.head(1, 2))
-    tensor([[1.2339e-04, 9.9988e-01]])
+    >>> rg.attention_weights(torch.zeros(1, 2), torch.zeros(2, 2), score=rg.Dot() >> Recency(9.0), positions=rg.head(1,
+    2)) tensor([[1.2339e-04, 9.9988e-01]])
     """
 
     positional: ClassVar[bool] = True

@@ -55,8 +55,8 @@ class SoftCap(Modifier):
 class Alibi(Modifier):
     """s_ij -> s_ij - slope_h · |i - j|: a penalty by distance, one slope a head, (heads,) or ().
 
-    With `coordinates` (nk, dims), and `query_coordinates` (nq, dims) unless they are the same, the distance is the Euclidean
-    one between those points (patches of an image, atoms), and no positions are read.
+    With `coordinates` (nk, dims), and `query_coordinates` (nq, dims) unless they are the same, the distance is the
+    Euclidean one between those points (patches of an image, atoms), and no positions are read.
     Source: Press et al. 2022 (arXiv 2108.12409); in two dimensions Fuller et al. 2023 (arXiv 2311.00566).
 
     >>> import regard as rg
@@ -127,8 +127,8 @@ class Alibi(Modifier):
 class Bias(Modifier):
     """s -> s + bias, a tensor that broadcasts to the call's (*batch, heads, nq, nk); -inf hides a pair.
 
-    Added in the accumulation dtype. Its gradient has its own shape and is summed tile by tile. A bias of only 0 and 1 is
-    most often a mask, and warns: Dense(mask.bool()) hides, Bias adds.
+    Added in the accumulation dtype. Its gradient has its own shape and is summed tile by tile. A bias of only 0 and 1
+    is most often a mask, and warns: Dense(mask.bool()) hides, Bias adds.
 
     >>> import regard as rg
     >>> s = rg.ScaledDot() >> Bias(torch.tensor([[0.0, float("-inf")]]))
@@ -144,7 +144,7 @@ class Bias(Modifier):
         object.__setattr__(self, "bias", bias)
         if _looks_like_a_mask(bias):
             warnings.warn(
-                "Bias holds only 0 and 1, which are added to the scores. If it is a mask, write mask=Dense(bias.bool()).",
+                "Bias holds only 0 and 1, which are added to the scores. If it is a mask, write Dense(bias.bool()).",
                 stacklevel=3,
             )
 
@@ -211,7 +211,7 @@ class RelativeBias(Modifier):
         shape = tuple(self.table.shape)
         if len(shape) == 2 and shape[0] == self.buckets.count and shape[1] in (1, frame.heads):
             return self.buckets.misfit(frame)
-        return f"RelativeBias.table has shape {listed(shape)}; expected ({self.buckets.count}, {frame.heads}): (buckets, heads)."
+        return f"RelativeBias.table has shape {listed(shape)}; expected ({self.buckets.count}, {frame.heads})."
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
         index = self.buckets.index(at.i, at.j)

@@ -143,7 +143,7 @@ class Additive(Similarity):
             if weight is None and width != hidden:
                 return f"{side} has width {width}; with {name} None it must be projected to w's {hidden} already"
             if weight is not None and (weight.dim() > 3 or tuple(weight.shape[-2:]) != (width, hidden)):
-                return f"Additive.{name} has shape {listed(weight.shape)}; expected (..., {width}, {hidden}): {side}'s width, w's"
+                return f"Additive.{name} has shape {listed(weight.shape)}; expected (..., {width}, {hidden})"
         if self.b is not None and self.b.shape[-1] != hidden:
             return f"Additive.b has shape {listed(self.b.shape)}; expected (..., {hidden}), as w"
         return None
@@ -151,7 +151,7 @@ class Additive(Similarity):
     def misfit(self, frame: Frame) -> str | None:
         for name, t, core in (("w_q", self.w_q, 2), ("w", self.w, 1), ("b", self.b, 1)):
             if t is not None and t.dim() != core and (t.dim() != core + 1 or t.shape[0] not in (1, frame.heads)):
-                return f"Additive.{name} has shape {listed(t.shape)}; expected {core} axes, or {frame.heads} heads before them."
+                return f"Additive.{name} has shape {listed(t.shape)}; expected {core} axes, or heads before them."
         return None
 
     def prepare(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -225,7 +225,8 @@ class Cosine(Similarity):
 class Distance(Similarity):
     """s_ij = -gamma · |q_i - k_j|²: weights are a Gaussian (RBF) kernel, 1 / (2 sigma²) = gamma.
 
-    gamma: a number, or a tensor () or (heads,). Evaluated about a centre of the tile's queries, which is exact and keeps the
+    gamma: a number, or a tensor () or (heads,). Evaluated about a centre of the tile's queries, which is exact and
+    keeps the
     digits that |q|² - 2 q·k + |k|² loses when both share an offset. Source: Nadaraya 1964, Watson 1964; d2l.ai §11.2.
 
     >>> import regard as rg
@@ -313,7 +314,7 @@ class Custom(Similarity):
 
 
 def _tanh_of_sums(q: Tensor, k: Tensor) -> Tensor | None:
-    """tanh(q_i + k_j), features first: (*batch, h, f, r, c) of q (*batch, h, r, f), k (*batch, h, c, f). None if not finite."""
+    """tanh(q_i + k_j), features first: (*batch, h, f, r, c) of q (..., r, f), k (..., c, f). None if not finite."""
     # contiguous, or the pairs would be laid out in the order of q's strides
     q, k = q.mT.contiguous()[..., None], k.mT.contiguous()[..., None, :]
     largest = [float(t.abs().amax()) for t in (q, k) if t.numel()]
