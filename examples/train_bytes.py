@@ -16,8 +16,6 @@ import platform
 import random
 import sysconfig
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,21 +23,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from regard.demo.model import ByteTransformer, save
+from regard.demo.model import REACH, ByteTransformer, save
 
 HELD_OUT = 10  # every tenth file is for validation
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Steps on batches of `size` sequences of `length` bytes; the longer ones come last, to get used to length."""
-
-    steps: int
-    size: int
-    length: int
-
-
-STAGES = (Stage(1000, 20, 256), Stage(150, 5, 1024), Stage(50, 2, 2048))
 
 
 def corpus() -> tuple[Tensor, Tensor]:
@@ -76,13 +62,13 @@ def plain(data: Tensor, size: int, length: int, draw: random.Random) -> Tensor:
 
 
 def mixed(data: Tensor, size: int, length: int, draw: random.Random) -> Tensor:
-    """The same, but half of the windows repeat a passage: of the data, or of random letters."""
+    """The same, but of five windows one repeats a passage of the data, and two a passage of random letters."""
     windows = []
     for window in plain(data, size, length, draw):
-        kind = draw.randrange(4)
-        if kind < 2:
+        kind = draw.randrange(5)
+        if kind < 3:
             period = draw.randrange(16, length // 2)
-            if kind == 0:  # nothing but the repetition can predict these
+            if kind < 2:  # nothing but the repetition can predict these
                 window[:period] = torch.tensor([draw.randrange(32, 127) for _ in range(period)])
             window = window[:period].repeat(length // period + 2)[: length + 1]
         windows.append(window)
@@ -100,16 +86,9 @@ def rate(step: int, steps: int, peak: float) -> float:
     return peak * warm * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
-def batches(data: Tensor, stages: tuple[Stage, ...], draw: random.Random) -> Iterator[Tensor]:
-    """Every batch of every stage, in order."""
-    for stage in stages:
-        for _ in range(stage.steps):
-            yield mixed(data, stage.size, stage.length, draw)
-
-
-def train(model: ByteTransformer, data: Tensor, stages: tuple[Stage, ...], peak: float, seed: int) -> None:
-    """AdamW over all stages, the loss on the bar and every hundredth step as a line."""
-    steps, recent = sum(stage.steps for stage in stages), deque[float](maxlen=50)
+def train(model: ByteTransformer, data: Tensor, args: argparse.Namespace) -> None:
+    """AdamW on `args.steps` batches, the loss on the bar and every hundredth step as a line."""
+    draw, recent = random.Random(args.seed), deque[float](maxlen=50)
     groups = [
         {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
@@ -117,11 +96,11 @@ def train(model: ByteTransformer, data: Tensor, stages: tuple[Stage, ...], peak:
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.3f}"), TimeRemainingColumn())
     with Progress(*columns) as progress:
-        task = progress.add_task("", total=steps, loss=math.nan)
-        for step, tokens in enumerate(batches(data, stages, random.Random(seed))):
+        task = progress.add_task("", total=args.steps, loss=math.nan)
+        for step in range(args.steps):
             for group in optimizer.param_groups:
-                group["lr"] = rate(step, steps, peak)
-            loss = loss_of(model, tokens)
+                group["lr"] = rate(step, args.steps, args.rate)
+            loss = loss_of(model, mixed(data, args.batch, args.length, draw))
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -141,7 +120,9 @@ def validate(model: ByteTransformer, data: Tensor, length: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--effort", type=float, default=1.0, help="share of the steps of each stage (default 1)")
+    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--batch", type=int, default=24)
+    parser.add_argument("--length", type=int, default=REACH + 1, help="bytes of a sequence")
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("weights.safetensors"))
@@ -153,10 +134,9 @@ def main() -> None:
     count = sum(p.numel() for p in model.parameters())
     print(f"{count:,} parameters; the standard library of Python {platform.python_version()}:")
     print(f"{len(data):,} bytes to train on, {len(held_out):,} held out")
-    stages = tuple(replace(stage, steps=round(stage.steps * args.effort)) for stage in STAGES)
-    train(model, data, stages, args.rate, args.seed)
-    for stage in stages:
-        print(f"held-out loss {validate(model, held_out, stage.length):.3f} nats a byte at {stage.length} bytes")
+    train(model, data, args)
+    for length in (args.length, 8 * args.length):
+        print(f"held-out loss {validate(model, held_out, length):.3f} nats a byte at {length} bytes")
     save(model, str(args.out))
     print(f"wrote {args.out}, {args.out.stat().st_size:,} bytes")
 

@@ -49,6 +49,10 @@ def test_model_sees_no_future(model: ByteTransformer) -> None:
         torch.testing.assert_close(model(tokens)[0, :61], model(changed)[0, :61])
 
 
+def test_model_is_as_good_far_into_a_text(reading: Reading, model: ByteTransformer) -> None:
+    assert reading.loss < 1.25 * read(model, TEXT[:600]).loss
+
+
 def test_reading_agrees_with_the_dense_weights(model: ByteTransformer) -> None:
     reading, text = read(model, TEXT[:151]), torch.tensor([list(TEXT[:151])])
     seen: list[torch.Tensor] = []
@@ -81,12 +85,12 @@ def test_report_has_facts_grids_and_findings(reading: Reading) -> None:
     assert len(re.findall(r"^L\d ", text, re.MULTILINE)) == 4
     assert re.search(r"^previous-token heads: L\dH\d \(\d+%\)", text, re.MULTILINE)
     assert re.search(r"^induction heads: L\dH\d \(\d+%\)", text, re.MULTILINE)
-    assert re.search(r"the first byte receives \d+\.\d% of all mass", text)
+    assert re.search(r"the first byte receives \d+\.\d% of the mass of the 256 rows", text)
     assert reading.kept < reading.dense / 50
 
 
 def test_a_text_without_repetition_says_so(model: ByteTransformer) -> None:
-    assert "no row repeats 8 bytes" in describe(read(model, bytes(range(32, 120))), 1.0)
+    assert "no row repeats 8 bytes within 255" in describe(read(model, bytes(range(32, 120))), 1.0)
 
 
 def test_picture_of_a_head_that_is_not_there(reading: Reading, tmp_path: Path) -> None:
@@ -160,13 +164,13 @@ def test_training_learns_and_repeats_itself(tmp_path: Path) -> None:
     script = Path(__file__).parents[1] / "examples" / "train_bytes.py"
     runs = [
         subprocess.run(
-            [sys.executable, str(script), "--effort", "0.005", "--out", str(tmp_path / f"{n}.safetensors")],
+            [sys.executable, str(script), "--steps", "8", "--out", str(tmp_path / f"{n}.safetensors")],
             capture_output=True, text=True, check=True,
         ).stdout
         for n in range(2)
     ]  # fmt: skip
     losses = [[float(x) for x in re.findall(r"held-out loss (\d\.\d+)", run)] for run in runs]
-    assert losses[0] == losses[1] and len(losses[0]) == 3 and losses[0][0] < 5.0
+    assert losses[0] == losses[1] and len(losses[0]) == 2 and losses[0][0] < 5.0
     assert (tmp_path / "0.safetensors").read_bytes() == (tmp_path / "1.safetensors").read_bytes()
 
 

@@ -174,7 +174,7 @@ def test_a_hidden_score_that_overflows_spoils_no_gradient_of_the_cap() -> None:
 
 def test_a_bias_that_looks_like_a_mask_warns_and_no_other_does() -> None:
     mask = torch.eye(3)
-    with pytest.warns(UserWarning, match=r"Bias holds only 0 and 1.*mask=Dense\(bias.bool\(\)\)") as caught:
+    with pytest.warns(UserWarning, match=r"Bias holds only 0 and 1.*Dense\(bias.bool\(\)\)") as caught:
         rg.Bias(mask)
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
@@ -221,8 +221,8 @@ X = torch.zeros(BATCH, HEADS, NQ, WIDTH)
         (lambda: rg.Alibi.geometric(0), ValueError, r"Alibi.geometric\(0\): expected 1 head or more"),
         (lambda: rg.Bias(torch.full((4, 5), 0.5)), rg.ShapeError, r"Bias.bias has shape \(4, 5\); .* \(2, 3, 5, 5\)"),
         (lambda: rg.Bias(torch.eye(5).bool()), TypeError, "Bias.bias has dtype torch.bool; expected floating point"),
-        (lambda: rg.RelativeBias(torch.zeros(5, 3), BUCKETS), rg.ShapeError, r"expected \(6, 3\): \(buckets, heads\)"),
-        (lambda: rg.RelativeBias(torch.zeros(6, 2), BUCKETS), rg.ShapeError, r"expected \(6, 3\): \(buckets, heads\)"),
+        (lambda: rg.RelativeBias(torch.zeros(5, 3), BUCKETS), rg.ShapeError, r"expected \(6, 3\)"),
+        (lambda: rg.RelativeBias(torch.zeros(6, 2), BUCKETS), rg.ShapeError, r"expected \(6, 3\)"),
         (lambda: rg.RelativeBias(torch.zeros(6, 3), 6), TypeError, "RelativeBias.buckets is a int; expected Buckets"),
         (
             lambda: rg.RelativeBias(torch.zeros(9, 3), rg.GridBuckets(2, 2)),

@@ -133,7 +133,7 @@ def test_keys_in_any_order_and_more_than_once(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("make", "error", "said"),
     [
-        (lambda: rg.Window(before=-1, after=0), ValueError, r"Window\(before=-1\): expected how many keys besides"),
+        (lambda: rg.Window(before=-1, after=0), ValueError, r"Window\(before=-1\): expected .* keys besides"),
         (lambda: rg.Window(before=0, after=-2), ValueError, r"Window\(after=-2\)"),
         (lambda: rg.Window(before=1.0, after=0), TypeError, "Window.before is a float; expected an integer, or None"),
         (lambda: rg.Dilated(0), ValueError, r"Dilated\(step=0\): expected a step of 1 or more"),

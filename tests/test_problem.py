@@ -94,7 +94,11 @@ ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"score": rg.Bilinear(zeros(8, 8, device=META))}, ValueError, "score Bilinear(m=float32[8, 8]) holds a tensor on"),
     ({"mask": rg.Dense(zeros(5, 17) > 0)}, rg.ShapeError, "expected one that broadcasts to (5, 6, 13, 17); " + PADDING),
     ({"mask": rg.Lengths(keys=torch.full((5,), 18))}, rg.ShapeError, "Lengths.keys holds 18 to 18; expected lengths"),
-    ({"mask": rg.Lengths(keys=torch.full((4,), 7))}, rg.ShapeError, "Lengths.keys has shape (4,); expected one length"),
+    (
+        {"mask": rg.Lengths(keys=torch.full((4,), 7))},
+        rg.ShapeError,
+        "Lengths.keys has shape (4,); expected a length a sequence",
+    ),
     ({"score": rg.ScaledDot() >> rg.Bias(zeros(16))}, rg.ShapeError, "Bias.bias has shape (16,); expected one that"),
 ]
 
@@ -137,7 +141,7 @@ def test_what_compares_no_positions_needs_none() -> None:
 
 def test_a_padding_mask_that_could_be_a_square() -> None:
     x, mask = zeros(13, 2, 13, 8), rg.Dense(torch.ones(13, 13, dtype=torch.bool))
-    with pytest.raises(rg.ShapeError, match="there are 13 sequences of 13 queries, so its first axis may be either"):
+    with pytest.raises(rg.ShapeError, match="there are 13 sequences of 13 queries: its first axis may be either"):
         rg.attention(x, x, x, mask=mask)
     for way in (mask.allowed[None, None], mask.allowed[:, None, None, :]):
         rg.attention(x, x, x, mask=rg.Dense(way))
@@ -145,7 +149,7 @@ def test_a_padding_mask_that_could_be_a_square() -> None:
 
 
 def test_a_bias_of_zeros_and_ones_warns() -> None:
-    with pytest.warns(UserWarning, match=r"Bias holds only 0 and 1, .* write mask=Dense\(bias.bool\(\)\)"):
+    with pytest.warns(UserWarning, match=r"Bias holds only 0 and 1, .* write Dense\(bias.bool\(\)\)"):
         rg.Bias(torch.eye(13))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

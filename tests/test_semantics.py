@@ -100,6 +100,24 @@ def test_empty_rows(backend: Backend, sink: bool) -> None:
     assert testing.error(cut, testing.answers(rest, backend, F64)["out"]) < 1e-13
 
 
+@pytest.mark.parametrize("by", ["mask", "bias"])
+def test_what_is_asked_of_an_empty_row_leaks_nowhere(backend: Backend, by: str) -> None:
+    """A loss that is NaN where a query saw nothing: 0 · NaN must not reach the others."""
+    least = torch.zeros(13, 1, dtype=F64).masked_fill(torch.arange(13)[:, None] >= 9, -INF)
+    given = {
+        "mask": {"mask": rg.Lengths(queries=torch.full((5,), 9))},
+        "bias": {"score": rg.ScaledDot() >> rg.Bias(least)},
+    }[by]
+    case = testing.draw(AT).leaves(F64)
+    leaves = (case.q, case.k, case.v)
+    out = rg.attention(*leaves, backend=backend, **given)
+    cotangent = torch.randn_like(out)
+    zero, bad = cotangent.clone(), cotangent.clone()
+    zero[..., 9:, :], bad[..., 9:, :] = 0, NAN
+    a, b = (torch.autograd.grad(out, leaves, g, retain_graph=True) for g in (zero, bad))
+    assert all(map(torch.equal, a, b))
+
+
 @pytest.mark.parametrize("score", list(testing.scores(AT)))
 @pytest.mark.parametrize("bad", [NAN, INF, -INF, 1e300])
 def test_what_is_hidden_leaks_nowhere(backend: Backend, score: str, bad: float) -> None:

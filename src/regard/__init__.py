@@ -2,6 +2,7 @@
 
 from regard import nn as nn
 from regard.backends.flex import Flex as Flex
+from regard.backends.native import Native as Native
 from regard.backends.reference import Reference as Reference
 from regard.backends.sdpa import Sdpa as Sdpa
 from regard.backends.tiled import Tiled as Tiled
@@ -70,6 +71,7 @@ __all__ = [
     "Lengths",
     "Mask",
     "Modifier",
+    "Native",
     "Positions",
     "Prefix",
     "Reference",

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from regard.backends.base import Backend
 from regard.backends.flex import Flex
+from regard.backends.native import Native
 from regard.backends.reference import Reference
 from regard.backends.sdpa import Sdpa
 from regard.backends.tiled import Tiled
 from regard.errors import Unsupported
 from regard.problem import Problem
 
-BACKENDS: tuple[Backend, ...] = (Sdpa(), Flex(), Tiled(), Reference())
+BACKENDS: tuple[Backend, ...] = (Native(), Sdpa(), Flex(), Tiled(), Reference())
 
 
 @dataclass(frozen=True)

@@ -43,9 +43,18 @@ class Dropout(Value):
     def keep(self, at: Region, dtype: torch.dtype) -> Tensor:
         """What each weight of a region is multiplied by: 0 or 1 / (1 - p), broadcastable to (*batch, h, r, c)."""
         assert self.seed is not None
-        threshold = round(self.p * (1 << _BITS))
-        kept = (_bits(self.seed, at) >> (32 - _BITS)) >= threshold
-        return kept.to(dtype) * (1 / (1 - self.p) if self.p < 1 else 0.0)
+        kept = (_bits(self.seed, at) >> (32 - _BITS)) >= self.threshold
+        return kept.to(dtype) * self.scale
+
+    @property
+    def threshold(self) -> int:
+        """A weight stays if the upper 24 of its 32 bits, as a number, are at least this."""
+        return round(self.p * (1 << _BITS))
+
+    @property
+    def scale(self) -> float:
+        """What the weights that stay are multiplied by."""
+        return 1 / (1 - self.p) if self.p < 1 else 0.0
 
 
 def _bits(seed: int, at: Region) -> Tensor:

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from regard.backends.backward import backward
 from regard.backends.tiling import Size, stream
 from regard.problem import Problem
 from regard.value import Value
@@ -20,11 +21,16 @@ Result = tuple[Tensor, Tensor]  # out (*batch, h, nq, dv) and lse (*batch, h, nq
 class Backend(Value):
     """Where a problem runs: a value, so `backend=Tiled()` names it.
 
-    A subclass defines `why_not`, `forward`, and either `backward` or `recorded = True`: its forward is then made of
-    operations that autograd records.
+    A subclass defines `why_not` and `forward`. Backward streams over tiles, unless it defines a better one or says
+    `recorded = True`: its forward is then made of operations that autograd records.
     """
 
     recorded: ClassVar[bool] = False
+
+    @property
+    def size(self) -> Size:
+        """The tiles of what is streamed."""
+        return Size()
 
     def why_not(self, problem: Problem, lse: bool) -> str | None:
         """Why this backend cannot run the call exactly, as a clause; None if it can. `lse`: that is wanted too."""
@@ -38,11 +44,11 @@ class Backend(Value):
         self, problem: Problem, result: Result, cotangents: Result, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         """Gradients of problem.tensors() for which `needs` is true, None for the rest."""
-        raise NotImplementedError
+        return backward(problem, result, cotangents, needs, self.size)
 
     def differentiable(self, problem: Problem) -> Result:
         """The same by operations that autograd, forward mode and torch.func can all see, to any order."""
-        return stream(problem, Size())
+        return stream(problem, self.size)
 
     def plan(self, problem: Problem) -> dict[str, str]:
         """What `explain` says of a call that runs here: a phrase for each heading."""

@@ -35,7 +35,8 @@ class Reference(Backend):
         s = s.masked_fill(empty[..., None], 0)
         lse = torch.logsumexp(s, -1) if s.shape[-1] else s.sum(-1)
         p, keep = torch.exp(s - lse[..., None]).masked_fill(empty[..., None], 0), problem.keep(at)
-        return weigh(p if keep is None else p * keep, v, tile.visible), lse.masked_fill(empty, -torch.inf)
+        out = weigh(p if keep is None else p * keep, v, tile.visible)
+        return out.masked_fill(empty[..., None], 0), lse.masked_fill(empty, -torch.inf)
 
     def differentiable(self, problem: Problem) -> Result:
         return self.forward(problem)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from regard.backends.base import Backend, Result
 from regard.backends.tiling import Size, stream, strips
 from regard.problem import Problem
-from regard.region import Region
-from regard.scores.algebra import Pull
-from regard.shapes import blocks, repeat_heads, sum_groups
-from regard.state import weigh
+from regard.shapes import blocks
 
 
 @dataclass(frozen=True)
@@ -46,18 +41,6 @@ class Tiled(Backend):
         with torch.no_grad():
             return stream(problem, self.size, quick=True)
 
-    def differentiable(self, problem: Problem) -> Result:
-        return stream(problem, self.size)
-
-    def backward(
-        self, problem: Problem, result: Result, cotangents: Result, needs: tuple[bool, ...]
-    ) -> tuple[Tensor | None, ...]:
-        sweep = _Backward(problem, result, cotangents, needs)
-        for strip in strips(problem, self.size):
-            for cols, everything in strip.tiles:
-                sweep.add(problem.frame.region(strip.rows, cols), everything)
-        return sweep.gradients()
-
     def plan(self, problem: Problem) -> dict[str, str]:
         r, c = self.size.settled(problem)
         total = len(blocks(problem.frame.nq, r)) * len(blocks(problem.frame.nk, c))
@@ -67,98 +50,3 @@ class Tiled(Backend):
             "tiles": f"{tiles} of {total} tiles of {r} × {c} computed, {total - tiles} skipped",
             "memory": f"about {tile:,} bytes of scores at a time",
         }
-
-
-class _Backward:
-    """The sums of one backward pass.
-
-    With P = exp(S - lse), Delta = rowsum(dO · O) - g (g the cotangent of lse):  dS = P (dO Vᵀ - Delta), dV = Pᵀ dO.
-    From dS on, autograd differentiates the tile's own scores.
-    """
-
-    def __init__(self, problem: Problem, result: Result, cotangents: Result, needs: tuple[bool, ...]) -> None:
-        self.problem, self.needs = problem, needs
-        (out, lse), (g_out, g_lse) = result, cotangents
-        self.empty = lse == -math.inf
-        self.lse = lse.masked_fill(self.empty, 0)
-        self.g_out = g_out.masked_fill(self.empty[..., None], 0)
-        self.delta = ((self.g_out * out).sum(-1) - g_lse).masked_fill(self.empty, 0)
-        n = 3 + len(problem.score.tensors())
-        self.sums = tuple(
-            torch.zeros(t.shape, dtype=problem.accumulate, device=t.device)
-            for t in (problem.q, problem.k, problem.v, *problem.score.tensors())
-        )
-        self.score_sums = problem.score.with_tensors(iter(self.sums[3:]))
-        self.differentiated = [m for m in range(n) if m != 2 and needs[m]]
-
-    def add(self, at: Region, everything: bool) -> None:
-        """One tile's share of every gradient."""
-        problem, rows, cols = self.problem, at.rows, at.cols
-        q, k, v = problem.q[..., rows, :], problem.k[..., cols, :], problem.v[..., cols, :]
-        local = problem.score.local(at)
-        leaves = [t.detach().to(problem.accumulate) for t in (q, k, v, *local.tensors())]
-        for m in self.differentiated:
-            leaves[m].requires_grad_()
-        local = local.with_tensors(iter(leaves[3:]))
-        first, pull = problem.quick(at, leaves[0], leaves[1], local) or (None, None)
-        if first is not None:
-            first.requires_grad_(bool(self.differentiated))
-        with torch.enable_grad():
-            tile = problem.tile(at, leaves[0], leaves[1], local, everything, first)
-        p = torch.exp(tile.masked.detach() - self.lse[..., rows, None])
-        p = p.masked_fill(self.empty[..., rows, None], 0)
-        keep, g_out = problem.keep(at), self.g_out[..., rows, :]
-        if self.needs[2]:
-            seen = None if tile.visible is None else tile.visible.expand(p.shape).mT
-            g_v = weigh((p if keep is None else p * keep).mT, g_out, seen)
-            self.sums[2][..., cols, :] += sum_groups(g_v, problem.key_heads)
-        if not tile.scores.requires_grad:
-            return
-        g_s = self._score_gradient(at, p, g_out, leaves[2], keep, tile.visible)
-        if first is None or pull is None:
-            self._add_scores(at, self._by_autograd(tile.scores, leaves, g_s))
-        else:
-            self._add_scores(at, self._by_pull(tile.scores, leaves, g_s, first, pull))
-
-    def _score_gradient(
-        self, at: Region, p: Tensor, g_out: Tensor, v: Tensor, keep: Tensor | None, visible: Tensor | None
-    ) -> Tensor:
-        g_p = g_out @ repeat_heads(v, self.problem.frame.heads).mT
-        g_p = g_p if keep is None else g_p * keep
-        g_s = p * (g_p - self.delta[..., at.rows, None])
-        return g_s if visible is None else g_s.masked_fill(~visible, 0)
-
-    def _by_autograd(self, s: Tensor, leaves: list[Tensor], g_s: Tensor) -> dict[int, Tensor | None]:
-        """By place in `sums`, this tile's gradients, from those of its scores."""
-        wanted = [leaves[m] for m in self.differentiated]
-        return dict(zip(self.differentiated, torch.autograd.grad(s, wanted, g_s, allow_unused=True), strict=True))
-
-    def _by_pull(
-        self, s: Tensor, leaves: list[Tensor], g_s: Tensor, first: Tensor, pull: Pull
-    ) -> dict[int, Tensor | None]:
-        """The same where autograd has seen the modifiers only, and the similarity knows its own derivative."""
-        known = len(self.problem.similarity.tensors())
-        later = [m for m in self.differentiated if m >= 3 + known]
-        g_first, *g_later = torch.autograd.grad(s, [first, *(leaves[m] for m in later)], g_s, allow_unused=True)
-        g_q, g_k, *g_known = pull(g_first)
-        g_k = None if g_k is None else sum_groups(g_k, self.problem.key_heads)
-        found = dict(enumerate((g_q, g_k, None, *g_known))) | dict(zip(later, g_later, strict=True))
-        return {m: found[m] for m in self.differentiated}
-
-    def _add_scores(self, at: Region, gradients: dict[int, Tensor | None]) -> None:
-        places = (
-            self.sums[0][..., at.rows, :],
-            self.sums[1][..., at.cols, :],
-            None,
-            *self.score_sums.local(at).tensors(),
-        )
-        for m, g in gradients.items():
-            place = places[m]
-            if g is not None and place is not None:
-                place += g
-
-    def gradients(self) -> tuple[Tensor | None, ...]:
-        """In the order and dtypes of problem.tensors()."""
-        given = self.problem.tensors()
-        known = [self.sums[m].to(given[m].dtype) if self.needs[m] else None for m in range(len(self.sums))]
-        return (*known, *(None for _ in given[len(self.sums) :]))

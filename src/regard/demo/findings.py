@@ -30,20 +30,20 @@ def previous_token(top: Tensor) -> Tensor:
     return (top == before)[..., 1:].float().mean(-1) if top.shape[-1] > 1 else top.new_zeros(top.shape[:-1]).float()
 
 
-def followers(tokens: Tensor) -> list[list[int]]:
-    """For each byte i of (n,), the keys j < i before which the same CONTEXT bytes stand as those that end at i."""
+def followers(tokens: Tensor, reach: int) -> list[list[int]]:
+    """For each byte i of (n,), the keys j ≥ i - reach that follow the same CONTEXT bytes as end at i."""
     text, seen, found = bytes(tokens.tolist()), dict[bytes, list[int]](), list[list[int]]()
     for i in range(len(text)):
         context = text[max(i - CONTEXT + 1, 0) : i + 1]
         known = seen.setdefault(context, []) if len(context) == CONTEXT else []
-        found.append(list(known))
+        found.append([j for j in known if j >= i - reach])
         known.append(i + 1)
     return found
 
 
-def induction(top: Tensor, tokens: Tensor) -> tuple[Tensor, int]:
-    """The share of rows with an earlier copy whose heaviest key is a byte that followed it, and how many rows."""
-    expected = followers(tokens)
+def induction(top: Tensor, tokens: Tensor, reach: int) -> tuple[Tensor, int]:
+    """The share of rows with an earlier copy in reach whose heaviest key is a byte that followed it; how many rows."""
+    expected = followers(tokens, reach)
     rows = [i for i, keys in enumerate(expected) if keys]
     if not rows:
         return torch.zeros(top.shape[:-1]), 0

@@ -7,14 +7,14 @@ from importlib.resources import as_file, files
 
 from torch import Tensor, nn
 
-from regard.masks.positional import Causal
+from regard.masks.positional import Causal, Window
 from regard.nn.multihead import MultiHeadAttention
 from regard.nn.rotary import Rotary
 
 BYTES = 256
-# Half of a head's features turn, each through a full circle within the 256 bytes of the first training stage, and the
-# rest do not: so no distance is strange to the model, and a text may be longer than any that it was trained on.
-TURNING, BASE = 0.5, 100.0
+# A byte sees itself and the 255 before it. So no distance is strange to the model, and a text may be of any length.
+REACH = 255
+SEEN = Causal() & Window(before=REACH, after=0)
 
 
 @dataclass(frozen=True)
@@ -33,21 +33,20 @@ class Block(nn.Module):
         super().__init__()
         width = shape.width
         self.attention_norm, self.mlp_norm = nn.RMSNorm(width), nn.RMSNorm(width)
-        rotary = Rotary(int(width // shape.heads * TURNING), BASE)
-        self.attention = MultiHeadAttention(width, shape.heads, bias=False, rotary=rotary)
+        self.attention = MultiHeadAttention(width, shape.heads, bias=False, rotary=Rotary(width // shape.heads))
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width, bias=False), nn.GELU(), nn.Linear(4 * width, width, bias=False)
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), mask=Causal())
+        x = x + self.attention(self.attention_norm(x), mask=SEEN)
         return x + self.mlp(self.mlp_norm(x))
 
 
 class ByteTransformer(nn.Module):
     """Logits of the next byte: tokens (batch, n) of 0..255 -> (batch, n, 256).
 
-    Pre-norm blocks, rotary positions, causal attention, the embedding shared with the output.
+    Pre-norm blocks, rotary positions, attention to the last 256 bytes, the embedding shared with the output.
 
     >>> ByteTransformer(Shape(width=32, layers=1, heads=2))(torch.zeros(1, 5, dtype=torch.int64)).shape
     torch.Size([1, 5, 256])

@@ -12,13 +12,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from regard.demo.findings import CONTEXT, INDUCTION, PREVIOUS, Head, heads_above, induction, largest, previous_token
-from regard.demo.model import ByteTransformer
+from regard.demo.model import REACH, SEEN, ByteTransformer
 from regard.inspect.facts import Entropy, Map, MaxScore, Received, Top
 from regard.inspect.look import look
 from regard.inspect.plot import possible, save_map
 from regard.inspect.sweep import Seen
 from regard.inspect.text import grid, side_by_side
-from regard.masks.positional import Causal
 from regard.nn.multihead import MultiHeadAttention
 
 CELLS = 128
@@ -86,9 +85,9 @@ def read(model: ByteTransformer, text: bytes, progress: Callable[[int], None] = 
 def describe(reading: Reading, seconds: float) -> str:
     """The report as text."""
     n, (layers, heads) = len(reading.tokens), reading.entropy.shape[:2]
-    first = reading.received[..., 0] / n
+    first = reading.received[..., 0] / min(n, REACH + 1)
     entropy = reading.entropy.mean(-1)
-    share, rows = induction(reading.top[..., 0], reading.tokens)
+    share, rows = induction(reading.top[..., 0], reading.tokens, REACH)
     facts = (
         f"byte model  {n:,} bytes, {layers} × {heads} heads, loss {reading.loss:.2f} nats a byte, {seconds:.1f} s   "
         f"kept {_size(reading.kept)} (dense weights: {_size(reading.dense)})"
@@ -103,39 +102,31 @@ def describe(reading: Reading, seconds: float) -> str:
 
 def _findings(reading: Reading, first: Tensor, share: Tensor, rows: int) -> list[str]:
     peaks = reading.max_score.amax(-1)
-    peak, next_peak = largest(peaks), float(peaks.flatten().topk(2).values[-1])
-    most = largest(first)
-    named = [
-        (
-            "previous-token heads",
-            f"heaviest key is the byte before in ≥ {PREVIOUS:.0%} of rows",
-            previous_token(reading.top[..., 0]),
-            PREVIOUS,
-        ),
-        (
-            "induction heads",
-            f"of {rows:,} rows that repeat {CONTEXT} bytes, heaviest key followed them in ≥ {INDUCTION:.0%}",
-            share,
-            INDUCTION,
-        ),
-    ]
-    lines = []
-    for name, rule, shares, least in named:
-        found = heads_above(shares, least)
-        text = ", ".join(map(str, found)) if found else f"none; the nearest is {largest(shares)}"
-        lines.append(f"{name}: {text}\n    rule: {rule}")
-    if not rows:
-        lines[-1] = f"induction heads: no row repeats {CONTEXT} bytes, so none can be seen in this text"
+    peak, next_peak, most = largest(peaks), float(peaks.flatten().topk(2).values[-1]), largest(first)
+    before = previous_token(reading.top[..., 0])
+    copied = f"of {rows:,} rows that repeat {CONTEXT} bytes within {REACH}, heaviest key followed them"
+    copies = f"induction heads: no row repeats {CONTEXT} bytes within {REACH}, so none can be seen in this text"
     return [
-        *lines,
-        f"the first byte receives {float(first.mean()):.1%} of all mass, most from {most}",
+        _named(
+            "previous-token heads", "heaviest key is the byte before", previous_token(reading.top[..., 0]), PREVIOUS
+        ),
+        _named("induction heads", copied, share, INDUCTION) if rows else copies,
+        f"the first byte receives {float(first.mean()):.1%} of the mass of the {min(len(reading.tokens), REACH + 1)} rows "
+        f"that see it, most from {most}",
         f"max score {peak.share:.1f} at L{peak.layer}H{peak.head} (next head {next_peak:.1f})",
     ]
 
 
+def _named(name: str, rule: str, shares: Tensor, least: float) -> str:
+    """The heads that a rule finds, and the rule."""
+    found = heads_above(shares, least)
+    text = ", ".join(map(str, found)) if found else f"none; the nearest is {largest(shares)}"
+    return f"{name}: {text}\n    rule: {rule} in ≥ {least:.0%}"
+
+
 def shown_head(reading: Reading) -> tuple[Head, str]:
     """The head worth a picture: the strongest induction head, or where none is found, the previous-token head."""
-    share, _ = induction(reading.top[..., 0], reading.tokens)
+    share, _ = induction(reading.top[..., 0], reading.tokens, REACH)
     best = largest(share)
     if best.share >= INDUCTION:
         return best, f"induction head, {best.share:.0%} of rows"
@@ -154,7 +145,7 @@ def picture(reading: Reading, path: Path, head: tuple[int, int] | None = None) -
     if not (0 <= head[0] < layers and 0 <= head[1] < heads):
         raise ValueError(f"there is no head {title}; this model has layers 0 to {layers - 1}, heads 0 to {heads - 1}.")
     n, pooled = len(reading.tokens), reading.maps[head]
-    save_map(path, pooled, possible(Causal().on(n), *pooled.shape), title, n, n)
+    save_map(path, pooled, possible(SEEN.on(n), *pooled.shape), title, n, n)
     return title
 
 

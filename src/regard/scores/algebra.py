@@ -93,8 +93,7 @@ class Similarity(Score):
         """The scores of `compare`, and their derivative, by a cheaper way that autograd does not record.
 
         The second is called once at most, with the gradient of the scores, and gives those of (q, k, *self.tensors()),
-        None
-        for what `prepare` has used up. The answer None, for these numbers or always, means: differentiate `compare`.
+        None for what `prepare` has used up. The answer None, for these numbers or always: differentiate `compare`.
         """
         return None
 
@@ -111,8 +110,9 @@ class Modifier(Score):
     ...     rate: float
     ...     def modify(self, s, at):
     ...         return s + self.rate * at.j
-    >>> rg.attention_weights(torch.zeros(1, 2), torch.zeros(2, 2), score=rg.Dot() >> Recency(9.0), positions=rg.head(1,
-    2)) tensor([[1.2339e-04, 9.9988e-01]])
+    >>> x = torch.zeros(2, 2)
+    >>> rg.attention_weights(x, x, score=rg.Dot() >> Recency(9.0), rows=[0])
+    tensor([[1.2339e-04, 9.9988e-01]])
     """
 
     positional: ClassVar[bool] = True

@@ -1,0 +1,1 @@
+"""Side by side with the peers; refuses to time a wrong result."""

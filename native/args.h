@@ -1,0 +1,47 @@
+// What one call says, as a plain C struct that Python fills through ctypes (see backends/native.py: keep them alike).
+#pragma once
+#include <stdint.h>
+
+extern "C" {
+
+enum { REGARD_F32 = 0, REGARD_BF16 = 1, REGARD_F16 = 2 };
+enum { REGARD_BATCH_AXES = 4 };
+
+// A tensor of one element a (batch..., head, row, feature); strides count elements. Missing axes have stride 0.
+typedef struct {
+  void* data;
+  int64_t batch[REGARD_BATCH_AXES];
+  int64_t head, row, col;
+} regard_tensor;
+
+typedef struct {
+  int64_t batch[REGARD_BATCH_AXES];  // sizes of the batch axes, 1 where there are fewer
+  int64_t heads, key_heads, nq, nk, dk, dv;
+  int32_t dtype;       // of q, k, v and out
+  int32_t bias_dtype;  // of bias
+  int32_t out_dtype;   // REGARD_F32 or dtype
+  int32_t threads;
+  regard_tensor q, k, v, out;
+  regard_tensor lse;          // float (batch, head, row)
+  float scale;                // of the dot product
+  float cap;                  // soft cap, 0 for none
+  regard_tensor start, stop;  // int32 (batch, head, row): the keys that each query sees; data 0 for all
+  regard_tensor bias;         // (batch, head, row, key); data 0 for none
+  regard_tensor allowed;      // bool bytes (batch, head, row, key); data 0 for none
+  regard_tensor tiles;        // int32 (batch, head, row block, key block): -1 none, -2 all, else which bits; data 0 for none
+  const uint64_t* bits;       // [which][regard_keys()]: bit r of word j is row r of the block, key j of the block
+  const float* slopes;        // (heads,) or 0
+  int64_t slope_stride;
+  const float* offsets;       // (heads, nq + nk - 1): what is added for i - j + nk - 1 (indices), or 0
+  int64_t offset_stride;
+  const int64_t* q_at;        // positions (nq), (nk) for slopes and dropout, or 0
+  const int64_t* k_at;
+  int64_t q_at_batch[REGARD_BATCH_AXES], k_at_batch[REGARD_BATCH_AXES];
+  uint64_t seed;
+  uint32_t threshold;  // of 2^24: a weight is dropped when its bits are below; 0 for no dropout
+  float keep;          // what kept weights are multiplied by
+} regard_call;
+
+typedef void (*regard_body)(int64_t begin, int64_t end, void* context);
+typedef int32_t (*regard_parallel)(int64_t begin, int64_t end, int64_t grain, regard_body body, void* context);
+}

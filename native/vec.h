@@ -1,0 +1,173 @@
+// Vectors of W float lanes and what can be done with them, on compiler vectors: GCC and Clang, every processor.
+#pragma once
+#include <stdint.h>
+
+#if defined(__AVX512F__)
+#define REGARD_W 16
+#elif defined(__AVX2__)
+#define REGARD_W 8
+#else
+#define REGARD_W 4
+#endif
+
+namespace regard {
+
+constexpr int W = REGARD_W;
+
+typedef float vf __attribute__((vector_size(4 * W)));
+typedef int32_t vi __attribute__((vector_size(4 * W)));
+typedef uint32_t vu __attribute__((vector_size(4 * W)));
+typedef uint16_t vh __attribute__((vector_size(2 * W)));
+typedef vf vf_any __attribute__((aligned(4), may_alias));
+typedef vi vi_any __attribute__((aligned(4), may_alias));
+typedef vu vu_any __attribute__((aligned(4), may_alias));
+typedef vh vh_any __attribute__((aligned(2), may_alias));
+
+#define REGARD_INLINE static inline __attribute__((always_inline))
+
+constexpr float kLog2e = 1.44269504088896341f;
+constexpr float kLn2 = 0.69314718055994531f;
+constexpr float kInf = __builtin_inff();
+
+REGARD_INLINE vf load(const float* p) { return *(const vf_any*)p; }
+REGARD_INLINE void store(float* p, vf x) { *(vf_any*)p = x; }
+REGARD_INLINE vf splat(float x) { return x - (vf){}; }  // x - 0 keeps -0
+REGARD_INLINE vf splat_any(const float* p) {  // 4 bytes of any meaning and alignment: bits are not to be computed with
+  int32_t x;
+  __builtin_memcpy(&x, p, 4);
+  return (vf)(x - (vi){});
+}
+REGARD_INLINE vi splat_int(int32_t x) { return x + (vi){}; }
+REGARD_INLINE vf select(vi c, vf a, vf b) { return c ? a : b; }
+
+// Both keep what is in the second operand where the first is NaN, so the order of operands matters to the callers.
+REGARD_INLINE vf greater_of(vf a, vf b) { return a > b ? a : b; }
+
+REGARD_INLINE vi lanes() {
+  vi v;
+  for (int n = 0; n < W; ++n) v[n] = n;
+  return v;
+}
+
+// 2^x to 1 ulp: 0 below -126 (no denormals), NaN stays NaN. x ≤ 127.
+REGARD_INLINE vf exp2v(vf x) {
+  const vf low = splat(-126.0f);
+  vi gone = x < low;
+  vf y = gone ? low : x;
+  const vf magic = splat(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer in the low bits
+  vf t = y + magic;
+  vf f = y - (t - magic);
+  vf p = splat(1.53458118e-4f);
+  p = p * f + splat(1.33999314e-3f);
+  p = p * f + splat(9.61848896e-3f);
+  p = p * f + splat(5.55032878e-2f);
+  p = p * f + splat(2.40226469e-1f);
+  p = p * f + splat(6.93147206e-1f);
+  p = p * f + splat(1.0f);
+  vi r = (vi)p + (((vi)t - (vi)magic) << 23);
+  return gone ? splat(0.0f) : (vf)r;
+}
+
+// tanh to 2 ulp; ±1 for large arguments, NaN stays NaN. Cephes' polynomial near 0, the exponential beyond.
+REGARD_INLINE vf tanhv(vf x) {
+  vf a = (vf)((vi)x & splat_int(0x7fffffff));
+  vf z = x * x;
+  vf p = splat(-5.70498872745e-3f);
+  p = p * z + splat(2.06390887954e-2f);
+  p = p * z + splat(-5.37397155531e-2f);
+  p = p * z + splat(1.33314422036e-1f);
+  p = p * z + splat(-3.33332819422e-1f);
+  p = p * z * x + x;
+  vf big = a > splat(20.0f) ? splat(20.0f) : a;
+  vf e = exp2v(big * splat(2 * kLog2e));
+  vf far = splat(1.0f) - splat(2.0f) / (e + splat(1.0f));
+  far = (vf)((vi)far | ((vi)x & splat_int((int32_t)0x80000000)));
+  return a < splat(0.625f) ? p : far;
+}
+
+REGARD_INLINE float bf16_to_float(uint16_t h) {
+  uint32_t u = (uint32_t)h << 16;
+  float f;
+  __builtin_memcpy(&f, &u, 4);
+  return f;
+}
+
+REGARD_INLINE uint16_t float_to_bf16(float f) {
+  uint32_t u;
+  __builtin_memcpy(&u, &f, 4);
+  if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)((u >> 16) | 0x40);  // NaN, kept quiet
+  return (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
+REGARD_INLINE float fp16_to_float(uint16_t h) {
+  uint32_t sign = (uint32_t)(h & 0x8000) << 16, body = (uint32_t)(h & 0x7fff) << 13, u;
+  if (body >= 0x0f800000) {
+    u = body | 0x7f800000;  // inf, NaN
+  } else {
+    float scaled;  // exponent moved by multiplication, which is exact and normalises what was denormal
+    __builtin_memcpy(&scaled, &body, 4);
+    scaled *= 0x1p112f;
+    __builtin_memcpy(&u, &scaled, 4);
+  }
+  u |= sign;
+  float f;
+  __builtin_memcpy(&f, &u, 4);
+  return f;
+}
+
+REGARD_INLINE uint16_t float_to_fp16(float f) {
+  uint32_t u;
+  __builtin_memcpy(&u, &f, 4);
+  uint32_t sign = (u >> 16) & 0x8000, body = u & 0x7fffffff;
+  if (body > 0x7f800000) return (uint16_t)(sign | 0x7e00);
+  if (body >= 0x477ff000) return (uint16_t)(sign | 0x7c00);  // rounds to 65536 or more
+  float a, magic;
+  if (body < 0x38800000) {  // below 2^-14: fixed point, by adding 0.5, whose last place is 2^-24
+    __builtin_memcpy(&a, &body, 4);
+    a += 0.5f;
+    __builtin_memcpy(&body, &a, 4);
+    magic = 0.5f;
+    uint32_t m;
+    __builtin_memcpy(&m, &magic, 4);
+    return (uint16_t)(sign | (body - m));
+  }
+  body += 0xfff + ((body >> 13) & 1) - (112u << 23);
+  return (uint16_t)(sign | (body >> 13));
+}
+
+REGARD_INLINE vf load_bf16(const uint16_t* p) {
+  vh h = *(const vh_any*)p;
+  return (vf)(__builtin_convertvector(h, vu) << 16);
+}
+
+REGARD_INLINE vf load_fp16(const uint16_t* p) {
+  vu h = __builtin_convertvector(*(const vh_any*)p, vu);
+  vu sign = (h & 0x8000u) << 16, body = (h & 0x7fffu) << 13;
+  vf scaled = (vf)body * splat(0x1p112f);
+  vu u = body >= 0x0f800000u ? (body | 0x7f800000u) : (vu)scaled;
+  return (vf)(u | sign);
+}
+
+// W × W transpose in registers: row[n][m] becomes row[m][n].
+REGARD_INLINE void transpose(vf row[W]) {
+#pragma GCC unroll 4
+  for (int step = 1; step < W; step *= 2) {
+    vf next[W];
+    vi low, high;
+    for (int n = 0; n < W; ++n) {
+      // exchange the off-diagonal step × step blocks of each 2 step × 2 step block
+      low[n] = n & step ? (n - step) + W : n;
+      high[n] = n & step ? n + W : n + step;
+    }
+#pragma GCC unroll 16
+    for (int n = 0; n < W; ++n) {
+      if (n & step) continue;
+      next[n] = __builtin_shuffle(row[n], row[n + step], low);
+      next[n + step] = __builtin_shuffle(row[n], row[n + step], high);
+    }
+#pragma GCC unroll 16
+    for (int n = 0; n < W; ++n) row[n] = next[n];
+  }
+}
+
+}  // namespace regard

@@ -1,0 +1,126 @@
+"""The kernels' shared objects: found, chosen for this processor, and called through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+AXES = 4  # batch axes that a call can have; as in native/args.h
+# From the most particular to the one that every processor of the kind runs.
+ISAS = ("avx512bf16", "avx512", "avx2", "base")
+CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+class Operand(ctypes.Structure):
+    """regard_tensor of native/args.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("batch", ctypes.c_int64 * AXES),
+        ("head", ctypes.c_int64),
+        ("row", ctypes.c_int64),
+        ("col", ctypes.c_int64),
+    )
+
+
+class Arguments(ctypes.Structure):
+    """regard_call of native/args.h."""
+
+    _fields_ = (
+        ("batch", ctypes.c_int64 * AXES),
+        *((name, ctypes.c_int64) for name in ("heads", "key_heads", "nq", "nk", "dk", "dv")),
+        *((name, ctypes.c_int32) for name in ("dtype", "bias_dtype", "out_dtype", "threads")),
+        *((name, Operand) for name in ("q", "k", "v", "out", "lse")),
+        ("scale", ctypes.c_float),
+        ("cap", ctypes.c_float),
+        *((name, Operand) for name in ("start", "stop", "bias", "allowed", "tiles")),
+        ("bits", ctypes.c_void_p),
+        ("slopes", ctypes.c_void_p),
+        ("slope_stride", ctypes.c_int64),
+        ("offsets", ctypes.c_void_p),
+        ("offset_stride", ctypes.c_int64),
+        ("q_at", ctypes.c_void_p),
+        ("k_at", ctypes.c_void_p),
+        ("q_at_batch", ctypes.c_int64 * AXES),
+        ("k_at_batch", ctypes.c_int64 * AXES),
+        ("seed", ctypes.c_uint64),
+        ("threshold", ctypes.c_uint32),
+        ("keep", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Library:
+    """One instruction set's kernels."""
+
+    isa: str
+    handle: ctypes.CDLL
+
+    @property
+    def queries(self) -> int:
+        """Queries in a block."""
+        return self.handle.regard_queries()
+
+    @property
+    def keys(self) -> int:
+        """Keys in a block."""
+        return self.handle.regard_keys()
+
+    def forward(self, arguments: Arguments) -> None:
+        """Runs a call on torch's threads; MemoryError where its scratch could not be had."""
+        if self.handle.regard_forward(ctypes.byref(arguments), parallel()):
+            raise MemoryError("regard's native kernel could not have its scratch memory; nothing was computed.")
+
+
+@cache
+def parallel() -> ctypes.c_void_p | None:
+    """torch's own parallel-for, so that no second pool of threads disturbs it; None (one thread) where it has none."""
+    folder = Path(torch.__file__).parent / "lib"
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        if (folder / name).exists():
+            symbol = getattr(ctypes.CDLL(str(folder / name)), "torch_parallel_for", None)
+            return ctypes.cast(symbol, ctypes.c_void_p) if symbol is not None else None
+    return None
+
+
+def built() -> dict[str, Path]:
+    """The shared objects that were installed, by instruction set."""
+    folder = Path(__file__).parent / "kernels"
+    found = {isa: folder / f"libregard_{isa}.so" for isa in ISAS}
+    return {isa: path for isa, path in found.items() if path.exists()}
+
+
+@cache
+def runnable() -> tuple[str, ...]:
+    """The installed instruction sets that this processor runs, best first."""
+    paths = built()
+    if "base" not in paths:
+        return ()
+    base = ctypes.CDLL(str(paths["base"]))
+    return tuple(isa for isa in paths if base.regard_runs(isa.encode()))
+
+
+@cache
+def load(isa: str) -> Library:
+    """The kernels of one instruction set, which must be runnable."""
+    handle = ctypes.CDLL(str(built()[isa]))
+    handle.regard_forward.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    handle.regard_forward.restype = ctypes.c_int32
+    for name in ("regard_queries", "regard_keys"):
+        getattr(handle, name).restype = ctypes.c_int64
+    return Library(isa, handle)
+
+
+def chosen() -> str | None:
+    """The best runnable instruction set, or the one that REGARD_ISA names; None if there are no kernels."""
+    able, named = runnable(), os.environ.get("REGARD_ISA")
+    if named is None or not able:
+        return able[0] if able else None
+    if named not in able:
+        raise ValueError(f"REGARD_ISA={named}: this processor and installation run {', '.join(able)}.")
+    return named

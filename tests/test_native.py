@@ -1,0 +1,210 @@
+"""The native kernels against the dense definition, on every instruction set that this machine runs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard as rg
+from regard import testing
+from regard.backends.library import runnable
+from regard.problem import pose
+
+pytestmark = pytest.mark.skipif(not runnable(), reason="the native kernels were not built: no C++ compiler")
+
+FRAMES = {
+    "blocks": testing.frame(nq=97, nk=211, batch=(2,), heads=6),
+    "few rows": testing.frame(nq=2, nk=1151, batch=(3,), heads=6),
+    "small": testing.frame(),
+    "headless": testing.frame(nq=19, nk=23, batch=(5,), heads=1, headed=False),
+}
+CALLS = {f"{size}: {name}": case for size, at in FRAMES.items() for name, case in testing.calls(at)}
+
+
+@pytest.fixture(params=runnable())
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("REGARD_ISA", request.param)
+    return request.param
+
+
+def reach(case: testing.Case) -> float:
+    """The largest visible score, by which the rounding of any evaluation grows, times the largest value."""
+    problem, _ = pose(case.q, case.k, case.v, case.score, case.mask, case.positions, None)
+    scores = problem.region_tile(problem.frame.region()).masked
+    seen = scores[scores.isfinite()].abs()
+    return (1 + (float(seen.max()) if seen.numel() else 0)) * float(case.v.abs().max())
+
+
+def worst(mine: Tensor, right: Tensor) -> float:
+    fine = right.isfinite()
+    assert torch.equal(mine.isfinite(), fine)
+    return float((mine.double() - right)[fine].abs().max()) if bool(fine.any()) else 0.0
+
+
+def compare(case: testing.Case, dtype: torch.dtype = torch.float32) -> None:
+    """out and lse against float64: within twice the error of a plain evaluation, or of rounding scores to float32."""
+    with torch.no_grad():
+        case = case.leaves(dtype)
+        exact = case.leaves(torch.float64)
+
+        def run(one: testing.Case, backend: rg.Backend) -> tuple[Tensor, Tensor]:
+            given = {"score": one.score, "mask": one.mask, "positions": one.positions, "dropout": one.dropout}
+            return rg.attention_state(one.q, one.k, one.v, **given, backend=backend).finish()
+
+        truth = run(exact, rg.Reference())
+        # weights of bfloat16 are rounded before they meet bfloat16 values, as in every kernel of that instruction
+        least = 4 * 2.0**-24 * reach(exact) + (2.0**-8 * float(exact.v.abs().max()) if dtype == torch.bfloat16 else 0)
+        for mine, right, plain in zip(run(case, rg.Native()), truth, run(case, rg.Reference()), strict=True):
+            assert worst(mine, right) <= 2 * max(worst(plain, right), least)
+
+
+def refused(case: testing.Case) -> bool:
+    problem, _ = pose(case.q.float(), case.k.float(), case.v.float(), case.score, case.mask, case.positions, None)
+    return rg.Native().why_not(problem, lse=True) is not None
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_mask_and_score(name: str) -> None:
+    if refused(CALLS[name]):
+        with pytest.raises(rg.Unsupported, match="backend Native"):
+            compare(CALLS[name])
+    else:
+        compare(CALLS[name])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", FRAMES)
+@pytest.mark.parametrize("mask", ["Causal", "Lengths", "Dense", "Or", "nothing"])
+def test_every_instruction_set(isa: str, dtype: torch.dtype, size: str, mask: str) -> None:
+    at = FRAMES[size]
+    slopes = torch.linspace(0.1, 0.5, at.heads, dtype=torch.float64)
+    score = rg.ScaledDot() >> rg.SoftCap(5.0) >> rg.Alibi(slopes)
+    compare(testing.draw(at, dk=32, dv=19, score=score, mask=testing.masks(at)[mask]), dtype)
+    compare(testing.draw(at, dk=33, dv=16, mask=testing.masks(at)[mask], dropout=rg.Dropout(0.3, seed=11)), dtype)
+
+
+@pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257])
+def test_lengths_at_every_edge(isa: str, n: int) -> None:
+    compare(testing.draw(testing.frame(nq=n, nk=n, batch=(2,), heads=2), dk=5, dv=7, mask=rg.Causal()))
+    compare(testing.draw(testing.frame(nq=n, nk=131, batch=(1,), heads=2), dk=5, dv=7))
+
+
+@pytest.mark.parametrize("width", [1, 3, 16, 67, 128, 512])
+def test_widths(isa: str, width: int) -> None:
+    for nq in (3, 70):
+        compare(testing.draw(testing.frame(nq=nq, nk=150, batch=(1,), heads=2), dk=width, dv=width + 1))
+
+
+@pytest.mark.parametrize("nq", [1, 70])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_strides(nq: int, dtype: torch.dtype) -> None:
+    q, k, v = (torch.randn(2, 8, n, 4, 32).to(dtype).movedim(3, 1)[..., ::2] for n in (nq, 90, 90))
+    expected = rg.attention(q.contiguous(), k.contiguous(), v.contiguous(), backend=rg.Native())
+    near = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(rg.attention(q, k, v, backend=rg.Native()), expected, **near)
+    turned = [t.mT.contiguous().mT for t in (q, k, v)]
+    torch.testing.assert_close(rg.attention(*turned, backend=rg.Native()), expected, **near)
+    shared = k[:, :1].expand_as(k), v[:1].expand_as(v)
+    copied = shared[0].contiguous(), shared[1].contiguous()
+    ours, theirs = (rg.attention(q, *pair, backend=rg.Native()) for pair in (shared, copied))
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("nq", [5, 130])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_hidden_never_leaks_and_what_is_seen_stays(isa: str, dtype: torch.dtype, nq: int, bad: float) -> None:
+    q, k, v = (torch.randn(1, 1, n, 16).to(dtype) for n in (nq, 130, 130))
+    mask, at = rg.Causal(), rg.tail(nq, 130)
+    clean = rg.attention(q, k, v, mask=mask, positions=at, backend=rg.Native())
+    k[..., 128, :], v[..., 128, 3] = bad, bad
+    out = rg.attention(q, k, v, mask=mask, positions=at, backend=rg.Native())
+    assert torch.equal(out[..., :-2, :], clean[..., :-2, :])
+    assert not out[..., -2:, 3].isfinite().any()
+
+
+def test_the_same_bits_for_any_number_of_threads() -> None:
+    before = torch.get_num_threads()
+    answers = []
+    for nq in (3, 200):
+        q, k, v = torch.randn(2, 3, nq, 24), torch.randn(2, 3, 3000, 24), torch.randn(2, 3, 3000, 24)
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            answers.append(rg.attention(q, k, v, backend=rg.Native()))
+        assert torch.equal(answers[-1], answers[-2]) and torch.equal(answers[-2], answers[-3])
+    torch.set_num_threads(before)
+
+
+def test_many_python_threads_at_once() -> None:
+    inputs = [torch.randn(3, 1, 2, 90 + n, 16) for n in range(8)]
+    expected = [rg.attention(*x, mask=rg.Causal(), backend=rg.Native()) for x in inputs]
+    found: list[Tensor | None] = [None] * 8
+
+    def work(n: int) -> None:
+        for _ in range(5):
+            found[n] = rg.attention(*inputs[n], mask=rg.Causal(), backend=rg.Native())
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(one is not None and torch.equal(one, right) for one, right in zip(found, expected, strict=True))
+
+
+def _child(x: Tensor, answer: multiprocessing.SimpleQueue[list[float]]) -> None:
+    torch.set_num_threads(1)  # torch's own pool does not survive a fork
+    answer.put(rg.attention(x, x, x, backend=rg.Native()).flatten().tolist())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_after_use() -> None:
+    x = torch.randn(1, 2, 40, 8)
+    right = rg.attention(x, x, x, backend=rg.Native())
+    context = multiprocessing.get_context("fork")
+    answer = context.SimpleQueue()
+    child = context.Process(target=_child, args=(x, answer))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0 and answer.get() == right.flatten().tolist()
+
+
+def test_it_is_what_runs_on_a_cpu() -> None:
+    x = torch.randn(1, 2, 40, 8)
+    plan = str(rg.explain(x, x, x, mask=rg.Causal()))
+    assert plan.startswith("backend") and "Native()" in plan.splitlines()[0] and "blocks of" in plan
+
+
+def test_an_instruction_set_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGARD_ISA", "sse9")
+    x = torch.randn(1, 2, 40, 8)
+    with pytest.raises(ValueError, match=r"REGARD_ISA=sse9: this processor and installation run .*base"):
+        rg.attention(x, x, x, backend=rg.Native())
+
+
+def test_without_kernels_the_rest_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.backends.native.runnable", lambda: ())
+    x = torch.randn(1, 2, 40, 8)
+    assert rg.explain(x, x, x).backend == rg.Tiled()
+    with pytest.raises(rg.Unsupported, match=r"it was not built: no C\+\+ compiler"):
+        rg.attention(x, x, x, backend=rg.Native())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["Bias", "RelativeBias", "SoftCap", "Alibi", "Bilinear"])
+def test_gradients(name: str, dtype: torch.dtype) -> None:
+    at = FRAMES["blocks"]
+    case = testing.draw(at, score=testing.scores(at)[name], mask=rg.Causal(), sink=True)
+    case = replace(case, dropout=rg.Dropout(0.2, seed=3))
+    mine, plain = (testing.answers(case, b, dtype) for b in (rg.Native(), rg.Reference()))
+    truth = testing.answers(case.leaves(dtype), rg.Reference(), torch.float64)
+    for key, right in truth.items():
+        least = testing.tolerance(right, plain[key])
+        assert worst(mine[key], right) <= 4 * max(
+            least, 2.0 ** (-22 if dtype == torch.float32 else -8) * float(right.abs().max())
+        )
