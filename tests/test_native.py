@@ -204,7 +204,5 @@ def test_gradients(name: str, dtype: torch.dtype) -> None:
     mine, plain = (testing.answers(case, b, dtype) for b in (rg.Native(), rg.Reference()))
     truth = testing.answers(case.leaves(dtype), rg.Reference(), torch.float64)
     for key, right in truth.items():
-        least = testing.tolerance(right, plain[key])
-        assert worst(mine[key], right) <= 4 * max(
-            least, 2.0 ** (-22 if dtype == torch.float32 else -8) * float(right.abs().max())
-        )
+        # until backward is native too, scores are rounded twice, in two ways: by the kernel, and by the stream of tiles
+        assert testing.error(mine[key], right) <= 2 * testing.tolerance(right, plain[key])

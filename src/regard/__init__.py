@@ -27,6 +27,7 @@ from regard.masks.ragged import Lengths as Lengths
 from regard.positions import Positions as Positions
 from regard.positions import head as head
 from regard.positions import tail as tail
+from regard.scores.additive import Additive as Additive
 from regard.scores.algebra import Modifier as Modifier
 from regard.scores.algebra import Score as Score
 from regard.scores.algebra import Similarity as Similarity
@@ -39,7 +40,6 @@ from regard.scores.modifiers import Alibi as Alibi
 from regard.scores.modifiers import Bias as Bias
 from regard.scores.modifiers import RelativeBias as RelativeBias
 from regard.scores.modifiers import SoftCap as SoftCap
-from regard.scores.similarity import Additive as Additive
 from regard.scores.similarity import Bilinear as Bilinear
 from regard.scores.similarity import Cosine as Cosine
 from regard.scores.similarity import Custom as Custom

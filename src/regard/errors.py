@@ -26,5 +26,5 @@ class Unsupported(NotImplementedError):
     Traceback (most recent call last):
     ...
     regard.errors.Unsupported: backend Sdpa() cannot run this call: it serves cuda tensors; these are on cpu.
-      Tiled(), Reference() can; leave backend=None to choose. explain(...) shows the rest.
+      Native(), Tiled(), Reference() can; leave backend=None to choose. explain(...) shows the rest.
     """

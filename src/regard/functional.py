@@ -150,7 +150,7 @@ def explain(
 
     >>> import regard as rg
     >>> x = torch.zeros(4096, 64)
-    >>> rg.explain(x, x, x, mask=rg.Causal()).backend
+    >>> rg.explain(x, x, x, mask=rg.Causal(), backend=rg.Tiled()).backend
     Tiled()
     """
     call = Call(q, k, v, score, mask, positions, sink, dropout)

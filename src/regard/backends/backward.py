@@ -35,7 +35,7 @@ class _Sweep:
     From dS on, autograd differentiates the tile's own scores.
     """
 
-    def __init__(self, problem: Problem, result: Result, cotangents: Result, needs: tuple[bool, ...]) -> None:
+    def __init__(self, problem: Problem, result: Pair, cotangents: Pair, needs: tuple[bool, ...]) -> None:
         self.problem, self.needs = problem, needs
         (out, lse), (g_out, g_lse) = result, cotangents
         self.empty = lse == -math.inf

@@ -23,7 +23,7 @@ class Shape:
 
     width: int = 128
     layers: int = 4
-    heads: int = 8
+    heads: int = 4
 
 
 class Block(nn.Module):

@@ -103,15 +103,13 @@ def describe(reading: Reading, seconds: float) -> str:
 def _findings(reading: Reading, first: Tensor, share: Tensor, rows: int) -> list[str]:
     peaks = reading.max_score.amax(-1)
     peak, next_peak, most = largest(peaks), float(peaks.flatten().topk(2).values[-1]), largest(first)
-    before = previous_token(reading.top[..., 0])
+    before, n = previous_token(reading.top[..., 0]), len(reading.tokens)
     copied = f"of {rows:,} rows that repeat {CONTEXT} bytes within {REACH}, heaviest key followed them"
     copies = f"induction heads: no row repeats {CONTEXT} bytes within {REACH}, so none can be seen in this text"
     return [
-        _named(
-            "previous-token heads", "heaviest key is the byte before", previous_token(reading.top[..., 0]), PREVIOUS
-        ),
+        _named("previous-token heads", "heaviest key is the byte before", before, PREVIOUS),
         _named("induction heads", copied, share, INDUCTION) if rows else copies,
-        f"the first byte receives {float(first.mean()):.1%} of the mass of the {min(len(reading.tokens), REACH + 1)} rows "
+        f"the first byte receives {float(first.mean()):.1%} of the mass of the {min(n, REACH + 1)} rows "
         f"that see it, most from {most}",
         f"max score {peak.share:.1f} at L{peak.layer}H{peak.head} (next head {next_peak:.1f})",
     ]
@@ -129,7 +127,7 @@ def shown_head(reading: Reading) -> tuple[Head, str]:
     share, _ = induction(reading.top[..., 0], reading.tokens, REACH)
     best = largest(share)
     if best.share >= INDUCTION:
-        return best, f"induction head, {best.share:.0%} of rows"
+        return best, f"induction head, {best.share:.0%} of the rows with an earlier copy"
     best = largest(previous_token(reading.top[..., 0]))
     return best, f"looks one byte back in {best.share:.0%} of rows"
 

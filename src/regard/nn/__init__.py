@@ -1,4 +1,10 @@
-"""Layers: attention with projections, learned scores, rotary positions, pooling."""
+"""Layers: attention with projections, learned scores, rotary positions, pooling.
+
+>>> import torch
+>>> layer = MultiHeadAttention(64, heads=8, rotary=Rotary(8))
+>>> layer(torch.randn(3, 10, 64)).shape
+torch.Size([3, 10, 64])
+"""
 
 from regard.nn.attention import Attention as Attention
 from regard.nn.multihead import MultiHeadAttention as MultiHeadAttention

@@ -7,8 +7,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from regard.scores.additive import Additive
 from regard.scores.algebra import Score
-from regard.scores.similarity import Additive, Bilinear
+from regard.scores.similarity import Bilinear
 
 
 class BilinearScore(nn.Module):

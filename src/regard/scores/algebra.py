@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.arrays import tensor
 from regard.region import Frame, Region
+from regard.shapes import finite
 from regard.value import Value
 
 Pull = Callable[[Tensor], tuple[Tensor | None, ...]]
@@ -201,3 +202,19 @@ def evaluate(score: Pipeline, q: Tensor, k: Tensor, at: Region, first: Tensor | 
         s = stage.modify(s, at)
     assert s.shape[-2:] == (q.shape[-2], k.shape[-2]), f"{score!r} gave {tuple(s.shape)}"
     return s if s.dtype == q.dtype else s.to(torch.promote_types(q.dtype, torch.float32))
+
+
+def by_row(x: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
+    """fn(x), where each row of the answer comes from that row of x alone; a row that is not finite passes no gradient.
+
+    0 · NaN is NaN: the zero gradient of a padded token would leak, multiplied by what stands there.
+    """
+    if finite(x):
+        return fn(x)
+    fine = x.isfinite().all(-1, keepdim=True)
+    return torch.where(fine, fn(x.masked_fill(~fine, 0)), fn(x.detach()).detach())
+
+
+def drawn(frame: Frame, *shape: int) -> Tensor:
+    """Normal float64 numbers, for examples."""
+    return torch.randn(shape, dtype=torch.float64, device=frame.device)

@@ -1,0 +1,138 @@
+// Operands as the microkernel wants them: transposed, widened, paired; and whether they are finite.
+#pragma once
+#include "args.h"
+#include "micro.h"
+
+namespace regard {
+
+REGARD_INLINE float load_one(const void* p, int64_t n, int dtype) {
+  if (dtype == REGARD_F32) return ((const float*)p)[n];
+  uint16_t h = ((const uint16_t*)p)[n];
+  return dtype == REGARD_BF16 ? bf16_to_float(h) : fp16_to_float(h);
+}
+
+REGARD_INLINE vf load_some(const void* p, int64_t n, int dtype) {
+  if (dtype == REGARD_F32) return load((const float*)p + n);
+  const uint16_t* h = (const uint16_t*)p + n;
+  return dtype == REGARD_BF16 ? load_bf16(h) : load_fp16(h);
+}
+
+// rows × cols pairs of bfloat16 at src to dst[cols][ld], bits as they are.
+template <int V>
+static void pack_pairs(float* dst, int64_t ld, const uint16_t* src, int64_t row, int64_t rows, int64_t cols) {
+  int64_t c = 0;
+  for (; c + W <= cols; c += W)
+    for (int v = 0; v < V; ++v) {
+      vf r[W];
+      for (int n = 0; n < W; ++n) r[n] = v * W + n < rows ? load((const float*)(src + (v * W + n) * row + 2 * c)) : vf{};
+      transpose(r);
+      for (int n = 0; n < W; ++n) store(dst + (c + n) * ld + v * W, r[n]);
+    }
+  for (; c < cols; ++c)
+    for (int64_t i = 0; i < V * W; ++i) {
+      uint32_t pair = 0;
+      if (i < rows) __builtin_memcpy(&pair, src + i * row + 2 * c, 4);
+      __builtin_memcpy(dst + c * ld + i, &pair, 4);
+    }
+}
+
+// rows × cols elements at src (strides row, col) to dst[cols][ld] floats times factor: a transpose; missing lanes are 0.
+template <int V>
+static void pack(float* dst, int64_t ld, const void* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols,
+                 float factor) {
+  int64_t c = 0;
+  if (col == 1)
+    for (; c + W <= cols; c += W)
+      for (int v = 0; v < V; ++v) {
+        vf r[W];
+        for (int n = 0; n < W; ++n) {
+          int64_t i = v * W + n;
+          r[n] = i < rows ? load_some(src, i * row + c, dtype) : vf{};
+        }
+        transpose(r);
+        for (int n = 0; n < W; ++n) store(dst + (c + n) * ld + v * W, r[n] * splat(factor));
+      }
+  for (; c < cols; ++c)
+    for (int64_t i = 0; i < V * W; ++i) dst[c * ld + i] = i < rows ? load_one(src, i * row + c * col, dtype) * factor : 0.0f;
+}
+
+// rows × cols elements of half precision to contiguous floats.
+static void widen(float* dst, const void* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols) {
+  for (int64_t r = 0; r < rows; ++r) {
+    int64_t c = 0;
+    if (col == 1)
+      for (; c + W <= cols; c += W) store(dst + r * cols + c, load_some(src, r * row + c, dtype));
+    for (; c < cols; ++c) dst[r * cols + c] = load_one(src, r * row + c * col, dtype);
+  }
+}
+
+#if defined(__AVX512BF16__)
+// values (count, cols) of bfloat16 as dst[(count + 1) / 2][cols] pairs of neighbouring keys; a missing partner is 0.
+static void interleave(float* dst, const uint16_t* src, int64_t row, int64_t col, int64_t count, int64_t cols) {
+  for (int64_t n = 0; n < count; n += 2) {
+    const uint16_t *a = src + n * row, *b = a + row;
+    uint32_t* to = (uint32_t*)dst + n / 2 * cols;
+    int64_t f = 0;
+    bool alone = n + 1 == count;
+    if (col == 1)
+      for (; f + W <= cols; f += W) {
+        vu low = __builtin_convertvector(*(const vh_any*)(a + f), vu);
+        vu high = alone ? vu{} : __builtin_convertvector(*(const vh_any*)(b + f), vu);
+        *(vu_any*)(to + f) = low | (high << 16);
+      }
+    for (; f < cols; ++f) to[f] = a[f * col] | (alone ? 0u : (uint32_t)b[f * col] << 16);
+  }
+}
+
+REGARD_INLINE vf pair_of(vf first, vf second) {
+  __m512i order;
+  {
+    alignas(64) uint16_t index[32];
+    for (int n = 0; n < 16; ++n) index[2 * n] = (uint16_t)n, index[2 * n + 1] = (uint16_t)(16 + n);
+    order = _mm512_load_si512(index);
+  }
+  return (vf)_mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
+}
+#else
+static void interleave(float*, const uint16_t*, int64_t, int64_t, int64_t, int64_t) {}
+REGARD_INLINE vf pair_of(vf first, vf) { return first; }
+#endif
+
+static bool all_finite_bf16(const uint16_t* x, int64_t row, int64_t col, int64_t count, int64_t cols) {
+  for (int64_t n = 0; n < count; ++n)
+    for (int64_t f = 0; f < cols; ++f)
+      if ((x[n * row + f * col] & 0x7f80) == 0x7f80) return false;
+  return true;
+}
+
+REGARD_INLINE bool all_finite(const float* x, int64_t rs, int64_t cs, int64_t features, int64_t count) {
+  float sum = 0;  // x - x is 0 for what is finite and NaN for what is not
+  if (rs == 1) {
+    vf total = vf{};
+    for (int64_t n = 0; n < count; ++n) {
+      const float* row = x + n * cs;
+      int64_t f = 0;
+      for (; f + W <= features; f += W) total += load(row + f) - load(row + f);
+      for (; f < features; ++f) sum += row[f] - row[f];
+    }
+    for (int n = 0; n < W; ++n) sum += total[n];
+  } else {
+    for (int64_t n = 0; n < count; ++n)
+      for (int64_t f = 0; f < features; ++f) sum += x[f * rs + n * cs] - x[f * rs + n * cs];
+  }
+  return sum == 0;
+}
+
+// bool bytes [row][key] of a tile to bits [key] of rows.
+static void bits_of(uint64_t* bits, const uint8_t* allowed, int64_t row, int64_t col, int64_t rows, int64_t keys) {
+  for (int64_t n = 0; n < keys; ++n) bits[n] = 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    const uint8_t* line = allowed + r * row;
+    if (col == 1)
+      for (int64_t n = 0; n < keys; ++n) bits[n] |= (uint64_t)(line[n] & 1) << r;
+    else
+      for (int64_t n = 0; n < keys; ++n) bits[n] |= (uint64_t)(line[n * col] & 1) << r;
+  }
+}
+
+}  // namespace regard

@@ -1,0 +1,122 @@
+// What happens to a score after the similarity and before the sum: soft cap, slopes, offsets, bias, mask, dropout.
+#pragma once
+#include "pack.h"
+
+namespace regard {
+
+constexpr int kVectors = W == 16 ? 4 : W == 8 ? 3 : 4;  // vectors of queries in a block
+constexpr int kRows = 4;                                 // keys, or features, a microkernel advances by
+constexpr int64_t kQueries = kVectors * W;
+constexpr int64_t kKeys = 128;
+
+// Scratch of one thread. All float; sizes in forward_scratch.
+struct Scratch {
+  float* q;     // [dk][kQueries], scaled, base 2
+  float* s;     // [kKeys][kQueries] scores, then weights
+  float* o;     // [dv][kQueries]
+  float* bias;  // [kKeys][kQueries]
+  float* k;     // [kKeys][dk] converted, half precision only
+  float* v;     // [kKeys][dv]
+};
+
+struct Place {  // where one work item lies
+  int64_t at[REGARD_BATCH_AXES], b, h, row, rows;
+};
+
+REGARD_INLINE int64_t offset(const int64_t* strides, const Place& p) {
+  int64_t sum = 0;
+  for (int n = 0; n < REGARD_BATCH_AXES; ++n) sum += strides[n] * p.at[n];
+  return sum;
+}
+
+REGARD_INLINE int64_t offset(const regard_tensor& t, const Place& p, int64_t head) {
+  return offset(t.batch, p) + t.head * head;
+}
+
+template <class T>
+REGARD_INLINE T* at(const regard_tensor& t, const Place& p, int64_t head) {
+  return (T*)t.data + offset(t, p, head);
+}
+
+REGARD_INLINE vu mix(vu x) {
+  x = (x ^ (x >> 16)) * 0x7FEB352Du;
+  x = (x ^ (x >> 15)) * 0x846CA68Bu;
+  return x ^ (x >> 16);
+}
+
+REGARD_INLINE uint32_t mix(uint32_t x) {
+  x = (x ^ (x >> 16)) * 0x7FEB352Du;
+  x = (x ^ (x >> 15)) * 0x846CA68Bu;
+  return x ^ (x >> 16);
+}
+
+REGARD_INLINE uint32_t fold(int64_t n) { return (uint32_t)(n ^ (n >> 32) * 0x165667B1); }
+
+REGARD_INLINE uint32_t head_word(const regard_call& c, const Place& p) {
+  uint32_t x = mix((uint32_t)(fold(p.b) * 0x9E3779B1u + (uint32_t)c.seed));
+  return mix((uint32_t)(x + fold(p.h) * 0x85EBCA77u + (uint32_t)(c.seed >> 32)));
+}
+
+// The state of one block of queries while it streams over keys.
+template <int V>
+struct Block {
+  const regard_call& c;
+  const Scratch& w;
+  Place p;
+  vf m[V], l[V];        // running maximum (base 2) and sum
+  vi first[V], last[V];  // the keys that each lane sees
+  vi relative[V];        // position of each lane relative to base
+  vu word[V];            // dropout's word of each query
+  int64_t base;
+  float slope, factor;  // factor: what the scores of pairs are multiplied by; floats have it in q
+  const float* offsets;
+};
+
+struct Tile {
+  int64_t j, count;      // keys
+  bool edge;             // some lane does not see some key, by its interval
+  const uint64_t* bits;  // some lane does not see some key, by the tile map
+  const uint8_t* allowed;
+};
+
+// Scores of one key for V vectors of queries: everything after the similarity, in base 2.
+template <int V, class Op>
+REGARD_INLINE void steps(const Block<V>& b, const Tile& t, int64_t n, vf (&s)[V]) {
+  const regard_call& c = b.c;
+  if (Op::pairs)
+    for (int v = 0; v < V; ++v) s[v] *= splat(b.factor);
+  if (c.cap != 0)
+    for (int v = 0; v < V; ++v) s[v] = splat(c.cap * kLog2e) * tanhv(s[v]);
+  if (c.slopes) {
+    int32_t ahead = (int32_t)(b.base - c.k_at[offset(c.k_at_batch, b.p) + t.j + n]);
+    for (int v = 0; v < V; ++v) {
+      vf distance = __builtin_convertvector(b.relative[v] + splat_int(ahead), vf);
+      s[v] -= splat(b.slope) * (vf)((vi)distance & splat_int(0x7fffffff));
+    }
+  }
+  if (b.offsets)
+    for (int v = 0; v < V; ++v) s[v] += load(b.offsets + (b.p.row + v * W - (t.j + n) + c.nk - 1)) * splat(kLog2e);
+  if (c.bias.data)
+    for (int v = 0; v < V; ++v) s[v] += load(b.w.bias + n * kQueries + v * W);
+  const vf hidden = splat(-kInf);
+  if (t.edge) {
+    vi key = splat_int((int32_t)(t.j + n));
+    for (int v = 0; v < V; ++v) s[v] = (key >= b.first[v]) & (key < b.last[v]) ? s[v] : hidden;
+  }
+  if (t.bits) {
+    vi bit;
+    for (int k = 0; k < W; ++k) bit[k] = 1 << k;
+    for (int v = 0; v < V; ++v) s[v] = (splat_int((int32_t)(t.bits[n] >> (v * W))) & bit) != 0 ? s[v] : hidden;
+  }
+}
+
+// The weight of one score, exp2(s - shift); its sum goes to `sum`, before dropout.
+template <int V>
+REGARD_INLINE vf weight(const Block<V>& b, int v, vf s, vf shift, vu key, vf& sum) {
+  vf p = exp2v(s - shift);
+  sum += p;
+  if (b.c.threshold) p = (mix(b.word[v] + key) >> 8) >= b.c.threshold ? p * splat(b.c.keep) : splat(0.0f);
+  return p;
+}
+
+}  // namespace regard

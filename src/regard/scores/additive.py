@@ -1,0 +1,118 @@
+"""Additive: the perceptron of Bahdanau, as a similarity."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import ShapeError
+from regard.region import Frame, Region
+from regard.scores.algebra import Pull, Score, Similarity, by_row, drawn, parameter
+from regard.shapes import listed, widen
+
+# exp(±2 · 30) and their products stay within float32, but for those whose tanh is ±1
+EXPONENT = 30.0
+
+
+@dataclass(frozen=True)
+class Additive(Similarity):
+    """s_ij = w · tanh(q_i w_q + k_j w_k + b): a perceptron with one hidden layer of width h.
+
+    w_q (dq, h) or (heads, dq, h), w_k (dk, h) or (key heads, dk, h), w and b (h,) or (heads, h).
+    w_q or w_k None: that side is projected already. Memory is linear in the sequence; no (nq, nk, h) is made.
+    Source: Bahdanau et al. 2014 (arXiv 1409.0473); d2l.ai §11.3, whose W_q is the transpose of w_q.
+
+    >>> import regard as rg
+    >>> score = Additive(torch.ones(3, 5), torch.ones(2, 5), torch.ones(5))
+    >>> rg.attention_weights(torch.ones(1, 3), torch.zeros(2, 2), score=score)
+    tensor([[0.5000, 0.5000]])
+    """
+
+    w_q: Tensor | None
+    w_k: Tensor | None
+    w: Tensor
+    b: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("w_q", "w_k", "w", "b"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, parameter(getattr(self, name), f"Additive.{name}"))
+
+    @property
+    def footprint(self) -> int:
+        return self.w.shape[-1]
+
+    def widths(self, dq: int, dk: int) -> str | None:
+        if 0 in (self.w.dim(), 1 if self.b is None else self.b.dim()):
+            return "Additive.w or b has no axes; expected (h,) or (heads, h)"
+        hidden = self.w.shape[-1]
+        for name, side, weight, width in (("w_q", "q", self.w_q, dq), ("w_k", "k", self.w_k, dk)):
+            if weight is None and width != hidden:
+                return f"{side} has width {width}; with {name} None it must be projected to w's {hidden} already"
+            if weight is not None and (weight.dim() > 3 or tuple(weight.shape[-2:]) != (width, hidden)):
+                return f"Additive.{name} has shape {listed(weight.shape)}; expected (..., {width}, {hidden})"
+        if self.b is not None and self.b.shape[-1] != hidden:
+            return f"Additive.b has shape {listed(self.b.shape)}; expected (..., {hidden}), as w"
+        return None
+
+    def misfit(self, frame: Frame) -> str | None:
+        for name, t, core in (("w_q", self.w_q, 2), ("w", self.w, 1), ("b", self.b, 1)):
+            if t is not None and t.dim() != core and (t.dim() != core + 1 or t.shape[0] not in (1, frame.heads)):
+                return f"Additive.{name} has shape {listed(t.shape)}; expected {core} axes, or heads before them."
+        return None
+
+    def prepare(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = widen(q), widen(k)
+        if self.w_k is not None and self.w_k.dim() > 2 and self.w_k.shape[0] not in (1, k.shape[-3]):
+            raise ShapeError(f"Additive.w_k has shape {listed(self.w_k.shape)}; k has {k.shape[-3]} heads.")
+        q = _projected(q, self.w_q)
+        k = _projected(k, self.w_k)
+        return q if self.b is None else q + self.b.to(q.dtype).unsqueeze(-2), k
+
+    def compare(self, q: Tensor, k: Tensor, at: Region) -> Tensor:
+        hidden = torch.tanh(q[..., :, None, :] + k[..., None, :, :])
+        return (hidden @ self.w.to(q.dtype)[..., None, :, None]).squeeze(-1)
+
+    def quick(self, q: Tensor, k: Tensor, at: Region) -> tuple[Tensor, Pull] | None:
+        hidden = _tanh_of_sums(q, k)
+        if hidden is None:
+            return None
+        flat = hidden.flatten(-2)
+        # with a head axis: torch would fold the many pairs under a w of one axis, which copies them
+        w = self.w.to(q.dtype).expand(q.shape[-3], -1)
+        s = (w[:, None, :] @ flat).squeeze(-2).unflatten(-1, hidden.shape[-2:])
+
+        def pull(g: Tensor) -> tuple[Tensor | None, ...]:
+            g_w = (g.flatten(-2)[..., None, :] @ flat.mT).squeeze(-2).sum_to_size(self.w.shape)
+            slope = hidden.square_().neg_().add_(1).mul_(g[..., None, :, :])
+            g_q, g_k = ((slope.sum(axis) * w[..., None]).mT for axis in (-1, -2))
+            return g_q, g_k, *(g_w if t is self.w else None for t in self.tensors())
+
+        return s, pull
+
+    @classmethod
+    def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
+        hidden, heads = width + 2, frame.heads
+        one = cls(drawn(frame, width, hidden), drawn(frame, width, hidden), drawn(frame, hidden), drawn(frame, hidden))
+        each = cls(drawn(frame, heads, width, width), None, drawn(frame, heads, width), drawn(frame, heads, width))
+        return one, each, cls(None, None, drawn(frame, width))
+
+
+def _tanh_of_sums(q: Tensor, k: Tensor) -> Tensor | None:
+    """tanh(q_i + k_j), features first: (*batch, h, f, r, c) of q (..., r, f), k (..., c, f). None if not finite."""
+    # contiguous, or the pairs would be laid out in the order of q's strides
+    q, k = q.mT.contiguous()[..., None], k.mT.contiguous()[..., None, :]
+    largest = [float(t.abs().amax()) for t in (q, k) if t.numel()]
+    if not all(size < math.inf for size in largest):  # NaN is not less either
+        return None
+    if any(size > EXPONENT for size in largest):
+        return (q + k).tanh_()
+    # tanh x = 1 - 2 / (exp 2x + 1), and exp(2q + 2k) is a product: no exponential a pair
+    return ((2 * q).exp() * (2 * k).exp()).add_(1).reciprocal_().mul_(-2).add_(1)
+
+
+def _projected(x: Tensor, weight: Tensor | None) -> Tensor:
+    return x if weight is None else by_row(x, lambda row: row @ weight.to(row.dtype))
