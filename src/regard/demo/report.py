@@ -104,10 +104,10 @@ def _findings(reading: Reading, first: Tensor, share: Tensor, rows: int) -> list
     peaks = reading.max_score.amax(-1)
     peak, next_peak, most = largest(peaks), float(peaks.flatten().topk(2).values[-1]), largest(first)
     before, n = previous_token(reading.top[..., 0]), len(reading.tokens)
-    copied = f"of {rows:,} rows that repeat {CONTEXT} bytes within {REACH}, heaviest key followed them"
+    copied = f"the {rows:,} rows that repeat {CONTEXT} bytes within {REACH}, the heaviest key is one that followed them"
     copies = f"induction heads: no row repeats {CONTEXT} bytes within {REACH}, so none can be seen in this text"
     return [
-        _named("previous-token heads", "heaviest key is the byte before", before, PREVIOUS),
+        _named("previous-token heads", "rows, the heaviest key is the byte before", before, PREVIOUS),
         _named("induction heads", copied, share, INDUCTION) if rows else copies,
         f"the first byte receives {float(first.mean()):.1%} of the mass of the {min(n, REACH + 1)} rows "
         f"that see it, most from {most}",
@@ -119,7 +119,7 @@ def _named(name: str, rule: str, shares: Tensor, least: float) -> str:
     """The heads that a rule finds, and the rule."""
     found = heads_above(shares, least)
     text = ", ".join(map(str, found)) if found else f"none; the nearest is {largest(shares)}"
-    return f"{name}: {text}\n    rule: {rule} in ≥ {least:.0%}"
+    return f"{name}: {text}\n    rule: in ≥ {least:.0%} of {rule}"
 
 
 def shown_head(reading: Reading) -> tuple[Head, str]:
