@@ -54,7 +54,7 @@ CASES = (
     *(Case("float16 full", s, "float16") for s in SHAPES[1:3]),
     Case("bool mask n × n", SHAPES[2], mask="bool"),
     Case("float bias n × n", SHAPES[2], mask="bias"),
-    Case("window of 256", (1, 12, 8192, 64), mask="window"),
+    Case("window of 256 (torch: n × n mask)", (1, 12, 8192, 64), mask="window"),
     Case("dv = 128, dk = 64", (1, 12, 1024, 64), dv=128),
     *(
         Case(f"decode {dtype} {h}:{hk}", (1, h, 1, 128), dtype, key_heads=hk, nk=8192)

@@ -124,21 +124,22 @@ REGARD_API int32_t regard_runs(const char* isa) {
   return 0;
 }
 
-// `count` times 24 (of AVX-512) or 12 independent vector multiply-adds, for measuring the peak; returns how many floating-point operations.
+// `count` times as many independent vector multiply-adds as registers hold, for measuring the peak; returns how many
+// floating-point operations that was.
 REGARD_API double regard_peak(int64_t count) {
-  vf acc[32];
-  for (int n = 0; n < 32; ++n) acc[n] = splat(n * 1e-3f);
-  vf a = splat(0.999f), b = splat(1e-3f);
+  constexpr int kChains = W == 16 ? 24 : 12;
+  vf acc[kChains];
+  for (int n = 0; n < kChains; ++n) acc[n] = splat((float)n);
+  const vf a = splat(0.999f), b = splat(1e-3f);
   for (int64_t k = 0; k < count; ++k) {
-#pragma GCC unroll 32
-    for (int n = 0; n < (W == 16 ? 24 : 12); ++n) acc[n] = acc[n] * a + b;
-    __asm__ volatile("" : "+m"(a));
+#pragma GCC unroll 24
+    for (int n = 0; n < kChains; ++n) acc[n] = acc[n] * a + b;
   }
   vf sum = vf{};
-  for (int n = 0; n < 32; ++n) sum += acc[n];
+  for (int n = 0; n < kChains; ++n) sum += acc[n];
   volatile float keep = sum[0];
   (void)keep;
-  return 2.0 * W * (W == 16 ? 24 : 12) * (double)count;
+  return 2.0 * W * kChains * (double)count;
 }
 
 REGARD_API int64_t regard_keys() { return kKeys; }
