@@ -67,7 +67,8 @@ class Native(Backend):
         library = load(_isa())
         lowered = _lower_mask(problem, library.queries, library.keys)
         found = {"kernels": f"{library.isa}, blocks of {library.queries} queries × {library.keys} keys"}
-        found["mask as"] = " and ".join(sorted(lowered)) if lowered else "nothing hidden"
+        kinds = {"start": "an interval of keys a query", "allowed": "booleans", "tiles": "a map of tiles"}
+        found["mask as"] = " and ".join(kinds[name] for name in lowered if name in kinds) or "nothing to hide"
         return {**found, "backward": "streamed over tiles in PyTorch"}
 
 
