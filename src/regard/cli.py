@@ -89,6 +89,8 @@ def _show(text: bytes, output: Path, head: tuple[int, int] | None) -> None:
 def _sentence(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
         return f"needs {error.name}; install it with: pip install 'regard[demo]'"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}"
     return str(error)
 
 
