@@ -74,6 +74,22 @@ def test_every_instruction_set(isa: str, dtype: torch.dtype, size: str, mask: st
     compare(testing.draw(at, dk=33, dv=16, mask=testing.masks(at)[mask], dropout=rg.Dropout(0.3, seed=11)), dtype)
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [
+        rg.Causal() & rg.Window(before=20, after=0) | rg.Prefix(5),
+        ~rg.Window(before=10, after=10),
+        rg.Causal() & ~rg.Window(before=70, after=0) | rg.Prefix(torch.tensor([0, 3, 200])),
+    ],
+    ids=str,
+)
+def test_tile_maps_with_tiles_of_every_kind(isa: str, mask: rg.Mask) -> None:
+    n = 389
+    kinds = mask.on(n, batch=(3,)).cover(64, 128).unique().tolist()
+    assert rg.Cover.SOME in kinds and len(kinds) > 1
+    compare(testing.draw(testing.frame(nq=n, nk=n, batch=(3,), heads=2), mask=mask))
+
+
 @pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257])
 def test_lengths_at_every_edge(isa: str, n: int) -> None:
     compare(testing.draw(testing.frame(nq=n, nk=n, batch=(2,), heads=2), dk=5, dv=7, mask=rg.Causal()))
