@@ -160,3 +160,14 @@ REGARD_API int32_t regard_forward(const regard_call* call, regard_parallel paral
     parallel(0, threads, 1, work, &job);
   return job.failed;
 }
+
+// The same call on other tensors of the same structure; null for those that stay where they are.
+REGARD_API int32_t regard_again(const regard_call* like, regard_parallel parallel, void* q, void* k, void* v, void* out,
+                                void* allowed, void* bias, const float* slopes) {
+  regard_call call = *like;
+  call.q.data = q, call.k.data = k, call.v.data = v, call.out.data = out;
+  if (allowed) call.allowed.data = allowed;
+  if (bias) call.bias.data = bias;
+  if (slopes) call.slopes = slopes;
+  return regard_forward(&call, parallel);
+}

@@ -13,7 +13,7 @@ from torch import Tensor
 def tensor(x: Any, name: str) -> Tensor:
     """x as a tensor over the same memory; TypeError, naming the argument, if it is no array."""
     if isinstance(x, Tensor):
-        return x
+        return x.resolve_neg()  # of a lazily negated view (x.conj().imag) the memory holds the opposite
     if _is_numpy(x):
         return _from_numpy(x, name)
     if hasattr(x, "__dlpack__"):

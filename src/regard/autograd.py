@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from regard.backends.base import Backend, Result
 from regard.problem import Problem
-from regard.shapes import branchless, exact
+from regard.shapes import branchless, exact, functorch, graphed
 
 
 def attend(backend: Backend, problem: Problem) -> Result:
@@ -18,9 +18,12 @@ def attend(backend: Backend, problem: Problem) -> Result:
     tensors = problem.tensors()
     if backend.recorded:
         return backend.forward(problem)
+    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    if graphed(*tensors) and not recorded and not functorch():
+        return backend.traced(problem)
     if branchless(*tensors) or any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
         return backend.differentiable(problem)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+    if recorded:
         out, lse = _Attend.apply(backend, problem, *tensors)
         return out, lse
     return backend.forward(problem)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import ShapeError
-from regard.shapes import listed
+from regard.shapes import branchless, listed
 from regard.value import Value
 
 
@@ -37,6 +37,35 @@ class Positions(Value):
             if x.dim() == 0:
                 raise ShapeError(f"Positions.{name} has shape (); expected (n,) or (*batch, n).")
 
+    @property
+    def consecutive(self) -> bool:
+        """Whether queries and keys count up by one each: known of `head` and `tail`, found out by looking otherwise.
+
+        False where nobody may look (while compiling, on the meta device).
+        """
+        known = self.__dict__.get("_known")
+        if known is _OURS or (known is not None and known == _versions(self.q, self.k)):
+            return True
+        if branchless(self.q, self.k) or self.q.dim() != 1 or self.k.dim() != 1:
+            return False
+        return all(bool((p[1:] - p[:-1] == 1).all()) for p in (self.q, self.k))
+
+
+_OURS = "no one else holds these tensors"
+
+
+def _versions(q: Tensor, k: Tensor) -> tuple[int, int] | None:
+    """What changes when a tensor is changed in place; None where torch does not count."""
+    if torch.compiler.is_compiling():
+        return (0, 0)
+    return None if q.is_inference() or k.is_inference() else (q._version, k._version)
+
+
+def _counted(q: Tensor, k: Tensor) -> Positions:
+    made = Positions(q, k)
+    made.__dict__["_known"] = _versions(q, k)
+    return made
+
 
 def head(nq: int, nk: int, device: torch.device | str | None = None) -> Positions:
     """The queries are the first nq positions: query i stands at i, key j at j.
@@ -46,7 +75,7 @@ def head(nq: int, nk: int, device: torch.device | str | None = None) -> Position
     >>> head(2, 4)
     Positions(q=int64[2], k=int64[4])
     """
-    return Positions(torch.arange(nq, device=device), torch.arange(nk, device=device))
+    return _counted(torch.arange(nq, device=device), torch.arange(nk, device=device))
 
 
 def tail(nq: int, nk: int, device: torch.device | str | None = None) -> Positions:
@@ -57,7 +86,7 @@ def tail(nq: int, nk: int, device: torch.device | str | None = None) -> Position
     >>> tail(2, 4).q
     tensor([2, 3])
     """
-    return Positions(torch.arange(nk - nq, nk, device=device), torch.arange(nk, device=device))
+    return _counted(torch.arange(nk - nq, nk, device=device), torch.arange(nk, device=device))
 
 
 def settle(
@@ -76,7 +105,9 @@ def settle(
                 f"  positions=tail({nq}, {nk}) if the queries are the last {nq} tokens (decoding), or "
                 f"positions=head({nq}, {nk}) if they are the first."
             )
-        return head(nq, nk, device)
+        made = head(nq, nk, device)
+        made.__dict__["_known"] = _OURS
+        return made
     for name, x, n in (("q", positions.q, nq), ("k", positions.k, nk)):
         lead, rest = tuple(x.shape[:-1]), batch[len(batch) - x.dim() + 1 :]
         if (
@@ -89,4 +120,7 @@ def settle(
                 + (f" or {listed((*batch, n))}." if batch else ".")
             )
     # int64: the small types would wrap in differences
-    return Positions(positions.q.to(device, torch.int64), positions.k.to(device, torch.int64))
+    made = Positions(positions.q.to(device, torch.int64), positions.k.to(device, torch.int64))
+    if positions.q.is_cpu and positions.consecutive:
+        made.__dict__["_known"] = _OURS
+    return made

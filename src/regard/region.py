@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.positions import Positions, settle
-from regard.shapes import blocks
+from regard.shapes import blocks, branchless
 
 Index = slice | Tensor
 ALL_OF = slice(None)
@@ -59,10 +59,17 @@ class Frame:
         """(*batch, heads, nq, nk)"""
         return (*self.batch, self.heads, self.nq, self.nk)
 
-    @cached_property
+    @property
     def keys_sorted(self) -> bool:
-        """Whether key positions never decrease, so that a range of positions is a range of indices."""
+        """Whether key positions never decrease, so that a range of positions is a range of indices.
+
+        False where nobody may look.
+        """
         k = self.positions.k
+        if self.positions.consecutive:
+            return True
+        if branchless(k):
+            return False
         return bool((k[..., 1:] >= k[..., :-1]).all())
 
     def lift(self, t: Tensor) -> Tensor:
@@ -86,6 +93,8 @@ class Region:
 
     def __init__(self, frame: Frame, rows: Index, cols: Index) -> None:
         self.frame, self.rows, self.cols = frame, rows, cols
+        self._row: Tensor | None = None  # not cached_property, whose lock no compiler enters
+        self._col: Tensor | None = None
 
     @property
     def i(self) -> Tensor:
@@ -95,13 +104,17 @@ class Region:
     def j(self) -> Tensor:
         return self.keys(self.frame.positions.k)
 
-    @cached_property
+    @property
     def row(self) -> Tensor:
-        return self.queries(torch.arange(self.frame.nq, device=self.frame.device))
+        if self._row is None:
+            self._row = self.queries(torch.arange(self.frame.nq, device=self.frame.device))
+        return self._row
 
-    @cached_property
+    @property
     def col(self) -> Tensor:
-        return self.keys(torch.arange(self.frame.nk, device=self.frame.device))
+        if self._col is None:
+            self._col = self.keys(torch.arange(self.frame.nk, device=self.frame.device))
+        return self._col
 
     @property
     def b(self) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -41,10 +42,21 @@ def blocks(n: int, size: int) -> list[slice]:
 
 def branchless(*tensors: Tensor) -> bool:
     """Whether Python may not look at values: under torch.func transforms, on the meta device, while compiling."""
-    # torch.autograd.Function asks the same question of torch in the same way.
-    if torch._C._are_functorch_transforms_active():  # pyright: ignore[reportPrivateUsage]
+    return functorch() or graphed(*tensors) or any(t.is_meta for t in tensors)
+
+
+def graphed(*tensors: Tensor) -> bool:
+    """Whether the call becomes part of a graph (torch.compile, torch.export), or has fake tensors."""
+    if torch.compiler.is_compiling():
         return True
-    return torch.compiler.is_compiling() or any(t.is_meta for t in tensors)
+    fake = sys.modules.get("torch._subclasses.fake_tensor")  # whoever holds one has loaded it
+    return fake is not None and any(isinstance(t, fake.FakeTensor) for t in tensors)
+
+
+def functorch() -> bool:
+    """Whether a torch.func transform (vmap, grad, jvp, ...) is under way."""
+    # torch.autograd.Function asks the same question of torch in the same way.
+    return torch._C._are_functorch_transforms_active()  # pyright: ignore[reportPrivateUsage]
 
 
 def finite(*tensors: Tensor) -> bool:
@@ -54,7 +66,9 @@ def finite(*tensors: Tensor) -> bool:
 
 def exact(device: str) -> AbstractContextManager[Any]:
     """Where autocast, if that device has one, is off: sums are kept in the dtype that they are given."""
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
 
 
 def listed(shape: torch.Size | tuple[int, ...]) -> str:

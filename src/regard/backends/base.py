@@ -14,6 +14,8 @@ from regard.backends.tiling import Size, stream
 from regard.problem import Problem
 from regard.value import Value
 
+# from q, k, v and the tensors of the score and the mask: out, in q's dtype
+Ready = Callable[[Tensor, Tensor, Tensor, "list[Tensor]"], Tensor]
 Result = tuple[Tensor, Tensor]  # out (*batch, h, nq, dv) and lse (*batch, h, nq), in the accumulation dtype
 
 
@@ -49,6 +51,17 @@ class Backend(Value):
     def differentiable(self, problem: Problem) -> Result:
         """The same by operations that autograd, forward mode and torch.func can all see, to any order."""
         return stream(problem, self.size)
+
+    def traced(self, problem: Problem) -> Result:
+        """(out, lse) without gradients, for the graph of a compiler, which may not look at values."""
+        return self.differentiable(problem)
+
+    def ready(self, problem: Problem, given: tuple[Tensor, ...], leaves: tuple[Tensor, ...]) -> Ready | None:
+        """A way to make all calls of this structure without posing them again; None where each needs a look.
+
+        given: q, k, v as the caller gave them; leaves: the tensors of the score and the mask.
+        """
+        return None
 
     def plan(self, problem: Problem) -> dict[str, str]:
         """What `explain` says of a call that runs here: a phrase for each heading."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -62,14 +63,14 @@ class Library:
     handle: ctypes.CDLL
 
     @property
-    def queries(self) -> int:
-        """Queries in a block."""
-        return self.handle.regard_queries()
+    def tile(self) -> tuple[int, int]:
+        """Queries and keys of a block."""
+        return self.handle.regard_queries(), self.handle.regard_keys()
 
     @property
-    def keys(self) -> int:
-        """Keys in a block."""
-        return self.handle.regard_keys()
+    def again(self) -> Callable[..., int]:
+        """regard_again of native/kernel.cpp: a call like one before, its tensors elsewhere."""
+        return self.handle.regard_again
 
     def forward(self, arguments: Arguments) -> None:
         """Runs a call on torch's threads; MemoryError where its scratch could not be had."""
@@ -95,9 +96,14 @@ def built() -> dict[str, Path]:
     return {isa: path for isa, path in found.items() if path.exists()}
 
 
-@cache
+@torch.compiler.assume_constant_result
 def runnable() -> tuple[str, ...]:
     """The installed instruction sets that this processor runs, best first."""
+    return _runnable()
+
+
+@cache
+def _runnable() -> tuple[str, ...]:
     paths = built()
     if "base" not in paths:
         return ()
@@ -111,6 +117,8 @@ def load(isa: str) -> Library:
     handle = ctypes.CDLL(str(built()[isa]))
     handle.regard_forward.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     handle.regard_forward.restype = ctypes.c_int32
+    handle.regard_again.argtypes = (ctypes.c_void_p,) * 9
+    handle.regard_again.restype = ctypes.c_int32
     for name in ("regard_queries", "regard_keys"):
         getattr(handle, name).restype = ctypes.c_int64
     return Library(isa, handle)

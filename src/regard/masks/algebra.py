@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.errors import ShapeError
 from regard.positions import Positions
 from regard.region import Frame, Region, Tiling
-from regard.shapes import blocks
+from regard.shapes import blocks, branchless
 from regard.value import Value
 
 
@@ -298,7 +298,7 @@ class Or(_Pair):
             return None
         a_empty, b_empty = a.start >= a.stop, b.start >= b.stop
         apart = (torch.maximum(a.start, b.start) > torch.minimum(a.stop, b.stop)) & ~a_empty & ~b_empty
-        if bool(apart.any()):
+        if branchless(apart) or bool(apart.any()):
             return None
         start = torch.where(a_empty, b.start, torch.where(b_empty, a.start, torch.minimum(a.start, b.start)))
         stop = torch.where(a_empty, b.stop, torch.where(b_empty, a.stop, torch.maximum(a.stop, b.stop)))
@@ -332,7 +332,8 @@ class Not(Mask):
         if inner is None:
             return None
         empty = inner.start >= inner.stop
-        if bool(((inner.start > 0) & (inner.stop < frame.nk) & ~empty).any()):
+        inside = (inner.start > 0) & (inner.stop < frame.nk) & ~empty
+        if branchless(inside) or bool(inside.any()):
             return None
         leads = (inner.start <= 0) & ~empty  # hidden keys come first, so the visible ones follow
         start = torch.where(leads, inner.stop, 0)

@@ -14,22 +14,25 @@ from regard.region import Frame, Region, Tiling
 from regard.shapes import listed
 
 
-def _rank(sorted_: Tensor, bound: Tensor, right: bool) -> Tensor:
-    """How many entries of sorted_ (..., n) lie below each bound (..., nq), or at it if right; batch axes broadcast."""
-    lead = torch.broadcast_shapes(sorted_.shape[:-1], bound.shape[:-1])
-    full = sorted_.expand(*lead, sorted_.shape[-1]).contiguous()
-    return torch.searchsorted(full, bound.expand(*lead, bound.shape[-1]).contiguous(), right=right)
-
-
 def _interval(frame: Frame, least: Tensor | None, largest: Tensor | None) -> Interval | None:
     """Keys whose position p satisfies least ≤ p ≤ largest, one bound a query (None: unbounded), as indices."""
     if not frame.keys_sorted:
         return None
-    k, q = frame.positions.k, frame.positions.q
-    start = torch.zeros_like(q) if least is None else _rank(k, least, right=False)
-    stop = torch.full_like(q, frame.nk) if largest is None else _rank(k, largest, right=True)
+    q = frame.positions.q
+    start = torch.zeros_like(q) if least is None else _below(frame, least)
+    stop = torch.full_like(q, frame.nk) if largest is None else _below(frame, largest + 1)
     start, stop = torch.broadcast_tensors(start, stop)
     return Interval(start[..., None, :], torch.maximum(start, stop)[..., None, :])
+
+
+def _below(frame: Frame, bound: Tensor) -> Tensor:
+    """How many keys stand below each bound (..., nq), one a query."""
+    k = frame.positions.k
+    if frame.positions.consecutive and frame.nk:
+        return (bound - k[0]).clamp(0, frame.nk)
+    lead = torch.broadcast_shapes(k.shape[:-1], bound.shape[:-1])
+    k = k.expand(*lead, k.shape[-1]).contiguous()
+    return torch.searchsorted(k, bound.expand(*lead, bound.shape[-1]).contiguous())
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.arrays import tensor
 from regard.masks.algebra import Interval, Mask, cover_of
 from regard.region import Frame, Region, Tiling
-from regard.shapes import listed
+from regard.shapes import branchless, listed
 
 
 def _integers(x: object, name: str) -> Tensor:
@@ -87,7 +87,7 @@ class Lengths(Mask):
                 return (
                     f"Lengths.{name} has shape {listed(n.shape)}; expected a length a sequence, {listed(frame.batch)}."
                 )
-            if not n.is_meta and n.numel() and bool(((n < 0) | (n > most)).any()):
+            if n.numel() and not branchless(n) and bool(((n < 0) | (n > most)).any()):
                 return f"Lengths.{name} holds {int(n.min())} to {int(n.max())}; expected lengths from 0 to {most}."
         return None
 
@@ -139,7 +139,7 @@ class Documents(Mask):
 
     def rows(self, frame: Frame) -> Interval | None:
         k = self.keys
-        if not bool((k[..., 1:] >= k[..., :-1]).all()):
+        if branchless(k) or not bool((k[..., 1:] >= k[..., :-1]).all()):
             return None
         lead = torch.broadcast_shapes(k.shape[:-1], self.q_ids.shape[:-1])
         k = k.expand(*lead, frame.nk).contiguous()

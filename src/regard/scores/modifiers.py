@@ -228,8 +228,9 @@ class RelativeBias(Modifier):
 def _looks_like_a_mask(bias: Tensor) -> bool:
     if bias.requires_grad or branchless(bias) or bias.dim() < 2 or bias.numel() < 2:
         return False
-    sample = bias[(0,) * (bias.dim() - 1)]
-    for part in (sample, bias):  # most biases are told apart by their first row
+    if float(bias[(0,) * bias.dim()]) not in (0.0, 1.0):  # most biases are told apart by their first number
+        return False
+    for part in (bias[(0,) * (bias.dim() - 1)], bias):
         if not bool(((part == 0) | (part == 1)).all()):
             return False
     return bool((bias == 1).any()) and bool((bias == 0).any())

@@ -1,0 +1,239 @@
+"""Lowering: a problem as the few operands that the native kernels read. A new mask touches nothing here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.backends.library import AXES, CODES
+from regard.masks.algebra import And, Cover, Everything, Mask
+from regard.masks.dense import Dense
+from regard.problem import Problem
+from regard.scores.algebra import Score, Similarity
+from regard.scores.buckets import ClippedBuckets, T5Buckets, T5CausalBuckets
+from regard.scores.modifiers import Alibi, Bias, RelativeBias, SoftCap
+from regard.scores.similarity import Bilinear, Cosine, Dot, ScaledDot
+from regard.shapes import branchless
+
+FEW = 16  # rows of a group below which the decoding kernel runs, where a mask written out is linear in the keys
+_MOST = 1 << 31  # keys, and distances, are 32-bit numbers inside a block
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """What the kernels are told of one call: regard_call of native/args.h, before it has addresses.
+
+    q (*batch, h, nq, dk), k and v (*batch, hk, nk, ...), one dtype. Other operands have the axes (*batch, h, ...), 1
+    where they are shared, or are None where the call has no such thing:
+    start, stop   int32 (.., nq, 1): the keys that each query sees
+    allowed       booleans (.., nq, nk)
+    tiles, bits   int32 (.., R, C): -1 hides a tile, -2 shows it, else the number of its bits; int64 (n, keys of a tile)
+    bias          (.., nq, nk), added to the scores
+    slopes        float32 (h,) or (1,): what a step of distance costs
+    offsets       float32 (h or 1, nq + nk - 1 and some): what is added for a distance i - j, from -(nk - 1) on
+    q_at, k_at    int64 (*batch, n): positions, where slopes or dropout ask for them
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float
+    cap: float = 0.0
+    start: Tensor | None = None
+    stop: Tensor | None = None
+    allowed: Tensor | None = None
+    tiles: Tensor | None = None
+    bits: Tensor | None = None
+    bias: Tensor | None = None
+    slopes: Tensor | None = None
+    offsets: Tensor | None = None
+    q_at: Tensor | None = None
+    k_at: Tensor | None = None
+    seed: int = 0
+    threshold: int = 0
+    keep: float = 1.0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(*batch, heads, nq) of the call."""
+        return tuple(self.q.shape[:-1])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The operands that are there."""
+        found = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return {name: t for name, t in found if isinstance(t, Tensor)}
+
+
+def why_not(problem: Problem) -> str | None:
+    """Why the kernels cannot be told a problem, as a clause; None if they can."""
+    frame = problem.frame
+    if problem.dtype not in CODES:
+        return f"dtype {str(problem.dtype).removeprefix('torch.')}; it has float32, bfloat16, float16"
+    if len(frame.batch) > AXES:
+        return f"{len(frame.batch)} batch axes; it has {AXES}"
+    if max(frame.nq, frame.nk) >= _MOST:
+        return "2^31 queries or keys, or more"
+    return _why_not_similarity(problem.similarity) or _why_not_modifiers(problem)
+
+
+def _why_not_similarity(similarity: Similarity) -> str | None:
+    if type(similarity) not in (Dot, ScaledDot, Bilinear, Cosine):
+        return f"its scores begin with a dot product, not with {similarity!r}"
+    return None
+
+
+def _why_not_modifiers(problem: Problem) -> str | None:
+    seen: list[type] = []
+    for stage in problem.score.parts[1:]:
+        why = _why_not_modifier(stage, problem)
+        if why is None and type(stage) is SoftCap and seen:
+            why = "its soft cap comes first"
+        if why is None and type(stage) in seen:
+            why = f"it takes one {type(stage).__name__}"
+        if why is not None:
+            return why
+        seen.append(type(stage))
+    return None
+
+
+def _why_not_modifier(stage: Score, problem: Problem) -> str | None:
+    # by type, not isinstance: a subclass may mean something else
+    if type(stage) is SoftCap:
+        return "its soft cap is a number, not a tensor" if isinstance(stage.cap, Tensor) else None
+    if type(stage) is RelativeBias:
+        if type(stage.buckets) not in (T5Buckets, T5CausalBuckets, ClippedBuckets):
+            return f"its relative biases depend on the distance alone, not on {stage.buckets!r}"
+        consecutive = problem.frame.positions.consecutive
+        return None if consecutive else "its relative biases need positions that count up by one"
+    if type(stage) is Alibi:
+        if stage.coordinates is not None:
+            return "its slopes count positions, not coordinates"
+        return None if _near(problem) else "positions lie 2^31 or more apart"
+    return None if type(stage) is Bias else f"it has no step {stage!r}"
+
+
+def _near(problem: Problem) -> bool:
+    q, k = problem.frame.positions.q, problem.frame.positions.k
+    if not q.numel() or not k.numel() or branchless(q, k):
+        return True
+    return max(int(q.max()), int(k.max())) - min(int(q.min()), int(k.min())) < _MOST
+
+
+def lower(problem: Problem, tile: tuple[int, int] | None) -> Lowered:
+    """A problem for kernels with tiles of so many queries and keys; None where nobody may look at values."""
+    q, k, scale = _dot_operands(problem)
+    told: dict[str, Any] = {**lower_mask(problem, tile), **_modifiers(problem), **_dropout(problem)}
+    return Lowered(q, k, problem.v.to(q.dtype), scale, **told)
+
+
+def _dot_operands(problem: Problem) -> tuple[Tensor, Tensor, float]:
+    """Queries and keys whose dot product, times the scale, is the similarity."""
+    similarity, q, k = problem.similarity, problem.q, problem.k
+    dtype = torch.promote_types(q.dtype, k.dtype)
+    q, k = q.to(dtype), k.to(dtype)
+    if not isinstance(similarity, ScaledDot):
+        return q, k, 1.0
+    if isinstance(similarity.scale, Tensor):
+        scale = similarity.scale
+        return q.float() * (scale[..., None, None] if scale.dim() else scale).float(), k.float(), 1.0
+    return q, k, max(q.shape[-1], 1) ** -0.5 if similarity.scale is None else similarity.scale
+
+
+def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Tensor]:
+    """The mask as intervals, as booleans that the caller has, as a tile map with bits, or as intervals and booleans.
+
+    Without tiles, a mask that is known as no interval is written out.
+    """
+    mask, frame = problem.mask, problem.frame
+    if type(mask) is Everything:
+        return {}
+    interval = mask.rows(frame)
+    if interval is not None:
+        return {"start": interval.start[..., None].int(), "stop": interval.stop[..., None].int()}
+    if type(mask) is Dense:
+        return {"allowed": _full(frame.lift(mask.allowed))}
+    if type(mask) is And:
+        for dense, other in ((mask.a, mask.b), (mask.b, mask.a)):
+            rest = other.rows(frame) if type(dense) is Dense else None
+            if type(dense) is Dense and rest is not None:
+                limits = {"start": rest.start[..., None].int(), "stop": rest.stop[..., None].int()}
+                return {"allowed": _full(frame.lift(dense.allowed)), **limits}
+    if tile is None or frame.heads // problem.key_heads * frame.nq < FEW:
+        return {"allowed": _full(mask.visible(frame.region()))}
+    return _tile_map(mask, problem, *tile)
+
+
+def _full(t: Tensor) -> Tensor:
+    return t.reshape((1,) * (3 - t.dim()) + tuple(t.shape)) if t.dim() < 3 else t
+
+
+def _tile_map(mask: Mask, problem: Problem, queries: int, keys: int) -> dict[str, Tensor]:
+    """Which tiles are NONE (-1) or ALL (-2), and for the rest the number of their bits: never n × n."""
+    frame = problem.frame
+    tiling = frame.tiling(queries, keys)
+    cover = mask.cover(tiling)
+    cover = _full(cover.expand(*cover.shape[:-2], *tiling.shape))
+    tiles = torch.full(cover.shape, -2, dtype=torch.int32).masked_fill(cover == Cover.NONE, -1)
+    found = list[Tensor]()
+    count = 0
+    for n, rows in enumerate(tiling.row_blocks):
+        for m, cols in enumerate(tiling.col_blocks):
+            some = cover[..., n, m] == Cover.SOME
+            if not bool(some.any()):
+                continue
+            seen = mask.visible(frame.region(rows, cols))
+            lead = torch.broadcast_shapes(seen.shape[:-2], cover.shape[:-2])
+            if tuple(cover.shape[:-2]) != tuple(lead):  # the mask tells batch elements apart, its cover did not
+                cover, tiles = (t.expand(*lead, *tiling.shape).clone() for t in (cover, tiles))
+                some = cover[..., n, m] == Cover.SOME
+            seen = seen.expand(*lead, rows.stop - rows.start, cols.stop - cols.start)[some]
+            found.append(_packed(seen, keys))
+            tiles[..., n, m] = tiles[..., n, m].masked_scatter(
+                some, torch.arange(count, count + len(seen), dtype=torch.int32)
+            )
+            count += len(seen)
+    bits = torch.cat(found) if found else torch.zeros(1, keys, dtype=torch.int64)
+    return {"tiles": tiles, "bits": bits}
+
+
+def _packed(seen: Tensor, keys: int) -> Tensor:
+    """Booleans (tiles, r, c), r ≤ 64, as (tiles, keys) words: bit i of word j is row i, key j."""
+    rows = torch.arange(seen.shape[-2])[:, None]
+    words = (seen.long() << rows).sum(-2)
+    return torch.nn.functional.pad(words, (0, keys - words.shape[-1])).contiguous()
+
+
+def _modifiers(problem: Problem) -> dict[str, Any]:
+    frame = problem.frame
+    told: dict[str, Any] = {}
+    for stage in problem.score.parts[1:]:
+        if isinstance(stage, SoftCap):
+            told["cap"] = stage.cap
+        elif isinstance(stage, Alibi):
+            told |= {"slopes": stage.slopes.float().reshape(-1).contiguous(), **_positions(problem)}
+        elif isinstance(stage, Bias):
+            bias = _full(frame.lift(stage.bias))
+            told["bias"] = bias if bias.dtype in CODES else bias.float()
+        elif isinstance(stage, RelativeBias):
+            distances = torch.arange(frame.nq + frame.nk - 1) - (frame.nk - 1)
+            ahead = distances + (frame.positions.q[0] - frame.positions.k[0])
+            index = stage.buckets.index(ahead, torch.zeros_like(ahead))
+            # the kernel loads whole vectors
+            told["offsets"] = torch.nn.functional.pad(stage.table.float()[index].T.contiguous(), (0, 64))
+    return told
+
+
+def _dropout(problem: Problem) -> dict[str, Any]:
+    drop = problem.dropout
+    if drop is None:
+        return {}
+    assert drop.seed is not None
+    return {"seed": drop.seed, "threshold": drop.threshold, "keep": drop.scale, **_positions(problem)}
+
+
+def _positions(problem: Problem) -> dict[str, Tensor]:
+    at = problem.frame.positions
+    return {"q_at": at.q.long().contiguous(), "k_at": at.k.long().contiguous()}

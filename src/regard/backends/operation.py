@@ -1,0 +1,157 @@
+"""The forward operation of the native kernels: eager, as a node of graphs, and ready for calls seen before."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from regard.backends.library import AXES, CODES, Arguments, Library, Operand, chosen, load, parallel
+from regard.backends.lowering import Lowered
+
+Result = tuple[Tensor, Tensor]
+
+# Floating-point operations for which it is worth waking another thread.
+_GRAIN = 1 << 20
+
+
+def library() -> Library:
+    """The kernels that run here; there must be some."""
+    isa = chosen()
+    assert isa is not None
+    return load(isa)
+
+
+def forward(lowered: Lowered) -> Result:
+    """out (*batch, h, nq, dv) and lse (*batch, h, nq), float32."""
+    out, lse = _empty(lowered)
+    if out.numel() == 0 or lowered.k.shape[-2] == 0:
+        return out.zero_(), lse.fill_(-torch.inf)
+    library().forward(arguments(lowered, out, lse))
+    return out, lse
+
+
+def _empty(lowered: Lowered) -> Result:
+    lse = torch.empty(lowered.shape, dtype=torch.float32, device=lowered.q.device)
+    return lse.new_empty((*lowered.shape, lowered.v.shape[-1])), lse
+
+
+def arguments(lowered: Lowered, out: Tensor, lse: Tensor | None) -> Arguments:
+    """The struct that the kernels read; the tensors must live until they have run."""
+    call = Arguments()
+    *batch, heads, nq = lowered.shape
+    (key_heads, nk, dk), dv = lowered.k.shape[-3:], lowered.v.shape[-1]
+    call.batch = (ctypes.c_int64 * AXES)(*_axes(tuple(batch), 1))
+    call.heads, call.key_heads, call.nq, call.nk, call.dk, call.dv = heads, key_heads, nq, nk, dk, dv
+    call.dtype, call.out_dtype = CODES[lowered.q.dtype], CODES[out.dtype]
+    work = 2 * math.prod(batch) * heads * nq * nk * (dk + dv)
+    call.threads = max(1, min(torch.get_num_threads(), work // _GRAIN))
+    call.scale, call.cap = lowered.scale, lowered.cap
+    call.seed, call.threshold, call.keep = lowered.seed & (2**64 - 1), lowered.threshold, lowered.keep
+    call.out = _operand(out)
+    if lse is not None:
+        call.lse = _operand(lse[..., None])
+    for name, t in lowered.tensors().items():
+        _tell(call, name, t)
+    return call
+
+
+def _tell(call: Arguments, name: str, t: Tensor) -> None:
+    if name == "bits":
+        call.bits = t.data_ptr()
+    elif name == "slopes":
+        call.slopes, call.slope_stride = t.data_ptr(), int(t.numel() > 1)
+    elif name == "offsets":
+        call.offsets, call.offset_stride = t.data_ptr(), t.shape[1] if len(t) > 1 else 0
+    elif name in ("q_at", "k_at"):
+        setattr(call, name, t.data_ptr())
+        setattr(call, f"{name}_batch", (ctypes.c_int64 * AXES)(*_axes(_strides(t)[:-1], 0)))
+    else:
+        setattr(call, name, _operand(t))
+        if name == "bias":
+            call.bias_dtype = CODES[t.dtype]
+
+
+def _axes(values: tuple[int, ...], missing: int) -> tuple[int, ...]:
+    return (*(missing for _ in range(AXES - len(values))), *values)
+
+
+def _strides(t: Tensor) -> tuple[int, ...]:
+    """0 along the axes that are shared."""
+    return tuple(0 if size == 1 else stride for size, stride in zip(t.shape, t.stride(), strict=True))
+
+
+def _operand(t: Tensor) -> Operand:
+    """A tensor (*batch, h, n, m), its axes broadcast to the call's where their size is 1."""
+    *batch, head, row, col = _strides(t)
+    return Operand(t.data_ptr(), (ctypes.c_int64 * AXES)(*_axes(tuple(batch), 0)), head, row, col)
+
+
+# --- for torch.compile and torch.export: the same, with a schema and a fake ---
+
+_NUMBERS = {"scale": "float", "cap": "float", "seed": "int", "threshold": "int", "keep": "float"}
+_SCHEMA = ", ".join(
+    f"{_NUMBERS.get(f.name, 'Tensor' if f.name in ('q', 'k', 'v') else 'Tensor?')} {f.name}" for f in fields(Lowered)
+)
+torch.library.define("regard::forward", f"({_SCHEMA}) -> (Tensor, Tensor)")
+torch.library.impl("regard::forward", "CPU", lambda *told: forward(Lowered(*told)))
+torch.library.register_fake("regard::forward", lambda *told: _empty(Lowered(*told)))
+
+
+def traced(lowered: Lowered) -> Result:
+    """`forward` as one node of a graph."""
+    return torch.ops.regard.forward(*(getattr(lowered, f.name) for f in fields(lowered)))
+
+
+# --- for calls of a structure seen before ---
+
+
+class Ready:
+    """A call whose struct is filled but for the addresses of what changes from call to call.
+
+    `leaves`: tensors of the score and the mask, which the kernels read where they lie.
+    """
+
+    LEAVES = ("allowed", "bias", "slopes")
+
+    def __init__(self, lowered: Lowered, q: Tensor, out: Tensor, leaves: tuple[Tensor, ...]) -> None:
+        told, addresses = lowered.tensors(), [t.data_ptr() for t in leaves]
+        # what was made for this structure lives as long; the tensors of one call do not
+        self.kept = [t for name, t in told.items() if name not in ("q", "k", "v", *self.LEAVES)]
+        self.shape, self.dtype = tuple(out.shape), out.dtype
+        # the fastest ways that torch has: twice as fast as empty of a torch.Size
+        self.like = q.is_contiguous() and q.shape == out.shape
+        self.call = ctypes.byref(arguments(lowered, out, None))
+        self.again, self.parallel = library().again, parallel()
+        held = [told[name].data_ptr() if name in told else None for name in self.LEAVES]
+        self.places = tuple(addresses.index(a) if a in addresses else None for a in held)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor]) -> Tensor:
+        out = torch.empty_like(q) if self.like else torch.empty(*self.shape, dtype=self.dtype)
+        # an address of 0 leaves the struct's own
+        fresh = [0 if n is None else leaves[n].data_ptr() for n in self.places] if leaves else (0, 0, 0)
+        failed = self.again(self.call, self.parallel, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), *fresh)
+        if failed:
+            raise MemoryError("regard's native kernel could not have its scratch memory; nothing was computed.")
+        return out
+
+
+def ready(lowered: Lowered, given: tuple[Tensor, ...], leaves: tuple[Tensor, ...], dtype: torch.dtype) -> Ready | None:
+    """The call made ready for others of its structure; None where the kernels read what depends on content.
+
+    given: the caller's q, k, v, which must be what the kernels read; leaves: every other tensor of the call.
+    """
+    told = lowered.tensors()
+    mine = [told[name].data_ptr() for name in ("q", "k", "v")]
+    read = {told[name].data_ptr() for name in Ready.LEAVES if name in told}
+    made = sum(t.nbytes for name, t in told.items() if name not in ("q", "k", "v", *Ready.LEAVES))
+    if mine != [t.data_ptr() for t in given] or any(t.data_ptr() not in read for t in leaves) or made > _KEPT:
+        return None
+    out = lowered.q.new_empty((*lowered.shape, lowered.v.shape[-1]), dtype=dtype)
+    return Ready(lowered, given[0], out, leaves) if out.numel() and lowered.k.shape[-2] else None
+
+
+_KEPT = 1 << 20  # bytes made for a structure (intervals, tile maps) that are worth keeping

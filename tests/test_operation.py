@@ -1,0 +1,111 @@
+"""The native forward as one node of a graph: torch.compile(fullgraph=True), torch.export, fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard as rg
+from regard.backends.library import runnable
+from regard.backends.lowering import lower
+from regard.backends.operation import forward, traced
+from regard.problem import pose
+
+pytestmark = pytest.mark.skipif(not runnable(), reason="the native kernels were not built: no C++ compiler")
+
+N = 70
+ALLOWED, BIAS = torch.rand(N, N) > 0.5, torch.randn(4, N, N)
+CALLS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "causal": {"mask": rg.Causal()},
+    "no interval": {"mask": rg.Causal() & rg.Window(5, 0) | rg.Prefix(3)},
+    "lengths": {"mask": rg.Lengths(keys=torch.tensor([30, N]))},
+    "documents": {"mask": rg.Documents(torch.arange(N) // 9)},
+    "dense": {"mask": rg.Dense(ALLOWED)},
+    "steps": {"score": rg.ScaledDot() >> rg.SoftCap(3.0) >> rg.Alibi(rg.Alibi.geometric(4))},
+    "bias": {"score": rg.ScaledDot() >> rg.Bias(BIAS)},
+    "table": {"score": rg.ScaledDot() >> rg.RelativeBias(torch.randn(32, 4), rg.T5Buckets(32, 128))},
+    "sink": {"sink": 0.5},
+    "cosine": {"score": rg.Cosine(3.0)},
+    "dropout": {"dropout": rg.Dropout(0.1, seed=3)},
+}
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, given: dict[str, object]) -> None:
+        super().__init__()
+        self.given = given
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return rg.attention(q, k, v, **self.given)
+
+
+def inputs() -> tuple[Tensor, ...]:
+    return tuple(torch.randn(2, 4, N, 32) for _ in range(3))
+
+
+def nodes(graph: torch.fx.Graph) -> list[str]:
+    return [str(node.target) for node in graph.nodes if "regard" in str(node.target)]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_compiled_whole_it_is_one_node(name: str) -> None:
+    torch.compiler.reset()
+    seen: list[list[str]] = []
+
+    def watch(module: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        seen.append(nodes(module.graph))
+        return module.forward
+
+    layer, given = Layer(CALLS[name]), inputs()
+    with torch.no_grad():
+        out = torch.compile(layer, backend=watch, fullgraph=True)(*given)
+        torch.testing.assert_close(out, layer(*given), rtol=1e-6, atol=1e-6)
+    assert seen == [["regard.forward"]]
+
+
+@pytest.mark.parametrize("name", ["plain", "no interval", "bias"])
+def test_exported_it_is_one_node_for_every_length(name: str) -> None:
+    layer, given = Layer(CALLS[name]), inputs()
+    long = torch.export.Dim("long", min=2, max=4096)
+    shapes = {"q": {2: long}, "k": {2: long}, "v": {2: long}} if name == "plain" else None
+    with torch.no_grad():
+        program = torch.export.export(layer, given, dynamic_shapes=shapes)
+        assert nodes(program.graph) == ["regard.forward.default"]
+        torch.testing.assert_close(program.module()(*given), layer(*given), rtol=0, atol=0)
+        if shapes is not None:
+            other = tuple(torch.randn(2, 4, 33, 32) for _ in range(3))
+            torch.testing.assert_close(program.module()(*other), layer(*other), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_by_the_default_compiler() -> None:
+    torch.compiler.reset()
+    layer, given = Layer(CALLS["causal"]), inputs()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(layer, fullgraph=True)(*given), layer(*given), rtol=0, atol=0)
+
+
+def test_fake_tensors_know_the_shapes() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        q, k, v = (mode.from_tensor(torch.randn(2, h, 5, d)) for h, d in ((6, 8), (2, 8), (2, 3)))
+        out = rg.attention(q, k, v)
+    assert out.shape == (2, 6, 5, 3) and out.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["plain", "steps", "bias", "dense", "dropout"])
+def test_torch_finds_the_operation_well_formed(name: str) -> None:
+    given = CALLS[name]
+    score, mask, dropout = (given.get(each) for each in ("score", "mask", "dropout"))
+    q, k, v = inputs()
+    problem, _ = pose(q, k, v, score or rg.ScaledDot(), mask or rg.Everything(), None, dropout)
+    lowered = lower(problem, None)
+    told = tuple(vars(lowered).values())
+    torch.library.opcheck(torch.ops.regard.forward.default, told, test_utils=("test_schema", "test_faketensor"))
+    for mine, right in zip(traced(lowered), forward(lowered), strict=True):
+        assert torch.equal(mine, right)

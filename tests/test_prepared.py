@@ -1,0 +1,176 @@
+"""Calls of a structure seen before: the same bits as the long way, and no structure taken for another."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard as rg
+from regard import prepared, testing
+from regard.backends.library import runnable
+
+pytestmark = pytest.mark.skipif(not runnable(), reason="the native kernels were not built: no C++ compiler")
+
+AT = testing.frame(nq=23, nk=23, batch=(2,), heads=4)
+
+
+def native(case: testing.Case) -> bool:
+    return rg.Native().why_not(case.leaves(torch.float32).problem, lse=False) is None
+
+
+CALLS = {name: case for name, case in testing.calls(AT) if runnable() and native(case)}
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> None:
+    prepared._kept.clear()
+
+
+def kept() -> int:
+    return sum(ready is not None for ready in prepared._kept.values())
+
+
+def both(q: Tensor, k: Tensor, v: Tensor, **given: object) -> None:
+    with torch.no_grad():
+        assert torch.equal(rg.attention(q, k, v, **given), rg.attention(q, k, v, **given, backend=rg.Native()))
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    return tuple(torch.randn(shape or (2, 4, 23, 16)).to(dtype) for _ in range(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CALLS)
+def test_the_same_bits_for_every_mask_and_score(name: str, dtype: torch.dtype) -> None:
+    case = CALLS[name]
+    for _ in range(3):
+        other = testing.draw(AT, score=case.score, mask=case.mask).leaves(dtype)
+        both(other.q.detach(), other.k.detach(), other.v.detach(), score=other.score, mask=other.mask)
+
+
+def test_what_is_kept() -> None:
+    q, k, v = draw()
+    for mask in (rg.Everything(), rg.Causal(), rg.Window(3, 0) | rg.Prefix(2), rg.Dense(torch.rand(23, 23) > 0.5)):
+        before = kept()
+        for _ in range(2):
+            both(q, k, v, mask=mask)
+        assert kept() == before + 1, mask
+    for mask in (rg.Lengths(keys=torch.tensor([3, 9])), rg.Where(lambda b, h, i, j: i >= j)):
+        before = kept()
+        both(q, k, v, mask=mask)
+        assert kept() == before, mask
+
+
+def test_tensors_are_read_where_they_lie_now() -> None:
+    q, k, v = draw()
+    allowed, bias = torch.rand(23, 23) > 0.3, torch.randn(4, 1, 23)
+    lengths, slopes = torch.tensor([3, 9]), torch.rand(4)
+    given = [
+        ({"mask": rg.Dense(allowed)}, allowed.logical_not_),
+        ({"score": rg.ScaledDot() >> rg.Bias(bias)}, bias.neg_),
+        ({"score": rg.ScaledDot() >> rg.Alibi(slopes)}, slopes.zero_),
+        ({"mask": rg.Lengths(keys=lengths)}, lengths.zero_),
+        ({"mask": rg.Dense(allowed) & rg.Lengths(keys=lengths)}, lambda: lengths.fill_(7)),
+    ]
+    for each, change in given:
+        both(q, k, v, **each)
+        before = rg.attention(q, k, v, **each)
+        change()
+        both(q, k, v, **each)
+        assert not torch.equal(rg.attention(q, k, v, **each), before)
+
+
+def test_other_strides_widths_dtypes_and_layouts_are_other_structures() -> None:
+    q, k, v = draw(2, 23, 4, 16)
+    turned = [t.transpose(1, 2) for t in (q, k, v)]
+    both(*turned)
+    both(*[t.contiguous() for t in turned])
+    both(*[t[..., ::2] for t in turned])
+    both(turned[0], turned[1][:, :1].expand(-1, 4, -1, -1), turned[2])
+    both(*[t.bfloat16() for t in turned])
+    both(*[t[:, 0] for t in turned])
+    both(*[t[0, 0] for t in turned])
+    both(turned[0], turned[1][:, :2], turned[2][:, :2, :, :5])
+    negative = torch.randn(2, 4, 23, 16, dtype=torch.complex64).conj().imag
+    assert negative.is_neg()
+    both(negative, *turned[1:])
+    assert torch.equal(rg.attention(negative, *turned[1:]), rg.attention(negative.resolve_neg(), *turned[1:]))
+    assert kept() == 9
+
+
+def test_nobody_who_watches_is_passed_by() -> None:
+    q, k, v = draw()
+    out = rg.attention(q, k, v)
+    leaf = q.clone().requires_grad_()
+    assert rg.attention(leaf, k, v).requires_grad
+    with torch.no_grad():
+        assert torch.equal(rg.attention(leaf, k, v), out)
+    bias = torch.randn(23, 23).requires_grad_()
+    assert rg.attention(q, k, v, score=rg.ScaledDot() >> rg.Bias(bias)).requires_grad
+    many = torch.vmap(rg.attention)(q, k, v)
+    torch.testing.assert_close(many, out)
+    _, tangent = torch.func.jvp(lambda q: rg.attention(q, k, v), (q,), (torch.ones_like(q),))
+    assert tangent.abs().max() > 1e-4
+    with torch.autocast("cpu"):
+        assert rg.attention(q, k, v).dtype == torch.bfloat16
+    assert rg.attention(q.to("meta"), k.to("meta"), v.to("meta")).is_meta
+    with torch.inference_mode():
+        assert torch.equal(rg.attention(q, k, v), out)
+
+
+@dataclass(frozen=True)
+class Mood(rg.Mask):
+    """A mask of a user's own, whose answer lies outside it."""
+
+    now = torch.tensor(0)
+
+    def visible(self, at: object) -> Tensor:
+        return at.col >= Mood.now  # type: ignore[attr-defined]
+
+
+def test_a_foreign_value_is_asked_each_time() -> None:
+    q, k, v = draw()
+    before = rg.attention(q, k, v, mask=Mood())
+    Mood.now.fill_(3)
+    assert not torch.equal(rg.attention(q, k, v, mask=Mood()), before)
+
+
+def test_outputs_never_share_memory_and_inputs_are_let_go() -> None:
+    import gc
+    import weakref
+
+    q, k, v = draw()
+    a, b = rg.attention(q, k, v), rg.attention(q, k, v)
+    assert a.data_ptr() != b.data_ptr()
+    gone = [weakref.ref(t) for t in (q, k, v)]
+    del q, k, v
+    gc.collect()
+    assert all(each() is None for each in gone)
+
+
+def test_many_threads_and_many_structures() -> None:
+    wrong: list[int] = []
+
+    def work(n: int) -> None:
+        for m in range(80):
+            q, k, v = draw(1, 2, 1 + (n * 80 + m) % 300, 8)
+            if not torch.equal(rg.attention(q, k, v), rg.attention(q, k, v, backend=rg.Native())):
+                wrong.append(m)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and len(prepared._kept) <= prepared._MOST
+
+
+def test_a_wrong_call_is_refused_each_time() -> None:
+    q, k, v = draw()
+    for _ in range(2):
+        with pytest.raises(rg.ShapeError, match="positions are not given"):
+            rg.attention(q[..., :5, :], k, v, mask=rg.Causal())
