@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,6 @@ from regard.problem import Layout, Problem, pose
 from regard.scores.algebra import Score, number
 from regard.scores.similarity import Custom
 from regard.shapes import exact, listed, repeat_heads
-from regard.state import State
 
 
 class Call:
@@ -44,9 +44,8 @@ class Call:
         q, k, v = (_autocast(arrays.tensor(x, name)) for x, name in ((q, "q"), (k, "k"), (v, "v")))
         with self.precision():
             problem, layout = pose(q, k, v, score, mask, positions, dropout)
-        self.problem: Problem = problem
+        self.problem: Problem = problem if sink is None else replace(problem, sink=_sink(number(sink, "sink"), problem))
         self.layout: Layout = layout
-        self.sink = None if sink is None else _sink(number(sink, "sink"), problem)
         _refuse_hidden_parameters(problem)
 
     def precision(self) -> AbstractContextManager[Any]:
@@ -55,10 +54,7 @@ class Call:
 
     def run(self, backend: Backend | None, lse: bool) -> tuple[Tensor, Tensor]:
         """(out, lse), the sink included."""
-        result = attend(choose(self.problem, backend, lse), self.problem)
-        if self.sink is None:
-            return result
-        return (State.of_lse(*result) | State.of_sink(self.sink, self.problem.dv)).finish()
+        return attend(choose(self.problem, backend, lse), self.problem)
 
 
 def _autocast(t: Tensor) -> Tensor:
@@ -72,7 +68,7 @@ def _autocast(t: Tensor) -> Tensor:
 
 
 def _sink(sink: float | Tensor, problem: Problem) -> Tensor:
-    """A sink's logits as (*batch, h, nq)."""
+    """A sink's logits as (*batch, h)."""
     frame = problem.frame
     logit = torch.as_tensor(sink, dtype=problem.accumulate, device=None if isinstance(sink, Tensor) else frame.device)
     if logit.device != frame.device:
@@ -80,7 +76,7 @@ def _sink(sink: float | Tensor, problem: Problem) -> Tensor:
     full = (*frame.batch, frame.heads)
     if logit.dim() > len(full) or any(a not in (1, b) for a, b in zip(logit.shape[::-1], full[::-1], strict=False)):
         raise ShapeError(f"sink has shape {listed(logit.shape)}; expected a logit a head, ({frame.heads},), or {full}.")
-    return logit[..., None].expand(*full, frame.nq)
+    return logit.expand(full)
 
 
 def _refuse_hidden_parameters(problem: Problem) -> None:

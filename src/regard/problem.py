@@ -16,6 +16,7 @@ from regard.positions import Positions, settle
 from regard.region import Frame, Region
 from regard.scores.algebra import Pipeline, Pull, Score, Similarity, as_pipeline, evaluate
 from regard.shapes import FLOATING, accumulator, finite, listed, repeat_heads
+from regard.state import State
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +25,8 @@ class Problem:
     them.
 
     q and k are prepared by the similarity already (see Similarity.prepare); `score` compares them. `dtype` is the
-    caller's, which the output gets; sums are kept in `accumulator(dtype)`.
+    caller's, which the output gets; sums are kept in `accumulator(dtype)`. sink: logits (*batch, h) that take mass and
+    add nothing.
     """
 
     q: Tensor
@@ -35,6 +37,7 @@ class Problem:
     frame: Frame
     dropout: Dropout | None
     dtype: torch.dtype
+    sink: Tensor | None = None
 
     @property
     def key_heads(self) -> int:
@@ -60,8 +63,10 @@ class Problem:
         return math.prod(self.frame.batch) * self.frame.heads * self.similarity.footprint
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor of the call: q, k, v, then those of the score, the mask and the positions."""
-        return (self.q, self.k, self.v, *self.score.tensors(), *self.mask.tensors(), *self.frame.positions.tensors())
+        """Every tensor of the call: q, k, v, then those of the score, the mask and the positions, then the sink."""
+        values = (self.score, self.mask, self.frame.positions)
+        sink = () if self.sink is None else (self.sink,)
+        return (self.q, self.k, self.v, *(t for value in values for t in value.tensors()), *sink)
 
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Problem:
         """The same call on other tensors, in the order of `tensors()`."""
@@ -69,7 +74,8 @@ class Problem:
         q, k, v = next(rest), next(rest), next(rest)
         score, mask = self.score.with_tensors(rest), self.mask.with_tensors(rest)
         frame = replace(self.frame, positions=self.frame.positions.with_tensors(rest))
-        return replace(self, q=q, k=k, v=v, score=score, mask=mask, frame=frame)
+        sink = None if self.sink is None else next(rest)
+        return replace(self, q=q, k=k, v=v, score=score, mask=mask, frame=frame, sink=sink)
 
     def tile(
         self, at: Region, q: Tensor, k: Tensor, score: Pipeline, everything: bool = False, first: Tensor | None = None
@@ -97,6 +103,12 @@ class Problem:
     def region_tile(self, at: Region) -> Tile:
         """`tile` for a region, cut from the problem's own tensors."""
         return self.tile(at, self.q[..., at.rows, :], self.k[..., at.cols, :], self.score.local(at))
+
+    def joined(self, state: State) -> State:
+        """The state of some of the queries (*batch, h, r), the sink included."""
+        if self.sink is None:
+            return state
+        return state | State.of_sink(self.sink[..., None].expand(state.m.shape), self.dv)
 
     def keep(self, at: Region) -> Tensor | None:
         """The dropout factors of a region, None without dropout."""

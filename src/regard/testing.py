@@ -18,11 +18,12 @@ from torch import Tensor
 from regard.backends.base import Backend
 from regard.backends.reference import Reference
 from regard.backends.tiled import Tiled
+from regard.call import Call
 from regard.dropout import Dropout
 from regard.functional import attention, attention_state
 from regard.masks.algebra import Cover, Everything, Mask
 from regard.positions import Positions, tail
-from regard.problem import Problem, pose
+from regard.problem import Problem
 from regard.region import Frame
 from regard.scores.algebra import Modifier, Score
 from regard.scores.similarity import ScaledDot
@@ -54,7 +55,8 @@ class Case(Value):
 
     @property
     def problem(self) -> Problem:
-        return pose(self.q, self.k, self.v, self.score, self.mask, self.positions, self.dropout)[0]
+        call = Call(self.q, self.k, self.v, self.score, self.mask, self.positions, self.sink, self.dropout)
+        return call.problem
 
     @property
     def differentiable(self) -> dict[str, Tensor]:

@@ -119,4 +119,13 @@ class _Sweep:
         """In the order and dtypes of problem.tensors()."""
         given = self.problem.tensors()
         known = [self.sums[m].to(given[m].dtype) if self.needs[m] else None for m in range(len(self.sums))]
-        return (*known, *(None for _ in given[len(self.sums) :]))
+        rest: list[Tensor | None] = [None for _ in given[len(self.sums) :]]
+        if self.problem.sink is not None and self.needs[-1]:
+            rest[-1] = sink_gradient(self.problem.sink, self.lse, self.delta)
+        return (*known, *rest)
+
+
+def sink_gradient(sink: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
+    """Of a key with a logit (*batch, h) and no value, seen by every row: dS = P (0 - Delta), summed over the rows."""
+    p = torch.exp(sink[..., None] - lse)  # lse is 0, not -inf, for empty rows: there Delta is 0
+    return -(p * delta).sum(-1)

@@ -17,6 +17,7 @@ from regard.problem import Problem
 from regard.region import Frame
 from regard.scores.algebra import Modifier
 from regard.scores.similarity import Bilinear, Cosine, Dot, ScaledDot
+from regard.state import State
 
 BLOCK = 128
 
@@ -175,4 +176,5 @@ def _flex(problem: Problem) -> Result:
         enable_gqa=q.shape[1] != k.shape[1],
         return_aux=AuxRequest(lse=True),
     )
-    return out.unflatten(0, batch) if batch else out[0], aux.lse.unflatten(0, batch) if batch else aux.lse[0]
+    out, lse = (t.unflatten(0, batch) if batch else t[0] for t in (out, aux.lse))
+    return (out, lse) if problem.sink is None else problem.joined(State.of_lse(out, lse)).finish()

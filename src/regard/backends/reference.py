@@ -10,7 +10,7 @@ import torch
 from regard.backends.base import Backend, Result
 from regard.problem import Problem
 from regard.shapes import repeat_heads
-from regard.state import weigh
+from regard.state import State, weigh
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Reference(Backend):
         lse = torch.logsumexp(s, -1) if s.shape[-1] else s.sum(-1)
         p, keep = torch.exp(s - lse[..., None]).masked_fill(empty[..., None], 0), problem.keep(at)
         out = weigh(p if keep is None else p * keep, v, tile.visible)
-        return out.masked_fill(empty[..., None], 0), lse.masked_fill(empty, -torch.inf)
+        out, lse = out.masked_fill(empty[..., None], 0), lse.masked_fill(empty, -torch.inf)
+        return (out, lse) if problem.sink is None else problem.joined(State.of_lse(out, lse)).finish()
 
     def differentiable(self, problem: Problem) -> Result:
         return self.forward(problem)

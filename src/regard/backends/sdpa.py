@@ -36,7 +36,7 @@ class Sdpa(Backend):
         frame = problem.frame
         if frame.device.type not in self.devices:
             return f"it serves {', '.join(self.devices)} tensors; these are on {frame.device.type}"
-        if lse:
+        if lse or problem.sink is not None:
             return "it gives no log-sum-exp, which a State or a sink needs"
         if len(problem.score.parts) > 1 or not isinstance(problem.similarity, ScaledDot):
             return f"it has only the scaled dot product, not {problem.score!r}"

@@ -55,7 +55,7 @@ def strips(problem: Problem, size: Size) -> Iterator[Strip]:
 
 def stream(problem: Problem, size: Size, quick: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) of a problem. `quick`: by ways that nothing can differentiate, where they are cheaper."""
-    done = [_merged(problem, strip, quick).finish() for strip in strips(problem, size)]
+    done = [problem.joined(_merged(problem, strip, quick)).finish() for strip in strips(problem, size)]
     if not done:
         return _empty(problem, 0).finish()
     return torch.cat([out for out, _ in done], -2), torch.cat([lse for _, lse in done], -1)
