@@ -239,6 +239,8 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def _batch(q: Tensor, k: Tensor, v: Tensor, headed: bool) -> tuple[int, ...]:
     lead = 3 if headed else 2
+    if q.shape[:-lead] == k.shape[:-lead] == v.shape[:-lead]:
+        return tuple(q.shape[:-lead])
     try:
         return tuple(torch.broadcast_shapes(*(t.shape[:-lead] for t in (q, k, v))))
     except RuntimeError:

@@ -22,7 +22,7 @@ class Operand(ctypes.Structure):
 
     _fields_ = (
         ("data", ctypes.c_void_p),
-        ("batch", ctypes.c_int64 * AXES),
+        *((f"batch_{n}", ctypes.c_int64) for n in range(AXES)),  # int64_t batch[AXES] there
         ("head", ctypes.c_int64),
         ("row", ctypes.c_int64),
         ("col", ctypes.c_int64),

@@ -12,10 +12,10 @@ from regard.backends.library import AXES, CODES
 from regard.masks.algebra import And, Cover, Everything, Mask
 from regard.masks.dense import Dense
 from regard.problem import Problem
-from regard.scores.algebra import Score, Similarity
+from regard.scores.algebra import Score
 from regard.scores.buckets import ClippedBuckets, T5Buckets, T5CausalBuckets
 from regard.scores.modifiers import Alibi, Bias, RelativeBias, SoftCap
-from regard.scores.similarity import Bilinear, Cosine, Dot, ScaledDot
+from regard.scores.similarity import Bilinear, Cosine, Distance, Dot, ScaledDot
 from regard.shapes import branchless
 
 FEW = 16  # rows of a group below which the decoding kernel runs, where a mask written out is linear in the keys
@@ -76,10 +76,14 @@ def why_not(problem: Problem) -> str | None:
         return f"{len(frame.batch)} batch axes; it has {AXES}"
     if max(frame.nq, frame.nk) >= _MOST:
         return "2^31 queries or keys, or more"
-    return _why_not_similarity(problem.similarity) or _why_not_modifiers(problem)
+    return _why_not_similarity(problem) or _why_not_modifiers(problem)
 
 
-def _why_not_similarity(similarity: Similarity) -> str | None:
+def _why_not_similarity(problem: Problem) -> str | None:
+    similarity = problem.similarity
+    if type(similarity) is Distance:
+        far = similarity.as_dot(problem.q, problem.k) is None
+        return "points lie so far apart that their distances, as dot products, would lose digits" if far else None
     if type(similarity) not in (Dot, ScaledDot, Bilinear, Cosine):
         return f"its scores begin with a dot product, not with {similarity!r}"
     return None
@@ -102,7 +106,9 @@ def _why_not_modifiers(problem: Problem) -> str | None:
 def _why_not_modifier(stage: Score, problem: Problem) -> str | None:
     # by type, not isinstance: a subclass may mean something else
     if type(stage) is SoftCap:
-        return "its soft cap is a number, not a tensor" if isinstance(stage.cap, Tensor) else None
+        if not isinstance(stage.cap, Tensor) or (stage.cap.numel() == 1 and not branchless(stage.cap)):
+            return None
+        return "its soft cap is one number"
     if type(stage) is RelativeBias:
         if type(stage.buckets) not in (T5Buckets, T5CausalBuckets, ClippedBuckets):
             return f"its relative biases depend on the distance alone, not on {stage.buckets!r}"
@@ -134,6 +140,10 @@ def _dot_operands(problem: Problem) -> tuple[Tensor, Tensor, float]:
     similarity, q, k = problem.similarity, problem.q, problem.k
     dtype = torch.promote_types(q.dtype, k.dtype)
     q, k = q.to(dtype), k.to(dtype)
+    if isinstance(similarity, Distance):
+        found = similarity.as_dot(q, k)
+        assert found is not None
+        return *found, 1.0
     if not isinstance(similarity, ScaledDot):
         return q, k, 1.0
     if isinstance(similarity.scale, Tensor):
@@ -211,7 +221,7 @@ def _modifiers(problem: Problem) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for stage in problem.score.parts[1:]:
         if isinstance(stage, SoftCap):
-            told["cap"] = stage.cap
+            told["cap"] = float(stage.cap)
         elif isinstance(stage, Alibi):
             told |= {"slopes": stage.slopes.float().reshape(-1).contiguous(), **_positions(problem)}
         elif isinstance(stage, Bias):

@@ -68,7 +68,7 @@ def _tell(call: Arguments, name: str, t: Tensor) -> None:
         call.offsets, call.offset_stride = t.data_ptr(), t.shape[1] if len(t) > 1 else 0
     elif name in ("q_at", "k_at"):
         setattr(call, name, t.data_ptr())
-        setattr(call, f"{name}_batch", (ctypes.c_int64 * AXES)(*_axes(_strides(t)[:-1], 0)))
+        setattr(call, f"{name}_batch", (ctypes.c_int64 * AXES)(*_axes(tuple(_strides(t)[:-1]), 0)))
     else:
         setattr(call, name, _operand(t))
         if name == "bias":
@@ -76,18 +76,17 @@ def _tell(call: Arguments, name: str, t: Tensor) -> None:
 
 
 def _axes(values: tuple[int, ...], missing: int) -> tuple[int, ...]:
-    return (*(missing for _ in range(AXES - len(values))), *values)
+    return (missing,) * (AXES - len(values)) + values
 
 
-def _strides(t: Tensor) -> tuple[int, ...]:
+def _strides(t: Tensor) -> list[int]:
     """0 along the axes that are shared."""
-    return tuple(0 if size == 1 else stride for size, stride in zip(t.shape, t.stride(), strict=True))
+    return [0 if size == 1 else stride for size, stride in zip(t.shape, t.stride(), strict=True)]
 
 
 def _operand(t: Tensor) -> Operand:
     """A tensor (*batch, h, n, m), its axes broadcast to the call's where their size is 1."""
-    *batch, head, row, col = _strides(t)
-    return Operand(t.data_ptr(), (ctypes.c_int64 * AXES)(*_axes(tuple(batch), 0)), head, row, col)
+    return Operand(t.data_ptr(), *(0,) * (AXES + 3 - t.dim()), *_strides(t))
 
 
 # --- for torch.compile and torch.export: the same, with a schema and a fake ---

@@ -21,7 +21,8 @@ def _interval(frame: Frame, least: Tensor | None, largest: Tensor | None) -> Int
     q = frame.positions.q
     start = torch.zeros_like(q) if least is None else _below(frame, least)
     stop = torch.full_like(q, frame.nk) if largest is None else _below(frame, largest + 1)
-    start, stop = torch.broadcast_tensors(start, stop)
+    if start.shape != stop.shape:
+        start, stop = torch.broadcast_tensors(start, stop)
     return Interval(start[..., None, :], torch.maximum(start, stop)[..., None, :])
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.region import Frame, Region
 from regard.scores.algebra import Score, Similarity, by_head, by_row, drawn, misfit_by_head, number, parameter
-from regard.shapes import branchless, listed, widen
+from regard.shapes import branchless, listed, repeat_heads, widen
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,22 @@ class Distance(Similarity):
         # most of the tile may be padding, and its centre there: the rest gets a centre of its own
         centre = _centre(q.masked_fill(~far, math.nan))
         return torch.where(far, -gamma * _squares(q - centre, k - centre), s)
+
+    def as_dot(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Rows (*batch, h, nq, d + 2), (*batch, hk, nk, d + 2) whose dot products are the scores; float32 or float64.
+
+        About one centre for the call. None where rows may lie so far from it that digits would be lost.
+        """
+        if branchless(q, k) or 0 in (*q.shape, *k.shape):
+            return None
+        q, k = widen(q), widen(k)
+        centre, gamma = _centre(k), by_head(self.gamma, q)
+        q, k = q - repeat_heads(centre, q.shape[-3]), k - centre
+        q_square, k_square = ((x * x).sum(-1, keepdim=True) for x in (q, k))
+        if not all(bool((gamma * s).abs().amax() <= _FAR) for s in (q_square, repeat_heads(k_square, q.shape[-3]))):
+            return None
+        ones = torch.ones_like(q_square)
+        return gamma * torch.cat([2 * q, -ones, -q_square], -1), torch.cat([k, k_square, torch.ones_like(k_square)], -1)
 
     @classmethod
     def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
