@@ -40,6 +40,7 @@ typedef struct {
   uint64_t seed;
   uint32_t threshold;  // of 2^24: a weight is dropped when its bits are below; 0 for no dropout
   float keep;          // what kept weights are multiplied by
+  regard_tensor sink;  // float (batch, head): a logit, natural, that joins the sum and has no value; data 0 for none
 } regard_call;
 
 typedef void (*regard_body)(int64_t begin, int64_t end, void* context);

@@ -1,215 +1,200 @@
-// Forward: for a block of queries (the lanes) stream over blocks of keys; see micro.h for the product.
+// Forward: blocks of queries (the lanes) stream over tiles of keys; the blocks of a group share each tile. See tile.h for the sums.
 #pragma once
-#include "steps.h"
+#include <new>
+
+#include "tile.h"
 
 namespace regard {
 
-template <int V, class Op, int M>
-REGARD_INLINE void score_rows(const Block<V>& b, const Tile& t, const float* k, int64_t rs, int64_t cs, int64_t n, vf (&top)[V]) {
-  vf acc[M][V];
-  clear(acc);
-  micro<Op, M, V>(acc, k + n * rs, rs, cs, b.w.q, kQueries, Op::pairs ? b.c.dk / 2 : b.c.dk);
-  for (int i = 0; i < M; ++i) {
-    steps<V, Op>(b, t, n + i, acc[i]);
-    for (int v = 0; v < V; ++v) {
-      top[v] = greater_of(acc[i][v], top[v]);
-      store(b.w.s + (n + i) * kQueries + v * W, acc[i][v]);
+// A tile of keys as the blocks of a group share it: read in place or brought to scratch once.
+struct Source {
+  const void *keys, *values;  // of the whole head
+  int64_t j, count;
+  const float *k, *v;
+  int64_t k_row, v_row;
+  bool ready, widened, paired;
+  int finite;  // whether all values are: -1 where nobody asked
+};
+
+static const void* moved(const void* p, int64_t n, int dtype) { return (const char*)p + n * (dtype == REGARD_F32 ? 4 : 2); }
+
+// Whether rows of K (of V) are read where they lie.
+static bool in_place(const regard_call& c, const regard_tensor& t) { return c.dtype == REGARD_F32 && t.col == 1; }
+
+template <class Op>
+static void bring_keys(const regard_call& c, const Scratch& w, Source& x) {
+  if (x.ready) return;
+  x.ready = true;
+  const void* keys = moved(x.keys, x.j * c.k.row, c.dtype);
+  x.k = (const float*)keys, x.k_row = Op::pairs ? c.k.row / 2 : c.k.row;
+  if (Op::pairs || in_place(c, c.k)) return;
+  widen(w.k, keys, c.dtype, c.k.row, c.k.col, x.count, c.dk);
+  x.k = w.k, x.k_row = c.dk;
+}
+
+static void bring_values(const regard_call& c, const Scratch& w, Source& x) {
+  if (x.widened) return;
+  x.widened = true;
+  const void* values = moved(x.values, x.j * c.v.row, c.dtype);
+  x.v = (const float*)values, x.v_row = c.v.row;
+  if (in_place(c, c.v)) return;
+  widen(w.v, values, c.dtype, c.v.row, c.v.col, x.count, c.dv);
+  x.v = w.v, x.v_row = c.dv;
+}
+
+static void bring_pairs(const regard_call& c, const Scratch& w, Source& x) {
+  if (x.paired) return;
+  x.paired = true;
+  interleave(w.pairs, (const uint16_t*)moved(x.values, x.j * c.v.row, c.dtype), c.v.row, c.v.col, x.count, c.dv);
+}
+
+// Before the values are asked for as floats, since scratch may hold the last tile's.
+template <class Op>
+static bool finite_values(const regard_call& c, const Scratch& w, Source& x) {
+  if (x.finite < 0) {
+    if (Op::pairs) {
+      const uint16_t* values = (const uint16_t*)moved(x.values, x.j * c.v.row, c.dtype);
+      x.finite = all_finite_bf16(values, c.v.row, c.v.col, x.count, c.dv);
+    } else {
+      bring_values(c, w, x);
+      x.finite = all_finite(x.v, 1, x.v_row, c.dv, x.count);
     }
   }
+  return x.finite;
 }
 
-template <int V, class Op>
-static void score_tile(const Block<V>& b, const Tile& t, const float* k, int64_t rs, int64_t cs, vf (&top)[V]) {
-  int64_t n = 0;
-  for (; n + kRows <= t.count; n += kRows) score_rows<V, Op, kRows>(b, t, k, rs, cs, n, top);
-  for (; n < t.count; ++n) score_rows<V, Op, 1>(b, t, k, rs, cs, n, top);
-}
-
-// Scores become weights in place, their sums go to l. `pairs`: two keys' weights to a word. `mark`: hidden ones become -1.
-template <int V, bool pairs>
-static void weigh(Block<V>& b, const Tile& t, bool mark) {
-  vf shift[V], sum[V];
-  for (int v = 0; v < V; ++v) {
-    shift[v] = b.m[v] == splat(-kInf) ? splat(0.0f) : b.m[v];
-    sum[v] = vf{};
-  }
-  const int64_t* k_at = b.c.threshold ? b.c.k_at + offset(b.c.k_at_batch, b.p) + t.j : nullptr;
-  for (int64_t n = 0; n < t.count; n += pairs ? 2 : 1) {
-    const bool both = pairs && n + 1 < t.count;
-    vu key = (k_at ? fold(k_at[n]) * 0x27D4EB2Fu : 0u) + vu{};
-    vu next = (k_at && both ? fold(k_at[n + 1]) * 0x27D4EB2Fu : 0u) + vu{};
-    for (int v = 0; v < V; ++v) {
-      float* at = b.w.s + n * kQueries + v * W;
-      vf s = load(at);
-      vf p = weight<V>(b, v, s, shift[v], key, sum[v]);
-      if (pairs) {
-        vf second = both ? weight<V>(b, v, load(at + kQueries), shift[v], next, sum[v]) : vf{};
-        store(b.w.s + n / 2 * kQueries + v * W, pair_of(p, second));
-      } else {
-        if (mark) p = s == splat(-kInf) ? splat(-1.0f) : p;
-        store(at, p);
-      }
-    }
-  }
-  for (int v = 0; v < V; ++v) b.l[v] += sum[v];
-}
-
-template <int V, class Op, int M>
-REGARD_INLINE void value_rows(const Block<V>& b, const Tile& t, const float* x, int64_t rs, int64_t cs, int64_t f, const vf (&alpha)[V]) {
-  vf acc[M][V];
-  clear(acc);
-  micro<Op, M, V>(acc, x + f * rs, rs, cs, b.w.s, kQueries, Op::pairs ? (t.count + 1) / 2 : t.count);
-  for (int i = 0; i < M; ++i)
-    for (int v = 0; v < V; ++v) {
-      float* o = b.w.o + (f + i) * kQueries + v * W;
-      store(o, load(o) * alpha[v] + acc[i][v]);
-    }
-}
-
-template <int V, class Op>
-static void value_tile(const Block<V>& b, const Tile& t, const float* x, int64_t rs, int64_t cs, const vf (&alpha)[V]) {
-  int64_t f = 0;
-  for (; f + kRows <= b.c.dv; f += kRows) value_rows<V, Op, kRows>(b, t, x, rs, cs, f, alpha);
-  for (; f < b.c.dv; ++f) value_rows<V, Op, 1>(b, t, x, rs, cs, f, alpha);
-}
-
-// The same where a value is not finite and some lane must not meet it: 0 · NaN is NaN, so what is marked is left out.
+// What a tile adds to the scores or hides, where it is written out: bias and booleans.
 template <int V>
-static void value_tile_careful(const Block<V>& b, const Tile& t, const float* x, int64_t rs, int64_t cs, const vf (&alpha)[V]) {
-  for (int64_t f = 0; f < b.c.dv; ++f)
-    for (int v = 0; v < V; ++v) {
-      vf acc = vf{};
-      for (int64_t n = 0; n < t.count; ++n) {
-        vf p = load(b.w.s + n * kQueries + v * W);
-        vf seen = acc + p * splat(x[f * rs + n * cs]);
-        acc = p == splat(-1.0f) ? acc : seen;
-      }
-      float* o = b.w.o + f * kQueries + v * W;
-      store(o, load(o) * alpha[v] + acc);
-    }
-}
-
-template <int V, class Op>
-static void run_tile(Block<V>& b, Tile& t, const void* keys, const void* values) {
+static void bring_extras(const Block<V>& b, Tile& t, uint64_t* bits) {
   const regard_call& c = b.c;
-  const float *k, *x = nullptr;
-  int64_t k_row = c.k.row, k_col = c.k.col, v_row = c.v.row, v_col = c.v.col;
-  const uint16_t* half = (const uint16_t*)values + t.j * v_row;
-  if (Op::pairs) {
-    k = (const float*)((const uint16_t*)keys + t.j * k_row);
-    k_row /= 2;
-  } else if (c.dtype == REGARD_F32) {
-    k = (const float*)keys + t.j * k_row;
-    x = (const float*)values + t.j * v_row;
-  } else {
-    widen(b.w.k, (const uint16_t*)keys + t.j * k_row, c.dtype, k_row, k_col, t.count, c.dk);
-    k = b.w.k, k_row = c.dk, k_col = 1;
-  }
   if (c.bias.data) {
-    int size = c.bias_dtype == REGARD_F32 ? 4 : 2;
-    const char* bias = (const char*)c.bias.data + size * (offset(c.bias, b.p, b.p.h) + b.p.row * c.bias.row + t.j * c.bias.col);
+    int64_t from = offset(c.bias, b.p, b.p.h) + b.p.row * c.bias.row + t.j * c.bias.col;
+    const void* bias = moved(c.bias.data, from, c.bias_dtype);
     pack<V>(b.w.bias, kQueries, bias, c.bias_dtype, c.bias.row, c.bias.col, b.p.rows, t.count, kLog2e);
   }
-  uint64_t bits[kKeys];
   if (t.allowed) {
     bits_of(bits, t.allowed, c.allowed.row, c.allowed.col, b.p.rows, t.count);
     t.bits = bits;
   }
+}
+
+template <int V, class Op>
+static void run_tile(Block<V>& b, Tile& t, Source& x) {
+  const regard_call& c = b.c;
+  uint64_t bits[kKeys];
+  bring_extras<V>(b, t, bits);
+  bring_keys<Op>(c, b.w, x);
+  const int64_t skip = t.j - x.j;
   vf top[V], alpha[V];
   for (int v = 0; v < V; ++v) top[v] = b.m[v];
-  score_tile<V, Op>(b, t, k, k_row, k_col, top);
+  score_tile<V, Op>(b, t, x.k + skip * x.k_row, x.k_row, top);
   for (int v = 0; v < V; ++v) {
     vf shift = top[v] == splat(-kInf) ? splat(0.0f) : top[v];
     alpha[v] = exp2v(b.m[v] - shift);
     b.l[v] = b.l[v] * alpha[v];
     b.m[v] = top[v];
   }
-  const bool some = t.edge || t.bits;
-  if (Op::pairs && !(some && !all_finite_bf16(half, v_row, v_col, t.count, c.dv))) {
+  const bool careful = (t.edge || t.bits) && !finite_values<Op>(c, b.w, x);
+  if (Op::pairs && !careful) {
     weigh<V, true>(b, t, false);
-    interleave(b.w.v, half, v_row, v_col, t.count, c.dv);
-    value_tile<V, Op>(b, t, b.w.v, 1, c.dv, alpha);
+    bring_pairs(c, b.w, x);
+    return value_tile<V, Op>(b, t, b.w.pairs + skip / 2 * c.dv, c.dv, alpha);
+  }
+  weigh<V, false>(b, t, careful);
+  bring_values(c, b.w, x);
+  const float* v = x.v + skip * x.v_row;
+  if (careful) return value_tile_careful<V>(b, t, v, x.v_row, alpha);
+  value_tile<V, Floats>(b, t, v, x.v_row, alpha);
+}
+
+// One output row's features [f, f + W) from lanes.
+REGARD_INLINE void put(const regard_call& c, int64_t to, int64_t features, vf x) {
+  const bool whole = features == W && c.out.col == 1;
+  if (c.out_dtype == REGARD_F32) {
+    float* out = (float*)c.out.data + to;
+    if (whole) return store(out, x);
+    for (int64_t n = 0; n < features; ++n) out[n * c.out.col] = x[n];
     return;
   }
-  if (c.dtype != REGARD_F32) {
-    widen(b.w.v, half, c.dtype, v_row, v_col, t.count, c.dv);
-    x = b.w.v, v_row = c.dv, v_col = 1;
+  uint16_t h[W], *out = (uint16_t*)c.out.data + to;
+  uint16_t* at = whole ? out : h;
+  if (c.out_dtype == REGARD_BF16) store_bf16(at, x);
+  else store_fp16(at, x);
+  for (int64_t n = 0; !whole && n < features; ++n) out[n * c.out.col] = h[n];
+}
+
+// The sink joins m and l; returns what o is multiplied by.
+REGARD_INLINE vf close(const regard_call& c, const Place& p, vf& m, vf& l) {
+  vf alpha = splat(1.0f);
+  if (c.sink.data) {
+    vf sink = splat(*at<float>(c.sink, p, p.h) * kLog2e), most = greater_of(sink, m);
+    vf shift = most == splat(-kInf) ? splat(0.0f) : most;
+    alpha = exp2v(m - shift);
+    l = l * alpha + exp2v(sink - shift);
+    m = most;
   }
-  bool careful = some && !all_finite(x, v_col, v_row, c.dv, t.count);
-  weigh<V, false>(b, t, careful);
-  if (careful)
-    value_tile_careful<V>(b, t, x, v_col, v_row, alpha);
-  else
-    value_tile<V, Floats>(b, t, x, v_col, v_row, alpha);
+  return l == splat(0.0f) ? splat(0.0f) : alpha / l;
 }
 
 template <int V>
-static void finish(Block<V>& b) {
+REGARD_ALONE void finish(Block<V>& b) {
   const regard_call& c = b.c;
   const Place& p = b.p;
-  vf scale[V];
   float* lse = c.lse.data ? at<float>(c.lse, p, p.h) + p.row * c.lse.row : nullptr;
+  const int64_t base = offset(c.out, p, p.h) + p.row * c.out.row;
   for (int v = 0; v < V; ++v) {
-    vi empty = b.l[v] == splat(0.0f);
-    scale[v] = empty ? splat(0.0f) : splat(1.0f) / b.l[v];
-    for (int n = 0; n < W && lse; ++n)
-      if (v * W + n < p.rows)
-        lse[(v * W + n) * c.lse.row] = b.l[v][n] == 0 ? -kInf : b.m[v][n] * kLn2 + __builtin_logf(b.l[v][n]);
-  }
-  char* out = (char*)c.out.data;
-  int64_t base = offset(c.out, p, p.h) + p.row * c.out.row;
-  for (int v = 0; v < V; ++v) {
-    int64_t f = 0;
-    int64_t rows = p.rows - v * W < W ? p.rows - v * W : W;
-    for (; f < c.dv; f += W) {
+    const vf scale = close(c, p, b.m[v], b.l[v]);
+    const int64_t rows = p.rows - v * W < W ? p.rows - v * W : W;
+    if (lse) {
+      vf sum = b.m[v] * splat(kLn2) + logv(b.l[v]);
+      sum = b.l[v] == splat(0.0f) ? splat(-kInf) : sum;
+      for (int64_t n = 0; n < rows; ++n) lse[(v * W + n) * c.lse.row] = sum[n];
+    }
+    for (int64_t f = 0; f < c.dv; f += W) {
       vf r[W];
-      int64_t features = c.dv - f < W ? c.dv - f : W;
-      for (int n = 0; n < W; ++n) r[n] = n < features ? load(b.w.o + (f + n) * kQueries + v * W) * scale[v] : vf{};
+      const int64_t features = c.dv - f < W ? c.dv - f : W;
+      for (int n = 0; n < W; ++n) r[n] = n < features ? load(b.w.o + (f + n) * kQueries + v * W) * scale : vf{};
       transpose(r);
-      for (int64_t i = 0; i < rows; ++i) {
-        int64_t to = base + (v * W + i) * c.out.row + f * c.out.col;
-        if (c.out_dtype == REGARD_F32 && c.out.col == 1 && features == W) {
-          store((float*)out + to, r[i]);
-          continue;
-        }
-        for (int64_t n = 0; n < features; ++n) {
-          float x = r[i][n];
-          if (c.out_dtype == REGARD_F32) ((float*)out)[to + n * c.out.col] = x;
-          else ((uint16_t*)out)[to + n * c.out.col] = c.out_dtype == REGARD_BF16 ? float_to_bf16(x) : float_to_fp16(x);
-        }
-      }
+      for (int64_t i = 0; i < rows; ++i) put(c, base + (v * W + i) * c.out.row + f * c.out.col, features, r[i]);
     }
   }
 }
 
-template <int V, class Op>
-static void run_block(const regard_call& c, const Scratch& w, const Place& p) {
-  Block<V> b{c, w, p};
-  int64_t lo = 0, hi = c.nk, inner_lo = 0, inner_hi = c.nk;
-  if (c.start.data) {
-    const int32_t* start = at<int32_t>(c.start, p, p.h) + p.row * c.start.row;
-    const int32_t* stop = at<int32_t>(c.stop, p, p.h) + p.row * c.stop.row;
-    lo = c.nk, hi = 0;
-    for (int64_t n = 0; n < V * W; ++n) {
-      int32_t a = 0, z = 0;
-      if (n < p.rows) {
-        a = start[n * c.start.row], z = stop[n * c.stop.row];
-        if (a < z) lo = a < lo ? a : lo, hi = z > hi ? z : hi;
-        inner_lo = a > inner_lo ? a : inner_lo;
-        inner_hi = z < inner_hi ? z : inner_hi;
-      }
-      b.first[n / W][n % W] = a, b.last[n / W][n % W] = z;
+template <int V>
+static void begin_interval(Block<V>& b) {
+  const regard_call& c = b.c;
+  const Place& p = b.p;
+  b.lo = 0, b.hi = c.nk, b.inner_lo = 0, b.inner_hi = c.nk;
+  if (!c.start.data) return;
+  const int32_t* start = at<int32_t>(c.start, p, p.h) + p.row * c.start.row;
+  const int32_t* stop = at<int32_t>(c.stop, p, p.h) + p.row * c.stop.row;
+  b.lo = c.nk, b.hi = 0;
+  for (int64_t n = 0; n < V * W; ++n) {
+    int32_t a = 0, z = 0;
+    if (n < p.rows) {
+      a = start[n * c.start.row], z = stop[n * c.stop.row];
+      if (a < z) b.lo = a < b.lo ? a : b.lo, b.hi = z > b.hi ? z : b.hi;
+      b.inner_lo = a > b.inner_lo ? a : b.inner_lo;
+      b.inner_hi = z < b.inner_hi ? z : b.inner_hi;
     }
+    b.first[n / W][n % W] = a, b.last[n / W][n % W] = z;
   }
+  b.lo = b.lo / kRows * kRows;  // whole pairs, and whole steps of the microkernel
+}
+
+template <int V, class Op>
+static void begin(Block<V>& b) {
+  const regard_call& c = b.c;
+  const Place& p = b.p;
+  begin_interval(b);
   const float to_base_2 = c.cap != 0 ? c.scale / c.cap : c.scale * kLog2e;
-  int size = c.dtype == REGARD_F32 ? 4 : 2;
-  const char* q = (const char*)c.q.data + size * (offset(c.q, p, p.h) + p.row * c.q.row);
+  const void* q = moved(c.q.data, offset(c.q, p, p.h) + p.row * c.q.row, c.dtype);
   b.factor = to_base_2;
   if (Op::pairs)
-    pack_pairs<V>(w.q, kQueries, (const uint16_t*)q, c.q.row, p.rows, c.dk / 2);
+    pack_pairs<V>(b.w.q, kQueries, (const uint16_t*)q, c.q.row, p.rows, c.dk / 2);
   else
-    pack<V>(w.q, kQueries, q, c.dtype, c.q.row, c.q.col, p.rows, c.dk, to_base_2);
-  for (int64_t n = 0; n < c.dv * kQueries; n += W) store(w.o + n, vf{});
+    pack<V>(b.w.q, kQueries, q, c.dtype, c.q.row, c.q.col, p.rows, c.dk, to_base_2);
+  for (int64_t n = 0; n < c.dv * kQueries; n += W) store(b.w.o + n, vf{});
   for (int v = 0; v < V; ++v) b.m[v] = splat(-kInf), b.l[v] = vf{};
   if (c.slopes || c.threshold) {
     const int64_t* q_at = c.q_at + offset(c.q_at_batch, p) + p.row;
@@ -223,31 +208,68 @@ static void run_block(const regard_call& c, const Scratch& w, const Place& p) {
   }
   b.slope = c.slopes ? c.slopes[c.slope_stride * p.h] * kLog2e : 0;
   b.offsets = c.offsets ? c.offsets + c.offset_stride * p.h : nullptr;
-  int64_t key_head = p.h / (c.heads / c.key_heads);
-  const char* keys = (const char*)c.k.data + size * offset(c.k, p, key_head);
-  const char* values = (const char*)c.v.data + size * offset(c.v, p, key_head);
-  const int32_t* map = c.tiles.data ? at<int32_t>(c.tiles, p, p.h) + p.row / kQueries * c.tiles.row : nullptr;
-  const uint8_t* allowed = c.allowed.data ? at<uint8_t>(c.allowed, p, p.h) + p.row * c.allowed.row : nullptr;
-  for (int64_t j = map ? lo / kKeys * kKeys : lo; j < hi; j += kKeys) {
-    Tile t{j, hi - j < kKeys ? hi - j : kKeys, false, nullptr, allowed ? allowed + j * c.allowed.col : nullptr};
-    t.edge = c.start.data && (j < inner_lo || j + t.count > inner_hi);
-    if (map) {
-      int32_t which = map[j / kKeys * c.tiles.col];
-      if (which == -1) continue;
-      if (which >= 0) t.bits = c.bits + which * kKeys;
-    }
-    run_tile<V, Op>(b, t, keys, values);
-  }
-  finish<V>(b);
+  b.map = c.tiles.data ? at<int32_t>(c.tiles, p, p.h) + p.row / kQueries * c.tiles.row : nullptr;
 }
 
+// What a block meets of the tile at x, on the grid at j; count is 0 where that is nothing.
+template <int V>
+static Tile meet(const Block<V>& b, const Source& x, int64_t j) {
+  const regard_call& c = b.c;
+  const int64_t from = x.j > b.lo ? x.j : b.lo, to = x.j + x.count < b.hi ? x.j + x.count : b.hi;
+  Tile t{from, to - from, false, nullptr, nullptr};
+  const int32_t which = b.map ? b.map[j / kKeys * c.tiles.col] : -2;
+  if (to <= from || which == -1) return t.count = 0, t;
+  t.edge = c.start.data && (from < b.inner_lo || to > b.inner_hi);
+  if (which >= 0) t.bits = c.bits + which * kKeys + (from - j);
+  if (c.allowed.data) t.allowed = at<uint8_t>(c.allowed, b.p, b.p.h) + b.p.row * c.allowed.row + from * c.allowed.col;
+  return t;
+}
+
+template <int V, class Op>
+static void run_blocks(const regard_call& c, const Scratch& w, const Place& all, int64_t blocks) {
+  Scratch part[kGroup];
+  alignas(64) char memory[kGroup * sizeof(Block<V>)];
+  Block<V>* b = (Block<V>*)memory;
+  int64_t lo = c.nk, hi = 0;
+  for (int64_t g = 0; g < blocks; ++g) {
+    Place p = all;
+    p.row += g * kQueries;
+    p.rows = all.rows - g * kQueries < kQueries ? all.rows - g * kQueries : kQueries;
+    part[g] = w, part[g].q += g * c.dk * kQueries, part[g].o += g * c.dv * kQueries;
+    begin<V, Op>(*new (b + g) Block<V>{c, part[g], p});
+    lo = b[g].lo < lo ? b[g].lo : lo, hi = b[g].hi > hi ? b[g].hi : hi;
+  }
+  const int64_t key_head = all.h / (c.heads / c.key_heads);
+  const void* keys = moved(c.k.data, offset(c.k, all, key_head), c.dtype);
+  const void* values = moved(c.v.data, offset(c.v, all, key_head), c.dtype);
+  // tiles lie on a grid, so that a row's bits do not depend on the rows beside it
+  for (int64_t j = lo / kKeys * kKeys; j < hi; j += kKeys) {
+    const int64_t from = j > lo ? j : lo, to = j + kKeys < hi ? j + kKeys : hi;
+    Source x{keys, values, from, to - from, nullptr, nullptr, 0, 0, false, false, false, -1};
+    for (int64_t g = 0; g < blocks; ++g) {
+      Tile t = meet(b[g], x, j);
+      if (t.count) run_tile<V, Op>(b[g], t, x);
+    }
+  }
+  for (int64_t g = 0; g < blocks; ++g) finish<V>(b[g]);
+}
+
+// Whole blocks as a group, then the rest of the rows with as few vectors as hold them.
 template <class Op>
-static void run_rows(const regard_call& c, const Scratch& w, const Place& p) {
-  switch ((p.rows + W - 1) / W) {
-    case 1: return run_block<1, Op>(c, w, p);
-    case 2: return run_block<2, Op>(c, w, p);
-    case 3: return run_block<3, Op>(c, w, p);
-    default: return run_block<kVectors, Op>(c, w, p);
+static void run_rows(const regard_call& c, const Scratch& w, Place p) {
+  const int64_t blocks = p.rows / kQueries, rest = p.rows % kQueries;
+  if (blocks) {
+    Place whole = p;
+    whole.rows = blocks * kQueries;
+    run_blocks<kVectors, Op>(c, w, whole, blocks);
+  }
+  p.row += blocks * kQueries, p.rows = rest;
+  switch ((rest + W - 1) / W) {
+    case 0: return;
+    case 1: return run_blocks<1, Op>(c, w, p, 1);
+    case 2: return run_blocks<2, Op>(c, w, p, 1);
+    case 3: return run_blocks<3, Op>(c, w, p, 1);
+    default: return run_blocks<kVectors, Op>(c, w, p, 1);
   }
 }
 
@@ -258,19 +280,30 @@ static void run_item(const regard_call& c, const Scratch& w, const Place& p) {
   run_rows<Floats>(c, w, p);
 }
 
-static int64_t forward_scratch(const regard_call& c) {
-  int64_t half = c.dtype == REGARD_F32 ? 0 : kKeys * (c.dk + c.dv);
-  return (c.dk + c.dv + 2 * kKeys) * kQueries + half + 4 * W;
+// Blocks of an item: what the second-level cache holds beside a tile, and no fewer items than keep the threads busy.
+static int64_t group_of(const regard_call& c, int64_t elements) {
+  const int64_t blocks = (c.nq + kQueries - 1) / kQueries, held = 131072 / 4 / ((c.dk + c.dv + 1) * kQueries);
+  const int64_t busy = c.threads > 1 ? blocks * c.heads * elements / (4 * c.threads) : kGroup;
+  int64_t most = held < kGroup ? held : kGroup;
+  most = busy < most ? busy : most;
+  return most < 1 ? 1 : most;
 }
 
-static Scratch forward_places(const regard_call& c, float* at) {
+static int64_t forward_scratch(const regard_call& c, int64_t group) {
+  const int64_t k = in_place(c, c.k) ? 0 : kKeys * c.dk, v = in_place(c, c.v) ? 0 : kKeys * c.dv;
+  const int64_t pairs = c.dtype == REGARD_BF16 ? kKeys / 2 * c.dv : 0, bias = c.bias.data ? kKeys * kQueries : 0;
+  return group * (c.dk + c.dv) * kQueries + kKeys * kQueries + bias + k + v + pairs + 8 * W;
+}
+
+static Scratch forward_places(const regard_call& c, int64_t group, float* at) {
   Scratch w;
-  w.q = at, at += c.dk * kQueries;
   w.s = at, at += kKeys * kQueries;
-  w.o = at, at += c.dv * kQueries;
-  w.bias = at, at += kKeys * kQueries;
-  w.k = at, at += c.dtype == REGARD_F32 ? 0 : kKeys * c.dk;
-  w.v = at;
+  w.q = at, at += group * c.dk * kQueries;
+  w.o = at, at += group * c.dv * kQueries;
+  w.bias = at, at += c.bias.data ? kKeys * kQueries : 0;
+  w.k = at, at += in_place(c, c.k) ? 0 : kKeys * c.dk;
+  w.v = at, at += in_place(c, c.v) ? 0 : kKeys * c.dv;
+  w.pairs = at;
   return w;
 }
 

@@ -10,22 +10,22 @@ namespace {
 
 struct Job {
   const regard_call* call;
-  int64_t items, blocks, next;
+  int64_t items, group, groups, next;
   int failed;
 };
 
-Place place_of(const regard_call& c, int64_t item, int64_t blocks) {
+Place place_of(const regard_call& c, int64_t item, int64_t group, int64_t groups) {
   Place p;
   // the last blocks of queries see most under a causal mask: heaviest first
   int64_t rest = item;
-  int64_t block = blocks - 1 - rest % blocks;
-  rest /= blocks;
+  int64_t number = groups - 1 - rest % groups;
+  rest /= groups;
   p.h = rest % c.heads;
   p.b = rest / c.heads;
   int64_t b = p.b;
   for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) p.at[n] = b % c.batch[n], b /= c.batch[n];
-  p.row = block * kQueries;
-  p.rows = c.nq - p.row < kQueries ? c.nq - p.row : kQueries;
+  p.row = number * group * kQueries;
+  p.rows = c.nq - p.row < group * kQueries ? c.nq - p.row : group * kQueries;
   return p;
 }
 
@@ -33,15 +33,15 @@ void work(int64_t, int64_t, void* context) {
   Job& job = *(Job*)context;
   const regard_call& c = *job.call;
   void* memory = nullptr;
-  if (posix_memalign(&memory, 64, (size_t)forward_scratch(c) * sizeof(float))) {
+  if (posix_memalign(&memory, 64, (size_t)forward_scratch(c, job.group) * sizeof(float))) {
     __atomic_store_n(&job.failed, 1, __ATOMIC_RELAXED);
     return;
   }
-  Scratch w = forward_places(c, (float*)memory);
+  Scratch w = forward_places(c, job.group, (float*)memory);
   for (;;) {
     int64_t item = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED);
     if (item >= job.items) break;
-    run_item(c, w, place_of(c, item, job.blocks));
+    run_item(c, w, place_of(c, item, job.group, job.groups));
   }
   free(memory);
 }
@@ -146,11 +146,13 @@ REGARD_API int64_t regard_keys() { return kKeys; }
 
 // 0, or 1 where memory ran out.
 REGARD_API int32_t regard_forward(const regard_call* call, regard_parallel parallel) {
-  Job job{call, 0, 0, 0, 0};
+  Job job{call, 0, 0, 0, 0, 0};
   int64_t elements = 1;
   for (int n = 0; n < REGARD_BATCH_AXES; ++n) elements *= call->batch[n];
-  job.blocks = (call->nq + kQueries - 1) / kQueries;
-  job.items = job.blocks * call->heads * elements;
+  const int64_t blocks = (call->nq + kQueries - 1) / kQueries;
+  job.group = group_of(*call, elements);
+  job.groups = (blocks + job.group - 1) / job.group;
+  job.items = job.groups * call->heads * elements;
   if (job.items == 0) return 0;
   if (few_rows(*call) < kFew && !call->tiles.data) return forward_few(call, elements, parallel);
   int64_t threads = call->threads < job.items ? call->threads : job.items;

@@ -7,10 +7,21 @@
 
 namespace regard {
 
+// Functions that hold a microkernel are not inlined: inside a large function the compiler moves its accumulators to memory.
+#define REGARD_ALONE static __attribute__((noinline))
+
 // What one element of A does with a vector of B, both 4 bytes wide: a float, or a pair of bfloat16.
 struct Floats {
   static constexpr bool pairs = false;
-  REGARD_INLINE vf run(vf acc, vf a, vf b) { return acc + a * b; }
+  REGARD_INLINE vf run(vf acc, vf a, vf b) {
+#if defined(__FMA__) && REGARD_NATIVE
+    // written out, because GCC picks forms that overwrite a or read b from memory again, and then runs out of registers
+    __asm__("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+    return acc;
+#else
+    return acc + a * b;
+#endif
+  }
 };
 
 #if defined(__AVX512BF16__)
@@ -20,24 +31,32 @@ struct Pairs {
 };
 #endif
 
+// Vectors of rows for V vectors of queries: what the accumulators' registers hold.
+constexpr int rows_of(int vectors) { return (W == 16 ? 24 : 12) / vectors; }
+
+template <class Op, int M, int V>
+REGARD_INLINE void product(vf (&acc)[M][V], const float* a, int64_t rs, const float* b) {
+  vf column[V];
+#pragma GCC unroll 8
+  for (int v = 0; v < V; ++v) column[v] = load(b + v * W);
+#pragma GCC unroll 32
+  for (int i = 0; i < M; ++i) {
+    vf x = splat_any(a + i * rs);
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) acc[i][v] = Op::run(acc[i][v], x, column[v]);
+  }
+}
+
 template <class Op, int M, int V>
 REGARD_INLINE void micro(vf (&acc)[M][V], const float* a, int64_t rs, int64_t cs, const float* b, int64_t ldb, int64_t count) {
-  for (int64_t k = 0; k < count; ++k) {
-    vf column[V];
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) column[v] = load(b + k * ldb + v * W);
-#pragma GCC unroll 8
-    for (int i = 0; i < M; ++i) {
-      vf x = splat_any(a + i * rs + k * cs);
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) acc[i][v] = Op::run(acc[i][v], x, column[v]);
-    }
-  }
+  for (int64_t k = 0; k < count; ++k) product<Op, M, V>(acc, a + k * cs, rs, b + k * ldb);
 }
 
 template <int M, int V>
 REGARD_INLINE void clear(vf (&acc)[M][V]) {
+#pragma GCC unroll 32
   for (int i = 0; i < M; ++i)
+#pragma GCC unroll 8
     for (int v = 0; v < V; ++v) acc[i][v] = vf{};
 }
 

@@ -56,7 +56,7 @@ static void pack(float* dst, int64_t ld, const void* src, int dtype, int64_t row
     for (int64_t i = 0; i < V * W; ++i) dst[c * ld + i] = i < rows ? load_one(src, i * row + c * col, dtype) * factor : 0.0f;
 }
 
-// rows × cols elements of half precision to contiguous floats.
+// rows × cols elements to contiguous floats.
 static void widen(float* dst, const void* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols) {
   for (int64_t r = 0; r < rows; ++r) {
     int64_t c = 0;
@@ -123,15 +123,28 @@ REGARD_INLINE bool all_finite(const float* x, int64_t rs, int64_t cs, int64_t fe
   return sum == 0;
 }
 
-// bool bytes [row][key] of a tile to bits [key] of rows.
+typedef uint8_t vb __attribute__((vector_size(W), aligned(1), may_alias));
+
+// bool bytes [row][key] of a tile to bits [key] of rows (64 at most): eight rows become a byte, bytes become words.
 static void bits_of(uint64_t* bits, const uint8_t* allowed, int64_t row, int64_t col, int64_t rows, int64_t keys) {
   for (int64_t n = 0; n < keys; ++n) bits[n] = 0;
-  for (int64_t r = 0; r < rows; ++r) {
+  for (int64_t r = 0; r < rows; r += 8) {
+    const int64_t some = rows - r < 8 ? rows - r : 8;
     const uint8_t* line = allowed + r * row;
+    int64_t n = 0;
     if (col == 1)
-      for (int64_t n = 0; n < keys; ++n) bits[n] |= (uint64_t)(line[n] & 1) << r;
-    else
-      for (int64_t n = 0; n < keys; ++n) bits[n] |= (uint64_t)(line[n * col] & 1) << r;
+      for (; n + 2 * W <= keys; n += 2 * W) {
+        alignas(2 * W) uint8_t eight[2 * W];
+        vb a = {}, z = {};
+        for (int64_t i = some - 1; i >= 0; --i) {
+          const vb* at = (const vb*)(line + i * row + n);
+          a = a + a + (at[0] & 1), z = z + z + (at[1] & 1);
+        }
+        *(vb*)eight = a, *(vb*)(eight + W) = z;
+        for (int m = 0; m < 2 * W; ++m) bits[n + m] |= (uint64_t)eight[m] << r;
+      }
+    for (; n < keys; ++n)
+      for (int64_t i = 0; i < some; ++i) bits[n] |= (uint64_t)(line[i * row + n * col] & 1) << (r + i);
   }
 }
 

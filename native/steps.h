@@ -4,10 +4,15 @@
 
 namespace regard {
 
-constexpr int kVectors = W == 16 ? 4 : W == 8 ? 3 : 4;  // vectors of queries in a block
-constexpr int kRows = 4;                                 // keys, or features, a microkernel advances by
+#if defined(__aarch64__)
+constexpr int kVectors = 4;  // vectors of queries in a block: with kRows, as many products as registers hold
+#else
+constexpr int kVectors = W == 16 ? 4 : 3;
+#endif
+constexpr int kRows = 4;  // keys, or features, a microkernel advances by
 constexpr int64_t kQueries = kVectors * W;
 constexpr int64_t kKeys = 128;
+constexpr int64_t kGroup = W == 16 ? 4 : 8;  // blocks of queries, at most, that meet a tile of keys one after the other
 
 // Scratch of one thread. All float; sizes in forward_scratch.
 struct Scratch {
@@ -15,8 +20,9 @@ struct Scratch {
   float* s;     // [kKeys][kQueries] scores, then weights
   float* o;     // [dv][kQueries]
   float* bias;  // [kKeys][kQueries]
-  float* k;     // [kKeys][dk] converted, half precision only
+  float* k;     // [kKeys][dk] what cannot be read in place: half precision, or features that are not neighbours
   float* v;     // [kKeys][dv]
+  float* pairs;  // [kKeys / 2][dv] of bfloat16, interleaved
 };
 
 struct Place {  // where one work item lies
@@ -70,6 +76,8 @@ struct Block {
   int64_t base;
   float slope, factor;  // factor: what the scores of pairs are multiplied by; floats have it in q
   const float* offsets;
+  int64_t lo, hi, inner_lo, inner_hi;  // keys that some lane sees, and keys that every lane sees
+  const int32_t* map;                  // this block's row of the tile map, or 0
 };
 
 struct Tile {
@@ -110,12 +118,12 @@ REGARD_INLINE void steps(const Block<V>& b, const Tile& t, int64_t n, vf (&s)[V]
   }
 }
 
-// The weight of one score, exp2(s - shift); its sum goes to `sum`, before dropout.
-template <int V>
+// The weight of one score, exp2(s - shift); its sum goes to `sum`, before dropout (`plain`: there is none).
+template <int V, bool plain = false>
 REGARD_INLINE vf weight(const Block<V>& b, int v, vf s, vf shift, vu key, vf& sum) {
   vf p = exp2v(s - shift);
   sum += p;
-  if (b.c.threshold) p = (mix(b.word[v] + key) >> 8) >= b.c.threshold ? p * splat(b.c.keep) : splat(0.0f);
+  if (!plain && b.c.threshold) p = (mix(b.word[v] + key) >> 8) >= b.c.threshold ? p * splat(b.c.keep) : splat(0.0f);
   return p;
 }
 

@@ -2,12 +2,22 @@
 #pragma once
 #include <stdint.h>
 
-#if defined(__AVX512F__)
+#if defined(REGARD_W)  // given by hand, for tests: the compiler splits vectors that the processor does not have
+#elif defined(__AVX512F__)
 #define REGARD_W 16
 #elif defined(__AVX2__)
 #define REGARD_W 8
 #else
 #define REGARD_W 4
+#endif
+
+// whether one register holds a vector
+#if defined(__AVX512F__)
+#define REGARD_NATIVE (REGARD_W == 16)
+#elif defined(__AVX2__)
+#define REGARD_NATIVE (REGARD_W == 8)
+#else
+#define REGARD_NATIVE (REGARD_W == 4)
 #endif
 
 namespace regard {
@@ -52,20 +62,31 @@ REGARD_INLINE vi lanes() {
 // 2^x to 1 ulp: 0 below -126 (no denormals), NaN stays NaN. x ≤ 127.
 REGARD_INLINE vf exp2v(vf x) {
   const vf low = splat(-126.0f);
-  vi gone = x < low;
-  vf y = gone ? low : x;
+  vf y = greater_of(low, x);
   const vf magic = splat(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer in the low bits
   vf t = y + magic;
-  vf f = y - (t - magic);
-  vf p = splat(1.53458118e-4f);
-  p = p * f + splat(1.33999314e-3f);
-  p = p * f + splat(9.61848896e-3f);
-  p = p * f + splat(5.55032878e-2f);
-  p = p * f + splat(2.40226469e-1f);
-  p = p * f + splat(6.93147206e-1f);
-  p = p * f + splat(1.0f);
-  vi r = (vi)p + (((vi)t - (vi)magic) << 23);
-  return gone ? splat(0.0f) : (vf)r;
+  vf f = y - (t - magic), f2 = f * f;
+  vf scale = (vf)(((vi)t << 23) + splat_int(0x3f800000));  // by multiplication, which keeps every NaN
+  vf a = splat(1.53458118e-4f) * f + splat(1.33999314e-3f);
+  vf b = splat(9.61848896e-3f) * f + splat(5.55032878e-2f);
+  vf c = splat(2.40226469e-1f) * f + splat(6.93147206e-1f);
+  vf p = (a * f2 + b) * f2 + c;  // three short chains: the latency, not the count, is what costs
+  vf r = p * (f * scale) + scale;
+  return (vf)((vi)r & ~(x < low));
+}
+
+// ln x to 2 ulp for x ≥ 2^-126: what is not finite stays so. Cephes' polynomial.
+REGARD_INLINE vf logv(vf x) {
+  vi bits = (vi)x - splat_int(0x3f3504f3);  // sqrt(1/2)
+  vf e = __builtin_convertvector(bits >> 23, vf);
+  vf f = (vf)((bits & splat_int(0x7fffff)) + splat_int(0x3f3504f3)) - splat(1.0f);
+  vf z = f * f, p = splat(7.0376836292e-2f);
+  const float more[] = {-1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
+                        -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f};
+#pragma GCC unroll 8
+  for (int n = 0; n < 8; ++n) p = p * f + splat(more[n]);
+  p = p * f * z + e * splat(-2.12194440e-4f) - splat(0.5f) * z + f + e * splat(0.693359375f);
+  return x < splat(kInf) ? p : x;
 }
 
 // tanh to 2 ulp; ±1 for large arguments, NaN stays NaN. Cephes' polynomial near 0, the exponential beyond.
@@ -146,6 +167,23 @@ REGARD_INLINE vf load_fp16(const uint16_t* p) {
   vf scaled = (vf)body * splat(0x1p112f);
   vu u = body >= 0x0f800000u ? (body | 0x7f800000u) : (vu)scaled;
   return (vf)(u | sign);
+}
+
+// To half precision as the scalar functions above do.
+REGARD_INLINE void store_bf16(uint16_t* p, vf x) {
+  vu u = (vu)x;
+  vu kept = (u >> 16) | 0x40u, rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  *(vh_any*)p = __builtin_convertvector(x == x ? rounded : kept, vh);
+}
+
+REGARD_INLINE void store_fp16(uint16_t* p, vf x) {
+  vu u = (vu)x, sign = (u >> 16) & 0x8000u, body = u & 0x7fffffffu;
+  vu tiny = (vu)((vf)body + splat(0.5f)) - 0x3f000000u;
+  vu normal = (body + 0xfffu + ((body >> 13) & 1u) - (112u << 23)) >> 13;
+  vu h = body < 0x38800000u ? tiny : normal;
+  h = body >= 0x477ff000u ? 0x7c00u + vu{} : h;
+  h = body > 0x7f800000u ? 0x7e00u + vu{} : h;
+  *(vh_any*)p = __builtin_convertvector(sign | h, vh);
 }
 
 // W × W transpose in registers: row[n][m] becomes row[m][n].

@@ -52,6 +52,7 @@ class Arguments(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         ("threshold", ctypes.c_uint32),
         ("keep", ctypes.c_float),
+        ("sink", Operand),
     )
 
 

@@ -1,0 +1,160 @@
+// One block of queries meets one tile of keys: scores, weights, values.
+#pragma once
+#include "steps.h"
+
+namespace regard {
+
+// Keys that a microkernel takes at once: few vectors of queries leave registers for more.
+constexpr int rows_at_once(int vectors) { return vectors == 1 || (W == 16 && vectors < 4) ? 2 * kRows : kRows; }
+
+// s[n] = k[n] · q and the largest of them, whole groups of M keys. `factor` is for pairs alone.
+template <int V, class Op, int M>
+REGARD_ALONE void dot_rows(float* s, vf* top, const float* k, int64_t row, const float* q, int64_t width, int64_t count, float factor) {
+  for (int64_t n = 0; n + M <= count; n += M, k += M * row, s += M * kQueries) {
+    vf acc[M][V];
+    clear(acc);
+    micro<Op, M, V>(acc, k, row, 1, q, kQueries, width);
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      vf most = top[v];
+#pragma GCC unroll 32
+      for (int i = 0; i < M; ++i) {
+        if (Op::pairs) acc[i][v] *= splat(factor);
+        most = greater_of(acc[i][v], most);
+        store(s + i * kQueries + v * W, acc[i][v]);
+      }
+      top[v] = most;
+    }
+  }
+}
+
+// Everything after the similarity for the keys [from, to) of a tile.
+template <int V>
+REGARD_ALONE void step_rows(const Block<V>& b, const Tile& t, int64_t from, int64_t to, vf* top) {
+  for (int64_t n = from; n < to; ++n) {
+    vf s[V];
+    for (int v = 0; v < V; ++v) s[v] = load(b.w.s + n * kQueries + v * W);
+    steps<V, Floats>(b, t, n, s);
+    for (int v = 0; v < V; ++v) {
+      top[v] = greater_of(s[v], top[v]);
+      store(b.w.s + n * kQueries + v * W, s[v]);
+    }
+  }
+}
+
+template <int V, class Op>
+static void score_keys(const Block<V>& b, const Tile& t, const float* k, int64_t row, int64_t from, int64_t to, bool stepped, vf* top) {
+  constexpr int M = rows_at_once(V);
+  vf raw[V];
+  for (int v = 0; v < V; ++v) raw[v] = top[v];
+  const int64_t width = Op::pairs ? b.c.dk / 2 : b.c.dk;
+  const int64_t whole = from + (to - from) / M * M, some = from + (to - from) / kRows * kRows;
+  const auto score = [&](auto dot, int64_t n, int64_t end) {
+    if (n < end) dot(b.w.s + n * kQueries, raw, k + n * row, row, b.w.q, width, end - n, b.factor);
+  };
+  score(dot_rows<V, Op, M>, from, whole);
+  if (M != kRows) score(dot_rows<V, Op, kRows>, whole, some);
+  score(dot_rows<V, Op, 1>, some, to);
+  if (stepped) return step_rows<V>(b, t, from, to, top);
+  for (int v = 0; v < V; ++v) top[v] = raw[v];
+}
+
+// Scores of a tile, and their maximum with what `top` holds. Where intervals alone hide, only the keys at the edge are looked at.
+template <int V, class Op>
+static void score_tile(const Block<V>& b, const Tile& t, const float* k, int64_t row, vf* top) {
+  constexpr int M = rows_at_once(V);
+  const regard_call& c = b.c;
+  if (c.cap != 0 || c.slopes || b.offsets || c.bias.data || t.bits) return score_keys<V, Op>(b, t, k, row, 0, t.count, true, top);
+  int64_t from = 0, to = t.count;
+  if (t.edge) {
+    from = b.inner_lo > t.j ? (b.inner_lo - t.j + M - 1) / M * M : 0;
+    from = from < t.count ? from : t.count;
+    to = b.inner_hi < t.j + t.count ? (b.inner_hi > t.j ? (b.inner_hi - t.j) / M * M : 0) : t.count;
+    to = to > from ? to : from;
+  }
+  if (from > 0) score_keys<V, Op>(b, t, k, row, 0, from, true, top);
+  if (to > from) score_keys<V, Op>(b, t, k, row, from, to, false, top);
+  if (t.count > to) score_keys<V, Op>(b, t, k, row, to, t.count, true, top);
+}
+
+// Scores become weights in place, their sums go to l. `pairs`: two keys' weights to a word. `plain`: without dropout and marks.
+// `mark`: hidden ones become -1.
+template <int V, bool pairs, bool plain>
+REGARD_ALONE void weigh(Block<V>& b, const Tile& t, bool mark) {
+  vf shift[V], sum[V];
+  for (int v = 0; v < V; ++v) {
+    shift[v] = b.m[v] == splat(-kInf) ? splat(0.0f) : b.m[v];
+    sum[v] = vf{};
+  }
+  const int64_t* k_at = !plain && b.c.threshold ? b.c.k_at + offset(b.c.k_at_batch, b.p) + t.j : nullptr;
+  for (int64_t n = 0; n < t.count; n += pairs ? 2 : 1) {
+    const bool both = pairs && n + 1 < t.count;
+    vu key = (k_at ? fold(k_at[n]) * 0x27D4EB2Fu : 0u) + vu{};
+    vu next = (k_at && both ? fold(k_at[n + 1]) * 0x27D4EB2Fu : 0u) + vu{};
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      float* at = b.w.s + n * kQueries + v * W;
+      vf s = load(at);
+      vf p = weight<V, plain>(b, v, s, shift[v], key, sum[v]);
+      if (pairs) {
+        vf second = both ? weight<V, plain>(b, v, load(at + kQueries), shift[v], next, sum[v]) : vf{};
+        store(b.w.s + n / 2 * kQueries + v * W, pair_of(p, second));
+      } else {
+        if (!plain && mark) p = s == splat(-kInf) ? splat(-1.0f) : p;
+        store(at, p);
+      }
+    }
+  }
+  for (int v = 0; v < V; ++v) b.l[v] += sum[v];
+}
+
+template <int V, bool pairs>
+static void weigh(Block<V>& b, const Tile& t, bool mark) {
+  if (mark || b.c.threshold) return weigh<V, pairs, false>(b, t, mark);
+  weigh<V, pairs, true>(b, t, false);
+}
+
+// o = o alpha + x s, whole groups of M features: a tile's sum starts at zero.
+template <int V, class Op, int M>
+REGARD_ALONE void value_rows(float* o, const vf* alpha, const float* x, int64_t row, const float* s, int64_t count, int64_t features) {
+  for (int64_t f = 0; f + M <= features; f += M, o += M * kQueries) {
+    vf acc[M][V];
+    clear(acc);
+    micro<Op, M, V>(acc, x + f, 1, row, s, kQueries, count);
+#pragma GCC unroll 32
+    for (int i = 0; i < M; ++i)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        float* at = o + i * kQueries + v * W;
+        store(at, load(at) * alpha[v] + acc[i][v]);
+      }
+  }
+}
+
+template <int V, class Op>
+static void value_tile(const Block<V>& b, const Tile& t, const float* x, int64_t row, const vf* alpha) {
+  constexpr int M = rows_at_once(V);
+  const int64_t count = Op::pairs ? (t.count + 1) / 2 : t.count, dv = b.c.dv;
+  const int64_t whole = dv / M * M, some = dv / kRows * kRows;
+  value_rows<V, Op, M>(b.w.o, alpha, x, row, b.w.s, count, whole);
+  if (whole < some) value_rows<V, Op, kRows>(b.w.o + whole * kQueries, alpha, x + whole, row, b.w.s, count, some - whole);
+  if (some < dv) value_rows<V, Op, 1>(b.w.o + some * kQueries, alpha, x + some, row, b.w.s, count, dv - some);
+}
+
+// The same where a value is not finite and some lane must not meet it: 0 · NaN is NaN, so what is marked is left out.
+template <int V>
+REGARD_ALONE void value_tile_careful(const Block<V>& b, const Tile& t, const float* x, int64_t row, const vf* alpha) {
+  for (int64_t f = 0; f < b.c.dv; ++f)
+    for (int v = 0; v < V; ++v) {
+      vf acc = vf{};
+      for (int64_t n = 0; n < t.count; ++n) {
+        vf p = load(b.w.s + n * kQueries + v * W);
+        vf seen = acc + p * splat(x[f + n * row]);
+        acc = p == splat(-1.0f) ? acc : seen;
+      }
+      float* o = b.w.o + f * kQueries + v * W;
+      store(o, load(o) * alpha[v] + acc);
+    }
+}
+
+}  // namespace regard
