@@ -1,98 +1,159 @@
-"""What is measured: named calls, and how each candidate makes them."""
+"""What is measured: named calls in groups, for inference and for training. candidates/ says how they are made."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-import regard as rg
+WINDOW = 256  # keys that a query of a window sees, its own included
+DROPPED = 0.1
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call: q (batch, heads, nq, d), k and v (batch, key heads, nk, d or dv)."""
+    """One call: q (*batch, heads, nq, d) or (batch, n, d), k and v (..., key heads, nk, d or dv).
 
+    what: full, causal, window, bool (a mask n × n), bias (a float mask n × n), padding (a mask (b, 1, 1, n)), ragged
+    (sentences, packed one behind the other), dropout; in training also t5 (a table of relative biases), additive.
+    lengths: of the sequences, where what is padding or ragged. passes: forward, backward or both. only: who takes part,
+    () for everybody.
+    """
+
+    group: str
     name: str
-    shape: tuple[int, int, int, int]
+    shape: tuple[int, ...]
     dtype: str = "float32"
-    mask: str = "full"
+    what: str = "full"
     key_heads: int | None = None
     nk: int | None = None
     dv: int | None = None
+    lengths: tuple[int, ...] = ()
+    passes: str = "forward"
+    only: tuple[str, ...] = ()
 
-    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
-        b, h, nq, d = self.shape
-        hk, nk = self.key_heads or h, self.nk or nq
-        random = torch.Generator().manual_seed(0)
-        shapes = ((b, h, nq, d), (b, hk, nk, d), (b, hk, nk, self.dv or d))
-        q, k, v = (torch.randn(s, generator=random).to(getattr(torch, self.dtype)) for s in shapes)
-        return q, k, v
+    @classmethod
+    def parse(cls, fields: dict[str, Any]) -> Case:
+        """A case from its fields as JSON has them."""
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} {self.shape}".replace(",)", ")")
+
+    @property
+    def heads(self) -> int:
+        return self.shape[-3] if len(self.shape) > 3 else 1
+
+    @property
+    def keys(self) -> int:
+        return self.nk or self.shape[-2]
+
+    @property
+    def values(self) -> int:
+        return self.dv or self.shape[-1]
+
+    @property
+    def batch(self) -> int:
+        lead = self.shape[: -3 if len(self.shape) > 3 else -2]
+        return torch.Size(lead).numel()
+
+    @property
+    def pairs(self) -> int:
+        """The visible pairs of query and key, of all heads. A mask of booleans counts in full: it skips nothing."""
+        n = self.shape[-2]
+        if self.what == "ragged":
+            return self.heads * sum(length * length for length in self.lengths)
+        if self.what == "padding":
+            return self.heads * n * sum(self.lengths)
+        seen = n * self.keys
+        if self.what == "causal":
+            seen = n * (n + 1) // 2
+        if self.what == "window":
+            seen = sum(min(i + 1, WINDOW) for i in range(n))
+        return self.batch * self.heads * seen
 
     @property
     def operations(self) -> float:
-        """Floating-point operations of both products, the visible pairs counted."""
-        b, h, nq, d = self.shape
-        nk = self.nk or nq
-        pairs = {"full": nq * nk, "causal": nq * (nq + 1) // 2, "bool": nq * nk, "bias": nq * nk}
-        pairs["window"] = sum(min(i + 1, 256) for i in range(nq))
-        return 2.0 * b * h * pairs[self.mask] * (d + (self.dv or d))
+        """Floating-point operations of the products; backward has five of them, the scores once more among these."""
+        dk, dv = self.shape[-1], self.values
+        widths = {"forward": dk + dv, "backward": 3 * dk + 2 * dv, "both": 4 * dk + 3 * dv}
+        return 2.0 * self.pairs * widths[self.passes]
+
+    @property
+    def bytes_read(self) -> int:
+        """Of keys and values: what decoding is bound by."""
+        size = torch.empty((), dtype=getattr(torch, self.dtype)).element_size()
+        return self.batch * (self.key_heads or self.heads) * self.keys * (self.shape[-1] + self.values) * size
 
 
 SHAPES = ((8, 12, 128, 64), (1, 12, 512, 64), (1, 12, 2048, 64), (1, 8, 4096, 128))
-CASES = (
+FLOAT32, HALF, SHAPED, DECODE, RAGGED = (
+    "float32",
+    "bfloat16, float16",
+    "masks, biases, dropout, shapes",
+    "decoding, 8192 keys",
+    "ragged batches, small calls",
+)
+# Two batches of sentences of 10 to 500 tokens, many of them short or many of them long: the time must follow the sum
+# of the squares.
+SENTENCES = tuple(10 + (n * n * 490) // 961 for n in range(32))
+LONG_SENTENCES = tuple(500 - (n * n * 490) // 961 for n in range(32))
+PADDED = (512, 100, 300, 480, 33, 256, 199, 421)
+LONG = (1, 12, 8192, 64)
+PLAIN = SHAPES[2]
+
+INFERENCE = (
     *(
-        Case(f"{dtype} {mask}", s, dtype, mask)
-        for dtype in ("float32", "bfloat16")
-        for mask in ("full", "causal")
-        for s in SHAPES
+        Case(FLOAT32 if dtype == "float32" else HALF, f"{dtype} {what}", shape, dtype, what)
+        for dtype in ("float32", "bfloat16", "float16")
+        for what in ("full", "causal")
+        for shape in SHAPES
     ),
-    *(Case("float16 full", s, "float16") for s in SHAPES[1:3]),
-    Case("bool mask n × n", SHAPES[2], mask="bool"),
-    Case("float bias n × n", SHAPES[2], mask="bias"),
-    Case("window of 256 (torch: n × n mask)", (1, 12, 8192, 64), mask="window"),
-    Case("dv = 128, dk = 64", (1, 12, 1024, 64), dv=128),
+    Case(SHAPED, "bool mask n × n", PLAIN, what="bool"),
+    Case(SHAPED, "float bias n × n", PLAIN, what="bias"),
+    Case(SHAPED, "dropout 0.1", PLAIN, what="dropout"),
+    Case(SHAPED, "dv = 128, dk = 64", PLAIN, dv=128),
+    Case(SHAPED, "three axes", (12, 2048, 64)),
+    Case(SHAPED, "five axes", (2, 2, 6, 1024, 64)),
+    Case(SHAPED, "padding mask (b, 1, 1, n)", (8, 12, 512, 64), what="padding", lengths=PADDED),
+    Case(SHAPED, "window of 256", LONG, what="window"),
+    Case(SHAPED, "full, beside the window", LONG, only=("regard", "torch")),
     *(
-        Case(f"decode {dtype} {h}:{hk}", (1, h, 1, 128), dtype, key_heads=hk, nk=8192)
+        Case(DECODE, f"decode {dtype} {heads}:{key_heads}", (1, heads, nq, 128), dtype, "full", key_heads, 8192)
         for dtype in ("float32", "bfloat16")
-        for h, hk in ((32, 32), (32, 8))
+        for heads, key_heads in ((32, 32), (32, 8))
+        for nq in (1, 4, 15)
     ),
+    *(
+        Case(RAGGED, f"32 sentences, {kind} (packed)", (1, 12, sum(lengths), 64), what="ragged", lengths=lengths)
+        for kind, lengths in (("more short", SENTENCES), ("more long", LONG_SENTENCES))
+    ),
+    Case(RAGGED, "small call", (1, 4, 16, 32)),
+    Case(RAGGED, "small call, causal", (1, 4, 16, 32), what="causal"),
 )
 
-
-WINDOW = rg.Window(before=255, after=0)
-
-
-def meaning(case: Case) -> dict[str, Any]:
-    """The score and mask of a case, as arguments of regard.attention."""
-    n, random = case.shape[2], torch.Generator().manual_seed(1)
-    if case.mask == "bool":
-        return {"mask": rg.Dense(torch.rand(n, n, generator=random) > 0.3)}
-    if case.mask == "bias":
-        return {"score": rg.ScaledDot() >> rg.Bias(torch.randn(n, n, generator=random))}
-    return {"mask": {"full": rg.Everything(), "causal": rg.Causal(), "window": WINDOW}[case.mask]}
-
-
-def regard(case: Case) -> Callable[[], Tensor]:
-    q, k, v = case.inputs()
-    given = meaning(case)
-    return lambda: rg.attention(q, k, v, **given)
-
-
-def torch_sdpa(case: Case) -> Callable[[], Tensor]:
-    q, k, v = case.inputs()
-    given: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1], "is_causal": case.mask == "causal"}
-    if case.mask == "bool":
-        given["attn_mask"] = meaning(case)["mask"].allowed
-    if case.mask == "bias":
-        given["attn_mask"] = meaning(case)["score"].parts[1].bias
-    if case.mask == "window":
-        given["attn_mask"] = WINDOW.dense(q.shape[-2])
-    return lambda: scaled_dot_product_attention(q, k, v, **given)
-
-
-CANDIDATES = {"regard": regard, "torch": torch_sdpa}
+ADDITIVE, LEARNED = "additive score", "learned biases, dropout, dv ≠ dk"
+TRAINING = (
+    *(
+        Case(dtype, f"{dtype} {what}, {passes}", shape, dtype, what, passes=passes)
+        for dtype in ("float32", "bfloat16")
+        for what in ("full", "causal")
+        for passes in ("backward", "both")
+        for shape in SHAPES
+    ),
+    Case(LEARNED, "learned bias n × n, both", (1, 12, 1024, 64), what="bias", passes="both"),
+    Case(LEARNED, "T5 bias, both", (1, 12, 1024, 64), what="t5", passes="both"),
+    Case(LEARNED, "dropout 0.1, both", (1, 12, 1024, 64), what="dropout", passes="both"),
+    Case(LEARNED, "dv = 128, dk = 64, both", (1, 12, 1024, 64), dv=128, passes="both"),
+    *(
+        Case(ADDITIVE, f"hidden {hidden}, {passes}", (1, 1, n, hidden), what="additive", dv=64, passes=passes)
+        for passes in ("forward", "both")
+        for n in (1024, 2048)
+        for hidden in (64, 128)
+        if passes == "forward" or n == 1024
+    ),
+    Case(ADDITIVE, "hidden 64, both", (1, 1, 16384, 64), what="additive", dv=64, passes="both", only=("regard",)),
+)
+TABLES = {"inference": INFERENCE, "training": TRAINING}

@@ -21,7 +21,7 @@ FLOORS = (
     ("problem", "backends"),
     ("dispatch", "autograd", "call", "prepared", "functional"),
     ("nn", "inspect", "parallel"),
-    ("compat", "demo", "cli", "testing"),
+    ("compat", "demo", "cli", "testing", "machine", "bench"),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 

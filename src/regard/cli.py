@@ -1,4 +1,4 @@
-"""The command `regard`: look inside a model from a terminal."""
+"""The command `regard`: look inside a model, or measure this machine, from a terminal."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; the exit status is 0, or 1 with one line on standard error where it could not be done."""
     options = _parser().parse_args(arguments)
     try:
-        text = _demo_text() if options.command == "demo" else _text(options.file)
-        _show(text, options.output, options.head)
+        if options.command == "bench":
+            _bench(options.seconds)
+        else:
+            text = _demo_text() if options.command == "demo" else _text(options.file)
+            _show(text, options.output, options.head)
     except (OSError, ValueError, ImportError) as error:
         print(f"regard {options.command}: {_sentence(error)}", file=sys.stderr)
         return 1
@@ -42,9 +45,16 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--head", type=_head, default=None, metavar="L,H", help="the head to draw, for example 2,5"
         )
+    bench = commands.add_parser("bench", help="regard against torch on this machine", description=_MEASURED)
+    bench.add_argument("--seconds", type=float, default=30.0, help="how long, about (default %(default)g)")
     return parser
 
 
+_MEASURED = (
+    "Attention by regard and by torch's scaled_dot_product_attention, forward, on the threads that torch has: checked "
+    "against float64 first, then timed in turns. Printed: medians, their ratio, and the share of what the machine can "
+    "do at most, which is measured too. REGARD_ISA names other kernels."
+)
 _SHOWN = (
     "The byte model that comes with regard reads the text. Printed: a line of facts, grids of layers × heads, and "
     "findings, each with its rule and number. Drawn: the pooled attention map of one head, on a logarithmic scale."
@@ -84,6 +94,26 @@ def _show(text: bytes, output: Path, head: tuple[int, int] | None) -> None:
     print(describe(reading, time.perf_counter() - start))
     title = picture(reading, output, head)
     print(f"\nwrote {output}  ({title})")
+
+
+def _bench(seconds: float) -> None:
+    from regard.bench import HEAD, bench
+
+    found = bench(seconds)
+    print(found.machine)
+    try:
+        from rich.live import Live
+        from rich.table import Table
+    except ImportError:
+        for row in (HEAD, *found.rows):
+            print("  ".join(f"{cell:>{width}}" for cell, width in zip(row, (22, 18, 8, 8, 8, 18), strict=True)))
+        return
+    table = Table()
+    for number, name in enumerate(HEAD):
+        table.add_column(name, justify="right" if number > 1 else "left", no_wrap=True)
+    with Live(table):
+        for row in found.rows:
+            table.add_row(*row)
 
 
 def _sentence(error: Exception) -> str:

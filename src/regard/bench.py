@@ -1,0 +1,141 @@
+"""regard bench: regard against torch on this machine, in under a minute, results checked first."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from regard.backends.library import chosen
+from regard.backends.reference import Reference
+from regard.functional import attention
+from regard.machine import bandwidth, peak, processor
+from regard.masks.algebra import Everything, Mask
+from regard.masks.positional import Causal
+from regard.positions import Positions
+from regard.testing import error, tolerance
+
+ROWS = 32  # queries whose results are checked
+HEAD = ("call", "q", "regard", "torch", "ahead", "share")
+
+
+@dataclass(frozen=True)
+class Call:
+    """q (1, heads, n, d) against keys (1, key heads, nk, d)."""
+
+    name: str
+    shape: tuple[int, int, int, int]
+    dtype: torch.dtype = torch.float32
+    mask: Mask = Everything()
+    key_heads: int | None = None
+    nk: int | None = None
+
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        b, h, n, d = self.shape
+        random, keys = torch.Generator().manual_seed(0), (b, self.key_heads or h, self.nk or n, d)
+        q, k, v = (torch.randn(shape, generator=random).to(self.dtype) for shape in (self.shape, keys, keys))
+        return q, k, v
+
+    def share(self, seconds: float, flops: float, read: float) -> str:
+        """Of the float32 multiply-add peak; where there is one query, of the bandwidth."""
+        (b, h, n, d), nk = self.shape, self.nk or self.shape[2]
+        if n == 1:
+            size = 2 * b * (self.key_heads or h) * nk * d * self.dtype.itemsize
+            return f"{size / seconds / read:.0%} of read"
+        pairs = n * (n + 1) // 2 if isinstance(self.mask, Causal) else n * nk
+        return f"{4 * b * h * pairs * d / seconds / flops:.0%} of peak"
+
+
+CALLS = (
+    Call("small", (1, 4, 16, 32)),
+    Call("float32", (1, 12, 512, 64)),
+    Call("float32", (1, 12, 2048, 64)),
+    Call("float32 causal", (1, 12, 2048, 64), mask=Causal()),
+    Call("bfloat16", (1, 12, 2048, 64), torch.bfloat16),
+    Call("bfloat16 causal", (1, 12, 2048, 64), torch.bfloat16, Causal()),
+    Call("decode, float32 32:8", (1, 32, 1, 128), key_heads=8, nk=8192),
+    Call("decode, bfloat16 32:8", (1, 32, 1, 128), torch.bfloat16, key_heads=8, nk=8192),
+)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What the machine is, and a row of text for each call as it is measured."""
+
+    machine: str
+    rows: Iterator[tuple[str, ...]]
+
+
+def bench(seconds: float, calls: tuple[Call, ...] | None = None) -> Bench:
+    """Measures the machine at once and the calls as the rows are asked for, in about so many seconds.
+
+    Raises ValueError where there are no kernels, or where a result is wrong: nothing is timed then.
+    """
+    calls, threads = CALLS if calls is None else calls, torch.get_num_threads()
+    flops, read = peak(threads), bandwidth(threads)
+    machine = (
+        f"{processor()}, {threads} threads, kernels {chosen()}, torch {torch.__version__}\n"
+        f"measured: multiply-add peak {flops / 1e9:.0f} Gflop/s in float32, memory read {read / 1e9:.0f} GB/s"
+    )
+    return Bench(machine, (_row(call, seconds / len(calls), flops, read) for call in calls))
+
+
+@torch.no_grad()
+def _row(call: Call, seconds: float, flops: float, read: float) -> tuple[str, ...]:
+    q, k, v = call.inputs()
+    causal, grouped = isinstance(call.mask, Causal), k.shape[1] != q.shape[1]
+
+    def ours() -> Tensor:
+        return attention(q, k, v, mask=call.mask)
+
+    def theirs() -> Tensor:
+        return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+
+    _check(call, q, k, v, ours())
+    first, second = _turns((ours, theirs), seconds)
+    ahead, share = f"{second / first:.2f}x", call.share(first, flops, read)
+    return call.name, "×".join(map(str, call.shape)), _length(first), _length(second), ahead, share
+
+
+def _check(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+    """Some rows of the result against Reference in float64."""
+    rows = torch.linspace(0, q.shape[-2] - 1, min(ROWS, q.shape[-2])).long()
+    positions = Positions(rows, torch.arange(k.shape[-2]))
+    exact, plain = (
+        attention(
+            q[..., rows, :].to(dtype),
+            k.to(dtype),
+            v.to(dtype),
+            mask=call.mask,
+            positions=positions,
+            backend=Reference(),
+        )
+        for dtype in (torch.float64, call.dtype)
+    )
+    off, allowed = error(out[..., rows, :], exact), tolerance(exact, plain)
+    if not off <= allowed:
+        raise ValueError(
+            f"{call.name} {call.shape}: regard is off by {off:.1e} from float64, {allowed:.1e} is allowed; "
+            "nothing is timed. Please report this with the output of the command."
+        )
+
+
+def _turns(runs: tuple[Callable[[], object], ...], seconds: float) -> list[float]:
+    """The median seconds of a call of each, which take turns until the time is over, but three times at least."""
+    times: list[list[float]] = [[] for _ in runs]
+    end = time.perf_counter() + seconds
+    while len(times[0]) < 3 or time.perf_counter() < end:
+        for run, found in zip(runs, times, strict=True):
+            start = time.perf_counter()
+            run()
+            found.append(time.perf_counter() - start)
+    return [statistics.median(found) for found in times]
+
+
+def _length(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
