@@ -71,7 +71,7 @@ def _part(x: Inputs, heads: int) -> Inputs:
 
 def _results(x: Inputs, rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """The output of some rows and, where there is a cotangent, all gradients, a block of rows at a time."""
-    leaves = [t.to(dtype).requires_grad_(x.cotangent is not None) for t in _leaves(x)]
+    leaves = [t.detach().to(dtype, copy=True).requires_grad_(x.cotangent is not None) for t in _leaves(x)]
     outs: list[Tensor] = []
     width = x.case.shape[-1] if x.case.what == "additive" else 1
     step = max(1, AT_ONCE // (x.q.shape[0] * x.q.shape[1] * x.case.keys * width))
