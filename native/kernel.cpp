@@ -172,7 +172,7 @@ REGARD_API int32_t regard_forward(const regard_call* call, regard_parallel paral
   job.groups = (blocks + job.group - 1) / job.group;
   job.items = job.groups * call->heads * elements;
   if (job.items == 0) return 0;
-  if (few_rows(*call) <= kFew && !call->tiles.data) return forward_few(call, elements, parallel);
+  if (few(*call)) return forward_few(call, elements, parallel);
   int64_t threads = call->threads < job.items ? call->threads : job.items;
   if (threads <= 1 || !parallel)
     work(0, 1, &job);
