@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
