@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "decode.h"
+#include "forward.h"
 
 using namespace regard;
 
@@ -50,8 +51,9 @@ void work(int64_t, int64_t, void* context) {
 
 struct FewJob {
   const regard_call* call;
+  int64_t pairs, parts, keys, next;  // (batch element, key head); parts of a pair, keys of a part
   float* states;
-  int64_t items, parts, next;
+  int64_t* left;  // of each pair: the parts that are not finished
   int failed;
 };
 
@@ -70,37 +72,37 @@ void work_few(int64_t, int64_t, void* context) {
     __atomic_store_n(&job.failed, 1, __ATOMIC_RELAXED);
     return;
   }
-  float* at = (float*)memory;
-  Decode w{};
-  const int64_t width = round_up(c.dk);
-  w.q = at, at += few_rows(c) * width;
-  w.s = at, at += few_rows(c) * kChunk;
-  w.k = at, at += kChunk * width;
-  w.v = at;
+  Few f(c);
+  decode_places(f, (float*)memory);
   for (;;) {
     int64_t item = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED);
-    if (item >= job.items) break;
-    int64_t pair = item / job.parts;
-    run_part(c, w, element_of(c, pair / c.key_heads), pair % c.key_heads, item % job.parts, job.states + item * part_size(c));
+    if (item >= job.pairs * job.parts) break;
+    const int64_t pair = item / job.parts, from = item % job.parts * job.keys, to = from + job.keys;
+    f.p = element_of(c, pair / c.key_heads);
+    f.states = job.states + item * part_size(c);
+    run_part(f, pair % c.key_heads, from, to < c.nk ? to : c.nk);
+    if (__atomic_sub_fetch(&job.left[pair], 1, __ATOMIC_ACQ_REL) == 0)
+      merge_parts(c, f.p, pair % c.key_heads, job.states + pair * job.parts * part_size(c), job.parts);
   }
   free(memory);
 }
 
 int32_t forward_few(const regard_call* call, int64_t elements, regard_parallel parallel) {
   const regard_call& c = *call;
-  FewJob job{call, nullptr, 0, (c.nk + kPart - 1) / kPart, 0, 0};
-  job.items = elements * c.key_heads * job.parts;
-  job.states = (float*)malloc((size_t)(job.items * part_size(c)) * sizeof(float));
-  if (!job.states) return 1;
-  int64_t threads = c.threads < job.items ? c.threads : job.items;
+  FewJob job{call, elements * c.key_heads, 0, 0, 0, nullptr, nullptr, 0};
+  job.keys = part_keys(c, job.pairs);
+  job.parts = (c.nk + job.keys - 1) / job.keys;
+  const int64_t items = job.pairs * job.parts;
+  job.left = (int64_t*)malloc((size_t)job.pairs * sizeof(int64_t) + (size_t)(items * part_size(c)) * sizeof(float));
+  if (!job.left) return 1;
+  job.states = (float*)(job.left + job.pairs);
+  for (int64_t n = 0; n < job.pairs; ++n) job.left[n] = job.parts;
+  const int64_t threads = c.threads < items ? c.threads : items;
   if (threads <= 1 || !parallel)
     work_few(0, 1, &job);
   else
     parallel(0, threads, 1, work_few, &job);
-  if (!job.failed)
-    for (int64_t pair = 0; pair < elements * c.key_heads; ++pair)
-      merge_parts(c, element_of(c, pair / c.key_heads), pair % c.key_heads, job.states + pair * job.parts * part_size(c), job.parts);
-  free(job.states);
+  free(job.left);
   return job.failed;
 }
 
@@ -142,6 +144,22 @@ REGARD_API double regard_peak(int64_t count) {
   return 2.0 * W * kChains * (double)count;
 }
 
+// The sum of `count` floats, for measuring how fast memory is read.
+REGARD_API float regard_bandwidth(const float* data, int64_t count) {
+  constexpr int kSums = 8;
+  vf acc[1][kSums];
+  clear(acc);
+  for (int64_t n = 0; n + kSums * W <= count; n += kSums * W)
+#pragma GCC unroll 8
+    for (int i = 0; i < kSums; ++i) acc[0][i] += load(data + n + i * W);
+  vf sum = vf{};
+  for (int i = 0; i < kSums; ++i) sum += acc[0][i];
+  float total = 0;
+  for (int n = 0; n < W; ++n) total += sum[n];
+  for (int64_t n = count / (kSums * W) * (kSums * W); n < count; ++n) total += data[n];
+  return total;
+}
+
 REGARD_API int64_t regard_keys() { return kKeys; }
 
 // 0, or 1 where memory ran out.
@@ -154,7 +172,7 @@ REGARD_API int32_t regard_forward(const regard_call* call, regard_parallel paral
   job.groups = (blocks + job.group - 1) / job.group;
   job.items = job.groups * call->heads * elements;
   if (job.items == 0) return 0;
-  if (few_rows(*call) < kFew && !call->tiles.data) return forward_few(call, elements, parallel);
+  if (few(*call)) return forward_few(call, elements, parallel);
   int64_t threads = call->threads < job.items ? call->threads : job.items;
   if (threads <= 1 || !parallel)
     work(0, 1, &job);

@@ -1,0 +1,309 @@
+// Few rows against a chunk of keys. Lanes are features: each vector of K and V is read, and widened, once for several rows.
+#pragma once
+#include "steps.h"
+
+namespace regard {
+
+constexpr int64_t kFew = 64;    // rows (queries × heads of a group) at most
+constexpr int64_t kChunk = 64;  // keys held at once
+constexpr int kRowsAtOnce = 4;
+
+// How many keys, or vectors of features, meet R rows at once: a power of two whose sums the registers hold.
+constexpr int beside(int rows, int most) {
+  int n = 1;
+  while (2 * n <= most && 2 * n * rows <= (W == 16 ? 24 : 12)) n *= 2;
+  return n;
+}
+
+REGARD_INLINE int64_t round_up(int64_t n) { return (n + W - 1) / W * W; }
+
+REGARD_INLINE int64_t size_of(int dtype) { return dtype == REGARD_F32 ? 4 : 2; }
+
+struct Row {  // one query of one head
+  int64_t h, i, first, last;
+};
+
+struct Few {
+  explicit Few(const regard_call& call) : c(call) {}
+  const regard_call& c;
+  Place p;
+  int64_t rows;
+  float* q;             // [rows][width], scaled, base 2; width is dk rounded up to W, padded by zeros
+  float* s;             // [rows][kChunk] scores, then weights; a hidden key's weight is -0
+  float* k;             // [kChunk][width], what cannot be read in place
+  float* v;             // [kChunk][dv rounded up to W], likewise
+  float* states;        // of each row m, l, o[dv rounded up to W]
+  float alpha[kFew];    // what the state so far is multiplied by
+  Row row[kFew];
+  bool whole[kFew];     // every key of the chunk is seen and nothing is done to its score
+  vf top[kFew];         // largest scores of the chunk
+  vi at[kChunk / W];    // positions of the chunk's keys, relative to the first
+  vu word[kChunk / W];  // dropout's words of the chunk's keys
+};
+
+struct Chunk {
+  int64_t j, count;  // keys
+  bool some;         // some row does not see some key
+  bool more;         // another chunk follows
+};
+
+REGARD_INLINE int64_t state_size(const regard_call& c) { return round_up(c.dv) + 2; }
+
+// W elements from n on, `step` apart; 0 for those past `valid`.
+REGARD_INLINE vf floats(const void* p, int64_t n, int64_t step, int64_t valid, int dtype) {
+  if (step == 1 && valid >= W) return load_some(p, n, dtype);
+  float x[W];
+  for (int m = 0; m < W; ++m) x[m] = m < valid ? load_one(p, n + m * step, dtype) : 0.0f;
+  return load(x);
+}
+
+REGARD_INLINE vi flags(const uint8_t* p, int64_t step, int64_t valid) {
+  typedef uint8_t bytes __attribute__((vector_size(W), aligned(1), may_alias));
+  if (step == 1 && valid >= W) return __builtin_convertvector(*(const bytes*)p, vi) != 0;
+  float x[W];
+  for (int m = 0; m < W; ++m) x[m] = m < valid ? (float)p[m * step] : 0.0f;
+  return load(x) != vf{};
+}
+
+// a and b, whose sums are still spread over lanes, as one vector of half the spread. Blocks of `span` lanes keep the shuffles cheap:
+// unpacking within 128 bits first, whole quarters last.
+template <int step>
+REGARD_INLINE vf fold_lanes(vf a, vf b) {
+  constexpr int span = step <= 2 ? 4 : W;
+  vi low;
+  for (int n = 0; n < W; ++n) low[n] = n / span * span + n % step + n % span / (2 * step) * step + (n & step ? W : 0);
+  return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, low + span / 2);
+}
+
+// W vectors to the vector of their sums.
+REGARD_INLINE vf sums(vf (&x)[W]) {
+#pragma GCC unroll 8
+  for (int n = 0; n < W / 2; ++n) x[n] = fold_lanes<1>(x[2 * n], x[2 * n + 1]);
+#pragma GCC unroll 4
+  for (int n = 0; n < W / 4; ++n) x[n] = fold_lanes<2>(x[2 * n], x[2 * n + 1]);
+#if REGARD_W >= 8
+#pragma GCC unroll 2
+  for (int n = 0; n < W / 8; ++n) x[n] = fold_lanes<4>(x[2 * n], x[2 * n + 1]);
+#endif
+#if REGARD_W >= 16
+  x[0] = fold_lanes<8>(x[0], x[1]);
+#endif
+  return x[0];
+}
+
+// What will be read a chunk later: the processor's own prefetching stops where K and V take turns.
+REGARD_INLINE void fetch(const char* p, int64_t bytes) {
+  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(p + b, 0, 2);
+}
+
+// One vector of features, `valid` of them real, of K keys and R rows.
+template <int K, int R, int dtype>
+REGARD_INLINE void times(vf (&acc)[K][R], const float* q, int64_t width, const char* const (&k)[K], int64_t d, int64_t valid) {
+  vf a[R];
+#pragma GCC unroll 4
+  for (int i = 0; i < R; ++i) a[i] = load(q + i * width + d);
+#pragma GCC unroll 8
+  for (int n = 0; n < K; ++n) {
+    vf b = floats(k[n], d, 1, valid, dtype);
+#pragma GCC unroll 4
+    for (int i = 0; i < R; ++i) acc[n][i] += a[i] * b;
+  }
+}
+
+// W keys against R rows: x[i][m] holds the products of row i and key m, to be summed. `ahead`: how far to prefetch, or 0.
+template <int R, int dtype>
+REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, const char* const (&keys)[W], int64_t ahead) {
+  constexpr int K = 2, D = beside(K * R, 8);
+  const int64_t width = round_up(dk);
+  for (int m = 0; m < W; m += K) {
+    const char* k[K];
+#pragma GCC unroll 8
+    for (int n = 0; n < K; ++n) k[n] = keys[m + n];
+    if (ahead)
+#pragma GCC unroll 8
+      for (int n = 0; n < K; ++n) fetch(k[n] + ahead, dk * size_of(dtype));
+    vf acc[D][K][R];
+#pragma GCC unroll 8
+    for (int e = 0; e < D; ++e) clear(acc[e]);
+    int64_t d = 0;
+    for (; d + D * W <= dk; d += D * W)
+#pragma GCC unroll 8
+      for (int e = 0; e < D; ++e) times<K, R, dtype>(acc[e], q, width, k, d + e * W, W);
+    for (; d + W <= dk; d += W) times<K, R, dtype>(acc[0], q, width, k, d, W);
+    if (d < dk) times<K, R, dtype>(acc[0], q, width, k, d, dk - d);
+#pragma GCC unroll 8
+    for (int n = 0; n < K; ++n)
+#pragma GCC unroll 4
+      for (int i = 0; i < R; ++i) {
+        vf sum = acc[0][n][i];
+#pragma GCC unroll 8
+        for (int e = 1; e < D; ++e) sum += acc[e][n][i];
+        x[i][m + n] = sum;
+      }
+  }
+}
+
+// Everything after the similarity for keys [n, n + W) of the chunk and one row, in base 2; hidden ones become -inf.
+static vf few_steps(const Few& f, const Row& row, const Chunk& t, int64_t n, vf s) {
+  const regard_call& c = f.c;
+  const int64_t key = t.j + n, valid = t.count - n;
+  if (c.cap != 0) s = splat(c.cap * kLog2e) * tanhv(s);
+  if (c.slopes) {
+    const int64_t ahead = c.q_at[offset(c.q_at_batch, f.p) + row.i] - c.k_at[offset(c.k_at_batch, f.p) + t.j];
+    vf distance = __builtin_convertvector(splat_int((int32_t)ahead) - f.at[n / W], vf);
+    s -= splat(c.slopes[c.slope_stride * row.h] * kLog2e) * (vf)((vi)distance & splat_int(0x7fffffff));
+  }
+  if (c.offsets) {
+    const int64_t first = c.offset_stride * row.h + row.i - key + c.nk - 1;
+    s += floats(c.offsets, first, -1, valid, REGARD_F32) * splat(kLog2e);
+  }
+  if (c.bias.data) {
+    const int64_t first = offset(c.bias, f.p, row.h) + row.i * c.bias.row + key * c.bias.col;
+    s += floats(c.bias.data, first, c.bias.col, valid, c.bias_dtype) * splat(kLog2e);
+  }
+  const int64_t last = row.last < t.j + t.count ? row.last : t.j + t.count;
+  const vi keys = splat_int((int32_t)key) + lanes();
+  vi seen = (keys >= splat_int((int32_t)row.first)) & (keys < splat_int((int32_t)last));
+  if (c.allowed.data) seen &= flags(at<uint8_t>(c.allowed, f.p, row.h) + row.i * c.allowed.row + key * c.allowed.col, c.allowed.col, valid);
+  return select(seen, s, splat(-kInf));
+}
+
+REGARD_INLINE bool plain(const regard_call& c) { return c.cap == 0 && !c.slopes && !c.offsets && !c.bias.data && !c.allowed.data; }
+
+template <int R, int dtype>
+static void score_rows(Few& f, const Chunk& t, const char* const (&keys)[W], int64_t ahead, int64_t n, int64_t r) {
+  vf x[R][W];
+  products<R, dtype>(x, f.q + r * round_up(f.c.dk), f.c.dk, keys, ahead);
+  for (int i = 0; i < R; ++i) {
+    vf s = sums(x[i]);
+    if (!f.whole[r + i] || n + W > t.count) s = few_steps(f, f.row[r + i], t, n, s);
+    store(f.s + (r + i) * kChunk + n, s);
+    f.top[r + i] = greater_of(s, f.top[r + i]);
+  }
+}
+
+template <int dtype>
+static void score_chunk(Few& f, const Chunk& t, const char* keys, int64_t stride) {
+  stride *= size_of(dtype);
+  for (int64_t r = 0; r < f.rows; ++r) {
+    f.top[r] = splat(-kInf);
+    f.whole[r] = plain(f.c) && f.row[r].first <= t.j && f.row[r].last >= t.j + t.count;
+  }
+  for (int64_t n = 0; n < t.count; n += W) {
+    const char* k[W];
+    for (int64_t m = 0; m < W; ++m) k[m] = keys + (n + m < t.count ? n + m : t.count - 1) * stride;
+    int64_t r = 0, ahead = t.more ? kChunk * stride : 0;
+    for (; r + kRowsAtOnce <= f.rows; r += kRowsAtOnce, ahead = 0) score_rows<kRowsAtOnce, dtype>(f, t, k, ahead, n, r);
+    switch (f.rows - r) {
+      case 3: score_rows<3, dtype>(f, t, k, ahead, n, r); break;
+      case 2: score_rows<2, dtype>(f, t, k, ahead, n, r); break;
+      case 1: score_rows<1, dtype>(f, t, k, ahead, n, r); break;
+    }
+  }
+}
+
+// Scores of one row become weights; returns their sum, from before dropout.
+static float weigh_row(const Few& f, const Chunk& t, int64_t r, float shift) {
+  const regard_call& c = f.c;
+  vf sum = vf{};
+  vu word = vu{};
+  if (c.threshold) {
+    Place p = f.p;
+    p.h = f.row[r].h;
+    word += mix(head_word(c, p) + fold(c.q_at[offset(c.q_at_batch, p) + f.row[r].i]) * 0xC2B2AE3Du);
+  }
+  for (int64_t n = 0; n < t.count; n += W) {
+    float* at = f.s + r * kChunk + n;
+    vf s = load(at), p = exp2v(s - splat(shift));
+    sum += p;
+    if (c.threshold) p = (mix(word + f.word[n / W]) >> 8) >= c.threshold ? p * splat(c.keep) : splat(0.0f);
+    if (t.some) p = select(s == splat(-kInf), splat(-0.0f), p);
+    store(at, p);
+  }
+  float total = 0;
+  for (int n = 0; n < W; ++n) total += sum[n];
+  return total;
+}
+
+// acc[i][v] = the values of V vectors of features from d on, weighted by row r + i. `part`: fewer than W features are left.
+// `careful`: hidden keys are left out instead of multiplied by 0, for 0 · NaN is NaN.
+template <int R, int V, int dtype, bool part, bool careful>
+REGARD_INLINE void weighted(vf (&acc)[R][V], const Few& f, const Chunk& t, const char* values, int64_t stride, int64_t r, int64_t d) {
+  const float* s = f.s + r * kChunk;
+  const bool ahead = t.more && r == 0;
+  clear(acc);
+  for (int64_t n = 0; n < t.count; ++n, values += stride * size_of(dtype)) {
+    vf column[V];
+    if (ahead) fetch(values + (kChunk * stride + d) * size_of(dtype), V * W * size_of(dtype));
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v)
+      column[v] = part ? floats(values, d, 1, f.c.dv - d, dtype) : load_some(values, d + v * W, dtype);
+#pragma GCC unroll 4
+    for (int i = 0; i < R; ++i) {
+      vf p = splat_any(s + i * kChunk + n);
+      if (careful && ((vi)p)[0] == INT32_MIN) continue;
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) acc[i][v] += p * column[v];
+    }
+  }
+}
+
+template <int R, int V>
+REGARD_INLINE bool finite(const vf (&x)[R][V]) {
+  vf rest = vf{};  // x - x is 0 for what is finite and NaN for what is not
+#pragma GCC unroll 4
+  for (int i = 0; i < R; ++i)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) rest += x[i][v] - x[i][v];
+  float sum = 0;
+  for (int n = 0; n < W; ++n) sum += rest[n];
+  return sum == 0;
+}
+
+template <int dtype, bool part>
+static void add_careful(const Few& f, const Chunk& t, const char* values, int64_t stride, int rows, int vectors, int64_t r, int64_t d) {
+  for (int i = 0; i < rows; ++i)
+    for (int v = 0; v < vectors; ++v) {
+      vf acc[1][1];
+      weighted<1, 1, dtype, part, true>(acc, f, t, values, stride, r + i, d + v * W);
+      float* o = f.states + (r + i) * state_size(f.c) + 2 + d + v * W;
+      store(o, load(o) * splat(f.alpha[r + i]) + acc[0][0]);
+    }
+}
+
+template <int R, int V, int dtype, bool part>
+static void add_values(const Few& f, const Chunk& t, const char* values, int64_t stride, int64_t r, int64_t d) {
+  vf acc[R][V];
+  weighted<R, V, dtype, part, false>(acc, f, t, values, stride, r, d);
+  if (t.some && !finite(acc)) return add_careful<dtype, part>(f, t, values, stride, R, V, r, d);
+#pragma GCC unroll 4
+  for (int i = 0; i < R; ++i)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      float* o = f.states + (r + i) * state_size(f.c) + 2 + d + v * W;
+      store(o, load(o) * splat(f.alpha[r + i]) + acc[i][v]);
+    }
+}
+
+// All features of R rows: V vectors of them at once, then half as many, and so on.
+template <int R, int V, int dtype>
+REGARD_INLINE void add_rows(const Few& f, const Chunk& t, const char* values, int64_t stride, int64_t r, int64_t d) {
+  for (; d + V * W <= f.c.dv; d += V * W) add_values<R, V, dtype, false>(f, t, values, stride, r, d);
+  if constexpr (V > 1)
+    add_rows<R, V / 2, dtype>(f, t, values, stride, r, d);
+  else if (d < f.c.dv)
+    add_values<R, 1, dtype, true>(f, t, values, stride, r, d);
+}
+
+template <int dtype>
+static void add_chunk(const Few& f, const Chunk& t, const char* values, int64_t stride) {
+  int64_t r = 0;
+  for (; r + kRowsAtOnce <= f.rows; r += kRowsAtOnce) add_rows<kRowsAtOnce, beside(kRowsAtOnce, 8), dtype>(f, t, values, stride, r, 0);
+  switch (f.rows - r) {
+    case 3: return add_rows<3, beside(3, 8), dtype>(f, t, values, stride, r, 0);
+    case 2: return add_rows<2, beside(2, 8), dtype>(f, t, values, stride, r, 0);
+    case 1: return add_rows<1, beside(1, 8), dtype>(f, t, values, stride, r, 0);
+  }
+}
+
+}  // namespace regard
