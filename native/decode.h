@@ -116,11 +116,13 @@ static void run_part(Few& f, int64_t key_head, int64_t from, int64_t to) {
   }
 }
 
-// The states of a row, `step` apart, merged in order: out and lse.
+// The states of a row, `step` apart, merged in order, and its sink: out and lse.
 static void merge_row(const regard_call& c, const Place& p, int64_t h, int64_t i, float* states, int64_t step, int64_t count) {
-  float m = -kInf, l = 0;
+  const float sink = c.sink.data ? *at<float>(c.sink, p, h) * kLog2e : -kInf;
+  float m = sink;
   for (int64_t n = 0; n < count; ++n) m = states[n * step] > m ? states[n * step] : m;
   const float shift = m == -kInf ? 0 : m;
+  float l = exp2v(splat(sink - shift))[0];
   for (int64_t n = 0; n < count; ++n) {
     float* state = states + n * step;
     state[0] = exp2v(splat(state[0] - shift))[0];  // from here on what o is multiplied by
@@ -132,10 +134,7 @@ static void merge_row(const regard_call& c, const Place& p, int64_t h, int64_t i
     vf o = vf{};
     for (int64_t n = 0; n < count; ++n) o += load(states + n * step + 2 + d) * splat(states[n * step]);
     o = l == 0 ? vf{} : o / splat(l);
-    for (int64_t e = d; e < d + W && e < c.dv; ++e) {
-      if (c.out_dtype == REGARD_F32) ((float*)c.out.data)[to + e * c.out.col] = o[e - d];
-      else ((uint16_t*)c.out.data)[to + e * c.out.col] = c.out_dtype == REGARD_BF16 ? float_to_bf16(o[e - d]) : float_to_fp16(o[e - d]);
-    }
+    put(c, to + d * c.out.col, c.dv - d < W ? c.dv - d : W, o);
   }
 }
 

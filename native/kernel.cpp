@@ -183,11 +183,12 @@ REGARD_API int32_t regard_forward(const regard_call* call, regard_parallel paral
 
 // The same call on other tensors of the same structure; null for those that stay where they are.
 REGARD_API int32_t regard_again(const regard_call* like, regard_parallel parallel, void* q, void* k, void* v, void* out,
-                                void* allowed, void* bias, const float* slopes) {
+                                void* allowed, void* bias, const float* slopes, void* sink) {
   regard_call call = *like;
   call.q.data = q, call.k.data = k, call.v.data = v, call.out.data = out;
   if (allowed) call.allowed.data = allowed;
   if (bias) call.bias.data = bias;
   if (slopes) call.slopes = slopes;
+  if (sink) call.sink.data = sink;
   return regard_forward(&call, parallel);
 }

@@ -148,4 +148,20 @@ static void bits_of(uint64_t* bits, const uint8_t* allowed, int64_t row, int64_t
   }
 }
 
+// One output row's features [f, f + W) from lanes.
+REGARD_INLINE void put(const regard_call& c, int64_t to, int64_t features, vf x) {
+  const bool whole = features == W && c.out.col == 1;
+  if (c.out_dtype == REGARD_F32) {
+    float* out = (float*)c.out.data + to;
+    if (whole) return store(out, x);
+    for (int64_t n = 0; n < features; ++n) out[n * c.out.col] = x[n];
+    return;
+  }
+  uint16_t h[W], *out = (uint16_t*)c.out.data + to;
+  uint16_t* at = whole ? out : h;
+  if (c.out_dtype == REGARD_BF16) store_bf16(at, x);
+  else store_fp16(at, x);
+  for (int64_t n = 0; !whole && n < features; ++n) out[n * c.out.col] = h[n];
+}
+
 }  // namespace regard

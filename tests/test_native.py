@@ -41,6 +41,7 @@ def compare(case: testing.Case, dtype: torch.dtype = torch.float32) -> None:
 
         def run(one: testing.Case, backend: Backend) -> tuple[Tensor, Tensor]:
             given = {"score": one.score, "mask": one.mask, "positions": one.positions, "dropout": one.dropout}
+            given["sink"] = one.sink
             out = rg.attention(one.q, one.k, one.v, **given, backend=backend)
             return out, rg.attention_state(one.q, one.k, one.v, **given, backend=backend).finish()[1]
 
@@ -72,6 +73,24 @@ def test_every_instruction_set(isa: str, dtype: torch.dtype, size: str, mask: st
     score = rg.ScaledDot() >> rg.SoftCap(5.0) >> rg.Alibi(slopes)
     compare(testing.draw(at, dk=32, dv=19, score=score, mask=testing.masks(at)[mask]), dtype)
     compare(testing.draw(at, dk=33, dv=16, mask=testing.masks(at)[mask], dropout=rg.Dropout(0.3, seed=11)), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", FRAMES)
+@pytest.mark.parametrize("mask", ["Everything", "Causal", "nothing"])
+def test_sinks(isa: str, dtype: torch.dtype, size: str, mask: str) -> None:
+    at = FRAMES[size]
+    compare(testing.draw(at, mask=testing.masks(at)[mask], sink=True), dtype)
+    case = testing.draw(at, mask=testing.masks(at)[mask]).leaves(dtype)
+    for sink in (-torch.inf, 1e4, torch.linspace(-3, 90, at.heads)):
+        ours, right = (
+            rg.attention_state(
+                case.q, case.k, case.v, mask=case.mask, positions=case.positions, sink=sink, backend=each
+            )
+            for each in (rg.Native(), rg.Reference())
+        )
+        for mine, exact in zip(ours.finish(), right.finish(), strict=True):
+            torch.testing.assert_close(mine, exact, rtol=1e-5, atol=2e-3 if dtype == torch.bfloat16 else 1e-5)
 
 
 @pytest.mark.parametrize(

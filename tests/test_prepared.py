@@ -59,6 +59,10 @@ def test_what_is_kept() -> None:
         for _ in range(2):
             both(q, k, v, mask=mask)
         assert kept() == before + 1, mask
+    before = kept()
+    for _ in range(2):
+        both(q, k, v, sink=0.5)
+    assert kept() == before + 1
     for mask in (rg.Lengths(keys=torch.tensor([3, 9])), rg.Where(lambda b, h, i, j: i >= j)):
         before = kept()
         both(q, k, v, mask=mask)
@@ -68,11 +72,12 @@ def test_what_is_kept() -> None:
 def test_tensors_are_read_where_they_lie_now() -> None:
     q, k, v = draw()
     allowed, bias = torch.rand(23, 23) > 0.3, torch.randn(4, 1, 23)
-    lengths, slopes = torch.tensor([3, 9]), torch.rand(4)
+    lengths, slopes, sink = torch.tensor([3, 9]), torch.rand(4), torch.rand(4)
     given = [
         ({"mask": rg.Dense(allowed)}, allowed.logical_not_),
         ({"score": rg.ScaledDot() >> rg.Bias(bias)}, bias.neg_),
         ({"score": rg.ScaledDot() >> rg.Alibi(slopes)}, slopes.zero_),
+        ({"sink": sink, "mask": rg.Causal()}, sink.neg_),
         ({"mask": rg.Lengths(keys=lengths)}, lengths.zero_),
         ({"mask": rg.Dense(allowed) & rg.Lengths(keys=lengths)}, lambda: lengths.fill_(7)),
     ]

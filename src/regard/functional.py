@@ -61,8 +61,8 @@ def attention(
     >>> rg.attention(q, k, v, score=rg.ScaledDot() >> rg.SoftCap(50.0), mask=rg.Causal()).shape
     torch.Size([2, 8, 128, 32])
     """
-    if positions is None and sink is None and dropout is None and backend is None:
-        known = prepared.attend(q, k, v, score, mask)
+    if positions is None and dropout is None and backend is None:
+        known = prepared.attend(q, k, v, score, mask, sink)
         if known is not None:
             return known
     call = Call(q, k, v, score, mask, positions, sink, dropout)

@@ -1,7 +1,7 @@
 """Calls of a structure seen before, the same shapes, strides, dtypes, score and mask: they skip all but the kernel.
 
 Structure is what a call is like before anyone looks at a number in its tensors. Kept are calls that a backend can
-repeat from it alone (see Backend.ready): no gradients, no transforms, no positions, no dropout, no sink.
+repeat from it alone (see Backend.ready): no gradients, no transforms, no positions, no dropout.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from regard.backends.base import Ready
+from regard.call import Call
 from regard.dispatch import choose
 from regard.masks.algebra import Mask
-from regard.problem import pose
 from regard.scores.algebra import Score
 from regard.shapes import functorch
 from regard.value import Value
@@ -26,7 +26,7 @@ _MOST = 256  # structures kept
 _kept: dict[Any, Ready | None] = {}
 
 
-def attend(q: Any, k: Any, v: Any, score: Score, mask: Mask) -> Tensor | None:
+def attend(q: Any, k: Any, v: Any, score: Score, mask: Mask, sink: Any) -> Tensor | None:
     """The output of a call whose structure is kept, or can be; None where each such call has to be posed."""
     if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or _transformed():
         return None
@@ -34,7 +34,7 @@ def attend(q: Any, k: Any, v: Any, score: Score, mask: Mask) -> Tensor | None:
         return None
     leaves: list[Tensor] = []
     try:
-        outline = _outline(score, leaves), _outline(mask, leaves)
+        outline = _outline(score, leaves), _outline(mask, leaves), _outline(sink, leaves)
     except _Open:
         return None
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or _learn(leaves)):
@@ -47,7 +47,7 @@ def attend(q: Any, k: Any, v: Any, score: Score, mask: Mask) -> Tensor | None:
     )
     ready = _kept.get(key, _unseen)
     if ready is _unseen:
-        ready = _prepare(q, k, v, score, mask, tuple(leaves))
+        ready = _prepare(Call(q, k, v, score, mask, None, sink, None), (q, k, v), tuple(leaves))
         if len(_kept) >= _MOST:
             _kept.clear()
         _kept[key] = ready
@@ -58,13 +58,12 @@ def _unseen(*_: Any) -> Tensor:
     raise AssertionError("stands for a structure that is not kept")
 
 
-def _prepare(q: Tensor, k: Tensor, v: Tensor, score: Score, mask: Mask, leaves: tuple[Tensor, ...]) -> Ready | None:
+def _prepare(call: Call, given: tuple[Tensor, ...], leaves: tuple[Tensor, ...]) -> Ready | None:
     with torch.no_grad():
-        problem, layout = pose(q, k, v, score, mask, None, None)
-        ready = choose(problem, None, lse=False).ready(problem, (q, k, v), leaves)
-    if ready is None or layout.headed:
+        ready = choose(call.problem, None, lse=False).ready(call.problem, given, leaves)
+    if ready is None or call.layout.headed:
         return ready
-    return lambda q, k, v, leaves: layout.restore(ready(q, k, v, leaves), 2)
+    return lambda q, k, v, leaves: call.layout.restore(ready(q, k, v, leaves), 2)
 
 
 def _transformed() -> bool:

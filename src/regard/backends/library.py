@@ -136,7 +136,7 @@ def load(isa: str) -> Library:
     handle = ctypes.CDLL(str(built()[isa]))
     handle.regard_forward.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     handle.regard_forward.restype = ctypes.c_int32
-    handle.regard_again.argtypes = (ctypes.c_void_p,) * 9
+    handle.regard_again.argtypes = (ctypes.c_void_p,) * 10
     handle.regard_again.restype = ctypes.c_int32
     handle.regard_bandwidth.argtypes = (ctypes.c_void_p, ctypes.c_int64)
     handle.regard_bandwidth.restype = ctypes.c_float

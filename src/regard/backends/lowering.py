@@ -35,6 +35,7 @@ class Lowered:
     slopes        float32 (h,) or (1,): what a step of distance costs
     offsets       float32 (h or 1, nq + nk - 1 and some): what is added for a distance i - j, from -(nk - 1) on
     q_at, k_at    int64 (*batch, n): positions, where slopes or dropout ask for them
+    sink          float32 (.., 1, 1): logits that take mass and add nothing
     """
 
     q: Tensor
@@ -52,6 +53,7 @@ class Lowered:
     offsets: Tensor | None = None
     q_at: Tensor | None = None
     k_at: Tensor | None = None
+    sink: Tensor | None = None
     seed: int = 0
     threshold: int = 0
     keep: float = 1.0
@@ -132,7 +134,8 @@ def lower(problem: Problem, tile: tuple[int, int] | None) -> Lowered:
     """A problem for kernels with tiles of so many queries and keys; None where nobody may look at values."""
     q, k, scale = _dot_operands(problem)
     told: dict[str, Any] = {**lower_mask(problem, tile), **_modifiers(problem), **_dropout(problem)}
-    return Lowered(q, k, problem.v.to(q.dtype), scale, **told)
+    sink = None if problem.sink is None else problem.sink.float()[..., None, None]
+    return Lowered(q, k, problem.v.to(q.dtype), scale, **told, sink=sink)
 
 
 def _dot_operands(problem: Problem) -> tuple[Tensor, Tensor, float]:

@@ -13,7 +13,6 @@ from regard.backends.lowering import Lowered, lower, lower_mask, why_not
 from regard.backends.operation import forward, library, ready, traced
 from regard.backends.tiling import stream
 from regard.problem import Problem
-from regard.state import State
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,10 @@ class Native(Backend):
 
     def forward(self, problem: Problem) -> Result:
         with torch.no_grad():
-            return _joined(problem, forward(_lowered(problem)))
+            return forward(_lowered(problem))
 
     def traced(self, problem: Problem) -> Result:
-        return _joined(problem, traced(lower(problem, None)))
+        return traced(lower(problem, None))
 
     def ready(self, problem: Problem, given: tuple[Tensor, ...], leaves: tuple[Tensor, ...]) -> Ready | None:
         return ready(_lowered(problem), given, leaves, problem.dtype)
@@ -63,10 +62,6 @@ class Native(Backend):
         kinds = {"start": "an interval of keys a query", "allowed": "booleans", "tiles": "a map of tiles"}
         found["mask as"] = " and ".join(kinds[name] for name in lowered if name in kinds) or "nothing to hide"
         return {**found, "backward": "streamed over tiles in PyTorch"}
-
-
-def _joined(problem: Problem, result: Result) -> Result:
-    return result if problem.sink is None else problem.joined(State.of_lse(*result)).finish()
 
 
 def _lowered(problem: Problem) -> Lowered:

@@ -28,8 +28,8 @@ def library() -> Library:
 def forward(lowered: Lowered) -> Result:
     """out (*batch, h, nq, dv) and lse (*batch, h, nq), float32."""
     out, lse = _empty(lowered)
-    if out.numel() == 0 or lowered.k.shape[-2] == 0:
-        return out.zero_(), lse.fill_(-torch.inf)
+    if lse.numel() == 0 or lowered.k.shape[-2] == 0:
+        return out.zero_(), lse.copy_(lowered.sink[..., 0]) if lowered.sink is not None else lse.fill_(-torch.inf)
     library().forward(arguments(lowered, out, lse))
     return out, lse
 
@@ -114,12 +114,12 @@ class Ready:
     `leaves`: tensors of the score and the mask, which the kernels read where they lie.
     """
 
-    LEAVES = ("allowed", "bias", "slopes")
+    LEAVES = ("allowed", "bias", "slopes", "sink")
 
     def __init__(self, lowered: Lowered, q: Tensor, out: Tensor, leaves: tuple[Tensor, ...]) -> None:
         told, addresses = lowered.tensors(), [t.data_ptr() for t in leaves]
         # what was made for this structure lives as long; the tensors of one call do not
-        self.kept = [t for name, t in told.items() if name not in ("q", "k", "v", *self.LEAVES)]
+        self.kept = _made(told, addresses)
         self.shape, self.dtype = tuple(out.shape), out.dtype
         # the fastest ways that torch has: twice as fast as empty of a torch.Size
         self.like = q.is_contiguous() and q.shape == out.shape
@@ -131,7 +131,7 @@ class Ready:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor]) -> Tensor:
         out = torch.empty_like(q) if self.like else torch.empty(*self.shape, dtype=self.dtype)
         # an address of 0 leaves the struct's own
-        fresh = [0 if n is None else leaves[n].data_ptr() for n in self.places] if leaves else (0, 0, 0)
+        fresh = [0 if n is None else leaves[n].data_ptr() for n in self.places] if leaves else (0, 0, 0, 0)
         failed = self.again(self.call, self.parallel, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), *fresh)
         if failed:
             raise MemoryError("regard's native kernel could not have its scratch memory; nothing was computed.")
@@ -146,11 +146,18 @@ def ready(lowered: Lowered, given: tuple[Tensor, ...], leaves: tuple[Tensor, ...
     told = lowered.tensors()
     mine = [told[name].data_ptr() for name in ("q", "k", "v")]
     read = {told[name].data_ptr() for name in Ready.LEAVES if name in told}
-    made = sum(t.nbytes for name, t in told.items() if name not in ("q", "k", "v", *Ready.LEAVES))
-    if mine != [t.data_ptr() for t in given] or any(t.data_ptr() not in read for t in leaves) or made > _KEPT:
+    addresses = [t.data_ptr() for t in leaves]
+    if mine != [t.data_ptr() for t in given] or any(a not in read for a in addresses):
+        return None
+    if sum(t.nbytes for t in _made(told, addresses)) > _KEPT:
         return None
     out = lowered.q.new_empty((*lowered.shape, lowered.v.shape[-1]), dtype=dtype)
     return Ready(lowered, given[0], out, leaves) if out.numel() and lowered.k.shape[-2] else None
+
+
+def _made(told: dict[str, Tensor], addresses: list[int]) -> list[Tensor]:
+    """What was made for a structure, and belongs to no caller."""
+    return [t for name, t in told.items() if name not in ("q", "k", "v") and t.data_ptr() not in addresses]
 
 
 _KEPT = 1 << 20  # bytes made for a structure (intervals, tile maps) that are worth keeping
