@@ -40,6 +40,7 @@ typedef struct {
   uint64_t seed;
   uint32_t threshold;  // of 2^24: a weight is dropped when its bits are below; 0 for no dropout
   float keep;          // what kept weights are multiplied by
+  int32_t invariant;   // whether a row's bits must not depend on how many rows there are: no kernel of its own for few
   regard_tensor sink;  // float (batch, head): a logit, natural, that joins the sum and has no value; data 0 for none
 } regard_call;
 

@@ -8,7 +8,9 @@ namespace regard {
 static int64_t few_rows(const regard_call& c) { return c.heads / c.key_heads * c.nq; }
 
 // Whether a call goes this way. Half precision leaves earlier: many rows would widen each element again and again.
-static bool few(const regard_call& c) { return few_rows(c) <= kFew && !c.tiles.data && (c.dtype == REGARD_F32 || c.nq <= 8); }
+static bool few(const regard_call& c) {
+  return !c.invariant && few_rows(c) <= kFew && !c.tiles.data && (c.dtype == REGARD_F32 || c.nq <= 8);
+}
 
 // Keys of a part: short enough for many threads, long enough to be worth a merge. Shapes alone decide.
 static int64_t part_keys(const regard_call& c, int64_t pairs) {

@@ -55,6 +55,7 @@ class Arguments(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         ("threshold", ctypes.c_uint32),
         ("keep", ctypes.c_float),
+        ("invariant", ctypes.c_int32),
         ("sink", Operand),
     )
 

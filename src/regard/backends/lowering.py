@@ -36,6 +36,7 @@ class Lowered:
     offsets       float32 (h or 1, nq + nk - 1 and some): what is added for a distance i - j, from -(nk - 1) on
     q_at, k_at    int64 (*batch, n): positions, where slopes or dropout ask for them
     sink          float32 (.., 1, 1): logits that take mass and add nothing
+    invariant     whether a row's bits must not depend on the other rows
     """
 
     q: Tensor
@@ -57,6 +58,7 @@ class Lowered:
     seed: int = 0
     threshold: int = 0
     keep: float = 1.0
+    invariant: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -24,10 +24,15 @@ class Native(Backend):
     tiles in PyTorch. Compiled once for each instruction set; the best that runs here is taken, or the one that the
     environment variable REGARD_ISA names (base, avx2, avx512, avx512bf16).
 
+    invariant: the bits of a query's row depend on no other query of the call, nor on their number: a batch of one, a
+    chunk of a prompt and one token decoded against a cache agree. Costs speed where queries are few.
+
     >>> import regard as rg
     >>> rg.Native()
     Native()
     """
+
+    invariant: bool = False
 
     def why_not(self, problem: Problem, lse: bool) -> str | None:
         frame = problem.frame
@@ -39,13 +44,13 @@ class Native(Backend):
 
     def forward(self, problem: Problem) -> Result:
         with torch.no_grad():
-            return forward(_lowered(problem))
+            return forward(self._lowered(problem))
 
     def traced(self, problem: Problem) -> Result:
-        return traced(lower(problem, None))
+        return traced(replace(lower(problem, None), invariant=self.invariant))
 
     def ready(self, problem: Problem, given: tuple[Tensor, ...], leaves: tuple[Tensor, ...]) -> Ready | None:
-        return ready(_lowered(problem), given, leaves, problem.dtype)
+        return ready(self._lowered(problem), given, leaves, problem.dtype)
 
     def backward(
         self, problem: Problem, result: Result, cotangents: Result, needs: tuple[bool, ...]
@@ -63,6 +68,5 @@ class Native(Backend):
         found["mask as"] = " and ".join(kinds[name] for name in lowered if name in kinds) or "nothing to hide"
         return {**found, "backward": "streamed over tiles in PyTorch"}
 
-
-def _lowered(problem: Problem) -> Lowered:
-    return lower(problem, library().tile)
+    def _lowered(self, problem: Problem) -> Lowered:
+        return replace(lower(problem, library().tile), invariant=self.invariant)

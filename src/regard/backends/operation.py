@@ -50,6 +50,7 @@ def arguments(lowered: Lowered, out: Tensor, lse: Tensor | None) -> Arguments:
     work = 2 * math.prod(batch) * heads * nq * nk * (dk + dv)
     call.threads = max(1, min(torch.get_num_threads(), work // _GRAIN))
     call.scale, call.cap = lowered.scale, lowered.cap
+    call.invariant = lowered.invariant
     call.seed, call.threshold, call.keep = lowered.seed & (2**64 - 1), lowered.threshold, lowered.keep
     call.out = _operand(out)
     if lse is not None:
@@ -91,7 +92,7 @@ def _operand(t: Tensor) -> Operand:
 
 # --- for torch.compile and torch.export: the same, with a schema and a fake ---
 
-_NUMBERS = {"scale": "float", "cap": "float", "seed": "int", "threshold": "int", "keep": "float"}
+_NUMBERS = {"scale": "float", "cap": "float", "seed": "int", "threshold": "int", "keep": "float", "invariant": "bool"}
 _SCHEMA = ", ".join(
     f"{_NUMBERS.get(f.name, 'Tensor' if f.name in ('q', 'k', 'v') else 'Tensor?')} {f.name}" for f in fields(Lowered)
 )
