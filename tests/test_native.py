@@ -163,7 +163,6 @@ def test_reading_memory() -> None:
     library = load(runnable()[0])
     data = torch.arange(1003, dtype=torch.float32)
     assert library.handle.regard_bandwidth(data.data_ptr(), data.numel()) == 1003 * 501
-    assert library.bandwidth(data) > 0
 
 
 @pytest.mark.parametrize("width", [1, 3, 16, 67, 128, 512])

@@ -46,9 +46,9 @@ class Call:
         (b, h, n, d), nk = self.shape, self.nk or self.shape[2]
         if n == 1:
             size = 2 * b * (self.key_heads or h) * nk * d * self.dtype.itemsize
-            return f"{size / seconds / read:.0%} of read"
+            return f"{size / seconds / read:.0%} read"
         pairs = n * (n + 1) // 2 if isinstance(self.mask, Causal) else n * nk
-        return f"{4 * b * h * pairs * d / seconds / flops:.0%} of peak"
+        return f"{4 * b * h * pairs * d / seconds / flops:.0%} peak"
 
 
 CALLS = (
@@ -58,8 +58,8 @@ CALLS = (
     Call("float32 causal", (1, 12, 2048, 64), mask=Causal()),
     Call("bfloat16", (1, 12, 2048, 64), torch.bfloat16),
     Call("bfloat16 causal", (1, 12, 2048, 64), torch.bfloat16, Causal()),
-    Call("decode, float32 32:8", (1, 32, 1, 128), key_heads=8, nk=8192),
-    Call("decode, bfloat16 32:8", (1, 32, 1, 128), torch.bfloat16, key_heads=8, nk=8192),
+    Call("decode float32", (1, 32, 1, 128), key_heads=8, nk=8192),
+    Call("decode bfloat16", (1, 32, 1, 128), torch.bfloat16, key_heads=8, nk=8192),
 )
 
 

@@ -102,13 +102,14 @@ def _bench(seconds: float) -> None:
     found = bench(seconds)
     print(found.machine)
     try:
+        from rich.box import SIMPLE_HEAD
         from rich.live import Live
         from rich.table import Table
     except ImportError:
         for row in (HEAD, *found.rows):
             print("  ".join(f"{cell:>{width}}" for cell, width in zip(row, (22, 18, 8, 8, 8, 18), strict=True)))
         return
-    table = Table()
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
     for number, name in enumerate(HEAD):
         table.add_column(name, justify="right" if number > 1 else "left", no_wrap=True)
     with Live(table):

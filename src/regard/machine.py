@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,14 +34,7 @@ def peak(threads: int) -> float:
 
     In the chosen instruction set. Raises ValueError where the kernels were not built.
     """
-    isa = chosen()
-    if isa is None:
-        raise ValueError(
-            "the native kernels were not built: no C++ compiler was found when regard was installed. Install one "
-            "(g++ or clang) and regard again."
-        )
-    run = load(isa).handle.regard_peak
-    run.restype, run.argtypes = ctypes.c_double, (ctypes.c_int64,)
+    run = _kernel("regard_peak", ctypes.c_double, ctypes.c_int64)
     with ThreadPoolExecutor(threads) as pool:  # ctypes lets go of Python's lock
 
         def once() -> float:
@@ -50,17 +44,32 @@ def peak(threads: int) -> float:
 
 
 def bandwidth(threads: int) -> float:
-    """Bytes a second that a sum over memory reads, on so many threads."""
-    buffer, before = torch.ones(_BUFFER // 8, dtype=torch.int64), torch.get_num_threads()
+    """Bytes a second at which so many threads read memory, a share of a buffer each.
 
-    def once() -> float:
-        return float(int(buffer.sum()) * 8)
+    Raises ValueError where the kernels were not built.
+    """
+    run = _kernel("regard_bandwidth", ctypes.c_float, ctypes.c_void_p, ctypes.c_int64)
+    parts = torch.ones(_BUFFER // 4).chunk(threads)
+    with ThreadPoolExecutor(threads) as pool:
 
-    try:
-        torch.set_num_threads(threads)
+        def once() -> float:
+            found = pool.map(lambda part: run(part.data_ptr(), part.numel()), parts)
+            assert all(found)
+            return float(_BUFFER)
+
         return max(_rate(once) for _ in range(_TRIES))
-    finally:
-        torch.set_num_threads(before)
+
+
+def _kernel(name: str, answer: Any, *given: Any) -> Callable[..., float]:
+    isa = chosen()
+    if isa is None:
+        raise ValueError(
+            "the native kernels were not built: no C++ compiler was found when regard was installed. Install one "
+            "(g++ or clang) and regard again."
+        )
+    run = getattr(load(isa).handle, name)
+    run.restype, run.argtypes = answer, given
+    return run
 
 
 def _rate(once: Callable[[], float]) -> float:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 AXES = 4  # batch axes that a call can have; as in native/args.h
 # From the most particular to the one that every processor of the kind runs.
@@ -76,21 +73,6 @@ class Library:
     def again(self) -> Callable[..., int]:
         """regard_again of native/kernel.cpp: a call like one before, its tensors elsewhere."""
         return self.handle.regard_again
-
-    def bandwidth(self, buffer: Tensor) -> float:
-        """Bytes a second at which as many threads as torch has read a contiguous float32 buffer, a share each, once.
-
-        Take the best of several readings of a buffer that exceeds the caches.
-        """
-        parts = buffer.flatten().chunk(torch.get_num_threads())
-        read = self.handle.regard_bandwidth
-        threads = [threading.Thread(target=read, args=(part.data_ptr(), part.numel())) for part in parts]
-        start = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return buffer.nbytes / (time.perf_counter() - start)
 
     def forward(self, arguments: Arguments) -> None:
         """Runs a call on torch's threads; MemoryError where its scratch could not be had."""
