@@ -49,7 +49,15 @@ REGARD_INLINE void product(vf (&acc)[M][V], const float* a, int64_t rs, const fl
 
 template <class Op, int M, int V>
 REGARD_INLINE void micro(vf (&acc)[M][V], const float* a, int64_t rs, int64_t cs, const float* b, int64_t ldb, int64_t count) {
-  for (int64_t k = 0; k < count; ++k) product<Op, M, V>(acc, a + k * cs, rs, b + k * ldb);
+  // four at a time, written out: the compiler declines to unroll this loop, and its end is mispredicted the less
+  int64_t k = count;
+  for (; k >= 4; k -= 4, b += 4 * ldb) {
+    product<Op, M, V>(acc, a, rs, b), a += cs;
+    product<Op, M, V>(acc, a, rs, b + ldb), a += cs;
+    product<Op, M, V>(acc, a, rs, b + 2 * ldb), a += cs;
+    product<Op, M, V>(acc, a, rs, b + 3 * ldb), a += cs;
+  }
+  for (; k; --k, a += cs, b += ldb) product<Op, M, V>(acc, a, rs, b);
 }
 
 template <int M, int V>

@@ -118,12 +118,12 @@ REGARD_INLINE void steps(const Block<V>& b, const Tile& t, int64_t n, vf (&s)[V]
   }
 }
 
-// The weight of one score, exp2(s - shift); its sum goes to `sum`, before dropout (`plain`: there is none).
-template <int V, bool plain = false>
+// The weight of one score, exp2(s - shift); its sum goes to `sum`, before dropout.
+template <int V>
 REGARD_INLINE vf weight(const Block<V>& b, int v, vf s, vf shift, vu key, vf& sum) {
   vf p = exp2v(s - shift);
   sum += p;
-  if (!plain && b.c.threshold) p = (mix(b.word[v] + key) >> 8) >= b.c.threshold ? p * splat(b.c.keep) : splat(0.0f);
+  if (b.c.threshold) p = (mix(b.word[v] + key) >> 8) >= b.c.threshold ? p * splat(b.c.keep) : splat(0.0f);
   return p;
 }
 

@@ -77,41 +77,60 @@ static void score_tile(const Block<V>& b, const Tile& t, const float* k, int64_t
   if (t.count > to) score_keys<V, Op>(b, t, k, row, to, t.count, true, top);
 }
 
-// Scores become weights in place, their sums go to l. `pairs`: two keys' weights to a word. `plain`: without dropout and marks.
-// `mark`: hidden ones become -1.
-template <int V, bool pairs, bool plain>
+// Scores become weights in place, their sums go to l, without dropout and marks: one vector of queries after the other, so that
+// everything stays in registers.
+template <int V, bool pairs>
+REGARD_ALONE void weigh_plain(float* s, vf* l, const vf* m, int64_t count) {
+  for (int v = 0; v < V; ++v) {
+    const vf shift = m[v] == splat(-kInf) ? splat(0.0f) : m[v];
+    vf sum = vf{}, other = vf{};
+    const float* from = s + v * W;
+    float* to = s + v * W;
+    int64_t n = 0;
+    for (; n + 2 <= count; n += 2, from += 2 * kQueries) {
+      vf p = exp2v(load(from) - shift), next = exp2v(load(from + kQueries) - shift);
+      sum += p, other += next;
+      store(to, pairs ? pair_of(p, next) : p);
+      if (!pairs) store(to + kQueries, next);
+      to += pairs ? kQueries : 2 * kQueries;
+    }
+    if (n < count) {
+      vf p = exp2v(load(from) - shift);
+      sum += p;
+      store(to, pairs ? pair_of(p, vf{}) : p);
+    }
+    l[v] += sum + other;
+  }
+}
+
+// The same with dropout and marks. `pairs`: two keys' weights to a word. `mark`: hidden ones become -1.
+template <int V, bool pairs>
 REGARD_ALONE void weigh(Block<V>& b, const Tile& t, bool mark) {
+  if (!mark && !b.c.threshold) return weigh_plain<V, pairs>(b.w.s, b.l, b.m, t.count);
   vf shift[V], sum[V];
   for (int v = 0; v < V; ++v) {
     shift[v] = b.m[v] == splat(-kInf) ? splat(0.0f) : b.m[v];
     sum[v] = vf{};
   }
-  const int64_t* k_at = !plain && b.c.threshold ? b.c.k_at + offset(b.c.k_at_batch, b.p) + t.j : nullptr;
+  const int64_t* k_at = b.c.threshold ? b.c.k_at + offset(b.c.k_at_batch, b.p) + t.j : nullptr;
   for (int64_t n = 0; n < t.count; n += pairs ? 2 : 1) {
     const bool both = pairs && n + 1 < t.count;
     vu key = (k_at ? fold(k_at[n]) * 0x27D4EB2Fu : 0u) + vu{};
     vu next = (k_at && both ? fold(k_at[n + 1]) * 0x27D4EB2Fu : 0u) + vu{};
-#pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
       float* at = b.w.s + n * kQueries + v * W;
       vf s = load(at);
-      vf p = weight<V, plain>(b, v, s, shift[v], key, sum[v]);
+      vf p = weight<V>(b, v, s, shift[v], key, sum[v]);
       if (pairs) {
-        vf second = both ? weight<V, plain>(b, v, load(at + kQueries), shift[v], next, sum[v]) : vf{};
+        vf second = both ? weight<V>(b, v, load(at + kQueries), shift[v], next, sum[v]) : vf{};
         store(b.w.s + n / 2 * kQueries + v * W, pair_of(p, second));
       } else {
-        if (!plain && mark) p = s == splat(-kInf) ? splat(-1.0f) : p;
+        if (mark) p = s == splat(-kInf) ? splat(-1.0f) : p;
         store(at, p);
       }
     }
   }
   for (int v = 0; v < V; ++v) b.l[v] += sum[v];
-}
-
-template <int V, bool pairs>
-static void weigh(Block<V>& b, const Tile& t, bool mark) {
-  if (mark || b.c.threshold) return weigh<V, pairs, false>(b, t, mark);
-  weigh<V, pairs, true>(b, t, false);
 }
 
 // o = o alpha + x s, whole groups of M features: a tile's sum starts at zero.

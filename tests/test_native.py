@@ -13,7 +13,7 @@ from torch import Tensor
 import regard as rg
 from regard import testing
 from regard.backends.base import Backend
-from regard.backends.library import load, runnable
+from regard.backends.library import Arguments, Library, Operand, load, runnable
 from regard.problem import pose
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="the native kernels were not built: no C++ compiler")
@@ -197,6 +197,34 @@ def test_what_is_hidden_never_leaks_and_what_is_seen_stays(isa: str, dtype: torc
     out = rg.attention(q, k, v, mask=mask, positions=at, backend=rg.Native())
     assert torch.equal(out[..., :-2, :], clean[..., :-2, :])
     assert not out[..., -2:, 3].isfinite().any()
+
+
+@pytest.mark.parametrize("nq", [2, 97])
+@pytest.mark.parametrize("mask", ["Causal", "Lengths", "nothing"])
+def test_a_sink_in_the_kernel(isa: str, nq: int, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = testing.frame(nq=nq, nk=211, batch=(3,), heads=5)
+    case = testing.draw(at, dk=16, dv=19, mask=testing.masks(at)[mask]).leaves(torch.float32)
+    sink = torch.tensor([2.0, -torch.inf, 0.5, -3.0, 40.0]) + torch.arange(3.0)[:, None]
+    plain = Library.forward
+
+    def forward(self: Library, arguments: Arguments) -> None:
+        arguments.sink = Operand(sink.data_ptr(), 0, 0, 0, 5, 1, 0, 0)
+        plain(self, arguments)
+
+    def run(one: testing.Case, backend: Backend) -> tuple[Tensor, Tensor]:
+        return rg.attention_state(one.q, one.k, one.v, mask=one.mask, positions=one.positions, backend=backend).finish()
+
+    def joined(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        both = torch.logaddexp(lse, sink.to(lse.dtype)[..., None].expand_as(lse))
+        share = torch.where(lse == -torch.inf, 0.0, (lse - both).exp())
+        return out * share[..., None], both
+
+    with torch.no_grad():
+        truth = joined(*run(case.leaves(torch.float64), rg.Reference()))
+        usual = joined(*run(case, rg.Reference()))
+        monkeypatch.setattr(Library, "forward", forward)
+        for mine, right, other in zip(run(case, rg.Native()), truth, usual, strict=True):
+            assert testing.error(mine, right) <= testing.tolerance(right, other)
 
 
 def test_the_same_bits_for_any_number_of_threads() -> None:
