@@ -7,9 +7,9 @@ namespace regard {
 
 static int64_t few_rows(const regard_call& c) { return c.heads / c.key_heads * c.nq; }
 
-// Whether a call goes this way. Half precision leaves earlier: many rows would widen each element again and again.
+// Whether a call goes this way: with more queries, the lanes of a block of them are well filled.
 static bool few(const regard_call& c) {
-  return !c.invariant && few_rows(c) <= kFew && !c.tiles.data && (c.dtype == REGARD_F32 || c.nq <= 8);
+  return !c.invariant && few_rows(c) <= kFew && c.nq <= 8 && !c.tiles.data;
 }
 
 // Keys of a part: short enough for many threads, long enough to be worth a merge. Shapes alone decide.

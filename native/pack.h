@@ -40,19 +40,19 @@ static void pack_pairs(float* dst, int64_t ld, const uint16_t* src, int64_t row,
 template <int V>
 static void pack(float* dst, int64_t ld, const void* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols,
                  float factor) {
-  int64_t c = 0;
-  if (col == 1)
-    for (; c + W <= cols; c += W)
-      for (int v = 0; v < V; ++v) {
-        vf r[W];
-        for (int n = 0; n < W; ++n) {
-          int64_t i = v * W + n;
-          r[n] = i < rows ? load_some(src, i * row + c, dtype) : vf{};
-        }
-        transpose(r);
-        for (int n = 0; n < W; ++n) store(dst + (c + n) * ld + v * W, r[n] * splat(factor));
+  const int64_t whole = col == 1 ? cols / W * W : 0;
+  // rows that lie a power of two apart share few places in the cache: W of them at a time, along whole lines
+  for (int v = 0; v < V; ++v)
+    for (int64_t c = 0; c < whole; c += W) {
+      vf r[W];
+      for (int n = 0; n < W; ++n) {
+        int64_t i = v * W + n;
+        r[n] = i < rows ? load_some(src, i * row + c, dtype) : vf{};
       }
-  for (; c < cols; ++c)
+      transpose(r);
+      for (int n = 0; n < W; ++n) store(dst + (c + n) * ld + v * W, r[n] * splat(factor));
+    }
+  for (int64_t c = whole; c < cols; ++c)
     for (int64_t i = 0; i < V * W; ++i) dst[c * ld + i] = i < rows ? load_one(src, i * row + c * col, dtype) * factor : 0.0f;
 }
 

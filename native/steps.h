@@ -87,6 +87,18 @@ struct Tile {
   const uint8_t* allowed;
 };
 
+// A score, or -inf for the lanes that do not see the key.
+REGARD_INLINE vf within(vf s, int64_t key, vi first, vi last) {
+  vi k = splat_int((int32_t)key);
+  return (k >= first) & (k < last) ? s : splat(-kInf);
+}
+
+REGARD_INLINE vf where_set(vf s, uint64_t word) {
+  vi bit;
+  for (int k = 0; k < W; ++k) bit[k] = 1 << k;
+  return (splat_int((int32_t)word) & bit) != 0 ? s : splat(-kInf);
+}
+
 // Scores of one key for V vectors of queries: everything after the similarity, in base 2.
 template <int V, class Op>
 REGARD_INLINE void steps(const Block<V>& b, const Tile& t, int64_t n, vf (&s)[V]) {
@@ -106,16 +118,10 @@ REGARD_INLINE void steps(const Block<V>& b, const Tile& t, int64_t n, vf (&s)[V]
     for (int v = 0; v < V; ++v) s[v] += load(b.offsets + (b.p.row + v * W - (t.j + n) + c.nk - 1)) * splat(kLog2e);
   if (c.bias.data)
     for (int v = 0; v < V; ++v) s[v] += load(b.w.bias + n * kQueries + v * W);
-  const vf hidden = splat(-kInf);
-  if (t.edge) {
-    vi key = splat_int((int32_t)(t.j + n));
-    for (int v = 0; v < V; ++v) s[v] = (key >= b.first[v]) & (key < b.last[v]) ? s[v] : hidden;
-  }
-  if (t.bits) {
-    vi bit;
-    for (int k = 0; k < W; ++k) bit[k] = 1 << k;
-    for (int v = 0; v < V; ++v) s[v] = (splat_int((int32_t)(t.bits[n] >> (v * W))) & bit) != 0 ? s[v] : hidden;
-  }
+  if (t.edge)
+    for (int v = 0; v < V; ++v) s[v] = within(s[v], t.j + n, b.first[v], b.last[v]);
+  if (t.bits)
+    for (int v = 0; v < V; ++v) s[v] = where_set(s[v], t.bits[n] >> (v * W));
 }
 
 // The weight of one score, exp2(s - shift); its sum goes to `sum`, before dropout.
