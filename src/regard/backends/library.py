@@ -76,7 +76,14 @@ class Library:
 
     def forward(self, arguments: Arguments) -> None:
         """Runs a call on torch's threads; MemoryError where its scratch could not be had."""
-        if self.handle.regard_forward(ctypes.byref(arguments), parallel()):
+        self._run(self.handle.regard_forward, arguments)
+
+    def backward(self, arguments: ctypes.Structure) -> None:
+        """The same for gradients: see training.py."""
+        self._run(self.handle.regard_backward, arguments)
+
+    def _run(self, entry: Callable[..., int], arguments: ctypes.Structure) -> None:
+        if entry(ctypes.byref(arguments), parallel()):
             raise MemoryError("regard's native kernel could not have its scratch memory; nothing was computed.")
 
 
@@ -117,8 +124,8 @@ def _runnable() -> tuple[str, ...]:
 def load(isa: str) -> Library:
     """The kernels of one instruction set, which must be runnable."""
     handle = ctypes.CDLL(str(built()[isa]))
-    handle.regard_forward.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-    handle.regard_forward.restype = ctypes.c_int32
+    for entry in (handle.regard_forward, handle.regard_backward):
+        entry.argtypes, entry.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int32
     handle.regard_again.argtypes = (ctypes.c_void_p,) * 10
     handle.regard_again.restype = ctypes.c_int32
     handle.regard_bandwidth.argtypes = (ctypes.c_void_p, ctypes.c_int64)

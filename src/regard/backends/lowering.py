@@ -233,12 +233,18 @@ def _modifiers(problem: Problem) -> dict[str, Any]:
             bias = _full(frame.lift(stage.bias))
             told["bias"] = bias if bias.dtype in CODES else bias.float()
         elif isinstance(stage, RelativeBias):
-            distances = torch.arange(frame.nq + frame.nk - 1) - (frame.nk - 1)
-            ahead = distances + (frame.positions.q[0] - frame.positions.k[0])
-            index = stage.buckets.index(ahead, torch.zeros_like(ahead))
+            index = relative_buckets(problem, stage)
             # the kernel loads whole vectors
             told["offsets"] = torch.nn.functional.pad(stage.table.float()[index].T.contiguous(), (0, 64))
     return told
+
+
+def relative_buckets(problem: Problem, stage: RelativeBias) -> Tensor:
+    """The bucket of each distance i - j of indices, from -(nk - 1) on: (nq + nk - 1,)."""
+    frame = problem.frame
+    ahead = torch.arange(frame.nq + frame.nk - 1) - (frame.nk - 1)
+    ahead = ahead + (frame.positions.q[0] - frame.positions.k[0])
+    return stage.buckets.index(ahead, torch.zeros_like(ahead))
 
 
 def _dropout(problem: Problem) -> dict[str, Any]:

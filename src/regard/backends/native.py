@@ -12,6 +12,7 @@ from regard.backends.library import runnable
 from regard.backends.lowering import Lowered, lower, lower_mask, why_not
 from regard.backends.operation import forward, library, ready, traced
 from regard.backends.tiling import stream
+from regard.backends.training import backward, why_not_backward
 from regard.problem import Problem
 
 
@@ -20,9 +21,9 @@ class Native(Backend):
     """Fused C++ kernels for the CPU: scores, softmax and values of a block in one pass, on torch's threads.
 
     float32, bfloat16 and float16; sums in float32. Dot products (scaled, bilinear, cosine), a soft cap, slopes, a dense
-    bias and relative biases, any mask, dropout; a kernel of its own for few queries (decoding). Backward streams over
-    tiles in PyTorch. Compiled once for each instruction set; the best that runs here is taken, or the one that the
-    environment variable REGARD_ISA names (base, avx2, avx512, avx512bf16).
+    bias and relative biases, any mask, dropout; a kernel of its own for few queries (decoding). Backward computes the
+    weights again, tile by tile. Compiled once for each instruction set; the best that runs here is taken, or the one
+    that the environment variable REGARD_ISA names (base, avx2, avx512, avx512bf16).
 
     invariant: the bits of a query's row depend on no other query of the call, nor on their number: a batch of one, a
     chunk of a prompt and one token decoded against a cache agree. Costs speed where queries are few.
@@ -55,8 +56,10 @@ class Native(Backend):
     def backward(
         self, problem: Problem, result: Result, cotangents: Result, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
-        # The weights of a row sum to 1 only with the log-sum-exp of scores that are rounded as backward rounds them.
         with torch.no_grad():
+            if why_not_backward(problem) is None:
+                return backward(problem, _lowered(problem), result, cotangents, needs)
+            # The weights of a row sum to 1 only with the log-sum-exp of scores rounded as this backward rounds them.
             lse = stream(replace(problem, v=problem.v[..., :0]), self.size, quick=True)[1]
         return super().backward(problem, (result[0], lse), cotangents, needs)
 
@@ -66,7 +69,8 @@ class Native(Backend):
         found = {"kernels": f"{kernels.isa}, blocks of {kernels.tile[0]} queries × {kernels.tile[1]} keys"}
         kinds = {"start": "an interval of keys a query", "allowed": "booleans", "tiles": "a map of tiles"}
         found["mask as"] = " and ".join(kinds[name] for name in lowered if name in kinds) or "nothing to hide"
-        return {**found, "backward": "streamed over tiles in PyTorch"}
+        streamed = why_not_backward(problem)
+        return {**found, "backward": f"streamed over tiles in PyTorch: {streamed}" if streamed else "the same kernels"}
 
     def _lowered(self, problem: Problem) -> Lowered:
         return replace(lower(problem, library().tile), invariant=self.invariant)

@@ -52,9 +52,9 @@ def arguments(lowered: Lowered, out: Tensor, lse: Tensor | None) -> Arguments:
     call.scale, call.cap = lowered.scale, lowered.cap
     call.invariant = lowered.invariant
     call.seed, call.threshold, call.keep = lowered.seed & (2**64 - 1), lowered.threshold, lowered.keep
-    call.out = _operand(out)
+    call.out = operand(out)
     if lse is not None:
-        call.lse = _operand(lse[..., None])
+        call.lse = operand(lse[..., None])
     for name, t in lowered.tensors().items():
         _tell(call, name, t)
     return call
@@ -71,7 +71,7 @@ def _tell(call: Arguments, name: str, t: Tensor) -> None:
         setattr(call, name, t.data_ptr())
         setattr(call, f"{name}_batch", (ctypes.c_int64 * AXES)(*_axes(tuple(_strides(t)[:-1]), 0)))
     else:
-        setattr(call, name, _operand(t))
+        setattr(call, name, operand(t))
         if name == "bias":
             call.bias_dtype = CODES[t.dtype]
 
@@ -85,7 +85,7 @@ def _strides(t: Tensor) -> list[int]:
     return [0 if size == 1 else stride for size, stride in zip(t.shape, t.stride(), strict=True)]
 
 
-def _operand(t: Tensor) -> Operand:
+def operand(t: Tensor) -> Operand:
     """A tensor (*batch, h, n, m), its axes broadcast to the call's where their size is 1."""
     return Operand(t.data_ptr(), *(0,) * (AXES + 3 - t.dim()), *_strides(t))
 

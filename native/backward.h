@@ -1,0 +1,191 @@
+// Backward: for a tile of keys stream over blocks of queries, and compute their weights again from the log-sum-exp.
+//
+//   P = exp(S - lse)    dS = P ∘ (keep ∘ dO·Vᵀ - Delta)    dV = (P ∘ keep)ᵀ·dO    dQ = scale · dS·K    dK = scale · dSᵀ·Q
+//
+// The first two products have queries as lanes, as the forward has. What they leave, tiles [key][query], is the broadcast
+// operand of the other three, whose lanes are features: nothing is transposed but Q and dO, once for each tile.
+#pragma once
+#include "gradients.h"
+
+namespace regard {
+
+constexpr int rows_for(int vectors) { return vectors == 1 ? 8 : vectors == 2 ? 6 : kRows; }
+
+REGARD_INLINE float factor_of(const regard_call& c) { return c.cap != 0 ? c.scale / c.cap : c.scale * kLog2e; }
+
+// What one block of queries is told besides its Block.
+struct Share {
+  int64_t from, to;      // keys of the tile that it computes
+  float *p, *ds;         // its tiles of weights and of gradients of scores
+  const float *shift, *inverse, *delta;
+  bool mark;             // hidden weights become -1
+  bool plain;            // nothing happens to the scores
+};
+
+template <int V, int M>
+REGARD_INLINE void score_some(const Block<V>& b, const Tile& t, const Sweep& w, int64_t wide, const Share& x, int64_t n) {
+  vf acc[M][V];
+  clear(acc);
+  micro<Floats, M, V>(acc, w.k + n * wide, wide, 1, b.w.q, kQueries, b.c.dk);
+  if (x.plain) {
+#pragma GCC unroll 8
+    for (int i = 0; i < M; ++i)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) store(b.w.s + (n + i) * kQueries + v * W, acc[i][v]);
+    return;
+  }
+  for (int i = 0; i < M; ++i) {
+    vf raw[V];
+    for (int v = 0; v < V; ++v) raw[v] = acc[i][v];
+    steps<V, Floats>(b, t, n + i, acc[i]);
+    for (int v = 0; v < V; ++v) {
+      store(b.w.s + (n + i) * kQueries + v * W, acc[i][v]);
+      if (b.c.cap == 0) continue;
+      const vf y = tanhv(raw[v]);  // what is hidden may be NaN
+      store(w.cap + (n + i) * kQueries + v * W, acc[i][v] == splat(-kInf) ? vf{} : splat(1.0f) - y * y);
+    }
+  }
+}
+
+// Scores of the tile's keys, in base 2, to b.w.s.
+template <int V>
+REGARD_ALONE void score_keys(const Block<V>& b, const Tile& t, const Sweep& w, int64_t wide, const Share& x) {
+  constexpr int M = rows_for(V);
+  int64_t n = x.from;
+  for (; n + M <= x.to; n += M) score_some<V, M>(b, t, w, wide, x, n);
+  for (; n < x.to; ++n) score_some<V, 1>(b, t, w, wide, x, n);
+}
+
+// Scores of M keys become weights, and gradients of scores before the soft cap.
+template <int V, int M>
+REGARD_INLINE void weigh_some(const Block<V>& b, const Tile& t, const Sweep& w, int64_t wide, const Share& x, int64_t n) {
+  vf acc[M][V];
+  clear(acc);
+  micro<Floats, M, V>(acc, w.v + n * wide, wide, 1, w.doutt, kQueries, b.c.dv);
+  const int64_t* k_at = b.c.threshold ? b.c.k_at + offset(b.c.k_at_batch, b.p) + t.j + n : nullptr;
+  const vf none = vf{};
+#pragma GCC unroll 8
+  for (int i = 0; i < M; ++i) {
+    vu word = (k_at ? fold(k_at[i]) * 0x27D4EB2Fu : 0u) + vu{};
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      float* at = x.p + (n + i) * kQueries + v * W;
+      vf s = load(at), dp = acc[i][v];
+      vf p = exp2v(s - load(x.shift + v * W)) * load(x.inverse + v * W), kept = p;
+      if (k_at) {
+        vi stays = (mix(b.word[v] + word) >> 8) >= b.c.threshold;
+        kept = stays ? p * splat(b.c.keep) : none;
+        dp = stays ? dp * splat(b.c.keep) : none;
+      }
+      vi hidden = s == splat(-kInf);
+      store(at, hidden ? splat(x.mark ? -1.0f : 0.0f) : kept);
+      store(x.ds + (n + i) * kQueries + v * W, hidden ? none : p * (dp - load(x.delta + v * W)));
+    }
+  }
+}
+
+template <int V>
+REGARD_ALONE void weigh_keys(const Block<V>& b, const Tile& t, const Sweep& w, int64_t wide, const Share& x) {
+  constexpr int M = rows_for(V);
+  int64_t n = x.from;
+  for (; n + M <= x.to; n += M) weigh_some<V, M>(b, t, w, wide, x, n);
+  for (; n < x.to; ++n) weigh_some<V, 1>(b, t, w, wide, x, n);
+}
+
+// Everything about a block of queries that steps() asks for.
+template <int V>
+static void open_block(Block<V>& b, const Sweep& w) {
+  const regard_call& c = b.c;
+  const Place& p = b.p;
+  for (int64_t n = 0; n < V * W; ++n) {  // a lane without a query sees nothing
+    const bool there = n < p.rows;
+    int32_t a = 0, z = there ? (int32_t)c.nk : 0;
+    if (there && c.start.data) {
+      a = at<int32_t>(c.start, p, p.h)[(p.row + n) * c.start.row];
+      z = at<int32_t>(c.stop, p, p.h)[(p.row + n) * c.stop.row];
+    }
+    b.first[n / W][n % W] = a, b.last[n / W][n % W] = z;
+  }
+  if (c.slopes || c.threshold) {
+    const int64_t* q_at = c.q_at + offset(c.q_at_batch, p) + p.row;
+    b.base = q_at[0];
+    const uint32_t seed = head_word(c, p);
+    for (int64_t n = 0; n < V * W; ++n) {
+      const int64_t i = q_at[n < p.rows ? n : 0];
+      b.relative[n / W][n % W] = (int32_t)(i - b.base);
+      b.word[n / W][n % W] = mix(seed + fold(i) * 0xC2B2AE3Du);
+    }
+  }
+  b.factor = factor_of(c);
+  b.slope = c.slopes ? c.slopes[c.slope_stride * p.h] * kLog2e : 0;
+  b.offsets = c.offsets ? c.offsets + c.offset_stride * p.h : nullptr;
+  const char* q = (const char*)c.q.data + size_of(c.dtype) * (offset(c.q, p, p.h) + p.row * c.q.row);
+  pack<V>(w.qt, kQueries, q, c.dtype, c.q.row, c.q.col, p.rows, c.dk, b.factor);
+}
+
+template <int V>
+static void pack_bias(const Block<V>& b, const Tile& t) {
+  const regard_call& c = b.c;
+  if (!c.bias.data) return;
+  const char* bias = (const char*)c.bias.data + size_of(c.bias_dtype) * (offset(c.bias, b.p, b.p.h) + b.p.row * c.bias.row + t.j * c.bias.col);
+  pack<V>(b.w.bias, kQueries, bias, c.bias_dtype, c.bias.row, c.bias.col, b.p.rows, t.count, kLog2e);
+}
+
+// What a mask lets one block of queries see of one tile of keys. False: nothing.
+static bool look(const Training& w, const Place& p, int64_t j, int64_t count, uint64_t* bits, Tile& t, Share& x) {
+  const regard_call& c = w.c;
+  const int32_t* limits = w.limits + ((p.b * c.heads + p.h) * w.blocks + p.row / kQueries) * 4;
+  t = Tile{j, count, p.rows % W != 0, nullptr, nullptr};
+  x.from = limits[0] > j ? limits[0] - j : 0, x.to = limits[1] < j + count ? limits[1] - j : count;
+  if (x.from >= x.to) return false;
+  // by whole rows of the products that follow
+  x.from = x.from / kDown * kDown, x.to = (x.to + kDown - 1) / kDown * kDown;
+  x.to = x.to < count ? x.to : count;
+  t.edge |= j + x.from < limits[2] || j + x.to > limits[3];
+  if (c.tiles.data) {
+    int32_t which = at<int32_t>(c.tiles, p, p.h)[p.row / kQueries * c.tiles.row + j / kKeys * c.tiles.col];
+    if (which == -1) return false;
+    if (which >= 0) t.bits = c.bits + which * kKeys + j % kKeys;
+  }
+  if (c.allowed.data) {
+    const uint8_t* allowed = at<uint8_t>(c.allowed, p, p.h) + p.row * c.allowed.row + j * c.allowed.col;
+    bits_of(bits, allowed, c.allowed.row, c.allowed.col, p.rows, count);
+    uint64_t some = 0;
+    for (int64_t n = x.from; n < x.to; ++n) some |= bits[n];
+    if (some == 0) return false;
+    t.bits = bits;
+  }
+  x.plain = c.cap == 0 && !c.slopes && !c.offsets && !c.bias.data && !t.edge && !t.bits;
+  return true;
+}
+
+// One block of queries against one tile of keys: weights, gradients of scores, and its share of dQ and of the parameters.
+template <int V>
+static void run_block(const Training& w, const Sweep& s, Place p, const Tile& t, const Share& x, const float* dout, float* dq,
+                      int64_t part) {
+  const regard_call& c = w.c;
+  const Scratch scratch{s.qt, x.p, nullptr, s.bias, nullptr, nullptr};
+  Block<V> b{c, scratch, p};
+  open_block<V>(b, s);
+  pack_bias<V>(b, t);
+  pack<V>(s.doutt, kQueries, dout, REGARD_F32, w.wide_v, 1, p.rows, c.dv, 1.0f);
+  score_keys<V>(b, t, s, w.wide_k, x);
+  weigh_keys<V>(b, t, s, w.wide_v, x);
+  if (!w.scores) return;
+  const int64_t place = (part * w.elements + p.b) * c.heads + p.h;
+  if (w.slopes) w.slopes[place] += slope_gradient<V>(b, t, x.ds, x.from, x.to);
+  if (w.offsets) add_offsets<V>(w.offsets + place * w.span, b, t, x.ds, x.from, x.to);
+  if (w.g.dbias.data) add_bias<V>(w.g.dbias, b, t, x.ds, x.from, x.to);
+  if (c.cap != 0)
+    for (int64_t n = x.from; n < x.to; ++n)
+      for (int64_t v = 0; v < V * W; v += W) {
+        float* ds = x.ds + n * kQueries + v;
+        store(ds, load(ds) * load(s.cap + n * kQueries + v));
+      }
+  if (!dq) return;
+  const int64_t first = x.from * kQueries;
+  Term term{x.ds + first, 1, kQueries, s.k + x.from * w.wide_k, w.wide_k, x.to - x.from, 0, p.rows, x.mark ? x.p + first : nullptr};
+  add_product(dq, w.wide_k, &term, 1, p.rows, w.wide_k);
+}
+
+}  // namespace regard
