@@ -18,7 +18,7 @@ from regard.scores.similarity import Distance, ScaledDot
 
 Pair = tuple[Tensor, Tensor]
 # What the tensors of a score are to the kernels; those of Bilinear and Cosine are in q and k already.
-_KINDS = {ScaledDot: "scale", Alibi: "slopes", Bias: "bias", RelativeBias: "offsets"}
+_KINDS: dict[type, str] = {ScaledDot: "scale", Alibi: "slopes", Bias: "bias", RelativeBias: "offsets"}
 
 
 class Gradients(ctypes.Structure):
