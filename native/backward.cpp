@@ -157,7 +157,7 @@ extern "C" __attribute__((visibility("default"))) int32_t regard_backward(const 
   w.elements = 1;
   for (int n = 0; n < REGARD_BATCH_AXES; ++n) w.elements *= c.batch[n];
   w.blocks = (c.nq + kQueries - 1) / kQueries, w.tiles = (c.nk + kTile - 1) / kTile;
-  w.wide_k = round_up(c.dk), w.wide_v = round_up(c.dv);
+  w.wide_k = lead(c.dk), w.wide_v = lead(c.dv);
   w.scores = given->dq.data || given->dk.data || given->dbias.data || given->dslopes || given->doffsets;
   // the kernel for few rows adds a score's products in another order than the one here
   w.trust = few(c) ? -1.0f : kTrust;

@@ -185,7 +185,7 @@ static void run_block(const Training& w, const Sweep& s, Place p, const Tile& t,
   if (!dq) return;
   const int64_t first = x.from * kQueries;
   Term term{x.ds + first, 1, kQueries, s.k + x.from * w.wide_k, w.wide_k, x.to - x.from, 0, p.rows, x.mark ? x.p + first : nullptr};
-  add_product(dq, w.wide_k, &term, 1, p.rows, w.wide_k);
+  add_product(dq, w.wide_k, &term, 1, p.rows, round_up(c.dk));
 }
 
 }  // namespace regard

@@ -21,7 +21,7 @@ struct Training {
   int64_t elements, blocks, tiles;              // batch elements, blocks of queries, tiles of keys
   float trust;                                  // how large a stored lse may be
   int64_t classes, key_parts, query_parts;      // an item is one of each
-  int64_t wide_k, wide_v;                       // dk and dv in whole vectors
+  int64_t wide_k, wide_v;                       // from one row to the next: see lead
   bool scores, tied[REGARD_BATCH_AXES + 1];     // whether dS is wanted; the axes (and heads) that share a bias gradient
   // What the first phase finds for each (element, head, query): weights are exp2(s - shift) * inverse.
   float *shift, *inverse, *delta;
@@ -42,6 +42,8 @@ struct Sweep {
   float* dq;           // [heads of a group][queries of a part][wide_k], where keys are not split
 };
 
+// From one row to the next of what is held in scratch: not a power of two, whose rows would share a few lines of the cache.
+REGARD_INLINE int64_t lead(int64_t n) { return round_up(n) + (round_up(n) % 128 == 0 ? 16 : 0); }
 REGARD_INLINE int64_t cut(int64_t n, int64_t part, int64_t parts) { return n * part / parts; }
 
 // One share of a sum of products: a row's elements, each times a vector of b.

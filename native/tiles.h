@@ -179,8 +179,8 @@ static void run_group(const Training& w, const Sweep& s, KeyTile& k, int64_t hea
     ++count;
   }
   if (count == 0) return;
-  if (w.g.dv.data) add_product(s.dv, w.wide_v, by_value, count, k.count, w.wide_v);
-  if (w.g.dk.data) add_product(s.dk, w.wide_k, by_score, count, k.count, w.wide_k);
+  if (w.g.dv.data) add_product(s.dv, w.wide_v, by_value, count, k.count, round_up(c.dv));
+  if (w.g.dk.data) add_product(s.dk, w.wide_k, by_score, count, k.count, round_up(c.dk));
 }
 
 // Gradients of a tile of keys or values: to their tensor, or to the sums of a part.
