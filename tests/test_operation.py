@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from regard.backends.graph import traced
 from regard.backends.library import runnable
 from regard.backends.lowering import lower
-from regard.backends.operation import forward, traced
+from regard.backends.operation import forward
 from regard.problem import pose
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="the native kernels were not built: no C++ compiler")
@@ -109,3 +110,51 @@ def test_torch_finds_the_operation_well_formed(name: str) -> None:
     torch.library.opcheck(torch.ops.regard.forward.default, told, test_utils=("test_schema", "test_faketensor"))
     for mine, right in zip(traced(lowered), forward(lowered), strict=True):
         assert torch.equal(mine, right)
+
+
+LEARNED: dict[str, dict[str, object]] = {
+    "plain": {"mask": rg.Causal()},
+    "bias": {"score": rg.ScaledDot(torch.rand(4)) >> rg.Bias(torch.randn(4, N, N))},
+    "shared bias": {"score": rg.ScaledDot() >> rg.Bias(torch.randn(1, N))},
+    "steps": {"score": rg.Dot() >> rg.SoftCap(9.0) >> rg.Alibi(torch.rand(4))},
+    "one slope": {"score": rg.ScaledDot() >> rg.Alibi(torch.rand(1))},
+    "table": {"score": rg.ScaledDot() >> rg.RelativeBias(torch.randn(32, 4), rg.T5Buckets(32, 128))},
+    "one table": {"score": rg.ScaledDot() >> rg.RelativeBias(torch.randn(32, 1), rg.T5Buckets(32, 128))},
+    "bilinear": {"score": rg.Bilinear(torch.randn(32, 32) / 9)},
+    "sink": {"sink": torch.randn(4), "mask": rg.Causal() & rg.Window(5, 0) | rg.Prefix(3)},
+    "dropout": {"dropout": rg.Dropout(0.1, seed=3)},
+}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_compiled_training_is_two_nodes(name: str) -> None:
+    from functorch.compile import make_boxed_func
+
+    torch.compiler.reset()
+    given = LEARNED[name]
+    held = [t for value in given.values() for t in ([value] if isinstance(value, Tensor) else _floats(value))]
+    seen: list[list[str]] = []
+
+    def watch(module: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        seen.append(nodes(module.graph))
+        return make_boxed_func(module.forward)
+
+    leaves = [t.requires_grad_() for t in (*inputs(), *held)]
+    layer, q, k, v = Layer(given), *leaves[:3]
+    backend = torch._dynamo.backends.common.aot_autograd(fw_compiler=watch, bw_compiler=watch)
+    for run in (layer, torch.compile(layer, backend=backend, fullgraph=True)):
+        run(q, k, v).sin().sum().backward()
+        mine = [t.grad for t in leaves]
+        for t in leaves:
+            t.grad = None
+        right = mine if run is layer else right  # noqa: F821
+    assert seen == [["regard.forward.default"], ["regard.backward.default"]]
+    for a, b in zip(mine, right, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    for t in held:
+        t.requires_grad_(False)
+
+
+def _floats(value: object) -> list[Tensor]:
+    assert isinstance(value, (rg.Score, rg.Mask, rg.Dropout))
+    return [t for t in value.tensors() if t.dtype.is_floating_point]

@@ -19,7 +19,7 @@ def attend(backend: Backend, problem: Problem) -> Result:
     if backend.recorded:
         return backend.forward(problem)
     recorded = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    if graphed(*tensors) and not recorded and not functorch():
+    if graphed(*tensors) and not functorch():
         return backend.traced(problem)
     if branchless(*tensors) or any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
         return backend.differentiable(problem)

@@ -53,7 +53,7 @@ class Backend(Value):
         return stream(problem, self.size)
 
     def traced(self, problem: Problem) -> Result:
-        """(out, lse) without gradients, for the graph of a compiler, which may not look at values."""
+        """(out, lse), differentiable, for the graph of a compiler, which may not look at values."""
         return self.differentiable(problem)
 
     def ready(self, problem: Problem, given: tuple[Tensor, ...], leaves: tuple[Tensor, ...]) -> Ready | None:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Backend, Ready, Result
+from regard.backends.graph import traced
 from regard.backends.library import runnable
 from regard.backends.lowering import Lowered, lower, lower_mask, why_not
-from regard.backends.operation import forward, library, ready, traced
+from regard.backends.operation import forward, library, ready
 from regard.backends.tiling import stream
 from regard.backends.training import backward, why_not_backward
 from regard.problem import Problem

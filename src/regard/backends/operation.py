@@ -1,10 +1,9 @@
-"""The forward operation of the native kernels: eager, as a node of graphs, and ready for calls seen before."""
+"""The forward operation of the native kernels: at once, and ready for calls of a structure seen before."""
 
 from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -27,14 +26,15 @@ def library() -> Library:
 
 def forward(lowered: Lowered) -> Result:
     """out (*batch, h, nq, dv) and lse (*batch, h, nq), float32."""
-    out, lse = _empty(lowered)
+    out, lse = empty(lowered)
     if lse.numel() == 0 or lowered.k.shape[-2] == 0:
         return out.zero_(), lse.copy_(lowered.sink[..., 0]) if lowered.sink is not None else lse.fill_(-torch.inf)
     library().forward(arguments(lowered, out, lse))
     return out, lse
 
 
-def _empty(lowered: Lowered) -> Result:
+def empty(lowered: Lowered) -> Result:
+    """Room for out and lse."""
     lse = torch.empty(lowered.shape, dtype=torch.float32, device=lowered.q.device)
     return lse.new_empty((*lowered.shape, lowered.v.shape[-1])), lse
 
@@ -88,25 +88,6 @@ def _strides(t: Tensor) -> list[int]:
 def operand(t: Tensor) -> Operand:
     """A tensor (*batch, h, n, m), its axes broadcast to the call's where their size is 1."""
     return Operand(t.data_ptr(), *(0,) * (AXES + 3 - t.dim()), *_strides(t))
-
-
-# --- for torch.compile and torch.export: the same, with a schema and a fake ---
-
-_NUMBERS = {"scale": "float", "cap": "float", "seed": "int", "threshold": "int", "keep": "float", "invariant": "bool"}
-_SCHEMA = ", ".join(
-    f"{_NUMBERS.get(f.name, 'Tensor' if f.name in ('q', 'k', 'v') else 'Tensor?')} {f.name}" for f in fields(Lowered)
-)
-torch.library.define("regard::forward", f"({_SCHEMA}) -> (Tensor, Tensor)")
-torch.library.impl("regard::forward", "CPU", lambda *told: forward(Lowered(*told)))
-torch.library.register_fake("regard::forward", lambda *told: _empty(Lowered(*told)))
-
-
-def traced(lowered: Lowered) -> Result:
-    """`forward` as one node of a graph."""
-    return torch.ops.regard.forward(*(getattr(lowered, f.name) for f in fields(lowered)))
-
-
-# --- for calls of a structure seen before ---
 
 
 class Ready:

@@ -18,6 +18,7 @@ from regard.scores.similarity import Distance, ScaledDot
 
 Pair = tuple[Tensor, Tensor]
 # What the tensors of a score are to the kernels; those of Bilinear and Cosine are in q and k already.
+LEARNED = ("q", "k", "v", "bias", "slopes", "offsets", "sink")  # operands that have gradients
 _KINDS: dict[type, str] = {ScaledDot: "scale", Alibi: "slopes", Bias: "bias", RelativeBias: "offsets"}
 
 
@@ -51,7 +52,7 @@ def backward(
     stages = [stage for stage in problem.score.parts for _ in stage.tensors()]
     kinds = ["q", "k", "v", *(_KINDS.get(type(stage), "prepared") for stage in stages)]
     wanted = {kind for kind, need in zip(kinds, needs, strict=False) if need} - {"prepared"}
-    found = _run(problem, lowered, result, cotangents, wanted | ({"q"} if "scale" in wanted else set()))
+    found = _run(lowered, result, cotangents, wanted | ({"q"} if "scale" in wanted else set()))
     gradients: list[Tensor | None] = [None] * len(given)
     for n, kind in enumerate(kinds):
         if needs[n] and kind in wanted:
@@ -62,8 +63,23 @@ def backward(
     return tuple(gradients)
 
 
-def _run(problem: Problem, lowered: Lowered, result: Pair, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
-    """The gradients of the kernels' operands, by name."""
+def operand_gradients(lowered: Lowered, result: Pair, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
+    """The gradients of the operands that are wanted, in their shapes and dtypes."""
+    found = _run(lowered, result, cotangents, wanted - {"sink"})
+    if "sink" in wanted:
+        assert lowered.sink is not None
+        found["sink"] = _sink_gradient(lowered.sink[..., 0, 0], result, cotangents)[..., None, None]
+    for name in found.keys() & {"slopes", "offsets"}:
+        heads = getattr(lowered, name).shape[0]
+        found[name] = found[name] if heads > 1 else _total(found[name].movedim(0, -1))[None]
+    if lowered.offsets is not None and "offsets" in found:  # beyond the distances there is room for whole vectors
+        room = lowered.offsets.shape[1] - found["offsets"].shape[1]
+        found["offsets"] = torch.nn.functional.pad(found["offsets"], (0, room))
+    return {name: g.to(getattr(lowered, name).dtype).contiguous() for name, g in found.items()}
+
+
+def _run(lowered: Lowered, result: Pair, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
+    """The gradients of the kernels' operands, by name; slopes and offsets for each head."""
     heads, nq, nk = lowered.shape[-2], lowered.shape[-1], lowered.k.shape[-2]
     found = {name: torch.empty_like(getattr(lowered, name)) for name in wanted & {"q", "k", "v"}}
     if lowered.bias is not None and "bias" in wanted:
