@@ -58,7 +58,7 @@ class Native(Backend):
     ) -> tuple[Tensor | None, ...]:
         with torch.no_grad():
             if why_not_backward(problem) is None:
-                return backward(problem, _lowered(problem), result, cotangents, needs)
+                return backward(problem, self._lowered(problem), result, cotangents, needs)
             # The weights of a row sum to 1 only with the log-sum-exp of scores rounded as this backward rounds them.
             lse = stream(replace(problem, v=problem.v[..., :0]), self.size, quick=True)[1]
         return super().backward(problem, (result[0], lse), cotangents, needs)
