@@ -11,7 +11,7 @@ namespace regard {
 
 constexpr int rows_for(int vectors) { return vectors == 1 ? 8 : vectors == 2 ? 6 : kRows; }
 
-REGARD_INLINE float factor_of(const regard_call& c) { return c.cap != 0 ? c.scale / c.cap : c.scale * kLog2e; }
+
 
 // What one block of queries is told besides its Block.
 struct Share {
@@ -106,29 +106,10 @@ static void open_block(Block<V>& b, const Sweep& w) {
     }
     b.first[n / W][n % W] = a, b.last[n / W][n % W] = z;
   }
-  if (c.slopes || c.threshold) {
-    const int64_t* q_at = c.q_at + offset(c.q_at_batch, p) + p.row;
-    b.base = q_at[0];
-    const uint32_t seed = head_word(c, p);
-    for (int64_t n = 0; n < V * W; ++n) {
-      const int64_t i = q_at[n < p.rows ? n : 0];
-      b.relative[n / W][n % W] = (int32_t)(i - b.base);
-      b.word[n / W][n % W] = mix(seed + fold(i) * 0xC2B2AE3Du);
-    }
-  }
+  begin_steps(b);
   b.factor = factor_of(c);
-  b.slope = c.slopes ? c.slopes[c.slope_stride * p.h] * kLog2e : 0;
-  b.offsets = c.offsets ? c.offsets + c.offset_stride * p.h : nullptr;
   const char* q = (const char*)c.q.data + size_of(c.dtype) * (offset(c.q, p, p.h) + p.row * c.q.row);
   pack<V>(w.qt, kQueries, q, c.dtype, c.q.row, c.q.col, p.rows, c.dk, b.factor);
-}
-
-template <int V>
-static void pack_bias(const Block<V>& b, const Tile& t) {
-  const regard_call& c = b.c;
-  if (!c.bias.data) return;
-  const char* bias = (const char*)c.bias.data + size_of(c.bias_dtype) * (offset(c.bias, b.p, b.p.h) + b.p.row * c.bias.row + t.j * c.bias.col);
-  pack<V>(b.w.bias, kQueries, bias, c.bias_dtype, c.bias.row, c.bias.col, b.p.rows, t.count, kLog2e);
 }
 
 // What a mask lets one block of queries see of one tile of keys. False: nothing.
@@ -167,7 +148,7 @@ static void run_block(const Training& w, const Sweep& s, Place p, const Tile& t,
   const Scratch scratch{s.qt, x.p, nullptr, s.bias, nullptr, nullptr};
   Block<V> b{c, scratch, p};
   open_block<V>(b, s);
-  pack_bias<V>(b, t);
+  bring_bias(b, t);
   pack<V>(s.doutt, kQueries, dout, REGARD_F32, w.wide_v, 1, p.rows, c.dv, 1.0f);
   score_keys<V>(b, t, s, w.wide_k, x);
   weigh_keys<V>(b, t, s, w.wide_v, x);

@@ -79,7 +79,6 @@ static void run_chunk(Few& f, const Chunk& t, const char* keys, const char* valu
 static void begin_rows(Few& f, int64_t key_head) {
   const regard_call& c = f.c;
   const int64_t width = round_up(c.dk);
-  const float to_base_2 = c.cap != 0 ? c.scale / c.cap : c.scale * kLog2e;
   for (int64_t r = 0; r < f.rows; ++r) {
     Row& row = f.row[r];
     row.h = key_head * (c.heads / c.key_heads) + r / c.nq, row.i = r % c.nq, row.first = 0, row.last = c.nk;
@@ -88,7 +87,7 @@ static void begin_rows(Few& f, int64_t key_head) {
       row.last = at<int32_t>(c.stop, f.p, row.h)[row.i * c.stop.row];
     }
     const char* q = (const char*)c.q.data + size_of(c.dtype) * (offset(c.q, f.p, row.h) + row.i * c.q.row);
-    gather(f.q + r * width, width, q, c.q, c.dtype, 1, c.dk, to_base_2);
+    gather(f.q + r * width, width, q, c.q, c.dtype, 1, c.dk, factor_of(c));
     float* state = f.states + r * state_size(c);
     for (int64_t d = 0; d < state_size(c); ++d) state[d] = d == 0 ? -kInf : 0;
   }

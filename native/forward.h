@@ -67,11 +67,7 @@ static bool finite_values(const regard_call& c, const Scratch& w, Source& x) {
 template <int V>
 static void bring_extras(const Block<V>& b, Tile& t, uint64_t* bits) {
   const regard_call& c = b.c;
-  if (c.bias.data) {
-    int64_t from = offset(c.bias, b.p, b.p.h) + b.p.row * c.bias.row + t.j * c.bias.col;
-    const void* bias = moved(c.bias.data, from, c.bias_dtype);
-    pack<V>(b.w.bias, kQueries, bias, c.bias_dtype, c.bias.row, c.bias.col, b.p.rows, t.count, kLog2e);
-  }
+  bring_bias(b, t);
   if (t.allowed) {
     bits_of(bits, t.allowed, c.allowed.row, c.allowed.col, b.p.rows, t.count);
     t.bits = bits;
@@ -171,27 +167,15 @@ static void begin(Block<V>& b) {
   const regard_call& c = b.c;
   const Place& p = b.p;
   begin_interval(b);
-  const float to_base_2 = c.cap != 0 ? c.scale / c.cap : c.scale * kLog2e;
   const void* q = moved(c.q.data, offset(c.q, p, p.h) + p.row * c.q.row, c.dtype);
-  b.factor = to_base_2;
+  b.factor = factor_of(c);
   if (Op::pairs)
     pack_pairs<V>(b.w.q, kQueries, (const uint16_t*)q, c.q.row, p.rows, c.dk / 2);
   else
-    pack<V>(b.w.q, kQueries, q, c.dtype, c.q.row, c.q.col, p.rows, c.dk, to_base_2);
+    pack<V>(b.w.q, kQueries, q, c.dtype, c.q.row, c.q.col, p.rows, c.dk, b.factor);
   for (int64_t n = 0; n < c.dv * kQueries; n += W) store(b.w.o + n, vf{});
   for (int v = 0; v < V; ++v) b.m[v] = splat(-kInf), b.l[v] = vf{};
-  if (c.slopes || c.threshold) {
-    const int64_t* q_at = c.q_at + offset(c.q_at_batch, p) + p.row;
-    b.base = q_at[0];
-    uint32_t seed = head_word(c, p);
-    for (int64_t n = 0; n < V * W; ++n) {
-      int64_t i = q_at[n < p.rows ? n : 0];
-      b.relative[n / W][n % W] = (int32_t)(i - b.base);
-      b.word[n / W][n % W] = mix(seed + fold(i) * 0xC2B2AE3Du);
-    }
-  }
-  b.slope = c.slopes ? c.slopes[c.slope_stride * p.h] * kLog2e : 0;
-  b.offsets = c.offsets ? c.offsets + c.offset_stride * p.h : nullptr;
+  begin_steps(b);
   b.map = c.tiles.data ? at<int32_t>(c.tiles, p, p.h) + p.row / kQueries * c.tiles.row : nullptr;
 }
 

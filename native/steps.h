@@ -87,6 +87,38 @@ struct Tile {
   const uint8_t* allowed;
 };
 
+// What a dot product is multiplied by on its way to the cap, or to base 2.
+REGARD_INLINE float factor_of(const regard_call& c) { return c.cap != 0 ? c.scale / c.cap : c.scale * kLog2e; }
+
+// What the steps need to know of a block's queries.
+template <int V>
+static void begin_steps(Block<V>& b) {
+  const regard_call& c = b.c;
+  const Place& p = b.p;
+  if (c.slopes || c.threshold) {
+    const int64_t* q_at = c.q_at + offset(c.q_at_batch, p) + p.row;
+    b.base = q_at[0];
+    const uint32_t seed = head_word(c, p);
+    for (int64_t n = 0; n < V * W; ++n) {
+      const int64_t i = q_at[n < p.rows ? n : 0];
+      b.relative[n / W][n % W] = (int32_t)(i - b.base);
+      b.word[n / W][n % W] = mix(seed + fold(i) * 0xC2B2AE3Du);
+    }
+  }
+  b.slope = c.slopes ? c.slopes[c.slope_stride * p.h] * kLog2e : 0;
+  b.offsets = c.offsets ? c.offsets + c.offset_stride * p.h : nullptr;
+}
+
+// The bias of a tile, transposed, in base 2.
+template <int V>
+static void bring_bias(const Block<V>& b, const Tile& t) {
+  const regard_call& c = b.c;
+  if (!c.bias.data) return;
+  const int64_t from = offset(c.bias, b.p, b.p.h) + b.p.row * c.bias.row + t.j * c.bias.col;
+  const void* bias = (const char*)c.bias.data + from * (c.bias_dtype == REGARD_F32 ? 4 : 2);
+  pack<V>(b.w.bias, kQueries, bias, c.bias_dtype, c.bias.row, c.bias.col, b.p.rows, t.count, kLog2e);
+}
+
 // A score, or -inf for the lanes that do not see the key.
 REGARD_INLINE vf within(vf s, int64_t key, vi first, vi last) {
   vi k = splat_int((int32_t)key);

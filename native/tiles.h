@@ -31,7 +31,7 @@ REGARD_INLINE void each_tile(const Training& w, const Sweep& s, const Block<V>& 
     if (!look(w, b.p, j, count, bits, t, x)) continue;
     widen_rows(s.k, w.wide_k, keys + size_of(c.dtype) * j * c.k.row, c.dtype, c.k.row, c.k.col, count, c.dk);
     if (values) widen_rows(s.v, w.wide_v, all + size_of(c.dtype) * j * c.v.row, c.dtype, c.v.row, c.v.col, count, c.dv);
-    pack_bias<V>(b, t);
+    bring_bias(b, t);
     score_keys<V>(b, t, s, w.wide_k, x);
     body(t);
   }
