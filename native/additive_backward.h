@@ -71,10 +71,10 @@ static int64_t lay(const Gradients& g, float* from, Pull& s) {
 
 REGARD_INLINE void zero(float* x, int64_t count) { __builtin_memset(x, 0, (size_t)count * sizeof(float)); }
 
-// A tile's Σ_j ds r (1 - r) to u, Σ_ij ds r to e, Σ_i ds r (1 - r) times `scale` to dc. ds [count up to whole vectors][kQueries];
+// A tile's Σ_j ds r (1 - r) to u, Σ_ij ds r and `constant` to e, Σ_i ds r (1 - r) times `scale` to dc. ds [count up to whole vectors][kQueries];
 // c [width][kKeys]: C. A division for each r: one for two of them takes more other operations than it saves.
 template <int V>
-REGARD_ALONE void pull_tile(const float* raised, const float* c, int64_t width, int64_t count, const float* ds,
+REGARD_ALONE void pull_tile(const float* raised, const float* c, int64_t width, int64_t count, const float* ds, const float* constant,
                                                 const float* scale, float* u, float* e, float* dc, int64_t line) {
   const vf one = splat(1.0f);
   for (int64_t k = 0; k < width; ++k) {
@@ -82,7 +82,7 @@ REGARD_ALONE void pull_tile(const float* raised, const float* c, int64_t width, 
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) da[v] = vf{}, a[v] = load(raised + k * kQueries + v * W);
     for (int64_t n = 0; n < count; n += W) {
-      vf by_key[W];
+      vf by_key[W], part = load(constant + n);
 #pragma GCC unroll 2
       for (int m = 0; m < W; ++m) {
         const vf x = splat(c[k * kKeys + n + m]);
@@ -90,12 +90,13 @@ REGARD_ALONE void pull_tile(const float* raised, const float* c, int64_t width, 
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
           const vf r = one / (one + a[v] * x), dr = load(ds + (n + m) * kQueries + v * W) * r, p = dr - dr * r;
-          dw += dr;
+          part += dr;
           da[v] += p;
           sum = v ? sum + p : p;
         }
         by_key[m] = sum;
       }
+      dw += part;
       float* to = dc + k * line + n;
       store(to, load(to) + splat(scale[k]) * sums(by_key));
     }
@@ -242,7 +243,7 @@ static void open_pull(Puller<V>& z) {
 
 // Scores of M keys become weights, -1 where hidden, and gradients of scores as the similarity gave them.
 template <int V, int M>
-REGARD_INLINE void pull_scores(Puller<V>& z, const Tile& t, const float* x, int64_t row, int64_t n, vf (&total)[V]) {
+REGARD_INLINE void pull_scores(Puller<V>& z, const Tile& t, const float* x, int64_t row, int64_t n) {
   const regard_call& c = z.g.c;
   vf acc[M][V];
   clear(acc);
@@ -263,7 +264,6 @@ REGARD_INLINE void pull_scores(Puller<V>& z, const Tile& t, const float* x, int6
       vf ds = select(hidden, vf{}, p * (dp - z.delta[v]));
       if (c.cap != 0) ds = select(hidden, vf{}, ds * load(z.s.bend + at));
       ds = select(z.fine[v], ds, vf{});
-      total[v] += ds;
       store(z.b.w.s + at, select(hidden, splat(-1.0f), kept));
       store(z.s.ds + at, ds);
     }
@@ -271,11 +271,10 @@ REGARD_INLINE void pull_scores(Puller<V>& z, const Tile& t, const float* x, int6
 }
 
 template <int V>
-REGARD_ALONE void pull_tile_scores(Puller<V>& z, const Tile& t, const float* x, int64_t row,
-                                                       vf (&total)[V]) {
+REGARD_ALONE void pull_tile_scores(Puller<V>& z, const Tile& t, const float* x, int64_t row) {
   int64_t n = 0;
-  for (; n + kRows <= t.count; n += kRows) pull_scores<V, kRows>(z, t, x, row, n, total);
-  for (; n < t.count; ++n) pull_scores<V, 1>(z, t, x, row, n, total);
+  for (; n + kRows <= t.count; n += kRows) pull_scores<V, kRows>(z, t, x, row, n);
+  for (; n < t.count; ++n) pull_scores<V, 1>(z, t, x, row, n);
 }
 
 // dv of M keys and V vectors of features.
@@ -339,9 +338,8 @@ static void clean_keys(const Puller<V>& z, const Tile& t, const float* c) {
   }
 }
 
-// total: Σ ds of each lane.
 template <int V>
-static void pull_similarity(Puller<V>& z, const Tile& t, const vf (&total)[V]) {
+static void pull_similarity(Puller<V>& z, const Tile& t) {
   const Gradients& g = z.g;
   const Pull& s = z.s;
   const regard_call& c = g.c;
@@ -349,14 +347,19 @@ static void pull_similarity(Puller<V>& z, const Tile& t, const vf (&total)[V]) {
   const Way way = way_of(g.x, s.q, g.keys.reach + pair * key_tiles(c), t.j, t.count);
   const float* raised = g.keys.c + (pair * c.nk + t.j) * width;
   float *dc = s.dc + (t.j - z.from), one = 1, value = 1;
-  vf constant = vf{};  // f = value · r + a constant
+  float constant[kKeys];  // f = value (r + a constant): its share of W keys, added where they are, so that digits cancel early
   for (int64_t n = t.count; n % W != 0; ++n) zero(s.ds + n * kQueries, kQueries);
   if (way == kDirectWay) {
     clean_keys(z, t, at<float>(c.k, z.b.p, pair % c.key_heads) + t.j * c.k.row);
   } else {
     const Separable form = separable(g.x.activation);
     one = g.x.activation == REGARD_TANH ? 4 : 1, value = form.factor;
-    for (int v = 0; v < V; ++v) constant += splat(form.middle - form.factor / 2) * total[v];
+    for (int64_t n = 0; n < t.count; n += W) {
+      vf sum = vf{};
+      for (int64_t m = n; m < n + W; ++m)
+        for (int v = 0; v < V; ++v) sum += load(s.ds + m * kQueries + v * W);
+      store(constant + n, sum * splat((form.middle - form.factor / 2) / form.factor));
+    }
   }
   zero(s.u, width * kQueries), zero(s.e, width * W);
   float* scale = s.scale;
@@ -364,13 +367,13 @@ static void pull_similarity(Puller<V>& z, const Tile& t, const vf (&total)[V]) {
   if (way != kDirectWay)
     for (int64_t n = 0; n < t.count; n += W)
       pack<1>(s.cleaned + n, kKeys, raised + n * width, REGARD_F32, width, 1, t.count - n < W ? t.count - n : W, width, 1.0f);
-  if (way != kDirectWay) pull_tile<V>(s.q.raised, s.cleaned, width, t.count, s.ds, scale, s.u, s.e, dc, line);
+  if (way != kDirectWay) pull_tile<V>(s.q.raised, s.cleaned, width, t.count, s.ds, constant, scale, s.u, s.e, dc, line);
   else if (g.x.activation == REGARD_TANH) pull_direct<V, TanhOf>(s.clean, s.cleaned, width, t.count, s.ds, 0, scale, s.u, s.e, dc, line);
   else if (g.x.activation == REGARD_SIGMOID)
     pull_direct<V, SigmoidOf>(s.clean, s.cleaned, width, t.count, s.ds, 0, scale, s.u, s.e, dc, line);
   else pull_direct<V, LeakyReluOf>(s.clean, s.cleaned, width, t.count, s.ds, g.x.slope, scale, s.u, s.e, dc, line);
   for (int64_t n = 0; n < width * kQueries; n += W) store(s.da + n, load(s.da + n) + load(s.u + n) * splat(one));
-  for (int64_t n = 0; n < width * W; n += W) store(s.dw + n, load(s.dw + n) + (load(s.e + n) * splat(value) + constant));
+  for (int64_t n = 0; n < width * W; n += W) store(s.dw + n, load(s.dw + n) + load(s.e + n) * splat(value));
 }
 
 template <int V>
@@ -388,13 +391,13 @@ static void pull_block(const Gradients& g, const Pull& s, const Place& p, int64_
   Puller<V> z{g, mine, b, from};
   open_pull(z);
   each_tile(b, [&](Tile& t, Source& x) {
-    vf top[V], total[V];
-    for (int v = 0; v < V; ++v) top[v] = total[v] = vf{};
+    vf top[V];
+    for (int v = 0; v < V; ++v) top[v] = vf{};
     additive_tile(b, t, g.x, q, g.keys, top, c.cap != 0 ? s.bend : nullptr);
     bring_values(c, b.w, x);
-    pull_tile_scores(z, t, x.v + (t.j - x.j) * x.v_row, x.v_row, total);
+    pull_tile_scores(z, t, x.v + (t.j - x.j) * x.v_row, x.v_row);
     pull_tile_values(z, t);
-    pull_similarity(z, t, total);
+    pull_similarity(z, t);
   });
   const int64_t head = p.b * c.heads + p.h, heads = elements(c) * c.heads, all = g.width * kQueries;
   __builtin_memcpy(g.da + ((slice * heads + head) * g.blocks + p.row / kQueries) * all, s.da, (size_t)all * sizeof(float));
