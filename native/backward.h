@@ -11,8 +11,6 @@ namespace regard {
 
 constexpr int rows_for(int vectors) { return vectors == 1 ? 8 : vectors == 2 ? 6 : kRows; }
 
-
-
 // What one block of queries is told besides its Block.
 struct Share {
   int64_t from, to;      // keys of the tile that it computes

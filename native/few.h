@@ -203,7 +203,7 @@ static void score_chunk(Few& f, const Chunk& t, const char* keys, int64_t stride
 }
 
 // Scores of one row become weights; returns their sum, from before dropout.
-static float weigh_row(const Few& f, const Chunk& t, int64_t r, float shift) {
+[[maybe_unused]] static float weigh_row(const Few& f, const Chunk& t, int64_t r, float shift) {
   const regard_call& c = f.c;
   vf sum = vf{};
   vu word = vu{};

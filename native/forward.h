@@ -74,16 +74,12 @@ static void bring_extras(const Block<V>& b, Tile& t, uint64_t* bits) {
   }
 }
 
+// A tile's scores, whose maxima with those before are `top`, become weights and meet their values.
 template <int V, class Op>
-static void run_tile(Block<V>& b, Tile& t, Source& x) {
+static void absorb(Block<V>& b, const Tile& t, Source& x, const vf (&top)[V]) {
   const regard_call& c = b.c;
-  uint64_t bits[kKeys];
-  bring_extras<V>(b, t, bits);
-  bring_keys<Op>(c, b.w, x);
   const int64_t skip = t.j - x.j;
-  vf top[V], alpha[V];
-  for (int v = 0; v < V; ++v) top[v] = b.m[v];
-  score_tile<V, Op>(b, t, x.k + skip * x.k_row, x.k_row, top);
+  vf alpha[V];
   for (int v = 0; v < V; ++v) {
     vf shift = top[v] == splat(-kInf) ? splat(0.0f) : top[v];
     alpha[v] = exp2v(b.m[v] - shift);
@@ -101,6 +97,17 @@ static void run_tile(Block<V>& b, Tile& t, Source& x) {
   const float* v = x.v + skip * x.v_row;
   if (careful) return value_tile_careful<V>(b, t, v, x.v_row, alpha);
   value_tile<V, Floats>(b, t, v, x.v_row, alpha);
+}
+
+template <int V, class Op>
+static void run_tile(Block<V>& b, Tile& t, Source& x) {
+  uint64_t bits[kKeys];
+  bring_extras<V>(b, t, bits);
+  bring_keys<Op>(b.c, b.w, x);
+  vf top[V];
+  for (int v = 0; v < V; ++v) top[v] = b.m[v];
+  score_tile<V, Op>(b, t, x.k + (t.j - x.j) * x.k_row, x.k_row, top);
+  absorb<V, Op>(b, t, x, top);
 }
 
 // The sink joins m and l; returns what o is multiplied by.
@@ -162,21 +169,29 @@ static void begin_interval(Block<V>& b) {
   b.lo = b.lo / kRows * kRows;  // whole pairs, and whole steps of the microkernel
 }
 
+// An empty state, and what the steps need to know of its queries.
+template <int V>
+static void begin_state(Block<V>& b) {
+  const regard_call& c = b.c;
+  const Place& p = b.p;
+  begin_interval(b);
+  for (int64_t n = 0; n < c.dv * kQueries; n += W) store(b.w.o + n, vf{});
+  for (int v = 0; v < V; ++v) b.m[v] = splat(-kInf), b.l[v] = vf{};
+  begin_steps(b);
+  b.map = c.tiles.data ? at<int32_t>(c.tiles, p, p.h) + p.row / kQueries * c.tiles.row : nullptr;
+}
+
 template <int V, class Op>
 static void begin(Block<V>& b) {
   const regard_call& c = b.c;
   const Place& p = b.p;
-  begin_interval(b);
+  begin_state(b);
   const void* q = moved(c.q.data, offset(c.q, p, p.h) + p.row * c.q.row, c.dtype);
   b.factor = factor_of(c);
   if (Op::pairs)
     pack_pairs<V>(b.w.q, kQueries, (const uint16_t*)q, c.q.row, p.rows, c.dk / 2);
   else
     pack<V>(b.w.q, kQueries, q, c.dtype, c.q.row, c.q.col, p.rows, c.dk, b.factor);
-  for (int64_t n = 0; n < c.dv * kQueries; n += W) store(b.w.o + n, vf{});
-  for (int v = 0; v < V; ++v) b.m[v] = splat(-kInf), b.l[v] = vf{};
-  begin_steps(b);
-  b.map = c.tiles.data ? at<int32_t>(c.tiles, p, p.h) + p.row / kQueries * c.tiles.row : nullptr;
 }
 
 // What a block meets of the tile at x, on the grid at j; count is 0 where that is nothing.
@@ -241,7 +256,7 @@ static void run_rows(const regard_call& c, const Scratch& w, Place p) {
   }
 }
 
-static void run_item(const regard_call& c, const Scratch& w, const Place& p) {
+[[maybe_unused]] static void run_item(const regard_call& c, const Scratch& w, const Place& p) {
 #if defined(__AVX512BF16__)
   if (c.dtype == REGARD_BF16 && c.dk % 2 == 0 && c.q.col == 1 && c.k.col == 1 && c.k.row % 2 == 0) return run_rows<Pairs>(c, w, p);
 #endif
@@ -249,7 +264,7 @@ static void run_item(const regard_call& c, const Scratch& w, const Place& p) {
 }
 
 // Blocks of an item: what the second-level cache holds beside a tile, and no fewer items than keep the threads busy.
-static int64_t group_of(const regard_call& c, int64_t elements) {
+[[maybe_unused]] static int64_t group_of(const regard_call& c, int64_t elements) {
   const int64_t blocks = (c.nq + kQueries - 1) / kQueries, held = 131072 / 4 / ((c.dk + c.dv + 1) * kQueries);
   const int64_t busy = c.threads > 1 ? blocks * c.heads * elements / (4 * c.threads) : kGroup;
   int64_t most = held < kGroup ? held : kGroup;

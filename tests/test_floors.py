@@ -29,7 +29,9 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 APART = (("masks", "scores"), ("nn", "inspect", "parallel"))
 ALLOWED = {("inspect", "nn")}
 # Backends share these two, and nothing else.
-SHARED_BY_BACKENDS = ("base", "tiling", "backward", "library", "lowering", "operation", "graph", "training")
+SHARED_BY_BACKENDS = (
+    *("base", "tiling", "backward", "library", "lowering", "operation", "graph", "training", "additive"),
+)
 SHARED = f"share only {' and '.join(SHARED_BY_BACKENDS)}"
 # Guests of the house: they use it as its users do.
 THROUGH_THE_DOOR = ("cli", "demo")

@@ -9,11 +9,13 @@ import sys
 
 import pytest
 
+from regard.backends.library import runnable
+
 MEASURE = """
 import json, resource, sys
 import torch, regard as rg
 
-n, backend = int(sys.argv[1]), {"Tiled": rg.Tiled(), "Reference": rg.Reference()}[sys.argv[2]]
+n, backend = int(sys.argv[1]), {"Tiled": rg.Tiled(), "Native": rg.Native(), "Reference": rg.Reference()}[sys.argv[2]]
 
 def run(n):
     torch.manual_seed(0)
@@ -61,6 +63,12 @@ def test_an_additive_score_in_linear_memory() -> None:
     assert growth(4096) < LIMIT // 4 < DENSE[4096] // 16
 
 
+@pytest.mark.skipif(not runnable(), reason="the native kernels were not built: no C++ compiler")
+def test_an_additive_score_natively() -> None:
+    """Two heads of 64 of n = 16,384 in half of the limit; a part of that here."""
+    assert growth(4096, "Native") < LIMIT // 8
+
+
 def test_the_measure_sees_a_dense_evaluation() -> None:
     assert growth(1024, "Reference") > DENSE[1024]
 
@@ -68,3 +76,9 @@ def test_the_measure_sees_a_dense_evaluation() -> None:
 @pytest.mark.slow
 def test_an_additive_score_of_16384_keys() -> None:
     assert growth(16384) < LIMIT
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not runnable(), reason="the native kernels were not built: no C++ compiler")
+def test_an_additive_score_of_16384_keys_natively() -> None:
+    assert growth(16384, "Native") < LIMIT // 2

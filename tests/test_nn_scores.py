@@ -34,6 +34,13 @@ def test_additive_returns_the_score_of_its_parameters(bias: bool) -> None:
     exact(rg.attention_weights(q, k, score=score()), torch.softmax(hidden @ score.w, -1))
 
 
+def test_an_activation_is_passed_along_and_no_part_of_the_state() -> None:
+    plain, gat = rg.nn.AdditiveScore(5, 3, 13), rg.nn.AdditiveScore(5, 3, 13, activation=rg.LeakyReLU(0.1))
+    assert plain().activation == rg.Tanh() and gat().activation == rg.LeakyReLU(0.1)
+    assert "activation" not in repr(plain) and "LeakyReLU(slope=0.1)" in repr(gat)
+    assert list(plain.state_dict()) == list(gat.state_dict()) == ["w_q", "w_k", "w"]
+
+
 @pytest.mark.parametrize("heads", [None, 1, 6])
 def test_parameters_have_a_head_axis_if_asked(heads: int | None) -> None:
     lead = () if heads is None else (heads,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from math import tanh
 
 import pytest
@@ -59,12 +60,22 @@ def bilinear(m: Tensor) -> Pair:
     return lambda x, y, h, g: dot(times(x, m.expand(HEADS, *m.shape[-2:])[h].tolist()), y)
 
 
-def additive(w_q: Tensor | None, w_k: Tensor | None, w: Tensor, b: Tensor | None) -> Pair:
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def leaky(x: float) -> float:
+    return x if x > 0 else 0.2 * x
+
+
+def additive(
+    w_q: Tensor | None, w_k: Tensor | None, w: Tensor, b: Tensor | None, f: Callable[[float], float] = tanh
+) -> Pair:
     def pair(x: list[float], y: list[float], h: int, g: int) -> float:
         x = x if w_q is None else times(x, w_q.expand(HEADS, -1, -1)[h].tolist())
         y = y if w_k is None else times(y, w_k.expand(KEY_HEADS, -1, -1)[g].tolist())
         shift = [0.0] * len(x) if b is None else b.expand(HEADS, -1)[h].tolist()
-        hidden = [tanh(p + q + r) for p, q, r in zip(x, y, shift, strict=True)]
+        hidden = [f(p + q + r) for p, q, r in zip(x, y, shift, strict=True)]
         return dot(w.expand(HEADS, -1)[h].tolist(), hidden)
 
     return pair
@@ -104,6 +115,20 @@ def formulas() -> dict[str, tuple[Callable[..., rg.Score], tuple[Tensor | None, 
         "Additive, q projected": (rg.Additive, (None, *mixed[1:]), additive, HIDDEN, WIDE),
         "Additive, k projected": (rg.Additive, (mixed[0], None, *mixed[2:]), additive, DQ, HIDDEN),
         "Additive, both projected": (rg.Additive, (None, None, randn(HIDDEN), None), additive, HIDDEN, HIDDEN),
+        "Additive, sigmoid": (
+            partial(rg.Additive, activation=rg.Sigmoid()),
+            mixed,
+            partial(additive, f=sigmoid),
+            DQ,
+            WIDE,
+        ),
+        "Additive, GATv2": (
+            partial(rg.Additive, activation=rg.LeakyReLU()),
+            mixed,
+            partial(additive, f=leaky),
+            DQ,
+            WIDE,
+        ),
         "Cosine": (rg.Cosine, (), lambda: cosine(torch.ones(1)), DQ, DK),
         "Cosine ()": (rg.Cosine, (one,), cosine, DQ, DK),
         "Cosine (h,)": (rg.Cosine, (each,), cosine, DQ, DK),

@@ -27,6 +27,9 @@ from regard.masks.ragged import Lengths as Lengths
 from regard.positions import Positions as Positions
 from regard.positions import head as head
 from regard.positions import tail as tail
+from regard.scores.activations import LeakyReLU as LeakyReLU
+from regard.scores.activations import Sigmoid as Sigmoid
+from regard.scores.activations import Tanh as Tanh
 from regard.scores.additive import Additive as Additive
 from regard.scores.algebra import Modifier as Modifier
 from regard.scores.algebra import Score as Score
@@ -68,6 +71,7 @@ __all__ = [
     "Everything",
     "Flex",
     "GridBuckets",
+    "LeakyReLU",
     "Lengths",
     "Mask",
     "Modifier",
@@ -80,11 +84,13 @@ __all__ = [
     "Score",
     "Sdpa",
     "ShapeError",
+    "Sigmoid",
     "Similarity",
     "SoftCap",
     "State",
     "T5Buckets",
     "T5CausalBuckets",
+    "Tanh",
     "Tiled",
     "Unsupported",
     "Where",

@@ -12,6 +12,8 @@ from regard.backends.library import AXES, CODES
 from regard.masks.algebra import And, Cover, Everything, Mask
 from regard.masks.dense import Dense
 from regard.problem import Problem
+from regard.scores.activations import Activation, LeakyReLU, Sigmoid, Tanh
+from regard.scores.additive import Additive
 from regard.scores.algebra import Score
 from regard.scores.buckets import ClippedBuckets, T5Buckets, T5CausalBuckets
 from regard.scores.modifiers import Alibi, Bias, RelativeBias, SoftCap
@@ -19,6 +21,7 @@ from regard.scores.similarity import Bilinear, Cosine, Distance, Dot, ScaledDot
 from regard.shapes import branchless
 
 FEW = 16  # rows of a group below which the decoding kernel runs, where a mask written out is linear in the keys
+ACTIVATIONS: dict[type, int] = {Tanh: 0, Sigmoid: 1, LeakyReLU: 2}  # as in native/activation.h; by type, as below
 _MOST = 1 << 31  # keys, and distances, are 32-bit numbers inside a block
 
 
@@ -88,9 +91,15 @@ def _why_not_similarity(problem: Problem) -> str | None:
     if type(similarity) is Distance:
         far = similarity.as_dot(problem.q, problem.k) is None
         return "points lie so far apart that their distances, as dot products, would lose digits" if far else None
+    if type(similarity) is Additive:
+        return None if type(similarity.activation) in ACTIVATIONS else _unknown(similarity.activation)
     if type(similarity) not in (Dot, ScaledDot, Bilinear, Cosine):
         return f"its scores begin with a dot product, not with {similarity!r}"
     return None
+
+
+def _unknown(activation: Activation) -> str:
+    return f"its hidden layers have tanh, the sigmoid or a leaky ReLU, not {activation!r}"
 
 
 def _why_not_modifiers(problem: Problem) -> str | None:
@@ -135,9 +144,16 @@ def _near(problem: Problem) -> bool:
 def lower(problem: Problem, tile: tuple[int, int] | None) -> Lowered:
     """A problem for kernels with tiles of so many queries and keys; None where nobody may look at values."""
     q, k, scale = _dot_operands(problem)
+    return lower_around(problem, tile, q, k, problem.v.to(q.dtype), scale)
+
+
+def lower_around(
+    problem: Problem, tile: tuple[int, int] | None, q: Tensor, k: Tensor, v: Tensor, scale: float = 1.0
+) -> Lowered:
+    """The same with these queries, keys and values."""
     told: dict[str, Any] = {**lower_mask(problem, tile), **_modifiers(problem), **_dropout(problem)}
     sink = None if problem.sink is None else problem.sink.float()[..., None, None]
-    return Lowered(q, k, problem.v.to(q.dtype), scale, **told, sink=sink)
+    return Lowered(q, k, v, scale, **told, sink=sink)
 
 
 def _dot_operands(problem: Problem) -> tuple[Tensor, Tensor, float]:

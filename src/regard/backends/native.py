@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from regard.backends.additive import backward as additive_backward
+from regard.backends.additive import forward as additive_forward
+from regard.backends.additive import why_streamed
 from regard.backends.base import Backend, Ready, Result
 from regard.backends.graph import traced
 from regard.backends.library import runnable
@@ -15,16 +18,17 @@ from regard.backends.operation import forward, library, ready
 from regard.backends.tiling import stream
 from regard.backends.training import backward, why_not_backward
 from regard.problem import Problem
+from regard.scores.additive import Additive
 
 
 @dataclass(frozen=True)
 class Native(Backend):
     """Fused C++ kernels for the CPU: scores, softmax and values of a block in one pass, on torch's threads.
 
-    float32, bfloat16 and float16; sums in float32. Dot products (scaled, bilinear, cosine), a soft cap, slopes, a dense
-    bias and relative biases, any mask, dropout; a kernel of its own for few queries (decoding). Backward computes the
-    weights again, tile by tile. Compiled once for each instruction set; the best that runs here is taken, or the one
-    that the environment variable REGARD_ISA names (base, avx2, avx512, avx512bf16).
+    float32, bfloat16 and float16; sums in float32. Dot products (scaled, bilinear, cosine), additive scores, a soft
+    cap, slopes, a dense bias and relative biases, any mask, dropout; a kernel of its own for few queries (decoding).
+    Backward computes the weights again, tile by tile. Compiled once for each instruction set; the best that runs here
+    is taken, or the one that the environment variable REGARD_ISA names (base, avx2, avx512, avx512bf16).
 
     invariant: the bits of a query's row depend on no other query of the call, nor on their number: a batch of one, a
     chunk of a prompt and one token decoded against a cache agree. Costs speed where queries are few.
@@ -42,23 +46,34 @@ class Native(Backend):
             return f"it serves cpu tensors; these are on {frame.device.type}"
         if not runnable():
             return "it was not built: no C++ compiler was found when regard was installed"
+        if self.invariant and isinstance(problem.similarity, Additive):
+            return "how an additive score is found depends on how far the queries beside it reach"
         return why_not(problem)
 
     def forward(self, problem: Problem) -> Result:
         with torch.no_grad():
+            if isinstance(problem.similarity, Additive):
+                return additive_forward(problem)
             return forward(self._lowered(problem))
 
     def traced(self, problem: Problem) -> Result:
+        if isinstance(problem.similarity, Additive):
+            return self.differentiable(problem)
         return traced(replace(lower(problem, None), invariant=self.invariant))
 
     def ready(self, problem: Problem, given: tuple[Tensor, ...], leaves: tuple[Tensor, ...]) -> Ready | None:
+        if isinstance(problem.similarity, Additive):
+            return None
         return ready(self._lowered(problem), given, leaves, problem.dtype)
 
     def backward(
         self, problem: Problem, result: Result, cotangents: Result, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
+        additive = isinstance(problem.similarity, Additive)
         with torch.no_grad():
-            if why_not_backward(problem) is None:
+            if additive and why_streamed(problem, needs) is None:
+                return additive_backward(problem, result, cotangents, needs)
+            if not additive and why_not_backward(problem) is None:
                 return backward(problem, self._lowered(problem), result, cotangents, needs)
             # The weights of a row sum to 1 only with the log-sum-exp of scores rounded as this backward rounds them.
             lse = stream(replace(problem, v=problem.v[..., :0]), self.size, quick=True)[1]
@@ -70,7 +85,9 @@ class Native(Backend):
         found = {"kernels": f"{kernels.isa}, blocks of {kernels.tile[0]} queries × {kernels.tile[1]} keys"}
         kinds = {"start": "an interval of keys a query", "allowed": "booleans", "tiles": "a map of tiles"}
         found["mask as"] = " and ".join(kinds[name] for name in lowered if name in kinds) or "nothing to hide"
-        streamed = why_not_backward(problem)
+        needs = tuple(t.requires_grad for t in problem.tensors())
+        additive = isinstance(problem.similarity, Additive)
+        streamed = why_streamed(problem, needs) if additive else why_not_backward(problem)
         return {**found, "backward": f"streamed over tiles in PyTorch: {streamed}" if streamed else "the same kernels"}
 
     def _lowered(self, problem: Problem) -> Lowered:

@@ -28,9 +28,14 @@ def forward(lowered: Lowered) -> Result:
     """out (*batch, h, nq, dv) and lse (*batch, h, nq), float32."""
     out, lse = empty(lowered)
     if lse.numel() == 0 or lowered.k.shape[-2] == 0:
-        return out.zero_(), lse.copy_(lowered.sink[..., 0]) if lowered.sink is not None else lse.fill_(-torch.inf)
+        return nothing(lowered, out, lse)
     library().forward(arguments(lowered, out, lse))
     return out, lse
+
+
+def nothing(lowered: Lowered, out: Tensor, lse: Tensor) -> Result:
+    """Where there are no queries or no keys: the sink, if there is one, has all the mass."""
+    return out.zero_(), lse.copy_(lowered.sink[..., 0]) if lowered.sink is not None else lse.fill_(-torch.inf)
 
 
 def empty(lowered: Lowered) -> Result:

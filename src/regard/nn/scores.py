@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from regard.scores.activations import Activation, Tanh
 from regard.scores.additive import Additive
 from regard.scores.algebra import Score
 from regard.scores.similarity import Bilinear
@@ -53,16 +54,17 @@ class BilinearScore(nn.Module):
 
 
 class AdditiveScore(nn.Module):
-    """Learns the weights of s_ij = w · tanh(q_i w_q + k_j w_k + b); calling it gives Additive(w_q, w_k, w, b).
+    """Learns the weights of s_ij = w · f(q_i w_q + k_j w_k + b); calling it gives Additive(w_q, w_k, w, b, f).
 
     d_q, d_k   widths of a query and of a key, which may differ
     hidden     width of the hidden layer
     heads      None: one set of weights for all heads; a number: one each
     key_heads  of w_k, where keys have fewer heads (grouped queries); default `heads`
     bias       whether there is a b
+    activation f: Tanh(), Sigmoid() or LeakyReLU()
 
     w_q and w_k start normal with variance 1 / (d_q + d_k), w with variance 1 / hidden, b at 0.
-    Source: Bahdanau et al. 2014 (arXiv 1409.0473).
+    Source: Bahdanau et al. 2014 (arXiv 1409.0473); with LeakyReLU(), Brody et al. 2021, GATv2 (arXiv 2105.14491).
 
     >>> import regard as rg
     >>> score = AdditiveScore(5, 3, hidden=13)
@@ -79,10 +81,12 @@ class AdditiveScore(nn.Module):
         heads: int | None = None,
         key_heads: int | None = None,
         bias: bool = False,
+        activation: Activation = Tanh(),
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        self.activation = activation
 
         def empty(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))
@@ -103,10 +107,11 @@ class AdditiveScore(nn.Module):
             nn.init.zeros_(self.b)
 
     def forward(self) -> Additive:
-        return Additive(self.w_q, self.w_k, self.w, self.b)
+        return Additive(self.w_q, self.w_k, self.w, self.b, self.activation)
 
     def extra_repr(self) -> str:
-        return f"w_q={tuple(self.w_q.shape)}, w_k={tuple(self.w_k.shape)}"
+        shapes = f"w_q={tuple(self.w_q.shape)}, w_k={tuple(self.w_k.shape)}"
+        return shapes if self.activation == Tanh() else f"{shapes}, activation={self.activation!r}"
 
 
 class OwnedScore(nn.Module):

@@ -1,31 +1,29 @@
-"""Additive: the perceptron of Bahdanau, as a similarity."""
+"""Additive: the perceptron of Bahdanau, or of GATv2, as a similarity."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from regard.errors import ShapeError
 from regard.region import Frame, Region
+from regard.scores.activations import Activation, LeakyReLU, Sigmoid, Tanh
 from regard.scores.algebra import Pull, Score, Similarity, by_row, drawn, parameter
-from regard.shapes import listed, widen
-
-# exp(±2 · 30) and their products stay within float32, but for those whose tanh is ±1
-EXPONENT = 30.0
+from regard.shapes import finite, listed, widen
 
 
 @dataclass(frozen=True)
 class Additive(Similarity):
-    """s_ij = w · tanh(q_i w_q + k_j w_k + b): a perceptron with one hidden layer of width h.
+    """s_ij = w · f(q_i w_q + k_j w_k + b): a perceptron with one hidden layer of width h.
 
     w_q (dq, h) or (heads, dq, h), w_k (dk, h) or (key heads, dk, h), w and b (h,) or (heads, h).
     w_q or w_k None: that side is projected already. Memory is linear in the sequence; no (nq, nk, h) is made.
-    Source: Bahdanau et al. 2014 (arXiv 1409.0473); d2l.ai §11.3, whose W_q is the transpose of w_q.
+    activation: f, Tanh() as in Bahdanau's, Sigmoid(), or LeakyReLU() as in GATv2.
+    Source: Bahdanau et al. 2014 (arXiv 1409.0473); d2l.ai §11.3, whose W_q is the transpose of w_q; Brody et al. 2021
+    (arXiv 2105.14491), whose a is w and whose W is w_q above w_k.
 
-    >>> import regard as rg
+    >>> import regard as rg, torch
     >>> score = Additive(torch.ones(3, 5), torch.ones(2, 5), torch.ones(5))
     >>> rg.attention_weights(torch.ones(1, 3), torch.zeros(2, 2), score=score)
     tensor([[0.5000, 0.5000]])
@@ -35,11 +33,16 @@ class Additive(Similarity):
     w_k: Tensor | None
     w: Tensor
     b: Tensor | None = None
+    activation: Activation = Tanh()
 
     def __post_init__(self) -> None:
         for name in ("w_q", "w_k", "w", "b"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, parameter(getattr(self, name), f"Additive.{name}"))
+        if not isinstance(self.activation, Activation):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"Additive.activation is a {type(self.activation).__name__}; expected Tanh(), Sigmoid() or LeakyReLU()."
+            )
 
     @property
     def footprint(self) -> int:
@@ -73,21 +76,23 @@ class Additive(Similarity):
         return q if self.b is None else q + self.b.to(q.dtype).unsqueeze(-2), k
 
     def compare(self, q: Tensor, k: Tensor, at: Region) -> Tensor:
-        hidden = torch.tanh(q[..., :, None, :] + k[..., None, :, :])
+        hidden = self.activation.of(q[..., :, None, :] + k[..., None, :, :])
         return (hidden @ self.w.to(q.dtype)[..., None, :, None]).squeeze(-1)
 
     def quick(self, q: Tensor, k: Tensor, at: Region) -> tuple[Tensor, Pull] | None:
-        hidden = _tanh_of_sums(q, k)
-        if hidden is None:
+        # contiguous, features first, or the pairs would be laid out in the order of q's strides
+        q, k = q.mT.contiguous()[..., None], k.mT.contiguous()[..., None, :]
+        if not finite(q, k):
             return None
+        hidden = self.activation.of_sums(q, k)
         flat = hidden.flatten(-2)
         # with a head axis: torch would fold the many pairs under a w of one axis, which copies them
-        w = self.w.to(q.dtype).expand(q.shape[-3], -1)
+        w = self.w.to(q.dtype).expand(q.shape[-4], -1)
         s = (w[:, None, :] @ flat).squeeze(-2).unflatten(-1, hidden.shape[-2:])
 
         def pull(g: Tensor) -> tuple[Tensor | None, ...]:
             g_w = (g.flatten(-2)[..., None, :] @ flat.mT).squeeze(-2).sum_to_size(self.w.shape)
-            slope = hidden.square_().neg_().add_(1).mul_(g[..., None, :, :])
+            slope = self.activation.slope_(hidden).mul_(g[..., None, :, :])
             g_q, g_k = ((slope.sum(axis) * w[..., None]).mT for axis in (-1, -2))
             return g_q, g_k, *(g_w if t is self.w else None for t in self.tensors())
 
@@ -98,20 +103,11 @@ class Additive(Similarity):
         hidden, heads = width + 2, frame.heads
         one = cls(drawn(frame, width, hidden), drawn(frame, width, hidden), drawn(frame, hidden), drawn(frame, hidden))
         each = cls(drawn(frame, heads, width, width), None, drawn(frame, heads, width), drawn(frame, heads, width))
-        return one, each, cls(None, None, drawn(frame, width))
-
-
-def _tanh_of_sums(q: Tensor, k: Tensor) -> Tensor | None:
-    """tanh(q_i + k_j), features first: (*batch, h, f, r, c) of q (..., r, f), k (..., c, f). None if not finite."""
-    # contiguous, or the pairs would be laid out in the order of q's strides
-    q, k = q.mT.contiguous()[..., None], k.mT.contiguous()[..., None, :]
-    largest = [float(t.abs().amax()) for t in (q, k) if t.numel()]
-    if not all(size < math.inf for size in largest):  # NaN is not less either
-        return None
-    if any(size > EXPONENT for size in largest):
-        return (q + k).tanh_()
-    # tanh x = 1 - 2 / (exp 2x + 1), and exp(2q + 2k) is a product: no exponential a pair
-    return ((2 * q).exp() * (2 * k).exp()).add_(1).reciprocal_().mul_(-2).add_(1)
+        gated = cls(None, drawn(frame, width, width), drawn(frame, width), None, Sigmoid())
+        gat = cls(
+            drawn(frame, width, hidden), drawn(frame, width, hidden), drawn(frame, heads, hidden), None, LeakyReLU()
+        )
+        return one, each, cls(None, None, drawn(frame, width)), gated, gat
 
 
 def _projected(x: Tensor, weight: Tensor | None) -> Tensor:

@@ -1,0 +1,87 @@
+// The additive similarity s_ij = sum_k w_k f(a_ik + c_jk) for one feature: f, and how it is found for many pairs at once.
+//
+// tanh and the sigmoid are separable: with A = e^(rate a), C = e^(rate c) and r = 1 / (1 + A C),
+//   tanh(a + c) = 1 - 2 r, rate 2;   sigmoid(a + c) = r, rate -1.
+// So a pair costs no exponential; two of them share a division, 1/x + 1/y = (x + y) / (x y).
+#pragma once
+#include "args.h"
+#include "micro.h"
+
+extern "C" {
+enum { REGARD_TANH = 0, REGARD_SIGMOID = 1, REGARD_LEAKY_RELU = 2 };
+
+typedef struct {
+  regard_call call;  // q and k are a and c, float whatever its dtype, which is that of v; no scale
+  const float* w;    // (heads, dk), contiguous
+  int64_t w_stride;  // 0 where the heads share it
+  int32_t activation;
+  float slope;  // of the leaky ReLU
+} regard_additive;
+}
+
+namespace regard {
+
+constexpr float kFar = 86;    // |rate · a| and |rate · c| up to here have an exponential and a product that is not 0 · inf
+constexpr int kNear = 59;     // two sums 1 + A C below 2^kNear have a product
+constexpr int kLeast = 30;    // a weight below 2^-kLeast of the largest counts as that: its share is below rounding
+
+// Σ_k w_k f = factor · Σ_k w_k (r - 1/2) + middle · Σ_k w_k: about the middle, where no digits cancel.
+struct Separable {
+  float rate, factor, middle;
+};
+
+REGARD_INLINE Separable separable(int activation) {
+  return activation == REGARD_TANH ? Separable{2, -2, 0} : Separable{-1, 1, 0.5f};
+}
+
+// e^x to 1 ulp for |x| ≤ kFar.
+REGARD_INLINE vf expv(vf x) {
+  const vf magic = splat(12582912.0f);
+  vf t = x * splat(kLog2e) + magic;
+  vf n = t - magic;
+  vf f = x - n * splat(0.693359375f) - n * splat(-2.12194440e-4f);  // ln 2 in two parts, the first of few bits
+  vi power = ((vi)t - (vi)magic + splat_int(127)) << 23;
+  return exp2v(f * splat(kLog2e)) * (vf)power;
+}
+
+REGARD_INLINE vf absolute(vf x) { return (vf)((vi)x & splat_int(0x7fffffff)); }
+
+struct TanhOf {
+  REGARD_INLINE vf value(vf x, float) { return tanhv(x); }
+  REGARD_INLINE vf slope(vf, vf y, float) { return splat(1.0f) - y * y; }
+};
+
+struct SigmoidOf {
+  REGARD_INLINE vf value(vf x, float) {
+    vf t = x * splat(-kLog2e);
+    t = t > splat(126.0f) ? splat(126.0f) : t;  // exp2v's limit; NaN stays
+    return splat(1.0f) / (splat(1.0f) + exp2v(t));
+  }
+  REGARD_INLINE vf slope(vf, vf y, float) { return y - y * y; }
+};
+
+struct LeakyReluOf {
+  REGARD_INLINE vf value(vf x, float slope) { return x > splat(0.0f) ? x : x * splat(slope); }
+  REGARD_INLINE vf slope(vf x, vf, float slope) { return x > splat(0.0f) ? splat(1.0f) : splat(slope); }
+};
+
+// The largest |x| of `count` numbers; infinite where one is not finite.
+REGARD_INLINE float reach(const float* x, int64_t count) {
+  vf top = vf{};
+  float most = 0;
+  int64_t n = 0;
+  for (; n + W <= count; n += W) {
+    vf size = absolute(load(x + n));
+    size = size == size ? size : splat(kInf);
+    top = greater_of(size, top);
+  }
+  for (int m = 0; m < W; ++m) most = top[m] > most ? top[m] : most;
+  for (; n < count; ++n) {
+    float size = x[n] < 0 ? -x[n] : x[n];
+    size = size == size ? size : kInf;
+    most = size > most ? size : most;
+  }
+  return most;
+}
+
+}  // namespace regard

@@ -1,0 +1,69 @@
+// The entry points of the additive similarity, once for each instruction set.
+#include "additive_backward.h"
+
+using namespace regard;
+
+#define REGARD_API extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+int64_t raised_size(const regard_call& c) {
+  return elements(c) * c.key_heads * (c.nk * round_even(c.dk) + key_tiles(c)) + 16;
+}
+
+Raised raised_places(const regard_call& c, float* memory) {
+  return Raised{memory, memory + elements(c) * c.key_heads * c.nk * round_even(c.dk)};
+}
+
+}  // namespace
+
+// Both return 0, or 1 where memory ran out.
+REGARD_API int32_t regard_additive_forward(const regard_additive* x, regard_parallel parallel) {
+  const regard_call& c = x->call;
+  float* memory = (float*)malloc((size_t)raised_size(c) * sizeof(float));
+  if (!memory) return 1;
+  const Raised keys = raised_places(c, memory);
+  const Raise raise{*x, keys};
+  const AdditiveForward forward{*x, keys};
+  int32_t failed = share(raise, raise.items(), c.threads, parallel);
+  if (!failed) failed = share(forward, forward.items(), c.threads, parallel);
+  free(memory);
+  return failed;
+}
+
+REGARD_API int32_t regard_additive_backward(const regard_additive_gradients* given, regard_parallel parallel) {
+  const regard_additive& x = given->forward;
+  const regard_call& c = x.call;
+  const Raised none{};
+  Gradients g{*given, x, c, none};
+  const int64_t heads = elements(c) * c.heads;
+  g.pairs = elements(c) * c.key_heads, g.blocks = (c.nq + kQueries - 1) / kQueries;
+  g.width = round_even(c.dk), g.wide = round_up(c.dv);
+  g.slices = (kSlices + g.pairs - 1) / g.pairs;
+  g.slices = g.slices < key_tiles(c) ? g.slices : key_tiles(c);
+  const int64_t da = g.slices * heads * g.blocks * g.width * kQueries, dw = g.slices * heads * g.width;
+  const int64_t rows = heads * g.blocks * kQueries;
+  float* memory = (float*)malloc((size_t)(raised_size(c) + da + dw + 3 * rows) * sizeof(float));
+  if (!memory) return 1;
+  const Raised keys = raised_places(c, memory);
+  float *sums = memory + raised_size(c), *weights = sums + da + dw;
+  const Gradients all{*given, x, c, keys, g.pairs, g.slices, g.blocks, g.width, g.wide, sums, sums + da,
+                      weights, weights + rows, weights + 2 * rows};
+  zero(all.dw, dw);
+  const Raise raise{x, keys};
+  const AdditiveWeights weigh{all};
+  const AdditiveBackward backward{all};
+  const AdditiveJoin join{all};
+  int32_t failed = share(raise, raise.items(), c.threads, parallel);
+  if (!failed) failed = share(weigh, weigh.items(), c.threads, parallel);
+  if (!failed) failed = share(backward, backward.items(), c.threads, parallel);
+  if (!failed) failed = share(join, join.items(), c.threads, parallel);
+  for (int64_t h = 0; h < c.heads && !failed; ++h)
+    for (int64_t k = 0; k < c.dk; ++k) {
+      double sum = 0;
+      for (int64_t n = 0; n < g.slices * elements(c); ++n) sum += all.dw[(n * c.heads + h) * g.width + k];
+      given->dw[h * c.dk + k] = (float)sum;
+    }
+  free(memory);
+  return failed;
+}

@@ -1,0 +1,56 @@
+// Items of work, taken from an atomic counter by as many threads as the caller allows, each with scratch of its own.
+#pragma once
+#include <stdlib.h>
+
+#include "steps.h"
+
+namespace regard {
+
+template <class Task>
+struct Work {
+  const Task* task;
+  int64_t items, next;
+  int failed;
+
+  static void join(int64_t, int64_t, void* context) {
+    Work& work = *(Work*)context;
+    void* memory = nullptr;
+    if (posix_memalign(&memory, 64, (size_t)work.task->scratch() * sizeof(float))) {
+      __atomic_store_n(&work.failed, 1, __ATOMIC_RELAXED);
+      return;
+    }
+    for (;;) {
+      int64_t item = __atomic_fetch_add(&work.next, 1, __ATOMIC_RELAXED);
+      if (item >= work.items) break;
+      work.task->run(item, (float*)memory);
+    }
+    free(memory);
+  }
+};
+
+// task.run(item, scratch) for every item, with task.scratch() floats; 1 where memory ran out.
+template <class Task>
+static int32_t share(const Task& task, int64_t items, int64_t threads, regard_parallel parallel) {
+  Work<Task> work{&task, items, 0, 0};
+  threads = threads < items ? threads : items;
+  if (threads <= 1 || !parallel)
+    Work<Task>::join(0, 1, &work);
+  else
+    parallel(0, threads, 1, Work<Task>::join, &work);
+  return work.failed;
+}
+
+static int64_t elements(const regard_call& c) {
+  int64_t product = 1;
+  for (int n = 0; n < REGARD_BATCH_AXES; ++n) product *= c.batch[n];
+  return product;
+}
+
+static Place place_in_batch(const regard_call& c, int64_t b) {
+  Place p{};
+  p.b = b;
+  for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) p.at[n] = b % c.batch[n], b /= c.batch[n];
+  return p;
+}
+
+}  // namespace regard
