@@ -74,7 +74,8 @@ struct Block {
   vi relative[V];        // position of each lane relative to base
   vu word[V];            // dropout's word of each query
   int64_t base;
-  float slope, factor;  // factor: what the scores of pairs are multiplied by; floats have it in q
+  float slope, rest;    // in base 2; rest: what rounding took, which long distances would multiply
+  float factor;         // what the scores of pairs are multiplied by; floats have it in q
   const float* offsets;
   int64_t lo, hi, inner_lo, inner_hi;  // keys that some lane sees, and keys that every lane sees
   const int32_t* map;                  // this block's row of the tile map, or 0
@@ -105,7 +106,8 @@ static void begin_steps(Block<V>& b) {
       b.word[n / W][n % W] = mix(seed + fold(i) * 0xC2B2AE3Du);
     }
   }
-  b.slope = c.slopes ? c.slopes[c.slope_stride * p.h] * kLog2e : 0;
+  const double slope = c.slopes ? c.slopes[c.slope_stride * p.h] * 1.4426950408889634 : 0;
+  b.slope = (float)slope, b.rest = (float)(slope - b.slope);
   b.offsets = c.offsets ? c.offsets + c.offset_stride * p.h : nullptr;
 }
 
@@ -143,7 +145,9 @@ REGARD_INLINE void steps(const Block<V>& b, const Tile& t, int64_t n, vf (&s)[V]
     int32_t ahead = (int32_t)(b.base - c.k_at[offset(c.k_at_batch, b.p) + t.j + n]);
     for (int v = 0; v < V; ++v) {
       vf distance = __builtin_convertvector(b.relative[v] + splat_int(ahead), vf);
-      s[v] -= splat(b.slope) * (vf)((vi)distance & splat_int(0x7fffffff));
+      const vf away = (vf)((vi)distance & splat_int(0x7fffffff));
+      s[v] -= splat(b.slope) * away;
+      s[v] -= splat(b.rest) * away;
     }
   }
   if (b.offsets)

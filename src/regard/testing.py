@@ -214,18 +214,27 @@ def _root_mean_square(t: Tensor) -> float:
     return float(t.square().mean().sqrt()) if t.numel() else 0.0
 
 
-def check(call: Case, backend: Backend | None, dtype: torch.dtype = torch.float64) -> None:
+def check(
+    call: Case, backend: Backend | None, dtype: torch.dtype = torch.float64, *, again: tuple[Case, ...] = ()
+) -> None:
     """One call on a backend in a dtype, against Reference in float64 on the same rounded numbers.
+
+    again: the call with other numbers. Errors and what is allowed are then root mean squares over all of them: of a
+    gradient that is a handful of numbers, a single draw says little.
 
     >>> check(draw(frame(), sink=True), Tiled(rows=4, keys=3))
     """
-    rounded = call.leaves(dtype)
-    lse = backend is None or backend.why_not(rounded.problem, True) is None
-    exact = answers(rounded, Reference(), torch.float64, lse)
-    plain = answers(call, Reference(), dtype, lse)
-    for name, got in answers(call, backend, dtype, lse).items():
-        allowed, off = tolerance(exact[name], plain[name]), error(got, exact[name])
-        assert got.dtype == plain[name].dtype, f"{name} has dtype {got.dtype}; expected {plain[name].dtype}"
+    found: dict[str, list[tuple[float, float]]] = {}
+    for one in (call, *again):
+        rounded = one.leaves(dtype)
+        lse = backend is None or backend.why_not(rounded.problem, True) is None
+        exact = answers(rounded, Reference(), torch.float64, lse)
+        plain = answers(one, Reference(), dtype, lse)
+        for name, got in answers(one, backend, dtype, lse).items():
+            assert got.dtype == plain[name].dtype, f"{name} has dtype {got.dtype}; expected {plain[name].dtype}"
+            found.setdefault(name, []).append((error(got, exact[name]), tolerance(exact[name], plain[name])))
+    for name, pairs in found.items():
+        off, allowed = (math.sqrt(sum(x * x for x in side) / len(pairs)) for side in zip(*pairs, strict=True))
         assert off <= allowed, f"{backend!r}, {dtype}: {name} is off by {off:.2e}; allowed {allowed:.2e}"
 
 
