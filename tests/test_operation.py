@@ -90,6 +90,30 @@ def test_by_the_default_compiler() -> None:
         torch.testing.assert_close(torch.compile(layer, fullgraph=True)(*given), layer(*given), rtol=0, atol=0)
 
 
+def test_positions_changed_in_place_are_not_trusted_in_a_graph() -> None:
+    torch.compiler.reset()
+    at = rg.tail(N, N)
+    at.k.copy_(torch.randperm(N))
+
+    def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return rg.attention(q, k, v, mask=rg.Causal(), positions=at)
+
+    given = inputs()
+    with torch.no_grad():
+        got = torch.compile(causal, backend="eager", fullgraph=True)(*given)
+        torch.testing.assert_close(got, causal(*given), rtol=1e-5, atol=1e-5)
+
+
+def test_a_second_derivative_in_a_graph_is_refused() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        q, k, v = (mode.from_tensor(t).requires_grad_() for t in inputs())
+        (first,) = torch.autograd.grad(rg.attention(q, k, v).sum(), q, create_graph=True)
+        with pytest.raises(NotImplementedError, match="cannot be differentiated again"):
+            torch.autograd.grad(first.sum(), q)
+
+
 def test_fake_tensors_know_the_shapes() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

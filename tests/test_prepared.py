@@ -89,6 +89,13 @@ def test_tensors_are_read_where_they_lie_now() -> None:
         assert not torch.equal(rg.attention(q, k, v, **each), before)
 
 
+def test_one_tensor_in_two_roles_is_not_taken_for_two() -> None:
+    q, k, v = draw()
+    one, slopes, sink = torch.rand(4), torch.rand(4), 5 * torch.rand(4)
+    for a, b in ((one, one), (slopes, sink), (sink, sink)):
+        both(q, k, v, score=rg.ScaledDot() >> rg.Alibi(a), sink=b)
+
+
 def test_other_strides_widths_dtypes_and_layouts_are_other_structures() -> None:
     q, k, v = draw(2, 23, 4, 16)
     turned = [t.transpose(1, 2) for t in (q, k, v)]

@@ -55,15 +55,16 @@ _OURS = "no one else holds these tensors"
 
 
 def _versions(q: Tensor, k: Tensor) -> tuple[int, int] | None:
-    """What changes when a tensor is changed in place; None where torch does not count."""
-    if torch.compiler.is_compiling():
-        return (0, 0)
-    return None if q.is_inference() or k.is_inference() else (q._version, k._version)
+    """What changes when a tensor is changed in place; None where torch does not count, or a compiler cannot watch."""
+    if torch.compiler.is_compiling() or q.is_inference() or k.is_inference():
+        return None
+    return q._version, k._version
 
 
 def _counted(q: Tensor, k: Tensor) -> Positions:
     made = Positions(q, k)
-    made.__dict__["_known"] = _versions(q, k)
+    # made inside a graph, they are used there alone
+    made.__dict__["_known"] = _OURS if torch.compiler.is_compiling() else _versions(q, k)
     return made
 
 

@@ -55,6 +55,12 @@ def _pull(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | 
     return tuple(given[name] if name in wanted else None for name in _NAMES)
 
 
+def _refuse(ctx: Any, *_: Any) -> None:
+    raise NotImplementedError(
+        "regard::backward cannot be differentiated again in a graph; outside of torch.compile and torch.export it can."
+    )
+
+
 torch.library.define("regard::forward", f"({_TOLD}) -> (Tensor, Tensor)")
 torch.library.impl("regard::forward", "CPU", lambda *told: forward(Lowered(*told)))
 torch.library.register_fake("regard::forward", lambda *told: empty(Lowered(*told)))
@@ -63,3 +69,4 @@ _GIVEN = "Tensor out, Tensor lse, Tensor dout, Tensor dlse, str wanted"
 torch.library.define("regard::backward", f"({_TOLD}, {_GIVEN}) -> Tensor[]")
 torch.library.impl("regard::backward", "CPU", _backward)
 torch.library.register_fake("regard::backward", _backward_fake)
+torch.library.register_autograd("regard::backward", _refuse)
