@@ -19,6 +19,7 @@ from regard.positions import Positions, settle
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 from regard.shapes import listed
+from regard.witness import Witnessed, tell
 
 
 class Heads(nn.Module):
@@ -80,10 +81,9 @@ class Heads(nn.Module):
     ) -> Tensor:
         """The heads' outputs A_i before W^O: (*batch, heads, n, d_v)."""
         q, k, v = (_batched(t) for t in self.project(x, context, positions))
-        dropout = self.dropout if self.training and self.dropout.p else None
-        out = attention(
-            q, k, v, mask=mask, positions=positions, dropout=dropout, backend=self.backend, **self.scoring()
-        )
+        dropout, scoring = self.dropout if self.training and self.dropout.p else None, self.scoring()
+        tell(lambda: Witnessed(self, q, k, mask=mask, positions=positions, **scoring))
+        out = attention(q, k, v, mask=mask, positions=positions, dropout=dropout, backend=self.backend, **scoring)
         return out if x.dim() > 2 else out[0]
 
     def weights(
