@@ -63,7 +63,7 @@ def test_an_additive_score_in_linear_memory() -> None:
     assert growth(4096) < LIMIT // 4 < DENSE[4096] // 16
 
 
-@pytest.mark.skipif(not runnable(), reason="the native kernels were not built: no C++ compiler")
+@pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 def test_an_additive_score_natively() -> None:
     """Two heads of 64 of n = 16,384 in half of the limit; a part of that here."""
     assert growth(4096, "Native") < LIMIT // 8
@@ -79,6 +79,6 @@ def test_an_additive_score_of_16384_keys() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not runnable(), reason="the native kernels were not built: no C++ compiler")
+@pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 def test_an_additive_score_of_16384_keys_natively() -> None:
     assert growth(16384, "Native") < LIMIT // 2
