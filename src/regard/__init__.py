@@ -13,6 +13,7 @@ from regard.functional import attention as attention
 from regard.functional import attention_state as attention_state
 from regard.functional import attention_weights as attention_weights
 from regard.functional import explain as explain
+from regard.inspect.record import record as record
 from regard.masks.algebra import Cover as Cover
 from regard.masks.algebra import Everything as Everything
 from regard.masks.algebra import Mask as Mask
@@ -101,5 +102,6 @@ __all__ = [
     "explain",
     "head",
     "nn",
+    "record",
     "tail",
 ]

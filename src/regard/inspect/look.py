@@ -40,9 +40,21 @@ def look(
     >>> seen[Entropy()].exp()   # equal weights: as many effective keys as the query may see
     tensor([1., 2., 3., 4.])
     """
-    keys = arrays.tensor(k, "k")
-    with torch.no_grad():
-        call = Call(q, k, keys[..., :0], score, mask, positions, sink, None, like=q)
-        with call.precision():
-            seen = sweep(call.problem, call.run(Tiled(), lse=True)[1], facts)
-        return seen if call.layout.headed else seen.headless(len(call.layout.batch))
+    seen, call = survey(q, k, facts, score, mask, positions, sink)
+    return seen if call.layout.headed else seen.headless(len(call.layout.batch))
+
+
+@torch.no_grad()
+def survey(
+    q: Any,
+    k: Any,
+    facts: tuple[Fact[Any], ...],
+    score: Score,
+    mask: Mask,
+    positions: Positions | None,
+    sink: Tensor | float | None,
+) -> tuple[Seen, Call]:
+    """The answers, with the head axis that q may lack, and the call that they are about."""
+    call = Call(q, k, arrays.tensor(k, "k")[..., :0], score, mask, positions, sink, None, like=q)
+    with call.precision():
+        return sweep(call.problem, call.run(Tiled(), lse=True)[1], facts), call

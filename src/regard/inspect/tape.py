@@ -1,0 +1,118 @@
+"""Tape: what was recorded of a model, call by call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from regard.inspect.facts import Fact
+from regard.inspect.inputs import Inputs
+from regard.inspect.look import survey
+from regard.inspect.sweep import Seen
+from regard.masks.algebra import Mask, View
+from regard.scores.algebra import Score
+from regard.witness import Witnessed
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """One attention call of a model.
+
+    name             the path of its layer in the model, as named_modules gives it (the model itself: its class)
+    number           0 for the first call of that name, 1 for the second, ...
+    layer            the class of the layer
+    q_shape, k_shape (*batch, h, nq, dk) and (*batch, hk, nk, dk), or without h where the model calls it so
+    view             the mask, with positions, sizes, batch and heads of the call: view.dense(), view.counts(), ...
+    seen             the facts, (*batch, h, ...), h = 1 where q has no head axis; call[fact] is short for seen[fact]
+    """
+
+    name: str
+    number: int
+    layer: str
+    q_shape: tuple[int, ...]
+    k_shape: tuple[int, ...]
+    view: View
+    seen: Seen
+    _inputs: Witnessed | None = None
+
+    def __getitem__(self, fact: Fact[T]) -> T:
+        return self.seen[fact]
+
+    @property
+    def inputs(self) -> Witnessed:
+        """What the call was made of; LookupError where Inputs() was not among the facts."""
+        if self._inputs is None:
+            raise LookupError("the inputs were not kept; add Inputs() to the facts: record(model, facts=(Inputs(), ...)).")
+        return self._inputs
+
+    def __repr__(self) -> str:
+        return f"Recorded({self.name}, call {self.number}, {self.layer}, q {self.q_shape}, k {self.k_shape})"
+
+
+class Tape:
+    """The calls of one recording, in the order in which they were made: `calls`; `tape[name]` those of one layer."""
+
+    def __init__(self, facts: tuple[Fact[Any], ...]) -> None:
+        self.facts = facts
+        self._calls = list[Recorded]()
+        self._masks = list[Tensor]()
+
+    @property
+    def calls(self) -> tuple[Recorded, ...]:
+        """Every recorded call, first to last."""
+        return tuple(self._calls)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the layers that were called, each once, in the order of their first calls."""
+        return tuple(dict.fromkeys(call.name for call in self._calls))
+
+    def __getitem__(self, name: str) -> tuple[Recorded, ...]:
+        found = tuple(call for call in self._calls if call.name == name)
+        if not found:
+            raise KeyError(f"{name!r} is no layer that was called; these were: {', '.join(self.names)}.")
+        return found
+
+    def __iter__(self) -> Iterator[Recorded]:
+        return iter(self.calls)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __repr__(self) -> str:
+        return f"Tape({len(self)} calls of {len(self.names)} layers: {', '.join(map(repr, self.facts))})"
+
+    def add(self, name: str, layer: str, call: Witnessed) -> None:
+        """Looks at a call and keeps what is seen."""
+        call = replace(call, mask=self._shared(call.mask))
+        asked = tuple(fact for fact in self.facts if not isinstance(fact, Inputs))
+        seen, looked = survey(call.q, call.k, asked, call.score, call.mask, call.positions, call.sink)
+        number = sum(one.name == name for one in self._calls)
+        view = View(call.mask, looked.problem.frame)
+        kept = _kept(call) if len(asked) < len(self.facts) else None
+        shapes = tuple(call.q.shape), tuple(call.k.shape)
+        self._calls.append(Recorded(name, number, layer, *shapes, view, seen, kept))
+
+    def _shared(self, mask: Mask) -> Mask:
+        """The mask around tensors of our own, one for all calls that bring the same: most models have one for all."""
+        return mask.with_tensors(iter([self._own(t) for t in mask.tensors()]))
+
+    def _own(self, t: Tensor) -> Tensor:
+        for own in self._masks:
+            if own.shape == t.shape and own.dtype == t.dtype and own.device == t.device and torch.equal(own, t):
+                return own
+        own = t.detach().clone()  # the model's own may be a buffer that it writes into for the next call
+        self._masks.append(own)
+        return own
+
+
+def _kept(call: Witnessed) -> Witnessed:
+    score: Score = call.score.with_tensors(iter([t.detach().clone() for t in call.score.tensors()]))
+    sink = call.sink.detach().clone() if isinstance(call.sink, Tensor) else call.sink
+    return replace(call, q=call.q.detach().clone(), k=call.k.detach().clone(), score=score, sink=sink)
