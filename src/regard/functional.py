@@ -63,9 +63,15 @@ def attention(
     torch.Size([2, 8, 128, 32])
     """
     if has_torch_function((q, k, v)):  # modes and tensor subclasses see the call as they see torch's own
-        told = {"score": score, "mask": mask, "positions": positions, "sink": sink}
-        told |= {"dropout": dropout, "backend": backend}
-        return handle_torch_function(attention, (q, k, v), q, k, v, **told)
+        return handle_torch_function(
+            *(attention, (q, k, v), q, k, v),
+            score=score,
+            mask=mask,
+            positions=positions,
+            sink=sink,
+            dropout=dropout,
+            backend=backend,
+        )
     if positions is None and dropout is None and backend is None:
         known = prepared.attend(q, k, v, score, mask, sink)
         if known is not None:

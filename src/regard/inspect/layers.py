@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
-from typing import Union
 
-Layers = Union[str, tuple[str, ...], Callable[[str], bool]]
+Layers = str | tuple[str, ...] | Callable[[str], bool]
 
 SHOWN = 24
 

@@ -13,6 +13,7 @@ from regard.errors import Unsupported
 from regard.inspect.facts import Entropy, Fact, Map, MaxScore, Received
 from regard.inspect.layers import Layers, chosen
 from regard.inspect.missing import Misses
+from regard.inspect.routes.interface import watching_interface
 from regard.inspect.routes.mode import watching
 from regard.inspect.running import Running
 from regard.inspect.tape import Tape
@@ -54,7 +55,7 @@ def record(
     wanted = chosen(layers, running.names.values())
     tape, misses = Tape(tuple(facts)), Misses(running)
     listener = _Listener(running, wanted, tape, misses)
-    with running.open(), listening(listener.told), watching(listener.seen):
+    with running.open(), listening(listener.told), watching_interface(), watching(listener.seen):
         yield tape
     if not len(tape):
         raise LookupError(misses.explain())
@@ -107,7 +108,11 @@ def _check(name: str, call: Witnessed) -> None:
     reason = None
     if functorch():
         reason = "a torch.func transform (vmap, grad, jvp) is under way; record the plain call"
-    elif branchless(call.q, call.k):
-        reason = "its tensors have no values (meta, fake, compiled); run the model on real ones, uncompiled"
+    elif torch.compiler.is_compiling():
+        reason = 'it is being compiled; record it under torch.compiler.set_stance("force_eager")'
+    elif torch._C._get_tracing_state() is not None or branchless(call.q, call.k):  # pyright: ignore
+        reason = "its tensors have no values of their own (meta, fake, traced); run the model on real ones"
+    elif call.q.is_nested:
+        reason = "its sequences are nested tensors; pad them, and mask the padding"
     if reason is not None:
         raise Unsupported(f"record cannot look at {name}: {reason}.")

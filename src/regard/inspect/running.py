@@ -7,6 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
@@ -45,6 +46,8 @@ class Running:
         return self.names.get(id(module))
 
     def _ours(self, module: nn.Module) -> bool:
+        if torch.compiler.is_compiling():  # a graph holds no hooks; the call inside it says so
+            return False
         return threading.get_ident() == self._thread and id(module) in self.names
 
     def _enter(self, module: nn.Module, inputs: Any) -> None:

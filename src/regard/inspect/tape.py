@@ -48,7 +48,9 @@ class Recorded:
     def inputs(self) -> Witnessed:
         """What the call was made of; LookupError where Inputs() was not among the facts."""
         if self._inputs is None:
-            raise LookupError("the inputs were not kept; add Inputs() to the facts: record(model, facts=(Inputs(), ...)).")
+            raise LookupError(
+                "the inputs were not kept; add Inputs() to the facts: record(model, facts=(Inputs(), ...))."
+            )
         return self._inputs
 
     def __repr__(self) -> str:

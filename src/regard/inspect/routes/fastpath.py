@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
+from regard.inspect.routes.padding import asked_by
 from regard.masks.algebra import Everything, Mask
 from regard.masks.dense import Dense
 from regard.masks.ragged import Lengths
@@ -29,7 +30,7 @@ def encoder_layer(
     norm_bias: Tensor,
     *rest: Any,
 ) -> Witnessed:
-    """What torch._transformer_encoder_layer_fwd looks at (torch 2.13): its last two arguments are mask and mask_type."""
+    """What torch._transformer_encoder_layer_fwd looks at (torch 2.13); the last of `rest` are mask and mask_type."""
     mask, mask_type = rest[6:8] if len(rest) > 7 else (None, None)
     x, real = _padded(src)
     if norm_first:
@@ -59,9 +60,7 @@ def native_multi_head(
 
 def _fused(x: Tensor, heads: int, weight: Tensor, bias: Tensor, mask: Mask) -> Witnessed:
     (w_q, w_k, _), (b_q, b_k, _) = weight.chunk(3), bias.chunk(3)
-    q, k = (
-        linear(x, w, b).unflatten(-1, (heads, -1)).transpose(-3, -2) for w, b in ((w_q, b_q), (w_k, b_k))
-    )
+    q, k = (linear(x, w, b).unflatten(-1, (heads, -1)).transpose(-3, -2) for w, b in ((w_q, b_q), (w_k, b_k)))
     return Witnessed(None, q, k, mask=mask)
 
 
@@ -74,13 +73,13 @@ def _padded(x: Tensor) -> tuple[Tensor, Mask]:
 
 
 def _visible(mask: Tensor | None, mask_type: int | None) -> Mask:
-    """mask_type 0: (L, L), 1: (batch, L), 2: (batch, heads, L, L). The kernels hide where it is not 0: no number adds."""
+    """mask_type 0: (L, L), 1: (batch, L), 2: (batch, heads, L, L). Numbers other than 0 hide, they are not added."""
     if mask is None:
         return Everything()
     allowed = _narrow(mask) == 0
-    if mask_type == 0:
-        return Dense(allowed[None, None])
-    return Dense(allowed[:, None, None, :] if mask_type == 1 else allowed)
+    if mask_type == 1:
+        return Dense(allowed[:, None, None, :]) & asked_by(allowed)
+    return Dense(allowed[(None,) * (4 - allowed.dim())])
 
 
 def _narrow(t: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, multi_head_attention_forward, pad
 
+from regard.inspect.routes.padding import asked_by
 from regard.inspect.routes.sdpa import witnessed
 from regard.masks.convert import Converted, from_mha, from_sdpa
 from regard.witness import Witnessed
@@ -20,7 +21,8 @@ SIGNATURE = inspect.signature(multi_head_attention_forward)
 def multi_head(*args: Any, **kwargs: Any) -> Witnessed:
     """What a call with these arguments looks at (torch 2.13), as (batch, heads, n, d); batch is 1 where there is none.
 
-    Keys that the function appends, bias_k's and the zero of add_zero_attn, are the last ones.
+    Keys that the function appends, bias_k's and the zero of add_zero_attn, are the last ones. Where a sequence reads
+    itself, what key_padding_mask hides of it asks nothing either.
     """
     bound = SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
@@ -57,8 +59,11 @@ def _masks(given: Mapping[str, Any], heads: int, nq: int, nk: int) -> Converted:
     attn_mask, padding = given["attn_mask"], given["key_padding_mask"]
     if given["is_causal"] and padding is None and not given["need_weights"]:
         return from_sdpa(None, nq, nk, is_causal=True)  # the one case in which the hint replaces the mask
-    longer = (_longer(t, nk) for t in (attn_mask, padding))
-    return from_mha(*longer, heads)
+    read = from_mha(_longer(attn_mask, nk), _longer(padding, nk), heads)
+    if padding is None or given["query"] is not given["key"]:
+        return read
+    hidden = padding if padding.dtype == torch.bool else padding == -torch.inf
+    return read._replace(mask=read.mask & asked_by(~hidden.reshape(-1, nq)))
 
 
 def _longer(mask: Tensor | None, nk: int) -> Tensor | None:
