@@ -10,8 +10,12 @@ import torch
 from torch import nn
 
 from regard.errors import Unsupported
-from regard.inspect.facts import Entropy, Fact, Map, MaxScore, Received
+from regard.inspect.facts.algebra import Fact
+from regard.inspect.facts.keys import Received
+from regard.inspect.facts.pooled import Map
+from regard.inspect.facts.rows import Entropy, MaxScore
 from regard.inspect.layers import Layers, chosen
+from regard.inspect.look import check_facts
 from regard.inspect.missing import Misses
 from regard.inspect.routes.interface import watching_interface
 from regard.inspect.routes.mode import watching
@@ -19,6 +23,8 @@ from regard.inspect.running import Running
 from regard.inspect.tape import Tape
 from regard.shapes import branchless, functorch
 from regard.witness import Witnessed, listening
+
+COMPILED = 'run a compiled model under torch.compiler.set_stance("force_eager")'
 
 OVERVIEW: tuple[Fact[Any], ...] = (Entropy(), MaxScore(), Received(), Map())
 
@@ -51,6 +57,7 @@ def record(
     >>> tape["0"][0][Entropy()].shape
     torch.Size([1, 2, 5])
     """
+    check_facts(facts)
     running = Running(model)
     wanted = chosen(layers, running.names.values())
     tape, misses = Tape(tuple(facts)), Misses(running)
@@ -109,9 +116,9 @@ def _check(name: str, call: Witnessed) -> None:
     if functorch():
         reason = "a torch.func transform (vmap, grad, jvp) is under way; record the plain call"
     elif torch.compiler.is_compiling():
-        reason = 'it is being compiled; record it under torch.compiler.set_stance("force_eager")'
+        reason = f"it is being compiled; {COMPILED}"
     elif torch._C._get_tracing_state() is not None or branchless(call.q, call.k):  # pyright: ignore
-        reason = "its tensors have no values of their own (meta, fake, traced); run the model on real ones"
+        reason = f"its tensors have no values of their own (meta, fake, traced); use real ones, and {COMPILED}"
     elif call.q.is_nested:
         reason = "its sequences are nested tensors; pad them, and mask the padding"
     if reason is not None:

@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from regard.inspect.facts import Fact
-from regard.inspect.inputs import Inputs
+from regard.inspect.facts.algebra import Fact
+from regard.inspect.facts.inputs import Inputs
 from regard.inspect.look import survey
-from regard.inspect.sweep import Seen
+from regard.inspect.seen import Seen
 from regard.masks.algebra import Mask, View
+from regard.positions import Positions, head, tail
 from regard.scores.algebra import Score
 from regard.witness import Witnessed
 
@@ -39,19 +40,9 @@ class Recorded:
     k_shape: tuple[int, ...]
     view: View
     seen: Seen
-    _inputs: Witnessed | None = None
 
     def __getitem__(self, fact: Fact[T]) -> T:
         return self.seen[fact]
-
-    @property
-    def inputs(self) -> Witnessed:
-        """What the call was made of; LookupError where Inputs() was not among the facts."""
-        if self._inputs is None:
-            raise LookupError(
-                "the inputs were not kept; add Inputs() to the facts: record(model, facts=(Inputs(), ...))."
-            )
-        return self._inputs
 
     def __repr__(self) -> str:
         return f"Recorded({self.name}, call {self.number}, {self.layer}, q {self.q_shape}, k {self.k_shape})"
@@ -92,14 +83,14 @@ class Tape:
 
     def add(self, name: str, layer: str, call: Witnessed) -> None:
         """Looks at a call and keeps what is seen."""
-        call = replace(call, mask=self._shared(call.mask))
+        call = replace(call, mask=self._shared(call.mask), positions=_standing(call))
         asked = tuple(fact for fact in self.facts if not isinstance(fact, Inputs))
         seen, looked = survey(call.q, call.k, asked, call.score, call.mask, call.positions, call.sink)
+        if len(asked) < len(self.facts):
+            seen = Seen(seen.lse, {fact: seen[fact] for fact in asked} | {Inputs(): _kept(call)}, seen.key_heads)
         number = sum(one.name == name for one in self._calls)
         view = View(call.mask, looked.problem.frame)
-        kept = _kept(call) if len(asked) < len(self.facts) else None
-        shapes = tuple(call.q.shape), tuple(call.k.shape)
-        self._calls.append(Recorded(name, number, layer, *shapes, view, seen, kept))
+        self._calls.append(Recorded(name, number, layer, tuple(call.q.shape), tuple(call.k.shape), view, seen))
 
     def _shared(self, mask: Mask) -> Mask:
         """The mask around tensors of our own, one for all calls that bring the same: most models have one for all."""
@@ -112,6 +103,14 @@ class Tape:
         own = t.detach().clone()  # the model's own may be a buffer that it writes into for the next call
         self._masks.append(own)
         return own
+
+
+def _standing(call: Witnessed) -> Positions:
+    """Where nothing tells: queries fewer than the keys are the last ones, as in decoding; or both count from 0."""
+    nq, nk = call.q.shape[-2], call.k.shape[-2]
+    if call.positions is not None:
+        return call.positions
+    return (tail if nq < nk else head)(nq, nk, call.q.device)
 
 
 def _kept(call: Witnessed) -> Witnessed:

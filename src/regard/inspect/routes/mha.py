@@ -13,6 +13,7 @@ from torch.nn.functional import linear, multi_head_attention_forward, pad
 from regard.inspect.routes.padding import asked_by
 from regard.inspect.routes.sdpa import witnessed
 from regard.masks.convert import Converted, from_mha, from_sdpa
+from regard.positions import head
 from regard.witness import Witnessed
 
 SIGNATURE = inspect.signature(multi_head_attention_forward)
@@ -60,6 +61,8 @@ def _masks(given: Mapping[str, Any], heads: int, nq: int, nk: int) -> Converted:
     if given["is_causal"] and padding is None and not given["need_weights"]:
         return from_sdpa(None, nq, nk, is_causal=True)  # the one case in which the hint replaces the mask
     read = from_mha(_longer(attn_mask, nk), _longer(padding, nk), heads)
+    if nk > nq == given["key"].shape[0]:
+        read = read._replace(positions=head(nq, nk, given["key"].device))  # what is appended stands behind the sequence
     if padding is None or given["query"] is not given["key"]:
         return read
     hidden = padding if padding.dtype == torch.bool else padding == -torch.inf
