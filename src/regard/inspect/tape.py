@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -54,6 +55,7 @@ class Tape:
     def __init__(self, facts: tuple[Fact[Any], ...]) -> None:
         self.facts = facts
         self._calls = list[Recorded]()
+        self._count = Counter[str]()
         self._masks = list[Tensor]()
 
     @property
@@ -88,7 +90,8 @@ class Tape:
         seen, looked = survey(call.q, call.k, asked, call.score, call.mask, call.positions, call.sink)
         if len(asked) < len(self.facts):
             seen = Seen(seen.lse, {fact: seen[fact] for fact in asked} | {Inputs(): _kept(call)}, seen.key_heads)
-        number = sum(one.name == name for one in self._calls)
+        number = self._count[name]
+        self._count[name] += 1
         view = View(call.mask, looked.problem.frame)
         self._calls.append(Recorded(name, number, layer, tuple(call.q.shape), tuple(call.k.shape), view, seen))
 
