@@ -17,6 +17,8 @@ from regard.inspect import facts as facts
 from regard.inspect.differentiable import entropy as entropy
 from regard.inspect.differentiable import max_score as max_score
 from regard.inspect.look import look as look
+from regard.inspect.monitor import monitor as monitor
+from regard.inspect.record import record as record
 from regard.masks.algebra import Cover as Cover
 from regard.masks.algebra import Everything as Everything
 from regard.masks.algebra import Mask as Mask
@@ -108,6 +110,8 @@ __all__ = [
     "head",
     "look",
     "max_score",
+    "monitor",
     "nn",
+    "record",
     "tail",
 ]
