@@ -17,6 +17,7 @@ from regard.inspect import facts as facts
 from regard.inspect.differentiable import entropy as entropy
 from regard.inspect.differentiable import max_score as max_score
 from regard.inspect.look import look as look
+from regard.inspect.rollout import rollout as rollout
 from regard.masks.algebra import Cover as Cover
 from regard.masks.algebra import Everything as Everything
 from regard.masks.algebra import Mask as Mask
@@ -109,5 +110,6 @@ __all__ = [
     "look",
     "max_score",
     "nn",
+    "rollout",
     "tail",
 ]
