@@ -19,6 +19,7 @@ from regard.inspect.differentiable import max_score as max_score
 from regard.inspect.look import look as look
 from regard.inspect.monitor import monitor as monitor
 from regard.inspect.record import record as record
+from regard.inspect.rollout import rollout as rollout
 from regard.masks.algebra import Cover as Cover
 from regard.masks.algebra import Everything as Everything
 from regard.masks.algebra import Mask as Mask
@@ -113,5 +114,6 @@ __all__ = [
     "monitor",
     "nn",
     "record",
+    "rollout",
     "tail",
 ]
