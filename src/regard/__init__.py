@@ -109,11 +109,8 @@ __all__ = [
     "facts",
     "head",
     "look",
-<<<<<<< HEAD
-    "monitor",
-=======
     "max_score",
->>>>>>> facts
+    "monitor",
     "nn",
     "record",
     "tail",
