@@ -1,4 +1,4 @@
-"""The attention function as modules call it: its keywords, masks made in full, packing, dropout, witnesses, refusals."""
+"""The attention function as modules call it: keywords, masks made in full, packing, dropout, witnesses, refusals."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tiny_models import DECODERS, ENCODER_DECODERS, ENCODERS, N, padded, tokens
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'regard[hf]'")
 
-import regard as rg
 from regard.compat import transformers as compat
 from regard.compat.transformers_mask import lazy_mask
 from regard.errors import Unsupported
+from regard.inspect.look import look
 from regard.witness import Witnessed, listening
 
 Q, K, V = torch.randn(3, 2, 4, 5, 6, generator=torch.Generator().manual_seed(2)).unbind()
@@ -63,8 +63,13 @@ def test_a_sink_takes_mass() -> None:
 
 @pytest.mark.parametrize(
     ("attributes", "keyword", "causal"),
-    [({}, None, True), ({"is_causal": False}, None, False), ({"is_causal": True}, None, True)]
-    + [({"is_causal": True}, False, False), ({"is_causal": False}, True, True)],
+    [
+        ({}, None, True),
+        ({"is_causal": False}, None, False),
+        ({"is_causal": True}, None, True),
+        ({"is_causal": True}, False, False),
+        ({"is_causal": False}, True, True),
+    ],
 )
 def test_without_a_mask(attributes: dict[str, bool], keyword: bool | None, causal: bool) -> None:
     scores = Q @ K.mT
@@ -124,17 +129,16 @@ def test_a_mask_of_another_call_is_refused() -> None:
         call(lazy_mask(2, 4, 4))
 
 
-def test_looking_both_ways_is_asked_of_the_configuration() -> None:
-    """transformers' sdpa does it where nothing is padded, and not where something is."""
-    model = DECODERS["Llama"].build(compat.NAME)
-    with pytest.raises(Unsupported, match="config.is_causal"):
-        model(input_ids=tokens(), is_causal=False)
-    model.config.is_causal = False
-    reference = DECODERS["Llama"].build("eager")
-    reference.config.is_causal = False
-    for real in (None, padded("right")):
-        found, expected = (m(input_ids=tokens(), attention_mask=real).logits for m in (model, reference))
-        torch.testing.assert_close(found[1], expected[1], rtol=0, atol=1e-5 * float(expected.abs().max()))
+@pytest.mark.parametrize("real", [None, padded("right")])
+def test_a_decoder_may_look_both_ways(real: Tensor | None) -> None:
+    found, causal = (
+        DECODERS["Llama"].build(compat.NAME)(input_ids=tokens(), attention_mask=real, is_causal=both_ways).logits[1]
+        for both_ways in (False, True)
+    )
+    assert_near(
+        found, DECODERS["Llama"].build("eager")(input_ids=tokens(), attention_mask=real, is_causal=False).logits[1]
+    )
+    assert not torch.allclose(found, causal)
 
 
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "GPT-2", "BERT"])
@@ -146,7 +150,7 @@ def test_a_user_gives_all_four_axes(name: str, kind: str) -> None:
     added = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
     out = tiny.build(compat.NAME)(input_ids=tokens(), attention_mask=allowed if kind == "boolean" else added)
     expected = tiny.build("eager")(input_ids=tokens(), attention_mask=added).logits
-    torch.testing.assert_close(out.logits, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    assert_near(out.logits, expected)
 
 
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "Llama4"])
@@ -157,7 +161,7 @@ def test_packed_sequences_do_not_meet(name: str) -> None:
     ids = tokens()[:1]
     together = model(input_ids=ids, position_ids=at, use_cache=False).logits
     alone = torch.cat([model(input_ids=part).logits for part in (ids[:, :7], ids[:, 7:])], 1)
-    torch.testing.assert_close(together, alone, rtol=0, atol=1e-5 * float(alone.detach().abs().max()))
+    assert_near(together, alone)
 
 
 def test_dropout_follows_torchs_generator() -> None:
@@ -181,6 +185,7 @@ def test_dropout_follows_torchs_generator() -> None:
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")  # its name in 5.0
 def test_checkpointing_repeats_the_dropout() -> None:
     model = DECODERS["Llama"].build(compat.NAME).train()
     for block in model.model.layers:
@@ -195,6 +200,11 @@ def test_checkpointing_repeats_the_dropout() -> None:
     expected = gradient()
     model.gradient_checkpointing_enable()
     torch.testing.assert_close(gradient(), expected)
+
+
+def assert_near(found: Tensor, expected: Tensor) -> None:
+    """Within 1e-5 of the largest number, in float32."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.detach().abs().max()))
 
 
 def told(name: str, **feed: Any) -> list[Witnessed]:
@@ -233,9 +243,7 @@ def test_witnesses_of_a_decoder_that_reads_an_encoder() -> None:
 
 def test_facts_of_what_was_told() -> None:
     (first, _) = told("GPT-OSS", input_ids=tokens(), attention_mask=padded("left"))
-    facts = rg.inspect.look.look(
-        first.q, first.k, score=first.score, mask=first.mask, positions=first.positions, sink=first.sink
-    )
+    facts = look(first.q, first.k, score=first.score, mask=first.mask, positions=first.positions, sink=first.sink)
     assert facts.lse.shape == (2, 4, N)
     assert first.sink is not None
 

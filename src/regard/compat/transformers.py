@@ -94,7 +94,7 @@ def attention_forward(
     positions: Positions | None = None
     added = [position_bias]
     if isinstance(attention_mask, LazyMask):
-        mask, positions = _of_lazy(module, attention_mask, nq, nk, is_causal)
+        mask, positions = _of_lazy(attention_mask, nq, nk)
     elif attention_mask is not None:
         mask, numbers = _of_tensor(attention_mask)
         added.append(numbers)
@@ -115,18 +115,11 @@ def _refuse_unknown(others: dict[str, Any]) -> None:
         raise Unsupported(f'attn_implementation="regard" cannot serve {name}=...: {why}.')
 
 
-def _of_lazy(
-    module: nn.Module, lazy: LazyMask, nq: int, nk: int, is_causal: bool | None
-) -> tuple[Mask, Positions | None]:
+def _of_lazy(lazy: LazyMask, nq: int, nk: int) -> tuple[Mask, Positions | None]:
     if lazy.shape[-2:] != (nq, nk):
         raise Unsupported(
-            f"the model's mask is for {listed(lazy.shape[-2:])} queries and keys, its attention has {listed((nq, nk))}: "
-            'a mask of another call. "sdpa" may broadcast it.'
-        )
-    if is_causal is False and lazy.causal and getattr(module, "is_causal", False):
-        raise Unsupported(
-            "is_causal=False meets a causal mask; a decoder that looks both ways is made by model.config.is_causal = "
-            "False, so that its masks are made so too."
+            f"the model's mask is for {listed(lazy.shape[-2:])} queries and keys, its attention has "
+            f'{listed((nq, nk))}: a mask of another call. "sdpa" may broadcast it.'
         )
     return lazy.brief
 
