@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tiny_models import DECODERS, ENCODER_DECODERS, ENCODERS, N, padded, tokens
 
-pytest.importorskip("transformers", reason="transformers is not installed: pip install 'regard[hf]'")
+pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
 
 from regard.compat import transformers as compat
 from regard.compat.transformers_mask import lazy_mask

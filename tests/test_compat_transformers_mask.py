@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("transformers", reason="transformers is not installed: pip install 'regard[hf]'")
+pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
 
 from transformers import masking_utils
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="transformers is not installed: pip install 'regard[hf]'")
+pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
 
 from transformers import masking_utils
 

@@ -13,7 +13,7 @@ from recorded import FACTS, weights
 from regard.inspect.tape import Tape
 from tiny_models import COMPUTING, DECODERS, ENCODER_DECODERS, ENCODERS, PICTURES, Tiny, padded, tokens
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'regard[hf]'")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
 
 import regard.compat.transformers  # noqa: E402
 
