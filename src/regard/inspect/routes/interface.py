@@ -47,7 +47,7 @@ def _telling(ask: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[.
         @functools.wraps(run)
         def told(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any) -> Any:
             by_itself = list[Witnessed]()
-            with listening(by_itself.append):
+            with quiet(), listening(by_itself.append):
                 out = run(module, query, key, value, attention_mask, **options)
             if not by_itself:
                 tell(lambda: _read(name, module, query, key, attention_mask, options))
