@@ -1,0 +1,205 @@
+// Facts about the weights of one call: blocks of queries sweep over the scores that the forward computes, by its own functions.
+//
+// The scores of a block against all keys that it sees are held, where they are not too many, so that products and exponentials are
+// computed once: a first pass finds scores and maxima, a second turns scores into weights and sums them, a third hands the weights,
+// whose sum is known by then, to the keys. Where they are too many each of two passes computes a tile's scores anew.
+#pragma once
+#include "facts_keys.h"
+#include "work.h"
+
+namespace regard {
+
+constexpr int64_t kKept = 8192;  // keys whose scores against a block are held
+
+// One thread's desk.
+struct Desk {
+  Scratch w;
+  Leaders leaders;
+  float* held;  // [least of nk and kKept, a tile at least][kQueries]
+};
+
+// Where the sums of one item go.
+struct Sums {
+  float *received, *most;  // [nk]
+  Cells cells;
+};
+
+REGARD_INLINE bool asks_keys(const regard_fact_args& a) { return a.received || a.most || a.map; }
+
+template <int V, class Op>
+struct Inquiry {
+  const regard_fact_args& a;
+  Desk& d;
+  const Sums& sums;
+  Block<V> b;
+  Found<V> f;
+  bool keep;        // whether all scores of the block are held
+  int64_t row;      // the block's first row among all rows of the answers
+  vf sink;
+};
+
+// Runs body(t, x) for each tile that some row of the block sees, with the place of its scores in w.s.
+template <int V, class Op, class Body>
+REGARD_INLINE void each_tile(Inquiry<V, Op>& q, const Body& body) {
+  const regard_call& c = q.b.c;
+  const int64_t lo = q.b.lo, hi = q.b.hi;
+  const void* keys = moved(c.k.data, offset(c.k, q.b.p, q.b.p.h / (c.heads / c.key_heads)), c.dtype);
+  for (int64_t j = lo / kKeys * kKeys; j < hi; j += kKeys) {
+    const int64_t from = j > lo ? j : lo, to = j + kKeys < hi ? j + kKeys : hi;
+    Source x{keys, nullptr, from, to - from, nullptr, nullptr, 0, 0, false, false, false, -1};
+    Tile t = meet(q.b, x, j);
+    if (!t.count) continue;
+    q.d.w.s = q.d.held + (q.keep ? (t.j - lo) * kQueries : 0);
+    body(t, x);
+  }
+}
+
+// Scores of a tile, and their maxima.
+template <int V, class Op>
+REGARD_INLINE void score(Inquiry<V, Op>& q, Tile& t, Source& x, vf (&top)[V]) {
+  uint64_t bits[kKeys];
+  bring_extras<V>(q.b, t, bits);
+  bring_keys<Op>(q.b.c, q.d.w, x);
+  for (int v = 0; v < V; ++v) top[v] = splat(-kInf);
+  score_tile<V, Op>(q.b, t, x.k + (t.j - x.j) * x.k_row, x.k_row, top);
+}
+
+// The sums of weights so far, relative to the largest score so far.
+template <int V>
+static void sum_on(Block<V>& b, const Found<V>& f, float* s, int64_t count) {
+  for (int v = 0; v < V; ++v) {
+    const vf shift = f.top[v] == splat(-kInf) ? vf{} : f.top[v];
+    b.l[v] = b.l[v] * exp2v(b.m[v] - shift);
+    b.m[v] = f.top[v];
+  }
+  weigh_plain<V, false>(s, b.l, b.m, count);
+}
+
+// First pass: scores, and what is needed of them before they become weights.
+template <int V, class Op>
+static void survey(Inquiry<V, Op>& q) {
+  Block<V>& b = q.b;
+  const Leaders& l = q.d.leaders;
+  const bool sum = !q.keep && asks_keys(q.a);
+  for (int v = 0; v < V; ++v) q.f.top[v] = splat(-kInf), q.f.at[v] = splat_int(-1);
+  for (int64_t n = 0; n < l.count * kQueries; n += W) store(l.bounds + n, splat(-kInf));
+  each_tile(q, [&](Tile& t, Source& x) {
+    vf top[V];
+    score(q, t, x, top);
+    take_tops(q.f, top, t.j);
+    if (l.count) raise_bounds<V>(l, top);
+    if (sum) sum_on(b, q.f, q.d.w.s, t.count);
+  });
+  for (int v = 0; v < V; ++v) {
+    const vf most = greater_of(q.sink, q.f.top[v]);
+    q.f.shift[v] = most == splat(-kInf) ? vf{} : most;
+    q.f.ones[v] = q.f.others[v] = q.f.lack[v] = vf{};
+    if (!sum) continue;
+    const vf shift = b.m[v] == splat(-kInf) ? vf{} : b.m[v];
+    const vf all = b.l[v] * exp2v(shift - q.f.shift[v]) + exp2v(q.sink - q.f.shift[v]);
+    q.f.inverse[v] = all == vf{} ? vf{} : splat(1.0f) / all;
+  }
+}
+
+// Before the leaders of any row are known.
+template <int V, class Op>
+static void begin_leaders(Inquiry<V, Op>& q) {
+  const Leaders& l = q.d.leaders;
+  if (!l.count) return;
+  for (int v = 0; v < V; ++v) {
+    const vf bound = load(l.bounds + (l.count - 1) * kQueries + v * W);
+    const vf size = (vf)((vi)bound & splat_int(0x7fffffff));
+    q.f.least[v] = bound - (size * splat(1e-6f) + splat(1e-30f));  // a little less: the bound itself belongs to the top
+  }
+  for (int64_t n = 0; n < V * W * l.wide; n += W) store(l.scores + n, splat(-kInf));
+}
+
+// What lanes that are no row have no part in.
+template <int V, class Op>
+static void share_out(Inquiry<V, Op>& q, vf (&share)[V]) {
+  const vi rows = splat_int((int32_t)q.b.p.rows);
+  for (int v = 0; v < V; ++v) share[v] = lanes() + splat_int(v * W) < rows ? q.f.inverse[v] : vf{};
+}
+
+// A tile's weights go to its keys and its cells.
+template <int V, class Op, bool careful>
+static void hand_out(Inquiry<V, Op>& q, const Tile& t, const vf (&share)[V]) {
+  const regard_fact_args& a = q.a;
+  const float* e = q.d.w.s;
+  if (a.received) {
+    vf counted[V];
+    for (int v = 0; v < V; ++v) counted[v] = share[v];
+    if (a.shares)
+      for (int64_t n = 0; n < q.b.p.rows; ++n) counted[n / W][n % W] *= a.shares[q.row + n];
+    receive<V, careful>(e, counted, q.sums.received + t.j, t.count);
+  }
+  if (a.most) receive_most<V, careful>(e, share, q.sums.most + t.j, t.count);
+  if (a.map) pool<V>(q.b, q.sums.cells, e, share, t.j, t.count);
+}
+
+template <int V, class Op>
+static void hand_out(Inquiry<V, Op>& q, const Tile& t) {
+  vf share[V];
+  share_out(q, share);
+  bool plain = true;
+  for (int v = 0; v < V; ++v) plain &= !lanes_set(q.f.inverse[v] != q.f.inverse[v]);
+  if (plain) return hand_out<V, Op, false>(q, t, share);
+  hand_out<V, Op, true>(q, t, share);
+}
+
+// Second pass: scores become weights.
+template <int V, class Op>
+static void weigh_all(Inquiry<V, Op>& q) {
+  const regard_fact_args& a = q.a;
+  const Leaders& l = q.d.leaders;
+  each_tile(q, [&](Tile& t, Source& x) {
+    float* s = q.d.w.s;
+    vf top[V];
+    if (!q.keep) score(q, t, x, top);
+    if (a.max_key) name_peaks(q.b, q.f, s, t.j, t.count, a.max_key + q.row);
+    if (l.count) promote_tile<V>(l, s, t.j, t.count, q.f);
+    if (a.entropy) weigh_tile<V, true>(s, t.count, q.f);
+    else weigh_tile<V, false>(s, t.count, q.f);
+    if (!q.keep && asks_keys(a)) hand_out(q, t);
+  });
+}
+
+template <int V, class Op>
+static void ask_block(const regard_fact_args& a, Desk& d, const Sums& sums, const Place& p) {
+  const regard_call& c = a.call;
+  Inquiry<V, Op> q{a, d, sums, {c, d.w, p}, {}, false, (p.b * c.heads + p.h) * c.nq + p.row, {}};
+  d.w.s = d.held;
+  begin<V, Op>(q.b);
+  q.keep = q.b.hi - q.b.lo <= kKept;
+  q.sink = splat(c.sink.data ? *at<float>(c.sink, p, p.h) * kLog2e : -kInf);
+  for (int64_t n = 0; a.max_key && n < p.rows; ++n) a.max_key[q.row + n] = -1;
+  survey(q);
+  begin_leaders(q);
+  weigh_all(q);
+  close_rows<V>(a, q.b, q.f, q.sink, q.row);
+  if (a.top) close_leaders<V>(a, q.b, q.f, d.leaders, q.row);
+  if (q.keep && asks_keys(a)) each_tile(q, [&](Tile& t, Source&) { hand_out(q, t); });
+}
+
+// The rows of p, with as few vectors as hold a block's.
+template <class Op>
+static void ask_rows(const regard_fact_args& a, Desk& d, const Sums& sums, Place p) {
+  for (int64_t left = p.rows; left > 0; left -= kQueries, p.row += kQueries) {
+    p.rows = left < kQueries ? left : kQueries;
+    switch ((p.rows + W - 1) / W) {
+      case 1: ask_block<1, Op>(a, d, sums, p); break;
+      case 2: ask_block<2, Op>(a, d, sums, p); break;
+      case 3: ask_block<3, Op>(a, d, sums, p); break;
+      default: ask_block<kVectors, Op>(a, d, sums, p);
+    }
+  }
+}
+
+[[maybe_unused]] static void ask(const regard_fact_args& a, Desk& d, const Sums& sums, const Place& p) {
+#if defined(__AVX512BF16__)
+  if (reads_pairs(a.call)) return ask_rows<Pairs>(a, d, sums, p);
+#endif
+  ask_rows<Floats>(a, d, sums, p);
+}
+
+}  // namespace regard

@@ -1,0 +1,101 @@
+// Facts of keys and of cells: what the queries of a block give to each key, from weights whose sum is known.
+#pragma once
+#include "facts_rows.h"
+#include "few.h"
+
+namespace regard {
+
+// A weight and what its row's are multiplied by. careful: 0 · NaN is 0, for what a row does not see and for lanes that are no row.
+template <bool careful>
+REGARD_INLINE vf share_of(vf e, vf share) {
+  const vf p = e * share;
+  return careful ? (vf)((vi)p & (e != vf{}) & (share != vf{})) : p;
+}
+
+// Adds up the lanes of x, in the order that `sums` has.
+REGARD_INLINE float total(vf x) {
+  for (int step = 1; step < W; step *= 2)
+    for (int n = 0; n + step < W; n += 2 * step) x[n] += x[n + step];
+  return x[0];
+}
+
+// to[n] += sum over rows of weight times share
+template <int V, bool careful>
+REGARD_ALONE void receive(const float* e, const vf* share, float* to, int64_t count) {
+  int64_t n = 0;
+  for (; n + W <= count; n += W, e += W * kQueries) {
+    vf x[W];
+#pragma GCC unroll 16
+    for (int k = 0; k < W; ++k) {
+      x[k] = share_of<careful>(load(e + k * kQueries), share[0]);
+#pragma GCC unroll 4
+      for (int v = 1; v < V; ++v) x[k] += share_of<careful>(load(e + k * kQueries + v * W), share[v]);
+    }
+    store(to + n, load(to + n) + sums(x));
+  }
+  for (; n < count; ++n, e += kQueries) {
+    vf x = share_of<careful>(load(e), share[0]);
+    for (int v = 1; v < V; ++v) x += share_of<careful>(load(e + v * W), share[v]);
+    to[n] += total(x);
+  }
+}
+
+// The greater, or NaN where either is.
+REGARD_INLINE vf peak_of(vf a, vf b) { return (a > b) | (a != a) ? a : b; }
+
+// to[n] = the largest of itself and the weights of the rows
+template <int V, bool careful>
+REGARD_ALONE void receive_most(const float* e, const vf* share, float* to, int64_t count) {
+  for (int64_t n = 0; n < count; n += W) {
+    vf x[W];
+    for (int64_t k = 0; k < W; ++k) {
+      const float* row = e + (n + k < count ? n + k : n) * kQueries;
+      x[k] = share_of<careful>(load(row), share[0]);
+      for (int v = 1; v < V; ++v) x[k] = peak_of(share_of<careful>(load(row + v * W), share[v]), x[k]);
+    }
+    transpose(x);
+    for (int k = 1; k < W; ++k) x[0] = peak_of(x[k], x[0]);
+    if (n + W <= count) store(to + n, peak_of(x[0], load(to + n)));
+    else
+      for (int64_t k = n; k < count; ++k) to[k] = peak_of(splat(to[k]), splat(x[0][k - n]))[0];
+  }
+}
+
+// The first of `n` tokens that lies in cell a, of `cells`; token i is in cell i · cells / n, rounded down.
+REGARD_INLINE int64_t cell_start(int64_t a, int64_t cells, int64_t n) { return (a * n + cells - 1) / cells; }
+
+// The cells of a map that an item fills: its rows of cells from `first` on.
+struct Cells {
+  float* to;
+  int64_t rows, cols, first;
+};
+
+// The lanes of a block, weights on a run of keys, join the cells of their rows.
+template <int V>
+REGARD_INLINE void fill_cells(const Block<V>& b, const Cells& m, const vf (&run)[V], const vf* share, int64_t col) {
+  float lane[kQueries];
+  for (int v = 0; v < V; ++v) store(lane + v * W, share_of<true>(run[v], share[v]));
+  int64_t i = b.p.row;
+  const int64_t end = b.p.row + b.p.rows;
+  for (int64_t a = i * m.rows / b.c.nq; i < end; ++a) {
+    const int64_t next = cell_start(a + 1, m.rows, b.c.nq), stop = next < end ? next : end;
+    float sum = 0;
+    for (; i < stop; ++i) sum += lane[i - b.p.row];
+    m.to[(a - m.first) * m.cols + col] += sum;
+  }
+}
+
+template <int V>
+REGARD_ALONE void pool(const Block<V>& b, const Cells& m, const float* e, const vf* share, int64_t j, int64_t count) {
+  int64_t n = 0;
+  for (int64_t col = j * m.cols / b.c.nk; n < count; ++col) {
+    const int64_t next = cell_start(col + 1, m.cols, b.c.nk) - j, stop = next < count ? next : count;
+    vf run[V];
+    for (int v = 0; v < V; ++v) run[v] = vf{};
+    for (; n < stop; ++n)
+      for (int v = 0; v < V; ++v) run[v] += load(e + n * kQueries + v * W);
+    fill_cells(b, m, run, share, col);
+  }
+}
+
+}  // namespace regard
