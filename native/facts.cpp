@@ -16,11 +16,14 @@ struct Ask {
   int64_t items() const { return heads * parts; }
   int64_t held() const { return (a.call.nk < kKept ? a.call.nk < kKeys ? kKeys : a.call.nk : kKept) * kQueries; }
   int64_t wide() const { return (a.top + W - 1) / W * W; }
+  int64_t grain() const { return grain_of(a.call.nk, a.top); }
+  // A tile that begins within a grain, or ends there, has one more than it would.
+  int64_t grains() const { return a.top ? a.call.nk / grain() + 2 * (a.call.nk / kKeys + 2) : 0; }
 
   int64_t scratch() const {
     const regard_call& c = a.call;
     const int64_t k = in_place(c, c.k) ? 0 : kKeys * c.dk, bias = c.bias.data ? kKeys * kQueries : 0;
-    return held() + kQueries * (c.dk + a.top + 2 * wide()) + bias + k;
+    return held() + kQueries * (c.dk + grains() + 2 * (W + wide())) + bias + k;
   }
 
   // Where a part begins, in queries.
@@ -65,7 +68,8 @@ struct Ask {
     d.w.q = at, at += c.dk * kQueries;
     d.w.bias = at, at += c.bias.data ? kKeys * kQueries : 0;
     d.w.k = at, at += in_place(c, c.k) ? 0 : kKeys * c.dk;
-    d.leaders = Leaders{a.top, wide(), at, at + a.top * kQueries, (int32_t*)(at + (a.top + wide()) * kQueries)};
+    float *maxima = at, *scores = maxima + grains() * kQueries;
+    d.leaders = Leaders{a.top, wide(), grain(), maxima, scores, (int32_t*)(scores + (W + wide()) * kQueries)};
     Place p = place_in_batch(c, head / c.heads);
     p.h = head % c.heads, p.row = first(part), p.rows = first(part + 1) - p.row;
     ask(a, d, sums(head, part), p);

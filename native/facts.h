@@ -82,12 +82,12 @@ static void survey(Inquiry<V, Op>& q) {
   const Leaders& l = q.d.leaders;
   const bool sum = !q.keep && asks_keys(q.a);
   for (int v = 0; v < V; ++v) q.f.top[v] = splat(-kInf), q.f.at[v] = splat_int(-1);
-  for (int64_t n = 0; n < l.count * kQueries; n += W) store(l.bounds + n, splat(-kInf));
+  int64_t grains = 0;
   each_tile(q, [&](Tile& t, Source& x) {
     vf top[V];
     score(q, t, x, top);
     take_tops(q.f, top, t.j);
-    if (l.count) raise_bounds<V>(l, top);
+    if (l.count) grains += take_grains<V>(l.maxima + grains * kQueries, q.d.w.s, l.grain, t.count);
     if (sum) sum_on(b, q.f, q.d.w.s, t.count);
   });
   for (int v = 0; v < V; ++v) {
@@ -99,19 +99,10 @@ static void survey(Inquiry<V, Op>& q) {
     const vf all = b.l[v] * exp2v(shift - q.f.shift[v]) + exp2v(q.sink - q.f.shift[v]);
     q.f.inverse[v] = all == vf{} ? vf{} : splat(1.0f) / all;
   }
-}
-
-// Before the leaders of any row are known.
-template <int V, class Op>
-static void begin_leaders(Inquiry<V, Op>& q) {
-  const Leaders& l = q.d.leaders;
   if (!l.count) return;
-  for (int v = 0; v < V; ++v) {
-    const vf bound = load(l.bounds + (l.count - 1) * kQueries + v * W);
-    const vf size = (vf)((vi)bound & splat_int(0x7fffffff));
-    q.f.least[v] = bound - (size * splat(1e-6f) + splat(1e-30f));  // a little less: the bound itself belongs to the top
-  }
-  for (int64_t n = 0; n < V * W * l.wide; n += W) store(l.scores + n, splat(-kInf));
+  bound(l, grains, q.f);
+  for (int64_t row = 0; row < V * W; ++row)
+    for (int64_t n = -W; n < l.wide; n += W) store(l.of(l.scores, row) + n, splat(n < 0 ? kInf : -kInf));
 }
 
 // What lanes that are no row have no part in.
@@ -174,7 +165,6 @@ static void ask_block(const regard_fact_args& a, Desk& d, const Sums& sums, cons
   q.sink = splat(c.sink.data ? *at<float>(c.sink, p, p.h) * kLog2e : -kInf);
   for (int64_t n = 0; a.max_key && n < p.rows; ++n) a.max_key[q.row + n] = -1;
   survey(q);
-  begin_leaders(q);
   weigh_all(q);
   close_rows<V>(a, q.b, q.f, q.sink, q.row);
   if (a.top) close_leaders<V>(a, q.b, q.f, d.leaders, q.row);

@@ -70,31 +70,42 @@ struct Cells {
   int64_t rows, cols, first;
 };
 
-// The lanes of a block, weights on a run of keys, join the cells of their rows.
+// Weights of the block's rows on runs of keys, [W][kQueries], join the cells of their rows: columns [col, col + count).
 template <int V>
-REGARD_INLINE void fill_cells(const Block<V>& b, const Cells& m, const vf (&run)[V], const vf* share, int64_t col) {
-  float lane[kQueries];
-  for (int v = 0; v < V; ++v) store(lane + v * W, share_of<true>(run[v], share[v]));
-  int64_t i = b.p.row;
-  const int64_t end = b.p.row + b.p.rows;
-  for (int64_t a = i * m.rows / b.c.nq; i < end; ++a) {
-    const int64_t next = cell_start(a + 1, m.rows, b.c.nq), stop = next < end ? next : end;
-    float sum = 0;
-    for (; i < stop; ++i) sum += lane[i - b.p.row];
-    m.to[(a - m.first) * m.cols + col] += sum;
+REGARD_ALONE void fill_cells(const Block<V>& b, const Cells& m, const float* runs, const vf* share, int64_t col, int64_t count) {
+  int64_t i = b.p.row, a = i * m.rows / b.c.nq, next = cell_start(a + 1, m.rows, b.c.nq);
+  const int64_t end = i + b.p.rows;
+  vf sum = vf{};
+  for (int v = 0; v < V; ++v) {
+    vf x[W];
+    for (int n = 0; n < W; ++n) x[n] = n < count ? share_of<true>(load(runs + n * kQueries + v * W), share[v]) : vf{};
+    transpose(x);
+    for (int n = 0; n < W && i < end; ++n) {
+      sum += x[n];
+      if (++i < next && i < end) continue;
+      float* to = m.to + (a - m.first) * m.cols + col;
+      if (count == W) store(to, load(to) + sum);
+      else
+        for (int64_t k = 0; k < count; ++k) to[k] += sum[k];
+      sum = vf{}, next = cell_start(++a + 1, m.rows, b.c.nq);
+    }
   }
 }
 
 template <int V>
 REGARD_ALONE void pool(const Block<V>& b, const Cells& m, const float* e, const vf* share, int64_t j, int64_t count) {
-  int64_t n = 0;
-  for (int64_t col = j * m.cols / b.c.nk; n < count; ++col) {
-    const int64_t next = cell_start(col + 1, m.cols, b.c.nk) - j, stop = next < count ? next : count;
+  float runs[W * kQueries];
+  int64_t n = 0, col = j * m.cols / b.c.nk, held = 0;
+  while (n < count) {
+    const int64_t next = cell_start(col + held + 1, m.cols, b.c.nk) - j, stop = next < count ? next : count;
     vf run[V];
     for (int v = 0; v < V; ++v) run[v] = vf{};
     for (; n < stop; ++n)
       for (int v = 0; v < V; ++v) run[v] += load(e + n * kQueries + v * W);
-    fill_cells(b, m, run, share, col);
+    for (int v = 0; v < V; ++v) store(runs + held * kQueries + v * W, run[v]);
+    if (++held < W && n < count) continue;
+    fill_cells(b, m, runs, share, col, held);
+    col += held, held = 0;
   }
 }
 

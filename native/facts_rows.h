@@ -17,13 +17,29 @@ struct Found {
   vf least[V];            // scores above this one may be among the top
 };
 
-// The heaviest keys of each row so far.
+// The heaviest keys of each row so far. Before the first is looked for, maxima of grains tell how small the last of them can be: as
+// many grains as keys are asked for have a maximum that is at least so much.
 struct Leaders {
   int64_t count, wide;  // asked for; rounded up to whole vectors
-  float* bounds;        // [count][kQueries] the largest maxima of tiles: as many scores are at least the last of them
-  float* scores;        // [kQueries][wide], descending
-  int32_t* keys;        // [kQueries][wide]
+  int64_t grain;        // keys whose maximum is kept
+  float* maxima;        // [grains][kQueries]
+  float* scores;        // [kQueries][W + wide], descending from W on
+  int32_t* keys;        // [kQueries][W + wide]
+
+  template <class T>
+  T* of(T* rows, int64_t row) const {
+    return rows + row * (W + wide) + W;
+  }
 };
+
+constexpr int64_t kLeastGrain = 4;
+
+// Four grains and more for each key that is asked for leave few keys to look at.
+static int64_t grain_of(int64_t keys, int64_t count) {
+  int64_t grain = kKeys;
+  while (grain > kLeastGrain && keys < 4 * count * grain) grain /= 2;
+  return grain;
+}
 
 // One bit for each lane that is set.
 REGARD_INLINE uint32_t lanes_set(vi c) {
@@ -56,17 +72,36 @@ REGARD_INLINE void take_tops(Found<V>& f, const vf (&top)[V], int64_t j) {
   }
 }
 
-// A tile's maxima join the sorted ones.
+// The maxima of a tile's grains; how many there are.
 template <int V>
-REGARD_ALONE void raise_bounds(const Leaders& l, const vf (&top)[V]) {
-  for (int v = 0; v < V; ++v) {
-    vf x = top[v];
-    for (int64_t n = 0; n < l.count; ++n) {
-      float* place = l.bounds + n * kQueries + v * W;
-      const vf held = load(place);
-      store(place, greater_of(x, held));
-      x = x > held ? held : x;
+REGARD_ALONE int64_t take_grains(float* maxima, const float* s, int64_t grain, int64_t count) {
+  const int64_t grains = (count + grain - 1) / grain;
+  for (int v = 0; v < V; ++v)
+    for (int64_t g = 0; g < grains; ++g) {
+      const int64_t end = (g + 1) * grain < count ? (g + 1) * grain : count;
+      vf most = splat(-kInf);
+      for (int64_t n = g * grain; n < end; ++n) most = greater_of(load(s + n * kQueries + v * W), most);
+      store(maxima + g * kQueries + v * W, most);
     }
+  return grains;
+}
+
+// A number for each row that no more than some of the `count` largest scores are below, by halving: those that are have no weight.
+template <int V>
+REGARD_ALONE void bound(const Leaders& l, int64_t grains, Found<V>& f) {
+  constexpr int kHalvings = 16;
+  for (int v = 0; v < V; ++v) {
+    vf low = f.top[v] - splat(127.0f), high = f.top[v];
+    for (int n = 0; n < kHalvings; ++n) {
+      const vf middle = low + (high - low) * splat(0.5f);
+      vi reached = vi{};
+      for (int64_t g = 0; g < grains; ++g) reached -= load(l.maxima + g * kQueries + v * W) >= middle;
+      const vi enough = reached >= splat_int((int32_t)l.count);
+      low = enough ? middle : low;
+      high = enough ? high : middle;
+    }
+    const vf size = (vf)((vi)low & splat_int(0x7fffffff));
+    f.least[v] = low - (size * splat(1e-6f) + splat(1e-30f));  // a little less: the bound itself may be among them
   }
 }
 
@@ -91,18 +126,25 @@ REGARD_ALONE void weigh_tile(float* s, int64_t count, Found<V>& f) {
   }
 }
 
-static void insert(float* scores, int32_t* keys, int64_t count, float s, int32_t key) {
-  int64_t n = count - 1;
-  for (; n > 0 && scores[n - 1] < s; --n) scores[n] = scores[n - 1], keys[n] = keys[n - 1];
-  scores[n] = s, keys[n] = key;
+// A score finds its place among descending ones, behind its equals; what precedes the first is +inf. From the end on, whole vectors at
+// a time, so that nothing is read after it was moved.
+REGARD_INLINE void insert(float* scores, int32_t* keys, int64_t wide, float score, int32_t key) {
+  const vf s = splat(score);
+  for (int64_t n = wide - W; n >= 0; n -= W) {
+    const vf here = load(scores + n), before = load(scores + n - 1);
+    const vi stays = here >= s, moves = before < s;
+    store(scores + n, stays ? here : moves ? before : s);
+    const vi key_here = *(const vi_any*)(keys + n), key_before = *(const vi_any*)(keys + n - 1);
+    *(vi_any*)(keys + n) = stays ? key_here : moves ? key_before : splat_int(key);
+  }
 }
 
 // The lanes of one vector of scores that are above `least` join their leaders.
 static void promote(const Leaders& l, vf s, uint32_t lanes, int64_t row, int64_t key, vf& least) {
   for (; lanes; lanes &= lanes - 1) {
     const int n = __builtin_ctz(lanes);
-    float* scores = l.scores + (row + n) * l.wide;
-    insert(scores, l.keys + (row + n) * l.wide, l.count, s[n], (int32_t)key);
+    float* scores = l.of(l.scores, row + n);
+    insert(scores, l.of(l.keys, row + n), l.wide, s[n], (int32_t)key);
     if (scores[l.count - 1] > least[n]) least[n] = scores[l.count - 1];
   }
 }
@@ -179,14 +221,15 @@ REGARD_ALONE void close_leaders(const regard_fact_args& a, const Block<V>& b, co
   for (int64_t n = 0; n < b.p.rows; ++n) {
     const vf shift = splat(f.shift[n / W][n % W]);
     const float inverse = f.inverse[n / W][n % W];
-    float* scores = l.scores + n * l.wide;
+    float* scores = l.of(l.scores, n);
+    const int32_t* named = l.of(l.keys, n);
     float *weights = a.top_weights + (row + n) * l.count, ones = f.ones[n / W][n % W], others = f.others[n / W][n % W];
     int64_t* keys = a.top_keys + (row + n) * l.count;
     for (int64_t k = 0; k < l.wide; k += W) store(scores + k, exp2v(load(scores + k) - shift));
     for (int64_t k = 0; k < l.count; ++k) {
       (scores[k] < 1.0f ? others : ones) -= scores[k];
       weights[k] = scores[k] * inverse;
-      keys[k] = weights[k] == 0 ? -1 : l.keys[n * l.wide + k];
+      keys[k] = weights[k] == 0 ? -1 : named[k];
     }
     const float rest = (ones + others) * inverse;
     a.top_rest[row + n] = rest < 0 ? 0 : rest;
