@@ -61,14 +61,43 @@ REGARD_ALONE void receive_most(const float* e, const vf* share, float* to, int64
   }
 }
 
+// How many pairs weigh as much as each level, or more.
+template <int V>
+REGARD_ALONE void reach(const float* e, const vf* share, const float* level, int64_t levels, int64_t* reached, int64_t count) {
+  for (int64_t k = 0; k < levels; ++k) {
+    if (level[k] <= 0) continue;  // what is hidden weighs 0 too: see reach_all
+    vi sum = vi{};
+    for (int v = 0; v < V; ++v)
+      for (int64_t n = 0; n < count; ++n) sum -= load(e + n * kQueries + v * W) * share[v] >= splat(level[k]);
+    for (int n = 0; n < W; ++n) reached[k] += sum[n];
+  }
+}
+
+// All that is seen weighs 0 or more.
+template <int V>
+static void reach_all(const Block<V>& b, const Found<V>& f, const float* level, int64_t levels, int64_t* reached) {
+  for (int64_t k = 0; k < levels; ++k)
+    for (int64_t n = 0; level[k] <= 0 && n < b.p.rows; ++n) reached[k] += f.seen[n / W][n % W];
+}
+
 // The first of `n` tokens that lies in cell a, of `cells`; token i is in cell i · cells / n, rounded down.
 REGARD_INLINE int64_t cell_start(int64_t a, int64_t cells, int64_t n) { return (a * n + cells - 1) / cells; }
 
 // The cells of a map that an item fills: its rows of cells from `first` on.
 struct Cells {
   float* to;
+  int64_t* queries;  // how many of each row of cells see anything
   int64_t rows, cols, first;
 };
+
+template <int V>
+static void count_queries(const Block<V>& b, const Found<V>& f, const Cells& m) {
+  for (int64_t n = 0; n < b.p.rows; ++n) {
+    // a sink may leave no weight to what is seen; a NaN is seen, and no largest score
+    const bool sees = f.top[n / W][n % W] > -kInf || f.others[n / W][n % W] != 0;
+    m.queries[(b.p.row + n) * m.rows / b.c.nq - m.first] += sees;
+  }
+}
 
 // Weights of the block's rows on runs of keys, [W][kQueries], join the cells of their rows: columns [col, col + count).
 template <int V>

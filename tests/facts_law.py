@@ -11,6 +11,7 @@ from torch import Tensor
 
 import regard as rg
 from regard import facts, testing
+from regard.inspect import finding
 from regard.inspect import sweep as sweeping
 from regard.inspect.dense import dense
 from regard.inspect.seen import Seen
@@ -38,9 +39,11 @@ def every(at: rg.region.Frame = AT) -> tuple[facts.Fact[Any], ...]:
 
 
 def tiles(monkeypatch: pytest.MonkeyPatch, rows: int, keys: int) -> None:
-    """So that each fact is put together from tiles of that size."""
+    """So that each fact is put together from tiles of that size, in PyTorch."""
     size = sweeping.Size(rows=rows, keys=keys)
     monkeypatch.setattr(sweeping, "Size", lambda: size)
+    for name in ("why_not", "why_nothing"):
+        monkeypatch.setattr(finding, name, lambda *_: "tiles are asked for")
 
 
 def looked(call: testing.Case, wanted: tuple[facts.Fact[Any], ...]) -> Seen:

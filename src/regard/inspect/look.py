@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 import regard.arrays as arrays
-from regard.backends.tiled import Tiled
 from regard.call import Call
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.rows import Entropy, MaxScore
+from regard.inspect.finding import find
 from regard.inspect.seen import Seen
-from regard.inspect.sweep import sweep
 from regard.masks.algebra import Everything, Mask
 from regard.positions import Positions, settle
 from regard.region import Frame
@@ -52,7 +51,7 @@ def look(
         if positions is None:
             _refuse_unknown_positions(call.problem.frame, facts)
         with call.precision():
-            seen = sweep(call.problem, call.run(Tiled(), lse=True)[1], facts)
+            seen = find(call.problem, facts)
         return seen if call.layout.headed else seen.headless(len(call.layout.batch))
 
 
