@@ -147,7 +147,9 @@ def test_hidden_keys_never_leak_and_rows_keep_to_themselves(isa: str, bad: float
     call.k[:, :, 130:] = bad
     assert same(looked(call, wanted), clean, wanted)
     call.q[0, 1, 7] = math.nan
-    dirty = looked(call, wanted)
+    halves = facts.Mass((torch.arange(140) >= 130).long())
+    dirty = looked(call, (*wanted, halves))
+    assert dirty[halves][0, 1, 7, 0].isnan() and (dirty[halves][..., 1] == 0).all()
     some = (facts.Entropy(), facts.Distance(), facts.Mass.first(2), facts.Within(before=None, after=0))
     row = torch.zeros(1, 2, 50, dtype=torch.bool)
     row[0, 1, 7] = True
