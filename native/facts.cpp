@@ -39,7 +39,7 @@ struct Ask {
   int64_t rows_of_cells() const { return a.map_rows + parts; }
 
   Cells cells(int64_t head, int64_t part) const {
-    const int64_t from = first(part) * a.map_rows / a.call.nq, place = head * rows_of_cells() + from;
+    const int64_t from = first(part) * a.map_rows / a.call.nq, place = head * rows_of_cells() + from + part;
     return Cells{all.cells.to + place * a.map_cols, all.cells.queries + place, a.map_rows, a.map_cols, from};
   }
 
