@@ -51,7 +51,8 @@ def overview_figure(report: Report, head: tuple[int, int] | None) -> Any:
     _write(figure, 0.85, f"{report.model}   {facts(report)}", size=9.5, color=QUIET)
     for number, (grid, hue) in enumerate(zip(overview(report.layers, report.unit), HUES, strict=True)):
         _draw_grid(_axes(figure, 0.65 + 3.88 * number, 1.4, 2.85, 2.5), grid, hue, (at.layer, at.head))
-    _draw_map(_axes(figure, 1.15, 4.9, 4.7, 4.7), layer, at.head, title)
+    left = 1.5 if _named(layer.queries) else 1.15
+    _draw_map(_axes(figure, left, 4.9, 5.85 - left, 4.7), layer, at.head, title)
     profile, bars = _axes(figure, 7.6, 4.9, 4.1, 1.75), _axes(figure, 9.2, 7.55, 2.5, 2.05)
     _draw_received(profile, bars, report)
     for number, line in enumerate(said):
@@ -173,11 +174,14 @@ def _draw_received(profile: Any, bars: Any, report: Report) -> None:
 
 
 def _draw_bars(axes: Any, mass: torch.Tensor, keys: Axis) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     best = mass.topk(min(BARS, len(mass)))
     found = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
     axes.barh(range(len(found)), [share for _, share in found], color="#d03765", height=0.62)
     axes.set_ylim(len(found) - 0.4, -0.6)
-    axes.set_xlim(0, (max(share for _, share in found) or 1) * 1.16)
+    axes.set_xlim(0, (max(share for _, share in found) or 1) * 1.25)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
     names = [f"{shown(drawable(keys.name(key)))}  {key:,}" for key, _ in found]
     axes.set_yticks(range(len(found)), names, parse_math=False)
     for row, (_, share) in enumerate(found):
