@@ -13,6 +13,8 @@ from regard.functional import attention as attention
 from regard.functional import attention_state as attention_state
 from regard.functional import attention_weights as attention_weights
 from regard.functional import explain as explain
+from regard.inspect import facts as facts
+from regard.inspect.look import look as look
 from regard.masks.algebra import Cover as Cover
 from regard.masks.algebra import Everything as Everything
 from regard.masks.algebra import Mask as Mask
@@ -99,7 +101,9 @@ __all__ = [
     "attention_state",
     "attention_weights",
     "explain",
+    "facts",
     "head",
+    "look",
     "nn",
     "tail",
 ]

@@ -19,7 +19,7 @@ from regard.masks.algebra import Everything, Mask
 from regard.positions import Positions
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
-from regard.shapes import blocks, listed
+from regard.shapes import blocks
 from regard.state import State
 
 
@@ -127,7 +127,8 @@ def attention_weights(
     with call.precision():
         problem = call.problem
         lse = call.run(Tiled(), lse=True)[1]
-        chosen = _chosen(rows, problem.frame.nq, problem.frame.device)
+        nq, device = problem.frame.nq, problem.frame.device
+        chosen = torch.arange(nq, device=device) if rows is None else _chosen(rows, nq).to(device)
         lse = lse.masked_fill(lse == -torch.inf, 0)[..., chosen, None]
         # strips bound what a wide similarity (Additive) holds at once
         size = max(1, (1 << 20) // max(problem.frame.nk * problem.lanes, 1))
@@ -163,13 +164,5 @@ def explain(
         return plan_of(call.problem, backend, lse=False)
 
 
-def _chosen(rows: Any, nq: int, device: torch.device) -> Tensor:
-    if rows is None:
-        return torch.arange(nq, device=device)
-    chosen = torch.as_tensor(rows)
-    chosen = chosen if chosen.numel() else chosen.long()  # [] has torch's default dtype
-    if chosen.dim() != 1 or chosen.dtype.is_floating_point or chosen.dtype == torch.bool:
-        raise TypeError(f"rows has dtype {chosen.dtype}, shape {listed(chosen.shape)}; expected integers, (r,).")
-    if bool(((chosen < -nq) | (chosen >= nq)).any()):
-        raise IndexError(f"rows holds {chosen.tolist()}; there are {nq} queries.")
-    return chosen.to(device, torch.int64) % max(nq, 1)
+def _chosen(rows: Any, nq: int) -> Tensor:
+    return arrays.existing(arrays.indices(rows, "rows"), nq, "rows", "queries")
