@@ -100,12 +100,13 @@ def _neighbours(layers: Sequence[Layer], offset: int, title: str, which: str) ->
 def _induction(layers: Sequence[Layer], context: int, unit: str) -> Finding | None:
     found = [heads.induction(layer, context) for layer in layers]
     rows, many = max(rows for _, rows in found), f"{context} {unit}s" if context > 1 else f"a {unit}"
-    if rows:
+    if rows >= heads.EVIDENCE:
         rule = f"the {rows:,} rows that repeat {many}, the heaviest key is one that followed a copy"
         return _named("induction heads", [share for share, _ in found], INDUCTION, rule)
     if not any(layer.keys.tokens and layer.looks_at_itself for layer in layers):
         return None
-    said = f"induction heads: no row repeats {many} that it may see, so none can be seen in this text"
+    few = "1 row repeats" if rows == 1 else f"{rows or 'no'} rows repeat"
+    said = f"induction heads: {few} {many}, too few of this text to tell"
     return Finding(said, f"in ≥ {INDUCTION:.0%} of the rows that repeat {many}")
 
 
@@ -151,7 +152,8 @@ def _first(layers: Sequence[Layer], unit: str) -> Finding | None:
         return None
     shares = [heads.first_key_mass(layer) * layer.looks_at_itself for layer in layers]
     mean, most = torch.cat([heads.first_key_mass(layer) for layer in own]).mean(), largest(shares)
-    said = f"the first {unit} receives {percent(float(mean))} of the mass of the {readers:,} rows that see it, most from {most}"
+    share = f"{percent(float(mean))} of the mass of the {readers:,} rows that see it"
+    said = f"the first {unit} receives {share}, most from {most}"
     return Finding(said, "the mean weight on the first key, over these rows and all heads", (most,))
 
 

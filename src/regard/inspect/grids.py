@@ -60,7 +60,10 @@ def grids(layers: Sequence[Layer], context: int, unit: str) -> tuple[Grid, ...]:
         "induction": [heads.induction(layer, context)[0] for layer in layers],
     }
     found = (_grid(title, "% of rows", [100 * t for t in of], 0, 100) for title, of in shares.items())
-    return (*overview(layers, unit), *(one for one in found if any(value >= LEAST for row in one.values for value in row)))
+    return (
+        *overview(layers, unit),
+        *(one for one in found if any(value >= LEAST for row in one.values for value in row)),
+    )
 
 
 def _grid(title: str, unit: str, values: Sequence[Tensor], low: float, high: float) -> Grid:

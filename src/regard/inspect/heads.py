@@ -12,6 +12,8 @@ from torch import Tensor
 
 from regard.inspect.layer import Layer
 
+EVIDENCE = 8  # rows that have to repeat something before a share of them is worth naming
+
 
 def mean_entropy(layer: Layer) -> Tensor:
     """Nats, mean over the rows."""
@@ -65,7 +67,7 @@ def induction(layer: Layer, context: int) -> tuple[Tensor, int]:
     """The share of rows whose heaviest key is a token that followed an earlier copy of their context; of how many rows.
 
     A row counts where its last `context` tokens, its own included, stood earlier in the text and it may see the token
-    that followed their last copy. The rule is that of Olsson et al. 2022 (arXiv 2209.11895), on the text as it is.
+    that followed their last copy. Where fewer than EVIDENCE rows do, every share is 0. The rule is that of Olsson et al. 2022 (arXiv 2209.11895), on the text as it is.
     """
     if not (layer.keys.tokens and layer.looks_at_itself):
         return torch.zeros(layer.heads), 0
@@ -75,7 +77,8 @@ def induction(layer: Layer, context: int) -> tuple[Tensor, int]:
     repeats = (layer.own >= 0) & (copy >= 0) & (copy + 1 >= layer.earliest)
     heaviest = layer.top_keys[..., 0]
     follows = (heaviest > 0) & (heaviest <= own) & (ids[(heaviest - 1).clamp(min=0)] == ids[own])
-    return _mean(follows.float(), repeats.expand(layer.heads, -1)), int(repeats.sum())
+    rows = int(repeats.sum())
+    return _mean(follows.float(), repeats.expand(layer.heads, -1)) * (rows >= EVIDENCE), rows
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:

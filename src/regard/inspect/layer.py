@@ -10,15 +10,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from regard.inspect.facts import Entropy, Fact, Map, MaxScore, Received, Top
-from regard.inspect.reach import Reach, edges
-from regard.inspect.sweep import Seen
+from regard.inspect.facts.algebra import Fact
+from regard.inspect.facts.keys import Readers, Received
+from regard.inspect.facts.pooled import Cells, Map
+from regard.inspect.facts.rows import Entropy, MaxScore, Top, Visible
+from regard.inspect.reach import Reach
+from regard.inspect.seen import Seen
 from regard.masks.algebra import View
 
 CELLS = 128
-ENTROPY, PEAK, TOP, RECEIVED, MAP = Entropy(), MaxScore(), Top(4), Received(), Map(CELLS, CELLS)
+TOP, MAP = Top(4), Map(CELLS, CELLS)
 # What has to be asked of each call that a Layer is made from.
-FACTS: tuple[Fact[Any], ...] = (ENTROPY, PEAK, TOP, RECEIVED, MAP)
+FACTS: tuple[Fact[Any], ...] = (Visible(), Entropy(), MaxScore(), TOP, Received(), Readers(), MAP)
 
 
 class Looked(Protocol):
@@ -109,34 +112,33 @@ class Layer:
         at (cross-attention); each is used where its length fits. Raises ValueError where a fact was not asked for, and
         IndexError for an element that is not there.
         """
-        answers = _Element(call, element)
-        entropy, top, maps = answers[ENTROPY][0], answers[TOP], answers[MAP][0]
-        frame, heads = call.view.frame, len(entropy)
+        answers, frame = _Element(call, element), call.view.frame
+        counts, readers, maps = (answers[fact][0] for fact in (Visible(), Readers(), MAP))
         reach = Reach.of(call.view, element, maps.shape[-2], maps.shape[-1])
         # A sequence shorter than its batch is padded at either end: tokens that neither see nor are seen.
-        rows, cols = _span(reach.counts.sum(0)), _span(reach.readers.sum(0))
+        rows, cols = _span(counts.sum(0)), _span(readers.sum(0))
         a, b = _span(reach.cells.sum(1)), _span(reach.cells.sum(0))
         q, k = (answers.pick(p, p.dim() - 1) for p in (frame.positions.q, frame.positions.k))
         own = _own(q[rows], k[cols])
         within = bool((own >= 0).any())
-        top_keys = top[0][:, rows]
+        top_keys, top_weights, _ = answers[TOP]
         return Layer(
             name=call.name,
             queries=Axis(q[rows], _texts(tokens, rows, frame.nq, frame.nk if within else frame.nq)),
             keys=Axis(k[cols], _texts(tokens if within else key_tokens, cols, frame.nk, frame.nk)),
-            entropy=entropy[:, rows],
-            max_score=answers[PEAK][0][:, rows],
-            top_keys=torch.where(top_keys < 0, -1, top_keys - cols.start),
-            top_weights=top[1][:, rows],
-            received=answers[RECEIVED][0][:, cols],
-            readers=reach.readers.expand(heads, -1)[:, cols],
-            counts=reach.counts.expand(heads, -1)[:, rows],
+            entropy=answers[Entropy()][0][:, rows],
+            max_score=answers[MaxScore()][0][:, rows],
+            top_keys=torch.where(top_keys < 0, -1, top_keys - cols.start)[:, rows],
+            top_weights=top_weights[:, rows],
+            received=answers[Received()][0][:, cols],
+            readers=readers[:, cols],
+            counts=counts[:, rows],
             earliest=(reach.earliest[rows] - cols.start).clamp(min=0),
             own=own,
             maps=maps[:, a, b],
             cells=reach.cells[a, b],
-            row_edges=_edges_within(frame.nq, maps.shape[-2], a, rows),
-            col_edges=_edges_within(frame.nk, maps.shape[-1], b, cols),
+            row_edges=_edges(frame.nq, maps.shape[-2], a, rows),
+            col_edges=_edges(frame.nk, maps.shape[-1], b, cols),
             kept=answers.size,
         )
 
@@ -148,7 +150,13 @@ class _Element:
         self.call, self.element = call, element
         self.batch = tuple(call.seen.lse.shape[:-2])
         if not 0 <= element < math.prod(self.batch):
-            raise IndexError(f"there is no batch element {element}; {call.name} was called with {math.prod(self.batch)}.")
+            raise IndexError(
+                f"there is no batch element {element}; {call.name} was called with {math.prod(self.batch)}."
+            )
+        if 0 in call.view.frame.shape:
+            raise ValueError(
+                f"{call.name} was called with shape {call.view.frame.shape}; a report needs a pair to show."
+            )
 
     def __getitem__(self, fact: Fact[Any]) -> tuple[Tensor, ...]:
         return tuple(self.pick(t, len(self.batch)) for t in self._tensors(fact))
@@ -168,7 +176,7 @@ class _Element:
             answer = self.call.seen[fact]
         except KeyError:
             raise ValueError(
-                f"{self.call.name} was not asked for {fact!r}; a report needs facts=regard.inspect.layer.FACTS."
+                f"{self.call.name} was not asked for {fact!r}; a report needs facts=regard.Report.FACTS."
             ) from None
         return (answer,) if isinstance(answer, Tensor) else tuple(answer)
 
@@ -198,6 +206,8 @@ def _texts(tokens: Sequence[str], span: slice, n: int, length: int) -> tuple[str
     return tuple(tokens[len(tokens) - n :][span]) if len(tokens) == length else ()
 
 
-def _edges_within(n: int, cells: int, kept: slice, span: slice) -> Tensor:
-    """The edges of the cells that were kept, in tokens counted from the first of the span."""
-    return (edges(n, cells)[kept.start : kept.stop + 1].clamp(span.start, span.stop) - span.start)
+def _edges(n: int, count: int, kept: slice, span: slice) -> Tensor:
+    """Where each of the kept cells begins, and the end, in tokens counted from the first of the span."""
+    cells = Cells(n, count)
+    starts = [cells.tokens(cell).start for cell in range(kept.start, kept.stop + 1)]
+    return torch.tensor(starts).clamp(span.start, span.stop) - span.start

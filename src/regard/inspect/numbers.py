@@ -7,6 +7,7 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import torch
 from torch import Tensor
 
 from regard.inspect.grids import grids
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from regard.inspect.report import Report
 
 SCHEMA = "regard-report-1"
-DIGITS = 5  # significant digits in JSON
+DIGITS = 4  # significant digits in JSON
 # The arrays of a layer, their axes and what they count in.
 ARRAYS = {
     "entropy": ("head, query", "nats"),
@@ -47,7 +48,10 @@ def write_json(report: Report, file: BinaryIO, head: tuple[int, int] | None) -> 
         "dense_bytes": report.dense,
         "shown": {"layer": at.layer, "head": at.head, "title": title},
         "findings": [asdict(found) for found in report.findings],
-        "grids": [{**asdict(grid), "values": _plain(grid.values)} for grid in grids(report.layers, report.context, report.unit)],
+        "grids": [
+            {**asdict(grid), "values": _plain(grid.values)}
+            for grid in grids(report.layers, report.context, report.unit)
+        ],
         "arrays": {name: {"axes": axes, "unit": unit} for name, (axes, unit) in ARRAYS.items()},
         "layers": [_layer(layer) for layer in report.layers],
     }
@@ -70,7 +74,6 @@ def write_npz(report: Report, file: BinaryIO, head: tuple[int, int] | None) -> N
     np.savez_compressed(file, allow_pickle=False, **found)
 
 
-
 def _layer(layer: Layer) -> dict[str, Any]:
     arrays = {name: getattr(layer, name) for name in ARRAYS}
     return {"name": layer.name, "queries": _axis(layer.queries), "keys": _axis(layer.keys), **arrays}
@@ -83,11 +86,29 @@ def _axis(axis: Axis) -> dict[str, Any]:
 def _plain(content: Any) -> Any:
     """The same of what JSON knows: tensors as nested lists, numbers short, none of them NaN or infinite."""
     if isinstance(content, Tensor):
-        return _plain(content.tolist())
+        return _short(content)
     if isinstance(content, dict):
         return {name: _plain(part) for name, part in content.items()}
     if isinstance(content, (list, tuple)):
         return [_plain(part) for part in content]
     if isinstance(content, float):
-        return float(f"{content:.{DIGITS}g}") if math.isfinite(content) else None
+        return _short(torch.tensor(content, dtype=torch.float64))
     return content
+
+
+def _short(values: Tensor) -> Any:
+    """Numbers with DIGITS significant digits, as nested lists, null where not finite; integers as they are."""
+    if not values.dtype.is_floating_point:
+        return values.tolist()
+    wide = values.double()
+    # Powers of ten up to the 22nd are exact, so a division by one gives the double that prints short.
+    places = (DIGITS - 1 - wide.abs().log10().nan_to_num(0, 0, 0).floor()).clamp(0, 22)
+    scale = torch.tensor(10.0, dtype=torch.float64) ** places
+    rounded = (wide * scale).round() / scale
+    return rounded.tolist() if bool(rounded.isfinite().all()) else _without_infinities(rounded.tolist())
+
+
+def _without_infinities(values: Any) -> Any:
+    if isinstance(values, list):
+        return [_without_infinities(value) for value in values]
+    return values if math.isfinite(values) else None

@@ -157,7 +157,9 @@ def _draw_received(profile: Any, bars: Any, report: Report) -> None:
         _quiet(axes, "top", "right")
     if not len(mass):
         for axes in (profile, bars):
-            axes.text(0.5, 0.5, "no self-attention was seen", color=QUIET, ha="center", va="center", transform=axes.transAxes)
+            axes.text(
+                0.5, 0.5, "no self-attention was seen", color=QUIET, ha="center", va="center", transform=axes.transAxes
+            )
             axes.set_axis_off()
         return
     keys = max((one for one in report.layers if one.looks_at_itself), key=lambda one: len(one.keys)).keys

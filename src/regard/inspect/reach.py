@@ -1,4 +1,4 @@
-"""Reach: who may see whom in one sequence of a call, in linear memory."""
+"""Reach: which cells of a map, and which keys of a row, a mask lets through for one sequence; in linear memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.masks.algebra import Interval, View
+from regard.inspect.facts.pooled import Cells
+from regard.masks.algebra import View
+from regard.region import Frame
 from regard.shapes import blocks
 
 STRIP = 256  # queries whose row of the mask is held at a time, where the mask is not made of intervals
@@ -16,16 +18,12 @@ STRIP = 256  # queries whose row of the mask is held at a time, where the mask i
 
 @dataclass(frozen=True, eq=False)
 class Reach:
-    """What a mask lets through for one batch element, on the CPU.
+    """What a mask lets through for one batch element, with any head, on the CPU.
 
-    counts    (heads, nq)   how many keys each query may see
-    readers   (heads, nk)   how many queries may see each key
-    earliest  (nq,)         the first key that the query may see with any head; nk where it sees none
-    cells     (rows, cols)  whether a cell of a Map holds a visible pair, of any head: boolean
+    earliest  (nq,)         the first key that the query may see; nk where it sees none
+    cells     (rows, cols)  whether a cell of a Map holds a visible pair: boolean
     """
 
-    counts: Tensor
-    readers: Tensor
     earliest: Tensor
     cells: Tensor
 
@@ -38,27 +36,18 @@ class Reach:
         tensor([[ True, False],
                 [ True,  True]])
         """
-        frame = view.frame
+        frame, interval = view.frame, view.rows()
         place = _place(frame.batch, element)
-        interval = view.rows()
+        row, column = (_index(n, count) for n, count in ((frame.nq, rows), (frame.nk, cols)))
         if interval is None:
-            return _of_strips(view, place, rows, cols)
+            return _of_strips(view, place, row, column)
         start, stop = (t.expand(*frame.batch, frame.heads, frame.nq)[place].cpu() for t in interval)
-        return _of_interval(Interval(start, torch.maximum(start, stop)), frame.nk, rows, cols)
+        return _of_intervals(frame, start, torch.maximum(start, stop), row, column)
 
 
-def cell_of(n: int, cells: int) -> Tensor:
-    """The cell of each of n tokens, as in Map: int64 (n,)."""
-    return torch.arange(n) * cells // max(n, 1)
-
-
-def edges(n: int, cells: int) -> Tensor:
-    """The first token of each cell, and n: int64 (cells + 1,).
-
-    >>> edges(5, 2)
-    tensor([0, 3, 5])
-    """
-    return (torch.arange(cells + 1) * n + cells - 1) // max(cells, 1)
+def _index(n: int, cells: int) -> Tensor:
+    """The cell of each of n tokens."""
+    return Cells(n, cells).index(slice(0, n), torch.device("cpu"))
 
 
 def _place(batch: tuple[int, ...], element: int) -> tuple[int, ...]:
@@ -72,37 +61,25 @@ def _place(batch: tuple[int, ...], element: int) -> tuple[int, ...]:
     return tuple(place)
 
 
-def _of_interval(seen: Interval, nk: int, rows: int, cols: int) -> Reach:
-    heads, nq = seen.start.shape
-    some = (seen.stop > seen.start).long()
-    # Adding 1 where an interval starts and -1 where it stops, then summing up, counts the intervals over a place.
-    readers = torch.zeros(heads, nk + 1, dtype=torch.int64)
-    readers.scatter_add_(1, seen.start, some).scatter_add_(1, seen.stop, -some)
-    column, row = cell_of(nk, cols), cell_of(nq, rows).expand(heads, nq)
-    first, last = column[seen.start.clamp(max=nk - 1)], column[(seen.stop - 1).clamp(min=0)]
-    cells = torch.zeros(rows, cols + 1, dtype=torch.int64)
-    cells.index_put_((row, first), some, accumulate=True).index_put_((row, last + 1), -some, accumulate=True)
-    return Reach(
-        seen.stop - seen.start,
-        readers.cumsum(1)[:, :nk],
-        torch.where(some > 0, seen.start, nk).amin(0),
-        cells.cumsum(1)[:, :cols] > 0,
-    )
+def _of_intervals(frame: Frame, start: Tensor, stop: Tensor, row: Tensor, column: Tensor) -> Reach:
+    some = (stop > start).long()
+    first, last = column[start.clamp(max=frame.nk - 1)], column[(stop - 1).clamp(min=0)]
+    # Adding 1 where an interval starts and -1 after its end, then summing up, counts the intervals over a cell.
+    counts = torch.zeros(int(row[-1]) + 1, int(column[-1]) + 2, dtype=torch.int64)
+    places = row.expand_as(start)
+    counts.index_put_((places, first), some, accumulate=True).index_put_((places, last + 1), -some, accumulate=True)
+    return Reach(torch.where(some > 0, start, frame.nk).amin(0), counts.cumsum(1)[:, :-1] > 0)
 
 
-def _of_strips(view: View, place: tuple[int, ...], rows: int, cols: int) -> Reach:
+def _of_strips(view: View, place: tuple[int, ...], row: Tensor, column: Tensor) -> Reach:
     frame = view.frame
-    column, row = cell_of(frame.nk, cols), cell_of(frame.nq, rows)
-    counts, earliest = list[Tensor](), list[Tensor]()
-    readers = torch.zeros(frame.heads, frame.nk, dtype=torch.int64)
-    cells = torch.zeros(rows, cols, dtype=torch.int64)
+    earliest = list[Tensor]()
+    counts = torch.zeros(int(row[-1]) + 1, int(column[-1]) + 1, dtype=torch.int64)
     for strip in blocks(frame.nq, STRIP):
         size = strip.stop - strip.start
-        visible = view.mask.visible(frame.region(strip)).expand(*frame.batch, frame.heads, size, frame.nk)[place].cpu()
-        any_head = visible.any(0)
-        counts.append(visible.sum(-1))
+        visible = view.mask.visible(frame.region(strip)).expand(*frame.batch, frame.heads, size, frame.nk)
+        any_head = visible[place].any(0).cpu()
         earliest.append(torch.where(any_head.any(-1), any_head.long().argmax(-1), frame.nk))
-        readers += visible.sum(-2)
-        pooled = torch.zeros(size, cols, dtype=torch.int64).index_add_(1, column, any_head.long())
-        cells.index_add_(0, row[strip], pooled)
-    return Reach(torch.cat(counts, -1), readers, torch.cat(earliest), cells > 0)
+        pooled = torch.zeros(size, counts.shape[1], dtype=torch.int64).index_add_(1, column, any_head.long())
+        counts.index_add_(0, row[strip], pooled)
+    return Reach(torch.cat(earliest), counts > 0)

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
+from typing import Any, ClassVar
 
 from regard.inspect import page, save, text
+from regard.inspect.facts.algebra import Fact
 from regard.inspect.findings import Finding, Head, findings, striking
-from regard.inspect.layer import Layer, Looked
+from regard.inspect.layer import FACTS, Layer, Looked
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,11 +26,10 @@ class Report:
     notes          further facts for the first line
 
     >>> from types import SimpleNamespace
-    >>> from regard.inspect.layer import FACTS
     >>> from regard.inspect.look import look
     >>> from regard.masks.positional import Causal
     >>> x, mask = torch.eye(4).expand(1, 2, 4, 4), Causal()
-    >>> seen = look(x, x, facts=FACTS, mask=mask)
+    >>> seen = look(x, x, facts=Report.FACTS, mask=mask)
     >>> report = Report.of([SimpleNamespace(name="attention", seen=seen, view=mask.on(4, batch=(1,), heads=2))],
     ...                    title="two heads", model="none", tokens="abcd")
     >>> print(report)
@@ -36,6 +37,8 @@ class Report:
     >>> [finding.said for finding in report.findings][-1]
     'max score 0.5 at L0H0 (next head 0.5)'
     """
+
+    FACTS: ClassVar[tuple[Fact[Any], ...]] = FACTS  # what has to be recorded
 
     title: str
     model: str
@@ -63,7 +66,7 @@ class Report:
         context: int = 2,
         notes: tuple[str, ...] = (),
     ) -> Report:
-        """A report on the calls of a tape that was recorded with facts=regard.inspect.layer.FACTS.
+        """A report on the calls of a tape that was recorded with facts=Report.FACTS.
 
         tokens are the texts of the sequence, key_tokens those of the one that cross-attention reads; `element` says
         which of a batch. Raises ValueError for no call, IndexError for an element that is not there.
