@@ -15,6 +15,8 @@ from regard.functional import attention_weights as attention_weights
 from regard.functional import explain as explain
 from regard.inspect import facts as facts
 from regard.inspect.look import look as look
+from regard.inspect.monitor import monitor as monitor
+from regard.inspect.record import record as record
 from regard.masks.algebra import Cover as Cover
 from regard.masks.algebra import Everything as Everything
 from regard.masks.algebra import Mask as Mask
@@ -104,6 +106,8 @@ __all__ = [
     "facts",
     "head",
     "look",
+    "monitor",
     "nn",
+    "record",
     "tail",
 ]

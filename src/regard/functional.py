@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 import regard.arrays as arrays
 import regard.prepared as prepared
@@ -61,6 +62,16 @@ def attention(
     >>> rg.attention(q, k, v, score=rg.ScaledDot() >> rg.SoftCap(50.0), mask=rg.Causal()).shape
     torch.Size([2, 8, 128, 32])
     """
+    if has_torch_function((q, k, v)):  # modes and tensor subclasses see the call as they see torch's own
+        return handle_torch_function(
+            *(attention, (q, k, v), q, k, v),
+            score=score,
+            mask=mask,
+            positions=positions,
+            sink=sink,
+            dropout=dropout,
+            backend=backend,
+        )
     if positions is None and dropout is None and backend is None:
         known = prepared.attend(q, k, v, score, mask, sink)
         if known is not None:

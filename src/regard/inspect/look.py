@@ -45,18 +45,31 @@ def look(
     >>> seen[Entropy()].exp()   # equal weights: as many effective keys as the query may see
     tensor([1.0000, 2.0000, 3.0000, 4.0000])
     """
-    _check(facts)
-    keys = arrays.tensor(k, "k")
-    with torch.no_grad():
-        call = Call(q, k, keys[..., :0], score, mask, positions, sink, None, like=q)
-        if positions is None:
-            _refuse_unknown_positions(call.problem.frame, facts)
-        with call.precision():
-            seen = sweep(call.problem, call.run(Tiled(), lse=True)[1], facts)
-        return seen if call.layout.headed else seen.headless(len(call.layout.batch))
+    seen, call = survey(q, k, facts, score, mask, positions, sink)
+    return seen if call.layout.headed else seen.headless(len(call.layout.batch))
 
 
-def _check(facts: Any) -> None:
+@torch.no_grad()
+def survey(
+    q: Any,
+    k: Any,
+    facts: tuple[Fact[Any], ...],
+    score: Score,
+    mask: Mask,
+    positions: Positions | None,
+    sink: Tensor | float | None,
+) -> tuple[Seen, Call]:
+    """The answers, with the head axis that q may lack, and the call that they are about."""
+    check_facts(facts)
+    call = Call(q, k, arrays.tensor(k, "k")[..., :0], score, mask, positions, sink, None, like=q)
+    if positions is None:
+        _refuse_unknown_positions(call.problem.frame, facts)
+    with call.precision():
+        return sweep(call.problem, call.run(Tiled(), lse=True)[1], facts), call
+
+
+def check_facts(facts: Any) -> None:
+    """TypeError for what is no tuple of facts."""
     if isinstance(facts, Fact):
         raise TypeError(f"facts is {facts!r}; expected a tuple of facts: facts=({facts!r},).")
     for fact in facts:

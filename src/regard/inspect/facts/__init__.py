@@ -3,6 +3,7 @@
 Each is a value that says what is wanted; its docstring is its definition. By rows: Visible, Entropy, RelativeEntropy,
 EffectiveKeys, MaxScore, Top, Mass, SinkMass, Distance, Within, Offsets. By keys: Received, MeanReceived, MaxReceived,
 Readers. Pooled: Map, ScoreMap, Histogram. The weights themselves: Rows, Columns. Of your own: Fact.
+Of `record`: Inputs.
 
 >>> import regard as rg, torch
 >>> x = torch.zeros(4, 8)
@@ -20,6 +21,7 @@ from regard.inspect.facts.algebra import by_row as by_row
 from regard.inspect.facts.algebra import room as room
 from regard.inspect.facts.chosen import Columns as Columns
 from regard.inspect.facts.chosen import Rows as Rows
+from regard.inspect.facts.inputs import Inputs as Inputs
 from regard.inspect.facts.keys import MaxReceived as MaxReceived
 from regard.inspect.facts.keys import MeanReceived as MeanReceived
 from regard.inspect.facts.keys import Readers as Readers
