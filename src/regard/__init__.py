@@ -14,6 +14,8 @@ from regard.functional import attention_state as attention_state
 from regard.functional import attention_weights as attention_weights
 from regard.functional import explain as explain
 from regard.inspect import facts as facts
+from regard.inspect.differentiable import entropy as entropy
+from regard.inspect.differentiable import max_score as max_score
 from regard.inspect.look import look as look
 from regard.inspect.monitor import monitor as monitor
 from regard.inspect.record import record as record
@@ -102,10 +104,12 @@ __all__ = [
     "attention",
     "attention_state",
     "attention_weights",
+    "entropy",
     "explain",
     "facts",
     "head",
     "look",
+    "max_score",
     "monitor",
     "nn",
     "record",

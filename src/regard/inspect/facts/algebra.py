@@ -60,7 +60,7 @@ class Tally(Generic[T]):
 class Fact(Value, Generic[T]):
     """A question about the weights of one call. Answers have the axes (*batch, h, ...), in the accumulation dtype.
 
-    A fact of your own is a frozen dataclass with `tally`, and with `dense`, by which `regard.testing` can measure it.
+    A fact of your own is a frozen dataclass with `tally`; and with `dense`, if regard.inspect.dense shall measure it.
 
     >>> import regard as rg
     >>> @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class _MapTally(Tally[Tensor]):
 
 
 class ScoreCells(NamedTuple):
-    """The mean and the largest score of the visible pairs of each cell, (*batch, h, rows, cols); NaN and -inf of none."""
+    """The mean and largest score of each cell's visible pairs, (*batch, h, rows, cols); NaN and -inf of no pair."""
 
     mean: Tensor
     most: Tensor

@@ -203,8 +203,8 @@ class Top(Fact[TopKeys]):
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> TopKeys:
         s, keys = pad(scores, (0, self.k), value=-math.inf).topk(self.k, -1)
-        weights = pad(p, (0, self.k)).gather(-1, keys)
-        return TopKeys(keys.masked_fill(s == -math.inf, -1), weights, p.sum(-1) - weights.sum(-1))
+        p = pad(p, (0, self.k))
+        return TopKeys(keys.masked_fill(s == -math.inf, -1), p.gather(-1, keys), p.scatter(-1, keys, 0).sum(-1))
 
 
 class _TopTally(Tally[TopKeys]):
