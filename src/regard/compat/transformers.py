@@ -34,9 +34,11 @@ NAME = "regard"
 
 # Keywords of a model's forward that arrive here and say nothing about the weights that is not in the mask already.
 SILENT = frozenset(
-    "cache_position deterministic inputs_embeds labels layer_idx logits_to_keep max_length_k max_length_q "
-    "num_items_in_batch output_hidden_states output_router_logits past_key_values position_embeddings position_ids "
-    "return_dict seq_idx token_type_ids use_cache".split()
+    (
+        *("cache_position", "deterministic", "inputs_embeds", "labels", "layer_idx", "logits_to_keep", "max_length_k"),
+        *("max_length_q", "num_items_in_batch", "output_hidden_states", "output_router_logits", "past_key_values"),
+        *("position_embeddings", "position_ids", "return_dict", "seq_idx", "token_type_ids", "use_cache"),
+    )
 )
 REFUSED = {
     "cache": "the keys of a paged cache (continuous batching) lie in blocks; use a DynamicCache or a StaticCache",
@@ -116,8 +118,8 @@ def _refuse_unknown(others: dict[str, Any]) -> None:
 def _of_lazy(lazy: LazyMask, nq: int, nk: int) -> tuple[Mask, Positions | None]:
     if lazy.shape[-2:] != (nq, nk):
         raise Unsupported(
-            f"the model's mask is for {listed(lazy.shape[-2:])} queries and keys, its attention has {listed((nq, nk))}; "
-            'expected one for this call. "sdpa" may broadcast it.'
+            f"the model's mask is for {listed(lazy.shape[-2:])} queries and keys, its attention has {listed((nq, nk))}: "
+            'a mask of another call. "sdpa" may broadcast it.'
         )
     return lazy.brief
 
@@ -134,16 +136,18 @@ def _of_tensor(given: Tensor) -> tuple[Mask, Tensor | None]:
         return Dense(given), None
     hidden = given.detach() <= torch.finfo(given.dtype).min
     rest = given.masked_fill(hidden, 0)
-    adds = branchless(given) or given.requires_grad or bool((rest != 0).any())
-    return Dense(~hidden), rest if adds else None
+    if branchless(given):
+        return Dense(~hidden), rest
+    adds = given.requires_grad or bool((rest != 0).any())
+    return Dense(~hidden) if bool(hidden.any()) else Everything(), rest if adds else None
 
 
 def _unmasked(module: nn.Module, nq: int, nk: int, is_causal: bool | None, sliding_window: int | None) -> Mask:
     """As torch's attention is called by transformers: one query alone is the last one, and sees everything."""
     if sliding_window is not None and nk > sliding_window:
         raise Unsupported(
-            f"a sliding window of {sliding_window} meets {nk} keys and the model gives no mask; expected its lazy mask. "
-            "Pass an attention_mask, or call the whole model and not the module alone."
+            f"a sliding window of {sliding_window} meets {nk} keys, and the model gives no mask that has it. "
+            "Call the whole model, or pass a mask (batch, heads, nq, nk)."
         )
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if not causal or nq == 1:
@@ -180,7 +184,7 @@ def _witnessed(
         # across sequences (a decoder that reads an encoder) the padding is the keys' alone
         own = given.causal or not (getattr(module, "is_decoder", False) or query.shape[-2] != key.shape[-2])
         if own and real is not None and not bool(real.all()):
-            mask = mask & Documents((~real).long(), torch.zeros_like(key[:, 0, :, 0], dtype=torch.int64))
+            mask = mask & Documents((~real).long(), real.new_zeros(key.shape[-2], dtype=torch.int64))
     return Witnessed(module, query, key, score=score, mask=mask, positions=positions, sink=sink)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -33,6 +32,8 @@ class LazyMask:
     fn         fn(batch, head, query, key) -> whether the query may see the key
     padding    booleans (batch, n) by absolute position, True = a real token; None = all are real
     mapped     whether fn takes one number each, and is to be mapped over pairs
+    mask       what may attend, to be read at `positions`
+    brief      the same for regard.attention, made short once for all layers: nothing hidden, or one interval a query
 
     >>> lazy = LazyMask(1, tail(2, 4), causal_mask_function, torch.tensor([[False, True, True, True]]))
     >>> lazy.shape, lazy.mask
@@ -49,6 +50,8 @@ class LazyMask:
     fn: MaskFunction
     padding: Tensor | None = None
     mapped: bool = False
+    mask: Mask = field(init=False)
+    brief: tuple[Mask, Positions | None] = field(init=False)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -89,15 +92,14 @@ class LazyMask:
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
         _refuse(f"calls {getattr(func, '__name__', func)} on it")
 
-    @cached_property
-    def mask(self) -> Mask:
-        """What may attend, to be read at `positions`."""
+    def __post_init__(self) -> None:
         seen = mask_of(self.fn, Sight(self.positions, self.mapped))
-        return seen if self.padding is None else seen & _real_keys(_at(self.padding, self.positions.k), self.shape[-2])
+        if self.padding is not None:
+            seen = seen & _real_keys(_at(self.padding, self.positions.k), self.shape[-2])
+        object.__setattr__(self, "mask", seen)
+        object.__setattr__(self, "brief", self._brief())
 
-    @cached_property
-    def brief(self) -> tuple[Mask, Positions | None]:
-        """The same mask and positions, made short once for all layers: what hides nothing, or is one interval a row."""
+    def _brief(self) -> tuple[Mask, Positions | None]:
         mask, positions = self.mask, self.positions
         _, _, nq, nk = self.shape
         if branchless(positions.q, *mask.tensors()):
@@ -111,7 +113,7 @@ class LazyMask:
             return mask, None
         return Between(interval.start[..., 0, :], interval.stop[..., 0, :]), None
 
-    @cached_property
+    @property
     def causal(self) -> bool:
         """Whether it is known to compare queries and keys of one sequence."""
         return _has_causal(self.mask)
@@ -154,11 +156,6 @@ class Between(Mask):
     def batch(self) -> tuple[int, ...]:
         return tuple(self.start.shape[:-1])
 
-    @classmethod
-    def examples(cls, frame: Frame) -> tuple[Mask, ...]:
-        start = torch.arange(frame.nq, device=frame.device) * 5 % (frame.nk + 1)
-        return (cls(start, (start + 3).clamp(max=frame.nk)),)
-
 
 def lazy_mask(
     batch_size: int,
@@ -171,12 +168,15 @@ def lazy_mask(
     cache_position: Tensor | None = None,
     use_vmap: bool = False,
     device: torch.device | str | None = None,
+    allow_is_bidirectional_skip: bool = False,
+    config: Any = None,
     **_: Any,
-) -> LazyMask:
+) -> LazyMask | None:
     """What transformers asks for a mask, by the name "regard" in its AttentionMaskInterface.
 
     The arguments are those of transformers.masking_utils.sdpa_mask; `cache_position`, the queries' positions, stands
-    for q_length and q_offset before transformers 5.5. What else comes tells when a mask may be left out: never here.
+    for q_length and q_offset before transformers 5.5. None where transformers asks for no mask if nothing is hidden
+    (`allow_is_bidirectional_skip`): some models add to what is not None.
     """
     if isinstance(attention_mask, LazyMask):
         return attention_mask
@@ -187,7 +187,10 @@ def lazy_mask(
         assert q_length is not None
         positions = _positions(q_length, kv_length, q_offset, kv_offset, place)
     padding = None if attention_mask is None else attention_mask.bool()
-    return LazyMask(batch_size, positions, mask_function, padding, use_vmap)
+    lazy = LazyMask(batch_size, positions, mask_function, padding, use_vmap)
+    # of a decoder made to look both ways the modules still say that they are causal
+    both_ways = allow_is_bidirectional_skip and getattr(config, "is_causal", True)
+    return None if both_ways and isinstance(lazy.mask, Everything) else lazy
 
 
 def _positions(nq: int, nk: int, q_offset: int | Tensor, k_offset: int | Tensor, device: Any) -> Positions:

@@ -52,10 +52,19 @@ def mask_of(fn: MaskFunction, at: Sight) -> Mask:
     >>> mask_of(sliding_window_causal_mask_function(3), Sight(head(5, 5)))
     Window(before=2, after=None) & Causal()
     """
+    if torch.compiler.is_compiling():
+        return _plainly(fn, at)
     code: CodeType | None = getattr(fn, "__code__", None)
     pattern = _PATTERNS.get(code) if code is not None else None
     known = pattern(_captured(fn), at) if pattern is not None else None
     return _where(fn, at) if known is None else known
+
+
+def _plainly(fn: MaskFunction, at: Sight) -> Mask:
+    """What a compiler can follow, which may not look into functions."""
+    if fn is masking_utils.causal_mask_function:
+        return Causal()
+    return Everything() if fn is masking_utils.bidirectional_mask_function else _where(fn, at)
 
 
 def _captured(fn: Any) -> dict[str, Any]:
@@ -73,7 +82,7 @@ def _where(fn: MaskFunction, at: Sight) -> Mask:
 
     def ask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         # a function written for one pair may index tensors by it, which vmap allows only within this context
-        with masking_utils.TransformGetItemToIndex():
+        with masking_utils.TransformGetItemToIndex():  # pyright: ignore[reportPrivateImportUsage]
             return each(b.flatten(), torch.zeros_like(h.flatten()[0]), i.flatten(), j.flatten())[:, None]
 
     return Where(ask)
