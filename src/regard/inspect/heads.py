@@ -67,7 +67,8 @@ def induction(layer: Layer, context: int) -> tuple[Tensor, int]:
     """The share of rows whose heaviest key is a token that followed an earlier copy of their context; of how many rows.
 
     A row counts where its last `context` tokens, its own included, stood earlier in the text and it may see the token
-    that followed their last copy. Where fewer than EVIDENCE rows do, every share is 0. The rule is that of Olsson et al. 2022 (arXiv 2209.11895), on the text as it is.
+    that followed their last copy; where fewer than EVIDENCE rows count, every share is 0. The rule is that of Olsson et
+    al. 2022 (arXiv 2209.11895), on the text as it is.
     """
     if not (layer.keys.tokens and layer.looks_at_itself):
         return torch.zeros(layer.heads), 0

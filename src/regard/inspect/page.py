@@ -94,8 +94,10 @@ def _still(report: Report, head: tuple[int, int] | None) -> str:
     alt = f"{title}: weights of {len(layer.queries):,} queries (down) on {len(layer.keys):,} keys (across)"
     return (
         f'<figure class="still" id="still"><figcaption>{escape(title)}</figcaption><picture>'
-        f'<source media="(prefers-color-scheme: dark)" srcset="{dark}"><img src="{light}" alt="{escape(alt)}"></picture>'
-        "<p>queries downwards, keys to the right; logarithmic colours from 0.0001 to 1; grey: cannot attend</p></figure>"
+        f'<source media="(prefers-color-scheme: dark)" srcset="{dark}">'
+        f'<img src="{light}" alt="{escape(alt)}"></picture>'
+        "<p>queries downwards, keys to the right; logarithmic colours from 0.0001 to 1; grey: cannot attend</p>"
+        "</figure>"
     )
 
 

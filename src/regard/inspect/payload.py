@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,7 +56,7 @@ def _grid(grid: Grid) -> dict[str, Any]:
 def _layer(layer: Layer, texts: list[tuple[str, ...]], every: bool) -> dict[str, Any]:
     rows = torch.arange(len(layer.queries)) if every else layer.row_edges[:-1]
     keys = torch.arange(len(layer.keys) + 1) if len(layer.keys) <= KEYS else layer.col_edges
-    received = torch.stack([layer.received[:, a:b].sum(-1) for a, b in zip(keys[:-1], keys[1:], strict=True)], -1)
+    received = torch.stack([layer.received[:, a:b].sum(-1) for a, b in pairwise(keys.tolist())], -1)
     best = layer.received.topk(min(BEST, len(layer.keys)), -1)
     wide = len(layer.keys) >= STEPS
     return {
