@@ -144,7 +144,7 @@ def _named(tokens: Axis) -> bool:
 def _name_ticks(axis: Any, tokens: Axis, rotation: int) -> None:
     if not _named(tokens):
         return
-    names = [shown(drawable(token), 12) for token in tokens.tokens]
+    names = [_fitted(token, 12) for token in tokens.tokens]
     axis.set_ticks([n + 0.5 for n in range(len(tokens))], names, rotation=rotation, parse_math=False)
 
 
@@ -184,13 +184,18 @@ def _draw_bars(axes: Any, mass: torch.Tensor, keys: Axis) -> None:
     axes.set_ylim(len(found) - 0.4, -0.6)
     axes.set_xlim(0, (max(share for _, share in found) or 1) * 1.25)
     axes.xaxis.set_major_locator(MaxNLocator(4))
-    names = [f"{shown(drawable(keys.name(key)))}  {key:,}" for key, _ in found]
+    names = [f"{_fitted(keys.name(key), 18)}  {key:,}" for key, _ in found]
     axes.set_yticks(range(len(found)), names, parse_math=False)
     for row, (_, share) in enumerate(found):
         axes.annotate(f"{share:.2g} %", (share, row), xytext=(4, 0), textcoords="offset points", va="center",
                       size=8, color=QUIET)  # fmt: skip
     axes.set_xlabel("% of all mass (token, key)", color=QUIET)
     axes.tick_params(axis="y", labelcolor=INK, length=0)
+
+
+def _fitted(token: str, longest: int) -> str:
+    # What the font lacks gets longer, and what stands for spaces may be among it.
+    return shown(drawable(shown(token, 2 * longest)), longest)
 
 
 def drawable(text: str) -> str:
