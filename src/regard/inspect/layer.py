@@ -54,7 +54,7 @@ class Axis:
         return self.tokens[index] if self.tokens else f"#{int(self.positions[index])}"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Layer:
     """One attention layer on one sequence, padding left out. Keys are numbered from 0, the first that is no padding.
 
@@ -85,6 +85,9 @@ class Layer:
     row_edges: Tensor
     col_edges: Tensor
     kept: int
+
+    def __repr__(self) -> str:
+        return f"Layer({self.name}, {self.heads} heads, {len(self.queries):,} queries, {len(self.keys):,} keys)"
 
     @property
     def heads(self) -> int:

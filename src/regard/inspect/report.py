@@ -14,7 +14,7 @@ from regard.inspect.findings import Finding, Head, findings, striking
 from regard.inspect.layer import FACTS, Layer, Looked
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Report:
     """The attention of a model on one text: print it, or save it as a picture, a page or numbers.
 
@@ -120,6 +120,9 @@ class Report:
         its place first and then moved there, so that it is never half. Raises ValueError for another suffix.
         """
         save.write(self, path, head)
+
+    def __repr__(self) -> str:
+        return f"Report({text.name(self)}, {text.facts(self)})"
 
     def __str__(self) -> str:
         return self.text()

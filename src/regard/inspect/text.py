@@ -98,15 +98,17 @@ def name(report: Report) -> str:
 
 def facts(report: Report) -> str:
     """The line of facts: what was read, how long it took, what was kept, what the weights would have taken."""
-    first, count = report.layers[0], len(report.layers)
-    longest = max(len(layer.keys) for layer in report.layers)
-    fewest, most = (of(layer.heads for layer in report.layers) for of in (min, max))
-    heads = f"{most}" if fewest == most else f"{fewest}–{most}"
-    read = f"{longest:,} {report.unit}s" if len(first.keys) == longest else f"{len(first.keys):,} to {longest:,} keys"
+    read = _range([len(layer.keys) for layer in report.layers])
+    heads = _range([layer.heads for layer in report.layers])
     notes = "".join(f", {note}" for note in report.notes)
     kept = f"kept {size(report.kept)} (dense weights: {size(report.dense)})"
     spent = f", {report.seconds:.1f} s" if report.seconds else ""
-    return f"{read}, {count} × {heads} heads{notes}{spent}   {kept}"
+    return f"{read} {report.unit}s, {len(report.layers)} × {heads} heads{notes}{spent}   {kept}"
+
+
+def _range(numbers: list[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,}–{high:,}"
 
 
 def size(count: int) -> str:
