@@ -18,7 +18,14 @@ from regard.cli import MINILM, main
 TEXT = (files("regard.demo") / "text.txt").read_bytes()
 
 # What a help text must not wait for.
-HEAVY = "import sys; from regard_command import main\ntry: main({!r})\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
+HEAVY = """
+import sys
+from regard_command import main
+try:
+    main({!r})
+finally:
+    print("torch" in sys.modules)
+"""
 
 
 @pytest.fixture(autouse=True)
