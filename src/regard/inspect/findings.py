@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.inspect import heads
+import regard.inspect.heads as heads
 from regard.inspect.layer import Layer
 
 # Shares of rows from which a head is named.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from regard.inspect import heads
+import regard.inspect.heads as heads
 from regard.inspect.layer import Layer
 
 LEAST = 10  # percent of rows from which a grid is worth its room

@@ -8,7 +8,9 @@ from functools import cached_property
 from os import PathLike
 from typing import Any, ClassVar
 
-from regard.inspect import page, save, text
+import regard.inspect.page as page
+import regard.inspect.save as save
+import regard.inspect.text as text
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.findings import Finding, Head, findings, striking
 from regard.inspect.layer import FACTS, Layer, Looked

@@ -9,7 +9,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from regard.inspect import numbers, page, plot
+import regard.inspect.numbers as numbers
+import regard.inspect.page as page
+import regard.inspect.plot as plot
 
 if TYPE_CHECKING:
     from regard.inspect.report import Report
