@@ -102,6 +102,9 @@ def _top(top: facts.TopKeys, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Te
 
 
 def fact_classes() -> set[str]:
-    """The names of all facts that regard.facts offers."""
+    """The names of all facts that regard.facts offers; Inputs keeps what was asked and answers no question about it."""
     public = vars(facts).values()
-    return {kind.__name__ for kind in public if isinstance(kind, type) and issubclass(kind, facts.Fact)} - {"Fact"}
+    return {kind.__name__ for kind in public if isinstance(kind, type) and issubclass(kind, facts.Fact)} - {
+        "Fact",
+        "Inputs",
+    }

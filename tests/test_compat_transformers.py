@@ -23,7 +23,7 @@ from tiny_models import (
     tokens,
 )
 
-pytest.importorskip("transformers", reason="transformers is not installed: pip install 'regard[hf]'")
+pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
 
 from regard.compat import transformers as compat
 from regard.errors import Unsupported

@@ -20,6 +20,7 @@ from regard.inspect.monitor import monitor as monitor
 from regard.inspect.reading import look as look
 from regard.inspect.record import record as record
 from regard.inspect.report import Report as Report
+from regard.inspect.rollout import rollout as rollout
 from regard.masks.algebra import Cover as Cover
 from regard.masks.algebra import Everything as Everything
 from regard.masks.algebra import Mask as Mask
@@ -115,5 +116,6 @@ __all__ = [
     "monitor",
     "nn",
     "record",
+    "rollout",
     "tail",
 ]

@@ -26,11 +26,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(options: Namespace) -> int:
     """Does what was asked; the exit status is 0, or 1 with one line on standard error where it could not be done."""
     try:
+        if options.command == "doctor":
+            return _doctor(options.model)
         if options.command == "bench":
             _bench(options.seconds)
         else:
             _show(_read(options), options.output, options.head)
-    except (OSError, ValueError, ImportError, LookupError) as error:
+    except (OSError, ValueError, ImportError, LookupError, NotImplementedError) as error:
         print(f"regard {options.command}: {_sentence(error)}", file=sys.stderr)
         return 1
     return 0
@@ -121,6 +123,17 @@ def _show(report: Report, output: Path, head: tuple[int, int] | None) -> None:
     print(f"\nwrote {output}  ({report.shown(head)[1]})")
 
 
+def _doctor(model: str | None) -> int:
+    from regard.compat.doctor import examine, here
+
+    print(here())
+    if model is None:
+        return 0
+    found = examine(model)
+    print(f"\n{found}")
+    return 0 if found.sound else 1
+
+
 def _bench(seconds: float) -> None:
     from regard.bench import HEAD, bench
 
@@ -144,7 +157,8 @@ def _bench(seconds: float) -> None:
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
-        return f"needs {error.name}; install it with: pip install 'regard[demo]'"
+        extra = "hf" if error.name == "transformers" else "demo"
+        return f"needs {error.name}; install it with: pip install 'regard[{extra}]'"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)

@@ -38,6 +38,8 @@ def parser() -> argparse.ArgumentParser:
         _add_output(command)
     bench = commands.add_parser("bench", help="regard against torch on this machine", description=_MEASURED)
     bench.add_argument("--seconds", type=float, default=30.0, help="how long, about (default %(default)g)")
+    doctor = commands.add_parser("doctor", help="what runs here, and whether a model is served", description=_EXAMINED)
+    doctor.add_argument("model", nargs="?", metavar="MODEL", help="a model's folder, or minilm")
     return top
 
 
@@ -52,6 +54,11 @@ _MEASURED = (
     "Attention by regard and by torch's scaled_dot_product_attention, forward, on the threads that torch has: checked "
     "against float64 first, then timed in turns. Printed: medians, their ratio, and the share of what the machine can "
     "do at most, which is measured too. REGARD_ISA names other kernels."
+)
+_EXAMINED = (
+    "Printed: versions, the kernels of this processor, optional packages. With a MODEL of transformers: which of its "
+    "modules regard serves, the largest difference to its own eager attention, whether it generates the same tokens, "
+    "and what runs the calls. The exit status is 1 where it is not served."
 )
 _BYTES = "The byte model that comes with regard reads a text."
 _MODEL = (

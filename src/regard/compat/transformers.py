@@ -42,13 +42,13 @@ SILENT = frozenset(
 )
 REFUSED = {
     "cache": "the keys of a paged cache (continuous batching) lie in blocks; use a DynamicCache or a StaticCache",
-    "indices": "the model chooses keys for each query (sparse attention)",
-    "block_indices": "the model chooses blocks of keys for each query (sparse attention)",
+    "indices": 'the model chooses keys for each query; "eager" can do that',
+    "block_indices": 'the model chooses blocks of keys for each query; "eager" can do that',
     "cu_seq_lens_q": "packed sequences are read from position_ids: pass those, and no cu_seq_lens",
     "cu_seq_lens_k": "packed sequences are read from position_ids: pass those, and no cu_seq_lens",
-    "sinks": "these sinks differ from query to query; a sink is one logit a head (s_aux)",
+    "sinks": 'these sinks differ from query to query, and its own are one logit a head; "eager" can do that',
     "head_mask": "weights are never scaled by head",
-    "output_attentions": "the weights are never built; regard.record(model) tells facts about them",
+    "output_attentions": 'the weights are never built; regard.record(model) tells facts about them, "eager" has them',
 }
 
 
@@ -111,15 +111,15 @@ def _refuse_unknown(others: dict[str, Any]) -> None:
     for name, given in others.items():
         if given is None or given is False or name in SILENT:
             continue
-        why = REFUSED.get(name, "regard does not know what it means for the weights")
-        raise Unsupported(f'attn_implementation="regard" cannot serve {name}=...: {why}.\n  "eager" or "sdpa" may.')
+        why = REFUSED.get(name, "it does not know what that means for the weights; leave it out, or take another")
+        raise Unsupported(f'attn_implementation="regard" cannot serve {name}=...: {why}.')
 
 
 def _of_lazy(lazy: LazyMask, nq: int, nk: int) -> tuple[Mask, Positions | None]:
     if lazy.shape[-2:] != (nq, nk):
         raise Unsupported(
-            f"the model's mask is for {listed(lazy.shape[-2:])} queries and keys, its attention has {listed((nq, nk))}: "
-            'a mask of another call. "sdpa" may broadcast it.'
+            f"the model's mask is for {listed(lazy.shape[-2:])} queries and keys, its attention has "
+            f'{listed((nq, nk))}: a mask of another call. "sdpa" may broadcast it.'
         )
     return lazy.brief
 

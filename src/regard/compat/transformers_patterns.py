@@ -187,14 +187,17 @@ def _examples() -> dict[str, tuple[MaskFunction, Pattern]]:
         factory = getattr(masking_utils, name, None)
         if factory is not None:
             found[name] = factory(*arguments), pattern
-    _PACKED.extend(
-        fn.__code__
-        for fn in (
-            masking_utils.packed_sequence_mask_function(packed),
-            masking_utils.remap_positions_for_packed_sequence(causal, packed),
-        )
-    )
     return found
+
+
+def _packed_codes() -> list[CodeType]:
+    """The two functions of packed_sequence_compatibility_function, which joins them by and_masks; older: none."""
+    ids = torch.zeros(1, N, dtype=torch.int64)
+    factory = getattr(masking_utils, "packed_sequence_compatibility_function", None)
+    if factory is None:
+        return []
+    joined = factory(masking_utils.causal_mask_function, ids, ids)
+    return [fn.__code__ for fn in _captured(joined)["mask_functions"]]
 
 
 def _says(fn: MaskFunction) -> Tensor:
@@ -202,7 +205,7 @@ def _says(fn: MaskFunction) -> Tensor:
     return fn(torch.arange(2)[:, None, None, None], n[:1], n[:, None], n).expand(2, 1, N, N)
 
 
-_PACKED: list[CodeType] = []
+_PACKED = _packed_codes()
 _PATTERNS: dict[CodeType, Pattern] = {}
 
 

@@ -23,11 +23,6 @@ class Misses:
         if self.unwanted:
             names = some(list(dict.fromkeys(self.unwanted)))
             return f"nothing was recorded: none of the layers that were called was asked for; they are {names}."
-        if _compiled(model):
-            return (
-                f"nothing was recorded: {kind} is compiled, and what runs inside its graphs cannot be seen. "
-                'Run it under torch.compiler.set_stance("force_eager"), or record the model that was compiled.'
-            )
         if not self.running.ran:
             elsewhere = f"; {self.outside} attention calls were made by others" if self.outside else ""
             return (
@@ -35,13 +30,6 @@ class Misses:
                 "Call the model inside the block; what worker threads run (DataParallel) is recorded in them alone."
             )
         return f"nothing was recorded: {kind} ran, but made no attention call that can be seen. {_way_out(model)}"
-
-
-def _compiled(model: nn.Module) -> bool:
-    return any(
-        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
 
 
 def _way_out(model: nn.Module) -> str:

@@ -61,7 +61,7 @@ def monitor(model: nn.Module, *, every: int = 100, layers: Layers = "*") -> Moni
     """A Monitor of a model in training: `with` it around each step, and log its `scalars()`.
 
     For each layer and each head they hold the largest score of the step (over batch and queries; growing, it announces
-    divergence) and the mean entropy, in nats, of the queries that see a key (falling to 0, the head has collapsed; NaN where none does):
+    divergence) and the mean entropy, in nats, of the queries that see a key (at 0 a head has collapsed; NaN of none):
     attention/<layer>/max_score, .../entropy, attention/<layer>/head<h>/max_score, .../entropy.
 
     Only each `every`-th step is looked at, the first one included; others cost nothing, and have no scalars. A look

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +25,7 @@ from regard.inspect.tape import Tape
 from regard.shapes import branchless, functorch
 from regard.witness import Witnessed, listening
 
-COMPILED = 'run a compiled model under torch.compiler.set_stance("force_eager")'
+COMPILED = 'record a compiled model under torch.compiler.set_stance("force_eager"): its graphs hold nothing to be seen'
 
 OVERVIEW: tuple[Fact[Any], ...] = (Entropy(), MaxScore(), Received(), Map())
 
@@ -46,7 +47,7 @@ def record(
             function of the path
 
     Raises ValueError where `layers` fits no module, LookupError where nothing was recorded, which says why; Unsupported
-    for calls under torch.func transforms, on tensors without values (meta, fake) and on nested tensors.
+    for compiled models, for calls under torch.func transforms, on tensors without values (meta) and nested ones.
 
     >>> import regard as rg
     >>> model = nn.Sequential(rg.nn.MultiHeadAttention(8, heads=2), nn.Linear(8, 8))
@@ -58,6 +59,7 @@ def record(
     torch.Size([1, 2, 5])
     """
     check_facts(facts)
+    _refuse_compiled(model)
     running = Running(model)
     wanted = chosen(layers, running.names.values())
     tape, misses = Tape(tuple(facts)), Misses(running)
@@ -116,10 +118,20 @@ def _check(name: str, call: Witnessed) -> None:
     if functorch():
         reason = "a torch.func transform (vmap, grad, jvp) is under way; record the plain call"
     elif torch.compiler.is_compiling():
-        reason = f"it is being compiled; {COMPILED}"
+        reason = COMPILED
     elif torch._C._get_tracing_state() is not None or branchless(call.q, call.k):  # pyright: ignore
-        reason = f"its tensors have no values of their own (meta, fake, traced); use real ones, and {COMPILED}"
+        reason = f"its tensors have no values of their own (meta, fake, traced); use real ones; {COMPILED}"
     elif call.q.is_nested:
         reason = "its sequences are nested tensors; pad them, and mask the padding"
     if reason is not None:
         raise Unsupported(f"record cannot look at {name}: {reason}.")
+
+
+def _refuse_compiled(model: nn.Module) -> None:
+    """Before anything is watched: a compiler that meets a mode would trace it, and fail in words of its own."""
+    compiler: Any = sys.modules.get("torch._dynamo.eval_frame")  # who has compiled anything has loaded it
+    if compiler is None or compiler._stance.stance == "force_eager":
+        return
+    for path, module in model.named_modules():
+        if isinstance(module, compiler.OptimizedModule) or getattr(module, "_compiled_call_impl", None) is not None:
+            raise Unsupported(f"record cannot look at {path or type(model).__name__}: {COMPILED}.")

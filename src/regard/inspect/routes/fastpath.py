@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -79,7 +81,25 @@ def _visible(mask: Tensor | None, mask_type: int | None) -> Mask:
     allowed = _narrow(mask) == 0
     if mask_type == 1:
         return Dense(allowed[:, None, None, :]) & asked_by(allowed)
-    return Dense(allowed[(None,) * (4 - allowed.dim())])
+    seen = Dense(allowed[(None,) * (4 - allowed.dim())])
+    padding = getattr(mask, _PADDING, None)
+    return seen if padding is None else seen & asked_by(padding == 0)
+
+
+_PADDING = "_key_padding_mask_within"
+
+
+def remembering(merge: Callable[..., tuple[Tensor | None, int | None]]) -> Callable[..., Any]:
+    """nn.MultiheadAttention.merge_masks, that makes one mask for the kernels: the padding within stays known."""
+
+    @functools.wraps(merge)
+    def merge_masks(self: Any, attn_mask: Any, key_padding_mask: Any, query: Any) -> tuple[Tensor | None, int | None]:
+        merged, kind = merge(self, attn_mask, key_padding_mask, query)
+        if attn_mask is not None and key_padding_mask is not None:
+            setattr(merged, _PADDING, key_padding_mask)
+        return merged, kind
+
+    return merge_masks
 
 
 def _narrow(t: Tensor) -> Tensor:

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 import torch.overrides
+from torch import nn
 from torch.nn.functional import multi_head_attention_forward, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from regard.functional import attention
-from regard.inspect.routes.fastpath import encoder_layer, native_multi_head
+from regard.inspect.routes.fastpath import encoder_layer, native_multi_head, remembering
 from regard.inspect.routes.mha import multi_head
 from regard.inspect.routes.own import of_attention
 from regard.inspect.routes.replaced import replaced
@@ -55,7 +56,9 @@ class Watching(TorchFunctionMode):
 @contextmanager
 def watching(hear: Witness) -> Generator[None, None, None]:
     """Watching, with torch's encoder layers on the way that they would take without it."""
-    with replaced(torch.overrides, "has_torch_function", _overlooking), Watching(hear):
+    asked = replaced(torch.overrides, "has_torch_function", _overlooking)
+    merged = replaced(nn.MultiheadAttention, "merge_masks", remembering)
+    with asked, merged, Watching(hear):
         yield
 
 
