@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from regard.cli import MINILM, main
+from regard.cli import main
+from regard.compat.doctor import MINILM
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (files("regard.demo") / "text.txt").read_bytes()
@@ -101,6 +102,76 @@ def test_what_cannot_be_done_is_one_line(
     error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("regard look: ")]
     assert len(error) == 1 and sentence in error[0]
     assert [path.name for path in Path().iterdir()] == ([] if content is None else ["file.txt"])
+
+
+def sentence(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that says what could not be done."""
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("regard look: ")]
+    return line
+
+
+def folder(name: str, config: str | None = None, weights: bytes | None = None, words: tuple[str, ...] = ()) -> str:
+    """A folder with the files of a model of transformers, or some of them."""
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    BertModel(BertConfig(vocab_size=9, max_position_embeddings=12, **sizes)).save_pretrained(name)
+    if config is not None:
+        (Path(name) / "config.json").write_text(config)
+    if weights is not None:
+        (Path(name) / "model.safetensors").write_bytes(weights)
+    if words:
+        (Path(name) / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
+    return name
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+@pytest.mark.parametrize(
+    ("files", "text", "said"),
+    [
+        ({}, "a b", "whole holds no tokenizer; expected one of vocab.txt, tokenizer.json beside the weights"),
+        ({"weights": b"none"}, "a b", "transformers cannot load whole: "),
+        ({"config": "{"}, "a b", "transformers cannot load whole: "),
+        ({"config": '{"model_type": "none"}'}, "a b", "transformers cannot load whole: "),
+        ({"words": ("a", "b")}, " \n ", "the text is blank; expected something to read"),
+        ({"words": ("a", "b")}, "a " * 20, "the text has 22 tokens; BertModel has positions for 12"),
+        ({"words": tuple("abcdefgh")}, "a h", "the tokenizer has given token 12; BertModel knows 9"),
+    ],
+)
+def test_what_is_wrong_with_a_model_is_one_line(
+    files: dict[str, object], text: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("some.txt").write_text(text)
+    assert main(["look", "some.txt", "--model", folder("whole", **files)]) == 1
+    assert said in sentence(capsys)
+    assert not Path("regard-look.png").exists()
+
+
+def test_a_package_that_is_missing_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("whole").mkdir()
+    Path("whole/config.json").write_text("{}")
+    Path("some.txt").write_text("a text")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert main(["look", "some.txt", "--model", "whole"]) == 1
+    assert sentence(capsys).endswith("needs transformers; install it with: pip install 'regard[hf]'")
+
+
+def test_what_was_found_is_printed_where_no_picture_can_be(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("some.txt").write_text("a text")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["look", "some.txt"]) == 1
+    told = capsys.readouterr()
+    assert "max score" in told.out and "needs matplotlib; install it with: pip install 'regard[demo]'" in told.err
+    assert [path.name for path in Path().iterdir()] == ["some.txt"]
+
+
+def test_a_suffix_is_refused_before_anything_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["look", "nowhere.txt", "-o", "a.docx"]) == 1
+    assert "its suffix is none of .png .svg .pdf .html .json .npz" in sentence(capsys)
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,12 @@ def test_heads_are_sorted_by_share() -> None:
     assert str(largest(shares)) == "L1H0 (90%)"
 
 
+def test_a_small_score_keeps_its_digits() -> None:
+    layer = looking_at(BACK[None], "x" * 20)
+    small = replace(layer, max_score=layer.max_score / 1000)
+    assert said(small)[-1] == "max score 0.02 at L0H0" and said(layer)[-1] == "max score 20.0 at L0H0"
+
+
 def test_tokens_and_numbers_are_readable() -> None:
     assert quoted("a\u202eb") == "‘a\\x202eb’" and shown("") == "␀"
     assert shown("averyverylongtoken_indeed") == "averyvery…n_indeed" and len(shown("x" * 99)) == 18

@@ -40,7 +40,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Visit:
     """A page that was opened without a network, and all that it said and asked for."""
 
-    def __init__(self, browser: Any, file: Path, **form: Any) -> None:
+    def __init__(self, browser: Any, file: Path, before: str = "", **form: Any) -> None:
         self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **form})
         self.context.set_offline(True)
         self.page, self.said, self.asked = self.context.new_page(), list[str](), list[str]()
@@ -48,6 +48,7 @@ class Visit:
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
         self.page.on("dialog", lambda dialog: (self.said.append(dialog.message), dialog.dismiss()))
         self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.add_init_script(before)
         self.page.goto(file.as_uri())
 
     def name(self) -> str:
@@ -210,6 +211,34 @@ def test_the_page_is_as_wide_as_the_screen(visit: Any, width: int) -> None:
     seen = visit(viewport={"width": width, "height": 800})
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
     assert seen.page.locator("#map").bounding_box()["width"] > 250
+
+
+# Where a canvas has texts: [text, left, top, right, bottom], as shares of its width and height.
+WRITTEN = """
+window.written = [];
+const fillText = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+  const box = this.measureText(text), at = this.getTransform(), { width, height } = this.canvas;
+  const corners = [
+    [x - box.actualBoundingBoxLeft, y - box.actualBoundingBoxAscent],
+    [x + box.actualBoundingBoxRight, y + box.actualBoundingBoxDescent],
+  ].map((corner) => at.transformPoint({ x: corner[0], y: corner[1] }));
+  const [xs, ys] = [corners.map((p) => p.x / width), corners.map((p) => p.y / height)];
+  window.written.push([text, Math.min(...xs), Math.min(...ys), Math.max(...xs), Math.max(...ys)]);
+  fillText.call(this, text, x, y);
+};
+"""
+
+
+@pytest.mark.parametrize("n", [20, 3010])
+@pytest.mark.parametrize("width", [340, 1200])
+def test_no_name_at_the_map_is_cut_off(n: int, width: int, visit: Any, tmp_path: Path) -> None:
+    reports.report(1, 1, n, tokens=[f"{i}averyverylongtokenname" for i in range(n)]).save(tmp_path / "a.html")
+    seen = visit(tmp_path / "a.html", before=WRITTEN, viewport={"width": width, "height": 800})
+    written = seen.page.evaluate("window.written")
+    assert {"query", "key"} < {text for text, *_ in written} and len(written) > 9
+    for text, left, top, right, bottom in written:
+        assert min(left, top) > -0.005 and max(right, bottom) < 1.005, text
 
 
 def test_everything_has_a_name_for_who_cannot_see_it(visit: Any) -> None:

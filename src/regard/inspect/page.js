@@ -82,8 +82,8 @@
       label(pen, text, left - 6, Math.max((h * (n + 0.5)) / one.queries.n, 6), 0, left - 20));
     const upright = one.keys.text < 0 || one.keys.n > NAMED;
     ticks(one.keys).forEach(([n, text]) => {
-      const x = left + (w * (n + 0.5)) / one.keys.n;
-      label(pen, text, x, h + 6, upright ? null : -Math.PI / 2, upright ? Infinity : below - 22);
+      const x = left + (w * (n + 0.5)) / one.keys.n, half = upright ? pen.measureText(text).width / 2 : 0;
+      label(pen, text, Math.min(x, width - half), h + 6, upright ? null : -Math.PI / 2, upright ? Infinity : below - 22);
     });
     pen.fillStyle = css("--ink");
     pen.textAlign = "center";

@@ -23,6 +23,7 @@ INK, QUIET, GROUND, NOWHERE = "#1b1f27", "#646b78", "#ffffff", "#d5d9e0"
 HUES = ("#0f766e", "#b45309", "#6d28d9")
 NAMED_TICKS = 36  # tokens up to which an axis names each of them
 BARS = 8
+DEPTH = 1e4  # of the largest mass to the least that is drawn
 
 
 def write(report: Report, file: BinaryIO, suffix: str, head: tuple[int, int] | None) -> None:
@@ -44,15 +45,17 @@ def overview_figure(report: Report, head: tuple[int, int] | None) -> Any:
     at, title = report.shown(head)
     layer = report.layers[at.layer]
     said = [line for found in report.findings for line in textwrap.wrap(found.said, 150)]
-    foot = 10.2 + (0.9 if _named(layer.keys) else 0)
-    figure = Figure(figsize=(WIDTH, foot + 0.22 * len(said) + 0.2), facecolor=GROUND)
+    foot = 10.45 + _room(layer.keys)
+    figure = Figure(figsize=(WIDTH, foot + 0.22 * len(said) + 0.15), facecolor=GROUND)
     FigureCanvasAgg(figure)  # no display and no global state: pyplot would bring both
     _write(figure, 0.45, report.title, size=17, weight="bold", color=INK)
     _write(figure, 0.85, f"{report.model}   {facts(report)}", size=9.5, color=QUIET)
     for number, (grid, hue) in enumerate(zip(overview(report.layers, report.unit), HUES, strict=True)):
         _draw_grid(_axes(figure, 0.65 + 3.88 * number, 1.4, 2.85, 2.5), grid, hue, (at.layer, at.head))
-    left = 1.5 if _named(layer.queries) else 1.15
+    left = max(0.65 + _room(layer.queries), 1.15)
     _draw_map(_axes(figure, left, 4.9, 5.85 - left, 4.7), layer, at.head, title)
+    if not bool(layer.cells.all()):
+        _draw_key(figure, 5.95, 9.78, "cannot attend")
     profile, bars = _axes(figure, 7.6, 4.9, 4.1, 1.75), _axes(figure, 9.2, 7.55, 2.5, 2.05)
     _draw_received(profile, bars, report)
     for number, line in enumerate(said):
@@ -71,8 +74,19 @@ def _write(figure: Any, top: float, text: str, **form: Any) -> None:
     figure.text(0.3 / across, 1 - top / down, drawable(text), va="center", parse_math=False, **form)
 
 
-def _title(axes: Any, text: str) -> None:
-    axes.set_title(drawable(text), loc="left", size=10.5, weight="bold", color=INK, pad=7, parse_math=False)
+def _draw_key(figure: Any, left: float, top: float, text: str) -> None:
+    """What the colour of cells without a number means: a square of it, and a word."""
+    from matplotlib.patches import Rectangle
+
+    (across, down), side = figure.get_size_inches(), 0.13
+    corner = (left / across, 1 - (top + side / 2) / down)
+    place = Rectangle(corner, side / across, side / down, facecolor=NOWHERE, transform=figure.transFigure)
+    figure.add_artist(place)
+    figure.text((left + 0.2) / across, 1 - top / down, text, va="center_baseline", size=8, color=QUIET)
+
+
+def _title(axes: Any, text: str, x: float = 0.0) -> None:
+    axes.set_title(drawable(text), loc="left", x=x, size=10.5, weight="bold", color=INK, pad=7, parse_math=False)
 
 
 def _quiet(axes: Any, *hidden: str) -> None:
@@ -142,18 +156,39 @@ def _named(tokens: Axis) -> bool:
 
 
 def _name_ticks(axis: Any, tokens: Axis, rotation: int) -> None:
+    if _named(tokens):
+        names = _tick_names(tokens)
+        axis.set_ticks([n + 0.5 for n in range(len(tokens))], names, rotation=rotation, parse_math=False)
+
+
+def _tick_names(tokens: Axis) -> list[str]:
+    return [_fitted(token, 12) for token in tokens.tokens]
+
+
+def _room(tokens: Axis) -> float:
+    """Inches that the longest name at an axis takes; 0 for numbers, which always have their room."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
     if not _named(tokens):
-        return
-    names = [_fitted(token, 12) for token in tokens.tokens]
-    axis.set_ticks([n + 0.5 for n in range(len(tokens))], names, rotation=rotation, parse_math=False)
+        return 0.0
+    font = FontProperties(size=8)
+    # A path of nothing but spaces has no end.
+    widths = [TextPath((0, 0), f"{name}.", prop=font).get_extents().x1 for name in _tick_names(tokens)]
+    return max(widths) / 72
 
 
 def _draw_received(profile: Any, bars: Any, report: Report) -> None:
     from matplotlib.ticker import MaxNLocator
 
     mass = 100 * received(report.layers)
-    for axes, title in ((profile, "mass that each key receives, % of all"), (bars, "keys that receive the most")):
-        _title(axes, title)
+    _title(profile, "mass that each key receives, % of all")
+    _title(
+        bars,
+        "keys that receive the most",
+        (profile.get_position().x0 - bars.get_position().x0) / bars.get_position().width,
+    )
+    for axes in (profile, bars):
         _quiet(axes, "top", "right")
     if not len(mass):
         for axes in (profile, bars):
@@ -163,7 +198,7 @@ def _draw_received(profile: Any, bars: Any, report: Report) -> None:
             axes.set_axis_off()
         return
     keys = max((one for one in report.layers if one.looks_at_itself), key=lambda one: len(one.keys)).keys
-    low = float(mass[mass > 0].min()) / 1.5 if bool((mass > 0).any()) else 1e-4
+    low = max(float(mass.min()) / 1.5, float(mass.max()) / DEPTH, 1e-30)
     profile.fill_between(range(len(mass)), mass.tolist(), low, step="mid", color="#9d1f74", linewidth=0.4)
     profile.set_yscale("log")
     profile.yaxis.set_major_formatter("{x:g}")

@@ -55,11 +55,14 @@ def model_report(
     context   how many tokens have to repeat for an earlier copy to count (induction)
     progress  is told how many attention calls were looked at so far
 
-    Raises ValueError for a text of no tokens, or of more than the model has positions; LookupError where no attention
-    call was seen, which says why.
+    Raises ValueError for a blank text, one of more tokens than the model has positions, a tokenizer that is not the
+    model's, and a model that reads no text; LookupError where no attention call was seen, which says why.
     """
-    ids = [int(one) for one in tokenizer(text)["input_ids"]]
-    _check_length(ids, model)
+    reads = getattr(model, "main_input_name", "input_ids")
+    if reads != "input_ids":
+        raise ValueError(f"{type(model).__name__} reads {reads}, not text; run it under rg.record, then Report.of.")
+    ids = [int(one) for one in tokenizer(text)["input_ids"]] if text.strip() else []
+    _check_ids(ids, model)
     inputs, tokens = {"input_ids": ids}, ids
     config = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False):
@@ -78,10 +81,15 @@ def model_report(
     )
 
 
-def _check_length(ids: list[int], model: nn.Module) -> None:
+def _check_ids(ids: list[int], model: nn.Module) -> None:
     if not ids:
-        raise ValueError("the text has no tokens; expected one or more.")
-    limit = positions(model)
+        raise ValueError("the text is blank; expected something to read.")
+    limit, known = positions(model), _vocabulary(model)
+    if known is not None and max(ids) >= known:
+        raise ValueError(
+            f"the tokenizer has given token {max(ids):,}; {type(model).__name__} knows {known:,}. Pass the tokenizer "
+            "that belongs to the model."
+        )
     if limit is not None and len(ids) > limit:
         raise ValueError(
             f"the text has {len(ids):,} tokens; {type(model).__name__} has positions for {limit:,}. Shorten the text, "
@@ -101,6 +109,12 @@ def positions(model: nn.Module) -> int | None:
         if path.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None
     ]
     return min((*limits, *tables), default=None)
+
+
+def _vocabulary(model: nn.Module) -> int | None:
+    """How many tokens a model of transformers embeds, None where that cannot be told."""
+    embed = getattr(model, "get_input_embeddings", lambda: None)()
+    return embed.num_embeddings if isinstance(embed, nn.Embedding) else None
 
 
 def _start(config: Any) -> int:

@@ -36,13 +36,17 @@ WRITERS: dict[str, Writer] = {
 def write(report: Report, path: str | PathLike[str], head: tuple[int, int] | None) -> None:
     """Writes a report in the format of the path's suffix. Raises ValueError where it is none of WRITERS."""
     path = Path(path)
-    writer = WRITERS.get(path.suffix.lower())
-    if writer is None:
-        known = " ".join(WRITERS)
-        raise ValueError(f"{path.name} is not supported as a report's file: its suffix is none of {known}.")
+    check_suffix(path)
     report.shown(head)  # refused before a file is begun
     with whole(path) as file:
-        writer(report, file, head)
+        WRITERS[path.suffix.lower()](report, file, head)
+
+
+def check_suffix(path: Path) -> None:
+    """ValueError where a report cannot be written as what the path's suffix says."""
+    if path.suffix.lower() not in WRITERS:
+        known = " ".join(WRITERS)
+        raise ValueError(f"{path.name} is not supported as a report's file: its suffix is none of {known}.")
 
 
 @contextmanager
