@@ -47,9 +47,13 @@ def call(
 def report(
     layers: int = 2, heads: int | Sequence[int] = 3, n: int = 23, mask: rg.Mask = rg.Causal(), **form: object
 ) -> rg.Report:
-    """A report on random queries and keys; `heads` for each layer, or of all."""
+    """A report on queries and keys that are random, and always the same; `heads` for each layer, or of all."""
+    random = torch.Generator().manual_seed(1)
     counts = [heads] * layers if isinstance(heads, int) else heads
-    calls = [call(*torch.randn(2, 1, h, n, 8) * 2, mask, f"layers.{at}.attention") for at, h in enumerate(counts)]
+    calls = [
+        call(*torch.randn(2, 1, h, n, 8, generator=random) * 2, mask, f"layers.{at}.attention")
+        for at, h in enumerate(counts)
+    ]
     tokens = form.pop("tokens", [f"t{i}" for i in range(n)])
     return rg.Report.of(calls, title="a model", model="Made", tokens=tokens, **form)
 
