@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def write(report: Report, file: BinaryIO, head: tuple[int, int] | None) -> None:
     """Writes the page into a file, UTF-8."""
-    script = _asset("page.js")
+    script = _script()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     page = Template(_asset("page.html")).substitute(
         title=escape(report.title),
@@ -40,6 +40,12 @@ def fragment(report: Report) -> str:
     """The overview for a notebook's cell: the grids, the findings, and the map of the striking head; no script."""
     css = _asset("page.css")
     return f'<div class="regard"><style>{css}</style>{_overview(report, None)}{_still(report, None)}</div>'
+
+
+def _script() -> str:
+    """The parts of the script, in a scope of their own."""
+    parts = "\n".join(_asset(name) for name in ("page_draw.js", "page.js"))
+    return f'"use strict";\n(() => {{\n{parts}}})();\n'
 
 
 def _asset(name: str) -> str:
