@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
 
 import pytest
 import torch
 
 import regard as rg
+from regard.compat.doctor import MINILM
 from regard.inspect.reading import positions
 
 transformers = pytest.importorskip("transformers", reason="models come from transformers (regard[hf])")
@@ -119,3 +123,19 @@ def test_what_belongs_to_tensors_is_refused_for_models() -> None:
     with pytest.raises(TypeError, match="mask"):
         rg.look(bert(), TEXT, tokenizer=Words(), mask=rg.Causal())  # type: ignore[call-overload]
     assert rg.look(torch.zeros(3, 4), torch.zeros(3, 4))[rg.facts.Entropy()].shape == (3,)
+
+
+def test_the_odd_heads_of_a_real_model_are_found() -> None:
+    folder = Path(pytest.importorskip(MINILM, reason="MiniLM is not installed").__file__).parent / "model"
+    model, tokenizer = (
+        kind.from_pretrained(folder, local_files_only=True)
+        for kind in (transformers.AutoModel, transformers.AutoTokenizer)
+    )
+    text = (files("regard.demo") / "text.txt").read_text()[:1500]
+    said = [found.said for found in rg.look(model, text, tokenizer=tokenizer).findings]
+    before, after, _, received, peak = said
+    assert re.match(r"previous-token heads: L0H2 \(\d\d%\), .*L2H11 \(\d\d%\)", before)
+    assert re.match(r"next-token heads: L1H8 \(\d\d%\)", after)
+    assert re.match(r"‘\[CLS\]’ \(key 0\) receives (9|1\d)(\.\d)?% of all mass, most from L\dH\d+ ", received)
+    score, nearest = re.match(r"max score ([\d.]+) at L0H2 \(next head ([\d.]+)\)", peak).groups()
+    assert float(score) > 3 * float(nearest)
