@@ -1,8 +1,7 @@
-"""The byte model, its report, and the command line, as a person meets them."""
+"""The byte model, and the report on what it reads."""
 
 from __future__ import annotations
 
-import io
 import re
 import subprocess
 import sys
@@ -13,9 +12,8 @@ import pytest
 import torch
 
 import regard as rg
-from regard.cli import main
 from regard.demo.model import ByteTransformer, Shape, load, save
-from regard.demo.report import Reading, describe, picture, read
+from regard.demo.reading import character, read
 
 TEXT = (files("regard.demo") / "text.txt").read_bytes()
 
@@ -26,8 +24,13 @@ def model() -> ByteTransformer:
 
 
 @pytest.fixture(scope="module")
-def reading(model: ByteTransformer) -> Reading:
+def report(model: ByteTransformer) -> rg.Report:
     return read(model, TEXT)
+
+
+def loss(report: rg.Report) -> float:
+    """As its first line has it."""
+    return float(report.notes[0].split()[1])
 
 
 def test_shipped_model_is_as_its_card_says(model: ByteTransformer) -> None:
@@ -37,8 +40,8 @@ def test_shipped_model_is_as_its_card_says(model: ByteTransformer) -> None:
     assert (files("regard.demo") / "weights.safetensors").stat().st_size < 3_000_000  # type: ignore[attr-defined]
 
 
-def test_model_has_learned(reading: Reading) -> None:
-    assert reading.loss < 2.0  # ln 256 = 5.5 is no knowledge at all
+def test_model_has_learned(report: rg.Report) -> None:
+    assert loss(report) < 2.0  # ln 256 = 5.5 is no knowledge at all
 
 
 def test_model_sees_no_future(model: ByteTransformer) -> None:
@@ -49,12 +52,12 @@ def test_model_sees_no_future(model: ByteTransformer) -> None:
         torch.testing.assert_close(model(tokens)[0, :61], model(changed)[0, :61])
 
 
-def test_model_is_as_good_far_into_a_text(reading: Reading, model: ByteTransformer) -> None:
-    assert reading.loss < 1.25 * read(model, TEXT[:600]).loss
+def test_model_is_as_good_far_into_a_text(report: rg.Report, model: ByteTransformer) -> None:
+    assert loss(report) < 1.25 * loss(read(model, TEXT[:600]))
 
 
-def test_reading_agrees_with_the_dense_weights(model: ByteTransformer) -> None:
-    reading, text = read(model, TEXT[:151]), torch.tensor([list(TEXT[:151])])
+def test_report_agrees_with_the_dense_weights(model: ByteTransformer) -> None:
+    report, text = read(model, TEXT[:151]), torch.tensor([list(TEXT[:151])])
     seen: list[torch.Tensor] = []
     for block in model.blocks:
         block.attention.register_forward_pre_hook(
@@ -64,10 +67,10 @@ def test_reading_agrees_with_the_dense_weights(model: ByteTransformer) -> None:
         model(text)
     for block in model.blocks:
         block.attention._forward_pre_hooks.clear()
-    p = torch.stack(seen)
-    torch.testing.assert_close(reading.received, p.sum(-2), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(reading.entropy, -torch.special.xlogy(p, p).sum(-1), rtol=1e-4, atol=1e-5)
-    assert (p.gather(-1, reading.top[..., :1])[..., 0] >= p.amax(-1) - 1e-6).all()
+    for layer, p in zip(report.layers, seen, strict=True):
+        torch.testing.assert_close(layer.received, p.sum(-2), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(layer.entropy, -torch.special.xlogy(p, p).sum(-1), rtol=1e-4, atol=1e-5)
+        assert (p.gather(-1, layer.top_keys[..., :1])[..., 0] >= p.amax(-1) - 1e-6).all()
 
 
 def test_looking_leaves_no_hook_and_changes_no_output(model: ByteTransformer) -> None:
@@ -76,79 +79,36 @@ def test_looking_leaves_no_hook_and_changes_no_output(model: ByteTransformer) ->
         before = model(tokens)
         read(model, TEXT[:89])
         assert torch.equal(model(tokens), before)
-    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
 
 
-def test_report_has_facts_grids_and_findings(reading: Reading) -> None:
-    text = describe(reading, 1.0)
-    assert re.search(r"kept \d+\.\d MB \(dense weights: \d+\.\d [MG]B\)", text)
-    assert len(re.findall(r"^L\d ", text, re.MULTILINE)) == 4
-    assert re.search(r"^previous-token heads: L\dH\d \(\d+%\)", text, re.MULTILINE)
+def test_progress_is_told(model: ByteTransformer) -> None:
+    told: list[int] = []
+    read(model, TEXT[:89], told.append)
+    assert told == [1, 2, 3, 4]
+
+
+def test_report_finds_what_the_card_promises(report: rg.Report) -> None:
+    text = str(report)
+    assert len(re.findall(r"^L\d ", text, re.MULTILINE)) == 8
+    assert re.search(r"^previous-byte heads: L\dH\d \(\d+%\)", text, re.MULTILINE)
     assert re.search(r"^induction heads: L\dH\d \(\d+%\)", text, re.MULTILINE)
-    assert re.search(r"the first byte receives \d+\.\d% of the mass of the 256 rows", text)
-    assert reading.kept < reading.dense / 50
+    assert re.search(r"the first byte receives \d\.\d% of the mass of the 256 rows", text)
+    assert report.kept < report.dense / 50
+    assert report.striking[1].startswith("induction head")
 
 
 def test_a_text_without_repetition_says_so(model: ByteTransformer) -> None:
-    assert "no row repeats 8 bytes within 255" in describe(read(model, bytes(range(32, 120))), 1.0)
+    assert "no rows repeat 8 bytes, too few of this text to tell" in str(read(model, bytes(range(32, 120))))
 
 
-def test_picture_of_a_head_that_is_not_there(reading: Reading, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no head L9H9; this model has layers 0 to 3, heads 0 to 3"):
-        picture(reading, tmp_path / "x.png", (9, 9))
-    assert not list(tmp_path.iterdir())
+def test_a_text_of_one_byte_is_refused(model: ByteTransformer) -> None:
+    with pytest.raises(ValueError, match="the text has 1 bytes; expected 2 or more"):
+        read(model, b"a")
 
 
-def test_demo_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["demo"]) == 0
-    assert "induction heads: " in capsys.readouterr().out
-    assert (tmp_path / "regard-demo.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_look_command_reads_a_file_and_a_pipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "some.txt"
-    file.write_bytes(TEXT[:400])
-    assert main(["look", str(file), "-o", str(tmp_path / "a.svg"), "--head", "1,2"]) == 0
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TEXT[:400])))
-    assert main(["look", "-", "-o", str(tmp_path / "b.png")]) == 0
-    first, second = re.findall(r"byte model  400 bytes.*?loss (\d\.\d\d)", capsys.readouterr().out)
-    assert first == second
-    assert (tmp_path / "a.svg").exists() and (tmp_path / "b.png").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "arguments", "sentence"),
-    [
-        (None, [], "No such file"),
-        (b"", [], "holds 0 bytes; expected 2 to 65,536"),
-        (b"abc", ["--head", "7,0"], "there is no head L7H0"),
-        (b"abc", ["-o", "nowhere/at/all.png"], "No such file or directory"),
-        (b"abc", ["-o", "picture.xyz"], "is not supported"),
-    ],
-)
-def test_what_cannot_be_done_is_one_line(
-    content: bytes | None,
-    arguments: list[str],
-    sentence: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    if content is not None:
-        Path("file.txt").write_bytes(content)
-    assert main(["look", "file.txt", *arguments]) == 1
-    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("regard look: ")]
-    assert len(error) == 1 and sentence in error[0]
-
-
-def test_a_head_that_is_no_head(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["demo", "--head", "first"])
-    assert "'first' is no head; expected layer,head, for example 2,5" in capsys.readouterr().err
+def test_every_byte_has_a_text_of_its_own() -> None:
+    assert len({character(byte) for byte in range(256)}) == 256
 
 
 def test_weights_survive_saving(tmp_path: Path) -> None:

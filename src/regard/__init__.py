@@ -16,9 +16,10 @@ from regard.functional import explain as explain
 from regard.inspect import facts as facts
 from regard.inspect.differentiable import entropy as entropy
 from regard.inspect.differentiable import max_score as max_score
-from regard.inspect.look import look as look
 from regard.inspect.monitor import monitor as monitor
+from regard.inspect.reading import look as look
 from regard.inspect.record import record as record
+from regard.inspect.report import Report as Report
 from regard.inspect.rollout import rollout as rollout
 from regard.masks.algebra import Cover as Cover
 from regard.masks.algebra import Everything as Everything
@@ -87,6 +88,7 @@ __all__ = [
     "Prefix",
     "Reference",
     "RelativeBias",
+    "Report",
     "ScaledDot",
     "Score",
     "Sdpa",

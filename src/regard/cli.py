@@ -1,108 +1,124 @@
-"""The command `regard`: look inside a model, or measure this machine, from a terminal."""
+"""What the command `regard` does: look inside a model, or measure this machine. Its options: regard_command."""
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
+
+import regard_command
+from regard.inspect.report import Report
+from regard.inspect.save import check_suffix
 
 # What a text may hold at most: the facts are linear in it, the time quadratic.
 MOST_BYTES = 65536
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; the exit status is 0, or 1 with one line on standard error where it could not be done."""
-    options = _parser().parse_args(arguments)
+    """The command as regard_command reads it."""
+    return regard_command.main(arguments)
+
+
+def run(options: Namespace) -> int:
+    """Does what was asked; the exit status is 0, or 1 with one line on standard error where it could not be done."""
     try:
         if options.command == "doctor":
             return _doctor(options.model)
         if options.command == "bench":
             _bench(options.seconds)
         else:
-            text = _demo_text() if options.command == "demo" else _text(options.file)
-            _show(text, options.output, options.head)
-    except (OSError, ValueError, ImportError, NotImplementedError) as error:
+            check_suffix(options.output)
+            _show(_read(options), options.output, options.head)
+    except (OSError, ValueError, ImportError, LookupError, NotImplementedError) as error:
         print(f"regard {options.command}: {_sentence(error)}", file=sys.stderr)
         return 1
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="regard", description="Exact attention that lets you look inside.", epilog="More: regard COMMAND --help"
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    demo = commands.add_parser(
-        "demo", help="a small language model reads a text; see what its heads do", description=_SHOWN
-    )
-    on_file = commands.add_parser("look", help="the same on a text of yours", description=_SHOWN)
-    on_file.add_argument("file", metavar="FILE", help="a text, or - for standard input")
-    for command in (demo, on_file):
-        name = f"regard-{command.prog.split()[-1]}.png"
-        where = f"where the picture goes: .png, .svg or .pdf (default {name})"
-        command.add_argument("-o", "--output", type=Path, default=Path(name), metavar="PICTURE", help=where)
-        command.add_argument(
-            "--head", type=_head, default=None, metavar="L,H", help="the head to draw, for example 2,5"
-        )
-    bench = commands.add_parser("bench", help="regard against torch on this machine", description=_MEASURED)
-    bench.add_argument("--seconds", type=float, default=30.0, help="how long, about (default %(default)g)")
-    doctor = commands.add_parser("doctor", help="what runs here, and whether a model is served", description=_EXAMINED)
-    doctor.add_argument("model", nargs="?", metavar="MODEL", help="a model's folder, or minilm")
-    return parser
-
-
-_EXAMINED = (
-    "Printed: versions, the kernels of this processor, optional packages. With a MODEL of transformers: which of its "
-    "modules regard serves, the largest difference to its own eager attention, whether it generates the same tokens, "
-    "and what runs the calls. The exit status is 1 where it is not served."
-)
-_MEASURED = (
-    "Attention by regard and by torch's scaled_dot_product_attention, forward, on the threads that torch has: checked "
-    "against float64 first, then timed in turns. Printed: medians, their ratio, and the share of what the machine can "
-    "do at most, which is measured too. REGARD_ISA names other kernels."
-)
-_SHOWN = (
-    "The byte model that comes with regard reads the text. Printed: a line of facts, grids of layers × heads, and "
-    "findings, each with its rule and number. Drawn: the pooled attention map of one head, on a logarithmic scale."
-)
-
-
-def _head(text: str) -> tuple[int, int]:
-    try:
-        layer, head = (int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no head; expected layer,head, for example 2,5") from None
-    return layer, head
-
-
-def _demo_text() -> bytes:
-    return (files("regard.demo") / "text.txt").read_bytes()
-
-
-def _text(file: str) -> bytes:
-    text = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+def _read(options: Namespace) -> Report:
+    if options.command == "demo":
+        return _read_bytes((files("regard.demo") / "text.txt").read_bytes())
+    name = options.file or options.text
+    text = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     if not 2 <= len(text) <= MOST_BYTES:
-        raise ValueError(f"{file} holds {len(text):,} bytes; expected 2 to {MOST_BYTES:,}.")
-    return text
+        raise ValueError(f"{name} holds {len(text):,} bytes; expected 2 to {MOST_BYTES:,}.")
+    return _read_bytes(text) if options.model is None else _read_model(options.model, text.decode("utf-8", "replace"))
 
 
-def _show(text: bytes, output: Path, head: tuple[int, int] | None) -> None:
-    from rich.console import Console
-    from rich.progress import Progress
-
+def _read_bytes(text: bytes) -> Report:
     from regard.demo.model import load
-    from regard.demo.report import describe, picture, read
+    from regard.demo.reading import read
 
-    model, start = load(), time.perf_counter()
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("looking", total=len(model.blocks))
-        reading = read(model, text, lambda done: progress.update(task, completed=done))
-    print(describe(reading, time.perf_counter() - start))
-    title = picture(reading, output, head)
-    print(f"\nwrote {output}  ({title})")
+    model = load()
+    with _progress("layers looked at:") as told:
+        return read(model, text, told)
+
+
+def _read_model(name: str, text: str) -> Report:
+    from regard.compat.doctor import folder_of
+    from regard.inspect.reading import model_report
+
+    folder = folder_of(name)
+    with _quiet_transformers():
+        with _progress(f"loading {name}"):
+            model, tokenizer = _load(folder)
+        title = name if name == "minilm" else folder.resolve().name
+        with _progress("attention calls looked at:") as told:
+            return model_report(model, text, tokenizer=tokenizer, title=title, progress=told)
+
+
+def _load(folder: Path) -> tuple[Any, Any]:
+    from transformers import AutoModel, AutoTokenizer
+
+    # The folder holds all that is asked for: nothing is looked up elsewhere.
+    try:
+        model, tokenizer = (kind.from_pretrained(folder, local_files_only=True) for kind in (AutoModel, AutoTokenizer))
+    except Exception as error:  # what files that are no model raise has no type in common
+        raise ValueError(f"transformers cannot load {folder}: {str(error).strip().splitlines()[0]}") from error
+    # Without its files, transformers makes a tokenizer that knows no word.
+    names = tokenizer.vocab_files_names.values()
+    if names and not any((folder / name).is_file() for name in names):
+        raise ValueError(f"{folder} holds no tokenizer; expected one of {', '.join(names)} beside the weights.")
+    return model, tokenizer
+
+
+@contextmanager
+def _quiet_transformers() -> Generator[None, None, None]:
+    """Its progress bars and warnings would break into ours; what matters of them is said as an error."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _progress(what: str) -> Generator[Callable[[int], None], None, None]:
+    """A line on standard error while something takes long; what it yields is told how much is done."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done: progress.update(task, description=f"{what} {done}")
+
+
+def _show(report: Report, output: Path, head: tuple[int, int] | None) -> None:
+    _, shown = report.shown(head)
+    print(report)
+    report.save(output, head)
+    print(f"\nwrote {output}  ({shown})")
 
 
 def _doctor(model: str | None) -> int:

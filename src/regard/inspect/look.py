@@ -37,6 +37,9 @@ def look(
     facts: a tuple of values of regard.facts, or of your own. Other arguments and their errors as `attention`; TypeError
     for what is no fact, ShapeError or IndexError for a fact that does not fit the call.
 
+    One verb for what comes first: `look(model, text, tokenizer=...)` has a model read a text and returns a Report, to
+    be printed or saved; see regard.inspect.reading.model_report for its arguments.
+
     >>> import torch
     >>> q = torch.zeros(4, 8)
     >>> from regard.masks.positional import Causal

@@ -1,0 +1,53 @@
+"""The byte model reads a text, and what its attention did is reported."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from regard.demo.model import ByteTransformer
+from regard.inspect.record import record
+from regard.inspect.report import Report
+from regard.nn.multihead import MultiHeadAttention
+
+CONTEXT = 8  # bytes that must repeat before an earlier copy counts as one
+
+
+def read(model: ByteTransformer, text: bytes, progress: Callable[[int], None] = lambda layers: None) -> Report:
+    """Runs the model on a text of 2 bytes or more and looks at each layer; `progress` is told how many are done.
+
+    Raises ValueError for a shorter text.
+    """
+    if len(text) < 2:
+        raise ValueError(f"the text has {len(text)} bytes; expected 2 or more.")
+    tokens, start = torch.tensor(list(text)), time.perf_counter()
+    layers = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
+    with torch.no_grad(), record(model, facts=Report.FACTS) as tape:
+        hooks = [layer.register_forward_hook(lambda *_: progress(len(tape))) for layer in layers]
+        try:
+            loss = cross_entropy(model(tokens[None])[0, :-1], tokens[1:])
+        finally:
+            for hook in hooks:
+                hook.remove()
+    return Report.of(
+        tape.calls,
+        title="byte model",
+        model=type(model).__name__,
+        tokens=[character(byte) for byte in text],
+        unit="byte",
+        context=CONTEXT,
+        seconds=time.perf_counter() - start,
+        notes=(f"loss {float(loss):.2f} nats a byte",),
+    )
+
+
+def character(byte: int) -> str:
+    """A byte as text: its character, where it is one of ASCII.
+
+    >>> character(65), character(200)
+    ('A', '\\\\xc8')
+    """
+    return chr(byte) if byte < 128 else f"\\x{byte:02x}"

@@ -1,0 +1,216 @@
+"""Layer: what one attention call did on one sequence, as plain numbers with their tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from regard.inspect.facts.algebra import Fact
+from regard.inspect.facts.keys import Readers, Received
+from regard.inspect.facts.pooled import Cells, Map
+from regard.inspect.facts.rows import Entropy, MaxScore, Top, Visible
+from regard.inspect.reach import Reach
+from regard.inspect.seen import Seen
+from regard.masks.algebra import View
+
+CELLS = 128
+TOP, MAP = Top(4), Map(CELLS, CELLS)
+# What has to be asked of each call that a Layer is made from.
+FACTS: tuple[Fact[Any], ...] = (Visible(), Entropy(), MaxScore(), TOP, Received(), Readers(), MAP)
+
+
+class Looked(Protocol):
+    """One call that was looked at: the layer's name, the answers to FACTS, and its mask on its frame."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def seen(self) -> Seen: ...
+    @property
+    def view(self) -> View: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """The tokens along one side of the weights: positions (n,), and as many texts, or none where they are unknown.
+
+    >>> Axis(torch.tensor([4, 5]), ("the", "cat")).name(1), Axis(torch.tensor([4, 5])).name(1)
+    ('cat', '#5')
+    """
+
+    positions: Tensor
+    tokens: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def name(self, index: int) -> str:
+        """The token's text; without one, its position."""
+        return self.tokens[index] if self.tokens else f"#{int(self.positions[index])}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Layer:
+    """One attention layer on one sequence, padding left out. Keys are numbered from 0, the first that is no padding.
+
+    entropy, max_score      (h, nq), nats and score units; max_score is -inf for a row that sees nothing
+    top_keys, top_weights   (h, nq, k), heaviest first; -1 and 0 where a row sees fewer keys
+    received, readers       (h, nk), the mass that a key receives, and how many queries may see it
+    counts                  (h, nq), how many keys a query may see
+    earliest, own           (nq,), the first key that a query may see, and the key at its own position (-1: none)
+    maps, cells             (h, rows, cols) and (rows, cols), the pooled weights, and which cells hold a visible pair
+    row_edges, col_edges    (rows + 1,) and (cols + 1,), the first token of each cell, and the end
+    kept                    bytes that the answers took
+    """
+
+    name: str
+    queries: Axis
+    keys: Axis
+    entropy: Tensor
+    max_score: Tensor
+    top_keys: Tensor
+    top_weights: Tensor
+    received: Tensor
+    readers: Tensor
+    counts: Tensor
+    earliest: Tensor
+    own: Tensor
+    maps: Tensor
+    cells: Tensor
+    row_edges: Tensor
+    col_edges: Tensor
+    kept: int
+
+    def __repr__(self) -> str:
+        return f"Layer({self.name}, {self.heads} heads, {len(self.queries):,} queries, {len(self.keys):,} keys)"
+
+    @property
+    def heads(self) -> int:
+        return len(self.entropy)
+
+    @property
+    def dense(self) -> int:
+        """Bytes that the weights would take in float32."""
+        return 4 * self.heads * len(self.queries) * len(self.keys)
+
+    @property
+    def looks_at_itself(self) -> bool:
+        """Whether queries and keys are tokens of one sequence."""
+        return bool((self.own >= 0).any())
+
+    def visible(self) -> Tensor:
+        """The rows that may see something, with any head: boolean (nq,)."""
+        return (self.counts > 0).any(0)
+
+    @staticmethod
+    def of(call: Looked, element: int, tokens: Sequence[str] = (), key_tokens: Sequence[str] = ()) -> Layer:
+        """The layer of a call, for the batch element with that flat index.
+
+        tokens are the texts of the sequence that the queries stand in, key_tokens those of another one that they look
+        at (cross-attention); each is used where its length fits. Raises ValueError where a fact was not asked for, and
+        IndexError for an element that is not there.
+        """
+        answers, frame = _Element(call, element), call.view.frame
+        counts, readers, maps = (answers[fact][0] for fact in (Visible(), Readers(), MAP))
+        reach = Reach.of(call.view, element, maps.shape[-2], maps.shape[-1])
+        # A sequence shorter than its batch is padded at either end: tokens that neither see nor are seen.
+        rows, cols = _span(counts.sum(0)), _span(readers.sum(0))
+        a, b = _span(reach.cells.sum(1)), _span(reach.cells.sum(0))
+        q, k = (answers.pick(p, p.dim() - 1) for p in (frame.positions.q, frame.positions.k))
+        own = _own(q[rows], k[cols])
+        within = bool((own >= 0).any())
+        top_keys, top_weights, _ = answers[TOP]
+        return Layer(
+            name=call.name,
+            queries=Axis(q[rows], _texts(tokens, rows, frame.nq, frame.nk if within else frame.nq)),
+            keys=Axis(k[cols], _texts(tokens if within else key_tokens, cols, frame.nk, frame.nk)),
+            entropy=answers[Entropy()][0][:, rows],
+            max_score=answers[MaxScore()][0][:, rows],
+            top_keys=torch.where(top_keys < 0, -1, top_keys - cols.start)[:, rows],
+            top_weights=top_weights[:, rows],
+            received=answers[Received()][0][:, cols],
+            readers=readers[:, cols],
+            counts=counts[:, rows],
+            earliest=(reach.earliest[rows] - cols.start).clamp(min=0),
+            own=own,
+            maps=maps[:, a, b],
+            cells=reach.cells[a, b],
+            row_edges=_edges(frame.nq, maps.shape[-2], a, rows),
+            col_edges=_edges(frame.nk, maps.shape[-1], b, cols),
+            kept=answers.size,
+        )
+
+
+class _Element:
+    """The answers of a call for one batch element, on the CPU, each as a tuple of tensors (h, ...)."""
+
+    def __init__(self, call: Looked, element: int) -> None:
+        self.call, self.element = call, element
+        self.batch = tuple(call.seen.lse.shape[:-2])
+        if not 0 <= element < math.prod(self.batch):
+            raise IndexError(
+                f"there is no batch element {element}; {call.name} was called with {math.prod(self.batch)}."
+            )
+        if 0 in call.view.frame.shape:
+            raise ValueError(
+                f"{call.name} was called with shape {call.view.frame.shape}; a report needs a pair to show."
+            )
+
+    def __getitem__(self, fact: Fact[Any]) -> tuple[Tensor, ...]:
+        return tuple(self.pick(t, len(self.batch)) for t in self._tensors(fact))
+
+    def pick(self, t: Tensor, lead: int) -> Tensor:
+        """The element of a tensor whose first `lead` axes are batch axes; without one it holds for every element."""
+        return (t.flatten(0, lead - 1)[self.element] if lead else t).detach().cpu()
+
+    @property
+    def size(self) -> int:
+        """Bytes that the answers take, the log-sum-exp included."""
+        kept = [self.call.seen.lse, *(t for fact in FACTS for t in self._tensors(fact))]
+        return sum(t.numel() * t.element_size() for t in kept) // math.prod(self.batch)
+
+    def _tensors(self, fact: Fact[Any]) -> tuple[Tensor, ...]:
+        try:
+            answer = self.call.seen[fact]
+        except KeyError:
+            raise ValueError(
+                f"{self.call.name} was not asked for {fact!r}; a report needs facts=regard.Report.FACTS."
+            ) from None
+        return (answer,) if isinstance(answer, Tensor) else tuple(answer)
+
+
+def _span(count: Tensor) -> slice:
+    """From the first to the last that is not 0; all, where all are."""
+    found = count.nonzero().flatten().tolist()
+    return slice(found[0], found[-1] + 1) if found else slice(0, len(count))
+
+
+def _own(q: Tensor, k: Tensor) -> Tensor:
+    """The key at each query's position, -1 where there is none, or where the two are not of one sequence.
+
+    They are taken for one sequence when both end at the same position: q and k of self-attention do, and the last
+    tokens of a decoded sequence among all of its keys.
+    """
+    none = torch.full_like(q, -1)
+    if not len(q) or not len(k) or int(q[-1]) != int(k[-1]):
+        return none
+    order = k.argsort()
+    index = torch.searchsorted(k[order], q).clamp(max=len(k) - 1)
+    return torch.where(k[order][index] == q, order[index], none)
+
+
+def _texts(tokens: Sequence[str], span: slice, n: int, length: int) -> tuple[str, ...]:
+    """The texts of n tokens, cut to a span: the last n of a sequence of that length, if so many are given."""
+    return tuple(tokens[len(tokens) - n :][span]) if len(tokens) == length else ()
+
+
+def _edges(n: int, count: int, kept: slice, span: slice) -> Tensor:
+    """Where each of the kept cells begins, and the end, in tokens counted from the first of the span."""
+    cells = Cells(n, count)
+    starts = [cells.tokens(cell).start for cell in range(kept.start, kept.stop + 1)]
+    return torch.tensor(starts).clamp(span.start, span.stop) - span.start

@@ -1,0 +1,114 @@
+"""The numbers of a report, for programs: as JSON, and as NumPy arrays."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from regard.inspect.grids import grids
+from regard.inspect.layer import Axis, Layer
+
+if TYPE_CHECKING:
+    from regard.inspect.report import Report
+
+SCHEMA = "regard-report-1"
+DIGITS = 4  # significant digits in JSON
+# The arrays of a layer, their axes and what they count in.
+ARRAYS = {
+    "entropy": ("head, query", "nats"),
+    "max_score": ("head, query", "score, natural logarithm"),
+    "top_keys": ("head, query, rank", "key index, -1 for none"),
+    "top_weights": ("head, query, rank", "weight"),
+    "received": ("head, key", "sum of weights over the queries"),
+    "readers": ("head, key", "queries that may see the key"),
+    "counts": ("head, query", "keys that the query may see"),
+    "maps": ("head, row, column", "weight on the column's keys, mean of the row's queries"),
+    "cells": ("row, column", "whether the cell holds a pair that may attend"),
+    "row_edges": ("row", "first query of each row, and the end"),
+    "col_edges": ("column", "first key of each column, and the end"),
+}
+
+
+def write_json(report: Report, file: BinaryIO, head: tuple[int, int] | None) -> None:
+    """Everything that is shown, as one JSON object; a number that is not finite is null."""
+    at, title = report.shown(head)
+    content = {
+        "schema": SCHEMA,
+        "title": report.title,
+        "model": report.model,
+        "unit": report.unit,
+        "notes": report.notes,
+        "seconds": report.seconds,
+        "kept_bytes": report.kept,
+        "dense_bytes": report.dense,
+        "shown": {"layer": at.layer, "head": at.head, "title": title},
+        "findings": [asdict(found) for found in report.findings],
+        "grids": [
+            {**asdict(grid), "values": _plain(grid.values)}
+            for grid in grids(report.layers, report.context, report.unit)
+        ],
+        "arrays": {name: {"axes": axes, "unit": unit} for name, (axes, unit) in ARRAYS.items()},
+        "layers": [_layer(layer) for layer in report.layers],
+    }
+    text = json.dumps(_plain(content), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    file.write(text.encode("utf-8", "replace"))  # a lone surrogate is no text
+
+
+def write_npz(report: Report, file: BinaryIO, head: tuple[int, int] | None) -> None:
+    """The arrays of each layer as `entropy/0`, its names as `names`, the tokens as `queries/0` and `keys/0`."""
+    import numpy as np
+
+    del head  # arrays have none in front
+    found: dict[str, Any] = {"schema": np.array(SCHEMA), "names": np.array([layer.name for layer in report.layers])}
+    for number, layer in enumerate(report.layers):
+        for name in ARRAYS:
+            found[f"{name}/{number}"] = getattr(layer, name).numpy()
+        for name, axis in (("queries", layer.queries), ("keys", layer.keys)):
+            found[f"{name}/{number}"] = np.array([axis.name(n) for n in range(len(axis))], dtype=np.str_)
+            found[f"{name}_positions/{number}"] = axis.positions.numpy()
+    np.savez_compressed(file, allow_pickle=False, **found)
+
+
+def _layer(layer: Layer) -> dict[str, Any]:
+    arrays = {name: getattr(layer, name) for name in ARRAYS}
+    return {"name": layer.name, "queries": _axis(layer.queries), "keys": _axis(layer.keys), **arrays}
+
+
+def _axis(axis: Axis) -> dict[str, Any]:
+    return {"positions": axis.positions, "tokens": axis.tokens}
+
+
+def _plain(content: Any) -> Any:
+    """The same of what JSON knows: tensors as nested lists, numbers short, none of them NaN or infinite."""
+    if isinstance(content, Tensor):
+        return _short(content)
+    if isinstance(content, dict):
+        return {name: _plain(part) for name, part in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_plain(part) for part in content]
+    if isinstance(content, float):
+        return _short(torch.tensor(content, dtype=torch.float64))
+    return content
+
+
+def _short(values: Tensor) -> Any:
+    """Numbers with DIGITS significant digits, as nested lists, null where not finite; integers as they are."""
+    if not values.dtype.is_floating_point:
+        return values.tolist()
+    wide = values.double()
+    # Powers of ten up to the 22nd are exact, so a division by one gives the double that prints short.
+    places = (DIGITS - 1 - wide.abs().log10().nan_to_num(0, 0, 0).floor()).clamp(0, 22)
+    scale = torch.tensor(10.0, dtype=torch.float64) ** places
+    rounded = (wide * scale).round() / scale
+    return rounded.tolist() if bool(rounded.isfinite().all()) else _without_infinities(rounded.tolist())
+
+
+def _without_infinities(values: Any) -> Any:
+    if isinstance(values, list):
+        return [_without_infinities(value) for value in values]
+    return values if math.isfinite(values) else None

@@ -1,0 +1,85 @@
+"""Reach: which cells of a map, and which keys of a row, a mask lets through for one sequence; in linear memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.inspect.facts.pooled import Cells
+from regard.masks.algebra import View
+from regard.region import Frame
+from regard.shapes import blocks
+
+STRIP = 256  # queries whose row of the mask is held at a time, where the mask is not made of intervals
+
+
+@dataclass(frozen=True, eq=False)
+class Reach:
+    """What a mask lets through for one batch element, with any head, on the CPU.
+
+    earliest  (nq,)         the first key that the query may see; nk where it sees none
+    cells     (rows, cols)  whether a cell of a Map holds a visible pair: boolean
+    """
+
+    earliest: Tensor
+    cells: Tensor
+
+    @staticmethod
+    def of(view: View, element: int, rows: int, cols: int) -> Reach:
+        """The reach of the batch element with that flat index, over a Map of rows × cols cells.
+
+        >>> from regard.masks.positional import Causal
+        >>> Reach.of(Causal().on(4), 0, 2, 2).cells
+        tensor([[ True, False],
+                [ True,  True]])
+        """
+        frame, interval = view.frame, view.rows()
+        place = _place(frame.batch, element)
+        row, column = (_index(n, count) for n, count in ((frame.nq, rows), (frame.nk, cols)))
+        if interval is None:
+            return _of_strips(view, place, row, column)
+        start, stop = (t.expand(*frame.batch, frame.heads, frame.nq)[place].cpu() for t in interval)
+        return _of_intervals(frame, start, torch.maximum(start, stop), row, column)
+
+
+def _index(n: int, cells: int) -> Tensor:
+    """The cell of each of n tokens."""
+    return Cells(n, cells).index(slice(0, n), torch.device("cpu"))
+
+
+def _place(batch: tuple[int, ...], element: int) -> tuple[int, ...]:
+    """The indices of a flat batch index. A mask without batch axes says the same of every element."""
+    if math.prod(batch) == 1:
+        return (0,) * len(batch)
+    place: list[int] = []
+    for size in reversed(batch):
+        element, index = divmod(element, size)
+        place.insert(0, index)
+    return tuple(place)
+
+
+def _of_intervals(frame: Frame, start: Tensor, stop: Tensor, row: Tensor, column: Tensor) -> Reach:
+    some = (stop > start).long()
+    first, last = column[start.clamp(max=frame.nk - 1)], column[(stop - 1).clamp(min=0)]
+    # Adding 1 where an interval starts and -1 after its end, then summing up, counts the intervals over a cell.
+    counts = torch.zeros(int(row[-1]) + 1, int(column[-1]) + 2, dtype=torch.int64)
+    places = row.expand_as(start)
+    counts.index_put_((places, first), some, accumulate=True).index_put_((places, last + 1), -some, accumulate=True)
+    return Reach(torch.where(some > 0, start, frame.nk).amin(0), counts.cumsum(1)[:, :-1] > 0)
+
+
+def _of_strips(view: View, place: tuple[int, ...], row: Tensor, column: Tensor) -> Reach:
+    frame = view.frame
+    earliest = list[Tensor]()
+    counts = torch.zeros(int(row[-1]) + 1, int(column[-1]) + 1, dtype=torch.int64)
+    for strip in blocks(frame.nq, STRIP):
+        size = strip.stop - strip.start
+        visible = view.mask.visible(frame.region(strip)).expand(*frame.batch, frame.heads, size, frame.nk)
+        any_head = visible[place].any(0).cpu()
+        earliest.append(torch.where(any_head.any(-1), any_head.long().argmax(-1), frame.nk))
+        pooled = torch.zeros(size, counts.shape[1], dtype=torch.int64).index_add_(1, column, any_head.long())
+        counts.index_add_(0, row[strip], pooled)
+    return Reach(torch.cat(earliest), counts > 0)

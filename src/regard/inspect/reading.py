@@ -1,0 +1,210 @@
+"""look at a model: it reads a text once, and what its attention did is reported."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from functools import singledispatch
+from typing import Any, Protocol, cast, overload
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+import regard.inspect.look as tensors
+from regard.inspect.facts.algebra import Fact
+from regard.inspect.record import record
+from regard.inspect.report import Report
+from regard.inspect.seen import Seen
+from regard.inspect.tape import Tape
+from regard.masks.algebra import Mask
+from regard.positions import Positions
+from regard.scores.algebra import Score
+
+Progress = Callable[[int], None]
+
+
+class Tokenizer(Protocol):
+    """What is asked of a tokenizer: those of transformers have it."""
+
+    def __call__(self, text: str) -> Any:
+        """A mapping with the tokens' numbers as "input_ids"."""
+        ...
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> Sequence[str]: ...
+
+    def decode(self, token_ids: list[int]) -> str: ...
+
+
+def model_report(
+    model: nn.Module,
+    text: str,
+    *,
+    tokenizer: Tokenizer,
+    title: str | None = None,
+    context: int = 2,
+    progress: Progress = lambda calls: None,
+) -> Report:
+    """A report on a model of transformers (or one that takes input_ids as those do) that reads a text once.
+
+    The model runs in eval mode, without gradients, and is left as it was. One with a decoder that reads an encoder gets
+    the text on both sides, the decoder's behind its start token.
+
+    title     what the report is called (default: the name that the model was loaded under, or its class)
+    context   how many tokens have to repeat for an earlier copy to count (induction)
+    progress  is told how many attention calls were looked at so far
+
+    Raises ValueError for a blank text, one of more tokens than the model has positions, a tokenizer that is not the
+    model's, and a model that reads no text; LookupError where no attention call was seen, which says why.
+    """
+    reads = getattr(model, "main_input_name", "input_ids")
+    if reads != "input_ids":
+        raise ValueError(f"{type(model).__name__} reads {reads}, not text; run it under rg.record, then Report.of.")
+    ids = [int(one) for one in tokenizer(text)["input_ids"]] if text.strip() else []
+    _check_ids(ids, model)
+    inputs, tokens = {"input_ids": ids}, ids
+    config = getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        tokens = inputs["decoder_input_ids"] = [_start(config), *ids]
+    start = time.perf_counter()
+    with _evaluating(model), torch.no_grad(), record(model, facts=Report.FACTS) as tape, _telling(tape, progress):
+        model(**{name: torch.tensor([each], device=_device(model)) for name, each in inputs.items()})
+    return Report.of(
+        tape.calls,
+        title=title or _name(model),
+        model=type(model).__name__,
+        tokens=_texts(tokenizer, tokens),
+        key_tokens=_texts(tokenizer, ids),
+        seconds=time.perf_counter() - start,
+        context=context,
+    )
+
+
+def _check_ids(ids: list[int], model: nn.Module) -> None:
+    if not ids:
+        raise ValueError("the text is blank; expected something to read.")
+    limit, known = positions(model), _vocabulary(model)
+    if known is not None and max(ids) >= known:
+        raise ValueError(
+            f"the tokenizer has given token {max(ids):,}; {type(model).__name__} knows {known:,}. Pass the tokenizer "
+            "that belongs to the model."
+        )
+    if limit is not None and len(ids) > limit:
+        raise ValueError(
+            f"the text has {len(ids):,} tokens; {type(model).__name__} has positions for {limit:,}. Shorten the text, "
+            "or look at its parts one by one."
+        )
+
+
+def positions(model: nn.Module) -> int | None:
+    """How many tokens a model of transformers can place, None where its configuration names no limit."""
+    config = getattr(model, "config", None)
+    names = ("max_position_embeddings", "n_positions", "max_target_positions")
+    limits = [limit for name in names if isinstance(limit := getattr(config, name, None), int)]
+    # Where the table of positions has a place for padding, the tokens' begin behind it (RoBERTa).
+    tables = [
+        module.num_embeddings - module.padding_idx - 1
+        for path, module in model.named_modules()
+        if path.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None
+    ]
+    return min((*limits, *tables), default=None)
+
+
+def _vocabulary(model: nn.Module) -> int | None:
+    """How many tokens a model of transformers embeds, None where that cannot be told."""
+    embed = getattr(model, "get_input_embeddings", lambda: None)()
+    return embed.num_embeddings if isinstance(embed, nn.Embedding) else None
+
+
+def _start(config: Any) -> int:
+    start = getattr(config, "decoder_start_token_id", None)
+    if start is None:
+        raise ValueError(f"{type(config).__name__} names no decoder_start_token_id, which the decoder begins with.")
+    return int(start)
+
+
+def _name(model: nn.Module) -> str:
+    path = str(getattr(model, "name_or_path", "")).rstrip("/\\")
+    return path.replace("\\", "/").rsplit("/", 1)[-1] or type(model).__name__
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def _texts(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    """Each token as a reader knows it; where its bytes are a part of a character, as the tokenizer calls it."""
+    found: list[str] = []
+    for one, name in zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True):
+        text = tokenizer.decode([one])
+        if not text or "\ufffd" in text:
+            text = name
+        # SentencePiece's decoders drop the space in front of a text, and so of each single token.
+        found.append(f" {text}" if name.startswith("\u2581") and not text.startswith((" ", "\u2581")) else text)
+    return found
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Generator[None, None, None]:
+    """The model in eval mode, each of its modules as it was afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def _telling(tape: Tape, progress: Progress) -> Generator[None, None, None]:
+    """Tells how many calls the tape has, after each module that has run."""
+    told = 0
+
+    def after(module: nn.Module, inputs: Any, output: Any) -> None:
+        nonlocal told
+        if len(tape) > told:
+            told = len(tape)
+            progress(told)
+
+    hook = register_module_forward_hook(after)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+class Look(Protocol):
+    """The verb `look`, by what comes first: a model reads a text, and is reported on; tensors are looked at."""
+
+    @overload
+    def __call__(
+        self,
+        model: nn.Module,
+        text: str,
+        /,
+        *,
+        tokenizer: Tokenizer,
+        title: str | None = None,
+        context: int = 2,
+        progress: Progress = ...,
+    ) -> Report: ...
+
+    @overload
+    def __call__(
+        self,
+        q: Any,
+        k: Any,
+        *,
+        facts: tuple[Fact[Any], ...] = ...,
+        score: Score = ...,
+        mask: Mask = ...,
+        positions: Positions | None = None,
+        sink: Tensor | float | None = None,
+    ) -> Seen: ...
+
+
+_verb = singledispatch(cast(Callable[..., Any], tensors.look))
+_verb.register(nn.Module, model_report)
+look = cast(Look, _verb)

@@ -1,0 +1,65 @@
+"""Files: what a report is written as, by suffix, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import regard.inspect.numbers as numbers
+import regard.inspect.page as page
+import regard.inspect.plot as plot
+
+if TYPE_CHECKING:
+    from regard.inspect.report import Report
+
+Writer = Callable[["Report", BinaryIO, "tuple[int, int] | None"], None]
+
+
+def _picture(suffix: str) -> Writer:
+    return lambda report, file, head: plot.write(report, file, suffix, head)
+
+
+WRITERS: dict[str, Writer] = {
+    ".png": _picture("png"),
+    ".svg": _picture("svg"),
+    ".pdf": _picture("pdf"),
+    ".html": page.write,
+    ".json": numbers.write_json,
+    ".npz": numbers.write_npz,
+}
+
+
+def write(report: Report, path: str | PathLike[str], head: tuple[int, int] | None) -> None:
+    """Writes a report in the format of the path's suffix. Raises ValueError where it is none of WRITERS."""
+    path = Path(path)
+    check_suffix(path)
+    report.shown(head)  # refused before a file is begun
+    with whole(path) as file:
+        WRITERS[path.suffix.lower()](report, file, head)
+
+
+def check_suffix(path: Path) -> None:
+    """ValueError where a report cannot be written as what the path's suffix says."""
+    if path.suffix.lower() not in WRITERS:
+        known = " ".join(WRITERS)
+        raise ValueError(f"{path.name} is not supported as a report's file: its suffix is none of {known}.")
+
+
+@contextmanager
+def whole(path: Path) -> Generator[BinaryIO, None, None]:
+    """A file that takes its place only when it is complete; after an error, what stood there stands there still."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("xb") as file:
+            yield file
+        part.replace(path)
+    except OSError as error:
+        if error.filename == str(part):
+            error.filename = str(path)  # the name that the caller knows
+        raise
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,63 @@
+"""Reports for the tests of what shows them: made of tensors, in an instant, with tokens that break what is careless."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+import regard as rg
+from regard.inspect.seen import Seen
+from regard.masks.algebra import View
+
+NASTY = (
+    "</script><script>alert(1)</script>",
+    "<b>",
+    "&amp;",
+    '"quoted"',
+    "'",
+    "\u2028",
+    "日本語",
+    " a",
+    "$x^2$",
+    "\n",
+    "",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """What a tape holds of one call."""
+
+    name: str
+    seen: Seen
+    view: View
+
+
+def call(
+    q: torch.Tensor, k: torch.Tensor, mask: rg.Mask = rg.Everything(), name: str = "attention", **options: object
+) -> Call:
+    """q (b, h, nq, d) looks at k."""
+    seen = rg.look(q, k, facts=rg.Report.FACTS, mask=mask, **options)
+    view = mask.on(q.shape[-2], k.shape[-2], positions=options.get("positions"), batch=q.shape[:-3], heads=q.shape[-3])
+    return Call(name, seen, view)
+
+
+def report(
+    layers: int = 2, heads: int | Sequence[int] = 3, n: int = 23, mask: rg.Mask = rg.Causal(), **form: object
+) -> rg.Report:
+    """A report on queries and keys that are random, and always the same; `heads` for each layer, or of all."""
+    random = torch.Generator().manual_seed(1)
+    counts = [heads] * layers if isinstance(heads, int) else heads
+    calls = [
+        call(*torch.randn(2, 1, h, n, 8, generator=random) * 2, mask, f"layers.{at}.attention")
+        for at, h in enumerate(counts)
+    ]
+    tokens = form.pop("tokens", [f"t{i}" for i in range(n)])
+    return rg.Report.of(calls, title="a model", model="Made", tokens=tokens, **form)
+
+
+def nasty(n: int = 23) -> rg.Report:
+    """A report with tokens that are no words."""
+    return report(n=n, tokens=[NASTY[i % len(NASTY)] for i in range(n)])
