@@ -11,8 +11,8 @@ from torch import Tensor
 
 import regard as rg
 from regard import facts, testing
-from regard.inspect import finding
 from regard.inspect import sweep as sweeping
+from regard.inspect import ways
 from regard.inspect.dense import dense
 from regard.inspect.seen import Seen
 
@@ -43,7 +43,7 @@ def tiles(monkeypatch: pytest.MonkeyPatch, rows: int, keys: int) -> None:
     size = sweeping.Size(rows=rows, keys=keys)
     monkeypatch.setattr(sweeping, "Size", lambda: size)
     for name in ("why_not", "why_nothing"):
-        monkeypatch.setattr(finding, name, lambda *_: "tiles are asked for")
+        monkeypatch.setattr(ways, name, lambda *_: "tiles are asked for")
 
 
 def looked(call: testing.Case, wanted: tuple[facts.Fact[Any], ...]) -> Seen:

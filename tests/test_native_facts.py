@@ -15,9 +15,9 @@ import regard as rg
 from facts_law import every, hold, looked
 from regard import facts, testing
 from regard.backends.library import Library, runnable
-from regard.inspect.finding import find
 from regard.inspect.kernel import MOST_SETS, MOST_TOP
 from regard.inspect.seen import Seen
+from regard.inspect.ways import find
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="the native kernels were not built: no C++ compiler")
 

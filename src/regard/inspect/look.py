@@ -11,8 +11,8 @@ import regard.arrays as arrays
 from regard.call import Call
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.rows import Entropy, MaxScore
-from regard.inspect.finding import find
 from regard.inspect.seen import Seen
+from regard.inspect.ways import find
 from regard.masks.algebra import Everything, Mask
 from regard.positions import Positions, settle
 from regard.region import Frame

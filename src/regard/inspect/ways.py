@@ -1,4 +1,4 @@
-"""Finding: each fact by the cheapest way that has it, the native kernels' sweep or that over tiles in PyTorch."""
+"""Ways: each fact by the cheapest way that has it, the native kernels' sweep or that over tiles in PyTorch."""
 
 from __future__ import annotations
 
