@@ -9,7 +9,7 @@
 
 extern "C" {
 typedef struct {
-  regard_additive forward;  // lse, finite, in call.lse
+  regard_additive forward;  // norm as the forward left it
   regard_tensor dout;       // float, cotangent of out, 0 for rows that see nothing
   regard_tensor delta;      // float (batch, head, row): rowsum(dout · out) less the cotangent of lse
   regard_tensor da, dc, dv;  // float gradients, every element is written
@@ -20,7 +20,6 @@ typedef struct {
 namespace regard {
 
 constexpr int64_t kSlices = 16;  // items that are wanted, whatever the number of threads
-constexpr float kExact = 16;     // the size up to which a stored lse is exact enough
 
 struct Gradients {
   const regard_additive_gradients& g;
@@ -30,7 +29,6 @@ struct Gradients {
   int64_t pairs, slices, blocks, width, wide;  // width: dk rounded up to 2; wide: dv to whole vectors
   float* da;  // [slice][batch element, head][block][width][kQueries], before w
   float* dw;  // [slice][batch element, head][width]
-  float *shift, *rest, *inverse;  // [batch element, head][block][kQueries]: weights are exp2(s - shift - rest) · inverse
 
   int64_t tiles_of_slice() const { return (key_tiles(c) + slices - 1) / slices; }
   int64_t span() const { return tiles_of_slice() * kKeys; }
@@ -131,67 +129,6 @@ REGARD_ALONE void pull_direct(const float* a, const float* c, int64_t width, int
     }
 }
 
-// shift, rest and inverse of a block. An lse carries a rounding of its own size: where that is large, the sum is made anew.
-template <int V>
-static void weigh_block(const Gradients& g, const Pull& s, const Place& p, int64_t at) {
-  regard_call none = g.c;
-  none.dv = 0;
-  const regard_additive same{none, g.x.w, g.x.w_stride, g.x.activation, g.x.slope};
-  Prepared q = s.q;
-  Block<V> b{none, s.forward, p};
-  begin_state(b);
-  prepare_block<V>(same, q, p);
-  each_tile(b, [&](Tile& t, Source& from) {
-    vf top[V];
-    for (int v = 0; v < V; ++v) top[v] = b.m[v];
-    additive_tile(b, t, same, q, g.keys, top);
-    absorb<V, Floats>(b, t, from, top);
-  });
-  for (int v = 0; v < V; ++v) {
-    close(none, p, b.m[v], b.l[v]);
-    const vi empty = b.m[v] == splat(-kInf);
-    store(g.shift + at + v * W, select(empty, vf{}, b.m[v]));
-    store(g.rest + at + v * W, vf{});
-    store(g.inverse + at + v * W, splat(1.0f) / select(empty, splat(1.0f), b.l[v]));
-  }
-}
-
-struct AdditiveWeights {
-  const Gradients& g;
-
-  int64_t items() const { return elements(g.c) * g.c.heads * g.blocks; }
-  int64_t scratch() const {
-    Pull s;
-    return lay(g, nullptr, s);
-  }
-
-  void run(int64_t item, float* memory) const {
-    const regard_call& c = g.c;
-    const int64_t head = item / g.blocks, to = item * kQueries;
-    Place p = place_in_batch(c, head / c.heads);
-    p.h = head % c.heads, p.row = item % g.blocks * kQueries;
-    p.rows = c.nq - p.row < kQueries ? c.nq - p.row : kQueries;
-    const float* lse = at<float>(c.lse, p, p.h) + p.row * c.lse.row;
-    bool exact = true;
-    for (int64_t n = 0; n < kQueries; ++n) {
-      const float x = n < p.rows ? lse[n * c.lse.row] : 0;
-      const double base_2 = (double)x * 1.4426950408889634;
-      exact &= !(x > kExact || x < -kExact);
-      g.shift[to + n] = (float)base_2, g.inverse[to + n] = 1;
-      g.rest[to + n] = x - x == 0 ? (float)(base_2 - (double)(float)base_2) : 0;
-    }
-    if (exact) return;
-    Pull s;
-    lay(g, memory, s);
-    switch ((p.rows + W - 1) / W) {
-      case 1: return weigh_block<1>(g, s, p, to);
-      case 2: return weigh_block<2>(g, s, p, to);
-      case 3: return weigh_block<3>(g, s, p, to);
-      default: return weigh_block<kVectors>(g, s, p, to);
-    }
-  }
-};
-
 // One block of queries while it meets the tiles of a slice.
 template <int V>
 struct Puller {
@@ -199,16 +136,16 @@ struct Puller {
   const Pull& s;
   Block<V>& b;
   int64_t from;       // the slice's first key
-  vf shift[V], rest[V], inverse[V], delta[V];
+  vf shift[V], inverse[V], delta[V];  // weights are exp2(s - shift) · inverse
   vi fine[V];         // lanes with a query, all of it finite
   bool finite_dout;
 };
 
-// dst[lane] of one number a row; `missing` where there is no row.
+// dst[lane] of one number a row, 0 where there is no row.
 template <int V>
-static void gather(vf (&dst)[V], const regard_tensor& t, const Place& p, float missing) {
-  const float* from = at<float>(t, p, p.h) + p.row * t.row;
-  for (int64_t n = 0; n < V * W; ++n) dst[n / W][n % W] = n < p.rows ? from[n * t.row] : missing;
+static void gather(vf (&dst)[V], const regard_tensor& t, const Place& p, int64_t col) {
+  const float* from = at<float>(t, p, p.h) + p.row * t.row + col * t.col;
+  for (int64_t n = 0; n < V * W; ++n) dst[n / W][n % W] = n < p.rows ? from[n * t.row] : 0;
 }
 
 template <int V>
@@ -223,12 +160,7 @@ static void open_pull(Puller<V>& z) {
     for (int64_t f = 0; f < g.c.dv; ++f) s.dout[i * g.wide + f] = dout[i * t.row + f * t.col];
   z.finite_dout = all_finite(s.dout, 1, g.wide, g.wide, p.rows);
   pack<V>(s.doutt, kQueries, s.dout, REGARD_F32, g.wide, 1, p.rows, g.c.dv, 1.0f);
-  const int64_t rows_at = ((p.b * g.c.heads + p.h) * g.blocks + p.row / kQueries) * kQueries;
-  for (int v = 0; v < V; ++v) {
-    z.shift[v] = load(g.shift + rows_at + v * W), z.rest[v] = load(g.rest + rows_at + v * W);
-    z.inverse[v] = load(g.inverse + rows_at + v * W);
-  }
-  gather(z.delta, g.g.delta, p, 0);
+  gather(z.shift, g.c.norm, p, 0), gather(z.inverse, g.c.norm, p, 1), gather(z.delta, g.g.delta, p, 0);
   const int64_t rows = p.rows;
   for (int v = 0; v < V; ++v) z.fine[v] = lanes() + splat_int(v * W) < splat_int((int32_t)rows);
   for (int64_t k = 0; k < g.c.dk; ++k)
@@ -253,7 +185,7 @@ REGARD_INLINE void pull_scores(Puller<V>& z, const Tile& t, const float* x, int6
     const vu key = (k_at ? fold(k_at[i]) * 0x27D4EB2Fu : 0u) + vu{};
     for (int v = 0; v < V; ++v) {
       const int64_t at = (n + i) * kQueries + v * W;
-      const vf s = load(z.b.w.s + at), p = exp2v(s - z.shift[v] - z.rest[v]) * z.inverse[v];
+      const vf s = load(z.b.w.s + at), p = exp2v(s - z.shift[v]) * z.inverse[v];
       vf kept = p, dp = acc[i][v];
       if (k_at) {
         const vi stays = (mix(z.b.word[v] + key) >> 8) >= c.threshold;

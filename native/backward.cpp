@@ -159,8 +159,7 @@ extern "C" __attribute__((visibility("default"))) int32_t regard_backward(const 
   w.blocks = (c.nq + kQueries - 1) / kQueries, w.tiles = (c.nk + kTile - 1) / kTile;
   w.wide_k = lead(c.dk), w.wide_v = lead(c.dv);
   w.scores = given->dq.data || given->dk.data || given->dbias.data || given->dslopes || given->doffsets;
-  // the kernel for few rows adds a score's products in another order than the one here
-  w.trust = few(c) ? -1.0f : kTrust;
+  w.anew = few(c);
   split(w);
   void* memory = share(w);
   if (!memory) return 1;

@@ -1,6 +1,6 @@
-// Backward: for a tile of keys stream over blocks of queries, and compute their weights again from the log-sum-exp.
+// Backward: for a tile of keys stream over blocks of queries, and compute their weights again from each row's m and l.
 //
-//   P = exp(S - lse)    dS = P ∘ (keep ∘ dO·Vᵀ - Delta)    dV = (P ∘ keep)ᵀ·dO    dQ = scale · dS·K    dK = scale · dSᵀ·Q
+//   P = exp(S - m) / l    dS = P ∘ (keep ∘ dO·Vᵀ - Delta)    dV = (P ∘ keep)ᵀ·dO    dQ = scale · dS·K    dK = scale · dSᵀ·Q
 //
 // The first two products have queries as lanes, as the forward has. What they leave, tiles [key][query], is the broadcast
 // operand of the other three, whose lanes are features: nothing is transposed but Q and dO, once for each tile.

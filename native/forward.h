@@ -128,14 +128,22 @@ REGARD_ALONE void finish(Block<V>& b) {
   const regard_call& c = b.c;
   const Place& p = b.p;
   float* lse = c.lse.data ? at<float>(c.lse, p, p.h) + p.row * c.lse.row : nullptr;
+  float* norm = c.norm.data ? at<float>(c.norm, p, p.h) + p.row * c.norm.row : nullptr;
   const int64_t base = offset(c.out, p, p.h) + p.row * c.out.row;
   for (int v = 0; v < V; ++v) {
     const vf scale = close(c, p, b.m[v], b.l[v]);
     const int64_t rows = p.rows - v * W < W ? p.rows - v * W : W;
+    const vi empty = b.l[v] == splat(0.0f);
     if (lse) {
-      vf sum = b.m[v] * splat(kLn2) + logv(b.l[v]);
-      sum = b.l[v] == splat(0.0f) ? splat(-kInf) : sum;
+      const vf sum = select(empty, splat(-kInf), b.m[v] * splat(kLn2) + logv(b.l[v]));
       for (int64_t n = 0; n < rows; ++n) lse[(v * W + n) * c.lse.row] = sum[n];
+    }
+    if (norm) {
+      const vf shift = select(empty, vf{}, b.m[v]), inverse = select(empty, vf{}, splat(1.0f) / b.l[v]);
+      for (int64_t n = 0; n < rows; ++n) {
+        float* row = norm + (v * W + n) * c.norm.row;
+        row[0] = shift[n], row[c.norm.col] = inverse[n];
+      }
     }
     for (int64_t f = 0; f < c.dv; f += W) {
       vf r[W];

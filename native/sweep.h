@@ -13,17 +13,16 @@ constexpr int kAcross = W == 16 ? 4 : 2;
 
 constexpr int64_t kParts = 32;     // items that are wanted; where batch and heads give fewer, keys and queries are split
 constexpr int64_t kLeast = 512;    // into parts of at least so many
-constexpr float kTrust = 16.0f;    // the size up to which a stored lse is exact enough
 
 struct Training {
   const regard_gradients& g;
   const regard_call& c;
   int64_t elements, blocks, tiles;              // batch elements, blocks of queries, tiles of keys
-  float trust;                                  // how large a stored lse may be
+  bool anew;                                    // the forward added a score's products in another order than the one here
   int64_t classes, key_parts, query_parts;      // an item is one of each
   int64_t wide_k, wide_v;                       // from one row to the next: see lead
   bool scores, tied[REGARD_BATCH_AXES + 1];     // whether dS is wanted; the axes (and heads) that share a bias gradient
-  // What the first phase finds for each (element, head, query): weights are exp2(s - shift) * inverse.
+  // What the first phase finds for each (element, head, query): weights are exp2(s - shift) · inverse.
   float *shift, *inverse, *delta;
   int32_t* limits;     // (element, head, block of queries): keys that some row sees (from, to), that all see (from, to)
   float *dq, *dk, *dv;  // sums of each part, where there is more than one; else 0

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from native_cases import redrawn
 from regard import testing
 from regard.backends.base import Backend
 from regard.backends.library import runnable
@@ -80,9 +81,24 @@ def test_every_instruction_set(isa: str, activation: Activation, dtype: torch.dt
 @pytest.mark.parametrize("mask", ["Causal", "Lengths", "Dense", "Or", "nothing"])
 def test_gradients(isa: str, activation: Activation, dtype: torch.dtype, size: str, mask: str) -> None:
     at = FRAMES[size]
-    weights = drawn(19, 32) / 38**0.5, drawn(19, 32) / 38**0.5, drawn(at.heads, 32) / 32**0.5
-    case = testing.draw(at, dk=19, dv=21, score=rg.Additive(*weights, None, activation), mask=testing.masks(at)[mask])
-    compare_gradients(replace(case, dropout=rg.Dropout(0.2, seed=3)), dtype)
+    weights = drawn(19, 32) / 38**0.5, drawn(19, 32) / 38**0.5, drawn(at.heads, 32) / 32**0.5, drawn(32)
+    score = rg.Additive(*weights, activation)
+    case = testing.draw(at, dk=19, dv=21, score=score, mask=testing.masks(at)[mask], sink=True)
+    case = replace(case, dropout=rg.Dropout(0.2, seed=3))
+    testing.check(case, rg.Native(), dtype, again=redrawn(case)[:1])
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+def test_the_weights_are_what_they_were_to_the_last_digit(isa: str, activation: Activation) -> None:
+    """With a cotangent of 1, the gradients of a row's values are its weights, and that of its sink what they leave."""
+    q, k, v = torch.randn(29, 3, 1, 32), torch.randn(29, 3, 331, 32), torch.zeros(29, 3, 331, 1, requires_grad=True)
+    score = rg.Additive(None, None, torch.randn(32) / 32**0.5, None, activation)
+    for sink in (None, torch.randn(29, 3, requires_grad=True)):
+        state = rg.attention_state(q, k, v, score=score, sink=sink, backend=rg.Native())
+        out, lse = state.finish()
+        g_v = torch.autograd.grad(out.sum(), v, retain_graph=True)[0].double().sum((-1, -2))
+        g_sink = torch.zeros(29, 3) if sink is None else torch.autograd.grad(lse.sum(), sink)[0]
+        assert testing.error(g_v + g_sink, torch.ones_like(g_v)) <= torch.finfo(torch.float32).eps
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)

@@ -7,11 +7,11 @@ import ctypes
 import torch
 from torch import Tensor
 
-from regard.backends.backward import sink_gradient
-from regard.backends.base import Result
+from regard.backends.backward import pulls, sink_gradient
+from regard.backends.base import Kept, Result
 from regard.backends.library import CODES, Arguments, Operand, parallel
 from regard.backends.lowering import ACTIVATIONS, Lowered, lower_around
-from regard.backends.operation import arguments, library, nothing, operand
+from regard.backends.operation import arguments, empty, exact_lse, library, nothing, operand, room
 from regard.problem import Problem
 from regard.scores.activations import LeakyReLU
 from regard.scores.additive import Additive
@@ -41,13 +41,21 @@ class AdditiveGradients(ctypes.Structure):
 
 def forward(problem: Problem) -> Result:
     """(out, lse) of a problem whose similarity is Additive."""
-    frame = problem.frame
-    lse = torch.empty((*frame.batch, frame.heads, frame.nq), dtype=torch.float32)
-    out = lse.new_empty((*lse.shape, problem.dv))
     lowered = _lowered(problem)
-    if lse.numel() == 0 or frame.nk == 0:
-        return nothing(lowered, out, lse)
-    _run("regard_additive_forward", _arguments(problem, lowered, out, lse))
+    return _forward(problem, lowered, *empty(lowered), None)
+
+
+def remembered(problem: Problem) -> Kept:
+    """out, lse and norm, as operation.remembered."""
+    lowered = _lowered(problem)
+    out, lse, norm = room(lowered)
+    return *_forward(problem, lowered, out, lse, norm), norm
+
+
+def _forward(problem: Problem, lowered: Lowered, out: Tensor, lse: Tensor, norm: Tensor | None) -> Result:
+    if lse.numel() == 0 or problem.frame.nk == 0:
+        return nothing(lowered, out, lse, norm)
+    _run("regard_additive_forward", _arguments(problem, lowered, out, lse, norm))
     return out, lse
 
 
@@ -59,20 +67,16 @@ def why_streamed(problem: Problem, needs: tuple[bool, ...]) -> str | None:
     return None
 
 
-def backward(
-    problem: Problem, result: Result, cotangents: Result, needs: tuple[bool, ...]
-) -> tuple[Tensor | None, ...]:
+def backward(problem: Problem, kept: Kept, cotangents: Result, needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
     """Gradients of problem.tensors() for which `needs` is true, where why_streamed has nothing to say."""
-    (out, lse), (g_out, g_lse) = result, cotangents
-    empty_rows = lse == -torch.inf
-    g_out = g_out.float().masked_fill(empty_rows[..., None], 0)
-    delta = ((g_out * out).sum(-1) - g_lse).masked_fill_(empty_rows, 0)
+    out, lse, norm = kept
+    g_out, delta = pulls((out, lse), (cotangents[0].float(), cotangents[1]))
     q, k, v = problem.q, problem.k, problem.v
     da, dc, dv = (torch.zeros(t.shape, dtype=torch.float32) for t in (q, k, v))
     dw = torch.zeros(problem.frame.heads, q.shape[-1])
     if lse.numel() and k.numel():
-        lowered, full = _lowered(problem), lse.masked_fill(empty_rows, 0)
-        x = _arguments(problem, lowered, out, full)
+        lowered = _lowered(problem)
+        x = _arguments(problem, lowered, out, lse, norm)
         operands = (operand(t) for t in (g_out, delta[..., None], da, dc, dv))
         _run("regard_additive_backward", AdditiveGradients(x, *operands, dw.data_ptr()))
     similarity = problem.similarity
@@ -83,7 +87,7 @@ def backward(
     known = (da, dc, dv, *(dw if t is w else None for t in similarity.tensors()))
     found = [*known, *(None for _ in problem.tensors()[len(known) :])]
     if problem.sink is not None and needs[-1]:
-        found[-1] = sink_gradient(problem.sink, lse.masked_fill(empty_rows, 0), delta)
+        found[-1] = sink_gradient(problem.sink.double(), exact_lse(norm), delta)
     given = zip(found, problem.tensors(), needs, strict=True)
     return tuple(g.to(t.dtype) if need and g is not None else None for g, t, need in given)
 
@@ -92,13 +96,13 @@ def _lowered(problem: Problem) -> Lowered:
     return lower_around(problem, library().tile, problem.q.float(), problem.k.float(), problem.v)
 
 
-def _arguments(problem: Problem, lowered: Lowered, out: Tensor, lse: Tensor) -> AdditiveArguments:
+def _arguments(problem: Problem, lowered: Lowered, out: Tensor, lse: Tensor, norm: Tensor | None) -> AdditiveArguments:
     """What the kernels are told; the tensors of `lowered` must live until they have run."""
     similarity = problem.similarity
     assert isinstance(similarity, Additive)
     activation, w = similarity.activation, similarity.w.float().expand(problem.frame.heads, -1)
     slope = activation.slope if isinstance(activation, LeakyReLU) else 0.0
-    call = arguments(lowered, out, lse)
+    call = arguments(lowered, out, lse, norm)
     call.dtype = CODES[lowered.v.dtype]
     # kept alive as an attribute of the struct
     x = AdditiveArguments(call, 0, w.shape[-1], ACTIVATIONS[type(activation)], slope)

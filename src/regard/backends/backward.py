@@ -15,13 +15,14 @@ from regard.shapes import repeat_heads, sum_groups
 from regard.state import weigh
 
 Pair = tuple[Tensor, Tensor]
+Kept = tuple[Tensor, ...]  # out, lse, and what is not for here
 
 
 def backward(
-    problem: Problem, result: Pair, cotangents: Pair, needs: tuple[bool, ...], size: Size
+    problem: Problem, kept: Kept, cotangents: Pair, needs: tuple[bool, ...], size: Size
 ) -> tuple[Tensor | None, ...]:
     """Gradients of problem.tensors() for which `needs` is true, from (out, lse) and the cotangents of both."""
-    sweep = _Sweep(problem, result, cotangents, needs)
+    sweep = _Sweep(problem, (kept[0], kept[1]), cotangents, needs)
     for strip in strips(problem, size):
         for cols, everything in strip.tiles:
             sweep.add(problem.frame.region(strip.rows, cols), everything)
@@ -37,11 +38,8 @@ class _Sweep:
 
     def __init__(self, problem: Problem, result: Pair, cotangents: Pair, needs: tuple[bool, ...]) -> None:
         self.problem, self.needs = problem, needs
-        (out, lse), (g_out, g_lse) = result, cotangents
-        self.empty = lse == -math.inf
-        self.lse = lse.masked_fill(self.empty, 0)
-        self.g_out = g_out.masked_fill(self.empty[..., None], 0)
-        self.delta = ((self.g_out * out).sum(-1) - g_lse).masked_fill(self.empty, 0)
+        self.g_out, self.delta = pulls(result, cotangents)
+        self.lse = result[1].masked_fill(result[1] == -math.inf, 0)
         n = 3 + len(problem.score.tensors())
         self.sums = tuple(
             torch.zeros(t.shape, dtype=problem.accumulate, device=t.device)
@@ -125,7 +123,15 @@ class _Sweep:
         return (*known, *rest)
 
 
+def pulls(result: Pair, cotangents: Pair) -> Pair:
+    """dO, and Delta = rowsum(dO · O) - g with g the cotangent of lse; both 0 for rows that see nothing."""
+    (out, lse), (g_out, g_lse) = result, cotangents
+    empty = lse == -math.inf
+    g_out = g_out.masked_fill(empty[..., None], 0)
+    return g_out, ((g_out * out).sum(-1) - g_lse).masked_fill(empty, 0)
+
+
 def sink_gradient(sink: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
     """Of a key with a logit (*batch, h) and no value, seen by every row: dS = P (0 - Delta), summed over the rows."""
-    p = torch.exp(sink[..., None] - lse)  # lse is 0, not -inf, for empty rows: there Delta is 0
+    p = torch.exp(sink[..., None] - lse)  # for empty rows lse is anything but -inf: there Delta is 0
     return -(p * delta).sum(-1)

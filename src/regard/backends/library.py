@@ -54,6 +54,7 @@ class Arguments(ctypes.Structure):
         ("keep", ctypes.c_float),
         ("invariant", ctypes.c_int32),
         ("sink", Operand),
+        ("norm", Operand),
     )
 
 

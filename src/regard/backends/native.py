@@ -9,12 +9,13 @@ from torch import Tensor
 
 from regard.backends.additive import backward as additive_backward
 from regard.backends.additive import forward as additive_forward
+from regard.backends.additive import remembered as additive_remembered
 from regard.backends.additive import why_streamed
-from regard.backends.base import Backend, Ready, Result
+from regard.backends.base import Backend, Kept, Ready, Result
 from regard.backends.graph import traced
 from regard.backends.library import runnable
 from regard.backends.lowering import Lowered, lower, lower_mask, why_not
-from regard.backends.operation import forward, library, ready
+from regard.backends.operation import forward, library, ready, remembered
 from regard.backends.tiling import stream
 from regard.backends.training import backward, why_not_backward
 from regard.problem import Problem
@@ -56,6 +57,12 @@ class Native(Backend):
                 return additive_forward(problem)
             return forward(self._lowered(problem))
 
+    def remembered(self, problem: Problem) -> Kept:
+        with torch.no_grad():
+            if isinstance(problem.similarity, Additive):
+                return additive_remembered(problem)
+            return remembered(self._lowered(problem))
+
     def traced(self, problem: Problem) -> Result:
         if isinstance(problem.similarity, Additive):
             return self.differentiable(problem)
@@ -67,17 +74,17 @@ class Native(Backend):
         return ready(self._lowered(problem), given, leaves, problem.dtype)
 
     def backward(
-        self, problem: Problem, result: Result, cotangents: Result, needs: tuple[bool, ...]
+        self, problem: Problem, kept: Kept, cotangents: Result, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         additive = isinstance(problem.similarity, Additive)
         with torch.no_grad():
             if additive and why_streamed(problem, needs) is None:
-                return additive_backward(problem, result, cotangents, needs)
+                return additive_backward(problem, kept, cotangents, needs)
             if not additive and why_not_backward(problem) is None:
-                return backward(problem, self._lowered(problem), result, cotangents, needs)
+                return backward(problem, self._lowered(problem), (kept[0], kept[1], kept[2]), cotangents, needs)
             # The weights of a row sum to 1 only with the log-sum-exp of scores rounded as this backward rounds them.
             lse = stream(replace(problem, v=problem.v[..., :0]), self.size, quick=True)[1]
-        return super().backward(problem, (result[0], lse), cotangents, needs)
+        return super().backward(problem, (kept[0], lse), cotangents, needs)
 
     def plan(self, problem: Problem) -> dict[str, str]:
         kernels = library()

@@ -12,6 +12,7 @@ from regard.backends.library import AXES, CODES, Arguments, Library, Operand, ch
 from regard.backends.lowering import Lowered
 
 Result = tuple[Tensor, Tensor]
+Kept = tuple[Tensor, Tensor, Tensor]
 
 # Floating-point operations for which it is worth waking another thread.
 _GRAIN = 1 << 20
@@ -27,14 +28,26 @@ def library() -> Library:
 def forward(lowered: Lowered) -> Result:
     """out (*batch, h, nq, dv) and lse (*batch, h, nq), float32."""
     out, lse = empty(lowered)
+    return _run(lowered, out, lse, None)
+
+
+def remembered(lowered: Lowered) -> Kept:
+    """out, lse, and norm (*batch, h, nq, 2), from which the backward kernels compute the weights again."""
+    out, lse, norm = room(lowered)
+    return *_run(lowered, out, lse, norm), norm
+
+
+def _run(lowered: Lowered, out: Tensor, lse: Tensor, norm: Tensor | None) -> Result:
     if lse.numel() == 0 or lowered.k.shape[-2] == 0:
-        return nothing(lowered, out, lse)
-    library().forward(arguments(lowered, out, lse))
+        return nothing(lowered, out, lse, norm)
+    library().forward(arguments(lowered, out, lse, norm))
     return out, lse
 
 
-def nothing(lowered: Lowered, out: Tensor, lse: Tensor) -> Result:
+def nothing(lowered: Lowered, out: Tensor, lse: Tensor, norm: Tensor | None) -> Result:
     """Where there are no queries or no keys: the sink, if there is one, has all the mass."""
+    if norm is not None:
+        norm.zero_()
     return out.zero_(), lse.copy_(lowered.sink[..., 0]) if lowered.sink is not None else lse.fill_(-torch.inf)
 
 
@@ -44,7 +57,19 @@ def empty(lowered: Lowered) -> Result:
     return lse.new_empty((*lowered.shape, lowered.v.shape[-1])), lse
 
 
-def arguments(lowered: Lowered, out: Tensor, lse: Tensor | None) -> Arguments:
+def room(lowered: Lowered) -> Kept:
+    """Room for out, lse and norm."""
+    out, lse = empty(lowered)
+    return out, lse, lse.new_empty((*lowered.shape, 2))
+
+
+def exact_lse(norm: Tensor) -> Tensor:
+    """The log-sum-exp with the digits that float32 has no room for; inf for rows that see nothing."""
+    m, inverse = norm.double().unbind(-1)
+    return m * math.log(2) - inverse.log()
+
+
+def arguments(lowered: Lowered, out: Tensor, lse: Tensor | None, norm: Tensor | None) -> Arguments:
     """The struct that the kernels read; the tensors must live until they have run."""
     call = Arguments()
     *batch, heads, nq = lowered.shape
@@ -60,6 +85,8 @@ def arguments(lowered: Lowered, out: Tensor, lse: Tensor | None) -> Arguments:
     call.out = operand(out)
     if lse is not None:
         call.lse = operand(lse[..., None])
+    if norm is not None:
+        call.norm = operand(norm)
     for name, t in lowered.tensors().items():
         _tell(call, name, t)
     return call
@@ -110,7 +137,7 @@ class Ready:
         self.shape, self.dtype = tuple(out.shape), out.dtype
         # the fastest ways that torch has: twice as fast as empty of a torch.Size
         self.like = q.is_contiguous() and q.shape == out.shape
-        self.call = ctypes.byref(arguments(lowered, out, None))
+        self.call = ctypes.byref(arguments(lowered, out, None, None))
         self.again, self.parallel = library().again, parallel()
         held = [told[name].data_ptr() if name in told else None for name in self.LEAVES]
         self.places = tuple(addresses.index(a) if a in addresses else None for a in held)

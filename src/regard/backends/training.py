@@ -7,16 +7,17 @@ import ctypes
 import torch
 from torch import Tensor
 
-from regard.backends.backward import sink_gradient
+from regard.backends.backward import pulls, sink_gradient
 from regard.backends.library import CODES, Arguments, Operand
 from regard.backends.lowering import Lowered, relative_buckets
-from regard.backends.operation import arguments, library, operand
+from regard.backends.operation import arguments, exact_lse, library, operand
 from regard.problem import Problem
 from regard.scores.algebra import Score
 from regard.scores.modifiers import Alibi, Bias, RelativeBias, SoftCap
 from regard.scores.similarity import Distance, ScaledDot
 
 Pair = tuple[Tensor, Tensor]
+Kept = tuple[Tensor, Tensor, Tensor]  # out, lse, norm
 # What the tensors of a score are to the kernels; those of Bilinear and Cosine are in q and k already.
 LEARNED = ("q", "k", "v", "bias", "slopes", "offsets", "sink")  # operands that have gradients
 _KINDS: dict[type, str] = {ScaledDot: "scale", Alibi: "slopes", Bias: "bias", RelativeBias: "offsets"}
@@ -45,30 +46,30 @@ def why_not_backward(problem: Problem) -> str | None:
 
 
 def backward(
-    problem: Problem, lowered: Lowered, result: Pair, cotangents: Pair, needs: tuple[bool, ...]
+    problem: Problem, lowered: Lowered, kept: Kept, cotangents: Pair, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of problem.tensors() for which `needs` is true, from (out, lse) and the cotangents of both."""
+    """Gradients of problem.tensors() for which `needs` is true, from what the forward kept and the cotangents."""
     given = problem.tensors()
     stages = [stage for stage in problem.score.parts for _ in stage.tensors()]
     kinds = ["q", "k", "v", *(_KINDS.get(type(stage), "prepared") for stage in stages)]
     wanted = {kind for kind, need in zip(kinds, needs, strict=False) if need} - {"prepared"}
-    found = _run(lowered, result, cotangents, wanted | ({"q"} if "scale" in wanted else set()))
+    found = _run(lowered, kept, cotangents, wanted | ({"q"} if "scale" in wanted else set()))
     gradients: list[Tensor | None] = [None] * len(given)
     for n, kind in enumerate(kinds):
         if needs[n] and kind in wanted:
             g = _own(problem, lowered, kind, None if n < 3 else stages[n - 3], found)
             gradients[n] = g.reshape(given[n].shape).to(given[n].dtype)
     if problem.sink is not None and needs[-1]:
-        gradients[-1] = _sink_gradient(problem.sink, result, cotangents)
+        gradients[-1] = _sink_gradient(problem.sink, kept, cotangents)
     return tuple(gradients)
 
 
-def operand_gradients(lowered: Lowered, result: Pair, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
+def operand_gradients(lowered: Lowered, kept: Kept, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
     """The gradients of the operands that are wanted, in their shapes and dtypes."""
-    found = _run(lowered, result, cotangents, wanted - {"sink"})
+    found = _run(lowered, kept, cotangents, wanted - {"sink"})
     if "sink" in wanted:
         assert lowered.sink is not None
-        found["sink"] = _sink_gradient(lowered.sink[..., 0, 0], result, cotangents)[..., None, None]
+        found["sink"] = _sink_gradient(lowered.sink[..., 0, 0], kept, cotangents)[..., None, None]
     for name in found.keys() & {"slopes", "offsets"}:
         heads = getattr(lowered, name).shape[0]
         found[name] = found[name] if heads > 1 else _total(found[name].movedim(0, -1))[None]
@@ -78,7 +79,7 @@ def operand_gradients(lowered: Lowered, result: Pair, cotangents: Pair, wanted: 
     return {name: g.to(getattr(lowered, name).dtype).contiguous() for name, g in found.items()}
 
 
-def _run(lowered: Lowered, result: Pair, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
+def _run(lowered: Lowered, kept: Kept, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
     """The gradients of the kernels' operands, by name; slopes and offsets for each head."""
     heads, nq, nk = lowered.shape[-2], lowered.shape[-1], lowered.k.shape[-2]
     found = {name: torch.empty_like(getattr(lowered, name)) for name in wanted & {"q", "k", "v"}}
@@ -91,12 +92,12 @@ def _run(lowered: Lowered, result: Pair, cotangents: Pair, wanted: set[str]) -> 
         found["offsets"] = torch.zeros(heads, nq + nk - 1)
     if 0 in lowered.shape or nk == 0:
         return {name: g.zero_() for name, g in found.items()}
-    out, lse = (t.contiguous() for t in result)
+    out, lse, norm = (t.contiguous() for t in kept)
     dout, dlse = cotangents
     dout = dout if dout.dtype in CODES and dout.stride(-1) == 1 else dout.float().contiguous()
     dlse = dlse.float()
     told = Gradients()
-    told.call = arguments(lowered, out, lse)
+    told.call = arguments(lowered, out, lse, norm)
     told.dout, told.dlse = operand(dout), operand(dlse[..., None])
     told.dout_dtype, told.gradient_dtype = CODES[dout.dtype], CODES[lowered.q.dtype]
     for name, g in found.items():
@@ -130,11 +131,9 @@ def _table_gradient(problem: Problem, stage: RelativeBias, offsets: Tensor) -> T
     return table if stage.table.shape[1] > 1 else _total(table)
 
 
-def _sink_gradient(sink: Tensor, result: Pair, cotangents: Pair) -> Tensor:
-    (out, lse), (g_out, g_lse) = result, cotangents
-    empty = lse == -torch.inf
-    delta = ((g_out * out).sum(-1) - g_lse).masked_fill(empty, 0)
-    return sink_gradient(sink, lse.masked_fill(empty, 0), delta)
+def _sink_gradient(sink: Tensor, kept: Kept, cotangents: Pair) -> Tensor:
+    out, lse, norm = kept
+    return sink_gradient(sink.double(), exact_lse(norm), pulls((out, lse), cotangents)[1]).to(sink.dtype)
 
 
 def _total(t: Tensor) -> Tensor:
