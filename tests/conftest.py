@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator
 
 # Before torch and matplotlib are loaded: cuBLAS is deterministic with a fixed workspace only, and pictures
@@ -99,3 +100,29 @@ def global_state_is_left_alone(unwritten_memory_is_nan: None) -> Iterator[None]:
     if changed:
         restore(before)
         pytest.fail("torch's global state was left changed: " + "; ".join(changed))
+
+
+# How a reason begins where a test is skipped for want of something that could be installed.
+MISSING = "needs "
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says how many tests were skipped for want of something."""
+    if found := _missing(terminalreporter):
+        terminalreporter.section("skipped for want of something")
+        for reason, count in sorted(Counter(found).items()):
+            terminalreporter.line(f"{count:5} tests: {reason}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Where nothing may be missing (REGARD_NOTHING_MISSING), such a skip fails the run."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("REGARD_NOTHING_MISSING") and _missing(reporter):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _missing(reporter: pytest.TerminalReporter) -> list[str]:
+    reasons = [report.longrepr[2] for report in reporter.stats.get("skipped", ()) if isinstance(report.longrepr, tuple)]
+    reasons = [reason.removeprefix("Skipped: ") for reason in reasons]
+    return [reason for reason in reasons if reason.startswith(MISSING)]

@@ -25,7 +25,7 @@ from benchmarks.inputs import Inputs, draw
 from benchmarks.measure import Entry, Lost, Row, Timed, Worker
 from benchmarks.report import Report
 
-needs_kernels = pytest.mark.skipif(not runnable(), reason="the native kernels were not built")
+needs_kernels = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 
 SHAPE = (2, 3, 13, 8)
 TINY = {

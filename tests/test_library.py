@@ -13,7 +13,7 @@ import torch
 import regard as rg
 from regard.backends.library import runnable
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="the native kernels were not built: no C++ compiler")
+pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 
 
 def test_an_interrupt_is_answered_and_the_next_call_is_right() -> None:

@@ -1,4 +1,4 @@
-"""Memory grows with the sequence, not with its square: peaks of forward and backward, each in a process of its own."""
+"""Memory grows with the sequence, not with its square: peaks of forward, backward and looking, each in a process."""
 
 from __future__ import annotations
 
@@ -15,9 +15,31 @@ MEASURE = """
 import json, resource, sys
 import torch, regard as rg
 
-n, backend = int(sys.argv[1]), {"Tiled": rg.Tiled(), "Native": rg.Native(), "Reference": rg.Reference()}[sys.argv[2]]
+n, what = int(sys.argv[1]), sys.argv[2]
 
-def run(n):
+def looking(n):
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 2, n, 32), torch.randn(1, 1, n, 32)
+    f = rg.facts
+    facts = (
+        f.Entropy(), f.MaxScore(), f.Top(8), f.Received(), f.MeanReceived(), f.MaxReceived(), f.Distance(), f.Map(),
+        f.ScoreMap(), f.Histogram(), f.Mass.first(4), f.Within(before=9, after=9), f.Offsets((-1, 1)), f.Rows([5]),
+    )
+    rg.look(q, k, facts=facts, mask=rg.Causal())
+
+def losing(n):
+    torch.manual_seed(0)
+    q, k = (torch.randn(1, 2, n, 32, requires_grad=True) for _ in range(2))
+    out = rg.entropy(q, k, mask=rg.Causal()).sum() + rg.max_score(q, k, mask=rg.Causal()).sum()
+    out.backward()
+    assert all(t.grad.isfinite().all() for t in (q, k))
+
+def dense(n):
+    q = torch.randn(2, n, 32, requires_grad=True)
+    torch.special.entr(torch.softmax(q @ q.mT, -1)).sum().backward()
+
+def attending(n):
+    backend = {"Tiled": rg.Tiled(), "Native": rg.Native(), "Reference": rg.Reference()}[what]
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, n, 64, requires_grad=True) for _ in range(3))
     w_q, w_k, w = (torch.randn(*size).mul(0.1).requires_grad_() for size in ((64, 32), (64, 32), (32,)))
@@ -32,6 +54,7 @@ def peak():
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
+run = {"looking": looking, "losing": losing, "dense": dense}.get(what, attending)
 run(64)  # what loads once is no growth
 before = peak()
 run(n)
@@ -43,11 +66,11 @@ DENSE = {n: 2 * n * n * 32 * 4 for n in (1024, 4096, 16384)}
 LIMIT = 1_000_000_000  # at n = 16,384, where a dense evaluation takes 68 GB
 
 
-def growth(n: int, backend: str = "Tiled") -> int:
+def growth(n: int, what: str = "Tiled") -> int:
     # one thread holds what several hold; several that wait for a busy core take many times as long
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(n), backend],
+        [sys.executable, "-c", MEASURE, str(n), what],
         capture_output=True,
         text=True,
         check=False,
@@ -63,7 +86,7 @@ def test_an_additive_score_in_linear_memory() -> None:
     assert growth(4096) < LIMIT // 4 < DENSE[4096] // 16
 
 
-@pytest.mark.skipif(not runnable(), reason="the native kernels were not built: no C++ compiler")
+@pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 def test_an_additive_score_natively() -> None:
     """Two heads of 64 of n = 16,384 in half of the limit; a part of that here."""
     assert growth(4096, "Native") < LIMIT // 8
@@ -73,12 +96,26 @@ def test_the_measure_sees_a_dense_evaluation() -> None:
     assert growth(1024, "Reference") > DENSE[1024]
 
 
+# of one n × n of 2 heads in float32
+SQUARE = {n: 2 * n * n * 4 for n in (2048, 6000)}
+
+
+@pytest.mark.parametrize("what", ["looking", "losing"])
+def test_looking_in_linear_memory(what: str) -> None:
+    """A third of one matrix of weights, of which a dense evaluation holds several."""
+    assert growth(6000, what) < SQUARE[6000] // 3
+
+
+def test_the_measure_sees_a_dense_entropy() -> None:
+    assert growth(2048, "dense") > 2 * SQUARE[2048]
+
+
 @pytest.mark.slow
 def test_an_additive_score_of_16384_keys() -> None:
     assert growth(16384) < LIMIT
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not runnable(), reason="the native kernels were not built: no C++ compiler")
+@pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 def test_an_additive_score_of_16384_keys_natively() -> None:
     assert growth(16384, "Native") < LIMIT // 2

@@ -16,7 +16,7 @@ from regard.backends.base import Backend
 from regard.backends.library import Arguments, Library, Operand, load, runnable
 from regard.problem import pose
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="the native kernels were not built: no C++ compiler")
+pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 
 FRAMES = {
     "blocks": testing.frame(nq=97, nk=211, batch=(2,), heads=6),

@@ -15,7 +15,7 @@ from regard.backends.base import Backend
 from regard.backends.library import runnable
 from regard.scores.activations import Activation
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="the native kernels were not built: no C++ compiler")
+pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 
 ACTIVATIONS = (rg.Tanh(), rg.Sigmoid(), rg.LeakyReLU())
 KINDS = [(rg.Tanh(), torch.bfloat16), (rg.Tanh(), torch.float16), *((f, torch.float32) for f in ACTIVATIONS)]

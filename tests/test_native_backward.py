@@ -16,7 +16,7 @@ from regard import testing
 from regard.backends.library import runnable
 from regard.backends.training import why_not_backward
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="the native kernels were not built: no C++ compiler")
+pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 
 FRAMES = {
     "blocks": testing.frame(nq=97, nk=211, batch=(2,), heads=6),

@@ -15,7 +15,7 @@ from regard.backends.lowering import lower
 from regard.backends.operation import forward
 from regard.problem import pose
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="the native kernels were not built: no C++ compiler")
+pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 
 N = 70
 ALLOWED, BIAS = torch.rand(N, N) > 0.5, torch.randn(4, N, N)

@@ -13,7 +13,7 @@ import regard as rg
 from regard import prepared, testing
 from regard.backends.library import runnable
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="the native kernels were not built: no C++ compiler")
+pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 
 AT = testing.frame(nq=23, nk=23, batch=(2,), heads=4)
 

@@ -13,6 +13,13 @@ from regard.functional import attention as attention
 from regard.functional import attention_state as attention_state
 from regard.functional import attention_weights as attention_weights
 from regard.functional import explain as explain
+from regard.inspect import facts as facts
+from regard.inspect.differentiable import entropy as entropy
+from regard.inspect.differentiable import max_score as max_score
+from regard.inspect.look import look as look
+from regard.inspect.monitor import monitor as monitor
+from regard.inspect.record import record as record
+from regard.inspect.rollout import rollout as rollout
 from regard.masks.algebra import Cover as Cover
 from regard.masks.algebra import Everything as Everything
 from regard.masks.algebra import Mask as Mask
@@ -98,8 +105,15 @@ __all__ = [
     "attention",
     "attention_state",
     "attention_weights",
+    "entropy",
     "explain",
+    "facts",
     "head",
+    "look",
+    "max_score",
+    "monitor",
     "nn",
+    "record",
+    "rollout",
     "tail",
 ]

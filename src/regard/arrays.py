@@ -23,6 +23,31 @@ def tensor(x: Any, name: str) -> Tensor:
     )
 
 
+def integers(x: Any, name: str, of_booleans: str = "") -> Tensor:
+    """x as int64; TypeError if it holds anything else. `of_booleans`: the way out for who gave booleans."""
+    t = tensor(x, name)
+    if t.dtype.is_floating_point or t.dtype.is_complex or t.dtype == torch.bool:
+        hint = of_booleans if t.dtype == torch.bool else ""
+        raise TypeError(f"{name} has dtype {t.dtype}; expected integers.{hint}")
+    return t.long()
+
+
+def indices(x: Any, name: str) -> Tensor:
+    """x, an array or a list, as indices (r,), int64; TypeError if it is something else."""
+    t = torch.as_tensor(x)
+    t = t if t.numel() else t.long()  # [] has torch's default dtype
+    if t.dim() != 1 or t.dtype.is_floating_point or t.dtype.is_complex or t.dtype == torch.bool:
+        raise TypeError(f"{name} has dtype {t.dtype}, shape {tuple(t.shape)}; expected integers, (r,).")
+    return t.long()
+
+
+def existing(index: Tensor, n: int, name: str, things: str) -> Tensor:
+    """Indices of n things, counted from 0: negative ones count from the end. IndexError for one that does not exist."""
+    if bool(((index < -n) | (index >= n)).any()):
+        raise IndexError(f"{name} holds {index.tolist()}; there are {n} {things}.")
+    return index % max(n, 1)
+
+
 def answer_like(x: Any) -> Callable[[Tensor], Any]:
     """How to turn a result into the kind of array that x is."""
     if isinstance(x, Tensor):

@@ -1,4 +1,4 @@
-"""The only autograd.Function: out and lse of a problem, with a backward in linear memory."""
+"""The autograd.Function of attention: out and lse of a problem, with a backward in linear memory."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 import regard.arrays as arrays
 import regard.prepared as prepared
@@ -19,7 +20,7 @@ from regard.masks.algebra import Everything, Mask
 from regard.positions import Positions
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
-from regard.shapes import blocks, listed
+from regard.shapes import blocks
 from regard.state import State
 
 
@@ -61,6 +62,16 @@ def attention(
     >>> rg.attention(q, k, v, score=rg.ScaledDot() >> rg.SoftCap(50.0), mask=rg.Causal()).shape
     torch.Size([2, 8, 128, 32])
     """
+    if has_torch_function((q, k, v)):  # modes and tensor subclasses see the call as they see torch's own
+        return handle_torch_function(
+            *(attention, (q, k, v), q, k, v),
+            score=score,
+            mask=mask,
+            positions=positions,
+            sink=sink,
+            dropout=dropout,
+            backend=backend,
+        )
     if positions is None and dropout is None and backend is None:
         known = prepared.attend(q, k, v, score, mask, sink)
         if known is not None:
@@ -127,7 +138,8 @@ def attention_weights(
     with call.precision():
         problem = call.problem
         lse = call.run(Tiled(), lse=True)[1]
-        chosen = _chosen(rows, problem.frame.nq, problem.frame.device)
+        nq, device = problem.frame.nq, problem.frame.device
+        chosen = torch.arange(nq, device=device) if rows is None else _chosen(rows, nq).to(device)
         lse = lse.masked_fill(lse == -torch.inf, 0)[..., chosen, None]
         # strips bound what a wide similarity (Additive) holds at once
         size = max(1, (1 << 20) // max(problem.frame.nk * problem.lanes, 1))
@@ -163,13 +175,5 @@ def explain(
         return plan_of(call.problem, backend, lse=False)
 
 
-def _chosen(rows: Any, nq: int, device: torch.device) -> Tensor:
-    if rows is None:
-        return torch.arange(nq, device=device)
-    chosen = torch.as_tensor(rows)
-    chosen = chosen if chosen.numel() else chosen.long()  # [] has torch's default dtype
-    if chosen.dim() != 1 or chosen.dtype.is_floating_point or chosen.dtype == torch.bool:
-        raise TypeError(f"rows has dtype {chosen.dtype}, shape {listed(chosen.shape)}; expected integers, (r,).")
-    if bool(((chosen < -nq) | (chosen >= nq)).any()):
-        raise IndexError(f"rows holds {chosen.tolist()}; there are {nq} queries.")
-    return chosen.to(device, torch.int64) % max(nq, 1)
+def _chosen(rows: Any, nq: int) -> Tensor:
+    return arrays.existing(arrays.indices(rows, "rows"), nq, "rows", "queries")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from regard.backends.tiling import Size, strips
-from regard.problem import Problem
+from regard.problem import Problem, Tile
 from regard.region import Region
 from regard.scores.algebra import Pull
 from regard.shapes import repeat_heads, sum_groups
@@ -26,20 +28,25 @@ def backward(
     for strip in strips(problem, size):
         for cols, everything in strip.tiles:
             sweep.add(problem.frame.region(strip.rows, cols), everything)
-    return sweep.gradients()
+    return sweep.gradients(lambda sink: sink_gradient(sink, sweep.lse, sweep.delta))
 
 
-class _Sweep:
-    """The sums of one backward pass.
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """One tile of scores, evaluated so that it can be differentiated: from `leaves`, or through `first` by `pull`."""
 
-    With P = exp(S - lse), Delta = rowsum(dO · O) - g (g the cotangent of lse):  dS = P (dO Vᵀ - Delta), dV = Pᵀ dO.
-    From dS on, autograd differentiates the tile's own scores.
-    """
+    at: Region
+    leaves: list[Tensor]
+    tile: Tile
+    first: Tensor | None
+    pull: Pull | None
 
-    def __init__(self, problem: Problem, result: Pair, cotangents: Pair, needs: tuple[bool, ...]) -> None:
+
+class ScoreGradients:
+    """The gradients of q, k and the tensors of the score, summed tile by tile from those of the scores."""
+
+    def __init__(self, problem: Problem, needs: tuple[bool, ...]) -> None:
         self.problem, self.needs = problem, needs
-        self.g_out, self.delta = pulls(result, cotangents)
-        self.lse = result[1].masked_fill(result[1] == -math.inf, 0)
         n = 3 + len(problem.score.tensors())
         self.sums = tuple(
             torch.zeros(t.shape, dtype=problem.accumulate, device=t.device)
@@ -48,8 +55,8 @@ class _Sweep:
         self.score_sums = problem.score.with_tensors(iter(self.sums[3:]))
         self.differentiated = [m for m in range(n) if m != 2 and needs[m]]
 
-    def add(self, at: Region, everything: bool) -> None:
-        """One tile's share of every gradient."""
+    def open(self, at: Region, everything: bool) -> Opened:
+        """The scores of one tile. Where none of the gradients is wanted, they require none."""
         problem, rows, cols = self.problem, at.rows, at.cols
         q, k, v = problem.q[..., rows, :], problem.k[..., cols, :], problem.v[..., cols, :]
         local = problem.score.local(at)
@@ -62,19 +69,75 @@ class _Sweep:
             first.requires_grad_(bool(self.differentiated))
         with torch.enable_grad():
             tile = problem.tile(at, leaves[0], leaves[1], local, everything, first)
+        return Opened(at, leaves, tile, first, pull)
+
+    def add_scores(self, opened: Opened, g_s: Tensor) -> None:
+        """One tile's share, from the gradient of its scores: 0 where hidden."""
+        gradients = self._by_autograd(opened, g_s) if opened.first is None else self._by_pull(opened, g_s)
+        places = (
+            self.sums[0][..., opened.at.rows, :],
+            self.sums[1][..., opened.at.cols, :],
+            None,
+            *self.score_sums.local(opened.at).tensors(),
+        )
+        for m, g in gradients.items():
+            place = places[m]
+            if g is not None and place is not None:
+                place += g
+
+    def _by_autograd(self, opened: Opened, g_s: Tensor) -> dict[int, Tensor | None]:
+        """By place in `sums`, this tile's gradients, from those of its scores."""
+        wanted = [opened.leaves[m] for m in self.differentiated]
+        found = torch.autograd.grad(opened.tile.scores, wanted, g_s, allow_unused=True)
+        return dict(zip(self.differentiated, found, strict=True))
+
+    def _by_pull(self, opened: Opened, g_s: Tensor) -> dict[int, Tensor | None]:
+        """The same where autograd has seen the modifiers only, and the similarity knows its own derivative."""
+        assert opened.first is not None and opened.pull is not None
+        known = len(self.problem.similarity.tensors())
+        later = [m for m in self.differentiated if m >= 3 + known]
+        seen = [opened.first, *(opened.leaves[m] for m in later)]
+        g_first, *g_later = torch.autograd.grad(opened.tile.scores, seen, g_s, allow_unused=True)
+        g_q, g_k, *g_known = opened.pull(g_first)
+        g_k = None if g_k is None else sum_groups(g_k, self.problem.key_heads)
+        found = dict(enumerate((g_q, g_k, None, *g_known))) | dict(zip(later, g_later, strict=True))
+        return {m: found[m] for m in self.differentiated}
+
+    def gradients(self, sink: Callable[[Tensor], Tensor]) -> tuple[Tensor | None, ...]:
+        """In the order and dtypes of problem.tensors(); `sink` is asked for that of the sink, if it is wanted."""
+        given = self.problem.tensors()
+        known = [self.sums[m].to(given[m].dtype) if self.needs[m] else None for m in range(len(self.sums))]
+        rest: list[Tensor | None] = [None for _ in given[len(self.sums) :]]
+        if self.problem.sink is not None and self.needs[-1]:
+            rest[-1] = sink(self.problem.sink)
+        return (*known, *rest)
+
+
+class _Sweep(ScoreGradients):
+    """The sums of one backward pass.
+
+    With P = exp(S - lse), Delta = rowsum(dO · O) - g (g the cotangent of lse):  dS = P (dO Vᵀ - Delta), dV = Pᵀ dO.
+    From dS on, autograd differentiates the tile's own scores.
+    """
+
+    def __init__(self, problem: Problem, result: Pair, cotangents: Pair, needs: tuple[bool, ...]) -> None:
+        super().__init__(problem, needs)
+        self.g_out, self.delta = pulls(result, cotangents)
+        self.lse = result[1].masked_fill(result[1] == -math.inf, 0)
+
+    def add(self, at: Region, everything: bool) -> None:
+        """One tile's share of every gradient."""
+        problem, rows, cols = self.problem, at.rows, at.cols
+        opened = self.open(at, everything)
+        tile = opened.tile
         p = torch.exp(tile.masked.detach() - self.lse[..., rows, None])
         keep, g_out = problem.keep(at), self.g_out[..., rows, :]
         if self.needs[2]:
             seen = None if tile.visible is None else tile.visible.expand(p.shape).mT
             g_v = weigh((p if keep is None else p * keep).mT, g_out, seen)
             self.sums[2][..., cols, :] += sum_groups(g_v, problem.key_heads)
-        if not tile.scores.requires_grad:
-            return
-        g_s = self._score_gradient(at, p, g_out, leaves[2], keep, tile.visible)
-        if first is None or pull is None:
-            self._add_scores(at, self._by_autograd(tile.scores, leaves, g_s))
-        else:
-            self._add_scores(at, self._by_pull(tile.scores, leaves, g_s, first, pull))
+        if tile.scores.requires_grad:
+            self.add_scores(opened, self._score_gradient(at, p, g_out, opened.leaves[2], keep, tile.visible))
 
     def _score_gradient(
         self, at: Region, p: Tensor, g_out: Tensor, v: Tensor, keep: Tensor | None, visible: Tensor | None
@@ -83,44 +146,6 @@ class _Sweep:
         g_p = g_p if keep is None else g_p * keep
         g_s = p * (g_p - self.delta[..., at.rows, None])
         return g_s if visible is None else g_s.masked_fill(~visible, 0)
-
-    def _by_autograd(self, s: Tensor, leaves: list[Tensor], g_s: Tensor) -> dict[int, Tensor | None]:
-        """By place in `sums`, this tile's gradients, from those of its scores."""
-        wanted = [leaves[m] for m in self.differentiated]
-        return dict(zip(self.differentiated, torch.autograd.grad(s, wanted, g_s, allow_unused=True), strict=True))
-
-    def _by_pull(
-        self, s: Tensor, leaves: list[Tensor], g_s: Tensor, first: Tensor, pull: Pull
-    ) -> dict[int, Tensor | None]:
-        """The same where autograd has seen the modifiers only, and the similarity knows its own derivative."""
-        known = len(self.problem.similarity.tensors())
-        later = [m for m in self.differentiated if m >= 3 + known]
-        g_first, *g_later = torch.autograd.grad(s, [first, *(leaves[m] for m in later)], g_s, allow_unused=True)
-        g_q, g_k, *g_known = pull(g_first)
-        g_k = None if g_k is None else sum_groups(g_k, self.problem.key_heads)
-        found = dict(enumerate((g_q, g_k, None, *g_known))) | dict(zip(later, g_later, strict=True))
-        return {m: found[m] for m in self.differentiated}
-
-    def _add_scores(self, at: Region, gradients: dict[int, Tensor | None]) -> None:
-        places = (
-            self.sums[0][..., at.rows, :],
-            self.sums[1][..., at.cols, :],
-            None,
-            *self.score_sums.local(at).tensors(),
-        )
-        for m, g in gradients.items():
-            place = places[m]
-            if g is not None and place is not None:
-                place += g
-
-    def gradients(self) -> tuple[Tensor | None, ...]:
-        """In the order and dtypes of problem.tensors()."""
-        given = self.problem.tensors()
-        known = [self.sums[m].to(given[m].dtype) if self.needs[m] else None for m in range(len(self.sums))]
-        rest: list[Tensor | None] = [None for _ in given[len(self.sums) :]]
-        if self.problem.sink is not None and self.needs[-1]:
-            rest[-1] = sink_gradient(self.problem.sink, self.lse, self.delta)
-        return (*known, *rest)
 
 
 def pulls(result: Pair, cotangents: Pair) -> Pair:

@@ -16,7 +16,7 @@ from regard.demo.model import REACH, SEEN, ByteTransformer
 from regard.inspect.facts import Entropy, Map, MaxScore, Received, Top
 from regard.inspect.look import look
 from regard.inspect.plot import possible, save_map
-from regard.inspect.sweep import Seen
+from regard.inspect.seen import Seen
 from regard.inspect.text import grid, side_by_side
 from regard.nn.multihead import MultiHeadAttention
 

@@ -10,10 +10,13 @@ from torch import Tensor
 import regard.arrays as arrays
 from regard.backends.tiled import Tiled
 from regard.call import Call
-from regard.inspect.facts import Entropy, Fact, MaxScore
-from regard.inspect.sweep import Seen, sweep
+from regard.inspect.facts.algebra import Fact
+from regard.inspect.facts.rows import Entropy, MaxScore
+from regard.inspect.seen import Seen
+from regard.inspect.sweep import sweep
 from regard.masks.algebra import Everything, Mask
-from regard.positions import Positions
+from regard.positions import Positions, settle
+from regard.region import Frame
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 
@@ -31,18 +34,54 @@ def look(
     """What the weights of `attention` on these arguments are like: the answers to `facts`, never nq × nk of them.
 
     Answers have the axes (*batch, h, ...), without h where q has no head axis; float32, or float64 for float64 inputs.
-    Weights are those before dropout. No gradients. Memory: the answers and one tile.
+    Weights are those before dropout. No gradients (see `entropy` and `max_score`). Memory: the answers and one tile.
+    facts: a tuple of values of regard.facts, or of your own. Other arguments and their errors as `attention`; TypeError
+    for what is no fact, ShapeError or IndexError for a fact that does not fit the call.
 
     >>> import torch
     >>> q = torch.zeros(4, 8)
     >>> from regard.masks.positional import Causal
     >>> seen = look(q, q, mask=Causal())
     >>> seen[Entropy()].exp()   # equal weights: as many effective keys as the query may see
-    tensor([1., 2., 3., 4.])
+    tensor([1.0000, 2.0000, 3.0000, 4.0000])
     """
-    keys = arrays.tensor(k, "k")
-    with torch.no_grad():
-        call = Call(q, k, keys[..., :0], score, mask, positions, sink, None, like=q)
-        with call.precision():
-            seen = sweep(call.problem, call.run(Tiled(), lse=True)[1], facts)
-        return seen if call.layout.headed else seen.headless(len(call.layout.batch))
+    seen, call = survey(q, k, facts, score, mask, positions, sink)
+    return seen if call.layout.headed else seen.headless(len(call.layout.batch))
+
+
+@torch.no_grad()
+def survey(
+    q: Any,
+    k: Any,
+    facts: tuple[Fact[Any], ...],
+    score: Score,
+    mask: Mask,
+    positions: Positions | None,
+    sink: Tensor | float | None,
+) -> tuple[Seen, Call]:
+    """The answers, with the head axis that q may lack, and the call that they are about."""
+    check_facts(facts)
+    call = Call(q, k, arrays.tensor(k, "k")[..., :0], score, mask, positions, sink, None, like=q)
+    if positions is None:
+        _refuse_unknown_positions(call.problem.frame, facts)
+    with call.precision():
+        return sweep(call.problem, call.run(Tiled(), lse=True)[1], facts), call
+
+
+def check_facts(facts: Any) -> None:
+    """TypeError for what is no tuple of facts."""
+    if isinstance(facts, Fact):
+        raise TypeError(f"facts is {facts!r}; expected a tuple of facts: facts=({facts!r},).")
+    for fact in facts:
+        if isinstance(fact, type):
+            raise TypeError(
+                f"facts holds the class {fact.__name__}, not one of its values; write {fact.__name__}(...)."
+            )
+        if not isinstance(fact, Fact):
+            raise TypeError(f"facts holds a {type(fact).__name__}; expected facts, such as Entropy().")
+
+
+def _refuse_unknown_positions(frame: Frame, facts: tuple[Fact[Any], ...]) -> None:
+    """What compares positions needs them where there are fewer queries than keys, as a mask would."""
+    positional = next((fact for fact in facts if fact.compares_positions()), None)
+    settle(None, frame.nq, frame.nk, frame.batch, positional, frame.device)

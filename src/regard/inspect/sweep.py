@@ -2,54 +2,89 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.backends.tiling import Size, strips
-from regard.inspect.facts import Fact, Patch
+from regard.errors import ShapeError
+from regard.inspect.facts.algebra import Fact, Patch, Tally
+from regard.inspect.seen import Seen
 from regard.problem import Problem
-
-T = TypeVar("T")
-
-
-class Seen:
-    """The answers of one look: `seen[Entropy()]` is the entropy; `seen.lse` the log-sum-exp (*batch, h, nq)."""
-
-    def __init__(self, lse: Tensor, answers: dict[Fact[Any], Any]) -> None:
-        self.lse, self._answers = lse, answers
-
-    def __getitem__(self, fact: Fact[T]) -> T:
-        if fact not in self._answers:
-            raise KeyError(f"{fact!r} was not asked for; this look has {', '.join(map(repr, self._answers))}.")
-        return self._answers[fact]
-
-    def headless(self, axis: int) -> Seen:
-        """The same without the head axis, which the caller does not have."""
-        answers = {
-            fact: answer.squeeze(axis)
-            if isinstance(answer, Tensor)
-            else type(answer)(*(t.squeeze(axis) for t in answer))
-            for fact, answer in self._answers.items()
-        }
-        return Seen(self.lse.squeeze(axis), answers)
-
-    def __repr__(self) -> str:
-        return f"Seen({', '.join(map(repr, self._answers))})"
+from regard.region import Index, Region
+from regard.shapes import blocks, finite
 
 
 @torch.no_grad()
 def sweep(problem: Problem, lse: Tensor, facts: tuple[Fact[Any], ...]) -> Seen:
-    """The facts of a problem whose lse (*batch, h, nq), a sink included, is known; memory: theirs and one tile."""
-    tallies = {fact: fact.tally(problem) for fact in facts}
-    shift = lse.masked_fill(lse == -torch.inf, 0)
-    for strip in strips(problem, Size()):
-        for cols, _ in strip.tiles:
-            at = problem.frame.region(strip.rows, cols)
-            scores = problem.region_tile(at).masked
-            log_p = scores - shift[..., strip.rows, None]
-            patch = Patch(strip.rows, cols, scores, log_p, log_p.exp())
-            for tally in tallies.values():
-                tally.add(patch)
-    return Seen(lse, {fact: tally.finish() for fact, tally in tallies.items()})
+    """The facts of a problem whose lse (*batch, h, nq), a sink included, is known; memory: theirs and one tile.
+
+    Those that need all pairs share one pass; one that needs some rows or columns has its own, over these alone.
+    Raises ShapeError or IndexError for facts that do not fit the problem.
+    """
+    for fact in facts:
+        complaint = fact.misfit(problem.frame)
+        if complaint:
+            raise ShapeError(complaint)
+    tallied = dict.fromkeys(part for fact in facts for part in fact.parts())
+    regions = {fact: fact.region(problem.frame) for fact in tallied}
+    tallies = {fact: fact.tally(problem, lse) for fact in tallied}
+    look = _Look(problem, lse)
+    whole = [tally for fact, tally in tallies.items() if _is_whole(regions[fact])]
+    if whole:
+        _tell(whole, look.everywhere())
+    for fact, tally in tallies.items():
+        if not _is_whole(regions[fact]):
+            _tell([tally], look.within(regions[fact]))
+    answers = {fact: tally.finish() for fact, tally in tallies.items()}
+    found = {fact: fact.join(*(answers[part] for part in fact.parts())) for fact in facts}
+    return Seen(lse, found, problem.key_heads)
+
+
+def _tell(tallies: list[Tally[Any]], patches: Iterator[Patch]) -> None:
+    for patch in patches:
+        for tally in tallies:
+            tally.add(patch)
+
+
+def _is_whole(at: Region) -> bool:
+    return all(isinstance(index, slice) and index == slice(None) for index in (at.rows, at.cols))
+
+
+class _Look:
+    """The tiles of one problem, as patches."""
+
+    def __init__(self, problem: Problem, lse: Tensor) -> None:
+        self.problem = problem
+        self.shift = lse.to(problem.accumulate).masked_fill(lse == -torch.inf, 0)
+        self.clean = finite(self.shift)
+
+    def everywhere(self) -> Iterator[Patch]:
+        """Each tile with a visible pair once."""
+        for strip in strips(self.problem, Size()):
+            for cols, everything in strip.tiles:
+                yield self._patch(self.problem.frame.region(strip.rows, cols), strip.rows, cols, everything)
+
+    def within(self, at: Region) -> Iterator[Patch]:
+        """Each tile of a region once; rows and cols of the patches count from the region's own corner."""
+        frame = self.problem.frame
+        rows, cols = _each(at.rows, frame.nq, frame.device), _each(at.cols, frame.nk, frame.device)
+        r, c = Size().settled(self.problem)
+        for row in blocks(len(rows), r):
+            for col in blocks(len(cols), c):
+                yield self._patch(frame.region(rows[row], cols[col]), row, col, False)
+
+    def _patch(self, at: Region, rows: slice, cols: slice, everything: bool) -> Patch:
+        q, k, local = self.problem.q[..., at.rows, :], self.problem.k[..., at.cols, :], self.problem.score.local(at)
+        found = self.problem.quick(at, q, k, local)
+        scores = self.problem.tile(at, q, k, local, everything, None if found is None else found[0]).masked
+        log_p = scores - self.shift[..., at.rows, None]
+        if not self.clean:  # where a row sees a NaN, what it does not see still has the weight 0
+            log_p = log_p.masked_fill(scores == -torch.inf, -torch.inf)
+        return Patch(at, rows, cols, scores, log_p, log_p.exp(), self.clean)
+
+
+def _each(index: Index, n: int, device: torch.device) -> Tensor:
+    return torch.arange(n, device=device)[index]

@@ -9,24 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.arrays import tensor
+from regard.arrays import integers
 from regard.masks.algebra import Interval, Mask, cover_of
 from regard.region import Frame, Region, Tiling
 from regard.shapes import branchless, listed
 
-
-def _integers(x: object, name: str) -> Tensor:
-    t = tensor(x, name)
-    if t.dtype.is_floating_point or t.dtype.is_complex or t.dtype == torch.bool:
-        raise TypeError(
-            f"{name} has dtype {t.dtype}; expected integers."
-            + (
-                " A padding mask (True = a real token) becomes lengths by mask.sum(-1)."
-                if t.dtype == torch.bool
-                else ""
-            )
-        )
-    return t.long()
+_REAL = " A padding mask (True = a real token) becomes lengths by mask.sum(-1)."
 
 
 @dataclass(frozen=True)
@@ -52,7 +40,7 @@ class Lengths(Mask):
     def __post_init__(self) -> None:
         for name in ("keys", "queries"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, _integers(getattr(self, name), f"Lengths.{name}"))
+                object.__setattr__(self, name, integers(getattr(self, name), f"Lengths.{name}", _REAL))
 
     def visible(self, at: Region) -> Tensor:
         seen = torch.ones_like(at.row >= at.col)
@@ -121,9 +109,9 @@ class Documents(Mask):
     k_ids: Tensor | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "q_ids", _integers(self.q_ids, "Documents.q_ids"))
+        object.__setattr__(self, "q_ids", integers(self.q_ids, "Documents.q_ids", _REAL))
         if self.k_ids is not None:
-            object.__setattr__(self, "k_ids", _integers(self.k_ids, "Documents.k_ids"))
+            object.__setattr__(self, "k_ids", integers(self.k_ids, "Documents.k_ids", _REAL))
 
     @property
     def keys(self) -> Tensor:

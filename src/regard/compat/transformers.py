@@ -1,0 +1,192 @@
+"""transformers' models on regard: attn_implementation="regard".
+
+    import regard.compat.transformers
+    model = AutoModel.from_pretrained(..., attn_implementation="regard")
+
+Importing this module registers the name, with transformers' AttentionInterface and, so that padding and windows
+arrive, with its AttentionMaskInterface. Models that do not ask the interface are not reached: `regard doctor` says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from regard.compat.transformers_mask import LazyMask, lazy_mask
+from regard.dropout import Dropout
+from regard.errors import Unsupported
+from regard.functional import attention
+from regard.masks.algebra import Everything, Mask
+from regard.masks.dense import Dense
+from regard.masks.positional import Causal
+from regard.masks.ragged import Documents
+from regard.positions import Positions
+from regard.scores.algebra import Score
+from regard.scores.modifiers import Bias, SoftCap
+from regard.scores.similarity import ScaledDot
+from regard.shapes import branchless, listed
+from regard.witness import Witnessed, tell
+
+NAME = "regard"
+
+# Keywords of a model's forward that arrive here and say nothing about the weights that is not in the mask already.
+SILENT = frozenset(
+    (
+        *("cache_position", "deterministic", "inputs_embeds", "labels", "layer_idx", "logits_to_keep", "max_length_k"),
+        *("max_length_q", "num_items_in_batch", "output_hidden_states", "output_router_logits", "past_key_values"),
+        *("position_embeddings", "position_ids", "return_dict", "seq_idx", "token_type_ids", "use_cache"),
+    )
+)
+REFUSED = {
+    "cache": "the keys of a paged cache (continuous batching) lie in blocks; use a DynamicCache or a StaticCache",
+    "indices": 'the model chooses keys for each query; "eager" can do that',
+    "block_indices": 'the model chooses blocks of keys for each query; "eager" can do that',
+    "cu_seq_lens_q": "packed sequences are read from position_ids: pass those, and no cu_seq_lens",
+    "cu_seq_lens_k": "packed sequences are read from position_ids: pass those, and no cu_seq_lens",
+    "sinks": 'these sinks differ from query to query, and its own are one logit a head; "eager" can do that',
+    "head_mask": "weights are never scaled by head",
+    "output_attentions": 'the weights are never built; regard.record(model) tells facts about them, "eager" has them',
+}
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: LazyMask | Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """One call of attention, as transformers' attention modules make it: (out, None), out (batch, nq, heads, dv).
+
+    query (batch, heads, nq, dk), key and value (batch, key heads, nk, ...), not repeated. Scores are scaled (by
+    `scaling`; None = 1 / sqrt(dk)), capped (`softcap`), then `position_bias` (T5) is added. `s_aux` (heads,) are
+    learned sinks. `dropout` is drawn from torch's generator.
+
+    attention_mask  a lazy mask; or a tensor that broadcasts to (batch, heads, nq, nk): booleans, True = may attend, or
+                    numbers that are added, of which -inf and the dtype's least number hide; or None: causal if
+                    is_causal, or else the module's attribute of that name, or else True, says so. A mask that is given
+                    has sliding windows in it.
+
+    A query that may see nothing (padding) gets 0. Raises Unsupported for what would change the result and cannot be
+    had: a paged cache, chosen keys (`indices`), `cu_seq_lens_q`, weights (`output_attentions`), keywords not known.
+
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> config = LlamaConfig(
+    ...     vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+    ...     attn_implementation="regard",
+    ... )
+    >>> LlamaModel(config)(torch.tensor([[1, 2, 3]])).last_hidden_state.shape
+    torch.Size([1, 3, 8])
+    """
+    _refuse_unknown(others)
+    nq, nk = query.shape[-2], key.shape[-2]
+    positions: Positions | None = None
+    added = [position_bias]
+    if isinstance(attention_mask, LazyMask):
+        mask, positions = _of_lazy(attention_mask, nq, nk)
+    elif attention_mask is not None:
+        mask, numbers = _of_tensor(attention_mask)
+        added.append(numbers)
+    else:
+        mask = _unmasked(module, nq, nk, is_causal, sliding_window)
+    score = _score(scaling, softcap, [bias for bias in added if bias is not None])
+    tell(lambda: _witnessed(module, query, key, score, mask, positions, s_aux, attention_mask))
+    drop = Dropout(dropout) if dropout else None
+    out = attention(query, key, value, score=score, mask=mask, positions=positions, sink=s_aux, dropout=drop)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _refuse_unknown(others: dict[str, Any]) -> None:
+    for name, given in others.items():
+        if given is None or given is False or name in SILENT:
+            continue
+        why = REFUSED.get(name, "it does not know what that means for the weights; leave it out, or take another")
+        raise Unsupported(f'attn_implementation="regard" cannot serve {name}=...: {why}.')
+
+
+def _of_lazy(lazy: LazyMask, nq: int, nk: int) -> tuple[Mask, Positions | None]:
+    if lazy.shape[-2:] != (nq, nk):
+        raise Unsupported(
+            f"the model's mask is for {listed(lazy.shape[-2:])} queries and keys, its attention has "
+            f'{listed((nq, nk))}: a mask of another call. "sdpa" may broadcast it.'
+        )
+    return lazy.brief
+
+
+def _of_tensor(given: Tensor) -> tuple[Mask, Tensor | None]:
+    """A mask that the user or the model made in full: what it lets through, and what it adds to that."""
+    if given.dim() != 4 or not (given.dtype == torch.bool or given.dtype.is_floating_point):
+        raise Unsupported(
+            f"attention_mask has shape {listed(given.shape)}, dtype {given.dtype}; expected (batch, heads, nq, nk), "
+            "booleans (True = may attend) or floating point (added to the scores). To the model itself a padding mask "
+            "is (batch, n), 1 = a real token."
+        )
+    if given.dtype == torch.bool:
+        return Dense(given), None
+    hidden = given.detach() <= torch.finfo(given.dtype).min
+    rest = given.masked_fill(hidden, 0)
+    if branchless(given):
+        return Dense(~hidden), rest
+    adds = given.requires_grad or bool((rest != 0).any())
+    return Dense(~hidden) if bool(hidden.any()) else Everything(), rest if adds else None
+
+
+def _unmasked(module: nn.Module, nq: int, nk: int, is_causal: bool | None, sliding_window: int | None) -> Mask:
+    """As torch's attention is called by transformers: one query alone is the last one, and sees everything."""
+    if sliding_window is not None and nk > sliding_window:
+        raise Unsupported(
+            f"a sliding window of {sliding_window} meets {nk} keys, and the model gives no mask that has it. "
+            "Call the whole model, or pass a mask (batch, heads, nq, nk)."
+        )
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if not causal or nq == 1:
+        return Everything()
+    if nq != nk:
+        raise Unsupported(
+            f"{nq} queries meet {nk} keys causally, and the model gives no mask that says where the queries stand. "
+            "Pass is_causal=False if each query sees every key, or a mask (batch, heads, nq, nk)."
+        )
+    return Causal()
+
+
+def _score(scaling: float | None, softcap: float | None, added: list[Tensor]) -> Score:
+    score: Score = ScaledDot(scaling)
+    if softcap is not None:
+        score = score >> SoftCap(softcap)
+    # one bias, which the native kernels take
+    return score >> Bias(sum(added[1:], added[0])) if added else score
+
+
+def _witnessed(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    score: Score,
+    mask: Mask,
+    positions: Positions | None,
+    sink: Tensor | None,
+    given: LazyMask | Tensor | None,
+) -> Witnessed:
+    """The call for who looks inside: padding asks nothing there, and the mask is told in the words of its making."""
+    if isinstance(given, LazyMask):
+        mask, positions, real = given.mask, given.positions, given.real()
+        # across sequences (a decoder that reads an encoder) the padding is the keys' alone
+        own = given.causal or not (getattr(module, "is_decoder", False) or query.shape[-2] != key.shape[-2])
+        if own and real is not None and not bool(real.all()):
+            mask = mask & Documents((~real).long(), real.new_zeros(key.shape[-2], dtype=torch.int64))
+    return Witnessed(module, query, key, score=score, mask=mask, positions=positions, sink=sink)
+
+
+AttentionInterface.register(NAME, attention_forward)
+AttentionMaskInterface.register(NAME, lazy_mask)

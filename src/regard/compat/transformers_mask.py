@@ -1,0 +1,237 @@
+"""The mask that transformers' models hand from layer to layer, as a mask of regard's: nothing of n × n is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NoReturn
+
+import torch
+from torch import Tensor
+from transformers.masking_utils import causal_mask_function
+
+from regard.compat.transformers_patterns import MaskFunction, Sight, mask_of
+from regard.errors import Unsupported
+from regard.masks.algebra import And, Everything, Interval, Mask, Or, cover_of
+from regard.masks.dense import Dense
+from regard.masks.positional import Causal
+from regard.masks.ragged import Documents, Lengths
+from regard.positions import Positions, head, tail
+from regard.region import Frame, Region, Tiling
+from regard.shapes import branchless, listed
+
+
+@dataclass(frozen=True, eq=False)
+class LazyMask:
+    """A mask (batch, 1, nq, nk) that is not there: the function that makes it, where it is asked, and the padding.
+
+    transformers makes one a forward and shares it among layers. Its slices of queries and of keys are lazy masks again;
+    to compute with it is refused, since that would take n × n numbers.
+
+    batch      how many sequences
+    positions  absolute positions of the queries (nq,) and keys (nk,)
+    fn         fn(batch, head, query, key) -> whether the query may see the key
+    padding    booleans (batch, n) by absolute position, True = a real token; None = all are real
+    mapped     whether fn takes one number each, and is to be mapped over pairs
+    mask       what may attend, to be read at `positions`
+    brief      the same for regard.attention, made short once for all layers: nothing hidden, or one interval a query
+
+    >>> lazy = LazyMask(1, tail(2, 4), causal_mask_function, torch.tensor([[False, True, True, True]]))
+    >>> lazy.shape, lazy.mask
+    ((1, 1, 2, 4), Causal() & Documents(q_ids=int64[2], k_ids=int64[1, 4]))
+    >>> lazy.mask.draw(2, 4, positions=lazy.positions)
+    ·■■·
+    ·■■■
+    """
+
+    ndim: ClassVar[int] = 4
+
+    batch: int
+    positions: Positions
+    fn: MaskFunction
+    padding: Tensor | None = None
+    mapped: bool = False
+    mask: Mask = field(init=False)
+    brief: tuple[Mask, Positions | None] = field(init=False)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self.batch, 1, self.positions.q.shape[-1], self.positions.k.shape[-1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.positions.q.device
+
+    def dim(self) -> int:
+        return self.ndim
+
+    def size(self, axis: int | None = None) -> Any:
+        return self.shape if axis is None else self.shape[axis]
+
+    def contiguous(self) -> LazyMask:
+        return self
+
+    def to(self, device: Any = None, dtype: Any = None) -> LazyMask:
+        """Itself: it has no dtype, and answers on the device that it was made for."""
+        if isinstance(device, (str, torch.device)) and torch.device(device).type != self.device.type:
+            raise Unsupported(
+                f"a mask made on {self.device} is wanted on {device}; regard serves models that live on one device. "
+                "Load the model without device_map."
+            )
+        return self
+
+    def __getitem__(self, index: Any) -> LazyMask:
+        parts = index if isinstance(index, tuple) else (index,)
+        parts = (*parts, *(slice(None),) * (self.ndim - len(parts)))
+        whole = all(part == slice(None) for part in parts[:2])
+        if len(parts) > self.ndim or not whole or not all(isinstance(part, slice) for part in parts):
+            _refuse(f"indexes it by {index!r}")
+        rows, cols = parts[2:]
+        return replace(self, positions=Positions(self.positions.q[rows], self.positions.k[cols]))
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        _refuse(f"calls {getattr(func, '__name__', func)} on it")
+
+    def __post_init__(self) -> None:
+        seen = mask_of(self.fn, Sight(self.positions, self.mapped))
+        if self.padding is not None:
+            seen = seen & _real_keys(_at(self.padding, self.positions.k), self.shape[-2])
+        object.__setattr__(self, "mask", seen)
+        object.__setattr__(self, "brief", self._brief())
+
+    def _brief(self) -> tuple[Mask, Positions | None]:
+        mask, positions = self.mask, self.positions
+        _, _, nq, nk = self.shape
+        if branchless(positions.q, *mask.tensors()):
+            return mask, positions
+        interval = mask.rows(Frame.of(nq, nk, batch=(self.batch,), positions=positions))
+        if interval is None:
+            return mask, positions
+        if bool((interval.start <= 0).all()) and bool((interval.stop >= nk).all()):
+            return Everything(), None
+        if not mask.tensors() and nq == nk and positions.consecutive and torch.equal(positions.q, positions.k):
+            return mask, None
+        return Between(interval.start[..., 0, :], interval.stop[..., 0, :]), None
+
+    @property
+    def causal(self) -> bool:
+        """Whether it is known to compare queries and keys of one sequence."""
+        return _has_causal(self.mask)
+
+    def real(self) -> Tensor | None:
+        """Which queries are real tokens (batch, nq), where queries and keys are of one sequence; None = all."""
+        return None if self.padding is None else _at(self.padding, self.positions.q)
+
+
+@dataclass(frozen=True)
+class Between(Mask):
+    """Keys start ≤ j < stop, indices, one interval a query: integer tensors (nq,) or (*batch, nq).
+
+    >>> Between(torch.tensor([0, 1]), torch.tensor([2, 3])).draw(2, 3)
+    ■■·
+    ·■■
+    """
+
+    positional: ClassVar[bool] = False
+    start: Tensor
+    stop: Tensor
+
+    def visible(self, at: Region) -> Tensor:
+        return (at.col >= at.queries(self.start)) & (at.col < at.queries(self.stop))
+
+    def cover(self, at: Tiling) -> Tensor:
+        (start, last_start), (stop, last_stop) = at.queries(self.start), at.queries(self.stop)
+        col, last_col = at.col
+        return cover_of(none=(last_col < start) | (col >= last_stop), all_=(col >= last_start) & (last_col < stop))
+
+    def rows(self, frame: Frame) -> Interval:
+        return Interval(self.start[..., None, :], self.stop[..., None, :])
+
+    def misfit(self, frame: Frame) -> str | None:
+        for name, t in (("start", self.start), ("stop", self.stop)):
+            if t.shape[-1] != frame.nq or t.shape[:-1] not in ((), (1,), frame.batch):
+                return f"Between.{name} has shape {listed(t.shape)}; expected ({frame.nq},) or (*batch, {frame.nq})."
+        return None
+
+    def batch(self) -> tuple[int, ...]:
+        return tuple(self.start.shape[:-1])
+
+
+def lazy_mask(
+    batch_size: int,
+    q_length: int | None = None,
+    kv_length: int = 0,
+    q_offset: int | Tensor = 0,
+    kv_offset: int | Tensor = 0,
+    mask_function: MaskFunction = causal_mask_function,
+    attention_mask: Tensor | LazyMask | None = None,
+    cache_position: Tensor | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str | None = None,
+    allow_is_bidirectional_skip: bool = False,
+    config: Any = None,
+    **_: Any,
+) -> LazyMask | None:
+    """What transformers asks for a mask, by the name "regard" in its AttentionMaskInterface.
+
+    The arguments are those of transformers.masking_utils.sdpa_mask; `cache_position`, the queries' positions, stands
+    for q_length and q_offset before transformers 5.5. None where transformers asks for no mask if nothing is hidden
+    (`allow_is_bidirectional_skip`): some models add to what is not None.
+    """
+    if isinstance(attention_mask, LazyMask):
+        return attention_mask
+    place = attention_mask.device if device is None and attention_mask is not None else device
+    if cache_position is not None:
+        positions = Positions(cache_position, torch.arange(kv_length, device=cache_position.device) + kv_offset)
+    else:
+        assert q_length is not None
+        positions = _positions(q_length, kv_length, q_offset, kv_offset, place)
+    padding = None if attention_mask is None else attention_mask.bool()
+    lazy = LazyMask(batch_size, positions, mask_function, padding, use_vmap)
+    # of a decoder made to look both ways the modules still say that they are causal
+    both_ways = allow_is_bidirectional_skip and getattr(config, "is_causal", True)
+    return None if both_ways and isinstance(lazy.mask, Everything) else lazy
+
+
+def _positions(nq: int, nk: int, q_offset: int | Tensor, k_offset: int | Tensor, device: Any) -> Positions:
+    """Where they can be told apart, the positions that are known to count up by one."""
+    if not isinstance(q_offset, Tensor) and not isinstance(k_offset, Tensor) and k_offset == 0:
+        if q_offset == 0:
+            return head(nq, nk, device)
+        if q_offset == nk - nq:
+            return tail(nq, nk, device)
+    return Positions(torch.arange(nq, device=device) + q_offset, torch.arange(nk, device=device) + k_offset)
+
+
+def _at(padding: Tensor, positions: Tensor) -> Tensor:
+    """The padding at absolute positions; what it does not reach is not real (a cache that is longer than the text)."""
+    last = padding.shape[-1] - 1
+    return padding[:, positions.clamp(0, last)] & (positions <= last)
+
+
+def _real_keys(real: Tensor, nq: int) -> Mask:
+    """The keys that are real (batch, nk): as intervals where each sequence's are together."""
+    if branchless(real):
+        return Dense(real[:, None, None, :])
+    if bool(real.all()):
+        return Everything()
+    begins = real & ~torch.nn.functional.pad(real, (1, 0))[:, :-1]
+    if bool((begins.sum(-1) > 1).any()):
+        return Dense(real[:, None, None, :])
+    count = real.sum(-1)
+    if torch.equal(begins.any(-1), real[:, 0]):
+        return Lengths(keys=count)
+    # -1 before the real keys, 0 for them, 1 behind
+    ids = (begins.long().cumsum(-1) - real.long()) - (begins.long().cumsum(-1) == 0).long()
+    return Documents(torch.zeros(nq, dtype=torch.int64, device=real.device), ids)
+
+
+def _has_causal(mask: Mask) -> bool:
+    return isinstance(mask, Causal) or (isinstance(mask, (And, Or)) and (_has_causal(mask.a) or _has_causal(mask.b)))
+
+
+def _refuse(what: str) -> NoReturn:
+    raise Unsupported(
+        f"the model computes with its attention mask ({what}), and regard's is not there in full: it would be n × n.\n"
+        '  Such a model runs with attn_implementation="sdpa" or "eager"; regard.look takes its q and k all the same.'
+    )

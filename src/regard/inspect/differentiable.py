@@ -1,0 +1,229 @@
+"""entropy and max_score with gradients, for a loss: a training run can be kept from collapsing or exploding scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+import regard.arrays as arrays
+from regard.backends.backward import ScoreGradients
+from regard.backends.tiled import Tiled
+from regard.backends.tiling import Size, Strip, strips
+from regard.call import Call
+from regard.inspect.facts.algebra import Fact, Sum, Tally, by_row, room
+from regard.inspect.facts.rows import Entropy, MaxScore, sink_mass
+from regard.inspect.sweep import sweep
+from regard.masks.algebra import Everything, Mask
+from regard.positions import Positions
+from regard.problem import Problem
+from regard.region import Region
+from regard.scores.algebra import Score
+from regard.scores.similarity import ScaledDot
+from regard.shapes import branchless, exact
+
+
+def entropy(
+    q: Any,
+    k: Any,
+    *,
+    score: Score = ScaledDot(),
+    mask: Mask = Everything(),
+    positions: Positions | None = None,
+    sink: Tensor | float | None = None,
+) -> Any:
+    """H_i = -Σ_j p_ij ln p_ij in nats, (*batch, h, nq), differentiable: the fact Entropy as a term of a loss.
+
+    Arguments and errors as `attention`, axes too; float32, or float64 for float64 inputs. A row that sees nothing has
+    entropy 0 and gradients 0. With a sink, H is the sum over the keys alone, of weights that sum to 1 - p_sink.
+    Gradients flow to q, k, the sink and every tensor in the score:
+        dH_i/ds_ij = -p_ij (ln p_ij + H_i + p_sink,i),   dH_i/dsink = p_sink,i (1 - p_sink,i - H_i).
+    Memory is linear in nq and nk, forward and backward; higher derivatives, forward mode, torch.func hold all scores.
+    Source: Zhai et al. 2023, on entropy collapse (arXiv 2303.06296).
+
+    >>> import regard as rg
+    >>> q, k = torch.randn(2, 4, 9, 8, requires_grad=True), torch.randn(2, 4, 9, 8)
+    >>> loss = (1.0 - rg.entropy(q, k, mask=rg.Causal())).relu().mean()   # no row may look at too few keys
+    >>> loss.backward()
+    >>> q.grad.shape
+    torch.Size([2, 4, 9, 8])
+    """
+    return _answer(_EntropyRule(), Call(q, k, _no_values(k), score, mask, positions, sink, None, like=q))
+
+
+def max_score(
+    q: Any,
+    k: Any,
+    *,
+    score: Score = ScaledDot(),
+    mask: Mask = Everything(),
+    positions: Positions | None = None,
+    sink: Tensor | float | None = None,
+) -> Any:
+    """max_j s_ij over the keys that query i may see, (*batch, h, nq), differentiable: a term against exploding scores.
+
+    Arguments and errors as `attention`, axes too; float32, or float64 for float64 inputs. A row that sees nothing has
+    -inf and gradients 0. A sink is no key and plays no part. The gradient goes to the largest score alone, of equal
+    ones to the first. Memory as `entropy`. Source: Kimi Team 2025, QK-clip (arXiv 2507.20534).
+
+    >>> import regard as rg
+    >>> q, k = torch.ones(1, 2, requires_grad=True), torch.tensor([[1.0, 0.0], [0.0, 3.0]])
+    >>> rg.max_score(q, k, score=rg.Dot()).sum().backward()
+    >>> q.grad
+    tensor([[0., 3.]])
+    """
+    return _answer(_MaxRule(), Call(q, k, _no_values(k), score, mask, positions, sink, None, like=q))
+
+
+def _no_values(k: Any) -> Tensor:
+    keys = arrays.tensor(k, "k").detach()
+    return keys[..., :0] if keys.dim() else keys
+
+
+class _Rule:
+    """One number a row, and its derivative with respect to the row's scores."""
+
+    def values(self, problem: Problem) -> tuple[Tensor, ...]:
+        """The numbers (*batch, h, nq), then what else `pull` needs; nothing is recorded."""
+        raise NotImplementedError
+
+    def pull(self, at: Region, scores: Tensor, g: Tensor, kept: tuple[Tensor, ...]) -> Tensor:
+        """The gradient of a tile's masked scores, from the cotangents g (*batch, h, nq) and what `values` gave."""
+        raise NotImplementedError
+
+    def sink_gradient(self, sink: Tensor, g: Tensor, kept: tuple[Tensor, ...]) -> Tensor:
+        """That of the sink (*batch, h)."""
+        raise NotImplementedError
+
+    def recorded(self, scores: Tensor, problem: Problem) -> Tensor:
+        """The numbers of some rows, from their masked scores (*batch, h, r, c), by operations that autograd sees."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class _Total(Fact[Tensor]):
+    """Σ_j p_ij by the lse that is given: by what it misses the rest of 1, the lse was rounded."""
+
+    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
+        return Sum(room(problem, problem.frame.nq), by_row, lambda patch: patch.p.sum(-1))
+
+
+class _EntropyRule(_Rule):
+    def values(self, problem: Problem) -> tuple[Tensor, ...]:
+        lse = Tiled().forward(problem)[1]
+        seen = sweep(problem, lse, (Entropy(), _Total()))
+        beside = torch.zeros_like(lse) if problem.sink is None else sink_mass(problem.sink, lse)
+        whole = seen[_Total()] + beside
+        drift = whole.masked_fill(whole == 0, 1).log()
+        return seen[Entropy()], lse.masked_fill(lse == -torch.inf, 0), drift, beside / drift.exp()
+
+    def pull(self, at: Region, scores: Tensor, g: Tensor, kept: tuple[Tensor, ...]) -> Tensor:
+        h, lse, drift, p_sink = (t[..., at.rows, None] for t in kept)
+        log_p = (scores - lse) - drift  # in this order: the first difference has the digits, the second is small
+        p = log_p.exp()
+        return (-g[..., at.rows, None] * p * (log_p + h + p_sink)).masked_fill(p == 0, 0)
+
+    def sink_gradient(self, sink: Tensor, g: Tensor, kept: tuple[Tensor, ...]) -> Tensor:
+        h, _, _, p_sink = kept
+        return (g * p_sink * (1 - p_sink - h)).sum(-1)
+
+    def recorded(self, scores: Tensor, problem: Problem) -> Tensor:
+        hidden, sink = scores == -torch.inf, problem.sink
+        beside = [] if sink is None else [sink[..., None, None].expand(*scores.shape[:-1], 1)]
+        logits = torch.cat([scores, *beside], -1)
+        most = torch.nn.functional.pad(logits.detach(), (1, 0), value=-torch.inf).amax(-1, keepdim=True)
+        shift = most.masked_fill(most == -torch.inf, 0)
+        l = (logits - shift).exp().sum(-1, keepdim=True)
+        l = l.masked_fill(l == 0, 1)
+        log_p = scores.masked_fill(hidden, 0) - shift - l.log()
+        return -((scores - shift).exp() / l * log_p).sum(-1)
+
+
+class _MaxRule(_Rule):
+    def values(self, problem: Problem) -> tuple[Tensor, ...]:
+        lse = problem.q.new_zeros(problem.q.shape[:-1], dtype=problem.accumulate)  # scores alone are asked for
+        peak = sweep(problem, lse, (MaxScore(),))[MaxScore()]
+        return peak.score, peak.key
+
+    def pull(self, at: Region, scores: Tensor, g: Tensor, kept: tuple[Tensor, ...]) -> Tensor:
+        best = at.col == kept[1][..., at.rows, None]
+        return torch.where(best, g[..., at.rows, None], 0)
+
+    def sink_gradient(self, sink: Tensor, g: Tensor, kept: tuple[Tensor, ...]) -> Tensor:
+        return torch.zeros_like(sink)
+
+    def recorded(self, scores: Tensor, problem: Problem) -> Tensor:
+        padded = torch.nn.functional.pad(scores, (1, 0), value=-torch.inf)
+        return padded.gather(-1, padded.detach().argmax(-1, keepdim=True))[..., 0]
+
+
+def _answer(rule: _Rule, call: Call) -> Any:
+    problem = call.problem
+    tensors = problem.tensors()
+    with call.precision():
+        if branchless(*tensors) or any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+            found = _recorded(rule, problem)
+        elif torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            found = _Rows.apply(rule, problem, *tensors)
+        else:
+            with torch.no_grad():
+                found = rule.values(problem)[0]
+        return call.answer(call.layout.restore(found, 1))
+
+
+def _recorded(rule: _Rule, problem: Problem) -> Tensor:
+    """By operations that autograd, forward mode and torch.func can all see."""
+
+    def scores(strip: Strip) -> Tensor:
+        regions = [problem.frame.region(strip.rows, cols) for cols, _ in strip.tiles]
+        found = [problem.region_tile(at).masked for at in regions]
+        return torch.cat(found, -1) if found else room(problem, strip.rows.stop - strip.rows.start, 0)
+
+    rows = [rule.recorded(scores(strip), problem) for strip in strips(problem, Size())]
+    return torch.cat(rows, -1) if rows else room(problem, 0)
+
+
+class _Rows(torch.autograd.Function):
+    """The numbers of a rule, with a backward in linear memory: each tile of scores is computed again."""
+
+    @staticmethod
+    def forward(ctx: Any, rule: _Rule, problem: Problem, *tensors: Tensor) -> Tensor:
+        found = rule.values(problem)
+        ctx.rule, ctx.problem, ctx.given = rule, problem.with_tensors(tuple(t.detach() for t in tensors)), len(tensors)
+        ctx.save_for_backward(*tensors, *found)
+        return found[0]
+
+    @staticmethod  # torch's stub has *args here, but calls it with one cotangent a result
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        saved = ctx.saved_tensors
+        tensors, kept = tuple(saved[: ctx.given]), tuple(saved[ctx.given :])
+        needs = tuple(ctx.needs_input_grad[2:])
+        with exact(g.device.type):
+            if torch.is_grad_enabled():  # create_graph: the gradient itself will be differentiated
+                return (None, None, *_differentiable_backward(ctx.rule, ctx.problem, tensors, g, needs))
+            return (None, None, *_backward(ctx.rule, ctx.problem.with_tensors(tensors), kept, g, needs))
+
+
+def _backward(
+    rule: _Rule, problem: Problem, kept: tuple[Tensor, ...], g: Tensor, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    sums = ScoreGradients(problem, needs)
+    for strip in strips(problem, Size()) if sums.differentiated else ():
+        for cols, everything in strip.tiles:
+            opened = sums.open(problem.frame.region(strip.rows, cols), everything)
+            sums.add_scores(opened, rule.pull(opened.at, opened.tile.masked.detach(), g, kept))
+    return sums.gradients(lambda sink: rule.sink_gradient(sink, g, kept))
+
+
+def _differentiable_backward(
+    rule: _Rule, problem: Problem, tensors: tuple[Tensor, ...], g: Tensor, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    # views of their own: a gradient is asked for at this call's inputs, not at what they were computed from
+    own = tuple(t.view_as(t) if need else t for t, need in zip(tensors, needs, strict=True))
+    wanted = [t for t, need in zip(own, needs, strict=True) if need]
+    result = _recorded(rule, problem.with_tensors(own))
+    found = iter(torch.autograd.grad(result, wanted, g, create_graph=True, allow_unused=True))
+    return tuple(next(found) if need else None for need in needs)

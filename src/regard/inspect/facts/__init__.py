@@ -1,0 +1,45 @@
+"""Facts: what can be known about the weights of attention without writing them out. `look` answers them.
+
+Each is a value that says what is wanted; its docstring is its definition. By rows: Visible, Entropy, RelativeEntropy,
+EffectiveKeys, MaxScore, Top, Mass, SinkMass, Distance, Within, Offsets. By keys: Received, MeanReceived, MaxReceived,
+Readers. Pooled: Map, ScoreMap, Histogram. The weights themselves: Rows, Columns. Of your own: Fact.
+Of `record`: Inputs.
+
+>>> import regard as rg, torch
+>>> x = torch.zeros(4, 8)
+>>> seen = rg.look(x, x, mask=rg.Causal(), facts=(rg.facts.EffectiveKeys(), rg.facts.Received()))
+>>> seen[rg.facts.EffectiveKeys()]
+tensor([1.0000, 2.0000, 3.0000, 4.0000])
+"""
+
+from regard.inspect.facts.algebra import Fact as Fact
+from regard.inspect.facts.algebra import Patch as Patch
+from regard.inspect.facts.algebra import Sum as Sum
+from regard.inspect.facts.algebra import Tally as Tally
+from regard.inspect.facts.algebra import by_key as by_key
+from regard.inspect.facts.algebra import by_row as by_row
+from regard.inspect.facts.algebra import room as room
+from regard.inspect.facts.chosen import Columns as Columns
+from regard.inspect.facts.chosen import Rows as Rows
+from regard.inspect.facts.inputs import Inputs as Inputs
+from regard.inspect.facts.keys import MaxReceived as MaxReceived
+from regard.inspect.facts.keys import MeanReceived as MeanReceived
+from regard.inspect.facts.keys import Readers as Readers
+from regard.inspect.facts.keys import Received as Received
+from regard.inspect.facts.places import Distance as Distance
+from regard.inspect.facts.places import Mass as Mass
+from regard.inspect.facts.places import Offsets as Offsets
+from regard.inspect.facts.places import SinkMass as SinkMass
+from regard.inspect.facts.places import Within as Within
+from regard.inspect.facts.pooled import Histogram as Histogram
+from regard.inspect.facts.pooled import Map as Map
+from regard.inspect.facts.pooled import ScoreCells as ScoreCells
+from regard.inspect.facts.pooled import ScoreMap as ScoreMap
+from regard.inspect.facts.rows import EffectiveKeys as EffectiveKeys
+from regard.inspect.facts.rows import Entropy as Entropy
+from regard.inspect.facts.rows import MaxScore as MaxScore
+from regard.inspect.facts.rows import Peak as Peak
+from regard.inspect.facts.rows import RelativeEntropy as RelativeEntropy
+from regard.inspect.facts.rows import Top as Top
+from regard.inspect.facts.rows import TopKeys as TopKeys
+from regard.inspect.facts.rows import Visible as Visible

@@ -1,0 +1,147 @@
+"""What a fact is: a question about the weights, its definition, and how its answer is summed tile by tile.
+
+With s_ij the final score and lse_i the row's log-sum-exp, a sink included:  p_ij = exp(s_ij - lse_i). A pair is visible
+when its score is not -inf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from regard.problem import Problem
+from regard.region import Frame, Region
+from regard.state import weigh
+from regard.value import Value
+
+T = TypeVar("T", covariant=True)
+Place = tuple[slice | EllipsisType, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Patch:
+    """One tile of a sweep: its scores (-inf where hidden), its weights (0 where hidden), and their logarithms.
+
+    at: the pairs of the call that it holds. rows, cols: where these lie in the fact's own region, so in its answer.
+    clean: none of its weights is NaN, none of its scores NaN or +inf.
+    """
+
+    at: Region
+    rows: slice
+    cols: slice
+    scores: Tensor
+    log_p: Tensor
+    p: Tensor
+    clean: bool
+
+    @property
+    def visible(self) -> Tensor:
+        return self.scores != -torch.inf
+
+
+class Tally(Generic[T]):
+    """The sums of one fact during one sweep."""
+
+    def add(self, patch: Patch) -> None:
+        """Takes one tile into account. Every visible pair of the fact's region comes exactly once."""
+        raise NotImplementedError
+
+    def finish(self) -> T:
+        """The fact, after the last tile."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Fact(Value, Generic[T]):
+    """A question about the weights of one call. Answers have the axes (*batch, h, ...), in the accumulation dtype.
+
+    A fact of your own is a frozen dataclass with `tally`; and with `dense`, if regard.inspect.dense shall measure it.
+
+    >>> import regard as rg
+    >>> @dataclass(frozen=True)
+    ... class Squares(Fact[Tensor]):                       # Σ_j p_ij²
+    ...     def tally(self, problem, lse):
+    ...         return Sum(room(problem, problem.frame.nq), by_row, lambda patch: patch.p.square().sum(-1))
+    ...     def dense(self, problem, scores, p):
+    ...         return p.square().sum(-1)
+    >>> x = torch.zeros(4, 8)
+    >>> rg.look(x, x, mask=rg.Causal(), facts=(Squares(),))[Squares()]
+    tensor([1.0000, 0.5000, 0.3333, 0.2500])
+    """
+
+    def tally(self, problem: Problem, lse: Tensor) -> Tally[T]:
+        """A fresh Tally for a problem whose lse (*batch, h, nq) is known."""
+        raise NotImplementedError(f"{type(self).__name__} does not define tally(problem, lse).")
+
+    def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> T:
+        """The definition, from all scores (-inf where hidden, before the sink) and weights (*batch, h, nq, nk)."""
+        raise NotImplementedError(f"{type(self).__name__} does not define dense(problem, scores, p).")
+
+    def region(self, frame: Frame) -> Region:
+        """The pairs that must be swept. IndexError where some do not exist."""
+        return frame.region()
+
+    def parts(self) -> tuple[Fact[Any], ...]:
+        """The facts that are tallied for this one."""
+        return (self,)
+
+    def join(self, *answers: Any) -> T:
+        """The answer from those of the parts."""
+        return answers[0]
+
+    def compares_positions(self) -> bool:
+        """Whether the answer depends on where queries and keys stand to each other."""
+        return False
+
+    def misfit(self, frame: Frame) -> str | None:
+        """Why this fact does not fit a call of that size, as a sentence; None if it does."""
+        return None
+
+
+def room(problem: Problem, *shape: int, fill: float = 0, dtype: torch.dtype | None = None) -> Tensor:
+    """(*batch, h, *shape) of one number, in the accumulation dtype unless another is named."""
+    lead = problem.q.shape[:-2]
+    return torch.full((*lead, *shape), fill, dtype=dtype or problem.accumulate, device=problem.q.device)
+
+
+def by_row(patch: Patch) -> Place:
+    """Where a tile's rows lie in (*batch, h, nq)."""
+    return (..., patch.rows)
+
+
+def by_row_of_many(patch: Patch) -> Place:
+    """Where a tile's rows lie in (*batch, h, nq, m)."""
+    return (..., patch.rows, slice(None))
+
+
+def by_key(patch: Patch) -> Place:
+    """Where a tile's keys lie in (*batch, h, nk)."""
+    return (..., patch.cols)
+
+
+class Sum(Tally[Tensor]):
+    """`share` of every tile, added at its `place`: long sums have two levels, a tile's and that over tiles."""
+
+    def __init__(self, total: Tensor, place: Callable[[Patch], Place], share: Callable[[Patch], Tensor]) -> None:
+        self.total, self.place, self.share = total, place, share
+
+    def add(self, patch: Patch) -> None:
+        self.total[self.place(patch)] += self.share(patch)
+
+    def finish(self) -> Tensor:
+        return self.total
+
+
+def sum_keys(x: Tensor, member: Tensor, clean: bool) -> Tensor:
+    """Σ_j x_ij m_jc: (..., r, c) and (..., c, cells) -> (..., r, cells). What m leaves out by a 0 adds nothing."""
+    return weigh(member.mT, x.mT, None if clean else member.mT != 0).mT
+
+
+def sum_rows(x: Tensor, member: Tensor, clean: bool) -> Tensor:
+    """Σ_i m_ia x_ij: (..., r, c) and (..., r, cells) -> (..., cells, c). What m leaves out by a 0 adds nothing."""
+    return weigh(member.mT, x, None if clean else member.mT != 0)

@@ -1,0 +1,32 @@
+"""Inputs: the wish to keep what was looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from torch import Tensor
+
+from regard.inspect.facts.algebra import Fact
+from regard.problem import Problem
+from regard.witness import Witnessed
+
+
+@dataclass(frozen=True)
+class Inputs(Fact[Witnessed]):
+    """What a recorded call was made of: layer, q, k, score, mask, positions and sink, as a Witnessed.
+
+    For record(model, facts=...) alone: the caller of `look` has them. q, k, the score's tensors and the sink are
+    copies, on their device, without gradients: memory linear in the sequence, but of the full width.
+
+    >>> import regard as rg, torch
+    >>> layer = rg.nn.MultiHeadAttention(8, heads=2)
+    >>> with rg.record(layer, facts=(Inputs(),)) as tape:
+    ...     _ = layer(torch.randn(1, 5, 8), mask=rg.Causal())
+    >>> call = tape.calls[0][Inputs()]
+    >>> rg.attention_weights(call.q, call.k, score=call.score, mask=call.mask).shape
+    torch.Size([1, 2, 5, 5])
+    """
+
+    def tally(self, problem: Problem, lse: Tensor) -> NoReturn:
+        raise TypeError("Inputs() is for record(model, facts=...): look(q, k) is given the inputs by its caller.")

@@ -1,0 +1,169 @@
+"""Facts about each key: how much it is read, and by how many."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import regard.arrays as arrays
+from regard.inspect.facts.algebra import Fact, Patch, Sum, Tally, by_key, room, sum_rows
+from regard.problem import Problem
+from regard.region import Frame, Region
+from regard.shapes import listed
+from regard.value import Value
+
+
+@dataclass(frozen=True)
+class Readers(Fact[Tensor]):
+    """How many queries may see each key, int64 (*batch, h, nk).
+
+    >>> import regard as rg
+    >>> x = torch.zeros(4, 8)
+    >>> rg.look(x, x, mask=rg.Causal(), facts=(Readers(),))[Readers()]
+    tensor([4, 3, 2, 1])
+    """
+
+    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
+        total = room(problem, problem.frame.nk, dtype=torch.int64)
+        return Sum(total, by_key, lambda patch: patch.visible.sum(-2))
+
+    def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
+        return (scores > -math.inf).sum(-2)
+
+
+@dataclass(frozen=True)
+class Last(Value):
+    """The last `count` queries of a call, by index. Made by Received.last."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Received(Fact[Tensor]):
+    """Σ_i w_i p_ij: the mass that each key receives from all queries, (*batch, h, nk).
+
+    weights: None (every w_i = 1), a tensor (nq,) or one that broadcasts to (*batch, h, nq). `Received.last(w)` counts
+    the last w queries only, and sweeps only these. Raises TypeError for weights that are not floating point or
+    integers, ShapeError where they do not fit the call.
+    Source: Zhang et al. 2023, H2O (arXiv 2306.14048); the last rows: Li et al. 2024, SnapKV (arXiv 2404.14469).
+
+    >>> import regard as rg
+    >>> x = torch.zeros(2, 8)
+    >>> rg.look(x, x, mask=rg.Causal(), facts=(Received(),))[Received()]
+    tensor([1.5000, 0.5000])
+    """
+
+    weights: Tensor | Last | None = None
+
+    def __post_init__(self) -> None:
+        if self.weights is None or isinstance(self.weights, Last):
+            return
+        weights = arrays.tensor(self.weights, "Received.weights")
+        if weights.dtype == torch.bool or weights.dtype.is_complex or weights.dim() == 0:
+            got = f"dtype {weights.dtype}, shape {listed(weights.shape)}"
+            raise TypeError(f"Received.weights has {got}; expected a number a query, (nq,) or (*batch, h, nq).")
+        object.__setattr__(self, "weights", weights)
+
+    @staticmethod
+    def last(count: int) -> Received:
+        """The mass that each key receives from the last `count` queries, or from all where there are no more.
+
+        >>> import regard as rg
+        >>> x = torch.zeros(4, 8)
+        >>> rg.look(x, x, mask=rg.Causal(), facts=(Received.last(1),))[Received.last(1)]
+        tensor([0.2500, 0.2500, 0.2500, 0.2500])
+        """
+        if count < 1:
+            raise ValueError(f"Received.last({count}): expected 1 query or more.")
+        return Received(Last(count))
+
+    def region(self, frame: Frame) -> Region:
+        if not isinstance(self.weights, Last):
+            return frame.region()
+        return frame.region(torch.arange(max(frame.nq - self.weights.count, 0), frame.nq, device=frame.device))
+
+    def misfit(self, frame: Frame) -> str | None:
+        if not isinstance(self.weights, Tensor):
+            return None
+        shape = tuple(self.weights.shape)
+        full = (*frame.batch, frame.heads, frame.nq) if frame.headed else (*frame.batch, frame.nq)
+        fits = all(a in (1, b) for a, b in zip(shape[::-1], full[::-1], strict=False))
+        if fits and shape[-1] == frame.nq and len(shape) <= len(full):
+            return None
+        return f"Received.weights has shape {listed(shape)}; expected ({frame.nq},), or one that broadcasts to {full}."
+
+    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
+        total = room(problem, problem.frame.nk)
+        if not isinstance(self.weights, Tensor):
+            return Sum(total, by_key, lambda patch: patch.p.sum(-2))
+        weights = _placed(self.weights, problem)
+
+        def share(patch: Patch) -> Tensor:
+            return sum_rows(patch.p, weights[..., patch.at.rows, None], patch.clean)[..., 0, :]
+
+        return Sum(total, by_key, share)
+
+    def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
+        if isinstance(self.weights, Last):
+            return p[..., max(p.shape[-2] - self.weights.count, 0) :, :].sum(-2)
+        return p.sum(-2) if self.weights is None else (p * _placed(self.weights, problem)[..., None]).sum(-2)
+
+
+def _placed(weights: Tensor, problem: Problem) -> Tensor:
+    """Row weights that broadcast to (*batch, h, nq)."""
+    weights = weights.to(problem.q.device, problem.accumulate)
+    return weights if problem.frame.headed or weights.dim() < 2 else weights.unsqueeze(-2)
+
+
+@dataclass(frozen=True)
+class MeanReceived(Fact[Tensor]):
+    """Σ_i p_ij over the number of queries that may see the key, (*batch, h, nk); 0 where none may.
+
+    >>> import regard as rg
+    >>> x = torch.zeros(2, 8)
+    >>> rg.look(x, x, mask=rg.Causal(), facts=(MeanReceived(),))[MeanReceived()]
+    tensor([0.7500, 0.5000])
+    """
+
+    def parts(self) -> tuple[Fact[Any], ...]:
+        return Received(), Readers()
+
+    def join(self, *answers: Tensor) -> Tensor:
+        received, readers = answers
+        return received / readers.clamp(min=1)
+
+    def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
+        return p.sum(-2) / (scores > -math.inf).sum(-2).clamp(min=1)
+
+
+@dataclass(frozen=True)
+class MaxReceived(Fact[Tensor]):
+    """max_i p_ij: the most that any query gives to each key, (*batch, h, nk); 0 where none may see it.
+
+    >>> import regard as rg
+    >>> x = torch.zeros(2, 8)
+    >>> rg.look(x, x, mask=rg.Causal(), facts=(MaxReceived(),))[MaxReceived()]
+    tensor([1.0000, 0.5000])
+    """
+
+    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
+        return _MostTally(room(problem, problem.frame.nk))
+
+    def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
+        return torch.nn.functional.pad(p, (0, 0, 1, 0)).amax(-2)  # a query that gives nothing stands before the first
+
+
+class _MostTally(Tally[Tensor]):
+    def __init__(self, most: Tensor) -> None:
+        self.most = most
+
+    def add(self, patch: Patch) -> None:
+        most = self.most[..., patch.cols]
+        most.copy_(torch.maximum(most, patch.p.amax(-2)))
+
+    def finish(self) -> Tensor:
+        return self.most

@@ -1,0 +1,233 @@
+"""Facts pooled over pairs: maps of weights and of scores, and the histogram of weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.inspect.facts.algebra import Fact, Patch, Tally, room, sum_keys, sum_rows
+from regard.problem import Problem
+
+
+@dataclass(frozen=True)
+class Cells:
+    """n tokens divided evenly into `count` cells: token i belongs to cell i · count // n. No more cells than tokens."""
+
+    n: int
+    count: int
+
+    @staticmethod
+    def of(n: int, wanted: int) -> Cells:
+        return Cells(n, min(n, wanted))
+
+    def touched(self, tokens: slice) -> slice:
+        """The cells of a run of tokens."""
+        return slice(tokens.start * self.count // self.n, (tokens.stop - 1) * self.count // self.n + 1)
+
+    def index(self, tokens: slice, device: torch.device) -> Tensor:
+        """Which of the touched cells each token of a run is in, (tokens,)."""
+        return (
+            torch.arange(tokens.start, tokens.stop, device=device) * self.count // self.n - self.touched(tokens).start
+        )
+
+    def members(self, tokens: slice, like: Tensor) -> Tensor:
+        """1 where a token of a run is in a touched cell, 0 elsewhere, (tokens, cells)."""
+        cells = self.touched(tokens)
+        numbers = torch.arange(cells.stop - cells.start, device=like.device)
+        return (self.index(tokens, like.device)[:, None] == numbers).to(like.dtype)
+
+    def tokens(self, cell: int) -> slice:
+        """The tokens of one cell."""
+        return slice(-(-cell * self.n // self.count), -(-(cell + 1) * self.n // self.count))
+
+
+@dataclass(frozen=True)
+class Map(Fact[Tensor]):
+    """The weights pooled to rows × cols cells, (*batch, h, rows, cols): at most one cell a query and a key.
+
+    Cell (a, b) is the mean, over the queries of a that see anything, of the mass on the keys of b; so each pooled row
+    sums to 1 where there is no sink, and to 0 where its queries see nothing. Query i belongs to row i · rows // nq, key
+    j to column j · cols // nk. Raises ValueError for less than 1 cell each way.
+
+    >>> import regard as rg
+    >>> x = torch.zeros(4, 8)
+    >>> rg.look(x, x, mask=rg.Causal(), facts=(Map(2, 2),))[Map(2, 2)]
+    tensor([[1.0000, 0.0000],
+            [0.5833, 0.4167]])
+    """
+
+    rows: int = 64
+    cols: int = 64
+
+    def __post_init__(self) -> None:
+        _check_cells(self)
+
+    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
+        return _MapTally(problem, lse, *_cells(self, problem))
+
+    def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
+        rows, cols = _cells(self, problem)
+        sees = (scores > -math.inf).any(-1)
+        out = room(problem, rows.count, cols.count)
+        for a in range(rows.count):
+            queries = rows.tokens(a)
+            for b in range(cols.count):
+                total = p[..., queries, cols.tokens(b)].sum((-1, -2))
+                out[..., a, b] = total / sees[..., queries].sum(-1).clamp(min=1)
+        return out
+
+
+def _check_cells(fact: Map | ScoreMap) -> None:
+    if fact.rows < 1 or fact.cols < 1:
+        name = type(fact).__name__
+        raise ValueError(f"{name}(rows={fact.rows}, cols={fact.cols}): expected 1 cell or more each way.")
+
+
+def _cells(fact: Map | ScoreMap, problem: Problem) -> tuple[Cells, Cells]:
+    return Cells.of(problem.frame.nq, fact.rows), Cells.of(problem.frame.nk, fact.cols)
+
+
+class _MapTally(Tally[Tensor]):
+    def __init__(self, problem: Problem, lse: Tensor, rows: Cells, cols: Cells) -> None:
+        self.total = room(problem, rows.count, cols.count)
+        self.rows, self.cols = rows, cols
+        # a sink makes every lse finite; without one, it tells which rows see something
+        self.unknown = problem.sink is not None
+        self.sees = (lse != -math.inf) & (not self.unknown)
+
+    def add(self, patch: Patch) -> None:
+        rows, cols = self.rows.touched(patch.rows), self.cols.touched(patch.cols)
+        pooled = sum_keys(patch.p, self.cols.members(patch.cols, patch.p), patch.clean)
+        self.total[..., rows, cols] += sum_rows(pooled, self.rows.members(patch.rows, patch.p), patch.clean)
+        if self.unknown:
+            self.sees[..., patch.rows] |= patch.visible.any(-1)
+
+    def finish(self) -> Tensor:
+        cell_of = torch.arange(self.rows.n, device=self.total.device) * self.rows.count // max(self.rows.n, 1)
+        size = self.total.new_zeros(*self.sees.shape[:-1], self.rows.count)
+        size.index_add_(-1, cell_of, self.sees.to(size.dtype))
+        return self.total / size.clamp(min=1)[..., None]
+
+
+class ScoreCells(NamedTuple):
+    """The mean and largest score of each cell's visible pairs, (*batch, h, rows, cols); NaN and -inf of no pair."""
+
+    mean: Tensor
+    most: Tensor
+
+
+@dataclass(frozen=True)
+class ScoreMap(Fact[ScoreCells]):
+    """The scores of visible pairs pooled to rows × cols cells, before sinks: ScoreCells of (*batch, h, rows, cols).
+
+    Cells as those of Map. A cell without a visible pair has the mean NaN and the largest score -inf. Raises ValueError
+    for less than 1 cell each way.
+
+    >>> import regard as rg
+    >>> q, k = torch.ones(2, 1), torch.tensor([[1.0], [3.0]])
+    >>> rg.look(q, k, score=rg.Dot(), mask=rg.Causal(), facts=(ScoreMap(2, 1),))[ScoreMap(2, 1)]
+    ScoreCells(mean=tensor([[1.],
+            [2.]]), most=tensor([[1.],
+            [3.]]))
+    """
+
+    rows: int = 64
+    cols: int = 64
+
+    def __post_init__(self) -> None:
+        _check_cells(self)
+
+    def tally(self, problem: Problem, lse: Tensor) -> Tally[ScoreCells]:
+        return _ScoreTally(problem, *_cells(self, problem))
+
+    def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> ScoreCells:
+        rows, cols = _cells(self, problem)
+        mean, most = room(problem, rows.count, cols.count), room(problem, rows.count, cols.count)
+        for a in range(rows.count):
+            for b in range(cols.count):
+                cell = scores[..., rows.tokens(a), cols.tokens(b)].flatten(-2)
+                mean[..., a, b] = cell.masked_fill(cell == -math.inf, 0).sum(-1) / (cell != -math.inf).sum(-1)
+                most[..., a, b] = cell.amax(-1)
+        return ScoreCells(mean, most)
+
+
+class _ScoreTally(Tally[ScoreCells]):
+    def __init__(self, problem: Problem, rows: Cells, cols: Cells) -> None:
+        self.rows, self.cols = rows, cols
+        self.total, self.count = (room(problem, rows.count, cols.count) for _ in range(2))
+        self.most = room(problem, rows.count, cols.count, fill=-math.inf)
+
+    def add(self, patch: Patch) -> None:
+        s, here = patch.scores, (..., self.rows.touched(patch.rows), self.cols.touched(patch.cols))
+        rows, cols = self.rows.members(patch.rows, s), self.cols.members(patch.cols, s)
+        seen = patch.visible
+        self.count[here] += rows.mT @ (seen.to(s.dtype) @ cols)
+        self.total[here] += sum_rows(sum_keys(s.masked_fill(~seen, 0), cols, patch.clean), rows, patch.clean)
+        by_column = _largest(s, self.cols.index(patch.cols, s.device), cols.shape[-1])
+        most = _largest(by_column.mT, self.rows.index(patch.rows, s.device), rows.shape[-1]).mT
+        self.most[here] = torch.maximum(self.most[here], most)
+
+    def finish(self) -> ScoreCells:
+        return ScoreCells((self.total / self.count).masked_fill(self.count == 0, math.nan), self.most)
+
+
+def _largest(x: Tensor, cell_of: Tensor, cells: int) -> Tensor:
+    """The largest number of each cell along the last axis: (..., n) and (n,) -> (..., cells)."""
+    lowest = x.new_full((*x.shape[:-1], cells), -math.inf)
+    return lowest.scatter_reduce(-1, cell_of.expand(x.shape), x, "amax")
+
+
+_DECADES = (0.0, *(10.0**n for n in range(-8, 1)))
+
+
+@dataclass(frozen=True)
+class Histogram(Fact[Tensor]):
+    """How many visible pairs have a weight in each bin, int64 (*batch, h, bins), over all queries and keys.
+
+    Bin n holds edges[n] ≤ p < edges[n + 1], the last one its right end too; what lies outside is not counted. By
+    default the decades of p: below 1e-8, from there to 1e-7, ..., from 0.1 to 1. Weights that rounding has put above 1
+    count as 1. Raises ValueError for fewer than 2 edges, or edges that do not increase.
+
+    >>> import regard as rg
+    >>> x, halves = torch.zeros(4, 8), Histogram((0.0, 0.5, 1.0))
+    >>> rg.look(x, x, mask=rg.Causal(), facts=(halves,))[halves]
+    tensor([7, 3])
+    """
+
+    edges: tuple[float, ...] = _DECADES
+
+    def __post_init__(self) -> None:
+        if len(self.edges) < 2 or any(not a < b for a, b in zip(self.edges[:-1], self.edges[1:], strict=True)):
+            raise ValueError(f"Histogram(edges={self.edges}): expected 2 edges or more, each above the one before.")
+
+    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
+        edges = torch.tensor(self.edges, dtype=problem.accumulate, device=problem.q.device)
+        return _HistogramTally(room(problem, len(self.edges) + 1, dtype=torch.int64), edges)
+
+    def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
+        seen, last = scores > -math.inf, len(self.edges) - 2
+        bins = [
+            (seen & (p >= low) & ((p < high) | ((n == last) & (p == high)))).sum((-1, -2))
+            for n, (low, high) in enumerate(zip(self.edges[:-1], self.edges[1:], strict=True))
+        ]
+        return torch.stack(bins, -1)
+
+
+class _HistogramTally(Tally[Tensor]):
+    """Counts for the weights below the first edge, each bin, and those above the last."""
+
+    def __init__(self, count: Tensor, edges: Tensor) -> None:
+        self.count, self.edges = count, edges
+
+    def add(self, patch: Patch) -> None:
+        p = patch.p.clamp(max=1)
+        bin_of = torch.bucketize(p, self.edges, right=True)
+        bin_of.masked_fill_(p == self.edges[-1], len(self.edges) - 1)
+        self.count.scatter_add_(-1, bin_of.flatten(-2), patch.visible.long().flatten(-2))
+
+    def finish(self) -> Tensor:
+        return self.count[..., 1:-1]

@@ -1,0 +1,229 @@
+"""Facts about each query: how high it scores, how widely it looks, and which keys it reads most."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from regard.inspect.facts.algebra import Fact, Patch, Sum, Tally, by_row, room
+from regard.problem import Problem
+
+
+@dataclass(frozen=True)
+class Visible(Fact[Tensor]):
+    """How many keys each query may see, int64 (*batch, h, nq): pairs whose score is not -inf.
+
+    >>> import regard as rg
+    >>> x = torch.zeros(4, 8)
+    >>> rg.look(x, x, mask=rg.Window(before=1, after=1), facts=(Visible(),))[Visible()]
+    tensor([2, 3, 3, 2])
+    """
+
+    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
+        total = room(problem, problem.frame.nq, dtype=torch.int64)
+        return Sum(total, by_row, lambda patch: patch.visible.sum(-1))
+
+    def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
+        return (scores > -math.inf).sum(-1)
+
+
+@dataclass(frozen=True)
+class Entropy(Fact[Tensor]):
+    """H_i = -Σ_j p_ij ln p_ij over the keys, in nats, (*batch, h, nq), 0 for a row that sees nothing.
+
+    Without a sink it is 0 for one key, and at most ln(number of visible keys). With one the weights are taken as they
+    are, not made to sum to 1, and the sink's own share adds nothing. The sum is corrected by the weights' own total, so
+    that an lse that is rounded (scores of 10⁴ in float32) costs no digits.
+
+    >>> import regard as rg
+    >>> x = torch.zeros(4, 8)
+    >>> rg.look(x, x, mask=rg.Causal(), facts=(Entropy(),))[Entropy()].exp()
+    tensor([1.0000, 2.0000, 3.0000, 4.0000])
+    """
+
+    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
+        return _EntropyTally(problem, lse)
+
+    def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
+        return -torch.special.xlogy(p, p).sum(-1)
+
+
+class _EntropyTally(Tally[Tensor]):
+    """With x_ij = s_ij - lse'_i, lse' the lse as it was rounded:  Z = Σ exp(x), T = Σ x exp(x), over the keys.
+
+    The true lse is lse' + d, where e^d = Z + exp(sink - lse').  So  H = -Σ e^(x-d) (x - d) = (d Z - T) / e^d.
+    """
+
+    def __init__(self, problem: Problem, lse: Tensor) -> None:
+        self.mass, self.moment = room(problem, problem.frame.nq), room(problem, problem.frame.nq)
+        self.beside = 0 if problem.sink is None else sink_mass(problem.sink, lse)
+
+    def add(self, patch: Patch) -> None:
+        self.mass[..., patch.rows] += patch.p.sum(-1)
+        moment = (patch.p * patch.log_p).masked_fill(patch.p == 0, 0)  # 0 ln 0 = 0
+        self.moment[..., patch.rows] += moment.sum(-1)
+
+    def finish(self) -> Tensor:
+        nothing = self.mass == 0
+        whole = (self.mass + self.beside).masked_fill(nothing, 1)
+        entropy = (whole.log() * self.mass - self.moment) / whole
+        return entropy.masked_fill(nothing, 0).clamp(min=0)
+
+
+def sink_mass(sink: Tensor, lse: Tensor) -> Tensor:
+    """exp(sink - lse): the share of a sink (*batch, h) in each row of (*batch, h, nq)."""
+    return torch.exp(sink[..., None] - lse.masked_fill(lse == -math.inf, 0))
+
+
+@dataclass(frozen=True)
+class RelativeEntropy(Fact[Tensor]):
+    """H_i / ln(number of visible keys), (*batch, h, nq); 0 where a query sees one key or none.
+
+    From 0 to 1 without a sink: 1 where all weights are equal. Causal rows have different ceilings: this compares them.
+
+    >>> import regard as rg
+    >>> x = torch.zeros(4, 8)
+    >>> rg.look(x, x, mask=rg.Causal(), facts=(RelativeEntropy(),))[RelativeEntropy()]
+    tensor([0.0000, 1.0000, 1.0000, 1.0000])
+    """
+
+    def parts(self) -> tuple[Fact[Tensor], ...]:
+        return Entropy(), Visible()
+
+    def join(self, *answers: Tensor) -> Tensor:
+        entropy, visible = answers
+        return (entropy / visible.to(entropy.dtype).log()).masked_fill(visible < 2, 0)
+
+    def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
+        ceiling = (scores > -math.inf).sum(-1).to(p.dtype).log()
+        return torch.where(ceiling > 0, -torch.special.xlogy(p, p).sum(-1) / ceiling, 0)
+
+
+@dataclass(frozen=True)
+class EffectiveKeys(Fact[Tensor]):
+    """exp(H_i), (*batch, h, nq): how many equal weights have this entropy; 0 where a query sees nothing.
+
+    >>> import regard as rg
+    >>> x = torch.zeros(4, 8)
+    >>> rg.look(x, x, mask=rg.Causal(), facts=(EffectiveKeys(),))[EffectiveKeys()]
+    tensor([1.0000, 2.0000, 3.0000, 4.0000])
+    """
+
+    def parts(self) -> tuple[Fact[Tensor], ...]:
+        return Entropy(), Visible()
+
+    def join(self, *answers: Tensor) -> Tensor:
+        entropy, visible = answers
+        return entropy.exp().masked_fill(visible == 0, 0)
+
+    def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
+        return (1 / p**p).prod(-1) * (scores > -math.inf).any(-1)
+
+
+class Peak(NamedTuple):
+    """The largest score of each row and the key that has it; -inf and -1 for a row that sees nothing."""
+
+    score: Tensor
+    key: Tensor
+
+
+@dataclass(frozen=True)
+class MaxScore(Fact[Peak]):
+    """max_j s_ij over the visible keys, before sinks, and its key, of equal ones the first: Peak of (*batch, h, nq).
+
+    >>> import regard as rg
+    >>> q, k = torch.ones(1, 1), torch.tensor([[1.0], [3.0], [3.0]])
+    >>> rg.look(q, k, score=rg.Dot(), facts=(MaxScore(),))[MaxScore()]
+    Peak(score=tensor([3.]), key=tensor([1]))
+    """
+
+    def tally(self, problem: Problem, lse: Tensor) -> Tally[Peak]:
+        best = room(problem, problem.frame.nq, fill=-math.inf)
+        return _PeakTally(best, torch.full_like(best, -1, dtype=torch.int64))
+
+    def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Peak:
+        score, key = pad(scores, (1, 0), value=-math.inf).max(-1)  # a key that nobody sees stands before the first
+        return Peak(score, key - 1)
+
+
+class _PeakTally(Tally[Peak]):
+    def __init__(self, best: Tensor, key: Tensor) -> None:
+        self.best, self.key = best, key
+
+    def add(self, patch: Patch) -> None:
+        score, key = patch.scores.max(-1)
+        best, where = self.best[..., patch.rows], self.key[..., patch.rows]
+        better = (score > best) | (score.isnan() & ~best.isnan())
+        where.copy_(torch.where(better, key + patch.cols.start, where))
+        best.copy_(torch.maximum(best, score))
+
+    def finish(self) -> Peak:
+        return Peak(self.best, self.key)
+
+
+class TopKeys(NamedTuple):
+    """keys and weights (*batch, h, nq, k), heaviest first, and the mass `rest` (*batch, h, nq) of all other keys.
+
+    Where a row sees fewer than k keys, the remaining keys are -1 and their weights 0.
+    """
+
+    keys: Tensor
+    weights: Tensor
+    rest: Tensor
+
+
+@dataclass(frozen=True)
+class Top(Fact[TopKeys]):
+    """The k heaviest keys of each row, TopKeys, and the mass that they leave. Raises ValueError for k < 1.
+
+    They are ranked by score, so that weights too small for their dtype keep their order; equal ones come in any.
+
+    >>> import regard as rg
+    >>> q, k = torch.ones(1, 1), torch.tensor([[2.0], [0.0], [4.0]]).log()
+    >>> top = rg.look(q, k, score=rg.Dot(), facts=(Top(2),))[Top(2)]
+    >>> top.keys, top.weights
+    (tensor([[2, 0]]), tensor([[0.6667, 0.3333]]))
+    """
+
+    k: int
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError(f"Top(k={self.k}): expected 1 key or more.")
+
+    def tally(self, problem: Problem, lse: Tensor) -> Tally[TopKeys]:
+        scores = room(problem, problem.frame.nq, self.k, fill=-math.inf)
+        shift = lse.to(scores.dtype).masked_fill(lse == -math.inf, 0)[..., None]
+        return _TopTally(scores, shift, room(problem, problem.frame.nq))
+
+    def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> TopKeys:
+        s, keys = pad(scores, (0, self.k), value=-math.inf).topk(self.k, -1)
+        p = pad(p, (0, self.k))
+        return TopKeys(keys.masked_fill(s == -math.inf, -1), p.gather(-1, keys), p.scatter(-1, keys, 0).sum(-1))
+
+
+class _TopTally(Tally[TopKeys]):
+    def __init__(self, scores: Tensor, shift: Tensor, rest: Tensor) -> None:
+        self.scores, self.shift, self.rest = scores, shift, rest
+        self.keys = torch.full_like(scores, -1, dtype=torch.int64)
+
+    def add(self, patch: Patch) -> None:
+        k, rows = self.scores.shape[-1], patch.rows
+        s, j = patch.scores.topk(min(k, patch.scores.shape[-1]), -1)
+        # what is left is summed by itself: 1 minus the rest has lost the digits of a small remainder
+        left = patch.p.scatter(-1, j, 0).sum(-1)
+        s = torch.cat([self.scores[..., rows, :], s], -1)
+        j = torch.cat([self.keys[..., rows, :], j + patch.cols.start], -1)
+        best, order = s.topk(k, -1)
+        self.rest[..., rows] += left + (s - self.shift[..., rows, :]).exp().scatter(-1, order, 0).sum(-1)
+        self.scores[..., rows, :] = best
+        self.keys[..., rows, :] = j.gather(-1, order).masked_fill(best == -math.inf, -1)
+
+    def finish(self) -> TopKeys:
+        weights = (self.scores - self.shift).exp().masked_fill(self.keys == -1, 0)
+        return TopKeys(self.keys, weights, self.rest)

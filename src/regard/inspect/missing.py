@@ -1,0 +1,43 @@
+"""Misses: what was met while nothing was recorded, and the sentence that says why."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from regard.inspect.layers import some
+from regard.inspect.running import Running
+
+
+class Misses:
+    """What a recording met and did not keep: calls of other models, and of layers that were not asked for."""
+
+    def __init__(self, running: Running) -> None:
+        self.running = running
+        self.outside = 0
+        self.unwanted = list[str]()
+
+    def explain(self) -> str:
+        """Why nothing was recorded, and what to do."""
+        model = self.running.model
+        kind = type(model).__name__
+        if self.unwanted:
+            names = some(list(dict.fromkeys(self.unwanted)))
+            return f"nothing was recorded: none of the layers that were called was asked for; they are {names}."
+        if not self.running.ran:
+            elsewhere = f"; {self.outside} attention calls were made by others" if self.outside else ""
+            return (
+                f"nothing was recorded: no module of {kind} ran in the block, on the thread that opened it{elsewhere}. "
+                "Call the model inside the block; what worker threads run (DataParallel) is recorded in them alone."
+            )
+        return f"nothing was recorded: {kind} ran, but made no attention call that can be seen. {_way_out(model)}"
+
+
+def _way_out(model: nn.Module) -> str:
+    """What the model seems to be made of, and which calls would be seen."""
+    kinds = list(dict.fromkeys(type(m).__name__ for m in model.modules() if "attention" in type(m).__name__.lower()))
+    made = f"Its {some(kinds)} most likely" if kinds else "If it has attention at all, it most likely"
+    return (
+        f"{made} multiplies and normalises by itself, or calls a kernel of its own (flex_attention, flash-attention). "
+        "Seen are torch's scaled_dot_product_attention and MultiheadAttention, regard's layers and functions, and the "
+        "transformers models that go through its attention interface; a layer of your own is seen once it calls one."
+    )

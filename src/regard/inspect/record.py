@@ -1,0 +1,137 @@
+"""record: facts of every attention call that a model makes while it runs, its outputs untouched."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.errors import Unsupported
+from regard.inspect.facts.algebra import Fact
+from regard.inspect.facts.keys import Received
+from regard.inspect.facts.pooled import Map
+from regard.inspect.facts.rows import Entropy, MaxScore
+from regard.inspect.layers import Layers, chosen
+from regard.inspect.look import check_facts
+from regard.inspect.missing import Misses
+from regard.inspect.routes.interface import watching_interface
+from regard.inspect.routes.mode import watching
+from regard.inspect.running import Running
+from regard.inspect.tape import Tape
+from regard.shapes import branchless, functorch
+from regard.witness import Witnessed, listening
+
+COMPILED = 'record a compiled model under torch.compiler.set_stance("force_eager"): its graphs hold nothing to be seen'
+
+OVERVIEW: tuple[Fact[Any], ...] = (Entropy(), MaxScore(), Received(), Map())
+
+
+@contextmanager
+def record(
+    model: nn.Module, facts: tuple[Fact[Any], ...] = OVERVIEW, *, layers: Layers = "*"
+) -> Generator[Tape, None, None]:
+    """While it is open, every attention call that `model` makes on this thread is looked at; yields the Tape.
+
+    Seen are regard's own layers and functions, torch's scaled_dot_product_attention, nn.MultiheadAttention and
+    nn.TransformerEncoder (also on its fused way), and the models of transformers, whatever their implementation. What
+    the model returns keeps its bits. Facts are taken at once, without gradients; memory: theirs, one copy of each mask
+    that differs from the ones before, and with Inputs() the queries and keys. What is recomputed in a backward pass
+    (checkpointing) is not counted again.
+
+    facts   what is asked about each call: see regard.look
+    layers  which: a pattern over module paths ("encoder.*.self_attn", * for any characters), several of them, or a
+            function of the path
+
+    Raises ValueError where `layers` fits no module, LookupError where nothing was recorded, which says why; Unsupported
+    for compiled models, for calls under torch.func transforms, on tensors without values (meta) and nested ones.
+
+    >>> import regard as rg
+    >>> model = nn.Sequential(rg.nn.MultiHeadAttention(8, heads=2), nn.Linear(8, 8))
+    >>> with record(model) as tape:
+    ...     _ = model(torch.randn(1, 5, 8))
+    >>> tape.calls
+    (Recorded(0, call 0, MultiHeadAttention, q (1, 2, 5, 4), k (1, 2, 5, 4)),)
+    >>> tape["0"][0][Entropy()].shape
+    torch.Size([1, 2, 5])
+    """
+    check_facts(facts)
+    _refuse_compiled(model)
+    running = Running(model)
+    wanted = chosen(layers, running.names.values())
+    tape, misses = Tape(tuple(facts)), Misses(running)
+    listener = _Listener(running, wanted, tape, misses)
+    with running.open(), listening(listener.told), watching_interface(), watching(listener.seen):
+        yield tape
+    if not len(tape):
+        raise LookupError(misses.explain())
+
+
+class _Listener:
+    """Brings the calls of one model, by whichever way they are known, onto its tape, each once."""
+
+    def __init__(self, running: Running, wanted: Callable[[str], bool], tape: Tape, misses: Misses) -> None:
+        self.running, self.wanted, self.tape, self.misses = running, wanted, tape, misses
+        self._told: Witnessed | None = None
+
+    def told(self, call: Witnessed) -> None:
+        """From a layer that tells of itself, before it calls regard.attention."""
+        self._told = call
+        self._keep(call)
+
+    def seen(self, call: Witnessed) -> None:
+        """From the mode, which also sees the call that was told of."""
+        told, self._told = self._told, None
+        if told is None or told.q is not call.q or told.k is not call.k:
+            self._keep(call)
+
+    def _keep(self, call: Witnessed) -> None:
+        if _in_backward():
+            return
+        layer = call.layer if self.running.name(call.layer) else self.running.innermost()
+        if layer is None:
+            self.misses.outside += 1
+            return
+        if isinstance(layer, nn.TransformerEncoderLayer):
+            layer = layer.self_attn  # its fused kernel is called for it
+        name = self.running.name(layer)
+        assert name is not None
+        if not self.wanted(name):
+            self.misses.unwanted.append(name)
+            return
+        _check(name, call)
+        # The facts are of no interest to other modes, to autograd, or to inference mode.
+        with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.no_grad():  # pyright: ignore
+            self.tape.add(name, type(layer).__name__, call)
+
+
+def _in_backward() -> bool:
+    """Whether autograd runs: a call then is one that a checkpoint makes again."""
+    return torch._C._current_graph_task_id() != -1  # pyright: ignore
+
+
+def _check(name: str, call: Witnessed) -> None:
+    reason = None
+    if functorch():
+        reason = "a torch.func transform (vmap, grad, jvp) is under way; record the plain call"
+    elif torch.compiler.is_compiling():
+        reason = COMPILED
+    elif torch._C._get_tracing_state() is not None or branchless(call.q, call.k):  # pyright: ignore
+        reason = f"its tensors have no values of their own (meta, fake, traced); use real ones; {COMPILED}"
+    elif call.q.is_nested:
+        reason = "its sequences are nested tensors; pad them, and mask the padding"
+    if reason is not None:
+        raise Unsupported(f"record cannot look at {name}: {reason}.")
+
+
+def _refuse_compiled(model: nn.Module) -> None:
+    """Before anything is watched: a compiler that meets a mode would trace it, and fail in words of its own."""
+    compiler: Any = sys.modules.get("torch._dynamo.eval_frame")  # who has compiled anything has loaded it
+    if compiler is None or compiler._stance.stance == "force_eager":
+        return
+    for path, module in model.named_modules():
+        if isinstance(module, compiler.OptimizedModule) or getattr(module, "_compiled_call_impl", None) is not None:
+            raise Unsupported(f"record cannot look at {path or type(model).__name__}: {COMPILED}.")

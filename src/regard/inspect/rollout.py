@@ -1,0 +1,79 @@
+"""rollout: how much of each input token reaches one output token, through all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from regard.errors import ShapeError
+from regard.inspect.facts.keys import Received
+from regard.inspect.look import look
+from regard.shapes import accumulator, listed
+from regard.witness import Witnessed
+
+
+def rollout(calls: Sequence[Witnessed], row: int, residual: float = 0.5) -> Tensor:
+    """Attention rollout of one token: the share of each input token in output token `row`, (*batch, n).
+
+    With P_l the weights of layer l, their mean over the heads, and A_l = residual · I + (1 - residual) · P_l, it is row
+    `row` of A_L ··· A_2 A_1. That row alone is carried down the layers, r <- residual · r + (1 - residual) · r P_l,
+    and r P_l is a mass received, so the memory is linear: no n × n product is ever made. It sums to 1, less what sinks
+    take and what rows give that see nothing.
+
+    calls: the self-attention calls of one forward, first layer first, as regard.witness.listening hears them. row: an
+    index, from the end where negative. residual: the share of the residual stream, from 0 to 1.
+    float32, or float64 for float64 calls. No gradients. Raises ValueError for no calls or another residual, IndexError
+    for a token that does not exist, ShapeError where a call is not of the n tokens with themselves.
+    Source: Abnar and Zuidema 2020 (arXiv 2005.00928).
+
+    >>> import regard as rg
+    >>> x = torch.zeros(1, 1, 4, 8)
+    >>> calls = [Witnessed(None, x, x, mask=rg.Causal())] * 2
+    >>> rollout(calls, row=1)
+    tensor([[0.4375, 0.5625, 0.0000, 0.0000]])
+    """
+    if not calls:
+        raise ValueError("calls is empty; expected one Witnessed call or more, first layer first.")
+    if not 0 <= residual <= 1:
+        raise ValueError(f"residual is {residual}; expected a share from 0 to 1.")
+    n = calls[-1].q.shape[-2]
+    if not -n <= row < n:
+        raise IndexError(f"row is {row}; there are {n} tokens.")
+    share = _one(calls[-1], row % n)
+    for number in reversed(range(len(calls))):
+        share = residual * share + (1 - residual) * _carried(calls[number], number, share)
+    return share
+
+
+def _one(call: Witnessed, row: int) -> Tensor:
+    """All of the share on one token, (*batch, n)."""
+    batch = call.q.shape[: -3 if call.q.dim() >= 4 else -2]
+    share = torch.zeros(*batch, call.q.shape[-2], dtype=accumulator(call.q.dtype), device=call.q.device)
+    share[..., row] = 1
+    return share
+
+
+def _carried(call: Witnessed, number: int, share: Tensor) -> Tensor:
+    """r P: what the tokens' shares (*batch, n) become below one layer, the mean over its heads."""
+    n = share.shape[-1]
+    if (call.q.shape[-2], call.k.shape[-2]) != (n, n):
+        got = f"{call.q.shape[-2]} queries and {call.k.shape[-2]} keys"
+        raise ShapeError(
+            f"calls[{number}] has {got}, q {listed(call.q.shape)}; expected {n} of each: rollout follows "
+            "self-attention over one sequence, so leave out cross-attention and cached steps."
+        )
+    headed = call.q.dim() >= 4
+    received = Received(share.unsqueeze(-2) if headed else share)
+    seen = look(
+        call.q,
+        call.k,
+        facts=(received,),
+        score=call.score,
+        mask=call.mask,
+        positions=call.positions,
+        sink=call.sink,
+    )
+    found = seen[received]
+    return found.mean(-2) if headed else found

@@ -1,0 +1,67 @@
+"""Seen: the answers of one look."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from regard.inspect.facts.algebra import Fact
+
+T = TypeVar("T")
+
+
+class Seen:
+    """The answers of one look: `seen[Entropy()]` is the entropy; `seen.lse` the log-sum-exp (*batch, h, nq).
+
+    key_heads: how many heads the keys have, None where the caller's tensors have no head axis.
+
+    >>> import regard as rg, torch
+    >>> seen = rg.look(torch.zeros(6, 5, 8)[None], torch.zeros(2, 5, 8)[None], facts=(rg.facts.Entropy(),))
+    >>> seen[rg.facts.Entropy()].shape, seen.grouped(rg.facts.Entropy()).shape
+    (torch.Size([1, 6, 5]), torch.Size([1, 2, 5]))
+    """
+
+    def __init__(self, lse: Tensor, answers: dict[Fact[Any], Any], key_heads: int | None) -> None:
+        self.lse, self.key_heads, self._answers = lse, key_heads, answers
+
+    @property
+    def facts(self) -> tuple[Fact[Any], ...]:
+        """What was asked for."""
+        return tuple(self._answers)
+
+    def __getitem__(self, fact: Fact[T]) -> T:
+        if fact not in self._answers:
+            raise KeyError(f"{fact!r} was not asked for; this look has {', '.join(map(repr, self._answers))}.")
+        return self._answers[fact]
+
+    def grouped(self, fact: Fact[Tensor]) -> Tensor:
+        """The mean of an answer over the query heads that share a key head: (*batch, h, ...) -> (*batch, hk, ...).
+
+        Raises TypeError where the answer is no one tensor, or the tensors have no head axis.
+        """
+        answer = self[fact]
+        if not isinstance(answer, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            fields = ", ".join(answer._fields)
+            raise TypeError(f"{fact!r} answers with {fields}, which have no common mean; take that of one of them.")
+        if self.key_heads is None:
+            raise TypeError("grouped: the tensors of this look have no head axis, so there are no groups of heads.")
+        axis = self.lse.dim() - 2
+        heads = answer.shape[axis]
+        if heads == self.key_heads:
+            return answer
+        wide = answer if answer.dtype.is_floating_point else answer.double()
+        return wide.unflatten(axis, (self.key_heads, heads // self.key_heads)).mean(axis + 1)
+
+    def headless(self, axis: int) -> Seen:
+        """The same without the head axis, which the caller does not have."""
+        answers = {
+            fact: answer.squeeze(axis)
+            if isinstance(answer, Tensor)
+            else type(answer)(*(t.squeeze(axis) for t in answer))
+            for fact, answer in self._answers.items()
+        }
+        return Seen(self.lse.squeeze(axis), answers, None)
+
+    def __repr__(self) -> str:
+        return f"Seen({', '.join(map(repr, self._answers))})"

@@ -1,0 +1,122 @@
+"""Tape: what was recorded of a model, call by call."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from regard.inspect.facts.algebra import Fact
+from regard.inspect.facts.inputs import Inputs
+from regard.inspect.look import survey
+from regard.inspect.seen import Seen
+from regard.masks.algebra import Mask, View
+from regard.positions import Positions, head, tail
+from regard.scores.algebra import Score
+from regard.witness import Witnessed
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """One attention call of a model.
+
+    name             the path of its layer in the model, as named_modules gives it (the model itself: its class)
+    number           0 for the first call of that name, 1 for the second, ...
+    layer            the class of the layer
+    q_shape, k_shape (*batch, h, nq, dk) and (*batch, hk, nk, dk), or without h where the model calls it so
+    view             the mask, with positions, sizes, batch and heads of the call: view.dense(), view.counts(), ...
+    seen             the facts, (*batch, h, ...), h = 1 where q has no head axis; call[fact] is short for seen[fact]
+    """
+
+    name: str
+    number: int
+    layer: str
+    q_shape: tuple[int, ...]
+    k_shape: tuple[int, ...]
+    view: View
+    seen: Seen
+
+    def __getitem__(self, fact: Fact[T]) -> T:
+        return self.seen[fact]
+
+    def __repr__(self) -> str:
+        return f"Recorded({self.name}, call {self.number}, {self.layer}, q {self.q_shape}, k {self.k_shape})"
+
+
+class Tape:
+    """The calls of one recording, in the order in which they were made: `calls`; `tape[name]` those of one layer."""
+
+    def __init__(self, facts: tuple[Fact[Any], ...]) -> None:
+        self.facts = facts
+        self._calls = list[Recorded]()
+        self._count = Counter[str]()
+        self._masks = list[Tensor]()
+
+    @property
+    def calls(self) -> tuple[Recorded, ...]:
+        """Every recorded call, first to last."""
+        return tuple(self._calls)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the layers that were called, each once, in the order of their first calls."""
+        return tuple(dict.fromkeys(call.name for call in self._calls))
+
+    def __getitem__(self, name: str) -> tuple[Recorded, ...]:
+        found = tuple(call for call in self._calls if call.name == name)
+        if not found:
+            raise KeyError(f"{name!r} is no layer that was called; these were: {', '.join(self.names)}.")
+        return found
+
+    def __iter__(self) -> Iterator[Recorded]:
+        return iter(self.calls)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __repr__(self) -> str:
+        return f"Tape({len(self)} calls of {len(self.names)} layers: {', '.join(map(repr, self.facts))})"
+
+    def add(self, name: str, layer: str, call: Witnessed) -> None:
+        """Looks at a call and keeps what is seen."""
+        call = replace(call, mask=self._shared(call.mask), positions=_standing(call))
+        asked = tuple(fact for fact in self.facts if not isinstance(fact, Inputs))
+        seen, looked = survey(call.q, call.k, asked, call.score, call.mask, call.positions, call.sink)
+        if len(asked) < len(self.facts):
+            seen = Seen(seen.lse, {fact: seen[fact] for fact in asked} | {Inputs(): _kept(call)}, seen.key_heads)
+        number = self._count[name]
+        self._count[name] += 1
+        view = View(call.mask, looked.problem.frame)
+        self._calls.append(Recorded(name, number, layer, tuple(call.q.shape), tuple(call.k.shape), view, seen))
+
+    def _shared(self, mask: Mask) -> Mask:
+        """The mask around tensors of our own, one for all calls that bring the same: most models have one for all."""
+        return mask.with_tensors(iter([self._own(t) for t in mask.tensors()]))
+
+    def _own(self, t: Tensor) -> Tensor:
+        for own in self._masks:
+            if own.shape == t.shape and own.dtype == t.dtype and own.device == t.device and torch.equal(own, t):
+                return own
+        own = t.detach().clone()  # the model's own may be a buffer that it writes into for the next call
+        self._masks.append(own)
+        return own
+
+
+def _standing(call: Witnessed) -> Positions:
+    """Where nothing tells: queries fewer than the keys are the last ones, as in decoding; or both count from 0."""
+    nq, nk = call.q.shape[-2], call.k.shape[-2]
+    if call.positions is not None:
+        return call.positions
+    return (tail if nq < nk else head)(nq, nk, call.q.device)
+
+
+def _kept(call: Witnessed) -> Witnessed:
+    score: Score = call.score.with_tensors(iter([t.detach().clone() for t in call.score.tensors()]))
+    sink = call.sink.detach().clone() if isinstance(call.sink, Tensor) else call.sink
+    return replace(call, q=call.q.detach().clone(), k=call.k.detach().clone(), score=score, sink=sink)

@@ -1,0 +1,107 @@
+"""The law of facts: what the sweep over tiles answers is what the dense float64 definition says."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard as rg
+from regard import facts, testing
+from regard.inspect import sweep as sweeping
+from regard.inspect.dense import dense
+from regard.inspect.seen import Seen
+
+# relative to the largest number of an answer's kind: scores and weights of float32 carry its rounding
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
+AT = testing.frame((2,), 6, 23, 29)
+
+
+def every(at: rg.region.Frame = AT) -> tuple[facts.Fact[Any], ...]:
+    """Each fact of the house, with arguments that fit a frame."""
+    groups = torch.arange(at.nk) * 7 % 4 - 1
+    by_batch = (torch.arange(at.nk) + torch.arange(math.prod(at.batch)).reshape(*at.batch, 1)) % 3
+    weights, by_head = torch.rand(at.nq).double(), torch.rand(*at.batch, at.heads, at.nq).double()
+    return (
+        *(facts.Visible(), facts.Entropy(), facts.RelativeEntropy(), facts.EffectiveKeys(), facts.MaxScore()),
+        *(facts.Top(1), facts.Top(3), facts.Top(40)),
+        *(facts.Mass(groups), facts.Mass(by_batch), facts.Mass.first(2), facts.SinkMass(), facts.Distance()),
+        *(facts.Within(before=4, after=2), facts.Within(before=None, after=0), facts.Offsets((-1, 0, 5))),
+        *(facts.Received(), facts.Received(weights), facts.Received(by_head), facts.Received.last(3)),
+        *(facts.MeanReceived(), facts.MaxReceived(), facts.Readers()),
+        *(facts.Map(5, 7), facts.Map(), facts.ScoreMap(5, 7), facts.ScoreMap(), facts.Histogram()),
+        *(facts.Rows(torch.tensor([0, 3, -1])), facts.Columns(torch.tensor([5, 0, -1, 5]))),
+    )
+
+
+def tiles(monkeypatch: pytest.MonkeyPatch, rows: int, keys: int) -> None:
+    """So that each fact is put together from tiles of that size."""
+    size = sweeping.Size(rows=rows, keys=keys)
+    monkeypatch.setattr(sweeping, "Size", lambda: size)
+
+
+def looked(call: testing.Case, wanted: tuple[facts.Fact[Any], ...]) -> Seen:
+    given = {"score": call.score, "mask": call.mask, "positions": call.positions, "sink": call.sink}
+    return rg.look(call.q, call.k, facts=wanted, **given)
+
+
+def hold(call: testing.Case, wanted: tuple[facts.Fact[Any], ...], dtype: torch.dtype = torch.float64) -> None:
+    """The law, for a call rounded to a dtype."""
+    call = call.leaves(dtype)
+    problem = call.leaves(torch.float64).problem
+    seen, exact = looked(call, wanted), dense(problem, wanted)
+    scores = problem.region_tile(problem.frame.region()).masked.detach()
+    for fact in wanted:
+        got, expected = seen[fact], exact[fact]
+        if isinstance(fact, facts.MaxScore):
+            got, expected = _peak(got, scores), _peak(expected, scores)
+        if isinstance(fact, facts.Top):
+            got, expected = _top(got, scores), _top(expected, scores)
+        for name, a, b in _parts(got, expected):
+            close(f"{fact!r}{name}", a, b, dtype)
+
+
+def _parts(got: Any, expected: Any) -> list[tuple[str, Tensor, Tensor]]:
+    if isinstance(expected, Tensor):
+        return [("", got, expected)]
+    names = getattr(expected, "_fields", None) or [str(n) for n in range(len(expected))]
+    return [(f".{name}", a, b) for name, a, b in zip(names, got, expected, strict=True)]
+
+
+def close(name: str, got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    assert got.shape == expected.shape, f"{name} has shape {tuple(got.shape)}; expected {tuple(expected.shape)}"
+    if not expected.dtype.is_floating_point:
+        assert got.dtype == expected.dtype == torch.int64, name
+        assert torch.equal(got, expected), f"{name} differs in {int((got != expected).sum())} places"
+        return
+    assert got.dtype == (torch.float64 if dtype == torch.float64 else torch.float32), name
+    some = expected[expected.isfinite()]
+    size = float(some.abs().max()) if some.numel() else 1.0
+    allowed = TOLERANCE[dtype]
+    torch.testing.assert_close(
+        got.double(), expected, rtol=allowed, atol=allowed * size, equal_nan=True, msg=lambda text: f"{name}: {text}"
+    )
+
+
+def _at(keys: Tensor, scores: Tensor) -> Tensor:
+    """The exact scores of keys; of no key (-1) -inf."""
+    return torch.nn.functional.pad(scores, (1, 0), value=-torch.inf).gather(-1, keys + 1)
+
+
+def _peak(peak: facts.Peak, scores: Tensor) -> tuple[Tensor, Tensor]:
+    # the nearest of two scores may be another after rounding: keys are compared by what they score
+    return peak.score, _at(peak.key[..., None], scores).to(peak.score.dtype)
+
+
+def _top(top: facts.TopKeys, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    twice = (top.keys[..., :, None] == top.keys[..., None, :]) & (top.keys[..., None, :] >= 0)
+    return _at(top.keys, scores).to(top.rest.dtype), top.weights, top.rest, twice.sum((-1, -2))
+
+
+def fact_classes() -> set[str]:
+    """The names of all facts that regard.facts offers."""
+    public = vars(facts).values()
+    return {kind.__name__ for kind in public if isinstance(kind, type) and issubclass(kind, facts.Fact)} - {"Fact"}

@@ -1,0 +1,187 @@
+"""transformers' architectures on regard: outputs, gradients and generated tokens against their own eager attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tiny_models import (
+    CLIP,
+    CLOSED,
+    COMPUTING,
+    DECODERS,
+    ENCODER_DECODERS,
+    ENCODERS,
+    PICTURES,
+    SILENT,
+    SOUNDS,
+    Tiny,
+    padded,
+    tokens,
+)
+
+pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
+
+from regard.compat import transformers as compat
+from regard.errors import Unsupported
+from regard.witness import Witnessed, listening
+
+CLOSE = 1e-5  # of the largest number, in float32
+
+
+def both(tiny: Tiny) -> tuple[Any, Any]:
+    return tiny.build("eager"), tiny.build(compat.NAME)
+
+
+def apart(a: Tensor, b: Tensor, real: Tensor | None = None) -> float:
+    """The largest difference, as a share of the largest number; of real tokens alone where they are told."""
+    difference = (a - b).abs()
+    if real is not None:
+        difference = difference[real.bool()]
+    return float(difference.detach().max() / b.detach().abs().max())
+
+
+def heard(model: Any, **feed: Any) -> tuple[Any, list[Witnessed]]:
+    seen: list[Witnessed] = []
+    with listening(seen.append):
+        out = model(**feed)
+    return out, seen
+
+
+def gradients_apart(a: Any, b: Any) -> float:
+    pairs = [(p.grad, q.grad) for p, q in zip(a.parameters(), b.parameters(), strict=True) if q.grad is not None]
+    assert pairs and all(g is not None for g, _ in pairs)
+    largest = max(float(g.abs().max()) for _, g in pairs)
+    return max(float((g - h).abs().max()) for g, h in pairs) / largest
+
+
+@pytest.mark.parametrize("name", DECODERS | ENCODERS)
+def test_logits_and_gradients(name: str) -> None:
+    eager, ours = both((DECODERS | ENCODERS)[name])
+    for side in ("none", "right", "left"):
+        real = None if side == "none" else padded(side)
+        expected = eager(input_ids=tokens(), attention_mask=real).logits
+        out, seen = heard(ours, input_ids=tokens(), attention_mask=real)
+        assert len(seen) == 2
+        assert apart(out.logits, expected, real) < CLOSE, side
+        for model, logits in ((eager, expected), (ours, out.logits)):
+            model.zero_grad()
+            weights = torch.cos(torch.arange(logits.numel())).view_as(logits)
+            (logits * weights * (1 if real is None else real[..., None])).sum().backward()
+        assert gradients_apart(ours, eager) < CLOSE, side
+
+
+def feed_of(name: str) -> dict[str, Any]:
+    target = tokens(7)
+    if name == "Whisper":
+        return {"input_features": torch.randn(2, 8, 40), "decoder_input_ids": target}
+    return {"input_ids": tokens(), "attention_mask": padded("right"), "decoder_input_ids": target}
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_encoders_and_decoders(name: str) -> None:
+    eager, ours = both(ENCODER_DECODERS[name])
+    feed = feed_of(name)
+    out, seen = heard(ours, **feed)
+    expected = eager(**feed)
+    assert len(seen) == 6
+    assert apart(out.logits, expected.logits) < CLOSE
+    out.logits.square().sum().backward()
+    expected.logits.square().sum().backward()
+    assert gradients_apart(ours, eager) < CLOSE
+
+
+@pytest.mark.parametrize("name", PICTURES | SOUNDS)
+def test_pictures_and_sounds(name: str) -> None:
+    eager, ours = both((PICTURES | SOUNDS)[name])
+    if name in PICTURES:
+        size = ours.config.image_size
+        feed = {"pixel_values": torch.randn(2, 3, size, size)}
+    else:
+        feed = {"input_values": torch.randn(2, 400)}
+    out, seen = heard(ours, **feed)
+    expected = eager(**feed)
+    assert len(seen) == (3 if name == "Swin" else 2)
+    assert apart(out.last_hidden_state, expected.last_hidden_state) < CLOSE
+    out.last_hidden_state.square().sum().backward()
+    expected.last_hidden_state.square().sum().backward()
+    assert gradients_apart(ours, eager) < CLOSE
+
+
+def test_pictures_with_words() -> None:
+    eager, ours = both(CLIP)
+    feed = {"input_ids": tokens(), "attention_mask": padded("right"), "pixel_values": torch.randn(2, 3, 12, 12)}
+    out, seen = heard(ours, **feed)
+    assert len(seen) == 4
+    assert apart(out.logits_per_text, eager(**feed).logits_per_text) < CLOSE
+
+
+def test_a_t5_table_has_its_gradient() -> None:
+    _, ours = both(ENCODER_DECODERS["T5"])
+    ours(**feed_of("T5")).logits.square().sum().backward()
+    table = ours.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+    assert float(table.grad.abs().max()) > 0
+
+
+GENERATORS = ("Llama", "Mistral", "Gemma2", "Gemma3", "GPT-2", "GPT-NeoX", "GPT-OSS", "Llama4", "Phi3", "Qwen3")
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", GENERATORS)
+def test_the_same_tokens(name: str, cache: str) -> None:
+    """Greedy and beams, past the window and the chunk, of a batch that is padded on the left."""
+    eager, ours = both(DECODERS[name])
+    for beams in (1, 3):
+        found = [
+            model.generate(
+                tokens(),
+                attention_mask=padded("left"),
+                max_new_tokens=7,
+                min_new_tokens=7,
+                do_sample=False,
+                num_beams=beams,
+                cache_implementation=cache,
+                pad_token_id=0,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+            for model in (eager, ours)
+        ]
+        assert torch.equal(found[0].sequences, found[1].sequences)
+        assert apart(torch.stack(found[1].logits), torch.stack(found[0].logits)) < CLOSE
+
+
+@pytest.mark.parametrize("name", ["T5", "BART"])
+def test_the_same_tokens_from_an_encoder(name: str) -> None:
+    eager, ours = both(ENCODER_DECODERS[name])
+    for beams in (1, 3):
+        found = [
+            model.generate(
+                tokens(), attention_mask=padded("right"), max_new_tokens=7, min_new_tokens=7, num_beams=beams
+            )
+            for model in (eager, ours)
+        ]
+        assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("name", COMPUTING)
+def test_architectures_that_compute_with_the_mask(name: str) -> None:
+    model = COMPUTING[name].build(compat.NAME)
+    with pytest.raises(Unsupported, match="the model computes with its attention mask"):
+        model(input_ids=tokens(), attention_mask=padded("right"))
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_architectures_that_never_ask(name: str) -> None:
+    """transformers takes the name for them and says nothing: only the count of calls tells."""
+    _, seen = heard(SILENT[name].build(compat.NAME), input_ids=tokens(), attention_mask=padded("right"))
+    assert seen == []
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_architectures_that_refuse_the_name(name: str) -> None:
+    with pytest.raises(KeyError, match=compat.NAME):
+        CLOSED[name].build(compat.NAME)

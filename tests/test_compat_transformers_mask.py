@@ -1,0 +1,238 @@
+"""Lazy masks against the masks that transformers itself would build in full, and what models do with them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
+
+from transformers import masking_utils
+
+from regard.compat.transformers_mask import Between, LazyMask, lazy_mask
+from regard.errors import ShapeError, Unsupported
+from regard.masks.algebra import Everything, Mask
+from regard.masks.dense import Dense
+from regard.masks.positional import Causal
+from regard.masks.ragged import Documents, Lengths
+from regard.positions import Positions
+from regard.testing import frame
+
+LEFT = torch.tensor([0, 3])
+BLOCKS = torch.tensor([[0, 0, -1, -1, 1, 1, 1, -1, 2, 2, -1], [-1, -1, -1, 0, 0, -1, -1, -1, 1, 1, 1]])
+PACKED = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2], [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1]])
+STARTS = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]])
+
+causal = masking_utils.causal_mask_function
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "causal": causal,
+    "bidirectional": masking_utils.bidirectional_mask_function,
+    "window": masking_utils.sliding_window_causal_mask_function(4),
+    "window around": masking_utils.sliding_window_bidirectional_mask_function(2),
+    "chunks": masking_utils.chunked_causal_mask_function(3, LEFT),
+    "blocks": masking_utils.or_masks(causal, masking_utils.blockwise_overlay(BLOCKS)),
+    "prefix of the user": masking_utils.or_masks(causal, lambda b, h, i, j: j < 2 + b),
+    "packed": masking_utils.packed_sequence_compatibility_function(causal, STARTS, PACKED),
+    "packed window": masking_utils.packed_sequence_compatibility_function(
+        masking_utils.sliding_window_causal_mask_function(2), STARTS, PACKED
+    ),
+    "packed chunks": masking_utils.packed_sequence_compatibility_function(
+        masking_utils.chunked_causal_mask_function(2, torch.zeros(2, dtype=torch.int64)), STARTS, PACKED
+    ),
+    "packed, other steps": masking_utils.packed_sequence_compatibility_function(causal, 2 * STARTS, PACKED),
+}
+# queries, keys, where both begin: whole, prefill of a longer static cache, decoding, a sliding cache
+SIZES = {"whole": (11, 11, 0, 0), "prefill": (4, 11, 0, 0), "decoding": (1, 8, 7, 0), "sliding": (3, 6, 8, 5)}
+REAL = {
+    "none": None,
+    "right": torch.arange(11) < torch.tensor([[11], [7]]),
+    "left": torch.arange(11) >= torch.tensor([[2], [3]]),
+    "both": (torch.arange(11) >= torch.tensor([[1], [0]])) & (torch.arange(11) < torch.tensor([[9], [11]])),
+    "holes": torch.arange(11) % 4 != torch.tensor([[1], [2]]),
+    "nothing": torch.zeros(2, 11, dtype=torch.bool),
+    "shorter": torch.ones(2, 9, dtype=torch.bool),
+}
+
+
+def sized(size: str) -> dict[str, int]:
+    return dict(zip(("q_length", "kv_length", "q_offset", "kv_offset"), SIZES[size], strict=True))
+
+
+def theirs(fn: Callable[..., Any], size: str, real: Tensor | None, mapped: bool = False) -> Tensor:
+    mask = masking_utils.sdpa_mask(
+        2, **sized(size), mask_function=fn, attention_mask=real, allow_is_causal_skip=False, use_vmap=mapped
+    )
+    assert mask is not None
+    return mask.expand(2, 1, *SIZES[size][:2])
+
+
+def ours(fn: Callable[..., Any], size: str, real: Tensor | None, mapped: bool = False) -> LazyMask:
+    lazy = lazy_mask(2, **sized(size), mask_function=fn, attention_mask=real, use_vmap=mapped)
+    assert lazy is not None
+    return lazy
+
+
+def dense(mask: Mask, positions: Positions | None, lazy: LazyMask) -> Tensor:
+    _, _, nq, nk = lazy.shape
+    return mask.on(nq, nk, positions=positions, batch=(2,)).dense().expand(2, 1, nq, nk)
+
+
+# transformers packs whole sequences alone
+CASES = [(name, size) for name in FUNCTIONS for size in SIZES if size == "whole" or not name.startswith("packed")]
+
+
+@pytest.mark.parametrize("real", REAL)
+@pytest.mark.parametrize(("name", "size"), CASES)
+def test_the_same_pairs_as_transformers(name: str, size: str, real: str) -> None:
+    fn = FUNCTIONS[name]
+    lazy, expected = ours(fn, size, REAL[real]), theirs(fn, size, REAL[real])
+    assert lazy.shape == expected.shape
+    assert torch.equal(dense(lazy.mask, lazy.positions, lazy), expected)
+    assert torch.equal(dense(*lazy.brief, lazy), expected)
+
+
+INTERVALS = ("causal", "bidirectional", "window", "window around", "chunks", "packed", "packed window")
+
+
+@pytest.mark.parametrize("real", ["none", "right", "left", "both"])
+@pytest.mark.parametrize("name", INTERVALS)
+def test_most_are_one_interval_a_query(name: str, real: str) -> None:
+    lazy = ours(FUNCTIONS[name], "whole", REAL[real])
+    assert "Where" not in repr(lazy.mask)
+    assert lazy.brief[0].on(11, batch=(2,)).rows() is not None
+    assert lazy.brief[1] is None
+
+
+def test_functions_for_one_pair_are_mapped() -> None:
+    """Such a function may index by its numbers, and need not broadcast."""
+    picture = torch.tensor([0, 1, 1, 1, 0, 0, 1, 1, 0, 0, 0])
+
+    def together(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return torch.stack([picture[i] == 1, picture[j] == 1, (i - j).abs() < 3]).all()
+
+    fn = masking_utils.or_masks(causal, together)
+    for size in SIZES:
+        lazy, expected = ours(fn, size, REAL["left"], mapped=True), theirs(fn, size, REAL["left"], mapped=True)
+        assert torch.equal(dense(lazy.mask, lazy.positions, lazy), expected)
+    assert not torch.equal(theirs(fn, "whole", None, mapped=True), theirs(causal, "whole", None))
+
+
+def test_short_forms() -> None:
+    """What can be said in few words goes to the kernels in few words."""
+    assert ours(causal, "whole", None).brief == (Causal(), None)
+    assert ours(causal, "decoding", None).brief == (Everything(), None)
+    assert repr(ours(causal, "whole", REAL["right"]).mask).startswith("Causal() & Lengths")
+    assert isinstance(ours(causal, "whole", REAL["left"]).brief[0], Between)
+    assert "Dense" in repr(ours(causal, "whole", REAL["holes"]).brief[0])
+
+
+@pytest.mark.parametrize("real", ["right", "left", "holes"])
+def test_padding_is_never_written_out_by_pairs(real: str) -> None:
+    lazy = ours(causal, "whole", REAL[real])
+    assert all(t.numel() <= 2 * 11 for t in (*lazy.mask.tensors(), *lazy.brief[0].tensors()))
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "chunks", "blocks", "prefix of the user"])
+def test_slices_are_lazy_masks_of_fewer(name: str) -> None:
+    lazy, whole = ours(FUNCTIONS[name], "whole", REAL["left"]), theirs(FUNCTIONS[name], "whole", REAL["left"])
+    with pytest.raises(Unsupported, match="indexes it"):
+        lazy[..., :7]
+    for rows, cols in ((slice(None), slice(0, 7)), (slice(-3, None), slice(None)), (slice(2, 6), slice(1, 9))):
+        part = lazy[:, :, rows, cols]
+        expected = whole[:, :, rows, cols]
+        assert part.shape == expected.shape
+        assert torch.equal(dense(part.mask, part.positions, part), expected)
+
+
+def test_it_stands_in_for_a_tensor() -> None:
+    lazy = ours(causal, "prefill", None)
+    assert lazy.ndim == lazy.dim() == 4
+    assert lazy.shape == lazy.size() == (2, 1, 4, 11) and lazy.size(-1) == 11
+    assert lazy.contiguous() is lazy
+    assert lazy.to("cpu", torch.bool) is lazy.to(dtype=torch.float32) is lazy
+    assert lazy_mask(2, 4, 11, attention_mask=lazy) is lazy
+    assert torch.equal(dense(*copy.deepcopy(lazy).brief, lazy), dense(*lazy.brief, lazy))
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda m: torch.zeros(1) + m,
+        lambda m: torch.where(m, 0, 1),
+        lambda m: m[0],
+        lambda m: m[:, 0],
+        lambda m: m[None],
+    ],
+)
+def test_what_computes_with_it_is_refused(compute: Callable[[Any], Any]) -> None:
+    with pytest.raises(Unsupported, match="the model computes with its attention mask"):
+        compute(ours(causal, "whole", None))
+
+
+def test_another_device_is_refused() -> None:
+    with pytest.raises(Unsupported, match="live on one device"):
+        ours(causal, "whole", None).to(torch.device("meta"))
+
+
+def test_none_where_transformers_wants_none() -> None:
+    both_ways = FUNCTIONS["bidirectional"]
+    asked: dict[str, Any] = {**sized("whole"), "mask_function": both_ways, "allow_is_bidirectional_skip": True}
+    assert lazy_mask(2, **asked) is None
+    assert lazy_mask(2, **asked, attention_mask=torch.ones(2, 11)) is None
+    assert lazy_mask(2, **asked, attention_mask=REAL["left"]) is not None
+    assert lazy_mask(2, **{**asked, "mask_function": FUNCTIONS["window around"]}) is not None
+
+    class Decoder:
+        is_causal = False
+
+    assert lazy_mask(2, **asked, config=Decoder()) is not None
+
+
+def test_positions_of_the_queries_as_before_5_5() -> None:
+    lazy = lazy_mask(2, kv_length=8, cache_position=torch.tensor([5, 6, 7]), attention_mask=REAL["left"])
+    assert isinstance(lazy, LazyMask)
+    assert torch.equal(dense(*lazy.brief, lazy), theirs(causal, "whole", REAL["left"])[:, :, 5:8, :8])
+
+
+def test_a_static_cache_tells_its_offset_as_a_tensor() -> None:
+    lazy = lazy_mask(2, 1, 11, torch.tensor(7), 0)
+    assert isinstance(lazy, LazyMask)
+    assert dense(*lazy.brief, lazy)[0, 0, 0].tolist() == [True] * 8 + [False] * 3
+
+
+def test_real_queries() -> None:
+    assert ours(causal, "whole", None).real() is None
+    real = ours(causal, "sliding", REAL["right"]).real()
+    assert real is not None and real.tolist() == [[True] * 3, [False] * 3]
+
+
+def test_between_is_a_mask_like_others() -> None:
+    at = frame()
+    start = torch.arange(at.nq) * 5 % (at.nk + 1)
+    mask = Between(start, (start + 3).clamp(max=at.nk))
+    full = mask.visible(at.region()).expand(*at.batch, at.heads, at.nq, at.nk)
+    for r, c in ((1, 1), (2, 3), (4, 5)):
+        tiling = at.tiling(r, c)
+        covers = mask.cover(tiling).expand(*at.batch, at.heads, *tiling.shape)
+        for n, rows in enumerate(tiling.row_blocks):
+            for m, cols in enumerate(tiling.col_blocks):
+                tile = full[..., rows, cols].flatten(-2)
+                assert bool((covers[..., n, m] != 0).logical_or(~tile.any(-1)).all())
+                assert bool((covers[..., n, m] != 2).logical_or(tile.all(-1)).all())
+    found = mask.rows(at)
+    col = torch.arange(at.nk)
+    assert torch.equal(full, ((col >= found.start[..., None]) & (col < found.stop[..., None])).expand(full.shape))
+    with pytest.raises(ShapeError, match=r"Between\.start"):
+        Between(start[:2], start[:2]).on(at.nq, at.nk)
+
+
+def test_padding_kinds() -> None:
+    kinds = {"right": Lengths, "left": Documents, "both": Documents, "holes": Dense}
+    for name, kind in kinds.items():
+        lazy = ours(FUNCTIONS["bidirectional"], "whole", REAL[name])
+        assert isinstance(lazy.mask, kind), name

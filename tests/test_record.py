@@ -1,0 +1,359 @@
+"""record: names, choices, times at which nothing can be seen, and everything as it was afterwards."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import _len_torch_function_stack
+from torch.utils.checkpoint import checkpoint
+
+import regard as rg
+from recorded import FACTS, Block, Plain, measure, weights
+from regard.witness import _WITNESSES
+
+
+def model() -> nn.Sequential:
+    """A plain layer, one of torch's, one of regard's."""
+    return nn.Sequential(Block(Plain(is_causal=True)), Block(Own()), Block(rg.nn.MultiHeadAttention(12, heads=3)))
+
+
+class Own(nn.Module):
+    """torch's layer, on its own input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.MultiheadAttention(12, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, x, x, need_weights=False)[0]
+
+
+NAMES = ("0.attention", "1.attention.layer", "2.attention")
+
+
+def x() -> Tensor:
+    return torch.randn(2, 7, 12)
+
+
+def world() -> tuple[Any, ...]:
+    """What a recording touches, and must leave as it was."""
+    modules = nn.modules.module
+    return (
+        torch.overrides.has_torch_function,
+        nn.MultiheadAttention.merge_masks,
+        _len_torch_function_stack(),
+        len(modules._global_forward_hooks) + len(modules._global_forward_pre_hooks),
+        len(modules._global_forward_hooks_always_called),
+        len(_WITNESSES),
+        torch.backends.mha.get_fastpath_enabled(),
+        torch.is_grad_enabled(),
+        torch.get_rng_state().tolist(),
+    )
+
+
+def test_names_are_module_paths_in_the_order_of_calls() -> None:
+    made = model()
+    with rg.record(made) as tape:
+        made(x())
+    assert tape.names == NAMES
+    assert [call.layer for call in tape] == ["Plain", "MultiheadAttention", "MultiHeadAttention"]
+    assert len(tape) == 3 and tape["0.attention"] == (tape.calls[0],)
+    assert all(set(call.seen.facts) == set(tape.facts) for call in tape)
+    with pytest.raises(KeyError, match=r"'attention' is no layer that was called; these were: 0.attention, 1\."):
+        tape["attention"]
+
+
+def test_shared_layers_and_several_runs_are_counted() -> None:
+    layer = Plain()
+    made = nn.Sequential(Block(layer), Block(layer))
+    with rg.record(made) as tape:
+        made(x())
+        made(x())
+    assert [(call.name, call.number) for call in tape] == [("0.attention", n) for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("layers", "found"),
+    [
+        ("*", NAMES),
+        ("*.attention", ("0.attention", "2.attention")),
+        ("2.*", NAMES[2:]),
+        (("0.*", "1.*"), NAMES[:2]),
+        (lambda name: name.endswith("layer"), NAMES[1:2]),
+    ],
+)
+def test_layers_are_chosen_by_pattern_or_function(layers: Any, found: tuple[str, ...]) -> None:
+    made = model()
+    with rg.record(made, layers=layers) as tape:
+        made(x())
+    assert tape.names == found
+
+
+def test_a_choice_of_no_module_is_an_error_at_once() -> None:
+    with (
+        pytest.raises(ValueError, match=r"layers='\*.attn' fits no module of this model; it has Sequential, 0, 0.norm"),
+        rg.record(model(), layers="*.attn"),
+    ):
+        raise AssertionError("the block must not run")
+
+
+def test_facts_are_checked_at_once() -> None:
+    with pytest.raises(TypeError, match="the class Entropy, not one"), rg.record(model(), (rg.facts.Entropy,)):
+        raise AssertionError("the block must not run")
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_outputs_keep_their_bits(context: Callable[[], Any]) -> None:
+    padding = torch.tensor([[False] * 7, [False] * 4 + [True] * 3])
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 2, 16, batch_first=True), 2).eval()
+    made, given = model().eval(), x()
+    with context():
+        plain = made(given), encoder(given), encoder(given, src_key_padding_mask=padding)
+        with rg.record(nn.ModuleList([made, encoder])):
+            seen = made(given), encoder(given), encoder(given, src_key_padding_mask=padding)
+    assert all(torch.equal(one, other) for one, other in zip(plain, seen, strict=True))
+
+
+def test_training_keeps_its_gradients_and_random_numbers() -> None:
+    made, given = model(), x()
+    made.append(Block(Plain(dropout_p=0.5)))
+    gradients = list[list[Tensor]]()
+    for watched in (False, True):
+        torch.manual_seed(7)
+        if watched:
+            with rg.record(made) as tape:
+                loss = made(given).square().sum()
+        else:
+            loss = made(given).square().sum()
+        gradients.append([*torch.autograd.grad(loss, [*made.parameters()]), torch.rand(3)])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    assert not any(call[rg.facts.Entropy()].requires_grad for call in tape)
+
+
+def test_everything_is_restored() -> None:
+    made, given = model().eval(), x()
+    before = world()
+    with rg.record(made):
+        during = world()
+        made(given)
+    assert world() == before
+    assert [a == b for a, b in zip(before, during, strict=True)] == [False] * 6 + [True] * 3
+
+
+def test_everything_is_restored_after_an_error_in_the_model() -> None:
+    class Broken(nn.Module):
+        def forward(self, _: Tensor) -> Tensor:
+            raise ZeroDivisionError
+
+    made = nn.Sequential(Block(Plain()), Broken())
+    before = world()
+    with pytest.raises(ZeroDivisionError), rg.record(made) as tape:
+        made(torch.zeros(1, 3, 12))
+    assert world() == before and len(tape) == 1
+
+
+def test_a_name_is_right_after_an_error_that_the_model_catches() -> None:
+    class Careful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.broken = nn.Bilinear(1, 1, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with pytest.raises(TypeError):
+                self.broken(x)
+            return scaled_dot_product_attention(x, x, x)
+
+    made = Careful()
+    with rg.record(made) as tape:
+        made(x())
+    assert tape.names == ("Careful",)
+
+
+def test_two_recordings_see_the_same() -> None:
+    made, given = model(), x()
+    with rg.record(made, FACTS) as outer:
+        with rg.record(made[0], FACTS) as inner:
+            made(given)
+        made(given)
+    assert [call.name for call in inner] == ["attention"]
+    assert [(call.name, call.number) for call in outer] == [(name, n) for n in (0, 1) for name in NAMES]
+    measure(outer.calls[0], weights(inner.calls[0]))
+
+
+def test_threads_record_their_own_calls_and_the_last_restores() -> None:
+    before, started, done = world(), threading.Barrier(2), list[int]()
+
+    def run(times: int) -> None:
+        made = model()
+        with rg.record(made) as tape:
+            started.wait()
+            for _ in range(times):
+                made(x())
+            started.wait()
+        done.append(len(tape))
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(done) == [3, 6]
+    assert world()[:-1] == before[:-1]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("backward", [Tensor.backward, torch.autograd.backward])
+def test_what_a_checkpoint_computes_again_is_not_counted(reentrant: bool, backward: Callable[[Tensor], None]) -> None:
+    class Saving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = model()
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=reentrant)
+            return x
+
+    made = Saving()
+    with rg.record(made) as tape:
+        backward(made(x().requires_grad_()).sum())
+    assert [(call.name, call.number) for call in tape] == [(f"blocks.{name}", 0) for name in NAMES]
+
+
+def test_autocast_is_that_of_the_model() -> None:
+    made, given = Plain(), x()
+    with torch.autocast("cpu", torch.bfloat16), rg.record(made, FACTS) as tape:
+        made(given)
+        q, k, _ = made.project(given)
+    told = tape.calls[0][rg.facts.Inputs()]
+    assert told.q.dtype == torch.bfloat16 and torch.equal(told.q, q) and torch.equal(told.k, k)
+    assert tape.calls[0][rg.facts.Entropy()].dtype == torch.float32
+
+
+def test_facts_of_inference_mode_are_plain_tensors() -> None:
+    made = Plain()
+    with torch.inference_mode(), rg.record(made) as tape:
+        made(x())
+    entropy = tape.calls[0][rg.facts.Entropy()]
+    assert not entropy.is_inference()
+    entropy += 1
+
+
+def test_masks_are_kept_once_and_as_they_were() -> None:
+    mask = torch.ones(7, 7, dtype=torch.bool).tril()
+    made = nn.Sequential(Plain(attn_mask=mask), Plain(attn_mask=mask))
+    with rg.record(made) as tape:
+        made(x())
+    mask.fill_(False)
+    first, second = (call.view.mask.tensors()[0] for call in tape)
+    assert first is second
+    assert torch.equal(first[0, 0], torch.ones(7, 7, dtype=torch.bool).tril())
+
+
+def test_inputs_are_copies() -> None:
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("k", torch.ones(1, 1, 4, 8))
+
+        def forward(self, q: Tensor) -> Tensor:
+            out = scaled_dot_product_attention(q, self.k, self.k)
+            self.k.zero_()
+            return out
+
+    made = Cached()
+    with rg.record(made, FACTS) as tape:
+        made(torch.ones(1, 1, 2, 8))
+    call = tape.calls[0]
+    assert call[rg.facts.Inputs()].k.min() == 1
+    assert call.view.frame.positions == rg.tail(2, 4)
+    with pytest.raises(TypeError, match=r"Inputs\(\) is for record"):
+        rg.look(torch.ones(2, 8), torch.ones(2, 8), facts=(rg.facts.Inputs(),))
+
+
+class SelfAttention(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x @ x.mT, -1) @ x
+
+
+def on_another_thread(made: nn.Module) -> None:
+    thread = threading.Thread(target=made, args=(x(),))
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("made", "run", "said"),
+    [
+        (
+            SelfAttention(),
+            lambda made: made(x()),
+            r"SelfAttention ran, but made no .* Its SelfAttention most likely",
+        ),
+        (nn.Linear(12, 12), lambda made: made(x()), r"Linear ran, but made no .* If it has attention at all"),
+        (Plain(), lambda made: None, r"no module of Plain ran in the block, on the thread that opened it\. Call the"),
+        (Plain(), on_another_thread, r"no module of Plain ran in the block, on the thread that opened it"),
+        (Plain(), lambda made: Plain()(x()), r"no module of Plain ran .*; 1 attention calls were made by others"),
+    ],
+)
+def test_nothing_recorded_is_an_error_that_says_why(made: nn.Module, run: Callable[[Any], Any], said: str) -> None:
+    before = world()[:-1]
+    with pytest.raises(LookupError, match="nothing was recorded: " + said), rg.record(made):
+        run(made)
+    assert world()[:-1] == before
+
+
+def test_no_layer_of_those_asked_for_is_an_error() -> None:
+    made = model()
+    said = "nothing was recorded: none of the layers that were called was asked for; they are 0.attention, 1.attention"
+    with pytest.raises(LookupError, match=said), rg.record(made, layers="*.norm"):
+        made(x())
+
+
+def test_an_error_of_the_block_is_not_hidden_by_that_of_nothing_recorded() -> None:
+    with pytest.raises(ZeroDivisionError), rg.record(Plain()):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (lambda made: torch.func.vmap(made)(x()[:, None]), "a torch.func transform .* is under way"),
+        (lambda made: torch.func.grad(lambda t: made(t).sum())(x()), "a torch.func transform .* is under way"),
+        (lambda made: made.to("meta")(x().to("meta")), "have no values of their own"),
+        (lambda made: torch.jit.trace(made, (x(),)), "have no values of their own"),
+    ],
+    ids=["vmap", "grad", "meta", "trace"],
+)
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore:There is a perf:UserWarning"
+)
+def test_what_has_no_values_is_refused_with_a_sentence(run: Callable[[nn.Module], Any], said: str) -> None:
+    torch.compiler.reset()
+    before = world()[:-1]
+    made = Plain()
+    with pytest.raises(rg.Unsupported, match=rf"record cannot look at \w+: .*{said}"), rg.record(made):
+        run(made)
+    assert world()[:-1] == before
+
+
+@pytest.mark.parametrize("compile", [torch.compile, lambda made, backend: (made.compile(backend=backend), made)[1]])
+def test_a_compiled_model_is_recorded_where_it_runs_eagerly(compile: Callable[..., nn.Module]) -> None:
+    made = Plain()
+    compiled = compile(made, backend="eager")
+    before = world()
+    said = r"record cannot look at \w+: record a compiled model under torch.compiler.set_stance"
+    with pytest.raises(rg.Unsupported, match=said), rg.record(compiled):
+        raise AssertionError("the block must not run")
+    assert world() == before
+    with torch.compiler.set_stance("force_eager"), rg.record(made, FACTS) as tape:
+        made(given := x())
+    q, k, _ = made.project(given)
+    measure(tape.calls[0], rg.attention_weights(q, k).detach())
