@@ -132,10 +132,8 @@ static void prepare_block(const regard_additive& x, Prepared& to, const Place& p
 }
 
 // How the scores of a tile are found, by how far its queries and keys reach.
-static Way way_of(const regard_additive& x, const Prepared& q, const float* reach, int64_t j, int64_t count) {
-  float most = reach[j / kKeys], next = reach[(j + count - 1) / kKeys];
-  most = next > most ? next : most;
-  const float rate = __builtin_fabsf(separable(x.activation).rate);
+static Way way_of(const regard_additive& x, const Prepared& q, const float* reach, int64_t j) {
+  const float most = reach[j / kKeys], rate = __builtin_fabsf(separable(x.activation).rate);
   if (x.activation == REGARD_LEAKY_RELU || !(rate * most <= kFar) || !(rate * q.reach <= kFar)) return kDirectWay;
   return rate * (most + q.reach) * kLog2e + (float)q.bits < kNear ? kNearWay : kFarWay;
 }
@@ -220,7 +218,7 @@ static void additive_tile(const Block<V>& b, const Tile& t, const regard_additiv
                           vf (&top)[V], float* bend = nullptr) {
   const regard_call& c = x.call;
   const int64_t pair = pair_of_block(c, b.p), width = round_even(c.dk);
-  const Way way = way_of(x, q, keys.reach + pair * key_tiles(c), t.j, t.count);
+  const Way way = way_of(x, q, keys.reach + pair * key_tiles(c), t.j);
   const float* raised = keys.c + (pair * c.nk + t.j) * width;
   const float* plain = at<float>(c.k, b.p, pair % c.key_heads) + t.j * c.k.row;
   if (way == kNearWay) near_tile<V>(q, raised, width, t.count, b.w.s);
@@ -289,10 +287,8 @@ struct AdditiveForward {
   void run(int64_t item, float* memory) const {
     const regard_call& c = x.call;
     const int64_t rest = item / blocks();
-    Place p = place_in_batch(c, rest / c.heads);
-    p.h = rest % c.heads;
-    p.row = (blocks() - 1 - item % blocks()) * kQueries;  // heaviest first under a causal mask
-    p.rows = c.nq - p.row < kQueries ? c.nq - p.row : kQueries;
+    // heaviest first under a causal mask
+    const Place p = place_at(c, rest / c.heads, rest % c.heads, (blocks() - 1 - item % blocks()) * kQueries);
     Scratch w = forward_places(c, 1, memory);
     Prepared q = prepared_places(c, memory + forward_scratch(c, 1));
     switch ((p.rows + W - 1) / W) {

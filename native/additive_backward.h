@@ -182,15 +182,15 @@ REGARD_INLINE void pull_scores(Puller<V>& z, const Tile& t, const float* x, int6
   micro<Floats, M, V>(acc, x + n * row, row, 1, z.s.doutt, kQueries, c.dv);
   const int64_t* k_at = c.threshold ? c.k_at + offset(c.k_at_batch, z.b.p) + t.j + n : nullptr;
   for (int i = 0; i < M; ++i) {
-    const vu key = (k_at ? fold(k_at[i]) * 0x27D4EB2Fu : 0u) + vu{};
+    const vu key = (k_at ? key_word(k_at[i]) : 0u) + vu{};
     for (int v = 0; v < V; ++v) {
       const int64_t at = (n + i) * kQueries + v * W;
       const vf s = load(z.b.w.s + at), p = exp2v(s - z.shift[v]) * z.inverse[v];
       vf kept = p, dp = acc[i][v];
       if (k_at) {
-        const vi stays = (mix(z.b.word[v] + key) >> 8) >= c.threshold;
-        kept = select(stays, p * splat(c.keep), vf{});
-        dp = select(stays, dp * splat(c.keep), vf{});
+        const vi stay = stays(c, z.b.word[v], key);
+        kept = select(stay, p * splat(c.keep), vf{});
+        dp = select(stay, dp * splat(c.keep), vf{});
       }
       const vi hidden = s == splat(-kInf);
       vf ds = select(hidden, vf{}, p * (dp - z.delta[v]));
@@ -276,7 +276,7 @@ static void pull_similarity(Puller<V>& z, const Tile& t) {
   const Pull& s = z.s;
   const regard_call& c = g.c;
   const int64_t pair = pair_of_block(c, z.b.p), width = g.width, line = g.line();
-  const Way way = way_of(g.x, s.q, g.keys.reach + pair * key_tiles(c), t.j, t.count);
+  const Way way = way_of(g.x, s.q, g.keys.reach + pair * key_tiles(c), t.j);
   const float* raised = g.keys.c + (pair * c.nk + t.j) * width;
   float *dc = s.dc + (t.j - z.from), one = 1, value = 1;
   float constant[kKeys];  // f = value (r + a constant): its share of W keys, added where they are, so that digits cancel early
@@ -360,8 +360,7 @@ struct AdditiveBackward {
     const int64_t group = c.heads / c.key_heads;
     for (int64_t h = head * group; h < (head + 1) * group; ++h)
       for (int64_t row = 0; row < c.nq; row += kQueries) {
-        Place p = there;
-        p.h = h, p.row = row, p.rows = c.nq - row < kQueries ? c.nq - row : kQueries;
+        const Place p = place_at(c, there.b, h, row);
         switch ((p.rows + W - 1) / W) {
           case 1: pull_block<1>(g, s, p, slice); break;
           case 2: pull_block<2>(g, s, p, slice); break;
@@ -387,9 +386,7 @@ struct AdditiveJoin {
   void run(int64_t item, float*) const {
     const regard_call& c = g.c;
     const int64_t head = item / g.blocks, all = g.width * kQueries;
-    Place p = place_in_batch(c, head / c.heads);
-    p.h = head % c.heads, p.row = item % g.blocks * kQueries;
-    p.rows = c.nq - p.row < kQueries ? c.nq - p.row : kQueries;
+    const Place p = place_at(c, head / c.heads, head % c.heads, item % g.blocks * kQueries);
     const float* w = g.x.w + p.h * g.x.w_stride;
     float* to = at<float>(g.g.da, p, p.h) + p.row * g.g.da.row;
     for (int64_t k = 0; k < c.dk; ++k)

@@ -151,7 +151,7 @@ static vf few_steps(const Few& f, const Row& row, const Chunk& t, int64_t n, vf 
   if (c.slopes) {
     const int64_t ahead = c.q_at[offset(c.q_at_batch, f.p) + row.i] - c.k_at[offset(c.k_at_batch, f.p) + t.j];
     vf distance = __builtin_convertvector(splat_int((int32_t)ahead) - f.at[n / W], vf);
-    s -= splat(c.slopes[c.slope_stride * row.h] * kLog2e) * (vf)((vi)distance & splat_int(0x7fffffff));
+    s = sloped(s, slope_of(c, row.h), distance);
   }
   if (c.offsets) {
     const int64_t first = c.offset_stride * row.h + row.i - key + c.nk - 1;
@@ -210,13 +210,13 @@ static void score_chunk(Few& f, const Chunk& t, const char* keys, int64_t stride
   if (c.threshold) {
     Place p = f.p;
     p.h = f.row[r].h;
-    word += mix(head_word(c, p) + fold(c.q_at[offset(c.q_at_batch, p) + f.row[r].i]) * 0xC2B2AE3Du);
+    word += query_word(head_word(c, p), c.q_at[offset(c.q_at_batch, p) + f.row[r].i]);
   }
   for (int64_t n = 0; n < t.count; n += W) {
     float* at = f.s + r * kChunk + n;
     vf s = load(at), p = exp2v(s - splat(shift));
     sum += p;
-    if (c.threshold) p = (mix(word + f.word[n / W]) >> 8) >= c.threshold ? p * splat(c.keep) : splat(0.0f);
+    if (c.threshold) p = select(stays(c, word, f.word[n / W]), p * splat(c.keep), vf{});
     if (t.some) p = select(s == splat(-kInf), splat(-0.0f), p);
     store(at, p);
   }

@@ -1,6 +1,7 @@
 // Backward over tiles of keys: an item is some (batch, key head) pairs, a part of the keys and a part of the queries.
 #pragma once
 #include "backward.h"
+#include "work.h"
 
 namespace regard {
 
@@ -80,30 +81,13 @@ static void sum_block(const Training& w, const Sweep& s, const Place& p, float* 
     if (inverse[n] != 0) delta[n] = pulled[n / W][n % W] - (w.g.dlse.data ? at<float>(w.g.dlse, p, p.h)[(p.row + n) * w.g.dlse.row] : 0);
 }
 
-static void limits_of(const Training& w, const Place& p, int32_t* limits) {
-  const regard_call& c = w.c;
-  int64_t lo = 0, hi = c.nk, inner_lo = 0, inner_hi = c.nk;
-  if (c.start.data) {
-    const int32_t* start = at<int32_t>(c.start, p, p.h) + p.row * c.start.row;
-    const int32_t* stop = at<int32_t>(c.stop, p, p.h) + p.row * c.stop.row;
-    lo = c.nk, hi = 0;
-    for (int64_t n = 0; n < p.rows; ++n) {
-      const int64_t a = start[n * c.start.row], z = stop[n * c.stop.row];
-      if (a < z) lo = a < lo ? a : lo, hi = z > hi ? z : hi;
-      inner_lo = a > inner_lo ? a : inner_lo;
-      inner_hi = z < inner_hi ? z : inner_hi;
-    }
-  }
-  limits[0] = (int32_t)lo, limits[1] = (int32_t)hi, limits[2] = (int32_t)inner_lo, limits[3] = (int32_t)inner_hi;
-}
-
 // shift, inverse and delta of a block of queries.
 static void prepare(const Training& w, const Sweep& s, int64_t item) {
   const regard_call& c = w.c;
   const int64_t pair = item / w.blocks;
   const Place p = place_at(c, pair / c.heads, pair % c.heads, item % w.blocks * kQueries);
   float *shift = w.shift + item * kQueries, *inverse = w.inverse + item * kQueries, *delta = w.delta + item * kQueries;
-  limits_of(w, p, w.limits + item * 4);
+  w.limits[item] = limits_of(c, p);
   const float* norm = at<float>(c.norm, p, p.h) + p.row * c.norm.row;
   const float* dlse = w.g.dlse.data ? at<float>(w.g.dlse, p, p.h) + p.row * w.g.dlse.row : nullptr;
   const char* out = (const char*)c.out.data + size_of(c.out_dtype) * (offset(c.out, p, p.h) + p.row * c.out.row);
