@@ -1,7 +1,7 @@
 // Few queries, many keys. The queries of a group share each row of K and V; keys are split into parts, whose states are
 // merged in order by whoever finishes the last, so the bits do not depend on the number of threads.
 #pragma once
-#include "few.h"
+#include "few_values.h"
 
 namespace regard {
 
