@@ -245,9 +245,14 @@ static void run_rows(const regard_call& c, const Scratch& w, Place p) {
   }
 }
 
+// Whether queries and keys are read as pairs of neighbouring features, where they lie.
+[[maybe_unused]] static bool reads_pairs(const regard_call& c) {
+  return c.dtype == REGARD_BF16 && c.dk % 2 == 0 && c.q.col == 1 && c.k.col == 1 && c.k.row % 2 == 0;
+}
+
 [[maybe_unused]] static void run_item(const regard_call& c, const Scratch& w, const Place& p) {
 #if defined(__AVX512BF16__)
-  if (c.dtype == REGARD_BF16 && c.dk % 2 == 0 && c.q.col == 1 && c.k.col == 1 && c.k.row % 2 == 0) return run_rows<Pairs>(c, w, p);
+  if (reads_pairs(c)) return run_rows<Pairs>(c, w, p);
 #endif
   run_rows<Floats>(c, w, p);
 }

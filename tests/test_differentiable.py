@@ -103,10 +103,11 @@ def test_numerical_derivatives(function: Function, score: str) -> None:
 SMALL_EMPTY = rg.Causal().on(3, 5, positions=SMALL.positions).empty_rows()
 
 
-def test_rows_that_see_nothing_have_no_gradient(function: Function) -> None:
+@pytest.mark.parametrize("hidden", [math.nan, math.inf, 1.0])
+def test_rows_that_see_nothing_have_no_gradient(function: Function, hidden: float) -> None:
     """Even where the loss gives them one that is not finite, and their tokens are not."""
     q, k = torch.randn(1, 2, 7, 4, dtype=F64), torch.randn(1, 2, 7, 4, dtype=F64)
-    q[..., 5:, :], k[..., 4:, :] = math.nan, math.inf
+    q[..., 5:, :], k[..., 4:, :] = hidden, hidden
     q.requires_grad_(), k.requires_grad_()
     out = function(q, k, mask=rg.Lengths(keys=torch.tensor([4]), queries=torch.tensor([5])), sink=0.5)
     assert (out[..., 5:] == (0 if function is rg.entropy else -math.inf)).all()

@@ -17,12 +17,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; the exit status is 0, or 1 with one line on standard error where it could not be done."""
     options = _parser().parse_args(arguments)
     try:
+        if options.command == "doctor":
+            return _doctor(options.model)
         if options.command == "bench":
             _bench(options.seconds)
         else:
             text = _demo_text() if options.command == "demo" else _text(options.file)
             _show(text, options.output, options.head)
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, NotImplementedError) as error:
         print(f"regard {options.command}: {_sentence(error)}", file=sys.stderr)
         return 1
     return 0
@@ -47,9 +49,16 @@ def _parser() -> argparse.ArgumentParser:
         )
     bench = commands.add_parser("bench", help="regard against torch on this machine", description=_MEASURED)
     bench.add_argument("--seconds", type=float, default=30.0, help="how long, about (default %(default)g)")
+    doctor = commands.add_parser("doctor", help="what runs here, and whether a model is served", description=_EXAMINED)
+    doctor.add_argument("model", nargs="?", metavar="MODEL", help="a model's folder, or minilm")
     return parser
 
 
+_EXAMINED = (
+    "Printed: versions, the kernels of this processor, optional packages. With a MODEL of transformers: which of its "
+    "modules regard serves, the largest difference to its own eager attention, whether it generates the same tokens, "
+    "and what runs the calls. The exit status is 1 where it is not served."
+)
 _MEASURED = (
     "Attention by regard and by torch's scaled_dot_product_attention, forward, on the threads that torch has: checked "
     "against float64 first, then timed in turns. Printed: medians, their ratio, and the share of what the machine can "
@@ -96,6 +105,17 @@ def _show(text: bytes, output: Path, head: tuple[int, int] | None) -> None:
     print(f"\nwrote {output}  ({title})")
 
 
+def _doctor(model: str | None) -> int:
+    from regard.compat.doctor import examine, here
+
+    print(here())
+    if model is None:
+        return 0
+    found = examine(model)
+    print(f"\n{found}")
+    return 0 if found.sound else 1
+
+
 def _bench(seconds: float) -> None:
     from regard.bench import HEAD, bench
 
@@ -119,7 +139,8 @@ def _bench(seconds: float) -> None:
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
-        return f"needs {error.name}; install it with: pip install 'regard[demo]'"
+        extra = "hf" if error.name == "transformers" else "demo"
+        return f"needs {error.name}; install it with: pip install 'regard[{extra}]'"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)

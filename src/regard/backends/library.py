@@ -83,6 +83,10 @@ class Library:
         """The same for gradients: see training.py."""
         self._run(self.handle.regard_backward, arguments)
 
+    def facts(self, arguments: ctypes.Structure) -> None:
+        """The same for facts about the weights: see inspect/kernel.py."""
+        self._run(self.handle.regard_facts, arguments)
+
     def _run(self, entry: Callable[..., int], arguments: ctypes.Structure) -> None:
         if entry(ctypes.byref(arguments), parallel()):
             raise MemoryError("regard's native kernel could not have its scratch memory; nothing was computed.")
@@ -125,7 +129,7 @@ def _runnable() -> tuple[str, ...]:
 def load(isa: str) -> Library:
     """The kernels of one instruction set, which must be runnable."""
     handle = ctypes.CDLL(str(built()[isa]))
-    for entry in (handle.regard_forward, handle.regard_backward):
+    for entry in (handle.regard_forward, handle.regard_backward, handle.regard_facts):
         entry.argtypes, entry.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int32
     handle.regard_again.argtypes = (ctypes.c_void_p,) * 10
     handle.regard_again.restype = ctypes.c_int32

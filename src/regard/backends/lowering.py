@@ -130,11 +130,12 @@ def _why_not_modifier(stage: Score, problem: Problem) -> str | None:
     if type(stage) is Alibi:
         if stage.coordinates is not None:
             return "its slopes count positions, not coordinates"
-        return None if _near(problem) else "positions lie 2^31 or more apart"
+        return None if near(problem) else "positions lie 2^31 or more apart"
     return None if type(stage) is Bias else f"it has no step {stage!r}"
 
 
-def _near(problem: Problem) -> bool:
+def near(problem: Problem) -> bool:
+    """Whether all distances between positions are 32-bit numbers."""
     q, k = problem.frame.positions.q, problem.frame.positions.k
     if not q.numel() or not k.numel() or branchless(q, k):
         return True

@@ -191,9 +191,12 @@ def _examples() -> dict[str, tuple[MaskFunction, Pattern]]:
 
 
 def _packed_codes() -> list[CodeType]:
-    """The two functions of packed_sequence_compatibility_function, which joins them by and_masks."""
+    """The two functions of packed_sequence_compatibility_function, which joins them by and_masks; older: none."""
     ids = torch.zeros(1, N, dtype=torch.int64)
-    joined = masking_utils.packed_sequence_compatibility_function(masking_utils.causal_mask_function, ids, ids)
+    factory = getattr(masking_utils, "packed_sequence_compatibility_function", None)
+    if factory is None:
+        return []
+    joined = factory(masking_utils.causal_mask_function, ids, ids)
     return [fn.__code__ for fn in _captured(joined)["mask_functions"]]
 
 

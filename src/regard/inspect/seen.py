@@ -15,6 +15,7 @@ class Seen:
     """The answers of one look: `seen[Entropy()]` is the entropy; `seen.lse` the log-sum-exp (*batch, h, nq).
 
     key_heads: how many heads the keys have, None where the caller's tensors have no head axis.
+    ways: by which way each fact was found, see `way`.
 
     >>> import regard as rg, torch
     >>> seen = rg.look(torch.zeros(6, 5, 8)[None], torch.zeros(2, 5, 8)[None], facts=(rg.facts.Entropy(),))
@@ -22,8 +23,14 @@ class Seen:
     (torch.Size([1, 6, 5]), torch.Size([1, 2, 5]))
     """
 
-    def __init__(self, lse: Tensor, answers: dict[Fact[Any], Any], key_heads: int | None) -> None:
-        self.lse, self.key_heads, self._answers = lse, key_heads, answers
+    def __init__(
+        self,
+        lse: Tensor,
+        answers: dict[Fact[Any], Any],
+        key_heads: int | None,
+        ways: dict[Fact[Any], str] | None = None,
+    ) -> None:
+        self.lse, self.key_heads, self._answers, self._ways = lse, key_heads, answers, ways or {}
 
     @property
     def facts(self) -> tuple[Fact[Any], ...]:
@@ -34,6 +41,17 @@ class Seen:
         if fact not in self._answers:
             raise KeyError(f"{fact!r} was not asked for; this look has {', '.join(map(repr, self._answers))}.")
         return self._answers[fact]
+
+    def way(self, fact: Fact[Any]) -> str:
+        """Which way found a fact: the native kernels, or a sweep over tiles in PyTorch, and why that.
+
+        >>> import regard as rg, torch
+        >>> x, first = torch.zeros(5, 8), rg.facts.Rows([0])
+        >>> rg.look(x, x, facts=(first,)).way(first)
+        'tiles in PyTorch, not the native kernels: it has no Rows'
+        """
+        self[fact]
+        return self._ways.get(fact, "tiles in PyTorch")
 
     def grouped(self, fact: Fact[Tensor]) -> Tensor:
         """The mean of an answer over the query heads that share a key head: (*batch, h, ...) -> (*batch, hk, ...).
@@ -61,7 +79,7 @@ class Seen:
             else type(answer)(*(t.squeeze(axis) for t in answer))
             for fact, answer in self._answers.items()
         }
-        return Seen(self.lse.squeeze(axis), answers, None)
+        return Seen(self.lse.squeeze(axis), answers, None, self._ways)
 
     def __repr__(self) -> str:
         return f"Seen({', '.join(map(repr, self._answers))})"

@@ -24,11 +24,8 @@ def sweep(problem: Problem, lse: Tensor, facts: tuple[Fact[Any], ...]) -> Seen:
     Those that need all pairs share one pass; one that needs some rows or columns has its own, over these alone.
     Raises ShapeError or IndexError for facts that do not fit the problem.
     """
-    for fact in facts:
-        complaint = fact.misfit(problem.frame)
-        if complaint:
-            raise ShapeError(complaint)
-    tallied = dict.fromkeys(part for fact in facts for part in fact.parts())
+    fit(problem, facts)
+    tallied = parts_of(facts)
     regions = {fact: fact.region(problem.frame) for fact in tallied}
     tallies = {fact: fact.tally(problem, lse) for fact in tallied}
     look = _Look(problem, lse)
@@ -39,8 +36,25 @@ def sweep(problem: Problem, lse: Tensor, facts: tuple[Fact[Any], ...]) -> Seen:
         if not _is_whole(regions[fact]):
             _tell([tally], look.within(regions[fact]))
     answers = {fact: tally.finish() for fact, tally in tallies.items()}
-    found = {fact: fact.join(*(answers[part] for part in fact.parts())) for fact in facts}
-    return Seen(lse, found, problem.key_heads)
+    return Seen(lse, join(facts, answers), problem.key_heads)
+
+
+def fit(problem: Problem, facts: tuple[Fact[Any], ...]) -> None:
+    """Raises ShapeError for a fact that does not fit a problem."""
+    for fact in facts:
+        complaint = fact.misfit(problem.frame)
+        if complaint:
+            raise ShapeError(complaint)
+
+
+def parts_of(facts: tuple[Fact[Any], ...]) -> tuple[Fact[Any], ...]:
+    """What must be found for these facts, each once."""
+    return tuple(dict.fromkeys(part for fact in facts for part in fact.parts()))
+
+
+def join(facts: tuple[Fact[Any], ...], answers: dict[Fact[Any], Any]) -> dict[Fact[Any], Any]:
+    """The answers to facts from those to their parts."""
+    return {fact: fact.join(*(answers[part] for part in fact.parts())) for fact in facts}
 
 
 def _tell(tallies: list[Tally[Any]], patches: Iterator[Patch]) -> None:

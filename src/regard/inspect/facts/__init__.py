@@ -8,8 +8,8 @@ Of `record`: Inputs.
 >>> import regard as rg, torch
 >>> x = torch.zeros(4, 8)
 >>> seen = rg.look(x, x, mask=rg.Causal(), facts=(rg.facts.EffectiveKeys(), rg.facts.Received()))
->>> seen[rg.facts.EffectiveKeys()]
-tensor([1.0000, 2.0000, 3.0000, 4.0000])
+>>> seen[rg.facts.EffectiveKeys()].round(decimals=4)
+tensor([1., 2., 3., 4.])
 """
 
 from regard.inspect.facts.algebra import Fact as Fact

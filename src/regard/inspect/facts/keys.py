@@ -100,7 +100,7 @@ class Received(Fact[Tensor]):
         total = room(problem, problem.frame.nk)
         if not isinstance(self.weights, Tensor):
             return Sum(total, by_key, lambda patch: patch.p.sum(-2))
-        weights = _placed(self.weights, problem)
+        weights = placed(self.weights, problem)
 
         def share(patch: Patch) -> Tensor:
             return sum_rows(patch.p, weights[..., patch.at.rows, None], patch.clean)[..., 0, :]
@@ -110,10 +110,10 @@ class Received(Fact[Tensor]):
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
         if isinstance(self.weights, Last):
             return p[..., max(p.shape[-2] - self.weights.count, 0) :, :].sum(-2)
-        return p.sum(-2) if self.weights is None else (p * _placed(self.weights, problem)[..., None]).sum(-2)
+        return p.sum(-2) if self.weights is None else (p * placed(self.weights, problem)[..., None]).sum(-2)
 
 
-def _placed(weights: Tensor, problem: Problem) -> Tensor:
+def placed(weights: Tensor, problem: Problem) -> Tensor:
     """Row weights that broadcast to (*batch, h, nq)."""
     weights = weights.to(problem.q.device, problem.accumulate)
     return weights if problem.frame.headed or weights.dim() < 2 else weights.unsqueeze(-2)

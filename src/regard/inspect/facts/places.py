@@ -82,7 +82,7 @@ class Mass(Fact[Tensor]):
 
     def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
         numbers = torch.arange(self.count, device=problem.q.device)
-        of = self._numbers(problem.frame)
+        of = self.numbers(problem.frame)
 
         def share(patch: Patch) -> Tensor:
             member = (patch.at.keys(of).mT == numbers).to(patch.p.dtype)
@@ -91,11 +91,12 @@ class Mass(Fact[Tensor]):
         return Sum(room(problem, problem.frame.nq, self.count), by_row_of_many, share)
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
-        of = self._numbers(problem.frame)[..., None, None, :]
+        of = self.numbers(problem.frame)[..., None, None, :]
         masses = [p.masked_fill(of != n, 0).sum(-1) for n in range(self.count)]
         return torch.stack(masses, -1) if masses else p.new_zeros(*p.shape[:-1], 0)
 
-    def _numbers(self, frame: Frame) -> Tensor:
+    def numbers(self, frame: Frame) -> Tensor:
+        """The group of each key, integers (nk,) or (*batch, nk); -1 for none."""
         if isinstance(self.groups, First):
             return torch.where(frame.positions.k < self.groups.count, 0, -1)
         return self.groups.to(frame.device)

