@@ -28,7 +28,12 @@ def _backward(*told: Any) -> list[Tensor]:
     *own, out, lse, norm, dout, dlse, wanted = told
     lowered = Lowered(*own)
     found = operand_gradients(lowered, (out, lse, norm), (dout, dlse), set(wanted.split()))
-    return [found.get(name, lowered.q.new_empty(0)) for name in LEARNED]
+    return [_like(getattr(lowered, name), found[name]) if name in found else out.new_empty(0) for name in LEARNED]
+
+
+def _like(operand: Tensor, g: Tensor) -> Tensor:
+    """A gradient laid out as torch expects it; offsets have room for whole vectors at their end."""
+    return torch.nn.functional.pad(g, (0, operand.shape[-1] - g.shape[-1])).to(operand.dtype).contiguous()
 
 
 def _backward_fake(*told: Any) -> list[Tensor]:

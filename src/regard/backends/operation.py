@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from regard.backends.library import AXES, CODES, Arguments, Library, Operand, chosen, load, parallel
+from regard.backends.library import AXES, CODES, Arguments, Library, Operand, chosen, load, no_memory, parallel
 from regard.backends.lowering import Lowered
 
 Result = tuple[Tensor, Tensor]
 Kept = tuple[Tensor, Tensor, Tensor]
+Run = Callable[[Arguments], None]
 
 # Floating-point operations for which it is worth waking another thread.
 _GRAIN = 1 << 20
@@ -25,26 +27,31 @@ def library() -> Library:
     return load(isa)
 
 
-def forward(lowered: Lowered) -> Result:
-    """out (*batch, h, nq, dv) and lse (*batch, h, nq), float32."""
+def dots(call: Arguments) -> None:
+    """The kernel of dot products."""
+    library().run("regard_forward", call)
+
+
+def forward(lowered: Lowered, run: Run = dots) -> Result:
+    """out (*batch, h, nq, dv) and lse (*batch, h, nq), float32; run: the kernel of the similarity."""
     out, lse = empty(lowered)
-    return _run(lowered, out, lse, None)
+    return _filled(lowered, run, out, lse, None)
 
 
-def remembered(lowered: Lowered) -> Kept:
+def remembered(lowered: Lowered, run: Run = dots) -> Kept:
     """out, lse, and norm (*batch, h, nq, 2), from which the backward kernels compute the weights again."""
     out, lse, norm = room(lowered)
-    return *_run(lowered, out, lse, norm), norm
+    return *_filled(lowered, run, out, lse, norm), norm
 
 
-def _run(lowered: Lowered, out: Tensor, lse: Tensor, norm: Tensor | None) -> Result:
+def _filled(lowered: Lowered, run: Run, out: Tensor, lse: Tensor, norm: Tensor | None) -> Result:
     if lse.numel() == 0 or lowered.k.shape[-2] == 0:
-        return nothing(lowered, out, lse, norm)
-    library().forward(arguments(lowered, out, lse, norm))
+        return _nothing(lowered, out, lse, norm)
+    run(arguments(lowered, out, lse, norm))
     return out, lse
 
 
-def nothing(lowered: Lowered, out: Tensor, lse: Tensor, norm: Tensor | None) -> Result:
+def _nothing(lowered: Lowered, out: Tensor, lse: Tensor, norm: Tensor | None) -> Result:
     """Where there are no queries or no keys: the sink, if there is one, has all the mass."""
     if norm is not None:
         norm.zero_()
@@ -148,7 +155,7 @@ class Ready:
         fresh = [0 if n is None else leaves[n].data_ptr() for n in self.places] if leaves else (0, 0, 0, 0)
         failed = self.again(self.call, self.parallel, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), *fresh)
         if failed:
-            raise MemoryError("regard's native kernel could not have its scratch memory; nothing was computed.")
+            raise no_memory()
         return out
 
 
