@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import sys
 import time
 import traceback
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ import torch
 from benchmarks.candidates import CANDIDATES, Module, Unable, Way
 from benchmarks.cases import Case
 from benchmarks.inputs import draw
+from benchmarks.memory import Memory
 
 
 class Server:
@@ -57,19 +56,9 @@ class Server:
 
     def memory(self, way: str) -> int | None:
         """Bytes by which one call grows the process at most; None where the system does not say."""
-        try:
-            ctypes.CDLL(None).malloc_trim(0)
-            Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
-            before = _kilobytes("VmRSS")
-            self.ways[way].run()
-            return max(0, _kilobytes("VmHWM") - before) * 1024
-        except (OSError, AttributeError):
-            return None
-
-
-def _kilobytes(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
+        memory = Memory()
+        self.ways[way].run()
+        return memory.grown()
 
 
 def answer(server: Server, question: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from regard.cli import main
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import candidates, cases, measure, report, truth
+from benchmarks import candidates, cases, looking, measure, report, truth
 from benchmarks.cases import Case
 from benchmarks.inputs import Inputs, draw
 from benchmarks.measure import Entry, Lost, Row, Timed, Worker
@@ -248,3 +248,23 @@ def test_bench_without_kernels_says_so(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr("regard.machine.chosen", lambda: None)
     assert main(["bench"]) == 1
     assert "the native kernels were not built" in capsys.readouterr().err
+
+
+def test_the_cost_of_looking_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
+    monkeypatch.setattr(looking, "TURNS", 1)
+    monkeypatch.setattr(looking, "PROCESSES", 1)
+    asked = ["--shape", "1", "2", "512", "16", "--lengths", "128", "--output", str(tmp_path / "page.md")]
+    assert looking.main(asked) == 0
+    page = (tmp_path / "page.md").read_text()
+    assert all(f"| {name} |" in page for name in (*looking.FACTS, *looking.WAYS.values()))
+    assert float(page.split("differ by ")[1].split()[0]) < 1e-4
+
+
+def test_a_wrong_fact_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, 2, 64, 16, generator=random) for _ in range(2))
+    looking.check(q, k)
+    monkeypatch.setattr(looking.rg, "look", lambda q, k, facts: rg.inspect.look.look(q * 1.001, k, facts=facts))
+    with pytest.raises(ValueError, match="from its definition; nothing was measured"):
+        looking.check(q, k)

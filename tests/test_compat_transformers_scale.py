@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 
+from regard.backends.library import runnable
 from tiny_models import DECODERS, padded, tokens
 
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
@@ -17,9 +18,13 @@ pytest.importorskip("transformers", reason="needs transformers: pip install 'reg
 from regard.compat import transformers as compat
 
 MEASURE = """
-import json, sys, torch
+import contextlib, json, sys, torch
 from transformers import LlamaConfig, LlamaModel
+import regard as rg
 import regard.compat.transformers
+
+f = rg.facts
+FACTS = f.MaxScore(), f.Entropy(), f.Top(8), f.Received(), f.Map(64, 64)
 
 def peak():
     with open("/proc/self/status") as status:
@@ -28,7 +33,8 @@ def peak():
 def run(n):
     real = torch.ones(1, n, dtype=torch.long)
     real[:, 3:5] = 0  # a hole, so that the padding is no interval
-    with torch.no_grad():
+    looking = rg.record(model, FACTS) if "record" in sys.argv else contextlib.nullcontext()
+    with torch.no_grad(), looking:
         assert model(torch.arange(n)[None] % 9, attention_mask=real, use_cache=False).last_hidden_state.isfinite().all()
 
 config = LlamaConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=4, num_attention_heads=1,
@@ -41,9 +47,9 @@ print(json.dumps(peak() - before))
 """
 
 
-def growth(implementation: str) -> int:
+def growth(*asked: str) -> int:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", MEASURE, implementation]
+    command = [sys.executable, "-c", MEASURE, *asked]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     return int(json.loads(done.stdout))
@@ -54,6 +60,13 @@ def test_nothing_of_n_squared_is_made() -> None:
     """At 4096 tokens even booleans of n × n would be 16.8 MB; transformers' sdpa makes them."""
     assert growth("regard") < 4096 * 4096 // 2
     assert growth("sdpa") > 4096 * 4096
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+@pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+def test_all_facts_of_a_model_in_linear_memory() -> None:
+    """Eager's weights of four layers would be 268 MB, each softmax as much again."""
+    assert growth("regard", "record") < 4096 * 4096
 
 
 def test_compiled_into_one_graph() -> None:

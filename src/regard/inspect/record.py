@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.errors import Unsupported
 from regard.inspect.facts.algebra import Fact
@@ -75,17 +76,17 @@ class _Listener:
 
     def __init__(self, running: Running, wanted: Callable[[str], bool], tape: Tape, misses: Misses) -> None:
         self.running, self.wanted, self.tape, self.misses = running, wanted, tape, misses
-        self._told: Witnessed | None = None
+        self._told: tuple[weakref.ref[Tensor], ...] = ()  # queries and keys: held, they could not be freed
 
     def told(self, call: Witnessed) -> None:
         """From a layer that tells of itself, before it calls regard.attention."""
-        self._told = call
+        self._told = weakref.ref(call.q), weakref.ref(call.k)
         self._keep(call)
 
     def seen(self, call: Witnessed) -> None:
         """From the mode, which also sees the call that was told of."""
-        told, self._told = self._told, None
-        if told is None or told.q is not call.q or told.k is not call.k:
+        told, self._told = self._told, ()
+        if not told or any(t() is not mine for t, mine in zip(told, (call.q, call.k), strict=True)):
             self._keep(call)
 
     def _keep(self, call: Witnessed) -> None:
