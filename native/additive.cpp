@@ -42,20 +42,16 @@ REGARD_API int32_t regard_additive_backward(const regard_additive_gradients* giv
   g.slices = (kSlices + g.pairs - 1) / g.pairs;
   g.slices = g.slices < key_tiles(c) ? g.slices : key_tiles(c);
   const int64_t da = g.slices * heads * g.blocks * g.width * kQueries, dw = g.slices * heads * g.width;
-  const int64_t rows = heads * g.blocks * kQueries;
-  float* memory = (float*)malloc((size_t)(raised_size(c) + da + dw + 3 * rows) * sizeof(float));
+  float* memory = (float*)malloc((size_t)(raised_size(c) + da + dw) * sizeof(float));
   if (!memory) return 1;
   const Raised keys = raised_places(c, memory);
-  float *sums = memory + raised_size(c), *weights = sums + da + dw;
-  const Gradients all{*given, x, c, keys, g.pairs, g.slices, g.blocks, g.width, g.wide, sums, sums + da,
-                      weights, weights + rows, weights + 2 * rows};
+  float* sums = memory + raised_size(c);
+  const Gradients all{*given, x, c, keys, g.pairs, g.slices, g.blocks, g.width, g.wide, sums, sums + da};
   zero(all.dw, dw);
   const Raise raise{x, keys};
-  const AdditiveWeights weigh{all};
   const AdditiveBackward backward{all};
   const AdditiveJoin join{all};
   int32_t failed = share(raise, raise.items(), c.threads, parallel);
-  if (!failed) failed = share(weigh, weigh.items(), c.threads, parallel);
   if (!failed) failed = share(backward, backward.items(), c.threads, parallel);
   if (!failed) failed = share(join, join.items(), c.threads, parallel);
   for (int64_t h = 0; h < c.heads && !failed; ++h)

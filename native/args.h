@@ -42,6 +42,9 @@ typedef struct {
   float keep;          // what kept weights are multiplied by
   int32_t invariant;   // whether a row's bits must not depend on how many rows there are: no kernel of its own for few
   regard_tensor sink;  // float (batch, head): a logit, natural, that joins the sum and has no value; data 0 for none
+  // float (batch, head, row, 2): m, base 2, and 1 / l, what scores become weights by, to the last digit, as an lse does not
+  // tell; 0, 0 for rows that see nothing; data 0 for none
+  regard_tensor norm;
 } regard_call;
 
 typedef void (*regard_body)(int64_t begin, int64_t end, void* context);

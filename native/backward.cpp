@@ -1,18 +1,9 @@
 // The entry point of the backward pass: what is split into how many parts, its memory, and its phases.
-#include <stdlib.h>
-
 #include "tiles.h"
 
 using namespace regard;
 
 namespace {
-
-struct Phase {
-  const Training* w;
-  void (*run)(const Training&, const Sweep&, int64_t);
-  int64_t items, next;
-  int failed;
-};
 
 // The scratch of one thread at `from`; returns how many floats that is. From 0: only the number.
 int64_t lay(const Training& w, float* from, Sweep& s) {
@@ -31,31 +22,24 @@ int64_t lay(const Training& w, float* from, Sweep& s) {
   return used;
 }
 
-void work(int64_t, int64_t, void* context) {
-  Phase& phase = *(Phase*)context;
-  Sweep s;
-  void* memory = nullptr;
-  if (posix_memalign(&memory, 64, (size_t)lay(*phase.w, nullptr, s) * sizeof(float))) {
-    __atomic_store_n(&phase.failed, 1, __ATOMIC_RELAXED);
-    return;
-  }
-  lay(*phase.w, (float*)memory, s);
-  for (;;) {
-    int64_t item = __atomic_fetch_add(&phase.next, 1, __ATOMIC_RELAXED);
-    if (item >= phase.items) break;
-    phase.run(*phase.w, s, item);
-  }
-  free(memory);
-}
+struct Phase {
+  const Training& w;
+  void (*body)(const Training&, const Sweep&, int64_t);
 
-int run(const Training& w, void (*body)(const Training&, const Sweep&, int64_t), int64_t items, regard_parallel parallel) {
-  Phase phase{&w, body, items, 0, 0};
-  const int64_t threads = w.c.threads < items ? w.c.threads : items;
-  if (threads <= 1 || !parallel)
-    work(0, 1, &phase);
-  else
-    parallel(0, threads, 1, work, &phase);
-  return phase.failed;
+  int64_t scratch() const {
+    Sweep s;
+    return lay(w, nullptr, s);
+  }
+
+  void run(int64_t item, float* memory) const {
+    Sweep s;
+    lay(w, memory, s);
+    body(w, s, item);
+  }
+};
+
+int32_t run(const Training& w, void (*body)(const Training&, const Sweep&, int64_t), int64_t items, regard_parallel parallel) {
+  return share(Phase{w, body}, items, w.c.threads, parallel);
 }
 
 // The sums of the parts of one block of queries or keys, added in order.
@@ -115,7 +99,7 @@ void split(Training& w) {
 }
 
 // The memory that threads share, from one block; 0 where it could not be had.
-void* share(Training& w) {
+void* reserve(Training& w) {
   const regard_call& c = w.c;
   const int64_t rows = w.elements * c.heads * w.blocks * kQueries, places = w.key_parts * w.query_parts * w.elements * c.heads;
   const int64_t queries = w.elements * c.heads * c.nq, keys = w.elements * c.key_heads * c.nk;
@@ -131,9 +115,9 @@ void* share(Training& w) {
     };
     take(w.shift, rows), take(w.inverse, rows), take(w.delta, rows);
     float *limits, *slopes, *offsets;
-    take(limits, rows / kQueries * 4);
+    take(limits, rows / kQueries * (int64_t)(sizeof(Limits) / sizeof(float)));
     take(slopes, w.g.dslopes ? places * 2 : 0), take(offsets, w.g.doffsets ? places * w.span * 2 : 0);
-    w.limits = (int32_t*)limits, w.slopes = (double*)slopes, w.offsets = (double*)offsets;
+    w.limits = (Limits*)limits, w.slopes = (double*)slopes, w.offsets = (double*)offsets;
     const int64_t zeroed = used;
     take(w.dq, split_keys && w.g.dq.data ? w.key_parts * queries * w.wide_k : 0);
     take(w.dk, split_queries && w.g.dk.data ? w.query_parts * keys * w.wide_k : 0);
@@ -154,17 +138,15 @@ void* share(Training& w) {
 extern "C" __attribute__((visibility("default"))) int32_t regard_backward(const regard_gradients* given, regard_parallel parallel) {
   const regard_call& c = given->call;
   Training w{*given, c};
-  w.elements = 1;
-  for (int n = 0; n < REGARD_BATCH_AXES; ++n) w.elements *= c.batch[n];
+  w.elements = elements(c);
   w.blocks = (c.nq + kQueries - 1) / kQueries, w.tiles = (c.nk + kTile - 1) / kTile;
   w.wide_k = lead(c.dk), w.wide_v = lead(c.dv);
   w.scores = given->dq.data || given->dk.data || given->dbias.data || given->dslopes || given->doffsets;
-  // the kernel for few rows adds a score's products in another order than the one here
-  w.trust = few(c) ? -1.0f : kTrust;
+  w.anew = few(c);
   split(w);
-  void* memory = share(w);
+  void* memory = reserve(w);
   if (!memory) return 1;
-  int failed = run(w, prepare, w.elements * c.heads * w.blocks, parallel);
+  int32_t failed = run(w, prepare, w.elements * c.heads * w.blocks, parallel);
   if (!failed) failed = run(w, run_item, w.classes * w.key_parts * w.query_parts, parallel);
   if (!failed && w.dq) failed = run(w, join_queries, w.elements * c.heads * w.blocks, parallel);
   if (!failed && (w.dk || w.dv)) failed = run(w, join_keys, w.elements * c.key_heads * w.tiles, parallel);

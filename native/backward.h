@@ -1,6 +1,6 @@
-// Backward: for a tile of keys stream over blocks of queries, and compute their weights again from the log-sum-exp.
+// Backward: for a tile of keys stream over blocks of queries, and compute their weights again from each row's m and l.
 //
-//   P = exp(S - lse)    dS = P ∘ (keep ∘ dO·Vᵀ - Delta)    dV = (P ∘ keep)ᵀ·dO    dQ = scale · dS·K    dK = scale · dSᵀ·Q
+//   P = exp(S - m) / l    dS = P ∘ (keep ∘ dO·Vᵀ - Delta)    dV = (P ∘ keep)ᵀ·dO    dQ = scale · dS·K    dK = scale · dSᵀ·Q
 //
 // The first two products have queries as lanes, as the forward has. What they leave, tiles [key][query], is the broadcast
 // operand of the other three, whose lanes are features: nothing is transposed but Q and dO, once for each tile.
@@ -19,6 +19,19 @@ struct Share {
   bool mark;             // hidden weights become -1
   bool plain;            // nothing happens to the scores
 };
+
+template <int M>
+struct Keys {
+  static constexpr int count = M;
+};
+
+// body(Keys<M>, n) for the keys of a share, M at a time from n on, then the rest one by one.
+template <int M, class Body>
+REGARD_INLINE void by_rows(const Share& x, const Body& body) {
+  int64_t n = x.from;
+  for (; n + M <= x.to; n += M) body(Keys<M>{}, n);
+  for (; n < x.to; ++n) body(Keys<1>{}, n);
+}
 
 template <int V, int M>
 REGARD_INLINE void score_some(const Block<V>& b, const Tile& t, const Sweep& w, int64_t wide, const Share& x, int64_t n) {
@@ -48,10 +61,7 @@ REGARD_INLINE void score_some(const Block<V>& b, const Tile& t, const Sweep& w, 
 // Scores of the tile's keys, in base 2, to b.w.s.
 template <int V>
 REGARD_ALONE void score_keys(const Block<V>& b, const Tile& t, const Sweep& w, int64_t wide, const Share& x) {
-  constexpr int M = rows_for(V);
-  int64_t n = x.from;
-  for (; n + M <= x.to; n += M) score_some<V, M>(b, t, w, wide, x, n);
-  for (; n < x.to; ++n) score_some<V, 1>(b, t, w, wide, x, n);
+  by_rows<rows_for(V)>(x, [&](auto keys, int64_t n) { score_some<V, keys.count>(b, t, w, wide, x, n); });
 }
 
 // Scores of M keys become weights, and gradients of scores before the soft cap.
@@ -64,16 +74,16 @@ REGARD_INLINE void weigh_some(const Block<V>& b, const Tile& t, const Sweep& w, 
   const vf none = vf{};
 #pragma GCC unroll 8
   for (int i = 0; i < M; ++i) {
-    vu word = (k_at ? fold(k_at[i]) * 0x27D4EB2Fu : 0u) + vu{};
+    vu word = (k_at ? key_word(k_at[i]) : 0u) + vu{};
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
       float* at = x.p + (n + i) * kQueries + v * W;
       vf s = load(at), dp = acc[i][v];
       vf p = exp2v(s - load(x.shift + v * W)) * load(x.inverse + v * W), kept = p;
       if (k_at) {
-        vi stays = (mix(b.word[v] + word) >> 8) >= b.c.threshold;
-        kept = stays ? p * splat(b.c.keep) : none;
-        dp = stays ? dp * splat(b.c.keep) : none;
+        const vi stay = stays(b.c, b.word[v], word);
+        kept = stay ? p * splat(b.c.keep) : none;
+        dp = stay ? dp * splat(b.c.keep) : none;
       }
       vi hidden = s == splat(-kInf);
       store(at, hidden ? splat(x.mark ? -1.0f : 0.0f) : kept);
@@ -84,10 +94,7 @@ REGARD_INLINE void weigh_some(const Block<V>& b, const Tile& t, const Sweep& w, 
 
 template <int V>
 REGARD_ALONE void weigh_keys(const Block<V>& b, const Tile& t, const Sweep& w, int64_t wide, const Share& x) {
-  constexpr int M = rows_for(V);
-  int64_t n = x.from;
-  for (; n + M <= x.to; n += M) weigh_some<V, M>(b, t, w, wide, x, n);
-  for (; n < x.to; ++n) weigh_some<V, 1>(b, t, w, wide, x, n);
+  by_rows<rows_for(V)>(x, [&](auto keys, int64_t n) { weigh_some<V, keys.count>(b, t, w, wide, x, n); });
 }
 
 // Everything about a block of queries that steps() asks for.
@@ -95,15 +102,7 @@ template <int V>
 static void open_block(Block<V>& b, const Sweep& w) {
   const regard_call& c = b.c;
   const Place& p = b.p;
-  for (int64_t n = 0; n < V * W; ++n) {  // a lane without a query sees nothing
-    const bool there = n < p.rows;
-    int32_t a = 0, z = there ? (int32_t)c.nk : 0;
-    if (there && c.start.data) {
-      a = at<int32_t>(c.start, p, p.h)[(p.row + n) * c.start.row];
-      z = at<int32_t>(c.stop, p, p.h)[(p.row + n) * c.stop.row];
-    }
-    b.first[n / W][n % W] = a, b.last[n / W][n % W] = z;
-  }
+  begin_lanes(b);
   begin_steps(b);
   b.factor = factor_of(c);
   const char* q = (const char*)c.q.data + size_of(c.dtype) * (offset(c.q, p, p.h) + p.row * c.q.row);
@@ -113,14 +112,14 @@ static void open_block(Block<V>& b, const Sweep& w) {
 // What a mask lets one block of queries see of one tile of keys. False: nothing.
 static bool look(const Training& w, const Place& p, int64_t j, int64_t count, uint64_t* bits, Tile& t, Share& x) {
   const regard_call& c = w.c;
-  const int32_t* limits = w.limits + ((p.b * c.heads + p.h) * w.blocks + p.row / kQueries) * 4;
+  const Limits& limits = w.limits[(p.b * c.heads + p.h) * w.blocks + p.row / kQueries];
   t = Tile{j, count, p.rows % W != 0, nullptr, nullptr};
-  x.from = limits[0] > j ? limits[0] - j : 0, x.to = limits[1] < j + count ? limits[1] - j : count;
+  x.from = limits.lo > j ? limits.lo - j : 0, x.to = limits.hi < j + count ? limits.hi - j : count;
   if (x.from >= x.to) return false;
   // by whole rows of the products that follow
   x.from = x.from / kDown * kDown, x.to = (x.to + kDown - 1) / kDown * kDown;
   x.to = x.to < count ? x.to : count;
-  t.edge |= j + x.from < limits[2] || j + x.to > limits[3];
+  t.edge |= j + x.from < limits.inner_lo || j + x.to > limits.inner_hi;
   if (c.tiles.data) {
     int32_t which = at<int32_t>(c.tiles, p, p.h)[p.row / kQueries * c.tiles.row + j / kKeys * c.tiles.col];
     if (which == -1) return false;

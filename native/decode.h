@@ -1,7 +1,7 @@
 // Few queries, many keys. The queries of a group share each row of K and V; keys are split into parts, whose states are
 // merged in order by whoever finishes the last, so the bits do not depend on the number of threads.
 #pragma once
-#include "few.h"
+#include "few_values.h"
 
 namespace regard {
 
@@ -46,7 +46,7 @@ static void place_keys(Few& f, const Chunk& t) {
   const int64_t* k_at = f.c.k_at + offset(f.c.k_at_batch, f.p) + t.j;
   for (int64_t n = 0; n < t.count; ++n) {
     f.at[n / W][n % W] = (int32_t)(k_at[n] - k_at[0]);
-    f.word[n / W][n % W] = fold(k_at[n]) * 0x27D4EB2Fu;
+    f.word[n / W][n % W] = key_word(k_at[n]);
   }
 }
 
@@ -97,20 +97,15 @@ static void begin_rows(Few& f, int64_t key_head) {
 static void run_part(Few& f, int64_t key_head, int64_t from, int64_t to) {
   const regard_call& c = f.c;
   begin_rows(f, key_head);
-  int64_t lo = c.nk, hi = 0, inner_lo = 0, inner_hi = c.nk;
-  for (int64_t r = 0; r < f.rows; ++r) {
-    const Row& row = f.row[r];
-    if (row.first < row.last) lo = row.first < lo ? row.first : lo, hi = row.last > hi ? row.last : hi;
-    inner_lo = row.first > inner_lo ? row.first : inner_lo;
-    inner_hi = row.last < inner_hi ? row.last : inner_hi;
-  }
+  Limits limits = Limits::none(c);
+  for (int64_t r = 0; r < f.rows; ++r) limits.add(f.row[r].first, f.row[r].last);
   const char* keys = (const char*)c.k.data + size_of(c.dtype) * offset(c.k, f.p, key_head);
   const char* values = (const char*)c.v.data + size_of(c.dtype) * offset(c.v, f.p, key_head);
-  from = from > lo ? from : lo;
-  to = to < hi ? to : hi;
+  from = from > limits.lo ? from : limits.lo;
+  to = to < limits.hi ? to : limits.hi;
   for (int64_t j = from; j < to; j += kChunk) {
     Chunk t{j, to - j < kChunk ? to - j : kChunk, false, j + 2 * kChunk <= to};
-    t.some = c.allowed.data || inner_lo > j || inner_hi < j + t.count;
+    t.some = c.allowed.data || limits.inner_lo > j || limits.inner_hi < j + t.count;
     if (c.dtype == REGARD_F32) run_chunk<REGARD_F32>(f, t, keys, values);
     else if (c.dtype == REGARD_BF16) run_chunk<REGARD_BF16>(f, t, keys, values);
     else run_chunk<REGARD_F16>(f, t, keys, values);
@@ -130,6 +125,10 @@ static void merge_row(const regard_call& c, const Place& p, int64_t h, int64_t i
     l += state[1] * state[0];
   }
   if (c.lse.data) at<float>(c.lse, p, h)[i * c.lse.row] = l == 0 ? -kInf : m * kLn2 + __builtin_logf(l);
+  if (c.norm.data) {
+    float* norm = at<float>(c.norm, p, h) + i * c.norm.row;
+    norm[0] = l == 0 ? 0 : m, norm[c.norm.col] = l == 0 ? 0 : 1 / l;
+  }
   const int64_t to = offset(c.out, p, h) + i * c.out.row;
   for (int64_t d = 0; d < c.dv; d += W) {
     vf o = vf{};

@@ -128,14 +128,22 @@ REGARD_ALONE void finish(Block<V>& b) {
   const regard_call& c = b.c;
   const Place& p = b.p;
   float* lse = c.lse.data ? at<float>(c.lse, p, p.h) + p.row * c.lse.row : nullptr;
+  float* norm = c.norm.data ? at<float>(c.norm, p, p.h) + p.row * c.norm.row : nullptr;
   const int64_t base = offset(c.out, p, p.h) + p.row * c.out.row;
   for (int v = 0; v < V; ++v) {
     const vf scale = close(c, p, b.m[v], b.l[v]);
     const int64_t rows = p.rows - v * W < W ? p.rows - v * W : W;
+    const vi empty = b.l[v] == splat(0.0f);
     if (lse) {
-      vf sum = b.m[v] * splat(kLn2) + logv(b.l[v]);
-      sum = b.l[v] == splat(0.0f) ? splat(-kInf) : sum;
+      const vf sum = select(empty, splat(-kInf), b.m[v] * splat(kLn2) + logv(b.l[v]));
       for (int64_t n = 0; n < rows; ++n) lse[(v * W + n) * c.lse.row] = sum[n];
+    }
+    if (norm) {
+      const vf shift = select(empty, vf{}, b.m[v]), inverse = select(empty, vf{}, splat(1.0f) / b.l[v]);
+      for (int64_t n = 0; n < rows; ++n) {
+        float* row = norm + (v * W + n) * c.norm.row;
+        row[0] = shift[n], row[c.norm.col] = inverse[n];
+      }
     }
     for (int64_t f = 0; f < c.dv; f += W) {
       vf r[W];
@@ -147,34 +155,15 @@ REGARD_ALONE void finish(Block<V>& b) {
   }
 }
 
-template <int V>
-static void begin_interval(Block<V>& b) {
-  const regard_call& c = b.c;
-  const Place& p = b.p;
-  b.lo = 0, b.hi = c.nk, b.inner_lo = 0, b.inner_hi = c.nk;
-  if (!c.start.data) return;
-  const int32_t* start = at<int32_t>(c.start, p, p.h) + p.row * c.start.row;
-  const int32_t* stop = at<int32_t>(c.stop, p, p.h) + p.row * c.stop.row;
-  b.lo = c.nk, b.hi = 0;
-  for (int64_t n = 0; n < V * W; ++n) {
-    int32_t a = 0, z = 0;
-    if (n < p.rows) {
-      a = start[n * c.start.row], z = stop[n * c.stop.row];
-      if (a < z) b.lo = a < b.lo ? a : b.lo, b.hi = z > b.hi ? z : b.hi;
-      b.inner_lo = a > b.inner_lo ? a : b.inner_lo;
-      b.inner_hi = z < b.inner_hi ? z : b.inner_hi;
-    }
-    b.first[n / W][n % W] = a, b.last[n / W][n % W] = z;
-  }
-  b.lo = b.lo / kRows * kRows;  // whole pairs, and whole steps of the microkernel
-}
-
 // An empty state, and what the steps need to know of its queries.
 template <int V>
 static void begin_state(Block<V>& b) {
   const regard_call& c = b.c;
   const Place& p = b.p;
-  begin_interval(b);
+  const Limits limits = limits_of(c, p);
+  b.lo = limits.lo / kRows * kRows;  // whole pairs, and whole steps of the microkernel
+  b.hi = limits.hi, b.inner_lo = limits.inner_lo, b.inner_hi = limits.inner_hi;
+  if (c.start.data) begin_lanes(b);
   for (int64_t n = 0; n < c.dv * kQueries; n += W) store(b.w.o + n, vf{});
   for (int v = 0; v < V; ++v) b.m[v] = splat(-kInf), b.l[v] = vf{};
   begin_steps(b);

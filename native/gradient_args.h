@@ -5,7 +5,7 @@
 extern "C" {
 
 typedef struct {
-  regard_call call;     // as the forward had it; out and lse hold its results, and out_dtype is out's
+  regard_call call;     // as the forward had it; out and norm hold its results, and out_dtype is out's
   regard_tensor dout;   // cotangent of out, of dout_dtype
   regard_tensor dlse;   // cotangent of lse, float; data 0 for none
   regard_tensor dq;     // gradients, of gradient_dtype, every element is written; data 0 where not wanted

@@ -1,109 +1,57 @@
 // The entry points, once for each instruction set. No state, no STL, nothing at load time.
 #include <math.h>
-#include <stdlib.h>
 
 #include "decode.h"
 #include "forward.h"
+#include "work.h"
 
 using namespace regard;
 
 namespace {
 
-struct Job {
-  const regard_call* call;
-  int64_t items, group, groups, next;
-  int failed;
+struct Forward {
+  const regard_call& c;
+  int64_t group;  // blocks of queries of an item
+
+  int64_t groups() const { return ((c.nq + kQueries - 1) / kQueries + group - 1) / group; }
+  int64_t items() const { return groups() * c.heads * elements(c); }
+  int64_t scratch() const { return forward_scratch(c, group); }
+
+  void run(int64_t item, float* memory) const {
+    // the last blocks of queries see most under a causal mask: heaviest first
+    const int64_t number = groups() - 1 - item % groups(), pair = item / groups(), most = group * kQueries;
+    run_item(c, forward_places(c, group, memory), place_at(c, pair / c.heads, pair % c.heads, number * most, most));
+  }
 };
 
-Place place_of(const regard_call& c, int64_t item, int64_t group, int64_t groups) {
-  Place p;
-  // the last blocks of queries see most under a causal mask: heaviest first
-  int64_t rest = item;
-  int64_t number = groups - 1 - rest % groups;
-  rest /= groups;
-  p.h = rest % c.heads;
-  p.b = rest / c.heads;
-  int64_t b = p.b;
-  for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) p.at[n] = b % c.batch[n], b /= c.batch[n];
-  p.row = number * group * kQueries;
-  p.rows = c.nq - p.row < group * kQueries ? c.nq - p.row : group * kQueries;
-  return p;
-}
-
-void work(int64_t, int64_t, void* context) {
-  Job& job = *(Job*)context;
-  const regard_call& c = *job.call;
-  void* memory = nullptr;
-  if (posix_memalign(&memory, 64, (size_t)forward_scratch(c, job.group) * sizeof(float))) {
-    __atomic_store_n(&job.failed, 1, __ATOMIC_RELAXED);
-    return;
-  }
-  Scratch w = forward_places(c, job.group, (float*)memory);
-  for (;;) {
-    int64_t item = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED);
-    if (item >= job.items) break;
-    run_item(c, w, place_of(c, item, job.group, job.groups));
-  }
-  free(memory);
-}
-
-// --- few rows ---
-
-struct FewJob {
-  const regard_call* call;
-  int64_t pairs, parts, keys, next;  // (batch element, key head); parts of a pair, keys of a part
+struct FewForward {
+  const regard_call& c;
+  int64_t pairs, keys, parts;  // (batch element, key head); keys of a part, parts of a pair
   float* states;
   int64_t* left;  // of each pair: the parts that are not finished
-  int failed;
+
+  int64_t scratch() const { return decode_scratch(c); }
+
+  void run(int64_t item, float* memory) const {
+    const int64_t pair = item / parts, key_head = pair % c.key_heads, from = item % parts * keys, to = from + keys;
+    Few f(c);
+    decode_places(f, memory);
+    f.p = place_in_batch(c, pair / c.key_heads);
+    f.states = states + item * part_size(c);
+    run_part(f, key_head, from, to < c.nk ? to : c.nk);
+    if (__atomic_sub_fetch(&left[pair], 1, __ATOMIC_ACQ_REL) == 0)
+      merge_parts(c, f.p, key_head, states + pair * parts * part_size(c), parts);
+  }
 };
 
-Place element_of(const regard_call& c, int64_t b) {
-  Place p{};
-  p.b = b;
-  for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) p.at[n] = b % c.batch[n], b /= c.batch[n];
-  return p;
-}
-
-void work_few(int64_t, int64_t, void* context) {
-  FewJob& job = *(FewJob*)context;
-  const regard_call& c = *job.call;
-  void* memory = nullptr;
-  if (posix_memalign(&memory, 64, (size_t)decode_scratch(c) * sizeof(float))) {
-    __atomic_store_n(&job.failed, 1, __ATOMIC_RELAXED);
-    return;
-  }
-  Few f(c);
-  decode_places(f, (float*)memory);
-  for (;;) {
-    int64_t item = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED);
-    if (item >= job.pairs * job.parts) break;
-    const int64_t pair = item / job.parts, from = item % job.parts * job.keys, to = from + job.keys;
-    f.p = element_of(c, pair / c.key_heads);
-    f.states = job.states + item * part_size(c);
-    run_part(f, pair % c.key_heads, from, to < c.nk ? to : c.nk);
-    if (__atomic_sub_fetch(&job.left[pair], 1, __ATOMIC_ACQ_REL) == 0)
-      merge_parts(c, f.p, pair % c.key_heads, job.states + pair * job.parts * part_size(c), job.parts);
-  }
-  free(memory);
-}
-
-int32_t forward_few(const regard_call* call, int64_t elements, regard_parallel parallel) {
-  const regard_call& c = *call;
-  FewJob job{call, elements * c.key_heads, 0, 0, 0, nullptr, nullptr, 0};
-  job.keys = part_keys(c, job.pairs);
-  job.parts = (c.nk + job.keys - 1) / job.keys;
-  const int64_t items = job.pairs * job.parts;
-  job.left = (int64_t*)malloc((size_t)job.pairs * sizeof(int64_t) + (size_t)(items * part_size(c)) * sizeof(float));
-  if (!job.left) return 1;
-  job.states = (float*)(job.left + job.pairs);
-  for (int64_t n = 0; n < job.pairs; ++n) job.left[n] = job.parts;
-  const int64_t threads = c.threads < items ? c.threads : items;
-  if (threads <= 1 || !parallel)
-    work_few(0, 1, &job);
-  else
-    parallel(0, threads, 1, work_few, &job);
-  free(job.left);
-  return job.failed;
+int32_t forward_few(const regard_call& c, regard_parallel parallel) {
+  const int64_t pairs = elements(c) * c.key_heads, keys = part_keys(c, pairs), parts = (c.nk + keys - 1) / keys, items = pairs * parts;
+  int64_t* left = (int64_t*)malloc((size_t)pairs * sizeof(int64_t) + (size_t)(items * part_size(c)) * sizeof(float));
+  if (!left) return 1;
+  for (int64_t n = 0; n < pairs; ++n) left[n] = parts;
+  const int32_t failed = share(FewForward{c, pairs, keys, parts, (float*)(left + pairs), left}, items, c.threads, parallel);
+  free(left);
+  return failed;
 }
 
 }  // namespace
@@ -164,21 +112,11 @@ REGARD_API int64_t regard_keys() { return kKeys; }
 
 // 0, or 1 where memory ran out.
 REGARD_API int32_t regard_forward(const regard_call* call, regard_parallel parallel) {
-  Job job{call, 0, 0, 0, 0, 0};
-  int64_t elements = 1;
-  for (int n = 0; n < REGARD_BATCH_AXES; ++n) elements *= call->batch[n];
-  const int64_t blocks = (call->nq + kQueries - 1) / kQueries;
-  job.group = group_of(*call, elements);
-  job.groups = (blocks + job.group - 1) / job.group;
-  job.items = job.groups * call->heads * elements;
-  if (job.items == 0) return 0;
-  if (few(*call)) return forward_few(call, elements, parallel);
-  int64_t threads = call->threads < job.items ? call->threads : job.items;
-  if (threads <= 1 || !parallel)
-    work(0, 1, &job);
-  else
-    parallel(0, threads, 1, work, &job);
-  return job.failed;
+  const regard_call& c = *call;
+  if (elements(c) * c.heads * c.nq == 0) return 0;
+  if (few(c)) return forward_few(c, parallel);
+  const Forward forward{c, group_of(c, elements(c))};
+  return share(forward, forward.items(), c.threads, parallel);
 }
 
 // The same call on other tensors of the same structure; null for those that stay where they are.

@@ -44,6 +44,35 @@ REGARD_INLINE T* at(const regard_tensor& t, const Place& p, int64_t head) {
   return (T*)t.data + offset(t, p, head);
 }
 
+// The first row of a head of batch element b, counted over all batch axes.
+static Place place_in_batch(const regard_call& c, int64_t b) {
+  Place p{};
+  p.b = b;
+  for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) p.at[n] = b % c.batch[n], b /= c.batch[n];
+  return p;
+}
+
+// A block of at most `most` queries, from `row` on.
+static Place place_at(const regard_call& c, int64_t b, int64_t head, int64_t row, int64_t most = kQueries) {
+  Place p = place_in_batch(c, b);
+  p.h = head, p.row = row;
+  p.rows = c.nq - row < most ? c.nq - row : most;
+  return p;
+}
+
+// The keys that some row of several sees, [lo, hi), and those that all of them see.
+struct Limits {
+  int64_t lo, hi, inner_lo, inner_hi;
+
+  static Limits none(const regard_call& c) { return {c.nk, 0, 0, c.nk}; }
+
+  void add(int64_t first, int64_t last) {
+    if (first < last) lo = first < lo ? first : lo, hi = last > hi ? last : hi;
+    inner_lo = first > inner_lo ? first : inner_lo;
+    inner_hi = last < inner_hi ? last : inner_hi;
+  }
+};
+
 REGARD_INLINE vu mix(vu x) {
   x = (x ^ (x >> 16)) * 0x7FEB352Du;
   x = (x ^ (x >> 15)) * 0x846CA68Bu;
@@ -63,6 +92,28 @@ REGARD_INLINE uint32_t head_word(const regard_call& c, const Place& p) {
   return mix((uint32_t)(x + fold(p.h) * 0x85EBCA77u + (uint32_t)(c.seed >> 32)));
 }
 
+// Dropout's words of a query, and of a key.
+REGARD_INLINE uint32_t query_word(uint32_t head, int64_t at) { return mix((uint32_t)(head + fold(at) * 0xC2B2AE3Du)); }
+REGARD_INLINE uint32_t key_word(int64_t at) { return fold(at) * 0x27D4EB2Fu; }
+
+REGARD_INLINE vi stays(const regard_call& c, vu query, vu key) { return (mix(query + key) >> 8) >= c.threshold; }
+
+// What a step of distance costs, base 2; rest: what rounding took, which long distances would multiply.
+struct Slope {
+  float most, rest;
+};
+
+REGARD_INLINE vf sloped(vf s, const Slope& slope, vf distance) {
+  const vf away = (vf)((vi)distance & splat_int(0x7fffffff));
+  s -= splat(slope.most) * away;
+  return s - splat(slope.rest) * away;
+}
+
+REGARD_INLINE Slope slope_of(const regard_call& c, int64_t head) {
+  const double slope = c.slopes ? c.slopes[c.slope_stride * head] * 1.4426950408889634 : 0;
+  return {(float)slope, (float)(slope - (float)slope)};
+}
+
 // The state of one block of queries while it streams over keys.
 template <int V>
 struct Block {
@@ -74,7 +125,7 @@ struct Block {
   vi relative[V];        // position of each lane relative to base
   vu word[V];            // dropout's word of each query
   int64_t base;
-  float slope, rest;    // in base 2; rest: what rounding took, which long distances would multiply
+  Slope slope;
   float factor;         // what the scores of pairs are multiplied by; floats have it in q
   const float* offsets;
   int64_t lo, hi, inner_lo, inner_hi;  // keys that some lane sees, and keys that every lane sees
@@ -91,6 +142,30 @@ struct Tile {
 // What a dot product is multiplied by on its way to the cap, or to base 2.
 REGARD_INLINE float factor_of(const regard_call& c) { return c.cap != 0 ? c.scale / c.cap : c.scale * kLog2e; }
 
+// The keys that each lane sees; one without a query sees none.
+template <int V>
+static void begin_lanes(Block<V>& b) {
+  const regard_call& c = b.c;
+  const Place& p = b.p;
+  const int32_t* start = c.start.data ? at<int32_t>(c.start, p, p.h) + p.row * c.start.row : nullptr;
+  const int32_t* stop = c.stop.data ? at<int32_t>(c.stop, p, p.h) + p.row * c.stop.row : nullptr;
+  for (int64_t n = 0; n < V * W; ++n) {
+    const bool there = n < p.rows;
+    b.first[n / W][n % W] = there && start ? start[n * c.start.row] : 0;
+    b.last[n / W][n % W] = !there ? 0 : stop ? stop[n * c.stop.row] : (int32_t)c.nk;
+  }
+}
+
+// Of a block's queries.
+static Limits limits_of(const regard_call& c, const Place& p) {
+  if (!c.start.data) return {0, c.nk, 0, c.nk};
+  const int32_t* start = at<int32_t>(c.start, p, p.h) + p.row * c.start.row;
+  const int32_t* stop = at<int32_t>(c.stop, p, p.h) + p.row * c.stop.row;
+  Limits limits = Limits::none(c);
+  for (int64_t n = 0; n < p.rows; ++n) limits.add(start[n * c.start.row], stop[n * c.stop.row]);
+  return limits;
+}
+
 // What the steps need to know of a block's queries.
 template <int V>
 static void begin_steps(Block<V>& b) {
@@ -103,11 +178,10 @@ static void begin_steps(Block<V>& b) {
     for (int64_t n = 0; n < V * W; ++n) {
       const int64_t i = q_at[n < p.rows ? n : 0];
       b.relative[n / W][n % W] = (int32_t)(i - b.base);
-      b.word[n / W][n % W] = mix(seed + fold(i) * 0xC2B2AE3Du);
+      b.word[n / W][n % W] = query_word(seed, i);
     }
   }
-  const double slope = c.slopes ? c.slopes[c.slope_stride * p.h] * 1.4426950408889634 : 0;
-  b.slope = (float)slope, b.rest = (float)(slope - b.slope);
+  b.slope = slope_of(c, p.h);
   b.offsets = c.offsets ? c.offsets + c.offset_stride * p.h : nullptr;
 }
 
@@ -143,12 +217,7 @@ REGARD_INLINE void steps(const Block<V>& b, const Tile& t, int64_t n, vf (&s)[V]
     for (int v = 0; v < V; ++v) s[v] = splat(c.cap * kLog2e) * tanhv(s[v]);
   if (c.slopes) {
     int32_t ahead = (int32_t)(b.base - c.k_at[offset(c.k_at_batch, b.p) + t.j + n]);
-    for (int v = 0; v < V; ++v) {
-      vf distance = __builtin_convertvector(b.relative[v] + splat_int(ahead), vf);
-      const vf away = (vf)((vi)distance & splat_int(0x7fffffff));
-      s[v] -= splat(b.slope) * away;
-      s[v] -= splat(b.rest) * away;
-    }
+    for (int v = 0; v < V; ++v) s[v] = sloped(s[v], b.slope, __builtin_convertvector(b.relative[v] + splat_int(ahead), vf));
   }
   if (b.offsets)
     for (int v = 0; v < V; ++v) s[v] += load(b.offsets + (b.p.row + v * W - (t.j + n) + c.nk - 1)) * splat(kLog2e);
@@ -165,7 +234,7 @@ template <int V>
 REGARD_INLINE vf weight(const Block<V>& b, int v, vf s, vf shift, vu key, vf& sum) {
   vf p = exp2v(s - shift);
   sum += p;
-  if (b.c.threshold) p = (mix(b.word[v] + key) >> 8) >= b.c.threshold ? p * splat(b.c.keep) : splat(0.0f);
+  if (b.c.threshold) p = select(stays(b.c, b.word[v], key), p * splat(b.c.keep), vf{});
   return p;
 }
 

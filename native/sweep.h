@@ -13,19 +13,18 @@ constexpr int kAcross = W == 16 ? 4 : 2;
 
 constexpr int64_t kParts = 32;     // items that are wanted; where batch and heads give fewer, keys and queries are split
 constexpr int64_t kLeast = 512;    // into parts of at least so many
-constexpr float kTrust = 16.0f;    // the size up to which a stored lse is exact enough
 
 struct Training {
   const regard_gradients& g;
   const regard_call& c;
   int64_t elements, blocks, tiles;              // batch elements, blocks of queries, tiles of keys
-  float trust;                                  // how large a stored lse may be
+  bool anew;                                    // the forward added a score's products in another order than the one here
   int64_t classes, key_parts, query_parts;      // an item is one of each
   int64_t wide_k, wide_v;                       // from one row to the next: see lead
   bool scores, tied[REGARD_BATCH_AXES + 1];     // whether dS is wanted; the axes (and heads) that share a bias gradient
-  // What the first phase finds for each (element, head, query): weights are exp2(s - shift) * inverse.
+  // What the first phase finds for each (element, head, query): weights are exp2(s - shift) · inverse.
   float *shift, *inverse, *delta;
-  int32_t* limits;     // (element, head, block of queries): keys that some row sees (from, to), that all see (from, to)
+  Limits* limits;      // (element, head, block of queries)
   float *dq, *dk, *dv;  // sums of each part, where there is more than one; else 0
   double *slopes, *offsets;  // (part, element, head), and the same of `span` offsets
   int64_t span;
@@ -142,14 +141,6 @@ static void write_rows(void* to, int dtype, int64_t row, int64_t col, const floa
         else ((uint16_t*)to)[place + m * col] = dtype == REGARD_BF16 ? float_to_bf16(x[m]) : float_to_fp16(x[m]);
       }
     }
-}
-
-REGARD_INLINE Place place_at(const regard_call& c, int64_t element, int64_t head, int64_t row) {
-  Place p{};
-  p.b = element, p.h = head, p.row = row;
-  p.rows = c.nq - row < kQueries ? c.nq - row : kQueries;
-  for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) p.at[n] = element % c.batch[n], element /= c.batch[n];
-  return p;
 }
 
 }  // namespace regard

@@ -148,8 +148,8 @@ REGARD_ALONE void weigh(Block<V>& b, const Tile& t, bool mark) {
   const int64_t* k_at = b.c.threshold ? b.c.k_at + offset(b.c.k_at_batch, b.p) + t.j : nullptr;
   for (int64_t n = 0; n < t.count; n += pairs ? 2 : 1) {
     const bool both = pairs && n + 1 < t.count;
-    vu key = (k_at ? fold(k_at[n]) * 0x27D4EB2Fu : 0u) + vu{};
-    vu next = (k_at && both ? fold(k_at[n + 1]) * 0x27D4EB2Fu : 0u) + vu{};
+    vu key = (k_at ? key_word(k_at[n]) : 0u) + vu{};
+    vu next = (k_at && both ? key_word(k_at[n + 1]) : 0u) + vu{};
     for (int v = 0; v < V; ++v) {
       float* at = b.w.s + n * kQueries + v * W;
       vf s = load(at);

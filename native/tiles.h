@@ -1,6 +1,7 @@
 // Backward over tiles of keys: an item is some (batch, key head) pairs, a part of the keys and a part of the queries.
 #pragma once
 #include "backward.h"
+#include "work.h"
 
 namespace regard {
 
@@ -37,7 +38,7 @@ REGARD_INLINE void each_tile(const Training& w, const Sweep& s, const Block<V>& 
   }
 }
 
-// shift and inverse of a block of queries, computed anew; and delta, where out comes from other scores than these.
+// shift, inverse and delta of a block of queries, where the forward had other scores than these.
 template <int V>
 static void sum_block(const Training& w, const Sweep& s, const Place& p, float* shift, float* inverse, float* delta) {
   const regard_call& c = w.c;
@@ -63,7 +64,6 @@ static void sum_block(const Training& w, const Sweep& s, const Place& p, float* 
     store(shift + v * W, empty ? vf{} : b.m[v]);
     store(inverse + v * W, empty ? vf{} : splat(1.0f) / b.l[v]);
   }
-  if (w.trust >= 0) return;
   const regard_tensor& g = w.g.dout;
   const char* dout = (const char*)g.data + size_of(w.g.dout_dtype) * (offset(g, p, p.h) + p.row * g.row);
   pack<V>(s.doutt, kQueries, dout, w.g.dout_dtype, g.row, g.col, p.rows, c.dv, 1.0f);
@@ -81,47 +81,27 @@ static void sum_block(const Training& w, const Sweep& s, const Place& p, float* 
     if (inverse[n] != 0) delta[n] = pulled[n / W][n % W] - (w.g.dlse.data ? at<float>(w.g.dlse, p, p.h)[(p.row + n) * w.g.dlse.row] : 0);
 }
 
-static void limits_of(const Training& w, const Place& p, int32_t* limits) {
-  const regard_call& c = w.c;
-  int64_t lo = 0, hi = c.nk, inner_lo = 0, inner_hi = c.nk;
-  if (c.start.data) {
-    const int32_t* start = at<int32_t>(c.start, p, p.h) + p.row * c.start.row;
-    const int32_t* stop = at<int32_t>(c.stop, p, p.h) + p.row * c.stop.row;
-    lo = c.nk, hi = 0;
-    for (int64_t n = 0; n < p.rows; ++n) {
-      const int64_t a = start[n * c.start.row], z = stop[n * c.stop.row];
-      if (a < z) lo = a < lo ? a : lo, hi = z > hi ? z : hi;
-      inner_lo = a > inner_lo ? a : inner_lo;
-      inner_hi = z < inner_hi ? z : inner_hi;
-    }
-  }
-  limits[0] = (int32_t)lo, limits[1] = (int32_t)hi, limits[2] = (int32_t)inner_lo, limits[3] = (int32_t)inner_hi;
-}
-
 // shift, inverse and delta of a block of queries.
 static void prepare(const Training& w, const Sweep& s, int64_t item) {
   const regard_call& c = w.c;
   const int64_t pair = item / w.blocks;
   const Place p = place_at(c, pair / c.heads, pair % c.heads, item % w.blocks * kQueries);
   float *shift = w.shift + item * kQueries, *inverse = w.inverse + item * kQueries, *delta = w.delta + item * kQueries;
-  limits_of(w, p, w.limits + item * 4);
-  const float* lse = at<float>(c.lse, p, p.h) + p.row * c.lse.row;
+  w.limits[item] = limits_of(c, p);
+  const float* norm = at<float>(c.norm, p, p.h) + p.row * c.norm.row;
   const float* dlse = w.g.dlse.data ? at<float>(w.g.dlse, p, p.h) + p.row * w.g.dlse.row : nullptr;
   const char* out = (const char*)c.out.data + size_of(c.out_dtype) * (offset(c.out, p, p.h) + p.row * c.out.row);
   const char* dout = (const char*)w.g.dout.data + size_of(w.g.dout_dtype) * (offset(w.g.dout, p, p.h) + p.row * w.g.dout.row);
-  bool trusted = true;
   for (int64_t n = 0; n < kQueries; ++n) {
-    const float x = n < p.rows ? lse[n * c.lse.row] : -kInf;
-    const bool empty = x == -kInf;
-    shift[n] = empty ? 0 : x * kLog2e, inverse[n] = empty ? 0 : 1, delta[n] = 0;
-    trusted &= empty || (x <= w.trust && x >= -w.trust);
-    if (empty) continue;
+    shift[n] = inverse[n] = delta[n] = 0;
+    if (n >= p.rows) continue;
+    shift[n] = norm[n * c.norm.row], inverse[n] = norm[n * c.norm.row + c.norm.col];
+    if (inverse[n] == 0) continue;
     delta[n] = dot_row(dout + n * w.g.dout.row * size_of(w.g.dout_dtype), w.g.dout_dtype, w.g.dout.col,
                        out + n * c.out.row * size_of(c.out_dtype), c.out_dtype, c.out.col, c.dv);
     if (dlse) delta[n] -= dlse[n * w.g.dlse.row];
   }
-  // an lse carries a rounding of its own size: where that is large the sum is computed anew
-  if (trusted) return;
+  if (!w.anew) return;
   switch ((p.rows + W - 1) / W) {
     case 1: return sum_block<1>(w, s, p, shift, inverse, delta);
     case 2: return sum_block<2>(w, s, p, shift, inverse, delta);

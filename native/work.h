@@ -46,11 +46,4 @@ static int64_t elements(const regard_call& c) {
   return product;
 }
 
-static Place place_in_batch(const regard_call& c, int64_t b) {
-  Place p{};
-  p.b = b;
-  for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) p.at[n] = b % c.batch[n], b /= c.batch[n];
-  return p;
-}
-
 }  // namespace regard

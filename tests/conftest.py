@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 import torch
 
+from regard.backends.library import runnable
+
 SEED = 20170612  # "Attention Is All You Need" came out on this day
 
 
@@ -62,6 +64,13 @@ def fixed_seed() -> None:
     random.seed(SEED)
     np.random.seed(SEED)
     torch.manual_seed(SEED)
+
+
+@pytest.fixture(params=runnable())
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each instruction set that this machine runs, as the one that the native kernels take."""
+    monkeypatch.setenv("REGARD_ISA", request.param)
+    return request.param
 
 
 def global_state() -> dict[str, object]:

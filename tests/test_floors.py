@@ -28,9 +28,10 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Rooms on one floor that do not see each other, and the pairs (importer, imported) that may all the same.
 APART = (("masks", "scores"), ("nn", "inspect", "parallel"))
 ALLOWED = {("inspect", "nn")}
-# Backends share these two, and nothing else.
+# Backends share these, and nothing else.
 SHARED_BY_BACKENDS = (
-    *("base", "tiling", "backward", "library", "lowering", "operation", "graph", "training", "additive"),
+    *("base", "tiling", "backward", "library", "masking", "lowering", "operation", "graph", "training"),
+    *("family", "additive"),
 )
 SHARED = f"share only {' and '.join(SHARED_BY_BACKENDS)}"
 # Guests of the house: they use it as its users do.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from native_cases import compare, frames
 from regard import testing
 from regard.backends.base import Backend
 from regard.backends.library import Arguments, Library, Operand, load, runnable
@@ -18,36 +19,8 @@ from regard.problem import pose
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 
-FRAMES = {
-    "blocks": testing.frame(nq=97, nk=211, batch=(2,), heads=6),
-    "few rows": testing.frame(nq=2, nk=1151, batch=(3,), heads=6),
-    "small": testing.frame(),
-    "headless": testing.frame(nq=19, nk=23, batch=(5,), heads=1, headed=False),
-}
+FRAMES = frames(few=1151)
 CALLS = {f"{size}: {name}": case for size, at in FRAMES.items() for name, case in testing.calls(at)}
-
-
-@pytest.fixture(params=runnable())
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("REGARD_ISA", request.param)
-    return request.param
-
-
-def compare(case: testing.Case, dtype: torch.dtype = torch.float32) -> None:
-    """out and lse against float64, within the tolerance of the house: twice the error of a plain evaluation."""
-    with torch.no_grad():
-        case = case.leaves(dtype)
-        exact = case.leaves(torch.float64)
-
-        def run(one: testing.Case, backend: Backend) -> tuple[Tensor, Tensor]:
-            given = {"score": one.score, "mask": one.mask, "positions": one.positions, "dropout": one.dropout}
-            given["sink"] = one.sink
-            out = rg.attention(one.q, one.k, one.v, **given, backend=backend)
-            return out, rg.attention_state(one.q, one.k, one.v, **given, backend=backend).finish()[1]
-
-        truth, plain = run(exact, rg.Reference()), run(case, rg.Reference())
-        for mine, right, usual in zip(run(case, rg.Native()), truth, plain, strict=True):
-            assert testing.error(mine, right) <= testing.tolerance(right, usual)
 
 
 def refused(case: testing.Case) -> bool:
@@ -115,50 +88,6 @@ def test_lengths_at_every_edge(isa: str, n: int) -> None:
     compare(testing.draw(testing.frame(nq=n, nk=131, batch=(1,), heads=2), dk=5, dv=7))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33, 64, 65])
-def test_rows_of_a_group_at_every_edge(isa: str, rows: int, dtype: torch.dtype) -> None:
-    for group in (n for n in (1, 2, 3, 8) if rows % n == 0):
-        at = testing.frame(nq=rows // group, nk=193, batch=(2,), heads=2 * group)
-        bias = torch.randn(at.heads, at.nq, at.nk, dtype=torch.float64)
-        score = rg.ScaledDot() >> rg.Alibi(torch.linspace(0.1, 0.5, at.heads, dtype=torch.float64)) >> rg.Bias(bias)
-        compare(testing.draw(at, key_heads=2, dk=24, dv=40, mask=rg.Causal()), dtype)
-        compare(testing.draw(at, key_heads=2, dk=19, dv=35, score=score, mask=testing.masks(at)["Dense"]), dtype)
-
-
-@pytest.mark.parametrize("nk", [1, 7, 8, 9, 63, 64, 65, 127, 128, 129, 255, 256, 257, 513, 2048, 2049])
-def test_chunks_and_parts_of_keys_at_every_edge(isa: str, nk: int) -> None:
-    at = testing.frame(nq=3, nk=nk, batch=(1,), heads=6)
-    window = rg.Window(before=70, after=0)
-    for mask in (rg.Everything(), rg.Lengths(keys=torch.tensor([max(nk - 3, 0)]))):
-        compare(testing.draw(at, key_heads=2, dk=9, dv=11, mask=mask, dropout=rg.Dropout(0.3, seed=5)))
-    compare(testing.draw(at, key_heads=2, dk=9, dv=11, mask=window))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("width", [*range(1, 36), 63, 64, 65, 80, 127, 128, 129, 130])
-def test_widths_of_few_rows(isa: str, width: int, dtype: torch.dtype) -> None:
-    for nq in (1, 2):
-        at = testing.frame(nq=nq, nk=70, batch=(1,), heads=3)
-        compare(testing.draw(at, key_heads=1, dk=width, dv=131 - width), dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_hidden_keys_of_few_rows_never_leak(isa: str, dtype: torch.dtype, bad: float) -> None:
-    """Booleans, rows that see different keys, features beyond the last whole vector."""
-    q, k, v = (torch.randn(1, h, n, 19).to(dtype) for h, n in ((5, 1), (1, 150), (1, 150)))
-    allowed = torch.rand(1, 5, 1, 150) > 0.3
-    allowed[..., 70], allowed[:, 2, :, 70] = False, True
-    clean = rg.attention(q, k, v, mask=rg.Dense(allowed), backend=rg.Native())
-    v[..., 70, 3], v[..., 70, 17] = bad, bad
-    out = rg.attention(q, k, v, mask=rg.Dense(allowed), backend=rg.Native())
-    assert torch.equal(out[:, [0, 1, 3, 4]], clean[:, [0, 1, 3, 4]])
-    assert not out[:, 2, :, [3, 17]].isfinite().any()
-    rest = [n for n in range(19) if n not in (3, 17)]
-    assert torch.equal(out[:, 2, :, rest], clean[:, 2, :, rest])
-
-
 def test_reading_memory() -> None:
     library = load(runnable()[0])
     data = torch.arange(1003, dtype=torch.float32)
@@ -205,11 +134,11 @@ def test_a_sink_in_the_kernel(isa: str, nq: int, mask: str, monkeypatch: pytest.
     at = testing.frame(nq=nq, nk=211, batch=(3,), heads=5)
     case = testing.draw(at, dk=16, dv=19, mask=testing.masks(at)[mask]).leaves(torch.float32)
     sink = torch.tensor([2.0, -torch.inf, 0.5, -3.0, 40.0]) + torch.arange(3.0)[:, None]
-    plain = Library.forward
+    plain = Library.run
 
-    def forward(self: Library, arguments: Arguments) -> None:
+    def with_sink(self: Library, entry: str, arguments: Arguments) -> None:
         arguments.sink = Operand(sink.data_ptr(), 0, 0, 0, 5, 1, 0, 0)
-        plain(self, arguments)
+        plain(self, entry, arguments)
 
     def run(one: testing.Case, backend: Backend) -> tuple[Tensor, Tensor]:
         return rg.attention_state(one.q, one.k, one.v, mask=one.mask, positions=one.positions, backend=backend).finish()
@@ -222,7 +151,7 @@ def test_a_sink_in_the_kernel(isa: str, nq: int, mask: str, monkeypatch: pytest.
     with torch.no_grad():
         truth = joined(*run(case.leaves(torch.float64), rg.Reference()))
         usual = joined(*run(case, rg.Reference()))
-        monkeypatch.setattr(Library, "forward", forward)
+        monkeypatch.setattr(Library, "run", with_sink)
         for mine, right, other in zip(run(case, rg.Native()), truth, usual, strict=True):
             assert testing.error(mine, right) <= testing.tolerance(right, other)
 

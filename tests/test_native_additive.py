@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from native_cases import compare, frames, redrawn
 from regard import testing
-from regard.backends.base import Backend
 from regard.backends.library import runnable
 from regard.scores.activations import Activation
 
@@ -18,38 +18,12 @@ pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels
 
 ACTIVATIONS = (rg.Tanh(), rg.Sigmoid(), rg.LeakyReLU())
 KINDS = [(rg.Tanh(), torch.bfloat16), (rg.Tanh(), torch.float16), *((f, torch.float32) for f in ACTIVATIONS)]
-FRAMES = {
-    "blocks": testing.frame(nq=97, nk=211, batch=(2,), heads=6),
-    "few rows": testing.frame(nq=2, nk=331, batch=(3,), heads=6),
-    "one row": testing.frame(nq=1, nk=331, batch=(17,), heads=3),
-    "headless": testing.frame(nq=19, nk=23, batch=(5,), heads=1, headed=False),
-}
-
-
-@pytest.fixture(params=runnable())
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("REGARD_ISA", request.param)
-    return request.param
+FRAMES = frames(few=331) | {"one row": testing.frame(nq=1, nk=331, batch=(17,), heads=3)}
+del FRAMES["small"]
 
 
 def drawn(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.float64)
-
-
-def compare(case: testing.Case, dtype: torch.dtype = torch.float32) -> None:
-    """out and lse against float64, within the tolerance of the house: twice the error of a plain evaluation."""
-    with torch.no_grad():
-        case = case.leaves(dtype)
-        exact = case.leaves(torch.float64)
-        truth, plain = outcome(exact, rg.Reference()), outcome(case, rg.Reference())
-        for mine, right, usual in zip(outcome(case, rg.Native()), truth, plain, strict=True):
-            assert testing.error(mine, right) <= testing.tolerance(right, usual)
-
-
-def outcome(case: testing.Case, backend: Backend) -> tuple[Tensor, Tensor]:
-    given = {"score": case.score, "mask": case.mask, "positions": case.positions, "dropout": case.dropout}
-    out = rg.attention(case.q, case.k, case.v, sink=case.sink, backend=backend, **given)
-    return out, rg.attention_state(case.q, case.k, case.v, sink=case.sink, backend=backend, **given).finish()[1]
 
 
 def compare_gradients(case: testing.Case, dtype: torch.dtype = torch.float32) -> None:
@@ -80,9 +54,24 @@ def test_every_instruction_set(isa: str, activation: Activation, dtype: torch.dt
 @pytest.mark.parametrize("mask", ["Causal", "Lengths", "Dense", "Or", "nothing"])
 def test_gradients(isa: str, activation: Activation, dtype: torch.dtype, size: str, mask: str) -> None:
     at = FRAMES[size]
-    weights = drawn(19, 32) / 38**0.5, drawn(19, 32) / 38**0.5, drawn(at.heads, 32) / 32**0.5
-    case = testing.draw(at, dk=19, dv=21, score=rg.Additive(*weights, None, activation), mask=testing.masks(at)[mask])
-    compare_gradients(replace(case, dropout=rg.Dropout(0.2, seed=3)), dtype)
+    weights = drawn(19, 32) / 38**0.5, drawn(19, 32) / 38**0.5, drawn(at.heads, 32) / 32**0.5, drawn(32)
+    score = rg.Additive(*weights, activation)
+    case = testing.draw(at, dk=19, dv=21, score=score, mask=testing.masks(at)[mask], sink=True)
+    case = replace(case, dropout=rg.Dropout(0.2, seed=3))
+    testing.check(case, rg.Native(), dtype, again=redrawn(case))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+def test_the_weights_are_what_they_were_to_the_last_digit(isa: str, activation: Activation) -> None:
+    """With a cotangent of 1, the gradients of a row's values are its weights, and that of its sink what they leave."""
+    q, k, v = torch.randn(29, 3, 1, 32), torch.randn(29, 3, 331, 32), torch.zeros(29, 3, 331, 1, requires_grad=True)
+    score = rg.Additive(None, None, torch.randn(32) / 32**0.5, None, activation)
+    for sink in (None, torch.randn(29, 3, requires_grad=True)):
+        state = rg.attention_state(q, k, v, score=score, sink=sink, backend=rg.Native())
+        out, lse = state.finish()
+        g_v = torch.autograd.grad(out.sum(), v, retain_graph=True)[0].double().sum((-1, -2))
+        g_sink = torch.zeros(29, 3) if sink is None else torch.autograd.grad(lse.sum(), sink)[0]
+        assert testing.error(g_v + g_sink, torch.ones_like(g_v)) <= torch.finfo(torch.float32).eps
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)

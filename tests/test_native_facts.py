@@ -19,7 +19,7 @@ from regard.inspect.kernel import MOST_SETS, MOST_TOP
 from regard.inspect.seen import Seen
 from regard.inspect.ways import find
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="the native kernels were not built: no C++ compiler")
+pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 
 NATIVE = "the native kernels"
 HALVES = [torch.float32, torch.bfloat16, torch.float16]
@@ -30,12 +30,6 @@ FOUND = (
     *(facts.Readers, facts.Map, facts.Histogram),
 )
 KEPT = 8192  # kKept of native/facts.h
-
-
-@pytest.fixture(params=runnable())
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("REGARD_ISA", request.param)
-    return request.param
 
 
 def native(at: rg.region.Frame) -> tuple[facts.Fact[Any], ...]:
@@ -215,8 +209,8 @@ def test_small_entropies_and_rests_keep_their_digits(isa: str) -> None:
 
 def test_one_sweep_for_all_and_another_for_what_is_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     sweeps: list[ctypes.Structure] = []
-    run = Library.facts
-    monkeypatch.setattr(Library, "facts", lambda self, given: sweeps.append(given) or run(self, given))
+    run = Library.run
+    monkeypatch.setattr(Library, "run", lambda self, name, given: sweeps.append(given) or run(self, name, given))
     x = torch.randn(1, 2, 40, 8)
     once = (facts.Entropy(), facts.RelativeEntropy(), facts.Top(3), facts.Map(), facts.Received(), facts.Histogram())
     rg.look(x, x, facts=(*once, facts.Within(3, 0), facts.Within(5, None), facts.Offsets((-1, 2))))

@@ -32,23 +32,25 @@ def attend(backend: Backend, problem: Problem) -> Result:
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, backend: Backend, problem: Problem, *tensors: Tensor) -> Result:
-        out, lse = backend.forward(problem)
+        kept = backend.remembered(problem)
         ctx.backend, ctx.problem = backend, problem.with_tensors(tuple(t.detach() for t in tensors))
         # all of them, masks and positions too: autograd then notices when one is changed in place before backward
-        ctx.save_for_backward(*tensors, out, lse)
-        return out, lse
+        ctx.save_for_backward(*tensors, *kept)
+        return kept[0], kept[1]
 
     @staticmethod  # torch's stub has *args here, but calls it with one cotangent a result
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, g_out: Tensor, g_lse: Tensor
     ) -> tuple[Tensor | None, ...]:
-        *tensors, out, lse = ctx.saved_tensors
-        problem = ctx.problem.with_tensors(tuple(tensors))
+        count = len(ctx.problem.tensors())
+        saved = ctx.saved_tensors
+        tensors, kept = saved[:count], saved[count:]
+        problem = ctx.problem.with_tensors(tensors)
         needs = tuple(ctx.needs_input_grad[2:])
         with exact(g_out.device.type):
             if torch.is_grad_enabled():  # create_graph: the gradient itself will be differentiated
                 return (None, None, *_differentiable_backward(ctx.backend, problem, (g_out, g_lse), needs))
-            return (None, None, *ctx.backend.backward(problem, (out, lse), (g_out, g_lse), needs))
+            return (None, None, *ctx.backend.backward(problem, kept, (g_out, g_lse), needs))
 
 
 def _differentiable_backward(

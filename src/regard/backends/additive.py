@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from regard.backends.backward import sink_gradient
+from regard.backends.backward import pulls, sink_gradient
 from regard.backends.base import Result
-from regard.backends.library import CODES, Arguments, Operand, parallel
+from regard.backends.family import Family
+from regard.backends.library import CODES, Arguments, Operand
 from regard.backends.lowering import ACTIVATIONS, Lowered, lower_around
-from regard.backends.operation import arguments, library, nothing, operand
+from regard.backends.operation import Kept, arguments, exact_lse, library, operand
 from regard.problem import Problem
 from regard.scores.activations import LeakyReLU
 from regard.scores.additive import Additive
@@ -39,76 +41,69 @@ class AdditiveGradients(ctypes.Structure):
     )
 
 
-def forward(problem: Problem) -> Result:
-    """(out, lse) of a problem whose similarity is Additive."""
-    frame = problem.frame
-    lse = torch.empty((*frame.batch, frame.heads, frame.nq), dtype=torch.float32)
-    out = lse.new_empty((*lse.shape, problem.dv))
-    lowered = _lowered(problem)
-    if lse.numel() == 0 or frame.nk == 0:
-        return nothing(lowered, out, lse)
-    _run("regard_additive_forward", _arguments(problem, lowered, out, lse))
-    return out, lse
+@dataclass(frozen=True)
+class AdditiveFamily(Family):
+    """The kernels of additive scores."""
+
+    whole = False  # w and the activation are the problem's
+
+    def why_not_invariant(self) -> str | None:
+        return "how an additive score is found depends on how far the queries beside it reach"
+
+    def why_streamed(self, problem: Problem, needs: tuple[bool, ...]) -> str | None:
+        known = 3 + len(problem.similarity.tensors())
+        if any(needs[known : 3 + len(problem.score.tensors())]):
+            return "a tensor of a modifier asks for its gradient"
+        return None
+
+    def lower(self, problem: Problem, mask: dict[str, Tensor]) -> Lowered:
+        return lower_around(problem, mask, problem.q.float(), problem.k.float(), problem.v)
+
+    def run(self, problem: Problem, call: Arguments) -> None:
+        library().run("regard_additive_forward", _arguments(problem, call))
+
+    def backward(
+        self, problem: Problem, lowered: Lowered, kept: Kept, cotangents: Result, needs: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        out, lse, norm = kept
+        g_out, delta = pulls((out, lse), (cotangents[0].float(), cotangents[1]))
+        da, dc, dv, dw = _run(problem, lowered, kept, g_out, delta)
+        similarity = problem.similarity
+        assert isinstance(similarity, Additive)
+        w = similarity.w
+        dw = dw.sum_to_size(w.shape) if w.dim() < 2 or w.shape[0] == 1 else dw
+        # w_q, w_k and b have had their part in q and k
+        known = (da, dc, dv, *(dw if t is w else None for t in similarity.tensors()))
+        found = [*known, *(None for _ in problem.tensors()[len(known) :])]
+        if problem.sink is not None and needs[-1]:
+            found[-1] = sink_gradient(problem.sink.double(), exact_lse(norm), delta)
+        given = zip(found, problem.tensors(), needs, strict=True)
+        return tuple(g.to(t.dtype) if need and g is not None else None for g, t, need in given)
 
 
-def why_streamed(problem: Problem, needs: tuple[bool, ...]) -> str | None:
-    """Why the kernels do not have this backward, as a clause; None if they do."""
-    known = 3 + len(problem.similarity.tensors())
-    if any(needs[known : 3 + len(problem.score.tensors())]):
-        return "a tensor of a modifier asks for its gradient"
-    return None
-
-
-def backward(
-    problem: Problem, result: Result, cotangents: Result, needs: tuple[bool, ...]
-) -> tuple[Tensor | None, ...]:
-    """Gradients of problem.tensors() for which `needs` is true, where why_streamed has nothing to say."""
-    (out, lse), (g_out, g_lse) = result, cotangents
-    empty_rows = lse == -torch.inf
-    g_out = g_out.float().masked_fill(empty_rows[..., None], 0)
-    delta = ((g_out * out).sum(-1) - g_lse).masked_fill_(empty_rows, 0)
-    q, k, v = problem.q, problem.k, problem.v
-    da, dc, dv = (torch.zeros(t.shape, dtype=torch.float32) for t in (q, k, v))
-    dw = torch.zeros(problem.frame.heads, q.shape[-1])
-    if lse.numel() and k.numel():
-        lowered, full = _lowered(problem), lse.masked_fill(empty_rows, 0)
-        x = _arguments(problem, lowered, out, full)
+def _run(
+    problem: Problem, lowered: Lowered, kept: Kept, g_out: Tensor, delta: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of a, c and v, and of w for each head."""
+    out, lse, norm = kept
+    da, dc, dv = (torch.zeros(t.shape, dtype=torch.float32) for t in (problem.q, problem.k, problem.v))
+    dw = torch.zeros(problem.frame.heads, problem.q.shape[-1])
+    if lse.numel() and problem.k.numel():
+        x = _arguments(problem, arguments(lowered, out, lse, norm))
         operands = (operand(t) for t in (g_out, delta[..., None], da, dc, dv))
-        _run("regard_additive_backward", AdditiveGradients(x, *operands, dw.data_ptr()))
-    similarity = problem.similarity
-    assert isinstance(similarity, Additive)
-    w = similarity.w
-    dw = dw.sum_to_size(w.shape) if w.dim() < 2 or w.shape[0] == 1 else dw
-    # w_q, w_k and b have had their part in q and k
-    known = (da, dc, dv, *(dw if t is w else None for t in similarity.tensors()))
-    found = [*known, *(None for _ in problem.tensors()[len(known) :])]
-    if problem.sink is not None and needs[-1]:
-        found[-1] = sink_gradient(problem.sink, lse.masked_fill(empty_rows, 0), delta)
-    given = zip(found, problem.tensors(), needs, strict=True)
-    return tuple(g.to(t.dtype) if need and g is not None else None for g, t, need in given)
+        library().run("regard_additive_backward", AdditiveGradients(x, *operands, dw.data_ptr()))
+    return da, dc, dv, dw
 
 
-def _lowered(problem: Problem) -> Lowered:
-    return lower_around(problem, library().tile, problem.q.float(), problem.k.float(), problem.v)
-
-
-def _arguments(problem: Problem, lowered: Lowered, out: Tensor, lse: Tensor) -> AdditiveArguments:
-    """What the kernels are told; the tensors of `lowered` must live until they have run."""
+def _arguments(problem: Problem, call: Arguments) -> AdditiveArguments:
+    """What the kernels are told besides; the tensors of `call` must live until they have run."""
     similarity = problem.similarity
     assert isinstance(similarity, Additive)
     activation, w = similarity.activation, similarity.w.float().expand(problem.frame.heads, -1)
     slope = activation.slope if isinstance(activation, LeakyReLU) else 0.0
-    call = arguments(lowered, out, lse)
-    call.dtype = CODES[lowered.v.dtype]
+    call.dtype = CODES[problem.v.dtype]
     # kept alive as an attribute of the struct
     x = AdditiveArguments(call, 0, w.shape[-1], ACTIVATIONS[type(activation)], slope)
     x.kept = w.contiguous()
     x.w = x.kept.data_ptr()
     return x
-
-
-def _run(name: str, x: ctypes.Structure) -> None:
-    kernel = getattr(library().handle, name)
-    kernel.argtypes, kernel.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int32
-    if kernel(ctypes.byref(x), parallel()):
-        raise MemoryError("regard's native kernel could not have its scratch memory; nothing was computed.")

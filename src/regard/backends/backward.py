@@ -17,13 +17,14 @@ from regard.shapes import repeat_heads, sum_groups
 from regard.state import weigh
 
 Pair = tuple[Tensor, Tensor]
+Kept = tuple[Tensor, ...]  # out, lse, and what is not for here
 
 
 def backward(
-    problem: Problem, result: Pair, cotangents: Pair, needs: tuple[bool, ...], size: Size
+    problem: Problem, kept: Kept, cotangents: Pair, needs: tuple[bool, ...], size: Size
 ) -> tuple[Tensor | None, ...]:
     """Gradients of problem.tensors() for which `needs` is true, from (out, lse) and the cotangents of both."""
-    sweep = _Sweep(problem, result, cotangents, needs)
+    sweep = _Sweep(problem, (kept[0], kept[1]), cotangents, needs)
     for strip in strips(problem, size):
         for cols, everything in strip.tiles:
             sweep.add(problem.frame.region(strip.rows, cols), everything)
@@ -121,11 +122,8 @@ class _Sweep(ScoreGradients):
 
     def __init__(self, problem: Problem, result: Pair, cotangents: Pair, needs: tuple[bool, ...]) -> None:
         super().__init__(problem, needs)
-        (out, lse), (g_out, g_lse) = result, cotangents
-        self.empty = lse == -math.inf
-        self.lse = lse.masked_fill(self.empty, 0)
-        self.g_out = g_out.masked_fill(self.empty[..., None], 0)
-        self.delta = ((self.g_out * out).sum(-1) - g_lse).masked_fill(self.empty, 0)
+        self.g_out, self.delta = pulls(result, cotangents)
+        self.lse = result[1].masked_fill(result[1] == -math.inf, 0)
 
     def add(self, at: Region, everything: bool) -> None:
         """One tile's share of every gradient."""
@@ -150,7 +148,15 @@ class _Sweep(ScoreGradients):
         return g_s if visible is None else g_s.masked_fill(~visible, 0)
 
 
+def pulls(result: Pair, cotangents: Pair) -> Pair:
+    """dO, and Delta = rowsum(dO · O) - g with g the cotangent of lse; both 0 for rows that see nothing."""
+    (out, lse), (g_out, g_lse) = result, cotangents
+    empty = lse == -math.inf
+    g_out = g_out.masked_fill(empty[..., None], 0)
+    return g_out, ((g_out * out).sum(-1) - g_lse).masked_fill(empty, 0)
+
+
 def sink_gradient(sink: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
     """Of a key with a logit (*batch, h) and no value, seen by every row: dS = P (0 - Delta), summed over the rows."""
-    p = torch.exp(sink[..., None] - lse)  # lse is 0, not -inf, for empty rows: there Delta is 0
+    p = torch.exp(sink[..., None] - lse)  # for empty rows lse is anything but -inf: there Delta is 0
     return -(p * delta).sum(-1)

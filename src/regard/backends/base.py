@@ -17,6 +17,7 @@ from regard.value import Value
 # from q, k, v and the tensors of the score and the mask: out, in q's dtype
 Ready = Callable[[Tensor, Tensor, Tensor, "list[Tensor]"], Tensor]
 Result = tuple[Tensor, Tensor]  # out (*batch, h, nq, dv) and lse (*batch, h, nq), in the accumulation dtype
+Kept = tuple[Tensor, ...]  # out, lse, and what else of a forward the backward of its backend reads
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,15 @@ class Backend(Value):
         """(out, lse). Where the caller did not want the lse it may hold anything."""
         raise NotImplementedError
 
+    def remembered(self, problem: Problem) -> Kept:
+        """The forward of a call that will be differentiated."""
+        return self.forward(problem)
+
     def backward(
-        self, problem: Problem, result: Result, cotangents: Result, needs: tuple[bool, ...]
+        self, problem: Problem, kept: Kept, cotangents: Result, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         """Gradients of problem.tensors() for which `needs` is true, None for the rest."""
-        return backward(problem, result, cotangents, needs, self.size)
+        return backward(problem, kept, cotangents, needs, self.size)
 
     def differentiable(self, problem: Problem) -> Result:
         """The same by operations that autograd, forward mode and torch.func can all see, to any order."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.lowering import Lowered
-from regard.backends.operation import Result, empty, forward
+from regard.backends.operation import Kept, Result, remembered, room
 from regard.backends.training import LEARNED, operand_gradients
 
 _NAMES = tuple(f.name for f in fields(Lowered))
@@ -19,19 +19,25 @@ _TOLD = ", ".join(f"{_NUMBERS.get(n, 'Tensor' if n in ('q', 'k', 'v') else 'Tens
 
 def traced(lowered: Lowered) -> Result:
     """out (*batch, h, nq, dv) and lse (*batch, h, nq) as one node, differentiable in each operand of floats."""
-    return torch.ops.regard.forward(*(getattr(lowered, name) for name in _NAMES))
+    out, lse, _ = torch.ops.regard.forward(*(getattr(lowered, name) for name in _NAMES))
+    return out, lse
 
 
 def _backward(*told: Any) -> list[Tensor]:
     """Gradients in the order of LEARNED, of those that `wanted` names; nothing for the rest."""
-    *own, out, lse, dout, dlse, wanted = told
+    *own, out, lse, norm, dout, dlse, wanted = told
     lowered = Lowered(*own)
-    found = operand_gradients(lowered, (out, lse), (dout, dlse), set(wanted.split()))
-    return [found.get(name, lowered.q.new_empty(0)) for name in LEARNED]
+    found = operand_gradients(lowered, (out, lse, norm), (dout, dlse), set(wanted.split()))
+    return [_like(getattr(lowered, name), found[name]) if name in found else out.new_empty(0) for name in LEARNED]
+
+
+def _like(operand: Tensor, g: Tensor) -> Tensor:
+    """A gradient laid out as torch expects it; offsets have room for whole vectors at their end."""
+    return torch.nn.functional.pad(g, (0, operand.shape[-1] - g.shape[-1])).to(operand.dtype).contiguous()
 
 
 def _backward_fake(*told: Any) -> list[Tensor]:
-    lowered, wanted = Lowered(*told[:-5]), told[-1].split()
+    lowered, wanted = Lowered(*told[:-6]), told[-1].split()
     operands = (getattr(lowered, name) for name in LEARNED)
     return [
         lowered.q.new_empty(0) if name not in wanted else torch.empty_like(t, memory_format=torch.contiguous_format)
@@ -39,18 +45,18 @@ def _backward_fake(*told: Any) -> list[Tensor]:
     ]
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Result) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Kept) -> None:
     ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in inputs), *output)
     ctx.numbers = [None if isinstance(x, Tensor) else x for x in inputs]
 
 
-def _pull(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-    *tensors, out, lse = ctx.saved_tensors
+def _pull(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    *tensors, out, lse, norm = ctx.saved_tensors
     told = [number if t is None else t for number, t in zip(ctx.numbers, tensors, strict=True)]
     wanted = [name for name, need in zip(_NAMES, ctx.needs_input_grad, strict=True) if need]
     dout = torch.zeros_like(out) if dout is None else dout
     dlse = torch.zeros_like(lse) if dlse is None else dlse
-    found = torch.ops.regard.backward(*told, out, lse, dout, dlse, " ".join(wanted))
+    found = torch.ops.regard.backward(*told, out, lse, norm, dout, dlse, " ".join(wanted))
     given: dict[str, Tensor] = dict(zip(LEARNED, found, strict=True))
     return tuple(given[name] if name in wanted else None for name in _NAMES)
 
@@ -61,11 +67,11 @@ def _refuse(ctx: Any, *_: Any) -> None:
     )
 
 
-torch.library.define("regard::forward", f"({_TOLD}) -> (Tensor, Tensor)")
-torch.library.impl("regard::forward", "CPU", lambda *told: forward(Lowered(*told)))
-torch.library.register_fake("regard::forward", lambda *told: empty(Lowered(*told)))
+torch.library.define("regard::forward", f"({_TOLD}) -> (Tensor, Tensor, Tensor)")
+torch.library.impl("regard::forward", "CPU", lambda *told: remembered(Lowered(*told)))
+torch.library.register_fake("regard::forward", lambda *told: room(Lowered(*told)))
 torch.library.register_autograd("regard::forward", _pull, setup_context=_keep)
-_GIVEN = "Tensor out, Tensor lse, Tensor dout, Tensor dlse, str wanted"
+_GIVEN = "Tensor out, Tensor lse, Tensor norm, Tensor dout, Tensor dlse, str wanted"
 torch.library.define("regard::backward", f"({_TOLD}, {_GIVEN}) -> Tensor[]")
 torch.library.impl("regard::backward", "CPU", _backward)
 torch.library.register_fake("regard::backward", _backward_fake)

@@ -12,6 +12,11 @@ from pathlib import Path
 import torch
 
 AXES = 4  # batch axes that a call can have; as in native/args.h
+# Of the kernels: each is given the address of a struct, and torch's parallel-for.
+ENTRIES = (
+    *("regard_forward", "regard_backward", "regard_additive_forward", "regard_additive_backward"),
+    "regard_facts",
+)
 # From the most particular to the one that every processor of the kind runs.
 ISAS = ("avx512bf16", "avx512", "avx2", "base")
 CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -54,6 +59,7 @@ class Arguments(ctypes.Structure):
         ("keep", ctypes.c_float),
         ("invariant", ctypes.c_int32),
         ("sink", Operand),
+        ("norm", Operand),
     )
 
 
@@ -74,21 +80,15 @@ class Library:
         """regard_again of native/kernel.cpp: a call like one before, its tensors elsewhere."""
         return self.handle.regard_again
 
-    def forward(self, arguments: Arguments) -> None:
-        """Runs a call on torch's threads; MemoryError where its scratch could not be had."""
-        self._run(self.handle.regard_forward, arguments)
+    def run(self, entry: str, arguments: ctypes.Structure) -> None:
+        """One of ENTRIES on torch's threads; MemoryError where its scratch could not be had."""
+        if getattr(self.handle, entry)(ctypes.byref(arguments), parallel()):
+            raise no_memory()
 
-    def backward(self, arguments: ctypes.Structure) -> None:
-        """The same for gradients: see training.py."""
-        self._run(self.handle.regard_backward, arguments)
 
-    def facts(self, arguments: ctypes.Structure) -> None:
-        """The same for facts about the weights: see inspect/kernel.py."""
-        self._run(self.handle.regard_facts, arguments)
-
-    def _run(self, entry: Callable[..., int], arguments: ctypes.Structure) -> None:
-        if entry(ctypes.byref(arguments), parallel()):
-            raise MemoryError("regard's native kernel could not have its scratch memory; nothing was computed.")
+def no_memory() -> MemoryError:
+    """What is raised where a kernel says that it failed."""
+    return MemoryError("regard's native kernel could not have its scratch memory; nothing was computed.")
 
 
 @cache
@@ -128,7 +128,8 @@ def _runnable() -> tuple[str, ...]:
 def load(isa: str) -> Library:
     """The kernels of one instruction set, which must be runnable."""
     handle = ctypes.CDLL(str(built()[isa]))
-    for entry in (handle.regard_forward, handle.regard_backward, handle.regard_facts):
+    for name in ENTRIES:
+        entry = getattr(handle, name)
         entry.argtypes, entry.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int32
     handle.regard_again.argtypes = (ctypes.c_void_p,) * 10
     handle.regard_again.restype = ctypes.c_int32

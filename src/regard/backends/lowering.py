@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.library import AXES, CODES
-from regard.masks.algebra import And, Cover, Everything, Mask
-from regard.masks.dense import Dense
+from regard.backends.masking import full, lower_mask
 from regard.problem import Problem
 from regard.scores.activations import Activation, LeakyReLU, Sigmoid, Tanh
 from regard.scores.additive import Additive
@@ -20,7 +19,6 @@ from regard.scores.modifiers import Alibi, Bias, RelativeBias, SoftCap
 from regard.scores.similarity import Bilinear, Cosine, Distance, Dot, ScaledDot
 from regard.shapes import branchless
 
-FEW = 16  # rows of a group below which the decoding kernel runs, where a mask written out is linear in the keys
 ACTIVATIONS: dict[type, int] = {Tanh: 0, Sigmoid: 1, LeakyReLU: 2}  # as in native/activation.h; by type, as below
 _MOST = 1 << 31  # keys, and distances, are 32-bit numbers inside a block
 
@@ -144,15 +142,20 @@ def near(problem: Problem) -> bool:
 
 def lower(problem: Problem, tile: tuple[int, int] | None) -> Lowered:
     """A problem for kernels with tiles of so many queries and keys; None where nobody may look at values."""
+    return lower_dots(problem, lower_mask(problem, tile))
+
+
+def lower_dots(problem: Problem, mask: dict[str, Tensor]) -> Lowered:
+    """The same where what lower_mask says of its mask is known."""
     q, k, scale = _dot_operands(problem)
-    return lower_around(problem, tile, q, k, problem.v.to(q.dtype), scale)
+    return lower_around(problem, mask, q, k, problem.v.to(q.dtype), scale)
 
 
 def lower_around(
-    problem: Problem, tile: tuple[int, int] | None, q: Tensor, k: Tensor, v: Tensor, scale: float = 1.0
+    problem: Problem, mask: dict[str, Tensor], q: Tensor, k: Tensor, v: Tensor, scale: float = 1.0
 ) -> Lowered:
     """The same with these queries, keys and values."""
-    told: dict[str, Any] = {**lower_mask(problem, tile), **_modifiers(problem), **_dropout(problem)}
+    told: dict[str, Any] = {**mask, **_modifiers(problem), **_dropout(problem)}
     sink = None if problem.sink is None else problem.sink.float()[..., None, None]
     return Lowered(q, k, v, scale, **told, sink=sink)
 
@@ -174,70 +177,6 @@ def _dot_operands(problem: Problem) -> tuple[Tensor, Tensor, float]:
     return q, k, max(q.shape[-1], 1) ** -0.5 if similarity.scale is None else similarity.scale
 
 
-def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Tensor]:
-    """The mask as intervals, as booleans that the caller has, as a tile map with bits, or as intervals and booleans.
-
-    Without tiles, a mask that is known as no interval is written out.
-    """
-    mask, frame = problem.mask, problem.frame
-    if type(mask) is Everything:
-        return {}
-    interval = mask.rows(frame)
-    if interval is not None:
-        return {"start": interval.start[..., None].int(), "stop": interval.stop[..., None].int()}
-    if type(mask) is Dense:
-        return {"allowed": _full(frame.lift(mask.allowed))}
-    if type(mask) is And:
-        for dense, other in ((mask.a, mask.b), (mask.b, mask.a)):
-            rest = other.rows(frame) if type(dense) is Dense else None
-            if type(dense) is Dense and rest is not None:
-                limits = {"start": rest.start[..., None].int(), "stop": rest.stop[..., None].int()}
-                return {"allowed": _full(frame.lift(dense.allowed)), **limits}
-    if tile is None or frame.heads // problem.key_heads * frame.nq < FEW:
-        return {"allowed": _full(mask.visible(frame.region()))}
-    return _tile_map(mask, problem, *tile)
-
-
-def _full(t: Tensor) -> Tensor:
-    return t.reshape((1,) * (3 - t.dim()) + tuple(t.shape)) if t.dim() < 3 else t
-
-
-def _tile_map(mask: Mask, problem: Problem, queries: int, keys: int) -> dict[str, Tensor]:
-    """Which tiles are NONE (-1) or ALL (-2), and for the rest the number of their bits: never n × n."""
-    frame = problem.frame
-    tiling = frame.tiling(queries, keys)
-    cover = mask.cover(tiling)
-    cover = _full(cover.expand(*cover.shape[:-2], *tiling.shape))
-    tiles = torch.full(cover.shape, -2, dtype=torch.int32).masked_fill(cover == Cover.NONE, -1)
-    found = list[Tensor]()
-    count = 0
-    for n, rows in enumerate(tiling.row_blocks):
-        for m, cols in enumerate(tiling.col_blocks):
-            some = cover[..., n, m] == Cover.SOME
-            if not bool(some.any()):
-                continue
-            seen = mask.visible(frame.region(rows, cols))
-            lead = torch.broadcast_shapes(seen.shape[:-2], cover.shape[:-2])
-            if tuple(cover.shape[:-2]) != tuple(lead):  # the mask tells batch elements apart, its cover did not
-                cover, tiles = (t.expand(*lead, *tiling.shape).clone() for t in (cover, tiles))
-                some = cover[..., n, m] == Cover.SOME
-            seen = seen.expand(*lead, rows.stop - rows.start, cols.stop - cols.start)[some]
-            found.append(_packed(seen, keys))
-            tiles[..., n, m] = tiles[..., n, m].masked_scatter(
-                some, torch.arange(count, count + len(seen), dtype=torch.int32)
-            )
-            count += len(seen)
-    bits = torch.cat(found) if found else torch.zeros(1, keys, dtype=torch.int64)
-    return {"tiles": tiles, "bits": bits}
-
-
-def _packed(seen: Tensor, keys: int) -> Tensor:
-    """Booleans (tiles, r, c), r ≤ 64, as (tiles, keys) words: bit i of word j is row i, key j."""
-    rows = torch.arange(seen.shape[-2])[:, None]
-    words = (seen.long() << rows).sum(-2)
-    return torch.nn.functional.pad(words, (0, keys - words.shape[-1])).contiguous()
-
-
 def _modifiers(problem: Problem) -> dict[str, Any]:
     frame = problem.frame
     told: dict[str, Any] = {}
@@ -247,7 +186,7 @@ def _modifiers(problem: Problem) -> dict[str, Any]:
         elif isinstance(stage, Alibi):
             told |= {"slopes": stage.slopes.float().reshape(-1).contiguous(), **_positions(problem)}
         elif isinstance(stage, Bias):
-            bias = _full(frame.lift(stage.bias))
+            bias = full(frame.lift(stage.bias))
             told["bias"] = bias if bias.dtype in CODES else bias.float()
         elif isinstance(stage, RelativeBias):
             index = relative_buckets(problem, stage)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from regard.backends.additive import backward as additive_backward
-from regard.backends.additive import forward as additive_forward
-from regard.backends.additive import why_streamed
-from regard.backends.base import Backend, Ready, Result
+from regard.backends.additive import AdditiveFamily
+from regard.backends.base import Backend, Kept, Ready, Result
+from regard.backends.family import Family
 from regard.backends.graph import traced
 from regard.backends.library import runnable
-from regard.backends.lowering import Lowered, lower, lower_mask, why_not
-from regard.backends.operation import forward, library, ready
+from regard.backends.lowering import Lowered, lower, why_not
+from regard.backends.masking import held_mask, hold_mask, lower_mask
+from regard.backends.operation import forward, library, ready, remembered
 from regard.backends.tiling import stream
-from regard.backends.training import backward, why_not_backward
 from regard.problem import Problem
 from regard.scores.additive import Additive
 
@@ -46,38 +46,38 @@ class Native(Backend):
             return f"it serves cpu tensors; these are on {frame.device.type}"
         if not runnable():
             return "it was not built: no C++ compiler was found when regard was installed"
-        if self.invariant and isinstance(problem.similarity, Additive):
-            return "how an additive score is found depends on how far the queries beside it reach"
-        return why_not(problem)
+        why = _family(problem).why_not_invariant() if self.invariant else None
+        return why or why_not(problem)
 
     def forward(self, problem: Problem) -> Result:
         with torch.no_grad():
-            if isinstance(problem.similarity, Additive):
-                return additive_forward(problem)
-            return forward(self._lowered(problem))
+            return forward(self._lowered(problem), partial(_family(problem).run, problem))
+
+    def remembered(self, problem: Problem) -> Kept:
+        with torch.no_grad():
+            lowered = self._lowered(problem)
+            return *remembered(lowered, partial(_family(problem).run, problem)), *hold_mask(lowered.tensors())
 
     def traced(self, problem: Problem) -> Result:
-        if isinstance(problem.similarity, Additive):
+        if not _family(problem).whole:
             return self.differentiable(problem)
         return traced(replace(lower(problem, None), invariant=self.invariant))
 
     def ready(self, problem: Problem, given: tuple[Tensor, ...], leaves: tuple[Tensor, ...]) -> Ready | None:
-        if isinstance(problem.similarity, Additive):
-            return None
-        return ready(self._lowered(problem), given, leaves, problem.dtype)
+        return ready(self._lowered(problem), given, leaves, problem.dtype) if _family(problem).whole else None
 
     def backward(
-        self, problem: Problem, result: Result, cotangents: Result, needs: tuple[bool, ...]
+        self, problem: Problem, kept: Kept, cotangents: Result, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
-        additive = isinstance(problem.similarity, Additive)
+        family = _family(problem)
+        out, lse, norm, *mask = kept
         with torch.no_grad():
-            if additive and why_streamed(problem, needs) is None:
-                return additive_backward(problem, result, cotangents, needs)
-            if not additive and why_not_backward(problem) is None:
-                return backward(problem, self._lowered(problem), result, cotangents, needs)
+            if family.why_streamed(problem, needs) is None:
+                lowered = self._lowered(problem, held_mask(tuple(mask)))
+                return family.backward(problem, lowered, (out, lse, norm), cotangents, needs)
             # The weights of a row sum to 1 only with the log-sum-exp of scores rounded as this backward rounds them.
             lse = stream(replace(problem, v=problem.v[..., :0]), self.size, quick=True)[1]
-        return super().backward(problem, (result[0], lse), cotangents, needs)
+        return super().backward(problem, (out, lse), cotangents, needs)
 
     def plan(self, problem: Problem) -> dict[str, str]:
         kernels = library()
@@ -85,10 +85,14 @@ class Native(Backend):
         found = {"kernels": f"{kernels.isa}, blocks of {kernels.tile[0]} queries × {kernels.tile[1]} keys"}
         kinds = {"start": "an interval of keys a query", "allowed": "booleans", "tiles": "a map of tiles"}
         found["mask as"] = " and ".join(kinds[name] for name in lowered if name in kinds) or "nothing to hide"
-        needs = tuple(t.requires_grad for t in problem.tensors())
-        additive = isinstance(problem.similarity, Additive)
-        streamed = why_streamed(problem, needs) if additive else why_not_backward(problem)
+        streamed = _family(problem).why_streamed(problem, tuple(t.requires_grad for t in problem.tensors()))
         return {**found, "backward": f"streamed over tiles in PyTorch: {streamed}" if streamed else "the same kernels"}
 
-    def _lowered(self, problem: Problem) -> Lowered:
-        return replace(lower(problem, library().tile), invariant=self.invariant)
+    def _lowered(self, problem: Problem, mask: dict[str, Tensor] | None = None) -> Lowered:
+        mask = lower_mask(problem, library().tile) if mask is None else mask
+        return replace(_family(problem).lower(problem, mask), invariant=self.invariant)
+
+
+def _family(problem: Problem) -> Family:
+    """The kernels of a problem's similarity."""
+    return AdditiveFamily() if isinstance(problem.similarity, Additive) else Family()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from regard.backends.library import AXES, CODES, Arguments, Library, Operand, chosen, load, parallel
+from regard.backends.library import AXES, CODES, Arguments, Library, Operand, chosen, load, no_memory, parallel
 from regard.backends.lowering import Lowered
 
 Result = tuple[Tensor, Tensor]
+Kept = tuple[Tensor, Tensor, Tensor]
+Run = Callable[[Arguments], None]
 
 # Floating-point operations for which it is worth waking another thread.
 _GRAIN = 1 << 20
@@ -24,17 +27,34 @@ def library() -> Library:
     return load(isa)
 
 
-def forward(lowered: Lowered) -> Result:
-    """out (*batch, h, nq, dv) and lse (*batch, h, nq), float32."""
+def dots(call: Arguments) -> None:
+    """The kernel of dot products."""
+    library().run("regard_forward", call)
+
+
+def forward(lowered: Lowered, run: Run = dots) -> Result:
+    """out (*batch, h, nq, dv) and lse (*batch, h, nq), float32; run: the kernel of the similarity."""
     out, lse = empty(lowered)
+    return _filled(lowered, run, out, lse, None)
+
+
+def remembered(lowered: Lowered, run: Run = dots) -> Kept:
+    """out, lse, and norm (*batch, h, nq, 2), from which the backward kernels compute the weights again."""
+    out, lse, norm = room(lowered)
+    return *_filled(lowered, run, out, lse, norm), norm
+
+
+def _filled(lowered: Lowered, run: Run, out: Tensor, lse: Tensor, norm: Tensor | None) -> Result:
     if lse.numel() == 0 or lowered.k.shape[-2] == 0:
-        return nothing(lowered, out, lse)
-    library().forward(arguments(lowered, out, lse))
+        return _nothing(lowered, out, lse, norm)
+    run(arguments(lowered, out, lse, norm))
     return out, lse
 
 
-def nothing(lowered: Lowered, out: Tensor, lse: Tensor) -> Result:
+def _nothing(lowered: Lowered, out: Tensor, lse: Tensor, norm: Tensor | None) -> Result:
     """Where there are no queries or no keys: the sink, if there is one, has all the mass."""
+    if norm is not None:
+        norm.zero_()
     return out.zero_(), lse.copy_(lowered.sink[..., 0]) if lowered.sink is not None else lse.fill_(-torch.inf)
 
 
@@ -44,7 +64,19 @@ def empty(lowered: Lowered) -> Result:
     return lse.new_empty((*lowered.shape, lowered.v.shape[-1])), lse
 
 
-def arguments(lowered: Lowered, out: Tensor, lse: Tensor | None) -> Arguments:
+def room(lowered: Lowered) -> Kept:
+    """Room for out, lse and norm."""
+    out, lse = empty(lowered)
+    return out, lse, lse.new_empty((*lowered.shape, 2))
+
+
+def exact_lse(norm: Tensor) -> Tensor:
+    """The log-sum-exp with the digits that float32 has no room for; inf for rows that see nothing."""
+    m, inverse = norm.double().unbind(-1)
+    return m * math.log(2) - inverse.log()
+
+
+def arguments(lowered: Lowered, out: Tensor, lse: Tensor | None, norm: Tensor | None) -> Arguments:
     """The struct that the kernels read; the tensors must live until they have run."""
     call = Arguments()
     *batch, heads, nq = lowered.shape
@@ -60,6 +92,8 @@ def arguments(lowered: Lowered, out: Tensor, lse: Tensor | None) -> Arguments:
     call.out = operand(out)
     if lse is not None:
         call.lse = operand(lse[..., None])
+    if norm is not None:
+        call.norm = operand(norm)
     for name, t in lowered.tensors().items():
         _tell(call, name, t)
     return call
@@ -110,7 +144,7 @@ class Ready:
         self.shape, self.dtype = tuple(out.shape), out.dtype
         # the fastest ways that torch has: twice as fast as empty of a torch.Size
         self.like = q.is_contiguous() and q.shape == out.shape
-        self.call = ctypes.byref(arguments(lowered, out, None))
+        self.call = ctypes.byref(arguments(lowered, out, None, None))
         self.again, self.parallel = library().again, parallel()
         held = [told[name].data_ptr() if name in told else None for name in self.LEAVES]
         self.places = tuple(addresses.index(a) if a in addresses else None for a in held)
@@ -121,7 +155,7 @@ class Ready:
         fresh = [0 if n is None else leaves[n].data_ptr() for n in self.places] if leaves else (0, 0, 0, 0)
         failed = self.again(self.call, self.parallel, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), *fresh)
         if failed:
-            raise MemoryError("regard's native kernel could not have its scratch memory; nothing was computed.")
+            raise no_memory()
         return out
 
 

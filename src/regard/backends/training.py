@@ -7,18 +7,18 @@ import ctypes
 import torch
 from torch import Tensor
 
-from regard.backends.backward import sink_gradient
+from regard.backends.backward import pulls, sink_gradient
 from regard.backends.library import CODES, Arguments, Operand
 from regard.backends.lowering import Lowered, relative_buckets
-from regard.backends.operation import arguments, library, operand
+from regard.backends.operation import arguments, exact_lse, library, operand
 from regard.problem import Problem
-from regard.scores.algebra import Score
 from regard.scores.modifiers import Alibi, Bias, RelativeBias, SoftCap
 from regard.scores.similarity import Distance, ScaledDot
 
 Pair = tuple[Tensor, Tensor]
-# What the tensors of a score are to the kernels; those of Bilinear and Cosine are in q and k already.
+Kept = tuple[Tensor, Tensor, Tensor]  # out, lse, norm
 LEARNED = ("q", "k", "v", "bias", "slopes", "offsets", "sink")  # operands that have gradients
+# What the tensors of a score are to the kernels; those of Bilinear and Cosine are in q and k already.
 _KINDS: dict[type, str] = {ScaledDot: "scale", Alibi: "slopes", Bias: "bias", RelativeBias: "offsets"}
 
 
@@ -45,40 +45,37 @@ def why_not_backward(problem: Problem) -> str | None:
 
 
 def backward(
-    problem: Problem, lowered: Lowered, result: Pair, cotangents: Pair, needs: tuple[bool, ...]
+    problem: Problem, lowered: Lowered, kept: Kept, cotangents: Pair, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of problem.tensors() for which `needs` is true, from (out, lse) and the cotangents of both."""
+    """Gradients of problem.tensors() for which `needs` is true, from what the forward kept and the cotangents."""
     given = problem.tensors()
     stages = [stage for stage in problem.score.parts for _ in stage.tensors()]
     kinds = ["q", "k", "v", *(_KINDS.get(type(stage), "prepared") for stage in stages)]
-    wanted = {kind for kind, need in zip(kinds, needs, strict=False) if need} - {"prepared"}
-    found = _run(lowered, result, cotangents, wanted | ({"q"} if "scale" in wanted else set()))
-    gradients: list[Tensor | None] = [None] * len(given)
-    for n, kind in enumerate(kinds):
-        if needs[n] and kind in wanted:
-            g = _own(problem, lowered, kind, None if n < 3 else stages[n - 3], found)
-            gradients[n] = g.reshape(given[n].shape).to(given[n].dtype)
-    if problem.sink is not None and needs[-1]:
-        gradients[-1] = _sink_gradient(problem.sink, result, cotangents)
-    return tuple(gradients)
+    kinds += ["prepared"] * (len(given) - len(kinds))
+    if problem.sink is not None:
+        kinds[-1] = "sink"
+    wanted = {kind for kind, need in zip(kinds, needs, strict=True) if need} - {"prepared"}
+    operands = wanted - {"scale"} | ({"q"} if "scale" in wanted else set[str]())
+    found = operand_gradients(lowered, kept, cotangents, operands)
+    own = {kind: _own(problem, kind, found) for kind in wanted}
+    each = zip(kinds, given, needs, strict=True)
+    return tuple(own[kind].reshape(t.shape).to(t.dtype) if need and kind in own else None for kind, t, need in each)
 
 
-def operand_gradients(lowered: Lowered, result: Pair, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
-    """The gradients of the operands that are wanted, in their shapes and dtypes."""
-    found = _run(lowered, result, cotangents, wanted - {"sink"})
+def operand_gradients(lowered: Lowered, kept: Kept, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
+    """The gradients of the operands that are wanted: in their shapes, but those of offsets have no room at the end."""
+    found = _run(lowered, kept, cotangents, wanted - {"sink"})
     if "sink" in wanted:
         assert lowered.sink is not None
-        found["sink"] = _sink_gradient(lowered.sink[..., 0, 0], result, cotangents)[..., None, None]
+        delta = pulls((kept[0], kept[1]), cotangents)[1]
+        found["sink"] = sink_gradient(lowered.sink[..., 0, 0].double(), exact_lse(kept[2]), delta)[..., None, None]
     for name in found.keys() & {"slopes", "offsets"}:
-        heads = getattr(lowered, name).shape[0]
-        found[name] = found[name] if heads > 1 else _total(found[name].movedim(0, -1))[None]
-    if lowered.offsets is not None and "offsets" in found:  # beyond the distances there is room for whole vectors
-        room = lowered.offsets.shape[1] - found["offsets"].shape[1]
-        found["offsets"] = torch.nn.functional.pad(found["offsets"], (0, room))
-    return {name: g.to(getattr(lowered, name).dtype).contiguous() for name, g in found.items()}
+        if getattr(lowered, name).shape[0] == 1:
+            found[name] = _total(found[name].movedim(0, -1))[None]
+    return found
 
 
-def _run(lowered: Lowered, result: Pair, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
+def _run(lowered: Lowered, kept: Kept, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
     """The gradients of the kernels' operands, by name; slopes and offsets for each head."""
     heads, nq, nk = lowered.shape[-2], lowered.shape[-1], lowered.k.shape[-2]
     found = {name: torch.empty_like(getattr(lowered, name)) for name in wanted & {"q", "k", "v"}}
@@ -91,50 +88,34 @@ def _run(lowered: Lowered, result: Pair, cotangents: Pair, wanted: set[str]) -> 
         found["offsets"] = torch.zeros(heads, nq + nk - 1)
     if 0 in lowered.shape or nk == 0:
         return {name: g.zero_() for name, g in found.items()}
-    out, lse = (t.contiguous() for t in result)
+    out, lse, norm = (t.contiguous() for t in kept)
     dout, dlse = cotangents
     dout = dout if dout.dtype in CODES and dout.stride(-1) == 1 else dout.float().contiguous()
     dlse = dlse.float()
     told = Gradients()
-    told.call = arguments(lowered, out, lse)
+    told.call = arguments(lowered, out, lse, norm)
     told.dout, told.dlse = operand(dout), operand(dlse[..., None])
     told.dout_dtype, told.gradient_dtype = CODES[dout.dtype], CODES[lowered.q.dtype]
     for name, g in found.items():
         setattr(told, f"d{name}", g.data_ptr() if name in ("slopes", "offsets") else operand(g))
-    library().backward(told)
+    library().run("regard_backward", told)
     return found
 
 
-def _own(problem: Problem, lowered: Lowered, kind: str, stage: Score | None, found: dict[str, Tensor]) -> Tensor:
+def _own(problem: Problem, kind: str, found: dict[str, Tensor]) -> Tensor:
     """The gradient of a tensor of the problem from those of the kernels' operands."""
-    if isinstance(stage, ScaledDot):  # q reached the kernels multiplied by the scale
-        each = _total((found["q"] * problem.q.float()).sum(-1).movedim(-2, 0).flatten(1))
-        return _total(each) if _single(stage.scale) else each
-    if isinstance(stage, Alibi):
-        return _total(found["slopes"]) if _single(stage.slopes) else found["slopes"]
-    if isinstance(stage, RelativeBias):
-        return _table_gradient(problem, stage, found["offsets"])
+    if kind == "offsets":
+        stage = next(stage for stage in problem.score.parts if isinstance(stage, RelativeBias))
+        table, index = found["offsets"].new_zeros(stage.table.shape), relative_buckets(problem, stage)
+        return table.index_add_(0, index, found["offsets"].T.contiguous())
     scale = problem.similarity.scale if isinstance(problem.similarity, ScaledDot) else None
+    if kind == "scale":  # q reached the kernels multiplied by it
+        assert isinstance(scale, Tensor)
+        each = _total((found["q"] * problem.q.float()).sum(-1).movedim(-2, 0).flatten(1))
+        return _total(each) if scale.numel() == 1 else each
     if kind == "q" and isinstance(scale, Tensor):
         return found["q"] * (scale[..., None, None] if scale.dim() else scale).float()
     return found[kind]
-
-
-def _single(t: object) -> bool:
-    return isinstance(t, Tensor) and t.numel() == 1
-
-
-def _table_gradient(problem: Problem, stage: RelativeBias, offsets: Tensor) -> Tensor:
-    index = relative_buckets(problem, stage)
-    table = torch.zeros(stage.table.shape[0], offsets.shape[0]).index_add_(0, index, offsets.T.contiguous())
-    return table if stage.table.shape[1] > 1 else _total(table)
-
-
-def _sink_gradient(sink: Tensor, result: Pair, cotangents: Pair) -> Tensor:
-    (out, lse), (g_out, g_lse) = result, cotangents
-    empty = lse == -torch.inf
-    delta = ((g_out * out).sum(-1) - g_lse).masked_fill(empty, 0)
-    return sink_gradient(sink, lse.masked_fill(empty, 0), delta)
 
 
 def _total(t: Tensor) -> Tensor:

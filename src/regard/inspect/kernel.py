@@ -106,14 +106,14 @@ def ask(problem: Problem, facts: tuple[Fact[Any], ...]) -> tuple[Tensor, dict[Fa
             sweeps.append(told := {})
         told.update(asked)
     lowered = lower(replace(problem, v=problem.v[..., :0].to(problem.q.dtype), dropout=None), library().tile)
-    call = arguments(lowered, lse[..., :0], None)
+    call = arguments(lowered, lse[..., :0], None, None)
     at = problem.frame.positions
     q_at, k_at = (t.long().expand(*problem.frame.batch, t.shape[-1]).contiguous() for t in (at.q, at.k))
     for told in sweeps:
         given = FactArguments(call=call, q_at=q_at.data_ptr(), k_at=k_at.data_ptr())
         for name, value in told.items():
             setattr(given, name, value.data_ptr() if isinstance(value, Tensor) else value)
-        library().facts(given)
+        library().run("regard_facts", given)
     return lse, {fact: request.answer() for fact, request in requests.items()}
 
 

@@ -1,0 +1,50 @@
+"""What the tests of the native kernels share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+import regard as rg
+from regard import testing
+from regard.backends.base import Backend
+from regard.region import Frame
+
+
+def frames(few: int) -> dict[str, Frame]:
+    """Sizes that reach each kernel; few: the keys of few rows."""
+    return {
+        "blocks": testing.frame(nq=97, nk=211, batch=(2,), heads=6),
+        "few rows": testing.frame(nq=2, nk=few, batch=(3,), heads=6),
+        "small": testing.frame(),
+        "headless": testing.frame(nq=19, nk=23, batch=(5,), heads=1, headed=False),
+    }
+
+
+def outcome(case: testing.Case, backend: Backend) -> tuple[Tensor, Tensor]:
+    """out and lse."""
+    given = {"score": case.score, "mask": case.mask, "positions": case.positions, "dropout": case.dropout}
+    given |= {"sink": case.sink, "backend": backend}
+    out = rg.attention(case.q, case.k, case.v, **given)
+    return out, rg.attention_state(case.q, case.k, case.v, **given).finish()[1]
+
+
+def compare(case: testing.Case, dtype: torch.dtype = torch.float32) -> None:
+    """out and lse against float64, within the tolerance of the house: twice the error of a plain evaluation."""
+    with torch.no_grad():
+        case = case.leaves(dtype)
+        exact = case.leaves(torch.float64)
+        truth, plain = outcome(exact, rg.Reference()), outcome(case, rg.Reference())
+        for mine, right, usual in zip(outcome(case, rg.Native()), truth, plain, strict=True):
+            assert testing.error(mine, right) <= testing.tolerance(right, usual)
+
+
+def redrawn(case: testing.Case) -> tuple[testing.Case, ...]:
+    """The case three times more, where a gradient of it is a handful of numbers."""
+    few = any(t.numel() <= 8 for t in (*case.score.tensors(), *(() if case.sink is None else (case.sink,))))
+    return tuple(
+        replace(case, q=torch.randn_like(case.q), k=torch.randn_like(case.k), v=torch.randn_like(case.v))
+        for _ in range(3 if few else 0)
+    )
