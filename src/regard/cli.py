@@ -14,7 +14,8 @@ import regard_command
 from regard.inspect.report import Report
 from regard.inspect.save import check_suffix
 
-# What a text may hold at most: the facts are linear in it, the time quadratic.
+# What a text may hold at most for the byte model: the facts are linear in it, the time quadratic. Other models have a
+# limit of their own, in tokens.
 MOST_BYTES = 65536
 
 
@@ -44,9 +45,11 @@ def _read(options: Namespace) -> Report:
         return _read_bytes((files("regard.demo") / "text.txt").read_bytes())
     name = options.file or options.text
     text = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    if options.model is not None:
+        return _read_model(options.model, text.decode("utf-8", "replace"))
     if not 2 <= len(text) <= MOST_BYTES:
         raise ValueError(f"{name} holds {len(text):,} bytes; expected 2 to {MOST_BYTES:,}.")
-    return _read_bytes(text) if options.model is None else _read_model(options.model, text.decode("utf-8", "replace"))
+    return _read_bytes(text)
 
 
 def _read_bytes(text: bytes) -> Report:
