@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import _len_torch_function_stack
 
 import regard as rg
 from regard.inspect.tape import Recorded
+from regard.witness import _WITNESSES
 
 FACTS = (rg.facts.Inputs(), rg.facts.Entropy(), rg.facts.Received(), rg.facts.MaxScore())
 
@@ -56,3 +60,42 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.attention(self.norm(x))
+
+
+def model() -> nn.Sequential:
+    """A plain layer, one of torch's, one of regard's."""
+    return nn.Sequential(Block(Plain(is_causal=True)), Block(Own()), Block(rg.nn.MultiHeadAttention(12, heads=3)))
+
+
+class Own(nn.Module):
+    """torch's layer, on its own input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.MultiheadAttention(12, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, x, x, need_weights=False)[0]
+
+
+NAMES = ("0.attention", "1.attention.layer", "2.attention")
+
+
+def x() -> Tensor:
+    return torch.randn(2, 7, 12)
+
+
+def world() -> tuple[Any, ...]:
+    """What a recording touches, and must leave as it was."""
+    modules = nn.modules.module
+    return (
+        torch.overrides.has_torch_function,
+        nn.MultiheadAttention.merge_masks,
+        _len_torch_function_stack(),
+        len(modules._global_forward_hooks) + len(modules._global_forward_pre_hooks),
+        len(modules._global_forward_hooks_always_called),
+        len(_WITNESSES),
+        torch.backends.mha.get_fastpath_enabled(),
+        torch.is_grad_enabled(),
+        torch.get_rng_state().tolist(),
+    )

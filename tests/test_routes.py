@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import multi_head_attention_forward, scaled_dot_product_attention
 
 import regard as rg
-from recorded import FACTS, Plain, measure, weights
+from recorded import FACTS, measure, weights
 
 F64 = torch.float64
 INF = math.inf
@@ -272,37 +272,3 @@ def test_an_encoder_and_a_decoder_in_training() -> None:
         "decoder.layers.0.multihead_attn": (5, 7),
     }
     assert torch.equal(weights(tape["decoder.layers.0.self_attn"][0])[0, 0] > 0, causal(5, 5))
-
-
-def test_regards_own_function_is_seen_with_its_arguments() -> None:
-    class Own(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            score = rg.ScaledDot() >> rg.SoftCap(3.0)
-            return rg.attention(x, x[:, :1], x[:, :1], score=score, mask=rg.Causal(), sink=0.5)
-
-    model, x = Own(), torch.randn(2, 4, 5, 8, dtype=F64)
-    with rg.record(model, FACTS) as tape:
-        model(x)
-    expected = rg.attention_weights(x, x[:, :1], score=rg.ScaledDot() >> rg.SoftCap(3.0), mask=rg.Causal(), sink=0.5)
-    (call,) = tape.calls
-    measure(call, expected)
-
-
-def test_regards_layer_is_told_of_once() -> None:
-    layer, x = rg.nn.MultiHeadAttention(12, heads=3, key_heads=1, rotary=rg.nn.Rotary(4)), torch.randn(2, 7, 12)
-    with rg.record(layer, FACTS) as tape:
-        layer(x, mask=rg.Causal())
-    (call,) = tape.calls
-    measure(call, layer.weights(x, mask=rg.Causal()).detach())
-    assert call.view.mask == rg.Causal()
-
-
-def test_one_layer_may_call_twice() -> None:
-    class Twice(Plain):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(super().forward(x))
-
-    model = Twice()
-    with rg.record(model) as tape:
-        model(torch.randn(1, 5, 12))
-    assert [(call.name, call.number) for call in tape.calls] == [("Twice", 0), ("Twice", 1)]
