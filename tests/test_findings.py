@@ -9,9 +9,9 @@ import torch
 
 import regard as rg
 import reports
-from regard.inspect import heads
-from regard.inspect.findings import above, findings, largest, percent, quoted, received, shown, striking
-from regard.inspect.layer import Layer
+from regard.inspect.report import heads
+from regard.inspect.report.findings import above, findings, largest, percent, quoted, received, shown, striking
+from regard.inspect.report.layer import Layer
 
 
 def looking_at(keys: torch.Tensor, tokens: str, mask: rg.Mask = rg.Causal()) -> Layer:

@@ -7,9 +7,9 @@ import torch
 
 import regard as rg
 import reports
-from regard.inspect import heads
-from regard.inspect.layer import Axis, Layer
-from regard.inspect.reach import Reach
+from regard.inspect.report import heads
+from regard.inspect.report.layer import Axis, Layer
+from regard.inspect.report.reach import Reach
 
 MASKS = [
     rg.Everything(),

@@ -259,8 +259,8 @@ def test_the_overview_needs_no_script(visit: Any) -> None:
 
 
 def test_long_texts_are_sampled_and_stay_small(visit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.inspect.payload.ENTRIES", 100)
-    monkeypatch.setattr("regard.inspect.payload.KEYS", 100)
+    monkeypatch.setattr("regard.inspect.report.payload.ENTRIES", 100)
+    monkeypatch.setattr("regard.inspect.report.payload.KEYS", 100)
     report = reports.report(1, 2, 300)
     report.save(tmp_path / "a.html")
     seen = visit(tmp_path / "a.html")

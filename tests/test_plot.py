@@ -11,7 +11,7 @@ import torch
 
 import regard as rg
 import reports
-from regard.inspect import plot
+from regard.inspect.report import plot
 
 pytest.importorskip("matplotlib", reason="pictures need matplotlib (regard[plot])")
 

@@ -11,7 +11,7 @@ import torch
 
 import regard as rg
 import reports
-from regard.inspect import save
+from regard.inspect.report import save
 
 BEGINS = {
     ".png": b"\x89PNG\r\n",

@@ -8,8 +8,8 @@ import pytest
 
 import regard as rg
 import reports
-from regard.inspect.grids import Grid
-from regard.inspect.text import block, grid, shelves, side_by_side
+from regard.inspect.report.grids import Grid
+from regard.inspect.report.text import block, grid, shelves, side_by_side
 
 
 def test_blocks_keep_to_their_ends() -> None:

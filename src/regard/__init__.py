@@ -19,7 +19,7 @@ from regard.inspect.differentiable import max_score as max_score
 from regard.inspect.monitor import monitor as monitor
 from regard.inspect.reading import look as look
 from regard.inspect.record import record as record
-from regard.inspect.report import Report as Report
+from regard.inspect.report.report import Report as Report
 from regard.inspect.rollout import rollout as rollout
 from regard.masks.algebra import Cover as Cover
 from regard.masks.algebra import Everything as Everything

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import regard_command
-from regard.inspect.report import Report
-from regard.inspect.save import check_suffix
+from regard.inspect.report.report import Report
+from regard.inspect.report.save import check_suffix
 
 # What a text may hold at most for the byte model: the facts are linear in it, the time quadratic. Other models have a
 # limit of their own, in tokens.

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from regard.demo.model import ByteTransformer
 from regard.inspect.record import record
-from regard.inspect.report import Report
+from regard.inspect.report.report import Report
 from regard.nn.multihead import MultiHeadAttention
 
 CONTEXT = 8  # bytes that must repeat before an earlier copy counts as one

@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook
 import regard.inspect.look as tensors
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.record import record
-from regard.inspect.report import Report
+from regard.inspect.report.report import Report
 from regard.inspect.seen import Seen
 from regard.inspect.tape import Tape
 from regard.masks.algebra import Mask

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard.inspect.colours import LEAST, LEVELS, levels, palette
-from regard.inspect.findings import shown
-from regard.inspect.grids import Grid, grids
-from regard.inspect.layer import Axis, Layer
+from regard.inspect.report.colours import LEAST, LEVELS, levels, palette
+from regard.inspect.report.findings import shown
+from regard.inspect.report.grids import Grid, grids
+from regard.inspect.report.layer import Axis, Layer
 
 if TYPE_CHECKING:
-    from regard.inspect.report import Report
+    from regard.inspect.report.report import Report
 
 ENTRIES = 600_000  # (row, top key) pairs a page carries at most; beyond, one query a cell of the map
 KEYS = 2048  # keys up to which each one's received mass is carried; beyond, the sum of a cell

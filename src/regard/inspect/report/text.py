@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from regard.inspect.grids import Grid, grids
+from regard.inspect.report.grids import Grid, grids
 
 if TYPE_CHECKING:
-    from regard.inspect.report import Report
+    from regard.inspect.report.report import Report
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPACED = 8  # heads up to which blocks stand apart

@@ -10,14 +10,14 @@ from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING, BinaryIO
 
-from regard.inspect.colours import levels, palette
-from regard.inspect.grids import Grid, overview
-from regard.inspect.payload import payload
-from regard.inspect.png import png
-from regard.inspect.text import facts
+from regard.inspect.report.colours import levels, palette
+from regard.inspect.report.grids import Grid, overview
+from regard.inspect.report.payload import payload
+from regard.inspect.report.png import png
+from regard.inspect.report.text import facts
 
 if TYPE_CHECKING:
-    from regard.inspect.report import Report
+    from regard.inspect.report.report import Report
 
 
 def write(report: Report, file: BinaryIO, head: tuple[int, int] | None) -> None:
@@ -49,7 +49,7 @@ def _script() -> str:
 
 
 def _asset(name: str) -> str:
-    return (files("regard.inspect") / name).read_text(encoding="utf-8")
+    return (files("regard.inspect.report") / name).read_text(encoding="utf-8")
 
 
 def _overview(report: Report, head: tuple[int, int] | None) -> str:

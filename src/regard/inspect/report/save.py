@@ -9,12 +9,12 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-import regard.inspect.numbers as numbers
-import regard.inspect.page as page
-import regard.inspect.plot as plot
+import regard.inspect.report.numbers as numbers
+import regard.inspect.report.page as page
+import regard.inspect.report.plot as plot
 
 if TYPE_CHECKING:
-    from regard.inspect.report import Report
+    from regard.inspect.report.report import Report
 
 Writer = Callable[["Report", BinaryIO, "tuple[int, int] | None"], None]
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import torch
 from torch import Tensor
 
-from regard.inspect.grids import grids
-from regard.inspect.layer import Axis, Layer
+from regard.inspect.report.grids import grids
+from regard.inspect.report.layer import Axis, Layer
 
 if TYPE_CHECKING:
-    from regard.inspect.report import Report
+    from regard.inspect.report.report import Report
 
 SCHEMA = "regard-report-1"
 DIGITS = 4  # significant digits in JSON

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
-from regard.inspect.colours import LEAST, palette
-from regard.inspect.findings import received, shown
-from regard.inspect.grids import Grid, overview
-from regard.inspect.layer import Axis, Layer
-from regard.inspect.text import facts
+from regard.inspect.report.colours import LEAST, palette
+from regard.inspect.report.findings import received, shown
+from regard.inspect.report.grids import Grid, overview
+from regard.inspect.report.layer import Axis, Layer
+from regard.inspect.report.text import facts
 
 if TYPE_CHECKING:
-    from regard.inspect.report import Report
+    from regard.inspect.report.report import Report
 
 WIDTH = 12.0  # inches
 INK, QUIET, GROUND, NOWHERE = "#1b1f27", "#646b78", "#ffffff", "#d5d9e0"

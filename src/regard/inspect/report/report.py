@@ -8,12 +8,12 @@ from functools import cached_property
 from os import PathLike
 from typing import Any, ClassVar
 
-import regard.inspect.page as page
-import regard.inspect.save as save
-import regard.inspect.text as text
+import regard.inspect.report.page as page
+import regard.inspect.report.save as save
+import regard.inspect.report.text as text
 from regard.inspect.facts.algebra import Fact
-from regard.inspect.findings import Finding, Head, findings, striking
-from regard.inspect.layer import FACTS, Layer, Looked
+from regard.inspect.report.findings import Finding, Head, findings, striking
+from regard.inspect.report.layer import FACTS, Layer, Looked
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-import regard.inspect.heads as heads
-from regard.inspect.layer import Layer
+import regard.inspect.report.heads as heads
+from regard.inspect.report.layer import Layer
 
 # Shares of rows from which a head is named.
 NEIGHBOUR, INDUCTION = 0.5, 0.25

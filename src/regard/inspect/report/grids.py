@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-import regard.inspect.heads as heads
-from regard.inspect.layer import Layer
+import regard.inspect.report.heads as heads
+from regard.inspect.report.layer import Layer
 
 LEAST = 10  # percent of rows from which a grid is worth its room
 

@@ -14,7 +14,7 @@ from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.keys import Readers, Received
 from regard.inspect.facts.pooled import Cells, Map
 from regard.inspect.facts.rows import Entropy, MaxScore, Top, Visible
-from regard.inspect.reach import Reach
+from regard.inspect.report.reach import Reach
 from regard.inspect.seen import Seen
 from regard.masks.algebra import View
 

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from regard.inspect.layer import Layer
+from regard.inspect.report.layer import Layer
 
 EVIDENCE = 8  # rows that have to repeat something before a share of them is worth naming
 
