@@ -125,6 +125,28 @@ def test_what_belongs_to_tensors_is_refused_for_models() -> None:
     assert rg.look(torch.zeros(3, 4), torch.zeros(3, 4))[rg.facts.Entropy()].shape == (3,)
 
 
+def test_a_model_without_a_text_or_a_tokenizer_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"look has a Linear and a Tensor.*seen by record"):
+        rg.look(torch.nn.Linear(4, 4), torch.zeros(3, 4))  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"look has no tokenizer; pass the one of BertModel"):
+        rg.look(bert(), TEXT)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
+def test_a_layer_is_looked_at_on_its_input(batch: tuple[int, ...]) -> None:
+    layer = rg.nn.MultiHeadAttention(16, heads=4, key_heads=2, rotary=rg.nn.Rotary(4), sink=0.5)
+    single, x, context = rg.nn.Attention(16, d_k=5), torch.randn(*batch, 7, 16), torch.randn(*batch, 9, 16)
+    entropy, received = rg.facts.Entropy(), rg.facts.Received()
+    for made, read in ((layer, None), (layer, context), (single, context)):
+        at = rg.tail(7, 7 if read is None else 9)
+        seen = rg.look(made, x, read, facts=(entropy, received), mask=rg.Causal(), positions=at)
+        p = made.weights(x, read, mask=rg.Causal(), positions=at).detach()
+        torch.testing.assert_close(seen[entropy], torch.special.entr(p).sum(-1), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(seen[received], p.sum(-2), rtol=1e-4, atol=1e-5)
+    assert rg.look(layer, x).grouped(entropy).shape == (*batch, 2, 7)
+    assert not rg.look(layer, x).lse.requires_grad
+
+
 def test_the_odd_heads_of_a_real_model_are_found() -> None:
     folder = Path(pytest.importorskip(MINILM, reason="MiniLM is not installed").__file__).parent / "model"
     model, tokenizer = (

@@ -17,10 +17,10 @@ from regard.inspect import facts as facts
 from regard.inspect.differentiable import entropy as entropy
 from regard.inspect.differentiable import max_score as max_score
 from regard.inspect.monitor import monitor as monitor
-from regard.inspect.reading import look as look
 from regard.inspect.record import record as record
 from regard.inspect.report.report import Report as Report
 from regard.inspect.rollout import rollout as rollout
+from regard.inspect.verb import look as look
 from regard.masks.algebra import Cover as Cover
 from regard.masks.algebra import Everything as Everything
 from regard.masks.algebra import Mask as Mask

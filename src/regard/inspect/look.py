@@ -37,8 +37,9 @@ def look(
     facts: a tuple of values of regard.facts, or of your own. Other arguments and their errors as `attention`; TypeError
     for what is no fact, ShapeError or IndexError for a fact that does not fit the call.
 
-    One verb for what comes first: `look(model, text, tokenizer=...)` has a model read a text and returns a Report, to
-    be printed or saved; see regard.inspect.reading.model_report for its arguments.
+    One verb for what comes first. `look(layer, x, context, facts=, mask=, positions=)` asks the same of a layer of
+    regard.nn on its input. `look(model, text, tokenizer=...)` has a model read a text and returns a Report, to be
+    printed or saved; see regard.inspect.reading.model_report for its arguments.
 
     >>> import torch
     >>> q = torch.zeros(4, 8)
@@ -48,7 +49,7 @@ def look(
     tensor([1., 2., 3., 4.])
     """
     seen, call = survey(q, k, facts, score, mask, positions, sink)
-    return seen if call.layout.headed else seen.headless(len(call.layout.batch))
+    return seen if call.layout.headed else seen.without(len(call.layout.batch), None)
 
 
 @torch.no_grad()

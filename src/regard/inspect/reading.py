@@ -1,26 +1,19 @@
-"""look at a model: it reads a text once, and what its attention did is reported."""
+"""A model reads a text once, and what its attention did is reported."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from functools import singledispatch
-from typing import Any, Protocol, cast, overload
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-import regard.inspect.look as tensors
-from regard.inspect.facts.algebra import Fact
 from regard.inspect.record import record
 from regard.inspect.report.report import Report
-from regard.inspect.seen import Seen
 from regard.inspect.tape import Tape
-from regard.masks.algebra import Mask
-from regard.positions import Positions
-from regard.scores.algebra import Score
 
 Progress = Callable[[int], None]
 
@@ -41,7 +34,7 @@ def model_report(
     model: nn.Module,
     text: str,
     *,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None = None,
     title: str | None = None,
     context: int = 2,
     progress: Progress = lambda calls: None,
@@ -56,8 +49,10 @@ def model_report(
     progress  is told how many attention calls were looked at so far
 
     Raises ValueError for a blank text, one of more tokens than the model has positions, a tokenizer that is not the
-    model's, and a model that reads no text; LookupError where no attention call was seen, which says why.
+    model's, and a model that reads no text; TypeError without a text or a tokenizer; LookupError where no attention
+    call was seen, which says why.
     """
+    tokenizer = _given(model, text, tokenizer)
     reads = getattr(model, "main_input_name", "input_ids")
     if reads != "input_ids":
         raise ValueError(f"{type(model).__name__} reads {reads}, not text; run it under rg.record, then Report.of.")
@@ -79,6 +74,19 @@ def model_report(
         seconds=time.perf_counter() - start,
         context=context,
     )
+
+
+def _given(model: nn.Module, text: Any, tokenizer: Tokenizer | None) -> Tokenizer:
+    name = type(model).__name__
+    if not isinstance(text, str):
+        raise TypeError(
+            f"look has a {name} and a {type(text).__name__}. A model reads a text: look(model, text, tokenizer=...); a "
+            "layer of regard.nn reads its input: look(layer, x). Any module on any input is seen by record: "
+            "with rg.record(model, facts) as tape: model(x)."
+        )
+    if tokenizer is None:
+        raise TypeError(f"look has no tokenizer; pass the one of {name}: look(model, text, tokenizer=...).")
+    return tokenizer
 
 
 def _check_ids(ids: list[int], model: nn.Module) -> None:
@@ -173,38 +181,3 @@ def _telling(tape: Tape, progress: Progress) -> Generator[None, None, None]:
         yield
     finally:
         hook.remove()
-
-
-class Look(Protocol):
-    """The verb `look`, by what comes first: a model reads a text, and is reported on; tensors are looked at."""
-
-    @overload
-    def __call__(
-        self,
-        model: nn.Module,
-        text: str,
-        /,
-        *,
-        tokenizer: Tokenizer,
-        title: str | None = None,
-        context: int = 2,
-        progress: Progress = ...,
-    ) -> Report: ...
-
-    @overload
-    def __call__(
-        self,
-        q: Any,
-        k: Any,
-        *,
-        facts: tuple[Fact[Any], ...] = ...,
-        score: Score = ...,
-        mask: Mask = ...,
-        positions: Positions | None = None,
-        sink: Tensor | float | None = None,
-    ) -> Seen: ...
-
-
-_verb = singledispatch(cast(Callable[..., Any], tensors.look))
-_verb.register(nn.Module, model_report)
-look = cast(Look, _verb)

@@ -71,15 +71,15 @@ class Seen:
         wide = answer if answer.dtype.is_floating_point else answer.double()
         return wide.unflatten(axis, (self.key_heads, heads // self.key_heads)).mean(axis + 1)
 
-    def headless(self, axis: int) -> Seen:
-        """The same without the head axis, which the caller does not have."""
+    def without(self, axis: int, key_heads: int | None) -> Seen:
+        """The same without an axis of size 1 that the caller does not have; key_heads as it is then."""
         answers = {
             fact: answer.squeeze(axis)
             if isinstance(answer, Tensor)
             else type(answer)(*(t.squeeze(axis) for t in answer))
             for fact, answer in self._answers.items()
         }
-        return Seen(self.lse.squeeze(axis), answers, None, self._ways)
+        return Seen(self.lse.squeeze(axis), answers, key_heads, self._ways)
 
     def __repr__(self) -> str:
         return f"Seen({', '.join(map(repr, self._answers))})"

@@ -1,0 +1,97 @@
+"""look, the verb, by what comes first: tensors, a layer of regard.nn on its input, or a model that reads a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import singledispatch
+from typing import Any, Protocol, cast, overload
+
+import torch
+from torch import Tensor, nn
+
+import regard.inspect.look as tensors
+from regard.inspect.facts.algebra import Fact
+from regard.inspect.facts.rows import Entropy, MaxScore
+from regard.inspect.reading import Progress, Tokenizer, model_report
+from regard.inspect.report.report import Report
+from regard.inspect.seen import Seen
+from regard.masks.algebra import Everything, Mask
+from regard.nn.attention import Attention
+from regard.nn.heads import Heads
+from regard.positions import Positions
+from regard.scores.algebra import Score
+
+
+@torch.no_grad()
+def of_layer(
+    layer: Heads,
+    x: Tensor,
+    context: Tensor | None = None,
+    *,
+    facts: tuple[Fact[Any], ...] = (Entropy(), MaxScore()),
+    mask: Mask = Everything(),
+    positions: Positions | None = None,
+) -> Seen:
+    """What the weights of a layer are like on its input: those of `layer.weights(x, context, mask=, positions=)`.
+
+    Answers (*batch, heads, ...), of regard.nn.Attention (*batch, ...); errors as the layer's and look's.
+
+    >>> import regard as rg
+    >>> layer, x = rg.nn.MultiHeadAttention(8, heads=2), torch.randn(5, 8)
+    >>> of_layer(layer, x, mask=rg.Causal())[Entropy()].shape
+    torch.Size([2, 5])
+    """
+    q, k, _ = layer.project(x, context, positions)
+    alone = x.dim() == 2
+    q, k = (t[None] if alone else t for t in (q, k))
+    seen = tensors.look(q, k, facts=facts, mask=mask, positions=positions, **layer.scoring())
+    seen = seen.without(0, seen.key_heads) if alone else seen
+    return seen.without(x.dim() - 2, None) if isinstance(layer, Attention) else seen
+
+
+class Look(Protocol):
+    """The verb `look`, by what comes first."""
+
+    @overload
+    def __call__(
+        self,
+        model: nn.Module,
+        text: str,
+        /,
+        *,
+        tokenizer: Tokenizer,
+        title: str | None = None,
+        context: int = 2,
+        progress: Progress = ...,
+    ) -> Report: ...
+
+    @overload
+    def __call__(
+        self,
+        layer: Heads,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        facts: tuple[Fact[Any], ...] = ...,
+        mask: Mask = ...,
+        positions: Positions | None = None,
+    ) -> Seen: ...
+
+    @overload
+    def __call__(
+        self,
+        q: Any,
+        k: Any,
+        *,
+        facts: tuple[Fact[Any], ...] = ...,
+        score: Score = ...,
+        mask: Mask = ...,
+        positions: Positions | None = None,
+        sink: Tensor | float | None = None,
+    ) -> Seen: ...
+
+
+_verb = singledispatch(cast(Callable[..., Any], tensors.look))
+_verb.register(nn.Module, model_report)
+_verb.register(Heads, of_layer)
+look = cast(Look, _verb)
