@@ -135,7 +135,7 @@ def test_a_model_without_a_text_or_a_tokenizer_is_refused() -> None:
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
 def test_a_layer_is_looked_at_on_its_input(batch: tuple[int, ...]) -> None:
     layer = rg.nn.MultiHeadAttention(16, heads=4, key_heads=2, rotary=rg.nn.Rotary(4), sink=0.5)
-    single, x, context = rg.nn.Attention(16, d_k=5), torch.randn(*batch, 7, 16), torch.randn(*batch, 9, 16)
+    single, x, context = rg.nn.Attention(16, d_k=5, d_v=6), torch.randn(*batch, 7, 16), torch.randn(*batch, 9, 16)
     entropy, received = rg.facts.Entropy(), rg.facts.Received()
     for made, read in ((layer, None), (layer, context), (single, context)):
         at = rg.tail(7, 7 if read is None else 9)
