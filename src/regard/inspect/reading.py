@@ -58,10 +58,7 @@ def model_report(
         raise ValueError(f"{type(model).__name__} reads {reads}, not text; run it under rg.record, then Report.of.")
     ids = [int(one) for one in tokenizer(text)["input_ids"]] if text.strip() else []
     _check_ids(ids, model)
-    inputs, tokens = {"input_ids": ids}, ids
-    config = getattr(model, "config", None)
-    if getattr(config, "is_encoder_decoder", False):
-        tokens = inputs["decoder_input_ids"] = [_start(config), *ids]
+    inputs, tokens = _feed(model, ids)
     start = time.perf_counter()
     with _evaluating(model), torch.no_grad(), record(model, facts=Report.FACTS) as tape, _telling(tape, progress):
         model(**{name: torch.tensor([each], device=_device(model)) for name, each in inputs.items()})
@@ -74,6 +71,15 @@ def model_report(
         seconds=time.perf_counter() - start,
         context=context,
     )
+
+
+def _feed(model: nn.Module, ids: list[int]) -> tuple[dict[str, list[int]], list[int]]:
+    """What the model is given, and the tokens that ask: a decoder's, where it reads an encoder."""
+    config = getattr(model, "config", None)
+    if not getattr(config, "is_encoder_decoder", False):
+        return {"input_ids": ids}, ids
+    asking = [_start(config), *ids]
+    return {"input_ids": ids, "decoder_input_ids": asking}, asking
 
 
 def _given(model: nn.Module, text: Any, tokenizer: Tokenizer | None) -> Tokenizer:
