@@ -20,6 +20,7 @@ from regard.dropout import Dropout
 from regard.errors import Unsupported
 from regard.functional import attention
 from regard.masks.algebra import Everything, Mask
+from regard.masks.convert import split
 from regard.masks.dense import Dense
 from regard.masks.positional import Causal
 from regard.masks.ragged import Documents
@@ -27,7 +28,7 @@ from regard.positions import Positions
 from regard.scores.algebra import Score
 from regard.scores.modifiers import Bias, SoftCap
 from regard.scores.similarity import ScaledDot
-from regard.shapes import branchless, listed
+from regard.shapes import listed
 from regard.witness import Witnessed, tell
 
 NAME = "regard"
@@ -134,12 +135,8 @@ def _of_tensor(given: Tensor) -> tuple[Mask, Tensor | None]:
         )
     if given.dtype == torch.bool:
         return Dense(given), None
-    hidden = given.detach() <= torch.finfo(given.dtype).min
-    rest = given.masked_fill(hidden, 0)
-    if branchless(given):
-        return Dense(~hidden), rest
-    adds = given.requires_grad or bool((rest != 0).any())
-    return Dense(~hidden) if bool(hidden.any()) else Everything(), rest if adds else None
+    allowed, added = split(given, torch.finfo(given.dtype).min)
+    return Everything() if allowed is None else Dense(allowed), added
 
 
 def _unmasked(module: nn.Module, nq: int, nk: int, is_causal: bool | None, sliding_window: int | None) -> Mask:

@@ -79,7 +79,7 @@ def from_mha(attn_mask: Any | None, key_padding_mask: Any | None, heads: int) ->
             continue
         t = _boolean_or_float(given, name, "True = may not attend")
         t = _by_pair(t, heads) if name == "attn_mask" else _by_key(t)
-        allowed, bias = (~t, None) if t.dtype == torch.bool else _split(t)
+        allowed, bias = (~t, None) if t.dtype == torch.bool else split(t)
         mask = mask if allowed is None else mask & Dense(allowed)
         biases += [] if bias is None else [bias]
     return Converted(mask, sum(biases[1:], biases[0]) if biases else None)
@@ -104,7 +104,7 @@ def from_sdpa(attn_mask: Any | None, nq: int, nk: int, *, is_causal: bool = Fals
     if attn_mask is None:
         return Converted(Everything())
     t = _boolean_or_float(attn_mask, "attn_mask", "True = may attend")
-    allowed, bias = (t, None) if t.dtype == torch.bool else _split(t)
+    allowed, bias = (t, None) if t.dtype == torch.bool else split(t)
     return Converted(Everything() if allowed is None else Dense(allowed), bias)
 
 
@@ -239,9 +239,15 @@ def _boolean_or_float(x: Any, name: str, meaning: str) -> Tensor:
     return t if t.dtype.is_floating_point else _boolean(t, name, f"{meaning}, or floating point, added to the scores")
 
 
-def _split(t: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Numbers to add as what they let through (None = everything) and what they add to that (None = nothing)."""
-    hidden = t == -math.inf
+def split(t: Tensor, hides: float = -math.inf) -> tuple[Tensor | None, Tensor | None]:
+    """Numbers to add as what they let through (None = everything) and what they add to that (None = nothing).
+
+    hides  the largest number that hides a pair: -inf; of transformers' masks, the least number of their dtype
+
+    >>> split(torch.tensor([0.0, -torch.inf]))
+    (tensor([ True, False]), None)
+    """
+    hidden = t.detach() <= hides
     rest = t.masked_fill(hidden, 0)
     if branchless(t):
         return ~hidden, rest

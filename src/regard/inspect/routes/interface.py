@@ -16,7 +16,7 @@ from regard.inspect.routes.mode import quiet
 from regard.inspect.routes.padding import asked_by
 from regard.inspect.routes.replaced import replaced
 from regard.masks.algebra import Everything, Mask
-from regard.masks.convert import Converted, from_sdpa
+from regard.masks.convert import Converted, from_sdpa, split
 from regard.masks.dense import Dense
 from regard.positions import Positions
 from regard.scores.algebra import Score
@@ -114,6 +114,5 @@ def _split(mask: Tensor) -> tuple[Tensor, Tensor | None]:
     """What a mask lets through, and adds to that. Booleans: True = may attend; -inf and the least number hide."""
     if mask.dtype == torch.bool:
         return mask, None
-    hidden = mask <= torch.finfo(mask.dtype).min
-    rest = mask.masked_fill(hidden, 0)
-    return ~hidden, rest if bool((rest != 0).any()) else None
+    allowed, added = split(mask, torch.finfo(mask.dtype).min)
+    return torch.ones_like(mask, dtype=torch.bool) if allowed is None else allowed, added
