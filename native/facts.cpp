@@ -17,16 +17,12 @@ struct Ask {
   int64_t kept() const { return (a.call.nk < kKept ? a.call.nk < kKeys ? kKeys : a.call.nk : kKept) * kQueries; }
   int64_t wide() const { return (a.top + W - 1) / W * W; }
   int64_t grain() const { return grain_of(a.call.nk, a.top); }
-  // A tile that begins within a grain, or ends there, has one more than it would.
-  int64_t grains() const {
-    const int64_t keys = a.call.nk < kKept ? a.call.nk : kKept;
-    return a.top ? keys / grain() + 2 * (keys / kKeys + 2) : 0;
-  }
+  int64_t slots() const { return a.top ? (a.call.nk < kKept ? a.call.nk : kKept) / grain() + 2 : 0; }
 
   int64_t scratch() const {
     const regard_call& c = a.call;
     const int64_t k = in_place(c, c.k) ? 0 : kKeys * c.dk, bias = c.bias.data ? kKeys * kQueries : 0;
-    return kept() + kQueries * (c.dk + grains() + 2 * (W + wide()) + place_count(a)) + bias + k;
+    return kept() + kQueries * (c.dk + slots() + 2 * (W + wide()) + place_count(a)) + bias + k;
   }
 
   // Where a part begins, in queries.
@@ -71,7 +67,7 @@ struct Ask {
     d.scores = take(kept());
     d.w.q = take(c.dk * kQueries);
     d.w.bias = take(c.bias.data ? kKeys * kQueries : 0);
-    d.leaders = Leaders{a.top, wide(), grain(), take(grains() * kQueries), take((W + wide()) * kQueries), nullptr};
+    d.leaders = Leaders{a.top, wide(), grain(), slots(), take(slots() * kQueries), take((W + wide()) * kQueries), nullptr};
     d.leaders.keys = (int32_t*)take((W + wide()) * kQueries);
     d.places.mass = take(a.groups * kQueries);
     d.places.distance = take(a.distance ? kQueries : 0);

@@ -84,21 +84,15 @@ static void sum_on(Block<V>& b, const Found<V>& f, float* s, int64_t count) {
 template <int V, class Op>
 static void survey(Inquiry<V, Op>& q) {
   const Leaders& l = q.d.leaders;
-  int64_t grains = 0;
+  int64_t slot = 0;
   each_tile(q, [&](Tile& t, Source& x) {
     vf top[V];
     score(q, t, x, top);
     take_tops(q.f, top, t.j);
-    if (l.count && q.keep) grains += take_grains<V>(l.maxima + grains * kQueries, q.d.w.s, l.grain, t.count);
-    if (l.count && !q.keep) promote_tile<V>(l, q.d.w.s, t.j, t.count, q.f);
+    if (l.count) slot = take_grains(l, slot, q.d.w.s, t.count, top);
     if (!q.keep && asks_keys(q.a)) sum_on(q.b, q.f, q.d.w.s, t.count);
   });
-  if (!l.count) return;
-  if (q.keep) {
-    bound(l, grains, q.f);
-    each_tile(q, [&](Tile& t, Source&) { promote_tile<V>(l, q.d.w.s, t.j, t.count, q.f); });
-  }
-  settle_leaders(l, q.f);
+  if (l.count) bound(l, q.f);
 }
 
 // What scores are relative to, and, where the sums of weights are known already, what makes them 1.
@@ -145,25 +139,28 @@ static void hand_out(Inquiry<V, Op>& q, const Tile& t) {
   hand_out<V, Op, true>(q, t, share);
 }
 
-template <int V>
+template <int V, bool later>
 static void weigh(const regard_fact_args& a, float* s, int64_t count, Found<V>& f) {
-  if (a.entropy && a.top) return weigh_tile<V, true, true>(s, count, f);
-  if (a.entropy) return weigh_tile<V, true, false>(s, count, f);
-  if (a.top) return weigh_tile<V, false, true>(s, count, f);
-  weigh_tile<V, false, false>(s, count, f);
+  if (a.entropy && a.top) return weigh_tile<V, true, true, later>(s, count, f);
+  if (a.entropy) return weigh_tile<V, true, false, later>(s, count, f);
+  if (a.top) return weigh_tile<V, false, true, later>(s, count, f);
+  weigh_tile<V, false, false, later>(s, count, f);
 }
 
 // Second pass: scores become weights.
 template <int V, class Op>
 static void weigh_all(Inquiry<V, Op>& q) {
   const regard_fact_args& a = q.a;
+  const bool later = asks_keys(a) || place_count(a);
   each_tile(q, [&](Tile& t, Source& x) {
     float* s = q.d.w.s;
     vf top[V];
     if (!q.keep) score(q, t, x, top);
     if (a.max_key) name_peaks<V>(q.b, q.f, s, t.j, t.count, a.max_key + q.row);
     if (a.visible || a.readers || a.levels) count_seen<V>(q.b, q.f, s, t.count, a.readers ? q.sums.readers + t.j : nullptr);
-    weigh<V>(a, s, t.count, q.f);
+    if (a.top) promote_tile<V>(q.d.leaders, s, t.j, t.count, q.f);
+    if (!later) return weigh<V, false>(a, s, t.count, q.f);
+    weigh<V, true>(a, s, t.count, q.f);
     add_places<V>(a, q.b, q.d.places, s, t.j, t.count);
     if (!q.keep && asks_keys(a)) hand_out(q, t);
   });

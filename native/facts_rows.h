@@ -13,12 +13,12 @@ struct Found {
   vi lost[V];             // whether some score is NaN
   vi seen[V];             // how many are not -inf
   vf shift[V];            // what scores are relative to: the largest, the sink's included
-  vf ones[V], others[V];  // how many weights are 1, and the sum of the lesser: a sum barely above 1 keeps its digits
+  vi ones[V];             // how many weights are 1
+  vf others[V];           // the sum of the lesser: a sum barely above 1 keeps its digits
   vf lack[V];             // the sum of weights times what their scores are below shift
   vf inverse[V];          // what makes weights of sum 1; 0 for rows that see nothing
-  vf least[V];            // scores above this one may be among the top; in the end the last of these
-  vf left[V];             // the sum of weights below that
-  vi equal[V];            // how many have just that
+  vf least[V];            // scores above this one may be among the heaviest
+  vf left[V];             // the sum of weights that are not
 };
 
 // One bit for each lane that is set.
@@ -46,8 +46,8 @@ template <int V>
 static void clear_rows(Found<V>& f) {
   for (int v = 0; v < V; ++v) {
     f.top[v] = f.least[v] = splat(-kInf), f.at[v] = splat_int(-1);
-    f.ones[v] = f.others[v] = f.lack[v] = f.left[v] = vf{};
-    f.lost[v] = f.seen[v] = f.equal[v] = vi{};
+    f.others[v] = f.lack[v] = f.left[v] = vf{};
+    f.lost[v] = f.seen[v] = f.ones[v] = vi{};
   }
 }
 
@@ -59,24 +59,24 @@ REGARD_INLINE void take_tops(Found<V>& f, const vf (&top)[V], int64_t j) {
   }
 }
 
-// Scores become weights relative to the largest, in place.
-template <int V, bool entropy, bool top>
+// Sums of weights relative to the largest. Where later facts ask for weights, they take the place of the scores.
+template <int V, bool entropy, bool top, bool later>
 REGARD_ALONE void weigh_tile(float* s, int64_t count, Found<V>& f) {
   for (int v = 0; v < V; ++v) {
-    const vf shift = f.shift[v], last = f.least[v], one = splat(1.0f), low = splat(-126.0f);
-    vf ones = vf{}, others = vf{}, lack = vf{}, left = vf{};
-    vi equal = vi{};
+    const vf shift = f.shift[v], least = f.least[v], one = splat(1.0f), low = splat(-126.0f);
+    vf others = vf{}, lack = vf{}, left = vf{};
+    vi ones = vi{};
     float* place = s + v * W;
     for (int64_t n = 0; n < count; ++n, place += kQueries) {
       const vf score = load(place), below = score - shift, e = exp2v(below);
       const vi whole = e >= one;
-      ones += (vf)((vi)one & whole);
+      ones -= whole;
       others += (vf)((vi)e & ~whole);
       if (entropy) lack += e * greater_of(low, below);  // below that, e is 0, and 0 · -inf would be NaN
-      if (top) left += (vf)((vi)e & (score < last)), equal -= score == last;
-      store(place, e);
+      if (top) left += (vf)((vi)e & ~(score > least));
+      if (later) store(place, e);
     }
-    f.ones[v] += ones, f.others[v] += others, f.lack[v] -= lack, f.left[v] += left, f.equal[v] += equal;
+    f.ones[v] += ones, f.others[v] += others, f.lack[v] -= lack, f.left[v] += left;
   }
 }
 
@@ -128,13 +128,14 @@ REGARD_ALONE void close_rows(const regard_fact_args& a, const Block<V>& b, Found
   vf lse[V], score[V], entropy[V];
   for (int v = 0; v < V; ++v) {
     const vf one = splat(1.0f), joined = exp2v(sink - f.shift[v]);
-    const vf ones = f.ones[v] + (joined >= one ? one : vf{}), others = f.others[v] + (joined >= one ? vf{} : joined);
+    const vf counted = __builtin_convertvector(f.ones[v], vf);
+    const vf ones = counted + (joined >= one ? one : vf{}), others = f.others[v] + (joined >= one ? vf{} : joined);
     const vf sum = ones + others, ln = log1pv((ones - one) + others);
     const vi none = sum == vf{};
     f.inverse[v] = none ? vf{} : one / sum;
     lse[v] = none ? splat(-kInf) : f.shift[v] * splat(kLn2) + ln;
     score[v] = f.lost[v] ? splat(__builtin_nanf("")) : f.top[v] * splat(kLn2);
-    const vf mass = f.ones[v] + f.others[v];
+    const vf mass = counted + f.others[v];
     entropy[v] = none ? vf{} : (f.lack[v] * splat(kLn2) + mass * ln) * f.inverse[v];
   }
   write(a.lse ? a.lse + row : nullptr, b.p.rows, lse);

@@ -4,14 +4,14 @@
 
 namespace regard {
 
-// Before the first is looked for, maxima of grains tell how small the last of them can be: as many grains as keys are asked for have a
-// maximum that is at least so much.
+// Before the first is looked for, maxima of grains, sets of keys, tell how small the last of them can be: as many grains as keys are
+// asked for have a maximum that is at least so much.
 struct Leaders {
-  int64_t count, wide;  // asked for; rounded up to whole vectors
-  int64_t grain;        // keys whose maximum is kept
-  float* maxima;        // [grains][kQueries]
-  float* scores;        // [kQueries][W + wide], descending from W on
-  int32_t* keys;        // [kQueries][W + wide]
+  int64_t count, wide;   // asked for; rounded up to whole vectors
+  int64_t grain, slots;  // keys in a row whose maximum is kept; how many are kept, later ones join the earlier
+  float* maxima;         // [slots][kQueries]
+  float* scores;         // [kQueries][W + wide], descending from W on
+  int32_t* keys;         // [kQueries][W + wide]
 
   template <class T>
   T* of(T* rows, int64_t row) const {
@@ -32,39 +32,48 @@ template <int V>
 static void clear_leaders(const Leaders& l) {
   for (int64_t row = 0; row < V * W; ++row)
     for (int64_t n = -W; n < l.wide; n += W) store(l.of(l.scores, row) + n, splat(n < 0 ? kInf : -kInf));
+  for (int64_t n = 0; n < l.slots * kQueries; n += W) store(l.maxima + n, splat(-kInf));
 }
 
-// The maxima of a tile's grains; how many there are.
+// The maxima of a tile's grains join the slots from `slot` on, in turn; which slot is next. The tile's own maxima are known.
 template <int V>
-REGARD_ALONE int64_t take_grains(float* maxima, const float* s, int64_t grain, int64_t count) {
-  const int64_t grains = (count + grain - 1) / grain;
-  for (int v = 0; v < V; ++v)
-    for (int64_t g = 0; g < grains; ++g) {
-      const int64_t end = (g + 1) * grain < count ? (g + 1) * grain : count;
-      vf most = splat(-kInf);
-      for (int64_t n = g * grain; n < end; ++n) most = greater_of(load(s + n * kQueries + v * W), most);
-      store(maxima + g * kQueries + v * W, most);
+REGARD_ALONE int64_t take_grains(const Leaders& l, int64_t slot, const float* s, int64_t count, const vf (&top)[V]) {
+  for (int64_t first = 0; first < count; first += l.grain, slot = slot + 1 < l.slots ? slot + 1 : 0) {
+    const int64_t end = first + l.grain < count ? first + l.grain : count;
+    for (int v = 0; v < V; ++v) {
+      float* slots = l.maxima + slot * kQueries + v * W;
+      vf most = load(slots);
+      if (l.grain < kKeys)
+        for (int64_t n = first; n < end; ++n) most = greater_of(load(s + n * kQueries + v * W), most);
+      else
+        most = greater_of(top[v], most);
+      store(slots, most);
     }
-  return grains;
+  }
+  return slot;
 }
 
 // How many maxima are at least `score`, for enough of them.
-REGARD_INLINE vi enough(const Leaders& l, int64_t grains, int v, vf score) {
+REGARD_INLINE vi enough(const Leaders& l, int v, vf score) {
   vi reached = vi{};
-  for (int64_t g = 0; g < grains; ++g) reached -= load(l.maxima + g * kQueries + v * W) >= score;
+  for (int64_t g = 0; g < l.slots; ++g) reached -= load(l.maxima + g * kQueries + v * W) >= score;
   return reached >= splat_int((int32_t)l.count);
 }
 
-// A little less than a number that enough scores reach, by halving; -inf where that would be far below the largest.
+// A little less than a number that enough scores reach, by halving from the least maximum on; -inf where they do not reach that.
 template <int V>
-REGARD_ALONE void bound(const Leaders& l, int64_t grains, Found<V>& f) {
-  constexpr int kHalvings = 16;
+REGARD_ALONE void bound(const Leaders& l, Found<V>& f) {
+  constexpr int kHalvings = 8;
   for (int v = 0; v < V; ++v) {
-    vf low = f.top[v] - splat(128.0f), high = f.top[v];
-    const vi some = enough(l, grains, v, low);
+    vf low = f.top[v], high = low;
+    for (int64_t g = 0; g < l.slots; ++g) {
+      const vf most = load(l.maxima + g * kQueries + v * W);
+      low = most < low && most > splat(-kInf) ? most : low;
+    }
+    const vi some = enough(l, v, low);
     for (int n = 0; n < kHalvings; ++n) {
       const vf middle = low + (high - low) * splat(0.5f);
-      const vi reached = enough(l, grains, v, middle);
+      const vi reached = enough(l, v, middle);
       low = reached ? middle : low;
       high = reached ? high : middle;
     }
@@ -86,13 +95,13 @@ REGARD_INLINE void insert(float* scores, int32_t* keys, int64_t wide, float scor
   }
 }
 
-// The lanes of one vector of scores that are above `least` join their leaders.
-static void promote(const Leaders& l, vf s, uint32_t lanes, int64_t row, int64_t key, vf& least) {
+// The lanes of one vector of scores join their leaders. What is no leader, or no longer, is left.
+static void promote(const Leaders& l, vf s, uint32_t lanes, int64_t row, int64_t key, vf shift, vf& left) {
   for (; lanes; lanes &= lanes - 1) {
     const int n = __builtin_ctz(lanes);
-    float* scores = l.of(l.scores, row + n);
-    insert(scores, l.of(l.keys, row + n), l.wide, s[n], (int32_t)key);
-    if (scores[l.count - 1] > least[n]) least[n] = scores[l.count - 1];
+    float *scores = l.of(l.scores, row + n), last = scores[l.count - 1];
+    left[n] += exp2v(splat((s[n] > last ? last : s[n]) - shift[n]))[0];
+    if (s[n] > last) insert(scores, l.of(l.keys, row + n), l.wide, s[n], (int32_t)key);
   }
 }
 
@@ -100,7 +109,7 @@ static void promote(const Leaders& l, vf s, uint32_t lanes, int64_t row, int64_t
 template <int V>
 REGARD_ALONE void promote_tile(const Leaders& l, const float* s, int64_t j, int64_t count, Found<V>& f) {
   for (int v = 0; v < V; ++v) {
-    vf least = f.least[v];
+    const vf least = f.least[v];
     const float* place = s + v * W;
     for (int64_t n = 0; n < count; n += 4, place += 4 * kQueries) {
       const int64_t some = count - n < 4 ? count - n : 4;
@@ -111,34 +120,26 @@ REGARD_ALONE void promote_tile(const Leaders& l, const float* s, int64_t j, int6
       if (some == 4 && !lanes_set(above)) continue;
       for (int64_t i = 0; i < some; ++i) {
         const vf x = load(place + i * kQueries);
-        promote(l, x, lanes_set(x > least), v * W, j + n + i, least);
+        promote(l, x, lanes_set(x > least), v * W, j + n + i, f.shift[v], f.left[v]);
       }
     }
-    f.least[v] = least;
   }
 }
 
-// All leaders are known: what is below the last is the rest.
-template <int V>
-static void settle_leaders(const Leaders& l, Found<V>& f) {
-  for (int64_t n = 0; n < V * W; ++n) f.least[n / W][n % W] = l.of(l.scores, n)[l.count - 1];
-}
-
-// The heaviest keys of a row, their weights, and what they leave. Of scores equal to the last some are among them, some are left.
+// The heaviest keys of a row, their weights, and what they leave.
 template <int V>
 REGARD_ALONE void close_leaders(const regard_fact_args& a, const Block<V>& b, const Found<V>& f, const Leaders& l, int64_t row) {
   for (int64_t n = 0; n < b.p.rows; ++n) {
-    float *scores = l.of(l.scores, n), last = scores[l.count - 1];
+    float* scores = l.of(l.scores, n);
     const int32_t* named = l.of(l.keys, n);
     const float inverse = f.inverse[n / W][n % W];
     const vf shift = splat(f.shift[n / W][n % W]);
     float* weights = a.top_weights + (row + n) * l.count;
-    int64_t *keys = a.top_keys + (row + n) * l.count, equal = f.equal[n / W][n % W];
-    for (int64_t k = 0; k < l.count; ++k) keys[k] = scores[k] == -kInf ? -1 : named[k], equal -= scores[k] == last;
+    int64_t* keys = a.top_keys + (row + n) * l.count;
+    for (int64_t k = 0; k < l.count; ++k) keys[k] = scores[k] == -kInf ? -1 : named[k];
     for (int64_t k = 0; k < l.wide; k += W) store(scores + k, exp2v(load(scores + k) - shift));
     for (int64_t k = 0; k < l.count; ++k) weights[k] = scores[k] * inverse;
-    const float tied = last == -kInf ? 0 : (float)equal * scores[l.count - 1];
-    a.top_rest[row + n] = (f.left[n / W][n % W] + tied) * inverse;
+    a.top_rest[row + n] = f.left[n / W][n % W] * inverse;
   }
 }
 
