@@ -44,7 +44,6 @@ REGARD_INLINE vf expv(vf x) {
   return exp2v(f * splat(kLog2e)) * (vf)power;
 }
 
-REGARD_INLINE vf absolute(vf x) { return (vf)((vi)x & splat_int(0x7fffffff)); }
 
 struct TanhOf {
   REGARD_INLINE vf value(vf x, float) { return tanhv(x); }

@@ -101,13 +101,8 @@ static void additive_tile(const Block<V>& b, const Tile& t, const regard_additiv
   const vf base = splat(direct ? 0 : form.middle * q.total * q.unit);
   for (int64_t n = 0; n < t.count; ++n) {
     vf s[V];
-    for (int v = 0; v < V; ++v) {
-      s[v] = load(b.w.s + n * kQueries + v * W) * scale + base;
-      if (!bend) continue;
-      const vf y = tanhv(s[v]);
-      store(bend + n * kQueries + v * W, splat(1.0f) - y * y);
-    }
-    steps<V, Floats>(b, t, n, s);
+    for (int v = 0; v < V; ++v) s[v] = load(b.w.s + n * kQueries + v * W) * scale + base;
+    steps<V, Floats>(b, t, n, s, bend ? bend + n * kQueries : nullptr);
     for (int v = 0; v < V; ++v) {
       top[v] = greater_of(s[v], top[v]);
       store(b.w.s + n * kQueries + v * W, s[v]);

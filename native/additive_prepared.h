@@ -101,7 +101,7 @@ static void prepare_weights(const regard_additive& x, Prepared& to, int64_t head
   }
   for (int64_t k = 0; k < width; k += 2) to.middle[k / 2] = 0.5f * (to.weight[k] + to.weight[k + 1]);
   for (; small < 1; small *= 2) ++to.bits;
-  to.unit = c.cap != 0 ? 1 / c.cap : kLog2e;
+  to.unit = c.cap != 0 && !c.cap_last ? 1 / cap_of(c, head) : kLog2e;
 }
 
 template <int V>

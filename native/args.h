@@ -5,7 +5,7 @@
 extern "C" {
 
 enum { REGARD_F32 = 0, REGARD_BF16 = 1, REGARD_F16 = 2 };
-enum { REGARD_BATCH_AXES = 4 };
+enum { REGARD_BATCH_AXES = 4, REGARD_DIMS = 4 };
 
 // A tensor of one element a (batch..., head, row, feature); strides count elements. Missing axes have stride 0.
 typedef struct {
@@ -25,6 +25,9 @@ typedef struct {
   regard_tensor lse;          // float (batch, head, row)
   float scale;                // of the dot product
   float cap;                  // soft cap, 0 for none
+  int32_t cap_last;           // whether it comes after slopes, offsets and bias, instead of before
+  const float* caps;          // (heads,): a cap for each head, where cap is not 0; or 0
+  int64_t cap_stride;
   regard_tensor start, stop;  // int32 (batch, head, row): the keys that each query sees; data 0 for all
   regard_tensor bias;         // (batch, head, row, key); data 0 for none
   regard_tensor allowed;      // bool bytes (batch, head, row, key); data 0 for none
@@ -32,9 +35,15 @@ typedef struct {
   const uint64_t* bits;       // [which][regard_keys()]: bit r of word j is row r of the block, key j of the block
   const float* slopes;        // (heads,) or 0
   int64_t slope_stride;
-  const float* offsets;       // (heads, nq + nk - 1): what is added for i - j + nk - 1 (indices), or 0
-  int64_t offset_stride;
-  const int64_t* q_at;        // positions (nq), (nk) for slopes and dropout, or 0
+  const float* points_of_q;   // (dims, nq), (dims, nk): coordinates, whose distance the slopes multiply; or 0
+  const float* points_of_k;
+  int64_t dims;               // at most REGARD_DIMS
+  const float* offsets;       // (heads, offset_count and some): what is added for a difference of cells, or 0
+  int64_t offset_stride, offset_count;
+  const int32_t* q_cell;      // (nq), (nk): the offset of a pair is that of q_cell[i] - k_cell[j]; 0 for i + nk - 1 and j
+  const int32_t* k_cell;
+  int64_t q_cell_batch[REGARD_BATCH_AXES], k_cell_batch[REGARD_BATCH_AXES];
+  const int64_t* q_at;        // positions (nq), (nk) for slopes without points and for dropout, or 0
   const int64_t* k_at;
   int64_t q_at_batch[REGARD_BATCH_AXES], k_at_batch[REGARD_BATCH_AXES];
   uint64_t seed;

@@ -17,7 +17,7 @@ int64_t lay(const Training& w, float* from, Sweep& s) {
   take(s.k, kTile * w.wide_k), take(s.v, kTile * w.wide_v), take(s.dk, kTile * w.wide_k), take(s.dv, kTile * w.wide_v);
   take(s.q, kHeld * w.wide_k), take(s.dout, kHeld * w.wide_v), take(s.qt, c.dk * kQueries), take(s.doutt, c.dv * kQueries);
   take(s.p, kBlocks * kTile * kQueries), take(s.ds, kBlocks * kTile * kQueries);
-  take(s.bias, c.bias.data ? kTile * kQueries : 0), take(s.cap, c.cap != 0 ? kTile * kQueries : 0);
+  take(s.bias, c.bias.data ? kTile * kQueries : 0), take(s.bend, c.cap != 0 ? kTile * kQueries : 0);
   take(s.dq, w.dq ? 0 : c.heads / c.key_heads * rows * w.wide_k);
   return used;
 }
@@ -66,7 +66,7 @@ void join_keys(const Training& w, const Sweep&, int64_t item) {
 
 void join_parameters(const Training& w) {
   const regard_call& c = w.c;
-  const int64_t places = w.key_parts * w.query_parts * w.elements, count = c.nq + c.nk - 1;
+  const int64_t places = w.key_parts * w.query_parts * w.elements, count = c.offset_count;
   for (int64_t h = 0; h < c.heads; ++h) {
     for (int64_t m = 1; m < places; ++m) {  // all to the first place
       const int64_t place = m * c.heads + h;
@@ -104,7 +104,7 @@ void* reserve(Training& w) {
   const int64_t rows = w.elements * c.heads * w.blocks * kQueries, places = w.key_parts * w.query_parts * w.elements * c.heads;
   const int64_t queries = w.elements * c.heads * c.nq, keys = w.elements * c.key_heads * c.nk;
   const bool split_keys = w.key_parts > 1, split_queries = w.query_parts > 1;
-  w.span = c.nq + c.nk - 1 + kQueries;
+  w.span = c.offset_count + kQueries;
   float* base = nullptr;
   void* memory = nullptr;
   for (int pass = 0; pass < 2; ++pass) {

@@ -46,15 +46,8 @@ REGARD_INLINE void score_some(const Block<V>& b, const Tile& t, const Sweep& w, 
     return;
   }
   for (int i = 0; i < M; ++i) {
-    vf raw[V];
-    for (int v = 0; v < V; ++v) raw[v] = acc[i][v];
-    steps<V, Floats>(b, t, n + i, acc[i]);
-    for (int v = 0; v < V; ++v) {
-      store(b.w.s + (n + i) * kQueries + v * W, acc[i][v]);
-      if (b.c.cap == 0) continue;
-      const vf y = tanhv(raw[v]);  // what is hidden may be NaN
-      store(w.cap + (n + i) * kQueries + v * W, acc[i][v] == splat(-kInf) ? vf{} : splat(1.0f) - y * y);
-    }
+    steps<V, Floats>(b, t, n + i, acc[i], b.c.cap != 0 ? w.bend + (n + i) * kQueries : nullptr);
+    for (int v = 0; v < V; ++v) store(b.w.s + (n + i) * kQueries + v * W, acc[i][v]);
   }
 }
 
@@ -104,7 +97,7 @@ static void open_block(Block<V>& b, const Sweep& w) {
   const Place& p = b.p;
   begin_lanes(b);
   begin_steps(b);
-  b.factor = factor_of(c);
+  b.factor = factor_of(c, p.h);
   const char* q = (const char*)c.q.data + size_of(c.dtype) * (offset(c.q, p, p.h) + p.row * c.q.row);
   pack<V>(w.qt, kQueries, q, c.dtype, c.q.row, c.q.col, p.rows, c.dk, b.factor);
 }
@@ -137,6 +130,13 @@ static bool look(const Training& w, const Place& p, int64_t j, int64_t count, ui
   return true;
 }
 
+// Gradients of what the soft cap gave become those of what it was given.
+template <int V>
+REGARD_ALONE void bend_back(const Share& x, const float* bend) {
+  for (int64_t n = x.from * kQueries; n < x.to * kQueries; n += kQueries)
+    for (int64_t v = n; v < n + V * W; v += W) store(x.ds + v, load(x.ds + v) * load(bend + v));
+}
+
 // One block of queries against one tile of keys: weights, gradients of scores, and its share of dQ and of the parameters.
 template <int V>
 static void run_block(const Training& w, const Sweep& s, Place p, const Tile& t, const Share& x, const float* dout, float* dq,
@@ -150,16 +150,12 @@ static void run_block(const Training& w, const Sweep& s, Place p, const Tile& t,
   score_keys<V>(b, t, s, w.wide_k, x);
   weigh_keys<V>(b, t, s, w.wide_v, x);
   if (!w.scores) return;
+  if (c.cap != 0 && c.cap_last) bend_back<V>(x, s.bend);
   const int64_t place = (part * w.elements + p.b) * c.heads + p.h;
   if (w.slopes) w.slopes[place] += slope_gradient<V>(b, t, x.ds, x.from, x.to);
   if (w.offsets) add_offsets<V>(w.offsets + place * w.span, b, t, x.ds, x.from, x.to);
   if (w.g.dbias.data) add_bias<V>(w.g.dbias, b, t, x.ds, x.from, x.to);
-  if (c.cap != 0)
-    for (int64_t n = x.from; n < x.to; ++n)
-      for (int64_t v = 0; v < V * W; v += W) {
-        float* ds = x.ds + n * kQueries + v;
-        store(ds, load(ds) * load(s.cap + n * kQueries + v));
-      }
+  if (c.cap != 0 && !c.cap_last) bend_back<V>(x, s.bend);
   if (!dq) return;
   const int64_t first = x.from * kQueries;
   Term term{x.ds + first, 1, kQueries, s.k + x.from * w.wide_k, w.wide_k, x.to - x.from, 0, p.rows, x.mark ? x.p + first : nullptr};

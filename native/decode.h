@@ -42,7 +42,7 @@ static void gather(float* dst, int64_t ld, const char* src, const regard_tensor&
 
 // Where the keys of a chunk stand, for the steps that ask.
 static void place_keys(Few& f, const Chunk& t) {
-  if (!f.c.slopes && !f.c.threshold) return;
+  if (!f.c.k_at) return;
   const int64_t* k_at = f.c.k_at + offset(f.c.k_at_batch, f.p) + t.j;
   for (int64_t n = 0; n < t.count; ++n) {
     f.at[n / W][n % W] = (int32_t)(k_at[n] - k_at[0]);
@@ -87,7 +87,7 @@ static void begin_rows(Few& f, int64_t key_head) {
       row.last = at<int32_t>(c.stop, f.p, row.h)[row.i * c.stop.row];
     }
     const char* q = (const char*)c.q.data + size_of(c.dtype) * (offset(c.q, f.p, row.h) + row.i * c.q.row);
-    gather(f.q + r * width, width, q, c.q, c.dtype, 1, c.dk, factor_of(c));
+    gather(f.q + r * width, width, q, c.q, c.dtype, 1, c.dk, factor_of(c, row.h));
     float* state = f.states + r * state_size(c);
     for (int64_t d = 0; d < state_size(c); ++d) state[d] = d == 0 ? -kInf : 0;
   }

@@ -49,7 +49,7 @@ REGARD_ALONE void add_distance(const Stand<V>& at, float* distance, const float*
     vf sum = vf{};
     for (int64_t n = 0; n < count; ++n) {
       const vf ahead = __builtin_convertvector(at.ahead(v, n), vf);
-      sum += load(e + n * kQueries + v * W) * (vf)((vi)ahead & splat_int(0x7fffffff));
+      sum += load(e + n * kQueries + v * W) * absolute(ahead);
     }
     store(distance + v * W, load(distance + v * W) + sum);
   }

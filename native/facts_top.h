@@ -77,8 +77,7 @@ REGARD_ALONE void bound(const Leaders& l, Found<V>& f) {
       low = reached ? middle : low;
       high = reached ? high : middle;
     }
-    const vf size = (vf)((vi)low & splat_int(0x7fffffff));
-    f.least[v] = some ? low - (size * splat(1e-6f) + splat(1e-30f)) : splat(-kInf);
+    f.least[v] = some ? low - (absolute(low) * splat(1e-6f) + splat(1e-30f)) : splat(-kInf);
   }
 }
 

@@ -143,24 +143,44 @@ REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, const cha
   }
 }
 
+// How far a query is from keys [n, n + W) of the chunk, for the slopes.
+static vf few_away(const Few& f, const Row& row, const Chunk& t, int64_t n) {
+  const regard_call& c = f.c;
+  if (!c.points_of_k) {
+    const int64_t ahead = c.q_at[offset(c.q_at_batch, f.p) + row.i] - c.k_at[offset(c.k_at_batch, f.p) + t.j];
+    return absolute(__builtin_convertvector(splat_int((int32_t)ahead) - f.at[n / W], vf));
+  }
+  vf square = vf{};
+  for (int64_t d = 0; d < c.dims; ++d)
+    square = farther(square, splat(c.points_of_q[d * c.nq + row.i]), floats(c.points_of_k, d * c.nk + t.j + n, 1, t.count - n, REGARD_F32));
+  return sqrtv(square);
+}
+
+// What is added for a query and W keys, `valid` of them real.
+static vf few_offsets(const Few& f, const Row& row, int64_t key, int64_t valid) {
+  const regard_call& c = f.c;
+  const float* offsets = c.offsets + c.offset_stride * row.h;
+  if (!c.k_cell) return floats(offsets, row.i + c.nk - 1 - key, -1, valid, REGARD_F32);
+  const int32_t *cells = c.k_cell + offset(c.k_cell_batch, f.p) + key, cell = c.q_cell[offset(c.q_cell_batch, f.p) + row.i];
+  vf x;
+  for (int m = 0; m < W; ++m) x[m] = offsets[cell - cells[m < valid ? m : 0]];
+  return x;
+}
+
 // Everything after the similarity for keys [n, n + W) of the chunk and one row, in base 2; hidden ones become -inf.
 static vf few_steps(const Few& f, const Row& row, const Chunk& t, int64_t n, vf s) {
   const regard_call& c = f.c;
   const int64_t key = t.j + n, valid = t.count - n;
-  if (c.cap != 0) s = splat(c.cap * kLog2e) * tanhv(s);
-  if (c.slopes) {
-    const int64_t ahead = c.q_at[offset(c.q_at_batch, f.p) + row.i] - c.k_at[offset(c.k_at_batch, f.p) + t.j];
-    vf distance = __builtin_convertvector(splat_int((int32_t)ahead) - f.at[n / W], vf);
-    s = sloped(s, slope_of(c, row.h), distance);
-  }
-  if (c.offsets) {
-    const int64_t first = c.offset_stride * row.h + row.i - key + c.nk - 1;
-    s += floats(c.offsets, first, -1, valid, REGARD_F32) * splat(kLog2e);
-  }
+  const float cap = cap_of(c, row.h);
+  vf bend;
+  if (c.cap != 0 && !c.cap_last) s = capped(s, cap, bend);
+  if (c.slopes) s = sloped(s, slope_of(c, row.h), few_away(f, row, t, n));
+  if (c.offsets) s += few_offsets(f, row, key, valid) * splat(kLog2e);
   if (c.bias.data) {
     const int64_t first = offset(c.bias, f.p, row.h) + row.i * c.bias.row + key * c.bias.col;
     s += floats(c.bias.data, first, c.bias.col, valid, c.bias_dtype) * splat(kLog2e);
   }
+  if (c.cap != 0 && c.cap_last) s = capped(s * splat(1 / (cap * kLog2e)), cap, bend);
   const int64_t last = row.last < t.j + t.count ? row.last : t.j + t.count;
   const vi keys = splat_int((int32_t)key) + lanes();
   vi seen = (keys >= splat_int((int32_t)row.first)) & (keys < splat_int((int32_t)last));

@@ -176,7 +176,7 @@ static void begin(Block<V>& b) {
   const Place& p = b.p;
   begin_state(b);
   const void* q = moved(c.q.data, offset(c.q, p, p.h) + p.row * c.q.row, c.dtype);
-  b.factor = factor_of(c);
+  b.factor = factor_of(c, p.h);
   if (Op::pairs)
     pack_pairs<V>(b.w.q, kQueries, (const uint16_t*)q, c.q.row, p.rows, c.dk / 2);
   else

@@ -12,7 +12,7 @@ typedef struct {
   regard_tensor dk, dv;
   regard_tensor dbias;  // added to, float, or double where row or col is 0; data 0 where not wanted
   float* dslopes;       // (heads,), written, or 0
-  float* doffsets;      // (heads, nq + nk - 1), written, or 0
+  float* doffsets;      // (heads, offset_count), written, or 0
   int32_t dout_dtype, gradient_dtype;
 } regard_gradients;
 }

@@ -8,25 +8,33 @@ namespace regard {
 template <int V>
 static double slope_gradient(const Block<V>& b, const Tile& t, const float* ds, int64_t from, int64_t to) {
   constexpr int64_t kShort = 4;
-  const int64_t* k_at = b.c.k_at + offset(b.c.k_at_batch, b.p) + t.j;
   double total = 0;
   for (int64_t first = from; first < to; first += kShort) {
     vf sum = vf{};
     for (int64_t n = first; n < first + kShort && n < to; ++n) {
-      const vi ahead = splat_int((int32_t)(b.base - k_at[n]));
-      for (int v = 0; v < V; ++v) {
-        vf distance = __builtin_convertvector(b.relative[v] + ahead, vf);
-        sum -= load(ds + n * kQueries + v * W) * (vf)((vi)distance & splat_int(0x7fffffff));
-      }
+      vf away[V];
+      away_from(b, t.j + n, away);
+      for (int v = 0; v < V; ++v) sum -= load(ds + n * kQueries + v * W) * away[v];
     }
     for (int n = 0; n < W; ++n) total += sum[n];
   }
   return total;
 }
 
+// The offsets of any cells, one by one.
+template <int V>
+static void add_cells(double* offsets, const Block<V>& b, const Tile& t, const float* ds, int64_t from, int64_t to) {
+  const int32_t* cells = b.c.q_cell + offset(b.c.q_cell_batch, b.p) + b.p.row;
+  for (int64_t n = from; n < to; ++n) {
+    double* of = offsets - cell_of(b, t.j + n);
+    for (int64_t i = 0; i < b.p.rows; ++i) of[cells[i]] += ds[n * kQueries + i];
+  }
+}
+
 // Neighbouring lanes are neighbouring offsets. Lanes without a query hold 0, and fall behind the end at most.
 template <int V>
 static void add_offsets(double* offsets, const Block<V>& b, const Tile& t, const float* ds, int64_t from, int64_t to) {
+  if (b.c.q_cell) return add_cells<V>(offsets, b, t, ds, from, to);
   constexpr int64_t size = kTile + kQueries;
   float sums[size] = {};
   for (int64_t n = from; n < to; ++n)

@@ -37,7 +37,7 @@ struct Sweep {
   float *q, *dout;     // [kHeld][wide] queries and cotangents, lanes are features
   float *qt, *doutt;   // [dk], [dv][kQueries], lanes are queries
   float *p, *ds;       // [kBlocks][kTile][kQueries]
-  float *bias, *cap;   // [kTile][kQueries]; cap: the soft cap's derivative
+  float *bias, *bend;  // [kTile][kQueries]; bend: the soft cap's derivative
   float* dq;           // [heads of a group][queries of a part][wide_k], where keys are not split
 };
 

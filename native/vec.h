@@ -59,6 +59,22 @@ REGARD_INLINE vi lanes() {
   return v;
 }
 
+REGARD_INLINE vf absolute(vf x) { return (vf)((vi)x & splat_int(0x7fffffff)); }
+
+// Through memory, from where compilers vectorise it.
+REGARD_INLINE vf sqrtv(vf x) {
+  float y[W];
+  store(y, x);
+  for (int n = 0; n < W; ++n) y[n] = __builtin_sqrtf(y[n]);
+  return load(y);
+}
+
+REGARD_INLINE vf take(const float* p, vi at) {
+  vf x;
+  for (int n = 0; n < W; ++n) x[n] = p[at[n]];
+  return x;
+}
+
 // 2^x to 1 ulp: 0 below -126.5, NaN stays NaN. x ≤ 127.
 REGARD_INLINE vf exp2v(vf x) {
   vf y = greater_of(splat(-127.0f), x);
@@ -89,7 +105,7 @@ REGARD_INLINE vf logv(vf x) {
 
 // tanh to 2 ulp; ±1 for large arguments, NaN stays NaN. Cephes' polynomial near 0, the exponential beyond.
 REGARD_INLINE vf tanhv(vf x) {
-  vf a = (vf)((vi)x & splat_int(0x7fffffff));
+  vf a = absolute(x);
   vf z = x * x;
   vf p = splat(-5.70498872745e-3f);
   p = p * z + splat(2.06390887954e-2f);

@@ -44,6 +44,7 @@ from regard.scores.algebra import Score as Score
 from regard.scores.algebra import Similarity as Similarity
 from regard.scores.buckets import Buckets as Buckets
 from regard.scores.buckets import ClippedBuckets as ClippedBuckets
+from regard.scores.buckets import DifferenceBuckets as DifferenceBuckets
 from regard.scores.buckets import GridBuckets as GridBuckets
 from regard.scores.buckets import T5Buckets as T5Buckets
 from regard.scores.buckets import T5CausalBuckets as T5CausalBuckets
@@ -71,6 +72,7 @@ __all__ = [
     "Cover",
     "Custom",
     "Dense",
+    "DifferenceBuckets",
     "Dilated",
     "Distance",
     "Documents",

@@ -30,7 +30,7 @@ class Family:
 
     def why_streamed(self, problem: Problem, needs: tuple[bool, ...]) -> str | None:
         """Why the kernels do not have the backward of a call that they can run, as a clause; None if they do."""
-        return why_not_backward(problem)
+        return why_not_backward(problem, needs)
 
     def lower(self, problem: Problem, mask: dict[str, Tensor]) -> Lowered:
         """The call as the kernels read it; mask: what lower_mask says of its mask."""

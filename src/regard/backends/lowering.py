@@ -9,18 +9,14 @@ import torch
 from torch import Tensor
 
 from regard.backends.library import AXES, CODES
-from regard.backends.masking import full, lower_mask
+from regard.backends.masking import lower_mask
+from regard.backends.modifying import MOST, lower_modifiers, place, why_not_modifiers
 from regard.problem import Problem
 from regard.scores.activations import Activation, LeakyReLU, Sigmoid, Tanh
 from regard.scores.additive import Additive
-from regard.scores.algebra import Score
-from regard.scores.buckets import ClippedBuckets, T5Buckets, T5CausalBuckets
-from regard.scores.modifiers import Alibi, Bias, RelativeBias, SoftCap
 from regard.scores.similarity import Bilinear, Cosine, Distance, Dot, ScaledDot
-from regard.shapes import branchless
 
 ACTIVATIONS: dict[type, int] = {Tanh: 0, Sigmoid: 1, LeakyReLU: 2}  # as in native/activation.h; by type, as below
-_MOST = 1 << 31  # keys, and distances, are 32-bit numbers inside a block
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +29,12 @@ class Lowered:
     allowed       booleans (.., nq, nk)
     tiles, bits   int32 (.., R, C): -1 hides a tile, -2 shows it, else the number of its bits; int64 (n, keys of a tile)
     bias          (.., nq, nk), added to the scores
+    caps          float32 (h,) or (1,): soft caps of each head; then `cap` only says that there are some
+    cap_last      whether the soft cap comes after slopes, offsets and bias, instead of before
     slopes        float32 (h,) or (1,): what a step of distance costs
-    offsets       float32 (h or 1, nq + nk - 1 and some): what is added for a distance i - j, from -(nk - 1) on
+    points_of_q, points_of_k  float32 (dims, nq), (dims, nk): coordinates, where the slopes multiply their distance
+    offsets       float32 (h or 1, count + ROOM): what is added for a difference of cells
+    q_cell, k_cell  int32 (*batch, n): cells; without them those of query i and key j are i + nk - 1 and j
     q_at, k_at    int64 (*batch, n): positions, where slopes or dropout ask for them
     sink          float32 (.., 1, 1): logits that take mass and add nothing
     invariant     whether a row's bits must not depend on the other rows
@@ -45,6 +45,8 @@ class Lowered:
     v: Tensor
     scale: float
     cap: float = 0.0
+    cap_last: bool = False
+    caps: Tensor | None = None
     start: Tensor | None = None
     stop: Tensor | None = None
     allowed: Tensor | None = None
@@ -52,7 +54,11 @@ class Lowered:
     bits: Tensor | None = None
     bias: Tensor | None = None
     slopes: Tensor | None = None
+    points_of_q: Tensor | None = None
+    points_of_k: Tensor | None = None
     offsets: Tensor | None = None
+    q_cell: Tensor | None = None
+    k_cell: Tensor | None = None
     q_at: Tensor | None = None
     k_at: Tensor | None = None
     sink: Tensor | None = None
@@ -79,9 +85,9 @@ def why_not(problem: Problem) -> str | None:
         return f"dtype {str(problem.dtype).removeprefix('torch.')}; it has float32, bfloat16, float16"
     if len(frame.batch) > AXES:
         return f"{len(frame.batch)} batch axes; it has {AXES}"
-    if max(frame.nq, frame.nk) >= _MOST:
+    if max(frame.nq, frame.nk) >= MOST:
         return "2^31 queries or keys, or more"
-    return _why_not_similarity(problem) or _why_not_modifiers(problem)
+    return _why_not_similarity(problem) or why_not_modifiers(problem)
 
 
 def _why_not_similarity(problem: Problem) -> str | None:
@@ -100,46 +106,6 @@ def _unknown(activation: Activation) -> str:
     return f"its hidden layers have tanh, the sigmoid or a leaky ReLU, not {activation!r}"
 
 
-def _why_not_modifiers(problem: Problem) -> str | None:
-    seen: list[type] = []
-    for stage in problem.score.parts[1:]:
-        why = _why_not_modifier(stage, problem)
-        if why is None and type(stage) is SoftCap and seen:
-            why = "its soft cap comes first"
-        if why is None and type(stage) in seen:
-            why = f"it takes one {type(stage).__name__}"
-        if why is not None:
-            return why
-        seen.append(type(stage))
-    return None
-
-
-def _why_not_modifier(stage: Score, problem: Problem) -> str | None:
-    # by type, not isinstance: a subclass may mean something else
-    if type(stage) is SoftCap:
-        if not isinstance(stage.cap, Tensor) or (stage.cap.numel() == 1 and not branchless(stage.cap)):
-            return None
-        return "its soft cap is one number"
-    if type(stage) is RelativeBias:
-        if type(stage.buckets) not in (T5Buckets, T5CausalBuckets, ClippedBuckets):
-            return f"its relative biases depend on the distance alone, not on {stage.buckets!r}"
-        consecutive = problem.frame.positions.consecutive
-        return None if consecutive else "its relative biases need positions that count up by one"
-    if type(stage) is Alibi:
-        if stage.coordinates is not None:
-            return "its slopes count positions, not coordinates"
-        return None if near(problem) else "positions lie 2^31 or more apart"
-    return None if type(stage) is Bias else f"it has no step {stage!r}"
-
-
-def near(problem: Problem) -> bool:
-    """Whether all distances between positions are 32-bit numbers."""
-    q, k = problem.frame.positions.q, problem.frame.positions.k
-    if not q.numel() or not k.numel() or branchless(q, k):
-        return True
-    return max(int(q.max()), int(k.max())) - min(int(q.min()), int(k.min())) < _MOST
-
-
 def lower(problem: Problem, tile: tuple[int, int] | None) -> Lowered:
     """A problem for kernels with tiles of so many queries and keys; None where nobody may look at values."""
     return lower_dots(problem, lower_mask(problem, tile))
@@ -155,7 +121,7 @@ def lower_around(
     problem: Problem, mask: dict[str, Tensor], q: Tensor, k: Tensor, v: Tensor, scale: float = 1.0
 ) -> Lowered:
     """The same with these queries, keys and values."""
-    told: dict[str, Any] = {**mask, **_modifiers(problem), **_dropout(problem)}
+    told: dict[str, Any] = {**mask, **lower_modifiers(problem), **_dropout(problem)}
     sink = None if problem.sink is None else problem.sink.float()[..., None, None]
     return Lowered(q, k, v, scale, **told, sink=sink)
 
@@ -177,40 +143,9 @@ def _dot_operands(problem: Problem) -> tuple[Tensor, Tensor, float]:
     return q, k, max(q.shape[-1], 1) ** -0.5 if similarity.scale is None else similarity.scale
 
 
-def _modifiers(problem: Problem) -> dict[str, Any]:
-    frame = problem.frame
-    told: dict[str, Any] = {}
-    for stage in problem.score.parts[1:]:
-        if isinstance(stage, SoftCap):
-            told["cap"] = float(stage.cap)
-        elif isinstance(stage, Alibi):
-            told |= {"slopes": stage.slopes.float().reshape(-1).contiguous(), **_positions(problem)}
-        elif isinstance(stage, Bias):
-            bias = full(frame.lift(stage.bias))
-            told["bias"] = bias if bias.dtype in CODES else bias.float()
-        elif isinstance(stage, RelativeBias):
-            index = relative_buckets(problem, stage)
-            # the kernel loads whole vectors
-            told["offsets"] = torch.nn.functional.pad(stage.table.float()[index].T.contiguous(), (0, 64))
-    return told
-
-
-def relative_buckets(problem: Problem, stage: RelativeBias) -> Tensor:
-    """The bucket of each distance i - j of indices, from -(nk - 1) on: (nq + nk - 1,)."""
-    frame = problem.frame
-    ahead = torch.arange(frame.nq + frame.nk - 1) - (frame.nk - 1)
-    ahead = ahead + (frame.positions.q[0] - frame.positions.k[0])
-    return stage.buckets.index(ahead, torch.zeros_like(ahead))
-
-
 def _dropout(problem: Problem) -> dict[str, Any]:
     drop = problem.dropout
     if drop is None:
         return {}
     assert drop.seed is not None
-    return {"seed": drop.seed, "threshold": drop.threshold, "keep": drop.scale, **_positions(problem)}
-
-
-def _positions(problem: Problem) -> dict[str, Tensor]:
-    at = problem.frame.positions
-    return {"q_at": at.q.long().contiguous(), "k_at": at.k.long().contiguous()}
+    return {"seed": drop.seed, "threshold": drop.threshold, "keep": drop.scale, **place(problem)}

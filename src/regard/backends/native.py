@@ -17,6 +17,7 @@ from regard.backends.lowering import Lowered, lower, why_not
 from regard.backends.masking import held_mask, hold_mask, lower_mask
 from regard.backends.operation import forward, library, ready, remembered
 from regard.backends.tiling import stream
+from regard.backends.training import why_not_learned
 from regard.problem import Problem
 from regard.scores.additive import Additive
 
@@ -59,7 +60,8 @@ class Native(Backend):
             return *remembered(lowered, partial(_family(problem).run, problem)), *hold_mask(lowered.tensors())
 
     def traced(self, problem: Problem) -> Result:
-        if not _family(problem).whole:
+        needs = tuple(t.requires_grad for t in problem.tensors())
+        if not _family(problem).whole or why_not_learned(problem, needs):
             return self.differentiable(problem)
         return traced(replace(lower(problem, None), invariant=self.invariant))
 

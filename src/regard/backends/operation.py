@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.backends.library import AXES, CODES, Arguments, Library, Operand, chosen, load, no_memory, parallel
 from regard.backends.lowering import Lowered
+from regard.backends.modifying import ROOM
 
 Result = tuple[Tensor, Tensor]
 Kept = tuple[Tensor, Tensor, Tensor]
@@ -86,7 +87,7 @@ def arguments(lowered: Lowered, out: Tensor, lse: Tensor | None, norm: Tensor | 
     call.dtype, call.out_dtype = CODES[lowered.q.dtype], CODES[out.dtype]
     work = 2 * math.prod(batch) * heads * nq * nk * (dk + dv)
     call.threads = max(1, min(torch.get_num_threads(), work // _GRAIN))
-    call.scale, call.cap = lowered.scale, lowered.cap
+    call.scale, call.cap, call.cap_last = lowered.scale, lowered.cap, lowered.cap_last
     call.invariant = lowered.invariant
     call.seed, call.threshold, call.keep = lowered.seed & (2**64 - 1), lowered.threshold, lowered.keep
     call.out = operand(out)
@@ -102,11 +103,17 @@ def arguments(lowered: Lowered, out: Tensor, lse: Tensor | None, norm: Tensor | 
 def _tell(call: Arguments, name: str, t: Tensor) -> None:
     if name == "bits":
         call.bits = t.data_ptr()
+    elif name == "caps":
+        call.caps, call.cap_stride = t.data_ptr(), int(t.numel() > 1)
     elif name == "slopes":
         call.slopes, call.slope_stride = t.data_ptr(), int(t.numel() > 1)
     elif name == "offsets":
         call.offsets, call.offset_stride = t.data_ptr(), t.shape[1] if len(t) > 1 else 0
-    elif name in ("q_at", "k_at"):
+        call.offset_count = t.shape[1] - ROOM
+    elif name in ("points_of_q", "points_of_k"):
+        setattr(call, name, t.data_ptr())
+        call.dims = len(t)
+    elif name in ("q_at", "k_at", "q_cell", "k_cell"):
         setattr(call, name, t.data_ptr())
         setattr(call, f"{name}_batch", (ctypes.c_int64 * AXES)(*_axes(tuple(_strides(t)[:-1]), 0)))
     else:

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from regard.backends.backward import pulls, sink_gradient
 from regard.backends.library import CODES, Arguments, Operand
-from regard.backends.lowering import Lowered, relative_buckets
+from regard.backends.lowering import Lowered
+from regard.backends.masking import full
+from regard.backends.modifying import ROOM, relative_table
 from regard.backends.operation import arguments, exact_lse, library, operand
 from regard.problem import Problem
 from regard.scores.modifiers import Alibi, Bias, RelativeBias, SoftCap
@@ -18,7 +20,7 @@ from regard.scores.similarity import Distance, ScaledDot
 Pair = tuple[Tensor, Tensor]
 Kept = tuple[Tensor, Tensor, Tensor]  # out, lse, norm
 LEARNED = ("q", "k", "v", "bias", "slopes", "offsets", "sink")  # operands that have gradients
-# What the tensors of a score are to the kernels; those of Bilinear and Cosine are in q and k already.
+# What the first tensor of a score is to the kernels; those of Bilinear and Cosine are in q and k already.
 _KINDS: dict[type, str] = {ScaledDot: "scale", Alibi: "slopes", Bias: "bias", RelativeBias: "offsets"}
 
 
@@ -35,12 +37,20 @@ class Gradients(ctypes.Structure):
     )
 
 
-def why_not_backward(problem: Problem) -> str | None:
-    """Why the kernels cannot differentiate a call that they can run, as a clause; None if they can."""
-    if type(problem.similarity) is Distance:
-        return "its scores are distances"
-    if any(type(stage) is SoftCap and isinstance(stage.cap, Tensor) for stage in problem.score.parts):
-        return "its soft cap is a tensor"
+def why_not_backward(problem: Problem, needs: tuple[bool, ...]) -> str | None:
+    """Why the kernels cannot find the gradients for which `needs` is true, as a clause; None if they can."""
+    return "its scores are distances" if type(problem.similarity) is Distance else why_not_learned(problem, needs)
+
+
+def why_not_learned(problem: Problem, needs: tuple[bool, ...]) -> str | None:
+    """Which number of a score has a gradient that the kernels do not find, as a clause; None if there is none."""
+    wanted = iter(needs[3:])
+    for stage in problem.score.parts:
+        asked = [next(wanted) for _ in stage.tensors()]
+        if type(stage) is SoftCap and any(asked):
+            return "its soft cap is learned"
+        if type(stage) is Alibi and any(asked[1:]):
+            return "its coordinates are learned"
     return None
 
 
@@ -49,8 +59,9 @@ def backward(
 ) -> tuple[Tensor | None, ...]:
     """Gradients of problem.tensors() for which `needs` is true, from what the forward kept and the cotangents."""
     given = problem.tensors()
-    stages = [stage for stage in problem.score.parts for _ in stage.tensors()]
-    kinds = ["q", "k", "v", *(_KINDS.get(type(stage), "prepared") for stage in stages)]
+    kinds = ["q", "k", "v"]
+    for stage in problem.score.parts:
+        kinds += [_KINDS.get(type(stage), "prepared") if n == 0 else "prepared" for n, _ in enumerate(stage.tensors())]
     kinds += ["prepared"] * (len(given) - len(kinds))
     if problem.sink is not None:
         kinds[-1] = "sink"
@@ -59,7 +70,12 @@ def backward(
     found = operand_gradients(lowered, kept, cotangents, operands)
     own = {kind: _own(problem, kind, found) for kind in wanted}
     each = zip(kinds, given, needs, strict=True)
-    return tuple(own[kind].reshape(t.shape).to(t.dtype) if need and kind in own else None for kind, t, need in each)
+    return tuple(
+        (_shared(problem, own[kind], t) if kind == "bias" else own[kind].reshape(t.shape)).to(t.dtype)
+        if need and kind in own
+        else None
+        for kind, t, need in each
+    )
 
 
 def operand_gradients(lowered: Lowered, kept: Kept, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
@@ -77,7 +93,7 @@ def operand_gradients(lowered: Lowered, kept: Kept, cotangents: Pair, wanted: se
 
 def _run(lowered: Lowered, kept: Kept, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
     """The gradients of the kernels' operands, by name; slopes and offsets for each head."""
-    heads, nq, nk = lowered.shape[-2], lowered.shape[-1], lowered.k.shape[-2]
+    heads, nk = lowered.shape[-2], lowered.k.shape[-2]
     found = {name: torch.empty_like(getattr(lowered, name)) for name in wanted & {"q", "k", "v"}}
     if lowered.bias is not None and "bias" in wanted:
         shared = 1 in lowered.bias.shape[-2:]
@@ -85,7 +101,8 @@ def _run(lowered: Lowered, kept: Kept, cotangents: Pair, wanted: set[str]) -> di
     if "slopes" in wanted:
         found["slopes"] = torch.zeros(heads)
     if "offsets" in wanted:
-        found["offsets"] = torch.zeros(heads, nq + nk - 1)
+        assert lowered.offsets is not None
+        found["offsets"] = torch.zeros(heads, lowered.offsets.shape[1] - ROOM)
     if 0 in lowered.shape or nk == 0:
         return {name: g.zero_() for name, g in found.items()}
     out, lse, norm = (t.contiguous() for t in kept)
@@ -106,7 +123,7 @@ def _own(problem: Problem, kind: str, found: dict[str, Tensor]) -> Tensor:
     """The gradient of a tensor of the problem from those of the kernels' operands."""
     if kind == "offsets":
         stage = next(stage for stage in problem.score.parts if isinstance(stage, RelativeBias))
-        table, index = found["offsets"].new_zeros(stage.table.shape), relative_buckets(problem, stage)
+        table, index = found["offsets"].new_zeros(stage.table.shape), relative_table(problem, stage.buckets).buckets
         return table.index_add_(0, index, found["offsets"].T.contiguous())
     scale = problem.similarity.scale if isinstance(problem.similarity, ScaledDot) else None
     if kind == "scale":  # q reached the kernels multiplied by it
@@ -116,6 +133,17 @@ def _own(problem: Problem, kind: str, found: dict[str, Tensor]) -> Tensor:
     if kind == "q" and isinstance(scale, Tensor):
         return found["q"] * (scale[..., None, None] if scale.dim() else scale).float()
     return found[kind]
+
+
+def _shared(problem: Problem, g: Tensor, bias: Tensor) -> Tensor:
+    """The gradient of one bias from that of the sum of all: over the axes along which it is shared."""
+    shape = full(problem.frame.lift(bias)).shape
+    for axis, size in enumerate(shape[::-1], 1):
+        if size == 1 < g.shape[-axis]:
+            g = _total(g.movedim(-axis, -1))[..., None].movedim(-1, -axis)
+    for _ in range(g.dim() - len(shape)):
+        g = _total(g.movedim(0, -1))
+    return g.reshape(bias.shape)
 
 
 def _total(t: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from regard.backends.library import Arguments
-from regard.backends.lowering import lower, near
+from regard.backends.lowering import lower
+from regard.backends.modifying import near
 from regard.backends.native import Native
 from regard.backends.operation import arguments, library
 from regard.inspect.facts.algebra import Fact

@@ -42,7 +42,41 @@ class Buckets(Value):
 
 
 @dataclass(frozen=True)
-class ClippedBuckets(Buckets):
+class DifferenceBuckets(Buckets):
+    """Buckets that depend on a difference alone: of positions, or of the numbers that `place` gives them.
+
+    Subclass with `count` and `between`, and with `place` and `farthest` where positions' own differences do not tell.
+    The native kernels read one table of all differences; buckets that say only `index` go over tiles in PyTorch.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Parity(DifferenceBuckets):
+    ...     count = 2
+    ...     def between(self, ahead):
+    ...         return ahead % 2
+    >>> Parity().index(torch.tensor([[3]]), torch.tensor([[0, 1, 2]]))
+    tensor([[1, 0, 1]])
+    """
+
+    def place(self, at: Tensor) -> Tensor:
+        """The numbers of positions whose differences tell the bucket, int64: the positions themselves."""
+        return at
+
+    def between(self, ahead: Tensor) -> Tensor:
+        """The bucket of each difference, place(query) - place(key)."""
+        raise NotImplementedError
+
+    @property
+    def farthest(self) -> int | None:
+        """The largest difference of either sign; None where it depends on the positions."""
+        return None
+
+    def index(self, i: Tensor, j: Tensor) -> Tensor:
+        return self.between(self.place(i) - self.place(j))
+
+
+@dataclass(frozen=True)
+class ClippedBuckets(DifferenceBuckets):
     """One bucket for each distance j - i from -before to after; farther ones share the ends.
 
     Source: Shaw et al. 2018 (arXiv 1803.02155).
@@ -62,12 +96,12 @@ class ClippedBuckets(Buckets):
     def count(self) -> int:
         return self.before + self.after + 1
 
-    def index(self, i: Tensor, j: Tensor) -> Tensor:
-        return (j - i).clamp(-self.before, self.after) + self.before
+    def between(self, ahead: Tensor) -> Tensor:
+        return (-ahead).clamp(-self.before, self.after) + self.before
 
 
 @dataclass(frozen=True)
-class T5CausalBuckets(Buckets):
+class T5CausalBuckets(DifferenceBuckets):
     """T5's buckets for a decoder: half of them exact distances behind the query, the rest logarithmic up to `reach`.
 
     Keys ahead of the query share bucket 0 with the query itself. Source: Raffel et al. 2020 (arXiv 1910.10683).
@@ -87,12 +121,12 @@ class T5CausalBuckets(Buckets):
     def count(self) -> int:
         return self.size
 
-    def index(self, i: Tensor, j: Tensor) -> Tensor:
-        return _logarithmic((i - j).clamp(min=0), self.size, self.reach)
+    def between(self, ahead: Tensor) -> Tensor:
+        return _logarithmic(ahead.clamp(min=0), self.size, self.reach)
 
 
 @dataclass(frozen=True)
-class T5Buckets(Buckets):
+class T5Buckets(DifferenceBuckets):
     """T5's buckets for an encoder: half for keys at or behind the query, half for those ahead, each as T5CausalBuckets.
 
     Source: Raffel et al. 2020 (arXiv 1910.10683).
@@ -112,13 +146,13 @@ class T5Buckets(Buckets):
     def count(self) -> int:
         return self.size
 
-    def index(self, i: Tensor, j: Tensor) -> Tensor:
+    def between(self, ahead: Tensor) -> Tensor:
         half = self.size // 2
-        return (j > i) * half + _logarithmic((i - j).abs(), half, self.reach)
+        return (ahead < 0) * half + _logarithmic(ahead.abs(), half, self.reach)
 
 
 @dataclass(frozen=True)
-class GridBuckets(Buckets):
+class GridBuckets(DifferenceBuckets):
     """One bucket for each offset (rows, columns) of two cells of a height × width grid, cells numbered row by row.
 
     The table of a Swin window: (2 height - 1)(2 width - 1) rows. Source: Liu et al. 2021 (arXiv 2103.14030).
@@ -146,10 +180,15 @@ class GridBuckets(Buckets):
     def count(self) -> int:
         return (2 * self.height - 1) * (2 * self.width - 1)
 
-    def index(self, i: Tensor, j: Tensor) -> Tensor:
-        down = i // self.width - j // self.width + self.height - 1
-        right = i % self.width - j % self.width + self.width - 1
-        return down * (2 * self.width - 1) + right
+    def place(self, at: Tensor) -> Tensor:
+        return at // self.width * (2 * self.width - 1) + at % self.width
+
+    def between(self, ahead: Tensor) -> Tensor:
+        return ahead + self.farthest
+
+    @property
+    def farthest(self) -> int:
+        return self.count // 2
 
 
 def _logarithmic(distance: Tensor, size: int, reach: int) -> Tensor:

@@ -187,8 +187,8 @@ class RelativeBias(Modifier):
     """s_ij -> s_ij + table[bucket(i, j), head]: a learned bias for each class of relative positions.
 
     table: (buckets, heads) or (buckets, 1). buckets: T5Buckets, T5CausalBuckets, ClippedBuckets, GridBuckets (Swin), or
-    your own. The table's gradient is summed tile by tile. Source: Raffel et al. 2020, T5 (arXiv 1910.10683);
-    Liu et al. 2021, Swin (arXiv 2103.14030).
+    your own, of DifferenceBuckets where a difference tells the bucket. The table's gradient is summed tile by tile.
+    Source: Raffel et al. 2020, T5 (arXiv 1910.10683); Liu et al. 2021, Swin (arXiv 2103.14030).
 
     >>> import regard as rg
     >>> table = torch.tensor([[0.0], [0.0], [9.0]])   # one behind or more, at the query, one ahead or more

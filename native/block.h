@@ -1,0 +1,134 @@
+// A block of queries: where it lies, what each of its lanes sees, what the steps need to know of it.
+#pragma once
+#include "pack.h"
+
+namespace regard {
+
+#if defined(__aarch64__)
+constexpr int kVectors = 4;  // vectors of queries in a block: with kRows, as many products as registers hold
+#else
+constexpr int kVectors = W == 16 ? 4 : 3;
+#endif
+constexpr int kRows = 4;  // keys, or features, a microkernel advances by
+constexpr int64_t kQueries = kVectors * W;
+constexpr int64_t kKeys = 128;
+constexpr int64_t kGroup = W == 16 ? 4 : 8;  // blocks of queries, at most, that meet a tile of keys one after the other
+
+// Scratch of one thread. All float; sizes in forward_scratch.
+struct Scratch {
+  float* q;     // [dk][kQueries], scaled, base 2
+  float* s;     // [kKeys][kQueries] scores, then weights
+  float* o;     // [dv][kQueries]
+  float* bias;  // [kKeys][kQueries]
+  float* k;     // [kKeys][dk] what cannot be read in place: half precision, or features that are not neighbours
+  float* v;     // [kKeys][dv]
+  float* pairs;  // [kKeys / 2][dv] of bfloat16, interleaved
+};
+
+struct Place {  // where one work item lies
+  int64_t at[REGARD_BATCH_AXES], b, h, row, rows;
+};
+
+REGARD_INLINE int64_t offset(const int64_t* strides, const Place& p) {
+  int64_t sum = 0;
+  for (int n = 0; n < REGARD_BATCH_AXES; ++n) sum += strides[n] * p.at[n];
+  return sum;
+}
+
+REGARD_INLINE int64_t offset(const regard_tensor& t, const Place& p, int64_t head) {
+  return offset(t.batch, p) + t.head * head;
+}
+
+template <class T>
+REGARD_INLINE T* at(const regard_tensor& t, const Place& p, int64_t head) {
+  return (T*)t.data + offset(t, p, head);
+}
+
+// The first row of a head of batch element b, counted over all batch axes.
+static Place place_in_batch(const regard_call& c, int64_t b) {
+  Place p{};
+  p.b = b;
+  for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) p.at[n] = b % c.batch[n], b /= c.batch[n];
+  return p;
+}
+
+// A block of at most `most` queries, from `row` on.
+static Place place_at(const regard_call& c, int64_t b, int64_t head, int64_t row, int64_t most = kQueries) {
+  Place p = place_in_batch(c, b);
+  p.h = head, p.row = row;
+  p.rows = c.nq - row < most ? c.nq - row : most;
+  return p;
+}
+
+// The keys that some row of several sees, [lo, hi), and those that all of them see.
+struct Limits {
+  int64_t lo, hi, inner_lo, inner_hi;
+
+  static Limits none(const regard_call& c) { return {c.nk, 0, 0, c.nk}; }
+
+  void add(int64_t first, int64_t last) {
+    if (first < last) lo = first < lo ? first : lo, hi = last > hi ? last : hi;
+    inner_lo = first > inner_lo ? first : inner_lo;
+    inner_hi = last < inner_hi ? last : inner_hi;
+  }
+};
+
+// What a step of distance costs, base 2; rest: what rounding took, which long distances would multiply.
+struct Slope {
+  float most, rest;
+};
+
+// The state of one block of queries while it streams over keys.
+template <int V>
+struct Block {
+  const regard_call& c;
+  const Scratch& w;
+  Place p;
+  vf m[V], l[V];        // running maximum (base 2) and sum
+  vi first[V], last[V];  // the keys that each lane sees
+  vi relative[V];        // position of each lane relative to base
+  vu word[V];            // dropout's word of each query
+  int64_t base;
+  Slope slope;
+  float factor;         // what the scores of pairs are multiplied by; floats have it in q
+  float cap;
+  const float* offsets;
+  vi cell[V];                // of each lane
+  bool neighbours;           // the lanes' cells count up by one
+  vf point[REGARD_DIMS][V];  // of each lane
+  int64_t lo, hi, inner_lo, inner_hi;  // keys that some lane sees, and keys that every lane sees
+  const int32_t* map;                  // this block's row of the tile map, or 0
+};
+
+struct Tile {
+  int64_t j, count;      // keys
+  bool edge;             // some lane does not see some key, by its interval
+  const uint64_t* bits;  // some lane does not see some key, by the tile map
+  const uint8_t* allowed;
+};
+
+// The keys that each lane sees; one without a query sees none.
+template <int V>
+static void begin_lanes(Block<V>& b) {
+  const regard_call& c = b.c;
+  const Place& p = b.p;
+  const int32_t* start = c.start.data ? at<int32_t>(c.start, p, p.h) + p.row * c.start.row : nullptr;
+  const int32_t* stop = c.stop.data ? at<int32_t>(c.stop, p, p.h) + p.row * c.stop.row : nullptr;
+  for (int64_t n = 0; n < V * W; ++n) {
+    const bool there = n < p.rows;
+    b.first[n / W][n % W] = there && start ? start[n * c.start.row] : 0;
+    b.last[n / W][n % W] = !there ? 0 : stop ? stop[n * c.stop.row] : (int32_t)c.nk;
+  }
+}
+
+// Of a block's queries.
+static Limits limits_of(const regard_call& c, const Place& p) {
+  if (!c.start.data) return {0, c.nk, 0, c.nk};
+  const int32_t* start = at<int32_t>(c.start, p, p.h) + p.row * c.start.row;
+  const int32_t* stop = at<int32_t>(c.stop, p, p.h) + p.row * c.stop.row;
+  Limits limits = Limits::none(c);
+  for (int64_t n = 0; n < p.rows; ++n) limits.add(start[n * c.start.row], stop[n * c.stop.row]);
+  return limits;
+}
+
+}  // namespace regard
