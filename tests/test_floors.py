@@ -30,7 +30,7 @@ APART = (("masks", "scores"), ("nn", "inspect", "parallel"))
 ALLOWED = {("inspect", "nn")}
 # Backends share these, and nothing else.
 SHARED_BY_BACKENDS = (
-    *("base", "tiling", "backward", "library", "masking", "lowering", "operation", "graph", "training"),
+    *("base", "tiling", "backward", "library", "masking", "modifying", "lowering", "operation", "graph", "training"),
     *("family", "additive"),
 )
 SHARED = f"share only {' and '.join(SHARED_BY_BACKENDS)}"
