@@ -197,16 +197,17 @@ static Tile meet(const Block<V>& b, const Source& x, int64_t j) {
   return t;
 }
 
+// Some blocks, the first at `all`: one after the other, or of one head after the other.
 template <int V, class Op>
-static void run_blocks(const regard_call& c, const Scratch& w, const Place& all, int64_t blocks) {
+static void run_blocks(const regard_call& c, const Scratch& w, const Place& all, int64_t blocks, bool across = false) {
   Scratch part[kGroup];
   alignas(64) char memory[kGroup * sizeof(Block<V>)];
   Block<V>* b = (Block<V>*)memory;
   int64_t lo = c.nk, hi = 0;
   for (int64_t g = 0; g < blocks; ++g) {
     Place p = all;
-    p.row += g * kQueries;
-    p.rows = all.rows - g * kQueries < kQueries ? all.rows - g * kQueries : kQueries;
+    if (across) p.h += g;
+    else p.row += g * kQueries, p.rows = all.rows - g * kQueries < kQueries ? all.rows - g * kQueries : kQueries;
     part[g] = w, part[g].q += g * c.dk * kQueries, part[g].o += g * c.dv * kQueries;
     begin<V, Op>(*new (b + g) Block<V>{c, part[g], p});
     lo = b[g].lo < lo ? b[g].lo : lo, hi = b[g].hi > hi ? b[g].hi : hi;
@@ -226,10 +227,10 @@ static void run_blocks(const regard_call& c, const Scratch& w, const Place& all,
   for (int64_t g = 0; g < blocks; ++g) finish<V>(b[g]);
 }
 
-// Whole blocks as a group, then the rest of the rows with as few vectors as hold them.
+// Of one head, whole blocks as a group, then the rest of the rows with as few vectors as hold them; of several, a block each.
 template <class Op>
-static void run_rows(const regard_call& c, const Scratch& w, Place p) {
-  const int64_t blocks = p.rows / kQueries, rest = p.rows % kQueries;
+static void run_rows(const regard_call& c, const Scratch& w, Place p, int64_t heads) {
+  const int64_t blocks = heads > 1 ? 0 : p.rows / kQueries, rest = p.rows - blocks * kQueries;
   if (blocks) {
     Place whole = p;
     whole.rows = blocks * kQueries;
@@ -238,10 +239,10 @@ static void run_rows(const regard_call& c, const Scratch& w, Place p) {
   p.row += blocks * kQueries, p.rows = rest;
   switch ((rest + W - 1) / W) {
     case 0: return;
-    case 1: return run_blocks<1, Op>(c, w, p, 1);
-    case 2: return run_blocks<2, Op>(c, w, p, 1);
-    case 3: return run_blocks<3, Op>(c, w, p, 1);
-    default: return run_blocks<kVectors, Op>(c, w, p, 1);
+    case 1: return run_blocks<1, Op>(c, w, p, heads, true);
+    case 2: return run_blocks<2, Op>(c, w, p, heads, true);
+    case 3: return run_blocks<3, Op>(c, w, p, heads, true);
+    default: return run_blocks<kVectors, Op>(c, w, p, heads, true);
   }
 }
 
@@ -250,11 +251,11 @@ static void run_rows(const regard_call& c, const Scratch& w, Place p) {
   return c.dtype == REGARD_BF16 && c.dk % 2 == 0 && c.q.col == 1 && c.k.col == 1 && c.k.row % 2 == 0;
 }
 
-[[maybe_unused]] static void run_item(const regard_call& c, const Scratch& w, const Place& p) {
+[[maybe_unused]] static void run_item(const regard_call& c, const Scratch& w, const Place& p, int64_t heads) {
 #if defined(__AVX512BF16__)
-  if (reads_pairs(c)) return run_rows<Pairs>(c, w, p);
+  if (reads_pairs(c)) return run_rows<Pairs>(c, w, p, heads);
 #endif
-  run_rows<Floats>(c, w, p);
+  run_rows<Floats>(c, w, p, heads);
 }
 
 // Blocks of an item: what the second-level cache holds beside a tile, and no fewer items than keep the threads busy.

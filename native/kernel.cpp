@@ -13,14 +13,20 @@ struct Forward {
   const regard_call& c;
   int64_t group;  // blocks of queries of an item
 
-  int64_t groups() const { return ((c.nq + kQueries - 1) / kQueries + group - 1) / group; }
-  int64_t items() const { return groups() * c.heads * elements(c); }
+  // Blocks that share keys: of one head, or, where a head has but one, those of the heads that have the keys in common.
+  bool across() const { return c.nq <= kQueries; }
+  int64_t heads() const { return across() ? c.key_heads : c.heads; }
+  int64_t blocks() const { return across() ? c.heads / c.key_heads : (c.nq + kQueries - 1) / kQueries; }
+  int64_t groups() const { return (blocks() + group - 1) / group; }
+  int64_t items() const { return groups() * heads() * elements(c); }
   int64_t scratch() const { return forward_scratch(c, group); }
 
   void run(int64_t item, float* memory) const {
     // the last blocks of queries see most under a causal mask: heaviest first
-    const int64_t number = groups() - 1 - item % groups(), pair = item / groups(), most = group * kQueries;
-    run_item(c, forward_places(c, group, memory), place_at(c, pair / c.heads, pair % c.heads, number * most, most));
+    const int64_t first = (groups() - 1 - item % groups()) * group, pair = item / groups(), rest = blocks() - first;
+    const int64_t element = pair / heads(), head = pair % heads(), count = rest < group ? rest : group;
+    const Place p = across() ? place_at(c, element, head * blocks() + first, 0) : place_at(c, element, head, first * kQueries, count * kQueries);
+    run_item(c, forward_places(c, group, memory), p, across() ? count : 1);
   }
 };
 

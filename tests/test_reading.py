@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import regard as rg
-from regard.compat.doctor import MINILM
+from regard.compat.folder import MINILM
 from regard.inspect.reading import positions
 
 transformers = pytest.importorskip("transformers", reason="models come from transformers (regard[hf])")

@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import regard_command
 from regard.inspect.report.report import Report
@@ -62,47 +61,16 @@ def _read_bytes(text: bytes) -> Report:
 
 
 def _read_model(name: str, text: str) -> Report:
-    from regard.compat.doctor import folder_of
+    from regard.compat.folder import folder_of, quiet, reader
     from regard.inspect.reading import model_report
 
     folder = folder_of(name)
-    with _quiet_transformers():
+    with quiet():
         with _progress(f"loading {name}"):
-            model, tokenizer = _load(folder)
+            model, tokenizer = reader(folder)
         title = name if name == "minilm" else folder.resolve().name
         with _progress("attention calls looked at:") as told:
             return model_report(model, text, tokenizer=tokenizer, title=title, progress=told)
-
-
-def _load(folder: Path) -> tuple[Any, Any]:
-    from transformers import AutoModel, AutoTokenizer
-
-    # The folder holds all that is asked for: nothing is looked up elsewhere.
-    try:
-        model, tokenizer = (kind.from_pretrained(folder, local_files_only=True) for kind in (AutoModel, AutoTokenizer))
-    except Exception as error:  # what files that are no model raise has no type in common
-        raise ValueError(f"transformers cannot load {folder}: {str(error).strip().splitlines()[0]}") from error
-    # Without its files, transformers makes a tokenizer that knows no word.
-    names = tokenizer.vocab_files_names.values()
-    if names and not any((folder / name).is_file() for name in names):
-        raise ValueError(f"{folder} holds no tokenizer; expected one of {', '.join(names)} beside the weights.")
-    return model, tokenizer
-
-
-@contextmanager
-def _quiet_transformers() -> Generator[None, None, None]:
-    """Its progress bars and warnings would break into ours; what matters of them is said as an error."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 @contextmanager

