@@ -167,8 +167,8 @@ def _models(length: int) -> str:
     furthest = max(row["off"] for row in rows.values())
     return (
         f"## A model: a random Llama (4 layers, 8 heads, 4 of keys, d = 64), {length:,} tokens, a padded row\n\n"
-        f"Outputs of real tokens differ by {furthest:.0e} at most from sdpa's. Memory that is freed is given back at once "
-        f"({', '.join(f'{name}={value}' for name, value in AT_ONCE.items())}).\n\n"
+        f"Outputs of real tokens differ by {furthest:.0e} at most from sdpa's. Memory that is freed is given back at "
+        f"once ({', '.join(f'{name}={value}' for name, value in AT_ONCE.items())}).\n\n"
         "| way | time | against sdpa | memory |\n| --- | ---: | ---: | ---: |\n"
         + "\n".join(
             f"| {WAYS[way]} | {row['seconds']:.2f} s | {row['seconds'] / rows['sdpa']['seconds']:.2f} | "

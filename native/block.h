@@ -94,7 +94,7 @@ struct Block {
   float cap;
   const float* offsets;
   vi cell[V];                // of each lane
-  bool neighbours;           // the lanes' cells count up by one
+  int32_t first_cell[V];     // where the lanes' cells count up by one, else -1
   vf point[REGARD_DIMS][V];  // of each lane
   int64_t lo, hi, inner_lo, inner_hi;  // keys that some lane sees, and keys that every lane sees
   const int32_t* map;                  // this block's row of the tile map, or 0

@@ -65,10 +65,13 @@ static void begin_cells(Block<V>& b) {
   const regard_call& c = b.c;
   const Place& p = b.p;
   const int32_t* cell = c.q_cell ? c.q_cell + offset(c.q_cell_batch, p) + p.row : nullptr;
-  const int32_t first = cell ? cell[0] : (int32_t)(p.row + c.nk - 1);
-  b.neighbours = true;
-  for (int64_t n = 0; cell && n < p.rows; ++n) b.neighbours &= cell[n] == first + n;
-  for (int64_t n = 0; n < V * W; ++n) b.cell[n / W][n % W] = b.neighbours ? first + (int32_t)n : cell[n < p.rows ? n : 0];
+  for (int64_t v = 0; v < V; ++v) {
+    b.first_cell[v] = cell ? cell[v * W] : (int32_t)(p.row + v * W + c.nk - 1);
+    for (int64_t n = v * W; cell && n < (v + 1) * W; ++n) {
+      b.cell[v][n % W] = cell[n < p.rows ? n : 0];
+      if (n < p.rows && cell[n] != cell[v * W] + n % W) b.first_cell[v] = -1;
+    }
+  }
 }
 
 // What the steps need to know of a block's queries.
@@ -155,7 +158,7 @@ REGARD_INLINE void steps(const Block<V>& b, const Tile& t, int64_t n, vf (&s)[V]
   }
   if (b.offsets) {
     const float* of = b.offsets - cell_of(b, t.j + n);
-    for (int v = 0; v < V; ++v) s[v] += (b.neighbours ? load(of + b.cell[0][0] + v * W) : take(of, b.cell[v])) * splat(kLog2e);
+    for (int v = 0; v < V; ++v) s[v] += (b.first_cell[v] < 0 ? take(of, b.cell[v]) : load(of + b.first_cell[v])) * splat(kLog2e);
   }
   if (c.bias.data)
     for (int v = 0; v < V; ++v) s[v] += load(b.w.bias + n * kQueries + v * W);

@@ -36,6 +36,26 @@ class Circle(rg.DifferenceBuckets):
 
 
 @dataclass(frozen=True)
+class Pages(rg.DifferenceBuckets):
+    """How many pages of 50 tokens lie between: places of its own, without a bound."""
+
+    count = 13
+
+    def place(self, at: Tensor) -> Tensor:
+        return at // 50
+
+    def between(self, ahead: Tensor) -> Tensor:
+        return ahead.clamp(-6, 6) + 6
+
+
+@dataclass(frozen=True)
+class Near(Circle):
+    """What it says of its reach is not so."""
+
+    farthest = 20
+
+
+@dataclass(frozen=True)
 class Product(rg.Buckets):
     """What depends on no difference."""
 
@@ -65,9 +85,11 @@ def modifiers(at: Frame) -> dict[str, rg.Score]:
         "a cap after -inf": nowhere >> rg.SoftCap(3.0),
         "two biases": full >> some,
         "three biases, one of a number": some >> rg.Bias(normal(1)) >> full,
+        "two biases, one for each sequence": rg.Bias(normal(2, 1, at.nq, at.nk)) >> rg.Bias(normal(at.nk)),
         "a grid of 16 columns": table(rg.GridBuckets(14, 16), at),
         "a grid of 7 columns": table(rg.GridBuckets(31, 7), at) >> full,
         "a clock": table(Circle(), at),
+        "pages": table(Pages(), at),
         "points of 1 coordinate": rg.Alibi(slopes, normal(at.nk, 1), normal(at.nq, 1)),
         "points of 3": rg.Alibi(slopes, normal(at.nk, 3), normal(at.nq, 3)) >> full,
         "points of 4, one slope": rg.Alibi(slopes[:1], normal(at.nk, 4), normal(at.nq, 4)),
@@ -134,7 +156,7 @@ def test_positions_that_do_not_count_up(isa: str, far: int) -> None:
     random = torch.Generator().manual_seed(0)
     steps = [torch.randint(1, far, (2, n), generator=random).cumsum(-1) - 50 for n in (70, 150)]
     at = replace(at, positions=rg.Positions(*steps))
-    for buckets in (rg.T5Buckets(), rg.ClippedBuckets(9, 4), Circle()):
+    for buckets in (rg.T5Buckets(), rg.ClippedBuckets(9, 4), Circle(), Pages()):
         case = testing.draw(at, score=rg.ScaledDot() >> table(buckets, at), mask=rg.Causal())
         why = rg.Native().why_not(case.leaves(torch.float32).problem, lse=True)
         assert why == (None if far == 2 else "positions lie too far apart for a table of what is between")
@@ -158,6 +180,12 @@ def test_compiled() -> None:
         for mine, theirs in zip(torch.autograd.grad(found.square().sum(), leaves), right, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
         assert rg.explain(case.q, case.k, case.v, **told).backend == rg.Native()
+
+
+def test_buckets_that_reach_farther_than_they_say() -> None:
+    case = testing.draw(FRAMES["blocks"], score=rg.ScaledDot() >> table(Near(), FRAMES["blocks"])).leaves(torch.float32)
+    with pytest.raises(ValueError, match=r"differ by -?\d+ to 210; .* 20 at most \(DifferenceBuckets.farthest\)"):
+        rg.attention(case.q, case.k, case.v, score=case.score, positions=case.positions)
 
 
 def refusal(score: rg.Score) -> str | None:

@@ -61,10 +61,9 @@ def _why_not_modifier(stage: Score, problem: Problem) -> str | None:
 def _why_not_buckets(buckets: Buckets, problem: Problem) -> str | None:
     if not isinstance(buckets, DifferenceBuckets) or type(buckets).index is not DifferenceBuckets.index:
         return f"its relative biases depend on a difference alone (DifferenceBuckets), not on {buckets!r}"
-    at = problem.frame.positions
-    if at.consecutive or buckets.farthest is not None or not problem.frame.nq or not problem.frame.nk:
+    if buckets.farthest is not None or _by_index(problem, buckets):
         return None
-    if branchless(at.q, at.k):
+    if branchless(problem.frame.positions.q, problem.frame.positions.k):
         return "its relative biases need positions that count up by one, or that it may look at"
     least, most = _differences(problem, buckets)
     many = most - least + 1 > _WIDE * (problem.frame.nq + problem.frame.nk)
@@ -131,7 +130,7 @@ def relative_table(problem: Problem, buckets: Buckets) -> Table:
     """The table of a call's relative positions, from the least difference on."""
     assert isinstance(buckets, DifferenceBuckets)
     frame, at = problem.frame, problem.frame.positions
-    if buckets.farthest is None and (at.consecutive or not frame.nq or not frame.nk):
+    if buckets.farthest is None and _by_index(problem, buckets):
         ahead = torch.arange(frame.nq + frame.nk - 1) - (frame.nk - 1)
         first = at.q[..., :1] - at.k[..., :1] if frame.nq and frame.nk else 0
         return Table(buckets.between(ahead + first), {})
@@ -141,6 +140,13 @@ def relative_table(problem: Problem, buckets: Buckets) -> Table:
     first = 0 if buckets.farthest is not None else int(k.min())
     cells = {"q_cell": (q - first - least).int().contiguous(), "k_cell": (k - first).int().contiguous()}
     return Table(buckets.between(torch.arange(least, most + 1)), cells)
+
+
+def _by_index(problem: Problem, buckets: DifferenceBuckets) -> bool:
+    """Whether the difference of two indices tells that of the places, or there are none."""
+    frame = problem.frame
+    own = type(buckets).place is not DifferenceBuckets.place
+    return not frame.nq or not frame.nk or (frame.positions.consecutive and not own)
 
 
 def _differences(problem: Problem, buckets: DifferenceBuckets) -> tuple[int, int]:

@@ -97,7 +97,22 @@ def arguments(lowered: Lowered, out: Tensor, lse: Tensor | None, norm: Tensor | 
         call.norm = operand(norm)
     for name, t in lowered.tensors().items():
         _tell(call, name, t)
+    _check_cells(lowered, call)
     return call
+
+
+def _check_cells(lowered: Lowered, call: Arguments) -> None:
+    """ValueError where the table of offsets does not reach: nothing else would stop a read beside it."""
+    q, k = lowered.q_cell, lowered.k_cell
+    if q is None or k is None or not q.numel() or not k.numel():
+        return
+    least, most = int(q.min()) - int(k.max()), int(q.max()) - int(k.min())
+    if least < 0 or most >= call.offset_count:
+        reach = call.offset_count // 2
+        raise ValueError(
+            f"The places of queries and keys differ by {least - reach} to {most - reach}; the buckets of the relative "
+            f"bias say that they differ by {reach} at most (DifferenceBuckets.farthest)."
+        )
 
 
 def _tell(call: Arguments, name: str, t: Tensor) -> None:

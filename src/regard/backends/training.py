@@ -68,12 +68,9 @@ def backward(
     wanted = {kind for kind, need in zip(kinds, needs, strict=True) if need} - {"prepared"}
     operands = wanted - {"scale"} | ({"q"} if "scale" in wanted else set[str]())
     found = operand_gradients(lowered, kept, cotangents, operands)
-    own = {kind: _own(problem, kind, found) for kind in wanted}
     each = zip(kinds, given, needs, strict=True)
     return tuple(
-        (_shared(problem, own[kind], t) if kind == "bias" else own[kind].reshape(t.shape)).to(t.dtype)
-        if need and kind in own
-        else None
+        _own(problem, kind, t, found).reshape(t.shape).to(t.dtype) if need and kind in wanted else None
         for kind, t, need in each
     )
 
@@ -119,8 +116,10 @@ def _run(lowered: Lowered, kept: Kept, cotangents: Pair, wanted: set[str]) -> di
     return found
 
 
-def _own(problem: Problem, kind: str, found: dict[str, Tensor]) -> Tensor:
+def _own(problem: Problem, kind: str, t: Tensor, found: dict[str, Tensor]) -> Tensor:
     """The gradient of a tensor of the problem from those of the kernels' operands."""
+    if kind == "bias":
+        return _shared(problem, found["bias"], t)
     if kind == "offsets":
         stage = next(stage for stage in problem.score.parts if isinstance(stage, RelativeBias))
         table, index = found["offsets"].new_zeros(stage.table.shape), relative_table(problem, stage.buckets).buckets
@@ -143,7 +142,7 @@ def _shared(problem: Problem, g: Tensor, bias: Tensor) -> Tensor:
             g = _total(g.movedim(-axis, -1))[..., None].movedim(-1, -axis)
     for _ in range(g.dim() - len(shape)):
         g = _total(g.movedim(0, -1))
-    return g.reshape(bias.shape)
+    return g
 
 
 def _total(t: Tensor) -> Tensor:
