@@ -7,9 +7,11 @@ namespace regard {
 
 static int64_t few_rows(const regard_call& c) { return c.heads / c.key_heads * c.nq; }
 
-// Whether a call goes this way: with more queries, the lanes of a block of them are well filled.
+// Whether a call goes this way: with more queries, the lanes of a block of them are well filled. Half precision is widened here for
+// every few rows, and there once for all heads of a group.
 static bool few(const regard_call& c) {
-  return !c.invariant && few_rows(c) <= kFew && c.nq <= 8 && !c.tiles.data;
+  constexpr int64_t kMost = 8, kMostOfHalf = 5 * W / 8 < kMost ? 5 * W / 8 : kMost;
+  return !c.invariant && few_rows(c) <= kFew && c.nq <= (c.dtype == REGARD_F32 || c.heads == c.key_heads ? kMost : kMostOfHalf) && !c.tiles.data;
 }
 
 // Keys of a part: short enough for many threads, long enough to be worth a merge. Shapes alone decide.
