@@ -51,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output.mkdir(parents=True, exist_ok=True)
     try:
         print(markdown(report).split("\n\n| case")[0], flush=True)
+        if output is None:
+            print("A part of the table: it is printed, not written; --output FOLDER would write it.", flush=True)
         for case in cases:
             start = time.perf_counter()
             report.rows.append(measure(case, workers, options.seconds))
