@@ -44,7 +44,6 @@ REGARD_INLINE vf expv(vf x) {
   return exp2v(f * splat(kLog2e)) * (vf)power;
 }
 
-
 struct TanhOf {
   REGARD_INLINE vf value(vf x, float) { return tanhv(x); }
   REGARD_INLINE vf slope(vf, vf y, float) { return splat(1.0f) - y * y; }

@@ -16,8 +16,7 @@ struct Ask {
   int64_t items() const { return heads * parts; }
   int64_t kept() const { return (a.call.nk < kKept ? a.call.nk < kKeys ? kKeys : a.call.nk : kKept) * kQueries; }
   int64_t wide() const { return (a.top + W - 1) / W * W; }
-  int64_t grain() const { return grain_of(a.call.nk, a.top); }
-  int64_t slots() const { return a.top ? (a.call.nk < kKept ? a.call.nk : kKept) / grain() + 2 : 0; }
+  int64_t slots() const { return a.top ? (a.call.nk < kKept ? a.call.nk : kKept) / grain_of(a.call.nk, a.top) + 2 : 0; }
 
   int64_t scratch() const {
     const regard_call& c = a.call;
@@ -67,7 +66,7 @@ struct Ask {
     d.scores = take(kept());
     d.w.q = take(c.dk * kQueries);
     d.w.bias = take(c.bias.data ? kKeys * kQueries : 0);
-    d.leaders = Leaders{a.top, wide(), grain(), slots(), take(slots() * kQueries), take((W + wide()) * kQueries), nullptr};
+    d.leaders = Leaders{a.top, wide(), kKeys, slots(), take(slots() * kQueries), take((W + wide()) * kQueries), nullptr};
     d.leaders.keys = (int32_t*)take((W + wide()) * kQueries);
     d.places.mass = take(a.groups * kQueries);
     d.places.distance = take(a.distance ? kQueries : 0);

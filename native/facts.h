@@ -159,8 +159,9 @@ static void weigh_all(Inquiry<V, Op>& q) {
     if (a.max_key) name_peaks<V>(q.b, q.f, s, t.j, t.count, a.max_key + q.row);
     if (a.visible || a.readers || a.levels) count_seen<V>(q.b, q.f, s, t.count, a.readers ? q.sums.readers + t.j : nullptr);
     if (a.top) promote_tile<V>(q.d.leaders, s, t.j, t.count, q.f);
-    if (!later) return weigh<V, false>(a, s, t.count, q.f);
-    weigh<V, true>(a, s, t.count, q.f);
+    if (later) weigh<V, true>(a, s, t.count, q.f);
+    else weigh<V, false>(a, s, t.count, q.f);
+    if (a.top) raise_least(q.d.leaders, q.f);
     add_places<V>(a, q.b, q.d.places, s, t.j, t.count);
     if (!q.keep && asks_keys(a)) hand_out(q, t);
   });
@@ -174,6 +175,7 @@ static void ask_block(const regard_fact_args& a, Desk& d, const Sums& sums, cons
   q.keep = q.b.hi - q.b.lo <= kKept;
   q.sink = splat(c.sink.data ? *at<float>(c.sink, p, p.h) * kLog2e : -kInf);
   clear_rows(q.f);
+  if (a.top) d.leaders.grain = grain_of(q.b.hi - q.b.lo, a.top);
   clear_leaders<V>(d.leaders);
   for (int64_t n = 0; n < place_count(a) * kQueries; n += W) store(d.places.mass + n, vf{});
   for (int64_t n = 0; a.max_key && n < p.rows; ++n) a.max_key[q.row + n] = -1;

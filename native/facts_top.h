@@ -125,6 +125,15 @@ REGARD_ALONE void promote_tile(const Leaders& l, const float* s, int64_t j, int6
   }
 }
 
+// What comes after a tile must be above the last leaders: of equals the first stay.
+template <int V>
+static void raise_least(const Leaders& l, Found<V>& f) {
+  for (int64_t n = 0; n < V * W; ++n) {
+    const float last = l.of(l.scores, n)[l.count - 1];
+    if (last > f.least[n / W][n % W]) f.least[n / W][n % W] = last;
+  }
+}
+
 // The heaviest keys of a row, their weights, and what they leave.
 template <int V>
 REGARD_ALONE void close_leaders(const regard_fact_args& a, const Block<V>& b, const Found<V>& f, const Leaders& l, int64_t row) {

@@ -257,3 +257,14 @@ def test_find_is_told_what_does_not_fit() -> None:
     call = testing.draw(testing.frame()).leaves(torch.float32)
     with pytest.raises(rg.ShapeError, match=r"Mass\.groups has shape"):
         find(call.problem, (facts.Mass(torch.zeros(3, dtype=torch.int64)),))
+
+
+@pytest.mark.parametrize("mask", [rg.Everything(), rg.Causal()], ids=str)
+def test_of_equal_scores_the_first_lead(isa: str, mask: rg.Mask) -> None:
+    """Also beyond the first tile of keys, after which nothing equal is looked at again."""
+    n, k = 700, 5
+    top = rg.look(torch.zeros(1, 2, n, 8), torch.randn(1, 2, n, 8), mask=mask, facts=(facts.Top(k),))[facts.Top(k)]
+    seen = torch.arange(1, n + 1) if mask == rg.Causal() else torch.full((n,), n)
+    first = torch.arange(k).expand(n, k)
+    assert torch.equal(top.keys, torch.where(first < seen[:, None], first, -1).expand(1, 2, n, k))
+    torch.testing.assert_close(top.rest, ((seen - k).clamp(min=0) / seen).expand(1, 2, n))

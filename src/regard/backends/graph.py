@@ -13,8 +13,10 @@ from regard.backends.operation import Kept, Result, remembered, room
 from regard.backends.training import LEARNED, operand_gradients
 
 _NAMES = tuple(f.name for f in fields(Lowered))
-_NUMBERS = {"scale": "float", "cap": "float", "cap_last": "bool", "seed": "int", "threshold": "int", "keep": "float"}
-_NUMBERS["invariant"] = "bool"
+_NUMBERS = {
+    **{"scale": "float", "cap": "float", "cap_last": "bool"},
+    **{"seed": "int", "threshold": "int", "keep": "float", "invariant": "bool"},
+}
 _TOLD = ", ".join(f"{_NUMBERS.get(n, 'Tensor' if n in ('q', 'k', 'v') else 'Tensor?')} {n}" for n in _NAMES)
 
 
