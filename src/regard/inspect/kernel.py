@@ -20,6 +20,7 @@ from regard.inspect.facts.keys import Last, MaxReceived, Readers, Received, plac
 from regard.inspect.facts.places import Distance, Mass, Offsets, Within
 from regard.inspect.facts.pooled import Histogram, Map
 from regard.inspect.facts.rows import Entropy, MaxScore, Peak, Top, TopKeys, Visible
+from regard.inspect.kept import empty
 from regard.problem import Problem
 from regard.scores.additive import Additive
 from regard.shapes import branchless
@@ -119,11 +120,11 @@ def ask(problem: Problem, facts: tuple[Fact[Any], ...]) -> tuple[Tensor, dict[Fa
 
 
 def _rows(problem: Problem, *more: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.empty((*problem.q.shape[:-1], *more), dtype=dtype)
+    return empty((*problem.q.shape[:-1], *more), dtype)
 
 
 def _heads(problem: Problem, *more: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.empty((*problem.q.shape[:-2], *more), dtype=dtype)
+    return empty((*problem.q.shape[:-2], *more), dtype)
 
 
 def _single(name: str, make: Callable[[Problem], Tensor]) -> Callable[[Any, Problem], Request]:
