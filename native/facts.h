@@ -12,7 +12,7 @@
 
 namespace regard {
 
-constexpr int64_t kKept = 8192;  // keys whose scores against a block are kept
+constexpr int64_t kKept = (3 << 18) / kQueries;  // keys whose scores against a block are kept: 3 MB of a thread
 
 // One thread's desk.
 struct Desk {

@@ -15,6 +15,7 @@ import regard as rg
 from facts_law import every, hold, looked
 from regard import facts, testing
 from regard.backends.library import Library, runnable
+from regard.backends.operation import library
 from regard.inspect.kernel import MOST_SETS, MOST_TOP
 from regard.inspect.seen import Seen
 from regard.inspect.ways import find
@@ -29,7 +30,7 @@ FOUND = (
     *(facts.Distance, facts.Within, facts.Offsets, facts.Received, facts.MeanReceived, facts.MaxReceived),
     *(facts.Readers, facts.Map, facts.Histogram),
 )
-KEPT = 8192  # kKept of native/facts.h
+KEPT = 3 << 18  # scores of a block of queries: kKept of native/facts.h
 
 
 def native(at: rg.region.Frame) -> tuple[facts.Fact[Any], ...]:
@@ -85,7 +86,7 @@ def test_lengths_at_every_edge(isa: str, n: int) -> None:
 
 @pytest.mark.parametrize("mask", ["Everything", "Causal", "Window", "Or"])
 def test_more_keys_than_a_block_keeps(isa: str, mask: str) -> None:
-    at = testing.frame((1,), 2, 31, KEPT + 203)
+    at = testing.frame((1,), 2, 31, KEPT // library().tile[0] + 203)
     chosen = rg.Window(before=300, after=0) if mask == "Window" else testing.masks(at)[mask]
     held(at, testing.draw(at, mask=chosen, sink=True))
 
