@@ -54,6 +54,7 @@ REGARD_INLINE void each_tile(Inquiry<V, Op>& q, const Body& body) {
     Source x{keys, nullptr, from, to - from, nullptr, nullptr, 0, 0, false, false, false, -1};
     Tile t = meet(q.b, x, j);
     if (!t.count) continue;
+    t.keys = ahead_of(c, c.k, keys, c.dk, j + kKeys, hi, false);
     q.d.w.s = q.d.scores + (q.keep ? (t.j - lo) * kQueries : 0);
     body(t, x);
   }

@@ -188,13 +188,21 @@ template <int V>
 static Tile meet(const Block<V>& b, const Source& x, int64_t j) {
   const regard_call& c = b.c;
   const int64_t from = x.j > b.lo ? x.j : b.lo, to = x.j + x.count < b.hi ? x.j + x.count : b.hi;
-  Tile t{from, to - from, false, nullptr, nullptr};
+  Tile t{from, to - from, false, nullptr, nullptr, {}, {}};
   const int32_t which = b.map ? b.map[j / kKeys * c.tiles.col] : -2;
   if (to <= from || which == -1) return t.count = 0, t;
   t.edge = c.start.data && (from < b.inner_lo || to > b.inner_hi);
   if (which >= 0) t.bits = c.bits + which * kKeys + (from - j);
   if (c.allowed.data) t.allowed = at<uint8_t>(c.allowed, b.p, b.p.h) + b.p.row * c.allowed.row + from * c.allowed.col;
   return t;
+}
+
+// Rows of keys (of values) from `row` on, as many as a tile has, where fetching them was measured to pay: they are read in place, are
+// many for the second-level cache, and long ones, or met by one block alone. `head`: where those of the head begin.
+static Ahead ahead_of(const regard_call& c, const regard_tensor& t, const void* head, int64_t features, int64_t row, int64_t last, bool alone) {
+  const int64_t bytes = features * 4, rows = last - row < kKeys ? last - row : kKeys;
+  const bool pays = in_place(c, t) && c.nk * bytes > 1 << 19 && (alone || bytes > 256);
+  return {(const char*)moved(head, row * t.row, c.dtype), t.row * 4, bytes, pays ? rows : 0};
 }
 
 // Some blocks, the first at `all`: one after the other, or of one head after the other.
@@ -221,6 +229,10 @@ static void run_blocks(const regard_call& c, const Scratch& w, const Place& all,
     Source x{keys, values, from, to - from, nullptr, nullptr, 0, 0, false, false, false, -1};
     for (int64_t g = 0; g < blocks; ++g) {
       Tile t = meet(b[g], x, j);
+      if (g == blocks - 1) {
+        t.keys = ahead_of(c, c.k, keys, c.dk, j + kKeys, hi, blocks == 1);
+        t.values = ahead_of(c, c.v, values, c.dv, j + kKeys, hi, blocks == 1);
+      }
       if (t.count) run_tile<V, Op>(b[g], t, x);
     }
   }

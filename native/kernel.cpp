@@ -1,9 +1,8 @@
 // The entry points, once for each instruction set. No state, no STL, nothing at load time.
 #include <math.h>
 
-#include "decode.h"
+#include "fold.h"
 #include "forward.h"
-#include "work.h"
 
 using namespace regard;
 
@@ -58,6 +57,11 @@ int32_t forward_few(const regard_call& c, regard_parallel parallel) {
   const int32_t failed = share(FewForward{c, pairs, keys, parts, (float*)(left + pairs), left}, items, c.threads, parallel);
   free(left);
   return failed;
+}
+
+int32_t forward_blocks(const regard_call& c, regard_parallel parallel) {
+  const Forward forward{c, group_of(c, elements(c))};
+  return share(forward, forward.items(), c.threads, parallel);
 }
 
 }  // namespace
@@ -120,9 +124,9 @@ REGARD_API int64_t regard_keys() { return kKeys; }
 REGARD_API int32_t regard_forward(const regard_call* call, regard_parallel parallel) {
   const regard_call& c = *call;
   if (elements(c) * c.heads * c.nq == 0) return 0;
+  if (folds(c)) return forward_folded(c, [parallel](const regard_call& folded) { return forward_blocks(folded, parallel); });
   if (few(c)) return forward_few(c, parallel);
-  const Forward forward{c, group_of(c, elements(c))};
-  return share(forward, forward.items(), c.threads, parallel);
+  return forward_blocks(c, parallel);
 }
 
 // The same call on other tensors of the same structure; null for those that stay where they are.

@@ -7,10 +7,12 @@ namespace regard {
 // Keys that a microkernel takes at once: few vectors of queries leave registers for more.
 constexpr int rows_at_once(int vectors) { return vectors == 1 || (W == 16 && vectors < 4) ? 2 * kRows : kRows; }
 
-// s[n] = k[n] · q and the largest of them, whole groups of M keys. `factor` is for pairs alone.
+// s[n] = k[n] · q and the largest of them, whole groups of M keys. `factor` is for pairs alone; key 0 is key `first` of its tile.
 template <int V, class Op, int M>
-REGARD_ALONE void dot_rows(float* s, vf* top, const float* k, int64_t row, const float* q, int64_t width, int64_t count, float factor) {
+REGARD_ALONE void dot_rows(float* s, vf* top, const float* k, int64_t row, const float* q, int64_t width, int64_t count, float factor,
+                           const Ahead& next, int64_t first) {
   for (int64_t n = 0; n + M <= count; n += M, k += M * row, s += M * kQueries) {
+    next.fetch(first + n, first + n + M);
     vf acc[M][V];
     clear(acc);
     micro<Op, M, V>(acc, k, row, 1, q, kQueries, width);
@@ -83,7 +85,7 @@ static void score_keys(const Block<V>& b, const Tile& t, const float* k, int64_t
   const int64_t width = Op::pairs ? b.c.dk / 2 : b.c.dk;
   const int64_t whole = from + (to - from) / M * M, some = from + (to - from) / kRows * kRows;
   const auto score = [&](auto dot, int64_t n, int64_t end) {
-    if (n < end) dot(b.w.s + n * kQueries, raw, k + n * row, row, b.w.q, width, end - n, b.factor);
+    if (n < end) dot(b.w.s + n * kQueries, raw, k + n * row, row, b.w.q, width, end - n, b.factor, t.keys, n);
   };
   score(dot_rows<V, Op, M>, from, whole);
   if (M != kRows) score(dot_rows<V, Op, kRows>, whole, some);
@@ -166,10 +168,14 @@ REGARD_ALONE void weigh(Block<V>& b, const Tile& t, bool mark) {
   for (int v = 0; v < V; ++v) b.l[v] += sum[v];
 }
 
-// o = o alpha + x s, whole groups of M features: a tile's sum starts at zero.
+// o = o alpha + x s, features [f, last) in whole groups of M: a tile's sum starts at zero.
 template <int V, class Op, int M>
-REGARD_ALONE void value_rows(float* o, const vf* alpha, const float* x, int64_t row, const float* s, int64_t count, int64_t features) {
-  for (int64_t f = 0; f + M <= features; f += M, o += M * kQueries) {
+REGARD_ALONE void value_rows(const Block<V>& b, const Tile& t, const vf* alpha, const float* x, int64_t row, int64_t f, int64_t last) {
+  const int64_t count = Op::pairs ? (t.count + 1) / 2 : t.count;
+  const float* s = b.w.s;
+  float* o = b.w.o + f * kQueries;
+  for (; f + M <= last; f += M, o += M * kQueries) {
+    t.values.fetch(f * kKeys / b.c.dv, (f + M) * kKeys / b.c.dv);
     vf acc[M][V];
     clear(acc);
     micro<Op, M, V>(acc, x + f, 1, row, s, kQueries, count);
@@ -186,11 +192,10 @@ REGARD_ALONE void value_rows(float* o, const vf* alpha, const float* x, int64_t 
 template <int V, class Op>
 static void value_tile(const Block<V>& b, const Tile& t, const float* x, int64_t row, const vf* alpha) {
   constexpr int M = rows_at_once(V);
-  const int64_t count = Op::pairs ? (t.count + 1) / 2 : t.count, dv = b.c.dv;
-  const int64_t whole = dv / M * M, some = dv / kRows * kRows;
-  value_rows<V, Op, M>(b.w.o, alpha, x, row, b.w.s, count, whole);
-  if (whole < some) value_rows<V, Op, kRows>(b.w.o + whole * kQueries, alpha, x + whole, row, b.w.s, count, some - whole);
-  if (some < dv) value_rows<V, Op, 1>(b.w.o + some * kQueries, alpha, x + some, row, b.w.s, count, dv - some);
+  const int64_t dv = b.c.dv, whole = dv / M * M, some = dv / kRows * kRows;
+  value_rows<V, Op, M>(b, t, alpha, x, row, 0, whole);
+  if (whole < some) value_rows<V, Op, kRows>(b, t, alpha, x, row, whole, some);
+  if (some < dv) value_rows<V, Op, 1>(b, t, alpha, x, row, some, dv);
 }
 
 // The same where a value is not finite and some lane must not meet it: 0 · NaN is NaN, so what is marked is left out.

@@ -24,6 +24,33 @@ def test_rows_of_a_group_at_every_edge(isa: str, rows: int, dtype: torch.dtype) 
         compare(testing.draw(at, key_heads=2, dk=19, dv=35, score=score, mask=testing.masks(at)["Dense"]), dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("nq", "group"), [(1, 16), (4, 4), (3, 6), (5, 8), (8, 2), (1, 31), (8, 8), (2, 33), (1, 70)])
+def test_many_rows_of_a_group(isa: str, nq: int, group: int, dtype: torch.dtype) -> None:
+    """Folded into rows of one head: with intervals, and with what heads of a group may differ in, which is not."""
+    at = testing.frame(nq=nq, nk=193, batch=(2, 2), heads=2 * group)
+    lengths = rg.Lengths(keys=torch.tensor([[193, 5], [0, 64]]))
+    for mask in (rg.Everything(), rg.Causal() & lengths, testing.masks(at)["Dense"]):
+        compare(testing.draw(at, key_heads=2, dk=24, dv=41, mask=mask), dtype)
+    compare(testing.draw(at, key_heads=2, dk=24, dv=41, score=rg.ScaledDot() >> rg.SoftCap(3.0), sink=True), dtype)
+    compare(testing.draw(at, key_heads=2, dk=24, dv=41, score=rg.ScaledDot() >> rg.SoftCap(3.0)), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_a_group_lie_as_they_like(isa: str, dtype: torch.dtype) -> None:
+    """Heads beside rows, as models have them, or features that are no neighbours: the same bits."""
+    q, k, v = (torch.randn(4, n, h, 24).to(dtype).transpose(1, 2) for n, h in ((5, 8), (300, 2), (300, 2)))
+    lying = [
+        (q, k, v),
+        (q.contiguous(), k.contiguous(), v.contiguous()),
+        tuple(t.mT.contiguous().mT for t in (q, k, v)),
+    ]
+    given = {"mask": rg.Causal(), "positions": rg.tail(5, 300), "backend": rg.Native()}
+    found = [rg.attention_state(*some, **given).finish() for some in lying]
+    for out, lse in found[1:]:
+        assert torch.equal(out, found[0][0]) and torch.equal(lse, found[0][1])
+
+
 @pytest.mark.parametrize("nk", [1, 7, 8, 9, 63, 64, 65, 127, 128, 129, 255, 256, 257, 513, 2048, 2049])
 def test_chunks_and_parts_of_keys_at_every_edge(isa: str, nk: int) -> None:
     at = testing.frame(nq=3, nk=nk, batch=(1,), heads=6)
