@@ -100,6 +100,11 @@ struct Block {
   const int32_t* map;                  // this block's row of the tile map, or 0
 };
 
+static const void* moved(const void* p, int64_t n, int dtype) { return (const char*)p + n * (dtype == REGARD_F32 ? 4 : 2); }
+
+// Whether rows of K (of V) are read where they lie.
+static bool in_place(const regard_call& c, const regard_tensor& t) { return c.dtype == REGARD_F32 && t.col == 1; }
+
 // Rows of the next tile, fetched few by few between the products of this one: the processor by itself does not look that far ahead.
 struct Ahead {
   const char* first;
@@ -111,6 +116,14 @@ struct Ahead {
       for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(first + n * step + at, 0, 2);
   }
 };
+
+// Rows of keys (of values) from `row` on, as many as a tile has, where fetching them was measured to pay: they are read in place, are
+// many for the second-level cache, and long ones, or met by one block alone. `head`: where those of the head begin.
+static Ahead ahead_of(const regard_call& c, const regard_tensor& t, const void* head, int64_t features, int64_t row, int64_t last, bool alone) {
+  const int64_t bytes = features * 4, rows = last - row < kKeys ? last - row : kKeys;
+  const bool pays = in_place(c, t) && c.nk * bytes > 1 << 19 && (alone || bytes > 256);
+  return {(const char*)moved(head, row * t.row, c.dtype), t.row * 4, bytes, pays ? rows : 0};
+}
 
 struct Tile {
   int64_t j, count;      // keys

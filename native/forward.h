@@ -16,11 +16,6 @@ struct Source {
   int finite;  // whether all values are: -1 where nobody asked
 };
 
-static const void* moved(const void* p, int64_t n, int dtype) { return (const char*)p + n * (dtype == REGARD_F32 ? 4 : 2); }
-
-// Whether rows of K (of V) are read where they lie.
-static bool in_place(const regard_call& c, const regard_tensor& t) { return c.dtype == REGARD_F32 && t.col == 1; }
-
 template <class Op>
 static void bring_keys(const regard_call& c, const Scratch& w, Source& x) {
   if (x.ready) return;
@@ -195,14 +190,6 @@ static Tile meet(const Block<V>& b, const Source& x, int64_t j) {
   if (which >= 0) t.bits = c.bits + which * kKeys + (from - j);
   if (c.allowed.data) t.allowed = at<uint8_t>(c.allowed, b.p, b.p.h) + b.p.row * c.allowed.row + from * c.allowed.col;
   return t;
-}
-
-// Rows of keys (of values) from `row` on, as many as a tile has, where fetching them was measured to pay: they are read in place, are
-// many for the second-level cache, and long ones, or met by one block alone. `head`: where those of the head begin.
-static Ahead ahead_of(const regard_call& c, const regard_tensor& t, const void* head, int64_t features, int64_t row, int64_t last, bool alone) {
-  const int64_t bytes = features * 4, rows = last - row < kKeys ? last - row : kKeys;
-  const bool pays = in_place(c, t) && c.nk * bytes > 1 << 19 && (alone || bytes > 256);
-  return {(const char*)moved(head, row * t.row, c.dtype), t.row * 4, bytes, pays ? rows : 0};
 }
 
 // Some blocks, the first at `all`: one after the other, or of one head after the other.
