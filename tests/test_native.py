@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from native_cases import compare, frames
+from native_cases import compare, frames, named, names
 from regard import testing
 from regard.backends.base import Backend
 from regard.backends.library import Arguments, Library, Operand, load, runnable
@@ -20,7 +20,6 @@ from regard.problem import pose
 pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 
 FRAMES = frames(few=1151)
-CALLS = {f"{size}: {name}": case for size, at in FRAMES.items() for name, case in testing.calls(at)}
 
 
 def refused(case: testing.Case) -> bool:
@@ -28,13 +27,14 @@ def refused(case: testing.Case) -> bool:
     return rg.Native().why_not(problem, lse=True) is not None
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", names(FRAMES))
 def test_every_mask_and_score(name: str) -> None:
-    if refused(CALLS[name]):
+    call = named(FRAMES, name)
+    if refused(call):
         with pytest.raises(rg.Unsupported, match="backend Native"):
-            compare(CALLS[name])
+            compare(call)
     else:
-        compare(CALLS[name])
+        compare(call)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

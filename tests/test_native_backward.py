@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
 from torch import Tensor
 
 import regard as rg
-from native_cases import frames, redrawn
+from native_cases import frames, named, names, redrawn
 from regard import testing
 from regard.backends.library import runnable
 from regard.backends.masking import lower_mask
@@ -22,25 +21,17 @@ pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels
 
 FRAMES = frames(few=151)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-NAMES = [f"{size}: {name}" for size, at in FRAMES.items() for name, _ in testing.calls(at)]
 # one of each kind of mask that reaches the kernels: intervals, booleans, a map of tiles, nothing to see
 MASKS = ["Causal", "Lengths", "Dense", "Or", "nothing"]
-
-
-@cache
-def drawn(size: str) -> dict[str, testing.Case]:
-    torch.manual_seed(0)
-    return dict(testing.calls(FRAMES[size]))
 
 
 def gradients(case: testing.Case, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     return {k: t for k, t in testing.answers(case, rg.Native(), dtype).items() if k.startswith("gradient")}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", names(FRAMES))
 def test_every_mask_and_score(name: str) -> None:
-    size, _, name = name.partition(": ")
-    case = drawn(size)[name]
+    case = named(FRAMES, name)
     if isinstance(case.score.stages[0], rg.Additive):
         return  # kernels and tests of its own: test_native_additive.py
     if any(t.numel() == 1 for t in case.score.tensors()):
