@@ -1,10 +1,29 @@
 // Items of work, taken from an atomic counter by as many threads as the caller allows, each with scratch of its own.
 #pragma once
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "steps.h"
 
 namespace regard {
+
+// Memory of one thread while it works; `at` is null where there is none. What is large is mapped by itself: in malloc's heap it would
+// lie beside what the caller keeps, and leave a hole there.
+struct Desktop {
+  size_t size;
+  void* at = nullptr;
+
+  explicit Desktop(size_t bytes) : size(bytes) {
+    if (large()) at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (large() ? at == MAP_FAILED : posix_memalign(&at, 64, size)) at = nullptr;
+  }
+  ~Desktop() {
+    if (!large()) free(at);
+    else if (at) munmap(at, size);
+  }
+  Desktop(const Desktop&) = delete;
+  bool large() const { return size >= 1 << 20; }
+};
 
 template <class Task>
 struct Work {
@@ -14,17 +33,16 @@ struct Work {
 
   static void join(int64_t, int64_t, void* context) {
     Work& work = *(Work*)context;
-    void* memory = nullptr;
-    if (posix_memalign(&memory, 64, (size_t)work.task->scratch() * sizeof(float))) {
+    const Desktop memory((size_t)work.task->scratch() * sizeof(float));
+    if (!memory.at) {
       __atomic_store_n(&work.failed, 1, __ATOMIC_RELAXED);
       return;
     }
     for (;;) {
       int64_t item = __atomic_fetch_add(&work.next, 1, __ATOMIC_RELAXED);
       if (item >= work.items) break;
-      work.task->run(item, (float*)memory);
+      work.task->run(item, (float*)memory.at);
     }
-    free(memory);
   }
 };
 
