@@ -100,20 +100,26 @@ struct Block {
   const int32_t* map;                  // this block's row of the tile map, or 0
 };
 
-static const void* moved(const void* p, int64_t n, int dtype) { return (const char*)p + n * (dtype == REGARD_F32 ? 4 : 2); }
+REGARD_INLINE int64_t size_of(int dtype) { return dtype == REGARD_F32 ? 4 : 2; }
+
+static const void* moved(const void* p, int64_t n, int dtype) { return (const char*)p + n * size_of(dtype); }
 
 // Whether rows of K (of V) are read where they lie.
 static bool in_place(const regard_call& c, const regard_tensor& t) { return c.dtype == REGARD_F32 && t.col == 1; }
+
+// Brings what will be read soon to the second-level cache. Inlined by force: GCC takes a function that only fetches for one that does
+// nothing, and drops its calls.
+REGARD_INLINE void fetch(const char* p, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
+}
 
 // Rows of the next tile, fetched few by few between the products of this one: the processor by itself does not look that far ahead.
 struct Ahead {
   const char* first;
   int64_t step, bytes, rows;  // bytes from row to row and of a row; no rows where nothing is to be fetched
 
-  // Inlined by force: GCC takes a function that only fetches for one that does nothing.
-  __attribute__((always_inline)) void fetch(int64_t from, int64_t to) const {
-    for (int64_t n = from; n < to && n < rows; ++n)
-      for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(first + n * step + at, 0, 2);
+  __attribute__((always_inline)) void bring(int64_t from, int64_t to) const {
+    for (int64_t n = from; n < to && n < rows; ++n) fetch(first + n * step, bytes);
   }
 };
 

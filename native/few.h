@@ -17,8 +17,6 @@ constexpr int beside(int rows, int most) {
 
 REGARD_INLINE int64_t round_up(int64_t n) { return (n + W - 1) / W * W; }
 
-REGARD_INLINE int64_t size_of(int dtype) { return dtype == REGARD_F32 ? 4 : 2; }
-
 struct Row {  // one query of one head
   int64_t h, i, first, last;
 };
@@ -91,11 +89,6 @@ REGARD_INLINE vf sums(vf (&x)[W]) {
   return x[0];
 }
 
-// What will be read a chunk later: the processor's own prefetching stops where K and V take turns.
-REGARD_INLINE void fetch(const char* p, int64_t bytes) {
-  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(p + b, 0, 2);
-}
-
 // One vector of features, `valid` of them real, of K keys and R rows.
 template <int K, int R, int dtype>
 REGARD_INLINE void times(vf (&acc)[K][R], const float* q, int64_t width, const char* const (&k)[K], int64_t d, int64_t valid) {
@@ -110,7 +103,8 @@ REGARD_INLINE void times(vf (&acc)[K][R], const float* q, int64_t width, const c
   }
 }
 
-// W keys against R rows: x[i][m] holds the products of row i and key m, to be summed. `ahead`: how far to prefetch, or 0.
+// W keys against R rows: x[i][m] holds the products of row i and key m, to be summed. `ahead`: how far to what will be read a chunk
+// later, since the processor's own prefetching stops where K and V take turns; or 0.
 template <int R, int dtype>
 REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, const char* const (&keys)[W], int64_t ahead) {
   constexpr int K = 2, D = beside(K * R, 8);

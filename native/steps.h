@@ -125,7 +125,7 @@ static void bring_bias(const Block<V>& b, const Tile& t) {
   const regard_call& c = b.c;
   if (!c.bias.data) return;
   const int64_t from = offset(c.bias, b.p, b.p.h) + b.p.row * c.bias.row + t.j * c.bias.col;
-  const void* bias = (const char*)c.bias.data + from * (c.bias_dtype == REGARD_F32 ? 4 : 2);
+  const void* bias = moved(c.bias.data, from, c.bias_dtype);
   pack<V>(b.w.bias, kQueries, bias, c.bias_dtype, c.bias.row, c.bias.col, b.p.rows, t.count, kLog2e);
 }
 

@@ -12,7 +12,7 @@ template <int V, class Op, int M>
 REGARD_ALONE void dot_rows(float* s, vf* top, const float* k, int64_t row, const float* q, int64_t width, int64_t count, float factor,
                            const Ahead& next, int64_t first) {
   for (int64_t n = 0; n + M <= count; n += M, k += M * row, s += M * kQueries) {
-    next.fetch(first + n, first + n + M);
+    next.bring(first + n, first + n + M);
     vf acc[M][V];
     clear(acc);
     micro<Op, M, V>(acc, k, row, 1, q, kQueries, width);
@@ -175,7 +175,7 @@ REGARD_ALONE void value_rows(const Block<V>& b, const Tile& t, const vf* alpha, 
   const float* s = b.w.s;
   float* o = b.w.o + f * kQueries;
   for (; f + M <= last; f += M, o += M * kQueries) {
-    t.values.fetch(f * kKeys / b.c.dv, (f + M) * kKeys / b.c.dv);
+    t.values.bring(f * kKeys / b.c.dv, (f + M) * kKeys / b.c.dv);
     vf acc[M][V];
     clear(acc);
     micro<Op, M, V>(acc, x + f, 1, row, s, kQueries, count);

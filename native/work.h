@@ -9,19 +9,19 @@ namespace regard {
 
 // Memory of one thread while it works; `at` is null where there is none. What is large is mapped by itself: in malloc's heap it would
 // lie beside what the caller keeps, and leave a hole there.
-struct Desktop {
+struct Workspace {
   size_t size;
   void* at = nullptr;
 
-  explicit Desktop(size_t bytes) : size(bytes) {
+  explicit Workspace(size_t bytes) : size(bytes) {
     if (large()) at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (large() ? at == MAP_FAILED : posix_memalign(&at, 64, size)) at = nullptr;
   }
-  ~Desktop() {
+  ~Workspace() {
     if (!large()) free(at);
     else if (at) munmap(at, size);
   }
-  Desktop(const Desktop&) = delete;
+  Workspace(const Workspace&) = delete;
   bool large() const { return size >= 1 << 20; }
 };
 
@@ -33,7 +33,7 @@ struct Work {
 
   static void join(int64_t, int64_t, void* context) {
     Work& work = *(Work*)context;
-    const Desktop memory((size_t)work.task->scratch() * sizeof(float));
+    const Workspace memory((size_t)work.task->scratch() * sizeof(float));
     if (!memory.at) {
       __atomic_store_n(&work.failed, 1, __ATOMIC_RELAXED);
       return;

@@ -49,6 +49,14 @@ def test_rows_of_a_group_lie_as_they_like(isa: str, dtype: torch.dtype) -> None:
         assert torch.equal(out, found[0][0]) and torch.equal(lse, found[0][1])
 
 
+@pytest.mark.parametrize("nq", [9, 17, 60, 130])
+def test_keys_that_are_fetched_ahead(isa: str, nq: int) -> None:
+    """More than 512 KB of long rows, met by one block and by several, to an end within a tile."""
+    at = testing.frame(nq=nq, nk=2061, batch=(1,), heads=2)
+    for mask in (rg.Everything(), rg.Window(before=300, after=0)):
+        compare(testing.draw(at, key_heads=2, dk=80, dv=67, mask=mask))
+
+
 @pytest.mark.parametrize("nk", [1, 7, 8, 9, 63, 64, 65, 127, 128, 129, 255, 256, 257, 513, 2048, 2049])
 def test_chunks_and_parts_of_keys_at_every_edge(isa: str, nk: int) -> None:
     at = testing.frame(nq=3, nk=nk, batch=(1,), heads=6)
