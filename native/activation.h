@@ -34,16 +34,6 @@ REGARD_INLINE Separable separable(int activation) {
   return activation == REGARD_TANH ? Separable{2, -2, 0} : Separable{-1, 1, 0.5f};
 }
 
-// e^x to 1 ulp for |x| ≤ kFar.
-REGARD_INLINE vf expv(vf x) {
-  const vf magic = splat(12582912.0f);
-  vf t = x * splat(kLog2e) + magic;
-  vf n = t - magic;
-  vf f = x - n * splat(0.693359375f) - n * splat(-2.12194440e-4f);  // ln 2 in two parts, the first of few bits
-  vi power = ((vi)t - (vi)magic + splat_int(127)) << 23;
-  return exp2v(f * splat(kLog2e)) * (vf)power;
-}
-
 struct TanhOf {
   REGARD_INLINE vf value(vf x, float) { return tanhv(x); }
   REGARD_INLINE vf slope(vf, vf y, float) { return splat(1.0f) - y * y; }
@@ -63,23 +53,26 @@ struct LeakyReluOf {
   REGARD_INLINE vf slope(vf x, vf, float slope) { return x > splat(0.0f) ? splat(1.0f) : splat(slope); }
 };
 
-// The largest |x| of `count` numbers; infinite where one is not finite.
+// The largest |x| of `count` numbers; infinite where one is not finite. Sizes are compared as their bits, among which NaN is most.
 REGARD_INLINE float reach(const float* x, int64_t count) {
-  vf top = vf{};
-  float most = 0;
+  constexpr int32_t kSize = 0x7fffffff, kLimit = 0x7f800000;
+  vi top = vi{};
+  int32_t most = 0;
   int64_t n = 0;
   for (; n + W <= count; n += W) {
-    vf size = absolute(load(x + n));
-    size = size == size ? size : splat(kInf);
-    top = greater_of(size, top);
+    const vi size = (vi)load(x + n) & splat_int(kSize);
+    top = size > top ? size : top;
+  }
+  for (; n < count; ++n) {
+    int32_t size;
+    __builtin_memcpy(&size, x + n, 4);
+    most = (size & kSize) > most ? size & kSize : most;
   }
   for (int m = 0; m < W; ++m) most = top[m] > most ? top[m] : most;
-  for (; n < count; ++n) {
-    float size = x[n] < 0 ? -x[n] : x[n];
-    size = size == size ? size : kInf;
-    most = size > most ? size : most;
-  }
-  return most;
+  most = most < kLimit ? most : kLimit;
+  float found;
+  __builtin_memcpy(&found, &most, 4);
+  return found;
 }
 
 }  // namespace regard

@@ -1,5 +1,6 @@
 // The entry points of the additive similarity, once for each instruction set.
 #include "additive_backward.h"
+#include "additive_few_backward.h"
 
 using namespace regard;
 
@@ -20,6 +21,7 @@ Raised raised_places(const regard_call& c, float* memory) {
 // Both return 0, or 1 where memory ran out.
 REGARD_API int32_t regard_additive_forward(const regard_additive* x, regard_parallel parallel) {
   const regard_call& c = x->call;
+  if (few_additive(c)) return forward_few<AdditiveFew>(*x, parallel);
   float* memory = (float*)malloc((size_t)raised_size(c) * sizeof(float));
   if (!memory) return 1;
   const Raised keys = raised_places(c, memory);
@@ -34,6 +36,7 @@ REGARD_API int32_t regard_additive_forward(const regard_additive* x, regard_para
 REGARD_API int32_t regard_additive_backward(const regard_additive_gradients* given, regard_parallel parallel) {
   const regard_additive& x = given->forward;
   const regard_call& c = x.call;
+  if (few_additive_backward(c)) return backward_few(*given, parallel);
   const Raised none{};
   Gradients g{*given, x, c, none};
   const int64_t heads = elements(c) * c.heads;

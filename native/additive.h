@@ -54,7 +54,7 @@ REGARD_ALONE void far_tile(const Prepared& q, const float* c, int64_t width, int
         vf a = one + load(q.raised + k * kQueries + v * W) * splat(c[n * width + k]);
         vf b = one + load(q.raised + (k + 1) * kQueries + v * W) * splat(c[n * width + k + 1]);
         a = a < most ? a : most, b = b < most ? b : most;
-        sum += (splat(q.weight[k]) * b + splat(q.weight[k + 1]) * a) / (a * b) - splat(q.middle[k / 2]);
+        sum += (splat(q.weight[k]) * b + splat(q.weight[k + 1]) * a) / (a * b) - splat(0.5f * (q.weight[k] + q.weight[k + 1]));
       }
       store(s + n * kQueries + v * W, sum);
     }
@@ -87,7 +87,7 @@ static void additive_tile(const Block<V>& b, const Tile& t, const regard_additiv
                           vf (&top)[V], float* bend = nullptr) {
   const regard_call& c = x.call;
   const int64_t pair = pair_of_block(c, b.p), width = round_even(c.dk);
-  const Way way = way_of(x, q, keys.reach + pair * key_tiles(c), t.j);
+  const Way way = way_of(x, q, keys.reach[pair * key_tiles(c) + t.j / kKeys]);
   const float* raised = keys.c + (pair * c.nk + t.j) * width;
   const float* plain = at<float>(c.k, b.p, pair % c.key_heads) + t.j * c.k.row;
   if (way == kNearWay) near_tile<V>(q, raised, width, t.count, b.w.s);
@@ -95,10 +95,8 @@ static void additive_tile(const Block<V>& b, const Tile& t, const regard_additiv
   else if (x.activation == REGARD_TANH) direct_tile<V, TanhOf>(q, x, plain, t.count, b.w.s);
   else if (x.activation == REGARD_SIGMOID) direct_tile<V, SigmoidOf>(q, x, plain, t.count, b.w.s);
   else direct_tile<V, LeakyReluOf>(q, x, plain, t.count, b.w.s);
-  const bool direct = way == kDirectWay;
-  const Separable form = separable(x.activation);
-  const vf scale = splat(direct ? q.unit : form.factor * q.largest * q.unit);
-  const vf base = splat(direct ? 0 : form.middle * q.total * q.unit);
+  const Units units = units_of(x, q, way);
+  const vf scale = splat(units.scale), base = splat(units.base);
   for (int64_t n = 0; n < t.count; ++n) {
     vf s[V];
     for (int v = 0; v < V; ++v) s[v] = load(b.w.s + n * kQueries + v * W) * scale + base;

@@ -15,7 +15,7 @@ static void pull_similarity(Puller<V>& z, const Tile& t) {
   const Pull& s = z.s;
   const regard_call& c = g.c;
   const int64_t pair = pair_of_block(c, z.b.p), width = g.width, line = g.line();
-  const Way way = way_of(g.x, s.q, g.keys.reach + pair * key_tiles(c), t.j);
+  const Way way = way_of(g.x, s.q, g.keys.reach[pair * key_tiles(c) + t.j / kKeys]);
   const float* raised = g.keys.c + (pair * c.nk + t.j) * width;
   float *dc = s.dc + (t.j - z.from), one = 1, value = 1;
   float constant[kKeys];  // f = value (r + a constant): its share of W keys, added where they are, so that digits cancel early

@@ -1,7 +1,9 @@
 // Few queries, many keys. The queries of a group share each row of K and V; keys are split into parts, whose states are
 // merged in order by whoever finishes the last, so the bits do not depend on the number of threads.
 #pragma once
+#include "few_dots.h"
 #include "few_values.h"
+#include "work.h"
 
 namespace regard {
 
@@ -22,24 +24,10 @@ static int64_t part_keys(const regard_call& c, int64_t pairs) {
 
 static int64_t part_size(const regard_call& c) { return few_rows(c) * state_size(c); }
 
-static int64_t decode_scratch(const regard_call& c) {
-  const int64_t k = c.k.col == 1 ? 0 : kChunk * round_up(c.dk), v = c.v.col == 1 ? 0 : kChunk * round_up(c.dv);
-  return few_rows(c) * (round_up(c.dk) + kChunk) + k + v;
-}
-
-static void decode_places(Few& f, float* at) {
-  f.rows = few_rows(f.c);
-  f.q = at, at += f.rows * round_up(f.c.dk);
-  f.s = at, at += f.rows * kChunk;
-  f.k = at, at += f.c.k.col == 1 ? 0 : kChunk * round_up(f.c.dk);
-  f.v = at;
-}
-
-// rows × cols elements to [rows][ld] floats, padded by zeros, times factor.
-static void gather(float* dst, int64_t ld, const char* src, const regard_tensor& t, int dtype, int64_t rows, int64_t cols, float factor) {
-  for (int64_t n = 0; n < rows; ++n)
-    for (int64_t d = 0; d < ld; d += W)
-      store(dst + n * ld + d, floats(src, n * t.row + d * t.col, t.col, cols - d, dtype) * splat(factor));
+template <class Score>
+static int64_t decode_scratch(const typename Score::Given& given) {
+  const regard_call& c = Score::call(given);
+  return few_rows(c) * kChunk + (c.v.col == 1 ? 0 : kChunk * round_up(c.dv)) + Score::size(given, few_rows(c));
 }
 
 // Where the keys of a chunk stand, for the steps that ask.
@@ -52,17 +40,10 @@ static void place_keys(Few& f, const Chunk& t) {
   }
 }
 
+// A chunk's scores become weights and meet their values.
 template <int dtype>
-static void run_chunk(Few& f, const Chunk& t, const char* keys, const char* values) {
+static void absorb_chunk(Few& f, const Chunk& t) {
   const regard_call& c = f.c;
-  const char *k = keys + t.j * c.k.row * size_of(dtype), *v = values + t.j * c.v.row * size_of(dtype);
-  place_keys(f, t);
-  if (c.k.col == 1) {
-    score_chunk<dtype>(f, t, k, c.k.row);
-  } else {
-    gather(f.k, round_up(c.dk), k, c.k, dtype, t.count, c.dk, 1);
-    score_chunk<REGARD_F32>(f, t, (const char*)f.k, round_up(c.dk));
-  }
   for (int64_t r = 0; r < f.rows; ++r) {
     float* state = f.states + r * state_size(c);
     float m = state[0];
@@ -72,15 +53,17 @@ static void run_chunk(Few& f, const Chunk& t, const char* keys, const char* valu
     state[0] = m;
     state[1] = state[1] * f.alpha[r] + weigh_row(f, t, r, shift);
   }
+  const char* v = row_of(c.v, f.p, f.key_head, t.j, dtype);
   if (c.v.col == 1) return add_chunk<dtype>(f, t, v, c.v.row);
   gather(f.v, round_up(c.dv), v, c.v, dtype, t.count, c.dv, 1);
   add_chunk<REGARD_F32>(f, t, (const char*)f.v, round_up(c.dv));
 }
 
-// The rows of one (batch element, key head): which queries they are, what they see, and their empty states.
-static void begin_rows(Few& f, int64_t key_head) {
+// The rows of one (batch element, key head): which queries they are, and what they see.
+static Limits begin_rows(Few& f, int64_t key_head) {
   const regard_call& c = f.c;
-  const int64_t width = round_up(c.dk);
+  f.rows = few_rows(c), f.key_head = key_head;
+  Limits limits = Limits::none(c);
   for (int64_t r = 0; r < f.rows; ++r) {
     Row& row = f.row[r];
     row.h = key_head * (c.heads / c.key_heads) + r / c.nq, row.i = r % c.nq, row.first = 0, row.last = c.nk;
@@ -88,29 +71,21 @@ static void begin_rows(Few& f, int64_t key_head) {
       row.first = at<int32_t>(c.start, f.p, row.h)[row.i * c.start.row];
       row.last = at<int32_t>(c.stop, f.p, row.h)[row.i * c.stop.row];
     }
-    const char* q = (const char*)c.q.data + size_of(c.dtype) * (offset(c.q, f.p, row.h) + row.i * c.q.row);
-    gather(f.q + r * width, width, q, c.q, c.dtype, 1, c.dk, factor_of(c, row.h));
-    float* state = f.states + r * state_size(c);
-    for (int64_t d = 0; d < state_size(c); ++d) state[d] = d == 0 ? -kInf : 0;
+    limits.add(row.first, row.last);
   }
+  return limits;
 }
 
-// Keys [from, to) of one (batch element, key head): their state.
-static void run_part(Few& f, int64_t key_head, int64_t from, int64_t to) {
-  const regard_call& c = f.c;
-  begin_rows(f, key_head);
-  Limits limits = Limits::none(c);
-  for (int64_t r = 0; r < f.rows; ++r) limits.add(f.row[r].first, f.row[r].last);
-  const char* keys = (const char*)c.k.data + size_of(c.dtype) * offset(c.k, f.p, key_head);
-  const char* values = (const char*)c.v.data + size_of(c.dtype) * offset(c.v, f.p, key_head);
+// run(chunk) for the keys [from, to) that some row sees.
+template <class Run>
+REGARD_INLINE void each_chunk(Few& f, const Limits& limits, int64_t from, int64_t to, Run run) {
   from = from > limits.lo ? from : limits.lo;
   to = to < limits.hi ? to : limits.hi;
   for (int64_t j = from; j < to; j += kChunk) {
     Chunk t{j, to - j < kChunk ? to - j : kChunk, false, j + 2 * kChunk <= to};
-    t.some = c.allowed.data || limits.inner_lo > j || limits.inner_hi < j + t.count;
-    if (c.dtype == REGARD_F32) run_chunk<REGARD_F32>(f, t, keys, values);
-    else if (c.dtype == REGARD_BF16) run_chunk<REGARD_BF16>(f, t, keys, values);
-    else run_chunk<REGARD_F16>(f, t, keys, values);
+    t.some = f.c.allowed.data || limits.inner_lo > j || limits.inner_hi < j + t.count;
+    place_keys(f, t);
+    run(t);
   }
 }
 
@@ -144,6 +119,54 @@ static void merge_row(const regard_call& c, const Place& p, int64_t h, int64_t i
 static void merge_parts(const regard_call& c, const Place& p, int64_t key_head, float* parts, int64_t count) {
   for (int64_t r = 0; r < few_rows(c); ++r)
     merge_row(c, p, key_head * (c.heads / c.key_heads) + r / c.nq, r % c.nq, parts + r * state_size(c), part_size(c), count);
+}
+
+// The forward of few rows, whatever finds their scores: Score.begin(few, row), then Score.score(few, chunk).
+template <class Score>
+struct FewForward {
+  const typename Score::Given& given;
+  const regard_call& c;
+  int64_t pairs, keys, parts;  // (batch element, key head); keys of a part, parts of a pair
+  float* states;
+  int64_t* left;  // of each pair: the parts that are not finished
+
+  int64_t scratch() const { return decode_scratch<Score>(given); }
+
+  void run(int64_t item, float* memory) const {
+    const int64_t pair = item / parts, key_head = pair % c.key_heads, from = item % parts * keys, to = from + keys;
+    Few f(c);
+    f.p = place_in_batch(c, pair / c.key_heads);
+    f.s = memory, f.v = f.s + few_rows(c) * kChunk;
+    Score score(given, few_rows(c), f.v + (c.v.col == 1 ? 0 : kChunk * round_up(c.dv)));
+    f.states = states + item * part_size(c);
+    const Limits limits = begin_rows(f, key_head);
+    for (int64_t r = 0; r < f.rows; ++r) {
+      score.begin(f, r);
+      float* state = f.states + r * state_size(c);
+      for (int64_t d = 0; d < state_size(c); ++d) state[d] = d == 0 ? -kInf : 0;
+    }
+    each_chunk(f, limits, from, to < c.nk ? to : c.nk, [&](const Chunk& t) {
+      score.score(f, t);
+      if (c.dtype == REGARD_F32) absorb_chunk<REGARD_F32>(f, t);
+      else if (c.dtype == REGARD_BF16) absorb_chunk<REGARD_BF16>(f, t);
+      else absorb_chunk<REGARD_F16>(f, t);
+    });
+    if (__atomic_sub_fetch(&left[pair], 1, __ATOMIC_ACQ_REL) == 0)
+      merge_parts(c, f.p, key_head, states + pair * parts * part_size(c), parts);
+  }
+};
+
+template <class Score>
+static int32_t forward_few(const typename Score::Given& given, regard_parallel parallel) {
+  const regard_call& c = Score::call(given);
+  const int64_t pairs = elements(c) * c.key_heads, keys = part_keys(c, pairs), parts = (c.nk + keys - 1) / keys, items = pairs * parts;
+  int64_t* left = (int64_t*)malloc((size_t)pairs * sizeof(int64_t) + (size_t)(items * part_size(c)) * sizeof(float));
+  if (!left) return 1;
+  for (int64_t n = 0; n < pairs; ++n) left[n] = parts;
+  const FewForward<Score> forward{given, c, pairs, keys, parts, (float*)(left + pairs), left};
+  const int32_t failed = share(forward, items, c.threads, parallel);
+  free(left);
+  return failed;
 }
 
 }  // namespace regard

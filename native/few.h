@@ -1,4 +1,4 @@
-// Few rows against a chunk of keys. Lanes are features: each vector of K and V is read, and widened, once for several rows.
+// Few rows against a chunk of keys: what they are, and every step between a similarity and its weights. Lanes of scores are keys.
 #pragma once
 #include "steps.h"
 
@@ -25,11 +25,10 @@ struct Few {
   explicit Few(const regard_call& call) : c(call) {}
   const regard_call& c;
   Place p;
-  int64_t rows;
-  float* q;             // [rows][width], scaled, base 2; width is dk rounded up to W, padded by zeros
+  int64_t rows, key_head;
   float* s;             // [rows][kChunk] scores, then weights; a hidden key's weight is -0
-  float* k;             // [kChunk][width], what cannot be read in place
-  float* v;             // [kChunk][dv rounded up to W], likewise
+  float* bend = nullptr;  // [rows][kChunk] the soft cap's derivative, or 0 where nobody asks
+  float* v;             // [kChunk][dv rounded up to W], values that cannot be read in place
   float* states;        // of each row m, l, o[dv rounded up to W]
   float alpha[kFew];    // what the state so far is multiplied by
   Row row[kFew];
@@ -89,54 +88,6 @@ REGARD_INLINE vf sums(vf (&x)[W]) {
   return x[0];
 }
 
-// One vector of features, `valid` of them real, of K keys and R rows.
-template <int K, int R, int dtype>
-REGARD_INLINE void times(vf (&acc)[K][R], const float* q, int64_t width, const char* const (&k)[K], int64_t d, int64_t valid) {
-  vf a[R];
-#pragma GCC unroll 4
-  for (int i = 0; i < R; ++i) a[i] = load(q + i * width + d);
-#pragma GCC unroll 8
-  for (int n = 0; n < K; ++n) {
-    vf b = floats(k[n], d, 1, valid, dtype);
-#pragma GCC unroll 4
-    for (int i = 0; i < R; ++i) acc[n][i] += a[i] * b;
-  }
-}
-
-// W keys against R rows: x[i][m] holds the products of row i and key m, to be summed. `ahead`: how far to what will be read a chunk
-// later, since the processor's own prefetching stops where K and V take turns; or 0.
-template <int R, int dtype>
-REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, const char* const (&keys)[W], int64_t ahead) {
-  constexpr int K = 2, D = beside(K * R, 8);
-  const int64_t width = round_up(dk);
-  for (int m = 0; m < W; m += K) {
-    const char* k[K];
-#pragma GCC unroll 8
-    for (int n = 0; n < K; ++n) k[n] = keys[m + n];
-    if (ahead)
-#pragma GCC unroll 8
-      for (int n = 0; n < K; ++n) fetch(k[n] + ahead, dk * size_of(dtype));
-    vf acc[D][K][R];
-#pragma GCC unroll 8
-    for (int e = 0; e < D; ++e) clear(acc[e]);
-    int64_t d = 0;
-    for (; d + D * W <= dk; d += D * W)
-#pragma GCC unroll 8
-      for (int e = 0; e < D; ++e) times<K, R, dtype>(acc[e], q, width, k, d + e * W, W);
-    for (; d + W <= dk; d += W) times<K, R, dtype>(acc[0], q, width, k, d, W);
-    if (d < dk) times<K, R, dtype>(acc[0], q, width, k, d, dk - d);
-#pragma GCC unroll 8
-    for (int n = 0; n < K; ++n)
-#pragma GCC unroll 4
-      for (int i = 0; i < R; ++i) {
-        vf sum = acc[0][n][i];
-#pragma GCC unroll 8
-        for (int e = 1; e < D; ++e) sum += acc[e][n][i];
-        x[i][m + n] = sum;
-      }
-  }
-}
-
 // How far a query is from keys [n, n + W) of the chunk, for the slopes.
 static vf few_away(const Few& f, const Row& row, const Chunk& t, int64_t n) {
   const regard_call& c = f.c;
@@ -162,11 +113,10 @@ static vf few_offsets(const Few& f, const Row& row, int64_t key, int64_t valid) 
 }
 
 // Everything after the similarity for keys [n, n + W) of the chunk and one row, in base 2; hidden ones become -inf.
-static vf few_steps(const Few& f, const Row& row, const Chunk& t, int64_t n, vf s) {
+static vf few_steps(const Few& f, const Row& row, const Chunk& t, int64_t n, vf s, vf& bend) {
   const regard_call& c = f.c;
   const int64_t key = t.j + n, valid = t.count - n;
   const float cap = cap_of(c, row.h);
-  vf bend;
   if (c.cap != 0 && !c.cap_last) s = capped(s, cap, bend);
   if (c.slopes) s = sloped(s, slope_of(c, row.h), few_away(f, row, t, n));
   if (c.offsets) s += few_offsets(f, row, key, valid) * splat(kLog2e);
@@ -184,36 +134,39 @@ static vf few_steps(const Few& f, const Row& row, const Chunk& t, int64_t n, vf 
 
 REGARD_INLINE bool plain(const regard_call& c) { return c.cap == 0 && !c.slopes && !c.offsets && !c.bias.data && !c.allowed.data; }
 
-template <int R, int dtype>
-static void score_rows(Few& f, const Chunk& t, const char* const (&keys)[W], int64_t ahead, int64_t n, int64_t r) {
-  vf x[R][W];
-  products<R, dtype>(x, f.q + r * round_up(f.c.dk), f.c.dk, keys, ahead);
-  for (int i = 0; i < R; ++i) {
-    vf s = sums(x[i]);
-    if (!f.whole[r + i] || n + W > t.count) s = few_steps(f, f.row[r + i], t, n, s);
-    store(f.s + (r + i) * kChunk + n, s);
-    f.top[r + i] = greater_of(s, f.top[r + i]);
-  }
-}
-
-template <int dtype>
-static void score_chunk(Few& f, const Chunk& t, const char* keys, int64_t stride) {
-  stride *= size_of(dtype);
+// Before a chunk's scores are found.
+REGARD_INLINE void open_chunk(Few& f, const Chunk& t) {
   for (int64_t r = 0; r < f.rows; ++r) {
     f.top[r] = splat(-kInf);
     f.whole[r] = plain(f.c) && f.row[r].first <= t.j && f.row[r].last >= t.j + t.count;
   }
-  for (int64_t n = 0; n < t.count; n += W) {
-    const char* k[W];
-    for (int64_t m = 0; m < W; ++m) k[m] = keys + (n + m < t.count ? n + m : t.count - 1) * stride;
-    int64_t r = 0, ahead = t.more ? kChunk * stride : 0;
-    for (; r + kRowsAtOnce <= f.rows; r += kRowsAtOnce, ahead = 0) score_rows<kRowsAtOnce, dtype>(f, t, k, ahead, n, r);
-    switch (f.rows - r) {
-      case 3: score_rows<3, dtype>(f, t, k, ahead, n, r); break;
-      case 2: score_rows<2, dtype>(f, t, k, ahead, n, r); break;
-      case 1: score_rows<1, dtype>(f, t, k, ahead, n, r); break;
-    }
-  }
+}
+
+// A row's scores of keys [n, n + W) of the chunk, as its similarity gave them.
+REGARD_INLINE void keep_scores(Few& f, const Chunk& t, int64_t n, int64_t r, vf s) {
+  vf bend = splat(1.0f);
+  if (!f.whole[r] || n + W > t.count) s = few_steps(f, f.row[r], t, n, s, bend);
+  store(f.s + r * kChunk + n, s);
+  if (f.bend) store(f.bend + r * kChunk + n, bend);
+  f.top[r] = greater_of(s, f.top[r]);
+}
+
+// rows × cols elements to [rows][ld] floats, padded by zeros, times factor.
+static void gather(float* dst, int64_t ld, const char* src, const regard_tensor& t, int dtype, int64_t rows, int64_t cols, float factor) {
+  for (int64_t n = 0; n < rows; ++n)
+    for (int64_t d = 0; d < ld; d += W)
+      store(dst + n * ld + d, floats(src, n * t.row + d * t.col, t.col, cols - d, dtype) * splat(factor));
+}
+
+// The first of W floats, `valid` of them real, `step` apart.
+REGARD_INLINE void put_some(float* to, int64_t step, int64_t valid, vf x) {
+  if (step == 1 && valid >= W) return store(to, x);
+  for (int64_t n = 0; n < W && n < valid; ++n) to[n * step] = x[n];
+}
+
+// Where a row of a head begins.
+REGARD_INLINE const char* row_of(const regard_tensor& t, const Place& p, int64_t head, int64_t row, int dtype) {
+  return (const char*)moved(t.data, offset(t, p, head) + row * t.row, dtype);
 }
 
 }  // namespace regard

@@ -29,36 +29,6 @@ struct Forward {
   }
 };
 
-struct FewForward {
-  const regard_call& c;
-  int64_t pairs, keys, parts;  // (batch element, key head); keys of a part, parts of a pair
-  float* states;
-  int64_t* left;  // of each pair: the parts that are not finished
-
-  int64_t scratch() const { return decode_scratch(c); }
-
-  void run(int64_t item, float* memory) const {
-    const int64_t pair = item / parts, key_head = pair % c.key_heads, from = item % parts * keys, to = from + keys;
-    Few f(c);
-    decode_places(f, memory);
-    f.p = place_in_batch(c, pair / c.key_heads);
-    f.states = states + item * part_size(c);
-    run_part(f, key_head, from, to < c.nk ? to : c.nk);
-    if (__atomic_sub_fetch(&left[pair], 1, __ATOMIC_ACQ_REL) == 0)
-      merge_parts(c, f.p, key_head, states + pair * parts * part_size(c), parts);
-  }
-};
-
-int32_t forward_few(const regard_call& c, regard_parallel parallel) {
-  const int64_t pairs = elements(c) * c.key_heads, keys = part_keys(c, pairs), parts = (c.nk + keys - 1) / keys, items = pairs * parts;
-  int64_t* left = (int64_t*)malloc((size_t)pairs * sizeof(int64_t) + (size_t)(items * part_size(c)) * sizeof(float));
-  if (!left) return 1;
-  for (int64_t n = 0; n < pairs; ++n) left[n] = parts;
-  const int32_t failed = share(FewForward{c, pairs, keys, parts, (float*)(left + pairs), left}, items, c.threads, parallel);
-  free(left);
-  return failed;
-}
-
 int32_t forward_blocks(const regard_call& c, regard_parallel parallel) {
   const Forward forward{c, group_of(c, elements(c))};
   return share(forward, forward.items(), c.threads, parallel);
@@ -125,7 +95,7 @@ REGARD_API int32_t regard_forward(const regard_call* call, regard_parallel paral
   const regard_call& c = *call;
   if (elements(c) * c.heads * c.nq == 0) return 0;
   if (folds(c)) return forward_folded(c, [parallel](const regard_call& folded) { return forward_blocks(folded, parallel); });
-  if (few(c)) return forward_few(c, parallel);
+  if (few(c)) return forward_few<Dots>(c, parallel);
   return forward_blocks(c, parallel);
 }
 

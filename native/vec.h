@@ -75,18 +75,30 @@ REGARD_INLINE vf take(const float* p, vi at) {
   return x;
 }
 
-// 2^x to 1 ulp: 0 below -126.5, NaN stays NaN. x ≤ 127.
-REGARD_INLINE vf exp2v(vf x) {
-  vf y = greater_of(splat(-127.0f), x);
-  const vf magic = splat(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer in the low bits
-  vf t = y + magic;
-  vf f = y - (t - magic), f2 = f * f;
+constexpr float kMagic = 12582912.0f;  // 1.5 · 2^23: adding it rounds to an integer in the low bits
+
+// 2^(n + f) for |f| ≤ 1/2, where t = n + kMagic.
+REGARD_INLINE vf exp2_parts(vf t, vf f) {
+  vf f2 = f * f;
   vf scale = (vf)(((vi)t << 23) + splat_int(0x3f800000));  // by multiplication, which keeps every NaN; 2^-127 is 0
   vf a = splat(1.53458118e-4f) * f + splat(1.33999314e-3f);
   vf b = splat(9.61848896e-3f) * f + splat(5.55032878e-2f);
   vf c = splat(2.40226469e-1f) * f + splat(6.93147206e-1f);
   vf p = (a * f2 + b) * f2 + c;  // three short chains: the latency, not the count, is what costs
   return p * (f * scale) + scale;
+}
+
+// 2^x to 1 ulp: 0 below -126.5, NaN stays NaN. x ≤ 127.
+REGARD_INLINE vf exp2v(vf x) {
+  vf y = greater_of(splat(-127.0f), x), t = y + splat(kMagic);
+  return exp2_parts(t, y - (t - splat(kMagic)));
+}
+
+// e^x to 1 ulp for |x| ≤ 86.
+REGARD_INLINE vf expv(vf x) {
+  vf t = x * splat(kLog2e) + splat(kMagic), n = t - splat(kMagic);
+  vf f = x - n * splat(0.693359375f) - n * splat(-2.12194440e-4f);  // ln 2 in two parts, the first of few bits
+  return exp2_parts(t, f * splat(kLog2e));
 }
 
 // ln x to 2 ulp for x ≥ 2^-126: what is not finite stays so. Cephes' polynomial.

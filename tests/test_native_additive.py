@@ -76,9 +76,10 @@ def test_the_weights_are_what_they_were_to_the_last_digit(isa: str, activation: 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
 @pytest.mark.parametrize("modifier", ["SoftCap", "Alibi", "Bias", "RelativeBias"])
-def test_gradients_before_modifiers(isa: str, activation: Activation, modifier: str) -> None:
+@pytest.mark.parametrize("size", ["blocks", "few rows"])
+def test_gradients_before_modifiers(isa: str, activation: Activation, modifier: str, size: str) -> None:
     """Gradients of q, k, v and w natively; that of a bias, slopes or a table over tiles in PyTorch."""
-    at = FRAMES["blocks"]
+    at = FRAMES[size]
     stage = testing.scores(at)[modifier].stages[-1]
     score = rg.Additive(None, None, drawn(9) / 3, None, activation) >> stage
     case = testing.draw(at, dk=9, dv=5, score=score, mask=rg.Causal())
@@ -181,10 +182,11 @@ def test_gradients_of_what_is_hidden_and_of_what_is_not_finite(
     assert mine["gradient of q"][..., :-2, :].isfinite().all()
 
 
-def test_keys_that_nobody_sees_and_rows_that_see_nothing_have_gradient_0(isa: str) -> None:
-    at = replace(testing.frame(nq=70, nk=300, batch=(2,), heads=2), positions=rg.head(70, 300))
+@pytest.mark.parametrize("nq", [9, 70])
+def test_keys_that_nobody_sees_and_rows_that_see_nothing_have_gradient_0(isa: str, nq: int) -> None:
+    at = replace(testing.frame(nq=nq, nk=300, batch=(2,), heads=2), positions=rg.head(nq, 300))
     w = drawn(8)
-    for mask in (rg.Causal() & rg.Prefix(40), rg.Dense(torch.arange(300)[None] < torch.arange(70)[:, None])):
+    for mask in (rg.Causal() & rg.Prefix(40), rg.Dense(torch.arange(300)[None] < torch.arange(nq)[:, None])):
         case = testing.draw(at, dk=8, dv=5, score=rg.Additive(None, None, w), mask=mask)
         k, v = case.k.clone(), case.v.clone()
         k[..., 200:, :], v[..., 200:, :] = torch.nan, torch.inf
@@ -201,8 +203,15 @@ def test_strides(isa: str) -> None:
         score = rg.Additive(None, None, w)
         expected = rg.attention(*(t.contiguous() for t in (q, k, v)), score=score, backend=rg.Native())
         turned = [t.mT.contiguous().mT for t in (q, k, v)]
+        plain = [t.contiguous().requires_grad_() for t in (q, k, v)]
+        out = rg.attention(*plain, score=score, backend=rg.Native())
+        gradients = torch.autograd.grad(out.square().sum(), plain)
         for given in ((q, k, v), turned):
-            assert torch.equal(rg.attention(*given, score=score, backend=rg.Native()), expected)
+            leaves = [t.detach().requires_grad_() for t in given]
+            out = rg.attention(*leaves, score=score, backend=rg.Native())
+            assert torch.equal(out, expected)
+            for mine, right in zip(torch.autograd.grad(out.square().sum(), leaves), gradients, strict=True):
+                assert torch.equal(mine, right)
         far = rg.attention(100 * q, 100 * k, v, score=score, backend=rg.Native())
         torch.testing.assert_close(
             far, rg.attention(*(t.contiguous() for t in (100 * q, 100 * k, v)), score=score, backend=rg.Tiled())

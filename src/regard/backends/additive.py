@@ -86,9 +86,11 @@ def _run(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of a, c and v, and of w for each head."""
     out, lse, norm = kept
-    da, dc, dv = (torch.zeros(t.shape, dtype=torch.float32) for t in (problem.q, problem.k, problem.v))
-    dw = torch.zeros(problem.frame.heads, problem.q.shape[-1])
-    if lse.numel() and problem.k.numel():
+    there = lse.numel() and problem.k.numel()
+    made = torch.empty if there else torch.zeros
+    da, dc, dv = (made(t.shape, dtype=torch.float32) for t in (problem.q, problem.k, problem.v))
+    dw = made(problem.frame.heads, problem.q.shape[-1])
+    if there:
         x = _arguments(problem, arguments(lowered, out, lse, norm))
         operands = (operand(t) for t in (g_out, delta[..., None], da, dc, dv))
         library().run("regard_additive_backward", AdditiveGradients(x, *operands, dw.data_ptr()))
