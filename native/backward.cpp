@@ -1,4 +1,5 @@
 // The entry point of the backward pass: what is split into how many parts, its memory, and its phases.
+#include "again.h"
 #include "tiles.h"
 
 using namespace regard;
@@ -153,4 +154,15 @@ extern "C" __attribute__((visibility("default"))) int32_t regard_backward(const 
   if (!failed) join_parameters(w);
   free(memory);
   return failed;
+}
+
+// The same call on other tensors of the same structure: see again.h. The strides of dout may be others: null for those of `like`.
+extern "C" __attribute__((visibility("default"))) int32_t regard_backward_again(
+    const regard_gradients* like, regard_parallel parallel, void* q, void* k, void* v, void* out, void* norm, void* dout, void* allowed,
+    void* bias, const float* slopes, void* sink, void* dq, void* dk, void* dv, const regard_tensor* strides) {
+  regard_gradients given = *like;
+  given.call = again(like->call, q, k, v, out, norm, allowed, bias, slopes, sink);
+  if (strides) given.dout = *strides;
+  given.dout.data = dout, given.dq.data = dq, given.dk.data = dk, given.dv.data = dv;
+  return regard_backward(&given, parallel);
 }

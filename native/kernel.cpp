@@ -1,6 +1,7 @@
 // The entry points, once for each instruction set. No state, no STL, nothing at load time.
 #include <math.h>
 
+#include "again.h"
 #include "fold.h"
 #include "forward.h"
 
@@ -99,14 +100,9 @@ REGARD_API int32_t regard_forward(const regard_call* call, regard_parallel paral
   return forward_blocks(c, parallel);
 }
 
-// The same call on other tensors of the same structure; null for those that stay where they are.
-REGARD_API int32_t regard_again(const regard_call* like, regard_parallel parallel, void* q, void* k, void* v, void* out,
+// The same call on other tensors of the same structure: see again.h.
+REGARD_API int32_t regard_again(const regard_call* like, regard_parallel parallel, void* q, void* k, void* v, void* out, void* norm,
                                 void* allowed, void* bias, const float* slopes, void* sink) {
-  regard_call call = *like;
-  call.q.data = q, call.k.data = k, call.v.data = v, call.out.data = out;
-  if (allowed) call.allowed.data = allowed;
-  if (bias) call.bias.data = bias;
-  if (slopes) call.slopes = slopes;
-  if (sink) call.sink.data = sink;
+  const regard_call call = again(*like, q, k, v, out, norm, allowed, bias, slopes, sink);
   return regard_forward(&call, parallel);
 }

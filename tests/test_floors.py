@@ -30,7 +30,19 @@ APART = (("masks", "scores"), ("nn", "inspect", "parallel"))
 ALLOWED = {("inspect", "nn")}
 # Backends share these, and nothing else.
 SHARED_BY_BACKENDS = (
-    *("base", "tiling", "backward", "library", "masking", "modifying", "lowering", "operation", "graph", "training"),
+    *(
+        "base",
+        "tiling",
+        "backward",
+        "library",
+        "masking",
+        "modifying",
+        "lowering",
+        "operation",
+        "graph",
+        "training",
+        "ready",
+    ),
     *("family", "additive"),
 )
 SHARED = f"share only {' and '.join(SHARED_BY_BACKENDS)}"

@@ -173,13 +173,28 @@ def test_gradients_of_what_is_hidden_and_of_what_is_not_finite(
 ) -> None:
     at = replace(testing.frame(nq=nq, nk=130, batch=(1,), heads=2), headed=True)
     case = testing.draw(at, dk=8, dv=5, score=rg.Additive(None, None, drawn(8), None, activation), mask=rg.Causal())
-    k, v = case.k.clone(), case.v.clone()
+    q, k, v = case.q.clone(), case.k.clone(), case.v.clone()
     k[..., 128, 1], v[..., 129, 2] = bad, bad  # the last two queries see the key, the last one the value
-    case = replace(case, k=k, v=v)
+    q[..., 1, 3] = bad
+    case = replace(case, q=q, k=k, v=v)
     mine, right = (testing.answers(case, backend, torch.float32) for backend in (rg.Native(), rg.Tiled()))
     for key in right:
         torch.testing.assert_close(mine[key], right[key], rtol=1e-4, atol=1e-5, equal_nan=True)
-    assert mine["gradient of q"][..., :-2, :].isfinite().all()
+    assert mine["gradient of q"][..., 2:-2, :].isfinite().all()
+
+
+@pytest.mark.parametrize("nq", [5, 130])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_cotangent_that_is_not_finite_reaches_what_its_row_sees(isa: str, nq: int, bad: float) -> None:
+    q, k, v = (torch.randn(2, n, 8, requires_grad=True) for n in (nq, 130, 130))
+    given = {"score": rg.Additive(None, None, torch.randn(8)), "mask": rg.Causal(), "positions": rg.tail(nq, 130)}
+    out = rg.attention(q, k, v, **given, backend=rg.Native())
+    cotangent = torch.ones_like(out)
+    cotangent[:, -2, 3] = bad  # the last key is hidden from that row
+    g_q, g_k, g_v = torch.autograd.grad(out, (q, k, v), cotangent)
+    assert g_q[:, :-2].isfinite().all() and g_k[:, -1].isfinite().all() and g_v[:, -1].isfinite().all()
+    assert not g_q[:, -2].isfinite().any() and not g_v[:, :-1, 3].isfinite().any()
+    assert g_v[..., :3].isfinite().all()
 
 
 @pytest.mark.parametrize("nq", [9, 70])

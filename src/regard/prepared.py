@@ -1,20 +1,21 @@
 """Calls of a structure seen before, the same shapes, strides, dtypes, score and mask: they skip all but the kernel.
 
 Structure is what a call is like before anyone looks at a number in its tensors. Kept are calls that a backend can
-repeat from it alone (see Backend.ready): no gradients, no transforms, no positions, no dropout.
+repeat from it alone (see Backend.ready and Backend.trained): no transforms, no positions, no dropout, no gradients but
+those of q, k and v.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from regard.backends.base import Ready
+from regard.backends.base import Ready, Trained
 from regard.call import Call
 from regard.dispatch import choose
 from regard.masks.algebra import Mask
@@ -23,7 +24,7 @@ from regard.shapes import functorch
 from regard.value import Value
 
 _MOST = 256  # structures kept
-_kept: dict[Any, Ready | None] = {}
+_kept: dict[Any, Ready | Trained | None] = {}
 
 
 def attend(q: Any, k: Any, v: Any, score: Score, mask: Mask, sink: Any) -> Tensor | None:
@@ -37,33 +38,90 @@ def attend(q: Any, k: Any, v: Any, score: Score, mask: Mask, sink: Any) -> Tenso
         outline = _outline(score, leaves), _outline(mask, leaves), _outline(sink, leaves)
     except _Open:
         return None
+    needs = None
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or _learn(leaves)):
-        return None
+        if _learn(leaves):
+            return None
+        needs = (q.requires_grad, k.requires_grad, v.requires_grad)
     key = (
         *outline,
+        needs,
         *(q.shape, q.stride(), q.dtype, k.shape, k.stride(), k.dtype, v.shape, v.stride(), v.dtype),
         torch.get_num_threads(),
         os.environ.get("REGARD_ISA"),
     )
-    ready = _kept.get(key, _unseen)
-    if ready is _unseen:
-        ready = _prepare(Call(q, k, v, score, mask, None, sink, None), (q, k, v), tuple(leaves))
+    known = _kept.get(key, _unseen)
+    if known is _unseen:
+        known = _prepare(Call(q, k, v, score, mask, None, sink, None), (q, k, v), tuple(leaves), needs)
         if len(_kept) >= _MOST:
             _kept.clear()
-        _kept[key] = ready
-    return None if ready is None else ready(q, k, v, leaves)
+        _kept[key] = known
+    if known is None:
+        return None
+    if needs is None:
+        return cast(Ready, known)(q, k, v, leaves)
+    return cast(Tensor, _Repeated.apply(known, (score, mask, sink), q, k, v, *leaves))
 
 
 def _unseen(*_: Any) -> Tensor:
     raise AssertionError("stands for a structure that is not kept")
 
 
-def _prepare(call: Call, given: tuple[Tensor, ...], leaves: tuple[Tensor, ...]) -> Ready | None:
+def _prepare(
+    call: Call, given: tuple[Tensor, ...], leaves: tuple[Tensor, ...], needs: tuple[bool, ...] | None
+) -> Ready | Trained | None:
+    problem = call.problem
     with torch.no_grad():
-        ready = choose(call.problem, None, lse=False).ready(call.problem, given, leaves)
-    if ready is None or call.layout.headed:
-        return ready
-    return lambda q, k, v, leaves: call.layout.restore(ready(q, k, v, leaves), 2)
+        backend = choose(problem, None, lse=False)
+        out = problem.v.new_empty((*problem.frame.batch, problem.frame.heads, problem.frame.nq, problem.dv))
+        out = call.layout.restore(out, 2)
+        if needs is None:
+            return backend.ready(problem, given, leaves, out)
+        return backend.trained(problem, given, leaves, out, needs)
+
+
+class _Repeated(torch.autograd.Function):
+    """A call of a structure that is kept, with gradients of q, k and v."""
+
+    @staticmethod
+    def forward(ctx: Any, known: Trained, asked: tuple[Score, Mask, Any], *tensors: Tensor) -> Tensor:
+        q, k, v, *leaves = tensors
+        out, kept = known.forward(q, k, v, leaves)
+        ctx.known, ctx.asked = known, asked
+        # the leaves too: autograd then notices when one is changed in place before backward
+        ctx.save_for_backward(*tensors, out, kept)
+        ctx.strides = [t.stride() for t in (*tensors, out, kept)]
+        return out.to(q.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, g_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        # hooks on what is saved may have moved it
+        q, k, v, *leaves, out, kept = map(_laid, ctx.saved_tensors, ctx.strides)
+        if torch.is_grad_enabled():  # create_graph: the gradient itself will be differentiated
+            found = _differentiable(ctx.asked, (q, k, v), ctx.needs_input_grad[2:5], g_out)
+        else:
+            found = ctx.known.backward((q, k, v), leaves, (out, kept), g_out)
+        return (None, None, *found, *(None for _ in leaves))
+
+
+def _laid(t: Tensor, strides: tuple[int, ...]) -> Tensor:
+    return t if t.stride() == strides else torch.empty_strided(t.shape, strides, dtype=t.dtype).copy_(t)
+
+
+def _differentiable(
+    asked: tuple[Score, Mask, Any], given: tuple[Tensor, ...], needs: tuple[bool, ...], g_out: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients by operations that can be differentiated again."""
+    score, mask, sink = asked
+    # views of their own: a gradient is asked for at this call's inputs, not at what they were computed from
+    q, k, v = own = tuple(t.view_as(t) for t in given)
+    call = Call(q, k, v, score, mask, None, sink, None)
+    with call.precision():
+        out, _ = choose(call.problem, None, lse=False).differentiable(call.problem)
+        out = call.layout.restore(out.to(call.problem.dtype), 2)
+    wanted = [t for t, need in zip(own, needs, strict=True) if need]
+    found = iter(torch.autograd.grad(out, wanted, g_out, create_graph=True, allow_unused=True))
+    return tuple(next(found) if need else None for need in needs)
 
 
 def _transformed() -> bool:

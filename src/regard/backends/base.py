@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,20 @@ from regard.value import Value
 Ready = Callable[[Tensor, Tensor, Tensor, "list[Tensor]"], Tensor]
 Result = tuple[Tensor, Tensor]  # out (*batch, h, nq, dv) and lse (*batch, h, nq), in the accumulation dtype
 Kept = tuple[Tensor, ...]  # out, lse, and what else of a forward the backward of its backend reads
+
+
+class Trained(Protocol):
+    """Calls of one structure, forward and backward."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """out in the accumulation dtype, in the caller's shape, and what the backward reads besides."""
+        ...
+
+    def backward(
+        self, given: tuple[Tensor, ...], leaves: list[Tensor], kept: tuple[Tensor, Tensor], g_out: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients of q, k and v, from what the forward gave and the cotangent of out."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -61,11 +75,25 @@ class Backend(Value):
         """(out, lse), differentiable, for the graph of a compiler, which may not look at values."""
         return self.differentiable(problem)
 
-    def ready(self, problem: Problem, given: tuple[Tensor, ...], leaves: tuple[Tensor, ...]) -> Ready | None:
+    def ready(
+        self, problem: Problem, given: tuple[Tensor, ...], leaves: tuple[Tensor, ...], out: Tensor
+    ) -> Ready | None:
         """A way to make all calls of this structure without posing them again; None where each needs a look.
 
-        given: q, k, v as the caller gave them; leaves: the tensors of the score and the mask.
+        given: q, k, v as the caller gave them; leaves: the tensors of the score and the mask; out: like what the caller
+        gets.
         """
+        return None
+
+    def trained(
+        self,
+        problem: Problem,
+        given: tuple[Tensor, ...],
+        leaves: tuple[Tensor, ...],
+        out: Tensor,
+        needs: tuple[bool, ...],
+    ) -> Trained | None:
+        """The same for calls whose q, k and v have gradients where `needs` says so, and no other tensor has one."""
         return None
 
     def plan(self, problem: Problem) -> dict[str, str]:

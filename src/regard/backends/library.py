@@ -91,6 +91,11 @@ class Library:
         """regard_again of native/kernel.cpp: a call like one before, its tensors elsewhere."""
         return self.handle.regard_again
 
+    @property
+    def again_backward(self) -> Callable[..., int]:
+        """regard_backward_again of native/backward.cpp: its backward."""
+        return self.handle.regard_backward_again
+
     def run(self, entry: str, arguments: ctypes.Structure) -> None:
         """One of ENTRIES on torch's threads; MemoryError where its scratch could not be had."""
         if getattr(self.handle, entry)(ctypes.byref(arguments), parallel()):
@@ -142,8 +147,8 @@ def load(isa: str) -> Library:
     for name in ENTRIES:
         entry = getattr(handle, name)
         entry.argtypes, entry.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int32
-    handle.regard_again.argtypes = (ctypes.c_void_p,) * 10
-    handle.regard_again.restype = ctypes.c_int32
+    for name, count in (("regard_again", 11), ("regard_backward_again", 16)):
+        getattr(handle, name).argtypes, getattr(handle, name).restype = (ctypes.c_void_p,) * count, ctypes.c_int32
     handle.regard_bandwidth.argtypes = (ctypes.c_void_p, ctypes.c_int64)
     handle.regard_bandwidth.restype = ctypes.c_float
     for name in ("regard_queries", "regard_keys"):

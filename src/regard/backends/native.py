@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from regard.backends.additive import AdditiveFamily
-from regard.backends.base import Backend, Kept, Ready, Result
+from regard.backends.base import Backend, Kept, Ready, Result, Trained
 from regard.backends.family import Family
 from regard.backends.graph import traced
 from regard.backends.library import runnable
 from regard.backends.lowering import Lowered, lower, why_not
 from regard.backends.masking import held_mask, hold_mask, lower_mask
-from regard.backends.operation import forward, library, ready, remembered
+from regard.backends.operation import forward, library, remembered
+from regard.backends.ready import ready, trained
 from regard.backends.tiling import stream
 from regard.backends.training import why_not_learned
 from regard.problem import Problem
@@ -65,8 +66,23 @@ class Native(Backend):
             return self.differentiable(problem)
         return traced(replace(lower(problem, None), invariant=self.invariant))
 
-    def ready(self, problem: Problem, given: tuple[Tensor, ...], leaves: tuple[Tensor, ...]) -> Ready | None:
-        return ready(self._lowered(problem), given, leaves, problem.dtype) if _family(problem).whole else None
+    def ready(
+        self, problem: Problem, given: tuple[Tensor, ...], leaves: tuple[Tensor, ...], out: Tensor
+    ) -> Ready | None:
+        return ready(self._lowered(problem), given, leaves, out) if _family(problem).whole else None
+
+    def trained(
+        self,
+        problem: Problem,
+        given: tuple[Tensor, ...],
+        leaves: tuple[Tensor, ...],
+        out: Tensor,
+        needs: tuple[bool, ...],
+    ) -> Trained | None:
+        family, rest = _family(problem), (False,) * (len(problem.tensors()) - len(needs))
+        if not family.whole or family.why_streamed(problem, (*needs, *rest)) is not None:
+            return None
+        return trained(self._lowered(problem), given, leaves, out, needs)
 
     def backward(
         self, problem: Problem, kept: Kept, cotangents: Result, needs: tuple[bool, ...]

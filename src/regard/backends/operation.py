@@ -1,4 +1,4 @@
-"""The forward operation of the native kernels: at once, and ready for calls of a structure seen before."""
+"""The forward operation of the native kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from regard.backends.library import AXES, CODES, Arguments, Library, Operand, chosen, load, no_memory, parallel
+from regard.backends.library import AXES, CODES, Arguments, Library, Operand, chosen, load
 from regard.backends.lowering import Lowered
 from regard.backends.modifying import ROOM
 
@@ -149,60 +149,3 @@ def _strides(t: Tensor) -> list[int]:
 def operand(t: Tensor) -> Operand:
     """A tensor (*batch, h, n, m), its axes broadcast to the call's where their size is 1."""
     return Operand(t.data_ptr(), *(0,) * (AXES + 3 - t.dim()), *_strides(t))
-
-
-class Ready:
-    """A call whose struct is filled but for the addresses of what changes from call to call.
-
-    `leaves`: tensors of the score and the mask, which the kernels read where they lie.
-    """
-
-    LEAVES = ("allowed", "bias", "slopes", "sink")
-
-    def __init__(self, lowered: Lowered, q: Tensor, out: Tensor, leaves: tuple[Tensor, ...]) -> None:
-        told, addresses = lowered.tensors(), [t.data_ptr() for t in leaves]
-        # what was made for this structure lives as long; the tensors of one call do not
-        self.kept = _made(told, addresses)
-        self.shape, self.dtype = tuple(out.shape), out.dtype
-        # the fastest ways that torch has: twice as fast as empty of a torch.Size
-        self.like = q.is_contiguous() and q.shape == out.shape
-        self.call = ctypes.byref(arguments(lowered, out, None, None))
-        self.again, self.parallel = library().again, parallel()
-        held = [told[name].data_ptr() if name in told else None for name in self.LEAVES]
-        self.places = tuple(addresses.index(a) if a in addresses else None for a in held)
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor]) -> Tensor:
-        out = torch.empty_like(q) if self.like else torch.empty(*self.shape, dtype=self.dtype)
-        # an address of 0 leaves the struct's own
-        fresh = [0 if n is None else leaves[n].data_ptr() for n in self.places] if leaves else (0, 0, 0, 0)
-        failed = self.again(self.call, self.parallel, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), *fresh)
-        if failed:
-            raise no_memory()
-        return out
-
-
-def ready(lowered: Lowered, given: tuple[Tensor, ...], leaves: tuple[Tensor, ...], dtype: torch.dtype) -> Ready | None:
-    """The call made ready for others of its structure; None where the kernels read what depends on content.
-
-    given: the caller's q, k, v, which must be what the kernels read; leaves: every other tensor of the call.
-    """
-    told = lowered.tensors()
-    mine = [told[name].data_ptr() for name in ("q", "k", "v")]
-    read = {told[name].data_ptr() for name in Ready.LEAVES if name in told}
-    addresses = [t.data_ptr() for t in leaves]
-    if mine != [t.data_ptr() for t in given] or any(a not in read for a in addresses):
-        return None
-    if len(set(addresses)) < len(addresses):  # one tensor in two roles: the next call may have two
-        return None
-    if sum(t.nbytes for t in _made(told, addresses)) > _KEPT:
-        return None
-    out = lowered.q.new_empty((*lowered.shape, lowered.v.shape[-1]), dtype=dtype)
-    return Ready(lowered, given[0], out, leaves) if out.numel() and lowered.k.shape[-2] else None
-
-
-def _made(told: dict[str, Tensor], addresses: list[int]) -> list[Tensor]:
-    """What was made for a structure, and belongs to no caller."""
-    return [t for name, t in told.items() if name not in ("q", "k", "v") and t.data_ptr() not in addresses]
-
-
-_KEPT = 1 << 20  # bytes made for a structure (intervals, tile maps) that are worth keeping

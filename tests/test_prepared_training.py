@@ -1,0 +1,160 @@
+"""Calls of a structure seen before that are differentiated: the gradients of the long way, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard as rg
+from regard import prepared, testing
+from regard.backends.library import runnable
+from regard.backends.ready import Trained
+
+pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+
+FRAMES = {
+    "square": testing.frame(nq=23, nk=23, batch=(2,), heads=4),
+    "no head axis": testing.frame(nq=19, nk=19, batch=(3,), heads=1, headed=False),
+}
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> None:
+    prepared._kept.clear()
+
+
+def kept() -> int:
+    return sum(isinstance(known, Trained) for known in prepared._kept.values())
+
+
+def gradients(given: tuple[Tensor, ...], cotangent: Tensor | None, **how: Any) -> tuple[Tensor, ...]:
+    """out, then the gradients of those of q, k and v that have one."""
+    out = rg.attention(*given, **how)
+    wanted = [t for t in given if t.requires_grad]
+    return out.detach(), *torch.autograd.grad(out, wanted, torch.ones_like(out) if cotangent is None else cotangent)
+
+
+def same(given: tuple[Tensor, ...], cotangent: Tensor | None = None, **how: Any) -> None:
+    """The short way, twice, and the long way."""
+    right = gradients(given, cotangent, **how, backend=rg.Native())
+    for _ in range(2):
+        for mine, exact in zip(gradients(given, cotangent, **how), right, strict=True):
+            assert torch.equal(mine, exact) and mine.dtype == exact.dtype
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    return tuple(torch.randn(shape or (2, 4, 23, 16)).to(dtype).requires_grad_() for _ in range(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", FRAMES)
+def test_every_mask_and_score(size: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    at, repeated = FRAMES[size], 0
+    for _, case in testing.calls(at):
+        other = testing.draw(at, score=case.score, mask=case.mask).leaves(dtype)
+        fixed = other.score.with_tensors(iter([t.detach() for t in other.score.tensors()]))
+        if rg.Native().why_not(other.problem, lse=False) is not None:
+            continue
+        before = kept()
+        same(
+            (other.q, other.k, other.v),
+            torch.randn_like(rg.attention(other.q, other.k, other.v)),
+            score=fixed,
+            mask=other.mask,
+        )
+        repeated += kept() > before
+    assert repeated > 20
+
+
+def test_what_is_kept() -> None:
+    given = draw()
+    allowed, bias, sink = torch.rand(23, 23) > 0.5, torch.randn(4, 1, 23), torch.rand(4)
+    for how in (
+        {},
+        {"mask": rg.Causal()},
+        {"mask": rg.Dense(allowed)},
+        {"score": rg.ScaledDot() >> rg.Bias(bias)},
+        {"sink": sink, "mask": rg.Window(3, 0)},
+    ):
+        before = kept()
+        same(given, **how)
+        assert kept() == before + 1, how
+    before = kept()
+    learned = torch.randn(23, 23, requires_grad=True)
+    assert rg.attention(*given, score=rg.ScaledDot() >> rg.Bias(learned)).requires_grad
+    shared = tuple(t.detach()[:1].requires_grad_() for t in given[1:])
+    same((given[0], *shared))  # each key is read for two batch elements
+    for how in ({"dropout": rg.Dropout(0.1, seed=3)}, {"mask": rg.Lengths(torch.tensor([3, 9]))}):
+        same(given, **how)
+    assert kept() == before
+
+
+@pytest.mark.parametrize(
+    "needs", [(True, False, False), (False, True, False), (False, False, True), (True, False, True)]
+)
+def test_some_need_no_gradient(needs: tuple[bool, ...]) -> None:
+    for _ in range(2):
+        same(tuple(t.detach().requires_grad_(need) for t, need in zip(draw(), needs, strict=True)))
+    assert kept() == 1
+
+
+def test_strides_groups_and_widths() -> None:
+    wide = torch.randn(2, 23, 12, 16, requires_grad=True)
+    q, k, v = (part.transpose(1, 2) for part in wide.split((8, 2, 2), 2))
+    for cotangent in (None, torch.randn(2, 23, 8, 16).transpose(1, 2), torch.ones(1, 1, 1, 1).expand(2, 8, 23, 16)):
+        cotangent = torch.ones(2, 8, 23, 16) if cotangent is None else cotangent
+        out = [rg.attention(q, k, v, mask=rg.Causal(), backend=backend) for backend in (None, None, rg.Native())]
+        first, second, right = (torch.autograd.grad(t, wide, cotangent, retain_graph=True)[0] for t in out)
+        assert torch.equal(first, right) and torch.equal(second, right)
+    assert kept() == 1
+    q, k, v = draw(3, 40, 24)
+    same((q, k[:, :9], v[:, :9, :5]), torch.randn(3, 5, 40).mT)
+    x = draw()[0]
+    mine, right = (gradients((x, x, x), None, backend=backend)[1] for backend in (None, rg.Native()))
+    torch.testing.assert_close(mine, right)  # autograd adds the three in another order
+    assert kept() == 3
+
+
+def test_many_cotangents_of_one_forward() -> None:
+    q, k, v = draw()
+    out = rg.attention(q, k, v)
+    one, two = (torch.autograd.grad(out, (q, k, v), g * torch.ones_like(out), retain_graph=True) for g in (1, 2))
+    assert all(torch.equal(2 * a, b) for a, b in zip(one, two, strict=True))
+
+
+def test_gradients_of_gradients() -> None:
+    q, k, v = draw(1, 2, 7, 5)
+
+    def twice(backend: rg.Backend | None) -> tuple[Tensor, ...]:
+        out = rg.attention(q, k, v, mask=rg.Causal(), backend=backend)
+        first = torch.autograd.grad(out.square().sum(), (q, k, v), create_graph=True)
+        return *first, *torch.autograd.grad(sum(g.square().sum() for g in first), (q, k, v))
+
+    for mine, right in zip(twice(None), twice(rg.Tiled()), strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-4)
+    assert kept() == 1
+
+
+@pytest.mark.parametrize("move", [lambda t: t.clone(memory_format=torch.contiguous_format), lambda t: t.double()])
+def test_hooks_may_move_what_is_saved(move: Callable[[Tensor], Tensor]) -> None:
+    q, k, v = (t.detach().transpose(1, 2).requires_grad_() for t in draw(2, 23, 4, 16))
+    right = gradients((q, k, v), None)
+    with torch.autograd.graph.saved_tensors_hooks(move, lambda t: t.float()):
+        for mine, exact in zip(gradients((q, k, v), None), right, strict=True):
+            assert torch.equal(mine, exact)
+
+
+def test_what_was_changed_in_place_is_noticed() -> None:
+    q, k, v = draw()
+    bias = torch.zeros(23, 23)
+    for changed in (k, bias):
+        out = rg.attention(q, k, v, score=rg.ScaledDot() >> rg.Bias(bias))
+        with torch.no_grad():
+            changed.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
