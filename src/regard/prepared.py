@@ -8,7 +8,6 @@ those of q, k and v.
 from __future__ import annotations
 
 import os
-from dataclasses import fields
 from typing import Any, cast
 
 import torch
@@ -21,7 +20,7 @@ from regard.dispatch import choose
 from regard.masks.algebra import Mask
 from regard.scores.algebra import Score
 from regard.shapes import functorch
-from regard.value import Value
+from regard.value import Value, names
 
 _MOST = 256  # structures kept
 _kept: dict[Any, Ready | Trained | None] = {}
@@ -155,9 +154,9 @@ class _Open(Exception):
 def _outline(item: Any, leaves: list[Tensor]) -> Any:
     """What stays of a value when its tensors are reduced to dtype, shape and strides; they go to `leaves`."""
     kind = type(item)
-    names = _names.get(kind)
-    if names is not None:
-        return (kind, *[_outline(getattr(item, name), leaves) for name in names]) if names else kind
+    parts = _parts.get(kind)
+    if parts is not None:
+        return (kind, *[_outline(getattr(item, name), leaves) for name in parts]) if parts else kind
     if kind in (int, float, bool, type(None)):
         return item
     if kind is tuple:
@@ -166,9 +165,9 @@ def _outline(item: Any, leaves: list[Tensor]) -> Any:
         leaves.append(item)
         return item.dtype, item.shape, item.stride()
     if isinstance(item, Value) and kind.__module__.startswith("regard."):
-        _names[kind] = tuple(f.name for f in fields(item))  # type: ignore[arg-type]
+        _parts[kind] = names(kind)
         return _outline(item, leaves)
     raise _Open
 
 
-_names: dict[type, tuple[str, ...]] = {}
+_parts: dict[type, tuple[str, ...]] = {}  # of regard's own classes

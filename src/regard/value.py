@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -55,8 +55,19 @@ class Value:
         return _exchange(self, tensors)
 
 
+def names(kind: type) -> tuple[str, ...]:
+    """The fields of a class of values, in order."""
+    found = _NAMES.get(kind)
+    if found is None:  # dataclasses.fields looks through all of them each time
+        found = _NAMES[kind] = tuple(f.name for f in fields(kind))
+    return found
+
+
+_NAMES: dict[type, tuple[str, ...]] = {}
+
+
 def _items(value: Value) -> list[Any]:
-    return [getattr(value, f.name) for f in fields(value)]  # type: ignore[arg-type]
+    return [getattr(value, name) for name in names(type(value))]
 
 
 def _leaves(item: Any) -> Iterator[Tensor]:
@@ -77,10 +88,9 @@ def _exchange(item: Any, tensors: Iterator[Tensor]) -> Any:
     if not isinstance(item, Value) or not item.tensors():
         return item
     twin = copy.copy(item)
-    assert is_dataclass(item)
-    for f in fields(item):
+    for name in names(type(item)):
         # The class is frozen and already validated: the exchanged tensors stand for the same quantities.
-        object.__setattr__(twin, f.name, _exchange(getattr(item, f.name), tensors))
+        object.__setattr__(twin, name, _exchange(getattr(item, name), tensors))
     return twin
 
 

@@ -74,8 +74,11 @@ class Lowered:
 
     def tensors(self) -> dict[str, Tensor]:
         """The operands that are there."""
-        found = ((f.name, getattr(self, f.name)) for f in fields(self))
-        return {name: t for name, t in found if isinstance(t, Tensor)}
+        found = ((name, getattr(self, name)) for name in _OPERANDS)
+        return {name: t for name, t in found if t is not None}
+
+
+_OPERANDS = tuple(f.name for f in fields(Lowered) if "Tensor" in str(f.type))
 
 
 def why_not(problem: Problem) -> str | None:
