@@ -134,7 +134,7 @@ INFERENCE = (
     Case(RAGGED, "small call, causal", (1, 4, 16, 32), what="causal"),
 )
 
-ADDITIVE, LEARNED = "additive score", "learned biases, dropout, dv ≠ dk"
+ADDITIVE, LEARNED = "additive score", "learned biases, dropout, dv ≠ dk, small calls"
 TRAINING = (
     *(
         Case(dtype, f"{dtype} {what}, {passes}", shape, dtype, what, passes=passes)
@@ -147,6 +147,7 @@ TRAINING = (
     Case(LEARNED, "T5 bias, both", (1, 12, 1024, 64), what="t5", passes="both"),
     Case(LEARNED, "dropout 0.1, both", (1, 12, 1024, 64), what="dropout", passes="both"),
     Case(LEARNED, "dv = 128, dk = 64, both", (1, 12, 1024, 64), dv=128, passes="both"),
+    Case(LEARNED, "small call, both", (1, 4, 16, 32), passes="both"),
     *(
         Case(ADDITIVE, f"hidden {hidden}, {passes}", (1, 1, n, hidden), what="additive", dv=64, passes=passes)
         for passes in ("forward", "both")
@@ -155,5 +156,18 @@ TRAINING = (
         if passes == "forward" or n == 1024
     ),
     Case(ADDITIVE, "hidden 64, both", (1, 1, 16384, 64), what="additive", dv=64, passes="both", only=("regard",)),
+    *(
+        Case(
+            ADDITIVE,
+            f"decoder's step, {nk} keys, {passes}",
+            (32, 1, 1, 128),
+            what="additive",
+            nk=nk,
+            dv=128,
+            passes=passes,
+        )
+        for passes in ("forward", "both")
+        for nk in (50, 1000)
+    ),
 )
 TABLES = {"inference": INFERENCE, "training": TRAINING}

@@ -87,11 +87,10 @@ struct FewPull {
     const regard_call& c = all.c;
     const Row& row = f.row[r];
     score.begin(f, r);
-    gather(dout + r * all.wide, all.wide, row_of(all.g.dout, f.p, row.h, row.i, REGARD_F32), all.g.dout, REGARD_F32, 1, c.dv, 1);
+    delta[r] = pulled(all.g, f.p, row.h, row.i, dout + r * all.wide, all.wide);
     finite_dout &= all_finite(dout + r * all.wide, 1, all.wide, all.wide, 1);
     const float* norm = (const float*)row_of(c.norm, f.p, row.h, row.i, REGARD_F32);
     shift[r] = norm[0], inverse[r] = norm[c.norm.col];
-    delta[r] = *(const float*)row_of(all.g.delta, f.p, row.h, row.i, REGARD_F32);
     Place there = f.p;
     there.h = row.h;
     if (c.threshold) word[r] = vu{} + query_word(head_word(c, there), c.q_at[offset(c.q_at_batch, there) + row.i]);
@@ -231,25 +230,29 @@ struct AdditiveFewBackward {
     });
   }
 
-  // The parts' shares of da and dw, in order.
-  void join() const {
+  // The parts' shares of da and dw, in order. total: [width] doubles.
+  void join(double* total) const {
     const regard_call& c = all.c;
     const int64_t group = c.heads / c.key_heads;
-    for (int64_t h = 0; h < c.heads; ++h)
-      for (int64_t d = 0; d < c.dk; ++d) {
-        double dw = 0;
-        const float w = all.x.w[h * all.x.w_stride + d];
-        for (int64_t b = 0; b < elements(c); ++b)
-          for (int64_t i = 0; i < c.nq; ++i) {
-            float da = 0;
+    for (int64_t h = 0; h < c.heads; ++h) {
+      const float* w = all.x.w + h * all.x.w_stride;
+      for (int64_t d = 0; d < c.dk; ++d) total[d] = 0;
+      for (int64_t b = 0; b < all.pairs / c.key_heads; ++b) {
+        const Place p = place_in_batch(c, b);
+        for (int64_t i = 0; i < c.nq; ++i) {
+          float* da = (float*)row_of(all.g.da, p, h, i, REGARD_F32);
+          const int64_t first = (b * c.key_heads + h / group) * all.parts, row = (h % group * c.nq + i) * all.width;
+          for (int64_t d = 0; d < c.dk; ++d) {
+            float sum = 0;
             for (int64_t part = 0; part < all.parts; ++part) {
-              const int64_t item = (b * c.key_heads + h / group) * all.parts + part, at = (h % group * c.nq + i) * all.width + d;
-              da += all.share_of(all.da, item)[at], dw += all.share_of(all.dw, item)[at];
+              sum += all.share_of(all.da, first + part)[row + d], total[d] += all.share_of(all.dw, first + part)[row + d];
             }
-            ((float*)row_of(all.g.da, place_in_batch(c, b), h, i, REGARD_F32))[d * all.g.da.col] = w * da;
+            da[d * all.g.da.col] = w[d] * sum;
           }
-        all.g.dw[h * c.dk + d] = (float)dw;
+        }
       }
+      for (int64_t d = 0; d < c.dk; ++d) all.g.dw[h * c.dk + d] = (float)total[d];
+    }
   }
 };
 
@@ -259,12 +262,12 @@ static int32_t backward_few(const regard_additive_gradients& given, regard_paral
   const int64_t pairs = elements(c) * c.key_heads, keys = part_keys(c, pairs), parts = (c.nk + keys - 1) / keys;
   FewGradients all{given, x, c, pairs, keys, parts, few_rows(c), round_pairs(c.dk), round_up(c.dv), nullptr, nullptr};
   const int64_t size = pairs * parts * all.rows * all.width;
-  const Workspace memory((size_t)(2 * size + 1) * sizeof(float));
+  const Workspace memory((size_t)(all.width * 2 + 2 * size + 1) * sizeof(float));
   if (!memory.at) return 1;
-  all.da = (float*)memory.at, all.dw = all.da + size;
+  all.da = (float*)memory.at + 2 * all.width, all.dw = all.da + size;
   const AdditiveFewBackward backward{all};
   const int32_t failed = share(backward, backward.items(), c.threads, parallel);
-  if (!failed) backward.join();
+  if (!failed) backward.join((double*)memory.at);
   return failed;
 }
 

@@ -5,9 +5,9 @@
 
 extern "C" {
 typedef struct {
-  regard_additive forward;  // norm as the forward left it
-  regard_tensor dout;       // float, cotangent of out, 0 for rows that see nothing
-  regard_tensor delta;      // float (batch, head, row): rowsum(dout · out) less the cotangent of lse
+  regard_additive forward;  // out, float, and norm as the forward left them
+  regard_tensor dout;       // float, cotangent of out
+  regard_tensor dlse;       // float (batch, head, row): cotangent of lse; data 0 for none
   regard_tensor da, dc, dv;  // float gradients, every element is written
   float* dw;                // (heads, dk), written
 } regard_additive_gradients;
@@ -16,6 +16,22 @@ typedef struct {
 namespace regard {
 
 constexpr int64_t kSlices = 16;  // items that are wanted, whatever the number of threads
+
+REGARD_INLINE void zero(float* x, int64_t count) { __builtin_memset(x, 0, (size_t)count * sizeof(float)); }
+
+// The cotangent of a row, padded by zeros, to `to`; returns rowsum(dout · out) less the cotangent of lse. Of a row that sees nothing both
+// are 0.
+static float pulled(const regard_additive_gradients& g, const Place& p, int64_t head, int64_t row, float* to, int64_t wide) {
+  const regard_call& c = g.forward.call;
+  const auto of = [&](const regard_tensor& t) { return (const float*)row_of(t, p, head, row, REGARD_F32); };
+  if (of(c.norm)[c.norm.col] == 0) return zero(to, wide), 0.0f;
+  gather(to, wide, (const char*)of(g.dout), g.dout, REGARD_F32, 1, c.dv, 1);
+  vf sum = vf{};
+  for (int64_t d = 0; d < wide; d += W) sum += load(to + d) * floats(of(c.out), d * c.out.col, c.out.col, c.dv - d, REGARD_F32);
+  float delta = 0;
+  for (int n = 0; n < W; ++n) delta += sum[n];
+  return g.dlse.data ? delta - *of(g.dlse) : delta;
+}
 
 struct Gradients {
   const regard_additive_gradients& g;
@@ -62,7 +78,5 @@ static int64_t lay(const Gradients& g, float* from, Pull& s) {
   s.scale = take(g.width);
   return used;
 }
-
-REGARD_INLINE void zero(float* x, int64_t count) { __builtin_memset(x, 0, (size_t)count * sizeof(float)); }
 
 }  // namespace regard

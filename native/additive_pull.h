@@ -28,14 +28,12 @@ static void open_pull(Puller<V>& z) {
   const Gradients& g = z.g;
   const Pull& s = z.s;
   const Place& p = z.b.p;
-  const regard_tensor& t = g.g.dout;
-  const float* dout = at<float>(t, p, p.h) + p.row * t.row;
   zero(s.dout, kQueries * g.wide), zero(s.da, g.width * kQueries), zero(s.dw, g.width * W);
-  for (int64_t i = 0; i < p.rows; ++i)
-    for (int64_t f = 0; f < g.c.dv; ++f) s.dout[i * g.wide + f] = dout[i * t.row + f * t.col];
+  for (int v = 0; v < V; ++v) z.delta[v] = vf{};
+  for (int64_t i = 0; i < p.rows; ++i) z.delta[i / W][i % W] = pulled(g.g, p, p.h, p.row + i, s.dout + i * g.wide, g.wide);
   z.finite_dout = all_finite(s.dout, 1, g.wide, g.wide, p.rows);
   pack<V>(s.doutt, kQueries, s.dout, REGARD_F32, g.wide, 1, p.rows, g.c.dv, 1.0f);
-  gather(z.shift, g.c.norm, p, 0), gather(z.inverse, g.c.norm, p, 1), gather(z.delta, g.g.delta, p, 0);
+  gather(z.shift, g.c.norm, p, 0), gather(z.inverse, g.c.norm, p, 1);
   const int64_t rows = p.rows;
   for (int v = 0; v < V; ++v) z.fine[v] = lanes() + splat_int(v * W) < splat_int((int32_t)rows);
   for (int64_t k = 0; k < g.c.dk; ++k)

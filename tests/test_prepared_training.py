@@ -28,7 +28,7 @@ def _forgotten() -> None:
 
 
 def kept() -> int:
-    return sum(isinstance(known, Trained) for known in prepared._kept.values())
+    return sum(known is not None and isinstance(known.run, Trained) for known in prepared._kept.values())
 
 
 def gradients(given: tuple[Tensor, ...], cotangent: Tensor | None, **how: Any) -> tuple[Tensor, ...]:
@@ -158,3 +158,83 @@ def test_what_was_changed_in_place_is_noticed() -> None:
             changed.add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.sum().backward()
+
+
+def scores(learned: bool) -> dict[str, rg.Score]:
+    def made(*shape: int) -> Tensor:
+        return (torch.randn(shape) / 4).requires_grad_(learned)
+
+    return {
+        "additive": rg.Additive(made(16, 12), made(16, 12), made(12), made(12)),
+        "projected before": rg.Additive(None, None, made(4, 16)),
+        "sigmoid, of a query": rg.Additive(made(4, 16, 16), None, made(16), made(16), rg.Sigmoid()),
+        "bilinear": rg.Bilinear(made(16, 16)),
+        "cosine": rg.Cosine(),
+    }
+
+
+def answers(given: tuple[Tensor, ...], score: rg.Score, **how: Any) -> tuple[Tensor, ...]:
+    """out and the gradients of all that has one."""
+    out = rg.attention(*given, score=score, **how)
+    wanted = [t for t in (*given, *score.tensors()) if t.requires_grad]
+    return out.detach(), *torch.autograd.grad(out, wanted, torch.linspace(-1, 1, out.numel()).view(out.shape))
+
+
+@pytest.mark.parametrize("nq", [1, 30])
+@pytest.mark.parametrize("name", ["additive", "projected before", "sigmoid, of a query", "bilinear", "cosine"])
+def test_scores_that_prepare_queries_and_keys(name: str, nq: int) -> None:
+    given = tuple(torch.randn(2, 4, n, 16, requires_grad=True) for n in (nq, 30, 30))
+    for how in ({}, {"mask": rg.Dense(torch.rand(nq, 30) > 0.3)}):
+        for learned in (True, False):
+            score = scores(learned)[name]
+            right = answers(given, score, backend=rg.Native(), **how)
+            before = kept()
+            for _ in range(2):
+                for mine, exact in zip(answers(given, score, **how), right, strict=True):
+                    assert torch.equal(mine, exact)
+            assert kept() == before + (learned or bool(score.tensors()))
+            # other numbers in the same structure
+            other = scores(learned)[name]
+            for mine, exact in zip(
+                answers(given, other, **how), answers(given, other, backend=rg.Native(), **how), strict=True
+            ):
+                assert torch.equal(mine, exact)
+            assert kept() == before + (learned or bool(score.tensors()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_additive_scores_in_half_precision(dtype: torch.dtype) -> None:
+    given = tuple(torch.randn(3, n, 16).to(dtype).requires_grad_() for n in (2, 30, 30))
+    score = rg.Additive(
+        torch.randn(16, 12, requires_grad=True), torch.randn(16, 12), torch.randn(12, requires_grad=True)
+    )
+    for mine, exact in zip(answers(given, score), answers(given, score, backend=rg.Native()), strict=True):
+        assert torch.equal(mine, exact) and mine.dtype == exact.dtype
+    assert kept() == 1
+    # its w is copied on the way: each call must look
+    converted = rg.Additive(None, None, torch.randn(16, dtype=dtype, requires_grad=True))
+    assert rg.attention(*given, score=converted).requires_grad and kept() == 1
+
+
+def test_a_modifier_that_learns_is_posed_each_time() -> None:
+    given = tuple(torch.randn(2, 4, 9, 16, requires_grad=True) for _ in range(3))
+    score = rg.Additive(None, None, torch.randn(16)) >> rg.Bias(torch.randn(9, 9, requires_grad=True))
+    answers(given, score)
+    sink = torch.randn(4, requires_grad=True)
+    (g,) = torch.autograd.grad(rg.attention(*given, sink=sink).sum(), sink)
+    assert g.abs().max() > 0 and kept() == 0
+
+
+def test_gradients_of_gradients_of_prepared_scores() -> None:
+    given = tuple(torch.randn(2, 3, n, 5, requires_grad=True) for n in (4, 7, 7))
+    score = rg.Additive(torch.randn(5, 6, requires_grad=True), torch.randn(5, 6), torch.randn(6, requires_grad=True))
+    leaves = (*given, score.tensors()[0], score.tensors()[2])
+
+    def twice(backend: rg.Backend | None) -> tuple[Tensor, ...]:
+        out = rg.attention(*given, score=score, backend=backend)
+        first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
+        return *first, *torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+
+    for mine, right in zip(twice(None), twice(rg.Tiled()), strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-3, atol=1e-4)
+    assert kept() == 1

@@ -49,13 +49,14 @@ class _Attend(torch.autograd.Function):
         needs = tuple(ctx.needs_input_grad[2:])
         with exact(g_out.device.type):
             if torch.is_grad_enabled():  # create_graph: the gradient itself will be differentiated
-                return (None, None, *_differentiable_backward(ctx.backend, problem, (g_out, g_lse), needs))
+                return (None, None, *differentiable_backward(ctx.backend, problem, (g_out, g_lse), needs))
             return (None, None, *ctx.backend.backward(problem, kept, (g_out, g_lse), needs))
 
 
-def _differentiable_backward(
+def differentiable_backward(
     backend: Backend, problem: Problem, cotangents: Result, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
+    """Gradients of problem.tensors() for which `needs` is true, by operations that can be differentiated again."""
     tensors = problem.tensors()
     # views of their own: a gradient is asked for at this call's inputs, not at what they were computed from
     own = tuple(t.view_as(t) if need else t for t, need in zip(tensors, needs, strict=True))

@@ -2,28 +2,30 @@
 
 Structure is what a call is like before anyone looks at a number in its tensors. Kept are calls that a backend can
 repeat from it alone (see Backend.ready and Backend.trained): no transforms, no positions, no dropout, no gradients but
-those of q, k and v.
+those of q, k and v, and of what an additive score learns.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from regard.backends.base import Ready, Trained
+from regard.autograd import differentiable_backward
+from regard.backends.base import Example, Ready, Trained
 from regard.call import Call
 from regard.dispatch import choose
 from regard.masks.algebra import Mask
-from regard.scores.algebra import Score
+from regard.scores.algebra import Score, Similarity
 from regard.shapes import functorch
 from regard.value import Value, names
 
 _MOST = 256  # structures kept
-_kept: dict[Any, Ready | Trained | None] = {}
+_kept: dict[Any, _Known | None] = {}
 
 
 def attend(q: Any, k: Any, v: Any, score: Score, mask: Mask, sink: Any) -> Tensor | None:
@@ -37,70 +39,96 @@ def attend(q: Any, k: Any, v: Any, score: Score, mask: Mask, sink: Any) -> Tenso
         outline = _outline(score, leaves), _outline(mask, leaves), _outline(sink, leaves)
     except _Open:
         return None
-    needs = None
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or _learn(leaves)):
-        if _learn(leaves):
-            return None
-        needs = (q.requires_grad, k.requires_grad, v.requires_grad)
+    tensors = (q, k, v, *leaves)
+    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     key = (
         *outline,
-        needs,
+        tuple([t.requires_grad for t in tensors]) if recorded else None,
         *(q.shape, q.stride(), q.dtype, k.shape, k.stride(), k.dtype, v.shape, v.stride(), v.dtype),
         torch.get_num_threads(),
         os.environ.get("REGARD_ISA"),
     )
-    known = _kept.get(key, _unseen)
-    if known is _unseen:
-        known = _prepare(Call(q, k, v, score, mask, None, sink, None), (q, k, v), tuple(leaves), needs)
+    known = _kept.get(key, _UNSEEN)
+    if known is _UNSEEN:
+        known = _prepare(Call(q, k, v, score, mask, None, sink, None), tensors, recorded)
         if len(_kept) >= _MOST:
             _kept.clear()
         _kept[key] = known
     if known is None:
         return None
-    if needs is None:
-        return cast(Ready, known)(q, k, v, leaves)
-    return cast(Tensor, _Repeated.apply(known, (score, mask, sink), q, k, v, *leaves))
+    origin = None
+    if known.strides is not None:
+        origin = q.detach(), k.detach()
+        q, k = cast(Similarity, score.stages[0]).prepare(_lift(q), _lift(k))
+        if (q.stride(), k.stride()) != known.strides:
+            return None
+    if not recorded:
+        return cast(Ready, known.run)(q, k, v, leaves)
+    return cast(Tensor, _Repeated.apply(known.run, (origin, score, mask, sink), q, k, v, *leaves))
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """A structure that is kept. strides: of q and k as the similarity prepares them, or None where it does not."""
+
+    run: Ready | Trained
+    strides: tuple[tuple[int, ...], tuple[int, ...]] | None
 
 
 def _unseen(*_: Any) -> Tensor:
     raise AssertionError("stands for a structure that is not kept")
 
 
-def _prepare(
-    call: Call, given: tuple[Tensor, ...], leaves: tuple[Tensor, ...], needs: tuple[bool, ...] | None
-) -> Ready | Trained | None:
-    problem = call.problem
+_UNSEEN = _Known(_unseen, None)
+
+
+def _lift(t: Tensor) -> Tensor:
+    return t if t.dim() > 3 else t.unsqueeze(-3)
+
+
+def _prepare(call: Call, tensors: tuple[Tensor, ...], recorded: bool) -> _Known | None:
+    problem, (q, k, v, *leaves) = call.problem, tensors
+    frame, similarity = problem.frame, problem.similarity
+    prepares = type(similarity).prepare is not Similarity.prepare
+    if prepares and any(_lift(t).shape[:-3] != frame.batch for t in (q, k)):
+        return None
+    q, k = (problem.q, problem.k) if prepares else (q, k)
     with torch.no_grad():
         backend = choose(problem, None, lse=False)
-        out = problem.v.new_empty((*problem.frame.batch, problem.frame.heads, problem.frame.nq, problem.dv))
-        out = call.layout.restore(out, 2)
-        if needs is None:
-            return backend.ready(problem, given, leaves, out)
-        return backend.trained(problem, given, leaves, out, needs)
+        out = problem.v.new_empty((*frame.batch, frame.heads, frame.nq, problem.dv))
+        needs = tuple(recorded and t.requires_grad for t in (q, k, v, *leaves))
+        spent = len(similarity.tensors()) if prepares else 0
+        example = Example(problem, (q, k, v), tuple(leaves), spent, needs, call.layout.restore(out, 2))
+        run = backend.trained(example) if recorded else backend.ready(example)
+    return None if run is None else _Known(run, (q.stride(), k.stride()) if prepares else None)
+
+
+# q and k from before the similarity prepared them, or None; score, mask and sink
+_Asked = tuple[tuple[Tensor, Tensor] | None, Score, Mask, Any]
 
 
 class _Repeated(torch.autograd.Function):
-    """A call of a structure that is kept, with gradients of q, k and v."""
+    """A call of a structure that is kept, with gradients."""
 
     @staticmethod
-    def forward(ctx: Any, known: Trained, asked: tuple[Score, Mask, Any], *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, run: Trained, asked: _Asked, *tensors: Tensor) -> Tensor:
         q, k, v, *leaves = tensors
-        out, kept = known.forward(q, k, v, leaves)
-        ctx.known, ctx.asked = known, asked
+        out, kept = run.forward(q, k, v, leaves)
+        ctx.run, ctx.asked = run, asked
         # the leaves too: autograd then notices when one is changed in place before backward
         ctx.save_for_backward(*tensors, out, kept)
         ctx.strides = [t.stride() for t in (*tensors, out, kept)]
-        return out.to(q.dtype)
+        return out.to(v.dtype)
 
     @staticmethod
     def backward(ctx: Any, g_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         # hooks on what is saved may have moved it
         q, k, v, *leaves, out, kept = map(_laid, ctx.saved_tensors, ctx.strides)
         if torch.is_grad_enabled():  # create_graph: the gradient itself will be differentiated
-            found = _differentiable(ctx.asked, (q, k, v), ctx.needs_input_grad[2:5], g_out)
+            found = _differentiable(ctx.asked, (q, k, v), ctx.needs_input_grad[2:], g_out)
         else:
-            found = ctx.known.backward((q, k, v), leaves, (out, kept), g_out)
-        return (None, None, *found, *(None for _ in leaves))
+            found = ctx.run.backward((q, k, v), leaves, (out, kept), g_out)
+        return (None, None, *found)
 
 
 def _laid(t: Tensor, strides: tuple[int, ...]) -> Tensor:
@@ -108,19 +136,20 @@ def _laid(t: Tensor, strides: tuple[int, ...]) -> Tensor:
 
 
 def _differentiable(
-    asked: tuple[Score, Mask, Any], given: tuple[Tensor, ...], needs: tuple[bool, ...], g_out: Tensor
+    asked: _Asked, given: tuple[Tensor, ...], needs: tuple[bool, ...], g_out: Tensor
 ) -> tuple[Tensor | None, ...]:
     """The gradients by operations that can be differentiated again."""
-    score, mask, sink = asked
-    # views of their own: a gradient is asked for at this call's inputs, not at what they were computed from
-    q, k, v = own = tuple(t.view_as(t) for t in given)
-    call = Call(q, k, v, score, mask, None, sink, None)
+    (origin, score, mask, sink), (q, k, v) = asked, given
+    call = Call(*(origin or (q, k)), v, score, mask, None, sink, None)
+    problem = call.problem if origin is None else replace(call.problem, q=q, k=k)
+    frame = problem.frame
+    g_out = g_out.to(problem.accumulate).reshape(*frame.batch, frame.heads, frame.nq, problem.dv)
     with call.precision():
-        out, _ = choose(call.problem, None, lse=False).differentiable(call.problem)
-        out = call.layout.restore(out.to(call.problem.dtype), 2)
-    wanted = [t for t, need in zip(own, needs, strict=True) if need]
-    found = iter(torch.autograd.grad(out, wanted, g_out, create_graph=True, allow_unused=True))
-    return tuple(next(found) if need else None for need in needs)
+        every = (*needs, *(False for _ in problem.tensors()[len(needs) :]))
+        backend = choose(problem, None, lse=False)
+        found = differentiable_backward(backend, problem, (g_out, torch.zeros_like(g_out[..., 0])), every)
+    shaped = (None if g is None else g.reshape(t.shape) for g, t in zip(found, given, strict=False))
+    return (*shaped, *found[3 : len(needs)])
 
 
 def _transformed() -> bool:
@@ -141,10 +170,6 @@ _function_modes = torch._C._len_torch_function_stack  # pyright: ignore[reportPr
 
 def _plain(t: Tensor) -> bool:
     return t.is_cpu and t.layout is torch.strided and not t.is_neg()
-
-
-def _learn(leaves: list[Tensor]) -> bool:
-    return any(t.requires_grad for t in leaves)
 
 
 class _Open(Exception):

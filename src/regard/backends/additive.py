@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,10 +15,13 @@ from regard.backends.base import Result
 from regard.backends.family import Family
 from regard.backends.library import CODES, Arguments, Operand
 from regard.backends.lowering import ACTIVATIONS, Lowered, lower_around
-from regard.backends.operation import Kept, arguments, exact_lse, library, operand
+from regard.backends.operation import Kept, arguments, exact_lse, library, operand, threads
+from regard.backends.ready import Made
 from regard.problem import Problem
 from regard.scores.activations import LeakyReLU
 from regard.scores.additive import Additive
+
+_WORK = 64  # what a query, a key and a feature cost, in operations of a dot product
 
 
 class AdditiveArguments(ctypes.Structure):
@@ -36,7 +41,7 @@ class AdditiveGradients(ctypes.Structure):
 
     _fields_ = (
         ("forward", AdditiveArguments),
-        *((name, Operand) for name in ("dout", "delta", "da", "dc", "dv")),
+        *((name, Operand) for name in ("dout", "dlse", "da", "dc", "dv")),
         ("dw", ctypes.c_void_p),
     )
 
@@ -46,6 +51,8 @@ class AdditiveFamily(Family):
     """The kernels of additive scores."""
 
     whole = False  # w and the activation are the problem's
+    again = "regard_additive_again"
+    again_backward = "regard_additive_backward_again"
 
     def why_not_invariant(self) -> str | None:
         return "how an additive score is found depends on how far the queries beside it reach"
@@ -65,25 +72,49 @@ class AdditiveFamily(Family):
     def backward(
         self, problem: Problem, lowered: Lowered, kept: Kept, cotangents: Result, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
-        out, lse, norm = kept
-        g_out, delta = pulls((out, lse), (cotangents[0].float(), cotangents[1]))
-        da, dc, dv, dw = _run(problem, lowered, kept, g_out, delta)
-        similarity = problem.similarity
-        assert isinstance(similarity, Additive)
+        da, dc, dv, dw = _run(problem, lowered, kept, cotangents)
+        similarity = _similarity(problem)
         w = similarity.w
-        dw = dw.sum_to_size(w.shape) if w.dim() < 2 or w.shape[0] == 1 else dw
+        dw = _total(dw, w)
         # w_q, w_k and b have had their part in q and k
         known = (da, dc, dv, *(dw if t is w else None for t in similarity.tensors()))
         found = [*known, *(None for _ in problem.tensors()[len(known) :])]
         if problem.sink is not None and needs[-1]:
-            found[-1] = sink_gradient(problem.sink.double(), exact_lse(norm), delta)
+            delta = pulls((kept[0], kept[1]), (cotangents[0].float(), cotangents[1]))[1]
+            found[-1] = sink_gradient(problem.sink.double(), exact_lse(kept[2]), delta)
         given = zip(found, problem.tensors(), needs, strict=True)
         return tuple(g.to(t.dtype) if need and g is not None else None for g, t, need in given)
 
+    def leaves(self, problem: Problem, lowered: Lowered) -> tuple[Tensor | None, ...]:
+        return *super().leaves(problem, lowered), _weights(problem)
 
-def _run(
-    problem: Problem, lowered: Lowered, kept: Kept, g_out: Tensor, delta: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def learned(self, problem: Problem) -> Tensor | None:
+        return _weights(problem)
+
+    def copied(self, problem: Problem) -> bool:
+        return _weights(problem) is None
+
+    def cotangent(self, g_out: Tensor) -> Tensor:
+        return g_out.float()
+
+    def struct(self, problem: Problem, call: Arguments) -> ctypes.Structure:
+        return _arguments(problem, call)
+
+    def pulled(self, struct: ctypes.Structure, dout: Operand, made: Made, dtypes: tuple[int, int]) -> ctypes.Structure:
+        da, dc, dv, _ = made
+        assert isinstance(struct, AdditiveArguments) and da is not None and dc is not None and dv is not None
+        return AdditiveGradients(struct, dout, Operand(), operand(da), operand(dc), operand(dv))
+
+    def room(self, given: Sequence[Tensor], heads: int, needs: tuple[bool, ...]) -> Made:
+        return *(torch.empty(t.shape) for t in given), torch.empty(heads, given[0].shape[-1])
+
+    def own(self, made: Made, given: Sequence[Tensor], learned: Tensor | None) -> Made:
+        da, dc, dv, dw = made
+        assert dv is not None and dw is not None and learned is not None
+        return da, dc, dv.to(given[2].dtype), _total(dw, learned)
+
+
+def _run(problem: Problem, lowered: Lowered, kept: Kept, cotangents: Result) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of a, c and v, and of w for each head."""
     out, lse, norm = kept
     there = lse.numel() and problem.k.numel()
@@ -91,21 +122,37 @@ def _run(
     da, dc, dv = (made(t.shape, dtype=torch.float32) for t in (problem.q, problem.k, problem.v))
     dw = made(problem.frame.heads, problem.q.shape[-1])
     if there:
-        x = _arguments(problem, arguments(lowered, out, lse, norm))
-        operands = (operand(t) for t in (g_out, delta[..., None], da, dc, dv))
+        x = _arguments(problem, arguments(lowered, out.contiguous(), lse, norm.contiguous()))
+        g_out, g_lse = cotangents[0].float(), cotangents[1].float()
+        operands = (operand(t) for t in (g_out, g_lse[..., None], da, dc, dv))
         library().run("regard_additive_backward", AdditiveGradients(x, *operands, dw.data_ptr()))
     return da, dc, dv, dw
 
 
+def _weights(problem: Problem) -> Tensor | None:
+    """w, where the kernels read it as the caller has it."""
+    w = _similarity(problem).w
+    return w if w.dtype == torch.float32 and w.is_contiguous() else None
+
+
+def _total(dw: Tensor, w: Tensor) -> Tensor:
+    """The gradient of w from those of all heads."""
+    return dw.sum_to_size(w.shape) if w.dim() < 2 or w.shape[0] == 1 else dw
+
+
+def _similarity(problem: Problem) -> Additive:
+    assert isinstance(problem.similarity, Additive)
+    return problem.similarity
+
+
 def _arguments(problem: Problem, call: Arguments) -> AdditiveArguments:
     """What the kernels are told besides; the tensors of `call` must live until they have run."""
-    similarity = problem.similarity
-    assert isinstance(similarity, Additive)
-    activation, w = similarity.activation, similarity.w.float().expand(problem.frame.heads, -1)
+    similarity = _similarity(problem)
+    activation, w = similarity.activation, similarity.w.float().contiguous()
     slope = activation.slope if isinstance(activation, LeakyReLU) else 0.0
     call.dtype = CODES[problem.v.dtype]
-    # kept alive as an attribute of the struct
-    x = AdditiveArguments(call, 0, w.shape[-1], ACTIVATIONS[type(activation)], slope)
-    x.kept = w.contiguous()
-    x.w = x.kept.data_ptr()
+    call.threads = threads(_WORK * math.prod(problem.frame.shape) * w.shape[-1])
+    shared = w.dim() < 2 or w.shape[0] == 1
+    x = AdditiveArguments(call, w.data_ptr(), 0 if shared else w.shape[-1], ACTIVATIONS[type(activation)], slope)
+    x.kept = w  # alive as an attribute of the struct
     return x

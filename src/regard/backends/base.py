@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -15,22 +15,41 @@ from regard.problem import Problem
 from regard.value import Value
 
 # from q, k, v and the tensors of the score and the mask: out, in q's dtype
-Ready = Callable[[Tensor, Tensor, Tensor, "list[Tensor]"], Tensor]
+Ready = Callable[[Tensor, Tensor, Tensor, "Sequence[Tensor]"], Tensor]
 Result = tuple[Tensor, Tensor]  # out (*batch, h, nq, dv) and lse (*batch, h, nq), in the accumulation dtype
 Kept = tuple[Tensor, ...]  # out, lse, and what else of a forward the backward of its backend reads
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """One of many calls of a structure, to make a backend ready for the others.
+
+    given   q and k as the similarity prepared them, and v: in the caller's axes where they are the caller's
+    leaves  the tensors of the score, the mask and the sink; the similarity has used up the first `spent` to prepare q
+            and k, unless the kernels read them too
+    needs   which of `given` and `leaves` have gradients
+    out     like what the caller gets
+    """
+
+    problem: Problem
+    given: tuple[Tensor, ...]
+    leaves: tuple[Tensor, ...]
+    spent: int
+    needs: tuple[bool, ...]
+    out: Tensor
 
 
 class Trained(Protocol):
     """Calls of one structure, forward and backward."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """out in the accumulation dtype, in the caller's shape, and what the backward reads besides."""
         ...
 
     def backward(
-        self, given: tuple[Tensor, ...], leaves: list[Tensor], kept: tuple[Tensor, Tensor], g_out: Tensor
+        self, given: Sequence[Tensor], leaves: Sequence[Tensor], kept: tuple[Tensor, Tensor], g_out: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """The gradients of q, k and v, from what the forward gave and the cotangent of out."""
+        """The gradients of what is given and of the leaves, from what the forward gave and the cotangent of out."""
         ...
 
 
@@ -75,25 +94,12 @@ class Backend(Value):
         """(out, lse), differentiable, for the graph of a compiler, which may not look at values."""
         return self.differentiable(problem)
 
-    def ready(
-        self, problem: Problem, given: tuple[Tensor, ...], leaves: tuple[Tensor, ...], out: Tensor
-    ) -> Ready | None:
-        """A way to make all calls of this structure without posing them again; None where each needs a look.
-
-        given: q, k, v as the caller gave them; leaves: the tensors of the score and the mask; out: like what the caller
-        gets.
-        """
+    def ready(self, example: Example) -> Ready | None:
+        """A way to make all calls like the example without posing them again; None where each needs a look."""
         return None
 
-    def trained(
-        self,
-        problem: Problem,
-        given: tuple[Tensor, ...],
-        leaves: tuple[Tensor, ...],
-        out: Tensor,
-        needs: tuple[bool, ...],
-    ) -> Trained | None:
-        """The same for calls whose q, k and v have gradients where `needs` says so, and no other tensor has one."""
+    def trained(self, example: Example) -> Trained | None:
+        """The same where some of it has a gradient."""
         return None
 
     def plan(self, problem: Problem) -> dict[str, str]:

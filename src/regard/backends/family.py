@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from regard.backends.base import Result
-from regard.backends.library import Arguments
+from regard.backends.library import Arguments, Operand
 from regard.backends.lowering import Lowered, lower_dots
-from regard.backends.operation import Kept, dots
-from regard.backends.training import backward, why_not_backward
+from regard.backends.operation import Kept, dots, operand
+from regard.backends.ready import Made
+from regard.backends.training import Gradients, backward, why_not_backward
 from regard.problem import Problem
 
 
@@ -19,10 +23,12 @@ from regard.problem import Problem
 class Family:
     """The kernels of dot products, and the base of others.
 
-    whole: whether Lowered says all of a call, so that it can be a node of a graph, or be made ready for the next.
+    whole: whether Lowered says all of a call, so that it can be a node of a graph. The rest is ready.Kernels.
     """
 
     whole: ClassVar[bool] = True
+    again: ClassVar[str] = "regard_again"
+    again_backward: ClassVar[str] = "regard_backward_again"
 
     def why_not_invariant(self) -> str | None:
         """Why a row's bits depend on other rows, as a clause; None if they need not."""
@@ -45,3 +51,32 @@ class Family:
     ) -> tuple[Tensor | None, ...]:
         """Gradients of problem.tensors() for which `needs` is true, where why_streamed has nothing to say."""
         return backward(problem, lowered, kept, cotangents, needs)
+
+    def leaves(self, problem: Problem, lowered: Lowered) -> tuple[Tensor | None, ...]:
+        """See ready.Kernels, as of what follows."""
+        return lowered.allowed, lowered.bias, lowered.slopes, lowered.sink
+
+    def learned(self, problem: Problem) -> Tensor | None:
+        return None
+
+    def copied(self, problem: Problem) -> bool:
+        return False
+
+    def cotangent(self, g_out: Tensor) -> Tensor:
+        return g_out
+
+    def struct(self, problem: Problem, call: Arguments) -> ctypes.Structure:
+        return call
+
+    def pulled(self, struct: ctypes.Structure, dout: Operand, made: Made, dtypes: tuple[int, int]) -> ctypes.Structure:
+        told = Gradients(struct, dout=dout, dout_dtype=dtypes[0], gradient_dtype=dtypes[1])
+        for name, t in zip(("dq", "dk", "dv"), made, strict=True):
+            if t is not None:
+                setattr(told, name, operand(t))
+        return told
+
+    def room(self, given: Sequence[Tensor], heads: int, needs: tuple[bool, ...]) -> Made:
+        return [torch.empty_like(t) if need else None for t, need in zip(given, needs, strict=False)]
+
+    def own(self, made: Made, given: Sequence[Tensor], learned: Tensor | None) -> Made:
+        return made

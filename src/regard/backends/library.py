@@ -17,6 +17,11 @@ ENTRIES = (
     *("regard_forward", "regard_backward", "regard_additive_forward", "regard_additive_backward"),
     "regard_facts",
 )
+# By how many addresses they take: a struct, torch's parallel-for, and tensors.
+AGAIN = {
+    **{"regard_again": 11, "regard_backward_again": 16},
+    **{"regard_additive_again": 12, "regard_additive_backward_again": 18},
+}
 # From the most particular to the one that every processor of the kind runs.
 ISAS = ("avx512bf16", "avx512", "avx2", "base")
 CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -86,15 +91,9 @@ class Library:
         """Queries and keys of a block."""
         return self.handle.regard_queries(), self.handle.regard_keys()
 
-    @property
-    def again(self) -> Callable[..., int]:
-        """regard_again of native/kernel.cpp: a call like one before, its tensors elsewhere."""
-        return self.handle.regard_again
-
-    @property
-    def again_backward(self) -> Callable[..., int]:
-        """regard_backward_again of native/backward.cpp: its backward."""
-        return self.handle.regard_backward_again
+    def again(self, entry: str) -> Callable[..., int]:
+        """One of AGAIN: a call like one before, its tensors elsewhere; not 0 where it had no memory."""
+        return getattr(self.handle, entry)
 
     def run(self, entry: str, arguments: ctypes.Structure) -> None:
         """One of ENTRIES on torch's threads; MemoryError where its scratch could not be had."""
@@ -147,8 +146,9 @@ def load(isa: str) -> Library:
     for name in ENTRIES:
         entry = getattr(handle, name)
         entry.argtypes, entry.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int32
-    for name, count in (("regard_again", 11), ("regard_backward_again", 16)):
-        getattr(handle, name).argtypes, getattr(handle, name).restype = (ctypes.c_void_p,) * count, ctypes.c_int32
+    for name, count in AGAIN.items():
+        entry = getattr(handle, name)
+        entry.argtypes, entry.restype = (ctypes.c_void_p,) * count, ctypes.c_int32
     handle.regard_bandwidth.argtypes = (ctypes.c_void_p, ctypes.c_int64)
     handle.regard_bandwidth.restype = ctypes.c_float
     for name in ("regard_queries", "regard_keys"):

@@ -8,15 +8,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
+import regard.backends.ready as ready
 from regard.backends.additive import AdditiveFamily
-from regard.backends.base import Backend, Kept, Ready, Result, Trained
+from regard.backends.base import Backend, Example, Kept, Ready, Result, Trained
 from regard.backends.family import Family
 from regard.backends.graph import traced
 from regard.backends.library import runnable
 from regard.backends.lowering import Lowered, lower, why_not
 from regard.backends.masking import held_mask, hold_mask, lower_mask
 from regard.backends.operation import forward, library, remembered
-from regard.backends.ready import ready, trained
 from regard.backends.tiling import stream
 from regard.backends.training import why_not_learned
 from regard.problem import Problem
@@ -66,23 +66,18 @@ class Native(Backend):
             return self.differentiable(problem)
         return traced(replace(lower(problem, None), invariant=self.invariant))
 
-    def ready(
-        self, problem: Problem, given: tuple[Tensor, ...], leaves: tuple[Tensor, ...], out: Tensor
-    ) -> Ready | None:
-        return ready(self._lowered(problem), given, leaves, out) if _family(problem).whole else None
+    def ready(self, example: Example) -> Ready | None:
+        family = _family(example.problem)
+        lowered = self._lowered(example.problem)
+        return ready.Ready(family, lowered, example) if ready.repeats(family, lowered, example) else None
 
-    def trained(
-        self,
-        problem: Problem,
-        given: tuple[Tensor, ...],
-        leaves: tuple[Tensor, ...],
-        out: Tensor,
-        needs: tuple[bool, ...],
-    ) -> Trained | None:
-        family, rest = _family(problem), (False,) * (len(problem.tensors()) - len(needs))
-        if not family.whole or family.why_streamed(problem, (*needs, *rest)) is not None:
+    def trained(self, example: Example) -> Trained | None:
+        family, problem = _family(example.problem), example.problem
+        rest = len(problem.tensors()) - len(example.needs)
+        if family.why_streamed(problem, (*example.needs, *(False,) * rest)) is not None:
             return None
-        return trained(self._lowered(problem), given, leaves, out, needs)
+        lowered = self._lowered(problem)
+        return ready.Trained(family, lowered, example) if ready.repeats(family, lowered, example) else None
 
     def backward(
         self, problem: Problem, kept: Kept, cotangents: Result, needs: tuple[bool, ...]

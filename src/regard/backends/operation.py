@@ -77,6 +77,11 @@ def exact_lse(norm: Tensor) -> Tensor:
     return m * math.log(2) - inverse.log()
 
 
+def threads(work: int) -> int:
+    """How many of torch's are worth waking for so many floating-point operations."""
+    return max(1, min(torch.get_num_threads(), work // _GRAIN))
+
+
 def arguments(lowered: Lowered, out: Tensor, lse: Tensor | None, norm: Tensor | None) -> Arguments:
     """The struct that the kernels read; the tensors must live until they have run."""
     call = Arguments()
@@ -85,8 +90,7 @@ def arguments(lowered: Lowered, out: Tensor, lse: Tensor | None, norm: Tensor | 
     call.batch = (ctypes.c_int64 * AXES)(*_axes(tuple(batch), 1))
     call.heads, call.key_heads, call.nq, call.nk, call.dk, call.dv = heads, key_heads, nq, nk, dk, dv
     call.dtype, call.out_dtype = CODES[lowered.q.dtype], CODES[out.dtype]
-    work = 2 * math.prod(batch) * heads * nq * nk * (dk + dv)
-    call.threads = max(1, min(torch.get_num_threads(), work // _GRAIN))
+    call.threads = threads(2 * math.prod(batch) * heads * nq * nk * (dk + dv))
     call.scale, call.cap, call.cap_last = lowered.scale, lowered.cap, lowered.cap_last
     call.invariant = lowered.invariant
     call.seed, call.threshold, call.keep = lowered.seed & (2**64 - 1), lowered.threshold, lowered.keep

@@ -3,43 +3,88 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from regard.backends.base import Example
 from regard.backends.library import CODES, Arguments, Operand, no_memory, parallel
 from regard.backends.lowering import Lowered
 from regard.backends.operation import arguments, library, operand
-from regard.backends.training import Gradients
+from regard.problem import Problem
 
-_LEAVES = ("allowed", "bias", "slopes", "sink")
 _KEPT = 1 << 20  # bytes made for a structure (intervals, tile maps) that are worth keeping
+Made = Sequence[Tensor | None]
+
+
+class Kernels(Protocol):
+    """What Ready asks a family of kernels."""
+
+    again: ClassVar[str]
+    again_backward: ClassVar[str]
+
+    def leaves(self, problem: Problem, lowered: Lowered) -> tuple[Tensor | None, ...]:
+        """The tensors besides q, k and v that are read where the caller has them, in the order of the entries."""
+        ...
+
+    def learned(self, problem: Problem) -> Tensor | None:
+        """The one of them that may have a gradient."""
+        ...
+
+    def copied(self, problem: Problem) -> bool:
+        """Whether the struct leads to a copy of what the caller has, which the next call would find old."""
+        ...
+
+    def cotangent(self, g_out: Tensor) -> Tensor:
+        """In a dtype that the backward reads."""
+        ...
+
+    def struct(self, problem: Problem, call: Arguments) -> ctypes.Structure:
+        """What the forward reads."""
+        ...
+
+    def pulled(self, struct: ctypes.Structure, dout: Operand, made: Made, dtypes: tuple[int, int]) -> ctypes.Structure:
+        """What the backward reads; made: what it writes; dtypes: those of the cotangent and of q."""
+        ...
+
+    def room(self, given: Sequence[Tensor], heads: int, needs: tuple[bool, ...]) -> Made:
+        """What the backward writes: gradients of q, k and v, and of the leaf that is learned."""
+        ...
+
+    def own(self, made: Made, given: Sequence[Tensor], learned: Tensor | None) -> Made:
+        """The same in the dtypes and shapes of what they are gradients of."""
+        ...
 
 
 class Ready:
-    """A call whose struct is filled but for the addresses of what changes from call to call.
+    """A call whose struct is filled but for the addresses of what changes from call to call."""
 
-    `leaves`: tensors of the score and the mask, which the kernels read where they lie.
-    """
-
-    def __init__(self, lowered: Lowered, given: tuple[Tensor, ...], out: Tensor, leaves: tuple[Tensor, ...]) -> None:
-        told, addresses = lowered.tensors(), [t.data_ptr() for t in leaves]
+    def __init__(self, family: Kernels, lowered: Lowered, example: Example) -> None:
+        self.family = family
+        read, addresses = family.leaves(example.problem, lowered), [t.data_ptr() for t in example.leaves]
         # what was made for this structure lives as long; the tensors of one call do not
-        self.kept = _made(told, addresses)
+        self.kept = _made(lowered, addresses)
+        held = [None if t is None else t.data_ptr() for t in read]
+        self.places = tuple(addresses.index(a) if a in addresses else None for a in held)
+        out = self._result(example.out)
         self.shape, self.dtype = tuple(out.shape), out.dtype
         # the fastest ways that torch has: twice as fast as empty of a torch.Size
-        self.like = given[0].is_contiguous() and given[0].shape == out.shape and given[0].dtype == out.dtype
-        self.call = self._filled(lowered, out)
-        self.reference = ctypes.byref(self.call)
-        kernels = library()
-        self.again, self.again_backward, self.parallel = kernels.again, kernels.again_backward, parallel()
-        held = [told[name].data_ptr() if name in told else None for name in _LEAVES]
-        self.places = tuple(addresses.index(a) if a in addresses else None for a in held)
+        q = example.given[0]
+        self.like = q.is_contiguous() and q.shape == out.shape and q.dtype == out.dtype
+        norm = self._norm(lowered)
+        self.struct = family.struct(example.problem, arguments(lowered, _lifted(out, lowered), None, norm))
+        self.reference, self.parallel = ctypes.byref(self.struct), parallel()
+        self.again = library().again(family.again)
 
-    def _filled(self, lowered: Lowered, out: Tensor) -> Arguments:
-        return arguments(lowered, _lifted(out, lowered), None, None)
+    def _result(self, out: Tensor) -> Tensor:
+        return out
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor]) -> Tensor:
+    def _norm(self, lowered: Lowered) -> Tensor | None:
+        return None
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, leaves: Sequence[Tensor]) -> Tensor:
         out = self._room(q)
         self._run(q, k, v, out, 0, leaves)
         return out
@@ -47,102 +92,93 @@ class Ready:
     def _room(self, q: Tensor) -> Tensor:
         return torch.empty_like(q) if self.like else torch.empty(*self.shape, dtype=self.dtype)
 
-    def _run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, norm: int, leaves: list[Tensor]) -> None:
+    def _run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, norm: int, leaves: Sequence[Tensor]) -> None:
         at = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), norm)
         if self.again(self.reference, self.parallel, *at, *self._fresh(leaves)):
             raise no_memory()
 
-    def _fresh(self, leaves: list[Tensor]) -> tuple[int, ...]:
+    def _fresh(self, leaves: Sequence[Tensor]) -> list[int]:
         """Addresses of the leaves; one of 0 leaves the struct's own."""
-        return tuple([0 if n is None else leaves[n].data_ptr() for n in self.places]) if leaves else (0, 0, 0, 0)
+        return [0 if n is None else leaves[n].data_ptr() for n in self.places]
 
 
 class Trained(Ready):
-    """A call that will be differentiated, and its backward: gradients of those of q, k and v that `needs` names.
+    """A call that will be differentiated, and its backward.
 
     Sums stay in float32 between the two: `out` is that of the kernel, the caller's is `out` in q's dtype.
     """
 
-    def __init__(
-        self,
-        lowered: Lowered,
-        given: tuple[Tensor, ...],
-        out: Tensor,
-        leaves: tuple[Tensor, ...],
-        needs: tuple[bool, ...],
-    ) -> None:
-        super().__init__(lowered, given, out.float(), leaves)
-        self.needs = needs
-        like = Gradients(self.call, dout=operand(_lifted(out, lowered)), dout_dtype=CODES[out.dtype])
-        like.gradient_dtype = CODES[lowered.q.dtype]
-        for name, t, need in zip(("dq", "dk", "dv"), given, needs, strict=True):
-            if need:
-                setattr(like, name, operand(_lifted(torch.empty_like(t), lowered)))
-        self.like_backward, self.backward_reference = like, ctypes.byref(like)
-        self.headed = lowered.q.dim() == given[0].dim()
+    def __init__(self, family: Kernels, lowered: Lowered, example: Example) -> None:
+        super().__init__(family, lowered, example)
+        learned, addresses = family.learned(example.problem), [t.data_ptr() for t in example.leaves]
+        self.learned = None if learned is None else addresses.index(learned.data_ptr())
+        self.needs, self.heads = example.needs, lowered.shape[-2]
+        self.headed = example.out.dim() == lowered.q.dim()
+        room = family.room(example.given, self.heads, self.needs)
+        made = [None if t is None else _lifted(t, lowered) for t in room]
+        dtypes = CODES[example.out.dtype], CODES[lowered.q.dtype]
+        self.pulled = family.pulled(self.struct, operand(_lifted(example.out, lowered)), made, dtypes)
+        self.reference_backward = ctypes.byref(self.pulled)
+        self.again_backward = library().again(family.again_backward)
 
-    def _filled(self, lowered: Lowered, out: Tensor) -> Arguments:
+    def _result(self, out: Tensor) -> Tensor:
+        return out.float()
+
+    def _norm(self, lowered: Lowered) -> Tensor:
         self.rows = (*lowered.shape, 2)
-        return arguments(lowered, _lifted(out, lowered), None, torch.empty(self.rows))
+        return torch.empty(self.rows)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, leaves: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """out, and what the backward reads besides."""
         out, norm = self._room(q), torch.empty(*self.rows, dtype=torch.float32)
         self._run(q, k, v, out, norm.data_ptr(), leaves)
         return out, norm
 
     def backward(
-        self, given: tuple[Tensor, ...], leaves: list[Tensor], kept: tuple[Tensor, Tensor], g_out: Tensor
+        self, given: Sequence[Tensor], leaves: Sequence[Tensor], kept: tuple[Tensor, Tensor], g_out: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """The gradients of q, k and v, from the cotangent of out."""
-        found = [torch.empty_like(t) if need else None for t, need in zip(given, self.needs, strict=True)]
-        g_out = g_out if g_out.stride(-1) == 1 else g_out.contiguous()
-        addresses = (t.data_ptr() for t in (*given, *kept, g_out))
-        places = [0 if g is None else g.data_ptr() for g in found]
-        strides = None if g_out.is_contiguous() else ctypes.byref(self._strided(g_out))
-        at = (*addresses, *self._fresh(leaves), *places)
-        if self.again_backward(self.backward_reference, self.parallel, *at, strides):
+        """The gradients of what is given and of the leaves, from the cotangent of out."""
+        g_out = self.family.cotangent(g_out if g_out.stride(-1) == 1 else g_out.contiguous())
+        made = self.family.room(given, self.heads, self.needs)
+        strides = None if g_out.is_contiguous() else ctypes.byref(self._strides(g_out))
+        at = [t.data_ptr() for t in (*given, *kept, g_out)] + self._fresh(leaves)
+        at += [0 if g is None else g.data_ptr() for g in made]
+        if self.again_backward(self.reference_backward, self.parallel, *at, strides):
             raise no_memory()
-        return tuple(found)
+        learned = None if self.learned is None else leaves[self.learned]
+        found = self.family.own(made, given, learned)
+        rest = [found[3] if n == self.learned else None for n in range(len(leaves))]
+        return tuple(g if need else None for g, need in zip((*found[:3], *rest), self.needs, strict=True))
 
-    def _strided(self, g_out: Tensor) -> Operand:
+    def _strides(self, g_out: Tensor) -> Operand:
         return operand(g_out if self.headed else g_out.unsqueeze(-3))
 
 
-def ready(lowered: Lowered, given: tuple[Tensor, ...], leaves: tuple[Tensor, ...], out: Tensor) -> Ready | None:
-    """The call made ready for others of its structure; None where the kernels read what depends on content.
-
-    given: the caller's q, k, v, which must be what the kernels read; leaves: every other tensor of the call; out: like
-    what the caller gets.
-    """
-    return Ready(lowered, given, out, leaves) if _repeats(lowered, given, leaves) else None
-
-
-def trained(
-    lowered: Lowered, given: tuple[Tensor, ...], leaves: tuple[Tensor, ...], out: Tensor, needs: tuple[bool, ...]
-) -> Trained | None:
-    """The same for calls that will be differentiated. None too where one of q, k, v is read several times."""
-    read = (lowered.q, lowered.k, lowered.v)
-    if any(t.numel() != mine.numel() for t, mine in zip(read, given, strict=True)):
-        return None
-    return Trained(lowered, given, out, leaves, needs) if _repeats(lowered, given, leaves) else None
-
-
-def _repeats(lowered: Lowered, given: tuple[Tensor, ...], leaves: tuple[Tensor, ...]) -> bool:
-    told = lowered.tensors()
-    read = {told[name].data_ptr() for name in _LEAVES if name in told}
-    addresses = [t.data_ptr() for t in leaves]
-    if [told[name].data_ptr() for name in ("q", "k", "v")] != [t.data_ptr() for t in given]:
+def repeats(family: Kernels, lowered: Lowered, example: Example) -> bool:
+    """Whether all that changes from call to call is where the caller's tensors lie, and the kernels find gradients."""
+    if family.copied(example.problem):
         return False
+    read = [t.data_ptr() for t in family.leaves(example.problem, lowered) if t is not None]
+    addresses = [t.data_ptr() for t in example.leaves]
+    mine = (lowered.q, lowered.k, lowered.v)
+    for t, own in zip(mine, example.given, strict=True):
+        # converted, or read several times: then gradients are sums
+        if t.data_ptr() != own.data_ptr() or (any(example.needs) and t.numel() != own.numel()):
+            return False
     # one tensor in two roles: the next call may have two
-    if any(a not in read for a in addresses) or len(set(addresses)) < len(addresses):
+    if any(a not in read for a in addresses[example.spent :]) or len(set(addresses)) < len(addresses):
         return False
-    empty = 0 in (*lowered.shape, lowered.k.shape[-2], lowered.v.shape[-1])
-    return not empty and sum(t.nbytes for t in _made(told, addresses)) <= _KEPT
+    learned = family.learned(example.problem)
+    for t, need in zip(example.leaves, example.needs[3:], strict=True):
+        if need and t.data_ptr() in read and (learned is None or t.data_ptr() != learned.data_ptr()):
+            return False
+    empty = 0 in (*lowered.shape, *lowered.k.shape[-2:], lowered.v.shape[-1])
+    return not empty and sum(t.nbytes for t in _made(lowered, addresses)) <= _KEPT
 
 
-def _made(told: dict[str, Tensor], addresses: list[int]) -> list[Tensor]:
+def _made(lowered: Lowered, addresses: list[int]) -> list[Tensor]:
     """What was made for a structure, and belongs to no caller."""
+    told = lowered.tensors()
     return [t for name, t in told.items() if name not in ("q", "k", "v") and t.data_ptr() not in addresses]
 
 
