@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -214,6 +216,16 @@ def test_additive_scores_in_half_precision(dtype: torch.dtype) -> None:
     # its w is copied on the way: each call must look
     converted = rg.Additive(None, None, torch.randn(16, dtype=dtype, requires_grad=True))
     assert rg.attention(*given, score=converted).requires_grad and kept() == 1
+
+
+def test_inputs_and_parameters_are_let_go() -> None:
+    given = tuple(torch.randn(2, 4, 9, 16, requires_grad=True) for _ in range(3))
+    score = rg.Additive(torch.randn(16, 8, requires_grad=True), torch.randn(16, 8), torch.randn(8, requires_grad=True))
+    answers(given, score)
+    gone = [weakref.ref(t) for t in (*given, *score.tensors())]
+    del given, score
+    gc.collect()
+    assert kept() == 1 and all(each() is None for each in gone)
 
 
 def test_a_modifier_that_learns_is_posed_each_time() -> None:

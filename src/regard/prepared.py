@@ -58,7 +58,7 @@ def attend(q: Any, k: Any, v: Any, score: Score, mask: Mask, sink: Any) -> Tenso
         return None
     origin = None
     if known.strides is not None:
-        origin = q.detach(), k.detach()
+        origin = (q.detach(), k.detach()) if recorded else None
         q, k = cast(Similarity, score.stages[0]).prepare(_lift(q), _lift(k))
         if (q.stride(), k.stride()) != known.strides:
             return None

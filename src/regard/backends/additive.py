@@ -98,7 +98,9 @@ class AdditiveFamily(Family):
         return g_out.float()
 
     def struct(self, problem: Problem, call: Arguments) -> ctypes.Structure:
-        return _arguments(problem, call)
+        x = _arguments(problem, call)
+        x.kept = None  # each call brings its own w
+        return x
 
     def pulled(self, struct: ctypes.Structure, dout: Operand, made: Made, dtypes: tuple[int, int]) -> ctypes.Structure:
         da, dc, dv, _ = made
