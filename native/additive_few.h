@@ -11,43 +11,6 @@ static bool few_additive_backward(const regard_call& c) { return few_additive(c)
 
 REGARD_INLINE int64_t round_pairs(int64_t n) { return (n + 2 * W - 1) / (2 * W) * (2 * W); }
 
-// Near sums of K keys, spread over lanes. c: their rows of C.
-template <int K>
-REGARD_INLINE void near_keys(vf* x, const Prepared& q, const float* c, int64_t width) {
-  vf acc[K] = {};
-  for (int64_t d = 0; d < width; d += 2 * W) {
-    const vf g = load(q.inverse + d), h = load(q.inverse + d + W), middle = load(q.middle + d / 2);
-    const vf a = load(q.near + d), b = load(q.near + d + W);
-#pragma GCC unroll 8
-    for (int i = 0; i < K; ++i) {
-      const vf s = g + a * load(c + i * width + d), t = h + b * load(c + i * width + d + W);
-      acc[i] += (s + t) / (s * t) - middle;
-    }
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < K; ++i) x[i] = acc[i];
-}
-
-// The same where a product of two sums may overflow.
-REGARD_INLINE vf far_key(const Prepared& q, const float* c, int64_t width) {
-  const vf one = splat(1.0f), most = splat(0x1p60f), half = splat(0.5f);
-  vf acc = vf{};
-  for (int64_t d = 0; d < width; d += 2 * W) {
-    const vf u = load(q.weight + d), v = load(q.weight + d + W);
-    vf s = one + load(q.raised + d) * load(c + d), t = one + load(q.raised + d + W) * load(c + d + W);
-    s = s < most ? s : most, t = t < most ? t : most;
-    acc += (u * t + v * s) / (s * t) - half * (u + v);
-  }
-  return acc;
-}
-
-template <class F>
-REGARD_INLINE vf direct_key(const Prepared& q, const float* c, int64_t width, float slope) {
-  vf acc = vf{};
-  for (int64_t d = 0; d < width; d += W) acc += load(q.plain + d) * F::value(load(q.a + d) + load(c + d), slope);
-  return acc;
-}
-
 // W keys of one head, as they are and raised.
 struct FewKeys {
   const regard_additive& x;
@@ -78,13 +41,50 @@ struct FewKeys {
   }
 };
 
-template <class F>
-REGARD_ALONE void direct_keys(vf* sum, const Prepared& q, const FewKeys& keys) {
-  for (int m = 0; m < W; ++m) sum[m] = direct_key<F>(q, keys.plain + m * keys.row, keys.width, keys.x.slope);
+// Sums of a query with each of the keys, spread over lanes: near, where a product of two sums may overflow, and as they are. Two
+// keys at once: their divisions overlap.
+REGARD_ALONE void near_keys(vf (&sum)[W], const Prepared& q, const FewKeys& keys) {
+  constexpr int K = 2;
+  for (int m = 0; m < W; m += K) {
+    const float* c = keys.raised + m * keys.width;
+    vf acc[K] = {};
+    for (int64_t d = 0; d < keys.width; d += 2 * W) {
+      const vf g = load(q.inverse + d), h = load(q.inverse + d + W), middle = load(q.middle + d / 2);
+      const vf a = load(q.near + d), b = load(q.near + d + W);
+#pragma GCC unroll 8
+      for (int i = 0; i < K; ++i) {
+        const vf s = g + a * load(c + i * keys.width + d), t = h + b * load(c + i * keys.width + d + W);
+        acc[i] += (s + t) / (s * t) - middle;
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < K; ++i) sum[m + i] = acc[i];
+  }
 }
 
-REGARD_ALONE void near_all(vf* sum, const Prepared& q, const FewKeys& keys) {
-  for (int m = 0; m < W; m += 2) near_keys<2>(sum + m, q, keys.raised + m * keys.width, keys.width);
+REGARD_ALONE void far_keys(vf (&sum)[W], const Prepared& q, const FewKeys& keys) {
+  const vf one = splat(1.0f), most = splat(0x1p60f), half = splat(0.5f);
+  for (int m = 0; m < W; ++m) {
+    const float* c = keys.raised + m * keys.width;
+    vf acc = vf{};
+    for (int64_t d = 0; d < keys.width; d += 2 * W) {
+      const vf u = load(q.weight + d), v = load(q.weight + d + W);
+      vf s = one + load(q.raised + d) * load(c + d), t = one + load(q.raised + d + W) * load(c + d + W);
+      s = s < most ? s : most, t = t < most ? t : most;
+      acc += (u * t + v * s) / (s * t) - half * (u + v);
+    }
+    sum[m] = acc;
+  }
+}
+
+template <class F>
+REGARD_ALONE void direct_keys(vf (&sum)[W], const Prepared& q, const FewKeys& keys) {
+  for (int m = 0; m < W; ++m) {
+    const float* c = keys.plain + m * keys.row;
+    vf acc = vf{};
+    for (int64_t d = 0; d < keys.width; d += W) acc += load(q.plain + d) * F::value(load(q.a + d) + load(c + d), keys.x.slope);
+    sum[m] = acc;
+  }
 }
 
 // Additive scores of few rows.
@@ -139,8 +139,8 @@ struct AdditiveFew {
     const Prepared& q = row[r];
     const Way by = way(r);
     vf sum[W];
-    if (by == kNearWay) near_all(sum, q, keys);
-    else if (by == kFarWay) for (int m = 0; m < W; ++m) sum[m] = far_key(q, keys.raised + m * width, width);
+    if (by == kNearWay) near_keys(sum, q, keys);
+    else if (by == kFarWay) far_keys(sum, q, keys);
     else if (x.activation == REGARD_TANH) direct_keys<TanhOf>(sum, q, keys);
     else if (x.activation == REGARD_SIGMOID) direct_keys<SigmoidOf>(sum, q, keys);
     else direct_keys<LeakyReluOf>(sum, q, keys);

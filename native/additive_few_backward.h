@@ -76,9 +76,9 @@ struct FewPull {
   }
 
   FewPull(const FewGradients& g, const Place& p, int64_t item, float* at)
-      : all(g), f(g.c), score(g.x, g.rows, at + size(g) - AdditiveFew::size(g.x, g.rows)), da(g.share_of(g.da, item)), dw(g.share_of(g.dw, item)) {
+      : all(g), f(g.c), score(g.x, g.rows, at), da(g.share_of(g.da, item)), dw(g.share_of(g.dw, item)) {
     f.p = p;
-    f.s = at, f.bend = f.s + g.rows * kChunk;
+    f.s = at + AdditiveFew::size(g.x, g.rows), f.bend = f.s + g.rows * kChunk;
     dout = f.bend + g.rows * kChunk, kept = dout + g.rows * g.wide, ds = kept + g.rows * W;
     values = ds + g.rows * W, dc = values + W * g.wide;
   }

@@ -51,9 +51,8 @@ def attention(
     backend    a Backend that must run it, or None: the first that can (see `explain`)
 
     The output is differentiable, to any order and in forward mode, with respect to q, k, v, the sink and every tensor
-    in
-    the score. What is masked out leaks nowhere, NaN and inf included; a NaN that a query can see stays visible. Inputs
-    are never written, outputs never share their memory.
+    in the score. What is masked out leaks nowhere, NaN and inf included; a NaN that a query can see stays visible.
+    Inputs are never written, outputs never share their memory.
     Raises ShapeError, TypeError or ValueError for wrong inputs, Unsupported where a named backend cannot run the call.
     Source: Vaswani et al. 2017 (arXiv 1706.03762); Dao et al. 2022 (arXiv 2205.14135).
 

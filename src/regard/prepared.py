@@ -26,6 +26,7 @@ from regard.value import Value, names
 
 _MOST = 256  # structures kept
 _kept: dict[Any, _Known | None] = {}
+_UNSEEN: Any = object()
 
 
 def attend(q: Any, k: Any, v: Any, score: Score, mask: Mask, sink: Any) -> Tensor | None:
@@ -73,13 +74,6 @@ class _Known:
 
     run: Ready | Trained
     strides: tuple[tuple[int, ...], tuple[int, ...]] | None
-
-
-def _unseen(*_: Any) -> Tensor:
-    raise AssertionError("stands for a structure that is not kept")
-
-
-_UNSEEN = _Known(_unseen, None)
 
 
 def _lift(t: Tensor) -> Tensor:

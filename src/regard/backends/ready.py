@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Protocol
 
 import torch
@@ -61,28 +62,21 @@ class Kernels(Protocol):
 class Ready:
     """A call whose struct is filled but for the addresses of what changes from call to call."""
 
-    def __init__(self, family: Kernels, lowered: Lowered, example: Example) -> None:
+    def __init__(self, family: Kernels, lowered: Lowered, example: Example, norm: Tensor | None = None) -> None:
         self.family = family
         read, addresses = family.leaves(example.problem, lowered), [t.data_ptr() for t in example.leaves]
         # what was made for this structure lives as long; the tensors of one call do not
         self.kept = _made(lowered, addresses)
         held = [None if t is None else t.data_ptr() for t in read]
         self.places = tuple(addresses.index(a) if a in addresses else None for a in held)
-        out = self._result(example.out)
+        out = example.out
         self.shape, self.dtype = tuple(out.shape), out.dtype
         # the fastest ways that torch has: twice as fast as empty of a torch.Size
         q = example.given[0]
         self.like = q.is_contiguous() and q.shape == out.shape and q.dtype == out.dtype
-        norm = self._norm(lowered)
         self.struct = family.struct(example.problem, arguments(lowered, _lifted(out, lowered), None, norm))
         self.reference, self.parallel = ctypes.byref(self.struct), parallel()
         self.again = library().again(family.again)
-
-    def _result(self, out: Tensor) -> Tensor:
-        return out
-
-    def _norm(self, lowered: Lowered) -> Tensor | None:
-        return None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, leaves: Sequence[Tensor]) -> Tensor:
         out = self._room(q)
@@ -109,7 +103,9 @@ class Trained(Ready):
     """
 
     def __init__(self, family: Kernels, lowered: Lowered, example: Example) -> None:
-        super().__init__(family, lowered, example)
+        self.rows = (*lowered.shape, 2)
+        summed = replace(example, out=example.out.float())
+        super().__init__(family, lowered, summed, torch.empty(self.rows))
         learned, addresses = family.learned(example.problem), [t.data_ptr() for t in example.leaves]
         self.learned = None if learned is None else addresses.index(learned.data_ptr())
         self.needs, self.heads = example.needs, lowered.shape[-2]
@@ -120,13 +116,6 @@ class Trained(Ready):
         self.pulled = family.pulled(self.struct, operand(_lifted(example.out, lowered)), made, dtypes)
         self.reference_backward = ctypes.byref(self.pulled)
         self.again_backward = library().again(family.again_backward)
-
-    def _result(self, out: Tensor) -> Tensor:
-        return out.float()
-
-    def _norm(self, lowered: Lowered) -> Tensor:
-        self.rows = (*lowered.shape, 2)
-        return torch.empty(self.rows)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """out, and what the backward reads besides."""
