@@ -91,7 +91,7 @@ REGARD_INLINE void each_chunk(Few& f, const Limits& limits, int64_t from, int64_
 
 // The states of a row, `step` apart, merged in order, and its sink: out and lse.
 static void merge_row(const regard_call& c, const Place& p, int64_t h, int64_t i, float* states, int64_t step, int64_t count) {
-  const float sink = c.sink.data ? *at<float>(c.sink, p, h) * kLog2e : -kInf;
+  const float sink = sink_of(c, p, h);
   float m = sink;
   for (int64_t n = 0; n < count; ++n) m = states[n * step] > m ? states[n * step] : m;
   const float shift = m == -kInf ? 0 : m;
@@ -101,7 +101,7 @@ static void merge_row(const regard_call& c, const Place& p, int64_t h, int64_t i
     state[0] = exp2v(splat(state[0] - shift))[0];  // from here on what o is multiplied by
     l += state[1] * state[0];
   }
-  if (c.lse.data) at<float>(c.lse, p, h)[i * c.lse.row] = l == 0 ? -kInf : m * kLn2 + __builtin_logf(l);
+  if (c.lse.data) at<float>(c.lse, p, h)[i * c.lse.row] = l == 0 ? -kInf : natural(splat(m))[0] + __builtin_logf(l);
   if (c.norm.data) {
     float* norm = at<float>(c.norm, p, h) + i * c.norm.row;
     norm[0] = l == 0 ? 0 : m, norm[c.norm.col] = l == 0 ? 0 : 1 / l;

@@ -174,7 +174,7 @@ static void ask_block(const regard_fact_args& a, Desk& d, const Sums& sums, cons
   Inquiry<V, Op> q{a, d, sums, {c, d.w, p}, {}, false, (p.b * c.heads + p.h) * c.nq + p.row, {}};
   begin<V, Op>(q.b);
   q.keep = q.b.hi - q.b.lo <= kKept;
-  q.sink = splat(c.sink.data ? *at<float>(c.sink, p, p.h) * kLog2e : -kInf);
+  q.sink = splat(sink_of(c, p, p.h));
   clear_rows(q.f);
   if (a.top) d.leaders.grain = grain_of(q.b.hi - q.b.lo, a.top);
   clear_leaders<V>(d.leaders);

@@ -133,8 +133,8 @@ REGARD_ALONE void close_rows(const regard_fact_args& a, const Block<V>& b, Found
     const vf sum = ones + others, ln = log1pv((ones - one) + others);
     const vi none = sum == vf{};
     f.inverse[v] = none ? vf{} : one / sum;
-    lse[v] = none ? splat(-kInf) : f.shift[v] * splat(kLn2) + ln;
-    score[v] = f.lost[v] ? splat(__builtin_nanf("")) : f.top[v] * splat(kLn2);
+    lse[v] = none ? splat(-kInf) : natural(f.shift[v]) + ln;
+    score[v] = f.lost[v] ? splat(__builtin_nanf("")) : natural(f.top[v]);
     const vf mass = counted + f.others[v];
     entropy[v] = none ? vf{} : (f.lack[v] * splat(kLn2) + mass * ln) * f.inverse[v];
   }

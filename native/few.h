@@ -119,10 +119,10 @@ static vf few_steps(const Few& f, const Row& row, const Chunk& t, int64_t n, vf 
   const float cap = cap_of(c, row.h);
   if (c.cap != 0 && !c.cap_last) s = capped(s, cap, bend);
   if (c.slopes) s = sloped(s, slope_of(c, row.h), few_away(f, row, t, n));
-  if (c.offsets) s += few_offsets(f, row, key, valid) * splat(kLog2e);
+  if (c.offsets) s = plus_natural(s, few_offsets(f, row, key, valid));
   if (c.bias.data) {
     const int64_t first = offset(c.bias, f.p, row.h) + row.i * c.bias.row + key * c.bias.col;
-    s += floats(c.bias.data, first, c.bias.col, valid, c.bias_dtype) * splat(kLog2e);
+    s = plus_natural(s, floats(c.bias.data, first, c.bias.col, valid, c.bias_dtype));
   }
   if (c.cap != 0 && c.cap_last) s = capped(s * splat(1 / (cap * kLog2e)), cap, bend);
   const int64_t last = row.last < t.j + t.count ? row.last : t.j + t.count;

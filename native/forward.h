@@ -109,7 +109,7 @@ static void run_tile(Block<V>& b, Tile& t, Source& x) {
 REGARD_INLINE vf close(const regard_call& c, const Place& p, vf& m, vf& l) {
   vf alpha = splat(1.0f);
   if (c.sink.data) {
-    vf sink = splat(*at<float>(c.sink, p, p.h) * kLog2e), most = greater_of(sink, m);
+    vf sink = splat(sink_of(c, p, p.h)), most = greater_of(sink, m);
     vf shift = most == splat(-kInf) ? splat(0.0f) : most;
     alpha = exp2v(m - shift);
     l = l * alpha + exp2v(sink - shift);
@@ -130,7 +130,7 @@ REGARD_ALONE void finish(Block<V>& b) {
     const int64_t rows = p.rows - v * W < W ? p.rows - v * W : W;
     const vi empty = b.l[v] == splat(0.0f);
     if (lse) {
-      const vf sum = select(empty, splat(-kInf), b.m[v] * splat(kLn2) + logv(b.l[v]));
+      const vf sum = select(empty, splat(-kInf), natural(b.m[v]) + logv(b.l[v]));
       for (int64_t n = 0; n < rows; ++n) lse[(v * W + n) * c.lse.row] = sum[n];
     }
     if (norm) {

@@ -36,10 +36,10 @@ static void pack_pairs(float* dst, int64_t ld, const uint16_t* src, int64_t row,
     }
 }
 
-// rows × cols elements at src (strides row, col) to dst[cols][ld] floats times factor: a transpose; missing lanes are 0.
-template <int V>
-static void pack(float* dst, int64_t ld, const void* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols,
-                 float factor) {
+// rows × cols elements at src (strides row, col) to dst[cols][ld] floats, each vector of them by `map`: a transpose; missing lanes are 0.
+template <int V, class Map>
+static void pack_by(float* dst, int64_t ld, const void* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols,
+                    const Map& map) {
   const int64_t whole = col == 1 ? cols / W * W : 0;
   // rows that lie a power of two apart share few places in the cache: W of them at a time, along whole lines
   for (int v = 0; v < V; ++v)
@@ -50,10 +50,21 @@ static void pack(float* dst, int64_t ld, const void* src, int dtype, int64_t row
         r[n] = i < rows ? load_some(src, i * row + c, dtype) : vf{};
       }
       transpose(r);
-      for (int n = 0; n < W; ++n) store(dst + (c + n) * ld + v * W, r[n] * splat(factor));
+      for (int n = 0; n < W; ++n) store(dst + (c + n) * ld + v * W, map(r[n]));
     }
   for (int64_t c = whole; c < cols; ++c)
-    for (int64_t i = 0; i < V * W; ++i) dst[c * ld + i] = i < rows ? load_one(src, i * row + c * col, dtype) * factor : 0.0f;
+    for (int v = 0; v < V; ++v) {
+      float* to = dst + c * ld + v * W;
+      for (int64_t i = 0; i < W; ++i) to[i] = v * W + i < rows ? load_one(src, (v * W + i) * row + c * col, dtype) : 0.0f;
+      store(to, map(load(to)));
+    }
+}
+
+// The same times factor.
+template <int V>
+static void pack(float* dst, int64_t ld, const void* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols,
+                 float factor) {
+  pack_by<V>(dst, ld, src, dtype, row, col, rows, cols, [factor](vf x) __attribute__((always_inline)) { return x * splat(factor); });
 }
 
 // rows × cols elements to contiguous floats.

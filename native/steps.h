@@ -45,6 +45,11 @@ REGARD_INLINE vf farther(vf square, vf x, vf y) {
   return square + apart * apart;
 }
 
+// The sink's logit in base 2; -inf where there is none.
+REGARD_INLINE float sink_of(const regard_call& c, const Place& p, int64_t head) {
+  return c.sink.data ? plus_natural(vf{}, splat(*at<float>(c.sink, p, head)))[0] : -kInf;
+}
+
 REGARD_INLINE float cap_of(const regard_call& c, int64_t head) { return c.caps ? c.caps[c.cap_stride * head] : c.cap; }
 
 // What a dot product is multiplied by on its way to the cap, or to base 2.
@@ -119,14 +124,15 @@ REGARD_INLINE int32_t cell_of(const Block<V>& b, int64_t key) {
   return b.c.k_cell ? b.c.k_cell[offset(b.c.k_cell_batch, b.p) + key] : (int32_t)key;
 }
 
-// The bias of a tile, transposed, in base 2.
+// The bias of a tile, transposed.
 template <int V>
 static void bring_bias(const Block<V>& b, const Tile& t) {
   const regard_call& c = b.c;
   if (!c.bias.data) return;
   const int64_t from = offset(c.bias, b.p, b.p.h) + b.p.row * c.bias.row + t.j * c.bias.col;
   const void* bias = moved(c.bias.data, from, c.bias_dtype);
-  pack<V>(b.w.bias, kQueries, bias, c.bias_dtype, c.bias.row, c.bias.col, b.p.rows, t.count, kLog2e);
+  const auto map = [](vf x) __attribute__((always_inline)) { return bounded(x); };
+  pack_by<V>(b.w.bias, kQueries, bias, c.bias_dtype, c.bias.row, c.bias.col, b.p.rows, t.count, map);
 }
 
 // A score, or -inf for the lanes that do not see the key.
@@ -158,10 +164,10 @@ REGARD_INLINE void steps(const Block<V>& b, const Tile& t, int64_t n, vf (&s)[V]
   }
   if (b.offsets) {
     const float* of = b.offsets - cell_of(b, t.j + n);
-    for (int v = 0; v < V; ++v) s[v] += (b.first_cell[v] < 0 ? take(of, b.cell[v]) : load(of + b.first_cell[v])) * splat(kLog2e);
+    for (int v = 0; v < V; ++v) s[v] = plus_natural(s[v], b.first_cell[v] < 0 ? take(of, b.cell[v]) : load(of + b.first_cell[v]));
   }
   if (c.bias.data)
-    for (int v = 0; v < V; ++v) s[v] += load(b.w.bias + n * kQueries + v * W);
+    for (int v = 0; v < V; ++v) s[v] = plus_natural(s[v], load(b.w.bias + n * kQueries + v * W));
   if (c.cap != 0 && c.cap_last)
     for (int v = 0; v < V; ++v) s[v] = capped(s[v] * splat(1 / (b.cap * kLog2e)), b.cap, bent[v]);
   if (t.edge)

@@ -41,7 +41,7 @@ REGARD_ALONE void step_simply(const Block<V>& b, const Tile& t, int64_t from, in
     vf most = top[v];
     for (int64_t n = from; n < to; ++n) {
       vf s = load(scores + n * kQueries);
-      if (bias) s += load(extra + n * kQueries);
+      if (bias) s = plus_bounded(s, load(extra + n * kQueries));
       if (edge) s = within(s, t.j + n, first, last);
       if (bits) s = where_set(s, t.bits[n] >> (v * W));
       most = greater_of(s, most);

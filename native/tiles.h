@@ -45,7 +45,7 @@ static void sum_block(const Training& w, const Sweep& s, const Place& p, float* 
   const Scratch scratch{s.qt, s.p, nullptr, s.bias, nullptr, nullptr};
   Block<V> b{c, scratch, p};
   open_block<V>(b, s);
-  const float sink = c.sink.data ? *at<float>(c.sink, p, p.h) * kLog2e : -kInf;
+  const float sink = sink_of(c, p, p.h);
   for (int v = 0; v < V; ++v) b.m[v] = splat(sink), b.l[v] = splat(sink == -kInf ? 0.0f : 1.0f);
   Share x{0, 0, s.p, s.ds, shift, inverse, delta, false, false};
   each_tile<V>(w, s, b, x, false, [&](const Tile&) {

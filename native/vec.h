@@ -38,6 +38,7 @@ typedef vh vh_any __attribute__((aligned(2), may_alias));
 constexpr float kLog2e = 1.44269504088896341f;
 constexpr float kLn2 = 0.69314718055994531f;
 constexpr float kInf = __builtin_inff();
+constexpr float kMost = 3.40282347e38f;  // the largest float
 
 REGARD_INLINE vf load(const float* p) { return *(const vf_any*)p; }
 REGARD_INLINE void store(float* p, vf x) { *(vf_any*)p = x; }
@@ -60,6 +61,32 @@ REGARD_INLINE vi lanes() {
 }
 
 REGARD_INLINE vf absolute(vf x) { return (vf)((vi)x & splat_int(0x7fffffff)); }
+
+// Natural logarithms (biases, sinks) are added to scores in base 2: s + x log2(e), in one rounding where there is a fused multiply-add.
+// What is finite stays finite: finfo.min hides no key of a row that has it everywhere. kBound is the largest x, and what reaches
+// kSaturated in base 2 stands for all that is larger.
+constexpr float kBound = 2.3586e38f, kSaturated = 3.4027e38f;
+
+REGARD_INLINE vi is_finite(vf x) { return absolute(x) < splat(kInf); }
+
+REGARD_INLINE vf bounded(vf x) {
+  const vf most = x < vf{} ? splat(-kBound) : splat(kBound);
+  return is_finite(x) & (absolute(x) > splat(kBound)) ? most : x;
+}
+
+REGARD_INLINE vf plus_bounded(vf s, vf x) { return s + x * splat(kLog2e); }
+
+// The same for any x and s: of what became infinite, the integer before its bits is the largest float.
+REGARD_INLINE vf plus_natural(vf s, vf x) {
+  const vf y = plus_bounded(s, bounded(x));
+  return (vf)((vi)y + ((absolute(y) == splat(kInf)) & is_finite(s) & is_finite(x)));
+}
+
+// From base 2 to natural.
+REGARD_INLINE vf natural(vf s) {
+  const vf most = s < vf{} ? splat(-kMost) : splat(kMost);
+  return is_finite(s) & (absolute(s) >= splat(kSaturated)) ? most : s * splat(kLn2);
+}
 
 // Through memory, from where compilers vectorise it.
 REGARD_INLINE vf sqrtv(vf x) {

@@ -145,10 +145,10 @@ def test_only_what_is_asked_for_is_swept(monkeypatch: pytest.MonkeyPatch) -> Non
     }
     for fact, expected in pairs.items():
         problem = call.problem
-        lse = rg.attention_state(call.q, call.k, call.v, mask=call.mask, positions=call.positions).finish()[1]
+        stats = rg.attention_state(call.q, call.k, call.v, mask=call.mask, positions=call.positions).stats
         with monkeypatch.context() as patch:
             patch.setattr(Problem, "tile", counting)
-            rg.inspect.sweep.sweep(problem, lse, (fact,))
+            rg.inspect.sweep.sweep(problem, stats, (fact,))
         assert sum(counted) == expected, fact
         counted.clear()
 

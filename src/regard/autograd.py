@@ -1,68 +1,135 @@
-"""The autograd.Function of attention: out and lse of a problem, with a backward in linear memory."""
+"""The autograd.Function of attention: out and the row statistics of a problem, with a backward in linear memory."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from regard.backends.base import Backend, Result
+from regard.backends.backward import Cotangents
+from regard.backends.base import Backend, Kept
 from regard.problem import Problem
 from regard.shapes import branchless, exact, functorch, graphed
+from regard.state import RowStats
 
 
-def attend(backend: Backend, problem: Problem) -> Result:
-    """(out, lse) of a problem on a backend, differentiable with respect to every tensor that requires a gradient."""
+def attend(backend: Backend, problem: Problem) -> Tensor:
+    """The output of a problem on a backend, differentiable with respect to every tensor that requires a gradient."""
     tensors = problem.tensors()
+    way = _differentiable_way(backend, tensors)
+    if way is not None:
+        return way(problem)[0]
+    if _recorded(tensors):
+        return _Attend.apply(backend, problem, *tensors)
+    return backend.forward(problem)[0]
+
+
+def attend_with_stats(backend: Backend, problem: Problem) -> tuple[Tensor, RowStats]:
+    """The same, and the row statistics, whose l is differentiable too."""
+    tensors = problem.tensors()
+    way = _differentiable_way(backend, tensors)
+    if way is not None:
+        return way(problem)
+    if _recorded(tensors):
+        out, m, l = _AttendWithStats.apply(backend, problem, *tensors)
+        return out, RowStats(m, l)
+    kept = backend.forward_for_backward(problem)
+    return kept[0], backend.row_stats(kept)
+
+
+def _recorded(tensors: tuple[Tensor, ...]) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _differentiable_way(
+    backend: Backend, tensors: tuple[Tensor, ...]
+) -> Callable[[Problem], tuple[Tensor, RowStats]] | None:
+    """The backend's method for whoever watches the operations themselves: a compiler, a transform, autograd."""
     if backend.recorded:
-        return backend.forward(problem)
-    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        return backend.differentiable
     if graphed(*tensors) and not functorch():
-        return backend.traced(problem)
+        return backend.traced
     if branchless(*tensors) or any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
-        return backend.differentiable(problem)
-    if recorded:
-        out, lse = _Attend.apply(backend, problem, *tensors)
-        return out, lse
-    return backend.forward(problem)
+        return backend.differentiable
+    return None
 
 
 class _Attend(torch.autograd.Function):
+    """out of a problem."""
+
     @staticmethod
-    def forward(ctx: Any, backend: Backend, problem: Problem, *tensors: Tensor) -> Result:
-        kept = backend.remembered(problem)
-        ctx.backend, ctx.problem = backend, problem.with_tensors(tuple(t.detach() for t in tensors))
-        # all of them, masks and positions too: autograd then notices when one is changed in place before backward
-        ctx.save_for_backward(*tensors, *kept)
-        return kept[0], kept[1]
+    def forward(ctx: Any, backend: Backend, problem: Problem, *tensors: Tensor) -> Tensor:
+        return _forward(ctx, backend, problem, tensors)[0]
 
     @staticmethod  # torch's stub has *args here, but calls it with one cotangent a result
+    def backward(ctx: Any, g_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _backward(ctx, g_out, None)
+
+
+class _AttendWithStats(torch.autograd.Function):
+    """out, m and l of a problem; m is a constant."""
+
+    @staticmethod
+    def forward(ctx: Any, backend: Backend, problem: Problem, *tensors: Tensor) -> tuple[Tensor, ...]:
+        kept = _forward(ctx, backend, problem, tensors)
+        stats = backend.row_stats(kept)
+        ctx.mark_non_differentiable(stats.m)
+        ctx.l = stats.l
+        return kept[0], stats.m, stats.l
+
+    @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, g_out: Tensor, g_lse: Tensor
+        ctx: Any, g_out: Tensor, _: Tensor, g_l: Tensor
     ) -> tuple[Tensor | None, ...]:
-        count = len(ctx.problem.tensors())
-        saved = ctx.saved_tensors
-        tensors, kept = saved[:count], saved[count:]
-        problem = ctx.problem.with_tensors(tensors)
-        needs = tuple(ctx.needs_input_grad[2:])
-        with exact(g_out.device.type):
-            if torch.is_grad_enabled():  # create_graph: the gradient itself will be differentiated
-                return (None, None, *differentiable_backward(ctx.backend, problem, (g_out, g_lse), needs))
-            return (None, None, *ctx.backend.backward(problem, kept, (g_out, g_lse), needs))
+        return _backward(ctx, g_out, g_l * ctx.l)  # l = exp(lse - m)
+
+
+def _forward(ctx: Any, backend: Backend, problem: Problem, tensors: tuple[Tensor, ...]) -> Kept:
+    kept = backend.forward_for_backward(problem)
+    ctx.backend, ctx.problem = backend, problem.with_tensors(tuple(t.detach() for t in tensors))
+    # all of them, masks and positions too: autograd then notices when one is changed in place before backward
+    ctx.save_for_backward(*tensors, *kept)
+    return kept
+
+
+def _backward(ctx: Any, g_out: Tensor, g_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+    count = len(ctx.problem.tensors())
+    saved = ctx.saved_tensors
+    tensors, kept = saved[:count], saved[count:]
+    problem = ctx.problem.with_tensors(tensors)
+    needs = tuple(ctx.needs_input_grad[2:])
+    with exact(g_out.device.type):
+        if torch.is_grad_enabled():  # create_graph: the gradient itself will be differentiated
+            return (None, None, *differentiable_backward(ctx.backend, problem, (g_out, g_lse), needs))
+        return (None, None, *ctx.backend.backward(problem, kept, (g_out, g_lse), needs))
 
 
 def differentiable_backward(
-    backend: Backend, problem: Problem, cotangents: Result, needs: tuple[bool, ...]
+    backend: Backend, problem: Problem, cotangents: Cotangents, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """Gradients of problem.tensors() for which `needs` is true, by operations that can be differentiated again."""
+    g_out, g_lse = cotangents
+
+    def results(own: Problem) -> list[tuple[Tensor, Tensor]]:
+        out, stats = backend.differentiable(own)
+        return [(out, g_out)] if g_lse is None else [(out, g_out), (stats.lse, g_lse)]
+
+    return differentiable_gradients(results, problem, needs)
+
+
+def differentiable_gradients(
+    results: Callable[[Problem], list[tuple[Tensor, Tensor]]], problem: Problem, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """The same of any results of a problem, made of such operations, each beside its cotangent."""
     tensors = problem.tensors()
     # views of their own: a gradient is asked for at this call's inputs, not at what they were computed from
     own = tuple(t.view_as(t) if need else t for t, need in zip(tensors, needs, strict=True))
-    result = backend.differentiable(problem.with_tensors(own))
     wanted = [t for t, need in zip(own, needs, strict=True) if need]
     # where v alone requires a gradient, the lse has none to give
-    results, given = zip(*((t, g) for t, g in zip(result, cotangents, strict=True) if t.requires_grad), strict=True)
-    found = iter(torch.autograd.grad(results, wanted, given, create_graph=True, allow_unused=True))
+    pairs = [(t, g) for t, g in results(problem.with_tensors(own)) if t.requires_grad]
+    outputs, cotangents = [t for t, _ in pairs], [g for _, g in pairs]
+    found = iter(torch.autograd.grad(outputs, wanted, cotangents, create_graph=True, allow_unused=True))
     return tuple(next(found) if need else None for need in needs)

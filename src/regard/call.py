@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import regard.arrays as arrays
-from regard.autograd import attend
+from regard.autograd import attend, attend_with_stats
 from regard.backends.base import Backend
 from regard.dispatch import choose
 from regard.dropout import Dropout
@@ -22,6 +22,7 @@ from regard.problem import Layout, Problem, pose
 from regard.scores.algebra import Score, number
 from regard.scores.similarity import Custom
 from regard.shapes import exact, listed, repeat_heads
+from regard.state import RowStats
 
 
 class Call:
@@ -52,9 +53,13 @@ class Call:
         """Sums are kept in the accumulation dtype whatever autocast says."""
         return exact(self.device)
 
-    def run(self, backend: Backend | None, lse: bool) -> tuple[Tensor, Tensor]:
-        """(out, lse), the sink included."""
-        return attend(choose(self.problem, backend, lse), self.problem)
+    def run(self, backend: Backend | None) -> Tensor:
+        """out (*batch, h, nq, dv) in the accumulation dtype."""
+        return attend(choose(self.problem, backend, lse=False), self.problem)
+
+    def run_with_stats(self, backend: Backend | None) -> tuple[Tensor, RowStats]:
+        """The same, and the statistics of each row, the sink included."""
+        return attend_with_stats(choose(self.problem, backend, lse=True), self.problem)
 
 
 def _autocast(t: Tensor) -> Tensor:

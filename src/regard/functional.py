@@ -10,8 +10,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 import regard.arrays as arrays
 import regard.prepared as prepared
+import regard.weights as weights
 from regard.backends.base import Backend
-from regard.backends.tiled import Tiled
 from regard.call import Call
 from regard.dispatch import Plan
 from regard.dispatch import plan as plan_of
@@ -20,7 +20,6 @@ from regard.masks.algebra import Everything, Mask
 from regard.positions import Positions
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
-from regard.shapes import blocks
 from regard.state import State
 
 
@@ -77,8 +76,7 @@ def attention(
             return known
     call = Call(q, k, v, score, mask, positions, sink, dropout)
     with call.precision():
-        out, _ = call.run(backend, lse=False)
-        return call.answer(call.layout.restore(out.to(call.problem.dtype), 2))
+        return call.answer(call.layout.restore(call.run(backend).to(call.problem.dtype), 2))
 
 
 def attention_state(
@@ -106,8 +104,9 @@ def attention_state(
     """
     call = Call(q, k, v, score, mask, positions, sink, dropout)
     with call.precision():
-        out, lse = call.run(backend, lse=True)
-        return State.of_lse(call.layout.restore(out, 2), call.layout.restore(lse, 1))
+        out, stats = call.run_with_stats(backend)
+        m, l = (call.layout.restore(t, 1) for t in (stats.m, stats.l))
+        return State(m, l, call.layout.restore(out, 2) * l[..., None])
 
 
 def attention_weights(
@@ -135,19 +134,8 @@ def attention_weights(
     keys = arrays.tensor(k, "k")
     call = Call(q, k, keys[..., :0] if keys.dim() else keys, score, mask, positions, sink, None, like=q)
     with call.precision():
-        problem = call.problem
-        lse = call.run(Tiled(), lse=True)[1]
-        nq, device = problem.frame.nq, problem.frame.device
-        chosen = torch.arange(nq, device=device) if rows is None else _chosen(rows, nq).to(device)
-        lse = lse.masked_fill(lse == -torch.inf, 0)[..., chosen, None]
-        # strips bound what a wide similarity (Additive) holds at once
-        size = max(1, (1 << 20) // max(problem.frame.nk * problem.lanes, 1))
-        strips = [
-            torch.exp(problem.region_tile(problem.frame.region(chosen[part])).masked - lse[..., part, :])
-            for part in blocks(len(chosen), size)
-        ]
-        weights = torch.cat(strips, -2) if strips else lse.new_zeros(*lse.shape[:-1], problem.frame.nk)
-        return call.answer(call.layout.restore(weights.to(problem.dtype), 2))
+        chosen = None if rows is None else _chosen(rows, call.problem.frame.nq).to(call.problem.frame.device)
+        return call.answer(call.layout.restore(weights.attention_weights(call.problem, chosen), 2))
 
 
 def explain(

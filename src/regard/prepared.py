@@ -141,7 +141,7 @@ def _differentiable(
     with call.precision():
         every = (*needs, *(False for _ in problem.tensors()[len(needs) :]))
         backend = choose(problem, None, lse=False)
-        found = differentiable_backward(backend, problem, (g_out, torch.zeros_like(g_out[..., 0])), every)
+        found = differentiable_backward(backend, problem, (g_out, None), every)
     shaped = (None if g is None else g.reshape(t.shape) for g, t in zip(found, given, strict=False))
     return (*shaped, *found[3 : len(needs)])
 

@@ -5,12 +5,65 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from regard.errors import ShapeError
-from regard.shapes import finite, listed, widen
+from regard.shapes import branchless, finite, listed, widen
+
+
+@dataclass(frozen=True, eq=False)
+class RowStats:
+    """What turns the scores of a row into weights: p_ij = exp(s_ij - m_i) / l_i, with l_i = Σ_j exp(s_ij - m_i).
+
+    m is any finite reference near the row's largest score, l the sum relative to it, a sink included: (*batch, h, nq),
+    float32 or float64; -inf and 0 for a row that sees nothing. The log-sum-exp m + ln l says the same in exact
+    arithmetic, but where all scores of a row share a large offset its last digit is larger than ln l, so weights are
+    never taken from it.
+    """
+
+    m: Tensor
+    l: Tensor
+
+    @staticmethod
+    def of_lse(lse: Tensor) -> RowStats:
+        """From a log-sum-exp, with the digits that it has."""
+        empty = lse == -math.inf
+        m = lse.detach()
+        return RowStats(m, torch.exp(lse.masked_fill(empty, 0) - m.masked_fill(empty, 0)).masked_fill(empty, 0))
+
+    @property
+    def lse(self) -> Tensor:
+        """The log-sum-exp m + ln l; -inf for a row that sees nothing."""
+        empty = self.empty
+        return (self.m + self.l.masked_fill(empty, 1).log()).masked_fill(empty, -math.inf)
+
+    @property
+    def empty(self) -> Tensor:
+        """True for the rows that see nothing."""
+        return self.l == 0
+
+    def rows(self, index: slice | Tensor) -> RowStats:
+        """The statistics of some rows."""
+        return RowStats(self.m[..., index], self.l[..., index])
+
+    def weights(self, s: Tensor) -> Tensor:
+        """The weights of scores s (*batch, h, nq, n), 0 where a score is -inf, also in a row that sees a NaN."""
+        p = torch.exp(s - _finite_shift(self.m)[..., None]) / self.l.masked_fill(self.empty, 1)[..., None]
+        return p if finite(self.l) else p.masked_fill(s == -math.inf, 0)
+
+    def log_weights(self, s: Tensor) -> Tensor:
+        """Their logarithms: the large numbers are subtracted first, which is exact where they are close."""
+        log_p = (s - _finite_shift(self.m)[..., None]) - self.l.masked_fill(self.empty, 1).log()[..., None]
+        return log_p if finite(self.l) else log_p.masked_fill(s == -math.inf, -math.inf)
+
+    def sink_weights(self, sink: Tensor) -> Tensor:
+        """The weight of a sink with logits (*batch, h) in every row: (*batch, h, nq)."""
+        p = torch.exp(sink[..., None] - _finite_shift(self.m)) / self.l.masked_fill(self.empty, 1)
+        return p.masked_fill(self.empty, 0)
 
 
 @dataclass(frozen=True)
@@ -112,10 +165,14 @@ class State:
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """(out, lse): out = o / l and lse = m + ln l; for an empty row 0 and -inf, with gradients 0."""
-        empty = self.l == 0
-        l = self.l.masked_fill(empty, 1)
-        out = self.o.masked_fill(empty[..., None], 0) / l[..., None]
-        return out, (self.m + l.log()).masked_fill(empty, -math.inf)
+        stats = self.stats
+        out = self.o.masked_fill(stats.empty[..., None], 0) / self.l.masked_fill(stats.empty, 1)[..., None]
+        return out, stats.lse
+
+    @property
+    def stats(self) -> RowStats:
+        """m and l, which turn the scores of these keys into weights."""
+        return RowStats(self.m, self.l)
 
 
 def _finite_shift(m: Tensor) -> Tensor:
@@ -126,13 +183,38 @@ def _finite_shift(m: Tensor) -> Tensor:
 def weigh(p: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
     """Σ_j p_ij v_j over the visible keys: p (..., r, c) with zeros where hidden, v (..., c, d).
 
-    0 · NaN is NaN, so a product alone would let a hidden value through. Where v is not finite, its finite part is
-    summed and what is not finite is added for exactly the rows that may see it.
+    0 · NaN is NaN, so a product alone would let a hidden value through, and its backward a hidden cotangent.
     """
-    if visible is None or finite(v):
+    if visible is None:
+        return p @ v
+    recorded = torch.is_grad_enabled() and (p.requires_grad or v.requires_grad)
+    if not recorded or branchless(p, v) or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
+        return _weigh_visible(p, v, visible)
+    return _WeighVisible.apply(p, v, visible.expand(p.shape))
+
+
+def _weigh_visible(p: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    """Where v is not finite, its finite part is summed; what is not finite is added for the rows that may see it."""
+    if finite(v):
         return p @ v
     out = p @ v.masked_fill(~v.isfinite(), 0)
     seen = visible.to(p.dtype).expand(p.shape)
     for what, found in ((math.nan, v.isnan()), (math.inf, v == math.inf), (-math.inf, v == -math.inf)):
         out = torch.where(seen @ found.to(p.dtype) > 0, out + what, out)
     return out
+
+
+class _WeighVisible(torch.autograd.Function):
+    """The same, differentiable: a cotangent that is not finite reaches only the values that its row may see."""
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+        ctx.save_for_backward(p, v, visible)
+        return _weigh_visible(p, v, visible)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        p, v, visible = ctx.saved_tensors
+        need_p, need_v, _ = ctx.needs_input_grad
+        g_p = (g @ v.mT).masked_fill(~visible, 0).sum_to_size(p.shape) if need_p else None
+        return g_p, weigh(p.mT, g, visible.mT).sum_to_size(v.shape) if need_v else None, None

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.backends.backward import pulls, sink_gradient
+from regard.backends.backward import output_cotangents, sink_gradient
 from regard.backends.base import Result
 from regard.backends.family import Family
 from regard.backends.library import CODES, Arguments, Operand
 from regard.backends.lowering import ACTIVATIONS, Lowered, lower_around
-from regard.backends.operation import Kept, arguments, exact_lse, library, operand, threads
+from regard.backends.operation import Kept, arguments, library, operand, sink_weights, threads
 from regard.backends.ready import Made
 from regard.problem import Problem
 from regard.scores.activations import LeakyReLU
@@ -80,8 +80,9 @@ class AdditiveFamily(Family):
         known = (da, dc, dv, *(dw if t is w else None for t in similarity.tensors()))
         found = [*known, *(None for _ in problem.tensors()[len(known) :])]
         if problem.sink is not None and needs[-1]:
-            delta = pulls((kept[0], kept[1]), (cotangents[0].float(), cotangents[1]))[1]
-            found[-1] = sink_gradient(problem.sink.double(), exact_lse(kept[2]), delta)
+            out, _, norm = kept
+            delta = output_cotangents(out, norm[..., 1] == 0, (cotangents[0].float(), cotangents[1]))[1]
+            found[-1] = sink_gradient(sink_weights(norm, problem.sink), delta)
         given = zip(found, problem.tensors(), needs, strict=True)
         return tuple(g.to(t.dtype) if need and g is not None else None for g, t, need in given)
 

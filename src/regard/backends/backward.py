@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from regard.backends.tiling import Size, strips
+from regard.backends.tiling import Size, tiles
 from regard.problem import Problem, Tile
 from regard.region import Region
-from regard.scores.algebra import Pull
+from regard.scores.algebra import Pull, finite_in
 from regard.shapes import repeat_heads, sum_groups
-from regard.state import weigh
+from regard.state import RowStats, weigh
 
-Pair = tuple[Tensor, Tensor]
-Kept = tuple[Tensor, ...]  # out, lse, and what is not for here
+Cotangents = tuple[Tensor, "Tensor | None"]  # of out, and of the log-sum-exp where somebody uses it
 
 
 def backward(
-    problem: Problem, kept: Kept, cotangents: Pair, needs: tuple[bool, ...], size: Size
+    problem: Problem, out: Tensor, stats: RowStats, cotangents: Cotangents, needs: tuple[bool, ...], size: Size
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of problem.tensors() for which `needs` is true, from (out, lse) and the cotangents of both."""
-    sweep = _Sweep(problem, (kept[0], kept[1]), cotangents, needs)
-    for strip in strips(problem, size):
-        for cols, everything in strip.tiles:
-            sweep.add(problem.frame.region(strip.rows, cols), everything)
-    return sweep.gradients(lambda sink: sink_gradient(sink, sweep.lse, sweep.delta))
+    """Gradients of problem.tensors() for which `needs` is true, from the forward's results and their cotangents."""
+    sweep = _Sweep(problem, out, stats, cotangents, needs)
+    if any(needs[3 : 3 + len(problem.score.tensors())]):
+        sweep.sum_delta(size, cotangents[1])
+    for at, everything in tiles(problem, size):
+        sweep.add(at, everything)
+    return sweep.gradients(lambda sink: sink_gradient(stats.sink_weights(sink), sweep.delta))
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +59,7 @@ class ScoreGradients:
         problem, rows, cols = self.problem, at.rows, at.cols
         q, k, v = problem.q[..., rows, :], problem.k[..., cols, :], problem.v[..., cols, :]
         local = problem.score.local(at)
-        leaves = [t.detach().to(problem.accumulate) for t in (q, k, v, *local.tensors())]
+        leaves = [finite_in(t.detach(), problem.accumulate) for t in (q, k, v, *local.tensors())]
         for m in self.differentiated:
             leaves[m].requires_grad_()
         local = local.with_tensors(iter(leaves[3:]))
@@ -116,47 +115,64 @@ class ScoreGradients:
 class _Sweep(ScoreGradients):
     """The sums of one backward pass.
 
-    With P = exp(S - lse), Delta = rowsum(dO · O) - g (g the cotangent of lse):  dS = P (dO Vᵀ - Delta), dV = Pᵀ dO.
+    With P = exp(S - m) / l, Delta = rowsum(dO · O) - g (g the cotangent of lse):  dS = P (dO Vᵀ - Delta), dV = Pᵀ dO.
     From dS on, autograd differentiates the tile's own scores.
     """
 
-    def __init__(self, problem: Problem, result: Pair, cotangents: Pair, needs: tuple[bool, ...]) -> None:
+    def __init__(
+        self, problem: Problem, out: Tensor, stats: RowStats, cotangents: Cotangents, needs: tuple[bool, ...]
+    ) -> None:
         super().__init__(problem, needs)
-        self.g_out, self.delta = pulls(result, cotangents)
-        self.lse = result[1].masked_fill(result[1] == -math.inf, 0)
+        self.stats = stats
+        self.g_out, self.delta = output_cotangents(out, stats.empty, cotangents)
+
+    @torch.no_grad()
+    def sum_delta(self, size: Size, g_lse: Tensor | None) -> None:
+        """Delta as Σ_j P_ij dP_ij - g: rowsum(dO · O) is the same but for rounding.
+
+        A parameter of the score sums dS over whole rows, times a derivative that may be large. What rounding leaves of
+        Σ_j dS_ij = g_i would be multiplied by it.
+        """
+        problem, total = self.problem, torch.zeros_like(self.delta)
+        for at, everything in tiles(problem, size):
+            q, k, local = problem.q[..., at.rows, :], problem.k[..., at.cols, :], problem.score.local(at)
+            found = problem.quick(at, q, k, local)
+            tile = problem.tile(at, q, k, local, everything, None if found is None else found[0])
+            v = problem.v[..., at.cols, :].to(problem.accumulate)
+            p, g_p = self.stats.rows(at.rows).weights(tile.masked), self._weight_gradient(at, v, problem.keep(at))
+            share = p * g_p
+            total[..., at.rows] += (share if tile.visible is None else share.masked_fill(~tile.visible, 0)).sum(-1)
+        self.delta = (total if g_lse is None else total - g_lse).masked_fill(self.stats.empty, 0)
 
     def add(self, at: Region, everything: bool) -> None:
         """One tile's share of every gradient."""
         problem, rows, cols = self.problem, at.rows, at.cols
         opened = self.open(at, everything)
         tile = opened.tile
-        p = torch.exp(tile.masked.detach() - self.lse[..., rows, None])
+        p = self.stats.rows(rows).weights(tile.masked.detach())
         keep, g_out = problem.keep(at), self.g_out[..., rows, :]
         if self.needs[2]:
             seen = None if tile.visible is None else tile.visible.expand(p.shape).mT
             g_v = weigh((p if keep is None else p * keep).mT, g_out, seen)
             self.sums[2][..., cols, :] += sum_groups(g_v, problem.key_heads)
         if tile.scores.requires_grad:
-            self.add_scores(opened, self._score_gradient(at, p, g_out, opened.leaves[2], keep, tile.visible))
+            g_s = p * (self._weight_gradient(at, opened.leaves[2], keep) - self.delta[..., rows, None])
+            self.add_scores(opened, g_s if tile.visible is None else g_s.masked_fill(~tile.visible, 0))
 
-    def _score_gradient(
-        self, at: Region, p: Tensor, g_out: Tensor, v: Tensor, keep: Tensor | None, visible: Tensor | None
-    ) -> Tensor:
-        g_p = g_out @ repeat_heads(v, self.problem.frame.heads).mT
-        g_p = g_p if keep is None else g_p * keep
-        g_s = p * (g_p - self.delta[..., at.rows, None])
-        return g_s if visible is None else g_s.masked_fill(~visible, 0)
+    def _weight_gradient(self, at: Region, v: Tensor, keep: Tensor | None) -> Tensor:
+        """dP = keep ∘ (dO Vᵀ) of a tile whose values are v."""
+        g_p = self.g_out[..., at.rows, :] @ repeat_heads(v, self.problem.frame.heads).mT
+        return g_p if keep is None else g_p * keep
 
 
-def pulls(result: Pair, cotangents: Pair) -> Pair:
+def output_cotangents(out: Tensor, empty: Tensor, cotangents: Cotangents) -> tuple[Tensor, Tensor]:
     """dO, and Delta = rowsum(dO · O) - g with g the cotangent of lse; both 0 for rows that see nothing."""
-    (out, lse), (g_out, g_lse) = result, cotangents
-    empty = lse == -math.inf
+    g_out, g_lse = cotangents
     g_out = g_out.masked_fill(empty[..., None], 0)
-    return g_out, ((g_out * out).sum(-1) - g_lse).masked_fill(empty, 0)
+    delta = (g_out * out).sum(-1)
+    return g_out, (delta if g_lse is None else delta - g_lse).masked_fill(empty, 0)
 
 
-def sink_gradient(sink: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
-    """Of a key with a logit (*batch, h) and no value, seen by every row: dS = P (0 - Delta), summed over the rows."""
-    p = torch.exp(sink[..., None] - lse)  # for empty rows lse is anything but -inf: there Delta is 0
+def sink_gradient(p: Tensor, delta: Tensor) -> Tensor:
+    """The gradient of a sink (*batch, h), a key with the weights p (*batch, h, nq) and no value: dS = P (0 - Delta)."""
     return -(p * delta).sum(-1)

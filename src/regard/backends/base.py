@@ -9,15 +9,17 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from regard.backends.backward import backward
+from regard.backends.backward import Cotangents, backward
 from regard.backends.tiling import Size, stream
 from regard.problem import Problem
+from regard.state import RowStats
 from regard.value import Value
 
 # from q, k, v and the tensors of the score and the mask: out, in q's dtype
 Ready = Callable[[Tensor, Tensor, Tensor, "Sequence[Tensor]"], Tensor]
 Result = tuple[Tensor, Tensor]  # out (*batch, h, nq, dv) and lse (*batch, h, nq), in the accumulation dtype
-Kept = tuple[Tensor, ...]  # out, lse, and what else of a forward the backward of its backend reads
+Kept = tuple[Tensor, ...]  # out, and what `row_stats` and `backward` of the same backend read besides
+Differentiable = tuple[Tensor, RowStats]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,22 +78,28 @@ class Backend(Value):
         """(out, lse). Where the caller did not want the lse it may hold anything."""
         raise NotImplementedError
 
-    def remembered(self, problem: Problem) -> Kept:
-        """The forward of a call that will be differentiated."""
-        return self.forward(problem)
+    def forward_for_backward(self, problem: Problem) -> Kept:
+        """The forward of a call that will be differentiated, or whose row statistics are wanted."""
+        out, lse = self.forward(problem)
+        stats = RowStats.of_lse(lse)
+        return out, stats.m, stats.l
+
+    def row_stats(self, kept: Kept) -> RowStats:
+        """The statistics of each row, from what `forward_for_backward` gave."""
+        return RowStats(kept[1], kept[2])
 
     def backward(
-        self, problem: Problem, kept: Kept, cotangents: Result, needs: tuple[bool, ...]
+        self, problem: Problem, kept: Kept, cotangents: Cotangents, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         """Gradients of problem.tensors() for which `needs` is true, None for the rest."""
-        return backward(problem, kept, cotangents, needs, self.size)
+        return backward(problem, kept[0], self.row_stats(kept), cotangents, needs, self.size)
 
-    def differentiable(self, problem: Problem) -> Result:
-        """The same by operations that autograd, forward mode and torch.func can all see, to any order."""
+    def differentiable(self, problem: Problem) -> Differentiable:
+        """out and the row statistics, by operations that autograd, forward mode and torch.func see, to any order."""
         return stream(problem, self.size)
 
-    def traced(self, problem: Problem) -> Result:
-        """(out, lse), differentiable, for the graph of a compiler, which may not look at values."""
+    def traced(self, problem: Problem) -> Differentiable:
+        """The same for the graph of a compiler, which may not look at values."""
         return self.differentiable(problem)
 
     def ready(self, example: Example) -> Ready | None:
@@ -108,14 +116,16 @@ class Backend(Value):
 
 
 def recorded_backward(
-    run: Callable[[Problem], Result], problem: Problem, cotangents: Result, needs: tuple[bool, ...]
+    run: Callable[[Problem], Result], problem: Problem, cotangents: Cotangents, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """Gradients through a forward that autograd records, by running it again."""
     tensors = tuple(t.detach().requires_grad_(need) for t, need in zip(problem.tensors(), needs, strict=True))
     with torch.enable_grad():
-        out, lse = run(problem.with_tensors(tensors))
-    recorded = [(t, g.to(t.dtype)) for t, g in zip((out, lse), cotangents, strict=True) if t.requires_grad]
+        results = run(problem.with_tensors(tensors))
+    recorded = [
+        (t, g.to(t.dtype)) for t, g in zip(results, cotangents, strict=True) if t.requires_grad and g is not None
+    ]
     wanted = [t for t, need in zip(tensors, needs, strict=True) if need]
-    results, grads = zip(*recorded, strict=True)
-    found = iter(torch.autograd.grad(results, wanted, grads, allow_unused=True))
+    outputs, grads = zip(*recorded, strict=True)
+    found = iter(torch.autograd.grad(outputs, wanted, grads, allow_unused=True))
     return tuple(next(found) if need else None for need in needs)

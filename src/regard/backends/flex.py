@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.backends.backward import Cotangents
 from regard.backends.base import Backend, Kept, Result, recorded_backward
 from regard.masks.algebra import Cover, Everything
 from regard.problem import Problem
@@ -62,7 +63,7 @@ class Flex(Backend):
             return _flex(problem)
 
     def backward(
-        self, problem: Problem, kept: Kept, cotangents: Result, needs: tuple[bool, ...]
+        self, problem: Problem, kept: Kept, cotangents: Cotangents, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         return recorded_backward(_flex, problem, cotangents, needs)
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from regard.backends.lowering import Lowered
-from regard.backends.operation import Kept, Result, remembered, room
+from regard.backends.operation import Kept, remembered, room, row_stats
 from regard.backends.training import LEARNED, operand_gradients
+from regard.state import RowStats
 
 _NAMES = tuple(f.name for f in fields(Lowered))
 _NUMBERS = {
@@ -20,10 +21,13 @@ _NUMBERS = {
 _TOLD = ", ".join(f"{_NUMBERS.get(n, 'Tensor' if n in ('q', 'k', 'v') else 'Tensor?')} {n}" for n in _NAMES)
 
 
-def traced(lowered: Lowered) -> Result:
-    """out (*batch, h, nq, dv) and lse (*batch, h, nq) as one node, differentiable in each operand of floats."""
-    out, lse, _ = torch.ops.regard.forward(*(getattr(lowered, name) for name in _NAMES))
-    return out, lse
+def traced(lowered: Lowered) -> tuple[Tensor, RowStats]:
+    """out (*batch, h, nq, dv) and the row statistics as one node, differentiable in each operand of floats."""
+    out, lse, norm = torch.ops.regard.forward(*(getattr(lowered, name) for name in _NAMES))
+    stats = row_stats(norm.detach())
+    lse = lse.masked_fill(stats.empty, 0)
+    # l = exp(lse - m) has lost digits: the value comes from the kernel, the derivative from the lse
+    return out, RowStats(stats.m, stats.l * torch.exp(lse - lse.detach()))
 
 
 def _backward(*told: Any) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from regard.backends.library import CODES
 from regard.backends.masking import full
 from regard.problem import Problem
-from regard.scores.algebra import Score
+from regard.scores.algebra import Score, finite_in, plus
 from regard.scores.buckets import Buckets, DifferenceBuckets
 from regard.scores.modifiers import Alibi, Bias, RelativeBias, SoftCap
 from regard.shapes import branchless
@@ -90,13 +91,13 @@ def lower_modifiers(problem: Problem) -> dict[str, Any]:
             told |= place(problem) if stage.coordinates is None else _points(stage)
         elif isinstance(stage, RelativeBias):
             table = relative_table(problem, stage.buckets)
-            offsets = stage.table.float()[table.buckets].T.contiguous()
+            offsets = finite_in(stage.table, torch.float32)[table.buckets].T.contiguous()
             told |= {"offsets": torch.nn.functional.pad(offsets, (0, ROOM)), **table.cells}
     biases = _biases(problem)
     if len(biases) > 1:
-        told["bias"] = sum(b.float() for b in biases)
+        told["bias"] = reduce(plus, (finite_in(b, torch.float32) for b in biases))
     elif biases:
-        told["bias"] = biases[0] if biases[0].dtype in CODES else biases[0].float()
+        told["bias"] = biases[0] if biases[0].dtype in CODES else finite_in(biases[0], torch.float32)
     return told
 
 

@@ -10,17 +10,19 @@ from torch import Tensor
 
 import regard.backends.ready as ready
 from regard.backends.additive import AdditiveFamily
-from regard.backends.base import Backend, Example, Kept, Ready, Result, Trained
+from regard.backends.backward import Cotangents, backward
+from regard.backends.base import Backend, Differentiable, Example, Kept, Ready, Result, Trained
 from regard.backends.family import Family
 from regard.backends.graph import traced
 from regard.backends.library import runnable
 from regard.backends.lowering import Lowered, lower, why_not
 from regard.backends.masking import held_mask, hold_mask, lower_mask
-from regard.backends.operation import forward, library, remembered
+from regard.backends.operation import forward, library, remembered, row_stats
 from regard.backends.tiling import stream
 from regard.backends.training import why_not_learned
 from regard.problem import Problem
 from regard.scores.additive import Additive
+from regard.state import RowStats
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,15 @@ class Native(Backend):
         with torch.no_grad():
             return forward(self._lowered(problem), partial(_family(problem).run, problem))
 
-    def remembered(self, problem: Problem) -> Kept:
+    def forward_for_backward(self, problem: Problem) -> Kept:
         with torch.no_grad():
             lowered = self._lowered(problem)
             return *remembered(lowered, partial(_family(problem).run, problem)), *hold_mask(lowered.tensors())
 
-    def traced(self, problem: Problem) -> Result:
+    def row_stats(self, kept: Kept) -> RowStats:
+        return row_stats(kept[2])
+
+    def traced(self, problem: Problem) -> Differentiable:
         needs = tuple(t.requires_grad for t in problem.tensors())
         if not _family(problem).whole or why_not_learned(problem, needs):
             return self.differentiable(problem)
@@ -80,17 +85,21 @@ class Native(Backend):
         return ready.Trained(family, lowered, example) if ready.repeats(family, lowered, example) else None
 
     def backward(
-        self, problem: Problem, kept: Kept, cotangents: Result, needs: tuple[bool, ...]
+        self, problem: Problem, kept: Kept, cotangents: Cotangents, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         family = _family(problem)
+        if family.why_streamed(problem, needs) is not None:
+            # of scores rounded otherwise, neither the output nor the row statistics are those of this backward
+            with torch.no_grad():
+                out, stats = stream(problem, self.size, quick=True)
+            return backward(problem, out, stats, cotangents, needs, self.size)
         out, lse, norm, *mask = kept
+        g_out, g_lse = cotangents
+        pair = g_out, torch.zeros_like(lse) if g_lse is None else g_lse
         with torch.no_grad():
-            if family.why_streamed(problem, needs) is None:
-                lowered = self._lowered(problem, held_mask(tuple(mask)))
-                return family.backward(problem, lowered, (out, lse, norm), cotangents, needs)
-            # The weights of a row sum to 1 only with the log-sum-exp of scores rounded as this backward rounds them.
-            lse = stream(replace(problem, v=problem.v[..., :0]), self.size, quick=True)[1]
-        return super().backward(problem, (out, lse), cotangents, needs)
+            return family.backward(
+                problem, self._lowered(problem, held_mask(tuple(mask))), (out, lse, norm), pair, needs
+            )
 
     def plan(self, problem: Problem) -> dict[str, str]:
         kernels = library()

@@ -12,11 +12,14 @@ from torch import Tensor
 from regard.backends.library import AXES, CODES, Arguments, Library, Operand, chosen, load
 from regard.backends.lowering import Lowered
 from regard.backends.modifying import ROOM
+from regard.state import RowStats
 
 Result = tuple[Tensor, Tensor]
 Kept = tuple[Tensor, Tensor, Tensor]
 Run = Callable[[Arguments], None]
 
+MOST_FLOAT = torch.finfo(torch.float32).max
+SATURATED = 3.4027e38  # kSaturated of native/vec.h: scores in base 2 that stand for all that are larger
 # Floating-point operations for which it is worth waking another thread.
 _GRAIN = 1 << 20
 
@@ -71,10 +74,22 @@ def room(lowered: Lowered) -> Kept:
     return out, lse, lse.new_empty((*lowered.shape, 2))
 
 
-def exact_lse(norm: Tensor) -> Tensor:
-    """The log-sum-exp with the digits that float32 has no room for; inf for rows that see nothing."""
+def row_stats(norm: Tensor) -> RowStats:
+    """What the kernels compute weights by, m in base 2 and 1 / l, as natural row statistics."""
     m, inverse = norm.double().unbind(-1)
-    return m * math.log(2) - inverse.log()
+    empty, saturated, exact = inverse == 0, m.abs() >= SATURATED, m * math.log(2)
+    rounded = torch.where(saturated, torch.copysign(m.new_tensor(MOST_FLOAT), m), exact).float()
+    # what rounding took from m goes to l; where m's own last digit is 1 or more, its scores have no such digits
+    taken = exact - rounded
+    l = torch.exp(taken.masked_fill(taken.abs() > 0.5, 0)) / inverse.masked_fill(empty, 1)
+    return RowStats(rounded.masked_fill(empty, -torch.inf), l.float().masked_fill(empty, 0))
+
+
+def sink_weights(norm: Tensor, sink: Tensor) -> Tensor:
+    """The weight of a sink with logits (*batch, h) in each row, as the kernels compute it: float64 (*batch, h, nq)."""
+    m, inverse = norm.double().unbind(-1)
+    logit = (sink.double() / math.log(2)).clamp(-MOST_FLOAT, MOST_FLOAT)[..., None]
+    return torch.exp2(logit - m) * inverse
 
 
 def threads(work: int) -> int:

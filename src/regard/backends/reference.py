@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 
-from regard.backends.base import Backend, Result
+from regard.backends.base import Backend, Differentiable, Result
 from regard.problem import Problem
 from regard.shapes import repeat_heads
-from regard.state import State, weigh
+from regard.state import RowStats, weigh
 
 
 @dataclass(frozen=True)
@@ -28,19 +28,25 @@ class Reference(Backend):
     recorded: ClassVar[bool] = True
 
     def forward(self, problem: Problem) -> Result:
-        at = problem.frame.region()
-        tile = problem.region_tile(at)
-        s, v = tile.masked, repeat_heads(problem.v.to(problem.accumulate), problem.frame.heads)
-        empty = (s == -torch.inf).all(-1)  # by a mask, or by a bias of -inf
-        s = s.masked_fill(empty[..., None], 0)
-        lse = torch.logsumexp(s, -1) if s.shape[-1] else s.sum(-1)
-        p, keep = torch.exp(s - lse[..., None]).masked_fill(empty[..., None], 0), problem.keep(at)
-        out = weigh(p if keep is None else p * keep, v, tile.visible)
-        out, lse = out.masked_fill(empty[..., None], 0), lse.masked_fill(empty, -torch.inf)
-        return (out, lse) if problem.sink is None else problem.joined(State.of_lse(out, lse)).finish()
+        out, stats = self.differentiable(problem)
+        return out, stats.lse
 
-    def differentiable(self, problem: Problem) -> Result:
-        return self.forward(problem)
+    def differentiable(self, problem: Problem) -> Differentiable:
+        at, frame = problem.frame.region(), problem.frame
+        tile = problem.region_tile(at)
+        s, v = tile.masked, repeat_heads(problem.v.to(problem.accumulate), frame.heads)
+        if problem.sink is not None:  # one key more, without a value
+            s = torch.cat([s, problem.sink[..., None, None].expand(*s.shape[:-1], 1)], -1)
+        hidden = s == -torch.inf
+        empty = hidden.all(-1)  # by a mask, or by a bias of -inf
+        s = s.masked_fill(empty[..., None], 0)
+        # a hidden pair has no weight, also in a row that sees a NaN
+        p = torch.softmax(s, -1).masked_fill(hidden, 0)[..., : frame.nk]
+        keep = problem.keep(at)
+        out = weigh(p if keep is None else p * keep, v, tile.visible)
+        m = s.detach().amax(-1) if s.shape[-1] else s.new_zeros(s.shape[:-1])
+        l = torch.exp(s - m[..., None]).sum(-1)
+        return out, RowStats(m.masked_fill(empty, -torch.inf), l.masked_fill(empty, 0))
 
     def plan(self, problem: Problem) -> dict[str, str]:
         frame, size = problem.frame, problem.accumulate.itemsize

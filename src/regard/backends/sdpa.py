@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from regard.backends.backward import Cotangents
 from regard.backends.base import Backend, Kept, Result, recorded_backward
 from regard.masks.algebra import Everything, Mask, View
 from regard.masks.dense import Dense
@@ -53,7 +54,7 @@ class Sdpa(Backend):
             return _sdpa(problem)
 
     def backward(
-        self, problem: Problem, kept: Kept, cotangents: Result, needs: tuple[bool, ...]
+        self, problem: Problem, kept: Kept, cotangents: Cotangents, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         return recorded_backward(_sdpa, problem, cotangents, needs)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from regard.backends.base import Backend, Result
+from regard.backends.base import Backend, Kept, Result
 from regard.backends.tiling import Size, stream, strips
 from regard.problem import Problem
 from regard.shapes import blocks
@@ -39,7 +39,13 @@ class Tiled(Backend):
 
     def forward(self, problem: Problem) -> Result:
         with torch.no_grad():
-            return stream(problem, self.size, quick=True)
+            out, stats = stream(problem, self.size, quick=True)
+            return out, stats.lse
+
+    def forward_for_backward(self, problem: Problem) -> Kept:
+        with torch.no_grad():
+            out, stats = stream(problem, self.size, quick=True)
+            return out, stats.m, stats.l
 
     def plan(self, problem: Problem) -> dict[str, str]:
         r, c = self.size.settled(problem)

@@ -13,8 +13,9 @@ import torch
 
 from regard.masks.algebra import Cover, Everything
 from regard.problem import Problem
+from regard.region import Region
 from regard.shapes import branchless, repeat_heads
-from regard.state import State
+from regard.state import RowStats, State
 
 # Pairs × heads × batch × footprint held at once: 4 MB in float32, which stays in the last cache and hides Python's own
 # time.
@@ -53,12 +54,19 @@ def strips(problem: Problem, size: Size) -> Iterator[Strip]:
         yield Strip(rows, tuple((cols, cover == Cover.ALL) for cols, cover in seen if cover != Cover.NONE))
 
 
-def stream(problem: Problem, size: Size, quick: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse) of a problem. `quick`: by ways that nothing can differentiate, where they are cheaper."""
-    done = [problem.joined(_merged(problem, strip, quick)).finish() for strip in strips(problem, size)]
-    if not done:
-        return _empty(problem, 0).finish()
-    return torch.cat([out for out, _ in done], -2), torch.cat([lse for _, lse in done], -1)
+def tiles(problem: Problem, size: Size) -> Iterator[tuple[Region, bool]]:
+    """Every tile that some row may see, and whether the mask hides nothing there."""
+    for strip in strips(problem, size):
+        for cols, everything in strip.tiles:
+            yield problem.frame.region(strip.rows, cols), everything
+
+
+def stream(problem: Problem, size: Size, quick: bool = False) -> tuple[torch.Tensor, RowStats]:
+    """out and the row statistics of a problem. `quick`: by cheaper ways, where there are some, that record nothing."""
+    done = [problem.joined(_merged(problem, strip, quick)) for strip in strips(problem, size)] or [_empty(problem, 0)]
+    out = torch.cat([state.finish()[0] for state in done], -2)
+    m, l = (torch.cat(parts, -1) for parts in ([state.m for state in done], [state.l for state in done]))
+    return out, RowStats(m, l)
 
 
 def _merged(problem: Problem, strip: Strip, quick: bool) -> State:

@@ -7,12 +7,12 @@ import ctypes
 import torch
 from torch import Tensor
 
-from regard.backends.backward import pulls, sink_gradient
+from regard.backends.backward import output_cotangents, sink_gradient
 from regard.backends.library import CODES, Arguments, Operand
 from regard.backends.lowering import Lowered
 from regard.backends.masking import full
 from regard.backends.modifying import ROOM, relative_table
-from regard.backends.operation import arguments, exact_lse, library, operand
+from regard.backends.operation import arguments, library, operand, sink_weights
 from regard.problem import Problem
 from regard.scores.modifiers import Alibi, Bias, RelativeBias, SoftCap
 from regard.scores.similarity import Distance, ScaledDot
@@ -80,8 +80,9 @@ def operand_gradients(lowered: Lowered, kept: Kept, cotangents: Pair, wanted: se
     found = _run(lowered, kept, cotangents, wanted - {"sink"})
     if "sink" in wanted:
         assert lowered.sink is not None
-        delta = pulls((kept[0], kept[1]), cotangents)[1]
-        found["sink"] = sink_gradient(lowered.sink[..., 0, 0].double(), exact_lse(kept[2]), delta)[..., None, None]
+        out, _, norm = kept
+        delta = output_cotangents(out, norm[..., 1] == 0, cotangents)[1]
+        found["sink"] = sink_gradient(sink_weights(norm, lowered.sink[..., 0, 0]), delta)[..., None, None]
     for name in found.keys() & {"slopes", "offsets"}:
         if getattr(lowered, name).shape[0] == 1:
             found[name] = _total(found[name].movedim(0, -1))[None]

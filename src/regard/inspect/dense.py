@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.seen import Seen
 from regard.problem import Problem
+from regard.state import State
 
 
 @torch.no_grad()
@@ -24,8 +24,8 @@ def dense(problem: Problem, facts: tuple[Fact[Any], ...]) -> Seen:
     >>> seen[rg.facts.Received()].shape
     torch.Size([5, 6, 17])
     """
-    scores = problem.region_tile(problem.frame.region()).masked
-    lse = torch.logsumexp(pad(scores, (1, 0), value=-torch.inf), -1)  # a hidden key more, where there are none
-    lse = lse if problem.sink is None else torch.logaddexp(lse, problem.sink[..., None])
-    p = torch.exp(scores - lse[..., None]).masked_fill(scores == -torch.inf, 0)
-    return Seen(lse, {fact: fact.dense(problem, scores, p) for fact in facts}, problem.key_heads)
+    tile = problem.region_tile(problem.frame.region())
+    scores, values = tile.masked, tile.scores.new_zeros((*tile.scores.shape[:-2], problem.frame.nk, problem.dv))
+    stats = problem.joined(State.of(tile.scores, values, tile.visible)).stats
+    p = stats.weights(scores)
+    return Seen(stats.lse, {fact: fact.dense(problem, scores, p) for fact in facts}, problem.key_heads)

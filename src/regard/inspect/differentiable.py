@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,12 +9,13 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import regard.arrays as arrays
+from regard.autograd import differentiable_gradients
 from regard.backends.backward import ScoreGradients
 from regard.backends.tiled import Tiled
 from regard.backends.tiling import Size, Strip, strips
 from regard.call import Call
-from regard.inspect.facts.algebra import Fact, Sum, Tally, by_row, room
-from regard.inspect.facts.rows import Entropy, MaxScore, sink_mass
+from regard.inspect.facts.algebra import room
+from regard.inspect.facts.rows import Entropy, MaxScore
 from regard.inspect.sweep import sweep
 from regard.masks.algebra import Everything, Mask
 from regard.positions import Positions
@@ -24,6 +24,7 @@ from regard.region import Region
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 from regard.shapes import branchless, exact
+from regard.state import RowStats
 
 
 def entropy(
@@ -103,28 +104,19 @@ class _Rule:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class _Total(Fact[Tensor]):
-    """Σ_j p_ij by the lse that is given: by what it misses the rest of 1, the lse was rounded."""
-
-    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
-        return Sum(room(problem, problem.frame.nq), by_row, lambda patch: patch.p.sum(-1))
-
-
 class _EntropyRule(_Rule):
     def values(self, problem: Problem) -> tuple[Tensor, ...]:
-        lse = Tiled().forward(problem)[1]
-        seen = sweep(problem, lse, (Entropy(), _Total()))
-        beside = torch.zeros_like(lse) if problem.sink is None else sink_mass(problem.sink, lse)
-        whole = seen[_Total()] + beside
-        drift = whole.masked_fill(whole == 0, 1).log()
-        return seen[Entropy()], lse.masked_fill(lse == -torch.inf, 0), drift, beside / drift.exp()
+        _, m, l = Tiled().forward_for_backward(problem)
+        stats = RowStats(m, l)
+        beside = torch.zeros_like(m) if problem.sink is None else stats.sink_weights(problem.sink)
+        return sweep(problem, stats, (Entropy(),))[Entropy()], m, l, beside
 
     def pull(self, at: Region, scores: Tensor, g: Tensor, kept: tuple[Tensor, ...]) -> Tensor:
-        h, lse, drift, p_sink = (t[..., at.rows, None] for t in kept)
-        log_p = (scores - lse) - drift  # in this order: the first difference has the digits, the second is small
-        p = log_p.exp()
-        return (-g[..., at.rows, None] * p * (log_p + h + p_sink)).masked_fill(p == 0, 0)
+        h, m, l, p_sink = (t[..., at.rows] for t in kept)
+        stats = RowStats(m, l)
+        log_p, p = stats.log_weights(scores), stats.weights(scores)
+        g_s = -g[..., at.rows, None] * p * (log_p + (h + p_sink)[..., None])
+        return g_s.masked_fill(p == 0, 0)
 
     def sink_gradient(self, sink: Tensor, g: Tensor, kept: tuple[Tensor, ...]) -> Tensor:
         h, _, _, p_sink = kept
@@ -144,8 +136,8 @@ class _EntropyRule(_Rule):
 
 class _MaxRule(_Rule):
     def values(self, problem: Problem) -> tuple[Tensor, ...]:
-        lse = problem.q.new_zeros(problem.q.shape[:-1], dtype=problem.accumulate)  # scores alone are asked for
-        peak = sweep(problem, lse, (MaxScore(),))[MaxScore()]
+        rows = problem.q.new_zeros(problem.q.shape[:-1], dtype=problem.accumulate)  # scores alone are asked for
+        peak = sweep(problem, RowStats(rows, rows), (MaxScore(),))[MaxScore()]
         return peak.score, peak.key
 
     def pull(self, at: Region, scores: Tensor, g: Tensor, kept: tuple[Tensor, ...]) -> Tensor:
@@ -200,11 +192,12 @@ class _Rows(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         saved = ctx.saved_tensors
         tensors, kept = tuple(saved[: ctx.given]), tuple(saved[ctx.given :])
-        needs = tuple(ctx.needs_input_grad[2:])
+        needs, problem = tuple(ctx.needs_input_grad[2:]), ctx.problem.with_tensors(tensors)
         with exact(g.device.type):
             if torch.is_grad_enabled():  # create_graph: the gradient itself will be differentiated
-                return (None, None, *_differentiable_backward(ctx.rule, ctx.problem, tensors, g, needs))
-            return (None, None, *_backward(ctx.rule, ctx.problem.with_tensors(tensors), kept, g, needs))
+                rule = ctx.rule
+                return (None, None, *differentiable_gradients(lambda p: [(_recorded(rule, p), g)], problem, needs))
+            return (None, None, *_backward(ctx.rule, problem, kept, g, needs))
 
 
 def _backward(
@@ -216,14 +209,3 @@ def _backward(
             opened = sums.open(problem.frame.region(strip.rows, cols), everything)
             sums.add_scores(opened, rule.pull(opened.at, opened.tile.masked.detach(), g, kept))
     return sums.gradients(lambda sink: rule.sink_gradient(sink, g, kept))
-
-
-def _differentiable_backward(
-    rule: _Rule, problem: Problem, tensors: tuple[Tensor, ...], g: Tensor, needs: tuple[bool, ...]
-) -> tuple[Tensor | None, ...]:
-    # views of their own: a gradient is asked for at this call's inputs, not at what they were computed from
-    own = tuple(t.view_as(t) if need else t for t, need in zip(tensors, needs, strict=True))
-    wanted = [t for t, need in zip(own, needs, strict=True) if need]
-    result = _recorded(rule, problem.with_tensors(own))
-    found = iter(torch.autograd.grad(result, wanted, g, create_graph=True, allow_unused=True))
-    return tuple(next(found) if need else None for need in needs)

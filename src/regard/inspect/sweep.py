@@ -1,4 +1,4 @@
-"""The sweep: every visible tile of a problem once, with the log-sum-exp known, shown to each fact's tally."""
+"""The sweep: every visible tile of a problem once, with the row statistics known, shown to each fact's tally."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from regard.inspect.seen import Seen
 from regard.problem import Problem
 from regard.region import Index, Region
 from regard.shapes import blocks, finite
+from regard.state import RowStats
 
 
 @torch.no_grad()
-def sweep(problem: Problem, lse: Tensor, facts: tuple[Fact[Any], ...]) -> Seen:
-    """The facts of a problem whose lse (*batch, h, nq), a sink included, is known; memory: theirs and one tile.
+def sweep(problem: Problem, stats: RowStats, facts: tuple[Fact[Any], ...]) -> Seen:
+    """The facts of a problem whose row statistics, a sink included, are known; memory: theirs and one tile.
 
     Those that need all pairs share one pass; one that needs some rows or columns has its own, over these alone.
     Raises ShapeError or IndexError for facts that do not fit the problem.
@@ -27,8 +28,8 @@ def sweep(problem: Problem, lse: Tensor, facts: tuple[Fact[Any], ...]) -> Seen:
     fit(problem, facts)
     tallied = parts_of(facts)
     regions = {fact: fact.region(problem.frame) for fact in tallied}
-    tallies = {fact: fact.tally(problem, lse) for fact in tallied}
-    look = _Look(problem, lse)
+    tallies = {fact: fact.tally(problem, stats) for fact in tallied}
+    look = _Look(problem, stats)
     whole = [tally for fact, tally in tallies.items() if _is_whole(regions[fact])]
     if whole:
         _tell(whole, look.everywhere())
@@ -36,7 +37,7 @@ def sweep(problem: Problem, lse: Tensor, facts: tuple[Fact[Any], ...]) -> Seen:
         if not _is_whole(regions[fact]):
             _tell([tally], look.within(regions[fact]))
     answers = {fact: tally.finish() for fact, tally in tallies.items()}
-    return Seen(lse, join(facts, answers), problem.key_heads)
+    return Seen(stats.lse, join(facts, answers), problem.key_heads)
 
 
 def fit(problem: Problem, facts: tuple[Fact[Any], ...]) -> None:
@@ -70,10 +71,9 @@ def _is_whole(at: Region) -> bool:
 class _Look:
     """The tiles of one problem, as patches."""
 
-    def __init__(self, problem: Problem, lse: Tensor) -> None:
-        self.problem = problem
-        self.shift = lse.to(problem.accumulate).masked_fill(lse == -torch.inf, 0)
-        self.clean = finite(self.shift)
+    def __init__(self, problem: Problem, stats: RowStats) -> None:
+        self.problem, self.stats = problem, stats
+        self.clean = finite(stats.l)
 
     def everywhere(self) -> Iterator[Patch]:
         """Each tile with a visible pair once."""
@@ -94,10 +94,8 @@ class _Look:
         q, k, local = self.problem.q[..., at.rows, :], self.problem.k[..., at.cols, :], self.problem.score.local(at)
         found = self.problem.quick(at, q, k, local)
         scores = self.problem.tile(at, q, k, local, everything, None if found is None else found[0]).masked
-        log_p = scores - self.shift[..., at.rows, None]
-        if not self.clean:  # where a row sees a NaN, what it does not see still has the weight 0
-            log_p = log_p.masked_fill(scores == -torch.inf, -torch.inf)
-        return Patch(at, rows, cols, scores, log_p, log_p.exp(), self.clean)
+        stats = self.stats.rows(at.rows)
+        return Patch(at, rows, cols, scores, stats.log_weights(scores), stats.weights(scores), self.clean)
 
 
 def _each(index: Index, n: int, device: torch.device) -> Tensor:

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.autograd import attend
+from regard.autograd import attend_with_stats
 from regard.backends.tiled import Tiled
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.kernel import ask, why_not, why_nothing
 from regard.inspect.seen import Seen
 from regard.inspect.sweep import fit, join, parts_of, sweep
 from regard.problem import Problem
+from regard.state import RowStats
 
 # The size up to which an lse of the kernels serves the sweep in PyTorch, whose scores are rounded otherwise.
 _TRUST = 16.0
@@ -33,7 +34,8 @@ def find(problem: Problem, facts: tuple[Fact[Any], ...]) -> Seen:
         lse, answers = ask(problem, tuple(part for part in parts if reasons[part] is None))
     left = tuple(part for part in parts if reasons[part] is not None)
     if left or lse is None:
-        swept = sweep(problem, lse if lse is not None and _trusted(lse) else attend(Tiled(), problem)[1], left)
+        stats = attend_with_stats(Tiled(), problem)[1] if lse is None or not _trusted(lse) else RowStats.of_lse(lse)
+        swept = sweep(problem, stats, left)
         lse = swept.lse if lse is None else lse
         answers |= {part: swept[part] for part in left}
     return Seen(lse, join(facts, answers), problem.key_heads, {fact: _way(fact, reasons) for fact in facts})

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.arrays import tensor
 from regard.region import Frame, Region
-from regard.shapes import finite
+from regard.shapes import branchless, finite
 from regard.value import Value
 
 Pull = Callable[[Tensor], tuple[Tensor | None, ...]]
@@ -213,6 +213,31 @@ def by_row(x: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
         return fn(x)
     fine = x.isfinite().all(-1, keepdim=True)
     return torch.where(fine, fn(x.masked_fill(~fine, 0)), fn(x.detach()).detach())
+
+
+def finite_in(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in a dtype, whose largest number stands for what is finite and larger."""
+    y = x.to(dtype)
+    holds = not x.is_floating_point() or torch.finfo(x.dtype).max <= torch.finfo(dtype).max
+    return y if holds else _saturated(y, x)
+
+
+def plus(s: Tensor, x: Tensor) -> Tensor:
+    """The sum of two scores, finite where both are: two biases of finfo.min hide no key, as -inf would."""
+    return _saturated(s + x, s, x)
+
+
+def _saturated(y: Tensor, *terms: Tensor) -> Tensor:
+    """y, with the largest number of its dtype where it is infinite although the terms that it is made of are not."""
+    if finite(y):
+        return y
+    lost, limit = y.detach().isinf(), torch.finfo(y.dtype).max
+    for t in terms:
+        lost = lost & t.detach().isfinite()
+    if not branchless(y) and not bool(lost.any()):
+        return y
+    zero = sum((t - t.detach()).to(y.dtype) for t in terms)  # through which gradients pass
+    return torch.where(lost, y.detach().clamp(-limit, limit) + zero, y)
 
 
 def drawn(frame: Frame, *shape: int) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.region import Frame, Region
-from regard.scores.algebra import Modifier, Score, misfit_by_head, number, parameter
+from regard.scores.algebra import Modifier, Score, finite_in, misfit_by_head, number, parameter, plus
 from regard.scores.buckets import Buckets, ClippedBuckets, T5Buckets
 from regard.shapes import branchless, listed
 
@@ -159,7 +159,7 @@ class Bias(Modifier):
         return self if view is self.bias else _PlacedBias.around(view)
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
-        return s + at.pairs(self.bias).to(s.dtype)
+        return plus(s, finite_in(at.pairs(self.bias), s.dtype))
 
     @classmethod
     def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
@@ -179,7 +179,7 @@ class _PlacedBias(Bias):
         return placed
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
-        return s + self.bias.to(s.dtype)
+        return plus(s, finite_in(self.bias, s.dtype))
 
 
 @dataclass(frozen=True)
@@ -215,8 +215,8 @@ class RelativeBias(Modifier):
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
         index = self.buckets.index(at.i, at.j)
-        table = self.table.to(s.dtype).expand(-1, at.frame.heads)
-        return s + table[index, at.h]
+        table = finite_in(self.table, s.dtype).expand(-1, at.frame.heads)
+        return plus(s, table[index, at.h])
 
     @classmethod
     def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:

@@ -1,7 +1,7 @@
 """What a fact is: a question about the weights, its definition, and how its answer is summed tile by tile.
 
-With s_ij the final score and lse_i the row's log-sum-exp, a sink included:  p_ij = exp(s_ij - lse_i). A pair is visible
-when its score is not -inf.
+With s_ij the final score, and m_i and l_i the statistics of its row, a sink included:  p_ij = exp(s_ij - m_i) / l_i.
+A pair is visible when its score is not -inf.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.problem import Problem
 from regard.region import Frame, Region
-from regard.state import weigh
+from regard.state import RowStats, weigh
 from regard.value import Value
 
 T = TypeVar("T", covariant=True)
@@ -65,7 +65,7 @@ class Fact(Value, Generic[T]):
     >>> import regard as rg
     >>> @dataclass(frozen=True)
     ... class Squares(Fact[Tensor]):                       # Σ_j p_ij²
-    ...     def tally(self, problem, lse):
+    ...     def tally(self, problem, stats):
     ...         return Sum(room(problem, problem.frame.nq), by_row, lambda patch: patch.p.square().sum(-1))
     ...     def dense(self, problem, scores, p):
     ...         return p.square().sum(-1)
@@ -74,9 +74,9 @@ class Fact(Value, Generic[T]):
     tensor([1.0000, 0.5000, 0.3333, 0.2500])
     """
 
-    def tally(self, problem: Problem, lse: Tensor) -> Tally[T]:
-        """A fresh Tally for a problem whose lse (*batch, h, nq) is known."""
-        raise NotImplementedError(f"{type(self).__name__} does not define tally(problem, lse).")
+    def tally(self, problem: Problem, stats: RowStats) -> Tally[T]:
+        """A fresh Tally for a problem whose row statistics (*batch, h, nq) are known."""
+        raise NotImplementedError(f"{type(self).__name__} does not define tally(problem, stats).")
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> T:
         """The definition, from all scores (-inf where hidden, before the sink) and weights (*batch, h, nq, nk)."""

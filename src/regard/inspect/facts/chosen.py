@@ -10,6 +10,7 @@ import regard.arrays as arrays
 from regard.inspect.facts.algebra import Fact, Patch, Tally, room
 from regard.problem import Problem
 from regard.region import Frame, Region
+from regard.state import RowStats
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Rows(Fact[Tensor]):
     def region(self, frame: Frame) -> Region:
         return frame.region(arrays.existing(self.rows, frame.nq, "Rows.rows", "queries").to(frame.device))
 
-    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
+    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
         return _CopyTally(room(problem, len(self.rows), problem.frame.nk))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
@@ -62,7 +63,7 @@ class Columns(Fact[Tensor]):
         columns = arrays.existing(self.columns, frame.nk, "Columns.columns", "keys").to(frame.device)
         return frame.region(slice(None), columns)
 
-    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
+    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
         return _CopyTally(room(problem, problem.frame.nq, len(self.columns)))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NoReturn
 
-from torch import Tensor
-
 from regard.inspect.facts.algebra import Fact
 from regard.problem import Problem
+from regard.state import RowStats
 from regard.witness import Witnessed
 
 
@@ -28,5 +27,5 @@ class Inputs(Fact[Witnessed]):
     torch.Size([1, 2, 5, 5])
     """
 
-    def tally(self, problem: Problem, lse: Tensor) -> NoReturn:
+    def tally(self, problem: Problem, stats: RowStats) -> NoReturn:
         raise TypeError("Inputs() is for record(model, facts=...): look(q, k) is given the inputs by its caller.")

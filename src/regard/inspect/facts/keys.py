@@ -14,6 +14,7 @@ from regard.inspect.facts.algebra import Fact, Patch, Sum, Tally, by_key, room, 
 from regard.problem import Problem
 from regard.region import Frame, Region
 from regard.shapes import listed
+from regard.state import RowStats
 from regard.value import Value
 
 
@@ -27,7 +28,7 @@ class Readers(Fact[Tensor]):
     tensor([4, 3, 2, 1])
     """
 
-    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
+    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
         total = room(problem, problem.frame.nk, dtype=torch.int64)
         return Sum(total, by_key, lambda patch: patch.visible.sum(-2))
 
@@ -96,7 +97,7 @@ class Received(Fact[Tensor]):
             return None
         return f"Received.weights has shape {listed(shape)}; expected ({frame.nq},), or one that broadcasts to {full}."
 
-    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
+    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
         total = room(problem, problem.frame.nk)
         if not isinstance(self.weights, Tensor):
             return Sum(total, by_key, lambda patch: patch.p.sum(-2))
@@ -150,7 +151,7 @@ class MaxReceived(Fact[Tensor]):
     tensor([1.0000, 0.5000])
     """
 
-    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
+    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
         return _MostTally(room(problem, problem.frame.nk))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 import regard.arrays as arrays
 from regard.inspect.facts.algebra import Fact, Patch, Sum, Tally, by_row, by_row_of_many, room, sum_keys
-from regard.inspect.facts.rows import sink_mass
 from regard.masks.positional import Window
 from regard.problem import Problem
 from regard.region import Frame, Region
 from regard.shapes import listed
+from regard.state import RowStats
 from regard.value import Value
 
 
@@ -80,7 +80,7 @@ class Mass(Fact[Tensor]):
         fits = f"({frame.nk},)" + (f" or {listed((*frame.batch, frame.nk))}" if frame.batch else "")
         return f"Mass.groups has shape {listed(self.groups.shape)}; expected {fits}."
 
-    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
+    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
         numbers = torch.arange(self.count, device=problem.q.device)
         of = self.numbers(problem.frame)
 
@@ -104,7 +104,7 @@ class Mass(Fact[Tensor]):
 
 @dataclass(frozen=True)
 class SinkMass(Fact[Tensor]):
-    """exp(sink - lse_i) = 1 - Σ_j p_ij: the mass on the learned sink, (*batch, h, nq); 0 without one. Sweeps nothing.
+    """1 - Σ_j p_ij: the mass on the learned sink, (*batch, h, nq); 0 without one. Sweeps nothing.
 
     >>> import regard as rg
     >>> rg.look(torch.zeros(1, 8), torch.zeros(3, 8), sink=0.0, facts=(SinkMass(),))[SinkMass()]
@@ -115,10 +115,10 @@ class SinkMass(Fact[Tensor]):
         nothing = torch.zeros(0, dtype=torch.int64, device=frame.device)
         return frame.region(nothing, nothing)
 
-    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
+    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
         total = room(problem, problem.frame.nq)
         if problem.sink is not None:
-            total += sink_mass(problem.sink, lse)
+            total += stats.sink_weights(problem.sink)
         return Sum(total, by_row, lambda patch: torch.zeros_like(patch.p.sum(-1)))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class Distance(Fact[Tensor]):
     def compares_positions(self) -> bool:
         return True
 
-    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
+    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
         def share(patch: Patch) -> Tensor:
             return (patch.p * (patch.at.i - patch.at.j).abs()).sum(-1)
 
@@ -172,7 +172,7 @@ class Within(Fact[Tensor]):
     def compares_positions(self) -> bool:
         return True
 
-    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
+    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
         window = Window(self.before, self.after)
         total = room(problem, problem.frame.nq)
         return Sum(total, by_row, lambda patch: patch.p.masked_fill(~window.visible(patch.at), 0).sum(-1))
@@ -214,7 +214,7 @@ class Offsets(Fact[Tensor]):
     def compares_positions(self) -> bool:
         return True
 
-    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
+    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
         def share(patch: Patch) -> Tensor:
             ahead = patch.at.j - patch.at.i
             return torch.stack([patch.p.masked_fill(ahead != n, 0).sum(-1) for n in self.offsets], -1)

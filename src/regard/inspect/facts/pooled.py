@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.inspect.facts.algebra import Fact, Patch, Tally, room, sum_keys, sum_rows
 from regard.problem import Problem
+from regard.state import RowStats
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ class Map(Fact[Tensor]):
     def __post_init__(self) -> None:
         _check_cells(self)
 
-    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
-        return _MapTally(problem, lse, *_cells(self, problem))
+    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
+        return _MapTally(problem, stats, *_cells(self, problem))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
         rows, cols = _cells(self, problem)
@@ -92,12 +93,12 @@ def _cells(fact: Map | ScoreMap, problem: Problem) -> tuple[Cells, Cells]:
 
 
 class _MapTally(Tally[Tensor]):
-    def __init__(self, problem: Problem, lse: Tensor, rows: Cells, cols: Cells) -> None:
+    def __init__(self, problem: Problem, stats: RowStats, rows: Cells, cols: Cells) -> None:
         self.total = room(problem, rows.count, cols.count)
         self.rows, self.cols = rows, cols
-        # a sink makes every lse finite; without one, it tells which rows see something
+        # with a sink every row has some mass; without one, the mass tells which rows see something
         self.unknown = problem.sink is not None
-        self.sees = (lse != -math.inf) & (not self.unknown)
+        self.sees = ~stats.empty & (not self.unknown)
 
     def add(self, patch: Patch) -> None:
         rows, cols = self.rows.touched(patch.rows), self.cols.touched(patch.cols)
@@ -141,7 +142,7 @@ class ScoreMap(Fact[ScoreCells]):
     def __post_init__(self) -> None:
         _check_cells(self)
 
-    def tally(self, problem: Problem, lse: Tensor) -> Tally[ScoreCells]:
+    def tally(self, problem: Problem, stats: RowStats) -> Tally[ScoreCells]:
         return _ScoreTally(problem, *_cells(self, problem))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> ScoreCells:
@@ -204,7 +205,7 @@ class Histogram(Fact[Tensor]):
         if len(self.edges) < 2 or any(not a < b for a, b in zip(self.edges[:-1], self.edges[1:], strict=True)):
             raise ValueError(f"Histogram(edges={self.edges}): expected 2 edges or more, each above the one before.")
 
-    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
+    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
         edges = torch.tensor(self.edges, dtype=problem.accumulate, device=problem.q.device)
         return _HistogramTally(room(problem, len(self.edges) + 1, dtype=torch.int64), edges)
 

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from regard.inspect.facts.algebra import Fact, Patch, Sum, Tally, by_row, room
 from regard.problem import Problem
+from regard.state import RowStats
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Visible(Fact[Tensor]):
     tensor([2, 3, 3, 2])
     """
 
-    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
+    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
         total = room(problem, problem.frame.nq, dtype=torch.int64)
         return Sum(total, by_row, lambda patch: patch.visible.sum(-1))
 
@@ -37,8 +38,7 @@ class Entropy(Fact[Tensor]):
     """H_i = -Σ_j p_ij ln p_ij over the keys, in nats, (*batch, h, nq), 0 for a row that sees nothing.
 
     Without a sink it is 0 for one key, and at most ln(number of visible keys). With one the weights are taken as they
-    are, not made to sum to 1, and the sink's own share adds nothing. The sum is corrected by the weights' own total, so
-    that an lse that is rounded (scores of 10⁴ in float32) costs no digits.
+    are, not made to sum to 1, and the sink's own share adds nothing.
 
     >>> import regard as rg
     >>> x = torch.zeros(4, 8)
@@ -46,38 +46,23 @@ class Entropy(Fact[Tensor]):
     tensor([1., 2., 3., 4.])
     """
 
-    def tally(self, problem: Problem, lse: Tensor) -> Tally[Tensor]:
-        return _EntropyTally(problem, lse)
+    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
+        return _EntropyTally(room(problem, problem.frame.nq))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
         return -torch.special.xlogy(p, p).sum(-1)
 
 
 class _EntropyTally(Tally[Tensor]):
-    """With x_ij = s_ij - lse'_i, lse' the lse as it was rounded:  Z = Σ exp(x), T = Σ x exp(x), over the keys.
-
-    The true lse is lse' + d, where e^d = Z + exp(sink - lse').  So  H = -Σ e^(x-d) (x - d) = (d Z - T) / e^d.
-    """
-
-    def __init__(self, problem: Problem, lse: Tensor) -> None:
-        self.mass, self.moment = room(problem, problem.frame.nq), room(problem, problem.frame.nq)
-        self.beside = 0 if problem.sink is None else sink_mass(problem.sink, lse)
+    def __init__(self, total: Tensor) -> None:
+        self.total = total
 
     def add(self, patch: Patch) -> None:
-        self.mass[..., patch.rows] += patch.p.sum(-1)
-        moment = (patch.p * patch.log_p).masked_fill(patch.p == 0, 0)  # 0 ln 0 = 0
-        self.moment[..., patch.rows] += moment.sum(-1)
+        terms = (patch.p * patch.log_p).masked_fill(patch.p == 0, 0)  # 0 ln 0 = 0
+        self.total[..., patch.rows] -= terms.sum(-1)
 
     def finish(self) -> Tensor:
-        nothing = self.mass == 0
-        whole = (self.mass + self.beside).masked_fill(nothing, 1)
-        entropy = (whole.log() * self.mass - self.moment) / whole
-        return entropy.masked_fill(nothing, 0).clamp(min=0)
-
-
-def sink_mass(sink: Tensor, lse: Tensor) -> Tensor:
-    """exp(sink - lse): the share of a sink (*batch, h) in each row of (*batch, h, nq)."""
-    return torch.exp(sink[..., None] - lse.masked_fill(lse == -math.inf, 0))
+        return self.total.clamp(min=0)
 
 
 @dataclass(frozen=True)
@@ -142,7 +127,7 @@ class MaxScore(Fact[Peak]):
     Peak(score=tensor([3.]), key=tensor([1]))
     """
 
-    def tally(self, problem: Problem, lse: Tensor) -> Tally[Peak]:
+    def tally(self, problem: Problem, stats: RowStats) -> Tally[Peak]:
         best = room(problem, problem.frame.nq, fill=-math.inf)
         return _PeakTally(best, torch.full_like(best, -1, dtype=torch.int64))
 
@@ -196,10 +181,9 @@ class Top(Fact[TopKeys]):
         if self.k < 1:
             raise ValueError(f"Top(k={self.k}): expected 1 key or more.")
 
-    def tally(self, problem: Problem, lse: Tensor) -> Tally[TopKeys]:
+    def tally(self, problem: Problem, stats: RowStats) -> Tally[TopKeys]:
         scores = room(problem, problem.frame.nq, self.k, fill=-math.inf)
-        shift = lse.to(scores.dtype).masked_fill(lse == -math.inf, 0)[..., None]
-        return _TopTally(scores, shift, room(problem, problem.frame.nq))
+        return _TopTally(scores, stats, room(problem, problem.frame.nq))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> TopKeys:
         s, keys = pad(scores, (0, self.k), value=-math.inf).topk(self.k, -1)
@@ -208,8 +192,8 @@ class Top(Fact[TopKeys]):
 
 
 class _TopTally(Tally[TopKeys]):
-    def __init__(self, scores: Tensor, shift: Tensor, rest: Tensor) -> None:
-        self.scores, self.shift, self.rest = scores, shift, rest
+    def __init__(self, scores: Tensor, stats: RowStats, rest: Tensor) -> None:
+        self.scores, self.stats, self.rest = scores, stats, rest
         self.keys = torch.full_like(scores, -1, dtype=torch.int64)
 
     def add(self, patch: Patch) -> None:
@@ -220,10 +204,10 @@ class _TopTally(Tally[TopKeys]):
         s = torch.cat([self.scores[..., rows, :], s], -1)
         j = torch.cat([self.keys[..., rows, :], j + patch.cols.start], -1)
         best, order = s.topk(k, -1)
-        self.rest[..., rows] += left + (s - self.shift[..., rows, :]).exp().scatter(-1, order, 0).sum(-1)
+        self.rest[..., rows] += left + self.stats.rows(rows).weights(s).scatter(-1, order, 0).sum(-1)
         self.scores[..., rows, :] = best
         self.keys[..., rows, :] = j.gather(-1, order).masked_fill(best == -math.inf, -1)
 
     def finish(self) -> TopKeys:
-        weights = (self.scores - self.shift).exp().masked_fill(self.keys == -1, 0)
+        weights = self.stats.weights(self.scores).masked_fill(self.keys == -1, 0)
         return TopKeys(self.keys, weights, self.rest)
