@@ -47,6 +47,12 @@ def attending(n):
     rg.attention(q[None], k[None], v[None], score=score, backend=backend).square().sum().backward()
     assert all(t.grad.isfinite().all() for t in (q, k, v, w_q, w_k, w))
 
+def weights(n):
+    torch.manual_seed(0)
+    q, k = (torch.randn(1, 2, n, 32, requires_grad=True) for _ in range(2))
+    answer = rg.attention_weights(q, k, mask=rg.Causal())
+    assert answer.shape == (1, 2, n, n)
+
 def peak():
     try:  # of this program alone: ru_maxrss begins at what the process that started it held
         with open("/proc/self/status") as status:
@@ -54,7 +60,7 @@ def peak():
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
-run = {"looking": looking, "losing": losing, "dense": dense}.get(what, attending)
+run = {"looking": looking, "losing": losing, "dense": dense, "weights": weights}.get(what, attending)
 run(64)  # what loads once is no growth
 before = peak()
 run(n)
