@@ -139,7 +139,7 @@ def _shared(problem: Problem, g: Tensor, bias: Tensor) -> Tensor:
     """The gradient of one bias from that of the sum of all: over the axes along which it is shared."""
     shape = full(problem.frame.lift(bias)).shape
     for axis, size in enumerate(shape[::-1], 1):
-        if size == 1 < g.shape[-axis]:
+        if size == 1 != g.shape[-axis]:  # 0 too: an empty sum
             g = _total(g.movedim(-axis, -1))[..., None].movedim(-1, -axis)
     for _ in range(g.dim() - len(shape)):
         g = _total(g.movedim(0, -1))
