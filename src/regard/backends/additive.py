@@ -54,7 +54,7 @@ class AdditiveFamily(Family):
     again = "regard_additive_again"
     again_backward = "regard_additive_backward_again"
 
-    def why_not_invariant(self) -> str | None:
+    def why_not_invariant(self, problem: Problem) -> str | None:
         return "how an additive score is found depends on how far the queries beside it reach"
 
     def why_streamed(self, problem: Problem, needs: tuple[bool, ...]) -> str | None:

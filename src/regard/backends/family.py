@@ -17,6 +17,7 @@ from regard.backends.operation import Kept, dots, operand
 from regard.backends.ready import Made
 from regard.backends.training import Gradients, backward, why_not_backward
 from regard.problem import Problem
+from regard.scores.similarity import Bilinear, Distance
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,12 @@ class Family:
     again: ClassVar[str] = "regard_again"
     again_backward: ClassVar[str] = "regard_backward_again"
 
-    def why_not_invariant(self) -> str | None:
+    def why_not_invariant(self, problem: Problem) -> str | None:
         """Why a row's bits depend on other rows, as a clause; None if they need not."""
+        if isinstance(problem.similarity, Bilinear):
+            return "the product of q and M is torch's, whose rounding depends on how many queries there are"
+        if isinstance(problem.similarity, Distance):
+            return "distances are measured from the middle of all keys, hidden ones too"
         return None
 
     def why_streamed(self, problem: Problem, needs: tuple[bool, ...]) -> str | None:

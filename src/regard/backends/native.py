@@ -35,7 +35,8 @@ class Native(Backend):
     is taken, or the one that the environment variable REGARD_ISA names (base, avx2, avx512, avx512bf16).
 
     invariant: the bits of a query's row depend on no other query of the call, nor on their number: a batch of one, a
-    chunk of a prompt and one token decoded against a cache agree. Costs speed where queries are few.
+    chunk of a prompt and one token decoded against a cache agree. Costs speed where queries are few. Not for Additive,
+    Bilinear and Distance, whose rows depend on others before the kernels see them.
 
     >>> import regard as rg
     >>> rg.Native()
@@ -50,7 +51,7 @@ class Native(Backend):
             return f"it serves cpu tensors; these are on {frame.device.type}"
         if not runnable():
             return "it was not built: no C++ compiler was found when regard was installed"
-        why = _family(problem).why_not_invariant() if self.invariant else None
+        why = _family(problem).why_not_invariant(problem) if self.invariant else None
         return why or why_not(problem)
 
     def forward(self, problem: Problem) -> Result:

@@ -249,7 +249,9 @@ def _unit(x: Tensor) -> Tensor:
     scale = x.detach().abs().amax(-1, keepdim=True)
     zero = scale == 0
     x = x / scale.masked_fill(zero, 1)
-    return x.masked_fill(zero, 0) * (x * x).sum(-1, keepdim=True).masked_fill(zero, 1).rsqrt()
+    # contiguous: along strided features torch sums in an order that depends on how many rows there are
+    square = (x * x).contiguous().sum(-1, keepdim=True)
+    return x.masked_fill(zero, 0) * square.masked_fill(zero, 1).rsqrt()
 
 
 # In units of the score: farther from the centre, rounding costs more than 12 bits of it.
