@@ -74,10 +74,7 @@ class AdditiveFamily(Family):
     ) -> tuple[Tensor | None, ...]:
         da, dc, dv, dw = _run(problem, lowered, kept, cotangents)
         similarity = _similarity(problem)
-        w = similarity.w
-        dw = _total(dw, w)
-        # w_q, w_k and b have had their part in q and k
-        known = (da, dc, dv, *(dw if t is w else None for t in similarity.tensors()))
+        known = (da, dc, dv, *similarity.in_place_of_w(_total(dw, similarity.w)))
         found = [*known, *(None for _ in problem.tensors()[len(known) :])]
         if problem.sink is not None and needs[-1]:
             out, _, norm = kept

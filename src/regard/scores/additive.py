@@ -94,9 +94,14 @@ class Additive(Similarity):
             g_w = (g.flatten(-2)[..., None, :] @ flat.mT).squeeze(-2).sum_to_size(self.w.shape)
             slope = self.activation.slope_(hidden).mul_(g[..., None, :, :])
             g_q, g_k = ((slope.sum(axis) * w[..., None]).mT for axis in (-1, -2))
-            return g_q, g_k, *(g_w if t is self.w else None for t in self.tensors())
+            return g_q, g_k, *self.in_place_of_w(g_w)
 
         return s, pull
+
+    def in_place_of_w(self, g: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of tensors() once q and k are prepared: w's, and None for w_q, w_k and b, which may be w itself."""
+        named = (("w_q", self.w_q), ("w_k", self.w_k), ("w", self.w), ("b", self.b))
+        return tuple(g if name == "w" else None for name, t in named if t is not None)
 
     @classmethod
     def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
