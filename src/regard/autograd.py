@@ -128,8 +128,10 @@ def differentiable_gradients(
     # views of their own: a gradient is asked for at this call's inputs, not at what they were computed from
     own = tuple(t.view_as(t) if need else t for t, need in zip(tensors, needs, strict=True))
     wanted = [t for t, need in zip(own, needs, strict=True) if need]
-    # where v alone requires a gradient, the lse has none to give
+    # where v alone requires a gradient, the lse has none to give; where no query sees a key, neither has any
     pairs = [(t, g) for t, g in results(problem.with_tensors(own)) if t.requires_grad]
+    if not pairs:
+        return tuple(torch.zeros_like(t) if need else None for t, need in zip(tensors, needs, strict=True))
     outputs, cotangents = [t for t, _ in pairs], [g for _, g in pairs]
-    found = iter(torch.autograd.grad(outputs, wanted, cotangents, create_graph=True, allow_unused=True))
+    found = iter(torch.autograd.grad(outputs, wanted, cotangents, create_graph=True, materialize_grads=True))
     return tuple(next(found) if need else None for need in needs)
