@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+
 import pytest
 import torch
 from torch import Tensor
 
 import regard as rg
 from regard import testing
+from regard.autograd import attend
 from regard.backends.library import runnable
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
@@ -68,3 +72,46 @@ def test_keys_that_nobody_sees_get_nothing(isa: str) -> None:
     out, lse = rg.attention_state(q, k, v, mask=mask, positions=rg.tail(40, 300), backend=rg.Native()).finish()
     _, g_k, g_v = torch.autograd.grad((out, lse), (q, k, v), (torch.ones_like(out), torch.ones_like(lse)))
     assert not g_k[..., :240, :].any() and not g_v[..., :240, :].any() and g_k[..., 240:, :].any()
+
+
+AT = testing.frame(nq=37, nk=41, batch=(2,), heads=4)
+
+
+@cache
+def scores() -> dict[str, rg.Score]:
+    """All that the kernels take where something is no number."""
+    torch.manual_seed(0)
+    found = {name: score for name, score in testing.scores(AT).items() if not name.startswith(("Custom", "Distance"))}
+    return {**found, "ScaledDot of a tensor ()": rg.ScaledDot(torch.tensor(0.3, dtype=torch.float64))}
+
+
+@pytest.mark.parametrize("road", ["operation", "node of a graph"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", scores())
+def test_what_is_hidden_reaches_no_tensor_of_any_score(name: str, bad: float, dtype: torch.dtype, road: str) -> None:
+    """Queries that see nothing, with their cotangents, and keys and values that nobody sees."""
+    allowed = (torch.rand(2, 1, 37, 41) < 0.7).index_fill(2, torch.tensor([3, 36]), False)
+    allowed = allowed.index_fill(3, torch.tensor([2, 39, 40]), False)
+    case = testing.draw(AT, key_heads=2, score=scores()[name], mask=rg.Dense(allowed), sink=name != "Dot").leaves(dtype)
+    g_out, g_lse = torch.randn(2, 4, 37, 3), torch.randn(2, 4, 37)
+
+    def gradients(value: float) -> dict[str, Tensor]:
+        q, k, v = (t.detach().clone() for t in (case.q, case.k, case.v))
+        q[..., [3, 36], :], k[..., [2, 39], :], k[..., 40, 1], v[..., [2, 39, 40], 2] = value, value, value, value
+        spoiled = replace(case, q=q, k=k, v=v).leaves(dtype)
+        problem = spoiled.problem
+        if road == "operation":
+            out, lse = attend(rg.Native(), problem)
+        else:
+            out, lse = rg.Native().traced(problem)
+        g = g_out.index_fill(2, torch.tensor([3, 36]), value if case.sink is None else 0)
+        wanted = spoiled.differentiable
+        found = torch.autograd.grad((out, lse), tuple(wanted.values()), (g, g_lse), materialize_grads=True)
+        return dict(zip(wanted, found, strict=True))
+
+    clean, near = gradients(0.0), 32 * torch.finfo(dtype).eps  # products that leave pairs out round in another order
+    for name, spoiled in gradients(bad).items():
+        most = float(clean[name].abs().max())
+        assert most > 0
+        torch.testing.assert_close(spoiled, clean[name], rtol=near, atol=near * most)

@@ -14,6 +14,7 @@ from regard.backends.modifying import MOST, lower_modifiers, place, why_not_modi
 from regard.problem import Problem
 from regard.scores.activations import Activation, LeakyReLU, Sigmoid, Tanh
 from regard.scores.additive import Additive
+from regard.scores.algebra import by_head, by_row
 from regard.scores.similarity import Bilinear, Cosine, Distance, Dot, ScaledDot
 
 ACTIVATIONS: dict[type, int] = {Tanh: 0, Sigmoid: 1, LeakyReLU: 2}  # as in native/activation.h; by type, as below
@@ -142,7 +143,7 @@ def _dot_operands(problem: Problem) -> tuple[Tensor, Tensor, float]:
         return q, k, 1.0
     if isinstance(similarity.scale, Tensor):
         scale = similarity.scale
-        return q.float() * (scale[..., None, None] if scale.dim() else scale).float(), k.float(), 1.0
+        return by_row(q.float(), lambda row: row * by_head(scale, row)), k.float(), 1.0
     return q, k, max(q.shape[-1], 1) ** -0.5 if similarity.scale is None else similarity.scale
 
 

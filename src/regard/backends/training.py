@@ -128,7 +128,8 @@ def _own(problem: Problem, kind: str, t: Tensor, found: dict[str, Tensor]) -> Te
     scale = problem.similarity.scale if isinstance(problem.similarity, ScaledDot) else None
     if kind == "scale":  # q reached the kernels multiplied by it
         assert isinstance(scale, Tensor)
-        each = _total((found["q"] * problem.q.float()).sum(-1).movedim(-2, 0).flatten(1))
+        q = problem.q.float().masked_fill(found["q"] == 0, 0)  # 0 · NaN is NaN, and a hidden query may hold that
+        each = _total((found["q"] * q).sum(-1).movedim(-2, 0).flatten(1))
         return _total(each) if scale.numel() == 1 else each
     if kind == "q" and isinstance(scale, Tensor):
         return found["q"] * (scale[..., None, None] if scale.dim() else scale).float()
