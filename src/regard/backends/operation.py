@@ -57,9 +57,11 @@ def _filled(lowered: Lowered, run: Run, out: Tensor, lse: Tensor, norm: Tensor |
 
 def _nothing(lowered: Lowered, out: Tensor, lse: Tensor, norm: Tensor | None) -> Result:
     """Where there are no queries or no keys: the sink, if there is one, has all the mass."""
-    if norm is not None:
-        norm.zero_()
-    return out.zero_(), lse.copy_(lowered.sink[..., 0]) if lowered.sink is not None else lse.fill_(-torch.inf)
+    lse = lse.fill_(-torch.inf) if lowered.sink is None else lse.copy_(lowered.sink[..., 0])
+    if norm is not None:  # m in units of ln 2, and 1 / l, of a key with the sink's logit; both 0 of none
+        empty = lse == -torch.inf
+        norm.copy_(torch.stack([(lse / math.log(2)).masked_fill(empty, 0), (~empty).to(lse.dtype)], -1))
+    return out.zero_(), lse
 
 
 def empty(lowered: Lowered) -> Result:
