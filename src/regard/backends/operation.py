@@ -60,7 +60,8 @@ def _nothing(lowered: Lowered, out: Tensor, lse: Tensor, norm: Tensor | None) ->
     lse = lse.fill_(-torch.inf) if lowered.sink is None else lse.copy_(lowered.sink[..., 0])
     if norm is not None:  # m in units of ln 2, and 1 / l, of a key with the sink's logit; both 0 of none
         empty = lse == -torch.inf
-        norm.copy_(torch.stack([(lse / math.log(2)).masked_fill(empty, 0), (~empty).to(lse.dtype)], -1))
+        m = (lse / math.log(2)).clamp(-MOST_FLOAT, MOST_FLOAT).masked_fill(empty, 0)
+        norm.copy_(torch.stack([m, (~empty).to(lse.dtype)], -1))
     return out.zero_(), lse
 
 
