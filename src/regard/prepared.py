@@ -126,7 +126,10 @@ class _Repeated(torch.autograd.Function):
 
 
 def _laid(t: Tensor, strides: tuple[int, ...]) -> Tensor:
-    return t if t.stride() == strides else torch.empty_strided(t.shape, strides, dtype=t.dtype).copy_(t)
+    if t.stride() == strides:
+        return t
+    once = t[tuple(slice(0, 1) if step == 0 else slice(None) for step in strides)]  # of what was expanded
+    return torch.empty_strided(once.shape, strides, dtype=t.dtype).copy_(once).expand(t.shape)
 
 
 def _differentiable(

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.backends.backward import output_cotangents, sink_gradient
 from regard.backends.base import Result
 from regard.backends.family import Family
-from regard.backends.library import CODES, Arguments, Operand
+from regard.backends.library import CODES, Arguments, Operand, Struct
 from regard.backends.lowering import ACTIVATIONS, Lowered, lower_around
 from regard.backends.operation import Kept, arguments, library, operand, sink_weights, threads
 from regard.backends.ready import Made
@@ -24,7 +24,7 @@ from regard.scores.additive import Additive
 _WORK = 64  # what a query, a key and a feature cost, in operations of a dot product
 
 
-class AdditiveArguments(ctypes.Structure):
+class AdditiveArguments(Struct):
     """regard_additive of native/activation.h."""
 
     _fields_ = (
@@ -36,7 +36,7 @@ class AdditiveArguments(ctypes.Structure):
     )
 
 
-class AdditiveGradients(ctypes.Structure):
+class AdditiveGradients(Struct):
     """regard_additive_gradients of native/additive_backward.h."""
 
     _fields_ = (
@@ -95,12 +95,12 @@ class AdditiveFamily(Family):
     def cotangent(self, g_out: Tensor) -> Tensor:
         return g_out.float()
 
-    def struct(self, problem: Problem, call: Arguments) -> ctypes.Structure:
+    def struct(self, problem: Problem, call: Arguments) -> Struct:
         x = _arguments(problem, call)
-        x.kept = None  # each call brings its own w
+        x.held = call.held  # each call brings its own w
         return x
 
-    def pulled(self, struct: ctypes.Structure, dout: Operand, made: Made, dtypes: tuple[int, int]) -> ctypes.Structure:
+    def pulled(self, struct: Struct, dout: Operand, made: Made, dtypes: tuple[int, int]) -> Struct:
         da, dc, dv, _ = made
         assert isinstance(struct, AdditiveArguments) and da is not None and dc is not None and dv is not None
         return AdditiveGradients(struct, dout, Operand(), operand(da), operand(dc), operand(dv))
@@ -146,7 +146,7 @@ def _similarity(problem: Problem) -> Additive:
 
 
 def _arguments(problem: Problem, call: Arguments) -> AdditiveArguments:
-    """What the kernels are told besides; the tensors of `call` must live until they have run."""
+    """What the kernels are told besides."""
     similarity = _similarity(problem)
     activation, w = similarity.activation, similarity.w.float().contiguous()
     slope = activation.slope if isinstance(activation, LeakyReLU) else 0.0
@@ -154,5 +154,5 @@ def _arguments(problem: Problem, call: Arguments) -> AdditiveArguments:
     call.threads = threads(_WORK * math.prod(problem.frame.shape) * w.shape[-1])
     shared = w.dim() < 2 or w.shape[0] == 1
     x = AdditiveArguments(call, w.data_ptr(), 0 if shared else w.shape[-1], ACTIVATIONS[type(activation)], slope)
-    x.kept = w  # alive as an attribute of the struct
+    x.hold(w)
     return x

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Result
-from regard.backends.library import Arguments, Operand
+from regard.backends.library import Arguments, Operand, Struct
 from regard.backends.lowering import Lowered, lower_dots
 from regard.backends.operation import Kept, dots, operand
 from regard.backends.ready import Made
@@ -70,10 +69,10 @@ class Family:
     def cotangent(self, g_out: Tensor) -> Tensor:
         return g_out
 
-    def struct(self, problem: Problem, call: Arguments) -> ctypes.Structure:
+    def struct(self, problem: Problem, call: Arguments) -> Struct:
         return call
 
-    def pulled(self, struct: ctypes.Structure, dout: Operand, made: Made, dtypes: tuple[int, int]) -> ctypes.Structure:
+    def pulled(self, struct: Struct, dout: Operand, made: Made, dtypes: tuple[int, int]) -> Struct:
         told = Gradients(struct, dout=dout, dout_dtype=dtypes[0], gradient_dtype=dtypes[1])
         for name, t in zip(("dq", "dk", "dv"), made, strict=True):
             if t is not None:

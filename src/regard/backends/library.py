@@ -8,8 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 AXES = 4  # batch axes that a call can have; as in native/args.h
 # Of the kernels: each is given the address of a struct, and torch's parallel-for.
@@ -39,7 +41,23 @@ class Operand(ctypes.Structure):
     )
 
 
-class Arguments(ctypes.Structure):
+class Struct(ctypes.Structure):
+    """A struct that holds addresses of tensors. It keeps them, and those that a struct copied into it keeps."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.held: list[Tensor] = []
+        for part in (*given, *named.values()):
+            if isinstance(part, Struct):
+                self.held += part.held
+
+    def hold(self, t: Tensor) -> Tensor:
+        """The same tensor, which lives as long as the struct."""
+        self.held.append(t)
+        return t
+
+
+class Arguments(Struct):
     """regard_call of native/args.h."""
 
     _fields_ = (

@@ -20,6 +20,8 @@ Run = Callable[[Arguments], None]
 
 MOST_FLOAT = torch.finfo(torch.float32).max
 SATURATED = 3.4027e38  # kSaturated of native/vec.h: scores in base 2 that stand for all that are larger
+# Operands that the kernels read without asking for strides.
+_GAPLESS = {"bits", "caps", "slopes", "offsets", "points_of_q", "points_of_k", "q_at", "k_at", "q_cell", "k_cell"}
 # Floating-point operations for which it is worth waking another thread.
 _GRAIN = 1 << 20
 
@@ -101,7 +103,7 @@ def threads(work: int) -> int:
 
 
 def arguments(lowered: Lowered, out: Tensor, lse: Tensor | None, norm: Tensor | None) -> Arguments:
-    """The struct that the kernels read; the tensors must live until they have run."""
+    """The struct that the kernels read."""
     call = Arguments()
     *batch, heads, nq = lowered.shape
     (key_heads, nk, dk), dv = lowered.k.shape[-3:], lowered.v.shape[-1]
@@ -112,11 +114,11 @@ def arguments(lowered: Lowered, out: Tensor, lse: Tensor | None, norm: Tensor | 
     call.scale, call.cap, call.cap_last = lowered.scale, lowered.cap, lowered.cap_last
     call.invariant = lowered.invariant
     call.seed, call.threshold, call.keep = lowered.seed & (2**64 - 1), lowered.threshold, lowered.keep
-    call.out = operand(out)
+    call.out = operand(call.hold(out))
     if lse is not None:
-        call.lse = operand(lse[..., None])
+        call.lse = operand(call.hold(lse)[..., None])
     if norm is not None:
-        call.norm = operand(norm)
+        call.norm = operand(call.hold(norm))
     for name, t in lowered.tensors().items():
         _tell(call, name, t)
     _check_cells(lowered, call)
@@ -138,6 +140,8 @@ def _check_cells(lowered: Lowered, call: Arguments) -> None:
 
 
 def _tell(call: Arguments, name: str, t: Tensor) -> None:
+    # a graph, or a hook on what is saved, may have laid out anew what was made without gaps
+    t = call.hold(t.contiguous() if name in _GAPLESS else t)
     if name == "bits":
         call.bits = t.data_ptr()
     elif name == "caps":

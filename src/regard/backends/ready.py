@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Example
-from regard.backends.library import CODES, Arguments, Operand, no_memory, parallel
+from regard.backends.library import CODES, Arguments, Operand, Struct, no_memory, parallel
 from regard.backends.lowering import Lowered
 from regard.backends.operation import arguments, library, operand
 from regard.problem import Problem
@@ -42,11 +42,11 @@ class Kernels(Protocol):
         """In a dtype that the backward reads."""
         ...
 
-    def struct(self, problem: Problem, call: Arguments) -> ctypes.Structure:
+    def struct(self, problem: Problem, call: Arguments) -> Struct:
         """What the forward reads."""
         ...
 
-    def pulled(self, struct: ctypes.Structure, dout: Operand, made: Made, dtypes: tuple[int, int]) -> ctypes.Structure:
+    def pulled(self, struct: Struct, dout: Operand, made: Made, dtypes: tuple[int, int]) -> Struct:
         """What the backward reads; made: what it writes; dtypes: those of the cotangent and of q."""
         ...
 
@@ -65,8 +65,6 @@ class Ready:
     def __init__(self, family: Kernels, lowered: Lowered, example: Example, norm: Tensor | None = None) -> None:
         self.family = family
         read, addresses = family.leaves(example.problem, lowered), [t.data_ptr() for t in example.leaves]
-        # what was made for this structure lives as long; the tensors of one call do not
-        self.kept = _made(lowered, addresses)
         held = [None if t is None else t.data_ptr() for t in read]
         self.places = tuple(addresses.index(a) if a in addresses else None for a in held)
         out = example.out
@@ -74,7 +72,11 @@ class Ready:
         # the fastest ways that torch has: twice as fast as empty of a torch.Size
         q = example.given[0]
         self.like = q.is_contiguous() and q.shape == out.shape and q.dtype == out.dtype
-        self.struct = family.struct(example.problem, arguments(lowered, _lifted(out, lowered), None, norm))
+        call = arguments(lowered, _lifted(out, lowered), None, norm)
+        # what was made for this structure lives as long; the tensors of one call do not
+        theirs = {t.data_ptr() for t in (*example.given, *example.leaves, out, norm) if t is not None}
+        call.held = [t for t in call.held if t.data_ptr() not in theirs]
+        self.struct = family.struct(example.problem, call)
         self.reference, self.parallel = ctypes.byref(self.struct), parallel()
         self.again = library().again(family.again)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.backward import output_cotangents, sink_gradient
-from regard.backends.library import CODES, Arguments, Operand
+from regard.backends.library import CODES, Arguments, Operand, Struct
 from regard.backends.lowering import Lowered
 from regard.backends.masking import full
 from regard.backends.modifying import ROOM, relative_table
@@ -24,7 +24,7 @@ LEARNED = ("q", "k", "v", "bias", "slopes", "offsets", "sink")  # operands that 
 _KINDS: dict[type, str] = {ScaledDot: "scale", Alibi: "slopes", Bias: "bias", RelativeBias: "offsets"}
 
 
-class Gradients(ctypes.Structure):
+class Gradients(Struct):
     """regard_gradients of native/gradient_args.h."""
 
     _fields_ = (
@@ -107,9 +107,8 @@ def _run(lowered: Lowered, kept: Kept, cotangents: Pair, wanted: set[str]) -> di
     dout, dlse = cotangents
     dout = dout if dout.dtype in CODES and dout.stride(-1) == 1 else dout.float().contiguous()
     dlse = dlse.float()
-    told = Gradients()
-    told.call = arguments(lowered, out, lse, norm)
-    told.dout, told.dlse = operand(dout), operand(dlse[..., None])
+    told = Gradients(call=arguments(lowered, out, lse, norm))
+    told.dout, told.dlse = operand(told.hold(dout)), operand(told.hold(dlse)[..., None])
     told.dout_dtype, told.gradient_dtype = CODES[dout.dtype], CODES[lowered.q.dtype]
     for name, g in found.items():
         setattr(told, f"d{name}", g.data_ptr() if name in ("slopes", "offsets") else operand(g))

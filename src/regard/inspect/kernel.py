@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.library import Arguments
+from regard.backends.library import Arguments, Struct
 from regard.backends.lowering import lower
 from regard.backends.modifying import near
 from regard.backends.native import Native
@@ -29,7 +29,7 @@ MOST_TOP, MOST_SETS = 64, 64  # REGARD_TOP and REGARD_SETS of native/facts_args.
 _FAR = (1 << 31) - 1
 
 
-class FactArguments(ctypes.Structure):
+class FactArguments(Struct):
     """regard_fact_args of native/facts_args.h."""
 
     _fields_ = (
@@ -112,9 +112,9 @@ def ask(problem: Problem, facts: tuple[Fact[Any], ...]) -> tuple[Tensor, dict[Fa
     at = problem.frame.positions
     q_at, k_at = (t.long().expand(*problem.frame.batch, t.shape[-1]).contiguous() for t in (at.q, at.k))
     for told in sweeps:
-        given = FactArguments(call=call, q_at=q_at.data_ptr(), k_at=k_at.data_ptr())
-        for name, value in told.items():
-            setattr(given, name, value.data_ptr() if isinstance(value, Tensor) else value)
+        given = FactArguments(call=call)
+        for name, value in {**told, "q_at": q_at, "k_at": k_at}.items():
+            setattr(given, name, given.hold(value).data_ptr() if isinstance(value, Tensor) else value)
         library().run("regard_facts", given)
     return lse, {fact: request.answer() for fact, request in requests.items()}
 

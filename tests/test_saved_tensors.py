@@ -1,0 +1,99 @@
+"""Saved-tensor hooks may bring back every tensor with other strides, and the gradients stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard as rg
+from regard import prepared, testing
+from regard.backends.library import runnable
+from regard.backends.training import why_not_learned
+
+pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+
+# queries of the kernels of blocks, and few enough for those of rows
+FRAMES = {
+    "blocks": testing.frame(batch=(2,), heads=4, nq=67, nk=71),
+    "few queries": testing.frame(batch=(2,), heads=2, nq=3, nk=71),
+}
+
+
+def other_strides(t: Tensor) -> Tensor:
+    """The axes in the opposite order, no two elements beside each other."""
+    made = t.new_empty((*t.shape[::-1], 2))[..., 0]
+    return made.permute(*range(t.dim())[::-1]).copy_(t)
+
+
+def check_gradients(given: list[Tensor], run: Callable[[], Tensor]) -> None:
+    """The gradients of `given` with and without the hooks."""
+    found: list[tuple[Tensor | None, ...]] = []
+    for unpack in (lambda t: t, other_strides):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+            out = run()
+            cotangent = torch.linspace(-1, 1, out.numel()).reshape(out.shape).to(out.dtype)
+            found.append(torch.autograd.grad(out, given, cotangent, allow_unused=True))
+    for right, mine in zip(*found, strict=True):
+        if mine is not None and mine.numel():  # sums in another order differ by roundings of the largest
+            torch.testing.assert_close(mine, right, rtol=0, atol=1e-4 * max(float(right.abs().max()), 1.0))
+
+
+def calls(size: str) -> Iterator[testing.Case]:
+    """Each mask, and each score, that the kernels have, on leaves."""
+    at = FRAMES[size]
+    drawn = [testing.draw(at, mask=mask) for mask in testing.masks(at).values()]
+    drawn += [testing.draw(at, score=score, mask=rg.Causal()) for score in testing.scores(at).values()]
+    for case in drawn:
+        call = case.leaves(torch.float32)
+        if rg.Native().why_not(call.problem, lse=False) is None:
+            yield call
+
+
+@pytest.mark.parametrize("backend", [None, rg.Native()], ids=repr)
+@pytest.mark.parametrize("size", FRAMES)
+def test_every_mask_and_score(size: str, backend: rg.Backend | None) -> None:
+    tried = 0
+    for call in calls(size):
+        prepared._kept.clear()
+        how = {"score": call.score, "mask": call.mask, "sink": call.sink, "positions": call.positions}
+
+        def run(call: testing.Case = call, how: dict[str, object] = how) -> Tensor:
+            return rg.attention(call.q, call.k, call.v, **how, dropout=call.dropout, backend=backend)
+
+        check_gradients(list(call.differentiable.values()), run)
+        tried += 1
+    assert tried > 30
+
+
+@pytest.mark.parametrize("size", FRAMES)
+def test_additive_scores(size: str) -> None:
+    at = FRAMES[size]
+    w_q, w_k, b, w = (torch.randn(shape) / 2 for shape in ((7, 12), (7, 12), (12,), (12,)))
+    for activation in (rg.Tanh(), rg.LeakyReLU(0.1)):
+        call = testing.draw(at, score=rg.Additive(w_q, w_k, w, b, activation)).leaves(torch.float32)
+
+        def run(call: testing.Case = call) -> Tensor:
+            return rg.attention(call.q, call.k, call.v, score=call.score, backend=rg.Native())
+
+        check_gradients(list(call.differentiable.values()), run)
+
+
+@pytest.mark.parametrize("size", FRAMES)
+def test_the_node_of_a_graph(size: str) -> None:
+    tried = 0
+    for call in calls(size):
+        needs = tuple(t.requires_grad for t in call.problem.tensors())
+        streamed = isinstance(call.problem.similarity, rg.Additive) or why_not_learned(call.problem, needs)
+        if not streamed:
+            check_gradients(list(call.differentiable.values()), lambda call=call: rg.Native().traced(call.problem)[0])
+            tried += 1
+    assert tried > 20
+
+
+def test_a_shared_key_head_that_was_expanded() -> None:
+    q, v = (torch.randn(2, 4, 23, 16, requires_grad=True) for _ in range(2))
+    k = torch.randn(2, 1, 23, 16, requires_grad=True)
+    check_gradients([q, k, v], lambda: rg.attention(q, k.expand(2, 4, 23, 16), v))
