@@ -2,6 +2,7 @@
 #include "additive_backward.h"
 #include "additive_few_backward.h"
 #include "again.h"
+#include "check.h"
 
 using namespace regard;
 
@@ -17,11 +18,26 @@ Raised raised_places(const regard_call& c, float* memory) {
   return Raised{memory, memory + elements(c) * c.key_heads * c.nk * round_even(c.dk)};
 }
 
+int32_t check(const regard_additive& x) {
+  const int64_t dk = x.call.dk;
+  if (x.activation < REGARD_TANH || x.activation > REGARD_LEAKY_RELU || (dk && !x.w) || (x.w_stride && x.w_stride < dk))
+    return REGARD_BAD_ARGUMENT;
+  return check_call(x.call);
+}
+
+// A backward that reads out as floats.
+int32_t check(const regard_additive_gradients& g) {
+  const regard_call& c = g.forward.call;
+  if (const int32_t wrong = check(g.forward)) return wrong;
+  if (c.out_dtype != REGARD_F32 || !c.norm.data || (c.dv && (!g.dout.data || !g.dv.data))) return REGARD_BAD_ARGUMENT;
+  return c.dk && (!g.da.data || !g.dc.data || !g.dw) ? REGARD_BAD_ARGUMENT : REGARD_DONE;
+}
+
 }  // namespace
 
-// Both return 0, or 1 where memory ran out.
 REGARD_API int32_t regard_additive_forward(const regard_additive* x, regard_parallel parallel) {
   const regard_call& c = x->call;
+  if (const int32_t wrong = check(*x)) return wrong;
   if (few_additive(c)) return forward_few<AdditiveFew>(*x, parallel);
   float* memory = (float*)malloc((size_t)raised_size(c) * sizeof(float));
   if (!memory) return 1;
@@ -37,6 +53,7 @@ REGARD_API int32_t regard_additive_forward(const regard_additive* x, regard_para
 REGARD_API int32_t regard_additive_backward(const regard_additive_gradients* given, regard_parallel parallel) {
   const regard_additive& x = given->forward;
   const regard_call& c = x.call;
+  if (const int32_t wrong = check(*given)) return wrong;
   if (few_additive_backward(c)) return backward_few(*given, parallel);
   const Raised none{};
   Gradients g{*given, x, c, none};

@@ -6,6 +6,16 @@ extern "C" {
 
 enum { REGARD_F32 = 0, REGARD_BF16 = 1, REGARD_F16 = 2 };
 enum { REGARD_BATCH_AXES = 4, REGARD_DIMS = 4 };
+// What entry points return; all but the first: nothing was computed (backends/library.py: keep them alike).
+enum {
+  REGARD_DONE = 0,
+  REGARD_NO_MEMORY = 1,
+  REGARD_BAD_ARGUMENT = 2,  // a size, a code, a stride or a null address
+  REGARD_BAD_INTERVAL = 3,  // start or stop, where a query sees any key at all
+  REGARD_BAD_TILE = 4,
+  REGARD_BAD_CELL = 5,
+  REGARD_BAD_GROUP = 6,
+};
 
 // A tensor of one element a (batch..., head, row, feature); strides count elements. Missing axes have stride 0.
 typedef struct {
@@ -33,6 +43,7 @@ typedef struct {
   regard_tensor allowed;      // bool bytes (batch, head, row, key); data 0 for none
   regard_tensor tiles;        // int32 (batch, head, row block, key block): -1 none, -2 all, else which bits; data 0 for none
   const uint64_t* bits;       // [which][regard_keys()]: bit r of word j is row r of the block, key j of the block
+  int64_t bit_count;          // of which there are
   const float* slopes;        // (heads,) or 0
   int64_t slope_stride;
   const float* points_of_q;   // (dims, nq), (dims, nk): coordinates, whose distance the slopes multiply; or 0

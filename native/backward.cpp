@@ -1,5 +1,6 @@
 // The entry point of the backward pass: what is split into how many parts, its memory, and its phases.
 #include "again.h"
+#include "check.h"
 #include "tiles.h"
 
 using namespace regard;
@@ -133,11 +134,18 @@ void* reserve(Training& w) {
   return memory;
 }
 
+int32_t check(const regard_gradients& g) {
+  const regard_call& c = g.call;
+  if (const int32_t wrong = check_call(c)) return wrong;
+  if (!known_dtype(g.dout_dtype) || !known_dtype(g.gradient_dtype) || !c.norm.data || (c.dv && !g.dout.data)) return REGARD_BAD_ARGUMENT;
+  return (g.dslopes && !c.slopes) || (g.doffsets && !c.offsets) ? REGARD_BAD_ARGUMENT : REGARD_DONE;
+}
+
 }  // namespace
 
-// 0, or 1 where memory ran out.
 extern "C" __attribute__((visibility("default"))) int32_t regard_backward(const regard_gradients* given, regard_parallel parallel) {
   const regard_call& c = given->call;
+  if (const int32_t wrong = check(*given)) return wrong;
   Training w{*given, c};
   w.elements = elements(c);
   w.blocks = (c.nq + kQueries - 1) / kQueries, w.tiles = (c.nk + kTile - 1) / kTile;

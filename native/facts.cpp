@@ -1,5 +1,6 @@
 // The entry point of facts. An item is some blocks of queries of one head; what its queries give to keys and cells is summed by the
 // item alone, and the items' sums are added in order: no answer depends on the number of threads.
+#include "check.h"
 #include "facts.h"
 
 using namespace regard;
@@ -121,12 +122,32 @@ struct Join {
   }
 };
 
+bool right_counts(const regard_fact_args& a) {
+  const regard_call& c = a.call;
+  const double heads = (double)elements(c) * (double)c.heads;
+  if (a.top < 0 || a.top > REGARD_TOP || a.groups < 0 || a.groups > REGARD_SETS || a.bands < 0 || a.bands > REGARD_SETS) return false;
+  if (a.levels < 0 || heads * kItems * (double)a.levels >= 0x1p58) return false;
+  if (!a.map) return true;
+  if (a.map_rows < 1 || a.map_rows > c.nq || a.map_cols < 1 || a.map_cols > c.nk) return false;
+  return heads * ((double)a.map_rows + kItems) * (double)a.map_cols < 0x1p58;
+}
+
+int32_t check(const regard_fact_args& a) {
+  const regard_call& c = a.call;
+  if (const int32_t wrong = check_call(c)) return wrong;
+  if (!right_counts(a) || !both_or_none(a.max_score, a.max_key)) return REGARD_BAD_ARGUMENT;
+  if (a.top && (!a.top_weights || !a.top_keys || !a.top_rest)) return REGARD_BAD_ARGUMENT;
+  if ((a.groups && (!a.group || !a.mass)) || (a.bands && (!a.band || !a.within))) return REGARD_BAD_ARGUMENT;
+  if ((a.levels && (!a.level || !a.reached)) || ((a.distance || a.bands) && (!a.q_at || !a.k_at))) return REGARD_BAD_ARGUMENT;
+  return a.groups && range_of(a.group, elements(c) * c.nk).most >= a.groups ? REGARD_BAD_GROUP : REGARD_DONE;
+}
+
 }  // namespace
 
-// 0, or 1 where memory ran out. There are queries and keys.
 extern "C" __attribute__((visibility("default"))) int32_t regard_facts(const regard_fact_args* given, regard_parallel parallel) {
   const regard_fact_args& a = *given;
   const regard_call& c = a.call;
+  if (const int32_t wrong = check(a)) return wrong;
   Ask ask{a, elements(c) * c.heads, (c.nq + kQueries - 1) / kQueries, 1, {}};
   // shapes alone decide, so that the bits do not depend on the number of threads
   const int64_t wanted = (kItems + ask.heads - 1) / ask.heads;

@@ -25,7 +25,7 @@ typedef struct {
   float* map;            // (.., map_rows, map_cols) mean over a cell's queries that see anything of the mass on its keys
   int64_t map_rows, map_cols;
   int64_t groups;        // of keys, at most REGARD_SETS
-  const int32_t* group;  // (batch.., nk), the group of each key, -1 for none
+  const int32_t* group;  // (batch.., nk), the group of each key, below 0 for none
   float* mass;           // (.., nq, groups)
   const int64_t* q_at;   // (batch.., nq), (batch.., nk) positions, for what follows; they differ by less than 2^31
   const int64_t* k_at;

@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "again.h"
+#include "check.h"
 #include "fold.h"
 #include "forward.h"
 
@@ -91,10 +92,9 @@ REGARD_API float regard_bandwidth(const float* data, int64_t count) {
 
 REGARD_API int64_t regard_keys() { return kKeys; }
 
-// 0, or 1 where memory ran out.
 REGARD_API int32_t regard_forward(const regard_call* call, regard_parallel parallel) {
   const regard_call& c = *call;
-  if (elements(c) * c.heads * c.nq == 0) return 0;
+  if (const int32_t wrong = check_call(c)) return wrong;
   if (folds(c)) return forward_folded(c, [parallel](const regard_call& folded) { return forward_blocks(folded, parallel); });
   if (few(c)) return forward_few<Dots>(c, parallel);
   return forward_blocks(c, parallel);

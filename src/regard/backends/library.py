@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.errors import ShapeError
+
 AXES = 4  # batch axes that a call can have; as in native/args.h
 # Of the kernels: each is given the address of a struct, and torch's parallel-for.
 ENTRIES = (
@@ -72,6 +74,7 @@ class Arguments(Struct):
         ("cap_stride", ctypes.c_int64),
         *((name, Operand) for name in ("start", "stop", "bias", "allowed", "tiles")),
         ("bits", ctypes.c_void_p),
+        ("bit_count", ctypes.c_int64),
         ("slopes", ctypes.c_void_p),
         ("slope_stride", ctypes.c_int64),
         ("points_of_q", ctypes.c_void_p),
@@ -110,17 +113,31 @@ class Library:
         return self.handle.regard_queries(), self.handle.regard_keys()
 
     def again(self, entry: str) -> Callable[..., int]:
-        """One of AGAIN: a call like one before, its tensors elsewhere; not 0 where it had no memory."""
+        """One of AGAIN: a call like one before, its tensors elsewhere; anything but 0 is for failure()."""
         return getattr(self.handle, entry)
 
     def run(self, entry: str, arguments: ctypes.Structure) -> None:
-        """One of ENTRIES on torch's threads; MemoryError where its scratch could not be had."""
-        if getattr(self.handle, entry)(ctypes.byref(arguments), parallel()):
-            raise no_memory()
+        """One of ENTRIES on torch's threads; raises what failure() says."""
+        if code := getattr(self.handle, entry)(ctypes.byref(arguments), parallel()):
+            raise failure(code)
 
 
-def no_memory() -> MemoryError:
-    """What is raised where a kernel says that it failed."""
+# What is out of range, by what a kernel returns: REGARD_BAD_ARGUMENT of native/args.h and what follows.
+_OUT_OF_RANGE = {
+    2: "it takes no such size, dtype, stride or address. This is an error of regard: please report it.",
+    3: "a query's interval of keys reaches beyond the keys. The numbers of a mask (such as Lengths.keys) must lie "
+    "between 0 and the number of keys.",
+    4: "a map of tiles names bits that are not there. This is an error of regard: please report it.",
+    5: "the places of queries and keys differ by more than the buckets of the relative bias say "
+    "(DifferenceBuckets.farthest).",
+    6: "a group of keys has a number that is not below the number of groups (Mass.count).",
+}
+
+
+def failure(code: int) -> Exception:
+    """What is raised where a kernel returns anything but 0: it has computed nothing."""
+    if code in _OUT_OF_RANGE:
+        return ShapeError(f"regard's native kernel refused a call: {_OUT_OF_RANGE[code]}")
     return MemoryError("regard's native kernel could not have its scratch memory; nothing was computed.")
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.masks.algebra import And, Cover, Everything, Mask
+from regard.masks.algebra import And, Cover, Everything, Interval, Mask
 from regard.masks.dense import Dense
 from regard.problem import Problem
+from regard.shapes import branchless
 
 FEW = 16  # rows of a group below which the decoding kernel runs, where a mask written out is linear in the keys
 _NAMES = ("start", "stop", "allowed", "tiles", "bits")
@@ -23,18 +24,25 @@ def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Tens
         return {}
     interval = mask.rows(frame)
     if interval is not None:
-        return {"start": interval.start[..., None].int(), "stop": interval.stop[..., None].int()}
+        return _limits(interval)
     if type(mask) is Dense:
         return {"allowed": full(frame.lift(mask.allowed))}
     if type(mask) is And:
         for dense, other in ((mask.a, mask.b), (mask.b, mask.a)):
             rest = other.rows(frame) if type(dense) is Dense else None
             if type(dense) is Dense and rest is not None:
-                limits = {"start": rest.start[..., None].int(), "stop": rest.stop[..., None].int()}
-                return {"allowed": full(frame.lift(dense.allowed)), **limits}
+                return {"allowed": full(frame.lift(dense.allowed)), **_limits(rest)}
     if tile is None or frame.heads // problem.key_heads * frame.nq < FEW:
         return {"allowed": full(mask.visible(frame.region()))}
     return _tile_map(mask, problem, *tile)
+
+
+def _limits(interval: Interval) -> dict[str, Tensor]:
+    start, stop = interval.start[..., None], interval.stop[..., None]
+    if branchless(start, stop):  # nobody has looked: a number of 33 bits must not become a small one, which is right
+        most = torch.iinfo(torch.int32).max
+        start, stop = start.clamp(-most, most), stop.clamp(-most, most)
+    return {"start": start.int(), "stop": stop.int()}
 
 
 def hold_mask(told: dict[str, Tensor]) -> tuple[Tensor, ...]:

@@ -143,7 +143,7 @@ def _tell(call: Arguments, name: str, t: Tensor) -> None:
     # a graph, or a hook on what is saved, may have laid out anew what was made without gaps
     t = call.hold(t.contiguous() if name in _GAPLESS else t)
     if name == "bits":
-        call.bits = t.data_ptr()
+        call.bits, call.bit_count = t.data_ptr(), len(t)
     elif name == "caps":
         call.caps, call.cap_stride = t.data_ptr(), int(t.numel() > 1)
     elif name == "slopes":

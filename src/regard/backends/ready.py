@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Example
-from regard.backends.library import CODES, Arguments, Operand, Struct, no_memory, parallel
+from regard.backends.library import CODES, Arguments, Operand, Struct, failure, parallel
 from regard.backends.lowering import Lowered
 from regard.backends.operation import arguments, library, operand
 from regard.problem import Problem
@@ -90,8 +90,8 @@ class Ready:
 
     def _run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, norm: int, leaves: Sequence[Tensor]) -> None:
         at = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), norm)
-        if self.again(self.reference, self.parallel, *at, *self._fresh(leaves)):
-            raise no_memory()
+        if code := self.again(self.reference, self.parallel, *at, *self._fresh(leaves)):
+            raise failure(code)
 
     def _fresh(self, leaves: Sequence[Tensor]) -> list[int]:
         """Addresses of the leaves; one of 0 leaves the struct's own."""
@@ -134,8 +134,8 @@ class Trained(Ready):
         strides = None if g_out.is_contiguous() else ctypes.byref(self._strides(g_out))
         at = [t.data_ptr() for t in (*given, *kept, g_out)] + self._fresh(leaves)
         at += [0 if g is None else g.data_ptr() for g in made]
-        if self.again_backward(self.reference_backward, self.parallel, *at, strides):
-            raise no_memory()
+        if code := self.again_backward(self.reference_backward, self.parallel, *at, strides):
+            raise failure(code)
         learned = None if self.learned is None else leaves[self.learned]
         found = self.family.own(made, given, learned)
         rest = [found[3] if n == self.learned else None for n in range(len(leaves))]

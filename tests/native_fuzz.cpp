@@ -1,0 +1,151 @@
+// Fuzz of the kernels' C interface, for AddressSanitizer: right calls, which must return 0, and the same
+// with one field or index out of range, which must return an error and touch nothing beside a buffer. Arguments: how many calls, a seed.
+#include "native_fuzz.h"
+
+#include <map>
+#include <string>
+
+namespace {
+
+struct Wrong {
+  const char* name;
+  int32_t code;
+  bool (*apply)(Case&, Entry);  // false where it would not be wrong
+};
+
+bool is_backward(Entry entry) { return entry == kBackward || entry == kBackwardAgain; }
+bool is_additive_backward(Entry entry) { return entry == kAdditiveBackward || entry == kAdditiveBackwardAgain; }
+
+// Where some element, head, row and column of a tensor lies.
+int32_t* any_of(Case& x, const regard_tensor& t, int64_t heads, int64_t rows, int64_t cols) {
+  int64_t at = x.r.between(0, heads - 1) * t.head + x.r.between(0, rows - 1) * t.row + x.r.between(0, cols - 1) * t.col;
+  for (int n = 0; n < REGARD_BATCH_AXES; ++n) at += x.r.between(0, x.c.batch[n] - 1) * t.batch[n];
+  return (int32_t*)t.data + at;
+}
+
+bool set_interval(Case& x, int64_t start, int64_t stop) {
+  if (!x.c.start.data) return false;
+  int32_t* p = any_of(x, x.c.start, x.c.heads, x.c.nq, 1);
+  x.touch(p, start);
+  x.touch((int32_t*)x.c.stop.data + (p - (int32_t*)x.c.start.data), stop);
+  return true;
+}
+
+bool set_tile(Case& x, int64_t which) {
+  if (!x.c.tiles.data) return false;
+  const int64_t rows = (x.c.nq + regard_queries() - 1) / regard_queries(), cols = (x.c.nk + regard_keys() - 1) / regard_keys();
+  x.touch(any_of(x, x.c.tiles, x.c.heads, rows, cols), which);
+  return true;
+}
+
+bool set_cell(Case& x, bool query, int64_t cell) {
+  if (!x.c.q_cell) return false;
+  const int64_t count = x.elements() * (query ? x.c.nq : x.c.nk);
+  x.touch((int32_t*)(query ? x.c.q_cell : x.c.k_cell) + x.r.between(0, count - 1), cell);
+  return true;
+}
+
+bool set_group(Case& x, int64_t group) {
+  if (!x.f.groups) return false;
+  x.touch((int32_t*)x.f.group + x.r.between(0, x.elements() * x.c.nk - 1), group);
+  return true;
+}
+
+constexpr int32_t kBad = REGARD_BAD_ARGUMENT;
+constexpr int64_t kFar = (int64_t)1 << 30;
+
+#define WRONG(name, code, body) {name, code, [](Case & x, Entry entry) -> bool { (void)x, (void)entry; body }}
+#define FIELD(field, value) WRONG(#field " = " #value, kBad, x.field = value; return true;)
+#define FIELD_WHERE(there, field, value) WRONG(#field " = " #value, kBad, if (!(there)) return false; x.field = value; return true;)
+
+const Wrong kWrong[] = {
+    WRONG("stop beyond the keys", REGARD_BAD_INTERVAL, return set_interval(x, 0, x.c.nk + 1);),
+    WRONG("stop far beyond the keys", REGARD_BAD_INTERVAL, return set_interval(x, x.c.nk / 2, kFar);),
+    WRONG("start before the keys", REGARD_BAD_INTERVAL, return set_interval(x, -1, x.c.nk);),
+    WRONG("start far before the keys", REGARD_BAD_INTERVAL, return set_interval(x, INT32_MIN, 1);),
+    WRONG("both beyond the keys", REGARD_BAD_INTERVAL, return set_interval(x, kFar, kFar + 5);),
+    WRONG("a tile past the bits", REGARD_BAD_TILE, return set_tile(x, x.c.bit_count);),
+    WRONG("a tile far past the bits", REGARD_BAD_TILE, return set_tile(x, INT32_MAX);),
+    WRONG("a tile of -3", REGARD_BAD_TILE, return set_tile(x, -3);),
+    WRONG("a query's cell too large", REGARD_BAD_CELL, return set_cell(x, true, kFar);),
+    WRONG("a query's cell too small", REGARD_BAD_CELL, return set_cell(x, true, -1);),
+    WRONG("a key's cell too large", REGARD_BAD_CELL, return set_cell(x, false, INT32_MAX);),
+    WRONG("a key's cell too small", REGARD_BAD_CELL, return set_cell(x, false, -1);),
+    WRONG("a key's cell far too small", REGARD_BAD_CELL, return set_cell(x, false, INT32_MIN);),
+    WRONG("a group past the last", REGARD_BAD_GROUP, return set_group(x, x.f.groups);),
+    WRONG("a group far past the last", REGARD_BAD_GROUP, return set_group(x, INT32_MAX);),
+    FIELD(c.batch[0], 0), FIELD(c.batch[3], -1), FIELD(c.batch[2], (int64_t)1 << 60), FIELD(c.heads, 0), FIELD(c.heads, -2),
+    FIELD(c.key_heads, 0), FIELD(c.key_heads, -1), FIELD(c.key_heads, x.c.heads + 1), FIELD(c.nq, 0), FIELD(c.nq, -1),
+    FIELD(c.nq, (int64_t)1 << 31), FIELD(c.nk, 0), FIELD(c.nk, -7), FIELD(c.nk, (int64_t)1 << 31), FIELD(c.dk, -1), FIELD(c.dv, -1),
+    FIELD(c.dk, (int64_t)1 << 60), FIELD(c.dtype, 3), FIELD(c.dtype, -1), FIELD(c.out_dtype, 3),
+    FIELD_WHERE(x.c.bias.data, c.bias_dtype, 3),
+    FIELD_WHERE(x.c.dk, c.q.data, nullptr), FIELD_WHERE(x.c.dk, c.k.data, nullptr),
+    FIELD_WHERE(x.c.dv, c.v.data, nullptr), FIELD_WHERE(x.c.dv, c.out.data, nullptr),
+    FIELD_WHERE(x.c.start.data, c.start.data, nullptr), FIELD_WHERE(x.c.start.data, c.stop.data, nullptr),
+    FIELD_WHERE(x.c.tiles.data, c.bit_count, -1), FIELD_WHERE(x.c.tiles.data && x.c.bit_count, c.bits, nullptr),
+    FIELD(c.cap_stride, 2), FIELD(c.cap_stride, -1), FIELD(c.slope_stride, 2), FIELD(c.slope_stride, -1),
+    FIELD_WHERE(x.c.points_of_q, c.points_of_k, nullptr), FIELD_WHERE(x.c.points_of_q, c.points_of_q, nullptr),
+    FIELD_WHERE(x.c.points_of_q, c.dims, REGARD_DIMS + 1), FIELD_WHERE(x.c.points_of_q, c.dims, -1),
+    FIELD_WHERE(x.c.q_at, c.q_at, nullptr), FIELD_WHERE(x.c.q_at, c.k_at, nullptr),
+    WRONG("no positions", kBad, if (!x.c.threshold && (!x.c.slopes || x.c.points_of_q)) return false; x.c.q_at = x.c.k_at = nullptr; return true;),
+    FIELD_WHERE(x.c.q_cell, c.q_cell, nullptr), FIELD_WHERE(x.c.q_cell, c.k_cell, nullptr),
+    FIELD_WHERE(x.c.offsets && x.c.offset_count > 1, c.offset_stride, 1), FIELD_WHERE(x.c.offsets, c.offset_count, -1),
+    FIELD_WHERE(x.c.offsets && !x.c.q_cell, c.offset_count, x.c.nq + x.c.nk - 2),
+    FIELD_WHERE(is_backward(entry) || is_additive_backward(entry), c.norm.data, nullptr),
+    FIELD_WHERE(is_backward(entry) && x.c.dv, g.dout.data, nullptr), FIELD_WHERE(is_backward(entry), g.dout_dtype, 3),
+    FIELD_WHERE(is_backward(entry), g.gradient_dtype, -1), FIELD_WHERE(is_backward(entry) && x.g.dslopes, c.slopes, nullptr),
+    FIELD_WHERE(is_backward(entry) && x.g.doffsets, c.offsets, nullptr),
+    FIELD_WHERE(x.additive && x.c.dk, x.forward.w, nullptr), FIELD_WHERE(x.additive && x.c.dk > 1, x.forward.w_stride, 1),
+    FIELD_WHERE(x.additive, x.forward.activation, 3), FIELD_WHERE(x.additive, x.forward.activation, -1),
+    FIELD_WHERE(is_additive_backward(entry), c.out_dtype, REGARD_BF16),
+    FIELD_WHERE(is_additive_backward(entry) && x.c.dv, x.dout.data, nullptr),
+    FIELD_WHERE(is_additive_backward(entry) && x.c.dk, x.da.data, nullptr),
+    FIELD_WHERE(is_additive_backward(entry) && x.c.dk, x.dc.data, nullptr),
+    FIELD_WHERE(is_additive_backward(entry) && x.c.dv, x.dv.data, nullptr),
+    FIELD_WHERE(is_additive_backward(entry) && x.c.dk, x.dw, nullptr),
+    FIELD_WHERE(x.facts, f.top, REGARD_TOP + 1), FIELD_WHERE(x.facts, f.top, -1), FIELD_WHERE(x.facts, f.groups, REGARD_SETS + 1),
+    FIELD_WHERE(x.facts, f.groups, -1), FIELD_WHERE(x.facts, f.bands, REGARD_SETS + 1), FIELD_WHERE(x.facts, f.bands, -1),
+    FIELD_WHERE(x.facts, f.levels, -1), FIELD_WHERE(x.facts, f.levels, (int64_t)1 << 60), FIELD_WHERE(x.f.top, f.top_keys, nullptr),
+    FIELD_WHERE(x.f.top, f.top_weights, nullptr), FIELD_WHERE(x.f.top, f.top_rest, nullptr), FIELD_WHERE(x.f.groups, f.group, nullptr),
+    FIELD_WHERE(x.f.groups, f.mass, nullptr), FIELD_WHERE(x.f.bands, f.band, nullptr), FIELD_WHERE(x.f.bands, f.within, nullptr),
+    FIELD_WHERE(x.f.levels, f.level, nullptr), FIELD_WHERE(x.f.levels, f.reached, nullptr), FIELD_WHERE(x.f.map, f.map_rows, 0),
+    FIELD_WHERE(x.f.map, f.map_rows, x.c.nq + 1), FIELD_WHERE(x.f.map, f.map_cols, x.c.nk + 1), FIELD_WHERE(x.f.map, f.map_cols, -1),
+    FIELD_WHERE(x.f.distance || x.f.bands, f.q_at, nullptr), FIELD_WHERE(x.f.distance || x.f.bands, f.k_at, nullptr),
+    FIELD_WHERE(x.f.max_key, f.max_score, nullptr), FIELD_WHERE(x.f.max_key, f.max_key, nullptr),
+};
+
+// What a wrong call returns, and everything as it was; false where there is nothing to make wrong.
+bool run_wrong(Case& x, Entry entry, const Wrong& wrong, int32_t& code) {
+  const regard_call c = x.c;
+  const auto g = x.g;
+  const auto a = x.x;
+  const auto f = x.f;
+  const bool applies = wrong.apply(x, entry);
+  if (applies) code = x.run(entry, nullptr);
+  memcpy(&x.c, &c, sizeof c), memcpy(&x.g, &g, sizeof g), memcpy(&x.x, &a, sizeof a), memcpy(&x.f, &f, sizeof f);
+  for (auto change = x.touched.rbegin(); change != x.touched.rend(); ++change) *change->first = change->second;
+  x.touched.clear();
+  return applies;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  const long long calls = count > 1 ? atoll(words[1]) : 200, seed = count > 2 ? atoll(words[2]) : 1;
+  std::map<std::string, int> tried;
+  for (long long n = 0; n < calls; ++n) {
+    Random random{(uint64_t)(seed * 1000003 + n)};
+    Case one(random, (int)(n % 3));
+    for (Entry entry : one.entries()) {
+      int32_t code = one.run(entry, n % 2 ? in_turns : nullptr);
+      if (code) return printf("call %lld of seed %lld: %s returned %d\n", n, seed, kEntries[entry], code), 1;
+      for (const Wrong& wrong : kWrong) {
+        if (!run_wrong(one, entry, wrong, code)) continue;
+        ++tried[std::string(kEntries[entry]) + ": " + wrong.name];
+        if (code != wrong.code)
+          return printf("call %lld of seed %lld: %s with %s returned %d, not %d\n", n, seed, kEntries[entry], wrong.name, code, wrong.code), 1;
+      }
+    }
+  }
+  for (const auto& [name, times] : tried) printf("%s %d\n", name.c_str(), times);
+}
