@@ -32,14 +32,14 @@ struct Stand {
   int64_t base;
   const int64_t* k_at;  // of the tile
 
-  vi ahead(int v, int64_t n) const { return relative[v] + splat_int((int32_t)(base - k_at[n])); }
+  vi ahead(int v, int64_t n) const { return apart(relative[v], splat_int(apart(k_at[n], base))); }
 };
 
 template <int V>
 static Stand<V> stand_at(const regard_fact_args& a, const Place& p, int64_t j) {
   const int64_t* q_at = a.q_at + p.b * a.call.nq + p.row;
   Stand<V> s{{}, q_at[0], a.k_at + p.b * a.call.nk + j};
-  for (int64_t n = 0; n < V * W; ++n) s.relative[n / W][n % W] = (int32_t)(q_at[n < p.rows ? n : 0] - s.base);
+  for (int64_t n = 0; n < V * W; ++n) s.relative[n / W][n % W] = apart(q_at[n < p.rows ? n : 0], s.base);
   return s;
 }
 

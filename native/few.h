@@ -92,8 +92,8 @@ REGARD_INLINE vf sums(vf (&x)[W]) {
 static vf few_away(const Few& f, const Row& row, const Chunk& t, int64_t n) {
   const regard_call& c = f.c;
   if (!c.points_of_k) {
-    const int64_t ahead = c.q_at[offset(c.q_at_batch, f.p) + row.i] - c.k_at[offset(c.k_at_batch, f.p) + t.j];
-    return absolute(__builtin_convertvector(splat_int((int32_t)ahead) - f.at[n / W], vf));
+    const int32_t ahead = apart(c.q_at[offset(c.q_at_batch, f.p) + row.i], c.k_at[offset(c.k_at_batch, f.p) + t.j]);
+    return absolute(__builtin_convertvector(apart(splat_int(ahead), f.at[n / W]), vf));
   }
   vf square = vf{};
   for (int64_t d = 0; d < c.dims; ++d)

@@ -74,7 +74,7 @@ static void begin_cells(Block<V>& b) {
     b.first_cell[v] = cell ? cell[v * W] : (int32_t)(p.row + v * W + c.nk - 1);
     for (int64_t n = v * W; cell && n < (v + 1) * W; ++n) {
       b.cell[v][n % W] = cell[n < p.rows ? n : 0];
-      if (n < p.rows && cell[n] != cell[v * W] + n % W) b.first_cell[v] = -1;
+      if (n < p.rows && cell[n] - (int64_t)cell[v * W] != n % W) b.first_cell[v] = -1;
     }
   }
 }
@@ -90,7 +90,7 @@ static void begin_steps(Block<V>& b) {
     const uint32_t seed = head_word(c, p);
     for (int64_t n = 0; n < V * W; ++n) {
       const int64_t i = q_at[n < p.rows ? n : 0];
-      b.relative[n / W][n % W] = (int32_t)(i - b.base);
+      b.relative[n / W][n % W] = apart(i, b.base);
       b.word[n / W][n % W] = query_word(seed, i);
     }
   }
@@ -107,8 +107,8 @@ template <int V>
 REGARD_INLINE void away_from(const Block<V>& b, int64_t key, vf (&away)[V]) {
   const regard_call& c = b.c;
   if (!c.points_of_k) {
-    const vi ahead = splat_int((int32_t)(b.base - c.k_at[offset(c.k_at_batch, b.p) + key]));
-    for (int v = 0; v < V; ++v) away[v] = absolute(__builtin_convertvector(b.relative[v] + ahead, vf));
+    const vi ahead = splat_int(apart(c.k_at[offset(c.k_at_batch, b.p) + key], b.base));
+    for (int v = 0; v < V; ++v) away[v] = absolute(__builtin_convertvector(apart(b.relative[v], ahead), vf));
     return;
   }
   for (int v = 0; v < V; ++v) {

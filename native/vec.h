@@ -49,6 +49,9 @@ REGARD_INLINE vf splat_any(const float* p) {  // 4 bytes of any meaning and alig
   return (vf)(x - (vi){});
 }
 REGARD_INLINE vi splat_int(int32_t x) { return x + (vi){}; }
+// Differences of positions: where they do not fit, they wrap around.
+REGARD_INLINE int32_t apart(int64_t a, int64_t b) { return (int32_t)((uint64_t)a - (uint64_t)b); }
+REGARD_INLINE vi apart(vi a, vi b) { return (vi)((vu)a - (vu)b); }
 REGARD_INLINE vf select(vi c, vf a, vf b) { return c ? a : b; }
 
 // Both keep what is in the second operand where the first is NaN, so the order of operands matters to the callers.
@@ -107,7 +110,7 @@ constexpr float kMagic = 12582912.0f;  // 1.5 · 2^23: adding it rounds to an in
 // 2^(n + f) for |f| ≤ 1/2, where t = n + kMagic.
 REGARD_INLINE vf exp2_parts(vf t, vf f) {
   vf f2 = f * f;
-  vf scale = (vf)(((vi)t << 23) + splat_int(0x3f800000));  // by multiplication, which keeps every NaN; 2^-127 is 0
+  vf scale = (vf)(((vu)t << 23) + 0x3f800000u);  // by multiplication, which keeps every NaN; 2^-127 is 0
   vf a = splat(1.53458118e-4f) * f + splat(1.33999314e-3f);
   vf b = splat(9.61848896e-3f) * f + splat(5.55032878e-2f);
   vf c = splat(2.40226469e-1f) * f + splat(6.93147206e-1f);
@@ -130,7 +133,7 @@ REGARD_INLINE vf expv(vf x) {
 
 // ln x to 2 ulp for x ≥ 2^-126: what is not finite stays so. Cephes' polynomial.
 REGARD_INLINE vf logv(vf x) {
-  vi bits = (vi)x - splat_int(0x3f3504f3);  // sqrt(1/2)
+  vi bits = (vi)((vu)x - 0x3f3504f3u);  // sqrt(1/2)
   vf e = __builtin_convertvector(bits >> 23, vf);
   vf f = (vf)((bits & splat_int(0x7fffff)) + splat_int(0x3f3504f3)) - splat(1.0f);
   vf z = f * f, p = splat(7.0376836292e-2f);

@@ -1,4 +1,4 @@
-// Fuzz of the kernels' C interface, for AddressSanitizer: right calls, which must return 0, and the same
+// Fuzz of the kernels' C interface, for AddressSanitizer and UndefinedBehaviorSanitizer: right calls, which must return 0, and the same
 // with one field or index out of range, which must return an error and touch nothing beside a buffer. Arguments: how many calls, a seed.
 #include "native_fuzz.h"
 

@@ -27,7 +27,7 @@ SOURCES = (
     "native/facts.cpp",
     "tests/native_fuzz.cpp",
 )
-FLAGS = ("-std=c++17", "-O0", "-g1", "-Wno-psabi", "-fsanitize=address", "-fno-sanitize-recover=all")
+FLAGS = ("-std=c++17", "-O0", "-g1", "-Wno-psabi", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 MARCH = {"base": "x86-64", "avx2": "x86-64-v3", "avx512": "x86-64-v4"}
 ENTRIES = (
     *(f"{kind}{entry}" for kind in ("", "additive_") for entry in ("forward", "again", "backward", "backward_again")),
