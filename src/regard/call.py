@@ -91,7 +91,8 @@ def _refuse_hidden_parameters(problem: Problem) -> None:
     if not isinstance(similarity, Custom) or not torch.is_grad_enabled() or empty:
         return
     at = problem.frame.region(slice(0, 1), slice(0, 1))
-    q, k = problem.q[..., :1, :].detach(), repeat_heads(problem.k[..., :1, :].detach(), problem.frame.heads)
+    q, k = (t[..., :1, :].detach().to(problem.accumulate) for t in (problem.q, problem.k))
+    k = repeat_heads(k, problem.frame.heads)
     own = similarity.with_tensors(iter([t.detach() for t in similarity.inputs]))
     with torch.enable_grad():
         s = own.compare(q, k, at)

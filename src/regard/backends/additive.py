@@ -117,7 +117,7 @@ class AdditiveFamily(Family):
 def _run(problem: Problem, lowered: Lowered, kept: Kept, cotangents: Result) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of a, c and v, and of w for each head."""
     out, lse, norm = kept
-    there = lse.numel() and problem.k.numel()
+    there = lse.numel() and problem.frame.nk
     made = torch.empty if there else torch.zeros
     da, dc, dv = (made(t.shape, dtype=torch.float32) for t in (problem.q, problem.k, problem.v))
     dw = made(problem.frame.heads, problem.q.shape[-1])

@@ -140,8 +140,7 @@ class _Sweep(ScoreGradients):
             tile = problem.tile(at, q, k, local, everything, None if found is None else found[0])
             v = problem.v[..., at.cols, :].to(problem.accumulate)
             p, g_p = self.stats.rows(at.rows).weights(tile.masked), self._weight_gradient(at, v, problem.keep(at))
-            share = p * g_p
-            total[..., at.rows] += (share if tile.visible is None else share.masked_fill(~tile.visible, 0)).sum(-1)
+            total[..., at.rows] += (p * g_p).masked_fill(tile.masked == -torch.inf, 0).sum(-1)
         self.delta = (total if g_lse is None else total - g_lse).masked_fill(self.stats.empty, 0)
 
     def add(self, at: Region, everything: bool) -> None:
@@ -149,7 +148,8 @@ class _Sweep(ScoreGradients):
         problem, rows, cols = self.problem, at.rows, at.cols
         opened = self.open(at, everything)
         tile = opened.tile
-        p = self.stats.rows(rows).weights(tile.masked.detach())
+        scores = tile.masked.detach()
+        p = self.stats.rows(rows).weights(scores)
         keep, g_out = problem.keep(at), self.g_out[..., rows, :]
         if self.needs[2]:
             seen = None if tile.visible is None else tile.visible.expand(p.shape).mT
@@ -157,7 +157,7 @@ class _Sweep(ScoreGradients):
             self.sums[2][..., cols, :] += sum_groups(g_v, problem.key_heads)
         if tile.scores.requires_grad:
             g_s = p * (self._weight_gradient(at, opened.leaves[2], keep) - self.delta[..., rows, None])
-            self.add_scores(opened, g_s if tile.visible is None else g_s.masked_fill(~tile.visible, 0))
+            self.add_scores(opened, g_s.masked_fill(scores == -torch.inf, 0))  # hidden by the mask, or by a bias
 
     def _weight_gradient(self, at: Region, v: Tensor, keep: Tensor | None) -> Tensor:
         """dP = keep ∘ (dO Vᵀ) of a tile whose values are v."""

@@ -35,10 +35,11 @@ class Reference(Backend):
         at, frame = problem.frame.region(), problem.frame
         tile = problem.region_tile(at)
         s, v = tile.masked, repeat_heads(problem.v.to(problem.accumulate), frame.heads)
+        keyless = (s == -torch.inf).all(-1)  # by a mask, or by a bias of -inf
         if problem.sink is not None:  # one key more, without a value
             s = torch.cat([s, problem.sink[..., None, None].expand(*s.shape[:-1], 1)], -1)
         hidden = s == -torch.inf
-        empty = hidden.all(-1)  # by a mask, or by a bias of -inf
+        empty = hidden.all(-1)
         s = s.masked_fill(empty[..., None], 0)
         # a hidden pair has no weight, also in a row that sees a NaN
         p = torch.softmax(s, -1).masked_fill(hidden, 0)[..., : frame.nk]
@@ -46,6 +47,7 @@ class Reference(Backend):
         out = weigh(p if keep is None else p * keep, v, tile.visible)
         m = s.detach().amax(-1) if s.shape[-1] else s.new_zeros(s.shape[:-1])
         l = torch.exp(s - m[..., None]).sum(-1)
+        out = out.masked_fill(keyless[..., None], 0)
         return out, RowStats(m.masked_fill(empty, -torch.inf), l.masked_fill(empty, 0))
 
     def plan(self, problem: Problem) -> dict[str, str]:

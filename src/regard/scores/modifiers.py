@@ -127,8 +127,10 @@ class Alibi(Modifier):
 class Bias(Modifier):
     """s -> s + bias, a tensor that broadcasts to the call's (*batch, heads, nq, nk); -inf hides a pair.
 
-    Added in the accumulation dtype. Its gradient has its own shape and is summed tile by tile. A bias of only 0 and 1
-    is most often a mask, and warns: Dense(mask.bool()) hides, Bias adds.
+    Added in the accumulation dtype; finite sums stay finite. Its gradient has its own shape and is summed tile by tile.
+    A bias of only 0 and 1 is most often a mask, and warns: Dense(mask.bool()) hides, Bias adds. A mask also keeps a
+    hidden value that is NaN or infinite out of the output; a pair that a bias hides still has it times the weight 0.
+    A later SoftCap makes -inf finite again.
 
     >>> import regard as rg
     >>> s = rg.ScaledDot() >> Bias(torch.tensor([[0.0, float("-inf")]]))

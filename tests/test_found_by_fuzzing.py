@@ -1,0 +1,52 @@
+"""Calls in which a fuzz against an oracle of its own (tests/fuzz) found a wrong answer, each in its smallest form."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import regard as rg
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_custom_score_in_half_precision_meets_its_own_tensors_in_float32(dtype: torch.dtype) -> None:
+    """Whoever looks for hidden parameters hands fn what the call hands it: the accumulation dtype."""
+    q, w = torch.randn(5, 7, dtype=dtype), torch.randn(7, requires_grad=True)
+    seen: list[torch.dtype] = []
+
+    def compare(q: torch.Tensor, k: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        seen.append(q.dtype)
+        return (q * w).sin() @ k.mT
+
+    out = rg.attention(q, q, q, score=rg.Custom(compare, tensors=(w,)))
+    out.float().sum().backward()
+    assert out.dtype == dtype and w.grad is not None and set(seen) == {torch.float32}
+
+
+def test_no_heads_under_a_mask_that_is_no_interval() -> None:
+    q = torch.zeros(2, 0, 5, 4)
+    for mask in (rg.Where(lambda b, h, i, j: (i + j) % 2 == 0), rg.Dilated(2), rg.Causal()):
+        assert rg.attention(q, q, q, mask=mask).shape == (2, 0, 5, 4)
+
+
+@pytest.mark.parametrize("backend", [None, rg.Tiled(), rg.Reference()], ids=repr)
+def test_an_additive_score_without_hidden_features_weighs_equally(backend: rg.Backend | None) -> None:
+    v, w = torch.randn(1, 1, 5, 3, requires_grad=True), torch.zeros(0)
+    out = rg.attention(
+        torch.zeros(1, 1, 4, 0), torch.zeros(1, 1, 5, 0), v, score=rg.Additive(None, None, w), backend=backend
+    )
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), v)[0], torch.full((1, 1, 5, 3), 0.8))
+
+
+@pytest.mark.parametrize("backend", [None, rg.Native(), rg.Tiled(), rg.Reference()], ids=repr)
+def test_a_row_that_a_bias_hides_has_no_gradient_beside_a_value_that_is_nan(backend: rg.Backend | None) -> None:
+    q, k, v = (torch.randn(1, 1, 4, 8) for _ in range(3))
+    v[..., 2, :] = math.nan
+    q.requires_grad_()
+    bias = torch.zeros(4, 4)
+    bias[:, 2] = bias[1] = -math.inf
+    out = rg.attention(q, k, v, score=rg.ScaledDot() >> rg.Bias(bias), backend=backend)[..., 1, :]
+    assert (out == 0).all()
+    assert (torch.autograd.grad(out.sum(), q)[0][0, 0, 1] == 0).all()
