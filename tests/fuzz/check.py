@@ -1,0 +1,203 @@
+"""Runs one call on regard and on the oracle, and says what differs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+import regard as rg
+
+from . import build, oracle
+from .call import Call
+from .compare import Expected
+from .draw import draw
+from .laws import laws
+from .reach import cleaned, reached
+from .tensors import Source
+from .ways import WAYS, Way
+
+Tensors = dict[str, Tensor]
+
+# What the documentation refuses because it can be read in two ways.
+REFUSED = re.compile("its first axis may be either|backend .* cannot run this call")
+SAMPLES = 6  # evaluations with random roundings
+
+
+@dataclass
+class Outcome:
+    """What came of a call: whether regard refused it, and what is wrong."""
+
+    refused: str | None = None
+    findings: list[str] = field(default_factory=list)
+
+
+def run(seed: int) -> Outcome:
+    """The call of a seed, drawn and checked."""
+    return check(draw(seed), seed)
+
+
+def check(call: Call, seed: int) -> Outcome:
+    """One call, in a few ways that its seed chooses."""
+    outcome, s = Outcome(), Source.of(seed + 1)
+    before = [(t, _memory(t)) for t in call.floats().values()]
+    try:
+        with _instructions(build.isa(call)):
+            for way in _ways(s, call):
+                outcome.findings += _checked(call, way, s)
+    except (rg.Unsupported, rg.ShapeError) as refusal:
+        if not REFUSED.search(str(refusal)):
+            outcome.findings.append(f"refused: {refusal}")
+        outcome.refused = str(refusal)
+    except Exception as error:
+        outcome.findings.append(f"raised {type(error).__name__}: {error}")
+    if any(not torch.equal(_memory(t), was) for t, was in before):
+        outcome.findings.append("an input was written")
+    return outcome
+
+
+def _ways(s: Source, call: Call) -> list[Way]:
+    """Attention, and one or two of the other ways to ask."""
+    others = [way for way in WAYS[1:] if way.suits(call)]
+    chances = [way.chance for way in others]
+    return [WAYS[0], *dict.fromkeys(s.choice.choices(others, chances, k=s.choice.choice((0, 1, 1, 2))))]
+
+
+@dataclass(frozen=True, eq=False)
+class _Oracle:
+    """The oracle on one call, asked in one way: what results and gradients should be."""
+
+    call: Call
+    way: Way
+    seed: int
+    cotangents: Tensors
+
+    def answers(self, dtype: torch.dtype | None, r: oracle.Unrounded = oracle.UNROUNDED) -> Tensors:
+        """Everything in that dtype; None: tensors as the call has them, computed in its accumulation dtype."""
+        own, leaves = _leaves(self.call, dtype)
+        acc = accumulator(self.call.q.dtype) if dtype is None else dtype
+        results = self.way.oracle(own, oracle.attend(own, acc, r), Source.of(self.seed))
+        if dtype is None and not self.way.wide:
+            results = {name: t.to(self.call.q.dtype) for name, t in results.items()}
+        return with_gradients(results, leaves, self.cotangents)
+
+    def perturbed(self) -> Iterator[Tensors]:
+        """In float64 with random roundings, as large as those of the call: a few times."""
+        for n in range(SAMPLES):
+            random = torch.Generator().manual_seed(self.seed + n)
+            yield self.answers(torch.float64, oracle.Roundings(torch.finfo(accumulator(self.call.q.dtype)).eps, random))
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _leaves(call: Call, dtype: torch.dtype | None) -> tuple[Call, dict[str, Tensor]]:
+    """The same call on tensors of its own that require gradients; the names of those that do."""
+    made: dict[int, Tensor] = {}
+
+    def leaf(t: Tensor) -> Tensor:
+        made[id(t)] = (t.detach() if dtype is None else t.detach().to(dtype)).requires_grad_(id(t) in wanted)
+        return made[id(t)]
+
+    wanted = {id(t) for name, t in call.floats().items() if name in call.needs}
+    own = call.map(leaf)
+    return own, {name: made[id(t)] for name, t in call.floats().items() if name in call.needs}
+
+
+def with_gradients(results: Tensors, leaves: Tensors, cotangents: Tensors) -> Tensors:
+    """The results, and the gradients of the leaves by their names, from the cotangents of the results."""
+    names = [name for name, t in results.items() if t.requires_grad]
+    found: tuple[Tensor | None, ...] = (None,) * len(leaves)
+    if names and leaves:
+        wanted, given = [results[name] for name in names], [cotangents[name].to(results[name].dtype) for name in names]
+        found = torch.autograd.grad(wanted, list(leaves.values()), given, allow_unused=True)
+    named = zip(leaves.items(), found, strict=True)
+    gradients = {f"gradient of {name}": torch.zeros_like(t) if g is None else g for (name, t), g in named}
+    return {**{name: t.detach() for name, t in results.items()}, **gradients}
+
+
+def _checked(call: Call, way: Way, s: Source) -> list[str]:
+    """What is wrong with one way to ask: its results, its gradients, and those of the same call again."""
+    seed = s.choice.randrange(1 << 40)
+    call = replace(call, needs=()) if not way.differentiable else call
+    own, leaves = _leaves(call, None)
+    results = way.regard(own, Source.of(seed))
+    cotangents = {name: s.normal(*t.shape).to(t.dtype) for name, t in results.items()}
+    found = with_gradients(results, leaves, cotangents)
+    right = _Oracle(cleaned(call) if call.poisoned else call, way, seed, cotangents)
+    exact, plain, samples = right.answers(torch.float64), right.answers(None), _Kept(right.perturbed())
+    free, must = _reached(call, right.call) if call.poisoned else ({}, None)
+    complaints = [
+        Expected(
+            exact[name],
+            plain[name],
+            partial(samples.each, name),
+            _free(call, way, name, t, free),
+            way.parts if name not in results else 1,
+        ).complaint(name, t)
+        for name, t in found.items()
+    ]
+    complaints += laws(call, way.name, found, cotangents, exact, must)
+    if way.repeated:
+        again = with_gradients(way.regard(own, Source.of(seed)), leaves, cotangents)
+        complaints += [_differs(name, t, again[name]) for name, t in found.items()]
+    return [f"{way.name}: {what}" for what in complaints if what is not None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """Answers that are computed when they are first asked for."""
+
+    rest: Iterator[Tensors]
+    known: list[Tensors] = field(default_factory=list)
+
+    def each(self, name: str) -> Iterator[Tensor]:
+        yield from (answers[name] for answers in self.known)
+        for answers in self.rest:
+            self.known.append(answers)
+            yield answers[name]
+
+
+def _reached(call: Call, clean: Call) -> tuple[dict[str, Tensor], Tensor]:
+    seen = oracle.visible(clean.mask, clean).expand(*clean.batch, clean.heads, clean.nq, clean.nk)
+    scores = oracle.scores(clean, torch.float64, oracle.UNROUNDED).detach().expand(seen.shape)
+    return reached(call, seen, scores)
+
+
+def _free(call: Call, way: Way, name: str, like: Tensor, free: Tensors) -> Tensor | None:
+    """Where a result may hold anything. The gradient of a tensor in two roles: where either may."""
+    if not free:
+        return None
+    of = name.removeprefix("gradient of ")
+    if of == name:
+        return way.free(name, like, free)
+    roles = [role for role in ("q", "k", "v") if of in ("q", "k", "v") and getattr(call, role) is getattr(call, of)]
+    return torch.stack([free[role] for role in roles]).any(0) if roles else free["rest"]
+
+
+def _differs(name: str, first: Tensor, second: Tensor) -> str | None:
+    same = torch.equal(first.nan_to_num(1.5), second.nan_to_num(1.5))
+    return None if same else f"{name} is not the same, bit by bit, when the call is made again"
+
+
+def _memory(t: Tensor) -> Tensor:
+    """All bytes behind a tensor."""
+    return torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()).clone()
+
+
+@contextmanager
+def _instructions(name: str | None) -> Iterator[None]:
+    """The native kernels of one instruction set."""
+    before = os.environ.get("REGARD_ISA")
+    if name is not None and before is None:
+        os.environ["REGARD_ISA"] = name
+    yield
+    if name is not None and before is None:
+        del os.environ["REGARD_ISA"]

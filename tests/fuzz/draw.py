@@ -1,0 +1,169 @@
+"""The random call of a seed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import oracle
+from .call import Call
+from .masks import draw_mask
+from .scores import draw_kind, draw_modifiers, draw_similarity
+from .tensors import FLOATING, Size, Source
+
+EDGES = (15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128, 129, 191, 192, 193)
+WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 63, 64, 65, 80)
+WORK = 40_000  # pairs of queries and keys over all heads; fewer where each pair has features of its own
+
+
+def draw(seed: int) -> Call:
+    """The call of a seed: the same on every machine."""
+    s = Source.of(seed)
+    dq = _width(s)
+    dk = dq if s.maybe(0.85) else _width(s)
+    kind = draw_kind(s, dq == dk)
+    at, dims = _size(s, WORK // {"additive": 12, "distance": 1 + dq // 8}.get(kind, 1))
+    call = Call(
+        *_inputs(s, at, dims, dq, dk),
+        score=(draw_similarity(s, kind, at, dq, dk), *draw_modifiers(s, at)),
+        mask=draw_mask(s, at),
+        positions=at.positions,
+        placed=at.placed,
+        sink=_sink(s, at),
+        backend=_backend(s),
+        isa=s.choice.randrange(12) if s.maybe(0.3) else None,
+    )
+    call = _poisoned(s, call) if s.maybe(0.25) else call
+    whole = call.poisoned
+    call = replace(call, **{name: s.laid_out(getattr(call, name), expand=not whole) for name in "qkv"})
+    call = _shared(s, call)
+    needs = tuple(name for name in call.floats() if s.maybe(0.75)) if s.maybe(0.55) else ()
+    return replace(call, needs=needs)
+
+
+def _width(s: Source) -> int:
+    return 0 if s.maybe(0.01) else s.choice.choice(WIDTHS)
+
+
+def _count(s: Source) -> int:
+    """How many queries or keys."""
+    kind = s.choice.choices(range(6), (4, 10, 36, 25, 20, 5))[0]
+    return (
+        0,
+        1,
+        s.choice.randrange(1, 21),
+        s.choice.randrange(21, 71),
+        s.choice.choice(EDGES),
+        s.choice.randrange(71, 201),
+    )[kind]
+
+
+def _size(s: Source, work: int) -> tuple[Size, int]:
+    """A size of at most so many pairs, and how many axes the caller's tensors have."""
+    dims = s.choice.choices((2, 3, 4, 5, 6), (8, 12, 62, 15, 3))[0]
+    nq = _count(s)
+    nk = nq if s.maybe(0.5) else _count(s)
+    key_heads, group = (s.choice.choice((1, 1, 2, 3, 4)), s.choice.choice((1, 1, 1, 2, 3, 8))) if dims > 3 else (1, 1)
+    batch = tuple(s.choice.choice((1, 2, 2, 3, 5)) for _ in range(dims - 3 if dims > 3 else dims - 2))
+    while math.prod(batch) * key_heads * group * nq * nk > work:
+        if max(batch, default=1) > 1:
+            batch = tuple(max(1, n - 1) for n in batch)
+        elif group > 1:
+            group -= 1
+        elif key_heads > 1:
+            key_heads -= 1
+        else:
+            nq, nk = (nq, nk) if nq * nk <= work else (nq // 2, nk // 2)
+    if s.maybe(0.02) and batch:
+        batch = (0, *batch[1:])
+    if s.maybe(0.005) and dims > 3:
+        key_heads = 0
+    dtype = s.choice.choices(FLOATING, (45, 20, 18, 17))[0]
+    unplaced = nq != nk and s.maybe(0.15)
+    at = Size(batch, key_heads * group, key_heads, nq, nk, dims > 3, dtype, None, "given", unplaced)
+    return (at if unplaced or (nq == nk and s.maybe(0.6)) else _placed(s, at)), dims
+
+
+def _placed(s: Source, at: Size) -> Size:
+    """The same with positions: the first, the last, or any."""
+    nq, nk = at.nq, at.nk
+    kind = s.choice.choices(("head", "tail", "shifted", "sorted", "any", "each"), (15, 35, 15, 10, 15, 10))[0]
+    first = {"tail": nk - nq, "shifted": s.choice.randrange(-20, 20)}.get(kind, 0)
+    q, k = torch.arange(first, first + nq), torch.arange(nk)
+    if kind in ("sorted", "any", "each"):
+        most = 2 * max(nq, nk, 1)
+        q = s.integers(0, most, *(at.batch if kind == "each" and s.maybe(0.7) else ()), nq)
+        k = s.integers(0, most, *(at.batch if kind == "each" and s.maybe(0.7) else ()), nk)
+        k = k.sort(-1).values if kind == "sorted" or (kind == "each" and s.maybe(0.5)) else k
+        q = q.int() if s.maybe(0.1) else q
+    if s.maybe(0.02):
+        q, k = q.long() + (1 << 40), k + (1 << 40)
+        kind = "given"
+    return replace(at, positions=(q, k), placed=kind if kind in ("head", "tail") else "given")
+
+
+def _inputs(s: Source, at: Size, dims: int, dq: int, dk: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v; sometimes one of them is shared by all of an axis of the batch."""
+    dv = dk if s.maybe(0.5) else _width(s)
+    shapes = ((at.heads, at.nq, dq), (at.key_heads, at.nk, dk), (at.key_heads, at.nk, dv))
+    made = []
+    for shape in shapes:
+        shared = s.maybe(0.06)
+        batch = tuple(1 if shared and s.maybe(0.7) else n for n in at.batch)
+        made.append(s.values((*batch, *(shape if at.headed else shape[1:]))).to(at.dtype))
+    # q and k alone, as attention_weights takes them, have the whole batch between them
+    if torch.broadcast_shapes(*(t.shape[: len(at.batch)] for t in made[:2])) != at.batch:
+        made[0] = made[0].expand(*at.batch, *made[0].shape[len(at.batch) :]).clone()
+    if s.maybe(0.25) and dv:
+        made[2][..., 0] = 1  # then the output is 1 there, whatever the scores
+    return tuple(made)
+
+
+def _shared(s: Source, call: Call) -> Call:
+    """One tensor as keys and values, or as all three."""
+    if call.k.shape == call.v.shape and s.maybe(0.1):
+        call = replace(call, v=call.k)
+    return replace(call, k=call.q) if call.q.shape == call.k.shape and call.v is not call.k and s.maybe(0.08) else call
+
+
+def _poisoned(s: Source, call: Call) -> Call:
+    """NaN and inf in q, k and v: where nobody can see them, or (more rarely) anywhere."""
+    seen = oracle.visible(call.mask, call).expand(*call.batch, call.heads, call.nq, call.nk)
+    group = call.heads // max(call.key_heads, 1)
+    rows = seen.any(-1)
+    keys = seen.any(-2).unflatten(-2, (call.key_heads, group)).any(-2)
+    anywhere = s.maybe(0.3)
+    what = s.choice.choice((torch.nan, torch.nan, torch.inf, -torch.inf))
+    found = {}
+    for name, used in (("q", rows), ("k", keys), ("v", keys)):
+        t = getattr(call, name)
+        free = s.integers(0, 100, *used.shape) < 4 if anywhere else ~used
+        if t.shape[:-2] != call.lower(used, 1).shape[:-1] or s.maybe(0.2):
+            continue
+        at = call.lower(free, 1)[..., None]
+        some = at & (s.integers(0, 3, *t.shape) == 0) if s.maybe(0.3) else at
+        found[name] = t.masked_fill(some, what)
+    return replace(call, poisoned=True, **found)
+
+
+def _sink(s: Source, at: Size) -> Tensor | float | None:
+    if s.maybe(0.7):
+        return None
+    if s.maybe(0.2):
+        return s.choice.choice((0.0, 3.0, -50.0))
+    shape = s.choice.choice(((at.heads,), (at.heads,), (), (1,), (*at.batch, at.heads)))
+    sink = at.parameter(s, s.normal(*shape))
+    return sink if sink.dtype != torch.float64 or at.dtype == torch.float64 else sink.float()
+
+
+def _backend(s: Source) -> tuple[Any, ...] | None:
+    kind = s.choice.choices((None, "native", "tiled", "reference"), (52, 16, 22, 10))[0]
+    if kind == "native":
+        return "native", s.maybe(0.35)
+    if kind == "tiled":
+        return "tiled", *(None if s.maybe(0.2) else s.choice.choice((1, 2, 3, 7, 16, 31, 64, 100)) for _ in range(2))
+    return None if kind is None else (kind,)
