@@ -53,7 +53,8 @@ class Expected:
     """What a result should be, and how far it may be from that.
 
     exact, plain: in float64, and as a plain evaluation has it, in the dtype of the result. perturbed: with roundings.
-    free: where it may hold anything. parts: how many results of its dtype were added to make it.
+    free: where it may hold anything. parts: how many results of its dtype were added to make it. scale: how large what
+    cancelled in it may have been.
     """
 
     exact: Tensor
@@ -61,6 +62,7 @@ class Expected:
     perturbed: Callable[[], Iterable[Tensor]]
     free: Tensor | None = None
     parts: int = 1
+    scale: float = 0.0
 
     def complaint(self, name: str, got: Tensor) -> str | None:
         """What is wrong with a result, as a sentence; None if nothing is."""
@@ -70,7 +72,9 @@ class Expected:
         if got.dtype != dtype:
             return f"{name} has dtype {got.dtype}; expected {dtype}"
         off, size = self._error(got), Error.of(exact.masked_fill(~exact.isfinite(), 0), torch.zeros(()))
-        least = 2 * torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+        least = FLOOR[dtype] * self.scale + 2 * torch.finfo(dtype).smallest_normal * (
+            torch.finfo(dtype).eps if dtype == torch.float16 else 100
+        )
         allowed = self._error(self.plain).times(2).joined(size.times(FLOOR[dtype])).times(self.parts)
         allowed = allowed.joined(Error(least, least))
         others = iter(self.perturbed())

@@ -108,6 +108,26 @@ def _entropy_of(call: Call, a: Answer, s: Source) -> Results:
     return {"entropy": a.r(-(p * a.r(p.masked_fill(p == 0, 1).log(), 1.0)).sum(-1), 1.0)}
 
 
+def _first_gradients(call: Call, out: Tensor, s: Source) -> Results:
+    """The gradients of everything that requires one, to be differentiated again."""
+    wanted = {name: t for name, t in call.floats().items() if t.requires_grad}
+    g = s.normal(*out.shape).bfloat16().to(out.dtype)  # the same numbers for every dtype
+    found = torch.autograd.grad(out, list(wanted.values()), g, create_graph=True, materialize_grads=True)
+    return {f"first gradient of {name}": t for name, t in zip(wanted, found, strict=True)}
+
+
+def _twice(call: Call, s: Source) -> Results:
+    return _first_gradients(call, _attention(call, s)["out"], s)
+
+
+def _small(call: Call) -> bool:
+    """Whether second derivatives are asked for: of calls of one dtype, so that no part of them is rounded to less."""
+    wide = call.q.dtype in (torch.float32, torch.float64) and all(
+        t.dtype == call.q.dtype for t in call.floats().values()
+    )
+    return bool(call.needs) and wide and not call.poisoned and call.pairs < 5000
+
+
 FACTS = {
     "entropy": rg.facts.Entropy(),
     "visible": rg.facts.Visible(),
@@ -162,5 +182,6 @@ WAYS = (
     Way("one query", _one_query, _one_row, 1, lambda call: call.divisible and call.nq > 0),
     Way("nothing kept", _nothing, lambda call, a, s: {"out": a.out * 0, "lse": a.lse}, 0.3, wide=True),
     Way("entropy", _entropy, _entropy_of, 0.7, wide=True),
+    Way("twice", _twice, lambda call, a, s: _first_gradients(call, a.out, s), 0.5, _small, True, 3),
     Way("facts", _facts, _facts_of, 2, wide=True, differentiable=False),
 )
