@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+
 import pytest
 import torch
 
 import regard as rg
+from native_cases import redrawn
+from regard import testing
 from regard.backends.base import Backend
 from regard.backends.library import runnable
+from regard.region import Frame
 
 NATIVE = pytest.param(rg.Native(), marks=pytest.mark.skipif(not runnable(), reason="needs the native kernels"))
 BACKENDS = [NATIVE, rg.Reference(), rg.Tiled(rows=2, keys=3)]
@@ -49,3 +55,59 @@ def test_a_sink_alone_is_the_whole_log_sum_exp(backend: Backend, score: rg.Score
     for higher in (False, True):
         (g,) = torch.autograd.grad(lse.sum(), sink, retain_graph=True, create_graph=higher)
         torch.testing.assert_close(g, torch.tensor([10, 0, 10], dtype=dtype))
+
+
+EMPTY: dict[str, Frame] = {
+    "batch": testing.frame(batch=(2, 0), heads=4, nq=5, nk=7),
+    "batch, no head axis": testing.frame(batch=(0,), heads=1, nq=5, nk=7, headed=False),
+    "heads": testing.frame(batch=(3,), heads=0, nq=5, nk=7),
+    "queries": testing.frame(batch=(3,), heads=4, nq=0, nk=7),
+    "keys": testing.frame(batch=(3,), heads=4, nq=5, nk=0),
+    "queries and keys": testing.frame(batch=(3,), heads=4, nq=0, nk=0),
+}
+SCORES, MASKS = list(testing.scores(testing.frame())), list(testing.masks(testing.frame()))
+
+
+@cache
+def drawn(axis: str, width: int) -> tuple[dict[str, rg.Score], dict[str, rg.Mask]]:
+    torch.manual_seed(0)
+    at = EMPTY.get(axis, testing.frame(batch=(3,), heads=4, nq=5, nk=7))
+    return testing.scores(at, width), testing.masks(at)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("axis", EMPTY)
+def test_every_mask_and_score_of_no_pairs(backend: Backend, axis: str, score: str) -> None:
+    """Queries and keys stand one after another, or are scattered, in each batch element otherwise, by turns."""
+    at, dtype = EMPTY[axis], torch.float32 if backend == rg.Native() else torch.float64
+    scores, masks = drawn(axis, 7)
+    assert list(scores) == SCORES and list(masks) == MASKS
+    scattered = rg.Positions(*(torch.randint(100, (*at.batch, n)).sort().values for n in (at.nq, at.nk)))
+    for n, mask in enumerate(masks.values(), SCORES.index(score)):
+        case = testing.draw(at, key_heads=at.heads, score=scores[score], mask=mask, sink=True)
+        case = replace(case, positions=scattered if n % 2 else at.positions)
+        if backend.why_not(case.leaves(dtype).problem, True) is not None:
+            assert score.startswith(("Custom", "Distance"))
+            continue
+        got = testing.answers(case, backend, dtype)
+        lse, g_sink = case.sink.to(dtype)[:, None].expand(at.shape[:-1]), got.pop("gradient of sink")
+        assert not got.pop("out").any()
+        torch.testing.assert_close(got.pop("lse"), lse if at.headed else lse.squeeze(-2))
+        assert g_sink.isfinite().all() and (axis == "keys" or not g_sink.any())
+        for name, g in got.items():
+            assert g.shape == case.differentiable[name.removeprefix("gradient of ")].shape and not g.any(), name
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("axis", ["features", "features of values"])
+def test_every_score_of_no_features(backend: Backend, axis: str, score: str) -> None:
+    dtype = torch.float32 if backend == rg.Native() else torch.float64
+    dk, dv = (0, 3) if axis == "features" else (7, 0)
+    scores, masks = drawn(axis, dk)
+    at = testing.frame(batch=(3,), heads=4, nq=5, nk=7)
+    for mask in ("Causal", "Dense", "Documents", "Not"):
+        case = testing.draw(at, key_heads=2, dk=dk, dv=dv, score=scores[score], mask=masks[mask], sink=True)
+        if backend.why_not(case.leaves(dtype).problem, True) is not None:
+            assert score.startswith(("Custom", "Distance"))
+            continue
+        testing.check(case, backend, dtype, again=redrawn(case))

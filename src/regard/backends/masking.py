@@ -32,7 +32,7 @@ def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Tens
             rest = other.rows(frame) if type(dense) is Dense else None
             if type(dense) is Dense and rest is not None:
                 return {"allowed": full(frame.lift(dense.allowed)), **_limits(rest)}
-    if tile is None or not frame.heads or frame.heads // problem.key_heads * frame.nq < FEW:
+    if tile is None or frame.heads // max(problem.key_heads, 1) * frame.nq < FEW:
         return {"allowed": full(mask.visible(frame.region()))}
     return _tile_map(mask, problem, *tile)
 

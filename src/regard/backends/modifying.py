@@ -62,7 +62,7 @@ def _why_not_modifier(stage: Score, problem: Problem) -> str | None:
 def _why_not_buckets(buckets: Buckets, problem: Problem) -> str | None:
     if not isinstance(buckets, DifferenceBuckets) or type(buckets).index is not DifferenceBuckets.index:
         return f"its relative biases depend on a difference alone (DifferenceBuckets), not on {buckets!r}"
-    if buckets.farthest is not None or _by_index(problem, buckets):
+    if 0 in problem.frame.shape or buckets.farthest is not None or _by_index(problem, buckets):
         return None
     if branchless(problem.frame.positions.q, problem.frame.positions.k):
         return "its relative biases need positions that count up by one, or that it may look at"
@@ -131,10 +131,11 @@ def relative_table(problem: Problem, buckets: Buckets) -> Table:
     """The table of a call's relative positions, from the least difference on."""
     assert isinstance(buckets, DifferenceBuckets)
     frame, at = problem.frame, problem.frame.positions
+    if 0 in frame.shape:  # no pairs, and maybe no positions of which one is the least
+        return Table(torch.zeros(0, dtype=torch.int64), {})
     if buckets.farthest is None and _by_index(problem, buckets):
         ahead = torch.arange(frame.nq + frame.nk - 1) - (frame.nk - 1)
-        first = at.q[..., :1] - at.k[..., :1] if frame.nq and frame.nk else 0
-        return Table(buckets.between(ahead + first), {})
+        return Table(buckets.between(ahead + at.q[..., :1] - at.k[..., :1]), {})
     least, most = _differences(problem, buckets)
     q, k = buckets.place(at.q), buckets.place(at.k)
     # what is added to both keeps differences, and makes those of cells indices of the table
@@ -144,10 +145,9 @@ def relative_table(problem: Problem, buckets: Buckets) -> Table:
 
 
 def _by_index(problem: Problem, buckets: DifferenceBuckets) -> bool:
-    """Whether the difference of two indices tells that of the places, or there are none."""
-    frame = problem.frame
+    """Whether the difference of two indices tells that of the places."""
     own = type(buckets).place is not DifferenceBuckets.place
-    return not frame.nq or not frame.nk or (frame.positions.consecutive and not own)
+    return problem.frame.positions.consecutive and not own
 
 
 def _differences(problem: Problem, buckets: DifferenceBuckets) -> tuple[int, int]:
