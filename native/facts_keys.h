@@ -41,7 +41,7 @@ REGARD_ALONE void receive(const float* e, const vf* share, float* to, int64_t co
 }
 
 // The greater, or NaN where either is.
-REGARD_INLINE vf peak_of(vf a, vf b) { return (a > b) | (a != a) ? a : b; }
+REGARD_INLINE vf peak_of(vf a, vf b) { return ((a > b) | (a != a)) ? a : b; }
 
 // to[n] = the largest of itself and the weights of the rows
 template <int V, bool careful>

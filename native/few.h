@@ -62,14 +62,20 @@ REGARD_INLINE vi flags(const uint8_t* p, int64_t step, int64_t valid) {
   return load(x) != vf{};
 }
 
-// a and b, whose sums are still spread over lanes, as one vector of half the spread. Blocks of `span` lanes keep the shuffles cheap:
-// unpacking within 128 bits first, whole quarters last.
+// Which lanes meet where sums are spread over lanes. Blocks of `span` lanes keep the shuffles cheap: unpacking within 128 bits first,
+// whole quarters last.
+template <int step, bool second>
+struct Folded {
+  static constexpr int span = step <= 2 ? 4 : W;
+  static constexpr int lane(int n) {
+    return n / span * span + n % step + n % span / (2 * step) * step + (n & step ? W : 0) + (second ? span / 2 : 0);
+  }
+};
+
+// a and b, whose sums are still spread over lanes, as one vector of half the spread.
 template <int step>
 REGARD_INLINE vf fold_lanes(vf a, vf b) {
-  constexpr int span = step <= 2 ? 4 : W;
-  vi low;
-  for (int n = 0; n < W; ++n) low[n] = n / span * span + n % step + n % span / (2 * step) * step + (n & step ? W : 0);
-  return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, low + span / 2);
+  return shuffle<Folded<step, false>>(a, b) + shuffle<Folded<step, true>>(a, b);
 }
 
 // W vectors to the vector of their sums.

@@ -138,7 +138,7 @@ static void bring_bias(const Block<V>& b, const Tile& t) {
 // A score, or -inf for the lanes that do not see the key.
 REGARD_INLINE vf within(vf s, int64_t key, vi first, vi last) {
   vi k = splat_int((int32_t)key);
-  return (k >= first) & (k < last) ? s : splat(-kInf);
+  return ((k >= first) & (k < last)) ? s : splat(-kInf);
 }
 
 REGARD_INLINE vf where_set(vf s, uint64_t word) {

@@ -2,6 +2,8 @@
 #pragma once
 #include <stdint.h>
 
+#include <utility>
+
 #if defined(REGARD_W)  // given by hand, for tests: the compiler splits vectors that the processor does not have
 #elif defined(__AVX512F__)
 #define REGARD_W 16
@@ -242,26 +244,45 @@ REGARD_INLINE void store_fp16(uint16_t* p, vf x) {
   *(vh_any*)p = __builtin_convertvector(sign | h, vh);
 }
 
+// Lane n of the result is lane Pick::lane(n) of a, or, from W on, of b.
+template <class Pick, int... n>
+REGARD_INLINE vf shuffle(vf a, vf b, std::integer_sequence<int, n...>) {
+#if __has_builtin(__builtin_shufflevector)
+  return __builtin_shufflevector(a, b, Pick::lane(n)...);
+#else  // before GCC 12
+  return __builtin_shuffle(a, b, vi{Pick::lane(n)...});
+#endif
+}
+
+template <class Pick>
+REGARD_INLINE vf shuffle(vf a, vf b) {
+  return shuffle<Pick>(a, b, std::make_integer_sequence<int, W>{});
+}
+
+// The off-diagonal step × step blocks of each 2 step × 2 step block, exchanged.
+template <int step>
+struct Low {
+  static constexpr int lane(int n) { return n & step ? (n - step) + W : n; }
+};
+
+template <int step>
+struct High {
+  static constexpr int lane(int n) { return n & step ? n + W : n + step; }
+};
+
 // W × W transpose in registers: row[n][m] becomes row[m][n].
+template <int step = 1>
 REGARD_INLINE void transpose(vf row[W]) {
-#pragma GCC unroll 4
-  for (int step = 1; step < W; step *= 2) {
-    vf next[W];
-    vi low, high;
-    for (int n = 0; n < W; ++n) {
-      // exchange the off-diagonal step × step blocks of each 2 step × 2 step block
-      low[n] = n & step ? (n - step) + W : n;
-      high[n] = n & step ? n + W : n + step;
-    }
+  vf next[W];
 #pragma GCC unroll 16
-    for (int n = 0; n < W; ++n) {
-      if (n & step) continue;
-      next[n] = __builtin_shuffle(row[n], row[n + step], low);
-      next[n + step] = __builtin_shuffle(row[n], row[n + step], high);
-    }
-#pragma GCC unroll 16
-    for (int n = 0; n < W; ++n) row[n] = next[n];
+  for (int n = 0; n < W; ++n) {
+    if (n & step) continue;
+    next[n] = shuffle<Low<step>>(row[n], row[n + step]);
+    next[n + step] = shuffle<High<step>>(row[n], row[n + step]);
   }
+#pragma GCC unroll 16
+  for (int n = 0; n < W; ++n) row[n] = next[n];
+  if constexpr (2 * step < W) transpose<2 * step>(row);
 }
 
 }  // namespace regard
