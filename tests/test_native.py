@@ -219,7 +219,7 @@ def test_without_kernels_the_rest_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.backends.native.runnable", lambda: ())
     x = torch.randn(1, 2, 40, 8)
     assert rg.explain(x, x, x).backend == rg.Tiled()
-    with pytest.raises(rg.Unsupported, match=r"it was not built: no C\+\+ compiler"):
+    with pytest.raises(rg.Unsupported, match="it was not built: "):
         rg.attention(x, x, x, backend=rg.Native())
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from regard.backends.library import chosen, load
+from regard.backends.library import chosen, load, why_not_built
 
 _TRIES = 10  # the best of these counts: whatever else runs only slows
 _STEPS = 4_000_000  # of the peak's loop, about 10 ms
@@ -64,8 +64,8 @@ def _kernel(name: str, answer: Any, *given: Any) -> Callable[..., float]:
     isa = chosen()
     if isa is None:
         raise ValueError(
-            "the native kernels were not built: no C++ compiler was found when regard was installed. Install one "
-            "(g++ or clang) and regard again."
+            f"the native kernels were not built: {why_not_built()}. Install regard again with a C++ compiler that "
+            "works (g++ or clang)."
         )
     run = getattr(load(isa).handle, name)
     run.restype, run.argtypes = answer, given

@@ -28,6 +28,7 @@ AGAIN = {
 }
 # From the most particular to the one that every processor of the kind runs.
 ISAS = ("avx512bf16", "avx512", "avx2", "base")
+_FOLDER = Path(__file__).parent / "kernels"
 CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
@@ -154,9 +155,17 @@ def parallel() -> ctypes.c_void_p | None:
 
 def built() -> dict[str, Path]:
     """The shared objects that were installed, by instruction set."""
-    folder = Path(__file__).parent / "kernels"
-    found = {isa: folder / f"libregard_{isa}.so" for isa in ISAS}
+    found = {isa: _FOLDER / f"libregard_{isa}.so" for isa in ISAS}
     return {isa: path for isa, path in found.items() if path.exists()}
+
+
+@torch.compiler.assume_constant_result
+def why_not_built() -> str:
+    """Why there are no kernels, as a clause: what native/build.cmake wrote down."""
+    note, log = _FOLDER / "why_not.txt", _FOLDER / "build.log"
+    if not note.exists():
+        return f"there is nothing in {_FOLDER}"
+    return note.read_text().strip() + (f"; see {log}" if log.exists() else "")
 
 
 @torch.compiler.assume_constant_result

@@ -14,7 +14,7 @@ from regard.backends.backward import Cotangents, backward
 from regard.backends.base import Backend, Differentiable, Example, Kept, Ready, Result, Trained
 from regard.backends.family import Family
 from regard.backends.graph import traced
-from regard.backends.library import runnable
+from regard.backends.library import runnable, why_not_built
 from regard.backends.lowering import Lowered, lower, why_not
 from regard.backends.masking import held_mask, hold_mask, lower_mask
 from regard.backends.operation import forward, library, remembered, row_stats
@@ -52,7 +52,7 @@ class Native(Backend):
         if frame.device.type != "cpu":
             return f"it serves cpu tensors; these are on {frame.device.type}"
         if not runnable():
-            return "it was not built: no C++ compiler was found when regard was installed"
+            return f"it was not built: {why_not_built()}"
         why = _family(problem).why_not_invariant(problem) if self.invariant else None
         return why or why_not(problem)
 

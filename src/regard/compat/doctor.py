@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.backends.library import built, chosen, runnable
+from regard.backends.library import built, chosen, runnable, why_not_built
 from regard.compat.folder import folder_of, own_model
 from regard.dispatch import BACKENDS, Plan
 from regard.errors import Unsupported
@@ -56,7 +56,7 @@ def here() -> str:
 def _kernels() -> str:
     there = ", ".join(built())
     if not there:
-        return "not built: no C++ compiler was found when regard was installed; everything runs on Tiled()"
+        return f"not built: {why_not_built()}; everything runs on Tiled()"
     named = os.environ.get("REGARD_ISA")
     why = "the best that runs here" if named is None else f"as REGARD_ISA={named} says"
     return f"{chosen()}, {why}; built: {there}; this processor runs: {', '.join(runnable())}"

@@ -1,0 +1,35 @@
+# Builds the kernels. Where that fails it says why in OUTPUT/why_not.txt, which backends/library.py reads, and succeeds: an installation
+# without kernels works. SOURCE: this folder; BINARY: where to build; OPTIONS: of the configuration.
+cmake_minimum_required(VERSION 3.20)
+file(GLOB old "${OUTPUT}/libregard_*.so")
+file(REMOVE "${OUTPUT}/why_not.txt" "${OUTPUT}/build.log")
+
+execute_process(COMMAND "${CMAKE_COMMAND}" ${OPTIONS} "-DOUTPUT=${OUTPUT}" -S "${SOURCE}" -B "${BINARY}"
+  RESULT_VARIABLE failed OUTPUT_VARIABLE log ERROR_VARIABLE log ECHO_OUTPUT_VARIABLE ECHO_ERROR_VARIABLE)
+if(NOT failed)
+  set(threads $ENV{CMAKE_BUILD_PARALLEL_LEVEL})
+  if(NOT threads)
+    cmake_host_system_information(RESULT threads QUERY NUMBER_OF_LOGICAL_CORES)
+  endif()
+  execute_process(COMMAND "${CMAKE_COMMAND}" --build "${BINARY}" --config Release --parallel "${threads}"
+    RESULT_VARIABLE failed OUTPUT_VARIABLE log ERROR_VARIABLE log ECHO_OUTPUT_VARIABLE ECHO_ERROR_VARIABLE)
+endif()
+if(NOT failed)
+  return()
+endif()
+
+set(why "the C++ compiler failed when regard was installed")
+if(log MATCHES "No CMAKE_CXX_COMPILER could be found")
+  set(why "no C++ compiler was found when regard was installed")
+elseif(log MATCHES "([^\n]*error: [^\n]*)")
+  string(STRIP "${CMAKE_MATCH_1}" first)
+  string(APPEND why ": ${first}")
+elseif(log MATCHES "CMake Error[^\n]*\n+ *([^\n]*)")
+  string(APPEND why ": ${CMAKE_MATCH_1}")
+endif()
+if(old)
+  file(REMOVE ${old})
+endif()
+file(WRITE "${OUTPUT}/why_not.txt" "${why}\n")
+file(WRITE "${OUTPUT}/build.log" "${log}")
+message(WARNING "regard is installed without its native kernels and runs on the slower ones: ${why}")
