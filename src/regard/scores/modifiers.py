@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.region import Frame, Region
 from regard.scores.algebra import Modifier, Score, finite_in, misfit_by_head, number, parameter, plus
 from regard.scores.buckets import Buckets, ClippedBuckets, T5Buckets
-from regard.shapes import branchless, listed
+from regard.shapes import branchless, listed, widen
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Alibi(Modifier):
         q = self.coordinates if self.query_coordinates is None else self.query_coordinates
         square = torch.zeros((), dtype=s.dtype, device=s.device)
         for x, y in zip(q.unbind(-1), self.coordinates.unbind(-1), strict=True):
-            square = square + (at.queries(x) - at.keys(y)).to(s.dtype) ** 2
+            square = square + (widen(at.queries(x)) - widen(at.keys(y))).to(s.dtype) ** 2
         near = square == 0  # the root has no derivative there
         return s - slope * square.masked_fill(near, 1).sqrt().masked_fill(near, 0)
 
