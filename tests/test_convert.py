@@ -105,10 +105,12 @@ def test_sdpa_causal_is_top_left(nq: int, nk: int) -> None:
     assert from_sdpa(None, nq, nk) == Converted(rg.Everything())
 
 
-def test_sdpa_padding_read_as_rows_is_refused() -> None:
+def test_sdpa_padding_is_read_as_rows_and_warns() -> None:
     q, k = torch.randn(3, 2, 3, 5), torch.randn(3, 2, 7, 5)
-    with pytest.raises(rg.ShapeError, match="its first axis may be either"):
-        attend(q, k, k, from_sdpa(torch.ones(3, 7).bool(), 3, 7))
+    allowed = torch.arange(7) < torch.tensor([[1], [3], [5]])
+    with pytest.warns(UserWarning, match="as many sequences as queries"):
+        got = attend(q, k, k, from_sdpa(allowed, 3, 7))
+    torch.testing.assert_close(got, sdpa(q, k, k, attn_mask=allowed))
     with pytest.raises(ValueError, match="attn_mask and is_causal are both given"):
         from_sdpa(torch.ones(3, 7).bool(), 3, 7, is_causal=True)
 

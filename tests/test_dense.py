@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -67,25 +71,57 @@ def test_numbers_are_refused(mask: torch.Tensor, said: str) -> None:
         rg.Dense(mask)
 
 
+AMBIGUOUS = "two axes is read as \\(nq, nk\\)"
+
+
 @pytest.mark.parametrize("headed", [True, False], ids=["four axes", "three axes"])
-def test_a_padding_mask_passed_as_rows_and_keys_is_refused_and_the_way_out_is_right(headed: bool) -> None:
-    q, k = torch.randn(3, 3, 7), torch.randn(3, 5, 7)
+@pytest.mark.parametrize("batch", range(1, 7))
+def test_two_axes_are_queries_and_keys_for_every_batch(batch: int, headed: bool) -> None:
+    """Also where the batch happens to be as long as the queries: then with a warning, whose ways out are right."""
+    q, k = torch.randn(batch, 3, 7), torch.randn(batch, 5, 7)
     q, k = (q[:, None], k[:, None]) if headed else (q, k)
-    padding = torch.arange(5) < torch.tensor([[1], [3], [5]])
-    with pytest.raises(rg.ShapeError) as refusal:
-        rg.attention(q, k, k, mask=rg.Dense(padding))
-    said = str(refusal.value)
-    assert "has shape (3, 5), and there are 3 sequences of 3 queries" in said and "first axis may be either" in said
+    mask = torch.arange(5) < torch.tensor([[1], [3], [5]])
+    if batch != 3:
+        assert torch.equal(rg.attention_weights(q, k, mask=rg.Dense(mask)) > 0, mask.expand(*q.shape[:-1], 5))
+        return
+    with pytest.warns(UserWarning, match=AMBIGUOUS) as warned:
+        weights = rg.attention_weights(q, k, mask=rg.Dense(mask))
+    assert torch.equal(weights > 0, mask.expand(*q.shape[:-1], 5))
+    said = str(warned[0].message)
     per_key = "Dense(mask[:, None, None, :])" if headed else "Dense(mask[:, None, :])"
     per_pair = "Dense(mask[None, None])" if headed else "Dense(mask[None])"
-    assert per_key in said and per_pair in said and "Lengths(keys=mask.sum(-1))" in said
-    names = {"Dense": rg.Dense, "Lengths": rg.Lengths, "mask": padding}
+    assert f"(nq, nk) is {per_pair}; a padding mask (batch, nk) is {per_key}, or Lengths(keys=mask.sum(-1))" in said
+    names = {"Dense": rg.Dense, "Lengths": rg.Lengths, "mask": mask}
     first, second, third = (
         rg.attention_weights(q, k, mask=eval(way, names)) for way in (per_key, "Lengths(keys=mask.sum(-1))", per_pair)
     )
     torch.testing.assert_close(first, second)
-    assert ((first > 0) == padding.view(3, *[1] * (q.dim() - 2), 5)).all()
-    assert ((third > 0) == padding.view(*[1] * (q.dim() - 2), 3, 5)).all()
+    assert ((first > 0) == mask.view(3, *[1] * (q.dim() - 2), 5)).all()
+    assert torch.equal(third, weights)
+
+
+def test_two_axes_warn_once_a_process() -> None:
+    code = """
+import torch, regard as rg
+for n in (3, 4, 3):
+    x = torch.ones(n, 2, n, 4)
+    for _ in range(2):
+        rg.attention(x, x, x, mask=rg.Dense(torch.ones(n, n, dtype=torch.bool)))
+    rg.explain(x, x, x, mask=rg.Dense(torch.ones(n, n, dtype=torch.bool)) & rg.Causal())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.count("UserWarning") == 1 and re.search(AMBIGUOUS, done.stderr)
+
+
+def test_two_axes_are_no_matter_under_transforms_and_compilers() -> None:
+    q, mask = torch.randn(3, 2, 3, 4), rg.Dense(torch.ones(3, 3, dtype=torch.bool).tril())
+
+    def call(q: torch.Tensor) -> torch.Tensor:
+        return rg.attention(q, q, q, mask=mask)
+
+    expected = call(q[:2])  # two sequences of three queries: nothing to say
+    for road in (torch.vmap(call), torch.compile(call, backend="eager"), torch.func.functionalize(call)):
+        torch.testing.assert_close(road(q)[:2], expected)
 
 
 @pytest.mark.parametrize("shape", [(2, 5), (3, 2), (3, 4, 3, 5), (2, 3, 3, 5), (1, 2, 4, 3, 5)])

@@ -91,7 +91,7 @@ def from_sdpa(attn_mask: Any | None, nq: int, nk: int, *, is_causal: bool = Fals
     attn_mask broadcasts to (batch, heads, nq, nk); boolean: True = may attend; floating point: added to the scores.
     What is -inf there becomes part of the mask, the rest the bias. is_causal compares indices (aligned top-left), so
     its positions are head(nq, nk), also where the queries are the last ones and tail(nq, nk) was meant.
-    A (batch, nk) padding mask, which that function reads as (nq, nk) if batch == nq, is refused at the call, by Dense.
+    A (batch, nk) padding mask, which that function reads as (nq, nk) if batch == nq, is read so too; Dense warns then.
     Raises TypeError for other dtypes, ValueError for both arguments at once. Source: torch 2.13.
 
     >>> from_sdpa(None, 2, 4, is_causal=True).positions

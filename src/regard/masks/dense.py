@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,16 +14,17 @@ from torch import Tensor
 from regard.arrays import tensor
 from regard.masks.algebra import Mask, cover_of
 from regard.region import Frame, Region, Tiling
-from regard.shapes import listed
+from regard.shapes import branchless, listed
 
 
 @dataclass(frozen=True)
 class Dense(Mask):
     """A boolean tensor, True = may attend, broadcastable to the call's (*batch, heads, nq, nk).
 
-    Its memory is the caller's; nothing larger is made. A two-axis mask is (nq, nk); where it could as well be a padding
-    mask (batch, nk), because batch == nq, it is refused. Masks where True means *masked* are read by
-    regard.masks.convert. Raises TypeError for numbers, ShapeError where it does not broadcast.
+    Its memory is the caller's; nothing larger is made. Two axes are always (nq, nk); a padding mask (batch, nk) is
+    Dense(mask[:, None, None, :]). Where batch == nq two axes could be either, and a UserWarning says so, once. Masks
+    where True means *masked* are read by regard.masks.convert. Raises TypeError for numbers, ShapeError where it does
+    not broadcast.
 
     >>> Dense(torch.tensor([[True, False], [True, True]])).draw(2)
     ■·
@@ -62,10 +64,13 @@ class Dense(Mask):
             return (
                 f"Dense.allowed has shape {listed(shape)}; expected one that broadcasts to {listed(full)}; {lengths}."
             )
-        if len(shape) == 2 and count == frame.nq == shape[0] > 1:
-            return (
-                f"Dense.allowed has shape {listed(shape)}, and there are {count} sequences of {frame.nq} queries: its "
-                f"first axis may be either: (nq, nk) is Dense(mask{one}); {lengths}."
+        if len(shape) == 2 and count == frame.nq == shape[0] > 1 and not branchless(self.allowed):
+            # no number in it and no stacklevel: so Python's filters show it once a process
+            warnings.warn(
+                "A Dense mask of two axes is read as (nq, nk). This call has as many sequences as queries, so a padding"
+                " mask (batch, nk) would fit too. Say which it is, and this warning goes: (nq, nk) is "
+                f"Dense(mask{one}); {lengths}.",
+                stacklevel=1,
             )
         return None
 
