@@ -34,7 +34,7 @@ def draw(seed: int) -> Call:
         positions=at.positions,
         placed=at.placed,
         sink=_sink(s, at),
-        backend=_backend(s),
+        backend=_backend(s, at),
         isa=s.choice.randrange(12) if s.maybe(0.3) else None,
     )
     call = _poisoned(s, call) if s.maybe(0.25) else call
@@ -160,10 +160,11 @@ def _sink(s: Source, at: Size) -> Tensor | float | None:
     return sink if sink.dtype != torch.float64 or at.dtype == torch.float64 else sink.float()
 
 
-def _backend(s: Source) -> tuple[Any, ...] | None:
+def _backend(s: Source, at: Size) -> tuple[Any, ...] | None:
     kind = s.choice.choices((None, "native", "tiled", "reference"), (52, 16, 22, 10))[0]
     if kind == "native":
-        return "native", s.maybe(0.35)
+        invariant = s.maybe(0.35)
+        return None if at.dtype == torch.float64 else ("native", invariant)
     if kind == "tiled":
         return "tiled", *(None if s.maybe(0.2) else s.choice.choice((1, 2, 3, 7, 16, 31, 64, 100)) for _ in range(2))
     return None if kind is None else (kind,)
