@@ -23,6 +23,19 @@ from regard.backends.library import runnable
 SEED = 20170612  # "Attention Is All You Need" came out on this day
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests of each, in a random order")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """No test may need another one before it: `pytest --shuffle 7` shows it, and `pytest tests/test_x.py` alone."""
+    seed = config.getoption("--shuffle")
+    if seed is not None:
+        draw = random.Random(seed)
+        place = {path: draw.random() for path in sorted({item.path for item in items})}
+        items.sort(key=lambda item: (place[item.path], draw.random()))
+
+
 class TorchRandom:
     """torch's generator as hypothesis wants it: seeded anew for every example, so that a failure repeats."""
 
