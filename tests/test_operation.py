@@ -1,4 +1,7 @@
-"""The native forward as one node of a graph: torch.compile(fullgraph=True), torch.export, fake tensors."""
+"""The native forward as one node of a graph: torch.compile(fullgraph=True), torch.export, fake tensors.
+
+Whether a first call becomes a graph at all is asked in test_graphs_fresh.py, in processes of their own.
+"""
 
 from __future__ import annotations
 
@@ -80,14 +83,6 @@ def test_exported_it_is_one_node_for_every_length(name: str) -> None:
         if shapes is not None:
             other = tuple(torch.randn(2, 4, 33, 32) for _ in range(3))
             torch.testing.assert_close(program.module()(*other), layer(*other), rtol=0, atol=0)
-
-
-@pytest.mark.slow
-def test_by_the_default_compiler() -> None:
-    torch.compiler.reset()
-    layer, given = Layer(CALLS["causal"]), inputs()
-    with torch.no_grad():
-        torch.testing.assert_close(torch.compile(layer, fullgraph=True)(*given), layer(*given), rtol=0, atol=0)
 
 
 def test_positions_changed_in_place_are_not_trusted_in_a_graph() -> None:

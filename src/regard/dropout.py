@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +39,8 @@ class Dropout(Value):
         """The same with its seed fixed."""
         if self.seed is not None:
             return self
-        return Dropout(self.p, int(torch.randint(1 << 62, (), dtype=torch.int64)))
+        seed: Any = torch.randint(1 << 62, (), dtype=torch.int64).item()  # in a graph a symbol, which int() would fix
+        return Dropout(self.p, seed)
 
     def keep(self, at: Region, dtype: torch.dtype) -> Tensor:
         """What each weight of a region is multiplied by: 0 or 1 / (1 - p), broadcastable to (*batch, h, r, c)."""

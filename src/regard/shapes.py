@@ -53,6 +53,12 @@ def graphed(*tensors: Tensor) -> bool:
     return fake is not None and any(isinstance(t, fake.FakeTensor) for t in tensors)
 
 
+def symbolic(*sizes: int) -> bool:
+    """Whether one of them has no fixed value: a dynamic axis of torch.compile, torch.export or make_fx."""
+    shapes = sys.modules.get("torch.fx.experimental.symbolic_shapes")  # whoever makes symbols has loaded it
+    return shapes is not None and not all(shapes.has_static_value(n) for n in sizes)
+
+
 def functorch() -> bool:
     """Whether a torch.func transform (vmap, grad, jvp, ...) is under way."""
     # torch.autograd.Function asks the same question of torch in the same way.

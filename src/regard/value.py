@@ -42,6 +42,8 @@ class Value:
         return hash((type(self), *(_key(item) for item in _items(self))))
 
     def __repr__(self) -> str:
+        if torch.compiler.is_compiling():  # dynamo prints no tensors; a graph has no use for the text
+            return type(self).__name__
         pairs = ((f, getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
         told = (f"{f.name}={_show(value)}" for f, value in pairs if not _same(value, f.default))
         return f"{type(self).__name__}({', '.join(told)})"
@@ -67,7 +69,13 @@ _NAMES: dict[type, tuple[str, ...]] = {}
 
 
 def _items(value: Value) -> list[Any]:
-    return [getattr(value, name) for name in names(type(value))]
+    return [getattr(value, name) for name in _names_of(value)]
+
+
+def _names_of(value: Value) -> tuple[str, ...]:
+    if torch.compiler.is_compiling():  # dynamo follows `fields` of an instance, not of a class
+        return tuple(f.name for f in fields(value))  # type: ignore[arg-type]
+    return names(type(value))
 
 
 def _leaves(item: Any) -> Iterator[Tensor]:
@@ -88,7 +96,7 @@ def _exchange(item: Any, tensors: Iterator[Tensor]) -> Any:
     if not isinstance(item, Value) or not item.tensors():
         return item
     twin = copy.copy(item)
-    for name in names(type(item)):
+    for name in _names_of(item):
         # The class is frozen and already validated: the exchanged tensors stand for the same quantities.
         object.__setattr__(twin, name, _exchange(getattr(item, name), tensors))
     return twin

@@ -16,7 +16,7 @@ from regard.state import RowStats
 _NAMES = tuple(f.name for f in fields(Lowered))
 _NUMBERS = {
     **{"scale": "float", "cap": "float", "cap_last": "bool"},
-    **{"seed": "int", "threshold": "int", "keep": "float", "invariant": "bool"},
+    **{"seed": "SymInt", "threshold": "int", "keep": "float", "invariant": "bool"},
 }
 _TOLD = ", ".join(f"{_NUMBERS.get(n, 'Tensor' if n in ('q', 'k', 'v') else 'Tensor?')} {n}" for n in _NAMES)
 

@@ -14,7 +14,7 @@ import torch
 from regard.masks.algebra import Cover, Everything
 from regard.problem import Problem
 from regard.region import Region
-from regard.shapes import branchless, repeat_heads
+from regard.shapes import branchless, repeat_heads, symbolic
 from regard.state import RowStats, State
 
 # Pairs × heads × batch × footprint held at once: 4 MB in float32, which stays in the last cache and hides Python's own
@@ -32,6 +32,8 @@ class Size:
 
     def settled(self, problem: Problem) -> tuple[int, int]:
         lanes = max(problem.lanes, 1)
+        if symbolic(lanes):  # a dynamic batch: no number is known
+            lanes = 1
         side = max(LEAST, min(MOST, math.isqrt(BUDGET // lanes)))
         r = self.rows or max(1, min(side, problem.frame.nq))
         # few rows (decoding) leave room for long strips of keys
@@ -47,7 +49,14 @@ class Strip:
 
 
 def strips(problem: Problem, size: Size) -> Iterator[Strip]:
-    """Every block of rows; tiles that no row of any batch element or head may see are left out."""
+    """Every block of rows; tiles that no row of any batch element or head may see are left out.
+
+    Where the lengths are symbolic (a graph for all of them) there is one tile, since a graph has no loop over tiles.
+    """
+    nq, nk = problem.frame.nq, problem.frame.nk
+    if symbolic(nq, nk):
+        yield Strip(slice(None), ((slice(None), isinstance(problem.mask, Everything)),))
+        return
     tiling = problem.frame.tiling(*size.settled(problem))
     for rows, covers in zip(tiling.row_blocks, _covers(problem, *size.settled(problem)), strict=True):
         seen = zip(tiling.col_blocks, covers, strict=True)
@@ -70,7 +79,7 @@ def stream(problem: Problem, size: Size, quick: bool = False) -> tuple[torch.Ten
 
 
 def _merged(problem: Problem, strip: Strip, quick: bool) -> State:
-    state = _empty(problem, strip.rows.stop - strip.rows.start)
+    state = _empty(problem, problem.q[..., strip.rows, :].shape[-2])
     for cols, everything in strip.tiles:
         at = problem.frame.region(strip.rows, cols)
         q, k, v = problem.q[..., strip.rows, :], problem.k[..., cols, :], problem.v[..., cols, :]
