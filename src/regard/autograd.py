@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from regard.backends.backward import Cotangents
 from regard.backends.base import Backend, Kept
 from regard.problem import Problem
-from regard.shapes import branchless, exact, functorch, graphed
+from regard.shapes import branchless, exact, functorch, graphed, scripted, watched
 from regard.state import RowStats
 
 
@@ -50,7 +50,9 @@ def _differentiable_way(
     """The backend's method for whoever watches the operations themselves: a compiler, a transform, autograd."""
     if backend.recorded:
         return backend.differentiable
-    if graphed(*tensors) and not functorch():
+    if scripted():  # TorchScript runs where regard's operations may not be
+        return backend.differentiable
+    if (graphed(*tensors) or (watched() and not backend.visible)) and not functorch():
         return backend.traced
     if branchless(*tensors) or any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
         return backend.differentiable

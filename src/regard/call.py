@@ -21,7 +21,7 @@ from regard.positions import Positions
 from regard.problem import Layout, Problem, pose
 from regard.scores.algebra import Score, number
 from regard.scores.similarity import Custom
-from regard.shapes import exact, listed, repeat_heads
+from regard.shapes import exact, listed, repeat_heads, scripted
 from regard.state import RowStats
 
 
@@ -45,6 +45,8 @@ class Call:
         q, k, v = (_autocast(arrays.tensor(x, name)) for x, name in ((q, "q"), (k, "k"), (v, "v")))
         with self.precision():
             problem, layout = pose(q, k, v, score, mask, positions, dropout)
+        if scripted():
+            problem = problem.with_tensors(tuple(_of_this_shape(t) for t in problem.tensors()))
         self.problem: Problem = problem if sink is None else replace(problem, sink=_sink(number(sink, "sink"), problem))
         self.layout: Layout = layout
         _refuse_hidden_parameters(problem)
@@ -70,6 +72,15 @@ def _autocast(t: Tensor) -> Tensor:
     if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return t
     return t.to(torch.get_autocast_dtype(device))
+
+
+def _of_this_shape(t: Tensor) -> Tensor:
+    """The same tensor in a TorchScript trace, which then raises RuntimeError for one of another shape.
+
+    A trace holds the slices of one length: of a longer input it would leave out the rest.
+    """
+    # reshape compares how many numbers there are, expand_as compares the axes
+    return t.expand_as(t.reshape([int(n) for n in t.shape]))
 
 
 def _sink(sink: float | Tensor, problem: Problem) -> Tensor:

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.errors import Unsupported
 from regard.region import Region
+from regard.shapes import scripted
 from regard.value import Value
 
 # 24 bits decide: they are exact in float32, and p is met to 6e-8
@@ -39,6 +41,11 @@ class Dropout(Value):
         """The same with its seed fixed."""
         if self.seed is not None:
             return self
+        if scripted():
+            raise Unsupported(
+                f"{self!r} draws a seed at each call; torch.jit.trace would keep that of the first. "
+                "Pass seed=..., or trace the model in eval mode."
+            )
         seed: Any = torch.randint(1 << 62, (), dtype=torch.int64).item()  # in a graph a symbol, which int() would fix
         return Dropout(self.p, seed)
 

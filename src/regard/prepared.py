@@ -21,7 +21,7 @@ from regard.call import Call
 from regard.dispatch import choose
 from regard.masks.algebra import Mask
 from regard.scores.algebra import Score, Similarity
-from regard.shapes import functorch
+from regard.shapes import functorch, watched
 from regard.value import Value, names
 
 _MOST = 256  # structures kept
@@ -118,8 +118,10 @@ class _Repeated(torch.autograd.Function):
     def backward(ctx: Any, g_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         # hooks on what is saved may have moved it
         q, k, v, *leaves, out, kept = map(_laid, ctx.saved_tensors, ctx.strides)
-        if torch.is_grad_enabled():  # create_graph: the gradient itself will be differentiated
-            found = _differentiable(ctx.asked, (q, k, v), ctx.needs_input_grad[2:], g_out)
+        # create_graph: the gradient itself will be differentiated; and who watches sees no kernel
+        if torch.is_grad_enabled() or watched():
+            with torch.enable_grad():
+                found = _differentiable(ctx.asked, (q, k, v), ctx.needs_input_grad[2:], g_out)
         else:
             found = ctx.run.backward((q, k, v), leaves, (out, kept), g_out)
         return (None, None, *found)
@@ -154,14 +156,13 @@ def _transformed() -> bool:
     return (
         torch.compiler.is_compiling()
         or functorch()
-        or _dispatch_modes() > 0
+        or watched()
         or _function_modes() > 0
         or forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
         or torch.is_autocast_enabled("cpu")
     )
 
 
-_dispatch_modes = torch._C._len_torch_dispatch_stack  # pyright: ignore[reportPrivateUsage]
 _function_modes = torch._C._len_torch_function_stack  # pyright: ignore[reportPrivateUsage]
 
 

@@ -60,10 +60,12 @@ class Backend(Value):
     """Where a problem runs: a value, so `backend=Tiled()` names it.
 
     A subclass defines `why_not` and `forward`. Backward streams over tiles, unless it defines a better one or says
-    `recorded = True`: its forward is then made of operations that autograd records.
+    `recorded = True`: its forward is then made of operations that autograd records. `visible = False`: it computes by
+    something else than operations of torch's, so where a TorchDispatchMode watches, `traced` runs instead.
     """
 
     recorded: ClassVar[bool] = False
+    visible: ClassVar[bool] = True
 
     @property
     def size(self) -> Size:

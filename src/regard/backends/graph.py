@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from regard.backends.lowering import Lowered
-from regard.backends.operation import Kept, remembered, room, row_stats
+from regard.backends.modifying import ROOM
+from regard.backends.operation import Kept, library, remembered, room, row_stats
 from regard.backends.training import LEARNED, operand_gradients
+from regard.errors import ShapeError
+from regard.shapes import listed
 from regard.state import RowStats
 
 _NAMES = tuple(f.name for f in fields(Lowered))
@@ -28,6 +31,46 @@ def traced(lowered: Lowered) -> tuple[Tensor, RowStats]:
     lse = lse.masked_fill(stats.empty, 0)
     # l = exp(lse - m) has lost digits: the value comes from the kernel, the derivative from the lse
     return out, RowStats(stats.m, stats.l * torch.exp(lse - lse.detach()))
+
+
+def _forward(*told: Any) -> Kept:
+    lowered = Lowered(*told)
+    _check_operands(lowered)
+    return remembered(lowered)
+
+
+def _check_operands(lowered: Lowered) -> None:
+    """ShapeError where operands are not of one call: the kernels would read beside them.
+
+    A graph that was recorded without guards (make_fx) holds masks of the length that it was recorded for.
+    """
+    *batch, heads, nq = lowered.shape
+    key_heads, nk, (rows, keys) = lowered.k.shape[-3], lowered.k.shape[-2], library().tile
+    expected: dict[str, tuple[int, ...]] = {  # axes of size 1 are shared, but for the last
+        "k": (*batch, key_heads, nk, lowered.q.shape[-1]),
+        "v": (*batch, key_heads, nk, lowered.v.shape[-1]),
+        **dict.fromkeys(("allowed", "bias"), (*batch, heads, nq, nk)),
+        **dict.fromkeys(("start", "stop"), (*batch, heads, nq, 1)),
+        "tiles": (*batch, heads, -(-nq // rows), -(-nk // keys)),
+        **dict.fromkeys(("q_cell", "q_at"), (*batch, nq)),
+        **dict.fromkeys(("k_cell", "k_at"), (*batch, nk)),
+        **dict.fromkeys(("caps", "slopes"), (heads,)),
+        "sink": (*batch, heads, 1, 1),
+    }
+    if lowered.q_cell is None:
+        expected["offsets"] = (heads, max(nq + nk - 1, 0) + ROOM)
+    for name, t in lowered.tensors().items():
+        shape = expected.get(name, tuple(t.shape))
+        exact = name in ("k", "v", "q_cell", "q_at", "k_cell", "k_at", "offsets")
+        fits = all(a in (1, b) for a, b in zip(t.shape[::-1], shape[::-1], strict=False))
+        if not fits or t.dim() > len(shape) or (exact and t.shape[-1] != shape[-1]):
+            raise ShapeError(
+                f"regard::forward: {name} has shape {listed(t.shape)}; q {listed(lowered.q.shape)} and k "
+                f"{listed(lowered.k.shape)} need {listed(shape)}. A graph recorded by make_fx serves one shape; "
+                "torch.export and torch.compile(dynamic=True) serve all."
+            )
+    if heads and (key_heads == 0 or heads % key_heads):
+        raise ShapeError(f"regard::forward: k has {key_heads} heads, q has {heads}; expected a multiple.")
 
 
 def _backward(*told: Any) -> list[Tensor]:
@@ -70,12 +113,13 @@ def _pull(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: Tensor | None) 
 
 def _refuse(ctx: Any, *_: Any) -> None:
     raise NotImplementedError(
-        "regard::backward cannot be differentiated again in a graph; outside of torch.compile and torch.export it can."
+        "regard::backward cannot be differentiated again in a graph or under a TorchDispatchMode; outside of both it "
+        "can."
     )
 
 
 torch.library.define("regard::forward", f"({_TOLD}) -> (Tensor, Tensor, Tensor)")
-torch.library.impl("regard::forward", "CPU", lambda *told: remembered(Lowered(*told)))
+torch.library.impl("regard::forward", "CPU", _forward)
 torch.library.register_fake("regard::forward", lambda *told: room(Lowered(*told)))
 torch.library.register_autograd("regard::forward", _pull, setup_context=_keep)
 _GIVEN = "Tensor out, Tensor lse, Tensor norm, Tensor dout, Tensor dlse, str wanted"

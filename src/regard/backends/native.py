@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from regard.backends.tiling import stream
 from regard.backends.training import why_not_learned
 from regard.problem import Problem
 from regard.scores.additive import Additive
+from regard.shapes import graphed, watched
 from regard.state import RowStats
 
 
@@ -45,6 +47,7 @@ class Native(Backend):
     Native()
     """
 
+    visible: ClassVar[bool] = False
     invariant: bool = False
 
     def why_not(self, problem: Problem, lse: bool) -> str | None:
@@ -72,7 +75,8 @@ class Native(Backend):
         needs = tuple(t.requires_grad for t in problem.tensors())
         if not _family(problem).whole or why_not_learned(problem, needs):
             return self.differentiable(problem)
-        return traced(replace(lower(problem, None), invariant=self.invariant))
+        tile = None if graphed(*problem.tensors()) else library().tile
+        return traced(replace(lower(problem, tile), invariant=self.invariant))
 
     def ready(self, example: Example) -> Ready | None:
         family = _family(example.problem)
@@ -91,7 +95,7 @@ class Native(Backend):
         self, problem: Problem, kept: Kept, cotangents: Cotangents, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         family = _family(problem)
-        if family.why_streamed(problem, needs) is not None:
+        if family.why_streamed(problem, needs) is not None or watched():
             # of scores rounded otherwise, neither the output nor the row statistics are those of this backward
             with torch.no_grad():
                 out, stats = stream(problem, self.size, quick=True)

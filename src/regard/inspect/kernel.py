@@ -23,7 +23,7 @@ from regard.inspect.facts.rows import Entropy, MaxScore, Peak, Top, TopKeys, Vis
 from regard.inspect.kept import empty
 from regard.problem import Problem
 from regard.scores.additive import Additive
-from regard.shapes import branchless
+from regard.shapes import branchless, watched
 
 MOST_TOP, MOST_SETS = 64, 64  # REGARD_TOP and REGARD_SETS of native/facts_args.h
 _FAR = (1 << 31) - 1
@@ -70,8 +70,8 @@ def why_not(problem: Problem, fact: Fact[Any]) -> str | None:
 
 def why_nothing(problem: Problem) -> str | None:
     """Why the kernels find no fact of a problem, as a clause; None if they find some."""
-    if branchless(*problem.tensors()):
-        return "values cannot be looked at inside a transform or a graph"
+    if branchless(*problem.tensors()) or watched():
+        return "a transform, a graph or a TorchDispatchMode does not see a kernel"
     if 0 in problem.q.shape[:-1] or 0 in problem.k.shape[:-1]:
         return "there are no queries or no keys"
     if isinstance(problem.similarity, Additive):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import regard.arrays as arrays
 from regard.call import Call
+from regard.errors import Unsupported
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.rows import Entropy, MaxScore
 from regard.inspect.seen import Seen
@@ -18,6 +19,7 @@ from regard.positions import Positions, settle
 from regard.region import Frame
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
+from regard.shapes import graphed
 
 
 def look(
@@ -65,6 +67,11 @@ def survey(
     """The answers, with the head axis that q may lack, and the call that they are about."""
     check_facts(facts)
     call = Call(q, k, arrays.tensor(k, "k")[..., :0], score, mask, positions, sink, None, like=q)
+    if not torch.compiler.is_dynamo_compiling() and graphed(*call.problem.tensors()):  # dynamo runs look outside
+        raise Unsupported(
+            "look cannot be traced (torch.export, torch.jit.trace, make_fx, fake tensors): call it outside of the "
+            "graph. attention_weights, attention_state, entropy and max_score can be."
+        )
     if positions is None:
         _refuse_unknown_positions(call.problem.frame, facts)
     with call.precision():
