@@ -11,9 +11,11 @@ from regard import testing
 
 
 def evaluated(q: Tensor, k: Tensor, v: Tensor, gamma: Tensor, g: Tensor) -> list[Tensor]:
-    """softmax(-gamma |q - k|²) v by torch, each difference taken first."""
-    s = -gamma[:, None, None] * (q[..., :, None, :] - k[..., None, :, :]).square().sum(-1)
-    out = torch.softmax(s, -1) @ v
+    """softmax(-gamma |q - k|²) v by torch, as |q|² - 2 q·k + |k|² about the mean of the keys."""
+    centre = k.detach().mean(-2, keepdim=True)
+    x, y = q - centre, k - centre
+    squares = x.square().sum(-1)[..., :, None] - 2 * (x @ y.mT) + y.square().sum(-1)[..., None, :]
+    out = torch.softmax(-gamma[:, None, None] * squares, -1) @ v
     return [found.double() for found in torch.autograd.grad(out, (q, k, v, gamma), g)]
 
 

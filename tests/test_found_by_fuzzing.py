@@ -50,3 +50,15 @@ def test_a_row_that_a_bias_hides_has_no_gradient_beside_a_value_that_is_nan(back
     out = rg.attention(q, k, v, score=rg.ScaledDot() >> rg.Bias(bias), backend=backend)[..., 1, :]
     assert (out == 0).all()
     assert (torch.autograd.grad(out.sum(), q)[0][0, 0, 1] == 0).all()
+
+
+def test_the_entropy_of_a_row_whose_sink_has_nearly_all_the_mass() -> None:
+    """dH/dsink = p_sink (1 - p_sink - H), where 1 - p_sink is the mass of the keys: it keeps its own digits."""
+    q, k = torch.randn(3, 8), torch.randn(5, 8)
+    for sink in (9.0, 14.0):
+        found = []
+        for dtype in (torch.float32, torch.float64):
+            logit = torch.tensor([sink], dtype=dtype, requires_grad=True)
+            rg.entropy(q.to(dtype), k.to(dtype), sink=logit).sum().backward()
+            found.append(logit.grad)
+        torch.testing.assert_close(found[0].double(), found[1], rtol=3e-6, atol=0)

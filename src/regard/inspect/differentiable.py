@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from regard.region import Region
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 from regard.shapes import branchless, exact
-from regard.state import RowStats
+from regard.state import RowStats, State
 
 
 def entropy(
@@ -106,21 +107,23 @@ class _Rule:
 
 class _EntropyRule(_Rule):
     def values(self, problem: Problem) -> tuple[Tensor, ...]:
-        _, m, l = Tiled().forward_for_backward(problem)
-        stats = RowStats(m, l)
-        beside = torch.zeros_like(m) if problem.sink is None else stats.sink_weights(problem.sink)
-        return sweep(problem, stats, (Entropy(),))[Entropy()], m, l, beside
+        _, m, l = Tiled().forward_for_backward(replace(problem, sink=None))
+        stats = problem.joined(State(m, l, m.new_zeros((*m.shape, 0)))).stats
+        p_sink = torch.zeros_like(m) if problem.sink is None else stats.sink_weights(problem.sink)
+        # the mass of the keys by itself: 1 - p_sink has lost the digits of a small one
+        mass = l * stats.weights(m[..., None])[..., 0]
+        return sweep(problem, stats, (Entropy(),))[Entropy()], stats.m, stats.l, p_sink, mass
 
     def pull(self, at: Region, scores: Tensor, g: Tensor, kept: tuple[Tensor, ...]) -> Tensor:
-        h, m, l, p_sink = (t[..., at.rows] for t in kept)
+        h, m, l, p_sink, _ = (t[..., at.rows] for t in kept)
         stats = RowStats(m, l)
         log_p, p = stats.log_weights(scores), stats.weights(scores)
         g_s = -g[..., at.rows, None] * p * (log_p + (h + p_sink)[..., None])
         return g_s.masked_fill(p == 0, 0)
 
     def sink_gradient(self, sink: Tensor, g: Tensor, kept: tuple[Tensor, ...]) -> Tensor:
-        h, _, _, p_sink = kept
-        return (g * p_sink * (1 - p_sink - h)).sum(-1)
+        h, _, _, p_sink, mass = kept
+        return (g * p_sink * (mass - h)).sum(-1)
 
     def recorded(self, scores: Tensor, problem: Problem) -> Tensor:
         hidden, sink = scores == -torch.inf, problem.sink
