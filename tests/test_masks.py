@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard as rg
-from regard import Cover, Mask, Positions
+from regard import Cover, Mask, Positions, testing
 from regard.masks.algebra import View
 
 BATCH, HEADS = (2,), 3
@@ -264,3 +264,12 @@ def test_batch_axes_that_disagree_are_refused() -> None:
 def test_a_mask_without_visible_says_so() -> None:
     with pytest.raises(NotImplementedError, match=r"Mask does not define visible\(at\)"):
         Mask().dense(3)
+
+
+@pytest.mark.parametrize("mask", list(testing.masks(testing.frame()).values()), ids=str)
+def test_no_mask_is_true_or_false(mask: Mask) -> None:
+    """Causal() and Window(4, 4) would be Window(4, 4), which sees the future."""
+    other = rg.Causal()
+    for way in (lambda: mask and other, lambda: mask or other, lambda: not mask, lambda: bool(mask)):
+        with pytest.raises(TypeError, match=r"is neither true nor false.*write &, \| and ~\.$"):
+            way()

@@ -121,9 +121,9 @@ def test_fake_tensors_know_the_shapes() -> None:
 @pytest.mark.parametrize("name", ["plain", "steps", "bias", "dense", "dropout"])
 def test_torch_finds_the_operation_well_formed(name: str) -> None:
     given = CALLS[name]
-    score, mask, dropout = (given.get(each) for each in ("score", "mask", "dropout"))
+    score, mask = given.get("score", rg.ScaledDot()), given.get("mask", rg.Everything())
     q, k, v = inputs()
-    problem, _ = pose(q, k, v, score or rg.ScaledDot(), mask or rg.Everything(), None, dropout)
+    problem, _ = pose(q, k, v, score, mask, None, given.get("dropout"))
     lowered = lower(problem, None)
     told = tuple(vars(lowered).values())
     torch.library.opcheck(torch.ops.regard.forward.default, told, test_utils=("test_schema", "test_faketensor"))

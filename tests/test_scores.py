@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from regard import testing
 from regard.problem import pose
 from regard.region import Region
 from regard.scores.algebra import Pipeline, as_pipeline
@@ -103,3 +104,13 @@ def test_a_modifier_of_ones_own_runs_on_every_tiling_with_gradients() -> None:
 
     leaves = (X.clone().requires_grad_(), t.requires_grad_())
     assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("name", list(testing.scores(testing.frame())))
+def test_no_score_is_true_or_false(name: str) -> None:
+    """ScaledDot() and SoftCap(50.0) would be SoftCap(50.0)."""
+    whole, cap = testing.scores(testing.frame())[name], rg.SoftCap(50.0)
+    for score in (whole, *whole.stages):
+        for way in (lambda score=score: score and cap, lambda score=score: score or cap, lambda score=score: not score):
+            with pytest.raises(TypeError, match=r"is neither true nor false.*join scores by >>\.$"):
+                way()

@@ -91,6 +91,11 @@ class Mask(Value):
     def __invert__(self) -> Mask:
         return Not(self)
 
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"{self!r} is neither true nor false, so `and`, `or` and `not` would take one side; write &, | and ~."
+        )
+
     def batch(self) -> tuple[int, ...]:
         """The batch axes that this mask's own tensors bring."""
         return ()

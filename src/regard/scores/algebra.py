@@ -38,6 +38,11 @@ class Score(Value):
             raise TypeError(f">> joins scores; got {type(other).__name__}. A tensor to add is Bias(tensor).")
         return Pipeline((*self.stages, *other.stages))
 
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"{self!r} is neither true nor false, so `and` and `or` would take one side; join scores by >>."
+        )
+
     def compares_positions(self) -> bool:
         """Whether an answer depends on absolute positions."""
         return False
