@@ -80,7 +80,10 @@ class _PerturbedSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, v: Tensor, roundings: Roundings) -> tuple[Tensor, Tensor, Tensor]:
-        whole = torch.softmax(logits, -1)
+        # the sum of a row is rounded too, for all of its weights alike
+        whole = torch.softmax(logits, -1) * roundings.of(
+            logits.new_ones(*logits.shape[:-1], 1), unit=2 * roundings.unit
+        )
         p = roundings.of(whole)[..., : v.shape[-2]]
         out = roundings.of(roundings.of(p, unit=roundings.weights) @ roundings.of(v))
         ctx.save_for_backward(whole, v, out)
