@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.region import Frame, Region
 from regard.scores.algebra import Modifier, Score, finite_in, misfit_by_head, number, parameter, plus
 from regard.scores.buckets import Buckets, ClippedBuckets, T5Buckets
-from regard.shapes import branchless, listed, widen
+from regard.shapes import branchless, listed
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,17 @@ class Alibi(Modifier):
         if self.coordinates is None:
             return s - slope * (at.i - at.j).abs().to(s.dtype)
         q = self.coordinates if self.query_coordinates is None else self.query_coordinates
-        square = torch.zeros((), dtype=s.dtype, device=s.device)
+        square = not_finite = torch.zeros((), dtype=s.dtype, device=s.device)
         for x, y in zip(q.unbind(-1), self.coordinates.unbind(-1), strict=True):
-            square = square + (widen(at.queries(x)) - widen(at.keys(y))).to(s.dtype) ** 2
+            wide = torch.promote_types(x.dtype, s.dtype)
+            ahead = (at.queries(x).to(wide) - at.keys(y).to(wide)).to(s.dtype)
+            fine = ahead.isfinite()
+            # a constant: 0 · NaN, the gradient of a hidden pair, would reach the other pairs of its points
+            not_finite = not_finite + ahead.detach().abs().masked_fill(fine, 0)
+            square = square + ahead.masked_fill(~fine, 0) ** 2
         near = square == 0  # the root has no derivative there
-        return s - slope * square.masked_fill(near, 1).sqrt().masked_fill(near, 0)
+        distance = square.masked_fill(near, 1).sqrt().masked_fill(near, 0)
+        return s - slope * distance - slope.detach() * not_finite
 
     @classmethod
     def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
