@@ -116,7 +116,8 @@ static void pull_tile_values(const Puller<V>& z, const Tile& t) {
         }
     return;
   }
-  if (t.edge || t.bits)
+  const bool hides = t.edge || t.bits || z.g.c.bias.data || z.g.c.offsets;  // biases of -inf hide too
+  if (hides)
     for (int64_t n = 0; n < t.count; ++n)
       for (int v = 0; v < V; ++v) {
         const vf p = load(s + n * kQueries + v * W);

@@ -62,3 +62,27 @@ def test_the_entropy_of_a_row_whose_sink_has_nearly_all_the_mass() -> None:
             rg.entropy(q.to(dtype), k.to(dtype), sink=logit).sum().backward()
             found.append(logit.grad)
         torch.testing.assert_close(found[0].double(), found[1], rtol=3e-6, atol=0)
+
+
+@pytest.mark.parametrize("nq", [2, 43])
+@pytest.mark.parametrize("sink", [None, 0.0])
+def test_additive_scores_that_a_bias_hides_have_no_weight_in_the_native_backward(nq: int, sink: float | None) -> None:
+    """Hidden weights are marked by -1; the marks stood in the gradient of v where a bias alone hides."""
+    q, k, v = (torch.randn(1, 2, n, 3, requires_grad=True) for n in (nq, 8, 8))
+    bias = torch.zeros(nq, 8)
+    bias[::2] = bias[:, 3] = bias[1:, 5] = -math.inf
+    score = rg.Additive(None, None, torch.randn(3)) >> rg.Bias(bias)
+    g = torch.randn(1, 2, nq, 3)
+    found = [
+        torch.autograd.grad(rg.attention(q, k, v, score=score, sink=sink, backend=backend), (q, k, v), g)
+        for backend in (rg.Native(), rg.Reference())
+    ]
+    torch.testing.assert_close(*found)
+
+
+def test_weights_of_a_row_that_sees_a_nan_give_no_gradient_to_a_key_that_nobody_sees() -> None:
+    q, k = torch.randn(4, 4), torch.randn(4, 4)
+    k[1, 0] = math.nan
+    k.requires_grad_()
+    weights = rg.attention_weights(q, k, score=rg.Dot(), mask=~rg.Where(lambda b, h, i, j: j >= i))
+    assert (torch.autograd.grad(weights, k, torch.randn(4, 4))[0][3] == 0).all()

@@ -100,10 +100,11 @@ def _backward(problem: Problem, rows: Tensor | None, g: Tensor, needs: tuple[boo
         opened = sums.open(problem.frame.region(of), False)
         s = opened.tile.masked.detach()
         stats = _row_stats(problem, Tile(opened.tile.scores.detach(), opened.tile.visible))
-        p, g_p = stats.weights(s), g[..., to, :].to(problem.accumulate).masked_fill(s == -torch.inf, 0)
+        hidden = s == -torch.inf
+        p, g_p = stats.weights(s), g[..., to, :].to(problem.accumulate).masked_fill(hidden, 0)
         total = (p * g_p).sum(-1)
         if problem.sink is not None:
             g_sink -= (stats.sink_weights(problem.sink) * total).sum(-1)
         if opened.tile.scores.requires_grad:
-            sums.add_scores(opened, p * (g_p - total[..., None]))
+            sums.add_scores(opened, (p * (g_p - total[..., None])).masked_fill(hidden, 0))
     return sums.gradients(lambda _: g_sink)
