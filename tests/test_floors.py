@@ -19,7 +19,7 @@ FLOORS = (
     ("errors", "value"),
     ("shapes", "arrays", "region", "state", "positions", "dropout", "masks", "scores"),
     ("problem", "backends"),
-    ("dispatch", "autograd", "call", "prepared", "functional", "witness"),
+    ("dispatch", "autograd", "weights", "call", "prepared", "functional", "witness"),
     ("nn", "inspect", "parallel"),
     ("compat", "demo", "cli", "testing", "machine", "bench"),
 )
