@@ -38,16 +38,11 @@ REGARD_INLINE void each_tile(const Training& w, const Sweep& s, const Block<V>& 
   }
 }
 
-// shift, inverse and delta of a block of queries, where the forward had other scores than these.
+// shift and inverse of a block of queries, where the forward had other scores than these.
 template <int V>
-static void sum_block(const Training& w, const Sweep& s, const Place& p, float* shift, float* inverse, float* delta) {
-  const regard_call& c = w.c;
-  const Scratch scratch{s.qt, s.p, nullptr, s.bias, nullptr, nullptr};
-  Block<V> b{c, scratch, p};
-  open_block<V>(b, s);
-  const float sink = sink_of(c, p, p.h);
+static void sum_rows(const Training& w, const Sweep& s, Block<V>& b, Share& x, float* shift, float* inverse) {
+  const float sink = sink_of(w.c, b.p, b.p.h);
   for (int v = 0; v < V; ++v) b.m[v] = splat(sink), b.l[v] = splat(sink == -kInf ? 0.0f : 1.0f);
-  Share x{0, 0, s.p, s.ds, shift, inverse, delta, false, false};
   each_tile<V>(w, s, b, x, false, [&](const Tile&) {
     for (int v = 0; v < V; ++v) {
       const float* at = s.p + v * W;
@@ -64,6 +59,18 @@ static void sum_block(const Training& w, const Sweep& s, const Place& p, float* 
     store(shift + v * W, empty ? vf{} : b.m[v]);
     store(inverse + v * W, empty ? vf{} : splat(1.0f) / b.l[v]);
   }
+}
+
+// delta of a block of queries as the sum of P dP: rowsum(dO · O) is the same but for rounding, which a parameter of the score (slopes,
+// offsets) would multiply by its derivative, summed over the row.
+template <int V>
+static void sum_block(const Training& w, const Sweep& s, const Place& p, float* shift, float* inverse, float* delta) {
+  const regard_call& c = w.c;
+  const Scratch scratch{s.qt, s.p, nullptr, s.bias, nullptr, nullptr};
+  Block<V> b{c, scratch, p};
+  open_block<V>(b, s);
+  Share x{0, 0, s.p, s.ds, shift, inverse, delta, false, false};
+  if (w.anew) sum_rows<V>(w, s, b, x, shift, inverse);
   const regard_tensor& g = w.g.dout;
   const char* dout = (const char*)g.data + size_of(w.g.dout_dtype) * (offset(g, p, p.h) + p.row * g.row);
   pack<V>(s.doutt, kQueries, dout, w.g.dout_dtype, g.row, g.col, p.rows, c.dv, 1.0f);
@@ -101,7 +108,7 @@ static void prepare(const Training& w, const Sweep& s, int64_t item) {
                        out + n * c.out.row * size_of(c.out_dtype), c.out_dtype, c.out.col, c.dv);
     if (dlse) delta[n] -= dlse[n * w.g.dlse.row];
   }
-  if (!w.anew) return;
+  if (!w.anew && !w.slopes && !w.offsets) return;
   switch ((p.rows + W - 1) / W) {
     case 1: return sum_block<1>(w, s, p, shift, inverse, delta);
     case 2: return sum_block<2>(w, s, p, shift, inverse, delta);

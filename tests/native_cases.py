@@ -74,6 +74,14 @@ def _errors(case: testing.Case, dtype: torch.dtype) -> list[tuple[float, float]]
     return [(testing.error(mine, right), testing.tolerance(right, usual)) for mine, right, usual in results]
 
 
+def check(case: testing.Case, dtype: torch.dtype = torch.float32) -> None:
+    """testing.check on the native kernels; what is too far off in one draw is judged with seven more, as in `compare`."""
+    try:
+        testing.check(case, rg.Native(), dtype, again=redrawn(case))
+    except AssertionError:
+        testing.check(case, rg.Native(), dtype, again=tuple(_other_numbers(case) for _ in range(7)))
+
+
 def redrawn(case: testing.Case) -> tuple[testing.Case, ...]:
     """The case three times more, where a gradient of it is a handful of numbers."""
     few = any(t.numel() <= 8 for t in (*case.score.tensors(), *(() if case.sink is None else (case.sink,))))

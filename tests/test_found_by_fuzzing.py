@@ -86,3 +86,15 @@ def test_weights_of_a_row_that_sees_a_nan_give_no_gradient_to_a_key_that_nobody_
     k.requires_grad_()
     weights = rg.attention_weights(q, k, score=rg.Dot(), mask=~rg.Where(lambda b, h, i, j: j >= i))
     assert (torch.autograd.grad(weights, k, torch.randn(4, 4))[0][3] == 0).all()
+
+
+@pytest.mark.parametrize("nq", [4, 20, 32, 64, 65])
+@pytest.mark.parametrize("activation", [rg.Tanh(), rg.Sigmoid(), rg.LeakyReLU(0.2)], ids=repr)
+def test_weights_of_large_additive_scores_sum_to_1_in_the_native_backward(nq: int, activation: rg.Tanh) -> None:
+    """Forward and backward make the same scores: by rows, or by blocks of queries, which round them differently."""
+    q, k = torch.randn(nq, 6), torch.randn(28, 6)
+    v = torch.randn(28, 4, requires_grad=True)
+    score = rg.Additive(None, None, torch.randn(6) * 1e4, None, activation)
+    out = rg.attention(q, k, v, score=score, backend=rg.Native())
+    total = torch.autograd.grad(out.sum(), v)[0].sum(0)
+    torch.testing.assert_close(total, torch.full((4,), float(nq)), rtol=2e-6, atol=0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from native_cases import compare, frames, redrawn
+from native_cases import check, compare, frames
 from regard import testing
 from regard.backends.library import runnable
 from regard.scores.activations import Activation
@@ -58,7 +58,7 @@ def test_gradients(isa: str, activation: Activation, dtype: torch.dtype, size: s
     score = rg.Additive(*weights, activation)
     case = testing.draw(at, dk=19, dv=21, score=score, mask=testing.masks(at)[mask], sink=True)
     case = replace(case, dropout=rg.Dropout(0.2, seed=3))
-    testing.check(case, rg.Native(), dtype, again=redrawn(case))
+    check(case, dtype)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from native_cases import frames, named, names, redrawn
+from native_cases import check, frames, named, names
 from regard import testing
 from regard.backends.library import runnable
 from regard.backends.masking import lower_mask
@@ -41,7 +41,7 @@ def test_every_mask_and_score(name: str) -> None:
         rg.Native().why_not(problem, lse=True) is None
         and why_not_backward(problem, tuple(True for _ in problem.tensors())) is None
     ):
-        testing.check(case, rg.Native(), torch.float32, again=redrawn(case))
+        check(case)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -54,9 +54,9 @@ def test_every_instruction_set(isa: str, dtype: torch.dtype, size: str, mask: st
     biased = rg.ScaledDot() >> testing.scores(at)["RelativeBias"].parts[1] >> testing.scores(at)["Bias 2"].parts[1]
     seen = testing.masks(at)[mask]
     case = testing.draw(at, dk=32, dv=19, score=capped, mask=seen, sink=True)
-    testing.check(case, rg.Native(), dtype, again=redrawn(case))
+    check(case, dtype)
     case = testing.draw(at, dk=33, dv=16, score=biased, mask=seen, dropout=rg.Dropout(0.3, seed=11))
-    testing.check(case, rg.Native(), dtype)
+    check(case, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -67,7 +67,7 @@ def test_a_bias_of_every_broadcast(shape: tuple[int, ...], dtype: torch.dtype) -
     bias = rg.Bias(torch.randn(shape, dtype=torch.float64))
     for heads in (2, 6):
         case = testing.draw(FRAMES["blocks"], key_heads=heads, score=rg.ScaledDot() >> bias, mask=rg.Causal())
-        testing.check(case, rg.Native(), dtype)
+        check(case, dtype)
 
 
 @pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 24, 25, 63, 64, 65, 127, 128, 129, 257])
@@ -107,7 +107,7 @@ def test_calls_that_are_split_into_parts(keys: int, mask: str) -> None:
             >> testing.scores(at)["RelativeBias"].parts[1]
         )
         case = testing.draw(at, key_heads=keys, dk=9, dv=12, score=score, mask=testing.masks(at)[mask], sink=True)
-        testing.check(case, rg.Native(), torch.float32)
+        check(case)
 
 
 def test_the_weights_of_a_row_sum_to_one_in_the_gradient_too() -> None:
@@ -177,8 +177,13 @@ def test_strides(dtype: torch.dtype) -> None:
         ],
     ]
     for given in strange:
+        # bfloat16 pairs are read from neighbouring features alone; other layouts are multiplied in float32
+        pairs = dtype == torch.bfloat16 and any(t.stride(-1) != 1 for t in given[:2])
         for mine, right in zip(run(*given), run(*(t.contiguous() for t in given)), strict=True):
-            assert torch.equal(mine, right)
+            if pairs:
+                torch.testing.assert_close(mine, right, rtol=2e-2, atol=2e-2)
+            else:
+                assert torch.equal(mine, right)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +208,7 @@ def test_sizes_of_zero(shape: tuple[int, ...]) -> None:
         rg.ScaledDot(torch.ones(())) >> rg.Alibi(torch.ones(h)) >> rg.Bias(bias),
         positions=rg.tail(nq, nk) if nq <= nk else rg.head(nq, nk),
     )
-    testing.check(case, rg.Native(), torch.float32)
+    check(case)
 
 
 def test_each_gradient_alone_has_the_same_bits() -> None:

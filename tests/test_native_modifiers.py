@@ -10,7 +10,7 @@ from torch import Tensor
 
 import regard as rg
 from facts_law import hold, looked
-from native_cases import compare
+from native_cases import check, compare
 from regard import facts, testing
 from regard.backends.library import runnable
 from regard.backends.training import why_not_backward
@@ -122,7 +122,7 @@ def test_forward(isa: str, name: str, mask: str, size: str) -> None:
 def test_gradients(isa: str, name: str, size: str) -> None:
     case = cases(size, name, "Window")[0]
     assert_native_gradients(case)
-    testing.check(case, rg.Native(), torch.float32)
+    check(case)
 
 
 def assert_native_gradients(case: testing.Case) -> None:
@@ -162,7 +162,7 @@ def test_positions_that_do_not_count_up(isa: str, far: int) -> None:
         assert why == (None if far == 2 else "positions lie too far apart for a table of what is between")
         if why is None:
             compare(case)
-            testing.check(case, rg.Native(), torch.float32)
+            check(case)
 
 
 def test_compiled() -> None:
