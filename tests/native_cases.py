@@ -75,7 +75,7 @@ def _errors(case: testing.Case, dtype: torch.dtype) -> list[tuple[float, float]]
 
 
 def check(case: testing.Case, dtype: torch.dtype = torch.float32) -> None:
-    """testing.check on the native kernels; what is too far off in one draw is judged with seven more, as in `compare`."""
+    """testing.check on the native kernels; one draw that is too far off is judged with seven more, as in `compare`."""
     try:
         testing.check(case, rg.Native(), dtype, again=redrawn(case))
     except AssertionError:
