@@ -1,4 +1,4 @@
-"""What the tests of the native kernels share."""
+"""What tests of kernels and backends share."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def _errors(case: testing.Case, dtype: torch.dtype) -> list[tuple[float, float]]
     return [(testing.error(mine, right), testing.tolerance(right, usual)) for mine, right, usual in results]
 
 
-def check(case: testing.Case, dtype: torch.dtype = torch.float32) -> None:
-    """testing.check on the native kernels; one draw that is too far off is judged with seven more, as in `compare`."""
+def check(case: testing.Case, dtype: torch.dtype = torch.float32, backend: Backend = rg.Native()) -> None:
+    """testing.check; one draw that is too far off is judged with seven more, as in `compare`."""
     try:
-        testing.check(case, rg.Native(), dtype, again=redrawn(case))
+        testing.check(case, backend, dtype, again=redrawn(case))
     except AssertionError:
-        testing.check(case, rg.Native(), dtype, again=tuple(_other_numbers(case) for _ in range(7)))
+        testing.check(case, backend, dtype, again=tuple(_other_numbers(case) for _ in range(7)))
 
 
 def redrawn(case: testing.Case) -> tuple[testing.Case, ...]:

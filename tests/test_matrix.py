@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import regard as rg
+from native_cases import check
 from regard import testing
 from regard.shapes import FLOATING
 
@@ -29,4 +30,4 @@ def test_every_mask_and_score(mask: str, score: str, dtype: torch.dtype) -> None
     masks, scores = drawn()
     call = testing.draw(FRAME, score=scores[score], mask=masks[mask])
     for backend in BACKENDS:
-        testing.check(call, backend, dtype)
+        check(call, dtype, backend)
