@@ -112,6 +112,10 @@ def test_looking_in_linear_memory(what: str) -> None:
     assert growth(6000, what) < SQUARE[6000] // 3
 
 
+def test_weights_hold_their_answer_and_one_strip() -> None:
+    assert SQUARE[6000] < growth(6000, "weights") < 1.2 * SQUARE[6000]
+
+
 def test_the_measure_sees_a_dense_entropy() -> None:
     assert growth(2048, "dense") > 2 * SQUARE[2048]
 
