@@ -98,3 +98,14 @@ def test_weights_of_large_additive_scores_sum_to_1_in_the_native_backward(nq: in
     out = rg.attention(q, k, v, score=score, backend=rg.Native())
     total = torch.autograd.grad(out.sum(), v)[0].sum(0)
     torch.testing.assert_close(total, torch.full((4,), float(nq)), rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize("backend", [None, rg.Tiled(), rg.Tiled(rows=7, keys=9), rg.Reference()], ids=repr)
+def test_distances_of_points_that_are_spread_widely(backend: rg.Backend | None) -> None:
+    """A point's distance to itself is 0, and to all others 10^4: |q|² - 2 q·k + |k|² rounds both to 64. A sink tells."""
+    x = (torch.randn(193, 2) * 1e4).requires_grad_()
+    v = torch.randn(193, 2)
+    out = rg.attention(x, x, v, score=rg.Distance(0.5), sink=0.0, backend=backend)
+    exact = rg.attention(x.double(), x.double(), v.double(), score=rg.Distance(0.5), sink=0.0, backend=rg.Reference())
+    torch.testing.assert_close(out.double(), exact, rtol=1e-4, atol=1e-4)
+    assert torch.autograd.grad(out.sum(), x)[0].isfinite().all()

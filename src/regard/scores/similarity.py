@@ -162,12 +162,16 @@ class Distance(Similarity):
         q, k = q.clamp(-most, most), k.clamp(-most, most)
         centre = _centre(q)
         s = -gamma * _squares(q - centre, k - centre)
-        far = (gamma * (q - centre).square().sum(-1, keepdim=True)).detach().abs() > _FAR
+        far = _far(gamma, q - centre)
         if not branchless(q) and not bool(far.any()):
             return s
         # most of the tile may be padding, and its centre there: the rest gets a centre of its own
         centre = _centre(q.masked_fill(~far, math.nan))
-        return torch.where(far, -gamma * _squares(q - centre, k - centre), s)
+        s = torch.where(far, -gamma * _squares(q - centre, k - centre), s)
+        far = far & _far(gamma, q - centre)
+        if branchless(q) or not bool(far.any()):
+            return s
+        return torch.where(far, -gamma * _differences(q, k), s)  # no centre is near: the queries are spread widely
 
     def as_dot(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor] | None:
         """Rows (*batch, h, nq, d + 2), (*batch, hk, nk, d + 2) whose dot products are the scores; float32 or float64.
@@ -263,6 +267,19 @@ def _centre(q: Tensor) -> Tensor:
     if 0 in q.shape:
         return q.new_zeros(())
     return q.detach().nanmedian(-2, keepdim=True).values.nan_to_num()
+
+
+def _far(gamma: float | Tensor, q: Tensor) -> Tensor:
+    """Which rows lie so far from 0 that `_squares` loses digits of the score, (..., r, 1)."""
+    return (gamma * q.square().sum(-1, keepdim=True)).detach().abs() > _FAR
+
+
+def _differences(q: Tensor, k: Tensor) -> Tensor:
+    """|q_i - k_j|² feature by feature: slower than a product, but nothing cancels."""
+    total = q.new_zeros((*torch.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2]))
+    for x, y in zip(q.unbind(-1), k.unbind(-1), strict=True):
+        total = total + (x[..., :, None] - y[..., None, :]).square()
+    return total
 
 
 def _squares(q: Tensor, k: Tensor) -> Tensor:
