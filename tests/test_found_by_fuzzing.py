@@ -102,7 +102,7 @@ def test_weights_of_large_additive_scores_sum_to_1_in_the_native_backward(nq: in
 
 @pytest.mark.parametrize("backend", [None, rg.Tiled(), rg.Tiled(rows=7, keys=9), rg.Reference()], ids=repr)
 def test_distances_of_points_that_are_spread_widely(backend: rg.Backend | None) -> None:
-    """A point's distance to itself is 0, and to all others 10^4: |q|² - 2 q·k + |k|² rounds both to 64. A sink tells."""
+    """A point's distance to itself is 0, and to others 10^4: |q|² - 2 q·k + |k|² rounds both to 64; a sink tells."""
     x = (torch.randn(193, 2) * 1e4).requires_grad_()
     v = torch.randn(193, 2)
     out = rg.attention(x, x, v, score=rg.Distance(0.5), sink=0.0, backend=backend)
