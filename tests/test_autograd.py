@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import warnings
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -238,3 +240,17 @@ def test_many_threads(backend: Backend) -> None:
     with ThreadPoolExecutor(8) as pool:
         for got in pool.map(work, range(24)):
             assert all(map(torch.equal, got, want))
+
+
+def test_a_state_is_freed_with_its_last_reference(backend: Backend) -> None:
+    """What a Function keeps on itself of its own outputs is a cycle, which reference counting does not free."""
+    case, _ = tensors()
+    gc.collect()
+    gc.disable()
+    try:
+        state = rg.attention_state(case.q, case.k, case.v, positions=case.positions, backend=backend)
+        held = [weakref.ref(t) for t in (state.m, state.l, state.o)]
+        del state
+        assert all(one() is None for one in held)
+    finally:
+        gc.enable()

@@ -64,11 +64,13 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, backend: Backend, problem: Problem, *tensors: Tensor) -> Tensor:
-        return _forward(ctx, backend, problem, tensors)[0]
+        kept = backend.forward_for_backward(problem)
+        _save(ctx, backend, problem, tensors, kept)
+        return kept[0]
 
     @staticmethod  # torch's stub has *args here, but calls it with one cotangent a result
     def backward(ctx: Any, g_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _backward(ctx, g_out, None)
+        return _backward(ctx, ctx.saved_tensors, g_out, None)
 
 
 class _AttendWithStats(torch.autograd.Function):
@@ -76,30 +78,28 @@ class _AttendWithStats(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, backend: Backend, problem: Problem, *tensors: Tensor) -> tuple[Tensor, ...]:
-        kept = _forward(ctx, backend, problem, tensors)
+        kept = backend.forward_for_backward(problem)
         stats = backend.row_stats(kept)
+        _save(ctx, backend, problem, tensors, (*kept, stats.l))
         ctx.mark_non_differentiable(stats.m)
-        ctx.l = stats.l
         return kept[0], stats.m, stats.l
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, g_out: Tensor, _: Tensor, g_l: Tensor
     ) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, g_out, g_l * ctx.l)  # l = exp(lse - m)
+        *saved, l = ctx.saved_tensors
+        return _backward(ctx, tuple(saved), g_out, g_l * l)  # l = exp(lse - m)
 
 
-def _forward(ctx: Any, backend: Backend, problem: Problem, tensors: tuple[Tensor, ...]) -> Kept:
-    kept = backend.forward_for_backward(problem)
+def _save(ctx: Any, backend: Backend, problem: Problem, tensors: tuple[Tensor, ...], results: Kept) -> None:
     ctx.backend, ctx.problem = backend, problem.with_tensors(tuple(t.detach() for t in tensors))
     # all of them, masks and positions too: autograd then notices when one is changed in place before backward
-    ctx.save_for_backward(*tensors, *kept)
-    return kept
+    ctx.save_for_backward(*tensors, *results)
 
 
-def _backward(ctx: Any, g_out: Tensor, g_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, saved: tuple[Tensor, ...], g_out: Tensor, g_lse: Tensor | None) -> tuple[Tensor | None, ...]:
     count = len(ctx.problem.tensors())
-    saved = ctx.saved_tensors
     tensors, kept = saved[:count], saved[count:]
     problem = ctx.problem.with_tensors(tensors)
     needs = tuple(ctx.needs_input_grad[2:])
