@@ -135,9 +135,7 @@ class _Sweep(ScoreGradients):
         """
         problem, total = self.problem, torch.zeros_like(self.delta)
         for at, everything in tiles(problem, size):
-            q, k, local = problem.q[..., at.rows, :], problem.k[..., at.cols, :], problem.score.local(at)
-            found = problem.quick(at, q, k, local)
-            tile = problem.tile(at, q, k, local, everything, None if found is None else found[0])
+            tile = problem.quick_tile(at, everything)
             v = problem.v[..., at.cols, :].to(problem.accumulate)
             p, g_p = self.stats.rows(at.rows).weights(tile.masked), self._weight_gradient(at, v, problem.keep(at))
             total[..., at.rows] += (p * g_p).masked_fill(tile.masked == -torch.inf, 0).sum(-1)

@@ -91,9 +91,7 @@ class _Look:
                 yield self._patch(frame.region(rows[row], cols[col]), row, col, False)
 
     def _patch(self, at: Region, rows: slice, cols: slice, everything: bool) -> Patch:
-        q, k, local = self.problem.q[..., at.rows, :], self.problem.k[..., at.cols, :], self.problem.score.local(at)
-        found = self.problem.quick(at, q, k, local)
-        scores = self.problem.tile(at, q, k, local, everything, None if found is None else found[0]).masked
+        scores = self.problem.quick_tile(at, everything).masked
         stats = self.stats.rows(at.rows)
         return Patch(at, rows, cols, scores, stats.log_weights(scores), stats.weights(scores), self.clean)
 
