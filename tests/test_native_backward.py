@@ -225,9 +225,15 @@ def test_each_gradient_alone_has_the_same_bits() -> None:
         out = rg.attention(case.q, case.k, case.v, **given, backend=rg.Native())
         return torch.autograd.grad(out.sin().sum(), wanted)
 
-    every = list(case.differentiable.values())
-    for t, right in zip(every, run(every), strict=True):
+    slopes = next(t for t in case.score.tensors() if t.shape == (6,) and t.max() < 1)
+    rest = [t for t in case.differentiable.values() if t is not slopes]
+    for t, right in zip(rest, run(rest), strict=True):
         assert torch.equal(run([t])[0], right)
+    # where slopes are learned, Delta is summed from the weights, for all gradients of the call alike
+    *rights, right = run([*rest, slopes])
+    assert torch.equal(run([slopes])[0], right)
+    for t, right in zip(rest, rights, strict=True):
+        assert torch.equal(run([t, slopes])[0], right)
 
 
 def test_many_python_threads_at_once() -> None:
