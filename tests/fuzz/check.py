@@ -22,7 +22,7 @@ from .draw import draw
 from .laws import laws
 from .reach import cleaned, reached
 from .tensors import Source
-from .ways import WAYS, Way
+from .ways import WAYS, Way, halves
 
 Tensors = dict[str, Tensor]
 
@@ -145,7 +145,7 @@ def _checked(call: Call, way: Way, s: Source) -> list[str]:
     right = _Oracle(cleaned(call) if call.poisoned else call, way, seed, cotangents)
     exact, plain, samples = right.answers(torch.float64), right.answers(None), _Kept(right.perturbed())
     free, must = _reached(call, right.call) if call.poisoned else ({}, None)
-    scale = max((float(t.abs().max()) for t in exact.values() if way.name == "twice" and t.numel()), default=0.0)
+    scales = _cancelled(right, exact)
     complaints = [
         Expected(
             exact[name],
@@ -153,7 +153,7 @@ def _checked(call: Call, way: Way, s: Source) -> list[str]:
             partial(samples.each, name),
             _free(call, way, name, t, free),
             way.parts if name not in results else 1,
-            scale,
+            scales.get(name, 0.0),
         ).complaint(name, t)
         for name, t in found.items()
     ]
@@ -162,6 +162,30 @@ def _checked(call: Call, way: Way, s: Source) -> list[str]:
         again = with_gradients(way.regard(own, Source.of(seed)), leaves, cotangents)
         complaints += [_differs(name, t, again[name]) for name, t in found.items()]
     return [f"{way.name}: {what}" for what in complaints if what is not None]
+
+
+def _cancelled(right: _Oracle, exact: Tensors) -> dict[str, float]:
+    """How large the numbers may have been whose sum a result is, each rounded to the result's dtype.
+
+    Second derivatives: as large as any of them. Keys in two parts: as the gradient that either part gives.
+    """
+    if right.way.name == "twice":
+        return dict.fromkeys(exact, max((_largest(t) for t in exact.values()), default=0.0))
+    if right.way.name != "merged":
+        return {}
+    (one, ones), (two, twos) = (_leaves(right.call, torch.float64) for _ in range(2))
+    (a, _), (_, b) = (halves(own, Source.of(right.seed)) for own in (one, two))
+    first, second = (oracle.attend(part, torch.float64) for part in (a, b))
+    lse = torch.logaddexp(first.lse, second.lse)
+    out = sum(part.out * (part.lse - lse).exp()[..., None] for part in (first, second))
+    leaves = {**ones, **{f"second {name}": t for name, t in twos.items()}}
+    found = with_gradients({"out": out, "lse": lse}, leaves, right.cotangents)
+    both = {name: (f"gradient of {name}", f"gradient of second {name}") for name in ones}
+    return {f: max(_largest(found[f].nan_to_num(0)), _largest(found[g].nan_to_num(0))) for f, g in both.values()}
+
+
+def _largest(t: Tensor) -> float:
+    return float(t.abs().max()) if t.numel() else 0.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -76,6 +76,8 @@ class Expected:
             return f"{name} has shape {tuple(got.shape)}; expected {tuple(exact.shape)}"
         if got.dtype != dtype:
             return f"{name} has dtype {got.dtype}; expected {dtype}"
+        if self.scale > 0.98 * torch.finfo(dtype).max:
+            return None  # what was added may have been infinite
         off, size = self._error(got), Error.of(exact.masked_fill(~exact.isfinite(), 0), torch.zeros(()))
         least = FLOOR[dtype] * self.scale + 2 * torch.finfo(dtype).smallest_normal * (
             torch.finfo(dtype).eps if dtype == torch.float16 else 100

@@ -186,10 +186,22 @@ def _similarity(part: Part, call: Call, acc: torch.dtype, r: Unrounded) -> Tenso
     if part.kind == "cosine":
         return (r(_unit(q)) @ r(_unit(k)).mT) * _scalar(part, t, "scale")
     if part.kind == "distance":
-        return -_scalar(part, t, "gamma") * r((q[..., :, None, :] - k[..., None, :, :]).square().sum(-1))
+        return _distance(_scalar(part, t, "gamma"), q, k, r)
     if part.kind == "custom":
         return r((q * t["w"]).sin()) @ k.mT
     raise AssertionError(part.kind)
+
+
+def _distance(gamma: Any, q: Tensor, k: Tensor, r: Unrounded) -> Tensor:
+    """-gamma |q - k|². With roundings, as documented: of one product about a centre, of all that is near to it."""
+    near = -gamma * r((q[..., :, None, :] - k[..., None, :, :]).square().sum(-1))
+    if not isinstance(r, Roundings) or 0 in near.shape:
+        return near
+    centre = k.detach().mean(-2, keepdim=True)
+    q, k = r(q - centre), r(k - centre)
+    squares = r(q.square().sum(-1))[..., :, None], r(k.square().sum(-1))[..., None, :]
+    about = -gamma * r(squares[0] + squares[1] - 2 * r(q @ k.mT))
+    return torch.where((gamma * (squares[0] + squares[1])).detach().abs() <= 2.0**13, about, near)
 
 
 def _additive(part: Part, q: Tensor, k: Tensor, t: dict[str, Tensor], heads: int, r: Unrounded) -> Tensor:

@@ -55,10 +55,14 @@ def _state(call: Call, s: Source) -> Results:
     return dict(zip(("out", "lse"), _state_of(call).finish(), strict=True))
 
 
-def _merged(call: Call, s: Source) -> Results:
+def halves(call: Call, s: Source) -> tuple[Call, Call]:
     """The keys in two parts, the sink in one of them."""
     cut = s.choice.randrange(call.nk + 1)
-    a, b = call.keys(0, cut), replace(call.keys(cut, call.nk), sink=None)
+    return call.keys(0, cut), replace(call.keys(cut, call.nk), sink=None)
+
+
+def _merged(call: Call, s: Source) -> Results:
+    a, b = halves(call, s)
     return dict(zip(("out", "lse"), (_state_of(b) | _state_of(a)).finish(), strict=True))
 
 
