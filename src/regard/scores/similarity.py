@@ -137,10 +137,10 @@ class Cosine(Similarity):
 class Distance(Similarity):
     """s_ij = -gamma · |q_i - k_j|²: weights are a Gaussian (RBF) kernel, 1 / (2 sigma²) = gamma.
 
-    gamma: a number, or a tensor () or (heads,). Evaluated as gamma (2 q·k - |q|² - |k|²) about a centre c of the queries
-    or keys, which keeps the digits that an offset of both would cost: the score of a pair is exact to a few units in the
-    last place of gamma (|q - c|² + |k - c|²). Where that is beyond 4096, so that 12 bits of a near pair's score would be
-    lost, distances are taken feature by feature. Source: Nadaraya 1964, Watson 1964; d2l.ai §11.2.
+    gamma: a number, or a tensor () or (heads,). Evaluated as gamma (2 q·k - |q|² - |k|²) about a centre c of the
+    queries or keys, which keeps the digits that an offset of both would cost: a score is exact to a few units in the
+    last place of gamma (|q - c|² + |k - c|²). Where that is beyond 4096, so that 12 bits of a near pair's score would
+    be lost, distances are taken feature by feature. Source: Nadaraya 1964, Watson 1964; d2l.ai §11.2.
 
     >>> import regard as rg
     >>> q, k = torch.tensor([[1000.0]]), torch.tensor([[1000.0], [1001.0]])
