@@ -49,10 +49,10 @@ def check(call: Call, seed: int) -> Outcome:
     outcome, s = Outcome(), Source.of(seed + 1)
     before = [(t, _memory(t)) for t in call.floats().values()]
     try:
-        with _instructions(build.isa(call)), warnings.catch_warnings():
+        with instructions(build.isa(call)), warnings.catch_warnings():
             # a mask of two axes that might have been meant otherwise is told of, and taken as documented
             warnings.filterwarnings("ignore", message=".*Dense", category=UserWarning)
-            for way in _ways(s, call):
+            for way in ways_of(s, call):
                 outcome.findings += _checked(call, way, s)
     except (rg.Unsupported, rg.ShapeError) as refusal:
         if not REFUSED.search(str(refusal)):
@@ -65,7 +65,7 @@ def check(call: Call, seed: int) -> Outcome:
     return outcome
 
 
-def _ways(s: Source, call: Call) -> list[Way]:
+def ways_of(s: Source, call: Call) -> list[Way]:
     """Attention, and one or two of the other ways to ask."""
     others = [way for way in WAYS[1:] if way.suits(call)]
     chances = [way.chance for way in others]
@@ -83,7 +83,7 @@ class _Oracle:
 
     def answers(self, dtype: torch.dtype | None, r: oracle.Unrounded = oracle.UNROUNDED) -> Tensors:
         """Everything in that dtype; None: tensors as the call has them, computed in its accumulation dtype."""
-        own, leaves = _leaves(self.call, dtype)
+        own, leaves = leaves_of(self.call, dtype)
         acc = accumulator(self.call.q.dtype) if dtype is None else dtype
         results = self.way.oracle(own, oracle.attend(own, acc, r), Source.of(self.seed))
         if dtype is None and not self.way.wide:
@@ -109,7 +109,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _leaves(call: Call, dtype: torch.dtype | None) -> tuple[Call, dict[str, Tensor]]:
+def leaves_of(call: Call, dtype: torch.dtype | None) -> tuple[Call, dict[str, Tensor]]:
     """The same call on tensors of its own that require gradients; the names of those that do."""
     made: dict[int, Tensor] = {}
 
@@ -138,7 +138,7 @@ def _checked(call: Call, way: Way, s: Source) -> list[str]:
     """What is wrong with one way to ask: its results, its gradients, and those of the same call again."""
     seed = s.choice.randrange(1 << 40)
     call = replace(call, needs=()) if not way.differentiable else call
-    own, leaves = _leaves(call, None)
+    own, leaves = leaves_of(call, None)
     results = way.regard(own, Source.of(seed))
     cotangents = {name: s.normal(*t.shape).to(t.dtype) for name, t in results.items()}
     found = with_gradients(results, leaves, cotangents)
@@ -173,7 +173,7 @@ def _cancelled(right: _Oracle, exact: Tensors) -> dict[str, float]:
         return dict.fromkeys(exact, max((_largest(t) for t in exact.values()), default=0.0))
     if right.way.name != "merged":
         return {}
-    (one, ones), (two, twos) = (_leaves(right.call, torch.float64) for _ in range(2))
+    (one, ones), (two, twos) = (leaves_of(right.call, torch.float64) for _ in range(2))
     (a, _), (_, b) = (halves(own, Source.of(right.seed)) for own in (one, two))
     first, second = (oracle.attend(part, torch.float64) for part in (a, b))
     lse = torch.logaddexp(first.lse, second.lse)
@@ -230,7 +230,7 @@ def _memory(t: Tensor) -> Tensor:
 
 
 @contextmanager
-def _instructions(name: str | None) -> Iterator[None]:
+def instructions(name: str | None) -> Iterator[None]:
     """The native kernels of one instruction set."""
     before = os.environ.get("REGARD_ISA")
     if name is not None and before is None:
