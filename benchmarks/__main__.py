@@ -23,7 +23,7 @@ from benchmarks.measure import begin, measure
 from benchmarks.picture import draw
 from benchmarks.report import Report, against, markdown, share
 from benchmarks.report import time as shown
-from regard.backends.library import chosen
+from regard.backends.native.ffi import chosen
 from regard.machine import bandwidth, peak, processor
 
 RESULTS = Path(__file__).parent / "results"

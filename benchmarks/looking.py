@@ -26,10 +26,10 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 import regard as rg
 from benchmarks.memory import Memory
 from regard import facts as f
-from regard.backends.library import chosen
-from regard.call import Call
+from regard.backends.native.ffi import chosen
 from regard.inspect.dense import dense
 from regard.machine import peak, processor
+from regard.runtime.binding import Call
 
 SHAPE = (1, 12, 4096, 64)
 TURNS = 9

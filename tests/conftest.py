@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard.backends.library import runnable
+from regard.backends.native.ffi import runnable
 
 SEED = 20170612  # "Attention Is All You Need" came out on this day
 

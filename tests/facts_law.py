@@ -11,17 +11,17 @@ from torch import Tensor
 
 import regard as rg
 from regard import facts, testing
+from regard.inspect import compute_facts
 from regard.inspect import sweep as sweeping
-from regard.inspect import ways
 from regard.inspect.dense import dense
-from regard.inspect.seen import Seen
+from regard.inspect.results import FactResults
 
 # relative to the largest number of an answer's kind: scores and weights of float32 carry its rounding
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
 AT = testing.frame((2,), 6, 23, 29)
 
 
-def every(at: rg.region.Frame = AT) -> tuple[facts.Fact[Any], ...]:
+def every(at: rg.core.region.Frame = AT) -> tuple[facts.Fact[Any], ...]:
     """Each fact of the house, with arguments that fit a frame."""
     groups = torch.arange(at.nk) * 7 % 4 - 1
     by_batch = (torch.arange(at.nk) + torch.arange(math.prod(at.batch)).reshape(*at.batch, 1)) % 3
@@ -43,10 +43,10 @@ def tiles(monkeypatch: pytest.MonkeyPatch, rows: int, keys: int) -> None:
     size = sweeping.Size(rows=rows, keys=keys)
     monkeypatch.setattr(sweeping, "Size", lambda: size)
     for name in ("why_not", "why_nothing"):
-        monkeypatch.setattr(ways, name, lambda *_: "tiles are asked for")
+        monkeypatch.setattr(compute_facts, name, lambda *_: "tiles are asked for")
 
 
-def looked(call: testing.Case, wanted: tuple[facts.Fact[Any], ...]) -> Seen:
+def looked(call: testing.Case, wanted: tuple[facts.Fact[Any], ...]) -> FactResults:
     given = {"score": call.score, "mask": call.mask, "positions": call.positions, "sink": call.sink}
     return rg.look(call.q, call.k, facts=wanted, **given)
 

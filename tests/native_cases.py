@@ -12,7 +12,7 @@ from torch import Tensor
 import regard as rg
 from regard import testing
 from regard.backends.base import Backend
-from regard.region import Frame
+from regard.core.region import Frame
 
 
 def frames(few: int) -> dict[str, Frame]:

@@ -10,8 +10,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import _len_torch_function_stack
 
 import regard as rg
+from regard.core.hooks import _OBSERVERS
 from regard.inspect.tape import Recorded
-from regard.witness import _WITNESSES
 
 FACTS = (rg.facts.Inputs(), rg.facts.Entropy(), rg.facts.Received(), rg.facts.MaxScore())
 
@@ -94,7 +94,7 @@ def world() -> tuple[Any, ...]:
         _len_torch_function_stack(),
         len(modules._global_forward_hooks) + len(modules._global_forward_pre_hooks),
         len(modules._global_forward_hooks_always_called),
-        len(_WITNESSES),
+        len(_OBSERVERS),
         torch.backends.mha.get_fastpath_enabled(),
         torch.is_grad_enabled(),
         torch.get_rng_state().tolist(),

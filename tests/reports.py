@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 import regard as rg
-from regard.inspect.seen import Seen
+from regard.inspect.results import FactResults
 from regard.masks.algebra import View
 
 NASTY = (
@@ -31,7 +31,7 @@ class Call:
     """What a tape holds of one call."""
 
     name: str
-    seen: Seen
+    seen: FactResults
     view: View
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import regard as rg
-from regard.arrays import answer_like, tensor
+from regard.core.arrays import answer_like, tensor
 
 
 class Foreign:

@@ -13,7 +13,7 @@ import torch
 
 import regard as rg
 from regard import bench as short
-from regard.backends.library import runnable
+from regard.backends.native.ffi import runnable
 from regard.bench import Call
 from regard.cli import main
 

@@ -17,7 +17,7 @@ import transformers
 from regard.compat.doctor import examine
 from regard.compat.folder import folder_of
 from regard.compat.transformers import NAME
-from regard.witness import Witnessed, listening
+from regard.core.hooks import AttentionCall, observing
 
 TEXTS = [
     "Attention is a weighted mean, and the weights are computed from the sequence itself.",
@@ -34,9 +34,9 @@ def model(implementation: str) -> Any:
     ).eval()
 
 
-def heard(run: Any) -> tuple[Any, list[Witnessed]]:
-    seen: list[Witnessed] = []
-    with torch.no_grad(), listening(seen.append):
+def heard(run: Any) -> tuple[Any, list[AttentionCall]]:
+    seen: list[AttentionCall] = []
+    with torch.no_grad(), observing(seen.append):
         return run(), seen
 
 

@@ -26,8 +26,8 @@ from tiny_models import (
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
 
 from regard.compat import transformers as compat
-from regard.errors import Unsupported
-from regard.witness import Witnessed, listening
+from regard.core.errors import Unsupported
+from regard.core.hooks import AttentionCall, observing
 
 CLOSE = 1e-5  # of the largest number, in float32
 
@@ -44,9 +44,9 @@ def apart(a: Tensor, b: Tensor, real: Tensor | None = None) -> float:
     return float(difference.detach().max() / b.detach().abs().max())
 
 
-def heard(model: Any, **feed: Any) -> tuple[Any, list[Witnessed]]:
-    seen: list[Witnessed] = []
-    with listening(seen.append):
+def heard(model: Any, **feed: Any) -> tuple[Any, list[AttentionCall]]:
+    seen: list[AttentionCall] = []
+    with observing(seen.append):
         out = model(**feed)
     return out, seen
 

@@ -14,9 +14,9 @@ pytest.importorskip("transformers", reason="needs transformers: pip install 'reg
 
 from regard.compat import transformers as compat
 from regard.compat.transformers_mask import lazy_mask
-from regard.errors import Unsupported
-from regard.inspect.look import look
-from regard.witness import Witnessed, listening
+from regard.core.errors import Unsupported
+from regard.core.hooks import AttentionCall, observing
+from regard.inspect.look_tensors import look
 
 Q, K, V = torch.randn(3, 2, 4, 5, 6, generator=torch.Generator().manual_seed(2)).unbind()
 
@@ -203,15 +203,15 @@ def assert_near(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.detach().abs().max()))
 
 
-def told(name: str, **feed: Any) -> list[Witnessed]:
+def told(name: str, **feed: Any) -> list[AttentionCall]:
     model = (DECODERS | ENCODERS | ENCODER_DECODERS)[name].build(compat.NAME)
-    seen: list[Witnessed] = []
-    with listening(seen.append):
+    seen: list[AttentionCall] = []
+    with observing(seen.append):
         model(**feed)
     return seen
 
 
-def dense(seen: Witnessed) -> Tensor:
+def dense(seen: AttentionCall) -> Tensor:
     nq, nk = seen.q.shape[-2], seen.k.shape[-2]
     return seen.mask.on(nq, nk, positions=seen.positions, batch=(2,)).dense().expand(2, 1, nq, nk)[:, 0]
 

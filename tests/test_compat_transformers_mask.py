@@ -15,12 +15,12 @@ pytest.importorskip("transformers", reason="needs transformers: pip install 'reg
 from transformers import masking_utils
 
 from regard.compat.transformers_mask import Between, LazyMask, lazy_mask
-from regard.errors import ShapeError, Unsupported
+from regard.core.errors import ShapeError, Unsupported
+from regard.core.positions import Positions
 from regard.masks.algebra import Everything, Mask
 from regard.masks.dense import Dense
 from regard.masks.positional import Causal
 from regard.masks.ragged import Documents, Lengths
-from regard.positions import Positions
 from regard.testing import frame
 
 LEFT = torch.tensor([0, 3])

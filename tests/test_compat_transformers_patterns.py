@@ -13,11 +13,11 @@ from transformers import masking_utils
 
 from regard.compat import transformers_patterns as patterns
 from regard.compat.transformers_patterns import Sight, mask_of
+from regard.core.positions import Positions, head
 from regard.masks.algebra import And, Everything, Mask
 from regard.masks.dense import Where
 from regard.masks.positional import Causal, Window
 from regard.masks.ragged import Documents
-from regard.positions import Positions, head
 
 AT = Sight(head(7, 7))
 IDS = torch.tensor([[0, 0, 1, 1, 1, 2, 2]])

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from regard.backends.library import runnable
+from regard.backends.native.ffi import runnable
 from tiny_models import DECODERS, padded, tokens
 
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")

@@ -10,7 +10,7 @@ import torch
 import regard as rg
 from regard import testing
 from regard.backends.base import Backend
-from regard.dispatch import BACKENDS, choose, plan
+from regard.runtime.dispatch import BACKENDS, choose, plan
 
 PROBLEM = testing.draw(testing.frame()).problem
 X = torch.zeros(2, 3, 5, 8, dtype=torch.float64)

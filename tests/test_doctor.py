@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.backends.library import chosen, runnable
+from regard.backends.native.ffi import chosen, runnable
 from regard.cli import main
 from regard.compat import doctor, folder
 from tiny_models import CLOSED, COMPUTING, DECODERS, ENCODER_DECODERS, ENCODERS, PICTURES, SILENT, SOUNDS, Tiny

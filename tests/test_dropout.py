@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import regard as rg
 from regard import Dropout, Positions
-from regard.region import Frame
+from regard.core.region import Frame
 
 SHAPE = (2, 3, 11, 13)
 

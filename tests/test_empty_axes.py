@@ -12,8 +12,8 @@ import regard as rg
 from native_cases import redrawn
 from regard import testing
 from regard.backends.base import Backend
-from regard.backends.library import runnable
-from regard.region import Frame
+from regard.backends.native.ffi import runnable
+from regard.core.region import Frame
 
 NATIVE = pytest.param(rg.Native(), marks=pytest.mark.skipif(not runnable(), reason="needs the native kernels"))
 BACKENDS = [NATIVE, rg.Reference(), rg.Tiled(rows=2, keys=3)]

@@ -59,7 +59,7 @@ def test_over_every_tiling(mask: str, size: tuple[int, int], monkeypatch: pytest
     ids=lambda at: str(at.shape),
 )
 @pytest.mark.parametrize("sink", [False, True], ids=["", "sink"])
-def test_of_every_size(at: rg.region.Frame, sink: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_every_size(at: rg.core.region.Frame, sink: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     tiles(monkeypatch, 3, 4)
     wanted = [fact for fact in every(at) if not isinstance(fact, (facts.Rows, facts.Columns))]
     wanted += [facts.Rows(range(at.nq)), facts.Columns(range(at.nk))]

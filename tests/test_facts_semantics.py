@@ -14,7 +14,7 @@ from torch import Tensor
 import regard as rg
 from facts_law import AT, every, hold, looked, tiles
 from regard import facts, testing
-from regard.problem import Problem
+from regard.core.problem import Problem
 
 PADDED = rg.Lengths(keys=torch.tensor([29, 11]), queries=torch.tensor([23, 13]))
 
@@ -130,7 +130,7 @@ def test_only_what_is_asked_for_is_swept(monkeypatch: pytest.MonkeyPatch) -> Non
     counted: list[int] = []
     tile = Problem.tile
 
-    def counting(self: Problem, at: rg.region.Region, *rest: object, **more: object) -> object:
+    def counting(self: Problem, at: rg.core.region.Region, *rest: object, **more: object) -> object:
         found = tile(self, at, *rest, **more)  # type: ignore[arg-type]
         counted.append(found.scores.shape[-2] * found.scores.shape[-1])
         return found
@@ -155,8 +155,8 @@ def test_only_what_is_asked_for_is_swept(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_facts_made_of_others_share_their_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    tally = facts.Entropy.tally
-    monkeypatch.setattr(facts.Entropy, "tally", lambda self, *rest: made.append("") or tally(self, *rest))
+    tally = facts.Entropy.accumulator
+    monkeypatch.setattr(facts.Entropy, "accumulator", lambda self, *rest: made.append("") or tally(self, *rest))
     looked(testing.draw(AT), (facts.Entropy(), facts.RelativeEntropy(), facts.EffectiveKeys()))
     assert len(made) == 1
 

@@ -1,7 +1,7 @@
-"""The floors of the house: imports go down only, never sideways, never through a package's own __init__.
+"""The layers of the package: imports go down only, never sideways, never through a package's own __init__.
 
-Floors hold wherever an import stands, in a function or under TYPE_CHECKING too: what an annotation names is
-also known. Only cycles overlook TYPE_CHECKING, since these imports never run.
+They hold wherever an import stands, in a function or under TYPE_CHECKING too: what an annotation names is also known.
+Only cycles overlook TYPE_CHECKING, since these imports never run.
 """
 
 from __future__ import annotations
@@ -15,39 +15,27 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "regard"
 
-FLOORS = (
-    ("errors", "value"),
-    ("shapes", "arrays", "region", "state", "positions", "dropout", "masks", "scores"),
-    ("problem", "backends"),
-    ("dispatch", "autograd", "weights", "call", "prepared", "functional", "witness"),
+# From the lowest; a module belongs to the longest of these names that it begins with.
+LAYERS = (
+    ("core.errors", "core.value", "core.tracing", "core.dtypes", "core.shapes"),
+    ("core.arrays", "core.region", "core.state", "core.positions", "core.dropout", "masks", "scores"),
+    ("core.problem", "core.hooks"),
+    ("backends",),
+    ("runtime",),
+    ("api",),
     ("nn", "inspect", "parallel"),
     ("compat", "demo", "cli", "testing", "machine", "bench"),
 )
-FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+LAYER = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
 
-# Rooms on one floor that do not see each other, and the pairs (importer, imported) that may all the same.
+# Parts of one layer that do not see each other, and the pairs (importer, imported) that may all the same.
 APART = (("masks", "scores"), ("nn", "inspect", "parallel"))
 ALLOWED = {("inspect", "nn")}
-# Backends share these, and nothing else.
-SHARED_BY_BACKENDS = (
-    *(
-        "base",
-        "tiling",
-        "backward",
-        "library",
-        "masking",
-        "modifying",
-        "lowering",
-        "operation",
-        "graph",
-        "training",
-        "ready",
-    ),
-    *("family", "additive"),
-)
-SHARED = f"share only {' and '.join(SHARED_BY_BACKENDS)}"
-# Guests of the house: they use it as its users do.
-THROUGH_THE_DOOR = ("cli", "demo")
+# Backends share these, and nothing else; those of a backend that is a package share that package.
+SHARED_BY_BACKENDS = ("base", "streaming.tiling", "streaming.backward")
+SHARED = f"backends share only {' and '.join(SHARED_BY_BACKENDS)}"
+# These use regard as its users do.
+AS_USERS = ("cli", "demo")
 
 
 @dataclass(frozen=True)
@@ -103,33 +91,38 @@ def imports(source: Path) -> Iterator[Import]:
                     yield Import(name, node.lineno, of, runs=node not in types)
 
 
-def room(module: str) -> str:
-    """regard.masks.algebra -> masks; regard itself is the roof, in no room."""
-    return module.split(".")[1] if "." in module else ""
+def part(module: str) -> str:
+    """regard.masks.algebra -> masks, regard.core.problem -> core.problem; "" for regard itself."""
+    names = module.split(".")[1:]
+    longest = (".".join(names[:n]) for n in range(len(names), 0, -1))
+    return next((name for name in longest if name in LAYER), names[0] if names else "")
 
 
 def complaint(found: Import, packages: set[str]) -> str | None:
     """What is wrong with one import, if anything."""
     if found.of.startswith("."):
         return f"{found} relatively; name the module in full"
-    by, of = room(found.by), room(found.of)
-    if by == "" or by in THROUGH_THE_DOOR:
+    by, of = part(found.by), part(found.of)
+    if by == "" or by in AS_USERS:
         return None
     if found.of in packages:
         return f"{found}, a package's __init__; import from the module that defines the name"
     if by == of:
-        if by == "backends" and found.by != "regard.backends":
-            backend = found.of.split(".")[2]
-            if backend not in SHARED_BY_BACKENDS:
-                return f"{found}: backends {SHARED}"
-        return None
-    if by not in FLOOR or of not in FLOOR:
+        return _of_another_backend(found) if by == "backends" else None
+    if by not in LAYER or of not in LAYER:
         return None  # `complaints` says which has none
-    if FLOOR[of] > FLOOR[by]:
-        return f"{found}: up from floor {FLOOR[by]} to floor {FLOOR[of]}"
-    if any(by in rooms and of in rooms for rooms in APART) and (by, of) not in ALLOWED:
-        return f"{found}: {by} and {of} live apart"
+    if LAYER[of] > LAYER[by]:
+        return f"{found}: up from layer {LAYER[by]} to layer {LAYER[of]}"
+    if any(by in parts and of in parts for parts in APART) and (by, of) not in ALLOWED:
+        return f"{found}: {by} and {of} do not see each other"
     return None
+
+
+def _of_another_backend(found: Import) -> str | None:
+    by, of = (name.removeprefix("regard.backends.") for name in (found.by, found.of))
+    if of in SHARED_BY_BACKENDS or by.split(".")[0] == of.split(".")[0]:
+        return None
+    return f"{found}: {SHARED}"
 
 
 def cycles(source: Path) -> list[str]:
@@ -157,9 +150,9 @@ def cycles(source: Path) -> list[str]:
 
 def complaints(source: Path) -> list[str]:
     own = packages(source)
-    homeless = sorted({room(name) for name in modules(source)} - {""} - set(FLOOR))
+    unplaced = sorted({part(name) for name in modules(source) if name not in own} - {""} - set(LAYER))
     return [
-        *(f"{name} has no floor; give it one in FLOORS" for name in homeless),
+        *(f"{name} has no layer; give it one in LAYERS" for name in unplaced),
         *(said for found in imports(source) if (said := complaint(found, own))),
         *cycles(source),
     ]
@@ -170,8 +163,8 @@ def test_imports_go_down_only() -> None:
     assert complaints(SOURCE) == []
 
 
-def house(source: Path, files: dict[str, str]) -> Path:
-    """A small house with these files, and an empty __init__ in every folder."""
+def project(source: Path, files: dict[str, str]) -> Path:
+    """A small package with these files, and an empty __init__ in every folder."""
     for path, text in {"__init__.py": "", **files}.items():
         file = source / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -183,49 +176,49 @@ def house(source: Path, files: dict[str, str]) -> Path:
 
 SOUND = {
     "__init__.py": "from regard.masks import Causal\nfrom regard.nn.attention import Attention",
-    "errors.py": "",
+    "core/errors.py": "",
     "masks/__init__.py": "from regard.masks.algebra import Mask as Mask",
-    "masks/algebra.py": "import torch\nfrom regard.errors import Refusal\nfrom regard.positions import head",
+    "masks/algebra.py": "import torch\nfrom regard.core.errors import Refusal\nfrom regard.core.positions import head",
     "masks/positional.py": "from regard.masks.algebra import Mask",
-    "positions.py": "if TYPE_CHECKING:\n    from regard.masks.algebra import Mask",
-    "backends/base.py": "from regard.problem import Problem",
-    "backends/tiling.py": "from regard.backends.base import Backend",
-    "backends/tiled.py": "from regard.backends.tiling import tiles",
-    "problem.py": "import regard.masks.algebra",
-    "nn/attention.py": "from regard.problem import Problem",
+    "core/positions.py": "if TYPE_CHECKING:\n    from regard.masks.algebra import Mask",
+    "backends/base.py": "from regard.core.problem import Problem",
+    "backends/streaming/tiling.py": "from regard.backends.base import Backend",
+    "backends/streaming/tiled.py": "from regard.backends.streaming.tiling import tiles",
+    "core/problem.py": "import regard.masks.algebra",
+    "nn/attention.py": "from regard.core.problem import Problem",
     "inspect/look.py": "from regard.nn.attention import Attention",
     "demo/story.py": "from regard import nn\nfrom regard.masks import Mask\nimport regard as rg",
     "cli.py": "import regard\nfrom regard.demo.story import tell",
 }
 
 
-def test_a_sound_house_passes(tmp_path: Path) -> None:
-    assert complaints(house(tmp_path, SOUND)) == []
+def test_a_sound_project_passes(tmp_path: Path) -> None:
+    assert complaints(project(tmp_path, SOUND)) == []
 
 
 @pytest.mark.parametrize(
     ("path", "text", "said"),
     [
-        ("errors.py", "from regard.problem import Problem", "up from floor 0 to floor 2"),
-        ("errors.py", "def f():\n    from regard.cli import main", "up from floor 0 to floor 5"),
-        ("errors.py", "import regard.cli", "up from floor 0 to floor 5"),
-        ("masks/ragged.py", "if TYPE_CHECKING:\n    import regard.problem", "up from floor 1 to floor 2"),
-        ("masks/ragged.py", "from regard.scores.algebra import Score", "masks and scores live apart"),
-        ("scores/algebra.py", "from regard.masks.algebra import Mask", "scores and masks live apart"),
-        ("nn/cache.py", "from regard.inspect.look import look", "nn and inspect live apart"),
-        ("parallel/ring.py", "from regard.nn.attention import Attention", "parallel and nn live apart"),
-        ("backends/flex.py", "from regard.backends.tiled import Tiled", SHARED),
-        ("backends/base.py", "from regard.backends.tiled import Tiled", SHARED),
-        ("problem.py", "from regard.masks import Mask", "a package's __init__"),
-        ("problem.py", "from regard import masks", "a package's __init__"),
-        ("problem.py", "import regard", "a package's __init__"),
+        ("core/errors.py", "from regard.core.problem import Problem", "up from layer 0 to layer 2"),
+        ("core/errors.py", "def f():\n    from regard.cli import main", "up from layer 0 to layer 7"),
+        ("core/errors.py", "import regard.cli", "up from layer 0 to layer 7"),
+        ("masks/ragged.py", "if TYPE_CHECKING:\n    import regard.core.problem", "up from layer 1 to layer 2"),
+        ("masks/ragged.py", "from regard.scores.algebra import Score", "masks and scores do not see each other"),
+        ("scores/algebra.py", "from regard.masks.algebra import Mask", "scores and masks do not see each other"),
+        ("nn/cache.py", "from regard.inspect.look_tensors import look", "nn and inspect do not see each other"),
+        ("parallel/ring.py", "from regard.nn.attention import Attention", "parallel and nn do not see each other"),
+        ("backends/flex.py", "from regard.backends.streaming.tiled import Tiled", SHARED),
+        ("backends/base.py", "from regard.backends.streaming.tiled import Tiled", SHARED),
+        ("core/problem.py", "from regard.masks import Mask", "a package's __init__"),
+        ("core/problem.py", "from regard import masks", "a package's __init__"),
+        ("core/problem.py", "import regard", "a package's __init__"),
         ("masks/ragged.py", "from regard.masks import algebra", "a package's __init__"),
         ("testing.py", "import regard as rg", "a package's __init__"),
         ("masks/ragged.py", "from .algebra import Mask", "relatively"),
-        ("positions.py", "from regard.masks.algebra import Mask", "a cycle: regard.masks.algebra ->"),
-        ("lobby.py", "", "lobby has no floor"),
+        ("core/positions.py", "from regard.masks.algebra import Mask", "a cycle: regard.masks.algebra ->"),
+        ("lobby.py", "", "lobby has no layer"),
     ],
 )
 def test_every_check_speaks(tmp_path: Path, path: str, text: str, said: str) -> None:
-    spoken = complaints(house(tmp_path, {**SOUND, path: text}))
+    spoken = complaints(project(tmp_path, {**SOUND, path: text}))
     assert said in (spoken or ["nothing"])[0]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import fresh_graphs
-from regard.backends.library import runnable
+from regard.backends.native.ffi import runnable
 
 MODELS = ["Llama", "Gemma2", "BERT", "T5", "ViT"]
 GRAPHS = list(fresh_graphs.cases())

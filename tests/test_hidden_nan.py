@@ -12,7 +12,7 @@ from torch import Tensor
 import regard as rg
 from regard import testing
 from regard.backends.base import Backend
-from regard.backends.library import runnable
+from regard.backends.native.ffi import runnable
 
 NATIVE = pytest.param(rg.Native(), marks=pytest.mark.skipif(not runnable(), reason="needs the native kernels"))
 BACKENDS = [NATIVE, rg.Tiled(rows=7, keys=9), rg.Reference()]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.backends.library import runnable
+from regard.backends.native.ffi import runnable
 from regard.inspect.kept import LEAST, empty
 
 FREE = """

@@ -10,7 +10,7 @@ import torch
 import regard as rg
 from native_cases import check
 from regard import testing
-from regard.shapes import FLOATING
+from regard.core.dtypes import FLOATING
 
 FRAME = testing.frame()
 MASKS, SCORES = list(testing.masks(FRAME)), list(testing.scores(FRAME))

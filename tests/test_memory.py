@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from regard.backends.library import runnable
+from regard.backends.native.ffi import runnable
 
 MEASURE = """
 import json, resource, sys

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import regard as rg
 from regard import Positions
-from regard.problem import pose
+from regard.core.problem import build_problem
 
 BATCH, HEADS, NQ, NK, WIDTH = 2, 3, 5, 7, 4
 CLOSE = {"rtol": 1e-13, "atol": 1e-13}
@@ -30,7 +30,7 @@ def qk() -> tuple[Tensor, Tensor]:
 
 
 def scores(score: rg.Score, q: Tensor, k: Tensor, at: Positions = AT) -> Tensor:
-    problem = pose(q, k, k[..., :0], score, rg.Everything(), at, None)[0]
+    problem = build_problem(q, k, k[..., :0], score, rg.Everything(), at, None)[0]
     return problem.region_tile(problem.frame.region()).scores
 
 

@@ -14,8 +14,8 @@ import regard as rg
 from native_cases import compare, frames, named, names
 from regard import testing
 from regard.backends.base import Backend
-from regard.backends.library import Arguments, Library, Operand, load, runnable
-from regard.problem import pose
+from regard.backends.native.ffi import Arguments, Library, Operand, load, runnable
+from regard.core.problem import build_problem
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 
@@ -23,7 +23,9 @@ FRAMES = frames(few=1151)
 
 
 def refused(case: testing.Case) -> bool:
-    problem, _ = pose(case.q.float(), case.k.float(), case.v.float(), case.score, case.mask, case.positions, None)
+    problem, _ = build_problem(
+        case.q.float(), case.k.float(), case.v.float(), case.score, case.mask, case.positions, None
+    )
     return rg.Native().why_not(problem, lse=True) is not None
 
 
@@ -216,7 +218,7 @@ def test_an_instruction_set_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_without_kernels_the_rest_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.backends.native.runnable", lambda: ())
+    monkeypatch.setattr("regard.backends.native.backend.runnable", lambda: ())
     x = torch.randn(1, 2, 40, 8)
     assert rg.explain(x, x, x).backend == rg.Tiled()
     with pytest.raises(rg.Unsupported, match="it was not built: "):

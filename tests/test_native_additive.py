@@ -11,7 +11,7 @@ from torch import Tensor
 import regard as rg
 from native_cases import check, compare, frames
 from regard import testing
-from regard.backends.library import runnable
+from regard.backends.native.ffi import runnable
 from regard.scores.activations import Activation
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")

@@ -12,10 +12,10 @@ from torch import Tensor
 import regard as rg
 from native_cases import check, frames, named, names
 from regard import testing
-from regard.backends.library import runnable
-from regard.backends.masking import lower_mask
-from regard.backends.training import why_not_backward
-from regard.problem import Problem
+from regard.backends.native.backward import why_not_backward
+from regard.backends.native.ffi import runnable
+from regard.backends.native.lower_mask import lower_mask
+from regard.core.problem import Problem
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 
@@ -270,7 +270,8 @@ def test_the_mask_is_lowered_once(mask: rg.Mask, score: rg.Score, monkeypatch: p
     """But where a map of tiles takes more memory than queries and keys: that is not held from forward to backward."""
     lowered: list[Problem] = []
     monkeypatch.setattr(
-        "regard.backends.native.lower_mask", lambda problem, tile: lowered.append(problem) or lower_mask(problem, tile)
+        "regard.backends.native.backend.lower_mask",
+        lambda problem, tile: lowered.append(problem) or lower_mask(problem, tile),
     )
     q, k, v = (torch.randn(2, 3, 150, 16, requires_grad=True) for _ in range(3))
     rg.attention(q, k, v, score=score, mask=mask, backend=rg.Native()).sum().backward()

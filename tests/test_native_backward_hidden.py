@@ -11,8 +11,8 @@ from torch import Tensor
 
 import regard as rg
 from regard import testing
-from regard.autograd import attend_with_stats
-from regard.backends.library import runnable
+from regard.backends.native.ffi import runnable
+from regard.runtime.autograd import attend_with_stats
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 

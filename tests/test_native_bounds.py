@@ -15,9 +15,9 @@ import torch
 
 import regard as rg
 from regard import testing
-from regard.backends.graph import traced
-from regard.backends.library import runnable
-from regard.backends.lowering import Lowered, lower
+from regard.backends.native.args import KernelArgs, lower
+from regard.backends.native.ffi import runnable
+from regard.backends.native.torch_ops import traced
 
 ROOT = Path(__file__).parents[1]
 SOURCES = (
@@ -72,7 +72,7 @@ def test_the_c_interface_under_sanitizers(isa: str, tmp_path: Path) -> None:
 AT = rg.Positions(2 * torch.arange(7) + 60, 2 * torch.arange(33))
 
 
-def a_call(score: rg.Score = rg.ScaledDot(), mask: rg.Mask = rg.Everything()) -> Lowered:
+def a_call(score: rg.Score = rg.ScaledDot(), mask: rg.Mask = rg.Everything()) -> KernelArgs:
     q, k, v = torch.randn(2, 4, 7, 16), torch.randn(2, 2, 33, 16), torch.randn(2, 2, 33, 5)
     return lower(testing.Case(q, k, v, score, mask=mask, positions=AT).problem, None)
 

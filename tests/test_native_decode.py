@@ -8,7 +8,7 @@ import torch
 import regard as rg
 from native_cases import compare
 from regard import testing
-from regard.backends.library import runnable
+from regard.backends.native.ffi import runnable
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 

@@ -14,11 +14,11 @@ from torch import Tensor
 import regard as rg
 from facts_law import every, hold, looked
 from regard import facts, testing
-from regard.backends.library import Library, runnable
-from regard.backends.operation import library
-from regard.inspect.kernel import MOST_SETS, MOST_TOP
-from regard.inspect.seen import Seen
-from regard.inspect.ways import find
+from regard.backends.native.ffi import Library, runnable
+from regard.backends.native.launch import library
+from regard.inspect.compute_facts import find
+from regard.inspect.native_facts import MOST_SETS, MOST_TOP
+from regard.inspect.results import FactResults
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 
@@ -33,13 +33,13 @@ FOUND = (
 KEPT = 3 << 18  # scores of a block of queries: kKept of native/facts.h
 
 
-def native(at: rg.region.Frame) -> tuple[facts.Fact[Any], ...]:
+def native(at: rg.core.region.Frame) -> tuple[facts.Fact[Any], ...]:
     """The facts of the house that the kernels find."""
     found = (fact for fact in every(at) if isinstance(fact, FOUND) and fact != facts.Received.last(3))
     return tuple(fact for fact in found if not isinstance(fact, facts.Mass) or fact.count)  # one key is in no group
 
 
-def held(at: rg.region.Frame, call: testing.Case, dtype: torch.dtype = torch.float32) -> None:
+def held(at: rg.core.region.Frame, call: testing.Case, dtype: torch.dtype = torch.float32) -> None:
     """The law, of facts that the kernels have found."""
     seen = looked(call.leaves(dtype), native(at))
     assert {seen.way(fact) for fact in seen.facts} == {NATIVE}
@@ -104,7 +104,7 @@ def test_batch_axes_and_strides() -> None:
 def test_the_same_bits_for_any_number_of_threads(nq: int) -> None:
     at = testing.frame((1,), 3, nq, 3000)
     call = testing.draw(at, dk=24, mask=testing.masks(at)["Or"]).leaves(torch.float32)
-    before, seen, wanted = torch.get_num_threads(), list[Seen](), native(at)
+    before, seen, wanted = torch.get_num_threads(), list[FactResults](), native(at)
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
@@ -114,7 +114,7 @@ def test_the_same_bits_for_any_number_of_threads(nq: int) -> None:
     assert all(same(seen[0], one, wanted) for one in seen[1:])
 
 
-def same(a: Seen, b: Seen, wanted: tuple[facts.Fact[Any], ...]) -> bool:
+def same(a: FactResults, b: FactResults, wanted: tuple[facts.Fact[Any], ...]) -> bool:
     """Whether all answers have the same bits."""
     return all(torch.equal(x, y) for fact in wanted for x, y in zip(leaves(a[fact]), leaves(b[fact]), strict=True))
 

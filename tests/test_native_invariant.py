@@ -12,7 +12,7 @@ from torch import Tensor
 
 import regard as rg
 from regard import testing
-from regard.backends.library import runnable
+from regard.backends.native.ffi import runnable
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 

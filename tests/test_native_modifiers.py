@@ -12,9 +12,9 @@ import regard as rg
 from facts_law import hold, looked
 from native_cases import check, compare
 from regard import facts, testing
-from regard.backends.library import runnable
-from regard.backends.training import why_not_backward
-from regard.region import Frame
+from regard.backends.native.backward import why_not_backward
+from regard.backends.native.ffi import runnable
+from regard.core.region import Frame
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 

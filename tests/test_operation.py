@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from regard.backends.graph import traced
-from regard.backends.library import runnable
-from regard.backends.lowering import lower
-from regard.backends.operation import forward
-from regard.problem import pose
+from regard.backends.native.args import lower
+from regard.backends.native.ffi import runnable
+from regard.backends.native.launch import forward
+from regard.backends.native.torch_ops import traced
+from regard.core.problem import build_problem
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 
@@ -123,7 +123,7 @@ def test_torch_finds_the_operation_well_formed(name: str) -> None:
     given = CALLS[name]
     score, mask = given.get("score", rg.ScaledDot()), given.get("mask", rg.Everything())
     q, k, v = inputs()
-    problem, _ = pose(q, k, v, score, mask, None, given.get("dropout"))
+    problem, _ = build_problem(q, k, v, score, mask, None, given.get("dropout"))
     lowered = lower(problem, None)
     told = tuple(vars(lowered).values())
     torch.library.opcheck(torch.ops.regard.forward.default, told, test_utils=("test_schema", "test_faketensor"))

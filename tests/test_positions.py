@@ -10,7 +10,7 @@ import torch
 
 import regard as rg
 from regard import Positions, ShapeError, head, tail
-from regard.positions import settle
+from regard.core.positions import resolve_positions
 
 
 def test_head_and_tail() -> None:
@@ -81,13 +81,13 @@ def test_what_compares_no_positions_needs_none() -> None:
 def test_positions_that_do_not_fit_are_refused(q: tuple[int, ...], k: tuple[int, ...], said: str) -> None:
     given = Positions(torch.zeros(q, dtype=torch.int64), torch.zeros(k, dtype=torch.int64))
     with pytest.raises(ShapeError, match=said):
-        settle(given, 2, 5, (7, 3), None, "cpu")
+        resolve_positions(given, 2, 5, (7, 3), None, "cpu")
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (1, 3), (7, 1), (7, 3)])
 def test_positions_follow_the_batch_axes(lead: tuple[int, ...]) -> None:
     given = Positions(torch.zeros(*lead, 2, dtype=torch.int64), torch.arange(5))
-    assert settle(given, 2, 5, (7, 3), None, "cpu") == given
+    assert resolve_positions(given, 2, 5, (7, 3), None, "cpu") == given
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from regard import prepared, testing
-from regard.backends.library import runnable
+from regard import testing
+from regard.backends.native.ffi import runnable
+from regard.runtime import plan_cache
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 
@@ -27,11 +28,11 @@ CALLS = {name: case for name, case in testing.calls(AT) if runnable() and native
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> None:
-    prepared._kept.clear()
+    plan_cache._kept.clear()
 
 
 def kept() -> int:
-    return sum(ready is not None for ready in prepared._kept.values())
+    return sum(ready is not None for ready in plan_cache._kept.values())
 
 
 def both(q: Tensor, k: Tensor, v: Tensor, **given: object) -> None:
@@ -178,7 +179,7 @@ def test_many_threads_and_many_structures() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong and len(prepared._kept) <= prepared._MOST
+    assert not wrong and len(plan_cache._kept) <= plan_cache._MOST
 
 
 def test_a_wrong_call_is_refused_each_time() -> None:

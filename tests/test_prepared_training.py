@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from regard import prepared, testing
-from regard.backends.library import runnable
-from regard.backends.ready import Trained
+from regard import testing
+from regard.backends.native.ffi import runnable
+from regard.backends.native.plan import Trained
+from regard.runtime import plan_cache
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 
@@ -26,11 +27,11 @@ FRAMES = {
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> None:
-    prepared._kept.clear()
+    plan_cache._kept.clear()
 
 
 def kept() -> int:
-    return sum(known is not None and isinstance(known.run, Trained) for known in prepared._kept.values())
+    return sum(known is not None and isinstance(known.run, Trained) for known in plan_cache._kept.values())
 
 
 def gradients(given: tuple[Tensor, ...], cotangent: Tensor | None, **how: Any) -> tuple[Tensor, ...]:

@@ -13,7 +13,7 @@ from torch import Tensor, zeros
 
 import regard as rg
 from regard import testing
-from regard.problem import pose
+from regard.core.problem import build_problem
 
 Q, K, V = zeros(5, 6, 13, 8), zeros(5, 2, 17, 8), zeros(5, 2, 17, 3)
 AXES = "expected (*batch, heads, n, d), (batch, n, d) or (n, d)"
@@ -211,7 +211,7 @@ def test_a_refused_call_changes_nothing() -> None:
 def test_tensors_of_a_problem_can_be_exchanged() -> None:
     at = testing.frame()
     case = testing.draw(at, score=testing.scores(at)["Pipeline"], mask=testing.masks(at)["And"])
-    problem = pose(case.q, case.k, case.v, case.score, case.mask, case.positions, None)[0]
+    problem = build_problem(case.q, case.k, case.v, case.score, case.mask, case.positions, None)[0]
     own: tuple[Tensor, ...] = problem.tensors()
     twin = problem.with_tensors(tuple(t.clone() for t in own))
     assert all(a is not b and torch.equal(a, b) for a, b in zip(own, twin.tensors(), strict=True))

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.positions import Positions, tail
-from regard.region import Frame, extremes
+from regard.core.positions import Positions, tail
+from regard.core.region import Frame, extremes
 
 BATCH, HEADS, NQ, NK = (2, 3), 5, 7, 11
 FRAME = Frame.of(NQ, NK, batch=BATCH, heads=HEADS, positions=tail(NQ, NK))

@@ -10,18 +10,18 @@ from torch import Tensor
 
 import regard as rg
 from facts_law import tiles
-from regard.witness import Witnessed, listening
+from regard.core.hooks import AttentionCall, observing
 
 N = 13
 MASK = rg.Causal() & rg.Lengths(keys=torch.tensor([13, 7]), queries=torch.tensor([13, 7]))
 
 
-def draw(heads: int, key_heads: int, sink: Tensor | None = None, mask: rg.Mask = MASK) -> Witnessed:
+def draw(heads: int, key_heads: int, sink: Tensor | None = None, mask: rg.Mask = MASK) -> AttentionCall:
     q, k = (torch.randn(2, h, N, 5, dtype=torch.float64) for h in (heads, key_heads))
-    return Witnessed(None, q, k, score=rg.ScaledDot() >> rg.SoftCap(3.0), mask=mask, sink=sink)
+    return AttentionCall(None, q, k, score=rg.ScaledDot() >> rg.SoftCap(3.0), mask=mask, sink=sink)
 
 
-def dense(calls: list[Witnessed], residual: float) -> Tensor:
+def dense(calls: list[AttentionCall], residual: float) -> Tensor:
     """A_L ··· A_1, (batch, n, n)."""
     product = torch.eye(N, dtype=torch.float64).expand(2, N, N)
     for call in calls:
@@ -52,9 +52,9 @@ def test_shares_sum_to_1_without_sinks_and_empty_rows() -> None:
 
 def test_of_a_model_as_it_is_heard() -> None:
     layers = [rg.nn.MultiHeadAttention(8, heads=2) for _ in range(3)]
-    heard: list[Witnessed] = []
+    heard: list[AttentionCall] = []
     x = torch.randn(1, 9, 8)
-    with listening(heard.append), torch.no_grad():
+    with observing(heard.append), torch.no_grad():
         for layer in layers:
             x = x + layer(x, mask=rg.Causal())
     share = rg.rollout(heard, 4)

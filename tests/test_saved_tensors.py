@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from regard import prepared, testing
-from regard.backends.library import runnable
-from regard.backends.training import why_not_learned
+from regard import testing
+from regard.backends.native.backward import why_not_learned
+from regard.backends.native.ffi import runnable
+from regard.runtime import plan_cache
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 
@@ -57,7 +58,7 @@ def calls(size: str) -> Iterator[testing.Case]:
 def test_every_mask_and_score(size: str, backend: rg.Backend | None) -> None:
     tried = 0
     for call in calls(size):
-        prepared._kept.clear()
+        plan_cache._kept.clear()
         how = {"score": call.score, "mask": call.mask, "sink": call.sink, "positions": call.positions}
 
         def run(call: testing.Case = call, how: dict[str, object] = how) -> Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import regard as rg
 from regard import testing
-from regard.problem import pose
-from regard.region import Region
+from regard.core.problem import build_problem
+from regard.core.region import Region
 from regard.scores.algebra import Pipeline, as_pipeline
 
 X = torch.randn(2, 3, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -20,7 +20,7 @@ CAP, SLOPES, BIAS = rg.SoftCap(2.0), rg.Alibi(torch.tensor([0.5, 1.0, 2.0])), rg
 
 
 def scores(score: rg.Score, q: Tensor = X, k: Tensor = X) -> Tensor:
-    problem = pose(q, k, k, score, rg.Everything(), None, None)[0]
+    problem = build_problem(q, k, k, score, rg.Everything(), None, None)[0]
     return problem.region_tile(problem.frame.region()).scores
 
 

@@ -6,17 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.shapes import (
-    FLOATING,
-    accumulator,
-    blocks,
-    branchless,
-    finite,
-    listed,
-    repeat_heads,
-    sum_groups,
-    widen,
-)
+from regard.core.dtypes import FLOATING, accumulator, widen
+from regard.core.shapes import blocks, listed, repeat_heads, sum_groups
+from regard.core.tracing import data_unavailable, finite
 
 
 def test_sums_are_kept_in_float32_and_float64() -> None:
@@ -54,14 +46,14 @@ def test_nobody_looks_at_values_where_there_are_none() -> None:
     seen = []
 
     def look(x: torch.Tensor) -> torch.Tensor:
-        seen.append(branchless(x) and not finite(x))
+        seen.append(data_unavailable(x) and not finite(x))
         return x
 
     torch.vmap(look)(torch.zeros(3))
     torch.func.grad(lambda x: look(x).sum())(torch.zeros(3))
     look(torch.zeros(3, device="meta"))
     assert seen == [True, True, True]
-    assert not branchless(torch.zeros(3))
+    assert not data_unavailable(torch.zeros(3))
 
 
 def test_finite() -> None:

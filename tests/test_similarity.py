@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from regard.problem import pose
-from regard.shapes import repeat_heads
+from regard.core.problem import build_problem
+from regard.core.shapes import repeat_heads
 
 BATCH, HEADS, KEY_HEADS, NQ, NK, DQ, DK = 2, 6, 3, 5, 7, 4, 4
 HIDDEN, WIDE = 11, 9
@@ -26,7 +26,7 @@ def randn(*shape: int) -> Tensor:
 
 
 def scores(score: rg.Score, q: Tensor, k: Tensor) -> Tensor:
-    problem = pose(q, k, k[..., :0], score, rg.Everything(), rg.head(q.shape[-2], k.shape[-2]), None)[0]
+    problem = build_problem(q, k, k[..., :0], score, rg.Everything(), rg.head(q.shape[-2], k.shape[-2]), None)[0]
     return problem.region_tile(problem.frame.region()).scores
 
 

@@ -10,7 +10,7 @@ import torch
 import regard as rg
 from regard import testing
 from regard.backends.base import Backend
-from regard.shapes import FLOATING
+from regard.core.dtypes import FLOATING
 
 FRAMES = {
     "two axes": testing.frame((), 1, headed=False),

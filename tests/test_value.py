@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import regard as rg
-from regard.value import Value
+from regard.core.value import Value
 
 
 def causal(b: object, h: object, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:

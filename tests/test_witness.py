@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard as rg
-from regard.witness import Witnessed, listening
+from regard.core.hooks import AttentionCall, observing
 
 
 def layer() -> rg.nn.MultiHeadAttention:
@@ -16,8 +16,8 @@ def layer() -> rg.nn.MultiHeadAttention:
 
 
 def test_what_is_told_gives_the_weights_again() -> None:
-    told, own, x = list[Witnessed](), layer(), torch.randn(2, 7, 12)
-    with listening(told.append):
+    told, own, x = list[AttentionCall](), layer(), torch.randn(2, 7, 12)
+    with observing(told.append):
         own(x, mask=rg.Causal())
     (call,) = told
     assert call.layer is own
@@ -28,8 +28,8 @@ def test_what_is_told_gives_the_weights_again() -> None:
 
 
 def test_nobody_is_told_after_the_end_or_on_another_thread() -> None:
-    told, own, x = list[Witnessed](), layer(), torch.randn(2, 7, 12)
-    with listening(told.append):
+    told, own, x = list[AttentionCall](), layer(), torch.randn(2, 7, 12)
+    with observing(told.append):
         other = threading.Thread(target=own, args=(x,))
         other.start()
         other.join()
@@ -38,17 +38,17 @@ def test_nobody_is_told_after_the_end_or_on_another_thread() -> None:
 
 
 def test_the_end_comes_after_an_error_too() -> None:
-    told = list[Witnessed]()
-    with pytest.raises(ZeroDivisionError), listening(told.append):
+    told = list[AttentionCall]()
+    with pytest.raises(ZeroDivisionError), observing(told.append):
         raise ZeroDivisionError
     layer()(torch.randn(2, 7, 12))
     assert not told
 
 
 def test_two_listen_and_one_stops() -> None:
-    outer, inner, own, x = list[Witnessed](), list[Witnessed](), layer(), torch.randn(2, 7, 12)
-    with listening(outer.append):
-        with listening(inner.append):
+    outer, inner, own, x = list[AttentionCall](), list[AttentionCall](), layer(), torch.randn(2, 7, 12)
+    with observing(outer.append):
+        with observing(inner.append):
             own(x)
         own(x)
     assert (len(outer), len(inner)) == (2, 1)

@@ -1,26 +1,30 @@
 """regard: exact attention with any score function, in linear memory, that lets you look inside."""
 
 from regard import nn as nn
+from regard.api import attention as attention
+from regard.api import attention_state as attention_state
+from regard.api import attention_weights as attention_weights
+from regard.api import explain as explain
 from regard.backends.flex import Flex as Flex
-from regard.backends.native import Native as Native
+from regard.backends.native.backend import Native as Native
 from regard.backends.reference import Reference as Reference
 from regard.backends.sdpa import Sdpa as Sdpa
-from regard.backends.tiled import Tiled as Tiled
-from regard.dropout import Dropout as Dropout
-from regard.errors import ShapeError as ShapeError
-from regard.errors import Unsupported as Unsupported
-from regard.functional import attention as attention
-from regard.functional import attention_state as attention_state
-from regard.functional import attention_weights as attention_weights
-from regard.functional import explain as explain
+from regard.backends.streaming.tiled import Tiled as Tiled
+from regard.core.dropout import Dropout as Dropout
+from regard.core.errors import ShapeError as ShapeError
+from regard.core.errors import Unsupported as Unsupported
+from regard.core.positions import Positions as Positions
+from regard.core.positions import head as head
+from regard.core.positions import tail as tail
+from regard.core.state import State as State
 from regard.inspect import facts as facts
 from regard.inspect.differentiable import entropy as entropy
 from regard.inspect.differentiable import max_score as max_score
+from regard.inspect.look import look as look
 from regard.inspect.monitor import monitor as monitor
 from regard.inspect.record import record as record
 from regard.inspect.report.report import Report as Report
 from regard.inspect.rollout import rollout as rollout
-from regard.inspect.verb import look as look
 from regard.masks.algebra import Cover as Cover
 from regard.masks.algebra import Everything as Everything
 from regard.masks.algebra import Mask as Mask
@@ -32,9 +36,6 @@ from regard.masks.positional import Prefix as Prefix
 from regard.masks.positional import Window as Window
 from regard.masks.ragged import Documents as Documents
 from regard.masks.ragged import Lengths as Lengths
-from regard.positions import Positions as Positions
-from regard.positions import head as head
-from regard.positions import tail as tail
 from regard.scores.activations import LeakyReLU as LeakyReLU
 from regard.scores.activations import Sigmoid as Sigmoid
 from regard.scores.activations import Tanh as Tanh
@@ -58,7 +59,6 @@ from regard.scores.similarity import Custom as Custom
 from regard.scores.similarity import Distance as Distance
 from regard.scores.similarity import Dot as Dot
 from regard.scores.similarity import ScaledDot as ScaledDot
-from regard.state import State as State
 
 __all__ = [
     "Additive",

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from regard.backends.library import chosen
+from regard.api import attention
+from regard.backends.native.ffi import chosen
 from regard.backends.reference import Reference
-from regard.functional import attention
+from regard.core.positions import Positions
 from regard.machine import bandwidth, peak, processor
 from regard.masks.algebra import Everything, Mask
 from regard.masks.positional import Causal
-from regard.positions import Positions
 from regard.testing import error, tolerance
 
 ROWS = 32  # queries whose results are checked

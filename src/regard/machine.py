@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from regard.backends.library import chosen, load, why_not_built
+from regard.backends.native.ffi import chosen, load, why_not_built
 
 _TRIES = 10  # the best of these counts: whatever else runs only slows
 _STEPS = 4_000_000  # of the peak's loop, about 10 ms

@@ -15,20 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.api import attention, attention_state
 from regard.backends.base import Backend
 from regard.backends.reference import Reference
-from regard.backends.tiled import Tiled
-from regard.call import Call
-from regard.dropout import Dropout
-from regard.functional import attention, attention_state
+from regard.backends.streaming.tiled import Tiled
+from regard.core.dropout import Dropout
+from regard.core.dtypes import FLOATING
+from regard.core.positions import Positions, tail
+from regard.core.problem import Problem
+from regard.core.region import Frame
+from regard.core.shapes import blocks
+from regard.core.value import Value
 from regard.masks.algebra import Cover, Everything, Mask
-from regard.positions import Positions, tail
-from regard.problem import Problem
-from regard.region import Frame
+from regard.runtime.binding import Call
 from regard.scores.algebra import Modifier, Score
 from regard.scores.similarity import ScaledDot
-from regard.shapes import FLOATING, blocks
-from regard.value import Value
 
 FLOAT64_TOLERANCE = 1e-12
 # score, shift, exponential, weight, product: each rounds, and a short sum of few numbers shows it by chance or not

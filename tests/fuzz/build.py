@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import regard as rg
-from regard.backends.library import runnable
+from regard.backends.native.ffi import runnable
 
 from .call import Call, Part
 

@@ -9,11 +9,11 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from regard.backends.backward import Cotangents, backward
-from regard.backends.tiling import Size, stream
-from regard.problem import Problem
-from regard.state import RowStats
-from regard.value import Value
+from regard.backends.streaming.backward import Cotangents, backward
+from regard.backends.streaming.tiling import Size, stream
+from regard.core.problem import Problem
+from regard.core.state import RowStats
+from regard.core.value import Value
 
 # from q, k, v and the tensors of the score and the mask: out, in q's dtype
 Ready = Callable[[Tensor, Tensor, Tensor, "Sequence[Tensor]"], Tensor]

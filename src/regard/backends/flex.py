@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.backward import Cotangents
 from regard.backends.base import Backend, Kept, Result, recorded_backward
+from regard.backends.streaming.backward import Cotangents
+from regard.core.problem import Problem
+from regard.core.region import Frame
+from regard.core.state import State
 from regard.masks.algebra import Cover, Everything
-from regard.problem import Problem
-from regard.region import Frame
 from regard.scores.algebra import Modifier
 from regard.scores.similarity import Bilinear, Cosine, Dot, ScaledDot
-from regard.state import State
 
 BLOCK = 128
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 
 from regard.backends.base import Backend, Differentiable, Result
-from regard.problem import Problem
-from regard.shapes import repeat_heads
-from regard.state import RowStats, weigh
+from regard.core.problem import Problem
+from regard.core.shapes import repeat_heads
+from regard.core.state import RowStats, weigh
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from regard.backends.backward import Cotangents
 from regard.backends.base import Backend, Kept, Result, recorded_backward
+from regard.backends.streaming.backward import Cotangents
+from regard.core.problem import Problem
+from regard.core.region import Frame
+from regard.core.shapes import repeat_heads
 from regard.masks.algebra import Everything, Mask, View
 from regard.masks.dense import Dense
 from regard.masks.positional import Causal
 from regard.masks.ragged import Lengths
-from regard.problem import Problem
-from regard.region import Frame
 from regard.scores.similarity import ScaledDot
-from regard.shapes import repeat_heads
 
 
 @dataclass(frozen=True)

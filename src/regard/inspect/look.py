@@ -1,97 +1,97 @@
-"""look: facts about the weights of one call, in linear memory."""
+"""look, the verb, by what comes first: tensors, a layer of regard.nn on its input, or a model that reads a text."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import singledispatch
+from typing import Any, Protocol, cast, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-import regard.arrays as arrays
-from regard.call import Call
-from regard.errors import Unsupported
+import regard.inspect.look_tensors as tensors
+from regard.core.positions import Positions
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.rows import Entropy, MaxScore
-from regard.inspect.seen import Seen
-from regard.inspect.ways import find
+from regard.inspect.reading import Progress, Tokenizer, model_report
+from regard.inspect.report.report import Report
+from regard.inspect.results import FactResults
 from regard.masks.algebra import Everything, Mask
-from regard.positions import Positions, settle
-from regard.region import Frame
+from regard.nn.attention import Attention
+from regard.nn.heads import Heads
 from regard.scores.algebra import Score
-from regard.scores.similarity import ScaledDot
-from regard.shapes import graphed
-
-
-def look(
-    q: Any,
-    k: Any,
-    *,
-    facts: tuple[Fact[Any], ...] = (Entropy(), MaxScore()),
-    score: Score = ScaledDot(),
-    mask: Mask = Everything(),
-    positions: Positions | None = None,
-    sink: Tensor | float | None = None,
-) -> Seen:
-    """What the weights of `attention` on these arguments are like: the answers to `facts`, never nq × nk of them.
-
-    Answers have the axes (*batch, h, ...), without h where q has no head axis; float32, or float64 for float64 inputs.
-    Weights are those before dropout. No gradients (see `entropy` and `max_score`). Memory: the answers and one tile.
-    facts: a tuple of values of regard.facts, or of your own. Other arguments and their errors as `attention`; TypeError
-    for what is no fact, ShapeError or IndexError for a fact that does not fit the call.
-
-    One verb for what comes first. `look(layer, x, context, facts=, mask=, positions=)` asks the same of a layer of
-    regard.nn on its input. `look(model, text, tokenizer=...)` has a model read a text and returns a Report, to be
-    printed or saved; see regard.inspect.reading.model_report for its arguments.
-
-    >>> import torch
-    >>> q = torch.zeros(4, 8)
-    >>> from regard.masks.positional import Causal
-    >>> seen = look(q, q, mask=Causal())
-    >>> seen[Entropy()].exp().round(decimals=4)   # equal weights: as many effective keys as the query may see
-    tensor([1., 2., 3., 4.])
-    """
-    seen, call = survey(q, k, facts, score, mask, positions, sink)
-    return seen if call.layout.headed else seen.without(len(call.layout.batch), None)
 
 
 @torch.no_grad()
-def survey(
-    q: Any,
-    k: Any,
-    facts: tuple[Fact[Any], ...],
-    score: Score,
-    mask: Mask,
-    positions: Positions | None,
-    sink: Tensor | float | None,
-) -> tuple[Seen, Call]:
-    """The answers, with the head axis that q may lack, and the call that they are about."""
-    check_facts(facts)
-    call = Call(q, k, arrays.tensor(k, "k")[..., :0], score, mask, positions, sink, None, like=q)
-    if not torch.compiler.is_dynamo_compiling() and graphed(*call.problem.tensors()):  # dynamo runs look outside
-        raise Unsupported(
-            "look cannot be traced (torch.export, torch.jit.trace, make_fx, fake tensors): call it outside of the "
-            "graph. attention_weights, attention_state, entropy and max_score can be."
-        )
-    if positions is None:
-        _refuse_unknown_positions(call.problem.frame, facts)
-    with call.precision():
-        return find(call.problem, facts), call
+def of_layer(
+    layer: Heads,
+    x: Tensor,
+    context: Tensor | None = None,
+    *,
+    facts: tuple[Fact[Any], ...] = (Entropy(), MaxScore()),
+    mask: Mask = Everything(),
+    positions: Positions | None = None,
+) -> FactResults:
+    """What the weights of a layer are like on its input: those of `layer.weights(x, context, mask=, positions=)`.
+
+    Answers (*batch, heads, ...), of regard.nn.Attention (*batch, ...); errors as the layer's and look's.
+
+    >>> import regard as rg
+    >>> layer, x = rg.nn.MultiHeadAttention(8, heads=2), torch.randn(5, 8)
+    >>> of_layer(layer, x, mask=rg.Causal())[Entropy()].shape
+    torch.Size([2, 5])
+    """
+    q, k, _ = layer.project(x, context, positions)
+    alone = x.dim() == 2
+    q, k = (t[None] if alone else t for t in (q, k))
+    seen = tensors.look(q, k, facts=facts, mask=mask, positions=positions, **layer.scoring())
+    seen = seen.without(0, seen.key_heads) if alone else seen
+    return seen.without(x.dim() - 2, None) if isinstance(layer, Attention) else seen
 
 
-def check_facts(facts: Any) -> None:
-    """TypeError for what is no tuple of facts."""
-    if isinstance(facts, Fact):
-        raise TypeError(f"facts is {facts!r}; expected a tuple of facts: facts=({facts!r},).")
-    for fact in facts:
-        if isinstance(fact, type):
-            raise TypeError(
-                f"facts holds the class {fact.__name__}, not one of its values; write {fact.__name__}(...)."
-            )
-        if not isinstance(fact, Fact):
-            raise TypeError(f"facts holds a {type(fact).__name__}; expected facts, such as Entropy().")
+class Look(Protocol):
+    """The verb `look`, by what comes first."""
+
+    @overload
+    def __call__(
+        self,
+        model: nn.Module,
+        text: str,
+        /,
+        *,
+        tokenizer: Tokenizer,
+        title: str | None = None,
+        context: int = 2,
+        progress: Progress = ...,
+    ) -> Report: ...
+
+    @overload
+    def __call__(
+        self,
+        layer: Heads,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        facts: tuple[Fact[Any], ...] = ...,
+        mask: Mask = ...,
+        positions: Positions | None = None,
+    ) -> FactResults: ...
+
+    @overload
+    def __call__(
+        self,
+        q: Any,
+        k: Any,
+        *,
+        facts: tuple[Fact[Any], ...] = ...,
+        score: Score = ...,
+        mask: Mask = ...,
+        positions: Positions | None = None,
+        sink: Tensor | float | None = None,
+    ) -> FactResults: ...
 
 
-def _refuse_unknown_positions(frame: Frame, facts: tuple[Fact[Any], ...]) -> None:
-    """What compares positions needs them where there are fewer queries than keys, as a mask would."""
-    positional = next((fact for fact in facts if fact.compares_positions()), None)
-    settle(None, frame.nq, frame.nk, frame.batch, positional, frame.device)
+_verb = singledispatch(cast(Callable[..., Any], tensors.look))
+_verb.register(nn.Module, model_report)
+_verb.register(Heads, of_layer)
+look = cast(Look, _verb)

@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.errors import Unsupported
+from regard.core.errors import Unsupported
+from regard.core.hooks import AttentionCall, observing
+from regard.core.tracing import data_unavailable, functorch
+from regard.inspect.capture.interface import watching_interface
+from regard.inspect.capture.mode import watching
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.keys import Received
 from regard.inspect.facts.pooled import Map
 from regard.inspect.facts.rows import Entropy, MaxScore
 from regard.inspect.layers import Layers, chosen
-from regard.inspect.look import check_facts
+from regard.inspect.look_tensors import check_facts
 from regard.inspect.missing import Misses
-from regard.inspect.routes.interface import watching_interface
-from regard.inspect.routes.mode import watching
 from regard.inspect.running import Running
 from regard.inspect.tape import Tape
-from regard.shapes import branchless, functorch
-from regard.witness import Witnessed, listening
 
 COMPILED = 'record a compiled model under torch.compiler.set_stance("force_eager"): its graphs hold nothing to be seen'
 
@@ -37,7 +37,7 @@ def record(
 ) -> Generator[Tape, None, None]:
     """While it is open, every attention call that `model` makes on this thread is looked at; yields the Tape.
 
-    Seen are regard's own layers and functions, torch's scaled_dot_product_attention, nn.MultiheadAttention and
+    FactResults are regard's own layers and functions, torch's scaled_dot_product_attention, nn.MultiheadAttention and
     nn.TransformerEncoder (also on its fused way), and the models of transformers, whatever their implementation. What
     the model returns keeps its bits. Facts are taken at once, without gradients; memory: theirs, one copy of each mask
     that differs from the ones before, and with Inputs() the queries and keys. What is recomputed in a backward pass
@@ -65,7 +65,7 @@ def record(
     wanted = chosen(layers, running.names.values())
     tape, misses = Tape(tuple(facts)), Misses(running)
     listener = _Listener(running, wanted, tape, misses)
-    with running.open(), listening(listener.told), watching_interface(), watching(listener.seen):
+    with running.open(), observing(listener.told), watching_interface(), watching(listener.seen):
         yield tape
     if not len(tape):
         raise LookupError(misses.explain())
@@ -78,18 +78,18 @@ class _Listener:
         self.running, self.wanted, self.tape, self.misses = running, wanted, tape, misses
         self._told: tuple[weakref.ref[Tensor], ...] = ()  # queries and keys: held, they could not be freed
 
-    def told(self, call: Witnessed) -> None:
+    def told(self, call: AttentionCall) -> None:
         """From a layer that tells of itself, before it calls regard.attention."""
         self._told = weakref.ref(call.q), weakref.ref(call.k)
         self._keep(call)
 
-    def seen(self, call: Witnessed) -> None:
+    def seen(self, call: AttentionCall) -> None:
         """From the mode, which also sees the call that was told of."""
         told, self._told = self._told, ()
         if not told or any(t() is not mine for t, mine in zip(told, (call.q, call.k), strict=True)):
             self._keep(call)
 
-    def _keep(self, call: Witnessed) -> None:
+    def _keep(self, call: AttentionCall) -> None:
         if _in_backward():
             return
         layer = call.layer if self.running.name(call.layer) else self.running.innermost()
@@ -114,13 +114,13 @@ def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1  # pyright: ignore
 
 
-def _check(name: str, call: Witnessed) -> None:
+def _check(name: str, call: AttentionCall) -> None:
     reason = None
     if functorch():
         reason = "a torch.func transform (vmap, grad, jvp) is under way; record the plain call"
     elif torch.compiler.is_compiling():
         reason = COMPILED
-    elif torch._C._get_tracing_state() is not None or branchless(call.q, call.k):  # pyright: ignore
+    elif torch._C._get_tracing_state() is not None or data_unavailable(call.q, call.k):  # pyright: ignore
         reason = f"its tensors have no values of their own (meta, fake, traced); use real ones; {COMPILED}"
     elif call.q.is_nested:
         reason = "its sequences are nested tensors; pad them, and mask the padding"

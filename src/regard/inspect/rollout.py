@@ -7,14 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regard.errors import ShapeError
+from regard.core.dtypes import accumulator
+from regard.core.errors import ShapeError
+from regard.core.hooks import AttentionCall
+from regard.core.shapes import listed
 from regard.inspect.facts.keys import Received
-from regard.inspect.look import look
-from regard.shapes import accumulator, listed
-from regard.witness import Witnessed
+from regard.inspect.look_tensors import look
 
 
-def rollout(calls: Sequence[Witnessed], row: int, residual: float = 0.5) -> Tensor:
+def rollout(calls: Sequence[AttentionCall], row: int, residual: float = 0.5) -> Tensor:
     """Attention rollout of one token: the share of each input token in output token `row`, (*batch, n).
 
     With P_l the weights of layer l, their mean over the heads, and A_l = residual · I + (1 - residual) · P_l, it is row
@@ -22,20 +23,20 @@ def rollout(calls: Sequence[Witnessed], row: int, residual: float = 0.5) -> Tens
     and r P_l is a mass received, so the memory is linear: no n × n product is ever made. It sums to 1, less what sinks
     take and what rows give that see nothing.
 
-    calls: the self-attention calls of one forward, first layer first, as regard.witness.listening hears them. row: an
-    index, from the end where negative. residual: the share of the residual stream, from 0 to 1.
+    calls: the self-attention calls of one forward, first layer first, as regard.core.hooks.observing gives them. row:
+    an index, from the end where negative. residual: the share of the residual stream, from 0 to 1.
     float32, or float64 for float64 calls. No gradients. Raises ValueError for no calls or another residual, IndexError
     for a token that does not exist, ShapeError where a call is not of the n tokens with themselves.
     Source: Abnar and Zuidema 2020 (arXiv 2005.00928).
 
     >>> import regard as rg
     >>> x = torch.zeros(1, 1, 4, 8)
-    >>> calls = [Witnessed(None, x, x, mask=rg.Causal())] * 2
+    >>> calls = [AttentionCall(None, x, x, mask=rg.Causal())] * 2
     >>> rollout(calls, row=1)
     tensor([[0.4375, 0.5625, 0.0000, 0.0000]])
     """
     if not calls:
-        raise ValueError("calls is empty; expected one Witnessed call or more, first layer first.")
+        raise ValueError("calls is empty; expected one AttentionCall call or more, first layer first.")
     if not 0 <= residual <= 1:
         raise ValueError(f"residual is {residual}; expected a share from 0 to 1.")
     n = calls[-1].q.shape[-2]
@@ -47,7 +48,7 @@ def rollout(calls: Sequence[Witnessed], row: int, residual: float = 0.5) -> Tens
     return share
 
 
-def _one(call: Witnessed, row: int) -> Tensor:
+def _one(call: AttentionCall, row: int) -> Tensor:
     """All of the share on one token, (*batch, n)."""
     batch = call.q.shape[: -3 if call.q.dim() >= 4 else -2]
     share = torch.zeros(*batch, call.q.shape[-2], dtype=accumulator(call.q.dtype), device=call.q.device)
@@ -55,7 +56,7 @@ def _one(call: Witnessed, row: int) -> Tensor:
     return share
 
 
-def _carried(call: Witnessed, number: int, share: Tensor) -> Tensor:
+def _carried(call: AttentionCall, number: int, share: Tensor) -> Tensor:
     """r P: what the tokens' shares (*batch, n) become below one layer, the mean over its heads."""
     n = share.shape[-1]
     if (call.q.shape[-2], call.k.shape[-2]) != (n, n):

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from regard.core.hooks import AttentionCall
+from regard.core.positions import Positions, head, tail
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.inputs import Inputs
-from regard.inspect.look import survey
-from regard.inspect.seen import Seen
+from regard.inspect.look_tensors import survey
+from regard.inspect.results import FactResults
 from regard.masks.algebra import Mask, View
-from regard.positions import Positions, head, tail
 from regard.scores.algebra import Score
-from regard.witness import Witnessed
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class Recorded:
     q_shape: tuple[int, ...]
     k_shape: tuple[int, ...]
     view: View
-    seen: Seen
+    seen: FactResults
 
     def __getitem__(self, fact: Fact[T]) -> T:
         return self.seen[fact]
@@ -83,13 +83,13 @@ class Tape:
     def __repr__(self) -> str:
         return f"Tape({len(self)} calls of {len(self.names)} layers: {', '.join(map(repr, self.facts))})"
 
-    def add(self, name: str, layer: str, call: Witnessed) -> None:
+    def add(self, name: str, layer: str, call: AttentionCall) -> None:
         """Looks at a call and keeps what is seen."""
         call = replace(call, mask=self._shared(call.mask), positions=_standing(call))
         asked = tuple(fact for fact in self.facts if not isinstance(fact, Inputs))
         seen, looked = survey(call.q, call.k, asked, call.score, call.mask, call.positions, call.sink)
         if len(asked) < len(self.facts):
-            seen = Seen(seen.lse, {fact: seen[fact] for fact in asked} | {Inputs(): _kept(call)}, seen.key_heads)
+            seen = FactResults(seen.lse, {fact: seen[fact] for fact in asked} | {Inputs(): _kept(call)}, seen.key_heads)
         number = self._count[name]
         self._count[name] += 1
         view = View(call.mask, looked.problem.frame)
@@ -108,7 +108,7 @@ class Tape:
         return own
 
 
-def _standing(call: Witnessed) -> Positions:
+def _standing(call: AttentionCall) -> Positions:
     """Where nothing tells: queries fewer than the keys are the last ones, as in decoding; or both count from 0."""
     nq, nk = call.q.shape[-2], call.k.shape[-2]
     if call.positions is not None:
@@ -116,7 +116,7 @@ def _standing(call: Witnessed) -> Positions:
     return (tail if nq < nk else head)(nq, nk, call.q.device)
 
 
-def _kept(call: Witnessed) -> Witnessed:
+def _kept(call: AttentionCall) -> AttentionCall:
     score: Score = call.score.with_tensors(iter([t.detach().clone() for t in call.score.tensors()]))
     sink = call.sink.detach().clone() if isinstance(call.sink, Tensor) else call.sink
     return replace(call, q=call.q.detach().clone(), k=call.k.detach().clone(), score=score, sink=sink)

@@ -10,11 +10,12 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.errors import ShapeError
-from regard.positions import Positions
-from regard.region import Frame, Region, Tiling
-from regard.shapes import blocks, branchless
-from regard.value import Value
+from regard.core.errors import ShapeError
+from regard.core.positions import Positions
+from regard.core.region import Frame, Region, Tiling
+from regard.core.shapes import blocks
+from regard.core.tracing import data_unavailable
+from regard.core.value import Value
 
 
 class Cover(IntEnum):
@@ -73,7 +74,7 @@ class Mask(Value):
         """Whether an answer depends on absolute positions."""
         return self.positional
 
-    def misfit(self, frame: Frame) -> str | None:
+    def shape_error(self, frame: Frame) -> str | None:
         """Why this mask does not fit a call of that size, as a sentence; None if it does."""
         return None
 
@@ -122,7 +123,7 @@ class Mask(Value):
         stands = () if positions is None else (positions.q.shape[:-1], positions.k.shape[:-1])
         lead = _joined(self.batch(), *stands) if batch is None else batch
         frame = Frame.of(nq, nk, batch=lead, heads=heads, positions=positions, positional=positional, device=device)
-        problem = self.misfit(frame)
+        problem = self.shape_error(frame)
         if problem is not None:
             raise ShapeError(problem)
         return View(self, frame)
@@ -249,8 +250,8 @@ class _Pair(Mask):
     def compares_positions(self) -> bool:
         return self.a.compares_positions() or self.b.compares_positions()
 
-    def misfit(self, frame: Frame) -> str | None:
-        return self.a.misfit(frame) or self.b.misfit(frame)
+    def shape_error(self, frame: Frame) -> str | None:
+        return self.a.shape_error(frame) or self.b.shape_error(frame)
 
     def batch(self) -> tuple[int, ...]:
         return _joined(self.a.batch(), self.b.batch())
@@ -303,7 +304,7 @@ class Or(_Pair):
             return None
         a_empty, b_empty = a.start >= a.stop, b.start >= b.stop
         apart = (torch.maximum(a.start, b.start) > torch.minimum(a.stop, b.stop)) & ~a_empty & ~b_empty
-        if branchless(apart) or bool(apart.any()):
+        if data_unavailable(apart) or bool(apart.any()):
             return None
         start = torch.where(a_empty, b.start, torch.where(b_empty, a.start, torch.minimum(a.start, b.start)))
         stop = torch.where(a_empty, b.stop, torch.where(b_empty, a.stop, torch.maximum(a.stop, b.stop)))
@@ -338,7 +339,7 @@ class Not(Mask):
             return None
         empty = inner.start >= inner.stop
         inside = (inner.start > 0) & (inner.stop < frame.nk) & ~empty
-        if branchless(inside) or bool(inside.any()):
+        if data_unavailable(inside) or bool(inside.any()):
             return None
         leads = (inner.start <= 0) & ~empty  # hidden keys come first, so the visible ones follow
         start = torch.where(leads, inner.stop, 0)
@@ -347,8 +348,8 @@ class Not(Mask):
     def compares_positions(self) -> bool:
         return self.a.compares_positions()
 
-    def misfit(self, frame: Frame) -> str | None:
-        return self.a.misfit(frame)
+    def shape_error(self, frame: Frame) -> str | None:
+        return self.a.shape_error(frame)
 
     def batch(self) -> tuple[int, ...]:
         return self.a.batch()

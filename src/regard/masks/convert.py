@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.arrays import tensor
-from regard.errors import ShapeError
+from regard.core.arrays import tensor
+from regard.core.errors import ShapeError
+from regard.core.positions import Positions, head, tail
+from regard.core.shapes import listed
+from regard.core.tracing import data_unavailable
 from regard.masks.algebra import Everything, Mask
 from regard.masks.dense import Dense
 from regard.masks.positional import Causal, Window
 from regard.masks.ragged import Documents
-from regard.positions import Positions, head, tail
-from regard.shapes import branchless, listed
 
 
 class Converted(NamedTuple):
@@ -249,7 +250,7 @@ def split(t: Tensor, hides: float = -math.inf) -> tuple[Tensor | None, Tensor | 
     """
     hidden = t.detach() <= hides
     rest = t.masked_fill(hidden, 0)
-    if branchless(t):
+    if data_unavailable(t):
         return ~hidden, rest
     adds = t.requires_grad or bool((rest != 0).any())
     return ~hidden if bool(hidden.any()) else None, rest if adds else None

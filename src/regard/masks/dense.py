@@ -11,10 +11,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.arrays import tensor
+from regard.core.arrays import tensor
+from regard.core.region import Frame, Region, Tiling
+from regard.core.shapes import listed
+from regard.core.tracing import data_unavailable
 from regard.masks.algebra import Mask, cover_of
-from regard.region import Frame, Region, Tiling
-from regard.shapes import branchless, listed
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Dense(Mask):
         least, largest = at.pairs(self.allowed)
         return cover_of(none=~largest, all_=least)
 
-    def misfit(self, frame: Frame) -> str | None:
+    def shape_error(self, frame: Frame) -> str | None:
         shape, full = tuple(self.allowed.shape), frame.shape if frame.headed else (*frame.batch, frame.nq, frame.nk)
         count = math.prod(frame.batch)
         one, each = ("[None, None]", "[:, None, None, :]") if frame.headed else ("[None]", "[:, None, :]")
@@ -64,7 +65,7 @@ class Dense(Mask):
             return (
                 f"Dense.allowed has shape {listed(shape)}; expected one that broadcasts to {listed(full)}; {lengths}."
             )
-        if len(shape) == 2 and count == frame.nq == shape[0] > 1 and not branchless(self.allowed):
+        if len(shape) == 2 and count == frame.nq == shape[0] > 1 and not data_unavailable(self.allowed):
             # no number in it and no stacklevel: so Python's filters show it once a process
             warnings.warn(
                 "A Dense mask of two axes is read as (nq, nk). This call has as many sequences as queries, so a padding"

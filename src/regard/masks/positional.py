@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.arrays import tensor
+from regard.core.arrays import tensor
+from regard.core.region import Frame, Region, Tiling
+from regard.core.shapes import listed
 from regard.masks.algebra import Cover, Interval, Mask, cover_of
-from regard.region import Frame, Region, Tiling
-from regard.shapes import listed
 
 
 def _interval(frame: Frame, least: Tensor | None, largest: Tensor | None) -> Interval | None:
@@ -152,7 +152,7 @@ class Prefix(Mask):
         n = self.n[..., None] if isinstance(self.n, Tensor) else torch.full_like(q, self.n)
         return _interval(frame, None, (n - 1).expand(*torch.broadcast_shapes(n.shape, q.shape)))
 
-    def misfit(self, frame: Frame) -> str | None:
+    def shape_error(self, frame: Frame) -> str | None:
         if isinstance(self.n, Tensor) and self.n.dim() and tuple(self.n.shape) != frame.batch:
             return f"Prefix.n has shape {listed(self.n.shape)}; expected the batch axes {frame.batch}."
         return None

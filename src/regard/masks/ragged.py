@@ -9,10 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.arrays import integers
+from regard.core.arrays import integers
+from regard.core.region import Frame, Region, Tiling
+from regard.core.shapes import listed
+from regard.core.tracing import data_unavailable
 from regard.masks.algebra import Interval, Mask, cover_of
-from regard.region import Frame, Region, Tiling
-from regard.shapes import branchless, listed
 
 _REAL = " A padding mask (True = a real token) becomes lengths by mask.sum(-1)."
 
@@ -67,7 +68,7 @@ class Lengths(Mask):
             stop = torch.where(row < self.queries[..., None], stop, 0)
         return Interval(torch.zeros_like(stop)[..., None, :], stop[..., None, :])
 
-    def misfit(self, frame: Frame) -> str | None:
+    def shape_error(self, frame: Frame) -> str | None:
         for name, n, most in (("keys", self.keys, frame.nk), ("queries", self.queries, frame.nq)):
             if n is None:
                 continue
@@ -75,7 +76,7 @@ class Lengths(Mask):
                 return (
                     f"Lengths.{name} has shape {listed(n.shape)}; expected a length a sequence, {listed(frame.batch)}."
                 )
-            if n.numel() and not branchless(n) and bool(((n < 0) | (n > most)).any()):
+            if n.numel() and not data_unavailable(n) and bool(((n < 0) | (n > most)).any()):
                 return f"Lengths.{name} holds {int(n.min())} to {int(n.max())}; expected lengths from 0 to {most}."
         return None
 
@@ -127,7 +128,7 @@ class Documents(Mask):
 
     def rows(self, frame: Frame) -> Interval | None:
         k = self.keys
-        if branchless(k) or not bool((k[..., 1:] >= k[..., :-1]).all()):
+        if data_unavailable(k) or not bool((k[..., 1:] >= k[..., :-1]).all()):
             return None
         lead = torch.broadcast_shapes(k.shape[:-1], self.q_ids.shape[:-1])
         k = k.expand(*lead, frame.nk).contiguous()
@@ -135,7 +136,7 @@ class Documents(Mask):
         start, stop = torch.searchsorted(k, q), torch.searchsorted(k, q, right=True)
         return Interval(start[..., None, :], stop[..., None, :])
 
-    def misfit(self, frame: Frame) -> str | None:
+    def shape_error(self, frame: Frame) -> str | None:
         for name, ids, n in (("q_ids", self.q_ids, frame.nq), ("k_ids", self.keys, frame.nk)):
             if ids.shape[-1:] != (n,) or ids.shape[:-1] not in ((), frame.batch):
                 fits = f"({n},)" + (f" or {listed((*frame.batch, n))}" if frame.batch else "")

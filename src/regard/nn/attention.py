@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.backends.base import Backend
+from regard.core.positions import Positions
 from regard.masks.algebra import Everything, Mask
 from regard.nn.heads import Heads
 from regard.nn.rotary import Rotary
-from regard.positions import Positions
 from regard.scores.algebra import Score
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from regard.errors import Unsupported
+from regard.core.errors import Unsupported
 from regard.nn.heads import Heads, plain
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot

@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.api import attention, attention_weights
 from regard.backends.base import Backend
-from regard.dropout import Dropout
-from regard.errors import ShapeError
-from regard.functional import attention, attention_weights
+from regard.core.dropout import Dropout
+from regard.core.errors import ShapeError
+from regard.core.hooks import AttentionCall, notify
+from regard.core.positions import Positions, resolve_positions
+from regard.core.shapes import listed
 from regard.masks.algebra import Everything, Mask
 from regard.nn.rotary import Rotary
 from regard.nn.scores import owned
-from regard.positions import Positions, settle
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
-from regard.shapes import listed
-from regard.witness import Witnessed, tell
 
 
 class Heads(nn.Module):
@@ -82,7 +82,7 @@ class Heads(nn.Module):
         """The heads' outputs A_i before W^O: (*batch, heads, n, d_v)."""
         q, k, v = (_batched(t) for t in self.project(x, context, positions))
         dropout, scoring = self.dropout if self.training and self.dropout.p else None, self.scoring()
-        tell(lambda: Witnessed(self, q, k, mask=mask, positions=positions, **scoring))
+        notify(lambda: AttentionCall(self, q, k, mask=mask, positions=positions, **scoring))
         out = attention(q, k, v, mask=mask, positions=positions, dropout=dropout, backend=self.backend, **scoring)
         return out if x.dim() > 2 else out[0]
 
@@ -112,7 +112,7 @@ class Heads(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary is not None:
             batch = tuple(torch.broadcast_shapes(x.shape[:-2], c.shape[:-2]))
-            at = settle(positions, q.shape[-2], k.shape[-2], batch, self.rotary, x.device)
+            at = resolve_positions(positions, q.shape[-2], k.shape[-2], batch, self.rotary, x.device)
             q, k = self.rotary(q, at.q), self.rotary(k, at.k)
         return q, k, v
 

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 import regard.nn.exchange as exchange
 from regard.backends.base import Backend
-from regard.errors import Unsupported
+from regard.core.errors import Unsupported
+from regard.core.positions import Positions
 from regard.masks.algebra import Everything, Mask
 from regard.nn.heads import Heads, plain
 from regard.nn.rotary import Rotary
-from regard.positions import Positions
 from regard.scores.algebra import Score
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ShapeError
-from regard.functional import attention, attention_weights
+from regard.api import attention, attention_weights
+from regard.core.errors import ShapeError
+from regard.core.shapes import listed
 from regard.masks.algebra import Everything, Mask
 from regard.scores.similarity import Dot
-from regard.shapes import listed
 
 
 class AttentionPooling(nn.Module):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from regard.errors import ShapeError
-from regard.shapes import accumulator, listed
+from regard.core.dtypes import accumulator
+from regard.core.errors import ShapeError
+from regard.core.shapes import listed
 
 
 class Rotary(nn.Module):

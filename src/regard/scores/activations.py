@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.value import Value
+from regard.core.value import Value
 
 # exp(±2 · 30) and their products stay within float32, but for those whose activation is at its end
 _EXPONENT = 30.0

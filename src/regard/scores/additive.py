@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from regard.errors import ShapeError
-from regard.region import Frame, Region
+from regard.core.dtypes import widen
+from regard.core.errors import ShapeError
+from regard.core.region import Frame, Region
+from regard.core.shapes import listed
+from regard.core.tracing import finite
 from regard.scores.activations import Activation, LeakyReLU, Sigmoid, Tanh
 from regard.scores.algebra import Pull, Score, Similarity, by_row, drawn, parameter
-from regard.shapes import finite, listed, widen
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Additive(Similarity):
             return f"Additive.b has shape {listed(self.b.shape)}; expected (..., {hidden}), as w"
         return None
 
-    def misfit(self, frame: Frame) -> str | None:
+    def shape_error(self, frame: Frame) -> str | None:
         for name, t, core in (("w_q", self.w_q, 2), ("w", self.w, 1), ("b", self.b, 1)):
             if t is not None and t.dim() != core and (t.dim() != core + 1 or t.shape[0] not in (1, frame.heads)):
                 return f"Additive.{name} has shape {listed(t.shape)}; expected {core} axes, or heads before them."

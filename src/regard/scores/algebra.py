@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.arrays import tensor
-from regard.region import Frame, Region
-from regard.shapes import branchless, finite
-from regard.value import Value
+from regard.core.arrays import tensor
+from regard.core.region import Frame, Region
+from regard.core.tracing import data_unavailable, finite
+from regard.core.value import Value
 
 Pull = Callable[[Tensor], tuple[Tensor | None, ...]]
 
@@ -47,7 +47,7 @@ class Score(Value):
         """Whether an answer depends on absolute positions."""
         return False
 
-    def misfit(self, frame: Frame) -> str | None:
+    def shape_error(self, frame: Frame) -> str | None:
         """Why this score does not fit a call of that size, as a sentence; None if it does."""
         return None
 
@@ -144,8 +144,8 @@ class Pipeline(Score):
     def compares_positions(self) -> bool:
         return any(stage.compares_positions() for stage in self.parts)
 
-    def misfit(self, frame: Frame) -> str | None:
-        return next((why for stage in self.parts if (why := stage.misfit(frame)) is not None), None)
+    def shape_error(self, frame: Frame) -> str | None:
+        return next((why for stage in self.parts if (why := stage.shape_error(frame)) is not None), None)
 
     def local(self, at: Region) -> Pipeline:
         return Pipeline(tuple(stage.local(at) for stage in self.parts))
@@ -174,7 +174,7 @@ def by_head(x: float | Tensor, s: Tensor) -> float | Tensor:
     return (x[..., None, None] if x.dim() else x).to(s.dtype)
 
 
-def misfit_by_head(x: float | Tensor, name: str, heads: int) -> str | None:
+def shape_error_by_head(x: float | Tensor, name: str, heads: int) -> str | None:
     """Why a scalar field does not fit that many heads, as a sentence."""
     if not isinstance(x, Tensor) or tuple(x.shape) in ((), (1,), (heads,)):
         return None
@@ -239,7 +239,7 @@ def _saturated(y: Tensor, *terms: Tensor) -> Tensor:
     lost, limit = y.detach().isinf(), torch.finfo(y.dtype).max
     for t in terms:
         lost = lost & t.detach().isfinite()
-    if not branchless(y) and not bool(lost.any()):
+    if not data_unavailable(y) and not bool(lost.any()):
         return y
     zero = sum((t - t.detach()).to(y.dtype) for t in terms)  # through which gradients pass
     return torch.where(lost, y.detach().clamp(-limit, limit) + zero, y)

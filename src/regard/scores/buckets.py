@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.region import Frame
-from regard.shapes import branchless
-from regard.value import Value
+from regard.core.region import Frame
+from regard.core.tracing import data_unavailable
+from regard.core.value import Value
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Buckets(Value):
         """The row for queries at i (..., r, 1) and keys at j (..., 1, c): int64 in 0..count - 1."""
         raise NotImplementedError
 
-    def misfit(self, frame: Frame) -> str | None:
+    def shape_error(self, frame: Frame) -> str | None:
         """Why these buckets have no row for some pair of that call, as a sentence; None if they have."""
         return None
 
@@ -169,10 +169,10 @@ class GridBuckets(DifferenceBuckets):
         if min(self.height, self.width) < 1:
             raise ValueError(f"{self!r}: expected a grid of 1 × 1 or more.")
 
-    def misfit(self, frame: Frame) -> str | None:
+    def shape_error(self, frame: Frame) -> str | None:
         cells = self.height * self.width
         for name, x in (("queries", frame.positions.q), ("keys", frame.positions.k)):
-            if x.numel() and not branchless(x) and bool(((x < 0) | (x >= cells)).any()):
+            if x.numel() and not data_unavailable(x) and bool(((x < 0) | (x >= cells)).any()):
                 return f"the {name} stand at {int(x.min())} to {int(x.max())}; {self!r} has the cells 0 to {cells - 1}."
         return None
 

@@ -10,10 +10,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.region import Frame, Region
-from regard.scores.algebra import Modifier, Score, finite_in, misfit_by_head, number, parameter, plus
+from regard.core.region import Frame, Region
+from regard.core.shapes import listed
+from regard.core.tracing import data_unavailable
+from regard.scores.algebra import Modifier, Score, finite_in, number, parameter, plus, shape_error_by_head
 from regard.scores.buckets import Buckets, ClippedBuckets, T5Buckets
-from regard.shapes import branchless, listed
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class SoftCap(Modifier):
         if not isinstance(self.cap, Tensor) and not 0 < self.cap < math.inf:
             raise ValueError(f"SoftCap(cap={self.cap}): expected a finite number above 0.")
 
-    def misfit(self, frame: Frame) -> str | None:
-        return misfit_by_head(self.cap, "SoftCap.cap", frame.heads)
+    def shape_error(self, frame: Frame) -> str | None:
+        return shape_error_by_head(self.cap, "SoftCap.cap", frame.heads)
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
         if not isinstance(self.cap, Tensor):
@@ -94,7 +95,7 @@ class Alibi(Modifier):
     def compares_positions(self) -> bool:
         return self.coordinates is None
 
-    def misfit(self, frame: Frame) -> str | None:
+    def shape_error(self, frame: Frame) -> str | None:
         if self.slopes.dim() > 1 or (self.slopes.dim() == 1 and self.slopes.shape[0] not in (1, frame.heads)):
             return f"Alibi.slopes has shape {listed(self.slopes.shape)}; expected one slope a head, ({frame.heads},)."
         q = self.coordinates if self.query_coordinates is None else self.query_coordinates
@@ -156,7 +157,7 @@ class Bias(Modifier):
                 stacklevel=3,
             )
 
-    def misfit(self, frame: Frame) -> str | None:
+    def shape_error(self, frame: Frame) -> str | None:
         shape, full = tuple(self.bias.shape), frame.shape if frame.headed else (*frame.batch, frame.nq, frame.nk)
         if len(shape) > len(full) or any(a not in (1, b) for a, b in zip(shape[::-1], full[::-1], strict=False)):
             return f"Bias.bias has shape {listed(shape)}; expected one that broadcasts to {listed(full)}."
@@ -215,10 +216,10 @@ class RelativeBias(Modifier):
                 f"RelativeBias.buckets is a {type(self.buckets).__name__}; expected Buckets, such as T5Buckets(32)."
             )
 
-    def misfit(self, frame: Frame) -> str | None:
+    def shape_error(self, frame: Frame) -> str | None:
         shape = tuple(self.table.shape)
         if len(shape) == 2 and shape[0] == self.buckets.count and shape[1] in (1, frame.heads):
-            return self.buckets.misfit(frame)
+            return self.buckets.shape_error(frame)
         return f"RelativeBias.table has shape {listed(shape)}; expected ({self.buckets.count}, {frame.heads})."
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
@@ -234,7 +235,7 @@ class RelativeBias(Modifier):
 
 
 def _looks_like_a_mask(bias: Tensor) -> bool:
-    if bias.requires_grad or branchless(bias) or bias.dim() < 2 or bias.numel() < 2:
+    if bias.requires_grad or data_unavailable(bias) or bias.dim() < 2 or bias.numel() < 2:
         return False
     if float(bias[(0,) * bias.dim()]) not in (0.0, 1.0):  # most biases are told apart by their first number
         return False

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.region import Frame, Region
-from regard.scores.algebra import Score, Similarity, by_head, by_row, drawn, misfit_by_head, number, parameter
-from regard.shapes import branchless, listed, repeat_heads, widen
+from regard.core.dtypes import widen
+from regard.core.region import Frame, Region
+from regard.core.shapes import listed, repeat_heads
+from regard.core.tracing import data_unavailable
+from regard.scores.algebra import Score, Similarity, by_head, by_row, drawn, number, parameter, shape_error_by_head
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class ScaledDot(Similarity):
         scale = 1 / math.sqrt(max(q.shape[-1], 1)) if self.scale is None else self.scale
         return (q * by_head(scale, q)) @ k.mT
 
-    def misfit(self, frame: Frame) -> str | None:
-        return None if self.scale is None else misfit_by_head(self.scale, "ScaledDot.scale", frame.heads)
+    def shape_error(self, frame: Frame) -> str | None:
+        return None if self.scale is None else shape_error_by_head(self.scale, "ScaledDot.scale", frame.heads)
 
     @classmethod
     def examples(cls, frame: Frame, width: int) -> tuple[Score, ...]:
@@ -86,7 +88,7 @@ class Bilinear(Similarity):
         fits = tuple(self.m.shape[-2:]) == (dq, dk)
         return None if fits else f"Bilinear.m has shape {listed(self.m.shape)}; q and k need (..., {dq}, {dk})"
 
-    def misfit(self, frame: Frame) -> str | None:
+    def shape_error(self, frame: Frame) -> str | None:
         if self.m.dim() == 2 or (self.m.dim() == 3 and self.m.shape[0] in (1, frame.heads)):
             return None
         return f"Bilinear.m has shape {listed(self.m.shape)}; expected (dq, dk) or ({frame.heads}, dq, dk)."
@@ -119,8 +121,8 @@ class Cosine(Similarity):
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale", number(self.scale, "Cosine.scale"))
 
-    def misfit(self, frame: Frame) -> str | None:
-        return misfit_by_head(self.scale, "Cosine.scale", frame.heads)
+    def shape_error(self, frame: Frame) -> str | None:
+        return shape_error_by_head(self.scale, "Cosine.scale", frame.heads)
 
     def prepare(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return by_row(widen(q), lambda x: _unit(x) * by_head(self.scale, x)), by_row(widen(k), _unit)
@@ -153,8 +155,8 @@ class Distance(Similarity):
     def __post_init__(self) -> None:
         object.__setattr__(self, "gamma", number(self.gamma, "Distance.gamma"))
 
-    def misfit(self, frame: Frame) -> str | None:
-        return misfit_by_head(self.gamma, "Distance.gamma", frame.heads)
+    def shape_error(self, frame: Frame) -> str | None:
+        return shape_error_by_head(self.gamma, "Distance.gamma", frame.heads)
 
     def compare(self, q: Tensor, k: Tensor, at: Region) -> Tensor:
         gamma = by_head(self.gamma, q)
@@ -164,13 +166,13 @@ class Distance(Similarity):
         centre = _centre(q)
         s = -gamma * _squares(q - centre, k - centre)
         far = _far(gamma, q - centre)
-        if not branchless(q) and not bool(far.any()):
+        if not data_unavailable(q) and not bool(far.any()):
             return s
         # most of the tile may be padding, and its centre there: the rest gets a centre of its own
         centre = _centre(q.masked_fill(~far, math.nan))
         s = torch.where(far, -gamma * _squares(q - centre, k - centre), s)
         far = far & _far(gamma, q - centre)
-        if branchless(q) or not bool(far.any()):
+        if data_unavailable(q) or not bool(far.any()):
             return s
         return torch.where(far, -gamma * _differences(q, k), s)  # no centre is near: the queries are spread widely
 
@@ -179,7 +181,7 @@ class Distance(Similarity):
 
         About one centre for the call. None where rows may lie so far from it that digits would be lost.
         """
-        if branchless(q, k) or 0 in (*q.shape, *k.shape):
+        if data_unavailable(q, k) or 0 in (*q.shape, *k.shape):
             return None
         q, k = widen(q), widen(k)
         centre, gamma = _centre(k), by_head(self.gamma, q)

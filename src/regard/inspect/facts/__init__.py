@@ -12,10 +12,10 @@ Of `record`: Inputs.
 tensor([1., 2., 3., 4.])
 """
 
+from regard.inspect.facts.algebra import Accumulator as Accumulator
 from regard.inspect.facts.algebra import Fact as Fact
-from regard.inspect.facts.algebra import Patch as Patch
+from regard.inspect.facts.algebra import ScoreTile as ScoreTile
 from regard.inspect.facts.algebra import Sum as Sum
-from regard.inspect.facts.algebra import Tally as Tally
 from regard.inspect.facts.algebra import by_key as by_key
 from regard.inspect.facts.algebra import by_row as by_row
 from regard.inspect.facts.algebra import room as room

@@ -14,17 +14,17 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from regard.problem import Problem
-from regard.region import Frame, Region
-from regard.state import RowStats, weigh
-from regard.value import Value
+from regard.core.problem import Problem
+from regard.core.region import Frame, Region
+from regard.core.state import RowStats, weigh
+from regard.core.value import Value
 
 T = TypeVar("T", covariant=True)
 Place = tuple[slice | EllipsisType, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Patch:
+class ScoreTile:
     """One tile of a sweep: its scores (-inf where hidden), its weights (0 where hidden), and their logarithms.
 
     at: the pairs of the call that it holds. rows, cols: where these lie in the fact's own region, so in its answer.
@@ -44,10 +44,10 @@ class Patch:
         return self.scores != -torch.inf
 
 
-class Tally(Generic[T]):
+class Accumulator(Generic[T]):
     """The sums of one fact during one sweep."""
 
-    def add(self, patch: Patch) -> None:
+    def add(self, tile: ScoreTile) -> None:
         """Takes one tile into account. Every visible pair of the fact's region comes exactly once."""
         raise NotImplementedError
 
@@ -60,13 +60,14 @@ class Tally(Generic[T]):
 class Fact(Value, Generic[T]):
     """A question about the weights of one call. Answers have the axes (*batch, h, ...), in the accumulation dtype.
 
-    A fact of your own is a frozen dataclass with `tally`; and with `dense`, if regard.inspect.dense shall measure it.
+    A fact of your own is a frozen dataclass with `accumulator`; and with `dense`, the definition, which
+    regard.inspect.dense measures it by.
 
     >>> import regard as rg
     >>> @dataclass(frozen=True)
     ... class Squares(Fact[Tensor]):                       # Σ_j p_ij²
-    ...     def tally(self, problem, stats):
-    ...         return Sum(room(problem, problem.frame.nq), by_row, lambda patch: patch.p.square().sum(-1))
+    ...     def accumulator(self, problem, stats):
+    ...         return Sum(room(problem, problem.frame.nq), by_row, lambda tile: tile.p.square().sum(-1))
     ...     def dense(self, problem, scores, p):
     ...         return p.square().sum(-1)
     >>> x = torch.zeros(4, 8)
@@ -74,9 +75,9 @@ class Fact(Value, Generic[T]):
     tensor([1.0000, 0.5000, 0.3333, 0.2500])
     """
 
-    def tally(self, problem: Problem, stats: RowStats) -> Tally[T]:
-        """A fresh Tally for a problem whose row statistics (*batch, h, nq) are known."""
-        raise NotImplementedError(f"{type(self).__name__} does not define tally(problem, stats).")
+    def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[T]:
+        """A fresh Accumulator for a problem whose row statistics (*batch, h, nq) are known."""
+        raise NotImplementedError(f"{type(self).__name__} does not define accumulator(problem, stats).")
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> T:
         """The definition, from all scores (-inf where hidden, before the sink) and weights (*batch, h, nq, nk)."""
@@ -87,7 +88,7 @@ class Fact(Value, Generic[T]):
         return frame.region()
 
     def parts(self) -> tuple[Fact[Any], ...]:
-        """The facts that are tallied for this one."""
+        """The facts that are accumulated for this one."""
         return (self,)
 
     def join(self, *answers: Any) -> T:
@@ -98,7 +99,7 @@ class Fact(Value, Generic[T]):
         """Whether the answer depends on where queries and keys stand to each other."""
         return False
 
-    def misfit(self, frame: Frame) -> str | None:
+    def shape_error(self, frame: Frame) -> str | None:
         """Why this fact does not fit a call of that size, as a sentence; None if it does."""
         return None
 
@@ -109,29 +110,31 @@ def room(problem: Problem, *shape: int, fill: float = 0, dtype: torch.dtype | No
     return torch.full((*lead, *shape), fill, dtype=dtype or problem.accumulate, device=problem.q.device)
 
 
-def by_row(patch: Patch) -> Place:
+def by_row(tile: ScoreTile) -> Place:
     """Where a tile's rows lie in (*batch, h, nq)."""
-    return (..., patch.rows)
+    return (..., tile.rows)
 
 
-def by_row_of_many(patch: Patch) -> Place:
+def by_row_of_many(tile: ScoreTile) -> Place:
     """Where a tile's rows lie in (*batch, h, nq, m)."""
-    return (..., patch.rows, slice(None))
+    return (..., tile.rows, slice(None))
 
 
-def by_key(patch: Patch) -> Place:
+def by_key(tile: ScoreTile) -> Place:
     """Where a tile's keys lie in (*batch, h, nk)."""
-    return (..., patch.cols)
+    return (..., tile.cols)
 
 
-class Sum(Tally[Tensor]):
+class Sum(Accumulator[Tensor]):
     """`share` of every tile, added at its `place`: long sums have two levels, a tile's and that over tiles."""
 
-    def __init__(self, total: Tensor, place: Callable[[Patch], Place], share: Callable[[Patch], Tensor]) -> None:
+    def __init__(
+        self, total: Tensor, place: Callable[[ScoreTile], Place], share: Callable[[ScoreTile], Tensor]
+    ) -> None:
         self.total, self.place, self.share = total, place, share
 
-    def add(self, patch: Patch) -> None:
-        self.total[self.place(patch)] += self.share(patch)
+    def add(self, tile: ScoreTile) -> None:
+        self.total[self.place(tile)] += self.share(tile)
 
     def finish(self) -> Tensor:
         return self.total

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-import regard.arrays as arrays
-from regard.inspect.facts.algebra import Fact, Patch, Tally, room
-from regard.problem import Problem
-from regard.region import Frame, Region
-from regard.state import RowStats
+import regard.core.arrays as arrays
+from regard.core.problem import Problem
+from regard.core.region import Frame, Region
+from regard.core.state import RowStats
+from regard.inspect.facts.algebra import Accumulator, Fact, ScoreTile, room
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Rows(Fact[Tensor]):
     def region(self, frame: Frame) -> Region:
         return frame.region(arrays.existing(self.rows, frame.nq, "Rows.rows", "queries").to(frame.device))
 
-    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
-        return _CopyTally(room(problem, len(self.rows), problem.frame.nk))
+    def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[Tensor]:
+        return _CopyAccumulator(room(problem, len(self.rows), problem.frame.nk))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
         return p[..., self.rows, :]
@@ -63,21 +63,21 @@ class Columns(Fact[Tensor]):
         columns = arrays.existing(self.columns, frame.nk, "Columns.columns", "keys").to(frame.device)
         return frame.region(slice(None), columns)
 
-    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
-        return _CopyTally(room(problem, problem.frame.nq, len(self.columns)))
+    def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[Tensor]:
+        return _CopyAccumulator(room(problem, problem.frame.nq, len(self.columns)))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
         return p[..., self.columns]
 
 
-class _CopyTally(Tally[Tensor]):
+class _CopyAccumulator(Accumulator[Tensor]):
     """The weights of the fact's region, as they come."""
 
     def __init__(self, weights: Tensor) -> None:
         self.weights = weights
 
-    def add(self, patch: Patch) -> None:
-        self.weights[..., patch.rows, patch.cols] = patch.p
+    def add(self, tile: ScoreTile) -> None:
+        self.weights[..., tile.rows, tile.cols] = tile.p
 
     def finish(self) -> Tensor:
         return self.weights

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NoReturn
 
+from regard.core.hooks import AttentionCall
+from regard.core.problem import Problem
+from regard.core.state import RowStats
 from regard.inspect.facts.algebra import Fact
-from regard.problem import Problem
-from regard.state import RowStats
-from regard.witness import Witnessed
 
 
 @dataclass(frozen=True)
-class Inputs(Fact[Witnessed]):
-    """What a recorded call was made of: layer, q, k, score, mask, positions and sink, as a Witnessed.
+class Inputs(Fact[AttentionCall]):
+    """What a recorded call was made of: layer, q, k, score, mask, positions and sink, as a AttentionCall.
 
     For record(model, facts=...) alone: the caller of `look` has them. q, k, the score's tensors and the sink are
     copies, on their device, without gradients: memory linear in the sequence, but of the full width.
@@ -27,5 +27,5 @@ class Inputs(Fact[Witnessed]):
     torch.Size([1, 2, 5, 5])
     """
 
-    def tally(self, problem: Problem, stats: RowStats) -> NoReturn:
+    def accumulator(self, problem: Problem, stats: RowStats) -> NoReturn:
         raise TypeError("Inputs() is for record(model, facts=...): look(q, k) is given the inputs by its caller.")

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import regard.arrays as arrays
-from regard.inspect.facts.algebra import Fact, Patch, Sum, Tally, by_key, room, sum_rows
-from regard.problem import Problem
-from regard.region import Frame, Region
-from regard.shapes import listed
-from regard.state import RowStats
-from regard.value import Value
+import regard.core.arrays as arrays
+from regard.core.problem import Problem
+from regard.core.region import Frame, Region
+from regard.core.shapes import listed
+from regard.core.state import RowStats
+from regard.core.value import Value
+from regard.inspect.facts.algebra import Accumulator, Fact, ScoreTile, Sum, by_key, room, sum_rows
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Readers(Fact[Tensor]):
     tensor([4, 3, 2, 1])
     """
 
-    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
+    def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[Tensor]:
         total = room(problem, problem.frame.nk, dtype=torch.int64)
-        return Sum(total, by_key, lambda patch: patch.visible.sum(-2))
+        return Sum(total, by_key, lambda tile: tile.visible.sum(-2))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
         return (scores > -math.inf).sum(-2)
@@ -87,7 +87,7 @@ class Received(Fact[Tensor]):
             return frame.region()
         return frame.region(torch.arange(max(frame.nq - self.weights.count, 0), frame.nq, device=frame.device))
 
-    def misfit(self, frame: Frame) -> str | None:
+    def shape_error(self, frame: Frame) -> str | None:
         if not isinstance(self.weights, Tensor):
             return None
         shape = tuple(self.weights.shape)
@@ -97,14 +97,14 @@ class Received(Fact[Tensor]):
             return None
         return f"Received.weights has shape {listed(shape)}; expected ({frame.nq},), or one that broadcasts to {full}."
 
-    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
+    def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[Tensor]:
         total = room(problem, problem.frame.nk)
         if not isinstance(self.weights, Tensor):
-            return Sum(total, by_key, lambda patch: patch.p.sum(-2))
+            return Sum(total, by_key, lambda tile: tile.p.sum(-2))
         weights = placed(self.weights, problem)
 
-        def share(patch: Patch) -> Tensor:
-            return sum_rows(patch.p, weights[..., patch.at.rows, None], patch.clean)[..., 0, :]
+        def share(tile: ScoreTile) -> Tensor:
+            return sum_rows(tile.p, weights[..., tile.at.rows, None], tile.clean)[..., 0, :]
 
         return Sum(total, by_key, share)
 
@@ -151,20 +151,20 @@ class MaxReceived(Fact[Tensor]):
     tensor([1.0000, 0.5000])
     """
 
-    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
-        return _MostTally(room(problem, problem.frame.nk))
+    def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[Tensor]:
+        return _MostAccumulator(room(problem, problem.frame.nk))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
         return torch.nn.functional.pad(p, (0, 0, 1, 0)).amax(-2)  # a query that gives nothing stands before the first
 
 
-class _MostTally(Tally[Tensor]):
+class _MostAccumulator(Accumulator[Tensor]):
     def __init__(self, most: Tensor) -> None:
         self.most = most
 
-    def add(self, patch: Patch) -> None:
-        most = self.most[..., patch.cols]
-        most.copy_(torch.maximum(most, patch.p.amax(-2)))
+    def add(self, tile: ScoreTile) -> None:
+        most = self.most[..., tile.cols]
+        most.copy_(torch.maximum(most, tile.p.amax(-2)))
 
     def finish(self) -> Tensor:
         return self.most

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-import regard.arrays as arrays
-from regard.inspect.facts.algebra import Fact, Patch, Sum, Tally, by_row, by_row_of_many, room, sum_keys
+import regard.core.arrays as arrays
+from regard.core.problem import Problem
+from regard.core.region import Frame, Region
+from regard.core.shapes import listed
+from regard.core.state import RowStats
+from regard.core.value import Value
+from regard.inspect.facts.algebra import Accumulator, Fact, ScoreTile, Sum, by_row, by_row_of_many, room, sum_keys
 from regard.masks.positional import Window
-from regard.problem import Problem
-from regard.region import Frame, Region
-from regard.shapes import listed
-from regard.state import RowStats
-from regard.value import Value
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Mass(Fact[Tensor]):
             return 1
         return int(self.groups.max()) + 1 if self.groups.numel() else 0
 
-    def misfit(self, frame: Frame) -> str | None:
+    def shape_error(self, frame: Frame) -> str | None:
         if isinstance(self.groups, First):
             return None
         *lead, n = self.groups.shape if self.groups.dim() else (-1,)
@@ -80,13 +80,13 @@ class Mass(Fact[Tensor]):
         fits = f"({frame.nk},)" + (f" or {listed((*frame.batch, frame.nk))}" if frame.batch else "")
         return f"Mass.groups has shape {listed(self.groups.shape)}; expected {fits}."
 
-    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
+    def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[Tensor]:
         numbers = torch.arange(self.count, device=problem.q.device)
         of = self.numbers(problem.frame)
 
-        def share(patch: Patch) -> Tensor:
-            member = (patch.at.keys(of).mT == numbers).to(patch.p.dtype)
-            return sum_keys(patch.p, member, patch.clean)
+        def share(tile: ScoreTile) -> Tensor:
+            member = (tile.at.keys(of).mT == numbers).to(tile.p.dtype)
+            return sum_keys(tile.p, member, tile.clean)
 
         return Sum(room(problem, problem.frame.nq, self.count), by_row_of_many, share)
 
@@ -115,11 +115,11 @@ class SinkMass(Fact[Tensor]):
         nothing = torch.zeros(0, dtype=torch.int64, device=frame.device)
         return frame.region(nothing, nothing)
 
-    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
+    def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[Tensor]:
         total = room(problem, problem.frame.nq)
         if problem.sink is not None:
             total += stats.sink_weights(problem.sink)
-        return Sum(total, by_row, lambda patch: torch.zeros_like(patch.p.sum(-1)))
+        return Sum(total, by_row, lambda tile: torch.zeros_like(tile.p.sum(-1)))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
         if problem.sink is None:
@@ -140,9 +140,9 @@ class Distance(Fact[Tensor]):
     def compares_positions(self) -> bool:
         return True
 
-    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
-        def share(patch: Patch) -> Tensor:
-            return (patch.p * (patch.at.i - patch.at.j).abs()).sum(-1)
+    def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[Tensor]:
+        def share(tile: ScoreTile) -> Tensor:
+            return (tile.p * (tile.at.i - tile.at.j).abs()).sum(-1)
 
         return Sum(room(problem, problem.frame.nq), by_row, share)
 
@@ -172,10 +172,10 @@ class Within(Fact[Tensor]):
     def compares_positions(self) -> bool:
         return True
 
-    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
+    def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[Tensor]:
         window = Window(self.before, self.after)
         total = room(problem, problem.frame.nq)
-        return Sum(total, by_row, lambda patch: patch.p.masked_fill(~window.visible(patch.at), 0).sum(-1))
+        return Sum(total, by_row, lambda tile: tile.p.masked_fill(~window.visible(tile.at), 0).sum(-1))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
         i, j = problem.frame.positions.q[..., None, :, None], problem.frame.positions.k[..., None, None, :]
@@ -214,10 +214,10 @@ class Offsets(Fact[Tensor]):
     def compares_positions(self) -> bool:
         return True
 
-    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
-        def share(patch: Patch) -> Tensor:
-            ahead = patch.at.j - patch.at.i
-            return torch.stack([patch.p.masked_fill(ahead != n, 0).sum(-1) for n in self.offsets], -1)
+    def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[Tensor]:
+        def share(tile: ScoreTile) -> Tensor:
+            ahead = tile.at.j - tile.at.i
+            return torch.stack([tile.p.masked_fill(ahead != n, 0).sum(-1) for n in self.offsets], -1)
 
         return Sum(room(problem, problem.frame.nq, len(self.offsets)), by_row_of_many, share)
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.inspect.facts.algebra import Fact, Patch, Tally, room, sum_keys, sum_rows
-from regard.problem import Problem
-from regard.state import RowStats
+from regard.core.problem import Problem
+from regard.core.state import RowStats
+from regard.inspect.facts.algebra import Accumulator, Fact, ScoreTile, room, sum_keys, sum_rows
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Map(Fact[Tensor]):
     def __post_init__(self) -> None:
         _check_cells(self)
 
-    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
-        return _MapTally(problem, stats, *_cells(self, problem))
+    def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[Tensor]:
+        return _MapAccumulator(problem, stats, *_cells(self, problem))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
         rows, cols = _cells(self, problem)
@@ -92,7 +92,7 @@ def _cells(fact: Map | ScoreMap, problem: Problem) -> tuple[Cells, Cells]:
     return Cells.of(problem.frame.nq, fact.rows), Cells.of(problem.frame.nk, fact.cols)
 
 
-class _MapTally(Tally[Tensor]):
+class _MapAccumulator(Accumulator[Tensor]):
     def __init__(self, problem: Problem, stats: RowStats, rows: Cells, cols: Cells) -> None:
         self.total = room(problem, rows.count, cols.count)
         self.rows, self.cols = rows, cols
@@ -100,12 +100,12 @@ class _MapTally(Tally[Tensor]):
         self.unknown = problem.sink is not None
         self.sees = ~stats.empty & (not self.unknown)
 
-    def add(self, patch: Patch) -> None:
-        rows, cols = self.rows.touched(patch.rows), self.cols.touched(patch.cols)
-        pooled = sum_keys(patch.p, self.cols.members(patch.cols, patch.p), patch.clean)
-        self.total[..., rows, cols] += sum_rows(pooled, self.rows.members(patch.rows, patch.p), patch.clean)
+    def add(self, tile: ScoreTile) -> None:
+        rows, cols = self.rows.touched(tile.rows), self.cols.touched(tile.cols)
+        pooled = sum_keys(tile.p, self.cols.members(tile.cols, tile.p), tile.clean)
+        self.total[..., rows, cols] += sum_rows(pooled, self.rows.members(tile.rows, tile.p), tile.clean)
         if self.unknown:
-            self.sees[..., patch.rows] |= patch.visible.any(-1)
+            self.sees[..., tile.rows] |= tile.visible.any(-1)
 
     def finish(self) -> Tensor:
         cell_of = torch.arange(self.rows.n, device=self.total.device) * self.rows.count // max(self.rows.n, 1)
@@ -142,8 +142,8 @@ class ScoreMap(Fact[ScoreCells]):
     def __post_init__(self) -> None:
         _check_cells(self)
 
-    def tally(self, problem: Problem, stats: RowStats) -> Tally[ScoreCells]:
-        return _ScoreTally(problem, *_cells(self, problem))
+    def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[ScoreCells]:
+        return _ScoreAccumulator(problem, *_cells(self, problem))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> ScoreCells:
         rows, cols = _cells(self, problem)
@@ -156,20 +156,20 @@ class ScoreMap(Fact[ScoreCells]):
         return ScoreCells(mean, most)
 
 
-class _ScoreTally(Tally[ScoreCells]):
+class _ScoreAccumulator(Accumulator[ScoreCells]):
     def __init__(self, problem: Problem, rows: Cells, cols: Cells) -> None:
         self.rows, self.cols = rows, cols
         self.total, self.count = (room(problem, rows.count, cols.count) for _ in range(2))
         self.most = room(problem, rows.count, cols.count, fill=-math.inf)
 
-    def add(self, patch: Patch) -> None:
-        s, here = patch.scores, (..., self.rows.touched(patch.rows), self.cols.touched(patch.cols))
-        rows, cols = self.rows.members(patch.rows, s), self.cols.members(patch.cols, s)
-        seen = patch.visible
+    def add(self, tile: ScoreTile) -> None:
+        s, here = tile.scores, (..., self.rows.touched(tile.rows), self.cols.touched(tile.cols))
+        rows, cols = self.rows.members(tile.rows, s), self.cols.members(tile.cols, s)
+        seen = tile.visible
         self.count[here] += rows.mT @ (seen.to(s.dtype) @ cols)
-        self.total[here] += sum_rows(sum_keys(s.masked_fill(~seen, 0), cols, patch.clean), rows, patch.clean)
-        by_column = _largest(s, self.cols.index(patch.cols, s.device), cols.shape[-1])
-        most = _largest(by_column.mT, self.rows.index(patch.rows, s.device), rows.shape[-1]).mT
+        self.total[here] += sum_rows(sum_keys(s.masked_fill(~seen, 0), cols, tile.clean), rows, tile.clean)
+        by_column = _largest(s, self.cols.index(tile.cols, s.device), cols.shape[-1])
+        most = _largest(by_column.mT, self.rows.index(tile.rows, s.device), rows.shape[-1]).mT
         self.most[here] = torch.maximum(self.most[here], most)
 
     def finish(self) -> ScoreCells:
@@ -205,9 +205,9 @@ class Histogram(Fact[Tensor]):
         if len(self.edges) < 2 or any(not a < b for a, b in zip(self.edges[:-1], self.edges[1:], strict=True)):
             raise ValueError(f"Histogram(edges={self.edges}): expected 2 edges or more, each above the one before.")
 
-    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
+    def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[Tensor]:
         edges = torch.tensor(self.edges, dtype=problem.accumulate, device=problem.q.device)
-        return _HistogramTally(room(problem, len(self.edges) + 1, dtype=torch.int64), edges)
+        return _HistogramAccumulator(room(problem, len(self.edges) + 1, dtype=torch.int64), edges)
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
         seen, last = scores > -math.inf, len(self.edges) - 2
@@ -218,17 +218,17 @@ class Histogram(Fact[Tensor]):
         return torch.stack(bins, -1)
 
 
-class _HistogramTally(Tally[Tensor]):
+class _HistogramAccumulator(Accumulator[Tensor]):
     """Counts for the weights below the first edge, each bin, and those above the last."""
 
     def __init__(self, count: Tensor, edges: Tensor) -> None:
         self.count, self.edges = count, edges
 
-    def add(self, patch: Patch) -> None:
-        p = patch.p.clamp(max=1)
+    def add(self, tile: ScoreTile) -> None:
+        p = tile.p.clamp(max=1)
         bin_of = torch.bucketize(p, self.edges, right=True)
         bin_of.masked_fill_(p == self.edges[-1], len(self.edges) - 1)
-        self.count.scatter_add_(-1, bin_of.flatten(-2), patch.visible.long().flatten(-2))
+        self.count.scatter_add_(-1, bin_of.flatten(-2), tile.visible.long().flatten(-2))
 
     def finish(self) -> Tensor:
         return self.count[..., 1:-1]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.inspect.facts.algebra import Fact, Patch, Sum, Tally, by_row, room
-from regard.problem import Problem
-from regard.state import RowStats
+from regard.core.problem import Problem
+from regard.core.state import RowStats
+from regard.inspect.facts.algebra import Accumulator, Fact, ScoreTile, Sum, by_row, room
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Visible(Fact[Tensor]):
     tensor([2, 3, 3, 2])
     """
 
-    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
+    def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[Tensor]:
         total = room(problem, problem.frame.nq, dtype=torch.int64)
-        return Sum(total, by_row, lambda patch: patch.visible.sum(-1))
+        return Sum(total, by_row, lambda tile: tile.visible.sum(-1))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
         return (scores > -math.inf).sum(-1)
@@ -46,20 +46,20 @@ class Entropy(Fact[Tensor]):
     tensor([1., 2., 3., 4.])
     """
 
-    def tally(self, problem: Problem, stats: RowStats) -> Tally[Tensor]:
-        return _EntropyTally(room(problem, problem.frame.nq))
+    def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[Tensor]:
+        return _EntropyAccumulator(room(problem, problem.frame.nq))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
         return -torch.special.xlogy(p, p).sum(-1)
 
 
-class _EntropyTally(Tally[Tensor]):
+class _EntropyAccumulator(Accumulator[Tensor]):
     def __init__(self, total: Tensor) -> None:
         self.total = total
 
-    def add(self, patch: Patch) -> None:
-        terms = (patch.p * patch.log_p).masked_fill(patch.p == 0, 0)  # 0 ln 0 = 0
-        self.total[..., patch.rows] -= terms.sum(-1)
+    def add(self, tile: ScoreTile) -> None:
+        terms = (tile.p * tile.log_p).masked_fill(tile.p == 0, 0)  # 0 ln 0 = 0
+        self.total[..., tile.rows] -= terms.sum(-1)
 
     def finish(self) -> Tensor:
         return self.total.clamp(min=0)
@@ -127,24 +127,24 @@ class MaxScore(Fact[Peak]):
     Peak(score=tensor([3.]), key=tensor([1]))
     """
 
-    def tally(self, problem: Problem, stats: RowStats) -> Tally[Peak]:
+    def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[Peak]:
         best = room(problem, problem.frame.nq, fill=-math.inf)
-        return _PeakTally(best, torch.full_like(best, -1, dtype=torch.int64))
+        return _PeakAccumulator(best, torch.full_like(best, -1, dtype=torch.int64))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Peak:
         score, key = pad(scores, (1, 0), value=-math.inf).max(-1)  # a key that nobody sees stands before the first
         return Peak(score, key - 1)
 
 
-class _PeakTally(Tally[Peak]):
+class _PeakAccumulator(Accumulator[Peak]):
     def __init__(self, best: Tensor, key: Tensor) -> None:
         self.best, self.key = best, key
 
-    def add(self, patch: Patch) -> None:
-        score, key = patch.scores.max(-1)
-        best, where = self.best[..., patch.rows], self.key[..., patch.rows]
+    def add(self, tile: ScoreTile) -> None:
+        score, key = tile.scores.max(-1)
+        best, where = self.best[..., tile.rows], self.key[..., tile.rows]
         better = (score > best) | (score.isnan() & ~best.isnan())
-        where.copy_(torch.where(better, key + patch.cols.start, where))
+        where.copy_(torch.where(better, key + tile.cols.start, where))
         best.copy_(torch.maximum(best, score))
 
     def finish(self) -> Peak:
@@ -181,9 +181,9 @@ class Top(Fact[TopKeys]):
         if self.k < 1:
             raise ValueError(f"Top(k={self.k}): expected 1 key or more.")
 
-    def tally(self, problem: Problem, stats: RowStats) -> Tally[TopKeys]:
+    def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[TopKeys]:
         scores = room(problem, problem.frame.nq, self.k, fill=-math.inf)
-        return _TopTally(scores, stats, room(problem, problem.frame.nq))
+        return _TopAccumulator(scores, stats, room(problem, problem.frame.nq))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> TopKeys:
         s, keys = pad(scores, (0, self.k), value=-math.inf).topk(self.k, -1)
@@ -191,18 +191,18 @@ class Top(Fact[TopKeys]):
         return TopKeys(keys.masked_fill(s == -math.inf, -1), p.gather(-1, keys), p.scatter(-1, keys, 0).sum(-1))
 
 
-class _TopTally(Tally[TopKeys]):
+class _TopAccumulator(Accumulator[TopKeys]):
     def __init__(self, scores: Tensor, stats: RowStats, rest: Tensor) -> None:
         self.scores, self.stats, self.rest = scores, stats, rest
         self.keys = torch.full_like(scores, -1, dtype=torch.int64)
 
-    def add(self, patch: Patch) -> None:
-        k, rows = self.scores.shape[-1], patch.rows
-        s, j = patch.scores.topk(min(k, patch.scores.shape[-1]), -1)
+    def add(self, tile: ScoreTile) -> None:
+        k, rows = self.scores.shape[-1], tile.rows
+        s, j = tile.scores.topk(min(k, tile.scores.shape[-1]), -1)
         # what is left is summed by itself: 1 minus the rest has lost the digits of a small remainder
-        left = patch.p.scatter(-1, j, 0).sum(-1)
+        left = tile.p.scatter(-1, j, 0).sum(-1)
         s = torch.cat([self.scores[..., rows, :], s], -1)
-        j = torch.cat([self.keys[..., rows, :], j + patch.cols.start], -1)
+        j = torch.cat([self.keys[..., rows, :], j + tile.cols.start], -1)
         best, order = s.topk(k, -1)
         self.rest[..., rows] += left + self.stats.rows(rows).weights(s).scatter(-1, order, 0).sum(-1)
         self.scores[..., rows, :] = best

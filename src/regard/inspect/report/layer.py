@@ -15,7 +15,7 @@ from regard.inspect.facts.keys import Readers, Received
 from regard.inspect.facts.pooled import Cells, Map
 from regard.inspect.facts.rows import Entropy, MaxScore, Top, Visible
 from regard.inspect.report.reach import Reach
-from regard.inspect.seen import Seen
+from regard.inspect.results import FactResults
 from regard.masks.algebra import View
 
 CELLS = 128
@@ -30,7 +30,7 @@ class Looked(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def seen(self) -> Seen: ...
+    def seen(self) -> FactResults: ...
     @property
     def view(self) -> View: ...
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.core.region import Frame
+from regard.core.shapes import blocks
 from regard.inspect.facts.pooled import Cells
 from regard.masks.algebra import View
-from regard.region import Frame
-from regard.shapes import blocks
 
 STRIP = 256  # queries whose row of the mask is held at a time, where the mask is not made of intervals
 

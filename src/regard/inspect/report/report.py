@@ -28,7 +28,7 @@ class Report:
     notes          further facts for the first line
 
     >>> from types import SimpleNamespace
-    >>> from regard.inspect.look import look
+    >>> from regard.inspect.look_tensors import look
     >>> from regard.masks.positional import Causal
     >>> x, mask = torch.eye(4).expand(1, 2, 4, 4), Causal()
     >>> seen = look(x, x, facts=Report.FACTS, mask=mask)

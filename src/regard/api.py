@@ -1,0 +1,166 @@
+"""attention, attention_state, attention_weights, explain: the functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+import regard.core.arrays as arrays
+import regard.runtime.plan_cache as prepared
+import regard.runtime.weights as weights
+from regard.backends.base import Backend
+from regard.core.dropout import Dropout
+from regard.core.positions import Positions
+from regard.core.state import State
+from regard.masks.algebra import Everything, Mask
+from regard.runtime.binding import Call
+from regard.runtime.dispatch import Plan
+from regard.runtime.dispatch import plan as plan_of
+from regard.scores.algebra import Score
+from regard.scores.similarity import ScaledDot
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    score: Score = ScaledDot(),
+    mask: Mask = Everything(),
+    positions: Positions | None = None,
+    sink: Tensor | float | None = None,
+    dropout: Dropout | None = None,
+    backend: Backend | None = None,
+) -> Any:
+    """Exact attention: out_i = Σ_j p_ij v_j, p_ij = exp(s_ij) / Σ_j' exp(s_ij'), over the keys j that query i may see.
+
+    q (*batch, h, nq, dk), k (*batch, hk, nk, dk), v (*batch, hk, nk, dv) -> (*batch, h, nq, dv), in q's dtype.
+    Three axes are (batch, n, d), two (n, d): one head and no head axis. h is a multiple of hk; query head i reads key
+    head i // (h // hk). dv may differ from dk. float16, bfloat16 (sums in float32), float32, float64. Memory is linear
+    in nq and nk. NumPy arrays (and other DLPack arrays) are taken without a copy and answered in kind.
+
+    score      similarity and modifiers; default q · k / sqrt(dk)
+    mask       which keys a query may see; a query that may see nothing gets 0, and gradients 0
+    positions  where queries and keys stand: needed where nq differs from nk and a mask or score compares positions
+    sink       a logit without a value, a number or (h,): it takes mass and adds nothing
+    dropout    Dropout(p), applied to the weights after the softmax
+    backend    a Backend that must run it, or None: the first that can (see `explain`)
+
+    The output is differentiable, to any order and in forward mode, with respect to q, k, v, the sink and every tensor
+    in the score. What is masked out leaks nowhere, NaN and inf included; a NaN that a query can see stays visible.
+    Inputs are never written, outputs never share their memory.
+    Raises ShapeError, TypeError or ValueError for wrong inputs, Unsupported where a named backend cannot run the call.
+    Source: Vaswani et al. 2017 (arXiv 1706.03762); Dao et al. 2022 (arXiv 2205.14135).
+
+    >>> import regard as rg
+    >>> q, k, v = torch.randn(2, 8, 128, 64), torch.randn(2, 2, 128, 64), torch.randn(2, 2, 128, 32)
+    >>> rg.attention(q, k, v, score=rg.ScaledDot() >> rg.SoftCap(50.0), mask=rg.Causal()).shape
+    torch.Size([2, 8, 128, 32])
+    """
+    if has_torch_function((q, k, v)):  # modes and tensor subclasses see the call as they see torch's own
+        return handle_torch_function(
+            *(attention, (q, k, v), q, k, v),
+            score=score,
+            mask=mask,
+            positions=positions,
+            sink=sink,
+            dropout=dropout,
+            backend=backend,
+        )
+    if positions is None and dropout is None and backend is None:
+        known = prepared.attend(q, k, v, score, mask, sink)
+        if known is not None:
+            return known
+    call = Call(q, k, v, score, mask, positions, sink, dropout)
+    with call.precision():
+        return call.answer(call.layout.restore(call.run(backend).to(call.problem.dtype), 2))
+
+
+def attention_state(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    score: Score = ScaledDot(),
+    mask: Mask = Everything(),
+    positions: Positions | None = None,
+    sink: Tensor | float | None = None,
+    dropout: Dropout | None = None,
+    backend: Backend | None = None,
+) -> State:
+    """The State of these keys for these queries, merged by `|` with those of other keys; arguments as `attention`.
+
+    m and l have the shape (*batch, h, nq), o (*batch, h, nq, dv), in the accumulation dtype (float32, or float64).
+    `finish()` gives (out, lse). A sink belongs to one of the parts only. Differentiable.
+
+    >>> import regard as rg
+    >>> q, k, v = torch.randn(5, 8), torch.randn(7, 8), torch.randn(7, 3)
+    >>> parts = rg.attention_state(q, k[:4], v[:4]) | rg.attention_state(q, k[4:], v[4:])
+    >>> torch.allclose(parts.finish()[0], rg.attention(q, k, v), atol=1e-6)
+    True
+    """
+    call = Call(q, k, v, score, mask, positions, sink, dropout)
+    with call.precision():
+        out, stats = call.run_with_stats(backend)
+        m, l = (call.layout.restore(t, 1) for t in (stats.m, stats.l))
+        return State(m, l, call.layout.restore(out, 2) * l[..., None])
+
+
+def attention_weights(
+    q: Any,
+    k: Any,
+    *,
+    score: Score = ScaledDot(),
+    mask: Mask = Everything(),
+    positions: Positions | None = None,
+    sink: Tensor | float | None = None,
+    rows: Any = None,
+) -> Any:
+    """The weights p_ij themselves: (*batch, h, nq, nk), or for some queries only, `rows` (r,): (*batch, h, r, nk).
+
+    Before dropout, one matrix a head, never averaged. Each row sums to 1; of an empty row to 0; with a sink to what the
+    sink leaves. The memory is that of the answer. In q's dtype, differentiable. Arguments as `attention`.
+    Raises IndexError for a row that does not exist.
+
+    >>> import regard as rg
+    >>> x = torch.zeros(4, 8)
+    >>> rg.attention_weights(x, x, mask=rg.Causal(), rows=torch.tensor([1, -1]))
+    tensor([[0.5000, 0.5000, 0.0000, 0.0000],
+            [0.2500, 0.2500, 0.2500, 0.2500]])
+    """
+    keys = arrays.tensor(k, "k")
+    call = Call(q, k, keys[..., :0] if keys.dim() else keys, score, mask, positions, sink, None, like=q)
+    with call.precision():
+        chosen = None if rows is None else _chosen(rows, call.problem.frame.nq).to(call.problem.frame.device)
+        return call.answer(call.layout.restore(weights.attention_weights(call.problem, chosen), 2))
+
+
+def explain(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    score: Score = ScaledDot(),
+    mask: Mask = Everything(),
+    positions: Positions | None = None,
+    sink: Tensor | float | None = None,
+    dropout: Dropout | None = None,
+    backend: Backend | None = None,
+) -> Plan:
+    """How `attention` would run this call: the backend, why not each other one, tiles skipped, bytes needed.
+
+    >>> import regard as rg
+    >>> x = torch.zeros(4096, 64)
+    >>> rg.explain(x, x, x, mask=rg.Causal(), backend=rg.Tiled()).backend
+    Tiled()
+    """
+    call = Call(q, k, v, score, mask, positions, sink, dropout)
+    with torch.no_grad():
+        return plan_of(call.problem, backend, lse=False)
+
+
+def _chosen(rows: Any, nq: int) -> Tensor:
+    return arrays.existing(arrays.indices(rows, "rows"), nq, "rows", "queries")

@@ -1,0 +1,158 @@
+"""The additive similarity on the native kernels: what regard_additive of native/activation.h is told."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.backends.base import Result
+from regard.backends.native.args import ACTIVATIONS, KernelArgs, lower_around
+from regard.backends.native.families import KernelFamily
+from regard.backends.native.ffi import CODES, Arguments, Operand, Struct
+from regard.backends.native.launch import Kept, arguments, library, operand, sink_weights, threads
+from regard.backends.native.plan import Made
+from regard.backends.streaming.backward import output_cotangents, sink_gradient
+from regard.core.problem import Problem
+from regard.scores.activations import LeakyReLU
+from regard.scores.additive import Additive
+
+_WORK = 64  # what a query, a key and a feature cost, in operations of a dot product
+
+
+class AdditiveArguments(Struct):
+    """regard_additive of native/activation.h."""
+
+    _fields_ = (
+        ("call", Arguments),
+        ("w", ctypes.c_void_p),
+        ("w_stride", ctypes.c_int64),
+        ("activation", ctypes.c_int32),
+        ("slope", ctypes.c_float),
+    )
+
+
+class AdditiveGradients(Struct):
+    """regard_additive_gradients of native/additive_backward.h."""
+
+    _fields_ = (
+        ("forward", AdditiveArguments),
+        *((name, Operand) for name in ("dout", "dlse", "da", "dc", "dv")),
+        ("dw", ctypes.c_void_p),
+    )
+
+
+@dataclass(frozen=True)
+class AdditiveKernels(KernelFamily):
+    """The kernels of additive scores."""
+
+    whole = False  # w and the activation are the problem's
+    again = "regard_additive_again"
+    again_backward = "regard_additive_backward_again"
+
+    def why_not_invariant(self, problem: Problem) -> str | None:
+        return "how an additive score is found depends on how far the queries beside it reach"
+
+    def why_streamed(self, problem: Problem, needs: tuple[bool, ...]) -> str | None:
+        known = 3 + len(problem.similarity.tensors())
+        if any(needs[known : 3 + len(problem.score.tensors())]):
+            return "a tensor of a modifier asks for its gradient"
+        return None
+
+    def lower(self, problem: Problem, mask: dict[str, Tensor]) -> KernelArgs:
+        return lower_around(problem, mask, problem.q.float(), problem.k.float(), problem.v)
+
+    def run(self, problem: Problem, call: Arguments) -> None:
+        library().run("regard_additive_forward", _arguments(problem, call))
+
+    def backward(
+        self, problem: Problem, args: KernelArgs, kept: Kept, cotangents: Result, needs: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        da, dc, dv, dw = _run(problem, args, kept, cotangents)
+        similarity = _similarity(problem)
+        known = (da, dc, dv, *similarity.in_place_of_w(_total(dw, similarity.w)))
+        found = [*known, *(None for _ in problem.tensors()[len(known) :])]
+        if problem.sink is not None and needs[-1]:
+            out, _, norm = kept
+            delta = output_cotangents(out, norm[..., 1] == 0, (cotangents[0].float(), cotangents[1]))[1]
+            found[-1] = sink_gradient(sink_weights(norm, problem.sink), delta)
+        given = zip(found, problem.tensors(), needs, strict=True)
+        return tuple(g.to(t.dtype) if need and g is not None else None for g, t, need in given)
+
+    def leaves(self, problem: Problem, args: KernelArgs) -> tuple[Tensor | None, ...]:
+        return *super().leaves(problem, args), _weights(problem)
+
+    def learned(self, problem: Problem) -> Tensor | None:
+        return _weights(problem)
+
+    def copied(self, problem: Problem) -> bool:
+        return _weights(problem) is None
+
+    def cotangent(self, g_out: Tensor) -> Tensor:
+        return g_out.float()
+
+    def struct(self, problem: Problem, call: Arguments) -> Struct:
+        x = _arguments(problem, call)
+        x.held = call.held  # each call brings its own w
+        return x
+
+    def pulled(self, struct: Struct, dout: Operand, made: Made, dtypes: tuple[int, int]) -> Struct:
+        da, dc, dv, _ = made
+        assert isinstance(struct, AdditiveArguments) and da is not None and dc is not None and dv is not None
+        return AdditiveGradients(struct, dout, Operand(), operand(da), operand(dc), operand(dv))
+
+    def room(self, given: Sequence[Tensor], heads: int, needs: tuple[bool, ...]) -> Made:
+        return *(torch.empty(t.shape) for t in given), torch.empty(heads, given[0].shape[-1])
+
+    def own(self, made: Made, given: Sequence[Tensor], learned: Tensor | None) -> Made:
+        da, dc, dv, dw = made
+        assert dv is not None and dw is not None and learned is not None
+        return da, dc, dv.to(given[2].dtype), _total(dw, learned)
+
+
+def _run(problem: Problem, args: KernelArgs, kept: Kept, cotangents: Result) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of a, c and v, and of w for each head."""
+    out, lse, norm = kept
+    there = lse.numel() and problem.frame.nk
+    made = torch.empty if there else torch.zeros
+    da, dc, dv = (made(t.shape, dtype=torch.float32) for t in (problem.q, problem.k, problem.v))
+    dw = made(problem.frame.heads, problem.q.shape[-1])
+    if there:
+        x = _arguments(problem, arguments(args, out.contiguous(), lse, norm.contiguous()))
+        g_out, g_lse = cotangents[0].float(), cotangents[1].float()
+        operands = (operand(t) for t in (g_out, g_lse[..., None], da, dc, dv))
+        library().run("regard_additive_backward", AdditiveGradients(x, *operands, dw.data_ptr()))
+    return da, dc, dv, dw
+
+
+def _weights(problem: Problem) -> Tensor | None:
+    """w, where the kernels read it as the caller has it."""
+    w = _similarity(problem).w
+    return w if w.dtype == torch.float32 and w.is_contiguous() else None
+
+
+def _total(dw: Tensor, w: Tensor) -> Tensor:
+    """The gradient of w from those of all heads."""
+    return dw.sum_to_size(w.shape) if w.dim() < 2 or w.shape[0] == 1 else dw
+
+
+def _similarity(problem: Problem) -> Additive:
+    assert isinstance(problem.similarity, Additive)
+    return problem.similarity
+
+
+def _arguments(problem: Problem, call: Arguments) -> AdditiveArguments:
+    """What the kernels are told besides."""
+    similarity = _similarity(problem)
+    activation, w = similarity.activation, similarity.w.float().contiguous()
+    slope = activation.slope if isinstance(activation, LeakyReLU) else 0.0
+    call.dtype = CODES[problem.v.dtype]
+    call.threads = threads(_WORK * math.prod(problem.frame.shape) * w.shape[-1])
+    shared = w.dim() < 2 or w.shape[0] == 1
+    x = AdditiveArguments(call, w.data_ptr(), 0 if shared else w.shape[-1], ACTIVATIONS[type(activation)], slope)
+    x.hold(w)
+    return x

@@ -1,0 +1,155 @@
+"""Lowering: a problem as the few operands that the native kernels read. A new mask touches nothing here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.backends.native.ffi import AXES, CODES
+from regard.backends.native.lower_mask import lower_mask
+from regard.backends.native.lower_modifiers import MOST, lower_modifiers, place, why_not_modifiers
+from regard.core.problem import Problem
+from regard.scores.activations import Activation, LeakyReLU, Sigmoid, Tanh
+from regard.scores.additive import Additive
+from regard.scores.algebra import by_head, by_row
+from regard.scores.similarity import Bilinear, Cosine, Distance, Dot, ScaledDot
+
+ACTIVATIONS: dict[type, int] = {Tanh: 0, Sigmoid: 1, LeakyReLU: 2}  # as in native/activation.h; by type, as below
+
+
+@dataclass(frozen=True, eq=False)
+class KernelArgs:
+    """What the kernels are told of one call: regard_call of native/args.h, before it has addresses.
+
+    q (*batch, h, nq, dk), k and v (*batch, hk, nk, ...), one dtype. Other operands have the axes (*batch, h, ...), 1
+    where they are shared, or are None where the call has no such thing:
+    start, stop   int32 (.., nq, 1): the keys that each query sees
+    allowed       booleans (.., nq, nk)
+    tiles, bits   int32 (.., R, C): -1 hides a tile, -2 shows it, else the number of its bits; int64 (n, keys of a tile)
+    bias          (.., nq, nk), added to the scores
+    caps          float32 (h,) or (1,): soft caps of each head; then `cap` only says that there are some
+    cap_last      whether the soft cap comes after slopes, offsets and bias, instead of before
+    slopes        float32 (h,) or (1,): what a step of distance costs
+    points_of_q, points_of_k  float32 (dims, nq), (dims, nk): coordinates, where the slopes multiply their distance
+    offsets       float32 (h or 1, count + ROOM): what is added for a difference of cells
+    q_cell, k_cell  int32 (*batch, n): cells; without them those of query i and key j are i + nk - 1 and j
+    q_at, k_at    int64 (*batch, n): positions, where slopes or dropout ask for them
+    sink          float32 (.., 1, 1): logits that take mass and add nothing
+    invariant     whether a row's bits must not depend on the other rows
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float
+    cap: float = 0.0
+    cap_last: bool = False
+    caps: Tensor | None = None
+    start: Tensor | None = None
+    stop: Tensor | None = None
+    allowed: Tensor | None = None
+    tiles: Tensor | None = None
+    bits: Tensor | None = None
+    bias: Tensor | None = None
+    slopes: Tensor | None = None
+    points_of_q: Tensor | None = None
+    points_of_k: Tensor | None = None
+    offsets: Tensor | None = None
+    q_cell: Tensor | None = None
+    k_cell: Tensor | None = None
+    q_at: Tensor | None = None
+    k_at: Tensor | None = None
+    sink: Tensor | None = None
+    seed: int = 0
+    threshold: int = 0
+    keep: float = 1.0
+    invariant: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(*batch, heads, nq) of the call."""
+        return tuple(self.q.shape[:-1])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The operands that are there."""
+        found = ((name, getattr(self, name)) for name in _OPERANDS)
+        return {name: t for name, t in found if t is not None}
+
+
+_OPERANDS = tuple(f.name for f in fields(KernelArgs) if "Tensor" in str(f.type))
+
+
+def why_not(problem: Problem) -> str | None:
+    """Why the kernels cannot be told a problem, as a clause; None if they can."""
+    frame = problem.frame
+    if problem.dtype not in CODES:
+        return f"dtype {str(problem.dtype).removeprefix('torch.')}; it has float32, bfloat16, float16"
+    if len(frame.batch) > AXES:
+        return f"{len(frame.batch)} batch axes; it has {AXES}"
+    if max(frame.nq, frame.nk) >= MOST:
+        return "2^31 queries or keys, or more"
+    return _why_not_similarity(problem) or why_not_modifiers(problem)
+
+
+def _why_not_similarity(problem: Problem) -> str | None:
+    similarity = problem.similarity
+    if type(similarity) is Distance:
+        far = similarity.as_dot(problem.q, problem.k) is None
+        return "points lie so far apart that their distances, as dot products, would lose digits" if far else None
+    if type(similarity) is Additive:
+        return None if type(similarity.activation) in ACTIVATIONS else _unknown(similarity.activation)
+    if type(similarity) not in (Dot, ScaledDot, Bilinear, Cosine):
+        return f"its scores begin with a dot product, not with {similarity!r}"
+    return None
+
+
+def _unknown(activation: Activation) -> str:
+    return f"its hidden layers have tanh, the sigmoid or a leaky ReLU, not {activation!r}"
+
+
+def lower(problem: Problem, tile: tuple[int, int] | None) -> KernelArgs:
+    """A problem for kernels with tiles of so many queries and keys; None where nobody may look at values."""
+    return lower_dots(problem, lower_mask(problem, tile))
+
+
+def lower_dots(problem: Problem, mask: dict[str, Tensor]) -> KernelArgs:
+    """The same where what lower_mask says of its mask is known."""
+    q, k, scale = _dot_operands(problem)
+    return lower_around(problem, mask, q, k, problem.v.to(q.dtype), scale)
+
+
+def lower_around(
+    problem: Problem, mask: dict[str, Tensor], q: Tensor, k: Tensor, v: Tensor, scale: float = 1.0
+) -> KernelArgs:
+    """The same with these queries, keys and values."""
+    told: dict[str, Any] = {**mask, **lower_modifiers(problem), **_dropout(problem)}
+    sink = None if problem.sink is None else problem.sink.float()[..., None, None]
+    return KernelArgs(q, k, v, scale, **told, sink=sink)
+
+
+def _dot_operands(problem: Problem) -> tuple[Tensor, Tensor, float]:
+    """Queries and keys whose dot product, times the scale, is the similarity."""
+    similarity, q, k = problem.similarity, problem.q, problem.k
+    dtype = torch.promote_types(q.dtype, k.dtype)
+    q, k = q.to(dtype), k.to(dtype)
+    if isinstance(similarity, Distance):
+        found = similarity.as_dot(q, k)
+        assert found is not None
+        return *found, 1.0
+    if not isinstance(similarity, ScaledDot):
+        return q, k, 1.0
+    if isinstance(similarity.scale, Tensor):
+        scale = similarity.scale
+        return by_row(q.float(), lambda row: row * by_head(scale, row)), k.float(), 1.0
+    return q, k, max(q.shape[-1], 1) ** -0.5 if similarity.scale is None else similarity.scale
+
+
+def _dropout(problem: Problem) -> dict[str, Any]:
+    drop = problem.dropout
+    if drop is None:
+        return {}
+    assert drop.seed is not None
+    return {"seed": drop.seed, "threshold": drop.threshold, "keep": drop.scale, **place(problem)}

@@ -1,0 +1,127 @@
+"""Native: the C++ kernels as a backend: dot products, intervals of keys, tile maps and a few steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+import regard.backends.native.plan as ready
+from regard.backends.base import Backend, Differentiable, Example, Kept, Ready, Result, Trained
+from regard.backends.native.additive import AdditiveKernels
+from regard.backends.native.args import KernelArgs, lower, why_not
+from regard.backends.native.backward import why_not_learned
+from regard.backends.native.families import KernelFamily
+from regard.backends.native.ffi import runnable, why_not_built
+from regard.backends.native.launch import forward, forward_for_backward, library, row_stats
+from regard.backends.native.lower_mask import lower_mask, save_mask, saved_mask
+from regard.backends.native.torch_ops import traced
+from regard.backends.streaming.backward import Cotangents, backward
+from regard.backends.streaming.tiling import stream
+from regard.core.problem import Problem
+from regard.core.state import RowStats
+from regard.core.tracing import graphed, watched
+from regard.scores.additive import Additive
+
+
+@dataclass(frozen=True)
+class Native(Backend):
+    """Fused C++ kernels for the CPU: scores, softmax and values of a block in one pass, on torch's threads.
+
+    float32, bfloat16 and float16; sums in float32. Dot products (scaled, bilinear, cosine), additive scores, a soft
+    cap, slopes, a dense bias and relative biases, any mask, dropout; a kernel of its own for few queries (decoding).
+    Backward computes the weights again, tile by tile. Where the processor multiplies bfloat16 pairs (avx512bf16), the
+    weights of a bfloat16 call are rounded to bfloat16 before they meet the values. Compiled once for each instruction
+    set; the best that runs here is taken, or the one that the environment variable REGARD_ISA names (base, avx2,
+    avx512, avx512bf16).
+
+    invariant: the bits of a query's row depend on no other query of the call, nor on their number: a batch of one, a
+    chunk of a prompt and one token decoded against a cache agree. Costs speed where queries are few. Not for Additive,
+    Bilinear and Distance, whose rows depend on others before the kernels see them.
+
+    >>> import regard as rg
+    >>> rg.Native()
+    Native()
+    """
+
+    visible: ClassVar[bool] = False
+    invariant: bool = False
+
+    def why_not(self, problem: Problem, lse: bool) -> str | None:
+        frame = problem.frame
+        if frame.device.type != "cpu":
+            return f"it serves cpu tensors; these are on {frame.device.type}"
+        if not runnable():
+            return f"it was not built: {why_not_built()}"
+        why = _family(problem).why_not_invariant(problem) if self.invariant else None
+        return why or why_not(problem)
+
+    def forward(self, problem: Problem) -> Result:
+        with torch.no_grad():
+            return forward(self._kernel_args(problem), partial(_family(problem).run, problem))
+
+    def forward_for_backward(self, problem: Problem) -> Kept:
+        with torch.no_grad():
+            args = self._kernel_args(problem)
+            return *forward_for_backward(args, partial(_family(problem).run, problem)), *save_mask(args.tensors())
+
+    def row_stats(self, kept: Kept) -> RowStats:
+        return row_stats(kept[2])
+
+    def traced(self, problem: Problem) -> Differentiable:
+        needs = tuple(t.requires_grad for t in problem.tensors())
+        if not _family(problem).whole or why_not_learned(problem, needs):
+            return self.differentiable(problem)
+        tile = None if graphed(*problem.tensors()) else library().tile
+        return traced(replace(lower(problem, tile), invariant=self.invariant))
+
+    def ready(self, example: Example) -> Ready | None:
+        family = _family(example.problem)
+        args = self._kernel_args(example.problem)
+        return ready.Ready(family, args, example) if ready.repeats(family, args, example) else None
+
+    def trained(self, example: Example) -> Trained | None:
+        family, problem = _family(example.problem), example.problem
+        rest = len(problem.tensors()) - len(example.needs)
+        if family.why_streamed(problem, (*example.needs, *(False,) * rest)) is not None:
+            return None
+        args = self._kernel_args(problem)
+        return ready.Trained(family, args, example) if ready.repeats(family, args, example) else None
+
+    def backward(
+        self, problem: Problem, kept: Kept, cotangents: Cotangents, needs: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        family = _family(problem)
+        if family.why_streamed(problem, needs) is not None or watched():
+            # of scores rounded otherwise, neither the output nor the row statistics are those of this backward
+            with torch.no_grad():
+                out, stats = stream(problem, self.size, quick=True)
+            return backward(problem, out, stats, cotangents, needs, self.size)
+        out, lse, norm, *mask = kept
+        g_out, g_lse = cotangents
+        pair = g_out, torch.zeros_like(lse) if g_lse is None else g_lse
+        with torch.no_grad():
+            return family.backward(
+                problem, self._kernel_args(problem, saved_mask(tuple(mask))), (out, lse, norm), pair, needs
+            )
+
+    def plan(self, problem: Problem) -> dict[str, str]:
+        kernels = library()
+        args = lower_mask(problem, kernels.tile)
+        found = {"kernels": f"{kernels.isa}, blocks of {kernels.tile[0]} queries × {kernels.tile[1]} keys"}
+        kinds = {"start": "an interval of keys a query", "allowed": "booleans", "tiles": "a map of tiles"}
+        found["mask as"] = " and ".join(kinds[name] for name in args if name in kinds) or "nothing to hide"
+        streamed = _family(problem).why_streamed(problem, tuple(t.requires_grad for t in problem.tensors()))
+        return {**found, "backward": f"streamed over tiles in PyTorch: {streamed}" if streamed else "the same kernels"}
+
+    def _kernel_args(self, problem: Problem, mask: dict[str, Tensor] | None = None) -> KernelArgs:
+        mask = lower_mask(problem, library().tile) if mask is None else mask
+        return replace(_family(problem).lower(problem, mask), invariant=self.invariant)
+
+
+def _family(problem: Problem) -> KernelFamily:
+    """The kernels of a problem's similarity."""
+    return AdditiveKernels() if isinstance(problem.similarity, Additive) else KernelFamily()

@@ -1,0 +1,86 @@
+"""Families of native kernels: what all that begin with one kind of similarity can be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.backends.base import Result
+from regard.backends.native.args import KernelArgs, lower_dots
+from regard.backends.native.backward import Gradients, backward, why_not_backward
+from regard.backends.native.ffi import Arguments, Operand, Struct
+from regard.backends.native.launch import Kept, dots, operand
+from regard.backends.native.plan import Made
+from regard.core.problem import Problem
+from regard.scores.similarity import Bilinear, Distance
+
+
+@dataclass(frozen=True)
+class KernelFamily:
+    """The kernels of dot products, and the base of others.
+
+    whole: whether KernelArgs says all of a call, so that it can be a node of a graph. The rest is ready.Kernels.
+    """
+
+    whole: ClassVar[bool] = True
+    again: ClassVar[str] = "regard_again"
+    again_backward: ClassVar[str] = "regard_backward_again"
+
+    def why_not_invariant(self, problem: Problem) -> str | None:
+        """Why a row's bits depend on other rows, as a clause; None if they need not."""
+        if isinstance(problem.similarity, Bilinear):
+            return "the product of q and M is torch's, whose rounding depends on how many queries there are"
+        if isinstance(problem.similarity, Distance):
+            return "distances are measured from the middle of all keys, hidden ones too"
+        return None
+
+    def why_streamed(self, problem: Problem, needs: tuple[bool, ...]) -> str | None:
+        """Why the kernels do not have the backward of a call that they can run, as a clause; None if they do."""
+        return why_not_backward(problem, needs)
+
+    def lower(self, problem: Problem, mask: dict[str, Tensor]) -> KernelArgs:
+        """The call as the kernels read it; mask: what lower_mask says of its mask."""
+        return lower_dots(problem, mask)
+
+    def run(self, problem: Problem, call: Arguments) -> None:
+        """The forward, from a struct that is filled."""
+        dots(call)
+
+    def backward(
+        self, problem: Problem, args: KernelArgs, kept: Kept, cotangents: Result, needs: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of problem.tensors() for which `needs` is true, where why_streamed has nothing to say."""
+        return backward(problem, args, kept, cotangents, needs)
+
+    def leaves(self, problem: Problem, args: KernelArgs) -> tuple[Tensor | None, ...]:
+        """See ready.Kernels, as of what follows."""
+        return args.allowed, args.bias, args.slopes, args.sink
+
+    def learned(self, problem: Problem) -> Tensor | None:
+        return None
+
+    def copied(self, problem: Problem) -> bool:
+        return False
+
+    def cotangent(self, g_out: Tensor) -> Tensor:
+        return g_out
+
+    def struct(self, problem: Problem, call: Arguments) -> Struct:
+        return call
+
+    def pulled(self, struct: Struct, dout: Operand, made: Made, dtypes: tuple[int, int]) -> Struct:
+        told = Gradients(struct, dout=dout, dout_dtype=dtypes[0], gradient_dtype=dtypes[1])
+        for name, t in zip(("dq", "dk", "dv"), made, strict=True):
+            if t is not None:
+                setattr(told, name, operand(t))
+        return told
+
+    def room(self, given: Sequence[Tensor], heads: int, needs: tuple[bool, ...]) -> Made:
+        return [torch.empty_like(t) if need else None for t, need in zip(given, needs, strict=False)]
+
+    def own(self, made: Made, given: Sequence[Tensor], learned: Tensor | None) -> Made:
+        return made

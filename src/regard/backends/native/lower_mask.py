@@ -1,0 +1,103 @@
+"""Masks as the native kernels read them: intervals, booleans, maps of tiles. A new mask touches nothing here."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.core.problem import Problem
+from regard.core.tracing import data_unavailable
+from regard.masks.algebra import And, Cover, Everything, Interval, Mask
+from regard.masks.dense import Dense
+
+FEW = 16  # rows of a group below which the decoding kernel runs, where a mask written out is linear in the keys
+_NAMES = ("start", "stop", "allowed", "tiles", "bits")
+
+
+def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Tensor]:
+    """The mask as intervals, as booleans that the caller has, as a tile map with bits, or as intervals and booleans.
+
+    Without tiles, a mask that is known as no interval is written out.
+    """
+    mask, frame = problem.mask, problem.frame
+    if type(mask) is Everything:
+        return {}
+    interval = mask.rows(frame)
+    if interval is not None:
+        return _limits(interval)
+    if type(mask) is Dense:
+        return {"allowed": full(frame.lift(mask.allowed))}
+    if type(mask) is And:
+        for dense, other in ((mask.a, mask.b), (mask.b, mask.a)):
+            rest = other.rows(frame) if type(dense) is Dense else None
+            if type(dense) is Dense and rest is not None:
+                return {"allowed": full(frame.lift(dense.allowed)), **_limits(rest)}
+    if tile is None or frame.heads // max(problem.key_heads, 1) * frame.nq < FEW:
+        return {"allowed": full(mask.visible(frame.region()))}
+    return _tile_map(mask, problem, *tile)
+
+
+def _limits(interval: Interval) -> dict[str, Tensor]:
+    start, stop = interval.start[..., None], interval.stop[..., None]
+    if data_unavailable(
+        start, stop
+    ):  # nobody has looked: a number of 33 bits must not become a small one, which is right
+        most = torch.iinfo(torch.int32).max
+        start, stop = start.clamp(-most, most), stop.clamp(-most, most)
+    return {"start": start.int(), "stop": stop.int()}
+
+
+def save_mask(told: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    """What the mask was lowered to, for saved_mask: nothing of one that takes more memory than queries and keys.
+
+    told: the operands of a call.
+    """
+    made = sum(told[name].nbytes for name in ("tiles", "bits") if name in told)
+    small = made <= told["q"].nbytes + told["k"].nbytes
+    return tuple(told[name] if small and name in told else torch.empty(0) for name in _NAMES)
+
+
+def saved_mask(held: tuple[Tensor, ...]) -> dict[str, Tensor] | None:
+    """What lower_mask said; None where nothing was held."""
+    return {name: t for name, t in zip(_NAMES, held, strict=True) if t.numel()} or None
+
+
+def full(t: Tensor) -> Tensor:
+    """With an axis of heads at least."""
+    return t.reshape((1,) * (3 - t.dim()) + tuple(t.shape)) if t.dim() < 3 else t
+
+
+def _tile_map(mask: Mask, problem: Problem, queries: int, keys: int) -> dict[str, Tensor]:
+    """Which tiles are NONE (-1) or ALL (-2), and for the rest the number of their bits: never n × n."""
+    frame = problem.frame
+    tiling = frame.tiling(queries, keys)
+    cover = mask.cover(tiling)
+    cover = full(cover.expand(*cover.shape[:-2], *tiling.shape))
+    tiles = torch.full(cover.shape, -2, dtype=torch.int32).masked_fill(cover == Cover.NONE, -1)
+    found = list[Tensor]()
+    count = 0
+    for n, rows in enumerate(tiling.row_blocks):
+        for m, cols in enumerate(tiling.col_blocks):
+            some = cover[..., n, m] == Cover.SOME
+            if not bool(some.any()):
+                continue
+            seen = mask.visible(frame.region(rows, cols))
+            lead = torch.broadcast_shapes(seen.shape[:-2], cover.shape[:-2])
+            if tuple(cover.shape[:-2]) != tuple(lead):  # the mask tells batch elements apart, its cover did not
+                cover, tiles = (t.expand(*lead, *tiling.shape).clone() for t in (cover, tiles))
+                some = cover[..., n, m] == Cover.SOME
+            seen = seen.expand(*lead, rows.stop - rows.start, cols.stop - cols.start)[some]
+            found.append(_packed(seen, keys))
+            tiles[..., n, m] = tiles[..., n, m].masked_scatter(
+                some, torch.arange(count, count + len(seen), dtype=torch.int32)
+            )
+            count += len(seen)
+    bits = torch.cat(found) if found else torch.zeros(1, keys, dtype=torch.int64)
+    return {"tiles": tiles, "bits": bits}
+
+
+def _packed(seen: Tensor, keys: int) -> Tensor:
+    """Booleans (tiles, r, c), r ≤ 64, as (tiles, keys) words: bit i of word j is row i, key j."""
+    rows = torch.arange(seen.shape[-2])[:, None]
+    words = (seen.long() << rows).sum(-2)
+    return torch.nn.functional.pad(words, (0, keys - words.shape[-1])).contiguous()

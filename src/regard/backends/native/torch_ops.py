@@ -1,0 +1,129 @@
+"""The native kernels as nodes of a graph, regard::forward and regard::backward, for torch.compile and torch.export."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.backends.native.args import KernelArgs
+from regard.backends.native.backward import LEARNED, operand_gradients
+from regard.backends.native.launch import Kept, forward_for_backward, library, room, row_stats
+from regard.backends.native.lower_modifiers import ROOM
+from regard.core.errors import ShapeError
+from regard.core.shapes import listed
+from regard.core.state import RowStats
+
+_NAMES = tuple(f.name for f in fields(KernelArgs))
+_NUMBERS = {
+    **{"scale": "float", "cap": "float", "cap_last": "bool"},
+    **{"seed": "SymInt", "threshold": "int", "keep": "float", "invariant": "bool"},
+}
+_TOLD = ", ".join(f"{_NUMBERS.get(n, 'Tensor' if n in ('q', 'k', 'v') else 'Tensor?')} {n}" for n in _NAMES)
+
+
+def traced(args: KernelArgs) -> tuple[Tensor, RowStats]:
+    """out (*batch, h, nq, dv) and the row statistics as one node, differentiable in each operand of floats."""
+    out, lse, norm = torch.ops.regard.forward(*(getattr(args, name) for name in _NAMES))
+    stats = row_stats(norm.detach())
+    lse = lse.masked_fill(stats.empty, 0)
+    # l = exp(lse - m) has lost digits: the value comes from the kernel, the derivative from the lse
+    return out, RowStats(stats.m, stats.l * torch.exp(lse - lse.detach()))
+
+
+def _forward(*told: Any) -> Kept:
+    args = KernelArgs(*told)
+    _check_operands(args)
+    return forward_for_backward(args)
+
+
+def _check_operands(args: KernelArgs) -> None:
+    """ShapeError where operands are not of one call: the kernels would read beside them.
+
+    A graph that was recorded without guards (make_fx) holds masks of the length that it was recorded for.
+    """
+    *batch, heads, nq = args.shape
+    key_heads, nk, (rows, keys) = args.k.shape[-3], args.k.shape[-2], library().tile
+    expected: dict[str, tuple[int, ...]] = {  # axes of size 1 are shared, but for the last
+        "k": (*batch, key_heads, nk, args.q.shape[-1]),
+        "v": (*batch, key_heads, nk, args.v.shape[-1]),
+        **dict.fromkeys(("allowed", "bias"), (*batch, heads, nq, nk)),
+        **dict.fromkeys(("start", "stop"), (*batch, heads, nq, 1)),
+        "tiles": (*batch, heads, -(-nq // rows), -(-nk // keys)),
+        **dict.fromkeys(("q_cell", "q_at"), (*batch, nq)),
+        **dict.fromkeys(("k_cell", "k_at"), (*batch, nk)),
+        **dict.fromkeys(("caps", "slopes"), (heads,)),
+        "sink": (*batch, heads, 1, 1),
+    }
+    if args.q_cell is None:
+        expected["offsets"] = (heads, max(nq + nk - 1, 0) + ROOM)
+    for name, t in args.tensors().items():
+        shape = expected.get(name, tuple(t.shape))
+        exact = name in ("k", "v", "q_cell", "q_at", "k_cell", "k_at", "offsets")
+        fits = all(a in (1, b) for a, b in zip(t.shape[::-1], shape[::-1], strict=False))
+        if not fits or t.dim() > len(shape) or (exact and t.shape[-1] != shape[-1]):
+            raise ShapeError(
+                f"regard::forward: {name} has shape {listed(t.shape)}; q {listed(args.q.shape)} and k "
+                f"{listed(args.k.shape)} need {listed(shape)}. A graph recorded by make_fx serves one shape; "
+                "torch.export and torch.compile(dynamic=True) serve all."
+            )
+    if heads and (key_heads == 0 or heads % key_heads):
+        raise ShapeError(f"regard::forward: k has {key_heads} heads, q has {heads}; expected a multiple.")
+
+
+def _backward(*told: Any) -> list[Tensor]:
+    """Gradients in the order of LEARNED, of those that `wanted` names; nothing for the rest."""
+    *own, out, lse, norm, dout, dlse, wanted = told
+    args = KernelArgs(*own)
+    found = operand_gradients(args, (out, lse, norm), (dout, dlse), set(wanted.split()))
+    return [_like(getattr(args, name), found[name]) if name in found else out.new_empty(0) for name in LEARNED]
+
+
+def _like(operand: Tensor, g: Tensor) -> Tensor:
+    """A gradient laid out as torch expects it; offsets have room for whole vectors at their end."""
+    return torch.nn.functional.pad(g, (0, operand.shape[-1] - g.shape[-1])).to(operand.dtype).contiguous()
+
+
+def _backward_fake(*told: Any) -> list[Tensor]:
+    args, wanted = KernelArgs(*told[:-6]), told[-1].split()
+    operands = (getattr(args, name) for name in LEARNED)
+    return [
+        args.q.new_empty(0) if name not in wanted else torch.empty_like(t, memory_format=torch.contiguous_format)
+        for name, t in zip(LEARNED, operands, strict=True)
+    ]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Kept) -> None:
+    ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in inputs), *output)
+    ctx.numbers = [None if isinstance(x, Tensor) else x for x in inputs]
+
+
+def _pull(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    *tensors, out, lse, norm = ctx.saved_tensors
+    told = [number if t is None else t for number, t in zip(ctx.numbers, tensors, strict=True)]
+    wanted = [name for name, need in zip(_NAMES, ctx.needs_input_grad, strict=True) if need]
+    dout = torch.zeros_like(out) if dout is None else dout
+    dlse = torch.zeros_like(lse) if dlse is None else dlse
+    found = torch.ops.regard.backward(*told, out, lse, norm, dout, dlse, " ".join(wanted))
+    given: dict[str, Tensor] = dict(zip(LEARNED, found, strict=True))
+    return tuple(given[name] if name in wanted else None for name in _NAMES)
+
+
+def _refuse(ctx: Any, *_: Any) -> None:
+    raise NotImplementedError(
+        "regard::backward cannot be differentiated again in a graph or under a TorchDispatchMode; outside of both it "
+        "can."
+    )
+
+
+torch.library.define("regard::forward", f"({_TOLD}) -> (Tensor, Tensor, Tensor)")
+torch.library.impl("regard::forward", "CPU", _forward)
+torch.library.register_fake("regard::forward", lambda *told: room(KernelArgs(*told)))
+torch.library.register_autograd("regard::forward", _pull, setup_context=_keep)
+_GIVEN = "Tensor out, Tensor lse, Tensor norm, Tensor dout, Tensor dlse, str wanted"
+torch.library.define("regard::backward", f"({_TOLD}, {_GIVEN}) -> Tensor[]")
+torch.library.impl("regard::backward", "CPU", _backward)
+torch.library.register_fake("regard::backward", _backward_fake)
+torch.library.register_autograd("regard::backward", _refuse)

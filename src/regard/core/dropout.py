@@ -1,0 +1,87 @@
+"""Dropout: a function of (seed, batch, head, query, key), so that every backend and tiling drops the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.core.errors import Unsupported
+from regard.core.region import Region
+from regard.core.tracing import scripted
+from regard.core.value import Value
+
+# 24 bits decide: they are exact in float32, and p is met to 6e-8
+_BITS = 24
+
+
+@dataclass(frozen=True)
+class Dropout(Value):
+    """Each weight is dropped with probability p, the others multiplied by 1 / (1 - p), after the softmax.
+
+    Whether a weight stays depends on (seed, batch, head, position of query, position of key) alone. Without a seed, one
+    is
+    drawn from torch's generator at each call, so that torch.manual_seed repeats it. Raises ValueError unless 0 ≤ p ≤ 1.
+    Source: Srivastava et al. 2014.
+
+    >>> Dropout(0.1, seed=7)
+    Dropout(p=0.1, seed=7)
+    """
+
+    p: float
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.p <= 1:
+            raise ValueError(f"Dropout(p={self.p}): expected a probability from 0 to 1.")
+
+    def seeded(self) -> Dropout:
+        """The same with its seed fixed."""
+        if self.seed is not None:
+            return self
+        if scripted():
+            raise Unsupported(
+                f"{self!r} draws a seed at each call; torch.jit.trace would keep that of the first. "
+                "Pass seed=..., or trace the model in eval mode."
+            )
+        seed: Any = torch.randint(1 << 62, (), dtype=torch.int64).item()  # in a graph a symbol, which int() would fix
+        return Dropout(self.p, seed)
+
+    def keep(self, at: Region, dtype: torch.dtype) -> Tensor:
+        """What each weight of a region is multiplied by: 0 or 1 / (1 - p), broadcastable to (*batch, h, r, c)."""
+        assert self.seed is not None
+        kept = (_bits(self.seed, at) >> (32 - _BITS)) >= self.threshold
+        return kept.to(dtype) * self.scale
+
+    @property
+    def threshold(self) -> int:
+        """A weight stays if the upper 24 of its 32 bits, as a number, are at least this."""
+        return round(self.p * (1 << _BITS))
+
+    @property
+    def scale(self) -> float:
+        """What the weights that stay are multiplied by."""
+        return 1 / (1 - self.p) if self.p < 1 else 0.0
+
+
+def _bits(seed: int, at: Region) -> Tensor:
+    """32 uniform bits for each pair, in int64: four rounds of mixing, each absorbing one coordinate."""
+    x = _mix(_word(at.b) * 0x9E3779B1 + (seed & 0xFFFFFFFF))
+    x = _mix(x + _word(at.h) * 0x85EBCA77 + (seed >> 32 & 0xFFFFFFFF))
+    x = _mix(x + _word(at.i) * 0xC2B2AE3D)
+    return _mix(x + _word(at.j) * 0x27D4EB2F)
+
+
+def _word(n: Tensor) -> Tensor:
+    """A 64-bit integer folded to 32 bits, so that offsets past 2^32 count too."""
+    return (n ^ (n >> 32) * 0x165667B1) & 0xFFFFFFFF
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A bijection of 32-bit words that spreads every bit. Source: Wellons, "lowbias32" (2018)."""
+    x = x & 0xFFFFFFFF
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF
+    return x ^ (x >> 16)

@@ -1,0 +1,292 @@
+"""Problem: one call, validated and frozen, and `tile`, the one formula that every backend is measured by."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.core.dropout import Dropout
+from regard.core.dtypes import FLOATING, accumulator
+from regard.core.errors import ShapeError
+from regard.core.positions import Positions, resolve_positions
+from regard.core.region import Frame, Region
+from regard.core.shapes import listed, repeat_heads
+from regard.core.state import State
+from regard.core.tracing import finite
+from regard.masks.algebra import Mask
+from regard.scores.algebra import Pipeline, Pull, Score, Similarity, as_pipeline, evaluate
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One call of attention: q (*batch, h, nq, d), k (*batch, hk, nk, d'), v (*batch, hk, nk, dv), and what applies to
+    them.
+
+    q and k are prepared by the similarity already (see Similarity.prepare); `score` compares them. `dtype` is the
+    caller's, which the output gets; sums are kept in `accumulator(dtype)`. sink: logits (*batch, h) that take mass and
+    add nothing.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    score: Pipeline
+    mask: Mask
+    frame: Frame
+    dropout: Dropout | None
+    dtype: torch.dtype
+    sink: Tensor | None = None
+
+    @property
+    def key_heads(self) -> int:
+        return self.k.shape[-3]
+
+    @property
+    def dv(self) -> int:
+        return self.v.shape[-1]
+
+    @property
+    def similarity(self) -> Similarity:
+        first = self.score.parts[0]
+        assert isinstance(first, Similarity)
+        return first
+
+    @property
+    def accumulate(self) -> torch.dtype:
+        return accumulator(self.dtype)
+
+    @property
+    def lanes(self) -> int:
+        """How many numbers are held for a query and a key: batch × heads × what the similarity needs."""
+        return math.prod(self.frame.batch) * self.frame.heads * self.similarity.footprint
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor of the call: q, k, v, then those of the score, the mask and the positions, then the sink."""
+        values = (self.score, self.mask, self.frame.positions)
+        sink = () if self.sink is None else (self.sink,)
+        return (self.q, self.k, self.v, *(t for value in values for t in value.tensors()), *sink)
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Problem:
+        """The same call on other tensors, in the order of `tensors()`."""
+        rest = iter(tensors)
+        q, k, v = next(rest), next(rest), next(rest)
+        score, mask = self.score.with_tensors(rest), self.mask.with_tensors(rest)
+        frame = replace(self.frame, positions=self.frame.positions.with_tensors(rest))
+        sink = None if self.sink is None else next(rest)
+        return replace(self, q=q, k=k, v=v, score=score, mask=mask, frame=frame, sink=sink)
+
+    def tile(
+        self, at: Region, q: Tensor, k: Tensor, score: Pipeline, everything: bool = False, first: Tensor | None = None
+    ) -> Tile:
+        """Scores and visibility of one region, from q (*batch, h, r, d), k (*batch, hk, c, d') and the score's local
+        tensors.
+
+        `everything`: the mask is known to hide nothing here. Hidden scores may hold anything; what is hidden leaks into
+        no gradient, whatever q and k hold. `first`: what the similarity says here, where `quick` has told it.
+        """
+        visible = None if everything else self.mask.visible(at)
+        if first is not None:
+            return Tile(evaluate(score, q, k, at, first), visible)
+        q, k = q.to(self.accumulate), repeat_heads(k.to(self.accumulate), self.frame.heads)
+        shielded = not everything and not finite(q, k)
+        return Tile(_shielded(score, q, k, at) if shielded else evaluate(score, q, k, at), visible)
+
+    def quick(self, at: Region, q: Tensor, k: Tensor, score: Pipeline) -> tuple[Tensor, Pull] | None:
+        """The similarity of one region by its cheaper way, if it has one: see Similarity.quick."""
+        similarity = score.parts[0]
+        assert isinstance(similarity, Similarity)
+        with torch.no_grad():
+            return similarity.quick(q.to(self.accumulate), repeat_heads(k.to(self.accumulate), self.frame.heads), at)
+
+    def region_tile(self, at: Region) -> Tile:
+        """`tile` for a region, cut from the problem's own tensors."""
+        return self.tile(at, self.q[..., at.rows, :], self.k[..., at.cols, :], self.score.local(at))
+
+    def quick_tile(self, at: Region, everything: bool = False) -> Tile:
+        """`region_tile` by the similarity's cheaper way, where it has one; nothing is recorded."""
+        q, k, local = self.q[..., at.rows, :], self.k[..., at.cols, :], self.score.local(at)
+        found = self.quick(at, q, k, local)
+        return self.tile(at, q, k, local, everything, None if found is None else found[0])
+
+    def joined(self, state: State) -> State:
+        """The state of some of the queries (*batch, h, r), the sink included."""
+        if self.sink is None:
+            return state
+        return state | State.of_sink(self.sink[..., None].expand(state.m.shape), self.dv)
+
+    def keep(self, at: Region) -> Tensor | None:
+        """The dropout factors of a region, None without dropout."""
+        return None if self.dropout is None else self.dropout.keep(at, self.accumulate)
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """One region's scores (*batch, h, r, c), and which pairs are visible (broadcastable to it; None = all)."""
+
+    scores: Tensor
+    visible: Tensor | None
+
+    @property
+    def masked(self) -> Tensor:
+        """The scores with -inf where hidden."""
+        return self.scores if self.visible is None else self.scores.masked_fill(~self.visible, -torch.inf)
+
+
+def _shielded(score: Pipeline, q: Tensor, k: Tensor, at: Region) -> Tensor:
+    """The same scores; but no gradient passes through a pair whose query or key is not finite.
+
+    0 · NaN is NaN: the zero gradient of a hidden pair, multiplied by what is hidden there, would leak.
+    """
+    q_fine, k_fine = q.isfinite().all(-1), k.isfinite().all(-1)
+    clean = evaluate(score, q.masked_fill(~q_fine[..., None], 0), k.masked_fill(~k_fine[..., None], 0), at)
+    raw = evaluate(score, q.detach(), k.detach(), at).detach()
+    return torch.where(q_fine[..., :, None] & k_fine[..., None, :], clean, raw)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the caller's axes map to (*batch, h, n, d), and back."""
+
+    headed: bool
+    batch: tuple[int, ...]
+
+    def restore(self, t: Tensor, trailing: int) -> Tensor:
+        """(*batch, h, ...) in the caller's axes; `trailing` axes follow the head axis."""
+        return t if self.headed else t.squeeze(-trailing - 1)
+
+
+def build_problem(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    score: Score,
+    mask: Mask,
+    positions: Positions | None,
+    dropout: Dropout | None,
+) -> tuple[Problem, Layout]:
+    """A validated problem; ShapeError, TypeError or ValueError with the argument, the expectation and the way out."""
+    _check_kinds(q, k, v, score, mask, positions, dropout)
+    pipeline = as_pipeline(score)
+    _check_tensors(q, k, v)
+    headed = q.dim() >= 4
+    batch = _batch(q, k, v, headed)
+    q, k, v = (_lift(t, batch, headed) for t in (q, k, v))
+    heads, nq, nk = q.shape[-3], q.shape[-2], k.shape[-2]
+    _check_heads(q, k, v)
+    similarity = pipeline.parts[0]
+    assert isinstance(similarity, Similarity)
+    complaint = similarity.widths(q.shape[-1], k.shape[-1])
+    if complaint:
+        raise ShapeError(f"{complaint}; Bilinear(m), Additive(...) and Custom(fn) can relate unequal widths.")
+    positional: Any = mask if mask.compares_positions() else None
+    positional = pipeline if positional is None and pipeline.compares_positions() else positional
+    frame = Frame(batch, heads, nq, nk, resolve_positions(positions, nq, nk, batch, positional, q.device), headed)
+    _check_fit(pipeline, mask, frame)
+    dtype = q.dtype
+    q, k = similarity.prepare(q, k)
+    drop = None if dropout is None or dropout.p == 0 else dropout.seeded()
+    return Problem(q, k, v, pipeline, mask, frame, drop, dtype), Layout(headed, batch)
+
+
+def _check_kinds(q: Any, k: Any, v: Any, score: Any, mask: Any, positions: Any, dropout: Any) -> None:
+    if not isinstance(score, Score):
+        raise TypeError(f"score is {_kind(score)}; expected a Score, such as ScaledDot(), or Custom(fn).")
+    if not isinstance(mask, Mask):
+        way = _way_to_mask(mask) if hasattr(mask, "dtype") else "expected a Mask, such as Causal() or Where(fn)"
+        raise TypeError(f"mask is {_kind(mask)}; {way}.")
+    if positions is not None and not isinstance(positions, Positions):
+        way = "expected head(nq, nk), tail(nq, nk) or Positions(q, k)"
+        raise TypeError(f"positions is {_kind(positions)}; {way}.")
+    if dropout is not None and not isinstance(dropout, Dropout):
+        raise TypeError(f"dropout is {_kind(dropout)}; expected Dropout(p), or None.")
+
+
+def _kind(x: Any) -> str:
+    """What was given instead, as messages say it."""
+    if isinstance(x, type):
+        return f"the class {x.__name__}, not one of its values"
+    dtype = f" of {str(x.dtype).removeprefix('torch.')}" if hasattr(x, "dtype") else ""
+    return f"a {type(x).__name__}{dtype}"
+
+
+def _way_to_mask(array: Any) -> str:
+    dtype = str(array.dtype).removeprefix("torch.")
+    if dtype == "bool":
+        return "write Dense(mask), True = may attend"
+    if dtype.startswith(("float", "bfloat")):
+        return (
+            "write score=ScaledDot() >> Bias(mask) if it is added to the scores, Dense(mask != 0) if 1 means may attend"
+        )
+    return "write Dense(mask != 0) if 1 means may attend, Dense(mask == 0) if 1 means masked"
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if t.dim() < 2:
+            raise ShapeError(
+                f"{name} has shape {listed(t.shape)}; expected (*batch, heads, n, d), (batch, n, d) or (n, d)."
+            )
+        if t.dtype not in FLOATING:
+            raise TypeError(
+                f"{name} has dtype {t.dtype}; expected float16, bfloat16, float32 or float64: convert with .to(...)."
+            )
+        if t.dtype != q.dtype:
+            raise TypeError(f"{name} has dtype {t.dtype}, q has {q.dtype}; expected one dtype: convert with .to(...).")
+        if t.device != q.device:
+            raise ValueError(f"{name} is on {t.device}, q on {q.device}; expected one device: move with .to(...).")
+        if t.dim() != q.dim():
+            raise ShapeError(
+                f"{name} has shape {listed(t.shape)}, q {listed(q.shape)}; expected as many axes: "
+                "(*batch, heads, n, d), or (batch, n, d), or (n, d), for all three."
+            )
+
+
+def _batch(q: Tensor, k: Tensor, v: Tensor, headed: bool) -> tuple[int, ...]:
+    lead = 3 if headed else 2
+    if q.shape[:-lead] == k.shape[:-lead] == v.shape[:-lead]:
+        return tuple(q.shape[:-lead])
+    try:
+        return tuple(torch.broadcast_shapes(*(t.shape[:-lead] for t in (q, k, v))))
+    except RuntimeError:
+        shown = ", ".join(f"{n} {listed(t.shape[:-lead])}" for n, t in (("q", q), ("k", k), ("v", v)))
+        hint = (
+            ""
+            if headed
+            else " Three axes are (batch, n, d); heads need four, (batch, heads, n, d): add one by q[None]."
+        )
+        raise ShapeError(
+            f"the batch axes differ: {shown}; expected equal ones, or 1 where they are shared.{hint}"
+        ) from None
+
+
+def _lift(t: Tensor, batch: tuple[int, ...], headed: bool) -> Tensor:
+    t = t if headed else t.unsqueeze(-3)
+    return t.expand(*batch, *t.shape[-3:])
+
+
+def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
+    heads, key_heads = q.shape[-3], k.shape[-3]
+    if v.shape[-3] != key_heads:
+        raise ShapeError(f"v has {v.shape[-3]} heads, k has {key_heads}; expected as many.")
+    if v.shape[-2] != k.shape[-2]:
+        raise ShapeError(f"v has {v.shape[-2]} values, k has {k.shape[-2]} keys; expected one value a key.")
+    if heads != key_heads and (key_heads == 0 or heads % key_heads):
+        raise ShapeError(
+            f"k has {key_heads} heads, q has {heads}; q's heads must be a multiple of k's (grouped queries)."
+        )
+
+
+def _check_fit(score: Pipeline, mask: Mask, frame: Frame) -> None:
+    for name, value in (("score", score), ("mask", mask)):
+        complaint = value.shape_error(frame)
+        if complaint:
+            raise ShapeError(complaint)
+        for t in value.tensors():
+            if t.device != frame.device:
+                raise ValueError(
+                    f"{name} {value!r} holds a tensor on {t.device}, q is on {frame.device}; move it with .to(...)."
+                )

@@ -1,0 +1,28 @@
+"""Shapes: heads that share keys, blocks of an axis, and how a message writes a shape."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def repeat_heads(x: Tensor, heads: int) -> Tensor:
+    """(*batch, hk, n, d) as (*batch, heads, n, d): query head i reads key head i // (heads // hk)."""
+    return x if x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], dim=-3)
+
+
+def sum_groups(x: Tensor, key_heads: int) -> Tensor:
+    """The adjoint of repeat_heads: (*batch, h, n, d) summed over each group to (*batch, key_heads, n, d)."""
+    if x.shape[-3] == key_heads:
+        return x
+    return x.unflatten(-3, (key_heads, x.shape[-3] // key_heads)).sum(-3)
+
+
+def blocks(n: int, size: int) -> list[slice]:
+    """0..n cut into slices of `size`, the last one shorter."""
+    return [slice(start, min(start + size, n)) for start in range(0, n, size)]
+
+
+def listed(shape: torch.Size | tuple[int, ...]) -> str:
+    """A shape as messages show it: (2, 3, 5)."""
+    return str(tuple(shape))

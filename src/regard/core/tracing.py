@@ -1,0 +1,65 @@
+"""Who watches a call, and whether Python may look at the numbers in a tensor: compilers, tracers, transforms, modes."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import Tensor
+
+
+def data_unavailable(*tensors: Tensor) -> bool:
+    """Whether Python may not look at values: under torch.func transforms, on the meta device, in a graph."""
+    return functorch() or graphed(*tensors) or any(t.is_meta for t in tensors)
+
+
+def graphed(*tensors: Tensor) -> bool:
+    """Whether the call becomes part of a graph (torch.compile, torch.export, torch.jit.trace, make_fx), or has fake
+    tensors.
+    """
+    if torch.compiler.is_compiling() or (watched() and _traced()):
+        return True
+    fake = sys.modules.get("torch._subclasses.fake_tensor")  # whoever holds one has loaded it
+    return fake is not None and any(isinstance(t, fake.FakeTensor) for t in tensors)
+
+
+def watched() -> bool:
+    """Whether torch.jit.trace or a TorchDispatchMode sees each operation of torch: no kernel called by address."""
+    return scripted() or _dispatch_modes() > 0 or _early_modes() > 0
+
+
+def scripted() -> bool:
+    """Whether torch.jit.trace records the call: sizes are then tensors of one number."""
+    return torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _traced() -> bool:
+    """Whether who watches is a tracer of torch's own: jit.trace, make_fx, FakeTensorMode, functionalization."""
+    if scripted() or _early_modes() > 0:
+        return True
+    return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)  # pyright: ignore[reportPrivateUsage]
+
+
+_dispatch_modes = torch._C._len_torch_dispatch_stack  # pyright: ignore[reportPrivateUsage]
+_early_modes = torch._ops._len_torch_dispatch_stack_pre_dispatch  # pyright: ignore[reportPrivateUsage]
+_KEYS = torch._C._TorchDispatchModeKey  # pyright: ignore[reportPrivateUsage]
+_TRACERS = (_KEYS.PROXY, _KEYS.FAKE, _KEYS.FUNCTIONAL)
+
+
+def symbolic(*sizes: int) -> bool:
+    """Whether one of them has no fixed value: a dynamic axis of torch.compile, torch.export or make_fx."""
+    shapes = sys.modules.get("torch.fx.experimental.symbolic_shapes")  # whoever makes symbols has loaded it
+    if shapes is None or scripted():
+        return False
+    return not all(shapes.has_static_value(n) for n in sizes)
+
+
+def functorch() -> bool:
+    """Whether a torch.func transform (vmap, grad, jvp, ...) is under way."""
+    # torch.autograd.Function asks the same question of torch in the same way.
+    return torch._C._are_functorch_transforms_active()  # pyright: ignore[reportPrivateUsage]
+
+
+def finite(*tensors: Tensor) -> bool:
+    """Whether every element is known to be finite. False where nobody may look."""
+    return not data_unavailable(*tensors) and all(bool(t.isfinite().all()) for t in tensors)

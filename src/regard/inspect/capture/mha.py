@@ -1,0 +1,74 @@
+"""torch.nn.functional.multi_head_attention_forward, read: the q and k that it projects, and what its masks mean."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, multi_head_attention_forward, pad
+
+from regard.core.hooks import AttentionCall
+from regard.core.positions import head
+from regard.inspect.capture.padding import asked_by
+from regard.inspect.capture.sdpa import witnessed
+from regard.masks.convert import Converted, from_mha, from_sdpa
+
+SIGNATURE = inspect.signature(multi_head_attention_forward)
+
+
+def multi_head(*args: Any, **kwargs: Any) -> AttentionCall:
+    """What a call with these arguments looks at (torch 2.13), as (batch, heads, n, d); batch is 1 where there is none.
+
+    Keys that the function appends, bias_k's and the zero of add_zero_attn, are the last ones. Where a sequence reads
+    itself, what key_padding_mask hides of it asks nothing either.
+    """
+    bound = SIGNATURE.bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    heads = int(given["num_heads"])
+    q, k = (_split(t, heads) for t in _projected(given))
+    if given["static_k"] is not None:
+        k = given["static_k"].unflatten(0, (-1, heads))
+    if given["add_zero_attn"]:
+        k = torch.cat([k, torch.zeros_like(k[..., :1, :])], -2)
+    return witnessed(q, k, _masks(given, heads, q.shape[-2], k.shape[-2]))
+
+
+def _projected(given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """q (L, batch, E) and k (S, batch, E), with bias_k's key."""
+    query, key = (t if t.dim() == 3 else t[:, None] for t in (given["query"], given["key"]))
+    if given["use_separate_proj_weight"]:
+        w_q, w_k = given["q_proj_weight"], given["k_proj_weight"]
+    else:
+        w_q, w_k, _ = given["in_proj_weight"].chunk(3)
+    b_q, b_k, _ = (None,) * 3 if given["in_proj_bias"] is None else given["in_proj_bias"].chunk(3)
+    q, k = linear(query, w_q, b_q), linear(key, w_k, b_k)
+    if given["bias_k"] is not None:
+        k = torch.cat([k, given["bias_k"].to(k.dtype).expand(1, *k.shape[1:])])
+    return q, k
+
+
+def _split(t: Tensor, heads: int) -> Tensor:
+    """(n, batch, heads · d) as (batch, heads, n, d)."""
+    return t.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
+
+
+def _masks(given: Mapping[str, Any], heads: int, nq: int, nk: int) -> Converted:
+    attn_mask, padding = given["attn_mask"], given["key_padding_mask"]
+    if given["is_causal"] and padding is None and not given["need_weights"]:
+        return from_sdpa(None, nq, nk, is_causal=True)  # the one case in which the hint replaces the mask
+    read = from_mha(_longer(attn_mask, nk), _longer(padding, nk), heads)
+    if nk > nq == given["key"].shape[0]:
+        read = read._replace(positions=head(nq, nk, given["key"].device))  # what is appended stands behind the sequence
+    if padding is None or given["query"] is not given["key"]:
+        return read
+    hidden = padding if padding.dtype == torch.bool else padding == -torch.inf
+    return read._replace(mask=read.mask & asked_by(~hidden.reshape(-1, nq)))
+
+
+def _longer(mask: Tensor | None, nk: int) -> Tensor | None:
+    """A mask over the keys that were given, for those that are appended too: everyone sees these."""
+    return None if mask is None else pad(mask, (0, nk - mask.shape[-1]))

@@ -1,0 +1,28 @@
+"""regard.attention, read: for models that call it themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import regard.core.arrays as arrays
+from regard.core.hooks import AttentionCall
+from regard.core.positions import Positions
+from regard.masks.algebra import Everything, Mask
+from regard.scores.algebra import Score
+from regard.scores.similarity import ScaledDot
+
+
+def of_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    score: Score = ScaledDot(),
+    mask: Mask = Everything(),
+    positions: Positions | None = None,
+    sink: Any = None,
+    dropout: Any = None,
+    backend: Any = None,
+) -> AttentionCall:
+    """What a call of regard.attention with these arguments looks at."""
+    return AttentionCall(None, arrays.tensor(q, "q"), arrays.tensor(k, "k"), score, mask, positions, sink)

@@ -1,0 +1,97 @@
+"""look: facts about the weights of one call, in linear memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import regard.core.arrays as arrays
+from regard.core.errors import Unsupported
+from regard.core.positions import Positions, resolve_positions
+from regard.core.region import Frame
+from regard.core.tracing import graphed
+from regard.inspect.compute_facts import find
+from regard.inspect.facts.algebra import Fact
+from regard.inspect.facts.rows import Entropy, MaxScore
+from regard.inspect.results import FactResults
+from regard.masks.algebra import Everything, Mask
+from regard.runtime.binding import Call
+from regard.scores.algebra import Score
+from regard.scores.similarity import ScaledDot
+
+
+def look(
+    q: Any,
+    k: Any,
+    *,
+    facts: tuple[Fact[Any], ...] = (Entropy(), MaxScore()),
+    score: Score = ScaledDot(),
+    mask: Mask = Everything(),
+    positions: Positions | None = None,
+    sink: Tensor | float | None = None,
+) -> FactResults:
+    """What the weights of `attention` on these arguments are like: the answers to `facts`, never nq × nk of them.
+
+    Answers have the axes (*batch, h, ...), without h where q has no head axis; float32, or float64 for float64 inputs.
+    Weights are those before dropout. No gradients (see `entropy` and `max_score`). Memory: the answers and one tile.
+    facts: a tuple of values of regard.facts, or of your own. Other arguments and their errors as `attention`; TypeError
+    for what is no fact, ShapeError or IndexError for a fact that does not fit the call.
+
+    One verb for what comes first. `look(layer, x, context, facts=, mask=, positions=)` asks the same of a layer of
+    regard.nn on its input. `look(model, text, tokenizer=...)` has a model read a text and returns a Report, to be
+    printed or saved; see regard.inspect.reading.model_report for its arguments.
+
+    >>> import torch
+    >>> q = torch.zeros(4, 8)
+    >>> from regard.masks.positional import Causal
+    >>> seen = look(q, q, mask=Causal())
+    >>> seen[Entropy()].exp().round(decimals=4)   # equal weights: as many effective keys as the query may see
+    tensor([1., 2., 3., 4.])
+    """
+    seen, call = survey(q, k, facts, score, mask, positions, sink)
+    return seen if call.layout.headed else seen.without(len(call.layout.batch), None)
+
+
+@torch.no_grad()
+def survey(
+    q: Any,
+    k: Any,
+    facts: tuple[Fact[Any], ...],
+    score: Score,
+    mask: Mask,
+    positions: Positions | None,
+    sink: Tensor | float | None,
+) -> tuple[FactResults, Call]:
+    """The answers, with the head axis that q may lack, and the call that they are about."""
+    check_facts(facts)
+    call = Call(q, k, arrays.tensor(k, "k")[..., :0], score, mask, positions, sink, None, like=q)
+    if not torch.compiler.is_dynamo_compiling() and graphed(*call.problem.tensors()):  # dynamo runs look outside
+        raise Unsupported(
+            "look cannot be traced (torch.export, torch.jit.trace, make_fx, fake tensors): call it outside of the "
+            "graph. attention_weights, attention_state, entropy and max_score can be."
+        )
+    if positions is None:
+        _refuse_unknown_positions(call.problem.frame, facts)
+    with call.precision():
+        return find(call.problem, facts), call
+
+
+def check_facts(facts: Any) -> None:
+    """TypeError for what is no tuple of facts."""
+    if isinstance(facts, Fact):
+        raise TypeError(f"facts is {facts!r}; expected a tuple of facts: facts=({facts!r},).")
+    for fact in facts:
+        if isinstance(fact, type):
+            raise TypeError(
+                f"facts holds the class {fact.__name__}, not one of its values; write {fact.__name__}(...)."
+            )
+        if not isinstance(fact, Fact):
+            raise TypeError(f"facts holds a {type(fact).__name__}; expected facts, such as Entropy().")
+
+
+def _refuse_unknown_positions(frame: Frame, facts: tuple[Fact[Any], ...]) -> None:
+    """What compares positions needs them where there are fewer queries than keys, as a mask would."""
+    positional = next((fact for fact in facts if fact.compares_positions()), None)
+    resolve_positions(None, frame.nq, frame.nk, frame.batch, positional, frame.device)

@@ -1,0 +1,222 @@
+"""Facts on the native kernels: which of them regard_facts of native/facts_args.h finds, and how it is asked."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.backends.native.args import lower
+from regard.backends.native.backend import Native
+from regard.backends.native.ffi import Arguments, Struct
+from regard.backends.native.launch import arguments, library
+from regard.backends.native.lower_modifiers import near
+from regard.core.problem import Problem
+from regard.core.tracing import data_unavailable, watched
+from regard.inspect.facts.algebra import Fact
+from regard.inspect.facts.keys import Last, MaxReceived, Readers, Received, placed
+from regard.inspect.facts.places import Distance, Mass, Offsets, Within
+from regard.inspect.facts.pooled import Histogram, Map
+from regard.inspect.facts.rows import Entropy, MaxScore, Peak, Top, TopKeys, Visible
+from regard.inspect.kept import empty
+from regard.scores.additive import Additive
+
+MOST_TOP, MOST_SETS = 64, 64  # REGARD_TOP and REGARD_SETS of native/facts_args.h
+_FAR = (1 << 31) - 1
+
+
+class FactArguments(Struct):
+    """regard_fact_args of native/facts_args.h."""
+
+    _fields_ = (
+        ("call", Arguments),
+        *((name, ctypes.c_void_p) for name in ("lse", "max_score", "max_key", "entropy", "visible", "readers")),
+        ("top", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("top_weights", "top_keys", "top_rest")),
+        *((name, ctypes.c_void_p) for name in ("received", "shares", "most", "map")),
+        *((name, ctypes.c_int64) for name in ("map_rows", "map_cols", "groups")),
+        *((name, ctypes.c_void_p) for name in ("group", "mass", "q_at", "k_at", "distance")),
+        ("bands", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("band", "within")),
+        ("levels", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("level", "reached")),
+    )
+
+
+Told = dict[str, "Tensor | int"]
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What one fact asks of the kernel: its fields, by what they answer, and how the answer is made when it has run.
+
+    Two requests that ask one field for different things need a sweep each.
+    """
+
+    told: Told
+    answer: Callable[[], Any]
+
+
+def why_not(problem: Problem, fact: Fact[Any]) -> str | None:
+    """Why the kernels do not find a fact of a problem, as a clause; None if they do."""
+    if type(fact) not in (*_REQUESTS, *_BANDS):
+        return f"it has no {type(fact).__name__}"
+    return why_nothing(problem) or _why_not_fact(problem, fact)
+
+
+def why_nothing(problem: Problem) -> str | None:
+    """Why the kernels find no fact of a problem, as a clause; None if they find some."""
+    if data_unavailable(*problem.tensors()) or watched():
+        return "a transform, a graph or a TorchDispatchMode does not see a kernel"
+    if 0 in problem.q.shape[:-1] or 0 in problem.k.shape[:-1]:
+        return "there are no queries or no keys"
+    if isinstance(problem.similarity, Additive):
+        return "its additive scores have no facts"
+    return Native().why_not(problem, lse=True)
+
+
+def _why_not_fact(problem: Problem, fact: Fact[Any]) -> str | None:
+    if isinstance(fact, Top) and fact.k > MOST_TOP:
+        return f"it keeps the top {MOST_TOP} keys at most"
+    if isinstance(fact, Received) and isinstance(fact.weights, Last):
+        return "the last queries alone are a small sweep"
+    if isinstance(fact, Mass) and not 0 < fact.count <= MOST_SETS:
+        return f"it has 1 to {MOST_SETS} groups of keys"
+    if isinstance(fact, Offsets) and len(fact.offsets) > MOST_SETS:
+        return f"it has {MOST_SETS} offsets at most"
+    if isinstance(fact, (Distance, Within, Offsets)) and not near(problem):
+        return "positions lie 2^31 or more apart"
+    return None
+
+
+def ask(problem: Problem, facts: tuple[Fact[Any], ...]) -> tuple[Tensor, dict[Fact[Any], Any]]:
+    """The lse (*batch, h, nq), a sink included, and the answers to facts for which why_not has nothing to say.
+
+    One sweep, and another for each time that one kind of fact is asked again with other arguments.
+    """
+    lse = _rows(problem)
+    requests = {fact: _REQUESTS[type(fact)](fact, problem) for fact in facts if not isinstance(fact, _BANDS)}
+    requests |= _bands(tuple(fact for fact in facts if isinstance(fact, _BANDS)), problem)
+    sweeps: list[Told] = [{"lse": lse}]
+    for asked in {id(request.told): request.told for request in requests.values()}.values():
+        told = next((told for told in sweeps if not told.keys() & asked.keys()), None)
+        if told is None:
+            sweeps.append(told := {})
+        told.update(asked)
+    args = lower(replace(problem, v=problem.v[..., :0].to(problem.q.dtype), dropout=None), library().tile)
+    call = arguments(args, lse[..., :0], None, None)
+    at = problem.frame.positions
+    q_at, k_at = (t.long().expand(*problem.frame.batch, t.shape[-1]).contiguous() for t in (at.q, at.k))
+    for told in sweeps:
+        given = FactArguments(call=call)
+        for name, value in {**told, "q_at": q_at, "k_at": k_at}.items():
+            setattr(given, name, given.hold(value).data_ptr() if isinstance(value, Tensor) else value)
+        library().run("regard_facts", given)
+    return lse, {fact: request.answer() for fact, request in requests.items()}
+
+
+def _rows(problem: Problem, *more: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return empty((*problem.q.shape[:-1], *more), dtype)
+
+
+def _heads(problem: Problem, *more: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return empty((*problem.q.shape[:-2], *more), dtype)
+
+
+def _single(name: str, make: Callable[[Problem], Tensor]) -> Callable[[Any, Problem], Request]:
+    """A fact whose answer is one field."""
+
+    def request(_: Fact[Tensor], problem: Problem) -> Request:
+        found = make(problem)
+        return Request({name: found}, lambda: found)
+
+    return request
+
+
+def _max_score(_: MaxScore, problem: Problem) -> Request:
+    peak = Peak(_rows(problem), _rows(problem, dtype=torch.int64))
+    return Request({"max_score": peak.score, "max_key": peak.key}, lambda: peak)
+
+
+def _top(fact: Top, problem: Problem) -> Request:
+    found = TopKeys(_rows(problem, fact.k, dtype=torch.int64), _rows(problem, fact.k), _rows(problem))
+    told = {"top": fact.k, "top_keys": found.keys, "top_weights": found.weights, "top_rest": found.rest}
+    return Request(told, lambda: found)
+
+
+def _received(fact: Received, problem: Problem) -> Request:
+    told: Told = {"received": (found := _heads(problem, problem.frame.nk))}
+    if fact.weights is not None:
+        assert isinstance(fact.weights, Tensor)
+        told["shares"] = placed(fact.weights, problem).expand(problem.q.shape[:-1]).contiguous()
+    return Request(told, lambda: found)
+
+
+def _map(fact: Map, problem: Problem) -> Request:
+    rows, cols = min(fact.rows, problem.frame.nq), min(fact.cols, problem.frame.nk)
+    found = _heads(problem, rows, cols)
+    return Request({"map": found, "map_rows": rows, "map_cols": cols}, lambda: found)
+
+
+def _mass(fact: Mass, problem: Problem) -> Request:
+    frame = problem.frame
+    group = fact.numbers(frame).int().expand(*frame.batch, frame.nk).contiguous()
+    found = _rows(problem, fact.count)
+    return Request({"groups": fact.count, "group": group, "mass": found}, lambda: found)
+
+
+_BANDS = (Within, Offsets)  # both are ranges of distance, and any number of them is asked for at once
+
+
+def _bands(facts: tuple[Within | Offsets, ...], problem: Problem) -> dict[Fact[Any], Request]:
+    requests: dict[Fact[Any], Request] = {}
+    left = list(facts)
+    while left:
+        ranges: list[tuple[int, int]] = []
+        some: dict[Within | Offsets, slice] = {}
+        while left and len(ranges) + len(own := _ranges(left[0])) <= MOST_SETS:
+            some[left.pop(0)] = slice(len(ranges), len(ranges) + len(own))
+            ranges += own
+        found, band = _rows(problem, len(ranges)), torch.tensor(ranges, dtype=torch.int32)
+        told: Told = {"bands": len(ranges), "band": band, "within": found}
+        for fact, at in some.items():
+            part = found[..., at] if isinstance(fact, Offsets) else found[..., at.start]
+            requests[fact] = Request(told, part.clone)
+    return requests
+
+
+def _ranges(fact: Within | Offsets) -> list[tuple[int, int]]:
+    """The least and the greatest i - j of each sum."""
+    if isinstance(fact, Offsets):  # an empty range for what no pair has
+        return [(-n, -n) if abs(n) < _FAR else (1, 0) for n in fact.offsets]
+    low = -_FAR if fact.after is None else -min(fact.after, _FAR)
+    return [(low, _FAR if fact.before is None else min(fact.before, _FAR))]
+
+
+def _histogram(fact: Histogram, problem: Problem) -> Request:
+    """A pair counts for bin n where p ≥ edge n and not p ≥ edge n + 1; the last bin has its right end too."""
+    level = torch.tensor(fact.edges)
+    level[-1] = torch.inf if fact.edges[-1] >= 1 else torch.nextafter(level[-1], level.new_tensor(torch.inf))
+    reached = _heads(problem, len(level), dtype=torch.int64)
+    told: Told = {"levels": len(level), "level": level, "reached": reached}
+    return Request(told, lambda: reached[..., :-1] - reached[..., 1:])
+
+
+# by type, not isinstance: a subclass may mean something else
+_REQUESTS: dict[type, Callable[[Any, Problem], Request]] = {
+    Entropy: _single("entropy", _rows),
+    Visible: _single("visible", lambda problem: _rows(problem, dtype=torch.int64)),
+    Readers: _single("readers", lambda problem: _heads(problem, problem.frame.nk, dtype=torch.int64)),
+    MaxReceived: _single("most", lambda problem: _heads(problem, problem.frame.nk)),
+    Distance: _single("distance", _rows),
+    MaxScore: _max_score,
+    Top: _top,
+    Received: _received,
+    Map: _map,
+    Mass: _mass,
+    Histogram: _histogram,
+}

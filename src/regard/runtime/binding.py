@@ -1,0 +1,116 @@
+"""Call: the arguments of one call made a Problem, run, and its results turned back into what the caller has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import regard.core.arrays as arrays
+from regard.backends.base import Backend
+from regard.core.dropout import Dropout
+from regard.core.dtypes import exact
+from regard.core.errors import ShapeError
+from regard.core.positions import Positions
+from regard.core.problem import Layout, Problem, build_problem
+from regard.core.shapes import listed, repeat_heads
+from regard.core.state import RowStats
+from regard.core.tracing import scripted
+from regard.masks.algebra import Mask
+from regard.runtime.autograd import attend, attend_with_stats
+from regard.runtime.dispatch import choose
+from regard.scores.algebra import Score, number
+from regard.scores.similarity import Custom
+
+
+class Call:
+    """The arguments of one call, made tensors, posed as a Problem, and the way back to what the caller has."""
+
+    def __init__(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        score: Score,
+        mask: Mask,
+        positions: Positions | None,
+        sink: Tensor | float | None,
+        dropout: Dropout | None,
+        like: Any = None,
+    ) -> None:
+        self.answer: Callable[[Tensor], Any] = arrays.answer_like(q if like is None else like)
+        self.device = arrays.tensor(q, "q").device.type
+        q, k, v = (_autocast(arrays.tensor(x, name)) for x, name in ((q, "q"), (k, "k"), (v, "v")))
+        with self.precision():
+            problem, layout = build_problem(q, k, v, score, mask, positions, dropout)
+        if scripted():
+            problem = problem.with_tensors(tuple(_of_this_shape(t) for t in problem.tensors()))
+        self.problem: Problem = problem if sink is None else replace(problem, sink=_sink(number(sink, "sink"), problem))
+        self.layout: Layout = layout
+        _refuse_hidden_parameters(problem)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """Sums are kept in the accumulation dtype whatever autocast says."""
+        return exact(self.device)
+
+    def run(self, backend: Backend | None) -> Tensor:
+        """out (*batch, h, nq, dv) in the accumulation dtype."""
+        return attend(choose(self.problem, backend, lse=False), self.problem)
+
+    def run_with_stats(self, backend: Backend | None) -> tuple[Tensor, RowStats]:
+        """The same, and the statistics of each row, the sink included."""
+        return attend_with_stats(choose(self.problem, backend, lse=True), self.problem)
+
+
+def _autocast(t: Tensor) -> Tensor:
+    """As torch's own attention does: under autocast, float tensors take its dtype; float64 stays."""
+    device = t.device.type
+    if not t.dtype.is_floating_point or t.dtype == torch.float64:
+        return t
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return t
+    return t.to(torch.get_autocast_dtype(device))
+
+
+def _of_this_shape(t: Tensor) -> Tensor:
+    """The same tensor in a TorchScript trace, which then raises RuntimeError for one of another shape.
+
+    A trace holds the slices of one length: of a longer input it would leave out the rest.
+    """
+    # reshape compares how many numbers there are, expand_as compares the axes
+    return t.expand_as(t.reshape([int(n) for n in t.shape]))
+
+
+def _sink(sink: float | Tensor, problem: Problem) -> Tensor:
+    """A sink's logits as (*batch, h)."""
+    frame = problem.frame
+    logit = torch.as_tensor(sink, dtype=problem.accumulate, device=None if isinstance(sink, Tensor) else frame.device)
+    if logit.device != frame.device:
+        raise ValueError(f"sink is on {logit.device}, q on {frame.device}; move it with .to(...).")
+    full = (*frame.batch, frame.heads)
+    if logit.dim() > len(full) or any(a not in (1, b) for a, b in zip(logit.shape[::-1], full[::-1], strict=False)):
+        raise ShapeError(f"sink has shape {listed(logit.shape)}; expected a logit a head, ({frame.heads},), or {full}.")
+    return logit.expand(full)
+
+
+def _refuse_hidden_parameters(problem: Problem) -> None:
+    """A Custom whose fn reaches a tensor that requires a gradient by itself would lose that gradient silently."""
+    similarity = problem.similarity
+    empty = 0 in problem.q.shape or 0 in problem.k.shape
+    if not isinstance(similarity, Custom) or not torch.is_grad_enabled() or empty:
+        return
+    at = problem.frame.region(slice(0, 1), slice(0, 1))
+    q, k = (t[..., :1, :].detach().to(problem.accumulate) for t in (problem.q, problem.k))
+    k = repeat_heads(k, problem.frame.heads)
+    own = similarity.with_tensors(iter([t.detach() for t in similarity.inputs]))
+    with torch.enable_grad():
+        s = own.compare(q, k, at)
+    if s.requires_grad:
+        raise ValueError(
+            "score Custom(fn): fn uses a tensor that requires a gradient and that regard cannot see. "
+            "Pass it along: Custom(lambda q, k, w: ..., tensors=(w,))."
+        )

@@ -1,0 +1,72 @@
+"""Which backend runs a call, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from regard.backends.base import Backend
+from regard.backends.flex import Flex
+from regard.backends.native.backend import Native
+from regard.backends.reference import Reference
+from regard.backends.sdpa import Sdpa
+from regard.backends.streaming.tiled import Tiled
+from regard.core.errors import Unsupported
+from regard.core.problem import Problem
+
+BACKENDS: tuple[Backend, ...] = (Native(), Sdpa(), Flex(), Tiled(), Reference())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `explain` answers; printing it shows the backend, why the others were passed over, and what it will cost."""
+
+    backend: Backend
+    reasons: tuple[tuple[Backend, str], ...]
+    facts: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        rows = [("backend", repr(self.backend)), *self.facts]
+        rows += [(f"not {backend!r}", why) for backend, why in self.reasons]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+    __repr__ = __str__
+
+
+def choose(problem: Problem, backend: Backend | None, lse: bool) -> Backend:
+    """The named backend, or the first that can run the call; Unsupported if it cannot."""
+    if backend is None:
+        return next(b for b in BACKENDS if b.why_not(problem, lse) is None)
+    if not isinstance(backend, Backend):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"backend is {backend!r}; expected a Backend, such as Tiled(), or None to choose.")
+    why = backend.why_not(problem, lse)
+    if why is not None:
+        able = ", ".join(repr(b) for b in BACKENDS if b.why_not(problem, lse) is None)
+        raise Unsupported(
+            f"backend {backend!r} cannot run this call: {why}.\n"
+            f"  {able} can; leave backend=None to choose. explain(...) shows the rest."
+        )
+    return backend
+
+
+def plan(problem: Problem, backend: Backend | None, lse: bool) -> Plan:
+    """How a call would run."""
+    chosen = choose(problem, backend, lse)
+    reasons: list[tuple[Backend, str]] = []
+    for other in BACKENDS:
+        if other == chosen:
+            continue
+        why = other.why_not(problem, lse)
+        reasons.append((other, why or ("another was named" if backend is not None else f"comes after {chosen!r}")))
+    frame = problem.frame
+    call = (
+        f"{frame.nq} queries × {frame.nk} keys, batch {frame.batch}, {frame.heads} heads on {problem.key_heads}, "
+        f"{str(problem.dtype).removeprefix('torch.')} on {frame.device}"
+    )
+    facts = [
+        ("call", call),
+        ("score", repr(problem.score)),
+        ("mask", repr(problem.mask)),
+        *chosen.plan(problem).items(),
+    ]
+    return Plan(chosen, tuple(reasons), tuple(facts))
