@@ -17,6 +17,7 @@ from .tensors import FLOATING, Size, Source
 
 EDGES = (15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128, 129, 191, 192, 193)
 WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 63, 64, 65, 80)
+FARTHEST = 150.0  # coordinates of points: with larger ones, no dtype tells which of two keys is nearer
 WORK = 40_000  # pairs of queries and keys over all heads; fewer where each pair has features of its own
 
 
@@ -28,7 +29,7 @@ def draw(seed: int) -> Call:
     kind = draw_kind(s, dq == dk)
     at, dims = _size(s, WORK // {"additive": 12, "distance": 1 + dq // 8}.get(kind, 1))
     call = Call(
-        *_inputs(s, at, dims, dq, dk),
+        *_inputs(s, at, dims, dq, dk, FARTHEST if kind == "distance" else math.inf),
         score=(draw_similarity(s, kind, at, dq, dk), *draw_modifiers(s, at)),
         mask=draw_mask(s, at),
         positions=at.positions,
@@ -106,15 +107,15 @@ def _placed(s: Source, at: Size) -> Size:
     return replace(at, positions=(q, k), placed=kind if kind in ("head", "tail") else "given")
 
 
-def _inputs(s: Source, at: Size, dims: int, dq: int, dk: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v; sometimes one of them is shared by all of an axis of the batch."""
+def _inputs(s: Source, at: Size, dims: int, dq: int, dk: int, most: float) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v, numbers up to `most`; sometimes one of them is shared by all of an axis of the batch."""
     dv = dk if s.maybe(0.5) else _width(s)
     shapes = ((at.heads, at.nq, dq), (at.key_heads, at.nk, dk), (at.key_heads, at.nk, dv))
     made = []
     for shape in shapes:
         shared = s.maybe(0.06)
         batch = tuple(1 if shared and s.maybe(0.7) else n for n in at.batch)
-        made.append(s.values((*batch, *(shape if at.headed else shape[1:]))).to(at.dtype))
+        made.append(s.values((*batch, *(shape if at.headed else shape[1:]))).clamp(-most, most).to(at.dtype))
     # q and k alone, as attention_weights takes them, have the whole batch between them
     if torch.broadcast_shapes(*(t.shape[: len(at.batch)] for t in made[:2])) != at.batch:
         made[0] = made[0].expand(*at.batch, *made[0].shape[len(at.batch) :]).clone()

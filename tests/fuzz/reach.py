@@ -52,6 +52,8 @@ def reached(call: Call, visible: Tensor, scores: Tensor) -> tuple[dict[str, Tens
     # by a bias of -inf a pair is hidden too: of such pairs nothing is demanded
     seen = visible & (scores > -torch.inf)
     nan_k = k.isnan().any(-1).repeat_interleave(group, -2)
+    if call.score[0].kind == "additive" and not call.score[0].tensors["w"].shape[-1]:
+        seen = torch.zeros_like(seen)  # no hidden feature reads q or k
     must = (q.isnan().any(-1) & seen.any(-1)) | (seen & nan_k[..., None, :]).any(-1)
     return found, call.lower(must, 1)
 
