@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """No test may need another one before it: `pytest --shuffle 7` shows it, and `pytest tests/test_x.py` alone."""
+    """No test may need another one before it: `pytest --shuffle 7` shows it, and one file alone."""
     seed = config.getoption("--shuffle")
     if seed is not None:
         draw = random.Random(seed)

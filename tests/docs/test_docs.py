@@ -1,0 +1,104 @@
+"""What README and docs/ say, runs: every ```python block of a page, in order, in one namespace."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^(?P<indent> *)```python *\n(?P<code>.*?)^(?P=indent)``` *$", re.MULTILINE | re.DOTALL)
+
+COMMANDS = (
+    "pip install -c constraints.txt '.[demo]' && regard demo",
+    "pip install -c constraints.txt '.[test]' && pytest",
+)
+
+
+def blocks(text: str) -> list[tuple[int, str]]:
+    """The ```python blocks of a page, each with the number of its first line."""
+    return [
+        (
+            text.count("\n", 0, found.start("code")) + 1,
+            re.sub(rf"^{found['indent']}", "", found["code"], flags=re.MULTILINE),
+        )
+        for found in BLOCK.finditer(text)
+    ]
+
+
+def execute(page: Path) -> None:
+    """A block that starts with >>> is also held to the output that it shows."""
+    names: dict[str, object] = {"__name__": "__main__"}
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    for line, code in blocks(page.read_text(encoding="utf-8")):
+        if code.lstrip().startswith(">>> "):
+            shown = doctest.DocTestParser().get_doctest(code, names, page.name, str(page), line - 1)
+            runner = doctest.DocTestRunner(optionflags=flags)
+            runner.run(shown, clear_globs=False)
+            assert runner.failures == 0, f"{page.name}, line {line}"
+            names.update(shown.globs)
+        else:
+            # The blank lines in front make a traceback name the page's own line.
+            exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    execute(page)
+
+
+def test_readme_is_short() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_readme_shows_code() -> None:
+    assert blocks(README.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_readme_and_ci_give_the_same_commands(command: str) -> None:
+    assert command in README.read_text(encoding="utf-8")
+    assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+PAGE = """# A page
+
+```python
+x = 1
+```
+
+1. An item:
+
+   ```python
+   x += 1
+   ```
+
+```python
+>>> x
+2
+```
+
+```text
+not python
+```
+"""
+
+
+def test_blocks_share_their_names(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE, encoding="utf-8")
+    assert [line for line, _ in blocks(PAGE)] == [4, 10, 14]
+    execute(page)
+
+
+@pytest.mark.parametrize(("good", "bad"), [("x = 1", "x = y"), ("\n2\n", "\n3\n")])
+def test_a_wrong_block_fails(tmp_path: Path, good: str, bad: str) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.replace(good, bad), encoding="utf-8")
+    with pytest.raises((NameError, AssertionError), match=r"y|page.md, line 14"):
+        execute(page)

@@ -1,0 +1,270 @@
+"""The harness of the benchmarks and `regard bench`, on tiny calls: what is checked and shown, never how fast it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard as rg
+from regard import bench as short
+from regard.backends.native.ffi import runnable
+from regard.bench import Call
+from regard.cli import main
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks import candidates, cases, looking, measure, report, truth
+from benchmarks.cases import Case
+from benchmarks.inputs import Inputs, draw
+from benchmarks.measure import Entry, Lost, Row, Timed, Worker
+from benchmarks.report import Report
+
+needs_kernels = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+
+SHAPE = (2, 3, 13, 8)
+TINY = {
+    what: Case("tiny", what, SHAPE, what=what, lengths=(5, 13) if what == "padding" else ())
+    for what in ("full", "causal", "bool", "bias", "padding", "dropout")
+}
+TINY["window"] = Case("tiny", "window", (1, 2, 512, 8), what="window")
+TINY["ragged"] = Case("tiny", "ragged", (1, 3, 18, 8), what="ragged", lengths=(5, 13))
+TINY["grouped"] = Case("tiny", "grouped", (1, 6, 3, 8), key_heads=2, nk=29)
+TINY["wide"] = Case("tiny", "wide", SHAPE, dv=16)
+TINY["three axes"] = Case("tiny", "three axes", (3, 13, 8))
+TINY["five axes"] = Case("tiny", "five axes", (2, 2, 3, 13, 8))
+TRAINED = {
+    f"{what} {passes}": Case("tiny", what, (1, 3, 13, 8), what=what, passes=passes)
+    for what in ("full", "causal", "bias", "t5")
+    for passes in ("backward", "both")
+}
+TRAINED["additive both"] = Case("tiny", "additive", (1, 1, 13, 8), what="additive", dv=4, passes="both")
+
+
+def right(case: Case, name: str) -> dict[str, float]:
+    """The error of each way of a candidate, as a share of the limit."""
+    x = draw(case)
+    exact = truth.exact(case, x)
+    ways = candidates.CANDIDATES[name].module().ways(case, x)
+    with torch.no_grad():
+        return {way.name: exact.error([t.detach() for t in way.results(way.run())]) / exact.limit for way in ways}
+
+
+@pytest.mark.parametrize("name", ["regard", "torch"])
+@pytest.mark.parametrize("what", [what for what in TINY if what != "dropout"])
+def test_every_way_is_right(name: str, what: str) -> None:
+    assert all(error <= 1 for error in right(TINY[what], name).values())
+
+
+@pytest.mark.parametrize("name", ["regard", "torch"])
+def test_dropout_spreads_as_it_must(name: str) -> None:
+    case = dataclasses.replace(TINY["dropout"], shape=(8, 6, 101, 64))
+    assert all(error <= 1 for error in right(case, name).values())
+
+
+@pytest.mark.parametrize("case", TRAINED.values(), ids=list(TRAINED))
+def test_gradients_are_right(case: Case) -> None:
+    names = ("regard", "eager") if case.what == "additive" else ("regard", "torch")
+    assert all(error <= 1 for name in names for error in right(case, name).values())
+
+
+@pytest.mark.parametrize("name", ["onnx", "openvino", "jax"])
+@pytest.mark.parametrize("what", [what for what in TINY if what != "dropout"])
+def test_peers_are_right_where_they_are_installed(name: str, what: str) -> None:
+    if candidates.CANDIDATES[name].missing:
+        pytest.skip("not installed")
+    assert all(error <= 1 for error in right(TINY[what], name).values())
+
+
+@pytest.mark.parametrize("what", ["full", "dropout"])
+@pytest.mark.parametrize(
+    "spoil", [lambda t: t * 1.1, lambda t: t.flip(2), lambda t: t.index_fill(1, torch.tensor(2), torch.nan)]
+)
+def test_a_wrong_result_is_seen(what: str, spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    case = dataclasses.replace(TINY[what], shape=(8, 6, 101, 64))
+    x = draw(case)
+    way = candidates.CANDIDATES["torch"].module().ways(case, x)[0]
+    exact, out = truth.exact(case, x), way.results(way.run())[0]
+    assert exact.error([out]) <= exact.limit < exact.error([spoil(out)])
+
+
+def test_truth_agrees_with_reference() -> None:
+    case = TINY["padding"]
+    x = draw(case)
+    exact = truth.exact(case, x).right[0]
+    double = (t.double() for t in (x.q, x.k, x.v))
+    assert x.mask is not None
+    torch.testing.assert_close(exact, rg.attention(*double, mask=rg.Dense(x.mask), backend=rg.Reference()))
+
+
+def test_pairs_are_those_that_the_mask_shows() -> None:
+    for case in TINY.values():
+        seen = None if case.what == "bool" else draw(case).dense()
+        n = case.shape[-2]
+        full = case.batch * case.heads * n * case.keys
+        assert case.pairs == (full if seen is None else int(seen.expand(case.batch, case.heads, n, case.keys).sum()))
+
+
+def test_padded_and_packed_are_inverse() -> None:
+    x: Inputs = draw(TINY["ragged"])
+    q, _, _, real = x.padded()
+    assert torch.equal(x.packed(q), x.q) and real.sum(-1).flatten().tolist() == [5, 13]
+
+
+def test_cases_have_names_of_their_own_and_survive_json() -> None:
+    for table in cases.TABLES.values():
+        assert len({case.title for case in table}) == len(table)
+        assert all(Case.parse(dataclasses.asdict(case)) == case for case in table)
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    found = Worker("torch", 1)
+    yield found
+    found.end()
+
+
+def test_a_case_is_checked_and_timed_in_a_process_of_its_own(worker: Worker) -> None:
+    row = measure.measure(TINY["grouped"], {"torch": worker}, 0.001)
+    entry = row.entries["torch"]
+    assert entry.why is None and len(entry.ways) == 4
+    assert entry.best is not None and entry.ways[entry.best].turns and entry.seconds > 0
+
+
+def test_between_its_answers_a_process_is_stopped(worker: Worker) -> None:
+    assert worker.process is not None
+    status = Path(f"/proc/{worker.process.pid}/stat")
+    if not status.exists():
+        pytest.skip("no /proc")
+    for _ in range(1000):  # the signal arrives when it arrives
+        if (state := status.read_text().rsplit(")", 1)[1].split()[0]) == "T":
+            break
+    assert state == "T"
+
+
+def test_what_cannot_be_said_or_breaks_stops_nothing(worker: Worker) -> None:
+    case = dataclasses.replace(TRAINED["additive both"], name="not SDPA's")
+    assert measure.measure(case, {"torch": worker}, 0.001).entries["torch"].why == "SDPA has no additive score"
+    impossible = dataclasses.replace(TINY["full"], dtype="int64")
+    assert worker.ask("prepare", case=dataclasses.asdict(impossible), folder="")["failed"]
+    assert worker.process is not None
+    worker.process.kill()
+    with pytest.raises((Lost, OSError)):
+        worker.ask("time", way="SDPA", calls=1)
+    worker.end()
+    assert measure.measure(TINY["full"], {"torch": worker}, 0.001).entries["torch"].ways
+
+
+def test_a_wrong_regard_is_refused_and_nothing_is_timed(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(truth, "WORSE", 0.0)
+    row = measure.measure(TINY["full"], {"regard": worker}, 0.001)
+    assert row.refused and row.entries["regard"].wrong is not None
+    page = report.markdown(made(row))
+    assert "**regard wrong**: " in page and "a wrong result (full)" in page
+
+
+def made(*rows: Row) -> Report:
+    versions = {"regard": "1", "torch": "2", "jax": "3"}
+    missing = {"openvino": "not installed (openvino)"}
+    return Report("inference", "A processor", "avx2", 2, 1e11, 2e10, versions, missing, list(rows))
+
+
+def row(case: Case, **seconds: float) -> Row:
+    return Row(case, 1e-6, {name: Entry(ways={"way": Timed(2e-7, s, [s, s, 9.0])}) for name, s in seconds.items()})
+
+
+def test_page_shows_ratios_shares_and_who_is_missing() -> None:
+    found = row(cases.INFERENCE[2], regard=0.1, torch=0.25)
+    found.entries["torch"].ways = {"plain": Timed(1e-7, 0.5), "clever": Timed(3e-7, 0.25)}
+    found.entries["jax"] = Entry(why="too old")
+    page = report.markdown(made(found))
+    assert "OpenVINO: not installed (openvino)." in page
+    assert "| float32 full | (1, 12, 2048, 64) | 100 ms | 129% of peak | 2.50x (5.00x) | – |" in page
+    assert "| 2.0e-07 | 3.0e-07 | – | 1.0e-06 |" in page
+    assert "torch SDPA, plain 500 ms; clever 250 ms" in page and "JAX: too old (float32 full)" in page
+
+
+def test_decoding_is_shown_by_bandwidth_and_ragged_batches_by_their_law() -> None:
+    decode = next(case for case in cases.INFERENCE if case.name == "decode float32 32:8")
+    assert report.share(row(decode, regard=0.01), made()) == "6.7 GB/s, 34% of read"
+    ragged = [case for case in cases.INFERENCE if case.what == "ragged"]
+    rows = [row(case, regard=case.pairs * 1e-11) for case in ragged]
+    assert "1.00 times as much as the first batch" in report.markdown(made(*rows))
+    window = [case for case in cases.INFERENCE if case.shape == cases.LONG]
+    page = report.markdown(made(*(row(case, regard=case.pairs * 1e-11) for case in window)))
+    assert "That is 1.00 times its share." in page
+
+
+def test_a_wrong_peer_is_marked() -> None:
+    found = row(cases.INFERENCE[0], regard=0.1)
+    found.entries["torch"] = Entry(wrong=0.25)
+    assert report.against(found, "torch") == "wrong: 2e-01"
+    assert report.against(found, "jax") == "–"
+
+
+def test_numbers_survive_the_file(tmp_path: Path) -> None:
+    before = made(row(cases.INFERENCE[0], regard=0.1, torch=0.2))
+    before.save(tmp_path / "x.json")
+    assert Report.load(tmp_path / "x.json") == before
+
+
+def test_picture_is_drawn_with_gaps(tmp_path: Path) -> None:
+    from benchmarks.picture import draw as picture
+
+    rows = [row(case, regard=0.1, torch=0.2) for case in cases.INFERENCE[::5]]
+    rows[1].entries["torch"] = Entry(why="too old")
+    picture(made(*rows), tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_times_and_factors_read_well() -> None:
+    assert [report.time(s) for s in (1.5, 0.01234, 1.234e-5, math.nan)] == ["1500 ms", "12.3 ms", "12.3 µs", "–"]
+    assert [report.factor(x) for x in (0.5, 9.96, 123.4)] == ["0.50x", "10.0x", "123x"]
+
+
+@needs_kernels
+def test_bench_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = (Call("small", (1, 2, 13, 8)), Call("decode", (1, 4, 1, 8), torch.bfloat16, key_heads=2, nk=29))
+    monkeypatch.setattr(short, "CALLS", tiny)
+    assert main(["bench", "--seconds", "0"]) == 0
+    shown = capsys.readouterr().out
+    assert "multiply-add peak" in shown and "decode" in shown and "% read" in shown
+
+
+@needs_kernels
+def test_bench_times_no_wrong_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(short, "CALLS", (Call("small", (1, 2, 13, 8)),))
+    monkeypatch.setattr(short, "tolerance", lambda exact, plain: 0.0)
+    assert main(["bench", "--seconds", "0"]) == 1
+    assert "nothing is timed" in capsys.readouterr().err
+
+
+def test_bench_without_kernels_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("regard.machine.chosen", lambda: None)
+    assert main(["bench"]) == 1
+    assert "the native kernels were not built" in capsys.readouterr().err
+
+
+def test_the_cost_of_looking_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
+    monkeypatch.setattr(looking, "TURNS", 1)
+    monkeypatch.setattr(looking, "PROCESSES", 1)
+    asked = ["--shape", "1", "2", "512", "16", "--lengths", "128", "--output", str(tmp_path / "page.md")]
+    assert looking.main(asked) == 0
+    page = (tmp_path / "page.md").read_text()
+    assert all(f"| {name} |" in page for name in (*looking.FACTS, *looking.WAYS.values()))
+    assert float(page.split("differ by ")[1].split()[0]) < 1e-4
+
+
+def test_a_wrong_fact_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, 2, 64, 16, generator=random) for _ in range(2))
+    looking.check(q, k)
+    monkeypatch.setattr(looking.rg, "look", lambda q, k, facts: rg.inspect.look.look(q * 1.001, k, facts=facts))
+    with pytest.raises(ValueError, match="from its definition; nothing was measured"):
+        looking.check(q, k)

@@ -1,0 +1,296 @@
+// Random right calls of the kernels' C interface, each buffer of exactly the size that the call says.
+#pragma once
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <vector>
+
+#include "../../native/additive_gradients.h"
+#include "../../native/facts_args.h"
+#include "../../native/gradient_args.h"
+
+extern "C" {
+int64_t regard_queries();
+int64_t regard_keys();
+int32_t regard_forward(const regard_call*, regard_parallel);
+int32_t regard_again(const regard_call*, regard_parallel, void*, void*, void*, void*, void*, void*, void*, const float*, void*);
+int32_t regard_backward(const regard_gradients*, regard_parallel);
+int32_t regard_backward_again(const regard_gradients*, regard_parallel, void*, void*, void*, void*, void*, void*, void*, void*, const float*,
+                              void*, void*, void*, void*, const regard_tensor*);
+int32_t regard_additive_forward(const regard_additive*, regard_parallel);
+int32_t regard_additive_again(const regard_additive*, regard_parallel, void*, void*, void*, void*, void*, void*, void*, const float*, void*,
+                              const float*);
+int32_t regard_additive_backward(const regard_additive_gradients*, regard_parallel);
+int32_t regard_additive_backward_again(const regard_additive_gradients*, regard_parallel, void*, void*, void*, void*, void*, void*, void*,
+                                       void*, const float*, void*, const float*, void*, void*, void*, float*, const regard_tensor*);
+int32_t regard_facts(const regard_fact_args*, regard_parallel);
+}
+
+namespace {
+
+constexpr int64_t kRoom = 64;  // floats behind a table of offsets, as backends/modifying.py has it
+
+struct Random {
+  uint64_t state;
+
+  uint64_t next() {  // splitmix64
+    uint64_t x = state += 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+  }
+  int64_t between(int64_t least, int64_t most) { return least + (int64_t)(next() % (uint64_t)(most - least + 1)); }
+  bool chance(int of) { return next() % (uint64_t)of == 0; }
+  float real() { return (float)between(-1000, 1000) / 700; }
+};
+
+// An element of one of the kernels' dtypes, or an integer.
+enum Kind { kF32, kBF16, kF16, kF64, kI32, kI64, kByte };
+int64_t bytes_of(Kind kind) { return kind == kF32 || kind == kI32 ? 4 : kind == kF64 || kind == kI64 ? 8 : kind == kByte ? 1 : 2; }
+
+enum Entry { kForward, kAgain, kBackward, kBackwardAgain, kAdditive, kAdditiveAgain, kAdditiveBackward, kAdditiveBackwardAgain, kFacts };
+const char* const kEntries[] = {"forward", "again", "backward", "backward_again", "additive_forward", "additive_again",
+                                "additive_backward", "additive_backward_again", "facts"};
+
+int32_t in_turns(int64_t begin, int64_t end, int64_t, regard_body body, void* context) {
+  for (int64_t n = begin; n < end; ++n) body(n, n + 1, context);
+  return 0;
+}
+
+// One right call of a kind of kernels, in memory of its own.
+struct Case {
+  Random& r;
+  bool additive, facts;
+  std::vector<void*> memory;
+  regard_gradients g{};
+  regard_additive_gradients x{};
+  regard_fact_args f{};
+  regard_call c{};
+
+  std::vector<std::pair<int32_t*, int32_t>> touched;  // numbers that were changed, and what they were
+
+  Case(Random& random, int kind) : r(random), additive(kind == 1), facts(kind == 2) {
+    sizes();
+    operands();
+    steps();
+    hide();
+    if (additive) weights();
+    else if (facts) ask();
+    else gradients();
+  }
+  ~Case() {
+    for (void* p : memory) free(p);
+  }
+
+  void* make(Kind kind, int64_t count) {
+    char* p = (char*)malloc((size_t)(count * bytes_of(kind)));
+    memory.push_back(p);
+    for (int64_t n = 0; n < count; ++n) {
+      const float x = r.real();
+      uint32_t u;
+      memcpy(&u, &x, 4);
+      const uint16_t half = kind == kBF16 ? (uint16_t)(u >> 16) : (uint16_t)(0x3000 + r.next() % 0xc00 + (r.next() & 1) * 0x8000);
+      if (kind == kF32) memcpy(p + 4 * n, &x, 4);
+      else if (kind == kBF16 || kind == kF16) memcpy(p + 2 * n, &half, 2);
+      else memset(p + n * bytes_of(kind), kind == kByte ? (int)(r.next() & 1) : 0, (size_t)bytes_of(kind));
+    }
+    return p;
+  }
+
+  // A tensor (batch, head, row, col), its axes in some order, some of them shared where that is allowed.
+  regard_tensor tensor(Kind kind, int64_t heads, int64_t rows, int64_t cols, bool shared) {
+    int64_t size[7] = {c.batch[0], c.batch[1], c.batch[2], c.batch[3], heads, rows, cols}, step[7];
+    int order[7] = {6, 5, 4, 3, 2, 1, 0};
+    if (r.chance(3)) {
+      const int64_t from = r.between(0, 2), to = r.between(0, 2);
+      const int axis = order[from];
+      order[from] = order[to], order[to] = axis;
+    }
+    int64_t count = 1;
+    for (int axis : order) {
+      const bool once = size[axis] == 1 || (shared && axis != 6 && r.chance(3));
+      step[axis] = once ? 0 : count;
+      count *= once ? 1 : size[axis];
+    }
+    regard_tensor t{make(kind, count), {step[0], step[1], step[2], step[3]}, step[4], step[5], cols == 1 ? 1 : step[6]};
+    return t;
+  }
+
+  template <class T>
+  T* numbers(Kind kind, int64_t count, int64_t least, int64_t most) {
+    T* p = (T*)make(kind, count);
+    for (int64_t n = 0; n < count; ++n) p[n] = (T)r.between(least, most);
+    return p;
+  }
+
+  // One number of a buffer becomes another.
+  void touch(int32_t* p, int64_t value) {
+    touched.push_back({p, *p});
+    *p = (int32_t)value;
+  }
+
+  int64_t elements() const { return c.batch[0] * c.batch[1] * c.batch[2] * c.batch[3]; }
+
+  void sizes() {
+    for (int64_t& n : c.batch) n = r.chance(4) ? r.between(1, 3) : 1;
+    c.key_heads = r.between(1, 3), c.heads = c.key_heads * r.between(1, 3);
+    c.nq = r.chance(2) ? r.between(1, 9) : r.between(1, 150);
+    c.nk = r.chance(3) ? r.between(1, 20) : r.between(1, 400);
+    c.dk = r.chance(20) ? 0 : r.between(1, 40), c.dv = facts ? 0 : r.chance(20) ? 0 : r.between(1, 40);
+    c.dtype = (int32_t)r.between(0, 2), c.out_dtype = additive || r.chance(2) ? REGARD_F32 : c.dtype;
+    c.threads = (int32_t)r.between(1, 3);
+    c.invariant = r.chance(4);
+    c.scale = 0.3f, c.keep = 1;
+  }
+
+  void operands() {
+    const Kind kind = (Kind)c.dtype;
+    c.q = tensor(additive ? kF32 : kind, c.heads, c.nq, c.dk, false);
+    c.k = tensor(additive ? kF32 : kind, c.key_heads, c.nk, c.dk, r.chance(3));
+    if (!facts) c.v = tensor(kind, c.key_heads, c.nk, c.dv, r.chance(3));
+    if (!facts) c.out = tensor((Kind)c.out_dtype, c.heads, c.nq, c.dv, false);
+    if (r.chance(2)) c.lse = tensor(kF32, c.heads, c.nq, 1, false);
+    c.norm = tensor(kF32, c.heads, c.nq, 2, false);
+    if (r.chance(3)) c.sink = tensor(kF32, c.heads, 1, 1, true);
+  }
+
+  void steps() {
+    const int64_t far = r.chance(3) ? (int64_t)1 << 40 : 500;
+    int64_t step = c.nq;
+    for (int n = 3; n >= 0; --n) c.q_at_batch[n] = step, step *= c.batch[n];
+    step = c.nk;
+    for (int n = 3; n >= 0; --n) c.k_at_batch[n] = step, step *= c.batch[n];
+    const int64_t queries = elements() * c.nq, keys = elements() * c.nk;
+    if (r.chance(4)) c.cap = 2, c.cap_last = r.chance(2);
+    if (c.cap != 0 && r.chance(2)) {
+      c.cap_stride = r.between(0, 1), c.caps = numbers<float>(kF32, c.cap_stride ? c.heads : 1, 1, 3);
+    }
+    if (r.chance(4)) c.threshold = 1 << 22, c.seed = r.next(), c.keep = 4.0f / 3;
+    if (r.chance(4)) c.slope_stride = r.between(0, 1), c.slopes = numbers<float>(kF32, c.slope_stride ? c.heads : 1, 0, 1);
+    if (c.slopes && r.chance(2)) {
+      c.dims = r.between(1, REGARD_DIMS);
+      c.points_of_q = (float*)make(kF32, c.dims * c.nq), c.points_of_k = (float*)make(kF32, c.dims * c.nk);
+    }
+    if (c.threshold || (c.slopes && !c.points_of_q) || r.chance(4)) {
+      c.q_at = numbers<int64_t>(kI64, queries, -far, far), c.k_at = numbers<int64_t>(kI64, keys, -far, far);
+    }
+    if (r.chance(4)) {
+      c.offset_count = c.nq + c.nk - 1;
+      if (r.chance(2)) {
+        const int64_t reach = r.between(1, 50);
+        c.offset_count = 2 * reach + 1;
+        c.q_cell = numbers<int32_t>(kI32, queries, 2 * reach, 2 * reach), c.k_cell = numbers<int32_t>(kI32, keys, 0, 2 * reach);
+        memcpy(c.q_cell_batch, c.q_at_batch, sizeof c.q_at_batch), memcpy(c.k_cell_batch, c.k_at_batch, sizeof c.k_at_batch);
+      }
+      const bool shared = r.chance(2);
+      c.offset_stride = shared ? 0 : c.offset_count + kRoom;
+      c.offsets = (float*)make(kF32, (shared ? 1 : c.heads) * (c.offset_count + kRoom));
+    }
+    if (!r.chance(4)) return;
+    c.bias_dtype = (int32_t)r.between(0, 2);
+    c.bias = tensor((Kind)c.bias_dtype, c.heads, c.nq, c.nk, true);
+  }
+
+  // Numbers of elements that `t` leads to, in its own memory.
+  int64_t extent(const regard_tensor& t, int64_t heads, int64_t rows, int64_t cols) const {
+    int64_t last = (heads - 1) * t.head + (rows - 1) * t.row + (cols - 1) * t.col;
+    for (int n = 0; n < 4; ++n) last += (c.batch[n] - 1) * t.batch[n];
+    return last + 1;
+  }
+
+  void hide() {
+    if (r.chance(3)) {
+      c.start = tensor(kI32, c.heads, c.nq, 1, true);
+      const int64_t count = extent(c.start, c.heads, c.nq, 1);
+      c.stop = c.start, c.stop.data = make(kI32, count);
+      for (int64_t n = 0; n < count; ++n) {
+        const bool nothing = r.chance(8);  // then any numbers will do
+        ((int32_t*)c.start.data)[n] = (int32_t)(nothing ? r.between(0, INT32_MAX) : r.between(0, c.nk));
+        ((int32_t*)c.stop.data)[n] = (int32_t)(nothing ? r.between(INT32_MIN, 0) : r.between(0, c.nk));
+      }
+    }
+    if (r.chance(4)) c.allowed = tensor(kByte, c.heads, c.nq, c.nk, true);
+    if (!r.chance(4)) return;
+    const int64_t rows = (c.nq + regard_queries() - 1) / regard_queries(), cols = (c.nk + regard_keys() - 1) / regard_keys();
+    c.bit_count = r.between(0, 3);
+    if (c.bit_count || r.chance(2)) c.bits = numbers<uint64_t>(kI64, c.bit_count * regard_keys(), 0, INT64_MAX - 1);
+    c.tiles = tensor(kI32, c.heads, rows, cols, true);
+    for (int64_t n = 0; n < extent(c.tiles, c.heads, rows, cols); ++n) ((int32_t*)c.tiles.data)[n] = (int32_t)r.between(-2, c.bit_count - 1);
+  }
+
+  void gradients() {
+    g.dout_dtype = (int32_t)r.between(0, 2), g.gradient_dtype = c.dtype;
+    g.dout = tensor((Kind)g.dout_dtype, c.heads, c.nq, c.dv, false);
+    if (r.chance(2)) g.dlse = tensor(kF32, c.heads, c.nq, 1, false);
+    if (!r.chance(4)) g.dq = tensor((Kind)c.dtype, c.heads, c.nq, c.dk, false);
+    if (!r.chance(4)) g.dk = tensor((Kind)c.dtype, c.key_heads, c.nk, c.dk, false);
+    if (!r.chance(4)) g.dv = tensor((Kind)c.dtype, c.key_heads, c.nk, c.dv, false);
+    if (c.bias.data && !r.chance(4)) {
+      g.dbias = c.bias;
+      const bool shared = c.bias.row == 0 || c.bias.col == 0;
+      g.dbias.data = make(shared ? kF64 : kF32, extent(c.bias, c.heads, c.nq, c.nk));
+    }
+    if (c.slopes && !r.chance(4)) g.dslopes = (float*)make(kF32, c.heads);
+    if (c.offsets && !r.chance(4)) g.doffsets = (float*)make(kF32, c.heads * c.offset_count);
+  }
+
+  void weights() {
+    regard_additive& w = x.forward;
+    w.activation = (int32_t)r.between(0, 2), w.slope = 0.1f;
+    w.w_stride = r.chance(2) ? 0 : c.dk, w.w = (float*)make(kF32, w.w_stride ? c.heads * c.dk : c.dk);
+    x.dout = tensor(kF32, c.heads, c.nq, c.dv, false);
+    if (r.chance(2)) x.dlse = tensor(kF32, c.heads, c.nq, 1, false);
+    x.da = tensor(kF32, c.heads, c.nq, c.dk, false), x.dc = tensor(kF32, c.key_heads, c.nk, c.dk, false);
+    x.dv = tensor(kF32, c.key_heads, c.nk, c.dv, false), x.dw = (float*)make(kF32, c.heads * c.dk);
+  }
+
+  void ask() {
+    const int64_t heads = elements() * c.heads, rows = heads * c.nq, keys = heads * c.nk;
+    auto some = [&](int64_t count) { return r.chance(2) ? (float*)make(kF32, count) : nullptr; };
+    auto counts = [&](int64_t count) { return r.chance(2) ? (int64_t*)make(kI64, count) : nullptr; };
+    f.lse = some(rows), f.entropy = some(rows), f.visible = counts(rows), f.readers = counts(keys);
+    f.received = some(keys), f.shares = some(rows), f.most = some(keys), f.distance = some(rows);
+    if ((f.max_score = some(rows))) f.max_key = (int64_t*)make(kI64, rows);
+    if ((f.top = r.chance(2) ? r.between(1, REGARD_TOP) : 0)) {
+      f.top_weights = (float*)make(kF32, rows * f.top), f.top_keys = (int64_t*)make(kI64, rows * f.top), f.top_rest = (float*)make(kF32, rows);
+    }
+    f.map_rows = r.between(1, c.nq), f.map_cols = r.between(1, c.nk), f.map = some(heads * f.map_rows * f.map_cols);
+    if ((f.groups = r.chance(2) ? r.between(1, REGARD_SETS) : 0))
+      f.group = numbers<int32_t>(kI32, elements() * c.nk, -3, f.groups - 1), f.mass = (float*)make(kF32, rows * f.groups);
+    f.q_at = numbers<int64_t>(kI64, elements() * c.nq, -900, 900), f.k_at = numbers<int64_t>(kI64, elements() * c.nk, -900, 900);
+    if ((f.bands = r.chance(2) ? r.between(1, REGARD_SETS) : 0))
+      f.band = numbers<int32_t>(kI32, f.bands * 2, -1000, 1000), f.within = (float*)make(kF32, rows * f.bands);
+    if ((f.levels = r.chance(2) ? r.between(1, 5) : 0)) f.level = (float*)make(kF32, f.levels), f.reached = (int64_t*)make(kI64, heads * f.levels);
+  }
+
+  std::vector<Entry> entries() const {
+    if (facts) return {kFacts};
+    if (additive) return {kAdditive, kAdditiveAgain, kAdditiveBackward, kAdditiveBackwardAgain};
+    return {kForward, kAgain, kBackward, kBackwardAgain};
+  }
+
+  int32_t run(Entry entry, regard_parallel parallel) {
+    g.call = x.forward.call = f.call = c;
+    void *q = c.q.data, *k = c.k.data, *v = c.v.data, *out = c.out.data, *sink = c.sink.data, *bias = c.bias.data;
+    void *norm = c.norm.data, *allowed = c.allowed.data;
+    const regard_additive& w = x.forward;
+    switch (entry) {
+      case kForward: return regard_forward(&c, parallel);
+      case kAgain: return regard_again(&c, parallel, q, k, v, out, norm, allowed, bias, c.slopes, sink);
+      case kBackward: return regard_backward(&g, parallel);
+      case kBackwardAgain:
+        return regard_backward_again(&g, parallel, q, k, v, out, norm, g.dout.data, allowed, bias, c.slopes, sink, g.dq.data, g.dk.data,
+                                     g.dv.data, &g.dout);
+      case kAdditive: return regard_additive_forward(&w, parallel);
+      case kAdditiveAgain: return regard_additive_again(&w, parallel, q, k, v, out, norm, allowed, bias, c.slopes, sink, w.w);
+      case kAdditiveBackward: return regard_additive_backward(&x, parallel);
+      case kAdditiveBackwardAgain:
+        return regard_additive_backward_again(&x, parallel, q, k, v, out, norm, x.dout.data, allowed, bias, c.slopes, sink, w.w, x.da.data,
+                                              x.dc.data, x.dv.data, x.dw, &x.dout);
+      default: return regard_facts(&f, parallel);
+    }
+  }
+};
+
+}  // namespace

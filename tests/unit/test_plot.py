@@ -1,0 +1,130 @@
+"""The overview picture, read back: what its axes say, that nothing is cut off or lies on something else."""
+
+from __future__ import annotations
+
+import io
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+
+import regard as rg
+import sample_reports as reports
+from regard.inspect.report import plot
+
+pytest.importorskip("matplotlib", reason="pictures need matplotlib (regard[plot])")
+
+LONG = "averyverylongtokenname_with_more"
+SHAPES = {
+    "6 x 12 of 512": {"layers": 6, "heads": 12, "n": 512},
+    "4 x 6 of 20": {"layers": 4, "heads": 6, "n": 20, "tokens": [LONG] * 20},
+    "24 x 16 of 60": {"layers": 24, "heads": 16, "n": 60, "tokens": [f"{i}{LONG}" for i in range(60)]},
+    "wide names": {"layers": 2, "heads": 2, "n": 31, "tokens": ["W" * 12] * 31},
+    "unlike heads": {"layers": 3, "heads": (2, 5, 3), "n": 36, "mask": rg.Everything()},
+    "one": {"layers": 1, "heads": 1, "n": 1},
+}
+
+
+def drawn(report: rg.Report, head: tuple[int, int] | None = None) -> Any:
+    figure = plot.overview_figure(report, head)
+    figure.canvas.draw()
+    return figure
+
+
+def texts(figure: Any) -> list[Any]:
+    """Every text that is drawn: ticks beyond the ends of an axis are not."""
+    from matplotlib.text import Text
+
+    hidden = set[Any]()
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+            if not low <= tick.get_loc() <= high:
+                hidden |= {tick.label1, tick.label2}
+    found = (text for text in figure.findobj(Text) if text not in hidden)
+    return [text for text in found if text.get_text().strip() and text.get_visible()]
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_no_text_is_cut_off_or_covered(shape: dict[str, Any]) -> None:
+    figure = drawn(reports.report(**shape))
+    page = figure.bbox
+    boxes = {text: text.get_window_extent().padded(-1) for text in texts(figure)}
+    assert len(boxes) > 20
+    for text, box in boxes.items():
+        assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1, text.get_text()
+    for (a, of_a), (b, of_b) in combinations(boxes.items(), 2):
+        assert not of_a.overlaps(of_b), f"{a.get_text()!r} lies on {b.get_text()!r}"
+
+
+def test_axes_say_what_they_count() -> None:
+    figure = drawn(reports.report(2, 3, 60), (1, 2))
+    labels = [(a.get_title(loc="left"), a.get_xlabel(), a.get_ylabel()) for a in figure.axes]
+    assert ("entropy, nats", "head", "layer") in labels
+    assert ("first token, % of mass", "head", "layer") in labels and ("max score", "head", "layer") in labels
+    assert ("L1H2: layers.1.attention", "key", "query") in labels
+    assert ("", "", "weight on the cell's keys, mean of its queries") in labels
+    assert any(title.startswith("mass that each key receives") for title, *_ in labels)
+
+
+def test_a_few_tokens_are_all_named() -> None:
+    figure = drawn(reports.nasty(23))
+    chart = next(a for a in figure.axes if a.get_ylabel() == "query")
+    names = [label.get_text() for label in chart.get_yticklabels()]
+    assert len(names) == 23 and "$x^2$" in names and "␣a" in names and "‹65E5›…8A9E›" in names
+
+
+def test_the_map_is_the_head_asked_for() -> None:
+    report = reports.report(2, 3, 40)
+    chart = next(a for a in drawn(report, (1, 2)).axes if a.get_ylabel() == "query")
+    shown = torch.as_tensor(chart.collections[0].get_array().filled(float("nan")))
+    wanted = report.layers[1].maps[2].clamp(min=1e-4).masked_fill(~report.layers[1].cells, float("nan"))
+    torch.testing.assert_close(shown.float(), wanted, equal_nan=True)
+    assert type(chart.collections[0].norm).__name__ == "LogNorm"
+
+
+def test_cells_that_nothing_can_reach_have_a_colour_of_their_own() -> None:
+    from matplotlib.colors import to_hex
+    from matplotlib.image import imread
+
+    file = io.BytesIO()
+    plot.write(reports.report(1, 1, 40), file, "png", None)
+    file.seek(0)
+    pixels = (torch.from_numpy(imread(file))[..., :3] * 255).round().int().flatten(0, 1)
+    grey = torch.tensor([int(plot.NOWHERE[i : i + 2], 16) for i in (1, 3, 5)])
+    assert 0.04 < float((pixels == grey).all(-1).float().mean()) < 0.2
+    assert to_hex(plot.NOWHERE) not in {to_hex(c) for c in ("#fbf7e8", "#140f34")}
+
+
+def test_the_colour_of_such_cells_is_explained_where_there_are_any() -> None:
+    for mask, there in ((rg.Causal(), 1), (rg.Everything(), 0)):
+        figure = drawn(reports.report(1, 1, 9, mask=mask))
+        assert sum(text.get_text() == "cannot attend" for text in texts(figure)) == there == len(figure.artists)
+
+
+def test_a_mass_of_nearly_nothing_leaves_room_for_the_others() -> None:
+    figure = drawn(reports.report(1, 1, 300))
+    profile = next(a for a in figure.axes if a.get_title(loc="left").startswith("mass"))
+    low, high = profile.get_ylim()
+    assert high / low < 2e4
+
+
+def test_cross_attention_alone_has_a_picture() -> None:
+    call = reports.call(torch.randn(1, 2, 3, 8), torch.randn(1, 2, 5, 8))
+    figure = drawn(rg.Report.of([call], title="cross", model="Made"))
+    assert any("no self-attention" in text.get_text() for text in texts(figure))
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_the_same_report_gives_the_same_bytes(suffix: str) -> None:
+    report, files = reports.report(), (io.BytesIO(), io.BytesIO())
+    for file in files:
+        plot.write(report, file, suffix, None)
+    assert files[0].getvalue() == files[1].getvalue()
+
+
+def test_a_picture_is_small() -> None:
+    file = io.BytesIO()
+    plot.write(reports.report(6, 12, 512), file, "png", None)
+    assert len(file.getvalue()) < 300_000

@@ -1,0 +1,122 @@
+"""Report: what is made of a model's calls, and what it is written as."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import regard as rg
+import sample_reports as reports
+from regard.inspect.report import save
+
+BEGINS = {
+    ".png": b"\x89PNG\r\n",
+    ".svg": b"<?xml",
+    ".pdf": b"%PDF-",
+    ".html": b"<!DOCTYPE html>",
+    ".npz": b"PK\x03\x04",
+}
+
+
+def test_a_report_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="of no attention call; expected one or more"):
+        rg.Report.of([], title="none", model="None")
+
+
+def test_a_head_that_is_not_there() -> None:
+    with pytest.raises(ValueError, match="there is no head L1H3; this model has layers 0 to 1, heads 0 to 2"):
+        reports.report(2, 3).shown((1, 3))
+    assert reports.report(2, 3).shown((1, 2))[1] == "L1H2: layers.1.attention"
+
+
+def test_a_tape_is_enough() -> None:
+    model = torch.nn.Sequential(rg.nn.MultiHeadAttention(8, heads=2), rg.nn.MultiHeadAttention(8, heads=4))
+    with rg.record(model, facts=rg.Report.FACTS) as tape:
+        model(torch.randn(3, 7, 8))
+    report = rg.Report.of(tape.calls, title="two", model="Sequential", tokens="abcdefg", element=2)
+    assert [layer.heads for layer in report.layers] == [2, 4] and [layer.name for layer in report.layers] == ["0", "1"]
+    p = rg.attention_weights  # the dense definition, on what the first layer saw
+    x = torch.randn(3, 7, 8)
+    q, k, _ = model[0].project(x)
+    with rg.record(model[0], facts=rg.Report.FACTS) as tape:
+        model[0](x)
+    layer = rg.Report.of(tape.calls, title="", model="", element=1).layers[0]
+    torch.testing.assert_close(layer.received, p(q, k)[1].sum(-2))
+    assert report.dense == 4 * 6 * 49
+
+
+@pytest.mark.parametrize("suffix", BEGINS)
+def test_the_suffix_says_what_is_written(suffix: str, tmp_path: Path) -> None:
+    reports.nasty().save(tmp_path / f"a{suffix}", head=(1, 2))
+    reports.nasty().save(str(tmp_path / f"b{suffix.upper()}"))
+    for file in (f"a{suffix}", f"b{suffix.upper()}"):
+        assert (tmp_path / file).read_bytes().startswith(BEGINS[suffix])
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_another_suffix_names_the_known_ones(tmp_path: Path) -> None:
+    for name in ("a.xyz", "a", "a.html.bak"):
+        with pytest.raises(ValueError, match=r"none of \.png \.svg \.pdf \.html \.json \.npz"):
+            reports.report().save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("head", [None, (9, 9)])
+def test_a_file_is_never_half(head: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaking(report: rg.Report, file: object, head: object) -> None:
+        file.write(b"half")  # type: ignore[attr-defined]
+        raise ValueError("full")
+
+    path = tmp_path / "a.json"
+    path.write_text("whole")
+    monkeypatch.setitem(save.WRITERS, ".json", breaking)
+    with pytest.raises(ValueError, match="full" if head is None else "no head L9H9"):
+        reports.report().save(path, head)
+    assert path.read_text() == "whole" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as refused:
+        reports.report().save(tmp_path / "no" / "a.json")
+    assert refused.value.filename == str(tmp_path / "no" / "a.json")
+
+
+def test_json_has_what_is_shown(tmp_path: Path) -> None:
+    report = reports.nasty()
+    report.save(tmp_path / "a.json", head=(1, 0))
+    content = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    assert content["schema"] == "regard-report-1" and content["shown"]["layer"] == 1
+    assert [one["said"] for one in content["findings"]] == [one.said for one in report.findings]
+    for found, layer in zip(content["layers"], report.layers, strict=True):
+        assert found["name"] == layer.name and found["keys"]["tokens"] == list(layer.keys.tokens)
+        for name in content["arrays"]:
+            mine, wanted = torch.tensor(found[name]).double(), getattr(layer, name).double()
+            torch.testing.assert_close(mine, wanted, rtol=1e-3, atol=1e-12, msg=lambda said, n=name: f"{n}: {said}")
+
+
+def test_json_has_no_infinity(tmp_path: Path) -> None:
+    inner = torch.ones(5, 5, dtype=torch.bool)
+    inner[2] = False
+    reports.report(n=5, mask=rg.Dense(inner)).save(tmp_path / "a.json")
+    text = (tmp_path / "a.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["layers"][0]["max_score"][0][2] is None
+
+
+def test_arrays_are_the_layers_own(tmp_path: Path) -> None:
+    report = reports.report(2, (2, 3))
+    report.save(tmp_path / "a.npz")
+    with np.load(tmp_path / "a.npz", allow_pickle=False) as arrays:
+        assert arrays["names"].tolist() == ["layers.0.attention", "layers.1.attention"]
+        assert arrays["entropy/1"].shape == (3, 23)
+        np.testing.assert_array_equal(arrays["maps/0"], report.layers[0].maps.numpy())
+        assert arrays["keys/0"][3] == "t3"
+
+
+def test_a_notebook_shows_the_overview() -> None:
+    html = reports.nasty()._repr_html_()
+    assert html.startswith('<div class="regard">') and "<script" not in html and "&lt;" in html
+    assert html.count("<table") == 3
