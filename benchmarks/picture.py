@@ -126,7 +126,7 @@ def _label(row: Row) -> str:
 
 
 def _title(figure: Any, report: Report) -> None:
-    from matplotlib.patches import ScoreTile
+    from matplotlib.patches import Patch
 
     figure.suptitle(
         f"{report.table.capitalize()}: how many times as fast as torch (the grey line)\n"
@@ -135,5 +135,5 @@ def _title(figure: Any, report: Report) -> None:
         fontsize=12,
     )
     labels = {name: f"{CANDIDATES[name].title} {version}" for name, version in report.versions.items()}
-    handles = [ScoreTile(color=COLORS[name], label=label) for name, label in labels.items()]
+    handles = [Patch(color=COLORS[name], label=label) for name, label in labels.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)

@@ -4,20 +4,8 @@
 //   tanh(a + c) = 1 - 2 r, rate 2;   sigmoid(a + c) = r, rate -1.
 // So a pair costs no exponential; two of them share a division, 1/x + 1/y = (x + y) / (x y).
 #pragma once
-#include "args.h"
+#include "abi/structs.h"
 #include "micro.h"
-
-extern "C" {
-enum { REGARD_TANH = 0, REGARD_SIGMOID = 1, REGARD_LEAKY_RELU = 2 };
-
-typedef struct {
-  regard_call call;  // q and k are a and c, float whatever its dtype, which is that of v; no scale
-  const float* w;    // (heads, dk), contiguous
-  int64_t w_stride;  // 0 where the heads share it
-  int32_t activation;
-  float slope;  // of the leaky ReLU
-} regard_additive;
-}
 
 namespace regard {
 

@@ -1,7 +1,6 @@
 // The entry points of the additive similarity, once for each instruction set.
 #include "additive_backward.h"
 #include "additive_few_backward.h"
-#include "again.h"
 #include "check.h"
 
 using namespace regard;
@@ -83,23 +82,4 @@ REGARD_API int32_t regard_additive_backward(const regard_additive_gradients* giv
     }
   free(memory);
   return failed;
-}
-
-// The same calls on other tensors of the same structure: see again.h.
-REGARD_API int32_t regard_additive_again(const regard_additive* like, regard_parallel parallel, void* q, void* k, void* v, void* out,
-                                         void* norm, void* allowed, void* bias, const float* slopes, void* sink, const float* w) {
-  regard_additive x = *like;
-  x.call = again(like->call, q, k, v, out, norm, allowed, bias, slopes, sink), x.w = w;
-  return regard_additive_forward(&x, parallel);
-}
-
-REGARD_API int32_t regard_additive_backward_again(const regard_additive_gradients* like, regard_parallel parallel, void* q, void* k,
-                                                  void* v, void* out, void* norm, void* dout, void* allowed, void* bias,
-                                                  const float* slopes, void* sink, const float* w, void* da, void* dc, void* dv, float* dw,
-                                                  const regard_tensor* strides) {
-  regard_additive_gradients given = *like;
-  given.forward.call = again(like->forward.call, q, k, v, out, norm, allowed, bias, slopes, sink), given.forward.w = w;
-  if (strides) given.dout = *strides;
-  given.dout.data = dout, given.da.data = da, given.dc.data = dc, given.dv.data = dv, given.dw = dw;
-  return regard_additive_backward(&given, parallel);
 }

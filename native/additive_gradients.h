@@ -3,16 +3,6 @@
 #include "additive.h"
 #include "few.h"
 
-extern "C" {
-typedef struct {
-  regard_additive forward;  // out, float, and norm as the forward left them
-  regard_tensor dout;       // float, cotangent of out
-  regard_tensor dlse;       // float (batch, head, row): cotangent of lse; data 0 for none
-  regard_tensor da, dc, dv;  // float gradients, every element is written
-  float* dw;                // (heads, dk), written
-} regard_additive_gradients;
-}
-
 namespace regard {
 
 constexpr int64_t kSlices = 16;  // items that are wanted, whatever the number of threads

@@ -1,5 +1,4 @@
 // The entry point of the backward pass: what is split into how many parts, its memory, and its phases.
-#include "again.h"
 #include "check.h"
 #include "tiles.h"
 
@@ -68,7 +67,7 @@ void join_keys(const Training& w, const Sweep&, int64_t item) {
 
 void join_parameters(const Training& w) {
   const regard_call& c = w.c;
-  const int64_t places = w.key_parts * w.query_parts * w.elements, count = c.offset_count;
+  const int64_t places = w.key_parts * w.query_parts * w.elements, count = c.offsets_count;
   for (int64_t h = 0; h < c.heads; ++h) {
     for (int64_t m = 1; m < places; ++m) {  // all to the first place
       const int64_t place = m * c.heads + h;
@@ -106,7 +105,7 @@ void* reserve(Training& w) {
   const int64_t rows = w.elements * c.heads * w.blocks * kQueries, places = w.key_parts * w.query_parts * w.elements * c.heads;
   const int64_t queries = w.elements * c.heads * c.nq, keys = w.elements * c.key_heads * c.nk;
   const bool split_keys = w.key_parts > 1, split_queries = w.query_parts > 1;
-  w.span = c.offset_count + kQueries;
+  w.span = c.offsets_count + kQueries;
   float* base = nullptr;
   void* memory = nullptr;
   for (int pass = 0; pass < 2; ++pass) {
@@ -162,15 +161,4 @@ extern "C" __attribute__((visibility("default"))) int32_t regard_backward(const 
   if (!failed) join_parameters(w);
   free(memory);
   return failed;
-}
-
-// The same call on other tensors of the same structure: see again.h. The strides of dout may be others: null for those of `like`.
-extern "C" __attribute__((visibility("default"))) int32_t regard_backward_again(
-    const regard_gradients* like, regard_parallel parallel, void* q, void* k, void* v, void* out, void* norm, void* dout, void* allowed,
-    void* bias, const float* slopes, void* sink, void* dq, void* dk, void* dv, const regard_tensor* strides) {
-  regard_gradients given = *like;
-  given.call = again(like->call, q, k, v, out, norm, allowed, bias, slopes, sink);
-  if (strides) given.dout = *strides;
-  given.dout.data = dout, given.dq.data = dq, given.dk.data = dk, given.dv.data = dv;
-  return regard_backward(&given, parallel);
 }

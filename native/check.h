@@ -2,7 +2,7 @@
 // the caller's tensors are is not known here: addresses and strides are trusted.
 #pragma once
 #include "block.h"
-#include "facts_args.h"
+#include "abi/structs.h"
 
 namespace regard {
 
@@ -20,20 +20,20 @@ static bool right_sizes(const regard_call& c) {
   }
   if (c.heads < 1 || c.key_heads < 1 || c.heads % c.key_heads) return false;
   if (c.nq < 1 || c.nq >= kMostKeys || c.nk < 1 || c.nk >= kMostKeys || c.dk < 0 || c.dv < 0) return false;
-  if (c.offset_count < 0 || c.offset_count >= kMostKeys) return false;
-  const double numbers = (double)c.nq + (double)c.nk + (double)c.offset_count, width = (double)c.dk + (double)c.dv;
+  if (c.offsets_count < 0 || c.offsets_count >= kMostKeys) return false;
+  const double numbers = (double)c.nq + (double)c.nk + (double)c.offsets_count, width = (double)c.dk + (double)c.dv;
   return pairs * (double)c.heads * (numbers + 1024) * (width + 1024) < 0x1p58;
 }
 
 // Whether what the steps after the similarity read is there.
 static bool right_steps(const regard_call& c) {
-  if (c.cap_stride < 0 || c.cap_stride > 1 || c.slope_stride < 0 || c.slope_stride > 1) return false;
+  if (c.caps_stride < 0 || c.caps_stride > 1 || c.slopes_stride < 0 || c.slopes_stride > 1) return false;
   if (!both_or_none(c.points_of_q, c.points_of_k) || !both_or_none(c.q_at, c.k_at) || !both_or_none(c.q_cell, c.k_cell)) return false;
   if (c.points_of_q && (c.dims < 0 || c.dims > REGARD_DIMS)) return false;
   if (c.slopes && !c.points_of_q && !c.q_at) return false;
   if (c.threshold && !c.q_at) return false;
   if (!c.offsets) return true;
-  return (c.offset_stride == 0 || c.offset_stride >= c.offset_count) && (c.q_cell || c.offset_count >= c.nq + c.nk - 1);
+  return (c.offsets_stride == 0 || c.offsets_stride >= c.offsets_count) && (c.q_cell || c.offsets_count >= c.nq + c.nk - 1);
 }
 
 // The places along an axis that are not the first one again.
@@ -81,7 +81,7 @@ static bool right_tiles(const regard_call& c) {
       for (int64_t n = 0; n < rows; ++n)
         for (int64_t m = 0; m < cols; ++m) {
           const int32_t which = at<int32_t>(c.tiles, p, h)[n * c.tiles.row + m * c.tiles.col];
-          wrong |= (which < -2) | (which >= c.bit_count);
+          wrong |= (which < -2) | (which >= c.bits_count);
         }
     return !wrong;
   });
@@ -109,7 +109,7 @@ static Range range_of(const int32_t* x, int64_t count) {
 static bool right_cells(const regard_call& c) {
   return each_element(c, c.q_cell_batch, c.k_cell_batch, [&](const Place& p) {
     const Range q = range_of(c.q_cell + offset(c.q_cell_batch, p), c.nq), k = range_of(c.k_cell + offset(c.k_cell_batch, p), c.nk);
-    return (int64_t)q.least - k.most >= 0 && (int64_t)q.most - k.least < c.offset_count;
+    return (int64_t)q.least - k.most >= 0 && (int64_t)q.most - k.least < c.offsets_count;
   });
 }
 
@@ -120,7 +120,7 @@ static int32_t check_call(const regard_call& c) {
   if (c.dk && (!c.q.data || !c.k.data)) return REGARD_BAD_ARGUMENT;
   if (c.dv && (!c.v.data || !c.out.data)) return REGARD_BAD_ARGUMENT;
   if (!both_or_none(c.start.data, c.stop.data)) return REGARD_BAD_ARGUMENT;
-  if (c.tiles.data && (c.bit_count < 0 || (c.bit_count && !c.bits))) return REGARD_BAD_ARGUMENT;
+  if (c.tiles.data && (c.bits_count < 0 || (c.bits_count && !c.bits))) return REGARD_BAD_ARGUMENT;
   if (c.start.data && !right_intervals(c)) return REGARD_BAD_INTERVAL;
   if (c.tiles.data && !right_tiles(c)) return REGARD_BAD_TILE;
   return c.offsets && c.q_cell && !right_cells(c) ? REGARD_BAD_CELL : REGARD_DONE;

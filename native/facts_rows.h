@@ -1,6 +1,6 @@
 // Facts of rows: what a block of queries gathers from each tile of scores, and what becomes of it. Lanes are queries.
 #pragma once
-#include "facts_args.h"
+#include "abi/structs.h"
 #include "forward.h"
 
 namespace regard {

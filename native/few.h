@@ -110,7 +110,7 @@ static vf few_away(const Few& f, const Row& row, const Chunk& t, int64_t n) {
 // What is added for a query and W keys, `valid` of them real.
 static vf few_offsets(const Few& f, const Row& row, int64_t key, int64_t valid) {
   const regard_call& c = f.c;
-  const float* offsets = c.offsets + c.offset_stride * row.h;
+  const float* offsets = c.offsets + c.offsets_stride * row.h;
   if (!c.k_cell) return floats(offsets, row.i + c.nk - 1 - key, -1, valid, REGARD_F32);
   const int32_t *cells = c.k_cell + offset(c.k_cell_batch, f.p) + key, cell = c.q_cell[offset(c.q_cell_batch, f.p) + row.i];
   vf x;

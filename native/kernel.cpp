@@ -1,7 +1,6 @@
 // The entry points, once for each instruction set. No state, no STL, nothing at load time.
 #include <math.h>
 
-#include "again.h"
 #include "check.h"
 #include "fold.h"
 #include "forward.h"
@@ -90,6 +89,9 @@ REGARD_API float regard_bandwidth(const float* data, int64_t count) {
   return total;
 }
 
+// Which structs this object reads.
+REGARD_API uint64_t regard_abi() { return REGARD_ABI; }
+
 REGARD_API int64_t regard_keys() { return kKeys; }
 
 REGARD_API int32_t regard_forward(const regard_call* call, regard_parallel parallel) {
@@ -98,11 +100,4 @@ REGARD_API int32_t regard_forward(const regard_call* call, regard_parallel paral
   if (folds(c)) return forward_folded(c, [parallel](const regard_call& folded) { return forward_blocks(folded, parallel); });
   if (few(c)) return forward_few<Dots>(c, parallel);
   return forward_blocks(c, parallel);
-}
-
-// The same call on other tensors of the same structure: see again.h.
-REGARD_API int32_t regard_again(const regard_call* like, regard_parallel parallel, void* q, void* k, void* v, void* out, void* norm,
-                                void* allowed, void* bias, const float* slopes, void* sink) {
-  const regard_call call = again(*like, q, k, v, out, norm, allowed, bias, slopes, sink);
-  return regard_forward(&call, parallel);
 }

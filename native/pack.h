@@ -1,6 +1,6 @@
 // Operands as the microkernel wants them: transposed, widened, paired; and whether they are finite.
 #pragma once
-#include "args.h"
+#include "abi/structs.h"
 #include "micro.h"
 
 namespace regard {

@@ -35,7 +35,7 @@ REGARD_INLINE vf sloped(vf s, const Slope& slope, vf away) {
 }
 
 REGARD_INLINE Slope slope_of(const regard_call& c, int64_t head) {
-  const double slope = c.slopes ? c.slopes[c.slope_stride * head] * 1.4426950408889634 : 0;
+  const double slope = c.slopes ? c.slopes[c.slopes_stride * head] * 1.4426950408889634 : 0;
   return {(float)slope, (float)(slope - (float)slope)};
 }
 
@@ -50,7 +50,7 @@ REGARD_INLINE float sink_of(const regard_call& c, const Place& p, int64_t head) 
   return c.sink.data ? plus_natural(vf{}, splat(*at<float>(c.sink, p, head)))[0] : -kInf;
 }
 
-REGARD_INLINE float cap_of(const regard_call& c, int64_t head) { return c.caps ? c.caps[c.cap_stride * head] : c.cap; }
+REGARD_INLINE float cap_of(const regard_call& c, int64_t head) { return c.caps ? c.caps[c.caps_stride * head] : c.cap; }
 
 // What a dot product is multiplied by on its way to the cap, or to base 2.
 REGARD_INLINE float factor_of(const regard_call& c, int64_t head) {
@@ -98,7 +98,7 @@ static void begin_steps(Block<V>& b) {
     for (int64_t n = 0; n < V * W; ++n) b.point[d][n / W][n % W] = c.points_of_q[d * c.nq + p.row + (n < p.rows ? n : 0)];
   b.slope = slope_of(c, p.h);
   b.cap = cap_of(c, p.h);
-  b.offsets = c.offsets ? c.offsets + c.offset_stride * p.h : nullptr;
+  b.offsets = c.offsets ? c.offsets + c.offsets_stride * p.h : nullptr;
   if (b.offsets) begin_cells(b);
 }
 

@@ -1,7 +1,7 @@
 // The backward pass: what its threads share, what one of them holds, and the products whose lanes are features.
 #pragma once
 #include "decode.h"
-#include "gradient_args.h"
+#include "abi/structs.h"
 
 namespace regard {
 

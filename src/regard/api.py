@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 import regard.core.arrays as arrays
-import regard.runtime.plan_cache as prepared
+import regard.runtime.plan_cache as plan_cache
 import regard.runtime.weights as weights
 from regard.backends.base import Backend
 from regard.core.dropout import Dropout
@@ -70,8 +70,8 @@ def attention(
             dropout=dropout,
             backend=backend,
         )
-    if positions is None and dropout is None and backend is None:
-        known = prepared.attend(q, k, v, score, mask, sink)
+    if backend is None:
+        known = plan_cache.attend(q, k, v, score, mask, positions, sink, dropout)
         if known is not None:
             return known
     call = Call(q, k, v, score, mask, positions, sink, dropout)

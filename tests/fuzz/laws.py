@@ -35,7 +35,9 @@ def _sums(call: Call, way: str, found: Results, exact: Results) -> list[str | No
     name = {"one query": "row"}.get(way, "out")
     if name in found and way != "nothing kept" and call.v.shape[-1] and bool((call.v[..., 0] == 1).all()):
         out = found[name]
-        told.append(_ones("the output where all values are 1", out[..., 0].double(), exact[name][..., 0], out.dtype))
+        # the native product of bfloat16 weights and values rounds the weights first
+        dtype = torch.bfloat16 if call.q.dtype == torch.bfloat16 else out.dtype
+        told.append(_ones("the output where all values are 1", out[..., 0].double(), exact[name][..., 0], dtype))
     return told
 
 

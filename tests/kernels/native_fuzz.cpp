@@ -13,9 +13,6 @@ struct Wrong {
   bool (*apply)(Case&, Entry);  // false where it would not be wrong
 };
 
-bool is_backward(Entry entry) { return entry == kBackward || entry == kBackwardAgain; }
-bool is_additive_backward(Entry entry) { return entry == kAdditiveBackward || entry == kAdditiveBackwardAgain; }
-
 // Where some element, head, row and column of a tensor lies.
 int32_t* any_of(Case& x, const regard_tensor& t, int64_t heads, int64_t rows, int64_t cols) {
   int64_t at = x.r.between(0, heads - 1) * t.head + x.r.between(0, rows - 1) * t.row + x.r.between(0, cols - 1) * t.col;
@@ -64,7 +61,7 @@ const Wrong kWrong[] = {
     WRONG("start before the keys", REGARD_BAD_INTERVAL, return set_interval(x, -1, x.c.nk);),
     WRONG("start far before the keys", REGARD_BAD_INTERVAL, return set_interval(x, INT32_MIN, 1);),
     WRONG("both beyond the keys", REGARD_BAD_INTERVAL, return set_interval(x, kFar, kFar + 5);),
-    WRONG("a tile past the bits", REGARD_BAD_TILE, return set_tile(x, x.c.bit_count);),
+    WRONG("a tile past the bits", REGARD_BAD_TILE, return set_tile(x, x.c.bits_count);),
     WRONG("a tile far past the bits", REGARD_BAD_TILE, return set_tile(x, INT32_MAX);),
     WRONG("a tile of -3", REGARD_BAD_TILE, return set_tile(x, -3);),
     WRONG("a query's cell too large", REGARD_BAD_CELL, return set_cell(x, true, kFar);),
@@ -82,27 +79,27 @@ const Wrong kWrong[] = {
     FIELD_WHERE(x.c.dk, c.q.data, nullptr), FIELD_WHERE(x.c.dk, c.k.data, nullptr),
     FIELD_WHERE(x.c.dv, c.v.data, nullptr), FIELD_WHERE(x.c.dv, c.out.data, nullptr),
     FIELD_WHERE(x.c.start.data, c.start.data, nullptr), FIELD_WHERE(x.c.start.data, c.stop.data, nullptr),
-    FIELD_WHERE(x.c.tiles.data, c.bit_count, -1), FIELD_WHERE(x.c.tiles.data && x.c.bit_count, c.bits, nullptr),
-    FIELD(c.cap_stride, 2), FIELD(c.cap_stride, -1), FIELD(c.slope_stride, 2), FIELD(c.slope_stride, -1),
+    FIELD_WHERE(x.c.tiles.data, c.bits_count, -1), FIELD_WHERE(x.c.tiles.data && x.c.bits_count, c.bits, nullptr),
+    FIELD(c.caps_stride, 2), FIELD(c.caps_stride, -1), FIELD(c.slopes_stride, 2), FIELD(c.slopes_stride, -1),
     FIELD_WHERE(x.c.points_of_q, c.points_of_k, nullptr), FIELD_WHERE(x.c.points_of_q, c.points_of_q, nullptr),
     FIELD_WHERE(x.c.points_of_q, c.dims, REGARD_DIMS + 1), FIELD_WHERE(x.c.points_of_q, c.dims, -1),
     FIELD_WHERE(x.c.q_at, c.q_at, nullptr), FIELD_WHERE(x.c.q_at, c.k_at, nullptr),
     WRONG("no positions", kBad, if (!x.c.threshold && (!x.c.slopes || x.c.points_of_q)) return false; x.c.q_at = x.c.k_at = nullptr; return true;),
     FIELD_WHERE(x.c.q_cell, c.q_cell, nullptr), FIELD_WHERE(x.c.q_cell, c.k_cell, nullptr),
-    FIELD_WHERE(x.c.offsets && x.c.offset_count > 1, c.offset_stride, 1), FIELD_WHERE(x.c.offsets, c.offset_count, -1),
-    FIELD_WHERE(x.c.offsets && !x.c.q_cell, c.offset_count, x.c.nq + x.c.nk - 2),
-    FIELD_WHERE(is_backward(entry) || is_additive_backward(entry), c.norm.data, nullptr),
-    FIELD_WHERE(is_backward(entry) && x.c.dv, g.dout.data, nullptr), FIELD_WHERE(is_backward(entry), g.dout_dtype, 3),
-    FIELD_WHERE(is_backward(entry), g.gradient_dtype, -1), FIELD_WHERE(is_backward(entry) && x.g.dslopes, c.slopes, nullptr),
-    FIELD_WHERE(is_backward(entry) && x.g.doffsets, c.offsets, nullptr),
+    FIELD_WHERE(x.c.offsets && x.c.offsets_count > 1, c.offsets_stride, 1), FIELD_WHERE(x.c.offsets, c.offsets_count, -1),
+    FIELD_WHERE(x.c.offsets && !x.c.q_cell, c.offsets_count, x.c.nq + x.c.nk - 2),
+    FIELD_WHERE(entry == kBackward || entry == kAdditiveBackward, c.norm.data, nullptr),
+    FIELD_WHERE(entry == kBackward && x.c.dv, g.dout.data, nullptr), FIELD_WHERE(entry == kBackward, g.dout_dtype, 3),
+    FIELD_WHERE(entry == kBackward, g.gradient_dtype, -1), FIELD_WHERE(entry == kBackward && x.g.dslopes, c.slopes, nullptr),
+    FIELD_WHERE(entry == kBackward && x.g.doffsets, c.offsets, nullptr),
     FIELD_WHERE(x.additive && x.c.dk, x.forward.w, nullptr), FIELD_WHERE(x.additive && x.c.dk > 1, x.forward.w_stride, 1),
     FIELD_WHERE(x.additive, x.forward.activation, 3), FIELD_WHERE(x.additive, x.forward.activation, -1),
-    FIELD_WHERE(is_additive_backward(entry), c.out_dtype, REGARD_BF16),
-    FIELD_WHERE(is_additive_backward(entry) && x.c.dv, x.dout.data, nullptr),
-    FIELD_WHERE(is_additive_backward(entry) && x.c.dk, x.da.data, nullptr),
-    FIELD_WHERE(is_additive_backward(entry) && x.c.dk, x.dc.data, nullptr),
-    FIELD_WHERE(is_additive_backward(entry) && x.c.dv, x.dv.data, nullptr),
-    FIELD_WHERE(is_additive_backward(entry) && x.c.dk, x.dw, nullptr),
+    FIELD_WHERE(entry == kAdditiveBackward, c.out_dtype, REGARD_BF16),
+    FIELD_WHERE(entry == kAdditiveBackward && x.c.dv, x.dout.data, nullptr),
+    FIELD_WHERE(entry == kAdditiveBackward && x.c.dk, x.da.data, nullptr),
+    FIELD_WHERE(entry == kAdditiveBackward && x.c.dk, x.dc.data, nullptr),
+    FIELD_WHERE(entry == kAdditiveBackward && x.c.dv, x.dv.data, nullptr),
+    FIELD_WHERE(entry == kAdditiveBackward && x.c.dk, x.dw, nullptr),
     FIELD_WHERE(x.facts, f.top, REGARD_TOP + 1), FIELD_WHERE(x.facts, f.top, -1), FIELD_WHERE(x.facts, f.groups, REGARD_SETS + 1),
     FIELD_WHERE(x.facts, f.groups, -1), FIELD_WHERE(x.facts, f.bands, REGARD_SETS + 1), FIELD_WHERE(x.facts, f.bands, -1),
     FIELD_WHERE(x.facts, f.levels, -1), FIELD_WHERE(x.facts, f.levels, (int64_t)1 << 60), FIELD_WHERE(x.f.top, f.top_keys, nullptr),

@@ -7,23 +7,15 @@
 #include <vector>
 
 #include "../../native/additive_gradients.h"
-#include "../../native/facts_args.h"
-#include "../../native/gradient_args.h"
+#include "../../native/abi/structs.h"
 
 extern "C" {
 int64_t regard_queries();
 int64_t regard_keys();
 int32_t regard_forward(const regard_call*, regard_parallel);
-int32_t regard_again(const regard_call*, regard_parallel, void*, void*, void*, void*, void*, void*, void*, const float*, void*);
 int32_t regard_backward(const regard_gradients*, regard_parallel);
-int32_t regard_backward_again(const regard_gradients*, regard_parallel, void*, void*, void*, void*, void*, void*, void*, void*, const float*,
-                              void*, void*, void*, void*, const regard_tensor*);
 int32_t regard_additive_forward(const regard_additive*, regard_parallel);
-int32_t regard_additive_again(const regard_additive*, regard_parallel, void*, void*, void*, void*, void*, void*, void*, const float*, void*,
-                              const float*);
 int32_t regard_additive_backward(const regard_additive_gradients*, regard_parallel);
-int32_t regard_additive_backward_again(const regard_additive_gradients*, regard_parallel, void*, void*, void*, void*, void*, void*, void*,
-                                       void*, const float*, void*, const float*, void*, void*, void*, float*, const regard_tensor*);
 int32_t regard_facts(const regard_fact_args*, regard_parallel);
 }
 
@@ -49,9 +41,8 @@ struct Random {
 enum Kind { kF32, kBF16, kF16, kF64, kI32, kI64, kByte };
 int64_t bytes_of(Kind kind) { return kind == kF32 || kind == kI32 ? 4 : kind == kF64 || kind == kI64 ? 8 : kind == kByte ? 1 : 2; }
 
-enum Entry { kForward, kAgain, kBackward, kBackwardAgain, kAdditive, kAdditiveAgain, kAdditiveBackward, kAdditiveBackwardAgain, kFacts };
-const char* const kEntries[] = {"forward", "again", "backward", "backward_again", "additive_forward", "additive_again",
-                                "additive_backward", "additive_backward_again", "facts"};
+enum Entry { kForward, kBackward, kAdditive, kAdditiveBackward, kFacts };
+const char* const kEntries[] = {"forward", "backward", "additive_forward", "additive_backward", "facts"};
 
 int32_t in_turns(int64_t begin, int64_t end, int64_t, regard_body body, void* context) {
   for (int64_t n = begin; n < end; ++n) body(n, n + 1, context);
@@ -164,10 +155,10 @@ struct Case {
     const int64_t queries = elements() * c.nq, keys = elements() * c.nk;
     if (r.chance(4)) c.cap = 2, c.cap_last = r.chance(2);
     if (c.cap != 0 && r.chance(2)) {
-      c.cap_stride = r.between(0, 1), c.caps = numbers<float>(kF32, c.cap_stride ? c.heads : 1, 1, 3);
+      c.caps_stride = r.between(0, 1), c.caps = numbers<float>(kF32, c.caps_stride ? c.heads : 1, 1, 3);
     }
     if (r.chance(4)) c.threshold = 1 << 22, c.seed = r.next(), c.keep = 4.0f / 3;
-    if (r.chance(4)) c.slope_stride = r.between(0, 1), c.slopes = numbers<float>(kF32, c.slope_stride ? c.heads : 1, 0, 1);
+    if (r.chance(4)) c.slopes_stride = r.between(0, 1), c.slopes = numbers<float>(kF32, c.slopes_stride ? c.heads : 1, 0, 1);
     if (c.slopes && r.chance(2)) {
       c.dims = r.between(1, REGARD_DIMS);
       c.points_of_q = (float*)make(kF32, c.dims * c.nq), c.points_of_k = (float*)make(kF32, c.dims * c.nk);
@@ -176,16 +167,16 @@ struct Case {
       c.q_at = numbers<int64_t>(kI64, queries, -far, far), c.k_at = numbers<int64_t>(kI64, keys, -far, far);
     }
     if (r.chance(4)) {
-      c.offset_count = c.nq + c.nk - 1;
+      c.offsets_count = c.nq + c.nk - 1;
       if (r.chance(2)) {
         const int64_t reach = r.between(1, 50);
-        c.offset_count = 2 * reach + 1;
+        c.offsets_count = 2 * reach + 1;
         c.q_cell = numbers<int32_t>(kI32, queries, 2 * reach, 2 * reach), c.k_cell = numbers<int32_t>(kI32, keys, 0, 2 * reach);
         memcpy(c.q_cell_batch, c.q_at_batch, sizeof c.q_at_batch), memcpy(c.k_cell_batch, c.k_at_batch, sizeof c.k_at_batch);
       }
       const bool shared = r.chance(2);
-      c.offset_stride = shared ? 0 : c.offset_count + kRoom;
-      c.offsets = (float*)make(kF32, (shared ? 1 : c.heads) * (c.offset_count + kRoom));
+      c.offsets_stride = shared ? 0 : c.offsets_count + kRoom;
+      c.offsets = (float*)make(kF32, (shared ? 1 : c.heads) * (c.offsets_count + kRoom));
     }
     if (!r.chance(4)) return;
     c.bias_dtype = (int32_t)r.between(0, 2);
@@ -213,10 +204,10 @@ struct Case {
     if (r.chance(4)) c.allowed = tensor(kByte, c.heads, c.nq, c.nk, true);
     if (!r.chance(4)) return;
     const int64_t rows = (c.nq + regard_queries() - 1) / regard_queries(), cols = (c.nk + regard_keys() - 1) / regard_keys();
-    c.bit_count = r.between(0, 3);
-    if (c.bit_count || r.chance(2)) c.bits = numbers<uint64_t>(kI64, c.bit_count * regard_keys(), 0, INT64_MAX - 1);
+    c.bits_count = r.between(0, 3);
+    if (c.bits_count || r.chance(2)) c.bits = numbers<uint64_t>(kI64, c.bits_count * regard_keys(), 0, INT64_MAX - 1);
     c.tiles = tensor(kI32, c.heads, rows, cols, true);
-    for (int64_t n = 0; n < extent(c.tiles, c.heads, rows, cols); ++n) ((int32_t*)c.tiles.data)[n] = (int32_t)r.between(-2, c.bit_count - 1);
+    for (int64_t n = 0; n < extent(c.tiles, c.heads, rows, cols); ++n) ((int32_t*)c.tiles.data)[n] = (int32_t)r.between(-2, c.bits_count - 1);
   }
 
   void gradients() {
@@ -232,7 +223,7 @@ struct Case {
       g.dbias.data = make(shared ? kF64 : kF32, extent(c.bias, c.heads, c.nq, c.nk));
     }
     if (c.slopes && !r.chance(4)) g.dslopes = (float*)make(kF32, c.heads);
-    if (c.offsets && !r.chance(4)) g.doffsets = (float*)make(kF32, c.heads * c.offset_count);
+    if (c.offsets && !r.chance(4)) g.doffsets = (float*)make(kF32, c.heads * c.offsets_count);
   }
 
   void weights() {
@@ -266,28 +257,17 @@ struct Case {
 
   std::vector<Entry> entries() const {
     if (facts) return {kFacts};
-    if (additive) return {kAdditive, kAdditiveAgain, kAdditiveBackward, kAdditiveBackwardAgain};
-    return {kForward, kAgain, kBackward, kBackwardAgain};
+    if (additive) return {kAdditive, kAdditiveBackward};
+    return {kForward, kBackward};
   }
 
   int32_t run(Entry entry, regard_parallel parallel) {
     g.call = x.forward.call = f.call = c;
-    void *q = c.q.data, *k = c.k.data, *v = c.v.data, *out = c.out.data, *sink = c.sink.data, *bias = c.bias.data;
-    void *norm = c.norm.data, *allowed = c.allowed.data;
-    const regard_additive& w = x.forward;
     switch (entry) {
       case kForward: return regard_forward(&c, parallel);
-      case kAgain: return regard_again(&c, parallel, q, k, v, out, norm, allowed, bias, c.slopes, sink);
       case kBackward: return regard_backward(&g, parallel);
-      case kBackwardAgain:
-        return regard_backward_again(&g, parallel, q, k, v, out, norm, g.dout.data, allowed, bias, c.slopes, sink, g.dq.data, g.dk.data,
-                                     g.dv.data, &g.dout);
-      case kAdditive: return regard_additive_forward(&w, parallel);
-      case kAdditiveAgain: return regard_additive_again(&w, parallel, q, k, v, out, norm, allowed, bias, c.slopes, sink, w.w);
+      case kAdditive: return regard_additive_forward(&x.forward, parallel);
       case kAdditiveBackward: return regard_additive_backward(&x, parallel);
-      case kAdditiveBackwardAgain:
-        return regard_additive_backward_again(&x, parallel, q, k, v, out, norm, x.dout.data, allowed, bias, c.slopes, sink, w.w, x.da.data,
-                                              x.dc.data, x.dv.data, x.dw, &x.dout);
       default: return regard_facts(&f, parallel);
     }
   }

@@ -58,7 +58,7 @@ def calls(size: str) -> Iterator[testing.Case]:
 def test_every_mask_and_score(size: str, backend: rg.Backend | None) -> None:
     tried = 0
     for call in calls(size):
-        plan_cache._kept.clear()
+        plan_cache.clear()
         how = {"score": call.score, "mask": call.mask, "sink": call.sink, "positions": call.positions}
 
         def run(call: testing.Case = call, how: dict[str, object] = how) -> Tensor:

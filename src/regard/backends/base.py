@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from regard.backends.streaming.backward import Cotangents, backward
 from regard.backends.streaming.tiling import Size, stream
+from regard.core.positions import Positions
 from regard.core.problem import Problem
 from regard.core.state import RowStats
 from regard.core.value import Value
+from regard.masks.algebra import Mask
 
-# from q, k, v and the tensors of the score and the mask: out, in q's dtype
-Ready = Callable[[Tensor, Tensor, Tensor, "Sequence[Tensor]"], Tensor]
 Result = tuple[Tensor, Tensor]  # out (*batch, h, nq, dv) and lse (*batch, h, nq), in the accumulation dtype
 Kept = tuple[Tensor, ...]  # out, and what `row_stats` and `backward` of the same backend read besides
 Differentiable = tuple[Tensor, RowStats]
@@ -24,13 +24,14 @@ Differentiable = tuple[Tensor, RowStats]
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """One of many calls of a structure, to make a backend ready for the others.
+    """One of many calls of a structure, for which a backend makes a plan.
 
-    given   q and k as the similarity prepared them, and v: in the caller's axes where they are the caller's
-    leaves  the tensors of the score, the mask and the sink; the similarity has used up the first `spent` to prepare q
-            and k, unless the kernels read them too
-    needs   which of `given` and `leaves` have gradients
-    out     like what the caller gets
+    given      q and k as the similarity prepared them, and v: in the caller's axes where they are the caller's
+    leaves     the tensors of the score, the mask and the sink; the similarity has used up the first `spent` to prepare
+               q and k, unless the kernels read them too
+    needs      which of `given` and `leaves` have gradients
+    out        like what the caller gets
+    positions  as the caller gave them
     """
 
     problem: Problem
@@ -39,17 +40,61 @@ class Example:
     spent: int
     needs: tuple[bool, ...]
     out: Tensor
+    positions: Positions | None
 
 
-class Trained(Protocol):
-    """Calls of one structure, forward and backward."""
+class Inputs(NamedTuple):
+    """What differs between the calls of a structure.
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """out in the accumulation dtype, in the caller's shape, and what the backward reads besides."""
+    q and k as the similarity prepared them, v and the leaves, as in Example; how many queries and keys there are; the
+    mask and the positions of the caller; the seed of dropout, 0 without.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    leaves: Sequence[Tensor]
+    nq: int
+    nk: int
+    mask: Mask
+    positions: Positions | None
+    seed: int
+
+
+class Done(NamedTuple):
+    """A call that a plan for training made.
+
+    out     in the caller's shape, in the accumulation dtype
+    norm    what the backward reads besides
+    kernel  what the plan itself wants to have again for the backward; it leads to none of the others
+    """
+
+    out: Tensor
+    norm: Tensor
+    kernel: Any
+
+
+class Plan(Protocol):
+    """A way to make all calls of one structure without looking at each anew."""
+
+    of_lengths: bool  # whether it serves one number of queries and of keys only
+
+    def run(self, call: Inputs) -> Tensor | None:
+        """out, in the caller's shape and dtype; None where the call must go the general way."""
+        ...
+
+
+class TrainingPlan(Protocol):
+    """One for calls that will be differentiated."""
+
+    of_lengths: bool
+
+    def run_for_backward(self, call: Inputs) -> Done | None:
+        """The call, made; None where it must go the general way."""
         ...
 
     def backward(
-        self, given: Sequence[Tensor], leaves: Sequence[Tensor], kept: tuple[Tensor, Tensor], g_out: Tensor
+        self, done: Done, given: Sequence[Tensor], leaves: Sequence[Tensor], g_out: Tensor
     ) -> tuple[Tensor | None, ...]:
         """The gradients of what is given and of the leaves, from what the forward gave and the cotangent of out."""
         ...
@@ -104,15 +149,11 @@ class Backend(Value):
         """The same for the graph of a compiler, which may not look at values."""
         return self.differentiable(problem)
 
-    def ready(self, example: Example) -> Ready | None:
-        """A way to make all calls like the example without posing them again; None where each needs a look."""
+    def plan(self, example: Example, training: bool) -> Plan | TrainingPlan | None:
+        """A plan for all calls like the example; None where each needs a look. training: with gradients."""
         return None
 
-    def trained(self, example: Example) -> Trained | None:
-        """The same where some of it has a gradient."""
-        return None
-
-    def plan(self, problem: Problem) -> dict[str, str]:
+    def details(self, problem: Problem) -> dict[str, str]:
         """What `explain` says of a call that runs here: a phrase for each heading."""
         return {}
 

@@ -50,6 +50,6 @@ class Reference(Backend):
         out = out.masked_fill(keyless[..., None], 0)
         return out, RowStats(m.masked_fill(empty, -torch.inf), l.masked_fill(empty, 0))
 
-    def plan(self, problem: Problem) -> dict[str, str]:
+    def details(self, problem: Problem) -> dict[str, str]:
         frame, size = problem.frame, problem.accumulate.itemsize
         return {"memory": f"{frame.nq * frame.nk * problem.lanes * size:,} bytes for the dense scores"}

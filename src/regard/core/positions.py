@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.core.errors import ShapeError
 from regard.core.shapes import listed
-from regard.core.tracing import data_unavailable
+from regard.core.tracing import data_unavailable, scripted
 from regard.core.value import Value
 
 
@@ -38,46 +39,74 @@ class Positions(Value):
             if x.dim() == 0:
                 raise ShapeError(f"Positions.{name} has shape (); expected (n,) or (*batch, n).")
 
+    def __getattr__(self, name: str) -> Tensor:
+        """The tensors of `head` and `tail`, made when somebody asks for them."""
+        made = self.__dict__.get("_span")
+        if made is None or name not in ("q", "k"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        (first, count), device = (made.q if name == "q" else made.k), made.device
+        self.__dict__[name] = torch.arange(first, first + count, device=device)
+        return self.__dict__[name]
+
+    @property
+    def span(self) -> Span | None:
+        """The positions as numbers, where they are known without looking: those of `head` and `tail`, unchanged."""
+        made = self.__dict__.get("_span")
+        return made if made is not None and (made.private or _unchanged(self.__dict__)) else None
+
     @property
     def consecutive(self) -> bool:
         """Whether queries and keys count up by one each: known of `head` and `tail`, found out by looking otherwise.
 
         False where nobody may look (while compiling, on the meta device).
         """
-        known = self.__dict__.get("_known")
-        if known is _OURS or (known is not None and known == _versions(self.q, self.k)):
+        if self.span is not None:
             return True
         if data_unavailable(self.q, self.k) or self.q.dim() != 1 or self.k.dim() != 1:
             return False
         return all(bool((p[1:] - p[:-1] == 1).all()) for p in (self.q, self.k))
 
 
-_OURS = "no one else holds these tensors"
+class Span(NamedTuple):
+    """Positions that count up by one: the first and how many, of the queries and of the keys.
+
+    private: nobody else holds the tensors that are made of them.
+    """
+
+    q: tuple[int, int]
+    k: tuple[int, int]
+    device: torch.device | str | None
+    private: bool
 
 
-def _versions(q: Tensor, k: Tensor) -> tuple[int, int] | None:
-    """What changes when a tensor is changed in place; None where torch does not count, or a compiler cannot watch."""
-    if torch.compiler.is_compiling() or q.is_inference() or k.is_inference():
-        return None
-    return q._version, k._version
+def _unchanged(made: dict[str, Any]) -> bool:
+    """Whether no tensor made of a span has been changed in place since, as far as torch counts."""
+    found = [t for name in ("q", "k") if (t := made.get(name)) is not None]
+    return not any(t.is_inference() or t._version for t in found)
 
 
-def _counted(q: Tensor, k: Tensor) -> Positions:
-    made = Positions(q, k)
-    # made inside a graph, they are used there alone
-    made.__dict__["_known"] = _OURS if torch.compiler.is_compiling() else _versions(q, k)
+def _counted(q: tuple[int, int], k: tuple[int, int], device: torch.device | str | None) -> Positions:
+    for first, count in (q, k):
+        if count < 0:
+            raise ValueError(f"{count} positions from {first} on: expected 0 or more.")
+    private = torch.compiler.is_compiling()  # made inside a graph, they are used there alone
+    if private or scripted():
+        made = Positions(*(torch.arange(first, first + count, device=device) for first, count in (q, k)))
+    else:
+        made = object.__new__(Positions)
+    made.__dict__["_span"] = Span(q, k, device, private)
     return made
 
 
 def head(nq: int, nk: int, device: torch.device | str | None = None) -> Positions:
     """The queries are the first nq positions: query i stands at i, key j at j.
 
-    Raises ValueError for negative counts (from torch.arange).
+    Raises ValueError for negative counts.
 
     >>> head(2, 4)
     Positions(q=int64[2], k=int64[4])
     """
-    return _counted(torch.arange(nq, device=device), torch.arange(nk, device=device))
+    return _counted((0, nq), (0, nk), device)
 
 
 def tail(nq: int, nk: int, device: torch.device | str | None = None) -> Positions:
@@ -88,7 +117,7 @@ def tail(nq: int, nk: int, device: torch.device | str | None = None) -> Position
     >>> tail(2, 4).q
     tensor([2, 3])
     """
-    return _counted(torch.arange(nk - nq, nk, device=device), torch.arange(nk, device=device))
+    return _counted((nk - nq, nq), (0, nk), device)
 
 
 def resolve_positions(
@@ -108,7 +137,7 @@ def resolve_positions(
                 f"positions=head({nq}, {nk}) if they are the first."
             )
         made = head(nq, nk, device)
-        made.__dict__["_known"] = _OURS
+        made.__dict__["_span"] = Span((0, nq), (0, nk), device, private=True)
         return made
     for name, x, n in (("q", positions.q, nq), ("k", positions.k, nk)):
         lead, rest = tuple(x.shape[:-1]), batch[len(batch) - x.dim() + 1 :]
@@ -124,5 +153,6 @@ def resolve_positions(
     # int64: the small types would wrap in differences
     made = Positions(positions.q.to(device, torch.int64), positions.k.to(device, torch.int64))
     if positions.q.is_cpu and positions.consecutive:
-        made.__dict__["_known"] = _OURS
+        starts = (int(positions.q[0]) if nq else 0), (int(positions.k[0]) if nk else 0)
+        made.__dict__["_span"] = Span((starts[0], nq), (starts[1], nk), device, private=True)
     return made

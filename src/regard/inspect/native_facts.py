@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.backends.native.abi import FactArguments
 from regard.backends.native.args import lower
 from regard.backends.native.backend import Native
-from regard.backends.native.ffi import Arguments, Struct
 from regard.backends.native.launch import arguments, library
 from regard.backends.native.lower_modifiers import near
 from regard.core.problem import Problem
@@ -27,24 +26,6 @@ from regard.scores.additive import Additive
 
 MOST_TOP, MOST_SETS = 64, 64  # REGARD_TOP and REGARD_SETS of native/facts_args.h
 _FAR = (1 << 31) - 1
-
-
-class FactArguments(Struct):
-    """regard_fact_args of native/facts_args.h."""
-
-    _fields_ = (
-        ("call", Arguments),
-        *((name, ctypes.c_void_p) for name in ("lse", "max_score", "max_key", "entropy", "visible", "readers")),
-        ("top", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("top_weights", "top_keys", "top_rest")),
-        *((name, ctypes.c_void_p) for name in ("received", "shares", "most", "map")),
-        *((name, ctypes.c_int64) for name in ("map_rows", "map_cols", "groups")),
-        *((name, ctypes.c_void_p) for name in ("group", "mass", "q_at", "k_at", "distance")),
-        ("bands", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("band", "within")),
-        ("levels", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("level", "reached")),
-    )
 
 
 Told = dict[str, "Tensor | int"]

@@ -41,6 +41,21 @@ class Interval(NamedTuple):
     stop: Tensor
 
 
+class Band(NamedTuple):
+    """The pairs of positions with -after ≤ i - j ≤ before; None is unbounded.
+
+    >>> Band(3, 0) & Band(None, 2)
+    Band(before=3, after=0)
+    """
+
+    before: int | None
+    after: int | None
+
+    def __and__(self, other: Band) -> Band:
+        pairs = zip(self, other, strict=True)
+        return Band(*(b if a is None else a if b is None else min(a, b) for a, b in pairs))
+
+
 @dataclass(frozen=True)
 class Mask(Value):
     """Which keys a query may see. A value: it compares, hashes, prints, and combines by & | ~.
@@ -57,6 +72,7 @@ class Mask(Value):
     """
 
     positional: ClassVar[bool] = True
+    per_token: ClassVar[bool] = False  # whether the last axis of its tensors is one number a query, or a key
 
     def visible(self, at: Region) -> Tensor:
         """True where the query may see the key: boolean, broadcastable to (*batch, heads, r, c)."""
@@ -68,6 +84,10 @@ class Mask(Value):
 
     def rows(self, frame: Frame) -> Interval | None:
         """The interval of keys that each query sees, or None if it is not always one interval."""
+        return None
+
+    def band(self) -> Band | None:
+        """The distances that it lets through, if a pair's visibility depends on i - j alone and is one such range."""
         return None
 
     def compares_positions(self) -> bool:
@@ -224,6 +244,9 @@ class Everything(Mask):
         stop = torch.full((1, frame.nq), frame.nk, device=frame.device)
         return Interval(torch.zeros_like(stop), stop)
 
+    def band(self) -> Band:
+        return Band(None, None)
+
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:
         return (cls(),)
@@ -278,6 +301,10 @@ class And(_Pair):
             return None
         start = torch.maximum(a.start, b.start)
         return Interval(start, torch.maximum(start, torch.minimum(a.stop, b.stop)))
+
+    def band(self) -> Band | None:
+        a, b = self.a.band(), self.b.band()
+        return None if a is None or b is None else a & b
 
     def __repr__(self) -> str:
         return " & ".join(f"({m!r})" if isinstance(m, Or) else repr(m) for m in (self.a, self.b))

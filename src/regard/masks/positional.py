@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.core.arrays import tensor
 from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import listed
-from regard.masks.algebra import Cover, Interval, Mask, cover_of
+from regard.masks.algebra import Band, Cover, Interval, Mask, cover_of
 
 
 def _interval(frame: Frame, least: Tensor | None, largest: Tensor | None) -> Interval | None:
@@ -58,6 +58,9 @@ class Causal(Mask):
 
     def rows(self, frame: Frame) -> Interval | None:
         return _interval(frame, None, frame.positions.q)
+
+    def band(self) -> Band:
+        return Band(None, 0)
 
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:
@@ -112,6 +115,9 @@ class Window(Mask):
             None if self.before is None else q - self.before,
             None if self.after is None else q + self.after,
         )
+
+    def band(self) -> Band:
+        return Band(self.before, self.after)
 
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:

@@ -61,12 +61,12 @@ class Lengths(Mask):
         return cover_of(none=none, all_=all_)
 
     def rows(self, frame: Frame) -> Interval:
-        row = torch.arange(frame.nq, device=frame.device)
         n = torch.tensor(frame.nk, device=frame.device) if self.keys is None else self.keys
         stop = n[..., None].expand(*n.shape, frame.nq)
         if self.queries is not None:
+            row = torch.arange(frame.nq, device=frame.device)
             stop = torch.where(row < self.queries[..., None], stop, 0)
-        return Interval(torch.zeros_like(stop)[..., None, :], stop[..., None, :])
+        return Interval(n.new_zeros(1, 1), stop[..., None, :])
 
     def shape_error(self, frame: Frame) -> str | None:
         for name, n, most in (("keys", self.keys, frame.nk), ("queries", self.queries, frame.nq)):
@@ -76,8 +76,10 @@ class Lengths(Mask):
                 return (
                     f"Lengths.{name} has shape {listed(n.shape)}; expected a length a sequence, {listed(frame.batch)}."
                 )
-            if n.numel() and not data_unavailable(n) and bool(((n < 0) | (n > most)).any()):
-                return f"Lengths.{name} holds {int(n.min())} to {int(n.max())}; expected lengths from 0 to {most}."
+            if n.numel() and not data_unavailable(n):
+                least, largest = (int(bound) for bound in n.aminmax())
+                if least < 0 or largest > most:
+                    return f"Lengths.{name} holds {least} to {largest}; expected lengths from 0 to {most}."
         return None
 
     def batch(self) -> tuple[int, ...]:
@@ -106,6 +108,7 @@ class Documents(Mask):
     """
 
     positional: ClassVar[bool] = False
+    per_token: ClassVar[bool] = True
     q_ids: Tensor
     k_ids: Tensor | None = None
 

@@ -1,15 +1,15 @@
-"""The autograd.Function of attention: out and the row statistics of a problem, with a backward in linear memory."""
+"""The one autograd.Function of attention, and how the gradients of a problem are found in linear memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from regard.backends.base import Backend, Kept
+from regard.backends.base import Backend
 from regard.backends.streaming.backward import Cotangents
 from regard.core.dtypes import exact
 from regard.core.problem import Problem
@@ -23,9 +23,13 @@ def attend(backend: Backend, problem: Problem) -> Tensor:
     way = _differentiable_way(backend, tensors)
     if way is not None:
         return way(problem)[0]
-    if _recorded(tensors):
-        return _Attend.apply(backend, problem, *tensors)
-    return backend.forward(problem)[0]
+    if not _recorded(tensors):
+        return backend.forward(problem)[0]
+    call = _OfProblem(backend, problem)
+    with torch.no_grad():
+        kept = backend.forward_for_backward(call.problem)
+    (out,) = Attention.apply(call, (kept[0],), (kept[0].new_empty(0), *kept), *tensors)
+    return out
 
 
 def attend_with_stats(backend: Backend, problem: Problem) -> tuple[Tensor, RowStats]:
@@ -34,11 +38,15 @@ def attend_with_stats(backend: Backend, problem: Problem) -> tuple[Tensor, RowSt
     way = _differentiable_way(backend, tensors)
     if way is not None:
         return way(problem)
-    if _recorded(tensors):
-        out, m, l = _AttendWithStats.apply(backend, problem, *tensors)
-        return out, RowStats(m, l)
-    kept = backend.forward_for_backward(problem)
-    return kept[0], backend.row_stats(kept)
+    if not _recorded(tensors):
+        kept = backend.forward_for_backward(problem)
+        return kept[0], backend.row_stats(kept)
+    call = _OfProblem(backend, problem)
+    with torch.no_grad():
+        kept = backend.forward_for_backward(call.problem)
+        stats = backend.row_stats(kept)
+    out, m, l = Attention.apply(call, (kept[0], stats.m, stats.l), (stats.l, *kept), *tensors)
+    return out, RowStats(m, l)
 
 
 def _recorded(tensors: tuple[Tensor, ...]) -> bool:
@@ -60,54 +68,95 @@ def _differentiable_way(
     return None
 
 
-class _Attend(torch.autograd.Function):
-    """out of a problem."""
+class Call(Protocol):
+    """How the gradients of one call are found, from its tensors and what its forward saved."""
 
-    @staticmethod
-    def forward(ctx: Any, backend: Backend, problem: Problem, *tensors: Tensor) -> Tensor:
-        kept = backend.forward_for_backward(problem)
-        _save(ctx, backend, problem, tensors, kept)
-        return kept[0]
+    def constants(self, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Those of the results that have no derivative."""
+        ...
 
-    @staticmethod  # torch's stub has *args here, but calls it with one cotangent a result
-    def backward(ctx: Any, g_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _backward(ctx, ctx.saved_tensors, g_out, None)
-
-
-class _AttendWithStats(torch.autograd.Function):
-    """out, m and l of a problem; m is a constant."""
-
-    @staticmethod
-    def forward(ctx: Any, backend: Backend, problem: Problem, *tensors: Tensor) -> tuple[Tensor, ...]:
-        kept = backend.forward_for_backward(problem)
-        stats = backend.row_stats(kept)
-        _save(ctx, backend, problem, tensors, (*kept, stats.l))
-        ctx.mark_non_differentiable(stats.m)
-        return kept[0], stats.m, stats.l
-
-    @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, g_out: Tensor, _: Tensor, g_l: Tensor
+    def backward(
+        self,
+        tensors: tuple[Tensor, ...],
+        saved: tuple[Tensor, ...],
+        cotangents: tuple[Tensor, ...],
+        needs: tuple[bool, ...],
     ) -> tuple[Tensor | None, ...]:
-        *saved, l = ctx.saved_tensors
-        return _backward(ctx, tuple(saved), g_out, g_l * l)  # l = exp(lse - m)
+        """Gradients of the tensors for which `needs` is true, from the cotangents of the results."""
+        ...
+
+    def differentiable(
+        self,
+        tensors: tuple[Tensor, ...],
+        saved: tuple[Tensor, ...],
+        cotangents: tuple[Tensor, ...],
+        needs: tuple[bool, ...],
+    ) -> tuple[Tensor | None, ...]:
+        """The same by operations that can be differentiated again."""
+        ...
 
 
-def _save(ctx: Any, backend: Backend, problem: Problem, tensors: tuple[Tensor, ...], results: Kept) -> None:
-    ctx.backend, ctx.problem = backend, problem.with_tensors(tuple(t.detach() for t in tensors))
-    # all of them, masks and positions too: autograd then notices when one is changed in place before backward
-    ctx.save_for_backward(*tensors, *results)
+class Attention(torch.autograd.Function):
+    """The results of a call that has been made, to autograd: the one Function of attention.
+
+    apply(call, results, saved, *tensors): what the backward needs of the forward besides the tensors is `saved`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: Call, results: tuple[Tensor, ...], saved: tuple[Tensor, ...], *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.call, ctx.count = call, len(tensors)
+        # all tensors, also those without a gradient: autograd then notices when one is changed in place before backward
+        ctx.save_for_backward(*tensors, *saved)
+        ctx.mark_non_differentiable(*call.constants(results))
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        both = ctx.saved_tensors  # looked at once: hooks of checkpointing allow no more
+        tensors, saved = both[: ctx.count], both[ctx.count :]
+        # create_graph: the gradient itself will be differentiated
+        way = ctx.call.differentiable if torch.is_grad_enabled() else ctx.call.backward
+        with exact(cotangents[0].device.type):
+            return (None, None, None, *way(tensors, saved, cotangents, tuple(ctx.needs_input_grad[3:])))
 
 
-def _backward(ctx: Any, saved: tuple[Tensor, ...], g_out: Tensor, g_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-    count = len(ctx.problem.tensors())
-    tensors, kept = saved[:count], saved[count:]
-    problem = ctx.problem.with_tensors(tensors)
-    needs = tuple(ctx.needs_input_grad[2:])
-    with exact(g_out.device.type):
-        if torch.is_grad_enabled():  # create_graph: the gradient itself will be differentiated
-            return (None, None, *differentiable_backward(ctx.backend, problem, (g_out, g_lse), needs))
-        return (None, None, *ctx.backend.backward(problem, kept, (g_out, g_lse), needs))
+class _OfProblem:
+    """A call that a backend made of a problem: out, or out, m and l."""
+
+    def __init__(self, backend: Backend, problem: Problem) -> None:
+        self.backend = backend
+        self.problem = problem.with_tensors(tuple(t.detach() for t in problem.tensors()))
+
+    def constants(self, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return results[1:2]  # m
+
+    def backward(
+        self,
+        tensors: tuple[Tensor, ...],
+        saved: tuple[Tensor, ...],
+        cotangents: tuple[Tensor, ...],
+        needs: tuple[bool, ...],
+    ) -> tuple[Tensor | None, ...]:
+        l, *kept = saved
+        problem = self.problem.with_tensors(tensors)
+        return self.backend.backward(problem, tuple(kept), _cotangents(cotangents, l), needs)
+
+    def differentiable(
+        self,
+        tensors: tuple[Tensor, ...],
+        saved: tuple[Tensor, ...],
+        cotangents: tuple[Tensor, ...],
+        needs: tuple[bool, ...],
+    ) -> tuple[Tensor | None, ...]:
+        problem = self.problem.with_tensors(tensors)
+        return differentiable_backward(self.backend, problem, _cotangents(cotangents, saved[0]), needs)
+
+
+def _cotangents(given: tuple[Tensor, ...], l: Tensor) -> Cotangents:
+    """Of out and of the log-sum-exp, from those of out or of (out, m, l): l = exp(lse - m)."""
+    return given[0], None if len(given) == 1 else given[2] * l
 
 
 def differentiable_backward(

@@ -67,6 +67,6 @@ def plan(problem: Problem, backend: Backend | None, lse: bool) -> Plan:
         ("call", call),
         ("score", repr(problem.score)),
         ("mask", repr(problem.mask)),
-        *chosen.plan(problem).items(),
+        *chosen.details(problem).items(),
     ]
     return Plan(chosen, tuple(reasons), tuple(facts))

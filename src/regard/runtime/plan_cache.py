@@ -1,86 +1,157 @@
-"""Calls of a structure seen before, the same shapes, strides, dtypes, score and mask: they skip all but the kernel.
+"""The cache of plans: calls of a structure seen before skip all but the kernel, forward and backward.
 
-Structure is what a call is like before anyone looks at a number in its tensors. Kept are calls that a backend can
-repeat from it alone (see Backend.ready and Backend.trained): no transforms, no positions, no dropout, no gradients but
-those of q, k and v, and of what an additive score learns.
+Structure is what a call is like before anyone looks at a number in its tensors: dtypes, shapes but for the numbers of
+queries and keys, the score and the mask, whether there are positions and dropout. Kept are the plans that a backend
+makes (see Backend.plan): no transforms, no gradients but those of q, k and v, and of what an additive score learns.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from regard.backends.base import Example, Ready, Trained
+from regard.backends.base import Done, Example, Inputs, Plan, TrainingPlan
+from regard.core.dropout import Dropout
+from regard.core.positions import Positions
 from regard.core.tracing import functorch, watched
 from regard.core.value import Value, names
 from regard.masks.algebra import Mask
-from regard.runtime.autograd import differentiable_backward
+from regard.runtime.autograd import Attention, differentiable_backward
 from regard.runtime.binding import Call
 from regard.runtime.dispatch import choose
 from regard.scores.algebra import Score, Similarity
 
 _MOST = 256  # structures kept
-_kept: dict[Any, _Known | None] = {}
+_plans: dict[Any, _Known | _ByLength | None] = {}
 _UNSEEN: Any = object()
 
 
-def attend(q: Any, k: Any, v: Any, score: Score, mask: Mask, sink: Any) -> Tensor | None:
-    """The output of a call whose structure is kept, or can be; None where each such call has to be posed."""
-    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or _transformed():
-        return None
-    if not (_plain(q) and _plain(k) and _plain(v)):
-        return None
-    leaves: list[Tensor] = []
-    try:
-        outline = _outline(score, leaves), _outline(mask, leaves), _outline(sink, leaves)
-    except _Open:
-        return None
-    tensors = (q, k, v, *leaves)
-    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    key = (
-        *outline,
-        tuple([t.requires_grad for t in tensors]) if recorded else None,
-        *(q.shape, q.stride(), q.dtype, k.shape, k.stride(), k.dtype, v.shape, v.stride(), v.dtype),
-        torch.get_num_threads(),
-        os.environ.get("REGARD_ISA"),
-    )
-    known = _kept.get(key, _UNSEEN)
-    if known is _UNSEEN:
-        known = _prepare(Call(q, k, v, score, mask, None, sink, None), tensors, recorded)
-        if len(_kept) >= _MOST:
-            _kept.clear()
-        _kept[key] = known
-    if known is None:
-        return None
-    origin = None
-    if known.strides is not None:
-        origin = (q.detach(), k.detach()) if recorded else None
-        q, k = cast(Similarity, score.stages[0]).prepare(_lift(q), _lift(k))
-        if (q.stride(), k.stride()) != known.strides:
-            return None
-    if not recorded:
-        return cast(Ready, known.run)(q, k, v, leaves)
-    return cast(Tensor, _Repeated.apply(known.run, (origin, score, mask, sink), q, k, v, *leaves))
+class Asked(NamedTuple):
+    """The arguments of a call, but for the backend."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    score: Score
+    mask: Mask
+    positions: Positions | None
+    sink: Any
+    dropout: Dropout | None
 
 
 @dataclass(frozen=True, eq=False)
 class _Known:
-    """A structure that is kept. strides: of q and k as the similarity prepares them, or None where it does not."""
+    """A structure that has a plan. prepares: whether the similarity does something to q and k before."""
 
-    run: Ready | Trained
-    strides: tuple[tuple[int, ...], tuple[int, ...]] | None
+    plan: Plan | TrainingPlan
+    prepares: bool
+
+
+class _ByLength(dict[tuple[int, int], "_Known | None"]):
+    """A structure that has a plan for each number of queries and keys."""
+
+
+def attend(
+    q: Any,
+    k: Any,
+    v: Any,
+    score: Score,
+    mask: Mask,
+    positions: Positions | None,
+    sink: Any,
+    dropout: Dropout | None,
+) -> Tensor | None:
+    """The output of a call whose structure has a plan; None where the call must go the general way."""
+    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or _transformed():
+        return None
+    if not (_plain(q) and _plain(k) and _plain(v)) or q.dim() < 2 or k.dim() < 2 or v.dim() < 2:
+        return None
+    leaves: list[Tensor] = []
+    try:
+        outline = _outline(score, leaves), _outline(mask, leaves), _outline(sink, leaves)
+        placed = None if positions is None else _outline_of_positions(positions)
+        dropped = None if dropout is None else _outline_of_dropout(dropout)
+    except _Open:
+        return None
+    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *leaves))
+    *q_lead, nq, q_width = q.shape
+    *k_lead, nk, k_width = k.shape
+    *v_lead, values, v_width = v.shape
+    if values != nk:
+        return None
+    key = (
+        *(outline, placed, dropped, q.dtype, k.dtype, v.dtype, len(q_lead), len(k_lead)),
+        *(*q_lead, q_width, *k_lead, k_width, *v_lead, v_width),
+        tuple([t.requires_grad for t in (q, k, v, *leaves)]) if recorded else None,
+        torch.get_num_threads(),
+        os.environ.get("REGARD_ISA"),
+    )
+    known = _plans.get(key, _UNSEEN)
+    if isinstance(known, _ByLength):
+        known = known.get((nq, nk), _UNSEEN)
+    if known is None:
+        return None
+    dropout = dropout.seeded() if dropped is not None and dropout is not None else None
+    if known is _UNSEEN:
+        known = _learn(key, Asked(q, k, v, score, mask, positions, sink, dropout), leaves, recorded)
+        if known is None:
+            return None
+    origin = q, k
+    if known.prepares:
+        q, k = cast(Similarity, score.stages[0]).prepare(_lift(q), _lift(k))
+    seed = 0 if dropout is None else cast(int, dropout.seed) & (2**64 - 1)
+    call = Inputs(q, k, v, leaves, nq, nk, mask, positions, seed)
+    if not recorded:
+        return cast(Plan, known.plan).run(call)
+    plan = cast(TrainingPlan, known.plan)
+    with torch.no_grad():
+        done = plan.run_for_backward(call)
+    if done is None:
+        return None
+    asked = Asked(origin[0].detach(), origin[1].detach(), v.detach(), score, mask, positions, sink, dropout)
+    made = _Planned(plan, done, known.prepares, asked, (q, k, v, *leaves))
+    (out,) = Attention.apply(made, (done.out.to(v.dtype),), (done.out, done.norm), q, k, v, *leaves)
+    return out
+
+
+def plans() -> list[Plan | TrainingPlan]:
+    """Every plan that is kept."""
+    found = (list(known.values()) if isinstance(known, _ByLength) else [known] for known in _plans.values())
+    return [known.plan for each in found for known in each if known is not None]
+
+
+def clear() -> None:
+    """Forgets all plans."""
+    _plans.clear()
 
 
 def _lift(t: Tensor) -> Tensor:
     return t if t.dim() > 3 else t.unsqueeze(-3)
 
 
-def _prepare(call: Call, tensors: tuple[Tensor, ...], recorded: bool) -> _Known | None:
+def _learn(key: Any, asked: Asked, leaves: list[Tensor], recorded: bool) -> _Known | None:
+    """Makes the plan of a structure, and keeps it; None is kept too."""
+    known = _planned(Call(*asked), asked.positions, (*asked[:3], *leaves), recorded)
+    if len(_plans) >= _MOST:
+        _plans.clear()
+    if known is not None and known.plan.of_lengths:
+        lengths = asked.q.shape[-2], asked.k.shape[-2]
+        found = _plans.setdefault(key, _ByLength())
+        assert isinstance(found, _ByLength)
+        if len(found) >= _MOST:
+            found.clear()
+        found[lengths] = known
+    else:
+        _plans[key] = known
+    return known
+
+
+def _planned(call: Call, positions: Positions | None, tensors: tuple[Tensor, ...], recorded: bool) -> _Known | None:
     problem, (q, k, v, *leaves) = call.problem, tensors
     frame, similarity = problem.frame, problem.similarity
     prepares = type(similarity).prepare is not Similarity.prepare
@@ -89,42 +160,58 @@ def _prepare(call: Call, tensors: tuple[Tensor, ...], recorded: bool) -> _Known 
     q, k = (problem.q, problem.k) if prepares else (q, k)
     with torch.no_grad():
         backend = choose(problem, None, lse=False)
-        out = problem.v.new_empty((*frame.batch, frame.heads, frame.nq, problem.dv))
+        out = call.layout.restore(problem.v.new_empty((*frame.batch, frame.heads, frame.nq, problem.dv)), 2)
         needs = tuple(recorded and t.requires_grad for t in (q, k, v, *leaves))
         spent = len(similarity.tensors()) if prepares else 0
-        example = Example(problem, (q, k, v), tuple(leaves), spent, needs, call.layout.restore(out, 2))
-        run = backend.trained(example) if recorded else backend.ready(example)
-    return None if run is None else _Known(run, (q.stride(), k.stride()) if prepares else None)
+        plan = backend.plan(Example(problem, (q, k, v), tuple(leaves), spent, needs, out, positions), recorded)
+    return None if plan is None else _Known(plan, prepares)
 
 
-# q and k from before the similarity prepared them, or None; score, mask and sink
-_Asked = tuple[tuple[Tensor, Tensor] | None, Score, Mask, Any]
+class _Planned:
+    """A call that a plan made, to autograd."""
 
+    def __init__(
+        self, plan: TrainingPlan, done: Done, prepares: bool, asked: Asked, tensors: tuple[Tensor, ...]
+    ) -> None:
+        self.plan, self.kernel, self.prepares, self.asked = plan, done.kernel, prepares, asked
+        self.strides = [t.stride() for t in (*tensors, done.out, done.norm)]
 
-class _Repeated(torch.autograd.Function):
-    """A call of a structure that is kept, with gradients."""
+    def constants(self, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return ()
 
-    @staticmethod
-    def forward(ctx: Any, run: Trained, asked: _Asked, *tensors: Tensor) -> Tensor:
-        q, k, v, *leaves = tensors
-        out, kept = run.forward(q, k, v, leaves)
-        ctx.run, ctx.asked = run, asked
-        # the leaves too: autograd then notices when one is changed in place before backward
-        ctx.save_for_backward(*tensors, out, kept)
-        ctx.strides = [t.stride() for t in (*tensors, out, kept)]
-        return out.to(v.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, g_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        # hooks on what is saved may have moved it
-        q, k, v, *leaves, out, kept = map(_laid, ctx.saved_tensors, ctx.strides)
-        # create_graph: the gradient itself will be differentiated; and who watches sees no kernel
-        if torch.is_grad_enabled() or watched():
+    def backward(
+        self,
+        tensors: tuple[Tensor, ...],
+        saved: tuple[Tensor, ...],
+        cotangents: tuple[Tensor, ...],
+        needs: tuple[bool, ...],
+    ) -> tuple[Tensor | None, ...]:
+        if watched():  # who watches sees no kernel
             with torch.enable_grad():
-                found = _differentiable(ctx.asked, (q, k, v), ctx.needs_input_grad[2:], g_out)
-        else:
-            found = ctx.run.backward((q, k, v), leaves, (out, kept), g_out)
-        return (None, None, *found)
+                return self.differentiable(tensors, saved, cotangents, needs)
+        # hooks on what is saved may have laid it out anew
+        q, k, v, *leaves, out, norm = map(_laid, (*tensors, *saved), self.strides)
+        return self.plan.backward(Done(out, norm, self.kernel), (q, k, v), leaves, cotangents[0])
+
+    def differentiable(
+        self,
+        tensors: tuple[Tensor, ...],
+        saved: tuple[Tensor, ...],
+        cotangents: tuple[Tensor, ...],
+        needs: tuple[bool, ...],
+    ) -> tuple[Tensor | None, ...]:
+        given = tensors[:3]
+        # what the similarity prepared is what the gradients are asked for
+        call = Call(
+            *(self.asked if self.prepares else self.asked._replace(q=given[0], k=given[1]))._replace(v=given[2])
+        )
+        problem = replace(call.problem, q=given[0], k=given[1]) if self.prepares else call.problem
+        frame = problem.frame
+        g_out = cotangents[0].to(problem.accumulate).reshape(*frame.batch, frame.heads, frame.nq, problem.dv)
+        every = (*needs, *(False for _ in problem.tensors()[len(needs) :]))
+        found = differentiable_backward(choose(problem, None, lse=False), problem, (g_out, None), every)
+        shaped = (None if g is None else g.reshape(t.shape) for g, t in zip(found, given, strict=False))
+        return (*shaped, *found[3 : len(needs)])
 
 
 def _laid(t: Tensor, strides: tuple[int, ...]) -> Tensor:
@@ -132,23 +219,6 @@ def _laid(t: Tensor, strides: tuple[int, ...]) -> Tensor:
         return t
     once = t[tuple(slice(0, 1) if step == 0 else slice(None) for step in strides)]  # of what was expanded
     return torch.empty_strided(once.shape, strides, dtype=t.dtype).copy_(once).expand(t.shape)
-
-
-def _differentiable(
-    asked: _Asked, given: tuple[Tensor, ...], needs: tuple[bool, ...], g_out: Tensor
-) -> tuple[Tensor | None, ...]:
-    """The gradients by operations that can be differentiated again."""
-    (origin, score, mask, sink), (q, k, v) = asked, given
-    call = Call(*(origin or (q, k)), v, score, mask, None, sink, None)
-    problem = call.problem if origin is None else replace(call.problem, q=q, k=k)
-    frame = problem.frame
-    g_out = g_out.to(problem.accumulate).reshape(*frame.batch, frame.heads, frame.nq, problem.dv)
-    with call.precision():
-        every = (*needs, *(False for _ in problem.tensors()[len(needs) :]))
-        backend = choose(problem, None, lse=False)
-        found = differentiable_backward(backend, problem, (g_out, None), every)
-    shaped = (None if g is None else g.reshape(t.shape) for g, t in zip(found, given, strict=False))
-    return (*shaped, *found[3 : len(needs)])
 
 
 def _transformed() -> bool:
@@ -179,7 +249,8 @@ def _outline(item: Any, leaves: list[Tensor]) -> Any:
     kind = type(item)
     parts = _parts.get(kind)
     if parts is not None:
-        return (kind, *[_outline(getattr(item, name), leaves) for name in parts]) if parts else kind
+        outline = _outline_of_tokens if kind in _per_token else _outline
+        return (kind, *[outline(getattr(item, name), leaves) for name in parts]) if parts else kind
     if kind in (int, float, bool, type(None)):
         return item
     if kind is tuple:
@@ -189,8 +260,33 @@ def _outline(item: Any, leaves: list[Tensor]) -> Any:
         return item.dtype, item.shape, item.stride()
     if isinstance(item, Value) and kind.__module__.startswith("regard."):
         _parts[kind] = names(kind)
+        if issubclass(kind, Mask) and kind.per_token:
+            _per_token.add(kind)
         return _outline(item, leaves)
     raise _Open
 
 
+def _outline_of_positions(positions: Any) -> Any:
+    if type(positions) is not Positions:
+        raise _Open
+    return positions.span is not None or (positions.q.shape[:-1], positions.k.shape[:-1])
+
+
+def _outline_of_dropout(dropout: Any) -> Any:
+    if type(dropout) is not Dropout:
+        raise _Open
+    return dropout.p or None
+
+
+def _outline_of_tokens(item: Any, leaves: list[Tensor]) -> Any:
+    """The same of a tensor with a number for each query or key: it does not say how many there are."""
+    if not isinstance(item, Tensor):
+        return _outline(item, leaves)
+    if not _plain(item):
+        raise _Open
+    leaves.append(item)
+    return item.dtype, item.shape[:-1]
+
+
 _parts: dict[type, tuple[str, ...]] = {}  # of regard's own classes
+_per_token = set[type]()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +10,12 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Result
+from regard.backends.native.abi import AdditiveArguments, AdditiveGradientArguments, CallArguments, Operand, Struct
 from regard.backends.native.args import ACTIVATIONS, KernelArgs, lower_around
 from regard.backends.native.families import KernelFamily
-from regard.backends.native.ffi import CODES, Arguments, Operand, Struct
+from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.launch import Kept, arguments, library, operand, sink_weights, threads
-from regard.backends.native.plan import Made
+from regard.backends.native.plan import Gradients
 from regard.backends.streaming.backward import output_cotangents, sink_gradient
 from regard.core.problem import Problem
 from regard.scores.activations import LeakyReLU
@@ -24,35 +24,13 @@ from regard.scores.additive import Additive
 _WORK = 64  # what a query, a key and a feature cost, in operations of a dot product
 
 
-class AdditiveArguments(Struct):
-    """regard_additive of native/activation.h."""
-
-    _fields_ = (
-        ("call", Arguments),
-        ("w", ctypes.c_void_p),
-        ("w_stride", ctypes.c_int64),
-        ("activation", ctypes.c_int32),
-        ("slope", ctypes.c_float),
-    )
-
-
-class AdditiveGradients(Struct):
-    """regard_additive_gradients of native/additive_backward.h."""
-
-    _fields_ = (
-        ("forward", AdditiveArguments),
-        *((name, Operand) for name in ("dout", "dlse", "da", "dc", "dv")),
-        ("dw", ctypes.c_void_p),
-    )
-
-
 @dataclass(frozen=True)
 class AdditiveKernels(KernelFamily):
     """The kernels of additive scores."""
 
     whole = False  # w and the activation are the problem's
-    again = "regard_additive_again"
-    again_backward = "regard_additive_backward_again"
+    forward_entry = "regard_additive_forward"
+    backward_entry = "regard_additive_backward"
 
     def why_not_invariant(self, problem: Problem) -> str | None:
         return "how an additive score is found depends on how far the queries beside it reach"
@@ -66,7 +44,7 @@ class AdditiveKernels(KernelFamily):
     def lower(self, problem: Problem, mask: dict[str, Tensor]) -> KernelArgs:
         return lower_around(problem, mask, problem.q.float(), problem.k.float(), problem.v)
 
-    def run(self, problem: Problem, call: Arguments) -> None:
+    def run(self, problem: Problem, call: CallArguments) -> None:
         library().run("regard_additive_forward", _arguments(problem, call))
 
     def backward(
@@ -83,8 +61,8 @@ class AdditiveKernels(KernelFamily):
         given = zip(found, problem.tensors(), needs, strict=True)
         return tuple(g.to(t.dtype) if need and g is not None else None for g, t, need in given)
 
-    def leaves(self, problem: Problem, args: KernelArgs) -> tuple[Tensor | None, ...]:
-        return *super().leaves(problem, args), _weights(problem)
+    def leaves(self, problem: Problem, args: KernelArgs) -> dict[int, Tensor | None]:
+        return {**super().leaves(problem, args), AdditiveArguments.w.offset: _weights(problem)}
 
     def learned(self, problem: Problem) -> Tensor | None:
         return _weights(problem)
@@ -95,20 +73,29 @@ class AdditiveKernels(KernelFamily):
     def cotangent(self, g_out: Tensor) -> Tensor:
         return g_out.float()
 
-    def struct(self, problem: Problem, call: Arguments) -> Struct:
+    def pair_work(self, problem: Problem, args: KernelArgs) -> int:
+        return _pair_work(problem)
+
+    def struct(self, problem: Problem, call: CallArguments) -> Struct:
         x = _arguments(problem, call)
         x.held = call.held  # each call brings its own w
         return x
 
-    def pulled(self, struct: Struct, dout: Operand, made: Made, dtypes: tuple[int, int]) -> Struct:
-        da, dc, dv, _ = made
-        assert isinstance(struct, AdditiveArguments) and da is not None and dc is not None and dv is not None
-        return AdditiveGradients(struct, dout, Operand(), operand(da), operand(dc), operand(dv))
+    def backward_struct(
+        self,
+        forward: Struct,
+        dout: Operand,
+        made: Sequence[Operand | None],
+        learned: Tensor | None,
+        dtypes: tuple[int, int],
+    ) -> Struct:
+        assert learned is not None
+        return AdditiveGradientArguments(forward, dout, Operand(), *made, learned.data_ptr())
 
-    def room(self, given: Sequence[Tensor], heads: int, needs: tuple[bool, ...]) -> Made:
+    def empty_gradients(self, given: Sequence[Tensor], heads: int, needs: tuple[bool, ...]) -> Gradients:
         return *(torch.empty(t.shape) for t in given), torch.empty(heads, given[0].shape[-1])
 
-    def own(self, made: Made, given: Sequence[Tensor], learned: Tensor | None) -> Made:
+    def own(self, made: Gradients, given: Sequence[Tensor], learned: Tensor | None) -> Gradients:
         da, dc, dv, dw = made
         assert dv is not None and dw is not None and learned is not None
         return da, dc, dv.to(given[2].dtype), _total(dw, learned)
@@ -125,8 +112,13 @@ def _run(problem: Problem, args: KernelArgs, kept: Kept, cotangents: Result) -> 
         x = _arguments(problem, arguments(args, out.contiguous(), lse, norm.contiguous()))
         g_out, g_lse = cotangents[0].float(), cotangents[1].float()
         operands = (operand(t) for t in (g_out, g_lse[..., None], da, dc, dv))
-        library().run("regard_additive_backward", AdditiveGradients(x, *operands, dw.data_ptr()))
+        library().run("regard_additive_backward", AdditiveGradientArguments(x, *operands, dw.data_ptr()))
     return da, dc, dv, dw
+
+
+def _pair_work(problem: Problem) -> int:
+    """What a query and a key cost over the batch and all heads, in floating-point operations."""
+    return _WORK * math.prod(problem.frame.batch) * problem.frame.heads * _similarity(problem).w.shape[-1]
 
 
 def _weights(problem: Problem) -> Tensor | None:
@@ -145,13 +137,13 @@ def _similarity(problem: Problem) -> Additive:
     return problem.similarity
 
 
-def _arguments(problem: Problem, call: Arguments) -> AdditiveArguments:
+def _arguments(problem: Problem, call: CallArguments) -> AdditiveArguments:
     """What the kernels are told besides."""
     similarity = _similarity(problem)
     activation, w = similarity.activation, similarity.w.float().contiguous()
     slope = activation.slope if isinstance(activation, LeakyReLU) else 0.0
-    call.dtype = CODES[problem.v.dtype]
-    call.threads = threads(_WORK * math.prod(problem.frame.shape) * w.shape[-1])
+    call.dtype = DTYPE_CODES[problem.v.dtype]
+    call.threads = threads(_pair_work(problem) * problem.frame.nq * problem.frame.nk)
     shared = w.dim() < 2 or w.shape[0] == 1
     x = AdditiveArguments(call, w.data_ptr(), 0 if shared else w.shape[-1], ACTIVATIONS[type(activation)], slope)
     x.hold(w)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.native.ffi import AXES, CODES
+from regard.backends.native.abi import AXES
+from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.lower_mask import lower_mask
 from regard.backends.native.lower_modifiers import MOST, lower_modifiers, place, why_not_modifiers
 from regard.core.problem import Problem
@@ -85,7 +86,7 @@ _OPERANDS = tuple(f.name for f in fields(KernelArgs) if "Tensor" in str(f.type))
 def why_not(problem: Problem) -> str | None:
     """Why the kernels cannot be told a problem, as a clause; None if they can."""
     frame = problem.frame
-    if problem.dtype not in CODES:
+    if problem.dtype not in DTYPE_CODES:
         return f"dtype {str(problem.dtype).removeprefix('torch.')}; it has float32, bfloat16, float16"
     if len(frame.batch) > AXES:
         return f"{len(frame.batch)} batch axes; it has {AXES}"

@@ -9,8 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-import regard.backends.native.plan as ready
-from regard.backends.base import Backend, Differentiable, Example, Kept, Ready, Result, Trained
+from regard.backends.base import Backend, Differentiable, Example, Kept, Plan, Result
 from regard.backends.native.additive import AdditiveKernels
 from regard.backends.native.args import KernelArgs, lower, why_not
 from regard.backends.native.backward import why_not_learned
@@ -18,6 +17,7 @@ from regard.backends.native.families import KernelFamily
 from regard.backends.native.ffi import runnable, why_not_built
 from regard.backends.native.launch import forward, forward_for_backward, library, row_stats
 from regard.backends.native.lower_mask import lower_mask, save_mask, saved_mask
+from regard.backends.native.plan import ForwardPlan, TrainingPlan, repeats
 from regard.backends.native.torch_ops import traced
 from regard.backends.streaming.backward import Cotangents, backward
 from regard.backends.streaming.tiling import stream
@@ -78,18 +78,15 @@ class Native(Backend):
         tile = None if graphed(*problem.tensors()) else library().tile
         return traced(replace(lower(problem, tile), invariant=self.invariant))
 
-    def ready(self, example: Example) -> Ready | None:
-        family = _family(example.problem)
-        args = self._kernel_args(example.problem)
-        return ready.Ready(family, args, example) if ready.repeats(family, args, example) else None
-
-    def trained(self, example: Example) -> Trained | None:
+    def plan(self, example: Example, training: bool) -> Plan | None:
         family, problem = _family(example.problem), example.problem
         rest = len(problem.tensors()) - len(example.needs)
-        if family.why_streamed(problem, (*example.needs, *(False,) * rest)) is not None:
+        if training and family.why_streamed(problem, (*example.needs, *(False,) * rest)) is not None:
             return None
         args = self._kernel_args(problem)
-        return ready.Trained(family, args, example) if ready.repeats(family, args, example) else None
+        if not repeats(family, args, example):
+            return None
+        return TrainingPlan(family, args, example) if training else ForwardPlan(family, args, example)
 
     def backward(
         self, problem: Problem, kept: Kept, cotangents: Cotangents, needs: tuple[bool, ...]
@@ -108,7 +105,7 @@ class Native(Backend):
                 problem, self._kernel_args(problem, saved_mask(tuple(mask))), (out, lse, norm), pair, needs
             )
 
-    def plan(self, problem: Problem) -> dict[str, str]:
+    def details(self, problem: Problem) -> dict[str, str]:
         kernels = library()
         args = lower_mask(problem, kernels.tile)
         found = {"kernels": f"{kernels.isa}, blocks of {kernels.tile[0]} queries × {kernels.tile[1]} keys"}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
+from regard.backends.native.abi import GradientArguments
 from regard.backends.native.args import KernelArgs
-from regard.backends.native.ffi import CODES, Arguments, Operand, Struct
+from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.launch import arguments, library, operand, sink_weights
 from regard.backends.native.lower_mask import full
 from regard.backends.native.lower_modifiers import ROOM, relative_table
@@ -22,19 +21,6 @@ Kept = tuple[Tensor, Tensor, Tensor]  # out, lse, norm
 LEARNED = ("q", "k", "v", "bias", "slopes", "offsets", "sink")  # operands that have gradients
 # What the first tensor of a score is to the kernels; those of Bilinear and Cosine are in q and k already.
 _KINDS: dict[type, str] = {ScaledDot: "scale", Alibi: "slopes", Bias: "bias", RelativeBias: "offsets"}
-
-
-class Gradients(Struct):
-    """regard_gradients of native/gradient_args.h."""
-
-    _fields_ = (
-        ("call", Arguments),
-        *((name, Operand) for name in ("dout", "dlse", "dq", "dk", "dv", "dbias")),
-        ("dslopes", ctypes.c_void_p),
-        ("doffsets", ctypes.c_void_p),
-        ("dout_dtype", ctypes.c_int32),
-        ("gradient_dtype", ctypes.c_int32),
-    )
 
 
 def why_not_backward(problem: Problem, needs: tuple[bool, ...]) -> str | None:
@@ -105,11 +91,11 @@ def _run(args: KernelArgs, kept: Kept, cotangents: Pair, wanted: set[str]) -> di
         return {name: g.zero_() for name, g in found.items()}
     out, lse, norm = (t.contiguous() for t in kept)
     dout, dlse = cotangents
-    dout = dout if dout.dtype in CODES and dout.stride(-1) == 1 else dout.float().contiguous()
+    dout = dout if dout.dtype in DTYPE_CODES and dout.stride(-1) == 1 else dout.float().contiguous()
     dlse = dlse.float()
-    told = Gradients(call=arguments(args, out, lse, norm))
+    told = GradientArguments(call=arguments(args, out, lse, norm))
     told.dout, told.dlse = operand(told.hold(dout)), operand(told.hold(dlse)[..., None])
-    told.dout_dtype, told.gradient_dtype = CODES[dout.dtype], CODES[args.q.dtype]
+    told.dout_dtype, told.gradient_dtype = DTYPE_CODES[dout.dtype], DTYPE_CODES[args.q.dtype]
     for name, g in found.items():
         setattr(told, f"d{name}", g.data_ptr() if name in ("slopes", "offsets") else operand(g))
     library().run("regard_backward", told)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Result
+from regard.backends.native.abi import CallArguments, GradientArguments, Operand, Struct
 from regard.backends.native.args import KernelArgs, lower_dots
-from regard.backends.native.backward import Gradients, backward, why_not_backward
-from regard.backends.native.ffi import Arguments, Operand, Struct
-from regard.backends.native.launch import Kept, dots, operand
-from regard.backends.native.plan import Made
+from regard.backends.native.backward import backward, why_not_backward
+from regard.backends.native.launch import Kept, dots, pair_work
+from regard.backends.native.plan import Gradients
 from regard.core.problem import Problem
 from regard.scores.similarity import Bilinear, Distance
 
@@ -23,12 +23,12 @@ from regard.scores.similarity import Bilinear, Distance
 class KernelFamily:
     """The kernels of dot products, and the base of others.
 
-    whole: whether KernelArgs says all of a call, so that it can be a node of a graph. The rest is ready.Kernels.
+    whole: whether KernelArgs says all of a call, so that it can be a node of a graph. The rest is plan.Kernels.
     """
 
     whole: ClassVar[bool] = True
-    again: ClassVar[str] = "regard_again"
-    again_backward: ClassVar[str] = "regard_backward_again"
+    forward_entry: ClassVar[str] = "regard_forward"
+    backward_entry: ClassVar[str] = "regard_backward"
 
     def why_not_invariant(self, problem: Problem) -> str | None:
         """Why a row's bits depend on other rows, as a clause; None if they need not."""
@@ -46,7 +46,7 @@ class KernelFamily:
         """The call as the kernels read it; mask: what lower_mask says of its mask."""
         return lower_dots(problem, mask)
 
-    def run(self, problem: Problem, call: Arguments) -> None:
+    def run(self, problem: Problem, call: CallArguments) -> None:
         """The forward, from a struct that is filled."""
         dots(call)
 
@@ -56,9 +56,10 @@ class KernelFamily:
         """Gradients of problem.tensors() for which `needs` is true, where why_streamed has nothing to say."""
         return backward(problem, args, kept, cotangents, needs)
 
-    def leaves(self, problem: Problem, args: KernelArgs) -> tuple[Tensor | None, ...]:
-        """See ready.Kernels, as of what follows."""
-        return args.allowed, args.bias, args.slopes, args.sink
+    def leaves(self, problem: Problem, args: KernelArgs) -> dict[int, Tensor | None]:
+        """See plan.Kernels, as of what follows."""
+        read = {"allowed": args.allowed, "bias": args.bias, "slopes": args.slopes, "sink": args.sink}
+        return {getattr(CallArguments, name).offset: t for name, t in read.items()}
 
     def learned(self, problem: Problem) -> Tensor | None:
         return None
@@ -69,18 +70,25 @@ class KernelFamily:
     def cotangent(self, g_out: Tensor) -> Tensor:
         return g_out
 
-    def struct(self, problem: Problem, call: Arguments) -> Struct:
+    def pair_work(self, problem: Problem, args: KernelArgs) -> int:
+        return pair_work(args)
+
+    def struct(self, problem: Problem, call: CallArguments) -> Struct:
         return call
 
-    def pulled(self, struct: Struct, dout: Operand, made: Made, dtypes: tuple[int, int]) -> Struct:
-        told = Gradients(struct, dout=dout, dout_dtype=dtypes[0], gradient_dtype=dtypes[1])
-        for name, t in zip(("dq", "dk", "dv"), made, strict=True):
-            if t is not None:
-                setattr(told, name, operand(t))
-        return told
+    def backward_struct(
+        self,
+        forward: Struct,
+        dout: Operand,
+        made: Sequence[Operand | None],
+        learned: Tensor | None,
+        dtypes: tuple[int, int],
+    ) -> Struct:
+        wanted = {name: x for name, x in zip(("dq", "dk", "dv"), made, strict=True) if x is not None}
+        return GradientArguments(forward, dout=dout, dout_dtype=dtypes[0], gradient_dtype=dtypes[1], **wanted)
 
-    def room(self, given: Sequence[Tensor], heads: int, needs: tuple[bool, ...]) -> Made:
-        return [torch.empty_like(t) if need else None for t, need in zip(given, needs, strict=False)]
+    def empty_gradients(self, given: Sequence[Tensor], heads: int, needs: tuple[bool, ...]) -> Gradients:
+        return *(torch.empty_like(t) if need else None for t, need in zip(given, needs, strict=False)), None
 
-    def own(self, made: Made, given: Sequence[Tensor], learned: Tensor | None) -> Made:
+    def own(self, made: Gradients, given: Sequence[Tensor], learned: Tensor | None) -> Gradients:
         return made

@@ -8,97 +8,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
+import regard.backends.native.abi as abi
 from regard.core.errors import ShapeError
 
-AXES = 4  # batch axes that a call can have; as in native/args.h
-# Of the kernels: each is given the address of a struct, and torch's parallel-for.
-ENTRIES = (
+ENTRIES = (  # of the kernels: each is given the address of a struct, and torch's parallel-for
     *("regard_forward", "regard_backward", "regard_additive_forward", "regard_additive_backward"),
     "regard_facts",
 )
-# By how many addresses they take: a struct, torch's parallel-for, and tensors.
-AGAIN = {
-    **{"regard_again": 11, "regard_backward_again": 16},
-    **{"regard_additive_again": 12, "regard_additive_backward_again": 18},
-}
 # From the most particular to the one that every processor of the kind runs.
 ISAS = ("avx512bf16", "avx512", "avx2", "base")
 _FOLDER = Path(__file__).parent.parent / "kernels"
-CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-
-
-class Operand(ctypes.Structure):
-    """regard_tensor of native/args.h."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        *((f"batch_{n}", ctypes.c_int64) for n in range(AXES)),  # int64_t batch[AXES] there
-        ("head", ctypes.c_int64),
-        ("row", ctypes.c_int64),
-        ("col", ctypes.c_int64),
-    )
-
-
-class Struct(ctypes.Structure):
-    """A struct that holds addresses of tensors. It keeps them, and those that a struct copied into it keeps."""
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self.held: list[Tensor] = []
-        for part in (*given, *named.values()):
-            if isinstance(part, Struct):
-                self.held += part.held
-
-    def hold(self, t: Tensor) -> Tensor:
-        """The same tensor, which lives as long as the struct."""
-        self.held.append(t)
-        return t
-
-
-class Arguments(Struct):
-    """regard_call of native/args.h."""
-
-    _fields_ = (
-        ("batch", ctypes.c_int64 * AXES),
-        *((name, ctypes.c_int64) for name in ("heads", "key_heads", "nq", "nk", "dk", "dv")),
-        *((name, ctypes.c_int32) for name in ("dtype", "bias_dtype", "out_dtype", "threads")),
-        *((name, Operand) for name in ("q", "k", "v", "out", "lse")),
-        ("scale", ctypes.c_float),
-        ("cap", ctypes.c_float),
-        ("cap_last", ctypes.c_int32),
-        ("caps", ctypes.c_void_p),
-        ("cap_stride", ctypes.c_int64),
-        *((name, Operand) for name in ("start", "stop", "bias", "allowed", "tiles")),
-        ("bits", ctypes.c_void_p),
-        ("bit_count", ctypes.c_int64),
-        ("slopes", ctypes.c_void_p),
-        ("slope_stride", ctypes.c_int64),
-        ("points_of_q", ctypes.c_void_p),
-        ("points_of_k", ctypes.c_void_p),
-        ("dims", ctypes.c_int64),
-        ("offsets", ctypes.c_void_p),
-        ("offset_stride", ctypes.c_int64),
-        ("offset_count", ctypes.c_int64),
-        ("q_cell", ctypes.c_void_p),
-        ("k_cell", ctypes.c_void_p),
-        ("q_cell_batch", ctypes.c_int64 * AXES),
-        ("k_cell_batch", ctypes.c_int64 * AXES),
-        ("q_at", ctypes.c_void_p),
-        ("k_at", ctypes.c_void_p),
-        ("q_at_batch", ctypes.c_int64 * AXES),
-        ("k_at_batch", ctypes.c_int64 * AXES),
-        ("seed", ctypes.c_uint64),
-        ("threshold", ctypes.c_uint32),
-        ("keep", ctypes.c_float),
-        ("invariant", ctypes.c_int32),
-        ("sink", Operand),
-        ("norm", Operand),
-    )
+DTYPE_CODES = {
+    torch.float32: abi.DTYPES["REGARD_F32"],
+    torch.bfloat16: abi.DTYPES["REGARD_BF16"],
+    torch.float16: abi.DTYPES["REGARD_F16"],
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,32 +40,33 @@ class Library:
         """Queries and keys of a block."""
         return self.handle.regard_queries(), self.handle.regard_keys()
 
-    def again(self, entry: str) -> Callable[..., int]:
-        """One of AGAIN: a call like one before, its tensors elsewhere; anything but 0 is for failure()."""
-        return getattr(self.handle, entry)
+    def entry(self, name: str) -> Callable[..., int]:
+        """One of ENTRIES; takes a struct and parallel(); anything but 0 is for failure()."""
+        return getattr(self.handle, name)
 
     def run(self, entry: str, arguments: ctypes.Structure) -> None:
         """One of ENTRIES on torch's threads; raises what failure() says."""
-        if code := getattr(self.handle, entry)(ctypes.byref(arguments), parallel()):
+        if code := self.entry(entry)(ctypes.byref(arguments), parallel()):
             raise failure(code)
 
 
-# What is out of range, by what a kernel returns: REGARD_BAD_ARGUMENT of native/args.h and what follows.
+_IS_AN_ERROR = "This is an error of regard: please report it."
 _OUT_OF_RANGE = {
-    2: "it takes no such size, dtype, stride or address. This is an error of regard: please report it.",
-    3: "a query's interval of keys reaches beyond the keys. The numbers of a mask (such as Lengths.keys) must lie "
-    "between 0 and the number of keys.",
-    4: "a map of tiles names bits that are not there. This is an error of regard: please report it.",
-    5: "the places of queries and keys differ by more than the buckets of the relative bias say "
+    "REGARD_BAD_ARGUMENT": f"it takes no such size, dtype, stride or address. {_IS_AN_ERROR}",
+    "REGARD_BAD_INTERVAL": "a query's interval of keys reaches beyond the keys. The numbers of a mask (such as "
+    "Lengths.keys) must lie between 0 and the number of keys.",
+    "REGARD_BAD_TILE": f"a map of tiles names bits that are not there. {_IS_AN_ERROR}",
+    "REGARD_BAD_CELL": "the places of queries and keys differ by more than the buckets of the relative bias say "
     "(DifferenceBuckets.farthest).",
-    6: "a group of keys has a number that is not below the number of groups (Mass.count).",
+    "REGARD_BAD_GROUP": "a group of keys has a number that is not below the number of groups (Mass.count).",
 }
+_REASONS = {abi.CODES[name]: reason for name, reason in _OUT_OF_RANGE.items()}
 
 
 def failure(code: int) -> Exception:
     """What is raised where a kernel returns anything but 0: it has computed nothing."""
-    if code in _OUT_OF_RANGE:
-        return ShapeError(f"regard's native kernel refused a call: {_OUT_OF_RANGE[code]}")
+    if code in _REASONS:
+        return ShapeError(f"regard's native kernel refused a call: {_REASONS[code]}")
     return MemoryError("regard's native kernel could not have its scratch memory; nothing was computed.")
 
 
@@ -162,6 +90,11 @@ def built() -> dict[str, Path]:
 @torch.compiler.assume_constant_result
 def why_not_built() -> str:
     """Why there are no kernels, as a clause: what native/build.cmake wrote down."""
+    if stale():
+        return (
+            f"the kernels in {_FOLDER} ({', '.join(stale())}) belong to another version of regard; install it again, "
+            "with pip install --force-reinstall --no-deps"
+        )
     note, log = _FOLDER / "why_not.txt", _FOLDER / "build.log"
     if not note.exists():
         return f"there is nothing in {_FOLDER}"
@@ -177,10 +110,24 @@ def runnable() -> tuple[str, ...]:
 @cache
 def _runnable() -> tuple[str, ...]:
     paths = built()
-    if "base" not in paths:
+    if "base" not in paths or stale():
         return ()
     base = ctypes.CDLL(str(paths["base"]))
     return tuple(isa for isa in paths if base.regard_runs(isa.encode()))
+
+
+@cache
+def stale() -> tuple[str, ...]:
+    """The installed instruction sets whose objects read other structs than Python fills: an older build, or a newer."""
+    return tuple(isa for isa, path in built().items() if _abi(path) != abi.ABI)
+
+
+def _abi(path: Path) -> int | None:
+    handle = ctypes.CDLL(str(path))
+    if not hasattr(handle, "regard_abi"):
+        return None
+    handle.regard_abi.restype = ctypes.c_uint64
+    return handle.regard_abi()
 
 
 @cache
@@ -190,9 +137,6 @@ def load(isa: str) -> Library:
     for name in ENTRIES:
         entry = getattr(handle, name)
         entry.argtypes, entry.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int32
-    for name, count in AGAIN.items():
-        entry = getattr(handle, name)
-        entry.argtypes, entry.restype = (ctypes.c_void_p,) * count, ctypes.c_int32
     handle.regard_bandwidth.argtypes = (ctypes.c_void_p, ctypes.c_int64)
     handle.regard_bandwidth.restype = ctypes.c_float
     for name in ("regard_queries", "regard_keys"):

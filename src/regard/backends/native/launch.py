@@ -5,23 +5,25 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
+from struct import Struct as Packer
 
 import torch
 from torch import Tensor
 
+from regard.backends.native.abi import AXES, CallArguments, Operand, Struct
 from regard.backends.native.args import KernelArgs
-from regard.backends.native.ffi import AXES, CODES, Arguments, Library, Operand, chosen, load
+from regard.backends.native.ffi import DTYPE_CODES, Library, chosen, load
 from regard.backends.native.lower_modifiers import ROOM
 from regard.core.state import RowStats
 
 Result = tuple[Tensor, Tensor]
 Kept = tuple[Tensor, Tensor, Tensor]
-Run = Callable[[Arguments], None]
+Run = Callable[[CallArguments], None]
 
 MOST_FLOAT = torch.finfo(torch.float32).max
 SATURATED = 3.4027e38  # kSaturated of native/vec.h: scores in base 2 that stand for all that are larger
-# Operands that the kernels read without asking for strides.
-_GAPLESS = {"bits", "caps", "slopes", "offsets", "points_of_q", "points_of_k", "q_at", "k_at", "q_cell", "k_cell"}
+_OPERAND = Packer(f"={ctypes.sizeof(Operand) // 8}q")  # an address and the strides, eight bytes each
+MEMBERS = {member.name: member for member in CallArguments.members}
 # Floating-point operations for which it is worth waking another thread.
 _GRAIN = 1 << 20
 
@@ -33,7 +35,7 @@ def library() -> Library:
     return load(isa)
 
 
-def dots(call: Arguments) -> None:
+def dots(call: CallArguments) -> None:
     """The kernel of dot products."""
     library().run("regard_forward", call)
 
@@ -102,15 +104,20 @@ def threads(work: int) -> int:
     return max(1, min(torch.get_num_threads(), work // _GRAIN))
 
 
-def arguments(args: KernelArgs, out: Tensor, lse: Tensor | None, norm: Tensor | None) -> Arguments:
+def pair_work(args: KernelArgs) -> int:
+    """Floating-point operations that a query and a key cost, over the batch and all heads."""
+    return 2 * math.prod(args.shape[:-1]) * (args.k.shape[-1] + args.v.shape[-1])
+
+
+def arguments(args: KernelArgs, out: Tensor, lse: Tensor | None, norm: Tensor | None) -> CallArguments:
     """The struct that the kernels read."""
-    call = Arguments()
+    call = CallArguments()
     *batch, heads, nq = args.shape
     (key_heads, nk, dk), dv = args.k.shape[-3:], args.v.shape[-1]
     call.batch = (ctypes.c_int64 * AXES)(*_axes(tuple(batch), 1))
     call.heads, call.key_heads, call.nq, call.nk, call.dk, call.dv = heads, key_heads, nq, nk, dk, dv
-    call.dtype, call.out_dtype = CODES[args.q.dtype], CODES[out.dtype]
-    call.threads = threads(2 * math.prod(batch) * heads * nq * nk * (dk + dv))
+    call.dtype, call.out_dtype = DTYPE_CODES[args.q.dtype], DTYPE_CODES[out.dtype]
+    call.threads = threads(pair_work(args) * nq * nk)
     call.scale, call.cap, call.cap_last = args.scale, args.cap, args.cap_last
     call.invariant = args.invariant
     call.seed, call.threshold, call.keep = args.seed & (2**64 - 1), args.threshold, args.keep
@@ -120,51 +127,49 @@ def arguments(args: KernelArgs, out: Tensor, lse: Tensor | None, norm: Tensor | 
     if norm is not None:
         call.norm = operand(call.hold(norm))
     for name, t in args.tensors().items():
-        _tell(call, name, t)
+        _set(call, name, t)
     _check_cells(args, call)
     return call
 
 
-def _check_cells(args: KernelArgs, call: Arguments) -> None:
+def _check_cells(args: KernelArgs, call: CallArguments) -> None:
     """ValueError where the table of offsets does not reach: nothing else would stop a read beside it."""
     q, k = args.q_cell, args.k_cell
     if q is None or k is None or not q.numel() or not k.numel():
         return
     least, most = int(q.min()) - int(k.max()), int(q.max()) - int(k.min())
-    if least < 0 or most >= call.offset_count:
-        reach = call.offset_count // 2
+    if least < 0 or most >= call.offsets_count:
+        reach = call.offsets_count // 2
         raise ValueError(
             f"The places of queries and keys differ by {least - reach} to {most - reach}; the buckets of the relative "
             f"bias say that they differ by {reach} at most (DifferenceBuckets.farthest)."
         )
 
 
-def _tell(call: Arguments, name: str, t: Tensor) -> None:
-    # a graph, or a hook on what is saved, may have laid out anew what was made without gaps
-    t = call.hold(t.contiguous() if name in _GAPLESS else t)
-    if name == "bits":
-        call.bits, call.bit_count = t.data_ptr(), len(t)
-    elif name == "caps":
-        call.caps, call.cap_stride = t.data_ptr(), int(t.numel() > 1)
-    elif name == "slopes":
-        call.slopes, call.slope_stride = t.data_ptr(), int(t.numel() > 1)
-    elif name == "offsets":
-        call.offsets, call.offset_stride = t.data_ptr(), t.shape[1] if len(t) > 1 else 0
-        call.offset_count = t.shape[1] - ROOM
-    elif name in ("points_of_q", "points_of_k"):
-        setattr(call, name, t.data_ptr())
-        call.dims = len(t)
-    elif name in ("q_at", "k_at", "q_cell", "k_cell"):
-        setattr(call, name, t.data_ptr())
-        setattr(call, f"{name}_batch", (ctypes.c_int64 * AXES)(*_axes(tuple(_strides(t)[:-1]), 0)))
-    else:
-        setattr(call, name, operand(t))
+def _set(call: CallArguments, name: str, t: Tensor) -> None:
+    """Fills the members that belong to an operand: its address, its strides, how many of it there are."""
+    if MEMBERS[name].type == "regard_tensor":
+        setattr(call, name, operand(call.hold(t)))
         if name == "bias":
-            call.bias_dtype = CODES[t.dtype]
+            call.bias_dtype = DTYPE_CODES[t.dtype]
+        return
+    # a graph, or a hook on what is saved, may have laid out anew what was made without gaps
+    t = call.hold(t.contiguous())
+    setattr(call, name, t.data_ptr())
+    if f"{name}_stride" in MEMBERS:  # from one head to the next; 0 where they share it
+        setattr(call, f"{name}_stride", t.stride(0) if len(t) > 1 else 0)
+    if f"{name}_batch" in MEMBERS:
+        setattr(call, f"{name}_batch", (ctypes.c_int64 * AXES)(*_axes(tuple(_strides(t)[:-1]), 0)))
+    if name == "bits":
+        call.bits_count = len(t)
+    elif name == "offsets":
+        call.offsets_count = t.shape[1] - ROOM
+    elif name == "points_of_q":
+        call.dims = len(t)
 
 
-def _axes(values: tuple[int, ...], missing: int) -> tuple[int, ...]:
-    return (missing,) * (AXES - len(values)) + values
+def _axes(values: tuple[int, ...], missing: int, count: int = AXES) -> tuple[int, ...]:
+    return (missing,) * (count - len(values)) + values
 
 
 def _strides(t: Tensor) -> list[int]:
@@ -174,4 +179,42 @@ def _strides(t: Tensor) -> list[int]:
 
 def operand(t: Tensor) -> Operand:
     """A tensor (*batch, h, n, m), its axes broadcast to the call's where their size is 1."""
-    return Operand(t.data_ptr(), *(0,) * (AXES + 3 - t.dim()), *_strides(t))
+    return Operand.from_buffer_copy(_OPERAND.pack(t.data_ptr(), *_axes(tuple(_strides(t)), 0, AXES + 3)))
+
+
+def set_strides(struct: Struct, at: int, shape: tuple[int, ...], strides: tuple[int, ...], axes: int) -> None:
+    """Tells the operand at a byte of a struct how a tensor lies; one axis less than `axes`: it has none of heads."""
+    steps = [0 if size == 1 else step for size, step in zip(shape, strides, strict=True)]
+    if len(steps) < axes:
+        steps.insert(-2, 0)
+    _OPERAND.pack_into(struct, at, 0, *(0,) * (AXES + 3 - len(steps)), *steps)
+
+
+def gapless(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a tensor that has no gaps."""
+    steps, step = list[int](), 1
+    for size in shape[::-1]:
+        steps.append(step)
+        step *= size
+    return tuple(steps[::-1])
+
+
+def set_interval(struct: Struct, start: Tensor | None, stop: Tensor | None) -> tuple[Tensor, ...]:
+    """Tells a struct, which begins with a call, the keys that each query sees, int32 (.., nq, 1); None: all."""
+    if start is None or stop is None:
+        call = CallArguments.from_buffer(struct)
+        call.start.data = call.stop.data = 0
+        return ()
+    call = CallArguments.from_buffer(struct)
+    call.start, call.stop = operand(start), operand(stop)
+    return start, stop
+
+
+def set_places(struct: Struct, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+    """Tells a struct, which begins with a call, the positions of queries and keys, (*batch, n)."""
+    call, held = CallArguments.from_buffer(struct), list[Tensor]()
+    for name, t in (("q_at", q), ("k_at", k)):
+        held.append(t := t.long().contiguous())
+        setattr(call, name, t.data_ptr())
+        setattr(call, f"{name}_batch", (ctypes.c_int64 * AXES)(*_axes(tuple(_strides(t)[:-1]), 0)))
+    return tuple(held)

@@ -24,20 +24,21 @@ def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Tens
         return {}
     interval = mask.rows(frame)
     if interval is not None:
-        return _limits(interval)
+        return lower_interval(interval)
     if type(mask) is Dense:
         return {"allowed": full(frame.lift(mask.allowed))}
     if type(mask) is And:
         for dense, other in ((mask.a, mask.b), (mask.b, mask.a)):
             rest = other.rows(frame) if type(dense) is Dense else None
             if type(dense) is Dense and rest is not None:
-                return {"allowed": full(frame.lift(dense.allowed)), **_limits(rest)}
+                return {"allowed": full(frame.lift(dense.allowed)), **lower_interval(rest)}
     if tile is None or frame.heads // max(problem.key_heads, 1) * frame.nq < FEW:
         return {"allowed": full(mask.visible(frame.region()))}
     return _tile_map(mask, problem, *tile)
 
 
-def _limits(interval: Interval) -> dict[str, Tensor]:
+def lower_interval(interval: Interval) -> dict[str, Tensor]:
+    """The keys that each query sees, int32 (.., nq, 1): start, stop."""
     start, stop = interval.start[..., None], interval.stop[..., None]
     if data_unavailable(
         start, stop

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.native.ffi import CODES
+from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.lower_mask import full
 from regard.core.problem import Problem
 from regard.core.tracing import data_unavailable
@@ -97,7 +97,7 @@ def lower_modifiers(problem: Problem) -> dict[str, Any]:
     if len(biases) > 1:
         told["bias"] = reduce(plus, (finite_in(b, torch.float32) for b in biases))
     elif biases:
-        told["bias"] = biases[0] if biases[0].dtype in CODES else finite_in(biases[0], torch.float32)
+        told["bias"] = biases[0] if biases[0].dtype in DTYPE_CODES else finite_in(biases[0], torch.float32)
     return told
 
 

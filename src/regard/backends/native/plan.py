@@ -1,33 +1,56 @@
-"""Calls of the native kernels made ready for others of their structure: structs filled but for a few addresses."""
+"""Plans: the struct of a call, kept for other calls of its structure and filled with what changes from call to call.
+
+What changes: where the caller's tensors lie, how many queries and keys there are, their strides, positions, the seed of
+dropout, and the intervals of a mask whose tensors decide them (Lengths, Documents).
+"""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import ClassVar, Protocol
+from dataclasses import dataclass
+from struct import Struct as Packer
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from regard.backends.base import Example
+from regard.backends.base import Done, Example, Inputs
+from regard.backends.native.abi import CallArguments, Operand, Struct
 from regard.backends.native.args import KernelArgs
-from regard.backends.native.ffi import CODES, Arguments, Operand, Struct, failure, parallel
-from regard.backends.native.launch import arguments, library, operand
+from regard.backends.native.ffi import DTYPE_CODES, failure, parallel
+from regard.backends.native.launch import (
+    arguments,
+    gapless,
+    library,
+    operand,
+    set_interval,
+    set_places,
+    set_strides,
+    threads,
+)
+from regard.backends.native.lower_modifiers import MOST
+from regard.core.positions import Span, head, resolve_positions
 from regard.core.problem import Problem
+from regard.core.region import Frame
+from regard.masks.algebra import Band, Mask
 
-_KEPT = 1 << 20  # bytes made for a structure (intervals, tile maps) that are worth keeping
-Made = Sequence[Tensor | None]
+_MOST_KEPT = 1 << 20  # bytes made for a structure (intervals, tile maps) that are worth keeping
+# Operands that belong to certain numbers of queries and keys.
+_OF_LENGTHS = {"allowed", "bias", "tiles", "bits", "offsets", "points_of_q", "points_of_k", "q_cell", "k_cell"}
+_ADDRESS, _SEED = Packer("=q"), Packer("=Q")
+_Q, _K, _V, _OUT, _NORM = (getattr(CallArguments, name).offset for name in ("q", "k", "v", "out", "norm"))
+Gradients = Sequence["Tensor | None"]
 
 
 class Kernels(Protocol):
-    """What Ready asks a family of kernels."""
+    """What a plan asks a family of kernels."""
 
-    again: ClassVar[str]
-    again_backward: ClassVar[str]
+    forward_entry: ClassVar[str]
+    backward_entry: ClassVar[str]
 
-    def leaves(self, problem: Problem, args: KernelArgs) -> tuple[Tensor | None, ...]:
-        """The tensors besides q, k and v that are read where the caller has them, in the order of the entries."""
+    def leaves(self, problem: Problem, args: KernelArgs) -> dict[int, Tensor | None]:
+        """The tensors besides q, k and v that are read where the caller has them, by the offset of their address."""
         ...
 
     def learned(self, problem: Problem) -> Tensor | None:
@@ -42,137 +65,259 @@ class Kernels(Protocol):
         """In a dtype that the backward reads."""
         ...
 
-    def struct(self, problem: Problem, call: Arguments) -> Struct:
-        """What the forward reads."""
+    def pair_work(self, problem: Problem, args: KernelArgs) -> int:
+        """Floating-point operations that a query and a key cost, over the batch and all heads."""
         ...
 
-    def pulled(self, struct: Struct, dout: Operand, made: Made, dtypes: tuple[int, int]) -> Struct:
-        """What the backward reads; made: what it writes; dtypes: those of the cotangent and of q."""
+    def struct(self, problem: Problem, call: CallArguments) -> Struct:
+        """What the forward reads. It begins with the call."""
         ...
 
-    def room(self, given: Sequence[Tensor], heads: int, needs: tuple[bool, ...]) -> Made:
+    def backward_struct(
+        self,
+        forward: Struct,
+        dout: Operand,
+        made: Sequence[Operand | None],
+        learned: Tensor | None,
+        dtypes: tuple[int, int],
+    ) -> Struct:
+        """What the backward reads, beginning with what the forward read; dtypes: of the cotangent and of q."""
+        ...
+
+    def empty_gradients(self, given: Sequence[Tensor], heads: int, needs: tuple[bool, ...]) -> Gradients:
         """What the backward writes: gradients of q, k and v, and of the leaf that is learned."""
         ...
 
-    def own(self, made: Made, given: Sequence[Tensor], learned: Tensor | None) -> Made:
+    def own(self, made: Gradients, given: Sequence[Tensor], learned: Tensor | None) -> Gradients:
         """The same in the dtypes and shapes of what they are gradients of."""
         ...
 
 
-class Ready:
-    """A call whose struct is filled but for the addresses of what changes from call to call."""
+@dataclass(frozen=True, eq=False)
+class _Bound:
+    """A plan's struct for certain lengths, strides and positions, without addresses. held: what it leads to."""
 
-    def __init__(self, family: Kernels, args: KernelArgs, example: Example, norm: Tensor | None = None) -> None:
-        self.family = family
-        read, addresses = family.leaves(example.problem, args), [t.data_ptr() for t in example.leaves]
-        held = [None if t is None else t.data_ptr() for t in read]
-        self.places = tuple(addresses.index(a) if a in addresses else None for a in held)
-        out = example.out
-        self.shape, self.dtype = tuple(out.shape), out.dtype
-        # the fastest ways that torch has: twice as fast as empty of a torch.Size
-        q = example.given[0]
-        self.like = q.is_contiguous() and q.shape == out.shape and q.dtype == out.dtype
-        call = arguments(args, _lifted(out, args), None, norm)
-        # what was made for this structure lives as long; the tensors of one call do not
+    lengths: tuple[Any, ...]
+    strides: tuple[Any, ...]
+    struct: Struct
+    shape: tuple[int, ...]
+    held: tuple[Tensor, ...]
+
+
+class ForwardPlan:
+    """Calls of one structure, forward. of_lengths: it serves one number of queries and of keys only."""
+
+    def __init__(self, family: Kernels, args: KernelArgs, example: Example, training: bool = False) -> None:
+        problem, out = example.problem, example.out
+        self.family, self.frame, self.training = family, problem.frame, training
+        self.axes, self.lead, self.dv = args.q.dim(), tuple(out.shape[:-2]), out.shape[-1]
+        self.dtype = torch.float32 if training else out.dtype
+        self.band, self.by_content = problem.mask.band(), decided_by_tensors(problem.mask, args)
+        tabled = args.start is not None and self.band is None and not self.by_content
+        self.of_lengths = tabled or bool(_OF_LENGTHS & args.tensors().keys())
+        self.positional = problem.mask.compares_positions() or problem.score.compares_positions()
+        self.placed, self.dropped = args.q_at is not None, problem.dropout is not None
+        self.pair_work = family.pair_work(problem, args)
+        norm = torch.empty(*args.shape, 2) if training else None
+        struct = family.struct(problem, arguments(args, self._lifted(out.to(self.dtype)), None, norm))
+        self.struct = type(struct).from_buffer_copy(struct)
+        # what was made for this structure lives as long as the plan; the tensors of one call do not
         theirs = {t.data_ptr() for t in (*example.given, *example.leaves, out, norm) if t is not None}
-        call.held = [t for t in call.held if t.data_ptr() not in theirs]
-        self.struct = family.struct(example.problem, call)
-        self.reference, self.parallel = ctypes.byref(self.struct), parallel()
-        self.again = library().again(family.again)
+        self.held = tuple(t for t in struct.held if t.data_ptr() not in theirs)
+        addresses = [t.data_ptr() for t in example.leaves]
+        read = {at: t.data_ptr() for at, t in family.leaves(problem, args).items() if t is not None}
+        self.leaves = [(at, addresses.index(address)) for at, address in read.items() if address in addresses]
+        self.entry, self.parallel = library().entry(family.forward_entry), parallel()
+        self.bound: _Bound | None = None
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, leaves: Sequence[Tensor]) -> Tensor:
-        out = self._room(q)
-        self._run(q, k, v, out, 0, leaves)
-        return out
+    def run(self, call: Inputs) -> Tensor | None:
+        """out; None where the call must go the general way: it is wrong, or its mask is no intervals this time."""
+        made = self._made(call, None)
+        return None if made is None else made[0]
 
-    def _room(self, q: Tensor) -> Tensor:
-        return torch.empty_like(q) if self.like else torch.empty(*self.shape, dtype=self.dtype)
-
-    def _run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, norm: int, leaves: Sequence[Tensor]) -> None:
-        at = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), norm)
-        if code := self.again(self.reference, self.parallel, *at, *self._fresh(leaves)):
+    def _made(self, call: Inputs, norm: Tensor | None) -> tuple[Tensor, Struct, tuple[Tensor, ...]] | None:
+        """out, the struct of the call, and what that leads to besides the call's own tensors."""
+        q, k, v, leaves, nq, nk, _, positions, seed = call
+        span = None if positions is None else positions.span
+        lengths, strides = (nq, nk, span), (nq, q.stride(), k.stride(), v.stride())
+        bound = self.bound
+        if bound is None or bound.lengths != lengths or bound.strides != strides:
+            bound = self._bind(call, lengths, strides)
+            if bound is None:
+                return None
+            self.bound = bound
+        if q.dtype == self.dtype and q.shape == bound.shape and q.is_contiguous():
+            out = torch.empty_like(q)  # the fastest way that torch has
+        else:
+            out = torch.empty(*bound.shape, dtype=self.dtype)
+        struct, held = type(bound.struct).from_buffer_copy(bound.struct), bound.held
+        self._set_addresses(struct, call[:3], out, norm, leaves)
+        if self.dropped:
+            _SEED.pack_into(struct, CallArguments.seed.offset, seed)
+        if self.by_content or (span is None and positions is not None):
+            looked = self._look(struct, call)
+            if looked is None:
+                return None
+            held = (*held, *looked)
+        if code := self.entry(ctypes.byref(struct), self.parallel):
             raise failure(code)
+        return out, struct, held
 
-    def _fresh(self, leaves: Sequence[Tensor]) -> list[int]:
-        """Addresses of the leaves; one of 0 leaves the struct's own."""
-        return [0 if n is None else leaves[n].data_ptr() for n in self.places]
+    def _set_addresses(
+        self, struct: Struct, given: Sequence[Tensor], out: Tensor, norm: Tensor | None, leaves: Sequence[Tensor]
+    ) -> None:
+        put, (q, k, v) = _ADDRESS.pack_into, given
+        put(struct, _Q, q.data_ptr())
+        put(struct, _K, k.data_ptr())
+        put(struct, _V, v.data_ptr())
+        put(struct, _OUT, out.data_ptr())
+        if norm is not None:
+            put(struct, _NORM, norm.data_ptr())
+        for at, n in self.leaves:
+            put(struct, at, leaves[n].data_ptr())
+
+    def _bind(self, call: Inputs, lengths: tuple[Any, ...], strides: tuple[Any, ...]) -> _Bound | None:
+        """The struct for the lengths, strides and positions of a call; None where these do not fit each other."""
+        nq, nk, span = lengths
+        if not 0 < nq < MOST or not 0 < nk < MOST:
+            return None
+        if call.positions is None:
+            if nq != nk and self.positional:
+                return None
+            span = Span((0, nq), (0, nk), None, private=True)
+        last, shape = self.bound, (*self.lead, nq, self.dv)
+        if last is not None and last.strides == strides:
+            struct = type(last.struct).from_buffer_copy(last.struct)
+        else:
+            struct = type(self.struct).from_buffer_copy(self.struct)
+            for at, t in ((_Q, call.q), (_K, call.k), (_V, call.v)):
+                set_strides(struct, at, t.shape, t.stride(), self.axes)
+            set_strides(struct, _OUT, shape, gapless(shape), self.axes)
+            if self.training:
+                norm = (*self.frame.batch, self.frame.heads, nq, 2)
+                set_strides(struct, _NORM, norm, gapless(norm), self.axes)
+        members = CallArguments.from_buffer(struct)
+        members.nq, members.nk, members.threads = nq, nk, threads(self.pair_work * nq * nk)
+        held = list[Tensor]()
+        if span is not None:
+            (first, queries), (origin, keys) = span.q, span.k
+            if (queries, keys) != (nq, nk) or abs(first - origin) + nq + nk >= MOST:
+                return None
+            if self.band is not None:
+                held += set_interval(struct, *_interval(self.band, first - origin, nq, nk))
+            if self.placed:
+                at = [torch.arange(first, first + n) for first, n in (span.q, span.k)]
+                held += set_places(struct, *at)
+        return _Bound(lengths, strides, struct, shape, (*self.held, *held))
+
+    def _look(self, struct: Struct, call: Inputs) -> list[Tensor] | None:
+        """Fills in what depends on the numbers in positions and in the mask: what the struct then leads to."""
+        frame, nq, nk = self.frame, call.nq, call.nk
+        at = (
+            head(nq, nk)
+            if call.positions is None
+            else resolve_positions(call.positions, nq, nk, frame.batch, None, None)
+        )
+        frame = Frame(frame.batch, frame.heads, nq, nk, at, frame.headed)
+        if call.mask.shape_error(frame) is not None:
+            return None
+        held = list[Tensor]()
+        if self.by_content or self.band is not None:
+            interval = call.mask.rows(frame)
+            if interval is None:
+                return None
+            held += set_interval(struct, interval.start[..., None].int(), interval.stop[..., None].int())
+        if self.placed:
+            held += set_places(struct, at.q, at.k)
+        return held
+
+    def _lifted(self, t: Tensor) -> Tensor:
+        """With the axes of the kernels' operands: a head axis, where the caller has none."""
+        return t if t.dim() == self.axes else t.unsqueeze(-3)
 
 
-class Trained(Ready):
-    """A call that will be differentiated, and its backward.
+class TrainingPlan(ForwardPlan):
+    """Calls of one structure that will be differentiated, and their backward.
 
     Sums stay in float32 between the two: `out` is that of the kernel, the caller's is `out` in q's dtype.
     """
 
     def __init__(self, family: Kernels, args: KernelArgs, example: Example) -> None:
-        self.rows = (*args.shape, 2)
-        summed = replace(example, out=example.out.float())
-        super().__init__(family, args, summed, torch.empty(self.rows))
+        super().__init__(family, args, example, training=True)
         learned, addresses = family.learned(example.problem), [t.data_ptr() for t in example.leaves]
         self.learned = None if learned is None else addresses.index(learned.data_ptr())
-        self.needs, self.heads = example.needs, args.shape[-2]
-        self.headed = example.out.dim() == args.q.dim()
-        room = family.room(example.given, self.heads, self.needs)
-        made = [None if t is None else _lifted(t, args) for t in room]
-        dtypes = CODES[example.out.dtype], CODES[args.q.dtype]
-        self.pulled = family.pulled(self.struct, operand(_lifted(example.out, args)), made, dtypes)
-        self.reference_backward = ctypes.byref(self.pulled)
-        self.again_backward = library().again(family.again_backward)
+        self.needs, self.gradient_dtype = example.needs, DTYPE_CODES[args.q.dtype]
+        self.backward_entry = library().entry(family.backward_entry)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """out, and what the backward reads besides."""
-        out, norm = self._room(q), torch.empty(*self.rows, dtype=torch.float32)
-        self._run(q, k, v, out, norm.data_ptr(), leaves)
-        return out, norm
+    def run_for_backward(self, call: Inputs) -> Done | None:
+        """The call, made: its out and row statistics, and its struct with what that leads to."""
+        norm = torch.empty(*self.frame.batch, self.frame.heads, call.nq, 2)
+        made = self._made(call, norm)
+        return None if made is None else Done(made[0], norm, made[1:])
 
     def backward(
-        self, given: Sequence[Tensor], leaves: Sequence[Tensor], kept: tuple[Tensor, Tensor], g_out: Tensor
+        self, done: Done, given: Sequence[Tensor], leaves: Sequence[Tensor], g_out: Tensor
     ) -> tuple[Tensor | None, ...]:
         """The gradients of what is given and of the leaves, from the cotangent of out."""
         g_out = self.family.cotangent(g_out if g_out.stride(-1) == 1 else g_out.contiguous())
-        made = self.family.room(given, self.heads, self.needs)
-        strides = None if g_out.is_contiguous() else ctypes.byref(self._strides(g_out))
-        at = [t.data_ptr() for t in (*given, *kept, g_out)] + self._fresh(leaves)
-        at += [0 if g is None else g.data_ptr() for g in made]
-        if code := self.again_backward(self.reference_backward, self.parallel, *at, strides):
+        struct = type(self.struct).from_buffer_copy(done.kernel[0])
+        self._set_addresses(struct, given, done.out, done.norm, leaves)
+        made = self.family.empty_gradients(given, self.frame.heads, self.needs)
+        operands = [None if t is None else operand(self._lifted(t)) for t in made[:3]]
+        dtypes = DTYPE_CODES[g_out.dtype], self.gradient_dtype
+        whole = self.family.backward_struct(struct, operand(self._lifted(g_out)), operands, made[3], dtypes)
+        if code := self.backward_entry(ctypes.byref(whole), self.parallel):
             raise failure(code)
-        learned = None if self.learned is None else leaves[self.learned]
-        found = self.family.own(made, given, learned)
+        found = self.family.own(made, given, None if self.learned is None else leaves[self.learned])
         rest = [found[3] if n == self.learned else None for n in range(len(leaves))]
         return tuple(g if need else None for g, need in zip((*found[:3], *rest), self.needs, strict=True))
 
-    def _strides(self, g_out: Tensor) -> Operand:
-        return operand(g_out if self.headed else g_out.unsqueeze(-3))
-
 
 def repeats(family: Kernels, args: KernelArgs, example: Example) -> bool:
-    """Whether all that changes from call to call is where the caller's tensors lie, and the kernels find gradients."""
-    if family.copied(example.problem):
+    """Whether a plan can serve other calls of the example's structure: it is told all that changes between them."""
+    problem = example.problem
+    if family.copied(problem) or 0 in (*args.shape, *args.k.shape[-2:], args.v.shape[-1]):
         return False
-    read = [t.data_ptr() for t in family.leaves(example.problem, args) if t is not None]
-    addresses = [t.data_ptr() for t in example.leaves]
-    mine = (args.q, args.k, args.v)
-    for t, own in zip(mine, example.given, strict=True):
+    for t, own in zip((args.q, args.k, args.v), example.given, strict=True):
         # converted, or read several times: then gradients are sums
         if t.data_ptr() != own.data_ptr() or (any(example.needs) and t.numel() != own.numel()):
             return False
+    if example.positions is not None and not _follows_positions(problem, args):
+        return False
+    scored = len(problem.score.tensors())
+    masked = range(scored, scored + len(problem.mask.tensors()) if decided_by_tensors(problem.mask, args) else scored)
+    read = [t.data_ptr() for t in family.leaves(problem, args).values() if t is not None]
+    addresses = [t.data_ptr() for n, t in enumerate(example.leaves) if n not in masked]
     # one tensor in two roles: the next call may have two
     if any(a not in read for a in addresses[example.spent :]) or len(set(addresses)) < len(addresses):
         return False
-    learned = family.learned(example.problem)
+    learned = family.learned(problem)
     for t, need in zip(example.leaves, example.needs[3:], strict=True):
         if need and t.data_ptr() in read and (learned is None or t.data_ptr() != learned.data_ptr()):
             return False
-    empty = 0 in (*args.shape, *args.k.shape[-2:], args.v.shape[-1])
-    return not empty and sum(t.nbytes for t in _made(args, addresses)) <= _KEPT
+    kept = [t for name, t in args.tensors().items() if name not in ("q", "k", "v") and t.data_ptr() not in addresses]
+    return sum(t.nbytes for t in kept) <= _MOST_KEPT
 
 
-def _made(args: KernelArgs, addresses: list[int]) -> list[Tensor]:
-    """What was made for a structure, and belongs to no caller."""
-    told = args.tensors()
-    return [t for name, t in told.items() if name not in ("q", "k", "v") and t.data_ptr() not in addresses]
+def decided_by_tensors(mask: Mask, args: KernelArgs) -> bool:
+    """Whether the mask is intervals that its tensors decide, call by call: Lengths, Documents."""
+    return bool(mask.tensors()) and args.start is not None and args.allowed is None
 
 
-def _lifted(t: Tensor, args: KernelArgs) -> Tensor:
-    """With the axes of the kernels' operands: a head axis, where the caller has none."""
-    return t if t.dim() == args.q.dim() else t.unsqueeze(-3)
+def _follows_positions(problem: Problem, args: KernelArgs) -> bool:
+    """Whether a plan knows what positions change: intervals of keys, and the places that slopes and dropout read."""
+    if args.offsets is not None or args.tiles is not None:
+        return False
+    return args.allowed is None or not problem.mask.compares_positions()
+
+
+def _interval(band: Band, offset: int, nq: int, nk: int) -> tuple[Tensor | None, Tensor | None]:
+    """The keys [start, stop) that query i sees, at offset + i where key j is at j; None, None: all."""
+    first = None if band.before is None else offset - band.before
+    last = None if band.after is None else offset + band.after + 1
+    if (first is None or first + nq - 1 <= 0) and (last is None or last >= nk):
+        return None, None
+    zeros = torch.zeros(1, dtype=torch.int32)
+    start = zeros if first is None else torch.arange(first, first + nq).clamp_(0, nk).int()
+    stop = zeros + nk if last is None else torch.arange(last, last + nq).clamp_(0, nk).int()
+    return start[:, None], stop[:, None]

@@ -74,7 +74,7 @@ def _check_operands(args: KernelArgs) -> None:
 
 
 def _backward(*told: Any) -> list[Tensor]:
-    """Gradients in the order of LEARNED, of those that `wanted` names; nothing for the rest."""
+    """GradientArguments in the order of LEARNED, of those that `wanted` names; nothing for the rest."""
     *own, out, lse, norm, dout, dlse, wanted = told
     args = KernelArgs(*own)
     found = operand_gradients(args, (out, lse, norm), (dout, dlse), set(wanted.split()))

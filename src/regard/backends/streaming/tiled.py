@@ -48,7 +48,7 @@ class Tiled(Backend):
             out, stats = stream(problem, self.size, quick=True)
             return out, stats.m, stats.l
 
-    def plan(self, problem: Problem) -> dict[str, str]:
+    def details(self, problem: Problem) -> dict[str, str]:
         r, c = self.size.settled(problem)
         total = len(blocks(problem.frame.nq, r)) * len(blocks(problem.frame.nk, c))
         tiles = sum(len(strip.tiles) for strip in strips(problem, self.size))

@@ -14,7 +14,7 @@ from torch import Tensor
 import regard as rg
 from regard import testing
 from regard.backends.native.ffi import runnable
-from regard.backends.native.plan import Trained
+from regard.backends.native.plan import TrainingPlan
 from regard.runtime import plan_cache
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
@@ -27,11 +27,11 @@ FRAMES = {
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> None:
-    plan_cache._kept.clear()
+    plan_cache.clear()
 
 
 def kept() -> int:
-    return sum(known is not None and isinstance(known.run, Trained) for known in plan_cache._kept.values())
+    return sum(isinstance(plan, TrainingPlan) for plan in plan_cache.plans())
 
 
 def gradients(given: tuple[Tensor, ...], cotangent: Tensor | None, **how: Any) -> tuple[Tensor, ...]:
@@ -92,9 +92,38 @@ def test_what_is_kept() -> None:
     assert rg.attention(*given, score=rg.ScaledDot() >> rg.Bias(learned)).requires_grad
     shared = tuple(t.detach()[:1].requires_grad_() for t in given[1:])
     same((given[0], *shared))  # each key is read for two batch elements
-    for how in ({"dropout": rg.Dropout(0.1, seed=3)}, {"mask": rg.Lengths(torch.tensor([3, 9]))}):
-        same(given, **how)
     assert kept() == before
+    for how in (
+        {"dropout": rg.Dropout(0.1, seed=3)},
+        {"mask": rg.Lengths(torch.tensor([3, 9])), "positions": rg.tail(23, 23)},
+        {"positions": rg.head(23, 23), "mask": rg.Causal(), "score": rg.ScaledDot() >> rg.Alibi(torch.rand(4))},
+    ):
+        before = kept()
+        same(given, **how)
+        assert kept() == before + 1, how
+
+
+@pytest.mark.parametrize("dropout", [None, rg.Dropout(0.2, seed=4)])
+def test_one_plan_serves_all_lengths(dropout: rg.Dropout | None) -> None:
+    for nq, nk in ((5, 9), (1, 10), (12, 12), (5, 30)):
+        lengths, at = torch.tensor([nk - 1, nk]), rg.tail(nq, nk)
+        given = tuple(torch.randn(2, 4, n, 8, requires_grad=True) for n in (nq, nk, nk))
+        same(given, mask=rg.Lengths(lengths) & rg.Causal(), positions=at, dropout=dropout)
+        given = tuple(torch.randn(2, n, 8, requires_grad=True) for n in (nq, nk, nk))
+        same(given, mask=rg.Window(3, 0), positions=at, dropout=dropout)
+    assert kept() == 2
+
+
+def test_gradients_of_gradients_drop_the_same() -> None:
+    q, k, v = (torch.randn(2, 7, 4, requires_grad=True) for _ in range(3))
+    found = []
+    for backend in (None, rg.Tiled()):
+        torch.manual_seed(2)
+        out = rg.attention(q, k, v, dropout=rg.Dropout(0.4), mask=rg.Causal(), backend=backend)
+        (g,) = torch.autograd.grad(out.sin().sum(), q, create_graph=True)
+        found.append(torch.autograd.grad(g.square().sum(), (k, v)))
+    for mine, right in zip(*found, strict=True):
+        torch.testing.assert_close(mine, right)
 
 
 @pytest.mark.parametrize(

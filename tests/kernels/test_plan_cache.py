@@ -1,4 +1,4 @@
-"""Calls of a structure seen before: the same bits as the long way, and no structure taken for another."""
+"""Plans: calls of a structure seen before give the same bits as the general way; no structure is taken for another."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ CALLS = {name: case for name, case in testing.calls(AT) if runnable() and native
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> None:
-    plan_cache._kept.clear()
+    plan_cache.clear()
 
 
 def kept() -> int:
-    return sum(ready is not None for ready in plan_cache._kept.values())
+    return len(plan_cache.plans())
 
 
 def both(q: Tensor, k: Tensor, v: Tensor, **given: object) -> None:
@@ -64,10 +64,100 @@ def test_what_is_kept() -> None:
     for _ in range(2):
         both(q, k, v, sink=0.5)
     assert kept() == before + 1
-    for mask in (rg.Lengths(keys=torch.tensor([3, 9])), rg.Where(lambda b, h, i, j: i >= j)):
+    for mask in (rg.Lengths(keys=torch.tensor([3, 9])), rg.Documents(torch.arange(23) // 5) & rg.Causal()):
         before = kept()
-        both(q, k, v, mask=mask)
-        assert kept() == before, mask
+        for _ in range(2):
+            both(q, k, v, mask=mask)
+        assert kept() == before + 1, mask
+    before = kept()
+    both(q, k, v, mask=rg.Where(lambda b, h, i, j: i >= j))
+    assert kept() == before
+
+
+def grown(nq: int, nk: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, and keys and values of a cache with room for more: their strides are those of the room."""
+    room = torch.randn(2, 2, 2, 64, 16, dtype=dtype)
+    return torch.randn(2, 4, nq, 16, dtype=dtype), room[0, :, :, :nk], room[1, :, :, :nk]
+
+
+LENGTHS = [(1, 9), (1, 10), (1, 64), (3, 64), (3, 7), (7, 7), (9, 4), (40, 64), (1, 10)]
+MASKS = {
+    "none": lambda nq, nk: rg.Everything(),
+    "causal": lambda nq, nk: rg.Causal(),
+    "window": lambda nq, nk: rg.Window(5, 2) & rg.Causal(),
+    "lengths": lambda nq, nk: rg.Lengths(keys=torch.tensor([nk - 2, nk])) & rg.Causal(),
+    "documents": lambda nq, nk: rg.Documents(torch.arange(nk - nq, nk) // 5, torch.arange(nk) // 5),
+    "prefix": lambda nq, nk: rg.Prefix(torch.tensor([3, 1])) | rg.Causal(),
+}
+POSITIONS = {
+    "tail": rg.tail,
+    "head": rg.head,
+    "shifted": lambda nq, nk: rg.Positions(torch.arange(5, 5 + nq), torch.arange(nk)),
+    "each": lambda nq, nk: rg.Positions(torch.arange(nk - nq, nk) - torch.tensor([[0], [2]]), torch.arange(nk)),
+    "far": lambda nq, nk: rg.Positions(torch.arange(nk - nq, nk) + (1 << 33), torch.arange(nk) + (1 << 33)),
+}
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("mask", MASKS)
+def test_one_plan_serves_all_lengths(mask: str, positions: str) -> None:
+    slopes = torch.rand(4)
+    for score in (rg.ScaledDot() >> rg.SoftCap(5.0), rg.ScaledDot() >> rg.Alibi(slopes)):
+        for dropout in (None, rg.Dropout(0.3, seed=7)):
+            plan_cache.clear()
+            for nq, nk in LENGTHS:
+                at, hides = POSITIONS[positions](nq, nk), MASKS[mask](nq, nk)
+                both(*grown(nq, nk), score=score, mask=hides, positions=at, dropout=dropout)
+            assert kept() == 1
+
+
+def test_a_seed_is_drawn_for_each_call() -> None:
+    q, k, v = draw()
+    torch.manual_seed(3)
+    drawn = [rg.attention(q, k, v, dropout=rg.Dropout(0.5)) for _ in range(3)]
+    torch.manual_seed(3)
+    right = [rg.attention(q, k, v, dropout=rg.Dropout(0.5), backend=rg.Native()) for _ in range(3)]
+    assert all(map(torch.equal, drawn, right)) and not torch.equal(drawn[0], drawn[1])
+    assert kept() == 1
+    for n in range(3):
+        both(q, k, v, dropout=rg.Dropout(0.5, seed=(1 << 63) + n))
+    assert kept() == 1
+
+
+def test_positions_that_are_changed_in_place_are_looked_at() -> None:
+    q, k, v = grown(3, 9)
+    at = rg.tail(3, 9)
+    both(q, k, v, mask=rg.Causal(), positions=at)
+    at.q.sub_(4)
+    both(q, k, v, mask=rg.Causal(), positions=at)
+    assert torch.equal(
+        rg.attention(q, k, v, mask=rg.Causal(), positions=at),
+        rg.attention(q, k[..., :5, :], v[..., :5, :], mask=rg.Causal(), positions=rg.tail(3, 5)),
+    )
+
+
+def test_a_wrong_call_of_a_known_structure_is_refused_as_ever() -> None:
+    q, k, v = grown(3, 9)
+    lengths = torch.tensor([3, 9])
+    for _ in range(2):
+        rg.attention(q, k, v, mask=rg.Causal() & rg.Lengths(lengths), positions=rg.tail(3, 9))
+        rg.attention(q, k, v)
+        rg.attention(k, k, v, mask=rg.Causal())
+    for refused, said, given in (
+        (rg.ShapeError, "one value a key", {}),
+        (rg.ShapeError, "positions.q has shape", {"positions": rg.tail(4, 9)}),
+        (rg.ShapeError, "positions.k has shape", {"positions": rg.tail(3, 8)}),
+        (rg.ShapeError, "positions are not given", {"mask": rg.Causal()}),
+        (rg.ShapeError, "expected lengths from 0 to 9", {"mask": rg.Lengths(lengths + 1)}),
+        (
+            rg.ShapeError,
+            "Documents.k_ids has shape",
+            {"mask": rg.Documents(torch.zeros(3).long(), torch.zeros(8).long())},
+        ),
+    ):
+        values = v if given else v[..., :8, :]
+        with pytest.raises(refused, match=said):
+            rg.attention(q, k, values, **({"positions": rg.tail(3, 9)} if "Lengths" in repr(given) else {}) | given)
 
 
 def test_tensors_are_read_where_they_lie_now() -> None:
@@ -112,7 +202,7 @@ def test_other_strides_widths_dtypes_and_layouts_are_other_structures() -> None:
     assert negative.is_neg()
     both(negative, *turned[1:])
     assert torch.equal(rg.attention(negative, *turned[1:]), rg.attention(negative.resolve_neg(), *turned[1:]))
-    assert kept() == 9
+    assert kept() == 6  # strides are filled in at each call
 
 
 def test_nobody_who_watches_is_passed_by() -> None:
@@ -179,7 +269,7 @@ def test_many_threads_and_many_structures() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong and len(plan_cache._kept) <= plan_cache._MOST
+    assert not wrong and len(plan_cache.plans()) <= plan_cache._MOST
 
 
 def test_a_wrong_call_is_refused_each_time() -> None:

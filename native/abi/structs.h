@@ -1,0 +1,178 @@
+// Written by src/regard/backends/native/abi.py, which tells how to write it again. Do not edit.
+#pragma once
+#include <stdint.h>
+
+#define REGARD_ABI 0xb3a6e5a9865c14  // what regard_abi() of a shared object answers, for Python to compare
+
+extern "C" {
+
+enum {
+  REGARD_F32 = 0,
+  REGARD_BF16 = 1,
+  REGARD_F16 = 2,
+};
+
+enum {
+  REGARD_TANH = 0,
+  REGARD_SIGMOID = 1,
+  REGARD_LEAKY_RELU = 2,
+};
+
+enum {
+  REGARD_DONE = 0,
+  REGARD_NO_MEMORY = 1,
+  REGARD_BAD_ARGUMENT = 2,
+  REGARD_BAD_INTERVAL = 3,
+  REGARD_BAD_TILE = 4,
+  REGARD_BAD_CELL = 5,
+  REGARD_BAD_GROUP = 6,
+};
+
+enum {
+  REGARD_BATCH_AXES = 4,
+  REGARD_DIMS = 4,
+  REGARD_TOP = 64,
+  REGARD_SETS = 64,
+};
+
+// A tensor of one element a (batch..., head, row, feature). Strides count elements; missing axes have 0.
+typedef struct {
+  void* data;
+  int64_t batch[4];
+  int64_t head;
+  int64_t row;
+  int64_t col;
+} regard_tensor;
+static_assert(sizeof(regard_tensor) == 64, "ctypes lays regard_tensor out in another way");
+
+// One call of attention. Data 0: the call has no such operand.
+typedef struct {
+  int64_t batch[4];  // sizes of the batch axes, 1 where there are fewer
+  int64_t heads;
+  int64_t key_heads;
+  int64_t nq;
+  int64_t nk;
+  int64_t dk;
+  int64_t dv;
+  int32_t dtype;  // of q, k, v and out
+  int32_t bias_dtype;
+  int32_t out_dtype;  // REGARD_F32 or dtype
+  int32_t threads;
+  regard_tensor q;
+  regard_tensor k;
+  regard_tensor v;
+  regard_tensor out;
+  regard_tensor lse;  // float (batch, head, row)
+  regard_tensor norm;  // float (batch, head, row, 2): m, base 2, and 1 / l, which make scores weights; 0, 0 for empty rows
+  float scale;  // of the dot product
+  float cap;  // soft cap, 0 for none
+  int32_t cap_last;  // whether it comes after slopes, offsets and bias, instead of before
+  const float* caps;  // (heads,): a cap for each head, where cap is not 0
+  int64_t caps_stride;
+  regard_tensor start;  // int32 (batch, head, row): the keys that each query sees
+  regard_tensor stop;  // int32 (batch, head, row): the keys that each query sees
+  regard_tensor bias;  // (batch, head, row, key)
+  regard_tensor allowed;  // bool bytes (batch, head, row, key)
+  regard_tensor tiles;  // int32 (batch, head, row block, key block): -1 none, -2 all, else which bits
+  const uint64_t* bits;  // [which][regard_keys()]: bit r of word j is row r of the block, key j of it
+  int64_t bits_count;
+  const float* slopes;  // (heads,)
+  int64_t slopes_stride;
+  const float* points_of_q;  // (dims, n): coordinates, of whose distance slopes are
+  const float* points_of_k;  // (dims, n): coordinates, of whose distance slopes are
+  int64_t dims;  // at most REGARD_DIMS
+  const float* offsets;  // (heads, offsets_count and some): added for a difference of cells
+  int64_t offsets_stride;
+  int64_t offsets_count;
+  const int32_t* q_cell;  // (n): the offset of q_cell[i] - k_cell[j]; 0: i + nk - 1, j
+  const int32_t* k_cell;  // (n): the offset of q_cell[i] - k_cell[j]; 0: i + nk - 1, j
+  int64_t q_cell_batch[4];
+  int64_t k_cell_batch[4];
+  const int64_t* q_at;  // (n): positions, for slopes without points and for dropout
+  const int64_t* k_at;  // (n): positions, for slopes without points and for dropout
+  int64_t q_at_batch[4];
+  int64_t k_at_batch[4];
+  uint64_t seed;
+  uint32_t threshold;  // of 2^24: a weight is dropped when its bits are below; 0 for no dropout
+  float keep;  // what kept weights are multiplied by
+  int32_t invariant;  // whether a row's bits do not depend on how many rows there are
+  regard_tensor sink;  // float (batch, head): a logit, natural, that joins the sum and has no value
+} regard_call;
+static_assert(sizeof(regard_call) == 1160, "ctypes lays regard_call out in another way");
+
+// A call of the backward pass. Data 0: that gradient is not wanted.
+typedef struct {
+  regard_call call;  // as the forward had it; out and norm hold its results, and out_dtype is out's
+  regard_tensor dout;  // cotangent of out, of dout_dtype
+  regard_tensor dlse;  // cotangent of lse, float; data 0 for none
+  regard_tensor dq;  // gradients, of gradient_dtype, every element is written
+  regard_tensor dk;  // gradients, of gradient_dtype, every element is written
+  regard_tensor dv;  // gradients, of gradient_dtype, every element is written
+  regard_tensor dbias;  // added to, float, or double where row or col is 0
+  float* dslopes;  // (heads,), written
+  float* doffsets;  // (heads, offsets_count), written
+  int32_t dout_dtype;
+  int32_t gradient_dtype;
+} regard_gradients;
+static_assert(sizeof(regard_gradients) == 1568, "ctypes lays regard_gradients out in another way");
+
+// A call whose scores are w · f(a + c): q and k are a and c, float whatever its dtype, which is that of v.
+typedef struct {
+  regard_call call;  // it has no scale
+  const float* w;  // (heads, dk), contiguous
+  int64_t w_stride;  // 0 where the heads share it
+  int32_t activation;
+  float slope;  // of the leaky ReLU
+} regard_additive;
+static_assert(sizeof(regard_additive) == 1184, "ctypes lays regard_additive out in another way");
+
+// Its backward pass: cotangents, and gradients, all float, every element of which is written.
+typedef struct {
+  regard_additive forward;  // out, float, and norm as the forward left them
+  regard_tensor dout;
+  regard_tensor dlse;  // data 0 for none
+  regard_tensor da;
+  regard_tensor dc;
+  regard_tensor dv;
+  float* dw;  // (heads, dk)
+} regard_additive_gradients;
+static_assert(sizeof(regard_additive_gradients) == 1512, "ctypes lays regard_additive_gradients out in another way");
+
+// Facts about the weights of a call. Answers lie without gaps, (batch..., head, ...) in order; a null pointer,
+// or a count of 0, is what nobody asks for. The call's lse, out and dropout are not looked at; its dv is 0.
+typedef struct {
+  regard_call call;
+  float* lse;  // (.., nq) natural logarithm, the sink included
+  float* max_score;  // (.., nq) natural, without the sink; NaN where a score is
+  int64_t* max_key;  // (.., nq) the first key that has it, -1 for none; asked for together
+  float* entropy;  // (.., nq) in nats
+  int64_t* visible;  // (.., nq) keys whose score is not -inf
+  int64_t* readers;  // (.., nk) queries that see a key
+  int64_t top;  // how many of the heaviest keys, at most REGARD_TOP
+  float* top_weights;  // (.., nq, top), heaviest first
+  int64_t* top_keys;  // (.., nq, top), -1 where fewer keys are seen
+  float* top_rest;  // (.., nq) the mass of all other keys
+  float* received;  // (.., nk) sum of the weights on a key, times
+  const float* shares;  // (.., nq) what each query counts for, or 0 for 1
+  float* most;  // (.., nk) the largest weight on a key
+  float* map;  // (.., map_rows, map_cols) mean mass on a cell's keys, over queries that see any
+  int64_t map_rows;
+  int64_t map_cols;
+  int64_t groups;  // of keys, at most REGARD_SETS
+  const int32_t* group;  // (batch.., nk), the group of each key, below 0 for none
+  float* mass;  // (.., nq, groups)
+  const int64_t* q_at;  // (batch.., n) positions, less than 2^31 apart, for what follows
+  const int64_t* k_at;  // (batch.., n) positions, less than 2^31 apart, for what follows
+  float* distance;  // (.., nq) mean of |position of query - position of key|
+  int64_t bands;  // ranges of that difference, at most REGARD_SETS
+  const int32_t* band;  // (bands, 2) the least and the greatest of each
+  float* within;  // (.., nq, bands) the mass there
+  int64_t levels;  // of weights
+  const float* level;  // (levels,)
+  int64_t* reached;  // (.., levels) how many pairs that are not hidden weigh as much or more
+} regard_fact_args;
+static_assert(sizeof(regard_fact_args) == 1384, "ctypes lays regard_fact_args out in another way");
+
+typedef void (*regard_body)(int64_t begin, int64_t end, void* context);
+typedef int32_t (*regard_parallel)(int64_t begin, int64_t end, int64_t grain, regard_body body, void* context);
+}

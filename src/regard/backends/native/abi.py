@@ -1,0 +1,283 @@
+"""What a native kernel is given: the structs of its calls, member by member, as Python and C++ both have them.
+
+This is the one place where a member is written down. From it come the ctypes structures below and the C header,
+native/abi/structs.h (`python -m regard.backends.native.abi native/abi/structs.h` writes it again). The header holds the
+number `ABI`, made of all members; a shared object that was built from other members is not loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from torch import Tensor
+
+AXES = 4  # batch axes that a call can have
+DIMS = 4  # coordinates that a point can have
+TOP, SETS = 64, 64  # keys that the fact `top` can keep; groups, bands of distance that one call can ask for
+DTYPES = {"REGARD_F32": 0, "REGARD_BF16": 1, "REGARD_F16": 2}
+ACTIVATIONS = {"REGARD_TANH": 0, "REGARD_SIGMOID": 1, "REGARD_LEAKY_RELU": 2}
+# What a kernel returns. All but the first: nothing was computed.
+CODES = {
+    "REGARD_DONE": 0,
+    "REGARD_NO_MEMORY": 1,
+    "REGARD_BAD_ARGUMENT": 2,  # a size, a code, a stride or a null address
+    "REGARD_BAD_INTERVAL": 3,  # start or stop, where a query sees any key at all
+    "REGARD_BAD_TILE": 4,
+    "REGARD_BAD_CELL": 5,
+    "REGARD_BAD_GROUP": 6,
+}
+
+_NUMBERS: dict[str, Any] = {
+    "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "uint32_t": ctypes.c_uint32,
+    "uint64_t": ctypes.c_uint64,
+    "float": ctypes.c_float,
+}
+
+
+@dataclass(frozen=True)
+class Member:
+    """One member of a struct. type: as C writes it, a number, a pointer or an earlier struct; count: of an array."""
+
+    type: str
+    name: str
+    about: str = ""
+    count: int = 0
+
+    @property
+    def ctype(self) -> Any:
+        one = ctypes.c_void_p if self.type.endswith("*") else (_NUMBERS.get(self.type) or _STRUCTS[self.type])
+        return one * self.count if self.count else one
+
+    def __str__(self) -> str:
+        array = f"[{self.count}]" if self.count else ""
+        return f"  {self.type} {self.name}{array};" + (f"  // {self.about}" if self.about else "")
+
+
+def members(type: str, names: str, about: str = "", count: int = 0) -> tuple[Member, ...]:
+    """A member for each name."""
+    return tuple(Member(type, name, about, count) for name in names.split())
+
+
+_STRUCTS: dict[str, Any] = {}
+
+
+class Struct(ctypes.Structure):
+    """A struct of the kernels. It keeps the tensors whose addresses it holds, and those that a struct in it keeps."""
+
+    c_name: ClassVar[str]
+    about: ClassVar[str]
+    members: ClassVar[tuple[Member, ...]]
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.held: list[Tensor] = []
+        for part in (*given, *named.values()):
+            self.held += getattr(part, "held", ())
+
+    def hold(self, t: Tensor) -> Tensor:
+        """The same tensor, which lives as long as the struct."""
+        self.held.append(t)
+        return t
+
+
+S = TypeVar("S", bound=Struct)
+
+
+def _laid_out(struct: type[S]) -> type[S]:
+    """The struct with its members, known by its name in C."""
+    struct._fields_ = [(member.name, member.ctype) for member in struct.members]
+    _STRUCTS[struct.c_name] = struct
+    return struct
+
+
+@_laid_out
+class Operand(Struct):
+    c_name = "regard_tensor"
+    about = "A tensor of one element a (batch..., head, row, feature). Strides count elements; missing axes have 0."
+    members = (Member("void*", "data"), Member("int64_t", "batch", count=AXES), *members("int64_t", "head row col"))
+
+
+@_laid_out
+class CallArguments(Struct):
+    c_name = "regard_call"
+    about = "One call of attention. Data 0: the call has no such operand."
+    members = (
+        Member("int64_t", "batch", "sizes of the batch axes, 1 where there are fewer", AXES),
+        *members("int64_t", "heads key_heads nq nk dk dv"),
+        Member("int32_t", "dtype", "of q, k, v and out"),
+        Member("int32_t", "bias_dtype"),
+        Member("int32_t", "out_dtype", "REGARD_F32 or dtype"),
+        Member("int32_t", "threads"),
+        *members("regard_tensor", "q k v out"),
+        Member("regard_tensor", "lse", "float (batch, head, row)"),
+        Member(
+            *("regard_tensor", "norm"),
+            about="float (batch, head, row, 2): m, base 2, and 1 / l, which make scores weights; 0, 0 for empty rows",
+        ),
+        Member("float", "scale", "of the dot product"),
+        Member("float", "cap", "soft cap, 0 for none"),
+        Member("int32_t", "cap_last", "whether it comes after slopes, offsets and bias, instead of before"),
+        Member("const float*", "caps", "(heads,): a cap for each head, where cap is not 0"),
+        Member("int64_t", "caps_stride"),
+        *members("regard_tensor", "start stop", "int32 (batch, head, row): the keys that each query sees"),
+        Member("regard_tensor", "bias", "(batch, head, row, key)"),
+        Member("regard_tensor", "allowed", "bool bytes (batch, head, row, key)"),
+        Member("regard_tensor", "tiles", "int32 (batch, head, row block, key block): -1 none, -2 all, else which bits"),
+        Member("const uint64_t*", "bits", "[which][regard_keys()]: bit r of word j is row r of the block, key j of it"),
+        Member("int64_t", "bits_count"),
+        Member("const float*", "slopes", "(heads,)"),
+        Member("int64_t", "slopes_stride"),
+        *members("const float*", "points_of_q points_of_k", "(dims, n): coordinates, of whose distance slopes are"),
+        Member("int64_t", "dims", "at most REGARD_DIMS"),
+        Member("const float*", "offsets", "(heads, offsets_count and some): added for a difference of cells"),
+        *members("int64_t", "offsets_stride offsets_count"),
+        *members("const int32_t*", "q_cell k_cell", "(n): the offset of q_cell[i] - k_cell[j]; 0: i + nk - 1, j"),
+        *members("int64_t", "q_cell_batch k_cell_batch", count=AXES),
+        *members("const int64_t*", "q_at k_at", "(n): positions, for slopes without points and for dropout"),
+        *members("int64_t", "q_at_batch k_at_batch", count=AXES),
+        Member("uint64_t", "seed"),
+        Member("uint32_t", "threshold", "of 2^24: a weight is dropped when its bits are below; 0 for no dropout"),
+        Member("float", "keep", "what kept weights are multiplied by"),
+        Member(
+            "int32_t",
+            "invariant",
+            "whether a row's bits do not depend on how many rows there are",
+        ),
+        Member("regard_tensor", "sink", "float (batch, head): a logit, natural, that joins the sum and has no value"),
+    )
+
+
+@_laid_out
+class GradientArguments(Struct):
+    c_name = "regard_gradients"
+    about = "A call of the backward pass. Data 0: that gradient is not wanted."
+    members = (
+        Member("regard_call", "call", "as the forward had it; out and norm hold its results, and out_dtype is out's"),
+        Member("regard_tensor", "dout", "cotangent of out, of dout_dtype"),
+        Member("regard_tensor", "dlse", "cotangent of lse, float; data 0 for none"),
+        *members("regard_tensor", "dq dk dv", "gradients, of gradient_dtype, every element is written"),
+        Member("regard_tensor", "dbias", "added to, float, or double where row or col is 0"),
+        Member("float*", "dslopes", "(heads,), written"),
+        Member("float*", "doffsets", "(heads, offsets_count), written"),
+        *members("int32_t", "dout_dtype gradient_dtype"),
+    )
+
+
+@_laid_out
+class AdditiveArguments(Struct):
+    c_name = "regard_additive"
+    about = "A call whose scores are w · f(a + c): q and k are a and c, float whatever its dtype, which is that of v."
+    members = (
+        Member("regard_call", "call", "it has no scale"),
+        Member("const float*", "w", "(heads, dk), contiguous"),
+        Member("int64_t", "w_stride", "0 where the heads share it"),
+        Member("int32_t", "activation"),
+        Member("float", "slope", "of the leaky ReLU"),
+    )
+
+
+@_laid_out
+class AdditiveGradientArguments(Struct):
+    c_name = "regard_additive_gradients"
+    about = "Its backward pass: cotangents, and gradients, all float, every element of which is written."
+    members = (
+        Member("regard_additive", "forward", "out, float, and norm as the forward left them"),
+        Member("regard_tensor", "dout"),
+        Member("regard_tensor", "dlse", "data 0 for none"),
+        *members("regard_tensor", "da dc dv"),
+        Member("float*", "dw", "(heads, dk)"),
+    )
+
+
+@_laid_out
+class FactArguments(Struct):
+    c_name = "regard_fact_args"
+    about = (
+        "Facts about the weights of a call. Answers lie without gaps, (batch..., head, ...) in order; a null pointer,\n"
+        "// or a count of 0, is what nobody asks for. The call's lse, out and dropout are not looked at; its dv is 0."
+    )
+    members = (
+        Member("regard_call", "call"),
+        Member("float*", "lse", "(.., nq) natural logarithm, the sink included"),
+        Member("float*", "max_score", "(.., nq) natural, without the sink; NaN where a score is"),
+        Member("int64_t*", "max_key", "(.., nq) the first key that has it, -1 for none; asked for together"),
+        Member("float*", "entropy", "(.., nq) in nats"),
+        Member("int64_t*", "visible", "(.., nq) keys whose score is not -inf"),
+        Member("int64_t*", "readers", "(.., nk) queries that see a key"),
+        Member("int64_t", "top", "how many of the heaviest keys, at most REGARD_TOP"),
+        Member("float*", "top_weights", "(.., nq, top), heaviest first"),
+        Member("int64_t*", "top_keys", "(.., nq, top), -1 where fewer keys are seen"),
+        Member("float*", "top_rest", "(.., nq) the mass of all other keys"),
+        Member("float*", "received", "(.., nk) sum of the weights on a key, times"),
+        Member("const float*", "shares", "(.., nq) what each query counts for, or 0 for 1"),
+        Member("float*", "most", "(.., nk) the largest weight on a key"),
+        Member("float*", "map", "(.., map_rows, map_cols) mean mass on a cell's keys, over queries that see any"),
+        *members("int64_t", "map_rows map_cols"),
+        Member("int64_t", "groups", "of keys, at most REGARD_SETS"),
+        Member("const int32_t*", "group", "(batch.., nk), the group of each key, below 0 for none"),
+        Member("float*", "mass", "(.., nq, groups)"),
+        *members("const int64_t*", "q_at k_at", "(batch.., n) positions, less than 2^31 apart, for what follows"),
+        Member("float*", "distance", "(.., nq) mean of |position of query - position of key|"),
+        Member("int64_t", "bands", "ranges of that difference, at most REGARD_SETS"),
+        Member("const int32_t*", "band", "(bands, 2) the least and the greatest of each"),
+        Member("float*", "within", "(.., nq, bands) the mass there"),
+        Member("int64_t", "levels", "of weights"),
+        Member("const float*", "level", "(levels,)"),
+        Member("int64_t*", "reached", "(.., levels) how many pairs that are not hidden weigh as much or more"),
+    )
+
+
+_SIZES = {"REGARD_BATCH_AXES": AXES, "REGARD_DIMS": DIMS, "REGARD_TOP": TOP, "REGARD_SETS": SETS}
+
+
+def _enum(values: dict[str, int]) -> str:
+    return "enum {\n" + "".join(f"  {name} = {value},\n" for name, value in values.items()) + "};"
+
+
+def _structs() -> str:
+    parts = [_enum(values) for values in (DTYPES, ACTIVATIONS, CODES, _SIZES)]
+    for name, struct in _STRUCTS.items():
+        body = "\n".join(map(str, struct.members))
+        size = f'static_assert(sizeof({name}) == {ctypes.sizeof(struct)}, "ctypes lays {name} out in another way");'
+        parts.append(f"// {struct.about}\ntypedef struct {{\n{body}\n}} {name};\n{size}")
+    return "\n\n".join(parts)
+
+
+def _abi() -> int:
+    """A number that changes with any name, type or order of a member, not with what is said about it."""
+    layout = [(name, [(m.type, m.name, m.count) for m in struct.members]) for name, struct in _STRUCTS.items()]
+    return int.from_bytes(
+        hashlib.sha256(repr((layout, DTYPES, ACTIVATIONS, CODES, _SIZES)).encode()).digest()[:7], "big"
+    )
+
+
+ABI = _abi()
+
+
+def header() -> str:
+    """The C header of all structs."""
+    return f"""// Written by src/regard/backends/native/abi.py, which tells how to write it again. Do not edit.
+#pragma once
+#include <stdint.h>
+
+#define REGARD_ABI {ABI:#x}  // what regard_abi() of a shared object answers, for Python to compare
+
+extern "C" {{
+
+{_structs()}
+
+typedef void (*regard_body)(int64_t begin, int64_t end, void* context);
+typedef int32_t (*regard_parallel)(int64_t begin, int64_t end, int64_t grain, regard_body body, void* context);
+}}
+"""
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(header())
