@@ -99,6 +99,19 @@ def test_positions_changed_in_place_are_not_trusted_in_a_graph() -> None:
         torch.testing.assert_close(got, causal(*given), rtol=1e-5, atol=1e-5)
 
 
+def test_a_graph_made_before_positions_were_looked_at_is_made_anew() -> None:
+    torch.compiler.reset()
+    causal = torch.compile(
+        lambda at, *given: rg.attention(*given, mask=rg.Causal(), positions=at), backend="eager", fullgraph=True
+    )
+    given, at = inputs(), rg.tail(N, N)
+    for change in (None, lambda: at.q.sub_(2), lambda: at.k.add_(1)):
+        if change is not None:
+            change()
+        right = rg.attention(*given, mask=rg.Causal(), positions=at)
+        torch.testing.assert_close(causal(at, *given), right, rtol=1e-5, atol=1e-5)
+
+
 def test_a_second_derivative_in_a_graph_is_refused() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

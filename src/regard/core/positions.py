@@ -42,11 +42,14 @@ class Positions(Value):
     def __getattr__(self, name: str) -> Tensor:
         """The tensors of `head` and `tail`, made when somebody asks for them."""
         made = self.__dict__.get("_span")
-        if made is None or name not in ("q", "k"):
+        # `held` is read here so that a graph, which is made without the tensor, is made anew when there is one
+        if made is None or name not in ("q", "k") or made.held > 2:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        (first, count), device = (made.q if name == "q" else made.k), made.device
-        self.__dict__[name] = torch.arange(first, first + count, device=device)
-        return self.__dict__[name]
+        first, count = made.q if name == "q" else made.k
+        t = torch.arange(first, first + count, device=made.device)
+        if not torch.compiler.is_compiling():
+            self.__dict__.update({name: t, "_span": made._replace(held=made.held + 1)})
+        return t
 
     @property
     def span(self) -> Span | None:
@@ -70,17 +73,20 @@ class Positions(Value):
 class Span(NamedTuple):
     """Positions that count up by one: the first and how many, of the queries and of the keys.
 
-    private: nobody else holds the tensors that are made of them.
+    private: nobody else holds the tensors that are made of them. held: how many of the two there are.
     """
 
     q: tuple[int, int]
     k: tuple[int, int]
     device: torch.device | str | None
     private: bool
+    held: int = 0
 
 
 def _unchanged(made: dict[str, Any]) -> bool:
-    """Whether no tensor made of a span has been changed in place since, as far as torch counts."""
+    """Whether no tensor made of a span has been changed in place since. False where torch does not count that."""
+    if torch.compiler.is_compiling():
+        return False
     found = [t for name in ("q", "k") if (t := made.get(name)) is not None]
     return not any(t.is_inference() or t._version for t in found)
 

@@ -66,7 +66,7 @@ class Lengths(Mask):
         if self.queries is not None:
             row = torch.arange(frame.nq, device=frame.device)
             stop = torch.where(row < self.queries[..., None], stop, 0)
-        return Interval(n.new_zeros(1, 1), stop[..., None, :])
+        return Interval(n.new_zeros(1, 1).expand(1, frame.nq), stop[..., None, :])
 
     def shape_error(self, frame: Frame) -> str | None:
         for name, n, most in (("keys", self.keys, frame.nk), ("queries", self.queries, frame.nq)):

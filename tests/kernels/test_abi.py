@@ -1,0 +1,73 @@
+"""The structs of the kernels: one table, a header that is written from it, and no object that reads other ones."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard as rg
+import regard.backends.native.abi as abi
+import regard.backends.native.ffi as ffi
+from regard.backends.native.args import KernelArgs
+
+NATIVE = Path(__file__).resolve().parents[2] / "native"
+
+
+def test_the_header_is_what_the_table_says() -> None:
+    written = (NATIVE / "abi" / "structs.h").read_text(encoding="utf-8")
+    again = "python -m regard.backends.native.abi native/abi/structs.h"
+    assert written == abi.header(), f"the table of structs changed; write the header again: {again}"
+
+
+def test_every_operand_is_a_member() -> None:
+    members = {member.name for member in abi.CallArguments.members}
+    assert {f.name for f in fields(KernelArgs)} <= members
+
+
+def test_the_number_follows_names_types_and_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = abi.AdditiveArguments.members
+    for changed in (members[::-1], members[:-1], (*members[:-1], abi.Member("int32_t", "slope"))):
+        monkeypatch.setattr(abi.AdditiveArguments, "members", changed)
+        assert abi._abi() != abi.ABI
+    other = abi.Member("float", "slope", "said in other words")
+    monkeypatch.setattr(abi.AdditiveArguments, "members", (*members[:-1], other))
+    assert abi._abi() == abi.ABI
+
+
+@pytest.mark.skipif(not ffi.runnable(), reason="needs the native kernels: no C++ compiler was found")
+def test_every_object_answers_with_its_number() -> None:
+    for path in ffi.built().values():
+        handle = ctypes.CDLL(str(path))
+        handle.regard_abi.restype = ctypes.c_uint64
+        assert handle.regard_abi() == abi.ABI
+
+
+@pytest.fixture
+def another_version(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Objects that were built from another table."""
+
+    def forget() -> None:
+        ffi.stale.cache_clear()
+        ffi._runnable.cache_clear()
+
+    monkeypatch.setattr(abi, "ABI", abi.ABI + 1)
+    forget()
+    yield
+    monkeypatch.undo()
+    forget()
+
+
+@pytest.mark.skipif(not ffi.runnable(), reason="needs the native kernels: no C++ compiler was found")
+@pytest.mark.usefixtures("another_version")
+def test_objects_of_another_version_are_not_called() -> None:
+    x = torch.randn(1, 2, 9, 8)
+    plan = str(rg.explain(x, x, x))
+    assert "not Native()" in plan and "belong to another version of regard" in plan
+    with pytest.raises(rg.Unsupported, match="install it again"):
+        rg.attention(x, x, x, backend=rg.Native())
+    assert rg.attention(x, x, x, mask=rg.Window(3, 0)).isfinite().all()
