@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 import regard.core.arrays as arrays
+import regard.runtime.pairs as pairs
 import regard.runtime.plan_cache as prepared
-import regard.runtime.weights as weights
 from regard.backends.base import Backend
 from regard.core.dropout import Dropout
 from regard.core.positions import Positions
@@ -135,7 +135,7 @@ def attention_weights(
     call = Call(q, k, keys[..., :0] if keys.dim() else keys, score, mask, positions, sink, None, like=q)
     with call.precision():
         chosen = None if rows is None else _chosen(rows, call.problem.frame.nq).to(call.problem.frame.device)
-        return call.answer(call.layout.restore(weights.attention_weights(call.problem, chosen), 2))
+        return call.answer(call.layout.restore(pairs.written_out(pairs.Weights(), call.problem, chosen), 2))
 
 
 def explain(
