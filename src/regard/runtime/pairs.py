@@ -34,7 +34,7 @@ class PairValue(ABC):
 
     @abstractmethod
     def pull(self, problem: Problem, tile: Tile, g: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The gradients of the rows' scores, 0 where hidden, and of the sink (*batch, h), from the cotangent g."""
+        """The gradients of the rows' scores and of the sink (*batch, h), from the cotangent g; both 0 where hidden."""
 
 
 class Weights(PairValue):
@@ -48,11 +48,24 @@ class Weights(PairValue):
 
     def pull(self, problem: Problem, tile: Tile, g: Tensor) -> tuple[Tensor, Tensor | None]:
         s, stats = tile.masked, _row_stats(problem, tile)
-        hidden = s == -torch.inf
-        p, g_p = stats.weights(s), g.masked_fill(hidden, 0)
-        total = (p * g_p).sum(-1)
+        p = stats.weights(s)
+        total = (p * g).sum(-1)
         g_sink = None if problem.sink is None else -(stats.sink_weights(problem.sink) * total).sum(-1)
-        return (p * (g_p - total[..., None])).masked_fill(hidden, 0), g_sink
+        return (p * (g - total[..., None])).masked_fill(s == -torch.inf, 0), g_sink
+
+
+class Scores(PairValue):
+    """s_ij, -inf where hidden: dS = dS where it is not; in the dtype that sums are kept in."""
+
+    def dtype(self, problem: Problem) -> torch.dtype:
+        return problem.accumulate
+
+    def values(self, problem: Problem, tile: Tile) -> Tensor:
+        s = tile.masked
+        return s.masked_fill(s == -torch.inf, -torch.inf)  # a constant, by whatever it is hidden: no gradient passes
+
+    def pull(self, problem: Problem, tile: Tile, g: Tensor) -> tuple[Tensor, Tensor | None]:
+        return g, None
 
 
 def written_out(value: PairValue, problem: Problem, rows: Tensor | None) -> Tensor:
@@ -140,7 +153,8 @@ def _backward(
     for to, of in _strips(problem, rows):
         opened = sums.open(problem.frame.region(of), False)
         tile = Tile(opened.tile.scores.detach(), opened.tile.visible)
-        g_s, g_strip = value.pull(problem, tile, g[..., to, :].to(problem.accumulate))
+        hidden = tile.masked == -torch.inf  # by the mask, or by a bias
+        g_s, g_strip = value.pull(problem, tile, g[..., to, :].to(problem.accumulate).masked_fill(hidden, 0))
         if g_strip is not None:
             g_sink += g_strip
         if opened.tile.scores.requires_grad:
