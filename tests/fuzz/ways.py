@@ -67,9 +67,11 @@ def _merged(call: Call, s: Source) -> Results:
 
 
 def _rows(call: Call, s: Source) -> list[int] | None:
+    """All rows, or some: never as many as there are, since `Way.free` knows by the shape which of the two they are."""
     if not call.nq or s.maybe(0.5):
         return None
-    return [s.choice.randrange(-call.nq, call.nq) for _ in range(s.choice.randrange(1, 4))]
+    rows = [s.choice.randrange(-call.nq, call.nq) for _ in range(s.choice.randrange(1, 4))]
+    return [*rows, rows[0]] if len(rows) == call.nq else rows
 
 
 def _weights(call: Call, s: Source) -> Results:
