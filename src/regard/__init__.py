@@ -2,6 +2,7 @@
 
 from regard import nn as nn
 from regard.api import attention as attention
+from regard.api import attention_scores as attention_scores
 from regard.api import attention_state as attention_state
 from regard.api import attention_weights as attention_weights
 from regard.api import explain as explain
@@ -107,6 +108,7 @@ __all__ = [
     "Where",
     "Window",
     "attention",
+    "attention_scores",
     "attention_state",
     "attention_weights",
     "entropy",

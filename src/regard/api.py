@@ -1,4 +1,4 @@
-"""attention, attention_state, attention_weights, explain: the functions."""
+"""attention, attention_state, attention_weights, attention_scores, explain: the functions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 import regard.core.arrays as arrays
+import regard.runtime.pairs as pairs
 import regard.runtime.plan_cache as plan_cache
-import regard.runtime.weights as weights
 from regard.backends.base import Backend
 from regard.core.dropout import Dropout
 from regard.core.positions import Positions
@@ -131,11 +131,42 @@ def attention_weights(
     tensor([[0.5000, 0.5000, 0.0000, 0.0000],
             [0.2500, 0.2500, 0.2500, 0.2500]])
     """
-    keys = arrays.tensor(k, "k")
-    call = Call(q, k, keys[..., :0] if keys.dim() else keys, score, mask, positions, sink, None, like=q)
-    with call.precision():
-        chosen = None if rows is None else _chosen(rows, call.problem.frame.nq).to(call.problem.frame.device)
-        return call.answer(call.layout.restore(weights.attention_weights(call.problem, chosen), 2))
+    return _of_pairs(pairs.Weights(), q, k, score, mask, positions, sink, rows)
+
+
+def attention_scores(
+    q: Any,
+    k: Any,
+    *,
+    score: Score = ScaledDot(),
+    mask: Mask = Everything(),
+    positions: Positions | None = None,
+    rows: Any = None,
+) -> Any:
+    """The scores s_ij before the softmax: (*batch, h, nq, nk), or for the queries `rows` (r,) only: (*batch, h, r, nk).
+
+    The similarity of q_i and k_j, then the modifiers, then -inf where the mask hides the key; one matrix a head. What
+    is left out has no part in them: without `mask` every pair shows its score, ScaledDot() is the scaled product alone,
+    ScaledDot() >> SoftCap(c) the capped one. (qk_matmul_output of ONNX's Attention, as numbered since onnx#7913: 0 the
+    product, 1 capped, 2 masked.) There is no `sink` here: its score is the logit itself, and it changes no other.
+
+    In float32, or float64 for float64 inputs, as `max_score` and the log-sum-exp are: 999 and 1001 are one number in
+    bfloat16. softmax(s, -1) is `attention_weights` of the same arguments, but for rows that see nothing, all -inf here.
+    The memory is that of the answer. Differentiable, to any order and in forward mode, with respect to q, k and every
+    tensor in the score. A score of -inf, whether the mask or a bias hides the pair, is a constant: its gradient is 0,
+    also beside NaN. A NaN that a query can see stays visible. Arguments and errors as `attention`.
+    Raises IndexError for a row that does not exist.
+    Source: Vaswani et al. 2017 (arXiv 1706.03762), eq. 1: what the softmax is taken of.
+
+    >>> import regard as rg
+    >>> q, k = torch.tensor([[1.0, 0.0], [3.0, 4.0]]), torch.eye(2)
+    >>> rg.attention_scores(q, k, score=rg.Dot(), mask=rg.Causal())
+    tensor([[1., -inf],
+            [3., 4.]])
+    >>> rg.attention_scores(q, k, score=rg.Dot(), rows=[0])
+    tensor([[1., 0.]])
+    """
+    return _of_pairs(pairs.Scores(), q, k, score, mask, positions, None, rows)
 
 
 def explain(
@@ -162,5 +193,21 @@ def explain(
         return plan_of(call.problem, backend, lse=False)
 
 
-def _chosen(rows: Any, nq: int) -> Tensor:
-    return arrays.existing(arrays.indices(rows, "rows"), nq, "rows", "queries")
+def _of_pairs(
+    value: pairs.PairValue,
+    q: Any,
+    k: Any,
+    score: Score,
+    mask: Mask,
+    positions: Positions | None,
+    sink: Tensor | float | None,
+    rows: Any,
+) -> Any:
+    keys = arrays.tensor(k, "k")
+    call = Call(q, k, keys[..., :0] if keys.dim() else keys, score, mask, positions, sink, None, like=q)
+    frame = call.problem.frame
+    with call.precision():
+        chosen = None
+        if rows is not None:
+            chosen = arrays.existing(arrays.indices(rows, "rows"), frame.nq, "rows", "queries").to(frame.device)
+        return call.answer(call.layout.restore(pairs.written_out(value, call.problem, chosen), 2))

@@ -1,26 +1,20 @@
-"""What the command `regard` does: look inside a model, or measure this machine. Its options: regard_command."""
+"""What the command `regard` does, once its options are read: look inside a model, or measure this machine."""
 
 from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 
-import regard_command
 from regard.inspect.report.report import Report
 from regard.inspect.report.save import check_suffix
 
 # What a text may hold at most for the byte model: the facts are linear in it, the time quadratic. Other models have a
 # limit of their own, in tokens.
 MOST_BYTES = 65536
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command as regard_command reads it."""
-    return regard_command.main(arguments)
 
 
 def run(options: Namespace) -> int:
@@ -131,7 +125,3 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -64,7 +64,9 @@ def bits(seed: int) -> dict[str, str]:
 
 
 def _hash(t: Tensor) -> str:
-    memory = t.detach().contiguous().reshape(-1).view(torch.uint8) if t.numel() else torch.empty(0, dtype=torch.uint8)
+    # a copy: one number may have any stride, and is contiguous all the same
+    numbers = t.detach().reshape(-1).clone(memory_format=torch.contiguous_format)
+    memory = numbers.view(torch.uint8) if t.numel() else torch.empty(0, dtype=torch.uint8)
     return f"{t.dtype} {tuple(t.shape)} {hashlib.sha256(memory.numpy().tobytes()).hexdigest()[:16]}"
 
 

@@ -22,7 +22,7 @@ from .draw import draw
 from .laws import laws
 from .reach import cleaned, reached
 from .tensors import Source
-from .ways import WAYS, Way, halves
+from .ways import ADDED, WAYS, Way, halves
 
 Tensors = dict[str, Tensor]
 
@@ -65,11 +65,12 @@ def check(call: Call, seed: int) -> Outcome:
     return outcome
 
 
-def ways_of(s: Source, call: Call) -> list[Way]:
-    """Attention, and one or two of the other ways to ask."""
+def ways_of(s: Source, call: Call) -> Iterator[Way]:
+    """Attention, one or two of the other ways to ask, and then some of the added ones."""
     others = [way for way in WAYS[1:] if way.suits(call)]
     chances = [way.chance for way in others]
-    return [WAYS[0], *dict.fromkeys(s.choice.choices(others, chances, k=s.choice.choice((0, 1, 1, 2))))]
+    yield from (WAYS[0], *dict.fromkeys(s.choice.choices(others, chances, k=s.choice.choice((0, 1, 1, 2)))))
+    yield from (way for way in ADDED if s.maybe(way.chance) and way.suits(call))
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,8 +28,8 @@ def cleaned(call: Call) -> Call:
 def reached(call: Call, visible: Tensor, scores: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """By result, where it may hold anything (True); and the rows of out that must hold a NaN, (*batch, h, nq).
 
-    Results: out, lse, weights, and the gradients "q", "k", "v" in their own shapes; "rest": whether any row is touched,
-    so that every other gradient may hold anything.
+    Results: out, lse, weights, scores, and the gradients "q", "k", "v" in their own shapes; "rest": whether any row is
+    touched, so that every other gradient may hold anything.
     """
     q, k, v = (call.lift(t) for t in (call.q, call.k, call.v))
     group = call.heads // max(call.key_heads, 1)
@@ -44,6 +44,7 @@ def reached(call: Call, visible: Tensor, scores: Tensor) -> tuple[dict[str, Tens
         "out": call.lower(touched[..., None].expand(*touched.shape, v.shape[-1]), 2),
         "lse": call.lower(scored, 1),
         "weights": call.lower(weights, 2),
+        "scores": call.lower(visible & (bad_q[..., :, None] | bad_k[..., None, :]), 2),
         "q": _folded(call, touched, call.q),
         "k": _folded(call, keys.unflatten(-2, (call.key_heads, group)).any(-2), call.k),
         "v": _folded(call, values.unflatten(-2, (call.key_heads, group)).any(-2), call.v),

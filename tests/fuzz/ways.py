@@ -67,9 +67,11 @@ def _merged(call: Call, s: Source) -> Results:
 
 
 def _rows(call: Call, s: Source) -> list[int] | None:
+    """All rows, or some: never as many as there are, since `Way.free` knows by the shape which of the two they are."""
     if not call.nq or s.maybe(0.5):
         return None
-    return [s.choice.randrange(-call.nq, call.nq) for _ in range(s.choice.randrange(1, 4))]
+    rows = [s.choice.randrange(-call.nq, call.nq) for _ in range(s.choice.randrange(1, 4))]
+    return [*rows, rows[0]] if len(rows) == call.nq else rows
 
 
 def _weights(call: Call, s: Source) -> Results:
@@ -79,6 +81,18 @@ def _weights(call: Call, s: Source) -> Results:
 def _weights_of(call: Call, a: Answer, s: Source) -> Results:
     rows = _rows(call, s)
     return {"weights": a.weights if rows is None else a.weights[..., torch.tensor(rows) % call.nq, :]}
+
+
+def _scores(call: Call, s: Source) -> Results:
+    asked = {name: x for name, x in build.arguments(call).items() if name != "sink"}
+    return {"scores": rg.attention_scores(call.q, call.k, **asked, rows=_rows(call, s))}
+
+
+def _scores_of(call: Call, a: Answer, s: Source) -> Results:
+    """Those of -inf are constants, whatever hides the pair."""
+    rows, scores = _rows(call, s), call.lower(a.scores, 2)
+    scores = scores.masked_fill(scores == -torch.inf, -torch.inf)
+    return {"scores": scores if rows is None else scores[..., torch.tensor(rows) % call.nq, :]}
 
 
 def _one_query(call: Call, s: Source) -> Results:
@@ -189,3 +203,5 @@ WAYS = (
     Way("twice", _twice, lambda call, a, s: _first_gradients(call, a.out, s), 0.5, _small, True, 3),
     Way("facts", _facts, _facts_of, 2, wide=True, differentiable=False),
 )
+# Each is drawn by itself, with its chance, when WAYS have been asked: a new one changes no number of an earlier seed.
+ADDED = (Way("scores", _scores, _scores_of, 0.25, wide=True),)

@@ -15,7 +15,7 @@ import regard as rg
 from regard import bench as short
 from regard.backends.native.ffi import runnable
 from regard.bench import Call
-from regard.cli import main
+from regard_command import main
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 

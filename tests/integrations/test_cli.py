@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from regard.cli import main
 from regard.compat.folder import MINILM
+from regard_command import main
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (files("regard.demo") / "text.txt").read_bytes()

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.backends.native.ffi import chosen, runnable
-from regard.cli import main
 from regard.compat import doctor, folder
+from regard_command import main
 from tiny_models import CLOSED, COMPUTING, DECODERS, ENCODER_DECODERS, ENCODERS, PICTURES, SILENT, SOUNDS, Tiny
 
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")

@@ -111,6 +111,7 @@ def test_every_call_is_traced_for_other_numbers(tracer: str, name: str) -> None:
 FUNCTIONS: dict[str, Function] = {
     "attention_state": lambda q, k, v, **given: [*rg.attention_state(q, k, v, **given).finish()],
     "attention_weights": lambda q, k, v, **given: rg.attention_weights(q, k, **given),
+    "attention_scores": lambda q, k, v, sink, **given: rg.attention_scores(q, k, **given),
     "entropy": lambda q, k, v, **given: rg.entropy(q, k, **given),
     "max_score": lambda q, k, v, **given: rg.max_score(q, k, **given),
 }

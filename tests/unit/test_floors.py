@@ -1,7 +1,7 @@
 """The layers of the package: imports go down only, never sideways, never through a package's own __init__.
 
 They hold wherever an import stands, in a function or under TYPE_CHECKING too: what an annotation names is also known.
-Only cycles overlook TYPE_CHECKING, since these imports never run.
+Nor is there a cycle, among all modules of src, packages' __init__ included.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "regard"
+SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 # From the lowest; a module belongs to the longest of these names that it begins with.
 LAYERS = (
@@ -40,12 +40,12 @@ AS_USERS = ("cli", "demo")
 
 @dataclass(frozen=True)
 class Import:
-    """One import: the module it stands in, the line, the module it names, and whether it runs."""
+    """One import: the module it stands in, the line, the module it names, and those of src whose content it takes."""
 
     by: str
     line: int
     of: str
-    runs: bool
+    reaches: tuple[str, ...]
 
     def __str__(self) -> str:
         return f"{self.by}:{self.line} imports {self.of}"
@@ -55,7 +55,7 @@ def modules(source: Path) -> dict[str, Path]:
     """regard.masks.algebra -> its file; a package stands under its own name."""
     found: dict[str, Path] = {}
     for file in sorted(source.rglob("*.py")):
-        parts = ("regard", *file.relative_to(source).with_suffix("").parts)
+        parts = file.relative_to(source).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
     return found
 
@@ -64,36 +64,26 @@ def packages(source: Path) -> set[str]:
     return {name for name, file in modules(source).items() if file.name == "__init__.py"}
 
 
-def only_for_types(tree: ast.Module) -> set[ast.AST]:
-    """The nodes in the body of an `if TYPE_CHECKING:`."""
-    return {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-        for statement in node.body
-        for inner in ast.walk(statement)
-    }
-
-
 def imports(source: Path) -> Iterator[Import]:
-    """Every import of a part of regard. `from regard.masks import algebra` asks the package's __init__."""
-    for name, file in modules(source).items():
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        types = only_for_types(tree)
-        for node in ast.walk(tree):
-            named: list[str] = []
+    """Every import of a part of src. `from regard.masks import algebra` asks the package's __init__ for a module."""
+    known = modules(source)
+    for by, file in known.items():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            named: dict[str, set[str]] = {}
             if isinstance(node, ast.Import):
-                named = [alias.name for alias in node.names]
+                named = {alias.name: {alias.name} for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
-                named = ["." * node.level + (node.module or "")]
-            for of in named:
-                if of.startswith(".") or of.split(".")[0] == "regard":
-                    yield Import(name, node.lineno, of, runs=node not in types)
+                of = "." * node.level + (node.module or "")
+                inside = {f"{of}.{alias.name}" for alias in node.names}
+                named = {of: {name if name in known else of for name in inside}}
+            for of, reached in named.items():
+                if of.startswith(".") or of.split(".")[0] in known:
+                    yield Import(by, node.lineno, of, tuple(sorted(reached & known.keys())))
 
 
 def part(module: str) -> str:
-    """regard.masks.algebra -> masks, regard.core.problem -> core.problem; "" for regard itself."""
-    names = module.split(".")[1:]
+    """regard.masks.algebra -> masks, regard.core.problem -> core.problem; "" for regard itself and others."""
+    names = module.split(".")[1:] if module.startswith("regard.") else []
     longest = (".".join(names[:n]) for n in range(len(names), 0, -1))
     return next((name for name in longest if name in LAYER), names[0] if names else "")
 
@@ -126,12 +116,10 @@ def _of_another_backend(found: Import) -> str | None:
 
 
 def cycles(source: Path) -> list[str]:
-    """Modules that reach themselves by imports that run; no __init__ is a step of a cycle."""
-    skipped = packages(source) | {"regard"}
+    """Modules that reach themselves by imports. That a module loads the __init__ of its own packages is no step."""
     graph: dict[str, set[str]] = {}
     for found in imports(source):
-        if found.runs and not {found.by, found.of} & skipped:
-            graph.setdefault(found.by, set()).add(found.of)
+        graph.setdefault(found.by, set()).update(found.reaches)
     loops: list[str] = []
     done: set[str] = set()
 
@@ -159,17 +147,17 @@ def complaints(source: Path) -> list[str]:
 
 
 def test_imports_go_down_only() -> None:
-    assert len(modules(SOURCE)) > 1
+    assert {"regard", "regard.api", "regard.core.state", "regard_command"} <= modules(SOURCE).keys()
     assert complaints(SOURCE) == []
 
 
 def project(source: Path, files: dict[str, str]) -> Path:
-    """A small package with these files, and an empty __init__ in every folder."""
-    for path, text in {"__init__.py": "", **files}.items():
-        file = source / path
+    """A small package `regard` with these files, an empty __init__ in every folder, and a command beside it."""
+    command = {"../regard_command/__init__.py": "def main():\n    from regard.cli import run"}
+    for path, text in {"__init__.py": "", **command, **files}.items():
+        file = source / "regard" / path
         file.parent.mkdir(parents=True, exist_ok=True)
-        if file.parent != source:
-            (file.parent / "__init__.py").touch()
+        (file.parent / "__init__.py").touch()
         file.write_text(text, encoding="utf-8")
     return source
 
@@ -180,7 +168,7 @@ SOUND = {
     "masks/__init__.py": "from regard.masks.algebra import Mask as Mask",
     "masks/algebra.py": "import torch\nfrom regard.core.errors import Refusal\nfrom regard.core.positions import head",
     "masks/positional.py": "from regard.masks.algebra import Mask",
-    "core/positions.py": "if TYPE_CHECKING:\n    from regard.masks.algebra import Mask",
+    "core/positions.py": "if TYPE_CHECKING:\n    from regard.core.errors import Refusal",
     "backends/base.py": "from regard.core.problem import Problem",
     "backends/streaming/tiling.py": "from regard.backends.base import Backend",
     "backends/streaming/tiled.py": "from regard.backends.streaming.tiling import tiles",
@@ -216,6 +204,9 @@ def test_a_sound_project_passes(tmp_path: Path) -> None:
         ("testing.py", "import regard as rg", "a package's __init__"),
         ("masks/ragged.py", "from .algebra import Mask", "relatively"),
         ("core/positions.py", "from regard.masks.algebra import Mask", "a cycle: regard.masks.algebra ->"),
+        ("core/positions.py", "if TYPE_CHECKING:\n    import regard.masks.algebra", "a cycle: regard.masks.algebra ->"),
+        ("__init__.py", "def f():\n    import regard.cli", "a cycle: regard -> regard.cli -> regard"),
+        ("cli.py", "import regard_command", "a cycle: regard.cli -> regard_command -> regard.cli"),
         ("lobby.py", "", "lobby has no layer"),
     ],
 )

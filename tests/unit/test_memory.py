@@ -47,10 +47,11 @@ def attending(n):
     rg.attention(q[None], k[None], v[None], score=score, backend=backend).square().sum().backward()
     assert all(t.grad.isfinite().all() for t in (q, k, v, w_q, w_k, w))
 
-def weights(n):
+def pairs(n):
+    function = {"weights": rg.attention_weights, "scores": rg.attention_scores}[what]
     torch.manual_seed(0)
     q, k = (torch.randn(1, 2, n, 32, requires_grad=True) for _ in range(2))
-    answer = rg.attention_weights(q, k, mask=rg.Causal())
+    answer = function(q, k, mask=rg.Causal())
     assert answer.shape == (1, 2, n, n)
 
 def peak():
@@ -60,7 +61,7 @@ def peak():
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
-run = {"looking": looking, "losing": losing, "dense": dense, "weights": weights}.get(what, attending)
+run = {"looking": looking, "losing": losing, "dense": dense, "weights": pairs, "scores": pairs}.get(what, attending)
 run(64)  # what loads once is no growth
 before = peak()
 run(n)
@@ -112,8 +113,9 @@ def test_looking_in_linear_memory(what: str) -> None:
     assert growth(6000, what) < SQUARE[6000] // 3
 
 
-def test_weights_hold_their_answer_and_one_strip() -> None:
-    assert SQUARE[6000] < growth(6000, "weights") < 1.2 * SQUARE[6000]
+@pytest.mark.parametrize("what", ["weights", "scores"])
+def test_weights_and_scores_hold_their_answer_and_one_strip(what: str) -> None:
+    assert SQUARE[6000] < growth(6000, what) < 1.2 * SQUARE[6000]
 
 
 def test_the_measure_sees_a_dense_entropy() -> None:

@@ -1,6 +1,8 @@
-"""attention_weights: gradients as exact as those of torch's softmax, and no work where the answer does not fit."""
+"""attention_weights: gradients as exact as those of torch's softmax, and no work where an answer does not fit."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -56,12 +58,15 @@ def test_every_score_mask_and_sink_against_the_definition() -> None:
                     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11, msg=f"{name} under {masked}")
 
 
-def test_an_answer_that_does_not_fit_is_found_out_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("function", [rg.attention_weights, rg.attention_scores])
+def test_an_answer_that_does_not_fit_is_found_out_before_any_work(
+    function: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     q = torch.zeros(1, 1, 1 << 24, 1)
 
     def worked(*_: object, **__: object) -> None:
         raise AssertionError("scores were computed")
 
     monkeypatch.setattr(Problem, "tile", worked)
-    with pytest.raises(RuntimeError, match="allocate memory"):  # 2^48 weights: a petabyte
-        rg.attention_weights(q, q)
+    with pytest.raises(RuntimeError, match="allocate memory"):  # 2^48 numbers: a petabyte
+        function(q, q)

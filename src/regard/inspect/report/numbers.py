@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
+from regard.inspect.report.content import Content
 from regard.inspect.report.grids import grids
 from regard.inspect.report.layer import Axis, Layer
-
-if TYPE_CHECKING:
-    from regard.inspect.report.report import Report
 
 SCHEMA = "regard-report-1"
 DIGITS = 4  # significant digits in JSON
@@ -34,7 +32,7 @@ ARRAYS = {
 }
 
 
-def write_json(report: Report, file: BinaryIO, head: tuple[int, int] | None) -> None:
+def write_json(report: Content, file: BinaryIO, head: tuple[int, int] | None) -> None:
     """Everything that is shown, as one JSON object; a number that is not finite is null."""
     at, title = report.shown(head)
     content = {
@@ -59,7 +57,7 @@ def write_json(report: Report, file: BinaryIO, head: tuple[int, int] | None) -> 
     file.write(text.encode("utf-8", "replace"))  # a lone surrogate is no text
 
 
-def write_npz(report: Report, file: BinaryIO, head: tuple[int, int] | None) -> None:
+def write_npz(report: Content, file: BinaryIO, head: tuple[int, int] | None) -> None:
     """The arrays of each layer as `entropy/0`, its names as `names`, the tokens as `queries/0` and `keys/0`."""
     import numpy as np
 

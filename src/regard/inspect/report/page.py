@@ -8,19 +8,17 @@ import math
 from html import escape
 from importlib.resources import files
 from string import Template
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from regard.inspect.report.colours import levels, palette
+from regard.inspect.report.content import Content
 from regard.inspect.report.grids import Grid, overview
 from regard.inspect.report.payload import payload
 from regard.inspect.report.png import png
 from regard.inspect.report.text import facts
 
-if TYPE_CHECKING:
-    from regard.inspect.report.report import Report
 
-
-def write(report: Report, file: BinaryIO, head: tuple[int, int] | None) -> None:
+def write(report: Content, file: BinaryIO, head: tuple[int, int] | None) -> None:
     """Writes the page into a file, UTF-8."""
     script = _script()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -36,7 +34,7 @@ def write(report: Report, file: BinaryIO, head: tuple[int, int] | None) -> None:
     file.write(page.encode("utf-8", "replace"))  # a lone surrogate is no text
 
 
-def fragment(report: Report) -> str:
+def fragment(report: Content) -> str:
     """The overview for a notebook's cell: the grids, the findings, and the map of the striking head; no script."""
     css = _asset("page.css")
     return f'<div class="regard"><style>{css}</style>{_overview(report, None)}{_still(report, None)}</div>'
@@ -52,7 +50,7 @@ def _asset(name: str) -> str:
     return (files("regard.inspect.report") / name).read_text(encoding="utf-8")
 
 
-def _overview(report: Report, head: tuple[int, int] | None) -> str:
+def _overview(report: Content, head: tuple[int, int] | None) -> str:
     at, _ = report.shown(head)
     hues = ("teal", "amber", "violet")
     tables = "".join(
@@ -91,7 +89,7 @@ def _cell(grid: Grid, layer: int, head: int, marked: tuple[int, int]) -> str:
     return f'<td{on} data-at="{layer},{head}" style="--v:{100 * grid.share(value):.0f}%">{number}</td>'
 
 
-def _still(report: Report, head: tuple[int, int] | None) -> str:
+def _still(report: Content, head: tuple[int, int] | None) -> str:
     """The map of one head as a picture, on light ground and on dark."""
     at, title = report.shown(head)
     layer, colours = report.layers[at.layer], palette()

@@ -6,18 +6,16 @@ import base64
 import json
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.inspect.report.colours import LEAST, LEVELS, levels, palette
+from regard.inspect.report.content import Content
 from regard.inspect.report.findings import shown
 from regard.inspect.report.grids import Grid, grids
 from regard.inspect.report.layer import Axis, Layer
-
-if TYPE_CHECKING:
-    from regard.inspect.report.report import Report
 
 ENTRIES = 600_000  # (row, top key) pairs a page carries at most; beyond, one query a cell of the map
 KEYS = 2048  # keys up to which each one's received mass is carried; beyond, the sum of a cell
@@ -25,7 +23,7 @@ BEST = 8
 STEPS = 65535
 
 
-def payload(report: Report, head: tuple[int, int] | None) -> str:
+def payload(report: Content, head: tuple[int, int] | None) -> str:
     """JSON that may stand in a script element of a page: no character of it begins markup or ends a line."""
     at, _ = report.shown(head)
     texts: list[tuple[str, ...]] = []

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 import textwrap
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 
 from regard.inspect.report.colours import LEAST, palette
+from regard.inspect.report.content import Content
 from regard.inspect.report.findings import received, shown
 from regard.inspect.report.grids import Grid, overview
 from regard.inspect.report.layer import Axis, Layer
 from regard.inspect.report.text import facts
-
-if TYPE_CHECKING:
-    from regard.inspect.report.report import Report
 
 WIDTH = 12.0  # inches
 INK, QUIET, GROUND, NOWHERE = "#1b1f27", "#646b78", "#ffffff", "#d5d9e0"
@@ -26,7 +24,7 @@ BARS = 8
 DEPTH = 1e4  # of the largest mass to the least that is drawn
 
 
-def write(report: Report, file: BinaryIO, suffix: str, head: tuple[int, int] | None) -> None:
+def write(report: Content, file: BinaryIO, suffix: str, head: tuple[int, int] | None) -> None:
     """Draws the overview into a file: suffix "png", "svg" or "pdf"."""
     from matplotlib import rc_context
 
@@ -37,7 +35,7 @@ def write(report: Report, file: BinaryIO, suffix: str, head: tuple[int, int] | N
         figure.savefig(file, format=suffix, dpi=140, metadata=metadata)
 
 
-def overview_figure(report: Report, head: tuple[int, int] | None) -> Any:
+def overview_figure(report: Content, head: tuple[int, int] | None) -> Any:
     """The matplotlib figure: a title, three grids, the map of a head beside the mass per key, the findings."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -178,7 +176,7 @@ def _room(tokens: Axis) -> float:
     return max(widths) / 72
 
 
-def _draw_received(profile: Any, bars: Any, report: Report) -> None:
+def _draw_received(profile: Any, bars: Any, report: Content) -> None:
     from matplotlib.ticker import MaxNLocator
 
     mass = 100 * received(report.layers)

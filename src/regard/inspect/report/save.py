@@ -7,16 +7,14 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import regard.inspect.report.numbers as numbers
 import regard.inspect.report.page as page
 import regard.inspect.report.plot as plot
+from regard.inspect.report.content import Content
 
-if TYPE_CHECKING:
-    from regard.inspect.report.report import Report
-
-Writer = Callable[["Report", BinaryIO, "tuple[int, int] | None"], None]
+Writer = Callable[[Content, BinaryIO, tuple[int, int] | None], None]
 
 
 def _picture(suffix: str) -> Writer:
@@ -33,7 +31,7 @@ WRITERS: dict[str, Writer] = {
 }
 
 
-def write(report: Report, path: str | PathLike[str], head: tuple[int, int] | None) -> None:
+def write(report: Content, path: str | PathLike[str], head: tuple[int, int] | None) -> None:
     """Writes a report in the format of the path's suffix. Raises ValueError where it is none of WRITERS."""
     path = Path(path)
     check_suffix(path)

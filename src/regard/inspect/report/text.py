@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from regard.inspect.report.content import Content
 from regard.inspect.report.grids import Grid, grids
-
-if TYPE_CHECKING:
-    from regard.inspect.report.report import Report
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPACED = 8  # heads up to which blocks stand apart
@@ -77,7 +74,7 @@ def shelves(pictures: Sequence[list[str]], width: int, gap: int = 4) -> list[str
     return [line for n, lines in enumerate(joined) for line in ([""] if n else []) + lines]
 
 
-def describe(report: Report, width: int) -> str:
+def describe(report: Content, width: int) -> str:
     """The report: a line of facts, the grids, and each finding with its rule."""
     said = [
         line
@@ -91,12 +88,12 @@ def describe(report: Report, width: int) -> str:
     return "\n".join([*textwrap.wrap(f"{name(report)}  {facts(report)}", width), "", *pictures, "", *said])
 
 
-def name(report: Report) -> str:
+def name(report: Content) -> str:
     """What was run."""
     return f"{report.title} ({report.model})"
 
 
-def facts(report: Report) -> str:
+def facts(report: Content) -> str:
     """The line of facts: what was read, how long it took, what was kept, what the weights would have taken."""
     read = _range([len(layer.keys) for layer in report.layers])
     heads = _range([layer.heads for layer in report.layers])

@@ -1,0 +1,62 @@
+"""Content: what a report says, whatever it is written as."""
+
+from __future__ import annotations
+
+from abc import ABC
+from dataclasses import dataclass
+from functools import cached_property
+
+from regard.inspect.report.findings import Finding, Head, findings, striking
+from regard.inspect.report.layer import Layer
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Content(ABC):
+    """The data of a report and what follows from them, for the modules that write it; made as a Report only."""
+
+    title: str
+    model: str
+    layers: tuple[Layer, ...]
+    seconds: float = 0.0
+    unit: str = "token"
+    context: int = 2
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ValueError("a report was asked of no attention call; expected one or more.")
+
+    @property
+    def kept(self) -> int:
+        """Bytes that the facts take."""
+        return sum(layer.kept for layer in self.layers)
+
+    @property
+    def dense(self) -> int:
+        """Bytes that the weights would take in float32."""
+        return sum(layer.dense for layer in self.layers)
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the rules find, each with its number."""
+        return findings(self.layers, self.context, self.unit)
+
+    @cached_property
+    def striking(self) -> tuple[Head, str]:
+        """The head that is shown where none is named, and why."""
+        return striking(self.layers, self.context, self.unit)
+
+    def shown(self, head: tuple[int, int] | None = None) -> tuple[Head, str]:
+        """The head with that layer and number, or the striking one; and its title. Raises ValueError for no head."""
+        if head is None:
+            found, why = self.striking
+            return found, f"{found.name}: {why}"
+        layer, number = head
+        there = 0 <= layer < len(self.layers) and 0 <= number < self.layers[layer].heads
+        if not there:
+            last = len(self.layers) - 1
+            most = max(one.heads for one in self.layers) - 1
+            raise ValueError(
+                f"there is no head L{layer}H{number}; this model has layers 0 to {last}, heads 0 to {most}."
+            )
+        return Head(layer, number, 0.0), f"L{layer}H{number}: {self.layers[layer].name}"

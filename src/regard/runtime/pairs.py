@@ -1,0 +1,162 @@
+"""Weights and scores written out, one number a pair, for all queries or some: computed a strip of rows at a time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from regard.backends.streaming.backward import ScoreGradients
+from regard.core.dtypes import exact
+from regard.core.problem import Problem, Tile
+from regard.core.shapes import blocks
+from regard.core.state import RowStats, State
+from regard.core.tracing import data_unavailable
+from regard.runtime.autograd import differentiable_gradients
+
+BUDGET = 1 << 20  # numbers of a strip, with what a wide similarity (Additive) holds for each pair
+
+
+class PairValue(ABC):
+    """One number for each pair of a query and a key, from the scores of the query's row, and its derivative."""
+
+    @abstractmethod
+    def dtype(self, problem: Problem) -> torch.dtype:
+        """The dtype of the answer."""
+
+    @abstractmethod
+    def values(self, problem: Problem, tile: Tile) -> Tensor:
+        """The numbers (*batch, h, r, nk) of whole rows, by operations that autograd sees."""
+
+    @abstractmethod
+    def pull(self, problem: Problem, tile: Tile, g: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The gradients of the rows' scores and of the sink (*batch, h), from the cotangent g; both 0 where hidden."""
+
+
+class Weights(PairValue):
+    """p_ij, the softmax of a row's scores: dS = P ∘ (dP - rowsum(P ∘ dP)); in the dtype of the call."""
+
+    def dtype(self, problem: Problem) -> torch.dtype:
+        return problem.dtype
+
+    def values(self, problem: Problem, tile: Tile) -> Tensor:
+        return _row_stats(problem, tile).weights(tile.masked)
+
+    def pull(self, problem: Problem, tile: Tile, g: Tensor) -> tuple[Tensor, Tensor | None]:
+        s, stats = tile.masked, _row_stats(problem, tile)
+        p = stats.weights(s)
+        total = (p * g).sum(-1)
+        g_sink = None if problem.sink is None else -(stats.sink_weights(problem.sink) * total).sum(-1)
+        return (p * (g - total[..., None])).masked_fill(s == -torch.inf, 0), g_sink
+
+
+class Scores(PairValue):
+    """s_ij, -inf where hidden: dS = dS where it is not; in the dtype that sums are kept in."""
+
+    def dtype(self, problem: Problem) -> torch.dtype:
+        return problem.accumulate
+
+    def values(self, problem: Problem, tile: Tile) -> Tensor:
+        s = tile.masked
+        return s.masked_fill(s == -torch.inf, -torch.inf)  # a constant, by whatever it is hidden: no gradient passes
+
+    def pull(self, problem: Problem, tile: Tile, g: Tensor) -> tuple[Tensor, Tensor | None]:
+        return g, None
+
+
+def written_out(value: PairValue, problem: Problem, rows: Tensor | None) -> Tensor:
+    """The numbers of the queries `rows` (r,), or of all: (*batch, h, r, nk) in value.dtype, differentiable.
+
+    Memory is that of the answer and one strip. Backward computes each strip's scores again.
+    """
+    tensors = problem.tensors()
+    if data_unavailable(*tensors) or any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        return _recorded(value, problem, rows)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return _WrittenOut.apply(value, problem, rows, *tensors)
+    return _filled(value, problem, rows)
+
+
+def _filled(value: PairValue, problem: Problem, rows: Tensor | None) -> Tensor:
+    frame = problem.frame
+    count = frame.nq if rows is None else len(rows)
+    # before any work: an answer that does not fit is found out at once
+    answer = problem.q.new_empty((*frame.batch, frame.heads, count, frame.nk), dtype=value.dtype(problem))
+    for to, of in _strips(problem, rows):
+        answer[..., to, :] = value.values(problem, problem.region_tile(frame.region(of)))
+    return answer
+
+
+def _recorded(value: PairValue, problem: Problem, rows: Tensor | None) -> Tensor:
+    """The same by operations that autograd, forward mode and torch.func can all see."""
+    frame, size = problem.frame, _strip_size(problem)
+    chosen = torch.arange(frame.nq, device=frame.device) if rows is None else rows
+    tiles = (problem.region_tile(frame.region(chosen[part])) for part in blocks(len(chosen), size))
+    strips = [value.values(problem, tile) for tile in tiles]
+    empty = problem.q.new_empty((*frame.batch, frame.heads, 0, frame.nk), dtype=problem.accumulate)
+    return torch.cat(strips or [empty], -2).to(value.dtype(problem))
+
+
+def _row_stats(problem: Problem, tile: Tile) -> RowStats:
+    """The statistics of rows all of whose keys are in the tile."""
+    nothing = tile.scores.new_empty((*tile.scores.shape[:-2], tile.scores.shape[-1], 0))
+    return problem.joined(State.of(tile.scores, nothing, tile.visible)).stats
+
+
+def _strip_size(problem: Problem) -> int:
+    return max(1, BUDGET // max(problem.frame.nk * problem.lanes, 1))
+
+
+def _strips(problem: Problem, rows: Tensor | None) -> Iterator[tuple[slice, slice]]:
+    """Pairs of slices, of the answer and of the queries: runs of consecutive rows, cut to the size of a strip."""
+    size = _strip_size(problem)
+    if rows is None:
+        yield from ((part, part) for part in blocks(problem.frame.nq, size))
+        return
+    chosen, first = rows.tolist(), 0
+    for n in range(1, len(chosen) + 1):
+        if n == len(chosen) or chosen[n] != chosen[n - 1] + 1 or n - first == size:
+            yield slice(first, n), slice(chosen[first], chosen[n - 1] + 1)
+            first = n
+
+
+class _WrittenOut(torch.autograd.Function):
+    """The numbers, with a backward that holds one strip of scores."""
+
+    @staticmethod
+    def forward(ctx: Any, value: PairValue, problem: Problem, rows: Tensor | None, *tensors: Tensor) -> Tensor:
+        ctx.value, ctx.problem, ctx.rows = value, problem.with_tensors(tuple(t.detach() for t in tensors)), rows
+        ctx.save_for_backward(*tensors)
+        return _filled(value, ctx.problem, rows)
+
+    @staticmethod  # torch's stub has *args here, but calls it with one cotangent a result
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        value, rows, needs = ctx.value, ctx.rows, tuple(ctx.needs_input_grad[3:])
+        problem = ctx.problem.with_tensors(ctx.saved_tensors)
+        with exact(g.device.type):
+            if torch.is_grad_enabled():  # create_graph: the gradient itself will be differentiated
+                found = differentiable_gradients(lambda p: [(_recorded(value, p, rows), g)], problem, needs)
+            else:
+                found = _backward(value, problem, rows, g, needs)
+        return (None, None, None, *found)
+
+
+def _backward(
+    value: PairValue, problem: Problem, rows: Tensor | None, g: Tensor, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    sums = ScoreGradients(problem, needs)
+    g_sink = problem.q.new_zeros(problem.q.shape[:-2], dtype=problem.accumulate)
+    for to, of in _strips(problem, rows):
+        opened = sums.open(problem.frame.region(of), False)
+        tile = Tile(opened.tile.scores.detach(), opened.tile.visible)
+        hidden = tile.masked == -torch.inf  # by the mask, or by a bias
+        g_s, g_strip = value.pull(problem, tile, g[..., to, :].to(problem.accumulate).masked_fill(hidden, 0))
+        if g_strip is not None:
+            g_sink += g_strip
+        if opened.tile.scores.requires_grad:
+            sums.add_scores(opened, g_s)
+    return sums.gradients(lambda _: g_sink)
