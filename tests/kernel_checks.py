@@ -25,15 +25,15 @@ def frames(few: int) -> dict[str, Frame]:
     }
 
 
-def names(of: dict[str, Frame]) -> list[str]:
-    """Every mask under every score, in every frame: what `named` knows them by."""
-    return [f"{size}: {name}" for size, at in of.items() for name, _ in testing.calls(at)]
+def calls(of: dict[str, Frame]) -> list[tuple[str, str, str]]:
+    """Every mask under every score, in every frame: (size, mask, score), what `drawn` knows a call by."""
+    kinds = testing.frame()
+    return [(size, mask, score) for size in of for mask in testing.masks(kinds) for score in testing.scores(kinds)]
 
 
-def named(of: dict[str, Frame], name: str) -> testing.Case:
+def drawn(at: Frame, mask: str, score: str) -> testing.Case:
     """Drawn from a fixed seed: how far a few sharp rows are off is chance, of which one in a thousand is too far."""
-    size, _, name = name.partition(": ")
-    return _drawn(of[size])[name]
+    return _drawn(at)[f"{score} under {mask}"]
 
 
 @cache
