@@ -33,7 +33,7 @@ LEFT_OUT = pytest.StashKey[int]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without --full, a test runs with few combinations of its parameters, which show each value twice (selection.py).
+    """Without --full, a test runs with few combinations of its parameters, which show each value (selection.py).
 
     Which ones are left out depends on no run, machine or order; a test that is named by its whole id always runs.
     No test may need another one before it: `pytest --shuffle 7` shows it, and one file alone.

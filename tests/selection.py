@@ -10,7 +10,7 @@ from zlib import crc32
 import pytest
 import torch
 
-TIMES = 2  # how often each value comes, with each backend
+TIMES = 2  # how often each value of a parameter comes with each backend
 
 Item = pytest.Item
 Values = dict[str, tuple[int, Any]]
@@ -20,8 +20,8 @@ def plain(items: Sequence[Item]) -> list[Item]:
     """The tests that run without --full, in the order given.
 
     Left out: what is marked `full`; all instruction sets but the best; float16, where a test has bfloat16 too. Of the
-    combinations of parameters that remain, so many are kept that each value comes TIMES times, or TIMES times with
-    each backend. Which ones depends on the numbers of the values in their lists, on nothing else.
+    combinations of parameters that remain, so many are kept that each value comes once or, in a test of several
+    backends, TIMES times with each. Which ones depends on the numbers of the values in their lists, on nothing else.
     """
     kept: set[Item] = set()
     for group in functions(item for item in items if not item.get_closest_marker("full")):
@@ -75,18 +75,22 @@ def _one_half_dtype(group: dict[Item, Values]) -> dict[Item, Values]:
 
 
 def _cover(group: dict[Item, Values]) -> list[Item]:
-    """Items that show each feature TIMES times; first those that show most of what is still wanted."""
+    """Items that show each feature often enough; first those that show most of what is still wanted."""
     features = {item: _features(values) for item, values in group.items()}
     order = sorted(group, key=lambda item: crc32(repr([number for number, _ in group[item].values()]).encode()))
     shown: Counter[Any] = Counter()
-    kept: list[Item] = [item for item in group if not features[item]]
-    for wanted in range(max(map(len, features.values()), default=0), 0, -1):
+    kept: dict[Item, None] = {item: None for item in group if not features[item]}
+
+    def wanted(item: Item) -> int:
+        times = TIMES if "backend" in group[item] else 1
+        return sum(shown[feature] < times for feature in features[item])
+
+    for most in range(max(map(len, features.values()), default=0), 0, -1):
         for item in order:
-            if sum(shown[feature] < TIMES for feature in features[item]) == wanted:
-                kept.append(item)
+            if item not in kept and wanted(item) == most:
+                kept[item] = None
                 shown.update(features[item])
-        order = [item for item in order if any(shown[feature] < TIMES for feature in features[item])]
-    return kept
+    return list(kept)
 
 
 def _features(values: Values) -> list[Any]:

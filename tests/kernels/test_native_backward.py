@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
 from torch import Tensor
 
 import regard as rg
-from kernel_checks import calls, check, drawn, frames
+from kernel_checks import check, frames
 from regard import testing
-from regard.backends.native.backward import why_not_backward
 from regard.backends.native.ffi import runnable
 from regard.backends.native.lower_mask import lower_mask
 from regard.core.problem import Problem
@@ -28,50 +26,6 @@ MASKS = ["Causal", "Lengths", "Dense", "Or", "nothing"]
 
 def gradients(case: testing.Case, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     return {k: t for k, t in testing.answers(case, rg.Native(), dtype).items() if k.startswith("gradient")}
-
-
-CALLS = calls(FRAMES)
-# whose tensors' gradients the kernels do not find, and why
-OVER_TILES = {
-    "Alibi 2": "its coordinates are learned",
-    "Distance": "its scores are distances",
-    "Distance 2": "its scores are distances",
-    "SoftCap 2": "its soft cap is learned",
-}
-
-
-def why_tiles(case: testing.Case) -> str | None:
-    """Why the gradients of a call that runs natively are summed over tiles in PyTorch."""
-    problem = case.leaves(torch.float32).problem
-    assert rg.Native().why_not(problem, lse=True) is None
-    return why_not_backward(problem, tuple(True for _ in problem.tensors()))
-
-
-@cache
-def judged(size: str, score: str) -> bool:
-    """Not a tensor of one number: how far that is off is chance. The other sizes have more."""
-    return all(t.numel() > 1 for t in testing.scores(FRAMES[size])[score].tensors())
-
-
-# Custom is refused (test_native.py); additive scores have kernels and tests of their own (test_native_additive.py)
-NATIVELY = [call for call in CALLS if call[2] not in OVER_TILES and not call[2].startswith(("Custom", "Additive"))]
-
-
-@pytest.mark.parametrize(("size", "mask", "score"), [call for call in NATIVELY if judged(call[0], call[2])])
-def test_every_mask_and_score(size: str, mask: str, score: str) -> None:
-    case = drawn(FRAMES[size], mask, score)
-    assert why_tiles(case) is None
-    check(case)
-
-
-OTHERS = [call for call in CALLS if call[2] in OVER_TILES]
-
-
-@pytest.mark.parametrize(("size", "mask", "score"), [call for call in OTHERS if judged(call[0], call[2])])
-def test_what_the_kernels_do_not_differentiate_goes_over_tiles(size: str, mask: str, score: str) -> None:
-    case = drawn(FRAMES[size], mask, score)
-    assert why_tiles(case) == OVER_TILES[score]
-    check(case)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -127,17 +81,16 @@ def test_scores_of_every_size(factor: float, mask: str) -> None:
 
 @pytest.mark.parametrize("keys", [2, 6])
 @pytest.mark.parametrize("mask", ["Causal", "Or"])
-def test_calls_that_are_split_into_parts(keys: int, mask: str) -> None:
+@pytest.mark.parametrize(
+    "size", [(130, 1300), (1300, 130), pytest.param((1100, 1100), marks=pytest.mark.full)], ids=str
+)
+def test_calls_that_are_split_into_parts(size: tuple[int, int], mask: str, keys: int) -> None:
     """Few heads and many keys, or queries: sums of several parts."""
-    for nq, nk in ((130, 1300), (1300, 130), (1100, 1100)):
-        at = testing.frame(nq=nq, nk=nk, batch=(1,), heads=6)
-        score = (
-            rg.ScaledDot()
-            >> rg.Alibi(torch.rand(6, dtype=torch.float64))
-            >> testing.scores(at)["RelativeBias"].parts[1]
-        )
-        case = testing.draw(at, key_heads=keys, dk=9, dv=12, score=score, mask=testing.masks(at)[mask], sink=True)
-        check(case)
+    at = testing.frame(nq=size[0], nk=size[1], batch=(1,), heads=6)
+    table = testing.scores(at)["RelativeBias"].parts[1]
+    score = rg.ScaledDot() >> rg.Alibi(torch.rand(6, dtype=torch.float64)) >> table
+    case = testing.draw(at, key_heads=keys, dk=9, dv=12, score=score, mask=testing.masks(at)[mask], sink=True)
+    check(case)
 
 
 def test_the_weights_of_a_row_sum_to_one_in_the_gradient_too() -> None:
