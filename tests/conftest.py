@@ -35,7 +35,7 @@ LEFT_OUT = pytest.StashKey[int]()
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without --full, a test runs with few combinations of its parameters, which show each value (selection.py).
 
-    Which ones are left out depends on no run, machine or order; a test that is named by its whole id always runs.
+    Which ones are left out depends on no order and no hash; a test that is named by its whole id always runs.
     No test may need another one before it: `pytest --shuffle 7` shows it, and one file alone.
     """
     if not config.getoption("--full"):
@@ -66,9 +66,14 @@ class TorchRandom:
 # hypothesis holds this by a weak reference only.
 TORCH_RANDOM = TorchRandom()
 hypothesis.register_random(TORCH_RANDOM)
-hypothesis.settings.register_profile("regard", deadline=None, print_blob=True)
-hypothesis.settings.register_profile("regard-ci", deadline=None, print_blob=True, derandomize=True, database=None)
-hypothesis.settings.load_profile("regard-ci" if os.environ.get("CI") else "regard")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """hypothesis draws few examples of each law without --full; in CI it draws the same ones each time."""
+    examples = 100 if config.getoption("--full") else 20
+    same = {"derandomize": True, "database": None} if os.environ.get("CI") else {}
+    hypothesis.settings.register_profile("regard", deadline=None, print_blob=True, max_examples=examples, **same)
+    hypothesis.settings.load_profile("regard")
 
 
 @pytest.fixture(scope="session", autouse=True)

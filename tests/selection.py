@@ -10,8 +10,6 @@ from zlib import crc32
 import pytest
 import torch
 
-TIMES = 2  # how often each value of a parameter comes with each backend
-
 Item = pytest.Item
 Values = dict[str, tuple[int, Any]]
 
@@ -20,8 +18,8 @@ def plain(items: Sequence[Item]) -> list[Item]:
     """The tests that run without --full, in the order given.
 
     Left out: what is marked `full`; all instruction sets but the best; float16, where a test has bfloat16 too. Of the
-    combinations of parameters that remain, so many are kept that each value comes once or, in a test of several
-    backends, TIMES times with each. Which ones depends on the numbers of the values in their lists, on nothing else.
+    combinations of parameters that remain, so many are kept that each value comes once, with each backend if there are
+    several; twice, if the test is marked `twice`. Which ones depends on the numbers of the values in their lists alone.
     """
     kept: set[Item] = set()
     for group in functions(item for item in items if not item.get_closest_marker("full")):
@@ -82,7 +80,7 @@ def _cover(group: dict[Item, Values]) -> list[Item]:
     kept: dict[Item, None] = {item: None for item in group if not features[item]}
 
     def wanted(item: Item) -> int:
-        times = TIMES if "backend" in group[item] else 1
+        times = 2 if item.get_closest_marker("twice") else 1
         return sum(shown[feature] < times for feature in features[item])
 
     for most in range(max(map(len, features.values()), default=0), 0, -1):
