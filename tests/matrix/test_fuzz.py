@@ -68,5 +68,7 @@ def test_a_seed_is_one_call() -> None:
 
 def test_the_oracle_imports_nothing_of_regard() -> None:
     """Nor does what draws the calls and compares the results."""
-    program = "import sys; sys.modules['regard'] = None\nfrom fuzz import call, compare, draw, laws, oracle, reach"
+    program = (
+        "import sys; sys.modules['regard'] = None\nfrom fuzz import call, compare, draw, laws, oracle, reach"
+    )
     subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[1], check=True)
