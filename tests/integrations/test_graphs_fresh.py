@@ -25,7 +25,14 @@ GRAPHS = list(compile_calls.cases())
 INDUCTOR = [name for name in GRAPHS if name.startswith("inductor")]
 OF_MODELS = [f"{what} {name}" for what in ("compile", "export") for name in MODELS]
 OF_MODELS += ["decode with Llama"]
-FEW = ("compile, readme", "compile, backend Tiled()", "export, readme: own", "export, backend Reference")
+FEW = (
+    "compile, readme: own",
+    "compile, readme: custom",
+    "compile, readme: dropout",
+    "compile, backend Tiled()",
+    "export, readme: own",
+    "export, backend Reference",
+)
 FEW += ("compile for every length, readme: sink", "export for every length, readme: eight lines", "compile BERT")
 FOLDER = Path(__file__).parent
 

@@ -258,6 +258,7 @@ def test_the_overview_needs_no_script(visit: Any) -> None:
     assert not seen.page.locator("#live").is_visible()
 
 
+@pytest.mark.full
 def test_long_texts_are_sampled_and_stay_small(visit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.inspect.report.payload.ENTRIES", 100)
     monkeypatch.setattr("regard.inspect.report.payload.KEYS", 100)

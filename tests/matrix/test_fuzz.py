@@ -18,7 +18,7 @@ from fuzz.check import run
 from fuzz.draw import draw
 
 CALLS, CHUNK = 2000, 100
-FEW = 200  # calls of a plain run
+FEW = 100  # calls of a plain run
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,5 @@ def test_a_seed_is_one_call() -> None:
 
 def test_the_oracle_imports_nothing_of_regard() -> None:
     """Nor does what draws the calls and compares the results."""
-    program = (
-        "import sys; sys.modules['regard'] = None\nfrom fuzz import call, compare, draw, laws, oracle, reach"
-    )
+    program = "import sys; sys.modules['regard'] = None\nfrom fuzz import call, compare, draw, laws, oracle, reach"
     subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[1], check=True)

@@ -87,6 +87,7 @@ def growth(n: int, what: str = "Tiled") -> int:
     return int(json.loads(done.stdout))
 
 
+@pytest.mark.full
 def test_an_additive_score_in_linear_memory() -> None:
     """A quarter of the sequence, a quarter of the limit; dense it would be 4.3 GB."""
     assert growth(4096) < LIMIT // 4 < DENSE[4096] // 16
