@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests of each, in a random order")
 
 
-LEFT_OUT = pytest.StashKey[int]()
+LEFT_OUT = pytest.StashKey[list[pytest.Item]]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if not config.getoption("--full"):
         kept = selection.plain(items)
-        config.stash[LEFT_OUT] = len(items) - len(kept)
+        config.stash[LEFT_OUT] = list(set(items) - set(kept))
         items[:] = kept
     items[:] = selection.by_case(items)
     seed = config.getoption("--shuffle")
@@ -148,9 +148,9 @@ MISSING = "needs "
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Says how many tests were left out of a plain run, and how many were skipped for want of something."""
-    if left_out := config.stash.get(LEFT_OUT, 0):
-        terminalreporter.line(f"{left_out} more with --full")
+    """Says how many tests were left out of a plain run (in the last line), or skipped for want of something."""
+    if left_out := config.stash.get(LEFT_OUT, []):
+        terminalreporter.stats["more with --full"] = left_out
     if found := _missing(terminalreporter):
         terminalreporter.section("skipped for want of something")
         for reason, count in sorted(Counter(found).items()):

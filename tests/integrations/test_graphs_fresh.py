@@ -32,8 +32,10 @@ FEW = (
     "compile, backend Tiled()",
     "export, readme: own",
     "export, backend Reference",
+    "compile for every length, readme: sink",
+    "export for every length, readme: eight lines",
+    "compile BERT",
 )
-FEW += ("compile for every length, readme: sink", "export for every length, readme: eight lines", "compile BERT")
 FOLDER = Path(__file__).parent
 
 
