@@ -18,17 +18,31 @@ import numpy as np
 import pytest
 import torch
 
+import selection
 from regard.backends.native.ffi import runnable
 
 SEED = 20170612  # "Attention Is All You Need" came out on this day
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run every test, on every instruction set, in every dtype")
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests of each, in a random order")
 
 
+LEFT_OUT = pytest.StashKey[list[pytest.Item]]()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """No test may need another one before it: `pytest --shuffle 7` shows it, and one file alone."""
+    """Without --full, a test runs with few combinations of its parameters, which show each value (selection.py).
+
+    Which ones are left out depends on no order and no hash; a test that is named by its whole id always runs.
+    No test may need another one before it: `pytest --shuffle 7` shows it, and one file alone.
+    """
+    if not config.getoption("--full"):
+        kept = selection.plain(items)
+        config.stash[LEFT_OUT] = list(set(items) - set(kept))
+        items[:] = kept
+    items[:] = selection.by_case(items)
     seed = config.getoption("--shuffle")
     if seed is not None:
         draw = random.Random(seed)
@@ -52,9 +66,14 @@ class TorchRandom:
 # hypothesis holds this by a weak reference only.
 TORCH_RANDOM = TorchRandom()
 hypothesis.register_random(TORCH_RANDOM)
-hypothesis.settings.register_profile("regard", deadline=None, print_blob=True)
-hypothesis.settings.register_profile("regard-ci", deadline=None, print_blob=True, derandomize=True, database=None)
-hypothesis.settings.load_profile("regard-ci" if os.environ.get("CI") else "regard")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """hypothesis draws few examples of each law without --full; in CI it draws the same ones each time."""
+    examples = 100 if config.getoption("--full") else 20
+    same = {"derandomize": True, "database": None} if os.environ.get("CI") else {}
+    hypothesis.settings.register_profile("regard", deadline=None, print_blob=True, max_examples=examples, **same)
+    hypothesis.settings.load_profile("regard")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -128,8 +147,10 @@ def global_state_is_left_alone(unwritten_memory_is_nan: None) -> Iterator[None]:
 MISSING = "needs "
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says how many tests were skipped for want of something."""
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Says how many tests were left out of a plain run (in the last line), or skipped for want of something."""
+    if left_out := config.stash.get(LEFT_OUT, []):
+        terminalreporter.stats["more with --full"] = left_out
     if found := _missing(terminalreporter):
         terminalreporter.section("skipped for want of something")
         for reason, count in sorted(Counter(found).items()):

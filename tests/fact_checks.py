@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -53,10 +54,8 @@ def looked(call: testing.Case, wanted: tuple[facts.Fact[Any], ...]) -> FactResul
 
 def hold(call: testing.Case, wanted: tuple[facts.Fact[Any], ...], dtype: torch.dtype = torch.float64) -> None:
     """The law, for a call rounded to a dtype."""
-    call = call.leaves(dtype)
-    problem = call.leaves(torch.float64).problem
-    seen, exact = looked(call, wanted), dense(problem, wanted)
-    scores = problem.region_tile(problem.frame.region()).masked.detach()
+    seen = looked(call.leaves(dtype), wanted)
+    exact, scores = _expected(call.copied(), wanted, dtype)
     for fact in wanted:
         got, expected = seen[fact], exact[fact]
         if isinstance(fact, facts.MaxScore):
@@ -69,6 +68,15 @@ def hold(call: testing.Case, wanted: tuple[facts.Fact[Any], ...], dtype: torch.d
             continue
         for name, a, b in _parts(got, expected):
             close(f"{fact!r}{name}", a, b, dtype)
+
+
+@lru_cache(maxsize=16)
+def _expected(
+    call: testing.Case, wanted: tuple[facts.Fact[Any], ...], dtype: torch.dtype
+) -> tuple[FactResults, Tensor]:
+    """The definition's answers and scores in float64, of a call rounded to a dtype: once, for all instruction sets."""
+    problem = call.leaves(dtype).leaves(torch.float64).problem
+    return dense(problem, wanted), problem.region_tile(problem.frame.region()).masked.detach()
 
 
 def _parts(got: Any, expected: Any) -> list[tuple[str, Tensor, Tensor]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
@@ -25,15 +25,15 @@ def frames(few: int) -> dict[str, Frame]:
     }
 
 
-def names(of: dict[str, Frame]) -> list[str]:
-    """Every mask under every score, in every frame: what `named` knows them by."""
-    return [f"{size}: {name}" for size, at in of.items() for name, _ in testing.calls(at)]
+def calls(of: dict[str, Frame]) -> list[tuple[str, str, str]]:
+    """Every mask under every score, in every frame: (size, mask, score), what `drawn` knows a call by."""
+    kinds = testing.frame()
+    return [(size, mask, score) for size in of for mask in testing.masks(kinds) for score in testing.scores(kinds)]
 
 
-def named(of: dict[str, Frame], name: str) -> testing.Case:
+def drawn(at: Frame, mask: str, score: str) -> testing.Case:
     """Drawn from a fixed seed: how far a few sharp rows are off is chance, of which one in a thousand is too far."""
-    size, _, name = name.partition(": ")
-    return _drawn(of[size])[name]
+    return _drawn(at)[f"{score} under {mask}"]
 
 
 @cache
@@ -67,11 +67,17 @@ def compare(case: testing.Case, dtype: torch.dtype = torch.float32) -> None:
 
 def _errors(case: testing.Case, dtype: torch.dtype) -> list[tuple[float, float]]:
     """How far out and lse are off, and how far they may be."""
-    case = case.leaves(dtype)
-    exact = case.leaves(torch.float64)
-    truth, plain = outcome(exact, rg.Reference()), outcome(case, rg.Reference())
-    results = zip(outcome(case, rg.Native()), truth, plain, strict=True)
+    truth, plain = _expected(case.copied(), dtype)
+    results = zip(outcome(case.leaves(dtype), rg.Native()), truth, plain, strict=True)
     return [(testing.error(mine, right), testing.tolerance(right, usual)) for mine, right, usual in results]
+
+
+@lru_cache(maxsize=32)
+def _expected(case: testing.Case, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Reference's out and lse in float64 and in the dtype: once, for all instruction sets."""
+    with torch.no_grad():
+        rounded = case.leaves(dtype)
+        return outcome(rounded.leaves(torch.float64), rg.Reference()), outcome(rounded, rg.Reference())
 
 
 def check(case: testing.Case, dtype: torch.dtype = torch.float32, backend: Backend = rg.Native()) -> None:

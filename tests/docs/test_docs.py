@@ -16,6 +16,7 @@ BLOCK = re.compile(r"^(?P<indent> *)```python *\n(?P<code>.*?)^(?P=indent)``` *$
 COMMANDS = (
     "pip install -c constraints.txt '.[demo]' && regard demo",
     "pip install -c constraints.txt '.[test]' && pytest",
+    "pytest --full",
 )
 
 

@@ -4,7 +4,7 @@
     python -m tests.fuzz --seed 4711         prints one call in words and checks it again
 
 call    one call as plain data: tensors and named parts, nothing of regard
-oracle  what the documentation says about such a call: dense, float64, nothing of regard
+oracle  what the documentation says about such a call (with roundings): dense, float64, nothing of regard
 reach   what a NaN or inf in q, k or v may reach: nothing of regard
 draw    the random call of a seed (with tensors, scores and masks)
 build   the call as regard's own values

@@ -21,6 +21,7 @@ from .compare import Expected
 from .draw import draw
 from .laws import laws
 from .reach import cleaned, reached
+from .roundings import UNROUNDED, Roundings, Unrounded
 from .tensors import Source
 from .ways import ADDED, WAYS, Way, halves
 
@@ -82,7 +83,7 @@ class _Oracle:
     seed: int
     cotangents: Tensors
 
-    def answers(self, dtype: torch.dtype | None, r: oracle.Unrounded = oracle.UNROUNDED) -> Tensors:
+    def answers(self, dtype: torch.dtype | None, r: Unrounded = UNROUNDED) -> Tensors:
         """Everything in that dtype; None: tensors as the call has them, computed in its accumulation dtype."""
         own, leaves = leaves_of(self.call, dtype)
         acc = accumulator(self.call.q.dtype) if dtype is None else dtype
@@ -103,7 +104,7 @@ class _Oracle:
                 ("native", True),
             )
             weights = torch.finfo(torch.bfloat16).eps / 4 if halved else unit
-            yield self.answers(torch.float64, oracle.Roundings(unit, weights, random))
+            yield self.answers(torch.float64, Roundings(unit, weights, random))
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -205,7 +206,7 @@ class _Kept:
 
 def _reached(call: Call, clean: Call) -> tuple[dict[str, Tensor], Tensor]:
     seen = oracle.visible(clean.mask, clean).expand(*clean.batch, clean.heads, clean.nq, clean.nk)
-    scores = oracle.scores(clean, torch.float64, oracle.UNROUNDED).detach().expand(seen.shape)
+    scores = oracle.scores(clean, torch.float64, UNROUNDED).detach().expand(seen.shape)
     return reached(call, seen, scores)
 
 

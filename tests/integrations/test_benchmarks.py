@@ -250,6 +250,7 @@ def test_bench_without_kernels_says_so(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "the native kernels were not built" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_the_cost_of_looking_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
     monkeypatch.setattr(looking, "TURNS", 1)

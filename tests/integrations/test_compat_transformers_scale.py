@@ -55,6 +55,7 @@ def growth(*asked: str) -> int:
     return int(json.loads(done.stdout))
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_nothing_of_n_squared_is_made() -> None:
     """At 4096 tokens even booleans of n × n would be 16.8 MB; transformers' sdpa makes them."""
@@ -69,6 +70,7 @@ def test_all_facts_of_a_model_in_linear_memory() -> None:
     assert growth("regard", "record") < 4096 * 4096
 
 
+@pytest.mark.full
 def test_compiled_into_one_graph() -> None:
     model = DECODERS["Llama"].build(compat.NAME)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)

@@ -120,6 +120,7 @@ def test_weights_survive_saving(tmp_path: Path) -> None:
         torch.testing.assert_close(t, model.state_dict()[name].half())
 
 
+@pytest.mark.full
 def test_training_learns_and_repeats_itself(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 

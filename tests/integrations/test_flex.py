@@ -42,17 +42,17 @@ def test_every_score_that_begins_with_a_dot_product(score: str) -> None:
     compare(testing.draw(AT, score=SCORES[score], mask=MASKS["Or"]))
 
 
+AXES = [testing.frame((), 1, headed=False), testing.frame((2, 1, 3), 2)]
+MORE = [
+    testing.frame((5,), 1, headed=False),
+    testing.frame((1,), 6),
+    testing.frame((5,), 6, nq=1),
+    testing.frame((5,), 6, nq=19, nk=1),
+]
+
+
 @pytest.mark.parametrize(
-    "at",
-    [
-        testing.frame((), 1, headed=False),
-        testing.frame((5,), 1, headed=False),
-        testing.frame((1,), 6),
-        testing.frame((2, 1, 3), 2),
-        testing.frame((5,), 6, nq=1),
-        testing.frame((5,), 6, nq=19, nk=1),
-    ],
-    ids=lambda at: str(at.shape),
+    "at", [*AXES, *(pytest.param(at, marks=pytest.mark.full) for at in MORE)], ids=lambda at: str(at.shape)
 )
 def test_axes(at: testing.Frame) -> None:
     masks, scores = testing.masks(at), testing.scores(at)

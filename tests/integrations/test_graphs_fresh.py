@@ -13,6 +13,7 @@ import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,11 +22,26 @@ from regard.backends.native.ffi import runnable
 
 MODELS = ["Llama", "Gemma2", "BERT", "T5", "ViT"]
 GRAPHS = list(compile_calls.cases())
+INDUCTOR = [name for name in GRAPHS if name.startswith("inductor")]
 OF_MODELS = [f"{what} {name}" for what in ("compile", "export") for name in MODELS]
 OF_MODELS += ["decode with Llama"]
-SLOW = [name for name in GRAPHS if name.startswith("inductor")]
-HALVES = [[name for name in GRAPHS if name not in SLOW][n::2] for n in range(2)]
+FEW = (
+    "compile, readme: own",
+    "compile, readme: custom",
+    "compile, readme: dropout",
+    "compile, backend Tiled()",
+    "export, readme: own",
+    "export, backend Reference",
+    "compile for every length, readme: sink",
+    "export for every length, readme: eight lines",
+    "compile BERT",
+)
 FOLDER = Path(__file__).parent
+
+
+def shown(names: list[str]) -> list[Any]:
+    """A plain run has few of the graphs."""
+    return [name if name.startswith(FEW) else pytest.param(name, marks=pytest.mark.full) for name in names]
 
 
 @cache
@@ -44,22 +60,31 @@ def outcomes(script: str, *parts: tuple[str, ...]) -> dict[str, str | None]:
     return dict(json.loads(line) for line in lines)
 
 
-@pytest.mark.parametrize("name", [name for name in GRAPHS if name not in SLOW])
-def test_a_first_call_in_a_graph(name: str) -> None:
-    wrong = outcomes("compile_calls.py", *map(tuple, HALVES))[name]
-    assert wrong is None, wrong
+def outcome(request: pytest.FixtureRequest, script: str) -> str | None:
+    """What went wrong in the case of this test; the script runs all cases that the session has of the function."""
+    alike = [item for item in request.session.items if getattr(item, "function", None) is request.function]
+    names = [item.callspec.params["name"] for item in alike]
+    processes = 2 if len(names) > 20 else 1  # each of them loads torch's compiler
+    found = outcomes(script, *(tuple(names[n::processes]) for n in range(processes)))
+    return found[request.node.callspec.params["name"]]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SLOW)
-def test_a_first_call_by_the_default_compiler(name: str) -> None:
-    wrong = outcomes("compile_calls.py", tuple(SLOW))[name]
-    assert wrong is None, wrong
+@pytest.mark.parametrize("name", shown([name for name in GRAPHS if name not in INDUCTOR]))
+def test_a_first_call_in_a_graph(name: str, request: pytest.FixtureRequest) -> None:
+    wrong = outcome(request, "compile_calls.py")
+    assert wrong is None, f"{name}: {wrong}"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", INDUCTOR)
+def test_a_first_call_by_the_default_compiler(name: str, request: pytest.FixtureRequest) -> None:
+    wrong = outcome(request, "compile_calls.py")
+    assert wrong is None, f"{name}: {wrong}"
 
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
 @pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
-@pytest.mark.parametrize("name", OF_MODELS)
-def test_a_model_of_transformers_is_one_graph(name: str) -> None:
-    wrong = outcomes("compile_models.py", *(tuple(OF_MODELS[n::2]) for n in range(2)))[name]
-    assert wrong is None, wrong
+@pytest.mark.parametrize("name", shown(OF_MODELS))
+def test_a_model_of_transformers_is_one_graph(name: str, request: pytest.FixtureRequest) -> None:
+    wrong = outcome(request, "compile_models.py")
+    assert wrong is None, f"{name}: {wrong}"

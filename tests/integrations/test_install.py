@@ -32,7 +32,7 @@ exec c++ "$@" """,
 }
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(not shutil.which("cmake"), reason="needs cmake")
 @pytest.mark.parametrize("name", COMPILERS)
 def test_a_compiler_that_fails(name: str, tmp_path: Path) -> None:

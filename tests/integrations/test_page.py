@@ -258,6 +258,7 @@ def test_the_overview_needs_no_script(visit: Any) -> None:
     assert not seen.page.locator("#live").is_visible()
 
 
+@pytest.mark.full
 def test_long_texts_are_sampled_and_stay_small(visit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.inspect.report.payload.ENTRIES", 100)
     monkeypatch.setattr("regard.inspect.report.payload.KEYS", 100)
@@ -270,6 +271,7 @@ def test_long_texts_are_sampled_and_stay_small(visit: Any, tmp_path: Path, monke
     assert f"query {first}," in seen.page.inner_text("#tops") and seen.said == []
 
 
+@pytest.mark.full
 def test_a_page_of_twelve_heads_and_512_tokens_is_small(tmp_path: Path) -> None:
     reports.report(6, 12, 512).save(tmp_path / "a.html")
     assert (tmp_path / "a.html").stat().st_size < 4_000_000

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from kernel_checks import compare, frames, named, names
+from kernel_checks import calls, compare, drawn, frames
 from regard import testing
 from regard.backends.base import Backend
 from regard.backends.native.ffi import Arguments, Library, Operand, load, runnable
@@ -29,9 +29,9 @@ def refused(case: testing.Case) -> bool:
     return rg.Native().why_not(problem, lse=True) is not None
 
 
-@pytest.mark.parametrize("name", names(FRAMES))
-def test_every_mask_and_score(name: str) -> None:
-    call = named(FRAMES, name)
+@pytest.mark.parametrize(("size", "mask", "score"), calls(FRAMES))
+def test_every_mask_and_score(size: str, mask: str, score: str) -> None:
+    call = drawn(FRAMES[size], mask, score)
     if refused(call):
         with pytest.raises(rg.Unsupported, match="backend Native"):
             compare(call)

@@ -46,7 +46,7 @@ def instruction_sets() -> list[str]:
     return sorted({able[0], able[-1]})
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(not compilers(), reason="needs a C++ compiler")
 @pytest.mark.parametrize("isa", instruction_sets())
 def test_the_c_interface_under_sanitizers(isa: str, tmp_path: Path) -> None:

@@ -165,6 +165,7 @@ def test_positions_that_do_not_count_up(isa: str, far: int) -> None:
             check(case)
 
 
+@pytest.mark.full
 def test_compiled() -> None:
     at = FRAMES["blocks"]
     for name in ("a grid of 7 columns", "a cap for each head at the end", "two biases", "points of 3"):

@@ -1,4 +1,7 @@
-"""Random calls against an oracle that imports nothing of regard: a minute of them. More: python -m tests.fuzz."""
+"""Random calls against an oracle that imports nothing of regard: a minute of them with --full, seconds without.
+
+More: python -m tests.fuzz.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from fuzz.check import run
 from fuzz.draw import draw
 
 CALLS, CHUNK = 2000, 100
+FEW = 100  # calls of a plain run
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +30,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("first", range(0, CALLS, CHUNK))
+@pytest.mark.parametrize(
+    "first", [*range(0, FEW, CHUNK), *(pytest.param(n, marks=pytest.mark.full) for n in range(FEW, CALLS, CHUNK))]
+)
 def test_random_calls_answer_what_the_documentation_says(first: int) -> None:
     found = {seed: outcome.findings for seed in range(first, first + CHUNK) if (outcome := run(seed)).findings}
     told = [f"seed {seed}\n{draw(seed)}\n  " + "\n  ".join(findings) for seed, findings in found.items()]

@@ -1,8 +1,12 @@
-"""The derived matrix: every exported mask × score × tile size × dtype, against Reference in float64."""
+"""The derived matrix: every exported mask × score × backend × dtype, against Reference in float64.
+
+Sdpa and Flex, which take less and have no gradients on a CPU, have tests of their own (tests/integrations).
+"""
 
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
@@ -10,11 +14,20 @@ import torch
 import regard as rg
 from kernel_checks import check
 from regard import testing
+from regard.backends.base import Backend
+from regard.backends.native.ffi import runnable
 from regard.core.dtypes import FLOATING
 
 FRAME = testing.frame()
 MASKS, SCORES = list(testing.masks(FRAME)), list(testing.scores(FRAME))
-BACKENDS = (rg.Tiled(rows=7, keys=11), rg.Tiled())
+NATIVE, *TILED = rg.Native(), rg.Tiled(rows=7, keys=11), rg.Tiled()
+BUILT = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+
+CASES = [pytest.param(*case) for case in product(MASKS, SCORES, TILED, FLOATING)]
+# the kernels refuse float64 and scores that are somebody's function (tests/kernels/test_native.py)
+SCORES_IN_CPP = [score for score in SCORES if score != "Custom"]
+DTYPES_IN_CPP = [dtype for dtype in FLOATING if dtype != torch.float64]
+CASES += [pytest.param(*case, marks=BUILT) for case in product(MASKS, SCORES_IN_CPP, [NATIVE], DTYPES_IN_CPP)]
 
 
 @cache
@@ -23,11 +36,8 @@ def drawn() -> tuple[dict[str, rg.Mask], dict[str, rg.Score]]:
     return testing.masks(FRAME), testing.scores(FRAME)
 
 
-@pytest.mark.parametrize("dtype", FLOATING, ids=lambda dtype: str(dtype).removeprefix("torch."))
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("mask", MASKS)
-def test_every_mask_and_score(mask: str, score: str, dtype: torch.dtype) -> None:
+@pytest.mark.twice
+@pytest.mark.parametrize(("mask", "score", "backend", "dtype"), CASES, ids=lambda x: str(x).removeprefix("torch."))
+def test_every_mask_and_score(mask: str, score: str, backend: Backend, dtype: torch.dtype) -> None:
     masks, scores = drawn()
-    call = testing.draw(FRAME, score=scores[score], mask=masks[mask])
-    for backend in BACKENDS:
-        check(call, dtype, backend)
+    check(testing.draw(FRAME, score=scores[score], mask=masks[mask]), dtype, backend)

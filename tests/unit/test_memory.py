@@ -88,6 +88,7 @@ def growth(n: int, what: str = "Tiled") -> int:
     return int(json.loads(done.stdout))
 
 
+@pytest.mark.full
 def test_an_additive_score_in_linear_memory() -> None:
     """A quarter of the sequence, a quarter of the limit; dense it would be 4.3 GB."""
     assert growth(4096) < LIMIT // 4 < DENSE[4096] // 16
@@ -122,12 +123,12 @@ def test_the_measure_sees_a_dense_entropy() -> None:
     assert growth(2048, "dense") > 2 * SQUARE[2048]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_additive_score_of_16384_keys() -> None:
     assert growth(16384) < LIMIT
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 def test_an_additive_score_of_16384_keys_natively() -> None:
     assert growth(16384, "Native") < LIMIT // 2

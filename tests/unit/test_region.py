@@ -39,14 +39,11 @@ def test_rows_may_be_a_list_of_indices() -> None:
     assert torch.equal(at.pairs(torch.arange(NQ * NK).reshape(NQ, NK)), torch.arange(NQ * NK).reshape(NQ, NK)[chosen])
 
 
-@pytest.mark.parametrize("headed", [True, False])
-@pytest.mark.parametrize("rank", range(6))
+@pytest.mark.parametrize(("rank", "headed"), [*((n, True) for n in range(6)), *((n, False) for n in range(5))])
 def test_pairs_cuts_every_broadcast_rank(rank: int, headed: bool) -> None:
     frame = replace(FRAME, headed=headed, heads=HEADS if headed else 1)
     full = frame.shape if headed else (*BATCH, NQ, NK)
     shape = full[len(full) - rank :] if rank else ()
-    if rank > len(full):
-        return
     for ones in range(2**rank):
         size = tuple(1 if ones >> n & 1 else s for n, s in enumerate(shape))
         t = torch.arange(torch.Size(size).numel()).reshape(size)

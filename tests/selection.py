@@ -1,0 +1,105 @@
+"""Which tests a plain `pytest` runs: few combinations of each test's parameters, and every value of each of them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+from zlib import crc32
+
+import pytest
+import torch
+
+Item = pytest.Item
+Values = dict[str, tuple[int, Any]]
+
+
+def plain(items: Sequence[Item]) -> list[Item]:
+    """The tests that run without --full, in the order given.
+
+    Left out: what is marked `full`; all instruction sets but the best; float16, where a test has bfloat16 too. Of the
+    combinations of parameters that remain, so many are kept that each value comes once, with each backend if there are
+    several; twice, if the test is marked `twice`. Which ones depends on the numbers of the values in their lists alone.
+    """
+    kept: set[Item] = set()
+    for group in functions(item for item in items if not item.get_closest_marker("full")):
+        kept.update(_cover(_one_half_dtype(_best_instruction_set(parameters(group)))))
+    return [item for item in items if item in kept]
+
+
+def by_case(items: Sequence[Item]) -> list[Item]:
+    """The same tests; those that differ in backend or instruction set alone come one after another.
+
+    So the reference's result, of which the checks keep a few, is computed once for each case and dtype.
+    """
+    place: dict[Any, int] = {}
+    key: dict[Item, int] = {}
+    for function, group in enumerate(functions(items)):
+        for item, values in parameters(group).items():
+            case = [(name, number) for name, (number, _) in values.items() if name not in ("isa", "backend")]
+            key[item] = place.setdefault((function, *case), len(place))
+    return sorted(items, key=key.__getitem__)
+
+
+def functions(items: Iterable[Item]) -> list[list[Item]]:
+    """The items of each test function."""
+    found: dict[tuple[Any, ...], list[Item]] = defaultdict(list)
+    for item in items:
+        found[item.path, getattr(item, "cls", None), getattr(item, "originalname", item.name)].append(item)
+    return list(found.values())
+
+
+def parameters(group: Sequence[Item]) -> dict[Item, Values]:
+    """For each item of a function, by parameter: the value's number in the list of values, and the value."""
+    numbers: dict[str, dict[Any, int]] = defaultdict(dict)
+    found: dict[Item, Values] = {}
+    for item in group:
+        given: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
+        found[item] = {}
+        for name, value in given.items():
+            key = value if isinstance(value, str) else id(value)
+            found[item][name] = numbers[name].setdefault(key, len(numbers[name])), value
+    return found
+
+
+def _best_instruction_set(group: dict[Item, Values]) -> dict[Item, Values]:
+    return {item: values for item, values in group.items() if values.get("isa", (0,))[0] == 0}
+
+
+def _one_half_dtype(group: dict[Item, Values]) -> dict[Item, Values]:
+    dtypes = {values["dtype"][1] for values in group.values() if "dtype" in values}
+    left_out = torch.float16 if torch.bfloat16 in dtypes else None
+    return {item: values for item, values in group.items() if left_out is None or values["dtype"][1] != left_out}
+
+
+def _cover(group: dict[Item, Values]) -> list[Item]:
+    """Items that show each feature often enough; first those that show most of what is still wanted."""
+    features = {item: _features(values) for item, values in group.items()}
+    order = sorted(group, key=lambda item: crc32(repr([number for number, _ in group[item].values()]).encode()))
+    shown: Counter[Any] = Counter()
+    kept: dict[Item, None] = {item: None for item in group if not features[item]}
+
+    def wanted(item: Item) -> int:
+        times = 2 if item.get_closest_marker("twice") else 1
+        return sum(shown[feature] < times for feature in features[item])
+
+    for most in range(max(map(len, features.values()), default=0), 0, -1):
+        for item in order:
+            if item not in kept and wanted(item) == most:
+                kept[item] = None
+                shown.update(features[item])
+    return list(kept)
+
+
+def _features(values: Values) -> list[Any]:
+    """The values of an item's parameters, each together with the backend if there is one.
+
+    A name such as "SoftCap under Causal" (testing.calls) is two values.
+    """
+    backend = values.get("backend", (None,))[0]
+    found: list[Any] = [] if backend is None else [("backend", backend)]
+    for name, (number, value) in values.items():
+        if name != "backend":
+            parts = value.split(" under ") if isinstance(value, str) else [number]
+            found += [(name, n, part, backend) for n, part in enumerate(parts)]
+    return found
