@@ -50,8 +50,8 @@ def _read_bytes(text: bytes) -> Report:
     from regard.demo.reading import read
 
     model = load()
-    with _progress("layers looked at:") as told:
-        return read(model, text, told)
+    with _progress("layers looked at:") as progress:
+        return read(model, text, progress)
 
 
 def _read_model(name: str, text: str) -> Report:
@@ -63,8 +63,8 @@ def _read_model(name: str, text: str) -> Report:
         with _progress(f"loading {name}"):
             model, tokenizer = reader(folder)
         title = name if name == "minilm" else folder.resolve().name
-        with _progress("attention calls looked at:") as told:
-            return model_report(model, text, tokenizer=tokenizer, title=title, progress=told)
+        with _progress("attention calls looked at:") as progress:
+            return model_report(model, text, tokenizer=tokenizer, title=title, progress=progress)
 
 
 @contextmanager

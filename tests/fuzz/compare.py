@@ -79,7 +79,7 @@ class Expected:
         if self.scale > 0.98 * torch.finfo(dtype).max:
             return None  # what was added may have been infinite
         off, size = self._error(got), Error.of(exact.masked_fill(~exact.isfinite(), 0), torch.zeros(()))
-        least = FLOOR[dtype] * self.scale + 2 * torch.finfo(dtype).smallest_normal * (
+        least = FLOOR[dtype] * self.scale * self.parts + 2 * torch.finfo(dtype).smallest_normal * (
             torch.finfo(dtype).eps if dtype == torch.float16 else 100
         )
         allowed = self._error(self.plain).times(2).joined(size.times(FLOOR[dtype])).times(self.parts)

@@ -93,20 +93,20 @@ def _similarity(part: Part, call: Call, acc: torch.dtype, r: Unrounded) -> Tenso
         return _additive(part, q, k, t, call.heads, r)
     q, k = r(q), r(_repeated(k, call.heads))
     if part.kind == "dot":
-        return q @ k.mT
+        return r.product(q, k)
     if part.kind == "scaled dot":
         scale = (
             1 / math.sqrt(max(q.shape[-1], 1)) if part.numbers.get("scale", 0) is None else _scalar(part, t, "scale")
         )
-        return (q @ k.mT) * scale
+        return r.product(q, k) * scale
     if part.kind == "bilinear":
-        return r(q @ t["m"]) @ k.mT
+        return r.product(r(q @ t["m"]), k)
     if part.kind == "cosine":
         return (r(_unit(q)) @ r(_unit(k)).mT) * _scalar(part, t, "scale")
     if part.kind == "distance":
         return _distance(_scalar(part, t, "gamma"), q, k, r)
     if part.kind == "custom":
-        return r((q * t["w"]).sin()) @ k.mT
+        return r.product(r((q * t["w"]).sin()), k)
     raise AssertionError(part.kind)
 
 
@@ -115,11 +115,18 @@ def _distance(gamma: Any, q: Tensor, k: Tensor, r: Unrounded) -> Tensor:
     near = -gamma * r((q[..., :, None, :] - k[..., None, :, :]).square().sum(-1))
     if not isinstance(r, Roundings) or 0 in near.shape:
         return near
-    centre = k.detach().mean(-2, keepdim=True)
+    sizes = [_squares(q, k, t.detach().median(-2, keepdim=True).values) * gamma for t in (q, k)]
+    near_both = torch.stack([size.detach().abs() for size in sizes]).amax(0) <= 2.0**14
+    size = torch.maximum(*(size.detach() for size in sizes))
+    centre = k.detach().median(-2, keepdim=True).values
     q, k = r(q - centre), r(k - centre)
-    squares = r(q.square().sum(-1))[..., :, None], r(k.square().sum(-1))[..., None, :]
-    about = -gamma * r(squares[0] + squares[1] - 2 * r(q @ k.mT))
-    return torch.where((gamma * (squares[0] + squares[1])).detach().abs() <= 2.0**13, about, near)
+    about = gamma * (2 * r.product(q, k) - r(q.square().sum(-1))[..., :, None] - r(k.square().sum(-1))[..., None, :])
+    return torch.where(near_both, about + r.of(size) - size, near)
+
+
+def _squares(q: Tensor, k: Tensor, centre: Tensor) -> Tensor:
+    """|q - c|² + |k - c|² of each pair."""
+    return (q - centre).square().sum(-1)[..., :, None] + (k - centre).square().sum(-1)[..., None, :]
 
 
 def _additive(part: Part, q: Tensor, k: Tensor, t: dict[str, Tensor], heads: int, r: Unrounded) -> Tensor:

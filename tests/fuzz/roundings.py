@@ -15,6 +15,10 @@ class Unrounded:
     def __call__(self, x: Tensor, floor: float = 0.0) -> Tensor:
         return x
 
+    def product(self, q: Tensor, k: Tensor) -> Tensor:
+        """q kᵀ."""
+        return q @ k.mT
+
     def softmax(self, logits: Tensor) -> Tensor:
         return torch.softmax(logits, -1)
 
@@ -40,6 +44,11 @@ class Roundings(Unrounded):
 
     def __call__(self, x: Tensor, floor: float = 0.0) -> Tensor:
         return _Perturbed.apply(x, self, floor)
+
+    def product(self, q: Tensor, k: Tensor) -> Tensor:
+        """The terms of a sum round its partial sums, which may be larger than the sum is."""
+        terms = q.detach().abs() @ k.detach().abs().mT
+        return self(q @ k.mT) + (self.of(terms) - terms)
 
     def softmax(self, logits: Tensor) -> Tensor:
         """Its gradient P dP - P (sum of P dP) is the difference of two numbers, each with roundings."""

@@ -14,7 +14,8 @@ import regard as rg
 from kernel_checks import calls, compare, drawn, frames
 from regard import testing
 from regard.backends.base import Backend
-from regard.backends.native.ffi import Arguments, Library, Operand, load, runnable
+from regard.backends.native.abi import CallArguments, Operand
+from regard.backends.native.ffi import Library, load, runnable
 from regard.core.problem import build_problem
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
@@ -138,8 +139,8 @@ def test_a_sink_in_the_kernel(isa: str, nq: int, mask: str, monkeypatch: pytest.
     sink = torch.tensor([2.0, -torch.inf, 0.5, -3.0, 40.0]) + torch.arange(3.0)[:, None]
     plain = Library.run
 
-    def with_sink(self: Library, entry: str, arguments: Arguments) -> None:
-        arguments.sink = Operand(sink.data_ptr(), 0, 0, 0, 5, 1, 0, 0)
+    def with_sink(self: Library, entry: str, arguments: CallArguments) -> None:
+        arguments.sink = Operand(sink.data_ptr(), (0, 0, 0, 5), 1, 0, 0)
         plain(self, entry, arguments)
 
     def run(one: testing.Case, backend: Backend) -> tuple[Tensor, Tensor]:

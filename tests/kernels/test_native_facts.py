@@ -14,10 +14,10 @@ from torch import Tensor
 import regard as rg
 from fact_checks import every, hold, looked
 from regard import facts, testing
+from regard.backends.native.abi import SETS, TOP
 from regard.backends.native.ffi import Library, runnable
 from regard.backends.native.launch import library
 from regard.inspect.compute_facts import find
-from regard.inspect.native_facts import MOST_SETS, MOST_TOP
 from regard.inspect.results import FactResults
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
@@ -171,7 +171,7 @@ def test_a_row_of_weight_0_and_a_key_of_no_number(isa: str) -> None:
 
 def test_ties_come_in_the_order_of_keys(isa: str) -> None:
     x = torch.zeros(1, 1, 70, 4)
-    for n, k in ((70, 5), (70, MOST_TOP), (3, 5)):
+    for n, k in ((70, 5), (70, TOP), (3, 5)):
         top = rg.look(x, x[:, :, :n], positions=rg.head(70, n), facts=(facts.Top(k),))[facts.Top(k)]
         named = min(n, k)
         assert torch.equal(top.keys[..., :named], torch.arange(named).expand(1, 1, 70, named))
@@ -180,7 +180,7 @@ def test_ties_come_in_the_order_of_keys(isa: str) -> None:
 
 
 @pytest.mark.parametrize("spread", [1e-3, 1.0, 30.0])
-@pytest.mark.parametrize("k", [1, 8, 17, MOST_TOP])
+@pytest.mark.parametrize("k", [1, 8, 17, TOP])
 def test_the_top_of_scores_of_every_spread(isa: str, spread: float, k: int) -> None:
     at = testing.frame((1,), 2, 40, 700)
     bias = (torch.randint(-1000, 1000, (2, 40, 700)).double() / 1000 * spread).float().double()
@@ -192,7 +192,7 @@ def test_the_top_of_scores_that_lie_far_apart(isa: str) -> None:
     """Fewer grains than keys are near the largest, and weights vanish; the order of keys stays."""
     bias = torch.randint(-3000, 3000, (1, 2, 40, 700)).float().masked_fill(torch.rand(40, 700) < 0.9, -1e38)
     x = torch.zeros(1, 2, 700, 8)
-    for k in (1, 8, MOST_TOP):
+    for k in (1, 8, TOP):
         seen = rg.look(x[:, :, :40], x, score=rg.ScaledDot() >> rg.Bias(bias), facts=(facts.Top(k),))
         right = bias.topk(k, -1).values
         assert torch.equal(bias.gather(-1, seen[facts.Top(k)].keys), right)
@@ -224,8 +224,8 @@ def test_why_not_the_kernels() -> None:
     x = torch.randn(1, 2, 70, 8)
     asked = {
         facts.ScoreMap(): "it has no ScoreMap",
-        facts.Top(MOST_TOP + 1): "it keeps the top 64 keys at most",
-        facts.Mass(torch.arange(70) % (MOST_SETS + 1)): "it has 1 to 64 groups of keys",
+        facts.Top(TOP + 1): "it keeps the top 64 keys at most",
+        facts.Mass(torch.arange(70) % (SETS + 1)): "it has 1 to 64 groups of keys",
         facts.Received.last(2): "the last queries alone are a small sweep",
     }
     seen = rg.look(x, x, facts=(facts.Entropy(), *asked))

@@ -45,8 +45,8 @@ class Value:
         if torch.compiler.is_compiling():  # dynamo prints no tensors; a graph has no use for the text
             return type(self).__name__
         pairs = ((f, getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
-        told = (f"{f.name}={_show(value)}" for f, value in pairs if not _same(value, f.default))
-        return f"{type(self).__name__}({', '.join(told)})"
+        shown = (f"{f.name}={_show(value)}" for f, value in pairs if not _same(value, f.default))
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor held here, depth first, in the order of the fields."""

@@ -1,4 +1,4 @@
-"""Facts on the native kernels: which of them regard_facts of native/facts_args.h finds, and how it is asked."""
+"""Facts on the native kernels: which of them they find, and how abi.FactArguments are filled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.native.abi import FactArguments
+from regard.backends.native.abi import SETS, TOP, FactArguments
 from regard.backends.native.args import lower
 from regard.backends.native.backend import Native
 from regard.backends.native.launch import arguments, library
@@ -24,11 +24,10 @@ from regard.inspect.facts.rows import Entropy, MaxScore, Peak, Top, TopKeys, Vis
 from regard.inspect.kept import empty
 from regard.scores.additive import Additive
 
-MOST_TOP, MOST_SETS = 64, 64  # REGARD_TOP and REGARD_SETS of native/facts_args.h
 _FAR = (1 << 31) - 1
 
 
-Told = dict[str, "Tensor | int"]
+Fields = dict[str, "Tensor | int"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +37,7 @@ class Request:
     Two requests that ask one field for different things need a sweep each.
     """
 
-    told: Told
+    fields: Fields
     answer: Callable[[], Any]
 
 
@@ -61,14 +60,14 @@ def why_nothing(problem: Problem) -> str | None:
 
 
 def _why_not_fact(problem: Problem, fact: Fact[Any]) -> str | None:
-    if isinstance(fact, Top) and fact.k > MOST_TOP:
-        return f"it keeps the top {MOST_TOP} keys at most"
+    if isinstance(fact, Top) and fact.k > TOP:
+        return f"it keeps the top {TOP} keys at most"
     if isinstance(fact, Received) and isinstance(fact.weights, Last):
         return "the last queries alone are a small sweep"
-    if isinstance(fact, Mass) and not 0 < fact.count <= MOST_SETS:
-        return f"it has 1 to {MOST_SETS} groups of keys"
-    if isinstance(fact, Offsets) and len(fact.offsets) > MOST_SETS:
-        return f"it has {MOST_SETS} offsets at most"
+    if isinstance(fact, Mass) and not 0 < fact.count <= SETS:
+        return f"it has 1 to {SETS} groups of keys"
+    if isinstance(fact, Offsets) and len(fact.offsets) > SETS:
+        return f"it has {SETS} offsets at most"
     if isinstance(fact, (Distance, Within, Offsets)) and not near(problem):
         return "positions lie 2^31 or more apart"
     return None
@@ -82,19 +81,19 @@ def ask(problem: Problem, facts: tuple[Fact[Any], ...]) -> tuple[Tensor, dict[Fa
     lse = _rows(problem)
     requests = {fact: _REQUESTS[type(fact)](fact, problem) for fact in facts if not isinstance(fact, _BANDS)}
     requests |= _bands(tuple(fact for fact in facts if isinstance(fact, _BANDS)), problem)
-    sweeps: list[Told] = [{"lse": lse}]
-    for asked in {id(request.told): request.told for request in requests.values()}.values():
-        told = next((told for told in sweeps if not told.keys() & asked.keys()), None)
-        if told is None:
-            sweeps.append(told := {})
-        told.update(asked)
+    sweeps: list[Fields] = [{"lse": lse}]
+    for asked in {id(request.fields): request.fields for request in requests.values()}.values():
+        fields = next((fields for fields in sweeps if not fields.keys() & asked.keys()), None)
+        if fields is None:
+            sweeps.append(fields := {})
+        fields.update(asked)
     args = lower(replace(problem, v=problem.v[..., :0].to(problem.q.dtype), dropout=None), library().tile)
     call = arguments(args, lse[..., :0], None, None)
     at = problem.frame.positions
     q_at, k_at = (t.long().expand(*problem.frame.batch, t.shape[-1]).contiguous() for t in (at.q, at.k))
-    for told in sweeps:
+    for fields in sweeps:
         given = FactArguments(call=call)
-        for name, value in {**told, "q_at": q_at, "k_at": k_at}.items():
+        for name, value in {**fields, "q_at": q_at, "k_at": k_at}.items():
             setattr(given, name, given.hold(value).data_ptr() if isinstance(value, Tensor) else value)
         library().run("regard_facts", given)
     return lse, {fact: request.answer() for fact, request in requests.items()}
@@ -125,16 +124,16 @@ def _max_score(_: MaxScore, problem: Problem) -> Request:
 
 def _top(fact: Top, problem: Problem) -> Request:
     found = TopKeys(_rows(problem, fact.k, dtype=torch.int64), _rows(problem, fact.k), _rows(problem))
-    told = {"top": fact.k, "top_keys": found.keys, "top_weights": found.weights, "top_rest": found.rest}
-    return Request(told, lambda: found)
+    fields = {"top": fact.k, "top_keys": found.keys, "top_weights": found.weights, "top_rest": found.rest}
+    return Request(fields, lambda: found)
 
 
 def _received(fact: Received, problem: Problem) -> Request:
-    told: Told = {"received": (found := _heads(problem, problem.frame.nk))}
+    fields: Fields = {"received": (found := _heads(problem, problem.frame.nk))}
     if fact.weights is not None:
         assert isinstance(fact.weights, Tensor)
-        told["shares"] = placed(fact.weights, problem).expand(problem.q.shape[:-1]).contiguous()
-    return Request(told, lambda: found)
+        fields["shares"] = placed(fact.weights, problem).expand(problem.q.shape[:-1]).contiguous()
+    return Request(fields, lambda: found)
 
 
 def _map(fact: Map, problem: Problem) -> Request:
@@ -159,14 +158,14 @@ def _bands(facts: tuple[Within | Offsets, ...], problem: Problem) -> dict[Fact[A
     while left:
         ranges: list[tuple[int, int]] = []
         some: dict[Within | Offsets, slice] = {}
-        while left and len(ranges) + len(own := _ranges(left[0])) <= MOST_SETS:
+        while left and len(ranges) + len(own := _ranges(left[0])) <= SETS:
             some[left.pop(0)] = slice(len(ranges), len(ranges) + len(own))
             ranges += own
         found, band = _rows(problem, len(ranges)), torch.tensor(ranges, dtype=torch.int32)
-        told: Told = {"bands": len(ranges), "band": band, "within": found}
+        fields: Fields = {"bands": len(ranges), "band": band, "within": found}
         for fact, at in some.items():
             part = found[..., at] if isinstance(fact, Offsets) else found[..., at.start]
-            requests[fact] = Request(told, part.clone)
+            requests[fact] = Request(fields, part.clone)
     return requests
 
 
@@ -183,8 +182,8 @@ def _histogram(fact: Histogram, problem: Problem) -> Request:
     level = torch.tensor(fact.edges)
     level[-1] = torch.inf if fact.edges[-1] >= 1 else torch.nextafter(level[-1], level.new_tensor(torch.inf))
     reached = _heads(problem, len(level), dtype=torch.int64)
-    told: Told = {"levels": len(level), "level": level, "reached": reached}
-    return Request(told, lambda: reached[..., :-1] - reached[..., 1:])
+    fields: Fields = {"levels": len(level), "level": level, "reached": reached}
+    return Request(fields, lambda: reached[..., :-1] - reached[..., 1:])
 
 
 # by type, not isinstance: a subclass may mean something else

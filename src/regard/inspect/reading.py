@@ -126,7 +126,7 @@ def positions(model: nn.Module) -> int | None:
 
 
 def _vocabulary(model: nn.Module) -> int | None:
-    """How many tokens a model of transformers embeds, None where that cannot be told."""
+    """How many tokens a model of transformers embeds, None where that is not known."""
     embed = getattr(model, "get_input_embeddings", lambda: None)()
     return embed.num_embeddings if isinstance(embed, nn.Embedding) else None
 
@@ -174,13 +174,13 @@ def _evaluating(model: nn.Module) -> Generator[None, None, None]:
 @contextmanager
 def _telling(tape: Tape, progress: Progress) -> Generator[None, None, None]:
     """Tells how many calls the tape has, after each module that has run."""
-    told = 0
+    reported = 0
 
     def after(module: nn.Module, inputs: Any, output: Any) -> None:
-        nonlocal told
-        if len(tape) > told:
-            told = len(tape)
-            progress(told)
+        nonlocal reported
+        if len(tape) > reported:
+            reported = len(tape)
+            progress(reported)
 
     hook = register_module_forward_hook(after)
     try:

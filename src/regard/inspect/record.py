@@ -65,7 +65,7 @@ def record(
     wanted = chosen(layers, running.names.values())
     tape, misses = Tape(tuple(facts)), Misses(running)
     listener = _Listener(running, wanted, tape, misses)
-    with running.open(), observing(listener.told), watching_interface(), watching(listener.seen):
+    with running.open(), observing(listener.notified), watching_interface(), watching(listener.seen):
         yield tape
     if not len(tape):
         raise LookupError(misses.explain())
@@ -76,17 +76,17 @@ class _Listener:
 
     def __init__(self, running: Running, wanted: Callable[[str], bool], tape: Tape, misses: Misses) -> None:
         self.running, self.wanted, self.tape, self.misses = running, wanted, tape, misses
-        self._told: tuple[weakref.ref[Tensor], ...] = ()  # queries and keys: held, they could not be freed
+        self._notified: tuple[weakref.ref[Tensor], ...] = ()  # queries and keys: held, they could not be freed
 
-    def told(self, call: AttentionCall) -> None:
+    def notified(self, call: AttentionCall) -> None:
         """From a layer that tells of itself, before it calls regard.attention."""
-        self._told = weakref.ref(call.q), weakref.ref(call.k)
+        self._notified = weakref.ref(call.q), weakref.ref(call.k)
         self._keep(call)
 
     def seen(self, call: AttentionCall) -> None:
-        """From the mode, which also sees the call that was told of."""
-        told, self._told = self._told, ()
-        if not told or any(t() is not mine for t, mine in zip(told, (call.q, call.k), strict=True)):
+        """From the mode, which also sees the call that it was notified of."""
+        noted, self._notified = self._notified, ()
+        if not noted or any(t() is not mine for t, mine in zip(noted, (call.q, call.k), strict=True)):
             self._keep(call)
 
     def _keep(self, call: AttentionCall) -> None:

@@ -1,4 +1,4 @@
-"""The additive similarity on the native kernels: what regard_additive of native/activation.h is told."""
+"""The additive similarity on the native kernels: how abi.AdditiveArguments are filled."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _similarity(problem: Problem) -> Additive:
 
 
 def _arguments(problem: Problem, call: CallArguments) -> AdditiveArguments:
-    """What the kernels are told besides."""
+    """The call with what its similarity needs besides."""
     similarity = _similarity(problem)
     activation, w = similarity.activation, similarity.w.float().contiguous()
     slope = activation.slope if isinstance(activation, LeakyReLU) else 0.0

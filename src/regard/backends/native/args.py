@@ -1,4 +1,4 @@
-"""Lowering: a problem as the few operands that the native kernels read. A new mask touches nothing here."""
+"""A problem as the few operands that the native kernels read. A new mask touches nothing here."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import regard.backends.native.abi as abi
 from regard.backends.native.abi import AXES
 from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.lower_mask import lower_mask
@@ -18,12 +19,16 @@ from regard.scores.additive import Additive
 from regard.scores.algebra import by_head, by_row
 from regard.scores.similarity import Bilinear, Cosine, Distance, Dot, ScaledDot
 
-ACTIVATIONS: dict[type, int] = {Tanh: 0, Sigmoid: 1, LeakyReLU: 2}  # as in native/activation.h; by type, as below
+ACTIVATIONS: dict[type, int] = {  # by type, not isinstance: a subclass may mean something else
+    Tanh: abi.ACTIVATIONS["REGARD_TANH"],
+    Sigmoid: abi.ACTIVATIONS["REGARD_SIGMOID"],
+    LeakyReLU: abi.ACTIVATIONS["REGARD_LEAKY_RELU"],
+}
 
 
 @dataclass(frozen=True, eq=False)
 class KernelArgs:
-    """What the kernels are told of one call: regard_call of native/args.h, before it has addresses.
+    """The operands and numbers of one call, before it has addresses: see abi.CallArguments.
 
     q (*batch, h, nq, dk), k and v (*batch, hk, nk, ...), one dtype. Other operands have the axes (*batch, h, ...), 1
     where they are shared, or are None where the call has no such thing:
@@ -84,7 +89,7 @@ _OPERANDS = tuple(f.name for f in fields(KernelArgs) if "Tensor" in str(f.type))
 
 
 def why_not(problem: Problem) -> str | None:
-    """Why the kernels cannot be told a problem, as a clause; None if they can."""
+    """Why the kernels cannot compute a problem, as a clause; None if they can."""
     frame = problem.frame
     if problem.dtype not in DTYPE_CODES:
         return f"dtype {str(problem.dtype).removeprefix('torch.')}; it has float32, bfloat16, float16"
@@ -126,9 +131,9 @@ def lower_around(
     problem: Problem, mask: dict[str, Tensor], q: Tensor, k: Tensor, v: Tensor, scale: float = 1.0
 ) -> KernelArgs:
     """The same with these queries, keys and values."""
-    told: dict[str, Any] = {**mask, **lower_modifiers(problem), **_dropout(problem)}
+    operands: dict[str, Any] = {**mask, **lower_modifiers(problem), **_dropout(problem)}
     sink = None if problem.sink is None else problem.sink.float()[..., None, None]
-    return KernelArgs(q, k, v, scale, **told, sink=sink)
+    return KernelArgs(q, k, v, scale, **operands, sink=sink)
 
 
 def _dot_operands(problem: Problem) -> tuple[Tensor, Tensor, float]:

@@ -93,12 +93,12 @@ def _run(args: KernelArgs, kept: Kept, cotangents: Pair, wanted: set[str]) -> di
     dout, dlse = cotangents
     dout = dout if dout.dtype in DTYPE_CODES and dout.stride(-1) == 1 else dout.float().contiguous()
     dlse = dlse.float()
-    told = GradientArguments(call=arguments(args, out, lse, norm))
-    told.dout, told.dlse = operand(told.hold(dout)), operand(told.hold(dlse)[..., None])
-    told.dout_dtype, told.gradient_dtype = DTYPE_CODES[dout.dtype], DTYPE_CODES[args.q.dtype]
+    struct = GradientArguments(call=arguments(args, out, lse, norm))
+    struct.dout, struct.dlse = operand(struct.hold(dout)), operand(struct.hold(dlse)[..., None])
+    struct.dout_dtype, struct.gradient_dtype = DTYPE_CODES[dout.dtype], DTYPE_CODES[args.q.dtype]
     for name, g in found.items():
-        setattr(told, f"d{name}", g.data_ptr() if name in ("slopes", "offsets") else operand(g))
-    library().run("regard_backward", told)
+        setattr(struct, f"d{name}", g.data_ptr() if name in ("slopes", "offsets") else operand(g))
+    library().run("regard_backward", struct)
     return found
 
 

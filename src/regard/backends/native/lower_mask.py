@@ -48,14 +48,11 @@ def lower_interval(interval: Interval) -> dict[str, Tensor]:
     return {"start": start.int(), "stop": stop.int()}
 
 
-def save_mask(told: dict[str, Tensor]) -> tuple[Tensor, ...]:
-    """What the mask was lowered to, for saved_mask: nothing of one that takes more memory than queries and keys.
-
-    told: the operands of a call.
-    """
-    made = sum(told[name].nbytes for name in ("tiles", "bits") if name in told)
-    small = made <= told["q"].nbytes + told["k"].nbytes
-    return tuple(told[name] if small and name in told else torch.empty(0) for name in _NAMES)
+def save_mask(operands: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    """Those of a call's operands that are its mask, for saved_mask; none of a mask larger than queries and keys."""
+    made = sum(operands[name].nbytes for name in ("tiles", "bits") if name in operands)
+    small = made <= operands["q"].nbytes + operands["k"].nbytes
+    return tuple(operands[name] if small and name in operands else torch.empty(0) for name in _NAMES)
 
 
 def saved_mask(held: tuple[Tensor, ...]) -> dict[str, Tensor] | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.backends.native.abi import DIMS
 from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.lower_mask import full
 from regard.core.problem import Problem
@@ -19,7 +20,6 @@ from regard.scores.modifiers import Alibi, Bias, RelativeBias, SoftCap
 
 MOST = 1 << 31  # keys, and distances, are 32-bit numbers inside a block
 ROOM = 64  # floats behind a table of offsets: the kernels load whole blocks
-_DIMS = 4  # coordinates of a point: REGARD_DIMS of native/args.h
 _WIDE = 16  # differences of places, for each query and key, that a table of offsets may hold
 
 
@@ -56,7 +56,7 @@ def _why_not_modifier(stage: Score, problem: Problem) -> str | None:
     if stage.coordinates is None:
         return None if near(problem) else "positions lie 2^31 or more apart"
     dims = stage.coordinates.shape[1]
-    return None if dims <= _DIMS else f"its points have up to {_DIMS} coordinates, not {dims}"
+    return None if dims <= DIMS else f"its points have up to {DIMS} coordinates, not {dims}"
 
 
 def _why_not_buckets(buckets: Buckets, problem: Problem) -> str | None:
@@ -80,25 +80,25 @@ def near(problem: Problem) -> bool:
 
 
 def lower_modifiers(problem: Problem) -> dict[str, Any]:
-    """What KernelArgs is told of the steps after the similarity."""
+    """The operands of the steps after the similarity, by their names in KernelArgs."""
     stages = problem.score.parts[1:]
-    told: dict[str, Any] = {}
+    operands: dict[str, Any] = {}
     for n, stage in enumerate(stages):
         if isinstance(stage, SoftCap):
-            told |= _cap(stage.cap, last=n > 0)
+            operands |= _cap(stage.cap, last=n > 0)
         elif isinstance(stage, Alibi):
-            told |= {"slopes": stage.slopes.float().reshape(-1).contiguous()}
-            told |= place(problem) if stage.coordinates is None else _points(stage)
+            operands |= {"slopes": stage.slopes.float().reshape(-1).contiguous()}
+            operands |= place(problem) if stage.coordinates is None else _points(stage)
         elif isinstance(stage, RelativeBias):
             table = relative_table(problem, stage.buckets)
             offsets = finite_in(stage.table, torch.float32)[table.buckets].T.contiguous()
-            told |= {"offsets": torch.nn.functional.pad(offsets, (0, ROOM)), **table.cells}
+            operands |= {"offsets": torch.nn.functional.pad(offsets, (0, ROOM)), **table.cells}
     biases = _biases(problem)
     if len(biases) > 1:
-        told["bias"] = reduce(plus, (finite_in(b, torch.float32) for b in biases))
+        operands["bias"] = reduce(plus, (finite_in(b, torch.float32) for b in biases))
     elif biases:
-        told["bias"] = biases[0] if biases[0].dtype in DTYPE_CODES else finite_in(biases[0], torch.float32)
-    return told
+        operands["bias"] = biases[0] if biases[0].dtype in DTYPE_CODES else finite_in(biases[0], torch.float32)
+    return operands
 
 
 def _cap(cap: float | Tensor, last: bool) -> dict[str, Any]:

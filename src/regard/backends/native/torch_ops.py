@@ -33,8 +33,8 @@ def traced(args: KernelArgs) -> tuple[Tensor, RowStats]:
     return out, RowStats(stats.m, stats.l * torch.exp(lse - lse.detach()))
 
 
-def _forward(*told: Any) -> Kept:
-    args = KernelArgs(*told)
+def _forward(*arguments: Any) -> Kept:
+    args = KernelArgs(*arguments)
     _check_operands(args)
     return forward_for_backward(args)
 
@@ -73,9 +73,9 @@ def _check_operands(args: KernelArgs) -> None:
         raise ShapeError(f"regard::forward: k has {key_heads} heads, q has {heads}; expected a multiple.")
 
 
-def _backward(*told: Any) -> list[Tensor]:
+def _backward(*arguments: Any) -> list[Tensor]:
     """GradientArguments in the order of LEARNED, of those that `wanted` names; nothing for the rest."""
-    *own, out, lse, norm, dout, dlse, wanted = told
+    *own, out, lse, norm, dout, dlse, wanted = arguments
     args = KernelArgs(*own)
     found = operand_gradients(args, (out, lse, norm), (dout, dlse), set(wanted.split()))
     return [_like(getattr(args, name), found[name]) if name in found else out.new_empty(0) for name in LEARNED]
@@ -86,8 +86,8 @@ def _like(operand: Tensor, g: Tensor) -> Tensor:
     return torch.nn.functional.pad(g, (0, operand.shape[-1] - g.shape[-1])).to(operand.dtype).contiguous()
 
 
-def _backward_fake(*told: Any) -> list[Tensor]:
-    args, wanted = KernelArgs(*told[:-6]), told[-1].split()
+def _backward_fake(*arguments: Any) -> list[Tensor]:
+    args, wanted = KernelArgs(*arguments[:-6]), arguments[-1].split()
     operands = (getattr(args, name) for name in LEARNED)
     return [
         args.q.new_empty(0) if name not in wanted else torch.empty_like(t, memory_format=torch.contiguous_format)
@@ -102,11 +102,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Kept) -> None:
 
 def _pull(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     *tensors, out, lse, norm = ctx.saved_tensors
-    told = [number if t is None else t for number, t in zip(ctx.numbers, tensors, strict=True)]
+    arguments = [number if t is None else t for number, t in zip(ctx.numbers, tensors, strict=True)]
     wanted = [name for name, need in zip(_NAMES, ctx.needs_input_grad, strict=True) if need]
     dout = torch.zeros_like(out) if dout is None else dout
     dlse = torch.zeros_like(lse) if dlse is None else dlse
-    found = torch.ops.regard.backward(*told, out, lse, norm, dout, dlse, " ".join(wanted))
+    found = torch.ops.regard.backward(*arguments, out, lse, norm, dout, dlse, " ".join(wanted))
     given: dict[str, Tensor] = dict(zip(LEARNED, found, strict=True))
     return tuple(given[name] if name in wanted else None for name in _NAMES)
 
@@ -120,7 +120,7 @@ def _refuse(ctx: Any, *_: Any) -> None:
 
 torch.library.define("regard::forward", f"({_TOLD}) -> (Tensor, Tensor, Tensor)")
 torch.library.impl("regard::forward", "CPU", _forward)
-torch.library.register_fake("regard::forward", lambda *told: room(KernelArgs(*told)))
+torch.library.register_fake("regard::forward", lambda *arguments: room(KernelArgs(*arguments)))
 torch.library.register_autograd("regard::forward", _pull, setup_context=_keep)
 _GIVEN = "Tensor out, Tensor lse, Tensor norm, Tensor dout, Tensor dlse, str wanted"
 torch.library.define("regard::backward", f"({_TOLD}, {_GIVEN}) -> Tensor[]")

@@ -45,7 +45,9 @@ def _telling(ask: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[.
         name = "eager" if run is default else attn_implementation
 
         @functools.wraps(run)
-        def told(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any) -> Any:
+        def observed(
+            module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
+        ) -> Any:
             by_itself = list[AttentionCall]()
             with quiet(), observing(by_itself.append):
                 out = run(module, query, key, value, attention_mask, **options)
@@ -53,7 +55,7 @@ def _telling(ask: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[.
                 notify(lambda: _read(name, module, query, key, attention_mask, options))
             return out
 
-        return told
+        return observed
 
     return get_interface
 
