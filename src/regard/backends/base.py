@@ -47,7 +47,7 @@ class Inputs(NamedTuple):
     """What differs between the calls of a structure.
 
     q and k as the similarity prepared them, v and the leaves, as in Example; how many queries and keys there are; the
-    mask and the positions of the caller; the seed of dropout, 0 without.
+    mask and the positions of the caller; what draws the seed of dropout, once, or None without.
     """
 
     q: Tensor
@@ -58,7 +58,7 @@ class Inputs(NamedTuple):
     nk: int
     mask: Mask
     positions: Positions | None
-    seed: int
+    seed: Callable[[], int] | None
 
 
 class Done(NamedTuple):

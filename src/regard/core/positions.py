@@ -158,7 +158,10 @@ def resolve_positions(
             )
     # int64: the small types would wrap in differences
     made = Positions(positions.q.to(device, torch.int64), positions.k.to(device, torch.int64))
-    if positions.q.is_cpu and positions.consecutive:
-        starts = (int(positions.q[0]) if nq else 0), (int(positions.k[0]) if nk else 0)
-        made.__dict__["_span"] = Span((starts[0], nq), (starts[1], nk), device, private=True)
+    span = positions.span
+    if span is None and positions.q.is_cpu and positions.consecutive:  # found out by looking
+        firsts = [int(x[0]) if x.numel() else 0 for x in (positions.q, positions.k)]
+        span = Span((firsts[0], nq), (firsts[1], nk), device, private=True)
+    if span is not None:
+        made.__dict__["_span"] = span._replace(private=True)
     return made

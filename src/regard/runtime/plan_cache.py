@@ -52,6 +52,17 @@ class _Known:
     prepares: bool
 
 
+class _Seed:
+    """Dropout whose seed is drawn when a plan asks for it: not for a call that is refused, or goes the general way."""
+
+    def __init__(self, dropout: Dropout) -> None:
+        self.dropout = dropout
+
+    def __call__(self) -> int:
+        self.dropout = self.dropout.seeded()
+        return cast(int, self.dropout.seed) & (2**64 - 1)
+
+
 class _ByLength(dict[tuple[int, int], "_Known | None"]):
     """A structure that has a plan for each number of queries and keys."""
 
@@ -96,7 +107,7 @@ def attend(
         known = known.get((nq, nk), _UNSEEN)
     if known is None:
         return None
-    dropout = dropout.seeded() if dropped is not None and dropout is not None else None
+    seed = None if dropout is None or dropped is None else _Seed(dropout)
     if known is _UNSEEN:
         known = _learn(key, Asked(q, k, v, score, mask, positions, sink, dropout), leaves, recorded)
         if known is None:
@@ -104,7 +115,6 @@ def attend(
     origin = q, k
     if known.prepares:
         q, k = cast(Similarity, score.stages[0]).prepare(_lift(q), _lift(k))
-    seed = 0 if dropout is None else cast(int, dropout.seed) & (2**64 - 1)
     call = Inputs(q, k, v, leaves, nq, nk, mask, positions, seed)
     if not recorded:
         return cast(Plan, known.plan).run(call)
@@ -113,7 +123,8 @@ def attend(
         done = plan.run_for_backward(call)
     if done is None:
         return None
-    asked = Asked(origin[0].detach(), origin[1].detach(), v.detach(), score, mask, positions, sink, dropout)
+    given = origin[0].detach(), origin[1].detach(), v.detach()
+    asked = Asked(*given, score, mask, positions, sink, None if seed is None else seed.dropout)
     made = _Planned(plan, done, known.prepares, asked, (q, k, v, *leaves))
     (out,) = Attention.apply(made, (done.out.to(v.dtype),), (done.out, done.norm), q, k, v, *leaves)
     return out
@@ -136,7 +147,9 @@ def _lift(t: Tensor) -> Tensor:
 
 def _learn(key: Any, asked: Asked, leaves: list[Tensor], recorded: bool) -> _Known | None:
     """Makes the plan of a structure, and keeps it; None is kept too."""
-    known = _planned(Call(*asked), asked.positions, (*asked[:3], *leaves), recorded)
+    # a seed that nobody will use is not drawn: torch's generator would have moved
+    fixed = asked if asked.dropout is None else asked._replace(dropout=replace(asked.dropout, seed=0))
+    known = _planned(Call(*fixed), asked.positions, (*asked[:3], *leaves), recorded)
     if len(_plans) >= _MOST:
         _plans.clear()
     if known is not None and known.plan.of_lengths:

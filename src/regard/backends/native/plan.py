@@ -116,7 +116,7 @@ class ForwardPlan:
         tabled = args.start is not None and self.band is None and not self.by_content
         self.of_lengths = tabled or bool(_OF_LENGTHS & args.tensors().keys())
         self.positional = problem.mask.compares_positions() or problem.score.compares_positions()
-        self.placed, self.dropped = args.q_at is not None, problem.dropout is not None
+        self.placed = args.q_at is not None
         self.pair_work = family.pair_work(problem, args)
         norm = torch.empty(*args.shape, 2) if training else None
         struct = family.struct(problem, arguments(args, self._lifted(out.to(self.dtype)), None, norm))
@@ -152,13 +152,13 @@ class ForwardPlan:
             out = torch.empty(*bound.shape, dtype=self.dtype)
         struct, held = type(bound.struct).from_buffer_copy(bound.struct), bound.held
         self._set_addresses(struct, call[:3], out, norm, leaves)
-        if self.dropped:
-            _SEED.pack_into(struct, CallArguments.seed.offset, seed)
         if self.by_content or (span is None and positions is not None):
             looked = self._look(struct, call)
             if looked is None:
                 return None
             held = (*held, *looked)
+        if seed is not None:
+            _SEED.pack_into(struct, CallArguments.seed.offset, seed())
         if code := self.entry(ctypes.byref(struct), self.parallel):
             raise failure(code)
         return out, struct, held
