@@ -6,8 +6,8 @@
 
 #include <vector>
 
-#include "../../native/additive_gradients.h"
-#include "../../native/abi/structs.h"
+#include "additive/gradients.h"
+#include "abi/structs.h"
 
 extern "C" {
 int64_t regard_queries();
@@ -67,7 +67,7 @@ struct Case {
     steps();
     hide();
     if (additive) weights();
-    else if (facts) ask();
+    else if (facts) facts_of();
     else gradients();
   }
   ~Case() {
@@ -236,7 +236,7 @@ struct Case {
     x.dv = tensor(kF32, c.key_heads, c.nk, c.dv, false), x.dw = (float*)make(kF32, c.heads * c.dk);
   }
 
-  void ask() {
+  void facts_of() {
     const int64_t heads = elements() * c.heads, rows = heads * c.nq, keys = heads * c.nk;
     auto some = [&](int64_t count) { return r.chance(2) ? (float*)make(kF32, count) : nullptr; };
     auto counts = [&](int64_t count) { return r.chance(2) ? (int64_t*)make(kI64, count) : nullptr; };

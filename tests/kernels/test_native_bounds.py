@@ -21,10 +21,10 @@ from regard.backends.native.torch_ops import traced
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (
-    "native/kernel.cpp",
-    "native/backward.cpp",
-    "native/additive.cpp",
-    "native/facts.cpp",
+    "native/attention/forward.cpp",
+    "native/attention/backward.cpp",
+    "native/additive/additive.cpp",
+    "native/facts/facts.cpp",
     "tests/kernels/native_fuzz.cpp",
 )
 FLAGS = ("-std=c++17", "-O0", "-g1", "-Wno-psabi", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -56,7 +56,9 @@ def test_the_c_interface_under_sanitizers(isa: str, tmp_path: Path) -> None:
 
     def compiled(source: str) -> Path:
         target = tmp_path / f"{Path(source).stem}.o"
-        subprocess.run([compiler, *FLAGS, *march, "-c", ROOT / source, "-o", target], check=True)
+        subprocess.run(
+            [compiler, *FLAGS, *march, f"-I{ROOT / 'native'}", "-c", ROOT / source, "-o", target], check=True
+        )
         return target
 
     with ThreadPoolExecutor(2) as pool:

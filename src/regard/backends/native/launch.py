@@ -21,7 +21,7 @@ Kept = tuple[Tensor, Tensor, Tensor]
 Run = Callable[[CallArguments], None]
 
 MOST_FLOAT = torch.finfo(torch.float32).max
-SATURATED = 3.4027e38  # kSaturated of native/vec.h: scores in base 2 that stand for all that are larger
+SATURATED = 3.4027e38  # kSaturated of native/core/vec.h: scores in base 2 that stand for all that are larger
 _OPERAND = Packer(f"={ctypes.sizeof(Operand) // 8}q")  # an address and the strides, eight bytes each
 MEMBERS = {member.name: member for member in CallArguments.members}
 # Floating-point operations for which it is worth waking another thread.

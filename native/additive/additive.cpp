@@ -1,0 +1,85 @@
+// The entry points of the additive similarity, once for each instruction set.
+#include "additive/backward.h"
+#include "additive/few_rows_backward.h"
+#include "core/check.h"
+
+using namespace regard;
+
+#define REGARD_API extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+int64_t exponentials_size(const regard_call& c) {
+  return elements(c) * c.key_heads * (c.nk * round_even(c.dk) + key_tiles(c)) + 16;
+}
+
+Exponentials exponentials_places(const regard_call& c, float* memory) {
+  return Exponentials{memory, memory + elements(c) * c.key_heads * c.nk * round_even(c.dk)};
+}
+
+int32_t check(const regard_additive& x) {
+  const int64_t dk = x.call.dk;
+  if (x.activation < REGARD_TANH || x.activation > REGARD_LEAKY_RELU || (dk && !x.w) || (x.w_stride && x.w_stride < dk))
+    return REGARD_BAD_ARGUMENT;
+  return check_call(x.call);
+}
+
+// A backward that reads out as floats.
+int32_t check(const regard_additive_gradients& g) {
+  const regard_call& c = g.forward.call;
+  if (const int32_t wrong = check(g.forward)) return wrong;
+  if (c.out_dtype != REGARD_F32 || !c.norm.data || (c.dv && (!g.dout.data || !g.dv.data))) return REGARD_BAD_ARGUMENT;
+  return c.dk && (!g.da.data || !g.dc.data || !g.dw) ? REGARD_BAD_ARGUMENT : REGARD_DONE;
+}
+
+}  // namespace
+
+REGARD_API int32_t regard_additive_forward(const regard_additive* x, regard_parallel parallel) {
+  const regard_call& c = x->call;
+  if (const int32_t wrong = check(*x)) return wrong;
+  if (few_additive(c)) return forward_few_rows<AdditiveFew>(*x, parallel);
+  float* memory = (float*)malloc((size_t)exponentials_size(c) * sizeof(float));
+  if (!memory) return 1;
+  const Exponentials keys = exponentials_places(c, memory);
+  const ComputeExponentials raise{*x, keys};
+  const AdditiveForward forward{*x, keys};
+  int32_t failed = share(raise, raise.items(), c.threads, parallel);
+  if (!failed) failed = share(forward, forward.items(), c.threads, parallel);
+  free(memory);
+  return failed;
+}
+
+REGARD_API int32_t regard_additive_backward(const regard_additive_gradients* given, regard_parallel parallel) {
+  const regard_additive& x = given->forward;
+  const regard_call& c = x.call;
+  if (const int32_t wrong = check(*given)) return wrong;
+  if (few_additive_backward(c)) return backward_few_rows(*given, parallel);
+  const Exponentials none{};
+  Gradients g{*given, x, c, none};
+  const int64_t heads = elements(c) * c.heads;
+  g.pairs = elements(c) * c.key_heads, g.blocks = (c.nq + kQueries - 1) / kQueries;
+  g.width = round_even(c.dk), g.wide = round_up(c.dv);
+  g.slices = (kSlices + g.pairs - 1) / g.pairs;
+  g.slices = g.slices < key_tiles(c) ? g.slices : key_tiles(c);
+  const int64_t da = g.slices * heads * g.blocks * g.width * kQueries, dw = g.slices * heads * g.width;
+  float* memory = (float*)malloc((size_t)(exponentials_size(c) + da + dw) * sizeof(float));
+  if (!memory) return 1;
+  const Exponentials keys = exponentials_places(c, memory);
+  float* sums = memory + exponentials_size(c);
+  const Gradients all{*given, x, c, keys, g.pairs, g.slices, g.blocks, g.width, g.wide, sums, sums + da};
+  zero(all.dw, dw);
+  const ComputeExponentials raise{x, keys};
+  const AdditiveBackward backward{all};
+  const AdditiveJoin join{all};
+  int32_t failed = share(raise, raise.items(), c.threads, parallel);
+  if (!failed) failed = share(backward, backward.items(), c.threads, parallel);
+  if (!failed) failed = share(join, join.items(), c.threads, parallel);
+  for (int64_t h = 0; h < c.heads && !failed; ++h)
+    for (int64_t k = 0; k < c.dk; ++k) {
+      double sum = 0;
+      for (int64_t n = 0; n < g.slices * elements(c); ++n) sum += all.dw[(n * c.heads + h) * g.width + k];
+      given->dw[h * c.dk + k] = (float)sum;
+    }
+  free(memory);
+  return failed;
+}

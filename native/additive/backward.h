@@ -1,0 +1,140 @@
+// Backward of the additive similarity. An item is a (batch element, key head) and a slice of its keys, whose dC and dV are
+// its own; what it gives dA and dw is added to that of the other slices in order.
+//
+// With ds_ij the gradient of a score and r = 1 / (1 + A C), f' is 4 r (1 - r) for tanh, r (1 - r) for the sigmoid:
+//   da_ik = w_k Σ_j ds_ij f'   dc_jk = Σ_i ds_ij w_k f'   dw_k = Σ_ij ds_ij f.
+#pragma once
+#include "additive/score_gradients.h"
+#include "additive/activation_slopes.h"
+
+namespace regard {
+
+template <int V>
+static void similarity_gradients(GradientBlock<V>& z, const Tile& t) {
+  const Gradients& g = z.g;
+  const GradientScratch& s = z.s;
+  const regard_call& c = g.c;
+  const int64_t pair = pair_of_block(c, z.b.p), width = g.width, line = g.line();
+  const Way way = way_of(g.x, s.q, g.keys.reach[pair * key_tiles(c) + t.j / kKeys]);
+  const float* exponentials = g.keys.c + (pair * c.nk + t.j) * width;
+  float *dc = s.dc + (t.j - z.from), one = 1, value = 1;
+  float constant[kKeys];  // f = value (r + a constant): its share of W keys, added where they are, so that digits cancel early
+  for (int64_t n = t.count; n % W != 0; ++n) zero(s.ds + n * kQueries, kQueries);
+  if (way == kDirectWay) {
+    clean_keys(z, t, at<float>(c.k, z.b.p, pair % c.key_heads) + t.j * c.k.row);
+  } else {
+    const Separable form = separable(g.x.activation);
+    one = g.x.activation == REGARD_TANH ? 4 : 1, value = form.factor;
+    for (int64_t n = 0; n < t.count; n += W) {
+      vf sum = vf{};
+      for (int64_t m = n; m < n + W; ++m)
+        for (int v = 0; v < V; ++v) sum += load(s.ds + m * kQueries + v * W);
+      store(constant + n, sum * splat((form.middle - form.factor / 2) / form.factor));
+    }
+  }
+  zero(s.u, width * kQueries), zero(s.e, width * W);
+  float* scale = s.scale;
+  for (int64_t k = 0; k < width; ++k) scale[k] = s.q.plain[k] * one;
+  if (way != kDirectWay)
+    for (int64_t n = 0; n < t.count; n += W)
+      pack<1>(s.cleaned + n, kKeys, exponentials + n * width, REGARD_F32, width, 1, t.count - n < W ? t.count - n : W, width, 1.0f);
+  if (way != kDirectWay) tile_gradients<V>(s.q.exponentials, s.cleaned, width, t.count, s.ds, constant, scale, s.u, s.e, dc, line);
+  else if (g.x.activation == REGARD_TANH) pull_direct<V, TanhOf>(s.clean, s.cleaned, width, t.count, s.ds, 0, scale, s.u, s.e, dc, line);
+  else if (g.x.activation == REGARD_SIGMOID)
+    pull_direct<V, SigmoidOf>(s.clean, s.cleaned, width, t.count, s.ds, 0, scale, s.u, s.e, dc, line);
+  else pull_direct<V, LeakyReluOf>(s.clean, s.cleaned, width, t.count, s.ds, g.x.slope, scale, s.u, s.e, dc, line);
+  for (int64_t n = 0; n < width * kQueries; n += W) store(s.da + n, load(s.da + n) + load(s.u + n) * splat(one));
+  for (int64_t n = 0; n < width * W; n += W) store(s.dw + n, load(s.dw + n) + load(s.e + n) * splat(value));
+}
+
+template <int V>
+static void block_gradients(const Gradients& g, const GradientScratch& s, const Place& p, int64_t slice) {
+  const regard_call& c = g.c;
+  Block<V> b{c, s.forward, p};
+  begin_state(b);
+  const int64_t from = slice * g.span(), to = from + g.span();
+  b.lo = b.lo > from ? b.lo : from;
+  b.hi = b.hi < to ? b.hi : to;
+  Prepared q = s.q;
+  prepare_block<V>(g.x, q, p);
+  GradientScratch mine = s;
+  mine.q = q;
+  GradientBlock<V> z{g, mine, b, from};
+  begin_gradients(z);
+  each_tile(b, [&](Tile& t, Source& x) {
+    vf top[V];
+    for (int v = 0; v < V; ++v) top[v] = vf{};
+    additive_tile(b, t, g.x, q, g.keys, top, c.cap != 0 ? s.cap_slope : nullptr);
+    load_values(c, b.w, x);
+    pull_tile_scores(z, t, x.v + (t.j - x.j) * x.v_row, x.v_row);
+    pull_tile_values(z, t);
+    similarity_gradients(z, t);
+  });
+  const int64_t head = p.b * c.heads + p.h, heads = elements(c) * c.heads, all = g.width * kQueries;
+  __builtin_memcpy(g.da + ((slice * heads + head) * g.blocks + p.row / kQueries) * all, s.da, (size_t)all * sizeof(float));
+  float* dw = g.dw + (slice * heads + head) * g.width;
+  for (int64_t k = 0; k < g.width; ++k) {
+    float sum = 0;
+    for (int n = 0; n < W; ++n) sum += s.dw[k * W + n];
+    dw[k] += sum;
+  }
+}
+
+struct AdditiveBackward {
+  const Gradients& g;
+
+  int64_t items() const { return g.pairs * g.slices; }
+  int64_t scratch() const {
+    GradientScratch s;
+    return carve_scratch(g, nullptr, s);
+  }
+
+  void run(int64_t item, float* memory) const {
+    const regard_call& c = g.c;
+    const int64_t pair = item / g.slices, slice = item % g.slices, from = slice * g.span(), head = pair % c.key_heads;
+    GradientScratch s;
+    carve_scratch(g, memory, s);
+    zero(s.dc, g.width * g.line()), zero(s.dv, g.span() * g.wide);
+    const Place there = place_in_batch(c, pair / c.key_heads);
+    const int64_t group = c.heads / c.key_heads;
+    for (int64_t h = head * group; h < (head + 1) * group; ++h)
+      for (int64_t row = 0; row < c.nq; row += kQueries) {
+        const Place p = place_at(c, there.b, h, row);
+        switch ((p.rows + W - 1) / W) {
+          case 1: block_gradients<1>(g, s, p, slice); break;
+          case 2: block_gradients<2>(g, s, p, slice); break;
+          case 3: block_gradients<3>(g, s, p, slice); break;
+          default: block_gradients<kVectors>(g, s, p, slice);
+        }
+      }
+    float *dc = at<float>(g.g.dc, there, head), *dv = at<float>(g.g.dv, there, head);
+    for (int64_t n = 0; n < g.span() && from + n < c.nk; ++n) {
+      for (int64_t k = 0; k < c.dk; ++k) dc[(from + n) * g.g.dc.row + k * g.g.dc.col] = s.dc[k * g.line() + n];
+      for (int64_t f = 0; f < c.dv; ++f) dv[(from + n) * g.g.dv.row + f * g.g.dv.col] = s.dv[n * g.wide + f];
+    }
+  }
+};
+
+// The slices' shares of da, added in order.
+struct AdditiveJoin {
+  const Gradients& g;
+
+  int64_t items() const { return elements(g.c) * g.c.heads * g.blocks; }
+  int64_t scratch() const { return W; }
+
+  void run(int64_t item, float*) const {
+    const regard_call& c = g.c;
+    const int64_t head = item / g.blocks, all = g.width * kQueries;
+    const Place p = place_at(c, head / c.heads, head % c.heads, item % g.blocks * kQueries);
+    const float* w = g.x.w + p.h * g.x.w_stride;
+    float* to = at<float>(g.g.da, p, p.h) + p.row * g.g.da.row;
+    for (int64_t k = 0; k < c.dk; ++k)
+      for (int64_t i = 0; i < p.rows; ++i) {
+        float sum = 0;
+        for (int64_t slice = 0; slice < g.slices; ++slice) sum += g.da[(slice * items() + item) * all + k * kQueries + i];
+        to[i * g.g.da.row + k * g.g.da.col] = w[k] * sum;
+      }
+  }
+};
+
+}  // namespace regard

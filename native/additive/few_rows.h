@@ -1,0 +1,166 @@
+// The additive similarity of few queries: lanes are features. Exponentials of W keys are made, met by every row and forgotten.
+#pragma once
+#include "additive/prepared.h"
+#include "attention/decode.h"
+
+namespace regard {
+
+// Whether the backward of a call goes this way: that of blocks, whose queries are lanes, overtakes it where lanes are well filled.
+static bool few_additive_backward(const regard_call& c) { return !c.invariant && !c.tiles.data && few_rows(c) <= kFew && 2 * c.nq <= 3 * W; }
+
+// Whether the forward does. One that leaves row statistics (norm) goes the way of its backward, which makes the same scores again: the two
+// ways round them differently, and weights of large scores would not sum to 1.
+static bool few_additive(const regard_call& c) {
+  return c.norm.data ? few_additive_backward(c) : !c.invariant && !c.tiles.data && few_rows(c) <= kFew;
+}
+
+REGARD_INLINE int64_t round_pairs(int64_t n) { return (n + 2 * W - 1) / (2 * W) * (2 * W); }
+
+// W keys of one head, as they are and raised.
+struct FewKeys {
+  const regard_additive& x;
+  int64_t width;
+  float *copied, *exponentials;  // [W][width], features past dk 0 and 1
+  const float* plain;      // [W][row]: copied, or where they lie
+  int64_t row;
+  float reach;
+
+  // rows: keys from the first on, of which `there` are there.
+  void bring(const float* rows, int64_t there) {
+    const regard_call& c = x.call;
+    plain = rows, row = c.k.row;
+    if (there < W || c.k.col != 1 || width != c.dk) {
+      for (int64_t m = 0; m < W; ++m)
+        gather(copied + m * width, width, (const char*)(rows + (m < there ? m : there - 1) * c.k.row), c.k, REGARD_F32, 1, c.dk, 1);
+      plain = copied, row = width;
+    }
+    reach = 0;
+    for (int64_t m = 0; m < W; ++m) {
+      const float one = regard::reach(plain + m * row, width);
+      reach = one > reach ? one : reach;
+    }
+    if (!separable_reach(x, reach)) return;
+    const vf rate = splat(separable(x.activation).rate);
+    for (int64_t m = 0; m < W; ++m)
+      for (int64_t d = 0; d < width; d += W) store(exponentials + m * width + d, expv(load(plain + m * row + d) * rate));
+  }
+};
+
+// Sums of a query with each of the keys, spread over lanes: near, where a product of two sums may overflow, and as they are. Two
+// keys at once: their divisions overlap.
+REGARD_ALONE void near_keys(vf (&sum)[W], const Prepared& q, const FewKeys& keys) {
+  constexpr int K = 2;
+  for (int m = 0; m < W; m += K) {
+    const float* c = keys.exponentials + m * keys.width;
+    vf acc[K] = {};
+    for (int64_t d = 0; d < keys.width; d += 2 * W) {
+      const vf g = load(q.inverse + d), h = load(q.inverse + d + W), middle = load(q.middle + d / 2);
+      const vf a = load(q.near + d), b = load(q.near + d + W);
+#pragma GCC unroll 8
+      for (int i = 0; i < K; ++i) {
+        const vf s = g + a * load(c + i * keys.width + d), t = h + b * load(c + i * keys.width + d + W);
+        acc[i] += (s + t) / (s * t) - middle;
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < K; ++i) sum[m + i] = acc[i];
+  }
+}
+
+REGARD_ALONE void far_keys(vf (&sum)[W], const Prepared& q, const FewKeys& keys) {
+  const vf one = splat(1.0f), most = splat(0x1p60f), half = splat(0.5f);
+  for (int m = 0; m < W; ++m) {
+    const float* c = keys.exponentials + m * keys.width;
+    vf acc = vf{};
+    for (int64_t d = 0; d < keys.width; d += 2 * W) {
+      const vf u = load(q.weight + d), v = load(q.weight + d + W);
+      vf s = one + load(q.exponentials + d) * load(c + d), t = one + load(q.exponentials + d + W) * load(c + d + W);
+      s = s < most ? s : most, t = t < most ? t : most;
+      acc += (u * t + v * s) / (s * t) - half * (u + v);
+    }
+    sum[m] = acc;
+  }
+}
+
+template <class F>
+REGARD_ALONE void direct_keys(vf (&sum)[W], const Prepared& q, const FewKeys& keys) {
+  for (int m = 0; m < W; ++m) {
+    const float* c = keys.plain + m * keys.row;
+    vf acc = vf{};
+    for (int64_t d = 0; d < keys.width; d += W) acc += load(q.plain + d) * F::value(load(q.a + d) + load(c + d), keys.x.slope);
+    sum[m] = acc;
+  }
+}
+
+// Additive scores of few rows.
+struct AdditiveFew {
+  using Given = regard_additive;
+  const regard_additive& x;
+  int64_t width;
+  float* queries;   // [rows] the forms of each query
+  float* weights;   // [heads of the group] those of its parameters
+  FewKeys keys;
+  Prepared row[kFew];
+
+  static const regard_call& call(const Given& x) { return x.call; }
+  static int64_t size(const Given& x, int64_t rows) {
+    const int64_t width = round_pairs(x.call.dk), heads = x.call.heads / x.call.key_heads;
+    return width * (3 * rows + 4 * heads + 2 * W);
+  }
+  AdditiveFew(const Given& given, int64_t rows, float* at)
+      : x(given), width(round_pairs(given.call.dk)), queries(at), weights(at + 3 * rows * width),
+        keys{given, width, nullptr, nullptr, nullptr, 0, 0} {
+    keys.copied = weights + 4 * (x.call.heads / x.call.key_heads) * width;
+    keys.exponentials = keys.copied + W * width;
+  }
+
+  void begin(const FewRows& f, int64_t r) {
+    const regard_call& c = x.call;
+    Prepared& q = row[r];
+    if (r % c.nq == 0) {
+      weight_places(q, width, weights + r / c.nq * 4 * width);
+      prepare_weights(x, q, f.row[r].h, width, W);
+    } else {
+      q = row[r - 1];
+    }
+    query_places(q, width, queries + 3 * r * width);
+    gather(q.a, width, row_of(c.q, f.p, f.row[r].h, f.row[r].i, REGARD_F32), c.q, REGARD_F32, 1, c.dk, 1);
+    q.reach = reach(q.a, width);
+    if (!separable_reach(x, q.reach)) return;
+    const vf rate = splat(separable(x.activation).rate);
+    for (int64_t d = 0; d < width; d += W) {
+      // 0 past dk: what is added there and what is taken off as the middle are the same
+      const vf there = select(lanes() + splat_int((int32_t)d) < splat_int((int32_t)c.dk), splat(1.0f), vf{});
+      const vf exponentials = expv(load(q.a + d) * rate) * there;
+      store(q.exponentials + d, exponentials);
+      store(q.near + d, exponentials * load(q.inverse + d));
+    }
+  }
+
+  Way way(int64_t r) const { return way_of(x, row[r], keys.reach); }
+
+  // Scores of a row and the W keys that were brought, before every step.
+  vf find(int64_t r) const {
+    const Prepared& q = row[r];
+    const Way by = way(r);
+    vf sum[W];
+    if (by == kNearWay) near_keys(sum, q, keys);
+    else if (by == kFarWay) far_keys(sum, q, keys);
+    else if (x.activation == REGARD_TANH) direct_keys<TanhOf>(sum, q, keys);
+    else if (x.activation == REGARD_SIGMOID) direct_keys<SigmoidOf>(sum, q, keys);
+    else direct_keys<LeakyReluOf>(sum, q, keys);
+    const Units units = units_of(x, q, by);
+    return sums(sum) * splat(units.scale) + splat(units.base);
+  }
+
+  void score(FewRows& f, const Chunk& t) {
+    const float* rows = (const float*)row_of(x.call.k, f.p, f.key_head, t.j, REGARD_F32);
+    open_chunk(f, t);
+    for (int64_t n = 0; n < t.count; n += W) {
+      keys.bring(rows + n * x.call.k.row, t.count - n);
+      for (int64_t r = 0; r < f.rows; ++r) keep_scores(f, t, n, r, find(r));
+    }
+  }
+};
+
+}  // namespace regard

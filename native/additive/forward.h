@@ -1,0 +1,165 @@
+// The additive similarity in the forward loop: lanes are queries, as everywhere; see activation.h for the formulas.
+#pragma once
+#include "additive/prepared.h"
+
+namespace regard {
+
+constexpr int kTogether = 2;        // keys whose scores are found together
+constexpr int64_t kStretch = 64;  // features of one sum; sums of sums then lose less
+
+// Σ_k w_k (r_k - 1/2) of M keys, in units of the largest weight, to s[M][kQueries]. c: their rows of C.
+template <int V, int M>
+REGARD_INLINE void near_rows(const Prepared& q, const float* c, int64_t width, float* s) {
+  vf sum[M][V];
+  clear(sum);
+  for (int64_t begin = 0; begin < width; begin += kStretch) {
+    const int64_t end = width - begin < kStretch ? width : begin + kStretch;
+    vf acc[M][V];
+    clear(acc);
+    for (int64_t k = begin; k < end; k += 2) {
+      const vf g = splat(q.inverse[k]), h = splat(q.inverse[k + 1]), middle = splat(q.middle[k / 2]);
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i) {
+        const vf x = splat(c[i * width + k]), y = splat(c[i * width + k + 1]);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+          const vf a = g + load(q.near + k * kQueries + v * W) * x, b = h + load(q.near + (k + 1) * kQueries + v * W) * y;
+          acc[i][v] += (a + b) / (a * b) - middle;
+        }
+      }
+    }
+    for (int i = 0; i < M; ++i)
+      for (int v = 0; v < V; ++v) sum[i][v] += acc[i][v];
+  }
+  for (int i = 0; i < M; ++i)
+    for (int v = 0; v < V; ++v) store(s + i * kQueries + v * W, sum[i][v]);
+}
+
+// Of its own, so that its registers are: inlined into the rest of a block it runs at half the speed.
+template <int V>
+REGARD_ALONE void near_tile(const Prepared& q, const float* c, int64_t width, int64_t count, float* s) {
+  int64_t n = 0;
+  for (; n + kTogether <= count; n += kTogether) near_rows<V, kTogether>(q, c + n * width, width, s + n * kQueries);
+  for (; n < count; ++n) near_rows<V, 1>(q, c + n * width, width, s + n * kQueries);
+}
+
+// The same where a product of two sums may overflow: a sum beyond 2^60 counts as that.
+template <int V>
+REGARD_ALONE void far_tile(const Prepared& q, const float* c, int64_t width, int64_t count, float* s) {
+  const vf one = splat(1.0f), most = splat(0x1p60f);
+  for (int64_t n = 0; n < count; ++n)
+    for (int v = 0; v < V; ++v) {
+      vf sum = vf{};
+      for (int64_t k = 0; k < width; k += 2) {
+        vf a = one + load(q.exponentials + k * kQueries + v * W) * splat(c[n * width + k]);
+        vf b = one + load(q.exponentials + (k + 1) * kQueries + v * W) * splat(c[n * width + k + 1]);
+        a = a < most ? a : most, b = b < most ? b : most;
+        sum += (splat(q.weight[k]) * b + splat(q.weight[k + 1]) * a) / (a * b) - splat(0.5f * (q.weight[k] + q.weight[k + 1]));
+      }
+      store(s + n * kQueries + v * W, sum);
+    }
+}
+
+// Σ_k w_k f(a_k + c_k). c: keys as they are.
+template <int V, class F>
+REGARD_ALONE void direct_tile(const Prepared& q, const regard_additive& x, const float* c, int64_t count,
+                                                  float* s) {
+  const regard_call& call = x.call;
+  for (int64_t n = 0; n < count; ++n)
+    for (int v = 0; v < V; ++v) {
+      vf sum = vf{};
+      for (int64_t k = 0; k < call.dk; ++k) {
+        const vf z = load(q.a + k * kQueries + v * W) + splat(c[n * call.k.row + k * call.k.col]);
+        sum += splat(q.plain[k]) * F::value(z, x.slope);
+      }
+      store(s + n * kQueries + v * W, sum);
+    }
+}
+
+// Which pair of (batch element, key head) a block reads.
+REGARD_INLINE int64_t pair_of_block(const regard_call& c, const Place& p) {
+  return p.b * c.key_heads + p.h / (c.heads / c.key_heads);
+}
+
+// Scores of a tile, with every step, to the block's scratch; `top` takes their maxima, `bend` the soft cap's derivative.
+template <int V>
+static void additive_tile(const Block<V>& b, const Tile& t, const regard_additive& x, const Prepared& q, const Exponentials& keys,
+                          vf (&top)[V], float* cap_slope = nullptr) {
+  const regard_call& c = x.call;
+  const int64_t pair = pair_of_block(c, b.p), width = round_even(c.dk);
+  const Way way = way_of(x, q, keys.reach[pair * key_tiles(c) + t.j / kKeys]);
+  const float* exponentials = keys.c + (pair * c.nk + t.j) * width;
+  const float* plain = at<float>(c.k, b.p, pair % c.key_heads) + t.j * c.k.row;
+  if (way == kNearWay) near_tile<V>(q, exponentials, width, t.count, b.w.s);
+  else if (way == kFarWay) far_tile<V>(q, exponentials, width, t.count, b.w.s);
+  else if (x.activation == REGARD_TANH) direct_tile<V, TanhOf>(q, x, plain, t.count, b.w.s);
+  else if (x.activation == REGARD_SIGMOID) direct_tile<V, SigmoidOf>(q, x, plain, t.count, b.w.s);
+  else direct_tile<V, LeakyReluOf>(q, x, plain, t.count, b.w.s);
+  const Units units = units_of(x, q, way);
+  const vf scale = splat(units.scale), base = splat(units.base);
+  for (int64_t n = 0; n < t.count; ++n) {
+    vf s[V];
+    for (int v = 0; v < V; ++v) s[v] = load(b.w.s + n * kQueries + v * W) * scale + base;
+    steps<V, Floats>(b, t, n, s, cap_slope ? cap_slope + n * kQueries : nullptr);
+    for (int v = 0; v < V; ++v) {
+      top[v] = greater_of(s[v], top[v]);
+      store(b.w.s + n * kQueries + v * W, s[v]);
+    }
+  }
+}
+
+// run(tile, source) for each tile of which some lane of the block sees some key.
+template <int V, class Run>
+REGARD_INLINE void each_tile(const Block<V>& b, Run run) {
+  const regard_call& c = b.c;
+  const void* values = moved(c.v.data, offset(c.v, b.p, b.p.h / (c.heads / c.key_heads)), c.dtype);
+  for (int64_t j = b.lo / kKeys * kKeys; j < b.hi; j += kKeys) {
+    const int64_t from = j > b.lo ? j : b.lo, to = j + kKeys < b.hi ? j + kKeys : b.hi;
+    Source x{nullptr, values, from, to - from, nullptr, nullptr, 0, 0, false, false, false, -1};
+    Tile t = tile_for_block(b, x, j);
+    uint64_t bits[kKeys];
+    if (t.count == 0) continue;
+    load_extras<V>(b, t, bits);
+    run(t, x);
+  }
+}
+
+template <int V>
+static void additive_block(const regard_additive& x, const Exponentials& keys, const Scratch& w, Prepared& q, const Place& p) {
+  Block<V> b{x.call, w, p};
+  begin_state(b);
+  prepare_block<V>(x, q, p);
+  each_tile(b, [&](Tile& t, Source& from) {
+    vf top[V];
+    for (int v = 0; v < V; ++v) top[v] = b.m[v];
+    additive_tile(b, t, x, q, keys, top);
+    accumulate_tile<V, Floats>(b, t, from, top);
+  });
+  finish<V>(b);
+}
+
+struct AdditiveForward {
+  const regard_additive& x;
+  const Exponentials& keys;
+
+  int64_t blocks() const { return (x.call.nq + kQueries - 1) / kQueries; }
+  int64_t items() const { return elements(x.call) * x.call.heads * blocks(); }
+  int64_t scratch() const { return forward_scratch(x.call, 1) + prepared_size(x.call); }
+
+  void run(int64_t item, float* memory) const {
+    const regard_call& c = x.call;
+    const int64_t rest = item / blocks();
+    // heaviest first under a causal mask
+    const Place p = place_at(c, rest / c.heads, rest % c.heads, (blocks() - 1 - item % blocks()) * kQueries);
+    Scratch w = forward_places(c, 1, memory);
+    Prepared q = prepared_places(c, memory + forward_scratch(c, 1));
+    switch ((p.rows + W - 1) / W) {
+      case 1: return additive_block<1>(x, keys, w, q, p);
+      case 2: return additive_block<2>(x, keys, w, q, p);
+      case 3: return additive_block<3>(x, keys, w, q, p);
+      default: return additive_block<kVectors>(x, keys, w, q, p);
+    }
+  }
+};
+
+}  // namespace regard

@@ -1,0 +1,164 @@
+// The entry point of the backward pass: what is split into how many parts, its memory, and its phases.
+#include "core/check.h"
+#include "attention/backward_tiles.h"
+
+using namespace regard;
+
+namespace {
+
+// The scratch of one thread at `from`; returns how many floats that is. From 0: only the number.
+int64_t carve_scratch(const Training& w, float* from, Sweep& s) {
+  const regard_call& c = w.c;
+  const int64_t rows = (w.blocks + w.query_parts - 1) / w.query_parts * kQueries;
+  int64_t used = 0;
+  auto take = [&](float*& to, int64_t count) {
+    to = from + used;
+    used += (count + 15) / 16 * 16;
+  };
+  take(s.k, kTile * w.wide_k), take(s.v, kTile * w.wide_v), take(s.dk, kTile * w.wide_k), take(s.dv, kTile * w.wide_v);
+  take(s.q, kHeld * w.wide_k), take(s.dout, kHeld * w.wide_v), take(s.qt, c.dk * kQueries), take(s.doutt, c.dv * kQueries);
+  take(s.p, kBlocks * kTile * kQueries), take(s.ds, kBlocks * kTile * kQueries);
+  take(s.bias, c.bias.data ? kTile * kQueries : 0), take(s.cap_slope, c.cap != 0 ? kTile * kQueries : 0);
+  take(s.dq, w.dq ? 0 : c.heads / c.key_heads * rows * w.wide_k);
+  return used;
+}
+
+struct Phase {
+  const Training& w;
+  void (*body)(const Training&, const Sweep&, int64_t);
+
+  int64_t scratch() const {
+    Sweep s;
+    return carve_scratch(w, nullptr, s);
+  }
+
+  void run(int64_t item, float* memory) const {
+    Sweep s;
+    carve_scratch(w, memory, s);
+    body(w, s, item);
+  }
+};
+
+int32_t run(const Training& w, void (*body)(const Training&, const Sweep&, int64_t), int64_t items, regard_parallel parallel) {
+  return share(Phase{w, body}, items, w.c.threads, parallel);
+}
+
+// The sums of the parts of one block of queries or keys, added in order.
+void join_queries(const Training& w, const Sweep&, int64_t item) {
+  const regard_call& c = w.c;
+  const int64_t pair = item / w.blocks;
+  const Place p = place_at(c, pair / c.heads, pair % c.heads, item % w.blocks * kQueries);
+  const regard_tensor& to = w.g.dq;
+  write_rows((char*)to.data + size_of(w.g.gradient_dtype) * (offset(to, p, p.h) + p.row * to.row), w.g.gradient_dtype, to.row, to.col,
+             w.dq + (pair * c.nq + p.row) * w.wide_k, w.wide_k, w.key_parts, w.elements * c.heads * c.nq * w.wide_k, p.rows, c.dk, c.scale);
+}
+
+void join_keys(const Training& w, const Sweep&, int64_t item) {
+  const regard_call& c = w.c;
+  const int64_t pair = item / w.tiles, j = item % w.tiles * kTile, count = c.nk - j < kTile ? c.nk - j : kTile;
+  const Place p = place_at(c, pair / c.key_heads, 0, 0);
+  const struct { const regard_tensor& to; const float* from; int64_t wide, cols; float scale; } both[] = {{w.g.dk, w.dk, w.wide_k, c.dk, c.scale}, {w.g.dv, w.dv, w.wide_v, c.dv, 1.0f}};
+  for (auto& x : both)
+    if (x.to.data)
+      write_rows((char*)x.to.data + size_of(w.g.gradient_dtype) * (offset(x.to, p, pair % c.key_heads) + j * x.to.row), w.g.gradient_dtype,
+                 x.to.row, x.to.col, x.from + (pair * c.nk + j) * x.wide, x.wide, w.query_parts, w.elements * c.key_heads * c.nk * x.wide,
+                 count, x.cols, x.scale);
+}
+
+void join_parameters(const Training& w) {
+  const regard_call& c = w.c;
+  const int64_t places = w.key_parts * w.query_parts * w.elements, count = c.offsets_count;
+  for (int64_t h = 0; h < c.heads; ++h) {
+    for (int64_t m = 1; m < places; ++m) {  // all to the first place
+      const int64_t place = m * c.heads + h;
+      if (w.slopes) w.slopes[h] += w.slopes[place];
+      for (int64_t n = 0; w.offsets && n < count; ++n) w.offsets[h * w.span + n] += w.offsets[place * w.span + n];
+    }
+    if (w.slopes) w.g.dslopes[h] = (float)w.slopes[h];
+    for (int64_t n = 0; w.offsets && n < count; ++n) w.g.doffsets[h * count + n] = (float)w.offsets[h * w.span + n];
+  }
+}
+
+int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// How the work is split: by shapes only, so that the bits do not depend on the number of threads.
+void split(Training& w) {
+  const regard_call& c = w.c;
+  const regard_tensor& bias = w.g.dbias;
+  w.classes = 1;
+  for (int n = 0; n < REGARD_BATCH_AXES; ++n) {
+    w.tied[n] = bias.data && bias.batch[n] == 0;
+    w.classes *= w.tied[n] ? 1 : c.batch[n];
+  }
+  w.tied[REGARD_BATCH_AXES] = bias.data && bias.head == 0;
+  w.classes *= w.tied[REGARD_BATCH_AXES] ? 1 : c.key_heads;
+  int64_t wanted = (kParts + w.classes - 1) / w.classes;
+  // where all keys (or queries) share a bias, one item adds to it
+  w.key_parts = bias.data && bias.col == 0 ? 1 : least(wanted, (c.nk + kLeast - 1) / kLeast);
+  wanted = (wanted + w.key_parts - 1) / w.key_parts;
+  w.query_parts = bias.data && bias.row == 0 ? 1 : least(wanted, (c.nq + kLeast - 1) / kLeast);
+}
+
+// The memory that threads share, from one block; 0 where it could not be had.
+void* reserve(Training& w) {
+  const regard_call& c = w.c;
+  const int64_t rows = w.elements * c.heads * w.blocks * kQueries, places = w.key_parts * w.query_parts * w.elements * c.heads;
+  const int64_t queries = w.elements * c.heads * c.nq, keys = w.elements * c.key_heads * c.nk;
+  const bool split_keys = w.key_parts > 1, split_queries = w.query_parts > 1;
+  w.span = c.offsets_count + kQueries;
+  float* base = nullptr;
+  void* memory = nullptr;
+  for (int pass = 0; pass < 2; ++pass) {
+    int64_t used = 0;
+    auto take = [&](float*& to, int64_t count) {
+      to = count ? base + used : nullptr;
+      used += (count + 15) / 16 * 16;
+    };
+    take(w.shift, rows), take(w.inverse, rows), take(w.delta, rows);
+    float *limits, *slopes, *offsets;
+    take(limits, rows / kQueries * (int64_t)(sizeof(Limits) / sizeof(float)));
+    take(slopes, w.g.dslopes ? places * 2 : 0), take(offsets, w.g.doffsets ? places * w.span * 2 : 0);
+    w.limits = (Limits*)limits, w.slopes = (double*)slopes, w.offsets = (double*)offsets;
+    const int64_t zeroed = used;
+    take(w.dq, split_keys && w.g.dq.data ? w.key_parts * queries * w.wide_k : 0);
+    take(w.dk, split_queries && w.g.dk.data ? w.query_parts * keys * w.wide_k : 0);
+    take(w.dv, split_queries && w.g.dv.data ? w.query_parts * keys * w.wide_v : 0);
+    if (pass) {
+      __builtin_memset(base, 0, sizeof(float) * (size_t)zeroed);
+    } else {
+      if (posix_memalign(&memory, 64, (size_t)used * sizeof(float) + 64)) return nullptr;
+      base = (float*)memory;
+    }
+  }
+  return memory;
+}
+
+int32_t check(const regard_gradients& g) {
+  const regard_call& c = g.call;
+  if (const int32_t wrong = check_call(c)) return wrong;
+  if (!known_dtype(g.dout_dtype) || !known_dtype(g.gradient_dtype) || !c.norm.data || (c.dv && !g.dout.data)) return REGARD_BAD_ARGUMENT;
+  return (g.dslopes && !c.slopes) || (g.doffsets && !c.offsets) ? REGARD_BAD_ARGUMENT : REGARD_DONE;
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) int32_t regard_backward(const regard_gradients* given, regard_parallel parallel) {
+  const regard_call& c = given->call;
+  if (const int32_t wrong = check(*given)) return wrong;
+  Training w{*given, c};
+  w.elements = elements(c);
+  w.blocks = (c.nq + kQueries - 1) / kQueries, w.tiles = (c.nk + kTile - 1) / kTile;
+  w.wide_k = lead(c.dk), w.wide_v = lead(c.dv);
+  w.scores = given->dq.data || given->dk.data || given->dbias.data || given->dslopes || given->doffsets;
+  w.anew = has_few_rows(c);
+  split(w);
+  void* memory = reserve(w);
+  if (!memory) return 1;
+  int32_t failed = run(w, prepare, w.elements * c.heads * w.blocks, parallel);
+  if (!failed) failed = run(w, run_item, w.classes * w.key_parts * w.query_parts, parallel);
+  if (!failed && w.dq) failed = run(w, join_queries, w.elements * c.heads * w.blocks, parallel);
+  if (!failed && (w.dk || w.dv)) failed = run(w, join_keys, w.elements * c.key_heads * w.tiles, parallel);
+  if (!failed) join_parameters(w);
+  free(memory);
+  return failed;
+}

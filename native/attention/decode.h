@@ -1,0 +1,172 @@
+// FewRows queries, many keys. The queries of a group share each row of K and V; keys are split into parts, whose states are
+// merged in order by whoever finishes the last, so the bits do not depend on the number of threads.
+#pragma once
+#include "attention/few_rows_dots.h"
+#include "attention/few_rows_values.h"
+#include "core/work.h"
+
+namespace regard {
+
+static int64_t few_rows(const regard_call& c) { return c.heads / c.key_heads * c.nq; }
+
+// Whether a call goes this way: with more queries, the lanes of a block of them are well filled. Half precision is widened here for
+// every few rows, and there once for all heads of a group.
+static bool has_few_rows(const regard_call& c) {
+  constexpr int64_t kMost = 8, kMostOfHalf = 5 * W / 8 < kMost ? 5 * W / 8 : kMost;
+  return !c.invariant && few_rows(c) <= kFew && c.nq <= (c.dtype == REGARD_F32 || c.heads == c.key_heads ? kMost : kMostOfHalf) && !c.tiles.data;
+}
+
+// Keys of a part: short enough for many threads, long enough to be worth a merge. Shapes alone decide.
+static int64_t part_keys(const regard_call& c, int64_t pairs) {
+  const int64_t even = (pairs * c.nk / 128 + kChunk - 1) / kChunk * kChunk;
+  return even < 256 ? 256 : even > 2048 ? 2048 : even;
+}
+
+static int64_t part_size(const regard_call& c) { return few_rows(c) * state_size(c); }
+
+template <class Score>
+static int64_t decode_scratch(const typename Score::Given& given) {
+  const regard_call& c = Score::call(given);
+  return few_rows(c) * kChunk + (c.v.col == 1 ? 0 : kChunk * round_up(c.dv)) + Score::size(given, few_rows(c));
+}
+
+// Where the keys of a chunk stand, for the steps that ask.
+static void place_keys(FewRows& f, const Chunk& t) {
+  if (!f.c.k_at) return;
+  const int64_t* k_at = f.c.k_at + offset(f.c.k_at_batch, f.p) + t.j;
+  for (int64_t n = 0; n < t.count; ++n) {
+    f.at[n / W][n % W] = apart(k_at[n], k_at[0]);
+    f.word[n / W][n % W] = key_word(k_at[n]);
+  }
+}
+
+// A chunk's scores become weights and meet their values.
+template <int dtype>
+static void accumulate_chunk(FewRows& f, const Chunk& t) {
+  const regard_call& c = f.c;
+  for (int64_t r = 0; r < f.rows; ++r) {
+    float* state = f.states + r * state_size(c);
+    float m = state[0];
+    for (int n = 0; n < W; ++n) m = f.top[r][n] > m ? f.top[r][n] : m;
+    const float shift = m == -kInf ? 0 : m;
+    f.alpha[r] = exp2v(splat(state[0] - shift))[0];
+    state[0] = m;
+    state[1] = state[1] * f.alpha[r] + weigh_row(f, t, r, shift);
+  }
+  const char* v = row_of(c.v, f.p, f.key_head, t.j, dtype);
+  if (c.v.col == 1) return add_chunk<dtype>(f, t, v, c.v.row);
+  gather(f.v, round_up(c.dv), v, c.v, dtype, t.count, c.dv, 1);
+  add_chunk<REGARD_F32>(f, t, (const char*)f.v, round_up(c.dv));
+}
+
+// The rows of one (batch element, key head): which queries they are, and what they see.
+static Limits begin_rows(FewRows& f, int64_t key_head) {
+  const regard_call& c = f.c;
+  f.rows = few_rows(c), f.key_head = key_head;
+  Limits limits = Limits::none(c);
+  for (int64_t r = 0; r < f.rows; ++r) {
+    Row& row = f.row[r];
+    row.h = key_head * (c.heads / c.key_heads) + r / c.nq, row.i = r % c.nq, row.first = 0, row.last = c.nk;
+    if (c.start.data) {
+      row.first = at<int32_t>(c.start, f.p, row.h)[row.i * c.start.row];
+      row.last = at<int32_t>(c.stop, f.p, row.h)[row.i * c.stop.row];
+    }
+    limits.add(row.first, row.last);
+  }
+  return limits;
+}
+
+// run(chunk) for the keys [from, to) that some row sees.
+template <class Run>
+REGARD_INLINE void each_chunk(FewRows& f, const Limits& limits, int64_t from, int64_t to, Run run) {
+  from = from > limits.lo ? from : limits.lo;
+  to = to < limits.hi ? to : limits.hi;
+  for (int64_t j = from; j < to; j += kChunk) {
+    Chunk t{j, to - j < kChunk ? to - j : kChunk, false, j + 2 * kChunk <= to};
+    t.some = f.c.allowed.data || limits.inner_lo > j || limits.inner_hi < j + t.count;
+    place_keys(f, t);
+    run(t);
+  }
+}
+
+// The states of a row, `step` apart, merged in order, and its sink: out and lse.
+static void merge_row(const regard_call& c, const Place& p, int64_t h, int64_t i, float* states, int64_t step, int64_t count) {
+  const float sink = sink_of(c, p, h);
+  float m = sink;
+  for (int64_t n = 0; n < count; ++n) m = states[n * step] > m ? states[n * step] : m;
+  const float shift = m == -kInf ? 0 : m;
+  float l = exp2v(splat(sink - shift))[0];
+  for (int64_t n = 0; n < count; ++n) {
+    float* state = states + n * step;
+    state[0] = exp2v(splat(state[0] - shift))[0];  // from here on what o is multiplied by
+    l += state[1] * state[0];
+  }
+  if (c.lse.data) at<float>(c.lse, p, h)[i * c.lse.row] = l == 0 ? -kInf : natural(splat(m))[0] + __builtin_logf(l);
+  if (c.norm.data) {
+    float* norm = at<float>(c.norm, p, h) + i * c.norm.row;
+    norm[0] = l == 0 ? 0 : m, norm[c.norm.col] = l == 0 ? 0 : 1 / l;
+  }
+  const int64_t to = offset(c.out, p, h) + i * c.out.row;
+  for (int64_t d = 0; d < c.dv; d += W) {
+    vf o = vf{};
+    for (int64_t n = 0; n < count; ++n) o += load(states + n * step + 2 + d) * splat(states[n * step]);
+    o = l == 0 ? vf{} : o / splat(l);
+    put(c, to + d * c.out.col, c.dv - d < W ? c.dv - d : W, o);
+  }
+}
+
+// The parts of one (batch element, key head), merged.
+static void merge_parts(const regard_call& c, const Place& p, int64_t key_head, float* parts, int64_t count) {
+  for (int64_t r = 0; r < few_rows(c); ++r)
+    merge_row(c, p, key_head * (c.heads / c.key_heads) + r / c.nq, r % c.nq, parts + r * state_size(c), part_size(c), count);
+}
+
+// The forward of few rows, whatever finds their scores: Score.begin(few, row), then Score.score(few, chunk).
+template <class Score>
+struct FewRowsForward {
+  const typename Score::Given& given;
+  const regard_call& c;
+  int64_t pairs, keys, parts;  // (batch element, key head); keys of a part, parts of a pair
+  float* states;
+  int64_t* left;  // of each pair: the parts that are not finished
+
+  int64_t scratch() const { return decode_scratch<Score>(given); }
+
+  void run(int64_t item, float* memory) const {
+    const int64_t pair = item / parts, key_head = pair % c.key_heads, from = item % parts * keys, to = from + keys;
+    FewRows f(c);
+    f.p = place_in_batch(c, pair / c.key_heads);
+    f.s = memory, f.v = f.s + few_rows(c) * kChunk;
+    Score score(given, few_rows(c), f.v + (c.v.col == 1 ? 0 : kChunk * round_up(c.dv)));
+    f.states = states + item * part_size(c);
+    const Limits limits = begin_rows(f, key_head);
+    for (int64_t r = 0; r < f.rows; ++r) {
+      score.begin(f, r);
+      float* state = f.states + r * state_size(c);
+      for (int64_t d = 0; d < state_size(c); ++d) state[d] = d == 0 ? -kInf : 0;
+    }
+    each_chunk(f, limits, from, to < c.nk ? to : c.nk, [&](const Chunk& t) {
+      score.score(f, t);
+      if (c.dtype == REGARD_F32) accumulate_chunk<REGARD_F32>(f, t);
+      else if (c.dtype == REGARD_BF16) accumulate_chunk<REGARD_BF16>(f, t);
+      else accumulate_chunk<REGARD_F16>(f, t);
+    });
+    if (__atomic_sub_fetch(&left[pair], 1, __ATOMIC_ACQ_REL) == 0)
+      merge_parts(c, f.p, key_head, states + pair * parts * part_size(c), parts);
+  }
+};
+
+template <class Score>
+static int32_t forward_few_rows(const typename Score::Given& given, regard_parallel parallel) {
+  const regard_call& c = Score::call(given);
+  const int64_t pairs = elements(c) * c.key_heads, keys = part_keys(c, pairs), parts = (c.nk + keys - 1) / keys, items = pairs * parts;
+  int64_t* left = (int64_t*)malloc((size_t)pairs * sizeof(int64_t) + (size_t)(items * part_size(c)) * sizeof(float));
+  if (!left) return 1;
+  for (int64_t n = 0; n < pairs; ++n) left[n] = parts;
+  const FewRowsForward<Score> forward{given, c, pairs, keys, parts, (float*)(left + pairs), left};
+  const int32_t failed = share(forward, items, c.threads, parallel);
+  free(left);
+  return failed;
+}
+
+}  // namespace regard

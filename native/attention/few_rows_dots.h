@@ -1,0 +1,108 @@
+// Dot products of few rows with a chunk of keys. Lanes are features: each vector of K is read, and widened, once for several rows.
+#pragma once
+#include "attention/few_rows.h"
+
+namespace regard {
+
+// One vector of features, `valid` of them real, of K keys and R rows.
+template <int K, int R, int dtype>
+REGARD_INLINE void times(vf (&acc)[K][R], const float* q, int64_t width, const char* const (&k)[K], int64_t d, int64_t valid) {
+  vf a[R];
+#pragma GCC unroll 4
+  for (int i = 0; i < R; ++i) a[i] = load(q + i * width + d);
+#pragma GCC unroll 8
+  for (int n = 0; n < K; ++n) {
+    vf b = floats(k[n], d, 1, valid, dtype);
+#pragma GCC unroll 4
+    for (int i = 0; i < R; ++i) acc[n][i] += a[i] * b;
+  }
+}
+
+// W keys against R rows: x[i][m] holds the products of row i and key m, to be summed. `ahead`: how far to what will be read a chunk
+// later, since the processor's own prefetching stops where K and V take turns; or 0.
+template <int R, int dtype>
+REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, const char* const (&keys)[W], int64_t ahead) {
+  constexpr int K = 2, D = beside(K * R, 8);
+  const int64_t width = round_up(dk);
+  for (int m = 0; m < W; m += K) {
+    const char* k[K];
+#pragma GCC unroll 8
+    for (int n = 0; n < K; ++n) k[n] = keys[m + n];
+    if (ahead)
+#pragma GCC unroll 8
+      for (int n = 0; n < K; ++n) fetch(k[n] + ahead, dk * size_of(dtype));
+    vf acc[D][K][R];
+#pragma GCC unroll 8
+    for (int e = 0; e < D; ++e) clear(acc[e]);
+    int64_t d = 0;
+    for (; d + D * W <= dk; d += D * W)
+#pragma GCC unroll 8
+      for (int e = 0; e < D; ++e) times<K, R, dtype>(acc[e], q, width, k, d + e * W, W);
+    for (; d + W <= dk; d += W) times<K, R, dtype>(acc[0], q, width, k, d, W);
+    if (d < dk) times<K, R, dtype>(acc[0], q, width, k, d, dk - d);
+#pragma GCC unroll 8
+    for (int n = 0; n < K; ++n)
+#pragma GCC unroll 4
+      for (int i = 0; i < R; ++i) {
+        vf sum = acc[0][n][i];
+#pragma GCC unroll 8
+        for (int e = 1; e < D; ++e) sum += acc[e][n][i];
+        x[i][m + n] = sum;
+      }
+  }
+}
+
+template <int R, int dtype>
+static void score_rows(FewRows& f, const Chunk& t, const float* q, const char* const (&keys)[W], int64_t ahead, int64_t n, int64_t r) {
+  vf x[R][W];
+  products<R, dtype>(x, q + r * round_up(f.c.dk), f.c.dk, keys, ahead);
+  for (int i = 0; i < R; ++i) keep_scores(f, t, n, r + i, sums(x[i]));
+}
+
+template <int dtype>
+static void score_chunk(FewRows& f, const Chunk& t, const float* q, const char* keys, int64_t stride) {
+  stride *= size_of(dtype);
+  open_chunk(f, t);
+  for (int64_t n = 0; n < t.count; n += W) {
+    const char* k[W];
+    for (int64_t m = 0; m < W; ++m) k[m] = keys + (n + m < t.count ? n + m : t.count - 1) * stride;
+    int64_t r = 0, ahead = t.more ? kChunk * stride : 0;
+    for (; r + kRowsAtOnce <= f.rows; r += kRowsAtOnce, ahead = 0) score_rows<kRowsAtOnce, dtype>(f, t, q, k, ahead, n, r);
+    switch (f.rows - r) {
+      case 3: score_rows<3, dtype>(f, t, q, k, ahead, n, r); break;
+      case 2: score_rows<2, dtype>(f, t, q, k, ahead, n, r); break;
+      case 1: score_rows<1, dtype>(f, t, q, k, ahead, n, r); break;
+    }
+  }
+}
+
+// Dot products of few rows' queries with keys.
+struct Dots {
+  using Given = regard_call;
+  float* q;  // [rows][width], scaled, base 2; width is dk rounded up to W, padded by zeros
+  float* k;  // [kChunk][width], what cannot be read in place
+
+  static const regard_call& call(const Given& c) { return c; }
+  static int64_t size(const Given& c, int64_t rows) { return (rows + (c.k.col == 1 ? 0 : kChunk)) * round_up(c.dk); }
+  Dots(const Given& c, int64_t rows, float* at) : q(at), k(at + rows * round_up(c.dk)) {}
+
+  void begin(const FewRows& f, int64_t r) const {
+    const regard_call& c = f.c;
+    const int64_t width = round_up(c.dk);
+    gather(q + r * width, width, row_of(c.q, f.p, f.row[r].h, f.row[r].i, c.dtype), c.q, c.dtype, 1, c.dk, factor_of(c, f.row[r].h));
+  }
+
+  void score(FewRows& f, const Chunk& t) const {
+    const regard_call& c = f.c;
+    const char* keys = row_of(c.k, f.p, f.key_head, t.j, c.dtype);
+    if (c.k.col != 1) {
+      gather(k, round_up(c.dk), keys, c.k, c.dtype, t.count, c.dk, 1);
+      return score_chunk<REGARD_F32>(f, t, q, (const char*)k, round_up(c.dk));
+    }
+    if (c.dtype == REGARD_F32) return score_chunk<REGARD_F32>(f, t, q, keys, c.k.row);
+    if (c.dtype == REGARD_BF16) return score_chunk<REGARD_BF16>(f, t, q, keys, c.k.row);
+    score_chunk<REGARD_F16>(f, t, q, keys, c.k.row);
+  }
+};
+
+}  // namespace regard

@@ -1,0 +1,111 @@
+// FewRows rows against a chunk of keys, from their scores on: weights, and the values that they weigh.
+#pragma once
+#include "attention/few_rows.h"
+
+namespace regard {
+
+// Scores of one row become weights; returns their sum, from before dropout.
+[[maybe_unused]] static float weigh_row(const FewRows& f, const Chunk& t, int64_t r, float shift) {
+  const regard_call& c = f.c;
+  vf sum = vf{};
+  vu word = vu{};
+  if (c.threshold) {
+    Place p = f.p;
+    p.h = f.row[r].h;
+    word += query_word(head_word(c, p), c.q_at[offset(c.q_at_batch, p) + f.row[r].i]);
+  }
+  for (int64_t n = 0; n < t.count; n += W) {
+    float* at = f.s + r * kChunk + n;
+    vf s = load(at), p = exp2v(s - splat(shift));
+    sum += p;
+    if (c.threshold) p = select(stays(c, word, f.word[n / W]), p * splat(c.keep), vf{});
+    if (t.some) p = select(s == splat(-kInf), splat(-0.0f), p);
+    store(at, p);
+  }
+  float total = 0;
+  for (int n = 0; n < W; ++n) total += sum[n];
+  return total;
+}
+
+// acc[i][v] = the values of V vectors of features from d on, weighted by row r + i. `part`: fewer than W features are left.
+// `careful`: hidden keys are left out instead of multiplied by 0, for 0 · NaN is NaN.
+template <int R, int V, int dtype, bool part, bool careful>
+REGARD_INLINE void weighted(vf (&acc)[R][V], const FewRows& f, const Chunk& t, const char* values, int64_t stride, int64_t r, int64_t d) {
+  const float* s = f.s + r * kChunk;
+  const bool ahead = t.more && r == 0;
+  clear(acc);
+  for (int64_t n = 0; n < t.count; ++n, values += stride * size_of(dtype)) {
+    vf column[V];
+    if (ahead) fetch(values + (kChunk * stride + d) * size_of(dtype), V * W * size_of(dtype));
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v)
+      column[v] = part ? floats(values, d, 1, f.c.dv - d, dtype) : load_some(values, d + v * W, dtype);
+#pragma GCC unroll 4
+    for (int i = 0; i < R; ++i) {
+      vf p = splat_any(s + i * kChunk + n);
+      if (careful && ((vi)p)[0] == INT32_MIN) continue;
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) acc[i][v] += p * column[v];
+    }
+  }
+}
+
+template <int R, int V>
+REGARD_INLINE bool finite(const vf (&x)[R][V]) {
+  vf rest = vf{};  // x - x is 0 for what is finite and NaN for what is not
+#pragma GCC unroll 4
+  for (int i = 0; i < R; ++i)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) rest += x[i][v] - x[i][v];
+  float sum = 0;
+  for (int n = 0; n < W; ++n) sum += rest[n];
+  return sum == 0;
+}
+
+template <int dtype, bool part>
+static void add_careful(const FewRows& f, const Chunk& t, const char* values, int64_t stride, int rows, int vectors, int64_t r, int64_t d) {
+  for (int i = 0; i < rows; ++i)
+    for (int v = 0; v < vectors; ++v) {
+      vf acc[1][1];
+      weighted<1, 1, dtype, part, true>(acc, f, t, values, stride, r + i, d + v * W);
+      float* o = f.states + (r + i) * state_size(f.c) + 2 + d + v * W;
+      store(o, load(o) * splat(f.alpha[r + i]) + acc[0][0]);
+    }
+}
+
+template <int R, int V, int dtype, bool part>
+static void add_values(const FewRows& f, const Chunk& t, const char* values, int64_t stride, int64_t r, int64_t d) {
+  vf acc[R][V];
+  weighted<R, V, dtype, part, false>(acc, f, t, values, stride, r, d);
+  if (t.some && !finite(acc)) return add_careful<dtype, part>(f, t, values, stride, R, V, r, d);
+#pragma GCC unroll 4
+  for (int i = 0; i < R; ++i)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      float* o = f.states + (r + i) * state_size(f.c) + 2 + d + v * W;
+      store(o, load(o) * splat(f.alpha[r + i]) + acc[i][v]);
+    }
+}
+
+// All features of R rows: V vectors of them at once, then half as many, and so on.
+template <int R, int V, int dtype>
+REGARD_INLINE void add_rows(const FewRows& f, const Chunk& t, const char* values, int64_t stride, int64_t r, int64_t d) {
+  for (; d + V * W <= f.c.dv; d += V * W) add_values<R, V, dtype, false>(f, t, values, stride, r, d);
+  if constexpr (V > 1)
+    add_rows<R, V / 2, dtype>(f, t, values, stride, r, d);
+  else if (d < f.c.dv)
+    add_values<R, 1, dtype, true>(f, t, values, stride, r, d);
+}
+
+template <int dtype>
+static void add_chunk(const FewRows& f, const Chunk& t, const char* values, int64_t stride) {
+  int64_t r = 0;
+  for (; r + kRowsAtOnce <= f.rows; r += kRowsAtOnce) add_rows<kRowsAtOnce, beside(kRowsAtOnce, 8), dtype>(f, t, values, stride, r, 0);
+  switch (f.rows - r) {
+    case 3: return add_rows<3, beside(3, 8), dtype>(f, t, values, stride, r, 0);
+    case 2: return add_rows<2, beside(2, 8), dtype>(f, t, values, stride, r, 0);
+    case 1: return add_rows<1, beside(1, 8), dtype>(f, t, values, stride, r, 0);
+  }
+}
+
+}  // namespace regard

@@ -1,0 +1,90 @@
+// The entry points, once for each instruction set. No state, no STL, nothing at load time.
+#include <math.h>
+
+#include "core/check.h"
+#include "attention/pack_gqa.h"
+#include "attention/forward.h"
+
+using namespace regard;
+
+namespace {
+
+struct Forward {
+  const regard_call& c;
+  int64_t group;  // blocks of queries of an item
+
+  // Blocks that share keys: of one head, or, where a head has but one, those of the heads that have the keys in common.
+  bool across() const { return c.nq <= kQueries; }
+  int64_t heads() const { return across() ? c.key_heads : c.heads; }
+  int64_t blocks() const { return across() ? c.heads / c.key_heads : (c.nq + kQueries - 1) / kQueries; }
+  int64_t groups() const { return (blocks() + group - 1) / group; }
+  int64_t items() const { return groups() * heads() * elements(c); }
+  int64_t scratch() const { return forward_scratch(c, group); }
+
+  void run(int64_t item, float* memory) const {
+    // the last blocks of queries see most under a causal mask: heaviest first
+    const int64_t first = (groups() - 1 - item % groups()) * group, pair = item / groups(), rest = blocks() - first;
+    const int64_t element = pair / heads(), head = pair % heads(), count = rest < group ? rest : group;
+    const Place p = across() ? place_at(c, element, head * blocks() + first, 0) : place_at(c, element, head, first * kQueries, count * kQueries);
+    run_item(c, forward_places(c, group, memory), p, across() ? count : 1);
+  }
+};
+
+int32_t forward_blocks(const regard_call& c, regard_parallel parallel) {
+  const Forward forward{c, group_of(c, elements(c))};
+  return share(forward, forward.items(), c.threads, parallel);
+}
+
+}  // namespace
+
+#define REGARD_API extern "C" __attribute__((visibility("default")))
+
+REGARD_API int64_t regard_queries() { return kQueries; }
+REGARD_API int32_t regard_runs(const char* isa) { return runs(isa); }
+
+// `count` times as many independent vector multiply-adds as registers hold, for measuring the peak; returns how many
+// floating-point operations that was.
+REGARD_API double regard_peak(int64_t count) {
+  constexpr int kChains = W == 16 ? 24 : 12;
+  vf acc[kChains];
+  for (int n = 0; n < kChains; ++n) acc[n] = splat((float)n);
+  const vf a = splat(0.999f), b = splat(1e-3f);
+  for (int64_t k = 0; k < count; ++k) {
+#pragma GCC unroll 24
+    for (int n = 0; n < kChains; ++n) acc[n] = acc[n] * a + b;
+  }
+  vf sum = vf{};
+  for (int n = 0; n < kChains; ++n) sum += acc[n];
+  volatile float keep = sum[0];
+  (void)keep;
+  return 2.0 * W * kChains * (double)count;
+}
+
+// The sum of `count` floats, for measuring how fast memory is read.
+REGARD_API float regard_bandwidth(const float* data, int64_t count) {
+  constexpr int kSums = 8;
+  vf acc[1][kSums];
+  clear(acc);
+  for (int64_t n = 0; n + kSums * W <= count; n += kSums * W)
+#pragma GCC unroll 8
+    for (int i = 0; i < kSums; ++i) acc[0][i] += load(data + n + i * W);
+  vf sum = vf{};
+  for (int i = 0; i < kSums; ++i) sum += acc[0][i];
+  float total = 0;
+  for (int n = 0; n < W; ++n) total += sum[n];
+  for (int64_t n = count / (kSums * W) * (kSums * W); n < count; ++n) total += data[n];
+  return total;
+}
+
+// Which structs this object reads.
+REGARD_API uint64_t regard_abi() { return REGARD_ABI; }
+
+REGARD_API int64_t regard_keys() { return kKeys; }
+
+REGARD_API int32_t regard_forward(const regard_call* call, regard_parallel parallel) {
+  const regard_call& c = *call;
+  if (const int32_t wrong = check_call(c)) return wrong;
+  if (packs_gqa(c)) return forward_packed(c, [parallel](const regard_call& packed) { return forward_blocks(packed, parallel); });
+  if (has_few_rows(c)) return forward_few_rows<Dots>(c, parallel);
+  return forward_blocks(c, parallel);
+}

@@ -1,0 +1,285 @@
+// Forward: blocks of queries (the lanes) stream over tiles of keys; the blocks of a group share each tile. See tile.h for the sums.
+#pragma once
+#include <new>
+
+#include "core/tile.h"
+
+namespace regard {
+
+// A tile of keys as the blocks of a group share it: read in place or brought to scratch once.
+struct Source {
+  const void *keys, *values;  // of the whole head
+  int64_t j, count;
+  const float *k, *v;
+  int64_t k_row, v_row;
+  bool ready, widened, paired;
+  int finite;  // whether all values are: -1 where nobody asked
+};
+
+template <class Op>
+static void load_keys(const regard_call& c, const Scratch& w, Source& x) {
+  if (x.ready) return;
+  x.ready = true;
+  const void* keys = moved(x.keys, x.j * c.k.row, c.dtype);
+  x.k = (const float*)keys, x.k_row = Op::pairs ? c.k.row / 2 : c.k.row;
+  if (Op::pairs || in_place(c, c.k)) return;
+  widen(w.k, keys, c.dtype, c.k.row, c.k.col, x.count, c.dk);
+  x.k = w.k, x.k_row = c.dk;
+}
+
+static void load_values(const regard_call& c, const Scratch& w, Source& x) {
+  if (x.widened) return;
+  x.widened = true;
+  const void* values = moved(x.values, x.j * c.v.row, c.dtype);
+  x.v = (const float*)values, x.v_row = c.v.row;
+  if (in_place(c, c.v)) return;
+  widen(w.v, values, c.dtype, c.v.row, c.v.col, x.count, c.dv);
+  x.v = w.v, x.v_row = c.dv;
+}
+
+static void bring_pairs(const regard_call& c, const Scratch& w, Source& x) {
+  if (x.paired) return;
+  x.paired = true;
+  interleave(w.pairs, (const uint16_t*)moved(x.values, x.j * c.v.row, c.dtype), c.v.row, c.v.col, x.count, c.dv);
+}
+
+// Before the values are asked for as floats, since scratch may hold the last tile's.
+template <class Op>
+static bool finite_values(const regard_call& c, const Scratch& w, Source& x) {
+  if (x.finite < 0) {
+    if (Op::pairs) {
+      const uint16_t* values = (const uint16_t*)moved(x.values, x.j * c.v.row, c.dtype);
+      x.finite = all_finite_bf16(values, c.v.row, c.v.col, x.count, c.dv);
+    } else {
+      load_values(c, w, x);
+      x.finite = all_finite(x.v, 1, x.v_row, c.dv, x.count);
+    }
+  }
+  return x.finite;
+}
+
+// What a tile adds to the scores or hides, where it is written out: bias and booleans.
+template <int V>
+static void load_extras(const Block<V>& b, Tile& t, uint64_t* bits) {
+  const regard_call& c = b.c;
+  load_bias(b, t);
+  if (t.allowed) {
+    bits_of(bits, t.allowed, c.allowed.row, c.allowed.col, b.p.rows, t.count);
+    t.bits = bits;
+  }
+}
+
+// A tile's scores, whose maxima with those before are `top`, become weights and meet their values.
+template <int V, class Op>
+static void accumulate_tile(Block<V>& b, const Tile& t, Source& x, const vf (&top)[V]) {
+  const regard_call& c = b.c;
+  const int64_t skip = t.j - x.j;
+  vf alpha[V];
+  for (int v = 0; v < V; ++v) {
+    vf shift = top[v] == splat(-kInf) ? splat(0.0f) : top[v];
+    alpha[v] = exp2v(b.m[v] - shift);
+    b.l[v] = b.l[v] * alpha[v];
+    b.m[v] = top[v];
+  }
+  const bool careful = (t.edge || t.bits) && !finite_values<Op>(c, b.w, x);
+  if (Op::pairs && !careful) {
+    weigh<V, true>(b, t, false);
+    bring_pairs(c, b.w, x);
+    return value_tile<V, Op>(b, t, b.w.pairs + skip / 2 * c.dv, c.dv, alpha);
+  }
+  weigh<V, false>(b, t, careful);
+  load_values(c, b.w, x);
+  const float* v = x.v + skip * x.v_row;
+  if (careful) return value_tile_careful<V>(b, t, v, x.v_row, alpha);
+  value_tile<V, Floats>(b, t, v, x.v_row, alpha);
+}
+
+template <int V, class Op>
+static void run_tile(Block<V>& b, Tile& t, Source& x) {
+  uint64_t bits[kKeys];
+  load_extras<V>(b, t, bits);
+  load_keys<Op>(b.c, b.w, x);
+  vf top[V];
+  for (int v = 0; v < V; ++v) top[v] = b.m[v];
+  score_tile<V, Op>(b, t, x.k + (t.j - x.j) * x.k_row, x.k_row, top);
+  accumulate_tile<V, Op>(b, t, x, top);
+}
+
+// The sink joins m and l; returns what o is multiplied by.
+REGARD_INLINE vf close(const regard_call& c, const Place& p, vf& m, vf& l) {
+  vf alpha = splat(1.0f);
+  if (c.sink.data) {
+    vf sink = splat(sink_of(c, p, p.h)), most = greater_of(sink, m);
+    vf shift = most == splat(-kInf) ? splat(0.0f) : most;
+    alpha = exp2v(m - shift);
+    l = l * alpha + exp2v(sink - shift);
+    m = most;
+  }
+  return l == splat(0.0f) ? splat(0.0f) : alpha / l;
+}
+
+template <int V>
+REGARD_ALONE void finish(Block<V>& b) {
+  const regard_call& c = b.c;
+  const Place& p = b.p;
+  float* lse = c.lse.data ? at<float>(c.lse, p, p.h) + p.row * c.lse.row : nullptr;
+  float* norm = c.norm.data ? at<float>(c.norm, p, p.h) + p.row * c.norm.row : nullptr;
+  const int64_t base = offset(c.out, p, p.h) + p.row * c.out.row;
+  for (int v = 0; v < V; ++v) {
+    const vf scale = close(c, p, b.m[v], b.l[v]);
+    const int64_t rows = p.rows - v * W < W ? p.rows - v * W : W;
+    const vi empty = b.l[v] == splat(0.0f);
+    if (lse) {
+      const vf sum = select(empty, splat(-kInf), natural(b.m[v]) + logv(b.l[v]));
+      for (int64_t n = 0; n < rows; ++n) lse[(v * W + n) * c.lse.row] = sum[n];
+    }
+    if (norm) {
+      const vf shift = select(empty, vf{}, b.m[v]), inverse = select(empty, vf{}, splat(1.0f) / b.l[v]);
+      for (int64_t n = 0; n < rows; ++n) {
+        float* row = norm + (v * W + n) * c.norm.row;
+        row[0] = shift[n], row[c.norm.col] = inverse[n];
+      }
+    }
+    for (int64_t f = 0; f < c.dv; f += W) {
+      vf r[W];
+      const int64_t features = c.dv - f < W ? c.dv - f : W;
+      for (int n = 0; n < W; ++n) r[n] = n < features ? load(b.w.o + (f + n) * kQueries + v * W) * scale : vf{};
+      transpose(r);
+      for (int64_t i = 0; i < rows; ++i) put(c, base + (v * W + i) * c.out.row + f * c.out.col, features, r[i]);
+    }
+  }
+}
+
+// An empty state, and what the steps need to know of its queries.
+template <int V>
+static void begin_state(Block<V>& b) {
+  const regard_call& c = b.c;
+  const Place& p = b.p;
+  const Limits limits = limits_of(c, p);
+  b.lo = limits.lo / kRows * kRows;  // whole pairs, and whole steps of the microkernel
+  b.hi = limits.hi, b.inner_lo = limits.inner_lo, b.inner_hi = limits.inner_hi;
+  if (c.start.data) begin_lanes(b);
+  for (int64_t n = 0; n < c.dv * kQueries; n += W) store(b.w.o + n, vf{});
+  for (int v = 0; v < V; ++v) b.m[v] = splat(-kInf), b.l[v] = vf{};
+  begin_steps(b);
+  b.map = c.tiles.data ? at<int32_t>(c.tiles, p, p.h) + p.row / kQueries * c.tiles.row : nullptr;
+}
+
+template <int V, class Op>
+static void begin(Block<V>& b) {
+  const regard_call& c = b.c;
+  const Place& p = b.p;
+  begin_state(b);
+  const void* q = moved(c.q.data, offset(c.q, p, p.h) + p.row * c.q.row, c.dtype);
+  b.factor = factor_of(c, p.h);
+  if (Op::pairs)
+    pack_pairs<V>(b.w.q, kQueries, (const uint16_t*)q, c.q.row, p.rows, c.dk / 2);
+  else
+    pack<V>(b.w.q, kQueries, q, c.dtype, c.q.row, c.q.col, p.rows, c.dk, b.factor);
+}
+
+// What a block meets of the tile at x, on the grid at j; count is 0 where that is nothing.
+template <int V>
+static Tile tile_for_block(const Block<V>& b, const Source& x, int64_t j) {
+  const regard_call& c = b.c;
+  const int64_t from = x.j > b.lo ? x.j : b.lo, to = x.j + x.count < b.hi ? x.j + x.count : b.hi;
+  Tile t{from, to - from, false, nullptr, nullptr, {}, {}};
+  const int32_t which = b.map ? b.map[j / kKeys * c.tiles.col] : -2;
+  if (to <= from || which == -1) return t.count = 0, t;
+  t.edge = c.start.data && (from < b.inner_lo || to > b.inner_hi);
+  if (which >= 0) t.bits = c.bits + which * kKeys + (from - j);
+  if (c.allowed.data) t.allowed = at<uint8_t>(c.allowed, b.p, b.p.h) + b.p.row * c.allowed.row + from * c.allowed.col;
+  return t;
+}
+
+// Some blocks, the first at `all`: one after the other, or of one head after the other.
+template <int V, class Op>
+static void run_blocks(const regard_call& c, const Scratch& w, const Place& all, int64_t blocks, bool across = false) {
+  Scratch part[kGroup];
+  alignas(64) char memory[kGroup * sizeof(Block<V>)];
+  Block<V>* b = (Block<V>*)memory;
+  int64_t lo = c.nk, hi = 0;
+  for (int64_t g = 0; g < blocks; ++g) {
+    Place p = all;
+    if (across) p.h += g;
+    else p.row += g * kQueries, p.rows = all.rows - g * kQueries < kQueries ? all.rows - g * kQueries : kQueries;
+    part[g] = w, part[g].q += g * c.dk * kQueries, part[g].o += g * c.dv * kQueries;
+    begin<V, Op>(*new (b + g) Block<V>{c, part[g], p});
+    lo = b[g].lo < lo ? b[g].lo : lo, hi = b[g].hi > hi ? b[g].hi : hi;
+  }
+  const int64_t key_head = all.h / (c.heads / c.key_heads);
+  const void* keys = moved(c.k.data, offset(c.k, all, key_head), c.dtype);
+  const void* values = moved(c.v.data, offset(c.v, all, key_head), c.dtype);
+  // tiles lie on a grid, so that a row's bits do not depend on the rows beside it
+  for (int64_t j = lo / kKeys * kKeys; j < hi; j += kKeys) {
+    const int64_t from = j > lo ? j : lo, to = j + kKeys < hi ? j + kKeys : hi;
+    Source x{keys, values, from, to - from, nullptr, nullptr, 0, 0, false, false, false, -1};
+    for (int64_t g = 0; g < blocks; ++g) {
+      Tile t = tile_for_block(b[g], x, j);
+      if (g == blocks - 1) {
+        t.keys = ahead_of(c, c.k, keys, c.dk, j + kKeys, hi, blocks == 1);
+        t.values = ahead_of(c, c.v, values, c.dv, j + kKeys, hi, blocks == 1);
+      }
+      if (t.count) run_tile<V, Op>(b[g], t, x);
+    }
+  }
+  for (int64_t g = 0; g < blocks; ++g) finish<V>(b[g]);
+}
+
+// Of one head, whole blocks as a group, then the rest of the rows with as few vectors as hold them; of several, a block each.
+template <class Op>
+static void run_rows(const regard_call& c, const Scratch& w, Place p, int64_t heads) {
+  const int64_t blocks = heads > 1 ? 0 : p.rows / kQueries, rest = p.rows - blocks * kQueries;
+  if (blocks) {
+    Place whole = p;
+    whole.rows = blocks * kQueries;
+    run_blocks<kVectors, Op>(c, w, whole, blocks);
+  }
+  p.row += blocks * kQueries, p.rows = rest;
+  switch ((rest + W - 1) / W) {
+    case 0: return;
+    case 1: return run_blocks<1, Op>(c, w, p, heads, true);
+    case 2: return run_blocks<2, Op>(c, w, p, heads, true);
+    case 3: return run_blocks<3, Op>(c, w, p, heads, true);
+    default: return run_blocks<kVectors, Op>(c, w, p, heads, true);
+  }
+}
+
+// Whether queries and keys are read as pairs of neighbouring features, where they lie.
+[[maybe_unused]] static bool reads_pairs(const regard_call& c) {
+  return Isa::kPairs && c.dtype == REGARD_BF16 && c.dk % 2 == 0 && c.q.col == 1 && c.k.col == 1 && c.k.row % 2 == 0;
+}
+
+[[maybe_unused]] static void run_item(const regard_call& c, const Scratch& w, const Place& p, int64_t heads) {
+  if (reads_pairs(c)) return run_rows<Pairs>(c, w, p, heads);
+  run_rows<Floats>(c, w, p, heads);
+}
+
+// Blocks of an item: what the second-level cache holds beside a tile, and no fewer items than keep the threads busy.
+[[maybe_unused]] static int64_t group_of(const regard_call& c, int64_t elements) {
+  const int64_t blocks = (c.nq + kQueries - 1) / kQueries, held = 131072 / 4 / ((c.dk + c.dv + 1) * kQueries);
+  const int64_t busy = c.threads > 1 ? blocks * c.heads * elements / (4 * c.threads) : kGroup;
+  int64_t most = held < kGroup ? held : kGroup;
+  most = busy < most ? busy : most;
+  return most < 1 ? 1 : most;
+}
+
+static int64_t forward_scratch(const regard_call& c, int64_t group) {
+  const int64_t k = in_place(c, c.k) ? 0 : kKeys * c.dk, v = in_place(c, c.v) ? 0 : kKeys * c.dv;
+  const int64_t pairs = c.dtype == REGARD_BF16 ? kKeys / 2 * c.dv : 0, bias = c.bias.data ? kKeys * kQueries : 0;
+  return group * (c.dk + c.dv) * kQueries + kKeys * kQueries + bias + k + v + pairs + 8 * W;
+}
+
+static Scratch forward_places(const regard_call& c, int64_t group, float* at) {
+  Scratch w;
+  w.s = at, at += kKeys * kQueries;
+  w.q = at, at += group * c.dk * kQueries;
+  w.o = at, at += group * c.dv * kQueries;
+  w.bias = at, at += c.bias.data ? kKeys * kQueries : 0;
+  w.k = at, at += in_place(c, c.k) ? 0 : kKeys * c.dk;
+  w.v = at, at += in_place(c, c.v) ? 0 : kKeys * c.dv;
+  w.pairs = at;
+  return w;
+}
+
+}  // namespace regard

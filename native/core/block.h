@@ -1,0 +1,162 @@
+// A block of queries: where it lies, what each of its lanes sees, what the steps need to know of it.
+#pragma once
+#include "core/pack.h"
+
+namespace regard {
+
+constexpr int kVectors = Isa::kBlockVectors;
+constexpr int kRows = 4;  // keys, or features, a microkernel advances by
+constexpr int64_t kQueries = kVectors * W;
+constexpr int64_t kKeys = 128;
+constexpr int64_t kGroup = W == 16 ? 4 : 8;  // blocks of queries, at most, that meet a tile of keys one after the other
+
+// Scratch of one thread. All float; sizes in forward_scratch.
+struct Scratch {
+  float* q;     // [dk][kQueries], scaled, base 2
+  float* s;     // [kKeys][kQueries] scores, then weights
+  float* o;     // [dv][kQueries]
+  float* bias;  // [kKeys][kQueries]
+  float* k;     // [kKeys][dk] what cannot be read in place: half precision, or features that are not neighbours
+  float* v;     // [kKeys][dv]
+  float* pairs;  // [kKeys / 2][dv] of bfloat16, interleaved
+};
+
+struct Place {  // where one work item lies
+  int64_t at[REGARD_BATCH_AXES], b, h, row, rows;
+};
+
+REGARD_INLINE int64_t offset(const int64_t* strides, const Place& p) {
+  int64_t sum = 0;
+  for (int n = 0; n < REGARD_BATCH_AXES; ++n) sum += strides[n] * p.at[n];
+  return sum;
+}
+
+REGARD_INLINE int64_t offset(const regard_tensor& t, const Place& p, int64_t head) {
+  return offset(t.batch, p) + t.head * head;
+}
+
+template <class T>
+REGARD_INLINE T* at(const regard_tensor& t, const Place& p, int64_t head) {
+  return (T*)t.data + offset(t, p, head);
+}
+
+// The first row of a head of batch element b, counted over all batch axes.
+static Place place_in_batch(const regard_call& c, int64_t b) {
+  Place p{};
+  p.b = b;
+  for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) p.at[n] = b % c.batch[n], b /= c.batch[n];
+  return p;
+}
+
+// A block of at most `most` queries, from `row` on.
+static Place place_at(const regard_call& c, int64_t b, int64_t head, int64_t row, int64_t most = kQueries) {
+  Place p = place_in_batch(c, b);
+  p.h = head, p.row = row;
+  p.rows = c.nq - row < most ? c.nq - row : most;
+  return p;
+}
+
+// The keys that some row of several sees, [lo, hi), and those that all of them see.
+struct Limits {
+  int64_t lo, hi, inner_lo, inner_hi;
+
+  static Limits none(const regard_call& c) { return {c.nk, 0, 0, c.nk}; }
+
+  void add(int64_t first, int64_t last) {
+    if (first < last) lo = first < lo ? first : lo, hi = last > hi ? last : hi;
+    inner_lo = first > inner_lo ? first : inner_lo;
+    inner_hi = last < inner_hi ? last : inner_hi;
+  }
+};
+
+// What a step of distance costs, base 2; rest: what rounding took, which long distances would multiply.
+struct Slope {
+  float most, rest;
+};
+
+// The state of one block of queries while it streams over keys.
+template <int V>
+struct Block {
+  const regard_call& c;
+  const Scratch& w;
+  Place p;
+  vf m[V], l[V];        // running maximum (base 2) and sum
+  vi first[V], last[V];  // the keys that each lane sees
+  vi relative[V];        // position of each lane relative to base
+  vu word[V];            // dropout's word of each query
+  int64_t base;
+  Slope slope;
+  float factor;         // what the scores of pairs are multiplied by; floats have it in q
+  float cap;
+  const float* offsets;
+  vi cell[V];                // of each lane
+  int32_t first_cell[V];     // where the lanes' cells count up by one, else -1
+  vf point[REGARD_DIMS][V];  // of each lane
+  int64_t lo, hi, inner_lo, inner_hi;  // keys that some lane sees, and keys that every lane sees
+  const int32_t* map;                  // this block's row of the tile map, or 0
+};
+
+REGARD_INLINE int64_t size_of(int dtype) { return dtype == REGARD_F32 ? 4 : 2; }
+
+static const void* moved(const void* p, int64_t n, int dtype) { return (const char*)p + n * size_of(dtype); }
+
+// Whether rows of K (of V) are read where they lie.
+static bool in_place(const regard_call& c, const regard_tensor& t) { return c.dtype == REGARD_F32 && t.col == 1; }
+
+// Brings what will be read soon to the second-level cache. Inlined by force: GCC takes a function that only fetches for one that does
+// nothing, and drops its calls.
+REGARD_INLINE void fetch(const char* p, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
+}
+
+// Rows of the next tile, fetched few by few between the products of this one: the processor by itself does not look that far ahead.
+struct Ahead {
+  const char* first;
+  int64_t step, bytes, rows;  // bytes from row to row and of a row; no rows where nothing is to be fetched
+
+  __attribute__((always_inline)) void bring(int64_t from, int64_t to) const {
+    for (int64_t n = from; n < to && n < rows; ++n) fetch(first + n * step, bytes);
+  }
+};
+
+// Rows of keys (of values) from `row` on, as many as a tile has, where fetching them was measured to pay: they are read in place, are
+// many for the second-level cache, and long ones, or met by one block alone. `head`: where those of the head begin.
+static Ahead ahead_of(const regard_call& c, const regard_tensor& t, const void* head, int64_t features, int64_t row, int64_t last, bool alone) {
+  const int64_t bytes = features * 4, rows = last - row < kKeys ? last - row : kKeys;
+  const bool pays = in_place(c, t) && c.nk * bytes > 1 << 19 && (alone || bytes > 256);
+  return {(const char*)moved(head, row * t.row, c.dtype), t.row * 4, bytes, pays ? rows : 0};
+}
+
+struct Tile {
+  int64_t j, count;      // keys
+  bool edge;             // some lane does not see some key, by its interval
+  const uint64_t* bits;  // some lane does not see some key, by the tile map
+  const uint8_t* allowed;
+  Ahead keys, values;
+};
+
+// The keys that each lane sees; one without a query sees none.
+template <int V>
+static void begin_lanes(Block<V>& b) {
+  const regard_call& c = b.c;
+  const Place& p = b.p;
+  const int32_t* start = c.start.data ? at<int32_t>(c.start, p, p.h) + p.row * c.start.row : nullptr;
+  const int32_t* stop = c.stop.data ? at<int32_t>(c.stop, p, p.h) + p.row * c.stop.row : nullptr;
+  for (int64_t n = 0; n < V * W; ++n) {
+    const bool there = n < p.rows;
+    b.first[n / W][n % W] = there && start ? start[n * c.start.row] : 0;
+    b.last[n / W][n % W] = !there ? 0 : stop ? stop[n * c.stop.row] : (int32_t)c.nk;
+  }
+}
+
+// Of a block's queries.
+static Limits limits_of(const regard_call& c, const Place& p) {
+  if (!c.start.data) return {0, c.nk, 0, c.nk};
+  const int32_t* start = at<int32_t>(c.start, p, p.h) + p.row * c.start.row;
+  const int32_t* stop = at<int32_t>(c.stop, p, p.h) + p.row * c.stop.row;
+  Limits limits = Limits::none(c);
+  for (int64_t n = 0; n < p.rows; ++n) limits.add(start[n * c.start.row], stop[n * c.stop.row]);
+  return limits;
+}
+
+}  // namespace regard

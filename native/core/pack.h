@@ -1,0 +1,163 @@
+// Operands as the microkernel wants them: transposed, widened, paired; and whether they are finite.
+#pragma once
+#include "abi/structs.h"
+#include "core/micro.h"
+
+namespace regard {
+
+REGARD_INLINE float load_one(const void* p, int64_t n, int dtype) {
+  if (dtype == REGARD_F32) return ((const float*)p)[n];
+  uint16_t h = ((const uint16_t*)p)[n];
+  return dtype == REGARD_BF16 ? bf16_to_float(h) : fp16_to_float(h);
+}
+
+REGARD_INLINE vf load_some(const void* p, int64_t n, int dtype) {
+  if (dtype == REGARD_F32) return load((const float*)p + n);
+  const uint16_t* h = (const uint16_t*)p + n;
+  return dtype == REGARD_BF16 ? load_bf16(h) : load_fp16(h);
+}
+
+// rows × cols pairs of bfloat16 at src to dst[cols][ld], bits as they are.
+template <int V>
+static void pack_pairs(float* dst, int64_t ld, const uint16_t* src, int64_t row, int64_t rows, int64_t cols) {
+  int64_t c = 0;
+  for (; c + W <= cols; c += W)
+    for (int v = 0; v < V; ++v) {
+      vf r[W];
+      for (int n = 0; n < W; ++n) r[n] = v * W + n < rows ? load((const float*)(src + (v * W + n) * row + 2 * c)) : vf{};
+      transpose(r);
+      for (int n = 0; n < W; ++n) store(dst + (c + n) * ld + v * W, r[n]);
+    }
+  for (; c < cols; ++c)
+    for (int64_t i = 0; i < V * W; ++i) {
+      uint32_t pair = 0;
+      if (i < rows) __builtin_memcpy(&pair, src + i * row + 2 * c, 4);
+      __builtin_memcpy(dst + c * ld + i, &pair, 4);
+    }
+}
+
+// rows × cols elements at src (strides row, col) to dst[cols][ld] floats, each vector of them by `map`: a transpose; missing lanes are 0.
+template <int V, class Map>
+static void pack_by(float* dst, int64_t ld, const void* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols,
+                    const Map& map) {
+  const int64_t whole = col == 1 ? cols / W * W : 0;
+  // rows that lie a power of two apart share few places in the cache: W of them at a time, along whole lines
+  for (int v = 0; v < V; ++v)
+    for (int64_t c = 0; c < whole; c += W) {
+      vf r[W];
+      for (int n = 0; n < W; ++n) {
+        int64_t i = v * W + n;
+        r[n] = i < rows ? load_some(src, i * row + c, dtype) : vf{};
+      }
+      transpose(r);
+      for (int n = 0; n < W; ++n) store(dst + (c + n) * ld + v * W, map(r[n]));
+    }
+  for (int64_t c = whole; c < cols; ++c)
+    for (int v = 0; v < V; ++v) {
+      float* to = dst + c * ld + v * W;
+      for (int64_t i = 0; i < W; ++i) to[i] = v * W + i < rows ? load_one(src, (v * W + i) * row + c * col, dtype) : 0.0f;
+      store(to, map(load(to)));
+    }
+}
+
+// The same times factor.
+template <int V>
+static void pack(float* dst, int64_t ld, const void* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols,
+                 float factor) {
+  pack_by<V>(dst, ld, src, dtype, row, col, rows, cols, [factor](vf x) __attribute__((always_inline)) { return x * splat(factor); });
+}
+
+// rows × cols elements to contiguous floats.
+static void widen(float* dst, const void* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols) {
+  for (int64_t r = 0; r < rows; ++r) {
+    int64_t c = 0;
+    if (col == 1)
+      for (; c + W <= cols; c += W) store(dst + r * cols + c, load_some(src, r * row + c, dtype));
+    for (; c < cols; ++c) dst[r * cols + c] = load_one(src, r * row + c * col, dtype);
+  }
+}
+
+// values (count, cols) of bfloat16 as dst[(count + 1) / 2][cols] pairs of neighbouring keys; a missing partner is 0.
+static void interleave(float* dst, const uint16_t* src, int64_t row, int64_t col, int64_t count, int64_t cols) {
+  for (int64_t n = 0; n < count; n += 2) {
+    const uint16_t *a = src + n * row, *b = a + row;
+    uint32_t* to = (uint32_t*)dst + n / 2 * cols;
+    int64_t f = 0;
+    bool alone = n + 1 == count;
+    if (col == 1)
+      for (; f + W <= cols; f += W) {
+        vu low = __builtin_convertvector(*(const vh_any*)(a + f), vu);
+        vu high = alone ? vu{} : __builtin_convertvector(*(const vh_any*)(b + f), vu);
+        *(vu_any*)(to + f) = low | (high << 16);
+      }
+    for (; f < cols; ++f) to[f] = a[f * col] | (alone ? 0u : (uint32_t)b[f * col] << 16);
+  }
+}
+
+static bool all_finite_bf16(const uint16_t* x, int64_t row, int64_t col, int64_t count, int64_t cols) {
+  for (int64_t n = 0; n < count; ++n)
+    for (int64_t f = 0; f < cols; ++f)
+      if ((x[n * row + f * col] & 0x7f80) == 0x7f80) return false;
+  return true;
+}
+
+REGARD_INLINE bool all_finite(const float* x, int64_t rs, int64_t cs, int64_t features, int64_t count) {
+  float sum = 0;  // x - x is 0 for what is finite and NaN for what is not
+  if (rs == 1) {
+    vf total = vf{};
+    for (int64_t n = 0; n < count; ++n) {
+      const float* row = x + n * cs;
+      int64_t f = 0;
+      for (; f + W <= features; f += W) total += load(row + f) - load(row + f);
+      for (; f < features; ++f) sum += row[f] - row[f];
+    }
+    for (int n = 0; n < W; ++n) sum += total[n];
+  } else {
+    for (int64_t n = 0; n < count; ++n)
+      for (int64_t f = 0; f < features; ++f) sum += x[f * rs + n * cs] - x[f * rs + n * cs];
+  }
+  return sum == 0;
+}
+
+typedef uint8_t vb __attribute__((vector_size(W), aligned(1), may_alias));
+
+// bool bytes [row][key] of a tile to bits [key] of rows (64 at most): eight rows become a byte, bytes become words.
+static void bits_of(uint64_t* bits, const uint8_t* allowed, int64_t row, int64_t col, int64_t rows, int64_t keys) {
+  for (int64_t n = 0; n < keys; ++n) bits[n] = 0;
+  for (int64_t r = 0; r < rows; r += 8) {
+    const int64_t some = rows - r < 8 ? rows - r : 8;
+    const uint8_t* line = allowed + r * row;
+    int64_t n = 0;
+    if (col == 1)
+      for (; n + 2 * W <= keys; n += 2 * W) {
+        alignas(2 * W) uint8_t eight[2 * W];
+        vb a = {}, z = {};
+        for (int64_t i = some - 1; i >= 0; --i) {
+          const vb* at = (const vb*)(line + i * row + n);
+          a = a + a + (at[0] & 1), z = z + z + (at[1] & 1);
+        }
+        *(vb*)eight = a, *(vb*)(eight + W) = z;
+        for (int m = 0; m < 2 * W; ++m) bits[n + m] |= (uint64_t)eight[m] << r;
+      }
+    for (; n < keys; ++n)
+      for (int64_t i = 0; i < some; ++i) bits[n] |= (uint64_t)(line[i * row + n * col] & 1) << (r + i);
+  }
+}
+
+// One output row's features [f, f + W) from lanes.
+REGARD_INLINE void put(const regard_call& c, int64_t to, int64_t features, vf x) {
+  const bool whole = features == W && c.out.col == 1;
+  if (c.out_dtype == REGARD_F32) {
+    float* out = (float*)c.out.data + to;
+    if (whole) return store(out, x);
+    for (int64_t n = 0; n < features; ++n) out[n * c.out.col] = x[n];
+    return;
+  }
+  uint16_t h[W], *out = (uint16_t*)c.out.data + to;
+  uint16_t* at = whole ? out : h;
+  if (c.out_dtype == REGARD_BF16) store_bf16(at, x);
+  else store_fp16(at, x);
+  for (int64_t n = 0; !whole && n < features; ++n) out[n * c.out.col] = h[n];
+}
+
+}  // namespace regard

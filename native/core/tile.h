@@ -1,0 +1,217 @@
+// One block of queries meets one tile of keys: scores, weights, values.
+#pragma once
+#include "steps/steps.h"
+
+namespace regard {
+
+// Keys that a microkernel takes at once: few vectors of queries leave registers for more.
+constexpr int rows_at_once(int vectors) { return vectors == 1 || (W == 16 && vectors < 4) ? 2 * kRows : kRows; }
+
+// s[n] = k[n] · q and the largest of them, whole groups of M keys. `factor` is for pairs alone; key 0 is key `first` of its tile.
+template <int V, class Op, int M>
+REGARD_ALONE void dot_rows(float* s, vf* top, const float* k, int64_t row, const float* q, int64_t width, int64_t count, float factor,
+                           const Ahead& next, int64_t first) {
+  for (int64_t n = 0; n + M <= count; n += M, k += M * row, s += M * kQueries) {
+    next.bring(first + n, first + n + M);
+    vf acc[M][V];
+    clear(acc);
+    micro<Op, M, V>(acc, k, row, 1, q, kQueries, width);
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      vf most = top[v];
+#pragma GCC unroll 32
+      for (int i = 0; i < M; ++i) {
+        if (Op::pairs) acc[i][v] *= splat(factor);
+        most = greater_of(acc[i][v], most);
+        store(s + i * kQueries + v * W, acc[i][v]);
+      }
+      top[v] = most;
+    }
+  }
+}
+
+// The frequent steps, for the keys [from, to) of a tile: a bias, what the interval hides, what the bits hide. One vector of queries
+// after the other, so that nothing is asked or loaded twice.
+template <int V, bool bias, bool edge, bool bits>
+REGARD_ALONE void step_simply(const Block<V>& b, const Tile& t, int64_t from, int64_t to, vf* top) {
+  for (int v = 0; v < V; ++v) {
+    const vi first = b.first[v], last = b.last[v];
+    const float* extra = b.w.bias + v * W;
+    float* scores = b.w.s + v * W;
+    vf most = top[v];
+    for (int64_t n = from; n < to; ++n) {
+      vf s = load(scores + n * kQueries);
+      if (bias) s = plus_bounded(s, load(extra + n * kQueries));
+      if (edge) s = within(s, t.j + n, first, last);
+      if (bits) s = where_set(s, t.bits[n] >> (v * W));
+      most = greater_of(s, most);
+      store(scores + n * kQueries, s);
+    }
+    top[v] = most;
+  }
+}
+
+template <int V, bool bias>
+static void step_simply(const Block<V>& b, const Tile& t, int64_t from, int64_t to, vf* top) {
+  if (t.edge && t.bits) return step_simply<V, bias, true, true>(b, t, from, to, top);
+  if (t.edge) return step_simply<V, bias, true, false>(b, t, from, to, top);
+  if (t.bits) return step_simply<V, bias, false, true>(b, t, from, to, top);
+  step_simply<V, bias, false, false>(b, t, from, to, top);
+}
+
+// Everything after the similarity for the keys [from, to) of a tile.
+template <int V>
+REGARD_ALONE void step_rows(const Block<V>& b, const Tile& t, int64_t from, int64_t to, vf* top) {
+  if (b.c.cap == 0 && !b.c.slopes && !b.offsets) {
+    if (b.c.bias.data) return step_simply<V, true>(b, t, from, to, top);
+    return step_simply<V, false>(b, t, from, to, top);
+  }
+  for (int64_t n = from; n < to; ++n) {
+    vf s[V];
+    for (int v = 0; v < V; ++v) s[v] = load(b.w.s + n * kQueries + v * W);
+    steps<V, Floats>(b, t, n, s);
+    for (int v = 0; v < V; ++v) {
+      top[v] = greater_of(s[v], top[v]);
+      store(b.w.s + n * kQueries + v * W, s[v]);
+    }
+  }
+}
+
+template <int V, class Op>
+static void score_keys(const Block<V>& b, const Tile& t, const float* k, int64_t row, int64_t from, int64_t to, bool stepped, vf* top) {
+  constexpr int M = rows_at_once(V);
+  vf raw[V];
+  for (int v = 0; v < V; ++v) raw[v] = top[v];
+  const int64_t width = Op::pairs ? b.c.dk / 2 : b.c.dk;
+  const int64_t whole = from + (to - from) / M * M, some = from + (to - from) / kRows * kRows;
+  const auto score = [&](auto dot, int64_t n, int64_t end) {
+    if (n < end) dot(b.w.s + n * kQueries, raw, k + n * row, row, b.w.q, width, end - n, b.factor, t.keys, n);
+  };
+  score(dot_rows<V, Op, M>, from, whole);
+  if (M != kRows) score(dot_rows<V, Op, kRows>, whole, some);
+  score(dot_rows<V, Op, 1>, some, to);
+  if (stepped) return step_rows<V>(b, t, from, to, top);
+  for (int v = 0; v < V; ++v) top[v] = raw[v];
+}
+
+// Scores of a tile, and their maximum with what `top` holds. Where intervals alone hide, only the keys at the edge are looked at.
+template <int V, class Op>
+static void score_tile(const Block<V>& b, const Tile& t, const float* k, int64_t row, vf* top) {
+  constexpr int M = rows_at_once(V);
+  const regard_call& c = b.c;
+  if (c.cap != 0 || c.slopes || b.offsets || c.bias.data || t.bits) return score_keys<V, Op>(b, t, k, row, 0, t.count, true, top);
+  int64_t from = 0, to = t.count;
+  if (t.edge) {
+    from = b.inner_lo > t.j ? (b.inner_lo - t.j + M - 1) / M * M : 0;
+    from = from < t.count ? from : t.count;
+    to = b.inner_hi < t.j + t.count ? (b.inner_hi > t.j ? (b.inner_hi - t.j) / M * M : 0) : t.count;
+    to = to > from ? to : from;
+  }
+  if (from > 0) score_keys<V, Op>(b, t, k, row, 0, from, true, top);
+  if (to > from) score_keys<V, Op>(b, t, k, row, from, to, false, top);
+  if (t.count > to) score_keys<V, Op>(b, t, k, row, to, t.count, true, top);
+}
+
+// Scores become weights in place, their sums go to l, without dropout and marks: one vector of queries after the other, so that
+// everything stays in registers.
+template <int V, bool pairs>
+REGARD_ALONE void weigh_plain(float* s, vf* l, const vf* m, int64_t count) {
+  for (int v = 0; v < V; ++v) {
+    const vf shift = m[v] == splat(-kInf) ? splat(0.0f) : m[v];
+    vf sum = vf{}, other = vf{};
+    const float* from = s + v * W;
+    float* to = s + v * W;
+    int64_t n = 0;
+    for (; n + 2 <= count; n += 2, from += 2 * kQueries) {
+      vf p = exp2v(load(from) - shift), next = exp2v(load(from + kQueries) - shift);
+      sum += p, other += next;
+      store(to, pairs ? Isa::pair_of(p, next) : p);
+      if (!pairs) store(to + kQueries, next);
+      to += pairs ? kQueries : 2 * kQueries;
+    }
+    if (n < count) {
+      vf p = exp2v(load(from) - shift);
+      sum += p;
+      store(to, pairs ? Isa::pair_of(p, vf{}) : p);
+    }
+    l[v] += sum + other;
+  }
+}
+
+// The same with dropout and marks. `pairs`: two keys' weights to a word. `mark`: hidden ones become -1.
+template <int V, bool pairs>
+REGARD_ALONE void weigh(Block<V>& b, const Tile& t, bool mark) {
+  if (!mark && !b.c.threshold) return weigh_plain<V, pairs>(b.w.s, b.l, b.m, t.count);
+  vf shift[V], sum[V];
+  for (int v = 0; v < V; ++v) {
+    shift[v] = b.m[v] == splat(-kInf) ? splat(0.0f) : b.m[v];
+    sum[v] = vf{};
+  }
+  const int64_t* k_at = b.c.threshold ? b.c.k_at + offset(b.c.k_at_batch, b.p) + t.j : nullptr;
+  for (int64_t n = 0; n < t.count; n += pairs ? 2 : 1) {
+    const bool both = pairs && n + 1 < t.count;
+    vu key = (k_at ? key_word(k_at[n]) : 0u) + vu{};
+    vu next = (k_at && both ? key_word(k_at[n + 1]) : 0u) + vu{};
+    for (int v = 0; v < V; ++v) {
+      float* at = b.w.s + n * kQueries + v * W;
+      vf s = load(at);
+      vf p = weight<V>(b, v, s, shift[v], key, sum[v]);
+      if (pairs) {
+        vf second = both ? weight<V>(b, v, load(at + kQueries), shift[v], next, sum[v]) : vf{};
+        store(b.w.s + n / 2 * kQueries + v * W, Isa::pair_of(p, second));
+      } else {
+        if (mark) p = s == splat(-kInf) ? splat(-1.0f) : p;
+        store(at, p);
+      }
+    }
+  }
+  for (int v = 0; v < V; ++v) b.l[v] += sum[v];
+}
+
+// o = o alpha + x s, features [f, last) in whole groups of M: a tile's sum starts at zero.
+template <int V, class Op, int M>
+REGARD_ALONE void value_rows(const Block<V>& b, const Tile& t, const vf* alpha, const float* x, int64_t row, int64_t f, int64_t last) {
+  const int64_t count = Op::pairs ? (t.count + 1) / 2 : t.count;
+  const float* s = b.w.s;
+  float* o = b.w.o + f * kQueries;
+  for (; f + M <= last; f += M, o += M * kQueries) {
+    t.values.bring(f * kKeys / b.c.dv, (f + M) * kKeys / b.c.dv);
+    vf acc[M][V];
+    clear(acc);
+    micro<Op, M, V>(acc, x + f, 1, row, s, kQueries, count);
+#pragma GCC unroll 32
+    for (int i = 0; i < M; ++i)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        float* at = o + i * kQueries + v * W;
+        store(at, load(at) * alpha[v] + acc[i][v]);
+      }
+  }
+}
+
+template <int V, class Op>
+static void value_tile(const Block<V>& b, const Tile& t, const float* x, int64_t row, const vf* alpha) {
+  constexpr int M = rows_at_once(V);
+  const int64_t dv = b.c.dv, whole = dv / M * M, some = dv / kRows * kRows;
+  value_rows<V, Op, M>(b, t, alpha, x, row, 0, whole);
+  if (whole < some) value_rows<V, Op, kRows>(b, t, alpha, x, row, whole, some);
+  if (some < dv) value_rows<V, Op, 1>(b, t, alpha, x, row, some, dv);
+}
+
+// The same where a value is not finite and some lane must not meet it: 0 · NaN is NaN, so what is marked is left out.
+template <int V>
+REGARD_ALONE void value_tile_careful(const Block<V>& b, const Tile& t, const float* x, int64_t row, const vf* alpha) {
+  for (int64_t f = 0; f < b.c.dv; ++f)
+    for (int v = 0; v < V; ++v) {
+      vf acc = vf{};
+      for (int64_t n = 0; n < t.count; ++n) {
+        vf p = load(b.w.s + n * kQueries + v * W);
+        vf seen = acc + p * splat(x[f + n * row]);
+        acc = p == splat(-1.0f) ? acc : seen;
+      }
+      float* o = b.w.o + f * kQueries + v * W;
+      store(o, load(o) * alpha[v] + acc);
+    }
+}
+
+}  // namespace regard

@@ -1,0 +1,257 @@
+// Vectors of W float lanes and what can be done with them, on compiler vectors: GCC and Clang, every processor.
+#pragma once
+#include <utility>
+
+#include "isa/select.h"
+
+namespace regard {
+
+constexpr float kLog2e = 1.44269504088896341f;
+constexpr float kLn2 = 0.69314718055994531f;
+constexpr float kInf = __builtin_inff();
+constexpr float kMost = 3.40282347e38f;  // the largest float
+
+REGARD_INLINE vf load(const float* p) { return *(const vf_any*)p; }
+REGARD_INLINE void store(float* p, vf x) { *(vf_any*)p = x; }
+REGARD_INLINE vf splat(float x) { return x - (vf){}; }  // x - 0 keeps -0
+REGARD_INLINE vf splat_any(const float* p) {  // 4 bytes of any meaning and alignment: bits are not to be computed with
+  int32_t x;
+  __builtin_memcpy(&x, p, 4);
+  return (vf)(x - (vi){});
+}
+REGARD_INLINE vi splat_int(int32_t x) { return x + (vi){}; }
+// Differences of positions: where they do not fit, they wrap around.
+REGARD_INLINE int32_t apart(int64_t a, int64_t b) { return (int32_t)((uint64_t)a - (uint64_t)b); }
+REGARD_INLINE vi apart(vi a, vi b) { return (vi)((vu)a - (vu)b); }
+REGARD_INLINE vf select(vi c, vf a, vf b) { return c ? a : b; }
+
+// Both keep what is in the second operand where the first is NaN, so the order of operands matters to the callers.
+REGARD_INLINE vf greater_of(vf a, vf b) { return a > b ? a : b; }
+
+REGARD_INLINE vi lanes() {
+  vi v;
+  for (int n = 0; n < W; ++n) v[n] = n;
+  return v;
+}
+
+REGARD_INLINE vf absolute(vf x) { return (vf)((vi)x & splat_int(0x7fffffff)); }
+
+// Natural logarithms (biases, sinks) are added to scores in base 2: s + x log2(e), in one rounding where there is a fused multiply-add.
+// What is finite stays finite: finfo.min hides no key of a row that has it everywhere. kBound is the largest x, and what reaches
+// kSaturated in base 2 stands for all that is larger.
+constexpr float kBound = 2.3586e38f, kSaturated = 3.4027e38f;
+
+REGARD_INLINE vi is_finite(vf x) { return absolute(x) < splat(kInf); }
+
+REGARD_INLINE vf bounded(vf x) {
+  const vf most = x < vf{} ? splat(-kBound) : splat(kBound);
+  return is_finite(x) & (absolute(x) > splat(kBound)) ? most : x;
+}
+
+REGARD_INLINE vf plus_bounded(vf s, vf x) { return s + x * splat(kLog2e); }
+
+// The same for any x and s: of what became infinite, the integer before its bits is the largest float.
+REGARD_INLINE vf plus_natural(vf s, vf x) {
+  const vf y = plus_bounded(s, bounded(x));
+  return (vf)((vi)y + ((absolute(y) == splat(kInf)) & is_finite(s) & is_finite(x)));
+}
+
+// From base 2 to natural.
+REGARD_INLINE vf natural(vf s) {
+  const vf most = s < vf{} ? splat(-kMost) : splat(kMost);
+  return is_finite(s) & (absolute(s) >= splat(kSaturated)) ? most : s * splat(kLn2);
+}
+
+// Through memory, from where compilers vectorise it.
+REGARD_INLINE vf sqrtv(vf x) {
+  float y[W];
+  store(y, x);
+  for (int n = 0; n < W; ++n) y[n] = __builtin_sqrtf(y[n]);
+  return load(y);
+}
+
+REGARD_INLINE vf take(const float* p, vi at) {
+  vf x;
+  for (int n = 0; n < W; ++n) x[n] = p[at[n]];
+  return x;
+}
+
+constexpr float kMagic = 12582912.0f;  // 1.5 · 2^23: adding it rounds to an integer in the low bits
+
+// 2^(n + f) for |f| ≤ 1/2, where t = n + kMagic.
+REGARD_INLINE vf exp2_parts(vf t, vf f) {
+  vf f2 = f * f;
+  vf scale = (vf)(((vu)t << 23) + 0x3f800000u);  // by multiplication, which keeps every NaN; 2^-127 is 0
+  vf a = splat(1.53458118e-4f) * f + splat(1.33999314e-3f);
+  vf b = splat(9.61848896e-3f) * f + splat(5.55032878e-2f);
+  vf c = splat(2.40226469e-1f) * f + splat(6.93147206e-1f);
+  vf p = (a * f2 + b) * f2 + c;  // three short chains: the latency, not the count, is what costs
+  return p * (f * scale) + scale;
+}
+
+// 2^x to 1 ulp: 0 below -126.5, NaN stays NaN. x ≤ 127.
+REGARD_INLINE vf exp2v(vf x) {
+  vf y = greater_of(splat(-127.0f), x), t = y + splat(kMagic);
+  return exp2_parts(t, y - (t - splat(kMagic)));
+}
+
+// e^x to 1 ulp for |x| ≤ 86.
+REGARD_INLINE vf expv(vf x) {
+  vf t = x * splat(kLog2e) + splat(kMagic), n = t - splat(kMagic);
+  vf f = x - n * splat(0.693359375f) - n * splat(-2.12194440e-4f);  // ln 2 in two parts, the first of few bits
+  return exp2_parts(t, f * splat(kLog2e));
+}
+
+// ln x to 2 ulp for x ≥ 2^-126: what is not finite stays so. Cephes' polynomial.
+REGARD_INLINE vf logv(vf x) {
+  vi bits = (vi)((vu)x - 0x3f3504f3u);  // sqrt(1/2)
+  vf e = __builtin_convertvector(bits >> 23, vf);
+  vf f = (vf)((bits & splat_int(0x7fffff)) + splat_int(0x3f3504f3)) - splat(1.0f);
+  vf z = f * f, p = splat(7.0376836292e-2f);
+  const float more[] = {-1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
+                        -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f};
+#pragma GCC unroll 8
+  for (int n = 0; n < 8; ++n) p = p * f + splat(more[n]);
+  p = p * f * z + e * splat(-2.12194440e-4f) - splat(0.5f) * z + f + e * splat(0.693359375f);
+  return x < splat(kInf) ? p : x;
+}
+
+// tanh to 2 ulp; ±1 for large arguments, NaN stays NaN. Cephes' polynomial near 0, the exponential beyond.
+REGARD_INLINE vf tanhv(vf x) {
+  vf a = absolute(x);
+  vf z = x * x;
+  vf p = splat(-5.70498872745e-3f);
+  p = p * z + splat(2.06390887954e-2f);
+  p = p * z + splat(-5.37397155531e-2f);
+  p = p * z + splat(1.33314422036e-1f);
+  p = p * z + splat(-3.33332819422e-1f);
+  p = p * z * x + x;
+  vf big = a > splat(20.0f) ? splat(20.0f) : a;
+  vf e = exp2v(big * splat(2 * kLog2e));
+  vf far = splat(1.0f) - splat(2.0f) / (e + splat(1.0f));
+  far = (vf)((vi)far | ((vi)x & splat_int((int32_t)0x80000000)));
+  return a < splat(0.625f) ? p : far;
+}
+
+REGARD_INLINE float bf16_to_float(uint16_t h) {
+  uint32_t u = (uint32_t)h << 16;
+  float f;
+  __builtin_memcpy(&f, &u, 4);
+  return f;
+}
+
+REGARD_INLINE uint16_t float_to_bf16(float f) {
+  uint32_t u;
+  __builtin_memcpy(&u, &f, 4);
+  if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)((u >> 16) | 0x40);  // NaN, kept quiet
+  return (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
+REGARD_INLINE float fp16_to_float(uint16_t h) {
+  uint32_t sign = (uint32_t)(h & 0x8000) << 16, body = (uint32_t)(h & 0x7fff) << 13, u;
+  if (body >= 0x0f800000) {
+    u = body | 0x7f800000;  // inf, NaN
+  } else {
+    float scaled;  // exponent moved by multiplication, which is exact and normalises what was denormal
+    __builtin_memcpy(&scaled, &body, 4);
+    scaled *= 0x1p112f;
+    __builtin_memcpy(&u, &scaled, 4);
+  }
+  u |= sign;
+  float f;
+  __builtin_memcpy(&f, &u, 4);
+  return f;
+}
+
+REGARD_INLINE uint16_t float_to_fp16(float f) {
+  uint32_t u;
+  __builtin_memcpy(&u, &f, 4);
+  uint32_t sign = (u >> 16) & 0x8000, body = u & 0x7fffffff;
+  if (body > 0x7f800000) return (uint16_t)(sign | 0x7e00);
+  if (body >= 0x477ff000) return (uint16_t)(sign | 0x7c00);  // rounds to 65536 or more
+  float a, magic;
+  if (body < 0x38800000) {  // below 2^-14: fixed point, by adding 0.5, whose last place is 2^-24
+    __builtin_memcpy(&a, &body, 4);
+    a += 0.5f;
+    __builtin_memcpy(&body, &a, 4);
+    magic = 0.5f;
+    uint32_t m;
+    __builtin_memcpy(&m, &magic, 4);
+    return (uint16_t)(sign | (body - m));
+  }
+  body += 0xfff + ((body >> 13) & 1) - (112u << 23);
+  return (uint16_t)(sign | (body >> 13));
+}
+
+REGARD_INLINE vf load_bf16(const uint16_t* p) {
+  vh h = *(const vh_any*)p;
+  return (vf)(__builtin_convertvector(h, vu) << 16);
+}
+
+REGARD_INLINE vf load_fp16(const uint16_t* p) {
+  vu h = __builtin_convertvector(*(const vh_any*)p, vu);
+  vu sign = (h & 0x8000u) << 16, body = (h & 0x7fffu) << 13;
+  vf scaled = (vf)body * splat(0x1p112f);
+  vu u = body >= 0x0f800000u ? (body | 0x7f800000u) : (vu)scaled;
+  return (vf)(u | sign);
+}
+
+// To half precision as the scalar functions above do.
+REGARD_INLINE void store_bf16(uint16_t* p, vf x) {
+  vu u = (vu)x;
+  vu kept = (u >> 16) | 0x40u, rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  *(vh_any*)p = __builtin_convertvector(x == x ? rounded : kept, vh);
+}
+
+REGARD_INLINE void store_fp16(uint16_t* p, vf x) {
+  vu u = (vu)x, sign = (u >> 16) & 0x8000u, body = u & 0x7fffffffu;
+  vu tiny = (vu)((vf)body + splat(0.5f)) - 0x3f000000u;
+  vu normal = (body + 0xfffu + ((body >> 13) & 1u) - (112u << 23)) >> 13;
+  vu h = body < 0x38800000u ? tiny : normal;
+  h = body >= 0x477ff000u ? 0x7c00u + vu{} : h;
+  h = body > 0x7f800000u ? 0x7e00u + vu{} : h;
+  *(vh_any*)p = __builtin_convertvector(sign | h, vh);
+}
+
+// Lane n of the result is lane Pick::lane(n) of a, or, from W on, of b.
+template <class Pick, int... n>
+REGARD_INLINE vf shuffle(vf a, vf b, std::integer_sequence<int, n...>) {
+#if __has_builtin(__builtin_shufflevector)
+  return __builtin_shufflevector(a, b, Pick::lane(n)...);
+#else  // before GCC 12
+  return __builtin_shuffle(a, b, vi{Pick::lane(n)...});
+#endif
+}
+
+template <class Pick>
+REGARD_INLINE vf shuffle(vf a, vf b) {
+  return shuffle<Pick>(a, b, std::make_integer_sequence<int, W>{});
+}
+
+// The off-diagonal step × step blocks of each 2 step × 2 step block, exchanged.
+template <int step>
+struct Low {
+  static constexpr int lane(int n) { return n & step ? (n - step) + W : n; }
+};
+
+template <int step>
+struct High {
+  static constexpr int lane(int n) { return n & step ? n + W : n + step; }
+};
+
+// W × W transpose in registers: row[n][m] becomes row[m][n].
+template <int step = 1>
+REGARD_INLINE void transpose(vf row[W]) {
+  vf next[W];
+#pragma GCC unroll 16
+  for (int n = 0; n < W; ++n) {
+    if (n & step) continue;
+    next[n] = shuffle<Low<step>>(row[n], row[n + step]);
+    next[n + step] = shuffle<High<step>>(row[n], row[n + step]);
+  }
+#pragma GCC unroll 16
+  for (int n = 0; n < W; ++n) row[n] = next[n];
+  if constexpr (2 * step < W) transpose<2 * step>(row);
+}
+
+}  // namespace regard

@@ -1,0 +1,67 @@
+// Items of work, taken from an atomic counter by as many threads as the caller allows, each with scratch of its own.
+#pragma once
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "steps/steps.h"
+
+namespace regard {
+
+// Memory of one thread while it works; `at` is null where there is none. What is large is mapped by itself: in malloc's heap it would
+// lie beside what the caller keeps, and leave a hole there.
+struct Workspace {
+  size_t size;
+  void* at = nullptr;
+
+  explicit Workspace(size_t bytes) : size(bytes) {
+    if (large()) at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (large() ? at == MAP_FAILED : posix_memalign(&at, 64, size)) at = nullptr;
+  }
+  ~Workspace() {
+    if (!large()) free(at);
+    else if (at) munmap(at, size);
+  }
+  Workspace(const Workspace&) = delete;
+  bool large() const { return size >= 1 << 20; }
+};
+
+template <class Task>
+struct Work {
+  const Task* task;
+  int64_t items, next;
+  int failed;
+
+  static void join(int64_t, int64_t, void* context) {
+    Work& work = *(Work*)context;
+    const Workspace memory((size_t)work.task->scratch() * sizeof(float));
+    if (!memory.at) {
+      __atomic_store_n(&work.failed, 1, __ATOMIC_RELAXED);
+      return;
+    }
+    for (;;) {
+      int64_t item = __atomic_fetch_add(&work.next, 1, __ATOMIC_RELAXED);
+      if (item >= work.items) break;
+      work.task->run(item, (float*)memory.at);
+    }
+  }
+};
+
+// task.run(item, scratch) for every item, with task.scratch() floats; 1 where memory ran out.
+template <class Task>
+static int32_t share(const Task& task, int64_t items, int64_t threads, regard_parallel parallel) {
+  Work<Task> work{&task, items, 0, 0};
+  threads = threads < items ? threads : items;
+  if (threads <= 1 || !parallel)
+    Work<Task>::join(0, 1, &work);
+  else
+    parallel(0, threads, 1, Work<Task>::join, &work);
+  return work.failed;
+}
+
+static int64_t elements(const regard_call& c) {
+  int64_t product = 1;
+  for (int n = 0; n < REGARD_BATCH_AXES; ++n) product *= c.batch[n];
+  return product;
+}
+
+}  // namespace regard

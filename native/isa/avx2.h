@@ -1,0 +1,36 @@
+// AVX2 with fused multiply-add: eight lanes.
+#pragma once
+
+namespace regard {
+
+struct RunsAvx2 {
+  static constexpr const char* name = "avx2";
+  static bool runs() {
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+    return false;
+#endif
+  }
+};
+
+}  // namespace regard
+
+#if defined(REGARD_SELECTED_AVX2)
+#define REGARD_W 8
+#include "isa/plain.h"
+
+namespace regard {
+
+struct Isa : PlainIsa {
+  REGARD_INLINE vf multiply_add(vf acc, vf a, vf b) {
+    // written out, because GCC picks forms that overwrite a or read b from memory again, and then runs out of registers
+    __asm__("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+    return acc;
+  }
+
+  REGARD_INLINE uint32_t lanes_set(vi c) { return (uint32_t)__builtin_ia32_movmskps256((vf)c); }
+};
+
+}  // namespace regard
+#endif

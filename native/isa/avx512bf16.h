@@ -1,0 +1,42 @@
+// AVX-512 with products of pairs of bfloat16, summed in float.
+#pragma once
+#include "isa/avx512.h"
+
+namespace regard {
+
+struct RunsAvx512Bf16 {
+  static constexpr const char* name = "avx512bf16";
+  static bool runs() {
+#if defined(__x86_64__)
+    return RunsAvx512::runs() && __builtin_cpu_supports("avx512bf16");
+#else
+    return false;
+#endif
+  }
+};
+
+}  // namespace regard
+
+#if defined(REGARD_SELECTED_AVX512BF16)
+#include <immintrin.h>
+
+namespace regard {
+
+struct Isa : Avx512Isa {
+  static constexpr bool kPairs = true;
+
+  REGARD_INLINE vf multiply_add_pairs(vf acc, vf a, vf b) { return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b); }
+
+  REGARD_INLINE vf pair_of(vf first, vf second) {
+    __m512i order;
+    {
+      alignas(64) uint16_t index[32];
+      for (int n = 0; n < 16; ++n) index[2 * n] = (uint16_t)n, index[2 * n + 1] = (uint16_t)(16 + n);
+      order = _mm512_load_si512(index);
+    }
+    return (vf)_mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
+  }
+};
+
+}  // namespace regard
+#endif
