@@ -45,7 +45,7 @@ REGARD_INLINE vi is_finite(vf x) { return absolute(x) < splat(kInf); }
 
 REGARD_INLINE vf bounded(vf x) {
   const vf most = x < vf{} ? splat(-kBound) : splat(kBound);
-  return is_finite(x) & (absolute(x) > splat(kBound)) ? most : x;
+  return (is_finite(x) & (absolute(x) > splat(kBound))) ? most : x;
 }
 
 REGARD_INLINE vf plus_bounded(vf s, vf x) { return s + x * splat(kLog2e); }
@@ -59,7 +59,7 @@ REGARD_INLINE vf plus_natural(vf s, vf x) {
 // From base 2 to natural.
 REGARD_INLINE vf natural(vf s) {
   const vf most = s < vf{} ? splat(-kMost) : splat(kMost);
-  return is_finite(s) & (absolute(s) >= splat(kSaturated)) ? most : s * splat(kLn2);
+  return (is_finite(s) & (absolute(s) >= splat(kSaturated))) ? most : s * splat(kLn2);
 }
 
 // Through memory, from where compilers vectorise it.
