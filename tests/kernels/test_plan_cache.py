@@ -80,12 +80,12 @@ def grown(nq: int, nk: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor,
     return torch.randn(2, 4, nq, 16, dtype=dtype), room[0, :, :, :nk], room[1, :, :, :nk]
 
 
-LENGTHS = [(1, 9), (1, 10), (1, 64), (3, 64), (3, 7), (7, 7), (9, 4), (40, 64), (1, 10)]
+LENGTHS = [(1, 1), (1, 2), (1, 9), (1, 10), (1, 64), (3, 64), (3, 7), (7, 7), (9, 4), (40, 64), (1, 10)]
 MASKS = {
     "none": lambda nq, nk: rg.Everything(),
     "causal": lambda nq, nk: rg.Causal(),
     "window": lambda nq, nk: rg.Window(5, 2) & rg.Causal(),
-    "lengths": lambda nq, nk: rg.Lengths(keys=torch.tensor([nk - 2, nk])) & rg.Causal(),
+    "lengths": lambda nq, nk: rg.Lengths(keys=torch.tensor([max(nk - 2, 0), nk])) & rg.Causal(),
     "documents": lambda nq, nk: rg.Documents(torch.arange(nk - nq, nk) // 5, torch.arange(nk) // 5),
     "prefix": lambda nq, nk: rg.Prefix(torch.tensor([3, 1])) | rg.Causal(),
 }

@@ -30,7 +30,7 @@ from regard.backends.native.launch import (
     threads,
 )
 from regard.backends.native.lower_modifiers import MOST
-from regard.core.positions import Span, head, resolve_positions
+from regard.core.positions import Span, resolve_positions
 from regard.core.problem import Problem
 from regard.core.region import Frame
 from regard.masks.algebra import Band, Mask
@@ -109,7 +109,8 @@ class ForwardPlan:
 
     def __init__(self, family: Kernels, args: KernelArgs, example: Example, training: bool = False) -> None:
         problem, out = example.problem, example.out
-        self.family, self.frame, self.training = family, problem.frame, training
+        self.family, self.training = family, training
+        self.batch, self.heads, self.headed = problem.frame.batch, problem.frame.heads, problem.frame.headed
         self.axes, self.lead, self.dv = args.q.dim(), tuple(out.shape[:-2]), out.shape[-1]
         self.dtype = torch.float32 if training else out.dtype
         self.band, self.by_content = problem.mask.band(), decided_by_tensors(problem.mask, args)
@@ -139,7 +140,8 @@ class ForwardPlan:
         """out, the struct of the call, and what that leads to besides the call's own tensors."""
         q, k, v, leaves, nq, nk, _, positions, seed = call
         span = None if positions is None else positions.span
-        lengths, strides = (nq, nk, span), (nq, q.stride(), k.stride(), v.stride())
+        # an axis of size 1 has no stride, whatever torch says
+        lengths, strides = (nq, nk, span), (nq, nk == 1, q.stride(), k.stride(), v.stride())
         bound = self.bound
         if bound is None or bound.lengths != lengths or bound.strides != strides:
             bound = self._bind(call, lengths, strides)
@@ -194,7 +196,7 @@ class ForwardPlan:
                 set_strides(struct, at, t.shape, t.stride(), self.axes)
             set_strides(struct, _OUT, shape, gapless(shape), self.axes)
             if self.training:
-                norm = (*self.frame.batch, self.frame.heads, nq, 2)
+                norm = (*self.batch, self.heads, nq, 2)
                 set_strides(struct, _NORM, norm, gapless(norm), self.axes)
         members = CallArguments.from_buffer(struct)
         members.nq, members.nk, members.threads = nq, nk, threads(self.pair_work * nq * nk)
@@ -212,13 +214,9 @@ class ForwardPlan:
 
     def _look(self, struct: Struct, call: Inputs) -> list[Tensor] | None:
         """Fills in what depends on the numbers in positions and in the mask: what the struct then leads to."""
-        frame, nq, nk = self.frame, call.nq, call.nk
-        at = (
-            head(nq, nk)
-            if call.positions is None
-            else resolve_positions(call.positions, nq, nk, frame.batch, None, None)
-        )
-        frame = Frame(frame.batch, frame.heads, nq, nk, at, frame.headed)
+        nq, nk = call.nq, call.nk
+        at = resolve_positions(call.positions, nq, nk, self.batch, None, call.q.device)
+        frame = Frame(self.batch, self.heads, nq, nk, at, self.headed)
         if call.mask.shape_error(frame) is not None:
             return None
         held = list[Tensor]()
@@ -251,7 +249,7 @@ class TrainingPlan(ForwardPlan):
 
     def run_for_backward(self, call: Inputs) -> Done | None:
         """The call, made: its out and row statistics, and its struct with what that leads to."""
-        norm = torch.empty(*self.frame.batch, self.frame.heads, call.nq, 2)
+        norm = torch.empty(*self.batch, self.heads, call.nq, 2)
         made = self._made(call, norm)
         return None if made is None else Done(made[0], norm, made[1:])
 
@@ -262,7 +260,7 @@ class TrainingPlan(ForwardPlan):
         g_out = self.family.cotangent(g_out if g_out.stride(-1) == 1 else g_out.contiguous())
         struct = type(self.struct).from_buffer_copy(done.kernel[0])
         self._set_addresses(struct, given, done.out, done.norm, leaves)
-        made = self.family.empty_gradients(given, self.frame.heads, self.needs)
+        made = self.family.empty_gradients(given, self.heads, self.needs)
         operands = [None if t is None else operand(self._lifted(t)) for t in made[:3]]
         dtypes = DTYPE_CODES[g_out.dtype], self.gradient_dtype
         whole = self.family.backward_struct(struct, operand(self._lifted(g_out)), operands, made[3], dtypes)
