@@ -79,9 +79,11 @@ class Expected:
         if self.scale > 0.98 * torch.finfo(dtype).max:
             return None  # what was added may have been infinite
         off, size = self._error(got), Error.of(exact.masked_fill(~exact.isfinite(), 0), torch.zeros(()))
-        least = FLOOR[dtype] * self.scale * self.parts + 2 * torch.finfo(dtype).smallest_normal * (
-            torch.finfo(dtype).eps if dtype == torch.float16 else 100
-        )
+        # of a float64 tensor too: the sums of a call in another dtype are float32
+        tiny = torch.finfo(torch.float32).smallest_normal * 100
+        if dtype == torch.float16:
+            tiny = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+        least = FLOOR[dtype] * self.scale * self.parts + 2 * tiny
         allowed = self._error(self.plain).times(2).joined(size.times(FLOOR[dtype])).times(self.parts)
         allowed = allowed.joined(Error(least, least))
         others = iter(self.perturbed())

@@ -118,8 +118,7 @@ class Attention(torch.autograd.Function):
         tensors, saved = both[: ctx.count], both[ctx.count :]
         # create_graph: the gradient itself will be differentiated
         way = ctx.call.differentiable if torch.is_grad_enabled() else ctx.call.backward
-        with exact(cotangents[0].device.type):
-            return (None, None, None, *way(tensors, saved, cotangents, tuple(ctx.needs_input_grad[3:])))
+        return (None, None, None, *way(tensors, saved, cotangents, tuple(ctx.needs_input_grad[3:])))
 
 
 class _OfProblem:
@@ -141,7 +140,8 @@ class _OfProblem:
     ) -> tuple[Tensor | None, ...]:
         l, *kept = saved
         problem = self.problem.with_tensors(tensors)
-        return self.backend.backward(problem, tuple(kept), _cotangents(cotangents, l), needs)
+        with exact(l.device.type):
+            return self.backend.backward(problem, tuple(kept), _cotangents(cotangents, l), needs)
 
     def differentiable(
         self,
@@ -151,7 +151,8 @@ class _OfProblem:
         needs: tuple[bool, ...],
     ) -> tuple[Tensor | None, ...]:
         problem = self.problem.with_tensors(tensors)
-        return differentiable_backward(self.backend, problem, _cotangents(cotangents, saved[0]), needs)
+        with exact(saved[0].device.type):
+            return differentiable_backward(self.backend, problem, _cotangents(cotangents, saved[0]), needs)
 
 
 def _cotangents(given: tuple[Tensor, ...], l: Tensor) -> Cotangents:

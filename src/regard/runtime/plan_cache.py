@@ -34,9 +34,9 @@ _UNSEEN: Any = object()
 class Asked(NamedTuple):
     """The arguments of a call, but for the backend."""
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
+    q: Any
+    k: Any
+    v: Any
     score: Score
     mask: Mask
     positions: Positions | None
@@ -119,12 +119,12 @@ def attend(
     if not recorded:
         return cast(Plan, known.plan).run(call)
     plan = cast(TrainingPlan, known.plan)
-    with torch.no_grad():
-        done = plan.run_for_backward(call)
+    done = plan.run_for_backward(call)
     if done is None:
         return None
-    given = origin[0].detach(), origin[1].detach(), v.detach()
-    asked = Asked(*given, score, mask, positions, sink, None if seed is None else seed.dropout)
+    # what the backward does not save: q and k from before they were prepared
+    before = tuple(t.detach() for t in origin) if known.prepares else (None, None)
+    asked = Asked(before[0], before[1], None, score, mask, positions, sink, None if seed is None else seed.dropout)
     made = _Planned(plan, done, known.prepares, asked, (q, k, v, *leaves))
     (out,) = Attention.apply(made, (done.out.to(v.dtype),), (done.out, done.norm), q, k, v, *leaves)
     return out
@@ -222,7 +222,8 @@ class _Planned:
         frame = problem.frame
         g_out = cotangents[0].to(problem.accumulate).reshape(*frame.batch, frame.heads, frame.nq, problem.dv)
         every = (*needs, *(False for _ in problem.tensors()[len(needs) :]))
-        found = differentiable_backward(choose(problem, None, lse=False), problem, (g_out, None), every)
+        with call.precision():
+            found = differentiable_backward(choose(problem, None, lse=False), problem, (g_out, None), every)
         shaped = (None if g is None else g.reshape(t.shape) for g, t in zip(found, given, strict=False))
         return (*shaped, *found[3 : len(needs)])
 

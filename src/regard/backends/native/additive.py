@@ -31,6 +31,9 @@ class AdditiveKernels(KernelFamily):
     whole = False  # w and the activation are the problem's
     forward_entry = "regard_additive_forward"
     backward_entry = "regard_additive_backward"
+    gradient_offsets = tuple(
+        getattr(AdditiveGradientArguments, name).offset for name in ("dout", "da", "dc", "dv", "dw")
+    )
 
     def why_not_invariant(self, problem: Problem) -> str | None:
         return "how an additive score is found depends on how far the queries beside it reach"
@@ -86,11 +89,9 @@ class AdditiveKernels(KernelFamily):
         forward: Struct,
         dout: Operand,
         made: Sequence[Operand | None],
-        learned: Tensor | None,
         dtypes: tuple[int, int],
     ) -> Struct:
-        assert learned is not None
-        return AdditiveGradientArguments(forward, dout, Operand(), *made, learned.data_ptr())
+        return AdditiveGradientArguments(forward, dout, Operand(), *made)
 
     def empty_gradients(self, given: Sequence[Tensor], heads: int, needs: tuple[bool, ...]) -> Gradients:
         return *(torch.empty(t.shape) for t in given), torch.empty(heads, given[0].shape[-1])

@@ -29,6 +29,9 @@ class KernelFamily:
     whole: ClassVar[bool] = True
     forward_entry: ClassVar[str] = "regard_forward"
     backward_entry: ClassVar[str] = "regard_backward"
+    gradient_offsets: ClassVar[tuple[int, ...]] = tuple(
+        getattr(GradientArguments, name).offset for name in ("dout", "dq", "dk", "dv", "dslopes")
+    )
 
     def why_not_invariant(self, problem: Problem) -> str | None:
         """Why a row's bits depend on other rows, as a clause; None if they need not."""
@@ -81,7 +84,6 @@ class KernelFamily:
         forward: Struct,
         dout: Operand,
         made: Sequence[Operand | None],
-        learned: Tensor | None,
         dtypes: tuple[int, int],
     ) -> Struct:
         wanted = {name: x for name, x in zip(("dq", "dk", "dv"), made, strict=True) if x is not None}

@@ -48,6 +48,8 @@ class Kernels(Protocol):
 
     forward_entry: ClassVar[str]
     backward_entry: ClassVar[str]
+    gradient_offsets: ClassVar[tuple[int, ...]]
+    """Where the backward's struct has the addresses of the cotangent, of three gradients, and of what is learned."""
 
     def leaves(self, problem: Problem, args: KernelArgs) -> dict[int, Tensor | None]:
         """The tensors besides q, k and v that are read where the caller has them, by the offset of their address."""
@@ -78,7 +80,6 @@ class Kernels(Protocol):
         forward: Struct,
         dout: Operand,
         made: Sequence[Operand | None],
-        learned: Tensor | None,
         dtypes: tuple[int, int],
     ) -> Struct:
         """What the backward reads, beginning with what the forward read; dtypes: of the cotangent and of q."""
@@ -246,6 +247,7 @@ class TrainingPlan(ForwardPlan):
         self.learned = None if learned is None else addresses.index(learned.data_ptr())
         self.needs, self.gradient_dtype = example.needs, DTYPE_CODES[args.q.dtype]
         self.backward_entry = library().entry(family.backward_entry)
+        self.gradients: tuple[Any, Struct] = None, self.struct  # how they and the cotangent lay, and their struct then
 
     def run_for_backward(self, call: Inputs) -> Done | None:
         """The call, made: its out and row statistics, and its struct with what that leads to."""
@@ -258,17 +260,30 @@ class TrainingPlan(ForwardPlan):
     ) -> tuple[Tensor | None, ...]:
         """The gradients of what is given and of the leaves, from the cotangent of out."""
         g_out = self.family.cotangent(g_out if g_out.stride(-1) == 1 else g_out.contiguous())
-        struct = type(self.struct).from_buffer_copy(done.kernel[0])
-        self._set_addresses(struct, given, done.out, done.norm, leaves)
         made = self.family.empty_gradients(given, self.heads, self.needs)
-        operands = [None if t is None else operand(self._lifted(t)) for t in made[:3]]
-        dtypes = DTYPE_CODES[g_out.dtype], self.gradient_dtype
-        whole = self.family.backward_struct(struct, operand(self._lifted(g_out)), operands, made[3], dtypes)
-        if code := self.backward_entry(ctypes.byref(whole), self.parallel):
+        layout = g_out.dtype, g_out.shape, g_out.stride(), [None if t is None else t.stride() for t in made]
+        last, template = self.gradients
+        if layout != last:
+            template = self._gradient_struct(g_out, made)
+            self.gradients = layout, template
+        struct = type(template).from_buffer_copy(template)
+        forward = done.kernel[0]
+        ctypes.memmove(ctypes.byref(struct), ctypes.byref(forward), ctypes.sizeof(forward))
+        self._set_addresses(struct, given, done.out, done.norm, leaves)
+        for at, t in zip(self.family.gradient_offsets, (g_out, *made), strict=True):
+            if t is not None:
+                _ADDRESS.pack_into(struct, at, t.data_ptr())
+        if code := self.backward_entry(ctypes.byref(struct), self.parallel):
             raise failure(code)
         found = self.family.own(made, given, None if self.learned is None else leaves[self.learned])
         rest = [found[3] if n == self.learned else None for n in range(len(leaves))]
         return tuple(g if need else None for g, need in zip((*found[:3], *rest), self.needs, strict=True))
+
+    def _gradient_struct(self, g_out: Tensor, made: Gradients) -> Struct:
+        """What the backward reads, for cotangents and gradients that lie like these, but for addresses."""
+        operands = [None if t is None else operand(self._lifted(t)) for t in made[:3]]
+        dtypes = DTYPE_CODES[g_out.dtype], self.gradient_dtype
+        return self.family.backward_struct(self.struct, operand(self._lifted(g_out)), operands, dtypes)
 
 
 def repeats(family: Kernels, args: KernelArgs, example: Example) -> bool:
