@@ -65,6 +65,7 @@ def test_nothing_of_n_squared_is_made() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 @pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+@pytest.mark.full
 def test_all_facts_of_a_model_in_linear_memory() -> None:
     """Eager's weights of four layers would be 268 MB, each softmax as much again."""
     assert growth("regard", "record") < 4096 * 4096

@@ -39,6 +39,7 @@ def test_random_calls_answer_what_the_documentation_says(first: int) -> None:
     assert not told, "python -m tests.fuzz --seed N repeats one:\n" + "\n\n".join(told)
 
 
+@pytest.mark.full
 def test_few_calls_are_refused() -> None:
     refused = sum(run(seed).refused is not None for seed in range(100))
     assert refused <= 15
@@ -52,7 +53,7 @@ def one_row_wrong(out: torch.Tensor) -> torch.Tensor:
     return torch.cat([out[..., :1, :] + 1, out[..., 1:, :]], -2)
 
 
-@pytest.mark.parametrize("wrong", [slightly_more, one_row_wrong])
+@pytest.mark.parametrize("wrong", [slightly_more, pytest.param(one_row_wrong, marks=pytest.mark.full)])
 def test_a_wrong_answer_is_found(wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in calls without values, nor where rounding leaves nothing: in most."""
     right = rg.attention

@@ -100,6 +100,7 @@ def test_an_additive_score_natively() -> None:
     assert growth(4096, "Native") < LIMIT // 8
 
 
+@pytest.mark.full
 def test_the_measure_sees_a_dense_evaluation() -> None:
     assert growth(1024, "Reference") > DENSE[1024]
 
@@ -108,12 +109,14 @@ def test_the_measure_sees_a_dense_evaluation() -> None:
 SQUARE = {n: 2 * n * n * 4 for n in (2048, 6000)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", ["looking", "losing"])
 def test_looking_in_linear_memory(what: str) -> None:
     """A third of one matrix of weights, of which a dense evaluation holds several."""
     assert growth(6000, what) < SQUARE[6000] // 3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", ["weights", "scores"])
 def test_weights_and_scores_hold_their_answer_and_one_strip(what: str) -> None:
     assert SQUARE[6000] < growth(6000, what) < 1.2 * SQUARE[6000]
