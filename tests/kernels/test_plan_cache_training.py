@@ -114,6 +114,13 @@ def test_one_plan_serves_all_lengths(dropout: rg.Dropout | None) -> None:
     assert kept() == 2
 
 
+def test_one_key_and_then_two() -> None:
+    """A row by itself has no stride; the next call's gradients, as far apart as its own would be, have one."""
+    for nq, nk in ((3, 1), (3, 2), (1, 2), (2, 2)):
+        same(tuple(torch.randn(n, 8, requires_grad=True) for n in (nq, nk, nk)))
+    assert kept() == 1
+
+
 def test_gradients_of_gradients_drop_the_same() -> None:
     q, k, v = (torch.randn(2, 7, 4, requires_grad=True) for _ in range(3))
     found = []

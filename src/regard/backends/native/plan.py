@@ -261,7 +261,8 @@ class TrainingPlan(ForwardPlan):
         """The gradients of what is given and of the leaves, from the cotangent of out."""
         g_out = self.family.cotangent(g_out if g_out.stride(-1) == 1 else g_out.contiguous())
         made = self.family.empty_gradients(given, self.heads, self.needs)
-        layout = g_out.dtype, g_out.shape, g_out.stride(), [None if t is None else t.stride() for t in made]
+        lies = [None if t is None else (t.shape, t.stride()) for t in made]
+        layout = g_out.dtype, g_out.shape, g_out.stride(), lies
         last, template = self.gradients
         if layout != last:
             template = self._gradient_struct(g_out, made)
