@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -68,30 +68,27 @@ def _differentiable_way(
     return None
 
 
+class Given(NamedTuple):
+    """What a backward is given: the call's tensors, what its forward saved, the cotangents, and what has a gradient."""
+
+    tensors: tuple[Tensor, ...]
+    saved: tuple[Tensor, ...]
+    cotangents: tuple[Tensor, ...]
+    needs: tuple[bool, ...]
+
+
 class Call(Protocol):
-    """How the gradients of one call are found, from its tensors and what its forward saved."""
+    """How the gradients of one call are found."""
 
     def constants(self, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Those of the results that have no derivative."""
         ...
 
-    def backward(
-        self,
-        tensors: tuple[Tensor, ...],
-        saved: tuple[Tensor, ...],
-        cotangents: tuple[Tensor, ...],
-        needs: tuple[bool, ...],
-    ) -> tuple[Tensor | None, ...]:
+    def backward(self, given: Given) -> tuple[Tensor | None, ...]:
         """Gradients of the tensors for which `needs` is true, from the cotangents of the results."""
         ...
 
-    def differentiable(
-        self,
-        tensors: tuple[Tensor, ...],
-        saved: tuple[Tensor, ...],
-        cotangents: tuple[Tensor, ...],
-        needs: tuple[bool, ...],
-    ) -> tuple[Tensor | None, ...]:
+    def differentiable(self, given: Given) -> tuple[Tensor | None, ...]:
         """The same by operations that can be differentiated again."""
         ...
 
@@ -118,7 +115,7 @@ class Attention(torch.autograd.Function):
         tensors, saved = both[: ctx.count], both[ctx.count :]
         # create_graph: the gradient itself will be differentiated
         way = ctx.call.differentiable if torch.is_grad_enabled() else ctx.call.backward
-        return (None, None, None, *way(tensors, saved, cotangents, tuple(ctx.needs_input_grad[3:])))
+        return (None, None, None, *way(Given(tensors, saved, cotangents, tuple(ctx.needs_input_grad[3:]))))
 
 
 class _OfProblem:
@@ -131,28 +128,16 @@ class _OfProblem:
     def constants(self, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return results[1:2]  # m
 
-    def backward(
-        self,
-        tensors: tuple[Tensor, ...],
-        saved: tuple[Tensor, ...],
-        cotangents: tuple[Tensor, ...],
-        needs: tuple[bool, ...],
-    ) -> tuple[Tensor | None, ...]:
-        l, *kept = saved
-        problem = self.problem.with_tensors(tensors)
+    def backward(self, given: Given) -> tuple[Tensor | None, ...]:
+        l, *kept = given.saved
+        problem = self.problem.with_tensors(given.tensors)
         with exact(l.device.type):
-            return self.backend.backward(problem, tuple(kept), _cotangents(cotangents, l), needs)
+            return self.backend.backward(problem, tuple(kept), _cotangents(given.cotangents, l), given.needs)
 
-    def differentiable(
-        self,
-        tensors: tuple[Tensor, ...],
-        saved: tuple[Tensor, ...],
-        cotangents: tuple[Tensor, ...],
-        needs: tuple[bool, ...],
-    ) -> tuple[Tensor | None, ...]:
-        problem = self.problem.with_tensors(tensors)
-        with exact(saved[0].device.type):
-            return differentiable_backward(self.backend, problem, _cotangents(cotangents, saved[0]), needs)
+    def differentiable(self, given: Given) -> tuple[Tensor | None, ...]:
+        problem, l = self.problem.with_tensors(given.tensors), given.saved[0]
+        with exact(l.device.type):
+            return differentiable_backward(self.backend, problem, _cotangents(given.cotangents, l), given.needs)
 
 
 def _cotangents(given: tuple[Tensor, ...], l: Tensor) -> Cotangents:

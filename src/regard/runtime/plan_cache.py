@@ -21,7 +21,7 @@ from regard.core.positions import Positions
 from regard.core.tracing import functorch, watched
 from regard.core.value import Value, names
 from regard.masks.algebra import Mask
-from regard.runtime.autograd import Attention, differentiable_backward
+from regard.runtime.autograd import Attention, Given, differentiable_backward
 from regard.runtime.binding import Call
 from regard.runtime.dispatch import choose
 from regard.scores.algebra import Score, Similarity
@@ -192,39 +192,27 @@ class _Planned:
     def constants(self, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return ()
 
-    def backward(
-        self,
-        tensors: tuple[Tensor, ...],
-        saved: tuple[Tensor, ...],
-        cotangents: tuple[Tensor, ...],
-        needs: tuple[bool, ...],
-    ) -> tuple[Tensor | None, ...]:
+    def backward(self, given: Given) -> tuple[Tensor | None, ...]:
         if watched():  # who watches sees no kernel
             with torch.enable_grad():
-                return self.differentiable(tensors, saved, cotangents, needs)
+                return self.differentiable(given)
         # hooks on what is saved may have laid it out anew
-        q, k, v, *leaves, out, norm = map(_laid, (*tensors, *saved), self.strides)
-        return self.plan.backward(Done(out, norm, self.kernel), (q, k, v), leaves, cotangents[0])
+        q, k, v, *leaves, out, norm = map(_laid, (*given.tensors, *given.saved), self.strides)
+        return self.plan.backward(Done(out, norm, self.kernel), (q, k, v), leaves, given.cotangents[0])
 
-    def differentiable(
-        self,
-        tensors: tuple[Tensor, ...],
-        saved: tuple[Tensor, ...],
-        cotangents: tuple[Tensor, ...],
-        needs: tuple[bool, ...],
-    ) -> tuple[Tensor | None, ...]:
-        given = tensors[:3]
+    def differentiable(self, given: Given) -> tuple[Tensor | None, ...]:
+        (q, k, v, *_), needs = given.tensors, given.needs
         # what the similarity prepared is what the gradients are asked for
-        call = Call(
-            *(self.asked if self.prepares else self.asked._replace(q=given[0], k=given[1]))._replace(v=given[2])
-        )
-        problem = replace(call.problem, q=given[0], k=given[1]) if self.prepares else call.problem
+        asked = self.asked if self.prepares else self.asked._replace(q=q, k=k)
+        call = Call(*asked._replace(v=v))
+        problem = replace(call.problem, q=q, k=k) if self.prepares else call.problem
         frame = problem.frame
-        g_out = cotangents[0].to(problem.accumulate).reshape(*frame.batch, frame.heads, frame.nq, problem.dv)
+        g_out = given.cotangents[0].to(problem.accumulate)
+        g_out = g_out.reshape(*frame.batch, frame.heads, frame.nq, problem.dv)
         every = (*needs, *(False for _ in problem.tensors()[len(needs) :]))
         with call.precision():
             found = differentiable_backward(choose(problem, None, lse=False), problem, (g_out, None), every)
-        shaped = (None if g is None else g.reshape(t.shape) for g, t in zip(found, given, strict=False))
+        shaped = (None if g is None else g.reshape(t.shape) for g, t in zip(found, (q, k, v), strict=False))
         return (*shaped, *found[3 : len(needs)])
 
 

@@ -14,8 +14,8 @@ from regard.backends.native.abi import AdditiveArguments, AdditiveGradientArgume
 from regard.backends.native.args import ACTIVATIONS, KernelArgs, lower_around
 from regard.backends.native.families import KernelFamily
 from regard.backends.native.ffi import DTYPE_CODES
+from regard.backends.native.kernels import Gradients
 from regard.backends.native.launch import Kept, arguments, library, operand, sink_weights, threads
-from regard.backends.native.plan import Gradients
 from regard.backends.streaming.backward import output_cotangents, sink_gradient
 from regard.core.problem import Problem
 from regard.scores.activations import LeakyReLU

@@ -13,8 +13,8 @@ from regard.backends.base import Result
 from regard.backends.native.abi import CallArguments, GradientArguments, Operand, Struct
 from regard.backends.native.args import KernelArgs, lower_dots
 from regard.backends.native.backward import backward, why_not_backward
+from regard.backends.native.kernels import Gradients
 from regard.backends.native.launch import Kept, dots, pair_work
-from regard.backends.native.plan import Gradients
 from regard.core.problem import Problem
 from regard.scores.similarity import Bilinear, Distance
 
@@ -23,7 +23,7 @@ from regard.scores.similarity import Bilinear, Distance
 class KernelFamily:
     """The kernels of dot products, and the base of others.
 
-    whole: whether KernelArgs says all of a call, so that it can be a node of a graph. The rest is plan.Kernels.
+    whole: whether KernelArgs says all of a call, so that it can be a node of a graph. The rest is kernels.Kernels.
     """
 
     whole: ClassVar[bool] = True
@@ -60,7 +60,7 @@ class KernelFamily:
         return backward(problem, args, kept, cotangents, needs)
 
     def leaves(self, problem: Problem, args: KernelArgs) -> dict[int, Tensor | None]:
-        """See plan.Kernels, as of what follows."""
+        """See kernels.Kernels, as of what follows."""
         read = {"allowed": args.allowed, "bias": args.bias, "slopes": args.slopes, "sink": args.sink}
         return {getattr(CallArguments, name).offset: t for name, t in read.items()}
 

@@ -10,15 +10,16 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct as Packer
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.backends.base import Done, Example, Inputs
-from regard.backends.native.abi import CallArguments, Operand, Struct
+from regard.backends.native.abi import CallArguments, Struct
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.ffi import DTYPE_CODES, failure, parallel
+from regard.backends.native.kernels import Gradients, Kernels
 from regard.backends.native.launch import (
     arguments,
     gapless,
@@ -40,58 +41,6 @@ _MOST_KEPT = 1 << 20  # bytes made for a structure (intervals, tile maps) that a
 _OF_LENGTHS = {"allowed", "bias", "tiles", "bits", "offsets", "points_of_q", "points_of_k", "q_cell", "k_cell"}
 _ADDRESS, _SEED = Packer("=q"), Packer("=Q")
 _Q, _K, _V, _OUT, _NORM = (getattr(CallArguments, name).offset for name in ("q", "k", "v", "out", "norm"))
-Gradients = Sequence["Tensor | None"]
-
-
-class Kernels(Protocol):
-    """What a plan asks a family of kernels."""
-
-    forward_entry: ClassVar[str]
-    backward_entry: ClassVar[str]
-    gradient_offsets: ClassVar[tuple[int, ...]]
-    """Where the backward's struct has the addresses of the cotangent, of three gradients, and of what is learned."""
-
-    def leaves(self, problem: Problem, args: KernelArgs) -> dict[int, Tensor | None]:
-        """The tensors besides q, k and v that are read where the caller has them, by the offset of their address."""
-        ...
-
-    def learned(self, problem: Problem) -> Tensor | None:
-        """The one of them that may have a gradient."""
-        ...
-
-    def copied(self, problem: Problem) -> bool:
-        """Whether the struct leads to a copy of what the caller has, which the next call would find old."""
-        ...
-
-    def cotangent(self, g_out: Tensor) -> Tensor:
-        """In a dtype that the backward reads."""
-        ...
-
-    def pair_work(self, problem: Problem, args: KernelArgs) -> int:
-        """Floating-point operations that a query and a key cost, over the batch and all heads."""
-        ...
-
-    def struct(self, problem: Problem, call: CallArguments) -> Struct:
-        """What the forward reads. It begins with the call."""
-        ...
-
-    def backward_struct(
-        self,
-        forward: Struct,
-        dout: Operand,
-        made: Sequence[Operand | None],
-        dtypes: tuple[int, int],
-    ) -> Struct:
-        """What the backward reads, beginning with what the forward read; dtypes: of the cotangent and of q."""
-        ...
-
-    def empty_gradients(self, given: Sequence[Tensor], heads: int, needs: tuple[bool, ...]) -> Gradients:
-        """What the backward writes: gradients of q, k and v, and of the leaf that is learned."""
-        ...
-
-    def own(self, made: Gradients, given: Sequence[Tensor], learned: Tensor | None) -> Gradients:
-        """The same in the dtypes and shapes of what they are gradients of."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
