@@ -78,36 +78,17 @@ def attend(
     dropout: Dropout | None,
 ) -> Tensor | None:
     """The output of a call whose structure has a plan; None where the call must go the general way."""
-    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or _transformed():
-        return None
-    if not (_plain(q) and _plain(k) and _plain(v)) or q.dim() < 2 or k.dim() < 2 or v.dim() < 2:
-        return None
     leaves: list[Tensor] = []
-    try:
-        outline = _outline(score, leaves), _outline(mask, leaves), _outline(sink, leaves)
-        placed = None if positions is None else _outline_of_positions(positions)
-        dropped = None if dropout is None else _outline_of_dropout(dropout)
-    except _Open:
+    key = _structure(q, k, v, score, mask, positions, sink, dropout, leaves)
+    if key is None:
         return None
-    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *leaves))
-    *q_lead, nq, q_width = q.shape
-    *k_lead, nk, k_width = k.shape
-    *v_lead, values, v_width = v.shape
-    if values != nk:
-        return None
-    key = (
-        *(outline, placed, dropped, q.dtype, k.dtype, v.dtype, len(q_lead), len(k_lead)),
-        *(*q_lead, q_width, *k_lead, k_width, *v_lead, v_width),
-        tuple([t.requires_grad for t in (q, k, v, *leaves)]) if recorded else None,
-        torch.get_num_threads(),
-        os.environ.get("REGARD_ISA"),
-    )
+    nq, nk, recorded = q.shape[-2], k.shape[-2], key[0] is not None
     known = _plans.get(key, _UNSEEN)
     if isinstance(known, _ByLength):
         known = known.get((nq, nk), _UNSEEN)
     if known is None:
         return None
-    seed = None if dropout is None or dropped is None else _Seed(dropout)
+    seed = None if dropout is None or dropout.p == 0 else _Seed(dropout)
     if known is _UNSEEN:
         known = _learn(key, Asked(q, k, v, score, mask, positions, sink, dropout), leaves, recorded)
         if known is None:
@@ -128,6 +109,37 @@ def attend(
     made = _Planned(plan, done, known.prepares, asked, (q, k, v, *leaves))
     (out,) = Attention.apply(made, (done.out.to(v.dtype),), (done.out, done.norm), q, k, v, *leaves)
     return out
+
+
+def _structure(
+    q: Any, k: Any, v: Any, score: Score, mask: Mask, positions: Any, sink: Any, dropout: Any, leaves: list[Tensor]
+) -> tuple[Any, ...] | None:
+    """The key of a call's structure, whose first part is what has a gradient, or None; None where it has no key.
+
+    The tensors of score, mask and sink go to `leaves`.
+    """
+    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or _transformed():
+        return None
+    if not (_plain(q) and _plain(k) and _plain(v)) or q.dim() < 2 or k.dim() < 2 or v.dim() < 2:
+        return None
+    try:
+        outline = _outline(score, leaves), _outline(mask, leaves), _outline(sink, leaves)
+        placed = None if positions is None else _outline_of_positions(positions)
+        dropped = None if dropout is None else _outline_of_dropout(dropout)
+    except _Open:
+        return None
+    *q_lead, _, q_width = q.shape
+    *k_lead, nk, k_width = k.shape
+    *v_lead, values, v_width = v.shape
+    if values != nk:
+        return None
+    needs = tuple([t.requires_grad for t in (q, k, v, *leaves)]) if torch.is_grad_enabled() else ()
+    return (
+        *(needs if True in needs else None, outline, placed, dropped, q.dtype, k.dtype, v.dtype),
+        *(len(q_lead), len(k_lead), *q_lead, q_width, *k_lead, k_width, *v_lead, v_width),
+        torch.get_num_threads(),
+        os.environ.get("REGARD_ISA"),
+    )
 
 
 def plans() -> list[Plan | TrainingPlan]:
