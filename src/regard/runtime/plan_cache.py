@@ -19,11 +19,11 @@ from regard.backends.base import Done, Example, Inputs, Plan, TrainingPlan
 from regard.core.dropout import Dropout
 from regard.core.positions import Positions
 from regard.core.tracing import functorch, watched
-from regard.core.value import Value, names
 from regard.masks.algebra import Mask
 from regard.runtime.autograd import Attention, Given, differentiable_backward
 from regard.runtime.binding import Call
 from regard.runtime.dispatch import choose
+from regard.runtime.outline import Open, outline, outline_of_dropout, outline_of_positions, plain
 from regard.scores.algebra import Score, Similarity
 
 _MOST = 256  # structures kept
@@ -120,22 +120,22 @@ def _structure(
     """
     if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or _transformed():
         return None
-    if not (_plain(q) and _plain(k) and _plain(v)) or q.dim() < 2 or k.dim() < 2 or v.dim() < 2:
+    if not (plain(q) and plain(k) and plain(v)) or q.dim() < 2 or k.dim() < 2 or v.dim() < 2:
         return None
     try:
-        outline = _outline(score, leaves), _outline(mask, leaves), _outline(sink, leaves)
-        placed = None if positions is None else _outline_of_positions(positions)
-        dropped = None if dropout is None else _outline_of_dropout(dropout)
-    except _Open:
+        values = outline(score, leaves), outline(mask, leaves), outline(sink, leaves)
+        placed = None if positions is None else outline_of_positions(positions)
+        dropped = None if dropout is None else outline_of_dropout(dropout)
+    except Open:
         return None
     *q_lead, _, q_width = q.shape
     *k_lead, nk, k_width = k.shape
-    *v_lead, values, v_width = v.shape
-    if values != nk:
+    *v_lead, v_count, v_width = v.shape
+    if v_count != nk:
         return None
     needs = tuple([t.requires_grad for t in (q, k, v, *leaves)]) if torch.is_grad_enabled() else ()
     return (
-        *(needs if True in needs else None, outline, placed, dropped, q.dtype, k.dtype, v.dtype),
+        *(needs if True in needs else None, values, placed, dropped, q.dtype, k.dtype, v.dtype),
         *(len(q_lead), len(k_lead), *q_lead, q_width, *k_lead, k_width, *v_lead, v_width),
         torch.get_num_threads(),
         os.environ.get("REGARD_ISA"),
@@ -248,59 +248,3 @@ def _transformed() -> bool:
 
 
 _function_modes = torch._C._len_torch_function_stack  # pyright: ignore[reportPrivateUsage]
-
-
-def _plain(t: Tensor) -> bool:
-    return t.is_cpu and t.layout is torch.strided and not t.is_neg()
-
-
-class _Open(Exception):
-    """The value holds something whose meaning may change while it looks the same: a function, a foreign class."""
-
-
-def _outline(item: Any, leaves: list[Tensor]) -> Any:
-    """What stays of a value when its tensors are reduced to dtype, shape and strides; they go to `leaves`."""
-    kind = type(item)
-    parts = _parts.get(kind)
-    if parts is not None:
-        outline = _outline_of_tokens if kind in _per_token else _outline
-        return (kind, *[outline(getattr(item, name), leaves) for name in parts]) if parts else kind
-    if kind in (int, float, bool, type(None)):
-        return item
-    if kind is tuple:
-        return tuple([_outline(part, leaves) for part in item])
-    if isinstance(item, Tensor) and _plain(item):
-        leaves.append(item)
-        return item.dtype, item.shape, item.stride()
-    if isinstance(item, Value) and kind.__module__.startswith("regard."):
-        _parts[kind] = names(kind)
-        if issubclass(kind, Mask) and kind.per_token:
-            _per_token.add(kind)
-        return _outline(item, leaves)
-    raise _Open
-
-
-def _outline_of_positions(positions: Any) -> Any:
-    if type(positions) is not Positions:
-        raise _Open
-    return positions.span is not None or (positions.q.shape[:-1], positions.k.shape[:-1])
-
-
-def _outline_of_dropout(dropout: Any) -> Any:
-    if type(dropout) is not Dropout:
-        raise _Open
-    return dropout.p or None
-
-
-def _outline_of_tokens(item: Any, leaves: list[Tensor]) -> Any:
-    """The same of a tensor with a number for each query or key: it does not say how many there are."""
-    if not isinstance(item, Tensor):
-        return _outline(item, leaves)
-    if not _plain(item):
-        raise _Open
-    leaves.append(item)
-    return item.dtype, item.shape[:-1]
-
-
-_parts: dict[type, tuple[str, ...]] = {}  # of regard's own classes
-_per_token = set[type]()
