@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0xb3a6e5a9865c14  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0xc89364667e26c2  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -26,6 +26,12 @@ enum {
   REGARD_BAD_TILE = 4,
   REGARD_BAD_CELL = 5,
   REGARD_BAD_GROUP = 6,
+  REGARD_UNSORTED = 7,
+};
+
+enum {
+  REGARD_FIRST = 1,
+  REGARD_LAST = 2,
 };
 
 enum {
@@ -69,8 +75,19 @@ typedef struct {
   int32_t cap_last;  // whether it comes after slopes, offsets and bias, instead of before
   const float* caps;  // (heads,): a cap for each head, where cap is not 0
   int64_t caps_stride;
-  regard_tensor start;  // int32 (batch, head, row): the keys that each query sees
-  regard_tensor stop;  // int32 (batch, head, row): the keys that each query sees
+  regard_tensor start;  // int32 (batch, head, row): the keys that each query sees; or a rule:
+  regard_tensor stop;  // int32 (batch, head, row): the keys that each query sees; or a rule:
+  int32_t bounds;  // REGARD_FIRST, REGARD_LAST, both, or 0
+  int64_t first;  // with REGARD_FIRST: query i sees no key before first + i
+  int64_t last;  // with REGARD_LAST: query i sees no key from last + i on
+  const int64_t* key_counts;  // (batch...): only so many keys are seen
+  const int64_t* query_counts;  // (batch...): only so many queries see any
+  const int64_t* q_documents;  // (batch..., n): seen are keys of the query's number
+  const int64_t* k_documents;  // (batch..., n): seen are keys of the query's number
+  int64_t key_counts_batch[4];
+  int64_t query_counts_batch[4];
+  int64_t q_documents_batch[4];
+  int64_t k_documents_batch[4];
   regard_tensor bias;  // (batch, head, row, key)
   regard_tensor allowed;  // bool bytes (batch, head, row, key)
   regard_tensor tiles;  // int32 (batch, head, row block, key block): -1 none, -2 all, else which bits
@@ -98,7 +115,7 @@ typedef struct {
   int32_t invariant;  // whether a row's bits do not depend on how many rows there are
   regard_tensor sink;  // float (batch, head): a logit, natural, that joins the sum and has no value
 } regard_call;
-static_assert(sizeof(regard_call) == 1160, "ctypes lays regard_call out in another way");
+static_assert(sizeof(regard_call) == 1344, "ctypes lays regard_call out in another way");
 
 // A call of the backward pass. Data 0: that gradient is not wanted.
 typedef struct {
@@ -114,7 +131,7 @@ typedef struct {
   int32_t dout_dtype;
   int32_t gradient_dtype;
 } regard_gradients;
-static_assert(sizeof(regard_gradients) == 1568, "ctypes lays regard_gradients out in another way");
+static_assert(sizeof(regard_gradients) == 1752, "ctypes lays regard_gradients out in another way");
 
 // A call whose scores are w · f(a + c): q and k are a and c, float whatever its dtype, which is that of v.
 typedef struct {
@@ -124,7 +141,7 @@ typedef struct {
   int32_t activation;
   float slope;  // of the leaky ReLU
 } regard_additive;
-static_assert(sizeof(regard_additive) == 1184, "ctypes lays regard_additive out in another way");
+static_assert(sizeof(regard_additive) == 1368, "ctypes lays regard_additive out in another way");
 
 // Its backward pass: cotangents, and gradients, all float, every element of which is written.
 typedef struct {
@@ -136,7 +153,7 @@ typedef struct {
   regard_tensor dv;
   float* dw;  // (heads, dk)
 } regard_additive_gradients;
-static_assert(sizeof(regard_additive_gradients) == 1512, "ctypes lays regard_additive_gradients out in another way");
+static_assert(sizeof(regard_additive_gradients) == 1696, "ctypes lays regard_additive_gradients out in another way");
 
 // Facts about the weights of a call. Answers lie without gaps, (batch..., head, ...) in order; a null pointer,
 // or a count of 0, is what nobody asks for. The call's lse, out and dropout are not looked at; its dv is 0.
@@ -171,7 +188,7 @@ typedef struct {
   const float* level;  // (levels,)
   int64_t* reached;  // (.., levels) how many pairs that are not hidden weigh as much or more
 } regard_fact_args;
-static_assert(sizeof(regard_fact_args) == 1384, "ctypes lays regard_fact_args out in another way");
+static_assert(sizeof(regard_fact_args) == 1568, "ctypes lays regard_fact_args out in another way");
 
 typedef void (*regard_body)(int64_t begin, int64_t end, void* context);
 typedef int32_t (*regard_parallel)(int64_t begin, int64_t end, int64_t grain, regard_body body, void* context);

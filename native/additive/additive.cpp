@@ -1,7 +1,7 @@
 // The entry points of the additive similarity, once for each instruction set.
 #include "additive/backward.h"
 #include "additive/few_rows_backward.h"
-#include "core/check.h"
+#include "core/intervals.h"
 
 using namespace regard;
 
@@ -32,30 +32,28 @@ int32_t check(const regard_additive_gradients& g) {
   return c.dk && (!g.da.data || !g.dc.data || !g.dw) ? REGARD_BAD_ARGUMENT : REGARD_DONE;
 }
 
-}  // namespace
-
-REGARD_API int32_t regard_additive_forward(const regard_additive* x, regard_parallel parallel) {
-  const regard_call& c = x->call;
-  if (const int32_t wrong = check(*x)) return wrong;
-  if (few_additive(c)) return forward_few_rows<AdditiveFew>(*x, parallel);
+int32_t forward(const regard_additive& x, regard_parallel parallel) {
+  const regard_call& c = x.call;
+  if (const int32_t wrong = check(x)) return wrong;
+  if (few_additive(c)) return forward_few_rows<AdditiveFew>(x, parallel);
   float* memory = (float*)malloc((size_t)exponentials_size(c) * sizeof(float));
   if (!memory) return 1;
   const Exponentials keys = exponentials_places(c, memory);
-  const ComputeExponentials raise{*x, keys};
-  const AdditiveForward forward{*x, keys};
+  const ComputeExponentials raise{x, keys};
+  const AdditiveForward forward{x, keys};
   int32_t failed = share(raise, raise.items(), c.threads, parallel);
   if (!failed) failed = share(forward, forward.items(), c.threads, parallel);
   free(memory);
   return failed;
 }
 
-REGARD_API int32_t regard_additive_backward(const regard_additive_gradients* given, regard_parallel parallel) {
-  const regard_additive& x = given->forward;
+int32_t backward(const regard_additive_gradients& given, regard_parallel parallel) {
+  const regard_additive& x = given.forward;
   const regard_call& c = x.call;
-  if (const int32_t wrong = check(*given)) return wrong;
-  if (few_additive_backward(c)) return backward_few_rows(*given, parallel);
+  if (const int32_t wrong = check(given)) return wrong;
+  if (few_additive_backward(c)) return backward_few_rows(given, parallel);
   const Exponentials none{};
-  Gradients g{*given, x, c, none};
+  Gradients g{given, x, c, none};
   const int64_t heads = elements(c) * c.heads;
   g.pairs = elements(c) * c.key_heads, g.blocks = (c.nq + kQueries - 1) / kQueries;
   g.width = round_even(c.dk), g.wide = round_up(c.dv);
@@ -66,7 +64,7 @@ REGARD_API int32_t regard_additive_backward(const regard_additive_gradients* giv
   if (!memory) return 1;
   const Exponentials keys = exponentials_places(c, memory);
   float* sums = memory + exponentials_size(c);
-  const Gradients all{*given, x, c, keys, g.pairs, g.slices, g.blocks, g.width, g.wide, sums, sums + da};
+  const Gradients all{given, x, c, keys, g.pairs, g.slices, g.blocks, g.width, g.wide, sums, sums + da};
   zero(all.dw, dw);
   const ComputeExponentials raise{x, keys};
   const AdditiveBackward backward{all};
@@ -78,8 +76,18 @@ REGARD_API int32_t regard_additive_backward(const regard_additive_gradients* giv
     for (int64_t k = 0; k < c.dk; ++k) {
       double sum = 0;
       for (int64_t n = 0; n < g.slices * elements(c); ++n) sum += all.dw[(n * c.heads + h) * g.width + k];
-      given->dw[h * c.dk + k] = (float)sum;
+      given.dw[h * c.dk + k] = (float)sum;
     }
   free(memory);
   return failed;
+}
+
+}  // namespace
+
+REGARD_API int32_t regard_additive_forward(const regard_additive* given, regard_parallel parallel) {
+  return with_intervals(*given, [parallel](const regard_additive& x) { return forward(x, parallel); });
+}
+
+REGARD_API int32_t regard_additive_backward(const regard_additive_gradients* given, regard_parallel parallel) {
+  return with_intervals(*given, [parallel](const regard_additive_gradients& g) { return backward(g, parallel); });
 }

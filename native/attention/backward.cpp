@@ -1,5 +1,5 @@
 // The entry point of the backward pass: what is split into how many parts, its memory, and its phases.
-#include "core/check.h"
+#include "core/intervals.h"
 #include "attention/backward_tiles.h"
 
 using namespace regard;
@@ -140,16 +140,14 @@ int32_t check(const regard_gradients& g) {
   return (g.dslopes && !c.slopes) || (g.doffsets && !c.offsets) ? REGARD_BAD_ARGUMENT : REGARD_DONE;
 }
 
-}  // namespace
-
-extern "C" __attribute__((visibility("default"))) int32_t regard_backward(const regard_gradients* given, regard_parallel parallel) {
-  const regard_call& c = given->call;
-  if (const int32_t wrong = check(*given)) return wrong;
-  Training w{*given, c};
+int32_t backward(const regard_gradients& g, regard_parallel parallel) {
+  const regard_call& c = g.call;
+  if (const int32_t wrong = check(g)) return wrong;
+  Training w{g, c};
   w.elements = elements(c);
   w.blocks = (c.nq + kQueries - 1) / kQueries, w.tiles = (c.nk + kTile - 1) / kTile;
   w.wide_k = lead(c.dk), w.wide_v = lead(c.dv);
-  w.scores = given->dq.data || given->dk.data || given->dbias.data || given->dslopes || given->doffsets;
+  w.scores = g.dq.data || g.dk.data || g.dbias.data || g.dslopes || g.doffsets;
   w.anew = has_few_rows(c);
   split(w);
   void* memory = reserve(w);
@@ -161,4 +159,10 @@ extern "C" __attribute__((visibility("default"))) int32_t regard_backward(const 
   if (!failed) join_parameters(w);
   free(memory);
   return failed;
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) int32_t regard_backward(const regard_gradients* given, regard_parallel parallel) {
+  return with_intervals(*given, [parallel](const regard_gradients& g) { return backward(g, parallel); });
 }

@@ -1,7 +1,7 @@
 // The entry points, once for each instruction set. No state, no STL, nothing at load time.
 #include <math.h>
 
-#include "core/check.h"
+#include "core/intervals.h"
 #include "attention/pack_gqa.h"
 #include "attention/forward.h"
 
@@ -82,9 +82,10 @@ REGARD_API uint64_t regard_abi() { return REGARD_ABI; }
 REGARD_API int64_t regard_keys() { return kKeys; }
 
 REGARD_API int32_t regard_forward(const regard_call* call, regard_parallel parallel) {
-  const regard_call& c = *call;
-  if (const int32_t wrong = check_call(c)) return wrong;
-  if (packs_gqa(c)) return forward_packed(c, [parallel](const regard_call& packed) { return forward_blocks(packed, parallel); });
-  if (has_few_rows(c)) return forward_few_rows<Dots>(c, parallel);
-  return forward_blocks(c, parallel);
+  return with_intervals(*call, [parallel](const regard_call& c) {
+    if (const int32_t wrong = check_call(c)) return wrong;
+    if (packs_gqa(c)) return forward_packed(c, [parallel](const regard_call& packed) { return forward_blocks(packed, parallel); });
+    if (has_few_rows(c)) return forward_few_rows<Dots>(c, parallel);
+    return forward_blocks(c, parallel);
+  });
 }

@@ -1,6 +1,6 @@
 // The entry point of facts. An item is some blocks of queries of one head; what its queries give to keys and cells is summed by the
 // item alone, and the items' sums are added in order: no answer depends on the number of threads.
-#include "core/check.h"
+#include "core/intervals.h"
 #include "facts/facts.h"
 
 using namespace regard;
@@ -142,10 +142,7 @@ int32_t check(const regard_fact_args& a) {
   return a.groups && range_of(a.group, elements(c) * c.nk).most >= a.groups ? REGARD_BAD_GROUP : REGARD_DONE;
 }
 
-}  // namespace
-
-extern "C" __attribute__((visibility("default"))) int32_t regard_facts(const regard_fact_args* given, regard_parallel parallel) {
-  const regard_fact_args& a = *given;
+int32_t compute_facts(const regard_fact_args& a, regard_parallel parallel) {
   const regard_call& c = a.call;
   if (const int32_t wrong = check(a)) return wrong;
   Ask facts_of{a, elements(c) * c.heads, (c.nq + kQueries - 1) / kQueries, 1, {}};
@@ -164,4 +161,10 @@ extern "C" __attribute__((visibility("default"))) int32_t regard_facts(const reg
   if (!failed) failed = share(Join{facts_of}, facts_of.heads, c.threads, parallel);
   free(memory);
   return failed;
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) int32_t regard_facts(const regard_fact_args* given, regard_parallel parallel) {
+  return with_intervals(*given, [parallel](const regard_fact_args& a) { return compute_facts(a, parallel); });
 }

@@ -201,6 +201,7 @@ struct Case {
         ((int32_t*)c.stop.data)[n] = (int32_t)(nothing ? r.between(INT32_MIN, 0) : r.between(0, c.nk));
       }
     }
+    if (!c.start.data && r.chance(2)) rule();
     if (r.chance(4)) c.allowed = tensor(kByte, c.heads, c.nq, c.nk, true);
     if (!r.chance(4)) return;
     const int64_t rows = (c.nq + regard_queries() - 1) / regard_queries(), cols = (c.nk + regard_keys() - 1) / regard_keys();
@@ -208,6 +209,20 @@ struct Case {
     if (c.bits_count || r.chance(2)) c.bits = numbers<uint64_t>(kI64, c.bits_count * regard_keys(), 0, INT64_MAX - 1);
     c.tiles = tensor(kI32, c.heads, rows, cols, true);
     for (int64_t n = 0; n < extent(c.tiles, c.heads, rows, cols); ++n) ((int32_t*)c.tiles.data)[n] = (int32_t)r.between(-2, c.bits_count - 1);
+  }
+
+  // Intervals as a rule, all of whose numbers are right.
+  void rule() {
+    c.bounds = (int32_t)r.between(0, REGARD_FIRST | REGARD_LAST);
+    c.first = r.between(-500, 500), c.last = r.between(-500, 500);
+    int64_t step = 1;
+    for (int n = 3; n >= 0; --n) c.key_counts_batch[n] = c.query_counts_batch[n] = step, step *= c.batch[n];
+    if (r.chance(3)) c.key_counts = numbers<int64_t>(kI64, elements(), 0, c.nk);
+    if (r.chance(3)) c.query_counts = numbers<int64_t>(kI64, elements(), 0, c.nq);
+    if (!r.chance(3)) return;
+    c.q_documents = numbers<int64_t>(kI64, elements() * c.nq, -1, 3), c.k_documents = numbers<int64_t>(kI64, elements() * c.nk, 0, 0);
+    memcpy(c.q_documents_batch, c.q_at_batch, sizeof c.q_at_batch), memcpy(c.k_documents_batch, c.k_at_batch, sizeof c.k_at_batch);
+    for (int64_t n = 0; n < elements() * c.nk; ++n) ((int64_t*)c.k_documents)[n] = n % c.nk * 3 / c.nk;
   }
 
   void gradients() {

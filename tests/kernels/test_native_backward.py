@@ -248,7 +248,9 @@ def test_the_plan_says_who_does_it() -> None:
 
 
 @pytest.mark.parametrize("score", [rg.ScaledDot(), rg.Additive(None, None, torch.ones(16))], ids=["dots", "additive"])
-@pytest.mark.parametrize("mask", [rg.Causal(), rg.Dense(torch.ones(150, 150).tril() > 0), ~rg.Window(9, 9)], ids=str)
+@pytest.mark.parametrize(
+    "mask", [rg.Prefix(40), rg.Causal(), rg.Dense(torch.ones(150, 150).tril() > 0), ~rg.Window(9, 9)], ids=str
+)
 def test_the_mask_is_lowered_once(mask: rg.Mask, score: rg.Score, monkeypatch: pytest.MonkeyPatch) -> None:
     """But where a map of tiles takes more memory than queries and keys: that is not held from forward to backward."""
     lowered: list[Problem] = []

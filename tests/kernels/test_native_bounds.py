@@ -80,11 +80,22 @@ def a_call(score: rg.Score = rg.ScaledDot(), mask: rg.Mask = rg.Everything()) ->
 
 
 TABLE = rg.ScaledDot() >> rg.RelativeBias(torch.randn(7, 4), rg.ClippedBuckets(3, 3))
+LENGTHS = rg.Lengths(keys=torch.tensor([3, 33]))
 # what a graph may hold, where nobody has looked at values
 WRONG: dict[str, tuple[dict[str, Any], str, int, str]] = {
-    "one key too many": ({"mask": rg.Causal()}, "stop", 34, "interval of keys"),
-    "far beyond the keys": ({"mask": rg.Causal()}, "stop", 1 << 30, "interval of keys"),
-    "before the keys": ({"mask": rg.Causal()}, "start", -1, "interval of keys"),
+    "one key too many": ({"mask": rg.Prefix(70)}, "stop", 34, "interval of keys"),
+    "far beyond the keys": ({"mask": rg.Prefix(70)}, "stop", 1 << 30, "interval of keys"),
+    "before the keys": ({"mask": rg.Prefix(70)}, "start", -1, "interval of keys"),
+    "a length beyond the keys": (
+        {"mask": rg.Lengths(keys=torch.tensor([3, 33]))},
+        "key_counts",
+        34,
+        "interval of keys",
+    ),
+    "a length below 0": ({"mask": LENGTHS}, "key_counts", -1, "interval of keys"),
+    "documents out of order": (
+        *({"mask": rg.Documents(torch.arange(7), torch.arange(33) // 9)}, "k_documents", 0, "documents decrease"),
+    ),
     "a cell beyond the table": ({"score": TABLE}, "q_cell", 1 << 20, "places of queries and keys"),
 }
 

@@ -15,8 +15,9 @@ from regard.core.positions import Positions, head, tail
 from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import listed
 from regard.core.tracing import data_unavailable
-from regard.masks.algebra import And, Everything, Interval, Mask, Or, cover_of
+from regard.masks.algebra import And, Everything, Mask, Or, cover_of
 from regard.masks.dense import Dense
+from regard.masks.intervals import Interval
 from regard.masks.positional import Causal
 from regard.masks.ragged import Documents, Lengths
 

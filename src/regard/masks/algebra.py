@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import blocks
 from regard.core.tracing import data_unavailable
 from regard.core.value import Value
+from regard.masks.intervals import Interval, IntervalRule
 
 
 class Cover(IntEnum):
@@ -28,32 +29,6 @@ class Cover(IntEnum):
     NONE = 0
     SOME = 1
     ALL = 2
-
-
-class Interval(NamedTuple):
-    """The keys that each row may see, as indices start ≤ j < stop: int64, broadcastable to (*batch, heads, nq).
-
-    >>> Interval(torch.tensor([0, 0]), torch.tensor([1, 2])).stop
-    tensor([1, 2])
-    """
-
-    start: Tensor
-    stop: Tensor
-
-
-class Band(NamedTuple):
-    """The pairs of positions with -after ≤ i - j ≤ before; None is unbounded.
-
-    >>> Band(3, 0) & Band(None, 2)
-    Band(before=3, after=0)
-    """
-
-    before: int | None
-    after: int | None
-
-    def __and__(self, other: Band) -> Band:
-        pairs = zip(self, other, strict=True)
-        return Band(*(b if a is None else a if b is None else min(a, b) for a, b in pairs))
 
 
 @dataclass(frozen=True)
@@ -86,8 +61,8 @@ class Mask(Value):
         """The interval of keys that each query sees, or None if it is not always one interval."""
         return None
 
-    def band(self) -> Band | None:
-        """The distances that it lets through, if a pair's visibility depends on i - j alone and is one such range."""
+    def rule(self) -> IntervalRule | None:
+        """The same as a rule, without looking at a frame or into a tensor; None if it has none."""
         return None
 
     def compares_positions(self) -> bool:
@@ -244,8 +219,8 @@ class Everything(Mask):
         stop = torch.full((1, frame.nq), frame.nk, device=frame.device)
         return Interval(torch.zeros_like(stop), stop)
 
-    def band(self) -> Band:
-        return Band(None, None)
+    def rule(self) -> IntervalRule:
+        return IntervalRule()
 
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:
@@ -302,8 +277,8 @@ class And(_Pair):
         start = torch.maximum(a.start, b.start)
         return Interval(start, torch.maximum(start, torch.minimum(a.stop, b.stop)))
 
-    def band(self) -> Band | None:
-        a, b = self.a.band(), self.b.band()
+    def rule(self) -> IntervalRule | None:
+        a, b = self.a.rule(), self.b.rule()
         return None if a is None or b is None else a & b
 
     def __repr__(self) -> str:

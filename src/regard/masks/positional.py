@@ -11,7 +11,8 @@ from torch import Tensor
 from regard.core.arrays import tensor
 from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import listed
-from regard.masks.algebra import Band, Cover, Interval, Mask, cover_of
+from regard.masks.algebra import Cover, Mask, cover_of
+from regard.masks.intervals import Interval, IntervalRule
 
 
 def _interval(frame: Frame, least: Tensor | None, largest: Tensor | None) -> Interval | None:
@@ -59,8 +60,8 @@ class Causal(Mask):
     def rows(self, frame: Frame) -> Interval | None:
         return _interval(frame, None, frame.positions.q)
 
-    def band(self) -> Band:
-        return Band(None, 0)
+    def rule(self) -> IntervalRule:
+        return IntervalRule(after=0)
 
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:
@@ -116,8 +117,8 @@ class Window(Mask):
             None if self.after is None else q + self.after,
         )
 
-    def band(self) -> Band:
-        return Band(self.before, self.after)
+    def rule(self) -> IntervalRule:
+        return IntervalRule(before=self.before, after=self.after)
 
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:

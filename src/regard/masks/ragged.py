@@ -13,7 +13,8 @@ from regard.core.arrays import integers
 from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import listed
 from regard.core.tracing import data_unavailable
-from regard.masks.algebra import Interval, Mask, cover_of
+from regard.masks.algebra import Mask, cover_of
+from regard.masks.intervals import Interval, IntervalRule
 
 _REAL = " A padding mask (True = a real token) becomes lengths by mask.sum(-1)."
 
@@ -67,6 +68,9 @@ class Lengths(Mask):
             row = torch.arange(frame.nq, device=frame.device)
             stop = torch.where(row < self.queries[..., None], stop, 0)
         return Interval(n.new_zeros(1, 1).expand(1, frame.nq), stop[..., None, :])
+
+    def rule(self) -> IntervalRule:
+        return IntervalRule(keys=self.keys, queries=self.queries)
 
     def shape_error(self, frame: Frame) -> str | None:
         for name, n, most in (("keys", self.keys, frame.nk), ("queries", self.queries, frame.nq)):
@@ -138,6 +142,9 @@ class Documents(Mask):
         q = self.q_ids.expand(*lead, frame.nq).contiguous()
         start, stop = torch.searchsorted(k, q), torch.searchsorted(k, q, right=True)
         return Interval(start[..., None, :], stop[..., None, :])
+
+    def rule(self) -> IntervalRule:
+        return IntervalRule(q_ids=self.q_ids, k_ids=self.keys)
 
     def shape_error(self, frame: Frame) -> str | None:
         for name, ids, n in (("q_ids", self.q_ids, frame.nq), ("k_ids", self.keys, frame.nk)):

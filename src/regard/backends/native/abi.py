@@ -30,7 +30,9 @@ CODES = {
     "REGARD_BAD_TILE": 4,
     "REGARD_BAD_CELL": 5,
     "REGARD_BAD_GROUP": 6,
+    "REGARD_UNSORTED": 7,  # the documents of keys are not in order: their keys are no intervals
 }
+BOUNDS = {"REGARD_FIRST": 1, "REGARD_LAST": 2}  # bits
 
 _NUMBERS: dict[str, Any] = {
     "int32_t": ctypes.c_int32,
@@ -126,7 +128,14 @@ class CallArguments(Struct):
         Member("int32_t", "cap_last", "whether it comes after slopes, offsets and bias, instead of before"),
         Member("const float*", "caps", "(heads,): a cap for each head, where cap is not 0"),
         Member("int64_t", "caps_stride"),
-        *members("regard_tensor", "start stop", "int32 (batch, head, row): the keys that each query sees"),
+        *members("regard_tensor", "start stop", "int32 (batch, head, row): the keys that each query sees; or a rule:"),
+        Member("int32_t", "bounds", "REGARD_FIRST, REGARD_LAST, both, or 0"),
+        Member("int64_t", "first", "with REGARD_FIRST: query i sees no key before first + i"),
+        Member("int64_t", "last", "with REGARD_LAST: query i sees no key from last + i on"),
+        Member("const int64_t*", "key_counts", "(batch...): only so many keys are seen"),
+        Member("const int64_t*", "query_counts", "(batch...): only so many queries see any"),
+        *members("const int64_t*", "q_documents k_documents", "(batch..., n): seen are keys of the query's number"),
+        *members("int64_t", "key_counts_batch query_counts_batch q_documents_batch k_documents_batch", count=AXES),
         Member("regard_tensor", "bias", "(batch, head, row, key)"),
         Member("regard_tensor", "allowed", "bool bytes (batch, head, row, key)"),
         Member("regard_tensor", "tiles", "int32 (batch, head, row block, key block): -1 none, -2 all, else which bits"),
@@ -242,7 +251,7 @@ def _enum(values: dict[str, int]) -> str:
 
 
 def _structs() -> str:
-    parts = [_enum(values) for values in (DTYPES, ACTIVATIONS, CODES, _SIZES)]
+    parts = [_enum(values) for values in (DTYPES, ACTIVATIONS, CODES, BOUNDS, _SIZES)]
     for name, struct in _STRUCTS.items():
         body = "\n".join(map(str, struct.members))
         size = f'static_assert(sizeof({name}) == {ctypes.sizeof(struct)}, "ctypes lays {name} out in another way");'
@@ -254,7 +263,7 @@ def _abi() -> int:
     """A number that changes with any name, type or order of a member, not with what is said about it."""
     layout = [(name, [(m.type, m.name, m.count) for m in struct.members]) for name, struct in _STRUCTS.items()]
     return int.from_bytes(
-        hashlib.sha256(repr((layout, DTYPES, ACTIVATIONS, CODES, _SIZES)).encode()).digest()[:7], "big"
+        hashlib.sha256(repr((layout, DTYPES, ACTIVATIONS, CODES, BOUNDS, _SIZES)).encode()).digest()[:7], "big"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ class AdditiveKernels(KernelFamily):
             return "a tensor of a modifier asks for its gradient"
         return None
 
-    def lower(self, problem: Problem, mask: dict[str, Tensor]) -> KernelArgs:
+    def lower(self, problem: Problem, mask: dict[str, Any]) -> KernelArgs:
         return lower_around(problem, mask, problem.q.float(), problem.k.float(), problem.v)
 
     def run(self, problem: Problem, call: CallArguments) -> None:

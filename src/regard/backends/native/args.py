@@ -32,7 +32,10 @@ class KernelArgs:
 
     q (*batch, h, nq, dk), k and v (*batch, hk, nk, ...), one dtype. Other operands have the axes (*batch, h, ...), 1
     where they are shared, or are None where the call has no such thing:
-    start, stop   int32 (.., nq, 1): the keys that each query sees
+    start, stop   int32 (.., nq, 1): the keys that each query sees; or, instead, a rule:
+    first, last   query i sees the keys from first + i up to, but without, last + i
+    key_counts, query_counts  int64 (*batch, 1): only so many keys are seen, only so many queries see any
+    q_documents, k_documents  int64 (*batch, n): seen are the keys with the query's number
     allowed       booleans (.., nq, nk)
     tiles, bits   int32 (.., R, C): -1 hides a tile, -2 shows it, else the number of its bits; int64 (n, keys of a tile)
     bias          (.., nq, nk), added to the scores
@@ -56,6 +59,12 @@ class KernelArgs:
     caps: Tensor | None = None
     start: Tensor | None = None
     stop: Tensor | None = None
+    first: int | None = None
+    last: int | None = None
+    key_counts: Tensor | None = None
+    query_counts: Tensor | None = None
+    q_documents: Tensor | None = None
+    k_documents: Tensor | None = None
     allowed: Tensor | None = None
     tiles: Tensor | None = None
     bits: Tensor | None = None
@@ -121,14 +130,14 @@ def lower(problem: Problem, tile: tuple[int, int] | None) -> KernelArgs:
     return lower_dots(problem, lower_mask(problem, tile))
 
 
-def lower_dots(problem: Problem, mask: dict[str, Tensor]) -> KernelArgs:
+def lower_dots(problem: Problem, mask: dict[str, Any]) -> KernelArgs:
     """The same where what lower_mask says of its mask is known."""
     q, k, scale = _dot_operands(problem)
     return lower_around(problem, mask, q, k, problem.v.to(q.dtype), scale)
 
 
 def lower_around(
-    problem: Problem, mask: dict[str, Tensor], q: Tensor, k: Tensor, v: Tensor, scale: float = 1.0
+    problem: Problem, mask: dict[str, Any], q: Tensor, k: Tensor, v: Tensor, scale: float = 1.0
 ) -> KernelArgs:
     """The same with these queries, keys and values."""
     operands: dict[str, Any] = {**mask, **lower_modifiers(problem), **_dropout(problem)}

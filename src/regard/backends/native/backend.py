@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,8 +16,10 @@ from regard.backends.native.backward import why_not_learned
 from regard.backends.native.families import KernelFamily
 from regard.backends.native.ffi import runnable, why_not_built
 from regard.backends.native.launch import forward, forward_for_backward, library, row_stats
-from regard.backends.native.lower_mask import lower_mask, save_mask, saved_mask
-from regard.backends.native.plan import ForwardPlan, TrainingPlan, repeats
+from regard.backends.native.lower_mask import lower_mask
+from regard.backends.native.plan import ForwardPlan, TrainingPlan
+from regard.backends.native.plan_limits import repeats
+from regard.backends.native.saved_mask import save_mask, saved_mask
 from regard.backends.native.torch_ops import traced
 from regard.backends.streaming.backward import Cotangents, backward
 from regard.backends.streaming.tiling import stream
@@ -66,7 +68,7 @@ class Native(Backend):
     def forward_for_backward(self, problem: Problem) -> Kept:
         with torch.no_grad():
             args = self._kernel_args(problem)
-            return *forward_for_backward(args, partial(_family(problem).run, problem)), *save_mask(args.tensors())
+            return *forward_for_backward(args, partial(_family(problem).run, problem)), *save_mask(args)
 
     def row_stats(self, kept: Kept) -> RowStats:
         return row_stats(kept[2])
@@ -109,12 +111,15 @@ class Native(Backend):
         kernels = library()
         args = lower_mask(problem, kernels.tile)
         found = {"kernels": f"{kernels.isa}, blocks of {kernels.tile[0]} queries × {kernels.tile[1]} keys"}
-        kinds = {"start": "an interval of keys a query", "allowed": "booleans", "tiles": "a map of tiles"}
-        found["mask as"] = " and ".join(kinds[name] for name in args if name in kinds) or "nothing to hide"
+        kinds = {"allowed": "booleans", "tiles": "a map of tiles"}
+        forms = [kinds[name] for name in args if name in kinds]
+        if args.keys() - {*kinds, "bits"}:
+            forms.append("an interval of keys a query")
+        found["mask as"] = " and ".join(forms) or "nothing to hide"
         streamed = _family(problem).why_streamed(problem, tuple(t.requires_grad for t in problem.tensors()))
         return {**found, "backward": f"streamed over tiles in PyTorch: {streamed}" if streamed else "the same kernels"}
 
-    def _kernel_args(self, problem: Problem, mask: dict[str, Tensor] | None = None) -> KernelArgs:
+    def _kernel_args(self, problem: Problem, mask: dict[str, Any] | None = None) -> KernelArgs:
         mask = lower_mask(problem, library().tile) if mask is None else mask
         return replace(_family(problem).lower(problem, mask), invariant=self.invariant)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ class KernelFamily:
         """Why the kernels do not have the backward of a call that they can run, as a clause; None if they do."""
         return why_not_backward(problem, needs)
 
-    def lower(self, problem: Problem, mask: dict[str, Tensor]) -> KernelArgs:
+    def lower(self, problem: Problem, mask: dict[str, Any]) -> KernelArgs:
         """The call as the kernels read it; mask: what lower_mask says of its mask."""
         return lower_dots(problem, mask)
 
@@ -61,8 +61,8 @@ class KernelFamily:
 
     def leaves(self, problem: Problem, args: KernelArgs) -> dict[int, Tensor | None]:
         """See kernels.Kernels, as of what follows."""
-        read = {"allowed": args.allowed, "bias": args.bias, "slopes": args.slopes, "sink": args.sink}
-        return {getattr(CallArguments, name).offset: t for name, t in read.items()}
+        names = ("allowed", "bias", "slopes", "sink", "key_counts", "query_counts")
+        return {getattr(CallArguments, name).offset: getattr(args, name) for name in names}
 
     def learned(self, problem: Problem) -> Tensor | None:
         return None

@@ -6,11 +6,12 @@ import ctypes
 import math
 from collections.abc import Callable
 from struct import Struct as Packer
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.backends.native.abi import AXES, CallArguments, Operand, Struct
+from regard.backends.native.abi import AXES, BOUNDS, CallArguments, Operand, Struct
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.ffi import DTYPE_CODES, Library, chosen, load
 from regard.backends.native.lower_modifiers import ROOM
@@ -24,6 +25,9 @@ MOST_FLOAT = torch.finfo(torch.float32).max
 SATURATED = 3.4027e38  # kSaturated of native/core/vec.h: scores in base 2 that stand for all that are larger
 _OPERAND = Packer(f"={ctypes.sizeof(Operand) // 8}q")  # an address and the strides, eight bytes each
 MEMBERS = {member.name: member for member in CallArguments.members}
+# The bytes of a call's members that say which keys each query sees, which are neighbours.
+_VISIBLE = slice(CallArguments.start.offset, CallArguments.bias.offset)
+_FARTHEST = 1 << 62  # kFarthest of native/core/intervals.h
 # Floating-point operations for which it is worth waking another thread.
 _GRAIN = 1 << 20
 
@@ -126,8 +130,9 @@ def arguments(args: KernelArgs, out: Tensor, lse: Tensor | None, norm: Tensor | 
         call.lse = operand(call.hold(lse)[..., None])
     if norm is not None:
         call.norm = operand(call.hold(norm))
+    set_bounds(call, args.first, args.last)
     for name, t in args.tensors().items():
-        _set(call, name, t)
+        set_operand(call, name, t)
     _check_cells(args, call)
     return call
 
@@ -146,7 +151,16 @@ def _check_cells(args: KernelArgs, call: CallArguments) -> None:
         )
 
 
-def _set(call: CallArguments, name: str, t: Tensor) -> None:
+def set_bounds(call: CallArguments, first: int | None, last: int | None) -> None:
+    """Query i sees the keys from first + i up to, but without, last + i."""
+    call.bounds = 0
+    for name, bound in (("first", first), ("last", last)):
+        if bound is not None:
+            call.bounds |= BOUNDS[f"REGARD_{name.upper()}"]
+            setattr(call, name, min(max(bound, -_FARTHEST), _FARTHEST))
+
+
+def set_operand(call: CallArguments, name: str, t: Tensor) -> None:
     """Fills the members that belong to an operand: its address, its strides, how many of it there are."""
     if MEMBERS[name].type == "regard_tensor":
         setattr(call, name, operand(call.hold(t)))
@@ -199,15 +213,18 @@ def gapless(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(steps[::-1])
 
 
-def set_interval(struct: Struct, start: Tensor | None, stop: Tensor | None) -> tuple[Tensor, ...]:
-    """Tells a struct, which begins with a call, the keys that each query sees, int32 (.., nq, 1); None: all."""
-    if start is None or stop is None:
-        call = CallArguments.from_buffer(struct)
-        call.start.data = call.stop.data = 0
-        return ()
-    call = CallArguments.from_buffer(struct)
-    call.start, call.stop = operand(start), operand(stop)
-    return start, stop
+def set_visible(struct: Struct, found: dict[str, Any]) -> list[Tensor]:
+    """Fills in, of a struct that begins with a call, the keys that each query sees: what lower_intervals found.
+
+    Returns the tensors that the struct then leads to.
+    """
+    call = CallArguments()
+    set_bounds(call, found.get("first"), found.get("last"))
+    for name, t in found.items():
+        if isinstance(t, Tensor):
+            set_operand(call, name, t)
+    memoryview(struct).cast("B")[_VISIBLE] = memoryview(call).cast("B")[_VISIBLE]
+    return call.held
 
 
 def set_places(struct: Struct, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:

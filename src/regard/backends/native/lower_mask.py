@@ -1,20 +1,26 @@
-"""Masks as the native kernels read them: intervals, booleans, maps of tiles. A new mask touches nothing here."""
+"""Masks as the native kernels read them: intervals or a rule for them, booleans, maps of tiles.
+
+A new mask touches nothing here.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.core.problem import Problem
+from regard.core.region import Frame
 from regard.core.tracing import data_unavailable
-from regard.masks.algebra import And, Cover, Everything, Interval, Mask
+from regard.masks.algebra import And, Cover, Everything, Mask
 from regard.masks.dense import Dense
+from regard.masks.intervals import Interval, IntervalRule
 
 FEW = 16  # rows of a group below which the decoding kernel runs, where a mask written out is linear in the keys
-_NAMES = ("start", "stop", "allowed", "tiles", "bits")
 
 
-def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Tensor]:
+def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Any]:
     """The mask as intervals, as booleans that the caller has, as a tile map with bits, or as intervals and booleans.
 
     Without tiles, a mask that is known as no interval is written out.
@@ -22,42 +28,59 @@ def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Tens
     mask, frame = problem.mask, problem.frame
     if type(mask) is Everything:
         return {}
-    interval = mask.rows(frame)
-    if interval is not None:
-        return lower_interval(interval)
+    intervals = lower_intervals(mask, frame)
+    if intervals is not None:
+        return intervals
     if type(mask) is Dense:
         return {"allowed": full(frame.lift(mask.allowed))}
     if type(mask) is And:
         for dense, other in ((mask.a, mask.b), (mask.b, mask.a)):
-            rest = other.rows(frame) if type(dense) is Dense else None
+            rest = lower_intervals(other, frame) if type(dense) is Dense else None
             if type(dense) is Dense and rest is not None:
-                return {"allowed": full(frame.lift(dense.allowed)), **lower_interval(rest)}
+                return {"allowed": full(frame.lift(dense.allowed)), **rest}
     if tile is None or frame.heads // max(problem.key_heads, 1) * frame.nq < FEW:
         return {"allowed": full(mask.visible(frame.region()))}
     return _tile_map(mask, problem, *tile)
 
 
-def lower_interval(interval: Interval) -> dict[str, Tensor]:
-    """The keys that each query sees, int32 (.., nq, 1): start, stop."""
+def lower_intervals(mask: Mask, frame: Frame) -> dict[str, Any] | None:
+    """The keys that each query sees as a rule or as start and stop; None where they are not always one interval."""
+    rule, span = mask.rule(), frame.positions.span
+    if rule is not None and (span is not None or not rule.compares_positions) and _in_order(rule.k_ids):
+        return lower_rule(rule, 0 if span is None else span.q[0] - span.k[0])
+    interval = mask.rows(frame)
+    return None if interval is None else _table(interval)
+
+
+def lower_rule(rule: IntervalRule, offset: int) -> dict[str, Any]:
+    """A rule in indices: query i stands `offset` + i positions after the first key."""
+    found: dict[str, Any] = {}
+    if rule.before is not None:
+        found["first"] = offset - rule.before
+    if rule.after is not None:
+        found["last"] = offset + rule.after + 1
+    for name, counts in (("key_counts", rule.keys), ("query_counts", rule.queries)):
+        if counts is not None:
+            found[name] = counts.long()[..., None]
+    for name, ids in (("q_documents", rule.q_ids), ("k_documents", rule.k_ids)):
+        if ids is not None:
+            found[name] = ids.long()
+    return found
+
+
+def _in_order(ids: Tensor | None) -> bool:
+    """Whether the numbers of documents never decrease; not where nobody may look."""
+    return ids is None or (not data_unavailable(ids) and bool((ids[..., 1:] >= ids[..., :-1]).all()))
+
+
+def _table(interval: Interval) -> dict[str, Any]:
+    """Intervals as int32 (.., nq, 1): start, stop."""
     start, stop = interval.start[..., None], interval.stop[..., None]
-    if data_unavailable(
-        start, stop
-    ):  # nobody has looked: a number of 33 bits must not become a small one, which is right
+    if data_unavailable(start, stop):
+        # nobody has looked: a number of 33 bits must not become a small one, which is right
         most = torch.iinfo(torch.int32).max
         start, stop = start.clamp(-most, most), stop.clamp(-most, most)
     return {"start": start.int(), "stop": stop.int()}
-
-
-def save_mask(operands: dict[str, Tensor]) -> tuple[Tensor, ...]:
-    """Those of a call's operands that are its mask, for saved_mask; none of a mask larger than queries and keys."""
-    made = sum(operands[name].nbytes for name in ("tiles", "bits") if name in operands)
-    small = made <= operands["q"].nbytes + operands["k"].nbytes
-    return tuple(operands[name] if small and name in operands else torch.empty(0) for name in _NAMES)
-
-
-def saved_mask(held: tuple[Tensor, ...]) -> dict[str, Tensor] | None:
-    """What lower_mask said; None where nothing was held."""
-    return {name: t for name, t in zip(_NAMES, held, strict=True) if t.numel()} or None
 
 
 def full(t: Tensor) -> Tensor:

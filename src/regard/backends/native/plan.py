@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Done, Example, Inputs
-from regard.backends.native.abi import CallArguments, Struct
+from regard.backends.native.abi import CODES, CallArguments, Struct
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.ffi import DTYPE_CODES, failure, parallel
 from regard.backends.native.kernels import Gradients, Kernels
@@ -25,20 +25,22 @@ from regard.backends.native.launch import (
     gapless,
     library,
     operand,
-    set_interval,
+    set_bounds,
     set_places,
     set_strides,
+    set_visible,
     threads,
 )
+from regard.backends.native.lower_mask import lower_intervals, lower_rule
 from regard.backends.native.lower_modifiers import MOST
+from regard.backends.native.plan_limits import decided_by_tensors
 from regard.core.positions import Span, resolve_positions
-from regard.core.problem import Problem
 from regard.core.region import Frame
-from regard.masks.algebra import Band, Mask
 
-_MOST_KEPT = 1 << 20  # bytes made for a structure (intervals, tile maps) that are worth keeping
 # Operands that belong to certain numbers of queries and keys.
 _OF_LENGTHS = {"allowed", "bias", "tiles", "bits", "offsets", "points_of_q", "points_of_k", "q_cell", "k_cell"}
+# The numbers of a mask are wrong, or make no intervals: the general way says so, or runs it.
+_OF_THE_MASK = {CODES["REGARD_BAD_INTERVAL"], CODES["REGARD_UNSORTED"]}
 _ADDRESS, _SEED = Packer("=q"), Packer("=Q")
 _Q, _K, _V, _OUT, _NORM = (getattr(CallArguments, name).offset for name in ("q", "k", "v", "out", "norm"))
 
@@ -63,11 +65,11 @@ class ForwardPlan:
         self.batch, self.heads, self.headed = problem.frame.batch, problem.frame.heads, problem.frame.headed
         self.axes, self.lead, self.dv = args.q.dim(), tuple(out.shape[:-2]), out.shape[-1]
         self.dtype = torch.float32 if training else out.dtype
-        self.band, self.by_content = problem.mask.band(), decided_by_tensors(problem.mask, args)
-        tabled = args.start is not None and self.band is None and not self.by_content
+        self.rule, self.by_content = problem.mask.rule(), decided_by_tensors(problem.mask, args)
+        tabled = args.start is not None and self.rule is None and not self.by_content
         self.of_lengths = tabled or bool(_OF_LENGTHS & args.tensors().keys())
         self.positional = problem.mask.compares_positions() or problem.score.compares_positions()
-        self.placed = args.q_at is not None
+        self.placed, self.masked = args.q_at is not None, bool(problem.mask.tensors())
         self.pair_work = family.pair_work(problem, args)
         norm = torch.empty(*args.shape, 2) if training else None
         struct = family.struct(problem, arguments(args, self._lifted(out.to(self.dtype)), None, norm))
@@ -110,8 +112,14 @@ class ForwardPlan:
                 return None
             held = (*held, *looked)
         if seed is not None:
+            # a call that is refused, or goes the general way, draws no seed
+            if self.masked and call.mask.shape_error(self._frame(call)) is not None:
+                return None
             _SEED.pack_into(struct, CallArguments.seed.offset, seed())
-        if code := self.entry(ctypes.byref(struct), self.parallel):
+        code = self.entry(ctypes.byref(struct), self.parallel)
+        if code in _OF_THE_MASK:
+            return None
+        if code:
             raise failure(code)
         return out, struct, held
 
@@ -155,8 +163,9 @@ class ForwardPlan:
             (first, queries), (origin, keys) = span.q, span.k
             if (queries, keys) != (nq, nk) or abs(first - origin) + nq + nk >= MOST:
                 return None
-            if self.band is not None:
-                held += set_interval(struct, *_interval(self.band, first - origin, nq, nk))
+            if self.rule is not None and self.rule.compares_positions:
+                bounds = lower_rule(self.rule, first - origin)
+                set_bounds(members, bounds.get("first"), bounds.get("last"))
             if self.placed:
                 at = [torch.arange(first, first + n) for first, n in (span.q, span.k)]
                 held += set_places(struct, *at)
@@ -164,20 +173,31 @@ class ForwardPlan:
 
     def _look(self, struct: Struct, call: Inputs) -> list[Tensor] | None:
         """Fills in what depends on the numbers in positions and in the mask: what the struct then leads to."""
-        nq, nk = call.nq, call.nk
-        at = resolve_positions(call.positions, nq, nk, self.batch, None, call.q.device)
-        frame = Frame(self.batch, self.heads, nq, nk, at, self.headed)
+        nq, nk, positions = call.nq, call.nk, call.positions
+        rule = call.mask.rule()
+        if rule is not None and (positions is None or positions.span is not None) and call.seed is None:
+            # the kernel finds out whether the numbers are right
+            for ids, n in ((rule.q_ids, nq), (rule.k_ids, nk)):
+                if ids is not None and ids.shape[-1] != n:
+                    return None
+            offset = 0 if positions is None or positions.span is None else positions.span.q[0] - positions.span.k[0]
+            return set_visible(struct, lower_rule(rule, offset))
+        frame = self._frame(call)
         if call.mask.shape_error(frame) is not None:
             return None
         held = list[Tensor]()
-        if self.by_content or self.band is not None:
-            interval = call.mask.rows(frame)
-            if interval is None:
+        if self.by_content or self.rule is not None:
+            intervals = lower_intervals(call.mask, frame)
+            if intervals is None:
                 return None
-            held += set_interval(struct, interval.start[..., None].int(), interval.stop[..., None].int())
+            held += set_visible(struct, intervals)
         if self.placed:
-            held += set_places(struct, at.q, at.k)
+            held += set_places(struct, frame.positions.q, frame.positions.k)
         return held
+
+    def _frame(self, call: Inputs) -> Frame:
+        at = resolve_positions(call.positions, call.nq, call.nk, self.batch, None, call.q.device)
+        return Frame(self.batch, self.heads, call.nq, call.nk, at, self.headed)
 
     def _lifted(self, t: Tensor) -> Tensor:
         """With the axes of the kernels' operands: a head axis, where the caller has none."""
@@ -234,53 +254,3 @@ class TrainingPlan(ForwardPlan):
         operands = [None if t is None else operand(self._lifted(t)) for t in made[:3]]
         dtypes = DTYPE_CODES[g_out.dtype], self.gradient_dtype
         return self.family.backward_struct(self.struct, operand(self._lifted(g_out)), operands, dtypes)
-
-
-def repeats(family: Kernels, args: KernelArgs, example: Example) -> bool:
-    """Whether a plan can serve other calls of the example's structure: it is told all that changes between them."""
-    problem = example.problem
-    if family.copied(problem) or 0 in (*args.shape, *args.k.shape[-2:], args.v.shape[-1]):
-        return False
-    for t, own in zip((args.q, args.k, args.v), example.given, strict=True):
-        # converted, or read several times: then gradients are sums
-        if t.data_ptr() != own.data_ptr() or (any(example.needs) and t.numel() != own.numel()):
-            return False
-    if example.positions is not None and not _follows_positions(problem, args):
-        return False
-    scored = len(problem.score.tensors())
-    masked = range(scored, scored + len(problem.mask.tensors()) if decided_by_tensors(problem.mask, args) else scored)
-    read = [t.data_ptr() for t in family.leaves(problem, args).values() if t is not None]
-    addresses = [t.data_ptr() for n, t in enumerate(example.leaves) if n not in masked]
-    # one tensor in two roles: the next call may have two
-    if any(a not in read for a in addresses[example.spent :]) or len(set(addresses)) < len(addresses):
-        return False
-    learned = family.learned(problem)
-    for t, need in zip(example.leaves, example.needs[3:], strict=True):
-        if need and t.data_ptr() in read and (learned is None or t.data_ptr() != learned.data_ptr()):
-            return False
-    kept = [t for name, t in args.tensors().items() if name not in ("q", "k", "v") and t.data_ptr() not in addresses]
-    return sum(t.nbytes for t in kept) <= _MOST_KEPT
-
-
-def decided_by_tensors(mask: Mask, args: KernelArgs) -> bool:
-    """Whether the mask is intervals that its tensors decide, call by call: Lengths, Documents."""
-    return bool(mask.tensors()) and args.start is not None and args.allowed is None
-
-
-def _follows_positions(problem: Problem, args: KernelArgs) -> bool:
-    """Whether a plan knows what positions change: intervals of keys, and the places that slopes and dropout read."""
-    if args.offsets is not None or args.tiles is not None:
-        return False
-    return args.allowed is None or not problem.mask.compares_positions()
-
-
-def _interval(band: Band, offset: int, nq: int, nk: int) -> tuple[Tensor | None, Tensor | None]:
-    """The keys [start, stop) that query i sees, at offset + i where key j is at j; None, None: all."""
-    first = None if band.before is None else offset - band.before
-    last = None if band.after is None else offset + band.after + 1
-    if (first is None or first + nq - 1 <= 0) and (last is None or last >= nk):
-        return None, None
-    zeros = torch.zeros(1, dtype=torch.int32)
-    start = zeros if first is None else torch.arange(first, first + nq).clamp_(0, nk).int()
-    stop = zeros + nk if last is None else torch.arange(last, last + nq).clamp_(0, nk).int()
-    return start[:, None], stop[:, None]

@@ -16,9 +16,10 @@ from regard.core.errors import ShapeError
 from regard.core.shapes import listed
 from regard.core.state import RowStats
 
+_OF_TOKENS = {"k", "v", "q_cell", "q_at", "q_documents", "k_cell", "k_at", "k_documents", "offsets"}  # last axis whole
 _NAMES = tuple(f.name for f in fields(KernelArgs))
 _NUMBERS = {
-    **{"scale": "float", "cap": "float", "cap_last": "bool"},
+    **{"scale": "float", "cap": "float", "cap_last": "bool", "first": "SymInt?", "last": "SymInt?"},
     **{"seed": "SymInt", "threshold": "int", "keep": "float", "invariant": "bool"},
 }
 _TOLD = ", ".join(f"{_NUMBERS.get(n, 'Tensor' if n in ('q', 'k', 'v') else 'Tensor?')} {n}" for n in _NAMES)
@@ -52,8 +53,9 @@ def _check_operands(args: KernelArgs) -> None:
         **dict.fromkeys(("allowed", "bias"), (*batch, heads, nq, nk)),
         **dict.fromkeys(("start", "stop"), (*batch, heads, nq, 1)),
         "tiles": (*batch, heads, -(-nq // rows), -(-nk // keys)),
-        **dict.fromkeys(("q_cell", "q_at"), (*batch, nq)),
-        **dict.fromkeys(("k_cell", "k_at"), (*batch, nk)),
+        **dict.fromkeys(("q_cell", "q_at", "q_documents"), (*batch, nq)),
+        **dict.fromkeys(("k_cell", "k_at", "k_documents"), (*batch, nk)),
+        **dict.fromkeys(("key_counts", "query_counts"), (*batch, 1)),
         **dict.fromkeys(("caps", "slopes"), (heads,)),
         "sink": (*batch, heads, 1, 1),
     }
@@ -61,7 +63,7 @@ def _check_operands(args: KernelArgs) -> None:
         expected["offsets"] = (heads, max(nq + nk - 1, 0) + ROOM)
     for name, t in args.tensors().items():
         shape = expected.get(name, tuple(t.shape))
-        exact = name in ("k", "v", "q_cell", "q_at", "k_cell", "k_at", "offsets")
+        exact = name in _OF_TOKENS
         fits = all(a in (1, b) for a, b in zip(t.shape[::-1], shape[::-1], strict=False))
         if not fits or t.dim() > len(shape) or (exact and t.shape[-1] != shape[-1]):
             raise ShapeError(

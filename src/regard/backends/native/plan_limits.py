@@ -1,0 +1,55 @@
+"""Which calls a plan can serve: those of which all that differs from call to call is told to it."""
+
+from __future__ import annotations
+
+from regard.backends.base import Example
+from regard.backends.native.args import KernelArgs
+from regard.backends.native.kernels import Kernels
+from regard.core.problem import Problem
+from regard.masks.algebra import Mask
+
+_MOST_KEPT = 1 << 20  # bytes made for a structure (intervals, tile maps) that are worth keeping
+
+
+def repeats(family: Kernels, args: KernelArgs, example: Example) -> bool:
+    """Whether a plan can serve other calls of the example's structure: it is told all that changes between them."""
+    problem = example.problem
+    if family.copied(problem) or 0 in (*args.shape, *args.k.shape[-2:], args.v.shape[-1]):
+        return False
+    for t, own in zip((args.q, args.k, args.v), example.given, strict=True):
+        # converted, or read several times: then gradients are sums
+        if t.data_ptr() != own.data_ptr() or (any(example.needs) and t.numel() != own.numel()):
+            return False
+    if example.positions is not None and not _follows_positions(problem, args):
+        return False
+    scored = len(problem.score.tensors())
+    masked = range(scored, scored + len(problem.mask.tensors()) if decided_by_tensors(problem.mask, args) else scored)
+    read = [t.data_ptr() for t in family.leaves(problem, args).values() if t is not None]
+    addresses = [t.data_ptr() for n, t in enumerate(example.leaves) if n not in masked]
+    # one tensor in two roles: the next call may have two
+    if any(a not in read for a in addresses[example.spent :]) or len(set(addresses)) < len(addresses):
+        return False
+    learned = family.learned(problem)
+    for t, need in zip(example.leaves, example.needs[3:], strict=True):
+        if need and t.data_ptr() in read and (learned is None or t.data_ptr() != learned.data_ptr()):
+            return False
+    kept = [t for name, t in args.tensors().items() if name not in ("q", "k", "v") and t.data_ptr() not in addresses]
+    return sum(t.nbytes for t in kept) <= _MOST_KEPT
+
+
+def decided_by_tensors(mask: Mask, args: KernelArgs) -> bool:
+    """Whether the mask is intervals that its tensors decide, call by call: Documents, a Prefix a sequence.
+
+    Not lengths that the kernels read where they are: then a plan sets an address.
+    """
+    if args.allowed is not None or args.tiles is not None:
+        return False
+    counts = {t.data_ptr() for t in (args.key_counts, args.query_counts) if t is not None and t.is_contiguous()}
+    return any(t.data_ptr() not in counts for t in mask.tensors())
+
+
+def _follows_positions(problem: Problem, args: KernelArgs) -> bool:
+    """Whether a plan knows what positions change: intervals of keys, and the places that slopes and dropout read."""
+    if args.offsets is not None or args.tiles is not None:
+        return False
+    return args.allowed is None or not problem.mask.compares_positions()

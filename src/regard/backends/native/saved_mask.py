@@ -1,0 +1,31 @@
+"""A mask as the kernels read it, held from a forward to its backward, so that it is lowered once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.backends.native.args import KernelArgs
+
+_NAMES = (
+    *("start", "stop", "first", "last", "key_counts", "query_counts", "q_documents", "k_documents"),
+    *("allowed", "tiles", "bits"),
+)
+_NOTHING = torch.empty(0)
+
+
+def save_mask(lowered: KernelArgs) -> tuple[Tensor, ...]:
+    """What lower_mask said, for saved_mask; nothing of a mask that takes more memory than queries and keys."""
+    made = sum(t.nbytes for t in (lowered.tiles, lowered.bits) if t is not None)
+    if made > lowered.q.nbytes + lowered.k.nbytes:
+        return (_NOTHING,) * len(_NAMES)
+    found = [getattr(lowered, name) for name in _NAMES]
+    return tuple(_NOTHING if x is None else torch.tensor(x) if isinstance(x, int) else x for x in found)
+
+
+def saved_mask(held: tuple[Tensor, ...]) -> dict[str, Any] | None:
+    """What lower_mask said; None where nothing was held."""
+    found = {name: t for name, t in zip(_NAMES, held, strict=True) if t.numel()}
+    return {name: t if t.dim() else int(t) for name, t in found.items()} or None

@@ -1,0 +1,56 @@
+"""What a mask can say that is shorter than a matrix: an interval of keys for each query, or the rule that gives it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Interval(NamedTuple):
+    """The keys that each row may see, as indices start ≤ j < stop: int64, broadcastable to (*batch, heads, nq).
+
+    >>> import torch
+    >>> Interval(torch.tensor([0, 0]), torch.tensor([1, 2])).stop
+    tensor([1, 2])
+    """
+
+    start: Tensor
+    stop: Tensor
+
+
+class IntervalRule(NamedTuple):
+    """Intervals of keys as a rule, which nobody has to write out: a pair is visible where all of these hold.
+
+    before, after  -after ≤ i - j ≤ before, of the positions i of the query and j of the key; None is unbounded
+    keys           the key's index is below this length of its sequence, (*batch,)
+    queries        the query's index is below this length
+    q_ids, k_ids   the query (.., nq) and the key (.., nk) have the same number: intervals where k_ids never decrease
+    None: no such condition.
+
+    >>> IntervalRule(before=3, after=0) & IntervalRule(after=2)
+    IntervalRule(before=3, after=0, keys=None, queries=None, q_ids=None, k_ids=None)
+    """
+
+    before: int | None = None
+    after: int | None = None
+    keys: Tensor | None = None
+    queries: Tensor | None = None
+    q_ids: Tensor | None = None
+    k_ids: Tensor | None = None
+
+    def __and__(self, other: IntervalRule) -> IntervalRule | None:
+        """Both; None where both give lengths, or both documents."""
+        merged = list[int | Tensor | None]()
+        for a, b in zip(self, other, strict=True):
+            if a is None or b is None:
+                merged.append(b if a is None else a)
+            elif isinstance(a, int) and isinstance(b, int):
+                merged.append(min(a, b))
+            else:
+                return None
+        return IntervalRule(*merged)  # pyright: ignore[reportArgumentType]
+
+    @property
+    def compares_positions(self) -> bool:
+        return self.before is not None or self.after is not None

@@ -1,0 +1,125 @@
+"""Masks whose intervals the kernels work out by themselves, from a rule."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import regard as rg
+from kernel_checks import check
+from regard import testing
+from regard.backends.native.ffi import runnable
+from regard.backends.native.lower_mask import lower_mask
+from regard.core.region import Frame
+from regard.masks.intervals import IntervalRule
+
+native = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+
+KEYS = torch.tensor([31, 0, 17])
+IDS = torch.tensor([0, 0, 1, 1, 1, 4, 4])
+K_IDS = torch.tensor([0] * 5 + [1] * 11 + [2] * 3 + [4] * 12)
+EACH = torch.stack([K_IDS, K_IDS.flip(0).sort().values // 2, torch.zeros(31, dtype=torch.int64)])
+RULES: dict[str, rg.Mask] = {
+    "causal": rg.Causal(),
+    "window": rg.Window(5, 3),
+    "bounded before": rg.Window(2, None),
+    "lengths": rg.Lengths(keys=KEYS),
+    "int32 lengths": rg.Lengths(keys=KEYS.int()),
+    "padded queries": rg.Lengths(keys=KEYS, queries=torch.tensor([7, 3, 0])),
+    "causal within lengths": rg.Causal() & rg.Lengths(keys=KEYS) & rg.Window(11, 11),
+    "documents": rg.Documents(IDS, K_IDS),
+    "documents a sequence": rg.Documents(IDS, EACH),
+    "causal documents": rg.Documents(IDS, K_IDS) & rg.Causal() & rg.Lengths(keys=KEYS),
+    "far": rg.Window(1 << 40, 1 << 62),
+}
+PLACES = {
+    "head": rg.head(7, 31),
+    "tail": rg.tail(7, 31),
+    "tail of more": rg.Positions(torch.arange(7), torch.arange(40, 71)),
+}
+
+
+def visible_by(rule: IntervalRule, frame: Frame) -> torch.Tensor:
+    """The definition in IntervalRule's docstring, pair by pair."""
+    at = frame.region()
+    seen = torch.ones(frame.shape, dtype=torch.bool)
+    if rule.before is not None:
+        seen = seen & (at.i - at.j <= rule.before)
+    if rule.after is not None:
+        seen = seen & (at.j - at.i <= rule.after)
+    if rule.keys is not None:
+        seen = seen & (at.col < at.sequences(rule.keys))
+    if rule.queries is not None:
+        seen = seen & (at.row < at.sequences(rule.queries))
+    if rule.q_ids is not None and rule.k_ids is not None:
+        seen = seen & (at.queries(rule.q_ids) == at.keys(rule.k_ids))
+    return seen
+
+
+@pytest.mark.parametrize("at", PLACES)
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_says_what_the_mask_says(name: str, at: str) -> None:
+    rule, frame = RULES[name].rule(), Frame.of(7, 31, batch=(3,), heads=2, positions=PLACES[at])
+    assert rule is not None
+    expected = RULES[name].visible(frame.region()).expand(frame.shape)
+    assert torch.equal(visible_by(rule, frame), expected)
+
+
+def test_rules_of_every_mask_hold() -> None:
+    frame = Frame.of(13, 29, batch=(2,), heads=3, positions=rg.tail(13, 29))
+    found = {name: mask for name, mask in testing.masks(frame).items() if mask.rule() is not None}
+    assert len(found) > 5
+    for name, mask in found.items():
+        rule = mask.rule()
+        assert rule is not None
+        assert torch.equal(visible_by(rule, frame), mask.visible(frame.region()).expand(frame.shape)), name
+
+
+@native
+@pytest.mark.parametrize("nq", [7, 1])
+@pytest.mark.parametrize("at", PLACES)
+@pytest.mark.parametrize("name", RULES)
+def test_the_kernels_follow_a_rule(name: str, at: str, nq: int) -> None:
+    places, mask = PLACES[at], RULES[name]
+    if nq == 1:
+        places = rg.Positions(places.q[:1], places.k)
+        mask = mask if "documents" not in name and "queries" not in name else rg.Causal() & rg.Lengths(keys=KEYS)
+    q, k, v = torch.randn(3, 4, nq, 16), torch.randn(3, 2, 31, 16), torch.randn(3, 2, 31, 5)
+    case = testing.Case(q, k, v, rg.ScaledDot(), mask=mask, positions=places)
+    assert "start" not in lower_mask(case.problem, (64, 128))
+    check(case)
+
+
+@native
+def test_documents_that_come_in_another_order_later() -> None:
+    """The plan of documents in order refuses others, which then go the general way."""
+    x = torch.randn(1, 2, 6, 8)
+    for ids in ([0, 0, 1, 1, 2, 2], [0, 1, 0, 1, 2, 2], [5, 5, 5, 7, 7, 9]):
+        mask = rg.Documents(torch.tensor(ids))
+        expected = rg.attention(x, x, x, mask=mask, backend=rg.Reference())
+        torch.testing.assert_close(rg.attention(x, x, x, mask=mask), expected)
+
+
+@native
+def test_a_length_that_is_wrong_later() -> None:
+    x = torch.randn(2, 2, 6, 8)
+    for _ in range(2):
+        rg.attention(x, x, x, mask=rg.Lengths(keys=torch.tensor([6, 2])))
+    with pytest.raises(rg.ShapeError, match=r"Lengths\.keys holds 2 to 7; expected lengths from 0 to 6"):
+        rg.attention(x, x, x, mask=rg.Lengths(keys=torch.tensor([7, 2])))
+
+
+@native
+def test_dropout_draws_one_seed_whatever_the_mask() -> None:
+    """A call that its plan refuses must not move torch's generator twice."""
+    x, ids = torch.randn(1, 2, 6, 8), torch.tensor([0, 1, 0, 1, 2, 2])
+    drop = rg.Dropout(0.5)
+
+    def drawn() -> torch.Tensor:
+        torch.manual_seed(7)
+        rg.attention(x, x, x, mask=rg.Documents(ids), dropout=drop)
+        return torch.randint(1 << 40, ())
+
+    first = drawn()
+    rg.attention(x, x, x, mask=rg.Documents(ids.sort().values), dropout=drop)
+    assert drawn() == first
