@@ -25,6 +25,12 @@ MOST_FLOAT = torch.finfo(torch.float32).max
 SATURATED = 3.4027e38  # kSaturated of native/core/vec.h: scores in base 2 that stand for all that are larger
 _OPERAND = Packer(f"={ctypes.sizeof(Operand) // 8}q")  # an address and the strides, eight bytes each
 MEMBERS = {member.name: member for member in CallArguments.members}
+_OPERANDS = {name for name, member in MEMBERS.items() if member.type == "regard_tensor"}  # whose strides are told
+_OFFSETS = {name: getattr(CallArguments, name).offset for name in MEMBERS}
+_NUMBERS = ("scale", "cap", "cap_last", "first", "last", "threshold", "keep", "invariant")
+_ADDRESS = Packer("=q")
+_layouts: dict[Any, CallArguments] = {}  # of calls whose tensors lie alike
+_MOST_LAYOUTS = 256
 # The bytes of a call's members that say which keys each query sees, which are neighbours.
 _VISIBLE = slice(CallArguments.start.offset, CallArguments.bias.offset)
 _FARTHEST = 1 << 62  # kFarthest of native/core/intervals.h
@@ -114,26 +120,46 @@ def pair_work(args: KernelArgs) -> int:
 
 
 def arguments(args: KernelArgs, out: Tensor, lse: Tensor | None, norm: Tensor | None) -> CallArguments:
-    """The struct that the kernels read."""
+    """The struct that the kernels read; all but its addresses is worked out once for calls whose tensors lie alike."""
+    # a graph, or a hook on what is saved, may have laid out anew what was made without gaps
+    tensors = {name: t if name in _OPERANDS else t.contiguous() for name, t in args.tensors().items()}
+    tensors |= {name: t for name, t in (("out", out), ("lse", lse), ("norm", norm)) if t is not None}
+    numbers = [getattr(args, name) for name in _NUMBERS]
+    layout = (
+        torch.get_num_threads(),
+        *numbers,
+        *[(name, t.dtype, t.shape, t.stride()) for name, t in tensors.items()],
+    )
+    template = _layouts.get(layout)
+    if template is None:
+        if len(_layouts) >= _MOST_LAYOUTS:
+            _layouts.clear()
+        template = _layouts[layout] = _lay_out(args, tensors)
+    call = CallArguments.from_buffer_copy(template)
+    call.held = list(tensors.values())
+    for name, t in tensors.items():
+        _ADDRESS.pack_into(call, _OFFSETS[name], t.data_ptr())
+    call.seed = args.seed & (2**64 - 1)
+    _check_cells(args, call)
+    return call
+
+
+def _lay_out(args: KernelArgs, tensors: dict[str, Tensor]) -> CallArguments:
+    """The struct of a call, whose addresses and seed mean nothing."""
     call = CallArguments()
     *batch, heads, nq = args.shape
     (key_heads, nk, dk), dv = args.k.shape[-3:], args.v.shape[-1]
     call.batch = (ctypes.c_int64 * AXES)(*_axes(tuple(batch), 1))
     call.heads, call.key_heads, call.nq, call.nk, call.dk, call.dv = heads, key_heads, nq, nk, dk, dv
-    call.dtype, call.out_dtype = DTYPE_CODES[args.q.dtype], DTYPE_CODES[out.dtype]
+    call.dtype, call.out_dtype = DTYPE_CODES[args.q.dtype], DTYPE_CODES[tensors["out"].dtype]
     call.threads = threads(pair_work(args) * nq * nk)
     call.scale, call.cap, call.cap_last = args.scale, args.cap, args.cap_last
     call.invariant = args.invariant
-    call.seed, call.threshold, call.keep = args.seed & (2**64 - 1), args.threshold, args.keep
-    call.out = operand(call.hold(out))
-    if lse is not None:
-        call.lse = operand(call.hold(lse)[..., None])
-    if norm is not None:
-        call.norm = operand(call.hold(norm))
+    call.threshold, call.keep = args.threshold, args.keep
     set_bounds(call, args.first, args.last)
-    for name, t in args.tensors().items():
-        set_operand(call, name, t)
-    _check_cells(args, call)
+    for name, t in tensors.items():
+        set_operand(call, name, t[..., None] if name == "lse" else t)
+    call.held.clear()
     return call
 
 
@@ -162,12 +188,11 @@ def set_bounds(call: CallArguments, first: int | None, last: int | None) -> None
 
 def set_operand(call: CallArguments, name: str, t: Tensor) -> None:
     """Fills the members that belong to an operand: its address, its strides, how many of it there are."""
-    if MEMBERS[name].type == "regard_tensor":
+    if name in _OPERANDS:
         setattr(call, name, operand(call.hold(t)))
         if name == "bias":
             call.bias_dtype = DTYPE_CODES[t.dtype]
         return
-    # a graph, or a hook on what is saved, may have laid out anew what was made without gaps
     t = call.hold(t.contiguous())
     setattr(call, name, t.data_ptr())
     if f"{name}_stride" in MEMBERS:  # from one head to the next; 0 where they share it

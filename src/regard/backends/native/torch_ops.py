@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -36,20 +37,22 @@ def traced(args: KernelArgs) -> tuple[Tensor, RowStats]:
 
 def _forward(*arguments: Any) -> Kept:
     args = KernelArgs(*arguments)
-    _check_operands(args)
+    _check_shapes(tuple([(name, t.shape) for name, t in args.tensors().items()]), library().tile)
     return forward_for_backward(args)
 
 
-def _check_operands(args: KernelArgs) -> None:
+@lru_cache(256)
+def _check_shapes(shapes: tuple[tuple[str, torch.Size], ...], tile: tuple[int, int]) -> None:
     """ShapeError where operands are not of one call: the kernels would read beside them.
 
     A graph that was recorded without guards (make_fx) holds masks of the length that it was recorded for.
     """
-    *batch, heads, nq = args.shape
-    key_heads, nk, (rows, keys) = args.k.shape[-3], args.k.shape[-2], library().tile
+    given = dict(shapes)
+    *batch, heads, nq, width = given["q"]
+    key_heads, nk, (rows, keys) = given["k"][-3], given["k"][-2], tile
     expected: dict[str, tuple[int, ...]] = {  # axes of size 1 are shared, but for the last
-        "k": (*batch, key_heads, nk, args.q.shape[-1]),
-        "v": (*batch, key_heads, nk, args.v.shape[-1]),
+        "k": (*batch, key_heads, nk, width),
+        "v": (*batch, key_heads, nk, given["v"][-1]),
         **dict.fromkeys(("allowed", "bias"), (*batch, heads, nq, nk)),
         **dict.fromkeys(("start", "stop"), (*batch, heads, nq, 1)),
         "tiles": (*batch, heads, -(-nq // rows), -(-nk // keys)),
@@ -59,16 +62,15 @@ def _check_operands(args: KernelArgs) -> None:
         **dict.fromkeys(("caps", "slopes"), (heads,)),
         "sink": (*batch, heads, 1, 1),
     }
-    if args.q_cell is None:
+    if "q_cell" not in given:
         expected["offsets"] = (heads, max(nq + nk - 1, 0) + ROOM)
-    for name, t in args.tensors().items():
-        shape = expected.get(name, tuple(t.shape))
-        exact = name in _OF_TOKENS
-        fits = all(a in (1, b) for a, b in zip(t.shape[::-1], shape[::-1], strict=False))
-        if not fits or t.dim() > len(shape) or (exact and t.shape[-1] != shape[-1]):
+    for name, own in shapes:
+        shape = expected.get(name, tuple(own))
+        fits = all(a in (1, b) for a, b in zip(own[::-1], shape[::-1], strict=False))
+        if not fits or len(own) > len(shape) or (name in _OF_TOKENS and own[-1] != shape[-1]):
             raise ShapeError(
-                f"regard::forward: {name} has shape {listed(t.shape)}; q {listed(args.q.shape)} and k "
-                f"{listed(args.k.shape)} need {listed(shape)}. A graph recorded by make_fx serves one shape; "
+                f"regard::forward: {name} has shape {listed(own)}; q {listed(given['q'])} and k "
+                f"{listed(given['k'])} need {listed(shape)}. A graph recorded by make_fx serves one shape; "
                 "torch.export and torch.compile(dynamic=True) serve all."
             )
     if heads and (key_heads == 0 or heads % key_heads):
