@@ -89,8 +89,8 @@ struct FewPull {
     score.begin(f, r);
     delta[r] = row_delta(all.g, f.p, row.h, row.i, dout + r * all.wide, all.wide);
     finite_dout &= all_finite(dout + r * all.wide, 1, all.wide, all.wide, 1);
-    const float* norm = (const float*)row_of(c.norm, f.p, row.h, row.i, REGARD_F32);
-    shift[r] = norm[0], inverse[r] = norm[c.norm.col];
+    const float* row_stats = (const float*)row_of(c.row_stats, f.p, row.h, row.i, REGARD_F32);
+    shift[r] = row_stats[0], inverse[r] = row_stats[c.row_stats.col];
     Place there = f.p;
     there.h = row.h;
     if (c.threshold) word[r] = vu{} + query_word(head_word(c, there), c.q_at[offset(c.q_at_batch, there) + row.i]);

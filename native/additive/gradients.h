@@ -14,7 +14,7 @@ REGARD_INLINE void zero(float* x, int64_t count) { __builtin_memset(x, 0, (size_
 static float row_delta(const regard_additive_gradients& g, const Place& p, int64_t head, int64_t row, float* to, int64_t wide) {
   const regard_call& c = g.forward.call;
   const auto of = [&](const regard_tensor& t) { return (const float*)row_of(t, p, head, row, REGARD_F32); };
-  if (of(c.norm)[c.norm.col] == 0) return zero(to, wide), 0.0f;
+  if (of(c.row_stats)[c.row_stats.col] == 0) return zero(to, wide), 0.0f;
   gather(to, wide, (const char*)of(g.dout), g.dout, REGARD_F32, 1, c.dv, 1);
   vf sum = vf{};
   for (int64_t d = 0; d < wide; d += W) sum += load(to + d) * floats(of(c.out), d * c.out.col, c.out.col, c.dv - d, REGARD_F32);

@@ -33,7 +33,7 @@ static void begin_gradients(GradientBlock<V>& z) {
   for (int64_t i = 0; i < p.rows; ++i) z.delta[i / W][i % W] = row_delta(g.g, p, p.h, p.row + i, s.dout + i * g.wide, g.wide);
   z.finite_dout = all_finite(s.dout, 1, g.wide, g.wide, p.rows);
   pack<V>(s.doutt, kQueries, s.dout, REGARD_F32, g.wide, 1, p.rows, g.c.dv, 1.0f);
-  gather(z.shift, g.c.norm, p, 0), gather(z.inverse, g.c.norm, p, 1);
+  gather(z.shift, g.c.row_stats, p, 0), gather(z.inverse, g.c.row_stats, p, 1);
   const int64_t rows = p.rows;
   for (int v = 0; v < V; ++v) z.fine[v] = lanes() + splat_int(v * W) < splat_int((int32_t)rows);
   for (int64_t k = 0; k < g.c.dk; ++k)

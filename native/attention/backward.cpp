@@ -136,7 +136,7 @@ void* reserve(Training& w) {
 int32_t check(const regard_gradients& g) {
   const regard_call& c = g.call;
   if (const int32_t wrong = check_call(c)) return wrong;
-  if (!known_dtype(g.dout_dtype) || !known_dtype(g.gradient_dtype) || !c.norm.data || (c.dv && !g.dout.data)) return REGARD_BAD_ARGUMENT;
+  if (!known_dtype(g.dout_dtype) || !known_dtype(g.gradient_dtype) || !c.row_stats.data || (c.dv && !g.dout.data)) return REGARD_BAD_ARGUMENT;
   return (g.dslopes && !c.slopes) || (g.doffsets && !c.offsets) ? REGARD_BAD_ARGUMENT : REGARD_DONE;
 }
 

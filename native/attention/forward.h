@@ -123,7 +123,7 @@ REGARD_ALONE void finish(Block<V>& b) {
   const regard_call& c = b.c;
   const Place& p = b.p;
   float* lse = c.lse.data ? at<float>(c.lse, p, p.h) + p.row * c.lse.row : nullptr;
-  float* norm = c.norm.data ? at<float>(c.norm, p, p.h) + p.row * c.norm.row : nullptr;
+  float* row_stats = c.row_stats.data ? at<float>(c.row_stats, p, p.h) + p.row * c.row_stats.row : nullptr;
   const int64_t base = offset(c.out, p, p.h) + p.row * c.out.row;
   for (int v = 0; v < V; ++v) {
     const vf scale = close(c, p, b.m[v], b.l[v]);
@@ -133,11 +133,11 @@ REGARD_ALONE void finish(Block<V>& b) {
       const vf sum = select(empty, splat(-kInf), natural(b.m[v]) + logv(b.l[v]));
       for (int64_t n = 0; n < rows; ++n) lse[(v * W + n) * c.lse.row] = sum[n];
     }
-    if (norm) {
+    if (row_stats) {
       const vf shift = select(empty, vf{}, b.m[v]), inverse = select(empty, vf{}, splat(1.0f) / b.l[v]);
       for (int64_t n = 0; n < rows; ++n) {
-        float* row = norm + (v * W + n) * c.norm.row;
-        row[0] = shift[n], row[c.norm.col] = inverse[n];
+        float* row = row_stats + (v * W + n) * c.row_stats.row;
+        row[0] = shift[n], row[c.row_stats.col] = inverse[n];
       }
     }
     for (int64_t f = 0; f < c.dv; f += W) {

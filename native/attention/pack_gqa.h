@@ -74,12 +74,12 @@ static int32_t forward_packed(const regard_call& c, const Run& run) {
     fold.copy<int32_t>(c.stop, packed.stop, 1, false);
   }
   if (c.lse.data) packed.lse = take(1);
-  if (c.norm.data) packed.norm = take(2);
+  if (c.row_stats.data) packed.row_stats = take(2);
   const int32_t failed = run(packed);
   if (!failed) {
     fold.copy(c.out, packed.out, c.out_dtype, c.dv, true);
     if (c.lse.data) fold.copy<float>(c.lse, packed.lse, 1, true);
-    if (c.norm.data) fold.copy<float>(c.norm, packed.norm, 2, true);
+    if (c.row_stats.data) fold.copy<float>(c.row_stats, packed.row_stats, 2, true);
   }
   free(memory);
   return failed;

@@ -15,7 +15,7 @@ from regard.backends.native.args import KernelArgs, lower, why_not
 from regard.backends.native.backward import why_not_learned
 from regard.backends.native.families import KernelFamily
 from regard.backends.native.ffi import runnable, why_not_built
-from regard.backends.native.launch import forward, forward_for_backward, library, row_stats
+from regard.backends.native.launch import forward, forward_for_backward, library, natural_row_stats
 from regard.backends.native.lower_mask import lower_mask, save_mask, saved_mask
 from regard.backends.native.plan import ForwardPlan, TrainingPlan, repeats
 from regard.backends.native.torch_ops import traced
@@ -69,7 +69,7 @@ class Native(Backend):
             return *forward_for_backward(args, partial(_family(problem).run, problem)), *save_mask(args.tensors())
 
     def row_stats(self, kept: Kept) -> RowStats:
-        return row_stats(kept[2])
+        return natural_row_stats(kept[2])
 
     def traced(self, problem: Problem) -> Differentiable:
         needs = tuple(t.requires_grad for t in problem.tensors())
@@ -97,12 +97,12 @@ class Native(Backend):
             with torch.no_grad():
                 out, stats = stream(problem, self.size, quick=True)
             return backward(problem, out, stats, cotangents, needs, self.size)
-        out, lse, norm, *mask = kept
+        out, lse, row_stats, *mask = kept
         g_out, g_lse = cotangents
         pair = g_out, torch.zeros_like(lse) if g_lse is None else g_lse
         with torch.no_grad():
             return family.backward(
-                problem, self._kernel_args(problem, saved_mask(tuple(mask))), (out, lse, norm), pair, needs
+                problem, self._kernel_args(problem, saved_mask(tuple(mask))), (out, lse, row_stats), pair, needs
             )
 
     def details(self, problem: Problem) -> dict[str, str]:

@@ -47,25 +47,25 @@ def forward(args: KernelArgs, run: Run = dots) -> Result:
 
 
 def forward_for_backward(args: KernelArgs, run: Run = dots) -> Kept:
-    """out, lse, and norm (*batch, h, nq, 2), from which the backward kernels compute the weights again."""
-    out, lse, norm = room(args)
-    return *_filled(args, run, out, lse, norm), norm
+    """out, lse, and row_stats (*batch, h, nq, 2), from which the backward kernels compute the weights again."""
+    out, lse, row_stats = room(args)
+    return *_filled(args, run, out, lse, row_stats), row_stats
 
 
-def _filled(args: KernelArgs, run: Run, out: Tensor, lse: Tensor, norm: Tensor | None) -> Result:
+def _filled(args: KernelArgs, run: Run, out: Tensor, lse: Tensor, row_stats: Tensor | None) -> Result:
     if lse.numel() == 0 or args.k.shape[-2] == 0:
-        return _nothing(args, out, lse, norm)
-    run(arguments(args, out, lse, norm))
+        return _nothing(args, out, lse, row_stats)
+    run(arguments(args, out, lse, row_stats))
     return out, lse
 
 
-def _nothing(args: KernelArgs, out: Tensor, lse: Tensor, norm: Tensor | None) -> Result:
+def _nothing(args: KernelArgs, out: Tensor, lse: Tensor, row_stats: Tensor | None) -> Result:
     """Where there are no queries or no keys: the sink, if there is one, has all the mass."""
     lse = lse.fill_(-torch.inf) if args.sink is None else lse.copy_(args.sink[..., 0])
-    if norm is not None:  # m in units of ln 2, and 1 / l, of a key with the sink's logit; both 0 of none
+    if row_stats is not None:  # m in units of ln 2, and 1 / l, of a key with the sink's logit; both 0 of none
         empty = lse == -torch.inf
         m = (lse / math.log(2)).clamp(-MOST_FLOAT, MOST_FLOAT).masked_fill(empty, 0)
-        norm.copy_(torch.stack([m, (~empty).to(lse.dtype)], -1))
+        row_stats.copy_(torch.stack([m, (~empty).to(lse.dtype)], -1))
     return out.zero_(), lse
 
 
@@ -76,14 +76,14 @@ def empty(args: KernelArgs) -> Result:
 
 
 def room(args: KernelArgs) -> Kept:
-    """Room for out, lse and norm."""
+    """Room for out, lse and row_stats."""
     out, lse = empty(args)
     return out, lse, lse.new_empty((*args.shape, 2))
 
 
-def row_stats(norm: Tensor) -> RowStats:
+def natural_row_stats(row_stats: Tensor) -> RowStats:
     """What the kernels compute weights by, m in base 2 and 1 / l, as natural row statistics."""
-    m, inverse = norm.double().unbind(-1)
+    m, inverse = row_stats.double().unbind(-1)
     empty, saturated, exact = inverse == 0, m.abs() >= SATURATED, m * math.log(2)
     rounded = torch.where(saturated, torch.copysign(m.new_tensor(MOST_FLOAT), m), exact).float()
     # what rounding took from m goes to l; where m's own last digit is 1 or more, its scores have no such digits
@@ -92,9 +92,9 @@ def row_stats(norm: Tensor) -> RowStats:
     return RowStats(rounded.masked_fill(empty, -torch.inf), l.float().masked_fill(empty, 0))
 
 
-def sink_weights(norm: Tensor, sink: Tensor) -> Tensor:
+def sink_weights(row_stats: Tensor, sink: Tensor) -> Tensor:
     """The weight of a sink with logits (*batch, h) in each row, as the kernels compute it: float64 (*batch, h, nq)."""
-    m, inverse = norm.double().unbind(-1)
+    m, inverse = row_stats.double().unbind(-1)
     logit = (sink.double() / math.log(2)).clamp(-MOST_FLOAT, MOST_FLOAT)[..., None]
     return torch.exp2(logit - m) * inverse
 
@@ -109,7 +109,7 @@ def pair_work(args: KernelArgs) -> int:
     return 2 * math.prod(args.shape[:-1]) * (args.k.shape[-1] + args.v.shape[-1])
 
 
-def arguments(args: KernelArgs, out: Tensor, lse: Tensor | None, norm: Tensor | None) -> CallArguments:
+def arguments(args: KernelArgs, out: Tensor, lse: Tensor | None, row_stats: Tensor | None) -> CallArguments:
     """The struct that the kernels read."""
     call = CallArguments()
     *batch, heads, nq = args.shape
@@ -124,8 +124,8 @@ def arguments(args: KernelArgs, out: Tensor, lse: Tensor | None, norm: Tensor | 
     call.out = operand(call.hold(out))
     if lse is not None:
         call.lse = operand(call.hold(lse)[..., None])
-    if norm is not None:
-        call.norm = operand(call.hold(norm))
+    if row_stats is not None:
+        call.row_stats = operand(call.hold(row_stats))
     for name, t in args.tensors().items():
         _set(call, name, t)
     _check_cells(args, call)
