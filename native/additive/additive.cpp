@@ -1,7 +1,7 @@
 // The entry points of the additive similarity, once for each instruction set.
 #include "additive/backward.h"
 #include "additive/few_rows_backward.h"
-#include "core/check.h"
+#include "attention/check_call.h"
 
 using namespace regard;
 

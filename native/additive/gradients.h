@@ -43,7 +43,7 @@ struct GradientScratch {
   Prepared q;
   float *clean, *cleaned;     // a [width][kQueries] and c [kKeys][width] with 0 in rows that are not finite
   float *dout, *doutt;        // [kQueries][wide], [dv][kQueries]
-  float *ds, *cap_slope;           // [kKeys][kQueries]
+  float *ds, *derivative;     // [kKeys][kQueries]
   float *u, *e;               // one tile's da [width][kQueries] and dw [width][W]
   float *da, *dw;             // one block's
   float *dc, *dv;             // one slice's: [width][line], [span][wide]
@@ -61,7 +61,7 @@ static int64_t carve_scratch(const Gradients& g, float* from, GradientScratch& s
   s.q = prepared_places(g.c, take(prepared_size(g.c)));
   s.clean = take(g.width * kQueries), s.cleaned = take(kKeys * g.width);
   s.dout = take(kQueries * g.wide), s.doutt = take(g.c.dv * kQueries);
-  s.ds = take(kKeys * kQueries), s.cap_slope = take(kKeys * kQueries);
+  s.ds = take(kKeys * kQueries), s.derivative = take(kKeys * kQueries);
   s.u = take(g.width * kQueries), s.e = take(g.width * W);
   s.da = take(g.width * kQueries), s.dw = take(g.width * W);
   s.dc = take(g.width * g.line()), s.dv = take(g.span() * g.wide);

@@ -36,7 +36,7 @@ static void place_keys(FewRows& f, const Chunk& t) {
   const int64_t* k_at = f.c.k_at + offset(f.c.k_at_batch, f.p) + t.j;
   for (int64_t n = 0; n < t.count; ++n) {
     f.at[n / W][n % W] = apart(k_at[n], k_at[0]);
-    f.word[n / W][n % W] = key_word(k_at[n]);
+    f.word[n / W][n % W] = Dropout::key_word(k_at[n]);
   }
 }
 

@@ -7,7 +7,7 @@ namespace regard {
 
 // Whether the heads of a group differ in nothing but their queries.
 static bool alike(const regard_call& c) {
-  return !c.caps && !c.slopes && !c.offsets && !c.bias.data && !c.allowed.data && !c.tiles.data && !c.threshold && !c.sink.data;
+  return !Modifiers::differ_by_head(c) && !c.allowed.data && !c.tiles.data && !c.threshold && !c.sink.data;
 }
 
 // Whether a call goes this way: where rows of a group are more than a few, or so many that each head alone would be a block with few
