@@ -120,7 +120,7 @@ struct FewPull {
     for (int64_t m = 0; m < W && n + m < t.count; m += kRows) {
       vf acc[kRows][V];
       clear(acc);
-      micro<Floats, kRows, V>(acc, kept + m, 1, W, dout + d, all.wide, f.rows);
+      Isa::multiply_tiles<Floats, kRows, V>(acc, kept + m, 1, W, dout + d, all.wide, f.rows);
       for (int64_t i = 0; i < kRows && n + m + i < t.count; ++i)
         for (int v = 0; v < V; ++v) put_some(row + (m + i) * to.row + (d + v * W) * to.col, to.col, all.c.dv - d - v * W, acc[i][v]);
     }

@@ -52,7 +52,7 @@ REGARD_INLINE void score_gradients(GradientBlock<V>& z, const Tile& t, const flo
   const regard_call& c = z.g.c;
   vf acc[M][V];
   clear(acc);
-  micro<Floats, M, V>(acc, x + n * row, row, 1, z.s.doutt, kQueries, c.dv);
+  Isa::multiply_tiles<Floats, M, V>(acc, x + n * row, row, 1, z.s.doutt, kQueries, c.dv);
   const int64_t* k_at = c.threshold ? c.k_at + offset(c.k_at_batch, z.b.p) + t.j + n : nullptr;
   for (int i = 0; i < M; ++i) {
     const vu key = (k_at ? Dropout::key_word(k_at[i]) : 0u) + vu{};
@@ -86,7 +86,7 @@ template <int M, int V>
 REGARD_INLINE void pull_values(float* dv, int64_t wide, const float* p, const float* dout, int64_t rows) {
   vf acc[M][V];
   clear(acc);
-  micro<Floats, M, V>(acc, p, kQueries, 1, dout, wide, rows);
+  Isa::multiply_tiles<Floats, M, V>(acc, p, kQueries, 1, dout, wide, rows);
 #pragma GCC unroll 8
   for (int i = 0; i < M; ++i)
 #pragma GCC unroll 8

@@ -37,7 +37,7 @@ template <int V, int M>
 REGARD_INLINE void score_some(const Block<V>& b, const Tile& t, const Sweep& w, int64_t wide, const Share& x, int64_t n) {
   vf acc[M][V];
   clear(acc);
-  micro<Floats, M, V>(acc, w.k + n * wide, wide, 1, b.w.q, kQueries, b.c.dk);
+  Isa::multiply_tiles<Floats, M, V>(acc, w.k + n * wide, wide, 1, b.w.q, kQueries, b.c.dk);
   if (x.plain) {
 #pragma GCC unroll 8
     for (int i = 0; i < M; ++i)
@@ -62,7 +62,7 @@ template <int V, int M>
 REGARD_INLINE void weigh_some(const Block<V>& b, const Tile& t, const Sweep& w, int64_t wide, const Share& x, int64_t n) {
   vf acc[M][V];
   clear(acc);
-  micro<Floats, M, V>(acc, w.v + n * wide, wide, 1, w.doutt, kQueries, b.c.dv);
+  Isa::multiply_tiles<Floats, M, V>(acc, w.v + n * wide, wide, 1, w.doutt, kQueries, b.c.dv);
   const int64_t* k_at = b.c.threshold ? b.c.k_at + offset(b.c.k_at_batch, b.p) + t.j + n : nullptr;
   const vf none = vf{};
 #pragma GCC unroll 8

@@ -15,7 +15,7 @@ REGARD_ALONE void dot_rows(float* s, vf* top, const float* k, int64_t row, const
     next.bring(first + n, first + n + M);
     vf acc[M][V];
     clear(acc);
-    micro<Op, M, V>(acc, k, row, 1, q, kQueries, width);
+    Isa::multiply_tiles<Op, M, V>(acc, k, row, 1, q, kQueries, width);
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
       vf most = top[v];
@@ -177,7 +177,7 @@ REGARD_ALONE void value_rows(const Block<V>& b, const Tile& t, const vf* alpha, 
     t.values.bring(f * kKeys / b.c.dv, (f + M) * kKeys / b.c.dv);
     vf acc[M][V];
     clear(acc);
-    micro<Op, M, V>(acc, x + f, 1, row, s, kQueries, count);
+    Isa::multiply_tiles<Op, M, V>(acc, x + f, 1, row, s, kQueries, count);
 #pragma GCC unroll 32
     for (int i = 0; i < M; ++i)
 #pragma GCC unroll 8

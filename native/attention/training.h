@@ -59,7 +59,7 @@ REGARD_INLINE void add_rows(float* to, int64_t ld, const Term* terms, int64_t co
   for (int64_t n = 0; n < count; ++n) {
     const Term& t = terms[n];
     if (t.marks || row + M <= t.first || row >= t.last) continue;
-    micro<Floats, M, V>(acc, t.a + row * t.rs, t.rs, t.cs, t.b + col, t.ldb, t.count);
+    Isa::multiply_tiles<Floats, M, V>(acc, t.a + row * t.rs, t.rs, t.cs, t.b + col, t.ldb, t.count);
   }
 #pragma GCC unroll 8
   for (int i = 0; i < M; ++i)
