@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0xc89364667e26c2  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0xa21816a642a2bc  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -69,7 +69,7 @@ typedef struct {
   regard_tensor v;
   regard_tensor out;
   regard_tensor lse;  // float (batch, head, row)
-  regard_tensor norm;  // float (batch, head, row, 2): m, base 2, and 1 / l, which make scores weights; 0, 0 for empty rows
+  regard_tensor row_stats;  // float (batch, head, row, 2): m, base 2, and 1 / l, which make scores weights; 0, 0 for empty rows
   float scale;  // of the dot product
   float cap;  // soft cap, 0 for none
   int32_t cap_last;  // whether it comes after slopes, offsets and bias, instead of before
@@ -119,7 +119,7 @@ static_assert(sizeof(regard_call) == 1344, "ctypes lays regard_call out in anoth
 
 // A call of the backward pass. Data 0: that gradient is not wanted.
 typedef struct {
-  regard_call call;  // as the forward had it; out and norm hold its results, and out_dtype is out's
+  regard_call call;  // the forward call; out (of out_dtype) and row_stats hold its results
   regard_tensor dout;  // cotangent of out, of dout_dtype
   regard_tensor dlse;  // cotangent of lse, float; data 0 for none
   regard_tensor dq;  // gradients, of gradient_dtype, every element is written
@@ -145,7 +145,7 @@ static_assert(sizeof(regard_additive) == 1368, "ctypes lays regard_additive out 
 
 // Its backward pass: cotangents, and gradients, all float, every element of which is written.
 typedef struct {
-  regard_additive forward;  // out, float, and norm as the forward left them
+  regard_additive forward;  // out, float, and row_stats as the forward left them
   regard_tensor dout;
   regard_tensor dlse;  // data 0 for none
   regard_tensor da;

@@ -1,7 +1,7 @@
 // The entry points of the additive similarity, once for each instruction set.
 #include "additive/backward.h"
 #include "additive/few_rows_backward.h"
-#include "core/intervals.h"
+#include "attention/interval_rule.h"
 
 using namespace regard;
 
@@ -28,7 +28,7 @@ int32_t check(const regard_additive& x) {
 int32_t check(const regard_additive_gradients& g) {
   const regard_call& c = g.forward.call;
   if (const int32_t wrong = check(g.forward)) return wrong;
-  if (c.out_dtype != REGARD_F32 || !c.norm.data || (c.dv && (!g.dout.data || !g.dv.data))) return REGARD_BAD_ARGUMENT;
+  if (c.out_dtype != REGARD_F32 || !c.row_stats.data || (c.dv && (!g.dout.data || !g.dv.data))) return REGARD_BAD_ARGUMENT;
   return c.dk && (!g.da.data || !g.dc.data || !g.dw) ? REGARD_BAD_ARGUMENT : REGARD_DONE;
 }
 

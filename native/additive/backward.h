@@ -64,7 +64,7 @@ static void block_gradients(const Gradients& g, const GradientScratch& s, const 
   each_tile(b, [&](Tile& t, Source& x) {
     vf top[V];
     for (int v = 0; v < V; ++v) top[v] = vf{};
-    additive_tile(b, t, g.x, q, g.keys, top, c.cap != 0 ? s.cap_slope : nullptr);
+    additive_tile(b, t, g.x, q, g.keys, top, Modifiers::have_derivative(c) ? s.derivative : nullptr);
     load_values(c, b.w, x);
     pull_tile_scores(z, t, x.v + (t.j - x.j) * x.v_row, x.v_row);
     pull_tile_values(z, t);

@@ -8,10 +8,10 @@ namespace regard {
 // Whether the backward of a call goes this way: that of blocks, whose queries are lanes, overtakes it where lanes are well filled.
 static bool few_additive_backward(const regard_call& c) { return !c.invariant && !c.tiles.data && few_rows(c) <= kFew && 2 * c.nq <= 3 * W; }
 
-// Whether the forward does. One that leaves row statistics (norm) goes the way of its backward, which makes the same scores again: the two
+// Whether the forward does. One that leaves row statistics goes the way of its backward, which makes the same scores again: the two
 // ways round them differently, and weights of large scores would not sum to 1.
 static bool few_additive(const regard_call& c) {
-  return c.norm.data ? few_additive_backward(c) : !c.invariant && !c.tiles.data && few_rows(c) <= kFew;
+  return c.row_stats.data ? few_additive_backward(c) : !c.invariant && !c.tiles.data && few_rows(c) <= kFew;
 }
 
 REGARD_INLINE int64_t round_pairs(int64_t n) { return (n + 2 * W - 1) / (2 * W) * (2 * W); }

@@ -78,8 +78,8 @@ struct FewPull {
   FewPull(const FewGradients& g, const Place& p, int64_t item, float* at)
       : all(g), f(g.c), score(g.x, g.rows, at), da(g.share_of(g.da, item)), dw(g.share_of(g.dw, item)) {
     f.p = p;
-    f.s = at + AdditiveFew::size(g.x, g.rows), f.cap_slope = f.s + g.rows * kChunk;
-    dout = f.cap_slope + g.rows * kChunk, kept = dout + g.rows * g.wide, ds = kept + g.rows * W;
+    f.s = at + AdditiveFew::size(g.x, g.rows), f.derivative = f.s + g.rows * kChunk;
+    dout = f.derivative + g.rows * kChunk, kept = dout + g.rows * g.wide, ds = kept + g.rows * W;
     values = ds + g.rows * W, dc = values + W * g.wide;
   }
 
@@ -89,11 +89,9 @@ struct FewPull {
     score.begin(f, r);
     delta[r] = row_delta(all.g, f.p, row.h, row.i, dout + r * all.wide, all.wide);
     finite_dout &= all_finite(dout + r * all.wide, 1, all.wide, all.wide, 1);
-    const float* norm = (const float*)row_of(c.norm, f.p, row.h, row.i, REGARD_F32);
-    shift[r] = norm[0], inverse[r] = norm[c.norm.col];
-    Place there = f.p;
-    there.h = row.h;
-    if (c.threshold) word[r] = vu{} + query_word(head_word(c, there), c.q_at[offset(c.q_at_batch, there) + row.i]);
+    const float* row_stats = (const float*)row_of(c.row_stats, f.p, row.h, row.i, REGARD_F32);
+    shift[r] = row_stats[0], inverse[r] = row_stats[c.row_stats.col];
+    if (c.threshold) word[r] = Dropout::row_word(f, row);
   }
 
   // Scores of row r and keys [n, n + W) become weights and gradients of scores; hidden ones are -0 and 0.
@@ -107,10 +105,10 @@ struct FewPull {
     const vi hidden = s == splat(-kInf);
     vf p = exp2v(s - splat(shift[r])) * splat(inverse[r]), dp = sums(x[0]), left = p;
     if (c.threshold) {
-      const vi stay = stays(c, word[r], f.word[n / W]);
-      left = select(stay, p * splat(c.keep), vf{}), dp = select(stay, dp * splat(c.keep), vf{});
+      left = Dropout::apply(c, word[r], f.word[n / W], p);
+      dp = Dropout::apply(c, word[r], f.word[n / W], dp);
     }
-    const vf found = p * (dp - splat(delta[r])) * load(f.cap_slope + r * kChunk + n);
+    const vf found = p * (dp - splat(delta[r])) * load(f.derivative + r * kChunk + n);
     store(kept + r * W, select(hidden, splat(-0.0f), left));
     store(ds + r * W, select(hidden, vf{}, found));
   }
@@ -122,7 +120,7 @@ struct FewPull {
     for (int64_t m = 0; m < W && n + m < t.count; m += kRows) {
       vf acc[kRows][V];
       clear(acc);
-      micro<Floats, kRows, V>(acc, kept + m, 1, W, dout + d, all.wide, f.rows);
+      Isa::multiply_tiles<Floats, kRows, V>(acc, kept + m, 1, W, dout + d, all.wide, f.rows);
       for (int64_t i = 0; i < kRows && n + m + i < t.count; ++i)
         for (int v = 0; v < V; ++v) put_some(row + (m + i) * to.row + (d + v * W) * to.col, to.col, all.c.dv - d - v * W, acc[i][v]);
     }

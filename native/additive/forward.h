@@ -81,10 +81,10 @@ REGARD_INLINE int64_t pair_of_block(const regard_call& c, const Place& p) {
   return p.b * c.key_heads + p.h / (c.heads / c.key_heads);
 }
 
-// Scores of a tile, with every step, to the block's scratch; `top` takes their maxima, `bend` the soft cap's derivative.
+// Scores of a tile, with every step, to the block's scratch; `top` takes their maxima, `derivative` that of the modifiers.
 template <int V>
 static void additive_tile(const Block<V>& b, const Tile& t, const regard_additive& x, const Prepared& q, const Exponentials& keys,
-                          vf (&top)[V], float* cap_slope = nullptr) {
+                          vf (&top)[V], float* derivative = nullptr) {
   const regard_call& c = x.call;
   const int64_t pair = pair_of_block(c, b.p), width = round_even(c.dk);
   const Way way = way_of(x, q, keys.reach[pair * key_tiles(c) + t.j / kKeys]);
@@ -100,7 +100,7 @@ static void additive_tile(const Block<V>& b, const Tile& t, const regard_additiv
   for (int64_t n = 0; n < t.count; ++n) {
     vf s[V];
     for (int v = 0; v < V; ++v) s[v] = load(b.w.s + n * kQueries + v * W) * scale + base;
-    steps<V, Floats>(b, t, n, s, cap_slope ? cap_slope + n * kQueries : nullptr);
+    apply_steps<V>(b, t, n, s, derivative ? derivative + n * kQueries : nullptr);
     for (int v = 0; v < V; ++v) {
       top[v] = greater_of(s[v], top[v]);
       store(b.w.s + n * kQueries + v * W, s[v]);

@@ -14,7 +14,7 @@ REGARD_INLINE void zero(float* x, int64_t count) { __builtin_memset(x, 0, (size_
 static float row_delta(const regard_additive_gradients& g, const Place& p, int64_t head, int64_t row, float* to, int64_t wide) {
   const regard_call& c = g.forward.call;
   const auto of = [&](const regard_tensor& t) { return (const float*)row_of(t, p, head, row, REGARD_F32); };
-  if (of(c.norm)[c.norm.col] == 0) return zero(to, wide), 0.0f;
+  if (of(c.row_stats)[c.row_stats.col] == 0) return zero(to, wide), 0.0f;
   gather(to, wide, (const char*)of(g.dout), g.dout, REGARD_F32, 1, c.dv, 1);
   vf sum = vf{};
   for (int64_t d = 0; d < wide; d += W) sum += load(to + d) * floats(of(c.out), d * c.out.col, c.out.col, c.dv - d, REGARD_F32);
@@ -43,7 +43,7 @@ struct GradientScratch {
   Prepared q;
   float *clean, *cleaned;     // a [width][kQueries] and c [kKeys][width] with 0 in rows that are not finite
   float *dout, *doutt;        // [kQueries][wide], [dv][kQueries]
-  float *ds, *cap_slope;           // [kKeys][kQueries]
+  float *ds, *derivative;     // [kKeys][kQueries]
   float *u, *e;               // one tile's da [width][kQueries] and dw [width][W]
   float *da, *dw;             // one block's
   float *dc, *dv;             // one slice's: [width][line], [span][wide]
@@ -61,7 +61,7 @@ static int64_t carve_scratch(const Gradients& g, float* from, GradientScratch& s
   s.q = prepared_places(g.c, take(prepared_size(g.c)));
   s.clean = take(g.width * kQueries), s.cleaned = take(kKeys * g.width);
   s.dout = take(kQueries * g.wide), s.doutt = take(g.c.dv * kQueries);
-  s.ds = take(kKeys * kQueries), s.cap_slope = take(kKeys * kQueries);
+  s.ds = take(kKeys * kQueries), s.derivative = take(kKeys * kQueries);
   s.u = take(g.width * kQueries), s.e = take(g.width * W);
   s.da = take(g.width * kQueries), s.dw = take(g.width * W);
   s.dc = take(g.width * g.line()), s.dv = take(g.span() * g.wide);

@@ -119,7 +119,7 @@ static void prepare_weights(const regard_additive& x, Prepared& to, int64_t head
   for (int64_t k = 0; k < width; k += 2 * step)
     for (int64_t n = k; n < k + step; ++n) to.middle[n - k / 2] = half(n) + half(n + step);
   for (; small < 1; small *= 2) ++to.bits;
-  to.unit = c.cap != 0 && !c.cap_last ? 1 / cap_of(c, head) : kLog2e;
+  to.unit = SoftCap::used(c) ? 1 / SoftCap::of(c, head) : kLog2e;
 }
 
 template <int V>

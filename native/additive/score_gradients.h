@@ -33,7 +33,7 @@ static void begin_gradients(GradientBlock<V>& z) {
   for (int64_t i = 0; i < p.rows; ++i) z.delta[i / W][i % W] = row_delta(g.g, p, p.h, p.row + i, s.dout + i * g.wide, g.wide);
   z.finite_dout = all_finite(s.dout, 1, g.wide, g.wide, p.rows);
   pack<V>(s.doutt, kQueries, s.dout, REGARD_F32, g.wide, 1, p.rows, g.c.dv, 1.0f);
-  gather(z.shift, g.c.norm, p, 0), gather(z.inverse, g.c.norm, p, 1);
+  gather(z.shift, g.c.row_stats, p, 0), gather(z.inverse, g.c.row_stats, p, 1);
   const int64_t rows = p.rows;
   for (int v = 0; v < V; ++v) z.fine[v] = lanes() + splat_int(v * W) < splat_int((int32_t)rows);
   for (int64_t k = 0; k < g.c.dk; ++k)
@@ -52,22 +52,21 @@ REGARD_INLINE void score_gradients(GradientBlock<V>& z, const Tile& t, const flo
   const regard_call& c = z.g.c;
   vf acc[M][V];
   clear(acc);
-  micro<Floats, M, V>(acc, x + n * row, row, 1, z.s.doutt, kQueries, c.dv);
+  Isa::multiply_tiles<Floats, M, V>(acc, x + n * row, row, 1, z.s.doutt, kQueries, c.dv);
   const int64_t* k_at = c.threshold ? c.k_at + offset(c.k_at_batch, z.b.p) + t.j + n : nullptr;
   for (int i = 0; i < M; ++i) {
-    const vu key = (k_at ? key_word(k_at[i]) : 0u) + vu{};
+    const vu key = (k_at ? Dropout::key_word(k_at[i]) : 0u) + vu{};
     for (int v = 0; v < V; ++v) {
       const int64_t at = (n + i) * kQueries + v * W;
       const vf s = load(z.b.w.s + at), p = exp2v(s - z.shift[v]) * z.inverse[v];
       vf kept = p, dp = acc[i][v];
       if (k_at) {
-        const vi stay = stays(c, z.b.word[v], key);
-        kept = select(stay, p * splat(c.keep), vf{});
-        dp = select(stay, dp * splat(c.keep), vf{});
+        kept = Dropout::apply(c, z.b.word[v], key, p);
+        dp = Dropout::apply(c, z.b.word[v], key, dp);
       }
       const vi hidden = s == splat(-kInf);
       vf ds = select(hidden, vf{}, p * (dp - z.delta[v]));
-      if (c.cap != 0) ds = select(hidden, vf{}, ds * load(z.s.cap_slope + at));
+      if (Modifiers::have_derivative(c)) ds = select(hidden, vf{}, ds * load(z.s.derivative + at));
       ds = select(z.fine[v], ds, vf{});
       store(z.b.w.s + at, select(hidden, splat(-1.0f), kept));
       store(z.s.ds + at, ds);
@@ -87,7 +86,7 @@ template <int M, int V>
 REGARD_INLINE void pull_values(float* dv, int64_t wide, const float* p, const float* dout, int64_t rows) {
   vf acc[M][V];
   clear(acc);
-  micro<Floats, M, V>(acc, p, kQueries, 1, dout, wide, rows);
+  Isa::multiply_tiles<Floats, M, V>(acc, p, kQueries, 1, dout, wide, rows);
 #pragma GCC unroll 8
   for (int i = 0; i < M; ++i)
 #pragma GCC unroll 8
@@ -116,7 +115,7 @@ static void pull_tile_values(const GradientBlock<V>& z, const Tile& t) {
         }
     return;
   }
-  const bool hides = t.edge || t.bits || z.g.c.bias.data || z.g.c.offsets;  // biases of -inf hide too
+  const bool hides = t.edge || t.bits || Modifiers::hide(z.g.c);
   if (hides)
     for (int64_t n = 0; n < t.count; ++n)
       for (int v = 0; v < V; ++v) {

@@ -1,5 +1,5 @@
 // The entry point of the backward pass: what is split into how many parts, its memory, and its phases.
-#include "core/intervals.h"
+#include "attention/interval_rule.h"
 #include "attention/backward_tiles.h"
 
 using namespace regard;
@@ -18,7 +18,7 @@ int64_t carve_scratch(const Training& w, float* from, Sweep& s) {
   take(s.k, kTile * w.wide_k), take(s.v, kTile * w.wide_v), take(s.dk, kTile * w.wide_k), take(s.dv, kTile * w.wide_v);
   take(s.q, kHeld * w.wide_k), take(s.dout, kHeld * w.wide_v), take(s.qt, c.dk * kQueries), take(s.doutt, c.dv * kQueries);
   take(s.p, kBlocks * kTile * kQueries), take(s.ds, kBlocks * kTile * kQueries);
-  take(s.bias, c.bias.data ? kTile * kQueries : 0), take(s.cap_slope, c.cap != 0 ? kTile * kQueries : 0);
+  take(s.bias, c.bias.data ? kTile * kQueries : 0), take(s.derivative, Modifiers::have_derivative(c) ? kTile * kQueries : 0);
   take(s.dq, w.dq ? 0 : c.heads / c.key_heads * rows * w.wide_k);
   return used;
 }
@@ -65,20 +65,6 @@ void join_keys(const Training& w, const Sweep&, int64_t item) {
                  count, x.cols, x.scale);
 }
 
-void join_parameters(const Training& w) {
-  const regard_call& c = w.c;
-  const int64_t places = w.key_parts * w.query_parts * w.elements, count = c.offsets_count;
-  for (int64_t h = 0; h < c.heads; ++h) {
-    for (int64_t m = 1; m < places; ++m) {  // all to the first place
-      const int64_t place = m * c.heads + h;
-      if (w.slopes) w.slopes[h] += w.slopes[place];
-      for (int64_t n = 0; w.offsets && n < count; ++n) w.offsets[h * w.span + n] += w.offsets[place * w.span + n];
-    }
-    if (w.slopes) w.g.dslopes[h] = (float)w.slopes[h];
-    for (int64_t n = 0; w.offsets && n < count; ++n) w.g.doffsets[h * count + n] = (float)w.offsets[h * w.span + n];
-  }
-}
-
 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // How the work is split: by shapes only, so that the bits do not depend on the number of threads.
@@ -105,7 +91,6 @@ void* reserve(Training& w) {
   const int64_t rows = w.elements * c.heads * w.blocks * kQueries, places = w.key_parts * w.query_parts * w.elements * c.heads;
   const int64_t queries = w.elements * c.heads * c.nq, keys = w.elements * c.key_heads * c.nk;
   const bool split_keys = w.key_parts > 1, split_queries = w.query_parts > 1;
-  w.span = c.offsets_count + kQueries;
   float* base = nullptr;
   void* memory = nullptr;
   for (int pass = 0; pass < 2; ++pass) {
@@ -115,10 +100,13 @@ void* reserve(Training& w) {
       used += (count + 15) / 16 * 16;
     };
     take(w.shift, rows), take(w.inverse, rows), take(w.delta, rows);
-    float *limits, *slopes, *offsets;
+    float *limits, *sums;
     take(limits, rows / kQueries * (int64_t)(sizeof(Limits) / sizeof(float)));
-    take(slopes, w.g.dslopes ? places * 2 : 0), take(offsets, w.g.doffsets ? places * w.span * 2 : 0);
-    w.limits = (Limits*)limits, w.slopes = (double*)slopes, w.offsets = (double*)offsets;
+    w.limits = (Limits*)limits;
+    for (int n = 0; n < Modifiers::count; ++n) {
+      take(sums, places * Modifiers::grad_size(w.g, n) * 2);
+      w.sums[n] = (double*)sums;
+    }
     const int64_t zeroed = used;
     take(w.dq, split_keys && w.g.dq.data ? w.key_parts * queries * w.wide_k : 0);
     take(w.dk, split_queries && w.g.dk.data ? w.query_parts * keys * w.wide_k : 0);
@@ -136,8 +124,8 @@ void* reserve(Training& w) {
 int32_t check(const regard_gradients& g) {
   const regard_call& c = g.call;
   if (const int32_t wrong = check_call(c)) return wrong;
-  if (!known_dtype(g.dout_dtype) || !known_dtype(g.gradient_dtype) || !c.norm.data || (c.dv && !g.dout.data)) return REGARD_BAD_ARGUMENT;
-  return (g.dslopes && !c.slopes) || (g.doffsets && !c.offsets) ? REGARD_BAD_ARGUMENT : REGARD_DONE;
+  if (!known_dtype(g.dout_dtype) || !known_dtype(g.gradient_dtype) || !c.row_stats.data || (c.dv && !g.dout.data)) return REGARD_BAD_ARGUMENT;
+  return Modifiers::have_wanted(g) ? REGARD_DONE : REGARD_BAD_ARGUMENT;
 }
 
 int32_t backward(const regard_gradients& g, regard_parallel parallel) {
@@ -147,7 +135,7 @@ int32_t backward(const regard_gradients& g, regard_parallel parallel) {
   w.elements = elements(c);
   w.blocks = (c.nq + kQueries - 1) / kQueries, w.tiles = (c.nk + kTile - 1) / kTile;
   w.wide_k = lead(c.dk), w.wide_v = lead(c.dv);
-  w.scores = g.dq.data || g.dk.data || g.dbias.data || g.dslopes || g.doffsets;
+  w.scores = g.dq.data || g.dk.data || Modifiers::wants_grad(g);
   w.anew = has_few_rows(c);
   split(w);
   void* memory = reserve(w);
@@ -156,7 +144,7 @@ int32_t backward(const regard_gradients& g, regard_parallel parallel) {
   if (!failed) failed = run(w, run_item, w.classes * w.key_parts * w.query_parts, parallel);
   if (!failed && w.dq) failed = run(w, join_queries, w.elements * c.heads * w.blocks, parallel);
   if (!failed && (w.dk || w.dv)) failed = run(w, join_keys, w.elements * c.key_heads * w.tiles, parallel);
-  if (!failed) join_parameters(w);
+  if (!failed) Modifiers::join_grads(g, w.sums, w.key_parts * w.query_parts * w.elements);
   free(memory);
   return failed;
 }

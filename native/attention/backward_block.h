@@ -5,7 +5,7 @@
 // The first two products have queries as lanes, as the forward has. What they leave, tiles [key][query], is the broadcast
 // operand of the other three, whose lanes are features: nothing is transposed but Q and dO, once for each tile.
 #pragma once
-#include "steps/gradients.h"
+#include "attention/training.h"
 
 namespace regard {
 
@@ -37,7 +37,7 @@ template <int V, int M>
 REGARD_INLINE void score_some(const Block<V>& b, const Tile& t, const Sweep& w, int64_t wide, const Share& x, int64_t n) {
   vf acc[M][V];
   clear(acc);
-  micro<Floats, M, V>(acc, w.k + n * wide, wide, 1, b.w.q, kQueries, b.c.dk);
+  Isa::multiply_tiles<Floats, M, V>(acc, w.k + n * wide, wide, 1, b.w.q, kQueries, b.c.dk);
   if (x.plain) {
 #pragma GCC unroll 8
     for (int i = 0; i < M; ++i)
@@ -46,7 +46,7 @@ REGARD_INLINE void score_some(const Block<V>& b, const Tile& t, const Sweep& w, 
     return;
   }
   for (int i = 0; i < M; ++i) {
-    steps<V, Floats>(b, t, n + i, acc[i], b.c.cap != 0 ? w.cap_slope + (n + i) * kQueries : nullptr);
+    apply_steps<V>(b, t, n + i, acc[i], Modifiers::have_derivative(b.c) ? w.derivative + (n + i) * kQueries : nullptr);
     for (int v = 0; v < V; ++v) store(b.w.s + (n + i) * kQueries + v * W, acc[i][v]);
   }
 }
@@ -62,21 +62,20 @@ template <int V, int M>
 REGARD_INLINE void weigh_some(const Block<V>& b, const Tile& t, const Sweep& w, int64_t wide, const Share& x, int64_t n) {
   vf acc[M][V];
   clear(acc);
-  micro<Floats, M, V>(acc, w.v + n * wide, wide, 1, w.doutt, kQueries, b.c.dv);
+  Isa::multiply_tiles<Floats, M, V>(acc, w.v + n * wide, wide, 1, w.doutt, kQueries, b.c.dv);
   const int64_t* k_at = b.c.threshold ? b.c.k_at + offset(b.c.k_at_batch, b.p) + t.j + n : nullptr;
   const vf none = vf{};
 #pragma GCC unroll 8
   for (int i = 0; i < M; ++i) {
-    vu word = (k_at ? key_word(k_at[i]) : 0u) + vu{};
+    vu word = (k_at ? Dropout::key_word(k_at[i]) : 0u) + vu{};
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
       float* at = x.p + (n + i) * kQueries + v * W;
       vf s = load(at), dp = acc[i][v];
       vf p = exp2v(s - load(x.shift + v * W)) * load(x.inverse + v * W), kept = p;
       if (k_at) {
-        const vi stay = stays(b.c, b.word[v], word);
-        kept = stay ? p * splat(b.c.keep) : none;
-        dp = stay ? dp * splat(b.c.keep) : none;
+        kept = Dropout::apply(b.c, b.word[v], word, p);
+        dp = Dropout::apply(b.c, b.word[v], word, dp);
       }
       vi hidden = s == splat(-kInf);
       store(at, hidden ? splat(x.mark ? -1.0f : 0.0f) : kept);
@@ -90,14 +89,14 @@ REGARD_ALONE void weigh_keys(const Block<V>& b, const Tile& t, const Sweep& w, i
   by_rows<rows_for(V)>(x, [&](auto keys, int64_t n) { weigh_some<V, keys.count>(b, t, w, wide, x, n); });
 }
 
-// Everything about a block of queries that steps() asks for.
+// What is known of a block of queries before it meets a tile.
 template <int V>
 static void open_block(Block<V>& b, const Sweep& w) {
   const regard_call& c = b.c;
   const Place& p = b.p;
-  begin_lanes(b);
+  Interval::begin(b);
   begin_steps(b);
-  b.factor = factor_of(c, p.h);
+  b.factor = dot_factor(c, p.h);
   const char* q = (const char*)c.q.data + size_of(c.dtype) * (offset(c.q, p, p.h) + p.row * c.q.row);
   pack<V>(w.qt, kQueries, q, c.dtype, c.q.row, c.q.col, p.rows, c.dk, b.factor);
 }
@@ -120,21 +119,14 @@ static bool look(const Training& w, const Place& p, int64_t j, int64_t count, ui
   }
   if (c.allowed.data) {
     const uint8_t* allowed = at<uint8_t>(c.allowed, p, p.h) + p.row * c.allowed.row + j * c.allowed.col;
-    bits_of(bits, allowed, c.allowed.row, c.allowed.col, p.rows, count);
+    Bits::pack(bits, allowed, c.allowed.row, c.allowed.col, p.rows, count);
     uint64_t some = 0;
     for (int64_t n = x.from; n < x.to; ++n) some |= bits[n];
     if (some == 0) return false;
     t.bits = bits;
   }
-  x.plain = c.cap == 0 && !c.slopes && !c.offsets && !c.bias.data && !t.edge && !t.bits;
+  x.plain = !Modifiers::used(c) && !t.edge && !t.bits;
   return true;
-}
-
-// Gradients of what the soft cap gave become those of what it was given.
-template <int V>
-REGARD_ALONE void apply_cap_slope(const Share& x, const float* cap_slope) {
-  for (int64_t n = x.from * kQueries; n < x.to * kQueries; n += kQueries)
-    for (int64_t v = n; v < n + V * W; v += W) store(x.ds + v, load(x.ds + v) * load(cap_slope + v));
 }
 
 // One block of queries against one tile of keys: weights, gradients of scores, and its share of dQ and of the parameters.
@@ -145,17 +137,12 @@ static void run_block(const Training& w, const Sweep& s, Place p, const Tile& t,
   const Scratch scratch{s.qt, x.p, nullptr, s.bias, nullptr, nullptr};
   Block<V> b{c, scratch, p};
   open_block<V>(b, s);
-  load_bias(b, t);
+  Modifiers::load_tile(b, t);
   pack<V>(s.doutt, kQueries, dout, REGARD_F32, w.wide_v, 1, p.rows, c.dv, 1.0f);
   score_keys<V>(b, t, s, w.wide_k, x);
   weigh_keys<V>(b, t, s, w.wide_v, x);
   if (!w.scores) return;
-  if (c.cap != 0 && c.cap_last) apply_cap_slope<V>(x, s.cap_slope);
-  const int64_t place = (part * w.elements + p.b) * c.heads + p.h;
-  if (w.slopes) w.slopes[place] += slope_gradient<V>(b, t, x.ds, x.from, x.to);
-  if (w.offsets) add_offsets<V>(w.offsets + place * w.span, b, t, x.ds, x.from, x.to);
-  if (w.g.dbias.data) add_bias<V>(w.g.dbias, b, t, x.ds, x.from, x.to);
-  if (c.cap != 0 && !c.cap_last) apply_cap_slope<V>(x, s.cap_slope);
+  Modifiers::backward(b, t, ScoreGradients{w.g, x.ds, s.derivative, x.from, x.to}, w.sums, (part * w.elements + p.b) * c.heads + p.h);
   if (!dq) return;
   const int64_t first = x.from * kQueries;
   Term term{x.ds + first, 1, kQueries, s.k + x.from * w.wide_k, w.wide_k, x.to - x.from, 0, p.rows, x.mark ? x.p + first : nullptr};

@@ -32,7 +32,7 @@ REGARD_INLINE void each_tile(const Training& w, const Sweep& s, const Block<V>& 
     if (!look(w, b.p, j, count, bits, t, x)) continue;
     widen_rows(s.k, w.wide_k, keys + size_of(c.dtype) * j * c.k.row, c.dtype, c.k.row, c.k.col, count, c.dk);
     if (values) widen_rows(s.v, w.wide_v, all + size_of(c.dtype) * j * c.v.row, c.dtype, c.v.row, c.v.col, count, c.dv);
-    load_bias(b, t);
+    Modifiers::load_tile(b, t);
     score_keys<V>(b, t, s, w.wide_k, x);
     body(t);
   }
@@ -94,21 +94,21 @@ static void prepare(const Training& w, const Sweep& s, int64_t item) {
   const int64_t pair = item / w.blocks;
   const Place p = place_at(c, pair / c.heads, pair % c.heads, item % w.blocks * kQueries);
   float *shift = w.shift + item * kQueries, *inverse = w.inverse + item * kQueries, *delta = w.delta + item * kQueries;
-  w.limits[item] = limits_of(c, p);
-  const float* norm = at<float>(c.norm, p, p.h) + p.row * c.norm.row;
+  w.limits[item] = Interval::limits(c, p);
+  const float* row_stats = at<float>(c.row_stats, p, p.h) + p.row * c.row_stats.row;
   const float* dlse = w.g.dlse.data ? at<float>(w.g.dlse, p, p.h) + p.row * w.g.dlse.row : nullptr;
   const char* out = (const char*)c.out.data + size_of(c.out_dtype) * (offset(c.out, p, p.h) + p.row * c.out.row);
   const char* dout = (const char*)w.g.dout.data + size_of(w.g.dout_dtype) * (offset(w.g.dout, p, p.h) + p.row * w.g.dout.row);
   for (int64_t n = 0; n < kQueries; ++n) {
     shift[n] = inverse[n] = delta[n] = 0;
     if (n >= p.rows) continue;
-    shift[n] = norm[n * c.norm.row], inverse[n] = norm[n * c.norm.row + c.norm.col];
+    shift[n] = row_stats[n * c.row_stats.row], inverse[n] = row_stats[n * c.row_stats.row + c.row_stats.col];
     if (inverse[n] == 0) continue;
     delta[n] = dot_row(dout + n * w.g.dout.row * size_of(w.g.dout_dtype), w.g.dout_dtype, w.g.dout.col,
                        out + n * c.out.row * size_of(c.out_dtype), c.out_dtype, c.out.col, c.dv);
     if (dlse) delta[n] -= dlse[n * w.g.dlse.row];
   }
-  if (!w.anew && !w.slopes) return;
+  if (!w.anew && !w.g.dslopes) return;
   switch ((p.rows + W - 1) / W) {
     case 1: return sum_block<1>(w, s, p, shift, inverse, delta);
     case 2: return sum_block<2>(w, s, p, shift, inverse, delta);

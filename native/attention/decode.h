@@ -36,7 +36,7 @@ static void place_keys(FewRows& f, const Chunk& t) {
   const int64_t* k_at = f.c.k_at + offset(f.c.k_at_batch, f.p) + t.j;
   for (int64_t n = 0; n < t.count; ++n) {
     f.at[n / W][n % W] = apart(k_at[n], k_at[0]);
-    f.word[n / W][n % W] = key_word(k_at[n]);
+    f.word[n / W][n % W] = Dropout::key_word(k_at[n]);
   }
 }
 
@@ -102,9 +102,9 @@ static void merge_row(const regard_call& c, const Place& p, int64_t h, int64_t i
     l += state[1] * state[0];
   }
   if (c.lse.data) at<float>(c.lse, p, h)[i * c.lse.row] = l == 0 ? -kInf : natural(splat(m))[0] + __builtin_logf(l);
-  if (c.norm.data) {
-    float* norm = at<float>(c.norm, p, h) + i * c.norm.row;
-    norm[0] = l == 0 ? 0 : m, norm[c.norm.col] = l == 0 ? 0 : 1 / l;
+  if (c.row_stats.data) {
+    float* row_stats = at<float>(c.row_stats, p, h) + i * c.row_stats.row;
+    row_stats[0] = l == 0 ? 0 : m, row_stats[c.row_stats.col] = l == 0 ? 0 : 1 / l;
   }
   const int64_t to = offset(c.out, p, h) + i * c.out.row;
   for (int64_t d = 0; d < c.dv; d += W) {

@@ -89,7 +89,7 @@ struct Dots {
   void begin(const FewRows& f, int64_t r) const {
     const regard_call& c = f.c;
     const int64_t width = round_up(c.dk);
-    gather(q + r * width, width, row_of(c.q, f.p, f.row[r].h, f.row[r].i, c.dtype), c.q, c.dtype, 1, c.dk, factor_of(c, f.row[r].h));
+    gather(q + r * width, width, row_of(c.q, f.p, f.row[r].h, f.row[r].i, c.dtype), c.q, c.dtype, 1, c.dk, dot_factor(c, f.row[r].h));
   }
 
   void score(FewRows& f, const Chunk& t) const {

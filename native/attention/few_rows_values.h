@@ -9,16 +9,12 @@ namespace regard {
   const regard_call& c = f.c;
   vf sum = vf{};
   vu word = vu{};
-  if (c.threshold) {
-    Place p = f.p;
-    p.h = f.row[r].h;
-    word += query_word(head_word(c, p), c.q_at[offset(c.q_at_batch, p) + f.row[r].i]);
-  }
+  if (c.threshold) word = Dropout::row_word(f, f.row[r]);
   for (int64_t n = 0; n < t.count; n += W) {
     float* at = f.s + r * kChunk + n;
     vf s = load(at), p = exp2v(s - splat(shift));
     sum += p;
-    if (c.threshold) p = select(stays(c, word, f.word[n / W]), p * splat(c.keep), vf{});
+    if (c.threshold) p = Dropout::apply(c, word, f.word[n / W], p);
     if (t.some) p = select(s == splat(-kInf), splat(-0.0f), p);
     store(at, p);
   }

@@ -1,7 +1,7 @@
 // The entry points, once for each instruction set. No state, no STL, nothing at load time.
 #include <math.h>
 
-#include "core/intervals.h"
+#include "attention/interval_rule.h"
 #include "attention/pack_gqa.h"
 #include "attention/forward.h"
 

@@ -2,7 +2,7 @@
 #pragma once
 #include <new>
 
-#include "core/tile.h"
+#include "attention/tile.h"
 
 namespace regard {
 
@@ -62,9 +62,9 @@ static bool finite_values(const regard_call& c, const Scratch& w, Source& x) {
 template <int V>
 static void load_extras(const Block<V>& b, Tile& t, uint64_t* bits) {
   const regard_call& c = b.c;
-  load_bias(b, t);
+  Modifiers::load_tile(b, t);
   if (t.allowed) {
-    bits_of(bits, t.allowed, c.allowed.row, c.allowed.col, b.p.rows, t.count);
+    Bits::pack(bits, t.allowed, c.allowed.row, c.allowed.col, b.p.rows, t.count);
     t.bits = bits;
   }
 }
@@ -123,7 +123,7 @@ REGARD_ALONE void finish(Block<V>& b) {
   const regard_call& c = b.c;
   const Place& p = b.p;
   float* lse = c.lse.data ? at<float>(c.lse, p, p.h) + p.row * c.lse.row : nullptr;
-  float* norm = c.norm.data ? at<float>(c.norm, p, p.h) + p.row * c.norm.row : nullptr;
+  float* row_stats = c.row_stats.data ? at<float>(c.row_stats, p, p.h) + p.row * c.row_stats.row : nullptr;
   const int64_t base = offset(c.out, p, p.h) + p.row * c.out.row;
   for (int v = 0; v < V; ++v) {
     const vf scale = close(c, p, b.m[v], b.l[v]);
@@ -133,11 +133,11 @@ REGARD_ALONE void finish(Block<V>& b) {
       const vf sum = select(empty, splat(-kInf), natural(b.m[v]) + logv(b.l[v]));
       for (int64_t n = 0; n < rows; ++n) lse[(v * W + n) * c.lse.row] = sum[n];
     }
-    if (norm) {
+    if (row_stats) {
       const vf shift = select(empty, vf{}, b.m[v]), inverse = select(empty, vf{}, splat(1.0f) / b.l[v]);
       for (int64_t n = 0; n < rows; ++n) {
-        float* row = norm + (v * W + n) * c.norm.row;
-        row[0] = shift[n], row[c.norm.col] = inverse[n];
+        float* row = row_stats + (v * W + n) * c.row_stats.row;
+        row[0] = shift[n], row[c.row_stats.col] = inverse[n];
       }
     }
     for (int64_t f = 0; f < c.dv; f += W) {
@@ -155,10 +155,10 @@ template <int V>
 static void begin_state(Block<V>& b) {
   const regard_call& c = b.c;
   const Place& p = b.p;
-  const Limits limits = limits_of(c, p);
+  const Limits limits = Interval::limits(c, p);
   b.lo = limits.lo / kRows * kRows;  // whole pairs, and whole steps of the microkernel
   b.hi = limits.hi, b.inner_lo = limits.inner_lo, b.inner_hi = limits.inner_hi;
-  if (c.start.data) begin_lanes(b);
+  if (c.start.data) Interval::begin(b);
   for (int64_t n = 0; n < c.dv * kQueries; n += W) store(b.w.o + n, vf{});
   for (int v = 0; v < V; ++v) b.m[v] = splat(-kInf), b.l[v] = vf{};
   begin_steps(b);
@@ -171,7 +171,7 @@ static void begin(Block<V>& b) {
   const Place& p = b.p;
   begin_state(b);
   const void* q = moved(c.q.data, offset(c.q, p, p.h) + p.row * c.q.row, c.dtype);
-  b.factor = factor_of(c, p.h);
+  b.factor = dot_factor(c, p.h);
   if (Op::pairs)
     pack_pairs<V>(b.w.q, kQueries, (const uint16_t*)q, c.q.row, p.rows, c.dk / 2);
   else

@@ -7,7 +7,7 @@ namespace regard {
 
 // Whether the heads of a group differ in nothing but their queries.
 static bool alike(const regard_call& c) {
-  return !c.caps && !c.slopes && !c.offsets && !c.bias.data && !c.allowed.data && !c.tiles.data && !c.threshold && !c.sink.data;
+  return !Modifiers::differ_by_head(c) && !c.allowed.data && !c.tiles.data && !c.threshold && !c.sink.data;
 }
 
 // Whether a call goes this way: where rows of a group are more than a few, or so many that each head alone would be a block with few
@@ -74,12 +74,12 @@ static int32_t forward_packed(const regard_call& c, const Run& run) {
     fold.copy<int32_t>(c.stop, packed.stop, 1, false);
   }
   if (c.lse.data) packed.lse = take(1);
-  if (c.norm.data) packed.norm = take(2);
+  if (c.row_stats.data) packed.row_stats = take(2);
   const int32_t failed = run(packed);
   if (!failed) {
     fold.copy(c.out, packed.out, c.out_dtype, c.dv, true);
     if (c.lse.data) fold.copy<float>(c.lse, packed.lse, 1, true);
-    if (c.norm.data) fold.copy<float>(c.norm, packed.norm, 2, true);
+    if (c.row_stats.data) fold.copy<float>(c.row_stats, packed.row_stats, 2, true);
   }
   free(memory);
   return failed;

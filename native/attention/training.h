@@ -1,11 +1,9 @@
 // The backward pass: what its threads share, what one of them holds, and the products whose lanes are features.
 #pragma once
 #include "attention/decode.h"
-#include "abi/structs.h"
 
 namespace regard {
 
-constexpr int64_t kTile = 128;  // keys of a tile; divides kKeys, the tile of maps
 constexpr int64_t kBlocks = W == 16 ? 1 : 4;  // blocks of queries whose weights are held at once
 constexpr int64_t kHeld = kBlocks * kQueries;
 constexpr int kDown = W == 8 ? 6 : 4;    // rows, and vectors of features, of a product whose lanes are features
@@ -26,8 +24,7 @@ struct Training {
   float *shift, *inverse, *delta;
   Limits* limits;      // (element, head, block of queries)
   float *dq, *dk, *dv;  // sums of each part, where there is more than one; else 0
-  double *slopes, *offsets;  // (part, element, head), and the same of `span` offsets
-  int64_t span;
+  double* sums[Modifiers::count];  // of the modifiers' gradients: (part, element, head, grad_size)
 };
 
 // Scratch of one thread.
@@ -37,7 +34,7 @@ struct Sweep {
   float *q, *dout;     // [kHeld][wide] queries and cotangents, lanes are features
   float *qt, *doutt;   // [dk], [dv][kQueries], lanes are queries
   float *p, *ds;       // [kBlocks][kTile][kQueries]
-  float *bias, *cap_slope;  // [kTile][kQueries]; bend: the soft cap's derivative
+  float *bias, *derivative;  // [kTile][kQueries]; derivative: of the modifiers
   float* dq;           // [heads of a group][queries of a part][wide_k], where keys are not split
 };
 
@@ -62,7 +59,7 @@ REGARD_INLINE void add_rows(float* to, int64_t ld, const Term* terms, int64_t co
   for (int64_t n = 0; n < count; ++n) {
     const Term& t = terms[n];
     if (t.marks || row + M <= t.first || row >= t.last) continue;
-    micro<Floats, M, V>(acc, t.a + row * t.rs, t.rs, t.cs, t.b + col, t.ldb, t.count);
+    Isa::multiply_tiles<Floats, M, V>(acc, t.a + row * t.rs, t.rs, t.cs, t.b + col, t.ldb, t.count);
   }
 #pragma GCC unroll 8
   for (int i = 0; i < M; ++i)

@@ -119,31 +119,6 @@ REGARD_INLINE bool all_finite(const float* x, int64_t rs, int64_t cs, int64_t fe
   return sum == 0;
 }
 
-typedef uint8_t vb __attribute__((vector_size(W), aligned(1), may_alias));
-
-// bool bytes [row][key] of a tile to bits [key] of rows (64 at most): eight rows become a byte, bytes become words.
-static void bits_of(uint64_t* bits, const uint8_t* allowed, int64_t row, int64_t col, int64_t rows, int64_t keys) {
-  for (int64_t n = 0; n < keys; ++n) bits[n] = 0;
-  for (int64_t r = 0; r < rows; r += 8) {
-    const int64_t some = rows - r < 8 ? rows - r : 8;
-    const uint8_t* line = allowed + r * row;
-    int64_t n = 0;
-    if (col == 1)
-      for (; n + 2 * W <= keys; n += 2 * W) {
-        alignas(2 * W) uint8_t eight[2 * W];
-        vb a = {}, z = {};
-        for (int64_t i = some - 1; i >= 0; --i) {
-          const vb* at = (const vb*)(line + i * row + n);
-          a = a + a + (at[0] & 1), z = z + z + (at[1] & 1);
-        }
-        *(vb*)eight = a, *(vb*)(eight + W) = z;
-        for (int m = 0; m < 2 * W; ++m) bits[n + m] |= (uint64_t)eight[m] << r;
-      }
-    for (; n < keys; ++n)
-      for (int64_t i = 0; i < some; ++i) bits[n] |= (uint64_t)(line[i * row + n * col] & 1) << (r + i);
-  }
-}
-
 // One output row's features [f, f + W) from lanes.
 REGARD_INLINE void put(const regard_call& c, int64_t to, int64_t features, vf x) {
   const bool whole = features == W && c.out.col == 1;

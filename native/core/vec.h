@@ -11,15 +11,6 @@ constexpr float kLn2 = 0.69314718055994531f;
 constexpr float kInf = __builtin_inff();
 constexpr float kMost = 3.40282347e38f;  // the largest float
 
-REGARD_INLINE vf load(const float* p) { return *(const vf_any*)p; }
-REGARD_INLINE void store(float* p, vf x) { *(vf_any*)p = x; }
-REGARD_INLINE vf splat(float x) { return x - (vf){}; }  // x - 0 keeps -0
-REGARD_INLINE vf splat_any(const float* p) {  // 4 bytes of any meaning and alignment: bits are not to be computed with
-  int32_t x;
-  __builtin_memcpy(&x, p, 4);
-  return (vf)(x - (vi){});
-}
-REGARD_INLINE vi splat_int(int32_t x) { return x + (vi){}; }
 // Differences of positions: where they do not fit, they wrap around.
 REGARD_INLINE int32_t apart(int64_t a, int64_t b) { return (int32_t)((uint64_t)a - (uint64_t)b); }
 REGARD_INLINE vi apart(vi a, vi b) { return (vi)((vu)a - (vu)b); }

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "steps/steps.h"
+#include "core/place.h"
 
 namespace regard {
 

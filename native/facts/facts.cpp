@@ -1,6 +1,6 @@
 // The entry point of facts. An item is some blocks of queries of one head; what its queries give to keys and cells is summed by the
 // item alone, and the items' sums are added in order: no answer depends on the number of threads.
-#include "core/intervals.h"
+#include "attention/interval_rule.h"
 #include "facts/facts.h"
 
 using namespace regard;

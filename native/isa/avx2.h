@@ -22,7 +22,7 @@ struct RunsAvx2 {
 
 namespace regard {
 
-struct Isa : PlainIsa {
+struct Isa : PlainIsa<Isa> {
   REGARD_INLINE vf multiply_add(vf acc, vf a, vf b) {
     // written out, because GCC picks forms that overwrite a or read b from memory again, and then runs out of registers
     __asm__("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));

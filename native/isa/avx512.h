@@ -24,7 +24,8 @@ struct RunsAvx512 {
 
 namespace regard {
 
-struct Avx512Isa : PlainIsa {
+template <class Own>
+struct Avx512Isa : PlainIsa<Own> {
   REGARD_INLINE vf multiply_add(vf acc, vf a, vf b) {
     __asm__("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));  // as for AVX2
     return acc;
@@ -40,6 +41,6 @@ struct Avx512Isa : PlainIsa {
 
 #if defined(REGARD_SELECTED_AVX512)
 namespace regard {
-using Isa = Avx512Isa;
+struct Isa : Avx512Isa<Isa> {};
 }
 #endif

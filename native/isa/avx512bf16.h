@@ -22,7 +22,7 @@ struct RunsAvx512Bf16 {
 
 namespace regard {
 
-struct Isa : Avx512Isa {
+struct Isa : Avx512Isa<Isa> {
   static constexpr bool kPairs = true;
 
   REGARD_INLINE vf multiply_add_pairs(vf acc, vf a, vf b) { return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b); }

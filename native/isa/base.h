@@ -16,7 +16,7 @@ struct RunsBase {
 
 namespace regard {
 
-struct Isa : PlainIsa {
+struct Isa : PlainIsa<Isa> {
 #if defined(__aarch64__)
   static constexpr int kBlockVectors = 4;
 #endif

@@ -4,6 +4,8 @@
 
 namespace regard {
 
+// Own: the instruction set that inherits this one, whose functions take the place of those here.
+template <class Own>
 struct PlainIsa {
   static constexpr bool kPairs = false;  // whether one instruction multiplies pairs of bfloat16
   static constexpr int kBlockVectors = W == 16 ? 4 : 3;  // vectors of queries in a block: with kRows, as many products as registers hold
@@ -21,6 +23,41 @@ struct PlainIsa {
     uint32_t bits = 0;
     for (int n = 0; n < W; ++n) bits |= (uint32_t)(c[n] & 1) << n;
     return bits;
+  }
+
+  // The microkernel, through which every product goes: adds the product of a tile of A, M rows × count, and a tile of B,
+  // count × V vectors, to acc in registers:
+  //   acc[i][v] += Σ_k A[i · rs + k · cs] · B[k · ldb + v · W]
+  // An instruction set with a matrix unit has one of its own. Elements: what one element of A, and of a lane of B, holds.
+  template <class Elements, int M, int V>
+  REGARD_INLINE void multiply_tiles(vf (&acc)[M][V], const float* a, int64_t rs, int64_t cs, const float* b, int64_t ldb, int64_t count) {
+    // four at a time, written out: the compiler declines to unroll this loop, and its end is mispredicted the less
+    int64_t k = count;
+    for (; k >= 4; k -= 4, b += 4 * ldb) {
+      multiply_column<Elements, M, V>(acc, a, rs, b), a += cs;
+      multiply_column<Elements, M, V>(acc, a, rs, b + ldb), a += cs;
+      multiply_column<Elements, M, V>(acc, a, rs, b + 2 * ldb), a += cs;
+      multiply_column<Elements, M, V>(acc, a, rs, b + 3 * ldb), a += cs;
+    }
+    for (; k; --k, a += cs, b += ldb) multiply_column<Elements, M, V>(acc, a, rs, b);
+  }
+
+ private:
+  // One column of A times one row of B.
+  template <class Elements, int M, int V>
+  REGARD_INLINE void multiply_column(vf (&acc)[M][V], const float* a, int64_t rs, const float* b) {
+    vf row[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) row[v] = load(b + v * W);
+#pragma GCC unroll 32
+    for (int i = 0; i < M; ++i) {
+      vf x = splat_any(a + i * rs);
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        if constexpr (Elements::pairs) acc[i][v] = Own::multiply_add_pairs(acc[i][v], x, row[v]);
+        else acc[i][v] = Own::multiply_add(acc[i][v], x, row[v]);
+      }
+    }
   }
 };
 

@@ -6,7 +6,7 @@
 #if defined(REGARD_W)  // given by hand, for tests: the compiler splits vectors that the processor does not have
 #include "isa/plain.h"
 namespace regard {
-using Isa = PlainIsa;
+struct Isa : PlainIsa<Isa> {};
 }
 #elif defined(__AVX512BF16__)
 #define REGARD_SELECTED_AVX512BF16

@@ -1,4 +1,4 @@
-// Vectors of W lanes, for an instruction set that has set REGARD_W.
+// Vectors of W lanes, for an instruction set that has set REGARD_W; what the two operands of a product of tiles hold.
 #pragma once
 #include <stdint.h>
 
@@ -16,5 +16,23 @@ typedef vf vf_any __attribute__((aligned(4), may_alias));
 typedef vi vi_any __attribute__((aligned(4), may_alias));
 typedef vu vu_any __attribute__((aligned(4), may_alias));
 typedef vh vh_any __attribute__((aligned(2), may_alias));
+
+REGARD_INLINE vf load(const float* p) { return *(const vf_any*)p; }
+REGARD_INLINE void store(float* p, vf x) { *(vf_any*)p = x; }
+REGARD_INLINE vf splat(float x) { return x - (vf){}; }  // x - 0 keeps -0
+REGARD_INLINE vf splat_any(const float* p) {  // 4 bytes of any meaning and alignment: bits are not to be computed with
+  int32_t x;
+  __builtin_memcpy(&x, p, 4);
+  return (vf)(x - (vi){});
+}
+REGARD_INLINE vi splat_int(int32_t x) { return x + (vi){}; }
+
+struct Floats {
+  static constexpr bool pairs = false;
+};
+
+struct BFloat16Pairs {  // two neighbours along the sum in 4 bytes; their products are added in float
+  static constexpr bool pairs = true;
+};
 
 }  // namespace regard

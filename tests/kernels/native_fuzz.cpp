@@ -107,7 +107,7 @@ const Wrong kWrong[] = {
     FIELD_WHERE(x.c.q_cell, c.q_cell, nullptr), FIELD_WHERE(x.c.q_cell, c.k_cell, nullptr),
     FIELD_WHERE(x.c.offsets && x.c.offsets_count > 1, c.offsets_stride, 1), FIELD_WHERE(x.c.offsets, c.offsets_count, -1),
     FIELD_WHERE(x.c.offsets && !x.c.q_cell, c.offsets_count, x.c.nq + x.c.nk - 2),
-    FIELD_WHERE(entry == kBackward || entry == kAdditiveBackward, c.norm.data, nullptr),
+    FIELD_WHERE(entry == kBackward || entry == kAdditiveBackward, c.row_stats.data, nullptr),
     FIELD_WHERE(entry == kBackward && x.c.dv, g.dout.data, nullptr), FIELD_WHERE(entry == kBackward, g.dout_dtype, 3),
     FIELD_WHERE(entry == kBackward, g.gradient_dtype, -1), FIELD_WHERE(entry == kBackward && x.g.dslopes, c.slopes, nullptr),
     FIELD_WHERE(entry == kBackward && x.g.doffsets, c.offsets, nullptr),

@@ -142,7 +142,7 @@ struct Case {
     if (!facts) c.v = tensor(kind, c.key_heads, c.nk, c.dv, r.chance(3));
     if (!facts) c.out = tensor((Kind)c.out_dtype, c.heads, c.nq, c.dv, false);
     if (r.chance(2)) c.lse = tensor(kF32, c.heads, c.nq, 1, false);
-    c.norm = tensor(kF32, c.heads, c.nq, 2, false);
+    c.row_stats = tensor(kF32, c.heads, c.nq, 2, false);
     if (r.chance(3)) c.sink = tensor(kF32, c.heads, 1, 1, true);
   }
 

@@ -17,6 +17,7 @@ import regard as rg
 from regard import testing
 from regard.backends.native.args import KernelArgs, lower
 from regard.backends.native.ffi import runnable
+from regard.backends.native.lower_mask import lower_mask
 from regard.backends.native.torch_ops import traced
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +77,8 @@ AT = rg.Positions(2 * torch.arange(7) + 60, 2 * torch.arange(33))
 
 def a_call(score: rg.Score = rg.ScaledDot(), mask: rg.Mask = rg.Everything()) -> KernelArgs:
     q, k, v = torch.randn(2, 4, 7, 16), torch.randn(2, 2, 33, 16), torch.randn(2, 2, 33, 5)
-    return lower(testing.Case(q, k, v, score, mask=mask, positions=AT).problem, None)
+    problem = testing.Case(q, k, v, score, mask=mask, positions=AT).problem
+    return lower(problem, lower_mask(problem, None))
 
 
 TABLE = rg.ScaledDot() >> rg.RelativeBias(torch.randn(7, 4), rg.ClippedBuckets(3, 3))

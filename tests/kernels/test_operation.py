@@ -14,7 +14,7 @@ from torch import Tensor
 import regard as rg
 from regard.backends.native.args import lower
 from regard.backends.native.ffi import runnable
-from regard.backends.native.launch import forward
+from regard.backends.native.lower_mask import lower_mask
 from regard.backends.native.torch_ops import traced
 from regard.core.problem import build_problem
 
@@ -137,10 +137,10 @@ def test_torch_finds_the_operation_well_formed(name: str) -> None:
     score, mask = given.get("score", rg.ScaledDot()), given.get("mask", rg.Everything())
     q, k, v = inputs()
     problem, _ = build_problem(q, k, v, score, mask, None, given.get("dropout"))
-    lowered = lower(problem, None)
+    lowered = lower(problem, lower_mask(problem, None))
     told = tuple(vars(lowered).values())
     torch.library.opcheck(torch.ops.regard.forward.default, told, test_utils=("test_schema", "test_faketensor"))
-    (out, stats), (right, lse) = traced(lowered), forward(lowered)
+    (out, stats), (right, lse) = traced(lowered), rg.Native().forward(problem)
     assert torch.equal(out, right)
     torch.testing.assert_close(stats.lse, lse, rtol=1e-6, atol=1e-6)
 

@@ -64,13 +64,13 @@ class Inputs(NamedTuple):
 class Done(NamedTuple):
     """A call that a plan for training made.
 
-    out     in the caller's shape, in the accumulation dtype
-    norm    what the backward reads besides
-    kernel  what the plan itself wants to have again for the backward; it leads to none of the others
+    out        in the caller's shape, in the accumulation dtype
+    row_stats  m and 1 / l of each row, from which the backward computes the weights again
+    kernel     what the plan itself wants to have again for the backward; it leads to none of the others
     """
 
     out: Tensor
-    norm: Tensor
+    row_stats: Tensor
     kernel: Any
 
 

@@ -13,6 +13,7 @@ from regard.backends.native.abi import SETS, TOP, FactArguments
 from regard.backends.native.args import lower
 from regard.backends.native.backend import Native
 from regard.backends.native.launch import arguments, library
+from regard.backends.native.lower_mask import lower_mask
 from regard.backends.native.lower_modifiers import near
 from regard.core.problem import Problem
 from regard.core.tracing import data_unavailable, watched
@@ -87,7 +88,8 @@ def ask(problem: Problem, facts: tuple[Fact[Any], ...]) -> tuple[Tensor, dict[Fa
         if fields is None:
             sweeps.append(fields := {})
         fields.update(asked)
-    args = lower(replace(problem, v=problem.v[..., :0].to(problem.q.dtype), dropout=None), library().tile)
+    alone = replace(problem, v=problem.v[..., :0].to(problem.q.dtype), dropout=None)  # facts need no values
+    args = lower(alone, lower_mask(alone, library().tile))
     call = arguments(args, lse[..., :0], None, None)
     at = problem.frame.positions
     q_at, k_at = (t.long().expand(*problem.frame.batch, t.shape[-1]).contiguous() for t in (at.q, at.k))

@@ -107,7 +107,7 @@ def attend(
     before = tuple(t.detach() for t in origin) if known.prepares else (None, None)
     asked = Asked(before[0], before[1], None, score, mask, positions, sink, None if seed is None else seed.dropout)
     made = _Planned(plan, done, known.prepares, asked, (q, k, v, *leaves))
-    (out,) = Attention.apply(made, (done.out.to(v.dtype),), (done.out, done.norm), q, k, v, *leaves)
+    (out,) = Attention.apply(made, (done.out.to(v.dtype),), (done.out, done.row_stats), q, k, v, *leaves)
     return out
 
 
@@ -199,7 +199,7 @@ class _Planned:
         self, plan: TrainingPlan, done: Done, prepares: bool, asked: Asked, tensors: tuple[Tensor, ...]
     ) -> None:
         self.plan, self.kernel, self.prepares, self.asked = plan, done.kernel, prepares, asked
-        self.strides = [t.stride() for t in (*tensors, done.out, done.norm)]
+        self.strides = [t.stride() for t in (*tensors, done.out, done.row_stats)]
 
     def constants(self, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return ()
@@ -209,8 +209,8 @@ class _Planned:
             with torch.enable_grad():
                 return self.differentiable(given)
         # hooks on what is saved may have laid it out anew
-        q, k, v, *leaves, out, norm = map(_laid, (*given.tensors, *given.saved), self.strides)
-        return self.plan.backward(Done(out, norm, self.kernel), (q, k, v), leaves, given.cotangents[0])
+        q, k, v, *leaves, out, row_stats = map(_laid, (*given.tensors, *given.saved), self.strides)
+        return self.plan.backward(Done(out, row_stats, self.kernel), (q, k, v), leaves, given.cotangents[0])
 
     def differentiable(self, given: Given) -> tuple[Tensor | None, ...]:
         (q, k, v, *_), needs = given.tensors, given.needs

@@ -120,7 +120,7 @@ class CallArguments(Struct):
         *members("regard_tensor", "q k v out"),
         Member("regard_tensor", "lse", "float (batch, head, row)"),
         Member(
-            *("regard_tensor", "norm"),
+            *("regard_tensor", "row_stats"),
             about="float (batch, head, row, 2): m, base 2, and 1 / l, which make scores weights; 0, 0 for empty rows",
         ),
         Member("float", "scale", "of the dot product"),
@@ -168,7 +168,7 @@ class GradientArguments(Struct):
     c_name = "regard_gradients"
     about = "A call of the backward pass. Data 0: that gradient is not wanted."
     members = (
-        Member("regard_call", "call", "as the forward had it; out and norm hold its results, and out_dtype is out's"),
+        Member("regard_call", "call", "the forward call; out (of out_dtype) and row_stats hold its results"),
         Member("regard_tensor", "dout", "cotangent of out, of dout_dtype"),
         Member("regard_tensor", "dlse", "cotangent of lse, float; data 0 for none"),
         *members("regard_tensor", "dq dk dv", "gradients, of gradient_dtype, every element is written"),
@@ -197,7 +197,7 @@ class AdditiveGradientArguments(Struct):
     c_name = "regard_additive_gradients"
     about = "Its backward pass: cotangents, and gradients, all float, every element of which is written."
     members = (
-        Member("regard_additive", "forward", "out, float, and norm as the forward left them"),
+        Member("regard_additive", "forward", "out, float, and row_stats as the forward left them"),
         Member("regard_tensor", "dout"),
         Member("regard_tensor", "dlse", "data 0 for none"),
         *members("regard_tensor", "da dc dv"),

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.backends.base import Result
 from regard.backends.native.abi import AdditiveArguments, AdditiveGradientArguments, CallArguments, Operand, Struct
-from regard.backends.native.args import ACTIVATIONS, KernelArgs, lower_around
+from regard.backends.native.args import ACTIVATIONS, KernelArgs
 from regard.backends.native.families import KernelFamily
 from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.kernels import Gradients
@@ -45,12 +44,6 @@ class AdditiveKernels(KernelFamily):
             return "a tensor of a modifier asks for its gradient"
         return None
 
-    def lower(self, problem: Problem, mask: dict[str, Any]) -> KernelArgs:
-        return lower_around(problem, mask, problem.q.float(), problem.k.float(), problem.v)
-
-    def run(self, problem: Problem, call: CallArguments) -> None:
-        library().run("regard_additive_forward", _arguments(problem, call))
-
     def backward(
         self, problem: Problem, args: KernelArgs, kept: Kept, cotangents: Result, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
@@ -59,9 +52,9 @@ class AdditiveKernels(KernelFamily):
         known = (da, dc, dv, *similarity.in_place_of_w(_total(dw, similarity.w)))
         found = [*known, *(None for _ in problem.tensors()[len(known) :])]
         if problem.sink is not None and needs[-1]:
-            out, _, norm = kept
-            delta = output_cotangents(out, norm[..., 1] == 0, (cotangents[0].float(), cotangents[1]))[1]
-            found[-1] = sink_gradient(sink_weights(norm, problem.sink), delta)
+            out, _, row_stats = kept
+            delta = output_cotangents(out, row_stats[..., 1] == 0, (cotangents[0].float(), cotangents[1]))[1]
+            found[-1] = sink_gradient(sink_weights(row_stats, problem.sink), delta)
         given = zip(found, problem.tensors(), needs, strict=True)
         return tuple(g.to(t.dtype) if need and g is not None else None for g, t, need in given)
 
@@ -81,9 +74,7 @@ class AdditiveKernels(KernelFamily):
         return _pair_work(problem)
 
     def struct(self, problem: Problem, call: CallArguments) -> Struct:
-        x = _arguments(problem, call)
-        x.held = call.held  # each call brings its own w
-        return x
+        return _arguments(problem, call)
 
     def backward_struct(
         self,
@@ -105,13 +96,13 @@ class AdditiveKernels(KernelFamily):
 
 def _run(problem: Problem, args: KernelArgs, kept: Kept, cotangents: Result) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of a, c and v, and of w for each head."""
-    out, lse, norm = kept
+    out, lse, row_stats = kept
     there = lse.numel() and problem.frame.nk
     made = torch.empty if there else torch.zeros
     da, dc, dv = (made(t.shape, dtype=torch.float32) for t in (problem.q, problem.k, problem.v))
     dw = made(problem.frame.heads, problem.q.shape[-1])
     if there:
-        x = _arguments(problem, arguments(args, out.contiguous(), lse, norm.contiguous()))
+        x = _arguments(problem, arguments(args, out.contiguous(), lse, row_stats.contiguous()))
         g_out, g_lse = cotangents[0].float(), cotangents[1].float()
         operands = (operand(t) for t in (g_out, g_lse[..., None], da, dc, dv))
         library().run("regard_additive_backward", AdditiveGradientArguments(x, *operands, dw.data_ptr()))

@@ -11,7 +11,6 @@ from torch import Tensor
 import regard.backends.native.abi as abi
 from regard.backends.native.abi import AXES
 from regard.backends.native.ffi import DTYPE_CODES
-from regard.backends.native.lower_mask import lower_mask
 from regard.backends.native.lower_modifiers import MOST, lower_modifiers, place, why_not_modifiers
 from regard.core.problem import Problem
 from regard.scores.activations import Activation, LeakyReLU, Sigmoid, Tanh
@@ -125,41 +124,32 @@ def _unknown(activation: Activation) -> str:
     return f"its hidden layers have tanh, the sigmoid or a leaky ReLU, not {activation!r}"
 
 
-def lower(problem: Problem, tile: tuple[int, int] | None) -> KernelArgs:
-    """A problem for kernels with tiles of so many queries and keys; None where nobody may look at values."""
-    return lower_dots(problem, lower_mask(problem, tile))
-
-
-def lower_dots(problem: Problem, mask: dict[str, Any]) -> KernelArgs:
-    """The same where what lower_mask says of its mask is known."""
-    q, k, scale = _dot_operands(problem)
-    return lower_around(problem, mask, q, k, problem.v.to(q.dtype), scale)
-
-
-def lower_around(
-    problem: Problem, mask: dict[str, Any], q: Tensor, k: Tensor, v: Tensor, scale: float = 1.0
-) -> KernelArgs:
-    """The same with these queries, keys and values."""
+def lower(problem: Problem, mask: dict[str, Any]) -> KernelArgs:
+    """A problem as the kernels read it; mask: what lower_mask says of its mask."""
+    q, k, v, scale = _similarity_operands(problem)
     operands: dict[str, Any] = {**mask, **lower_modifiers(problem), **_dropout(problem)}
     sink = None if problem.sink is None else problem.sink.float()[..., None, None]
     return KernelArgs(q, k, v, scale, **operands, sink=sink)
 
 
-def _dot_operands(problem: Problem) -> tuple[Tensor, Tensor, float]:
-    """Queries and keys whose dot product, times the scale, is the similarity."""
-    similarity, q, k = problem.similarity, problem.q, problem.k
-    dtype = torch.promote_types(q.dtype, k.dtype)
+def _similarity_operands(problem: Problem) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Queries and keys whose dot product, times the scale, is the similarity, and values; of Additive a, c and v."""
+    similarity, q, k, v = problem.similarity, problem.q, problem.k, problem.v
+    if isinstance(similarity, Additive):
+        return q.float(), k.float(), v, 1.0
+    dtype, scale = torch.promote_types(q.dtype, k.dtype), 1.0
     q, k = q.to(dtype), k.to(dtype)
     if isinstance(similarity, Distance):
         found = similarity.as_dot(q, k)
         assert found is not None
-        return *found, 1.0
-    if not isinstance(similarity, ScaledDot):
-        return q, k, 1.0
-    if isinstance(similarity.scale, Tensor):
-        scale = similarity.scale
-        return by_row(q.float(), lambda row: row * by_head(scale, row)), k.float(), 1.0
-    return q, k, max(q.shape[-1], 1) ** -0.5 if similarity.scale is None else similarity.scale
+        q, k = found
+    elif isinstance(similarity, ScaledDot):
+        factor = similarity.scale
+        if isinstance(factor, Tensor):
+            q, k = by_row(q.float(), lambda row: row * by_head(factor, row)), k.float()
+        else:
+            scale = max(q.shape[-1], 1) ** -0.5 if factor is None else factor
+    return q, k, v.to(q.dtype), scale
 
 
 def _dropout(problem: Problem) -> dict[str, Any]:

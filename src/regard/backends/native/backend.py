@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +14,14 @@ from regard.backends.native.args import KernelArgs, lower, why_not
 from regard.backends.native.backward import why_not_learned
 from regard.backends.native.families import KernelFamily
 from regard.backends.native.ffi import runnable, why_not_built
-from regard.backends.native.launch import forward, forward_for_backward, library, row_stats
+from regard.backends.native.launch import (
+    arguments,
+    empty_results,
+    empty_row_stats,
+    filled_without_pairs,
+    library,
+    natural_row_stats,
+)
 from regard.backends.native.lower_mask import lower_mask
 from regard.backends.native.plan import ForwardPlan, TrainingPlan
 from regard.backends.native.plan_limits import repeats
@@ -63,22 +69,33 @@ class Native(Backend):
 
     def forward(self, problem: Problem) -> Result:
         with torch.no_grad():
-            return forward(self._kernel_args(problem), partial(_family(problem).run, problem))
+            args = self._kernel_args(problem)
+            out, lse = empty_results(args)
+            self._run(problem, args, out, lse, None)
+            return out, lse
 
     def forward_for_backward(self, problem: Problem) -> Kept:
         with torch.no_grad():
             args = self._kernel_args(problem)
-            return *forward_for_backward(args, partial(_family(problem).run, problem)), *save_mask(args)
+            (out, lse), row_stats = empty_results(args), empty_row_stats(args)
+            self._run(problem, args, out, lse, row_stats)
+            return out, lse, row_stats, *save_mask(args)
+
+    def _run(self, problem: Problem, args: KernelArgs, out: Tensor, lse: Tensor, row_stats: Tensor | None) -> None:
+        """Fills in the results."""
+        if not filled_without_pairs(args, out, lse, row_stats):
+            family = _family(problem)
+            library().run(family.forward_entry, family.struct(problem, arguments(args, out, lse, row_stats)))
 
     def row_stats(self, kept: Kept) -> RowStats:
-        return row_stats(kept[2])
+        return natural_row_stats(kept[2])
 
     def traced(self, problem: Problem) -> Differentiable:
         needs = tuple(t.requires_grad for t in problem.tensors())
         if not _family(problem).whole or why_not_learned(problem, needs):
             return self.differentiable(problem)
         tile = None if graphed(*problem.tensors()) else library().tile
-        return traced(replace(lower(problem, tile), invariant=self.invariant))
+        return traced(replace(lower(problem, lower_mask(problem, tile)), invariant=self.invariant))
 
     def plan(self, example: Example, training: bool) -> Plan | None:
         family, problem = _family(example.problem), example.problem
@@ -99,12 +116,12 @@ class Native(Backend):
             with torch.no_grad():
                 out, stats = stream(problem, self.size, quick=True)
             return backward(problem, out, stats, cotangents, needs, self.size)
-        out, lse, norm, *mask = kept
+        out, lse, row_stats, *mask = kept
         g_out, g_lse = cotangents
         pair = g_out, torch.zeros_like(lse) if g_lse is None else g_lse
         with torch.no_grad():
             return family.backward(
-                problem, self._kernel_args(problem, saved_mask(tuple(mask))), (out, lse, norm), pair, needs
+                problem, self._kernel_args(problem, saved_mask(tuple(mask))), (out, lse, row_stats), pair, needs
             )
 
     def details(self, problem: Problem) -> dict[str, str]:
@@ -121,7 +138,7 @@ class Native(Backend):
 
     def _kernel_args(self, problem: Problem, mask: dict[str, Any] | None = None) -> KernelArgs:
         mask = lower_mask(problem, library().tile) if mask is None else mask
-        return replace(_family(problem).lower(problem, mask), invariant=self.invariant)
+        return replace(lower(problem, mask), invariant=self.invariant)
 
 
 def _family(problem: Problem) -> KernelFamily:

@@ -17,7 +17,7 @@ from regard.scores.modifiers import Alibi, Bias, RelativeBias, SoftCap
 from regard.scores.similarity import Distance, ScaledDot
 
 Pair = tuple[Tensor, Tensor]
-Kept = tuple[Tensor, Tensor, Tensor]  # out, lse, norm
+Kept = tuple[Tensor, Tensor, Tensor]  # out, lse, row_stats
 LEARNED = ("q", "k", "v", "bias", "slopes", "offsets", "sink")  # operands that have gradients
 # What the first tensor of a score is to the kernels; those of Bilinear and Cosine are in q and k already.
 _KINDS: dict[type, str] = {ScaledDot: "scale", Alibi: "slopes", Bias: "bias", RelativeBias: "offsets"}
@@ -66,9 +66,9 @@ def operand_gradients(args: KernelArgs, kept: Kept, cotangents: Pair, wanted: se
     found = _run(args, kept, cotangents, wanted - {"sink"})
     if "sink" in wanted:
         assert args.sink is not None
-        out, _, norm = kept
-        delta = output_cotangents(out, norm[..., 1] == 0, cotangents)[1]
-        found["sink"] = sink_gradient(sink_weights(norm, args.sink[..., 0, 0]), delta)[..., None, None]
+        out, _, row_stats = kept
+        delta = output_cotangents(out, row_stats[..., 1] == 0, cotangents)[1]
+        found["sink"] = sink_gradient(sink_weights(row_stats, args.sink[..., 0, 0]), delta)[..., None, None]
     for name in found.keys() & {"slopes", "offsets"}:
         if getattr(args, name).shape[0] == 1:
             found[name] = _total(found[name].movedim(0, -1))[None]
@@ -89,11 +89,11 @@ def _run(args: KernelArgs, kept: Kept, cotangents: Pair, wanted: set[str]) -> di
         found["offsets"] = torch.zeros(heads, args.offsets.shape[1] - ROOM)
     if 0 in args.shape or nk == 0:
         return {name: g.zero_() for name, g in found.items()}
-    out, lse, norm = (t.contiguous() for t in kept)
+    out, lse, row_stats = (t.contiguous() for t in kept)
     dout, dlse = cotangents
     dout = dout if dout.dtype in DTYPE_CODES and dout.stride(-1) == 1 else dout.float().contiguous()
     dlse = dlse.float()
-    struct = GradientArguments(call=arguments(args, out, lse, norm))
+    struct = GradientArguments(call=arguments(args, out, lse, row_stats))
     struct.dout, struct.dlse = operand(struct.hold(dout)), operand(struct.hold(dlse)[..., None])
     struct.dout_dtype, struct.gradient_dtype = DTYPE_CODES[dout.dtype], DTYPE_CODES[args.q.dtype]
     for name, g in found.items():

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from regard.backends.base import Result
 from regard.backends.native.abi import CallArguments, GradientArguments, Operand, Struct
-from regard.backends.native.args import KernelArgs, lower_dots
+from regard.backends.native.args import KernelArgs
 from regard.backends.native.backward import backward, why_not_backward
 from regard.backends.native.kernels import Gradients
-from regard.backends.native.launch import Kept, dots, pair_work
+from regard.backends.native.launch import Kept, pair_work
 from regard.core.problem import Problem
 from regard.scores.similarity import Bilinear, Distance
 
@@ -44,14 +44,6 @@ class KernelFamily:
     def why_streamed(self, problem: Problem, needs: tuple[bool, ...]) -> str | None:
         """Why the kernels do not have the backward of a call that they can run, as a clause; None if they do."""
         return why_not_backward(problem, needs)
-
-    def lower(self, problem: Problem, mask: dict[str, Any]) -> KernelArgs:
-        """The call as the kernels read it; mask: what lower_mask says of its mask."""
-        return lower_dots(problem, mask)
-
-    def run(self, problem: Problem, call: CallArguments) -> None:
-        """The forward, from a struct that is filled."""
-        dots(call)
 
     def backward(
         self, problem: Problem, args: KernelArgs, kept: Kept, cotangents: Result, needs: tuple[bool, ...]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
 from struct import Struct as Packer
 from typing import Any
 
@@ -17,9 +16,7 @@ from regard.backends.native.ffi import DTYPE_CODES, Library, chosen, load
 from regard.backends.native.lower_modifiers import ROOM
 from regard.core.state import RowStats
 
-Result = tuple[Tensor, Tensor]
 Kept = tuple[Tensor, Tensor, Tensor]
-Run = Callable[[CallArguments], None]
 
 MOST_FLOAT = torch.finfo(torch.float32).max
 SATURATED = 3.4027e38  # kSaturated of native/core/vec.h: scores in base 2 that stand for all that are larger
@@ -33,7 +30,7 @@ _layouts: dict[Any, CallArguments] = {}  # of calls whose tensors lie alike
 _MOST_LAYOUTS = 256
 # The bytes of a call's members that say which keys each query sees, which are neighbours.
 _VISIBLE = slice(CallArguments.start.offset, CallArguments.bias.offset)
-_FARTHEST = 1 << 62  # kFarthest of native/core/intervals.h
+_FARTHEST = 1 << 62  # kFarthest of native/attention/interval_rule.h
 # Floating-point operations for which it is worth waking another thread.
 _GRAIN = 1 << 20
 
@@ -45,55 +42,33 @@ def library() -> Library:
     return load(isa)
 
 
-def dots(call: CallArguments) -> None:
-    """The kernel of dot products."""
-    library().run("regard_forward", call)
-
-
-def forward(args: KernelArgs, run: Run = dots) -> Result:
-    """out (*batch, h, nq, dv) and lse (*batch, h, nq), float32; run: the kernel of the similarity."""
-    out, lse = empty(args)
-    return _filled(args, run, out, lse, None)
-
-
-def forward_for_backward(args: KernelArgs, run: Run = dots) -> Kept:
-    """out, lse, and norm (*batch, h, nq, 2), from which the backward kernels compute the weights again."""
-    out, lse, norm = room(args)
-    return *_filled(args, run, out, lse, norm), norm
-
-
-def _filled(args: KernelArgs, run: Run, out: Tensor, lse: Tensor, norm: Tensor | None) -> Result:
-    if lse.numel() == 0 or args.k.shape[-2] == 0:
-        return _nothing(args, out, lse, norm)
-    run(arguments(args, out, lse, norm))
-    return out, lse
-
-
-def _nothing(args: KernelArgs, out: Tensor, lse: Tensor, norm: Tensor | None) -> Result:
-    """Where there are no queries or no keys: the sink, if there is one, has all the mass."""
-    lse = lse.fill_(-torch.inf) if args.sink is None else lse.copy_(args.sink[..., 0])
-    if norm is not None:  # m in units of ln 2, and 1 / l, of a key with the sink's logit; both 0 of none
-        empty = lse == -torch.inf
-        m = (lse / math.log(2)).clamp(-MOST_FLOAT, MOST_FLOAT).masked_fill(empty, 0)
-        norm.copy_(torch.stack([m, (~empty).to(lse.dtype)], -1))
-    return out.zero_(), lse
-
-
-def empty(args: KernelArgs) -> Result:
-    """Room for out and lse."""
+def empty_results(args: KernelArgs) -> tuple[Tensor, Tensor]:
+    """out (*batch, h, nq, dv) and lse (*batch, h, nq), float32, to be filled."""
     lse = torch.empty(args.shape, dtype=torch.float32, device=args.q.device)
     return lse.new_empty((*args.shape, args.v.shape[-1])), lse
 
 
-def room(args: KernelArgs) -> Kept:
-    """Room for out, lse and norm."""
-    out, lse = empty(args)
-    return out, lse, lse.new_empty((*args.shape, 2))
+def empty_row_stats(args: KernelArgs) -> Tensor:
+    """row_stats (*batch, h, nq, 2), from which the backward kernels compute the weights again, to be filled."""
+    return torch.empty((*args.shape, 2), dtype=torch.float32, device=args.q.device)
 
 
-def row_stats(norm: Tensor) -> RowStats:
+def filled_without_pairs(args: KernelArgs, out: Tensor, lse: Tensor, row_stats: Tensor | None) -> bool:
+    """Fills in the results where there are no queries or no keys: a sink has all the mass. Whether that was so."""
+    if lse.numel() and args.k.shape[-2]:
+        return False
+    lse = lse.fill_(-torch.inf) if args.sink is None else lse.copy_(args.sink[..., 0])
+    if row_stats is not None:  # m in units of ln 2, and 1 / l, of a key with the sink's logit; both 0 of none
+        empty = lse == -torch.inf
+        m = (lse / math.log(2)).clamp(-MOST_FLOAT, MOST_FLOAT).masked_fill(empty, 0)
+        row_stats.copy_(torch.stack([m, (~empty).to(lse.dtype)], -1))
+    out.zero_()
+    return True
+
+
+def natural_row_stats(row_stats: Tensor) -> RowStats:
     """What the kernels compute weights by, m in base 2 and 1 / l, as natural row statistics."""
-    m, inverse = norm.double().unbind(-1)
+    m, inverse = row_stats.double().unbind(-1)
     empty, saturated, exact = inverse == 0, m.abs() >= SATURATED, m * math.log(2)
     rounded = torch.where(saturated, torch.copysign(m.new_tensor(MOST_FLOAT), m), exact).float()
     # what rounding took from m goes to l; where m's own last digit is 1 or more, its scores have no such digits
@@ -102,9 +77,9 @@ def row_stats(norm: Tensor) -> RowStats:
     return RowStats(rounded.masked_fill(empty, -torch.inf), l.float().masked_fill(empty, 0))
 
 
-def sink_weights(norm: Tensor, sink: Tensor) -> Tensor:
+def sink_weights(row_stats: Tensor, sink: Tensor) -> Tensor:
     """The weight of a sink with logits (*batch, h) in each row, as the kernels compute it: float64 (*batch, h, nq)."""
-    m, inverse = norm.double().unbind(-1)
+    m, inverse = row_stats.double().unbind(-1)
     logit = (sink.double() / math.log(2)).clamp(-MOST_FLOAT, MOST_FLOAT)[..., None]
     return torch.exp2(logit - m) * inverse
 
@@ -119,11 +94,11 @@ def pair_work(args: KernelArgs) -> int:
     return 2 * math.prod(args.shape[:-1]) * (args.k.shape[-1] + args.v.shape[-1])
 
 
-def arguments(args: KernelArgs, out: Tensor, lse: Tensor | None, norm: Tensor | None) -> CallArguments:
+def arguments(args: KernelArgs, out: Tensor, lse: Tensor | None, row_stats: Tensor | None) -> CallArguments:
     """The struct that the kernels read; all but its addresses is worked out once for calls whose tensors lie alike."""
     # a graph, or a hook on what is saved, may have laid out anew what was made without gaps
     tensors = {name: t if name in _OPERANDS else t.contiguous() for name, t in args.tensors().items()}
-    tensors |= {name: t for name, t in (("out", out), ("lse", lse), ("norm", norm)) if t is not None}
+    tensors |= {name: t for name, t in (("out", out), ("lse", lse), ("row_stats", row_stats)) if t is not None}
     numbers = [getattr(args, name) for name in _NUMBERS]
     layout = (
         torch.get_num_threads(),

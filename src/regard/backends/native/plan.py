@@ -42,7 +42,7 @@ _OF_LENGTHS = {"allowed", "bias", "tiles", "bits", "offsets", "points_of_q", "po
 # The numbers of a mask are wrong, or make no intervals: the general way says so, or runs it.
 _OF_THE_MASK = {CODES["REGARD_BAD_INTERVAL"], CODES["REGARD_UNSORTED"]}
 _ADDRESS, _SEED = Packer("=q"), Packer("=Q")
-_Q, _K, _V, _OUT, _NORM = (getattr(CallArguments, name).offset for name in ("q", "k", "v", "out", "norm"))
+_Q, _K, _V, _OUT, _ROW_STATS = (getattr(CallArguments, name).offset for name in ("q", "k", "v", "out", "row_stats"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,11 +71,11 @@ class ForwardPlan:
         self.positional = problem.mask.compares_positions() or problem.score.compares_positions()
         self.placed, self.masked = args.q_at is not None, bool(problem.mask.tensors())
         self.pair_work = family.pair_work(problem, args)
-        norm = torch.empty(*args.shape, 2) if training else None
-        struct = family.struct(problem, arguments(args, self._lifted(out.to(self.dtype)), None, norm))
+        row_stats = torch.empty(*args.shape, 2) if training else None
+        struct = family.struct(problem, arguments(args, self._lifted(out.to(self.dtype)), None, row_stats))
         self.struct = type(struct).from_buffer_copy(struct)
         # what was made for this structure lives as long as the plan; the tensors of one call do not
-        theirs = {t.data_ptr() for t in (*example.given, *example.leaves, out, norm) if t is not None}
+        theirs = {t.data_ptr() for t in (*example.given, *example.leaves, out, row_stats) if t is not None}
         self.held = tuple(t for t in struct.held if t.data_ptr() not in theirs)
         addresses = [t.data_ptr() for t in example.leaves]
         read = {at: t.data_ptr() for at, t in family.leaves(problem, args).items() if t is not None}
@@ -88,7 +88,7 @@ class ForwardPlan:
         made = self._made(call, None)
         return None if made is None else made[0]
 
-    def _made(self, call: Inputs, norm: Tensor | None) -> tuple[Tensor, Struct, tuple[Tensor, ...]] | None:
+    def _made(self, call: Inputs, row_stats: Tensor | None) -> tuple[Tensor, Struct, tuple[Tensor, ...]] | None:
         """out, the struct of the call, and what that leads to besides the call's own tensors."""
         q, k, v, leaves, nq, nk, _, positions, seed = call
         span = None if positions is None else positions.span
@@ -105,7 +105,7 @@ class ForwardPlan:
         else:
             out = torch.empty(*bound.shape, dtype=self.dtype)
         struct, held = type(bound.struct).from_buffer_copy(bound.struct), bound.held
-        self._set_addresses(struct, call[:3], out, norm, leaves)
+        self._set_addresses(struct, call[:3], out, row_stats, leaves)
         if self.by_content or (span is None and positions is not None):
             looked = self._look(struct, call)
             if looked is None:
@@ -124,15 +124,15 @@ class ForwardPlan:
         return out, struct, held
 
     def _set_addresses(
-        self, struct: Struct, given: Sequence[Tensor], out: Tensor, norm: Tensor | None, leaves: Sequence[Tensor]
+        self, struct: Struct, given: Sequence[Tensor], out: Tensor, row_stats: Tensor | None, leaves: Sequence[Tensor]
     ) -> None:
         put, (q, k, v) = _ADDRESS.pack_into, given
         put(struct, _Q, q.data_ptr())
         put(struct, _K, k.data_ptr())
         put(struct, _V, v.data_ptr())
         put(struct, _OUT, out.data_ptr())
-        if norm is not None:
-            put(struct, _NORM, norm.data_ptr())
+        if row_stats is not None:
+            put(struct, _ROW_STATS, row_stats.data_ptr())
         for at, n in self.leaves:
             put(struct, at, leaves[n].data_ptr())
 
@@ -154,8 +154,8 @@ class ForwardPlan:
                 set_strides(struct, at, t.shape, t.stride(), self.axes)
             set_strides(struct, _OUT, shape, gapless(shape), self.axes)
             if self.training:
-                norm = (*self.batch, self.heads, nq, 2)
-                set_strides(struct, _NORM, norm, gapless(norm), self.axes)
+                row_stats = (*self.batch, self.heads, nq, 2)
+                set_strides(struct, _ROW_STATS, row_stats, gapless(row_stats), self.axes)
         members = CallArguments.from_buffer(struct)
         members.nq, members.nk, members.threads = nq, nk, threads(self.pair_work * nq * nk)
         held = list[Tensor]()
@@ -220,9 +220,9 @@ class TrainingPlan(ForwardPlan):
 
     def run_for_backward(self, call: Inputs) -> Done | None:
         """The call, made: its out and row statistics, and its struct with what that leads to."""
-        norm = torch.empty(*self.batch, self.heads, call.nq, 2)
-        made = self._made(call, norm)
-        return None if made is None else Done(made[0], norm, made[1:])
+        row_stats = torch.empty(*self.batch, self.heads, call.nq, 2)
+        made = self._made(call, row_stats)
+        return None if made is None else Done(made[0], row_stats, made[1:])
 
     def backward(
         self, done: Done, given: Sequence[Tensor], leaves: Sequence[Tensor], g_out: Tensor
@@ -239,7 +239,7 @@ class TrainingPlan(ForwardPlan):
         struct = type(template).from_buffer_copy(template)
         forward = done.kernel[0]
         ctypes.memmove(ctypes.byref(struct), ctypes.byref(forward), ctypes.sizeof(forward))
-        self._set_addresses(struct, given, done.out, done.norm, leaves)
+        self._set_addresses(struct, given, done.out, done.row_stats, leaves)
         for at, t in zip(self.family.gradient_offsets, (g_out, *made), strict=True):
             if t is not None:
                 _ADDRESS.pack_into(struct, at, t.data_ptr())

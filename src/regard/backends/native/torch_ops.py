@@ -11,7 +11,15 @@ from torch import Tensor
 
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.backward import LEARNED, operand_gradients
-from regard.backends.native.launch import Kept, forward_for_backward, library, room, row_stats
+from regard.backends.native.launch import (
+    Kept,
+    arguments,
+    empty_results,
+    empty_row_stats,
+    filled_without_pairs,
+    library,
+    natural_row_stats,
+)
 from regard.backends.native.lower_modifiers import ROOM
 from regard.core.errors import ShapeError
 from regard.core.shapes import listed
@@ -28,17 +36,24 @@ _TOLD = ", ".join(f"{_NUMBERS.get(n, 'Tensor' if n in ('q', 'k', 'v') else 'Tens
 
 def traced(args: KernelArgs) -> tuple[Tensor, RowStats]:
     """out (*batch, h, nq, dv) and the row statistics as one node, differentiable in each operand of floats."""
-    out, lse, norm = torch.ops.regard.forward(*(getattr(args, name) for name in _NAMES))
-    stats = row_stats(norm.detach())
+    out, lse, row_stats = torch.ops.regard.forward(*(getattr(args, name) for name in _NAMES))
+    stats = natural_row_stats(row_stats.detach())
     lse = lse.masked_fill(stats.empty, 0)
     # l = exp(lse - m) has lost digits: the value comes from the kernel, the derivative from the lse
     return out, RowStats(stats.m, stats.l * torch.exp(lse - lse.detach()))
 
 
-def _forward(*arguments: Any) -> Kept:
-    args = KernelArgs(*arguments)
+def _forward(*given: Any) -> Kept:
+    args = KernelArgs(*given)
     _check_shapes(tuple([(name, t.shape) for name, t in args.tensors().items()]), library().tile)
-    return forward_for_backward(args)
+    results = _empty(args)
+    if not filled_without_pairs(args, *results):
+        library().run("regard_forward", arguments(args, *results))
+    return results
+
+
+def _empty(args: KernelArgs) -> Kept:
+    return *empty_results(args), empty_row_stats(args)
 
 
 @lru_cache(256)
@@ -79,9 +94,9 @@ def _check_shapes(shapes: tuple[tuple[str, torch.Size], ...], tile: tuple[int, i
 
 def _backward(*arguments: Any) -> list[Tensor]:
     """GradientArguments in the order of LEARNED, of those that `wanted` names; nothing for the rest."""
-    *own, out, lse, norm, dout, dlse, wanted = arguments
+    *own, out, lse, row_stats, dout, dlse, wanted = arguments
     args = KernelArgs(*own)
-    found = operand_gradients(args, (out, lse, norm), (dout, dlse), set(wanted.split()))
+    found = operand_gradients(args, (out, lse, row_stats), (dout, dlse), set(wanted.split()))
     return [_like(getattr(args, name), found[name]) if name in found else out.new_empty(0) for name in LEARNED]
 
 
@@ -105,12 +120,12 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Kept) -> None:
 
 
 def _pull(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    *tensors, out, lse, norm = ctx.saved_tensors
+    *tensors, out, lse, row_stats = ctx.saved_tensors
     arguments = [number if t is None else t for number, t in zip(ctx.numbers, tensors, strict=True)]
     wanted = [name for name, need in zip(_NAMES, ctx.needs_input_grad, strict=True) if need]
     dout = torch.zeros_like(out) if dout is None else dout
     dlse = torch.zeros_like(lse) if dlse is None else dlse
-    found = torch.ops.regard.backward(*arguments, out, lse, norm, dout, dlse, " ".join(wanted))
+    found = torch.ops.regard.backward(*arguments, out, lse, row_stats, dout, dlse, " ".join(wanted))
     given: dict[str, Tensor] = dict(zip(LEARNED, found, strict=True))
     return tuple(given[name] if name in wanted else None for name in _NAMES)
 
@@ -124,9 +139,9 @@ def _refuse(ctx: Any, *_: Any) -> None:
 
 torch.library.define("regard::forward", f"({_TOLD}) -> (Tensor, Tensor, Tensor)")
 torch.library.impl("regard::forward", "CPU", _forward)
-torch.library.register_fake("regard::forward", lambda *arguments: room(KernelArgs(*arguments)))
+torch.library.register_fake("regard::forward", lambda *arguments: _empty(KernelArgs(*arguments)))
 torch.library.register_autograd("regard::forward", _pull, setup_context=_keep)
-_GIVEN = "Tensor out, Tensor lse, Tensor norm, Tensor dout, Tensor dlse, str wanted"
+_GIVEN = "Tensor out, Tensor lse, Tensor row_stats, Tensor dout, Tensor dlse, str wanted"
 torch.library.define("regard::backward", f"({_TOLD}, {_GIVEN}) -> Tensor[]")
 torch.library.impl("regard::backward", "CPU", _backward)
 torch.library.register_fake("regard::backward", _backward_fake)

@@ -1,4 +1,4 @@
-// A block of queries: where it lies, what each of its lanes sees, what the steps need to know of it.
+// Where the queries and keys of a block lie in a call, and what a thread keeps of them in scratch.
 #pragma once
 #include "core/pack.h"
 
@@ -7,7 +7,8 @@ namespace regard {
 constexpr int kVectors = Isa::kBlockVectors;
 constexpr int kRows = 4;  // keys, or features, a microkernel advances by
 constexpr int64_t kQueries = kVectors * W;
-constexpr int64_t kKeys = 128;
+constexpr int64_t kKeys = 128;  // keys of a tile, and of a tile of a tile map
+constexpr int64_t kTile = 128;  // keys of a tile of the backward; divides kKeys
 constexpr int64_t kGroup = W == 16 ? 4 : 8;  // blocks of queries, at most, that meet a tile of keys one after the other
 
 // Scratch of one thread. All float; sizes in forward_scratch.
@@ -21,7 +22,7 @@ struct Scratch {
   float* pairs;  // [kKeys / 2][dv] of bfloat16, interleaved
 };
 
-struct Place {  // where one work item lies
+struct Place {  // where one work item lies: batch element, head, the first query and how many
   int64_t at[REGARD_BATCH_AXES], b, h, row, rows;
 };
 
@@ -69,33 +70,6 @@ struct Limits {
   }
 };
 
-// What a step of distance costs, base 2; rest: what rounding took, which long distances would multiply.
-struct Slope {
-  float most, rest;
-};
-
-// The state of one block of queries while it streams over keys.
-template <int V>
-struct Block {
-  const regard_call& c;
-  const Scratch& w;
-  Place p;
-  vf m[V], l[V];        // running maximum (base 2) and sum
-  vi first[V], last[V];  // the keys that each lane sees
-  vi relative[V];        // position of each lane relative to base
-  vu word[V];            // dropout's word of each query
-  int64_t base;
-  Slope slope;
-  float factor;         // what the scores of pairs are multiplied by; floats have it in q
-  float cap;
-  const float* offsets;
-  vi cell[V];                // of each lane
-  int32_t first_cell[V];     // where the lanes' cells count up by one, else -1
-  vf point[REGARD_DIMS][V];  // of each lane
-  int64_t lo, hi, inner_lo, inner_hi;  // keys that some lane sees, and keys that every lane sees
-  const int32_t* map;                  // this block's row of the tile map, or 0
-};
-
 REGARD_INLINE int64_t size_of(int dtype) { return dtype == REGARD_F32 ? 4 : 2; }
 
 static const void* moved(const void* p, int64_t n, int dtype) { return (const char*)p + n * size_of(dtype); }
@@ -134,29 +108,5 @@ struct Tile {
   const uint8_t* allowed;
   Ahead keys, values;
 };
-
-// The keys that each lane sees; one without a query sees none.
-template <int V>
-static void begin_lanes(Block<V>& b) {
-  const regard_call& c = b.c;
-  const Place& p = b.p;
-  const int32_t* start = c.start.data ? at<int32_t>(c.start, p, p.h) + p.row * c.start.row : nullptr;
-  const int32_t* stop = c.stop.data ? at<int32_t>(c.stop, p, p.h) + p.row * c.stop.row : nullptr;
-  for (int64_t n = 0; n < V * W; ++n) {
-    const bool there = n < p.rows;
-    b.first[n / W][n % W] = there && start ? start[n * c.start.row] : 0;
-    b.last[n / W][n % W] = !there ? 0 : stop ? stop[n * c.stop.row] : (int32_t)c.nk;
-  }
-}
-
-// Of a block's queries.
-static Limits limits_of(const regard_call& c, const Place& p) {
-  if (!c.start.data) return {0, c.nk, 0, c.nk};
-  const int32_t* start = at<int32_t>(c.start, p, p.h) + p.row * c.start.row;
-  const int32_t* stop = at<int32_t>(c.stop, p, p.h) + p.row * c.stop.row;
-  Limits limits = Limits::none(c);
-  for (int64_t n = 0; n < p.rows; ++n) limits.add(start[n * c.start.row], stop[n * c.stop.row]);
-  return limits;
-}
 
 }  // namespace regard

@@ -15,7 +15,7 @@ REGARD_ALONE void dot_rows(float* s, vf* top, const float* k, int64_t row, const
     next.bring(first + n, first + n + M);
     vf acc[M][V];
     clear(acc);
-    micro<Op, M, V>(acc, k, row, 1, q, kQueries, width);
+    Isa::multiply_tiles<Op, M, V>(acc, k, row, 1, q, kQueries, width);
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
       vf most = top[v];
@@ -42,8 +42,8 @@ REGARD_ALONE void step_simply(const Block<V>& b, const Tile& t, int64_t from, in
     for (int64_t n = from; n < to; ++n) {
       vf s = load(scores + n * kQueries);
       if (bias) s = plus_bounded(s, load(extra + n * kQueries));
-      if (edge) s = within(s, t.j + n, first, last);
-      if (bits) s = where_set(s, t.bits[n] >> (v * W));
+      if (edge) s = Interval::apply(s, t.j + n, first, last);
+      if (bits) s = Bits::apply(s, t.bits[n] >> (v * W));
       most = greater_of(s, most);
       store(scores + n * kQueries, s);
     }
@@ -62,14 +62,14 @@ static void step_simply(const Block<V>& b, const Tile& t, int64_t from, int64_t 
 // Everything after the similarity for the keys [from, to) of a tile.
 template <int V>
 REGARD_ALONE void step_rows(const Block<V>& b, const Tile& t, int64_t from, int64_t to, vf* top) {
-  if (b.c.cap == 0 && !b.c.slopes && !b.offsets) {
-    if (b.c.bias.data) return step_simply<V, true>(b, t, from, to, top);
+  if (!Modifiers::used_besides<Bias>(b.c)) {
+    if (Bias::used(b.c)) return step_simply<V, true>(b, t, from, to, top);
     return step_simply<V, false>(b, t, from, to, top);
   }
   for (int64_t n = from; n < to; ++n) {
     vf s[V];
     for (int v = 0; v < V; ++v) s[v] = load(b.w.s + n * kQueries + v * W);
-    steps<V, Floats>(b, t, n, s);
+    apply_steps<V>(b, t, n, s);
     for (int v = 0; v < V; ++v) {
       top[v] = greater_of(s[v], top[v]);
       store(b.w.s + n * kQueries + v * W, s[v]);
@@ -98,8 +98,7 @@ static void score_keys(const Block<V>& b, const Tile& t, const float* k, int64_t
 template <int V, class Op>
 static void score_tile(const Block<V>& b, const Tile& t, const float* k, int64_t row, vf* top) {
   constexpr int M = rows_at_once(V);
-  const regard_call& c = b.c;
-  if (c.cap != 0 || c.slopes || b.offsets || c.bias.data || t.bits) return score_keys<V, Op>(b, t, k, row, 0, t.count, true, top);
+  if (Modifiers::used(b.c) || t.bits) return score_keys<V, Op>(b, t, k, row, 0, t.count, true, top);
   int64_t from = 0, to = t.count;
   if (t.edge) {
     from = b.inner_lo > t.j ? (b.inner_lo - t.j + M - 1) / M * M : 0;
@@ -150,8 +149,8 @@ REGARD_ALONE void weigh(Block<V>& b, const Tile& t, bool mark) {
   const int64_t* k_at = b.c.threshold ? b.c.k_at + offset(b.c.k_at_batch, b.p) + t.j : nullptr;
   for (int64_t n = 0; n < t.count; n += pairs ? 2 : 1) {
     const bool both = pairs && n + 1 < t.count;
-    vu key = (k_at ? key_word(k_at[n]) : 0u) + vu{};
-    vu next = (k_at && both ? key_word(k_at[n + 1]) : 0u) + vu{};
+    vu key = (k_at ? Dropout::key_word(k_at[n]) : 0u) + vu{};
+    vu next = (k_at && both ? Dropout::key_word(k_at[n + 1]) : 0u) + vu{};
     for (int v = 0; v < V; ++v) {
       float* at = b.w.s + n * kQueries + v * W;
       vf s = load(at);
@@ -178,7 +177,7 @@ REGARD_ALONE void value_rows(const Block<V>& b, const Tile& t, const vf* alpha, 
     t.values.bring(f * kKeys / b.c.dv, (f + M) * kKeys / b.c.dv);
     vf acc[M][V];
     clear(acc);
-    micro<Op, M, V>(acc, x + f, 1, row, s, kQueries, count);
+    Isa::multiply_tiles<Op, M, V>(acc, x + f, 1, row, s, kQueries, count);
 #pragma GCC unroll 32
     for (int i = 0; i < M; ++i)
 #pragma GCC unroll 8

@@ -2,7 +2,7 @@
 #pragma once
 #include <stdlib.h>
 
-#include "core/check.h"
+#include "attention/check_call.h"
 
 namespace regard {
 

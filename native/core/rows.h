@@ -1,0 +1,60 @@
+// Few rows (decoding): some queries of the heads that share a key head, against a chunk of keys. Lanes of scores are keys.
+#pragma once
+#include "core/place.h"
+
+namespace regard {
+
+constexpr int64_t kFew = 64;    // rows (queries × heads of a group) at most
+constexpr int64_t kChunk = 64;  // keys held at once
+
+REGARD_INLINE int64_t round_up(int64_t n) { return (n + W - 1) / W * W; }
+
+struct Row {  // one query of one head, and the keys [first, last) that it sees
+  int64_t h, i, first, last;
+};
+
+struct FewRows {
+  explicit FewRows(const regard_call& call) : c(call) {}
+  const regard_call& c;
+  Place p;
+  int64_t rows, key_head;
+  float* s;                       // [rows][kChunk] scores, then weights; the weight of a hidden key is -0
+  float* derivative = nullptr;    // [rows][kChunk] of the modifiers; null where no gradient is computed
+  float* v;                       // [kChunk][dv rounded up to W], values that cannot be read in place
+  float* states;                  // of each row m, l, o[dv rounded up to W]
+  float alpha[kFew];              // what the state so far is multiplied by
+  Row row[kFew];
+  bool whole[kFew];     // every key of the chunk is visible and no modifier changes its score
+  vf top[kFew];         // largest scores of the chunk
+  vi at[kChunk / W];    // positions of the chunk's keys, relative to the first
+  vu word[kChunk / W];  // dropout's words of the chunk's keys
+};
+
+struct Chunk {
+  int64_t j, count;  // keys
+  bool some;         // some row does not see some key
+  bool more;         // another chunk follows
+};
+
+// Keys [n, n + W) of a chunk, as one row meets them.
+struct RowKeys {
+  const FewRows& f;
+  const Row& row;
+  const Chunk& t;
+  int64_t n;
+
+  int64_t key() const { return t.j + n; }         // the first of them
+  int64_t valid() const { return t.count - n; }  // how many of them exist
+};
+
+REGARD_INLINE int64_t state_size(const regard_call& c) { return round_up(c.dv) + 2; }
+
+// W elements from n on, `step` apart, as floats; 0 for those past `valid`.
+REGARD_INLINE vf floats(const void* p, int64_t n, int64_t step, int64_t valid, int dtype) {
+  if (step == 1 && valid >= W) return load_some(p, n, dtype);
+  float x[W];
+  for (int m = 0; m < W; ++m) x[m] = m < valid ? load_one(p, n + m * step, dtype) : 0.0f;
+  return load(x);
+}
+
+}  // namespace regard

@@ -1,0 +1,121 @@
+// Slopes (ALiBi): s - slope · |position of the query - position of the key|, or the distance between two points.
+#pragma once
+#include "steps/list.h"
+
+namespace regard {
+
+// A slope in base 2 as a sum of two floats: long distances would multiply what rounding took from one.
+struct Slope {
+  float high, low;
+
+  static Slope of(const regard_call& c, int64_t head) {
+    const double slope = c.slopes[c.slopes_stride * head] * 1.4426950408889634;
+    return {(float)slope, (float)(slope - (float)slope)};
+  }
+
+  __attribute__((always_inline)) vf subtract(vf s, vf distance) const {
+    s -= splat(high) * distance;
+    return s - splat(low) * distance;
+  }
+};
+
+struct Slopes : Modifier {
+  template <int V>
+  struct State {
+    Slope slope;
+    vf point[REGARD_DIMS][V];  // coordinates of each lane's query
+  };
+
+  static int32_t check(const regard_call& c) {
+    if (c.slopes_stride < 0 || c.slopes_stride > 1 || !both_or_none(c.points_of_q, c.points_of_k)) return REGARD_BAD_ARGUMENT;
+    if (c.points_of_q && (c.dims < 0 || c.dims > REGARD_DIMS)) return REGARD_BAD_ARGUMENT;
+    return c.slopes && !c.points_of_q && !c.q_at ? REGARD_BAD_ARGUMENT : REGARD_DONE;
+  }
+
+  static bool used(const regard_call& c) { return c.slopes; }
+  static constexpr bool hides = false;
+
+  template <int V>
+  static void begin(Block<V>& b) {
+    const regard_call& c = b.c;
+    for (int64_t d = 0; c.points_of_q && d < c.dims; ++d)
+      for (int64_t n = 0; n < V * W; ++n)
+        b.point[d][n / W][n % W] = c.points_of_q[d * c.nq + b.p.row + (n < b.p.rows ? n : 0)];
+    b.slope = Slope::of(c, b.p.h);
+  }
+
+  // The square of a distance with one more coordinate.
+  REGARD_INLINE vf add_coordinate(vf square, vf x, vf y) {
+    const vf difference = x - y;
+    return square + difference * difference;
+  }
+
+  // How far the block's queries are from a key.
+  template <int V>
+  REGARD_INLINE void distances(const Block<V>& b, int64_t key, vf (&distance)[V]) {
+    const regard_call& c = b.c;
+    if (!c.points_of_k) {
+      const vi ahead = splat_int(apart(c.k_at[offset(c.k_at_batch, b.p) + key], b.base));
+      for (int v = 0; v < V; ++v) distance[v] = absolute(__builtin_convertvector(apart(b.relative[v], ahead), vf));
+      return;
+    }
+    for (int v = 0; v < V; ++v) {
+      vf square = vf{};
+      for (int64_t d = 0; d < c.dims; ++d) square = add_coordinate(square, b.point[d][v], splat(c.points_of_k[d * c.nk + key]));
+      distance[v] = sqrtv(square);
+    }
+  }
+
+  template <int V>
+  REGARD_INLINE void apply(const Block<V>& b, const Tile& t, int64_t n, vf (&s)[V], vf (&)[V]) {
+    vf distance[V];
+    distances(b, t.j + n, distance);
+    for (int v = 0; v < V; ++v) s[v] = b.slope.subtract(s[v], distance[v]);
+  }
+
+  // How far a row's query is from W keys.
+  REGARD_INLINE vf distances(const RowKeys& x) {
+    const regard_call& c = x.f.c;
+    if (!c.points_of_k) {
+      const int32_t ahead = apart(c.q_at[offset(c.q_at_batch, x.f.p) + x.row.i], c.k_at[offset(c.k_at_batch, x.f.p) + x.t.j]);
+      return absolute(__builtin_convertvector(apart(splat_int(ahead), x.f.at[x.n / W]), vf));
+    }
+    vf square = vf{};
+    for (int64_t d = 0; d < c.dims; ++d) {
+      const vf key = floats(c.points_of_k, d * c.nk + x.key(), 1, x.valid(), REGARD_F32);
+      square = add_coordinate(square, splat(c.points_of_q[d * c.nq + x.row.i]), key);
+    }
+    return sqrtv(square);
+  }
+
+  REGARD_INLINE void apply(const RowKeys& x, vf& s, vf&) { s = Slope::of(x.f.c, x.row.h).subtract(s, distances(x)); }
+
+  static bool wants_grad(const regard_gradients& g) { return g.dslopes; }
+  static int64_t grad_size(const regard_gradients& g) { return g.dslopes ? 1 : 0; }
+
+  // -Σ dS · distance. The terms of a row nearly cancel, so only short sums are kept in float.
+  template <int V>
+  static double gradient(const Block<V>& b, const Tile& t, const float* ds, int64_t from, int64_t to) {
+    constexpr int64_t kShort = 4;
+    double total = 0;
+    for (int64_t first = from; first < to; first += kShort) {
+      vf sum = vf{};
+      for (int64_t n = first; n < first + kShort && n < to; ++n) {
+        vf distance[V];
+        distances(b, t.j + n, distance);
+        for (int v = 0; v < V; ++v) sum -= load(ds + n * kQueries + v * W) * distance[v];
+      }
+      for (int n = 0; n < W; ++n) total += sum[n];
+    }
+    return total;
+  }
+
+  template <int V>
+  static void backward(const Block<V>& b, const Tile& t, const ScoreGradients& g, double* sum) {
+    if (g.wanted.dslopes) *sum += gradient<V>(b, t, g.ds, g.from, g.to);
+  }
+
+  static void write_grad(const regard_gradients& g, int64_t head, const double* sum) { g.dslopes[head] = (float)*sum; }
+};
+
+}  // namespace regard

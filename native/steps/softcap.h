@@ -1,0 +1,88 @@
+// The soft cap, cap · tanh(s / cap): before all other modifiers (Gemma), or after them.
+#pragma once
+#include "steps/list.h"
+
+namespace regard {
+
+struct SoftCap : Modifier {
+  template <int V>
+  struct State {
+    float cap;
+  };
+
+  static int32_t check(const regard_call& c) { return c.caps_stride < 0 || c.caps_stride > 1 ? REGARD_BAD_ARGUMENT : REGARD_DONE; }
+
+  static bool used(const regard_call& c) { return c.cap != 0 && !c.cap_last; }
+  static bool differs_by_head(const regard_call& c) { return c.caps; }
+  static constexpr bool hides = false, has_derivative = true;
+
+  REGARD_INLINE float of(const regard_call& c, int64_t head) { return c.caps ? c.caps[c.caps_stride * head] : c.cap; }
+
+  template <int V>
+  static void begin(Block<V>& b) {
+    b.cap = of(b.c, b.p.h);
+  }
+
+  // s: a score divided by the cap. The result is in base 2; derivative: of tanh.
+  REGARD_INLINE vf capped(vf s, float cap, vf& derivative) {
+    const vf y = tanhv(s);
+    derivative = splat(1.0f) - y * y;
+    return splat(cap * kLog2e) * y;
+  }
+
+  template <int V>
+  REGARD_INLINE void apply(const Block<V>& b, const Tile&, int64_t, vf (&s)[V], vf (&derivative)[V]) {
+    for (int v = 0; v < V; ++v) s[v] = capped(s[v], b.cap, derivative[v]);
+  }
+
+  REGARD_INLINE void apply(const RowKeys& x, vf& s, vf& derivative) { s = capped(s, of(x.f.c, x.row.h), derivative); }
+
+  template <int V>
+  static void backward(const Block<V>&, const Tile&, const ScoreGradients& g, double*) {
+    multiply<V>(g.ds, g.derivative, g.from, g.to);
+  }
+
+  template <int V>
+  REGARD_ALONE void multiply(float* ds, const float* derivative, int64_t from, int64_t to) {
+    for (int64_t n = from * kQueries; n < to * kQueries; n += kQueries)
+      for (int64_t v = n; v < n + V * W; v += W) store(ds + v, load(ds + v) * load(derivative + v));
+  }
+};
+
+// What a dot product is multiplied by: it becomes a score divided by the cap, or one in base 2.
+REGARD_INLINE float dot_factor(const regard_call& c, int64_t head) {
+  return SoftCap::used(c) ? c.scale / SoftCap::of(c, head) : c.scale * kLog2e;
+}
+
+struct LastSoftCap : Modifier {
+  template <int V>
+  struct State {
+    float last_cap;
+  };
+
+  static bool used(const regard_call& c) { return c.cap != 0 && c.cap_last; }
+  static bool differs_by_head(const regard_call& c) { return c.caps; }
+  static constexpr bool hides = false, has_derivative = true;
+
+  template <int V>
+  static void begin(Block<V>& b) {
+    b.last_cap = SoftCap::of(b.c, b.p.h);
+  }
+
+  template <int V>
+  REGARD_INLINE void apply(const Block<V>& b, const Tile&, int64_t, vf (&s)[V], vf (&derivative)[V]) {
+    for (int v = 0; v < V; ++v) s[v] = SoftCap::capped(s[v] * splat(1 / (b.last_cap * kLog2e)), b.last_cap, derivative[v]);
+  }
+
+  REGARD_INLINE void apply(const RowKeys& x, vf& s, vf& derivative) {
+    const float cap = SoftCap::of(x.f.c, x.row.h);
+    s = SoftCap::capped(s * splat(1 / (cap * kLog2e)), cap, derivative);
+  }
+
+  template <int V>
+  static void backward(const Block<V>&, const Tile&, const ScoreGradients& g, double*) {
+    SoftCap::multiply<V>(g.ds, g.derivative, g.from, g.to);
+  }
+};
+
+}  // namespace regard
