@@ -83,15 +83,9 @@ def _expected(case: testing.Case, dtype: torch.dtype) -> tuple[tuple[Tensor, Ten
 def check(case: testing.Case, dtype: torch.dtype = torch.float32, backend: Backend = rg.Native()) -> None:
     """testing.check; one draw that is too far off is judged with seven more, as in `compare`."""
     try:
-        testing.check(case, backend, dtype, again=redrawn(case))
+        testing.check(case, backend, dtype)
     except AssertionError:
         testing.check(case, backend, dtype, again=tuple(_other_numbers(case) for _ in range(7)))
-
-
-def redrawn(case: testing.Case) -> tuple[testing.Case, ...]:
-    """The case three times more, where a gradient of it is a handful of numbers."""
-    few = any(t.numel() <= 8 for t in (*case.score.tensors(), *(() if case.sink is None else (case.sink,))))
-    return tuple(_other_numbers(case) for _ in range(3 if few else 0))
 
 
 def _other_numbers(case: testing.Case) -> testing.Case:
