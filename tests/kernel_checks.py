@@ -18,7 +18,7 @@ from regard.core.region import Frame
 def frames(few: int) -> dict[str, Frame]:
     """Sizes that reach each kernel; few: the keys of few rows."""
     return {
-        "blocks": testing.frame(nq=97, nk=211, batch=(2,), heads=6),
+        "blocks": testing.frame(nq=83, nk=149, batch=(2,), heads=6),
         "few rows": testing.frame(nq=2, nk=few, batch=(3,), heads=6),
         "small": testing.frame(),
         "headless": testing.frame(nq=19, nk=23, batch=(5,), heads=1, headed=False),
