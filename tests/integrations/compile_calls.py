@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch._dynamo
+import torch._inductor.pattern_matcher  # aot_eager loads it with its first backward
 import torch.export
 from torch import Tensor
 
@@ -170,13 +171,18 @@ def load() -> None:
     torch.export.export(torch.nn.Identity(), (x,)).module()(x)
 
 
-def report(known: dict[str, Callable[[], None]]) -> None:
-    """Tries the cases that the command line names, or all."""
+def main(names: list[str]) -> None:
+    """Tries the cases of these names, in this order."""
     torch.manual_seed(0)
     load()
-    for name in sys.argv[1:] or known:
+    known = cases()
+    for name in names:
+        if name not in known:
+            import compile_models  # loads transformers: after the calls, which must not need it
+
+            known |= compile_models.cases()
         print(json.dumps([name, attempt(known[name])]), flush=True)
 
 
 if __name__ == "__main__":
-    report(cases())
+    main(sys.argv[1:])

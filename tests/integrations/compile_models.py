@@ -1,4 +1,4 @@
-"""Run by test_graphs_fresh.py, as a script: models of transformers, as compile_calls.py runs single calls."""
+"""Models of transformers that are compiled, exported, and decode in a graph, for compile_calls.py to run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import StaticCache
 
 import regard.compat.transformers
-from compile_calls import close, report
+from compile_calls import close
 from tiny_models import DECODERS, ENCODER_DECODERS, ENCODERS, PICTURES, padded, tokens
 
 MODELS = {"Llama": DECODERS, "Gemma2": DECODERS, "BERT": ENCODERS, "T5": ENCODER_DECODERS, "ViT": PICTURES}
@@ -76,7 +76,3 @@ def cases() -> dict[str, Callable[[], None]]:
         found[f"compile {name}"], found[f"export {name}"] = partial(compiled, name), partial(exported, name)
     found["decode with Llama"] = partial(decoded, "Llama")
     return found
-
-
-if __name__ == "__main__":
-    report(cases())

@@ -1,7 +1,7 @@
 """torch.compile(fullgraph=True) and torch.export in processes of their own: README's calls, masks, scores, models.
 
 What an earlier test leaves behind (a table that was filled, a class that was seen) hides what fails for a user, whose
-first call is compiled. So compile_calls.py and compile_models.py run here as scripts, which fork once for each case.
+first call is compiled. So compile_calls.py runs here as a script, which forks once for each case.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def shown(names: list[str]) -> list[Any]:
 
 
 @cache
-def outcomes(script: str, *parts: tuple[str, ...]) -> dict[str, str | None]:
+def outcomes(*parts: tuple[str, ...]) -> dict[str, str | None]:
     """What went wrong in each case, None where nothing did; a process for each part, at the same time."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     running = [
         subprocess.Popen(
-            [sys.executable, str(FOLDER / script), *part],
+            [sys.executable, str(FOLDER / "compile_calls.py"), *part],
             **{"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True, "env": environment},
         )
         for part in parts
@@ -60,25 +60,29 @@ def outcomes(script: str, *parts: tuple[str, ...]) -> dict[str, str | None]:
     return dict(json.loads(line) for line in lines)
 
 
-def outcome(request: pytest.FixtureRequest, script: str) -> str | None:
-    """What went wrong in the case of this test; the script runs all cases that the session has of the function."""
-    alike = [item for item in request.session.items if getattr(item, "function", None) is request.function]
-    names = [item.callspec.params["name"] for item in alike]
-    processes = 2 if len(names) > 20 else 1  # each of them loads torch's compiler
-    found = outcomes(script, *(tuple(names[n::processes]) for n in range(processes)))
-    return found[request.node.callspec.params["name"]]
+def outcome(request: pytest.FixtureRequest) -> str | None:
+    """What went wrong in the case of this test; the script runs all that the session has of this file.
+
+    Where these are many, it runs those of the function, in two processes: each loads torch's compiler.
+    """
+    here = [item for item in request.session.items if item.path == request.node.path]
+    if len(here) > 20:
+        here = [item for item in here if item.function is request.function]
+    names = sorted((item.callspec.params["name"] for item in here), key=OF_MODELS.__contains__)
+    processes = 2 if len(names) > 20 else 1
+    return outcomes(*(tuple(names[n::processes]) for n in range(processes)))[request.node.callspec.params["name"]]
 
 
 @pytest.mark.parametrize("name", shown([name for name in GRAPHS if name not in INDUCTOR]))
 def test_a_first_call_in_a_graph(name: str, request: pytest.FixtureRequest) -> None:
-    wrong = outcome(request, "compile_calls.py")
+    wrong = outcome(request)
     assert wrong is None, f"{name}: {wrong}"
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", INDUCTOR)
 def test_a_first_call_by_the_default_compiler(name: str, request: pytest.FixtureRequest) -> None:
-    wrong = outcome(request, "compile_calls.py")
+    wrong = outcome(request)
     assert wrong is None, f"{name}: {wrong}"
 
 
@@ -86,5 +90,5 @@ def test_a_first_call_by_the_default_compiler(name: str, request: pytest.Fixture
 @pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 @pytest.mark.parametrize("name", shown(OF_MODELS))
 def test_a_model_of_transformers_is_one_graph(name: str, request: pytest.FixtureRequest) -> None:
-    wrong = outcome(request, "compile_models.py")
+    wrong = outcome(request)
     assert wrong is None, f"{name}: {wrong}"

@@ -19,8 +19,8 @@ from regard.core.region import Frame
 pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 
 FRAMES = {
-    "blocks": testing.frame(nq=97, nk=211, batch=(2,), heads=6),
-    "a row": testing.frame(nq=1, nk=211, batch=(2,), heads=6),
+    "blocks": testing.frame(nq=83, nk=149, batch=(2,), heads=6),
+    "a row": testing.frame(nq=1, nk=149, batch=(2,), heads=6),
     "few rows": testing.frame(nq=3, nk=150, batch=(2,), heads=6),
 }
 

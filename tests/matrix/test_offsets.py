@@ -19,7 +19,7 @@ from regard.inspect.dense import dense
 
 F32, F64 = torch.float32, torch.float64
 OFFSETS = [0.0, 1e2, -1e2, 1e4, -1e4, 1e9, -1e9, "min / 2", "min", "max"]
-BACKENDS = [None, rg.Native(), rg.Native(invariant=True), rg.Tiled(), rg.Tiled(rows=3, keys=4), rg.Reference()]
+BACKENDS = [None, rg.Native(), rg.Native(invariant=True), rg.Tiled(), rg.Tiled(rows=11, keys=5), rg.Reference()]
 NQ, NK, H, D, DV = 7, 13, 4, 5, 3
 
 

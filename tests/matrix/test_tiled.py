@@ -106,16 +106,15 @@ def test_lengths_at_every_tile_edge(n: int) -> None:
     testing.check(testing.draw(at, mask=lengths), TILED)
 
 
+@pytest.mark.parametrize("kind", [*testing.masks(testing.frame()), *testing.scores(testing.frame())])
 @pytest.mark.parametrize("zero", ["batch", "heads", "nq", "nk", "dk", "dv"])
 @pytest.mark.parametrize("backend", [TILED, rg.Reference(), rg.Tiled(), None], ids=repr)
-def test_axes_of_size_zero(zero: str, backend: Backend | None) -> None:
+def test_axes_of_size_zero(zero: str, backend: Backend | None, kind: str) -> None:
     size = {"batch": 5, "heads": 6, "nq": 13, "nk": 17, "dk": 7, "dv": 3, zero: 0}
     at = testing.frame((size["batch"],), size["heads"], size["nq"], size["nk"])
     masks, scores = testing.masks(at), testing.scores(at, size["dk"])
-    for score in scores.values():
-        testing.check(testing.draw(at, dk=size["dk"], dv=size["dv"], score=score, sink=True), backend)
-    for mask in masks.values():
-        testing.check(testing.draw(at, dk=size["dk"], dv=size["dv"], mask=mask), backend)
+    given = {"mask": masks[kind]} if kind in masks else {"score": scores[kind], "sink": True}
+    testing.check(testing.draw(at, dk=size["dk"], dv=size["dv"], **given), backend)
 
 
 def test_it_skips_what_nobody_sees() -> None:

@@ -62,24 +62,25 @@ def test_by_hand() -> None:
     close(rg.attention_scores(q, k, score=score, mask=rg.Causal(), rows=[-1, 0]), shown[[1, 0]])
 
 
+@pytest.mark.twice
 @pytest.mark.usefixtures("strips")
+@pytest.mark.parametrize("name", testing.scores(AT))
 @pytest.mark.parametrize("masked", testing.masks(AT))
-def test_every_score_and_mask_against_the_definition(masked: str) -> None:
-    for name in testing.scores(AT):
-        case, wanted = leaves(AT, score=testing.scores(AT)[name], mask=testing.masks(AT)[masked])
-        right = defined(case)
-        assert right.shape == (2, 3, 11, 13)
-        for rows in (None, ROWS):
-            found = rg.attention_scores(case.q, case.k, **given(case), rows=rows)
-            want = right if rows is None else right[..., rows, :]
-            torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-13, msg=f"{name} under {masked}")
-            g = torch.randn(want.shape, dtype=F64)
-            g[0, 0] = torch.where(want[0, 0] == -INF, math.nan, g[0, 0])  # of a hidden pair it plays no part
-            of = tuple(wanted.values())
-            ours = torch.autograd.grad(found, of, g, materialize_grads=True)
-            exact = torch.autograd.grad(want, of, g, materialize_grads=True, retain_graph=True)
-            for tensor, a, b in zip(wanted, ours, exact, strict=True):
-                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11, msg=f"{tensor} of {name} under {masked}")
+def test_every_score_and_mask_against_the_definition(masked: str, name: str) -> None:
+    case, wanted = leaves(AT, score=testing.scores(AT)[name], mask=testing.masks(AT)[masked])
+    right = defined(case)
+    assert right.shape == (2, 3, 11, 13)
+    for rows in (None, ROWS):
+        found = rg.attention_scores(case.q, case.k, **given(case), rows=rows)
+        want = right if rows is None else right[..., rows, :]
+        torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-13)
+        g = torch.randn(want.shape, dtype=F64)
+        g[0, 0] = torch.where(want[0, 0] == -INF, math.nan, g[0, 0])  # of a hidden pair it plays no part
+        of = tuple(wanted.values())
+        ours = torch.autograd.grad(found, of, g, materialize_grads=True)
+        exact = torch.autograd.grad(want, of, g, materialize_grads=True, retain_graph=True)
+        for tensor, a, b in zip(wanted, ours, exact, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11, msg=lambda text, tensor=tensor: f"{tensor}: {text}")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, F64], ids=str)

@@ -122,6 +122,7 @@ def test_weights_and_scores_hold_their_answer_and_one_strip(what: str) -> None:
     assert SQUARE[6000] < growth(6000, what) < 1.2 * SQUARE[6000]
 
 
+@pytest.mark.full
 def test_the_measure_sees_a_dense_entropy() -> None:
     assert growth(2048, "dense") > 2 * SQUARE[2048]
 

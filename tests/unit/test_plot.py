@@ -116,14 +116,6 @@ def test_cross_attention_alone_has_a_picture() -> None:
     assert any("no self-attention" in text.get_text() for text in texts(figure))
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_the_same_report_gives_the_same_bytes(suffix: str) -> None:
-    report, files = reports.report(), (io.BytesIO(), io.BytesIO())
-    for file in files:
-        plot.write(report, file, suffix, None)
-    assert files[0].getvalue() == files[1].getvalue()
-
-
 def test_a_picture_is_small() -> None:
     file = io.BytesIO()
     plot.write(reports.report(6, 12, 512), file, "png", None)

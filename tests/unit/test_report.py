@@ -50,11 +50,12 @@ def test_a_tape_is_enough() -> None:
 
 
 @pytest.mark.parametrize("suffix", BEGINS)
-def test_the_suffix_says_what_is_written(suffix: str, tmp_path: Path) -> None:
-    reports.nasty().save(tmp_path / f"a{suffix}", head=(1, 2))
-    reports.nasty().save(str(tmp_path / f"b{suffix.upper()}"))
-    for file in (f"a{suffix}", f"b{suffix.upper()}"):
-        assert (tmp_path / file).read_bytes().startswith(BEGINS[suffix])
+def test_the_suffix_says_what_is_written_and_the_same_report_gives_the_same_bytes(suffix: str, tmp_path: Path) -> None:
+    first, second = tmp_path / f"a{suffix}", tmp_path / f"b{suffix.upper()}"
+    reports.nasty().save(first, head=(1, 2))
+    reports.nasty().save(str(second), head=(1, 2))
+    assert first.read_bytes().startswith(BEGINS[suffix])
+    assert first.read_bytes() == second.read_bytes()
     assert len(list(tmp_path.iterdir())) == 2
 
 

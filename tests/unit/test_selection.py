@@ -1,0 +1,64 @@
+"""What a run without --full has, by the rule of selection.py, of the tests that every mask and score goes through."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard as rg
+import selection
+from regard import testing
+from regard.backends.native.ffi import runnable
+
+TESTS = Path(__file__).parents[1]
+
+
+def collected(request: pytest.FixtureRequest, file: str) -> list[pytest.Item]:
+    """Every test of a file, whatever this run has of it."""
+    folder = next(node for node in request.node.iter_parents() if node.path == TESTS)
+    return list(request.session.genitems(pytest.Module.from_parent(folder, path=TESTS / file)))
+
+
+def shown(items: list[pytest.Item]) -> Counter[tuple[object, str, str]]:
+    """How often each mask and each score comes with each backend."""
+    given = [item.callspec.params for item in items]
+    return Counter((each.get("backend"), name, each[name]) for each in given for name in ("mask", "score"))
+
+
+def exported(kind: type) -> list[str]:
+    classes = [one for name in rg.__all__ if inspect.isclass(one := getattr(rg, name)) and issubclass(one, kind)]
+    return [one.__name__ for one in classes if one not in (rg.Mask, rg.Score, rg.Modifier, rg.Similarity)]
+
+
+def test_the_examples_have_every_mask_and_score_that_is_exported() -> None:
+    at = testing.frame()
+    assert set(exported(rg.Mask)) <= testing.masks(at).keys()
+    assert set(exported(rg.Score)) <= testing.scores(at).keys()
+
+
+@pytest.mark.parametrize("file", ["matrix/test_matrix.py", "integrations/test_flex.py"])
+def test_each_mask_and_each_score_comes_twice_with_each_backend(file: str, request: pytest.FixtureRequest) -> None:
+    """Against Reference, which defines them: on Native, on Tiled, and what begins with a dot product on Flex."""
+    every = [item for item in collected(request, file) if item.originalname == "test_every_mask_and_score"]
+    few = selection.plain(every)
+    wanted, times = shown(every), shown(few)
+    assert len(few) < len(every) / 5
+    assert {mask for _, name, mask in wanted if name == "mask"} == testing.masks(testing.frame()).keys()
+    assert [one for one in wanted if times[one] < 2] == []
+
+
+@pytest.mark.skipif(len(runnable()) < 2, reason="one instruction set runs here")
+@pytest.mark.parametrize("file", ["kernels/test_native.py", "kernels/test_native_additive.py"])
+def test_the_best_instruction_set_and_one_half_dtype(file: str, request: pytest.FixtureRequest) -> None:
+    found = collected(request, file)
+    for of, isas, halves in (
+        (found, set(runnable()), {torch.bfloat16, torch.float16}),
+        (selection.plain(found), {runnable()[0]}, {torch.bfloat16}),
+    ):
+        given = [item.callspec.params for item in of if hasattr(item, "callspec")]
+        assert {params["isa"] for params in given if "isa" in params} == isas
+        assert {params["dtype"] for params in given if "dtype" in params} - {torch.float32} == halves
