@@ -150,6 +150,11 @@ class Heads(nn.Module):
 
     def _read(self, x: Tensor, context: Tensor | None) -> Tensor:
         """The sequence that keys and values are made from, once both are known to fit."""
+        if x.is_nested:
+            raise TypeError(
+                "x is a nested tensor; layers take its values: p = regard.pack(x), "
+                "then p.with_values(layer(p.values, mask=p.mask & ...)).nested()."
+            )
         if x.dim() < 2 or x.shape[-1] != self.d_model:
             raise ShapeError(f"x has shape {listed(x.shape)}; expected (*batch, n, {self.d_model}).")
         if context is None and self.d_context != self.d_model:
