@@ -104,10 +104,10 @@ def check_tokens(k: Tensor, v: Tensor) -> None:
         )
 
 
-def check_like(buffer: Tensor, t: Tensor, name: str) -> None:
-    """That t (*lead, n, d) has the other axes, the dtype and the device of a cache's buffer (*lead, rows, d)."""
-    if t.shape[:-2] != buffer.shape[:-2] or t.shape[-1] != buffer.shape[-1]:
-        expected = ", ".join(map(str, (*buffer.shape[:-2], "n", buffer.shape[-1])))
+def check_like(buffer: Tensor, lead: tuple[int, ...], t: Tensor, name: str) -> None:
+    """That t is (*lead, n, d), with the width, the dtype and the device of what a cache holds."""
+    if t.shape[:-2] != lead or t.shape[-1] != buffer.shape[-1]:
+        expected = ", ".join(map(str, (*lead, "n", buffer.shape[-1])))
         raise ShapeError(f"{name} has shape {listed(t.shape)}; this cache holds ({expected}).")
     if t.dtype != buffer.dtype:
         raise TypeError(f"{name} has dtype {t.dtype}, this cache {buffer.dtype}: convert with .to(...).")

@@ -38,8 +38,9 @@ class ContiguousCache(KVCache):
         check_tokens(k, v)
         n = k.shape[-2]
         if self._buffers is not None:
-            check_like(self._buffers[0], k, "k")
-            check_like(self._buffers[1], v, "v")
+            lead = self._buffers[0].shape[:-2]
+            check_like(self._buffers[0], lead, k, "k")
+            check_like(self._buffers[1], lead, v, "v")
         if self._buffers is None or self._rows + n > self._buffers[0].shape[-2]:
             self._move(k, v)
         assert self._buffers is not None

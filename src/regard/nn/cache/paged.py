@@ -10,7 +10,6 @@ from torch import Tensor
 import regard.core.arrays as arrays
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions, tail
-from regard.core.shapes import listed
 from regard.masks.algebra import Everything, Mask
 from regard.masks.ragged import Lengths
 from regard.nn.cache.base import KVCache, check_like, check_tokens
@@ -77,7 +76,9 @@ class PagedCache(KVCache):
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         check_tokens(k, v)
-        self._check_sizes(k, v)
+        lead = len(self._tables), self.key_pages.shape[1]
+        check_like(self.key_pages, lead, k, "k")
+        check_like(self.value_pages, lead, v, "v")
         n, device = k.shape[-2], self.key_pages.device
         self._reserve(n)
         at = torch.tensor(self._lengths)[:, None] + torch.arange(n)  # (batch, n)
@@ -87,15 +88,6 @@ class PagedCache(KVCache):
             pages[page, :, row] = t.transpose(1, 2)
         self._lengths, self._appended = [length + n for length in self._lengths], n
         return self._gathered(self.key_pages), self._gathered(self.value_pages)
-
-    def _check_sizes(self, k: Tensor, v: Tensor) -> None:
-        for name, pages, t in (("k", self.key_pages, k), ("v", self.value_pages, v)):
-            if t.dim() != 4 or t.shape[0] != len(self._tables):
-                heads, d = pages.shape[1], pages.shape[3]
-                raise ShapeError(
-                    f"{name} has shape {listed(t.shape)}; this cache holds ({len(self._tables)}, {heads}, n, {d})."
-                )
-            check_like(pages[:1].expand(len(self._tables), -1, -1, -1), t, name)
 
     def _reserve(self, n: int) -> None:
         """Gives every sequence pages of its own for n more tokens; ValueError, and no change, if too few are free."""
