@@ -82,12 +82,15 @@ class PagedCache(KVCache):
         n, device = k.shape[-2], self.key_pages.device
         self._reserve(n)
         at = torch.tensor(self._lengths)[:, None] + torch.arange(n)  # (batch, n)
-        page = self.block_table.long().gather(1, at // self.page_size).to(device)
-        row = (at % self.page_size).to(device)
+        table = self.block_table.long()
+        page, row = table.gather(1, at // self.page_size).to(device), (at % self.page_size).to(device)
         for pages, t in ((self.key_pages, k), (self.value_pages, v)):
             pages[page, :, row] = t.transpose(1, 2)
         self._lengths, self._appended = [length + n for length in self._lengths], n
-        return self._gathered(self.key_pages), self._gathered(self.value_pages)
+        table = table.clamp(min=0).to(device)  # behind a sequence's end any page will do
+        # (batch, pages of each, heads, page_size, d) -> (batch, heads, most tokens, d)
+        keys, values = (pages[table].transpose(1, 2).flatten(2, 3) for pages in (self.key_pages, self.value_pages))
+        return keys[:, :, : self.length], values[:, :, : self.length]
 
     def _reserve(self, n: int) -> None:
         """Gives every sequence pages of its own for n more tokens; ValueError, and no change, if too few are free."""
@@ -123,11 +126,6 @@ class PagedCache(KVCache):
             self._readers[page] -= 1
             if not self._readers[page]:
                 self._free.append(page)
-
-    def _gathered(self, pages: Tensor) -> Tensor:
-        """(batch, heads, most tokens, d) of the pages (pages, heads, page_size, d)."""
-        table = self.block_table.long().clamp(min=0).to(pages.device)
-        return pages[table].transpose(1, 2).flatten(2, 3)[:, :, : self.length]
 
     def reorder(self, indices: Tensor) -> None:
         indices = arrays.indices(indices, "indices")
