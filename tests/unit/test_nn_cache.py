@@ -108,3 +108,14 @@ def test_what_a_cache_knows_is_not_given_twice() -> None:
     with pytest.raises(ValueError, match=r"k requires a gradient, and a cache records none"):
         layer(x, mask=rg.Causal(), cache=cache)
     assert cache.length == 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("cache", ["growing", "fixed", "rolling"])
+def test_a_compiled_layer_decodes_like_itself(cache: str) -> None:
+    torch.compiler.reset()
+    layer, x = layer_of("rotary"), torch.randn(BATCH, 7, WIDTH, **DOUBLE)
+    step = torch.compile(layer, backend="eager")
+    ours, theirs = cache_of(cache, layer), cache_of(cache, layer)
+    exact(decoded(step, ours, x, [4, 5, 6]), decoded(layer, theirs, x, [4, 5, 6]))
+    assert ours.length == theirs.length == 7

@@ -177,9 +177,13 @@ def test_a_nested_tensor_with_gaps() -> None:
         exact(found, rg.attention(part, part, part))
 
 
-def test_bfloat16_stays_bfloat16() -> None:
-    x = nested(sequences(8)).bfloat16()
-    assert rg.attention(x, x, x).dtype == torch.bfloat16
+def test_dtype_dropout_and_a_named_backend_reach_the_call() -> None:
+    x = nested(sequences(8))
+    assert rg.attention(*[x.bfloat16()] * 3).dtype == torch.bfloat16
+    dropped = rg.attention(x, x, x, dropout=rg.Dropout(1.0))
+    assert dropped.shape == x.shape and not bool(dropped.values().any())
+    with pytest.raises(rg.Unsupported, match=r"backend Sdpa\(\) cannot run this call"):
+        rg.attention(x, x, x, backend=rg.Sdpa())
 
 
 class Model(torch.nn.Module):
