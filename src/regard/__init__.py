@@ -37,6 +37,9 @@ from regard.masks.positional import Prefix as Prefix
 from regard.masks.positional import Window as Window
 from regard.masks.ragged import Documents as Documents
 from regard.masks.ragged import Lengths as Lengths
+from regard.packed import Packed as Packed
+from regard.packed import pack as pack
+from regard.packed import unpack as unpack
 from regard.scores.activations import LeakyReLU as LeakyReLU
 from regard.scores.activations import Sigmoid as Sigmoid
 from regard.scores.activations import Tanh as Tanh
@@ -87,6 +90,7 @@ __all__ = [
     "Mask",
     "Modifier",
     "Native",
+    "Packed",
     "Positions",
     "Prefix",
     "Reference",
@@ -119,7 +123,9 @@ __all__ = [
     "max_score",
     "monitor",
     "nn",
+    "pack",
     "record",
     "rollout",
     "tail",
+    "unpack",
 ]

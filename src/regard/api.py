@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 import regard.core.arrays as arrays
+import regard.nested as nested
 import regard.runtime.pairs as pairs
 import regard.runtime.plan_cache as plan_cache
 from regard.backends.base import Backend
@@ -40,7 +41,9 @@ def attention(
     q (*batch, h, nq, dk), k (*batch, hk, nk, dk), v (*batch, hk, nk, dv) -> (*batch, h, nq, dv), in q's dtype.
     Three axes are (batch, n, d), two (n, d): one head and no head axis. h is a multiple of hk; query head i reads key
     head i // (h // hk). dv may differ from dk. float16, bfloat16 (sums in float32), float32, float64. Memory is linear
-    in nq and nk. NumPy arrays (and other DLPack arrays) are taken without a copy and answered in kind.
+    in nq and nk. NumPy arrays (and other DLPack arrays) are taken without a copy and answered in kind. Jagged nested
+    tensors of torch, (batch, h, n*, d), are sequences of unequal lengths: each attends to its own keys, and the output
+    is nested like q. Masks and scores then see one batch element, and the positions of each sequence.
 
     score      similarity and modifiers; default q · k / sqrt(dk)
     mask       which keys a query may see; a query that may see nothing gets 0, and gradients 0
@@ -61,6 +64,11 @@ def attention(
     torch.Size([2, 8, 128, 32])
     """
     if has_torch_function((q, k, v)):  # modes and tensor subclasses see the call as they see torch's own
+        if nested.any_nested(q, k, v):
+            *flat, both, at = nested.flatten_call(q, k, v, score, mask, positions)
+            return nested.nest_like(
+                attention(*flat, score=score, mask=both, positions=at, sink=sink, dropout=dropout, backend=backend), q
+            )
         return handle_torch_function(
             *(attention, (q, k, v), q, k, v),
             score=score,

@@ -19,7 +19,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 LAYERS = (
     ("core.errors", "core.value", "core.tracing", "core.dtypes", "core.shapes"),
     ("core.arrays", "core.region", "core.state", "core.positions", "core.dropout", "masks", "scores"),
-    ("core.problem", "core.hooks"),
+    ("core.problem", "core.hooks", "nested", "packed"),
     ("backends",),
     ("runtime",),
     ("api",),

@@ -19,6 +19,15 @@ def test_head_and_tail() -> None:
     assert tail(3, 2).q.tolist() == [-1, 0, 1]
     assert tail(3, 3) == head(3, 3)
     assert head(0, 0).q.numel() == 0
+    assert tail(2, 3, start=7) == Positions(torch.tensor([8, 9]), torch.tensor([7, 8, 9]))
+
+
+def test_keys_that_do_not_begin_at_0_are_seen_as_where_they_stand() -> None:
+    q, k = torch.randn(3, 8), torch.randn(17, 8)
+    for mask in (rg.Causal() & rg.Window(before=4, after=0), rg.Causal() | rg.Prefix(9)):
+        late = rg.attention(q, k[11:], k[11:], mask=mask, positions=tail(3, 6, start=11))
+        hidden = rg.Dense(torch.arange(17).ge(11).expand(3, -1))
+        torch.testing.assert_close(late, rg.attention(q, k, k, mask=mask & hidden, positions=tail(3, 17)))
 
 
 def test_positions_are_values() -> None:

@@ -13,6 +13,11 @@ from torch import Tensor
 def tensor(x: Any, name: str) -> Tensor:
     """x as a tensor over the same memory; TypeError, naming the argument, if it is no array."""
     if isinstance(x, Tensor):
+        if x.is_nested:
+            raise TypeError(
+                f"{name} is a nested tensor; regard.attention alone takes these, all of q, k and v with "
+                "layout=torch.jagged. Elsewhere pass pack(x).values, and mask=pack(x).mask."
+            )
         return x.resolve_neg()  # of a lazily negated view (x.conj().imag) the memory holds the opposite
     if _is_numpy(x):
         return _from_numpy(x, name)

@@ -115,15 +115,17 @@ def head(nq: int, nk: int, device: torch.device | str | None = None) -> Position
     return _counted((0, nq), (0, nk), device)
 
 
-def tail(nq: int, nk: int, device: torch.device | str | None = None) -> Positions:
-    """The queries are the last nq positions, as in decoding: query i stands at nk - nq + i, key j at j.
+def tail(nq: int, nk: int, device: torch.device | str | None = None, *, start: int = 0) -> Positions:
+    """The queries are the last nq positions, as in decoding: query i stands at start + nk - nq + i, key j at start + j.
 
+    start is the position of the first key: more than 0 where the keys before it are no longer there (a rolling cache).
     With more queries than keys the first queries stand before every key, and see none of them under Causal.
+    Raises ValueError for negative counts.
 
-    >>> tail(2, 4).q
-    tensor([2, 3])
+    >>> tail(2, 4).q, tail(2, 4, start=10).q
+    (tensor([2, 3]), tensor([12, 13]))
     """
-    return _counted((nk - nq, nq), (0, nk), device)
+    return _counted((start + nk - nq, nq), (start, nk), device)
 
 
 def resolve_positions(

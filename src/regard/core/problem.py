@@ -169,7 +169,7 @@ def build_problem(
     dropout: Dropout | None,
 ) -> tuple[Problem, Layout]:
     """A validated problem; ShapeError, TypeError or ValueError with the argument, the expectation and the way out."""
-    _check_kinds(q, k, v, score, mask, positions, dropout)
+    check_kinds(score, mask, positions, dropout)
     pipeline = as_pipeline(score)
     _check_tensors(q, k, v)
     headed = q.dim() >= 4
@@ -192,7 +192,8 @@ def build_problem(
     return Problem(q, k, v, pipeline, mask, frame, drop, dtype), Layout(headed, batch)
 
 
-def _check_kinds(q: Any, k: Any, v: Any, score: Any, mask: Any, positions: Any, dropout: Any) -> None:
+def check_kinds(score: Any, mask: Any, positions: Any, dropout: Any) -> None:
+    """TypeError where one of them is no value of its kind."""
     if not isinstance(score, Score):
         raise TypeError(f"score is {_kind(score)}; expected a Score, such as ScaledDot(), or Custom(fn).")
     if not isinstance(mask, Mask):

@@ -1,4 +1,4 @@
-"""Layers: attention with projections, learned scores, rotary positions, pooling.
+"""Layers: attention with projections, learned scores, rotary positions, pooling, and caches of keys and values.
 
 >>> import torch
 >>> layer = MultiHeadAttention(64, heads=8, rotary=Rotary(8))
@@ -7,6 +7,11 @@ torch.Size([3, 10, 64])
 """
 
 from regard.nn.attention import Attention as Attention
+from regard.nn.cache.base import KVCache as KVCache
+from regard.nn.cache.fixed import FixedCache as FixedCache
+from regard.nn.cache.growing import GrowingCache as GrowingCache
+from regard.nn.cache.paged import PagedCache as PagedCache
+from regard.nn.cache.rolling import RollingCache as RollingCache
 from regard.nn.multihead import MultiHeadAttention as MultiHeadAttention
 from regard.nn.pooling import AttentionPooling as AttentionPooling
 from regard.nn.pooling import GatedAttentionPooling as GatedAttentionPooling

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from regard.backends.base import Backend
 from regard.core.positions import Positions
 from regard.masks.algebra import Everything, Mask
+from regard.nn.cache.base import KVCache
 from regard.nn.heads import Heads
 from regard.nn.rotary import Rotary
 from regard.scores.algebra import Score
@@ -88,9 +89,13 @@ class Attention(Heads):
         *,
         mask: Mask = Everything(),
         positions: Positions | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
-        """(*batch, n, d_v or d_out) of x (*batch, n, d_model); mask and positions as in regard.attention."""
-        return self.out_proj(self.attend(x, context, mask=mask, positions=positions))
+        """(*batch, n, d_v or d_out) of x (*batch, n, d_model); mask and positions as in regard.attention.
+
+        cache as in MultiHeadAttention; its keys have one head.
+        """
+        return self.out_proj(self.attend(x, context, mask=mask, positions=positions, cache=cache))
 
     def attend(
         self,
@@ -99,9 +104,10 @@ class Attention(Heads):
         *,
         mask: Mask = Everything(),
         positions: Positions | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
         """The contextualised embeddings before W^O: (*batch, n, d_v)."""
-        return super().attend(x, context, mask=mask, positions=positions).squeeze(-3)
+        return super().attend(x, context, mask=mask, positions=positions, cache=cache).squeeze(-3)
 
     def weights(
         self,

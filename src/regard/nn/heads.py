@@ -16,6 +16,7 @@ from regard.core.hooks import AttentionCall, notify
 from regard.core.positions import Positions, resolve_positions
 from regard.core.shapes import listed
 from regard.masks.algebra import Everything, Mask
+from regard.nn.cache.base import KVCache
 from regard.nn.rotary import Rotary
 from regard.nn.scores import owned
 from regard.scores.algebra import Score
@@ -78,9 +79,14 @@ class Heads(nn.Module):
         *,
         mask: Mask = Everything(),
         positions: Positions | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
         """The heads' outputs A_i before W^O: (*batch, heads, n, d_v)."""
-        q, k, v = (_batched(t) for t in self.project(x, context, positions))
+        own = positions if cache is None else self._next_positions(x, context, positions, cache)
+        q, k, v = (_batched(t) for t in self.project(x, context, own))
+        if cache is not None:
+            k, v = cache.append(k, v)
+            mask, positions = mask & cache.mask, cache.positions
         dropout, scoring = self.dropout if self.training and self.dropout.p else None, self.scoring()
         notify(lambda: AttentionCall(self, q, k, mask=mask, positions=positions, **scoring))
         out = attention(q, k, v, mask=mask, positions=positions, dropout=dropout, backend=self.backend, **scoring)
@@ -128,8 +134,27 @@ class Heads(nn.Module):
         parts += [f"dropout={self.dropout.p}"] if self.dropout.p else []
         return ", ".join(parts)
 
+    def _next_positions(
+        self, x: Tensor, context: Tensor | None, positions: Positions | None, cache: KVCache
+    ) -> Positions | None:
+        """Where the tokens x stand that a cache is about to take; None where nothing is rotated."""
+        if context is not None or positions is not None:
+            given = "context" if context is not None else "positions"
+            raise ValueError(
+                f"{given} and cache are both given; a cache holds the keys of x itself, and knows their positions."
+            )
+        if self.rotary is None:
+            return None
+        at = cache.next_positions(x.shape[-2])
+        return Positions(at, at)
+
     def _read(self, x: Tensor, context: Tensor | None) -> Tensor:
         """The sequence that keys and values are made from, once both are known to fit."""
+        if x.is_nested:
+            raise TypeError(
+                "x is a nested tensor; layers take its values: p = regard.pack(x), "
+                "then p.with_values(layer(p.values, mask=p.mask & ...)).nested()."
+            )
         if x.dim() < 2 or x.shape[-1] != self.d_model:
             raise ShapeError(f"x has shape {listed(x.shape)}; expected (*batch, n, {self.d_model}).")
         if context is None and self.d_context != self.d_model:

@@ -12,6 +12,7 @@ from regard.backends.base import Backend
 from regard.core.errors import Unsupported
 from regard.core.positions import Positions
 from regard.masks.algebra import Everything, Mask
+from regard.nn.cache.base import KVCache
 from regard.nn.heads import Heads, plain
 from regard.nn.rotary import Rotary
 from regard.scores.algebra import Score
@@ -43,6 +44,12 @@ class MultiHeadAttention(Heads):
     >>> layer = MultiHeadAttention(64, heads=8, key_heads=2)
     >>> layer(torch.randn(3, 10, 64), mask=rg.Causal()).shape
     torch.Size([3, 10, 64])
+    >>> cache = rg.nn.GrowingCache()
+    >>> with torch.no_grad():  # decoding: a prompt of 10 tokens, then one token
+    ...     prompt = layer(torch.randn(3, 10, 64), mask=rg.Causal(), cache=cache)
+    ...     step = layer(torch.randn(3, 1, 64), mask=rg.Causal(), cache=cache)
+    >>> step.shape, cache.length
+    (torch.Size([3, 1, 64]), 11)
     """
 
     def __init__(
@@ -97,9 +104,15 @@ class MultiHeadAttention(Heads):
         *,
         mask: Mask = Everything(),
         positions: Positions | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
-        """(*batch, n, d_out) of x (*batch, n, d_model); mask and positions as in regard.attention."""
-        heads = self.attend(x, context, mask=mask, positions=positions)
+        """(*batch, n, d_out) of x (*batch, n, d_model); mask and positions as in regard.attention.
+
+        With a cache, x are the tokens that follow those in it: their keys and values are appended to it, and the
+        queries read what it returns, under `mask & cache.mask`. There is then no context, and no positions but the
+        cache's. Under torch.no_grad or torch.inference_mode only: see KVCache. Raises ValueError otherwise.
+        """
+        heads = self.attend(x, context, mask=mask, positions=positions, cache=cache)
         return self.out_proj(heads.transpose(-3, -2).flatten(-2))
 
     def per_head(

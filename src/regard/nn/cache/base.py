@@ -1,0 +1,115 @@
+"""KVCache: what every cache of keys and values can do."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from regard.core.errors import ShapeError
+from regard.core.positions import Positions
+from regard.core.shapes import listed
+from regard.masks.algebra import Everything, Mask
+
+
+class KVCache(ABC):
+    """Keys and values of the tokens so far, kept for the queries of later tokens. Abstract.
+
+    GrowingCache   any number of tokens; the memory doubles when it is full
+    FixedCache     memory for a given number of tokens, allocated once
+    RollingCache   the last `window` tokens, for sliding windows
+    PagedCache     pages of a pool that sequences share, with a block table and a length for each sequence
+
+    `append(k, v)` adds the next tokens, k (*batch, hk, n, dk) and v (*batch, hk, n, dv), and returns the keys and
+    values that these tokens' queries read. `positions` says where those queries and keys stand, and `mask` which of the
+    keys must be hidden whatever the caller's own mask says:
+
+        rg.attention(q, *cache.append(k, v), mask=rg.Causal() & cache.mask, positions=cache.positions)
+
+    Decoding in chunks of any sizes then equals one call on all tokens. `mask` is Everything() for growing and fixed
+    caches, which need no `& cache.mask`. A layer does all this: layer(x, mask=rg.Causal(), cache=cache). One cache
+    serves one layer.
+
+    A cache is for inference. It records no gradients: appending a tensor that requires one raises ValueError, unless
+    gradients are switched off (torch.no_grad, torch.inference_mode; the two may alternate). What `append` returns may
+    be a view of the cache's memory: read it, do not write it, and do not read it again after a `crop` and an `append`.
+    """
+
+    @abstractmethod
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Adds keys (*batch, hk, n, dk) and values (*batch, hk, n, dv) of the next n tokens; returns those to be read.
+
+        Three axes are (batch, n, d), two (n, d), where a cache allows them. The first call of a cache without given
+        sizes decides them. Nothing is added where it raises.
+        Raises ShapeError for other shapes than those of before, TypeError for another dtype, ValueError for another
+        device, for tensors that require a gradient, and where there is no room.
+        """
+
+    @abstractmethod
+    def reorder(self, indices: Tensor) -> None:
+        """Sequence b becomes what sequence indices[b] was, along the first axis: the beams of a beam search.
+
+        indices are integers (n,); n may differ from the number of sequences so far. Raises IndexError for a sequence
+        that does not exist, ShapeError where there is no batch axis.
+        """
+
+    @abstractmethod
+    def crop(self, length: int) -> None:
+        """Forgets all tokens but the first `length`. Raises ValueError if there are fewer, or length is negative."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forgets all tokens."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """How many tokens there are, those that a window forgot included; of ragged lengths the largest."""
+
+    @property
+    @abstractmethod
+    def lengths(self) -> Tensor:
+        """The length of each sequence: int64 (*batch). Of shape () while no batch axes are known."""
+
+    @property
+    @abstractmethod
+    def positions(self) -> Positions:
+        """Where the queries of the last append and the keys that it returned stand. No queries after crop and reset."""
+
+    @property
+    def mask(self) -> Mask:
+        """What must be hidden of the keys that the last append returned, to be joined by & to the caller's mask."""
+        return Everything()
+
+    @abstractmethod
+    def next_positions(self, n: int) -> Tensor:
+        """Where the next n tokens will stand, for rotations before they are appended: int64 (n,) or (*batch, n)."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(length={self.length})"
+
+
+def check_tokens(k: Tensor, v: Tensor) -> None:
+    """That k and v are keys and values of the same tokens, without gradients."""
+    if k.dim() < 2 or k.dim() != v.dim() or k.shape[:-1] != v.shape[:-1]:
+        raise ShapeError(
+            f"k has shape {listed(k.shape)}, v {listed(v.shape)}; expected (*batch, heads, n, dk) and "
+            "(*batch, heads, n, dv): a value for each key."
+        )
+    if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+        raise ValueError(
+            f"{'k' if k.requires_grad else 'v'} requires a gradient, and a cache records none. "
+            "Generate under torch.no_grad() or torch.inference_mode(), or append k.detach() and v.detach()."
+        )
+
+
+def check_like(buffer: Tensor, lead: tuple[int, ...], t: Tensor, name: str) -> None:
+    """That t is (*lead, n, d), with the width, the dtype and the device of what a cache holds."""
+    if t.shape[:-2] != lead or t.shape[-1] != buffer.shape[-1]:
+        expected = ", ".join(map(str, (*lead, "n", buffer.shape[-1])))
+        raise ShapeError(f"{name} has shape {listed(t.shape)}; this cache holds ({expected}).")
+    if t.dtype != buffer.dtype:
+        raise TypeError(f"{name} has dtype {t.dtype}, this cache {buffer.dtype}: convert with .to(...).")
+    if t.device != buffer.device:
+        raise ValueError(f"{name} is on {t.device}, this cache on {buffer.device}: move it with .to(...).")

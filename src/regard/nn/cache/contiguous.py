@@ -1,0 +1,118 @@
+"""ContiguousCache: keys and values in one buffer each, in the order of their positions."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+import regard.core.arrays as arrays
+from regard.core.errors import ShapeError
+from regard.core.positions import Positions, tail
+from regard.core.shapes import listed
+from regard.nn.cache.base import KVCache, check_like, check_tokens
+
+
+class ContiguousCache(KVCache):
+    """A buffer (*lead, capacity, width) of keys and one of values. Abstract.
+
+    The first `_rows` rows are in use, in the order of positions; the last of them stands at length - 1. What `append`
+    returns is a slice of them. A subclass says how large a new buffer is, and which keys may be forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: tuple[Tensor, Tensor] | None = None
+        self._rows = self._length = 0
+        self._appended = 0  # tokens of the last append
+
+    @abstractmethod
+    def _capacity_for(self, rows: int) -> int:
+        """The capacity of new buffers that must hold `rows` rows at once."""
+
+    def _first_read(self, position: int) -> int:
+        """The position of the first key that a query at `position` may read; those before it may be forgotten."""
+        return 0
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        check_tokens(k, v)
+        n = k.shape[-2]
+        if self._buffers is not None:
+            lead = self._buffers[0].shape[:-2]
+            check_like(self._buffers[0], lead, k, "k")
+            check_like(self._buffers[1], lead, v, "v")
+        if self._buffers is None or self._rows + n > self._buffers[0].shape[-2]:
+            self._move(k, v)
+        assert self._buffers is not None
+        for buffer, t in zip(self._buffers, (k, v), strict=True):
+            buffer.narrow(-2, self._rows, n).copy_(t)
+        seen = self._length + n - self._first_read(self._length)
+        self._rows, self._length, self._appended = self._rows + n, self._length + n, n
+        keys, values = (buffer.narrow(-2, self._rows - seen, seen) for buffer in self._buffers)
+        return keys, values
+
+    def _move(self, k: Tensor, v: Tensor) -> None:
+        """Moves what is still read to new buffers, which have room for k and v."""
+        kept = self._length - self._first_read(self._length)
+        capacity = self._capacity_for(kept + k.shape[-2])
+        made = _empty(k, k.shape[:-2], capacity), _empty(v, v.shape[:-2], capacity)
+        for old, new in zip(self._buffers or (), made, strict=False):
+            new.narrow(-2, 0, kept).copy_(old.narrow(-2, self._rows - kept, kept))
+        self._buffers, self._rows = made, kept
+
+    def reorder(self, indices: Tensor) -> None:
+        indices = arrays.indices(indices, "indices")
+        if self._buffers is None:
+            return
+        keys, values = self._buffers
+        if keys.dim() < 3:
+            raise ShapeError(f"reorder: keys of shape {listed(keys.shape)} have no batch axis.")
+        chosen = arrays.existing(indices, keys.shape[0], "indices", "sequences").to(keys.device)
+        self._buffers = self._chosen(keys, chosen), self._chosen(values, chosen)
+
+    def _chosen(self, buffer: Tensor, indices: Tensor) -> Tensor:
+        new = _empty(buffer, (len(indices), *buffer.shape[1:-2]), buffer.shape[-2])
+        used = buffer.narrow(-2, 0, self._rows)
+        torch.index_select(used, 0, indices, out=new.narrow(-2, 0, self._rows))
+        return new
+
+    def crop(self, length: int) -> None:
+        if not 0 <= length <= self._length:
+            raise ValueError(f"crop({length}): the cache has {self._length} tokens; expected 0 to {self._length}.")
+        first = self._length - self._rows
+        if self._first_read(length) < min(first, length):
+            raise ValueError(
+                f"crop({length}): the next token would read keys from position {self._first_read(length)} on, "
+                f"and those before {first} are forgotten."
+            )
+        self._rows, self._length, self._appended = max(0, length - first), length, 0
+
+    def reset(self) -> None:
+        self._buffers = None
+        self._rows = self._length = self._appended = 0
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def lengths(self) -> Tensor:
+        if self._buffers is None:
+            return torch.tensor(self._length)
+        k = self._buffers[0]
+        return torch.full(k.shape[: -3 if k.dim() > 3 else -2], self._length, device=k.device)
+
+    @property
+    def positions(self) -> Positions:
+        start = self._first_read(self._length - self._appended)
+        device = None if self._buffers is None else self._buffers[0].device
+        return tail(self._appended, self._length - start, device, start=start)
+
+    def next_positions(self, n: int) -> Tensor:
+        device = None if self._buffers is None else self._buffers[0].device
+        return torch.arange(self._length, self._length + n, device=device)
+
+
+def _empty(like: Tensor, lead: tuple[int, ...], capacity: int) -> Tensor:
+    with torch.inference_mode(False):  # a buffer made in inference mode could be written in no other mode
+        return torch.empty(*lead, capacity, like.shape[-1], dtype=like.dtype, device=like.device)

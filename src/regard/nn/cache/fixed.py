@@ -1,0 +1,47 @@
+"""FixedCache: a cache whose memory is allocated once."""
+
+from __future__ import annotations
+
+import torch
+
+from regard.nn.cache.contiguous import ContiguousCache
+
+
+class FixedCache(ContiguousCache):
+    """Memory for `capacity` tokens, allocated here and never moved but by `reorder`.
+
+    Keys are (batch, heads, n, dk), values (batch, heads, n, dv). An append that does not fit raises ValueError, and
+    adds nothing. dtype and device as in torch.empty. See KVCache for `append` and the rest.
+
+    >>> cache = FixedCache(batch=2, heads=8, capacity=100, dk=64, dv=32)
+    >>> keys, values = cache.append(torch.randn(2, 8, 7, 64), torch.randn(2, 8, 7, 32))
+    >>> keys.shape, values.shape, cache.length
+    (torch.Size([2, 8, 7, 64]), torch.Size([2, 8, 7, 32]), 7)
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        heads: int,
+        capacity: int,
+        dk: int,
+        dv: int,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        with torch.inference_mode(False):  # as in ContiguousCache
+            self._buffers = (
+                torch.empty(batch, heads, capacity, dk, dtype=dtype, device=device),
+                torch.empty(batch, heads, capacity, dv, dtype=dtype, device=device),
+            )
+        self.capacity = capacity
+
+    def _capacity_for(self, rows: int) -> int:
+        raise ValueError(
+            f"append: {rows - self._length} more tokens do not fit, the cache has {self._length} of "
+            f"{self.capacity}. Give it a larger capacity, crop it, or use GrowingCache or RollingCache."
+        )
+
+    def reset(self) -> None:
+        self._rows = self._length = self._appended = 0

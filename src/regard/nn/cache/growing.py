@@ -1,0 +1,24 @@
+"""GrowingCache: a cache without an end."""
+
+from __future__ import annotations
+
+from regard.nn.cache.contiguous import ContiguousCache
+
+
+class GrowingCache(ContiguousCache):
+    """Keeps all tokens. The memory doubles when it is full; a step in between copies the new tokens alone.
+
+    Takes any axes, (*batch, heads, n, d), (batch, n, d) or (n, d), as the first append has them. All growth together
+    copies less than twice what the cache holds. Room is reserved for up to twice the tokens, plus two. See KVCache for
+    `append` and the rest.
+
+    >>> cache, (q, k, v) = GrowingCache(), torch.randn(3, 2, 8, 10, 64)
+    >>> for i in range(10):
+    ...     new = k[..., i : i + 1, :], v[..., i : i + 1, :]
+    ...     out = rg.attention(q[..., i : i + 1, :], *cache.append(*new), mask=rg.Causal(), positions=cache.positions)
+    >>> torch.allclose(out, rg.attention(q, k, v, mask=rg.Causal())[..., -1:, :], atol=1e-6)
+    True
+    """
+
+    def _capacity_for(self, rows: int) -> int:
+        return 2 * rows

@@ -1,0 +1,41 @@
+"""RollingCache: the keys and values of a sliding window."""
+
+from __future__ import annotations
+
+from regard.masks.positional import Window
+from regard.nn.cache.contiguous import ContiguousCache
+
+
+class RollingCache(ContiguousCache):
+    """Keeps what queries under Window(before=window - 1, after=...) still read: `window` keys, the newest included.
+
+    An append of n tokens returns the last window - 1 + n keys, or all where there are fewer, as one slice in order;
+    `positions` counts from the first of them, and `mask` is the window, so that the first of several new queries sees
+    no more keys than the last. Old tokens are dropped when the buffer is full: each token is copied at most twice on
+    average, and the memory is that of 2 · window tokens, or of the longest append. `length` counts all tokens.
+
+    `crop` can take back the last append; it raises ValueError where keys that the next query reads are forgotten.
+    Takes any axes, as GrowingCache. Raises ValueError for a window below 1. See KVCache for `append` and the rest.
+
+    >>> cache, token = RollingCache(window=4), torch.zeros(1, 2, 1, 8)
+    >>> for _ in range(10):
+    ...     keys, values = cache.append(token, token)
+    >>> keys.shape, cache.length, cache.positions.q, cache.positions.k
+    (torch.Size([1, 2, 4, 8]), 10, tensor([9]), tensor([6, 7, 8, 9]))
+    """
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        if window < 1:
+            raise ValueError(f"RollingCache(window={window}): expected 1 key or more, the query's own included.")
+        self.window = window
+
+    @property
+    def mask(self) -> Window:
+        return Window(before=self.window - 1, after=None)
+
+    def _first_read(self, position: int) -> int:
+        return max(0, position - self.window + 1)
+
+    def _capacity_for(self, rows: int) -> int:
+        return max(2 * self.window, rows)
