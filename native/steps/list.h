@@ -31,7 +31,7 @@ struct Modifier {
   // Whether it may differ between the query heads of a group. (Called where the call has it.)
   static bool differs_by_head(const regard_call&) { return true; }
 
-  static constexpr bool hides = true;           // whether it can make a score -inf
+  static constexpr bool hides = true;            // whether it can make a score -inf
   static constexpr bool has_derivative = false;  // whether it does more than add to the score; only one modifier of a call may
 
   // Fills the state, once for each block of queries.
