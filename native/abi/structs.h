@@ -41,7 +41,7 @@ enum {
   REGARD_SETS = 64,
 };
 
-// A tensor of one element a (batch..., head, row, feature). Strides count elements; missing axes have 0.
+// A tensor (batch..., head, row, column). Strides count elements; axes that are missing or broadcast have 0.
 typedef struct {
   void* data;
   int64_t batch[4];
@@ -51,7 +51,7 @@ typedef struct {
 } regard_tensor;
 static_assert(sizeof(regard_tensor) == 64, "ctypes lays regard_tensor out in another way");
 
-// One call of attention. Data 0: the call has no such operand.
+// One call of attention. A null address: the call has no such operand.
 typedef struct {
   int64_t batch[4];  // sizes of the batch axes, 1 where there are fewer
   int64_t heads;
@@ -69,14 +69,14 @@ typedef struct {
   regard_tensor v;
   regard_tensor out;
   regard_tensor lse;  // float (batch, head, row)
-  regard_tensor row_stats;  // float (batch, head, row, 2): m, base 2, and 1 / l, which make scores weights; 0, 0 for empty rows
+  regard_tensor row_stats;  // float (batch, head, row, 2): m in base 2 and 1 / l; a weight is exp2(s - m) / l; 0 for empty rows
   float scale;  // of the dot product
   float cap;  // soft cap, 0 for none
-  int32_t cap_last;  // whether it comes after slopes, offsets and bias, instead of before
+  int32_t cap_last;  // whether it is applied after slopes, offsets and bias, not before
   const float* caps;  // (heads,): a cap for each head, where cap is not 0
   int64_t caps_stride;
-  regard_tensor start;  // int32 (batch, head, row): the keys that each query sees; or a rule:
-  regard_tensor stop;  // int32 (batch, head, row): the keys that each query sees; or a rule:
+  regard_tensor start;  // int32 (batch, head, row): each query sees keys [start, stop); or a rule:
+  regard_tensor stop;  // int32 (batch, head, row): each query sees keys [start, stop); or a rule:
   int32_t bounds;  // REGARD_FIRST, REGARD_LAST, both, or 0
   int64_t first;  // with REGARD_FIRST: query i sees no key before first + i
   int64_t last;  // with REGARD_LAST: query i sees no key from last + i on
@@ -95,14 +95,14 @@ typedef struct {
   int64_t bits_count;
   const float* slopes;  // (heads,)
   int64_t slopes_stride;
-  const float* points_of_q;  // (dims, n): coordinates, of whose distance slopes are
-  const float* points_of_k;  // (dims, n): coordinates, of whose distance slopes are
+  const float* points_of_q;  // (dims, n): points, whose distance slopes multiply
+  const float* points_of_k;  // (dims, n): points, whose distance slopes multiply
   int64_t dims;  // at most REGARD_DIMS
-  const float* offsets;  // (heads, offsets_count and some): added for a difference of cells
+  const float* offsets;  // (heads, offsets_count and padding): offset of each difference of cells
   int64_t offsets_stride;
   int64_t offsets_count;
-  const int32_t* q_cell;  // (n): the offset of q_cell[i] - k_cell[j]; 0: i + nk - 1, j
-  const int32_t* k_cell;  // (n): the offset of q_cell[i] - k_cell[j]; 0: i + nk - 1, j
+  const int32_t* q_cell;  // (n): adds offsets[q_cell[i] - k_cell[j]]; null: i + nk - 1, j
+  const int32_t* k_cell;  // (n): adds offsets[q_cell[i] - k_cell[j]]; null: i + nk - 1, j
   int64_t q_cell_batch[4];
   int64_t k_cell_batch[4];
   const int64_t* q_at;  // (n): positions, for slopes without points and for dropout
@@ -110,21 +110,21 @@ typedef struct {
   int64_t q_at_batch[4];
   int64_t k_at_batch[4];
   uint64_t seed;
-  uint32_t threshold;  // of 2^24: a weight is dropped when its bits are below; 0 for no dropout
-  float keep;  // what kept weights are multiplied by
+  uint32_t threshold;  // a weight is dropped if its 24 random bits are below; 0 for no dropout
+  float keep;  // multiplies the weights that are not dropped
   int32_t invariant;  // whether a row's bits do not depend on how many rows there are
   regard_tensor sink;  // float (batch, head): a logit, natural, that joins the sum and has no value
 } regard_call;
 static_assert(sizeof(regard_call) == 1344, "ctypes lays regard_call out in another way");
 
-// A call of the backward pass. Data 0: that gradient is not wanted.
+// A call of the backward pass. A null address: that gradient is not wanted.
 typedef struct {
   regard_call call;  // the forward call; out (of out_dtype) and row_stats hold its results
   regard_tensor dout;  // cotangent of out, of dout_dtype
   regard_tensor dlse;  // cotangent of lse, float; data 0 for none
-  regard_tensor dq;  // gradients, of gradient_dtype, every element is written
-  regard_tensor dk;  // gradients, of gradient_dtype, every element is written
-  regard_tensor dv;  // gradients, of gradient_dtype, every element is written
+  regard_tensor dq;  // gradients, of gradient_dtype; every element is written
+  regard_tensor dk;  // gradients, of gradient_dtype; every element is written
+  regard_tensor dv;  // gradients, of gradient_dtype; every element is written
   regard_tensor dbias;  // added to, float, or double where row or col is 0
   float* dslopes;  // (heads,), written
   float* doffsets;  // (heads, offsets_count), written
@@ -143,7 +143,7 @@ typedef struct {
 } regard_additive;
 static_assert(sizeof(regard_additive) == 1368, "ctypes lays regard_additive out in another way");
 
-// Its backward pass: cotangents, and gradients, all float, every element of which is written.
+// The backward pass of an additive call. All cotangents and gradients are float; every element is written.
 typedef struct {
   regard_additive forward;  // out, float, and row_stats as the forward left them
   regard_tensor dout;
@@ -155,13 +155,13 @@ typedef struct {
 } regard_additive_gradients;
 static_assert(sizeof(regard_additive_gradients) == 1696, "ctypes lays regard_additive_gradients out in another way");
 
-// Facts about the weights of a call. Answers lie without gaps, (batch..., head, ...) in order; a null pointer,
-// or a count of 0, is what nobody asks for. The call's lse, out and dropout are not looked at; its dv is 0.
+// Facts about the weights of a call. Results are contiguous, (batch..., head, ...); a null address, or a count
+// of 0: not wanted. The call's lse, out and dropout are not read; its dv is 0.
 typedef struct {
   regard_call call;
   float* lse;  // (.., nq) natural logarithm, the sink included
   float* max_score;  // (.., nq) natural, without the sink; NaN where a score is
-  int64_t* max_key;  // (.., nq) the first key that has it, -1 for none; asked for together
+  int64_t* max_key;  // (.., nq) the first key that has it, -1 for none; wanted with max_score
   float* entropy;  // (.., nq) in nats
   int64_t* visible;  // (.., nq) keys whose score is not -inf
   int64_t* readers;  // (.., nk) queries that see a key
@@ -169,10 +169,10 @@ typedef struct {
   float* top_weights;  // (.., nq, top), heaviest first
   int64_t* top_keys;  // (.., nq, top), -1 where fewer keys are seen
   float* top_rest;  // (.., nq) the mass of all other keys
-  float* received;  // (.., nk) sum of the weights on a key, times
-  const float* shares;  // (.., nq) what each query counts for, or 0 for 1
+  float* received;  // (.., nk) sum over queries of weight times share
+  const float* shares;  // (.., nq) share of each query; null: 1
   float* most;  // (.., nk) the largest weight on a key
-  float* map;  // (.., map_rows, map_cols) mean mass on a cell's keys, over queries that see any
+  float* map;  // (.., map_rows, map_cols) mean mass on a cell's keys, over queries that see a key
   int64_t map_rows;
   int64_t map_cols;
   int64_t groups;  // of keys, at most REGARD_SETS
@@ -186,7 +186,7 @@ typedef struct {
   float* within;  // (.., nq, bands) the mass there
   int64_t levels;  // of weights
   const float* level;  // (levels,)
-  int64_t* reached;  // (.., levels) how many pairs that are not hidden weigh as much or more
+  int64_t* reached;  // (.., levels) how many visible pairs have a weight of at least that
 } regard_fact_args;
 static_assert(sizeof(regard_fact_args) == 1568, "ctypes lays regard_fact_args out in another way");
 

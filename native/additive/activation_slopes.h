@@ -1,15 +1,17 @@
-// From the gradients of a tile's scores to those of what an additive score is made of: f and f' of every pair, summed three ways.
+// The gradients of a, c and w from those of a tile's scores: f and f' of every pair, summed over keys, over queries and over both.
 #pragma once
 #include "attention/few_rows.h"
 #include "additive/activation.h"
 
 namespace regard {
 
-// A tile's Σ_j ds r (1 - r) to u, Σ_ij ds r and `constant` to e, Σ_i ds r (1 - r) times `scale` to dc. ds [count up to whole vectors][kQueries];
-// c [width][kKeys]: C. A division for each r: one for two of them takes more other operations than it saves.
+// By r = 1 / (1 + A C). Writes Σ_j ds r (1 - r) to tile_da and Σ_ij ds r + Σ_j constant to tile_dw, and adds Σ_i ds r (1 - r) times
+// `scale` to dc. ds: [count, rounded up to whole vectors][kQueries]; c: C, [width][kKeys]. Each r has a division of its own: one for two
+// of them costs more in other operations than it saves.
 template <int V>
-REGARD_ALONE void tile_gradients(const float* exponentials, const float* c, int64_t width, int64_t count, const float* ds, const float* constant,
-                                                const float* scale, float* u, float* e, float* dc, int64_t line) {
+REGARD_NOINLINE void tile_gradients(const float* exponentials, const float* c, int64_t width, int64_t count, const float* ds,
+                                    const float* constant, const float* scale, float* tile_da, float* tile_dw, float* dc,
+                                    int64_t dc_stride) {
   const vf one = splat(1.0f);
   for (int64_t k = 0; k < width; ++k) {
     vf da[V], a[V], dw = vf{};
@@ -31,19 +33,19 @@ REGARD_ALONE void tile_gradients(const float* exponentials, const float* c, int6
         by_key[m] = sum;
       }
       dw += part;
-      float* to = dc + k * line + n;
+      float* to = dc + k * dc_stride + n;
       store(to, load(to) + splat(scale[k]) * sums(by_key));
     }
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) store(u + k * kQueries + v * W, da[v]);
-    store(e + k * W, dw);
+    for (int v = 0; v < V; ++v) store(tile_da + k * kQueries + v * W, da[v]);
+    store(tile_dw + k * W, dw);
   }
 }
 
-// The same from f and f' themselves. a, c: finite; c [count][width].
+// By f and f' themselves; adds to tile_da and tile_dw. a, c: finite; c [count][width].
 template <int V, class F>
-REGARD_ALONE void pull_direct(const float* a, const float* c, int64_t width, int64_t count, const float* ds,
-                                                  float slope, const float* scale, float* u, float* e, float* dc, int64_t line) {
+REGARD_NOINLINE void tile_gradients_direct(const float* a, const float* c, int64_t width, int64_t count, const float* ds, float slope,
+                                           const float* scale, float* tile_da, float* tile_dw, float* dc, int64_t dc_stride) {
   for (int64_t n = 0; n < count; n += W)
     for (int64_t k = 0; k < width; ++k) {
       vf by_key[W], dw = vf{};
@@ -55,12 +57,12 @@ REGARD_ALONE void pull_direct(const float* a, const float* c, int64_t width, int
           const vf p = d * F::slope(z, y, slope);
           dw += d * y;
           by_key[m] += p;
-          float* to = u + k * kQueries + v * W;
+          float* to = tile_da + k * kQueries + v * W;
           store(to, load(to) + p);
         }
       }
-      store(e + k * W, load(e + k * W) + dw);
-      float* to = dc + k * line + n;
+      store(tile_dw + k * W, load(tile_dw + k * W) + dw);
+      float* to = dc + k * dc_stride + n;
       store(to, load(to) + splat(scale[k]) * sums(by_key));
     }
 }

@@ -35,13 +35,13 @@ int32_t check(const regard_additive_gradients& g) {
 int32_t forward(const regard_additive& x, regard_parallel parallel) {
   const regard_call& c = x.call;
   if (const int32_t wrong = check(x)) return wrong;
-  if (few_additive(c)) return forward_few_rows<AdditiveFew>(x, parallel);
+  if (few_additive(c)) return forward_few_rows<AdditiveFewRows>(x, parallel);
   float* memory = (float*)malloc((size_t)exponentials_size(c) * sizeof(float));
   if (!memory) return 1;
   const Exponentials keys = exponentials_places(c, memory);
-  const ComputeExponentials raise{x, keys};
+  const ComputeExponentials exponentials{x, keys};
   const AdditiveForward forward{x, keys};
-  int32_t failed = share(raise, raise.items(), c.threads, parallel);
+  int32_t failed = share(exponentials, exponentials.items(), c.threads, parallel);
   if (!failed) failed = share(forward, forward.items(), c.threads, parallel);
   free(memory);
   return failed;
@@ -56,7 +56,7 @@ int32_t backward(const regard_additive_gradients& given, regard_parallel paralle
   Gradients g{given, x, c, none};
   const int64_t heads = elements(c) * c.heads;
   g.pairs = elements(c) * c.key_heads, g.blocks = (c.nq + kQueries - 1) / kQueries;
-  g.width = round_even(c.dk), g.wide = round_up(c.dv);
+  g.width = round_even(c.dk), g.ldv = round_up(c.dv);
   g.slices = (kSlices + g.pairs - 1) / g.pairs;
   g.slices = g.slices < key_tiles(c) ? g.slices : key_tiles(c);
   const int64_t da = g.slices * heads * g.blocks * g.width * kQueries, dw = g.slices * heads * g.width;
@@ -64,12 +64,12 @@ int32_t backward(const regard_additive_gradients& given, regard_parallel paralle
   if (!memory) return 1;
   const Exponentials keys = exponentials_places(c, memory);
   float* sums = memory + exponentials_size(c);
-  const Gradients all{given, x, c, keys, g.pairs, g.slices, g.blocks, g.width, g.wide, sums, sums + da};
+  const Gradients all{given, x, c, keys, g.pairs, g.slices, g.blocks, g.width, g.ldv, sums, sums + da};
   zero(all.dw, dw);
-  const ComputeExponentials raise{x, keys};
+  const ComputeExponentials exponentials{x, keys};
   const AdditiveBackward backward{all};
   const AdditiveJoin join{all};
-  int32_t failed = share(raise, raise.items(), c.threads, parallel);
+  int32_t failed = share(exponentials, exponentials.items(), c.threads, parallel);
   if (!failed) failed = share(backward, backward.items(), c.threads, parallel);
   if (!failed) failed = share(join, join.items(), c.threads, parallel);
   for (int64_t h = 0; h < c.heads && !failed; ++h)

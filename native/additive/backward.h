@@ -1,5 +1,5 @@
-// Backward of the additive similarity. An item is a (batch element, key head) and a slice of its keys, whose dC and dV are
-// its own; what it gives dA and dw is added to that of the other slices in order.
+// Backward of the additive similarity. An item is a (batch element, key head) and a slice of its keys: it writes their dC and dV, and
+// leaves its sums for dA and dw, which are added over the slices in order.
 //
 // With ds_ij the gradient of a score and r = 1 / (1 + A C), f' is 4 r (1 - r) for tanh, r (1 - r) for the sigmoid:
 //   da_ik = w_k Σ_j ds_ij f'   dc_jk = Σ_i ds_ij w_k f'   dw_k = Σ_ij ds_ij f.
@@ -14,14 +14,14 @@ static void similarity_gradients(GradientBlock<V>& z, const Tile& t) {
   const Gradients& g = z.g;
   const GradientScratch& s = z.s;
   const regard_call& c = g.c;
-  const int64_t pair = pair_of_block(c, z.b.p), width = g.width, line = g.line();
-  const Way way = way_of(g.x, s.q, g.keys.reach[pair * key_tiles(c) + t.j / kKeys]);
+  const int64_t pair = pair_of_block(c, z.b.p), width = g.width, dc_stride = g.dc_stride();
+  const Method method = method_of(g.x, s.q, g.keys.max_abs[pair * key_tiles(c) + t.j / kKeys]);
   const float* exponentials = g.keys.c + (pair * c.nk + t.j) * width;
   float *dc = s.dc + (t.j - z.from), one = 1, value = 1;
-  float constant[kKeys];  // f = value (r + a constant): its share of W keys, added where they are, so that digits cancel early
+  float constant[kKeys];  // f = value · (r + constant): Σ ds · constant of W keys, added next to Σ ds · r, so that digits cancel early
   for (int64_t n = t.count; n % W != 0; ++n) zero(s.ds + n * kQueries, kQueries);
-  if (way == kDirectWay) {
-    clean_keys(z, t, at<float>(c.k, z.b.p, pair % c.key_heads) + t.j * c.k.row);
+  if (method == kDirect) {
+    zero_nonfinite_keys(z, t, at<float>(c.k, z.b.p, pair % c.key_heads) + t.j * c.k.row);
   } else {
     const Separable form = separable(g.x.activation);
     one = g.x.activation == REGARD_TANH ? 4 : 1, value = form.factor;
@@ -32,19 +32,22 @@ static void similarity_gradients(GradientBlock<V>& z, const Tile& t) {
       store(constant + n, sum * splat((form.middle - form.factor / 2) / form.factor));
     }
   }
-  zero(s.u, width * kQueries), zero(s.e, width * W);
+  zero(s.tile_da, width * kQueries), zero(s.tile_dw, width * W);
   float* scale = s.scale;
   for (int64_t k = 0; k < width; ++k) scale[k] = s.q.plain[k] * one;
-  if (way != kDirectWay)
+  if (method != kDirect)
     for (int64_t n = 0; n < t.count; n += W)
-      pack<1>(s.cleaned + n, kKeys, exponentials + n * width, REGARD_F32, width, 1, t.count - n < W ? t.count - n : W, width, 1.0f);
-  if (way != kDirectWay) tile_gradients<V>(s.q.exponentials, s.cleaned, width, t.count, s.ds, constant, scale, s.u, s.e, dc, line);
-  else if (g.x.activation == REGARD_TANH) pull_direct<V, TanhOf>(s.clean, s.cleaned, width, t.count, s.ds, 0, scale, s.u, s.e, dc, line);
-  else if (g.x.activation == REGARD_SIGMOID)
-    pull_direct<V, SigmoidOf>(s.clean, s.cleaned, width, t.count, s.ds, 0, scale, s.u, s.e, dc, line);
-  else pull_direct<V, LeakyReluOf>(s.clean, s.cleaned, width, t.count, s.ds, g.x.slope, scale, s.u, s.e, dc, line);
-  for (int64_t n = 0; n < width * kQueries; n += W) store(s.da + n, load(s.da + n) + load(s.u + n) * splat(one));
-  for (int64_t n = 0; n < width * W; n += W) store(s.dw + n, load(s.dw + n) + load(s.e + n) * splat(value));
+      pack<1>(s.finite_c + n, kKeys, exponentials + n * width, REGARD_F32, width, 1, t.count - n < W ? t.count - n : W, width, 1.0f);
+  const auto direct = [&](auto gradients, float slope) {
+    gradients(s.finite_a, s.finite_c, width, t.count, s.ds, slope, scale, s.tile_da, s.tile_dw, dc, dc_stride);
+  };
+  if (method != kDirect)
+    tile_gradients<V>(s.q.exponentials, s.finite_c, width, t.count, s.ds, constant, scale, s.tile_da, s.tile_dw, dc, dc_stride);
+  else if (g.x.activation == REGARD_TANH) direct(tile_gradients_direct<V, TanhOf>, 0);
+  else if (g.x.activation == REGARD_SIGMOID) direct(tile_gradients_direct<V, SigmoidOf>, 0);
+  else direct(tile_gradients_direct<V, LeakyReluOf>, g.x.slope);
+  for (int64_t n = 0; n < width * kQueries; n += W) store(s.da + n, load(s.da + n) + load(s.tile_da + n) * splat(one));
+  for (int64_t n = 0; n < width * W; n += W) store(s.dw + n, load(s.dw + n) + load(s.tile_dw + n) * splat(value));
 }
 
 template <int V>
@@ -55,19 +58,19 @@ static void block_gradients(const Gradients& g, const GradientScratch& s, const 
   const int64_t from = slice * g.span(), to = from + g.span();
   b.lo = b.lo > from ? b.lo : from;
   b.hi = b.hi < to ? b.hi : to;
-  Prepared q = s.q;
+  PreparedQueries q = s.q;
   prepare_block<V>(g.x, q, p);
   GradientScratch mine = s;
   mine.q = q;
   GradientBlock<V> z{g, mine, b, from};
   begin_gradients(z);
-  each_tile(b, [&](Tile& t, Source& x) {
+  each_tile(b, [&](Tile& t, KvTile& x) {
     vf top[V];
     for (int v = 0; v < V; ++v) top[v] = vf{};
     additive_tile(b, t, g.x, q, g.keys, top, Modifiers::have_derivative(c) ? s.derivative : nullptr);
     load_values(c, b.w, x);
-    pull_tile_scores(z, t, x.v + (t.j - x.j) * x.v_row, x.v_row);
-    pull_tile_values(z, t);
+    tile_score_gradients(z, t, x.v + (t.j - x.j) * x.v_row, x.v_row);
+    tile_value_gradients(z, t);
     similarity_gradients(z, t);
   });
   const int64_t head = p.b * c.heads + p.h, heads = elements(c) * c.heads, all = g.width * kQueries;
@@ -94,7 +97,7 @@ struct AdditiveBackward {
     const int64_t pair = item / g.slices, slice = item % g.slices, from = slice * g.span(), head = pair % c.key_heads;
     GradientScratch s;
     carve_scratch(g, memory, s);
-    zero(s.dc, g.width * g.line()), zero(s.dv, g.span() * g.wide);
+    zero(s.dc, g.width * g.dc_stride()), zero(s.dv, g.span() * g.ldv);
     const Place there = place_in_batch(c, pair / c.key_heads);
     const int64_t group = c.heads / c.key_heads;
     for (int64_t h = head * group; h < (head + 1) * group; ++h)
@@ -109,13 +112,13 @@ struct AdditiveBackward {
       }
     float *dc = at<float>(g.g.dc, there, head), *dv = at<float>(g.g.dv, there, head);
     for (int64_t n = 0; n < g.span() && from + n < c.nk; ++n) {
-      for (int64_t k = 0; k < c.dk; ++k) dc[(from + n) * g.g.dc.row + k * g.g.dc.col] = s.dc[k * g.line() + n];
-      for (int64_t f = 0; f < c.dv; ++f) dv[(from + n) * g.g.dv.row + f * g.g.dv.col] = s.dv[n * g.wide + f];
+      for (int64_t k = 0; k < c.dk; ++k) dc[(from + n) * g.g.dc.row + k * g.g.dc.col] = s.dc[k * g.dc_stride() + n];
+      for (int64_t f = 0; f < c.dv; ++f) dv[(from + n) * g.g.dv.row + f * g.g.dv.col] = s.dv[n * g.ldv + f];
     }
   }
 };
 
-// The slices' shares of da, added in order.
+// Adds the slices' sums for da in order, times w.
 struct AdditiveJoin {
   const Gradients& g;
 

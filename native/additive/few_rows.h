@@ -1,32 +1,34 @@
-// The additive similarity of few queries: lanes are features. Exponentials of W keys are made, met by every row and forgotten.
+// The additive similarity of few queries. Lanes are features. The exponentials of W keys are computed once for all rows, and not kept.
 #pragma once
 #include "additive/prepared.h"
 #include "attention/decode.h"
 
 namespace regard {
 
-// Whether the backward of a call goes this way: that of blocks, whose queries are lanes, overtakes it where lanes are well filled.
-static bool few_additive_backward(const regard_call& c) { return !c.invariant && !c.tiles.data && few_rows(c) <= kFew && 2 * c.nq <= 3 * W; }
+// Whether a call's backward is computed here: the backward of blocks, whose lanes are queries, is faster where lanes are well filled.
+static bool few_additive_backward(const regard_call& c) {
+  return !c.invariant && !c.tiles.data && few_rows(c) <= kMaxRows && 2 * c.nq <= 3 * W;
+}
 
-// Whether the forward does. One that leaves row statistics goes the way of its backward, which makes the same scores again: the two
-// ways round them differently, and weights of large scores would not sum to 1.
+// Whether its forward is. A forward that writes row statistics is computed where its backward is, which computes the same scores again:
+// the two kernels round scores differently, and weights of large scores would not sum to 1.
 static bool few_additive(const regard_call& c) {
-  return c.row_stats.data ? few_additive_backward(c) : !c.invariant && !c.tiles.data && few_rows(c) <= kFew;
+  return c.row_stats.data ? few_additive_backward(c) : !c.invariant && !c.tiles.data && few_rows(c) <= kMaxRows;
 }
 
 REGARD_INLINE int64_t round_pairs(int64_t n) { return (n + 2 * W - 1) / (2 * W) * (2 * W); }
 
-// W keys of one head, as they are and raised.
-struct FewKeys {
+// W keys of one head, and their exponentials.
+struct KeyVector {
   const regard_additive& x;
   int64_t width;
   float *copied, *exponentials;  // [W][width], features past dk 0 and 1
-  const float* plain;      // [W][row]: copied, or where they lie
+  const float* plain;      // [W][row]: copied, or in place
   int64_t row;
-  float reach;
+  float max_abs;
 
-  // rows: keys from the first on, of which `there` are there.
-  void bring(const float* rows, int64_t there) {
+  // Reads the keys at `rows`; `there` of W exist.
+  void read(const float* rows, int64_t there) {
     const regard_call& c = x.call;
     plain = rows, row = c.k.row;
     if (there < W || c.k.col != 1 || width != c.dk) {
@@ -34,21 +36,20 @@ struct FewKeys {
         gather(copied + m * width, width, (const char*)(rows + (m < there ? m : there - 1) * c.k.row), c.k, REGARD_F32, 1, c.dk, 1);
       plain = copied, row = width;
     }
-    reach = 0;
+    max_abs = 0;
     for (int64_t m = 0; m < W; ++m) {
-      const float one = regard::reach(plain + m * row, width);
-      reach = one > reach ? one : reach;
+      const float one = regard::max_abs(plain + m * row, width);
+      max_abs = one > max_abs ? one : max_abs;
     }
-    if (!separable_reach(x, reach)) return;
+    if (!has_exponentials(x, max_abs)) return;
     const vf rate = splat(separable(x.activation).rate);
     for (int64_t m = 0; m < W; ++m)
       for (int64_t d = 0; d < width; d += W) store(exponentials + m * width + d, expv(load(plain + m * row + d) * rate));
   }
 };
 
-// Sums of a query with each of the keys, spread over lanes: near, where a product of two sums may overflow, and as they are. Two
-// keys at once: their divisions overlap.
-REGARD_ALONE void near_keys(vf (&sum)[W], const Prepared& q, const FewKeys& keys) {
+// A query's sum for each of the W keys, spread over lanes. Two keys at once: their divisions overlap.
+REGARD_NOINLINE void unclamped_keys(vf (&sum)[W], const PreparedQueries& q, const KeyVector& keys) {
   constexpr int K = 2;
   for (int m = 0; m < W; m += K) {
     const float* c = keys.exponentials + m * keys.width;
@@ -67,7 +68,7 @@ REGARD_ALONE void near_keys(vf (&sum)[W], const Prepared& q, const FewKeys& keys
   }
 }
 
-REGARD_ALONE void far_keys(vf (&sum)[W], const Prepared& q, const FewKeys& keys) {
+REGARD_NOINLINE void clamped_keys(vf (&sum)[W], const PreparedQueries& q, const KeyVector& keys) {
   const vf one = splat(1.0f), most = splat(0x1p60f), half = splat(0.5f);
   for (int m = 0; m < W; ++m) {
     const float* c = keys.exponentials + m * keys.width;
@@ -83,7 +84,7 @@ REGARD_ALONE void far_keys(vf (&sum)[W], const Prepared& q, const FewKeys& keys)
 }
 
 template <class F>
-REGARD_ALONE void direct_keys(vf (&sum)[W], const Prepared& q, const FewKeys& keys) {
+REGARD_NOINLINE void direct_keys(vf (&sum)[W], const PreparedQueries& q, const KeyVector& keys) {
   for (int m = 0; m < W; ++m) {
     const float* c = keys.plain + m * keys.row;
     vf acc = vf{};
@@ -92,22 +93,22 @@ REGARD_ALONE void direct_keys(vf (&sum)[W], const Prepared& q, const FewKeys& ke
   }
 }
 
-// Additive scores of few rows.
-struct AdditiveFew {
+// The additive scores of few rows: a Score of FewRowsForward.
+struct AdditiveFewRows {
   using Given = regard_additive;
   const regard_additive& x;
   int64_t width;
-  float* queries;   // [rows] the forms of each query
-  float* weights;   // [heads of the group] those of its parameters
-  FewKeys keys;
-  Prepared row[kFew];
+  float* queries;  // [rows][3 width] each query prepared
+  float* weights;  // [heads of the group][4 width] the weights prepared
+  KeyVector keys;
+  PreparedQueries row[kMaxRows];
 
   static const regard_call& call(const Given& x) { return x.call; }
   static int64_t size(const Given& x, int64_t rows) {
     const int64_t width = round_pairs(x.call.dk), heads = x.call.heads / x.call.key_heads;
     return width * (3 * rows + 4 * heads + 2 * W);
   }
-  AdditiveFew(const Given& given, int64_t rows, float* at)
+  AdditiveFewRows(const Given& given, int64_t rows, float* at)
       : x(given), width(round_pairs(given.call.dk)), queries(at), weights(at + 3 * rows * width),
         keys{given, width, nullptr, nullptr, nullptr, 0, 0} {
     keys.copied = weights + 4 * (x.call.heads / x.call.key_heads) * width;
@@ -116,7 +117,7 @@ struct AdditiveFew {
 
   void begin(const FewRows& f, int64_t r) {
     const regard_call& c = x.call;
-    Prepared& q = row[r];
+    PreparedQueries& q = row[r];
     if (r % c.nq == 0) {
       weight_places(q, width, weights + r / c.nq * 4 * width);
       prepare_weights(x, q, f.row[r].h, width, W);
@@ -124,12 +125,12 @@ struct AdditiveFew {
       q = row[r - 1];
     }
     query_places(q, width, queries + 3 * r * width);
-    gather(q.a, width, row_of(c.q, f.p, f.row[r].h, f.row[r].i, REGARD_F32), c.q, REGARD_F32, 1, c.dk, 1);
-    q.reach = reach(q.a, width);
-    if (!separable_reach(x, q.reach)) return;
+    gather(q.a, width, row_ptr(c.q, f.p, f.row[r].h, f.row[r].i, REGARD_F32), c.q, REGARD_F32, 1, c.dk, 1);
+    q.max_abs = max_abs(q.a, width);
+    if (!has_exponentials(x, q.max_abs)) return;
     const vf rate = splat(separable(x.activation).rate);
     for (int64_t d = 0; d < width; d += W) {
-      // 0 past dk: what is added there and what is taken off as the middle are the same
+      // with A = 0 past dk, what is added there equals the middle that is subtracted
       const vf there = select(lanes() + splat_int((int32_t)d) < splat_int((int32_t)c.dk), splat(1.0f), vf{});
       const vf exponentials = expv(load(q.a + d) * rate) * there;
       store(q.exponentials + d, exponentials);
@@ -137,15 +138,15 @@ struct AdditiveFew {
     }
   }
 
-  Way way(int64_t r) const { return way_of(x, row[r], keys.reach); }
+  Method method(int64_t r) const { return method_of(x, row[r], keys.max_abs); }
 
-  // Scores of a row and the W keys that were brought, before every step.
+  // The similarity of row r and the W keys that were read.
   vf find(int64_t r) const {
-    const Prepared& q = row[r];
-    const Way by = way(r);
+    const PreparedQueries& q = row[r];
+    const Method by = method(r);
     vf sum[W];
-    if (by == kNearWay) near_keys(sum, q, keys);
-    else if (by == kFarWay) far_keys(sum, q, keys);
+    if (by == kUnclamped) unclamped_keys(sum, q, keys);
+    else if (by == kClamped) clamped_keys(sum, q, keys);
     else if (x.activation == REGARD_TANH) direct_keys<TanhOf>(sum, q, keys);
     else if (x.activation == REGARD_SIGMOID) direct_keys<SigmoidOf>(sum, q, keys);
     else direct_keys<LeakyReluOf>(sum, q, keys);
@@ -154,10 +155,10 @@ struct AdditiveFew {
   }
 
   void score(FewRows& f, const Chunk& t) {
-    const float* rows = (const float*)row_of(x.call.k, f.p, f.key_head, t.j, REGARD_F32);
+    const float* rows = (const float*)row_ptr(x.call.k, f.p, f.key_head, t.j, REGARD_F32);
     open_chunk(f, t);
     for (int64_t n = 0; n < t.count; n += W) {
-      keys.bring(rows + n * x.call.k.row, t.count - n);
+      keys.read(rows + n * x.call.k.row, t.count - n);
       for (int64_t r = 0; r < f.rows; ++r) keep_scores(f, t, n, r, find(r));
     }
   }

@@ -1,19 +1,19 @@
-// The additive similarity in the forward loop: lanes are queries, as everywhere; see activation.h for the formulas.
+// The forward of the additive similarity. Lanes are queries; see activation.h for the formulas.
 #pragma once
 #include "additive/prepared.h"
 
 namespace regard {
 
-constexpr int kTogether = 2;        // keys whose scores are found together
-constexpr int64_t kStretch = 64;  // features of one sum; sums of sums then lose less
+constexpr int kKeysAtOnce = 2;           // keys whose scores are computed together
+constexpr int64_t kFeaturesPerSum = 64;  // long sums are sums of such sums, which round less
 
 // Σ_k w_k (r_k - 1/2) of M keys, in units of the largest weight, to s[M][kQueries]. c: their rows of C.
 template <int V, int M>
-REGARD_INLINE void near_rows(const Prepared& q, const float* c, int64_t width, float* s) {
+REGARD_INLINE void unclamped_rows(const PreparedQueries& q, const float* c, int64_t width, float* s) {
   vf sum[M][V];
   clear(sum);
-  for (int64_t begin = 0; begin < width; begin += kStretch) {
-    const int64_t end = width - begin < kStretch ? width : begin + kStretch;
+  for (int64_t begin = 0; begin < width; begin += kFeaturesPerSum) {
+    const int64_t end = width - begin < kFeaturesPerSum ? width : begin + kFeaturesPerSum;
     vf acc[M][V];
     clear(acc);
     for (int64_t k = begin; k < end; k += 2) {
@@ -35,17 +35,17 @@ REGARD_INLINE void near_rows(const Prepared& q, const float* c, int64_t width, f
     for (int v = 0; v < V; ++v) store(s + i * kQueries + v * W, sum[i][v]);
 }
 
-// Of its own, so that its registers are: inlined into the rest of a block it runs at half the speed.
+// Not inlined: in the rest of a block its registers are spilled, and it runs at half the speed.
 template <int V>
-REGARD_ALONE void near_tile(const Prepared& q, const float* c, int64_t width, int64_t count, float* s) {
+REGARD_NOINLINE void unclamped_tile(const PreparedQueries& q, const float* c, int64_t width, int64_t count, float* s) {
   int64_t n = 0;
-  for (; n + kTogether <= count; n += kTogether) near_rows<V, kTogether>(q, c + n * width, width, s + n * kQueries);
-  for (; n < count; ++n) near_rows<V, 1>(q, c + n * width, width, s + n * kQueries);
+  for (; n + kKeysAtOnce <= count; n += kKeysAtOnce) unclamped_rows<V, kKeysAtOnce>(q, c + n * width, width, s + n * kQueries);
+  for (; n < count; ++n) unclamped_rows<V, 1>(q, c + n * width, width, s + n * kQueries);
 }
 
-// The same where a product of two sums may overflow: a sum beyond 2^60 counts as that.
+// The same where a product of two sums could overflow: sums are clamped to 2^60.
 template <int V>
-REGARD_ALONE void far_tile(const Prepared& q, const float* c, int64_t width, int64_t count, float* s) {
+REGARD_NOINLINE void clamped_tile(const PreparedQueries& q, const float* c, int64_t width, int64_t count, float* s) {
   const vf one = splat(1.0f), most = splat(0x1p60f);
   for (int64_t n = 0; n < count; ++n)
     for (int v = 0; v < V; ++v) {
@@ -62,8 +62,7 @@ REGARD_ALONE void far_tile(const Prepared& q, const float* c, int64_t width, int
 
 // Σ_k w_k f(a_k + c_k). c: keys as they are.
 template <int V, class F>
-REGARD_ALONE void direct_tile(const Prepared& q, const regard_additive& x, const float* c, int64_t count,
-                                                  float* s) {
+REGARD_NOINLINE void direct_tile(const PreparedQueries& q, const regard_additive& x, const float* c, int64_t count, float* s) {
   const regard_call& call = x.call;
   for (int64_t n = 0; n < count; ++n)
     for (int v = 0; v < V; ++v) {
@@ -76,26 +75,27 @@ REGARD_ALONE void direct_tile(const Prepared& q, const regard_additive& x, const
     }
 }
 
-// Which pair of (batch element, key head) a block reads.
+// The number of the (batch element, key head) whose keys a block reads.
 REGARD_INLINE int64_t pair_of_block(const regard_call& c, const Place& p) {
   return p.b * c.key_heads + p.h / (c.heads / c.key_heads);
 }
 
-// Scores of a tile, with every step, to the block's scratch; `top` takes their maxima, `derivative` that of the modifiers.
+// Computes a tile's scores, after all modifiers and masks, in the block's scratch. top: takes their maxima; derivative: takes that of the
+// modifiers.
 template <int V>
-static void additive_tile(const Block<V>& b, const Tile& t, const regard_additive& x, const Prepared& q, const Exponentials& keys,
+static void additive_tile(const Block<V>& b, const Tile& t, const regard_additive& x, const PreparedQueries& q, const Exponentials& keys,
                           vf (&top)[V], float* derivative = nullptr) {
   const regard_call& c = x.call;
   const int64_t pair = pair_of_block(c, b.p), width = round_even(c.dk);
-  const Way way = way_of(x, q, keys.reach[pair * key_tiles(c) + t.j / kKeys]);
+  const Method method = method_of(x, q, keys.max_abs[pair * key_tiles(c) + t.j / kKeys]);
   const float* exponentials = keys.c + (pair * c.nk + t.j) * width;
   const float* plain = at<float>(c.k, b.p, pair % c.key_heads) + t.j * c.k.row;
-  if (way == kNearWay) near_tile<V>(q, exponentials, width, t.count, b.w.s);
-  else if (way == kFarWay) far_tile<V>(q, exponentials, width, t.count, b.w.s);
+  if (method == kUnclamped) unclamped_tile<V>(q, exponentials, width, t.count, b.w.s);
+  else if (method == kClamped) clamped_tile<V>(q, exponentials, width, t.count, b.w.s);
   else if (x.activation == REGARD_TANH) direct_tile<V, TanhOf>(q, x, plain, t.count, b.w.s);
   else if (x.activation == REGARD_SIGMOID) direct_tile<V, SigmoidOf>(q, x, plain, t.count, b.w.s);
   else direct_tile<V, LeakyReluOf>(q, x, plain, t.count, b.w.s);
-  const Units units = units_of(x, q, way);
+  const Units units = units_of(x, q, method);
   const vf scale = splat(units.scale), base = splat(units.base);
   for (int64_t n = 0; n < t.count; ++n) {
     vf s[V];
@@ -108,14 +108,14 @@ static void additive_tile(const Block<V>& b, const Tile& t, const regard_additiv
   }
 }
 
-// run(tile, source) for each tile of which some lane of the block sees some key.
+// run(tile, its keys and values) for each tile that has a key which some query of the block sees.
 template <int V, class Run>
 REGARD_INLINE void each_tile(const Block<V>& b, Run run) {
   const regard_call& c = b.c;
-  const void* values = moved(c.v.data, offset(c.v, b.p, b.p.h / (c.heads / c.key_heads)), c.dtype);
+  const void* values = advance(c.v.data, offset(c.v, b.p, b.p.h / (c.heads / c.key_heads)), c.dtype);
   for (int64_t j = b.lo / kKeys * kKeys; j < b.hi; j += kKeys) {
     const int64_t from = j > b.lo ? j : b.lo, to = j + kKeys < b.hi ? j + kKeys : b.hi;
-    Source x{nullptr, values, from, to - from, nullptr, nullptr, 0, 0, false, false, false, -1};
+    KvTile x{nullptr, values, from, to - from, nullptr, nullptr, 0, 0, false, false, false, -1};
     Tile t = tile_for_block(b, x, j);
     uint64_t bits[kKeys];
     if (t.count == 0) continue;
@@ -125,11 +125,11 @@ REGARD_INLINE void each_tile(const Block<V>& b, Run run) {
 }
 
 template <int V>
-static void additive_block(const regard_additive& x, const Exponentials& keys, const Scratch& w, Prepared& q, const Place& p) {
+static void additive_block(const regard_additive& x, const Exponentials& keys, const Scratch& w, PreparedQueries& q, const Place& p) {
   Block<V> b{x.call, w, p};
   begin_state(b);
   prepare_block<V>(x, q, p);
-  each_tile(b, [&](Tile& t, Source& from) {
+  each_tile(b, [&](Tile& t, KvTile& from) {
     vf top[V];
     for (int v = 0; v < V; ++v) top[v] = b.m[v];
     additive_tile(b, t, x, q, keys, top);
@@ -149,10 +149,10 @@ struct AdditiveForward {
   void run(int64_t item, float* memory) const {
     const regard_call& c = x.call;
     const int64_t rest = item / blocks();
-    // heaviest first under a causal mask
+    // the last queries see most keys under a causal mask: the longest items first
     const Place p = place_at(c, rest / c.heads, rest % c.heads, (blocks() - 1 - item % blocks()) * kQueries);
     Scratch w = forward_places(c, 1, memory);
-    Prepared q = prepared_places(c, memory + forward_scratch(c, 1));
+    PreparedQueries q = prepared_places(c, memory + forward_scratch(c, 1));
     switch ((p.rows + W - 1) / W) {
       case 1: return additive_block<1>(x, keys, w, q, p);
       case 2: return additive_block<2>(x, keys, w, q, p);

@@ -1,23 +1,23 @@
-// Backward of the additive similarity: what it is told, what its threads share, and what one of them holds.
+// Backward of the additive similarity: its arguments, the memory that all threads share, and the scratch of one thread.
 #pragma once
 #include "additive/forward.h"
 #include "attention/few_rows.h"
 
 namespace regard {
 
-constexpr int64_t kSlices = 16;  // items that are wanted, whatever the number of threads
+constexpr int64_t kSlices = 16;  // items into which the work is split at least, whatever the number of threads
 
 REGARD_INLINE void zero(float* x, int64_t count) { __builtin_memset(x, 0, (size_t)count * sizeof(float)); }
 
-// The cotangent of a row, padded by zeros, to `to`; returns rowsum(dout · out) less the cotangent of lse. Of a row that sees nothing both
-// are 0.
-static float row_delta(const regard_additive_gradients& g, const Place& p, int64_t head, int64_t row, float* to, int64_t wide) {
+// Copies the cotangent of a row to `to`, padded by zeros, and returns delta, rowsum(dout · out) minus the cotangent of lse. Both are 0 for
+// a row that sees no key.
+static float row_delta(const regard_additive_gradients& g, const Place& p, int64_t head, int64_t row, float* to, int64_t ldv) {
   const regard_call& c = g.forward.call;
-  const auto of = [&](const regard_tensor& t) { return (const float*)row_of(t, p, head, row, REGARD_F32); };
-  if (of(c.row_stats)[c.row_stats.col] == 0) return zero(to, wide), 0.0f;
-  gather(to, wide, (const char*)of(g.dout), g.dout, REGARD_F32, 1, c.dv, 1);
+  const auto of = [&](const regard_tensor& t) { return (const float*)row_ptr(t, p, head, row, REGARD_F32); };
+  if (of(c.row_stats)[c.row_stats.col] == 0) return zero(to, ldv), 0.0f;
+  gather(to, ldv, (const char*)of(g.dout), g.dout, REGARD_F32, 1, c.dv, 1);
   vf sum = vf{};
-  for (int64_t d = 0; d < wide; d += W) sum += load(to + d) * floats(of(c.out), d * c.out.col, c.out.col, c.dv - d, REGARD_F32);
+  for (int64_t d = 0; d < ldv; d += W) sum += load(to + d) * floats(of(c.out), d * c.out.col, c.out.col, c.dv - d, REGARD_F32);
   float delta = 0;
   for (int n = 0; n < W; ++n) delta += sum[n];
   return g.dlse.data ? delta - *of(g.dlse) : delta;
@@ -28,25 +28,25 @@ struct Gradients {
   const regard_additive& x;
   const regard_call& c;
   const Exponentials& keys;
-  int64_t pairs, slices, blocks, width, wide;  // width: dk rounded up to 2; wide: dv to whole vectors
+  int64_t pairs, slices, blocks, width, ldv;  // width: dk rounded up to 2; ldv: dv to whole vectors
   float* da;  // [slice][batch element, head][block][width][kQueries], before w
   float* dw;  // [slice][batch element, head][width]
 
   int64_t tiles_of_slice() const { return (key_tiles(c) + slices - 1) / slices; }
   int64_t span() const { return tiles_of_slice() * kKeys; }
-  int64_t line() const { return span() + W; }  // whole vectors from any key on
+  int64_t dc_stride() const { return span() + W; }  // whole vectors from any key on
 };
 
 // Scratch of one thread.
 struct GradientScratch {
   Scratch forward;
-  Prepared q;
-  float *clean, *cleaned;     // a [width][kQueries] and c [kKeys][width] with 0 in rows that are not finite
-  float *dout, *doutt;        // [kQueries][wide], [dv][kQueries]
-  float *ds, *derivative;     // [kKeys][kQueries]
-  float *u, *e;               // one tile's da [width][kQueries] and dw [width][W]
+  PreparedQueries q;
+  float *finite_a, *finite_c;  // a [width][kQueries] and c [kKeys][width] with 0 in rows that are not finite
+  float *dout, *doutt;        // [kQueries][ldv], [dv][kQueries]
+  float *ds, *derivative;     // [kKeys][kQueries] gradients of the scores, and the modifiers' derivative
+  float *tile_da, *tile_dw;   // one tile's da [width][kQueries] and dw [width][W]
   float *da, *dw;             // one block's
-  float *dc, *dv;             // one slice's: [width][line], [span][wide]
+  float *dc, *dv;             // one slice's: [width][dc_stride], [span][ldv]
   float* scale;               // [width] w, times f's factor
 };
 
@@ -59,12 +59,12 @@ static int64_t carve_scratch(const Gradients& g, float* from, GradientScratch& s
   };
   s.forward = forward_places(g.c, 1, take(forward_scratch(g.c, 1)));
   s.q = prepared_places(g.c, take(prepared_size(g.c)));
-  s.clean = take(g.width * kQueries), s.cleaned = take(kKeys * g.width);
-  s.dout = take(kQueries * g.wide), s.doutt = take(g.c.dv * kQueries);
+  s.finite_a = take(g.width * kQueries), s.finite_c = take(kKeys * g.width);
+  s.dout = take(kQueries * g.ldv), s.doutt = take(g.c.dv * kQueries);
   s.ds = take(kKeys * kQueries), s.derivative = take(kKeys * kQueries);
-  s.u = take(g.width * kQueries), s.e = take(g.width * W);
+  s.tile_da = take(g.width * kQueries), s.tile_dw = take(g.width * W);
   s.da = take(g.width * kQueries), s.dw = take(g.width * W);
-  s.dc = take(g.width * g.line()), s.dv = take(g.span() * g.wide);
+  s.dc = take(g.width * g.dc_stride()), s.dv = take(g.span() * g.ldv);
   s.scale = take(g.width);
   return used;
 }

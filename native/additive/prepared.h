@@ -1,4 +1,4 @@
-// What an additive score is found with: its keys, a block of its queries and its weights, in the forms that a tile may ask for.
+// The keys, queries and weights of additive scores, prepared for each method of computing a tile's scores.
 #pragma once
 #include "additive/activation.h"
 #include "attention/forward.h"
@@ -8,15 +8,15 @@ namespace regard {
 
 REGARD_INLINE int64_t round_even(int64_t n) { return (n + 1) / 2 * 2; }
 
-// Whether queries, or keys, that reach so far have exponentials.
-REGARD_INLINE bool separable_reach(const regard_additive& x, float most) {
-  return x.activation != REGARD_LEAKY_RELU && most * __builtin_fabsf(separable(x.activation).rate) <= kFar;
+// Whether numbers up to max_abs have exponentials. (Leaky ReLU has none.)
+REGARD_INLINE bool has_exponentials(const regard_additive& x, float max_abs) {
+  return x.activation != REGARD_LEAKY_RELU && max_abs * __builtin_fabsf(separable(x.activation).rate) <= kMaxExponent;
 }
 
-// What is made once of the keys of a (batch element, key head): C, and how far each tile's c reach.
+// Computed once for the keys of each (batch element, key head): C, and the largest |c| of each tile.
 struct Exponentials {
   float* c;      // [batch element, key head][nk][dk rounded up to 2]
-  float* reach;  // [batch element, key head][tiles]
+  float* max_abs;  // [batch element, key head][tiles]
 };
 
 static int64_t key_tiles(const regard_call& c) { return (c.nk + kKeys - 1) / kKeys; }
@@ -41,8 +41,8 @@ struct ComputeExponentials {
       for (int64_t k = 0; k < c.dk; ++k) row[k] = from[n * c.k.row + k * c.k.col];
       if (width > c.dk) row[c.dk] = 0;
     }
-    const float most = to.reach[item] = reach(rows, count * width);
-    if (!separable_reach(x, most)) return;
+    const float most = to.max_abs[item] = max_abs(rows, count * width);
+    if (!has_exponentials(x, most)) return;
     int64_t n = 0;
     for (; n + W <= count * width; n += W) store(rows + n, expv(load(rows + n) * splat(form.rate)));
     for (; n < count * width; ++n) {
@@ -52,27 +52,29 @@ struct ComputeExponentials {
   }
 };
 
-enum Way { kNearWay, kFarWay, kDirectWay };
+// Two features share a division, (x + y) / (x y), of sums 1 + A C as they are, or clamped where their product could overflow; or f itself.
+enum Method { kUnclamped, kClamped, kDirect };
 
-// One head's parameters and some queries, in each form that a tile may ask for. Features k and k + step share a division, step of
-// them after the other: width is dk rounded up to 2 steps.
-struct Prepared {
+// Some queries of a head and the head's weights, prepared for each method. Features k and k + step share a division, for each k of a run
+// of `step` features: width is dk rounded up to 2 steps.
+struct PreparedQueries {
   float* a;       // [width][kQueries] of a block, [width] of one query
   float* exponentials;  // A
-  float* near;    // A / weight
+  float* near;    // A / weight, for kUnclamped
   float* plain;   // [width] w
-  float* weight;  // the same in units of the largest, none 0 but those past dk
-  float* inverse;
-  float* middle;  // [width / 2] what the near sum of two has at r = 1/2
-  float largest, total, unit;  // unit: of the scores, base 2 or that of the cap
-  float reach;
-  int bits;  // of the largest inverse
+  float* weight;  // w / largest, at least 2^-kWeightBits in size; 0 past dk
+  float* inverse;  // 1 / weight; 1 past dk
+  float* middle;  // [width / 2] what two features that share a division add up to at r = 1/2
+  float largest, total;  // the largest |w|, Σ w
+  float unit;            // what scores are multiplied by to be in base 2, or divided by the soft cap
+  float max_abs;
+  int bits;  // the largest inverse is at most 2^bits
 };
 
 static int64_t prepared_size(const regard_call& c) { return round_even(c.dk) * (3 * kQueries + 4) + 8 * W; }
 
-// Where the parameters lie, and the queries; what lies behind them is returned.
-static float* weight_places(Prepared& x, int64_t width, float* at) {
+// Point to the places of the weights, and of the queries, from `at` on; return the end.
+static float* weight_places(PreparedQueries& x, int64_t width, float* at) {
   x.plain = at, at += width;
   x.weight = at, at += width;
   x.inverse = at, at += width;
@@ -80,21 +82,21 @@ static float* weight_places(Prepared& x, int64_t width, float* at) {
   return at + width / 2;
 }
 
-static float* query_places(Prepared& x, int64_t size, float* at) {
+static float* query_places(PreparedQueries& x, int64_t size, float* at) {
   x.a = at, at += size;
   x.exponentials = at, at += size;
   x.near = at;
   return at + size;
 }
 
-static Prepared prepared_places(const regard_call& c, float* at) {
+static PreparedQueries prepared_places(const regard_call& c, float* at) {
   const int64_t width = round_even(c.dk);
-  Prepared x{};
+  PreparedQueries x{};
   weight_places(x, width, query_places(x, width * kQueries, at));
   return x;
 }
 
-static void prepare_weights(const regard_additive& x, Prepared& to, int64_t head, int64_t width, int64_t step) {
+static void prepare_weights(const regard_additive& x, PreparedQueries& to, int64_t head, int64_t width, int64_t step) {
   const regard_call& c = x.call;
   const float* w = x.w + head * x.w_stride;
   double total = 0;
@@ -105,7 +107,7 @@ static void prepare_weights(const regard_additive& x, Prepared& to, int64_t head
     to.largest = size > to.largest ? size : to.largest;
   }
   to.total = (float)total;
-  const float scale = to.largest > 0 ? to.largest : 1, least = __builtin_ldexpf(1, -kLeast);
+  const float scale = to.largest > 0 ? to.largest : 1, least = __builtin_ldexpf(1, -kWeightBits);
   float small = 1;
   for (int64_t k = 0; k < c.dk; ++k) {
     to.plain[k] = w[k];
@@ -123,20 +125,20 @@ static void prepare_weights(const regard_additive& x, Prepared& to, int64_t head
 }
 
 template <int V>
-static void prepare_block(const regard_additive& x, Prepared& to, const Place& p) {
+static void prepare_block(const regard_additive& x, PreparedQueries& to, const Place& p) {
   const regard_call& c = x.call;
   const float* q = at<float>(c.q, p, p.h) + p.row * c.q.row;
   const int64_t width = round_even(c.dk);
   pack<V>(to.a, kQueries, q, REGARD_F32, c.q.row, c.q.col, p.rows, c.dk, 1.0f);
   float most = 0;
   for (int64_t k = 0; k < c.dk; ++k) {
-    float one = reach(to.a + k * kQueries, V * W);
+    float one = max_abs(to.a + k * kQueries, V * W);
     most = one > most ? one : most;
   }
-  to.reach = most;
+  to.max_abs = most;
   prepare_weights(x, to, p.h, width, 1);
   const Separable form = separable(x.activation);
-  if (!separable_reach(x, most)) return;
+  if (!has_exponentials(x, most)) return;
   for (int64_t k = 0; k < width; ++k)
     for (int v = 0; v < V; ++v) {
       const int64_t n = k * kQueries + v * W;
@@ -146,20 +148,20 @@ static void prepare_block(const regard_additive& x, Prepared& to, const Place& p
     }
 }
 
-// How scores are found, by how far their queries and keys reach.
-static Way way_of(const regard_additive& x, const Prepared& q, float most) {
-  if (!separable_reach(x, most) || !separable_reach(x, q.reach)) return kDirectWay;
+// The method for a tile whose largest |c| is `most`.
+static Method method_of(const regard_additive& x, const PreparedQueries& q, float most) {
+  if (!has_exponentials(x, most) || !has_exponentials(x, q.max_abs)) return kDirect;
   const float rate = __builtin_fabsf(separable(x.activation).rate);
-  return rate * (most + q.reach) * kLog2e + (float)q.bits < kNear ? kNearWay : kFarWay;
+  return rate * (most + q.max_abs) * kLog2e + (float)q.bits < kProductBits ? kUnclamped : kClamped;
 }
 
-// A score is scale · the sum that a way finds + base.
+// A score is scale · (the sum that a method computes) + base.
 struct Units {
   float scale, base;
 };
 
-static Units units_of(const regard_additive& x, const Prepared& q, Way way) {
-  if (way == kDirectWay) return {q.unit, 0};
+static Units units_of(const regard_additive& x, const PreparedQueries& q, Method method) {
+  if (method == kDirect) return {q.unit, 0};
   const Separable form = separable(x.activation);
   return {form.factor * q.largest * q.unit, form.middle * q.total * q.unit};
 }

@@ -4,7 +4,7 @@
 
 namespace regard {
 
-// One block of queries while it meets the tiles of a slice.
+// One block of queries, and what it needs for the tiles of a slice.
 template <int V>
 struct GradientBlock {
   const Gradients& g;
@@ -12,11 +12,11 @@ struct GradientBlock {
   Block<V>& b;
   int64_t from;       // the slice's first key
   vf shift[V], inverse[V], delta[V];  // weights are exp2(s - shift) · inverse
-  vi fine[V];         // lanes with a query, all of it finite
+  vi finite[V];       // lanes with a query whose features are all finite
   bool finite_dout;
 };
 
-// dst[lane] of one number a row, 0 where there is no row.
+// One number of each row, as lanes; 0 where there is no row.
 template <int V>
 static void gather(vf (&dst)[V], const regard_tensor& t, const Place& p, int64_t col) {
   const float* from = at<float>(t, p, p.h) + p.row * t.row + col * t.col;
@@ -28,25 +28,25 @@ static void begin_gradients(GradientBlock<V>& z) {
   const Gradients& g = z.g;
   const GradientScratch& s = z.s;
   const Place& p = z.b.p;
-  zero(s.dout, kQueries * g.wide), zero(s.da, g.width * kQueries), zero(s.dw, g.width * W);
+  zero(s.dout, kQueries * g.ldv), zero(s.da, g.width * kQueries), zero(s.dw, g.width * W);
   for (int v = 0; v < V; ++v) z.delta[v] = vf{};
-  for (int64_t i = 0; i < p.rows; ++i) z.delta[i / W][i % W] = row_delta(g.g, p, p.h, p.row + i, s.dout + i * g.wide, g.wide);
-  z.finite_dout = all_finite(s.dout, 1, g.wide, g.wide, p.rows);
-  pack<V>(s.doutt, kQueries, s.dout, REGARD_F32, g.wide, 1, p.rows, g.c.dv, 1.0f);
+  for (int64_t i = 0; i < p.rows; ++i) z.delta[i / W][i % W] = row_delta(g.g, p, p.h, p.row + i, s.dout + i * g.ldv, g.ldv);
+  z.finite_dout = all_finite(s.dout, 1, g.ldv, g.ldv, p.rows);
+  pack<V>(s.doutt, kQueries, s.dout, REGARD_F32, g.ldv, 1, p.rows, g.c.dv, 1.0f);
   gather(z.shift, g.c.row_stats, p, 0), gather(z.inverse, g.c.row_stats, p, 1);
   const int64_t rows = p.rows;
-  for (int v = 0; v < V; ++v) z.fine[v] = lanes() + splat_int(v * W) < splat_int((int32_t)rows);
+  for (int v = 0; v < V; ++v) z.finite[v] = lanes() + splat_int(v * W) < splat_int((int32_t)rows);
   for (int64_t k = 0; k < g.c.dk; ++k)
     for (int v = 0; v < V; ++v) {
       const vf a = load(s.q.a + k * kQueries + v * W);
-      z.fine[v] = z.fine[v] & (a - a == vf{});
+      z.finite[v] = z.finite[v] & (a - a == vf{});
     }
   for (int64_t k = 0; k < g.width; ++k)
     for (int v = 0; v < V; ++v)
-      store(s.clean + k * kQueries + v * W, k < g.c.dk ? select(z.fine[v], load(s.q.a + k * kQueries + v * W), vf{}) : vf{});
+      store(s.finite_a + k * kQueries + v * W, k < g.c.dk ? select(z.finite[v], load(s.q.a + k * kQueries + v * W), vf{}) : vf{});
 }
 
-// Scores of M keys become weights, -1 where hidden, and gradients of scores as the similarity gave them.
+// Scores of M keys become weights, -1 where hidden; writes the gradients of the similarity's scores to ds.
 template <int V, int M>
 REGARD_INLINE void score_gradients(GradientBlock<V>& z, const Tile& t, const float* x, int64_t row, int64_t n) {
   const regard_call& c = z.g.c;
@@ -59,59 +59,58 @@ REGARD_INLINE void score_gradients(GradientBlock<V>& z, const Tile& t, const flo
     for (int v = 0; v < V; ++v) {
       const int64_t at = (n + i) * kQueries + v * W;
       const vf s = load(z.b.w.s + at), p = exp2v(s - z.shift[v]) * z.inverse[v];
-      vf kept = p, dp = acc[i][v];
+      vf dropped = p, dp = acc[i][v];
       if (k_at) {
-        kept = Dropout::apply(c, z.b.word[v], key, p);
+        dropped = Dropout::apply(c, z.b.word[v], key, p);
         dp = Dropout::apply(c, z.b.word[v], key, dp);
       }
       const vi hidden = s == splat(-kInf);
       vf ds = select(hidden, vf{}, p * (dp - z.delta[v]));
       if (Modifiers::have_derivative(c)) ds = select(hidden, vf{}, ds * load(z.s.derivative + at));
-      ds = select(z.fine[v], ds, vf{});
-      store(z.b.w.s + at, select(hidden, splat(-1.0f), kept));
+      ds = select(z.finite[v], ds, vf{});
+      store(z.b.w.s + at, select(hidden, splat(-1.0f), dropped));
       store(z.s.ds + at, ds);
     }
   }
 }
 
 template <int V>
-REGARD_ALONE void pull_tile_scores(GradientBlock<V>& z, const Tile& t, const float* x, int64_t row) {
+REGARD_NOINLINE void tile_score_gradients(GradientBlock<V>& z, const Tile& t, const float* x, int64_t row) {
   int64_t n = 0;
-  for (; n + kRows <= t.count; n += kRows) score_gradients<V, kRows>(z, t, x, row, n);
+  for (; n + kMR <= t.count; n += kMR) score_gradients<V, kMR>(z, t, x, row, n);
   for (; n < t.count; ++n) score_gradients<V, 1>(z, t, x, row, n);
 }
 
-// dv of M keys and V vectors of features.
+// Adds to dv of M keys, V vectors of features.
 template <int M, int V>
-REGARD_INLINE void pull_values(float* dv, int64_t wide, const float* p, const float* dout, int64_t rows) {
+REGARD_INLINE void add_dv(float* dv, int64_t ldv, const float* p, const float* dout, int64_t rows) {
   vf acc[M][V];
   clear(acc);
-  Isa::multiply_tiles<Floats, M, V>(acc, p, kQueries, 1, dout, wide, rows);
+  Isa::multiply_tiles<Floats, M, V>(acc, p, kQueries, 1, dout, ldv, rows);
 #pragma GCC unroll 8
   for (int i = 0; i < M; ++i)
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) store(dv + i * wide + v * W, load(dv + i * wide + v * W) + acc[i][v]);
+    for (int v = 0; v < V; ++v) store(dv + i * ldv + v * W, load(dv + i * ldv + v * W) + acc[i][v]);
 }
 
 template <int V>
-REGARD_ALONE void pull_value_columns(float* dv, int64_t wide, const float* p, const float* dout, int64_t rows,
-                                                         int64_t count) {
+REGARD_NOINLINE void add_dv_columns(float* dv, int64_t ldv, const float* p, const float* dout, int64_t rows, int64_t count) {
   int64_t n = 0;
-  for (; n + kRows <= count; n += kRows) pull_values<kRows, V>(dv + n * wide, wide, p + n * kQueries, dout, rows);
-  for (; n < count; ++n) pull_values<1, V>(dv + n * wide, wide, p + n * kQueries, dout, rows);
+  for (; n + kMR <= count; n += kMR) add_dv<kMR, V>(dv + n * ldv, ldv, p + n * kQueries, dout, rows);
+  for (; n < count; ++n) add_dv<1, V>(dv + n * ldv, ldv, p + n * kQueries, dout, rows);
 }
 
-// Weights of a tile, hidden ones -1, to dv. 0 · NaN is NaN: what is hidden meets no cotangent that is not finite.
+// Adds the weights of a tile, -1 where hidden, times dout to dv. 0 · NaN is NaN: where dout is not finite, hidden pairs are skipped.
 template <int V>
-static void pull_tile_values(const GradientBlock<V>& z, const Tile& t) {
-  const int64_t wide = z.g.wide, rows = z.b.p.rows;
-  float *s = z.b.w.s, *dv = z.s.dv + (t.j - z.from) * wide;
+static void tile_value_gradients(const GradientBlock<V>& z, const Tile& t) {
+  const int64_t ldv = z.g.ldv, rows = z.b.p.rows;
+  float *s = z.b.w.s, *dv = z.s.dv + (t.j - z.from) * ldv;
   if (!z.finite_dout) {
     for (int64_t n = 0; n < t.count; ++n)
-      for (int64_t f = 0; f < wide; f += W)
+      for (int64_t f = 0; f < ldv; f += W)
         for (int64_t i = 0; i < rows; ++i) {
           const float p = s[n * kQueries + i];
-          if (p != -1.0f) store(dv + n * wide + f, load(dv + n * wide + f) + splat(p) * load(z.s.dout + i * wide + f));
+          if (p != -1.0f) store(dv + n * ldv + f, load(dv + n * ldv + f) + splat(p) * load(z.s.dout + i * ldv + f));
         }
     return;
   }
@@ -123,22 +122,22 @@ static void pull_tile_values(const GradientBlock<V>& z, const Tile& t) {
         store(s + n * kQueries + v * W, p == splat(-1.0f) ? vf{} : p);
       }
   int64_t f = 0;
-  for (; f + 2 * W <= wide; f += 2 * W) pull_value_columns<2>(dv + f, wide, s, z.s.dout + f, rows, t.count);
-  for (; f < wide; f += W) pull_value_columns<1>(dv + f, wide, s, z.s.dout + f, rows, t.count);
+  for (; f + 2 * W <= ldv; f += 2 * W) add_dv_columns<2>(dv + f, ldv, s, z.s.dout + f, rows, t.count);
+  for (; f < ldv; f += W) add_dv_columns<1>(dv + f, ldv, s, z.s.dout + f, rows, t.count);
 }
 
-// Keys of a tile as they are, rows that are not finite 0, and so is what their scores' gradients would give.
+// Copies the keys of a tile to finite_c. Keys that are not finite become 0, and so do the gradients of their scores.
 template <int V>
-static void clean_keys(const GradientBlock<V>& z, const Tile& t, const float* c) {
+static void zero_nonfinite_keys(const GradientBlock<V>& z, const Tile& t, const float* c) {
   const regard_call& call = z.g.c;
   for (int64_t n = 0; n < t.count; ++n) {
-    float* row = z.s.cleaned + n * z.g.width;
-    bool fine = true;
+    float* row = z.s.finite_c + n * z.g.width;
+    bool finite = true;
     for (int64_t k = 0; k < z.g.width; ++k) {
       row[k] = k < call.dk ? c[n * call.k.row + k * call.k.col] : 0;
-      fine &= row[k] - row[k] == 0;
+      finite &= row[k] - row[k] == 0;
     }
-    if (fine) continue;
+    if (finite) continue;
     zero(row, z.g.width), zero(z.s.ds + n * kQueries, kQueries);
   }
 }

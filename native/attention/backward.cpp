@@ -1,4 +1,4 @@
-// The entry point of the backward pass: what is split into how many parts, its memory, and its phases.
+// The entry point of the backward pass: how the work is split, its memory, and its phases.
 #include "attention/interval_rule.h"
 #include "attention/backward_tiles.h"
 
@@ -6,8 +6,8 @@ using namespace regard;
 
 namespace {
 
-// The scratch of one thread at `from`; returns how many floats that is. From 0: only the number.
-int64_t carve_scratch(const Training& w, float* from, Sweep& s) {
+// Lays out the scratch of one thread from `from` on; returns how many floats it takes.
+int64_t carve_scratch(const BackwardCall& w, float* from, BackwardScratch& s) {
   const regard_call& c = w.c;
   const int64_t rows = (w.blocks + w.query_parts - 1) / w.query_parts * kQueries;
   int64_t used = 0;
@@ -15,78 +15,81 @@ int64_t carve_scratch(const Training& w, float* from, Sweep& s) {
     to = from + used;
     used += (count + 15) / 16 * 16;
   };
-  take(s.k, kTile * w.wide_k), take(s.v, kTile * w.wide_v), take(s.dk, kTile * w.wide_k), take(s.dv, kTile * w.wide_v);
-  take(s.q, kHeld * w.wide_k), take(s.dout, kHeld * w.wide_v), take(s.qt, c.dk * kQueries), take(s.doutt, c.dv * kQueries);
-  take(s.p, kBlocks * kTile * kQueries), take(s.ds, kBlocks * kTile * kQueries);
+  take(s.k, kTile * w.ldk), take(s.v, kTile * w.ldv), take(s.dk, kTile * w.ldk), take(s.dv, kTile * w.ldv);
+  take(s.q, kQueriesAtOnce * w.ldk), take(s.dout, kQueriesAtOnce * w.ldv), take(s.qt, c.dk * kQueries), take(s.doutt, c.dv * kQueries);
+  take(s.p, kBlocksAtOnce * kTile * kQueries), take(s.ds, kBlocksAtOnce * kTile * kQueries);
   take(s.bias, c.bias.data ? kTile * kQueries : 0), take(s.derivative, Modifiers::have_derivative(c) ? kTile * kQueries : 0);
-  take(s.dq, w.dq ? 0 : c.heads / c.key_heads * rows * w.wide_k);
+  take(s.dq, w.dq ? 0 : c.heads / c.key_heads * rows * w.ldk);
   return used;
 }
 
 struct Phase {
-  const Training& w;
-  void (*body)(const Training&, const Sweep&, int64_t);
+  const BackwardCall& w;
+  void (*body)(const BackwardCall&, const BackwardScratch&, int64_t);
 
   int64_t scratch() const {
-    Sweep s;
+    BackwardScratch s;
     return carve_scratch(w, nullptr, s);
   }
 
   void run(int64_t item, float* memory) const {
-    Sweep s;
+    BackwardScratch s;
     carve_scratch(w, memory, s);
     body(w, s, item);
   }
 };
 
-int32_t run(const Training& w, void (*body)(const Training&, const Sweep&, int64_t), int64_t items, regard_parallel parallel) {
+int32_t run(const BackwardCall& w, decltype(Phase::body) body, int64_t items, regard_parallel parallel) {
   return share(Phase{w, body}, items, w.c.threads, parallel);
 }
 
-// The sums of the parts of one block of queries or keys, added in order.
-void join_queries(const Training& w, const Sweep&, int64_t item) {
+// Adds the sums of the parts of one block of queries, and of one tile of keys, in order.
+void join_queries(const BackwardCall& w, const BackwardScratch&, int64_t item) {
   const regard_call& c = w.c;
   const int64_t pair = item / w.blocks;
   const Place p = place_at(c, pair / c.heads, pair % c.heads, item % w.blocks * kQueries);
   const regard_tensor& to = w.g.dq;
   write_rows((char*)to.data + size_of(w.g.gradient_dtype) * (offset(to, p, p.h) + p.row * to.row), w.g.gradient_dtype, to.row, to.col,
-             w.dq + (pair * c.nq + p.row) * w.wide_k, w.wide_k, w.key_parts, w.elements * c.heads * c.nq * w.wide_k, p.rows, c.dk, c.scale);
+             w.dq + (pair * c.nq + p.row) * w.ldk, w.ldk, w.key_parts, w.elements * c.heads * c.nq * w.ldk, p.rows, c.dk, c.scale);
 }
 
-void join_keys(const Training& w, const Sweep&, int64_t item) {
+void join_keys(const BackwardCall& w, const BackwardScratch&, int64_t item) {
   const regard_call& c = w.c;
   const int64_t pair = item / w.tiles, j = item % w.tiles * kTile, count = c.nk - j < kTile ? c.nk - j : kTile;
   const Place p = place_at(c, pair / c.key_heads, 0, 0);
-  const struct { const regard_tensor& to; const float* from; int64_t wide, cols; float scale; } both[] = {{w.g.dk, w.dk, w.wide_k, c.dk, c.scale}, {w.g.dv, w.dv, w.wide_v, c.dv, 1.0f}};
-  for (auto& x : both)
-    if (x.to.data)
-      write_rows((char*)x.to.data + size_of(w.g.gradient_dtype) * (offset(x.to, p, pair % c.key_heads) + j * x.to.row), w.g.gradient_dtype,
-                 x.to.row, x.to.col, x.from + (pair * c.nk + j) * x.wide, x.wide, w.query_parts, w.elements * c.key_heads * c.nk * x.wide,
-                 count, x.cols, x.scale);
+  const auto join = [&](const regard_tensor& to, const float* sums, int64_t ld, int64_t cols, float scale) {
+    if (!to.data) return;
+    char* first = (char*)to.data + size_of(w.g.gradient_dtype) * (offset(to, p, pair % c.key_heads) + j * to.row);
+    const int64_t part_stride = w.elements * c.key_heads * c.nk * ld;
+    sums += (pair * c.nk + j) * ld;
+    write_rows(first, w.g.gradient_dtype, to.row, to.col, sums, ld, w.query_parts, part_stride, count, cols, scale);
+  };
+  join(w.g.dk, w.dk, w.ldk, c.dk, c.scale);
+  join(w.g.dv, w.dv, w.ldv, c.dv, 1.0f);
 }
 
 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// How the work is split: by shapes only, so that the bits do not depend on the number of threads.
-void split(Training& w) {
+// Splits the work into items: by shapes only, so that the bits do not depend on the number of threads.
+void split(BackwardCall& w) {
   const regard_call& c = w.c;
   const regard_tensor& bias = w.g.dbias;
-  w.classes = 1;
+  w.independent = 1;
   for (int n = 0; n < REGARD_BATCH_AXES; ++n) {
-    w.tied[n] = bias.data && bias.batch[n] == 0;
-    w.classes *= w.tied[n] ? 1 : c.batch[n];
+    w.shares_dbias[n] = bias.data && bias.batch[n] == 0;
+    w.independent *= w.shares_dbias[n] ? 1 : c.batch[n];
   }
-  w.tied[REGARD_BATCH_AXES] = bias.data && bias.head == 0;
-  w.classes *= w.tied[REGARD_BATCH_AXES] ? 1 : c.key_heads;
-  int64_t wanted = (kParts + w.classes - 1) / w.classes;
-  // where all keys (or queries) share a bias, one item adds to it
-  w.key_parts = bias.data && bias.col == 0 ? 1 : least(wanted, (c.nk + kLeast - 1) / kLeast);
+  w.shares_dbias[REGARD_BATCH_AXES] = bias.data && bias.head == 0;
+  w.independent *= w.shares_dbias[REGARD_BATCH_AXES] ? 1 : c.key_heads;
+  int64_t wanted = (kWantedItems + w.independent - 1) / w.independent;
+  // where all keys (or queries) share a bias gradient, one item adds to it
+  w.key_parts = bias.data && bias.col == 0 ? 1 : least(wanted, (c.nk + kMinSplit - 1) / kMinSplit);
   wanted = (wanted + w.key_parts - 1) / w.key_parts;
-  w.query_parts = bias.data && bias.row == 0 ? 1 : least(wanted, (c.nq + kLeast - 1) / kLeast);
+  w.query_parts = bias.data && bias.row == 0 ? 1 : least(wanted, (c.nq + kMinSplit - 1) / kMinSplit);
 }
 
-// The memory that threads share, from one block; 0 where it could not be had.
-void* reserve(Training& w) {
+// Allocates the memory that threads share, in one piece; null if there is not enough.
+void* reserve(BackwardCall& w) {
   const regard_call& c = w.c;
   const int64_t rows = w.elements * c.heads * w.blocks * kQueries, places = w.key_parts * w.query_parts * w.elements * c.heads;
   const int64_t queries = w.elements * c.heads * c.nq, keys = w.elements * c.key_heads * c.nk;
@@ -108,9 +111,9 @@ void* reserve(Training& w) {
       w.sums[n] = (double*)sums;
     }
     const int64_t zeroed = used;
-    take(w.dq, split_keys && w.g.dq.data ? w.key_parts * queries * w.wide_k : 0);
-    take(w.dk, split_queries && w.g.dk.data ? w.query_parts * keys * w.wide_k : 0);
-    take(w.dv, split_queries && w.g.dv.data ? w.query_parts * keys * w.wide_v : 0);
+    take(w.dq, split_keys && w.g.dq.data ? w.key_parts * queries * w.ldk : 0);
+    take(w.dk, split_queries && w.g.dk.data ? w.query_parts * keys * w.ldk : 0);
+    take(w.dv, split_queries && w.g.dv.data ? w.query_parts * keys * w.ldv : 0);
     if (pass) {
       __builtin_memset(base, 0, sizeof(float) * (size_t)zeroed);
     } else {
@@ -124,24 +127,25 @@ void* reserve(Training& w) {
 int32_t check(const regard_gradients& g) {
   const regard_call& c = g.call;
   if (const int32_t wrong = check_call(c)) return wrong;
-  if (!known_dtype(g.dout_dtype) || !known_dtype(g.gradient_dtype) || !c.row_stats.data || (c.dv && !g.dout.data)) return REGARD_BAD_ARGUMENT;
+  if (!known_dtype(g.dout_dtype) || !known_dtype(g.gradient_dtype)) return REGARD_BAD_ARGUMENT;
+  if (!c.row_stats.data || (c.dv && !g.dout.data)) return REGARD_BAD_ARGUMENT;
   return Modifiers::have_wanted(g) ? REGARD_DONE : REGARD_BAD_ARGUMENT;
 }
 
 int32_t backward(const regard_gradients& g, regard_parallel parallel) {
   const regard_call& c = g.call;
   if (const int32_t wrong = check(g)) return wrong;
-  Training w{g, c};
+  BackwardCall w{g, c};
   w.elements = elements(c);
   w.blocks = (c.nq + kQueries - 1) / kQueries, w.tiles = (c.nk + kTile - 1) / kTile;
-  w.wide_k = lead(c.dk), w.wide_v = lead(c.dv);
+  w.ldk = leading_dim(c.dk), w.ldv = leading_dim(c.dv);
   w.scores = g.dq.data || g.dk.data || Modifiers::wants_grad(g);
-  w.anew = has_few_rows(c);
+  w.recompute_stats = has_few_rows(c);
   split(w);
   void* memory = reserve(w);
   if (!memory) return 1;
   int32_t failed = run(w, prepare, w.elements * c.heads * w.blocks, parallel);
-  if (!failed) failed = run(w, run_item, w.classes * w.key_parts * w.query_parts, parallel);
+  if (!failed) failed = run(w, run_item, w.independent * w.key_parts * w.query_parts, parallel);
   if (!failed && w.dq) failed = run(w, join_queries, w.elements * c.heads * w.blocks, parallel);
   if (!failed && (w.dk || w.dv)) failed = run(w, join_keys, w.elements * c.key_heads * w.tiles, parallel);
   if (!failed) Modifiers::join_grads(g, w.sums, w.key_parts * w.query_parts * w.elements);

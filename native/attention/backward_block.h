@@ -1,23 +1,24 @@
-// Backward: for a tile of keys stream over blocks of queries, and compute their weights again from each row's m and l.
+// Backward: for each tile of keys, stream over blocks of queries and compute their weights again from each row's m and l.
 //
-//   P = exp(S - m) / l    dS = P ∘ (keep ∘ dO·Vᵀ - Delta)    dV = (P ∘ keep)ᵀ·dO    dQ = scale · dS·K    dK = scale · dSᵀ·Q
+//   P = exp(S - m) / l    dS = P ∘ (keep ∘ dO·Vᵀ - Delta)
+//   dV = (P ∘ keep)ᵀ·dO    dQ = scale · dS·K    dK = scale · dSᵀ·Q
 //
-// The first two products have queries as lanes, as the forward has. What they leave, tiles [key][query], is the broadcast
-// operand of the other three, whose lanes are features: nothing is transposed but Q and dO, once for each tile.
+// In S and dO·Vᵀ lanes are queries, as in the forward. Their results, tiles [key][query], are the operand A of the other three products,
+// whose lanes are features: only Q and dO are transposed, once for each tile.
 #pragma once
 #include "attention/training.h"
 
 namespace regard {
 
-constexpr int rows_for(int vectors) { return vectors == 1 ? 8 : vectors == 2 ? 6 : kRows; }
+constexpr int backward_rows_at_once(int vectors) { return vectors == 1 ? 8 : vectors == 2 ? 6 : kMR; }
 
-// What one block of queries is told besides its Block.
-struct Share {
-  int64_t from, to;      // keys of the tile that it computes
-  float *p, *ds;         // its tiles of weights and of gradients of scores
+// What one block of queries computes of one tile of keys.
+struct BlockShare {
+  int64_t from, to;      // keys of the tile
+  float *p, *ds;         // [kTile][kQueries] weights, gradients of scores
   const float *shift, *inverse, *delta;
   bool mark;             // hidden weights become -1
-  bool plain;            // nothing happens to the scores
+  bool plain;            // no modifier or mask changes the scores
 };
 
 template <int M>
@@ -25,19 +26,19 @@ struct Keys {
   static constexpr int count = M;
 };
 
-// body(Keys<M>, n) for the keys of a share, M at a time from n on, then the rest one by one.
+// Calls body(Keys<M>, n) for M keys from n on at a time, then for the rest one by one.
 template <int M, class Body>
-REGARD_INLINE void by_rows(const Share& x, const Body& body) {
+REGARD_INLINE void by_rows(const BlockShare& x, const Body& body) {
   int64_t n = x.from;
   for (; n + M <= x.to; n += M) body(Keys<M>{}, n);
   for (; n < x.to; ++n) body(Keys<1>{}, n);
 }
 
 template <int V, int M>
-REGARD_INLINE void score_some(const Block<V>& b, const Tile& t, const Sweep& w, int64_t wide, const Share& x, int64_t n) {
+REGARD_INLINE void score_some(const Block<V>& b, const Tile& t, const BackwardScratch& w, int64_t ld, const BlockShare& x, int64_t n) {
   vf acc[M][V];
   clear(acc);
-  Isa::multiply_tiles<Floats, M, V>(acc, w.k + n * wide, wide, 1, b.w.q, kQueries, b.c.dk);
+  Isa::multiply_tiles<Floats, M, V>(acc, w.k + n * ld, ld, 1, b.w.q, kQueries, b.c.dk);
   if (x.plain) {
 #pragma GCC unroll 8
     for (int i = 0; i < M; ++i)
@@ -53,16 +54,16 @@ REGARD_INLINE void score_some(const Block<V>& b, const Tile& t, const Sweep& w, 
 
 // Scores of the tile's keys, in base 2, to b.w.s.
 template <int V>
-REGARD_ALONE void score_keys(const Block<V>& b, const Tile& t, const Sweep& w, int64_t wide, const Share& x) {
-  by_rows<rows_for(V)>(x, [&](auto keys, int64_t n) { score_some<V, keys.count>(b, t, w, wide, x, n); });
+REGARD_NOINLINE void score_keys(const Block<V>& b, const Tile& t, const BackwardScratch& w, int64_t ld, const BlockShare& x) {
+  by_rows<backward_rows_at_once(V)>(x, [&](auto keys, int64_t n) { score_some<V, keys.count>(b, t, w, ld, x, n); });
 }
 
-// Scores of M keys become weights, and gradients of scores before the soft cap.
+// Scores of M keys become weights; writes the gradients of the scores as the softmax takes them.
 template <int V, int M>
-REGARD_INLINE void weigh_some(const Block<V>& b, const Tile& t, const Sweep& w, int64_t wide, const Share& x, int64_t n) {
+REGARD_INLINE void weigh_some(const Block<V>& b, const Tile& t, const BackwardScratch& w, int64_t ld, const BlockShare& x, int64_t n) {
   vf acc[M][V];
   clear(acc);
-  Isa::multiply_tiles<Floats, M, V>(acc, w.v + n * wide, wide, 1, w.doutt, kQueries, b.c.dv);
+  Isa::multiply_tiles<Floats, M, V>(acc, w.v + n * ld, ld, 1, w.doutt, kQueries, b.c.dv);
   const int64_t* k_at = b.c.threshold ? b.c.k_at + offset(b.c.k_at_batch, b.p) + t.j + n : nullptr;
   const vf none = vf{};
 #pragma GCC unroll 8
@@ -72,26 +73,26 @@ REGARD_INLINE void weigh_some(const Block<V>& b, const Tile& t, const Sweep& w, 
     for (int v = 0; v < V; ++v) {
       float* at = x.p + (n + i) * kQueries + v * W;
       vf s = load(at), dp = acc[i][v];
-      vf p = exp2v(s - load(x.shift + v * W)) * load(x.inverse + v * W), kept = p;
+      vf p = exp2v(s - load(x.shift + v * W)) * load(x.inverse + v * W), dropped = p;
       if (k_at) {
-        kept = Dropout::apply(b.c, b.word[v], word, p);
+        dropped = Dropout::apply(b.c, b.word[v], word, p);
         dp = Dropout::apply(b.c, b.word[v], word, dp);
       }
       vi hidden = s == splat(-kInf);
-      store(at, hidden ? splat(x.mark ? -1.0f : 0.0f) : kept);
+      store(at, hidden ? splat(x.mark ? -1.0f : 0.0f) : dropped);
       store(x.ds + (n + i) * kQueries + v * W, hidden ? none : p * (dp - load(x.delta + v * W)));
     }
   }
 }
 
 template <int V>
-REGARD_ALONE void weigh_keys(const Block<V>& b, const Tile& t, const Sweep& w, int64_t wide, const Share& x) {
-  by_rows<rows_for(V)>(x, [&](auto keys, int64_t n) { weigh_some<V, keys.count>(b, t, w, wide, x, n); });
+REGARD_NOINLINE void weigh_keys(const Block<V>& b, const Tile& t, const BackwardScratch& w, int64_t ld, const BlockShare& x) {
+  by_rows<backward_rows_at_once(V)>(x, [&](auto keys, int64_t n) { weigh_some<V, keys.count>(b, t, w, ld, x, n); });
 }
 
-// What is known of a block of queries before it meets a tile.
+// Fills a block of queries, and packs its q.
 template <int V>
-static void open_block(Block<V>& b, const Sweep& w) {
+static void open_block(Block<V>& b, const BackwardScratch& w) {
   const regard_call& c = b.c;
   const Place& p = b.p;
   Interval::begin(b);
@@ -101,15 +102,15 @@ static void open_block(Block<V>& b, const Sweep& w) {
   pack<V>(w.qt, kQueries, q, c.dtype, c.q.row, c.q.col, p.rows, c.dk, b.factor);
 }
 
-// What a mask lets one block of queries see of one tile of keys. False: nothing.
-static bool look(const Training& w, const Place& p, int64_t j, int64_t count, uint64_t* bits, Tile& t, Share& x) {
+// Finds which keys of a tile a block of queries sees; returns false if it sees none.
+static bool visit(const BackwardCall& w, const Place& p, int64_t j, int64_t count, uint64_t* bits, Tile& t, BlockShare& x) {
   const regard_call& c = w.c;
   const Limits& limits = w.limits[(p.b * c.heads + p.h) * w.blocks + p.row / kQueries];
   t = Tile{j, count, p.rows % W != 0, nullptr, nullptr};
   x.from = limits.lo > j ? limits.lo - j : 0, x.to = limits.hi < j + count ? limits.hi - j : count;
   if (x.from >= x.to) return false;
-  // by whole rows of the products that follow
-  x.from = x.from / kDown * kDown, x.to = (x.to + kDown - 1) / kDown * kDown;
+  // whole groups of rows of the products that follow
+  x.from = x.from / kGradMR * kGradMR, x.to = (x.to + kGradMR - 1) / kGradMR * kGradMR;
   x.to = x.to < count ? x.to : count;
   t.edge |= j + x.from < limits.inner_lo || j + x.to > limits.inner_hi;
   if (c.tiles.data) {
@@ -129,24 +130,24 @@ static bool look(const Training& w, const Place& p, int64_t j, int64_t count, ui
   return true;
 }
 
-// One block of queries against one tile of keys: weights, gradients of scores, and its share of dQ and of the parameters.
+// One block of queries against one tile of keys: weights, gradients of scores, and what these add to dQ and the modifiers' gradients.
 template <int V>
-static void run_block(const Training& w, const Sweep& s, Place p, const Tile& t, const Share& x, const float* dout, float* dq,
-                      int64_t part) {
+static void run_block(const BackwardCall& w, const BackwardScratch& s, Place p, const Tile& t, const BlockShare& x, const float* dout,
+                      float* dq, int64_t part) {
   const regard_call& c = w.c;
   const Scratch scratch{s.qt, x.p, nullptr, s.bias, nullptr, nullptr};
   Block<V> b{c, scratch, p};
   open_block<V>(b, s);
   Modifiers::load_tile(b, t);
-  pack<V>(s.doutt, kQueries, dout, REGARD_F32, w.wide_v, 1, p.rows, c.dv, 1.0f);
-  score_keys<V>(b, t, s, w.wide_k, x);
-  weigh_keys<V>(b, t, s, w.wide_v, x);
+  pack<V>(s.doutt, kQueries, dout, REGARD_F32, w.ldv, 1, p.rows, c.dv, 1.0f);
+  score_keys<V>(b, t, s, w.ldk, x);
+  weigh_keys<V>(b, t, s, w.ldv, x);
   if (!w.scores) return;
   Modifiers::backward(b, t, ScoreGradients{w.g, x.ds, s.derivative, x.from, x.to}, w.sums, (part * w.elements + p.b) * c.heads + p.h);
   if (!dq) return;
   const int64_t first = x.from * kQueries;
-  Term term{x.ds + first, 1, kQueries, s.k + x.from * w.wide_k, w.wide_k, x.to - x.from, 0, p.rows, x.mark ? x.p + first : nullptr};
-  add_product(dq, w.wide_k, &term, 1, p.rows, round_up(c.dk));
+  Term term{x.ds + first, 1, kQueries, s.k + x.from * w.ldk, w.ldk, x.to - x.from, 0, p.rows, x.mark ? x.p + first : nullptr};
+  add_product(dq, w.ldk, &term, 1, p.rows, round_up(c.dk));
 }
 
 }  // namespace regard

@@ -1,11 +1,11 @@
-// What an entry point looks at before it computes anything: that no size, code or index leads out of the caller's tensors. How large
+// Entry points check their call before they compute anything: no size, code or index may lead out of the caller's tensors. How large
 // these are is not known here: addresses and strides are trusted.
 #pragma once
 #include "steps/steps.h"
 
 namespace regard {
 
-constexpr int64_t kMostKeys = (int64_t)1 << 31;  // queries, keys, and offsets: lanes count them in 32 bits
+constexpr int64_t kMaxIndex = (int64_t)1 << 31;  // queries, keys, and offsets: lanes count them in 32 bits
 
 // Whether sizes are possible, and products of them are 64-bit numbers.
 static bool right_sizes(const regard_call& c) {
@@ -15,13 +15,13 @@ static bool right_sizes(const regard_call& c) {
     pairs *= (double)c.batch[n];
   }
   if (c.heads < 1 || c.key_heads < 1 || c.heads % c.key_heads) return false;
-  if (c.nq < 1 || c.nq >= kMostKeys || c.nk < 1 || c.nk >= kMostKeys || c.dk < 0 || c.dv < 0) return false;
-  if (c.offsets_count < 0 || c.offsets_count >= kMostKeys) return false;
+  if (c.nq < 1 || c.nq >= kMaxIndex || c.nk < 1 || c.nk >= kMaxIndex || c.dk < 0 || c.dv < 0) return false;
+  if (c.offsets_count < 0 || c.offsets_count >= kMaxIndex) return false;
   const double numbers = (double)c.nq + (double)c.nk + (double)c.offsets_count, width = (double)c.dk + (double)c.dv;
   return pairs * (double)c.heads * (numbers + 1024) * (width + 1024) < 0x1p58;
 }
 
-// REGARD_DONE, or what is wrong with a call. Values and results are looked at where dv is not 0.
+// Returns REGARD_DONE, or the code of what is wrong with a call. v and out are checked where dv is not 0.
 static int32_t check_call(const regard_call& c) {
   if (!right_sizes(c) || !known_dtype(c.dtype) || !known_dtype(c.out_dtype)) return REGARD_BAD_ARGUMENT;
   if (c.dk && (!c.q.data || !c.k.data)) return REGARD_BAD_ARGUMENT;

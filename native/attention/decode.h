@@ -1,5 +1,5 @@
-// FewRows queries, many keys. The queries of a group share each row of K and V; keys are split into parts, whose states are
-// merged in order by whoever finishes the last, so the bits do not depend on the number of threads.
+// Few queries, many keys (split-KV decoding). The queries of a group share each row of K and V; keys are split into parts, whose states are
+// merged in order by the thread that finishes the last part, so the bits do not depend on the number of threads.
 #pragma once
 #include "attention/few_rows_dots.h"
 #include "attention/few_rows_values.h"
@@ -9,14 +9,15 @@ namespace regard {
 
 static int64_t few_rows(const regard_call& c) { return c.heads / c.key_heads * c.nq; }
 
-// Whether a call goes this way: with more queries, the lanes of a block of them are well filled. Half precision is widened here for
-// every few rows, and there once for all heads of a group.
+// Whether a call is computed here: with more queries, the lanes of a block are well filled. Half precision is widened here for every few
+// rows, in a block once for all heads of a group.
 static bool has_few_rows(const regard_call& c) {
-  constexpr int64_t kMost = 8, kMostOfHalf = 5 * W / 8 < kMost ? 5 * W / 8 : kMost;
-  return !c.invariant && few_rows(c) <= kFew && c.nq <= (c.dtype == REGARD_F32 || c.heads == c.key_heads ? kMost : kMostOfHalf) && !c.tiles.data;
+  constexpr int64_t kMaxQueries = 8, kMaxQueriesHalf = 5 * W / 8 < kMaxQueries ? 5 * W / 8 : kMaxQueries;
+  const int64_t most = c.dtype == REGARD_F32 || c.heads == c.key_heads ? kMaxQueries : kMaxQueriesHalf;
+  return !c.invariant && few_rows(c) <= kMaxRows && c.nq <= most && !c.tiles.data;
 }
 
-// Keys of a part: short enough for many threads, long enough to be worth a merge. Shapes alone decide.
+// Keys of a part: few enough for many threads, enough to be worth a merge. It depends on shapes only.
 static int64_t part_keys(const regard_call& c, int64_t pairs) {
   const int64_t even = (pairs * c.nk / 128 + kChunk - 1) / kChunk * kChunk;
   return even < 256 ? 256 : even > 2048 ? 2048 : even;
@@ -30,17 +31,17 @@ static int64_t decode_scratch(const typename Score::Given& given) {
   return few_rows(c) * kChunk + (c.v.col == 1 ? 0 : kChunk * round_up(c.dv)) + Score::size(given, few_rows(c));
 }
 
-// Where the keys of a chunk stand, for the steps that ask.
+// The positions of a chunk's keys, and dropout's words.
 static void place_keys(FewRows& f, const Chunk& t) {
   if (!f.c.k_at) return;
   const int64_t* k_at = f.c.k_at + offset(f.c.k_at_batch, f.p) + t.j;
   for (int64_t n = 0; n < t.count; ++n) {
-    f.at[n / W][n % W] = apart(k_at[n], k_at[0]);
+    f.at[n / W][n % W] = wrapping_sub(k_at[n], k_at[0]);
     f.word[n / W][n % W] = Dropout::key_word(k_at[n]);
   }
 }
 
-// A chunk's scores become weights and meet their values.
+// A chunk's scores become weights, and the weighted values are added to the states.
 template <int dtype>
 static void accumulate_chunk(FewRows& f, const Chunk& t) {
   const regard_call& c = f.c;
@@ -53,13 +54,13 @@ static void accumulate_chunk(FewRows& f, const Chunk& t) {
     state[0] = m;
     state[1] = state[1] * f.alpha[r] + weigh_row(f, t, r, shift);
   }
-  const char* v = row_of(c.v, f.p, f.key_head, t.j, dtype);
+  const char* v = row_ptr(c.v, f.p, f.key_head, t.j, dtype);
   if (c.v.col == 1) return add_chunk<dtype>(f, t, v, c.v.row);
   gather(f.v, round_up(c.dv), v, c.v, dtype, t.count, c.dv, 1);
   add_chunk<REGARD_F32>(f, t, (const char*)f.v, round_up(c.dv));
 }
 
-// The rows of one (batch element, key head): which queries they are, and what they see.
+// The rows of one (batch element, key head): which queries they are, and which keys they see.
 static Limits begin_rows(FewRows& f, int64_t key_head) {
   const regard_call& c = f.c;
   f.rows = few_rows(c), f.key_head = key_head;
@@ -76,7 +77,7 @@ static Limits begin_rows(FewRows& f, int64_t key_head) {
   return limits;
 }
 
-// run(chunk) for the keys [from, to) that some row sees.
+// Calls run(chunk) for the keys of [from, to) that some row sees.
 template <class Run>
 REGARD_INLINE void each_chunk(FewRows& f, const Limits& limits, int64_t from, int64_t to, Run run) {
   from = from > limits.lo ? from : limits.lo;
@@ -89,7 +90,7 @@ REGARD_INLINE void each_chunk(FewRows& f, const Limits& limits, int64_t from, in
   }
 }
 
-// The states of a row, `step` apart, merged in order, and its sink: out and lse.
+// Merges the states of a row, `step` floats apart, in order, adds its sink, and writes out, lse and row statistics.
 static void merge_row(const regard_call& c, const Place& p, int64_t h, int64_t i, float* states, int64_t step, int64_t count) {
   const float sink = sink_of(c, p, h);
   float m = sink;
@@ -111,17 +112,11 @@ static void merge_row(const regard_call& c, const Place& p, int64_t h, int64_t i
     vf o = vf{};
     for (int64_t n = 0; n < count; ++n) o += load(states + n * step + 2 + d) * splat(states[n * step]);
     o = l == 0 ? vf{} : o / splat(l);
-    put(c, to + d * c.out.col, c.dv - d < W ? c.dv - d : W, o);
+    store_row(c, to + d * c.out.col, c.dv - d < W ? c.dv - d : W, o);
   }
 }
 
-// The parts of one (batch element, key head), merged.
-static void merge_parts(const regard_call& c, const Place& p, int64_t key_head, float* parts, int64_t count) {
-  for (int64_t r = 0; r < few_rows(c); ++r)
-    merge_row(c, p, key_head * (c.heads / c.key_heads) + r / c.nq, r % c.nq, parts + r * state_size(c), part_size(c), count);
-}
-
-// The forward of few rows, whatever finds their scores: Score.begin(few, row), then Score.score(few, chunk).
+// The forward of few rows, for any similarity: Score.begin(few, row) once a row, then Score.score(few, chunk).
 template <class Score>
 struct FewRowsForward {
   const typename Score::Given& given;
@@ -151,8 +146,9 @@ struct FewRowsForward {
       else if (c.dtype == REGARD_BF16) accumulate_chunk<REGARD_BF16>(f, t);
       else accumulate_chunk<REGARD_F16>(f, t);
     });
-    if (__atomic_sub_fetch(&left[pair], 1, __ATOMIC_ACQ_REL) == 0)
-      merge_parts(c, f.p, key_head, states + pair * parts * part_size(c), parts);
+    if (__atomic_sub_fetch(&left[pair], 1, __ATOMIC_ACQ_REL) != 0) return;
+    float* first = states + pair * parts * part_size(c);
+    for (int64_t r = 0; r < f.rows; ++r) merge_row(c, f.p, f.row[r].h, f.row[r].i, first + r * state_size(c), part_size(c), parts);
   }
 };
 

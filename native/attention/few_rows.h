@@ -6,15 +6,15 @@ namespace regard {
 
 constexpr int kRowsAtOnce = 4;
 
-// How many keys, or vectors of features, meet R rows at once: a power of two whose sums the registers hold.
-constexpr int beside(int rows, int most) {
+// How many keys, or vectors of features, are multiplied with `rows` rows at once: a power of two, so that the registers hold the sums.
+constexpr int vectors_at_once(int rows, int most) {
   int n = 1;
   while (2 * n <= most && 2 * n * rows <= (W == 16 ? 24 : 12)) n *= 2;
   return n;
 }
 
-// Which lanes meet where sums are spread over lanes. Blocks of `span` lanes keep the shuffles cheap: unpacking within 128 bits first,
-// whole quarters last.
+// Which lanes of two vectors are added, where sums are spread over lanes. Blocks of `span` lanes keep the shuffles cheap: first within
+// 128 bits, whole quarters last.
 template <int step, bool second>
 struct Folded {
   static constexpr int span = step <= 2 ? 4 : W;
@@ -23,13 +23,13 @@ struct Folded {
   }
 };
 
-// a and b, whose sums are still spread over lanes, as one vector of half the spread.
+// Adds the halves of a and of b: two sums spread over lanes, in one vector.
 template <int step>
 REGARD_INLINE vf fold_lanes(vf a, vf b) {
   return shuffle<Folded<step, false>>(a, b) + shuffle<Folded<step, true>>(a, b);
 }
 
-// W vectors to the vector of their sums.
+// The sums of W vectors over their lanes, as one vector.
 REGARD_INLINE vf sums(vf (&x)[W]) {
 #pragma GCC unroll 8
   for (int n = 0; n < W / 2; ++n) x[n] = fold_lanes<1>(x[2 * n], x[2 * n + 1]);
@@ -45,7 +45,7 @@ REGARD_INLINE vf sums(vf (&x)[W]) {
   return x[0];
 }
 
-// Before a chunk's scores are found.
+// Before the scores of a chunk are computed.
 REGARD_INLINE void open_chunk(FewRows& f, const Chunk& t) {
   const bool plain = !Modifiers::used(f.c) && !f.c.allowed.data;
   for (int64_t r = 0; r < f.rows; ++r) {
@@ -54,7 +54,7 @@ REGARD_INLINE void open_chunk(FewRows& f, const Chunk& t) {
   }
 }
 
-// A row's scores of keys [n, n + W) of the chunk, as its similarity gave them.
+// Takes the similarity of a row and keys [n, n + W) of the chunk, and stores the scores.
 REGARD_INLINE void keep_scores(FewRows& f, const Chunk& t, int64_t n, int64_t r, vf s) {
   vf derivative = splat(1.0f);
   if (!f.whole[r] || n + W > t.count) s = apply_steps(RowKeys{f, f.row[r], t, n}, s, derivative);
@@ -63,22 +63,22 @@ REGARD_INLINE void keep_scores(FewRows& f, const Chunk& t, int64_t n, int64_t r,
   f.top[r] = greater_of(s, f.top[r]);
 }
 
-// rows × cols elements to [rows][ld] floats, padded by zeros, times factor.
+// Converts rows × cols elements to floats [rows][ld], padded by zeros, times factor.
 static void gather(float* dst, int64_t ld, const char* src, const regard_tensor& t, int dtype, int64_t rows, int64_t cols, float factor) {
   for (int64_t n = 0; n < rows; ++n)
     for (int64_t d = 0; d < ld; d += W)
       store(dst + n * ld + d, floats(src, n * t.row + d * t.col, t.col, cols - d, dtype) * splat(factor));
 }
 
-// The first of W floats, `valid` of them real, `step` apart.
-REGARD_INLINE void put_some(float* to, int64_t step, int64_t valid, vf x) {
+// Stores the first of W floats, `valid` of them real, `step` elements apart.
+REGARD_INLINE void store_some(float* to, int64_t step, int64_t valid, vf x) {
   if (step == 1 && valid >= W) return store(to, x);
   for (int64_t n = 0; n < W && n < valid; ++n) to[n * step] = x[n];
 }
 
-// Where a row of a head begins.
-REGARD_INLINE const char* row_of(const regard_tensor& t, const Place& p, int64_t head, int64_t row, int dtype) {
-  return (const char*)moved(t.data, offset(t, p, head) + row * t.row, dtype);
+// The first element of a row of a head.
+REGARD_INLINE const char* row_ptr(const regard_tensor& t, const Place& p, int64_t head, int64_t row, int dtype) {
+  return (const char*)advance(t.data, offset(t, p, head) + row * t.row, dtype);
 }
 
 }  // namespace regard

@@ -4,7 +4,7 @@
 
 namespace regard {
 
-// One vector of features, `valid` of them real, of K keys and R rows.
+// Adds the products of one vector of features, `valid` of them real, of K keys and R rows.
 template <int K, int R, int dtype>
 REGARD_INLINE void times(vf (&acc)[K][R], const float* q, int64_t width, const char* const (&k)[K], int64_t d, int64_t valid) {
   vf a[R];
@@ -18,11 +18,11 @@ REGARD_INLINE void times(vf (&acc)[K][R], const float* q, int64_t width, const c
   }
 }
 
-// W keys against R rows: x[i][m] holds the products of row i and key m, to be summed. `ahead`: how far to what will be read a chunk
-// later, since the processor's own prefetching stops where K and V take turns; or 0.
+// W keys against R rows: x[i][m] holds the products of row i and key m, whose lanes are to be summed. ahead: bytes to the keys of the next
+// chunk, to be prefetched, since the hardware prefetcher stops where K and V take turns; 0 for none.
 template <int R, int dtype>
 REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, const char* const (&keys)[W], int64_t ahead) {
-  constexpr int K = 2, D = beside(K * R, 8);
+  constexpr int K = 2, D = vectors_at_once(K * R, 8);
   const int64_t width = round_up(dk);
   for (int m = 0; m < W; m += K) {
     const char* k[K];
@@ -76,7 +76,7 @@ static void score_chunk(FewRows& f, const Chunk& t, const float* q, const char* 
   }
 }
 
-// Dot products of few rows' queries with keys.
+// The dot products of few rows: a Score of FewRowsForward.
 struct Dots {
   using Given = regard_call;
   float* q;  // [rows][width], scaled, base 2; width is dk rounded up to W, padded by zeros
@@ -89,12 +89,12 @@ struct Dots {
   void begin(const FewRows& f, int64_t r) const {
     const regard_call& c = f.c;
     const int64_t width = round_up(c.dk);
-    gather(q + r * width, width, row_of(c.q, f.p, f.row[r].h, f.row[r].i, c.dtype), c.q, c.dtype, 1, c.dk, dot_factor(c, f.row[r].h));
+    gather(q + r * width, width, row_ptr(c.q, f.p, f.row[r].h, f.row[r].i, c.dtype), c.q, c.dtype, 1, c.dk, dot_factor(c, f.row[r].h));
   }
 
   void score(FewRows& f, const Chunk& t) const {
     const regard_call& c = f.c;
-    const char* keys = row_of(c.k, f.p, f.key_head, t.j, c.dtype);
+    const char* keys = row_ptr(c.k, f.p, f.key_head, t.j, c.dtype);
     if (c.k.col != 1) {
       gather(k, round_up(c.dk), keys, c.k, c.dtype, t.count, c.dk, 1);
       return score_chunk<REGARD_F32>(f, t, q, (const char*)k, round_up(c.dk));

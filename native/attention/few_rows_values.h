@@ -1,10 +1,10 @@
-// FewRows rows against a chunk of keys, from their scores on: weights, and the values that they weigh.
+// Few rows against a chunk of keys: from scores to weights, and weighted sums of values.
 #pragma once
 #include "attention/few_rows.h"
 
 namespace regard {
 
-// Scores of one row become weights; returns their sum, from before dropout.
+// Scores of one row become weights; returns their sum before dropout.
 [[maybe_unused]] static float weigh_row(const FewRows& f, const Chunk& t, int64_t r, float shift) {
   const regard_call& c = f.c;
   vf sum = vf{};
@@ -23,8 +23,8 @@ namespace regard {
   return total;
 }
 
-// acc[i][v] = the values of V vectors of features from d on, weighted by row r + i. `part`: fewer than W features are left.
-// `careful`: hidden keys are left out instead of multiplied by 0, for 0 · NaN is NaN.
+// acc[i][v] = Σ over keys of the weight of row r + i times V vectors of features from d on. part: fewer than W features are left.
+// careful: hidden keys are skipped instead of multiplied by 0, since 0 · NaN is NaN.
 template <int R, int V, int dtype, bool part, bool careful>
 REGARD_INLINE void weighted(vf (&acc)[R][V], const FewRows& f, const Chunk& t, const char* values, int64_t stride, int64_t r, int64_t d) {
   const float* s = f.s + r * kChunk;
@@ -59,7 +59,7 @@ REGARD_INLINE bool finite(const vf (&x)[R][V]) {
 }
 
 template <int dtype, bool part>
-static void add_careful(const FewRows& f, const Chunk& t, const char* values, int64_t stride, int rows, int vectors, int64_t r, int64_t d) {
+static void add_visible(const FewRows& f, const Chunk& t, const char* values, int64_t stride, int rows, int vectors, int64_t r, int64_t d) {
   for (int i = 0; i < rows; ++i)
     for (int v = 0; v < vectors; ++v) {
       vf acc[1][1];
@@ -73,7 +73,7 @@ template <int R, int V, int dtype, bool part>
 static void add_values(const FewRows& f, const Chunk& t, const char* values, int64_t stride, int64_t r, int64_t d) {
   vf acc[R][V];
   weighted<R, V, dtype, part, false>(acc, f, t, values, stride, r, d);
-  if (t.some && !finite(acc)) return add_careful<dtype, part>(f, t, values, stride, R, V, r, d);
+  if (t.some && !finite(acc)) return add_visible<dtype, part>(f, t, values, stride, R, V, r, d);
 #pragma GCC unroll 4
   for (int i = 0; i < R; ++i)
 #pragma GCC unroll 8
@@ -96,11 +96,12 @@ REGARD_INLINE void add_rows(const FewRows& f, const Chunk& t, const char* values
 template <int dtype>
 static void add_chunk(const FewRows& f, const Chunk& t, const char* values, int64_t stride) {
   int64_t r = 0;
-  for (; r + kRowsAtOnce <= f.rows; r += kRowsAtOnce) add_rows<kRowsAtOnce, beside(kRowsAtOnce, 8), dtype>(f, t, values, stride, r, 0);
+  for (; r + kRowsAtOnce <= f.rows; r += kRowsAtOnce)
+    add_rows<kRowsAtOnce, vectors_at_once(kRowsAtOnce, 8), dtype>(f, t, values, stride, r, 0);
   switch (f.rows - r) {
-    case 3: return add_rows<3, beside(3, 8), dtype>(f, t, values, stride, r, 0);
-    case 2: return add_rows<2, beside(2, 8), dtype>(f, t, values, stride, r, 0);
-    case 1: return add_rows<1, beside(1, 8), dtype>(f, t, values, stride, r, 0);
+    case 3: return add_rows<3, vectors_at_once(3, 8), dtype>(f, t, values, stride, r, 0);
+    case 2: return add_rows<2, vectors_at_once(2, 8), dtype>(f, t, values, stride, r, 0);
+    case 1: return add_rows<1, vectors_at_once(1, 8), dtype>(f, t, values, stride, r, 0);
   }
 }
 

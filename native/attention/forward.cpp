@@ -13,7 +13,7 @@ struct Forward {
   const regard_call& c;
   int64_t group;  // blocks of queries of an item
 
-  // Blocks that share keys: of one head, or, where a head has but one, those of the heads that have the keys in common.
+  // Whether an item's blocks, which share keys, are of several heads of a group: where each head has one block only.
   bool across() const { return c.nq <= kQueries; }
   int64_t heads() const { return across() ? c.key_heads : c.heads; }
   int64_t blocks() const { return across() ? c.heads / c.key_heads : (c.nq + kQueries - 1) / kQueries; }
@@ -22,10 +22,11 @@ struct Forward {
   int64_t scratch() const { return forward_scratch(c, group); }
 
   void run(int64_t item, float* memory) const {
-    // the last blocks of queries see most under a causal mask: heaviest first
+    // the last queries see most keys under a causal mask: the longest items first
     const int64_t first = (groups() - 1 - item % groups()) * group, pair = item / groups(), rest = blocks() - first;
     const int64_t element = pair / heads(), head = pair % heads(), count = rest < group ? rest : group;
-    const Place p = across() ? place_at(c, element, head * blocks() + first, 0) : place_at(c, element, head, first * kQueries, count * kQueries);
+    const Place p = across() ? place_at(c, element, head * blocks() + first, 0)
+                             : place_at(c, element, head, first * kQueries, count * kQueries);
     run_item(c, forward_places(c, group, memory), p, across() ? count : 1);
   }
 };
@@ -76,7 +77,7 @@ REGARD_API float regard_bandwidth(const float* data, int64_t count) {
   return total;
 }
 
-// Which structs this object reads.
+// The number of the structs that this object was built with: see abi.py.
 REGARD_API uint64_t regard_abi() { return REGARD_ABI; }
 
 REGARD_API int64_t regard_keys() { return kKeys; }

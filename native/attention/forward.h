@@ -1,4 +1,4 @@
-// Forward: blocks of queries (the lanes) stream over tiles of keys; the blocks of a group share each tile. See tile.h for the sums.
+// Forward: blocks of queries (the lanes) stream over tiles of keys; the blocks of an item share each tile. See tile.h for the products.
 #pragma once
 #include <new>
 
@@ -6,49 +6,49 @@
 
 namespace regard {
 
-// A tile of keys as the blocks of a group share it: read in place or brought to scratch once.
-struct Source {
+// A tile of keys and values that the blocks of an item share: read in place, or converted to scratch once.
+struct KvTile {
   const void *keys, *values;  // of the whole head
   int64_t j, count;
   const float *k, *v;
   int64_t k_row, v_row;
-  bool ready, widened, paired;
-  int finite;  // whether all values are: -1 where nobody asked
+  bool ready, widened, paired;  // whether keys, values, pairs of values are loaded
+  int finite;                   // whether all values are finite; -1 before that is computed
 };
 
 template <class Op>
-static void load_keys(const regard_call& c, const Scratch& w, Source& x) {
+static void load_keys(const regard_call& c, const Scratch& w, KvTile& x) {
   if (x.ready) return;
   x.ready = true;
-  const void* keys = moved(x.keys, x.j * c.k.row, c.dtype);
+  const void* keys = advance(x.keys, x.j * c.k.row, c.dtype);
   x.k = (const float*)keys, x.k_row = Op::pairs ? c.k.row / 2 : c.k.row;
   if (Op::pairs || in_place(c, c.k)) return;
   widen(w.k, keys, c.dtype, c.k.row, c.k.col, x.count, c.dk);
   x.k = w.k, x.k_row = c.dk;
 }
 
-static void load_values(const regard_call& c, const Scratch& w, Source& x) {
+static void load_values(const regard_call& c, const Scratch& w, KvTile& x) {
   if (x.widened) return;
   x.widened = true;
-  const void* values = moved(x.values, x.j * c.v.row, c.dtype);
+  const void* values = advance(x.values, x.j * c.v.row, c.dtype);
   x.v = (const float*)values, x.v_row = c.v.row;
   if (in_place(c, c.v)) return;
   widen(w.v, values, c.dtype, c.v.row, c.v.col, x.count, c.dv);
   x.v = w.v, x.v_row = c.dv;
 }
 
-static void bring_pairs(const regard_call& c, const Scratch& w, Source& x) {
+static void load_pairs(const regard_call& c, const Scratch& w, KvTile& x) {
   if (x.paired) return;
   x.paired = true;
-  interleave(w.pairs, (const uint16_t*)moved(x.values, x.j * c.v.row, c.dtype), c.v.row, c.v.col, x.count, c.dv);
+  interleave(w.pairs, (const uint16_t*)advance(x.values, x.j * c.v.row, c.dtype), c.v.row, c.v.col, x.count, c.dv);
 }
 
-// Before the values are asked for as floats, since scratch may hold the last tile's.
+// Whether all values of the tile are finite.
 template <class Op>
-static bool finite_values(const regard_call& c, const Scratch& w, Source& x) {
+static bool finite_values(const regard_call& c, const Scratch& w, KvTile& x) {
   if (x.finite < 0) {
     if (Op::pairs) {
-      const uint16_t* values = (const uint16_t*)moved(x.values, x.j * c.v.row, c.dtype);
+      const uint16_t* values = (const uint16_t*)advance(x.values, x.j * c.v.row, c.dtype);
       x.finite = all_finite_bf16(values, c.v.row, c.v.col, x.count, c.dv);
     } else {
       load_values(c, w, x);
@@ -58,7 +58,7 @@ static bool finite_values(const regard_call& c, const Scratch& w, Source& x) {
   return x.finite;
 }
 
-// What a tile adds to the scores or hides, where it is written out: bias and booleans.
+// Loads what modifiers and boolean masks read of a tile; bits: room for those of the mask.
 template <int V>
 static void load_extras(const Block<V>& b, Tile& t, uint64_t* bits) {
   const regard_call& c = b.c;
@@ -69,9 +69,9 @@ static void load_extras(const Block<V>& b, Tile& t, uint64_t* bits) {
   }
 }
 
-// A tile's scores, whose maxima with those before are `top`, become weights and meet their values.
+// A tile's scores become weights, and the weighted values are added to o. top: the maxima of these and all earlier scores.
 template <int V, class Op>
-static void accumulate_tile(Block<V>& b, const Tile& t, Source& x, const vf (&top)[V]) {
+static void accumulate_tile(Block<V>& b, const Tile& t, KvTile& x, const vf (&top)[V]) {
   const regard_call& c = b.c;
   const int64_t skip = t.j - x.j;
   vf alpha[V];
@@ -84,7 +84,7 @@ static void accumulate_tile(Block<V>& b, const Tile& t, Source& x, const vf (&to
   const bool careful = (t.edge || t.bits) && !finite_values<Op>(c, b.w, x);
   if (Op::pairs && !careful) {
     weigh<V, true>(b, t, false);
-    bring_pairs(c, b.w, x);
+    load_pairs(c, b.w, x);
     return value_tile<V, Op>(b, t, b.w.pairs + skip / 2 * c.dv, c.dv, alpha);
   }
   weigh<V, false>(b, t, careful);
@@ -95,7 +95,7 @@ static void accumulate_tile(Block<V>& b, const Tile& t, Source& x, const vf (&to
 }
 
 template <int V, class Op>
-static void run_tile(Block<V>& b, Tile& t, Source& x) {
+static void run_tile(Block<V>& b, Tile& t, KvTile& x) {
   uint64_t bits[kKeys];
   load_extras<V>(b, t, bits);
   load_keys<Op>(b.c, b.w, x);
@@ -105,28 +105,24 @@ static void run_tile(Block<V>& b, Tile& t, Source& x) {
   accumulate_tile<V, Op>(b, t, x, top);
 }
 
-// The sink joins m and l; returns what o is multiplied by.
-REGARD_INLINE vf close(const regard_call& c, const Place& p, vf& m, vf& l) {
-  vf alpha = splat(1.0f);
-  if (c.sink.data) {
-    vf sink = splat(sink_of(c, p, p.h)), most = greater_of(sink, m);
-    vf shift = most == splat(-kInf) ? splat(0.0f) : most;
-    alpha = exp2v(m - shift);
-    l = l * alpha + exp2v(sink - shift);
-    m = most;
-  }
-  return l == splat(0.0f) ? splat(0.0f) : alpha / l;
-}
-
+// Adds the sink to the state, and writes out, lse and row statistics.
 template <int V>
-REGARD_ALONE void finish(Block<V>& b) {
+REGARD_NOINLINE void finish(Block<V>& b) {
   const regard_call& c = b.c;
   const Place& p = b.p;
   float* lse = c.lse.data ? at<float>(c.lse, p, p.h) + p.row * c.lse.row : nullptr;
   float* row_stats = c.row_stats.data ? at<float>(c.row_stats, p, p.h) + p.row * c.row_stats.row : nullptr;
   const int64_t base = offset(c.out, p, p.h) + p.row * c.out.row;
+  const vf sink = splat(sink_of(c, p, p.h));
   for (int v = 0; v < V; ++v) {
-    const vf scale = close(c, p, b.m[v], b.l[v]);
+    vf alpha = splat(1.0f);
+    if (c.sink.data) {
+      const vf most = greater_of(sink, b.m[v]), shift = most == splat(-kInf) ? splat(0.0f) : most;
+      alpha = exp2v(b.m[v] - shift);
+      b.l[v] = b.l[v] * alpha + exp2v(sink - shift);
+      b.m[v] = most;
+    }
+    const vf scale = b.l[v] == splat(0.0f) ? splat(0.0f) : alpha / b.l[v];
     const int64_t rows = p.rows - v * W < W ? p.rows - v * W : W;
     const vi empty = b.l[v] == splat(0.0f);
     if (lse) {
@@ -145,18 +141,18 @@ REGARD_ALONE void finish(Block<V>& b) {
       const int64_t features = c.dv - f < W ? c.dv - f : W;
       for (int n = 0; n < W; ++n) r[n] = n < features ? load(b.w.o + (f + n) * kQueries + v * W) * scale : vf{};
       transpose(r);
-      for (int64_t i = 0; i < rows; ++i) put(c, base + (v * W + i) * c.out.row + f * c.out.col, features, r[i]);
+      for (int64_t i = 0; i < rows; ++i) store_row(c, base + (v * W + i) * c.out.row + f * c.out.col, features, r[i]);
     }
   }
 }
 
-// An empty state, and what the steps need to know of its queries.
+// Starts an empty state, and fills what the steps need to know of the block's queries.
 template <int V>
 static void begin_state(Block<V>& b) {
   const regard_call& c = b.c;
   const Place& p = b.p;
   const Limits limits = Interval::limits(c, p);
-  b.lo = limits.lo / kRows * kRows;  // whole pairs, and whole steps of the microkernel
+  b.lo = limits.lo / kMR * kMR;  // so that pairs, and groups of kMR, are whole
   b.hi = limits.hi, b.inner_lo = limits.inner_lo, b.inner_hi = limits.inner_hi;
   if (c.start.data) Interval::begin(b);
   for (int64_t n = 0; n < c.dv * kQueries; n += W) store(b.w.o + n, vf{});
@@ -170,7 +166,7 @@ static void begin(Block<V>& b) {
   const regard_call& c = b.c;
   const Place& p = b.p;
   begin_state(b);
-  const void* q = moved(c.q.data, offset(c.q, p, p.h) + p.row * c.q.row, c.dtype);
+  const void* q = advance(c.q.data, offset(c.q, p, p.h) + p.row * c.q.row, c.dtype);
   b.factor = dot_factor(c, p.h);
   if (Op::pairs)
     pack_pairs<V>(b.w.q, kQueries, (const uint16_t*)q, c.q.row, p.rows, c.dk / 2);
@@ -178,9 +174,9 @@ static void begin(Block<V>& b) {
     pack<V>(b.w.q, kQueries, q, c.dtype, c.q.row, c.q.col, p.rows, c.dk, b.factor);
 }
 
-// What a block meets of the tile at x, on the grid at j; count is 0 where that is nothing.
+// The part of the tile x, which starts at j on the grid, that a block sees; count is 0 if it sees none.
 template <int V>
-static Tile tile_for_block(const Block<V>& b, const Source& x, int64_t j) {
+static Tile tile_for_block(const Block<V>& b, const KvTile& x, int64_t j) {
   const regard_call& c = b.c;
   const int64_t from = x.j > b.lo ? x.j : b.lo, to = x.j + x.count < b.hi ? x.j + x.count : b.hi;
   Tile t{from, to - from, false, nullptr, nullptr, {}, {}};
@@ -192,7 +188,7 @@ static Tile tile_for_block(const Block<V>& b, const Source& x, int64_t j) {
   return t;
 }
 
-// Some blocks, the first at `all`: one after the other, or of one head after the other.
+// Runs `blocks` blocks from `all` on: of the same head (across: of the same queries of neighbouring heads).
 template <int V, class Op>
 static void run_blocks(const regard_call& c, const Scratch& w, const Place& all, int64_t blocks, bool across = false) {
   Scratch part[kGroup];
@@ -208,17 +204,17 @@ static void run_blocks(const regard_call& c, const Scratch& w, const Place& all,
     lo = b[g].lo < lo ? b[g].lo : lo, hi = b[g].hi > hi ? b[g].hi : hi;
   }
   const int64_t key_head = all.h / (c.heads / c.key_heads);
-  const void* keys = moved(c.k.data, offset(c.k, all, key_head), c.dtype);
-  const void* values = moved(c.v.data, offset(c.v, all, key_head), c.dtype);
-  // tiles lie on a grid, so that a row's bits do not depend on the rows beside it
+  const void* keys = advance(c.k.data, offset(c.k, all, key_head), c.dtype);
+  const void* values = advance(c.v.data, offset(c.v, all, key_head), c.dtype);
+  // tiles lie on a grid, so that a row's bits do not depend on the other rows
   for (int64_t j = lo / kKeys * kKeys; j < hi; j += kKeys) {
     const int64_t from = j > lo ? j : lo, to = j + kKeys < hi ? j + kKeys : hi;
-    Source x{keys, values, from, to - from, nullptr, nullptr, 0, 0, false, false, false, -1};
+    KvTile x{keys, values, from, to - from, nullptr, nullptr, 0, 0, false, false, false, -1};
     for (int64_t g = 0; g < blocks; ++g) {
       Tile t = tile_for_block(b[g], x, j);
       if (g == blocks - 1) {
-        t.keys = ahead_of(c, c.k, keys, c.dk, j + kKeys, hi, blocks == 1);
-        t.values = ahead_of(c, c.v, values, c.dv, j + kKeys, hi, blocks == 1);
+        t.keys = prefetch_of(c, c.k, keys, c.dk, j + kKeys, hi, blocks == 1);
+        t.values = prefetch_of(c, c.v, values, c.dv, j + kKeys, hi, blocks == 1);
       }
       if (t.count) run_tile<V, Op>(b[g], t, x);
     }
@@ -226,7 +222,7 @@ static void run_blocks(const regard_call& c, const Scratch& w, const Place& all,
   for (int64_t g = 0; g < blocks; ++g) finish<V>(b[g]);
 }
 
-// Of one head, whole blocks as a group, then the rest of the rows with as few vectors as hold them; of several, a block each.
+// Of one head: whole blocks, then the rest of the rows with as few vectors as hold them. Of several heads: a block each.
 template <class Op>
 static void run_rows(const regard_call& c, const Scratch& w, Place p, int64_t heads) {
   const int64_t blocks = heads > 1 ? 0 : p.rows / kQueries, rest = p.rows - blocks * kQueries;
@@ -245,7 +241,7 @@ static void run_rows(const regard_call& c, const Scratch& w, Place p, int64_t he
   }
 }
 
-// Whether queries and keys are read as pairs of neighbouring features, where they lie.
+// Whether queries and keys are read in place as pairs of neighbouring features.
 [[maybe_unused]] static bool reads_pairs(const regard_call& c) {
   return Isa::kPairs && c.dtype == REGARD_BF16 && c.dk % 2 == 0 && c.q.col == 1 && c.k.col == 1 && c.k.row % 2 == 0;
 }
@@ -255,7 +251,7 @@ static void run_rows(const regard_call& c, const Scratch& w, Place p, int64_t he
   run_rows<Floats>(c, w, p, heads);
 }
 
-// Blocks of an item: what the second-level cache holds beside a tile, and no fewer items than keep the threads busy.
+// Blocks of an item: as many as the second-level cache holds besides a tile, but few enough to give items to all threads.
 [[maybe_unused]] static int64_t group_of(const regard_call& c, int64_t elements) {
   const int64_t blocks = (c.nq + kQueries - 1) / kQueries, held = 131072 / 4 / ((c.dk + c.dv + 1) * kQueries);
   const int64_t busy = c.threads > 1 ? blocks * c.heads * elements / (4 * c.threads) : kGroup;

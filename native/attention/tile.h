@@ -1,18 +1,19 @@
-// One block of queries meets one tile of keys: scores, weights, values.
+// One block of queries and one tile of keys: scores, weights, weighted values.
 #pragma once
 #include "steps/steps.h"
 
 namespace regard {
 
-// Keys that a microkernel takes at once: few vectors of queries leave registers for more.
-constexpr int rows_at_once(int vectors) { return vectors == 1 || (W == 16 && vectors < 4) ? 2 * kRows : kRows; }
+// Rows of A that a microkernel takes at once: few vectors of queries leave registers for more.
+constexpr int rows_at_once(int vectors) { return vectors == 1 || (W == 16 && vectors < 4) ? 2 * kMR : kMR; }
 
-// s[n] = k[n] · q and the largest of them, whole groups of M keys. `factor` is for pairs alone; key 0 is key `first` of its tile.
+// s[n] = k[n] · q for whole groups of M keys, and the largest of them. factor: multiplies the products of pairs; first: where k lies in
+// its tile.
 template <int V, class Op, int M>
-REGARD_ALONE void dot_rows(float* s, vf* top, const float* k, int64_t row, const float* q, int64_t width, int64_t count, float factor,
-                           const Ahead& next, int64_t first) {
+REGARD_NOINLINE void dot_rows(float* s, vf* top, const float* k, int64_t row, const float* q, int64_t width, int64_t count, float factor,
+                           const Prefetch& next, int64_t first) {
   for (int64_t n = 0; n + M <= count; n += M, k += M * row, s += M * kQueries) {
-    next.bring(first + n, first + n + M);
+    next.fetch_rows(first + n, first + n + M);
     vf acc[M][V];
     clear(acc);
     Isa::multiply_tiles<Op, M, V>(acc, k, row, 1, q, kQueries, width);
@@ -30,10 +31,10 @@ REGARD_ALONE void dot_rows(float* s, vf* top, const float* k, int64_t row, const
   }
 }
 
-// The frequent steps, for the keys [from, to) of a tile: a bias, what the interval hides, what the bits hide. One vector of queries
-// after the other, so that nothing is asked or loaded twice.
+// The most frequent steps, for the keys [from, to) of a tile: a bias, intervals, bits. One vector of queries after the other, so that
+// nothing is loaded twice.
 template <int V, bool bias, bool edge, bool bits>
-REGARD_ALONE void step_simply(const Block<V>& b, const Tile& t, int64_t from, int64_t to, vf* top) {
+REGARD_NOINLINE void step_simply(const Block<V>& b, const Tile& t, int64_t from, int64_t to, vf* top) {
   for (int v = 0; v < V; ++v) {
     const vi first = b.first[v], last = b.last[v];
     const float* extra = b.w.bias + v * W;
@@ -61,7 +62,7 @@ static void step_simply(const Block<V>& b, const Tile& t, int64_t from, int64_t 
 
 // Everything after the similarity for the keys [from, to) of a tile.
 template <int V>
-REGARD_ALONE void step_rows(const Block<V>& b, const Tile& t, int64_t from, int64_t to, vf* top) {
+REGARD_NOINLINE void step_rows(const Block<V>& b, const Tile& t, int64_t from, int64_t to, vf* top) {
   if (!Modifiers::used_besides<Bias>(b.c)) {
     if (Bias::used(b.c)) return step_simply<V, true>(b, t, from, to, top);
     return step_simply<V, false>(b, t, from, to, top);
@@ -83,18 +84,18 @@ static void score_keys(const Block<V>& b, const Tile& t, const float* k, int64_t
   vf raw[V];
   for (int v = 0; v < V; ++v) raw[v] = top[v];
   const int64_t width = Op::pairs ? b.c.dk / 2 : b.c.dk;
-  const int64_t whole = from + (to - from) / M * M, some = from + (to - from) / kRows * kRows;
+  const int64_t whole = from + (to - from) / M * M, some = from + (to - from) / kMR * kMR;
   const auto score = [&](auto dot, int64_t n, int64_t end) {
     if (n < end) dot(b.w.s + n * kQueries, raw, k + n * row, row, b.w.q, width, end - n, b.factor, t.keys, n);
   };
   score(dot_rows<V, Op, M>, from, whole);
-  if (M != kRows) score(dot_rows<V, Op, kRows>, whole, some);
+  if (M != kMR) score(dot_rows<V, Op, kMR>, whole, some);
   score(dot_rows<V, Op, 1>, some, to);
   if (stepped) return step_rows<V>(b, t, from, to, top);
   for (int v = 0; v < V; ++v) top[v] = raw[v];
 }
 
-// Scores of a tile, and their maximum with what `top` holds. Where intervals alone hide, only the keys at the edge are looked at.
+// Scores of a tile; top: takes the maximum of itself and them. Where only intervals hide, only the keys at the edges are masked.
 template <int V, class Op>
 static void score_tile(const Block<V>& b, const Tile& t, const float* k, int64_t row, vf* top) {
   constexpr int M = rows_at_once(V);
@@ -111,10 +112,10 @@ static void score_tile(const Block<V>& b, const Tile& t, const float* k, int64_t
   if (t.count > to) score_keys<V, Op>(b, t, k, row, to, t.count, true, top);
 }
 
-// Scores become weights in place, their sums go to l, without dropout and marks: one vector of queries after the other, so that
-// everything stays in registers.
+// Scores become weights in place, and their sums are added to l; without dropout and marks. One vector of queries after the other, so
+// that everything stays in registers.
 template <int V, bool pairs>
-REGARD_ALONE void weigh_plain(float* s, vf* l, const vf* m, int64_t count) {
+REGARD_NOINLINE void weigh_plain(float* s, vf* l, const vf* m, int64_t count) {
   for (int v = 0; v < V; ++v) {
     const vf shift = m[v] == splat(-kInf) ? splat(0.0f) : m[v];
     vf sum = vf{}, other = vf{};
@@ -137,9 +138,9 @@ REGARD_ALONE void weigh_plain(float* s, vf* l, const vf* m, int64_t count) {
   }
 }
 
-// The same with dropout and marks. `pairs`: two keys' weights to a word. `mark`: hidden ones become -1.
+// The same with dropout and marks. pairs: the weights of two keys in one word; mark: hidden weights become -1.
 template <int V, bool pairs>
-REGARD_ALONE void weigh(Block<V>& b, const Tile& t, bool mark) {
+REGARD_NOINLINE void weigh(Block<V>& b, const Tile& t, bool mark) {
   if (!mark && !b.c.threshold) return weigh_plain<V, pairs>(b.w.s, b.l, b.m, t.count);
   vf shift[V], sum[V];
   for (int v = 0; v < V; ++v) {
@@ -167,14 +168,14 @@ REGARD_ALONE void weigh(Block<V>& b, const Tile& t, bool mark) {
   for (int v = 0; v < V; ++v) b.l[v] += sum[v];
 }
 
-// o = o alpha + x s, features [f, last) in whole groups of M: a tile's sum starts at zero.
+// o = o · alpha + Σ value · weight for features [f, last), in whole groups of M. A tile's sum starts at 0: long sums have two levels.
 template <int V, class Op, int M>
-REGARD_ALONE void value_rows(const Block<V>& b, const Tile& t, const vf* alpha, const float* x, int64_t row, int64_t f, int64_t last) {
+REGARD_NOINLINE void value_rows(const Block<V>& b, const Tile& t, const vf* alpha, const float* x, int64_t row, int64_t f, int64_t last) {
   const int64_t count = Op::pairs ? (t.count + 1) / 2 : t.count;
   const float* s = b.w.s;
   float* o = b.w.o + f * kQueries;
   for (; f + M <= last; f += M, o += M * kQueries) {
-    t.values.bring(f * kKeys / b.c.dv, (f + M) * kKeys / b.c.dv);
+    t.values.fetch_rows(f * kKeys / b.c.dv, (f + M) * kKeys / b.c.dv);
     vf acc[M][V];
     clear(acc);
     Isa::multiply_tiles<Op, M, V>(acc, x + f, 1, row, s, kQueries, count);
@@ -191,22 +192,22 @@ REGARD_ALONE void value_rows(const Block<V>& b, const Tile& t, const vf* alpha, 
 template <int V, class Op>
 static void value_tile(const Block<V>& b, const Tile& t, const float* x, int64_t row, const vf* alpha) {
   constexpr int M = rows_at_once(V);
-  const int64_t dv = b.c.dv, whole = dv / M * M, some = dv / kRows * kRows;
+  const int64_t dv = b.c.dv, whole = dv / M * M, some = dv / kMR * kMR;
   value_rows<V, Op, M>(b, t, alpha, x, row, 0, whole);
-  if (whole < some) value_rows<V, Op, kRows>(b, t, alpha, x, row, whole, some);
+  if (whole < some) value_rows<V, Op, kMR>(b, t, alpha, x, row, whole, some);
   if (some < dv) value_rows<V, Op, 1>(b, t, alpha, x, row, some, dv);
 }
 
-// The same where a value is not finite and some lane must not meet it: 0 · NaN is NaN, so what is marked is left out.
+// The same where a value is not finite and hidden from some query: 0 · NaN is NaN, so weights of -1 are skipped.
 template <int V>
-REGARD_ALONE void value_tile_careful(const Block<V>& b, const Tile& t, const float* x, int64_t row, const vf* alpha) {
+REGARD_NOINLINE void value_tile_careful(const Block<V>& b, const Tile& t, const float* x, int64_t row, const vf* alpha) {
   for (int64_t f = 0; f < b.c.dv; ++f)
     for (int v = 0; v < V; ++v) {
       vf acc = vf{};
       for (int64_t n = 0; n < t.count; ++n) {
         vf p = load(b.w.s + n * kQueries + v * W);
-        vf seen = acc + p * splat(x[f + n * row]);
-        acc = p == splat(-1.0f) ? acc : seen;
+        vf sum = acc + p * splat(x[f + n * row]);
+        acc = p == splat(-1.0f) ? acc : sum;
       }
       float* o = b.w.o + f * kQueries + v * W;
       store(o, load(o) * alpha[v] + acc);

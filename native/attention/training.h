@@ -1,55 +1,59 @@
-// The backward pass: what its threads share, what one of them holds, and the products whose lanes are features.
+// The backward pass: its arguments, the memory that all threads share, the scratch of one thread, and the products whose lanes are
+// features.
 #pragma once
 #include "attention/decode.h"
 
 namespace regard {
 
-constexpr int64_t kBlocks = W == 16 ? 1 : 4;  // blocks of queries whose weights are held at once
-constexpr int64_t kHeld = kBlocks * kQueries;
-constexpr int kDown = W == 8 ? 6 : 4;    // rows, and vectors of features, of a product whose lanes are features
-constexpr int kAcross = W == 16 ? 4 : 2;
+constexpr int64_t kBlocksAtOnce = W == 16 ? 1 : 4;  // blocks of queries whose weights are held at once
+constexpr int64_t kQueriesAtOnce = kBlocksAtOnce * kQueries;
+// Rows of A, and vectors of features of B, in a product whose lanes are features.
+constexpr int kGradMR = W == 8 ? 6 : 4;
+constexpr int kGradNR = W == 16 ? 4 : 2;
 
-constexpr int64_t kParts = 32;     // items that are wanted; where batch and heads give fewer, keys and queries are split
-constexpr int64_t kLeast = 512;    // into parts of at least so many
+constexpr int64_t kWantedItems = 32;  // where batch and heads give fewer items, keys and queries are split into parts
+constexpr int64_t kMinSplit = 512;    // keys, or queries, of a part at least
 
-struct Training {
+struct BackwardCall {
   const regard_gradients& g;
   const regard_call& c;
-  int64_t elements, blocks, tiles;              // batch elements, blocks of queries, tiles of keys
-  bool anew;                                    // the forward added a score's products in another order than the one here
-  int64_t classes, key_parts, query_parts;      // an item is one of each
-  int64_t wide_k, wide_v;                       // from one row to the next: see lead
-  bool scores, tied[REGARD_BATCH_AXES + 1];     // whether dS is wanted; the axes (and heads) that share a bias gradient
-  // What the first phase finds for each (element, head, query): weights are exp2(s - shift) · inverse.
-  float *shift, *inverse, *delta;
-  Limits* limits;      // (element, head, block of queries)
-  float *dq, *dk, *dv;  // sums of each part, where there is more than one; else 0
+  int64_t elements, blocks, tiles;                   // batch elements, blocks of queries, tiles of keys
+  bool recompute_stats;                              // the forward added the products of a score in another order than this backward
+  bool shares_dbias[REGARD_BATCH_AXES + 1];          // the batch axes, and last whether the heads, that share a bias gradient
+  int64_t independent;                               // sets of (batch element, key head) pairs that share no gradient
+  int64_t key_parts, query_parts;                    // an item is one of `independent`, a part of the keys, a part of the queries
+  int64_t ldk, ldv;                                  // leading dimensions of rows in scratch
+  bool scores;                                       // whether dS is computed
+  float *shift, *inverse, *delta;  // (element, head, query), from the first phase: weights are exp2(s - shift) · inverse
+  Limits* limits;                  // (element, head, block of queries)
+  float *dq, *dk, *dv;             // the sums of each part, where there is more than one; else null
   double* sums[Modifiers::count];  // of the modifiers' gradients: (part, element, head, grad_size)
 };
 
 // Scratch of one thread.
-struct Sweep {
-  float *k, *v;        // [kTile][wide] a tile of keys, widened
-  float *dk, *dv;      // [kTile][wide] its gradients
-  float *q, *dout;     // [kHeld][wide] queries and cotangents, lanes are features
+struct BackwardScratch {
+  float *k, *v;        // [kTile][ld] a tile of keys and values, as floats
+  float *dk, *dv;      // [kTile][ld] its gradients
+  float *q, *dout;     // [kQueriesAtOnce][ld] queries and cotangents, lanes are features
   float *qt, *doutt;   // [dk], [dv][kQueries], lanes are queries
-  float *p, *ds;       // [kBlocks][kTile][kQueries]
+  float *p, *ds;       // [kBlocksAtOnce][kTile][kQueries] weights after dropout, gradients of scores
   float *bias, *derivative;  // [kTile][kQueries]; derivative: of the modifiers
-  float* dq;           // [heads of a group][queries of a part][wide_k], where keys are not split
+  float* dq;           // [heads of a group][queries of a part][ldk], where keys are not split
 };
 
-// From one row to the next of what is held in scratch: not a power of two, whose rows would share a few lines of the cache.
-REGARD_INLINE int64_t lead(int64_t n) { return round_up(n) + (round_up(n) % 128 == 0 ? 16 : 0); }
+// The leading dimension of rows of n floats in scratch: not a power of two, since such rows map to few sets of the cache.
+REGARD_INLINE int64_t leading_dim(int64_t n) { return round_up(n) + (round_up(n) % 128 == 0 ? 16 : 0); }
+// Where a part of n things begins.
 REGARD_INLINE int64_t cut(int64_t n, int64_t part, int64_t parts) { return n * part / parts; }
 
-// One share of a sum of products: a row's elements, each times a vector of b.
+// One term of a sum of products: A (rows × count) times b (count × columns).
 struct Term {
   const float* a;
   int64_t rs, cs;
   const float* b;
   int64_t ldb, count;
-  int64_t first, last;  // rows that it has a share in
-  const float* marks;   // weights, like a, that are -1 where the element must not meet b; 0 for none
+  int64_t first, last;  // the rows of A that are not all 0
+  const float* marks;   // weights, laid out like a: -1 where the element is to be skipped; null for none
 };
 
 template <int M, int V>
@@ -71,15 +75,15 @@ REGARD_INLINE void add_rows(float* to, int64_t ld, const Term* terms, int64_t co
 }
 
 template <int V>
-REGARD_ALONE void add_panel(float* to, int64_t ld, const Term* terms, int64_t count, int64_t rows, int64_t col) {
+REGARD_NOINLINE void add_panel(float* to, int64_t ld, const Term* terms, int64_t count, int64_t rows, int64_t col) {
   int64_t row = 0;
-  for (; row + kDown <= rows; row += kDown) add_rows<kDown, V>(to, ld, terms, count, row, col);
+  for (; row + kGradMR <= rows; row += kGradMR) add_rows<kGradMR, V>(to, ld, terms, count, row, col);
   for (; row + 2 <= rows; row += 2) add_rows<2, V>(to, ld, terms, count, row, col);
   if (row < rows) add_rows<1, V>(to, ld, terms, count, row, col);
 }
 
-// The same for a term with marks: 0 · NaN is NaN, so what is marked is left out.
-static void add_careful(float* to, int64_t ld, const Term& t, int64_t rows, int64_t cols) {
+// The same for a term with marks: 0 · NaN is NaN, so marked elements are skipped.
+static void add_visible(float* to, int64_t ld, const Term& t, int64_t rows, int64_t cols) {
   for (int64_t row = t.first; row < (t.last < rows ? t.last : rows); ++row)
     for (int64_t col = 0; col < cols; col += W) {
       vf acc = vf{};
@@ -91,42 +95,42 @@ static void add_careful(float* to, int64_t ld, const Term& t, int64_t rows, int6
     }
 }
 
-// to[rows][cols] += sum over terms of a · b
+// to[rows][cols] += Σ over terms of A b
 static void add_product(float* to, int64_t ld, const Term* terms, int64_t count, int64_t rows, int64_t cols) {
   int64_t col = 0;
-  for (; col + kAcross * W <= cols; col += kAcross * W) add_panel<kAcross>(to, ld, terms, count, rows, col);
+  for (; col + kGradNR * W <= cols; col += kGradNR * W) add_panel<kGradNR>(to, ld, terms, count, rows, col);
   for (; col < cols; col += W) add_panel<1>(to, ld, terms, count, rows, col);
   for (int64_t n = 0; n < count; ++n)
-    if (terms[n].marks) add_careful(to, ld, terms[n], rows, cols);
+    if (terms[n].marks) add_visible(to, ld, terms[n], rows, cols);
 }
 
-// rows × cols elements at src as floats in rows of `wide`, zeros after them.
+// Converts rows × cols elements at src to floats in rows of `ld`, padded by zeros.
 template <int dtype>
-static void widen_as(float* dst, int64_t wide, const char* src, int64_t row, int64_t col, int64_t rows, int64_t cols) {
+static void widen_as(float* dst, int64_t ld, const char* src, int64_t row, int64_t col, int64_t rows, int64_t cols) {
   for (int64_t r = 0; r < rows; ++r) {
     const char* line = src + r * row * size_of(dtype);
     int64_t n = 0;
     if (col == 1)
-      for (; n + W <= cols; n += W) store(dst + r * wide + n, load_some(line, n, dtype));
-    for (; n < cols; ++n) dst[r * wide + n] = load_one(line, n * col, dtype);
-    for (; n < wide; ++n) dst[r * wide + n] = 0;
+      for (; n + W <= cols; n += W) store(dst + r * ld + n, load_some(line, n, dtype));
+    for (; n < cols; ++n) dst[r * ld + n] = load_one(line, n * col, dtype);
+    for (; n < ld; ++n) dst[r * ld + n] = 0;
   }
 }
 
-static void widen_rows(float* dst, int64_t wide, const char* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols) {
-  if (dtype == REGARD_F32) return widen_as<REGARD_F32>(dst, wide, src, row, col, rows, cols);
-  if (dtype == REGARD_BF16) return widen_as<REGARD_BF16>(dst, wide, src, row, col, rows, cols);
-  widen_as<REGARD_F16>(dst, wide, src, row, col, rows, cols);
+static void widen_rows(float* dst, int64_t ld, const char* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols) {
+  if (dtype == REGARD_F32) return widen_as<REGARD_F32>(dst, ld, src, row, col, rows, cols);
+  if (dtype == REGARD_BF16) return widen_as<REGARD_BF16>(dst, ld, src, row, col, rows, cols);
+  widen_as<REGARD_F16>(dst, ld, src, row, col, rows, cols);
 }
 
-// rows of `parts` sums, `apart` from each other and added in order, times scale, to a gradient.
-static void write_rows(void* to, int dtype, int64_t row, int64_t col, const float* from, int64_t wide, int64_t parts, int64_t apart,
+// Adds the rows of `parts` sums, part_stride floats apart, in order, and writes them times scale to a gradient.
+static void write_rows(void* to, int dtype, int64_t row, int64_t col, const float* from, int64_t ld, int64_t parts, int64_t part_stride,
                        int64_t rows, int64_t cols, float scale) {
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t n = 0; n < cols; n += W) {
-      const float* at = from + r * wide + n;
+      const float* at = from + r * ld + n;
       vf x = load(at);
-      for (int64_t m = 1; m < parts; ++m) x += load(at + m * apart);
+      for (int64_t m = 1; m < parts; ++m) x += load(at + m * part_stride);
       x *= splat(scale);
       const int64_t place = r * row + n * col;
       if (dtype == REGARD_F32 && col == 1 && n + W <= cols) {

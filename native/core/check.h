@@ -1,4 +1,4 @@
-// What the checks of a call's members are written with.
+// Functions that check the members of a call: see attention/check_call.h.
 #pragma once
 #include "core/place.h"
 
@@ -7,10 +7,10 @@ namespace regard {
 REGARD_INLINE bool known_dtype(int32_t dtype) { return dtype >= REGARD_F32 && dtype <= REGARD_F16; }
 REGARD_INLINE bool both_or_none(const void* a, const void* b) { return !a == !b; }
 
-// The places along an axis that are not the first one again.
+// How many different places an axis has: 1 where its stride is 0.
 REGARD_INLINE int64_t distinct(int64_t size, int64_t stride) { return stride == 0 ? 1 : size; }
 
-// body(place) for each batch element, but not again where strides a and b lead to the same numbers. False as soon as it says so.
+// Calls body(place) for each batch element that strides a and b tell apart; returns false as soon as body does.
 template <class Body>
 static bool each_element(const regard_call& c, const int64_t* a, const int64_t* b, const Body& body) {
   int64_t size[REGARD_BATCH_AXES], count = 1;

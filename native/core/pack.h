@@ -1,4 +1,4 @@
-// Operands as the microkernel wants them: transposed, widened, paired; and whether they are finite.
+// Packing: operands as the microkernel reads them (transposed, widened to float, interleaved in pairs), and whether they are finite.
 #pragma once
 #include "abi/structs.h"
 #include "core/micro.h"
@@ -17,7 +17,7 @@ REGARD_INLINE vf load_some(const void* p, int64_t n, int dtype) {
   return dtype == REGARD_BF16 ? load_bf16(h) : load_fp16(h);
 }
 
-// rows × cols pairs of bfloat16 at src to dst[cols][ld], bits as they are.
+// Transposes rows × cols pairs of bfloat16 at src to dst[cols][ld], without conversion; missing rows are 0.
 template <int V>
 static void pack_pairs(float* dst, int64_t ld, const uint16_t* src, int64_t row, int64_t rows, int64_t cols) {
   int64_t c = 0;
@@ -36,12 +36,12 @@ static void pack_pairs(float* dst, int64_t ld, const uint16_t* src, int64_t row,
     }
 }
 
-// rows × cols elements at src (strides row, col) to dst[cols][ld] floats, each vector of them by `map`: a transpose; missing lanes are 0.
+// Transposes rows × cols elements at src (strides row, col) to floats dst[cols][ld], and applies `map` to each vector; missing rows are 0.
 template <int V, class Map>
 static void pack_by(float* dst, int64_t ld, const void* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols,
                     const Map& map) {
   const int64_t whole = col == 1 ? cols / W * W : 0;
-  // rows that lie a power of two apart share few places in the cache: W of them at a time, along whole lines
+  // rows a power of two apart map to few sets of the cache: W of them at a time, along whole lines
   for (int v = 0; v < V; ++v)
     for (int64_t c = 0; c < whole; c += W) {
       vf r[W];
@@ -60,14 +60,14 @@ static void pack_by(float* dst, int64_t ld, const void* src, int dtype, int64_t 
     }
 }
 
-// The same times factor.
+// The same, where `map` is to multiply by a factor.
 template <int V>
 static void pack(float* dst, int64_t ld, const void* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols,
                  float factor) {
   pack_by<V>(dst, ld, src, dtype, row, col, rows, cols, [factor](vf x) __attribute__((always_inline)) { return x * splat(factor); });
 }
 
-// rows × cols elements to contiguous floats.
+// Converts rows × cols elements to contiguous floats.
 static void widen(float* dst, const void* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols) {
   for (int64_t r = 0; r < rows; ++r) {
     int64_t c = 0;
@@ -77,7 +77,7 @@ static void widen(float* dst, const void* src, int dtype, int64_t row, int64_t c
   }
 }
 
-// values (count, cols) of bfloat16 as dst[(count + 1) / 2][cols] pairs of neighbouring keys; a missing partner is 0.
+// Interleaves values (count, cols) of bfloat16 to dst[(count + 1) / 2][cols]: pairs of neighbouring keys; after an odd count, 0.
 static void interleave(float* dst, const uint16_t* src, int64_t row, int64_t col, int64_t count, int64_t cols) {
   for (int64_t n = 0; n < count; n += 2) {
     const uint16_t *a = src + n * row, *b = a + row;
@@ -119,8 +119,8 @@ REGARD_INLINE bool all_finite(const float* x, int64_t rs, int64_t cs, int64_t fe
   return sum == 0;
 }
 
-// One output row's features [f, f + W) from lanes.
-REGARD_INLINE void put(const regard_call& c, int64_t to, int64_t features, vf x) {
+// Stores W features of an output row in out's dtype; `features` of them exist.
+REGARD_INLINE void store_row(const regard_call& c, int64_t to, int64_t features, vf x) {
   const bool whole = features == W && c.out.col == 1;
   if (c.out_dtype == REGARD_F32) {
     float* out = (float*)c.out.data + to;

@@ -5,11 +5,11 @@
 namespace regard {
 
 constexpr int kVectors = Isa::kBlockVectors;
-constexpr int kRows = 4;  // keys, or features, a microkernel advances by
+constexpr int kMR = 4;  // rows of A (keys, or features) that a microkernel takes at once
 constexpr int64_t kQueries = kVectors * W;
 constexpr int64_t kKeys = 128;  // keys of a tile, and of a tile of a tile map
 constexpr int64_t kTile = 128;  // keys of a tile of the backward; divides kKeys
-constexpr int64_t kGroup = W == 16 ? 4 : 8;  // blocks of queries, at most, that meet a tile of keys one after the other
+constexpr int64_t kGroup = W == 16 ? 4 : 8;  // blocks of queries, at most, that use a tile of keys one after the other
 
 // Scratch of one thread. All float; sizes in forward_scratch.
 struct Scratch {
@@ -57,7 +57,7 @@ static Place place_at(const regard_call& c, int64_t b, int64_t head, int64_t row
   return p;
 }
 
-// The keys that some row of several sees, [lo, hi), and those that all of them see.
+// The keys [lo, hi) that at least one of several rows sees, and the keys [inner_lo, inner_hi) that all of them see.
 struct Limits {
   int64_t lo, hi, inner_lo, inner_hi;
 
@@ -72,41 +72,42 @@ struct Limits {
 
 REGARD_INLINE int64_t size_of(int dtype) { return dtype == REGARD_F32 ? 4 : 2; }
 
-static const void* moved(const void* p, int64_t n, int dtype) { return (const char*)p + n * size_of(dtype); }
+static const void* advance(const void* p, int64_t n, int dtype) { return (const char*)p + n * size_of(dtype); }
 
-// Whether rows of K (of V) are read where they lie.
+// Whether rows of K (of V) can be read in place: as floats whose features are neighbours.
 static bool in_place(const regard_call& c, const regard_tensor& t) { return c.dtype == REGARD_F32 && t.col == 1; }
 
-// Brings what will be read soon to the second-level cache. Inlined by force: GCC takes a function that only fetches for one that does
-// nothing, and drops its calls.
+// Prefetches to the second-level cache. Always inlined: GCC takes a function that only prefetches for one without effect, and drops its
+// calls.
 REGARD_INLINE void fetch(const char* p, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
 }
 
-// Rows of the next tile, fetched few by few between the products of this one: the processor by itself does not look that far ahead.
-struct Ahead {
+// Rows of the next tile, prefetched a few at a time between the products of this one: the hardware prefetcher does not go that far.
+struct Prefetch {
   const char* first;
-  int64_t step, bytes, rows;  // bytes from row to row and of a row; no rows where nothing is to be fetched
+  int64_t step, bytes, rows;  // bytes from row to row, bytes of a row, how many rows (0: none to prefetch)
 
-  __attribute__((always_inline)) void bring(int64_t from, int64_t to) const {
+  __attribute__((always_inline)) void fetch_rows(int64_t from, int64_t to) const {
     for (int64_t n = from; n < to && n < rows; ++n) fetch(first + n * step, bytes);
   }
 };
 
-// Rows of keys (of values) from `row` on, as many as a tile has, where fetching them was measured to pay: they are read in place, are
-// many for the second-level cache, and long ones, or met by one block alone. `head`: where those of the head begin.
-static Ahead ahead_of(const regard_call& c, const regard_tensor& t, const void* head, int64_t features, int64_t row, int64_t last, bool alone) {
+// A tile's rows of keys (of values), from `row` on, where prefetching was measured to pay: they are read in place, do not fit in the
+// second-level cache, and are long, or read by one block only (`alone`). head: the first row of the head.
+static Prefetch prefetch_of(const regard_call& c, const regard_tensor& t, const void* head, int64_t features, int64_t row, int64_t last,
+                            bool alone) {
   const int64_t bytes = features * 4, rows = last - row < kKeys ? last - row : kKeys;
   const bool pays = in_place(c, t) && c.nk * bytes > 1 << 19 && (alone || bytes > 256);
-  return {(const char*)moved(head, row * t.row, c.dtype), t.row * 4, bytes, pays ? rows : 0};
+  return {(const char*)advance(head, row * t.row, c.dtype), t.row * 4, bytes, pays ? rows : 0};
 }
 
 struct Tile {
   int64_t j, count;      // keys
-  bool edge;             // some lane does not see some key, by its interval
-  const uint64_t* bits;  // some lane does not see some key, by the tile map
-  const uint8_t* allowed;
-  Ahead keys, values;
+  bool edge;             // the intervals hide some pair
+  const uint64_t* bits;  // of each key, one bit a query, where bits hide some pair; else null
+  const uint8_t* allowed;  // the boolean bytes of the tile, or null
+  Prefetch keys, values;
 };
 
 }  // namespace regard

@@ -4,7 +4,7 @@
 
 namespace regard {
 
-constexpr int64_t kFew = 64;    // rows (queries × heads of a group) at most
+constexpr int64_t kMaxRows = 64;    // rows (queries × heads of a group) at most
 constexpr int64_t kChunk = 64;  // keys held at once
 
 REGARD_INLINE int64_t round_up(int64_t n) { return (n + W - 1) / W * W; }
@@ -22,10 +22,10 @@ struct FewRows {
   float* derivative = nullptr;    // [rows][kChunk] of the modifiers; null where no gradient is computed
   float* v;                       // [kChunk][dv rounded up to W], values that cannot be read in place
   float* states;                  // of each row m, l, o[dv rounded up to W]
-  float alpha[kFew];              // what the state so far is multiplied by
-  Row row[kFew];
-  bool whole[kFew];     // every key of the chunk is visible and no modifier changes its score
-  vf top[kFew];         // largest scores of the chunk
+  float alpha[kMaxRows];              // what the state so far is multiplied by
+  Row row[kMaxRows];
+  bool whole[kMaxRows];     // every key of the chunk is visible and no modifier changes its score
+  vf top[kMaxRows];         // largest scores of the chunk
   vi at[kChunk / W];    // positions of the chunk's keys, relative to the first
   vu word[kChunk / W];  // dropout's words of the chunk's keys
 };
@@ -36,7 +36,7 @@ struct Chunk {
   bool more;         // another chunk follows
 };
 
-// Keys [n, n + W) of a chunk, as one row meets them.
+// One row and the keys [n, n + W) of a chunk: what the row form of a step reads.
 struct RowKeys {
   const FewRows& f;
   const Row& row;
@@ -49,7 +49,7 @@ struct RowKeys {
 
 REGARD_INLINE int64_t state_size(const regard_call& c) { return round_up(c.dv) + 2; }
 
-// W elements from n on, `step` apart, as floats; 0 for those past `valid`.
+// W elements from n on, `step` elements from one to the next, as floats; 0 for those past `valid`.
 REGARD_INLINE vf floats(const void* p, int64_t n, int64_t step, int64_t valid, int dtype) {
   if (step == 1 && valid >= W) return load_some(p, n, dtype);
   float x[W];

@@ -9,14 +9,15 @@ namespace regard {
 constexpr float kLog2e = 1.44269504088896341f;
 constexpr float kLn2 = 0.69314718055994531f;
 constexpr float kInf = __builtin_inff();
-constexpr float kMost = 3.40282347e38f;  // the largest float
+constexpr float kMaxFloat = 3.40282347e38f;  // the largest float
 
-// Differences of positions: where they do not fit, they wrap around.
-REGARD_INLINE int32_t apart(int64_t a, int64_t b) { return (int32_t)((uint64_t)a - (uint64_t)b); }
-REGARD_INLINE vi apart(vi a, vi b) { return (vi)((vu)a - (vu)b); }
+
+// Differences of positions; they wrap around where they do not fit.
+REGARD_INLINE int32_t wrapping_sub(int64_t a, int64_t b) { return (int32_t)((uint64_t)a - (uint64_t)b); }
+REGARD_INLINE vi wrapping_sub(vi a, vi b) { return (vi)((vu)a - (vu)b); }
 REGARD_INLINE vf select(vi c, vf a, vf b) { return c ? a : b; }
 
-// Both keep what is in the second operand where the first is NaN, so the order of operands matters to the callers.
+// The second operand where either is NaN: callers choose the order.
 REGARD_INLINE vf greater_of(vf a, vf b) { return a > b ? a : b; }
 
 REGARD_INLINE vi lanes() {
@@ -28,8 +29,8 @@ REGARD_INLINE vi lanes() {
 REGARD_INLINE vf absolute(vf x) { return (vf)((vi)x & splat_int(0x7fffffff)); }
 
 // Natural logarithms (biases, sinks) are added to scores in base 2: s + x log2(e), in one rounding where there is a fused multiply-add.
-// What is finite stays finite: finfo.min hides no key of a row that has it everywhere. kBound is the largest x, and what reaches
-// kSaturated in base 2 stands for all that is larger.
+// Finite numbers stay finite, so that finfo.min hides no key of a row that has it everywhere: x is bounded by kBound, and a score of
+// kSaturated or more, in base 2, stands for all larger ones.
 constexpr float kBound = 2.3586e38f, kSaturated = 3.4027e38f;
 
 REGARD_INLINE vi is_finite(vf x) { return absolute(x) < splat(kInf); }
@@ -41,7 +42,7 @@ REGARD_INLINE vf bounded(vf x) {
 
 REGARD_INLINE vf plus_bounded(vf s, vf x) { return s + x * splat(kLog2e); }
 
-// The same for any x and s: of what became infinite, the integer before its bits is the largest float.
+// The same for any x and s. A sum of finite numbers that became infinite is replaced by the largest float, whose bits are one less.
 REGARD_INLINE vf plus_natural(vf s, vf x) {
   const vf y = plus_bounded(s, bounded(x));
   return (vf)((vi)y + ((absolute(y) == splat(kInf)) & is_finite(s) & is_finite(x)));
@@ -49,11 +50,11 @@ REGARD_INLINE vf plus_natural(vf s, vf x) {
 
 // From base 2 to natural.
 REGARD_INLINE vf natural(vf s) {
-  const vf most = s < vf{} ? splat(-kMost) : splat(kMost);
+  const vf most = s < vf{} ? splat(-kMaxFloat) : splat(kMaxFloat);
   return (is_finite(s) & (absolute(s) >= splat(kSaturated))) ? most : s * splat(kLn2);
 }
 
-// Through memory, from where compilers vectorise it.
+// Square roots, through memory: from there compilers vectorise them.
 REGARD_INLINE vf sqrtv(vf x) {
   float y[W];
   store(y, x);
@@ -143,7 +144,7 @@ REGARD_INLINE float fp16_to_float(uint16_t h) {
   if (body >= 0x0f800000) {
     u = body | 0x7f800000;  // inf, NaN
   } else {
-    float scaled;  // exponent moved by multiplication, which is exact and normalises what was denormal
+    float scaled;  // the exponent is raised by a multiplication, which is exact and normalises denormals
     __builtin_memcpy(&scaled, &body, 4);
     scaled *= 0x1p112f;
     __builtin_memcpy(&u, &scaled, 4);

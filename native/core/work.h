@@ -1,4 +1,4 @@
-// Items of work, taken from an atomic counter by as many threads as the caller allows, each with scratch of its own.
+// Items of work: threads take them from an atomic counter, each with scratch of its own.
 #pragma once
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -7,8 +7,8 @@
 
 namespace regard {
 
-// Memory of one thread while it works; `at` is null where there is none. What is large is mapped by itself: in malloc's heap it would
-// lie beside what the caller keeps, and leave a hole there.
+// The memory of one thread while it works; `at` is null if there is not enough. Large memory is mapped by itself: in malloc's heap it
+// would lie next to the caller's tensors, and freeing it would leave a hole.
 struct Workspace {
   size_t size;
   void* at = nullptr;
@@ -46,7 +46,7 @@ struct Work {
   }
 };
 
-// task.run(item, scratch) for every item, with task.scratch() floats; 1 where memory ran out.
+// Calls task.run(item, scratch) for every item, with task.scratch() floats; returns 1 if memory ran out.
 template <class Task>
 static int32_t share(const Task& task, int64_t items, int64_t threads, regard_parallel parallel) {
   Work<Task> work{&task, items, 0, 0};

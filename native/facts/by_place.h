@@ -1,19 +1,19 @@
-// Facts of where a row's mass lies: sums of its weights over groups of keys and over ranges of distance.
+// Facts of where a row's weights lie: their sums over groups of keys and over ranges of distance, and the mean distance.
 #pragma once
 #include "facts/by_row.h"
 
 namespace regard {
 
-// Sums of one block's weights, [..][kQueries].
+// Sums of one block's weights: mass [groups][kQueries], distance [kQueries], within [bands][kQueries].
 struct Places {
   float *mass, *distance, *within;
 };
 
 static int64_t place_count(const regard_fact_args& a) { return a.groups + (a.distance ? 1 : 0) + a.bands; }
 
-// A run of keys of one group is summed by itself first.
+// Adds a tile's weights to the groups of their keys. Neighbouring keys of one group are summed first.
 template <int V>
-REGARD_ALONE void add_mass(const int32_t* group, float* mass, const float* e, int64_t count) {
+REGARD_NOINLINE void add_mass(const int32_t* group, float* mass, const float* e, int64_t count) {
   for (int64_t n = 0; n < count;) {
     const int32_t g = group[n];
     vf run[V];
@@ -25,26 +25,26 @@ REGARD_ALONE void add_mass(const int32_t* group, float* mass, const float* e, in
   }
 }
 
-// How far the queries of a vector stand from a key: relative to the block's first query, and that from the key.
+// Signed distances from the queries of a block to the keys of a tile.
 template <int V>
-struct Stand {
-  vi relative[V];
-  int64_t base;
-  const int64_t* k_at;  // of the tile
+struct Distances {
+  vi relative[V];       // positions of the queries, relative to base
+  int64_t base;         // position of the first query
+  const int64_t* k_at;  // positions of the tile's keys
 
-  vi ahead(int v, int64_t n) const { return apart(relative[v], splat_int(apart(k_at[n], base))); }
+  vi ahead(int v, int64_t n) const { return wrapping_sub(relative[v], splat_int(wrapping_sub(k_at[n], base))); }
 };
 
 template <int V>
-static Stand<V> stand_at(const regard_fact_args& a, const Place& p, int64_t j) {
+static Distances<V> distances_of(const regard_fact_args& a, const Place& p, int64_t j) {
   const int64_t* q_at = a.q_at + p.b * a.call.nq + p.row;
-  Stand<V> s{{}, q_at[0], a.k_at + p.b * a.call.nk + j};
-  for (int64_t n = 0; n < V * W; ++n) s.relative[n / W][n % W] = apart(q_at[n < p.rows ? n : 0], s.base);
+  Distances<V> s{{}, q_at[0], a.k_at + p.b * a.call.nk + j};
+  for (int64_t n = 0; n < V * W; ++n) s.relative[n / W][n % W] = wrapping_sub(q_at[n < p.rows ? n : 0], s.base);
   return s;
 }
 
 template <int V>
-REGARD_ALONE void add_distance(const Stand<V>& at, float* distance, const float* e, int64_t count) {
+REGARD_NOINLINE void add_distance(const Distances<V>& at, float* distance, const float* e, int64_t count) {
   for (int v = 0; v < V; ++v) {
     vf sum = vf{};
     for (int64_t n = 0; n < count; ++n) {
@@ -55,9 +55,9 @@ REGARD_ALONE void add_distance(const Stand<V>& at, float* distance, const float*
   }
 }
 
-// The weights at distances from `least` to `greatest`; a tile that lies elsewhere is passed over.
+// Adds the weights whose distance is in [band[0], band[1]].
 template <int V>
-REGARD_ALONE void add_within(const Stand<V>& at, const int32_t* band, float* within, const float* e, int64_t count) {
+REGARD_NOINLINE void add_within(const Distances<V>& at, const int32_t* band, float* within, const float* e, int64_t count) {
   for (int v = 0; v < V; ++v) {
     vf sum = vf{};
     for (int64_t n = 0; n < count; ++n) {
@@ -72,15 +72,18 @@ struct Span {
   int64_t least, greatest;
 };
 
-// Between which distances a tile's pairs lie.
+// The least and the greatest distance of a tile's pairs.
 template <int V>
-static Span span_of(const Stand<V>& at, int64_t count) {
+static Span span_of(const Distances<V>& at, int64_t count) {
   Span q{0, 0}, k{at.k_at[0], at.k_at[0]};
   for (int64_t n = 0; n < V * W; ++n) {
     const int32_t x = at.relative[n / W][n % W];
     q.least = x < q.least ? x : q.least, q.greatest = x > q.greatest ? x : q.greatest;
   }
-  for (int64_t n = 1; n < count; ++n) k.least = at.k_at[n] < k.least ? at.k_at[n] : k.least, k.greatest = at.k_at[n] > k.greatest ? at.k_at[n] : k.greatest;
+  for (int64_t n = 1; n < count; ++n) {
+    const int64_t x = at.k_at[n];
+    k.least = x < k.least ? x : k.least, k.greatest = x > k.greatest ? x : k.greatest;
+  }
   return Span{at.base + q.least - k.greatest, at.base + q.greatest - k.least};
 }
 
@@ -88,17 +91,19 @@ template <int V>
 static void add_places(const regard_fact_args& a, const Block<V>& b, const Places& to, const float* e, int64_t j, int64_t count) {
   if (a.groups) add_mass<V>(a.group + b.p.b * a.call.nk + j, to.mass, e, count);
   if (!a.distance && !a.bands) return;
-  const Stand<V> at = stand_at<V>(a, b.p, j);
+  const Distances<V> at = distances_of<V>(a, b.p, j);
   if (a.distance) add_distance<V>(at, to.distance, e, count);
   if (!a.bands) return;
   const Span span = span_of(at, count);
-  for (int64_t n = 0; n < a.bands; ++n)
-    if (a.band[2 * n] <= span.greatest && a.band[2 * n + 1] >= span.least) add_within<V>(at, a.band + 2 * n, to.within + n * kQueries, e, count);
+  for (int64_t n = 0; n < a.bands; ++n) {
+    const int32_t* band = a.band + 2 * n;
+    if (band[0] <= span.greatest && band[1] >= span.least) add_within<V>(at, band, to.within + n * kQueries, e, count);
+  }
 }
 
-// Sums of weights that are made to have the sum 1, [count][kQueries], to (rows, count). A sum of nothing is 0, also beside a NaN.
+// Writes sums [count][kQueries], normalised, to (rows, count). A sum of 0 stays 0 in a row that has a NaN.
 template <int V>
-static void write_sums(float* to, const float* from, const Block<V>& b, const Found<V>& f, int64_t count) {
+static void write_sums(float* to, const float* from, const Block<V>& b, const RowFacts<V>& f, int64_t count) {
   for (int64_t n = 0; n < b.p.rows; ++n)
     for (int64_t g = 0; g < count; ++g) {
       const float sum = from[g * kQueries + n];
@@ -107,7 +112,7 @@ static void write_sums(float* to, const float* from, const Block<V>& b, const Fo
 }
 
 template <int V>
-REGARD_ALONE void finalize_places(const regard_fact_args& a, const Block<V>& b, const Found<V>& f, const Places& from, int64_t row) {
+REGARD_NOINLINE void finalize_places(const regard_fact_args& a, const Block<V>& b, const RowFacts<V>& f, const Places& from, int64_t row) {
   if (a.groups) write_sums(a.mass + row * a.groups, from.mass, b, f, a.groups);
   if (a.distance) write_sums(a.distance + row, from.distance, b, f, 1);
   if (a.bands) write_sums(a.within + row * a.bands, from.within, b, f, a.bands);

@@ -1,5 +1,5 @@
-// The entry point of facts. An item is some blocks of queries of one head; what its queries give to keys and cells is summed by the
-// item alone, and the items' sums are added in order: no answer depends on the number of threads.
+// The entry point of facts. An item is some blocks of queries of one head. It has its own sums for keys and cells, and the sums of the
+// items are added in order, so that no result depends on the number of threads.
 #include "attention/interval_rule.h"
 #include "facts/facts.h"
 
@@ -7,31 +7,31 @@ using namespace regard;
 
 namespace {
 
-constexpr int64_t kItems = 32;  // that are wanted; where batch and heads give fewer, the queries of a head are split into parts
+constexpr int64_t kItems = 32;  // where batch and heads give fewer items, the queries of a head are split into parts
 
-struct Ask {
+struct FactCall {
   const regard_fact_args& a;
-  int64_t heads, blocks, parts;  // of all batch elements; of a head
-  Sums all;                      // those of every item, one after the other
+  int64_t heads, blocks, parts;  // heads of all batch elements; blocks and parts of a head
+  Sums all;                      // of all items, one after the other
 
   int64_t items() const { return heads * parts; }
-  int64_t kept() const { return (a.call.nk < kKept ? a.call.nk < kKeys ? kKeys : a.call.nk : kKept) * kQueries; }
-  int64_t wide() const { return (a.top + W - 1) / W * W; }
-  int64_t slots() const { return a.top ? (a.call.nk < kKept ? a.call.nk : kKept) / grain_of(a.call.nk, a.top) + 2 : 0; }
+  int64_t kept() const { return (a.call.nk < kMaxKeptKeys ? a.call.nk < kKeys ? kKeys : a.call.nk : kMaxKeptKeys) * kQueries; }
+  int64_t padded() const { return (a.top + W - 1) / W * W; }
+  int64_t slots() const { return a.top ? (a.call.nk < kMaxKeptKeys ? a.call.nk : kMaxKeptKeys) / grain_of(a.call.nk, a.top) + 2 : 0; }
 
   int64_t scratch() const {
     const regard_call& c = a.call;
     const int64_t k = in_place(c, c.k) ? 0 : kKeys * c.dk, bias = c.bias.data ? kKeys * kQueries : 0;
-    return kept() + kQueries * (c.dk + slots() + 2 * (W + wide()) + place_count(a)) + bias + k;
+    return kept() + kQueries * (c.dk + slots() + 2 * (W + padded()) + place_count(a)) + bias + k;
   }
 
-  // Where a part begins, in queries.
+  // The first query of a part.
   int64_t first(int64_t part) const {
     const int64_t row = blocks * part / parts * kQueries;
     return row < a.call.nq ? row : a.call.nq;
   }
 
-  // A part shares a row of cells with the part beside it, at most.
+  // Neighbouring parts share at most one row of cells.
   int64_t rows_of_cells() const { return a.map_rows + parts; }
 
   Cells cells(int64_t head, int64_t part) const {
@@ -60,28 +60,28 @@ struct Ask {
 
   void run(int64_t item, float* memory) const {
     const regard_call& c = a.call;
-    // the last queries see most under a causal mask: heaviest first
+    // the last queries see most keys under a causal mask: the longest items first
     const int64_t part = parts - 1 - item / heads, head = item % heads;
     auto take = [&memory](int64_t count) { return (memory += count) - count; };
     FactScratch d{};
     d.scores = take(kept());
     d.w.q = take(c.dk * kQueries);
     d.w.bias = take(c.bias.data ? kKeys * kQueries : 0);
-    d.top_keys = TopKeys{a.top, wide(), kKeys, slots(), take(slots() * kQueries), take((W + wide()) * kQueries), nullptr};
-    d.top_keys.keys = (int32_t*)take((W + wide()) * kQueries);
+    d.top_keys = TopKeys{a.top, padded(), kKeys, slots(), take(slots() * kQueries), take((W + padded()) * kQueries), nullptr};
+    d.top_keys.keys = (int32_t*)take((W + padded()) * kQueries);
     d.places.mass = take(a.groups * kQueries);
     d.places.distance = take(a.distance ? kQueries : 0);
     d.places.within = take(a.bands * kQueries);
     d.w.k = memory;
     Place p = place_in_batch(c, head / c.heads);
     p.h = head % c.heads, p.row = first(part), p.rows = first(part + 1) - p.row;
-    facts_of(a, d, sums(head, part), p);
+    part_facts(a, d, sums(head, part), p);
   }
 };
 
-// The parts' sums of one head, added in order.
+// Adds the sums of the parts of one head in order.
 struct Join {
-  const Ask& q;
+  const FactCall& q;
 
   int64_t scratch() const { return 1; }
 
@@ -93,7 +93,7 @@ struct Join {
     add(a.reached, q.all.reached, head, a.levels);
     for (int64_t n = 0; a.most && n < nk; ++n) {
       vf most = vf{};
-      for (int64_t part = 0; part < q.parts; ++part) most = peak_of(splat(q.all.most[(head * q.parts + part) * nk + n]), most);
+      for (int64_t part = 0; part < q.parts; ++part) most = max_or_nan(splat(q.all.most[(head * q.parts + part) * nk + n]), most);
       a.most[head * nk + n] = most[0];
     }
     for (int64_t row = 0; a.map && row < a.map_rows; ++row) mean(head, row, a.map + (head * a.map_rows + row) * a.map_cols);
@@ -145,20 +145,20 @@ int32_t check(const regard_fact_args& a) {
 int32_t compute_facts(const regard_fact_args& a, regard_parallel parallel) {
   const regard_call& c = a.call;
   if (const int32_t wrong = check(a)) return wrong;
-  Ask facts_of{a, elements(c) * c.heads, (c.nq + kQueries - 1) / kQueries, 1, {}};
-  // shapes alone decide, so that the bits do not depend on the number of threads
-  const int64_t wanted = (kItems + facts_of.heads - 1) / facts_of.heads;
-  facts_of.parts = wanted < facts_of.blocks ? wanted : facts_of.blocks;
-  const int64_t keys = facts_of.items() * c.nk, cells = a.map ? facts_of.heads * facts_of.rows_of_cells() : 0;
+  FactCall facts{a, elements(c) * c.heads, (c.nq + kQueries - 1) / kQueries, 1, {}};
+  // by shapes only, so that the bits do not depend on the number of threads
+  const int64_t wanted = (kItems + facts.heads - 1) / facts.heads;
+  facts.parts = wanted < facts.blocks ? wanted : facts.blocks;
+  const int64_t keys = facts.items() * c.nk, cells = a.map ? facts.heads * facts.rows_of_cells() : 0;
   const int64_t readers = a.readers ? keys : 0, received = a.received ? keys : 0, most = a.most ? keys : 0;
-  const int64_t whole = readers + facts_of.items() * a.levels + cells, real = received + most + cells * a.map_cols;
+  const int64_t whole = readers + facts.items() * a.levels + cells, real = received + most + cells * a.map_cols;
   void* memory = malloc((size_t)whole * sizeof(int64_t) + (size_t)real * sizeof(float) + 1);
   if (!memory) return 1;
-  Sums& all = facts_of.all;
-  all.readers = (int64_t*)memory, all.reached = all.readers + readers, all.cells.queries = all.reached + facts_of.items() * a.levels;
+  Sums& all = facts.all;
+  all.readers = (int64_t*)memory, all.reached = all.readers + readers, all.cells.queries = all.reached + facts.items() * a.levels;
   all.received = (float*)(all.cells.queries + cells), all.most = all.received + received, all.cells.to = all.most + most;
-  int32_t failed = share(facts_of, facts_of.items(), c.threads, parallel);
-  if (!failed) failed = share(Join{facts_of}, facts_of.heads, c.threads, parallel);
+  int32_t failed = share(facts, facts.items(), c.threads, parallel);
+  if (!failed) failed = share(Join{facts}, facts.heads, c.threads, parallel);
   free(memory);
   return failed;
 }

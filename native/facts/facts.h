@@ -1,9 +1,8 @@
-// Facts about the weights of one call: blocks of queries sweep over the scores that the forward computes, by its own functions.
+// Facts about the weights of one call: passes over the scores of each block of queries, computed by the forward's own functions.
 //
-// The scores of a block against all keys that it sees are kept, where they are not too many, so that products and exponentials are
-// computed once: a first pass finds scores and maxima, a second turns scores into weights and sums them, a third hands the weights,
-// whose sum is known by then, to the keys. Where they are too many, the first and the second compute a tile's scores, each anew, and
-// the second does the third's work.
+// Where a block's scores for all keys are not too many, they are kept, so that products and exponentials are computed once: the first
+// pass computes scores and maxima, the second turns scores into weights and sums them, the third adds the weights, whose sum is then
+// known, to the keys. Otherwise the first and the second pass compute the scores of each tile again, and the second also adds to the keys.
 #pragma once
 #include "facts/by_key.h"
 #include "facts/by_place.h"
@@ -12,14 +11,14 @@
 
 namespace regard {
 
-constexpr int64_t kKept = (3 << 18) / kQueries;  // keys whose scores against a block are kept: 3 MB of a thread
+constexpr int64_t kMaxKeptKeys = (3 << 18) / kQueries;  // keys whose scores against a block are kept: 3 MB of a thread
 
-// One thread's desk.
+// Scratch of one thread.
 struct FactScratch {
   Scratch w;
   TopKeys top_keys;
   Places places;
-  float* scores;  // [least of nk and kKept, a tile at least][kQueries]
+  float* scores;  // [min(nk, kMaxKeptKeys), at least a tile][kQueries]
 };
 
 // Where the sums of one item go.
@@ -29,7 +28,7 @@ struct Sums {
   Cells cells;
 };
 
-REGARD_INLINE bool asks_keys(const regard_fact_args& a) { return a.received || a.most || a.map || a.levels; }
+REGARD_INLINE bool wants_key_facts(const regard_fact_args& a) { return a.received || a.most || a.map || a.levels; }
 
 template <int V, class Op>
 struct FactBlock {
@@ -37,32 +36,32 @@ struct FactBlock {
   FactScratch& d;
   const Sums& sums;
   Block<V> b;
-  Found<V> f;
-  bool keep;        // whether all scores of the block are kept
-  int64_t row;      // the block's first row among all rows of the answers
+  RowFacts<V> f;
+  bool keep;    // whether all scores of the block are kept
+  int64_t row;  // the number of the block's first row in the results
   vf sink;
 };
 
-// Runs body(t, x) for each tile that some row of the block sees, with the place of its scores in w.s.
+// Calls body(t, x) for each tile that some row of the block sees; w.s points to its scores.
 template <int V, class Op, class Body>
 REGARD_INLINE void each_tile(FactBlock<V, Op>& q, const Body& body) {
   const regard_call& c = q.b.c;
   const int64_t lo = q.b.lo, hi = q.b.hi;
-  const void* keys = moved(c.k.data, offset(c.k, q.b.p, q.b.p.h / (c.heads / c.key_heads)), c.dtype);
+  const void* keys = advance(c.k.data, offset(c.k, q.b.p, q.b.p.h / (c.heads / c.key_heads)), c.dtype);
   for (int64_t j = lo / kKeys * kKeys; j < hi; j += kKeys) {
     const int64_t from = j > lo ? j : lo, to = j + kKeys < hi ? j + kKeys : hi;
-    Source x{keys, nullptr, from, to - from, nullptr, nullptr, 0, 0, false, false, false, -1};
+    KvTile x{keys, nullptr, from, to - from, nullptr, nullptr, 0, 0, false, false, false, -1};
     Tile t = tile_for_block(q.b, x, j);
     if (!t.count) continue;
-    t.keys = ahead_of(c, c.k, keys, c.dk, j + kKeys, hi, false);
+    t.keys = prefetch_of(c, c.k, keys, c.dk, j + kKeys, hi, false);
     q.d.w.s = q.d.scores + (q.keep ? (t.j - lo) * kQueries : 0);
     body(t, x);
   }
 }
 
-// Scores of a tile, and their maxima.
+// Computes the scores of a tile, and their maxima.
 template <int V, class Op>
-REGARD_INLINE void score(FactBlock<V, Op>& q, Tile& t, Source& x, vf (&top)[V]) {
+REGARD_INLINE void score(FactBlock<V, Op>& q, Tile& t, KvTile& x, vf (&top)[V]) {
   uint64_t bits[kKeys];
   load_extras<V>(q.b, t, bits);
   load_keys<Op>(q.b.c, q.d.w, x);
@@ -70,44 +69,44 @@ REGARD_INLINE void score(FactBlock<V, Op>& q, Tile& t, Source& x, vf (&top)[V]) 
   score_tile<V, Op>(q.b, t, x.k + (t.j - x.j) * x.k_row, x.k_row, top);
 }
 
-// The sums of weights so far, relative to the largest score so far.
+// Adds the weights of a tile to l, relative to the largest score so far.
 template <int V>
-static void sum_on(Block<V>& b, const Found<V>& f, float* s, int64_t count) {
+static void sum_on(Block<V>& b, const RowFacts<V>& f, float* s, int64_t count) {
   for (int v = 0; v < V; ++v) {
-    const vf shift = f.top[v] == splat(-kInf) ? vf{} : f.top[v];
+    const vf shift = f.max[v] == splat(-kInf) ? vf{} : f.max[v];
     b.l[v] = b.l[v] * exp2v(b.m[v] - shift);
-    b.m[v] = f.top[v];
+    b.m[v] = f.max[v];
   }
   weigh_plain<V, false>(s, b.l, b.m, count);
 }
 
-// First pass: scores, and what must be known of all of them before they become weights.
+// First pass: scores, their maxima, and the threshold of the heaviest keys.
 template <int V, class Op>
 static void find_maxima(FactBlock<V, Op>& q) {
   const TopKeys& l = q.d.top_keys;
   int64_t slot = 0;
-  each_tile(q, [&](Tile& t, Source& x) {
+  each_tile(q, [&](Tile& t, KvTile& x) {
     vf top[V];
     score(q, t, x, top);
-    take_tops(q.f, top, t.j);
-    if (l.count) slot = take_grains(l, slot, q.d.w.s, t.count, top);
-    if (!q.keep && asks_keys(q.a)) sum_on(q.b, q.f, q.d.w.s, t.count);
+    update_max(q.f, top, t.j);
+    if (l.count) slot = add_grains(l, slot, q.d.w.s, t.count, top);
+    if (!q.keep && wants_key_facts(q.a)) sum_on(q.b, q.f, q.d.w.s, t.count);
   });
   if (l.count) bound(l, q.f);
 }
 
-// What scores are relative to, and, where the sums of weights are known already, what makes them 1.
+// Sets shift and, where the sums of weights are known already, inverse.
 template <int V, class Op>
 static void shift_rows(FactBlock<V, Op>& q) {
   for (int v = 0; v < V; ++v) {
-    const vf most = greater_of(q.sink, q.f.top[v]);
+    const vf most = greater_of(q.sink, q.f.max[v]);
     const vf shift = q.f.shift[v] = most == splat(-kInf) ? vf{} : most;
     const vf sum = q.b.l[v] * exp2v((q.b.m[v] == splat(-kInf) ? vf{} : q.b.m[v]) - shift) + exp2v(q.sink - shift);
     q.f.inverse[v] = sum == vf{} ? vf{} : splat(1.0f) / sum;
   }
 }
 
-// A tile's weights go to its keys and its cells.
+// Adds a tile's weights to the facts of its keys and of its cells.
 template <int V, class Op, bool careful>
 static void distribute(FactBlock<V, Op>& q, const Tile& t, const vf (&share)[V]) {
   const regard_fact_args& a = q.a;
@@ -119,14 +118,14 @@ static void distribute(FactBlock<V, Op>& q, const Tile& t, const vf (&share)[V])
       const float x = a.shares[q.row + n];
       counted[n / W][n % W] = x == 0 ? 0 : counted[n / W][n % W] * x;
     }
-    receive<V, careful>(e, counted, q.sums.received + t.j, t.count);
+    add_received<V, careful>(e, counted, q.sums.received + t.j, t.count);
   }
-  if (a.most) receive_most<V, careful>(e, share, q.sums.most + t.j, t.count);
+  if (a.most) max_received<V, careful>(e, share, q.sums.most + t.j, t.count);
   if (a.map) pool<V>(q.b, q.sums.cells, e, share, t.j, t.count);
-  if (a.levels) reach<V>(e, share, a.level, a.levels, q.sums.reached, t.count);
+  if (a.levels) count_levels<V>(e, share, a.level, a.levels, q.sums.reached, t.count);
 }
 
-// Lanes that are no row have no part in it.
+// The same with the share of each lane: 0 for lanes without a row.
 template <int V, class Op>
 static void distribute(FactBlock<V, Op>& q, const Tile& t) {
   const vi rows = splat_int((int32_t)q.b.p.rows);
@@ -141,7 +140,7 @@ static void distribute(FactBlock<V, Op>& q, const Tile& t) {
 }
 
 template <int V, bool later>
-static void weigh(const regard_fact_args& a, float* s, int64_t count, Found<V>& f) {
+static void weigh(const regard_fact_args& a, float* s, int64_t count, RowFacts<V>& f) {
   if (a.entropy && a.top) return weigh_tile<V, true, true, later>(s, count, f);
   if (a.entropy) return weigh_tile<V, true, false, later>(s, count, f);
   if (a.top) return weigh_tile<V, false, true, later>(s, count, f);
@@ -152,19 +151,19 @@ static void weigh(const regard_fact_args& a, float* s, int64_t count, Found<V>& 
 template <int V, class Op>
 static void weigh_all(FactBlock<V, Op>& q) {
   const regard_fact_args& a = q.a;
-  const bool later = asks_keys(a) || place_count(a);
-  each_tile(q, [&](Tile& t, Source& x) {
+  const bool later = wants_key_facts(a) || place_count(a);
+  each_tile(q, [&](Tile& t, KvTile& x) {
     float* s = q.d.w.s;
     vf top[V];
     if (!q.keep) score(q, t, x, top);
-    if (a.max_key) name_peaks<V>(q.b, q.f, s, t.j, t.count, a.max_key + q.row);
-    if (a.visible || a.readers || a.levels) count_seen<V>(q.b, q.f, s, t.count, a.readers ? q.sums.readers + t.j : nullptr);
+    if (a.max_key) find_max_keys<V>(q.b, q.f, s, t.j, t.count, a.max_key + q.row);
+    if (a.visible || a.readers || a.levels) count_visible<V>(q.b, q.f, s, t.count, a.readers ? q.sums.readers + t.j : nullptr);
     if (a.top) promote_tile<V>(q.d.top_keys, s, t.j, t.count, q.f);
     if (later) weigh<V, true>(a, s, t.count, q.f);
     else weigh<V, false>(a, s, t.count, q.f);
     if (a.top) raise_least(q.d.top_keys, q.f);
     add_places<V>(a, q.b, q.d.places, s, t.j, t.count);
-    if (!q.keep && asks_keys(a)) distribute(q, t);
+    if (!q.keep && wants_key_facts(a)) distribute(q, t);
   });
 }
 
@@ -173,7 +172,7 @@ static void block_facts(const regard_fact_args& a, FactScratch& d, const Sums& s
   const regard_call& c = a.call;
   FactBlock<V, Op> q{a, d, sums, {c, d.w, p}, {}, false, (p.b * c.heads + p.h) * c.nq + p.row, {}};
   begin<V, Op>(q.b);
-  q.keep = q.b.hi - q.b.lo <= kKept;
+  q.keep = q.b.hi - q.b.lo <= kMaxKeptKeys;
   q.sink = splat(sink_of(c, p, p.h));
   clear_rows(q.f);
   if (a.top) d.top_keys.grain = grain_of(q.b.hi - q.b.lo, a.top);
@@ -187,8 +186,8 @@ static void block_facts(const regard_fact_args& a, FactScratch& d, const Sums& s
   if (a.top) finalize_top_keys<V>(a, q.b, q.f, d.top_keys, q.row);
   finalize_places<V>(a, q.b, q.f, d.places, q.row);
   if (a.map) count_queries(q.b, q.f, sums.cells);
-  reach_all(q.b, q.f, a.level, a.levels, sums.reached);
-  if (q.keep && asks_keys(a)) each_tile(q, [&](Tile& t, Source&) { distribute(q, t); });
+  count_zero_levels(q.b, q.f, a.level, a.levels, sums.reached);
+  if (q.keep && wants_key_facts(a)) each_tile(q, [&](Tile& t, KvTile&) { distribute(q, t); });
 }
 
 // The rows of p, with as few vectors as hold a block's.
@@ -205,7 +204,7 @@ static void item_facts(const regard_fact_args& a, FactScratch& d, const Sums& su
   }
 }
 
-[[maybe_unused]] static void facts_of(const regard_fact_args& a, FactScratch& d, const Sums& sums, const Place& p) {
+[[maybe_unused]] static void part_facts(const regard_fact_args& a, FactScratch& d, const Sums& sums, const Place& p) {
   if (reads_pairs(a.call)) return item_facts<Pairs>(a, d, sums, p);
   item_facts<Floats>(a, d, sums, p);
 }

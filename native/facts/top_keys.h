@@ -4,40 +4,40 @@
 
 namespace regard {
 
-// Before the first is looked for, maxima of grains, sets of keys, tell how small the last of them can be: as many grains as keys are
-// asked for have a maximum that is at least so much.
+// First the maxima of grains (runs of keys) bound the last of them from below: if `count` grains have a maximum of at least x, so have
+// `count` keys a score.
 struct TopKeys {
-  int64_t count, wide;   // asked for; rounded up to whole vectors
-  int64_t grain, slots;  // keys in a row whose maximum is kept; how many are kept, later ones join the earlier
+  int64_t count, padded;  // how many keys are wanted; the same rounded up to whole vectors
+  int64_t grain, slots;   // keys of a grain; how many maxima are stored (further grains join the first ones)
   float* maxima;         // [slots][kQueries]
-  float* scores;         // [kQueries][W + wide], descending from W on
-  int32_t* keys;         // [kQueries][W + wide]
+  float* scores;         // [kQueries][W + padded], descending from W on
+  int32_t* keys;         // [kQueries][W + padded]
 
   template <class T>
   T* of(T* rows, int64_t row) const {
-    return rows + row * (W + wide) + W;
+    return rows + row * (W + padded) + W;
   }
 };
 
-constexpr int64_t kLeastGrain = 4;
+constexpr int64_t kMinGrain = 4;
 
-// Four grains and more for each key that is asked for leave few keys to look at.
+// At least four grains for each wanted key: then few keys are above the threshold.
 static int64_t grain_of(int64_t keys, int64_t count) {
   int64_t grain = kKeys;
-  while (grain > kLeastGrain && keys < 4 * count * grain) grain /= 2;
+  while (grain > kMinGrain && keys < 4 * count * grain) grain /= 2;
   return grain;
 }
 
 template <int V>
 static void clear_top_keys(const TopKeys& l) {
   for (int64_t row = 0; row < V * W; ++row)
-    for (int64_t n = -W; n < l.wide; n += W) store(l.of(l.scores, row) + n, splat(n < 0 ? kInf : -kInf));
+    for (int64_t n = -W; n < l.padded; n += W) store(l.of(l.scores, row) + n, splat(n < 0 ? kInf : -kInf));
   for (int64_t n = 0; n < l.slots * kQueries; n += W) store(l.maxima + n, splat(-kInf));
 }
 
-// The maxima of a tile's grains join the slots from `slot` on, in turn; which slot is next. The tile's own maxima are known.
+// Adds the maxima of a tile's grains to the slots from `slot` on, in turn; returns the next slot. top: the maxima of the tile.
 template <int V>
-REGARD_ALONE int64_t take_grains(const TopKeys& l, int64_t slot, const float* s, int64_t count, const vf (&top)[V]) {
+REGARD_NOINLINE int64_t add_grains(const TopKeys& l, int64_t slot, const float* s, int64_t count, const vf (&top)[V]) {
   for (int64_t first = 0; first < count; first += l.grain, slot = slot + 1 < l.slots ? slot + 1 : 0) {
     const int64_t end = first + l.grain < count ? first + l.grain : count;
     for (int v = 0; v < V; ++v) {
@@ -53,19 +53,20 @@ REGARD_ALONE int64_t take_grains(const TopKeys& l, int64_t slot, const float* s,
   return slot;
 }
 
-// How many maxima are at least `score`, for enough of them.
+// Whether at least `count` maxima are at least `score`.
 REGARD_INLINE vi enough(const TopKeys& l, int v, vf score) {
   vi reached = vi{};
   for (int64_t g = 0; g < l.slots; ++g) reached -= load(l.maxima + g * kQueries + v * W) >= score;
   return reached >= splat_int((int32_t)l.count);
 }
 
-// A little less than a number that enough scores reach, by halving from the least maximum on; -inf where they do not reach that.
+// Finds a threshold slightly below a number that at least `count` maxima reach, by bisection from the smallest maximum; -inf where they do
+// not reach that one.
 template <int V>
-REGARD_ALONE void bound(const TopKeys& l, Found<V>& f) {
+REGARD_NOINLINE void bound(const TopKeys& l, RowFacts<V>& f) {
   constexpr int kHalvings = 8;
   for (int v = 0; v < V; ++v) {
-    vf low = f.top[v], high = low;
+    vf low = f.max[v], high = low;
     for (int64_t g = 0; g < l.slots; ++g) {
       const vf most = load(l.maxima + g * kQueries + v * W);
       low = most < low && most > splat(-kInf) ? most : low;
@@ -77,15 +78,15 @@ REGARD_ALONE void bound(const TopKeys& l, Found<V>& f) {
       low = reached ? middle : low;
       high = reached ? high : middle;
     }
-    f.least[v] = some ? low - (absolute(low) * splat(1e-6f) + splat(1e-30f)) : splat(-kInf);
+    f.threshold[v] = some ? low - (absolute(low) * splat(1e-6f) + splat(1e-30f)) : splat(-kInf);
   }
 }
 
-// A score finds its place among descending ones, behind its equals; what precedes the first is +inf. From the end on, whole vectors at
-// a time, so that nothing is read after it was moved.
-REGARD_INLINE void insert(float* scores, int32_t* keys, int64_t wide, float score, int32_t key) {
+// Inserts a score into descending ones, after its equals; before the first lies +inf. It goes from the end to the front, whole vectors at
+// a time, so that no element is read after it was moved.
+REGARD_INLINE void insert(float* scores, int32_t* keys, int64_t padded, float score, int32_t key) {
   const vf s = splat(score);
-  for (int64_t n = wide - W; n >= 0; n -= W) {
+  for (int64_t n = padded - W; n >= 0; n -= W) {
     const vf here = load(scores + n), before = load(scores + n - 1);
     const vi stays = here >= s, moves = before < s;
     store(scores + n, stays ? here : moves ? before : s);
@@ -94,21 +95,21 @@ REGARD_INLINE void insert(float* scores, int32_t* keys, int64_t wide, float scor
   }
 }
 
-// The lanes of one vector of scores join their top_keys. What is no leader, or no longer, is left.
+// Inserts the given lanes of one vector of scores into their rows' lists. Weights that are not, or no longer, in a list go to `left`.
 static void promote(const TopKeys& l, vf s, uint32_t lanes, int64_t row, int64_t key, vf shift, vf& left) {
   for (; lanes; lanes &= lanes - 1) {
     const int n = __builtin_ctz(lanes);
     float *scores = l.of(l.scores, row + n), last = scores[l.count - 1];
     left[n] += exp2v(splat((s[n] > last ? last : s[n]) - shift[n]))[0];
-    if (s[n] > last) insert(scores, l.of(l.keys, row + n), l.wide, s[n], (int32_t)key);
+    if (s[n] > last) insert(scores, l.of(l.keys, row + n), l.padded, s[n], (int32_t)key);
   }
 }
 
-// Four keys are looked at together: few of them hold anything.
+// Compares four keys at a time with the threshold: few are above it.
 template <int V>
-REGARD_ALONE void promote_tile(const TopKeys& l, const float* s, int64_t j, int64_t count, Found<V>& f) {
+REGARD_NOINLINE void promote_tile(const TopKeys& l, const float* s, int64_t j, int64_t count, RowFacts<V>& f) {
   for (int v = 0; v < V; ++v) {
-    const vf least = f.least[v];
+    const vf least = f.threshold[v];
     const float* place = s + v * W;
     for (int64_t n = 0; n < count; n += 4, place += 4 * kQueries) {
       const int64_t some = count - n < 4 ? count - n : 4;
@@ -119,24 +120,24 @@ REGARD_ALONE void promote_tile(const TopKeys& l, const float* s, int64_t j, int6
       if (some == 4 && !Isa::lanes_set(above)) continue;
       for (int64_t i = 0; i < some; ++i) {
         const vf x = load(place + i * kQueries);
-        promote(l, x, Isa::lanes_set(x > least), v * W, j + n + i, f.shift[v], f.left[v]);
+        promote(l, x, Isa::lanes_set(x > least), v * W, j + n + i, f.shift[v], f.rest_sum[v]);
       }
     }
   }
 }
 
-// What comes after a tile must be above the last top_keys: of equals the first stay.
+// After a tile, scores must be above the last of a list: of equal ones the first stay.
 template <int V>
-static void raise_least(const TopKeys& l, Found<V>& f) {
+static void raise_least(const TopKeys& l, RowFacts<V>& f) {
   for (int64_t n = 0; n < V * W; ++n) {
     const float last = l.of(l.scores, n)[l.count - 1];
-    if (last > f.least[n / W][n % W]) f.least[n / W][n % W] = last;
+    if (last > f.threshold[n / W][n % W]) f.threshold[n / W][n % W] = last;
   }
 }
 
-// The heaviest keys of a row, their weights, and what they leave.
+// Writes the heaviest keys of each row, their weights, and the mass of all other keys.
 template <int V>
-REGARD_ALONE void finalize_top_keys(const regard_fact_args& a, const Block<V>& b, const Found<V>& f, const TopKeys& l, int64_t row) {
+REGARD_NOINLINE void finalize_top_keys(const regard_fact_args& a, const Block<V>& b, const RowFacts<V>& f, const TopKeys& l, int64_t row) {
   for (int64_t n = 0; n < b.p.rows; ++n) {
     float* scores = l.of(l.scores, n);
     const int32_t* named = l.of(l.keys, n);
@@ -145,9 +146,9 @@ REGARD_ALONE void finalize_top_keys(const regard_fact_args& a, const Block<V>& b
     float* weights = a.top_weights + (row + n) * l.count;
     int64_t* keys = a.top_keys + (row + n) * l.count;
     for (int64_t k = 0; k < l.count; ++k) keys[k] = scores[k] == -kInf ? -1 : named[k];
-    for (int64_t k = 0; k < l.wide; k += W) store(scores + k, exp2v(load(scores + k) - shift));
+    for (int64_t k = 0; k < l.padded; k += W) store(scores + k, exp2v(load(scores + k) - shift));
     for (int64_t k = 0; k < l.count; ++k) weights[k] = scores[k] * inverse;
-    a.top_rest[row + n] = f.left[n / W][n % W] * inverse;
+    a.top_rest[row + n] = f.rest_sum[n / W][n % W] * inverse;
   }
 }
 

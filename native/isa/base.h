@@ -1,4 +1,4 @@
-// What every processor of the kind runs: four lanes.
+// The instructions that every x86-64 or ARM processor has: four lanes.
 #pragma once
 
 namespace regard {

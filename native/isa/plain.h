@@ -1,14 +1,14 @@
-// What an instruction set says of itself, where it has no instruction of its own: plain code on compiler vectors.
+// The functions of an instruction set in plain code on compiler vectors; each set replaces those for which it has instructions.
 #pragma once
 #include "isa/types.h"
 
 namespace regard {
 
-// Own: the instruction set that inherits this one, whose functions take the place of those here.
+// Own: the instruction set that inherits this one, so that the functions here call its functions.
 template <class Own>
 struct PlainIsa {
   static constexpr bool kPairs = false;  // whether one instruction multiplies pairs of bfloat16
-  static constexpr int kBlockVectors = W == 16 ? 4 : 3;  // vectors of queries in a block: with kRows, as many products as registers hold
+  static constexpr int kBlockVectors = W == 16 ? 4 : 3;  // vectors of queries in a block: with kMR, as many products as registers hold
 
   REGARD_INLINE vf multiply_add(vf acc, vf a, vf b) { return acc + a * b; }
 

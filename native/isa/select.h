@@ -1,9 +1,9 @@
-// Isa, the instruction set that this object is compiled for: its width W, and what it does in instructions of its own. Each has a header
-// here, which also says how a processor that runs it is recognised. To add one: its header, its two lines below, its line in
+// Isa, the instruction set that this object is compiled for: its width W, and the functions that use its instructions. Each has a header
+// here, which also tells whether the processor runs it. To add one: its header, its two lines below, its line in
 // CMakeLists.txt and in backends/native/ffi.py.
 #pragma once
 
-#if defined(REGARD_W)  // given by hand, for tests: the compiler splits vectors that the processor does not have
+#if defined(REGARD_W)  // set by tests: the compiler splits vectors that the processor does not have
 #include "isa/plain.h"
 namespace regard {
 struct Isa : PlainIsa<Isa> {};

@@ -19,7 +19,7 @@ struct Bias : Modifier {
   static void load_tile(const Block<V>& b, const Tile& t) {
     const regard_call& c = b.c;
     const int64_t from = offset(c.bias, b.p, b.p.h) + b.p.row * c.bias.row + t.j * c.bias.col;
-    const void* bias = moved(c.bias.data, from, c.bias_dtype);
+    const void* bias = advance(c.bias.data, from, c.bias_dtype);
     const auto map = [](vf x) __attribute__((always_inline)) { return bounded(x); };
     pack_by<V>(b.w.bias, kQueries, bias, c.bias_dtype, c.bias.row, c.bias.col, b.p.rows, t.count, map);
   }

@@ -1,4 +1,4 @@
-// Dropout of the weights: which ones stay is a hash of (seed, batch element, head, query, key), the same for every tiling.
+// Dropout of the weights. A hash of (seed, batch element, head, query, key) decides which ones are dropped, the same for every tiling.
 #pragma once
 #include "core/rows.h"
 
@@ -45,7 +45,7 @@ struct Dropout {
     return vu{} + query_word(head_word(f.c, f.p.b, row.h), f.c.q_at[offset(f.c.q_at_batch, f.p) + row.i]);
   }
 
-  // Weights as they stay: times keep, or 0. The gradient of a weight goes the same way back.
+  // A weight times keep, or 0 where it is dropped; the gradient of the weight from that of the result is the same function.
   REGARD_INLINE vf apply(const regard_call& c, vu query, vu key, vf p) {
     const vi stays = (mix(query + key) >> 8) >= c.threshold;
     return select(stays, p * splat(c.keep), vf{});

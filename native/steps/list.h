@@ -1,4 +1,4 @@
-// A list of modifiers: what each of them has to say of itself, and how a list of them is run.
+// The members that a modifier defines, and the list that calls them for each modifier of a call.
 #pragma once
 #include <type_traits>
 
@@ -10,47 +10,48 @@ namespace regard {
 template <int V>
 struct Block;
 
-// The gradient of one tile's scores on its way back through the modifiers, and where the gradients of the modifiers' own tensors go.
+// The gradients of one tile's scores, which pass the modifiers from the last to the first.
 struct ScoreGradients {
-  const regard_gradients& wanted;
-  float* ds;                  // [kTile][kQueries], of the scores after a modifier; it leaves that of the scores before it
-  const float* derivative;  // [kTile][kQueries], as the block form of the modifier that has one wrote it
-  int64_t from, to;           // the keys of the tile that are computed
+  const regard_gradients& wanted;  // the gradients that the call wants
+  float* ds;                       // [kTile][kQueries], of the scores after a modifier, then before it
+  const float* derivative;         // [kTile][kQueries], written by the block form of the modifier that has one
+  int64_t from, to;                // the keys of the tile that are computed
 };
 
-// What a modifier is unless it says otherwise. Besides, each has
-//   State<V>          what it keeps of a block of queries; Block<V> inherits it
-//   used(call)        whether the call has it
-//   apply, block form: one key against V vectors of queries, (block, tile, key of the tile, scores, derivatives)
-//   apply, row form:   one query against W keys, (RowKeys, scores, derivatives)
-// Scores are in base 2. A modifier that has_derivative also writes the derivative of the score by its argument.
+// The defaults of a modifier's members. Each modifier also defines
+//   State<V>           its state for a block of queries; Block<V> inherits it
+//   used(call)         whether the call has this modifier
+//   apply, block form: one key and V vectors of queries; takes the block, the tile, the key of the tile, scores, derivatives
+//   apply, row form:   one query and W keys; takes RowKeys, scores, derivatives
+// Scores are in base 2. A modifier that has_derivative also writes the derivative of the new score by the old one.
 struct Modifier {
-  // Whether the members of the call that it reads are possible: REGARD_DONE, or what is wrong.
+  // Checks the members of the call that it reads: REGARD_DONE, or the code of what is wrong.
   static int32_t check(const regard_call&) { return REGARD_DONE; }
 
-  // Whether it may differ between the query heads of a group; asked where a call has it.
+  // Whether it may differ between the query heads of a group. (Called where the call has it.)
   static bool differs_by_head(const regard_call&) { return true; }
 
-  static constexpr bool hides = true;           // whether it can make a score -inf
-  static constexpr bool has_derivative = false;  // whether it does more than add; there is room for the derivative of one
+  static constexpr bool hides = true;            // whether it can make a score -inf
+  static constexpr bool has_derivative = false;  // whether it does more than add to the score; only one modifier of a call may
 
   // Fills the state, once for each block of queries.
   template <int V>
   static void begin(Block<V>&) {}
 
-  // Brings to scratch what it reads of a tile.
+  // Loads what it reads of a tile to scratch.
   template <int V>
   static void load_tile(const Block<V>&, const Tile&) {}
 
-  // Whether the gradient of a tensor of its own is wanted; how many doubles that takes for each head, 0 where it is added to its place.
+  // Whether the gradient of its tensor is wanted, and how many doubles its sums take for each head; 0 where it is added in place.
   static bool wants_grad(const regard_gradients&) { return false; }
   static int64_t grad_size(const regard_gradients&) { return 0; }
 
-  // Takes its gradient from one tile's, to `sum`, the grad_size doubles of the head, and changes ds to the gradient of its argument.
+  // Adds what one tile gives to the gradient of its tensor, to `sum` (grad_size doubles), and turns ds into the gradient of the scores
+  // before it.
   template <int V>
   static void backward(const Block<V>&, const Tile&, const ScoreGradients&, double* /* sum */) {}
 
-  // Writes the gradient of a head.
+  // Writes the gradient of one head from its sum.
   static void write_grad(const regard_gradients&, int64_t /* head */, const double* /* sum */) {}
 };
 

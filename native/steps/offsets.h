@@ -1,5 +1,5 @@
-// Offsets (relative position bias): s + table[cell of the query - cell of the key]. Without cells, those of query i and key j are
-// i + nk - 1 and j.
+// Offsets (relative position bias): s + table[cell of the query - cell of the key]. Where the call has no cells, query i has cell
+// i + nk - 1 and key j has cell j.
 #pragma once
 #include "steps/list.h"
 
@@ -28,7 +28,7 @@ struct Offsets : Modifier {
 
   static bool used(const regard_call& c) { return c.offsets; }
 
-  // The cells of lanes without a query are past the end of the table by less than a block.
+  // Lanes without a query read at most a block past the end of the table, which has padding there.
   template <int V>
   static void begin(Block<V>& b) {
     const regard_call& c = b.c;
@@ -56,7 +56,7 @@ struct Offsets : Modifier {
       s[v] = plus_natural(s[v], b.first_cell[v] < 0 ? take(table, b.cell[v]) : load(table + b.first_cell[v]));
   }
 
-  // What is added for a row's query and W keys.
+  // The offsets of a row's query and W keys.
   REGARD_INLINE vf of_row(const RowKeys& x) {
     const regard_call& c = x.f.c;
     const int64_t key = x.key(), valid = x.valid();
@@ -71,7 +71,7 @@ struct Offsets : Modifier {
   REGARD_INLINE void apply(const RowKeys& x, vf& s, vf&) { s = plus_natural(s, of_row(x)); }
 
   static bool wants_grad(const regard_gradients& g) { return g.doffsets; }
-  // a block's lanes without a query add 0, behind the end at most
+  // lanes without a query add 0, at most kQueries past the end
   static int64_t grad_size(const regard_gradients& g) { return g.doffsets ? g.call.offsets_count + kQueries : 0; }
 
   // For any cells, one by one.

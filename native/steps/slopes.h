@@ -4,7 +4,7 @@
 
 namespace regard {
 
-// A slope in base 2 as a sum of two floats: long distances would multiply what rounding took from one.
+// A slope in base 2 as the sum of two floats, since long distances multiply the rounding error of one.
 struct Slope {
   float high, low;
 
@@ -55,8 +55,8 @@ struct Slopes : Modifier {
   REGARD_INLINE void distances(const Block<V>& b, int64_t key, vf (&distance)[V]) {
     const regard_call& c = b.c;
     if (!c.points_of_k) {
-      const vi ahead = splat_int(apart(c.k_at[offset(c.k_at_batch, b.p) + key], b.base));
-      for (int v = 0; v < V; ++v) distance[v] = absolute(__builtin_convertvector(apart(b.relative[v], ahead), vf));
+      const vi ahead = splat_int(wrapping_sub(c.k_at[offset(c.k_at_batch, b.p) + key], b.base));
+      for (int v = 0; v < V; ++v) distance[v] = absolute(__builtin_convertvector(wrapping_sub(b.relative[v], ahead), vf));
       return;
     }
     for (int v = 0; v < V; ++v) {
@@ -77,8 +77,8 @@ struct Slopes : Modifier {
   REGARD_INLINE vf distances(const RowKeys& x) {
     const regard_call& c = x.f.c;
     if (!c.points_of_k) {
-      const int32_t ahead = apart(c.q_at[offset(c.q_at_batch, x.f.p) + x.row.i], c.k_at[offset(c.k_at_batch, x.f.p) + x.t.j]);
-      return absolute(__builtin_convertvector(apart(splat_int(ahead), x.f.at[x.n / W]), vf));
+      const int32_t ahead = wrapping_sub(c.q_at[offset(c.q_at_batch, x.f.p) + x.row.i], c.k_at[offset(c.k_at_batch, x.f.p) + x.t.j]);
+      return absolute(__builtin_convertvector(wrapping_sub(splat_int(ahead), x.f.at[x.n / W]), vf));
     }
     vf square = vf{};
     for (int64_t d = 0; d < c.dims; ++d) {

@@ -43,13 +43,13 @@ struct SoftCap : Modifier {
   }
 
   template <int V>
-  REGARD_ALONE void multiply(float* ds, const float* derivative, int64_t from, int64_t to) {
+  REGARD_NOINLINE void multiply(float* ds, const float* derivative, int64_t from, int64_t to) {
     for (int64_t n = from * kQueries; n < to * kQueries; n += kQueries)
       for (int64_t v = n; v < n + V * W; v += W) store(ds + v, load(ds + v) * load(derivative + v));
   }
 };
 
-// What a dot product is multiplied by: it becomes a score divided by the cap, or one in base 2.
+// The factor that turns a dot product into a score divided by the cap, or else into a score in base 2.
 REGARD_INLINE float dot_factor(const regard_call& c, int64_t head) {
   return SoftCap::used(c) ? c.scale / SoftCap::of(c, head) : c.scale * kLog2e;
 }

@@ -11,7 +11,7 @@
 
 namespace regard {
 
-// The modifiers that the kernels have, in the order in which they are applied. To add one: its file here, its name in this list.
+// The modifiers of the kernels, in the order in which they are applied. To add one: its file in this folder, and its name here.
 using Modifiers = ModifierList<SoftCap, Slopes, Offsets, Bias, LastSoftCap>;
 
 // One block of queries while it streams over keys. Lanes are queries.
@@ -31,21 +31,21 @@ struct Block : Modifiers::State<V>, Interval::State<V>, Dropout::State<V> {
   const int32_t* map = nullptr;                        // this block's row of the tile map, or null
 };
 
-// What the steps need to know of a block's queries, besides what each sees.
+// Fills the positions of a block's queries, and the states of its modifiers and of dropout.
 template <int V>
 static void begin_steps(Block<V>& b) {
   const regard_call& c = b.c;
   if (c.q_at) {
     const int64_t* q_at = c.q_at + offset(c.q_at_batch, b.p) + b.p.row;
     b.base = q_at[0];
-    for (int64_t n = 0; n < V * W; ++n) b.relative[n / W][n % W] = apart(q_at[n < b.p.rows ? n : 0], b.base);
+    for (int64_t n = 0; n < V * W; ++n) b.relative[n / W][n % W] = wrapping_sub(q_at[n < b.p.rows ? n : 0], b.base);
   }
   Modifiers::begin(b);
   if (c.threshold) Dropout::begin(b);
 }
 
 // Scores of one key for V vectors of queries: everything after the similarity, in base 2. derivatives: takes the modifiers' derivative,
-// [V][W], 0 for what is hidden; null where nobody asks.
+// [V][W], 0 where hidden; null for none.
 template <int V>
 REGARD_INLINE void apply_steps(const Block<V>& b, const Tile& t, int64_t n, vf (&s)[V], float* derivatives = nullptr) {
   vf derivative[V] = {};

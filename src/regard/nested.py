@@ -61,8 +61,8 @@ def flatten_call(
                 "positions, and these are not given. Pass positions=Positions(q, k), a number for each token of the "
                 "concatenated sequences."
             )
-        # a band of distances is the same wherever a sequence begins; what else compares positions counts from there
-        if mask.band() is None or score.compares_positions():
+        # distances are the same wherever a sequence begins; what else compares positions counts from there
+        if mask.rule() is None or score.compares_positions():
             starts = (lengths[0].cumsum(0) - lengths[0]).repeat_interleave(lengths[0])
             at = torch.arange(len(starts), device=starts.device) - starts
             positions = Positions(at, at)

@@ -30,7 +30,7 @@ FOUND = (
     *(facts.Distance, facts.Within, facts.Offsets, facts.Received, facts.MeanReceived, facts.MaxReceived),
     *(facts.Readers, facts.Map, facts.Histogram),
 )
-KEPT = 3 << 18  # scores of a block of queries: kKept of native/facts/facts.h
+KEPT = 3 << 18  # scores of a block of queries: kMaxKeptKeys of native/facts/facts.h
 
 
 def native(at: rg.core.region.Frame) -> tuple[facts.Fact[Any], ...]:

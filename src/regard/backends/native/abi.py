@@ -102,14 +102,14 @@ def _laid_out(struct: type[S]) -> type[S]:
 @_laid_out
 class Operand(Struct):
     c_name = "regard_tensor"
-    about = "A tensor of one element a (batch..., head, row, feature). Strides count elements; missing axes have 0."
+    about = "A tensor (batch..., head, row, column). Strides count elements; axes that are missing or broadcast have 0."
     members = (Member("void*", "data"), Member("int64_t", "batch", count=AXES), *members("int64_t", "head row col"))
 
 
 @_laid_out
 class CallArguments(Struct):
     c_name = "regard_call"
-    about = "One call of attention. Data 0: the call has no such operand."
+    about = "One call of attention. A null address: the call has no such operand."
     members = (
         Member("int64_t", "batch", "sizes of the batch axes, 1 where there are fewer", AXES),
         *members("int64_t", "heads key_heads nq nk dk dv"),
@@ -121,14 +121,18 @@ class CallArguments(Struct):
         Member("regard_tensor", "lse", "float (batch, head, row)"),
         Member(
             *("regard_tensor", "row_stats"),
-            about="float (batch, head, row, 2): m, base 2, and 1 / l, which make scores weights; 0, 0 for empty rows",
+            about="float (batch, head, row, 2): m in base 2 and 1 / l; a weight is exp2(s - m) / l; 0 for empty rows",
         ),
         Member("float", "scale", "of the dot product"),
         Member("float", "cap", "soft cap, 0 for none"),
-        Member("int32_t", "cap_last", "whether it comes after slopes, offsets and bias, instead of before"),
+        Member("int32_t", "cap_last", "whether it is applied after slopes, offsets and bias, not before"),
         Member("const float*", "caps", "(heads,): a cap for each head, where cap is not 0"),
         Member("int64_t", "caps_stride"),
-        *members("regard_tensor", "start stop", "int32 (batch, head, row): the keys that each query sees; or a rule:"),
+        *members(
+            "regard_tensor",
+            "start stop",
+            "int32 (batch, head, row): each query sees keys [start, stop); or a rule:",
+        ),
         Member("int32_t", "bounds", "REGARD_FIRST, REGARD_LAST, both, or 0"),
         Member("int64_t", "first", "with REGARD_FIRST: query i sees no key before first + i"),
         Member("int64_t", "last", "with REGARD_LAST: query i sees no key from last + i on"),
@@ -143,17 +147,17 @@ class CallArguments(Struct):
         Member("int64_t", "bits_count"),
         Member("const float*", "slopes", "(heads,)"),
         Member("int64_t", "slopes_stride"),
-        *members("const float*", "points_of_q points_of_k", "(dims, n): coordinates, of whose distance slopes are"),
+        *members("const float*", "points_of_q points_of_k", "(dims, n): points, whose distance slopes multiply"),
         Member("int64_t", "dims", "at most REGARD_DIMS"),
-        Member("const float*", "offsets", "(heads, offsets_count and some): added for a difference of cells"),
+        Member("const float*", "offsets", "(heads, offsets_count and padding): offset of each difference of cells"),
         *members("int64_t", "offsets_stride offsets_count"),
-        *members("const int32_t*", "q_cell k_cell", "(n): the offset of q_cell[i] - k_cell[j]; 0: i + nk - 1, j"),
+        *members("const int32_t*", "q_cell k_cell", "(n): adds offsets[q_cell[i] - k_cell[j]]; null: i + nk - 1, j"),
         *members("int64_t", "q_cell_batch k_cell_batch", count=AXES),
         *members("const int64_t*", "q_at k_at", "(n): positions, for slopes without points and for dropout"),
         *members("int64_t", "q_at_batch k_at_batch", count=AXES),
         Member("uint64_t", "seed"),
-        Member("uint32_t", "threshold", "of 2^24: a weight is dropped when its bits are below; 0 for no dropout"),
-        Member("float", "keep", "what kept weights are multiplied by"),
+        Member("uint32_t", "threshold", "a weight is dropped if its 24 random bits are below; 0 for no dropout"),
+        Member("float", "keep", "multiplies the weights that are not dropped"),
         Member(
             "int32_t",
             "invariant",
@@ -166,12 +170,12 @@ class CallArguments(Struct):
 @_laid_out
 class GradientArguments(Struct):
     c_name = "regard_gradients"
-    about = "A call of the backward pass. Data 0: that gradient is not wanted."
+    about = "A call of the backward pass. A null address: that gradient is not wanted."
     members = (
         Member("regard_call", "call", "the forward call; out (of out_dtype) and row_stats hold its results"),
         Member("regard_tensor", "dout", "cotangent of out, of dout_dtype"),
         Member("regard_tensor", "dlse", "cotangent of lse, float; data 0 for none"),
-        *members("regard_tensor", "dq dk dv", "gradients, of gradient_dtype, every element is written"),
+        *members("regard_tensor", "dq dk dv", "gradients, of gradient_dtype; every element is written"),
         Member("regard_tensor", "dbias", "added to, float, or double where row or col is 0"),
         Member("float*", "dslopes", "(heads,), written"),
         Member("float*", "doffsets", "(heads, offsets_count), written"),
@@ -195,7 +199,7 @@ class AdditiveArguments(Struct):
 @_laid_out
 class AdditiveGradientArguments(Struct):
     c_name = "regard_additive_gradients"
-    about = "Its backward pass: cotangents, and gradients, all float, every element of which is written."
+    about = "The backward pass of an additive call. All cotangents and gradients are float; every element is written."
     members = (
         Member("regard_additive", "forward", "out, float, and row_stats as the forward left them"),
         Member("regard_tensor", "dout"),
@@ -209,14 +213,14 @@ class AdditiveGradientArguments(Struct):
 class FactArguments(Struct):
     c_name = "regard_fact_args"
     about = (
-        "Facts about the weights of a call. Answers lie without gaps, (batch..., head, ...) in order; a null pointer,\n"
-        "// or a count of 0, is what nobody asks for. The call's lse, out and dropout are not looked at; its dv is 0."
+        "Facts about the weights of a call. Results are contiguous, (batch..., head, ...); a null address, or a count\n"
+        "// of 0: not wanted. The call's lse, out and dropout are not read; its dv is 0."
     )
     members = (
         Member("regard_call", "call"),
         Member("float*", "lse", "(.., nq) natural logarithm, the sink included"),
         Member("float*", "max_score", "(.., nq) natural, without the sink; NaN where a score is"),
-        Member("int64_t*", "max_key", "(.., nq) the first key that has it, -1 for none; asked for together"),
+        Member("int64_t*", "max_key", "(.., nq) the first key that has it, -1 for none; wanted with max_score"),
         Member("float*", "entropy", "(.., nq) in nats"),
         Member("int64_t*", "visible", "(.., nq) keys whose score is not -inf"),
         Member("int64_t*", "readers", "(.., nk) queries that see a key"),
@@ -224,10 +228,10 @@ class FactArguments(Struct):
         Member("float*", "top_weights", "(.., nq, top), heaviest first"),
         Member("int64_t*", "top_keys", "(.., nq, top), -1 where fewer keys are seen"),
         Member("float*", "top_rest", "(.., nq) the mass of all other keys"),
-        Member("float*", "received", "(.., nk) sum of the weights on a key, times"),
-        Member("const float*", "shares", "(.., nq) what each query counts for, or 0 for 1"),
+        Member("float*", "received", "(.., nk) sum over queries of weight times share"),
+        Member("const float*", "shares", "(.., nq) share of each query; null: 1"),
         Member("float*", "most", "(.., nk) the largest weight on a key"),
-        Member("float*", "map", "(.., map_rows, map_cols) mean mass on a cell's keys, over queries that see any"),
+        Member("float*", "map", "(.., map_rows, map_cols) mean mass on a cell's keys, over queries that see a key"),
         *members("int64_t", "map_rows map_cols"),
         Member("int64_t", "groups", "of keys, at most REGARD_SETS"),
         Member("const int32_t*", "group", "(batch.., nk), the group of each key, below 0 for none"),
@@ -239,7 +243,7 @@ class FactArguments(Struct):
         Member("float*", "within", "(.., nq, bands) the mass there"),
         Member("int64_t", "levels", "of weights"),
         Member("const float*", "level", "(levels,)"),
-        Member("int64_t*", "reached", "(.., levels) how many pairs that are not hidden weigh as much or more"),
+        Member("int64_t*", "reached", "(.., levels) how many visible pairs have a weight of at least that"),
     )
 
 
