@@ -13,6 +13,7 @@ _NAMES = (
     *("start", "stop", "first", "last", "key_counts", "query_counts", "q_documents", "k_documents"),
     *("allowed", "tiles", "bits"),
 )
+_NUMBERS = ("first", "last")
 _NOTHING = torch.empty(0)
 
 
@@ -22,10 +23,10 @@ def save_mask(lowered: KernelArgs) -> tuple[Tensor, ...]:
     if made > lowered.q.nbytes + lowered.k.nbytes:
         return (_NOTHING,) * len(_NAMES)
     found = [getattr(lowered, name) for name in _NAMES]
-    return tuple(_NOTHING if x is None else torch.tensor(x) if isinstance(x, int) else x for x in found)
+    return tuple(_NOTHING if x is None else torch.tensor([x]) if isinstance(x, int) else x for x in found)
 
 
 def saved_mask(held: tuple[Tensor, ...]) -> dict[str, Any] | None:
     """What lower_mask said; None where nothing was held."""
     found = {name: t for name, t in zip(_NAMES, held, strict=True) if t.numel()}
-    return {name: t if t.dim() else int(t) for name, t in found.items()} or None
+    return {name: int(t) if name in _NUMBERS else t for name, t in found.items()} or None
