@@ -1,4 +1,4 @@
-"""For every test: memory that nobody wrote is NaN, seeds are fixed, torch's global state comes back."""
+"""For every test: memory that nobody wrote is NaN, seeds are fixed, the global state comes back."""
 
 from __future__ import annotations
 
@@ -125,6 +125,7 @@ def global_state() -> dict[str, object]:
         "autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
         # Python divides in the same thread, so it sees whether denormals are flushed to zero.
         "denormals kept": sys.float_info.min / 2 > 0,
+        "instruction set": os.environ.get("REGARD_ISA"),
     }
 
 
@@ -136,18 +137,21 @@ def restore(state: dict[str, object]) -> None:
     torch.use_deterministic_algorithms(state["deterministic algorithms"])
     torch.set_float32_matmul_precision(state["float32 matmul precision"])
     torch.set_flush_denormal(not state["denormals kept"])
+    os.environ.pop("REGARD_ISA", None)
+    if state["instruction set"] is not None:
+        os.environ["REGARD_ISA"] = state["instruction set"]
 
 
 @pytest.fixture(autouse=True)
 def global_state_is_left_alone(unwritten_memory_is_nan: None) -> Iterator[None]:
-    """A test that changes torch's global state and leaves it changed fails; the next one starts clean."""
+    """A test that changes the global state and leaves it changed fails; the next one starts clean."""
     before = global_state()
     yield
     after = global_state()
     changed = [f"{name}: {was} became {after[name]}" for name, was in before.items() if was != after[name]]
     if changed:
         restore(before)
-        pytest.fail("torch's global state was left changed: " + "; ".join(changed))
+        pytest.fail("the global state was left changed: " + "; ".join(changed))
 
 
 # How a reason begins where a test is skipped for want of something that could be installed.

@@ -248,6 +248,8 @@ def instructions(name: str | None) -> Iterator[None]:
     before = os.environ.get("REGARD_ISA")
     if name is not None and before is None:
         os.environ["REGARD_ISA"] = name
-    yield
-    if name is not None and before is None:
-        del os.environ["REGARD_ISA"]
+    try:
+        yield
+    finally:
+        if name is not None and before is None:
+            del os.environ["REGARD_ISA"]

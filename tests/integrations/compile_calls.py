@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import torch._dynamo
-import torch._inductor.pattern_matcher  # aot_eager loads it with its first backward
 import torch.export
 from torch import Tensor
 
@@ -164,7 +163,9 @@ def attempt(run: Callable[[], None]) -> str | None:
 
 
 def load() -> None:
-    """What torch imports when it first makes a graph; nothing of regard runs."""
+    """What torch imports when it first makes a graph, or one that is trained; nothing of regard runs."""
+    import torch._inductor.pattern_matcher
+
     x = torch.ones(3)
     torch.compile(torch.nn.Identity(), backend="aot_eager", fullgraph=True)(x)
     torch.compile(lambda x: x + 1, backend="aot_eager", fullgraph=True, dynamic=True)(x)

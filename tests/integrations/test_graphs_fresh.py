@@ -26,11 +26,11 @@ INDUCTOR = [name for name in GRAPHS if name.startswith("inductor")]
 OF_MODELS = [f"{what} {name}" for what in ("compile", "export") for name in MODELS]
 OF_MODELS += ["decode with Llama"]
 FEW = (
-    "compile, readme: own",
-    "compile, readme: custom",
+    "compile, readme: own modifier and mask",
+    "compile, readme: custom with a tensor",
     "compile, readme: dropout",
     "compile, backend Tiled()",
-    "export, readme: own",
+    "export, readme: own modifier and mask",
     "export, backend Reference",
     "compile for every length, readme: sink",
     "export for every length, readme: eight lines",

@@ -185,7 +185,7 @@ def test_compiled() -> None:
 
 def test_buckets_that_reach_farther_than_they_say() -> None:
     case = testing.draw(FRAMES["blocks"], score=rg.ScaledDot() >> table(Near(), FRAMES["blocks"])).leaves(torch.float32)
-    with pytest.raises(ValueError, match=r"differ by -?\d+ to 210; .* 20 at most \(DifferenceBuckets.farthest\)"):
+    with pytest.raises(ValueError, match=r"differ by -?\d+ to 148; .* 20 at most \(DifferenceBuckets.farthest\)"):
         rg.attention(case.q, case.k, case.v, score=case.score, positions=case.positions)
 
 
