@@ -198,8 +198,21 @@ CLIP = Tiny(
         "projection_dim": 16,
     },
 )
-# Their modules compute attention by themselves: with the mask that they asked for ...
+# They compute with the mask that they asked for: some change it and then ask for attention, ...
+CHANGING = {
+    "Doge": Tiny("DogeForCausalLM", "DogeConfig", {**_GROUPED, "keep_window_size": 7}),
+    "DeepSeek-V3.2": Tiny(
+        "DeepseekV32ForCausalLM",
+        "DeepseekV32Config",
+        {**_PLAIN, **_LATENT, "index_topk": 5, "index_n_heads": 2, "index_head_dim": 8},
+    ),
+}
+# ... others compute attention by themselves, with that mask, ...
 COMPUTING = {
+    "BigBird": Tiny("BigBirdModel", "BigBirdConfig", {**_PLAIN, "attention_type": "original_full", "sep_token_id": 3}),
+    "ConvBERT": Tiny("ConvBertModel", "ConvBertConfig", {**_PLAIN, "embedding_size": 32}),
+    "Canine": Tiny("CanineModel", "CanineConfig", {**_PLAIN, "downsampling_rate": 4, "num_hash_buckets": 64}),
+    "BLIP": Tiny("BlipTextModel", "BlipTextConfig", {**_PLAIN, "sep_token_id": 3}),
     "MPNet": Tiny("MPNetModel", "MPNetConfig", _PLAIN),
     "Bloom": Tiny("BloomModel", "BloomConfig", {**_NAMED, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
     "XGLM": Tiny("XGLMModel", "XGLMConfig", {**_NAMED, "d_model": 32, "ffn_dim": 37, "num_layers": 2}),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tiny_models import (
+    CHANGING,
     CLIP,
     CLOSED,
     COMPUTING,
@@ -26,7 +27,7 @@ from tiny_models import (
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
 
 from regard.compat import transformers as compat
-from regard.core.errors import Unsupported
+from regard.compat import transformers_tensor
 from regard.core.hooks import AttentionCall, observing
 
 CLOSE = 1e-5  # of the largest number, in float32
@@ -167,11 +168,27 @@ def test_the_same_tokens_from_an_encoder(name: str) -> None:
         assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("name", COMPUTING)
-def test_architectures_that_compute_with_the_mask(name: str) -> None:
-    model = COMPUTING[name].build(compat.NAME)
-    with pytest.raises(Unsupported, match="the model computes with its attention mask"):
-        model(input_ids=tokens(), attention_mask=padded("right"))
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", CHANGING | COMPUTING)
+def test_architectures_that_compute_with_the_mask(name: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They get the mask in full, and one warning."""
+    monkeypatch.setattr(transformers_tensor, "_SAID", set())
+    eager, ours = both((CHANGING | COMPUTING)[name])
+    feed = {"input_ids": tokens(), "attention_mask": padded(side)}
+    with pytest.warns(UserWarning, match=r"computes with its attention mask .*writes the mask out, \(2, 1, "):
+        out, seen = heard(ours, **feed)
+    assert len(seen) == (2 if name in CHANGING else 0)
+    assert apart(out[0], eager(**feed)[0], padded(side)) < CLOSE
+    ours(**feed)  # a second warning would be an error
+
+
+def test_tokens_of_an_architecture_that_chooses_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSeek V3.2 chooses 5 keys for each query: among 13 tokens that hides more than its mask does."""
+    monkeypatch.setattr(transformers_tensor, "_SAID", {"DeepseekV32Model"})
+    eager, ours = both(CHANGING["DeepSeek-V3.2"])
+    asked = {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False, "pad_token_id": 0}
+    found = [model.generate(tokens(), attention_mask=padded("left"), **asked) for model in (eager, ours)]
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("name", SILENT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import warnings
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -142,7 +143,8 @@ def examine(name: str) -> Examined:
     model = own_model(folder_of(name))
     feed, real = _inputs(model)
     heard: list[AttentionCall] = []
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # what regard would warn of is what this finds out
         try:
             with observing(heard.append), _watched(model) as ran:
                 ours = _output(model(**feed))

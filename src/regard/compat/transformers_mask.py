@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NoReturn
+from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from transformers.masking_utils import causal_mask_function
 
+from regard.compat.transformers_models import form_of
 from regard.compat.transformers_patterns import MaskFunction, Sight, mask_of
+from regard.compat.transformers_tensor import Form, WrittenOut
 from regard.core.errors import Unsupported
 from regard.core.positions import Positions, head, tail
 from regard.core.region import Frame, Region, Tiling
@@ -22,17 +25,18 @@ from regard.masks.ragged import Documents, Lengths
 
 
 @dataclass(frozen=True, eq=False)
-class LazyMask:
+class LazyMask(WrittenOut):
     """A mask (batch, 1, nq, nk) that is not there: the function that makes it, where it is asked, and the padding.
 
     transformers makes one a forward and shares it among layers. Its slices of queries and of keys are lazy masks again;
-    to compute with it is refused, since that would take n × n numbers.
+    where a model computes with it otherwise, it is written out, as the tensor that sdpa would have had.
 
     batch      how many sequences
     positions  absolute positions of the queries (nq,) and keys (nk,)
     fn         fn(batch, head, query, key) -> whether the query may see the key
     padding    booleans (batch, n) by absolute position, True = a real token; None = all are real
     mapped     whether fn takes one number each, and is to be mapped over pairs
+    form       what it is where it is written out
     mask       what may attend, to be read at `positions`
     brief      the same for regard.attention, made short once for all layers: nothing hidden, or one interval a query
 
@@ -51,6 +55,7 @@ class LazyMask:
     fn: MaskFunction
     padding: Tensor | None = None
     mapped: bool = False
+    form: Form = Form()
     mask: Mask = field(init=False)
     brief: tuple[Mask, Positions | None] = field(init=False)
 
@@ -62,6 +67,10 @@ class LazyMask:
     def device(self) -> torch.device:
         return self.positions.q.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.form.dtype
+
     def dim(self) -> int:
         return self.ndim
 
@@ -71,27 +80,37 @@ class LazyMask:
     def contiguous(self) -> LazyMask:
         return self
 
-    def to(self, device: Any = None, dtype: Any = None) -> LazyMask:
-        """Itself: it has no dtype, and answers on the device that it was made for."""
-        if isinstance(device, (str, torch.device)) and torch.device(device).type != self.device.type:
-            raise Unsupported(
-                f"a mask made on {self.device} is wanted on {device}; regard serves models that live on one device. "
-                "Load the model without device_map."
-            )
-        return self
+    def to(self, *to: Any, **named: Any) -> Any:
+        """Itself on the device that it was made for and in the dtype that it is written out in; other dtypes: a tensor.
 
-    def __getitem__(self, index: Any) -> LazyMask:
+        The arguments are those of torch.Tensor.to.
+        """
+        for device in (named.get("device"), *to):
+            if isinstance(device, (str, torch.device)) and torch.device(device).type != self.device.type:
+                raise Unsupported(
+                    f"a mask made on {self.device} is wanted on {device}; regard serves models that live on one "
+                    "device. Load the model without device_map."
+                )
+        dtypes = [x.dtype if isinstance(x, Tensor) else x for x in (named.get("dtype"), *to)]
+        others = [x for x in dtypes if isinstance(x, torch.dtype) and x != self.dtype]
+        return self.written("to").to(others[0]) if others else self
+
+    def __getitem__(self, index: Any) -> Any:
         parts = index if isinstance(index, tuple) else (index,)
-        parts = (*parts, *(slice(None),) * (self.ndim - len(parts)))
-        whole = all(part == slice(None) for part in parts[:2])
-        if len(parts) > self.ndim or not whole or not all(isinstance(part, slice) for part in parts):
-            _refuse(f"indexes it by {index!r}")
-        rows, cols = parts[2:]
-        return replace(self, positions=Positions(self.positions.q[rows], self.positions.k[cols]))
+        if len(parts) <= self.ndim and all(isinstance(part, slice) for part in parts):
+            *both, rows, cols = (*parts, *(slice(None),) * (self.ndim - len(parts)))
+            if all(part == slice(None) for part in both):
+                return replace(self, positions=Positions(self.positions.q[rows], self.positions.k[cols]))
+        return self.written("__getitem__")[index]
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        _refuse(f"calls {getattr(func, '__name__', func)} on it")
+    def dense(self) -> Tensor:
+        return self._dense
+
+    @cached_property
+    def _dense(self) -> Tensor:
+        _, _, nq, nk = self.shape
+        allowed = self.mask.on(nq, nk, positions=self.positions, batch=(self.batch,)).dense()
+        return self.form.write(allowed.expand(self.shape))
 
     def __post_init__(self) -> None:
         seen = mask_of(self.fn, Sight(self.positions, self.mapped))
@@ -169,6 +188,7 @@ def lazy_mask(
     cache_position: Tensor | None = None,
     use_vmap: bool = False,
     device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
     allow_is_bidirectional_skip: bool = False,
     config: Any = None,
     **_: Any,
@@ -188,7 +208,7 @@ def lazy_mask(
         assert q_length is not None
         positions = _positions(q_length, kv_length, q_offset, kv_offset, place)
     padding = None if attention_mask is None else attention_mask.bool()
-    lazy = LazyMask(batch_size, positions, mask_function, padding, use_vmap)
+    lazy = LazyMask(batch_size, positions, mask_function, padding, use_vmap, form_of(config, dtype))
     # of a decoder made to look both ways the modules still say that they are causal
     both_ways = allow_is_bidirectional_skip and getattr(config, "is_causal", True)
     return None if both_ways and isinstance(lazy.mask, Everything) else lazy
@@ -229,10 +249,3 @@ def _real_keys(real: Tensor, nq: int) -> Mask:
 
 def _has_causal(mask: Mask) -> bool:
     return isinstance(mask, Causal) or (isinstance(mask, (And, Or)) and (_has_causal(mask.a) or _has_causal(mask.b)))
-
-
-def _refuse(what: str) -> NoReturn:
-    raise Unsupported(
-        f"the model computes with its attention mask ({what}), and regard's is not there in full: it would be n × n.\n"
-        '  Such a model runs with attn_implementation="sdpa" or "eager"; regard.look takes its q and k all the same.'
-    )
