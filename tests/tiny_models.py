@@ -102,6 +102,8 @@ _SPEECH = {
     "num_conv_pos_embedding_groups": 2,
 }
 
+_BARK = {"input_vocab_size": VOCABULARY, "output_vocab_size": VOCABULARY}
+
 DECODERS = {
     "Llama": Tiny("LlamaForCausalLM", "LlamaConfig", _GROUPED),
     "Mistral": Tiny("MistralForCausalLM", "MistralConfig", {**_WIDE, **_WINDOW}),
@@ -223,10 +225,37 @@ SILENT = {
     "XLNet": Tiny("XLNetModel", "XLNetConfig", {**_NAMED, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 37}),
     "LongT5": Tiny("LongT5EncoderModel", "LongT5Config", _T5),
 }
-# ... or not at all, since the name of the implementation must be one of theirs.
+# ... or not at all: they take the class of their attention from a table of their own.
 CLOSED = {
-    "GPT-J": Tiny("GPTJModel", "GPTJConfig", {**_GPT2, "rotary_dim": 4}),
-    "Falcon": Tiny("FalconModel", "FalconConfig", _PLAIN),
+    "GPT-J": Tiny("GPTJForCausalLM", "GPTJConfig", {**_GPT2, "rotary_dim": 4}),
+    "Falcon": Tiny("FalconForCausalLM", "FalconConfig", _PLAIN),
+    "GPT-Neo": Tiny(
+        "GPTNeoForCausalLM",
+        "GPTNeoConfig",
+        {**_NAMED, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+    ),
+    "GIT": Tiny("GitForCausalLM", "GitConfig", {**_PLAIN, "vision_config": _VISION}),
+}
+# The same, of pictures, and one that no AutoModel loads.
+CLOSED_OTHERS = {
+    "Bark": Tiny(
+        "BarkSemanticModel",
+        "BarkSemanticConfig",
+        {**_BARK, "num_layers": 2, "num_heads": 4, "hidden_size": 32, "block_size": 64},
+    ),
+    "SAM": Tiny(
+        "SamVisionModel",
+        "SamVisionConfig",
+        {
+            **_VISION,
+            "output_channels": 16,
+            "mlp_dim": 37,
+            "window_size": 2,
+            "global_attn_indexes": [1],
+            "num_pos_feats": 8,
+        },
+    ),
+    "Data2Vec": Tiny("Data2VecVisionModel", "Data2VecVisionConfig", _VISION),
 }
 
 

@@ -12,6 +12,7 @@ from tiny_models import (
     CHANGING,
     CLIP,
     CLOSED,
+    CLOSED_OTHERS,
     COMPUTING,
     DECODERS,
     ENCODER_DECODERS,
@@ -27,7 +28,7 @@ from tiny_models import (
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
 
 from regard.compat import transformers as compat
-from regard.compat import transformers_tensor
+from regard.compat import transformers_warnings
 from regard.core.hooks import AttentionCall, observing
 
 CLOSE = 1e-5  # of the largest number, in float32
@@ -172,7 +173,7 @@ def test_the_same_tokens_from_an_encoder(name: str) -> None:
 @pytest.mark.parametrize("name", CHANGING | COMPUTING)
 def test_architectures_that_compute_with_the_mask(name: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They get the mask in full, and one warning."""
-    monkeypatch.setattr(transformers_tensor, "_SAID", set())
+    monkeypatch.setattr(transformers_warnings, "_SAID", set())
     eager, ours = both((CHANGING | COMPUTING)[name])
     feed = {"input_ids": tokens(), "attention_mask": padded(side)}
     with pytest.warns(UserWarning, match=r"computes with its attention mask .*writes the mask out, \(2, 1, "):
@@ -184,7 +185,7 @@ def test_architectures_that_compute_with_the_mask(name: str, side: str, monkeypa
 
 def test_tokens_of_an_architecture_that_chooses_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """DeepSeek V3.2 chooses 5 keys for each query: among 13 tokens that hides more than its mask does."""
-    monkeypatch.setattr(transformers_tensor, "_SAID", {"DeepseekV32Model"})
+    monkeypatch.setattr(transformers_warnings, "_SAID", {"mask of DeepseekV32Model"})
     eager, ours = both(CHANGING["DeepSeek-V3.2"])
     asked = {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False, "pad_token_id": 0}
     found = [model.generate(tokens(), attention_mask=padded("left"), **asked) for model in (eager, ours)]
@@ -198,7 +199,25 @@ def test_architectures_that_never_ask(name: str) -> None:
     assert seen == []
 
 
-@pytest.mark.parametrize("name", CLOSED)
-def test_architectures_that_refuse_the_name(name: str) -> None:
-    with pytest.raises(KeyError, match=compat.NAME):
-        CLOSED[name].build(compat.NAME)
+@pytest.mark.parametrize("name", CLOSED | CLOSED_OTHERS)
+def test_architectures_with_a_table_of_their_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run with the class that they have, and say which and what to do."""
+    monkeypatch.setattr(transformers_warnings, "_SAID", set())
+    tiny = (CLOSED | CLOSED_OTHERS)[name]
+    with pytest.warns(UserWarning, match=rf"{tiny.model} takes its attention from a table of its own \(") as warned:
+        model = tiny.build(compat.NAME)
+    own = "sdpa" if model._supports_sdpa else "eager"
+    assert model.config._attn_implementation == own
+    assert [f'attn_implementation="{own}"' in str(each.message) for each in warned] == [True]
+    expected = tiny.build("eager")
+    if "pixel_values" in expected.main_input_name:
+        real, feed = None, {"pixel_values": torch.randn(2, 3, 12, 12)}
+    else:
+        real = padded("right")
+        feed = {"input_ids": tokens(), "attention_mask": real}
+    out, seen = heard(model, **feed)
+    assert seen == []
+    assert apart(out[0], expected(**feed)[0], real) < CLOSE
+    # a model that is built keeps its class
+    expected.set_attn_implementation(compat.NAME)
+    assert expected.config._attn_implementation == "eager"

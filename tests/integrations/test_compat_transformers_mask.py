@@ -15,7 +15,7 @@ pytest.importorskip("transformers", reason="needs transformers: pip install 'reg
 
 from transformers import masking_utils
 
-from regard.compat import transformers_tensor
+from regard.compat import transformers_warnings
 from regard.compat.transformers_mask import Between, LazyMask, lazy_mask
 from regard.compat.transformers_tensor import Form
 from regard.core.errors import ShapeError, Unsupported
@@ -193,7 +193,7 @@ FORMS += [(name, form) for name in COMPUTED if name not in LOGICAL for form in (
 
 @pytest.mark.parametrize(("name", "form"), FORMS)
 def test_who_computes_with_it_has_the_tensor(name: str, form: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers_tensor, "_SAID", set())
+    monkeypatch.setattr(transformers_warnings, "_SAID", set())
     lazy = replace(ours(FUNCTIONS["window"], "whole", REAL["left"]), form=Form(form, "LlamaModel"))
     tensor = theirs(FUNCTIONS["window"], "whole", REAL["left"])
     if form != torch.bool:

@@ -140,11 +140,15 @@ def examine(name: str) -> Examined:
     is looked up outside of the folder. Raises ValueError where there is no such model, Unsupported where its attention
     does not come to regard.
     """
-    model = own_model(folder_of(name))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # what regard would warn of is what this finds out
+        return _examined(own_model(folder_of(name)))
+
+
+def _examined(model: Any) -> Examined:
     feed, real = _inputs(model)
     heard: list[AttentionCall] = []
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # what regard would warn of is what this finds out
+    with torch.no_grad():
         try:
             with observing(heard.append), _watched(model) as ran:
                 ours = _output(model(**feed))

@@ -7,12 +7,15 @@ when the implementation is set. `install` has it ask here, too.
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from regard.compat.transformers_tensor import Form
+from regard.compat.transformers_warnings import warn_once
 
 # the class of the models that were built on regard, by the class of their configuration
 _MODELS: dict[type, type[PreTrainedModel]] = {}
@@ -35,8 +38,33 @@ def install(name: str) -> None:
         self: PreTrainedModel, requested_attention: str | None, is_init_check: bool = False
     ) -> str:
         found = own(self, requested_attention, is_init_check)
-        if found == name:
+        if found != name:
+            return found
+        table = _table_without(name, type(self))
+        if table is None:
             _MODELS[type(self.config)] = type(self)
-        return found
+            return name
+        classes = getattr(sys.modules[type(self).__module__], table)
+        # the classes are chosen when the model is built; later it keeps those that it has
+        config: Any = self.config
+        wanted = own(self, None, is_init_check) if is_init_check else config._attn_implementation
+        instead: str = wanted if wanted in classes else "eager"
+        warn_once(
+            table,
+            f"{type(self).__name__} takes its attention from a table of its own ({table}), which has no {name!r}: it "
+            f"runs with its {instead!r}, and regard computes nothing in it. Pass "
+            f'attn_implementation="{instead}" to have the same without this warning.',
+        )
+        return instead
 
     PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation
+
+
+def _table_without(name: str, model: type[PreTrainedModel]) -> str | None:
+    """What the module of a class calls its table from implementations to classes, where that lacks a name."""
+    for attribute, table in vars(sys.modules[model.__module__]).items():
+        if not isinstance(table, dict) or "eager" not in table or name in table:
+            continue
+        if all(isinstance(entry, type) and issubclass(entry, nn.Module) for entry in table.values()):
+            return attribute
+    return None

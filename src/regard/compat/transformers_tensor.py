@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from regard.compat.transformers_warnings import warn_once
 from regard.core.errors import Unsupported
 from regard.core.shapes import listed
 
@@ -54,14 +54,12 @@ class WrittenOut(ABC):
     def written(self, why: str) -> Tensor:
         """The tensor, for somebody who does `why` with it."""
         tensor = self.dense()
-        if not torch.compiler.is_compiling() and self.form.model not in _SAID:
-            _SAID.add(self.form.model)
-            warnings.warn(
-                f'{self.form.model} computes with its attention mask ({why}), so attn_implementation="regard" writes '
-                f"the mask out, {listed(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}: the memory of this "
-                "model grows with queries × keys. The results are the same.",
-                stacklevel=3,
-            )
+        warn_once(
+            f"mask of {self.form.model}",
+            f'{self.form.model} computes with its attention mask ({why}), so attn_implementation="regard" writes the '
+            f"mask out, {listed(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}: the memory of this model "
+            "grows with queries × keys. The results are the same.",
+        )
         return tensor
 
     @classmethod
@@ -90,9 +88,6 @@ class WrittenOut(ABC):
     # by element, as of a tensor; sets and dicts go by the object
     __hash__ = object.__hash__
 
-
-# model classes that were told of
-_SAID: set[str] = set()
 
 _BINARY = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"),
