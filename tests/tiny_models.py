@@ -225,6 +225,39 @@ SILENT = {
     "XLNet": Tiny("XLNetModel", "XLNetConfig", {**_NAMED, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 37}),
     "LongT5": Tiny("LongT5EncoderModel", "LongT5Config", _T5),
 }
+SILENT_OTHERS = {
+    "GPT": Tiny("OpenAIGPTModel", "OpenAIGPTConfig", _GPT2),
+    "ProphetNet": Tiny(
+        "ProphetNetModel",
+        "ProphetNetConfig",
+        {
+            **_NAMED,
+            "hidden_size": 32,
+            "num_encoder_layers": 1,
+            "num_decoder_layers": 1,
+            "num_encoder_attention_heads": 4,
+            "num_decoder_attention_heads": 4,
+            "encoder_ffn_dim": 37,
+            "decoder_ffn_dim": 37,
+        },
+    ),
+    "WavLM": Tiny("WavLMModel", "WavLMConfig", _SPEECH),
+    "Table Transformer": Tiny(
+        "TableTransformerModel",
+        "TableTransformerConfig",
+        {
+            "d_model": 32,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 37,
+            "decoder_ffn_dim": 37,
+            "num_queries": 5,
+            "backbone_config": {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]},
+        },
+    ),
+}
 # ... or not at all: they take the class of their attention from a table of their own.
 CLOSED = {
     "GPT-J": Tiny("GPTJForCausalLM", "GPTJConfig", {**_GPT2, "rotary_dim": 4}),

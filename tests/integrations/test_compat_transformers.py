@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tiny_models import (
     ENCODERS,
     PICTURES,
     SILENT,
+    SILENT_OTHERS,
     SOUNDS,
     Tiny,
     padded,
@@ -176,8 +178,13 @@ def test_architectures_that_compute_with_the_mask(name: str, side: str, monkeypa
     monkeypatch.setattr(transformers_warnings, "_SAID", set())
     eager, ours = both((CHANGING | COMPUTING)[name])
     feed = {"input_ids": tokens(), "attention_mask": padded(side)}
-    with pytest.warns(UserWarning, match=r"computes with its attention mask .*writes the mask out, \(2, 1, "):
+    with pytest.warns(
+        UserWarning, match=r"writes the mask out, \(2, 1, |no call of attention came to regard"
+    ) as warned:
         out, seen = heard(ours, **feed)
+    assert ["writes the mask out" in str(each.message) for each in warned] == (
+        [True] if name in CHANGING else [True, False]
+    )
     assert len(seen) == (2 if name in CHANGING else 0)
     assert apart(out[0], eager(**feed)[0], padded(side)) < CLOSE
     ours(**feed)  # a second warning would be an error
@@ -192,11 +199,47 @@ def test_tokens_of_an_architecture_that_chooses_keys(monkeypatch: pytest.MonkeyP
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("name", SILENT)
-def test_architectures_that_never_ask(name: str) -> None:
-    """transformers takes the name for them and says nothing: only the count of calls tells."""
-    _, seen = heard(SILENT[name].build(compat.NAME), input_ids=tokens(), attention_mask=padded("right"))
-    assert seen == []
+@pytest.mark.parametrize("name", SILENT | SILENT_OTHERS)
+def test_architectures_that_never_ask(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers takes the name for them and says nothing; the first forward tells, the second is silent."""
+    monkeypatch.setattr(transformers_warnings, "_SAID", set())
+    tiny = (SILENT | SILENT_OTHERS)[name]
+    model, feed = tiny.build(compat.NAME), silent_feed(name)
+    with pytest.warns(UserWarning, match=r"no call of attention came to regard in its first forward") as warned:
+        _, seen = heard(model, **feed)
+    said = [str(each.message) for each in warned]
+    assert seen == [] and not any("sdpa" in sentence for sentence in said)
+    # of an encoder and a decoder, which are models of their own, each is told of
+    assert (
+        len({sentence.split()[0] for sentence in said})
+        == len(said)
+        == (2 if name in ("ProphetNet", "Table Transformer") else 1)
+    )
+    model(**feed)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def silent_feed(name: str) -> dict[str, Tensor]:
+    if name == "WavLM":
+        return {"input_values": torch.randn(2, 400)}
+    if name == "Table Transformer":
+        return {"pixel_values": torch.randn(2, 3, 40, 40)}
+    feed = {"input_ids": tokens(), "attention_mask": padded("right")}
+    return {**feed, "decoder_input_ids": tokens(7)} if name == "ProphetNet" else feed
+
+
+def test_a_first_forward_that_fails_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers_warnings, "_SAID", set())
+    model = SILENT["DeBERTa"].build(compat.NAME)
+    with pytest.raises(IndexError):
+        model(input_ids=tokens() + 1000)
+    with pytest.warns(UserWarning, match="DebertaV2Model took"):
+        copy.deepcopy(model)(input_ids=tokens())
+
+
+def test_who_has_no_attention_is_not_told_of() -> None:
+    tiny = Tiny("MambaModel", "MambaConfig", {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 1})
+    tiny.build(compat.NAME)(input_ids=tokens())
 
 
 @pytest.mark.parametrize("name", CLOSED | CLOSED_OTHERS)

@@ -4,7 +4,7 @@
     model = AutoModel.from_pretrained(..., attn_implementation="regard")
 
 Importing this module registers the name, with transformers' AttentionInterface and, so that padding and windows
-arrive, with its AttentionMaskInterface. Models that do not ask the interface are not reached: `regard doctor` says so.
+arrive, with its AttentionMaskInterface. Models that do not ask the interface are not reached: a warning says so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from regard.api import attention
 from regard.compat.transformers_mask import LazyMask, lazy_mask
-from regard.compat.transformers_models import install
+from regard.compat.transformers_models import FirstForward, install
 from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
 from regard.core.hooks import AttentionCall, notify
@@ -93,6 +93,8 @@ def attention_forward(
     torch.Size([1, 3, 8])
     """
     _refuse_unknown(others)
+    if not torch.compiler.is_compiling():
+        FirstForward.reached += 1
     nq, nk = query.shape[-2], key.shape[-2]
     positions: Positions | None = None
     added = [position_bias]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -43,6 +43,7 @@ def install(name: str) -> None:
         table = _table_without(name, type(self))
         if table is None:
             _MODELS[type(self.config)] = type(self)
+            FirstForward().watch(self)
             return name
         classes = getattr(sys.modules[type(self).__module__], table)
         # the classes are chosen when the model is built; later it keeps those that it has
@@ -58,6 +59,40 @@ def install(name: str) -> None:
         return instead
 
     PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation
+
+
+class FirstForward:
+    """Hooks on a model that took the name, for one forward: whether attention came to regard in it, or a warning.
+
+    A model without modules that are named attention (Mamba) is not told of; of models in each other the innermost is.
+    """
+
+    # calls of attention that came to regard so far, and warnings, so that the models around are silent
+    reached: ClassVar[int] = 0
+
+    def watch(self, model: PreTrainedModel) -> None:
+        self.before = 0
+        self.hooks = model.register_forward_pre_hook(self.begin), model.register_forward_hook(self.end)
+
+    def begin(self, model: nn.Module, arguments: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self.before = FirstForward.reached
+
+    def end(self, model: nn.Module, arguments: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        for hook in self.hooks:
+            hook.remove()
+        name = type(model).__name__
+        if FirstForward.reached > self.before or not any("Attention" in type(m).__name__ for m in model.modules()):
+            return
+        FirstForward.reached += 1
+        warn_once(
+            f"forward of {name}",
+            f'{name} took attn_implementation="regard", and no call of attention came to regard in its first forward: '
+            "its modules compute attention by themselves, exactly as without regard. Pass "
+            'attn_implementation="eager" to have the same without this warning.',
+        )
 
 
 def _table_without(name: str, model: type[PreTrainedModel]) -> str | None:
