@@ -119,6 +119,14 @@ def test_keys_that_the_model_chooses() -> None:
         torch.testing.assert_close(call(mask, indices=indices.int(), scaling=1.0), weighed(causal))
 
 
+def test_a_bias_meets_all_keys_of_a_static_cache() -> None:
+    """The mask tells that nobody sees the last two keys; a bias has numbers for them all the same."""
+    bias = torch.randn(1, 4, 1, 5)
+    scores = (Q[..., 2:3, :] @ K.mT) + bias
+    found = call(lazy_mask(2, 1, 5, torch.tensor(2)), q=Q[..., 2:3, :], position_bias=bias, scaling=1.0)
+    torch.testing.assert_close(found, weighed(scores[..., :3], V[..., :3, :]))
+
+
 def test_a_window_without_a_mask_is_refused() -> None:
     call(sliding_window=5)
     with pytest.raises(Unsupported, match="a sliding window of 4 meets 5 keys"):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from regard.api import attention
-from regard.compat.transformers_mask import LazyMask, lazy_mask
+from regard.compat.transformers_mask import Brief, LazyMask, lazy_mask
 from regard.compat.transformers_models import FirstForward, install
 from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
@@ -97,9 +97,12 @@ def attention_forward(
         FirstForward.reached += 1
     nq, nk = query.shape[-2], key.shape[-2]
     positions: Positions | None = None
+    keys: slice | None = None
     added = [position_bias]
     if isinstance(attention_mask, LazyMask):
-        mask, positions = _of_lazy(attention_mask, nq, nk)
+        # what is there for each key is there for all of them
+        whole = position_bias is not None or indices is not None
+        mask, positions, keys = _of_lazy(attention_mask, nq, nk, whole)
     elif attention_mask is not None:
         mask, numbers = _of_tensor(attention_mask)
         added.append(numbers)
@@ -109,6 +112,8 @@ def attention_forward(
     mask = mask & chosen
     score = _score(scaling, softcap, [bias for bias in added if bias is not None])
     notify(lambda: _attention_call(module, query, key, score, mask, positions, s_aux, attention_mask, chosen))
+    if keys is not None:
+        key, value = key[:, :, keys], value[:, :, keys]
     drop = Dropout(dropout) if dropout else None
     out = attention(query, key, value, score=score, mask=mask, positions=positions, sink=s_aux, dropout=drop)
     return out.transpose(1, 2).contiguous(), None
@@ -122,13 +127,13 @@ def _refuse_unknown(others: dict[str, Any]) -> None:
         raise Unsupported(f'attn_implementation="regard" cannot serve {name}=...: {why}.')
 
 
-def _of_lazy(lazy: LazyMask, nq: int, nk: int) -> tuple[Mask, Positions | None]:
+def _of_lazy(lazy: LazyMask, nq: int, nk: int, whole: bool) -> Brief:
     if lazy.shape[-2:] != (nq, nk):
         raise Unsupported(
             f"the model's mask is for {listed(lazy.shape[-2:])} queries and keys, its attention has "
-            f'{listed((nq, nk))}: a mask of another call. "sdpa" may broadcast it.'
+            f'{listed((nq, nk))}: a mask of another call. "eager" may broadcast it.'
         )
-    return lazy.brief
+    return Brief(lazy.mask, lazy.positions) if whole and lazy.brief.keys is not None else lazy.brief
 
 
 def _of_tensor(given: Tensor) -> tuple[Mask, Tensor | None]:

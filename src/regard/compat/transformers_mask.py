@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from regard.compat.transformers_models import form_of
 from regard.compat.transformers_patterns import MaskFunction, Sight, mask_of
 from regard.compat.transformers_tensor import Form, WrittenOut
 from regard.core.errors import Unsupported
-from regard.core.positions import Positions, head, tail
+from regard.core.positions import Positions, counted, tail
 from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import listed
 from regard.core.tracing import data_unavailable
@@ -22,6 +22,17 @@ from regard.masks.algebra import And, Everything, Interval, Mask, Or, cover_of
 from regard.masks.dense import Dense
 from regard.masks.positional import Causal
 from regard.masks.ragged import Documents, Lengths
+
+
+class Brief(NamedTuple):
+    """A mask as regard.attention is called with it: nothing hidden, a pattern, or one interval a query.
+
+    keys: the only ones that any query sees, as indices; None = all. `mask` and `positions` are of those keys.
+    """
+
+    mask: Mask
+    positions: Positions | None
+    keys: slice | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +48,7 @@ class LazyMask(WrittenOut):
     padding    booleans (batch, n) by absolute position, True = a real token; None = all are real
     mapped     whether fn takes one number each, and is to be mapped over pairs
     form       what it is where it is written out
-    mask       what may attend, to be read at `positions`
-    brief      the same for regard.attention, made short once for all layers: nothing hidden, or one interval a query
+    pattern    what fn lets through, padding or not, to be read at `positions`
 
     >>> lazy = LazyMask(1, tail(2, 4), causal_mask_function, torch.tensor([[False, True, True, True]]))
     >>> lazy.shape, lazy.mask
@@ -56,8 +66,8 @@ class LazyMask(WrittenOut):
     padding: Tensor | None = None
     mapped: bool = False
     form: Form = Form()
-    mask: Mask = field(init=False)
-    brief: tuple[Mask, Positions | None] = field(init=False)
+    pattern: Mask = field(init=False)
+    brief: Brief = field(init=False)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -113,30 +123,56 @@ class LazyMask(WrittenOut):
         return self.form.write(allowed.expand(self.shape))
 
     def __post_init__(self) -> None:
-        seen = mask_of(self.fn, Sight(self.positions, self.mapped))
-        if self.padding is not None:
-            seen = seen & _real_keys(_at(self.padding, self.positions.k), self.shape[-2])
-        object.__setattr__(self, "mask", seen)
-        object.__setattr__(self, "brief", self._brief())
+        object.__setattr__(self, "pattern", mask_of(self.fn, Sight(self.positions, self.mapped)))
+        # made here, once for all layers
+        object.__setattr__(self, "brief", self._by_numbers() or self._by_rows())
 
-    def _brief(self) -> tuple[Mask, Positions | None]:
+    @property
+    def mask(self) -> Mask:
+        """What may attend, to be read at `positions`."""
+        if self.padding is None:
+            return self.pattern
+        return self.pattern & _real_keys(_at(self.padding, self.positions.k), self.shape[-2])
+
+    def _by_numbers(self) -> Brief | None:
+        """Where positions are known as numbers and the pattern is a band of distances: no tensors but the padding's."""
+        band, span = self.pattern.band(), self.positions.span
+        if band is None or span is None or torch.compiler.is_compiling():
+            return None
+        (i, nq), (j, nk) = span.q, span.k
+        # the keys that some query sees, and whether every query sees all of them
+        first = 0 if band.before is None else max(0, i - band.before - j)
+        last = nk if band.after is None else min(nk, i + nq + band.after - j)
+        if first >= last:
+            return None
+        behind = band.before is None or i + nq - 1 - band.before <= j + first
+        ahead = band.after is None or i + band.after + 1 >= j + last
+        keys = None if last - first == nk else slice(first, last)
+        if behind and ahead:
+            seen = _real_interval(self.padding, nq, j + first, last - first)
+            return None if seen is None else Brief(seen, None, keys)
+        if self.padding is not None or i + nq != j + last:
+            return None
+        return Brief(self.pattern, None if nq == last - first else tail(nq, last - first), keys)
+
+    def _by_rows(self) -> Brief:
         mask, positions = self.mask, self.positions
         _, _, nq, nk = self.shape
         if data_unavailable(positions.q, *mask.tensors()):
-            return mask, positions
+            return Brief(mask, positions)
         interval = mask.rows(Frame.of(nq, nk, batch=(self.batch,), positions=positions))
         if interval is None:
-            return mask, positions
+            return Brief(mask, positions)
         if bool((interval.start <= 0).all()) and bool((interval.stop >= nk).all()):
-            return Everything(), None
+            return Brief(Everything(), None)
         if not mask.tensors() and nq == nk and positions.consecutive and torch.equal(positions.q, positions.k):
-            return mask, None
-        return Between(interval.start[..., 0, :], interval.stop[..., 0, :]), None
+            return Brief(mask, None)
+        return Brief(Between(interval.start[..., 0, :], interval.stop[..., 0, :]), None)
 
     @property
     def causal(self) -> bool:
         """Whether it is known to compare queries and keys of one sequence."""
-        return _has_causal(self.mask)
+        return _has_causal(self.pattern)
 
     def real(self) -> Tensor | None:
         """Which queries are real tokens (batch, nq), where queries and keys are of one sequence; None = all."""
@@ -211,17 +247,15 @@ def lazy_mask(
     lazy = LazyMask(batch_size, positions, mask_function, padding, use_vmap, form_of(config, dtype))
     # of a decoder made to look both ways the modules still say that they are causal
     both_ways = allow_is_bidirectional_skip and getattr(config, "is_causal", True)
-    return None if both_ways and isinstance(lazy.mask, Everything) else lazy
+    return None if both_ways and isinstance(lazy.pattern, Everything) and isinstance(lazy.mask, Everything) else lazy
 
 
 def _positions(nq: int, nk: int, q_offset: int | Tensor, k_offset: int | Tensor, device: Any) -> Positions:
-    """Where they can be told apart, the positions that are known to count up by one."""
-    if not isinstance(q_offset, Tensor) and not isinstance(k_offset, Tensor) and k_offset == 0:
-        if q_offset == 0:
-            return head(nq, nk, device)
-        if q_offset == nk - nq:
-            return tail(nq, nk, device)
-    return Positions(torch.arange(nq, device=device) + q_offset, torch.arange(nk, device=device) + k_offset)
+    """As numbers where they are known: a static cache tells its offset as a tensor."""
+    offsets = [x for x in (q_offset, k_offset) if isinstance(x, Tensor)]
+    if offsets and data_unavailable(*offsets):
+        return Positions(torch.arange(nq, device=device) + q_offset, torch.arange(nk, device=device) + k_offset)
+    return counted((int(q_offset), nq), (int(k_offset), nk), device)
 
 
 def _at(padding: Tensor, positions: Tensor) -> Tensor:
@@ -245,6 +279,23 @@ def _real_keys(real: Tensor, nq: int) -> Mask:
     # -1 before the real keys, 0 for them, 1 behind
     ids = (begins.long().cumsum(-1) - real.long()) - (begins.long().cumsum(-1) == 0).long()
     return Documents(torch.zeros(nq, dtype=torch.int64, device=real.device), ids)
+
+
+def _real_interval(padding: Tensor | None, nq: int, first: int, count: int) -> Mask | None:
+    """The real ones of `count` keys from `first` on, for nq queries that see them all: None where they lie apart."""
+    if padding is None:
+        return Everything()
+    if padding.shape[-1] < first + count or data_unavailable(padding):
+        return None
+    real = padding[:, first : first + count]
+    if bool(real.all()):
+        return Everything()
+    numbers = real.view(torch.uint8)
+    start, length = numbers.argmax(-1, keepdim=True), real.sum(-1, keepdim=True)
+    stop = count - numbers.flip(-1).argmax(-1, keepdim=True)
+    if not torch.equal(stop - start, length):
+        return None
+    return Between(start, stop) if nq == 1 else Between(start.repeat(1, nq), stop.repeat(1, nq))
 
 
 def _has_causal(mask: Mask) -> bool:

@@ -104,6 +104,17 @@ def _counted(q: tuple[int, int], k: tuple[int, int], device: torch.device | str 
     return made
 
 
+def counted(q: tuple[int, int], k: tuple[int, int], device: torch.device | str | None = None) -> Positions:
+    """Positions that count up by one, from anywhere: the first and how many, of the queries and of the keys.
+
+    Raises ValueError for negative counts.
+
+    >>> counted((5, 2), (3, 4)).k
+    tensor([3, 4, 5, 6])
+    """
+    return _counted(q, k, device)
+
+
 def head(nq: int, nk: int, device: torch.device | str | None = None) -> Positions:
     """The queries are the first nq positions: query i stands at i, key j at j.
 
