@@ -102,6 +102,8 @@ _SPEECH = {
     "num_conv_pos_embedding_groups": 2,
 }
 
+_BARK = {"input_vocab_size": VOCABULARY, "output_vocab_size": VOCABULARY}
+
 DECODERS = {
     "Llama": Tiny("LlamaForCausalLM", "LlamaConfig", _GROUPED),
     "Mistral": Tiny("MistralForCausalLM", "MistralConfig", {**_WIDE, **_WINDOW}),
@@ -198,8 +200,21 @@ CLIP = Tiny(
         "projection_dim": 16,
     },
 )
-# Their modules compute attention by themselves: with the mask that they asked for ...
+# They compute with the mask that they asked for: some change it and then ask for attention, ...
+CHANGING = {
+    "Doge": Tiny("DogeForCausalLM", "DogeConfig", {**_GROUPED, "keep_window_size": 7}),
+    "DeepSeek-V3.2": Tiny(
+        "DeepseekV32ForCausalLM",
+        "DeepseekV32Config",
+        {**_PLAIN, **_LATENT, "index_topk": 5, "index_n_heads": 2, "index_head_dim": 8},
+    ),
+}
+# ... others compute attention by themselves, with that mask, ...
 COMPUTING = {
+    "BigBird": Tiny("BigBirdModel", "BigBirdConfig", {**_PLAIN, "attention_type": "original_full", "sep_token_id": 3}),
+    "ConvBERT": Tiny("ConvBertModel", "ConvBertConfig", {**_PLAIN, "embedding_size": 32}),
+    "Canine": Tiny("CanineModel", "CanineConfig", {**_PLAIN, "downsampling_rate": 4, "num_hash_buckets": 64}),
+    "BLIP": Tiny("BlipTextModel", "BlipTextConfig", {**_PLAIN, "sep_token_id": 3}),
     "MPNet": Tiny("MPNetModel", "MPNetConfig", _PLAIN),
     "Bloom": Tiny("BloomModel", "BloomConfig", {**_NAMED, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
     "XGLM": Tiny("XGLMModel", "XGLMConfig", {**_NAMED, "d_model": 32, "ffn_dim": 37, "num_layers": 2}),
@@ -210,10 +225,64 @@ SILENT = {
     "XLNet": Tiny("XLNetModel", "XLNetConfig", {**_NAMED, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 37}),
     "LongT5": Tiny("LongT5EncoderModel", "LongT5Config", _T5),
 }
-# ... or not at all, since the name of the implementation must be one of theirs.
+SILENT_OTHERS = {
+    "GPT": Tiny("OpenAIGPTModel", "OpenAIGPTConfig", _GPT2),
+    "ProphetNet": Tiny(
+        "ProphetNetModel",
+        "ProphetNetConfig",
+        {
+            **_NAMED,
+            "hidden_size": 32,
+            "num_encoder_layers": 1,
+            "num_decoder_layers": 1,
+            "num_encoder_attention_heads": 4,
+            "num_decoder_attention_heads": 4,
+            "encoder_ffn_dim": 37,
+            "decoder_ffn_dim": 37,
+        },
+    ),
+    "WavLM": Tiny("WavLMModel", "WavLMConfig", _SPEECH),
+    "Table Transformer": Tiny(
+        "TableTransformerModel",
+        "TableTransformerConfig",
+        {
+            **_BOTH,
+            "num_queries": 5,
+            "backbone_config": {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]},
+        },
+    ),
+}
+# ... or not at all: they take the class of their attention from a table of their own.
 CLOSED = {
-    "GPT-J": Tiny("GPTJModel", "GPTJConfig", {**_GPT2, "rotary_dim": 4}),
-    "Falcon": Tiny("FalconModel", "FalconConfig", _PLAIN),
+    "GPT-J": Tiny("GPTJForCausalLM", "GPTJConfig", {**_GPT2, "rotary_dim": 4}),
+    "Falcon": Tiny("FalconForCausalLM", "FalconConfig", _PLAIN),
+    "GPT-Neo": Tiny(
+        "GPTNeoForCausalLM",
+        "GPTNeoConfig",
+        {**_NAMED, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+    ),
+    "GIT": Tiny("GitForCausalLM", "GitConfig", {**_PLAIN, "vision_config": _VISION}),
+}
+# The same, of pictures, and one that no AutoModel loads.
+CLOSED_OTHERS = {
+    "Bark": Tiny(
+        "BarkSemanticModel",
+        "BarkSemanticConfig",
+        {**_BARK, "num_layers": 2, "num_heads": 4, "hidden_size": 32, "block_size": 64},
+    ),
+    "SAM": Tiny(
+        "SamVisionModel",
+        "SamVisionConfig",
+        {
+            **_VISION,
+            "output_channels": 16,
+            "mlp_dim": 37,
+            "window_size": 2,
+            "global_attn_indexes": [1],
+            "num_pos_feats": 8,
+        },
+    ),
+    "Data2Vec": Tiny("Data2VecVisionModel", "Data2VecVisionConfig", _VISION),
 }
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import StaticCache
+from transformers import DynamicCache, StaticCache
 
 import regard.compat.transformers
 from compile_calls import close
@@ -51,28 +52,44 @@ def exported(name: str) -> None:
             close((program(**one)[0],), (model(**one)[0],))
 
 
-def decoded(name: str) -> None:
-    """Token by token into a static cache, in one graph for all of them."""
-    model, ids, graphs = built(name), tokens(9), list[torch.fx.GraphModule]()
+# steps of a generation: the prompt, then tokens one by one
+STEPS = ((0, 5), *((n, n + 1) for n in range(5, 11)))
+CACHES: dict[str, Callable[[Any], Any]] = {
+    "static": lambda config: StaticCache(config=config, max_cache_len=16),
+    "dynamic": lambda config: DynamicCache(config=config),
+}
+
+
+def generated(name: str, cache: str, side: str) -> None:
+    """Each step is one graph, and there are few for all of them: the prompt's, the first token's, the others'."""
+    model, ids, graphs = built(name), tokens(11), list[torch.fx.GraphModule]()
+    real = padded(side, 11) if side != "none" else torch.ones_like(ids)
+    if side == "right":  # of the prompt, behind which the first sequence goes on
+        real = torch.ones_like(ids).index_fill(1, torch.tensor([3, 4]), 0)
 
     def count(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
         graphs.append(graph)
         return graph.forward
 
     found: list[tuple[Tensor, ...]] = []
-    for run in (torch.compile(model, backend=count, fullgraph=True, dynamic=False), model):
-        cache = StaticCache(config=model.config, max_cache_len=16)
-        given = {"past_key_values": cache, "use_cache": True}
-        with torch.no_grad():
-            each = [run(ids[:, n : n + 1], position_ids=torch.tensor([[n]]), **given).logits for n in range(9)]
+    for run in (torch.compile(model, backend=count, fullgraph=True), model):
+        kept, each = CACHES[cache](model.config), list[Tensor]()
+        for first, last in STEPS:
+            at = torch.arange(first, last)[None]
+            mask = {} if side == "none" else {"attention_mask": real[:, :last]}
+            with torch.no_grad():
+                each.append(
+                    run(ids[:, first:last], position_ids=at, past_key_values=kept, use_cache=True, **mask).logits
+                )
         found.append(tuple(each))
     close(*found)
-    assert len(graphs) <= 2  # the first token makes the memory of the cache
+    assert len(graphs) <= 4, f"{len(graphs)} graphs"
 
 
 def cases() -> dict[str, Callable[[], None]]:
     found: dict[str, Callable[[], None]] = {}
     for name in MODELS:
         found[f"compile {name}"], found[f"export {name}"] = partial(compiled, name), partial(exported, name)
-    found["decode with Llama"] = partial(decoded, "Llama")
+    for name, cache, side in product(("Llama", "Gemma2"), CACHES, ("none", "left", "right")):
+        found[f"generate {name} {cache} {side}"] = partial(generated, name, cache, side)
     return found

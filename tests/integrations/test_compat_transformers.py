@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,14 +10,17 @@ import torch
 from torch import Tensor
 
 from tiny_models import (
+    CHANGING,
     CLIP,
     CLOSED,
+    CLOSED_OTHERS,
     COMPUTING,
     DECODERS,
     ENCODER_DECODERS,
     ENCODERS,
     PICTURES,
     SILENT,
+    SILENT_OTHERS,
     SOUNDS,
     Tiny,
     padded,
@@ -26,7 +30,7 @@ from tiny_models import (
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
 
 from regard.compat import transformers as compat
-from regard.core.errors import Unsupported
+from regard.compat import transformers_warnings
 from regard.core.hooks import AttentionCall, observing
 
 CLOSE = 1e-5  # of the largest number, in float32
@@ -167,21 +171,96 @@ def test_the_same_tokens_from_an_encoder(name: str) -> None:
         assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("name", COMPUTING)
-def test_architectures_that_compute_with_the_mask(name: str) -> None:
-    model = COMPUTING[name].build(compat.NAME)
-    with pytest.raises(Unsupported, match="the model computes with its attention mask"):
-        model(input_ids=tokens(), attention_mask=padded("right"))
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", CHANGING | COMPUTING)
+def test_architectures_that_compute_with_the_mask(name: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They get the mask in full, and one warning."""
+    monkeypatch.setattr(transformers_warnings, "_SAID", set())
+    eager, ours = both((CHANGING | COMPUTING)[name])
+    feed = {"input_ids": tokens(), "attention_mask": padded(side)}
+    with pytest.warns(
+        UserWarning, match=r"writes the mask out, \(2, 1, |no call of attention came to regard"
+    ) as warned:
+        out, seen = heard(ours, **feed)
+    assert ["writes the mask out" in str(each.message) for each in warned] == (
+        [True] if name in CHANGING else [True, False]
+    )
+    assert len(seen) == (2 if name in CHANGING else 0)
+    assert apart(out[0], eager(**feed)[0], padded(side)) < CLOSE
+    ours(**feed)  # a second warning would be an error
 
 
-@pytest.mark.parametrize("name", SILENT)
-def test_architectures_that_never_ask(name: str) -> None:
-    """transformers takes the name for them and says nothing: only the count of calls tells."""
-    _, seen = heard(SILENT[name].build(compat.NAME), input_ids=tokens(), attention_mask=padded("right"))
+def test_tokens_of_an_architecture_that_chooses_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSeek V3.2 chooses 5 keys for each query: among 13 tokens that hides more than its mask does."""
+    monkeypatch.setattr(transformers_warnings, "_SAID", {"mask of DeepseekV32Model"})
+    eager, ours = both(CHANGING["DeepSeek-V3.2"])
+    asked = {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False, "pad_token_id": 0}
+    found = [model.generate(tokens(), attention_mask=padded("left"), **asked) for model in (eager, ours)]
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("name", SILENT | SILENT_OTHERS)
+def test_architectures_that_never_ask(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers takes the name for them and says nothing; the first forward tells, the second is silent."""
+    monkeypatch.setattr(transformers_warnings, "_SAID", set())
+    tiny = (SILENT | SILENT_OTHERS)[name]
+    model, feed = tiny.build(compat.NAME), silent_feed(name)
+    with pytest.warns(UserWarning, match=r"no call of attention came to regard in its first forward") as warned:
+        _, seen = heard(model, **feed)
+    said = [str(each.message) for each in warned]
+    assert seen == [] and not any("sdpa" in sentence for sentence in said)
+    # of an encoder and a decoder, which are models of their own, each is told of
+    assert (
+        len({sentence.split()[0] for sentence in said})
+        == len(said)
+        == (2 if name in ("ProphetNet", "Table Transformer") else 1)
+    )
+    model(**feed)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def silent_feed(name: str) -> dict[str, Tensor]:
+    if name == "WavLM":
+        return {"input_values": torch.randn(2, 400)}
+    if name == "Table Transformer":
+        return {"pixel_values": torch.randn(2, 3, 40, 40)}
+    feed = {"input_ids": tokens(), "attention_mask": padded("right")}
+    return {**feed, "decoder_input_ids": tokens(7)} if name == "ProphetNet" else feed
+
+
+def test_a_first_forward_that_fails_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers_warnings, "_SAID", set())
+    model = SILENT["DeBERTa"].build(compat.NAME)
+    with pytest.raises(IndexError):
+        model(input_ids=tokens() + 1000)
+    with pytest.warns(UserWarning, match="DebertaV2Model took"):
+        copy.deepcopy(model)(input_ids=tokens())
+
+
+def test_who_has_no_attention_is_not_told_of() -> None:
+    tiny = Tiny("MambaModel", "MambaConfig", {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 1})
+    tiny.build(compat.NAME)(input_ids=tokens())
+
+
+@pytest.mark.parametrize("name", CLOSED | CLOSED_OTHERS)
+def test_architectures_with_a_table_of_their_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run with the class that they have, and say which and what to do."""
+    monkeypatch.setattr(transformers_warnings, "_SAID", set())
+    tiny = (CLOSED | CLOSED_OTHERS)[name]
+    with pytest.warns(UserWarning, match=rf"{tiny.model} takes its attention from a table of its own \(") as warned:
+        model = tiny.build(compat.NAME)
+    own = "sdpa" if model._supports_sdpa else "eager"
+    assert model.config._attn_implementation == own
+    assert [f'attn_implementation="{own}"' in str(each.message) for each in warned] == [True]
+    expected = tiny.build("eager")
+    if "pixel_values" in expected.main_input_name:
+        real, feed = None, {"pixel_values": torch.randn(2, 3, 12, 12)}
+    else:
+        real = padded("right")
+        feed = {"input_ids": tokens(), "attention_mask": real}
+    out, seen = heard(model, **feed)
     assert seen == []
-
-
-@pytest.mark.parametrize("name", CLOSED)
-def test_architectures_that_refuse_the_name(name: str) -> None:
-    with pytest.raises(KeyError, match=compat.NAME):
-        CLOSED[name].build(compat.NAME)
+    assert apart(out[0], expected(**feed)[0], real) < CLOSE
+    # a model that is built keeps its class
+    expected.set_attn_implementation(compat.NAME)
+    assert expected.config._attn_implementation == "eager"

@@ -98,7 +98,7 @@ def test_numbers_to_add_have_their_gradient() -> None:
     torch.testing.assert_close(found, expected)
 
 
-REFUSED = ["cache", "indices", "block_indices", "cu_seq_lens_q", "cu_seq_lens_k", "sinks", "head_mask"]
+REFUSED = ["cache", "block_indices", "cu_seq_lens_q", "cu_seq_lens_k", "sinks", "head_mask"]
 
 
 @pytest.mark.parametrize("name", [*REFUSED, "output_attentions", "never_heard_of"])
@@ -106,6 +106,25 @@ def test_keywords_that_are_refused(name: str) -> None:
     with pytest.raises(Unsupported, match=f"cannot serve {name}="):
         call(**{name: torch.ones(2)})
     call(**{name: None})
+
+
+def test_keys_that_the_model_chooses() -> None:
+    """Booleans of its own, of those that the mask lets through; -1 names no key."""
+    indices = torch.tensor([[[0, 1], [1, 2], [4, 2], [3, 3], [-1, 4]], [[0, 0], [0, 1], [2, 0], [1, 2], [0, 3]]])
+    allowed = torch.zeros(2, 5, 6, dtype=torch.bool).scatter(-1, indices % 6, True)[:, None, :, :5]
+    scores = (Q @ K.mT).masked_fill(~allowed, -torch.inf)
+    torch.testing.assert_close(call(indices=indices, scaling=1.0), weighed(scores))
+    causal = scores.masked_fill(~torch.ones(5, 5).tril().bool(), -torch.inf)
+    for mask in (lazy_mask(2, 5, 5), torch.ones(2, 1, 5, 5).tril().bool()):
+        torch.testing.assert_close(call(mask, indices=indices.int(), scaling=1.0), weighed(causal))
+
+
+def test_a_bias_meets_all_keys_of_a_static_cache() -> None:
+    """The mask tells that nobody sees the last two keys; a bias has numbers for them all the same."""
+    bias = torch.randn(1, 4, 1, 5)
+    scores = (Q[..., 2:3, :] @ K.mT) + bias
+    found = call(lazy_mask(2, 1, 5, torch.tensor(2)), q=Q[..., 2:3, :], position_bias=bias, scaling=1.0)
+    torch.testing.assert_close(found, weighed(scores[..., :3], V[..., :3, :]))
 
 
 def test_a_window_without_a_mask_is_refused() -> None:

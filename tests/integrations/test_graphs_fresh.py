@@ -12,6 +12,7 @@ import subprocess
 import sys
 from functools import cache
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ MODELS = ["Llama", "Gemma2", "BERT", "T5", "ViT"]
 GRAPHS = list(compile_calls.cases())
 INDUCTOR = [name for name in GRAPHS if name.startswith("inductor")]
 OF_MODELS = [f"{what} {name}" for what in ("compile", "export") for name in MODELS]
-OF_MODELS += ["decode with Llama"]
+GENERATED = product(("Llama", "Gemma2"), ("static", "dynamic"), ("none", "left", "right"))
+OF_MODELS += [f"generate {name} {cache} {side}" for name, cache, side in GENERATED]
 FEW = (
     "compile, readme: own modifier and mask",
     "compile, readme: custom with a tensor",
@@ -35,6 +37,7 @@ FEW = (
     "compile for every length, readme: sink",
     "export for every length, readme: eight lines",
     "compile BERT",
+    "generate Llama dynamic left",
 )
 FOLDER = Path(__file__).parent
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import warnings
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -139,7 +140,12 @@ def examine(name: str) -> Examined:
     is looked up outside of the folder. Raises ValueError where there is no such model, Unsupported where its attention
     does not come to regard.
     """
-    model = own_model(folder_of(name))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # what regard would warn of is what this finds out
+        return _examined(own_model(folder_of(name)))
+
+
+def _examined(model: Any) -> Examined:
     feed, real = _inputs(model)
     heard: list[AttentionCall] = []
     with torch.no_grad():

@@ -4,7 +4,7 @@
     model = AutoModel.from_pretrained(..., attn_implementation="regard")
 
 Importing this module registers the name, with transformers' AttentionInterface and, so that padding and windows
-arrive, with its AttentionMaskInterface. Models that do not ask the interface are not reached: `regard doctor` says so.
+arrive, with its AttentionMaskInterface. Models that do not ask the interface are not reached: a warning says so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from regard.api import attention
-from regard.compat.transformers_mask import LazyMask, lazy_mask
+from regard.compat.transformers_mask import Brief, LazyMask, lazy_mask
+from regard.compat.transformers_models import FirstForward, install
 from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
 from regard.core.hooks import AttentionCall, notify
@@ -43,7 +44,6 @@ SILENT = frozenset(
 )
 REFUSED = {
     "cache": "the keys of a paged cache (continuous batching) lie in blocks; use a DynamicCache or a StaticCache",
-    "indices": 'the model chooses keys for each query; "eager" can do that',
     "block_indices": 'the model chooses blocks of keys for each query; "eager" can do that',
     "cu_seq_lens_q": "packed sequences are read from position_ids: pass those, and no cu_seq_lens",
     "cu_seq_lens_k": "packed sequences are read from position_ids: pass those, and no cu_seq_lens",
@@ -66,13 +66,15 @@ def attention_forward(
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    indices: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """One call of attention, as transformers' attention modules make it: (out, None), out (batch, nq, heads, dv).
 
     query (batch, heads, nq, dk), key and value (batch, key heads, nk, ...), not repeated. Scores are scaled (by
     `scaling`; None = 1 / sqrt(dk)), capped (`softcap`), then `position_bias` (T5) is added. `s_aux` (heads,) are
-    learned sinks. `dropout` is drawn from torch's generator.
+    learned sinks. Of the keys that the mask lets through, a query sees those that `indices` (batch, nq, n) names, which
+    takes booleans of nq × nk. `dropout` is drawn from torch's generator.
 
     attention_mask  a lazy mask; or a tensor that broadcasts to (batch, heads, nq, nk): booleans, True = may attend, or
                     numbers that are added, of which -inf and the dtype's least number hide; or None: causal if
@@ -80,7 +82,7 @@ def attention_forward(
                     has sliding windows in it.
 
     A query that may see nothing (padding) gets 0. Raises Unsupported for what would change the result and cannot be
-    had: a paged cache, chosen keys (`indices`), `cu_seq_lens_q`, weights (`output_attentions`), keywords not known.
+    had: a paged cache, `block_indices`, `cu_seq_lens_q`, weights (`output_attentions`), keywords not known.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> config = LlamaConfig(
@@ -91,18 +93,27 @@ def attention_forward(
     torch.Size([1, 3, 8])
     """
     _refuse_unknown(others)
+    if not torch.compiler.is_compiling():
+        FirstForward.reached += 1
     nq, nk = query.shape[-2], key.shape[-2]
     positions: Positions | None = None
+    keys: slice | None = None
     added = [position_bias]
     if isinstance(attention_mask, LazyMask):
-        mask, positions = _of_lazy(attention_mask, nq, nk)
+        # what is there for each key is there for all of them
+        whole = position_bias is not None or indices is not None
+        mask, positions, keys = _of_lazy(attention_mask, nq, nk, whole)
     elif attention_mask is not None:
         mask, numbers = _of_tensor(attention_mask)
         added.append(numbers)
     else:
         mask = _unmasked(module, nq, nk, is_causal, sliding_window)
+    chosen = Everything() if indices is None else _chosen(indices, nk)
+    mask = mask & chosen
     score = _score(scaling, softcap, [bias for bias in added if bias is not None])
-    notify(lambda: _attention_call(module, query, key, score, mask, positions, s_aux, attention_mask))
+    notify(lambda: _attention_call(module, query, key, score, mask, positions, s_aux, attention_mask, chosen))
+    if keys is not None:
+        key, value = key[:, :, keys], value[:, :, keys]
     drop = Dropout(dropout) if dropout else None
     out = attention(query, key, value, score=score, mask=mask, positions=positions, sink=s_aux, dropout=drop)
     return out.transpose(1, 2).contiguous(), None
@@ -116,13 +127,13 @@ def _refuse_unknown(others: dict[str, Any]) -> None:
         raise Unsupported(f'attn_implementation="regard" cannot serve {name}=...: {why}.')
 
 
-def _of_lazy(lazy: LazyMask, nq: int, nk: int) -> tuple[Mask, Positions | None]:
+def _of_lazy(lazy: LazyMask, nq: int, nk: int, whole: bool) -> Brief:
     if lazy.shape[-2:] != (nq, nk):
         raise Unsupported(
             f"the model's mask is for {listed(lazy.shape[-2:])} queries and keys, its attention has "
-            f'{listed((nq, nk))}: a mask of another call. "sdpa" may broadcast it.'
+            f'{listed((nq, nk))}: a mask of another call. "eager" may broadcast it.'
         )
-    return lazy.brief
+    return Brief(lazy.mask, lazy.positions) if whole and lazy.brief.keys is not None else lazy.brief
 
 
 def _of_tensor(given: Tensor) -> tuple[Mask, Tensor | None]:
@@ -157,6 +168,13 @@ def _unmasked(module: nn.Module, nq: int, nk: int, is_causal: bool | None, slidi
     return Causal()
 
 
+def _chosen(indices: Tensor, nk: int) -> Mask:
+    """The keys that are named (batch, nq, n); -1 names none."""
+    named = torch.zeros(*indices.shape[:-1], nk + 1, dtype=torch.bool, device=indices.device)
+    named.scatter_(-1, indices.long().where(indices >= 0, nk), True)
+    return Dense(named[:, None, :, :nk])
+
+
 def _score(scaling: float | None, softcap: float | None, added: list[Tensor]) -> Score:
     score: Score = ScaledDot(scaling)
     if softcap is not None:
@@ -174,10 +192,11 @@ def _attention_call(
     positions: Positions | None,
     sink: Tensor | None,
     given: LazyMask | Tensor | None,
+    chosen: Mask,
 ) -> AttentionCall:
     """The call for who looks inside: padding asks nothing there, and the mask is told in the words of its making."""
     if isinstance(given, LazyMask):
-        mask, positions, real = given.mask, given.positions, given.real()
+        mask, positions, real = given.mask & chosen, given.positions, given.real()
         # across sequences (a decoder that reads an encoder) the padding is the keys' alone
         own = given.causal or not (getattr(module, "is_decoder", False) or query.shape[-2] != key.shape[-2])
         if own and real is not None and not bool(real.all()):
@@ -187,3 +206,4 @@ def _attention_call(
 
 AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, lazy_mask)
+install(NAME)

@@ -3,39 +3,50 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NoReturn
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers.masking_utils import causal_mask_function
 
+from regard.compat.transformers_models import form_of
+from regard.compat.transformers_padding import Between, real_at, real_interval, real_keys
 from regard.compat.transformers_patterns import MaskFunction, Sight, mask_of
+from regard.compat.transformers_tensor import Form, WrittenOut
 from regard.core.errors import Unsupported
-from regard.core.positions import Positions, head, tail
-from regard.core.region import Frame, Region, Tiling
-from regard.core.shapes import listed
+from regard.core.positions import Positions, counted, tail
+from regard.core.region import Frame
 from regard.core.tracing import data_unavailable
-from regard.masks.algebra import And, Everything, Mask, Or, cover_of
-from regard.masks.dense import Dense
-from regard.masks.intervals import Interval
+from regard.masks.algebra import And, Everything, Mask, Or
 from regard.masks.positional import Causal
-from regard.masks.ragged import Documents, Lengths
+
+
+class Brief(NamedTuple):
+    """A mask as regard.attention is called with it: nothing hidden, a pattern, or one interval a query.
+
+    keys: the only ones that any query sees, as indices; None = all. `mask` and `positions` are of those keys.
+    """
+
+    mask: Mask
+    positions: Positions | None
+    keys: slice | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class LazyMask:
+class LazyMask(WrittenOut):
     """A mask (batch, 1, nq, nk) that is not there: the function that makes it, where it is asked, and the padding.
 
     transformers makes one a forward and shares it among layers. Its slices of queries and of keys are lazy masks again;
-    to compute with it is refused, since that would take n × n numbers.
+    where a model computes with it otherwise, it is written out, as the tensor that sdpa would have had.
 
     batch      how many sequences
     positions  absolute positions of the queries (nq,) and keys (nk,)
     fn         fn(batch, head, query, key) -> whether the query may see the key
     padding    booleans (batch, n) by absolute position, True = a real token; None = all are real
     mapped     whether fn takes one number each, and is to be mapped over pairs
-    mask       what may attend, to be read at `positions`
-    brief      the same for regard.attention, made short once for all layers: nothing hidden, or one interval a query
+    form       what it is where it is written out
+    pattern    what fn lets through, padding or not, to be read at `positions`
 
     >>> lazy = LazyMask(1, tail(2, 4), causal_mask_function, torch.tensor([[False, True, True, True]]))
     >>> lazy.shape, lazy.mask
@@ -52,8 +63,9 @@ class LazyMask:
     fn: MaskFunction
     padding: Tensor | None = None
     mapped: bool = False
-    mask: Mask = field(init=False)
-    brief: tuple[Mask, Positions | None] = field(init=False)
+    form: Form = Form()
+    pattern: Mask = field(init=False)
+    brief: Brief = field(init=False)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -62,6 +74,10 @@ class LazyMask:
     @property
     def device(self) -> torch.device:
         return self.positions.q.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.form.dtype
 
     def dim(self) -> int:
         return self.ndim
@@ -72,91 +88,93 @@ class LazyMask:
     def contiguous(self) -> LazyMask:
         return self
 
-    def to(self, device: Any = None, dtype: Any = None) -> LazyMask:
-        """Itself: it has no dtype, and answers on the device that it was made for."""
-        if isinstance(device, (str, torch.device)) and torch.device(device).type != self.device.type:
-            raise Unsupported(
-                f"a mask made on {self.device} is wanted on {device}; regard serves models that live on one device. "
-                "Load the model without device_map."
-            )
-        return self
+    def to(self, *to: Any, **named: Any) -> Any:
+        """Itself on the device that it was made for and in the dtype that it is written out in; other dtypes: a tensor.
 
-    def __getitem__(self, index: Any) -> LazyMask:
+        The arguments are those of torch.Tensor.to.
+        """
+        for device in (named.get("device"), *to):
+            if isinstance(device, (str, torch.device)) and torch.device(device).type != self.device.type:
+                raise Unsupported(
+                    f"a mask made on {self.device} is wanted on {device}; regard serves models that live on one "
+                    "device. Load the model without device_map."
+                )
+        dtypes = [x.dtype if isinstance(x, Tensor) else x for x in (named.get("dtype"), *to)]
+        others = [x for x in dtypes if isinstance(x, torch.dtype) and x != self.dtype]
+        return self.written("to").to(others[0]) if others else self
+
+    def __getitem__(self, index: Any) -> Any:
         parts = index if isinstance(index, tuple) else (index,)
-        parts = (*parts, *(slice(None),) * (self.ndim - len(parts)))
-        whole = all(part == slice(None) for part in parts[:2])
-        if len(parts) > self.ndim or not whole or not all(isinstance(part, slice) for part in parts):
-            _refuse(f"indexes it by {index!r}")
-        rows, cols = parts[2:]
-        return replace(self, positions=Positions(self.positions.q[rows], self.positions.k[cols]))
+        if len(parts) <= self.ndim and all(isinstance(part, slice) for part in parts):
+            *both, rows, cols = (*parts, *(slice(None),) * (self.ndim - len(parts)))
+            if all(part == slice(None) for part in both):
+                return replace(self, positions=Positions(self.positions.q[rows], self.positions.k[cols]))
+        return self.written("__getitem__")[index]
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        _refuse(f"calls {getattr(func, '__name__', func)} on it")
+    def dense(self) -> Tensor:
+        return self._dense
+
+    @cached_property
+    def _dense(self) -> Tensor:
+        _, _, nq, nk = self.shape
+        allowed = self.mask.on(nq, nk, positions=self.positions, batch=(self.batch,)).dense()
+        return self.form.write(allowed.expand(self.shape))
 
     def __post_init__(self) -> None:
-        seen = mask_of(self.fn, Sight(self.positions, self.mapped))
-        if self.padding is not None:
-            seen = seen & _real_keys(_at(self.padding, self.positions.k), self.shape[-2])
-        object.__setattr__(self, "mask", seen)
-        object.__setattr__(self, "brief", self._brief())
+        object.__setattr__(self, "pattern", mask_of(self.fn, Sight(self.positions, self.mapped)))
+        # made here, once for all layers
+        object.__setattr__(self, "brief", self._by_numbers() or self._by_rows())
 
-    def _brief(self) -> tuple[Mask, Positions | None]:
+    @property
+    def mask(self) -> Mask:
+        """What may attend, to be read at `positions`."""
+        if self.padding is None:
+            return self.pattern
+        return self.pattern & real_keys(real_at(self.padding, self.positions.k), self.shape[-2])
+
+    def _by_numbers(self) -> Brief | None:
+        """Where positions are known as numbers and the pattern is a band of distances: no tensors but the padding's."""
+        band, span = self.pattern.rule(), self.positions.span
+        if band is None or not band.of_distances or span is None or torch.compiler.is_compiling():
+            return None
+        (i, nq), (j, nk) = span.q, span.k
+        # the keys that some query sees, and whether every query sees all of them
+        first = 0 if band.before is None else max(0, i - band.before - j)
+        last = nk if band.after is None else min(nk, i + nq + band.after - j)
+        if first >= last:
+            return None
+        behind = band.before is None or i + nq - 1 - band.before <= j + first
+        ahead = band.after is None or i + band.after + 1 >= j + last
+        keys = None if last - first == nk else slice(first, last)
+        if behind and ahead:
+            seen = real_interval(self.padding, nq, j + first, last - first)
+            return None if seen is None else Brief(seen, None, keys)
+        if self.padding is not None or i + nq != j + last:
+            return None
+        return Brief(self.pattern, None if nq == last - first else tail(nq, last - first), keys)
+
+    def _by_rows(self) -> Brief:
         mask, positions = self.mask, self.positions
         _, _, nq, nk = self.shape
         if data_unavailable(positions.q, *mask.tensors()):
-            return mask, positions
+            return Brief(mask, positions)
         interval = mask.rows(Frame.of(nq, nk, batch=(self.batch,), positions=positions))
         if interval is None:
-            return mask, positions
+            return Brief(mask, positions)
         if bool((interval.start <= 0).all()) and bool((interval.stop >= nk).all()):
-            return Everything(), None
+            return Brief(Everything(), None)
         if not mask.tensors() and nq == nk and positions.consecutive and torch.equal(positions.q, positions.k):
-            return mask, None
-        return Between(interval.start[..., 0, :], interval.stop[..., 0, :]), None
+            return Brief(mask, None)
+        return Brief(Between(interval.start[..., 0, :], interval.stop[..., 0, :]), None)
 
     @property
     def causal(self) -> bool:
         """Whether it is known to compare queries and keys of one sequence."""
-        return _has_causal(self.mask)
+        return _has_causal(self.pattern)
 
     def real(self) -> Tensor | None:
         """Which queries are real tokens (batch, nq), where queries and keys are of one sequence; None = all."""
-        return None if self.padding is None else _at(self.padding, self.positions.q)
-
-
-@dataclass(frozen=True)
-class Between(Mask):
-    """Keys start ≤ j < stop, indices, one interval a query: integer tensors (nq,) or (*batch, nq).
-
-    >>> Between(torch.tensor([0, 1]), torch.tensor([2, 3])).draw(2, 3)
-    ■■·
-    ·■■
-    """
-
-    positional: ClassVar[bool] = False
-    start: Tensor
-    stop: Tensor
-
-    def visible(self, at: Region) -> Tensor:
-        return (at.col >= at.queries(self.start)) & (at.col < at.queries(self.stop))
-
-    def cover(self, at: Tiling) -> Tensor:
-        (start, last_start), (stop, last_stop) = at.queries(self.start), at.queries(self.stop)
-        col, last_col = at.col
-        return cover_of(none=(last_col < start) | (col >= last_stop), all_=(col >= last_start) & (last_col < stop))
-
-    def rows(self, frame: Frame) -> Interval:
-        return Interval(self.start[..., None, :], self.stop[..., None, :])
-
-    def shape_error(self, frame: Frame) -> str | None:
-        for name, t in (("start", self.start), ("stop", self.stop)):
-            if t.shape[-1] != frame.nq or t.shape[:-1] not in ((), (1,), frame.batch):
-                return f"Between.{name} has shape {listed(t.shape)}; expected ({frame.nq},) or (*batch, {frame.nq})."
-        return None
-
-    def batch(self) -> tuple[int, ...]:
-        return tuple(self.start.shape[:-1])
+        return None if self.padding is None else real_at(self.padding, self.positions.q)
 
 
 def lazy_mask(
@@ -170,6 +188,7 @@ def lazy_mask(
     cache_position: Tensor | None = None,
     use_vmap: bool = False,
     device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
     allow_is_bidirectional_skip: bool = False,
     config: Any = None,
     **_: Any,
@@ -189,51 +208,19 @@ def lazy_mask(
         assert q_length is not None
         positions = _positions(q_length, kv_length, q_offset, kv_offset, place)
     padding = None if attention_mask is None else attention_mask.bool()
-    lazy = LazyMask(batch_size, positions, mask_function, padding, use_vmap)
+    lazy = LazyMask(batch_size, positions, mask_function, padding, use_vmap, form_of(config, dtype))
     # of a decoder made to look both ways the modules still say that they are causal
     both_ways = allow_is_bidirectional_skip and getattr(config, "is_causal", True)
-    return None if both_ways and isinstance(lazy.mask, Everything) else lazy
+    return None if both_ways and isinstance(lazy.pattern, Everything) and isinstance(lazy.mask, Everything) else lazy
 
 
 def _positions(nq: int, nk: int, q_offset: int | Tensor, k_offset: int | Tensor, device: Any) -> Positions:
-    """Where they can be told apart, the positions that are known to count up by one."""
-    if not isinstance(q_offset, Tensor) and not isinstance(k_offset, Tensor) and k_offset == 0:
-        if q_offset == 0:
-            return head(nq, nk, device)
-        if q_offset == nk - nq:
-            return tail(nq, nk, device)
-    return Positions(torch.arange(nq, device=device) + q_offset, torch.arange(nk, device=device) + k_offset)
-
-
-def _at(padding: Tensor, positions: Tensor) -> Tensor:
-    """The padding at absolute positions; what it does not reach is not real (a cache that is longer than the text)."""
-    last = padding.shape[-1] - 1
-    return padding[:, positions.clamp(0, last)] & (positions <= last)
-
-
-def _real_keys(real: Tensor, nq: int) -> Mask:
-    """The keys that are real (batch, nk): as intervals where each sequence's are together."""
-    if data_unavailable(real):
-        return Dense(real[:, None, None, :])
-    if bool(real.all()):
-        return Everything()
-    begins = real & ~torch.nn.functional.pad(real, (1, 0))[:, :-1]
-    if bool((begins.sum(-1) > 1).any()):
-        return Dense(real[:, None, None, :])
-    count = real.sum(-1)
-    if torch.equal(begins.any(-1), real[:, 0]):
-        return Lengths(keys=count)
-    # -1 before the real keys, 0 for them, 1 behind
-    ids = (begins.long().cumsum(-1) - real.long()) - (begins.long().cumsum(-1) == 0).long()
-    return Documents(torch.zeros(nq, dtype=torch.int64, device=real.device), ids)
+    """As numbers where they are known: a static cache tells its offset as a tensor."""
+    offsets = [x for x in (q_offset, k_offset) if isinstance(x, Tensor)]
+    if offsets and data_unavailable(*offsets):
+        return Positions(torch.arange(nq, device=device) + q_offset, torch.arange(nk, device=device) + k_offset)
+    return counted((int(q_offset), nq), (int(k_offset), nk), device)
 
 
 def _has_causal(mask: Mask) -> bool:
     return isinstance(mask, Causal) or (isinstance(mask, (And, Or)) and (_has_causal(mask.a) or _has_causal(mask.b)))
-
-
-def _refuse(what: str) -> NoReturn:
-    raise Unsupported(
-        f"the model computes with its attention mask ({what}), and regard's is not there in full: it would be n × n.\n"
-        '  Such a model runs with attn_implementation="sdpa" or "eager"; regard.look takes its q and k all the same.'
-    )

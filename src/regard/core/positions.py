@@ -91,7 +91,14 @@ def _unchanged(made: dict[str, Any]) -> bool:
     return not any(t.is_inference() or t._version for t in found)
 
 
-def _counted(q: tuple[int, int], k: tuple[int, int], device: torch.device | str | None) -> Positions:
+def counted(q: tuple[int, int], k: tuple[int, int], device: torch.device | str | None = None) -> Positions:
+    """Positions that count up by one, from anywhere: the first and how many, of the queries and of the keys.
+
+    Raises ValueError for negative counts.
+
+    >>> counted((5, 2), (3, 4)).k
+    tensor([3, 4, 5, 6])
+    """
     for first, count in (q, k):
         if count < 0:
             raise ValueError(f"{count} positions from {first} on: expected 0 or more.")
@@ -112,7 +119,7 @@ def head(nq: int, nk: int, device: torch.device | str | None = None) -> Position
     >>> head(2, 4)
     Positions(q=int64[2], k=int64[4])
     """
-    return _counted((0, nq), (0, nk), device)
+    return counted((0, nq), (0, nk), device)
 
 
 def tail(nq: int, nk: int, device: torch.device | str | None = None, *, start: int = 0) -> Positions:
@@ -125,7 +132,7 @@ def tail(nq: int, nk: int, device: torch.device | str | None = None, *, start: i
     >>> tail(2, 4).q, tail(2, 4, start=10).q
     (tensor([2, 3]), tensor([12, 13]))
     """
-    return _counted((start + nk - nq, nq), (start, nk), device)
+    return counted((start + nk - nq, nq), (start, nk), device)
 
 
 def resolve_positions(

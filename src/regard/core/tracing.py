@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def constant_in_graphs(fn: F) -> F:
+    """torch.compiler.assume_constant_result, which would import torch._dynamo: a second at `import regard`."""
+    fn.__dict__["_dynamo_marked_constant"] = True
+    return fn
 
 
 def data_unavailable(*tensors: Tensor) -> bool:

@@ -54,3 +54,8 @@ class IntervalRule(NamedTuple):
     @property
     def compares_positions(self) -> bool:
         return self.before is not None or self.after is not None
+
+    @property
+    def of_distances(self) -> bool:
+        """Whether it says nothing but how far apart queries and keys may be."""
+        return self[2:] == (None,) * 4

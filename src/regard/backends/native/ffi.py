@@ -13,6 +13,7 @@ import torch
 
 import regard.backends.native.abi as abi
 from regard.core.errors import ShapeError
+from regard.core.tracing import constant_in_graphs
 
 ENTRIES = (  # of the kernels: each is given the address of a struct, and torch's parallel-for
     *("regard_forward", "regard_backward", "regard_additive_forward", "regard_additive_backward"),
@@ -88,7 +89,7 @@ def built() -> dict[str, Path]:
     return {isa: path for isa, path in found.items() if path.exists()}
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def why_not_built() -> str:
     """Why there are no kernels, as a clause: what native/build.cmake wrote down."""
     if stale():
@@ -102,7 +103,7 @@ def why_not_built() -> str:
     return note.read_text().strip() + (f"; see {log}" if log.exists() else "")
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def runnable() -> tuple[str, ...]:
     """The installed instruction sets that this processor runs, best first."""
     return _runnable()

@@ -1,0 +1,90 @@
+"""Which keys are real tokens, as masks: intervals where each sequence's stand together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.core.region import Frame, Region, Tiling
+from regard.core.shapes import listed
+from regard.core.tracing import data_unavailable
+from regard.masks.algebra import Everything, Interval, Mask, cover_of
+from regard.masks.dense import Dense
+from regard.masks.ragged import Documents, Lengths
+
+
+@dataclass(frozen=True)
+class Between(Mask):
+    """Keys start ≤ j < stop, indices, one interval a query: integer tensors (nq,) or (*batch, nq).
+
+    >>> Between(torch.tensor([0, 1]), torch.tensor([2, 3])).draw(2, 3)
+    ■■·
+    ·■■
+    """
+
+    positional: ClassVar[bool] = False
+    start: Tensor
+    stop: Tensor
+
+    def visible(self, at: Region) -> Tensor:
+        return (at.col >= at.queries(self.start)) & (at.col < at.queries(self.stop))
+
+    def cover(self, at: Tiling) -> Tensor:
+        (start, last_start), (stop, last_stop) = at.queries(self.start), at.queries(self.stop)
+        col, last_col = at.col
+        return cover_of(none=(last_col < start) | (col >= last_stop), all_=(col >= last_start) & (last_col < stop))
+
+    def rows(self, frame: Frame) -> Interval:
+        return Interval(self.start[..., None, :], self.stop[..., None, :])
+
+    def shape_error(self, frame: Frame) -> str | None:
+        for name, t in (("start", self.start), ("stop", self.stop)):
+            if t.shape[-1] != frame.nq or t.shape[:-1] not in ((), (1,), frame.batch):
+                return f"Between.{name} has shape {listed(t.shape)}; expected ({frame.nq},) or (*batch, {frame.nq})."
+        return None
+
+    def batch(self) -> tuple[int, ...]:
+        return tuple(self.start.shape[:-1])
+
+
+def real_at(padding: Tensor, positions: Tensor) -> Tensor:
+    """The padding at absolute positions; what it does not reach is not real (a cache that is longer than the text)."""
+    last = padding.shape[-1] - 1
+    return padding[:, positions.clamp(0, last)] & (positions <= last)
+
+
+def real_keys(real: Tensor, nq: int) -> Mask:
+    """The keys that are real (batch, nk): as intervals where each sequence's are together."""
+    if data_unavailable(real):
+        return Dense(real[:, None, None, :])
+    if bool(real.all()):
+        return Everything()
+    begins = real & ~torch.nn.functional.pad(real, (1, 0))[:, :-1]
+    if bool((begins.sum(-1) > 1).any()):
+        return Dense(real[:, None, None, :])
+    count = real.sum(-1)
+    if torch.equal(begins.any(-1), real[:, 0]):
+        return Lengths(keys=count)
+    # -1 before the real keys, 0 for them, 1 behind
+    ids = (begins.long().cumsum(-1) - real.long()) - (begins.long().cumsum(-1) == 0).long()
+    return Documents(torch.zeros(nq, dtype=torch.int64, device=real.device), ids)
+
+
+def real_interval(padding: Tensor | None, nq: int, first: int, count: int) -> Mask | None:
+    """The real ones of `count` keys from `first` on, for nq queries that see them all: None where they lie apart."""
+    if padding is None:
+        return Everything()
+    if padding.shape[-1] < first + count or data_unavailable(padding):
+        return None
+    real = padding[:, first : first + count]
+    if bool(real.all()):
+        return Everything()
+    numbers = real.view(torch.uint8)
+    start, length = numbers.argmax(-1, keepdim=True), real.sum(-1, keepdim=True)
+    stop = count - numbers.flip(-1).argmax(-1, keepdim=True)
+    if not torch.equal(stop - start, length):
+        return None
+    return Between(start, stop) if nq == 1 else Between(start.repeat(1, nq), stop.repeat(1, nq))
