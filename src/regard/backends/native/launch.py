@@ -30,7 +30,6 @@ _layouts: dict[Any, CallArguments] = {}  # of calls whose tensors lie alike
 _MOST_LAYOUTS = 256
 # The bytes of a call's members that say which keys each query sees, which are neighbours.
 _VISIBLE = slice(CallArguments.start.offset, CallArguments.bias.offset)
-_FARTHEST = 1 << 62  # kFarthest of native/attention/interval_rule.h
 # Floating-point operations for which it is worth waking another thread.
 _GRAIN = 1 << 20
 
@@ -158,7 +157,7 @@ def set_bounds(call: CallArguments, first: int | None, last: int | None) -> None
     for name, bound in (("first", first), ("last", last)):
         if bound is not None:
             call.bounds |= BOUNDS[f"REGARD_{name.upper()}"]
-            setattr(call, name, min(max(bound, -_FARTHEST), _FARTHEST))
+            setattr(call, name, bound)
 
 
 def set_operand(call: CallArguments, name: str, t: Tensor) -> None:

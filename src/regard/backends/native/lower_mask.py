@@ -17,6 +17,7 @@ from regard.masks.algebra import And, Cover, Everything, Mask
 from regard.masks.dense import Dense
 from regard.masks.intervals import Interval, IntervalRule
 
+_FARTHEST = 1 << 61  # half of kFarthest in native/attention/interval_rule.h: positions come on top
 FEW = 16  # rows of a group below which the decoding kernel runs, where a mask written out is linear in the keys
 
 
@@ -55,10 +56,11 @@ def lower_intervals(mask: Mask, frame: Frame) -> dict[str, Any] | None:
 def lower_rule(rule: IntervalRule, offset: int) -> dict[str, Any]:
     """A rule in indices: query i stands `offset` + i positions after the first key."""
     found: dict[str, Any] = {}
+    before, after = distances(rule)
     if rule.before is not None:
-        found["first"] = offset - rule.before
+        found["first"] = offset - before
     if rule.after is not None:
-        found["last"] = offset + rule.after + 1
+        found["last"] = offset + after + 1
     for name, counts in (("key_counts", rule.keys), ("query_counts", rule.queries)):
         if counts is not None:
             found[name] = counts.long()[..., None]
@@ -66,6 +68,11 @@ def lower_rule(rule: IntervalRule, offset: int) -> dict[str, Any]:
         if ids is not None:
             found[name] = ids.long()
     return found
+
+
+def distances(rule: IntervalRule) -> tuple[int, int]:
+    """How far back and ahead a rule lets a query see, as numbers that a kernel can add to; 0 where it sets no bound."""
+    return min(rule.before or 0, _FARTHEST), min(rule.after or 0, _FARTHEST)
 
 
 def _in_order(ids: Tensor | None) -> bool:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from struct import Struct as Packer
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,13 +24,12 @@ from regard.backends.native.launch import (
     gapless,
     library,
     operand,
-    set_bounds,
     set_places,
     set_strides,
     set_visible,
     threads,
 )
-from regard.backends.native.lower_mask import lower_intervals, lower_rule
+from regard.backends.native.lower_mask import distances, lower_intervals, lower_rule
 from regard.backends.native.lower_modifiers import MOST
 from regard.backends.native.plan_limits import decided_by_tensors
 from regard.core.positions import Span, resolve_positions
@@ -41,12 +39,11 @@ from regard.core.region import Frame
 _OF_LENGTHS = {"allowed", "bias", "tiles", "bits", "offsets", "points_of_q", "points_of_k", "q_cell", "k_cell"}
 # The numbers of a mask are wrong, or make no intervals: the general way says so, or runs it.
 _OF_THE_MASK = {CODES["REGARD_BAD_INTERVAL"], CODES["REGARD_UNSORTED"]}
-_ADDRESS, _SEED = Packer("=q"), Packer("=Q")
+_ADDRESS, _SEED, _THREADS, _TWO = Packer("=q"), Packer("=Q"), Packer("=i"), Packer("=2q")
 _Q, _K, _V, _OUT, _ROW_STATS = (getattr(CallArguments, name).offset for name in ("q", "k", "v", "out", "row_stats"))
 
 
-@dataclass(frozen=True, eq=False)
-class _Bound:
+class _Bound(NamedTuple):
     """A plan's struct for certain lengths, strides and positions, without addresses. held: what it leads to."""
 
     lengths: tuple[Any, ...]
@@ -66,6 +63,7 @@ class ForwardPlan:
         self.axes, self.lead, self.dv = args.q.dim(), tuple(out.shape[:-2]), out.shape[-1]
         self.dtype = torch.float32 if training else out.dtype
         self.rule, self.by_content = problem.mask.rule(), decided_by_tensors(problem.mask, args)
+        self.bounds = distances(self.rule) if self.rule is not None and self.rule.compares_positions else None
         tabled = args.start is not None and self.rule is None and not self.by_content
         self.of_lengths = tabled or bool(_OF_LENGTHS & args.tensors().keys())
         self.positional = problem.mask.compares_positions() or problem.score.compares_positions()
@@ -156,16 +154,16 @@ class ForwardPlan:
             if self.training:
                 row_stats = (*self.batch, self.heads, nq, 2)
                 set_strides(struct, _ROW_STATS, row_stats, gapless(row_stats), self.axes)
-        members = CallArguments.from_buffer(struct)
-        members.nq, members.nk, members.threads = nq, nk, threads(self.pair_work * nq * nk)
+        _TWO.pack_into(struct, CallArguments.nq.offset, nq, nk)
+        _THREADS.pack_into(struct, CallArguments.threads.offset, threads(self.pair_work * nq * nk))
         held = list[Tensor]()
         if span is not None:
             (first, queries), (origin, keys) = span.q, span.k
             if (queries, keys) != (nq, nk) or abs(first - origin) + nq + nk >= MOST:
                 return None
-            if self.rule is not None and self.rule.compares_positions:
-                bounds = lower_rule(self.rule, first - origin)
-                set_bounds(members, bounds.get("first"), bounds.get("last"))
+            if self.bounds is not None:
+                before, after = self.bounds
+                _TWO.pack_into(struct, CallArguments.first.offset, first - origin - before, first - origin + after + 1)
             if self.placed:
                 at = [torch.arange(first, first + n) for first, n in (span.q, span.k)]
                 held += set_places(struct, *at)
