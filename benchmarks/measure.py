@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -22,6 +23,7 @@ import torch
 from benchmarks.candidates import CANDIDATES
 from benchmarks.cases import Case
 from benchmarks.inputs import draw
+from benchmarks.models import Greedy, Vectors
 from benchmarks.truth import Truth, exact
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -99,12 +101,13 @@ class Worker:
 
 @dataclass
 class Timed:
-    """One way of a candidate: its error, seconds of a call at first, seconds of a call in each turn, bytes."""
+    """One way of a candidate: its error, seconds of a call at first and in each turn, bytes, seconds of its parts."""
 
     error: float
     first: float = 0.0
     turns: list[float] = field(default_factory=list)
     memory: int | None = None
+    parts: dict[str, float] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -151,12 +154,15 @@ class Row:
     @property
     def refused(self) -> bool:
         """regard was wrong, or could not: nothing was timed."""
-        return "regard" in self.entries and not self.entries["regard"].ways
+        return "regard" in self.entries and not self.entries["regard"].ways and not self.case.lacking
 
 
 def measure(case: Case, workers: dict[str, Worker], seconds: float) -> Row:
     """Checks all results, picks the fastest way of each candidate, then lets them take turns."""
     taking = {name: worker for name, worker in workers.items() if name in (case.only or workers)}
+    if case.lacking:
+        why = f"not installed ({', '.join(case.lacking)})"
+        return Row(case, math.nan, {name: Entry(why=why) for name in taking})
     entries: dict[str, Entry] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, worker in taking.items():
@@ -183,7 +189,7 @@ def _heard(worker: Worker) -> dict[str, Any]:
         return {"failed": str(why)}
 
 
-def _checked(answer: dict[str, Any], truth: Truth) -> Entry:
+def _checked(answer: dict[str, Any], truth: Truth | Greedy | Vectors) -> Entry:
     if "answer" not in answer:
         return Entry(why=answer.get("unable") or answer["failed"])
     errors = {way: truth.error(torch.load(file)) for way, file in answer["answer"].items()}
@@ -200,7 +206,7 @@ def _time(row: Row, workers: dict[str, Worker], seconds: float) -> None:
             timed.first = _turn(entry, worker, way, 1)
             if timed.first < seconds / 10:
                 timed.first = _turn(entry, worker, way, max(3, int(seconds / 20 / timed.first)))
-            if row.case.passes != "forward":
+            if row.case.passes != "forward" or row.case.what == "unsorted":
                 timed.memory = _asked(entry, worker, "memory", way=way)
         if entry.best is not None:
             plain = next(iter(entry.ways))
@@ -217,6 +223,10 @@ def _time(row: Row, workers: dict[str, Worker], seconds: float) -> None:
             if way in entry.ways and turn < max(1, round(2 * seconds / entry.ways[way].first)):
                 calls = max(1, round(seconds / TURNS / entry.ways[way].first))
                 entry.ways[way].turns.append(_turn(entry, workers[name], way, calls))
+
+    for name, entry in row.entries.items():
+        if entry.best is not None:
+            entry.ways[entry.best].parts = _asked(entry, workers[name], "parts", way=entry.best) or {}
 
 
 def _turn(entry: Entry, worker: Worker, way: str, calls: int) -> float:

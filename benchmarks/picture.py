@@ -19,10 +19,11 @@ COLORS = {
     "jax": "#b3a369",
     "eager": "#475569",
     "compiled": "#94a3b8",
+    "contiguous": "#7c9a5e",
 }
 BAR = 0.15  # inches of a bar
 GAP = 0.16  # inches between two cases
-BASES = ("torch", "eager")  # who is 1: SDPA, or where it has no such score the eager formula
+BASES = ("torch", "eager", "contiguous")  # who is 1: SDPA, or where it takes no part the plainest other
 TICKS = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 

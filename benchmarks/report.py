@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.candidates import CANDIDATES
-from benchmarks.cases import Case
+from benchmarks.cases import MODELS, STEPPED, STEPS, Case
 from benchmarks.measure import Entry, Row, Timed
 
 REFUSED = "**regard wrong**"
@@ -17,7 +17,7 @@ REFUSED = "**regard wrong**"
 
 @dataclass
 class Report:
-    """A table: inference or training. peak in operations a second, read in bytes a second."""
+    """A table: inference, training or generation. peak in operations a second, read in bytes a second."""
 
     table: str
     processor: str
@@ -68,15 +68,25 @@ def _head(report: Report) -> str:
         "own settings but for the number of threads. Results are checked against float64 first; medians of up to seven "
         "turns. A peer's column says how many times as long as regard it takes. Where a candidate has several ways to "
         "make the call, the fastest counts; in parentheses, for regard and torch: the plain call. All ways stand below."
+        + (_GENERATION if report.table == "generation" else "")
     )
+
+
+_GENERATION = (
+    f"\n\nA step is one call of attention with one query a sequence. A run makes {STEPS}, each with one key more than "
+    "the last; the time is that of one. Before each run regard forgets the lengths that it has seen. Overhead: a step "
+    "on tensors so small that the kernel takes next to nothing. Attention's share of a model is what its layers spend "
+    "in the function of attention; masks are made elsewhere. Tokens are checked by the logits of the eager model in "
+    "float64: each must be its greedy choice, to rounding."
+)
 
 
 def _times(report: Report) -> str:
     titles = " | ".join(f"vs {CANDIDATES[name].title}" for name in report.peers)
-    memory = " | extra memory" if report.table == "training" else ""
+    more = {"training": ["extra memory"], "generation": ["extra memory", "of which"]}.get(report.table, [])
     lines = [
-        f"| case | q | regard | share of the machine{memory} | {titles} |",
-        "| --- | --- | ---: | ---:" + (" | ---:" if memory else "") + " | ---:" * len(report.peers) + " |",
+        f"| {' | '.join(['case', 'q', 'regard', 'share of the machine', *more])} | {titles} |",
+        "| --- | --- | ---: | ---:" + " | ---:" * (len(more) + len(report.peers)) + " |",
     ]
     for row in report.rows:
         ours = row.entries.get("regard", Entry(why="left out"))
@@ -84,8 +94,10 @@ def _times(report: Report) -> str:
         if not ours.ways:
             cells[-1] = _unseen(ours, REFUSED)
         cells.append(share(row, report))
-        if memory:
+        if more:
             cells.append(_memory(ours))
+        if "of which" in more:
+            cells.append(of_which(row))
         cells += [against(row, name) for name in report.peers]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -117,6 +129,21 @@ def _memory(entry: Entry) -> str:
     return "–" if timed is None or timed.memory is None else f"{timed.memory / 1e6:.1f} MB"
 
 
+def of_which(row: Row) -> str:
+    """regard's time by its parts: the way to the kernel and back; attention in a model, and how long torch's takes."""
+    ours, theirs = (_parts(row.entries.get(name)) for name in ("regard", "torch"))
+    if "overhead" in ours:
+        return f"{time(ours['overhead'])} overhead"
+    if "attention" not in ours:
+        return "–"
+    shown = f"{ours['attention'] / row.entries['regard'].seconds:.0%} attention"
+    return shown + (f", torch's {factor(theirs['attention'] / ours['attention'])}" if "attention" in theirs else "")
+
+
+def _parts(entry: Entry | None) -> dict[str, float]:
+    return entry.ways[entry.best].parts if entry is not None and entry.best is not None else {}
+
+
 def factor(ratio: float) -> str:
     return f"{ratio:.0f}x" if ratio >= 99.5 else f"{ratio:.1f}x" if ratio >= 9.95 else f"{ratio:.2f}x"
 
@@ -140,9 +167,9 @@ def shape(case: Case) -> str:
 def share(row: Row, report: Report) -> str:
     """Of the multiply-add peak; in decoding of the bandwidth; – where neither binds."""
     ours = row.entries.get("regard")
-    if ours is None or not ours.ways or row.case.what == "additive" or row.case.operations < 1e7:
+    if ours is None or not ours.ways or row.case.what in ("additive", *MODELS) or row.case.operations < 1e7:
         return "–"
-    if row.case.shape[-2] < 16:
+    if row.case.shape[-2] < 16 or row.case.what in STEPPED:
         rate = row.case.bytes_read / ours.seconds
         return f"{rate / 1e9:.1f} GB/s, {rate / report.read:.0%} of read"
     return f"{row.case.operations / ours.seconds / report.peak:.0%} of peak"

@@ -37,6 +37,7 @@ class Server:
         found: dict[str, str] = {}
         for number, way in enumerate(self.module.ways(case, draw(case))):
             with torch.no_grad():
+                way.before()
                 results = [t.detach().clone() for t in way.results(way.run())]
             found[way.name] = f"{folder}/{number}.pt"
             torch.save(results, found[way.name])
@@ -44,18 +45,28 @@ class Server:
         return found
 
     def time(self, way: str, calls: int) -> float:
-        """Seconds of a call; before many, one untimed call brings caches and threads back."""
-        run = self.ways[way].run
+        """Seconds of a call; before many, one untimed run brings caches and threads back."""
+        asked, seconds = self.ways[way], 0.0
+        runs = max(1, round(calls / asked.calls))
         with torch.no_grad():
-            if calls > 1:
-                run()
-            start = time.perf_counter()
-            for _ in range(calls):
-                run()
-            return (time.perf_counter() - start) / calls
+            if runs > 1:
+                asked.before()
+                asked.run()
+            for _ in range(runs):
+                asked.before()
+                start = time.perf_counter()
+                asked.run()
+                seconds += time.perf_counter() - start
+        return seconds / (runs * asked.calls)
+
+    def parts(self, way: str) -> dict[str, float]:
+        """Seconds of what a call is made of, by name."""
+        with torch.no_grad():
+            return self.ways[way].parts()
 
     def memory(self, way: str) -> int | None:
         """Bytes by which one call grows the process at most; None where the system does not say."""
+        self.ways[way].before()
         memory = Memory()
         self.ways[way].run()
         return memory.grown()

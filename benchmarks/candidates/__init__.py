@@ -16,11 +16,18 @@ from benchmarks.inputs import Inputs
 
 @dataclass(frozen=True)
 class Way:
-    """One way to make a call: `run` is what is timed, `results` makes tensors (batch, heads, n, dv) of its answer."""
+    """One way to make a call: `run` is what is timed, `results` makes tensors (batch, heads, n, dv) of its answer.
+
+    calls: how many a run makes, one after the other. before: what is done before each run, untimed. parts: measures
+    seconds of what a call is made of: "overhead" (Python, on tiny tensors), "attention" (in a whole model).
+    """
 
     name: str
     run: Callable[[], Any]
     results: Callable[[Any], list[Tensor]]
+    calls: int = 1
+    before: Callable[[], object] = tuple
+    parts: Callable[[], dict[str, float]] = dict
 
 
 class Unable(Exception):
@@ -64,9 +71,11 @@ CANDIDATES = {
         Candidate("jax", "JAX", ("jax",)),
         Candidate("eager", "eager torch", ("torch",)),
         Candidate("compiled", "torch.compile", ("torch",)),
+        Candidate("contiguous", "regard, contiguous keys", ("torch",)),
     )
 }
 TAKING_PART = {
     "inference": ("regard", "torch", "flex", "onnx", "openvino", "jax"),
     "training": ("regard", "torch", "eager", "compiled"),
+    "generation": ("regard", "torch", "contiguous"),
 }

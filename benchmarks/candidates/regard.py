@@ -1,7 +1,8 @@
-"""regard: the plain call, whatever the case."""
+"""regard: the plain call, whatever the case; in decoding, what its caches are for."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -9,10 +10,15 @@ import torch
 from torch import Tensor
 
 import regard as rg
+import regard.runtime.plan_cache as plan_cache
 from benchmarks.candidates import Way
-from benchmarks.cases import DROPPED, WINDOW, Case
+from benchmarks.cases import DROPPED, MODELS, WINDOW, Case
 from benchmarks.inputs import BUCKETS, Inputs
+from benchmarks.models import model_way
 from benchmarks.passes import way
+from benchmarks.stepping import Begin, Step, keys, query, steps
+
+forget = plan_cache.clear
 
 
 def start(threads: int) -> str:
@@ -24,6 +30,10 @@ def start(threads: int) -> str:
 
 
 def ways(case: Case, x: Inputs) -> list[Way]:
+    if case.what in MODELS:
+        return [model_way(x, "regard")]
+    if case.steps > 1:
+        return _decoding(x)
     masks: dict[str, dict[str, Any]] = {
         "full": {},
         "causal": {"mask": rg.Causal()},
@@ -32,7 +42,7 @@ def ways(case: Case, x: Inputs) -> list[Way]:
     }
     if case.what == "bool":
         return [_way("Dense", x, mask=rg.Dense(x.mask))]
-    if case.what == "ragged":
+    if case.what in ("ragged", "unsorted"):
         return [_way("Documents", x, mask=rg.Documents(x.ids()))]
     if case.what == "padding":
         lengths = rg.Lengths(keys=torch.tensor(case.lengths))
@@ -51,3 +61,105 @@ def _way(name: str, x: Inputs, **given: Any) -> Way:
         return rg.attention(q, k, v, **given)
 
     return way(name, x, attend)
+
+
+def _decoding(x: Inputs) -> list[Way]:
+    chosen: dict[str, dict[str, Callable[[Inputs], tuple[Begin, Step]]]] = {
+        "growing": {"slices": sliced, "GrowingCache": cached},
+        "sliding": {"slices": _within, "RollingCache": _rolling},
+        "left": {"Documents": _left, "padding moved to the end, Lengths": _moved},
+        "pages": {"PagedCache": _paged},
+        "prefix": {"two states, merged": _merged},
+    }
+    return [steps(name, x, make, forget) for name, make in chosen[x.case.what].items()]
+
+
+def sliced(x: Inputs, mask: rg.Mask = rg.Causal()) -> tuple[Begin, Step]:
+    """All keys lie in one tensor; a step sees a slice of it."""
+
+    def step(s: int) -> Tensor:
+        n = keys(x, s)
+        return rg.attention(query(x, s), x.k[:, :, :n], x.v[:, :, :n], mask=mask, positions=rg.tail(1, n))
+
+    return tuple, step
+
+
+def cached(x: Inputs) -> tuple[Begin, Step]:
+    """A step appends its key and value to a cache, and reads all."""
+    cache = rg.nn.GrowingCache()
+    _fill(cache, x)
+    return lambda: cache.crop(x.case.past), _appending(cache, x)
+
+
+def _paged(x: Inputs) -> tuple[Begin, Step]:
+    (batch, heads, n, dk), dv, size = x.k.shape, x.v.shape[-1], x.case.size
+    cache = rg.nn.PagedCache(batch, heads, batch * -(-n // size), size, dk, dv, x.k.dtype)
+    _fill(cache, x)
+    return lambda: cache.crop(x.case.past), _appending(cache, x)
+
+
+def _rolling(x: Inputs) -> tuple[Begin, Step]:
+    cache = rg.nn.RollingCache(x.case.size)
+
+    def begin() -> None:
+        cache.reset()
+        _fill(cache, x)
+
+    return begin, _appending(cache, x)
+
+
+def _fill(cache: rg.nn.KVCache, x: Inputs) -> None:
+    cache.append(x.k[:, :, : x.case.past], x.v[:, :, : x.case.past])
+
+
+def _appending(cache: rg.nn.KVCache, x: Inputs) -> Step:
+    def step(s: int) -> Tensor:
+        last = slice(keys(x, s) - 1, keys(x, s))
+        k, v = cache.append(x.k[:, :, last], x.v[:, :, last])
+        return rg.attention(query(x, s), k, v, mask=rg.Causal() & cache.mask, positions=cache.positions)
+
+    return step
+
+
+def _within(x: Inputs) -> tuple[Begin, Step]:
+    return sliced(x, rg.Causal() & rg.Window(before=x.case.size - 1, after=0))
+
+
+def _left(x: Inputs) -> tuple[Begin, Step]:
+    """Padding belongs to another document than the query."""
+    padding, own = (~x.real()[:, 0, 0]).long(), torch.zeros(len(x.q), 1, dtype=torch.int64)
+
+    def step(s: int) -> Tensor:
+        n = keys(x, s)
+        return rg.attention(query(x, s), x.k[:, :, :n], x.v[:, :, :n], mask=rg.Documents(own, padding[:, :n]))
+
+    return tuple, step
+
+
+def _moved(x: Inputs) -> tuple[Begin, Step]:
+    """Each sequence begins at key 0, and its padding stands behind its end."""
+    lengths = torch.tensor(x.case.lengths)
+    k, v = (
+        torch.stack([row.roll(-(x.case.past - n), dims=-2) for row, n in zip(t, x.case.lengths, strict=True)])
+        for t in (x.k, x.v)
+    )
+
+    def step(s: int) -> Tensor:
+        n = keys(x, s)
+        return rg.attention(query(x, s), k[:, :, :n], v[:, :, :n], mask=rg.Lengths(keys=lengths + s + 1))
+
+    return tuple, step
+
+
+def _merged(x: Inputs) -> tuple[Begin, Step]:
+    """The prefix once, the sequences' queries as so many of one sequence; then each sequence's own keys."""
+    shared = x.case.size
+    k, v = x.k[:1, :, :shared].clone(), x.v[:1, :, :shared].clone()
+
+    def step(s: int) -> Tensor:
+        q, own = query(x, s), slice(shared, keys(x, s))
+        prefix = rg.attention_state(q.permute(2, 1, 0, 3), k, v)  # (1, heads, batch, d)
+        m, l, o = prefix.m.permute(2, 1, 0), prefix.l.permute(2, 1, 0), prefix.o.permute(2, 1, 0, 3)
+        return (rg.State(m, l, o) | rg.attention_state(q, x.k[:, :, own], x.v[:, :, own])).finish()[0]
+
+    return tuple, step

@@ -9,9 +9,11 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from benchmarks.candidates import Unable, Way
 from benchmarks.candidates.eager import products
-from benchmarks.cases import DROPPED, WINDOW, Case
+from benchmarks.cases import DROPPED, MODELS, WINDOW, Case
 from benchmarks.inputs import BUCKETS, Inputs
+from benchmarks.models import model_way
 from benchmarks.passes import way
+from benchmarks.stepping import Begin, Step, keys, query, steps
 
 FEW = 16  # queries up to which two plain products may be the faster
 
@@ -22,11 +24,16 @@ def start(threads: int) -> str:
 
 
 def ways(case: Case, x: Inputs) -> list[Way]:
+    if case.what in MODELS:
+        return [model_way(x, "sdpa")]
+    if case.steps > 1:
+        return _decoding(x)
     special = {
         "bool": _masked,
         "padding": _masked,
         "window": _window,
         "ragged": _ragged,
+        "unsorted": _unsorted,
         "additive": _additive,
         "bias": _bias,
         "t5": _t5,
@@ -113,6 +120,65 @@ def _ragged(x: Inputs) -> list[Way]:
         Way("padded, float mask", lambda: sdpa(q, k, v, attn_mask=added), lambda out: [x.packed(out)]),
         Way("a call a sentence", lambda: torch.cat([sdpa(*one) for one in apart], dim=2), lambda out: [out]),
     ]
+
+
+def _unsorted(x: Inputs) -> list[Way]:
+    ids = x.ids()
+    places = [(ids == one).nonzero().squeeze(1) for one in ids.unique()]
+
+    def gathered(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = q.new_empty(*q.shape[:-1], v.shape[-1])
+        for at in places:
+            out[:, :, at] = sdpa(q[:, :, at], k[:, :, at], v[:, :, at])
+        return out
+
+    return [way("a call a document, gathered", x, gathered)]
+
+
+def _decoding(x: Inputs) -> list[Way]:
+    if x.case.what == "left":
+        return [steps("boolean mask", x, _left), steps("float mask", x, _left_added)]
+    if x.case.key_heads in (None, x.case.heads):
+        return [steps("slices", x, _sliced)]
+    return [steps("enable_gqa", x, _sliced), steps("groups folded into queries", x, _folded_slices)]
+
+
+def _sliced(x: Inputs) -> tuple[Begin, Step]:
+    """One query that sees a slice of the keys needs no mask."""
+    grouped = x.case.key_heads not in (None, x.case.heads)
+
+    def step(s: int) -> Tensor:
+        n = keys(x, s)
+        seen = slice(max(0, n - x.case.size) if x.case.what == "sliding" else 0, n)
+        return sdpa(query(x, s), x.k[:, :, seen], x.v[:, :, seen], enable_gqa=grouped)
+
+    return tuple, step
+
+
+def _folded_slices(x: Inputs) -> tuple[Begin, Step]:
+    def step(s: int) -> Tensor:
+        n, q = keys(x, s), query(x, s)
+        b, h, _, d = q.shape
+        return sdpa(q.reshape(b, x.k.shape[1], -1, d), x.k[:, :, :n], x.v[:, :, :n]).reshape(b, h, 1, -1)
+
+    return tuple, step
+
+
+def _left(x: Inputs) -> tuple[Begin, Step]:
+    return _under(x, x.real())
+
+
+def _left_added(x: Inputs) -> tuple[Begin, Step]:
+    return _under(x, _float(x.real(), x.q.dtype))
+
+
+def _under(x: Inputs, mask: Tensor) -> tuple[Begin, Step]:
+
+    def step(s: int) -> Tensor:
+        n = keys(x, s)
+        return sdpa(query(x, s), x.k[:, :, :n], x.v[:, :, :n], attn_mask=mask[..., :n])
+
+    return tuple, step
 
 
 def _bias(x: Inputs) -> list[Way]:
