@@ -16,6 +16,7 @@ struct Found {
   vi ones[V];             // how many weights are 1
   vf others[V];           // the sum of the lesser: a sum barely above 1 keeps its digits
   vf lack[V];             // the sum of weights times what their scores are below shift
+  vf squares[V];          // the sum of squared weights
   vf inverse[V];          // what makes weights of sum 1; 0 for rows that see nothing
   vf least[V];            // scores above this one may be among the heaviest
   vf left[V];             // the sum of weights that are not
@@ -31,7 +32,7 @@ template <int V>
 static void clear_rows(Found<V>& f) {
   for (int v = 0; v < V; ++v) {
     f.top[v] = f.least[v] = splat(-kInf), f.at[v] = splat_int(-1);
-    f.others[v] = f.lack[v] = f.left[v] = vf{};
+    f.others[v] = f.lack[v] = f.squares[v] = f.left[v] = vf{};
     f.lost[v] = f.seen[v] = f.ones[v] = vi{};
   }
 }
@@ -62,6 +63,19 @@ REGARD_ALONE void weigh_tile(float* s, int64_t count, Found<V>& f) {
       if (later) store(place, e);
     }
     f.ones[v] += ones, f.others[v] += others, f.lack[v] -= lack, f.left[v] += left;
+  }
+}
+
+// Sums of squares of the weights that weigh_tile left in the place of the scores.
+template <int V>
+REGARD_ALONE void square_tile(const float* e, int64_t count, Found<V>& f) {
+  for (int v = 0; v < V; ++v) {
+    vf squares = vf{};
+    for (int64_t n = 0; n < count; ++n) {
+      const vf weight = load(e + n * kQueries + v * W);
+      squares += weight * weight;
+    }
+    f.squares[v] += squares;
   }
 }
 
@@ -110,7 +124,7 @@ REGARD_INLINE void write(T* to, int64_t rows, const X* x) {
 // What makes weights of sum 1, and what the sums tell of the rows.
 template <int V>
 REGARD_ALONE void finalize_rows(const regard_fact_args& a, const Block<V>& b, Found<V>& f, vf sink, int64_t row) {
-  vf lse[V], score[V], entropy[V];
+  vf lse[V], score[V], entropy[V], concentration[V];
   for (int v = 0; v < V; ++v) {
     const vf one = splat(1.0f), joined = exp2v(sink - f.shift[v]);
     const vf counted = __builtin_convertvector(f.ones[v], vf);
@@ -122,10 +136,12 @@ REGARD_ALONE void finalize_rows(const regard_fact_args& a, const Block<V>& b, Fo
     score[v] = f.lost[v] ? splat(__builtin_nanf("")) : natural(f.top[v]);
     const vf mass = counted + f.others[v];
     entropy[v] = none ? vf{} : (f.lack[v] * splat(kLn2) + mass * ln) * f.inverse[v];
+    concentration[v] = f.squares[v] * f.inverse[v] * f.inverse[v];
   }
   write(a.lse ? a.lse + row : nullptr, b.p.rows, lse);
   write(a.max_score ? a.max_score + row : nullptr, b.p.rows, score);
   write(a.entropy ? a.entropy + row : nullptr, b.p.rows, entropy);
+  write(a.concentration ? a.concentration + row : nullptr, b.p.rows, concentration);
   write(a.visible ? a.visible + row : nullptr, b.p.rows, f.seen);
 }
 

@@ -152,7 +152,7 @@ static void weigh(const regard_fact_args& a, float* s, int64_t count, Found<V>& 
 template <int V, class Op>
 static void weigh_all(FactBlock<V, Op>& q) {
   const regard_fact_args& a = q.a;
-  const bool later = asks_keys(a) || place_count(a);
+  const bool later = asks_keys(a) || place_count(a) || a.concentration;
   each_tile(q, [&](Tile& t, Source& x) {
     float* s = q.d.w.s;
     vf top[V];
@@ -162,6 +162,7 @@ static void weigh_all(FactBlock<V, Op>& q) {
     if (a.top) promote_tile<V>(q.d.top_keys, s, t.j, t.count, q.f);
     if (later) weigh<V, true>(a, s, t.count, q.f);
     else weigh<V, false>(a, s, t.count, q.f);
+    if (a.concentration) square_tile<V>(s, t.count, q.f);
     if (a.top) raise_least(q.d.top_keys, q.f);
     add_places<V>(a, q.b, q.d.places, s, t.j, t.count);
     if (!q.keep && asks_keys(a)) distribute(q, t);

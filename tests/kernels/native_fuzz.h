@@ -268,6 +268,7 @@ struct Case {
     if ((f.bands = r.chance(2) ? r.between(1, REGARD_SETS) : 0))
       f.band = numbers<int32_t>(kI32, f.bands * 2, -1000, 1000), f.within = (float*)make(kF32, rows * f.bands);
     if ((f.levels = r.chance(2) ? r.between(1, 5) : 0)) f.level = (float*)make(kF32, f.levels), f.reached = (int64_t*)make(kI64, heads * f.levels);
+    f.concentration = some(rows);
   }
 
   std::vector<Entry> entries() const {
