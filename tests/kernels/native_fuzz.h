@@ -49,11 +49,17 @@ int32_t in_turns(int64_t begin, int64_t end, int64_t, regard_body body, void* co
   return 0;
 }
 
+struct Buffer {
+  void* at;
+  Kind kind;
+  int64_t count;
+};
+
 // One right call of a kind of kernels, in memory of its own.
 struct Case {
   Random& r;
   bool additive, facts;
-  std::vector<void*> memory;
+  std::vector<Buffer> memory;
   regard_gradients g{};
   regard_additive_gradients x{};
   regard_fact_args f{};
@@ -71,12 +77,12 @@ struct Case {
     else gradients();
   }
   ~Case() {
-    for (void* p : memory) free(p);
+    for (const Buffer& buffer : memory) free(buffer.at);
   }
 
   void* make(Kind kind, int64_t count) {
     char* p = (char*)malloc((size_t)(count * bytes_of(kind)));
-    memory.push_back(p);
+    memory.push_back({p, kind, count});
     for (int64_t n = 0; n < count; ++n) {
       const float x = r.real();
       uint32_t u;
