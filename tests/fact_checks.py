@@ -28,7 +28,8 @@ def every(at: rg.core.region.Frame = AT) -> tuple[facts.Fact[Any], ...]:
     by_batch = (torch.arange(at.nk) + torch.arange(math.prod(at.batch)).reshape(*at.batch, 1)) % 3
     weights, by_head = torch.rand(at.nq).double(), torch.rand(*at.batch, at.heads, at.nq).double()
     return (
-        *(facts.Visible(), facts.Entropy(), facts.RelativeEntropy(), facts.EffectiveKeys(), facts.MaxScore()),
+        *(facts.Visible(), facts.Entropy(), facts.RelativeEntropy(), facts.EffectiveKeys()),
+        *(facts.Concentration(), facts.MaxScore()),
         *(facts.Top(1), facts.Top(3), facts.Top(40)),
         *(facts.Mass(groups), facts.Mass(by_batch), facts.Mass.first(2), facts.SinkMass(), facts.Distance()),
         *(facts.Within(before=4, after=2), facts.Within(before=None, after=0), facts.Offsets((-1, 0, 5))),

@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0xa21816a642a2bc  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0xee9782cea17b50  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -163,6 +163,7 @@ typedef struct {
   float* max_score;  // (.., nq) natural, without the sink; NaN where a score is
   int64_t* max_key;  // (.., nq) the first key that has it, -1 for none; wanted with max_score
   float* entropy;  // (.., nq) in nats
+  float* concentration;  // (.., nq) sum of the squared weights
   int64_t* visible;  // (.., nq) keys whose score is not -inf
   int64_t* readers;  // (.., nk) queries that see a key
   int64_t top;  // how many of the heaviest keys, at most REGARD_TOP
@@ -188,7 +189,7 @@ typedef struct {
   const float* level;  // (levels,)
   int64_t* reached;  // (.., levels) how many visible pairs have a weight of at least that
 } regard_fact_args;
-static_assert(sizeof(regard_fact_args) == 1568, "ctypes lays regard_fact_args out in another way");
+static_assert(sizeof(regard_fact_args) == 1576, "ctypes lays regard_fact_args out in another way");
 
 typedef void (*regard_body)(int64_t begin, int64_t end, void* context);
 typedef int32_t (*regard_parallel)(int64_t begin, int64_t end, int64_t grain, regard_body body, void* context);

@@ -41,12 +41,14 @@ int32_t forward_blocks(const regard_call& c, regard_parallel parallel) {
 #define REGARD_API extern "C" __attribute__((visibility("default")))
 
 REGARD_API int64_t regard_queries() { return kQueries; }
-REGARD_API int32_t regard_runs(const char* isa) { return runs(isa); }
+
+// The name of the n-th instruction set that this processor runs, best first; null past the last.
+REGARD_API const char* regard_runnable(int64_t n) { return runnable(n); }
 
 // `count` times as many independent vector multiply-adds as registers hold, for measuring the peak; returns how many
 // floating-point operations that was.
 REGARD_API double regard_peak(int64_t count) {
-  constexpr int kChains = W == 16 ? 24 : 12;
+  constexpr int kChains = Isa::kManyRegisters ? 24 : 12;
   vf acc[kChains];
   for (int n = 0; n < kChains; ++n) acc[n] = splat((float)n);
   const vf a = splat(0.999f), b = splat(1e-3f);

@@ -16,6 +16,7 @@ struct RowFacts {
   vi ones[V];         // how many weights exp2(s - shift) are 1
   vf lesser_sum[V];   // the sum of all other weights: a sum barely above 1 keeps its digits
   vf entropy_sum[V];  // the sum of weights times (shift - score)
+  vf square_sum[V];   // the sum of squared weights
   vf inverse[V];      // 1 / the sum of the weights; 0 for rows that see nothing
   vf threshold[V];    // scores above this one may be among the heaviest
   vf rest_sum[V];     // the sum of the weights that are not
@@ -31,7 +32,7 @@ template <int V>
 static void clear_rows(RowFacts<V>& f) {
   for (int v = 0; v < V; ++v) {
     f.max[v] = f.threshold[v] = splat(-kInf), f.max_tile[v] = splat_int(-1);
-    f.lesser_sum[v] = f.entropy_sum[v] = f.rest_sum[v] = vf{};
+    f.lesser_sum[v] = f.entropy_sum[v] = f.square_sum[v] = f.rest_sum[v] = vf{};
     f.has_nan[v] = f.visible[v] = f.ones[v] = vi{};
   }
 }
@@ -62,6 +63,19 @@ REGARD_NOINLINE void weigh_tile(float* s, int64_t count, RowFacts<V>& f) {
       if (later) store(place, e);
     }
     f.ones[v] += ones, f.lesser_sum[v] += others, f.entropy_sum[v] -= lack, f.rest_sum[v] += left;
+  }
+}
+
+// Sums of squares of the weights that weigh_tile left in the place of the scores.
+template <int V>
+REGARD_NOINLINE void square_tile(const float* e, int64_t count, RowFacts<V>& f) {
+  for (int v = 0; v < V; ++v) {
+    vf squares = vf{};
+    for (int64_t n = 0; n < count; ++n) {
+      const vf weight = load(e + n * kQueries + v * W);
+      squares += weight * weight;
+    }
+    f.square_sum[v] += squares;
   }
 }
 
@@ -110,7 +124,7 @@ REGARD_INLINE void write(T* to, int64_t rows, const X* x) {
 // Normalises the sums, with the sink, and writes the facts of rows.
 template <int V>
 REGARD_NOINLINE void finalize_rows(const regard_fact_args& a, const Block<V>& b, RowFacts<V>& f, vf sink, int64_t row) {
-  vf lse[V], score[V], entropy[V];
+  vf lse[V], score[V], entropy[V], concentration[V];
   for (int v = 0; v < V; ++v) {
     const vf one = splat(1.0f), joined = exp2v(sink - f.shift[v]);
     const vf counted = __builtin_convertvector(f.ones[v], vf);
@@ -122,10 +136,12 @@ REGARD_NOINLINE void finalize_rows(const regard_fact_args& a, const Block<V>& b,
     score[v] = f.has_nan[v] ? splat(__builtin_nanf("")) : natural(f.max[v]);
     const vf mass = counted + f.lesser_sum[v];
     entropy[v] = none ? vf{} : (f.entropy_sum[v] * splat(kLn2) + mass * ln) * f.inverse[v];
+    concentration[v] = f.square_sum[v] * f.inverse[v] * f.inverse[v];
   }
   write(a.lse ? a.lse + row : nullptr, b.p.rows, lse);
   write(a.max_score ? a.max_score + row : nullptr, b.p.rows, score);
   write(a.entropy ? a.entropy + row : nullptr, b.p.rows, entropy);
+  write(a.concentration ? a.concentration + row : nullptr, b.p.rows, concentration);
   write(a.visible ? a.visible + row : nullptr, b.p.rows, f.visible);
 }
 

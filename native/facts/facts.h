@@ -151,7 +151,7 @@ static void weigh(const regard_fact_args& a, float* s, int64_t count, RowFacts<V
 template <int V, class Op>
 static void weigh_all(FactBlock<V, Op>& q) {
   const regard_fact_args& a = q.a;
-  const bool later = wants_key_facts(a) || place_count(a);
+  const bool later = wants_key_facts(a) || place_count(a) || a.concentration;
   each_tile(q, [&](Tile& t, KvTile& x) {
     float* s = q.d.w.s;
     vf top[V];
@@ -161,6 +161,7 @@ static void weigh_all(FactBlock<V, Op>& q) {
     if (a.top) promote_tile<V>(q.d.top_keys, s, t.j, t.count, q.f);
     if (later) weigh<V, true>(a, s, t.count, q.f);
     else weigh<V, false>(a, s, t.count, q.f);
+    if (a.concentration) square_tile<V>(s, t.count, q.f);
     if (a.top) raise_least(q.d.top_keys, q.f);
     add_places<V>(a, q.b, q.d.places, s, t.j, t.count);
     if (!q.keep && wants_key_facts(a)) distribute(q, t);

@@ -1,22 +1,5 @@
 // AVX2 with fused multiply-add: eight lanes.
 #pragma once
-
-namespace regard {
-
-struct RunsAvx2 {
-  static constexpr const char* name = "avx2";
-  static bool runs() {
-#if defined(__x86_64__)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#else
-    return false;
-#endif
-  }
-};
-
-}  // namespace regard
-
-#if defined(REGARD_SELECTED_AVX2)
 #define REGARD_W 8
 #include "isa/plain.h"
 
@@ -33,4 +16,3 @@ struct Isa : PlainIsa<Isa> {
 };
 
 }  // namespace regard
-#endif

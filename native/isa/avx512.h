@@ -1,24 +1,5 @@
 // AVX-512 (F, BW, VL, DQ, CD): sixteen lanes.
 #pragma once
-#include "isa/avx2.h"
-
-namespace regard {
-
-struct RunsAvx512 {
-  static constexpr const char* name = "avx512";
-  static bool runs() {
-#if defined(__x86_64__)
-    return RunsAvx2::runs() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd");
-#else
-    return false;
-#endif
-  }
-};
-
-}  // namespace regard
-
-#if defined(REGARD_SELECTED_AVX512) || defined(REGARD_SELECTED_AVX512BF16)
 #define REGARD_W 16
 #include "isa/plain.h"
 
@@ -36,11 +17,8 @@ struct Avx512Isa : PlainIsa<Own> {
   }
 };
 
-}  // namespace regard
+#if !defined(__AVX512BF16__)  // isa/avx512bf16.h has more
+struct Isa : Avx512Isa<Isa> {};
 #endif
 
-#if defined(REGARD_SELECTED_AVX512)
-namespace regard {
-struct Isa : Avx512Isa<Isa> {};
-}
-#endif
+}  // namespace regard

@@ -1,24 +1,8 @@
 // AVX-512 with products of pairs of bfloat16, summed in float.
 #pragma once
-#include "isa/avx512.h"
-
-namespace regard {
-
-struct RunsAvx512Bf16 {
-  static constexpr const char* name = "avx512bf16";
-  static bool runs() {
-#if defined(__x86_64__)
-    return RunsAvx512::runs() && __builtin_cpu_supports("avx512bf16");
-#else
-    return false;
-#endif
-  }
-};
-
-}  // namespace regard
-
-#if defined(REGARD_SELECTED_AVX512BF16)
 #include <immintrin.h>
+
+#include "isa/avx512.h"
 
 namespace regard {
 
@@ -39,4 +23,3 @@ struct Isa : Avx512Isa<Isa> {
 };
 
 }  // namespace regard
-#endif

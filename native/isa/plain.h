@@ -8,7 +8,12 @@ namespace regard {
 template <class Own>
 struct PlainIsa {
   static constexpr bool kPairs = false;  // whether one instruction multiplies pairs of bfloat16
-  static constexpr int kBlockVectors = W == 16 ? 4 : 3;  // vectors of queries in a block: with kMR, as many products as registers hold
+#if defined(__aarch64__)
+  static constexpr bool kManyRegisters = true;  // 32 of vectors, not 16
+#else
+  static constexpr bool kManyRegisters = W == 16;
+#endif
+  static constexpr int kBlockVectors = kManyRegisters ? 4 : 3;  // vectors of queries in a block: with kMR, as many products as registers hold
 
   REGARD_INLINE vf multiply_add(vf acc, vf a, vf b) { return acc + a * b; }
 

@@ -1,36 +1,43 @@
-// Isa, the instruction set that this object is compiled for: its width W, and the functions that use its instructions. Each has a header
-// here, which also tells whether the processor runs it. To add one: its header, its two lines below, its line in
-// CMakeLists.txt and in backends/native/ffi.py.
+// The instruction sets, and the one that this object is compiled for: Isa, with its width W and what it does in instructions of its own.
+// To add one: its header in this folder, its line in the list below, and in CMakeLists.txt its line with the compiler's flags.
 #pragma once
 
-#if defined(REGARD_W)  // set by tests: the compiler splits vectors that the processor does not have
-#include "isa/plain.h"
+#if !defined(REGARD_ISA)  // the header, by its path: CMakeLists.txt gives it
+#define REGARD_ISA "isa/base.h"
+#endif
+#include REGARD_ISA
+
 namespace regard {
-struct Isa : PlainIsa<Isa> {};
+
+struct InstructionSet {
+  const char* name;
+  bool (*runs)();  // whether this processor has it
+};
+
+#if defined(__x86_64__)
+static bool runs_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+static bool runs_avx512() {
+  return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd");
 }
-#elif defined(__AVX512BF16__)
-#define REGARD_SELECTED_AVX512BF16
-#elif defined(__AVX512F__)
-#define REGARD_SELECTED_AVX512
-#elif defined(__AVX2__)
-#define REGARD_SELECTED_AVX2
-#else
-#define REGARD_SELECTED_BASE
 #endif
 
-#include "isa/avx2.h"
-#include "isa/avx512.h"
-#include "isa/avx512bf16.h"
-#include "isa/base.h"
+constexpr InstructionSet kInstructionSets[] = {  // of this kind of processor, best first
+#if defined(__x86_64__)
+    {"avx512bf16", [] { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }},
+    {"avx512", runs_avx512},
+    {"avx2", runs_avx2},
+#elif defined(__aarch64__)
+    {"neon", [] { return true; }},  // a part of the architecture
+#endif
+    {"base", [] { return true; }},
+};
 
-namespace regard {
-
-template <class... Each>
-static bool runs_one(const char* name) {
-  return ((__builtin_strcmp(name, Each::name) == 0 && Each::runs()) || ...);
+// The n-th of those that this processor runs; null past the last.
+static const char* runnable(int64_t n) {
+  for (const InstructionSet& each : kInstructionSets)
+    if (each.runs() && n-- == 0) return each.name;
+  return nullptr;
 }
-
-// Whether this processor runs an instruction set, by name.
-static bool runs(const char* name) { return runs_one<RunsBase, RunsAvx2, RunsAvx512, RunsAvx512Bf16>(name); }
 
 }  // namespace regard

@@ -189,6 +189,15 @@ def _facts_of(call: Call, a: Answer, s: Source) -> Results:
     return {**{name: every[name].to(a.lse.dtype) for name in chosen}, "lse": a.lse}
 
 
+def _concentration(call: Call, s: Source) -> Results:
+    fact = rg.facts.Concentration()
+    return {"concentration": rg.look(call.q, call.k, **build.arguments(call), facts=(fact,))[fact]}
+
+
+def _concentration_of(call: Call, a: Answer, s: Source) -> Results:
+    return {"concentration": a.r(a.weights.square()).sum(-1)}
+
+
 def _divisible(call: Call) -> bool:
     return call.divisible
 
@@ -205,4 +214,7 @@ WAYS = (
     Way("facts", _facts, _facts_of, 2, wide=True, differentiable=False),
 )
 # Each is drawn by itself, with its chance, when WAYS have been asked: a new one changes no number of an earlier seed.
-ADDED = (Way("scores", _scores, _scores_of, 0.25, wide=True),)
+ADDED = (
+    Way("scores", _scores, _scores_of, 0.25, wide=True),
+    Way("concentration", _concentration, _concentration_of, 0.25, wide=True, differentiable=False),
+)

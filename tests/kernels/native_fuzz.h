@@ -49,11 +49,17 @@ int32_t in_turns(int64_t begin, int64_t end, int64_t, regard_body body, void* co
   return 0;
 }
 
+struct Buffer {
+  void* at;
+  Kind kind;
+  int64_t count;
+};
+
 // One right call of a kind of kernels, in memory of its own.
 struct Case {
   Random& r;
   bool additive, facts;
-  std::vector<void*> memory;
+  std::vector<Buffer> memory;
   regard_gradients g{};
   regard_additive_gradients x{};
   regard_fact_args f{};
@@ -71,12 +77,12 @@ struct Case {
     else gradients();
   }
   ~Case() {
-    for (void* p : memory) free(p);
+    for (const Buffer& buffer : memory) free(buffer.at);
   }
 
   void* make(Kind kind, int64_t count) {
     char* p = (char*)malloc((size_t)(count * bytes_of(kind)));
-    memory.push_back(p);
+    memory.push_back({p, kind, count});
     for (int64_t n = 0; n < count; ++n) {
       const float x = r.real();
       uint32_t u;
@@ -268,6 +274,7 @@ struct Case {
     if ((f.bands = r.chance(2) ? r.between(1, REGARD_SETS) : 0))
       f.band = numbers<int32_t>(kI32, f.bands * 2, -1000, 1000), f.within = (float*)make(kF32, rows * f.bands);
     if ((f.levels = r.chance(2) ? r.between(1, 5) : 0)) f.level = (float*)make(kF32, f.levels), f.reached = (int64_t*)make(kI64, heads * f.levels);
+    f.concentration = some(rows);
   }
 
   std::vector<Entry> entries() const {

@@ -26,7 +26,8 @@ NATIVE = "the native kernels"
 HALVES = [torch.float32, torch.bfloat16, torch.float16]
 # What the kernels find; the rest is swept in PyTorch.
 FOUND = (
-    *(facts.Visible, facts.Entropy, facts.RelativeEntropy, facts.EffectiveKeys, facts.MaxScore, facts.Top, facts.Mass),
+    *(facts.Visible, facts.Entropy, facts.RelativeEntropy, facts.EffectiveKeys, facts.Concentration),
+    *(facts.MaxScore, facts.Top, facts.Mass),
     *(facts.Distance, facts.Within, facts.Offsets, facts.Received, facts.MeanReceived, facts.MaxReceived),
     *(facts.Readers, facts.Map, facts.Histogram),
 )

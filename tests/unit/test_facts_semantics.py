@@ -80,12 +80,14 @@ def test_rows_that_see_nothing_are_left_out_of_means() -> None:
 def test_by_hand() -> None:
     q = torch.zeros(3, 1, dtype=torch.float64)
     k = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64)
-    asked = (facts.Entropy(), facts.RelativeEntropy(), facts.EffectiveKeys(), facts.Received(), facts.MeanReceived())
+    asked = (facts.Entropy(), facts.RelativeEntropy(), facts.EffectiveKeys(), facts.Concentration())
+    asked += (facts.Received(), facts.MeanReceived())
     seen = rg.look(q, k, mask=rg.Causal(), facts=asked)
     expected = (
         [0.0, math.log(2), math.log(3)],
         [0.0, 1.0, 1.0],
         [1.0, 2.0, 3.0],
+        [1.0, 1 / 2, 1 / 3],
         [1 + 1 / 2 + 1 / 3, 1 / 2 + 1 / 3, 1 / 3],
         [(1 + 1 / 2 + 1 / 3) / 3, (1 / 2 + 1 / 3) / 2, 1 / 3],
     )
@@ -95,11 +97,12 @@ def test_by_hand() -> None:
 
 def test_a_sink_takes_its_share() -> None:
     x = torch.zeros(2, 4)
-    asked = (facts.SinkMass(), facts.Entropy(), facts.Distance())
+    asked = (facts.SinkMass(), facts.Entropy(), facts.Concentration(), facts.Distance())
     seen = rg.look(x, x, mask=rg.Lengths(queries=torch.tensor(1)), sink=0.0, facts=asked)
     third = torch.tensor([1 / 3, 1.0])  # an empty row: all of it
     torch.testing.assert_close(seen[facts.SinkMass()], third)
     torch.testing.assert_close(seen[facts.Entropy()], torch.tensor([2 / 3 * math.log(3), 0.0]))
+    torch.testing.assert_close(seen[facts.Concentration()], torch.tensor([2 / 9, 0.0]))
     torch.testing.assert_close(seen[facts.Distance()], torch.tensor([1 / 3, 0.0]))
 
 

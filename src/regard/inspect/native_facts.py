@@ -21,7 +21,7 @@ from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.keys import Last, MaxReceived, Readers, Received, placed
 from regard.inspect.facts.places import Distance, Mass, Offsets, Within
 from regard.inspect.facts.pooled import Histogram, Map
-from regard.inspect.facts.rows import Entropy, MaxScore, Peak, Top, TopKeys, Visible
+from regard.inspect.facts.rows import Concentration, Entropy, MaxScore, Peak, Top, TopKeys, Visible
 from regard.inspect.kept import empty
 from regard.scores.additive import Additive
 
@@ -191,6 +191,7 @@ def _histogram(fact: Histogram, problem: Problem) -> Request:
 # by type, not isinstance: a subclass may mean something else
 _REQUESTS: dict[type, Callable[[Any, Problem], Request]] = {
     Entropy: _single("entropy", _rows),
+    Concentration: _single("concentration", _rows),
     Visible: _single("visible", lambda problem: _rows(problem, dtype=torch.int64)),
     Readers: _single("readers", lambda problem: _heads(problem, problem.frame.nk, dtype=torch.int64)),
     MaxReceived: _single("most", lambda problem: _heads(problem, problem.frame.nk)),

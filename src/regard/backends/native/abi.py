@@ -222,6 +222,7 @@ class FactArguments(Struct):
         Member("float*", "max_score", "(.., nq) natural, without the sink; NaN where a score is"),
         Member("int64_t*", "max_key", "(.., nq) the first key that has it, -1 for none; wanted with max_score"),
         Member("float*", "entropy", "(.., nq) in nats"),
+        Member("float*", "concentration", "(.., nq) sum of the squared weights"),
         Member("int64_t*", "visible", "(.., nq) keys whose score is not -inf"),
         Member("int64_t*", "readers", "(.., nk) queries that see a key"),
         Member("int64_t", "top", "how many of the heaviest keys, at most REGARD_TOP"),

@@ -44,7 +44,7 @@ class Native(Backend):
     Backward computes the weights again, tile by tile. Where the processor multiplies bfloat16 pairs (avx512bf16), the
     weights of a bfloat16 call are rounded to bfloat16 before they meet the values. Compiled once for each instruction
     set; the best that runs here is taken, or the one that the environment variable REGARD_ISA names (base, avx2,
-    avx512, avx512bf16).
+    avx512, avx512bf16; base, neon).
 
     invariant: the bits of a query's row depend on no other query of the call, nor on their number: a batch of one, a
     chunk of a prompt and one token decoded against a cache agree. Costs speed where queries are few. Not for Additive,

@@ -19,8 +19,6 @@ ENTRIES = (  # of the kernels: each is given the address of a struct, and torch'
     *("regard_forward", "regard_backward", "regard_additive_forward", "regard_additive_backward"),
     "regard_facts",
 )
-# From the most particular to the one that every processor of the kind runs.
-ISAS = ("avx512bf16", "avx512", "avx2", "base")
 _FOLDER = Path(__file__).parent.parent / "kernels"
 DTYPE_CODES = {
     torch.float32: abi.DTYPES["REGARD_F32"],
@@ -85,8 +83,7 @@ def parallel() -> ctypes.c_void_p | None:
 
 def built() -> dict[str, Path]:
     """The shared objects that were installed, by instruction set."""
-    found = {isa: _FOLDER / f"libregard_{isa}.so" for isa in ISAS}
-    return {isa: path for isa, path in found.items() if path.exists()}
+    return {path.stem.removeprefix("libregard_"): path for path in sorted(_FOLDER.glob("libregard_*.so"))}
 
 
 @constant_in_graphs
@@ -114,8 +111,12 @@ def _runnable() -> tuple[str, ...]:
     paths = built()
     if "base" not in paths or stale():
         return ()
-    base = ctypes.CDLL(str(paths["base"]))
-    return tuple(isa for isa in paths if base.regard_runs(isa.encode()))
+    name = ctypes.CDLL(str(paths["base"])).regard_runnable  # native/isa/select.h has the list, best first
+    name.argtypes, name.restype = (ctypes.c_int64,), ctypes.c_char_p
+    able: list[str] = []
+    while isa := name(len(able)):
+        able.append(isa.decode())
+    return tuple(isa for isa in able if isa in paths)
 
 
 @cache

@@ -1,8 +1,8 @@
 """Facts: what can be known about the weights of attention without writing them out. `look` answers them.
 
 Each is a value that says what is wanted; its docstring is its definition. By rows: Visible, Entropy, RelativeEntropy,
-EffectiveKeys, MaxScore, Top, Mass, SinkMass, Distance, Within, Offsets. By keys: Received, MeanReceived, MaxReceived,
-Readers. Pooled: Map, ScoreMap, Histogram. The weights themselves: Rows, Columns. Of your own: Fact.
+EffectiveKeys, Concentration, MaxScore, Top, Mass, SinkMass, Distance, Within, Offsets. By keys: Received, MeanReceived,
+MaxReceived, Readers. Pooled: Map, ScoreMap, Histogram. The weights themselves: Rows, Columns. Of your own: Fact.
 Of `record`: Inputs.
 
 >>> import regard as rg, torch
@@ -35,6 +35,7 @@ from regard.inspect.facts.pooled import Histogram as Histogram
 from regard.inspect.facts.pooled import Map as Map
 from regard.inspect.facts.pooled import ScoreCells as ScoreCells
 from regard.inspect.facts.pooled import ScoreMap as ScoreMap
+from regard.inspect.facts.rows import Concentration as Concentration
 from regard.inspect.facts.rows import EffectiveKeys as EffectiveKeys
 from regard.inspect.facts.rows import Entropy as Entropy
 from regard.inspect.facts.rows import MaxScore as MaxScore

@@ -110,6 +110,29 @@ class EffectiveKeys(Fact[Tensor]):
         return (1 / p**p).prod(-1) * (scores > -math.inf).any(-1)
 
 
+@dataclass(frozen=True)
+class Concentration(Fact[Tensor]):
+    """C_i = Σ_j p_ij² over the keys, (*batch, h, nq), 0 for a row that sees nothing.
+
+    The index of Simpson (1949, Nature 163, "Measurement of Diversity") and of Herfindahl: the probability that two keys
+    drawn from a row's weights are the same key. 1 / C_i is an effective number of keys (Hill's number of order 2), at
+    most EffectiveKeys; -ln C_i is Rényi's entropy of order 2, in nats. Without a sink it is 1 for one key, and at least
+    1 / number of visible keys. With one the weights are taken as they are, not made to sum to 1, and the sink's own
+    share adds nothing.
+
+    >>> import regard as rg
+    >>> x = torch.zeros(4, 8)
+    >>> rg.look(x, x, mask=rg.Causal(), facts=(Concentration(),))[Concentration()].round(decimals=4)
+    tensor([1.0000, 0.5000, 0.3333, 0.2500])
+    """
+
+    def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[Tensor]:
+        return Sum(room(problem, problem.frame.nq), by_row, lambda tile: tile.p.square().sum(-1))
+
+    def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
+        return p.square().sum(-1)
+
+
 class Peak(NamedTuple):
     """The largest score of each row and the key that has it; -inf and -1 for a row that sees nothing."""
 
