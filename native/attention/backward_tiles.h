@@ -61,7 +61,7 @@ static void sum_rows(const Training& w, const Sweep& s, Block<V>& b, Share& x, f
   }
 }
 
-// delta of a block of queries as the sum of P dP: rowsum(dO · O) is the same but for rounding, which the distances of learned slopes,
+// delta of a block of queries as the sum of P dP: rowsum(dO · O) is the same but for rounding, which distances (of learned slopes),
 // summed over the row, would multiply.
 template <int V>
 static void sum_block(const Training& w, const Sweep& s, const Place& p, float* shift, float* inverse, float* delta) {
@@ -108,7 +108,7 @@ static void prepare(const Training& w, const Sweep& s, int64_t item) {
                        out + n * c.out.row * size_of(c.out_dtype), c.out_dtype, c.out.col, c.dv);
     if (dlse) delta[n] -= dlse[n * w.g.dlse.row];
   }
-  if (!w.anew && !w.g.dslopes) return;
+  if (!w.anew && !Modifiers::multiply_delta(w.g)) return;
   switch ((p.rows + W - 1) / W) {
     case 1: return sum_block<1>(w, s, p, shift, inverse, delta);
     case 2: return sum_block<2>(w, s, p, shift, inverse, delta);

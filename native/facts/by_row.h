@@ -21,12 +21,6 @@ struct Found {
   vf left[V];             // the sum of weights that are not
 };
 
-// ln(1 + x) for x ≥ 0 (Higham, Accuracy and Stability of Numerical Algorithms, 1.14.1): what rounding does to 1 + x cancels.
-REGARD_INLINE vf log1pv(vf x) {
-  const vf u = splat(1.0f) + x, moved = u - splat(1.0f);
-  return moved == vf{} ? x : logv(u) * (x / moved);
-}
-
 template <int V>
 static void clear_rows(Found<V>& f) {
   for (int v = 0; v < V; ++v) {

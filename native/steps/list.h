@@ -46,6 +46,9 @@ struct Modifier {
   static bool wants_grad(const regard_gradients&) { return false; }
   static int64_t grad_size(const regard_gradients&) { return 0; }
 
+  // Whether that gradient sums dS times numbers far above 1: then delta is summed from the weights, as dS is, to the last digit.
+  static constexpr bool multiplies_delta = false;
+
   // Takes its gradient from one tile's, to `sum`, the grad_size doubles of the head, and changes ds to the gradient of its argument.
   template <int V>
   static void backward(const Block<V>&, const Tile&, const ScoreGradients&, double* /* sum */) {}
@@ -101,6 +104,8 @@ struct ModifierList {
   }
 
   static bool wants_grad(const regard_gradients& g) { return (Each::wants_grad(g) || ...); }
+
+  static bool multiply_delta(const regard_gradients& g) { return ((Each::multiplies_delta && Each::wants_grad(g)) || ...); }
 
   // Whether the call has every modifier whose gradient is wanted.
   static bool have_wanted(const regard_gradients& g) { return ((Each::used(g.call) || !Each::wants_grad(g)) && ...); }
