@@ -50,7 +50,6 @@ struct LogDistance : Modifier {
 
   static bool wants_grad(const regard_gradients& g) { return g.dlog_distance_weights || g.dlog_distance_rates; }
   static int64_t grad_size(const regard_gradients& g) { return wants_grad(g) ? 2 : 0; }
-  static constexpr bool multiplies_delta = true;
 
   // To sum[0] -Σ dS · ln(1 + rate · distance), to sum[1] -Σ dS · weight · distance / (1 + rate · distance). The terms of a row
   // nearly cancel, so only short sums are kept in float.
