@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0xee9782cea17b50  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0xbc55eafab05588  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -98,6 +98,10 @@ typedef struct {
   const float* points_of_q;  // (dims, n): points, whose distance slopes multiply
   const float* points_of_k;  // (dims, n): points, whose distance slopes multiply
   int64_t dims;  // at most REGARD_DIMS
+  const float* log_distance_weights;  // (heads,), with log_distance_rates, of a logarithmic penalty
+  const float* log_distance_rates;  // (heads,)
+  int64_t log_distance_weights_stride;
+  int64_t log_distance_rates_stride;
   const float* offsets;  // (heads, offsets_count and padding): offset of each difference of cells
   int64_t offsets_stride;
   int64_t offsets_count;
@@ -105,8 +109,8 @@ typedef struct {
   const int32_t* k_cell;  // (n): adds offsets[q_cell[i] - k_cell[j]]; null: i + nk - 1, j
   int64_t q_cell_batch[4];
   int64_t k_cell_batch[4];
-  const int64_t* q_at;  // (n): positions, for slopes without points and for dropout
-  const int64_t* k_at;  // (n): positions, for slopes without points and for dropout
+  const int64_t* q_at;  // (n): positions, for slopes without points, log distances, dropout
+  const int64_t* k_at;  // (n): positions, for slopes without points, log distances, dropout
   int64_t q_at_batch[4];
   int64_t k_at_batch[4];
   uint64_t seed;
@@ -115,7 +119,7 @@ typedef struct {
   int32_t invariant;  // whether a row's bits do not depend on how many rows there are
   regard_tensor sink;  // float (batch, head): a logit, natural, that joins the sum and has no value
 } regard_call;
-static_assert(sizeof(regard_call) == 1344, "ctypes lays regard_call out in another way");
+static_assert(sizeof(regard_call) == 1376, "ctypes lays regard_call out in another way");
 
 // A call of the backward pass. A null address: that gradient is not wanted.
 typedef struct {
@@ -127,11 +131,13 @@ typedef struct {
   regard_tensor dv;  // gradients, of gradient_dtype; every element is written
   regard_tensor dbias;  // added to, float, or double where row or col is 0
   float* dslopes;  // (heads,), written
+  float* dlog_distance_weights;  // (heads,), written
+  float* dlog_distance_rates;  // (heads,), written
   float* doffsets;  // (heads, offsets_count), written
   int32_t dout_dtype;
   int32_t gradient_dtype;
 } regard_gradients;
-static_assert(sizeof(regard_gradients) == 1752, "ctypes lays regard_gradients out in another way");
+static_assert(sizeof(regard_gradients) == 1800, "ctypes lays regard_gradients out in another way");
 
 // A call whose scores are w · f(a + c): q and k are a and c, float whatever its dtype, which is that of v.
 typedef struct {
@@ -141,7 +147,7 @@ typedef struct {
   int32_t activation;
   float slope;  // of the leaky ReLU
 } regard_additive;
-static_assert(sizeof(regard_additive) == 1368, "ctypes lays regard_additive out in another way");
+static_assert(sizeof(regard_additive) == 1400, "ctypes lays regard_additive out in another way");
 
 // The backward pass of an additive call. All cotangents and gradients are float; every element is written.
 typedef struct {
@@ -153,7 +159,7 @@ typedef struct {
   regard_tensor dv;
   float* dw;  // (heads, dk)
 } regard_additive_gradients;
-static_assert(sizeof(regard_additive_gradients) == 1696, "ctypes lays regard_additive_gradients out in another way");
+static_assert(sizeof(regard_additive_gradients) == 1728, "ctypes lays regard_additive_gradients out in another way");
 
 // Facts about the weights of a call. Results are contiguous, (batch..., head, ...); a null address, or a count
 // of 0: not wanted. The call's lse, out and dropout are not read; its dv is 0.
@@ -189,7 +195,7 @@ typedef struct {
   const float* level;  // (levels,)
   int64_t* reached;  // (.., levels) how many visible pairs have a weight of at least that
 } regard_fact_args;
-static_assert(sizeof(regard_fact_args) == 1576, "ctypes lays regard_fact_args out in another way");
+static_assert(sizeof(regard_fact_args) == 1608, "ctypes lays regard_fact_args out in another way");
 
 typedef void (*regard_body)(int64_t begin, int64_t end, void* context);
 typedef int32_t (*regard_parallel)(int64_t begin, int64_t end, int64_t grain, regard_body body, void* context);

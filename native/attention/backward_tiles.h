@@ -109,7 +109,7 @@ static void prepare(const BackwardCall& w, const BackwardScratch& s, int64_t ite
                        out + n * c.out.row * size_of(c.out_dtype), c.out_dtype, c.out.col, c.dv);
     if (dlse) delta[n] -= dlse[n * w.g.dlse.row];
   }
-  if (!w.recompute_stats && !w.g.dslopes) return;
+  if (!w.recompute_stats && !Modifiers::multiply_delta(w.g)) return;
   switch ((p.rows + W - 1) / W) {
     case 1: return sum_block<1>(w, s, p, shift, inverse, delta);
     case 2: return sum_block<2>(w, s, p, shift, inverse, delta);

@@ -108,6 +108,14 @@ REGARD_INLINE vf logv(vf x) {
   return x < splat(kInf) ? p : x;
 }
 
+// ln(1 + x) for x > -1 (Higham, Accuracy and Stability of Numerical Algorithms, 1.14.1): what rounding does to 1 + x cancels. NaN for
+// what is -1 or below; inf and NaN stay so.
+REGARD_INLINE vf log1pv(vf x) {
+  const vf u = splat(1.0f) + x, moved = u - splat(1.0f);
+  const vf y = moved == vf{} ? x : logv(u) * (x / moved), inside = x > splat(-1.0f) ? y : splat(__builtin_nanf(""));
+  return x < splat(kInf) ? inside : x;
+}
+
 // tanh to 2 ulp; ±1 for large arguments, NaN stays NaN. Cephes' polynomial near 0, the exponential beyond.
 REGARD_INLINE vf tanhv(vf x) {
   vf a = absolute(x);

@@ -22,12 +22,6 @@ struct RowFacts {
   vf rest_sum[V];     // the sum of the weights that are not
 };
 
-// ln(1 + x) for x ≥ 0 (Higham, Accuracy and Stability of Numerical Algorithms, 1.14.1): the rounding of 1 + x cancels.
-REGARD_INLINE vf log1pv(vf x) {
-  const vf u = splat(1.0f) + x, rounded = u - splat(1.0f);
-  return rounded == vf{} ? x : logv(u) * (x / rounded);
-}
-
 template <int V>
 static void clear_rows(RowFacts<V>& f) {
   for (int v = 0; v < V; ++v) {

@@ -46,6 +46,9 @@ struct Modifier {
   static bool wants_grad(const regard_gradients&) { return false; }
   static int64_t grad_size(const regard_gradients&) { return 0; }
 
+  // Whether that gradient sums dS times numbers far above 1: then delta is summed from the weights, as dS is, to the last digit.
+  static constexpr bool multiplies_delta = false;
+
   // Adds what one tile gives to the gradient of its tensor, to `sum` (grad_size doubles), and turns ds into the gradient of the scores
   // before it.
   template <int V>
@@ -102,6 +105,8 @@ struct ModifierList {
   }
 
   static bool wants_grad(const regard_gradients& g) { return (Each::wants_grad(g) || ...); }
+
+  static bool multiply_delta(const regard_gradients& g) { return ((Each::multiplies_delta && Each::wants_grad(g)) || ...); }
 
   // Whether the call has every modifier whose gradient is wanted.
   static bool have_wanted(const regard_gradients& g) { return ((Each::used(g.call) || !Each::wants_grad(g)) && ...); }

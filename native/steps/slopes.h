@@ -1,6 +1,6 @@
 // Slopes (ALiBi): s - slope · |position of the query - position of the key|, or the distance between two points.
 #pragma once
-#include "steps/list.h"
+#include "steps/distance.h"
 
 namespace regard {
 
@@ -54,11 +54,7 @@ struct Slopes : Modifier {
   template <int V>
   REGARD_INLINE void distances(const Block<V>& b, int64_t key, vf (&distance)[V]) {
     const regard_call& c = b.c;
-    if (!c.points_of_k) {
-      const vi ahead = splat_int(wrapping_sub(c.k_at[offset(c.k_at_batch, b.p) + key], b.base));
-      for (int v = 0; v < V; ++v) distance[v] = absolute(__builtin_convertvector(wrapping_sub(b.relative[v], ahead), vf));
-      return;
-    }
+    if (!c.points_of_k) return position_distances(b, key, distance);
     for (int v = 0; v < V; ++v) {
       vf square = vf{};
       for (int64_t d = 0; d < c.dims; ++d) square = add_coordinate(square, b.point[d][v], splat(c.points_of_k[d * c.nk + key]));
@@ -76,10 +72,7 @@ struct Slopes : Modifier {
   // How far a row's query is from W keys.
   REGARD_INLINE vf distances(const RowKeys& x) {
     const regard_call& c = x.f.c;
-    if (!c.points_of_k) {
-      const int32_t ahead = wrapping_sub(c.q_at[offset(c.q_at_batch, x.f.p) + x.row.i], c.k_at[offset(c.k_at_batch, x.f.p) + x.t.j]);
-      return absolute(__builtin_convertvector(wrapping_sub(splat_int(ahead), x.f.at[x.n / W]), vf));
-    }
+    if (!c.points_of_k) return position_distances(x);
     vf square = vf{};
     for (int64_t d = 0; d < c.dims; ++d) {
       const vf key = floats(c.points_of_k, d * c.nk + x.key(), 1, x.valid(), REGARD_F32);
@@ -92,6 +85,7 @@ struct Slopes : Modifier {
 
   static bool wants_grad(const regard_gradients& g) { return g.dslopes; }
   static int64_t grad_size(const regard_gradients& g) { return g.dslopes ? 1 : 0; }
+  static constexpr bool multiplies_delta = true;
 
   // -Σ dS · distance. The terms of a row nearly cancel, so only short sums are kept in float.
   template <int V>

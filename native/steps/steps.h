@@ -4,6 +4,7 @@
 #include "steps/bits.h"
 #include "steps/dropout.h"
 #include "steps/interval.h"
+#include "steps/log_distance.h"
 #include "steps/offsets.h"
 #include "steps/sink.h"
 #include "steps/slopes.h"
@@ -12,7 +13,7 @@
 namespace regard {
 
 // The modifiers of the kernels, in the order in which they are applied. To add one: its file in this folder, and its name here.
-using Modifiers = ModifierList<SoftCap, Slopes, Offsets, Bias, LastSoftCap>;
+using Modifiers = ModifierList<SoftCap, Slopes, LogDistance, Offsets, Bias, LastSoftCap>;
 
 // One block of queries while it streams over keys. Lanes are queries.
 template <int V>

@@ -55,6 +55,7 @@ from regard.scores.buckets import T5Buckets as T5Buckets
 from regard.scores.buckets import T5CausalBuckets as T5CausalBuckets
 from regard.scores.modifiers import Alibi as Alibi
 from regard.scores.modifiers import Bias as Bias
+from regard.scores.modifiers import LogDistance as LogDistance
 from regard.scores.modifiers import RelativeBias as RelativeBias
 from regard.scores.modifiers import SoftCap as SoftCap
 from regard.scores.similarity import Bilinear as Bilinear
@@ -87,6 +88,7 @@ __all__ = [
     "GridBuckets",
     "LeakyReLU",
     "Lengths",
+    "LogDistance",
     "Mask",
     "Modifier",
     "Native",

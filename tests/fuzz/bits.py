@@ -18,7 +18,7 @@ import regard as rg
 
 from . import build
 from .check import instructions, leaves_of, ways_of, with_gradients
-from .draw import draw
+from .draw import draw_first
 from .tensors import Source
 
 
@@ -47,7 +47,7 @@ def main() -> int:
 
 def bits(seed: int) -> dict[str, str]:
     """Of one call: a hash by the way that was asked and the name of the result; what was raised, if anything."""
-    call, s, found = draw(seed), Source.of(seed + 1), dict[str, str]()
+    call, s, found = draw_first(seed), Source.of(seed + 1), dict[str, str]()
     with instructions(build.isa(call)):
         for way in ways_of(s, call):
             own, leaves = leaves_of(call, None)

@@ -12,7 +12,7 @@ from torch import Tensor
 from . import oracle
 from .call import Call
 from .masks import draw_mask
-from .scores import draw_kind, draw_modifiers, draw_similarity
+from .scores import draw_kind, draw_log_distance, draw_modifiers, draw_similarity
 from .tensors import FLOATING, Size, Source
 
 EDGES = (15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128, 129, 191, 192, 193)
@@ -23,6 +23,25 @@ WORK = 40_000  # pairs of queries and keys over all heads; fewer where each pair
 
 def draw(seed: int) -> Call:
     """The call of a seed: the same on every machine."""
+    call, at = _draw_first(seed)
+    return _with_added(Source.of(seed + 2), call, at)
+
+
+def draw_first(seed: int) -> Call:
+    """The call of a seed without the parts that were added later, so that earlier states of regard know all of it."""
+    return _draw_first(seed)[0]
+
+
+def _with_added(s: Source, call: Call, at: Size) -> Call:
+    """The call, sometimes with one more modifier at the end, where it may follow what is there."""
+    if at.unplaced or not s.maybe(0.15) or call.score[-1].kind == "soft cap":
+        return call
+    added = replace(call, score=(*call.score, draw_log_distance(s, at)))
+    named = added.floats().keys() - call.floats().keys()
+    return replace(added, needs=(*call.needs, *(name for name in sorted(named) if call.needs and s.maybe(0.75))))
+
+
+def _draw_first(seed: int) -> tuple[Call, Size]:
     s = Source.of(seed)
     dq = _width(s)
     dk = dq if s.maybe(0.85) else _width(s)
@@ -43,7 +62,7 @@ def draw(seed: int) -> Call:
     call = replace(call, **{name: s.laid_out(getattr(call, name), expand=not whole) for name in "qkv"})
     call = _shared(s, call)
     needs = tuple(name for name in call.floats() if s.maybe(0.75)) if s.maybe(0.55) else ()
-    return replace(call, needs=needs)
+    return replace(call, needs=needs), at
 
 
 def _width(s: Source) -> int:

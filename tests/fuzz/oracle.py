@@ -163,6 +163,10 @@ def _modified(part: Part, call: Call, s: Tensor, t: dict[str, Tensor], r: Unroun
     if part.kind == "alibi":
         i, j = positions(call)
         return s - _scalar(part, t, "slopes") * (i - j).abs().to(s.dtype)
+    if part.kind == "log distance":
+        i, j = positions(call)
+        penalty = torch.log1p(_scalar(part, t, "rate") * (i - j).abs().to(s.dtype))
+        return s - _scalar(part, t, "weight") * r(penalty)
     if part.kind == "points":
         q = t.get("query_coordinates", t["coordinates"])
         square = r((q[:, None, :] - t["coordinates"][None, :, :]).square().sum(-1))

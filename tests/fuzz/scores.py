@@ -76,6 +76,17 @@ def draw_modifiers(s: Source, at: Size) -> tuple[Part, ...]:
     return tuple(parts)
 
 
+def draw_log_distance(s: Source, at: Size) -> Part:
+    """A penalty by the logarithm of the distance: numbers, or tensors, for each head or for all."""
+    tensors, numbers = {}, {}
+    for name, size in (("weight", 1.0), ("rate", s.choice.choice((0.01, 1.0, 50.0)))):
+        if s.maybe(0.35):
+            numbers[name] = size * s.choice.choice((0.0, 0.5, 2.0))
+        else:
+            tensors[name] = at.parameter(s, s.normal(*at.per_head(s)).abs() * size)
+    return Part("log distance", tensors, numbers)
+
+
 def _modifier(kind: str, s: Source, at: Size) -> Part:
     if kind == "soft cap":
         cap = s.choice.choice((0.5, 2.0, 30.0, 50.0))

@@ -63,6 +63,8 @@ bool set_group(Case& x, int64_t group) {
 constexpr int32_t kBad = REGARD_BAD_ARGUMENT;
 constexpr int64_t kFar = (int64_t)1 << 30;
 
+bool needs_positions(const regard_call& c) { return c.threshold || (c.slopes && !c.points_of_q) || c.log_distance_weights; }
+
 #define WRONG(name, code, body) {name, code, [](Case & x, Entry entry) -> bool { (void)x, (void)entry; body }}
 #define FIELD(field, value) WRONG(#field " = " #value, kBad, x.field = value; return true;)
 #define FIELD_WHERE(there, field, value) WRONG(#field " = " #value, kBad, if (!(there)) return false; x.field = value; return true;)
@@ -100,16 +102,21 @@ const Wrong kWrong[] = {
     FIELD_WHERE(x.c.start.data, c.start.data, nullptr), FIELD_WHERE(x.c.start.data, c.stop.data, nullptr),
     FIELD_WHERE(x.c.tiles.data, c.bits_count, -1), FIELD_WHERE(x.c.tiles.data && x.c.bits_count, c.bits, nullptr),
     FIELD(c.caps_stride, 2), FIELD(c.caps_stride, -1), FIELD(c.slopes_stride, 2), FIELD(c.slopes_stride, -1),
+    FIELD(c.log_distance_weights_stride, 2), FIELD(c.log_distance_weights_stride, -1),
+    FIELD(c.log_distance_rates_stride, 2), FIELD(c.log_distance_rates_stride, -1),
+    FIELD_WHERE(x.c.log_distance_weights, c.log_distance_weights, nullptr), FIELD_WHERE(x.c.log_distance_weights, c.log_distance_rates, nullptr),
     FIELD_WHERE(x.c.points_of_q, c.points_of_k, nullptr), FIELD_WHERE(x.c.points_of_q, c.points_of_q, nullptr),
     FIELD_WHERE(x.c.points_of_q, c.dims, REGARD_DIMS + 1), FIELD_WHERE(x.c.points_of_q, c.dims, -1),
     FIELD_WHERE(x.c.q_at, c.q_at, nullptr), FIELD_WHERE(x.c.q_at, c.k_at, nullptr),
-    WRONG("no positions", kBad, if (!x.c.threshold && (!x.c.slopes || x.c.points_of_q)) return false; x.c.q_at = x.c.k_at = nullptr; return true;),
+    WRONG("no positions", kBad, if (!needs_positions(x.c)) return false; x.c.q_at = x.c.k_at = nullptr; return true;),
     FIELD_WHERE(x.c.q_cell, c.q_cell, nullptr), FIELD_WHERE(x.c.q_cell, c.k_cell, nullptr),
     FIELD_WHERE(x.c.offsets && x.c.offsets_count > 1, c.offsets_stride, 1), FIELD_WHERE(x.c.offsets, c.offsets_count, -1),
     FIELD_WHERE(x.c.offsets && !x.c.q_cell, c.offsets_count, x.c.nq + x.c.nk - 2),
     FIELD_WHERE(entry == kBackward || entry == kAdditiveBackward, c.row_stats.data, nullptr),
     FIELD_WHERE(entry == kBackward && x.c.dv, g.dout.data, nullptr), FIELD_WHERE(entry == kBackward, g.dout_dtype, 3),
     FIELD_WHERE(entry == kBackward, g.gradient_dtype, -1), FIELD_WHERE(entry == kBackward && x.g.dslopes, c.slopes, nullptr),
+    WRONG("the gradient of no log distance", kBad, if (entry != kBackward || !(x.g.dlog_distance_weights || x.g.dlog_distance_rates)) return false;
+          x.c.log_distance_weights = x.c.log_distance_rates = nullptr; return true;),
     FIELD_WHERE(entry == kBackward && x.g.doffsets, c.offsets, nullptr),
     FIELD_WHERE(x.additive && x.c.dk, x.forward.w, nullptr), FIELD_WHERE(x.additive && x.c.dk > 1, x.forward.w_stride, 1),
     FIELD_WHERE(x.additive, x.forward.activation, 3), FIELD_WHERE(x.additive, x.forward.activation, -1),

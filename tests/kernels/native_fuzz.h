@@ -169,7 +169,12 @@ struct Case {
       c.dims = r.between(1, REGARD_DIMS);
       c.points_of_q = (float*)make(kF32, c.dims * c.nq), c.points_of_k = (float*)make(kF32, c.dims * c.nk);
     }
-    if (c.threshold || (c.slopes && !c.points_of_q) || r.chance(4)) {
+    if (r.chance(4)) {
+      c.log_distance_weights_stride = r.between(0, 1), c.log_distance_rates_stride = r.between(0, 1);
+      c.log_distance_weights = numbers<float>(kF32, c.log_distance_weights_stride ? c.heads : 1, 0, 2);
+      c.log_distance_rates = numbers<float>(kF32, c.log_distance_rates_stride ? c.heads : 1, 0, 3);
+    }
+    if (c.threshold || (c.slopes && !c.points_of_q) || c.log_distance_weights || r.chance(4)) {
       c.q_at = numbers<int64_t>(kI64, queries, -far, far), c.k_at = numbers<int64_t>(kI64, keys, -far, far);
     }
     if (r.chance(4)) {
@@ -244,6 +249,8 @@ struct Case {
       g.dbias.data = make(shared ? kF64 : kF32, extent(c.bias, c.heads, c.nq, c.nk));
     }
     if (c.slopes && !r.chance(4)) g.dslopes = (float*)make(kF32, c.heads);
+    if (c.log_distance_weights && !r.chance(4)) g.dlog_distance_weights = (float*)make(kF32, c.heads);
+    if (c.log_distance_weights && !r.chance(4)) g.dlog_distance_rates = (float*)make(kF32, c.heads);
     if (c.offsets && !r.chance(4)) g.doffsets = (float*)make(kF32, c.heads * c.offsets_count);
   }
 

@@ -93,6 +93,15 @@ def test_calls_that_are_split_into_parts(size: tuple[int, int], mask: str, keys:
     check(case)
 
 
+@pytest.mark.parametrize("size", [(130, 1300), (1300, 130)], ids=str)
+def test_learned_log_distances_of_long_rows(size: tuple[int, int]) -> None:
+    """Rates so small that the gradients of rates sum distances; sums of several parts."""
+    at = testing.frame(nq=size[0], nk=size[1], batch=(1,), heads=6)
+    rates = 1e-3 * torch.rand(6, dtype=torch.float64)
+    score = rg.ScaledDot() >> rg.LogDistance(torch.ones(6, dtype=torch.float64), rates)
+    check(testing.draw(at, dk=9, dv=12, score=score, mask=rg.Window(1000, 0), sink=True))
+
+
 def test_the_weights_of_a_row_sum_to_one_in_the_gradient_too() -> None:
     """Σ_j dS_ij = g_i, the cotangent of the row's lse: seen as the gradient of a bias of one number a query."""
     q, k, v = (torch.randn(2, 3, n, 16) for n in (150, 300, 300))

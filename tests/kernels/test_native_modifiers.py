@@ -90,6 +90,12 @@ def modifiers(at: Frame) -> dict[str, rg.Score]:
         "a grid of 7 columns": table(rg.GridBuckets(31, 7), at) >> full,
         "a clock": table(Circle(), at),
         "pages": table(Pages(), at),
+        "log distances": rg.LogDistance(slopes, caps) >> full,
+        "log distances and slopes, a cap at the end": rg.Alibi(slopes)
+        >> rg.LogDistance(3.0, caps[:1])
+        >> rg.SoftCap(9.0),
+        "log distances of small rates": rg.LogDistance(1e5, 1e-7 * caps),
+        "log distances of large rates": rg.LogDistance(slopes, 1e9),
         "points of 1 coordinate": rg.Alibi(slopes, normal(at.nk, 1), normal(at.nq, 1)),
         "points of 3": rg.Alibi(slopes, normal(at.nk, 3), normal(at.nq, 3)) >> full,
         "points of 4, one slope": rg.Alibi(slopes[:1], normal(at.nk, 4), normal(at.nq, 4)),
@@ -168,7 +174,7 @@ def test_positions_that_do_not_count_up(isa: str, far: int) -> None:
 @pytest.mark.full
 def test_compiled() -> None:
     at = FRAMES["blocks"]
-    for name in ("a grid of 7 columns", "a cap for each head at the end", "two biases", "points of 3"):
+    for name in ("a grid of 7 columns", "log distances", "a cap for each head at the end", "two biases", "points of 3"):
         case = cases("blocks", name, "Window")[0].leaves(torch.float32)
         told = {"score": case.score, "mask": case.mask, "positions": at.positions}
         plain = rg.attention(case.q, case.k, case.v, **told)
@@ -181,6 +187,18 @@ def test_compiled() -> None:
         for mine, theirs in zip(torch.autograd.grad(found.square().sum(), leaves), right, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
         assert rg.explain(case.q, case.k, case.v, **told).backend == rg.Native()
+
+
+def test_a_rate_below_0_gives_nan_as_documented(isa: str) -> None:
+    at = testing.frame(nq=17, nk=17, batch=(1,), heads=2)
+    case = testing.draw(at, score=rg.ScaledDot() >> rg.LogDistance(1.0, torch.tensor([-0.25, 1.0])), mask=rg.Causal())
+    case = case.leaves(torch.float32)
+    for rows in (slice(0, 17), slice(15, 17)):  # blocks, and few rows
+        positions = rg.Positions(at.positions.q[rows], at.positions.k)
+        given = {"score": case.score, "mask": case.mask, "positions": positions, "backend": rg.Native()}
+        out = rg.attention(case.q[..., rows, :], case.k, case.v, **given)[0]
+        lost = torch.stack([positions.q >= 4, positions.q < 0])
+        assert torch.equal(out.isnan().all(-1), lost) and torch.equal(out.isnan().any(-1), lost)
 
 
 def test_buckets_that_reach_farther_than_they_say() -> None:

@@ -30,6 +30,7 @@ CALLS: dict[str, dict[str, object]] = {
     "documents": {"mask": rg.Documents(torch.arange(N) // 9)},
     "dense": {"mask": rg.Dense(ALLOWED)},
     "steps": {"score": rg.ScaledDot() >> rg.SoftCap(3.0) >> rg.Alibi(rg.Alibi.geometric(4))},
+    "log distances": {"score": rg.ScaledDot() >> rg.LogDistance(torch.rand(4), 0.1)},
     "bias": {"score": rg.ScaledDot() >> rg.Bias(BIAS)},
     "table": {"score": rg.ScaledDot() >> rg.RelativeBias(torch.randn(32, 4), rg.T5Buckets(32, 128))},
     "sink": {"sink": 0.5},

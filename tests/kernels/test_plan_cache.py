@@ -163,11 +163,12 @@ def test_a_wrong_call_of_a_known_structure_is_refused_as_ever() -> None:
 def test_tensors_are_read_where_they_lie_now() -> None:
     q, k, v = draw()
     allowed, bias = torch.rand(23, 23) > 0.3, torch.randn(4, 1, 23)
-    lengths, slopes, sink = torch.tensor([3, 9]), torch.rand(4), torch.rand(4)
+    lengths, slopes, rates, sink = torch.tensor([3, 9]), torch.rand(4), torch.rand(4), torch.rand(4)
     given = [
         ({"mask": rg.Dense(allowed)}, allowed.logical_not_),
         ({"score": rg.ScaledDot() >> rg.Bias(bias)}, bias.neg_),
         ({"score": rg.ScaledDot() >> rg.Alibi(slopes)}, slopes.zero_),
+        ({"score": rg.ScaledDot() >> rg.LogDistance(2.0, rates)}, rates.zero_),
         ({"sink": sink, "mask": rg.Causal()}, sink.neg_),
         ({"mask": rg.Lengths(keys=lengths)}, lengths.zero_),
         ({"mask": rg.Dense(allowed) & rg.Lengths(keys=lengths)}, lambda: lengths.fill_(7)),

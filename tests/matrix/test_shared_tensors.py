@@ -31,6 +31,7 @@ ROLES: dict[str, Callable[[Tensor, Tensor], rg.Score]] = {
     "table, Bias": lambda x, m: rg.ScaledDot() >> rg.RelativeBias(m, rg.ClippedBuckets(2, 2)) >> rg.Bias(m),
     "scale, slopes": lambda x, m: rg.ScaledDot(x) >> rg.Alibi(x),
     "cosine, cap, slopes": lambda x, m: rg.Cosine(x) >> rg.SoftCap(x) >> rg.Alibi(x),
+    "weight, rate": lambda x, m: rg.ScaledDot() >> rg.LogDistance(x, x),
     "gamma, slopes": lambda x, m: rg.Distance(x) >> rg.Alibi(x),
     "Custom": lambda x, m: rg.Custom(lambda q, k, a, b: (q * a) @ (k * b).mT, tensors=(x, x)),
 }

@@ -104,6 +104,24 @@ def test_geometric_slopes_are_the_papers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("weight", "rate"),
+    [
+        (0.5, 3.0),
+        (torch.tensor(0.5), 0.25),
+        (2.0, torch.tensor([0.1])),
+        (torch.tensor([0.5, 0.0, 2.0]), torch.tensor([3.0, 1.0, 0.0])),
+    ],
+    ids=["numbers", "() and a number", "a number and (1,)", "(h,)"],
+)
+def test_log_distance(weight: float | Tensor, rate: float | Tensor) -> None:
+    q, k = qk()
+    weights, rates = (torch.as_tensor(x).double().expand(HEADS).tolist() for x in (weight, rate))
+    penalty = each_pair(lambda b, h, i, j: weights[h] * math.log(1 + rates[h] * abs(gap(b, i, j))))
+    expected = scores(rg.Dot(), q, k) - penalty
+    torch.testing.assert_close(scores(rg.Dot() >> rg.LogDistance(weight, rate), q, k), expected, **CLOSE)
+
+
+@pytest.mark.parametrize(
     "shape",
     [(), (NK,), (NQ, 1), (NQ, NK), (HEADS, 1, NK), (HEADS, NQ, NK), (BATCH, 1, NQ, NK), (BATCH, HEADS, NQ, NK)],
     ids=str,
@@ -141,6 +159,9 @@ PARAMETERS: dict[str, tuple[Callable[..., rg.Score], tuple[Tensor, ...]]] = {
     "Alibi": (rg.Alibi, (randn(HEADS),)),
     "Alibi ()": (rg.Alibi, (randn(1)[0],)),
     "Alibi in space": (rg.Alibi, (randn(HEADS), randn(NK, 2), randn(NQ, 2))),
+    "LogDistance": (rg.LogDistance, (randn(HEADS), randn(HEADS).abs())),
+    "LogDistance, weight": (lambda t: rg.LogDistance(t, 0.3), (randn(1)[0],)),
+    "LogDistance, rate": (lambda t: rg.LogDistance(0.3, t), (randn(1).abs(),)),
     "Bias": (rg.Bias, (randn(NQ, NK),)),
     "Bias by key": (rg.Bias, (randn(NK),)),
     "Bias by batch": (rg.Bias, (randn(BATCH, 1, 1, NK),)),
@@ -219,6 +240,16 @@ X = torch.zeros(BATCH, HEADS, NQ, WIDTH)
         ),
         (lambda: rg.Alibi(torch.ones(3), None, torch.ones(5, 2)), ValueError, "given without coordinates"),
         (lambda: rg.Alibi.geometric(0), ValueError, r"Alibi.geometric\(0\): expected 1 head or more"),
+        (
+            lambda: rg.LogDistance(-1.0, 1.0),
+            ValueError,
+            r"LogDistance\(weight=-1.0\): expected a finite number, 0 or above",
+        ),
+        (lambda: rg.LogDistance(1.0, math.inf), ValueError, r"LogDistance\(rate=inf\): expected a finite number"),
+        (lambda: rg.LogDistance(math.nan, 1.0), ValueError, r"LogDistance\(weight=nan\): expected a finite number"),
+        (lambda: rg.LogDistance(torch.ones(2), 1.0), rg.ShapeError, r"LogDistance.weight has shape \(2,\); .* \(3,\)"),
+        (lambda: rg.LogDistance(1.0, torch.ones(3, 1)), rg.ShapeError, r"LogDistance.rate has shape \(3, 1\)"),
+        (lambda: rg.LogDistance(1.0, [1.0]), TypeError, "LogDistance.rate is a list; expected a torch tensor"),
         (lambda: rg.Bias(torch.full((4, 5), 0.5)), rg.ShapeError, r"Bias.bias has shape \(4, 5\); .* \(2, 3, 5, 5\)"),
         (lambda: rg.Bias(torch.eye(5).bool()), TypeError, "Bias.bias has dtype torch.bool; expected floating point"),
         (lambda: rg.RelativeBias(torch.zeros(5, 3), BUCKETS), rg.ShapeError, r"expected \(6, 3\)"),

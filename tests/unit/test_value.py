@@ -56,6 +56,8 @@ def make() -> list[Value]:
         rg.Custom(manhattan, (torch.ones(3),)),
         rg.SoftCap(50.0),
         slopes,
+        rg.LogDistance(0.5, 0.1),
+        rg.LogDistance(torch.ones(3), 0.1),
         rg.Bias(torch.full((3, 3), 0.5)),
         table,
         rg.ScaledDot() >> rg.SoftCap(50.0) >> slopes >> table,

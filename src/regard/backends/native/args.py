@@ -42,9 +42,10 @@ class KernelArgs:
     cap_last      whether the soft cap comes after slopes, offsets and bias, instead of before
     slopes        float32 (h,) or (1,): what a step of distance costs
     points_of_q, points_of_k  float32 (dims, nq), (dims, nk): coordinates, where the slopes multiply their distance
+    log_distance_weights, log_distance_rates  float32 (h,) or (1,): LogDistance.weight, LogDistance.rate
     offsets       float32 (h or 1, count + ROOM): what is added for a difference of cells
     q_cell, k_cell  int32 (*batch, n): cells; without them those of query i and key j are i + nk - 1 and j
-    q_at, k_at    int64 (*batch, n): positions, where slopes or dropout ask for them
+    q_at, k_at    int64 (*batch, n): positions, where slopes, log distances or dropout ask for them
     sink          float32 (.., 1, 1): logits that take mass and add nothing
     invariant     whether a row's bits must not depend on the other rows
     """
@@ -71,6 +72,8 @@ class KernelArgs:
     slopes: Tensor | None = None
     points_of_q: Tensor | None = None
     points_of_k: Tensor | None = None
+    log_distance_weights: Tensor | None = None
+    log_distance_rates: Tensor | None = None
     offsets: Tensor | None = None
     q_cell: Tensor | None = None
     k_cell: Tensor | None = None

@@ -40,11 +40,11 @@ class Native(Backend):
     """Fused C++ kernels for the CPU: scores, softmax and values of a block in one pass, on torch's threads.
 
     float32, bfloat16 and float16; sums in float32. Dot products (scaled, bilinear, cosine), additive scores, a soft
-    cap, slopes, a dense bias and relative biases, any mask, dropout; a kernel of its own for few queries (decoding).
-    Backward computes the weights again, tile by tile. Where the processor multiplies bfloat16 pairs (avx512bf16), the
-    weights of a bfloat16 call are rounded to bfloat16 before they meet the values. Compiled once for each instruction
-    set; the best that runs here is taken, or the one that the environment variable REGARD_ISA names (base, avx2,
-    avx512, avx512bf16; base, neon).
+    cap, slopes, log distances, a dense bias and relative biases, any mask, dropout; a kernel of its own for few queries
+    (decoding). Backward computes the weights again, tile by tile. Where the processor multiplies bfloat16 pairs
+    (avx512bf16), the weights of a bfloat16 call are rounded to bfloat16 before they meet the values. Compiled once for
+    each instruction set; the best that runs here is taken, or the one that the environment variable REGARD_ISA names
+    (base, avx2, avx512, avx512bf16; base, neon).
 
     invariant: the bits of a query's row depend on no other query of the call, nor on their number: a batch of one, a
     chunk of a prompt and one token decoded against a cache agree. Costs speed where queries are few. Not for Additive,

@@ -13,14 +13,22 @@ from regard.backends.native.lower_mask import full
 from regard.backends.native.lower_modifiers import ROOM, relative_table
 from regard.backends.streaming.backward import output_cotangents, sink_gradient
 from regard.core.problem import Problem
-from regard.scores.modifiers import Alibi, Bias, RelativeBias, SoftCap
+from regard.scores.modifiers import Alibi, Bias, LogDistance, RelativeBias, SoftCap
 from regard.scores.similarity import Distance, ScaledDot
 
 Pair = tuple[Tensor, Tensor]
 Kept = tuple[Tensor, Tensor, Tensor]  # out, lse, row_stats
-LEARNED = ("q", "k", "v", "bias", "slopes", "offsets", "sink")  # operands that have gradients
-# What the first tensor of a score is to the kernels; those of Bilinear and Cosine are in q and k already.
-_KINDS: dict[type, str] = {ScaledDot: "scale", Alibi: "slopes", Bias: "bias", RelativeBias: "offsets"}
+_FLOATS = tuple(member.name.removeprefix("d") for member in GradientArguments.members if member.type == "float*")
+BY_HEAD = tuple(name for name in _FLOATS if name != "offsets")  # operands of one number a head that have gradients
+LEARNED = ("q", "k", "v", "bias", *_FLOATS, "sink")  # operands that have gradients
+# What the first tensors of a score, by field, are to the kernels; those of Bilinear and Cosine are in q and k already.
+_KINDS: dict[type, dict[str, str]] = {
+    ScaledDot: {"scale": "scale"},
+    Alibi: {"slopes": "slopes"},
+    LogDistance: {"weight": "log_distance_weights", "rate": "log_distance_rates"},
+    Bias: {"bias": "bias"},
+    RelativeBias: {"table": "offsets"},
+}
 
 
 def why_not_backward(problem: Problem, needs: tuple[bool, ...]) -> str | None:
@@ -47,7 +55,9 @@ def backward(
     given = problem.tensors()
     kinds = ["q", "k", "v"]
     for stage in problem.score.parts:
-        kinds += [_KINDS.get(type(stage), "prepared") if n == 0 else "prepared" for n, _ in enumerate(stage.tensors())]
+        fields = _KINDS.get(type(stage), {}).items()
+        first = [kind for field, kind in fields if isinstance(getattr(stage, field), Tensor)]
+        kinds += first + ["prepared"] * (len(stage.tensors()) - len(first))
     kinds += ["prepared"] * (len(given) - len(kinds))
     if problem.sink is not None:
         kinds[-1] = "sink"
@@ -69,21 +79,20 @@ def operand_gradients(args: KernelArgs, kept: Kept, cotangents: Pair, wanted: se
         out, _, row_stats = kept
         delta = output_cotangents(out, row_stats[..., 1] == 0, cotangents)[1]
         found["sink"] = sink_gradient(sink_weights(row_stats, args.sink[..., 0, 0]), delta)[..., None, None]
-    for name in found.keys() & {"slopes", "offsets"}:
+    for name in found.keys() & set(_FLOATS):
         if getattr(args, name).shape[0] == 1:
             found[name] = _total(found[name].movedim(0, -1))[None]
     return found
 
 
 def _run(args: KernelArgs, kept: Kept, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
-    """The gradients of the kernels' operands, by name; slopes and offsets for each head."""
+    """The gradients of the kernels' operands, by name; those of numbers and offsets by head for each head."""
     heads, nk = args.shape[-2], args.k.shape[-2]
     found = {name: torch.empty_like(getattr(args, name)) for name in wanted & {"q", "k", "v"}}
     if args.bias is not None and "bias" in wanted:
         shared = 1 in args.bias.shape[-2:]
         found["bias"] = torch.zeros(args.bias.shape, dtype=torch.float64 if shared else torch.float32)
-    if "slopes" in wanted:
-        found["slopes"] = torch.zeros(heads)
+    found |= {name: torch.zeros(heads) for name in wanted & set(BY_HEAD)}
     if "offsets" in wanted:
         assert args.offsets is not None
         found["offsets"] = torch.zeros(heads, args.offsets.shape[1] - ROOM)
@@ -97,7 +106,7 @@ def _run(args: KernelArgs, kept: Kept, cotangents: Pair, wanted: set[str]) -> di
     struct.dout, struct.dlse = operand(struct.hold(dout)), operand(struct.hold(dlse)[..., None])
     struct.dout_dtype, struct.gradient_dtype = DTYPE_CODES[dout.dtype], DTYPE_CODES[args.q.dtype]
     for name, g in found.items():
-        setattr(struct, f"d{name}", g.data_ptr() if name in ("slopes", "offsets") else operand(g))
+        setattr(struct, f"d{name}", g.data_ptr() if name in _FLOATS else operand(g))
     library().run("regard_backward", struct)
     return found
 

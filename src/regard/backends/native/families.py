@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.backends.base import Result
 from regard.backends.native.abi import CallArguments, GradientArguments, Operand, Struct
 from regard.backends.native.args import KernelArgs
-from regard.backends.native.backward import backward, why_not_backward
+from regard.backends.native.backward import BY_HEAD, backward, why_not_backward
 from regard.backends.native.kernels import Gradients
 from regard.backends.native.launch import Kept, pair_work
 from regard.core.problem import Problem
@@ -53,7 +53,7 @@ class KernelFamily:
 
     def leaves(self, problem: Problem, args: KernelArgs) -> dict[int, Tensor | None]:
         """See kernels.Kernels, as of what follows."""
-        names = ("allowed", "bias", "slopes", "sink", "key_counts", "query_counts")
+        names = ("allowed", "bias", "sink", "key_counts", "query_counts", *BY_HEAD)
         return {getattr(CallArguments, name).offset: getattr(args, name) for name in names}
 
     def learned(self, problem: Problem) -> Tensor | None:

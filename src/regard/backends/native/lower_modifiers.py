@@ -1,4 +1,4 @@
-"""Modifiers as the native kernels read them: soft caps, slopes, points, biases, tables of offsets."""
+"""Modifiers as the native kernels read them: soft caps, slopes, points, log distances, biases, tables of offsets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from regard.core.problem import Problem
 from regard.core.tracing import data_unavailable
 from regard.scores.algebra import Score, finite_in, plus
 from regard.scores.buckets import Buckets, DifferenceBuckets
-from regard.scores.modifiers import Alibi, Bias, RelativeBias, SoftCap
+from regard.scores.modifiers import Alibi, Bias, LogDistance, RelativeBias, SoftCap
 
 MOST = 1 << 31  # keys, and distances, are 32-bit numbers inside a block
 ROOM = 64  # floats behind a table of offsets: the kernels load whole blocks
@@ -51,9 +51,9 @@ def _why_not_modifier(stage: Score, problem: Problem) -> str | None:
         return None
     if type(stage) is RelativeBias:
         return _why_not_buckets(stage.buckets, problem)
-    if type(stage) is not Alibi:
+    if type(stage) not in (Alibi, LogDistance):
         return f"it has no step {stage!r}"
-    if stage.coordinates is None:
+    if not isinstance(stage, Alibi) or stage.coordinates is None:
         return None if near(problem) else "positions lie 2^31 or more apart"
     dims = stage.coordinates.shape[1]
     return None if dims <= DIMS else f"its points have up to {DIMS} coordinates, not {dims}"
@@ -87,8 +87,11 @@ def lower_modifiers(problem: Problem) -> dict[str, Any]:
         if isinstance(stage, SoftCap):
             operands |= _cap(stage.cap, last=n > 0)
         elif isinstance(stage, Alibi):
-            operands |= {"slopes": stage.slopes.float().reshape(-1).contiguous()}
+            operands |= {"slopes": _by_head(stage.slopes)}
             operands |= place(problem) if stage.coordinates is None else _points(stage)
+        elif isinstance(stage, LogDistance):
+            operands |= {"log_distance_weights": _by_head(stage.weight), "log_distance_rates": _by_head(stage.rate)}
+            operands |= place(problem)
         elif isinstance(stage, RelativeBias):
             table = relative_table(problem, stage.buckets)
             offsets = finite_in(stage.table, torch.float32)[table.buckets].T.contiguous()
@@ -104,7 +107,12 @@ def lower_modifiers(problem: Problem) -> dict[str, Any]:
 def _cap(cap: float | Tensor, last: bool) -> dict[str, Any]:
     if not isinstance(cap, Tensor):
         return {"cap": float(cap), "cap_last": last}
-    return {"cap": 1.0, "cap_last": last, "caps": cap.float().reshape(-1).contiguous()}
+    return {"cap": 1.0, "cap_last": last, "caps": _by_head(cap)}
+
+
+def _by_head(x: float | Tensor) -> Tensor:
+    """A number for each head, float32 (h,), or (1,) where they share it."""
+    return torch.as_tensor(x).float().reshape(-1).contiguous()
 
 
 def _points(stage: Alibi) -> dict[str, Tensor]:
@@ -159,6 +167,6 @@ def _differences(problem: Problem, buckets: DifferenceBuckets) -> tuple[int, int
 
 
 def place(problem: Problem) -> dict[str, Tensor]:
-    """Where queries and keys stand, for slopes and dropout."""
+    """Where queries and keys stand, for slopes, log distances and dropout."""
     at = problem.frame.positions
     return {"q_at": at.q.long().contiguous(), "k_at": at.k.long().contiguous()}

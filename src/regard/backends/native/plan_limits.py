@@ -49,7 +49,7 @@ def decided_by_tensors(mask: Mask, args: KernelArgs) -> bool:
 
 
 def _follows_positions(problem: Problem, args: KernelArgs) -> bool:
-    """Whether a plan knows what positions change: intervals of keys, and the places that slopes and dropout read."""
+    """Whether a plan knows what positions change: intervals of keys, and the places that kernels read."""
     if args.offsets is not None or args.tiles is not None:
         return False
     return args.allowed is None or not problem.mask.compares_positions()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.native.args import KernelArgs
-from regard.backends.native.backward import LEARNED, operand_gradients
+from regard.backends.native.backward import BY_HEAD, LEARNED, operand_gradients
 from regard.backends.native.launch import (
     Kept,
     arguments,
@@ -74,7 +74,7 @@ def _check_shapes(shapes: tuple[tuple[str, torch.Size], ...], tile: tuple[int, i
         **dict.fromkeys(("q_cell", "q_at", "q_documents"), (*batch, nq)),
         **dict.fromkeys(("k_cell", "k_at", "k_documents"), (*batch, nk)),
         **dict.fromkeys(("key_counts", "query_counts"), (*batch, 1)),
-        **dict.fromkeys(("caps", "slopes"), (heads,)),
+        **dict.fromkeys(("caps", *BY_HEAD), (heads,)),
         "sink": (*batch, heads, 1, 1),
     }
     if "q_cell" not in given:
