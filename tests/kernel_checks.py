@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, lru_cache
 
@@ -51,15 +52,20 @@ def outcome(case: testing.Case, backend: Backend) -> tuple[Tensor, Tensor]:
 
 
 def compare(case: testing.Case, dtype: torch.dtype = torch.float32) -> None:
-    """out and lse against float64, within twice the error of a plain evaluation.
+    """out and lse against float64, within twice the error of a plain evaluation."""
+    with torch.no_grad():
+        judge(lambda one: _errors(one, dtype), case)
+
+
+def judge(errors: Callable[[testing.Case], list[tuple[float, float]]], case: testing.Case) -> None:
+    """errors(case): how far each result is off, and how far it may be.
 
     Of a few sharp rows a single draw says little: where one is too far off, it is judged with seven more, by the root
     mean squares of all.
     """
-    with torch.no_grad():
-        found = [_errors(case, dtype)]
-        if any(off > allowed for off, allowed in found[0]):
-            found += [_errors(_other_numbers(case), dtype) for _ in range(7)]
+    found = [errors(case)]
+    if any(off > allowed for off, allowed in found[0]):
+        found += [errors(_other_numbers(case)) for _ in range(7)]
     for pairs in zip(*found, strict=True):
         off, allowed = (math.sqrt(sum(x * x for x in side) / len(pairs)) for side in zip(*pairs, strict=True))
         assert off <= allowed, f"off by {off:.2e}; allowed {allowed:.2e}"
@@ -81,7 +87,7 @@ def _expected(case: testing.Case, dtype: torch.dtype) -> tuple[tuple[Tensor, Ten
 
 
 def check(case: testing.Case, dtype: torch.dtype = torch.float32, backend: Backend = rg.Native()) -> None:
-    """testing.check; one draw that is too far off is judged with seven more, as in `compare`."""
+    """testing.check; one draw that is too far off is judged with seven more, as in `judge`."""
     try:
         testing.check(case, backend, dtype)
     except AssertionError:

@@ -41,7 +41,7 @@ class IntervalRule(NamedTuple):
 
     def __and__(self, other: IntervalRule) -> IntervalRule | None:
         """Both; None where both give lengths, or both documents."""
-        merged = list[int | Tensor | None]()
+        merged: list[int | Tensor | None] = []  # list[...]() is nothing that torch.compile traces
         for a, b in zip(self, other, strict=True):
             if a is None or b is None:
                 merged.append(b if a is None else a)

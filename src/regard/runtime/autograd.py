@@ -106,7 +106,9 @@ class Attention(torch.autograd.Function):
         ctx.call, ctx.count = call, len(tensors)
         # all tensors, also those without a gradient: autograd then notices when one is changed in place before backward
         ctx.save_for_backward(*tensors, *saved)
-        ctx.mark_non_differentiable(*call.constants(results))
+        constants = call.constants(results)
+        if constants:
+            ctx.mark_non_differentiable(*constants)
         return results
 
     @staticmethod

@@ -208,8 +208,10 @@ class _Planned:
         if watched():  # who watches sees no kernel
             with torch.enable_grad():
                 return self.differentiable(given)
-        # hooks on what is saved may have laid it out anew
-        q, k, v, *leaves, out, row_stats = map(_laid, (*given.tensors, *given.saved), self.strides)
+        held = (*given.tensors, *given.saved)
+        if [t.stride() for t in held] != self.strides:  # hooks on what is saved have laid it out anew
+            held = map(_laid, held, self.strides)
+        q, k, v, *leaves, out, row_stats = held
         return self.plan.backward(Done(out, row_stats, self.kernel), (q, k, v), leaves, given.cotangents[0])
 
     def differentiable(self, given: Given) -> tuple[Tensor | None, ...]:

@@ -82,7 +82,7 @@ class KernelFamily:
         return GradientArguments(forward, dout=dout, dout_dtype=dtypes[0], gradient_dtype=dtypes[1], **wanted)
 
     def empty_gradients(self, given: Sequence[Tensor], heads: int, needs: tuple[bool, ...]) -> Gradients:
-        return *(torch.empty_like(t) if need else None for t, need in zip(given, needs, strict=False)), None
+        return *[torch.empty_like(t) if need else None for t, need in zip(given, needs, strict=False)], None
 
     def own(self, made: Gradients, given: Sequence[Tensor], learned: Tensor | None) -> Gradients:
         return made

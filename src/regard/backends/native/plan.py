@@ -86,8 +86,8 @@ class ForwardPlan:
         made = self._made(call, None)
         return None if made is None else made[0]
 
-    def _made(self, call: Inputs, row_stats: Tensor | None) -> tuple[Tensor, Struct, tuple[Tensor, ...]] | None:
-        """out, the struct of the call, and what that leads to besides the call's own tensors."""
+    def _made(self, call: Inputs, row_stats: Tensor | None) -> tuple[Tensor, Struct, tuple[Tensor, ...], _Bound] | None:
+        """out, the struct of the call, what that leads to besides the call's own tensors, and what it was made from."""
         q, k, v, leaves, nq, nk, _, positions, seed = call
         span = None if positions is None else positions.span
         # an axis of size 1 has no stride, whatever torch says
@@ -119,7 +119,7 @@ class ForwardPlan:
             return None
         if code:
             raise failure(code)
-        return out, struct, held
+        return out, struct, held, bound
 
     def _set_addresses(
         self, struct: Struct, given: Sequence[Tensor], out: Tensor, row_stats: Tensor | None, leaves: Sequence[Tensor]
@@ -214,7 +214,9 @@ class TrainingPlan(ForwardPlan):
         self.learned = None if learned is None else addresses.index(learned.data_ptr())
         self.needs, self.gradient_dtype = example.needs, DTYPE_CODES[args.q.dtype]
         self.backward_entry = library().entry(family.backward_entry)
-        self.gradients: tuple[Any, Struct] = None, self.struct  # how they and the cotangent lay, and their struct then
+        # how the forward's tensors and the cotangent lay, and the struct then
+        self.gradients: tuple[_Bound | None, Any, Struct] = None, None, self.struct
+        self.forward_size = ctypes.sizeof(self.struct)
 
     def run_for_backward(self, call: Inputs) -> Done | None:
         """The call, made: its out and row statistics, and its struct with what that leads to."""
@@ -228,15 +230,14 @@ class TrainingPlan(ForwardPlan):
         """The gradients of what is given and of the leaves, from the cotangent of out."""
         g_out = self.family.cotangent(g_out if g_out.stride(-1) == 1 else g_out.contiguous())
         made = self.family.empty_gradients(given, self.heads, self.needs)
-        lies = [None if t is None else (t.shape, t.stride()) for t in made]
-        layout = g_out.dtype, g_out.shape, g_out.stride(), lies
-        last, template = self.gradients
-        if layout != last:
+        forward, _, bound = done.kernel
+        layout = g_out.dtype, g_out.shape, g_out.stride()  # gradients lie like what they are gradients of
+        last_bound, last_layout, template = self.gradients
+        if bound is not last_bound or layout != last_layout:
             template = self._gradient_struct(g_out, made)
-            self.gradients = layout, template
+            self.gradients = bound, layout, template
         struct = type(template).from_buffer_copy(template)
-        forward = done.kernel[0]
-        ctypes.memmove(ctypes.byref(struct), ctypes.byref(forward), ctypes.sizeof(forward))
+        ctypes.memmove(ctypes.byref(struct), ctypes.byref(forward), self.forward_size)
         self._set_addresses(struct, given, done.out, done.row_stats, leaves)
         for at, t in zip(self.family.gradient_offsets, (g_out, *made), strict=True):
             if t is not None:
@@ -245,7 +246,7 @@ class TrainingPlan(ForwardPlan):
             raise failure(code)
         found = self.family.own(made, given, None if self.learned is None else leaves[self.learned])
         rest = [found[3] if n == self.learned else None for n in range(len(leaves))]
-        return tuple(g if need else None for g, need in zip((*found[:3], *rest), self.needs, strict=True))
+        return tuple([g if need else None for g, need in zip((*found[:3], *rest), self.needs, strict=True)])
 
     def _gradient_struct(self, g_out: Tensor, made: Gradients) -> Struct:
         """What the backward reads, for cotangents and gradients that lie like these, but for addresses."""
