@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -123,3 +125,44 @@ def test_dropout_draws_one_seed_whatever_the_mask() -> None:
     first = drawn()
     rg.attention(x, x, x, mask=rg.Documents(ids.sort().values), dropout=drop)
     assert drawn() == first
+
+
+HEADS = torch.arange(5)
+PLACED = {
+    "head": rg.head(5, 9),
+    "tail": rg.tail(5, 9),
+    "consecutive tensors": rg.Positions(HEADS + 2, torch.arange(9)),
+    "far apart": rg.Positions(HEADS + 100, torch.arange(9) * 30),
+    "with gaps": rg.Positions(HEADS * 2, torch.arange(9) + 3),
+}
+# with a rule, with none, and with tensors that decide
+MOVING = {
+    "Causal": rg.Causal(),
+    "Window": rg.Window(2, 1),
+    "prefix": rg.Prefix(4),
+    "prefix a sequence": rg.Prefix(torch.tensor([3])),
+    "causal or prefix": rg.Causal() | rg.Prefix(2),
+    "not causal": ~rg.Causal(),
+    "lengths": rg.Causal() & rg.Lengths(keys=torch.tensor([6])),
+    "documents": rg.Causal() & rg.Documents(HEADS // 2, torch.arange(9) // 4),
+    "dense": rg.Causal() & rg.Dense(torch.arange(45).reshape(5, 9) % 7 > 0),
+}
+
+
+@native
+@pytest.mark.parametrize("drop", [None, rg.Dropout(0.3, seed=5)], ids=["", "dropout"])
+@pytest.mark.parametrize("name", MOVING)
+def test_positions_that_change_while_all_else_is_the_same(name: str, drop: rg.Dropout | None) -> None:
+    """Calls of one structure after each other, in both orders: each sees what its own positions say, both ways."""
+    inputs = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 3)
+    given: dict[str, Any] = {"mask": MOVING[name], "dropout": drop}
+    for at in (*PLACED, *reversed(PLACED)):
+        found = list[tuple[torch.Tensor, ...]]()
+        for backend in (None, rg.Reference()):
+            q, k, v = (t.clone().requires_grad_() for t in inputs)
+            out = rg.attention(q, k, v, **given, positions=PLACED[at], backend=backend)
+            found.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
+        with torch.no_grad():  # the plan without gradients is another
+            assert torch.equal(rg.attention(*inputs, **given, positions=PLACED[at]), found[0][0]), at
+        for mine, right in zip(*found, strict=True):
+            torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-5, msg=lambda text, at=at: f"{at}: {text}")

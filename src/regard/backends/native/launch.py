@@ -29,7 +29,7 @@ _ADDRESS = Packer("=q")
 _layouts: dict[Any, CallArguments] = {}  # of calls whose tensors lie alike
 _MOST_LAYOUTS = 256
 # The bytes of a call's members that say which keys each query sees, which are neighbours.
-_VISIBLE = slice(CallArguments.start.offset, CallArguments.bias.offset)
+VISIBLE = slice(CallArguments.start.offset, CallArguments.bias.offset)
 # Floating-point operations for which it is worth waking another thread.
 _GRAIN = 1 << 20
 
@@ -222,7 +222,7 @@ def set_visible(struct: Struct, found: dict[str, Any]) -> list[Tensor]:
     for name, t in found.items():
         if isinstance(t, Tensor):
             set_operand(call, name, t)
-    memoryview(struct).cast("B")[_VISIBLE] = memoryview(call).cast("B")[_VISIBLE]
+    memoryview(struct).cast("B")[VISIBLE] = memoryview(call).cast("B")[VISIBLE]
     return call.held
 
 

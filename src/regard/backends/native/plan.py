@@ -20,6 +20,7 @@ from regard.backends.native.args import KernelArgs
 from regard.backends.native.ffi import DTYPE_CODES, failure, parallel
 from regard.backends.native.kernels import Gradients, Kernels
 from regard.backends.native.launch import (
+    VISIBLE,
     arguments,
     gapless,
     library,
@@ -62,7 +63,10 @@ class ForwardPlan:
         self.batch, self.heads, self.headed = problem.frame.batch, problem.frame.heads, problem.frame.headed
         self.axes, self.lead, self.dv = args.q.dim(), tuple(out.shape[:-2]), out.shape[-1]
         self.dtype = torch.float32 if training else out.dtype
-        self.rule, self.by_content = problem.mask.rule(), decided_by_tensors(problem.mask, args)
+        self.rule = problem.mask.rule()
+        # intervals that have no rule follow from the numbers in positions, where there are any
+        placed = args.start is not None and example.positions is not None and problem.mask.compares_positions()
+        self.by_content = decided_by_tensors(problem.mask, args) or (placed and self.rule is None)
         self.bounds = distances(self.rule) if self.rule is not None and self.rule.compares_positions else None
         tabled = args.start is not None and self.rule is None and not self.by_content
         self.of_lengths = tabled or bool(_OF_LENGTHS & args.tensors().keys())
@@ -77,7 +81,13 @@ class ForwardPlan:
         self.held = tuple(t for t in struct.held if t.data_ptr() not in theirs)
         addresses = [t.data_ptr() for t in example.leaves]
         read = {at: t.data_ptr() for at, t in family.leaves(problem, args).items() if t is not None}
-        self.leaves = [(at, addresses.index(address)) for at, address in read.items() if address in addresses]
+        # positions in tensors decide what is seen call by call: lengths in the mask are then lowered with them
+        looks = example.positions is not None and example.positions.span is None
+        self.leaves = [
+            (at, addresses.index(address))
+            for at, address in read.items()
+            if address in addresses and not (looks and VISIBLE.start <= at < VISIBLE.stop)
+        ]
         self.entry, self.parallel = library().entry(family.forward_entry), parallel()
         self.bound: _Bound | None = None
 
