@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import warnings
@@ -147,7 +148,7 @@ def _checked(call: Call, way: Way, s: Source) -> list[str]:
     right = _Oracle(cleaned(call) if call.poisoned else call, way, seed, cotangents)
     exact, plain, samples = right.answers(torch.float64), right.answers(None), _Kept(right.perturbed())
     free, must = _reached(call, right.call) if call.poisoned else ({}, None)
-    scales = _cancelled(right, exact)
+    scales, pairs = _cancelled(right, exact), math.prod((*call.batch, call.heads, call.nq, call.nk))
     complaints = [
         Expected(
             exact[name],
@@ -156,6 +157,7 @@ def _checked(call: Call, way: Way, s: Source) -> list[str]:
             _free(call, way, name, t, free),
             way.parts if name not in results else 1,
             scales.get(name, 0.0),
+            1 if name in results else max(1, pairs // max(1, t.numel())),
         ).complaint(name, t)
         for name, t in found.items()
     ]

@@ -59,7 +59,7 @@ class Expected:
 
     exact, plain: in float64, and as a plain evaluation has it, in the dtype of the result. perturbed: with roundings.
     free: where it may hold anything. parts: how many results of its dtype were added to make it. scale: how large what
-    cancelled in it may have been.
+    cancelled in it may have been. terms: how many pairs of a query and a key each number of it is a sum over.
     """
 
     exact: Tensor
@@ -68,6 +68,7 @@ class Expected:
     free: Tensor | None = None
     parts: int = 1
     scale: float = 0.0
+    terms: int = 1
 
     def complaint(self, name: str, got: Tensor) -> str | None:
         """What is wrong with a result, as a sentence; None if nothing is."""
@@ -84,7 +85,7 @@ class Expected:
         if dtype == torch.float16:
             tiny = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
         least = FLOOR[dtype] * self.scale * self.parts + 2 * tiny
-        allowed = self._error(self.plain).times(2).joined(size.times(FLOOR[dtype])).times(self.parts)
+        allowed = self._error(self.plain).times(2).joined(size.times(self._floor)).times(self.parts)
         allowed = allowed.joined(Error(least, least))
         others = iter(self.perturbed())
         while not off.within(allowed):
@@ -94,6 +95,17 @@ class Expected:
                 return f"{name} is {told}; its size is {size.mean:.2e}"
             allowed = allowed.joined(self._error(other.to(dtype)).times(6 * self.parts))
         return None
+
+    @property
+    def _floor(self) -> float:
+        """The error that is always allowed, relative to the result.
+
+        What is exact is float64 too, so that a plain evaluation in float64 says nothing about the roundings of a sum in
+        another order: its error grows as the square root of the additions (Higham, Accuracy and Stability, 4.2).
+        """
+        dtype = self.plain.dtype
+        more = torch.finfo(dtype).eps * math.sqrt(self.terms) if dtype == torch.float64 else 0.0
+        return FLOOR[dtype] + more
 
     def _error(self, got: Tensor) -> Error:
         return Error.of(got if self.free is None else torch.where(self.free, self.exact.to(got.dtype), got), self.exact)

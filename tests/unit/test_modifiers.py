@@ -88,6 +88,21 @@ def test_coordinates_that_coincide_have_a_gradient() -> None:
     assert g.isfinite().all() and g.any()
 
 
+@pytest.mark.parametrize("backend", [rg.Native(), rg.Tiled(2, 3), rg.Reference()], ids=repr)
+def test_float64_coordinates_far_from_0_keep_their_differences(backend: rg.Backend) -> None:
+    """Seconds since 1970, of tokens that are seconds apart: float32 counts them in steps of 128."""
+    places, slopes = 1.7e9 + 3 * torch.arange(NK, dtype=torch.float64)[:, None], torch.tensor([0.5, 0.25, 0.125])
+    found = list[list[Tensor]]()
+    for dtype, own in ((torch.float64, rg.Reference()), (torch.float32, backend)):
+        generator = torch.Generator().manual_seed(1)
+        x = torch.randn(BATCH, HEADS, NK, WIDTH, generator=generator).to(dtype).requires_grad_()
+        slope = slopes.to(dtype).requires_grad_()
+        out = rg.attention(x, x, x, score=rg.Dot() >> rg.Alibi(slope, places), backend=own)
+        found.append([out, *torch.autograd.grad(out.square().sum(), (x, slope))])
+    for exact, got in zip(*found, strict=True):
+        torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-5)
+
+
 def test_geometric_slopes_are_the_papers() -> None:
     """Press et al. 2022, section 3: 1/2 ... 1/256 for 8 heads; their get_slopes for 12: then every other of 16."""
     eight = [1 / 2**n for n in range(1, 9)]

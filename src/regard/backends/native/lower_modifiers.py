@@ -119,6 +119,10 @@ def _points(stage: Alibi) -> dict[str, Tensor]:
     k = stage.coordinates
     q = k if stage.query_coordinates is None else stage.query_coordinates
     assert q is not None and k is not None
+    if torch.float64 in (q.dtype, k.dtype):
+        # only differences count: float32 would lose them where the points lie far from 0
+        centre = k.masked_fill(~k.isfinite(), 0).double().mean(0).nan_to_num(0, 0, 0)
+        q, k = q - centre, k - centre
     return {"points_of_q": q.float().T.contiguous(), "points_of_k": k.float().T.contiguous()}
 
 

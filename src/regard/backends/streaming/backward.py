@@ -59,7 +59,9 @@ class ScoreGradients:
         problem, rows, cols = self.problem, at.rows, at.cols
         q, k, v = problem.q[..., rows, :], problem.k[..., cols, :], problem.v[..., cols, :]
         local = problem.score.local(at)
-        leaves = [finite_in(t.detach(), problem.accumulate) for t in (q, k, v, *local.tensors())]
+        leaves = [finite_in(t.detach(), problem.accumulate) for t in (q, k, v)]
+        # the score must read its tensors as the forward did: wider ones are not rounded first
+        leaves += [t.detach().to(torch.promote_types(t.dtype, problem.accumulate)) for t in local.tensors()]
         for m in self.differentiated:
             leaves[m].requires_grad_()
         local = local.with_tensors(iter(leaves[3:]))
