@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     named = options.words[:1] if options.words[:1] in (["training"], ["generation"]) else []
     table, words = (*named, "inference")[0], options.words[len(named) :]
     name = table + (f"-{options.isa}" if options.isa else "")
-    output = options.output or (None if words or options.only else RESULTS)
+    output = options.output or (None if words or options.only or options.against else RESULTS)
     if options.redraw:
         _write(Report.load((options.output or RESULTS) / f"{name}.json"), options.output or RESULTS, name)
         return 0
@@ -43,8 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = [case for case in TABLES[table] if not words or any(word in f"{case.group} {case.title}" for word in words)]
     flops, read = peak(options.threads), bandwidth(options.threads)
     names = tuple(n for n in TAKING_PART[table] if n in (options.only or TAKING_PART[table]))
+    if options.against is not None:
+        names = (*names, "other")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # a stopped process must not outlive this one
-    workers, missing = begin(names, options.threads, options.isa)
+    workers, missing = begin(names, options.threads, options.isa, options.against)
     versions = {one: worker.version for one, worker in workers.items()}
     report = Report(table, processor(), chosen(), options.threads, flops, read, versions, missing)
     if output is not None:
@@ -74,6 +76,9 @@ def _parser() -> argparse.ArgumentParser:
         "words", nargs="*", metavar="WORD", help="training or generation, for that table; words that choose cases"
     )
     parser.add_argument("--only", nargs="+", choices=names, metavar="PEER", help=f"of {', '.join(names)}")
+    parser.add_argument(
+        "--against", type=Path, metavar="SRC", help="the src folder of another, built checkout of regard: a peer too"
+    )
     parser.add_argument("--seconds", type=float, default=0.8, help="for each candidate and case (default %(default)g)")
     parser.add_argument("--isa", help="the instruction set that regard must use, for example avx2")
     parser.add_argument(

@@ -38,16 +38,16 @@ class Lost(Exception):
 class Worker:
     """A process that runs one candidate on command. Between its answers it is stopped: not even idle threads spin."""
 
-    def __init__(self, name: str, threads: int, isa: str | None = None) -> None:
-        """Raises Lost if it does not start."""
-        self.name, self.threads, self.isa = name, threads, isa
+    def __init__(self, name: str, threads: int, isa: str | None = None, source: Path | None = None) -> None:
+        """source: the folder where it looks for packages first. Raises Lost if it does not start."""
+        self.name, self.threads, self.isa, self.source = name, threads, isa, source
         self.process: subprocess.Popen[bytes] | None = None
         self.version = self.ask("start")["answer"]
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self.process is None:
             counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NPROC"), str(self.threads))
-            path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
+            path = os.pathsep.join(str(p) for p in (ROOT, self.source, os.environ.get("PYTHONPATH")) if p)
             environment = {**os.environ, **counts, "PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
             if self.isa is not None:
                 environment["REGARD_ISA"] = self.isa
@@ -249,15 +249,20 @@ def _asked(entry: Entry, worker: Worker, action: str, **question: Any) -> Any:
     return answer.get("answer")
 
 
-def begin(names: tuple[str, ...], threads: int, isa: str | None = None) -> tuple[dict[str, Worker], dict[str, str]]:
-    """A process for each candidate that is installed, and why the others have none."""
+def begin(
+    names: tuple[str, ...], threads: int, isa: str | None = None, other: Path | None = None
+) -> tuple[dict[str, Worker], dict[str, str]]:
+    """A process for each candidate that is installed, and why the others have none.
+
+    other: the source folder of the checkout of regard that "other" measures.
+    """
     workers, missing = dict[str, Worker](), dict[str, str]()
     for name in names:
         if CANDIDATES[name].missing:
             missing[name] = f"not installed ({', '.join(CANDIDATES[name].missing)})"
             continue
         try:
-            workers[name] = Worker(name, threads, isa)
+            workers[name] = Worker(name, threads, isa, other if name == "other" else None)
         except Lost as why:
             missing[name] = f"does not start ({why})"
     return workers, missing

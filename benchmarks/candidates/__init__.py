@@ -72,6 +72,7 @@ CANDIDATES = {
         Candidate("eager", "eager torch", ("torch",)),
         Candidate("compiled", "torch.compile", ("torch",)),
         Candidate("contiguous", "regard, contiguous keys", ("torch",)),
+        Candidate("other", "regard of --against", ("torch",)),
     )
 }
 TAKING_PART = {

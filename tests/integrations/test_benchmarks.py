@@ -406,6 +406,13 @@ def test_keys_that_sequences_share_are_read_once() -> None:
     assert prefix.bytes_read == 2 * (3 * 27 - 2 * 11) * 16 * 4
 
 
+def test_another_checkout_is_found_before_this_one(tmp_path: Path) -> None:
+    (tmp_path / "regard").mkdir()
+    (tmp_path / "regard" / "__init__.py").write_text("raise ImportError('the other checkout')")
+    workers, missing = measure.begin(("other",), 1, None, tmp_path)
+    assert not workers and "the other checkout" in missing["other"]
+
+
 def test_first_word_names_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[tuple[str, ...]] = []
 
