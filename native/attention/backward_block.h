@@ -3,7 +3,8 @@
 //   P = exp(S - m) / l    dS = P ∘ (keep ∘ dO·Vᵀ - Delta)
 //   dV = (P ∘ keep)ᵀ·dO    dQ = scale · dS·K    dK = scale · dSᵀ·Q
 //
-// In S and dO·Vᵀ lanes are queries, as in the forward. Their results, tiles [key][query], are the operand A of the other three products,
+// In S and dO·Vᵀ lanes are queries, as in the forward, and S has the forward's bits: else the weights of a row would not sum to 1. Their
+// results, tiles [key][query], are the operand A of the other three products,
 // whose lanes are features: only Q and dO are transposed, once for each tile.
 #pragma once
 #include "attention/training.h"
@@ -34,11 +35,28 @@ REGARD_INLINE void by_rows(const BlockShare& x, const Body& body) {
   for (; n < x.to; ++n) body(Keys<1>{}, n);
 }
 
-template <int V, int M>
-REGARD_INLINE void score_some(const Block<V>& b, const Tile& t, const BackwardScratch& w, int64_t ld, const BlockShare& x, int64_t n) {
+// A tile's keys as the product of scores reads them.
+struct KeyRows {
+  const float* first;
+  int64_t row;
+};
+
+static KeyRows key_rows(const regard_call& c, const float* k, int64_t ldk, const Place& p, int64_t j) {
+  if (!reads_pairs(c)) return {k, ldk};
+  const int64_t at = offset(c.k, p, p.h / (c.heads / c.key_heads)) + j * c.k.row;
+  return {(const float*)advance(c.k.data, at, c.dtype), c.k.row / 2};
+}
+
+template <int V, class Op, int M>
+REGARD_INLINE void score_some(const Block<V>& b, const Tile& t, const BackwardScratch& w, const KeyRows& k, const BlockShare& x, int64_t n) {
   vf acc[M][V];
   clear(acc);
-  Isa::multiply_tiles<Floats, M, V>(acc, w.k + n * ld, ld, 1, b.w.q, kQueries, b.c.dk);
+  Isa::multiply_tiles<Op, M, V>(acc, k.first + n * k.row, k.row, 1, b.w.q, kQueries, Op::pairs ? b.c.dk / 2 : b.c.dk);
+  if (Op::pairs)
+#pragma GCC unroll 8
+    for (int i = 0; i < M; ++i)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) acc[i][v] *= splat(b.factor);
   if (x.plain) {
 #pragma GCC unroll 8
     for (int i = 0; i < M; ++i)
@@ -53,9 +71,16 @@ REGARD_INLINE void score_some(const Block<V>& b, const Tile& t, const BackwardSc
 }
 
 // Scores of the tile's keys, in base 2, to b.w.s.
+template <int V, class Op>
+REGARD_NOINLINE void score_keys(const Block<V>& b, const Tile& t, const BackwardScratch& w, const KeyRows& k, const BlockShare& x) {
+  by_rows<backward_rows_at_once(V)>(x, [&](auto keys, int64_t n) { score_some<V, Op, keys.count>(b, t, w, k, x, n); });
+}
+
 template <int V>
-REGARD_NOINLINE void score_keys(const Block<V>& b, const Tile& t, const BackwardScratch& w, int64_t ld, const BlockShare& x) {
-  by_rows<backward_rows_at_once(V)>(x, [&](auto keys, int64_t n) { score_some<V, keys.count>(b, t, w, ld, x, n); });
+static void score_keys(const Block<V>& b, const Tile& t, const BackwardScratch& w, int64_t ldk, const BlockShare& x) {
+  const KeyRows k = key_rows(b.c, w.k, ldk, b.p, t.j);
+  if (reads_pairs(b.c)) return score_keys<V, Pairs>(b, t, w, k, x);
+  score_keys<V, Floats>(b, t, w, k, x);
 }
 
 // Scores of M keys become weights; writes the gradients of the scores as the softmax takes them.
@@ -99,6 +124,7 @@ static void open_block(Block<V>& b, const BackwardScratch& w) {
   begin_steps(b);
   b.factor = dot_factor(c, p.h);
   const char* q = (const char*)c.q.data + size_of(c.dtype) * (offset(c.q, p, p.h) + p.row * c.q.row);
+  if (reads_pairs(c)) return pack_pairs<V>(w.qt, kQueries, (const uint16_t*)q, c.q.row, p.rows, c.dk / 2);
   pack<V>(w.qt, kQueries, q, c.dtype, c.q.row, c.q.col, p.rows, c.dk, b.factor);
 }
 

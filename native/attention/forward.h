@@ -241,11 +241,6 @@ static void run_rows(const regard_call& c, const Scratch& w, Place p, int64_t he
   }
 }
 
-// Whether queries and keys are read in place as pairs of neighbouring features.
-[[maybe_unused]] static bool reads_pairs(const regard_call& c) {
-  return Isa::kPairs && c.dtype == REGARD_BF16 && c.dk % 2 == 0 && c.q.col == 1 && c.k.col == 1 && c.k.row % 2 == 0;
-}
-
 [[maybe_unused]] static void run_item(const regard_call& c, const Scratch& w, const Place& p, int64_t heads) {
   if (reads_pairs(c)) return run_rows<Pairs>(c, w, p, heads);
   run_rows<Floats>(c, w, p, heads);

@@ -17,6 +17,11 @@ REGARD_INLINE vf load_some(const void* p, int64_t n, int dtype) {
   return dtype == REGARD_BF16 ? load_bf16(h) : load_fp16(h);
 }
 
+// Whether queries and keys are read in place as pairs of neighbouring features.
+[[maybe_unused]] static bool reads_pairs(const regard_call& c) {
+  return Isa::kPairs && c.dtype == REGARD_BF16 && c.dk % 2 == 0 && c.q.col == 1 && c.k.col == 1 && c.k.row % 2 == 0;
+}
+
 // Transposes rows × cols pairs of bfloat16 at src to dst[cols][ld], without conversion; missing rows are 0.
 template <int V>
 static void pack_pairs(float* dst, int64_t ld, const uint16_t* src, int64_t row, int64_t rows, int64_t cols) {

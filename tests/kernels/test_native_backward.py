@@ -54,6 +54,16 @@ def test_a_bias_of_every_broadcast(shape: tuple[int, ...], dtype: torch.dtype) -
         check(case, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", [4, 83], ids=["few rows", "blocks"])
+def test_weights_of_the_backward_sum_to_1_where_scores_are_large(isa: str, n: int, dtype: torch.dtype) -> None:
+    """Scores of 400,000, whose last digit is 1/32: forward and backward must round them alike."""
+    x, v = (100 * torch.randn(n, 48)).to(dtype), torch.randn(n, 8).to(dtype).requires_grad_()
+    out = rg.attention(x, x, v, score=rg.Dot(), backend=rg.Native())
+    (g,) = torch.autograd.grad(out[:, 0].float().sum(), v)
+    assert float(g[:, 0].double().sum()) == pytest.approx(n, rel=2 * torch.finfo(dtype).eps)
+
+
 @pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 24, 25, 63, 64, 65, 127, 128, 129, 257])
 def test_lengths_at_every_edge(isa: str, n: int) -> None:
     at = testing.frame(nq=n, nk=n, batch=(2,), heads=2)
