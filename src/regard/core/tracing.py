@@ -51,7 +51,7 @@ def _traced() -> bool:
 
 
 _dispatch_modes = torch._C._len_torch_dispatch_stack  # pyright: ignore[reportPrivateUsage]
-_early_modes = torch._ops._len_torch_dispatch_stack_pre_dispatch  # pyright: ignore[reportPrivateUsage]
+_early_modes = torch._ops.mode_stack_state_for_pre_dispatch().count  # pyright: ignore[reportPrivateUsage]
 _KEYS = torch._C._TorchDispatchModeKey  # pyright: ignore[reportPrivateUsage]
 _TRACERS = (_KEYS.PROXY, _KEYS.FAKE, _KEYS.FUNCTIONAL)
 

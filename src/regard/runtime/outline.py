@@ -15,7 +15,10 @@ from regard.masks.algebra import Mask
 
 def plain(t: Tensor) -> bool:
     """Whether the kernels can read a tensor where it lies."""
-    return t.is_cpu and t.layout is torch.strided and not t.is_neg()
+    return t.is_cpu and t.layout is _STRIDED and not t.is_neg()
+
+
+_STRIDED = torch.strided
 
 
 class Open(Exception):
@@ -25,12 +28,12 @@ class Open(Exception):
 def outline(item: Any, leaves: list[Tensor]) -> Any:
     """What stays of a value when its tensors are reduced to dtype, shape and strides; they go to `leaves`."""
     kind = type(item)
+    if kind in _CONSTANTS:
+        return item
     parts = _parts.get(kind)
     if parts is not None:
         of_part = _of_tokens if kind in _per_token else outline
         return (kind, *[of_part(getattr(item, name), leaves) for name in parts]) if parts else kind
-    if kind in (int, float, bool, type(None)):
-        return item
     if kind is tuple:
         return tuple([outline(part, leaves) for part in item])
     if isinstance(item, Tensor) and plain(item):
@@ -68,5 +71,6 @@ def _of_tokens(item: Any, leaves: list[Tensor]) -> Any:
     return item.dtype, item.shape[:-1]
 
 
+_CONSTANTS = frozenset({int, float, bool, type(None)})
 _parts: dict[type, tuple[str, ...]] = {}  # of regard's own classes
 _per_token = set[type]()

@@ -29,6 +29,9 @@ from regard.scores.algebra import Score, Similarity
 _MOST = 256  # structures kept
 _plans: dict[Any, _Known | _ByLength | None] = {}
 _UNSEEN: Any = object()
+# os.environ.get would take a tenth of a small call: it encodes the name each time
+_environment = cast(dict[Any, Any], os.environ._data)  # pyright: ignore
+_ISA = os.environ.encodekey("REGARD_ISA")
 
 
 class Asked(NamedTuple):
@@ -79,10 +82,11 @@ def attend(
 ) -> Tensor | None:
     """The output of a call whose structure has a plan; None where the call must go the general way."""
     leaves: list[Tensor] = []
-    key = _structure(q, k, v, score, mask, positions, sink, dropout, leaves)
-    if key is None:
+    structure = _structure(q, k, v, score, mask, positions, sink, dropout, leaves)
+    if structure is None:
         return None
-    nq, nk, recorded = q.shape[-2], k.shape[-2], key[0] is not None
+    key, nq, nk = structure
+    recorded = key[0] is not None
     known = _plans.get(key, _UNSEEN)
     if isinstance(known, _ByLength):
         known = known.get((nq, nk), _UNSEEN)
@@ -113,10 +117,10 @@ def attend(
 
 def _structure(
     q: Any, k: Any, v: Any, score: Score, mask: Mask, positions: Any, sink: Any, dropout: Any, leaves: list[Tensor]
-) -> tuple[Any, ...] | None:
-    """The key of a call's structure, whose first part is what has a gradient, or None; None where it has no key.
+) -> tuple[tuple[Any, ...], int, int] | None:
+    """The key of a call's structure, and how many queries and keys there are; None where it has no key.
 
-    The tensors of score, mask and sink go to `leaves`.
+    The first part of the key is what has a gradient, or None. The tensors of score, mask and sink go to `leaves`.
     """
     if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or _transformed():
         return None
@@ -128,18 +132,19 @@ def _structure(
         dropped = None if dropout is None else outline_of_dropout(dropout)
     except Open:
         return None
-    *q_lead, _, q_width = q.shape
+    *q_lead, nq, q_width = q.shape
     *k_lead, nk, k_width = k.shape
     *v_lead, v_count, v_width = v.shape
     if v_count != nk:
         return None
     needs = tuple([t.requires_grad for t in (q, k, v, *leaves)]) if torch.is_grad_enabled() else ()
-    return (
+    key = (
         *(needs if True in needs else None, values, placed, dropped, q.dtype, k.dtype, v.dtype),
         *(len(q_lead), len(k_lead), *q_lead, q_width, *k_lead, k_width, *v_lead, v_width),
         torch.get_num_threads(),
-        os.environ.get("REGARD_ISA"),
+        _environment.get(_ISA),
     )
+    return key, nq, nk
 
 
 def plans() -> list[Plan | TrainingPlan]:
@@ -245,8 +250,9 @@ def _transformed() -> bool:
         or watched()
         or _function_modes() > 0
         or forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
-        or torch.is_autocast_enabled("cpu")
+        or _autocast()
     )
 
 
+_autocast = torch._C._is_any_autocast_enabled  # pyright: ignore[reportPrivateUsage]
 _function_modes = torch._C._len_torch_function_stack  # pyright: ignore[reportPrivateUsage]

@@ -45,12 +45,16 @@ _Q, _K, _V, _OUT, _ROW_STATS = (getattr(CallArguments, name).offset for name in 
 
 
 class _Bound(NamedTuple):
-    """A plan's struct for certain lengths, strides and positions, without addresses. held: what it leads to."""
+    """A plan's struct for certain lengths, strides and positions, without addresses.
+
+    like_q: whether out lies as q does. held: what the struct leads to.
+    """
 
     lengths: tuple[Any, ...]
     strides: tuple[Any, ...]
     struct: Struct
     shape: tuple[int, ...]
+    like_q: bool
     held: tuple[Tensor, ...]
 
 
@@ -108,10 +112,8 @@ class ForwardPlan:
             if bound is None:
                 return None
             self.bound = bound
-        if q.dtype == self.dtype and q.shape == bound.shape and q.is_contiguous():
-            out = torch.empty_like(q)  # the fastest way that torch has
-        else:
-            out = torch.empty(*bound.shape, dtype=self.dtype)
+        # empty_like is the fastest way that torch has
+        out = torch.empty_like(q) if bound.like_q else torch.empty(*bound.shape, dtype=self.dtype)
         struct, held = type(bound.struct).from_buffer_copy(bound.struct), bound.held
         self._set_addresses(struct, call[:3], out, row_stats, leaves)
         if self.by_content or (span is None and positions is not None):
@@ -177,7 +179,8 @@ class ForwardPlan:
             if self.placed:
                 at = [torch.arange(first, first + n) for first, n in (span.q, span.k)]
                 held += set_places(struct, *at)
-        return _Bound(lengths, strides, struct, shape, (*self.held, *held))
+        like_q = call.q.dtype == self.dtype and call.q.shape == shape and call.q.is_contiguous()
+        return _Bound(lengths, strides, struct, shape, like_q, (*self.held, *held))
 
     def _look(self, struct: Struct, call: Inputs) -> list[Tensor] | None:
         """Fills in what depends on the numbers in positions and in the mask: what the struct then leads to."""
@@ -222,6 +225,9 @@ class TrainingPlan(ForwardPlan):
         super().__init__(family, args, example, training=True)
         learned, addresses = family.learned(example.problem), [t.data_ptr() for t in example.leaves]
         self.learned = None if learned is None else addresses.index(learned.data_ptr())
+        # which of the kernel's results is the gradient of each tensor: q, k, v, and what is learned of the leaves
+        of = (0, 1, 2, *(3 if n == self.learned else None for n in range(len(addresses))))
+        self.order = tuple(n if need else None for n, need in zip(of, example.needs, strict=True))
         self.needs, self.gradient_dtype = example.needs, DTYPE_CODES[args.q.dtype]
         self.backward_entry = library().entry(family.backward_entry)
         # how the forward's tensors and the cotangent lay, and the struct then
@@ -255,8 +261,7 @@ class TrainingPlan(ForwardPlan):
         if code := self.backward_entry(ctypes.byref(struct), self.parallel):
             raise failure(code)
         found = self.family.own(made, given, None if self.learned is None else leaves[self.learned])
-        rest = [found[3] if n == self.learned else None for n in range(len(leaves))]
-        return tuple([g if need else None for g, need in zip((*found[:3], *rest), self.needs, strict=True)])
+        return tuple([None if n is None else found[n] for n in self.order])
 
     def _gradient_struct(self, g_out: Tensor, made: Gradients) -> Struct:
         """What the backward reads, for cotangents and gradients that lie like these, but for addresses."""
