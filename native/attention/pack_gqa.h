@@ -7,7 +7,7 @@ namespace regard {
 
 // Whether the heads of a group differ only in their queries.
 static bool heads_alike(const regard_call& c) {
-  return !Modifiers::differ_by_head(c) && !c.allowed.data && !c.tiles.data && !c.threshold && !c.sink.data;
+  return !Modifiers::differ_by_head(c) && !c.allowed.data && !c.tiles.data && !Documents::used(c) && !c.threshold && !c.sink.data;
 }
 
 // Whether a call is packed: where a group has many rows, and each head alone would be a block with few lanes filled. With few (batch

@@ -1,4 +1,4 @@
-"""Masks as the native kernels read them: intervals or a rule for them, booleans, maps of tiles.
+"""Masks as the native kernels read them: intervals or a rule for them, documents, booleans, maps of tiles.
 
 A new mask touches nothing here.
 """
@@ -16,6 +16,8 @@ from regard.core.tracing import data_unavailable
 from regard.masks.algebra import And, Cover, Everything, Mask
 from regard.masks.dense import Dense
 from regard.masks.intervals import Interval, IntervalRule
+from regard.masks.positional import Window
+from regard.masks.ragged import Lengths
 
 _FARTHEST = 1 << 61  # half of kFarthest in native/attention/interval_rule.h: positions come on top
 FEW = 16  # rows of a group below which the decoding kernel runs, where a mask written out is linear in the keys
@@ -45,12 +47,18 @@ def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Any]
 
 
 def lower_intervals(mask: Mask, frame: Frame) -> dict[str, Any] | None:
-    """The keys that each query sees as a rule or as start and stop; None where they are not always one interval."""
+    """The keys that each query sees as a rule, or as start and stop; None where neither says it.
+
+    Of documents out of order, whose keys are no intervals, the numbers beside start and stop of the rest.
+    """
     rule, span = mask.rule(), frame.positions.span
-    if rule is not None and (span is not None or not rule.compares_positions) and _in_order(rule.k_ids):
+    if rule is not None and (span is not None or not rule.compares_positions):
         return lower_rule(rule, 0 if span is None else span.q[0] - span.k[0])
     interval = mask.rows(frame)
-    return None if interval is None else _table(interval)
+    if interval is not None or rule is None or rule.q_ids is None:
+        return None if interval is None else _table(interval)
+    rest = (Window(rule.before, rule.after) & Lengths(rule.keys, rule.queries)).rows(frame)
+    return None if rest is None else {**_table(rest), **_documents(rule)}
 
 
 def lower_rule(rule: IntervalRule, offset: int) -> dict[str, Any]:
@@ -64,20 +72,17 @@ def lower_rule(rule: IntervalRule, offset: int) -> dict[str, Any]:
     for name, counts in (("key_counts", rule.keys), ("query_counts", rule.queries)):
         if counts is not None:
             found[name] = counts.long()[..., None]
-    for name, ids in (("q_documents", rule.q_ids), ("k_documents", rule.k_ids)):
-        if ids is not None:
-            found[name] = ids.long()
-    return found
+    return {**found, **_documents(rule)}
+
+
+def _documents(rule: IntervalRule) -> dict[str, Tensor]:
+    numbers = (("q_documents", rule.q_ids), ("k_documents", rule.k_ids))
+    return {name: ids.long() for name, ids in numbers if ids is not None}
 
 
 def distances(rule: IntervalRule) -> tuple[int, int]:
     """How far back and ahead a rule lets a query see, as numbers that a kernel can add to; 0 where it sets no bound."""
     return min(rule.before or 0, _FARTHEST), min(rule.after or 0, _FARTHEST)
-
-
-def _in_order(ids: Tensor | None) -> bool:
-    """Whether the numbers of documents never decrease; not where nobody may look."""
-    return ids is None or (not data_unavailable(ids) and bool((ids[..., 1:] >= ids[..., :-1]).all()))
 
 
 def _table(interval: Interval) -> dict[str, Any]:
