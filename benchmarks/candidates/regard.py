@@ -156,14 +156,12 @@ def _moved(x: Inputs) -> tuple[Begin, Step]:
 
 
 def _merged(x: Inputs) -> tuple[Begin, Step]:
-    """The prefix once, the sequences' queries as so many of one sequence; then each sequence's own keys."""
+    """The prefix, which is read once for all sequences; then each sequence's own keys."""
     shared = x.case.size
-    k, v = x.k[:1, :, :shared].clone(), x.v[:1, :, :shared].clone()
+    k, v = (t[:1, :, :shared].clone().expand(len(x.q), -1, -1, -1) for t in (x.k, x.v))
 
     def step(s: int) -> Tensor:
         q, own = query(x, s), slice(shared, keys(x, s))
-        prefix = rg.attention_state(q.permute(2, 1, 0, 3), k, v)  # (1, heads, batch, d)
-        m, l, o = prefix.m.permute(2, 1, 0), prefix.l.permute(2, 1, 0), prefix.o.permute(2, 1, 0, 3)
-        return (rg.State(m, l, o) | rg.attention_state(q, x.k[:, :, own], x.v[:, :, own])).finish()[0]
+        return (rg.attention_state(q, k, v) | rg.attention_state(q, x.k[:, :, own], x.v[:, :, own])).finish()[0]
 
     return tuple, step

@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0xbc55eafab05588  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0xfb1f12e250034f  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -26,7 +26,6 @@ enum {
   REGARD_BAD_TILE = 4,
   REGARD_BAD_CELL = 5,
   REGARD_BAD_GROUP = 6,
-  REGARD_UNSORTED = 7,
 };
 
 enum {
@@ -75,8 +74,8 @@ typedef struct {
   int32_t cap_last;  // whether it is applied after slopes, offsets and bias, not before
   const float* caps;  // (heads,): a cap for each head, where cap is not 0
   int64_t caps_stride;
-  regard_tensor start;  // int32 (batch, head, row): each query sees keys [start, stop); or a rule:
-  regard_tensor stop;  // int32 (batch, head, row): each query sees keys [start, stop); or a rule:
+  regard_tensor start;  // int32 (batch, head, row): each query sees keys [start, stop); or a rule (documents: also both):
+  regard_tensor stop;  // int32 (batch, head, row): each query sees keys [start, stop); or a rule (documents: also both):
   int32_t bounds;  // REGARD_FIRST, REGARD_LAST, both, or 0
   int64_t first;  // with REGARD_FIRST: query i sees no key before first + i
   int64_t last;  // with REGARD_LAST: query i sees no key from last + i on
@@ -88,6 +87,8 @@ typedef struct {
   int64_t query_counts_batch[4];
   int64_t q_documents_batch[4];
   int64_t k_documents_batch[4];
+  regard_tensor q_ranges;  // of the documents of a block, of a tile; the kernels set them
+  regard_tensor k_ranges;  // of the documents of a block, of a tile; the kernels set them
   regard_tensor bias;  // (batch, head, row, key)
   regard_tensor allowed;  // bool bytes (batch, head, row, key)
   regard_tensor tiles;  // int32 (batch, head, row block, key block): -1 none, -2 all, else which bits
@@ -119,7 +120,7 @@ typedef struct {
   int32_t invariant;  // whether a row's bits do not depend on how many rows there are
   regard_tensor sink;  // float (batch, head): a logit, natural, that joins the sum and has no value
 } regard_call;
-static_assert(sizeof(regard_call) == 1376, "ctypes lays regard_call out in another way");
+static_assert(sizeof(regard_call) == 1504, "ctypes lays regard_call out in another way");
 
 // A call of the backward pass. A null address: that gradient is not wanted.
 typedef struct {
@@ -137,7 +138,7 @@ typedef struct {
   int32_t dout_dtype;
   int32_t gradient_dtype;
 } regard_gradients;
-static_assert(sizeof(regard_gradients) == 1800, "ctypes lays regard_gradients out in another way");
+static_assert(sizeof(regard_gradients) == 1928, "ctypes lays regard_gradients out in another way");
 
 // A call whose scores are w · f(a + c): q and k are a and c, float whatever its dtype, which is that of v.
 typedef struct {
@@ -147,7 +148,7 @@ typedef struct {
   int32_t activation;
   float slope;  // of the leaky ReLU
 } regard_additive;
-static_assert(sizeof(regard_additive) == 1400, "ctypes lays regard_additive out in another way");
+static_assert(sizeof(regard_additive) == 1528, "ctypes lays regard_additive out in another way");
 
 // The backward pass of an additive call. All cotangents and gradients are float; every element is written.
 typedef struct {
@@ -159,7 +160,7 @@ typedef struct {
   regard_tensor dv;
   float* dw;  // (heads, dk)
 } regard_additive_gradients;
-static_assert(sizeof(regard_additive_gradients) == 1728, "ctypes lays regard_additive_gradients out in another way");
+static_assert(sizeof(regard_additive_gradients) == 1856, "ctypes lays regard_additive_gradients out in another way");
 
 // Facts about the weights of a call. Results are contiguous, (batch..., head, ...); a null address, or a count
 // of 0: not wanted. The call's lse, out and dropout are not read; its dv is 0.
@@ -195,7 +196,7 @@ typedef struct {
   const float* level;  // (levels,)
   int64_t* reached;  // (.., levels) how many visible pairs have a weight of at least that
 } regard_fact_args;
-static_assert(sizeof(regard_fact_args) == 1608, "ctypes lays regard_fact_args out in another way");
+static_assert(sizeof(regard_fact_args) == 1736, "ctypes lays regard_fact_args out in another way");
 
 typedef void (*regard_body)(int64_t begin, int64_t end, void* context);
 typedef int32_t (*regard_parallel)(int64_t begin, int64_t end, int64_t grain, regard_body body, void* context);

@@ -225,11 +225,12 @@ struct AdditiveFewBackward {
     const int64_t lo = limits.lo < from ? from : limits.lo < to ? limits.lo : to;
     const int64_t hi = limits.hi < lo ? lo : limits.hi < to ? limits.hi : to;
     clear_keys(gradients.f.p, head, from, lo), clear_keys(gradients.f.p, head, hi, to);
-    each_chunk(gradients.f, limits, from, to, [&](const Chunk& t) {
+    const auto add = [&](const Chunk& t) {
       if (c.dtype == REGARD_F32) gradients.gradients<REGARD_F32>(t);
       else if (c.dtype == REGARD_BF16) gradients.gradients<REGARD_BF16>(t);
       else gradients.gradients<REGARD_F16>(t);
-    });
+    };
+    each_chunk(gradients.f, limits, from, to, add, [&](int64_t first, int64_t last) { clear_keys(gradients.f.p, head, first, last); });
   }
 
   // Adds the parts' sums for da and dw in order. total: [width] doubles.

@@ -132,7 +132,7 @@ static void open_block(Block<V>& b, const BackwardScratch& w) {
 static bool visit(const BackwardCall& w, const Place& p, int64_t j, int64_t count, uint64_t* bits, Tile& t, BlockShare& x) {
   const regard_call& c = w.c;
   const Limits& limits = w.limits[(p.b * c.heads + p.h) * w.blocks + p.row / kQueries];
-  t = Tile{j, count, p.rows % W != 0, nullptr, nullptr};
+  t = Tile{j, count, p.rows % W != 0, nullptr, nullptr, nullptr, {}, {}};
   x.from = limits.lo > j ? limits.lo - j : 0, x.to = limits.hi < j + count ? limits.hi - j : count;
   if (x.from >= x.to) return false;
   // whole groups of rows of the products that follow
@@ -144,13 +144,15 @@ static bool visit(const BackwardCall& w, const Place& p, int64_t j, int64_t coun
     if (which == -1) return false;
     if (which >= 0) t.bits = c.bits + which * kKeys + j % kKeys;
   }
-  if (c.allowed.data) {
-    const uint8_t* allowed = at<uint8_t>(c.allowed, p, p.h) + p.row * c.allowed.row + j * c.allowed.col;
-    Bits::pack(bits, allowed, c.allowed.row, c.allowed.col, p.rows, count);
+  const Cover documents = Documents::cover(c, p, p.row, p.rows, j, count);
+  if (documents == Cover::kNone) return false;
+  if (documents == Cover::kSome) t.documents = Documents::of_keys(c, p) + j;
+  if (c.allowed.data) t.allowed = at<uint8_t>(c.allowed, p, p.h) + p.row * c.allowed.row + j * c.allowed.col;
+  load_bits(c, p, t, bits);
+  if (t.bits == bits) {
     uint64_t some = 0;
     for (int64_t n = x.from; n < x.to; ++n) some |= bits[n];
     if (some == 0) return false;
-    t.bits = bits;
   }
   x.plain = !Modifiers::used(c) && !t.edge && !t.bits;
   return true;

@@ -77,14 +77,20 @@ static Limits begin_rows(FewRows& f, int64_t key_head) {
   return limits;
 }
 
-// Calls run(chunk) for the keys of [from, to) that some row sees.
-template <class Run>
-REGARD_INLINE void each_chunk(FewRows& f, const Limits& limits, int64_t from, int64_t to, Run run) {
+// Calls run(chunk) for the keys of [from, to) that some row may see, and pass(first, last) for the rest of those within the limits.
+template <class Run, class Pass>
+REGARD_INLINE void each_chunk(FewRows& f, const Limits& limits, int64_t from, int64_t to, Run run, Pass pass) {
   from = from > limits.lo ? from : limits.lo;
   to = to < limits.hi ? to : limits.hi;
   for (int64_t j = from; j < to; j += kChunk) {
-    Chunk t{j, to - j < kChunk ? to - j : kChunk, false, j + 2 * kChunk <= to};
-    t.some = f.c.allowed.data || limits.inner_lo > j || limits.inner_hi < j + t.count;
+    Chunk t{j, to - j < kChunk ? to - j : kChunk, false, j + 2 * kChunk <= to, nullptr};
+    const Cover documents = Documents::cover(f.c, f.p, 0, f.c.nq, j, t.count);
+    if (documents == Cover::kNone) {
+      pass(j, j + t.count);
+      continue;
+    }
+    if (documents == Cover::kSome) t.documents = Documents::of_keys(f.c, f.p) + j;
+    t.some = f.c.allowed.data || t.documents || limits.inner_lo > j || limits.inner_hi < j + t.count;
     place_keys(f, t);
     run(t);
   }
@@ -140,12 +146,13 @@ struct FewRowsForward {
       float* state = f.states + r * state_size(c);
       for (int64_t d = 0; d < state_size(c); ++d) state[d] = d == 0 ? -kInf : 0;
     }
-    each_chunk(f, limits, from, to < c.nk ? to : c.nk, [&](const Chunk& t) {
+    const auto add = [&](const Chunk& t) {
       score.score(f, t);
       if (c.dtype == REGARD_F32) accumulate_chunk<REGARD_F32>(f, t);
       else if (c.dtype == REGARD_BF16) accumulate_chunk<REGARD_BF16>(f, t);
       else accumulate_chunk<REGARD_F16>(f, t);
-    });
+    };
+    each_chunk(f, limits, from, to < c.nk ? to : c.nk, add, [](int64_t, int64_t) {});
     if (__atomic_sub_fetch(&left[pair], 1, __ATOMIC_ACQ_REL) != 0) return;
     float* first = states + pair * parts * part_size(c);
     for (int64_t r = 0; r < f.rows; ++r) merge_row(c, f.p, f.row[r].h, f.row[r].i, first + r * state_size(c), part_size(c), parts);

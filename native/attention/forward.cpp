@@ -2,7 +2,7 @@
 #include <math.h>
 
 #include "attention/interval_rule.h"
-#include "attention/pack_gqa.h"
+#include "attention/shared_keys.h"
 #include "attention/forward.h"
 
 using namespace regard;
@@ -31,7 +31,8 @@ struct Forward {
   }
 };
 
-int32_t forward_blocks(const regard_call& c, regard_parallel parallel) {
+int32_t forward(const regard_call& c, regard_parallel parallel) {
+  if (has_few_rows(c)) return forward_few_rows<Dots>(c, parallel);
   const Forward forward{c, group_of(c, elements(c))};
   return share(forward, forward.items(), c.threads, parallel);
 }
@@ -87,8 +88,7 @@ REGARD_API int64_t regard_keys() { return kKeys; }
 REGARD_API int32_t regard_forward(const regard_call* call, regard_parallel parallel) {
   return with_intervals(*call, [parallel](const regard_call& c) {
     if (const int32_t wrong = check_call(c)) return wrong;
-    if (packs_gqa(c)) return forward_packed(c, [parallel](const regard_call& packed) { return forward_blocks(packed, parallel); });
-    if (has_few_rows(c)) return forward_few_rows<Dots>(c, parallel);
-    return forward_blocks(c, parallel);
+    if (packs_batch(c) || packs_heads(c)) return forward_packed(c, [parallel](const regard_call& rows) { return forward(rows, parallel); });
+    return forward(c, parallel);
   });
 }

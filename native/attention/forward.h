@@ -58,15 +58,11 @@ static bool finite_values(const regard_call& c, const Scratch& w, KvTile& x) {
   return x.finite;
 }
 
-// Loads what modifiers and boolean masks read of a tile; bits: room for those of the mask.
+// Loads what modifiers and masks read of a tile; bits: room for those of the mask.
 template <int V>
 static void load_extras(const Block<V>& b, Tile& t, uint64_t* bits) {
-  const regard_call& c = b.c;
   Modifiers::load_tile(b, t);
-  if (t.allowed) {
-    Bits::pack(bits, t.allowed, c.allowed.row, c.allowed.col, b.p.rows, t.count);
-    t.bits = bits;
-  }
+  load_bits(b.c, b.p, t, bits);
 }
 
 // A tile's scores become weights, and the weighted values are added to o. top: the maxima of these and all earlier scores.
@@ -179,9 +175,12 @@ template <int V>
 static Tile tile_for_block(const Block<V>& b, const KvTile& x, int64_t j) {
   const regard_call& c = b.c;
   const int64_t from = x.j > b.lo ? x.j : b.lo, to = x.j + x.count < b.hi ? x.j + x.count : b.hi;
-  Tile t{from, to - from, false, nullptr, nullptr, {}, {}};
+  Tile t{from, to - from, false, nullptr, nullptr, nullptr, {}, {}};
   const int32_t which = b.map ? b.map[j / kKeys * c.tiles.col] : -2;
   if (to <= from || which == -1) return t.count = 0, t;
+  const Cover documents = Documents::cover(c, b.p, b.p.row, b.p.rows, from, to - from);
+  if (documents == Cover::kNone) return t.count = 0, t;
+  if (documents == Cover::kSome) t.documents = Documents::of_keys(c, b.p) + from;
   t.edge = c.start.data && (from < b.inner_lo || to > b.inner_hi);
   if (which >= 0) t.bits = c.bits + which * kKeys + (from - j);
   if (c.allowed.data) t.allowed = at<uint8_t>(c.allowed, b.p, b.p.h) + b.p.row * c.allowed.row + from * c.allowed.col;

@@ -1,4 +1,5 @@
-// Which keys each query sees where a call gives a rule instead of a table: the rule written out as the table that the kernels read.
+// Which keys each query sees where a call gives a rule: what the kernels read of it, written out. Documents are part of the intervals
+// where the numbers of the keys never decrease; else the kernels compare the numbers.
 #pragma once
 #include <stdlib.h>
 
@@ -34,14 +35,10 @@ static int32_t write_intervals(const regard_call& c, const Place& p, int64_t row
   const int64_t keys = c.key_counts ? c.key_counts[offset(c.key_counts_batch, p)] : c.nk;
   const int64_t queries = c.query_counts ? c.query_counts[offset(c.query_counts_batch, p)] : c.nq;
   if (keys < 0 || keys > c.nk || queries < 0 || queries > c.nq) return REGARD_BAD_INTERVAL;
-  const int64_t* q = c.q_documents ? c.q_documents + offset(c.q_documents_batch, p) : nullptr;
-  const int64_t* k = c.q_documents ? c.k_documents + offset(c.k_documents_batch, p) : nullptr;
-  bool decreases = false;
-  for (int64_t j = 1; k && j < c.nk; ++j) decreases |= k[j] < k[j - 1];
-  if (decreases) return REGARD_UNSORTED;
+  const int64_t* q = c.q_documents ? Documents::of_queries(c, p) : nullptr;
   int64_t from = 0, to = c.nk;
   for (int64_t i = 0; i < rows; ++i) {
-    if (q && (i == 0 || q[i] != q[i - 1])) find_document(k, c.nk, q[i], from, to);
+    if (q && (i == 0 || q[i] != q[i - 1])) find_document(Documents::of_keys(c, p), c.nk, q[i], from, to);
     int64_t first = from, last = to < keys ? to : keys;
     if (c.bounds & REGARD_FIRST) first = c.first + i > first ? c.first + i : first;
     if (c.bounds & REGARD_LAST) last = c.last + i < last ? c.last + i : last;
@@ -52,6 +49,75 @@ static int32_t write_intervals(const regard_call& c, const Place& p, int64_t row
   return REGARD_DONE;
 }
 
+// A table (batch, row) without an address: a line of `rows` for each batch element that `strides` tell apart, `count` in all.
+static regard_tensor lay_out(const regard_call& c, const int64_t* strides, int64_t rows, int64_t& count) {
+  regard_tensor table{};
+  table.row = rows > 1, count = rows;
+  for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) {
+    if (strides[n] == 0) continue;
+    table.batch[n] = count, count *= c.batch[n];
+  }
+  return table;
+}
+
+// run() with the intervals of a rule in c, for as long as run takes; a code where the rule is wrong.
+template <class Run>
+static int32_t with_table(regard_call& c, const regard_call& rule, const Run& run) {
+  const int64_t rows = rule.bounds || rule.query_counts || rule.q_documents ? c.nq : 1;
+  int64_t own[REGARD_BATCH_AXES], count;  // own: where batch elements along an axis may have other intervals
+  for (int n = 0; n < REGARD_BATCH_AXES; ++n) {
+    own[n] = rule.key_counts_batch[n] || rule.query_counts_batch[n];
+    if (rule.q_documents) own[n] |= rule.q_documents_batch[n] || rule.k_documents_batch[n];
+  }
+  const regard_tensor table = lay_out(c, own, rows, count);
+  int32_t* memory = (int32_t*)malloc((size_t)(2 * count) * sizeof(int32_t));
+  if (!memory) return REGARD_NO_MEMORY;
+  int32_t failed = REGARD_DONE;
+  bool hides = false;
+  each_element(c, own, own, [&](const Place& p) {
+    int32_t* start = memory + offset(table, p, 0);
+    failed = write_intervals(rule, p, rows, start, start + count, hides);
+    return failed == REGARD_DONE;
+  });
+  if (hides) {
+    c.start = c.stop = table;
+    c.start.data = memory, c.stop.data = memory + count;
+  }
+  if (!failed) failed = run();
+  free(memory);
+  return failed;
+}
+
+// run() with the ranges of documents in c, for as long as run takes.
+template <class Run>
+static int32_t with_ranges(regard_call& c, const Run& run) {
+  int64_t of_queries, of_keys;
+  c.q_ranges = lay_out(c, c.q_documents_batch, (c.nq + kQueries - 1) / kQueries, of_queries);
+  c.k_ranges = lay_out(c, c.k_documents_batch, (c.nk + kKeys - 1) / kKeys, of_keys);
+  DocumentRange* memory = (DocumentRange*)malloc((size_t)(of_queries + of_keys) * sizeof(DocumentRange));
+  if (!memory) return REGARD_NO_MEMORY;
+  c.q_ranges.data = memory, c.k_ranges.data = memory + of_queries;
+  each_element(c, c.q_documents_batch, c.q_documents_batch, [&](const Place& p) {
+    return Documents::write_ranges(at<DocumentRange>(c.q_ranges, p, 0), Documents::of_queries(c, p), c.nq, kQueries), true;
+  });
+  each_element(c, c.k_documents_batch, c.k_documents_batch, [&](const Place& p) {
+    return Documents::write_ranges(at<DocumentRange>(c.k_ranges, p, 0), Documents::of_keys(c, p), c.nk, kKeys), true;
+  });
+  const int32_t failed = run();
+  free(memory);
+  return failed;
+}
+
+// Whether the numbers of some batch element's keys decrease.
+static bool out_of_order(const regard_call& c) {
+  return !each_element(c, c.k_documents_batch, c.k_documents_batch, [&](const Place& p) {
+    const int64_t* k = Documents::of_keys(c, p);
+    bool decreases = false;
+    for (int64_t j = 1; j < c.nk; ++j) decreases |= k[j] < k[j - 1];
+    return !decreases;
+  });
+}
+
 // run(args) with the rule of the call in `args` written out, for as long as run takes; a code where the rule is wrong.
 template <class Args, class Run>
 static int32_t with_intervals(const Args& args, const Run& run) {
@@ -59,36 +125,16 @@ static int32_t with_intervals(const Args& args, const Run& run) {
   Args written = args;
   regard_call& c = const_cast<regard_call&>(call_of(written));
   constexpr int64_t kFarthest = (int64_t)1 << 62;  // so that adding a query's number does not overflow
-  if (!right_sizes(c) || c.start.data || c.stop.data || !both_or_none(c.q_documents, c.k_documents)) return REGARD_BAD_ARGUMENT;
+  const bool tabled = c.start.data || c.stop.data;  // only documents may come with a table
+  if (!right_sizes(c) || !both_or_none(c.q_documents, c.k_documents)) return REGARD_BAD_ARGUMENT;
+  if (tabled && (c.bounds || c.key_counts || c.query_counts)) return REGARD_BAD_ARGUMENT;
   if (c.first < -kFarthest || c.first > kFarthest || c.last < -kFarthest || c.last > kFarthest) return REGARD_BAD_ARGUMENT;
-  const int64_t rows = c.bounds || c.query_counts || c.q_documents ? c.nq : 1;
-  regard_tensor table{};
-  table.row = rows > 1;
-  int64_t size[REGARD_BATCH_AXES], count = 1;  // elements whose intervals may differ
-  for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) {
-    const bool own = c.key_counts_batch[n] || c.query_counts_batch[n] || c.q_documents_batch[n] || c.k_documents_batch[n];
-    size[n] = own ? c.batch[n] : 1;
-    table.batch[n] = own ? count * rows : 0;
-    count *= size[n];
-  }
-  int32_t* memory = (int32_t*)malloc((size_t)(2 * count * rows) * sizeof(int32_t));
-  if (!memory) return REGARD_NO_MEMORY;
-  int32_t failed = REGARD_DONE;
-  bool hides = false;
-  for (int64_t element = 0; element < count && !failed; ++element) {
-    Place p{};
-    int64_t rest = element;
-    for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) p.at[n] = rest % size[n], rest /= size[n];
-    int32_t* start = memory + element * rows;
-    failed = write_intervals(c, p, rows, start, start + count * rows, hides);
-  }
-  if (hides) {
-    c.start = c.stop = table;
-    c.start.data = memory, c.stop.data = memory + count * rows;
-  }
-  if (!failed) failed = run(written);
-  free(memory);
-  return failed;
+  const bool compared = c.q_documents && (tabled || out_of_order(c));
+  regard_call rule = c;
+  regard_call& other = compared ? rule : c;  // documents are compared, or part of the intervals
+  other.q_documents = other.k_documents = nullptr;
+  const auto with_rest = [&] { return tabled ? run(written) : with_table(c, rule, [&] { return run(written); }); };
+  return compared ? with_ranges(c, with_rest) : with_rest();
 }
 
 }  // namespace regard

@@ -107,6 +107,7 @@ struct Tile {
   bool edge;             // the intervals hide some pair
   const uint64_t* bits;  // of each key, one bit a query, where bits hide some pair; else null
   const uint8_t* allowed;  // the boolean bytes of the tile, or null
+  const int64_t* documents;  // the numbers of the keys' documents, where they are compared; else null
   Prefetch keys, values;
 };
 

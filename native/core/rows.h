@@ -34,6 +34,7 @@ struct Chunk {
   int64_t j, count;  // keys
   bool some;         // some row does not see some key
   bool more;         // another chunk follows
+  const int64_t* documents;  // the numbers of the keys' documents, where they are compared; else null
 };
 
 // One row and the keys [n, n + W) of a chunk: what the row form of a step reads.

@@ -2,6 +2,7 @@
 #pragma once
 #include "steps/bias.h"
 #include "steps/bits.h"
+#include "steps/documents.h"
 #include "steps/dropout.h"
 #include "steps/interval.h"
 #include "steps/log_distance.h"
@@ -45,6 +46,16 @@ static void begin_steps(Block<V>& b) {
   if (c.threshold) Dropout::begin(b);
 }
 
+// Finds the bits of a tile: of its tile map, boolean bytes and documents together. bits: room for them.
+static void load_bits(const regard_call& c, const Place& p, Tile& t, uint64_t* bits) {
+  if (!t.allowed && !t.documents) return;
+  if (t.allowed) Bits::pack(bits, t.allowed, c.allowed.row, c.allowed.col, p.rows, t.count);
+  for (int64_t n = 0; !t.allowed && n < t.count; ++n) bits[n] = ~(uint64_t)0;
+  if (t.documents) Documents::hide(bits, c, p, t.documents, t.count);
+  for (int64_t n = 0; t.bits && n < t.count; ++n) bits[n] &= t.bits[n];
+  t.bits = bits;
+}
+
 // Scores of one key for V vectors of queries: everything after the similarity, in base 2. derivatives: takes the modifiers' derivative,
 // [V][W], 0 where hidden; null for none.
 template <int V>
@@ -63,6 +74,7 @@ static vf apply_steps(const RowKeys& x, vf s, vf& derivative) {
   Modifiers::apply(x, s, derivative);
   vi visible = Interval::visible(x);
   if (x.f.c.allowed.data) visible &= Bits::visible(x);
+  if (x.t.documents) visible &= Documents::visible(x);
   return select(visible, s, splat(-kInf));
 }
 

@@ -213,6 +213,7 @@ struct Case {
       }
     }
     if (!c.start.data && r.chance(2)) rule();
+    if (r.chance(3)) documents();
     if (r.chance(4)) c.allowed = tensor(kByte, c.heads, c.nq, c.nk, true);
     if (!r.chance(4)) return;
     const int64_t rows = (c.nq + regard_queries() - 1) / regard_queries(), cols = (c.nk + regard_keys() - 1) / regard_keys();
@@ -230,10 +231,15 @@ struct Case {
     for (int n = 3; n >= 0; --n) c.key_counts_batch[n] = c.query_counts_batch[n] = step, step *= c.batch[n];
     if (r.chance(3)) c.key_counts = numbers<int64_t>(kI64, elements(), 0, c.nk);
     if (r.chance(3)) c.query_counts = numbers<int64_t>(kI64, elements(), 0, c.nq);
-    if (!r.chance(3)) return;
+  }
+
+  // Documents in order, in long pieces of any order, or each key in any; with intervals in a table, as a rule, or without.
+  void documents() {
+    const int64_t piece = r.chance(2) ? r.between(1, 200) : 1;
+    const bool ordered = r.chance(2);
     c.q_documents = numbers<int64_t>(kI64, elements() * c.nq, -1, 3), c.k_documents = numbers<int64_t>(kI64, elements() * c.nk, 0, 0);
     memcpy(c.q_documents_batch, c.q_at_batch, sizeof c.q_at_batch), memcpy(c.k_documents_batch, c.k_at_batch, sizeof c.k_at_batch);
-    for (int64_t n = 0; n < elements() * c.nk; ++n) ((int64_t*)c.k_documents)[n] = n % c.nk * 3 / c.nk;
+    for (int64_t n = 0; n < elements() * c.nk; ++n) ((int64_t*)c.k_documents)[n] = ordered ? n % c.nk * 3 / c.nk : n / piece * 5 % 4;
   }
 
   void gradients() {

@@ -100,10 +100,9 @@ class Lengths(Mask):
 class Documents(Mask):
     """Packed sequences: a query sees the keys that carry its own document's number.
 
-    q_ids (nq,) or (*batch, nq), k_ids (nk,) or (*batch, nk), integers; k_ids None = the same as q_ids. Where the
-    numbers
-    of the keys never decrease, each query sees one interval. With Causal(), documents stay causal: Documents(ids) &
-    Causal().
+    q_ids (nq,) or (*batch, nq), k_ids (nk,) or (*batch, nk), integers; k_ids None = the same as q_ids. Documents may
+    lie in any order, in pieces or mixed; where the numbers of the keys never decrease, each query sees one interval.
+    With Causal(), documents stay causal: Documents(ids) & Causal().
 
     >>> Documents(torch.tensor([0, 0, 1])).draw(3)
     ■■·

@@ -30,7 +30,6 @@ CODES = {
     "REGARD_BAD_TILE": 4,
     "REGARD_BAD_CELL": 5,
     "REGARD_BAD_GROUP": 6,
-    "REGARD_UNSORTED": 7,  # the documents of keys are not in order: their keys are no intervals
 }
 BOUNDS = {"REGARD_FIRST": 1, "REGARD_LAST": 2}  # bits
 
@@ -131,7 +130,7 @@ class CallArguments(Struct):
         *members(
             "regard_tensor",
             "start stop",
-            "int32 (batch, head, row): each query sees keys [start, stop); or a rule:",
+            "int32 (batch, head, row): each query sees keys [start, stop); or a rule (documents: also both):",
         ),
         Member("int32_t", "bounds", "REGARD_FIRST, REGARD_LAST, both, or 0"),
         Member("int64_t", "first", "with REGARD_FIRST: query i sees no key before first + i"),
@@ -140,6 +139,7 @@ class CallArguments(Struct):
         Member("const int64_t*", "query_counts", "(batch...): only so many queries see any"),
         *members("const int64_t*", "q_documents k_documents", "(batch..., n): seen are keys of the query's number"),
         *members("int64_t", "key_counts_batch query_counts_batch q_documents_batch k_documents_batch", count=AXES),
+        *members("regard_tensor", "q_ranges k_ranges", "of the documents of a block, of a tile; the kernels set them"),
         Member("regard_tensor", "bias", "(batch, head, row, key)"),
         Member("regard_tensor", "allowed", "bool bytes (batch, head, row, key)"),
         Member("regard_tensor", "tiles", "int32 (batch, head, row block, key block): -1 none, -2 all, else which bits"),

@@ -34,7 +34,7 @@ class KernelArgs:
     start, stop   int32 (.., nq, 1): the keys that each query sees; or, instead, a rule:
     first, last   query i sees the keys from first + i up to, but without, last + i
     key_counts, query_counts  int64 (*batch, 1): only so many keys are seen, only so many queries see any
-    q_documents, k_documents  int64 (*batch, n): seen are the keys with the query's number
+    q_documents, k_documents  int64 (*batch, n): seen are the keys with the query's number; also beside start and stop
     allowed       booleans (.., nq, nk)
     tiles, bits   int32 (.., R, C): -1 hides a tile, -2 shows it, else the number of its bits; int64 (n, keys of a tile)
     bias          (.., nq, nk), added to the scores

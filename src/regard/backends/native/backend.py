@@ -130,7 +130,9 @@ class Native(Backend):
         found = {"kernels": f"{kernels.isa}, blocks of {kernels.tile[0]} queries × {kernels.tile[1]} keys"}
         kinds = {"allowed": "booleans", "tiles": "a map of tiles"}
         forms = [kinds[name] for name in args if name in kinds]
-        if args.keys() - {*kinds, "bits"}:
+        if "k_documents" in args and problem.mask.rows(problem.frame) is None:
+            forms.append("numbers of documents, compared pair by pair")
+        elif args.keys() - {*kinds, "bits"}:
             forms.append("an interval of keys a query")
         found["mask as"] = " and ".join(forms) or "nothing to hide"
         streamed = _family(problem).why_streamed(problem, tuple(t.requires_grad for t in problem.tensors()))

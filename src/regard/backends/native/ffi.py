@@ -57,7 +57,6 @@ _OUT_OF_RANGE = {
     "REGARD_BAD_TILE": f"a map of tiles names bits that are not there. {_IS_AN_ERROR}",
     "REGARD_BAD_CELL": "the places of queries and keys differ by more than the buckets of the relative bias say "
     "(DifferenceBuckets.farthest).",
-    "REGARD_UNSORTED": "the numbers of the keys' documents decrease.",
     "REGARD_BAD_GROUP": "a group of keys has a number that is not below the number of groups (Mass.count).",
 }
 _REASONS = {abi.CODES[name]: reason for name, reason in _OUT_OF_RANGE.items()}

@@ -1,23 +1,30 @@
-"""Masks as the native kernels read them: intervals or a rule for them, booleans, maps of tiles.
+"""Masks as the native kernels read them: intervals or a rule for them, documents, booleans, maps of tiles.
 
 A new mask touches nothing here.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.core.problem import Problem
 from regard.core.region import Frame
+from regard.core.shapes import blocks
 from regard.core.tracing import data_unavailable
 from regard.masks.algebra import And, Cover, Everything, Mask
 from regard.masks.dense import Dense
 from regard.masks.intervals import Interval, IntervalRule
+from regard.masks.positional import Window
+from regard.masks.ragged import Lengths
 
 _FARTHEST = 1 << 61  # half of kFarthest in native/attention/interval_rule.h: positions come on top
+_STRIP = 1 << 20  # pairs that a mask is asked about at a time: 8 MB for each 64-bit number that it computes
 FEW = 16  # rows of a group below which the decoding kernel runs, where a mask written out is linear in the keys
 
 
@@ -45,12 +52,18 @@ def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Any]
 
 
 def lower_intervals(mask: Mask, frame: Frame) -> dict[str, Any] | None:
-    """The keys that each query sees as a rule or as start and stop; None where they are not always one interval."""
+    """The keys that each query sees as a rule, or as start and stop; None where neither says it.
+
+    Of documents out of order, whose keys are no intervals, the numbers beside start and stop of the rest.
+    """
     rule, span = mask.rule(), frame.positions.span
-    if rule is not None and (span is not None or not rule.compares_positions) and _in_order(rule.k_ids):
+    if rule is not None and (span is not None or not rule.compares_positions):
         return lower_rule(rule, 0 if span is None else span.q[0] - span.k[0])
     interval = mask.rows(frame)
-    return None if interval is None else _table(interval)
+    if interval is not None or rule is None or rule.q_ids is None:
+        return None if interval is None else _table(interval)
+    rest = (Window(rule.before, rule.after) & Lengths(rule.keys, rule.queries)).rows(frame)
+    return None if rest is None else {**_table(rest), **_documents(rule)}
 
 
 def lower_rule(rule: IntervalRule, offset: int) -> dict[str, Any]:
@@ -64,20 +77,17 @@ def lower_rule(rule: IntervalRule, offset: int) -> dict[str, Any]:
     for name, counts in (("key_counts", rule.keys), ("query_counts", rule.queries)):
         if counts is not None:
             found[name] = counts.long()[..., None]
-    for name, ids in (("q_documents", rule.q_ids), ("k_documents", rule.k_ids)):
-        if ids is not None:
-            found[name] = ids.long()
-    return found
+    return {**found, **_documents(rule)}
+
+
+def _documents(rule: IntervalRule) -> dict[str, Tensor]:
+    numbers = (("q_documents", rule.q_ids), ("k_documents", rule.k_ids))
+    return {name: ids.long() for name, ids in numbers if ids is not None}
 
 
 def distances(rule: IntervalRule) -> tuple[int, int]:
     """How far back and ahead a rule lets a query see, as numbers that a kernel can add to; 0 where it sets no bound."""
     return min(rule.before or 0, _FARTHEST), min(rule.after or 0, _FARTHEST)
-
-
-def _in_order(ids: Tensor | None) -> bool:
-    """Whether the numbers of documents never decrease; not where nobody may look."""
-    return ids is None or (not data_unavailable(ids) and bool((ids[..., 1:] >= ids[..., :-1]).all()))
 
 
 def _table(interval: Interval) -> dict[str, Any]:
@@ -99,33 +109,50 @@ def _tile_map(mask: Mask, problem: Problem, queries: int, keys: int) -> dict[str
     """Which tiles are NONE (-1) or ALL (-2), and for the rest the number of their bits: never n × n."""
     frame = problem.frame
     tiling = frame.tiling(queries, keys)
-    cover = mask.cover(tiling)
-    cover = full(cover.expand(*cover.shape[:-2], *tiling.shape))
+    cover, one = full(mask.cover(tiling)), full(mask.visible(frame.region(slice(0, 1), slice(0, 1))))
+    cover = cover.expand(*torch.broadcast_shapes(cover.shape[:-2], one.shape[:-2]), *tiling.shape)
+    some = cover == Cover.SOME
     tiles = torch.full(cover.shape, -2, dtype=torch.int32).masked_fill(cover == Cover.NONE, -1)
-    found = list[Tensor]()
+    bits = torch.empty(max(int(some.sum()), 1), keys, dtype=torch.int64)  # what is never written takes no memory
     count = 0
-    for n, rows in enumerate(tiling.row_blocks):
-        for m, cols in enumerate(tiling.col_blocks):
-            some = cover[..., n, m] == Cover.SOME
-            if not bool(some.any()):
-                continue
-            seen = mask.visible(frame.region(rows, cols))
-            lead = torch.broadcast_shapes(seen.shape[:-2], cover.shape[:-2])
-            if tuple(cover.shape[:-2]) != tuple(lead):  # the mask tells batch elements apart, its cover did not
-                cover, tiles = (t.expand(*lead, *tiling.shape).clone() for t in (cover, tiles))
-                some = cover[..., n, m] == Cover.SOME
-            seen = seen.expand(*lead, rows.stop - rows.start, cols.stop - cols.start)[some]
-            found.append(_packed(seen, keys))
-            tiles[..., n, m] = tiles[..., n, m].masked_scatter(
-                some, torch.arange(count, count + len(seen), dtype=torch.int32)
-            )
-            count += len(seen)
-    bits = torch.cat(found) if found else torch.zeros(1, keys, dtype=torch.int64)
-    return {"tiles": tiles, "bits": bits}
+    for n, m in _strips(some, queries * keys):
+        rows = slice(n.start * queries, min(n.stop * queries, frame.nq))
+        cols = slice(m.start * keys, min(m.stop * keys, frame.nk))
+        r, c = rows.stop - rows.start, cols.stop - cols.start
+        seen = full(mask.visible(frame.region(rows, cols)))
+        words = _packed(seen.expand(*seen.shape[:-2], r, c), queries, keys)
+        whole = _packed(torch.ones(r, 1), queries, 1) * _packed(torch.ones(1, c), 1, keys)
+        # the mask is known better now than its cover is
+        none, all_ = (words == 0).all(-1), (words == whole).all(-1)
+        here, asked = tiles[..., n, m], some[..., n, m]
+        here.masked_fill_(asked & none, -1)
+        mixed = asked & ~none & ~all_
+        found = words.expand(*mixed.shape, keys)[mixed]
+        here[mixed] = torch.arange(count, count + len(found), dtype=torch.int32)
+        bits[count : count + len(found)] = found
+        count += len(found)
+    return {"tiles": tiles, "bits": bits[: max(count, 1)]}
 
 
-def _packed(seen: Tensor, keys: int) -> Tensor:
-    """Booleans (tiles, r, c), r ≤ 64, as (tiles, keys) words: bit i of word j is row i, key j."""
-    rows = torch.arange(seen.shape[-2])[:, None]
-    words = (seen.long() << rows).sum(-2)
-    return torch.nn.functional.pad(words, (0, keys - words.shape[-1])).contiguous()
+def _strips(some: Tensor, pairs: int) -> Iterator[tuple[slice, slice]]:
+    """Blocks of rows and of keys that hold every tile of which `some` is true; pairs: of a tile."""
+    wanted = some.flatten(0, -3).any(0)
+    most = max(_STRIP // max(pairs * math.prod(some.shape[:-2]), 1), 1)
+    height, width = (max(size, 1) for size in (most // max(wanted.shape[1], 1), min(most, wanted.shape[1])))
+    for n in blocks(wanted.shape[0], height):
+        for m in blocks(wanted.shape[1], width):
+            columns = wanted[n, m].any(0).nonzero()
+            if len(columns):
+                yield n, slice(m.start + int(columns[0]), m.start + int(columns[-1]) + 1)
+
+
+def _packed(seen: Tensor, queries: int, keys: int) -> Tensor:
+    """Pairs (.., r, c) as a word for each key of each tile (.., R, C, keys): bit i is row i, at most 64."""
+    r, c = seen.shape[-2:]
+    padded = pad(seen.to(torch.uint8), (0, -c % keys, 0, -r % queries)).unflatten(-2, (-1, queries))
+    eights = pad(padded, (0, 0, 0, -queries % 8)).unflatten(-2, (-1, 8))
+    byte = eights[..., 7, :]
+    for n in range(6, -1, -1):
+        byte = byte + byte + eights[..., n, :]
+    words = sum((byte[..., n, :].long() << 8 * n for n in range(byte.shape[-2])), start=torch.tensor(0))
+    return words.unflatten(-1, (-1, keys))

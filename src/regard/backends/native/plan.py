@@ -38,8 +38,7 @@ from regard.core.region import Frame
 
 # Operands that belong to certain numbers of queries and keys.
 _OF_LENGTHS = {"allowed", "bias", "tiles", "bits", "offsets", "points_of_q", "points_of_k", "q_cell", "k_cell"}
-# The numbers of a mask are wrong, or make no intervals: the general way says so, or runs it.
-_OF_THE_MASK = {CODES["REGARD_BAD_INTERVAL"], CODES["REGARD_UNSORTED"]}
+_BAD_INTERVAL = CODES["REGARD_BAD_INTERVAL"]  # the numbers of a mask are wrong: the general way says so
 _ADDRESS, _SEED, _THREADS, _TWO = Packer("=q"), Packer("=Q"), Packer("=i"), Packer("=2q")
 _Q, _K, _V, _OUT, _ROW_STATS = (getattr(CallArguments, name).offset for name in ("q", "k", "v", "out", "row_stats"))
 
@@ -96,7 +95,7 @@ class ForwardPlan:
         self.bound: _Bound | None = None
 
     def run(self, call: Inputs) -> Tensor | None:
-        """out; None where the call must go the general way: it is wrong, or its mask is no intervals this time."""
+        """out; None where the call must go the general way, which says what is wrong, or looks at the mask anew."""
         made = self._made(call, None)
         return None if made is None else made[0]
 
@@ -127,7 +126,7 @@ class ForwardPlan:
                 return None
             _SEED.pack_into(struct, CallArguments.seed.offset, seed())
         code = self.entry(ctypes.byref(struct), self.parallel)
-        if code in _OF_THE_MASK:
+        if code == _BAD_INTERVAL:
             return None
         if code:
             raise failure(code)
