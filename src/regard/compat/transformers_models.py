@@ -86,6 +86,9 @@ class FirstForward:
         for hook in self.hooks:
             hook.remove()
         name = type(model).__name__
+        config: Any = model.config
+        if config._attn_implementation != NAME:  # it was given another one before it ran
+            return
         if FirstForward.reached > self.before or not any("Attention" in type(m).__name__ for m in model.modules()):
             return
         FirstForward.reached += 1

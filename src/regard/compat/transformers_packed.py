@@ -51,17 +51,17 @@ LAYERS = {
 class Packing:
     """A model that runs packed, until `remove()` or the end of a `with` block. Printed, it tells what that saved.
 
-    The counts are of the first layer (of ALBERT, whose layers are one, of all of them):
+    Each call of a layer counts, so a batch counts as often as there are layers:
 
-    batches  forwards, of which `packed` ran without padding; the others had none, or had it where it must stay
-    padded   tokens of all batches, padding included
-    real     tokens that were computed; padded - real is what packing saved
+    calls   of layers, of which `packed` ran without padding; the others had none, or had it where it must stay
+    padded  their tokens, padding included
+    real    the tokens that were computed; padded - real is what packing saved
     """
 
     model: nn.Module
     layers: tuple[nn.Module, ...] = ()
     former: dict[PreTrainedModel, Any] = field(default_factory=dict[PreTrainedModel, Any])
-    batches: int = 0
+    calls: int = 0
     packed: int = 0
     padded: int = 0
     real: int = 0
@@ -80,19 +80,18 @@ class Packing:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    def count(self, layer: nn.Module, padded: int, real: int) -> None:
-        if layer is self.layers[0]:
-            self.batches += 1
-            self.packed += real < padded
-            self.padded += padded
-            self.real += real
+    def count(self, padded: int, real: int) -> None:
+        self.calls += 1
+        self.packed += real < padded
+        self.padded += padded
+        self.real += real
 
     def __repr__(self) -> str:
         state = f"{len(self.layers)} layers run packed" if self.layers else "no longer packed"
         share = (self.padded - self.real) / max(1, self.padded)
         return (
-            f"{type(self.model).__name__}: {state}; {self.packed:,} of {self.batches:,} batches were, and "
-            f"{self.real:,} of {self.padded:,} tokens were computed ({share:.0%} saved)"
+            f"{type(self.model).__name__}: {state}; {self.packed:,} of {self.calls:,} calls of layers were packed, "
+            f"{self.real:,} of {self.padded:,} tokens computed ({share:.0%} saved)"
         )
 
 
@@ -118,10 +117,10 @@ class PackedForward:
         lazy = next((x for x in (*given, *named.values()) if isinstance(x, LazyMask)), None)
         packed = None if lazy is None else lazy.packed
         if packed is None:
-            self.packing.count(self.layer, tokens, tokens)
+            self.packing.count(tokens, tokens)
             return forward(self.layer, *given, **named)
         pack, mask = packed
-        self.packing.count(self.layer, tokens, len(pack.index))
+        self.packing.count(tokens, len(pack.index))
         given = tuple(mask if x is lazy else pack.take(x) for x in given)
         named = {name: mask if x is lazy else pack.take(x) for name, x in named.items()}
         return pack.put(forward(self.layer, *given, **named))
@@ -136,8 +135,8 @@ def packed(model: nn.Module) -> Packing:
     Where a token is padding, a layer gives 0: in last_hidden_state, in hidden_states but for the first of them (the
     embeddings), and in what a later norm or head reads there, as BERT's pooler reads the first token.
 
-    A batch runs as it is, padded, if no token is padding or all are; if its attention_mask is (batch, heads, nq, nk);
-    or if there is padding between real tokens and the model has windows.
+    A batch runs as it is, padded, if no token is padding or all are, or if its attention_mask has four axes; so does a
+    layer with a window where there is padding between real tokens.
 
     Returns a Packing: its `remove()`, or the end of a `with` block, undoes it; printed, it tells how many tokens were
     saved. Raises Unsupported for layers that are not among `LAYERS`, for decoders, if the model is packed already, and
@@ -150,7 +149,7 @@ def packed(model: nn.Module) -> Packing:
     >>> with packed(model) as packing:
     ...     out = model(torch.tensor([[5, 6, 7], [8, 0, 0]]), attention_mask=torch.tensor([[1, 1, 1], [1, 0, 0]]))
     ...     print(packing)
-    BertModel: 2 layers run packed; 1 of 1 batches were, and 4 of 6 tokens were computed (33% saved)
+    BertModel: 2 layers run packed; 2 of 2 calls of layers were packed, 8 of 12 tokens computed (33% saved)
     >>> out.last_hidden_state.shape
     torch.Size([2, 3, 8])
     """
