@@ -193,6 +193,7 @@ def test_what_is_refused() -> None:
     class BertLayer(type(model.encoder.layer[0])):  # another's, which may do what it likes
         pass
 
+    BertLayer.__module__ = "others.models.bert"
     model.encoder.layer[1].__class__ = BertLayer
     with pytest.raises(Unsupported, match=r"^BertModel has layers of class BertLayer\. Packed, tokens may meet"):
         packed(model)
