@@ -36,7 +36,8 @@ class Case:
     prefix    the same, the first keys those of every sequence; size: how many
     unsorted  documents in pieces, in any order; size: the tokens of a piece
     dynamic, static  shape (batch, n): a Llama continues n tokens, with this cache; size: tokens that it generates
-    sentences        shape (count, words): MiniLM embeds sentences of up to so many words
+    sentences        shape (count, words): MiniLM embeds sentences of up to so many words; size: how many come
+                     at once, and are sorted by length; 0 = all
     """
 
     group: str
@@ -272,6 +273,7 @@ GENERATION = (
         for cache in ("dynamic", "static")
         for batch in (1, 8)
     ),
-    Case(WHOLE, "MiniLM, sentences (padded: no packed models)", (500, 200), what="sentences", only=BOTH),
+    Case(WHOLE, "MiniLM, sentences, sorted by length", (500, 200), what="sentences", only=BOTH),
+    Case(WHOLE, "MiniLM, sentences, 32 as they come", (500, 200), what="sentences", size=32, only=BOTH),
 )
 TABLES = {"inference": INFERENCE, "training": TRAINING, "generation": GENERATION}

@@ -24,8 +24,8 @@ def model_way(x: Inputs, implementation: str) -> Way:
     import regard.compat.transformers  # noqa: F401 - registers the name
 
     if x.case.what == "sentences":
-        embed, texts = _minilm(implementation), sentences(x.case)
-        return Way(implementation, lambda: embed.encode(texts, convert_to_tensor=True), lambda out: [out])
+        embed = _minilm(implementation)
+        return Way(implementation, lambda: _encode(embed, x.case), lambda out: [out])
     model = llama(implementation, getattr(torch, x.case.dtype))
 
     def run() -> Tensor:
@@ -35,6 +35,15 @@ def model_way(x: Inputs, implementation: str) -> Way:
         return {"attention": _attention_seconds(run, implementation)}
 
     return Way(implementation, run, lambda out: [out], parts=parts)
+
+
+def packed_way(x: Inputs) -> Way:
+    """The case of sentences by a model that runs packed."""
+    from regard.compat.transformers import packed
+
+    embed = _minilm("sdpa")
+    packed(embed)
+    return Way("packed", lambda: _encode(embed, x.case), lambda out: [out])
 
 
 def llama(implementation: str, dtype: torch.dtype) -> Any:
@@ -145,6 +154,13 @@ def _minilm(implementation: str) -> Any:
 
     options = {"attn_implementation": implementation}
     return SentenceTransformer(str(folder_of("minilm")), local_files_only=True, device="cpu", model_kwargs=options)
+
+
+def _encode(embed: Any, case: Case) -> Tensor:
+    """Vectors of all sentences: sentence-transformers sorts those that it is given at once, and takes 32 at a time."""
+    texts, size = sentences(case), case.size or case.shape[0]
+    parts = [texts[first : first + size] for first in range(0, len(texts), size)]
+    return torch.cat([embed.encode(part, convert_to_tensor=True) for part in parts])
 
 
 def sentences(case: Case) -> list[str]:

@@ -120,7 +120,7 @@ def build(kind: str, implementation: str) -> Any:
 
 def configuration(config_class: Any, kind: str) -> Any:
     default = config_class()
-    given = {name: value for name, value in SMALL.items() if _has(default, name)}
+    given = {name: value for name, value in SMALL.items() if has(default, name)}
     if "kv_lora_rank" in given:  # heads of keys are made of the latent, and head_dim is what is rotated
         given |= {"num_key_value_heads": 4, "head_dim": 4}
     if getattr(default, "is_decoder", None) is False:
@@ -129,7 +129,7 @@ def configuration(config_class: Any, kind: str) -> Any:
     return config_class(**{name: value for name, value in given.items() if value is not None})
 
 
-def _has(config: Any, name: str) -> bool:
+def has(config: Any, name: str) -> bool:
     try:
         return hasattr(config, name)
     except Exception:  # differs from layer to layer

@@ -375,9 +375,10 @@ def test_a_model_generates_the_right_tokens(cache: str, implementation: str) -> 
     assert way.parts()["attention"] > 0
 
 
+@pytest.mark.parametrize("size", [0, 5])
 @pytest.mark.parametrize("name", ["regard", "torch"])
-def test_embeddings_are_right(name: str) -> None:
-    case = Case("tiny", "minilm", (13, 9), what="sentences")
+def test_embeddings_are_right(name: str, size: int) -> None:
+    case = Case("tiny", "minilm", (13, 9), what="sentences", size=size)
     if case.lacking:
         pytest.skip(f"not installed: {case.lacking}")
     assert all(error <= 1 for error in right(case, name).values())

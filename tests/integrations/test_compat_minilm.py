@@ -16,7 +16,7 @@ import transformers
 
 from regard.compat.doctor import examine
 from regard.compat.folder import folder_of
-from regard.compat.transformers import NAME
+from regard.compat.transformers import NAME, packed
 from regard.core.hooks import AttentionCall, observing
 
 TEXTS = [
@@ -84,6 +84,25 @@ def test_sentence_transformer() -> None:
     expected, _ = heard(lambda: embeddings("eager"))
     assert len(seen) == 6
     assert out.shape == (3, 384) and apart(out, expected) < CLOSE
+
+
+def test_sentence_transformer_packed() -> None:
+    """Batches of two, sorted by length: one has padding. The vectors are those of sdpa, before and after."""
+    sentences = pytest.importorskip(
+        "sentence_transformers", reason="needs sentence-transformers: pip install 'regard[test]'"
+    )
+    embed = sentences.SentenceTransformer(str(FOLDER), local_files_only=True, device="cpu")
+
+    def encode() -> Tensor:
+        return embed.encode(TEXTS, batch_size=2, convert_to_tensor=True, show_progress_bar=False)
+
+    expected = encode()
+    with packed(embed) as packing:
+        out = encode()
+        assert embed[0].auto_model.config._attn_implementation == NAME
+    assert apart(out, expected) < CLOSE
+    assert (packing.calls, packing.packed) == (12, 6) and packing.real < packing.padded
+    assert torch.equal(encode(), expected)
 
 
 def test_the_doctor_says_so() -> None:

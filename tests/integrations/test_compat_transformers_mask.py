@@ -17,7 +17,7 @@ from transformers import masking_utils
 from regard.compat.transformers_mask import LazyMask, lazy_mask
 from regard.compat.transformers_padding import Between
 from regard.core.errors import ShapeError, Unsupported
-from regard.core.positions import Positions
+from regard.core.positions import Positions, head, tail
 from regard.masks.algebra import Everything, Mask
 from regard.masks.dense import Dense
 from regard.masks.positional import Causal
@@ -243,3 +243,31 @@ def test_padding_kinds() -> None:
     for name, kind in kinds.items():
         lazy = ours(FUNCTIONS["bidirectional"], "whole", REAL[name])
         assert isinstance(lazy.mask, kind), name
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("real", ["right", "left", "both", "holes"])
+def test_real_tokens_alone_see_what_they_saw(name: str, real: str) -> None:
+    """Packed, a token sees of its own sequence what it saw in the padded batch, and nothing of the others."""
+    padding = REAL[real]
+    assert padding is not None
+    lazy = LazyMask(2, head(11, 11), FUNCTIONS[name], padding)
+    by_distance = name in ("causal", "window", "window around")
+    if name != "bidirectional" and not (by_distance and real != "holes"):
+        assert lazy.packed is None
+        return
+    assert lazy.packed is not None
+    pack, mask = lazy.packed
+    sequence, column = pack.documents, pack.index % 11
+    assert torch.equal(padding, torch.zeros(2, 11).index_put((sequence, column), torch.tensor(1.0)).bool())
+    seen = lazy.dense()[sequence[:, None], 0, column[:, None], column]
+    assert torch.equal(mask.dense()[0, 0], seen & (sequence[:, None] == sequence))
+
+
+def test_only_a_whole_padded_batch_is_packed() -> None:
+    real, both = REAL["right"], masking_utils.bidirectional_mask_function
+    assert LazyMask(2, head(11, 11), both, real).packed is not None
+    for positions in (head(4, 11), tail(4, 11), Positions(torch.arange(11) + 1, torch.arange(11))):
+        assert LazyMask(2, positions, both, real).packed is None
+    for none in (None, REAL["nothing"], torch.ones(2, 11).bool(), torch.arange(9) < torch.tensor([[9], [5]])):
+        assert LazyMask(2, head(11, 11), both, none).packed is None

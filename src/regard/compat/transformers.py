@@ -17,7 +17,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from regard.api import attention
 from regard.compat.transformers_mask import Brief, LazyMask, lazy_mask
-from regard.compat.transformers_models import FirstForward, install
+from regard.compat.transformers_models import NAME, FirstForward, install
+from regard.compat.transformers_packed import packed as packed
 from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
 from regard.core.hooks import AttentionCall, notify
@@ -31,8 +32,6 @@ from regard.masks.ragged import Documents
 from regard.scores.algebra import Score
 from regard.scores.modifiers import Bias, SoftCap
 from regard.scores.similarity import ScaledDot
-
-NAME = "regard"
 
 # Keywords of a model's forward that arrive here and say nothing about the weights that is not in the mask already.
 SILENT = frozenset(
@@ -206,4 +205,4 @@ def _attention_call(
 
 AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, lazy_mask)
-install(NAME)
+install()

@@ -8,14 +8,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.masking_utils import causal_mask_function
+from transformers.masking_utils import and_masks, causal_mask_function, packed_sequence_mask_function
 
 from regard.compat.transformers_models import form_of
-from regard.compat.transformers_padding import Between, real_at, real_interval, real_keys
-from regard.compat.transformers_patterns import MaskFunction, Sight, mask_of
+from regard.compat.transformers_padding import Between, Pack, real_at, real_interval, real_keys
+from regard.compat.transformers_patterns import MaskFunction, Sight, mask_of, of_differences
 from regard.compat.transformers_tensor import Form, WrittenOut
 from regard.core.errors import Unsupported
-from regard.core.positions import Positions, counted, tail
+from regard.core.positions import Positions, counted, head, tail
 from regard.core.region import Frame
 from regard.core.tracing import data_unavailable
 from regard.masks.algebra import And, Everything, Mask, Or
@@ -166,6 +166,28 @@ class LazyMask(WrittenOut):
         if not mask.tensors() and nq == nk and positions.consecutive and torch.equal(positions.q, positions.k):
             return Brief(mask, None)
         return Brief(Between(interval.start[..., 0, :], interval.stop[..., 0, :]), None)
+
+    @cached_property
+    def packed(self) -> tuple[Pack, LazyMask] | None:
+        """The real tokens, and what they see of each other, (1, 1, total, total), where that is the same as here.
+
+        None where it is not sure: queries and keys are not the same tokens, the pattern is not known, or it compares
+        distances and there is padding between real tokens. None also where there is no padding, or nothing else.
+        """
+        batch, _, nq, nk = self.shape
+        padding, columns = self.padding, torch.arange(nk, device=self.device)
+        if padding is None or padding.shape != (batch, nq):
+            return None
+        if not (torch.equal(self.positions.q, columns) and torch.equal(self.positions.k, columns)):
+            return None
+        pack = Pack.of(padding)
+        total, ids = len(pack.index), pack.documents
+        apart = bool(((pack.index.diff() != 1) & (ids.diff() == 0)).any())
+        distances = not isinstance(self.pattern, Everything)
+        if total in (0, padding.numel()) or not of_differences(self.pattern) or (apart and distances):
+            return None
+        fn = and_masks(packed_sequence_mask_function(ids[None]), self.fn)
+        return pack, LazyMask(1, head(total, total, self.device), fn, form=self.form)
 
     @property
     def causal(self) -> bool:

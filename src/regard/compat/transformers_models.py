@@ -17,6 +17,8 @@ from transformers import PreTrainedModel
 from regard.compat.transformers_tensor import Form
 from regard.compat.transformers_warnings import warn_once
 
+NAME = "regard"  # of the implementation
+
 # the class of the models that were built on regard, by the class of their configuration
 _MODELS: dict[type, type[PreTrainedModel]] = {}
 
@@ -29,8 +31,8 @@ def form_of(config: Any, dtype: torch.dtype) -> Form:
     return Form(torch.bool if model._supports_sdpa else dtype, model.__name__)  # pyright: ignore[reportPrivateUsage]
 
 
-def install(name: str) -> None:
-    """Has transformers ask here when a model takes the implementation of that name."""
+def install() -> None:
+    """Has transformers ask here when a model takes the implementation "regard"."""
     own = PreTrainedModel.get_correct_attn_implementation
 
     @functools.wraps(own)
@@ -38,13 +40,13 @@ def install(name: str) -> None:
         self: PreTrainedModel, requested_attention: str | None, is_init_check: bool = False
     ) -> str:
         found = own(self, requested_attention, is_init_check)
-        if found != name:
+        if found != NAME:
             return found
-        table = _table_without(name, type(self))
+        table = _table_without(type(self))
         if table is None:
             _MODELS[type(self.config)] = type(self)
             FirstForward().watch(self)
-            return name
+            return NAME
         classes = getattr(sys.modules[type(self).__module__], table)
         # the classes are chosen when the model is built; later it keeps those that it has
         config: Any = self.config
@@ -52,7 +54,7 @@ def install(name: str) -> None:
         instead: str = wanted if wanted in classes else "eager"
         warn_once(
             table,
-            f"{type(self).__name__} takes its attention from a table of its own ({table}), which has no {name!r}: it "
+            f"{type(self).__name__} takes its attention from a table of its own ({table}), which has no {NAME!r}: it "
             f"runs with its {instead!r}, and regard computes nothing in it. Pass "
             f'attn_implementation="{instead}" to have the same without this warning.',
         )
@@ -84,6 +86,9 @@ class FirstForward:
         for hook in self.hooks:
             hook.remove()
         name = type(model).__name__
+        config: Any = model.config
+        if config._attn_implementation != NAME:  # it was given another one before it ran
+            return
         if FirstForward.reached > self.before or not any("Attention" in type(m).__name__ for m in model.modules()):
             return
         FirstForward.reached += 1
@@ -95,10 +100,10 @@ class FirstForward:
         )
 
 
-def _table_without(name: str, model: type[PreTrainedModel]) -> str | None:
-    """What the module of a class calls its table from implementations to classes, where that lacks a name."""
+def _table_without(model: type[PreTrainedModel]) -> str | None:
+    """What the module of a class calls its table from implementations to classes, where that lacks "regard"."""
     for attribute, table in vars(sys.modules[model.__module__]).items():
-        if not isinstance(table, dict) or "eager" not in table or name in table:
+        if not isinstance(table, dict) or "eager" not in table or NAME in table:
             continue
         if all(isinstance(entry, type) and issubclass(entry, nn.Module) for entry in table.values()):
             return attribute

@@ -1,9 +1,9 @@
-"""Which keys are real tokens, as masks: intervals where each sequence's stand together."""
+"""Which tokens are real: as masks of keys, intervals where each sequence's stand together, and as a pack."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -88,3 +88,61 @@ def real_interval(padding: Tensor | None, nq: int, first: int, count: int) -> Ma
     if not torch.equal(stop - start, length):
         return None
     return Between(start, stop) if nq == 1 else Between(start.repeat(1, nq), stop.repeat(1, nq))
+
+
+@dataclass(frozen=True)
+class Pack:
+    """The real tokens of a padded batch, one sequence behind another.
+
+    shape  (batch, n) of the padded batch
+    index  int64 (total,), where in the padded batch each token stands: its sequence · n + its column
+
+    >>> pack = Pack.of(torch.tensor([[True, True, False], [False, True, False]]))
+    >>> pack.index, pack.documents
+    (tensor([0, 1, 4]), tensor([0, 0, 1]))
+    >>> pack.take(torch.arange(6.0).view(2, 3))
+    tensor([[0., 1., 4.]])
+    >>> pack.put(torch.tensor([[5.0, 6.0, 7.0]]))
+    tensor([[5., 6., 0.],
+            [0., 7., 0.]])
+    """
+
+    shape: tuple[int, int]
+    index: Tensor
+
+    @classmethod
+    def of(cls, real: Tensor) -> Pack:
+        """Of booleans (batch, n), True = a real token."""
+        return cls((real.shape[0], real.shape[1]), real.flatten().nonzero().squeeze(-1))
+
+    @property
+    def documents(self) -> Tensor:
+        """The number of the sequence that each token belongs to: int64 (total,)."""
+        return self.index // self.shape[1]
+
+    def take(self, x: Any) -> Any:
+        """What x holds for the real tokens: (batch, n, ...), or (1, n, ...) of all sequences, becomes (1, total, ...).
+
+        Tuples, lists and dicts are taken item by item; everything else is returned as it is.
+        """
+        if isinstance(x, (tuple, list)):
+            return type(x)(map(self.take, x))
+        if isinstance(x, dict):
+            return {name: self.take(value) for name, value in x.items()}
+        if isinstance(x, Tensor) and x.shape[:2] == self.shape:
+            return x.flatten(0, 1).index_select(0, self.index)[None]
+        if isinstance(x, Tensor) and x.shape[:2] == (1, self.shape[1]):
+            return x.index_select(1, self.index % self.shape[1])
+        return x
+
+    def put(self, x: Any) -> Any:
+        """What a layer gave for the real tokens, (1, total, ...), in its places of (batch, n, ...); zeros elsewhere.
+
+        Tuples are put item by item; everything else is returned as it is.
+        """
+        if isinstance(x, tuple):
+            return tuple(map(self.put, x))
+        if isinstance(x, Tensor) and x.shape[:2] == (1, len(self.index)):
+            batch, n = self.shape
+            return x.new_zeros(batch * n, *x.shape[2:]).index_copy(0, self.index, x[0]).unflatten(0, (batch, n))
+        return x

@@ -150,7 +150,7 @@ def _packed(functions: tuple[MaskFunction, ...], at: Sight) -> Mask | None:
     ids, own = _captured(functions[0])["packed_sequence_mask"], _captured(functions[1])
     inner, position_ids = own["mask_function"], own["position_ids"]
     inside = mask_of(inner, at)
-    if not _of_differences(inside):
+    if not of_differences(inside):
         return None
     # one step of a document's own positions must be one step of the row
     unlike = (position_ids.diff(dim=-1) != 1) & (ids.diff(dim=-1) == 0)
@@ -159,9 +159,10 @@ def _packed(functions: tuple[MaskFunction, ...], at: Sight) -> Mask | None:
     return Documents(ids[:, at.positions.q].long(), ids[:, at.positions.k].long()) & inside
 
 
-def _of_differences(mask: Mask) -> bool:
+def of_differences(mask: Mask) -> bool:
+    """Whether a mask is known to depend on distances alone, not on where a sequence begins."""
     if isinstance(mask, (And, Or)):
-        return _of_differences(mask.a) and _of_differences(mask.b)
+        return of_differences(mask.a) and of_differences(mask.b)
     return isinstance(mask, (Causal, Window, Everything))
 
 
