@@ -1,6 +1,6 @@
 // The entry point of the backward pass: how the work is split, its memory, and its phases.
 #include "attention/interval_rule.h"
-#include "attention/pack_gqa.h"
+#include "attention/shared_keys.h"
 #include "attention/backward_tiles.h"
 
 using namespace regard;
@@ -141,7 +141,7 @@ int32_t backward(const regard_gradients& g, regard_parallel parallel) {
   w.blocks = (c.nq + kQueries - 1) / kQueries, w.tiles = (c.nk + kTile - 1) / kTile;
   w.ldk = leading_dim(c.dk), w.ldv = leading_dim(c.dv);
   w.scores = g.dq.data || g.dk.data || Modifiers::wants_grad(g);
-  w.recompute_stats = has_few_rows(c) || (packs_gqa(c) && c.q.col != 1);
+  w.recompute_stats = has_few_rows(c) || packs_batch(c) || (packs_heads(c) && c.q.col != 1);
   split(w);
   void* memory = reserve(w);
   if (!memory) return 1;
