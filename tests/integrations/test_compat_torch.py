@@ -34,6 +34,12 @@ def test_torchs_samples_of_its_function_pass() -> None:
     assert len(lines) == 177
 
 
+def test_torchs_samples_of_its_module_pass() -> None:
+    lines = torchs_samples("module")
+    assert [line for line in lines if not line.startswith("ok ")] == []
+    assert len(lines) == 534
+
+
 def qkv(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
     return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
 

@@ -1,6 +1,6 @@
 """torch's own samples of its attention, given to regard's: run in a process of its own, for they set global flags.
 
-    python torch_samples.py function
+    python torch_samples.py function|module
 
 Prints a line for each check that was made, "ok" or what was wrong.
 """
@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
-from regard.compat.torch import scaled_dot_product_attention
+from regard.compat.torch import MultiheadAttention, scaled_dot_product_attention
 
 # what torch's own tests of this function allow; half precision is held to twice the error that torch has there
 TOLERANCE = {torch.float64: {}, torch.float32: {"atol": 5e-5, "rtol": 5e-6}}
@@ -24,7 +24,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def main(which: str) -> None:
-    checks = {"function": function_checks}[which]
+    checks = {"function": function_checks, "module": module_checks}[which]
     for name, check in checks():
         torch.manual_seed(0)
         try:
@@ -97,6 +97,65 @@ def differentiated(sample: Any) -> None:
     tensors = (sample.input, *sample.args, *(() if mask is None else (mask,)))
     assert gradcheck(seeded, tensors, fast_mode=True)
     assert gradgradcheck(seeded, tensors, fast_mode=True)
+
+
+def module_checks() -> Iterator[tuple[str, Callable[[], None]]]:
+    from torch.testing._internal.common_modules import module_db
+
+    (info,) = (info for info in module_db if info.module_cls is nn.MultiheadAttention)
+    for dtype in (torch.float64, torch.float32):
+        for training in (True, False):
+            samples = info.module_inputs_func(info, "cpu", dtype, requires_grad=True, training=training)
+            for n, sample in enumerate(samples):
+                layers = layers_of(sample, dtype, training)
+                yield f"{dtype} {training=} {n} alike", partial(modules_alike, *layers, sample)
+                yield f"{dtype} {training=} {n} reference", partial(as_the_reference, layers[0], sample)
+                if training and dtype == torch.float64 and n % 3 == 0:  # they take long; without dropout eval is alike
+                    yield f"{dtype} {training=} {n} gradients", partial(module_differentiated, layers[0], sample)
+
+
+def layers_of(sample: Any, dtype: torch.dtype, training: bool) -> tuple[nn.Module, nn.Module]:
+    """regard's layer and torch's, with the same parameters."""
+    how = sample.constructor_input
+    torch.manual_seed(1)
+    theirs, ours = (kind(*how.args, **how.kwargs, dtype=dtype) for kind in (nn.MultiheadAttention, MultiheadAttention))
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter, std=0.3)  # biases too, which torch starts at 0
+    ours.load_state_dict(theirs.state_dict())
+    return ours.train(training), theirs.train(training)
+
+
+def modules_alike(ours: nn.Module, theirs: nn.Module, sample: Any) -> None:
+    """The same output, weights, and gradients of inputs and parameters, also where the inputs have other strides."""
+    given = sample.forward_input
+    for inputs in (given.args, [t.detach().T.contiguous().T.requires_grad_() for t in given.args]):
+        both = []
+        for layer in (ours, theirs):
+            out, weights = layer(*inputs, **given.kwargs)
+            seeds = [torch.linspace(-1, 1, t.numel(), dtype=t.dtype).view_as(t) for t in (out, weights)]
+            both.append((out, weights, *torch.autograd.grad((out, weights), (*inputs, *layer.parameters()), seeds)))
+        torch.testing.assert_close(*both, **TOLERANCE[out.dtype])
+
+
+def as_the_reference(layer: nn.Module, sample: Any) -> None:
+    """Without a batch as with a batch of one, by torch's reference of the sample."""
+    given = sample.forward_input
+    reference = sample.reference_fn(layer, *given.args, **given.kwargs)
+    torch.testing.assert_close(layer(*given.args, **given.kwargs), reference, **TOLERANCE[reference[0].dtype])
+
+
+def module_differentiated(layer: nn.Module, sample: Any) -> None:
+    """First and second derivatives with respect to inputs and parameters are those of finite differences."""
+    given, names = sample.forward_input, [name for name, _ in layer.named_parameters()]
+
+    def function(*tensors: Tensor) -> tuple[Tensor, ...]:
+        inputs, parameters = tensors[: len(given.args)], tensors[len(given.args) :]
+        named = dict(zip(names, parameters, strict=True))
+        return torch.func.functional_call(layer, named, inputs, given.kwargs)
+
+    tensors = (*given.args, *layer.parameters())
+    assert gradcheck(function, tensors, fast_mode=True)
+    assert gradgradcheck(function, tensors, fast_mode=True)
 
 
 if __name__ == "__main__":
