@@ -103,12 +103,12 @@ def patch(model: nn.Module | None = None, *, report: Callable[[str], object] | N
             while a patched model runs is taken too
     report  called with the summary at the end of the block; None: nobody is told, `print(the Patch)` shows it
 
-    Outputs and gradients are torch's up to rounding; dropout draws other bits, and weights that are asked for are those
-    before dropout (see regard.compat.torch). Calls that regard's kernels cannot run go to torch and are counted with
-    the reason: tensors that are not on the CPU, not float32, bfloat16 or float16, nested, or of a subclass; attn_mask
-    with is_causal; torch.func transforms, forward-mode derivatives, tracing. Under torch.compile, patch first or call
-    the compiled model inside the block: its graphs then hold regard's kernels, and are compiled again without them
-    after the end. Blocks nest; everything is restored after an error too.
+    Outputs and gradients are torch's up to rounding; dropout draws other bits. Calls that regard's kernels cannot run
+    go to torch and are counted with the reason: tensors that are not on the CPU, not float32, bfloat16 or float16,
+    nested, or of a subclass; attn_mask with is_causal; layers called with need_weights=True (their default), whose
+    weights torch builds faster; torch.func transforms, forward-mode derivatives, tracing. Under torch.compile, patch
+    first or call the compiled model inside the block: its graphs then hold regard's kernels, and are compiled again
+    without them after the end. Blocks nest; everything is restored after an error too.
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
     >>> with patch():
@@ -150,13 +150,11 @@ def _places() -> list[tuple[ModuleType, str, str]]:
 
 def _routed(name: str) -> Callable[..., Any]:
     """torch's function of that name, which regard runs where it can."""
-    theirs, ours = TORCHS[name], OURS[name]
+    theirs, ours, options_left = TORCHS[name], OURS[name], OPTIONS_LEFT[name]
 
     @functools.wraps(theirs)
     def run(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        why = why_left(query, key, value)
-        if why is None and name == "scaled_dot_product_attention" and _two_masks(*args, **kwargs):
-            why = "attn_mask with is_causal, which torch reads by path"
+        why = why_left(query, key, value) or options_left(*args, **kwargs)
         if torch.compiler.is_compiling():
             _count_traced(name, why)
             return (ours if why is None else theirs)(query, key, value, *args, **kwargs)
@@ -182,8 +180,13 @@ def _count_traced(name: str, why: str | None) -> bool:
     return True
 
 
-def _two_masks(attn_mask: Any = None, dropout_p: Any = 0.0, is_causal: Any = False, **others: Any) -> bool:
-    return attn_mask is not None and bool(is_causal)
+def _two_masks(attn_mask: Any = None, dropout_p: Any = 0.0, is_causal: Any = False, **others: Any) -> str | None:
+    return "attn_mask with is_causal, which torch reads by path" if attn_mask is not None and is_causal else None
+
+
+def _weights(*args: Any, need_weights: bool = True, **others: Any) -> str | None:
+    asked = args[12] if len(args) > 12 else need_weights  # the number of arguments before it, but query, key and value
+    return "its weights are asked for (need_weights=True), which torch builds faster" if asked else None
 
 
 def why_left(query: Any, key: Any, value: Any) -> str | None:
@@ -208,4 +211,5 @@ def why_left(query: Any, key: Any, value: Any) -> str | None:
     return "it is traced, or a dispatch mode watches it" if watched() else None
 
 
+OPTIONS_LEFT = {"scaled_dot_product_attention": _two_masks, "multi_head_attention_forward": _weights}
 ROUTED = {name: _routed(name) for name in TORCHS}
