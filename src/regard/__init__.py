@@ -1,5 +1,7 @@
 """regard: exact attention with any score function, in linear memory, that lets you look inside."""
 
+from typing import TYPE_CHECKING
+
 from regard import nn as nn
 from regard.api import attention as attention
 from regard.api import attention_scores as attention_scores
@@ -65,6 +67,9 @@ from regard.scores.similarity import Distance as Distance
 from regard.scores.similarity import Dot as Dot
 from regard.scores.similarity import ScaledDot as ScaledDot
 
+if TYPE_CHECKING:
+    from regard.compat.torch.patch import patch as patch
+
 __all__ = [
     "Additive",
     "Alibi",
@@ -126,8 +131,19 @@ __all__ = [
     "monitor",
     "nn",
     "pack",
+    "patch",
     "record",
     "rollout",
     "tail",
     "unpack",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """patch, which is loaded when it is asked for."""
+    if name != "patch":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from regard.compat.torch.patch import patch
+
+    globals()[name] = patch
+    return patch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import runpy
 import subprocess
 import sys
 from importlib.resources import files
@@ -40,6 +41,16 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     command = [sys.executable, "-c", HEAVY.format(arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout.startswith("usage: regard") and done.stdout.endswith("False\n"), done.stderr
+
+
+def test_python_m_regard_is_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, status in ((["--help"], 0), (["look", "missing.txt"], 1)):
+        monkeypatch.setattr(sys, "argv", ["regard", *arguments])
+        with pytest.raises(SystemExit) as left:
+            runpy.run_module("regard", run_name="__main__")
+        assert left.value.code == status
+    printed = capsys.readouterr()
+    assert printed.out.startswith("usage: regard") and printed.err.startswith("regard look: missing.txt")
 
 
 def test_demo_writes_a_picture_and_findings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ LAYERS = (
     ("runtime",),
     ("api",),
     ("nn", "inspect", "parallel"),
-    ("compat", "demo", "cli", "testing", "machine", "bench"),
+    ("compat", "demo", "cli", "testing", "machine", "bench", "__main__"),
 )
 LAYER = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
 
@@ -35,7 +35,7 @@ ALLOWED = {("inspect", "nn")}
 SHARED_BY_BACKENDS = ("base", "streaming.tiling", "streaming.backward")
 SHARED = f"backends share only {' and '.join(SHARED_BY_BACKENDS)}"
 # These use regard as its users do.
-AS_USERS = ("cli", "demo")
+AS_USERS = ("cli", "demo", "__main__")
 
 
 @dataclass(frozen=True)

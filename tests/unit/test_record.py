@@ -235,3 +235,37 @@ def test_inputs_are_copies() -> None:
     assert call.view.frame.positions == rg.tail(2, 4)
     with pytest.raises(TypeError, match=r"Inputs\(\) is for record"):
         rg.look(torch.ones(2, 8), torch.ones(2, 8), facts=(rg.facts.Inputs(),))
+
+
+class ByItself(nn.Module):
+    """Attention that multiplies and normalises by itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ x.mT).softmax(-1) @ x
+
+
+class HandMadeAttention(ByItself):
+    pass
+
+
+class HandMadeAttentionBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = HandMadeAttention()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attn(x)
+
+
+def test_modules_that_were_not_seen_are_counted_and_named() -> None:
+    seen = rg.nn.MultiHeadAttention(8, heads=2)
+    parts = seen, HandMadeAttentionBlock(), HandMadeAttention(), ByItself(), rg.nn.MultiHeadAttention(8, heads=2)
+    parts[3].never_called = HandMadeAttention()
+    model, x = nn.Sequential(*parts), torch.randn(1, 5, 8)
+    said = r"of 2 modules, and none of 2 others .*HandMadeAttention\): 1\.attn, 2\."
+    with pytest.warns(UserWarning, match=said), rg.record(model, (rg.facts.Entropy(),), layers="0") as tape:
+        model(x)
+    assert tape.unseen == ("1.attn", "2") and tape.names == ("0",)
+    with rg.record(nn.Sequential(seen, ByItself()), (rg.facts.Entropy(),)) as tape:
+        model[0](x)
+    assert tape.unseen == ()

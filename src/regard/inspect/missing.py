@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable
+
 from torch import nn
 
 from regard.inspect.layers import some
@@ -30,6 +33,32 @@ class Misses:
                 "Call the model inside the block; what worker threads run (DataParallel) is recorded in them alone."
             )
         return f"nothing was recorded: {kind} ran, but made no attention call that can be seen. {_way_out(model)}"
+
+    def unseen(self, recorded: Iterable[str]) -> tuple[str, ...]:
+        """Modules called attention that ran and made no call that can be seen, themselves, in a part or as a part."""
+        seen = {*recorded, *self.unwanted}
+        kinds = {name: type(module).__name__.lower() for name, module in self.running.model.named_modules() if name}
+        ran = [
+            name for name, kind in kinds.items() if ("attention" in kind or "attn" in kind) and name in self.running.ran
+        ]
+        alone = [name for name in ran if not any(_part(name, other) or _part(other, name) for other in seen)]
+        return tuple(name for name in alone if not any(_part(other, name) for other in alone if other != name))
+
+    def warn(self, recorded: Iterable[str], unseen: tuple[str, ...]) -> None:
+        """Says that a tape is not of the whole model."""
+        count = len({*recorded, *self.unwanted})
+        kinds = list(dict.fromkeys(type(self.running.model.get_submodule(name)).__name__ for name in unseen))
+        warnings.warn(
+            f"record saw attention calls of {count} modules, and none of {len(unseen)} others that ran and are called "
+            f"attention ({some(kinds)}): {some(list(unseen))}. They multiply and normalise by themselves, or call a "
+            "kernel of their own; tape.unseen names them.",
+            stacklevel=4,
+        )
+
+
+def _part(name: str, of: str) -> bool:
+    """Whether a module is another one, or a part of it."""
+    return name == of or name.startswith(f"{of}.")
 
 
 def _way_out(model: nn.Module) -> str:

@@ -47,6 +47,9 @@ def record(
     layers  which: a pattern over module paths ("encoder.*.self_attn", * for any characters), several of them, or a
             function of the path
 
+    Where other modules called attention ran too and made no call that can be seen, a UserWarning says how many and
+    which at the end of the block, and tape.unseen has their names.
+
     Raises ValueError where `layers` fits no module, LookupError where nothing was recorded, which says why; Unsupported
     for compiled models, for calls under torch.func transforms, on tensors without values (meta) and nested ones.
 
@@ -69,6 +72,9 @@ def record(
         yield tape
     if not len(tape):
         raise LookupError(misses.explain())
+    tape.unseen = misses.unseen(tape.names)
+    if tape.unseen:
+        misses.warn(tape.names, tape.unseen)
 
 
 class _Listener:

@@ -21,7 +21,7 @@ class Running:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.names = {id(module): path or type(model).__name__ for path, module in model.named_modules()}
-        self.ran = False
+        self.ran = set[str]()  # names
         self._at_work: list[nn.Module] = []
         self._thread = threading.get_ident()
 
@@ -53,7 +53,7 @@ class Running:
     def _enter(self, module: nn.Module, inputs: Any) -> None:
         if self._ours(module):
             self._at_work.append(module)
-            self.ran = True
+            self.ran.add(self.names[id(module)])
 
     def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if self._ours(module) and any(module is one for one in self._at_work):

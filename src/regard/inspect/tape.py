@@ -50,10 +50,14 @@ class Recorded:
 
 
 class Tape:
-    """The calls of one recording, in the order in which they were made: `calls`; `tape[name]` those of one layer."""
+    """The calls of one recording, in the order in which they were made: `calls`; `tape[name]` those of one layer.
+
+    unseen  the names of modules called attention that ran and made no call that can be seen
+    """
 
     def __init__(self, facts: tuple[Fact[Any], ...]) -> None:
         self.facts = facts
+        self.unseen: tuple[str, ...] = ()
         self._calls = list[Recorded]()
         self._count = Counter[str]()
         self._masks = list[Tensor]()

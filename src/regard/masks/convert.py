@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.core.arrays import tensor
 from regard.core.errors import ShapeError
@@ -61,11 +62,12 @@ def from_key_padding(mask: Any) -> Dense:
     return Dense(~_boolean(mask, "mask", "True = padding")[..., None, None, :])
 
 
-def from_mha(attn_mask: Any | None, key_padding_mask: Any | None, heads: int) -> Converted:
+def from_mha(attn_mask: Any | None, key_padding_mask: Any | None, heads: int, *, appended: int = 0) -> Converted:
     """The masks of torch.nn.MultiheadAttention, for q (batch, heads, L, d) and k (batch, heads, S, d).
 
     attn_mask (L, S) or (batch * heads, L, S), key_padding_mask (batch, S), or (S,) without batch; boolean: True = may
     NOT attend; floating point: added to the scores. What is -inf there becomes part of the mask, the rest the bias.
+    appended: how many keys the module adds behind those (add_bias_kv, add_zero_attn); every query sees them.
     A row that is masked whole gives 0 here, where that module gives NaN on some paths.
     Raises TypeError for other dtypes, ShapeError for other shapes. Source: torch.nn.MultiheadAttention, torch 2.13.
 
@@ -79,6 +81,7 @@ def from_mha(attn_mask: Any | None, key_padding_mask: Any | None, heads: int) ->
         if given is None:
             continue
         t = _boolean_or_float(given, name, "True = may not attend")
+        t = pad(t, (0, appended)) if appended else t
         t = _by_pair(t, heads) if name == "attn_mask" else _by_key(t)
         allowed, bias = (~t, None) if t.dtype == torch.bool else split(t)
         mask = mask if allowed is None else mask & Dense(allowed)

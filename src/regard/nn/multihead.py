@@ -154,6 +154,7 @@ class MultiHeadAttention(Heads):
 
         add_zero_attn becomes a sink of logit 0 that is not trained. Raises Unsupported for bias_k and bias_v, and for
         values of another width than keys. See regard.nn.exchange.
+        In the place of torch's layer (nn.TransformerEncoderLayer) stands regard.compat.torch.MultiheadAttention.
         """
         return exchange.from_torch(layer, MultiHeadAttention)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, multi_head_attention_forward, pad
+from torch.nn.functional import linear, multi_head_attention_forward
 
 from regard.core.hooks import AttentionCall
 from regard.core.positions import head
@@ -60,15 +60,10 @@ def _masks(given: Mapping[str, Any], heads: int, nq: int, nk: int) -> Converted:
     attn_mask, padding = given["attn_mask"], given["key_padding_mask"]
     if given["is_causal"] and padding is None and not given["need_weights"]:
         return from_sdpa(None, nq, nk, is_causal=True)  # the one case in which the hint replaces the mask
-    read = from_mha(_longer(attn_mask, nk), _longer(padding, nk), heads)
+    read = from_mha(attn_mask, padding, heads, appended=(given["bias_k"] is not None) + bool(given["add_zero_attn"]))
     if nk > nq == given["key"].shape[0]:
         read = read._replace(positions=head(nq, nk, given["key"].device))  # what is appended stands behind the sequence
     if padding is None or given["query"] is not given["key"]:
         return read
     hidden = padding if padding.dtype == torch.bool else padding == -torch.inf
     return read._replace(mask=read.mask & asked_by(~hidden.reshape(-1, nq)))
-
-
-def _longer(mask: Tensor | None, nk: int) -> Tensor | None:
-    """A mask over the keys that were given, for those that are appended too: everyone sees these."""
-    return None if mask is None else pad(mask, (0, nk - mask.shape[-1]))

@@ -9,6 +9,7 @@ from typing import Any
 
 _LOCK = threading.Lock()
 _NEEDED: dict[tuple[int, str], tuple[int, Any]] = {}
+_INHERITED: Any = object()
 
 
 @contextmanager
@@ -27,15 +28,17 @@ def replaced(owner: Any, name: str, by: Callable[[Any], Any]) -> Generator[None,
     with _LOCK:
         count, was = _NEEDED.get(key, (0, None))
         if count == 0:
-            was = getattr(owner, name)
-            setattr(owner, name, by(was))
+            was = getattr(owner, name) if name in vars(owner) else _INHERITED
+            setattr(owner, name, by(getattr(owner, name)))
         _NEEDED[key] = (count + 1, was)
     try:
         yield
     finally:
         with _LOCK:
             count, was = _NEEDED.pop(key)
-            if count == 1:
-                setattr(owner, name, was)
-            else:
+            if count > 1:
                 _NEEDED[key] = (count - 1, was)
+            elif was is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, was)

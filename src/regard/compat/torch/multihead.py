@@ -1,0 +1,221 @@
+"""torch.nn.MultiheadAttention, and torch.nn.functional.multi_head_attention_forward that it calls, on regard."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.functional import linear, pad
+
+from regard.api import attention, attention_weights
+from regard.core.dropout import Dropout
+from regard.core.errors import Unsupported
+from regard.core.shapes import listed
+from regard.masks.convert import from_mha, from_sdpa
+from regard.scores.algebra import Score
+from regard.scores.modifiers import Bias
+from regard.scores.similarity import ScaledDot
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """torch.nn.MultiheadAttention with its arguments, parameters and state_dict, computed by regard.attention.
+
+    query (L, N, embed_dim), key (S, N, kdim), value (S, N, vdim) -> (output (L, N, embed_dim), weights or None);
+    with batch_first (N, L, ...); without a batch (L, ...). It stands wherever torch's layer does, also in
+    nn.TransformerEncoderLayer and nn.TransformerDecoderLayer: a forward pre-hook that does nothing keeps the encoder
+    layer from its fused kernel, which would not call it.
+
+    key_padding_mask, attn_mask, is_causal, need_weights and average_attn_weights mean what they mean to torch: a
+    boolean True hides, numbers are added. Nested tensors (with batch_first and no mask) attend to their own keys, in
+    training too. The output of a call does not depend on need_weights; with need_weights the memory is that of the
+    weights. Three differences: a query that sees nothing gets 0, and weights 0, where torch has NaN or 0 by path; the
+    weights are those before dropout; weights of nested tensors are not had.
+    Raises AssertionError and RuntimeError for what does not fit, as torch does.
+    Source: torch.nn.MultiheadAttention, torch 2.13.
+
+    >>> layer = MultiheadAttention(16, num_heads=4, batch_first=True)
+    >>> x = torch.randn(2, 5, 16)
+    >>> out, weights = layer(x, x, x, key_padding_mask=torch.tensor([[False] * 5, [False] * 3 + [True] * 2]))
+    >>> out.shape, weights.shape
+    (torch.Size([2, 5, 16]), torch.Size([2, 5, 5]))
+    >>> theirs = torch.nn.MultiheadAttention(16, num_heads=4, batch_first=True)
+    >>> layer.load_state_dict(theirs.state_dict())
+    <All keys matched successfully>
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            *(embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype)
+        )
+        self.register_forward_pre_hook(_keep_off_the_fused_kernel)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """(output, weights): weights (N, L, S), the mean over heads, or (N, heads, L, S), or None if not needed."""
+        if query.is_nested or key.is_nested or value.is_nested:
+            if need_weights or attn_mask is not None or key_padding_mask is not None or not self.batch_first:
+                raise Unsupported(
+                    "nested tensors are taken with batch_first=True, need_weights=False and no mask; others: "
+                    "x.to_padded_tensor(0.0), and a key_padding_mask."
+                )
+            return self._nested(query, key, value), None
+        turned = self.batch_first and query.dim() == 3
+        if turned:  # what is one tensor stays one: it is projected at once
+            sequence = query.transpose(0, 1)
+            keys = sequence if key is query else key.transpose(0, 1)
+            value = keys if value is key else value.transpose(0, 1)
+            query, key = sequence, keys
+        out, weights = multi_head_attention_forward(
+            *(query, key, value, self.embed_dim, self.num_heads, self.in_proj_weight, self.in_proj_bias),
+            *(self.bias_k, self.bias_v, self.add_zero_attn, self.dropout, self.out_proj.weight, self.out_proj.bias),
+            training=self.training,
+            key_padding_mask=key_padding_mask,
+            need_weights=need_weights,
+            attn_mask=attn_mask,
+            use_separate_proj_weight=not self._qkv_same_embed_dim,
+            q_proj_weight=self.q_proj_weight,
+            k_proj_weight=self.k_proj_weight,
+            v_proj_weight=self.v_proj_weight,
+            average_attn_weights=average_attn_weights,
+            is_causal=is_causal,
+        )
+        return out.transpose(0, 1) if turned else out, weights
+
+    def _nested(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The output for nested tensors (N, n*, ...), in the layout of query: padded, and the padding hidden."""
+        counts = torch.tensor([len(row) for row in key.unbind()], device=key.device)
+        padded = {id(t): t.to_padded_tensor(0.0) for t in (query, key, value)}
+        q, k, v = (padded[id(t)] for t in (query, key, value))
+        hidden = torch.arange(k.shape[1], device=k.device) >= counts[:, None]
+        out, _ = self.forward(q, k, v, key_padding_mask=hidden, need_weights=False)
+        rows = [row[: len(given)] for row, given in zip(out, query.unbind(), strict=True)]
+        return torch.nested.as_nested_tensor(rows, layout=query.layout)
+
+
+def multi_head_attention_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """torch's function of this name, argument by argument: see MultiheadAttention, which calls it.
+
+    query (L, N, E), key and value (S, N, E) or without N -> (L, N, E) and the weights, or None.
+    """
+    batched = functional._mha_shape_check(query, key, value, key_padding_mask, attn_mask, num_heads)  # pyright: ignore
+    if is_causal and attn_mask is None:
+        raise RuntimeError("is_causal is a hint about attn_mask, which is not given: pass the causal mask too.")
+    if query.shape[-1] != embed_dim_to_check:
+        raise AssertionError(f"query has width {query.shape[-1]}; expected embed_dim, {embed_dim_to_check}.")
+    weights = (q_proj_weight, k_proj_weight, v_proj_weight) if use_separate_proj_weight else in_proj_weight
+    projected = _project(query, key, value, weights, in_proj_bias)
+    q, k, v = projected if batched else (t[:, None] for t in projected)
+    if bias_k is not None and bias_v is not None:
+        k, v = (torch.cat([t, b.to(t.dtype).expand(1, *t.shape[1:])]) for t, b in ((k, bias_k), (v, bias_v)))
+    q, k, v = (t.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3) for t in (q, k, v))
+    k = k if static_k is None else static_k.unflatten(0, (-1, num_heads))
+    v = v if static_v is None else static_v.unflatten(0, (-1, num_heads))
+    if add_zero_attn:
+        k, v = (pad(t, (0, 0, 0, 1)) for t in (k, v))
+    (batch, _, nq, _), nk, appended = q.shape, k.shape[-2], (bias_k is not None) + add_zero_attn
+    pairs = (nq, nk - appended)
+    _check_shape("attn_mask", attn_mask, pairs, (batch * num_heads, *pairs))
+    _check_shape("key_padding_mask", key_padding_mask, (batch, pairs[1]) if batched else pairs[1:])
+    try:
+        if is_causal and key_padding_mask is None and not need_weights:
+            masks = from_sdpa(None, nq, nk, is_causal=True)  # the one case in which torch, too, believes the hint
+        else:
+            masks = from_mha(attn_mask, key_padding_mask, num_heads, appended=appended)
+        score: Score = ScaledDot() if masks.bias is None else ScaledDot() >> Bias(masks.bias)
+        mask, at, dropout = masks.mask, masks.positions, Dropout(dropout_p) if training and dropout_p else None
+        heads = attention(q, k, v, score=score, mask=mask, positions=at, dropout=dropout)
+        p = attention_weights(q, k, score=score, mask=mask, positions=at) if need_weights else None
+    except (ValueError, TypeError) as error:  # torch's own checks raise nothing else
+        raise RuntimeError(str(error)) from error
+    batch_first = batched and not query.is_contiguous()
+    out = heads.transpose(1, 2).flatten(-2).transpose(0, 1) if batch_first else heads.permute(2, 0, 1, 3).flatten(-2)
+    out = _linear(out, out_proj_weight, out_proj_bias)
+    if p is not None and average_attn_weights:
+        p = p.mean(1)
+    return (out, p) if batched else (out[:, 0], None if p is None else p[0])
+
+
+def _project(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weights: Tensor | tuple[Tensor | None, Tensor | None, Tensor | None] | None,
+    bias: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """q, k and v from in_proj_weight (3E, E), or from three weights, and in_proj_bias (3E,)."""
+    biases = (None,) * 3 if bias is None else bias.chunk(3)
+    if isinstance(weights, tuple):
+        given = zip((query, key, value), weights, biases, strict=True)
+        return tuple(_linear(x, w, b) for x, w, b in given)
+    if weights is None:
+        raise AssertionError("in_proj_weight is None; expected (3 * embed_dim, embed_dim).")
+    if query is key and key is value:
+        return _linear(query, weights, bias).chunk(3, -1)
+    return tuple(_linear(x, w, b) for x, w, b in zip((query, key, value), weights.chunk(3), biases, strict=True))
+
+
+def _linear(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """x weight^T + bias of x (L, N, E) or (L, E), in the order in which x lies in memory: nothing is copied for it."""
+    if weight is None:
+        raise AssertionError("use_separate_proj_weight needs q_proj_weight, k_proj_weight and v_proj_weight.")
+    if x.dim() == 3 and not x.is_contiguous():
+        return linear(x.transpose(0, 1), weight, bias).transpose(0, 1)
+    return linear(x, weight, bias)
+
+
+def _check_shape(name: str, mask: Tensor | None, *shapes: tuple[int, ...]) -> None:
+    if mask is not None and mask.shape not in shapes:
+        expected = " or ".join(listed(shape) for shape in shapes)
+        raise RuntimeError(f"{name} has shape {listed(mask.shape)}; expected {expected}.")
+
+
+def _keep_off_the_fused_kernel(module: nn.Module, inputs: object) -> None:
+    """nn.TransformerEncoderLayer calls its modules one by one where one of them has a hook."""

@@ -1,0 +1,215 @@
+"""patch: while it is in place, models that call torch's attention run on regard."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn import functional
+
+from regard.backends.native.ffi import runnable, why_not_built
+from regard.compat.torch.multihead import multi_head_attention_forward
+from regard.compat.torch.sdpa import scaled_dot_product_attention
+from regard.core.tracing import constant_in_graphs, functorch, watched
+from regard.inspect.capture.replaced import replaced
+
+# the functions that torch's modules, and models, call: by name, torch's and regard's
+TORCHS: dict[str, Callable[..., Any]] = {
+    name: getattr(functional, name) for name in ("scaled_dot_product_attention", "multi_head_attention_forward")
+}
+OURS: dict[str, Callable[..., Any]] = {
+    "scaled_dot_product_attention": scaled_dot_product_attention,
+    "multi_head_attention_forward": multi_head_attention_forward,
+}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+_IN_PLACE: list[Patch] = []  # the last one counts
+_THREAD = threading.local()
+
+
+class Patch:
+    """What `patch` has put in place: `restore()` undoes it, `print(...)` shows what ran where.
+
+    calls   how often each function ran on regard, or on torch and why: {("scaled_dot_product_attention", None): 24}
+    traced  the same of calls that torch.compile made part of a graph, counted once a graph
+    """
+
+    def __init__(self, model: nn.Module | None, report: Callable[[str], object] | None) -> None:
+        self.model, self.report = model, report
+        self.calls: Counter[tuple[str, str | None]] = Counter()
+        self.traced: Counter[tuple[str, str | None]] = Counter()
+        self._undo = ExitStack()
+        places = _places()
+        if model is None:
+            self._undo.enter_context(_Replacing(self, places))
+        else:
+            self._undo.enter_context(replaced(model, "forward", lambda forward: self._around(forward, places)))
+
+    def restore(self) -> None:
+        """Puts torch's functions, or the model's forward, back. A second time it does nothing."""
+        self._undo.close()
+
+    def __enter__(self) -> Patch:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.restore()
+        if self.report is not None:
+            self.report(str(self))
+
+    def __str__(self) -> str:
+        every = self.calls + self.traced
+        whose = "" if self.model is None else f" of {type(self.model).__name__}"
+        if not every:
+            return (
+                f"regard.patch: no attention call{whose} was seen. Seen are calls of torch's {' and '.join(TORCHS)}; "
+                "not models that multiply and normalise by themselves, or call another kernel (flex_attention)."
+            )
+        ran = sum(count for (_, why), count in every.items() if why is None)
+        lines = [f"regard.patch: {ran} of {every.total()} attention calls{whose} ran on regard"]
+        for counts, how in ((self.calls, ""), (self.traced, ", in graphs (counted when compiled)")):
+            for (name, why), count in counts.most_common():
+                where = "on regard" if why is None else f"left to torch: {why}"
+                lines.append(f"  {count:6}  {name}  {where}{how}")
+        return "\n".join(lines)
+
+    def _around(self, forward: Callable[..., Any], places: list[tuple[ModuleType, str, str]]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            with _Replacing(self, places):
+                return forward(*args, **kwargs)
+
+        return patched
+
+
+def patch(model: nn.Module | None = None, *, report: Callable[[str], object] | None = print) -> Patch:
+    """From this call on, torch's attention runs on regard: in a `with` block, or until `restore()`.
+
+    scaled_dot_product_attention and multi_head_attention_forward of torch.nn.functional are replaced (also where a
+    module has imported them by name): so nn.MultiheadAttention, nn.Transformer..., and the models of timm, torchvision,
+    diffusers and transformers ("sdpa") that call them. The fused kernels of nn.TransformerEncoderLayer and
+    nn.MultiheadAttention are switched off meanwhile, so that these call the functions, as torch does in training.
+
+    model   only while its forward runs; None: every call of this process, on every thread. What other threads call
+            while a patched model runs is taken too
+    report  called with the summary at the end of the block; None: nobody is told, `print(the Patch)` shows it
+
+    Outputs and gradients are torch's up to rounding; dropout draws other bits. Calls that regard's kernels cannot run
+    go to torch and are counted with the reason: tensors that are not on the CPU, not float32, bfloat16 or float16,
+    nested, or of a subclass; attn_mask with is_causal; layers called with need_weights=True (their default), whose
+    weights torch builds faster; torch.func transforms, forward-mode derivatives, tracing. Under torch.compile, patch
+    first or call the compiled model inside the block: its graphs then hold regard's kernels, and are compiled again
+    without them after the end. Blocks nest; everything is restored after an error too.
+
+    >>> layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
+    >>> with patch():
+    ...     _ = layer(torch.randn(2, 5, 16))
+    regard.patch: 1 of 1 attention calls ran on regard
+           1  multi_head_attention_forward  on regard
+    """
+    return Patch(model, report)
+
+
+class _Replacing:
+    """While it is open, the functions of torch are those of this module, and calls are counted by one Patch."""
+
+    def __init__(self, patch: Patch, places: list[tuple[ModuleType, str, str]]) -> None:
+        self.patch, self.places, self.undo = patch, places, ExitStack()
+
+    def __enter__(self) -> None:
+        for module, name, function in self.places:
+            self.undo.enter_context(replaced(module, name, lambda _, function=function: ROUTED[function]))
+        self.undo.enter_context(replaced(torch.backends.mha, "_is_fastpath_enabled", lambda _: False))
+        _IN_PLACE.append(self.patch)
+
+    def __exit__(self, *error: object) -> None:
+        _IN_PLACE.remove(self.patch)
+        self.undo.close()
+
+
+def _places() -> list[tuple[ModuleType, str, str]]:
+    """Where torch's functions stand, as (module, name there, torch's name): in torch.nn.functional and in models."""
+    names = {id(function): name for name, function in (*TORCHS.items(), *ROUTED.items())}
+    found = [(functional, name, name) for name in TORCHS]
+    for path, module in list(sys.modules.items()):
+        if path.partition(".")[0] not in ("torch", "regard") and type(module) is ModuleType:
+            found += [
+                (module, name, names[id(value)]) for name, value in list(vars(module).items()) if id(value) in names
+            ]
+    return found
+
+
+def _routed(name: str) -> Callable[..., Any]:
+    """torch's function of that name, which regard runs where it can."""
+    theirs, ours, options_left = TORCHS[name], OURS[name], OPTIONS_LEFT[name]
+
+    @functools.wraps(theirs)
+    def run(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        why = why_left(query, key, value) or options_left(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            _count_traced(name, why)
+            return (ours if why is None else theirs)(query, key, value, *args, **kwargs)
+        if not _IN_PLACE or getattr(_THREAD, "in_torch", False):
+            return theirs(query, key, value, *args, **kwargs)
+        _IN_PLACE[-1].calls[name, why] += 1
+        if why is None:
+            return ours(query, key, value, *args, **kwargs)
+        _THREAD.in_torch = True  # what torch's function calls in turn is the same call
+        try:
+            return theirs(query, key, value, *args, **kwargs)
+        finally:
+            _THREAD.in_torch = False
+
+    return run
+
+
+@constant_in_graphs
+def _count_traced(name: str, why: str | None) -> bool:
+    """Called when a graph is made, not when it runs."""
+    if _IN_PLACE:
+        _IN_PLACE[-1].traced[name, why] += 1
+    return True
+
+
+def _two_masks(attn_mask: Any = None, dropout_p: Any = 0.0, is_causal: Any = False, **others: Any) -> str | None:
+    return "attn_mask with is_causal, which torch reads by path" if attn_mask is not None and is_causal else None
+
+
+def _weights(*args: Any, need_weights: bool = True, **others: Any) -> str | None:
+    asked = args[12] if len(args) > 12 else need_weights  # the number of arguments before it, but query, key and value
+    return "its weights are asked for (need_weights=True), which torch builds faster" if asked else None
+
+
+def why_left(query: Any, key: Any, value: Any) -> str | None:
+    """Why a call of torch's attention stays with torch; None where regard's kernels run it."""
+    for t in (query, key, value):
+        if not isinstance(t, Tensor):
+            return f"a {type(t).__name__} is no tensor"
+        if t.device.type != "cpu":
+            return f"its tensors are on {t.device.type}"
+        if t.dtype not in DTYPES:
+            return f"its tensors are {str(t.dtype).removeprefix('torch.')}, which the kernels are not"
+        if t.is_nested:
+            return "its tensors are nested"
+    if not runnable():
+        return f"the kernels were not built: {why_not_built()}"
+    if torch.compiler.is_compiling():
+        return None
+    if any(type(t) not in (Tensor, nn.Parameter) for t in (query, key, value)):
+        return "its tensors are of a subclass of Tensor"
+    if functorch() or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
+        return "a torch.func transform or forward-mode derivative is under way"
+    return "it is traced, or a dispatch mode watches it" if watched() else None
+
+
+OPTIONS_LEFT = {"scaled_dot_product_attention": _two_masks, "multi_head_attention_forward": _weights}
+ROUTED = {name: _routed(name) for name in TORCHS}
