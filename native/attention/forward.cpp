@@ -88,7 +88,8 @@ REGARD_API int32_t regard_forward(const regard_call* call, regard_parallel paral
   return with_intervals(*call, [parallel](const regard_call& c) {
     if (const int32_t wrong = check_call(c)) return wrong;
     if (packs_gqa(c)) return forward_packed(c, [parallel](const regard_call& packed) { return forward_blocks(packed, parallel); });
-    if (has_few_rows(c)) return forward_few_rows<Dots>(c, parallel);
+    if (has_few_rows(c) && c.block_table) return forward_few_rows<Dots<PagedRows>>(c, parallel);
+    if (has_few_rows(c)) return forward_few_rows<Dots<StridedRows>>(c, parallel);
     return forward_blocks(c, parallel);
   });
 }

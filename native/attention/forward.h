@@ -3,44 +3,64 @@
 #include <new>
 
 #include "attention/tile.h"
+#include "core/pages.h"
 
 namespace regard {
 
+// Rows of keys (of values) in the call's dtype: the caller's, or copied from several pages to scratch.
+struct RawRows {
+  const void* at = nullptr;
+  int64_t row = 0, col = 0;
+};
+
 // A tile of keys and values that the blocks of an item share: read in place, or converted to scratch once.
 struct KvTile {
-  const void *keys, *values;  // of the whole head
-  int64_t j, count;
-  const float *k, *v;
-  int64_t k_row, v_row;
-  bool ready, widened, paired;  // whether keys, values, pairs of values are loaded
-  int finite;                   // whether all values are finite; -1 before that is computed
+  const Place& p;
+  int64_t key_head, j, count;
+  RawRows values = {};
+  const float *k = nullptr, *v = nullptr;
+  int64_t k_row = 0, v_row = 0;
+  bool ready = false, located = false, widened = false, paired = false;  // whether keys, values (raw, as floats, in pairs) are loaded
+  int finite = -1;  // whether all values are finite; -1 before that is computed
 };
+
+static RawRows raw_rows(const regard_call& c, const regard_tensor& t, const KvTile& x, int64_t width, char* copy) {
+  if (in_one_piece(c, x.j, x.count)) return {row_of(c, t, x.p, x.key_head, x.j), t.row, t.col};
+  copy_from_pages(copy, c, t, x.p, x.key_head, x.j, x.count, width);
+  return {copy, width, 1};
+}
+
+static const RawRows& raw_values(const regard_call& c, const Scratch& w, KvTile& x) {
+  if (!x.located) x.values = raw_rows(c, c.v, x, c.dv, w.v_rows), x.located = true;
+  return x.values;
+}
 
 template <class Op>
 static void load_keys(const regard_call& c, const Scratch& w, KvTile& x) {
   if (x.ready) return;
   x.ready = true;
-  const void* keys = advance(x.keys, x.j * c.k.row, c.dtype);
-  x.k = (const float*)keys, x.k_row = Op::pairs ? c.k.row / 2 : c.k.row;
+  const RawRows keys = raw_rows(c, c.k, x, c.dk, w.k_rows);
+  x.k = (const float*)keys.at, x.k_row = Op::pairs ? keys.row / 2 : keys.row;
   if (Op::pairs || in_place(c, c.k)) return;
-  widen(w.k, keys, c.dtype, c.k.row, c.k.col, x.count, c.dk);
+  widen(w.k, keys.at, c.dtype, keys.row, keys.col, x.count, c.dk);
   x.k = w.k, x.k_row = c.dk;
 }
 
 static void load_values(const regard_call& c, const Scratch& w, KvTile& x) {
   if (x.widened) return;
   x.widened = true;
-  const void* values = advance(x.values, x.j * c.v.row, c.dtype);
-  x.v = (const float*)values, x.v_row = c.v.row;
+  const RawRows& values = raw_values(c, w, x);
+  x.v = (const float*)values.at, x.v_row = values.row;
   if (in_place(c, c.v)) return;
-  widen(w.v, values, c.dtype, c.v.row, c.v.col, x.count, c.dv);
+  widen(w.v, values.at, c.dtype, values.row, values.col, x.count, c.dv);
   x.v = w.v, x.v_row = c.dv;
 }
 
 static void load_pairs(const regard_call& c, const Scratch& w, KvTile& x) {
   if (x.paired) return;
   x.paired = true;
-  interleave(w.pairs, (const uint16_t*)advance(x.values, x.j * c.v.row, c.dtype), c.v.row, c.v.col, x.count, c.dv);
+  const RawRows& values = raw_values(c, w, x);
+  interleave(w.pairs, (const uint16_t*)values.at, values.row, values.col, x.count, c.dv);
 }
 
 // Whether all values of the tile are finite.
@@ -48,8 +68,8 @@ template <class Op>
 static bool finite_values(const regard_call& c, const Scratch& w, KvTile& x) {
   if (x.finite < 0) {
     if (Op::pairs) {
-      const uint16_t* values = (const uint16_t*)advance(x.values, x.j * c.v.row, c.dtype);
-      x.finite = all_finite_bf16(values, c.v.row, c.v.col, x.count, c.dv);
+      const RawRows& values = raw_values(c, w, x);
+      x.finite = all_finite_bf16((const uint16_t*)values.at, values.row, values.col, x.count, c.dv);
     } else {
       load_values(c, w, x);
       x.finite = all_finite(x.v, 1, x.v_row, c.dv, x.count);
@@ -188,6 +208,14 @@ static Tile tile_for_block(const Block<V>& b, const KvTile& x, int64_t j) {
   return t;
 }
 
+// The rows of keys (of values) from `next` up to `last` that are prefetched: at most a tile, where they lie in one piece.
+static Prefetch prefetch_next(const regard_call& c, const regard_tensor& t, const KvTile& x, int64_t features, int64_t next, int64_t last,
+                              bool alone) {
+  const int64_t rows = last - next < kKeys ? last - next : kKeys;
+  if (rows <= 0 || !in_one_piece(c, next, rows)) return {};
+  return prefetch_of(c, t, row_of(c, t, x.p, x.key_head, next), features, rows, alone);
+}
+
 // Runs `blocks` blocks from `all` on: of the same head (across: of the same queries of neighbouring heads).
 template <int V, class Op>
 static void run_blocks(const regard_call& c, const Scratch& w, const Place& all, int64_t blocks, bool across = false) {
@@ -204,17 +232,15 @@ static void run_blocks(const regard_call& c, const Scratch& w, const Place& all,
     lo = b[g].lo < lo ? b[g].lo : lo, hi = b[g].hi > hi ? b[g].hi : hi;
   }
   const int64_t key_head = all.h / (c.heads / c.key_heads);
-  const void* keys = advance(c.k.data, offset(c.k, all, key_head), c.dtype);
-  const void* values = advance(c.v.data, offset(c.v, all, key_head), c.dtype);
   // tiles lie on a grid, so that a row's bits do not depend on the other rows
   for (int64_t j = lo / kKeys * kKeys; j < hi; j += kKeys) {
     const int64_t from = j > lo ? j : lo, to = j + kKeys < hi ? j + kKeys : hi;
-    KvTile x{keys, values, from, to - from, nullptr, nullptr, 0, 0, false, false, false, -1};
+    KvTile x{all, key_head, from, to - from};
     for (int64_t g = 0; g < blocks; ++g) {
       Tile t = tile_for_block(b[g], x, j);
       if (g == blocks - 1) {
-        t.keys = prefetch_of(c, c.k, keys, c.dk, j + kKeys, hi, blocks == 1);
-        t.values = prefetch_of(c, c.v, values, c.dv, j + kKeys, hi, blocks == 1);
+        t.keys = prefetch_next(c, c.k, x, c.dk, j + kKeys, hi, blocks == 1);
+        t.values = prefetch_next(c, c.v, x, c.dv, j + kKeys, hi, blocks == 1);
       }
       if (t.count) run_tile<V, Op>(b[g], t, x);
     }
@@ -260,10 +286,13 @@ static void run_rows(const regard_call& c, const Scratch& w, Place p, int64_t he
   return most < 1 ? 1 : most;
 }
 
+// Floats that hold `width` numbers of each key of a tile, in the call's dtype, where they may lie in several pages.
+static int64_t rows_scratch(const regard_call& c, int64_t width) { return c.block_table ? kKeys * width * size_of(c.dtype) / 4 : 0; }
+
 static int64_t forward_scratch(const regard_call& c, int64_t group) {
   const int64_t k = in_place(c, c.k) ? 0 : kKeys * c.dk, v = in_place(c, c.v) ? 0 : kKeys * c.dv;
   const int64_t pairs = c.dtype == REGARD_BF16 ? kKeys / 2 * c.dv : 0, bias = c.bias.data ? kKeys * kQueries : 0;
-  return group * (c.dk + c.dv) * kQueries + kKeys * kQueries + bias + k + v + pairs + 8 * W;
+  return group * (c.dk + c.dv) * kQueries + kKeys * kQueries + bias + k + v + pairs + rows_scratch(c, c.dk + c.dv) + 8 * W;
 }
 
 static Scratch forward_places(const regard_call& c, int64_t group, float* at) {
@@ -274,7 +303,9 @@ static Scratch forward_places(const regard_call& c, int64_t group, float* at) {
   w.bias = at, at += c.bias.data ? kKeys * kQueries : 0;
   w.k = at, at += in_place(c, c.k) ? 0 : kKeys * c.dk;
   w.v = at, at += in_place(c, c.v) ? 0 : kKeys * c.dv;
-  w.pairs = at;
+  w.pairs = at, at += c.dtype == REGARD_BF16 ? kKeys / 2 * c.dv : 0;
+  w.k_rows = (char*)at, at += rows_scratch(c, c.dk);
+  w.v_rows = (char*)at;
   return w;
 }
 
