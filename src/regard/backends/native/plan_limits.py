@@ -18,7 +18,7 @@ def repeats(family: Kernels, args: KernelArgs, example: Example) -> bool:
         return False
     for t, own in zip((args.q, args.k, args.v), example.given, strict=True):
         # converted, or read several times: then gradients are sums
-        if t.data_ptr() != own.data_ptr() or (any(example.needs) and t.numel() != own.numel()):
+        if t is not own and (t.data_ptr() != own.data_ptr() or (any(example.needs) and t.numel() != own.numel())):
             return False
     if example.positions is not None and not _follows_positions(problem, args):
         return False
