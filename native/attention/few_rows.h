@@ -93,17 +93,21 @@ struct StridedRows {
 
 // In pages: the address of each row, found once a chunk.
 struct PagedRows {
-  const char* row[2 * kChunk];
+  static constexpr int64_t kAtOnce = W / 2;  // addresses in a vector
+  typedef int64_t Addresses __attribute__((vector_size(W * 4), aligned(8), may_alias));
+  int64_t row[2 * kChunk + kAtOnce];  // with room to write whole vectors
 
   static PagedRows of(const FewRows& f, const Chunk& t, const regard_tensor& x) {
     PagedRows rows;
     const int64_t step = x.row * size_of(f.c.dtype);
+    Addresses steps;
+    for (int64_t m = 0; m < kAtOnce; ++m) steps[m] = m * step;
     each_run(f.c, x, f.p, f.key_head, t.j, t.more ? 2 * kChunk : t.count, [&](const char* first, int64_t n, int64_t count) {
-      for (int64_t m = 0; m < count; ++m) rows.row[n + m] = first + m * step;
+      for (int64_t m = 0; m < count; m += kAtOnce) *(Addresses*)(rows.row + n + m) = steps + ((int64_t)first + m * step);
     });
     return rows;
   }
-  const char* operator[](int64_t n) const { return row[n]; }
+  const char* operator[](int64_t n) const { return (const char*)row[n]; }
 };
 
 }  // namespace regard

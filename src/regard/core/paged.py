@@ -28,6 +28,7 @@ class Paged(Tensor):
 
     pages: Tensor
     block_table: Tensor
+    page_size: int
     _gathered: Tensor | None
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
@@ -36,12 +37,8 @@ class Paged(Tensor):
     def __new__(cls: type[Paged], pages: Tensor, block_table: Tensor, n: int) -> Paged:
         shape = block_table.shape[0], pages.shape[1], n, pages.shape[3]
         made = Tensor._make_wrapper_subclass(cls, shape, dtype=pages.dtype, device=pages.device)  # pyright: ignore
-        made.pages, made.block_table, made._gathered = pages, block_table, None
+        made.pages, made.block_table, made.page_size, made._gathered = pages, block_table, pages.shape[2], None
         return made
-
-    @property
-    def page_size(self) -> int:
-        return self.pages.shape[2]
 
     def gathered(self) -> Tensor:
         """The same rows in a contiguous tensor of their own."""

@@ -28,20 +28,18 @@ def write_pages(
     somebody watches the operations of torch.
     """
     isa = chosen()
-    if isa is None or not _plain(k, v, key_pages, value_pages) or watched() or functorch():
+    if isa is None or not (type(k) is Tensor and type(v) is Tensor and k.is_cpu and v.is_cpu):
+        return False
+    if k.is_neg() or v.is_neg() or watched() or functorch():
         return False
     pages, heads, page_size, dk = key_pages.shape
     counts = array("q", lengths)
     write = _WORDS.pack(
-        *(len(lengths), heads, k.shape[-2], dk, v.shape[-1], k.element_size()),
-        *(word for t in (k, v, key_pages, value_pages) for word in (t.data_ptr(), *_NONE, *t.stride())),
+        *(len(lengths), heads, k.shape[2], dk, v.shape[3], k.element_size()),
+        *(k.data_ptr(), *_NONE, *k.stride(), v.data_ptr(), *_NONE, *v.stride()),
+        *(key_pages.data_ptr(), *_NONE, *key_pages.stride(), value_pages.data_ptr(), *_NONE, *value_pages.stride()),
         *(page_size, pages, block_table.data_ptr(), block_table.shape[1], counts.buffer_info()[0]),
     )
     if code := load(isa).entry("regard_write_pages")(write, None):
         raise failure(code)
     return True
-
-
-def _plain(*tensors: Tensor) -> bool:
-    """Whether they lie in memory as torch says."""
-    return all(type(t) is Tensor and t.is_cpu and not t.is_neg() for t in tensors)
