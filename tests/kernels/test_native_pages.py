@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -171,6 +173,41 @@ def test_explain_says_whether_pages_are_read() -> None:
     assert "widens the keys to float32" in said(dtype=torch.bfloat16, score=learned)
     assert "pages            read where they lie" in said(score=learned)
     assert "pages" not in str(rg.explain(q, k, v))
+
+
+def test_a_sequence_that_several_batch_elements_read() -> None:
+    q, k, v = (torch.randn(b, 4, n, 16) for b, n in ((3, 5), (1, 33), (1, 33)))
+    keys, values = paged(k, v, 4)
+    for _ in range(2):
+        assert torch.equal(rg.attention(q, keys, values), rg.attention(q, k, v))
+    assert "read where they lie" in str(rg.explain(q, keys, values)) and read_in_place(keys, values)
+
+
+PEAK = """
+import torch, regard as rg
+
+def peak():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+cache, prompt = rg.nn.PagedCache(1, 8, 4096, 16, 64, 64), torch.zeros(1, 8, 128, 64)
+rg.attention(prompt, prompt, prompt)  # what loads once is no growth
+for _ in range(511):  # all pages but the last are written
+    cache.append(prompt, prompt)
+before = peak()
+for new in (prompt, prompt[:, :, :1]):
+    seen = cache.append(new, new)
+    rg.attention(new, *seen, mask=rg.Causal(), positions=cache.positions)
+    cache.crop(511 * 128)
+print(peak() - before, seen[0].numel() * 4)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_copy_of_the_keys_is_made() -> None:
+    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
+    grown, copy = map(int, done.stdout.split())
+    assert copy > 100_000_000 and grown < copy // 20
 
 
 def test_a_generation_is_one_plan() -> None:

@@ -40,15 +40,14 @@ class Paged(Tensor):
         made.pages, made.block_table, made.page_size, made._gathered = pages, block_table, pages.shape[2], None
         return made
 
+    def shared_by(self, batch: int) -> Paged:
+        """The rows of one sequence for each of `batch` batch elements."""
+        return Paged(self.pages, self.block_table.expand(batch, -1), self.shape[-2])
+
     def gathered(self) -> Tensor:
         """The same rows in a contiguous tensor of their own."""
         if self._gathered is None:
-            n, size = self.shape[-2], self.page_size
-            table = self.block_table[:, : -(-n // size)].to(self.pages.device, torch.int64)
-            rows = self.pages.new_empty(self.shape)  # without gaps, as torch takes this tensor to be
-            for sequence, own in zip(rows, table, strict=True):
-                sequence.copy_(self.pages[own].transpose(0, 1).flatten(1, 2)[:, :n])
-            self._gathered = rows
+            self._gathered = gather_rows(self.pages, self.block_table, self.shape[-2])
         return self._gathered
 
     @classmethod
@@ -81,6 +80,15 @@ class Paged(Tensor):
         return f"Paged({tuple(self.shape)}, {self.dtype}, pages of {self.page_size})"
 
 
+def gather_rows(pages: Tensor, block_table: Tensor, n: int) -> Tensor:
+    """The first n rows of each sequence, (batch, heads, n, d), without gaps."""
+    table = block_table[:, : -(-n // pages.shape[2])].to(pages.device, torch.int64)
+    rows = pages.new_empty(len(table), pages.shape[1], n, pages.shape[3])
+    for b in range(len(table)):  # one sequence at a time: whole pages are copied twice
+        rows[b] = pages[table[b]].transpose(0, 1).flatten(1, 2)[:, :n]
+    return rows
+
+
 def gathered(t: Tensor) -> Tensor:
     """A tensor whose rows lie in no pages."""
     return t.gathered() if isinstance(t, Paged) else t
@@ -88,4 +96,7 @@ def gathered(t: Tensor) -> Tensor:
 
 def share_pages(k: Any, v: Any) -> bool:
     """Whether keys and values lie in pages, and one block table says where."""
-    return type(k) is Paged and type(v) is Paged and k.block_table is v.block_table and k.page_size == v.page_size
+    if type(k) is not Paged or type(v) is not Paged or k.page_size != v.page_size:
+        return False
+    a, b = k.block_table, v.block_table
+    return a is b or (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride())

@@ -270,8 +270,8 @@ def _batch(q: Tensor, k: Tensor, v: Tensor, headed: bool) -> tuple[int, ...]:
 
 
 def _lift(t: Tensor, batch: tuple[int, ...], headed: bool) -> Tensor:
-    if isinstance(t, Paged) and t.shape[:-3] == batch:
-        return t
+    if isinstance(t, Paged):
+        return t if t.shape[:-3] == batch else t.shared_by(*batch)
     t = t if headed else t.unsqueeze(-3)
     return t.expand(*batch, *t.shape[-3:])
 

@@ -8,7 +8,7 @@ from torch import Tensor
 import regard.core.arrays as arrays
 from regard.backends.native.pages import write_pages
 from regard.core.errors import ShapeError
-from regard.core.paged import Paged
+from regard.core.paged import Paged, gather_rows
 from regard.core.positions import Positions, tail
 from regard.masks.algebra import Everything, Mask
 from regard.masks.ragged import Lengths
@@ -82,10 +82,13 @@ class PagedCache(KVCache):
         for shared, own in tables.reserve(n):
             for pages in (self.key_pages, self.value_pages):
                 pages[own] = pages[shared]
-        if not write_pages(k, v, self.key_pages, self.value_pages, tables.tensor, tables.lengths):
+        graph = torch.compiler.is_compiling()  # which calls no kernel by address, and reads no pages
+        if graph or not write_pages(k, v, self.key_pages, self.value_pages, tables.tensor, tables.lengths):
             self._write(k, v)
         tables.lengths, self._appended = [length + n for length in tables.lengths], n
         seen = self.length
+        if graph:
+            return gather_rows(self.key_pages, tables.tensor, seen), gather_rows(self.value_pages, tables.tensor, seen)
         return Paged(self.key_pages, tables.tensor, seen), Paged(self.value_pages, tables.tensor, seen)
 
     def _write(self, k: Tensor, v: Tensor) -> None:
