@@ -210,13 +210,26 @@ def test_no_copy_of_the_keys_is_made() -> None:
     assert copy > 100_000_000 and grown < copy // 20
 
 
-def test_a_generation_is_one_plan() -> None:
+def test_generations_are_one_plan() -> None:
+    """Also where the block table gets more room."""
     plan_cache.clear()
-    cache, one = PagedCache(1, 2, 60, 4, 16, 16), torch.randn(1, 2, 1, 16)
-    for _ in range(200):
-        seen = cache.append(one, one)
-        rg.attention(one, *seen, mask=rg.Causal() & cache.mask, positions=cache.positions)
-        assert len(plan_cache.plans()) == 1 and read_in_place(*seen)
+    for pages in (70, 160):
+        cache, whole = PagedCache(2, 2, pages, 4, 16, 16), GrowingCache()
+        for _ in range(2 * pages - 3):
+            one = torch.randn(2, 2, 1, 16)
+            seen = cache.append(one, one)
+            given = {"mask": rg.Causal() & cache.mask, "positions": cache.positions}
+            out = rg.attention(one, *seen, **given)
+            assert len(plan_cache.plans()) == 1 and read_in_place(*seen)
+            assert torch.equal(out, rg.attention(one, *whole.append(one, one), **given, backend=rg.Native()))
+
+
+def test_pools_of_other_numbers_of_pages_share_a_plan() -> None:
+    plan_cache.clear()
+    q, k, v = (torch.randn(2, 4, n, 16) for n in (5, 33, 33))
+    for spare in (0, 40, 1):
+        assert torch.equal(rg.attention(q, *paged(k, v, 8, spare)), rg.attention(q, k, v, backend=rg.Native()))
+    assert len(plan_cache.plans()) == 1
 
 
 @pytest.mark.parametrize("page", [-1, 12, 2**31 - 1])
