@@ -111,7 +111,8 @@ class ForwardPlan:
             table, k, v = k.block_table, k.pages, v.pages
         # an axis of size 1 has no stride, whatever torch says
         lengths = nq, nk, span
-        strides = nq, nk == 1, q.stride(), k.stride(), v.stride(), None if table is None else (len(k), table.stride())
+        pool = None if table is None else (k.shape[0], table.stride())
+        strides = nq, nk == 1, q.stride(), k.stride(), v.stride(), pool
         bound = self.bound
         if bound is None or bound.lengths != lengths or bound.strides != strides:
             bound = self._bind(call, lengths, strides)
