@@ -256,7 +256,7 @@ GENERATION = (
     *(
         Case(
             BATCHES,
-            f"step, pages of {size} (gathered: no kernel reads pages)",
+            f"step, pages of {size}",
             (1, 8, STEPS, 64),
             what="pages",
             nk=1024 + STEPS,

@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0xfb1f12e250034f  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0xa04da6c7c7c6da  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -26,6 +26,7 @@ enum {
   REGARD_BAD_TILE = 4,
   REGARD_BAD_CELL = 5,
   REGARD_BAD_GROUP = 6,
+  REGARD_BAD_PAGE = 7,
 };
 
 enum {
@@ -67,6 +68,10 @@ typedef struct {
   regard_tensor k;
   regard_tensor v;
   regard_tensor out;
+  const int32_t* block_table;  // (batch..., n): pages of keys; k and v are (page, head, row, column), batch[3] strides over pages
+  int64_t block_table_batch[4];
+  int64_t page_size;  // keys of a page
+  int64_t pages;  // of the pool
   regard_tensor lse;  // float (batch, head, row)
   regard_tensor row_stats;  // float (batch, head, row, 2): m in base 2 and 1 / l; a weight is exp2(s - m) / l; 0 for empty rows
   float scale;  // of the dot product
@@ -120,7 +125,7 @@ typedef struct {
   int32_t invariant;  // whether a row's bits do not depend on how many rows there are
   regard_tensor sink;  // float (batch, head): a logit, natural, that joins the sum and has no value
 } regard_call;
-static_assert(sizeof(regard_call) == 1504, "ctypes lays regard_call out in another way");
+static_assert(sizeof(regard_call) == 1560, "ctypes lays regard_call out in another way");
 
 // A call of the backward pass. A null address: that gradient is not wanted.
 typedef struct {
@@ -138,7 +143,7 @@ typedef struct {
   int32_t dout_dtype;
   int32_t gradient_dtype;
 } regard_gradients;
-static_assert(sizeof(regard_gradients) == 1928, "ctypes lays regard_gradients out in another way");
+static_assert(sizeof(regard_gradients) == 1984, "ctypes lays regard_gradients out in another way");
 
 // A call whose scores are w · f(a + c): q and k are a and c, float whatever its dtype, which is that of v.
 typedef struct {
@@ -148,7 +153,7 @@ typedef struct {
   int32_t activation;
   float slope;  // of the leaky ReLU
 } regard_additive;
-static_assert(sizeof(regard_additive) == 1528, "ctypes lays regard_additive out in another way");
+static_assert(sizeof(regard_additive) == 1584, "ctypes lays regard_additive out in another way");
 
 // The backward pass of an additive call. All cotangents and gradients are float; every element is written.
 typedef struct {
@@ -160,7 +165,7 @@ typedef struct {
   regard_tensor dv;
   float* dw;  // (heads, dk)
 } regard_additive_gradients;
-static_assert(sizeof(regard_additive_gradients) == 1856, "ctypes lays regard_additive_gradients out in another way");
+static_assert(sizeof(regard_additive_gradients) == 1912, "ctypes lays regard_additive_gradients out in another way");
 
 // Facts about the weights of a call. Results are contiguous, (batch..., head, ...); a null address, or a count
 // of 0: not wanted. The call's lse, out and dropout are not read; its dv is 0.
@@ -196,7 +201,28 @@ typedef struct {
   const float* level;  // (levels,)
   int64_t* reached;  // (.., levels) how many visible pairs have a weight of at least that
 } regard_fact_args;
-static_assert(sizeof(regard_fact_args) == 1736, "ctypes lays regard_fact_args out in another way");
+static_assert(sizeof(regard_fact_args) == 1792, "ctypes lays regard_fact_args out in another way");
+
+// New keys and values of a batch of sequences, to be copied to their pages, whose columns are neighbours.
+// batch[3] is the stride from sequence to sequence, or from page to page.
+typedef struct {
+  int64_t batch;
+  int64_t heads;
+  int64_t n;
+  int64_t dk;
+  int64_t dv;
+  int64_t element;  // bytes of a number: 1, 2, 4 or 8
+  regard_tensor k;  // (batch, head, row, column)
+  regard_tensor v;  // (batch, head, row, column)
+  regard_tensor k_pages;  // (page, head, row, column)
+  regard_tensor v_pages;  // (page, head, row, column)
+  int64_t page_size;
+  int64_t pages;
+  const int32_t* block_table;  // (batch, room)
+  int64_t room;
+  const int64_t* lengths;  // (batch): rows of each sequence so far
+} regard_page_write;
+static_assert(sizeof(regard_page_write) == 344, "ctypes lays regard_page_write out in another way");
 
 typedef void (*regard_body)(int64_t begin, int64_t end, void* context);
 typedef int32_t (*regard_parallel)(int64_t begin, int64_t end, int64_t grain, regard_body body, void* context);

@@ -21,7 +21,7 @@ int32_t check(const regard_additive& x) {
   const int64_t dk = x.call.dk;
   if (x.activation < REGARD_TANH || x.activation > REGARD_LEAKY_RELU || (dk && !x.w) || (x.w_stride && x.w_stride < dk))
     return REGARD_BAD_ARGUMENT;
-  return check_call(x.call);
+  return check_contiguous_call(x.call);
 }
 
 // A backward that reads out as floats.

@@ -33,7 +33,7 @@ struct KeyVector {
     plain = rows, row = c.k.row;
     if (there < W || c.k.col != 1 || width != c.dk) {
       for (int64_t m = 0; m < W; ++m)
-        gather(copied + m * width, width, (const char*)(rows + (m < there ? m : there - 1) * c.k.row), c.k, REGARD_F32, 1, c.dk, 1);
+        gather(copied + m * width, width, (const char*)(rows + (m < there ? m : there - 1) * c.k.row), c.k, REGARD_F32, c.dk, 1);
       plain = copied, row = width;
     }
     max_abs = 0;
@@ -96,6 +96,7 @@ REGARD_NOINLINE void direct_keys(vf (&sum)[W], const PreparedQueries& q, const K
 // The additive scores of few rows: a Score of FewRowsForward.
 struct AdditiveFewRows {
   using Given = regard_additive;
+  using Rows = StridedRows;
   const regard_additive& x;
   int64_t width;
   float* queries;  // [rows][3 width] each query prepared
@@ -125,7 +126,7 @@ struct AdditiveFewRows {
       q = row[r - 1];
     }
     query_places(q, width, queries + 3 * r * width);
-    gather(q.a, width, row_ptr(c.q, f.p, f.row[r].h, f.row[r].i, REGARD_F32), c.q, REGARD_F32, 1, c.dk, 1);
+    gather(q.a, width, row_ptr(c.q, f.p, f.row[r].h, f.row[r].i, REGARD_F32), c.q, REGARD_F32, c.dk, 1);
     q.max_abs = max_abs(q.a, width);
     if (!has_exponentials(x, q.max_abs)) return;
     const vf rate = splat(separable(x.activation).rate);

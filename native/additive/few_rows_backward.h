@@ -101,7 +101,7 @@ struct FewRowsGradients {
     const regard_call& c = all.c;
     vf x[1][W];
     keep_scores(f, t, n, r, score.find(r));
-    products<1, dtype>(x, dout + r * all.ldv, c.dv, v, 0);
+    products<1, dtype, StridedRows>(x, dout + r * all.ldv, c.dv, v, nullptr, 0);
     const vf s = load(f.s + r * kChunk + n);
     const vi hidden = s == splat(-kInf);
     const vf weight = exp2v(s - splat(shift[r])) * splat(inverse[r]);
@@ -187,7 +187,7 @@ struct FewRowsGradients {
       for (int64_t m = 0; m < W; ++m) v[m] = first + (n + m < t.count ? n + m : t.count - 1) * c.v.row * size_of(dtype);
       score.keys.read(rows + n * c.k.row, t.count - n);
       for (int64_t m = 0; c.v.col != 1 && m < W; ++m) {
-        gather(values + m * all.ldv, all.ldv, v[m], c.v, dtype, 1, c.dv, 1);
+        gather(values + m * all.ldv, all.ldv, v[m], c.v, dtype, c.dv, 1);
         v[m] = (const char*)(values + m * all.ldv);
       }
       for (int64_t r = 0; r < f.rows; ++r)

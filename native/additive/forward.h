@@ -112,10 +112,9 @@ static void additive_tile(const Block<V>& b, const Tile& t, const regard_additiv
 template <int V, class Run>
 REGARD_INLINE void each_tile(const Block<V>& b, Run run) {
   const regard_call& c = b.c;
-  const void* values = advance(c.v.data, offset(c.v, b.p, b.p.h / (c.heads / c.key_heads)), c.dtype);
   for (int64_t j = b.lo / kKeys * kKeys; j < b.hi; j += kKeys) {
     const int64_t from = j > b.lo ? j : b.lo, to = j + kKeys < b.hi ? j + kKeys : b.hi;
-    KvTile x{nullptr, values, from, to - from, nullptr, nullptr, 0, 0, false, false, false, -1};
+    KvTile x{b.p, b.p.h / (c.heads / c.key_heads), from, to - from};
     Tile t = tile_for_block(b, x, j);
     uint64_t bits[kKeys];
     if (t.count == 0) continue;

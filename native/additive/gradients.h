@@ -15,7 +15,7 @@ static float row_delta(const regard_additive_gradients& g, const Place& p, int64
   const regard_call& c = g.forward.call;
   const auto of = [&](const regard_tensor& t) { return (const float*)row_ptr(t, p, head, row, REGARD_F32); };
   if (of(c.row_stats)[c.row_stats.col] == 0) return zero(to, ldv), 0.0f;
-  gather(to, ldv, (const char*)of(g.dout), g.dout, REGARD_F32, 1, c.dv, 1);
+  gather(to, ldv, (const char*)of(g.dout), g.dout, REGARD_F32, c.dv, 1);
   vf sum = vf{};
   for (int64_t d = 0; d < ldv; d += W) sum += load(to + d) * floats(of(c.out), d * c.out.col, c.out.col, c.dv - d, REGARD_F32);
   float delta = 0;

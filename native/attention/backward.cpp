@@ -127,7 +127,7 @@ void* reserve(BackwardCall& w) {
 
 int32_t check(const regard_gradients& g) {
   const regard_call& c = g.call;
-  if (const int32_t wrong = check_call(c)) return wrong;
+  if (const int32_t wrong = check_contiguous_call(c)) return wrong;
   if (!known_dtype(g.dout_dtype) || !known_dtype(g.gradient_dtype)) return REGARD_BAD_ARGUMENT;
   if (!c.row_stats.data || (c.dv && !g.dout.data)) return REGARD_BAD_ARGUMENT;
   return Modifiers::have_wanted(g) ? REGARD_DONE : REGARD_BAD_ARGUMENT;

@@ -1,6 +1,7 @@
 // Entry points check their call before they compute anything: no size, code or index may lead out of the caller's tensors. How large
 // these are is not known here: addresses and strides are trusted.
 #pragma once
+#include "core/pages.h"
 #include "steps/steps.h"
 
 namespace regard {
@@ -31,7 +32,11 @@ static int32_t check_call(const regard_call& c) {
   if (!wrong) wrong = Interval::check(c);
   if (!wrong) wrong = Bits::check(c);
   if (!wrong) wrong = Dropout::check(c);
+  if (!wrong) wrong = check_pages(c);
   return wrong;
 }
+
+// The same for kernels that read no pages.
+[[maybe_unused]] static int32_t check_contiguous_call(const regard_call& c) { return c.block_table ? REGARD_BAD_ARGUMENT : check_call(c); }
 
 }  // namespace regard

@@ -42,7 +42,7 @@ static void place_keys(FewRows& f, const Chunk& t) {
 }
 
 // A chunk's scores become weights, and the weighted values are added to the states.
-template <int dtype>
+template <int dtype, class Rows>
 static void accumulate_chunk(FewRows& f, const Chunk& t) {
   const regard_call& c = f.c;
   for (int64_t r = 0; r < f.rows; ++r) {
@@ -54,10 +54,11 @@ static void accumulate_chunk(FewRows& f, const Chunk& t) {
     state[0] = m;
     state[1] = state[1] * f.alpha[r] + weigh_row(f, t, r, shift);
   }
-  const char* v = row_ptr(c.v, f.p, f.key_head, t.j, dtype);
-  if (c.v.col == 1) return add_chunk<dtype>(f, t, v, c.v.row);
-  gather(f.v, round_up(c.dv), v, c.v, dtype, t.count, c.dv, 1);
-  add_chunk<REGARD_F32>(f, t, (const char*)f.v, round_up(c.dv));
+  const Rows values = Rows::of(f, t, c.v);
+  if (c.v.col == 1) return add_chunk<dtype>(f, t, values);
+  const int64_t width = round_up(c.dv);
+  for (int64_t n = 0; n < t.count; ++n) gather(f.v + n * width, width, values[n], c.v, dtype, c.dv, 1);
+  add_chunk<REGARD_F32>(f, t, StridedRows{(const char*)f.v, width * 4});
 }
 
 // The rows of one (batch element, key head): which queries they are, and which keys they see.
@@ -122,9 +123,11 @@ static void merge_row(const regard_call& c, const Place& p, int64_t h, int64_t i
   }
 }
 
-// The forward of few rows, for any similarity: Score.begin(few, row) once a row, then Score.score(few, chunk).
+// The forward of few rows, for any similarity: Score.begin(few, row) once a row, then Score.score(few, chunk). Score::Rows: where keys and
+// values are.
 template <class Score>
 struct FewRowsForward {
+  using Rows = typename Score::Rows;
   const typename Score::Given& given;
   const regard_call& c;
   int64_t pairs, keys, parts;  // (batch element, key head); keys of a part, parts of a pair
@@ -148,9 +151,9 @@ struct FewRowsForward {
     }
     const auto add = [&](const Chunk& t) {
       score.score(f, t);
-      if (c.dtype == REGARD_F32) accumulate_chunk<REGARD_F32>(f, t);
-      else if (c.dtype == REGARD_BF16) accumulate_chunk<REGARD_BF16>(f, t);
-      else accumulate_chunk<REGARD_F16>(f, t);
+      if (c.dtype == REGARD_F32) accumulate_chunk<REGARD_F32, Rows>(f, t);
+      else if (c.dtype == REGARD_BF16) accumulate_chunk<REGARD_BF16, Rows>(f, t);
+      else accumulate_chunk<REGARD_F16, Rows>(f, t);
     };
     each_chunk(f, limits, from, to < c.nk ? to : c.nk, add, [](int64_t, int64_t) {});
     if (__atomic_sub_fetch(&left[pair], 1, __ATOMIC_ACQ_REL) != 0) return;

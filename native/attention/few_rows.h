@@ -1,5 +1,6 @@
 // Few rows against a chunk of keys: sums over lanes, and what becomes of a similarity's scores.
 #pragma once
+#include "core/pages.h"
 #include "steps/steps.h"
 
 namespace regard {
@@ -63,11 +64,9 @@ REGARD_INLINE void keep_scores(FewRows& f, const Chunk& t, int64_t n, int64_t r,
   f.top[r] = greater_of(s, f.top[r]);
 }
 
-// Converts rows × cols elements to floats [rows][ld], padded by zeros, times factor.
-static void gather(float* dst, int64_t ld, const char* src, const regard_tensor& t, int dtype, int64_t rows, int64_t cols, float factor) {
-  for (int64_t n = 0; n < rows; ++n)
-    for (int64_t d = 0; d < ld; d += W)
-      store(dst + n * ld + d, floats(src, n * t.row + d * t.col, t.col, cols - d, dtype) * splat(factor));
+// Converts a row of `cols` elements to floats [width], padded by zeros, times factor.
+static void gather(float* dst, int64_t width, const char* src, const regard_tensor& t, int dtype, int64_t cols, float factor) {
+  for (int64_t d = 0; d < width; d += W) store(dst + d, floats(src, d * t.col, t.col, cols - d, dtype) * splat(factor));
 }
 
 // Stores the first of W floats, `valid` of them real, `step` elements apart.
@@ -80,5 +79,35 @@ REGARD_INLINE void store_some(float* to, int64_t step, int64_t valid, vf x) {
 REGARD_INLINE const char* row_ptr(const regard_tensor& t, const Place& p, int64_t head, int64_t row, int dtype) {
   return (const char*)advance(t.data, offset(t, p, head) + row * t.row, dtype);
 }
+
+// Where the rows of a chunk of keys (of values) are; those of the chunk after it, if t.more, come behind them. Strided: in one tensor.
+struct StridedRows {
+  const char* first;
+  int64_t step;  // bytes from row to row
+
+  static StridedRows of(const FewRows& f, const Chunk& t, const regard_tensor& x) {
+    return {row_ptr(x, f.p, f.key_head, t.j, f.c.dtype), x.row * size_of(f.c.dtype)};
+  }
+  const char* operator[](int64_t n) const { return first + n * step; }
+};
+
+// In pages: the address of each row, found once a chunk.
+struct PagedRows {
+  static constexpr int64_t kAtOnce = W / 2;  // addresses in a vector
+  typedef int64_t Addresses __attribute__((vector_size(W * 4), aligned(8), may_alias));
+  int64_t row[2 * kChunk + kAtOnce];  // with room to write whole vectors
+
+  static PagedRows of(const FewRows& f, const Chunk& t, const regard_tensor& x) {
+    PagedRows rows;
+    const int64_t step = x.row * size_of(f.c.dtype);
+    Addresses steps;
+    for (int64_t m = 0; m < kAtOnce; ++m) steps[m] = m * step;
+    each_run(f.c, x, f.p, f.key_head, t.j, t.more ? 2 * kChunk : t.count, [&](const char* first, int64_t n, int64_t count) {
+      for (int64_t m = 0; m < count; m += kAtOnce) *(Addresses*)(rows.row + n + m) = steps + ((int64_t)first + m * step);
+    });
+    return rows;
+  }
+  const char* operator[](int64_t n) const { return (const char*)row[n]; }
+};
 
 }  // namespace regard

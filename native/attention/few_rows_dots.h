@@ -18,19 +18,19 @@ REGARD_INLINE void times(vf (&acc)[K][R], const float* q, int64_t width, const c
   }
 }
 
-// W keys against R rows: x[i][m] holds the products of row i and key m, whose lanes are to be summed. ahead: bytes to the keys of the next
-// chunk, to be prefetched, since the hardware prefetcher stops where K and V take turns; 0 for none.
-template <int R, int dtype>
-REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, const char* const (&keys)[W], int64_t ahead) {
+// W keys against R rows: x[i][m] holds the products of row i and key m, whose lanes are to be summed. ahead: rows of which n + kChunk and
+// those behind it, keys of the next chunk, are prefetched, since the hardware prefetcher stops where K and V take turns; null for none.
+template <int R, int dtype, class Rows>
+REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, const char* const (&keys)[W], const Rows* ahead, int64_t n) {
   constexpr int K = 2, D = vectors_at_once(K * R, 8);
   const int64_t width = round_up(dk);
   for (int m = 0; m < W; m += K) {
     const char* k[K];
 #pragma GCC unroll 8
-    for (int n = 0; n < K; ++n) k[n] = keys[m + n];
+    for (int i = 0; i < K; ++i) k[i] = keys[m + i];
     if (ahead)
 #pragma GCC unroll 8
-      for (int n = 0; n < K; ++n) fetch(k[n] + ahead, dk * size_of(dtype));
+      for (int i = 0; i < K; ++i) fetch((*ahead)[n + m + i + kChunk], dk * size_of(dtype));
     vf acc[D][K][R];
 #pragma GCC unroll 8
     for (int e = 0; e < D; ++e) clear(acc[e]);
@@ -41,33 +41,33 @@ REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, const cha
     for (; d + W <= dk; d += W) times<K, R, dtype>(acc[0], q, width, k, d, W);
     if (d < dk) times<K, R, dtype>(acc[0], q, width, k, d, dk - d);
 #pragma GCC unroll 8
-    for (int n = 0; n < K; ++n)
+    for (int l = 0; l < K; ++l)
 #pragma GCC unroll 4
       for (int i = 0; i < R; ++i) {
-        vf sum = acc[0][n][i];
+        vf sum = acc[0][l][i];
 #pragma GCC unroll 8
-        for (int e = 1; e < D; ++e) sum += acc[e][n][i];
-        x[i][m + n] = sum;
+        for (int e = 1; e < D; ++e) sum += acc[e][l][i];
+        x[i][m + l] = sum;
       }
   }
 }
 
-template <int R, int dtype>
-static void score_rows(FewRows& f, const Chunk& t, const float* q, const char* const (&keys)[W], int64_t ahead, int64_t n, int64_t r) {
+template <int R, int dtype, class Rows>
+static void score_rows(FewRows& f, const Chunk& t, const float* q, const char* const (&keys)[W], const Rows* ahead, int64_t n, int64_t r) {
   vf x[R][W];
-  products<R, dtype>(x, q + r * round_up(f.c.dk), f.c.dk, keys, ahead);
+  products<R, dtype, Rows>(x, q + r * round_up(f.c.dk), f.c.dk, keys, ahead, n);
   for (int i = 0; i < R; ++i) keep_scores(f, t, n, r + i, sums(x[i]));
 }
 
-template <int dtype>
-static void score_chunk(FewRows& f, const Chunk& t, const float* q, const char* keys, int64_t stride) {
-  stride *= size_of(dtype);
+template <int dtype, class Rows>
+static void score_chunk(FewRows& f, const Chunk& t, const float* q, const Rows& keys) {
   open_chunk(f, t);
   for (int64_t n = 0; n < t.count; n += W) {
     const char* k[W];
-    for (int64_t m = 0; m < W; ++m) k[m] = keys + (n + m < t.count ? n + m : t.count - 1) * stride;
-    int64_t r = 0, ahead = t.more ? kChunk * stride : 0;
-    for (; r + kRowsAtOnce <= f.rows; r += kRowsAtOnce, ahead = 0) score_rows<kRowsAtOnce, dtype>(f, t, q, k, ahead, n, r);
+    for (int64_t m = 0; m < W; ++m) k[m] = keys[n + m < t.count ? n + m : t.count - 1];
+    const Rows* ahead = t.more ? &keys : nullptr;
+    int64_t r = 0;
+    for (; r + kRowsAtOnce <= f.rows; r += kRowsAtOnce, ahead = nullptr) score_rows<kRowsAtOnce, dtype>(f, t, q, k, ahead, n, r);
     switch (f.rows - r) {
       case 3: score_rows<3, dtype>(f, t, q, k, ahead, n, r); break;
       case 2: score_rows<2, dtype>(f, t, q, k, ahead, n, r); break;
@@ -76,9 +76,11 @@ static void score_chunk(FewRows& f, const Chunk& t, const float* q, const char* 
   }
 }
 
-// The dot products of few rows: a Score of FewRowsForward.
+// The dot products of few rows: a Score of FewRowsForward. KvRows: where keys and values are, StridedRows or PagedRows.
+template <class KvRows>
 struct Dots {
   using Given = regard_call;
+  using Rows = KvRows;
   float* q;  // [rows][width], scaled, base 2; width is dk rounded up to W, padded by zeros
   float* k;  // [kChunk][width], what cannot be read in place
 
@@ -89,19 +91,20 @@ struct Dots {
   void begin(const FewRows& f, int64_t r) const {
     const regard_call& c = f.c;
     const int64_t width = round_up(c.dk);
-    gather(q + r * width, width, row_ptr(c.q, f.p, f.row[r].h, f.row[r].i, c.dtype), c.q, c.dtype, 1, c.dk, dot_factor(c, f.row[r].h));
+    gather(q + r * width, width, row_ptr(c.q, f.p, f.row[r].h, f.row[r].i, c.dtype), c.q, c.dtype, c.dk, dot_factor(c, f.row[r].h));
   }
 
   void score(FewRows& f, const Chunk& t) const {
     const regard_call& c = f.c;
-    const char* keys = row_ptr(c.k, f.p, f.key_head, t.j, c.dtype);
+    const Rows keys = Rows::of(f, t, c.k);
     if (c.k.col != 1) {
-      gather(k, round_up(c.dk), keys, c.k, c.dtype, t.count, c.dk, 1);
-      return score_chunk<REGARD_F32>(f, t, q, (const char*)k, round_up(c.dk));
+      const int64_t width = round_up(c.dk);
+      for (int64_t n = 0; n < t.count; ++n) gather(k + n * width, width, keys[n], c.k, c.dtype, c.dk, 1);
+      return score_chunk<REGARD_F32>(f, t, q, StridedRows{(const char*)k, width * 4});
     }
-    if (c.dtype == REGARD_F32) return score_chunk<REGARD_F32>(f, t, q, keys, c.k.row);
-    if (c.dtype == REGARD_BF16) return score_chunk<REGARD_BF16>(f, t, q, keys, c.k.row);
-    score_chunk<REGARD_F16>(f, t, q, keys, c.k.row);
+    if (c.dtype == REGARD_F32) return score_chunk<REGARD_F32>(f, t, q, keys);
+    if (c.dtype == REGARD_BF16) return score_chunk<REGARD_BF16>(f, t, q, keys);
+    score_chunk<REGARD_F16>(f, t, q, keys);
   }
 };
 

@@ -25,17 +25,18 @@ namespace regard {
 
 // acc[i][v] = Σ over keys of the weight of row r + i times V vectors of features from d on. part: fewer than W features are left.
 // careful: hidden keys are skipped instead of multiplied by 0, since 0 · NaN is NaN.
-template <int R, int V, int dtype, bool part, bool careful>
-REGARD_INLINE void weighted(vf (&acc)[R][V], const FewRows& f, const Chunk& t, const char* values, int64_t stride, int64_t r, int64_t d) {
+template <int R, int V, int dtype, bool part, bool careful, class Rows>
+REGARD_INLINE void weighted(vf (&acc)[R][V], const FewRows& f, const Chunk& t, const Rows& values, int64_t r, int64_t d) {
   const float* s = f.s + r * kChunk;
   const bool ahead = t.more && r == 0;
   clear(acc);
-  for (int64_t n = 0; n < t.count; ++n, values += stride * size_of(dtype)) {
+  for (int64_t n = 0; n < t.count; ++n) {
+    const char* value = values[n];
     vf column[V];
-    if (ahead) fetch(values + (kChunk * stride + d) * size_of(dtype), V * W * size_of(dtype));
+    if (ahead) fetch(values[n + kChunk] + d * size_of(dtype), V * W * size_of(dtype));
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v)
-      column[v] = part ? floats(values, d, 1, f.c.dv - d, dtype) : load_some(values, d + v * W, dtype);
+      column[v] = part ? floats(value, d, 1, f.c.dv - d, dtype) : load_some(value, d + v * W, dtype);
 #pragma GCC unroll 4
     for (int i = 0; i < R; ++i) {
       vf p = splat_any(s + i * kChunk + n);
@@ -58,22 +59,22 @@ REGARD_INLINE bool finite(const vf (&x)[R][V]) {
   return sum == 0;
 }
 
-template <int dtype, bool part>
-static void add_visible(const FewRows& f, const Chunk& t, const char* values, int64_t stride, int rows, int vectors, int64_t r, int64_t d) {
+template <int dtype, bool part, class Rows>
+static void add_visible(const FewRows& f, const Chunk& t, const Rows& values, int rows, int vectors, int64_t r, int64_t d) {
   for (int i = 0; i < rows; ++i)
     for (int v = 0; v < vectors; ++v) {
       vf acc[1][1];
-      weighted<1, 1, dtype, part, true>(acc, f, t, values, stride, r + i, d + v * W);
+      weighted<1, 1, dtype, part, true>(acc, f, t, values, r + i, d + v * W);
       float* o = f.states + (r + i) * state_size(f.c) + 2 + d + v * W;
       store(o, load(o) * splat(f.alpha[r + i]) + acc[0][0]);
     }
 }
 
-template <int R, int V, int dtype, bool part>
-static void add_values(const FewRows& f, const Chunk& t, const char* values, int64_t stride, int64_t r, int64_t d) {
+template <int R, int V, int dtype, bool part, class Rows>
+static void add_values(const FewRows& f, const Chunk& t, const Rows& values, int64_t r, int64_t d) {
   vf acc[R][V];
-  weighted<R, V, dtype, part, false>(acc, f, t, values, stride, r, d);
-  if (t.some && !finite(acc)) return add_visible<dtype, part>(f, t, values, stride, R, V, r, d);
+  weighted<R, V, dtype, part, false>(acc, f, t, values, r, d);
+  if (t.some && !finite(acc)) return add_visible<dtype, part>(f, t, values, R, V, r, d);
 #pragma GCC unroll 4
   for (int i = 0; i < R; ++i)
 #pragma GCC unroll 8
@@ -84,24 +85,24 @@ static void add_values(const FewRows& f, const Chunk& t, const char* values, int
 }
 
 // All features of R rows: V vectors of them at once, then half as many, and so on.
-template <int R, int V, int dtype>
-REGARD_INLINE void add_rows(const FewRows& f, const Chunk& t, const char* values, int64_t stride, int64_t r, int64_t d) {
-  for (; d + V * W <= f.c.dv; d += V * W) add_values<R, V, dtype, false>(f, t, values, stride, r, d);
+template <int R, int V, int dtype, class Rows>
+REGARD_INLINE void add_rows(const FewRows& f, const Chunk& t, const Rows& values, int64_t r, int64_t d) {
+  for (; d + V * W <= f.c.dv; d += V * W) add_values<R, V, dtype, false>(f, t, values, r, d);
   if constexpr (V > 1)
-    add_rows<R, V / 2, dtype>(f, t, values, stride, r, d);
+    add_rows<R, V / 2, dtype>(f, t, values, r, d);
   else if (d < f.c.dv)
-    add_values<R, 1, dtype, true>(f, t, values, stride, r, d);
+    add_values<R, 1, dtype, true>(f, t, values, r, d);
 }
 
-template <int dtype>
-static void add_chunk(const FewRows& f, const Chunk& t, const char* values, int64_t stride) {
+template <int dtype, class Rows>
+static void add_chunk(const FewRows& f, const Chunk& t, const Rows& values) {
   int64_t r = 0;
   for (; r + kRowsAtOnce <= f.rows; r += kRowsAtOnce)
-    add_rows<kRowsAtOnce, vectors_at_once(kRowsAtOnce, 8), dtype>(f, t, values, stride, r, 0);
+    add_rows<kRowsAtOnce, vectors_at_once(kRowsAtOnce, 8), dtype>(f, t, values, r, 0);
   switch (f.rows - r) {
-    case 3: return add_rows<3, vectors_at_once(3, 8), dtype>(f, t, values, stride, r, 0);
-    case 2: return add_rows<2, vectors_at_once(2, 8), dtype>(f, t, values, stride, r, 0);
-    case 1: return add_rows<1, vectors_at_once(1, 8), dtype>(f, t, values, stride, r, 0);
+    case 3: return add_rows<3, vectors_at_once(3, 8), dtype>(f, t, values, r, 0);
+    case 2: return add_rows<2, vectors_at_once(2, 8), dtype>(f, t, values, r, 0);
+    case 1: return add_rows<1, vectors_at_once(1, 8), dtype>(f, t, values, r, 0);
   }
 }
 

@@ -32,7 +32,8 @@ struct Forward {
 };
 
 int32_t forward(const regard_call& c, regard_parallel parallel) {
-  if (has_few_rows(c)) return forward_few_rows<Dots>(c, parallel);
+  if (has_few_rows(c) && c.block_table) return forward_few_rows<Dots<PagedRows>>(c, parallel);
+  if (has_few_rows(c)) return forward_few_rows<Dots<StridedRows>>(c, parallel);
   const Forward forward{c, group_of(c, elements(c))};
   return share(forward, forward.items(), c.threads, parallel);
 }

@@ -2,61 +2,10 @@
 #pragma once
 #include <new>
 
+#include "attention/kv_tile.h"
 #include "attention/tile.h"
 
 namespace regard {
-
-// A tile of keys and values that the blocks of an item share: read in place, or converted to scratch once.
-struct KvTile {
-  const void *keys, *values;  // of the whole head
-  int64_t j, count;
-  const float *k, *v;
-  int64_t k_row, v_row;
-  bool ready, widened, paired;  // whether keys, values, pairs of values are loaded
-  int finite;                   // whether all values are finite; -1 before that is computed
-};
-
-template <class Op>
-static void load_keys(const regard_call& c, const Scratch& w, KvTile& x) {
-  if (x.ready) return;
-  x.ready = true;
-  const void* keys = advance(x.keys, x.j * c.k.row, c.dtype);
-  x.k = (const float*)keys, x.k_row = Op::pairs ? c.k.row / 2 : c.k.row;
-  if (Op::pairs || in_place(c, c.k)) return;
-  widen(w.k, keys, c.dtype, c.k.row, c.k.col, x.count, c.dk);
-  x.k = w.k, x.k_row = c.dk;
-}
-
-static void load_values(const regard_call& c, const Scratch& w, KvTile& x) {
-  if (x.widened) return;
-  x.widened = true;
-  const void* values = advance(x.values, x.j * c.v.row, c.dtype);
-  x.v = (const float*)values, x.v_row = c.v.row;
-  if (in_place(c, c.v)) return;
-  widen(w.v, values, c.dtype, c.v.row, c.v.col, x.count, c.dv);
-  x.v = w.v, x.v_row = c.dv;
-}
-
-static void load_pairs(const regard_call& c, const Scratch& w, KvTile& x) {
-  if (x.paired) return;
-  x.paired = true;
-  interleave(w.pairs, (const uint16_t*)advance(x.values, x.j * c.v.row, c.dtype), c.v.row, c.v.col, x.count, c.dv);
-}
-
-// Whether all values of the tile are finite.
-template <class Op>
-static bool finite_values(const regard_call& c, const Scratch& w, KvTile& x) {
-  if (x.finite < 0) {
-    if (Op::pairs) {
-      const uint16_t* values = (const uint16_t*)advance(x.values, x.j * c.v.row, c.dtype);
-      x.finite = all_finite_bf16(values, c.v.row, c.v.col, x.count, c.dv);
-    } else {
-      load_values(c, w, x);
-      x.finite = all_finite(x.v, 1, x.v_row, c.dv, x.count);
-    }
-  }
-  return x.finite;
-}
 
 // Loads what modifiers and masks read of a tile; bits: room for those of the mask.
 template <int V>
@@ -203,17 +152,15 @@ static void run_blocks(const regard_call& c, const Scratch& w, const Place& all,
     lo = b[g].lo < lo ? b[g].lo : lo, hi = b[g].hi > hi ? b[g].hi : hi;
   }
   const int64_t key_head = all.h / (c.heads / c.key_heads);
-  const void* keys = advance(c.k.data, offset(c.k, all, key_head), c.dtype);
-  const void* values = advance(c.v.data, offset(c.v, all, key_head), c.dtype);
   // tiles lie on a grid, so that a row's bits do not depend on the other rows
   for (int64_t j = lo / kKeys * kKeys; j < hi; j += kKeys) {
     const int64_t from = j > lo ? j : lo, to = j + kKeys < hi ? j + kKeys : hi;
-    KvTile x{keys, values, from, to - from, nullptr, nullptr, 0, 0, false, false, false, -1};
+    KvTile x{all, key_head, from, to - from};
     for (int64_t g = 0; g < blocks; ++g) {
       Tile t = tile_for_block(b[g], x, j);
       if (g == blocks - 1) {
-        t.keys = prefetch_of(c, c.k, keys, c.dk, j + kKeys, hi, blocks == 1);
-        t.values = prefetch_of(c, c.v, values, c.dv, j + kKeys, hi, blocks == 1);
+        t.keys = prefetch_next(c, c.k, x, c.dk, j + kKeys, hi, blocks == 1);
+        t.values = prefetch_next(c, c.v, x, c.dv, j + kKeys, hi, blocks == 1);
       }
       if (t.count) run_tile<V, Op>(b[g], t, x);
     }
@@ -254,10 +201,13 @@ static void run_rows(const regard_call& c, const Scratch& w, Place p, int64_t he
   return most < 1 ? 1 : most;
 }
 
+// Floats that hold `width` numbers of each key of a tile, in the call's dtype, where they may lie in several pages.
+static int64_t rows_scratch(const regard_call& c, int64_t width) { return c.block_table ? kKeys * width * size_of(c.dtype) / 4 : 0; }
+
 static int64_t forward_scratch(const regard_call& c, int64_t group) {
   const int64_t k = in_place(c, c.k) ? 0 : kKeys * c.dk, v = in_place(c, c.v) ? 0 : kKeys * c.dv;
   const int64_t pairs = c.dtype == REGARD_BF16 ? kKeys / 2 * c.dv : 0, bias = c.bias.data ? kKeys * kQueries : 0;
-  return group * (c.dk + c.dv) * kQueries + kKeys * kQueries + bias + k + v + pairs + 8 * W;
+  return group * (c.dk + c.dv) * kQueries + kKeys * kQueries + bias + k + v + pairs + rows_scratch(c, c.dk + c.dv) + 8 * W;
 }
 
 static Scratch forward_places(const regard_call& c, int64_t group, float* at) {
@@ -268,7 +218,9 @@ static Scratch forward_places(const regard_call& c, int64_t group, float* at) {
   w.bias = at, at += c.bias.data ? kKeys * kQueries : 0;
   w.k = at, at += in_place(c, c.k) ? 0 : kKeys * c.dk;
   w.v = at, at += in_place(c, c.v) ? 0 : kKeys * c.dv;
-  w.pairs = at;
+  w.pairs = at, at += c.dtype == REGARD_BF16 ? kKeys / 2 * c.dv : 0;
+  w.k_rows = (char*)at, at += rows_scratch(c, c.dk);
+  w.v_rows = (char*)at;
   return w;
 }
 

@@ -20,6 +20,7 @@ struct Scratch {
   float* k;     // [kKeys][dk] what cannot be read in place: half precision, or features that are not neighbours
   float* v;     // [kKeys][dv]
   float* pairs;  // [kKeys / 2][dv] of bfloat16, interleaved
+  char *k_rows, *v_rows;  // [kKeys][dk], [kKeys][dv] of the call's dtype: rows that lie in several pages, one behind the other
 };
 
 struct Place {  // where one work item lies: batch element, head, the first query and how many
@@ -93,13 +94,12 @@ struct Prefetch {
   }
 };
 
-// A tile's rows of keys (of values), from `row` on, where prefetching was measured to pay: they are read in place, do not fit in the
-// second-level cache, and are long, or read by one block only (`alone`). head: the first row of the head.
-static Prefetch prefetch_of(const regard_call& c, const regard_tensor& t, const void* head, int64_t features, int64_t row, int64_t last,
-                            bool alone) {
-  const int64_t bytes = features * 4, rows = last - row < kKeys ? last - row : kKeys;
+// A tile's rows of keys (of values), `first` and those behind it, where prefetching was measured to pay: they are read in place, do not
+// fit in the second-level cache, and are long, or read by one block only (`alone`).
+static Prefetch prefetch_of(const regard_call& c, const regard_tensor& t, const void* first, int64_t features, int64_t rows, bool alone) {
+  const int64_t bytes = features * 4;
   const bool pays = in_place(c, t) && c.nk * bytes > 1 << 19 && (alone || bytes > 256);
-  return {(const char*)advance(head, row * t.row, c.dtype), t.row * 4, bytes, pays ? rows : 0};
+  return {(const char*)first, t.row * 4, bytes, pays ? rows : 0};
 }
 
 struct Tile {

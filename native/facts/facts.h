@@ -47,13 +47,12 @@ template <int V, class Op, class Body>
 REGARD_INLINE void each_tile(FactBlock<V, Op>& q, const Body& body) {
   const regard_call& c = q.b.c;
   const int64_t lo = q.b.lo, hi = q.b.hi;
-  const void* keys = advance(c.k.data, offset(c.k, q.b.p, q.b.p.h / (c.heads / c.key_heads)), c.dtype);
   for (int64_t j = lo / kKeys * kKeys; j < hi; j += kKeys) {
     const int64_t from = j > lo ? j : lo, to = j + kKeys < hi ? j + kKeys : hi;
-    KvTile x{keys, nullptr, from, to - from, nullptr, nullptr, 0, 0, false, false, false, -1};
+    KvTile x{q.b.p, q.b.p.h / (c.heads / c.key_heads), from, to - from};
     Tile t = tile_for_block(q.b, x, j);
     if (!t.count) continue;
-    t.keys = prefetch_of(c, c.k, keys, c.dk, j + kKeys, hi, false);
+    t.keys = prefetch_next(c, c.k, x, c.dk, j + kKeys, hi, false);
     q.d.w.s = q.d.scores + (q.keep ? (t.j - lo) * kQueries : 0);
     body(t, x);
   }

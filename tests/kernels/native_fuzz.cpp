@@ -48,6 +48,13 @@ bool set_cell(Case& x, bool query, int64_t cell) {
   return true;
 }
 
+bool set_page(Case& x, int64_t page) {
+  const int64_t b = x.r.between(0, x.elements() - 1);
+  if (!x.c.block_table || x.keys_of(b) == 0) return false;
+  x.touch((int32_t*)x.c.block_table + b * x.table_pages() + x.r.between(0, (x.keys_of(b) - 1) / x.c.page_size), page);
+  return true;
+}
+
 bool set_group(Case& x, int64_t group) {
   if (!x.f.groups) return false;
   x.touch((int32_t*)x.f.group + x.r.between(0, x.elements() * x.c.nk - 1), group);
@@ -84,6 +91,12 @@ const Wrong kWrong[] = {
     WRONG("a key's cell too large", REGARD_BAD_CELL, return set_cell(x, false, INT32_MAX);),
     WRONG("a key's cell too small", REGARD_BAD_CELL, return set_cell(x, false, -1);),
     WRONG("a key's cell far too small", REGARD_BAD_CELL, return set_cell(x, false, INT32_MIN);),
+    WRONG("a page past the last", REGARD_BAD_PAGE, return set_page(x, x.c.pages);),
+    WRONG("a page far past the last", REGARD_BAD_PAGE, return set_page(x, INT32_MAX);),
+    WRONG("a page of -1", REGARD_BAD_PAGE, return set_page(x, -1);),
+    FIELD_WHERE(x.c.block_table, c.page_size, 0), FIELD_WHERE(x.c.block_table, c.page_size, -3), FIELD_WHERE(x.c.block_table, c.pages, 0),
+    WRONG("pages that no kernel reads", kBad, if (entry == kForward) return false; static const int32_t first = 0;
+          x.c.block_table = &first; x.c.page_size = x.c.nk; x.c.pages = 1; return true;),
     WRONG("a group past the last", REGARD_BAD_GROUP, return set_group(x, x.f.groups);),
     WRONG("a group far past the last", REGARD_BAD_GROUP, return set_group(x, INT32_MAX);),
     FIELD(c.batch[0], 0), FIELD(c.batch[3], -1), FIELD(c.batch[2], (int64_t)1 << 60), FIELD(c.heads, 0), FIELD(c.heads, -2),
@@ -145,6 +158,43 @@ bool run_wrong(Case& x, Entry entry, const Wrong& wrong, int32_t& code) {
   return applies;
 }
 
+// Writes rows to pages; returns whether right calls are done and wrong ones refused.
+bool write_pages(Random& r) {
+  const int64_t batch = r.between(0, 3), heads = r.between(1, 3), n = r.between(0, 9), dk = r.between(0, 5), dv = r.between(0, 5);
+  const int64_t element = (int64_t)1 << r.between(0, 3), page_size = r.between(1, 6), pages = r.between(1, 4), room = r.between(4, 6);
+  std::vector<std::vector<char>> memory;
+  const auto tensor = [&](int64_t lead, int64_t rows, int64_t width) {
+    memory.emplace_back((size_t)(lead * heads * rows * width * element));
+    return regard_tensor{memory.back().data(), {0, 0, 0, heads * rows * width}, rows * width, width, 1};
+  };
+  regard_page_write w{batch, heads, n, dk, dv, element};
+  w.k = tensor(batch, n, dk), w.v = tensor(batch, n, dv), w.k_pages = tensor(pages, page_size, dk), w.v_pages = tensor(pages, page_size, dv);
+  std::vector<int32_t> table((size_t)(batch * room), -1);
+  std::vector<int64_t> lengths((size_t)batch);
+  bool fits = true;
+  for (int64_t b = 0; b < batch; ++b) {
+    lengths[(size_t)b] = r.between(0, room * page_size);
+    const int64_t last = (lengths[(size_t)b] + n - 1) / page_size;
+    fits &= n == 0 || last < room;
+    for (int64_t page = lengths[(size_t)b] / page_size; n && page <= last && page < room; ++page)
+      table[(size_t)(b * room + page)] = (int32_t)r.between(0, pages - 1);
+  }
+  w.page_size = page_size, w.pages = pages, w.block_table = table.data(), w.room = room, w.lengths = lengths.data();
+  const auto refused = [](const regard_page_write& wrong) { return regard_write_pages(&wrong, nullptr) == REGARD_BAD_PAGE; };
+  bool right = regard_write_pages(&w, nullptr) == (fits ? REGARD_DONE : REGARD_BAD_PAGE);
+  regard_page_write wrong = w;
+  wrong.element = 3, right &= refused(wrong), wrong = w;
+  wrong.page_size = 0, right &= refused(wrong), wrong = w;
+  wrong.n = -1, right &= refused(wrong), wrong = w;
+  if (!batch || !n || !fits) return right;
+  int32_t& page = table[(size_t)(lengths[0] / page_size)];
+  page = (int32_t)pages, right &= refused(w);
+  page = -1, right &= refused(w);
+  page = 0, lengths[0] = -1, right &= refused(w);
+  lengths[0] = INT64_MAX, right &= refused(w);
+  return right;
+}
+
 }  // namespace
 
 int main(int count, char** words) {
@@ -152,6 +202,7 @@ int main(int count, char** words) {
   std::map<std::string, int> tried;
   for (long long n = 0; n < calls; ++n) {
     Random random{(uint64_t)(seed * 1000003 + n)};
+    if (!write_pages(random)) return printf("call %lld of seed %lld: write_pages\n", n, seed), 1;
     Case one(random, (int)(n % 3));
     for (Entry entry : one.entries()) {
       int32_t code = one.run(entry, n % 2 ? in_turns : nullptr);

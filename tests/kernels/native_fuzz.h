@@ -17,6 +17,7 @@ int32_t regard_backward(const regard_gradients*, regard_parallel);
 int32_t regard_additive_forward(const regard_additive*, regard_parallel);
 int32_t regard_additive_backward(const regard_additive_gradients*, regard_parallel);
 int32_t regard_facts(const regard_fact_args*, regard_parallel);
+int32_t regard_write_pages(const regard_page_write*, regard_parallel);
 }
 
 namespace {
@@ -70,6 +71,7 @@ struct Case {
   Case(Random& random, int kind) : r(random), additive(kind == 1), facts(kind == 2) {
     sizes();
     operands();
+    if (!additive && !facts && r.chance(3)) pages();
     steps();
     hide();
     if (additive) weights();
@@ -152,6 +154,32 @@ struct Case {
     if (r.chance(3)) c.sink = tensor(kF32, c.heads, 1, 1, true);
   }
 
+  // Keys and values in pages, some of which several sequences share.
+  void pages() {
+    const Kind kind = (Kind)c.dtype;
+    c.page_size = r.chance(2) ? r.between(1, 20) : r.between(1, 300), c.pages = r.between(1, 5);
+    int64_t batch[REGARD_BATCH_AXES];
+    memcpy(batch, c.batch, sizeof batch);
+    for (int n = 0; n < REGARD_BATCH_AXES; ++n) c.batch[n] = n + 1 < REGARD_BATCH_AXES ? 1 : c.pages;
+    c.k = tensor(kind, c.key_heads, c.page_size, c.dk, false), c.v = tensor(kind, c.key_heads, c.page_size, c.dv, false);
+    memcpy(c.batch, batch, sizeof batch);
+    int64_t step = table_pages();
+    for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) c.block_table_batch[n] = step, step *= c.batch[n];
+    c.block_table = numbers<int32_t>(kI32, elements() * table_pages(), 0, c.pages - 1);
+  }
+
+  int64_t table_pages() const { return (c.nk + c.page_size - 1) / c.page_size; }
+
+  // How many keys of an element are read at most.
+  int64_t keys_of(int64_t element) const { return c.key_counts ? c.key_counts[element] : c.nk; }
+
+  // Behind the last page of a sequence, any numbers will do.
+  void forget_pages() {
+    for (int64_t b = 0; b < elements(); ++b)
+      for (int64_t n = (keys_of(b) + c.page_size - 1) / c.page_size; n < table_pages(); ++n)
+        ((int32_t*)c.block_table)[b * table_pages() + n] = r.chance(2) ? -1 : INT32_MAX;
+  }
+
   void steps() {
     const int64_t far = r.chance(3) ? (int64_t)1 << 40 : 500;
     int64_t step = c.nq;
@@ -214,6 +242,7 @@ struct Case {
     }
     if (!c.start.data && r.chance(2)) rule();
     if (r.chance(3)) documents();
+    if (c.block_table) forget_pages();
     if (r.chance(4)) c.allowed = tensor(kByte, c.heads, c.nq, c.nk, true);
     if (!r.chance(4)) return;
     const int64_t rows = (c.nq + regard_queries() - 1) / regard_queries(), cols = (c.nk + regard_keys() - 1) / regard_keys();
@@ -293,6 +322,7 @@ struct Case {
   std::vector<Entry> entries() const {
     if (facts) return {kFacts};
     if (additive) return {kAdditive, kAdditiveBackward};
+    if (c.block_table) return {kForward};
     return {kForward, kBackward};
   }
 

@@ -23,6 +23,7 @@ from regard.backends.native.torch_ops import traced
 ROOT = Path(__file__).parents[2]
 SOURCES = (
     "native/attention/forward.cpp",
+    "native/attention/write_pages.cpp",
     "native/attention/backward.cpp",
     "native/additive/additive.cpp",
     "native/facts/facts.cpp",

@@ -145,6 +145,32 @@ def test_it_holds_what_a_list_of_sequences_would(steps: list[tuple[str, int]]) -
     assert cache.free_pages == 40
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_rows_are_written_as_torch_writes_them(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kernel and by operations of torch, however new keys and values lie."""
+
+    def filled() -> PagedCache:
+        torch.manual_seed(0)
+        cache = PagedCache(BATCH, KEY_HEADS, 40, SIZE, DK, DV, dtype)
+        for lay in (
+            lambda t: t,
+            lambda t: t.mT.contiguous().mT,
+            lambda t: t[:1, :1].expand_as(t),
+            lambda t: t[..., :1, :],
+        ):
+            cache.append(*(lay(torch.randn(BATCH, KEY_HEADS, 6, d).to(dtype)) for d in (DK, DV)))
+            cache.reorder(torch.tensor([2, 2, 0]))
+            cache.crop(torch.minimum(cache.lengths, torch.tensor([9, 20, 14])))
+        return cache
+
+    ours = filled()
+    monkeypatch.setattr("regard.nn.cache.paged.write_pages", lambda *_: False)
+    theirs = filled()
+    assert ours.lengths.tolist() == theirs.lengths.tolist() == [9, 15, 10]
+    assert torch.equal(ours.key_pages, theirs.key_pages) and torch.equal(ours.value_pages, theirs.value_pages)
+    assert torch.equal(ours.block_table, theirs.block_table)
+
+
 def test_wrong_arguments_are_refused() -> None:
     _, k, v = tensors()
     cache = cache_of()

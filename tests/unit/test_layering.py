@@ -17,7 +17,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 # From the lowest; a module belongs to the longest of these names that it begins with.
 LAYERS = (
-    ("core.errors", "core.value", "core.tracing", "core.dtypes", "core.shapes"),
+    ("core.errors", "core.value", "core.tracing", "core.dtypes", "core.shapes", "core.paged"),
     ("core.arrays", "core.region", "core.state", "core.positions", "core.dropout", "masks", "scores"),
     ("core.problem", "core.hooks", "nested", "packed"),
     ("backends",),

@@ -111,7 +111,7 @@ def test_what_a_cache_knows_is_not_given_twice() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("cache", ["growing", "fixed", "rolling"])
+@pytest.mark.parametrize("cache", ["growing", "fixed", "rolling", "paged"])
 def test_a_compiled_layer_decodes_like_itself(cache: str) -> None:
     torch.compiler.reset()
     layer, x = layer_of("rotary"), torch.randn(BATCH, 7, WIDTH, **DOUBLE)

@@ -153,6 +153,10 @@ class Backend(Value):
         """A plan for all calls like the example; None where each needs a look. training: with gradients."""
         return None
 
+    def why_gathers(self, problem: Problem) -> str | None:
+        """Why keys and values that lie in pages are gathered for this backend, as a clause; None if it reads pages."""
+        return "it reads contiguous keys and values"
+
     def details(self, problem: Problem) -> dict[str, str]:
         """What `explain` says of a call that runs here: a phrase for each heading."""
         return {}

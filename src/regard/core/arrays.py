@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.core.paged import gathered
+
 
 def tensor(x: Any, name: str) -> Tensor:
     """x as a tensor over the same memory; TypeError, naming the argument, if it is no array."""
@@ -18,7 +20,7 @@ def tensor(x: Any, name: str) -> Tensor:
                 f"{name} is a nested tensor; regard.attention alone takes these, all of q, k and v with "
                 "layout=torch.jagged. Elsewhere pass pack(x).values, and mask=pack(x).mask."
             )
-        return x.resolve_neg()  # of a lazily negated view (x.conj().imag) the memory holds the opposite
+        return gathered(x).resolve_neg()  # of a lazily negated view (x.conj().imag) the memory holds the opposite
     if _is_numpy(x):
         return _from_numpy(x, name)
     if hasattr(x, "__dlpack__"):

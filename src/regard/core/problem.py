@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.core.dropout import Dropout
 from regard.core.dtypes import FLOATING, accumulator
 from regard.core.errors import ShapeError
+from regard.core.paged import Paged, gathered
 from regard.core.positions import Positions, resolve_positions
 from regard.core.region import Frame, Region
 from regard.core.shapes import listed, repeat_heads
@@ -78,6 +79,10 @@ class Problem:
         frame = replace(self.frame, positions=self.frame.positions.with_tensors(rest))
         sink = None if self.sink is None else next(rest)
         return replace(self, q=q, k=k, v=v, score=score, mask=mask, frame=frame, sink=sink)
+
+    def gathered(self) -> Problem:
+        """The same call, its keys and values in no pages."""
+        return replace(self, k=gathered(self.k), v=gathered(self.v))
 
     def tile(
         self, at: Region, q: Tensor, k: Tensor, score: Pipeline, everything: bool = False, first: Tensor | None = None
@@ -265,6 +270,8 @@ def _batch(q: Tensor, k: Tensor, v: Tensor, headed: bool) -> tuple[int, ...]:
 
 
 def _lift(t: Tensor, batch: tuple[int, ...], headed: bool) -> Tensor:
+    if isinstance(t, Paged):
+        return t if t.shape[:-3] == batch else t.shared_by(*batch)
     t = t if headed else t.unsqueeze(-3)
     return t.expand(*batch, *t.shape[-3:])
 

@@ -15,6 +15,7 @@ from regard.backends.base import Backend
 from regard.core.dropout import Dropout
 from regard.core.dtypes import exact
 from regard.core.errors import ShapeError
+from regard.core.paged import share_pages
 from regard.core.positions import Positions
 from regard.core.problem import Layout, Problem, build_problem
 from regard.core.shapes import listed, repeat_heads
@@ -22,7 +23,7 @@ from regard.core.state import RowStats
 from regard.core.tracing import scripted
 from regard.masks.algebra import Mask
 from regard.runtime.autograd import attend, attend_with_stats
-from regard.runtime.dispatch import choose
+from regard.runtime.dispatch import choose, readable
 from regard.scores.algebra import Score, number
 from regard.scores.similarity import Custom
 
@@ -44,7 +45,10 @@ class Call:
     ) -> None:
         self.answer: Callable[[Tensor], Any] = arrays.answer_like(q if like is None else like)
         self.device = arrays.tensor(q, "q").device.type
-        q, k, v = (_autocast(arrays.tensor(x, name)) for x, name in ((q, "q"), (k, "k"), (v, "v")))
+        q = arrays.tensor(q, "q")
+        if not share_pages(k, v):
+            k, v = arrays.tensor(k, "k"), arrays.tensor(v, "v")
+        q, k, v = _autocast(q), _autocast(k), _autocast(v)
         with self.precision():
             problem, layout = build_problem(q, k, v, score, mask, positions, dropout)
         if scripted():
@@ -59,11 +63,13 @@ class Call:
 
     def run(self, backend: Backend | None) -> Tensor:
         """out (*batch, h, nq, dv) in the accumulation dtype."""
-        return attend(choose(self.problem, backend, lse=False), self.problem)
+        chosen = choose(self.problem, backend, lse=False)
+        return attend(chosen, readable(self.problem, chosen))
 
     def run_with_stats(self, backend: Backend | None) -> tuple[Tensor, RowStats]:
         """The same, and the statistics of each row, the sink included."""
-        return attend_with_stats(choose(self.problem, backend, lse=True), self.problem)
+        chosen = choose(self.problem, backend, lse=True)
+        return attend_with_stats(chosen, readable(self.problem, chosen))
 
 
 def _autocast(t: Tensor) -> Tensor:

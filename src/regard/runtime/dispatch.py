@@ -11,6 +11,7 @@ from regard.backends.reference import Reference
 from regard.backends.sdpa import Sdpa
 from regard.backends.streaming.tiled import Tiled
 from regard.core.errors import Unsupported
+from regard.core.paged import Paged
 from regard.core.problem import Problem
 
 BACKENDS: tuple[Backend, ...] = (Native(), Sdpa(), Flex(), Tiled(), Reference())
@@ -49,6 +50,17 @@ def choose(problem: Problem, backend: Backend | None, lse: bool) -> Backend:
     return backend
 
 
+def readable(problem: Problem, backend: Backend) -> Problem:
+    """The problem as the backend reads it: the one place where keys and values are gathered from pages."""
+    if not _has_pages(problem) or backend.why_gathers(problem) is None:
+        return problem
+    return problem.gathered()
+
+
+def _has_pages(problem: Problem) -> bool:
+    return isinstance(problem.k, Paged) or isinstance(problem.v, Paged)
+
+
 def plan(problem: Problem, backend: Backend | None, lse: bool) -> Plan:
     """How a call would run."""
     chosen = choose(problem, backend, lse)
@@ -69,4 +81,7 @@ def plan(problem: Problem, backend: Backend | None, lse: bool) -> Plan:
         ("mask", repr(problem.mask)),
         *chosen.details(problem).items(),
     ]
+    if _has_pages(problem):
+        why = chosen.why_gathers(problem)
+        facts.append(("pages", "read where they lie" if why is None else f"gathered into contiguous tensors: {why}"))
     return Plan(chosen, tuple(reasons), tuple(facts))

@@ -17,12 +17,13 @@ from torch.autograd import forward_ad
 
 from regard.backends.base import Done, Example, Inputs, Plan, TrainingPlan
 from regard.core.dropout import Dropout
+from regard.core.paged import Paged, share_pages
 from regard.core.positions import Positions
 from regard.core.tracing import functorch, watched
 from regard.masks.algebra import Mask
 from regard.runtime.autograd import Attention, Given, differentiable_backward
 from regard.runtime.binding import Call
-from regard.runtime.dispatch import choose
+from regard.runtime.dispatch import choose, readable
 from regard.runtime.outline import Open, outline, outline_of_dropout, outline_of_positions, plain
 from regard.scores.algebra import Score, Similarity
 
@@ -122,7 +123,8 @@ def _structure(
 
     The first part of the key is what has a gradient, or None. The tensors of score, mask and sink go to `leaves`.
     """
-    if type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor or _transformed():
+    paged = share_pages(k, v)
+    if type(q) is not Tensor or not (paged or (type(k) is Tensor and type(v) is Tensor)) or _transformed():
         return None
     if not (plain(q) and plain(k) and plain(v)) or q.dim() < 2 or k.dim() < 2 or v.dim() < 2:
         return None
@@ -140,6 +142,7 @@ def _structure(
     needs = tuple([t.requires_grad for t in (q, k, v, *leaves)]) if torch.is_grad_enabled() else ()
     key = (
         *(needs if True in needs else None, values, placed, dropped, q.dtype, k.dtype, v.dtype),
+        k.page_size if isinstance(k, Paged) else None,
         *(len(q_lead), len(k_lead), *q_lead, q_width, *k_lead, k_width, *v_lead, v_width),
         torch.get_num_threads(),
         _environment.get(_ISA),
@@ -190,7 +193,10 @@ def _planned(call: Call, positions: Positions | None, tensors: tuple[Tensor, ...
     q, k = (problem.q, problem.k) if prepares else (q, k)
     with torch.no_grad():
         backend = choose(problem, None, lse=False)
-        out = call.layout.restore(problem.v.new_empty((*frame.batch, frame.heads, frame.nq, problem.dv)), 2)
+        if readable(problem, backend) is not problem or (recorded and isinstance(k, Paged)):
+            return None  # what is gathered, each call gathers
+        shape = *frame.batch, frame.heads, frame.nq, problem.dv
+        out = call.layout.restore(torch.empty(shape, dtype=problem.v.dtype, device=frame.device), 2)
         needs = tuple(recorded and t.requires_grad for t in (q, k, v, *leaves))
         spent = len(similarity.tensors()) if prepares else 0
         plan = backend.plan(Example(problem, (q, k, v), tuple(leaves), spent, needs, out, positions), recorded)

@@ -30,6 +30,7 @@ CODES = {
     "REGARD_BAD_TILE": 4,
     "REGARD_BAD_CELL": 5,
     "REGARD_BAD_GROUP": 6,
+    "REGARD_BAD_PAGE": 7,
 }
 BOUNDS = {"REGARD_FIRST": 1, "REGARD_LAST": 2}  # bits
 
@@ -117,6 +118,13 @@ class CallArguments(Struct):
         Member("int32_t", "out_dtype", "REGARD_F32 or dtype"),
         Member("int32_t", "threads"),
         *members("regard_tensor", "q k v out"),
+        Member(
+            *("const int32_t*", "block_table"),
+            about="(batch..., n): pages of keys; k and v are (page, head, row, column), batch[3] strides over pages",
+        ),
+        Member("int64_t", "block_table_batch", count=AXES),
+        Member("int64_t", "page_size", "keys of a page"),
+        Member("int64_t", "pages", "of the pool"),
         Member("regard_tensor", "lse", "float (batch, head, row)"),
         Member(
             *("regard_tensor", "row_stats"),
@@ -250,6 +258,25 @@ class FactArguments(Struct):
         Member("int64_t", "levels", "of weights"),
         Member("const float*", "level", "(levels,)"),
         Member("int64_t*", "reached", "(.., levels) how many visible pairs have a weight of at least that"),
+    )
+
+
+@_laid_out
+class PageWrite(Struct):
+    c_name = "regard_page_write"
+    about = (
+        "New keys and values of a batch of sequences, to be copied to their pages, whose columns are neighbours.\n"
+        "// batch[3] is the stride from sequence to sequence, or from page to page."
+    )
+    members = (
+        *members("int64_t", "batch heads n dk dv"),
+        Member("int64_t", "element", "bytes of a number: 1, 2, 4 or 8"),
+        *members("regard_tensor", "k v", "(batch, head, row, column)"),
+        *members("regard_tensor", "k_pages v_pages", "(page, head, row, column)"),
+        *members("int64_t", "page_size pages"),
+        Member("const int32_t*", "block_table", "(batch, room)"),
+        Member("int64_t", "room"),
+        Member("const int64_t*", "lengths", "(batch): rows of each sequence so far"),
     )
 
 

@@ -35,6 +35,9 @@ class AdditiveKernels(KernelFamily):
         getattr(AdditiveGradientArguments, name).offset for name in ("dout", "da", "dc", "dv", "dw")
     )
 
+    def why_gathers(self, problem: Problem) -> str | None:
+        return "the kernels of additive scores read no pages"
+
     def why_not_invariant(self, problem: Problem) -> str | None:
         return "how an additive score is found depends on how far the queries beside it reach"
 

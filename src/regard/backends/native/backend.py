@@ -31,7 +31,7 @@ from regard.backends.streaming.backward import Cotangents, backward
 from regard.backends.streaming.tiling import stream
 from regard.core.problem import Problem
 from regard.core.state import RowStats
-from regard.core.tracing import graphed, watched
+from regard.core.tracing import data_unavailable, graphed, watched
 from regard.scores.additive import Additive
 
 
@@ -66,6 +66,13 @@ class Native(Backend):
             return f"it was not built: {why_not_built()}"
         why = _family(problem).why_not_invariant(problem) if self.invariant else None
         return why or why_not(problem)
+
+    def why_gathers(self, problem: Problem) -> str | None:
+        if data_unavailable(*problem.tensors()) or watched():
+            return "a graph, a transform or a mode sees the call"
+        if torch.is_grad_enabled() and any(t.requires_grad for t in problem.tensors()):
+            return "the backward reads no pages"
+        return _family(problem).why_gathers(problem)
 
     def forward(self, problem: Problem) -> Result:
         with torch.no_grad():

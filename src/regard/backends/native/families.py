@@ -15,8 +15,10 @@ from regard.backends.native.args import KernelArgs
 from regard.backends.native.backward import BY_HEAD, backward, why_not_backward
 from regard.backends.native.kernels import Gradients
 from regard.backends.native.launch import Kept, pair_work
+from regard.core.dtypes import HALF
+from regard.core.paged import share_pages
 from regard.core.problem import Problem
-from regard.scores.similarity import Bilinear, Distance
+from regard.scores.similarity import Bilinear, Distance, ScaledDot
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,21 @@ class KernelFamily:
             return "the product of q and M is torch's, whose rounding depends on how many queries there are"
         if isinstance(problem.similarity, Distance):
             return "distances are measured from the middle of all keys, hidden ones too"
+        return None
+
+    def why_gathers(self, problem: Problem) -> str | None:
+        """Why keys and values are gathered from pages before the kernels read them, as a clause; None if they are not.
+
+        The keys must reach the kernels as the caller has them.
+        """
+        similarity = problem.similarity
+        if not share_pages(problem.k, problem.v):
+            return f"{similarity!r} prepares the keys, and the kernel reads keys and values alike"
+        if isinstance(similarity, Distance):
+            return "distances, as dot products, have keys of their own"
+        by_tensor = isinstance(similarity, ScaledDot) and isinstance(similarity.scale, Tensor)
+        if problem.q.dtype != problem.k.dtype or (by_tensor and problem.dtype in HALF):
+            return f"{similarity!r} widens the keys to float32"
         return None
 
     def why_streamed(self, problem: Problem, needs: tuple[bool, ...]) -> str | None:

@@ -14,6 +14,7 @@ from regard.backends.native.abi import AXES, BOUNDS, CallArguments, Operand, Str
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.ffi import DTYPE_CODES, Library, chosen, load
 from regard.backends.native.lower_modifiers import ROOM
+from regard.core.paged import Paged
 from regard.core.state import RowStats
 
 Kept = tuple[Tensor, Tensor, Tensor]
@@ -97,10 +98,13 @@ def arguments(args: KernelArgs, out: Tensor, lse: Tensor | None, row_stats: Tens
     """The struct that the kernels read; all but its addresses is worked out once for calls whose tensors lie alike."""
     # a graph, or a hook on what is saved, may have laid out anew what was made without gaps
     tensors = {name: t if name in _OPERANDS else t.contiguous() for name, t in args.tensors().items()}
+    if isinstance(args.k, Paged) and isinstance(args.v, Paged):
+        tensors |= {"k": args.k.pages, "v": args.v.pages, "block_table": args.k.block_table}
     tensors |= {name: t for name, t in (("out", out), ("lse", lse), ("row_stats", row_stats)) if t is not None}
     numbers = [getattr(args, name) for name in _NUMBERS]
     layout = (
         torch.get_num_threads(),
+        args.k.shape,
         *numbers,
         *[(name, t.dtype, t.shape, t.stride()) for name, t in tensors.items()],
     )
@@ -133,6 +137,8 @@ def _lay_out(args: KernelArgs, tensors: dict[str, Tensor]) -> CallArguments:
     set_bounds(call, args.first, args.last)
     for name, t in tensors.items():
         set_operand(call, name, t[..., None] if name == "lse" else t)
+    if isinstance(args.k, Paged):
+        set_pages(call, args.k)
     call.held.clear()
     return call
 
@@ -179,6 +185,12 @@ def set_operand(call: CallArguments, name: str, t: Tensor) -> None:
         call.offsets_count = t.shape[1] - ROOM
     elif name == "points_of_q":
         call.dims = len(t)
+
+
+def set_pages(call: CallArguments, k: Paged) -> None:
+    """Fills in how the pages of keys and values lie, but for addresses and the strides of k and v."""
+    call.page_size, call.pages = k.page_size, len(k.pages)
+    call.block_table_batch = (ctypes.c_int64 * AXES)(*_axes((k.block_table.stride(0),), 0))
 
 
 def _axes(values: tuple[int, ...], missing: int, count: int = AXES) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from itertools import chain
 from struct import Struct as Packer
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from regard.backends.native.launch import (
     gapless,
     library,
     operand,
+    set_pages,
     set_places,
     set_strides,
     set_visible,
@@ -33,6 +35,7 @@ from regard.backends.native.launch import (
 from regard.backends.native.lower_mask import distances, lower_intervals, lower_rule
 from regard.backends.native.lower_modifiers import MOST
 from regard.backends.native.plan_limits import decided_by_tensors
+from regard.core.paged import Paged
 from regard.core.positions import Span, resolve_positions
 from regard.core.region import Frame
 
@@ -40,7 +43,9 @@ from regard.core.region import Frame
 _OF_LENGTHS = {"allowed", "bias", "tiles", "bits", "offsets", "points_of_q", "points_of_k", "q_cell", "k_cell"}
 _BAD_INTERVAL = CODES["REGARD_BAD_INTERVAL"]  # the numbers of a mask are wrong: the general way says so
 _ADDRESS, _SEED, _THREADS, _TWO = Packer("=q"), Packer("=Q"), Packer("=i"), Packer("=2q")
-_Q, _K, _V, _OUT, _ROW_STATS = (getattr(CallArguments, name).offset for name in ("q", "k", "v", "out", "row_stats"))
+_Q, _K, _V, _OUT, _ROW_STATS, _BLOCK_TABLE = (
+    getattr(CallArguments, name).offset for name in ("q", "k", "v", "out", "row_stats", "block_table")
+)
 
 
 class _Bound(NamedTuple):
@@ -80,7 +85,8 @@ class ForwardPlan:
         struct = family.struct(problem, arguments(args, self._lifted(out.to(self.dtype)), None, row_stats))
         self.struct = type(struct).from_buffer_copy(struct)
         # what was made for this structure lives as long as the plan; the tensors of one call do not
-        theirs = {t.data_ptr() for t in (*example.given, *example.leaves, out, row_stats) if t is not None}
+        pages = [(t.pages, t.block_table) if isinstance(t, Paged) else (t,) for t in example.given]
+        theirs = {t.data_ptr() for t in (*chain(*pages), *example.leaves, out, row_stats) if t is not None}
         self.held = tuple(t for t in struct.held if t.data_ptr() not in theirs)
         addresses = [t.data_ptr() for t in example.leaves]
         read = {at: t.data_ptr() for at, t in family.leaves(problem, args).items() if t is not None}
@@ -103,8 +109,13 @@ class ForwardPlan:
         """out, the struct of the call, what that leads to besides the call's own tensors, and what it was made from."""
         q, k, v, leaves, nq, nk, _, positions, seed = call
         span = None if positions is None else positions.span
+        table = None
+        if isinstance(k, Paged) and isinstance(v, Paged):
+            table, k, v = k.block_table, k.pages, v.pages
         # an axis of size 1 has no stride, whatever torch says
-        lengths, strides = (nq, nk, span), (nq, nk == 1, q.stride(), k.stride(), v.stride())
+        lengths = nq, nk, span
+        pool = None if table is None else (k.shape[0], table.stride())
+        strides = nq, nk == 1, q.stride(), k.stride(), v.stride(), pool
         bound = self.bound
         if bound is None or bound.lengths != lengths or bound.strides != strides:
             bound = self._bind(call, lengths, strides)
@@ -114,7 +125,9 @@ class ForwardPlan:
         # empty_like is the fastest way that torch has
         out = torch.empty_like(q) if bound.like_q else torch.empty(*bound.shape, dtype=self.dtype)
         struct, held = type(bound.struct).from_buffer_copy(bound.struct), bound.held
-        self._set_addresses(struct, call[:3], out, row_stats, leaves)
+        self._set_addresses(struct, (q, k, v), out, row_stats, leaves)
+        if table is not None:
+            _ADDRESS.pack_into(struct, _BLOCK_TABLE, table.data_ptr())
         if self.by_content or (span is None and positions is not None):
             looked = self._look(struct, call)
             if looked is None:
@@ -159,8 +172,11 @@ class ForwardPlan:
             struct = type(last.struct).from_buffer_copy(last.struct)
         else:
             struct = type(self.struct).from_buffer_copy(self.struct)
-            for at, t in ((_Q, call.q), (_K, call.k), (_V, call.v)):
+            given = (call.q, *(t.pages if isinstance(t, Paged) else t for t in call[1:3]))
+            for at, t in zip((_Q, _K, _V), given, strict=True):
                 set_strides(struct, at, t.shape, t.stride(), self.axes)
+            if isinstance(call.k, Paged):
+                set_pages(CallArguments.from_buffer(struct), call.k)
             set_strides(struct, _OUT, shape, gapless(shape), self.axes)
             if self.training:
                 row_stats = (*self.batch, self.heads, nq, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from regard.backends.base import Example
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.kernels import Kernels
+from regard.core.paged import Paged
 from regard.core.problem import Problem
 from regard.masks.algebra import Mask
 
@@ -18,7 +19,9 @@ def repeats(family: Kernels, args: KernelArgs, example: Example) -> bool:
         return False
     for t, own in zip((args.q, args.k, args.v), example.given, strict=True):
         # converted, or read several times: then gradients are sums
-        if t.data_ptr() != own.data_ptr() or (any(example.needs) and t.numel() != own.numel()):
+        if isinstance(t, Paged) and t is not own:
+            return False
+        if t is not own and (t.data_ptr() != own.data_ptr() or (any(example.needs) and t.numel() != own.numel())):
             return False
     if example.positions is not None and not _follows_positions(problem, args):
         return False

@@ -33,7 +33,8 @@ class KVCache(ABC):
 
     A cache is for inference. It records no gradients: appending a tensor that requires one raises ValueError, unless
     gradients are switched off (torch.no_grad, torch.inference_mode; the two may alternate). What `append` returns may
-    be a view of the cache's memory: read it, do not write it, and do not read it again after a `crop` and an `append`.
+    be a view of the cache's memory, or stand for its pages: read it, do not write it, and do not read it again after an
+    `append` that follows a `crop` or a `reorder`.
     """
 
     @abstractmethod

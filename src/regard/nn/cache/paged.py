@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import torch
 from torch import Tensor
 
 import regard.core.arrays as arrays
+from regard.backends.native.pages import write_pages
 from regard.core.errors import ShapeError
+from regard.core.paged import Paged, gather_rows
 from regard.core.positions import Positions, tail
 from regard.masks.algebra import Everything, Mask
 from regard.masks.ragged import Lengths
 from regard.nn.cache.base import KVCache, check_like, check_tokens
+from regard.nn.cache.block_tables import BlockTables
 
 
 class PagedCache(KVCache):
@@ -31,9 +32,10 @@ class PagedCache(KVCache):
     lengths by crop(lengths); from there on `positions` has a row for each sequence, and `mask` hides what lies behind
     its end. crop(0 for one sequence) makes room for a new one in its place.
 
-    No kernel reads pages yet: `append` gathers all keys and values into contiguous tensors (batch, heads, most tokens,
-    d), which takes their memory a second time, and the time to copy them, at each call. An append that needs more pages
-    than are free raises ValueError, and adds nothing. See KVCache for the rest.
+    What `append` returns has the shape (batch, heads, most tokens, d) and stands for the pages: the native kernels read
+    these where they lie, and give the bits of a contiguous cache. Whatever else reads it (another backend, a gradient,
+    a graph, an operation of torch) gathers all keys or values first, into a contiguous tensor; `explain` says so. An
+    append that needs more pages than are free raises ValueError, and adds nothing. See KVCache for the rest.
     Source: Kwon et al. 2023, PagedAttention (arXiv 2309.06180).
 
     >>> cache = PagedCache(batch=2, heads=8, pages=6, page_size=4, dk=64, dv=64)
@@ -67,114 +69,81 @@ class PagedCache(KVCache):
             # zeros: what is gathered from behind a sequence's end is hidden, but finite
             self.key_pages = torch.zeros(pages, heads, page_size, dk, dtype=dtype, device=device)
             self.value_pages = torch.zeros(pages, heads, page_size, dv, dtype=dtype, device=device)
-        self.page_size = page_size
-        self._tables: list[list[int]] = [[] for _ in range(batch)]
-        self._lengths = [0] * batch
+        self._tables = BlockTables(batch, pages, page_size)
         self._appended = 0  # tokens of the last append, a sequence
-        self._readers = [0] * pages  # how many tables a page stands in
-        self._free = list(range(pages))[::-1]
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         check_tokens(k, v)
-        lead = len(self._tables), self.key_pages.shape[1]
+        tables = self._tables
+        lead = len(tables.lengths), self.key_pages.shape[1]
         check_like(self.key_pages, lead, k, "k")
         check_like(self.value_pages, lead, v, "v")
-        n, device = k.shape[-2], self.key_pages.device
-        self._reserve(n)
-        at = torch.tensor(self._lengths)[:, None] + torch.arange(n)  # (batch, n)
-        table = self.block_table.long()
-        page, row = table.gather(1, at // self.page_size).to(device), (at % self.page_size).to(device)
+        n = k.shape[-2]
+        for shared, own in tables.reserve(n):
+            for pages in (self.key_pages, self.value_pages):
+                pages[own] = pages[shared]
+        graph = torch.compiler.is_compiling()  # which calls no kernel by address, and reads no pages
+        if graph or not write_pages(k, v, self.key_pages, self.value_pages, tables.tensor, tables.lengths):
+            self._write(k, v)
+        tables.lengths, self._appended = [length + n for length in tables.lengths], n
+        seen = self.length
+        if graph:
+            return gather_rows(self.key_pages, tables.tensor, seen), gather_rows(self.value_pages, tables.tensor, seen)
+        return Paged(self.key_pages, tables.tensor, seen), Paged(self.value_pages, tables.tensor, seen)
+
+    def _write(self, k: Tensor, v: Tensor) -> None:
+        """Copies new keys and values to their pages, by operations of torch."""
+        tables, device = self._tables, self.key_pages.device
+        at = torch.tensor(tables.lengths)[:, None] + torch.arange(k.shape[-2])  # (batch, n)
+        page = tables.tensor.long().gather(1, at // self.page_size).to(device)
+        row = (at % self.page_size).to(device)
         for pages, t in ((self.key_pages, k), (self.value_pages, v)):
             pages[page, :, row] = t.transpose(1, 2)
-        self._lengths, self._appended = [length + n for length in self._lengths], n
-        table = table.clamp(min=0).to(device)  # behind a sequence's end any page will do
-        # (batch, pages of each, heads, page_size, d) -> (batch, heads, most tokens, d)
-        keys, values = (pages[table].transpose(1, 2).flatten(2, 3) for pages in (self.key_pages, self.value_pages))
-        return keys[:, :, : self.length], values[:, :, : self.length]
-
-    def _reserve(self, n: int) -> None:
-        """Gives every sequence pages of its own for n more tokens; ValueError, and no change, if too few are free."""
-        if n == 0:
-            return
-        size = self.page_size
-        partial = Counter(table[-1] for table, length in zip(self._tables, self._lengths, strict=True) if length % size)
-        copies = sum(min(writers, self._readers[page] - 1) for page, writers in partial.items())
-        new = sum(
-            -(-(length + n) // size) - len(table) for table, length in zip(self._tables, self._lengths, strict=True)
-        )
-        if copies + new > len(self._free):
-            raise ValueError(
-                f"append: {copies + new} more pages are needed, {len(self._free)} of {len(self._readers)} are free. "
-                "Crop or drop sequences, or make the cache with more pages."
-            )
-        for table, length in zip(self._tables, self._lengths, strict=True):
-            if length % size and self._readers[table[-1]] > 1:
-                shared, own = table[-1], self._take()
-                for pages in (self.key_pages, self.value_pages):
-                    pages[own] = pages[shared]
-                self._release([shared])
-                table[-1] = own
-            table += [self._take() for _ in range(-(-(length + n) // size) - len(table))]
-
-    def _take(self) -> int:
-        page = self._free.pop()
-        self._readers[page] = 1
-        return page
-
-    def _release(self, pages: list[int]) -> None:
-        for page in pages:
-            self._readers[page] -= 1
-            if not self._readers[page]:
-                self._free.append(page)
 
     def reorder(self, indices: Tensor) -> None:
         indices = arrays.indices(indices, "indices")
-        chosen: list[int] = arrays.existing(indices, len(self._tables), "indices", "sequences").tolist()
-        before = [page for table in self._tables for page in table]
-        self._tables = [list(self._tables[b]) for b in chosen]
-        self._lengths = [self._lengths[b] for b in chosen]
-        for table in self._tables:
-            for page in table:
-                self._readers[page] += 1
-        self._release(before)
+        self._tables.reorder(arrays.existing(indices, len(self._tables.lengths), "indices", "sequences").tolist())
 
     def crop(self, length: int | Tensor) -> None:
         """Forgets all tokens but the first `length`, a number or one for each sequence, (batch,)."""
+        had = self._tables.lengths
         if isinstance(length, Tensor) and length.dim():
             wanted: list[int] = arrays.indices(length, "length").tolist()
         else:
-            wanted = [int(length)] * len(self._tables)
-        if len(wanted) != len(self._tables):
-            raise ShapeError(f"crop: {len(wanted)} lengths; expected one for each of {len(self._tables)} sequences.")
-        if any(not 0 <= left <= had for left, had in zip(wanted, self._lengths, strict=True)):
-            raise ValueError(f"crop: lengths {wanted}; the cache has {self._lengths}, expected from 0 to these.")
-        for table, left in zip(self._tables, wanted, strict=True):
-            kept = -(-left // self.page_size)
-            self._release(table[kept:])
-            del table[kept:]
-        self._lengths, self._appended = wanted, 0
+            wanted = [int(length)] * len(had)
+        if len(wanted) != len(had):
+            raise ShapeError(f"crop: {len(wanted)} lengths; expected one for each of {len(had)} sequences.")
+        if any(not 0 <= left <= most for left, most in zip(wanted, had, strict=True)):
+            raise ValueError(f"crop: lengths {wanted}; the cache has {had}, expected from 0 to these.")
+        self._tables.crop(wanted)
+        self._appended = 0
 
     def reset(self) -> None:
         self.crop(0)
 
     @property
+    def page_size(self) -> int:
+        return self._tables.page_size
+
+    @property
     def block_table(self) -> Tensor:
-        most = max(map(len, self._tables), default=0)
-        rows = [table + [-1] * (most - len(table)) for table in self._tables]
+        tables = self._tables.tables
+        most = max(map(len, tables), default=0)
+        rows = [table + [-1] * (most - len(table)) for table in tables]
         return torch.tensor(rows, dtype=torch.int32).reshape(len(rows), most)
 
     @property
     def free_pages(self) -> int:
         """How many pages of the pool hold nothing."""
-        return len(self._free)
+        return self._tables.free
 
     @property
     def length(self) -> int:
-        return max(self._lengths, default=0)
+        return max(self._tables.lengths, default=0)
 
     @property
     def lengths(self) -> Tensor:
-        return torch.tensor(self._lengths, dtype=torch.int64, device=self.key_pages.device)
+        return torch.tensor(self._tables.lengths, dtype=torch.int64, device=self.key_pages.device)
 
     @property
     def positions(self) -> Positions:
@@ -195,4 +164,4 @@ class PagedCache(KVCache):
     @property
     def _even(self) -> bool:
         """Whether all sequences are of one length, so that positions and masks need no tensors."""
-        return len(set(self._lengths)) < 2
+        return len(set(self._tables.lengths)) < 2

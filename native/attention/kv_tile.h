@@ -1,0 +1,86 @@
+// A tile of keys and values as the blocks of an item read it: in place, copied from several pages, or converted.
+#pragma once
+#include "core/pages.h"
+
+namespace regard {
+
+// Rows of keys (of values) in the call's dtype: the caller's, or copied from several pages to scratch.
+struct RawRows {
+  const void* at = nullptr;
+  int64_t row = 0, col = 0;
+};
+
+// A tile of keys and values that the blocks of an item share: read in place, or converted to scratch once.
+struct KvTile {
+  const Place& p;
+  int64_t key_head, j, count;
+  RawRows values = {};
+  const float *k = nullptr, *v = nullptr;
+  int64_t k_row = 0, v_row = 0;
+  bool ready = false, located = false, widened = false, paired = false;  // whether keys, values (raw, as floats, in pairs) are loaded
+  int finite = -1;  // whether all values are finite; -1 before that is computed
+};
+
+static RawRows raw_rows(const regard_call& c, const regard_tensor& t, const KvTile& x, int64_t width, char* copy) {
+  if (in_one_piece(c, x.j, x.count)) return {row_of(c, t, x.p, x.key_head, x.j), t.row, t.col};
+  copy_from_pages(copy, c, t, x.p, x.key_head, x.j, x.count, width);
+  return {copy, width, 1};
+}
+
+static const RawRows& raw_values(const regard_call& c, const Scratch& w, KvTile& x) {
+  if (!x.located) x.values = raw_rows(c, c.v, x, c.dv, w.v_rows), x.located = true;
+  return x.values;
+}
+
+template <class Op>
+static void load_keys(const regard_call& c, const Scratch& w, KvTile& x) {
+  if (x.ready) return;
+  x.ready = true;
+  const RawRows keys = raw_rows(c, c.k, x, c.dk, w.k_rows);
+  x.k = (const float*)keys.at, x.k_row = Op::pairs ? keys.row / 2 : keys.row;
+  if (Op::pairs || in_place(c, c.k)) return;
+  widen(w.k, keys.at, c.dtype, keys.row, keys.col, x.count, c.dk);
+  x.k = w.k, x.k_row = c.dk;
+}
+
+static void load_values(const regard_call& c, const Scratch& w, KvTile& x) {
+  if (x.widened) return;
+  x.widened = true;
+  const RawRows& values = raw_values(c, w, x);
+  x.v = (const float*)values.at, x.v_row = values.row;
+  if (in_place(c, c.v)) return;
+  widen(w.v, values.at, c.dtype, values.row, values.col, x.count, c.dv);
+  x.v = w.v, x.v_row = c.dv;
+}
+
+static void load_pairs(const regard_call& c, const Scratch& w, KvTile& x) {
+  if (x.paired) return;
+  x.paired = true;
+  const RawRows& values = raw_values(c, w, x);
+  interleave(w.pairs, (const uint16_t*)values.at, values.row, values.col, x.count, c.dv);
+}
+
+// Whether all values of the tile are finite.
+template <class Op>
+static bool finite_values(const regard_call& c, const Scratch& w, KvTile& x) {
+  if (x.finite < 0) {
+    if (Op::pairs) {
+      const RawRows& values = raw_values(c, w, x);
+      x.finite = all_finite_bf16((const uint16_t*)values.at, values.row, values.col, x.count, c.dv);
+    } else {
+      load_values(c, w, x);
+      x.finite = all_finite(x.v, 1, x.v_row, c.dv, x.count);
+    }
+  }
+  return x.finite;
+}
+
+// The rows of keys (of values) from `next` up to `last` that are prefetched: at most a tile, where they lie in one piece.
+static Prefetch prefetch_next(const regard_call& c, const regard_tensor& t, const KvTile& x, int64_t features, int64_t next, int64_t last,
+                              bool alone) {
+  const int64_t rows = last - next < kKeys ? last - next : kKeys;
+  if (rows <= 0 || !in_one_piece(c, next, rows)) return {};
+  return prefetch_of(c, t, row_of(c, t, x.p, x.key_head, next), features, rows, alone);
+}
+
+}  // namespace regard

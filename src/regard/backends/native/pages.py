@@ -1,0 +1,45 @@
+"""New keys and values, copied to the pages of a pool by the native kernels."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from struct import Struct as Packer
+
+from torch import Tensor
+
+from regard.backends.native.abi import AXES, Operand, PageWrite
+from regard.backends.native.ffi import chosen, failure, load
+from regard.core.tracing import functorch, watched
+
+_WORDS = Packer(f"={ctypes.sizeof(PageWrite) // 8}q")  # all members have eight bytes
+_NONE = (0,) * (AXES - 1)
+assert ctypes.sizeof(Operand) // 8 == len(_NONE) + 5
+
+
+def write_pages(
+    k: Tensor, v: Tensor, key_pages: Tensor, value_pages: Tensor, block_table: Tensor, lengths: Sequence[int]
+) -> bool:
+    """Copies k (batch, heads, n, dk) and v (.., dv) to rows lengths[b] and those behind it of each sequence b.
+
+    The pools (pages, heads, page_size, d) and block_table (batch, room), int32, are contiguous. Of one dtype each.
+    Returns whether it was done: not where there are no kernels, for tensors elsewhere than on the CPU, or where
+    somebody watches the operations of torch.
+    """
+    isa = chosen()
+    if isa is None or not (type(k) is Tensor and type(v) is Tensor and k.is_cpu and v.is_cpu):
+        return False
+    if k.is_neg() or v.is_neg() or watched() or functorch():
+        return False
+    pages, heads, page_size, dk = key_pages.shape
+    counts = array("q", lengths)
+    write = _WORDS.pack(
+        *(len(lengths), heads, k.shape[2], dk, v.shape[3], k.element_size()),
+        *(k.data_ptr(), *_NONE, *k.stride(), v.data_ptr(), *_NONE, *v.stride()),
+        *(key_pages.data_ptr(), *_NONE, *key_pages.stride(), value_pages.data_ptr(), *_NONE, *value_pages.stride()),
+        *(page_size, pages, block_table.data_ptr(), block_table.shape[1], counts.buffer_info()[0]),
+    )
+    if code := load(isa).entry("regard_write_pages")(write, None):
+        raise failure(code)
+    return True

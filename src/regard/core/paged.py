@@ -1,0 +1,102 @@
+"""Paged: keys or values that lie in the pages of a pool, as a tensor that is gathered only where that is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+
+class Paged(Tensor):
+    """Keys (or values) of a batch of sequences, a tensor (batch, heads, n, d) whose rows lie in pages of a pool.
+
+    pages        (pages, heads, page_size, d)
+    block_table  int32 (batch, m): the pages of each sequence in order; behind its last, any page of the pool
+
+    Row t of sequence b is row t % page_size of page block_table[b, t // page_size]. regard.attention reads the pages
+    where they lie; `explain` says whether a call does. Any other operation gathers them first: it computes with a
+    contiguous copy, which is made once and kept. It may be read until the cache that it belongs to is written after a
+    `crop` or `reorder`, and not be written: an operation in place raises TypeError.
+
+    >>> pages = torch.arange(12.0).reshape(3, 1, 2, 2)  # 3 pages of 2 rows
+    >>> x = Paged(pages, torch.tensor([[2, 0]], dtype=torch.int32), 3)
+    >>> x.shape, (x + 0).tolist()
+    (torch.Size([1, 1, 3, 2]), [[[[8.0, 9.0], [10.0, 11.0], [0.0, 1.0]]]])
+    """
+
+    pages: Tensor
+    block_table: Tensor
+    page_size: int
+    _gathered: Tensor | None
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
+
+    @staticmethod
+    def __new__(cls: type[Paged], pages: Tensor, block_table: Tensor, n: int) -> Paged:
+        shape = block_table.shape[0], pages.shape[1], n, pages.shape[3]
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=pages.dtype, device=pages.device)  # pyright: ignore
+        made.pages, made.block_table, made.page_size, made._gathered = pages, block_table, pages.shape[2], None
+        return made
+
+    def shared_by(self, batch: int) -> Paged:
+        """The rows of one sequence for each of `batch` batch elements."""
+        return Paged(self.pages, self.block_table.expand(batch, -1), self.shape[-2])
+
+    def gathered(self) -> Tensor:
+        """The same rows in a contiguous tensor of their own."""
+        if self._gathered is None:
+            self._gathered = gather_rows(self.pages, self.block_table, self.shape[-2])
+        return self._gathered
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.is_mutable and any(isinstance(x, Paged) for x in args[:1]):
+            raise TypeError(f"{func}: keys and values in pages of a cache are read only; write to a clone() of them.")
+        args, kwargs = tree_map_only(Paged, Paged.gathered, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    # what torch does without asking __torch_dispatch__
+    def data_ptr(self) -> int:
+        return self.gathered().data_ptr()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        return self.gathered().numpy(force=force)
+
+    def tolist(self) -> Any:
+        return self.gathered().tolist()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.gathered().__dlpack__(**options)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.gathered().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        return self.gathered().clone()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"Paged({tuple(self.shape)}, {self.dtype}, pages of {self.page_size})"
+
+
+def gather_rows(pages: Tensor, block_table: Tensor, n: int) -> Tensor:
+    """The first n rows of each sequence, (batch, heads, n, d), without gaps."""
+    table = block_table[:, : -(-n // pages.shape[2])].to(pages.device, torch.int64)
+    rows = pages.new_empty(len(table), pages.shape[1], n, pages.shape[3])
+    for b in range(len(table)):  # one sequence at a time: whole pages are copied twice
+        rows[b] = pages[table[b]].transpose(0, 1).flatten(1, 2)[:, :n]
+    return rows
+
+
+def gathered(t: Tensor) -> Tensor:
+    """A tensor whose rows lie in no pages."""
+    return t.gathered() if isinstance(t, Paged) else t
+
+
+def share_pages(k: Any, v: Any) -> bool:
+    """Whether keys and values lie in pages, and one block table says where."""
+    if type(k) is not Paged or type(v) is not Paged or k.page_size != v.page_size:
+        return False
+    a, b = k.block_table, v.block_table
+    return a is b or (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride())
