@@ -84,7 +84,7 @@ REGARD_INLINE void each_chunk(FewRows& f, const Limits& limits, int64_t from, in
   from = from > limits.lo ? from : limits.lo;
   to = to < limits.hi ? to : limits.hi;
   for (int64_t j = from; j < to; j += kChunk) {
-    Chunk t{j, to - j < kChunk ? to - j : kChunk, false, j + 2 * kChunk <= to, nullptr};
+    Chunk t{j, to - j < kChunk ? to - j : kChunk, false, j + 2 * kChunk <= limits.hi, nullptr};
     const Cover documents = Documents::cover(f.c, f.p, 0, f.c.nq, j, t.count);
     if (documents == Cover::kNone) {
       pass(j, j + t.count);

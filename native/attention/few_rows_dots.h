@@ -22,7 +22,7 @@ REGARD_INLINE void times(vf (&acc)[K][R], const float* q, int64_t width, const c
 // those behind it, keys of the next chunk, are prefetched, since the hardware prefetcher stops where K and V take turns; null for none.
 template <int R, int dtype, class Rows>
 REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, const char* const (&keys)[W], const Rows* ahead, int64_t n) {
-  constexpr int K = 2, D = vectors_at_once(K * R, 8);
+  constexpr int K = R <= 2 ? 4 : 2, D = vectors_at_once(K * R, 8);
   const int64_t width = round_up(dk);
   for (int m = 0; m < W; m += K) {
     const char* k[K];

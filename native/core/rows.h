@@ -4,8 +4,8 @@
 
 namespace regard {
 
-constexpr int64_t kMaxRows = 64;    // rows (queries × heads of a group) at most
-constexpr int64_t kChunk = 64;  // keys held at once
+constexpr int64_t kMaxRows = 64;  // rows (queries × heads of a group) at most
+constexpr int64_t kChunk = 256;  // keys held at once
 
 REGARD_INLINE int64_t round_up(int64_t n) { return (n + W - 1) / W * W; }
 
@@ -33,7 +33,7 @@ struct FewRows {
 struct Chunk {
   int64_t j, count;  // keys
   bool some;         // some row does not see some key
-  bool more;         // another chunk follows
+  bool more;         // a whole chunk follows, in this part of the keys or the next
   const int64_t* documents;  // the numbers of the keys' documents, where they are compared; else null
 };
 

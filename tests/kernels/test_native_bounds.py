@@ -97,9 +97,6 @@ WRONG: dict[str, tuple[dict[str, Any], str, int, str]] = {
         "interval of keys",
     ),
     "a length below 0": ({"mask": LENGTHS}, "key_counts", -1, "interval of keys"),
-    "documents out of order": (
-        *({"mask": rg.Documents(torch.arange(7), torch.arange(33) // 9)}, "k_documents", 0, "documents decrease"),
-    ),
     "a cell beyond the table": ({"score": TABLE}, "q_cell", 1 << 20, "places of queries and keys"),
 }
 

@@ -32,7 +32,7 @@ LAYER = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
 APART = (("masks", "scores"), ("nn", "inspect", "parallel"))
 ALLOWED = {("inspect", "nn")}
 # Backends share these, and nothing else; those of a backend that is a package share that package.
-SHARED_BY_BACKENDS = ("base", "streaming.tiling", "streaming.backward")
+SHARED_BY_BACKENDS = ("base", "streaming.tiling", "streaming.softmax", "streaming.backward")
 SHARED = f"backends share only {' and '.join(SHARED_BY_BACKENDS)}"
 # These use regard as its users do.
 AS_USERS = ("cli", "demo", "__main__")

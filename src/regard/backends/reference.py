@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from regard.backends.base import Backend, Differentiable, Result
+from regard.backends.streaming.softmax import softmax_rows
 from regard.core.problem import Problem
-from regard.core.shapes import repeat_heads
-from regard.core.state import RowStats, weigh
 
 
 @dataclass(frozen=True)
@@ -32,23 +29,7 @@ class Reference(Backend):
         return out, stats.lse
 
     def differentiable(self, problem: Problem) -> Differentiable:
-        at, frame = problem.frame.region(), problem.frame
-        tile = problem.region_tile(at)
-        s, v = tile.masked, repeat_heads(problem.v.to(problem.accumulate), frame.heads)
-        keyless = (s == -torch.inf).all(-1)  # by a mask, or by a bias of -inf
-        if problem.sink is not None:  # one key more, without a value
-            s = torch.cat([s, problem.sink[..., None, None].expand(*s.shape[:-1], 1)], -1)
-        hidden = s == -torch.inf
-        empty = hidden.all(-1)
-        s = s.masked_fill(empty[..., None], 0)
-        # a hidden pair has no weight, also in a row that sees a NaN
-        p = torch.softmax(s, -1).masked_fill(hidden, 0)[..., : frame.nk]
-        keep = problem.keep(at)
-        out = weigh(p if keep is None else p * keep, v, tile.visible)
-        m = s.detach().amax(-1) if s.shape[-1] else s.new_zeros(s.shape[:-1])
-        l = torch.exp(s - m[..., None]).sum(-1)
-        out = out.masked_fill(keyless[..., None], 0)
-        return out, RowStats(m.masked_fill(empty, -torch.inf), l.masked_fill(empty, 0))
+        return softmax_rows(problem, problem.frame.region())
 
     def details(self, problem: Problem) -> dict[str, str]:
         frame, size = problem.frame, problem.accumulate.itemsize

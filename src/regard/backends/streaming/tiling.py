@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from regard.backends.streaming.softmax import softmax_rows
 from regard.core.problem import Problem
 from regard.core.region import Region
 from regard.core.shapes import repeat_heads
@@ -73,10 +74,21 @@ def tiles(problem: Problem, size: Size) -> Iterator[tuple[Region, bool]]:
 
 def stream(problem: Problem, size: Size, quick: bool = False) -> tuple[torch.Tensor, RowStats]:
     """out and the row statistics of a problem. `quick`: by cheaper ways, where there are some, that record nothing."""
-    done = [problem.joined(_merged(problem, strip, quick)) for strip in strips(problem, size)] or [_empty(problem, 0)]
-    out = torch.cat([state.finish()[0] for state in done], -2)
-    m, l = (torch.cat(parts, -1) for parts in ([state.m for state in done], [state.l for state in done]))
+    done = [_strip(problem, strip, quick) for strip in strips(problem, size)] or [_finished(_empty(problem, 0))]
+    out = torch.cat([out for out, _ in done], -2)
+    m, l = (torch.cat(parts, -1) for parts in ([stats.m for _, stats in done], [stats.l for _, stats in done]))
     return out, RowStats(m, l)
+
+
+def _strip(problem: Problem, strip: Strip, quick: bool) -> tuple[torch.Tensor, RowStats]:
+    if len(strip.tiles) == 1 and not quick:
+        ((cols, everything),) = strip.tiles
+        return softmax_rows(problem, problem.frame.region(strip.rows, cols), everything)
+    return _finished(problem.joined(_merged(problem, strip, quick)))
+
+
+def _finished(state: State) -> tuple[torch.Tensor, RowStats]:
+    return state.finish()[0], RowStats(state.m, state.l)
 
 
 def _merged(problem: Problem, strip: Strip, quick: bool) -> State:
