@@ -107,9 +107,9 @@ def attention_forward(
         added.append(numbers)
     else:
         mask = _unmasked(module, nq, nk, is_causal, sliding_window)
-    chosen = Everything() if indices is None else _chosen(indices, nk)
-    mask = mask & chosen
-    score = _score(scaling, softcap, [bias for bias in added if bias is not None])
+    chosen = None if indices is None else _chosen(indices, nk)
+    mask = mask if chosen is None else mask & chosen
+    score = _score(scaling, softcap, added)
     notify(lambda: _attention_call(module, query, key, score, mask, positions, s_aux, attention_mask, chosen))
     if keys is not None:
         key, value = key[:, :, keys], value[:, :, keys]
@@ -174,12 +174,13 @@ def _chosen(indices: Tensor, nk: int) -> Mask:
     return Dense(named[:, None, :, :nk])
 
 
-def _score(scaling: float | None, softcap: float | None, added: list[Tensor]) -> Score:
+def _score(scaling: float | None, softcap: float | None, added: list[Tensor | None]) -> Score:
     score: Score = ScaledDot(scaling)
     if softcap is not None:
         score = score >> SoftCap(softcap)
+    biases = [bias for bias in added if bias is not None]
     # one bias, which the native kernels take
-    return score >> Bias(sum(added[1:], added[0])) if added else score
+    return score >> Bias(sum(biases[1:], biases[0])) if biases else score
 
 
 def _attention_call(
@@ -191,11 +192,12 @@ def _attention_call(
     positions: Positions | None,
     sink: Tensor | None,
     given: LazyMask | Tensor | None,
-    chosen: Mask,
+    chosen: Mask | None,
 ) -> AttentionCall:
     """The call for who looks inside: padding asks nothing there, and the mask is told in the words of its making."""
     if isinstance(given, LazyMask):
-        mask, positions, real = given.mask & chosen, given.positions, given.real()
+        mask = given.mask if chosen is None else given.mask & chosen
+        positions, real = given.positions, given.real()
         # across sequences (a decoder that reads an encoder) the padding is the keys' alone
         own = given.causal or not (getattr(module, "is_decoder", False) or query.shape[-2] != key.shape[-2])
         if own and real is not None and not bool(real.all()):
