@@ -130,14 +130,14 @@ struct FewRowsForward {
   using Rows = typename Score::Rows;
   const typename Score::Given& given;
   const regard_call& c;
-  int64_t pairs, keys, parts;  // (batch element, key head); keys of a part, parts of a pair
+  int64_t keys, first, parts;  // keys of a part; the first part that holds a visible key, and how many from there on
   float* states;
   int64_t* left;  // of each pair: the parts that are not finished
 
   int64_t scratch() const { return decode_scratch<Score>(given); }
 
   void run(int64_t item, float* memory) const {
-    const int64_t pair = item / parts, key_head = pair % c.key_heads, from = item % parts * keys, to = from + keys;
+    const int64_t pair = item / parts, key_head = pair % c.key_heads, from = (first + item % parts) * keys, to = from + keys;
     FewRows f(c);
     f.p = place_in_batch(c, pair / c.key_heads);
     f.s = memory, f.v = f.s + few_rows(c) * kChunk;
@@ -157,19 +157,22 @@ struct FewRowsForward {
     };
     each_chunk(f, limits, from, to < c.nk ? to : c.nk, add, [](int64_t, int64_t) {});
     if (__atomic_sub_fetch(&left[pair], 1, __ATOMIC_ACQ_REL) != 0) return;
-    float* first = states + pair * parts * part_size(c);
-    for (int64_t r = 0; r < f.rows; ++r) merge_row(c, f.p, f.row[r].h, f.row[r].i, first + r * state_size(c), part_size(c), parts);
+    float* all = states + pair * parts * part_size(c);
+    for (int64_t r = 0; r < f.rows; ++r) merge_row(c, f.p, f.row[r].h, f.row[r].i, all + r * state_size(c), part_size(c), parts);
   }
 };
 
 template <class Score>
 static int32_t forward_few_rows(const typename Score::Given& given, regard_parallel parallel) {
   const regard_call& c = Score::call(given);
-  const int64_t pairs = elements(c) * c.key_heads, keys = part_keys(c, pairs), parts = (c.nk + keys - 1) / keys, items = pairs * parts;
+  const Limits seen = Interval::limits(c);
+  const int64_t pairs = elements(c) * c.key_heads, keys = part_keys(c, pairs);  // pairs: (batch element, key head)
+  const int64_t first = seen.lo < seen.hi ? seen.lo / keys : 0, last = seen.lo < seen.hi ? (seen.hi + keys - 1) / keys : 1;
+  const int64_t parts = last - first, items = pairs * parts;
   int64_t* left = (int64_t*)malloc((size_t)pairs * sizeof(int64_t) + (size_t)(items * part_size(c)) * sizeof(float));
   if (!left) return 1;
   for (int64_t n = 0; n < pairs; ++n) left[n] = parts;
-  const FewRowsForward<Score> forward{given, c, pairs, keys, parts, (float*)(left + pairs), left};
+  const FewRowsForward<Score> forward{given, c, keys, first, parts, (float*)(left + pairs), left};
   const int32_t failed = share(forward, items, c.threads, parallel);
   free(left);
   return failed;

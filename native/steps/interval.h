@@ -45,6 +45,21 @@ struct Interval {
     return limits;
   }
 
+  // The keys that some query of the call sees, and those that all of them see.
+  static Limits limits(const regard_call& c) {
+    if (!c.start.data) return {0, c.nk, 0, c.nk};
+    const int64_t heads = distinct(c.heads, c.start.head | c.stop.head), rows = distinct(c.nq, c.start.row | c.stop.row);
+    Limits limits = Limits::none(c);
+    each_element(c, c.start.batch, c.stop.batch, [&](const Place& p) {
+      for (int64_t h = 0; h < heads; ++h) {
+        const int32_t *start = at<int32_t>(c.start, p, h), *stop = at<int32_t>(c.stop, p, h);
+        for (int64_t i = 0; i < rows; ++i) limits.add(start[i * c.start.row], stop[i * c.stop.row]);
+      }
+      return true;
+    });
+    return limits;
+  }
+
   // A lane without a query sees no key.
   template <int V>
   static void begin(Block<V>& b) {
