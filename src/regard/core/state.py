@@ -62,7 +62,8 @@ class RowStats:
         """The statistics of whole rows of scores s (*batch, h, nq, n), whose weights are written into p; p may be s.
 
         sink: logits (*batch, h), in the dtype of s. None, and nothing is written, if n is 0 or a row has NaN or +inf,
-        for which `weights` says what is 0. Not differentiable.
+        for which `weights` says what is 0. Weights below 8 times the dtype's smallest normal number (float32: 1e-37)
+        may become 0. Not differentiable.
         """
         if s.shape[-1] == 0:
             return None

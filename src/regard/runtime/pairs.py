@@ -134,7 +134,7 @@ def _constant(tile: Tile) -> Tile:
 
 
 def _softmax(problem: Problem, tile: Tile, p: Tensor) -> RowStats:
-    """The weights of rows all of whose keys are in the tile, written into p (*batch, h, r, nk), and their statistics."""
+    """Writes the weights of whole rows into p (*batch, h, r, nk); returns the statistics of the rows."""
     s = tile.scores.expand(p.shape)
     if tile.visible is not None:
         # a sum is cheaper than masked_fill; a hidden NaN stays NaN, which of_rows refuses
