@@ -76,7 +76,7 @@ class RowStats:
         torch.sub(s, shift[..., None], out=p)
         if far:  # exp is ten times slower where it underflows: what would be nearly subnormal is 0
             p.clamp_(min=least).exp_()
-            torch.nn.functional.threshold_(p, math.exp(least + 1), 0)
+            torch.threshold_(p, math.exp(least + 1), 0)
         else:
             p.exp_()
         l = p.sum(-1)
