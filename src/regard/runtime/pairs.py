@@ -84,7 +84,8 @@ class Scores(PairValue):
         to.copy_(tile.masked)
 
     def pull(self, problem: Problem, tile: Tile, g: Tensor) -> tuple[Tensor, Tensor | None]:
-        return g.masked_fill(tile.masked == -torch.inf, 0), None
+        nothing_hidden = tile.visible is None and finite(tile.scores)
+        return g if nothing_hidden else g.masked_fill(tile.masked == -torch.inf, 0), None
 
 
 def written_out(value: PairValue, problem: Problem, rows: Tensor | None) -> Tensor:
