@@ -70,3 +70,16 @@ def test_an_answer_that_does_not_fit_is_found_out_before_any_work(
     monkeypatch.setattr(Problem, "tile", worked)
     with pytest.raises(RuntimeError, match="allocate memory"):  # 2^48 numbers: a petabyte
         function(q, q)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_cotangent_that_is_not_finite_where_hidden_reaches_no_gradient(wrong: float) -> None:
+    q, k = torch.randn(2, 3, 7, 5, requires_grad=True), torch.randn(2, 3, 11, 5, requires_grad=True)
+    visible = torch.rand(7, 11) < 0.6
+    g = torch.randn(2, 3, 7, 11)
+    found = [
+        gradients(rg.attention_weights(q, k, mask=rg.Dense(visible)), (q, k), g.masked_fill(~visible, hidden))
+        for hidden in (wrong, 0.0)
+    ]
+    for got, want in zip(*found, strict=True):
+        assert torch.equal(got, want)

@@ -57,6 +57,33 @@ class RowStats:
         p = torch.exp(s - _finite_shift(self.m)[..., None]) / self.l.masked_fill(self.empty, 1)[..., None]
         return p if finite(self.l) else p.masked_fill(s == -math.inf, 0)
 
+    @staticmethod
+    def of_rows(s: Tensor, p: Tensor, sink: Tensor | None = None) -> RowStats | None:
+        """The statistics of whole rows of scores s (*batch, h, nq, n), whose weights are written into p; p may be s.
+
+        sink: logits (*batch, h), in the dtype of s. None, and nothing is written, if n is 0 or a row has NaN or +inf,
+        for which `weights` says what is 0. Weights below 8 times the dtype's smallest normal number (float32: 1e-37)
+        may become 0. Not differentiable.
+        """
+        if s.shape[-1] == 0:
+            return None
+        m = s.amax(-1) if sink is None else torch.maximum(s.amax(-1), sink[..., None])
+        shift = _finite_shift(m)
+        if not finite(shift):
+            return None
+        least = math.log(torch.finfo(s.dtype).tiny) + 1
+        far = bool((s.amin(-1) - shift < least).any())
+        torch.sub(s, shift[..., None], out=p)
+        if far:  # exp is ten times slower where it underflows: what would be nearly subnormal is 0
+            p.clamp_(min=least).exp_()
+            torch.threshold_(p, math.exp(least + 1), 0)
+        else:
+            p.exp_()
+        l = p.sum(-1)
+        stats = RowStats(m, l if sink is None else l + torch.exp(sink[..., None] - shift))
+        p.div_(stats.l.masked_fill(stats.empty, 1)[..., None])
+        return stats
+
     def log_weights(self, s: Tensor) -> Tensor:
         """Their logarithms: the large numbers are subtracted first, which is exact where they are close."""
         log_p = (s - _finite_shift(self.m)[..., None]) - self.l.masked_fill(self.empty, 1).log()[..., None]

@@ -15,7 +15,7 @@ from regard.core.dtypes import exact
 from regard.core.problem import Problem, Tile
 from regard.core.shapes import blocks
 from regard.core.state import RowStats, State
-from regard.core.tracing import data_unavailable
+from regard.core.tracing import data_unavailable, finite
 from regard.runtime.autograd import differentiable_gradients
 
 BUDGET = 1 << 20  # numbers of a strip, with what a wide similarity (Additive) holds for each pair
@@ -33,6 +33,10 @@ class PairValue(ABC):
         """The numbers (*batch, h, r, nk) of whole rows, by operations that autograd sees."""
 
     @abstractmethod
+    def write(self, problem: Problem, tile: Tile, to: Tensor) -> None:
+        """The same numbers, written into `to` (*batch, h, r, nk) of any dtype; autograd sees nothing."""
+
+    @abstractmethod
     def pull(self, problem: Problem, tile: Tile, g: Tensor) -> tuple[Tensor, Tensor | None]:
         """The gradients of the rows' scores and of the sink (*batch, h), from the cotangent g; both 0 where hidden."""
 
@@ -46,12 +50,24 @@ class Weights(PairValue):
     def values(self, problem: Problem, tile: Tile) -> Tensor:
         return _row_stats(problem, tile).weights(tile.masked)
 
+    def write(self, problem: Problem, tile: Tile, to: Tensor) -> None:
+        p = to if to.dtype == problem.accumulate else torch.empty_like(to, dtype=problem.accumulate)
+        _softmax(problem, tile, p)
+        if p is not to:
+            to.copy_(p)
+
     def pull(self, problem: Problem, tile: Tile, g: Tensor) -> tuple[Tensor, Tensor | None]:
-        s, stats = tile.masked, _row_stats(problem, tile)
-        p = stats.weights(s)
-        total = (p * g).sum(-1)
-        g_sink = None if problem.sink is None else -(stats.sink_weights(problem.sink) * total).sum(-1)
-        return (p * (g - total[..., None])).masked_fill(s == -torch.inf, 0), g_sink
+        p = torch.empty_like(g)
+        stats = _softmax(problem, tile, p)
+        total = (g_s := p * g).sum(-1)
+        if finite(total):  # so is g, also where hidden, for 0 · NaN is NaN; p is 0 there
+            torch.sub(g, total[..., None], out=g_s).mul_(p)
+        else:
+            hidden = tile.masked == -torch.inf
+            g = g.masked_fill(hidden, 0)
+            total = (p * g).sum(-1)
+            g_s = (p * (g - total[..., None])).masked_fill(hidden, 0)
+        return g_s, None if problem.sink is None else -(stats.sink_weights(problem.sink) * total).sum(-1)
 
 
 class Scores(PairValue):
@@ -64,8 +80,12 @@ class Scores(PairValue):
         s = tile.masked
         return s.masked_fill(s == -torch.inf, -torch.inf)  # a constant, by whatever it is hidden: no gradient passes
 
+    def write(self, problem: Problem, tile: Tile, to: Tensor) -> None:
+        to.copy_(tile.masked)
+
     def pull(self, problem: Problem, tile: Tile, g: Tensor) -> tuple[Tensor, Tensor | None]:
-        return g, None
+        nothing_hidden = tile.visible is None and finite(tile.scores)
+        return g if nothing_hidden else g.masked_fill(tile.masked == -torch.inf, 0), None
 
 
 def written_out(value: PairValue, problem: Problem, rows: Tensor | None) -> Tensor:
@@ -81,13 +101,14 @@ def written_out(value: PairValue, problem: Problem, rows: Tensor | None) -> Tens
     return _filled(value, problem, rows)
 
 
+@torch.no_grad()
 def _filled(value: PairValue, problem: Problem, rows: Tensor | None) -> Tensor:
     frame = problem.frame
     count = frame.nq if rows is None else len(rows)
     # before any work: an answer that does not fit is found out at once
     answer = problem.q.new_empty((*frame.batch, frame.heads, count, frame.nk), dtype=value.dtype(problem))
     for to, of in _strips(problem, rows):
-        answer[..., to, :] = value.values(problem, problem.region_tile(frame.region(of)))
+        value.write(problem, _constant(problem.region_tile(frame.region(of))), answer[..., to, :])
     return answer
 
 
@@ -105,6 +126,25 @@ def _row_stats(problem: Problem, tile: Tile) -> RowStats:
     """The statistics of rows all of whose keys are in the tile."""
     nothing = tile.scores.new_empty((*tile.scores.shape[:-2], tile.scores.shape[-1], 0))
     return problem.joined(State.of(tile.scores, nothing, tile.visible)).stats
+
+
+def _constant(tile: Tile) -> Tile:
+    """The tile without its graph, and without a mask that hides nothing in it."""
+    hides = tile.visible is not None and not bool(tile.visible.all())
+    return Tile(tile.scores.detach(), tile.visible if hides else None)
+
+
+def _softmax(problem: Problem, tile: Tile, p: Tensor) -> RowStats:
+    """Writes the weights of whole rows into p (*batch, h, r, nk); returns the statistics of the rows."""
+    s = tile.scores.expand(p.shape)
+    if tile.visible is not None:
+        # a sum is cheaper than masked_fill; a hidden NaN stays NaN, which of_rows refuses
+        s = torch.add(s, s.new_zeros(tile.visible.shape).masked_fill_(~tile.visible, -torch.inf), out=p)
+    stats = RowStats.of_rows(s, p, None if problem.sink is None else problem.sink.detach().to(s.dtype))
+    if stats is None:
+        stats = _row_stats(problem, tile)
+        p.copy_(stats.weights(tile.masked))
+    return stats
 
 
 def _strip_size(problem: Problem) -> int:
@@ -152,9 +192,7 @@ def _backward(
     g_sink = problem.q.new_zeros(problem.q.shape[:-2], dtype=problem.accumulate)
     for to, of in _strips(problem, rows):
         opened = sums.open(problem.frame.region(of), False)
-        tile = Tile(opened.tile.scores.detach(), opened.tile.visible)
-        hidden = tile.masked == -torch.inf  # by the mask, or by a bias
-        g_s, g_strip = value.pull(problem, tile, g[..., to, :].to(problem.accumulate).masked_fill(hidden, 0))
+        g_s, g_strip = value.pull(problem, _constant(opened.tile), g[..., to, :].to(problem.accumulate))
         if g_strip is not None:
             g_sink += g_strip
         if opened.tile.scores.requires_grad:
