@@ -10,11 +10,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
 
-from torch import Tensor
+from regard.backends.native.c_structs import STRUCTS, Member, Struct, laid_out, members
 
 AXES = 4  # batch axes that a call can have
 DIMS = 4  # coordinates that a point can have
@@ -34,79 +32,15 @@ CODES = {
 }
 BOUNDS = {"REGARD_FIRST": 1, "REGARD_LAST": 2}  # bits
 
-_NUMBERS: dict[str, Any] = {
-    "int32_t": ctypes.c_int32,
-    "int64_t": ctypes.c_int64,
-    "uint32_t": ctypes.c_uint32,
-    "uint64_t": ctypes.c_uint64,
-    "float": ctypes.c_float,
-}
 
-
-@dataclass(frozen=True)
-class Member:
-    """One member of a struct. type: as C writes it, a number, a pointer or an earlier struct; count: of an array."""
-
-    type: str
-    name: str
-    about: str = ""
-    count: int = 0
-
-    @property
-    def ctype(self) -> Any:
-        one = ctypes.c_void_p if self.type.endswith("*") else (_NUMBERS.get(self.type) or _STRUCTS[self.type])
-        return one * self.count if self.count else one
-
-    def __str__(self) -> str:
-        array = f"[{self.count}]" if self.count else ""
-        return f"  {self.type} {self.name}{array};" + (f"  // {self.about}" if self.about else "")
-
-
-def members(type: str, names: str, about: str = "", count: int = 0) -> tuple[Member, ...]:
-    """A member for each name."""
-    return tuple(Member(type, name, about, count) for name in names.split())
-
-
-_STRUCTS: dict[str, Any] = {}
-
-
-class Struct(ctypes.Structure):
-    """A struct of the kernels. It keeps the tensors whose addresses it holds, and those that a struct in it keeps."""
-
-    c_name: ClassVar[str]
-    about: ClassVar[str]
-    members: ClassVar[tuple[Member, ...]]
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self.held: list[Tensor] = []
-        for part in (*given, *named.values()):
-            self.held += getattr(part, "held", ())
-
-    def hold(self, t: Tensor) -> Tensor:
-        """The same tensor, which lives as long as the struct."""
-        self.held.append(t)
-        return t
-
-
-S = TypeVar("S", bound=Struct)
-
-
-def _laid_out(struct: type[S]) -> type[S]:
-    """The struct with its members, known by its name in C."""
-    struct._fields_ = [(member.name, member.ctype) for member in struct.members]
-    _STRUCTS[struct.c_name] = struct
-    return struct
-
-
-@_laid_out
+@laid_out
 class Operand(Struct):
     c_name = "regard_tensor"
     about = "A tensor (batch..., head, row, column). Strides count elements; axes that are missing or broadcast have 0."
     members = (Member("void*", "data"), Member("int64_t", "batch", count=AXES), *members("int64_t", "head row col"))
 
 
-@_laid_out
+@laid_out
 class CallArguments(Struct):
     c_name = "regard_call"
     about = "One call of attention. A null address: the call has no such operand."
@@ -178,7 +112,7 @@ class CallArguments(Struct):
     )
 
 
-@_laid_out
+@laid_out
 class GradientArguments(Struct):
     c_name = "regard_gradients"
     about = "A call of the backward pass. A null address: that gradient is not wanted."
@@ -196,7 +130,7 @@ class GradientArguments(Struct):
     )
 
 
-@_laid_out
+@laid_out
 class AdditiveArguments(Struct):
     c_name = "regard_additive"
     about = "A call whose scores are w · f(a + c): q and k are a and c, float whatever its dtype, which is that of v."
@@ -209,7 +143,7 @@ class AdditiveArguments(Struct):
     )
 
 
-@_laid_out
+@laid_out
 class AdditiveGradientArguments(Struct):
     c_name = "regard_additive_gradients"
     about = "The backward pass of an additive call. All cotangents and gradients are float; every element is written."
@@ -222,7 +156,7 @@ class AdditiveGradientArguments(Struct):
     )
 
 
-@_laid_out
+@laid_out
 class FactArguments(Struct):
     c_name = "regard_fact_args"
     about = (
@@ -261,7 +195,7 @@ class FactArguments(Struct):
     )
 
 
-@_laid_out
+@laid_out
 class PageWrite(Struct):
     c_name = "regard_page_write"
     about = (
@@ -289,7 +223,7 @@ def _enum(values: dict[str, int]) -> str:
 
 def _structs() -> str:
     parts = [_enum(values) for values in (DTYPES, ACTIVATIONS, CODES, BOUNDS, _SIZES)]
-    for name, struct in _STRUCTS.items():
+    for name, struct in STRUCTS.items():
         body = "\n".join(map(str, struct.members))
         size = f'static_assert(sizeof({name}) == {ctypes.sizeof(struct)}, "ctypes lays {name} out in another way");'
         parts.append(f"// {struct.about}\ntypedef struct {{\n{body}\n}} {name};\n{size}")
@@ -298,7 +232,7 @@ def _structs() -> str:
 
 def _abi() -> int:
     """A number that changes with any name, type or order of a member, not with what is said about it."""
-    layout = [(name, [(m.type, m.name, m.count) for m in struct.members]) for name, struct in _STRUCTS.items()]
+    layout = [(name, [(m.type, m.name, m.count) for m in struct.members]) for name, struct in STRUCTS.items()]
     return int.from_bytes(
         hashlib.sha256(repr((layout, DTYPES, ACTIVATIONS, CODES, BOUNDS, _SIZES)).encode()).digest()[:7], "big"
     )

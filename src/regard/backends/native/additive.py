@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Result
-from regard.backends.native.abi import AdditiveArguments, AdditiveGradientArguments, CallArguments, Operand, Struct
+from regard.backends.native.abi import AdditiveArguments, AdditiveGradientArguments, CallArguments, Operand
 from regard.backends.native.args import ACTIVATIONS, KernelArgs
+from regard.backends.native.c_structs import Struct
 from regard.backends.native.families import KernelFamily
 from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.kernels import Gradients

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Result
-from regard.backends.native.abi import CallArguments, GradientArguments, Operand, Struct
+from regard.backends.native.abi import CallArguments, GradientArguments, Operand
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.backward import BY_HEAD, backward, why_not_backward
+from regard.backends.native.c_structs import Struct
 from regard.backends.native.kernels import Gradients
 from regard.backends.native.launch import Kept, pair_work
 from regard.core.dtypes import HALF

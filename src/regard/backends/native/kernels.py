@@ -7,8 +7,9 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor
 
-from regard.backends.native.abi import CallArguments, Operand, Struct
+from regard.backends.native.abi import CallArguments, Operand
 from regard.backends.native.args import KernelArgs
+from regard.backends.native.c_structs import Struct
 from regard.core.problem import Problem
 
 Gradients = Sequence["Tensor | None"]

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.native.abi import AXES, BOUNDS, CallArguments, Operand, Struct
+from regard.backends.native.abi import AXES, BOUNDS, CallArguments, Operand
 from regard.backends.native.args import KernelArgs
+from regard.backends.native.c_structs import Struct
 from regard.backends.native.ffi import DTYPE_CODES, Library, chosen, load
 from regard.backends.native.lower_modifiers import ROOM
 from regard.core.paged import Paged

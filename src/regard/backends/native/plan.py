@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Done, Example, Inputs
-from regard.backends.native.abi import CODES, CallArguments, Struct
+from regard.backends.native.abi import CODES, CallArguments
 from regard.backends.native.args import KernelArgs
+from regard.backends.native.c_structs import Struct
 from regard.backends.native.ffi import DTYPE_CODES, failure, parallel
 from regard.backends.native.kernels import Gradients, Kernels
 from regard.backends.native.launch import (

@@ -1,0 +1,73 @@
+"""Structs that Python fills and C++ reads, described member by member: what abi.py writes its table with."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from torch import Tensor
+
+_NUMBERS: dict[str, Any] = {
+    "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "uint32_t": ctypes.c_uint32,
+    "uint64_t": ctypes.c_uint64,
+    "float": ctypes.c_float,
+}
+
+
+@dataclass(frozen=True)
+class Member:
+    """One member of a struct. type: as C writes it, a number, a pointer or an earlier struct; count: of an array."""
+
+    type: str
+    name: str
+    about: str = ""
+    count: int = 0
+
+    @property
+    def ctype(self) -> Any:
+        one = ctypes.c_void_p if self.type.endswith("*") else (_NUMBERS.get(self.type) or STRUCTS[self.type])
+        return one * self.count if self.count else one
+
+    def __str__(self) -> str:
+        array = f"[{self.count}]" if self.count else ""
+        return f"  {self.type} {self.name}{array};" + (f"  // {self.about}" if self.about else "")
+
+
+def members(type: str, names: str, about: str = "", count: int = 0) -> tuple[Member, ...]:
+    """A member for each name."""
+    return tuple(Member(type, name, about, count) for name in names.split())
+
+
+STRUCTS: dict[str, Any] = {}  # by their names in C
+
+
+class Struct(ctypes.Structure):
+    """A struct of the kernels. It keeps the tensors whose addresses it holds, and those that a struct in it keeps."""
+
+    c_name: ClassVar[str]
+    about: ClassVar[str]
+    members: ClassVar[tuple[Member, ...]]
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.held: list[Tensor] = []
+        for part in (*given, *named.values()):
+            self.held += getattr(part, "held", ())
+
+    def hold(self, t: Tensor) -> Tensor:
+        """The same tensor, which lives as long as the struct."""
+        self.held.append(t)
+        return t
+
+
+S = TypeVar("S", bound=Struct)
+
+
+def laid_out(struct: type[S]) -> type[S]:
+    """The struct with its members, known by its name in C."""
+    struct._fields_ = [(member.name, member.ctype) for member in struct.members]
+    STRUCTS[struct.c_name] = struct
+    return struct
