@@ -16,7 +16,7 @@ from regard.compat.transformers_models import NAME
 from regard.core.errors import Unsupported
 
 # Layers in which tokens meet in attention alone, and that is regard's: by their folder in transformers.models.
-# tests/integrations/test_packed_sweep.py builds an encoder of each, small, and compares.
+# tests/integrations/test_compat_packed_sweep.py builds an encoder of each, small, and compares.
 LAYERS = {
     "albert": "AlbertLayer",
     "bert": "BertLayer",
