@@ -142,7 +142,7 @@ def _structure(
     needs = tuple([t.requires_grad for t in (q, k, v, *leaves)]) if torch.is_grad_enabled() else ()
     key = (
         *(needs if True in needs else None, values, placed, dropped, q.dtype, k.dtype, v.dtype),
-        k.page_size if isinstance(k, Paged) else None,
+        k.page_size if type(k) is Paged else None,
         *(len(q_lead), len(k_lead), *q_lead, q_width, *k_lead, k_width, *v_lead, v_width),
         torch.get_num_threads(),
         _environment.get(_ISA),

@@ -111,7 +111,7 @@ class ForwardPlan:
         q, k, v, leaves, nq, nk, _, positions, seed = call
         span = None if positions is None else positions.span
         table = None
-        if isinstance(k, Paged) and isinstance(v, Paged):
+        if type(k) is Paged and type(v) is Paged:  # no subclass has a plan
             table, k, v = k.block_table, k.pages, v.pages
         # an axis of size 1 has no stride, whatever torch says
         lengths = nq, nk, span
