@@ -46,6 +46,7 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
 def test_python_m_regard_is_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, status in ((["--help"], 0), (["look", "missing.txt"], 1)):
         monkeypatch.setattr(sys, "argv", ["regard", *arguments])
+        monkeypatch.delitem(sys.modules, "regard.__main__", raising=False)  # a test that imports all modules left it
         with pytest.raises(SystemExit) as left:
             runpy.run_module("regard", run_name="__main__")
         assert left.value.code == status
