@@ -1,7 +1,7 @@
 # Builds the kernels. Where that fails it says why in OUTPUT/why_not.txt, which backends/native/ffi.py reads, and succeeds: an installation
 # without kernels works. SOURCE: this folder; BINARY: where to build; OPTIONS: of the configuration.
 cmake_minimum_required(VERSION 3.20)
-file(GLOB old "${OUTPUT}/libregard_*.so")
+file(GLOB old "${OUTPUT}/*regard_*.so")
 file(REMOVE "${OUTPUT}/why_not.txt" "${OUTPUT}/build.log")
 
 execute_process(COMMAND "${CMAKE_COMMAND}" ${OPTIONS} "-DOUTPUT=${OUTPUT}" -S "${SOURCE}" -B "${BINARY}"

@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0xa04da6c7c7c6da  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0xee7f8aca2dde28  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -39,6 +39,7 @@ enum {
   REGARD_DIMS = 4,
   REGARD_TOP = 64,
   REGARD_SETS = 64,
+  REGARD_LEAVES = 8,
 };
 
 // A tensor (batch..., head, row, column). Strides count elements; axes that are missing or broadcast have 0.
@@ -223,6 +224,28 @@ typedef struct {
   const int64_t* lengths;  // (batch): rows of each sequence so far
 } regard_page_write;
 static_assert(sizeof(regard_page_write) == 344, "ctypes lays regard_page_write out in another way");
+
+// What native/python/ makes the calls of one structure from: see plan.py.
+typedef struct {
+  const regard_call* call;  // what is the same for all of them
+  void* entry;
+  void* parallel;
+  int64_t axes;  // of q, k, v and out, heads included
+  int64_t lead[5];  // sizes of out's axes before that of the queries, as the caller has them
+  int64_t leads;  // how many
+  int64_t dv;
+  int64_t pair_work;  // floating-point operations of a query and a key, over the batch and all heads
+  int64_t thread_work;  // of those, for which it is worth waking another thread
+  int64_t before;  // with bounded: -after <= position of query - position of key <= before
+  int64_t after;  // with bounded: -after <= position of query - position of key <= before
+  int32_t bounded;
+  int32_t positional;  // whether anything compares positions
+  int32_t float_out;  // out is float, whatever v is
+  int32_t leaves;  // tensors of score, mask and sink that are read where they lie
+  int64_t leaf[8];  // which of all such tensors, depth first
+  int64_t leaf_at[8];  // where the call has its address
+} regard_plan;
+static_assert(sizeof(regard_plan) == 264, "ctypes lays regard_plan out in another way");
 
 typedef void (*regard_body)(int64_t begin, int64_t end, void* context);
 typedef int32_t (*regard_parallel)(int64_t begin, int64_t end, int64_t grain, regard_body body, void* context);

@@ -16,6 +16,7 @@ from regard.core.problem import Problem
 from regard.core.state import RowStats
 from regard.core.value import Value
 from regard.masks.algebra import Mask
+from regard.scores.algebra import Score
 
 Result = tuple[Tensor, Tensor]  # out (*batch, h, nq, dv) and lse (*batch, h, nq), in the accumulation dtype
 Kept = tuple[Tensor, ...]  # out, and what `row_stats` and `backward` of the same backend read besides
@@ -83,11 +84,19 @@ class Plan(Protocol):
         """out, in the caller's shape and dtype; None where the call must go the general way."""
         ...
 
+    def remember(self, call: Inputs, score: Score, sink: Tensor | float | None, outlines: tuple[Any, ...]) -> None:
+        """Hears of a call that ran, with the outlines of score, mask and sink: may serve calls like it sooner."""
+        ...
+
 
 class TrainingPlan(Protocol):
     """One for calls that will be differentiated."""
 
     of_lengths: bool
+
+    def remember(self, call: Inputs, score: Score, sink: Tensor | float | None, outlines: tuple[Any, ...]) -> None:
+        """As Plan.remember."""
+        ...
 
     def run_for_backward(self, call: Inputs) -> Done | None:
         """The call, made; None where it must go the general way."""

@@ -80,3 +80,14 @@ def _finite(t: Tensor) -> bool:
         return True
     low, high = torch.aminmax(t)  # both NaN if one element is; no tensor of t's size, as isfinite makes three
     return bool((low - low) + (high - high) == 0)
+
+
+# Each answers whether somebody watches or changes what torch does, at the price of one call into C++.
+GUARDS: tuple[Callable[[], object], ...] = (
+    torch._C._are_functorch_transforms_active,  # pyright: ignore[reportPrivateUsage]
+    torch._C._is_tracing,  # pyright: ignore[reportPrivateUsage]
+    _dispatch_modes,
+    _early_modes,
+    torch._C._len_torch_function_stack,  # pyright: ignore[reportPrivateUsage]
+    torch._C._is_any_autocast_enabled,  # pyright: ignore[reportPrivateUsage]
+)

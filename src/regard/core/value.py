@@ -59,13 +59,13 @@ class Value:
 
 def names(kind: type) -> tuple[str, ...]:
     """The fields of a class of values, in order."""
-    found = _NAMES.get(kind)
+    found = NAMES.get(kind)
     if found is None:  # dataclasses.fields looks through all of them each time
-        found = _NAMES[kind] = tuple(f.name for f in fields(kind))
+        found = NAMES[kind] = tuple(f.name for f in fields(kind))
     return found
 
 
-_NAMES: dict[type, tuple[str, ...]] = {}
+NAMES: dict[type, tuple[str, ...]] = {}  # of the classes that were asked for
 
 
 def _items(value: Value) -> list[Any]:

@@ -8,6 +8,7 @@ makes (see Backend.plan): no transforms, no gradients but those of q, k and v, a
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from regard.backends.base import Done, Example, Inputs, Plan, TrainingPlan
+from regard.backends.native.direct import direct, shortcut
 from regard.core.dropout import Dropout
 from regard.core.paged import Paged, share_pages
 from regard.core.positions import Positions
@@ -29,14 +31,16 @@ from regard.scores.algebra import Score, Similarity
 
 _MOST = 256  # structures kept
 _plans: dict[Any, _Known | _ByLength | None] = {}
+_shortcut: Callable[..., Any] | None = None  # serves calls of remembered plans, once there is one
 _UNSEEN: Any = object()
+_OUTLINES = 1  # place of score, mask and sink in a key
 # os.environ.get would take a tenth of a small call: it encodes the name each time
 _environment = cast(dict[Any, Any], os.environ._data)  # pyright: ignore
 _ISA = os.environ.encodekey("REGARD_ISA")
 
 
 class Asked(NamedTuple):
-    """The arguments of a call, but for the backend."""
+    """The arguments of a call, but for the backend. None for q, k, v: what autograd saves."""
 
     q: Any
     k: Any
@@ -82,6 +86,14 @@ def attend(
     dropout: Dropout | None,
 ) -> Tensor | None:
     """The output of a call whose structure has a plan; None where the call must go the general way."""
+    if _shortcut is not None and dropout is None and not torch.compiler.is_compiling():
+        found = _shortcut(q, k, v, score, mask, positions, sink)
+        if type(found) is Tensor:
+            return found
+        if found is not None:
+            plan, out, row_stats, kernel, read = found
+            asked = Asked(None, None, None, score, mask, positions, sink, None)
+            return _record(plan, Done(out, row_stats, kernel), asked, (q, k, v, *read))
     leaves: list[Tensor] = []
     structure = _structure(q, k, v, score, mask, positions, sink, dropout, leaves)
     if structure is None:
@@ -103,17 +115,28 @@ def attend(
         q, k = cast(Similarity, score.stages[0]).prepare(_lift(q), _lift(k))
     call = Inputs(q, k, v, leaves, nq, nk, mask, positions, seed)
     if not recorded:
-        return cast(Plan, known.plan).run(call)
+        plan = cast(Plan, known.plan)
+        out = plan.run(call)
+        if out is not None and not known.prepares:
+            plan.remember(call, score, sink, key[_OUTLINES])
+        return out
     plan = cast(TrainingPlan, known.plan)
     done = plan.run_for_backward(call)
     if done is None:
         return None
+    if not known.prepares and seed is None:
+        plan.remember(call, score, sink, key[_OUTLINES])
     # what the backward does not save: q and k from before they were prepared
     before = tuple(t.detach() for t in origin) if known.prepares else (None, None)
     asked = Asked(before[0], before[1], None, score, mask, positions, sink, None if seed is None else seed.dropout)
-    made = _Planned(plan, done, known.prepares, asked, (q, k, v, *leaves))
-    (out,) = Attention.apply(made, (done.out.to(v.dtype),), (done.out, done.row_stats), q, k, v, *leaves)
-    return out
+    return _record(plan, done, asked, (q, k, v, *leaves))
+
+
+def _record(plan: TrainingPlan, done: Done, asked: Asked, tensors: tuple[Tensor, ...]) -> Tensor:
+    """The output of a call that a plan made, with its gradients."""
+    out = done.out.to(tensors[2].dtype)
+    (recorded,) = Attention.apply(_Planned(plan, done, asked, tensors), (out,), (done.out, done.row_stats), *tensors)
+    return recorded
 
 
 def _structure(
@@ -140,7 +163,7 @@ def _structure(
     if v_count != nk:
         return None
     needs = tuple([t.requires_grad for t in (q, k, v, *leaves)]) if torch.is_grad_enabled() else ()
-    key = (
+    key = (  # _OUTLINES says where values are
         *(needs if True in needs else None, values, placed, dropped, q.dtype, k.dtype, v.dtype),
         k.page_size if type(k) is Paged else None,
         *(len(q_lead), len(k_lead), *q_lead, q_width, *k_lead, k_width, *v_lead, v_width),
@@ -159,6 +182,8 @@ def plans() -> list[Plan | TrainingPlan]:
 def clear() -> None:
     """Forgets all plans."""
     _plans.clear()
+    if _shortcut is not None:
+        direct().forget()
 
 
 def _lift(t: Tensor) -> Tensor:
@@ -171,7 +196,10 @@ def _learn(key: Any, asked: Asked, leaves: list[Tensor], recorded: bool) -> _Kno
     fixed = asked if asked.dropout is None else asked._replace(dropout=replace(asked.dropout, seed=0))
     known = _planned(Call(*fixed), asked.positions, (*asked[:3], *leaves), recorded)
     if len(_plans) >= _MOST:
-        _plans.clear()
+        clear()
+    if known is not None:
+        global _shortcut
+        _shortcut = shortcut()
     if known is not None and known.plan.of_lengths:
         lengths = asked.q.shape[-2], asked.k.shape[-2]
         found = _plans.setdefault(key, _ByLength())
@@ -206,11 +234,9 @@ def _planned(call: Call, positions: Positions | None, tensors: tuple[Tensor, ...
 class _Planned:
     """A call that a plan made, to autograd."""
 
-    def __init__(
-        self, plan: TrainingPlan, done: Done, prepares: bool, asked: Asked, tensors: tuple[Tensor, ...]
-    ) -> None:
-        self.plan, self.kernel, self.prepares, self.asked = plan, done.kernel, prepares, asked
-        self.strides = [t.stride() for t in (*tensors, done.out, done.row_stats)]
+    def __init__(self, plan: TrainingPlan, done: Done, asked: Asked, tensors: tuple[Tensor, ...]) -> None:
+        self.plan, self.kernel, self.asked = plan, done.kernel, asked
+        self.strides = [t.stride() for t in tensors[3:]]
 
     def constants(self, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return ()
@@ -219,18 +245,19 @@ class _Planned:
         if watched():  # who watches sees no kernel
             with torch.enable_grad():
                 return self.differentiable(given)
-        held = (*given.tensors, *given.saved)
-        if [t.stride() for t in held] != self.strides:  # hooks on what is saved have laid it out anew
-            held = map(_laid, held, self.strides)
-        q, k, v, *leaves, out, row_stats = held
+        q, k, v, *leaves = given.tensors
+        if [t.stride() for t in leaves] != self.strides:  # hooks on what is saved have laid it out anew
+            leaves = list(map(_laid, leaves, self.strides))
+        out, row_stats = given.saved
         return self.plan.backward(Done(out, row_stats, self.kernel), (q, k, v), leaves, given.cotangents[0])
 
     def differentiable(self, given: Given) -> tuple[Tensor | None, ...]:
         (q, k, v, *_), needs = given.tensors, given.needs
         # what the similarity prepared is what the gradients are asked for
-        asked = self.asked if self.prepares else self.asked._replace(q=q, k=k)
+        prepares = self.asked.q is not None
+        asked = self.asked if prepares else self.asked._replace(q=q, k=k)
         call = Call(*asked._replace(v=v))
-        problem = replace(call.problem, q=q, k=k) if self.prepares else call.problem
+        problem = replace(call.problem, q=q, k=k) if prepares else call.problem
         frame = problem.frame
         g_out = given.cotangents[0].to(problem.accumulate)
         g_out = g_out.reshape(*frame.batch, frame.heads, frame.nq, problem.dv)

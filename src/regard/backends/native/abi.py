@@ -17,6 +17,7 @@ from regard.backends.native.c_structs import STRUCTS, Member, Struct, laid_out, 
 AXES = 4  # batch axes that a call can have
 DIMS = 4  # coordinates that a point can have
 TOP, SETS = 64, 64  # keys that the fact `top` can keep; groups, bands of distance that one call can ask for
+LEAVES = 8  # tensors of a score, a mask and a sink that native/python/ finds
 DTYPES = {"REGARD_F32": 0, "REGARD_BF16": 1, "REGARD_F16": 2}
 ACTIVATIONS = {"REGARD_TANH": 0, "REGARD_SIGMOID": 1, "REGARD_LEAKY_RELU": 2}
 # What a kernel returns. All but the first: nothing was computed.
@@ -214,7 +215,36 @@ class PageWrite(Struct):
     )
 
 
-_SIZES = {"REGARD_BATCH_AXES": AXES, "REGARD_DIMS": DIMS, "REGARD_TOP": TOP, "REGARD_SETS": SETS}
+@laid_out
+class PlanArguments(Struct):
+    c_name = "regard_plan"
+    about = "What native/python/ makes the calls of one structure from: see plan.py."
+    members = (
+        Member("const regard_call*", "call", "what is the same for all of them"),
+        *members("void*", "entry parallel"),
+        Member("int64_t", "axes", "of q, k, v and out, heads included"),
+        Member("int64_t", "lead", "sizes of out's axes before that of the queries, as the caller has them", AXES + 1),
+        Member("int64_t", "leads", "how many"),
+        Member("int64_t", "dv"),
+        Member("int64_t", "pair_work", "floating-point operations of a query and a key, over the batch and all heads"),
+        Member("int64_t", "thread_work", "of those, for which it is worth waking another thread"),
+        *members("int64_t", "before after", "with bounded: -after <= position of query - position of key <= before"),
+        Member("int32_t", "bounded"),
+        Member("int32_t", "positional", "whether anything compares positions"),
+        Member("int32_t", "float_out", "out is float, whatever v is"),
+        Member("int32_t", "leaves", "tensors of score, mask and sink that are read where they lie"),
+        Member("int64_t", "leaf", "which of all such tensors, depth first", LEAVES),
+        Member("int64_t", "leaf_at", "where the call has its address", LEAVES),
+    )
+
+
+_SIZES = {
+    "REGARD_BATCH_AXES": AXES,
+    "REGARD_DIMS": DIMS,
+    "REGARD_TOP": TOP,
+    "REGARD_SETS": SETS,
+    "REGARD_LEAVES": LEAVES,
+}
 
 
 def _enum(values: dict[str, int]) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Result
-from regard.backends.native.abi import AdditiveArguments, AdditiveGradientArguments, CallArguments, Operand
+from regard.backends.native.abi import AdditiveArguments, AdditiveGradientArguments, CallArguments
 from regard.backends.native.args import ACTIVATIONS, KernelArgs
 from regard.backends.native.c_structs import Struct
 from regard.backends.native.families import KernelFamily
@@ -80,14 +80,8 @@ class AdditiveKernels(KernelFamily):
     def struct(self, problem: Problem, call: CallArguments) -> Struct:
         return _arguments(problem, call)
 
-    def backward_struct(
-        self,
-        forward: Struct,
-        dout: Operand,
-        made: Sequence[Operand | None],
-        dtypes: tuple[int, int],
-    ) -> Struct:
-        return AdditiveGradientArguments(forward, dout, Operand(), *made)
+    def backward_struct(self, forward: Struct, dtypes: tuple[int, int]) -> Struct:
+        return AdditiveGradientArguments(forward)
 
     def empty_gradients(self, given: Sequence[Tensor], heads: int, needs: tuple[bool, ...]) -> Gradients:
         return *(torch.empty(t.shape) for t in given), torch.empty(heads, given[0].shape[-1])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Result
-from regard.backends.native.abi import CallArguments, GradientArguments, Operand
+from regard.backends.native.abi import CallArguments, GradientArguments
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.backward import BY_HEAD, backward, why_not_backward
 from regard.backends.native.c_structs import Struct
@@ -89,15 +89,8 @@ class KernelFamily:
     def struct(self, problem: Problem, call: CallArguments) -> Struct:
         return call
 
-    def backward_struct(
-        self,
-        forward: Struct,
-        dout: Operand,
-        made: Sequence[Operand | None],
-        dtypes: tuple[int, int],
-    ) -> Struct:
-        wanted = {name: x for name, x in zip(("dq", "dk", "dv"), made, strict=True) if x is not None}
-        return GradientArguments(forward, dout=dout, dout_dtype=dtypes[0], gradient_dtype=dtypes[1], **wanted)
+    def backward_struct(self, forward: Struct, dtypes: tuple[int, int]) -> Struct:
+        return GradientArguments(forward, dout_dtype=dtypes[0], gradient_dtype=dtypes[1])
 
     def empty_gradients(self, given: Sequence[Tensor], heads: int, needs: tuple[bool, ...]) -> Gradients:
         return *[torch.empty_like(t) if need else None for t, need in zip(given, needs, strict=False)], None

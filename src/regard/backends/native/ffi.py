@@ -20,6 +20,7 @@ ENTRIES = (  # of the kernels: each is given the address of a struct, and torch'
     *("regard_facts", "regard_write_pages"),
 )
 _FOLDER = Path(__file__).parent.parent / "kernels"
+_PYTHON_CALLS = _FOLDER / "regard_python.so"
 DTYPE_CODES = {
     torch.float32: abi.DTYPES["REGARD_F32"],
     torch.bfloat16: abi.DTYPES["REGARD_BF16"],
@@ -96,7 +97,8 @@ def why_not_built() -> str:
         )
     note, log = _FOLDER / "why_not.txt", _FOLDER / "build.log"
     if not note.exists():
-        return f"there is nothing in {_FOLDER}"
+        missing = [name for name in ("libregard_base.so", _PYTHON_CALLS.name) if not (_FOLDER / name).exists()]
+        return f"there is no {' and no '.join(missing)} in {_FOLDER}"
     return note.read_text().strip() + (f"; see {log}" if log.exists() else "")
 
 
@@ -109,7 +111,7 @@ def runnable() -> tuple[str, ...]:
 @cache
 def _runnable() -> tuple[str, ...]:
     paths = built()
-    if "base" not in paths or stale():
+    if "base" not in paths or not _PYTHON_CALLS.exists() or stale():
         return ()
     name = ctypes.CDLL(str(paths["base"])).regard_runnable  # native/isa/select.h has the list, best first
     name.argtypes, name.restype = (ctypes.c_int64,), ctypes.c_char_p
@@ -121,8 +123,9 @@ def _runnable() -> tuple[str, ...]:
 
 @cache
 def stale() -> tuple[str, ...]:
-    """The installed instruction sets whose objects read other structs than Python fills: an older build, or a newer."""
-    return tuple(isa for isa, path in built().items() if _abi(path) != abi.ABI)
+    """The installed objects that read other structs than Python fills: of an older build, or a newer."""
+    calls = {"python": _PYTHON_CALLS} if _PYTHON_CALLS.exists() else {}
+    return tuple(name for name, path in {**built(), **calls}.items() if _abi(path) != abi.ABI)
 
 
 def _abi(path: Path) -> int | None:
@@ -131,6 +134,12 @@ def _abi(path: Path) -> int | None:
         return None
     handle.regard_abi.restype = ctypes.c_uint64
     return handle.regard_abi()
+
+
+@cache
+def python_calls() -> ctypes.PyDLL:
+    """The object of native/python/, which there is where there are kernels."""
+    return ctypes.PyDLL(str(_PYTHON_CALLS))
 
 
 @cache

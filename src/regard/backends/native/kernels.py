@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor
 
-from regard.backends.native.abi import CallArguments, Operand
+from regard.backends.native.abi import CallArguments
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.c_structs import Struct
 from regard.core.problem import Problem
@@ -21,7 +21,7 @@ class Kernels(Protocol):
     forward_entry: ClassVar[str]
     backward_entry: ClassVar[str]
     gradient_offsets: ClassVar[tuple[int, ...]]
-    """Where the backward's struct has the addresses of the cotangent, of three gradients, and of what is learned."""
+    """Where the backward's struct has the cotangent, three gradients (operands), and the address of what is learned."""
 
     def leaves(self, problem: Problem, args: KernelArgs) -> dict[int, Tensor | None]:
         """The tensors besides q, k and v that are read where the caller has them, by the offset of their address."""
@@ -47,14 +47,10 @@ class Kernels(Protocol):
         """What the forward reads. It begins with the call."""
         ...
 
-    def backward_struct(
-        self,
-        forward: Struct,
-        dout: Operand,
-        made: Sequence[Operand | None],
-        dtypes: tuple[int, int],
-    ) -> Struct:
-        """What the backward reads, beginning with what the forward read; dtypes: of the cotangent and of q."""
+    def backward_struct(self, forward: Struct, dtypes: tuple[int, int]) -> Struct:
+        """What the backward reads, beginning with what the forward read, without operands of its own; dtypes: of the
+        cotangent and of q.
+        """
         ...
 
     def empty_gradients(self, given: Sequence[Tensor], heads: int, needs: tuple[bool, ...]) -> Gradients:

@@ -33,7 +33,7 @@ _MOST_LAYOUTS = 256
 # The bytes of a call's members that say which keys each query sees, which are neighbours.
 VISIBLE = slice(CallArguments.start.offset, CallArguments.bias.offset)
 # Floating-point operations for which it is worth waking another thread.
-_GRAIN = 1 << 20
+THREAD_WORK = 1 << 20
 
 
 def library() -> Library:
@@ -87,7 +87,7 @@ def sink_weights(row_stats: Tensor, sink: Tensor) -> Tensor:
 
 def threads(work: int) -> int:
     """How many of torch's are worth waking for so many floating-point operations."""
-    return max(1, min(torch.get_num_threads(), work // _GRAIN))
+    return max(1, min(torch.get_num_threads(), work // THREAD_WORK))
 
 
 def pair_work(args: KernelArgs) -> int:
@@ -206,23 +206,6 @@ def _strides(t: Tensor) -> list[int]:
 def operand(t: Tensor) -> Operand:
     """A tensor (*batch, h, n, m), its axes broadcast to the call's where their size is 1."""
     return Operand.from_buffer_copy(_OPERAND.pack(t.data_ptr(), *_axes(tuple(_strides(t)), 0, AXES + 3)))
-
-
-def set_strides(struct: Struct, at: int, shape: tuple[int, ...], strides: tuple[int, ...], axes: int) -> None:
-    """Tells the operand at a byte of a struct how a tensor lies; one axis less than `axes`: it has none of heads."""
-    steps = [0 if size == 1 else step for size, step in zip(shape, strides, strict=True)]
-    if len(steps) < axes:
-        steps.insert(-2, 0)
-    _OPERAND.pack_into(struct, at, 0, *(0,) * (AXES + 3 - len(steps)), *steps)
-
-
-def gapless(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a tensor that has no gaps."""
-    steps, step = list[int](), 1
-    for size in shape[::-1]:
-        steps.append(step)
-        step *= size
-    return tuple(steps[::-1])
 
 
 def set_visible(struct: Struct, found: dict[str, Any]) -> list[Tensor]:

@@ -1,0 +1,174 @@
+// Calls of a structure seen before, from Python's objects to the kernels without the interpreter.
+//
+// Python keeps plans (src/regard/runtime/plan_cache.py); `bind` makes the struct of a call from a plan's. `remember` lets `attend`
+// find a plan by itself, where nothing changes from call to call but the tensors, the lengths and the positions; whatever it does not
+// know it leaves to Python, with the answer None.
+#include "python/bind.h"
+#include "python/known.h"
+
+using namespace regard;
+
+namespace {
+
+// Whether a mode or a transform must see the call.
+bool watched() {
+  for (Py_ssize_t n = 0; n < PyTuple_Size(py.guards); ++n) {
+    const Ref answer{PyObject_CallFunctionObjArgs(PyTuple_GetItem(py.guards, n), nullptr)};
+    if (!answer || PyObject_IsTrue(answer.get())) return true;
+  }
+  return number_of(Ref{PyObject_GetAttr(py.forward_ad, py.current_level)}) >= 0;
+}
+
+// The span of positions, where they have one.
+bool span_of(PyObject* positions, Span& span) {
+  if (!has_type(positions, py.positions)) return false;
+  const Ref members{PyObject_GetAttr(positions, py.dict)};
+  PyObject* const made = members ? PyDict_GetItem(members.get(), py.made) : nullptr;
+  if (!made || PyTuple_Size(made) != 5) return false;
+  const bool unseen = PyObject_IsTrue(PyTuple_GetItem(made, 3)) == 1 || PyLong_AsLongLong(PyTuple_GetItem(made, 4)) == 0;
+  if (unseen) return read_span(made, span);
+  const Ref looked{PyObject_GetAttr(positions, py.span)};  // somebody may have written to the tensors that were made of it
+  return looked && looked.get() != kNone && read_span(looked.get(), span);
+}
+
+// What attend() answers where Python must make the call, and say what is wrong with it.
+PyObject* leave_to_python() {
+  PyErr_Clear();
+  return none();
+}
+
+// What Python needs to record a call: (plan, out, row_stats, (bytes of the struct,), leaves).
+PyObject* recorded(PyObject* owner, PyObject* out, PyObject* row_stats, const regard_call& call, const Leaves& leaves) {
+  Ref all{PyTuple_New(5)}, tensors{PyTuple_New(leaves.count)}, kernel{PyTuple_New(1)};
+  Ref bytes{PyBytes_FromStringAndSize((const char*)&call, sizeof(call))};
+  if (!all || !tensors || !kernel || !bytes) return nullptr;
+  PyTuple_SetItem(kernel.get(), 0, bytes.release());
+  for (int n = 0; n < leaves.count; ++n) PyTuple_SetItem(tensors.get(), n, shared(leaves.objects[n]));
+  PyObject* const parts[5] = {shared(owner), shared(out), shared(row_stats), kernel.release(), tensors.release()};
+  for (int n = 0; n < 5; ++n) PyTuple_SetItem(all.get(), n, parts[n]);
+  return all.release();
+}
+
+// attend(q, k, v, score, mask, positions, sink) -> out; of a call with gradients what recorded() says; or None.
+PyObject* attend(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 7 || !remembered) return none();
+  PyObject* const positions = arguments[5];
+  Given given{arguments, positions != kNone};
+  Leaves leaves;
+  const Known* const one = given.read() && !watched() ? find(given, leaves) : nullptr;
+  if (!one) return leave_to_python();
+  const regard_plan& plan = *one->plan;
+  const Ref owner{shared(one->owner)};  // what is called from here on may make the plan forgotten
+  const bool training = one->needs;
+  Span span{0, given.nq, 0, given.nk};
+  if (given.placed ? !span_of(positions, span) : given.nq != given.nk && plan.positional) return leave_to_python();
+  regard_call call = *plan.call;
+  PyObject* const like_v = arguments[given.paged ? 0 : 2];  // pages have q's dtype
+  Ref out{bind(plan, call, arguments[0], like_v, given.x, given.nq, given.nk, &span)};
+  if (given.paged && !set_pages(call, given.x[1], given.table)) return leave_to_python();
+  const Ref row_stats{out && training ? empty_row_stats(plan, call) : nullptr};
+  if (!out || (training && !row_stats)) return leave_to_python();
+  for (int n = 0; n < plan.leaves; ++n) *(const void**)((char*)&call + plan.leaf_at[n]) = address(leaves.tensors[plan.leaf[n]]);
+  void* const state = PyEval_SaveThread();
+  const int32_t code = ((int32_t(*)(const void*, void*))plan.entry)(&call, plan.parallel);
+  PyEval_RestoreThread(state);
+  if (code != REGARD_DONE) return leave_to_python();
+  return training ? recorded(owner.get(), out.get(), row_stats.get(), call, leaves) : out.release();
+}
+
+// bind(plan, struct, q, k, v, nq, nk, span, block_table) -> out, or None where the plan does not serve such a call. plan, struct:
+// addresses; k and v: pages where there is a block table; span: see positions.Span, () for positions that are tensors, None for none.
+PyObject* bind_call(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  DLTensor x[3], table;
+  if (count != 9) return none();
+  for (int n = 0; n < 3; ++n)
+    if (!read(given[2 + n], x[n], true)) return none();
+  const regard_plan& plan = *(const regard_plan*)PyLong_AsVoidPtr(given[0]);
+  regard_call& call = *(regard_call*)PyLong_AsVoidPtr(given[1]);
+  const int64_t nq = PyLong_AsLongLong(given[5]), nk = PyLong_AsLongLong(given[6]);
+  const bool placed = given[7] != kNone, told = !placed || PyTuple_Size(given[7]) > 0;
+  Span span{0, nq, 0, nk};
+  if (placed ? told && !read_span(given[7], span) : nq != nk && plan.positional) return none();
+  Ref out{bind(plan, call, given[2], given[4], x, nq, nk, told ? &span : nullptr)};
+  if (!out) return PyErr_Occurred() ? nullptr : none();
+  if (given[8] != kNone && (!read(given[8], table, true) || !set_pages(call, x[1], table))) return none();
+  return out.release();
+}
+
+// set_operands(struct, axes, offsets, tensor, ...): tells a struct how tensors lie, at the offsets of its operands; None: there is none.
+PyObject* set_operands(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  char* const at = (char*)PyLong_AsVoidPtr(given[0]);
+  const int64_t axes = PyLong_AsLongLong(given[1]);
+  DLTensor t;
+  for (Py_ssize_t n = 3; n < count; ++n) {
+    if (given[n] == kNone) continue;
+    const int64_t offset = PyLong_AsLongLong(PyTuple_GetItem(given[2], n - 3));
+    if (!read(given[n], t, true) || !as_operand(t, axes, *(regard_tensor*)(at + offset))) return none();
+  }
+  return shared(given[0]);
+}
+
+// remember(plan, owner, outlines, q, k, v, score, mask, positions, sink): lets attend() serve calls like this one. plan: an address,
+// which owner keeps.
+PyObject* remember(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 10) return none();
+  PyObject* const outlines = arguments[2];
+  Given given{arguments + 3, arguments[8] != kNone};
+  Leaves leaves, all;
+  if (!given.read() || strlen(isa_named()) >= sizeof(Known::isa) || find(given, leaves)) return leave_to_python();
+  PyObject* parts[3] = {given.score, given.mask, given.sink};
+  for (int n = 0; n < 3; ++n) {
+    const int before = all.count;
+    if (!has_outline(parts[n], PyTuple_GetItem(outlines, n), all)) return leave_to_python();  // it would not be found again
+    if (all.count > before) parts[n] = nullptr;
+  }
+  const uint32_t needs = given.recorded ? needs_of(given.tensors, 3) | needs_of(all.objects, all.count) << 3 : 0;
+  Known one{(const regard_plan*)PyLong_AsVoidPtr(arguments[0]), shared(arguments[1]), shared(outlines), parts[0], parts[1], given.placed,
+            given.paged, needs, {}, {}, {}, {}};
+  for (int n = 0; n < 2; ++n)
+    if (parts[n]) Py_IncRef(parts[n]);
+  strcpy(one.isa, isa_named());
+  one.q.take(given.x[0]), one.k.take(given.x[1]), one.v.take(given.x[2]);
+  replace(known[remembered++ % kMost], one);
+  return none();
+}
+
+// forget(): as if nothing had been remembered.
+PyObject* forget(PyObject*, PyObject* const*, Py_ssize_t) {
+  remembered = 0;
+  for (Known& place : known) replace(place, Known{});
+  return none();
+}
+
+PyMethodDef methods[] = {{"attend", attend, METH_FASTCALL, nullptr},
+                         {"bind", bind_call, METH_FASTCALL, nullptr},
+                         {"set_operands", set_operands, METH_FASTCALL, nullptr},
+                         {"remember", remember, METH_FASTCALL, nullptr},
+                         {"forget", forget, METH_FASTCALL, nullptr}};
+
+}  // namespace
+
+// The functions above, from what they use of Python's, in the order of Names.
+extern "C" __attribute__((visibility("default"))) PyObject* regard_start(PyObject* given) {
+  PyObject** const to[] = {&py.tensor,     &py.positions,  &py.paged, &py.is_neg,       &py.empty_like, &py.new_empty, &py.get_num_threads,
+                           &py.is_grad_enabled, &py.guards, &py.forward_ad, &py.float_tensor, &py.fields, &py.dtype, &py.tuple};
+  constexpr Py_ssize_t kCount = sizeof(to) / sizeof(to[0]);
+  if (PyTuple_Size(given) != kCount + 1) return none();
+  py.dlpack = (const DLPackExchangeAPI*)PyCapsule_GetPointer(PyTuple_GetItem(given, 0), "dlpack_exchange_api");
+  if (!py.dlpack) return nullptr;
+  if (py.dlpack->version.major != 1 || !py.dlpack->read) return none();
+  for (Py_ssize_t n = 0; n < kCount; ++n) *to[n] = shared(PyTuple_GetItem(given, n + 1));
+  const struct {
+    PyObject** to;
+    const char* name;
+  } names[] = {{&py.requires_grad, "requires_grad"}, {&py.dict, "__dict__"}, {&py.span, "span"}, {&py.made, "_span"},
+               {&py.dtype_name, "dtype"}, {&py.current_level, "_current_level"}, {&py.pages, "pages"},
+               {&py.block_table, "block_table"}, {&py.shape, "shape"}};
+  for (const auto& one : names) *one.to = PyUnicode_InternFromString(one.name);
+  constexpr Py_ssize_t kMethods = sizeof(methods) / sizeof(methods[0]);
+  PyObject* const made = PyTuple_New(kMethods);
+  for (Py_ssize_t n = 0; made && n < kMethods; ++n) PyTuple_SetItem(made, n, PyCFunction_NewEx(&methods[n], nullptr, nullptr));
+  return made;
+}
+
+extern "C" __attribute__((visibility("default"))) uint64_t regard_abi() { return REGARD_ABI; }

@@ -1,0 +1,90 @@
+// Objects of Python's, and torch's tensors as DLPack shows them.
+#pragma once
+#include "abi/structs.h"
+#include "python/python_api.h"
+
+namespace regard {
+
+// A reference that ends with its scope.
+class Ref {
+ public:
+  explicit Ref(PyObject* owned = nullptr) : object_(owned) {}
+  Ref(const Ref&) = delete;
+  Ref& operator=(const Ref&) = delete;
+  ~Ref() {
+    if (object_) Py_DecRef(object_);
+  }
+  explicit operator bool() const { return object_; }
+  PyObject* get() const { return object_; }
+  PyObject* release() {
+    PyObject* own = object_;
+    object_ = nullptr;
+    return own;
+  }
+
+ private:
+  PyObject* object_;
+};
+
+static PyObject* const kNone = &_Py_NoneStruct;
+
+static PyObject* none() {
+  Py_IncRef(kNone);
+  return kNone;
+}
+
+static PyObject* shared(PyObject* object) {
+  Py_IncRef(object);
+  return object;
+}
+
+static bool has_type(PyObject* object, PyObject* type) {
+  const Ref own{PyObject_Type(object)};
+  return own.get() == type;
+}
+
+// A number that Python or torch answers; -1 where that fails.
+static int64_t number_of(const Ref& object) { return object ? PyLong_AsLongLong(object.get()) : -1; }
+static bool truth_of(const Ref& object) { return object && PyObject_IsTrue(object.get()) == 1; }
+
+// What is used of torch and of regard's own classes, set by start() and kept for ever.
+struct Names {
+  const DLPackExchangeAPI* dlpack;
+  PyObject *tensor, *positions, *paged;                  // types
+  PyObject *is_neg, *empty_like, *new_empty;             // called with a tensor
+  PyObject *get_num_threads, *is_grad_enabled, *guards;  // guards: true where somebody watches or changes what torch does
+  PyObject *forward_ad, *float_tensor;                   // the module; a tensor of float32
+  PyObject *fields, *dtype, *tuple;                      // of each class of values; types
+  PyObject *requires_grad, *dict, *span, *made, *dtype_name, *current_level, *pages, *block_table, *shape;  // names of attributes
+};
+static Names py;
+
+// Whether an object is a tensor on the CPU, which the kernels can read where it lies: how it lies. exact: a torch.Tensor itself, no
+// subclass such as Parameter.
+static bool read(PyObject* object, DLTensor& t, bool exact) {
+  if (exact ? !has_type(object, py.tensor) : PyObject_IsInstance(object, py.tensor) != 1) return false;
+  if (py.dlpack->read(object, &t) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  return t.device.type == kDLCPU && t.dtype.lanes == 1 && !truth_of(Ref{PyObject_CallFunctionObjArgs(py.is_neg, object, nullptr)});
+}
+
+static char* address(const DLTensor& t) { return (char*)t.data + t.byte_offset; }
+
+// An operand that lies as a tensor does. axes: of the call's operands; a tensor of one axis less has none of heads.
+static bool as_operand(const DLTensor& t, int64_t axes, regard_tensor& operand) {
+  constexpr int64_t kAxes = REGARD_BATCH_AXES + 3;
+  if (axes > kAxes || axes < 3 || (t.ndim != axes && t.ndim != axes - 1)) return false;
+  int64_t steps[kAxes] = {};
+  for (int64_t n = 0; n < t.ndim; ++n) {
+    const int64_t from_end = t.ndim - n, missing = t.ndim < axes && from_end > 2;
+    steps[kAxes - from_end - missing] = t.shape[n] == 1 ? 0 : t.strides[n];
+  }
+  operand.data = address(t);
+  for (int n = 0; n < REGARD_BATCH_AXES; ++n) operand.batch[n] = steps[n];
+  operand.head = steps[kAxes - 3], operand.row = steps[kAxes - 2], operand.col = steps[kAxes - 1];
+  return true;
+}
+
+}  // namespace regard

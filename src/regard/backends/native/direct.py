@@ -1,0 +1,57 @@
+"""The functions of native/python/: what a plan does at each call, in C++, and the calls that need no Python at all."""
+
+from __future__ import annotations
+
+import ctypes
+import sysconfig
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+import regard.core.tracing as tracing
+import regard.core.value as value
+from regard.backends.native.ffi import python_calls
+from regard.core.paged import Paged
+from regard.core.positions import Positions
+
+
+class Direct(NamedTuple):
+    """The functions of native/python/calls.cpp, which tells what they take.
+
+    attend        the output of a call, or of one with gradients what autograd needs; None: no plan is remembered for it
+    bind          fills in a plan's struct for a call; out, or None where the plan does not serve such a call
+    set_operands  fills in the operands of a struct: their addresses and strides
+    remember      lets attend() find a plan
+    forget        as if nothing had been remembered
+    """
+
+    attend: Callable[..., Any]
+    bind: Callable[..., Tensor | None]
+    set_operands: Callable[..., int | None]
+    remember: Callable[..., None]
+    forget: Callable[[], None]
+
+
+@cache
+def direct() -> Direct:
+    """The functions, loaded; there must be kernels."""
+    handle = python_calls()
+    handle.regard_start.argtypes, handle.regard_start.restype = (ctypes.py_object,), ctypes.py_object
+    functions = handle.regard_start(
+        (
+            Tensor.__dlpack_c_exchange_api__,  # pyright: ignore
+            *(Tensor, Positions, Paged, Tensor.is_neg, torch.empty_like, Tensor.new_empty),
+            *(torch.get_num_threads, torch.is_grad_enabled, tracing.GUARDS, forward_ad, torch.empty(0)),
+            *(value.NAMES, torch.dtype, tuple),
+        )
+    )
+    return Direct(*functions)
+
+
+def shortcut() -> Callable[..., Any] | None:
+    """attend() of native/python/; None where several threads may run Python at once, which it is not made for."""
+    return None if sysconfig.get_config_var("Py_GIL_DISABLED") else direct().attend
