@@ -59,7 +59,8 @@ class Expected:
 
     exact, plain: in float64, and as a plain evaluation has it, in the dtype of the result. perturbed: with roundings.
     free: where it may hold anything. parts: how many results of its dtype were added to make it. scale: how large what
-    cancelled in it may have been. terms: how many pairs of a query and a key each number of it is a sum over.
+    cancelled in it may have been. terms: how many pairs of a query and a key each number of it is a sum over, where the
+    plain evaluation, which adds in another order, says nothing about the roundings of that.
     """
 
     exact: Tensor
@@ -100,12 +101,10 @@ class Expected:
     def _floor(self) -> float:
         """The error that is always allowed, relative to the result.
 
-        What is exact is float64 too, so that a plain evaluation in float64 says nothing about the roundings of a sum in
-        another order: its error grows as the square root of the additions (Higham, Accuracy and Stability, 4.2).
+        The error of a sum grows as the square root of the additions (Higham, Accuracy and Stability, 4.2).
         """
         dtype = self.plain.dtype
-        more = torch.finfo(dtype).eps * math.sqrt(self.terms) if dtype == torch.float64 else 0.0
-        return FLOOR[dtype] + more
+        return FLOOR[dtype] + (torch.finfo(dtype).eps * math.sqrt(self.terms) if self.terms > 1 else 0.0)
 
     def _error(self, got: Tensor) -> Error:
         return Error.of(got if self.free is None else torch.where(self.free, self.exact.to(got.dtype), got), self.exact)

@@ -55,6 +55,8 @@ def reached(call: Call, visible: Tensor, scores: Tensor) -> tuple[dict[str, Tens
     nan_k = k.isnan().any(-1).repeat_interleave(group, -2)
     if call.score[0].kind == "additive" and not call.score[0].tensors["w"].shape[-1]:
         seen = torch.zeros_like(seen)  # no hidden feature reads q or k
+    if call.score[0].kind == "bilinear" and not k.shape[-1]:
+        seen = torch.zeros_like(seen)  # q M has no feature
     must = (q.isnan().any(-1) & seen.any(-1)) | (seen & nan_k[..., None, :]).any(-1)
     return found, call.lower(must, 1)
 
