@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import regard as rg
 from regard.backends.native.direct import direct
 from regard.backends.native.ffi import runnable
+from regard.compat.transformers_padding import Between
 from regard.runtime import plan_cache
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
@@ -61,6 +62,7 @@ VALUES: dict[str, Callable[[int], dict[str, object]]] = {
     "causal": lambda n: {"mask": rg.Causal()},
     "window": lambda n: {"mask": rg.Window(3, 0) & rg.Causal()},
     "lengths": lambda n: {"mask": rg.Lengths(keys=torch.tensor([n, n - 1])) & rg.Causal()},
+    "left padding": lambda n: {"mask": Between(*torch.tensor([[[1], [0]], [[n], [n - 1]]], dtype=torch.int32))},
     "soft cap": lambda n: {"score": rg.ScaledDot(0.3) >> rg.SoftCap(4.0)},
     "sink": lambda n: {"sink": torch.full((4,), 0.1 * n)},
     "number as a sink": lambda n: {"sink": 0.5},
@@ -71,8 +73,9 @@ VALUES: dict[str, Callable[[int], dict[str, object]]] = {
 @pytest.mark.parametrize("name", VALUES)
 def test_values_that_are_made_anew_for_each_call(looks: Looks, name: str, dtype: torch.dtype) -> None:
     for n in range(3, 9):
-        given = {**VALUES[name](n), "positions": rg.tail(2, n)}
-        q, k, v = draw(2, n, dtype)
+        nq = 1 if name == "left padding" else 2
+        given = {**VALUES[name](n), "positions": rg.tail(nq, n)}
+        q, k, v = draw(nq, n, dtype)
         if n > 3:
             assert looks.during(lambda q=q, k=k, v=v, given=given: rg.attention(q, k, v, **given)) == 0
         same(q, k, v, **given)

@@ -165,7 +165,7 @@ class LazyMask(WrittenOut):
             return Brief(Everything(), None)
         if not mask.tensors() and nq == nk and positions.consecutive and torch.equal(positions.q, positions.k):
             return Brief(mask, None)
-        return Brief(Between(interval.start[..., 0, :], interval.stop[..., 0, :]), None)
+        return Brief(Between(interval.start[..., 0, :].int(), interval.stop[..., 0, :].int()), None)
 
     @cached_property
     def packed(self) -> tuple[Pack, LazyMask] | None:

@@ -20,6 +20,8 @@ from regard.masks.ragged import Documents, Lengths
 class Between(Mask):
     """Keys start ≤ j < stop, indices, one interval a query: integer tensors (nq,) or (*batch, nq).
 
+    Those of int32 the native kernels read where they are.
+
     >>> Between(torch.tensor([0, 1]), torch.tensor([2, 3])).draw(2, 3)
     ■■·
     ·■■
@@ -87,6 +89,7 @@ def real_interval(padding: Tensor | None, nq: int, first: int, count: int) -> Ma
     stop = count - numbers.flip(-1).argmax(-1, keepdim=True)
     if not torch.equal(stop - start, length):
         return None
+    start, stop = start.int(), stop.int()
     return Between(start, stop) if nq == 1 else Between(start.repeat(1, nq), stop.repeat(1, nq))
 
 

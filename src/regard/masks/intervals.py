@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Interval(NamedTuple):
-    """The keys that each row may see, as indices start ≤ j < stop: int64, broadcastable to (*batch, heads, nq).
+    """The keys that each row may see, as indices start ≤ j < stop: integers, broadcastable to (*batch, heads, nq).
 
     >>> import torch
     >>> Interval(torch.tensor([0, 0]), torch.tensor([1, 2])).stop

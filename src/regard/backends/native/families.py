@@ -71,7 +71,7 @@ class KernelFamily:
 
     def leaves(self, problem: Problem, args: KernelArgs) -> dict[int, Tensor | None]:
         """See kernels.Kernels, as of what follows."""
-        names = ("allowed", "bias", "sink", "key_counts", "query_counts", *BY_HEAD)
+        names = ("allowed", "bias", "sink", "key_counts", "query_counts", "start", "stop", *BY_HEAD)
         return {getattr(CallArguments, name).offset: getattr(args, name) for name in names}
 
     def learned(self, problem: Problem) -> Tensor | None:

@@ -60,7 +60,8 @@ class ForwardPlan:
         # intervals that have no rule follow from the numbers in positions, where there are any
         placed = args.start is not None and example.positions is not None and problem.mask.compares_positions()
         self.by_content = decided_by_tensors(problem.mask, args) or (placed and not self.ruled)
-        tabled = args.start is not None and not self.ruled and not self.by_content
+        own = {t.data_ptr() for t in example.leaves}
+        tabled = args.start is not None and not self.ruled and not self.by_content and args.start.data_ptr() not in own
         self.of_lengths = tabled or bool(_OF_LENGTHS & args.tensors().keys())
         self.placed, self.masked = args.q_at is not None, bool(problem.mask.tensors())
         row_stats = torch.empty(*args.shape, 2) if training else None
@@ -75,7 +76,7 @@ class ForwardPlan:
         addresses = [t.data_ptr() for t in example.leaves]
         read = {at: t.data_ptr() for at, t in family.leaves(problem, args).items() if t is not None}
         # positions in tensors decide what is seen call by call: lengths in the mask are then lowered with them
-        looks = example.positions is not None and example.positions.span is None
+        looks = self.ruled and example.positions is not None and example.positions.span is None
         self.leaves = [
             (at, addresses.index(address))
             for at, address in read.items()

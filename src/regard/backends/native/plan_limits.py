@@ -43,12 +43,13 @@ def repeats(family: Kernels, args: KernelArgs, example: Example) -> bool:
 def decided_by_tensors(mask: Mask, args: KernelArgs) -> bool:
     """Whether the mask is intervals that its tensors decide, call by call: Documents, a Prefix a sequence.
 
-    Not lengths that the kernels read where they are: then a plan sets an address.
+    Not lengths, and starts and stops, that the kernels read where they are: then a plan sets an address.
     """
     if args.allowed is not None or args.tiles is not None:
         return False
     counts = {t.data_ptr() for t in (args.key_counts, args.query_counts) if t is not None and t.is_contiguous()}
-    return any(t.data_ptr() not in counts for t in mask.tensors())
+    read = counts | {t.data_ptr() for t in (args.start, args.stop) if t is not None}
+    return any(t.data_ptr() not in read for t in mask.tensors())
 
 
 def _follows_positions(problem: Problem, args: KernelArgs) -> bool:
