@@ -16,7 +16,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard as rg
+from regard.backends.native.ffi import runnable
+from regard.backends.native.launch import library
 from regard.nn import FixedCache, GrowingCache, KVCache, PagedCache, RollingCache
+from regard.nn.cache.rolling import TILE
 
 exact = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
 BATCH, HEADS, KEY_HEADS, N, DK, DV, WINDOW = 3, 6, 2, 23, 5, 7, 4
@@ -64,14 +67,21 @@ def test_any_chunking_is_the_whole(name: str, mask: str, cuts: list[int]) -> Non
     exact(decode(CACHES[name](q.dtype), q, k, v, cuts, MASKS[mask]), whole)
 
 
+@pytest.mark.parametrize("cuts", [[7, 8, 9, 139, 140, 300], list(range(1, 600, 3)), [590]], ids=["few", "many", "one"])
+def test_a_rolling_cache_that_forgets_is_the_whole(cuts: list[int]) -> None:
+    q, k, v = tensors(n=600)
+    whole = rg.attention(q, k, v, mask=rg.Causal() & WINDOWED)
+    exact(decode(RollingCache(WINDOW), q, k, v, cuts, rg.Causal()), whole)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("mask", ["causal", "window"])
-@pytest.mark.parametrize("name", ["growing", "fixed", "paged"])
+@pytest.mark.parametrize("name", ["growing", "fixed", "paged", "rolling"])
 def test_invariant_kernels_give_the_same_bits(name: str, mask: str, dtype: torch.dtype) -> None:
     n = 331
     q, k, v = tensors(dtype, n)
     backend = rg.Native(invariant=True)
-    whole = rg.attention(q, k, v, mask=MASKS[mask], backend=backend)
+    whole = rg.attention(q, k, v, mask=MASKS[mask] & WINDOWED if name == "rolling" else MASKS[mask], backend=backend)
     for cuts in ([7, 8, 9, 139, 140, 300], list(range(1, n))):
         found = decode(CACHES[name](dtype, n), q, k, v, cuts, MASKS[mask], backend=backend)
         assert torch.equal(found, whole)
@@ -156,12 +166,12 @@ def test_a_crop_says_where_it_cannot_go() -> None:
             with pytest.raises(ValueError, match="crop"):
                 cache.crop(length)
     rolling = RollingCache(WINDOW)
-    for i in range(N):
-        rolling.append(k[..., i : i + 1, :], v[..., i : i + 1, :])
-    said = r"crop\(5\): the next token would read keys from position 2 on, and those before \d+ are forgotten"
+    for _ in range(400):
+        rolling.append(k[..., :1, :], v[..., :1, :])
+    said = r"crop\(5\): the next token would read keys from position 0 on, and those before \d+ are forgotten"
     with pytest.raises(ValueError, match=said):
         rolling.crop(5)
-    assert rolling.length == N
+    assert rolling.length == 400
 
 
 def test_growth_of_100_000_steps_copies_less_than_twice_what_is_held() -> None:
@@ -206,19 +216,27 @@ def test_a_step_copies_its_own_token_and_seldom_others(make: Callable[[], KVCach
 
 
 def test_a_rolling_cache_holds_a_window_in_bounded_memory() -> None:
-    cache = RollingCache(WINDOW)
-    for i in range(N):
+    cache, n = RollingCache(WINDOW), 600
+    for i in range(n):
         t = torch.full((1, 1, 1, 1), float(i))
         keys, values = cache.append(t, t)
-        held = list(range(max(0, i - WINDOW + 1), i + 1))
+        held = list(range(max(0, i - WINDOW + 1) // TILE * TILE, i + 1))
         assert keys.flatten().tolist() == values.flatten().tolist() == held == cache.positions.k.tolist()
         assert cache.positions.q.tolist() == [i]
-        assert keys.untyped_storage().nbytes() <= 2 * WINDOW * 4
-    many = torch.arange(float(N), float(N + 50)).reshape(1, 1, 50, 1)
+        assert keys.untyped_storage().nbytes() <= 2 * (WINDOW + TILE) * 4
+    many = torch.arange(float(n), float(n + 500)).reshape(1, 1, 500, 1)
     keys, _ = cache.append(many, many)
-    assert keys.flatten().tolist() == cache.positions.k.tolist() == list(range(N - WINDOW + 1, N + 50))
+    assert keys.flatten().tolist() == cache.positions.k.tolist() == list(range(n // TILE * TILE, n + 500))
     keys, _ = cache.append(many[..., :1, :], many[..., :1, :])
-    assert keys.untyped_storage().nbytes() <= 2 * WINDOW * 4
+    assert keys.untyped_storage().nbytes() <= 2 * (WINDOW + TILE) * 4
+
+
+@pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+def test_a_rolling_cache_forgets_whole_tiles() -> None:
+    assert library().tile[1] == TILE
+
+
+def test_a_window_has_a_key() -> None:
     with pytest.raises(ValueError, match=r"RollingCache\(window=0\)"):
         RollingCache(0)
 

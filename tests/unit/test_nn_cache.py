@@ -94,8 +94,8 @@ def test_who_observes_sees_the_cached_keys() -> None:
     with observing(seen.append):
         decoded(layer, cache, torch.randn(BATCH, N, WIDTH, **DOUBLE), [9])
     call = seen[-1]
-    assert call.k.shape[-2] == WINDOW - 1 + 4 and call.q.shape[-2] == 4
-    assert call.mask == rg.Causal() & cache.mask and call.positions == rg.tail(4, 7, start=6)
+    assert call.k.shape[-2] == 13 and call.q.shape[-2] == 4
+    assert call.mask == rg.Causal() & cache.mask and call.positions == rg.tail(4, 13)
 
 
 def test_what_a_cache_knows_is_not_given_twice() -> None:

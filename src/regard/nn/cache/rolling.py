@@ -5,23 +5,27 @@ from __future__ import annotations
 from regard.masks.positional import Window
 from regard.nn.cache.contiguous import ContiguousCache
 
+TILE = 128  # kKeys of native/core/place.h: sums are made tile by tile
+
 
 class RollingCache(ContiguousCache):
     """Keeps what queries under Window(before=window - 1, after=...) still read: `window` keys, the newest included.
 
-    An append of n tokens returns the last window - 1 + n keys, or all where there are fewer, as one slice in order;
-    `positions` counts from the first of them, and `mask` is the window, so that the first of several new queries sees
-    no more keys than the last. Old tokens are dropped when the buffer is full: each token is copied at most twice on
-    average, and the memory is that of 2 · window tokens, or of the longest append. `length` counts all tokens.
+    An append of n tokens returns the last window - 1 + n keys and those before them back to a multiple of 128, or all
+    where there are fewer, as one slice in order; so the kernels' tiles of keys, and with Native(invariant=True) the
+    bits, are those of a call on all tokens. `positions` counts from the first of them, and `mask` is the window: it
+    must be joined to the caller's mask. Old tokens are dropped when the buffer is full: each token is copied at most
+    twice on average, and the memory is that of 2 · (window + 128) tokens, or of the longest append. `length` counts all
+    tokens.
 
     `crop` can take back the last append; it raises ValueError where keys that the next query reads are forgotten.
     Takes any axes, as GrowingCache. Raises ValueError for a window below 1. See KVCache for `append` and the rest.
 
     >>> cache, token = RollingCache(window=4), torch.zeros(1, 2, 1, 8)
-    >>> for _ in range(10):
+    >>> for _ in range(260):
     ...     keys, values = cache.append(token, token)
     >>> keys.shape, cache.length, cache.positions.q, cache.positions.k
-    (torch.Size([1, 2, 4, 8]), 10, tensor([9]), tensor([6, 7, 8, 9]))
+    (torch.Size([1, 2, 4, 8]), 260, tensor([259]), tensor([256, 257, 258, 259]))
     """
 
     def __init__(self, window: int) -> None:
@@ -35,7 +39,7 @@ class RollingCache(ContiguousCache):
         return Window(before=self.window - 1, after=None)
 
     def _first_read(self, position: int) -> int:
-        return max(0, position - self.window + 1)
+        return max(0, position - self.window + 1) // TILE * TILE
 
     def _capacity_for(self, rows: int) -> int:
-        return max(2 * self.window, rows)
+        return max(2 * (self.window + TILE), rows)
