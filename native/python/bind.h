@@ -81,9 +81,9 @@ static PyObject* bind(const regard_plan& plan, regard_call& c, PyObject* q, PyOb
     if (span->queries != nq || span->keys != nk || (offset < 0 ? -offset : offset) + nq + nk >= kMost) return nullptr;
     if (plan.bounded) c.first = offset - plan.before, c.last = offset + plan.after + 1;
   }
-  const int64_t most = number_of(Ref{PyObject_CallFunctionObjArgs(py.get_num_threads, nullptr)}), work = plan.pair_work * nq * nk;
-  const int64_t wanted = work / plan.thread_work < most ? work / plan.thread_work : most;
-  c.threads = wanted < 1 ? 1 : (int32_t)wanted;
+  const int64_t most = number_of(Ref{PyObject_CallFunctionObjArgs(py.get_num_threads, nullptr)});
+  const double wanted = (double)plan.pair_work * (double)nq * (double)nk / (double)plan.thread_work;
+  c.threads = wanted < 1 || most < 1 ? 1 : wanted < (double)most ? (int32_t)wanted : (int32_t)most;
   Ref out{empty_out(plan, q, v, given, nq)};
   DLTensor made;
   if (!out || !read(out.get(), made, true) || !as_operand(made, plan.axes, c.out)) return nullptr;
