@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from regard import nn as nn
+from regard import sources as sources
 from regard.api import attention as attention
 from regard.api import attention_scores as attention_scores
 from regard.api import attention_state as attention_state
@@ -66,6 +67,7 @@ from regard.scores.similarity import Custom as Custom
 from regard.scores.similarity import Distance as Distance
 from regard.scores.similarity import Dot as Dot
 from regard.scores.similarity import ScaledDot as ScaledDot
+from regard.sources.attention_over import attention_over as attention_over
 
 if TYPE_CHECKING:
     from regard.compat.torch.patch import patch as patch
@@ -119,6 +121,7 @@ __all__ = [
     "Where",
     "Window",
     "attention",
+    "attention_over",
     "attention_scores",
     "attention_state",
     "attention_weights",
@@ -134,6 +137,7 @@ __all__ = [
     "patch",
     "record",
     "rollout",
+    "sources",
     "tail",
     "unpack",
 ]
