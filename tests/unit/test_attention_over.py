@@ -252,6 +252,10 @@ def test_a_mask_that_does_not_fit_is_refused() -> None:
     q, kv = torch.zeros(2, 8), (torch.zeros(3, 8), torch.zeros(3, 8))
     with pytest.raises(rg.ShapeError, match=r"Dense.allowed has shape \(2, 3\).*\(2, 6\)"):
         rg.attention_over(q, [kv, kv], mask=rg.Dense(torch.ones(2, 3) > 0))
+    kv, at = (torch.zeros(2, 3, 8),) * 2, torch.zeros(2, 2, dtype=torch.int64)
+    mask = rg.Causal() & rg.Prefix(torch.tensor([1, 2, 3]))
+    with pytest.raises(rg.ShapeError, match=r"Prefix.n has shape \(3,\); expected the batch axes \(2,\)"):
+        rg.attention_over(q.expand(2, 2, 8), [kv], mask=mask, positions=at)
 
 
 @dataclass(frozen=True)

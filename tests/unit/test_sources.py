@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -202,6 +202,9 @@ def test_safetensors(drawn: Drawn, size: int | None, dtype: torch.dtype, tmp_pat
             same(q, source, exact)
         else:
             torch.testing.assert_close(rg.attention_over(q, source), exact)
+        at = torch.tensor([3, 15, 28])
+        causal = rg.attention(q, k, v, mask=rg.Causal(), positions=rg.Positions(at, torch.arange(29)))
+        torch.testing.assert_close(rg.attention_over(q, source, mask=rg.Causal(), positions=at), causal)
 
 
 def test_safetensors_that_do_not_fit(drawn: Drawn, tmp_path: Path) -> None:
@@ -305,8 +308,9 @@ def test_what_a_function_made_is_closed(ahead: int) -> None:
         finally:
             ended.append(True)
 
+    made = give()  # which lives as long as this name does
     with pytest.raises(rg.ShapeError, match="width"):
-        rg.attention_over(torch.zeros(2, 8), give, ahead=ahead)
+        rg.attention_over(torch.zeros(2, 8), lambda: made, ahead=ahead)
     assert ended == [True]
 
 
@@ -476,7 +480,7 @@ def growth(kind: str, folder: Path, code: str = MEASURE) -> int:
 @pytest.mark.parametrize("kind", ["paths", "mapped", "safetensors", "iterator"])
 def test_memory_is_flat(kind: str, large: Path) -> None:
     """205 MB forward and backward, in the memory of a few parts of 4 MB."""
-    assert growth(kind, large) < 40e6
+    assert growth(kind, large) < 60e6
 
 
 def test_the_measure_sees_what_is_held(large: Path) -> None:
