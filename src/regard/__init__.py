@@ -24,6 +24,7 @@ from regard.core.state import State as State
 from regard.inspect import facts as facts
 from regard.inspect.differentiable import entropy as entropy
 from regard.inspect.differentiable import max_score as max_score
+from regard.inspect.lint.lint import lint as lint
 from regard.inspect.look import look as look
 from regard.inspect.monitor import monitor as monitor
 from regard.inspect.record import record as record
@@ -129,6 +130,7 @@ __all__ = [
     "explain",
     "facts",
     "head",
+    "lint",
     "look",
     "max_score",
     "monitor",

@@ -406,7 +406,7 @@ def test_bars(drawn: Drawn, package: str, as_iterator: bool, capfd: pytest.Captu
 def test_bars_that_are_not_there(drawn: Drawn, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = drawn
     monkeypatch.setitem(sys.modules, "tqdm", None)
-    with pytest.raises(ImportError, match="progress='tqdm' needs tqdm: pip install tqdm"):
+    with pytest.raises(ImportError, match=r"progress='tqdm' needs tqdm: pip install 'regard\[progress\]'"):
         rg.attention_over(q, chunks(k, v), progress="tqdm")
     with pytest.raises(ValueError, match="progress is 'bar'; expected 'tqdm', 'rich'"):
         rg.attention_over(q, chunks(k, v), progress="bar")  # type: ignore[arg-type]

@@ -197,7 +197,7 @@ class _Call:
                     cotangents = ((state.o, g * share[..., None]), (state.l, -delta * share))
                     results, given = zip(*(pair for pair in cotangents if pair[0].requires_grad), strict=True)
                     places = [place for place in (*sums, *g_kv) if place is not None]
-                    found: tuple[Tensor | None, ...] = torch.autograd.grad(results, inputs, given, allow_unused=True)
+                    found = cast(tuple[Any, ...], torch.autograd.grad(results, inputs, given, allow_unused=True))
                     for place, g_t in zip(places, found, strict=True):
                         if g_t is not None:
                             place += g_t

@@ -42,4 +42,4 @@ def _needs(package: str) -> Generator[None, None, None]:
     try:
         yield
     except ImportError as error:
-        raise ImportError(f"progress={package!r} needs {package}: pip install {package}.") from error
+        raise ImportError(f"progress={package!r} needs {package}: pip install 'regard[progress]'.") from error
