@@ -160,11 +160,11 @@ def test_inverted_masks(mask: rg.Mask, names: tuple[str, ...], said: str) -> Non
     assert not linted(mask=~mask)
 
 
-def test_an_inverted_mask_as_a_bias() -> None:
-    upside = torch.zeros(N, N).masked_fill(~BLOCKED, torch.finfo(torch.float32).min)
-    found = linted(score=rg.ScaledDot() >> rg.Bias(upside))
+@pytest.mark.parametrize("low", [-math.inf, torch.finfo(torch.float32).min, -1e9, -1e4])
+def test_an_inverted_mask_as_a_bias(low: float) -> None:
+    found = linted(score=rg.ScaledDot() >> rg.Bias(torch.zeros(N, N).masked_fill(~BLOCKED, low)))
     assert "inverted mask" in found.names
-    assert not linted(score=rg.ScaledDot() >> rg.Bias(torch.zeros(N, N).masked_fill(BLOCKED, -1e9)))
+    assert not linted(score=rg.ScaledDot() >> rg.Bias(torch.zeros(N, N).masked_fill(BLOCKED, low)))
 
 
 @pytest.mark.parametrize("flip", [False, True])
@@ -177,13 +177,23 @@ def test_an_inverted_padding_mask(flip: bool) -> None:
     assert not linted(mask=rg.Dense(mask[:, None, None, :]))
 
 
+def test_a_sequence_without_a_key_is_no_inverted_mask() -> None:
+    for mask in (
+        real(40, 0, 21)[:, None, None],
+        real(30, 0, 21)[:, None, None] & ~BLOCKED,
+        torch.zeros(B, 1, 1, N) > 0,
+    ):
+        only(linted(mask=rg.Dense(mask)), "empty rows")
+
+
 def test_cross_attention_has_no_diagonal() -> None:
     """Queries and keys of two sequences, positions not given: the mask is not compared with positions."""
     q, k, v = qkv()
-    mask = rg.Dense(torch.ones(N, 25).triu(1).bool() | (torch.arange(25) == 24))
-    assert not rg.lint(q, k[..., :25, :], v[..., :25, :], mask=mask)
-    found = rg.lint(q, k[..., :25, :], v[..., :25, :], mask=~rg.Window(before=3, after=3), positions=rg.head(N, 25))
-    assert "inverted mask" in found.names
+    k, v = k[..., :25, :], v[..., :25, :]
+    ahead = torch.arange(25) - torch.arange(N)[:, None]
+    for mask, name in ((ahead.abs() > 3, "inverted mask"), (ahead <= 1, "future leak")):
+        assert not rg.lint(q, k, v, mask=rg.Dense(mask))
+        only(rg.lint(q, k, v, mask=rg.Dense(mask), positions=rg.head(N, 25)), name)
 
 
 def test_future_leaks() -> None:
@@ -259,6 +269,11 @@ def test_padding_at_the_other_end() -> None:
     assert found[0].number == 7 + 19 and "(first seen: batch 1, key 0)" in found[0].said
     assert not rg.lint(q, k, v, mask=rg.Dense(real(40, 7, 21).flip(-1)[:, None, None, :]))
     assert not rg.lint(q, k.flip(-2), v.flip(-2), mask=rg.Lengths(keys=lengths))
+    k, v = (torch.randn(B, H, N, D) for _ in range(2))
+    k[..., :5, :] = v[..., :5, :] = 0
+    assert not rg.lint(q, k, v)  # nothing is hidden instead
+    k[:, 0], v[:, 0] = torch.randn(2, B, N, D)
+    assert not rg.lint(q, k, v, mask=rg.Lengths(keys=lengths + (lengths < 30) * 10))  # of one head alone
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
@@ -334,6 +349,8 @@ def test_constant_scores(sink: float | None) -> None:
     one = q.clone()
     one[2, 0] = 0
     assert "in 1 of 6 heads (first: batch 2, head 0)" in only(rg.lint(one, k, v), "constant scores").said
+    one[2, 0, 20:] = torch.randn(20, D)
+    assert not rg.lint(one, k, v, sink=sink)  # half of its rows
     assert not rg.lint(q, k, v, sink=sink)
 
 

@@ -66,7 +66,8 @@ def peak():
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
-run = {"looking": looking, "linting": linting, "losing": losing, "dense": dense, "weights": pairs, "scores": pairs}.get(what, attending)
+known = {"looking": looking, "linting": linting, "losing": losing, "dense": dense, "weights": pairs, "scores": pairs}
+run = known.get(what, attending)
 run(64)  # what loads once is no growth
 before = peak()
 run(n)

@@ -49,15 +49,17 @@ def written_out(mask: Mask) -> bool:
 
 def pattern(mask: Mask, frame: Frame) -> Pattern:
     """Counts over all pairs, a strip of rows at a time."""
-    keys_of_row: list[Tensor] = []
-    rows_of_key = torch.zeros((), dtype=torch.int64, device=frame.device)
+    # room beforehand: small results between the large ones of each strip would keep the heap from reusing those
+    lead = mask.visible(frame.region(slice(0, 1))).shape[:-2]
+    keys_of_row = torch.zeros(*lead, frame.nq, dtype=torch.int64, device=frame.device)
+    rows_of_key = torch.zeros(*lead, frame.nk, dtype=torch.int64, device=frame.device)
     ends = [True, True]
     totals = torch.zeros(7, dtype=torch.int64)
     last = frame.nk - 1
     for at, seen in strips(mask, frame):
         count = seen.sum(-1)
-        keys_of_row.append(count)
-        rows_of_key = rows_of_key + seen.sum(-2)
+        keys_of_row[..., at.rows] = count
+        rows_of_key += seen.sum(-2)
         for n, end in enumerate((seen, seen.flip(-1))):
             farthest = last - end.flip(-1).int().argmax(-1)  # the last visible key, counted from that end
             ends[n] = ends[n] and bool(((farthest + 1 == count) | (count == 0)).all())
@@ -67,9 +69,8 @@ def pattern(mask: Mask, frame: Frame) -> Pattern:
         rows = (in_any(own).any(-1), in_any(own & seen).any(-1))
         totals += torch.stack([*(x.sum() for x in rows), *(in_any(x).sum() for x in pairs)]).cpu()
     own, own_seen, beside, beside_seen, past, future, all_past = totals.tolist()
-    of_rows = torch.cat(keys_of_row, -1)
     return Pattern(
-        of_rows, rows_of_key, (ends[0], ends[1]), (own, own_seen), (beside, beside_seen), past, future, all_past
+        keys_of_row, rows_of_key, (ends[0], ends[1]), (own, own_seen), (beside, beside_seen), past, future, all_past
     )
 
 
@@ -86,13 +87,13 @@ def leaked(mask: Mask, frame: Frame, everybodys: Tensor | None = None) -> Tensor
 
     everybodys: which keys are left out, over the mask's own leading axes, (..., nk).
     """
-    found: list[Tensor] = []
+    found = torch.zeros(frame.nq, dtype=torch.int64, device=frame.device)
     for at, seen in strips(mask, frame):
         future = seen & (at.j > at.i)
         if everybodys is not None:
             future = future & ~everybodys[..., None, :]
-        found.append(in_any(future).sum(-1))
-    return torch.cat(found)
+        found[at.rows] = in_any(future).sum(-1)
+    return found
 
 
 def in_any(pairs: Tensor) -> Tensor:
