@@ -40,17 +40,16 @@ class Arrays(Source):
     start: int = 0
 
     def __post_init__(self) -> None:
-        arrays = [_mapped(x) for x in (self.k, self.v)]
-        for name, x in zip("kv", arrays, strict=True):
+        k, v = _mapped(self.k), _mapped(self.v)
+        for name, x in (("k", k), ("v", v)):
             if not hasattr(x, "shape"):
                 raise TypeError(f"Arrays.{name} is a {type(x).__name__}; expected an array, a tensor or a path.")
-        k, v = arrays
         if len(k.shape) < 2 or len(v.shape) < 2 or k.shape[-2] != v.shape[-2]:
             raise ShapeError(
                 f"Arrays.k has shape {tuple(k.shape)}, Arrays.v {tuple(v.shape)}; expected (*batch, hk, nk, dk) and "
                 "(*batch, hk, nk, dv), as many values as keys."
             )
-        step = keys_of_a_part(self.size, sum(_bytes(x) for x in arrays) // max(k.shape[-2], 1), "Arrays")
+        step = keys_of_a_part(self.size, (_bytes(k) + _bytes(v)) // max(k.shape[-2], 1), "Arrays")
         for name, value in (("keys", int(k.shape[-2])), ("first_position", self.start), ("_step", step)):
             object.__setattr__(self, name, value)
 

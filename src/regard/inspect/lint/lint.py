@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 import regard.core.arrays as arrays
+import regard.inspect.lint.mask_checks as mask_checks
+import regard.inspect.lint.value_checks as value_checks
+import regard.inspect.lint.weight_checks as weight_checks
 from regard.core.errors import ShapeError, Unsupported
 from regard.core.positions import Positions
 from regard.core.problem import Problem
@@ -17,7 +20,6 @@ from regard.core.tracing import data_unavailable, graphed
 from regard.inspect.compute_facts import find
 from regard.inspect.facts.keys import Readers
 from regard.inspect.facts.rows import Concentration, MaxScore, RelativeEntropy, Visible
-from regard.inspect.lint import mask_checks, value_checks, weight_checks
 from regard.inspect.lint.defect import Defect, Lint
 from regard.masks.algebra import Everything, Mask
 from regard.masks.dense import Dense
