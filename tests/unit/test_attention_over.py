@@ -280,6 +280,15 @@ def test_a_backend_that_is_named_runs_every_part() -> None:
         rg.attention_over(q, [kv], backend=rg.Native())
 
 
+def test_autocast_does_not_reach_it() -> None:
+    q, k, v = torch.randn(2, 8, requires_grad=True), torch.randn(6, 8), torch.randn(6, 3)
+    exact = torch.autograd.grad(rg.attention_over(q, parts(k, v, (0, 4, 6))).sum(), q)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = rg.attention_over(q, parts(k, v, (0, 4, 6)))
+        assert out.dtype == torch.float32
+        assert torch.equal(torch.autograd.grad(out.sum(), q)[0], exact[0])
+
+
 def test_numpy_in_numpy_out() -> None:
     np = pytest.importorskip("numpy")
     q, k, v = (np.random.randn(n, 8).astype(np.float32) for n in (3, 7, 7))

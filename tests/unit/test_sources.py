@@ -253,6 +253,20 @@ def test_files_are_closed(drawn: Drawn, how: str, tmp_path: Path) -> None:
         assert not open_files(tmp_path)
 
 
+class Listed(Source):
+    """Its parts are no generator."""
+
+    keys, first_position = 8, 0
+
+    def parts(self) -> Iterator[Part]:
+        return iter([Part(n, 4, torch.arange(n, n + 4), lambda: (torch.ones(4, 8),) * 2) for n in (0, 4)])
+
+
+def test_a_source_of_ones_own() -> None:
+    out = rg.attention_over(torch.ones(8, 8), Listed(), mask=rg.Causal())
+    torch.testing.assert_close(out, torch.ones(8, 8))
+
+
 class Broken(Source):
     """Its third part cannot be read."""
 

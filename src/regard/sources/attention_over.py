@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ import regard.core.arrays as arrays
 from regard.api import attention_state
 from regard.backends.base import Backend
 from regard.backends.streaming.backward import output_cotangents
-from regard.core.dtypes import accumulator
+from regard.core.dtypes import accumulator, exact
 from regard.core.errors import ShapeError, Unsupported
 from regard.core.positions import Positions
 from regard.core.region import Frame
@@ -27,7 +27,7 @@ from regard.sources.chunks import Chunks
 from regard.sources.part_of_call import mask_of_part, score_of_part
 from regard.sources.progress import Progress, progress_bar
 from regard.sources.read_ahead import ReadAhead
-from regard.sources.source import Part, Source
+from regard.sources.source import Part, Source, closed_at_the_end
 
 # Queries and keys of the tiles by which a part is known to be hidden.
 TILE = (64, 4096)
@@ -48,8 +48,8 @@ def attention_over(
     """`attention` over keys and values that come in parts, from files larger than memory, say.
 
     q (*batch, h, nq, dk), the keys and values of each part as `attention` takes them, in q's dtype -> (*batch, h, nq,
-    dv). The answer is that over all keys at once, but for rounding; memory is q's, the answer's, and that of the parts
-    that are held at a time: one in use, `ahead` that a thread has read, one more that it reads where ahead is 0.
+    dv), in q's dtype whatever autocast says. The answer is that over all keys at once, but for rounding. Memory is q's,
+    the answer's, and that of `ahead` + 1 parts: one in use, the others read or being read.
 
     source     a Source (see regard.sources), or what Chunks takes: a list, an iterator, a function that returns one
     score      as `attention`; a similarity of your own sees each part as a call of its own, with its own positions
@@ -151,7 +151,7 @@ class _Call:
     def fold(self, q: Tensor) -> State:
         """The state of all keys, in the caller's axes."""
         state: State | None = None
-        with torch.no_grad(), self._visits(q) as visits:
+        with torch.no_grad(), exact(q.device.type), self._visits(q) as visits:
             for part, k, v in visits:
                 if self.recorded and (k.requires_grad or v.requires_grad) and not self.source.tensors():
                     raise ValueError(
@@ -185,7 +185,7 @@ class _Call:
         )
         g_parts = of_source.parts() if any(needs[count:]) else None
         call, first = self.with_tensors(own[1:]), True
-        with call._visits(own[0]) as visits:
+        with exact(q.device.type), call._visits(own[0]) as visits:
             for part, k, v in visits:
                 g_kv = (None, None) if g_parts is None else _wanted(part, g_parts)
                 k, v = (t.detach().requires_grad_(g_t is not None) for t, g_t in zip((k, v), g_kv, strict=True))
@@ -241,7 +241,8 @@ class _Call:
     def _visible_parts(self, q: Tensor) -> Generator[Part, None, None]:
         """Without those that are known to be hidden; where all are, the first, which says what shape the answer has."""
         hidden, seen = None, False
-        with closing(cast(Any, self.source.parts())) as parts:
+        parts = self.source.parts()
+        with closed_at_the_end(parts):
             for part in parts:
                 if self._hides(q, part):
                     hidden = part if hidden is None and not seen else hidden

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, nullcontext
-from typing import Any, cast
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 import regard.core.arrays as arrays
 from regard.core.errors import ShapeError
 from regard.sources.arrays import loaded
-from regard.sources.source import Part, Source, named_errors
+from regard.sources.source import Part, Source, closed_at_the_end, named_errors
 
 Parts = Iterable[tuple[Any, ...]]
 
@@ -58,8 +58,7 @@ class Chunks(Source):
         self._begun = True
         made = self._parts() if callable(self._parts) else self._parts
         # a generator that was made here ends here; one that was given is its owner's
-        owned = closing(cast(Any, made)) if callable(self._parts) and hasattr(made, "close") else nullcontext()
-        with owned:
+        with closed_at_the_end(made) if callable(self._parts) else nullcontext():
             yield from _numbered(iter(made), repr(self))
 
     def tensors(self) -> tuple[Tensor, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,11 @@ def cut(
         start, stop = first + keys.start, first + keys.stop
         positions = torch.arange(position + start, position + stop)
         yield Part(start, stop - start, positions, lambda keys=keys: read(keys))
+
+
+def closed_at_the_end(parts: Iterable[Any]) -> AbstractContextManager[Any]:
+    """A generator ends with the block, so what it has opened is closed; other iterables have nothing to close."""
+    return closing(parts) if isinstance(parts, Generator) else nullcontext()
 
 
 @contextmanager
