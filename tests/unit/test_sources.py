@@ -491,12 +491,21 @@ def growth(kind: str, folder: Path, code: str = MEASURE) -> int:
     return int(json.loads(done.stdout))
 
 
-@pytest.mark.parametrize("kind", ["paths", "mapped", "safetensors", "iterator"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "paths",
+        "safetensors",
+        pytest.param("mapped", marks=pytest.mark.full),
+        pytest.param("iterator", marks=pytest.mark.full),
+    ],
+)
 def test_memory_is_flat(kind: str, large: Path) -> None:
     """205 MB forward and backward, in the memory of a few parts of 4 MB."""
     assert growth(kind, large) < 60e6
 
 
+@pytest.mark.full
 def test_the_measure_sees_what_is_held(large: Path) -> None:
     held = MEASURE.replace("source(size))", "list(source(size)()))").replace("torch.zeros(1, 2", "torch.ones(1, 2")
     assert growth("iterator", large, held) > 80e6
