@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from regard import nn as nn
+from regard import sources as sources
 from regard.api import attention as attention
 from regard.api import attention_scores as attention_scores
 from regard.api import attention_state as attention_state
@@ -23,6 +24,7 @@ from regard.core.state import State as State
 from regard.inspect import facts as facts
 from regard.inspect.differentiable import entropy as entropy
 from regard.inspect.differentiable import max_score as max_score
+from regard.inspect.lint.lint import lint as lint
 from regard.inspect.look import look as look
 from regard.inspect.monitor import monitor as monitor
 from regard.inspect.record import record as record
@@ -66,6 +68,7 @@ from regard.scores.similarity import Custom as Custom
 from regard.scores.similarity import Distance as Distance
 from regard.scores.similarity import Dot as Dot
 from regard.scores.similarity import ScaledDot as ScaledDot
+from regard.sources.attention_over import attention_over as attention_over
 
 if TYPE_CHECKING:
     from regard.compat.torch.patch import patch as patch
@@ -119,6 +122,7 @@ __all__ = [
     "Where",
     "Window",
     "attention",
+    "attention_over",
     "attention_scores",
     "attention_state",
     "attention_weights",
@@ -126,6 +130,7 @@ __all__ = [
     "explain",
     "facts",
     "head",
+    "lint",
     "look",
     "max_score",
     "monitor",
@@ -134,6 +139,7 @@ __all__ = [
     "patch",
     "record",
     "rollout",
+    "sources",
     "tail",
     "unpack",
 ]

@@ -23,13 +23,13 @@ LAYERS = (
     ("backends",),
     ("runtime",),
     ("api",),
-    ("nn", "inspect", "parallel"),
+    ("nn", "inspect", "parallel", "sources"),
     ("compat", "demo", "cli", "testing", "machine", "bench", "__main__"),
 )
 LAYER = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
 
 # Parts of one layer that do not see each other, and the pairs (importer, imported) that may all the same.
-APART = (("masks", "scores"), ("nn", "inspect", "parallel"))
+APART = (("masks", "scores"), ("nn", "inspect", "parallel", "sources"))
 ALLOWED = {("inspect", "nn")}
 # Backends share these, and nothing else; those of a backend that is a package share that package.
 SHARED_BY_BACKENDS = ("base", "streaming.tiling", "streaming.softmax", "streaming.backward")

@@ -27,6 +27,11 @@ def looking(n):
     )
     rg.look(q, k, facts=facts, mask=rg.Causal())
 
+def linting(n):
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 2, n, 32), torch.randn(1, 1, n, 32)
+    assert not rg.lint(q, k, k, mask=rg.Where(lambda b, h, i, j: j <= i), within=rg.Causal())
+
 def losing(n):
     torch.manual_seed(0)
     q, k = (torch.randn(1, 2, n, 32, requires_grad=True) for _ in range(2))
@@ -61,7 +66,8 @@ def peak():
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
-run = {"looking": looking, "losing": losing, "dense": dense, "weights": pairs, "scores": pairs}.get(what, attending)
+known = {"looking": looking, "linting": linting, "losing": losing, "dense": dense, "weights": pairs, "scores": pairs}
+run = known.get(what, attending)
 run(64)  # what loads once is no growth
 before = peak()
 run(n)
@@ -110,7 +116,7 @@ SQUARE = {n: 2 * n * n * 4 for n in (2048, 6000)}
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("what", ["looking", "losing"])
+@pytest.mark.parametrize("what", ["looking", "linting", "losing"])
 def test_looking_in_linear_memory(what: str) -> None:
     """A third of one matrix of weights, of which a dense evaluation holds several."""
     assert growth(6000, what) < SQUARE[6000] // 3

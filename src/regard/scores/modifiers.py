@@ -191,7 +191,7 @@ class Bias(Modifier):
     def __post_init__(self) -> None:
         bias = parameter(self.bias, "Bias.bias")
         object.__setattr__(self, "bias", bias)
-        if _looks_like_a_mask(bias):
+        if looks_like_a_mask(bias):
             warnings.warn(
                 "Bias holds only 0 and 1, which are added to the scores. If it is a mask, write Dense(bias.bool()).",
                 stacklevel=3,
@@ -274,7 +274,7 @@ class RelativeBias(Modifier):
         return tuple(cls(table, b) for table, b in zip(tables, buckets, strict=True))
 
 
-def _looks_like_a_mask(bias: Tensor) -> bool:
+def looks_like_a_mask(bias: Tensor) -> bool:
     if bias.requires_grad or data_unavailable(bias) or bias.dim() < 2 or bias.numel() < 2:
         return False
     if float(bias[(0,) * bias.dim()]) not in (0.0, 1.0):  # most biases are told apart by their first number

@@ -1,0 +1,97 @@
+"""What lint says of the numbers that a call is given: NaN and infinity, a bias that is a mask, padding that is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from regard.core.problem import Layout
+from regard.core.region import Frame
+from regard.core.shapes import sum_groups
+from regard.core.value import Value, names
+from regard.inspect.lint.defect import Defect, first_place
+from regard.scores.algebra import Pipeline
+from regard.scores.modifiers import Bias, looks_like_a_mask
+
+
+def not_finite(given: dict[str, Tensor], seen: dict[str, Tensor]) -> Iterator[Defect]:
+    """NaN and infinity in tensors of a call, by name; -inf in a bias or a sink hides, so it is none of them.
+
+    seen: by name, which vectors of a tensor take part, in its shape but for the last axis. The rest harms nobody.
+    """
+    for name, t in given.items():
+        bad = ~t.isfinite() & ~((t == -torch.inf) & (name not in seen))
+        if name in seen:
+            bad = bad & seen[name].to(torch.float32).sum_to_size(t.shape[:-1]).bool()[..., None]
+        if not bool(bad.any()):
+            continue
+        nan, where = int((bad & t.isnan()).sum()), bad.nonzero()[0].tolist()
+        what = f"{nan:,} NaN and {int(bad.sum()) - nan:,} infinite numbers"
+        at = f"{name}[{', '.join(map(str, where))}]" if t.dim() else name
+        yield Defect(
+            "not finite",
+            int(bad.sum()),
+            f"{name} holds {what} that queries see; the first is {at}.",
+            f"Find what makes {at}: it spoils every row that sees it. What is padding, a mask hides "
+            "(Lengths(keys=...)), and then it leaks nowhere, whatever it holds.",
+        )
+
+
+def named_tensors(score: Pipeline) -> dict[str, Tensor]:
+    """The tensors of a score by the names of their fields, as Bias.bias; a field with several is counted through."""
+    found: dict[str, Tensor] = {}
+    for stage in score.parts:
+        for field in names(type(stage)):
+            value = getattr(stage, field)
+            held = value.tensors() if isinstance(value, Value) else value if isinstance(value, tuple) else (value,)
+            tensors = [t for t in held if isinstance(t, Tensor)]
+            for n, t in enumerate(tensors):
+                name = f"{type(stage).__name__}.{field}" + (f"[{n}]" if isinstance(value, tuple) else "")
+                found[name if name not in found else f"{name} ({len(found)})"] = t
+    return found
+
+
+def seen_vectors(visible: Tensor, readers: Tensor, key_heads: int, layout: Layout) -> dict[str, Tensor]:
+    """Which vectors of q, k and v take part: those of queries that see something, and of keys that somebody sees."""
+    keys = sum_groups(readers[..., None], key_heads)[..., 0] > 0
+    return {
+        "q": layout.restore(visible > 0, 1),
+        "k": layout.restore(keys, 1),
+        "v": layout.restore(keys, 1),
+    }
+
+
+def masks_as_biases(score: Pipeline) -> Iterator[Defect]:
+    """Biases of 0 and 1."""
+    for stage in score.parts:
+        if isinstance(stage, Bias) and looks_like_a_mask(stage.bias):
+            ones = int((stage.bias == 1).sum())
+            yield Defect(
+                "mask as a bias",
+                ones,
+                f"Bias{list(stage.bias.shape)} holds 0 and 1 alone, {ones:,} times 1: it makes scores larger by 1, and "
+                "hides nothing.",
+                "If 1 means may attend, write mask=Dense(bias.bool()); if 1 means masked, mask=Dense(bias == 0). Added "
+                "to the scores, a mask holds 0 and -inf.",
+            )
+
+
+def seen_padding(k: Tensor, v: Tensor, readers: Tensor, frame: Frame) -> Iterator[Defect]:
+    """Keys that are 0 with their values and are seen, where others that are not 0 are hidden from everybody."""
+    blank = ((k == 0).all(-1) & (v == 0).all(-1)).all(-2)  # in all heads
+    blank, hidden = blank.expand(*frame.batch, frame.nk), (readers == 0).all(-2)
+    wrong = (blank & ~hidden).any(-1) & (~blank & hidden).any(-1)
+    if not bool(wrong.any()):
+        return
+    shown, real = (blank & ~hidden)[wrong], (~blank & hidden)[wrong]
+    yield Defect(
+        "padding in the wrong place",
+        int(shown.sum()),
+        f"{int(shown.sum()):,} keys that are 0 throughout, with their values, are seen, and {int(real.sum()):,} that "
+        f"are not are hidden from every query, in {int(wrong.sum()):,} of {wrong.numel():,} sequences (first seen: "
+        f"{first_place(blank & ~hidden & wrong[..., None], ('key',))}).",
+        "Lengths(keys=lengths) pads at the end. Padding in front, as generation has it, is "
+        "Dense(mask[:, None, None, :]), mask (batch, nk) true where a token is real.",
+    )

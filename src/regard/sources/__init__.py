@@ -1,0 +1,17 @@
+"""Sources: keys and values that come in parts, for `attention_over`. They may be larger than memory.
+
+Chunks takes tensors, arrays or an iterator of them; Arrays NumPy arrays, memory-mapped files among them; Safetensors
+the tensors of such a file. One of your own is a subclass of Source.
+
+>>> import regard as rg, torch
+>>> q, k, v = torch.randn(2, 8), torch.randn(5, 8), torch.randn(5, 3)
+>>> out = rg.attention_over(q, rg.sources.Chunks([(k[:3], v[:3]), (k[3:], v[3:])]))
+>>> torch.allclose(out, rg.attention(q, k, v), atol=1e-6)
+True
+"""
+
+from regard.sources.arrays import Arrays as Arrays
+from regard.sources.chunks import Chunks as Chunks
+from regard.sources.safetensors import Safetensors as Safetensors
+from regard.sources.source import Part as Part
+from regard.sources.source import Source as Source

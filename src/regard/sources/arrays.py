@@ -1,0 +1,99 @@
+"""Arrays: keys and values in two arrays, NumPy's memory-mapped files among them."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from collections.abc import Generator
+from dataclasses import dataclass
+from os import PathLike, fspath
+from typing import Any
+
+from torch import Tensor
+
+from regard.core.errors import ShapeError
+from regard.sources.source import Part, Source, cut, keys_of_a_part, named_errors
+
+Path = str | PathLike[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays(Source):
+    """k (*batch, hk, nk, dk) and v (*batch, hk, nk, dv): NumPy arrays, tensors, or paths of .npy files, mapped.
+
+    Of arrays that are mapped to a file (np.memmap, np.load(mmap_mode="r")) a part is copied when its turn comes, and
+    its pages are given back: memory stays that of a few parts, whatever the file has. A path is opened for each pass
+    over it and closed afterwards. Arrays in memory and tensors are read in place, and tensors receive gradients.
+
+    size   how many keys a part has; None: as many as take 32 MB, with their values
+    start  the position of the first key
+
+    >>> import numpy as np
+    >>> k, v = np.zeros((2, 1000, 8), np.float32), np.zeros((2, 1000, 3), np.float32)
+    >>> [part.count for part in Arrays(k, v, size=400).parts()]
+    [400, 400, 200]
+    """
+
+    k: Any
+    v: Any
+    size: int | None = None
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        k, v = _mapped(self.k), _mapped(self.v)
+        for name, x in (("k", k), ("v", v)):
+            if not hasattr(x, "shape"):
+                raise TypeError(f"Arrays.{name} is a {type(x).__name__}; expected an array, a tensor or a path.")
+        if len(k.shape) < 2 or len(v.shape) < 2 or k.shape[-2] != v.shape[-2]:
+            raise ShapeError(
+                f"Arrays.k has shape {tuple(k.shape)}, Arrays.v {tuple(v.shape)}; expected (*batch, hk, nk, dk) and "
+                "(*batch, hk, nk, dv), as many values as keys."
+            )
+        step = keys_of_a_part(self.size, (_bytes(k) + _bytes(v)) // max(k.shape[-2], 1), "Arrays")
+        for name, value in (("keys", int(k.shape[-2])), ("first_position", self.start), ("_step", step)):
+            object.__setattr__(self, name, value)
+
+    def parts(self) -> Generator[Part, None, None]:
+        with named_errors(f"the source {self!r}"):
+            k, v = _mapped(self.k), _mapped(self.v)
+        step: int = self.__dict__["_step"]
+        yield from cut(
+            k.shape[-2], step, 0, self.start, lambda keys: (loaded(k[..., keys, :]), loaded(v[..., keys, :]))
+        )
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(x for x in (self.k, self.v) if isinstance(x, Tensor))
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Arrays:
+        rest = iter(tensors)
+        k, v = (next(rest) if isinstance(x, Tensor) else x for x in (self.k, self.v))
+        return Arrays(k, v, self.__dict__["_step"], self.start)
+
+    def __repr__(self) -> str:
+        shown = (fspath(x) if isinstance(x, (str, PathLike)) else type(x).__name__ for x in (self.k, self.v))
+        return f"Arrays({', '.join(map(repr, shown))})"
+
+
+def _mapped(x: Any) -> Any:
+    """What a path names, mapped to memory; anything else as it is."""
+    if not isinstance(x, (str, PathLike)):
+        return x
+    import numpy as np
+
+    return np.load(fspath(x), mmap_mode="r")
+
+
+def _bytes(x: Any) -> int:
+    return x.numel() * x.element_size() if isinstance(x, Tensor) else int(getattr(x, "nbytes", 0))
+
+
+def loaded(x: Any) -> Any:
+    """x in memory. What is mapped to a file is copied, and its pages are given back; anything else is x itself."""
+    numpy = sys.modules.get("numpy")  # whoever holds an array of it has loaded it
+    if numpy is None or not isinstance(x, numpy.memmap):
+        return x
+    copy, mapping, mode = numpy.array(x, subok=False), getattr(x, "_mmap", None), getattr(x, "mode", None)
+    # pages of a mode "c" mapping may hold changes that no file has
+    if mapping is not None and mode in ("r", "r+", "w+") and hasattr(mapping, "madvise"):
+        mapping.madvise(mmap.MADV_DONTNEED)
+    return copy

@@ -1,0 +1,117 @@
+"""Chunks: parts that somebody has, or makes one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import regard.core.arrays as arrays
+from regard.core.errors import ShapeError
+from regard.sources.arrays import loaded
+from regard.sources.source import Part, Source, closed_at_the_end, named_errors
+
+Parts = Iterable[tuple[Any, ...]]
+
+
+class Chunks(Source):
+    """Parts (k, v) or (k, v, positions), each k (*batch, hk, n, dk), v (*batch, hk, n, dv), n as it comes.
+
+    parts: a list or a tuple of them; another iterable; a function without arguments that returns an iterable; or an
+    iterator, which is read once, so nothing can be differentiated. Tensors, NumPy arrays (memory-mapped ones are read
+    part by part), or any DLPack arrays. positions: integers (n,) or (*batch, n), in all parts or in none; without them
+    the keys count up from 0. Of a list, k and v receive gradients if they require them; other iterables must give what
+    requires none.
+
+    Raises TypeError for what is no such thing, when it is read for a part that is none, ValueError where an iterator
+    has been read before or gives no part.
+
+    >>> k, v = torch.randn(5, 8), torch.randn(5, 3)
+    >>> Chunks([(k[:3], v[:3]), (k[3:], v[3:])]).keys
+    5
+    >>> Chunks((k[i : i + 1], v[i : i + 1]) for i in range(5)).rereadable
+    False
+    """
+
+    def __init__(self, parts: Parts | Callable[[], Parts]) -> None:
+        if not callable(parts) and not isinstance(parts, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"Chunks.parts is a {type(parts).__name__}; expected a list or an iterator of (k, v) or "
+                "(k, v, positions), or a function that returns one."
+            )
+        self._parts, self._begun = parts, False
+        self.rereadable = not isinstance(parts, Iterator)
+        if isinstance(parts, Sequence):
+            self._checked = [_checked(part, n) for n, part in enumerate(parts)]
+            self.keys = sum(part[0].shape[-2] for part in self._checked)
+            self.first_position = 0 if all(len(part) == 2 for part in self._checked) else None
+
+    def parts(self) -> Generator[Part, None, None]:
+        if not self.rereadable and self._begun:
+            raise ValueError(
+                f"the source {self!r} has been read already, and an iterator can be read once. Pass a list, or a "
+                "function that returns a new iterator: Chunks(lambda: ...)."
+            )
+        self._begun = True
+        made = self._parts() if callable(self._parts) else self._parts
+        # a generator that was made here ends here; one that was given is its owner's
+        with closed_at_the_end(made) if callable(self._parts) else nullcontext():
+            yield from _numbered(iter(made), repr(self))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        if not isinstance(self._parts, Sequence):
+            return ()
+        return tuple(t for part in self._checked for t in part[:2] if isinstance(t, Tensor))
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Chunks:
+        if not isinstance(self._parts, Sequence):
+            return self
+        rest = iter(tensors)
+        return Chunks(
+            [
+                tuple(next(rest) if n < 2 and isinstance(t, Tensor) else t for n, t in enumerate(part))
+                for part in self._checked
+            ]
+        )
+
+    def __repr__(self) -> str:
+        many = f"{len(self._checked)} parts" if isinstance(self._parts, Sequence) else type(self._parts).__name__
+        return f"Chunks({many})"
+
+
+def _numbered(given: Iterator[Any], name: str) -> Generator[Part, None, None]:
+    first, n, placed = 0, 0, None
+    while True:
+        with named_errors(f"part {n} of the source {name}"):
+            part = next(given, None)
+        if part is None:
+            break
+        k, v, *positions = _checked(part, n)
+        if placed is not None and placed != bool(positions):
+            raise ValueError(f"part {n} has {'' if positions else 'no '}positions, the parts before it differ.")
+        count, placed = k.shape[-2], bool(positions)
+        stand = arrays.integers(positions[0], "positions") if placed else torch.arange(first, first + count)
+        if stand.dim() == 0 or stand.shape[-1] != count:
+            raise ShapeError(f"part {n} has {count} keys and positions {tuple(stand.shape)}; expected ({count},).")
+        # every key is an own view, so that a part that is not read is not copied
+        yield Part(first, count, stand, lambda k=k, v=v: (loaded(k), loaded(v)))
+        first, n = first + count, n + 1
+    if n == 0:
+        raise ValueError(
+            f"the source {name} gave no part; expected one at least. An iterator that was read before gives nothing: "
+            "pass a list, or a function that returns a new iterator."
+        )
+
+
+def _checked(part: Any, n: int) -> tuple[Any, ...]:
+    if not isinstance(part, (tuple, list)) or len(part) not in (2, 3):
+        what = f"{len(part)} things" if isinstance(part, (tuple, list)) else f"a {type(part).__name__}"
+        raise TypeError(f"part {n} of Chunks is {what}; expected (k, v) or (k, v, positions).")
+    for name, x in zip("kv", part, strict=False):
+        if not hasattr(x, "shape") or len(x.shape) < 2:
+            what = f"has shape {tuple(x.shape)}" if hasattr(x, "shape") else f"is a {type(x).__name__}"
+            raise TypeError(f"{name} of part {n} of Chunks {what}; expected a tensor or an array (*batch, hk, n, d).")
+    return tuple(part)
