@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import os
 import pkgutil
 import subprocess
 import sys
@@ -59,6 +60,9 @@ def test_examples_run(name: str) -> None:
     """Examples see their own module's names, and `torch` and `rg` besides."""
     if name.startswith("regard.compat.transformers"):
         pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
+    if name == "regard.compat.keras":  # its backend is chosen when it is first imported
+        os.environ.setdefault("KERAS_BACKEND", "torch")
+        pytest.importorskip("keras")
     failed, _ = doctest.testmod(
         importlib.import_module(name),
         extraglobs={"torch": torch, "rg": regard},
