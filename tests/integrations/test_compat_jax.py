@@ -129,7 +129,7 @@ X = torch.zeros(2, 3, 4, 8)
     ("given", "error", "said"),
     [
         ((X, X[0], X), rg.ShapeError, r"key has shape \(3, 4, 8\); expected \(B, n, heads, H\)"),
-        ((X, X, X, torch.zeros(1, 1, 1, 3, 3)), rg.ShapeError, r"bias has .* broadcasts to \(B, N, T, S\)"),
+        ((X, X, X, torch.zeros(1, 1, 1, 3, 3)), rg.ShapeError, r"bias has .* broadcasts to \(batch, heads, nq, nk\)"),
         ((X, X, X, None, torch.zeros(3, 3)), TypeError, "expected torch.bool"),
         ((X, X[:, :, :3], X[:, :, :3]), rg.ShapeError, "heads"),
         (("no array", X, X), TypeError, "query is a str"),

@@ -20,13 +20,8 @@ from torch import Tensor
 
 from regard.core.arrays import answer_like, tensor
 from regard.core.errors import ShapeError
-from regard.core.positions import head
 from regard.core.shapes import listed
-from regard.masks.algebra import Everything, Mask
-from regard.masks.convert import split
-from regard.masks.dense import Dense
-from regard.masks.positional import Causal, Window
-from regard.masks.ragged import Lengths
+from regard.masks.peers import from_jax
 from regard.runtime.binding import Call
 from regard.scores.algebra import Score
 from regard.scores.modifiers import Bias
@@ -109,31 +104,23 @@ def _attend(
             raise ShapeError(f"{name} has shape {listed(t.shape)}; expected (B, n, heads, H), or (n, heads, H) in all.")
     batched = query.dim() == 4
     q, k, v = (t.transpose(-3, -2) if batched else t.transpose(-3, -2)[None] for t in (query, key, value))
-    seen: Mask = Everything()
-    if options.is_causal:
-        seen = seen & Causal()
-    if options.window is not None:
-        seen = seen & Window(*options.window)
-    if query_seq_lengths is not None or key_value_seq_lengths is not None:
-        seen = seen & Lengths(keys=key_value_seq_lengths, queries=query_seq_lengths)
-    if mask is not None:
-        seen = seen & Dense(_four_axes(mask, "mask"))
+    given = from_jax(
+        q.shape[2],
+        k.shape[2],
+        bias=bias,
+        masks=() if mask is None else (mask,),
+        is_causal=options.is_causal,
+        local_window_size=options.window,
+        query_seq_lengths=query_seq_lengths,
+        key_value_seq_lengths=key_value_seq_lengths,
+    )
     score: Score = ScaledDot(options.scale)
-    if bias is not None:
-        allowed, adds = split(_four_axes(bias, "bias"))
-        seen = seen if allowed is None else seen & Dense(allowed)
-        score = score if adds is None else score >> Bias(adds)
-    call = Call(q, k, v, score, seen, head(q.shape[2], k.shape[2], q.device), None, None)
+    score = score if given.bias is None else score >> Bias(given.bias)
+    call = Call(q, k, v, score, given.mask, given.positions, None, None)
     with call.precision():
         out, stats = call.run_with_stats(None)
         out, lse = out.to(call.problem.dtype).transpose(1, 2), stats.lse.detach().to(key.dtype).transpose(1, 2)
     return (out, lse) if batched else (out[0], lse[0])
-
-
-def _four_axes(t: Tensor, name: str) -> Tensor:
-    if t.dim() > 4:
-        raise ShapeError(f"{name} has shape {listed(t.shape)}; expected one that broadcasts to (B, N, T, S).")
-    return t[(None,) * (4 - t.dim())]
 
 
 def _is_jax(x: Any) -> bool:

@@ -19,8 +19,7 @@ from regard.core.errors import Unsupported
 from regard.core.positions import head
 from regard.core.shapes import listed
 from regard.masks.algebra import Everything, Mask
-from regard.masks.dense import Dense
-from regard.masks.positional import Causal, Window
+from regard.masks.peers import from_keras
 from regard.scores.similarity import ScaledDot
 
 keras: Any = importlib.import_module("keras")
@@ -89,18 +88,20 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):
         attention_mask: Any = None,
         use_causal_mask: bool = False,
     ) -> Mask:
-        seen: Mask = Causal() if use_causal_mask else Everything()
-        if self._sliding_window is not None:
-            seen = seen & Window(self._sliding_window - 1, self._sliding_window - 1)
-        for given, is_query in ((query_mask, True), (value_mask, False), (key_mask, False)):
-            if given is not None:
-                real = keras.ops.convert_to_tensor(given, "bool")
-                seen = seen & Dense(real[:, None, :, None] if is_query else real[:, None, None, :])
-        if attention_mask is not None:
-            allowed = keras.ops.convert_to_tensor(attention_mask, "bool")
-            # Keras puts the axes that are missing behind the batch axis, or before (T, S)
-            seen = seen & Dense(allowed[:, None] if allowed.dim() == 3 else allowed[(None,) * (4 - allowed.dim())])
-        return seen
+        given = (query_mask, value_mask, key_mask, attention_mask)
+        query_mask, value_mask, key_mask, attention_mask = (
+            None if mask is None else keras.ops.convert_to_tensor(mask, "bool") for mask in given
+        )
+        return from_keras(
+            query.shape[1],
+            value.shape[1],
+            query_mask=query_mask,
+            value_mask=value_mask,
+            key_mask=key_mask,
+            attention_mask=attention_mask,
+            use_causal_mask=use_causal_mask,
+            sliding_window=self._sliding_window,
+        ).mask
 
     def _compute_attention(
         self,
