@@ -63,6 +63,8 @@ def test_examples_run(name: str) -> None:
     if name == "regard.compat.keras":  # its backend is chosen when it is first imported
         os.environ.setdefault("KERAS_BACKEND", "torch")
         pytest.importorskip("keras")
+    if name == "regard.compat.onnx":
+        pytest.importorskip("onnxscript")
     failed, _ = doctest.testmod(
         importlib.import_module(name),
         extraglobs={"torch": torch, "rg": regard},
