@@ -55,6 +55,7 @@ def test_public_name_is_explained_by_an_example(name: str) -> None:
     assert ">>> " in (own or ""), f"regard.{name} has no docstring with an example"
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch.onnx uses what torch deprecates
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_run(name: str) -> None:
     """Examples see their own module's names, and `torch` and `rg` besides."""
