@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import os
 import pkgutil
 import subprocess
 import sys
@@ -54,11 +55,17 @@ def test_public_name_is_explained_by_an_example(name: str) -> None:
     assert ">>> " in (own or ""), f"regard.{name} has no docstring with an example"
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch.onnx uses what torch deprecates
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_run(name: str) -> None:
     """Examples see their own module's names, and `torch` and `rg` besides."""
     if name.startswith("regard.compat.transformers"):
         pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
+    if name == "regard.compat.keras":  # its backend is chosen when it is first imported
+        os.environ.setdefault("KERAS_BACKEND", "torch")
+        pytest.importorskip("keras")
+    if name == "regard.compat.onnx":
+        pytest.importorskip("onnxscript")
     failed, _ = doctest.testmod(
         importlib.import_module(name),
         extraglobs={"torch": torch, "rg": regard},

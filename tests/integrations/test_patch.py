@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regard as rg
-from regard.compat.torch.patch import TORCHS
+from regard.compat.torch.patch import HOMES, TORCHS
 
-SDPA, MHA = TORCHS
+SDPA, MHA, FLEX = TORCHS
 
 
 def here() -> tuple[object, ...]:
     """What a patch replaces."""
-    return F.scaled_dot_product_attention, F.multi_head_attention_forward, torch.backends.mha.get_fastpath_enabled()
+    functions = (getattr(home, name) for name, home in HOMES.items())
+    return *functions, torch.backends.mha.get_fastpath_enabled()
 
 
 @pytest.fixture(autouse=True)

@@ -193,7 +193,7 @@ def _child(x: Tensor, answer: multiprocessing.SimpleQueue[list[float]]) -> None:
     answer.put(rg.attention(x, x, x, backend=rg.Native()).flatten().tolist())
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork")  # of Python, and of JAX where that is loaded
 def test_a_fork_after_use() -> None:
     x = torch.randn(1, 2, 40, 8)
     right = rg.attention(x, x, x, backend=rg.Native())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 import threading
 from collections import Counter
@@ -17,18 +18,23 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from regard.backends.native.ffi import runnable, why_not_built
+from regard.compat.torch.flex import flex_attention, why_left_flex
 from regard.compat.torch.multihead import multi_head_attention_forward
 from regard.compat.torch.sdpa import scaled_dot_product_attention
 from regard.core.tracing import constant_in_graphs, functorch, watched
 from regard.inspect.capture.replaced import replaced
 
 # the functions that torch's modules, and models, call: by name, torch's and regard's
-TORCHS: dict[str, Callable[..., Any]] = {
-    name: getattr(functional, name) for name in ("scaled_dot_product_attention", "multi_head_attention_forward")
+HOMES: dict[str, ModuleType] = {
+    "scaled_dot_product_attention": functional,
+    "multi_head_attention_forward": functional,
+    "flex_attention": importlib.import_module("torch.nn.attention.flex_attention"),
 }
+TORCHS: dict[str, Callable[..., Any]] = {name: getattr(home, name) for name, home in HOMES.items()}
 OURS: dict[str, Callable[..., Any]] = {
     "scaled_dot_product_attention": scaled_dot_product_attention,
     "multi_head_attention_forward": multi_head_attention_forward,
+    "flex_attention": flex_attention,
 }
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -71,8 +77,8 @@ class Patch:
         whose = "" if self.model is None else f" of {type(self.model).__name__}"
         if not every:
             return (
-                f"regard.patch: no attention call{whose} was seen. Seen are calls of torch's {' and '.join(TORCHS)}; "
-                "not models that multiply and normalise by themselves, or call another kernel (flex_attention)."
+                f"regard.patch: no attention call{whose} was seen. Seen are calls of torch's {', '.join(TORCHS)}; "
+                "not models that multiply and normalise by themselves, or call another library's kernel."
             )
         ran = sum(count for (_, why), count in every.items() if why is None)
         lines = [f"regard.patch: {ran} of {every.total()} attention calls{whose} ran on regard"]
@@ -94,10 +100,11 @@ class Patch:
 def patch(model: nn.Module | None = None, *, report: Callable[[str], object] | None = print) -> Patch:
     """From this call on, torch's attention runs on regard: in a `with` block, or until `restore()`.
 
-    scaled_dot_product_attention and multi_head_attention_forward of torch.nn.functional are replaced (also where a
-    module has imported them by name): so nn.MultiheadAttention, nn.Transformer..., and the models of timm, torchvision,
-    diffusers and transformers ("sdpa") that call them. The fused kernels of nn.TransformerEncoderLayer and
-    nn.MultiheadAttention are switched off meanwhile, so that these call the functions, as torch does in training.
+    scaled_dot_product_attention and multi_head_attention_forward of torch.nn.functional, and flex_attention, are
+    replaced (also where a module has imported them by name): so nn.MultiheadAttention, nn.Transformer..., and the
+    models of timm, torchvision, diffusers and transformers ("sdpa") that call them. The fused kernels of
+    nn.TransformerEncoderLayer and nn.MultiheadAttention are switched off meanwhile, so that these call the functions,
+    as torch does in training.
 
     model   only while its forward runs; None: every call of this process, on every thread. What other threads call
             while a patched model runs is taken too
@@ -106,7 +113,8 @@ def patch(model: nn.Module | None = None, *, report: Callable[[str], object] | N
     Outputs and gradients are torch's up to rounding; dropout draws other bits. Calls that regard's kernels cannot run
     go to torch and are counted with the reason: tensors that are not on the CPU, not float32, bfloat16 or float16,
     nested, or of a subclass; attn_mask with is_causal; layers called with need_weights=True (their default), whose
-    weights torch builds faster; torch.func transforms, forward-mode derivatives, tracing. Under torch.compile, patch
+    weights torch builds faster; of flex_attention, compiled calls, largest scores, and a score_mod that uses a tensor
+    that requires a gradient; torch.func transforms, forward-mode derivatives, tracing. Under torch.compile, patch
     first or call the compiled model inside the block: its graphs then hold regard's kernels, and are compiled again
     without them after the end. Blocks nest; everything is restored after an error too.
 
@@ -137,9 +145,9 @@ class _Replacing:
 
 
 def _places() -> list[tuple[ModuleType, str, str]]:
-    """Where torch's functions stand, as (module, name there, torch's name): in torch.nn.functional and in models."""
+    """Where torch's functions stand, as (module, name there, torch's name): in torch's modules and in models."""
     names = {id(function): name for name, function in (*TORCHS.items(), *ROUTED.items())}
-    found = [(functional, name, name) for name in TORCHS]
+    found = [(home, name, name) for name, home in HOMES.items()]
     for path, module in list(sys.modules.items()):
         if path.partition(".")[0] not in ("torch", "regard") and type(module) is ModuleType:
             found += [
@@ -154,7 +162,7 @@ def _routed(name: str) -> Callable[..., Any]:
 
     @functools.wraps(theirs)
     def run(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        why = why_left(query, key, value) or options_left(*args, **kwargs)
+        why = why_left(query, key, value) or options_left(query, key, value, *args, **kwargs)
         if torch.compiler.is_compiling():
             _count_traced(name, why)
             return (ours if why is None else theirs)(query, key, value, *args, **kwargs)
@@ -180,12 +188,14 @@ def _count_traced(name: str, why: str | None) -> bool:
     return True
 
 
-def _two_masks(attn_mask: Any = None, dropout_p: Any = 0.0, is_causal: Any = False, **others: Any) -> str | None:
+def _two_masks(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: Any = 0.0, is_causal: Any = False, **others: Any
+) -> str | None:
     return "attn_mask with is_causal, which torch reads by path" if attn_mask is not None and is_causal else None
 
 
 def _weights(*args: Any, need_weights: bool = True, **others: Any) -> str | None:
-    asked = args[12] if len(args) > 12 else need_weights  # the number of arguments before it, but query, key and value
+    asked = args[15] if len(args) > 15 else need_weights  # the number of arguments before it
     return "its weights are asked for (need_weights=True), which torch builds faster" if asked else None
 
 
@@ -211,5 +221,9 @@ def why_left(query: Any, key: Any, value: Any) -> str | None:
     return "it is traced, or a dispatch mode watches it" if watched() else None
 
 
-OPTIONS_LEFT = {"scaled_dot_product_attention": _two_masks, "multi_head_attention_forward": _weights}
+OPTIONS_LEFT: dict[str, Callable[..., str | None]] = {
+    "scaled_dot_product_attention": _two_masks,
+    "multi_head_attention_forward": _weights,
+    "flex_attention": why_left_flex,
+}
 ROUTED = {name: _routed(name) for name in TORCHS}

@@ -1,0 +1,80 @@
+"""OnnxAttention: a call as one node of the standard operator Attention, for models that are exported to ONNX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.backends.base import Backend, Differentiable
+from regard.core.problem import Problem
+from regard.core.state import RowStats
+from regard.masks.algebra import Everything, View
+from regard.masks.positional import Causal
+from regard.scores.modifiers import Alibi, Bias, LogDistance, RelativeBias, SoftCap
+from regard.scores.similarity import Dot, ScaledDot
+
+ADDS = (Bias, Alibi, RelativeBias, LogDistance)  # modifiers whose result is the score and a number
+
+
+@dataclass(frozen=True)
+class OnnxAttention(Backend):
+    """The operator Attention of ONNX, opset 23 and later: scaled dot products, then a soft cap or numbers to add.
+
+    torch.onnx.export makes one node of it; run directly, torch's own definition of the operator answers. A causal mask
+    alone, over as many keys as queries, is its is_causal; any other mask, slopes and tables are written out, a number a
+    pair.
+    See regard.compat.onnx.export, which puts it in place. Source: onnx/defs/nn, onnx 1.23.
+
+    >>> q = torch.randn(2, 4, 5, 8)
+    >>> torch.allclose(rg.attention(q, q, q, mask=rg.Causal(), backend=OnnxAttention()), rg.attention(
+    ...     q, q, q, mask=rg.Causal()), atol=1e-6)
+    True
+    """
+
+    recorded: ClassVar[bool] = True
+
+    def why_not(self, problem: Problem, lse: bool) -> str | None:
+        parts = problem.score.parts
+        caps = [stage for stage in parts[1:] if isinstance(stage, SoftCap)]
+        if lse or problem.sink is not None:
+            return "ONNX's Attention gives no log-sum-exp, which a State or a sink needs"
+        if problem.dropout is not None:
+            return "ONNX's Attention has no dropout; export in eval mode"
+        if problem.dv != problem.q.shape[-1]:
+            return f"torch exports the operator for values as wide as queries, {problem.q.shape[-1]}, not {problem.dv}"
+        if len(problem.frame.batch) != 1:
+            return f"ONNX's Attention has one batch axis; these tensors have {len(problem.frame.batch)}"
+        if not isinstance(parts[0], (Dot, ScaledDot)) or isinstance(getattr(parts[0], "scale", None), Tensor):
+            return f"ONNX's Attention has the dot product, scaled by a number, not {parts[0]!r}"
+        if any(not isinstance(stage, (SoftCap, *ADDS)) for stage in parts[1:]):
+            return f"ONNX's Attention has a soft cap and numbers to add, not {problem.score!r}"
+        if caps and (len(parts) > 2 or isinstance(caps[0].cap, Tensor) or not isinstance(problem.mask, Everything)):
+            return "opset 23 caps masked scores, later ones do not: a soft cap is a number, and alone"
+        return None
+
+    def differentiable(self, problem: Problem) -> Differentiable:
+        from torch.onnx.ops import attention
+
+        similarity, *stages = problem.score.parts
+        scale = similarity.scale if isinstance(similarity, ScaledDot) else 1.0
+        assert not isinstance(scale, Tensor)
+        cap, added, at = 0.0, None, problem.frame.region()
+        for stage in stages:
+            if isinstance(stage, SoftCap):
+                assert not isinstance(stage.cap, Tensor)
+                cap = stage.cap
+            else:
+                assert isinstance(stage, ADDS)
+                added = stage.modify(problem.q.new_zeros(1, 1, 1, 1) if added is None else added, at)
+        span, mask = problem.frame.positions.span, problem.mask
+        # torch's definition of the operator takes is_causal or numbers, not both
+        causal = isinstance(mask, Causal) and added is None and span is not None and span.q == span.k
+        if not causal and not isinstance(mask, Everything):
+            allowed = View(mask, problem.frame).dense()
+            added = allowed if added is None else torch.where(allowed, added, -torch.inf)
+        out = attention(problem.q, problem.k, problem.v, added, is_causal=causal, scale=scale, softcap=cap)[0]
+        unknown = out.new_full(out.shape[:-1], torch.nan)
+        return out, RowStats(unknown, unknown)

@@ -1,0 +1,290 @@
+"""flash-attention's functions, with its arguments, layout and masks, on regard: on a CPU, in any dtype.
+
+    from regard.compat.flash_attention import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+
+Tensors are (batch, n, heads, d) or packed (total, heads, d). What all three functions agree on:
+
+softmax_scale   default 1 / sqrt(d)
+causal          aligned bottom-right: the queries are the last ones
+window_size     (left, right), keys besides the query's own, -1 = unbounded; causal makes right 0
+softcap         above 0: scores s become softcap · tanh(s / softcap)
+alibi_slopes    (heads,) or (batch, heads), added after the cap: -slope · |i + nk - nq - j|. Slopes (batch, heads) cost
+                one call for each sequence
+dropout_p       0.0 in eval; drawn from torch's generator, not the bits of flash-attention
+deterministic   results always are; num_splits: ignored, the kernels split the keys by themselves
+
+Key heads may be fewer than query heads: head i reads head i // (h // hk). A query that sees nothing gives 0, its lse
+is +inf. Beyond flash-attention: float32 and float64, values of another width than keys, gradients of the slopes and of
+the lse.
+Source: Dao 2023 (arXiv 2307.08691); flash_attn/flash_attn_interface.py, flash-attention 2.8.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from regard.core.dropout import Dropout
+from regard.core.dtypes import accumulator
+from regard.core.errors import ShapeError, Unsupported
+from regard.core.paged import Paged
+from regard.core.positions import Positions, tail
+from regard.core.shapes import listed
+from regard.masks.algebra import Everything, Mask
+from regard.masks.convert import cu_seqlens_positions, from_cu_seqlens, from_flash_window
+from regard.masks.positional import Causal, Prefix
+from regard.masks.ragged import Lengths
+from regard.nn.rotary import Rotary, RotaryInterleaved
+from regard.runtime.binding import Call
+from regard.scores.algebra import Score
+from regard.scores.modifiers import Alibi, SoftCap
+from regard.scores.similarity import ScaledDot
+
+Window = tuple[int, int]
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """flash_attn.flash_attn_func: q (batch, nq, heads, d), k and v (batch, nk, hk, d) -> (batch, nq, heads, d).
+
+    return_attn_probs: (out, lse (batch, heads, nq), None); flash-attention's third result, for its own tests, is empty
+    too where nothing is dropped. Arguments and conventions: see the module.
+    Raises ShapeError for what does not fit, Unsupported for return_attn_probs with dropout.
+
+    >>> q, k = torch.randn(2, 3, 8, 16), torch.randn(2, 7, 2, 16)  # 3 new tokens of 7
+    >>> flash_attn_func(q, k, k, causal=True, window_size=(4, 0)).shape
+    torch.Size([2, 3, 8, 16])
+    """
+    _check_axes(("q", q), ("k", k), ("v", v), shape="(batch, n, heads, d)")
+    _refuse_probabilities(return_attn_probs, dropout_p)
+
+    if _by_sequence(alibi_slopes):
+        options = (dropout_p, softmax_scale, causal, window_size, softcap)
+        rows = (slice(b, b + 1) for b in range(len(q)))
+        parts = [flash_attn_func(q[b], k[b], v[b], *options, alibi_slopes[b.start], False, True) for b in rows]
+        out, lse = (torch.cat(t) for t in list(zip(*parts, strict=True))[:2])
+    else:
+        mask, positions = _mask(causal, window_size), tail(q.shape[1], k.shape[1], q.device)
+        score = _score(softmax_scale, softcap, alibi_slopes)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        out, lse = _attend(q, k, v, score, mask, positions, dropout_p)
+    return (out, lse, None) if return_attn_probs else out
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+) -> Any:
+    """flash_attn.flash_attn_varlen_func: packed q (total_q, heads, d), k and v (total_k, hk, d) -> (total_q, heads, d).
+
+    cu_seqlens_q, cu_seqlens_k  running totals of the lengths, integers (batch + 1,) from 0; max_seqlen_* are not needed
+    block_table                 (batch, most pages): k and v are pools (pages, page_size, hk, d), whose rows are copied
+                                to packed keys and values first
+    return_attn_probs           (out, lse (heads, total_q), None)
+
+    Raises ShapeError and ValueError for what does not fit, Unsupported for return_attn_probs with dropout.
+
+    >>> x, cu = torch.randn(7, 4, 16), torch.tensor([0, 3, 7], dtype=torch.int32)
+    >>> flash_attn_varlen_func(x, x, x, cu, cu, 4, 4, causal=True).shape
+    torch.Size([7, 4, 16])
+    """
+    _check_axes(("q", q), shape="(total, heads, d)")
+    _refuse_probabilities(return_attn_probs, dropout_p)
+    if block_table is not None:
+        k, v = (_packed_rows(pool, block_table, cu_seqlens_k) for pool in (k, v))
+    _check_axes(("k", k), ("v", v), shape="(total, heads, d)")
+    if _by_sequence(alibi_slopes):
+        options = (dropout_p, softmax_scale, causal, window_size, softcap)
+        bounds = (cu.unfold(0, 2, 1).tolist() for cu in (cu_seqlens_q, cu_seqlens_k))
+        parts = [
+            flash_attn_func(q[None, i:m], k[None, j:n], v[None, j:n], *options, slopes, False, True)
+            for (i, m), (j, n), slopes in zip(*bounds, alibi_slopes, strict=True)
+        ]
+        out, lse = torch.cat([part[0] for part in parts], 1), torch.cat([part[1] for part in parts], 2)
+    else:
+        mask = from_cu_seqlens(cu_seqlens_q, cu_seqlens_k) & _mask(causal, window_size)
+        positions = cu_seqlens_positions(cu_seqlens_q, cu_seqlens_k)
+        score = _score(softmax_scale, softcap, alibi_slopes)
+        q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
+        out, lse = _attend(q, k, v, score, mask, positions, dropout_p)
+    return (out[0], lse[0], None) if return_attn_probs else out[0]
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:
+    """flash_attn.flash_attn_with_kvcache: new tokens q (batch, nq, heads, d) attend to a cache, which k and v extend.
+
+    k_cache, v_cache  (batch, room, hk, d); with block_table (batch, most pages) pools (pages, page_size, hk, d) of any
+                      page size, read where they lie
+    k, v              (batch, n, hk, d), written in place behind the cache_seqlens tokens of each sequence
+    cache_seqlens     how many tokens the cache holds, a number or (batch,); None: it is full
+    cache_batch_idx   (batch,): the row of the cache that each sequence has
+    cache_leftpad     (batch,): where each sequence begins in its row; what lies before is hidden
+    rotary_cos, _sin  (positions, width / 2): rotates k, and q, at cache_seqlens and behind; without causal and window
+                      all of q at cache_seqlens. rotary_interleaved: features 2m and 2m + 1 make a pair, else m and
+                      m + width / 2
+
+    Returns out (batch, nq, heads, d), with return_softmax_lse also the lse (batch, heads, nq). No gradients.
+    Raises ShapeError for what does not fit, ValueError where the room does not suffice or rotation has no new keys,
+    Unsupported for rotation with cache_leftpad.
+
+    >>> cache = torch.zeros(2, 10, 4, 16)
+    >>> q = k = torch.randn(2, 1, 4, 16)
+    >>> flash_attn_with_kvcache(q, cache, cache.clone(), k, k, cache_seqlens=torch.tensor([3, 5]), causal=True).shape
+    torch.Size([2, 1, 4, 16])
+    """
+    _check_axes(("q", q), ("k_cache", k_cache), ("v_cache", v_cache), shape="(batch, n, heads, d)")
+    with torch.no_grad():
+        batch, nq = q.shape[:2]
+        table = block_table
+        if table is None:  # each row of the cache is the one page of its sequence
+            own = torch.arange(batch, dtype=torch.int32) if cache_batch_idx is None else cache_batch_idx
+            table = own[:, None]
+        table, room = table.to(k_cache.device, torch.int32), table.shape[1] * k_cache.shape[1]
+        held = torch.full((batch,), room) if cache_seqlens is None else torch.as_tensor(cache_seqlens).long()
+        held = held.to(q.device).expand(batch)
+        if rotary_cos is not None and rotary_sin is not None:
+            if k is None:
+                raise ValueError("rotary_cos is given without k; expected new keys to rotate with q.")
+            if cache_leftpad is not None:
+                raise Unsupported("rotary_cos with cache_leftpad; rotate q and k before the call.")
+            one_place = not causal and tuple(window_size) == (-1, -1)
+            q = _rotated(q, rotary_cos, rotary_sin, held, rotary_interleaved, advance=not one_place)
+            k = _rotated(k, rotary_cos, rotary_sin, held, rotary_interleaved, advance=True)
+        new = 0 if k is None or v is None else k.shape[1]
+        total = held + new
+        n = int(total.max()) if batch else 0
+        if n > room:
+            raise ValueError(f"the cache has room for {room} tokens; {n} were to be held. Allocate a larger cache.")
+        if k is not None and v is not None:
+            at = held[:, None] + torch.arange(new, device=q.device)
+            page, row = table.long().gather(1, at // k_cache.shape[1]), at % k_cache.shape[1]
+            k_cache[page, row], v_cache[page, row] = k, v
+        if _by_sequence(alibi_slopes):
+            pads = [None] * batch if cache_leftpad is None else cache_leftpad[:, None]
+            options = (softmax_scale, causal, window_size, softcap, rotary_interleaved)
+            parts = [
+                flash_attn_with_kvcache(
+                    *(q[b : b + 1], k_cache, v_cache, None, None, None, None, total[b : b + 1], None),
+                    *(pads[b], table[b : b + 1], *options, alibi_slopes[b], num_splits, True),
+                )
+                for b in range(batch)
+            ]
+            out, lse = (torch.cat(t) for t in zip(*parts, strict=True))
+        else:
+            mask, positions = _mask(causal, window_size), tail(nq, n, q.device)
+            if isinstance(cache_seqlens, Tensor):
+                at = torch.arange(nq, device=q.device)
+                mask, positions = mask & Lengths(keys=total), Positions(total[:, None] - nq + at, positions.k)
+            if cache_leftpad is not None:
+                mask = mask & ~Prefix(cache_leftpad)
+            keys, values = (Paged(t.transpose(1, 2), table, n) for t in (k_cache, v_cache))
+            score = _score(softmax_scale, softcap, alibi_slopes)
+            out, lse = _attend(q.transpose(1, 2), keys, values, score, mask, positions, 0.0)
+    return (out, lse) if return_softmax_lse else out
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, score: Score, mask: Mask, positions: Positions, dropout_p: float
+) -> tuple[Tensor, Tensor]:
+    """out (batch, nq, heads, dv) and lse (batch, heads, nq) of q (batch, heads, nq, d)."""
+    call = Call(q, k, v, score, mask, positions, None, Dropout(dropout_p) if dropout_p else None)
+    with call.precision():
+        out, stats = call.run_with_stats(None)
+        return out.to(call.problem.dtype).transpose(1, 2).contiguous(), stats.lse.masked_fill(stats.empty, math.inf)
+
+
+def _score(scale: float | None, softcap: float, slopes: Tensor | None) -> Score:
+    score: Score = ScaledDot(scale)
+    score = score >> SoftCap(softcap) if softcap > 0 else score
+    return score if slopes is None else score >> Alibi(slopes)
+
+
+def _by_sequence(slopes: Tensor | None) -> TypeGuard[Tensor]:
+    return slopes is not None and slopes.dim() == 2
+
+
+def _mask(causal: bool, window_size: Window) -> Mask:
+    left, right = window_size
+    right = 0 if causal else right
+    if left == -1 and right < 1:
+        return Causal() if right == 0 else Everything()
+    return from_flash_window(left, right)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, first: Tensor, interleaved: bool, *, advance: bool) -> Tensor:
+    """x (batch, n, heads, d) turned by the rows of cos and sin from `first` (batch,) on, or all of it by that row."""
+    at = first[:, None] + torch.arange(x.shape[1] if advance else 1, device=x.device)
+    width, wide = 2 * cos.shape[1], accumulator(x.dtype)
+    turn = (RotaryInterleaved if interleaved else Rotary)(width).rotate
+    turned = turn(x[..., :width].to(wide), cos[at][:, :, None].to(wide), sin[at][:, :, None].to(wide))
+    return torch.cat([turned.to(x.dtype), x[..., width:]], -1)
+
+
+def _packed_rows(pool: Tensor, block_table: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """The rows that a block table names in a pool (pages, page_size, hk, d), one behind another: (total, hk, d)."""
+    lengths, size = cu_seqlens.diff().long(), pool.shape[1]
+    row = torch.cat([torch.arange(int(n), device=pool.device) for n in lengths])
+    page = block_table.long()[torch.arange(len(lengths), device=pool.device).repeat_interleave(lengths), row // size]
+    return pool[page, row % size]
+
+
+def _check_axes(*given: tuple[str, Tensor], shape: str) -> None:
+    for name, t in given:
+        if t.dim() != shape.count(",") + 1:
+            raise ShapeError(f"{name} has shape {listed(t.shape)}; expected {shape}.")
+
+
+def _refuse_probabilities(return_attn_probs: bool, dropout_p: float) -> None:
+    if return_attn_probs and dropout_p:
+        raise Unsupported(
+            "return_attn_probs with dropout_p asks for the weights with the pattern of dropout. Without dropout_p it "
+            "gives (out, lse, None); regard.attention_weights gives the weights before dropout."
+        )
