@@ -34,7 +34,7 @@ from regard.backends.native.launch import (
     threads,
 )
 from regard.backends.native.lower_mask import distances, lower_intervals, lower_rule
-from regard.backends.native.lower_modifiers import MOST
+from regard.backends.native.modifiers.distance import MOST
 from regard.backends.native.plan_limits import decided_by_tensors
 from regard.core.paged import Paged
 from regard.core.positions import Span, resolve_positions
