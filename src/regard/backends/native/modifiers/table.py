@@ -29,19 +29,17 @@ BY_LEARNED = {name: modifier for modifier in MODIFIERS for name in modifier.lear
 
 def why_not_modifiers(problem: Problem) -> str | None:
     """Why the kernels do not have the steps of a score after its similarity, as a clause; None if they have."""
-    before = set[type]()
-    for stage in problem.score.parts[1:]:
-        kind = type(stage)
-        modifier = BY_STAGE.get(kind)
-        if modifier is None:
-            return f"it has no step {stage!r}"
-        why = modifier.why_not(problem, stage)
-        if why is None and kind in before and not modifier.repeats:
-            why = f"it takes one {kind.__name__}"
-        if why is not None:
-            return why
-        before.add(kind)
-    return None
+    stages = problem.score.parts[1:]
+    for modifier in MODIFIERS:
+        own = [stage for stage in stages if type(stage) is modifier.stage]
+        for stage in own:
+            why = modifier.why_not(problem, stage)
+            if why is not None:
+                return why
+        if len(own) > 1 and not modifier.repeats:
+            return f"it takes one {modifier.stage.__name__}"
+    unknown = [stage for stage in stages if type(stage) not in BY_STAGE]
+    return f"it has no step {unknown[0]!r}" if unknown else None
 
 
 def why_not_learned(problem: Problem, needs: Sequence[bool]) -> str | None:
