@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0xee7f8aca2dde28  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0x1292e9e25b15a1  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -62,7 +62,6 @@ typedef struct {
   int64_t dk;
   int64_t dv;
   int32_t dtype;  // of q, k, v and out
-  int32_t bias_dtype;
   int32_t out_dtype;  // REGARD_F32 or dtype
   int32_t threads;
   regard_tensor q;
@@ -77,29 +76,9 @@ typedef struct {
   regard_tensor row_stats;  // float (batch, head, row, 2): m in base 2 and 1 / l; a weight is exp2(s - m) / l; 0 for empty rows
   float scale;  // of the dot product
   float cap;  // soft cap, 0 for none
-  int32_t cap_last;  // whether it is applied after slopes, offsets and bias, not before
+  int32_t cap_last;  // whether it is applied after the other modifiers, not before
   const float* caps;  // (heads,): a cap for each head, where cap is not 0
   int64_t caps_stride;
-  regard_tensor start;  // int32 (batch, head, row): each query sees keys [start, stop); or a rule (documents: also both):
-  regard_tensor stop;  // int32 (batch, head, row): each query sees keys [start, stop); or a rule (documents: also both):
-  int32_t bounds;  // REGARD_FIRST, REGARD_LAST, both, or 0
-  int64_t first;  // with REGARD_FIRST: query i sees no key before first + i
-  int64_t last;  // with REGARD_LAST: query i sees no key from last + i on
-  const int64_t* key_counts;  // (batch...): only so many keys are seen
-  const int64_t* query_counts;  // (batch...): only so many queries see any
-  const int64_t* q_documents;  // (batch..., n): seen are keys of the query's number
-  const int64_t* k_documents;  // (batch..., n): seen are keys of the query's number
-  int64_t key_counts_batch[4];
-  int64_t query_counts_batch[4];
-  int64_t q_documents_batch[4];
-  int64_t k_documents_batch[4];
-  regard_tensor q_ranges;  // of the documents of a block, of a tile; the kernels set them
-  regard_tensor k_ranges;  // of the documents of a block, of a tile; the kernels set them
-  regard_tensor bias;  // (batch, head, row, key)
-  regard_tensor allowed;  // bool bytes (batch, head, row, key)
-  regard_tensor tiles;  // int32 (batch, head, row block, key block): -1 none, -2 all, else which bits
-  const uint64_t* bits;  // [which][regard_keys()]: bit r of word j is row r of the block, key j of it
-  int64_t bits_count;
   const float* slopes;  // (heads,)
   int64_t slopes_stride;
   const float* points_of_q;  // (dims, n): points, whose distance slopes multiply
@@ -116,6 +95,27 @@ typedef struct {
   const int32_t* k_cell;  // (n): adds offsets[q_cell[i] - k_cell[j]]; null: i + nk - 1, j
   int64_t q_cell_batch[4];
   int64_t k_cell_batch[4];
+  regard_tensor bias;  // (batch, head, row, key)
+  int32_t bias_dtype;
+  regard_tensor start;  // int32 (batch, head, row): each query sees keys [start, stop); or a rule (documents: also both):
+  regard_tensor stop;  // int32 (batch, head, row): each query sees keys [start, stop); or a rule (documents: also both):
+  int32_t bounds;  // REGARD_FIRST, REGARD_LAST, both, or 0
+  int64_t first;  // with REGARD_FIRST: query i sees no key before first + i
+  int64_t last;  // with REGARD_LAST: query i sees no key from last + i on
+  const int64_t* key_counts;  // (batch...): only so many keys are seen
+  const int64_t* query_counts;  // (batch...): only so many queries see any
+  const int64_t* q_documents;  // (batch..., n): seen are keys of the query's number
+  const int64_t* k_documents;  // (batch..., n): seen are keys of the query's number
+  int64_t key_counts_batch[4];
+  int64_t query_counts_batch[4];
+  int64_t q_documents_batch[4];
+  int64_t k_documents_batch[4];
+  regard_tensor q_ranges;  // of the documents of a block, of a tile; the kernels set them
+  regard_tensor k_ranges;  // of the documents of a block, of a tile; the kernels set them
+  regard_tensor allowed;  // bool bytes (batch, head, row, key)
+  regard_tensor tiles;  // int32 (batch, head, row block, key block): -1 none, -2 all, else which bits
+  const uint64_t* bits;  // [which][regard_keys()]: bit r of word j is row r of the block, key j of it
+  int64_t bits_count;
   const int64_t* q_at;  // (n): positions, for slopes without points, log distances, dropout
   const int64_t* k_at;  // (n): positions, for slopes without points, log distances, dropout
   int64_t q_at_batch[4];
@@ -126,7 +126,7 @@ typedef struct {
   int32_t invariant;  // whether a row's bits do not depend on how many rows there are
   regard_tensor sink;  // float (batch, head): a logit, natural, that joins the sum and has no value
 } regard_call;
-static_assert(sizeof(regard_call) == 1560, "ctypes lays regard_call out in another way");
+static_assert(sizeof(regard_call) == 1568, "ctypes lays regard_call out in another way");
 
 // A call of the backward pass. A null address: that gradient is not wanted.
 typedef struct {
@@ -136,15 +136,15 @@ typedef struct {
   regard_tensor dq;  // gradients, of gradient_dtype; every element is written
   regard_tensor dk;  // gradients, of gradient_dtype; every element is written
   regard_tensor dv;  // gradients, of gradient_dtype; every element is written
-  regard_tensor dbias;  // added to, float, or double where row or col is 0
   float* dslopes;  // (heads,), written
   float* dlog_distance_weights;  // (heads,), written
   float* dlog_distance_rates;  // (heads,), written
   float* doffsets;  // (heads, offsets_count), written
+  regard_tensor dbias;  // added to, float, or double where row or col is 0
   int32_t dout_dtype;
   int32_t gradient_dtype;
 } regard_gradients;
-static_assert(sizeof(regard_gradients) == 1984, "ctypes lays regard_gradients out in another way");
+static_assert(sizeof(regard_gradients) == 1992, "ctypes lays regard_gradients out in another way");
 
 // A call whose scores are w · f(a + c): q and k are a and c, float whatever its dtype, which is that of v.
 typedef struct {
@@ -154,7 +154,7 @@ typedef struct {
   int32_t activation;
   float slope;  // of the leaky ReLU
 } regard_additive;
-static_assert(sizeof(regard_additive) == 1584, "ctypes lays regard_additive out in another way");
+static_assert(sizeof(regard_additive) == 1592, "ctypes lays regard_additive out in another way");
 
 // The backward pass of an additive call. All cotangents and gradients are float; every element is written.
 typedef struct {
@@ -166,7 +166,7 @@ typedef struct {
   regard_tensor dv;
   float* dw;  // (heads, dk)
 } regard_additive_gradients;
-static_assert(sizeof(regard_additive_gradients) == 1912, "ctypes lays regard_additive_gradients out in another way");
+static_assert(sizeof(regard_additive_gradients) == 1920, "ctypes lays regard_additive_gradients out in another way");
 
 // Facts about the weights of a call. Results are contiguous, (batch..., head, ...); a null address, or a count
 // of 0: not wanted. The call's lse, out and dropout are not read; its dv is 0.
@@ -202,7 +202,7 @@ typedef struct {
   const float* level;  // (levels,)
   int64_t* reached;  // (.., levels) how many visible pairs have a weight of at least that
 } regard_fact_args;
-static_assert(sizeof(regard_fact_args) == 1792, "ctypes lays regard_fact_args out in another way");
+static_assert(sizeof(regard_fact_args) == 1800, "ctypes lays regard_fact_args out in another way");
 
 // New keys and values of a batch of sequences, to be copied to their pages, whose columns are neighbours.
 // batch[3] is the stride from sequence to sequence, or from page to page.

@@ -19,7 +19,7 @@ int64_t carve_scratch(const BackwardCall& w, float* from, BackwardScratch& s) {
   take(s.k, kTile * w.ldk), take(s.v, kTile * w.ldv), take(s.dk, kTile * w.ldk), take(s.dv, kTile * w.ldv);
   take(s.q, kQueriesAtOnce * w.ldk), take(s.dout, kQueriesAtOnce * w.ldv), take(s.qt, c.dk * kQueries), take(s.doutt, c.dv * kQueries);
   take(s.p, kBlocksAtOnce * kTile * kQueries), take(s.ds, kBlocksAtOnce * kTile * kQueries);
-  take(s.bias, c.bias.data ? kTile * kQueries : 0), take(s.derivative, Modifiers::have_derivative(c) ? kTile * kQueries : 0);
+  take(s.modifiers, Modifiers::scratch_size(c)), take(s.derivative, Modifiers::have_derivative(c) ? kTile * kQueries : 0);
   take(s.dq, w.dq ? 0 : c.heads / c.key_heads * rows * w.ldk);
   return used;
 }
@@ -74,19 +74,13 @@ int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 // Splits the work into items: by shapes only, so that the bits do not depend on the number of threads.
 void split(BackwardCall& w) {
   const regard_call& c = w.c;
-  const regard_tensor& bias = w.g.dbias;
-  w.independent = 1;
-  for (int n = 0; n < REGARD_BATCH_AXES; ++n) {
-    w.shares_dbias[n] = bias.data && bias.batch[n] == 0;
-    w.independent *= w.shares_dbias[n] ? 1 : c.batch[n];
-  }
-  w.shares_dbias[REGARD_BATCH_AXES] = bias.data && bias.head == 0;
-  w.independent *= w.shares_dbias[REGARD_BATCH_AXES] ? 1 : c.key_heads;
+  w.sharing = Modifiers::sharing(w.g);
+  w.independent = w.sharing.heads ? 1 : c.key_heads;
+  for (int n = 0; n < REGARD_BATCH_AXES; ++n) w.independent *= w.sharing.batch[n] ? 1 : c.batch[n];
   int64_t wanted = (kWantedItems + w.independent - 1) / w.independent;
-  // where all keys (or queries) share a bias gradient, one item adds to it
-  w.key_parts = bias.data && bias.col == 0 ? 1 : least(wanted, (c.nk + kMinSplit - 1) / kMinSplit);
+  w.key_parts = w.sharing.keys ? 1 : least(wanted, (c.nk + kMinSplit - 1) / kMinSplit);
   wanted = (wanted + w.key_parts - 1) / w.key_parts;
-  w.query_parts = bias.data && bias.row == 0 ? 1 : least(wanted, (c.nq + kMinSplit - 1) / kMinSplit);
+  w.query_parts = w.sharing.queries ? 1 : least(wanted, (c.nq + kMinSplit - 1) / kMinSplit);
 }
 
 // Allocates the memory that threads share, in one piece; null if there is not enough.

@@ -163,7 +163,7 @@ template <int V>
 static void run_block(const BackwardCall& w, const BackwardScratch& s, Place p, const Tile& t, const BlockShare& x, const float* dout,
                       float* dq, int64_t part) {
   const regard_call& c = w.c;
-  const Scratch scratch{s.qt, x.p, nullptr, s.bias, nullptr, nullptr};
+  const Scratch scratch{s.qt, x.p, nullptr, s.modifiers, nullptr, nullptr};
   Block<V> b{c, scratch, p};
   open_block<V>(b, s);
   Modifiers::load_tile(b, t);

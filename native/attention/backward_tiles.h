@@ -67,7 +67,7 @@ static void sum_rows(const BackwardCall& w, const BackwardScratch& s, Block<V>& 
 template <int V>
 static void sum_block(const BackwardCall& w, const BackwardScratch& s, const Place& p, float* shift, float* inverse, float* delta) {
   const regard_call& c = w.c;
-  const Scratch scratch{s.qt, s.p, nullptr, s.bias, nullptr, nullptr};
+  const Scratch scratch{s.qt, s.p, nullptr, s.modifiers, nullptr, nullptr};
   Block<V> b{c, scratch, p};
   open_block<V>(b, s);
   BlockShare x{0, 0, s.p, s.ds, shift, inverse, delta, false, false};
@@ -234,11 +234,11 @@ static void run_item(const BackwardCall& w, const BackwardScratch& s, int64_t it
   const int64_t query_part = part % w.query_parts, key_part = part / w.query_parts;
   const int64_t pairs = w.elements * c.key_heads / w.independent;
   for (int64_t n = 0; n < pairs; ++n) {
-    int64_t free = own, shares_dbias = n, element = 0, step = 1;
-    const int64_t key_head = w.shares_dbias[REGARD_BATCH_AXES] ? shares_dbias % c.key_heads : free % c.key_heads;
-    (w.shares_dbias[REGARD_BATCH_AXES] ? shares_dbias : free) /= c.key_heads;
+    int64_t free = own, shared = n, element = 0, step = 1;
+    const int64_t key_head = w.sharing.heads ? shared % c.key_heads : free % c.key_heads;
+    (w.sharing.heads ? shared : free) /= c.key_heads;
     for (int m = REGARD_BATCH_AXES - 1; m >= 0; --m) {
-      int64_t& rest = w.shares_dbias[m] ? shares_dbias : free;
+      int64_t& rest = w.sharing.batch[m] ? shared : free;
       element += rest % c.batch[m] * step;
       rest /= c.batch[m];
       step *= c.batch[m];

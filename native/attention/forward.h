@@ -206,8 +206,8 @@ static int64_t rows_scratch(const regard_call& c, int64_t width) { return c.bloc
 
 static int64_t forward_scratch(const regard_call& c, int64_t group) {
   const int64_t k = in_place(c, c.k) ? 0 : kKeys * c.dk, v = in_place(c, c.v) ? 0 : kKeys * c.dv;
-  const int64_t pairs = c.dtype == REGARD_BF16 ? kKeys / 2 * c.dv : 0, bias = c.bias.data ? kKeys * kQueries : 0;
-  return group * (c.dk + c.dv) * kQueries + kKeys * kQueries + bias + k + v + pairs + rows_scratch(c, c.dk + c.dv) + 8 * W;
+  const int64_t pairs = c.dtype == REGARD_BF16 ? kKeys / 2 * c.dv : 0, modifiers = Modifiers::scratch_size(c);
+  return group * (c.dk + c.dv) * kQueries + kKeys * kQueries + modifiers + k + v + pairs + rows_scratch(c, c.dk + c.dv) + 8 * W;
 }
 
 static Scratch forward_places(const regard_call& c, int64_t group, float* at) {
@@ -215,7 +215,7 @@ static Scratch forward_places(const regard_call& c, int64_t group, float* at) {
   w.s = at, at += kKeys * kQueries;
   w.q = at, at += group * c.dk * kQueries;
   w.o = at, at += group * c.dv * kQueries;
-  w.bias = at, at += c.bias.data ? kKeys * kQueries : 0;
+  w.modifiers = at, at += Modifiers::scratch_size(c);
   w.k = at, at += in_place(c, c.k) ? 0 : kKeys * c.dk;
   w.v = at, at += in_place(c, c.v) ? 0 : kKeys * c.dv;
   w.pairs = at, at += c.dtype == REGARD_BF16 ? kKeys / 2 * c.dv : 0;

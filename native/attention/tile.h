@@ -31,18 +31,17 @@ REGARD_NOINLINE void dot_rows(float* s, vf* top, const float* k, int64_t row, co
   }
 }
 
-// The most frequent steps, for the keys [from, to) of a tile: a bias, intervals, bits. One vector of queries after the other, so that
-// nothing is loaded twice.
-template <int V, bool bias, bool edge, bool bits>
+// The most frequent steps, for the keys [from, to) of a tile: no modifier or a simple one, intervals, bits. One vector of queries after
+// the other, so that nothing is loaded twice.
+template <int V, class One, bool edge, bool bits>
 REGARD_NOINLINE void step_simply(const Block<V>& b, const Tile& t, int64_t from, int64_t to, vf* top) {
   for (int v = 0; v < V; ++v) {
     const vi first = b.first[v], last = b.last[v];
-    const float* extra = b.w.bias + v * W;
+    const auto modify = One::simply(b, v);
     float* scores = b.w.s + v * W;
     vf most = top[v];
     for (int64_t n = from; n < to; ++n) {
-      vf s = load(scores + n * kQueries);
-      if (bias) s = plus_bounded(s, load(extra + n * kQueries));
+      vf s = modify(load(scores + n * kQueries), n);
       if (edge) s = Interval::apply(s, t.j + n, first, last);
       if (bits) s = Bits::apply(s, t.bits[n] >> (v * W));
       most = greater_of(s, most);
@@ -52,21 +51,18 @@ REGARD_NOINLINE void step_simply(const Block<V>& b, const Tile& t, int64_t from,
   }
 }
 
-template <int V, bool bias>
+template <int V, class One>
 static void step_simply(const Block<V>& b, const Tile& t, int64_t from, int64_t to, vf* top) {
-  if (t.edge && t.bits) return step_simply<V, bias, true, true>(b, t, from, to, top);
-  if (t.edge) return step_simply<V, bias, true, false>(b, t, from, to, top);
-  if (t.bits) return step_simply<V, bias, false, true>(b, t, from, to, top);
-  step_simply<V, bias, false, false>(b, t, from, to, top);
+  if (t.edge && t.bits) return step_simply<V, One, true, true>(b, t, from, to, top);
+  if (t.edge) return step_simply<V, One, true, false>(b, t, from, to, top);
+  if (t.bits) return step_simply<V, One, false, true>(b, t, from, to, top);
+  step_simply<V, One, false, false>(b, t, from, to, top);
 }
 
 // Everything after the similarity for the keys [from, to) of a tile.
 template <int V>
 REGARD_NOINLINE void step_rows(const Block<V>& b, const Tile& t, int64_t from, int64_t to, vf* top) {
-  if (!Modifiers::used_besides<Bias>(b.c)) {
-    if (Bias::used(b.c)) return step_simply<V, true>(b, t, from, to, top);
-    return step_simply<V, false>(b, t, from, to, top);
-  }
+  if (Modifiers::simply(b.c, [&](auto one) { step_simply<V, decltype(one)>(b, t, from, to, top); })) return;
   for (int64_t n = from; n < to; ++n) {
     vf s[V];
     for (int v = 0; v < V; ++v) s[v] = load(b.w.s + n * kQueries + v * W);

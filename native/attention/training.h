@@ -19,7 +19,7 @@ struct BackwardCall {
   const regard_call& c;
   int64_t elements, blocks, tiles;                   // batch elements, blocks of queries, tiles of keys
   bool recompute_stats;                              // the forward added the products of a score in another order than this backward
-  bool shares_dbias[REGARD_BATCH_AXES + 1];          // the batch axes, and last whether the heads, that share a bias gradient
+  GradientSharing sharing;                           // of the modifiers' gradients that are added in place
   int64_t independent;                               // sets of (batch element, key head) pairs that share no gradient
   int64_t key_parts, query_parts;                    // an item is one of `independent`, a part of the keys, a part of the queries
   int64_t ldk, ldv;                                  // leading dimensions of rows in scratch
@@ -37,7 +37,7 @@ struct BackwardScratch {
   float *q, *dout;     // [kQueriesAtOnce][ld] queries and cotangents, lanes are features
   float *qt, *doutt;   // [dk], [dv][kQueries], lanes are queries
   float *p, *ds;       // [kBlocksAtOnce][kTile][kQueries] weights after dropout, gradients of scores
-  float *bias, *derivative;  // [kTile][kQueries]; derivative: of the modifiers
+  float *modifiers, *derivative;  // what the modifiers load of a tile; [kTile][kQueries] their derivative
   float* dq;           // [heads of a group][queries of a part][ldk], where keys are not split
 };
 

@@ -16,7 +16,7 @@ struct Scratch {
   float* q;     // [dk][kQueries], scaled, base 2
   float* s;     // [kKeys][kQueries] scores, then weights
   float* o;     // [dv][kQueries]
-  float* bias;  // [kKeys][kQueries]
+  float* modifiers;  // what the modifiers load of a tile
   float* k;     // [kKeys][dk] what cannot be read in place: half precision, or features that are not neighbours
   float* v;     // [kKeys][dv]
   float* pairs;  // [kKeys / 2][dv] of bfloat16, interleaved

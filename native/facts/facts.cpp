@@ -21,8 +21,8 @@ struct FactCall {
 
   int64_t scratch() const {
     const regard_call& c = a.call;
-    const int64_t k = in_place(c, c.k) ? 0 : kKeys * c.dk, bias = c.bias.data ? kKeys * kQueries : 0;
-    return kept() + kQueries * (c.dk + slots() + 2 * (W + padded()) + place_count(a)) + bias + k;
+    const int64_t k = in_place(c, c.k) ? 0 : kKeys * c.dk, modifiers = Modifiers::scratch_size(c);
+    return kept() + kQueries * (c.dk + slots() + 2 * (W + padded()) + place_count(a)) + modifiers + k;
   }
 
   // The first query of a part.
@@ -66,7 +66,7 @@ struct FactCall {
     FactScratch d{};
     d.scores = take(kept());
     d.w.q = take(c.dk * kQueries);
-    d.w.bias = take(c.bias.data ? kKeys * kQueries : 0);
+    d.w.modifiers = take(Modifiers::scratch_size(c));
     d.top_keys = TopKeys{a.top, padded(), kKeys, slots(), take(slots() * kQueries), take((W + padded()) * kQueries), nullptr};
     d.top_keys.keys = (int32_t*)take((W + padded()) * kQueries);
     d.places.mass = take(a.groups * kQueries);

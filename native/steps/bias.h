@@ -6,7 +6,9 @@ namespace regard {
 
 struct Bias : Modifier {
   template <int V>
-  struct State {};
+  struct State {
+    float* bias;  // [kKeys][kQueries], of a tile, bounded: see plus_bounded
+  };
 
   static int32_t check(const regard_call& c) {
     return c.bias.data && !known_dtype(c.bias_dtype) ? REGARD_BAD_ARGUMENT : REGARD_DONE;
@@ -14,19 +16,34 @@ struct Bias : Modifier {
 
   static bool used(const regard_call& c) { return c.bias.data; }
 
-  // The bias of a tile, transposed to [key][query] and bounded: see plus_bounded.
+  static constexpr int64_t scratch_size = kKeys * kQueries;
+
+  template <int V>
+  static void begin(Block<V>& b, float* scratch) {
+    b.bias = scratch;
+  }
+
+  // Transposes the bias of a tile to [key][query].
   template <int V>
   static void load_tile(const Block<V>& b, const Tile& t) {
     const regard_call& c = b.c;
     const int64_t from = offset(c.bias, b.p, b.p.h) + b.p.row * c.bias.row + t.j * c.bias.col;
     const void* bias = advance(c.bias.data, from, c.bias_dtype);
     const auto map = [](vf x) __attribute__((always_inline)) { return bounded(x); };
-    pack_by<V>(b.w.bias, kQueries, bias, c.bias_dtype, c.bias.row, c.bias.col, b.p.rows, t.count, map);
+    pack_by<V>(b.bias, kQueries, bias, c.bias_dtype, c.bias.row, c.bias.col, b.p.rows, t.count, map);
   }
 
   template <int V>
   REGARD_INLINE void apply(const Block<V>& b, const Tile&, int64_t n, vf (&s)[V], vf (&)[V]) {
-    for (int v = 0; v < V; ++v) s[v] = plus_natural(s[v], load(b.w.bias + n * kQueries + v * W));
+    for (int v = 0; v < V; ++v) s[v] = plus_natural(s[v], load(b.bias + n * kQueries + v * W));
+  }
+
+  static constexpr bool simple = true;
+
+  template <int V>
+  static auto simply(const Block<V>& b, int v) {
+    const float* bias = b.bias + v * W;
+    return [bias](vf s, int64_t n) __attribute__((always_inline)) { return plus_bounded(s, load(bias + n * kQueries)); };
   }
 
   REGARD_INLINE void apply(const RowKeys& x, vf& s, vf&) {
@@ -36,6 +53,14 @@ struct Bias : Modifier {
   }
 
   static bool wants_grad(const regard_gradients& g) { return g.dbias.data; }
+
+  static GradientSharing sharing(const regard_gradients& g) {
+    GradientSharing found{};
+    if (!g.dbias.data) return found;
+    for (int n = 0; n < REGARD_BATCH_AXES; ++n) found.batch[n] = g.dbias.batch[n] == 0;
+    found.heads = g.dbias.head == 0, found.queries = g.dbias.row == 0, found.keys = g.dbias.col == 0;
+    return found;
+  }
 
   template <int V>
   static void backward(const Block<V>& b, const Tile& t, const ScoreGradients& g, double*) {

@@ -1,7 +1,5 @@
 // The members that a modifier defines, and the list that calls them for each modifier of a call.
 #pragma once
-#include <type_traits>
-
 #include "core/check.h"
 #include "core/rows.h"
 
@@ -16,6 +14,25 @@ struct ScoreGradients {
   float* ds;                       // [kTile][kQueries], of the scores after a modifier, then before it
   const float* derivative;         // [kTile][kQueries], written by the block form of the modifier that has one
   int64_t from, to;                // the keys of the tile that are computed
+};
+
+// What shares a number of a gradient that is added in place: batch elements along an axis, the heads, all queries, all keys. One item of
+// work then adds to it.
+struct GradientSharing {
+  bool batch[REGARD_BATCH_AXES], heads, queries, keys;
+
+  void operator|=(const GradientSharing& other) {
+    for (int n = 0; n < REGARD_BATCH_AXES; ++n) batch[n] |= other.batch[n];
+    heads |= other.heads, queries |= other.queries, keys |= other.keys;
+  }
+};
+
+// In the place of a modifier, for calls without one.
+struct NoModifier {
+  template <int V>
+  static auto simply(const Block<V>&, int) {
+    return [](vf s, int64_t) __attribute__((always_inline)) { return s; };
+  }
 };
 
 // The defaults of a modifier's members. Each modifier also defines
@@ -34,17 +51,27 @@ struct Modifier {
   static constexpr bool hides = true;            // whether it can make a score -inf
   static constexpr bool has_derivative = false;  // whether it does more than add to the score; only one modifier of a call may
 
-  // Fills the state, once for each block of queries.
-  template <int V>
-  static void begin(Block<V>&) {}
+  // Floats of scratch that it takes for a tile.
+  static constexpr int64_t scratch_size = 0;
 
-  // Loads what it reads of a tile to scratch.
+  // Whether it defines `simply`, for the calls whose only modifier it is: a function of scores and a key of the tile, for one vector of
+  // queries. What that reads is loaded once for all keys.
+  static constexpr bool simple = false;
+
+  // Fills the state, once for each block of queries; scratch: scratch_size floats.
+  template <int V>
+  static void begin(Block<V>&, float* /* scratch */) {}
+
+  // Loads what it reads of a tile to its scratch.
   template <int V>
   static void load_tile(const Block<V>&, const Tile&) {}
 
   // Whether the gradient of its tensor is wanted, and how many doubles its sums take for each head; 0 where it is added in place.
   static bool wants_grad(const regard_gradients&) { return false; }
   static int64_t grad_size(const regard_gradients&) { return 0; }
+
+  // What shares a number of a gradient that is added in place.
+  static GradientSharing sharing(const regard_gradients&) { return {}; }
 
   // Whether that gradient sums dS times numbers far above 1: then delta is summed from the weights, as dS is, to the last digit.
   static constexpr bool multiplies_delta = false;
@@ -80,14 +107,21 @@ struct ModifierList {
 
   static bool have_derivative(const regard_call& c) { return ((Each::has_derivative && Each::used(c)) || ...); }
 
-  template <class One>
-  static bool used_besides(const regard_call& c) {
-    return ((!std::is_same_v<One, Each> && Each::used(c)) || ...);
+  // Floats of scratch for the modifiers of a call.
+  static int64_t scratch_size(const regard_call& c) { return ((Each::used(c) ? Each::scratch_size : 0) + ...); }
+
+  // Calls f with NoModifier, or the simple modifier that is the only one of a call; returns whether there is either.
+  template <class F>
+  static bool simply(const regard_call& c, const F& f) {
+    const int used = ((Each::used(c) ? 1 : 0) + ...);
+    if (used == 0) f(NoModifier{});
+    return used == 0 || (used == 1 && (call_simple<Each>(c, f) || ...));
   }
 
   template <int V>
   static void begin(Block<V>& b) {
-    ((Each::used(b.c) ? Each::begin(b) : void()), ...);
+    float* scratch = b.w.modifiers;
+    ((Each::used(b.c) ? (Each::begin(b, scratch), void(scratch += Each::scratch_size)) : void()), ...);
   }
 
   template <int V>
@@ -111,6 +145,12 @@ struct ModifierList {
   // Whether the call has every modifier whose gradient is wanted.
   static bool have_wanted(const regard_gradients& g) { return ((Each::used(g.call) || !Each::wants_grad(g)) && ...); }
 
+  static GradientSharing sharing(const regard_gradients& g) {
+    GradientSharing all{};
+    ((all |= Each::sharing(g)), ...);
+    return all;
+  }
+
   static int64_t grad_size(const regard_gradients& g, int which) {
     const int64_t sizes[] = {Each::grad_size(g)...};
     return sizes[which];
@@ -126,6 +166,13 @@ struct ModifierList {
   static void join_grads(const regard_gradients& g, double* const* sums, int64_t parts) { (join_grad<Each>(g, *sums++, parts), ...); }
 
  private:
+  template <class One, class F>
+  static bool call_simple(const regard_call& c, const F& f) {
+    if constexpr (One::simple)
+      if (One::used(c)) return f(One{}), true;
+    return false;
+  }
+
   template <int V, class First, class... Rest>
   REGARD_INLINE void backward_from(const Block<V>& b, const Tile& t, const ScoreGradients& g, double* const* sums, int64_t place) {
     if constexpr (sizeof...(Rest) > 0) backward_from<V, Rest...>(b, t, g, sums + 1, place);

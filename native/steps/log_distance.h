@@ -33,7 +33,7 @@ struct LogDistance : Modifier {
   static bool used(const regard_call& c) { return c.log_distance_weights; }
 
   template <int V>
-  static void begin(Block<V>& b) {
+  static void begin(Block<V>& b, float*) {
     b.log_penalty = LogPenalty::of(b.c, b.p.h);
   }
 

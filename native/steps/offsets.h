@@ -30,7 +30,7 @@ struct Offsets : Modifier {
 
   // Lanes without a query read at most a block past the end of the table, which has padding there.
   template <int V>
-  static void begin(Block<V>& b) {
+  static void begin(Block<V>& b, float*) {
     const regard_call& c = b.c;
     const Place& p = b.p;
     b.offsets = c.offsets + c.offsets_stride * p.h;

@@ -36,7 +36,7 @@ struct Slopes : Modifier {
   static constexpr bool hides = false;
 
   template <int V>
-  static void begin(Block<V>& b) {
+  static void begin(Block<V>& b, float*) {
     const regard_call& c = b.c;
     for (int64_t d = 0; c.points_of_q && d < c.dims; ++d)
       for (int64_t n = 0; n < V * W; ++n)

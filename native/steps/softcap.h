@@ -19,7 +19,7 @@ struct SoftCap : Modifier {
   REGARD_INLINE float of(const regard_call& c, int64_t head) { return c.caps ? c.caps[c.caps_stride * head] : c.cap; }
 
   template <int V>
-  static void begin(Block<V>& b) {
+  static void begin(Block<V>& b, float*) {
     b.cap = of(b.c, b.p.h);
   }
 
@@ -65,7 +65,7 @@ struct LastSoftCap : Modifier {
   static constexpr bool hides = false, has_derivative = true;
 
   template <int V>
-  static void begin(Block<V>& b) {
+  static void begin(Block<V>& b, float*) {
     b.last_cap = SoftCap::of(b.c, b.p.h);
   }
 

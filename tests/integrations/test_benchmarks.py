@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import regard as rg
+from benchmark_checks import GENERATED, LLAMA, made, right, row
 from regard import bench as short
 from regard.backends.native.ffi import runnable
 from regard.bench import Call
@@ -21,14 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import benchmarks.__main__ as command
 from benchmarks import candidates, cases, looking, measure, report, truth
-from benchmarks.candidates import Way
 from benchmarks.cases import Case
 from benchmarks.inputs import Inputs, draw
-from benchmarks.measure import Entry, Lost, Row, Timed, Worker
-from benchmarks.models import Greedy, model_way
+from benchmarks.measure import Entry, Lost, Timed, Worker
 from benchmarks.report import Report
-from benchmarks.stepping import steps
-from benchmarks.worker import Server
 
 needs_kernels = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 
@@ -48,30 +45,7 @@ TRAINED = {
     for what in ("full", "causal", "bias", "t5")
     for passes in ("backward", "both")
 }
-GENERATED = {
-    "growing": Case("tiny", "growing", (1, 6, 5, 8), what="growing", nk=29),
-    "growing, grouped": Case("tiny", "growing, grouped", (1, 6, 5, 8), what="growing", key_heads=2, nk=29),
-    "sliding": Case("tiny", "sliding", (1, 3, 5, 8), what="sliding", nk=29, size=7),
-    "left": Case("tiny", "left", (3, 2, 5, 8), what="left", nk=29, lengths=(24, 1, 13)),
-    "pages": Case("tiny", "pages", (1, 3, 5, 8), what="pages", nk=29, size=3),
-    "prefix": Case("tiny", "prefix", (3, 2, 5, 8), what="prefix", nk=29, size=11),
-    "unsorted": Case("tiny", "unsorted", (1, 2, 84, 8), what="unsorted", size=7),
-}
-LLAMA = Case("tiny", "llama", (2, 11), what="dynamic", size=5)
 TRAINED["additive both"] = Case("tiny", "additive", (1, 1, 13, 8), what="additive", dv=4, passes="both")
-
-
-def right(case: Case, name: str) -> dict[str, float]:
-    """The error of each way of a candidate, as a share of the limit."""
-    x = draw(case)
-    exact = truth.exact(case, x)
-    ways = candidates.CANDIDATES[name].module().ways(case, x)
-    errors: dict[str, float] = {}
-    with torch.no_grad():
-        for way in ways:
-            way.before()
-            errors[way.name] = exact.error([t.detach() for t in way.results(way.run())]) / exact.limit
-    return errors
 
 
 @pytest.mark.parametrize("name", ["regard", "torch"])
@@ -194,16 +168,6 @@ def test_a_wrong_regard_is_refused_and_nothing_is_timed(worker: Worker, monkeypa
     assert "**regard wrong**: " in page and "a wrong result (full)" in page
 
 
-def made(*rows: Row) -> Report:
-    versions = {"regard": "1", "torch": "2", "jax": "3"}
-    missing = {"openvino": "not installed (openvino)"}
-    return Report("inference", "A processor", "avx2", 2, 1e11, 2e10, versions, missing, list(rows))
-
-
-def row(case: Case, **seconds: float) -> Row:
-    return Row(case, 1e-6, {name: Entry(ways={"way": Timed(2e-7, s, [s, s, 9.0])}) for name, s in seconds.items()})
-
-
 def test_page_shows_ratios_shares_and_who_is_missing() -> None:
     found = row(cases.INFERENCE[2], regard=0.1, torch=0.25)
     found.entries["torch"].ways = {"plain": Timed(1e-7, 0.5), "clever": Timed(3e-7, 0.25)}
@@ -299,112 +263,11 @@ def test_a_wrong_fact_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         looking.check(q, k)
 
 
-@pytest.mark.parametrize("name", candidates.TAKING_PART["generation"])
-@pytest.mark.parametrize("what", GENERATED)
-def test_every_way_to_generate_is_right(name: str, what: str) -> None:
-    if name == "contiguous" and what not in ("pages", "prefix"):
-        with pytest.raises(candidates.Unable):
-            right(GENERATED[what], name)
-    else:
-        assert all(error <= 1 for error in right(GENERATED[what], name).values())
-
-
-@pytest.mark.parametrize("what", [what for what in GENERATED if what != "unsorted"])
-def test_a_step_that_sees_other_keys_is_seen(what: str) -> None:
-    x = draw(GENERATED[what])
-    exact, way = truth.exact(x.case, x), candidates.CANDIDATES["regard"].module().ways(x.case, x)[0]
-    with torch.no_grad():
-        way.before()
-        outs = way.run()
-        outs[3] = outs[2]
-    assert exact.error(way.results(outs)) > exact.limit
-
-
-def test_each_run_begins_anew_and_forgets_the_lengths_before() -> None:
-    x, done = draw(GENERATED["growing"]), list[str]()
-
-    def make(x: Inputs) -> tuple[Callable[[], object], Callable[[int], torch.Tensor]]:
-        def step(s: int) -> torch.Tensor:
-            done.append(f"step {s}")
-            return x.q[:, :, s : s + 1]
-
-        return lambda: done.append("begin"), step
-
-    server = Server.__new__(Server)
-    server.ways = {"way": steps("way", x, make, lambda: done.append("forget"))}
-    assert server.time("way", 1) > 0
-    ready, run = ["begin", "forget", "step 0", "begin"], [f"step {s}" for s in range(5)]
-    assert done == ready + run
-    done.clear()
-    server.time("way", 10)  # calls: two runs, and one before them
-    assert done == 3 * (ready + run)
-    assert server.parts("way")["overhead"] > 0
-
-
-def test_a_time_is_that_of_a_call_and_without_what_comes_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-
-    def passing(seconds: float) -> Callable[[], None]:
-        return lambda: now.__setitem__(0, now[0] + seconds)
-
-    monkeypatch.setattr("benchmarks.worker.time.perf_counter", lambda: now[0])
-    server = Server.__new__(Server)
-    server.ways = {"way": Way("way", passing(8.0), list, calls=4, before=passing(100.0))}
-    assert server.time("way", 12) == 2.0
-
-
-@pytest.mark.parametrize("what", [what for what in GENERATED if what != "unsorted"])
-def test_tiny_steps_are_of_the_same_kind(what: str) -> None:
-    tiny = GENERATED[what].tiny
-    assert (tiny.what, tiny.steps, tiny.batch) == (what.split(",")[0], 5, GENERATED[what].batch)
-    assert tiny.heads // (tiny.key_heads or 1) == (3 if "grouped" in what else 1)
-    assert all(error <= 1 for error in right(tiny, "regard").values())
-
-
-@pytest.mark.parametrize("implementation", ["regard", "sdpa"])
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_a_model_generates_the_right_tokens(cache: str, implementation: str) -> None:
-    pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
-    x = draw(dataclasses.replace(LLAMA, what=cache))
-    way, exact = model_way(x, implementation), truth.exact(x.case, x)
-    assert isinstance(exact, Greedy)
-    tokens = way.results(way.run())
-    assert exact.error(tokens) <= exact.limit < 1e-3
-    assert exact.error([tokens[0].roll(1, -1)]) > exact.limit
-    assert exact.error([tokens[0][:, 1:]]) == math.inf
-    assert way.parts()["attention"] > 0
-
-
-@pytest.mark.parametrize("size", [0, 5])
-@pytest.mark.parametrize("name", ["regard", "torch"])
-def test_embeddings_are_right(name: str, size: int) -> None:
-    case = Case("tiny", "minilm", (13, 9), what="sentences", size=size)
-    if case.lacking:
-        pytest.skip(f"not installed: {case.lacking}")
-    assert all(error <= 1 for error in right(case, name).values())
-
-
 def test_a_case_whose_packages_are_missing_says_so(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cases.MODELS, "dynamic", ("no_such_package",))
     row = measure.measure(LLAMA, {"regard": worker}, 0.001)
     assert not row.refused
     assert "not installed (no_such_package) (llama)" in report.markdown(made(row))
-
-
-def test_generation_shows_what_time_is_made_of() -> None:
-    step, llama = row(cases.GENERATION[2], regard=1e-3, torch=2e-3), row(LLAMA, regard=0.5, torch=1.0)
-    step.entries["regard"].ways["way"].parts = {"overhead": 1.5e-5}
-    llama.entries["regard"].ways["way"].parts = {"attention": 0.1}
-    llama.entries["torch"].ways["way"].parts = {"attention": 0.3}
-    page = report.markdown(dataclasses.replace(made(step, llama), table="generation"))
-    assert "| 33.6 GB/s, 168% of read | – | 15 µs overhead | 2.00x |" in page
-    assert "| – | – | 20% attention, torch's 3.00x | 2.00x |" in page
-
-
-def test_keys_that_sequences_share_are_read_once() -> None:
-    growing, prefix = cases.GENERATION[0], GENERATED["prefix"]
-    assert growing.bytes_read == 8 * (128 + 16) * 128 * 4  # 16: half of the steps, rounded down
-    assert prefix.bytes_read == 2 * (3 * 27 - 2 * 11) * 16 * 4
 
 
 def test_another_checkout_is_found_before_this_one(tmp_path: Path) -> None:

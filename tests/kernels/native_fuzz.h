@@ -22,7 +22,7 @@ int32_t regard_write_pages(const regard_page_write*, regard_parallel);
 
 namespace {
 
-constexpr int64_t kRoom = 64;  // floats behind a table of offsets, as backends/modifying.py has it
+constexpr int64_t kRoom = 64;  // floats behind a table of offsets, as backends/native/modifiers/offsets.py has it
 
 struct Random {
   uint64_t state;

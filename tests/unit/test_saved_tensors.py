@@ -10,8 +10,8 @@ from torch import Tensor
 
 import regard as rg
 from regard import testing
-from regard.backends.native.backward import why_not_learned
 from regard.backends.native.ffi import runnable
+from regard.backends.native.modifiers.table import why_not_learned
 from regard.runtime import plan_cache
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")

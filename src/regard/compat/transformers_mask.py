@@ -134,17 +134,17 @@ class LazyMask(WrittenOut):
 
     def _by_numbers(self) -> Brief | None:
         """Where positions are known as numbers and the pattern is a band of distances: no tensors but the padding's."""
-        band, span = self.pattern.rule(), self.positions.span
-        if band is None or not band.of_distances or span is None or torch.compiler.is_compiling():
+        rule, span = self.pattern.rule(), self.positions.span
+        if rule is None or not rule.of_distances or span is None or torch.compiler.is_compiling():
             return None
         (i, nq), (j, nk) = span.q, span.k
         # the keys that some query sees, and whether every query sees all of them
-        first = 0 if band.before is None else max(0, i - band.before - j)
-        last = nk if band.after is None else min(nk, i + nq + band.after - j)
+        first = 0 if rule.before is None else max(0, i - rule.before - j)
+        last = nk if rule.after is None else min(nk, i + nq + rule.after - j)
         if first >= last:
             return None
-        behind = band.before is None or i + nq - 1 - band.before <= j + first
-        ahead = band.after is None or i + band.after + 1 >= j + last
+        behind = rule.before is None or i + nq - 1 - rule.before <= j + first
+        ahead = rule.after is None or i + rule.after + 1 >= j + last
         keys = None if last - first == nk else slice(first, last)
         if behind and ahead:
             seen = real_interval(self.padding, nq, j + first, last - first)

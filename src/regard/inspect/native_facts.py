@@ -14,7 +14,7 @@ from regard.backends.native.args import lower
 from regard.backends.native.backend import Native
 from regard.backends.native.launch import arguments, library
 from regard.backends.native.lower_mask import lower_mask
-from regard.backends.native.lower_modifiers import near
+from regard.backends.native.modifiers.distance import near
 from regard.core.problem import Problem
 from regard.core.tracing import data_unavailable, watched
 from regard.inspect.facts.algebra import Fact

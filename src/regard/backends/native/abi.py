@@ -1,8 +1,9 @@
 """What a native kernel is given: the structs of its calls, member by member, as Python and C++ both have them.
 
-This is the one place where a member is written down. From it come the ctypes structures below and the C header,
-native/abi/structs.h (`python -m regard.backends.native.abi native/abi/structs.h` writes it again). The header holds the
-number `ABI`, made of all members; a shared object that was built from other members is not loaded.
+This is the one place where a member is written down; those of a modifier stand in its file in modifiers/. From it come
+the ctypes structures below and the C header, native/abi/structs.h (`python -m regard.backends.native.abi
+native/abi/structs.h` writes it again). The header holds the number `ABI`, made of all members; a shared object that was
+built from other members is not loaded.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import hashlib
 import sys
 from pathlib import Path
 
-from regard.backends.native.c_structs import STRUCTS, Member, Struct, laid_out, members
+from regard.backends.native.c_structs import AXES, STRUCTS, Member, Struct, laid_out, members
+from regard.backends.native.modifiers.slopes import DIMS
+from regard.backends.native.modifiers.table import MODIFIERS
 
-AXES = 4  # batch axes that a call can have
-DIMS = 4  # coordinates that a point can have
 TOP, SETS = 64, 64  # keys that the fact `top` can keep; groups, bands of distance that one call can ask for
 LEAVES = 8  # tensors of a score, a mask and a sink that native/python/ finds
 DTYPES = {"REGARD_F32": 0, "REGARD_BF16": 1, "REGARD_F16": 2}
@@ -49,7 +50,6 @@ class CallArguments(Struct):
         Member("int64_t", "batch", "sizes of the batch axes, 1 where there are fewer", AXES),
         *members("int64_t", "heads key_heads nq nk dk dv"),
         Member("int32_t", "dtype", "of q, k, v and out"),
-        Member("int32_t", "bias_dtype"),
         Member("int32_t", "out_dtype", "REGARD_F32 or dtype"),
         Member("int32_t", "threads"),
         *members("regard_tensor", "q k v out"),
@@ -66,10 +66,7 @@ class CallArguments(Struct):
             about="float (batch, head, row, 2): m in base 2 and 1 / l; a weight is exp2(s - m) / l; 0 for empty rows",
         ),
         Member("float", "scale", "of the dot product"),
-        Member("float", "cap", "soft cap, 0 for none"),
-        Member("int32_t", "cap_last", "whether it is applied after slopes, offsets and bias, not before"),
-        Member("const float*", "caps", "(heads,): a cap for each head, where cap is not 0"),
-        Member("int64_t", "caps_stride"),
+        *(member for modifier in MODIFIERS for member in modifier.members),
         *members(
             "regard_tensor",
             "start stop",
@@ -83,22 +80,10 @@ class CallArguments(Struct):
         *members("const int64_t*", "q_documents k_documents", "(batch..., n): seen are keys of the query's number"),
         *members("int64_t", "key_counts_batch query_counts_batch q_documents_batch k_documents_batch", count=AXES),
         *members("regard_tensor", "q_ranges k_ranges", "of the documents of a block, of a tile; the kernels set them"),
-        Member("regard_tensor", "bias", "(batch, head, row, key)"),
         Member("regard_tensor", "allowed", "bool bytes (batch, head, row, key)"),
         Member("regard_tensor", "tiles", "int32 (batch, head, row block, key block): -1 none, -2 all, else which bits"),
         Member("const uint64_t*", "bits", "[which][regard_keys()]: bit r of word j is row r of the block, key j of it"),
         Member("int64_t", "bits_count"),
-        Member("const float*", "slopes", "(heads,)"),
-        Member("int64_t", "slopes_stride"),
-        *members("const float*", "points_of_q points_of_k", "(dims, n): points, whose distance slopes multiply"),
-        Member("int64_t", "dims", "at most REGARD_DIMS"),
-        Member("const float*", "log_distance_weights", "(heads,), with log_distance_rates, of a logarithmic penalty"),
-        Member("const float*", "log_distance_rates", "(heads,)"),
-        *members("int64_t", "log_distance_weights_stride log_distance_rates_stride"),
-        Member("const float*", "offsets", "(heads, offsets_count and padding): offset of each difference of cells"),
-        *members("int64_t", "offsets_stride offsets_count"),
-        *members("const int32_t*", "q_cell k_cell", "(n): adds offsets[q_cell[i] - k_cell[j]]; null: i + nk - 1, j"),
-        *members("int64_t", "q_cell_batch k_cell_batch", count=AXES),
         *members("const int64_t*", "q_at k_at", "(n): positions, for slopes without points, log distances, dropout"),
         *members("int64_t", "q_at_batch k_at_batch", count=AXES),
         Member("uint64_t", "seed"),
@@ -122,11 +107,7 @@ class GradientArguments(Struct):
         Member("regard_tensor", "dout", "cotangent of out, of dout_dtype"),
         Member("regard_tensor", "dlse", "cotangent of lse, float; data 0 for none"),
         *members("regard_tensor", "dq dk dv", "gradients, of gradient_dtype; every element is written"),
-        Member("regard_tensor", "dbias", "added to, float, or double where row or col is 0"),
-        Member("float*", "dslopes", "(heads,), written"),
-        Member("float*", "dlog_distance_weights", "(heads,), written"),
-        Member("float*", "dlog_distance_rates", "(heads,), written"),
-        Member("float*", "doffsets", "(heads, offsets_count), written"),
+        *(member for modifier in MODIFIERS for member in modifier.gradients),
         *members("int32_t", "dout_dtype gradient_dtype"),
     )
 

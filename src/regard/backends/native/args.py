@@ -11,7 +11,8 @@ from torch import Tensor
 import regard.backends.native.abi as abi
 from regard.backends.native.abi import AXES
 from regard.backends.native.ffi import DTYPE_CODES
-from regard.backends.native.lower_modifiers import MOST, lower_modifiers, place, why_not_modifiers
+from regard.backends.native.modifiers.distance import MOST, place
+from regard.backends.native.modifiers.table import ModifierOperands, lower_modifiers, why_not_modifiers
 from regard.core.problem import Problem
 from regard.scores.activations import Activation, LeakyReLU, Sigmoid, Tanh
 from regard.scores.additive import Additive
@@ -26,26 +27,18 @@ ACTIVATIONS: dict[type, int] = {  # by type, not isinstance: a subclass may mean
 
 
 @dataclass(frozen=True, eq=False)
-class KernelArgs:
+class KernelArgs(ModifierOperands):
     """The operands and numbers of one call, before it has addresses: see abi.CallArguments.
 
     q (*batch, h, nq, dk), k and v (*batch, hk, nk, ...), one dtype. Other operands have the axes (*batch, h, ...), 1
-    where they are shared, or are None where the call has no such thing:
+    where they are shared, or are None where the call has no such thing. Those of modifiers: modifiers/.
     start, stop   int32 (.., nq, 1): the keys that each query sees; or, instead, a rule:
     first, last   query i sees the keys from first + i up to, but without, last + i
     key_counts, query_counts  int64 (*batch, 1): only so many keys are seen, only so many queries see any
     q_documents, k_documents  int64 (*batch, n): seen are the keys with the query's number; also beside start and stop
     allowed       booleans (.., nq, nk)
     tiles, bits   int32 (.., R, C): -1 hides a tile, -2 shows it, else the number of its bits; int64 (n, keys of a tile)
-    bias          (.., nq, nk), added to the scores
-    caps          float32 (h,) or (1,): soft caps of each head; then `cap` only says that there are some
-    cap_last      whether the soft cap comes after slopes, offsets and bias, instead of before
-    slopes        float32 (h,) or (1,): what a step of distance costs
-    points_of_q, points_of_k  float32 (dims, nq), (dims, nk): coordinates, where the slopes multiply their distance
-    log_distance_weights, log_distance_rates  float32 (h,) or (1,): LogDistance.weight, LogDistance.rate
-    offsets       float32 (h or 1, count + ROOM): what is added for a difference of cells
-    q_cell, k_cell  int32 (*batch, n): cells; without them those of query i and key j are i + nk - 1 and j
-    q_at, k_at    int64 (*batch, n): positions, where slopes, log distances or dropout ask for them
+    q_at, k_at    int64 (*batch, n): positions, where modifiers or dropout ask for them
     sink          float32 (.., 1, 1): logits that take mass and add nothing
     invariant     whether a row's bits must not depend on the other rows
     """
@@ -54,9 +47,6 @@ class KernelArgs:
     k: Tensor
     v: Tensor
     scale: float
-    cap: float = 0.0
-    cap_last: bool = False
-    caps: Tensor | None = None
     start: Tensor | None = None
     stop: Tensor | None = None
     first: int | None = None
@@ -68,15 +58,6 @@ class KernelArgs:
     allowed: Tensor | None = None
     tiles: Tensor | None = None
     bits: Tensor | None = None
-    bias: Tensor | None = None
-    slopes: Tensor | None = None
-    points_of_q: Tensor | None = None
-    points_of_k: Tensor | None = None
-    log_distance_weights: Tensor | None = None
-    log_distance_rates: Tensor | None = None
-    offsets: Tensor | None = None
-    q_cell: Tensor | None = None
-    k_cell: Tensor | None = None
     q_at: Tensor | None = None
     k_at: Tensor | None = None
     sink: Tensor | None = None

@@ -11,7 +11,6 @@ from torch import Tensor
 from regard.backends.base import Backend, Differentiable, Example, Kept, Plan, Result
 from regard.backends.native.additive import AdditiveKernels
 from regard.backends.native.args import KernelArgs, lower, why_not
-from regard.backends.native.backward import why_not_learned
 from regard.backends.native.families import KernelFamily
 from regard.backends.native.ffi import runnable, why_not_built
 from regard.backends.native.launch import (
@@ -23,6 +22,7 @@ from regard.backends.native.launch import (
     natural_row_stats,
 )
 from regard.backends.native.lower_mask import lower_mask
+from regard.backends.native.modifiers.table import why_not_learned
 from regard.backends.native.plan import ForwardPlan, TrainingPlan
 from regard.backends.native.plan_limits import repeats
 from regard.backends.native.saved_mask import save_mask, saved_mask

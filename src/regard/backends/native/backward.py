@@ -9,43 +9,23 @@ from regard.backends.native.abi import GradientArguments
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.launch import arguments, library, operand, sink_weights
-from regard.backends.native.lower_mask import full
-from regard.backends.native.lower_modifiers import ROOM, relative_table
+from regard.backends.native.modifiers.base import total
+from regard.backends.native.modifiers.table import BY_LEARNED, BY_STAGE, why_not_learned
 from regard.backends.streaming.backward import output_cotangents, sink_gradient
 from regard.core.problem import Problem
-from regard.scores.modifiers import Alibi, Bias, LogDistance, RelativeBias, SoftCap
 from regard.scores.similarity import Distance, ScaledDot
 
 Pair = tuple[Tensor, Tensor]
 Kept = tuple[Tensor, Tensor, Tensor]  # out, lse, row_stats
-_FLOATS = tuple(member.name.removeprefix("d") for member in GradientArguments.members if member.type == "float*")
-BY_HEAD = tuple(name for name in _FLOATS if name != "offsets")  # operands of one number a head that have gradients
-LEARNED = ("q", "k", "v", "bias", *_FLOATS, "sink")  # operands that have gradients
+_BY_HEAD = {member.name.removeprefix("d") for member in GradientArguments.members if member.type == "float*"}
+LEARNED = ("q", "k", "v", *BY_LEARNED, "sink")  # operands that have gradients
 # What the first tensors of a score, by field, are to the kernels; those of Bilinear and Cosine are in q and k already.
-_KINDS: dict[type, dict[str, str]] = {
-    ScaledDot: {"scale": "scale"},
-    Alibi: {"slopes": "slopes"},
-    LogDistance: {"weight": "log_distance_weights", "rate": "log_distance_rates"},
-    Bias: {"bias": "bias"},
-    RelativeBias: {"table": "offsets"},
-}
+_KINDS = {ScaledDot: {"scale": "scale"}, **{stage: modifier.learned for stage, modifier in BY_STAGE.items()}}
 
 
 def why_not_backward(problem: Problem, needs: tuple[bool, ...]) -> str | None:
     """Why the kernels cannot find the gradients for which `needs` is true, as a clause; None if they can."""
     return "its scores are distances" if type(problem.similarity) is Distance else why_not_learned(problem, needs)
-
-
-def why_not_learned(problem: Problem, needs: tuple[bool, ...]) -> str | None:
-    """Which number of a score has a gradient that the kernels do not find, as a clause; None if there is none."""
-    wanted = iter(needs[3:])
-    for stage in problem.score.parts:
-        asked = [next(wanted) for _ in stage.tensors()]
-        if type(stage) is SoftCap and any(asked):
-            return "its soft cap is learned"
-        if type(stage) is Alibi and any(asked[1:]):
-            return "its coordinates are learned"
-    return None
 
 
 def backward(
@@ -79,9 +59,9 @@ def operand_gradients(args: KernelArgs, kept: Kept, cotangents: Pair, wanted: se
         out, _, row_stats = kept
         delta = output_cotangents(out, row_stats[..., 1] == 0, cotangents)[1]
         found["sink"] = sink_gradient(sink_weights(row_stats, args.sink[..., 0, 0]), delta)[..., None, None]
-    for name in found.keys() & set(_FLOATS):
+    for name in found.keys() & _BY_HEAD:
         if getattr(args, name).shape[0] == 1:
-            found[name] = _total(found[name].movedim(0, -1))[None]
+            found[name] = total(found[name].movedim(0, -1))[None]
     return found
 
 
@@ -89,13 +69,9 @@ def _run(args: KernelArgs, kept: Kept, cotangents: Pair, wanted: set[str]) -> di
     """The gradients of the kernels' operands, by name; those of numbers and offsets by head for each head."""
     heads, nk = args.shape[-2], args.k.shape[-2]
     found = {name: torch.empty_like(getattr(args, name)) for name in wanted & {"q", "k", "v"}}
-    if args.bias is not None and "bias" in wanted:
-        shared = 1 in args.bias.shape[-2:]
-        found["bias"] = torch.zeros(args.bias.shape, dtype=torch.float64 if shared else torch.float32)
-    found |= {name: torch.zeros(heads) for name in wanted & set(BY_HEAD)}
-    if "offsets" in wanted:
-        assert args.offsets is not None
-        found["offsets"] = torch.zeros(heads, args.offsets.shape[1] - ROOM)
+    for name in LEARNED:
+        if name in wanted and name in BY_LEARNED:
+            found[name] = BY_LEARNED[name].empty_gradient(name, getattr(args, name), heads)
     if 0 in args.shape or nk == 0:
         return {name: g.zero_() for name, g in found.items()}
     out, lse, row_stats = (t.contiguous() for t in kept)
@@ -106,43 +82,21 @@ def _run(args: KernelArgs, kept: Kept, cotangents: Pair, wanted: set[str]) -> di
     struct.dout, struct.dlse = operand(struct.hold(dout)), operand(struct.hold(dlse)[..., None])
     struct.dout_dtype, struct.gradient_dtype = DTYPE_CODES[dout.dtype], DTYPE_CODES[args.q.dtype]
     for name, g in found.items():
-        setattr(struct, f"d{name}", g.data_ptr() if name in _FLOATS else operand(g))
+        setattr(struct, f"d{name}", g.data_ptr() if name in _BY_HEAD else operand(g))
     library().run("regard_backward", struct)
     return found
 
 
 def _own(problem: Problem, kind: str, t: Tensor, found: dict[str, Tensor]) -> Tensor:
     """The gradient of a tensor of the problem from those of the kernels' operands."""
-    if kind == "bias":
-        return _shared(problem, found["bias"], t)
-    if kind == "offsets":
-        stage = next(stage for stage in problem.score.parts if isinstance(stage, RelativeBias))
-        table, index = found["offsets"].new_zeros(stage.table.shape), relative_table(problem, stage.buckets).buckets
-        return table.index_add_(0, index, found["offsets"].T.contiguous())
+    if kind in BY_LEARNED:
+        return BY_LEARNED[kind].stage_gradient(problem, t, found[kind])
     scale = problem.similarity.scale if isinstance(problem.similarity, ScaledDot) else None
     if kind == "scale":  # q reached the kernels multiplied by it
         assert isinstance(scale, Tensor)
         q = problem.q.float().masked_fill(found["q"] == 0, 0)  # 0 · NaN is NaN, and a hidden query may hold that
-        each = _total((found["q"] * q).sum(-1).movedim(-2, 0).flatten(1))
-        return _total(each) if scale.numel() == 1 else each
+        each = total((found["q"] * q).sum(-1).movedim(-2, 0).flatten(1))
+        return total(each) if scale.numel() == 1 else each
     if kind == "q" and isinstance(scale, Tensor):
         return found["q"] * (scale[..., None, None] if scale.dim() else scale).float()
     return found[kind]
-
-
-def _shared(problem: Problem, g: Tensor, bias: Tensor) -> Tensor:
-    """The gradient of one bias from that of the sum of all: over the axes along which it is shared."""
-    shape = full(problem.frame.lift(bias)).shape
-    for axis, size in enumerate(shape[::-1], 1):
-        if size == 1 != g.shape[-axis]:  # 0 too: an empty sum
-            g = _total(g.movedim(-axis, -1))[..., None].movedim(-1, -axis)
-    for _ in range(g.dim() - len(shape)):
-        g = _total(g.movedim(0, -1))
-    return g
-
-
-def _total(t: Tensor) -> Tensor:
-    """The sum over the last axis, by steps that do not depend on the number of threads."""
-    while t.shape[-1] > 1:
-        t = torch.nn.functional.pad(t, (0, -t.shape[-1] % 256)).unflatten(-1, (-1, 256)).sum(-1)
-    return t.sum(-1)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
+AXES = 4  # batch axes that a call can have
 _NUMBERS: dict[str, Any] = {
     "int32_t": ctypes.c_int32,
     "int64_t": ctypes.c_int64,

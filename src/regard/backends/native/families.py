@@ -12,10 +12,11 @@ from torch import Tensor
 from regard.backends.base import Result
 from regard.backends.native.abi import CallArguments, GradientArguments
 from regard.backends.native.args import KernelArgs
-from regard.backends.native.backward import BY_HEAD, backward, why_not_backward
+from regard.backends.native.backward import backward, why_not_backward
 from regard.backends.native.c_structs import Struct
 from regard.backends.native.kernels import Gradients
 from regard.backends.native.launch import Kept, pair_work
+from regard.backends.native.modifiers.table import MODIFIERS
 from regard.core.dtypes import HALF
 from regard.core.paged import share_pages
 from regard.core.problem import Problem
@@ -71,7 +72,8 @@ class KernelFamily:
 
     def leaves(self, problem: Problem, args: KernelArgs) -> dict[int, Tensor | None]:
         """See kernels.Kernels, as of what follows."""
-        names = ("allowed", "bias", "sink", "key_counts", "query_counts", "start", "stop", *BY_HEAD)
+        of_modifiers = [name for modifier in MODIFIERS for name in modifier.leaves]
+        names = ("allowed", "sink", "key_counts", "query_counts", "start", "stop", *of_modifiers)
         return {getattr(CallArguments, name).offset: getattr(args, name) for name in names}
 
     def learned(self, problem: Problem) -> Tensor | None:

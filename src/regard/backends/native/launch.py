@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from dataclasses import fields
 from struct import Struct as Packer
 from typing import Any
 
@@ -14,7 +15,7 @@ from regard.backends.native.abi import AXES, BOUNDS, CallArguments, Operand
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.c_structs import Struct
 from regard.backends.native.ffi import DTYPE_CODES, Library, chosen, load
-from regard.backends.native.lower_modifiers import ROOM
+from regard.backends.native.modifiers.table import MODIFIERS, ModifierOperands
 from regard.core.paged import Paged
 from regard.core.state import RowStats
 
@@ -26,12 +27,16 @@ _OPERAND = Packer(f"={ctypes.sizeof(Operand) // 8}q")  # an address and the stri
 MEMBERS = {member.name: member for member in CallArguments.members}
 _OPERANDS = {name for name, member in MEMBERS.items() if member.type == "regard_tensor"}  # whose strides are told
 _OFFSETS = {name: getattr(CallArguments, name).offset for name in MEMBERS}
-_NUMBERS = ("scale", "cap", "cap_last", "first", "last", "threshold", "keep", "invariant")
+_OF_MODIFIERS = tuple(f.name for f in fields(ModifierOperands) if "Tensor" not in str(f.type))  # their numbers
+_SET = ("scale", *_OF_MODIFIERS, "threshold", "keep", "invariant")  # numbers that are members as they are
+_NUMBERS = (*_SET, "first", "last")
+_COUNTS = {name: (member, modifier.count) for modifier in MODIFIERS for name, member in modifier.counts.items()}
+_CHECKS = tuple(check for modifier in MODIFIERS for check in modifier.checks)
 _ADDRESS = Packer("=q")
 _layouts: dict[Any, CallArguments] = {}  # of calls whose tensors lie alike
 _MOST_LAYOUTS = 256
 # The bytes of a call's members that say which keys each query sees, which are neighbours.
-VISIBLE = slice(CallArguments.start.offset, CallArguments.bias.offset)
+VISIBLE = slice(CallArguments.start.offset, CallArguments.allowed.offset)
 # Floating-point operations for which it is worth waking another thread.
 THREAD_WORK = 1 << 20
 
@@ -119,7 +124,8 @@ def arguments(args: KernelArgs, out: Tensor, lse: Tensor | None, row_stats: Tens
     for name, t in tensors.items():
         _ADDRESS.pack_into(call, _OFFSETS[name], t.data_ptr())
     call.seed = args.seed & (2**64 - 1)
-    _check_cells(args, call)
+    for check in _CHECKS:
+        check(args)
     return call
 
 
@@ -132,9 +138,8 @@ def _lay_out(args: KernelArgs, tensors: dict[str, Tensor]) -> CallArguments:
     call.heads, call.key_heads, call.nq, call.nk, call.dk, call.dv = heads, key_heads, nq, nk, dk, dv
     call.dtype, call.out_dtype = DTYPE_CODES[args.q.dtype], DTYPE_CODES[tensors["out"].dtype]
     call.threads = threads(pair_work(args) * nq * nk)
-    call.scale, call.cap, call.cap_last = args.scale, args.cap, args.cap_last
-    call.invariant = args.invariant
-    call.threshold, call.keep = args.threshold, args.keep
+    for name in _SET:
+        setattr(call, name, getattr(args, name))
     set_bounds(call, args.first, args.last)
     for name, t in tensors.items():
         set_operand(call, name, t[..., None] if name == "lse" else t)
@@ -142,20 +147,6 @@ def _lay_out(args: KernelArgs, tensors: dict[str, Tensor]) -> CallArguments:
         set_pages(call, args.k)
     call.held.clear()
     return call
-
-
-def _check_cells(args: KernelArgs, call: CallArguments) -> None:
-    """ValueError where the table of offsets does not reach: nothing else would stop a read beside it."""
-    q, k = args.q_cell, args.k_cell
-    if q is None or k is None or not q.numel() or not k.numel():
-        return
-    least, most = int(q.min()) - int(k.max()), int(q.max()) - int(k.min())
-    if least < 0 or most >= call.offsets_count:
-        reach = call.offsets_count // 2
-        raise ValueError(
-            f"The places of queries and keys differ by {least - reach} to {most - reach}; the buckets of the relative "
-            f"bias say that they differ by {reach} at most (DifferenceBuckets.farthest)."
-        )
 
 
 def set_bounds(call: CallArguments, first: int | None, last: int | None) -> None:
@@ -171,8 +162,8 @@ def set_operand(call: CallArguments, name: str, t: Tensor) -> None:
     """Fills the members that belong to an operand: its address, its strides, how many of it there are."""
     if name in _OPERANDS:
         setattr(call, name, operand(call.hold(t)))
-        if name == "bias":
-            call.bias_dtype = DTYPE_CODES[t.dtype]
+        if f"{name}_dtype" in MEMBERS:
+            setattr(call, f"{name}_dtype", DTYPE_CODES[t.dtype])
         return
     t = call.hold(t.contiguous())
     setattr(call, name, t.data_ptr())
@@ -182,10 +173,9 @@ def set_operand(call: CallArguments, name: str, t: Tensor) -> None:
         setattr(call, f"{name}_batch", (ctypes.c_int64 * AXES)(*_axes(tuple(_strides(t)[:-1]), 0)))
     if name == "bits":
         call.bits_count = len(t)
-    elif name == "offsets":
-        call.offsets_count = t.shape[1] - ROOM
-    elif name == "points_of_q":
-        call.dims = len(t)
+    elif name in _COUNTS:
+        member, count = _COUNTS[name]
+        setattr(call, member, count(t))
 
 
 def set_pages(call: CallArguments, k: Paged) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import lru_cache
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.native.args import KernelArgs
-from regard.backends.native.backward import BY_HEAD, LEARNED, operand_gradients
+from regard.backends.native.backward import LEARNED, operand_gradients
 from regard.backends.native.launch import (
     Kept,
     arguments,
@@ -20,18 +21,16 @@ from regard.backends.native.launch import (
     library,
     natural_row_stats,
 )
-from regard.backends.native.lower_modifiers import ROOM
+from regard.backends.native.modifiers.table import MODIFIERS
 from regard.core.errors import ShapeError
 from regard.core.shapes import listed
 from regard.core.state import RowStats
 
-_OF_TOKENS = {"k", "v", "q_cell", "q_at", "q_documents", "k_cell", "k_at", "k_documents", "offsets"}  # last axis whole
-_NAMES = tuple(f.name for f in fields(KernelArgs))
-_NUMBERS = {
-    **{"scale": "float", "cap": "float", "cap_last": "bool", "first": "SymInt?", "last": "SymInt?"},
-    **{"seed": "SymInt", "threshold": "int", "keep": "float", "invariant": "bool"},
-}
-_TOLD = ", ".join(f"{_NUMBERS.get(n, 'Tensor' if n in ('q', 'k', 'v') else 'Tensor?')} {n}" for n in _NAMES)
+_EXACT = {"k", "v", "q_at", "q_documents", "k_at", "k_documents"}.union(*(modifier.exact for modifier in MODIFIERS))
+_TYPES = {f.name: str(f.type) for f in fields(KernelArgs)} | {"seed": "SymInt"}
+_NAMES = tuple(_TYPES)
+_OPTIONAL = {"Tensor | None": "Tensor?", "int | None": "SymInt?"}  # other types are called alike in a schema
+_SCHEMA = ", ".join(f"{_OPTIONAL.get(of, of)} {name}" for name, of in _TYPES.items())
 
 
 def traced(args: KernelArgs) -> tuple[Tensor, RowStats]:
@@ -43,8 +42,12 @@ def traced(args: KernelArgs) -> tuple[Tensor, RowStats]:
     return out, RowStats(stats.m, stats.l * torch.exp(lse - lse.detach()))
 
 
+def _args(given: Sequence[Any]) -> KernelArgs:
+    return KernelArgs(**dict(zip(_NAMES, given, strict=True)))
+
+
 def _forward(*given: Any) -> Kept:
-    args = KernelArgs(*given)
+    args = _args(given)
     _check_shapes(tuple([(name, t.shape) for name, t in args.tensors().items()]), library().tile)
     results = _empty(args)
     if not filled_without_pairs(args, *results):
@@ -68,21 +71,20 @@ def _check_shapes(shapes: tuple[tuple[str, torch.Size], ...], tile: tuple[int, i
     expected: dict[str, tuple[int, ...]] = {  # axes of size 1 are shared, but for the last
         "k": (*batch, key_heads, nk, width),
         "v": (*batch, key_heads, nk, given["v"][-1]),
-        **dict.fromkeys(("allowed", "bias"), (*batch, heads, nq, nk)),
+        "allowed": (*batch, heads, nq, nk),
         **dict.fromkeys(("start", "stop"), (*batch, heads, nq, 1)),
         "tiles": (*batch, heads, -(-nq // rows), -(-nk // keys)),
-        **dict.fromkeys(("q_cell", "q_at", "q_documents"), (*batch, nq)),
-        **dict.fromkeys(("k_cell", "k_at", "k_documents"), (*batch, nk)),
+        **dict.fromkeys(("q_at", "q_documents"), (*batch, nq)),
+        **dict.fromkeys(("k_at", "k_documents"), (*batch, nk)),
         **dict.fromkeys(("key_counts", "query_counts"), (*batch, 1)),
-        **dict.fromkeys(("caps", *BY_HEAD), (heads,)),
         "sink": (*batch, heads, 1, 1),
     }
-    if "q_cell" not in given:
-        expected["offsets"] = (heads, max(nq + nk - 1, 0) + ROOM)
+    for modifier in MODIFIERS:
+        expected |= modifier.shapes((*batch, heads, nq, nk), given)
     for name, own in shapes:
         shape = expected.get(name, tuple(own))
         fits = all(a in (1, b) for a, b in zip(own[::-1], shape[::-1], strict=False))
-        if not fits or len(own) > len(shape) or (name in _OF_TOKENS and own[-1] != shape[-1]):
+        if not fits or len(own) > len(shape) or (name in _EXACT and own[-1] != shape[-1]):
             raise ShapeError(
                 f"regard::forward: {name} has shape {listed(own)}; q {listed(given['q'])} and k "
                 f"{listed(given['k'])} need {listed(shape)}. A graph recorded by make_fx serves one shape; "
@@ -95,7 +97,7 @@ def _check_shapes(shapes: tuple[tuple[str, torch.Size], ...], tile: tuple[int, i
 def _backward(*arguments: Any) -> list[Tensor]:
     """GradientArguments in the order of LEARNED, of those that `wanted` names; nothing for the rest."""
     *own, out, lse, row_stats, dout, dlse, wanted = arguments
-    args = KernelArgs(*own)
+    args = _args(own)
     found = operand_gradients(args, (out, lse, row_stats), (dout, dlse), set(wanted.split()))
     return [_like(getattr(args, name), found[name]) if name in found else out.new_empty(0) for name in LEARNED]
 
@@ -106,7 +108,7 @@ def _like(operand: Tensor, g: Tensor) -> Tensor:
 
 
 def _backward_fake(*arguments: Any) -> list[Tensor]:
-    args, wanted = KernelArgs(*arguments[:-6]), arguments[-1].split()
+    args, wanted = _args(arguments[:-6]), arguments[-1].split()
     operands = (getattr(args, name) for name in LEARNED)
     return [
         args.q.new_empty(0) if name not in wanted else torch.empty_like(t, memory_format=torch.contiguous_format)
@@ -137,12 +139,12 @@ def _refuse(ctx: Any, *_: Any) -> None:
     )
 
 
-torch.library.define("regard::forward", f"({_TOLD}) -> (Tensor, Tensor, Tensor)")
+torch.library.define("regard::forward", f"({_SCHEMA}) -> (Tensor, Tensor, Tensor)")
 torch.library.impl("regard::forward", "CPU", _forward)
-torch.library.register_fake("regard::forward", lambda *arguments: _empty(KernelArgs(*arguments)))
+torch.library.register_fake("regard::forward", lambda *arguments: _empty(_args(arguments)))
 torch.library.register_autograd("regard::forward", _pull, setup_context=_keep)
 _GIVEN = "Tensor out, Tensor lse, Tensor row_stats, Tensor dout, Tensor dlse, str wanted"
-torch.library.define("regard::backward", f"({_TOLD}, {_GIVEN}) -> Tensor[]")
+torch.library.define("regard::backward", f"({_SCHEMA}, {_GIVEN}) -> Tensor[]")
 torch.library.impl("regard::backward", "CPU", _backward)
 torch.library.register_fake("regard::backward", _backward_fake)
 torch.library.register_autograd("regard::backward", _refuse)

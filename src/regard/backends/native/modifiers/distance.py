@@ -1,0 +1,29 @@
+"""Positions as the kernels read them, for the modifiers that ask how far apart they are, and for dropout."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from regard.core.problem import Problem
+from regard.core.tracing import data_unavailable
+
+MOST = 1 << 31  # keys, and distances, are 32-bit numbers inside a block
+
+
+def near(problem: Problem) -> bool:
+    """Whether all distances between positions are 32-bit numbers."""
+    q, k = problem.frame.positions.q, problem.frame.positions.k
+    if not q.numel() or not k.numel() or data_unavailable(q, k):
+        return True
+    return max(int(q.max()), int(k.max())) - min(int(q.min()), int(k.min())) < MOST
+
+
+def why_not_near(problem: Problem) -> str | None:
+    """Why the kernels cannot compute distances between positions, as a clause; None if they can."""
+    return None if near(problem) else "positions lie 2^31 or more apart"
+
+
+def place(problem: Problem) -> dict[str, Tensor]:
+    """Where queries and keys stand, for slopes, log distances and dropout."""
+    at = problem.frame.positions
+    return {"q_at": at.q.long().contiguous(), "k_at": at.k.long().contiguous()}

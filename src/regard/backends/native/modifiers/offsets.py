@@ -1,0 +1,143 @@
+"""Offsets of relative positions, a table of them a head: native/steps/offsets.h."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.backends.native.c_structs import AXES, Member, members
+from regard.backends.native.modifiers.base import KernelModifier
+from regard.core.problem import Problem
+from regard.core.tracing import data_unavailable
+from regard.scores.algebra import finite_in
+from regard.scores.buckets import Buckets, DifferenceBuckets
+from regard.scores.modifiers import RelativeBias
+
+ROOM = 64  # floats behind a table of offsets: the kernels load whole blocks
+_WIDE = 16  # differences of places, for each query and key, that a table of offsets may hold
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OffsetOperands:
+    """offsets: float32 (h or 1, count + ROOM), what is added for a difference of cells.
+
+    q_cell, k_cell: int32 (*batch, n), cells; without them those of query i and key j are i + nk - 1 and j.
+    """
+
+    offsets: Tensor | None = None
+    q_cell: Tensor | None = None
+    k_cell: Tensor | None = None
+
+
+def _check_cells(args: OffsetOperands) -> None:
+    """Raises ValueError where the table does not reach: nothing else would stop a read beside it."""
+    q, k, offsets = args.q_cell, args.k_cell, args.offsets
+    if q is None or k is None or offsets is None or not q.numel() or not k.numel():
+        return
+    least, most, count = int(q.min()) - int(k.max()), int(q.max()) - int(k.min()), offsets.shape[1] - ROOM
+    if least < 0 or most >= count:
+        reach = count // 2
+        raise ValueError(
+            f"The places of queries and keys differ by {least - reach} to {most - reach}; the buckets of the relative "
+            f"bias say that they differ by {reach} at most (DifferenceBuckets.farthest)."
+        )
+
+
+class Offsets(KernelModifier[RelativeBias]):
+    """A table of offsets, with a number for each difference of positions."""
+
+    stage = RelativeBias
+    members = (
+        Member("const float*", "offsets", "(heads, offsets_count and padding): offset of each difference of cells"),
+        *members("int64_t", "offsets_stride offsets_count"),
+        *members("const int32_t*", "q_cell k_cell", "(n): adds offsets[q_cell[i] - k_cell[j]]; null: i + nk - 1, j"),
+        *members("int64_t", "q_cell_batch k_cell_batch", count=AXES),
+    )
+    gradients = (Member("float*", "doffsets", "(heads, offsets_count), written"),)
+    learned: ClassVar[Mapping[str, str]] = {"table": "offsets"}
+    counts: ClassVar[Mapping[str, str]] = {"offsets": "offsets_count"}
+    exact = frozenset({"offsets", "q_cell", "k_cell"})
+    checks = (_check_cells,)
+
+    @classmethod
+    def why_not(cls, problem: Problem, stage: RelativeBias) -> str | None:
+        buckets = stage.buckets
+        if not isinstance(buckets, DifferenceBuckets) or type(buckets).index is not DifferenceBuckets.index:
+            return f"its relative biases depend on a difference alone (DifferenceBuckets), not on {buckets!r}"
+        if 0 in problem.frame.shape or buckets.farthest is not None or _by_index(problem, buckets):
+            return None
+        if data_unavailable(problem.frame.positions.q, problem.frame.positions.k):
+            return "its relative biases need positions that count up by one, or that it may look at"
+        least, most = _differences(problem, buckets)
+        many = most - least + 1 > _WIDE * (problem.frame.nq + problem.frame.nk)
+        return "positions lie too far apart for a table of what is between" if many else None
+
+    @classmethod
+    def lower(cls, problem: Problem, stages: Sequence[RelativeBias]) -> dict[str, Any]:
+        (stage,) = stages
+        table = _relative_table(problem, stage.buckets)
+        offsets = finite_in(stage.table, torch.float32)[table.buckets].T.contiguous()
+        return {"offsets": torch.nn.functional.pad(offsets, (0, ROOM)), **table.cells}
+
+    @classmethod
+    def count(cls, t: Tensor) -> int:
+        return t.shape[1] - ROOM
+
+    @classmethod
+    def shapes(cls, shape: tuple[int, ...], names: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        *batch, heads, nq, nk = shape
+        cells = {"q_cell": (*batch, nq), "k_cell": (*batch, nk)}
+        return cells if "q_cell" in names else {**cells, "offsets": (heads, max(nq + nk - 1, 0) + ROOM)}
+
+    @classmethod
+    def empty_gradient(cls, name: str, operand: Tensor, heads: int) -> Tensor:
+        return torch.zeros(heads, cls.count(operand))
+
+    @classmethod
+    def stage_gradient(cls, problem: Problem, t: Tensor, g: Tensor) -> Tensor:
+        stage = next(stage for stage in problem.score.parts if isinstance(stage, RelativeBias))
+        table, index = g.new_zeros(stage.table.shape), _relative_table(problem, stage.buckets).buckets
+        return table.index_add_(0, index, g.T.contiguous())
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """What a table of offsets holds: the bucket of each difference of cells, and the cells, if they are no indices."""
+
+    buckets: Tensor
+    cells: dict[str, Tensor]
+
+
+def _relative_table(problem: Problem, buckets: Buckets) -> _Table:
+    """The table of a call's relative positions, from the least difference on."""
+    assert isinstance(buckets, DifferenceBuckets)
+    frame, at = problem.frame, problem.frame.positions
+    if 0 in frame.shape:  # no pairs, and maybe no positions of which one is the least
+        return _Table(torch.zeros(0, dtype=torch.int64), {})
+    if buckets.farthest is None and _by_index(problem, buckets):
+        ahead = torch.arange(frame.nq + frame.nk - 1) - (frame.nk - 1)
+        return _Table(buckets.between(ahead + at.q[..., :1] - at.k[..., :1]), {})
+    least, most = _differences(problem, buckets)
+    q, k = buckets.place(at.q), buckets.place(at.k)
+    # what is added to both keeps differences, and makes those of cells indices of the table
+    first = 0 if buckets.farthest is not None else int(k.min())
+    cells = {"q_cell": (q - first - least).int().contiguous(), "k_cell": (k - first).int().contiguous()}
+    return _Table(buckets.between(torch.arange(least, most + 1)), cells)
+
+
+def _by_index(problem: Problem, buckets: DifferenceBuckets) -> bool:
+    """Whether the difference of two indices tells that of the places."""
+    own = type(buckets).place is not DifferenceBuckets.place
+    return problem.frame.positions.consecutive and not own
+
+
+def _differences(problem: Problem, buckets: DifferenceBuckets) -> tuple[int, int]:
+    """The least and the largest difference of a query's place and a key's."""
+    if buckets.farthest is not None:
+        return -buckets.farthest, buckets.farthest
+    q, k = buckets.place(problem.frame.positions.q), buckets.place(problem.frame.positions.k)
+    return int(q.min()) - int(k.max()), int(q.max()) - int(k.min())
