@@ -47,8 +47,7 @@ static void accumulate_chunk(FewRows& f, const Chunk& t) {
   const regard_call& c = f.c;
   for (int64_t r = 0; r < f.rows; ++r) {
     float* state = f.states + r * state_size(c);
-    float m = state[0];
-    for (int n = 0; n < W; ++n) m = f.top[r][n] > m ? f.top[r][n] : m;
+    const float top = greatest_lane(f.top[r]), m = top > state[0] ? top : state[0];
     const float shift = m == -kInf ? 0 : m;
     f.alpha[r] = exp2v(splat(state[0] - shift))[0];
     state[0] = m;
