@@ -21,19 +21,14 @@ namespace regard {
   return sum_of_lanes(sum);
 }
 
-// How many sums of R × V vectors are needed to hide the latency of additions: two units of four cycles.
-constexpr int sums_at_once(int vectors) { return vectors < 8 ? 8 / vectors : 1; }
-
 // acc[i][v] = Σ over keys of the weight of row r + i times V vectors of features from d on. part: fewer than W features are left.
-// careful: hidden keys are skipped instead of multiplied by 0, since 0 · NaN is NaN. Key n goes to sum n % S, and these are added at the end.
-template <int S, int R, int V, int dtype, bool part, bool careful, class Rows>
+// careful: hidden keys are skipped instead of multiplied by 0, since 0 · NaN is NaN.
+template <int R, int V, int dtype, bool part, bool careful, class Rows>
 REGARD_INLINE void weighted(vf (&acc)[R][V], const FewRows& f, const Chunk& t, const Rows& values, int64_t r, int64_t d) {
   const float* s = f.s + r * kChunk;
   const bool ahead = t.more && r == 0;
-  vf x[S][R][V];
-#pragma GCC unroll 8
-  for (int m = 0; m < S; ++m) clear(x[m]);
-  const auto add = [&](int64_t n, vf (&sum)[R][V]) __attribute__((always_inline)) {
+  clear(acc);
+  for (int64_t n = 0; n < t.count; ++n) {
     const char* value = values[n];
     vf column[V];
     if (ahead) fetch(values[n + kChunk] + d * size_of(dtype), V * W * size_of(dtype));
@@ -51,22 +46,9 @@ REGARD_INLINE void weighted(vf (&acc)[R][V], const FewRows& f, const Chunk& t, c
       vf p = splat_any(s + i * kChunk + n);
       if (careful && ((vi)p)[0] == INT32_MIN) continue;
 #pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) sum[i][v] += p * column[v];
+      for (int v = 0; v < V; ++v) acc[i][v] += p * column[v];
     }
-  };
-  int64_t n = 0;
-  for (; n + S <= t.count; n += S)
-#pragma GCC unroll 8
-    for (int m = 0; m < S; ++m) add(n + m, x[m]);
-  for (; n < t.count; ++n) add(n, x[0]);
-#pragma GCC unroll 4
-  for (int i = 0; i < R; ++i)
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) {
-      acc[i][v] = x[0][i][v];
-#pragma GCC unroll 8
-      for (int m = 1; m < S; ++m) acc[i][v] += x[m][i][v];
-    }
+  }
   if constexpr (V > 1)
 #pragma GCC unroll 4
     for (int i = 0; i < R; ++i)
@@ -89,12 +71,12 @@ REGARD_INLINE bool finite(const vf (&x)[R][V]) {
   return sum == 0;
 }
 
-template <int S, int dtype, bool part, class Rows>
+template <int dtype, bool part, class Rows>
 static void add_visible(const FewRows& f, const Chunk& t, const Rows& values, int rows, int vectors, int64_t r, int64_t d) {
   for (int i = 0; i < rows; ++i)
     for (int v = 0; v < vectors; ++v) {
       vf acc[1][1];
-      weighted<S, 1, 1, dtype, part, true>(acc, f, t, values, r + i, d + v * W);
+      weighted<1, 1, dtype, part, true>(acc, f, t, values, r + i, d + v * W);
       float* o = f.states + (r + i) * state_size(f.c) + 2 + d + v * W;
       store(o, load(o) * splat(f.alpha[r + i]) + acc[0][0]);
     }
@@ -102,10 +84,9 @@ static void add_visible(const FewRows& f, const Chunk& t, const Rows& values, in
 
 template <int R, int V, int dtype, bool part, class Rows>
 static void add_values(const FewRows& f, const Chunk& t, const Rows& values, int64_t r, int64_t d) {
-  constexpr int S = sums_at_once(R * V);
   vf acc[R][V];
-  weighted<S, R, V, dtype, part, false>(acc, f, t, values, r, d);
-  if (t.some && !finite(acc)) return add_visible<S, dtype, part>(f, t, values, R, V, r, d);
+  weighted<R, V, dtype, part, false>(acc, f, t, values, r, d);
+  if (t.some && !finite(acc)) return add_visible<dtype, part>(f, t, values, R, V, r, d);
 #pragma GCC unroll 4
   for (int i = 0; i < R; ++i)
 #pragma GCC unroll 8
