@@ -47,8 +47,7 @@ static void accumulate_chunk(FewRows& f, const Chunk& t) {
   const regard_call& c = f.c;
   for (int64_t r = 0; r < f.rows; ++r) {
     float* state = f.states + r * state_size(c);
-    float m = state[0];
-    for (int n = 0; n < W; ++n) m = f.top[r][n] > m ? f.top[r][n] : m;
+    const float top = greatest_lane(f.top[r]), m = top > state[0] ? top : state[0];
     const float shift = m == -kInf ? 0 : m;
     f.alpha[r] = exp2v(splat(state[0] - shift))[0];
     state[0] = m;
@@ -78,13 +77,20 @@ static Limits begin_rows(FewRows& f, int64_t key_head) {
   return limits;
 }
 
+// Whether rows are prefetched: where a call reads more than a second-level cache holds. Within it prefetching cost 5 to 25 % of the time.
+static bool prefetches(const regard_call& c, const Limits& limits) {
+  constexpr int64_t kSecondLevel = 2 << 20;  // bytes; 1 or 2 MB on today's servers
+  return elements(c) * c.key_heads * (limits.hi - limits.lo) * (c.dk + c.dv) * size_of(c.dtype) > kSecondLevel;
+}
+
 // Calls run(chunk) for the keys of [from, to) that some row may see, and pass(first, last) for the rest of those within the limits.
 template <class Run, class Pass>
 REGARD_INLINE void each_chunk(FewRows& f, const Limits& limits, int64_t from, int64_t to, Run run, Pass pass) {
   from = from > limits.lo ? from : limits.lo;
   to = to < limits.hi ? to : limits.hi;
+  const bool ahead = prefetches(f.c, limits);
   for (int64_t j = from; j < to; j += kChunk) {
-    Chunk t{j, to - j < kChunk ? to - j : kChunk, false, j + 2 * kChunk <= limits.hi, nullptr};
+    Chunk t{j, to - j < kChunk ? to - j : kChunk, false, ahead && j + 2 * kChunk <= limits.hi, nullptr};
     const Cover documents = Documents::cover(f.c, f.p, 0, f.c.nq, j, t.count);
     if (documents == Cover::kNone) {
       pass(j, j + t.count);

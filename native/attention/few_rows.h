@@ -46,6 +46,37 @@ REGARD_INLINE vf sums(vf (&x)[W]) {
   return x[0];
 }
 
+// 2 W features from d on, as floats. Of bfloat16 the even ones and the odd ones, since a shift and a mask widen two vectors at once where
+// widening in order costs a shuffle and a shift for each; in_order() undoes that.
+struct TwoVectors {
+  vf a, b;
+
+  template <int dtype>
+  REGARD_INLINE TwoVectors read(const char* row, int64_t d) {
+    if constexpr (dtype != REGARD_BF16) return {load_some(row, d, dtype), load_some(row, d + W, dtype)};
+    typedef vu Halves __attribute__((aligned(2), may_alias));
+    const vu x = *(const Halves*)(row + 2 * d);
+    return {(vf)(x << 16), (vf)(x & 0xffff0000u)};
+  }
+
+  template <bool second>
+  struct Zipped {
+    static constexpr int lane(int n) { return n / 2 + (n % 2) * W + second * (W / 2); }
+  };
+  template <bool second>
+  struct Unzipped {
+    static constexpr int lane(int n) { return 2 * n + second; }
+  };
+
+  // From the order of read() to that of memory, and back.
+  template <int dtype>
+  TwoVectors in_order() const {
+    if constexpr (dtype != REGARD_BF16) return *this;
+    return {shuffle<Zipped<false>>(a, b), shuffle<Zipped<true>>(a, b)};
+  }
+  TwoVectors split() const { return {shuffle<Unzipped<false>>(a, b), shuffle<Unzipped<true>>(a, b)}; }
+};
+
 // Before the scores of a chunk are computed.
 REGARD_INLINE void open_chunk(FewRows& f, const Chunk& t) {
   const bool plain = !Modifiers::used(f.c) && !f.c.allowed.data && !t.documents;

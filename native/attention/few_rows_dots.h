@@ -18,6 +18,20 @@ REGARD_INLINE void times(vf (&acc)[K][R], const float* q, int64_t width, const c
   }
 }
 
+// The same of two vectors of features, whose products are added to acc and to next; q is in the order of TwoVectors::read.
+template <int K, int R, int dtype>
+REGARD_INLINE void times_two(vf (&acc)[K][R], vf (&next)[K][R], const float* q, int64_t width, const char* const (&k)[K], int64_t d) {
+  TwoVectors a[R];
+#pragma GCC unroll 4
+  for (int i = 0; i < R; ++i) a[i] = {load(q + i * width + d), load(q + i * width + d + W)};
+#pragma GCC unroll 8
+  for (int n = 0; n < K; ++n) {
+    const TwoVectors b = TwoVectors::read<dtype>(k[n], d);
+#pragma GCC unroll 4
+    for (int i = 0; i < R; ++i) acc[n][i] += a[i].a * b.a, next[n][i] += a[i].b * b.b;
+  }
+}
+
 // W keys against R rows: x[i][m] holds the products of row i and key m, whose lanes are to be summed. ahead: rows of which n + kChunk and
 // those behind it, keys of the next chunk, are prefetched, since the hardware prefetcher stops where K and V take turns; null for none.
 template <int R, int dtype, class Rows>
@@ -35,11 +49,12 @@ REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, const cha
 #pragma GCC unroll 8
     for (int e = 0; e < D; ++e) clear(acc[e]);
     int64_t d = 0;
-    for (; d + D * W <= dk; d += D * W)
+    if constexpr (D > 1)
+      for (; d + D * W <= dk; d += D * W)
 #pragma GCC unroll 8
-      for (int e = 0; e < D; ++e) times<K, R, dtype>(acc[e], q, width, k, d + e * W, W);
-    for (; d + W <= dk; d += W) times<K, R, dtype>(acc[0], q, width, k, d, W);
-    if (d < dk) times<K, R, dtype>(acc[0], q, width, k, d, dk - d);
+        for (int e = 0; e < D; e += 2) times_two<K, R, dtype>(acc[e], acc[e + 1], q, width, k, d + e * W);
+    for (; d + 2 * W <= dk; d += 2 * W) times_two<K, R, dtype>(acc[0], acc[0], q, width, k, d);
+    for (; d < dk; d += W) times<K, R, dtype>(acc[0], q, width, k, d, dk - d);
 #pragma GCC unroll 8
     for (int l = 0; l < K; ++l)
 #pragma GCC unroll 4
@@ -81,7 +96,7 @@ template <class KvRows>
 struct Dots {
   using Given = regard_call;
   using Rows = KvRows;
-  float* q;  // [rows][width], scaled, base 2; width is dk rounded up to W, padded by zeros
+  float* q;  // [rows][width], scaled, base 2; width is dk rounded up to W, padded by zeros; in the order of TwoVectors::read
   float* k;  // [kChunk][width], what cannot be read in place
 
   static const regard_call& call(const Given& c) { return c; }
@@ -91,7 +106,13 @@ struct Dots {
   void begin(const FewRows& f, int64_t r) const {
     const regard_call& c = f.c;
     const int64_t width = round_up(c.dk);
-    gather(q + r * width, width, row_ptr(c.q, f.p, f.row[r].h, f.row[r].i, c.dtype), c.q, c.dtype, c.dk, dot_factor(c, f.row[r].h));
+    float* to = q + r * width;
+    gather(to, width, row_ptr(c.q, f.p, f.row[r].h, f.row[r].i, c.dtype), c.q, c.dtype, c.dk, dot_factor(c, f.row[r].h));
+    if (c.dtype != REGARD_BF16 || c.k.col != 1) return;
+    for (int64_t d = 0; d + 2 * W <= c.dk; d += 2 * W) {
+      const TwoVectors x = TwoVectors{load(to + d), load(to + d + W)}.split();
+      store(to + d, x.a), store(to + d + W, x.b);
+    }
   }
 
   void score(FewRows& f, const Chunk& t) const {

@@ -18,9 +18,7 @@ namespace regard {
     if (t.some) p = select(s == splat(-kInf), splat(-0.0f), p);
     store(at, p);
   }
-  float total = 0;
-  for (int n = 0; n < W; ++n) total += sum[n];
-  return total;
+  return sum_of_lanes(sum);
 }
 
 // acc[i][v] = Σ over keys of the weight of row r + i times V vectors of features from d on. part: fewer than W features are left.
@@ -34,9 +32,15 @@ REGARD_INLINE void weighted(vf (&acc)[R][V], const FewRows& f, const Chunk& t, c
     const char* value = values[n];
     vf column[V];
     if (ahead) fetch(values[n + kChunk] + d * size_of(dtype), V * W * size_of(dtype));
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v)
-      column[v] = part ? floats(value, d, 1, f.c.dv - d, dtype) : load_some(value, d + v * W, dtype);
+    if constexpr (V == 1) {
+      column[0] = floats(value, d, 1, part ? f.c.dv - d : W, dtype);
+    } else {
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v += 2) {
+        const TwoVectors two = TwoVectors::read<dtype>(value, d + v * W);
+        column[v] = two.a, column[v + 1] = two.b;
+      }
+    }
 #pragma GCC unroll 4
     for (int i = 0; i < R; ++i) {
       vf p = splat_any(s + i * kChunk + n);
@@ -45,6 +49,14 @@ REGARD_INLINE void weighted(vf (&acc)[R][V], const FewRows& f, const Chunk& t, c
       for (int v = 0; v < V; ++v) acc[i][v] += p * column[v];
     }
   }
+  if constexpr (V > 1)
+#pragma GCC unroll 4
+    for (int i = 0; i < R; ++i)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v += 2) {
+        const TwoVectors two = TwoVectors{acc[i][v], acc[i][v + 1]}.in_order<dtype>();
+        acc[i][v] = two.a, acc[i][v + 1] = two.b;
+      }
 }
 
 template <int R, int V>

@@ -33,7 +33,7 @@ struct FewRows {
 struct Chunk {
   int64_t j, count;  // keys
   bool some;         // some row does not see some key
-  bool more;         // a whole chunk follows, in this part of the keys or the next
+  bool more;         // a whole chunk follows, in this part of the keys or the next, and is prefetched
   const int64_t* documents;  // the numbers of the keys' documents, where they are compared; else null
 };
 

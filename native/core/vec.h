@@ -228,6 +228,25 @@ REGARD_INLINE vf shuffle(vf a, vf b) {
   return shuffle<Pick>(a, b, std::make_integer_sequence<int, W>{});
 }
 
+// Lane n of the result is lane n + step, around the end.
+template <int step>
+struct Turned {
+  static constexpr int lane(int n) { return (n + step) % W; }
+};
+
+template <int step = W / 2>
+REGARD_INLINE float sum_of_lanes(vf x) {
+  if constexpr (step == 0) return x[0];
+  else return sum_of_lanes<step / 2>(x + shuffle<Turned<step>>(x, x));
+}
+
+// No lane is NaN.
+template <int step = W / 2>
+REGARD_INLINE float greatest_lane(vf x) {
+  if constexpr (step == 0) return x[0];
+  else return greatest_lane<step / 2>(greater_of(x, shuffle<Turned<step>>(x, x)));
+}
+
 // The off-diagonal step × step blocks of each 2 step × 2 step block, exchanged.
 template <int step>
 struct Low {
