@@ -66,6 +66,7 @@ struct FewRowsGradients {
   FewRows f;
   AdditiveFewRows score;
   float *dout, *values;      // [rows][ldv]; [W][ldv], those that cannot be read in place
+  float* split_dout;         // [rows][ldv], dout as products() wants it for values of bfloat16
   float *weights, *ds;       // [rows][W] weights after dropout, -0 where hidden; gradients of scores
   float *dc, *da, *dw;       // [W][width]; of the item
   bool finite_dout = true;
@@ -73,7 +74,7 @@ struct FewRowsGradients {
   float shift[kMaxRows], inverse[kMaxRows], delta[kMaxRows];
 
   static int64_t size(const FewRowsBackwardCall& all) {
-    return all.rows * (2 * kChunk + all.ldv + 2 * W) + W * (all.ldv + all.width) + AdditiveFewRows::size(all.x, all.rows);
+    return all.rows * (2 * kChunk + 2 * all.ldv + 2 * W) + W * (all.ldv + all.width) + AdditiveFewRows::size(all.x, all.rows);
   }
 
   FewRowsGradients(const FewRowsBackwardCall& g, const Place& p, int64_t item, float* at)
@@ -81,7 +82,7 @@ struct FewRowsGradients {
     f.p = p;
     f.s = at + AdditiveFewRows::size(g.x, g.rows), f.derivative = f.s + g.rows * kChunk;
     dout = f.derivative + g.rows * kChunk, weights = dout + g.rows * g.ldv, ds = weights + g.rows * W;
-    values = ds + g.rows * W, dc = values + W * g.ldv;
+    values = ds + g.rows * W, dc = values + W * g.ldv, split_dout = dc + W * g.width;
   }
 
   void begin(int64_t r) {
@@ -90,6 +91,8 @@ struct FewRowsGradients {
     score.begin(f, r);
     delta[r] = row_delta(all.g, f.p, row.h, row.i, dout + r * all.ldv, all.ldv);
     finite_dout &= all_finite(dout + r * all.ldv, 1, all.ldv, all.ldv, 1);
+    __builtin_memcpy(split_dout + r * all.ldv, dout + r * all.ldv, (size_t)all.ldv * sizeof(float));
+    split_row(split_dout + r * all.ldv, c.dv);
     const float* row_stats = (const float*)row_ptr(c.row_stats, f.p, row.h, row.i, REGARD_F32);
     shift[r] = row_stats[0], inverse[r] = row_stats[c.row_stats.col];
     if (c.threshold) word[r] = Dropout::row_word(f, row);
@@ -101,7 +104,7 @@ struct FewRowsGradients {
     const regard_call& c = all.c;
     vf x[1][W];
     keep_scores(f, t, n, r, score.find(r));
-    products<1, dtype, StridedRows>(x, dout + r * all.ldv, c.dv, v, nullptr, 0);
+    products<1, dtype, StridedRows>(x, (dtype == REGARD_BF16 ? split_dout : dout) + r * all.ldv, c.dv, v, nullptr, 0);
     const vf s = load(f.s + r * kChunk + n);
     const vi hidden = s == splat(-kInf);
     const vf weight = exp2v(s - splat(shift[r])) * splat(inverse[r]);

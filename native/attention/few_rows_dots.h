@@ -32,6 +32,14 @@ REGARD_INLINE void times_two(vf (&acc)[K][R], vf (&next)[K][R], const float* q, 
   }
 }
 
+// Puts a row of floats in the order of TwoVectors::read, in which products() with rows of bfloat16 wants it.
+static void split_row(float* row, int64_t dk) {
+  for (int64_t d = 0; d + 2 * W <= dk; d += 2 * W) {
+    const TwoVectors x = TwoVectors{load(row + d), load(row + d + W)}.split();
+    store(row + d, x.a), store(row + d + W, x.b);
+  }
+}
+
 // W keys against R rows: x[i][m] holds the products of row i and key m, whose lanes are to be summed. ahead: rows of which n + kChunk and
 // those behind it, keys of the next chunk, are prefetched, since the hardware prefetcher stops where K and V take turns; null for none.
 template <int R, int dtype, class Rows>
@@ -108,11 +116,7 @@ struct Dots {
     const int64_t width = round_up(c.dk);
     float* to = q + r * width;
     gather(to, width, row_ptr(c.q, f.p, f.row[r].h, f.row[r].i, c.dtype), c.q, c.dtype, c.dk, dot_factor(c, f.row[r].h));
-    if (c.dtype != REGARD_BF16 || c.k.col != 1) return;
-    for (int64_t d = 0; d + 2 * W <= c.dk; d += 2 * W) {
-      const TwoVectors x = TwoVectors{load(to + d), load(to + d + W)}.split();
-      store(to + d, x.a), store(to + d + W, x.b);
-    }
+    if (c.dtype == REGARD_BF16 && c.k.col == 1) split_row(to, c.dk);
   }
 
   void score(FewRows& f, const Chunk& t) const {
