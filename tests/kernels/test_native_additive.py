@@ -105,6 +105,14 @@ def test_widths(isa: str, activation: Activation, width: int) -> None:
         compare(testing.draw(testing.frame(nq=nq, nk=150, batch=(1,), heads=2), dk=width, dv=width + 1, score=score))
 
 
+@pytest.mark.parametrize("dv", [7, 16, 31, 32, 33, 80])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_gradients_of_values_of_any_width(isa: str, dtype: torch.dtype, dv: int) -> None:
+    score = rg.Additive(None, None, drawn(5) / 5**0.5)
+    for nq in (3, 70):
+        check(testing.draw(testing.frame(nq=nq, nk=75, batch=(2,), heads=2), dk=5, dv=dv, score=score), dtype)
+
+
 @pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257])
 def test_lengths_at_every_edge(isa: str, n: int) -> None:
     score = rg.Additive(None, None, drawn(5))
