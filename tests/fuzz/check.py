@@ -30,7 +30,7 @@ Tensors = dict[str, Tensor]
 
 # What the documentation refuses because it can be read in two ways.
 REFUSED = re.compile("its first axis may be either|backend .* cannot run this call")
-SAMPLES = 24  # evaluations with random roundings, as many as are needed: the largest errors are rare
+SAMPLES = 240  # evaluations with random roundings, as many as are needed: the largest errors are rare
 
 
 @dataclass
