@@ -368,6 +368,8 @@ def test_no_more_parts_are_held_than_said(ahead: int) -> None:
 INTERRUPTED = """
 import os, signal, sys, threading, time, torch, regard as rg
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs tests in the background may have it ignored
+
 def give():
     n = 0
     while True:
@@ -391,7 +393,10 @@ def test_control_c_ends_it() -> None:
     done = subprocess.Popen([sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, text=True)
     assert done.stdout is not None and done.stdout.readline() == "reading\n"
     done.send_signal(signal.SIGINT)
-    assert done.communicate(timeout=60)[0] == "interrupted [] 1.0\n"
+    try:
+        assert done.communicate(timeout=60)[0] == "interrupted [] 1.0\n"
+    finally:
+        done.kill()
     assert done.returncode == 0
 
 
