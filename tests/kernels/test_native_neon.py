@@ -37,7 +37,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     given = (f"-DOUTPUT={folder}", "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS=-Werror")
     run("cmake", *target, *given, "-S", ROOT / "native", "-B", folder / "build")
     run("cmake", "--build", folder / "build", "--parallel", "2")
-    assert {path.name for path in folder.glob("*.so")} == {"libregard_base.so", "libregard_neon.so"}
+    assert {path.name for path in folder.glob("*.so")} == {"libregard_base.so", "libregard_neon.so", "regard_python.so"}
     return folder
 
 
