@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0x1292e9e25b15a1  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0x51ee1e02d8201  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -241,11 +241,12 @@ typedef struct {
   int32_t bounded;
   int32_t positional;  // whether anything compares positions
   int32_t float_out;  // out is float, whatever v is
+  int64_t queries;  // how many there must be, where a tensor has a number for each; 0: any number
   int32_t leaves;  // tensors of score, mask and sink that are read where they lie
   int64_t leaf[8];  // which of all such tensors, depth first
   int64_t leaf_at[8];  // where the call has its address
 } regard_plan;
-static_assert(sizeof(regard_plan) == 264, "ctypes lays regard_plan out in another way");
+static_assert(sizeof(regard_plan) == 280, "ctypes lays regard_plan out in another way");
 
 typedef void (*regard_body)(int64_t begin, int64_t end, void* context);
 typedef int32_t (*regard_parallel)(int64_t begin, int64_t end, int64_t grain, regard_body body, void* context);

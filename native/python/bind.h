@@ -71,7 +71,7 @@ static PyObject* empty_row_stats(const regard_plan& plan, regard_call& c) {
 static PyObject* bind(const regard_plan& plan, regard_call& c, PyObject* q, PyObject* v, const DLTensor (&given)[3], int64_t nq, int64_t nk,
                       const Span* span) {
   constexpr int64_t kMost = (int64_t)1 << 31;  // kernels count keys, and distances, in 32 bits
-  if (nq <= 0 || nq >= kMost || nk <= 0 || nk >= kMost) return nullptr;
+  if (nq <= 0 || nq >= kMost || nk <= 0 || nk >= kMost || (plan.queries && nq != plan.queries)) return nullptr;
   regard_tensor* const operands[3] = {&c.q, &c.k, &c.v};
   for (int n = 0; n < 3; ++n)
     if (!as_operand(given[n], plan.axes, *operands[n])) return nullptr;

@@ -114,6 +114,17 @@ def test_one_plan_serves_all_lengths(mask: str, positions: str) -> None:
             assert kept() == (len({nq for nq, _ in LENGTHS}) if mask == "between" else 1)
 
 
+@pytest.mark.parametrize("nq", [1, 5])
+def test_a_mask_for_another_number_of_queries_is_refused(nq: int) -> None:
+    mask = Between(torch.zeros(2, nq, dtype=torch.int32), torch.full((2, nq), 40, dtype=torch.int32))
+    for _ in range(3):
+        both(*grown(nq, 40), mask=mask)
+    for other in (3, 9):
+        with pytest.raises(rg.ShapeError, match=f"Between.start has shape .2, {nq}.; expected .{other},."):
+            rg.attention(*grown(other, 40), mask=mask)
+    both(*grown(nq, 41), mask=mask)
+
+
 def test_a_seed_is_drawn_for_each_call() -> None:
     q, k, v = draw()
     torch.manual_seed(3)

@@ -213,6 +213,7 @@ class PlanArguments(Struct):
         Member("int32_t", "bounded"),
         Member("int32_t", "positional", "whether anything compares positions"),
         Member("int32_t", "float_out", "out is float, whatever v is"),
+        Member("int64_t", "queries", "how many there must be, where a tensor has a number for each; 0: any number"),
         Member("int32_t", "leaves", "tensors of score, mask and sink that are read where they lie"),
         Member("int64_t", "leaf", "which of all such tensors, depth first", LEAVES),
         Member("int64_t", "leaf_at", "where the call has its address", LEAVES),

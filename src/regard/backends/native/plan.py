@@ -60,8 +60,10 @@ class ForwardPlan:
         # intervals that have no rule follow from the numbers in positions, where there are any
         placed = args.start is not None and example.positions is not None and problem.mask.compares_positions()
         self.by_content = decided_by_tensors(problem.mask, args) or (placed and not self.ruled)
-        own = {t.data_ptr() for t in example.leaves}
-        tabled = args.start is not None and not self.ruled and not self.by_content and args.start.data_ptr() not in own
+        table = None if args.start is None or self.ruled or self.by_content else args.start
+        given = table is not None and table.data_ptr() in {t.data_ptr() for t in example.leaves}
+        self.queries = problem.frame.nq if given else 0  # such a table has a row for each
+        tabled = table is not None and not given
         self.of_lengths = tabled or bool(_OF_LENGTHS & args.tensors().keys())
         self.placed, self.masked = args.q_at is not None, bool(problem.mask.tensors())
         row_stats = torch.empty(*args.shape, 2) if training else None
@@ -111,6 +113,7 @@ class ForwardPlan:
             bounded=bounded,
             positional=problem.mask.compares_positions() or problem.score.compares_positions(),
             float_out=self.training,
+            queries=self.queries,
             leaves=len(offsets),
             leaf=(ctypes.c_int64 * LEAVES)(*which),
             leaf_at=(ctypes.c_int64 * LEAVES)(*offsets),
