@@ -198,15 +198,12 @@ def flash_attn_with_kvcache(
             one_place = not causal and tuple(window_size) == (-1, -1)
             q = _rotated(q, rotary_cos, rotary_sin, held, rotary_interleaved, advance=not one_place)
             k = _rotated(k, rotary_cos, rotary_sin, held, rotary_interleaved, advance=True)
-        new = 0 if k is None or v is None else k.shape[1]
-        total = held + new
+        total = held if k is None or v is None else held + k.shape[1]
         n = int(total.max()) if batch else 0
         if n > room:
             raise ValueError(f"the cache has room for {room} tokens; {n} were to be held. Allocate a larger cache.")
         if k is not None and v is not None:
-            at = held[:, None] + torch.arange(new, device=q.device)
-            page, row = table.long().gather(1, at // k_cache.shape[1]), at % k_cache.shape[1]
-            k_cache[page, row], v_cache[page, row] = k, v
+            _write((k_cache, v_cache), (k, v), table, held)
         if _by_sequence(alibi_slopes):
             pads = [None] * batch if cache_leftpad is None else cache_leftpad[:, None]
             options = (softmax_scale, causal, window_size, softcap, rotary_interleaved)
@@ -266,6 +263,15 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, first: Tensor, interleaved: bo
     turn = (RotaryInterleaved if interleaved else Rotary)(width).rotate
     turned = turn(x[..., :width].to(wide), cos[at][:, :, None].to(wide), sin[at][:, :, None].to(wide))
     return torch.cat([turned.to(x.dtype), x[..., width:]], -1)
+
+
+def _write(pools: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], table: Tensor, held: Tensor) -> None:
+    """Copies new keys and values (batch, n, hk, d) behind the `held` tokens (batch,) of each sequence."""
+    size = pools[0].shape[1]
+    at = held[:, None] + torch.arange(new[0].shape[1], device=held.device)
+    page, row = table.long().gather(1, at // size), at % size
+    for pool, t in zip(pools, new, strict=True):
+        pool[page, row] = t
 
 
 def _packed_rows(pool: Tensor, block_table: Tensor, cu_seqlens: Tensor) -> Tensor:
