@@ -34,6 +34,8 @@ class Case:
     left      the same, prompts padded on the left; lengths: their real tokens
     pages     the same, keys in pages; size: the tokens of one
     prefix    the same, the first keys those of every sequence; size: how many
+    mixed     sequences of so many `lengths`, one behind another in k and v; q holds their new tokens, which are the
+              last: one each, but `size` of the first sequences, as many as q has room for
     unsorted  documents in pieces, in any order; size: the tokens of a piece
     dynamic, static  shape (batch, n): a Llama continues n tokens, with this cache; size: tokens that it generates
     sentences        shape (count, words): MiniLM embeds sentences of up to so many words; size: how many come
@@ -90,6 +92,12 @@ class Case:
         return self.keys - self.steps
 
     @property
+    def new(self) -> list[int]:
+        """Of mixed: the new tokens of each sequence."""
+        prompts = (self.shape[-2] - len(self.lengths)) // (self.size - 1)
+        return [self.size if b < prompts else 1 for b in range(len(self.lengths))]
+
+    @property
     def lacking(self) -> list[str]:
         """Packages that the case needs and that are not installed."""
         return [name for name in MODELS.get(self.what, ()) if importlib.util.find_spec(name) is None]
@@ -113,6 +121,8 @@ class Case:
             return self.heads * n * sum(self.lengths)
         if self.what == "unsorted":
             return self.batch * self.heads * n * self.size * PIECES
+        if self.what == "mixed":
+            return self.heads * sum(m * (n - m) + m * (m + 1) // 2 for n, m in zip(self.lengths, self.new, strict=True))
         if self.what == "left":
             return self.heads * sum(n * length + n * (n + 1) // 2 for length in self.lengths)
         seen = n * self.keys
@@ -228,6 +238,7 @@ TRAINING = (
 
 STEP, BATCHES, WHOLE = "a decoding step, growing cache", "windows, padding, pages, prefixes, documents", "whole models"
 PROMPTS = (1024, 200, 600, 960, 66, 512, 398, 842)
+SERVED = (1024, 800, 1100, 1000, 950, 1013, 870, 1200, 990, 1040, 760, 1090, 930, 1001, 1150, 1082)
 OURS, BOTH = ("regard", "contiguous"), ("regard", "torch")
 GENERATION = (
     *(
@@ -266,6 +277,17 @@ GENERATION = (
         for size in (16, 128)
     ),
     Case(BATCHES, "step, shared prefix of 2048", (16, 8, STEPS, 64), what="prefix", nk=2112 + STEPS, size=2048),
+    *(
+        Case(
+            BATCHES,
+            f"2 prompts of 256 and 14 tokens, {dtype} {heads}:8",
+            (1, heads, 2 * 256 + 14, d),
+            *(dtype, "mixed", 8, sum(SERVED)),
+            lengths=SERVED,
+            size=256,
+        )
+        for dtype, heads, d in (("float32", 8, 64), ("bfloat16", 8, 64), ("float32", 32, 128))
+    ),
     Case(BATCHES, "unsorted documents", (1, 1, 32768, 64), what="unsorted", size=512, only=BOTH),
     *(
         Case(WHOLE, f"Llama generates, {dtype}, {cache} cache", (batch, 1024), dtype, cache, size=128, only=BOTH)

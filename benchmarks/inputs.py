@@ -55,6 +55,12 @@ class Inputs:
             if what == "sliding":
                 seen = seen & (i - j < self.case.size)
             return seen & self.real() if what == "left" else seen
+        if what == "mixed":
+            ends, new = torch.tensor(self.case.lengths).cumsum(0), torch.tensor(self.case.new)
+            last = torch.cat([torch.arange(end - n, end) for end, n in zip(ends.tolist(), new.tolist(), strict=True)])[
+                rows
+            ]
+            return (j <= last[:, None]) & (self.ids()[last][:, None] == self.ids())
         if what in ("ragged", "unsorted"):
             ids = self.ids()
             return ids[rows][:, None] == ids
@@ -71,6 +77,12 @@ class Inputs:
     def dense(self) -> Tensor | None:
         """The mask written out, as the boolean argument of most peers."""
         return self.visible(torch.arange(self.case.shape[-2]))
+
+    def apart(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of mixed: the new queries, and all keys and values, of each sequence."""
+        q = self.q.split(self.case.new, dim=2)
+        k, v = (t.split(self.case.lengths, dim=2) for t in (self.k, self.v))
+        return list(zip(q, k, v, strict=True))
 
     def padded(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The sentences of a packed batch one a row: (b, h, longest, d), and the mask (b, 1, 1, longest) of real keys.

@@ -22,6 +22,7 @@ GENERATED = {
     "left": Case("tiny", "left", (3, 2, 5, 8), what="left", nk=29, lengths=(24, 1, 13)),
     "pages": Case("tiny", "pages", (1, 3, 5, 8), what="pages", nk=29, size=3),
     "prefix": Case("tiny", "prefix", (3, 2, 5, 8), what="prefix", nk=29, size=11),
+    "mixed": Case("tiny", "mixed", (1, 6, 13, 8), what="mixed", key_heads=2, nk=33, lengths=(9, 7, 12, 1, 4), size=5),
     "unsorted": Case("tiny", "unsorted", (1, 2, 84, 8), what="unsorted", size=7),
 }
 LLAMA = Case("tiny", "llama", (2, 11), what="dynamic", size=5)

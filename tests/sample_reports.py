@@ -45,17 +45,31 @@ def call(
 
 
 def report(
-    layers: int = 2, heads: int | Sequence[int] = 3, n: int = 23, mask: rg.Mask = rg.Causal(), **form: object
+    layers: int = 2,
+    heads: int | Sequence[int] = 3,
+    n: int = 23,
+    mask: rg.Mask = rg.Causal(),
+    names: Sequence[str] = (),
+    **form: object,
 ) -> rg.Report:
-    """A report on queries and keys that are random, and always the same; `heads` for each layer, or of all."""
+    """A report on queries and keys that are random, and always the same; `heads` for each layer, or of all.
+
+    names: of each layer.
+    """
     random = torch.Generator().manual_seed(1)
     counts = [heads] * layers if isinstance(heads, int) else heads
     calls = [
-        call(*torch.randn(2, 1, h, n, 8, generator=random) * 2, mask, f"layers.{at}.attention")
+        call(*torch.randn(2, 1, h, n, 8, generator=random) * 2, mask, names[at] if names else f"layers.{at}.attention")
         for at, h in enumerate(counts)
     ]
     tokens = form.pop("tokens", [f"t{i}" for i in range(n)])
     return rg.Report.of(calls, title="a model", model="Made", tokens=tokens, **form)
+
+
+def stacks(encoder: int, decoder: int) -> list[str]:
+    """The names of the layers of a model with so many of them on each side."""
+    sides = [f"encoder.{n}.self_attn" for n in range(encoder)]
+    return sides + [f"decoder.{n}.{kind}_attn" for n in range(decoder) for kind in ("self", "cross")]
 
 
 def nasty(n: int = 23) -> rg.Report:

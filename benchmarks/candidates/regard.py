@@ -40,6 +40,8 @@ def ways(case: Case, x: Inputs) -> list[Way]:
         return [model_way(x, "regard")]
     if case.steps > 1:
         return _decoding(x)
+    if case.what == "mixed":
+        return [_one_call(x)]
     masks: dict[str, dict[str, Any]] = {
         "full": {},
         "causal": {"mask": rg.Causal()},
@@ -67,6 +69,55 @@ def _way(name: str, x: Inputs, **given: Any) -> Way:
         return rg.attention(q, k, v, **given)
 
     return way(name, x, attend)
+
+
+PAGE = 128  # tokens of a page: a tile of the kernels
+
+
+def _one_call(x: Inputs) -> Way:
+    """A PagedCache of all sequences: the new tokens of all are appended at once, and read in one call."""
+    case, sequences = x.case, x.apart()
+    before = [n - m for n, m in zip(case.lengths, case.new, strict=True)]
+
+    def nested(parts: list[Tensor]) -> Tensor:
+        return rg.pack([t[0].transpose(0, 1) for t in parts]).nested().transpose(1, 2)
+
+    pages = sum(-(-n // PAGE) for n in case.lengths)
+    cache = rg.nn.PagedCache(len(before), x.k.shape[1], pages, PAGE, x.k.shape[-1], x.v.shape[-1], x.k.dtype)
+    cache.append(*(nested([s[n][:, :, :m] for s, m in zip(sequences, before, strict=True)]) for n in (1, 2)))
+    k, v = (nested([s[n][:, :, m:] for s, m in zip(sequences, before, strict=True)]) for n in (1, 2))
+    q, lengths = nested([s[0] for s in sequences]), torch.tensor(before)
+
+    def run() -> Tensor:
+        keys, values = cache.append(k, v)
+        return rg.attention(q, keys, values, mask=rg.Causal() & cache.mask, positions=cache.positions)
+
+    def results(out: Any) -> list[Tensor]:
+        return [out.values()[None]]
+
+    return Way("PagedCache, one call", run, results, before=lambda: cache.crop(lengths))
+
+
+def call_each(x: Inputs) -> Way:
+    """A cache and a call for each sequence."""
+    caches, new = [rg.nn.GrowingCache() for _ in x.case.new], x.case.new
+    for cache, (_, k, v), n in zip(caches, x.apart(), new, strict=True):
+        cache.append(k[:, :, : k.shape[2] - n], v[:, :, : k.shape[2] - n])
+
+    def before() -> None:
+        for cache, length, n in zip(caches, x.case.lengths, new, strict=True):
+            cache.crop(length - n)
+
+    later = [(q, k[:, :, -n:], v[:, :, -n:]) for (q, k, v), n in zip(x.apart(), new, strict=True)]
+
+    def run() -> list[Tensor]:
+        outs: list[Tensor] = []
+        for cache, (q, k, v) in zip(caches, later, strict=True):
+            keys, values = cache.append(k, v)
+            outs.append(rg.attention(q, keys, values, mask=rg.Causal(), positions=cache.positions))
+        return outs
+
+    return Way("a cache and a call each", run, lambda outs: [torch.cat(outs, dim=2)], before=before)
 
 
 def _decoding(x: Inputs) -> list[Way]:

@@ -34,6 +34,7 @@ def ways(case: Case, x: Inputs) -> list[Way]:
         "window": _window,
         "ragged": _ragged,
         "unsorted": _unsorted,
+        "mixed": _mixed,
         "additive": _additive,
         "bias": _bias,
         "t5": _t5,
@@ -119,6 +120,25 @@ def _ragged(x: Inputs) -> list[Way]:
         Way("padded, boolean mask", lambda: sdpa(q, k, v, attn_mask=mask), lambda out: [x.packed(out)]),
         Way("padded, float mask", lambda: sdpa(q, k, v, attn_mask=added), lambda out: [x.packed(out)]),
         Way("a call a sentence", lambda: torch.cat([sdpa(*one) for one in apart], dim=2), lambda out: [out]),
+    ]
+
+
+def _mixed(x: Inputs) -> list[Way]:
+    """A call a sequence, on keys that lie in one tensor each; one query sees them all, and needs no mask."""
+    grouped = x.case.key_heads not in (None, x.case.heads)
+    sequences = [tuple(t.contiguous() for t in one) for one in x.apart()]
+    seen = [torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2]) for q, k, _ in sequences]
+    added = [_float(mask, x.q.dtype) for mask in seen]
+
+    def each(masks: list[Tensor]) -> list[Tensor]:
+        return [
+            sdpa(*one, attn_mask=None if len(mask) == 1 else mask, enable_gqa=grouped)
+            for one, mask in zip(sequences, masks, strict=True)
+        ]
+
+    return [
+        Way("a call each, boolean mask", lambda: each(seen), lambda outs: [torch.cat(outs, dim=2)]),
+        Way("a call each, float mask", lambda: each(added), lambda outs: [torch.cat(outs, dim=2)]),
     ]
 
 

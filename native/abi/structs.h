@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0x51ee1e02d8201  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0x16a6d50f3543c7  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -27,6 +27,7 @@ enum {
   REGARD_BAD_CELL = 5,
   REGARD_BAD_GROUP = 6,
   REGARD_BAD_PAGE = 7,
+  REGARD_BAD_POSITION = 8,
 };
 
 enum {
@@ -79,6 +80,8 @@ typedef struct {
   int32_t cap_last;  // whether it is applied after the other modifiers, not before
   const float* caps;  // (heads,): a cap for each head, where cap is not 0
   int64_t caps_stride;
+  const float* temperatures;  // (heads,), what scores are divided by
+  int64_t temperatures_stride;
   const float* slopes;  // (heads,)
   int64_t slopes_stride;
   const float* points_of_q;  // (dims, n): points, whose distance slopes multiply
@@ -126,7 +129,20 @@ typedef struct {
   int32_t invariant;  // whether a row's bits do not depend on how many rows there are
   regard_tensor sink;  // float (batch, head): a logit, natural, that joins the sum and has no value
 } regard_call;
-static_assert(sizeof(regard_call) == 1568, "ctypes lays regard_call out in another way");
+static_assert(sizeof(regard_call) == 1584, "ctypes lays regard_call out in another way");
+
+// A call on sequences that have any number of queries each, one sequence behind another in q, out and q_at.
+// The batch of `call` is 1, nq counts all queries; batch[3] of k and v, or of block_table, strides over
+// sequences. No other operand may have a row for each query or key. A call with bounds has positions:
+// they count up by one in each sequence, k_at in all alike, and the bounds are those of positions.
+typedef struct {
+  regard_call call;  // nk: the most keys of a sequence; threads: at most
+  int64_t sequences;
+  const int64_t* q_offsets;  // (sequences + 1): sequence b has queries [q_offsets[b], q_offsets[b + 1])
+  const int64_t* key_counts;  // (sequences): the keys of each; null: nk
+  int64_t thread_work;  // floating-point operations for which it is worth waking another thread
+} regard_ragged;
+static_assert(sizeof(regard_ragged) == 1616, "ctypes lays regard_ragged out in another way");
 
 // A call of the backward pass. A null address: that gradient is not wanted.
 typedef struct {
@@ -136,6 +152,7 @@ typedef struct {
   regard_tensor dq;  // gradients, of gradient_dtype; every element is written
   regard_tensor dk;  // gradients, of gradient_dtype; every element is written
   regard_tensor dv;  // gradients, of gradient_dtype; every element is written
+  float* dtemperatures;  // (heads,), written
   float* dslopes;  // (heads,), written
   float* dlog_distance_weights;  // (heads,), written
   float* dlog_distance_rates;  // (heads,), written
@@ -144,7 +161,7 @@ typedef struct {
   int32_t dout_dtype;
   int32_t gradient_dtype;
 } regard_gradients;
-static_assert(sizeof(regard_gradients) == 1992, "ctypes lays regard_gradients out in another way");
+static_assert(sizeof(regard_gradients) == 2016, "ctypes lays regard_gradients out in another way");
 
 // A call whose scores are w · f(a + c): q and k are a and c, float whatever its dtype, which is that of v.
 typedef struct {
@@ -154,7 +171,7 @@ typedef struct {
   int32_t activation;
   float slope;  // of the leaky ReLU
 } regard_additive;
-static_assert(sizeof(regard_additive) == 1592, "ctypes lays regard_additive out in another way");
+static_assert(sizeof(regard_additive) == 1608, "ctypes lays regard_additive out in another way");
 
 // The backward pass of an additive call. All cotangents and gradients are float; every element is written.
 typedef struct {
@@ -166,7 +183,7 @@ typedef struct {
   regard_tensor dv;
   float* dw;  // (heads, dk)
 } regard_additive_gradients;
-static_assert(sizeof(regard_additive_gradients) == 1920, "ctypes lays regard_additive_gradients out in another way");
+static_assert(sizeof(regard_additive_gradients) == 1936, "ctypes lays regard_additive_gradients out in another way");
 
 // Facts about the weights of a call. Results are contiguous, (batch..., head, ...); a null address, or a count
 // of 0: not wanted. The call's lse, out and dropout are not read; its dv is 0.
@@ -202,7 +219,7 @@ typedef struct {
   const float* level;  // (levels,)
   int64_t* reached;  // (.., levels) how many visible pairs have a weight of at least that
 } regard_fact_args;
-static_assert(sizeof(regard_fact_args) == 1800, "ctypes lays regard_fact_args out in another way");
+static_assert(sizeof(regard_fact_args) == 1816, "ctypes lays regard_fact_args out in another way");
 
 // New keys and values of a batch of sequences, to be copied to their pages, whose columns are neighbours.
 // batch[3] is the stride from sequence to sequence, or from page to page.
@@ -222,8 +239,9 @@ typedef struct {
   const int32_t* block_table;  // (batch, room)
   int64_t room;
   const int64_t* lengths;  // (batch): rows of each sequence so far
+  const int64_t* offsets;  // (batch + 1), or null: k and v have n rows in all, and sequence b gets [offsets[b], offsets[b + 1])
 } regard_page_write;
-static_assert(sizeof(regard_page_write) == 344, "ctypes lays regard_page_write out in another way");
+static_assert(sizeof(regard_page_write) == 352, "ctypes lays regard_page_write out in another way");
 
 // What native/python/ makes the calls of one structure from: see plan.py.
 typedef struct {

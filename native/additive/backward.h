@@ -67,7 +67,7 @@ static void block_gradients(const Gradients& g, const GradientScratch& s, const 
   each_tile(b, [&](Tile& t, KvTile& x) {
     vf top[V];
     for (int v = 0; v < V; ++v) top[v] = vf{};
-    additive_tile(b, t, g.x, q, g.keys, top, Modifiers::have_derivative(c) ? s.derivative : nullptr);
+    additive_tile(b, t, g.x, q, g.keys, top, s.kept);
     load_values(c, b.w, x);
     tile_score_gradients(z, t, x.v + (t.j - x.j) * x.v_row, x.v_row);
     tile_value_gradients(z, t);

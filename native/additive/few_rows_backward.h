@@ -266,7 +266,7 @@ struct AdditiveFewBackward {
 static int32_t backward_few_rows(const regard_additive_gradients& given, regard_parallel parallel) {
   const regard_additive& x = given.forward;
   const regard_call& c = x.call;
-  const int64_t pairs = elements(c) * c.key_heads, keys = part_keys(c, pairs), parts = (c.nk + keys - 1) / keys;
+  const int64_t pairs = elements(c) * c.key_heads, keys = part_keys(pairs * c.nk), parts = (c.nk + keys - 1) / keys;
   FewRowsBackwardCall all{given, x, c, pairs, keys, parts, few_rows(c), round_pairs(c.dk), round_up(c.dv), nullptr, nullptr};
   const int64_t size = pairs * parts * all.rows * all.width;
   const Workspace memory((size_t)(all.width * 2 + 2 * size + 1) * sizeof(float));

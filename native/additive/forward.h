@@ -80,11 +80,11 @@ REGARD_INLINE int64_t pair_of_block(const regard_call& c, const Place& p) {
   return p.b * c.key_heads + p.h / (c.heads / c.key_heads);
 }
 
-// Computes a tile's scores, after all modifiers and masks, in the block's scratch. top: takes their maxima; derivative: takes that of the
-// modifiers.
+// Computes a tile's scores, after all modifiers and masks, in the block's scratch. top: takes their maxima; kept: takes what the
+// modifiers keep of it for the backward.
 template <int V>
 static void additive_tile(const Block<V>& b, const Tile& t, const regard_additive& x, const PreparedQueries& q, const Exponentials& keys,
-                          vf (&top)[V], float* derivative = nullptr) {
+                          vf (&top)[V], float* kept = nullptr) {
   const regard_call& c = x.call;
   const int64_t pair = pair_of_block(c, b.p), width = round_even(c.dk);
   const Method method = method_of(x, q, keys.max_abs[pair * key_tiles(c) + t.j / kKeys]);
@@ -100,7 +100,7 @@ static void additive_tile(const Block<V>& b, const Tile& t, const regard_additiv
   for (int64_t n = 0; n < t.count; ++n) {
     vf s[V];
     for (int v = 0; v < V; ++v) s[v] = load(b.w.s + n * kQueries + v * W) * scale + base;
-    apply_steps<V>(b, t, n, s, derivative ? derivative + n * kQueries : nullptr);
+    apply_steps<V>(b, t, n, s, kept ? kept + n * kQueries : nullptr);
     for (int v = 0; v < V; ++v) {
       top[v] = greater_of(s[v], top[v]);
       store(b.w.s + n * kQueries + v * W, s[v]);

@@ -43,7 +43,7 @@ struct GradientScratch {
   PreparedQueries q;
   float *finite_a, *finite_c;  // a [width][kQueries] and c [kKeys][width] with 0 in rows that are not finite
   float *dout, *doutt;        // [kQueries][ldv], [dv][kQueries]
-  float *ds, *derivative;     // [kKeys][kQueries] gradients of the scores, and the modifiers' derivative
+  float *ds, *kept;           // [kKeys][kQueries] gradients of the scores; what the modifiers keep of a tile
   float *tile_da, *tile_dw;   // one tile's da [width][kQueries] and dw [width][W]
   float *da, *dw;             // one block's
   float *dc, *dv;             // one slice's: [width][dc_stride], [span][ldv]
@@ -61,7 +61,7 @@ static int64_t carve_scratch(const Gradients& g, float* from, GradientScratch& s
   s.q = prepared_places(g.c, take(prepared_size(g.c)));
   s.finite_a = take(g.width * kQueries), s.finite_c = take(kKeys * g.width);
   s.dout = take(kQueries * g.ldv), s.doutt = take(g.c.dv * kQueries);
-  s.ds = take(kKeys * kQueries), s.derivative = take(kKeys * kQueries);
+  s.ds = take(kKeys * kQueries), s.kept = take(Modifiers::kept_size(g.c));
   s.tile_da = take(g.width * kQueries), s.tile_dw = take(g.width * W);
   s.da = take(g.width * kQueries), s.dw = take(g.width * W);
   s.dc = take(g.width * g.dc_stride()), s.dv = take(g.span() * g.ldv);

@@ -46,7 +46,7 @@ static void begin_gradients(GradientBlock<V>& z) {
       store(s.finite_a + k * kQueries + v * W, k < g.c.dk ? select(z.finite[v], load(s.q.a + k * kQueries + v * W), vf{}) : vf{});
 }
 
-// Scores of M keys become weights, -1 where hidden; writes the gradients of the similarity's scores to ds.
+// Scores of M keys become weights, -1 where hidden; writes the gradients of the scores to ds.
 template <int V, int M>
 REGARD_INLINE void score_gradients(GradientBlock<V>& z, const Tile& t, const float* x, int64_t row, int64_t n) {
   const regard_call& c = z.g.c;
@@ -66,7 +66,6 @@ REGARD_INLINE void score_gradients(GradientBlock<V>& z, const Tile& t, const flo
       }
       const vi hidden = s == splat(-kInf);
       vf ds = select(hidden, vf{}, p * (dp - z.delta[v]));
-      if (Modifiers::have_derivative(c)) ds = select(hidden, vf{}, ds * load(z.s.derivative + at));
       ds = select(z.finite[v], ds, vf{});
       store(z.b.w.s + at, select(hidden, splat(-1.0f), dropped));
       store(z.s.ds + at, ds);
@@ -76,9 +75,12 @@ REGARD_INLINE void score_gradients(GradientBlock<V>& z, const Tile& t, const flo
 
 template <int V>
 REGARD_NOINLINE void tile_score_gradients(GradientBlock<V>& z, const Tile& t, const float* x, int64_t row) {
+  static const regard_gradients none{};  // additive calls learn no modifier
+  double* const sums[Modifiers::count] = {};
   int64_t n = 0;
   for (; n + kMR <= t.count; n += kMR) score_gradients<V, kMR>(z, t, x, row, n);
   for (; n < t.count; ++n) score_gradients<V, 1>(z, t, x, row, n);
+  Modifiers::backward(z.b, t, ScoreGradients{none, z.s.ds, z.s.kept, 0, t.count}, sums, 0);
 }
 
 // Adds to dv of M keys, V vectors of features.

@@ -19,7 +19,7 @@ int64_t carve_scratch(const BackwardCall& w, float* from, BackwardScratch& s) {
   take(s.k, kTile * w.ldk), take(s.v, kTile * w.ldv), take(s.dk, kTile * w.ldk), take(s.dv, kTile * w.ldv);
   take(s.q, kQueriesAtOnce * w.ldk), take(s.dout, kQueriesAtOnce * w.ldv), take(s.qt, c.dk * kQueries), take(s.doutt, c.dv * kQueries);
   take(s.p, kBlocksAtOnce * kTile * kQueries), take(s.ds, kBlocksAtOnce * kTile * kQueries);
-  take(s.modifiers, Modifiers::scratch_size(c)), take(s.derivative, Modifiers::have_derivative(c) ? kTile * kQueries : 0);
+  take(s.modifiers, Modifiers::scratch_size(c)), take(s.kept, Modifiers::kept_size(c));
   take(s.dq, w.dq ? 0 : c.heads / c.key_heads * rows * w.ldk);
   return used;
 }

@@ -65,7 +65,7 @@ REGARD_INLINE void score_some(const Block<V>& b, const Tile& t, const BackwardSc
     return;
   }
   for (int i = 0; i < M; ++i) {
-    apply_steps<V>(b, t, n + i, acc[i], Modifiers::have_derivative(b.c) ? w.derivative + (n + i) * kQueries : nullptr);
+    apply_steps<V>(b, t, n + i, acc[i], w.kept + (n + i) * kQueries);
     for (int v = 0; v < V; ++v) store(b.w.s + (n + i) * kQueries + v * W, acc[i][v]);
   }
 }
@@ -171,7 +171,7 @@ static void run_block(const BackwardCall& w, const BackwardScratch& s, Place p, 
   score_keys<V>(b, t, s, w.ldk, x);
   weigh_keys<V>(b, t, s, w.ldv, x);
   if (!w.scores) return;
-  Modifiers::backward(b, t, ScoreGradients{w.g, x.ds, s.derivative, x.from, x.to}, w.sums, (part * w.elements + p.b) * c.heads + p.h);
+  Modifiers::backward(b, t, ScoreGradients{w.g, x.ds, s.kept, x.from, x.to}, w.sums, (part * w.elements + p.b) * c.heads + p.h);
   if (!dq) return;
   const int64_t first = x.from * kQueries;
   Term term{x.ds + first, 1, kQueries, s.k + x.from * w.ldk, w.ldk, x.to - x.from, 0, p.rows, x.mark ? x.p + first : nullptr};

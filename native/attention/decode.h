@@ -17,9 +17,10 @@ static bool has_few_rows(const regard_call& c) {
   return !c.invariant && few_rows(c) <= kMaxRows && c.nq <= most && !c.tiles.data;
 }
 
-// Keys of a part: few enough for many threads, enough to be worth a merge. It depends on shapes only.
-static int64_t part_keys(const regard_call& c, int64_t pairs) {
-  const int64_t even = (pairs * c.nk / 128 + kChunk - 1) / kChunk * kChunk;
+// Keys of a part: few enough for many threads, enough to be worth a merge. It depends on shapes only. all: keys of all key heads and
+// batch elements.
+static int64_t part_keys(int64_t all) {
+  const int64_t even = (all / 128 + kChunk - 1) / kChunk * kChunk;
   return even < 256 ? 256 : even > 2048 ? 2048 : even;
 }
 
@@ -172,7 +173,7 @@ template <class Score>
 static int32_t forward_few_rows(const typename Score::Given& given, regard_parallel parallel) {
   const regard_call& c = Score::call(given);
   const Limits seen = Interval::limits(c);
-  const int64_t pairs = elements(c) * c.key_heads, keys = part_keys(c, pairs);  // pairs: (batch element, key head)
+  const int64_t pairs = elements(c) * c.key_heads, keys = part_keys(pairs * c.nk);  // pairs: (batch element, key head)
   const int64_t first = seen.lo < seen.hi ? seen.lo / keys : 0, last = seen.lo < seen.hi ? (seen.hi + keys - 1) / keys : 1;
   const int64_t parts = last - first, items = pairs * parts;
   int64_t* left = (int64_t*)malloc((size_t)pairs * sizeof(int64_t) + (size_t)(items * part_size(c)) * sizeof(float));

@@ -2,39 +2,17 @@
 #include <math.h>
 
 #include "attention/interval_rule.h"
+#include "attention/ragged.h"
 #include "attention/shared_keys.h"
-#include "attention/forward.h"
 
 using namespace regard;
 
 namespace {
 
-struct Forward {
-  const regard_call& c;
-  int64_t group;  // blocks of queries of an item
-
-  // Whether an item's blocks, which share keys, are of several heads of a group: where each head has one block only.
-  bool across() const { return c.nq <= kQueries; }
-  int64_t heads() const { return across() ? c.key_heads : c.heads; }
-  int64_t blocks() const { return across() ? c.heads / c.key_heads : (c.nq + kQueries - 1) / kQueries; }
-  int64_t groups() const { return (blocks() + group - 1) / group; }
-  int64_t items() const { return groups() * heads() * elements(c); }
-  int64_t scratch() const { return forward_scratch(c, group); }
-
-  void run(int64_t item, float* memory) const {
-    // the last queries see most keys under a causal mask: the longest items first
-    const int64_t first = (groups() - 1 - item % groups()) * group, pair = item / groups(), rest = blocks() - first;
-    const int64_t element = pair / heads(), head = pair % heads(), count = rest < group ? rest : group;
-    const Place p = across() ? place_at(c, element, head * blocks() + first, 0)
-                             : place_at(c, element, head, first * kQueries, count * kQueries);
-    run_item(c, forward_places(c, group, memory), p, across() ? count : 1);
-  }
-};
-
 int32_t forward(const regard_call& c, regard_parallel parallel) {
   if (has_few_rows(c) && c.block_table) return forward_few_rows<Dots<PagedRows>>(c, parallel);
   if (has_few_rows(c)) return forward_few_rows<Dots<StridedRows>>(c, parallel);
-  const Forward forward{c, group_of(c, elements(c))};
+  const Forward forward{c, group_of(c, all_blocks(c) * elements(c))};
   return share(forward, forward.items(), c.threads, parallel);
 }
 
@@ -92,4 +70,9 @@ REGARD_API int32_t regard_forward(const regard_call* call, regard_parallel paral
     if (packs_batch(c) || packs_heads(c)) return forward_packed(c, [parallel](const regard_call& rows) { return forward(rows, parallel); });
     return forward(c, parallel);
   });
+}
+
+REGARD_API int32_t regard_forward_ragged(const regard_ragged* ragged, regard_parallel parallel) {
+  if (ragged->call.block_table) return forward_ragged<PagedRows>(*ragged, parallel);
+  return forward_ragged<StridedRows>(*ragged, parallel);
 }

@@ -13,6 +13,10 @@ REGARD_INLINE const regard_call& call_of(const regard_additive& x) { return x.ca
 REGARD_INLINE const regard_call& call_of(const regard_additive_gradients& g) { return g.forward.call; }
 REGARD_INLINE const regard_call& call_of(const regard_fact_args& a) { return a.call; }
 
+constexpr int64_t kFarthest = (int64_t)1 << 62;  // bounds of a rule, so that adding a query's number does not overflow
+
+static bool far(const regard_call& c) { return c.first < -kFarthest || c.first > kFarthest || c.last < -kFarthest || c.last > kFarthest; }
+
 static bool has_rule(const regard_call& c) { return c.bounds || c.key_counts || c.query_counts || c.q_documents || c.k_documents; }
 
 // The keys [from, to) of a document, where the documents of keys are in order.
@@ -124,11 +128,10 @@ static int32_t with_intervals(const Args& args, const Run& run) {
   if (!has_rule(call_of(args))) return run(args);
   Args written = args;
   regard_call& c = const_cast<regard_call&>(call_of(written));
-  constexpr int64_t kFarthest = (int64_t)1 << 62;  // so that adding a query's number does not overflow
   const bool tabled = c.start.data || c.stop.data;  // only documents may come with a table
   if (!right_sizes(c) || !both_or_none(c.q_documents, c.k_documents)) return REGARD_BAD_ARGUMENT;
   if (tabled && (c.bounds || c.key_counts || c.query_counts)) return REGARD_BAD_ARGUMENT;
-  if (c.first < -kFarthest || c.first > kFarthest || c.last < -kFarthest || c.last > kFarthest) return REGARD_BAD_ARGUMENT;
+  if (far(c)) return REGARD_BAD_ARGUMENT;
   const bool compared = c.q_documents && (tabled || out_of_order(c));
   regard_call rule = c;
   regard_call& other = compared ? rule : c;  // documents are compared, or part of the intervals

@@ -37,7 +37,7 @@ struct BackwardScratch {
   float *q, *dout;     // [kQueriesAtOnce][ld] queries and cotangents, lanes are features
   float *qt, *doutt;   // [dk], [dv][kQueries], lanes are queries
   float *p, *ds;       // [kBlocksAtOnce][kTile][kQueries] weights after dropout, gradients of scores
-  float *modifiers, *derivative;  // what the modifiers load of a tile; [kTile][kQueries] their derivative
+  float *modifiers, *kept;   // what the modifiers load of a tile; what they keep of it for their backward
   float* dq;           // [heads of a group][queries of a part][ldk], where keys are not split
 };
 

@@ -14,11 +14,13 @@ struct PageWriter {
   bool right() const {
     if (w.batch < 0 || w.heads < 0 || w.n < 0 || w.dk < 0 || w.dv < 0 || w.page_size < 1 || w.pages < 0) return false;
     if (w.element != 1 && w.element != 2 && w.element != 4 && w.element != 8) return false;
-    if (w.n > kMost) return false;
-    for (int64_t b = 0; w.n && b < w.batch; ++b) {
+    if (w.n > kMost || (w.offsets && w.offsets[0] != 0)) return false;
+    for (int64_t b = 0; b < w.batch; ++b) {
+      if (w.offsets && (w.offsets[b + 1] < w.offsets[b] || w.offsets[b + 1] > w.n)) return false;
+      if (rows(b) == 0) continue;
       const int64_t from = w.lengths[b];
       if (from < 0 || from > kMost) return false;
-      const int64_t last = (from + w.n - 1) / w.page_size;
+      const int64_t last = (from + rows(b) - 1) / w.page_size;
       if (last >= w.room) return false;
       for (int64_t page = from / w.page_size; page <= last; ++page) {
         const int32_t own = w.block_table[b * w.room + page];
@@ -28,12 +30,16 @@ struct PageWriter {
     return true;
   }
 
+  // New rows of sequence b.
+  int64_t rows(int64_t b) const { return w.offsets ? w.offsets[b + 1] - w.offsets[b] : w.n; }
+
   void copy(const regard_tensor& from, const regard_tensor& pages, int64_t width) const {
     if (width == 0) return;  // such tensors may have no address
-    for (int64_t b = 0; b < w.batch; ++b)
-      for (int64_t i = 0; i < w.n; ++i) {
+    for (int64_t b = 0; b < w.batch; ++b) {
+      const int64_t before = w.offsets ? w.offsets[b] * from.row : b * from.batch[REGARD_BATCH_AXES - 1];
+      for (int64_t i = 0; i < rows(b); ++i) {
         const int64_t at = w.lengths[b] + i, page = w.block_table[b * w.room + at / w.page_size];
-        const char* row = (const char*)from.data + (b * from.batch[REGARD_BATCH_AXES - 1] + i * from.row) * w.element;
+        const char* row = (const char*)from.data + (before + i * from.row) * w.element;
         char* to = (char*)pages.data + (page * pages.batch[REGARD_BATCH_AXES - 1] + at % w.page_size * pages.row) * w.element;
         for (int64_t h = 0; h < w.heads; ++h, row += from.head * w.element, to += pages.head * w.element) {
           if (from.col == 1) __builtin_memcpy(to, row, (size_t)(width * w.element));
@@ -41,6 +47,7 @@ struct PageWriter {
             for (int64_t d = 0; d < width; ++d) __builtin_memcpy(to + d * w.element, row + d * from.col * w.element, (size_t)w.element);
         }
       }
+    }
   }
 
  private:

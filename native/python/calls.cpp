@@ -5,6 +5,7 @@
 // know it leaves to Python, with the answer None.
 #include "python/bind.h"
 #include "python/known.h"
+#include "python/rows.h"
 
 using namespace regard;
 
@@ -108,6 +109,22 @@ PyObject* set_operands(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return shared(given[0]);
 }
 
+// write_rows(row, keys, k, values, v): copies k (*lead, n, dk) to the rows from `row` on of keys (*lead, capacity, dk), and v to those of
+// values. None, and nothing is written, where they do not fit, are many, need gradients, or somebody must see the copy; else `row`.
+PyObject* write_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  if (count != 5 || watched()) return leave_to_python();
+  const int64_t row = PyLong_AsLongLong(given[0]);
+  DLTensor to[2], from[2];
+  for (int n = 0; n < 2; ++n) {
+    const bool known = read(given[1 + 2 * n], to[n], true) && read(given[2 + 2 * n], from[n], true);
+    if (!known || !fits(to[n], from[n], row)) return leave_to_python();
+  }
+  const bool recorded = truth_of(Ref{PyObject_CallFunctionObjArgs(py.is_grad_enabled, nullptr)});
+  if (rows_of(from[0]) != rows_of(from[1]) || (recorded && (needs_of(given + 2, 1) || needs_of(given + 4, 1)))) return leave_to_python();
+  for (int n = 0; n < 2; ++n) copy_rows(to[n], from[n], row);
+  return shared(given[0]);
+}
+
 // remember(plan, owner, outlines, q, k, v, score, mask, positions, sink): lets attend() serve calls like this one. plan: an address,
 // which owner keeps.
 PyObject* remember(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
@@ -143,6 +160,7 @@ PyObject* forget(PyObject*, PyObject* const*, Py_ssize_t) {
 PyMethodDef methods[] = {{"attend", attend, METH_FASTCALL, nullptr},
                          {"bind", bind_call, METH_FASTCALL, nullptr},
                          {"set_operands", set_operands, METH_FASTCALL, nullptr},
+                         {"write_rows", write_rows, METH_FASTCALL, nullptr},
                          {"remember", remember, METH_FASTCALL, nullptr},
                          {"forget", forget, METH_FASTCALL, nullptr}};
 

@@ -11,8 +11,8 @@ struct Block;
 // The gradients of one tile's scores, which pass the modifiers from the last to the first.
 struct ScoreGradients {
   const regard_gradients& wanted;  // the gradients that the call wants
-  float* ds;                       // [kTile][kQueries], of the scores after a modifier, then before it
-  const float* derivative;         // [kTile][kQueries], written by the block form of the modifier that has one
+  float* ds;                       // [kTile][kQueries], of the scores after a modifier, then before it; 0 of hidden pairs
+  const float* kept;               // [kTile][kQueries], what the block form of a modifier that keeps wrote
   int64_t from, to;                // the keys of the tile that are computed
 };
 
@@ -38,9 +38,10 @@ struct NoModifier {
 // The defaults of a modifier's members. Each modifier also defines
 //   State<V>           its state for a block of queries; Block<V> inherits it
 //   used(call)         whether the call has this modifier
-//   apply, block form: one key and V vectors of queries; takes the block, the tile, the key of the tile, scores, derivatives
+//   apply, block form: one key and V vectors of queries; takes the block, the tile, the key of the tile, scores, what it keeps
 //   apply, row form:   one query and W keys; takes RowKeys, scores, derivatives
-// Scores are in base 2. A modifier that has_derivative also writes the derivative of the new score by the old one.
+// Scores are in base 2. The row form of a modifier that does more than add to the score multiplies the derivative of all modifiers up to it
+// by its own, that of the new score by the old one.
 struct Modifier {
   // Checks the members of the call that it reads: REGARD_DONE, or the code of what is wrong.
   static int32_t check(const regard_call&) { return REGARD_DONE; }
@@ -48,8 +49,8 @@ struct Modifier {
   // Whether it may differ between the query heads of a group. (Called where the call has it.)
   static bool differs_by_head(const regard_call&) { return true; }
 
-  static constexpr bool hides = true;            // whether it can make a score -inf
-  static constexpr bool has_derivative = false;  // whether it does more than add to the score; only one modifier of a call may
+  static constexpr bool hides = true;   // whether it can make a score -inf
+  static constexpr bool keeps = false;  // whether its block form keeps a number for each score of a tile, for `backward`
 
   // Floats of scratch that it takes for a tile.
   static constexpr int64_t scratch_size = 0;
@@ -105,7 +106,8 @@ struct ModifierList {
 
   static bool hide(const regard_call& c) { return ((Each::hides && Each::used(c)) || ...); }
 
-  static bool have_derivative(const regard_call& c) { return ((Each::has_derivative && Each::used(c)) || ...); }
+  // Floats that the modifiers of a call keep of a tile.
+  static int64_t kept_size(const regard_call& c) { return ((Each::keeps && Each::used(c) ? kTile * kQueries : 0) + ...); }
 
   // Floats of scratch for the modifiers of a call.
   static int64_t scratch_size(const regard_call& c) { return ((Each::used(c) ? Each::scratch_size : 0) + ...); }
@@ -129,9 +131,10 @@ struct ModifierList {
     ((Each::used(b.c) ? Each::load_tile(b, t) : void()), ...);
   }
 
+  // kept: where the first modifier that keeps writes its numbers for the key, or null.
   template <int V>
-  REGARD_INLINE void apply(const Block<V>& b, const Tile& t, int64_t n, vf (&s)[V], vf (&derivative)[V]) {
-    ((Each::used(b.c) ? Each::apply(b, t, n, s, derivative) : void()), ...);
+  REGARD_INLINE void apply(const Block<V>& b, const Tile& t, int64_t n, vf (&s)[V], float* kept) {
+    (apply_one<Each>(b, t, n, s, kept), ...);
   }
 
   REGARD_INLINE void apply(const RowKeys& x, vf& s, vf& derivative) {
@@ -173,9 +176,21 @@ struct ModifierList {
     return false;
   }
 
+  template <class One, int V>
+  REGARD_INLINE void apply_one(const Block<V>& b, const Tile& t, int64_t n, vf (&s)[V], float*& kept) {
+    if (!One::used(b.c)) return;
+    vf own[V] = {};
+    One::apply(b, t, n, s, own);
+    if (!One::keeps || !kept) return;
+    for (int v = 0; v < V; ++v) store(kept + v * W, own[v]);
+    kept += kTile * kQueries;
+  }
+
   template <int V, class First, class... Rest>
   REGARD_INLINE void backward_from(const Block<V>& b, const Tile& t, const ScoreGradients& g, double* const* sums, int64_t place) {
-    if constexpr (sizeof...(Rest) > 0) backward_from<V, Rest...>(b, t, g, sums + 1, place);
+    ScoreGradients rest = g;
+    if (First::keeps && First::used(b.c)) rest.kept += kTile * kQueries;
+    if constexpr (sizeof...(Rest) > 0) backward_from<V, Rest...>(b, t, rest, sums + 1, place);
     if (First::used(b.c)) First::backward(b, t, g, *sums + place * First::grad_size(g.wanted));
   }
 

@@ -14,7 +14,7 @@ struct SoftCap : Modifier {
 
   static bool used(const regard_call& c) { return c.cap != 0 && !c.cap_last; }
   static bool differs_by_head(const regard_call& c) { return c.caps; }
-  static constexpr bool hides = false, has_derivative = true;
+  static constexpr bool hides = false, keeps = true;
 
   REGARD_INLINE float of(const regard_call& c, int64_t head) { return c.caps ? c.caps[c.caps_stride * head] : c.cap; }
 
@@ -31,21 +31,29 @@ struct SoftCap : Modifier {
   }
 
   template <int V>
-  REGARD_INLINE void apply(const Block<V>& b, const Tile&, int64_t, vf (&s)[V], vf (&derivative)[V]) {
-    for (int v = 0; v < V; ++v) s[v] = capped(s[v], b.cap, derivative[v]);
+  REGARD_INLINE void apply(const Block<V>& b, const Tile&, int64_t, vf (&s)[V], vf (&kept)[V]) {
+    for (int v = 0; v < V; ++v) s[v] = capped(s[v], b.cap, kept[v]);
   }
 
-  REGARD_INLINE void apply(const RowKeys& x, vf& s, vf& derivative) { s = capped(s, of(x.f.c, x.row.h), derivative); }
+  REGARD_INLINE void apply(const RowKeys& x, vf& s, vf& derivative) {
+    vf own;
+    s = capped(s, of(x.f.c, x.row.h), own);
+    derivative *= own;
+  }
 
   template <int V>
   static void backward(const Block<V>&, const Tile&, const ScoreGradients& g, double*) {
-    multiply<V>(g.ds, g.derivative, g.from, g.to);
+    multiply<V>(g.ds, g.kept, g.from, g.to);
   }
 
+  // A hidden pair has a gradient of 0, and any derivative.
   template <int V>
   REGARD_NOINLINE void multiply(float* ds, const float* derivative, int64_t from, int64_t to) {
     for (int64_t n = from * kQueries; n < to * kQueries; n += kQueries)
-      for (int64_t v = n; v < n + V * W; v += W) store(ds + v, load(ds + v) * load(derivative + v));
+      for (int64_t v = n; v < n + V * W; v += W) {
+        const vf x = load(ds + v);
+        store(ds + v, select(x == vf{}, x, x * load(derivative + v)));
+      }
   }
 };
 
@@ -62,7 +70,7 @@ struct LastSoftCap : Modifier {
 
   static bool used(const regard_call& c) { return c.cap != 0 && c.cap_last; }
   static bool differs_by_head(const regard_call& c) { return c.caps; }
-  static constexpr bool hides = false, has_derivative = true;
+  static constexpr bool hides = false, keeps = true;
 
   template <int V>
   static void begin(Block<V>& b, float*) {
@@ -70,18 +78,20 @@ struct LastSoftCap : Modifier {
   }
 
   template <int V>
-  REGARD_INLINE void apply(const Block<V>& b, const Tile&, int64_t, vf (&s)[V], vf (&derivative)[V]) {
-    for (int v = 0; v < V; ++v) s[v] = SoftCap::capped(s[v] * splat(1 / (b.last_cap * kLog2e)), b.last_cap, derivative[v]);
+  REGARD_INLINE void apply(const Block<V>& b, const Tile&, int64_t, vf (&s)[V], vf (&kept)[V]) {
+    for (int v = 0; v < V; ++v) s[v] = SoftCap::capped(s[v] * splat(1 / (b.last_cap * kLog2e)), b.last_cap, kept[v]);
   }
 
   REGARD_INLINE void apply(const RowKeys& x, vf& s, vf& derivative) {
     const float cap = SoftCap::of(x.f.c, x.row.h);
-    s = SoftCap::capped(s * splat(1 / (cap * kLog2e)), cap, derivative);
+    vf own;
+    s = SoftCap::capped(s * splat(1 / (cap * kLog2e)), cap, own);
+    derivative *= own;
   }
 
   template <int V>
   static void backward(const Block<V>&, const Tile&, const ScoreGradients& g, double*) {
-    SoftCap::multiply<V>(g.ds, g.derivative, g.from, g.to);
+    SoftCap::multiply<V>(g.ds, g.kept, g.from, g.to);
   }
 };
 

@@ -10,11 +10,12 @@
 #include "steps/sink.h"
 #include "steps/slopes.h"
 #include "steps/softcap.h"
+#include "steps/temperature.h"
 
 namespace regard {
 
 // The modifiers of the kernels, in the order in which they are applied. To add one: its file in this folder, and its name here.
-using Modifiers = ModifierList<SoftCap, Slopes, LogDistance, Offsets, Bias, LastSoftCap>;
+using Modifiers = ModifierList<SoftCap, Temperature, Slopes, LogDistance, Offsets, Bias, LastSoftCap>;
 
 // One block of queries while it streams over keys. Lanes are queries.
 template <int V>
@@ -56,20 +57,18 @@ static void load_bits(const regard_call& c, const Place& p, Tile& t, uint64_t* b
   t.bits = bits;
 }
 
-// Scores of one key for V vectors of queries: everything after the similarity, in base 2. derivatives: takes the modifiers' derivative,
-// [V][W], 0 where hidden; null for none.
+// Scores of one key for V vectors of queries: everything after the similarity, in base 2. kept: takes what the modifiers keep of the key
+// for the backward, [modifier that keeps][kTile][kQueries] from the key on; null for none.
 template <int V>
-REGARD_INLINE void apply_steps(const Block<V>& b, const Tile& t, int64_t n, vf (&s)[V], float* derivatives = nullptr) {
-  vf derivative[V] = {};
-  Modifiers::apply(b, t, n, s, derivative);
+REGARD_INLINE void apply_steps(const Block<V>& b, const Tile& t, int64_t n, vf (&s)[V], float* kept = nullptr) {
+  Modifiers::apply(b, t, n, s, kept);
   if (t.edge)
     for (int v = 0; v < V; ++v) s[v] = Interval::apply(s[v], t.j + n, b.first[v], b.last[v]);
   if (t.bits)
     for (int v = 0; v < V; ++v) s[v] = Bits::apply(s[v], t.bits[n] >> (v * W));
-  for (int v = 0; derivatives && v < V; ++v) store(derivatives + v * W, select(s[v] == splat(-kInf), vf{}, derivative[v]));
 }
 
-// The same for one query and W keys.
+// The same for one query and W keys; derivative: 1, which becomes the modifiers' derivative.
 static vf apply_steps(const RowKeys& x, vf s, vf& derivative) {
   Modifiers::apply(x, s, derivative);
   vi visible = Interval::visible(x);

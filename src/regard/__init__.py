@@ -17,11 +17,13 @@ from regard.backends.streaming.tiled import Tiled as Tiled
 from regard.core.dropout import Dropout as Dropout
 from regard.core.errors import ShapeError as ShapeError
 from regard.core.errors import Unsupported as Unsupported
+from regard.core.mkl import choose_functions as _choose_functions
 from regard.core.positions import Positions as Positions
 from regard.core.positions import head as head
 from regard.core.positions import tail as tail
 from regard.core.state import State as State
 from regard.inspect import facts as facts
+from regard.inspect import heads as heads
 from regard.inspect.differentiable import entropy as entropy
 from regard.inspect.differentiable import max_score as max_score
 from regard.inspect.lint.lint import lint as lint
@@ -68,7 +70,10 @@ from regard.scores.similarity import Custom as Custom
 from regard.scores.similarity import Distance as Distance
 from regard.scores.similarity import Dot as Dot
 from regard.scores.similarity import ScaledDot as ScaledDot
+from regard.scores.temperature import Temperature as Temperature
 from regard.sources.attention_over import attention_over as attention_over
+from regard.sources.explain_over import explain_over as explain_over
+from regard_command.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from regard.compat.torch.patch import patch as patch
@@ -117,6 +122,7 @@ __all__ = [
     "T5Buckets",
     "T5CausalBuckets",
     "Tanh",
+    "Temperature",
     "Tiled",
     "Unsupported",
     "Where",
@@ -128,8 +134,10 @@ __all__ = [
     "attention_weights",
     "entropy",
     "explain",
+    "explain_over",
     "facts",
     "head",
+    "heads",
     "lint",
     "look",
     "max_score",
@@ -143,6 +151,13 @@ __all__ = [
     "tail",
     "unpack",
 ]
+
+_choose_functions()
+
+
+def __dir__() -> list[str]:
+    """The public names: what completion shows after `rg.`."""
+    return ["__version__", *__all__]
 
 
 def __getattr__(name: str) -> object:

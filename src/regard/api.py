@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from dataclasses import replace
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -10,9 +12,13 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 import regard.core.arrays as arrays
 import regard.nested as nested
+import regard.ragged_queries as ragged_queries
 import regard.runtime.pairs as pairs
 import regard.runtime.plan_cache as plan_cache
+import regard.runtime.ragged as ragged
 from regard.backends.base import Backend
+from regard.core.arguments import unexpected_arguments
+from regard.core.arrays import Array
 from regard.core.dropout import Dropout
 from regard.core.positions import Positions
 from regard.core.state import State
@@ -24,17 +30,48 @@ from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 
 
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    score: Score = ...,
+    mask: Mask = ...,
+    positions: Positions | None = None,
+    sink: Tensor | float | None = None,
+    dropout: Dropout | None = None,
+    backend: Backend | None = None,
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    score: Score = ...,
+    mask: Mask = ...,
+    positions: Positions | None = None,
+    sink: Tensor | float | None = None,
+    dropout: Dropout | None = None,
+    backend: Backend | None = None,
+) -> Array: ...
+
+
 def attention(
     q: Any,
     k: Any,
     v: Any,
-    *,
+    *others: Any,
     score: Score = ScaledDot(),
     mask: Mask = Everything(),
     positions: Positions | None = None,
     sink: Tensor | float | None = None,
     dropout: Dropout | None = None,
     backend: Backend | None = None,
+    **unknown: Any,
 ) -> Any:
     """Exact attention: out_i = Σ_j p_ij v_j, p_ij = exp(s_ij) / Σ_j' exp(s_ij'), over the keys j that query i may see.
 
@@ -43,7 +80,10 @@ def attention(
     head i // (h // hk). dv may differ from dk. float16, bfloat16 (sums in float32), float32, float64. Memory is linear
     in nq and nk. NumPy arrays (and other DLPack arrays) are taken without a copy and answered in kind. Jagged nested
     tensors of torch, (batch, h, n*, d), are sequences of unequal lengths: each attends to its own keys, and the output
-    is nested like q. Masks and scores then see one batch element, and the positions of each sequence.
+    is nested like q. Masks and scores then see one batch element, and the positions of each sequence. Where q alone is
+    nested, and k and v are (batch, hk, nk, d), sequence b of q attends to the keys of batch element b: the new tokens
+    of a batch with a cache, of which some sequences have many and some have one. Masks and scores then see batch
+    element b; positions.q has a number for each query, the sequences one behind another.
 
     score      similarity and modifiers; default q · k / sqrt(dk)
     mask       which keys a query may see; a query that may see nothing gets 0, and gradients 0
@@ -63,12 +103,18 @@ def attention(
     >>> rg.attention(q, k, v, score=rg.ScaledDot() >> rg.SoftCap(50.0), mask=rg.Causal()).shape
     torch.Size([2, 8, 128, 32])
     """
+    if others or unknown:
+        raise unexpected_arguments(others, unknown)
     if has_torch_function((q, k, v)):  # modes and tensor subclasses see the call as they see torch's own
         if nested.any_nested(q, k, v):
-            *flat, both, at = nested.flatten_call(q, k, v, score, mask, positions)
-            return nested.nest_like(
-                attention(*flat, score=score, mask=both, positions=at, sink=sink, dropout=dropout, backend=backend), q
-            )
+            together = ragged_queries.ragged_call(q, k, v, score, mask, positions, sink, dropout)
+            out = None if together is None else ragged.attend(together, score, sink, backend)
+            if out is not None:
+                return nested.nest_like(out if q.dim() == 4 else out[0, 0], q)
+            options: dict[str, Any] = {"score": score, "sink": sink, "dropout": dropout, "backend": backend}
+            calls = ragged_queries.plain_calls(q, k, v, score, mask, positions, sink, dropout)
+            parts = [attention(*qkv, mask=both, positions=at, **options) for *qkv, both, at in calls.parts]
+            return calls.nest(parts, q)
         return handle_torch_function(
             *(attention, (q, k, v), q, k, v),
             score=score,
@@ -117,6 +163,32 @@ def attention_state(
         return State(m, l, call.layout.restore(out, 2) * l[..., None])
 
 
+@overload
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    *,
+    score: Score = ...,
+    mask: Mask = ...,
+    positions: Positions | None = None,
+    sink: Tensor | float | None = None,
+    rows: Any = None,
+) -> Tensor: ...
+
+
+@overload
+def attention_weights(
+    q: Array,
+    k: Array,
+    *,
+    score: Score = ...,
+    mask: Mask = ...,
+    positions: Positions | None = None,
+    sink: Tensor | float | None = None,
+    rows: Any = None,
+) -> Array: ...
+
+
 def attention_weights(
     q: Any,
     k: Any,
@@ -140,6 +212,18 @@ def attention_weights(
             [0.2500, 0.2500, 0.2500, 0.2500]])
     """
     return _of_pairs(pairs.Weights(), q, k, score, mask, positions, sink, rows)
+
+
+@overload
+def attention_scores(
+    q: Tensor, k: Tensor, *, score: Score = ..., mask: Mask = ..., positions: Positions | None = None, rows: Any = None
+) -> Tensor: ...
+
+
+@overload
+def attention_scores(
+    q: Array, k: Array, *, score: Score = ..., mask: Mask = ..., positions: Positions | None = None, rows: Any = None
+) -> Array: ...
 
 
 def attention_scores(
@@ -196,9 +280,18 @@ def explain(
     >>> rg.explain(x, x, x, mask=rg.Causal(), backend=rg.Tiled()).backend
     Tiled()
     """
+    calls = None
+    if nested.any_nested(q, k, v):
+        together = ragged_queries.ragged_call(q, k, v, score, mask, positions, sink, dropout)
+        plan = None if together is None else ragged.explain(together, score, sink, backend)
+        if plan is not None:
+            return plan
+        calls = ragged_queries.plain_calls(q, k, v, score, mask, positions, sink, dropout)
+        q, k, v, mask, positions = calls.parts[-1]
     call = Call(q, k, v, score, mask, positions, sink, dropout)
     with torch.no_grad():
-        return plan_of(call.problem, backend, lse=False)
+        plan = plan_of(call.problem, backend, lse=False)
+    return plan if calls is None else replace(plan, facts=(*plan.facts, ("nested", calls.note)))
 
 
 def _of_pairs(
@@ -219,3 +312,8 @@ def _of_pairs(
         if rows is not None:
             chosen = arrays.existing(arrays.indices(rows, "rows"), frame.nq, "rows", "queries").to(frame.device)
         return call.answer(call.layout.restore(pairs.written_out(value, call.problem, chosen), 2))
+
+
+# `others` and `unknown` are there to be refused: help and completion show what there is, which is explain's too
+_signature = inspect.signature(explain).replace(return_annotation="Tensor")
+setattr(attention, "__signature__", _signature)  # noqa: B010

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +23,9 @@ from regard.masks.positional import Causal
 from regard.testing import error, tolerance
 
 ROWS = 32  # queries whose results are checked
+LEAST_TURNS = 3  # of each call, however short the time
+BUSY = 0.25  # the spread from which a time says little
+LATE = 1.0  # seconds over the time that are worth a word
 HEAD = ("call", "q", "regard", "torch", "ahead", "share")
 
 
@@ -42,11 +47,13 @@ class Call:
         return q, k, v
 
     def share(self, seconds: float, flops: float, read: float) -> str:
-        """Of the float32 multiply-add peak; where there is one query, of the bandwidth."""
+        """Of the float32 multiply-add peak, for float32 alone; where there is one query, of the bandwidth."""
         (b, h, n, d), nk = self.shape, self.nk or self.shape[2]
         if n == 1:
             size = 2 * b * (self.key_heads or h) * nk * d * self.dtype.itemsize
             return f"{size / seconds / read:.0%} read"
+        if self.dtype != torch.float32:
+            return "-"  # other dtypes have other peaks
         pairs = n * (n + 1) // 2 if isinstance(self.mask, Causal) else n * nk
         return f"{4 * b * h * pairs * d / seconds / flops:.0%} peak"
 
@@ -65,28 +72,67 @@ CALLS = (
 
 @dataclass(frozen=True)
 class Bench:
-    """What the machine is, and a row of text for each call as it is measured."""
+    """What the machine is, a row of text for each call as it is measured, and what is to be known of the times.
+
+    deadline  when the time is over, as perf_counter counts
+    spreads   of each measured time, filled in as the rows are asked for
+    """
 
     machine: str
     rows: Iterator[tuple[str, ...]]
+    deadline: float
+    spreads: list[float]
+
+    def notes(self) -> tuple[str, ...]:
+        """After the rows: that the machine was busy, and that the time did not suffice."""
+        found: list[str] = []
+        widest, load, cores = max(self.spreads, default=0.0), _load(), os.cpu_count() or 1
+        if widest > BUSY or load > cores + torch.get_num_threads() * 0.5:
+            found.append(
+                f"this machine seems busy: times vary by up to ±{widest:.0%}, and {load:.1f} threads ran on its "
+                f"{cores} cores in the last minute. Close other programs and measure again."
+            )
+        late = time.perf_counter() - self.deadline
+        if late > LATE:
+            found.append(f"each call has to run {LEAST_TURNS} times: that took {late:.0f} s more than was asked for.")
+        return tuple(found)
 
 
 def bench(seconds: float, calls: tuple[Call, ...] | None = None) -> Bench:
-    """Measures the machine at once and the calls as the rows are asked for, in about so many seconds.
+    """Measures the machine at once and the calls as the rows are asked for, within so many seconds.
 
-    Raises ValueError where there are no kernels, or where a result is wrong: nothing is timed then.
+    The time counts from here: what the machine's own limits and the checks of the results take is part of it. Raises
+    ValueError where there are no kernels, for a negative time, or where a result is wrong: nothing is timed then.
     """
-    calls, threads = CALLS if calls is None else calls, torch.get_num_threads()
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"--seconds is {seconds:g}; expected a number of seconds, 0 or more.")
+    calls, threads, deadline = CALLS if calls is None else calls, torch.get_num_threads(), time.perf_counter() + seconds
     flops, read = peak(threads), bandwidth(threads)
     machine = (
         f"{processor()}, {threads} threads, kernels {chosen()}, torch {torch.__version__}\n"
         f"measured: multiply-add peak {flops / 1e9:.0f} Gflop/s in float32, memory read {read / 1e9:.0f} GB/s"
     )
-    return Bench(machine, (_row(call, seconds / len(calls), flops, read) for call in calls))
+    spreads: list[float] = []
+
+    def rows() -> Iterator[tuple[str, ...]]:
+        for number, call in enumerate(calls):
+            left = max(deadline - time.perf_counter(), 0.0)
+            row, spread = _row(call, left / (len(calls) - number), flops, read)
+            spreads.append(spread)
+            yield row
+
+    return Bench(machine, rows(), deadline, spreads)
+
+
+def _load() -> float:
+    """How many threads ran or wanted to, on average in the last minute; 0 where the system does not say."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
 @torch.no_grad()
-def _row(call: Call, seconds: float, flops: float, read: float) -> tuple[str, ...]:
+def _row(call: Call, seconds: float, flops: float, read: float) -> tuple[tuple[str, ...], float]:
+    """The texts of a row, and the larger spread of its two times."""
+    end = time.perf_counter() + seconds
     q, k, v = call.inputs()
     causal, grouped = isinstance(call.mask, Causal), k.shape[1] != q.shape[1]
 
@@ -97,9 +143,11 @@ def _row(call: Call, seconds: float, flops: float, read: float) -> tuple[str, ..
         return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
 
     _check(call, q, k, v, ours())
-    first, second = _turns((ours, theirs), seconds)
-    ahead, share = f"{second / first:.2f}x", call.share(first, flops, read)
-    return call.name, "×".join(map(str, call.shape)), _length(first), _length(second), ahead, share
+    first, second = _turns((ours, theirs), end)
+    ahead = f"{second.median / first.median:.2f}x"
+    share = call.share(first.median, flops, read)
+    row = call.name, "×".join(map(str, call.shape)), str(first), str(second), ahead, share
+    return row, max(first.spread, second.spread)
 
 
 def _check(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
@@ -125,16 +173,35 @@ def _check(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         )
 
 
-def _turns(runs: tuple[Callable[[], object], ...], seconds: float) -> list[float]:
-    """The median seconds of a call of each, which take turns until the time is over, but three times at least."""
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of a call: the median, and half the distance of the quartiles as a share of it.
+
+    >>> str(Timing.of([0.0009, 0.001, 0.0011]))
+    '1 ms ±10%'
+    """
+
+    median: float
+    spread: float
+
+    @staticmethod
+    def of(times: list[float]) -> Timing:
+        low, median, high = statistics.quantiles(times, n=4)
+        return Timing(median, (high - low) / 2 / median)
+
+    def __str__(self) -> str:
+        return f"{_length(self.median)} ±{self.spread:.0%}"
+
+
+def _turns(runs: tuple[Callable[[], object], ...], end: float) -> list[Timing]:
+    """The times of a call of each, which take turns until the time is over, but LEAST_TURNS times at least."""
     times: list[list[float]] = [[] for _ in runs]
-    end = time.perf_counter() + seconds
-    while len(times[0]) < 3 or time.perf_counter() < end:
+    while len(times[0]) < LEAST_TURNS or time.perf_counter() < end:
         for run, found in zip(runs, times, strict=True):
             start = time.perf_counter()
             run()
             found.append(time.perf_counter() - start)
-    return [statistics.median(found) for found in times]
+    return [Timing.of(found) for found in times]
 
 
 def _length(seconds: float) -> str:

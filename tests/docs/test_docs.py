@@ -1,4 +1,7 @@
-"""What README and docs/ say, runs: every ```python block of a page, in order, in one namespace."""
+"""What README and docs/ say, runs: every ```python block of a page, in order, in one namespace.
+
+Pages that are notebooks run in test_notebooks.py.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from generate.notebook import is_notebook
+
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [page for page in PAGES if not is_notebook(page.read_text(encoding="utf-8"))]
 BLOCK = re.compile(r"^(?P<indent> *)```python *\n(?P<code>.*?)^(?P=indent)``` *$", re.MULTILINE | re.DOTALL)
 
 COMMANDS = (
@@ -53,8 +59,28 @@ def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
     execute(page)
 
 
+def test_readme_names_the_oldest_torch_that_is_admitted() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    admitted = re.search(r'^dependencies = \["torch>=([0-9.]+)"\]$', project, re.MULTILINE)
+    assert admitted is not None  # tests/oldest_torch.sh reads the same line
+    assert f"needs PyTorch {admitted[1]} or later" in README.read_text(encoding="utf-8")
+
+
 def test_readme_is_short() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.full
+def test_readme_shows_what_the_demo_prints() -> None:
+    from regard.demo import __file__ as demo
+    from regard.demo.model import load
+    from regard.demo.reading import read
+
+    printed = str(read(load(), Path(demo).with_name("text.txt").read_bytes()))
+    shown = re.search(r"^    byte model .*\n(?:    .*\n)+", README.read_text(encoding="utf-8"), re.MULTILINE)
+    assert shown is not None
+    lines = [line[4:].removesuffix(", ...") for line in shown[0].splitlines()]
+    assert len(lines) == 10 and [line for line in lines if line not in printed] == []
 
 
 def test_readme_shows_code() -> None:

@@ -73,7 +73,8 @@ def score(part: Part) -> rg.Score:
         return rg.Alibi(t["slopes"], t["coordinates"], t.get("query_coordinates"))
     kinds = {"dot": rg.Dot, "scaled dot": rg.ScaledDot, "cosine": rg.Cosine, "distance": rg.Distance}
     kinds |= {"bilinear": rg.Bilinear, "soft cap": rg.SoftCap, "alibi": rg.Alibi, "bias": rg.Bias}
-    return (kinds | {"log distance": rg.LogDistance, "temperature": Temperature})[part.kind](**t, **n)
+    kinds |= {"log distance": rg.LogDistance, "divided": rg.Temperature, "temperature": Temperature}
+    return kinds[part.kind](**t, **n)
 
 
 def _buckets(n: dict[str, Any]) -> rg.Buckets:

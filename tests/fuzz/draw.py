@@ -12,7 +12,7 @@ from torch import Tensor
 from . import oracle
 from .call import Call
 from .masks import draw_mask
-from .scores import draw_kind, draw_log_distance, draw_modifiers, draw_similarity
+from .scores import draw_division, draw_kind, draw_log_distance, draw_modifiers, draw_similarity
 from .tensors import FLOATING, Size, Source
 
 EDGES = (15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128, 129, 191, 192, 193)
@@ -24,7 +24,7 @@ WORK = 40_000  # pairs of queries and keys over all heads; fewer where each pair
 def draw(seed: int) -> Call:
     """The call of a seed: the same on every machine."""
     call, at = _draw_first(seed)
-    return _with_added(Source.of(seed + 2), call, at)
+    return _with_division(Source.of(seed + 3), _with_added(Source.of(seed + 2), call, at), at)
 
 
 def draw_first(seed: int) -> Call:
@@ -39,6 +39,21 @@ def _with_added(s: Source, call: Call, at: Size) -> Call:
     added = replace(call, score=(*call.score, draw_log_distance(s, at)))
     named = added.floats().keys() - call.floats().keys()
     return replace(added, needs=(*call.needs, *(name for name in sorted(named) if call.needs and s.maybe(0.75))))
+
+
+def _with_division(s: Source, call: Call, at: Size) -> Call:
+    """The call, sometimes with a temperature: before what is added, or at the end where there is no bias."""
+    if not s.maybe(0.12):
+        return call
+    kinds = [part.kind for part in call.score]
+    n = len(kinds) if "bias" not in kinds and s.maybe(0.3) else 1 + (kinds[1:2] == ["soft cap"] and s.maybe(0.5))
+    divided = replace(call, score=(*call.score[:n], draw_division(s, at), *call.score[n:]))
+    wanted = {id(call.floats()[name]) for name in call.needs}  # names hold the places of parts
+    kept = [name for name, t in divided.floats().items() if id(t) in wanted]
+    return replace(
+        divided,
+        needs=(*kept, *(name for name in divided.floats() if name.startswith("divided") and kept and s.maybe(0.75))),
+    )
 
 
 def _draw_first(seed: int) -> tuple[Call, Size]:

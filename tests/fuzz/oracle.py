@@ -178,6 +178,8 @@ def _modified(part: Part, call: Call, s: Tensor, t: dict[str, Tensor], r: Unroun
         bucket = _buckets(part.numbers, *positions(call))
         table = t["table"].expand(-1, call.heads)
         return s + table[bucket, torch.arange(call.heads)[:, None, None]]
+    if part.kind == "divided":
+        return s / _scalar(part, t, "t")
     if part.kind == "temperature":
         return s * t["log"].exp()[..., None, None]
     raise AssertionError(part.kind)

@@ -87,6 +87,13 @@ def draw_log_distance(s: Source, at: Size) -> Part:
     return Part("log distance", tensors, numbers)
 
 
+def draw_division(s: Source, at: Size) -> Part:
+    """Scores divided by a temperature: a number, or one a head or for all."""
+    if s.maybe(0.3):
+        return Part("divided", numbers={"t": s.choice.choice((0.25, 0.7, 1.0, 3.0, 20.0))})
+    return Part("divided", {"t": at.parameter(s, (s.normal(*at.per_head(s)) * 0.5).exp())})
+
+
 def _modifier(kind: str, s: Source, at: Size) -> Part:
     if kind == "soft cap":
         cap = s.choice.choice((0.5, 2.0, 30.0, 50.0))

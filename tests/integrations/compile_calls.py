@@ -148,7 +148,7 @@ def attempt(run: Callable[[], None]) -> str | None:
         try:
             warnings.simplefilter("error")
             # torch's own, while it loads its compiler
-            warnings.filterwarnings("ignore", ".*torch.jit.script(_method)?. is deprecated", DeprecationWarning)
+            warnings.filterwarnings("ignore", ".*torch.jit.script(_method)?. is deprecated")
             run()
         except BaseException:
             said = traceback.format_exc()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +15,6 @@ import torch
 import regard as rg
 from benchmark_checks import GENERATED, LLAMA, made, right, row
 from regard import bench as short
-from regard.backends.native.ffi import runnable
 from regard.bench import Call
 from regard_command import main
 
@@ -27,7 +27,7 @@ from benchmarks.inputs import Inputs, draw
 from benchmarks.measure import Entry, Lost, Timed, Worker
 from benchmarks.report import Report
 
-needs_kernels = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+from needed import needs_kernels
 
 SHAPE = (2, 3, 13, 8)
 TINY = {
@@ -223,7 +223,30 @@ def test_bench_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     monkeypatch.setattr(short, "CALLS", tiny)
     assert main(["bench", "--seconds", "0"]) == 0
     shown = capsys.readouterr().out
-    assert "multiply-add peak" in shown and "decode" in shown and "% read" in shown
+    assert "multiply-add peak" in shown and "decode" in shown and "% read" in shown and "±" in shown
+
+
+@needs_kernels
+def test_bench_ends_in_time_and_says_what_disturbed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for measured in ("peak", "bandwidth"):
+        monkeypatch.setattr(short, measured, lambda threads: 1e9)
+    clock = itertools.count(0, 1.0)  # a second passes whenever somebody looks
+    monkeypatch.setattr(short.time, "perf_counter", lambda: float(next(clock)))
+    found = short.bench(200.0, (Call("first", (1, 2, 13, 8)), Call("last", (1, 2, 13, 8), torch.bfloat16)))
+    rows = list(found.rows)
+    assert next(clock) <= 200 + 10 and rows[0][-1].endswith("% peak") and rows[1][-1] == "-"
+    monkeypatch.setattr(short, "_load", lambda: 0.5)
+    assert found.notes() == () or found.notes()[0].startswith("each call has to run 3 times: that took")
+    found.spreads.append(0.4)
+    assert found.notes()[0].startswith("this machine seems busy: times vary by up to ±40%, and 0.5 threads ran on its")
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "inf"])
+def test_bench_needs_a_time(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--seconds", seconds]) == 1
+    assert (
+        capsys.readouterr().err == f"regard bench: --seconds is {seconds}; expected a number of seconds, 0 or more.\n"
+    )
 
 
 @needs_kernels

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -15,10 +17,15 @@ from pathlib import Path
 import pytest
 
 from regard.compat.folder import MINILM
+from regard.inspect.report.save import WRITERS
 from regard_command import main
+from regard_command.paths import SUFFIXES
+from regard_command.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (files("regard.demo") / "text.txt").read_bytes()
+
+COMMAND = "import sys; from regard_command import main; sys.exit(main({!r}))"
 
 # What a help text must not wait for.
 HEAVY = """
@@ -36,11 +43,123 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["look", "--help"], ["demo", "--help"], ["bench", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["look", "--help"], ["demo", "--help"], ["bench", "--help"], ["--version"]]
+)
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     command = [sys.executable, "-c", HEAVY.format(arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-    assert done.stdout.startswith("usage: regard") and done.stdout.endswith("False\n"), done.stderr
+    assert done.stdout.startswith(("usage: regard", f"regard {__version__}\n")) and done.stdout.endswith("False\n"), (
+        done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["look", "nowhere.txt"], "regard look: nowhere.txt: No such file or directory"),
+        (["look", "-t", "words", "-o", "nowhere/a.png"], "regard look: nowhere/a.png: there is no folder nowhere"),
+        (["demo", "-o", "a.docx"], "its suffix is none of .png .svg .pdf .html .json .npz."),
+        (["look", "-t", "words", "--model", "nowhere"], "nowhere is no model of transformers: expected a folder"),
+        (["doctor", "nowhere"], "regard doctor: nowhere is no model of transformers: expected a folder"),
+    ],
+)
+def test_wrong_paths_are_found_before_torch_is_loaded(arguments: list[str], said: str) -> None:
+    command = [sys.executable, "-c", HEAVY.format(arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert said in done.stderr and done.stderr.count("\n") == 1 and done.stdout == "False\n"
+
+
+def test_reports_are_written_as_what_is_checked() -> None:
+    assert tuple(WRITERS) == SUFFIXES
+
+
+def test_words_are_looked_at_and_printed_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["look", "-t", "the cat sat on the cat"]) == 0
+    shown = capsys.readouterr().out
+    assert "22 bytes" in shown and "max score" in shown and "wrote" not in shown
+    assert list(Path().iterdir()) == []
+
+
+def test_the_page_is_opened(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or True)
+    monkeypatch.setattr("tempfile.tempdir", str(Path().resolve()))
+    assert main(["look", "-t", "the cat", "--open"]) == 0
+    assert main(["look", "-t", "the cat", "--open", "-o", "mine.html"]) == 0
+    first, second = (Path(url.removeprefix("file://")) for url in opened)
+    assert first.read_text().lower().startswith("<!doctype html>") and second == Path("mine.html").resolve()
+    monkeypatch.setattr("webbrowser.open", lambda url: False)
+    assert main(["look", "-t", "the cat", "--open", "-o", "mine.html"]) == 1
+    assert sentence(capsys) == "regard look: no browser could be started; open mine.html by hand."
+
+
+def test_a_head_is_named_by_its_label(capsys: pytest.CaptureFixture[str]) -> None:
+    for label in ("L1H2", "l1h2", "1,2"):
+        assert main(["look", "-t", "the cat", "-o", "a.json", "--head", label]) == 0
+        shown = json.loads(Path("a.json").read_text())["shown"]
+        assert (shown["layer"], shown["head"]) == (1, 2)
+    assert "(L1H2: " in capsys.readouterr().out
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs pseudo-terminals")
+@pytest.mark.parametrize("width", [60, 200])
+def test_the_report_is_as_wide_as_the_terminal(width: int) -> None:
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    command = [sys.executable, "-c", COMMAND.format(["look", "-t", "the cat sat on the cat"])]
+    bare = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    running = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL, env=bare)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # Linux ends a closed terminal by EIO
+        while part := os.read(ours, 4096):
+            shown += part
+    os.close(ours)
+    assert running.wait(60) == 0
+    lengths = [len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in shown.decode().splitlines()]  # without colours
+    assert max(lengths) <= width and max(lengths) > width // 2 and (width < 80 or max(lengths) > 80)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = [sys.executable, "-c", COMMAND.format(["look", "-t", "the cat sat on the cat"])]
+    ours, theirs = os.pipe()
+    os.close(ours)
+    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_an_interruption_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.cli._read", interrupted)
+    assert main(["look", "-t", "the cat"]) == 130
+    assert capsys.readouterr().err == "regard look: interrupted\n"
+
+
+def test_the_root_cause_of_a_failed_import_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(*_: object) -> None:
+        try:
+            raise ImportError("libjpeg.so.8: cannot open shared object file")
+        except ImportError as error:
+            raise ModuleNotFoundError("Could not import module 'AutoModel'.\nAre they there?") from error
+
+    monkeypatch.setattr("regard.cli._read", failing)
+    assert main(["look", "-t", "the cat"]) == 1
+    assert sentence(capsys) == (
+        "regard look: Could not import module 'AutoModel'. Are they there? "
+        "(cause: ImportError: libjpeg.so.8: cannot open shared object file)"
+    )
 
 
 def test_python_m_regard_is_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +219,14 @@ def test_a_text_longer_than_the_model_is_refused(capsys: pytest.CaptureFixture[s
         (None, [], "No such file"),
         (b"", [], "holds 0 bytes; expected 2 to 65,536"),
         (b"abc", ["--head", "7,0"], "there is no head L7H0; this model has layers 0 to 3, heads 0 to 3"),
-        (b"abc", ["-o", "nowhere/at/all.png"], "nowhere/at/all.png: No such file or directory"),
+        (b"abc", ["-o", "nowhere/at/all.png"], "nowhere/at/all.png: there is no folder nowhere/at; make it first"),
+        (None, [], "for the words themselves write -t 'file.txt'"),
+        (
+            b"a" * 70_000,
+            [],
+            "expected 2 to 65,536: the byte model takes a step a byte, and time grows with the square",
+        ),
+        (b"a" * 70_000, [], "Look at a part of it: head -c 65536 file.txt | regard look -"),
         (b"abc", ["-o", "picture.xyz"], "is not supported"),
         (b"abc", ["--model", "nowhere"], "nowhere is no model of transformers: expected a folder with config.json"),
     ],
@@ -175,7 +301,7 @@ def test_what_was_found_is_printed_where_no_picture_can_be(
 ) -> None:
     Path("some.txt").write_text("a text")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main(["look", "some.txt"]) == 1
+    assert main(["look", "some.txt", "-o", "picture.png"]) == 1
     told = capsys.readouterr()
     assert "max score" in told.out and "needs matplotlib; install it with: pip install 'regard[demo]'" in told.err
     assert [path.name for path in Path().iterdir()] == ["some.txt"]
@@ -189,8 +315,11 @@ def test_a_suffix_is_refused_before_anything_is_read(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["demo", "--head", "first"], "'first' is no head; expected layer,head, for example 2,5"),
-        (["look"], "one of the arguments FILE --text is required"),
+        (
+            ["demo", "--head", "first"],
+            "'first' is no head; expected a label such as L3H1 (layer 3, head 1), decoder L3H1,",
+        ),
+        (["look"], "one of the arguments FILE --text -t/--words --probe is required"),
         (["look", "a", "--text", "b"], "not allowed with argument"),
     ],
 )

@@ -34,6 +34,7 @@ def test_torchs_samples_of_its_function_pass() -> None:
     assert len(lines) == 177
 
 
+@pytest.mark.full  # a quarter of a minute
 def test_torchs_samples_of_its_module_pass() -> None:
     lines = torchs_samples("module")
     assert [line for line in lines if not line.startswith("ok ")] == []

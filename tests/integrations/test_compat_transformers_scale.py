@@ -10,11 +10,11 @@ import sys
 import pytest
 import torch
 
-from regard.backends.native.ffi import runnable
 from tiny_models import DECODERS, padded, tokens
 
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
 
+from needed import needs_kernels
 from regard.compat import transformers as compat
 
 MEASURE = """
@@ -64,7 +64,7 @@ def test_nothing_of_n_squared_is_made() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
-@pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+@needs_kernels
 @pytest.mark.full
 def test_all_facts_of_a_model_in_linear_memory() -> None:
     """Eager's weights of four layers would be 268 MB, each softmax as much again."""

@@ -91,8 +91,8 @@ def test_progress_is_told(model: ByteTransformer) -> None:
 def test_report_finds_what_the_card_promises(report: rg.Report) -> None:
     text = str(report)
     assert len(re.findall(r"^L\d ", text, re.MULTILINE)) == 8
-    assert re.search(r"^previous-byte heads: L\dH\d \(\d+%\)", text, re.MULTILINE)
-    assert re.search(r"^induction heads: L\dH\d \(\d+%\)", text, re.MULTILINE)
+    assert re.search(r"^previous-byte heads: L\dH\d \(\d+%, \d+ to \d+%\)", text, re.MULTILINE)
+    assert re.search(r"^induction heads: L\dH\d \(\d+%, \d+ to \d+%\)", text, re.MULTILINE)
     assert re.search(r"the first byte receives \d\.\d% of the mass of the 256 rows", text)
     assert report.kept < report.dense / 50
     assert report.striking[1].startswith("induction head")

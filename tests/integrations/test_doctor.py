@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.backends.native.ffi import chosen, runnable
+from regard.backends.native.ffi import chosen
 from regard.compat import doctor, folder
 from regard_command import main
 from tiny_models import CLOSED, COMPUTING, DECODERS, ENCODER_DECODERS, ENCODERS, PICTURES, SILENT, SOUNDS, Tiny
@@ -18,6 +18,7 @@ pytest.importorskip("transformers", reason="needs transformers: pip install 'reg
 
 import transformers
 
+from needed import needs_kernels
 from regard.compat import transformers as guest
 
 
@@ -42,7 +43,7 @@ def test_what_runs_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["backends"].startswith("Native(), Sdpa()")
 
 
-@pytest.mark.skipif(not runnable(), reason="the native kernels were not built: no C++ compiler")
+@needs_kernels
 def test_the_kernels_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"{chosen()}, the best that runs here" in doctor.here()
     monkeypatch.setenv("REGARD_ISA", "base")

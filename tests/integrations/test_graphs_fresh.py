@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import compile_calls
-from regard.backends.native.ffi import runnable
+from needed import needs_kernels
 
 MODELS = ["Llama", "Gemma2", "BERT", "T5", "ViT"]
 GRAPHS = list(compile_calls.cases())
@@ -36,8 +36,6 @@ FEW = (
     "export, backend Reference",
     "compile for every length, readme: sink",
     "export for every length, readme: eight lines",
-    "compile BERT",
-    "generate Llama dynamic left",
 )
 FOLDER = Path(__file__).parent
 
@@ -90,7 +88,7 @@ def test_a_first_call_by_the_default_compiler(name: str, request: pytest.Fixture
 
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
-@pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+@needs_kernels
 @pytest.mark.parametrize("name", shown(OF_MODELS))
 def test_a_model_of_transformers_is_one_graph(name: str, request: pytest.FixtureRequest) -> None:
     wrong = outcome(request)

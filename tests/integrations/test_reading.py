@@ -13,6 +13,7 @@ import torch
 import regard as rg
 from regard.compat.folder import MINILM
 from regard.inspect.reading import positions
+from regard.inspect.report.heads import mean_entropy
 
 transformers = pytest.importorskip("transformers", reason="models come from transformers (regard[hf])")
 
@@ -156,8 +157,127 @@ def test_the_odd_heads_of_a_real_model_are_found() -> None:
     text = (files("regard.demo") / "text.txt").read_text()[:1500]
     said = [found.said for found in rg.look(model, text, tokenizer=tokenizer).findings]
     before, after, _, received, peak = said
-    assert re.match(r"previous-token heads: L0H2 \(\d\d%\), .*L2H11 \(\d\d%\)", before)
-    assert re.match(r"next-token heads: L1H8 \(\d\d%\)", after)
+    assert re.match(r"previous-token heads: L0H2 \(\d\d%, \d\d to \d\d%\), .*L2H11 \(\d\d%, ", before)
+    assert re.match(r"next-token heads: L1H8 \(\d\d%, ", after)
     assert re.match(r"‘\[CLS\]’ \(key 0\) receives (9|1\d)(\.\d)?% of all mass, most from L\dH\d+ ", received)
     score, nearest = re.match(r"max score ([\d.]+) at L0H2 \(next head ([\d.]+)\)", peak).groups()
     assert float(score) > 3 * float(nearest)
+
+
+def test_token_ids_are_read_as_the_text_is() -> None:
+    model, tokenizer = bert().eval(), Words()
+    ids = tokenizer(TEXT)["input_ids"]
+    by_text = rg.look(model, TEXT, tokenizer=tokenizer)
+    for given in (ids, torch.tensor(ids), torch.tensor([ids])):
+        report = rg.look(model, given)
+        assert report.layers[0].keys.tokens == tuple(map(str, ids))
+        assert torch.equal(report.layers[1].received, by_text.layers[1].received)
+    assert rg.look(model, ids, tokenizer=tokenizer).layers[0].keys.tokens == by_text.layers[0].keys.tokens
+    with pytest.raises(ValueError, match=r"the token ids hold -1; expected numbers from 0 on\."):
+        rg.look(model, [3, -1])
+
+
+def test_several_texts_give_means_over_texts() -> None:
+    model, tokenizer = bert().eval(), Words()
+    texts = [TEXT, "the cat sat", "a b c d e f g"]
+    reports = rg.look(model, texts, tokenizer=tokenizer)
+    alone = [rg.look(model, text, tokenizer=tokenizer) for text in texts]
+    assert len(reports) == 3 and [str(one)[:40] for one in reports] == [str(one)[:40] for one in alone]
+    mean = torch.stack([torch.stack([mean_entropy(layer) for layer in one.layers]) for one in alone]).mean(0)
+    entropy = next(grid for grid in reports.grids if grid.title == "entropy")
+    torch.testing.assert_close(torch.tensor(entropy.values), mean)
+    assert str(reports).startswith("BertModel (BertModel)  mean over 3 texts\n") and "\n[2]  7 tokens" in str(reports)
+    ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
+    assert [one.layers[0].keys.tokens for one in rg.look(model, ids)] == [("3", "4", "5"), ("6", "7", "8")]
+
+
+def vit() -> torch.nn.Module:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 8}
+    return transformers.ViTModel(transformers.ViTConfig(image_size=12, patch_size=4, **sizes))
+
+
+def test_an_image_reaches_the_model() -> None:
+    model, pixels = vit().eval(), torch.randn(3, 12, 12)
+    report = rg.look(model, pixels)
+    assert [layer.name for layer in report.layers] == [name for name, m in model.named_modules() if is_attention(m)]
+    assert report.layers[0].keys.tokens == ("[CLS]", *(f"{row},{column}" for row in range(3) for column in range(3)))
+    assert "10 tokens" in str(report)
+    assert report.picture is not None and report.picture.pixels.shape == (12, 12, 3)
+    assert (report.picture.rows, report.picture.columns, report.picture.special) == (3, 3, 1)
+    with rg.record(model, facts=rg.Report.FACTS) as tape, torch.no_grad():
+        model(pixel_values=pixels[None])
+    received = tape.calls[1][rg.facts.Received()][0]
+    assert torch.equal(report.layers[1].received, received)
+    with pytest.raises(ValueError, match=r"look has 2 images; expected one"):
+        rg.look(model, torch.randn(2, 3, 12, 12))
+
+
+def is_attention(module: torch.nn.Module) -> bool:
+    return type(module).__name__ == "ViTAttention"
+
+
+def test_a_picture_needs_a_processor() -> None:
+    image = pytest.importorskip("PIL.Image").new("RGB", (12, 12))
+    with pytest.raises(TypeError, match=r"look has an image, a Image, and no processor; pass the one of ViTModel"):
+        rg.look(vit(), image)
+    asked: list[object] = []
+
+    def processor(images: object, return_tensors: str) -> dict[str, torch.Tensor]:
+        asked.append(images)
+        return {"pixel_values": torch.zeros(1, 3, 12, 12)}
+
+    assert len(rg.look(vit(), image, processor=processor).layers) == 2 and asked == [image]
+
+
+def test_a_pipeline_is_looked_at() -> None:
+    model, tokenizer = bert().eval(), Words()
+
+    class Pipeline:
+        def __init__(self) -> None:
+            self.model, self.tokenizer, self.image_processor = model, tokenizer, None
+
+    Pipeline.__module__ = "transformers.pipelines.base"
+    report = rg.look(Pipeline(), TEXT)
+    assert report.layers[0].keys.tokens[:2] == (" the", " cat")
+
+
+def test_a_sentence_transformer_brings_its_tokenizer() -> None:
+    model, tokenizer = bert().eval(), Words()
+
+    class SentenceTransformer(torch.nn.Sequential):
+        pass
+
+    sentence = SentenceTransformer(torch.nn.ModuleDict({"auto_model": model}))
+    sentence.tokenizer = tokenizer
+    report = rg.look(sentence, TEXT)
+    assert report.model == "BertModel" and len(report.layers) == 2
+
+
+def test_what_record_takes() -> None:
+    with pytest.raises(TypeError, match=r"record has a str; expected the model, an nn\.Module"), rg.record("x"):  # pyright: ignore
+        pass
+
+
+def test_texts_of_another_length_are_refused() -> None:
+    model = bert().eval()
+    with rg.record(model, facts=rg.Report.FACTS) as tape, torch.no_grad():
+        model(torch.tensor([[3, 4, 5, 6]]))
+    with pytest.raises(ValueError, match=r"tokens has 3 texts; the calls are of 4 tokens\. Pass one text a token"):
+        rg.Report.of(tape.calls, title="t", model="m", tokens=["a", "b", "c"])
+
+
+def test_a_report_is_saved_with_the_head_of_a_label(tmp_path: Path) -> None:
+    report = rg.look(bert().eval(), [3, 4, 5])
+    report.save(tmp_path / "a.json", head="L1H2")
+    report.save(tmp_path / "b.json", head=(1, 2))
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    with pytest.raises(ValueError, match=r"'second' is no head; expected a label such as L3H1 \(layer 3, head 1\)"):
+        report.save(tmp_path / "a.json", head="second")
+
+
+def test_facts_are_values_of_a_tuple() -> None:
+    x = torch.zeros(4, 8)
+    with pytest.raises(TypeError, match=r"facts is the class Entropy; expected a tuple of values: facts=\(Ent"):
+        rg.look(x, x, facts=rg.facts.Entropy)  # pyright: ignore
+    with pytest.raises(TypeError, match=r"facts holds the class Top, not one of its values; write Top\(\.\.\.\)\."):
+        rg.look(x, x, facts=(rg.facts.Top,))  # pyright: ignore

@@ -17,7 +17,7 @@ from regard.testing import Case, draw, frame, masks, scores
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated"),
 ]
 
 AT = frame(batch=(2,), heads=4, nq=13, nk=17)

@@ -1,6 +1,7 @@
 // Fuzz of the kernels' C interface, for AddressSanitizer and UndefinedBehaviorSanitizer: right calls, which must return 0, and the same
 // with one field or index out of range, which must return an error and touch nothing beside a buffer. Arguments: how many calls, a seed.
 #include "native_fuzz.h"
+#include "native_fuzz_ragged.h"
 
 #include <map>
 #include <string>
@@ -108,7 +109,7 @@ const Wrong kWrong[] = {
     FIELD_WHERE(x.c.dv, c.v.data, nullptr), FIELD_WHERE(x.c.dv, c.out.data, nullptr),
     FIELD_WHERE(x.c.start.data, c.start.data, nullptr), FIELD_WHERE(x.c.start.data, c.stop.data, nullptr),
     FIELD_WHERE(x.c.tiles.data, c.bits_count, -1), FIELD_WHERE(x.c.tiles.data && x.c.bits_count, c.bits, nullptr),
-    FIELD(c.caps_stride, 2), FIELD(c.caps_stride, -1), FIELD(c.slopes_stride, 2), FIELD(c.slopes_stride, -1),
+    FIELD(c.temperatures_stride, 2), FIELD(c.temperatures_stride, -1), FIELD(c.caps_stride, 2), FIELD(c.caps_stride, -1), FIELD(c.slopes_stride, 2), FIELD(c.slopes_stride, -1),
     FIELD(c.log_distance_weights_stride, 2), FIELD(c.log_distance_weights_stride, -1),
     FIELD(c.log_distance_rates_stride, 2), FIELD(c.log_distance_rates_stride, -1),
     FIELD_WHERE(x.c.log_distance_weights, c.log_distance_weights, nullptr), FIELD_WHERE(x.c.log_distance_weights, c.log_distance_rates, nullptr),
@@ -124,7 +125,7 @@ const Wrong kWrong[] = {
     FIELD_WHERE(entry == kBackward, g.gradient_dtype, -1), FIELD_WHERE(entry == kBackward && x.g.dslopes, c.slopes, nullptr),
     WRONG("the gradient of no log distance", kBad, if (entry != kBackward || !(x.g.dlog_distance_weights || x.g.dlog_distance_rates)) return false;
           x.c.log_distance_weights = x.c.log_distance_rates = nullptr; return true;),
-    FIELD_WHERE(entry == kBackward && x.g.doffsets, c.offsets, nullptr),
+    FIELD_WHERE(entry == kBackward && x.g.doffsets, c.offsets, nullptr), FIELD_WHERE(entry == kBackward && x.g.dtemperatures, c.temperatures, nullptr),
     FIELD_WHERE(x.additive && x.c.dk, x.forward.w, nullptr), FIELD_WHERE(x.additive && x.c.dk > 1, x.forward.w_stride, 1),
     FIELD_WHERE(x.additive, x.forward.activation, 3), FIELD_WHERE(x.additive, x.forward.activation, -1),
     FIELD_WHERE(entry == kAdditiveBackward, c.out_dtype, REGARD_BF16),
@@ -170,13 +171,16 @@ bool write_pages(Random& r) {
   regard_page_write w{batch, heads, n, dk, dv, element};
   w.k = tensor(batch, n, dk), w.v = tensor(batch, n, dv), w.k_pages = tensor(pages, page_size, dk), w.v_pages = tensor(pages, page_size, dv);
   std::vector<int32_t> table((size_t)(batch * room), -1);
-  std::vector<int64_t> lengths((size_t)batch);
+  std::vector<int64_t> lengths((size_t)batch), offsets((size_t)batch + 1);
+  for (int64_t b = 0; b < batch; ++b) offsets[(size_t)b + 1] = b + 1 == batch ? n : r.between(offsets[(size_t)b], n);
+  if (r.chance(2)) w.offsets = offsets.data(), w.k = tensor(1, n, dk), w.v = tensor(1, n, dv);
   bool fits = true;
   for (int64_t b = 0; b < batch; ++b) {
+    const int64_t rows = w.offsets ? offsets[(size_t)b + 1] - offsets[(size_t)b] : n;
     lengths[(size_t)b] = r.between(0, room * page_size);
-    const int64_t last = (lengths[(size_t)b] + n - 1) / page_size;
-    fits &= n == 0 || last < room;
-    for (int64_t page = lengths[(size_t)b] / page_size; n && page <= last && page < room; ++page)
+    const int64_t last = (lengths[(size_t)b] + rows - 1) / page_size;
+    fits &= rows == 0 || last < room;
+    for (int64_t page = lengths[(size_t)b] / page_size; rows && page <= last && page < room; ++page)
       table[(size_t)(b * room + page)] = (int32_t)r.between(0, pages - 1);
   }
   w.page_size = page_size, w.pages = pages, w.block_table = table.data(), w.room = room, w.lengths = lengths.data();
@@ -187,6 +191,11 @@ bool write_pages(Random& r) {
   wrong.page_size = 0, right &= refused(wrong), wrong = w;
   wrong.n = -1, right &= refused(wrong), wrong = w;
   if (!batch || !n || !fits) return right;
+  for (int64_t wrong_offset : {(int64_t)-1, n + 1, INT64_MAX}) {
+    const int64_t was = offsets[1];
+    offsets[1] = wrong_offset, right &= !w.offsets || refused(w), offsets[1] = was;
+  }
+  if (w.offsets && offsets[1] == 0) return right;
   int32_t& page = table[(size_t)(lengths[0] / page_size)];
   page = (int32_t)pages, right &= refused(w);
   page = -1, right &= refused(w);
@@ -203,6 +212,7 @@ int main(int count, char** words) {
   for (long long n = 0; n < calls; ++n) {
     Random random{(uint64_t)(seed * 1000003 + n)};
     if (!write_pages(random)) return printf("call %lld of seed %lld: write_pages\n", n, seed), 1;
+    if (!ragged(random)) return printf("call %lld of seed %lld: forward_ragged\n", n, seed), 1;
     Case one(random, (int)(n % 3));
     for (Entry entry : one.entries()) {
       int32_t code = one.run(entry, n % 2 ? in_turns : nullptr);

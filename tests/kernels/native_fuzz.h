@@ -1,13 +1,9 @@
 // Random right calls of the kernels' C interface, each buffer of exactly the size that the call says.
 #pragma once
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "random_memory.h"
 
-#include <vector>
-
-#include "additive/gradients.h"
 #include "abi/structs.h"
+#include "additive/gradients.h"
 
 extern "C" {
 int64_t regard_queries();
@@ -24,24 +20,6 @@ namespace {
 
 constexpr int64_t kRoom = 64;  // floats behind a table of offsets, as backends/native/modifiers/offsets.py has it
 
-struct Random {
-  uint64_t state;
-
-  uint64_t next() {  // splitmix64
-    uint64_t x = state += 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-  }
-  int64_t between(int64_t least, int64_t most) { return least + (int64_t)(next() % (uint64_t)(most - least + 1)); }
-  bool chance(int of) { return next() % (uint64_t)of == 0; }
-  float real() { return (float)between(-1000, 1000) / 700; }
-};
-
-// An element of one of the kernels' dtypes, or an integer.
-enum Kind { kF32, kBF16, kF16, kF64, kI32, kI64, kByte };
-int64_t bytes_of(Kind kind) { return kind == kF32 || kind == kI32 ? 4 : kind == kF64 || kind == kI64 ? 8 : kind == kByte ? 1 : 2; }
-
 enum Entry { kForward, kBackward, kAdditive, kAdditiveBackward, kFacts };
 const char* const kEntries[] = {"forward", "backward", "additive_forward", "additive_backward", "facts"};
 
@@ -50,25 +28,15 @@ int32_t in_turns(int64_t begin, int64_t end, int64_t, regard_body body, void* co
   return 0;
 }
 
-struct Buffer {
-  void* at;
-  Kind kind;
-  int64_t count;
-};
-
 // One right call of a kind of kernels, in memory of its own.
-struct Case {
-  Random& r;
+struct Case : RandomMemory {
   bool additive, facts;
-  std::vector<Buffer> memory;
   regard_gradients g{};
   regard_additive_gradients x{};
   regard_fact_args f{};
   regard_call c{};
 
-  std::vector<std::pair<int32_t*, int32_t>> touched;  // numbers that were changed, and what they were
-
-  Case(Random& random, int kind) : r(random), additive(kind == 1), facts(kind == 2) {
+  Case(Random& random, int kind) : RandomMemory(random), additive(kind == 1), facts(kind == 2) {
     sizes();
     operands();
     if (!additive && !facts && r.chance(3)) pages();
@@ -77,24 +45,6 @@ struct Case {
     if (additive) weights();
     else if (facts) facts_of();
     else gradients();
-  }
-  ~Case() {
-    for (const Buffer& buffer : memory) free(buffer.at);
-  }
-
-  void* make(Kind kind, int64_t count) {
-    char* p = (char*)malloc((size_t)(count * bytes_of(kind)));
-    memory.push_back({p, kind, count});
-    for (int64_t n = 0; n < count; ++n) {
-      const float x = r.real();
-      uint32_t u;
-      memcpy(&u, &x, 4);
-      const uint16_t half = kind == kBF16 ? (uint16_t)(u >> 16) : (uint16_t)(0x3000 + r.next() % 0xc00 + (r.next() & 1) * 0x8000);
-      if (kind == kF32) memcpy(p + 4 * n, &x, 4);
-      else if (kind == kBF16 || kind == kF16) memcpy(p + 2 * n, &half, 2);
-      else memset(p + n * bytes_of(kind), kind == kByte ? (int)(r.next() & 1) : 0, (size_t)bytes_of(kind));
-    }
-    return p;
   }
 
   // A tensor (batch, head, row, col), its axes in some order, some of them shared where that is allowed.
@@ -114,19 +64,6 @@ struct Case {
     }
     regard_tensor t{make(kind, count), {step[0], step[1], step[2], step[3]}, step[4], step[5], cols == 1 ? 1 : step[6]};
     return t;
-  }
-
-  template <class T>
-  T* numbers(Kind kind, int64_t count, int64_t least, int64_t most) {
-    T* p = (T*)make(kind, count);
-    for (int64_t n = 0; n < count; ++n) p[n] = (T)r.between(least, most);
-    return p;
-  }
-
-  // One number of a buffer becomes another.
-  void touch(int32_t* p, int64_t value) {
-    touched.push_back({p, *p});
-    *p = (int32_t)value;
   }
 
   int64_t elements() const { return c.batch[0] * c.batch[1] * c.batch[2] * c.batch[3]; }
@@ -190,6 +127,9 @@ struct Case {
     if (r.chance(4)) c.cap = 2, c.cap_last = r.chance(2);
     if (c.cap != 0 && r.chance(2)) {
       c.caps_stride = r.between(0, 1), c.caps = numbers<float>(kF32, c.caps_stride ? c.heads : 1, 1, 3);
+    }
+    if (r.chance(4)) {
+      c.temperatures_stride = r.between(0, 1), c.temperatures = numbers<float>(kF32, c.temperatures_stride ? c.heads : 1, 1, 3);
     }
     if (r.chance(4)) c.threshold = 1 << 22, c.seed = r.next(), c.keep = 4.0f / 3;
     if (r.chance(4)) c.slopes_stride = r.between(0, 1), c.slopes = numbers<float>(kF32, c.slopes_stride ? c.heads : 1, 0, 1);
@@ -286,6 +226,7 @@ struct Case {
     if (c.slopes && !r.chance(4)) g.dslopes = (float*)make(kF32, c.heads);
     if (c.log_distance_weights && !r.chance(4)) g.dlog_distance_weights = (float*)make(kF32, c.heads);
     if (c.log_distance_weights && !r.chance(4)) g.dlog_distance_rates = (float*)make(kF32, c.heads);
+    if (c.temperatures && !r.chance(4)) g.dtemperatures = (float*)make(kF32, c.heads);
     if (c.offsets && !r.chance(4)) g.doffsets = (float*)make(kF32, c.heads * c.offsets_count);
   }
 

@@ -13,6 +13,7 @@ import torch
 import regard as rg
 import regard.backends.native.abi as abi
 import regard.backends.native.ffi as ffi
+from needed import needs_kernels
 from regard.backends.native.args import KernelArgs
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
@@ -39,7 +40,7 @@ def test_the_number_follows_names_types_and_order(monkeypatch: pytest.MonkeyPatc
     assert abi._abi() == abi.ABI
 
 
-@pytest.mark.skipif(not ffi.runnable(), reason="needs the native kernels: no C++ compiler was found")
+@needs_kernels
 def test_every_object_answers_with_its_number() -> None:
     for path in ffi.built().values():
         handle = ctypes.CDLL(str(path))
@@ -62,7 +63,7 @@ def another_version(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget()
 
 
-@pytest.mark.skipif(not ffi.runnable(), reason="needs the native kernels: no C++ compiler was found")
+@needs_kernels
 @pytest.mark.usefixtures("another_version")
 def test_objects_of_another_version_are_not_called() -> None:
     x = torch.randn(1, 2, 9, 8)

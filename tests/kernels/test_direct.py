@@ -16,12 +16,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard as rg
+from needed import needs_kernels
 from regard.backends.native.direct import direct
 from regard.backends.native.ffi import runnable
 from regard.compat.transformers_padding import Between
 from regard.runtime import plan_cache
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+pytestmark = needs_kernels
 
 
 class Looks:

@@ -9,13 +9,11 @@ import torch
 
 import regard as rg
 from kernel_checks import check
+from needed import needs_kernels
 from regard import testing
-from regard.backends.native.ffi import runnable
 from regard.backends.native.lower_mask import lower_mask
 from regard.core.region import Frame
 from regard.masks.intervals import IntervalRule
-
-native = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 
 KEYS = torch.tensor([31, 0, 17])
 IDS = torch.tensor([0, 0, 1, 1, 1, 4, 4])
@@ -79,7 +77,7 @@ def test_rules_of_every_mask_hold() -> None:
         assert torch.equal(visible_by(rule, frame), mask.visible(frame.region()).expand(frame.shape)), name
 
 
-@native
+@needs_kernels
 @pytest.mark.parametrize("nq", [7, 1])
 @pytest.mark.parametrize("at", PLACES)
 @pytest.mark.parametrize("name", RULES)
@@ -94,7 +92,7 @@ def test_the_kernels_follow_a_rule(name: str, at: str, nq: int) -> None:
     check(case)
 
 
-@native
+@needs_kernels
 def test_documents_that_come_in_another_order_later() -> None:
     """The plan of documents in order serves others too."""
     x = torch.randn(1, 2, 6, 8)
@@ -104,7 +102,7 @@ def test_documents_that_come_in_another_order_later() -> None:
         torch.testing.assert_close(rg.attention(x, x, x, mask=mask), expected)
 
 
-@native
+@needs_kernels
 def test_a_length_that_is_wrong_later() -> None:
     x = torch.randn(2, 2, 6, 8)
     for _ in range(2):
@@ -113,7 +111,7 @@ def test_a_length_that_is_wrong_later() -> None:
         rg.attention(x, x, x, mask=rg.Lengths(keys=torch.tensor([7, 2])))
 
 
-@native
+@needs_kernels
 def test_dropout_draws_one_seed_whatever_the_mask() -> None:
     """A call that its plan refuses must not move torch's generator twice."""
     x, ids = torch.randn(1, 2, 6, 8), torch.tensor([0, 1, 0, 1, 2, 2])
@@ -151,7 +149,7 @@ MOVING = {
 }
 
 
-@native
+@needs_kernels
 @pytest.mark.parametrize("drop", [None, rg.Dropout(0.3, seed=5)], ids=["", "dropout"])
 @pytest.mark.parametrize("name", MOVING)
 def test_positions_that_change_while_all_else_is_the_same(name: str, drop: rg.Dropout | None) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.backends.native.ffi import runnable
+from needed import needs_kernels
 from regard.inspect.kept import LEAST, empty
 
 FREE = """
@@ -33,7 +33,7 @@ print(json.dumps([held - resident(), 40 * 8 * 4096 * (8 * 12 + 4 + 4)]))
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs what Linux tells of a process")
-@pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+@needs_kernels
 @pytest.mark.full
 def test_answers_are_given_back_to_the_system() -> None:
     """Also where malloc keeps all that is freed in its heap, as it does once tensors of 32 MB were freed."""

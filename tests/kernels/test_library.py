@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import regard as rg
-from regard.backends.native.ffi import runnable
+from needed import needs_kernels
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+pytestmark = needs_kernels
 
 
 @pytest.fixture

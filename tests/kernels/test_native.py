@@ -12,13 +12,14 @@ from torch import Tensor
 
 import regard as rg
 from kernel_checks import calls, compare, drawn, frames
+from needed import needs_kernels
 from regard import testing
 from regard.backends.base import Backend
 from regard.backends.native.abi import CallArguments, Operand
 from regard.backends.native.ffi import Library, load, runnable
 from regard.core.problem import build_problem
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+pytestmark = needs_kernels
 
 FRAMES = frames(few=1151)
 

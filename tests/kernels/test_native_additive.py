@@ -10,11 +10,11 @@ from torch import Tensor
 
 import regard as rg
 from kernel_checks import check, compare, frames, judge
+from needed import needs_kernels
 from regard import testing
-from regard.backends.native.ffi import runnable
 from regard.scores.activations import Activation
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+pytestmark = needs_kernels
 
 ACTIVATIONS = (rg.Tanh(), rg.Sigmoid(), rg.LeakyReLU())
 KINDS = [(rg.Tanh(), torch.bfloat16), (rg.Tanh(), torch.float16), *((f, torch.float32) for f in ACTIVATIONS)]

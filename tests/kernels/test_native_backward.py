@@ -11,12 +11,12 @@ from torch import Tensor
 
 import regard as rg
 from kernel_checks import check, frames
+from needed import needs_kernels
 from regard import testing
-from regard.backends.native.ffi import runnable
 from regard.backends.native.lower_mask import lower_mask
 from regard.core.problem import Problem
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+pytestmark = needs_kernels
 
 FRAMES = frames(few=151)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from needed import needs_kernels
 from regard import testing
-from regard.backends.native.ffi import runnable
 from regard.runtime.autograd import attend_with_stats
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+pytestmark = needs_kernels
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

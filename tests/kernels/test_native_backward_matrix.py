@@ -9,11 +9,11 @@ import torch
 
 import regard as rg
 from kernel_checks import calls, check, drawn, frames
+from needed import needs_kernels
 from regard import testing
 from regard.backends.native.backward import why_not_backward
-from regard.backends.native.ffi import runnable
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+pytestmark = needs_kernels
 
 FRAMES = frames(few=151)
 CALLS = calls(FRAMES)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import regard as rg
+from needed import needs_kernels
 from regard import testing
 from regard.backends.native.args import KernelArgs, lower
 from regard.backends.native.ffi import runnable
@@ -36,7 +37,6 @@ ENTRIES = (
     *(f"{kind}{entry}" for kind in ("", "additive_") for entry in ("forward", "backward")),
     "facts",
 )
-native = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 
 
 def compilers() -> list[str]:
@@ -101,7 +101,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, int, str]] = {
 }
 
 
-@native
+@needs_kernels
 @pytest.mark.parametrize("name", WRONG)
 def test_an_index_out_of_range_in_a_graph(name: str) -> None:
     how, operand, value, message = WRONG[name]
@@ -112,7 +112,7 @@ def test_an_index_out_of_range_in_a_graph(name: str) -> None:
         traced(replace(lowered, **{operand: told}))
 
 
-@native
+@needs_kernels
 @pytest.mark.parametrize("n", [34, 1 << 30, (1 << 32) + 5])
 def test_lengths_beyond_the_keys_in_a_compiled_graph(n: int) -> None:
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

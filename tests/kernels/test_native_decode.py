@@ -7,10 +7,10 @@ import torch
 
 import regard as rg
 from kernel_checks import compare
+from needed import needs_kernels
 from regard import testing
-from regard.backends.native.ffi import runnable
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+pytestmark = needs_kernels
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -12,11 +12,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import regard as rg
 from fact_checks import hold, looked
 from kernel_checks import check
+from needed import needs_kernels
 from regard import facts, testing
-from regard.backends.native.ffi import runnable
 from regard.backends.native.lower_mask import lower_mask
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+pytestmark = needs_kernels
 
 FRAMES = {
     "blocks": testing.frame(nq=151, nk=331, batch=(3,), heads=4),

@@ -13,14 +13,15 @@ from torch import Tensor
 
 import regard as rg
 from fact_checks import every, hold, looked
+from needed import needs_kernels
 from regard import facts, testing
 from regard.backends.native.abi import SETS, TOP
-from regard.backends.native.ffi import Library, runnable
+from regard.backends.native.ffi import Library
 from regard.backends.native.launch import library
 from regard.inspect.compute_facts import find
 from regard.inspect.results import FactResults
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+pytestmark = needs_kernels
 
 NATIVE = "the native kernels"
 HALVES = [torch.float32, torch.bfloat16, torch.float16]

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from needed import needs_kernels
 from regard import testing
-from regard.backends.native.ffi import runnable
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+pytestmark = needs_kernels
 
 AT = testing.frame(nq=141, nk=157, batch=(3,), heads=4)
 WIDTH = 19  # no multiple of a vector

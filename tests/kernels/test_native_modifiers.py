@@ -11,12 +11,12 @@ from torch import Tensor
 import regard as rg
 from fact_checks import hold, looked
 from kernel_checks import check, compare
+from needed import needs_kernels
 from regard import facts, testing
 from regard.backends.native.backward import why_not_backward
-from regard.backends.native.ffi import runnable
 from regard.core.region import Frame
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+pytestmark = needs_kernels
 
 FRAMES = {
     "blocks": testing.frame(nq=83, nk=149, batch=(2,), heads=6),

@@ -13,13 +13,14 @@ from torch import Tensor
 
 import regard as rg
 from kernel_checks import compare
+from needed import needs_kernels
 from regard import testing
 from regard.backends.native.ffi import runnable
 from regard.core.paged import Paged
 from regard.nn import GrowingCache, PagedCache
 from regard.runtime import plan_cache
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+pytestmark = needs_kernels
 
 SIZES = (1, 4, 16, 64, 128, 10)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

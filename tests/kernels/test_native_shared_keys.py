@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from needed import needs_kernels
 from regard import testing
-from regard.backends.native.ffi import runnable
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+pytestmark = needs_kernels
 
 # batch axes of the queries, and of the keys before they are expanded
 BATCHES = {

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from needed import needs_kernels
 from regard.backends.native.args import lower
-from regard.backends.native.ffi import runnable
 from regard.backends.native.lower_mask import lower_mask
 from regard.backends.native.torch_ops import traced
 from regard.core.problem import build_problem
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+pytestmark = needs_kernels
 
 N = 70
 ALLOWED, BIAS = torch.rand(N, N) > 0.5, torch.randn(4, N, N)

@@ -10,12 +10,12 @@ import torch
 
 import regard as rg
 from kernel_checks import check
+from needed import needs_kernels
 from regard import testing
 from regard.backends.base import Backend
-from regard.backends.native.ffi import runnable
 from regard.core.region import Frame
 
-NATIVE = pytest.param(rg.Native(), marks=pytest.mark.skipif(not runnable(), reason="needs the native kernels"))
+NATIVE = pytest.param(rg.Native(), marks=needs_kernels)
 BACKENDS = [NATIVE, rg.Reference(), rg.Tiled(rows=2, keys=3)]
 
 pytestmark = pytest.mark.parametrize("backend", BACKENDS, ids=repr)

@@ -51,13 +51,15 @@ def one_row_wrong(out: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("wrong", [slightly_more, pytest.param(one_row_wrong, marks=pytest.mark.full)])
-@pytest.mark.parametrize("first", [200, *(pytest.param(n, marks=pytest.mark.full) for n in (220, 240))])
-def test_a_wrong_answer_is_found(wrong: object, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("first", "calls"), [(200, 5), *(pytest.param(n, 20, marks=pytest.mark.full) for n in (220, 240))]
+)
+def test_a_wrong_answer_is_found(wrong: object, first: int, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in calls without values, nor where rounding leaves nothing: in most."""
     right = rg.attention
     monkeypatch.setattr(rg, "attention", lambda *tensors, **given: wrong(right(*tensors, **given)))
-    seeds = [seed for seed in range(first, first + 20) if draw(seed).pairs]
-    assert sum(bool(run(seed).findings) for seed in seeds) > 0.8 * len(seeds)
+    seeds = [seed for seed in range(first, first + calls) if draw(seed).pairs]
+    assert seeds and sum(bool(run(seed).findings) for seed in seeds) >= 0.8 * len(seeds)
 
 
 def test_a_seed_is_one_call() -> None:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from needed import needs_kernels
 from regard import testing
 from regard.backends.base import Backend
-from regard.backends.native.ffi import runnable
 
-NATIVE = pytest.param(rg.Native(), marks=pytest.mark.skipif(not runnable(), reason="needs the native kernels"))
+NATIVE = pytest.param(rg.Native(), marks=needs_kernels)
 BACKENDS = [NATIVE, rg.Tiled(rows=4, keys=5), rg.Reference()]
 AT = testing.frame()
 

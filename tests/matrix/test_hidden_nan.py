@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from needed import needs_kernels
 from regard import testing
 from regard.backends.base import Backend
-from regard.backends.native.ffi import runnable
 
-NATIVE = pytest.param(rg.Native(), marks=pytest.mark.skipif(not runnable(), reason="needs the native kernels"))
+NATIVE = pytest.param(rg.Native(), marks=needs_kernels)
 BACKENDS = [NATIVE, rg.Tiled(rows=7, keys=9), rg.Reference()]
 N, FIRST = 23, 10  # tokens of the pack, and of its first document, which is spoiled
 AT = testing.frame(nq=N, nk=N, batch=(2,), heads=3)

@@ -13,21 +13,20 @@ import torch
 
 import regard as rg
 from kernel_checks import check
+from needed import needs_kernels
 from regard import testing
 from regard.backends.base import Backend
-from regard.backends.native.ffi import runnable
 from regard.core.dtypes import FLOATING
 
 FRAME = testing.frame()
 MASKS, SCORES = list(testing.masks(FRAME)), list(testing.scores(FRAME))
 NATIVE, *TILED = rg.Native(), rg.Tiled(rows=7, keys=11), rg.Tiled()
-BUILT = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
 
 CASES = [pytest.param(*case) for case in product(MASKS, SCORES, TILED, FLOATING)]
 # the kernels refuse float64 and scores that are somebody's function (tests/kernels/test_native.py)
 SCORES_IN_CPP = [score for score in SCORES if score != "Custom"]
 DTYPES_IN_CPP = [dtype for dtype in FLOATING if dtype != torch.float64]
-CASES += [pytest.param(*case, marks=BUILT) for case in product(MASKS, SCORES_IN_CPP, [NATIVE], DTYPES_IN_CPP)]
+CASES += [pytest.param(*case, marks=needs_kernels) for case in product(MASKS, SCORES_IN_CPP, [NATIVE], DTYPES_IN_CPP)]
 
 
 @cache

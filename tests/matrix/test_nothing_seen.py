@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from needed import needs_kernels
 from regard.backends.base import Backend
-from regard.backends.native.ffi import runnable
 
-NATIVE = pytest.param(rg.Native(), marks=pytest.mark.skipif(not runnable(), reason="needs the native kernels"))
+NATIVE = pytest.param(rg.Native(), marks=needs_kernels)
 BACKENDS = [NATIVE, None, rg.Tiled(rows=2, keys=3), rg.Reference()]
 
 

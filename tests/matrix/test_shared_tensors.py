@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from needed import needs_kernels
 from regard import testing
 from regard.backends.base import Backend
-from regard.backends.native.ffi import runnable
 
 N, HEADS, F64 = 5, 5, torch.float64  # square, so that one tensor fits everywhere
-NATIVE = pytest.param(rg.Native(), marks=pytest.mark.skipif(not runnable(), reason="needs the native kernels"))
+NATIVE = pytest.param(rg.Native(), marks=needs_kernels)
 BACKENDS = [NATIVE, None, rg.Tiled(rows=3, keys=2), rg.Reference()]
 
 # From one tensor a head (HEADS,), positive, and one square one: the score.

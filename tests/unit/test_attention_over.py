@@ -241,10 +241,22 @@ def test_indices_need_a_known_number_of_keys() -> None:
     rg.attention_over(q, iter([kv, kv]), mask=positional, positions=torch.tensor([4, 5]))
 
 
+@pytest.mark.parametrize(
+    "stage",
+    [rg.SoftCap(2.0), rg.LogDistance(0.5, 0.1), rg.RelativeBias(torch.randn(6, 1), rg.ClippedBuckets(3, 2))],
+    ids=lambda stage: type(stage).__name__,
+)
+def test_a_modifier_without_indices_goes_over_any_source(stage: rg.Modifier) -> None:
+    q, k, v = (torch.randn(n, 8, dtype=torch.float64) for n in (2, 6, 6))
+    score, at = rg.ScaledDot() >> stage, rg.tail(2, 6)
+    out = rg.attention_over(q, iter([(k[:3], v[:3]), (k[3:], v[3:])]), score=score, positions=at.q)
+    torch.testing.assert_close(out, rg.attention(q, k, v, score=score, positions=at))
+
+
 @pytest.mark.parametrize("last", [3, 5])
 def test_a_bias_that_fits_a_part_only_is_refused(last: int) -> None:
     q, kv = torch.zeros(2, 8), (torch.zeros(3, 8), torch.zeros(3, 8))
-    with pytest.raises(rg.ShapeError, match=rf"Bias.bias has shape \(2, {last}\); the source has 6 keys"):
+    with pytest.raises(rg.ShapeError, match=rf"Bias.bias has shape \(2, {last}\); the whole call has 6 keys"):
         rg.attention_over(q, [kv, kv], score=rg.ScaledDot() >> rg.Bias(torch.zeros(2, last)))
 
 

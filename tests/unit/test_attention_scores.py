@@ -246,7 +246,7 @@ def test_meta_tensors_have_the_right_shape() -> None:
     assert s.is_meta and s.shape == (2, 6, 3, 5) and s.dtype == torch.float32
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script(_method)?. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script(_method)?. is deprecated")
 def test_one_graph_of_torch_compile() -> None:
     torch.compiler.reset()
     case = testing.draw(AT, mask=rg.Causal(), score=rg.ScaledDot() >> rg.SoftCap(2.0)).leaves(torch.float32)

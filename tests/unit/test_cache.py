@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard as rg
-from regard.backends.native.ffi import runnable
+from needed import needs_kernels
 from regard.backends.native.launch import library
 from regard.nn import FixedCache, GrowingCache, KVCache, PagedCache, RollingCache
 from regard.nn.cache.rolling import TILE
@@ -231,7 +231,7 @@ def test_a_rolling_cache_holds_a_window_in_bounded_memory() -> None:
     assert keys.untyped_storage().nbytes() <= 2 * (WINDOW + TILE) * 4
 
 
-@pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+@needs_kernels
 def test_a_rolling_cache_forgets_whole_tiles() -> None:
     assert library().tile[1] == TILE
 

@@ -38,9 +38,16 @@ def test_the_named_one_never_falls_back(backend: Backend, call: object) -> None:
     )
 
 
-@pytest.mark.parametrize("backend", ["tiled", rg.Tiled, 3])
-def test_a_backend_is_a_value(backend: object) -> None:
-    with pytest.raises(TypeError, match=re.escape("expected a Backend, such as Tiled(), or None to choose.")):
+@pytest.mark.parametrize(
+    ("backend", "way"),
+    [
+        ("tiled", "expected a Backend, such as Tiled(), or None to choose."),
+        (rg.Tiled, "backend is the class Tiled, not one of its values; write backend=Tiled()."),
+        (3, "expected a Backend, such as Tiled(), or None to choose."),
+    ],
+)
+def test_a_backend_is_a_value(backend: object, way: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(way)):
         rg.attention(X, X, X, backend=backend)
 
 

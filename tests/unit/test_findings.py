@@ -10,7 +10,7 @@ import torch
 import regard as rg
 import sample_reports as reports
 from regard.inspect.report import heads
-from regard.inspect.report.findings import above, findings, largest, percent, quoted, received, shown, striking
+from regard.inspect.report.findings import Shares, findings, largest, percent, quoted, received, shown, striking
 from regard.inspect.report.layer import Layer
 
 
@@ -27,51 +27,10 @@ BACK = torch.arange(20).sub(1).clamp(min=0)
 def test_neighbours_are_shares_of_rows() -> None:
     ahead = torch.arange(20).add(1).clamp(max=19)
     layer = looking_at(torch.stack([BACK, ahead, BACK * 0]), "x" * 20, rg.Everything())
-    assert heads.looks_by(layer, -1).tolist() == pytest.approx([1, 0, 1 / 19])
-    assert heads.looks_by(layer, 1).tolist() == pytest.approx([0, 1, 0])
-
-
-def test_contexts_are_numbered_and_their_copies_found() -> None:
-    ids = heads.context_ids("abcabdabc", 3)
-    assert (ids[:2] == -1).all() and ids[8] == ids[2] and len(set(ids[2:8].tolist())) == 6
-    assert heads.last_copies(ids).tolist() == [-1] * 8 + [2]
-    assert heads.context_ids("ab", 5).tolist() == [-1, -1]
-
-
-PASSAGE = "one passage"
-TWICE = f"{PASSAGE}…{PASSAGE}"
-
-
-def followers(tokens: str, context: int) -> torch.Tensor:
-    """A key that followed the last copy of each context; the row's own, where there is none."""
-    last = heads.last_copies(heads.context_ids(tokens, context))
-    return torch.where(last >= 0, last + 1, torch.arange(len(tokens)))
-
-
-def test_induction_is_a_share_of_the_rows_that_repeat() -> None:
-    right = followers(TWICE, 2)
-    half = torch.where(torch.arange(len(TWICE)) % 2 == 0, right, torch.arange(len(TWICE)))
-    layer = looking_at(torch.stack([right, half, torch.arange(len(TWICE))]), TWICE)
-    share, rows = heads.induction(layer, 2)
-    assert rows == len(PASSAGE) - 1
-    assert share.tolist() == [1.0, 0.5, 0.0]
-
-
-def test_a_copy_out_of_reach_does_not_count() -> None:
-    near = looking_at(followers(TWICE, 2)[None], TWICE, rg.Causal() & rg.Window(before=len(PASSAGE), after=0))
-    far = looking_at(torch.arange(len(TWICE))[None], TWICE, rg.Causal() & rg.Window(before=5, after=0))
-    assert heads.induction(near, 2)[1] == len(PASSAGE) - 1
-    assert heads.induction(far, 2)[1] == 0
-
-
-def test_few_rows_are_no_evidence() -> None:
-    tokens = "abcd.abcd.xyz"
-    layer = looking_at(followers(tokens, 2)[None], tokens)
-    share, rows = heads.induction(layer, 2)
-    assert 0 < rows < heads.EVIDENCE and share.tolist() == [0.0]
-    assert any(
-        "4 rows repeat 2 tokens, too few of this text to tell" in one.said for one in findings([layer], 2, "token")
-    )
+    back, chance, rows = heads.looks_by(layer, -1)
+    assert back.tolist() == pytest.approx([1, 0, 1 / 19])
+    assert chance.tolist() == pytest.approx([1 / 20] * 3) and rows == 19
+    assert heads.looks_by(layer, 1)[0].tolist() == pytest.approx([0, 1, 0])
 
 
 def said(layer: Layer, unit: str = "token") -> list[str]:
@@ -81,7 +40,7 @@ def said(layer: Layer, unit: str = "token") -> list[str]:
 def test_sentences_have_names_and_numbers() -> None:
     layer = looking_at(torch.stack([BACK, BACK * 0]), "A" + "bcdefghijklmnopqrst", rg.Everything())
     assert said(layer) == [
-        "previous-token heads: L0H0 (100%)",
+        "previous-token heads: L0H0 (100%, 79 to 100%)",
         "induction heads: no rows repeat 2 tokens, too few of this text to tell",
         "‘A’ (key 0) receives 55% of all mass, most from L0H1 (100%)",
         "max score 20.0 at L0H0 (next head 20.0)",
@@ -114,18 +73,30 @@ def test_layers_of_unlike_lengths_are_told_together() -> None:
 
 
 def test_the_striking_head() -> None:
-    keys = torch.stack([torch.arange(len(TWICE)), followers(TWICE, 2)])
-    assert str(striking([looking_at(keys, TWICE)], 2, "token")[0]) == "L0H1 (100%)"
+    passage = "one passage…one passage"
+    copies = torch.arange(len(passage)).sub(11).clamp(min=0)
+    keys = torch.stack([torch.arange(len(passage)), copies])
+    assert str(striking([looking_at(keys, passage)], 2, "token")[0]) == "L0H1 (100%, 67 to 100%)"
     layer = looking_at(torch.stack([BACK * 0, BACK]), "abcdefghijklmnopqrst")
     assert striking([layer], 2, "token")[1] == "looks one token back in 100% of rows"
     dull = replace(layer, top_keys=torch.full_like(layer.top_keys, 0), own=torch.full_like(layer.own, -1))
     assert striking([dull], 2, "token")[1].startswith("lowest mean entropy, ")
 
 
-def test_heads_are_sorted_by_share() -> None:
-    shares = [torch.tensor([0.1, 0.75]), torch.tensor([0.9])]
-    assert [str(head) for head in above(shares, 0.5)] == ["L1H0 (90%)", "L0H1 (75%)"]
-    assert str(largest(shares)) == "L1H0 (90%)"
+def test_heads_are_sorted_by_share_and_named_where_they_are_above_chance() -> None:
+    share, low = (
+        [torch.tensor([0.1, 0.75, 0.8]), torch.tensor([0.9])],
+        [torch.tensor([0.0, 0.6, 0.7]), torch.tensor([0.8])],
+    )
+    high, layers = [one + 0.2 for one in low], reports.report(heads=(3, 1)).layers
+    shares = Shares(share, [torch.tensor([0.0, 0.5, 0.75]), torch.tensor([0.0])], low, high, layers)
+    assert [str(head) for head in shares.above(0.5)] == ["L1H0 (90%, 80 to 100%)", "L0H1 (75%, 60 to 80%)"]
+    assert str(largest(layers, share)) == "L1H0 (90%)"
+
+
+def test_two_rows_are_no_evidence_of_a_neighbour() -> None:
+    layer = looking_at(torch.tensor([[0, 0, 1]]), "abc")
+    assert said(layer)[0] == "previous-token heads: none; the nearest is L0H0 (100%)"
 
 
 def test_a_small_score_keeps_its_digits() -> None:

@@ -17,14 +17,14 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 # From the lowest; a module belongs to the longest of these names that it begins with.
 LAYERS = (
-    ("core.errors", "core.value", "core.tracing", "core.dtypes", "core.shapes", "core.paged"),
+    ("core.errors", "core.value", "core.tracing", "core.dtypes", "core.shapes", "core.paged", "core.mkl", "core.html"),
     ("core.arrays", "core.region", "core.state", "core.positions", "core.dropout", "masks", "scores"),
-    ("core.problem", "core.hooks", "nested", "packed"),
+    ("core.arguments", "core.problem", "core.hooks", "nested", "ragged_queries", "packed", "part_of_call"),
     ("backends",),
     ("runtime",),
     ("api",),
     ("nn", "inspect", "parallel", "sources"),
-    ("compat", "demo", "cli", "testing", "machine", "bench", "__main__"),
+    ("compat", "demo", "cli", "terminal", "testing", "machine", "bench", "__main__"),
 )
 LAYER = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
 

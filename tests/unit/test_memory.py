@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from regard.backends.native.ffi import runnable
+from needed import needs_kernels
 
 MEASURE = """
 import json, resource, sys
@@ -100,7 +100,7 @@ def test_an_additive_score_in_linear_memory() -> None:
     assert growth(4096) < LIMIT // 4 < DENSE[4096] // 16
 
 
-@pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+@needs_kernels
 def test_an_additive_score_natively() -> None:
     """Two heads of 64 of n = 16,384 in half of the limit; a part of that here."""
     assert growth(4096, "Native") < LIMIT // 8
@@ -139,6 +139,6 @@ def test_an_additive_score_of_16384_keys() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+@needs_kernels
 def test_an_additive_score_of_16384_keys_natively() -> None:
     assert growth(16384, "Native") < LIMIT // 2

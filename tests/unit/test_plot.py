@@ -22,6 +22,8 @@ SHAPES = {
     "24 x 16 of 60": {"layers": 24, "heads": 16, "n": 60, "tokens": [f"{i}{LONG}" for i in range(60)]},
     "wide names": {"layers": 2, "heads": 2, "n": 31, "tokens": ["W" * 12] * 31},
     "unlike heads": {"layers": 3, "heads": (2, 5, 3), "n": 36, "mask": rg.Everything()},
+    "stacks": {"layers": 6, "heads": 4, "names": reports.stacks(2, 2)},
+    "one layer of a decoder": {"layers": 26, "heads": 4, "names": reports.stacks(24, 1)},
     "one": {"layers": 1, "heads": 1, "n": 1},
 }
 
@@ -120,3 +122,11 @@ def test_a_picture_is_small() -> None:
     file = io.BytesIO()
     plot.write(reports.report(6, 12, 512), file, "png", None)
     assert len(file.getvalue()) < 300_000
+
+
+def test_layers_of_an_encoder_and_a_decoder_are_counted_apart() -> None:
+    figure = drawn(reports.report(7, 2, names=reports.stacks(3, 2)))
+    axes = figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels() if label.get_text()] == list("0120101")
+    middles = {text.get_text(): text.xy[1] for text in axes.texts}
+    assert middles == pytest.approx({"encoder": 1, "decoder": 3.5, "decoder cross": 5.5}, abs=0.4)

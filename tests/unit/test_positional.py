@@ -138,7 +138,7 @@ def test_keys_in_any_order_and_more_than_once(capsys: pytest.CaptureFixture[str]
         (lambda: rg.Window(before=1.0, after=0), TypeError, "Window.before is a float; expected an integer, or None"),
         (lambda: rg.Dilated(0), ValueError, r"Dilated\(step=0\): expected a step of 1 or more"),
         (lambda: rg.Dilated(1.5), TypeError, "Dilated.step is a float"),
-        (lambda: rg.Prefix(2.5), TypeError, "Prefix.n is a float"),
+        (lambda: rg.Prefix(2.5), TypeError, r"Prefix.n is 2\.5, a float; expected an integer"),
         (lambda: rg.Prefix(torch.tensor(2.5)), TypeError, "Prefix.n has dtype torch.float32; expected an integer"),
         (lambda: rg.Prefix(torch.tensor([True])), TypeError, "Prefix.n has dtype torch.bool"),
         (

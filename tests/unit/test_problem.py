@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 from typing import Any
@@ -63,6 +64,111 @@ def test_tensors(given: tuple[Any, Any, Any], kind: type[Exception], said: str) 
         rg.attention(*given)
 
 
+Q_SWAPPED, K_SWAPPED = zeros(5, 13, 6, 8), zeros(5, 17, 6, 8)
+SWAPPED = "If the axes are (batch, n, heads, d), with 6 heads, as flash-attention has them, write q.transpose(-3, -2)"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            (Q_SWAPPED, K_SWAPPED, K_SWAPPED),
+            f"k has 17 heads, q has 13; q's heads must be a multiple of k's (grouped queries). {SWAPPED}",
+        ),
+        ((Q, zeros(5, 4, 17, 8), zeros(5, 4, 17, 3)), "q's heads must be a multiple of k's (grouped queries)."),
+    ],
+)
+def test_heads_on_the_axis_of_the_tokens(given: tuple[Tensor, Tensor, Tensor], said: str) -> None:
+    with pytest.raises(rg.ShapeError, match=re.escape(said)) as raised:
+        rg.attention(*given)
+    assert ("transpose" in str(raised.value)) == (SWAPPED in said)
+
+
+def test_more_heads_than_tokens_warns_once() -> None:
+    q = torch.randn(2, 128, 8, 4)
+    with pytest.warns(UserWarning, match=r"^q, k and v are read as \(batch, heads, n, d\), and have more heads"):
+        rg.attention(q, q, q)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        for width in (3, 4, 5):  # structures of their own, each planned
+            rg.attention(q, q, torch.randn(2, 128, 8, width))
+    assert len(said) == 1 and "positions=head(nq, nk)" in str(said[0].message)
+
+
+def test_right_calls_with_more_heads_than_tokens_do_not_warn() -> None:
+    q, cache = torch.randn(1, 48, 7, 4), torch.randn(1, 48, 19, 4)
+    rg.attention(q, q, q, positions=rg.head(7, 7))  # somebody has said so
+    rg.attention(q, q, q, score=rg.ScaledDot(0.5))  # so did a model's own scale
+    rg.attention(q, q, torch.randn(1, 7, 48, 4).transpose(1, 2))  # a projection, transposed
+    rg.attention(q[:, :, :1], cache, cache)  # decoding
+    rg.attention(*3 * [torch.randn(2, 12, 5, 4)])  # a short text
+
+
+MOVED: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+    (
+        (),
+        {"attn_mask": None},
+        "no argument 'attn_mask'; write mask=Dense(attn_mask) for booleans, True = may attend",
+    ),
+    (
+        (),
+        {"attn_mask": None},
+        "regard.compat has functions with the arguments of torch, flash-attention, Keras",
+    ),
+    ((), {"is_causal": True}, "attention has no argument 'is_causal'; write mask=Causal()."),
+    ((), {"scale": 0.1}, "attention has no argument 'scale'; write score=ScaledDot(scale)."),
+    ((), {"dropout_p": 0.1}, "attention has no argument 'dropout_p'; write dropout=Dropout(dropout_p)."),
+    ((), {"enable_gqa": True}, "'enable_gqa'; leave it out: k and v may have fewer heads than q"),
+    ((), {"num_heads": 2}, "'num_heads'; heads are an axis of q, k and v"),
+    ((), {"key_padding_mask": None}, "'key_padding_mask'; write mask=Dense(~key_padding_mask[:, None, None, :])"),
+    (
+        (),
+        {"colour": 1},
+        "no argument 'colour'; it has score, mask, positions, sink, dropout and backend.",
+    ),
+    ((zeros(13, 17) > 0,), {}, "the fourth is a Tensor of bool: write mask=Dense(mask), True = may attend."),
+    ((zeros(13, 17),), {}, "the fourth is a Tensor of float32: write score=ScaledDot() >> Bias(mask) if it is added"),
+    ((rg.Causal(),), {}, "attention takes q, k and v by position; the fourth is a Causal: write mask=Causal()."),
+    ((True,), {}, "the fourth is a bool: name what follows: score=, mask=, positions=, sink=, dropout=, backend=."),
+]
+
+
+@pytest.mark.parametrize(("more", "named", "said"), MOVED)
+def test_arguments_of_other_libraries(more: tuple[Any, ...], named: dict[str, Any], said: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(said)):
+        rg.attention(Q, K, V, *more, **named)
+
+
+def test_what_the_sentences_advise_runs() -> None:
+    attn_mask, key_padding_mask = zeros(13, 17) > 0, zeros(5, 17) > 0
+    for mask in (rg.Dense(attn_mask), rg.Dense(~key_padding_mask[:, None, None, :])):
+        rg.attention(Q, K, V, mask=mask)
+
+
+def test_help_shows_what_attention_takes() -> None:
+    shown = inspect.signature(rg.attention).parameters
+    assert list(shown) == ["q", "k", "v", "score", "mask", "positions", "sink", "dropout", "backend"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        (rg.Native, "backend is the class Native, not one of its values; write backend=Native()."),
+        ("native", "backend is 'native'; expected a Backend, such as Tiled(), or None to choose."),
+    ],
+)
+def test_a_backend_is_a_value(backend: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(said)):
+        rg.attention(Q, K, V, backend=backend)
+
+
+def test_a_prefix_is_counted() -> None:
+    with pytest.raises(
+        TypeError, match=re.escape("Prefix.n is 1.5, a float; expected an integer, or an integer tensor")
+    ):
+        rg.Prefix(1.5)  # pyright: ignore[reportArgumentType]
+
+
 POSITIONS = "expected head(nq, nk), tail(nq, nk) or Positions(q, k)."
 PADDING = "a padding mask (batch, nk) is Dense(mask[:, None, None, :])"
 ROWS = zeros(13, 17)
@@ -72,11 +178,22 @@ ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"mask": ROWS.long()}, TypeError, "mask is a Tensor of int64; write Dense(mask != 0) if 1 means may attend"),
     ({"mask": np.zeros((13, 17), bool)}, TypeError, "mask is a ndarray of bool; write Dense(mask), True = may attend."),
     ({"mask": "causal"}, TypeError, "mask is a str; expected a Mask, such as Causal() or Where(fn)."),
-    ({"mask": rg.Causal}, TypeError, "mask is the class Causal, not one of its values; expected a Mask, such as"),
+    ({"mask": rg.Causal}, TypeError, "mask is the class Causal, not one of its values; write Causal()."),
     ({"score": "dot"}, TypeError, "score is a str; expected a Score, such as ScaledDot(), or Custom(fn)."),
     ({"score": torch.dot}, TypeError, "expected a Score, such as ScaledDot(), or Custom(fn)."),
-    ({"score": rg.ScaledDot}, TypeError, "score is the class ScaledDot, not one of its values; expected a Score"),
+    ({"score": rg.ScaledDot}, TypeError, "score is the class ScaledDot, not one of its values; write ScaledDot()."),
     ({"score": rg.SoftCap(2.0)}, TypeError, "score SoftCap(cap=2.0) begins with a modifier; begin with a similarity"),
+    (
+        {"score": rg.SoftCap(2.0) >> rg.Dot()},
+        TypeError,
+        "begins with a modifier; begin with a similarity, as in Dot() >> SoftCap(cap=2.0).",
+    ),
+    ({"mask": rg.Prefix}, TypeError, "mask is the class Prefix, not one of its values; write Prefix(...)."),
+    (
+        {"mask": rg.Where(lambda i, j: i >= j), "positions": rg.tail(13, 17)},
+        TypeError,
+        "Where.fn cannot be called as fn(b, h, i, j)",
+    ),
     ({"score": rg.Dot() >> rg.Dot()}, TypeError, "has a second similarity, Dot(); only its first stage may be one."),
     ({"positions": (0, 1)}, TypeError, f"positions is a tuple; {POSITIONS}"),
     ({"positions": rg.head(12, 17)}, rg.ShapeError, "positions.q has shape (12,); expected (13,) or (5, 13)."),

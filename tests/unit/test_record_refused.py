@@ -69,7 +69,7 @@ def test_an_error_of_the_block_is_not_hidden_by_that_of_nothing_recorded() -> No
     ids=["vmap", "grad", "meta", "trace"],
 )
 @pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore:There is a perf:UserWarning"
+    "ignore:.*torch.jit.* is deprecated", "ignore::torch.jit.TracerWarning", "ignore:There is a perf:UserWarning"
 )
 def test_what_has_no_values_is_refused_with_a_sentence(run: Callable[[nn.Module], Any], said: str) -> None:
     torch.compiler.reset()

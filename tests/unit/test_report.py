@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 
 import regard as rg
 import sample_reports as reports
-from regard.inspect.report import save
+from regard.inspect.report import page, save
 
 BEGINS = {
     ".png": b"\x89PNG\r\n",
@@ -117,7 +119,8 @@ def test_arrays_are_the_layers_own(tmp_path: Path) -> None:
         assert arrays["keys/0"][3] == "t3"
 
 
-def test_a_notebook_shows_the_overview() -> None:
-    html = reports.nasty()._repr_html_()
-    assert html.startswith('<div class="regard">') and "<script" not in html and "&lt;" in html
-    assert html.count("<table") == 3
+def test_a_notebook_shows_the_page_in_a_frame() -> None:
+    report = reports.nasty()
+    cell = report._repr_html_()
+    assert cell.startswith('<iframe sandbox="allow-scripts" ') and cell.count("<") == 2
+    assert page.html(report, None) == unescape(re.search(r'srcdoc="([^"]*)"', cell)[1])

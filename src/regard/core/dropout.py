@@ -15,6 +15,8 @@ from regard.core.value import Value
 
 # 24 bits decide: they are exact in float32, and p is met to 6e-8
 _BITS = 24
+# what the number of a head is multiplied by
+_HEAD = 0x85EBCA77
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,14 @@ class Dropout(Value):
         seed: Any = torch.randint(1 << 62, (), dtype=torch.int64).item()  # in a graph a symbol, which int() would fix
         return Dropout(self.p, seed)
 
+    def from_head(self, first: int) -> Dropout:
+        """The same with head `first` as its head 0, for a call with the heads from there on. The seed must be fixed."""
+        assert self.seed is not None
+        # a head's number is added to the seed's upper word, in `_bits` and natively (steps/dropout.h)
+        upper = (self.seed >> 32) + first * _HEAD & 0xFFFFFFFF
+        seed = upper << 32 | self.seed & 0xFFFFFFFF
+        return Dropout(self.p, seed - (seed >> 63 << 64))  # of 64 bits with a sign, as graphs hold it
+
     def keep(self, at: Region, dtype: torch.dtype) -> Tensor:
         """What each weight of a region is multiplied by: 0 or 1 / (1 - p), broadcastable to (*batch, h, r, c)."""
         assert self.seed is not None
@@ -69,7 +79,7 @@ class Dropout(Value):
 def _bits(seed: int, at: Region) -> Tensor:
     """32 uniform bits for each pair, in int64: four rounds of mixing, each absorbing one coordinate."""
     x = _mix(_word(at.b) * 0x9E3779B1 + (seed & 0xFFFFFFFF))
-    x = _mix(x + _word(at.h) * 0x85EBCA77 + (seed >> 32 & 0xFFFFFFFF))
+    x = _mix(x + _word(at.h) * _HEAD + (seed >> 32 & 0xFFFFFFFF))
     x = _mix(x + _word(at.i) * 0xC2B2AE3D)
     return _mix(x + _word(at.j) * 0x27D4EB2F)
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 HALF = (torch.float16, torch.bfloat16)
 FLOATING = (*HALF, torch.float32, torch.float64)
+# torch.amp.is_autocast_available says so, which torch.compile before 2.11 does not trace.
+_WITHOUT_AUTOCAST = frozenset({"meta", "vulkan", "lazy", "fpga", "ve", "hip", "mkldnn", "opengl", "opencl", "ideep"})
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -22,8 +24,11 @@ def widen(x: Tensor) -> Tensor:
     return x.to(accumulator(x.dtype))
 
 
+def autocast(device: str) -> bool:
+    """Whether autocast is on for a device, if that has one."""
+    return device not in _WITHOUT_AUTOCAST and torch.is_autocast_enabled(device)
+
+
 def exact(device: str) -> AbstractContextManager[Any]:
-    """Where autocast, if that device has one, is off: sums are kept in the dtype that they are given."""
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
-        return nullcontext()
-    return torch.autocast(device, enabled=False)
+    """Where autocast is off: sums are kept in the dtype that they are given."""
+    return torch.autocast(device, enabled=False) if autocast(device) else nullcontext()

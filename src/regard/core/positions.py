@@ -107,7 +107,7 @@ def counted(q: tuple[int, int], k: tuple[int, int], device: torch.device | str |
         made = Positions(*(torch.arange(first, first + count, device=device) for first, count in (q, k)))
     else:
         made = object.__new__(Positions)
-    made.__dict__["_span"] = Span(q, k, device, private)
+    object.__setattr__(made, "_span", Span(q, k, device, private))
     return made
 
 
@@ -152,7 +152,7 @@ def resolve_positions(
                 f"positions=head({nq}, {nk}) if they are the first."
             )
         made = head(nq, nk, device)
-        made.__dict__["_span"] = Span((0, nq), (0, nk), device, private=True)
+        object.__setattr__(made, "_span", Span((0, nq), (0, nk), device, private=True))
         return made
     for name, x, n in (("q", positions.q, nq), ("k", positions.k, nk)):
         lead, rest = tuple(x.shape[:-1]), batch[len(batch) - x.dim() + 1 :]
@@ -172,5 +172,5 @@ def resolve_positions(
         firsts = [int(x[0]) if x.numel() else 0 for x in (positions.q, positions.k)]
         span = Span((firsts[0], nq), (firsts[1], nk), device, private=True)
     if span is not None:
-        made.__dict__["_span"] = span._replace(private=True)
+        object.__setattr__(made, "_span", span._replace(private=True))
     return made

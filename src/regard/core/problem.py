@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.core.arguments import batch_axes, check_heads, check_kinds, check_tensors, warn_of_swapped_axes
 from regard.core.dropout import Dropout
-from regard.core.dtypes import FLOATING, accumulator
+from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError
 from regard.core.paged import Paged, gathered
 from regard.core.positions import Positions, resolve_positions
 from regard.core.region import Frame, Region
-from regard.core.shapes import listed, repeat_heads
+from regard.core.shapes import repeat_heads
 from regard.core.state import State
 from regard.core.tracing import finite
 from regard.masks.algebra import Mask
@@ -176,12 +177,14 @@ def build_problem(
     """A validated problem; ShapeError, TypeError or ValueError with the argument, the expectation and the way out."""
     check_kinds(score, mask, positions, dropout)
     pipeline = as_pipeline(score)
-    _check_tensors(q, k, v)
+    check_tensors(q, k, v)
     headed = q.dim() >= 4
-    batch = _batch(q, k, v, headed)
+    batch = batch_axes(q, k, v, headed)
     q, k, v = (_lift(t, batch, headed) for t in (q, k, v))
     heads, nq, nk = q.shape[-3], q.shape[-2], k.shape[-2]
-    _check_heads(q, k, v)
+    check_heads(q, k, v)
+    if headed and positions is None:
+        warn_of_swapped_axes(q, k, v, pipeline)
     similarity = pipeline.parts[0]
     assert isinstance(similarity, Similarity)
     complaint = similarity.widths(q.shape[-1], k.shape[-1])
@@ -197,95 +200,11 @@ def build_problem(
     return Problem(q, k, v, pipeline, mask, frame, drop, dtype), Layout(headed, batch)
 
 
-def check_kinds(score: Any, mask: Any, positions: Any, dropout: Any) -> None:
-    """TypeError where one of them is no value of its kind."""
-    if not isinstance(score, Score):
-        raise TypeError(f"score is {_kind(score)}; expected a Score, such as ScaledDot(), or Custom(fn).")
-    if not isinstance(mask, Mask):
-        way = _way_to_mask(mask) if hasattr(mask, "dtype") else "expected a Mask, such as Causal() or Where(fn)"
-        raise TypeError(f"mask is {_kind(mask)}; {way}.")
-    if positions is not None and not isinstance(positions, Positions):
-        way = "expected head(nq, nk), tail(nq, nk) or Positions(q, k)"
-        raise TypeError(f"positions is {_kind(positions)}; {way}.")
-    if dropout is not None and not isinstance(dropout, Dropout):
-        raise TypeError(f"dropout is {_kind(dropout)}; expected Dropout(p), or None.")
-
-
-def _kind(x: Any) -> str:
-    """What was given instead, as messages say it."""
-    if isinstance(x, type):
-        return f"the class {x.__name__}, not one of its values"
-    dtype = f" of {str(x.dtype).removeprefix('torch.')}" if hasattr(x, "dtype") else ""
-    return f"a {type(x).__name__}{dtype}"
-
-
-def _way_to_mask(array: Any) -> str:
-    dtype = str(array.dtype).removeprefix("torch.")
-    if dtype == "bool":
-        return "write Dense(mask), True = may attend"
-    if dtype.startswith(("float", "bfloat")):
-        return (
-            "write score=ScaledDot() >> Bias(mask) if it is added to the scores, Dense(mask != 0) if 1 means may attend"
-        )
-    return "write Dense(mask != 0) if 1 means may attend, Dense(mask == 0) if 1 means masked"
-
-
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    for name, t in (("q", q), ("k", k), ("v", v)):
-        if t.dim() < 2:
-            raise ShapeError(
-                f"{name} has shape {listed(t.shape)}; expected (*batch, heads, n, d), (batch, n, d) or (n, d)."
-            )
-        if t.dtype not in FLOATING:
-            raise TypeError(
-                f"{name} has dtype {t.dtype}; expected float16, bfloat16, float32 or float64: convert with .to(...)."
-            )
-        if t.dtype != q.dtype:
-            raise TypeError(f"{name} has dtype {t.dtype}, q has {q.dtype}; expected one dtype: convert with .to(...).")
-        if t.device != q.device:
-            raise ValueError(f"{name} is on {t.device}, q on {q.device}; expected one device: move with .to(...).")
-        if t.dim() != q.dim():
-            raise ShapeError(
-                f"{name} has shape {listed(t.shape)}, q {listed(q.shape)}; expected as many axes: "
-                "(*batch, heads, n, d), or (batch, n, d), or (n, d), for all three."
-            )
-
-
-def _batch(q: Tensor, k: Tensor, v: Tensor, headed: bool) -> tuple[int, ...]:
-    lead = 3 if headed else 2
-    if q.shape[:-lead] == k.shape[:-lead] == v.shape[:-lead]:
-        return tuple(q.shape[:-lead])
-    try:
-        return tuple(torch.broadcast_shapes(*(t.shape[:-lead] for t in (q, k, v))))
-    except RuntimeError:
-        shown = ", ".join(f"{n} {listed(t.shape[:-lead])}" for n, t in (("q", q), ("k", k), ("v", v)))
-        hint = (
-            ""
-            if headed
-            else " Three axes are (batch, n, d); heads need four, (batch, heads, n, d): add one by q[None]."
-        )
-        raise ShapeError(
-            f"the batch axes differ: {shown}; expected equal ones, or 1 where they are shared.{hint}"
-        ) from None
-
-
 def _lift(t: Tensor, batch: tuple[int, ...], headed: bool) -> Tensor:
     if isinstance(t, Paged):
         return t if t.shape[:-3] == batch else t.shared_by(*batch)
     t = t if headed else t.unsqueeze(-3)
     return t.expand(*batch, *t.shape[-3:])
-
-
-def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
-    heads, key_heads = q.shape[-3], k.shape[-3]
-    if v.shape[-3] != key_heads:
-        raise ShapeError(f"v has {v.shape[-3]} heads, k has {key_heads}; expected as many.")
-    if v.shape[-2] != k.shape[-2]:
-        raise ShapeError(f"v has {v.shape[-2]} values, k has {k.shape[-2]} keys; expected one value a key.")
-    if heads != key_heads and (key_heads == 0 or heads % key_heads):
-        raise ShapeError(
-            f"k has {key_heads} heads, q has {heads}; q's heads must be a multiple of k's (grouped queries)."
-        )
 
 
 def _check_fit(score: Pipeline, mask: Mask, frame: Frame) -> None:

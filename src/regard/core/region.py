@@ -19,7 +19,6 @@ from regard.core.shapes import blocks
 from regard.core.tracing import data_unavailable
 
 Index = slice | Tensor
-ALL_OF = slice(None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +76,9 @@ class Frame:
         """A tensor of the caller's axes (..., nq, nk), with the head axis that the caller may lack."""
         return t if self.headed or t.dim() < 3 else t.unsqueeze(-3)
 
-    def region(self, rows: Index = ALL_OF, cols: Index = ALL_OF) -> Region:
-        return Region(self, rows, cols)
+    def region(self, rows: Index | None = None, cols: Index | None = None) -> Region:
+        """Some of the queries and keys; None: all of them."""
+        return Region(self, slice(None) if rows is None else rows, slice(None) if cols is None else cols)
 
     def tiling(self, r: int, c: int) -> Tiling:
         return Tiling(self, r, c)

@@ -4,6 +4,7 @@ and whose tensors can be listed and exchanged, so that autograd sees each of the
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
@@ -44,8 +45,7 @@ class Value:
     def __repr__(self) -> str:
         if torch.compiler.is_compiling():  # dynamo prints no tensors; a graph has no use for the text
             return type(self).__name__
-        pairs = ((f, getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
-        shown = (f"{f.name}={_show(value)}" for f, value in pairs if not _same(value, f.default))
+        shown = (f"{name}={_show(item)}" for name, item in _given(self))
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -57,6 +57,18 @@ class Value:
         return _exchange(self, tensors)
 
 
+def written(kind: type) -> str:
+    """How a value of a class is written: Causal(), or Prefix(...) where something has to be said.
+
+    >>> from regard.masks.positional import Causal, Prefix
+    >>> written(Causal), written(Prefix)
+    ('Causal()', 'Prefix(...)')
+    """
+    parameters = inspect.signature(kind).parameters.values()
+    required = any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+    return f"{kind.__name__}({'...' if required else ''})"
+
+
 def names(kind: type) -> tuple[str, ...]:
     """The fields of a class of values, in order."""
     found = NAMES.get(kind)
@@ -66,6 +78,30 @@ def names(kind: type) -> tuple[str, ...]:
 
 
 NAMES: dict[type, tuple[str, ...]] = {}  # of the classes that were asked for
+
+
+def described(value: Value) -> str:
+    """The fields of a value that are no defaults, a tensor's with its least and largest number.
+
+    >>> from regard.scores.modifiers import Alibi
+    >>> described(Alibi(torch.tensor([0.5, 0.25])))
+    'slopes = float32[2], 0.25 to 0.5'
+    """
+    return "; ".join(f"{name} = {_show(item)}{_range(item)}" for name, item in _given(value))
+
+
+def _given(value: Value) -> Iterator[tuple[str, Any]]:
+    """The fields that are not the default."""
+    pairs = ((f, getattr(value, f.name)) for f in fields(value))  # type: ignore[arg-type]
+    return ((f.name, item) for f, item in pairs if not _same(item, f.default))
+
+
+def _range(item: Any) -> str:
+    if not isinstance(item, Tensor) or not item.dim() or not item.numel() or item.dtype.is_complex:
+        return ""
+    if item.dtype == torch.bool:
+        return f", {int(item.sum()):,} of {item.numel():,} true"
+    return ", {:.3g} to {:.3g}".format(*(bound.item() for bound in item.detach().aminmax()))
 
 
 def _items(value: Value) -> list[Any]:

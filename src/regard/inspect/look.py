@@ -1,4 +1,4 @@
-"""look, the verb, by what comes first: tensors, a layer of regard.nn on its input, or a model that reads a text."""
+"""look, the verb, by what comes first: tensors, a layer of regard.nn on its input, or a model that reads something."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import regard.inspect.look_tensors as tensors
 from regard.core.positions import Positions
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.rows import Entropy, MaxScore
-from regard.inspect.reading import Progress, Tokenizer, model_report
+from regard.inspect.models import Pipeline, of_model, of_pipeline
+from regard.inspect.reading import Progress, Tokenizer
 from regard.inspect.report.report import Report
+from regard.inspect.report.texts import TextReports
 from regard.inspect.results import FactResults
 from regard.masks.algebra import Everything, Mask
 from regard.nn.attention import Attention
@@ -55,19 +57,6 @@ class Look(Protocol):
     @overload
     def __call__(
         self,
-        model: nn.Module,
-        text: str,
-        /,
-        *,
-        tokenizer: Tokenizer,
-        title: str | None = None,
-        context: int = 2,
-        progress: Progress = ...,
-    ) -> Report: ...
-
-    @overload
-    def __call__(
-        self,
         layer: Heads,
         x: Tensor,
         context: Tensor | None = None,
@@ -76,6 +65,47 @@ class Look(Protocol):
         mask: Mask = ...,
         positions: Positions | None = None,
     ) -> FactResults: ...
+
+    @overload
+    def __call__(
+        self,
+        model: nn.Module,
+        texts: list[str] | tuple[str, ...] | list[list[int]],
+        /,
+        *,
+        tokenizer: Tokenizer | None = None,
+        processor: Callable[..., Any] | None = None,
+        title: str | None = None,
+        context: int = 2,
+        progress: Progress = ...,
+    ) -> TextReports: ...
+
+    @overload
+    def __call__(
+        self,
+        model: nn.Module,
+        given: str | list[int] | Tensor,
+        /,
+        *,
+        tokenizer: Tokenizer | None = None,
+        processor: Callable[..., Any] | None = None,
+        title: str | None = None,
+        context: int = 2,
+        progress: Progress = ...,
+    ) -> Report: ...
+
+    @overload
+    def __call__(
+        self,
+        model: nn.Module,
+        image: Any,
+        /,
+        *,
+        processor: Callable[..., Any],
+        title: str | None = None,
+        context: int = 2,
+        progress: Progress = ...,
+    ) -> Report: ...
 
     @overload
     def __call__(
@@ -92,6 +122,7 @@ class Look(Protocol):
 
 
 _verb = singledispatch(cast(Callable[..., Any], tensors.look))
-_verb.register(nn.Module, model_report)
+_verb.register(nn.Module, of_model)
+_verb.register(Pipeline, of_pipeline)
 _verb.register(Heads, of_layer)
 look = cast(Look, _verb)

@@ -12,6 +12,7 @@ from regard.core.errors import Unsupported
 from regard.core.positions import Positions, resolve_positions
 from regard.core.region import Frame
 from regard.core.tracing import graphed
+from regard.core.value import written
 from regard.inspect.compute_facts import find
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.rows import Entropy, MaxScore
@@ -39,9 +40,18 @@ def look(
     facts: a tuple of values of regard.facts, or of your own. Other arguments and their errors as `attention`; TypeError
     for what is no fact, ShapeError or IndexError for a fact that does not fit the call.
 
-    One verb for what comes first. `look(layer, x, context, facts=, mask=, positions=)` asks the same of a layer of
-    regard.nn on its input. `look(model, text, tokenizer=...)` has a model read a text and returns a Report, to be
-    printed or saved; see regard.inspect.reading.model_report for its arguments.
+    One verb, by what comes first:
+
+        look(q, k, facts=, score=, mask=, positions=, sink=)  -> FactResults
+        look(layer, x, context, facts=, mask=, positions=)    -> FactResults, of a layer of regard.nn on its input
+        look(model, text, tokenizer=)                         -> Report, to be printed or saved
+        look(model, ids)                                      -> Report, of token ids (n,)
+        look(model, [text, ...], tokenizer=)                  -> TextReports: means over texts, and a Report each
+        look(model, image, processor=)                        -> Report, of a model that reads pixels
+        look(pipeline, text)                                  -> Report, of a pipeline of transformers
+
+    A SentenceTransformer brings its own tokenizer. See regard.inspect.models.of_model for the rest of a model's
+    arguments and errors.
 
     >>> import torch
     >>> q = torch.zeros(4, 8)
@@ -82,11 +92,11 @@ def check_facts(facts: Any) -> None:
     """TypeError for what is no tuple of facts."""
     if isinstance(facts, Fact):
         raise TypeError(f"facts is {facts!r}; expected a tuple of facts: facts=({facts!r},).")
+    if isinstance(facts, type):
+        raise TypeError(f"facts is the class {facts.__name__}; expected a tuple of values: facts=({written(facts)},).")
     for fact in facts:
         if isinstance(fact, type):
-            raise TypeError(
-                f"facts holds the class {fact.__name__}, not one of its values; write {fact.__name__}(...)."
-            )
+            raise TypeError(f"facts holds the class {fact.__name__}, not one of its values; write {written(fact)}.")
         if not isinstance(fact, Fact):
             raise TypeError(f"facts holds a {type(fact).__name__}; expected facts, such as Entropy().")
 

@@ -10,12 +10,16 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from typing_extensions import Self
 
+import regard.core.html as html
 from regard.inspect.facts.rows import Entropy, MaxScore
 from regard.inspect.layers import Layers
 from regard.inspect.record import record
+from regard.inspect.stacks import places
+from regard.inspect.tables import head_grid, text_of
 from regard.inspect.tape import Recorded, Tape
 
 FACTS = (MaxScore(), Entropy())
+QUANTITIES = ("max_score", "entropy")
 
 
 class Monitor:
@@ -26,14 +30,14 @@ class Monitor:
             raise ValueError(f"every={every}: expected 1 (each step) or more.")
         self.model, self.every, self.layers = model, every, layers
         self.steps = 0
-        self._scalars = dict[str, float]()
+        self._seen = dict[str, dict[str, float]]()  # layer -> quantity -> number
         self._recording: ExitStack | None = None
         self._tape: Tape | None = None
 
     def __enter__(self) -> Self:
         if self._recording is not None:
             raise RuntimeError("this monitor is open already; one block is one step.")
-        self._scalars, self._tape = {}, None
+        self._seen, self._tape = {}, None
         with ExitStack() as recording:
             if self.steps % self.every == 0:
                 self._tape = recording.enter_context(record(self.model, FACTS, layers=self.layers))
@@ -49,12 +53,28 @@ class Monitor:
         self._recording = self._tape = None
         recording.__exit__(kind, error, trace)
         if error is None and tape is not None:
-            for name in tape.names:
-                self._scalars |= {f"attention/{name}/{what}": value for what, value in _numbers(tape[name]).items()}
+            self._seen = {name: _numbers(tape[name]) for name in tape.names}
 
     def scalars(self) -> dict[str, float]:
         """What was seen in the last block; nothing where it was not looked at, or ended in an error."""
-        return dict(self._scalars)
+        return {f"attention/{name}/{what}": value for name, of in self._seen.items() for what, value in of.items()}
+
+    def __repr__(self) -> str:
+        said = f"{len(self._seen)} layers seen in the last" if self._seen else "nothing seen in the last"
+        return f"Monitor({type(self.model).__name__}, every={self.every}: {self.steps} steps, {said})"
+
+    def _repr_html_(self) -> str:
+        """What was seen in the last block for a notebook: a row a layer, and a grid of layers × heads a quantity."""
+        rows = [
+            (place, name, *(text_of(of[what]) for what in QUANTITIES))
+            for place, (name, of) in zip(places(list(self._seen)), self._seen.items(), strict=True)
+        ]
+        grids = [
+            head_grid(what, [[v for name, v in of.items() if name.endswith(f"/{what}")] for of in self._seen.values()])
+            for what in QUANTITIES
+        ]
+        shown = (html.table(rows, ("", "layer", *QUANTITIES)), html.side_by_side(*grids)) if rows else ()
+        return html.panel(repr(self), *shown)
 
 
 def monitor(model: nn.Module, *, every: int = 100, layers: Layers = "*") -> Monitor:

@@ -21,6 +21,7 @@ from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.keys import Last, MaxReceived, Readers, Received, placed
 from regard.inspect.facts.places import Distance, Mass, Offsets, Within
 from regard.inspect.facts.pooled import Histogram, Map
+from regard.inspect.facts.quantised import Quantised, quantise
 from regard.inspect.facts.rows import Concentration, Entropy, MaxScore, Peak, Top, TopKeys, Visible
 from regard.inspect.kept import empty
 from regard.scores.additive import Additive
@@ -144,6 +145,14 @@ def _map(fact: Map, problem: Problem) -> Request:
     return Request({"map": found, "map_rows": rows, "map_cols": cols}, lambda: found)
 
 
+def _quantised(fact: Quantised, problem: Problem) -> Request:
+    if not fact.fits(problem.frame):
+        none = _heads(problem, 0, 0, dtype=torch.uint8)
+        return Request({}, lambda: none)
+    weights = _map(Map(problem.frame.nq, problem.frame.nk), problem)  # a cell a pair
+    return Request(weights.fields, lambda: quantise(weights.answer()))
+
+
 def _mass(fact: Mass, problem: Problem) -> Request:
     frame = problem.frame
     group = fact.numbers(frame).int().expand(*frame.batch, frame.nk).contiguous()
@@ -200,6 +209,7 @@ _REQUESTS: dict[type, Callable[[Any, Problem], Request]] = {
     Top: _top,
     Received: _received,
     Map: _map,
+    Quantised: _quantised,
     Mass: _mass,
     Histogram: _histogram,
 }

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from regard.inspect.record import record
@@ -32,7 +32,7 @@ class Tokenizer(Protocol):
 
 def model_report(
     model: nn.Module,
-    text: str,
+    given: Any,
     *,
     tokenizer: Tokenizer | None = None,
     title: str | None = None,
@@ -44,6 +44,8 @@ def model_report(
     The model runs in eval mode, without gradients, and is left as it was. One with a decoder that reads an encoder gets
     the text on both sides, the decoder's behind its start token.
 
+    given     a text; or its token ids, a list of integers or an integer tensor (n,) or (1, n), special ones included
+    tokenizer the model's: needed for a text; of ids it gives the names
     title     what the report is called (default: the name that the model was loaded under, or its class)
     context   how many tokens have to repeat for an earlier copy to count (induction)
     progress  is told how many attention calls were looked at so far
@@ -52,25 +54,27 @@ def model_report(
     model's, and a model that reads no text; TypeError without a text or a tokenizer; LookupError where no attention
     call was seen, which says why.
     """
-    tokenizer = _given(model, text, tokenizer)
-    reads = getattr(model, "main_input_name", "input_ids")
-    if reads != "input_ids":
-        raise ValueError(f"{type(model).__name__} reads {reads}, not text; run it under rg.record, then Report.of.")
-    ids = [int(one) for one in tokenizer(text)["input_ids"]] if text.strip() else []
-    _check_ids(ids, model)
+    ids = read_ids(model, given, tokenizer)
     inputs, tokens = _feed(model, ids)
     start = time.perf_counter()
-    with _evaluating(model), torch.no_grad(), record(model, facts=Report.FACTS) as tape, _telling(tape, progress):
-        model(**{name: torch.tensor([each], device=_device(model)) for name, each in inputs.items()})
+    tape = observed(model, progress, **{name: torch.tensor([each]) for name, each in inputs.items()})
     return Report.of(
         tape.calls,
-        title=title or _name(model),
+        title=title or model_name(model),
         model=type(model).__name__,
         tokens=_texts(tokenizer, tokens),
         key_tokens=_texts(tokenizer, ids),
         seconds=time.perf_counter() - start,
         context=context,
     )
+
+
+def observed(model: nn.Module, progress: Progress, *args: Tensor, **named: Tensor) -> Tape:
+    """The calls of attention that a model makes on these inputs, moved to its device; in eval mode, no gradients."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    with evaluating(model), torch.no_grad(), record(model, facts=Report.FACTS) as tape, _telling(tape, progress):
+        model(*(t.to(device) for t in args), **{name: t.to(device) for name, t in named.items()})
+    return tape
 
 
 def _feed(model: nn.Module, ids: list[int]) -> tuple[dict[str, list[int]], list[int]]:
@@ -82,17 +86,40 @@ def _feed(model: nn.Module, ids: list[int]) -> tuple[dict[str, list[int]], list[
     return {"input_ids": ids, "decoder_input_ids": asking}, asking
 
 
-def _given(model: nn.Module, text: Any, tokenizer: Tokenizer | None) -> Tokenizer:
+def is_ids(given: Any) -> bool:
+    """Whether these are the token ids of one text: a list of integers, or an integer tensor (n,) or (1, n)."""
+    if isinstance(given, Tensor):
+        whole = not (given.dtype.is_floating_point or given.dtype.is_complex or given.dtype == torch.bool)
+        return whole and (given.dim() == 1 or (given.dim() == 2 and len(given) == 1))
+    return isinstance(given, (list, tuple)) and bool(given) and all(isinstance(one, int) for one in given)
+
+
+def read_ids(model: nn.Module, given: Any, tokenizer: Tokenizer | None) -> list[int]:
+    """The token ids of a text, or those given, that the model can read; errors as `model_report`'s."""
+    ids = _ids(model, given, tokenizer)
+    reads = getattr(model, "main_input_name", "input_ids")
+    if reads != "input_ids":
+        raise ValueError(f"{type(model).__name__} reads {reads}, not text; run it under rg.record, then Report.of.")
+    _check_ids(ids, model)
+    return ids
+
+
+def _ids(model: nn.Module, given: Any, tokenizer: Tokenizer | None) -> list[int]:
     name = type(model).__name__
-    if not isinstance(text, str):
+    if is_ids(given):
+        return torch.as_tensor(given).flatten().tolist()
+    if not isinstance(given, str):
         raise TypeError(
-            f"look has a {name} and a {type(text).__name__}. A model reads a text: look(model, text, tokenizer=...); a "
-            "layer of regard.nn reads its input: look(layer, x). Any module on any input is seen by record: "
-            "with rg.record(model, facts) as tape: model(x)."
+            f"look has a {name} and a {type(given).__name__}. A model reads a text: look(model, text, tokenizer=...), "
+            "its token ids, or an image; a layer of regard.nn reads its input: look(layer, x). Any module on any input "
+            "is seen by record: with rg.record(model, facts) as tape: model(x)."
         )
     if tokenizer is None:
-        raise TypeError(f"look has no tokenizer; pass the one of {name}: look(model, text, tokenizer=...).")
-    return tokenizer
+        raise TypeError(
+            f"look has no tokenizer; pass the one of {name}: look(model, text, tokenizer=...), or the token ids: "
+            "look(model, ids)."
+        )
+    return [int(one) for one in tokenizer(given)["input_ids"]] if given.strip() else []
 
 
 def _check_ids(ids: list[int], model: nn.Module) -> None:
@@ -104,6 +131,8 @@ def _check_ids(ids: list[int], model: nn.Module) -> None:
             f"the tokenizer has given token {max(ids):,}; {type(model).__name__} knows {known:,}. Pass the tokenizer "
             "that belongs to the model."
         )
+    if min(ids) < 0:
+        raise ValueError(f"the token ids hold {min(ids)}; expected numbers from 0 on.")
     if limit is not None and len(ids) > limit:
         raise ValueError(
             f"the text has {len(ids):,} tokens; {type(model).__name__} has positions for {limit:,}. Shorten the text, "
@@ -115,7 +144,7 @@ def positions(model: nn.Module) -> int | None:
     """How many tokens a model of transformers can place, None where its configuration names no limit."""
     config = getattr(model, "config", None)
     names = ("max_position_embeddings", "n_positions", "max_target_positions")
-    limits = [limit for name in names if isinstance(limit := getattr(config, name, None), int)]
+    limits = [limit for name in names if isinstance(limit := getattr(config, name, None), int) and limit > 0]
     # Where the table of positions has a place for padding, the tokens' begin behind it (RoBERTa).
     tables = [
         module.num_embeddings - module.padding_idx - 1
@@ -138,17 +167,19 @@ def _start(config: Any) -> int:
     return int(start)
 
 
-def _name(model: nn.Module) -> str:
+def model_name(model: nn.Module) -> str:
+    """The last part of the name that a model was loaded under, or its class."""
     path = str(getattr(model, "name_or_path", "")).rstrip("/\\")
     return path.replace("\\", "/").rsplit("/", 1)[-1] or type(model).__name__
 
 
-def _device(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
+def _texts(tokenizer: Tokenizer | None, ids: list[int]) -> list[str]:
+    """Each token as a reader knows it; where its bytes are a part of a character, as the tokenizer calls it.
 
-
-def _texts(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    """Each token as a reader knows it; where its bytes are a part of a character, as the tokenizer calls it."""
+    Without a tokenizer: its number.
+    """
+    if tokenizer is None:
+        return [str(one) for one in ids]
     found: list[str] = []
     for one, name in zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True):
         text = tokenizer.decode([one])
@@ -160,7 +191,7 @@ def _texts(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Generator[None, None, None]:
+def evaluating(model: nn.Module) -> Generator[None, None, None]:
     """The model in eval mode, each of its modules as it was afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()

@@ -62,6 +62,11 @@ def record(
     >>> tape["0"][0][Entropy()].shape
     torch.Size([1, 2, 5])
     """
+    if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"record has a {type(model).__name__}; expected the model, an nn.Module: with rg.record(model) as tape: "
+            "model(x). Of a pipeline of transformers that is pipeline.model."
+        )
     check_facts(facts)
     _refuse_compiled(model)
     running = Running(model)

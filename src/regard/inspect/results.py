@@ -6,7 +6,9 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+import regard.core.html as html
 from regard.inspect.facts.algebra import Fact
+from regard.inspect.tables import facts_table
 
 T = TypeVar("T")
 
@@ -31,6 +33,11 @@ class FactResults:
         ways: dict[Fact[Any], str] | None = None,
     ) -> None:
         self.lse, self.key_heads, self._answers, self._ways = lse, key_heads, answers, ways or {}
+
+    @property
+    def headed(self) -> bool:
+        """Whether the answers have an axis of heads, as the caller's tensors do."""
+        return self.key_heads is not None
 
     @property
     def facts(self) -> tuple[Fact[Any], ...]:
@@ -83,3 +90,7 @@ class FactResults:
 
     def __repr__(self) -> str:
         return f"FactResults({', '.join(map(repr, self._answers))})"
+
+    def _repr_html_(self) -> str:
+        """A table of the answers for a notebook."""
+        return html.panel("FactResults", facts_table(self))

@@ -10,13 +10,17 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+import regard.core.html as html
 from regard.core.hooks import AttentionCall
 from regard.core.positions import Positions, head, tail
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.inputs import Inputs
 from regard.inspect.look_tensors import survey
 from regard.inspect.results import FactResults
+from regard.inspect.stacks import places
+from regard.inspect.tables import facts_table, head_grids
 from regard.masks.algebra import Mask, View
+from regard.masks.picture import picture
 from regard.scores.algebra import Score
 
 T = TypeVar("T")
@@ -48,6 +52,11 @@ class Recorded:
     def __repr__(self) -> str:
         return f"Recorded({self.name}, call {self.number}, {self.layer}, q {self.q_shape}, k {self.k_shape})"
 
+    def _repr_html_(self) -> str:
+        """Its facts and its mask for a notebook."""
+        title = f"{self.name}, call {self.number} ({self.layer})"
+        return html.panel(title, facts_table(self.seen), html.quiet(repr(self.view.mask)), picture(self.view))
+
 
 class Tape:
     """The calls of one recording, in the order in which they were made: `calls`; `tape[name]` those of one layer.
@@ -72,6 +81,14 @@ class Tape:
         """The names of the layers that were called, each once, in the order of their first calls."""
         return tuple(dict.fromkeys(call.name for call in self._calls))
 
+    @property
+    def places(self) -> dict[str, str]:
+        """What reports call each layer, by its name: "L0"; "encoder L0", "decoder cross L0" where a model has both.
+
+        A layer whose weights several places of a model share counts once.
+        """
+        return dict(zip(self.names, places(self.names), strict=True))
+
     def __getitem__(self, name: str) -> tuple[Recorded, ...]:
         found = tuple(call for call in self._calls if call.name == name)
         if not found:
@@ -86,6 +103,13 @@ class Tape:
 
     def __repr__(self) -> str:
         return f"Tape({len(self)} calls of {len(self.names)} layers: {', '.join(map(repr, self.facts))})"
+
+    def _repr_html_(self) -> str:
+        """Its layers for a notebook: a row each, and a grid of layers × heads for each fact."""
+        grids = head_grids({name: [call.seen for call in self[name]] for name in self.names})
+        rows = [_row(place, self[name]) for name, place in self.places.items()]
+        head = ("", "layer", "class", "calls", "first: queries × keys", "heads", "mask")
+        return html.panel(f"Tape, {len(self)} calls of {len(self.names)} layers", html.table(rows, head), grids)
 
     def add(self, name: str, layer: str, call: AttentionCall) -> None:
         """Looks at a call and keeps what is seen."""
@@ -118,6 +142,13 @@ def _standing(call: AttentionCall) -> Positions:
     if call.positions is not None:
         return call.positions
     return (tail if nq < nk else head)(nq, nk, call.q.device)
+
+
+def _row(place: str, calls: tuple[Recorded, ...]) -> tuple[str, ...]:
+    """Of the first of a layer's calls, and how many there are."""
+    first, frame = calls[0], calls[0].view.frame
+    size = f"{frame.nq:,} × {frame.nk:,}"
+    return place, first.name, first.layer, f"{len(calls):,}", size, str(frame.heads), repr(first.view.mask)
 
 
 def _kept(call: AttentionCall) -> AttentionCall:

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+import regard.core.html as html
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
 from regard.core.region import Frame, Region, Tiling
@@ -17,6 +18,7 @@ from regard.core.shapes import blocks
 from regard.core.tracing import data_unavailable
 from regard.core.value import Value
 from regard.masks.intervals import Interval, IntervalRule
+from regard.masks.picture import Extent, picture
 
 
 class Cover(IntEnum):
@@ -65,6 +67,10 @@ class Mask(Value):
         """The same as a rule, without looking at a frame or into a tensor; None if it has none."""
         return None
 
+    def starts_at_first_key(self) -> bool:
+        """Whether the intervals of `rows`, where it answers, have start 0: with an empty one's stop 0 too."""
+        return False
+
     def compares_positions(self) -> bool:
         """Whether an answer depends on absolute positions."""
         return self.positional
@@ -95,6 +101,10 @@ class Mask(Value):
     def batch(self) -> tuple[int, ...]:
         """The batch axes that this mask's own tensors bring."""
         return ()
+
+    def extent(self) -> Extent:
+        """The calls that this mask's own numbers are about, for its picture in a notebook."""
+        return Extent()
 
     def on(
         self,
@@ -135,6 +145,14 @@ class Mask(Value):
         dense = self.dense(nq, nk, positions=positions)
         maps = dense.reshape(-1, *dense.shape[-2:]).tolist()
         print("\n\n".join("\n".join("".join("·■"[seen] for seen in row) for row in one) for one in maps))
+
+    def _repr_html_(self) -> str | None:
+        """Its picture for a notebook; the text alone where it cannot be drawn without knowing the call."""
+        heads, nq, nk = self.extent().sizes()
+        try:
+            return html.panel(repr(self), picture(self.on(nq, nk, heads=heads)))
+        except Exception:  # of positions that nobody gave, or of a user's function that fits one size
+            return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,6 +201,10 @@ class View:
         """The share of all pairs that may attend, from 0 to 1 (of no pairs at all: 0). Linear memory."""
         return float(self.counts().sum()) / max(math.prod(self.frame.shape), 1)
 
+    def _repr_html_(self) -> str:
+        """Its picture for a notebook."""
+        return html.panel(repr(self.mask), picture(self))
+
 
 def _joined(*axes: tuple[int, ...]) -> tuple[int, ...]:
     try:
@@ -222,6 +244,9 @@ class Everything(Mask):
     def rule(self) -> IntervalRule:
         return IntervalRule()
 
+    def starts_at_first_key(self) -> bool:
+        return True
+
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:
         return (cls(),)
@@ -254,6 +279,9 @@ class _Pair(Mask):
     def batch(self) -> tuple[int, ...]:
         return _joined(self.a.batch(), self.b.batch())
 
+    def extent(self) -> Extent:
+        return self.a.extent().both(self.b.extent())
+
 
 @dataclass(frozen=True)
 class And(_Pair):
@@ -277,9 +305,12 @@ class And(_Pair):
         start = torch.maximum(a.start, b.start)
         return Interval(start, torch.maximum(start, torch.minimum(a.stop, b.stop)))
 
+    def starts_at_first_key(self) -> bool:
+        return self.a.starts_at_first_key() and self.b.starts_at_first_key()
+
     def rule(self) -> IntervalRule | None:
         a, b = self.a.rule(), self.b.rule()
-        return None if a is None or b is None else a & b
+        return None if a is None or b is None else a.both(b)
 
     def __repr__(self) -> str:
         return " & ".join(f"({m!r})" if isinstance(m, Or) else repr(m) for m in (self.a, self.b))
@@ -304,6 +335,9 @@ class Or(_Pair):
         a, b = self.a.rows(frame), self.b.rows(frame)
         if a is None or b is None:
             return None
+        if self.starts_at_first_key():  # known without looking, in a graph too
+            stop = torch.maximum(a.stop, b.stop)
+            return Interval(torch.zeros_like(stop), stop)
         a_empty, b_empty = a.start >= a.stop, b.start >= b.stop
         apart = (torch.maximum(a.start, b.start) > torch.minimum(a.stop, b.stop)) & ~a_empty & ~b_empty
         if data_unavailable(apart) or bool(apart.any()):
@@ -311,6 +345,9 @@ class Or(_Pair):
         start = torch.where(a_empty, b.start, torch.where(b_empty, a.start, torch.minimum(a.start, b.start)))
         stop = torch.where(a_empty, b.stop, torch.where(b_empty, a.stop, torch.maximum(a.stop, b.stop)))
         return Interval(start, stop)
+
+    def starts_at_first_key(self) -> bool:
+        return self.a.starts_at_first_key() and self.b.starts_at_first_key()
 
     def __repr__(self) -> str:
         return f"{self.a!r} | {self.b!r}"
@@ -339,6 +376,8 @@ class Not(Mask):
         inner = self.a.rows(frame)
         if inner is None:
             return None
+        if self.a.starts_at_first_key():  # known without looking
+            return Interval(inner.stop, torch.full_like(inner.stop, frame.nk))
         empty = inner.start >= inner.stop
         inside = (inner.start > 0) & (inner.stop < frame.nk) & ~empty
         if data_unavailable(inside) or bool(inside.any()):
@@ -355,6 +394,9 @@ class Not(Mask):
 
     def batch(self) -> tuple[int, ...]:
         return self.a.batch()
+
+    def extent(self) -> Extent:
+        return self.a.extent()
 
     def __invert__(self) -> Mask:
         return self.a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import listed
 from regard.core.tracing import data_unavailable
 from regard.masks.algebra import Mask, cover_of
+from regard.masks.picture import Extent
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,10 @@ class Dense(Mask):
     def batch(self) -> tuple[int, ...]:
         return tuple(self.allowed.shape[:-3])
 
+    def extent(self) -> Extent:
+        heads, nq, nk = (None if size == 1 else size for size in (1, 1, 1, *self.allowed.shape)[-3:])
+        return Extent(heads, nq, nk)
+
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:
         shape = frame.shape if frame.headed else (*frame.batch, frame.nq, frame.nk)
@@ -103,11 +109,27 @@ class Where(Mask):
     fn: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
     def visible(self, at: Region) -> Tensor:
-        seen = self.fn(at.b, at.h, at.i, at.j)
+        try:
+            seen = self.fn(at.b, at.h, at.i, at.j)
+        except TypeError as error:
+            self._check_arguments(error)
+            raise
         if not isinstance(seen, Tensor) or seen.dtype != torch.bool:  # pyright: ignore[reportUnnecessaryIsInstance]
             what = seen.dtype if isinstance(seen, Tensor) else type(seen).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"Where.fn returned {what}; expected a boolean tensor, True = may attend.")
         return seen
+
+    def _check_arguments(self, error: TypeError) -> None:
+        """TypeError in our words, where fn has not four parameters."""
+        try:
+            inspect.signature(self.fn).bind(0, 0, 0, 0)
+        except ValueError:  # a function without a signature
+            return
+        except TypeError as cause:
+            raise TypeError(
+                f"Where.fn cannot be called as fn(b, h, i, j), with batch, head, position of the query and position of "
+                f"the key: {cause}. Write it as in Where(lambda b, h, i, j: i >= j)."
+            ) from error
 
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:

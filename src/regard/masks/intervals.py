@@ -28,7 +28,7 @@ class IntervalRule(NamedTuple):
     q_ids, k_ids   the query (.., nq) and the key (.., nk) have the same number: intervals where k_ids never decrease
     None: no such condition.
 
-    >>> IntervalRule(before=3, after=0) & IntervalRule(after=2)
+    >>> IntervalRule(before=3, after=0).both(IntervalRule(after=2))
     IntervalRule(before=3, after=0, keys=None, queries=None, q_ids=None, k_ids=None)
     """
 
@@ -39,8 +39,8 @@ class IntervalRule(NamedTuple):
     q_ids: Tensor | None = None
     k_ids: Tensor | None = None
 
-    def __and__(self, other: IntervalRule) -> IntervalRule | None:
-        """Both; None where both give lengths, or both documents."""
+    def both(self, other: IntervalRule) -> IntervalRule | None:
+        """What both let through; None where both give lengths, or both documents."""
         merged: list[int | Tensor | None] = []  # list[...]() is nothing that torch.compile traces
         for a, b in zip(self, other, strict=True):
             if a is None or b is None:

@@ -13,6 +13,7 @@ from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import listed
 from regard.masks.algebra import Cover, Mask, cover_of
 from regard.masks.intervals import Interval, IntervalRule
+from regard.masks.picture import Extent
 
 
 def _interval(frame: Frame, least: Tensor | None, largest: Tensor | None) -> Interval | None:
@@ -62,6 +63,9 @@ class Causal(Mask):
 
     def rule(self) -> IntervalRule:
         return IntervalRule(after=0)
+
+    def starts_at_first_key(self) -> bool:
+        return True
 
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:
@@ -120,6 +124,12 @@ class Window(Mask):
     def rule(self) -> IntervalRule:
         return IntervalRule(before=self.before, after=self.after)
 
+    def starts_at_first_key(self) -> bool:
+        return self.before is None
+
+    def extent(self) -> Extent:
+        return Extent(tokens=2 * ((self.before or 0) + (self.after or 0) + 1))
+
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:
         return cls(before=3, after=0), cls(before=None, after=2)
@@ -141,6 +151,8 @@ class Prefix(Mask):
 
     def __post_init__(self) -> None:
         if not isinstance(self.n, int):
+            if isinstance(self.n, float):
+                raise TypeError(f"Prefix.n is {self.n}, a float; expected an integer, or an integer tensor (*batch).")
             n = tensor(self.n, "Prefix.n")
             if n.dtype.is_floating_point or n.dtype == torch.bool:
                 raise TypeError(f"Prefix.n has dtype {n.dtype}; expected an integer, or an integer tensor (*batch).")
@@ -159,6 +171,9 @@ class Prefix(Mask):
         n = self.n[..., None] if isinstance(self.n, Tensor) else torch.full_like(q, self.n)
         return _interval(frame, None, (n - 1).expand(*torch.broadcast_shapes(n.shape, q.shape)))
 
+    def starts_at_first_key(self) -> bool:
+        return True
+
     def shape_error(self, frame: Frame) -> str | None:
         if isinstance(self.n, Tensor) and self.n.dim() and tuple(self.n.shape) != frame.batch:
             return f"Prefix.n has shape {listed(self.n.shape)}; expected the batch axes {frame.batch}."
@@ -166,6 +181,10 @@ class Prefix(Mask):
 
     def batch(self) -> tuple[int, ...]:
         return tuple(self.n.shape) if isinstance(self.n, Tensor) else ()
+
+    def extent(self) -> Extent:
+        longest = int(self.n.amax()) if isinstance(self.n, Tensor) and self.n.numel() else 0
+        return Extent(tokens=2 * (longest if isinstance(self.n, Tensor) else self.n))
 
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:
@@ -204,6 +223,9 @@ class Dilated(Mask):
 
     def rows(self, frame: Frame) -> Interval | None:
         return _interval(frame, None, None) if self.step == 1 else None
+
+    def extent(self) -> Extent:
+        return Extent(tokens=2 * self.step)
 
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:

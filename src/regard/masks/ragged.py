@@ -15,6 +15,7 @@ from regard.core.shapes import listed
 from regard.core.tracing import data_unavailable
 from regard.masks.algebra import Mask, cover_of
 from regard.masks.intervals import Interval, IntervalRule
+from regard.masks.picture import Extent
 
 _REAL = " A padding mask (True = a real token) becomes lengths by mask.sum(-1)."
 
@@ -72,6 +73,9 @@ class Lengths(Mask):
     def rule(self) -> IntervalRule:
         return IntervalRule(keys=self.keys, queries=self.queries)
 
+    def starts_at_first_key(self) -> bool:
+        return True
+
     def shape_error(self, frame: Frame) -> str | None:
         for name, n, most in (("keys", self.keys, frame.nk), ("queries", self.queries, frame.nq)):
             if n is None:
@@ -88,6 +92,9 @@ class Lengths(Mask):
 
     def batch(self) -> tuple[int, ...]:
         return tuple(torch.broadcast_shapes(*(n.shape for n in (self.keys, self.queries) if n is not None)))
+
+    def extent(self) -> Extent:
+        return Extent(tokens=max((int(n.amax()) for n in self.tensors() if n.numel()), default=0))
 
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:
@@ -159,6 +166,9 @@ class Documents(Mask):
 
     def batch(self) -> tuple[int, ...]:
         return tuple(torch.broadcast_shapes(self.q_ids.shape[:-1], self.keys.shape[:-1]))
+
+    def extent(self) -> Extent:
+        return Extent(nq=self.q_ids.shape[-1], nk=self.keys.shape[-1])
 
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:

@@ -12,7 +12,7 @@ from regard.backends.base import Backend
 from regard.core.positions import Positions
 from regard.masks.algebra import Everything, Mask
 from regard.nn.cache.base import KVCache
-from regard.nn.heads import Heads
+from regard.nn.heads import Heads, Parallel
 from regard.nn.rotary import Rotary
 from regard.scores.algebra import Score
 
@@ -54,6 +54,7 @@ class Attention(Heads):
         sink: Tensor | float | None = None,
         dropout: float = 0.0,
         backend: Backend | None = None,
+        parallel: Parallel | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -79,6 +80,7 @@ class Attention(Heads):
             sink=sink,
             dropout=dropout,
             backend=backend,
+            parallel=parallel,
             place=place,
         )
 

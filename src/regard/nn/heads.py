@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,33 @@ from regard.nn.rotary import Rotary
 from regard.nn.scores import owned
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
+
+
+class Parallel(Protocol):
+    """How a layer attends where each process holds some tokens of the sequence: a value of regard.parallel."""
+
+    def positions(self) -> Positions:
+        """Where this process's tokens stand, as queries and as keys."""
+        ...
+
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        score: Score,
+        mask: Mask,
+        sink: Tensor | None,
+        dropout: Dropout | None,
+        backend: Backend | None,
+    ) -> Tensor:
+        """The output for this process's tokens, from the keys and values of all; score and mask are the whole's."""
+        ...
+
+    def with_all_keys(self, call: AttentionCall) -> AttentionCall:
+        """The call of these queries on the keys of all processes, which all of them ask for: what is looked at."""
+        ...
 
 
 class Heads(nn.Module):
@@ -49,6 +76,7 @@ class Heads(nn.Module):
         sink: Tensor | float | None,
         dropout: float,
         backend: Backend | None,
+        parallel: Parallel | None,
         place: dict[str, Any],
     ) -> None:
         super().__init__()
@@ -59,7 +87,7 @@ class Heads(nn.Module):
         self.score: Score | nn.Module = owned(ScaledDot() if score is None else score)
         if rotary is not None and rotary.width > min(q_width, k_width):
             raise ValueError(f"{rotary!r} turns {rotary.width} features; a query has {q_width}, a key {k_width}.")
-        self.rotary, self.backend = rotary, backend
+        self.rotary, self.backend, self.parallel = rotary, backend, parallel
         self.dropout = Dropout(dropout)
         self.sink = None if sink is None else nn.Parameter(_logits(torch.as_tensor(sink, **place), heads))
         self.reset_parameters()
@@ -82,12 +110,14 @@ class Heads(nn.Module):
         cache: KVCache | None = None,
     ) -> Tensor:
         """The heads' outputs A_i before W^O: (*batch, heads, n, d_v)."""
+        if self.parallel is not None:
+            return self._attend_parallel(self.parallel, x, context, mask, positions, cache)
         own = positions if cache is None else self._next_positions(x, context, positions, cache)
         q, k, v = (_batched(t) for t in self.project(x, context, own))
         if cache is not None:
             k, v = cache.append(k, v)
             mask, positions = mask & cache.mask, cache.positions
-        dropout, scoring = self.dropout if self.training and self.dropout.p else None, self.scoring()
+        dropout, scoring = self._dropout(), self.scoring()
         notify(lambda: AttentionCall(self, q, k, mask=mask, positions=positions, **scoring))
         out = attention(q, k, v, mask=mask, positions=positions, dropout=dropout, backend=self.backend, **scoring)
         return out if x.dim() > 2 else out[0]
@@ -102,6 +132,11 @@ class Heads(nn.Module):
         rows: Any = None,
     ) -> Tensor:
         """The attention weights of each head, (*batch, heads, n, m), or of some rows; see regard.attention_weights."""
+        if self.parallel is not None:
+            raise ValueError(
+                f"weights(...) of a layer with parallel={self.parallel!r} would be those of this process's keys alone. "
+                "Set layer.parallel = None and pass the whole sequence, or look at it: record(...) sees all keys."
+            )
         q, k, _ = (_batched(t) for t in self.project(x, context, positions))
         p = attention_weights(q, k, mask=mask, positions=positions, rows=rows, **self.scoring())
         return p if x.dim() > 2 else p[0]
@@ -133,6 +168,31 @@ class Heads(nn.Module):
         parts += [f"score={self.score!r}"] if isinstance(self.score, Score) else []
         parts += [f"dropout={self.dropout.p}"] if self.dropout.p else []
         return ", ".join(parts)
+
+    def _dropout(self) -> Dropout | None:
+        return self.dropout if self.training and self.dropout.p else None
+
+    def _attend_parallel(
+        self,
+        parallel: Parallel,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Mask,
+        positions: Positions | None,
+        cache: KVCache | None,
+    ) -> Tensor:
+        """`attend` of this process's tokens x, whose keys and values the other processes read too."""
+        for name, given in (("context", context), ("positions", positions), ("cache", cache)):
+            if given is not None:
+                raise ValueError(
+                    f"{name} is given to a layer with parallel={parallel!r}, which attends to its own sequence, from "
+                    "position 0 on. Set layer.parallel = None for this call."
+                )
+        q, k, v = (_batched(t) for t in self.project(x, None, parallel.positions()))
+        scoring = self.scoring()
+        notify(lambda: parallel.with_all_keys(AttentionCall(self, q, k, mask=mask, **scoring)))
+        out = parallel.attention(q, k, v, mask=mask, dropout=self._dropout(), backend=self.backend, **scoring)
+        return out if x.dim() > 2 else out[0]
 
     def _next_positions(
         self, x: Tensor, context: Tensor | None, positions: Positions | None, cache: KVCache

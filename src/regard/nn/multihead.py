@@ -13,7 +13,7 @@ from regard.core.errors import Unsupported
 from regard.core.positions import Positions
 from regard.masks.algebra import Everything, Mask
 from regard.nn.cache.base import KVCache
-from regard.nn.heads import Heads, plain
+from regard.nn.heads import Heads, Parallel, plain
 from regard.nn.rotary import Rotary
 from regard.scores.algebra import Score
 
@@ -35,6 +35,8 @@ class MultiHeadAttention(Heads):
     sink       a logit a head, a number or (heads,): the start of a learned parameter
     dropout    probability, on the weights, in training only
     backend    a Backend that must run it, or None
+    parallel   a SequenceParallel of regard.parallel, where each process has some tokens of the sequence: x is then this
+               process's part, and the mask is still the whole's
 
     The projections are nn.Linear modules and are called: hooks, LoRA and quantisation work. Raises ValueError where
     sizes do not divide, ShapeError for inputs of another width.
@@ -69,6 +71,7 @@ class MultiHeadAttention(Heads):
         sink: Tensor | float | None = None,
         dropout: float = 0.0,
         backend: Backend | None = None,
+        parallel: Parallel | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -93,6 +96,7 @@ class MultiHeadAttention(Heads):
             sink=sink,
             dropout=dropout,
             backend=backend,
+            parallel=parallel,
             place=place,
         )
         self.d_k, self.d_v = width_k, width_v

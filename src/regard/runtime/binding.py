@@ -13,7 +13,7 @@ from torch import Tensor
 import regard.core.arrays as arrays
 from regard.backends.base import Backend
 from regard.core.dropout import Dropout
-from regard.core.dtypes import exact
+from regard.core.dtypes import autocast, exact
 from regard.core.errors import ShapeError
 from regard.core.paged import share_pages
 from regard.core.positions import Positions
@@ -48,7 +48,7 @@ class Call:
         q = arrays.tensor(q, "q")
         if not share_pages(k, v):
             k, v = arrays.tensor(k, "k"), arrays.tensor(v, "v")
-        q, k, v = _autocast(q), _autocast(k), _autocast(v)
+        q, k, v = as_autocast(q), as_autocast(k), as_autocast(v)
         with self.precision():
             problem, layout = build_problem(q, k, v, score, mask, positions, dropout)
         if scripted():
@@ -72,12 +72,12 @@ class Call:
         return attend_with_stats(chosen, readable(self.problem, chosen))
 
 
-def _autocast(t: Tensor) -> Tensor:
+def as_autocast(t: Tensor) -> Tensor:
     """As torch's own attention does: under autocast, float tensors take its dtype; float64 stays."""
     device = t.device.type
     if not t.dtype.is_floating_point or t.dtype == torch.float64:
         return t
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    if not autocast(device):
         return t
     return t.to(torch.get_autocast_dtype(device))
 

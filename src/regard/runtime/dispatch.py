@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import regard.core.html as html
 from regard.backends.base import Backend
 from regard.backends.flex import Flex
 from regard.backends.native.backend import Native
@@ -13,6 +14,7 @@ from regard.backends.streaming.tiled import Tiled
 from regard.core.errors import Unsupported
 from regard.core.paged import Paged
 from regard.core.problem import Problem
+from regard.core.value import written
 
 BACKENDS: tuple[Backend, ...] = (Native(), Sdpa(), Flex(), Tiled(), Reference())
 
@@ -25,13 +27,20 @@ class Plan:
     reasons: tuple[tuple[Backend, str], ...]
     facts: tuple[tuple[str, str], ...]
 
+    @property
+    def rows(self) -> tuple[tuple[str, str], ...]:
+        """What is printed, a heading and a text each."""
+        passed_over = ((f"not {backend!r}", why) for backend, why in self.reasons)
+        return (("backend", repr(self.backend)), *self.facts, *passed_over)
+
     def __str__(self) -> str:
-        rows = [("backend", repr(self.backend)), *self.facts]
-        rows += [(f"not {backend!r}", why) for backend, why in self.reasons]
-        width = max(len(name) for name, _ in rows)
-        return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+        width = max(len(name) for name, _ in self.rows)
+        return "\n".join(f"{name:<{width}}  {text}" for name, text in self.rows)
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html.panel("How this call runs", html.table(self.rows))
 
 
 def choose(problem: Problem, backend: Backend | None, lse: bool) -> Backend:
@@ -39,6 +48,10 @@ def choose(problem: Problem, backend: Backend | None, lse: bool) -> Backend:
     if backend is None:
         return next(b for b in BACKENDS if b.why_not(problem, lse) is None)
     if not isinstance(backend, Backend):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if isinstance(backend, type) and issubclass(backend, Backend):
+            raise TypeError(
+                f"backend is the class {backend.__name__}, not one of its values; write backend={written(backend)}."
+            )
         raise TypeError(f"backend is {backend!r}; expected a Backend, such as Tiled(), or None to choose.")
     why = backend.why_not(problem, lse)
     if why is not None:

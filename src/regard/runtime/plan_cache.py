@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from regard.backends.base import Done, Example, Inputs, Plan, TrainingPlan
 from regard.backends.native.direct import direct, shortcut
@@ -86,7 +87,8 @@ def attend(
     dropout: Dropout | None,
 ) -> Tensor | None:
     """The output of a call whose structure has a plan; None where the call must go the general way."""
-    if _shortcut is not None and dropout is None and not torch.compiler.is_compiling():
+    # in this order: a graph that has read `_shortcut` would be made anew once there is one
+    if not is_compiling() and _shortcut is not None and dropout is None:
         found = _shortcut(q, k, v, score, mask, positions, sink)
         if type(found) is Tensor:
             return found
@@ -278,7 +280,7 @@ def _laid(t: Tensor, strides: tuple[int, ...]) -> Tensor:
 def _transformed() -> bool:
     """Whether someone between the caller and torch watches or changes what happens: a compiler, a mode, a transform."""
     return (
-        torch.compiler.is_compiling()
+        is_compiling()
         or functorch()
         or watched()
         or _function_modes() > 0

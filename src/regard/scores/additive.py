@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -31,6 +32,7 @@ class Additive(Similarity):
     tensor([[0.5000, 0.5000]])
     """
 
+    formula: ClassVar[str] = "s_ij = w · f(q_i w_q + k_j w_k + b)"
     w_q: Tensor | None
     w_k: Tensor | None
     w: Tensor

@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+import regard.core.html as html
 from regard.core.arrays import tensor
 from regard.core.region import Frame, Region
 from regard.core.tracing import data_unavailable, finite
-from regard.core.value import Value
+from regard.core.value import Value, described
 
 Pull = Callable[[Tensor], tuple[Tensor | None, ...]]
 
@@ -21,13 +22,16 @@ Pull = Callable[[Tensor], tuple[Tensor | None, ...]]
 class Score(Value):
     """How well a key matches a query: a similarity, then modifiers, applied left to right.
 
-    Any tensor field of a score (a matrix, slopes, a table, a bias) receives its gradient if it requires one.
+    Any tensor field of a score (a matrix, slopes, a table, a bias) receives its gradient if it requires one. `formula`
+    is what a notebook shows of a stage; a subclass says the same until it says something else.
 
     >>> from regard.scores.similarity import ScaledDot
     >>> from regard.scores.modifiers import SoftCap
     >>> ScaledDot() >> SoftCap(50.0)
     ScaledDot() >> SoftCap(cap=50.0)
     """
+
+    formula: ClassVar[str] = ""
 
     @property
     def stages(self) -> tuple[Score, ...]:
@@ -62,6 +66,11 @@ class Score(Value):
         regard.testing tries each of them on every backend, with gradients for every tensor.
         """
         return ()
+
+    def _repr_html_(self) -> str:
+        """Its stages for a notebook: what each computes, and its parameters."""
+        rows = [(type(stage).__name__, stage.formula, described(stage)) for stage in self.stages]
+        return html.panel(repr(self), html.table(rows, ("stage", "formula", "parameters")))
 
 
 @dataclass(frozen=True)
@@ -108,7 +117,9 @@ class Similarity(Score):
 class Modifier(Score):
     """A later stage: a score from a score. Subclass as a frozen dataclass with `modify`.
 
-    Set `positional = False` where it does not read at.i and at.j.
+    Set `positional = False` where it does not read at.i and at.j, and `indexed = False` where it reads no index of a
+    query or key either (at.row, at.col, a tensor with a number for each key); a subclass says the same until it says
+    something else. What reads no index goes over sources of unknown length (attention_over).
 
     >>> import regard as rg
     >>> @dataclass(frozen=True)
@@ -122,6 +133,7 @@ class Modifier(Score):
     """
 
     positional: ClassVar[bool] = True
+    indexed: ClassVar[bool] = True
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
         """The changed scores, of the shape of s (*batch, h, r, c)."""
@@ -185,9 +197,11 @@ def as_pipeline(score: Score) -> Pipeline:
     """The score as a pipeline that begins with its one similarity, or TypeError."""
     stages = score.stages
     if not isinstance(stages[0], Similarity):
-        raise TypeError(
-            f"score {score!r} begins with a modifier; begin with a similarity, as in ScaledDot() >> {score!r}."
-        )
+        similarities = [stage for stage in stages if isinstance(stage, Similarity)]
+        modifiers = [stage for stage in stages if not isinstance(stage, Similarity)]
+        first = similarities[0] if similarities else "ScaledDot()"
+        way = " >> ".join((str(first), *map(repr, modifiers)))
+        raise TypeError(f"score {score!r} begins with a modifier; begin with a similarity, as in {way}.")
     for stage in stages[1:]:
         if isinstance(stage, Similarity):
             raise TypeError(f"score {score!r} has a second similarity, {stage!r}; only its first stage may be one.")

@@ -29,7 +29,9 @@ class SoftCap(Modifier):
     tensor([[0.2689, 0.7311]])
     """
 
+    formula: ClassVar[str] = "s -> cap · tanh(s / cap)"
     positional: ClassVar[bool] = False
+    indexed: ClassVar[bool] = False
     cap: float | Tensor
 
     def __post_init__(self) -> None:
@@ -66,6 +68,7 @@ class Alibi(Modifier):
     tensor([0.0900, 0.2447, 0.6652])
     """
 
+    formula: ClassVar[str] = "s_ij -> s_ij - slope_h · |i - j|"
     slopes: Tensor
     coordinates: Tensor | None = None
     query_coordinates: Tensor | None = None
@@ -145,6 +148,8 @@ class LogDistance(Modifier):
     tensor([0.1818, 0.2727, 0.5455])
     """
 
+    formula: ClassVar[str] = "s_ij -> s_ij - weight_h · ln(1 + rate_h · |i - j|)"
+    indexed: ClassVar[bool] = False
     weight: float | Tensor
     rate: float | Tensor
 
@@ -185,6 +190,7 @@ class Bias(Modifier):
     tensor([[1., 0.]])
     """
 
+    formula: ClassVar[str] = "s -> s + bias"
     positional: ClassVar[bool] = False
     bias: Tensor
 
@@ -246,6 +252,8 @@ class RelativeBias(Modifier):
     tensor([1, 2, 0])
     """
 
+    formula: ClassVar[str] = "s_ij -> s_ij + table[bucket(i, j), head]"
+    indexed: ClassVar[bool] = False
     table: Tensor
     buckets: Buckets
 

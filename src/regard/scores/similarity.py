@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ class Dot(Similarity):
     >>> rg.attention_weights(torch.zeros(1, 2), torch.ones(4, 2), score=Dot())
     tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
     """
+
+    formula: ClassVar[str] = "s_ij = q_i · k_j"
 
     def compare(self, q: Tensor, k: Tensor, at: Region) -> Tensor:
         return q @ k.mT
@@ -49,6 +51,7 @@ class ScaledDot(Similarity):
     tensor(0)
     """
 
+    formula: ClassVar[str] = "s_ij = scale · q_i · k_j, scale = 1 / sqrt(dk) by default"
     scale: float | Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -79,6 +82,7 @@ class Bilinear(Similarity):
     tensor([[0.5000, 0.5000]])
     """
 
+    formula: ClassVar[str] = "s_ij = q_i^T M k_j"
     m: Tensor
 
     def __post_init__(self) -> None:
@@ -116,6 +120,7 @@ class Cosine(Similarity):
     tensor([[0.7500, 0.2500]])
     """
 
+    formula: ClassVar[str] = "s_ij = scale · cos(q_i, k_j)"
     scale: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
@@ -150,6 +155,7 @@ class Distance(Similarity):
     tensor([[0.7500, 0.2500]])
     """
 
+    formula: ClassVar[str] = "s_ij = -gamma · |q_i - k_j|²"
     gamma: float | Tensor = 0.5
 
     def __post_init__(self) -> None:
@@ -212,6 +218,7 @@ class Custom(Similarity):
     tensor([[0.5000, 0.5000]])
     """
 
+    formula: ClassVar[str] = "s_ij = fn(q, k, *tensors)"
     fn: Callable[..., Tensor]
     inputs: tuple[Tensor, ...] = ()
     size: int = 1

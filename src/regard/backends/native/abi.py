@@ -31,6 +31,7 @@ CODES = {
     "REGARD_BAD_CELL": 5,
     "REGARD_BAD_GROUP": 6,
     "REGARD_BAD_PAGE": 7,
+    "REGARD_BAD_POSITION": 8,  # positions of a sequence do not count up by one
 }
 BOUNDS = {"REGARD_FIRST": 1, "REGARD_LAST": 2}  # bits
 
@@ -95,6 +96,26 @@ class CallArguments(Struct):
             "whether a row's bits do not depend on how many rows there are",
         ),
         Member("regard_tensor", "sink", "float (batch, head): a logit, natural, that joins the sum and has no value"),
+    )
+
+
+@laid_out
+class RaggedArguments(Struct):
+    c_name = "regard_ragged"
+    about = (
+        "A call on sequences that have any number of queries each, one sequence behind another in q, out and q_at.\n"
+        "// The batch of `call` is 1, nq counts all queries; batch[3] of k and v, or of block_table, strides over\n"
+        "// sequences. No other operand may have a row for each query or key. A call with bounds has positions:\n"
+        "// they count up by one in each sequence, k_at in all alike, and the bounds are those of positions."
+    )
+    members = (
+        Member("regard_call", "call", "nk: the most keys of a sequence; threads: at most"),
+        Member("int64_t", "sequences"),
+        Member(
+            "const int64_t*", "q_offsets", "(sequences + 1): sequence b has queries [q_offsets[b], q_offsets[b + 1])"
+        ),
+        Member("const int64_t*", "key_counts", "(sequences): the keys of each; null: nk"),
+        Member("int64_t", "thread_work", "floating-point operations for which it is worth waking another thread"),
     )
 
 
@@ -193,6 +214,10 @@ class PageWrite(Struct):
         Member("const int32_t*", "block_table", "(batch, room)"),
         Member("int64_t", "room"),
         Member("const int64_t*", "lengths", "(batch): rows of each sequence so far"),
+        Member(
+            *("const int64_t*", "offsets"),
+            about="(batch + 1), or null: k and v have n rows in all, and sequence b gets [offsets[b], offsets[b + 1])",
+        ),
     )
 
 

@@ -32,9 +32,8 @@ class AdditiveKernels(KernelFamily):
     whole = False  # w and the activation are the problem's
     forward_entry = "regard_additive_forward"
     backward_entry = "regard_additive_backward"
-    gradient_offsets = tuple(
-        getattr(AdditiveGradientArguments, name).offset for name in ("dout", "da", "dc", "dv", "dw")
-    )
+    gradient_offsets = tuple(getattr(AdditiveGradientArguments, name).offset for name in ("dout", "da", "dc", "dv"))
+    learned_offset = AdditiveGradientArguments.dw.offset
 
     def why_gathers(self, problem: Problem) -> str | None:
         return "the kernels of additive scores read no pages"

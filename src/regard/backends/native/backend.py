@@ -25,6 +25,7 @@ from regard.backends.native.lower_mask import lower_mask
 from regard.backends.native.modifiers.table import why_not_learned
 from regard.backends.native.plan import ForwardPlan, TrainingPlan
 from regard.backends.native.plan_limits import repeats
+from regard.backends.native.ragged import RaggedPlan, ragged_plan
 from regard.backends.native.saved_mask import save_mask, saved_mask
 from regard.backends.native.torch_ops import traced
 from regard.backends.streaming.backward import Cotangents, backward
@@ -32,6 +33,7 @@ from regard.backends.streaming.tiling import stream
 from regard.core.problem import Problem
 from regard.core.state import RowStats
 from regard.core.tracing import data_unavailable, graphed, watched
+from regard.ragged_queries import RaggedCall
 from regard.scores.additive import Additive
 
 
@@ -39,12 +41,12 @@ from regard.scores.additive import Additive
 class Native(Backend):
     """Fused C++ kernels for the CPU: scores, softmax and values of a block in one pass, on torch's threads.
 
-    float32, bfloat16 and float16; sums in float32. Dot products (scaled, bilinear, cosine), additive scores, a soft
-    cap, slopes, log distances, a dense bias and relative biases, any mask, dropout; a kernel of its own for few queries
-    (decoding). Backward computes the weights again, tile by tile. Where the processor multiplies bfloat16 pairs
-    (avx512bf16), the weights of a bfloat16 call are rounded to bfloat16 before they meet the values. Compiled once for
-    each instruction set; the best that runs here is taken, or the one that the environment variable REGARD_ISA names
-    (base, avx2, avx512, avx512bf16; base, neon).
+    float32, bfloat16 and float16; sums in float32. Dot products (scaled, bilinear, cosine), additive scores, regard's
+    own modifiers, any mask, dropout; a kernel of its own for few queries (decoding). Backward computes the weights
+    again, tile by tile. Where the processor multiplies bfloat16 pairs (avx512bf16), the weights of a bfloat16 call
+    are rounded to bfloat16 before they meet the values. Compiled once for each instruction set; the best that runs
+    here is taken, or the one that the environment variable REGARD_ISA names (base, avx2, avx512, avx512bf16; base,
+    neon).
 
     invariant: the bits of a query's row depend on no other query of the call, nor on their number: a batch of one, a
     chunk of a prompt and one token decoded against a cache agree. Costs speed where queries are few. Not for Additive,
@@ -80,6 +82,11 @@ class Native(Backend):
             out, lse = empty_results(args)
             self._run(problem, args, out, lse, None)
             return out, lse
+
+    def ragged_plan(self, problem: Problem, call: RaggedCall) -> RaggedPlan | None:
+        """A plan for calls on ragged sequences; None where they are not run as one list. problem: of the longest."""
+        with torch.no_grad():
+            return ragged_plan(self._kernel_args(problem), problem, call)
 
     def forward_for_backward(self, problem: Problem) -> Kept:
         with torch.no_grad():

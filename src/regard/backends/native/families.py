@@ -34,8 +34,9 @@ class KernelFamily:
     forward_entry: ClassVar[str] = "regard_forward"
     backward_entry: ClassVar[str] = "regard_backward"
     gradient_offsets: ClassVar[tuple[int, ...]] = tuple(
-        getattr(GradientArguments, name).offset for name in ("dout", "dq", "dk", "dv", "dslopes")
+        getattr(GradientArguments, name).offset for name in ("dout", "dq", "dk", "dv")
     )
+    learned_offset: ClassVar[int | None] = None
 
     def why_not_invariant(self, problem: Problem) -> str | None:
         """Why a row's bits depend on other rows, as a clause; None if they need not."""

@@ -17,7 +17,7 @@ from regard.core.tracing import constant_in_graphs
 
 ENTRIES = (  # of the kernels: each is given the address of a struct, and torch's parallel-for
     *("regard_forward", "regard_backward", "regard_additive_forward", "regard_additive_backward"),
-    *("regard_facts", "regard_write_pages"),
+    *("regard_forward_ragged", "regard_facts", "regard_write_pages"),
 )
 _FOLDER = Path(__file__).parent.parent / "kernels"
 _PYTHON_CALLS = _FOLDER / "regard_python.so"
@@ -59,6 +59,7 @@ _OUT_OF_RANGE = {
     "REGARD_BAD_CELL": "the places of queries and keys differ by more than the buckets of the relative bias say "
     "(DifferenceBuckets.farthest).",
     "REGARD_BAD_PAGE": "a block table names a page that the pool does not have.",
+    "REGARD_BAD_POSITION": f"the positions of a sequence do not count up by one. {_IS_AN_ERROR}",
     "REGARD_BAD_GROUP": "a group of keys has a number that is not below the number of groups (Mass.count).",
 }
 _REASONS = {abi.CODES[name]: reason for name, reason in _OUT_OF_RANGE.items()}

@@ -21,7 +21,9 @@ class Kernels(Protocol):
     forward_entry: ClassVar[str]
     backward_entry: ClassVar[str]
     gradient_offsets: ClassVar[tuple[int, ...]]
-    """Where the backward's struct has the cotangent, three gradients (operands), and the address of what is learned."""
+    """Where the backward's struct has the cotangent and the gradients of q, k and v (operands)."""
+    learned_offset: ClassVar[int | None]
+    """Where it has the address of the gradient of what is learned; None if that is always None."""
 
     def leaves(self, problem: Problem, args: KernelArgs) -> dict[int, Tensor | None]:
         """The tensors besides q, k and v that are read where the caller has them, by the offset of their address."""

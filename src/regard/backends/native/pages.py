@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
+from itertools import accumulate
 from struct import Struct as Packer
 
 from torch import Tensor
@@ -19,10 +20,18 @@ assert ctypes.sizeof(Operand) // 8 == len(_NONE) + 5
 
 
 def write_pages(
-    k: Tensor, v: Tensor, key_pages: Tensor, value_pages: Tensor, block_table: Tensor, lengths: Sequence[int]
+    k: Tensor,
+    v: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    block_table: Tensor,
+    lengths: Sequence[int],
+    new: Sequence[int] | None = None,
 ) -> bool:
     """Copies k (batch, heads, n, dk) and v (.., dv) to rows lengths[b] and those behind it of each sequence b.
 
+    new: how many rows each sequence gets, where these differ: k is then (heads, n, dk), v (heads, n, dv), the rows of
+    one sequence behind those of another.
     The pools (pages, heads, page_size, d) and block_table (batch, room), int32, are contiguous. Of one dtype each.
     Returns whether it was done: not where there are no kernels, for tensors elsewhere than on the CPU, or where
     somebody watches the operations of torch.
@@ -34,11 +43,14 @@ def write_pages(
         return False
     pages, heads, page_size, dk = key_pages.shape
     counts = array("q", lengths)
+    offsets = None if new is None else array("q", accumulate(new, initial=0))
+    strides = [t.stride() if new is None else (0, *t.stride()) for t in (k, v)]
     write = _WORDS.pack(
-        *(len(lengths), heads, k.shape[2], dk, v.shape[3], k.element_size()),
-        *(k.data_ptr(), *_NONE, *k.stride(), v.data_ptr(), *_NONE, *v.stride()),
+        *(len(lengths), heads, k.shape[-2], dk, v.shape[-1], k.element_size()),
+        *(k.data_ptr(), *_NONE, *strides[0], v.data_ptr(), *_NONE, *strides[1]),
         *(key_pages.data_ptr(), *_NONE, *key_pages.stride(), value_pages.data_ptr(), *_NONE, *value_pages.stride()),
         *(page_size, pages, block_table.data_ptr(), block_table.shape[1], counts.buffer_info()[0]),
+        0 if offsets is None else offsets.buffer_info()[0],
     )
     if code := load(isa).entry("regard_write_pages")(write, None):
         raise failure(code)

@@ -31,6 +31,7 @@ from regard.backends.native.launch import (
     set_visible,
 )
 from regard.backends.native.lower_mask import distances, lower_intervals, lower_rule
+from regard.backends.native.modifiers.table import OF_LENGTHS
 from regard.backends.native.plan_limits import decided_by_tensors
 from regard.core.paged import Paged
 from regard.core.positions import Span, resolve_positions
@@ -40,7 +41,7 @@ from regard.masks.intervals import IntervalRule
 from regard.scores.algebra import Score
 
 # Operands that belong to certain numbers of queries and keys.
-_OF_LENGTHS = {"allowed", "bias", "tiles", "bits", "offsets", "points_of_q", "points_of_k", "q_cell", "k_cell"}
+_OF_LENGTHS = OF_LENGTHS | {"allowed", "tiles", "bits"}
 _BAD_INTERVAL = CODES["REGARD_BAD_INTERVAL"]  # the numbers of a mask are wrong: the general way says so
 _ADDRESS, _SEED = Packer("=q"), Packer("=Q")
 _FORWARD = tuple(getattr(CallArguments, name).offset for name in ("q", "k", "v", "out", "row_stats"))
@@ -221,7 +222,7 @@ class TrainingPlan(ForwardPlan):
         self.backward_entry = library().entry(family.backward_entry)
         self.forward_size = ctypes.sizeof(self.struct)
         self.gradients: dict[torch.dtype, Struct] = {}  # what the backward reads, of cotangents of a dtype
-        self.operands = *_FORWARD, *family.gradient_offsets[:-1]
+        self.operands = *_FORWARD, *family.gradient_offsets
 
     def run_for_backward(self, call: Inputs) -> Done | None:
         """The call, made: its out and row statistics, and its struct with what that leads to."""
@@ -251,7 +252,8 @@ class TrainingPlan(ForwardPlan):
         for at, n in self.leaves:
             _ADDRESS.pack_into(struct, at, leaves[n].data_ptr())
         if learned is not None:
-            _ADDRESS.pack_into(struct, self.family.gradient_offsets[-1], learned.data_ptr())
+            assert self.family.learned_offset is not None
+            _ADDRESS.pack_into(struct, self.family.learned_offset, learned.data_ptr())
         if code := self.backward_entry(address, self.parallel):
             raise failure(code)
         found = self.family.own(made, given, None if self.learned is None else leaves[self.learned])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from regard.backends.base import Example
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.kernels import Kernels
+from regard.backends.native.modifiers.table import OF_POSITIONS
 from regard.core.paged import Paged
 from regard.core.problem import Problem
 from regard.masks.algebra import Mask
@@ -54,6 +55,6 @@ def decided_by_tensors(mask: Mask, args: KernelArgs) -> bool:
 
 def _follows_positions(problem: Problem, args: KernelArgs) -> bool:
     """Whether a plan knows what positions change: intervals of keys, and the places that kernels read."""
-    if args.offsets is not None or args.tiles is not None:
+    if args.tiles is not None or not OF_POSITIONS.isdisjoint(args.tensors()):
         return False
     return args.allowed is None or not problem.mask.compares_positions()

@@ -2,8 +2,8 @@
 
 Each is a value that says what is wanted; its docstring is its definition. By rows: Visible, Entropy, RelativeEntropy,
 EffectiveKeys, Concentration, MaxScore, Top, Mass, SinkMass, Distance, Within, Offsets. By keys: Received, MeanReceived,
-MaxReceived, Readers. Pooled: Map, ScoreMap, Histogram. The weights themselves: Rows, Columns. Of your own: Fact.
-Of `record`: Inputs.
+MaxReceived, Readers. Pooled: Map, ScoreMap, Histogram. The weights themselves: Rows, Columns, Quantised. Of your own:
+Fact. Of `record`: Inputs.
 
 >>> import regard as rg, torch
 >>> x = torch.zeros(4, 8)
@@ -35,6 +35,8 @@ from regard.inspect.facts.pooled import Histogram as Histogram
 from regard.inspect.facts.pooled import Map as Map
 from regard.inspect.facts.pooled import ScoreCells as ScoreCells
 from regard.inspect.facts.pooled import ScoreMap as ScoreMap
+from regard.inspect.facts.quantised import Quantised as Quantised
+from regard.inspect.facts.quantised import dequantise as dequantise
 from regard.inspect.facts.rows import Concentration as Concentration
 from regard.inspect.facts.rows import EffectiveKeys as EffectiveKeys
 from regard.inspect.facts.rows import Entropy as Entropy

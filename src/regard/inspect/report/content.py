@@ -8,6 +8,8 @@ from functools import cached_property
 
 from regard.inspect.report.findings import Finding, Head, findings, striking
 from regard.inspect.report.layer import Layer
+from regard.inspect.report.picture import Picture
+from regard_command.labels import parse_head
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -21,6 +23,7 @@ class Content(ABC):
     unit: str = "token"
     context: int = 2
     notes: tuple[str, ...] = ()
+    picture: Picture | None = None
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -59,4 +62,22 @@ class Content(ABC):
             raise ValueError(
                 f"there is no head L{layer}H{number}; this model has layers 0 to {last}, heads 0 to {most}."
             )
-        return Head(layer, number, 0.0), f"L{layer}H{number}: {self.layers[layer].name}"
+        found = Head(layer, number, 0.0, place=self.layers[layer].place)
+        return found, f"{found.name}: {self.layers[layer].name}"
+
+    def find(self, label: str) -> tuple[int, int]:
+        """The layer, counted over all, and the head of a label such as L3H1, "decoder cross L3H1", or 3,1.
+
+        Raises ValueError for no label, and for one that fits no layer, or several.
+        """
+        place, head = parse_head(label)
+        if isinstance(place, int):
+            return place, head
+        fits = [n for n, layer in enumerate(self.layers) if layer.place.lower() == place.lower()]
+        if not fits:
+            there = f"{self.layers[0].place} to {self.layers[-1].place}"
+            several = [layer.place for layer in self.layers if layer.place.endswith(f" {place}")]
+            if several:
+                there = f"{', '.join(several)}; write which, as in {several[-1]}H{head}"
+            raise ValueError(f"there is no layer {place} here; there are {there}.")
+        return fits[0], head

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 import regard.inspect.report.heads as heads
+from regard.inspect.report.induction import EVIDENCE, induction, wilson_interval
 from regard.inspect.report.layer import Layer
 
 # Shares of rows from which a head is named.
@@ -18,18 +19,25 @@ NAMED = 6  # heads that a sentence names at most
 
 @dataclass(frozen=True)
 class Head:
-    """One head, and the number by which it was found: a share, or a score."""
+    """One head, the number by which it was found (a share, or a score), and the interval in which that share lies.
+
+    layer   of all layers of the report, from 0
+    place   what that layer is called where it is not its number: "decoder cross L2"
+    """
 
     layer: int
     head: int
     value: float
+    interval: tuple[float, float] | None = None
+    place: str = ""
 
     @property
     def name(self) -> str:
-        return f"L{self.layer}H{self.head}"
+        return f"{self.place or f'L{self.layer}'}H{self.head}"
 
     def __str__(self) -> str:
-        return f"{self.name} ({percent(self.value)})"
+        within = "" if self.interval is None else ", {:.0f} to {:.0f}%".format(*(100 * x for x in self.interval))
+        return f"{self.name} ({percent(self.value)}{within})"
 
 
 def percent(share: float) -> str:
@@ -50,23 +58,45 @@ class Finding:
     heads: tuple[Head, ...] = ()
 
 
-def above(shares: Sequence[Tensor], least: float) -> tuple[Head, ...]:
-    """The heads whose share is at least that, largest first; a tensor (h,) a layer."""
-    found = [head for head in _each(shares) if head.value >= least]
-    return tuple(sorted(found, key=lambda head: -head.value))
-
-
-def largest(values: Sequence[Tensor]) -> Head:
+def largest(layers: Sequence[Layer], values: Sequence[Tensor]) -> Head:
     """The head with the largest value, of equal ones the first. Raises ValueError where there is no head."""
-    return max(_each(values), key=lambda head: head.value)
+    return max(_each(layers, values), key=lambda head: head.value)
 
 
-def _each(values: Sequence[Tensor]) -> list[Head]:
+def _each(layers: Sequence[Layer], values: Sequence[Tensor]) -> list[Head]:
     return [
-        Head(layer, head, value)
-        for layer, of_heads in enumerate(values)
+        Head(number, head, value, place=layer.place)
+        for number, (layer, of_heads) in enumerate(zip(layers, values, strict=True))
         for head, value in enumerate(of_heads.tolist())
     ]
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """The share of rows of each head of each layer (h,), that which chance gives, and the interval of each share."""
+
+    share: list[Tensor]
+    chance: list[Tensor]
+    low: list[Tensor]
+    high: list[Tensor]
+    layers: Sequence[Layer]
+
+    @staticmethod
+    def of(layers: Sequence[Layer], counted: Sequence[tuple[Tensor, Tensor, int]]) -> Shares:
+        """From each layer's (share, chance, number of observations). The intervals hold for all heads together."""
+        heads = sum(layer.heads for layer in layers)
+        ends = [wilson_interval(share, n, heads) for share, _, n in counted]
+        share, chance = [share for share, _, _ in counted], [chance for _, chance, _ in counted]
+        return Shares(share, chance, [low for low, _ in ends], [high for _, high in ends], layers)
+
+    def above(self, least: float) -> tuple[Head, ...]:
+        """The heads whose share is at least that, and whose interval lies above chance, largest first."""
+        found = [
+            replace(head, interval=(float(self.low[head.layer][head.head]), float(self.high[head.layer][head.head])))
+            for head in _each(self.layers, self.share)
+            if head.value >= least and self.low[head.layer][head.head] > self.chance[head.layer][head.head]
+        ]
+        return tuple(sorted(found, key=lambda head: -head.value))
 
 
 def findings(layers: Sequence[Layer], context: int, unit: str) -> tuple[Finding, ...]:
@@ -82,32 +112,39 @@ def findings(layers: Sequence[Layer], context: int, unit: str) -> tuple[Finding,
     return tuple(found for found in every if found is not None)
 
 
-def _named(title: str, shares: Sequence[Tensor], least: float, rule: str) -> Finding:
-    found = above(shares, least)
-    named = ", ".join(map(str, found[:NAMED])) if found else f"none; the nearest is {largest(shares)}"
+def _named(title: str, shares: Shares, least: float, rule: str) -> Finding:
+    found = shares.above(least)
+    named = (
+        ", ".join(map(str, found[:NAMED])) if found else f"none; the nearest is {largest(shares.layers, shares.share)}"
+    )
     more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    return Finding(f"{title}: {named}{more}", f"in ≥ {least:.0%} of {rule}", found)
+    return Finding(f"{title}: {named}{more}", f"in ≥ {least:.0%} of {rule}; above chance by its 95% interval", found)
 
 
 def _neighbours(layers: Sequence[Layer], offset: int, title: str, which: str) -> Finding | None:
-    shares = [heads.looks_by(layer, offset) for layer in layers]
+    counted = [heads.looks_by(layer, offset) for layer in layers]
     # A causal model has no next-token heads, and a model of cross-attention neither kind.
-    if not any(bool(share.any()) for share in shares):
+    if not any(bool(share.any()) for share, _, _ in counted):
         return None
-    return _named(title, shares, NEIGHBOUR, f"rows, the heaviest key is {which}")
+    return _named(title, Shares.of(layers, counted), NEIGHBOUR, f"rows, the heaviest key is {which}")
 
 
 def _induction(layers: Sequence[Layer], context: int, unit: str) -> Finding | None:
-    found = [heads.induction(layer, context) for layer in layers]
-    rows, many = max(rows for _, rows in found), f"{context} {unit}s" if context > 1 else f"a {unit}"
-    if rows >= heads.EVIDENCE:
+    found = [induction(layer, context) for layer in layers]
+    rows, many = max(one.rows for one in found), f"{context} {unit}s" if context > 1 else f"a {unit}"
+    if rows >= EVIDENCE:
         rule = f"the {rows:,} rows that repeat {many}, the heaviest key is one that followed a copy"
-        return _named("induction heads", [share for share, _ in found], INDUCTION, rule)
+        return _named("induction heads", _induction_shares(layers, context), INDUCTION, rule)
     if not any(layer.keys.tokens and layer.looks_at_itself for layer in layers):
         return None
     few = "1 row repeats" if rows == 1 else f"{rows or 'no'} rows repeat"
     said = f"induction heads: {few} {many}, too few of this text to tell"
     return Finding(said, f"in ≥ {INDUCTION:.0%} of the rows that repeat {many}")
+
+
+def _induction_shares(layers: Sequence[Layer], context: int) -> Shares:
+    found = [induction(layer, context) for layer in layers]
+    return Shares.of(layers, [(one.share, one.chance, one.contexts) for one in found])
 
 
 def _most_received(layers: Sequence[Layer]) -> Finding | None:
@@ -116,7 +153,10 @@ def _most_received(layers: Sequence[Layer]) -> Finding | None:
         return None
     key = int(mass.argmax())
     of_key = [shares[:, key] if len(shares) else torch.zeros(layer.heads) for layer, shares in _received_by(layers)]
-    name, most = next(layer for layer, shares in _received_by(layers) if len(shares)).keys.name(key), largest(of_key)
+    name, most = (
+        next(layer for layer, shares in _received_by(layers) if len(shares)).keys.name(key),
+        largest(layers, of_key),
+    )
     said = f"{quoted(name)} (key {key:,}) receives {percent(float(mass[key]))} of all mass, most from {most}"
     return Finding(said, "of all keys the most: the mean weight on it, over all rows and heads", (most,))
 
@@ -151,7 +191,7 @@ def _first(layers: Sequence[Layer], unit: str) -> Finding | None:
     if not own or (readers == max(len(layer.queries) for layer in own) and not int(received(layers).argmax())):
         return None
     shares = [heads.first_key_mass(layer) * layer.looks_at_itself for layer in layers]
-    mean, most = torch.cat([heads.first_key_mass(layer) for layer in own]).mean(), largest(shares)
+    mean, most = torch.cat([heads.first_key_mass(layer) for layer in own]).mean(), largest(layers, shares)
     share = f"{percent(float(mean))} of the mass of the {readers:,} rows that see it"
     said = f"the first {unit} receives {share}, most from {most}"
     return Finding(said, "the mean weight on the first key, over these rows and all heads", (most,))
@@ -159,7 +199,7 @@ def _first(layers: Sequence[Layer], unit: str) -> Finding | None:
 
 def _peak(layers: Sequence[Layer]) -> Finding:
     peaks = [heads.largest_score(layer) for layer in layers]
-    most, rest = largest(peaks), sorted((head.value for head in _each(peaks)), reverse=True)
+    most, rest = largest(layers, peaks), sorted((head.value for head in _each(layers, peaks)), reverse=True)
     nearest = f" (next head {_score(rest[1])})" if len(rest) > 1 else ""
     return Finding(f"max score {_score(most.value)} at {most.name}{nearest}", "the largest of all scores", (most,))
 
@@ -187,13 +227,14 @@ def shown(token: str, longest: int = 18) -> str:
 
 def striking(layers: Sequence[Layer], context: int, unit: str) -> tuple[Head, str]:
     """The head worth a picture and why: an induction head, or one that looks at a neighbour, or the least entropy."""
-    copies = largest([heads.induction(layer, context)[0] for layer in layers])
-    if copies.value >= INDUCTION:
-        return copies, f"induction head, {copies.value:.0%} of the rows with an earlier copy"
+    copies = _induction_shares(layers, context).above(INDUCTION)
+    if copies:
+        return copies[0], f"induction head, {copies[0].value:.0%} of the rows with an earlier copy"
     rules = {f"one {unit} back": -1, f"one {unit} ahead": 1}
-    found = {where: largest([heads.looks_by(layer, offset) for layer in layers]) for where, offset in rules.items()}
-    where = max(found, key=lambda name: found[name].value)
-    if found[where].value >= NEIGHBOUR:
-        return found[where], f"looks {where} in {found[where].value:.0%} of rows"
-    decided = largest([-heads.mean_entropy(layer) for layer in layers])
+    shares = {where: Shares.of(layers, [heads.looks_by(layer, by) for layer in layers]) for where, by in rules.items()}
+    found = [(head, where) for where, share in shares.items() for head in share.above(NEIGHBOUR)[:1]]
+    if found:
+        head, where = max(found, key=lambda pair: pair[0].value)
+        return head, f"looks {where} in {head.value:.0%} of rows"
+    decided = largest(layers, [-heads.mean_entropy(layer) for layer in layers])
     return decided, f"lowest mean entropy, {-decided.value:.2f} nats"

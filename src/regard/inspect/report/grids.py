@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 import regard.inspect.report.heads as heads
+from regard.inspect.report.induction import induction
 from regard.inspect.report.layer import Layer
 
 LEAST = 10  # percent of rows from which a grid is worth its room
@@ -16,13 +17,19 @@ LEAST = 10  # percent of rows from which a grid is worth its room
 
 @dataclass(frozen=True)
 class Grid:
-    """A number a head: one tuple a layer, the quantity's name and unit, and the ends of its scale."""
+    """A number a head: one tuple a layer, the quantity's name and unit, the ends of its scale, the layers' names."""
 
     title: str
     unit: str
     values: tuple[tuple[float, ...], ...]
     low: float
     high: float
+    places: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """What each layer is called: its place in the model, or its number."""
+        return tuple(place or f"L{n}" for n, place in enumerate(self.places or ("",) * len(self.values)))
 
     @property
     def label(self) -> str:
@@ -43,28 +50,43 @@ def overview(layers: Sequence[Layer], unit: str) -> tuple[Grid, Grid, Grid]:
     peaks = [heads.largest_score(layer) for layer in layers]
     finite = [value for peak in peaks for value in peak.tolist() if math.isfinite(value)]
     return (
-        _grid("entropy", "nats", entropy, 0, max((float(t.max()) for t in entropy if len(t)), default=0)),
-        _grid(f"first {unit}", "% of mass", first, 0, max(10, *(float(t.max()) for t in first if len(t)))),
-        _grid("max score", "", peaks, min((0.0, *finite)), max((0.0, *finite))),
+        _grid(layers, "entropy", "nats", entropy, 0, max((float(t.max()) for t in entropy if len(t)), default=0)),
+        _grid(layers, f"first {unit}", "% of mass", first, 0, max(10, *(float(t.max()) for t in first if len(t)))),
+        _grid(layers, "max score", "", peaks, min((0.0, *finite)), max((0.0, *finite))),
     )
 
 
 def grids(layers: Sequence[Layer], context: int, unit: str) -> tuple[Grid, ...]:
-    """The overview, and the shares of rows that look at the previous token, the next one, and behind a copy.
+    """The overview, and of the shares of rows those that are LEAST or more somewhere."""
+    return (*overview(layers, unit), *filter(worth_showing, shares(layers, context, unit)))
 
-    A grid whose shares are all below LEAST is left out.
-    """
-    shares = {
-        f"previous {unit}": [heads.looks_by(layer, -1) for layer in layers],
-        f"next {unit}": [heads.looks_by(layer, 1) for layer in layers],
-        "induction": [heads.induction(layer, context)[0] for layer in layers],
+
+def worth_showing(grid: Grid) -> bool:
+    """Whether a grid of shares has one of LEAST or more."""
+    return any(value >= LEAST for row in grid.values for value in row)
+
+
+def shares(layers: Sequence[Layer], context: int, unit: str) -> tuple[Grid, ...]:
+    """The shares of rows that look at the previous token, at the next one, and behind a copy of their context."""
+    found = {
+        f"previous {unit}": [heads.looks_by(layer, -1)[0] for layer in layers],
+        f"next {unit}": [heads.looks_by(layer, 1)[0] for layer in layers],
+        "induction": [induction(layer, context).share for layer in layers],
     }
-    found = (_grid(title, "% of rows", [100 * t for t in of], 0, 100) for title, of in shares.items())
-    return (
-        *overview(layers, unit),
-        *(one for one in found if any(value >= LEAST for row in one.values for value in row)),
-    )
+    return tuple(_grid(layers, title, "% of rows", [100 * t for t in of], 0, 100) for title, of in found.items())
 
 
-def _grid(title: str, unit: str, values: Sequence[Tensor], low: float, high: float) -> Grid:
-    return Grid(title, unit, tuple(tuple(t.tolist()) for t in values), float(f"{low:.3g}"), float(f"{high:.3g}"))
+def mean_grids(texts: Sequence[tuple[Grid, ...]]) -> tuple[Grid, ...]:
+    """The mean over texts of each head's number; what is not finite for a text is not finite in the mean."""
+    found: list[Grid] = []
+    for same in zip(*texts, strict=True):
+        rows = zip(*(grid.values for grid in same), strict=True)
+        values = tuple(tuple(sum(cell) / len(cell) for cell in zip(*row, strict=True)) for row in rows)
+        low, high = min(grid.low for grid in same), max(grid.high for grid in same)
+        found.append(replace(same[0], values=values, low=low, high=high))
+    return tuple(found)
+
+
+def _grid(layers: Sequence[Layer], title: str, unit: str, values: Sequence[Tensor], low: float, high: float) -> Grid:
+    found, places = tuple(tuple(t.tolist()) for t in values), tuple(layer.place for layer in layers)
+    return Grid(title, unit, found, float(f"{low:.3g}"), float(f"{high:.3g}"), places)

@@ -13,15 +13,18 @@ from torch import Tensor
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.keys import Readers, Received
 from regard.inspect.facts.pooled import Cells, Map
+from regard.inspect.facts.quantised import Quantised
 from regard.inspect.facts.rows import Entropy, MaxScore, Top, Visible
-from regard.inspect.report.reach import Reach
+from regard.inspect.report.reach import Reach, visible
 from regard.inspect.results import FactResults
+from regard.inspect.stacks import reads_another
 from regard.masks.algebra import View
 
 CELLS = 128
-TOP, MAP = Top(4), Map(CELLS, CELLS)
+TOP, MAP, WEIGHTS = Top(4), Map(CELLS, CELLS), Quantised(512)
+HIDDEN = 255  # in place of a weight, where a query may not see a key
 # What has to be asked of each call that a Layer is made from.
-FACTS: tuple[Fact[Any], ...] = (Visible(), Entropy(), MaxScore(), TOP, Received(), Readers(), MAP)
+FACTS: tuple[Fact[Any], ...] = (Visible(), Entropy(), MaxScore(), TOP, Received(), Readers(), MAP, WEIGHTS)
 
 
 class Looked(Protocol):
@@ -64,8 +67,11 @@ class Layer:
     counts                  (h, nq), how many keys a query may see
     earliest, own           (nq,), the first key that a query may see, and the key at its own position (-1: none)
     maps, cells             (h, rows, cols) and (rows, cols), the pooled weights, and which cells hold a visible pair
+    weights                 (h, nq, nk), every weight as `quantise` has it, HIDDEN where the key may not be seen; of a
+                            call with more than 512 queries or keys (h, 0, 0)
     row_edges, col_edges    (rows + 1,) and (cols + 1,), the first token of each cell, and the end
     kept                    bytes that the answers took
+    place                   what the layer is called: "L3", or "decoder cross L3" (see regard.inspect.stacks)
     """
 
     name: str
@@ -82,9 +88,11 @@ class Layer:
     own: Tensor
     maps: Tensor
     cells: Tensor
+    weights: Tensor
     row_edges: Tensor
     col_edges: Tensor
     kept: int
+    place: str = ""
 
     def __repr__(self) -> str:
         return f"Layer({self.name}, {self.heads} heads, {len(self.queries):,} queries, {len(self.keys):,} keys)"
@@ -122,7 +130,7 @@ class Layer:
         rows, cols = _span(counts.sum(0)), _span(readers.sum(0))
         a, b = _span(reach.cells.sum(1)), _span(reach.cells.sum(0))
         q, k = (answers.pick(p, p.dim() - 1) for p in (frame.positions.q, frame.positions.k))
-        own = _own(q[rows], k[cols])
+        own = torch.full_like(q[rows], -1) if reads_another(call.name) else _own(q[rows], k[cols])
         within = bool((own >= 0).any())
         top_keys, top_weights, _ = answers[TOP]
         return Layer(
@@ -140,6 +148,7 @@ class Layer:
             own=own,
             maps=maps[:, a, b],
             cells=reach.cells[a, b],
+            weights=_weights(answers[WEIGHTS][0], call.view, element)[:, rows, cols],
             row_edges=_edges(frame.nq, maps.shape[-2], a, rows),
             col_edges=_edges(frame.nk, maps.shape[-1], b, cols),
             kept=answers.size,
@@ -182,6 +191,10 @@ class _Element:
                 f"{self.call.name} was not asked for {fact!r}; a report needs facts=regard.Report.FACTS."
             ) from None
         return (answer,) if isinstance(answer, Tensor) else tuple(answer)
+
+
+def _weights(levels: Tensor, view: View, element: int) -> Tensor:
+    return levels.masked_fill(~visible(view, element), HIDDEN) if levels.numel() else levels
 
 
 def _span(count: Tensor) -> slice:

@@ -74,7 +74,13 @@ def write_npz(report: Content, file: BinaryIO, head: tuple[int, int] | None) -> 
 
 def _layer(layer: Layer) -> dict[str, Any]:
     arrays = {name: getattr(layer, name) for name in ARRAYS}
-    return {"name": layer.name, "queries": _axis(layer.queries), "keys": _axis(layer.keys), **arrays}
+    return {
+        "name": layer.name,
+        "place": layer.place,
+        "queries": _axis(layer.queries),
+        "keys": _axis(layer.keys),
+        **arrays,
+    }
 
 
 def _axis(axis: Axis) -> dict[str, Any]:

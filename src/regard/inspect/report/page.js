@@ -1,215 +1,266 @@
-// Of the page: one head of a model at a time; what the query under the cursor looks at, and what may be pressed.
-const data = JSON.parse(document.getElementById("data").textContent);
-const at = (id) => document.getElementById(id);
-const page = document.body;
-const state = { layer: data.shown[0], head: data.shown[1], row: 0, col: 0, query: 0 };
-const decoded = [];
-const STEPS = 65535; // in which shares are given
-const NAMED = 32; // tokens up to which the axes name each of them
+// Of the page: what may be pressed, pointed at and chosen, and everything that is shown when it changes.
+let current = null; // the opened layer
 
-const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-const shorts = (text) => new Uint16Array(bytes(text).buffer);
-
-function layer() {
-  const one = data.layers[state.layer];
-  decoded[state.layer] ??= {
-    cells: bytes(one.maps),
-    entropies: shorts(one.entropy),
-    masses: shorts(one.received),
-    weights: shorts(one.topWeights),
-    heaviest: one.wide ? new Uint32Array(bytes(one.topKeys).buffer) : shorts(one.topKeys),
-  };
-  return { ...one, ...decoded[state.layer], nr: one.rowEdges.length - 1, nc: one.colEdges.length - 1 };
-}
-
-const token = (axis, n) => (axis.text < 0 ? `#${axis.first + n}` : data.texts[axis.text][n]);
-const percent = (share) => (share >= 0.1 ? `${(100 * share).toFixed(0)} %` : `${(100 * share).toPrecision(2)} %`);
-const dark = () => css("--scheme") === "dark";
-const css = (name) => getComputedStyle(page).getPropertyValue(name).trim();
-const colour = (level) => data.palette[dark() ? data.palette.length - 1 - level : level];
-const weight = (level) => data.least ** (1 - level / (data.levels - 1));
-
-function element(kind, name, text) {
-  const made = document.createElement(kind);
-  if (name) made.className = name;
-  if (text !== undefined) made.textContent = text; // never markup: tokens may hold any
-  return made;
-}
-
-function line(axis, key, share, number) {
-  const made = element("div", "key"), word = element("span", "word", token(axis, key)), track = element("span", "track"), fill = element("i");
-  fill.style.setProperty("--w", `${Math.min(100, 100 * share)}%`);
-  track.append(fill);
-  word.append(element("small", "", ` ${key + axis.first}`));
-  made.append(word, track, element("span", "share", number));
-  return made;
-}
-
-// The queries of the marked cell of which the page carries the heaviest keys, as [query, its place].
-function queries(one) {
-  const from = one.rowEdges[state.row], to = one.rowEdges[state.row + 1];
-  if (one.rows) return [[one.rows[state.row], state.row]];
-  return [...Array(Math.max(to - from, 0)).keys()].slice(0, 4).map((n) => [from + n, from + n]);
-}
-
-function heaviest(one, place) {
-  const count = one.rows ? one.rows.length : one.queries.n, start = (state.head * count + place) * one.rank;
-  const found = [];
-  for (let n = start; n < start + one.rank; n++) {
-    if (one.heaviest[n] < one.keys.n) found.push([one.heaviest[n], one.weights[n] / STEPS]); // beyond: none
-  }
-  return found;
-}
-
-function showTops(one) {
-  const count = one.rows ? one.rows.length : one.queries.n;
-  const rows = queries(one).map(([query, place]) => {
-    const row = element("div", "row"), name = element("div", "query", token(one.queries, query)), keys = element("div");
-    const entropy = (one.entropies[state.head * count + place] / STEPS) * one.entropyScale;
-    name.append(element("small", "", `query ${query + one.queries.first}, entropy ${entropy.toFixed(2)} nats`));
-    heaviest(one, place).forEach(([key, p]) => keys.append(line(one.keys, key, p, percent(p))));
-    row.append(name, keys);
-    return row;
-  });
-  at("tops").replaceChildren(...rows);
-}
-
-function showBest(one) {
-  const best = one.best[state.head], most = best.length ? best[0][1] : 1;
-  at("best").replaceChildren(...best.map(([key, mass]) => {
-    const item = element("li");
-    item.append(line(one.keys, key, mass / (most || 1), mass.toPrecision(3)));
-    return item;
-  }));
-}
-
-function span(axis, from, to) {
-  const number = to - from > 1 ? `${axis.first + from}–${axis.first + to - 1}` : `${axis.first + from}`;
-  if (axis.text < 0) return number;
-  const words = [...Array(Math.min(to - from, 4)).keys()].map((n) => token(axis, from + n)).join(" ");
-  return `${number} ‘${words}${to - from > 4 ? " …" : ""}’`;
+function show() {
+  const one = current;
+  if (!one) return;
+  at("text-view").hidden = state.view !== "text";
+  at("lines-view").hidden = state.view !== "lines";
+  (state.view === "text" ? showText : showLines)(one);
+  drawMap(one);
+  drawReceived(one);
+  readout(one);
 }
 
 function readout(one) {
-  const level = one.cells[(state.head * one.nr + state.row) * one.nc + state.col];
-  const said = level === 255 ? "cannot attend" : level === 0 ? `${data.least} or less` : weight(level).toPrecision(2);
-  const query = span(one.queries, one.rowEdges[state.row], one.rowEdges[state.row + 1]);
-  const key = span(one.keys, one.colEdges[state.col], one.colEdges[state.col + 1]);
-  at("readout").textContent = `query ${query} → key ${key}: ${said}`;
+  const { query, key } = cursor(),
+    { weight, exact } = pair(one, state.head, query, key);
+  const name = (axis, n) => `${n + axis.first}${axis.text < 0 ? "" : ` ‘${isolated(token(axis, n))}’`}`;
+  const found = Number.isNaN(weight) ? "cannot attend" : `${exact ? "" : "about "}${percent(weight)}`;
+  at("readout").textContent = `query ${name(one.queries, query)} → key ${name(one.keys, key)}: ${found}`;
 }
 
-function showText(one) {
-  const fits = one.queries.text >= 0 && one.queries.text === one.keys.text && one.queries.n <= 2048;
-  at("reading").hidden = !fits;
-  if (!fits) return;
-  const words = at("words");
-  if (words.dataset.text !== String(one.queries.text)) {
-    words.dataset.text = String(one.queries.text);
-    words.replaceChildren(...data.texts[one.queries.text].map((text, n) => {
-      const word = element("span", "word-token", text);
-      word.dataset.n = n;
-      return word;
-    }));
-  }
-  const rows = queries(one), [query, place] = rows.find(([n]) => n === state.query) ?? rows[0], shades = new Map(heaviest(one, place));
-  [...words.children].forEach((word, n) => {
-    word.style.setProperty("--w", `${Math.round(100 * Math.sqrt(shades.get(n) ?? 0))}%`);
-    word.classList.toggle("on", n === query);
-  });
-}
-
-function show() {
-  const one = layer();
-  state.row = Math.min(Math.max(state.row, 0), one.nr - 1);
-  state.col = Math.min(Math.max(state.col, 0), one.nc - 1);
-  drawMap(one);
-  drawReceived(one);
-  showTops(one);
-  readout(one);
-  showText(one);
-  return one;
-}
-
-function choose(layerNumber, headNumber) {
-  state.layer = Math.min(Math.max(layerNumber, 0), data.layers.length - 1);
-  state.head = Math.min(Math.max(headNumber, 0), data.layers[state.layer].heads - 1);
-  const one = show(), name = `L${state.layer}H${state.head}`;
-  showBest(one);
+// Shows a state: its layer is opened first, and another that is chosen meanwhile is shown instead.
+async function choose() {
+  const wanted = state.layer,
+    one = await open(wanted);
+  if (wanted !== state.layer) return;
+  current = one;
+  over = null;
+  state.head = within(state.head, one.heads);
+  state.query = within(state.query, one.queries.n);
+  state.key = within(state.key, one.keys.n);
+  state.zoom = within(state.zoom, zooms(one));
+  state.heads = state.heads.filter((head) => head === within(head, one.heads));
+  const name = nameOf(state.layer, state.head);
   at("name").textContent = `${name}  ${one.name}`;
   at("map").setAttribute("aria-label", `attention map of ${name}: ${one.queries.n} queries, ${one.keys.n} keys`);
   at("layer").value = String(state.layer);
-  fill(at("head"), one.heads, (n) => String(n), state.head);
-  at("numbers").replaceChildren(...data.grids.map((grid) => {
-    const item = element("li", "", `${grid.label} `), value = grid.values[state.layer][state.head];
-    item.append(element("b", "", value === null ? "–" : Number(value).toPrecision(3)));
-    return item;
-  }));
-  document.querySelectorAll(".grid td[data-at]").forEach((cell) =>
-    cell.classList.toggle("on", cell.dataset.at === `${state.layer},${state.head}`));
+  fillNumbers(at("head"), one.heads, (n) => String(n), state.head);
+  at("numbers").replaceChildren(
+    ...data.grids.map((grid) => {
+      const item = element("li", "", `${grid.label} `),
+        value = grid.values[state.layer][state.head];
+      item.append(element("b", "", value === null ? "–" : Number(value).toPrecision(3)));
+      return item;
+    }),
+  );
+  document
+    .querySelectorAll(".grid td[data-at]")
+    .forEach((cell) => cell.classList.toggle("on", cell.dataset.at === `${state.layer},${state.head}`));
+  Object.keys(CHOICES).forEach((choice) =>
+    document
+      .querySelectorAll(`[data-choice="${choice}"]`)
+      .forEach((button) => button.setAttribute("aria-pressed", String(button.value === state[choice]))),
+  );
+  at("hide").value = state.hide;
+  markSheet();
+  showBest(one);
+  show();
+  ["words", "others", "columns"].forEach((list) => reveal(at(list)));
+  writeAddress();
+  document.body.dataset.ready = name;
 }
 
-function fill(select, count, text, chosen) {
+function move(layer, head) {
+  state.layer = within(layer, data.layers.length);
+  state.head = within(head, data.layers[state.layer].heads);
+  state.heads = [];
+  return choose();
+}
+
+// Chooses a token of an axis, by its number; and with a query the key that it looks at most, or the reverse.
+function pick(by, number) {
+  const axis = by === "queries" ? current.queries : current.keys;
+  state.by = by;
+  state[by === "queries" ? "query" : "key"] = within(number, axis.n);
+  over = null;
+  const values = shares(current, state.head),
+    heaviest = values.indexOf(largest(values, by === "queries" ? omitted(current) : undefined));
+  if (heaviest >= 0) state[by === "queries" ? "key" : "query"] = heaviest;
+  return choose();
+}
+
+function fillNumbers(select, count, text, shown) {
   if (select.options.length !== count) {
-    select.replaceChildren(...[...Array(count).keys()].map((n) => new Option(text(n), String(n))));
+    select.replaceChildren(...Array.from({ length: count }, (_, n) => new Option(text(n), String(n))));
   }
-  select.value = String(chosen);
+  select.value = String(shown);
 }
 
-function pointed(event) {
-  const one = layer(), box = at("map").getBoundingClientRect(), { left, below } = margins(data.layers[state.layer]);
-  const x = (event.clientX - box.left - left) / (box.width - left), y = (event.clientY - box.top) / (box.height - below);
-  if (x < 0 || x >= 1 || y < 0 || y >= 1) return;
-  state.col = Math.floor(x * one.nc);
-  state.row = Math.floor(y * one.nr);
+const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+const plain = (event) => !(event.ctrlKey || event.altKey || event.metaKey);
+
+at("map").addEventListener("keydown", (event) => {
+  const arrow = ARROWS[event.key];
+  if (!plain(event)) return;
+  if (arrow && event.shiftKey) {
+    state.query = within(cursor().query + arrow[0], current.queries.n);
+    state.key = within(cursor().key + arrow[1], current.keys.n);
+    choose();
+  } else if (arrow) move(state.layer + arrow[0], state.head + arrow[1]);
+  else if (event.key === "+" || event.key === "=") zoom(1);
+  else if (event.key === "-") zoom(-1);
+  else return;
+  event.preventDefault();
+});
+
+// How many sizes a map has, from all tokens to a few.
+function zooms(one) {
+  const longest = Math.max(one.queries.n, one.keys.n, LEAST_SHOWN);
+  return Math.ceil(Math.log2(longest / LEAST_SHOWN)) + 1;
+}
+
+function zoom(by) {
+  state.zoom += by;
+  choose();
+}
+
+// A list of tokens: the pointer shows, a click or an arrow key chooses. `axis` tells whose tokens they are.
+function listen(list, axis) {
+  const number = (event) => event.target.closest?.("[data-n]")?.dataset.n;
+  list.addEventListener("pointerover", (event) => {
+    const n = number(event),
+      by = axis();
+    if (event.pointerType !== "mouse" || n === undefined) return;
+    over = { query: state.query, key: state.key, by, [by === "queries" ? "query" : "key"]: Number(n) };
+    show();
+  });
+  list.addEventListener("pointerleave", () => leave());
+  list.addEventListener("click", (event) => {
+    const n = number(event);
+    if (n !== undefined) pick(axis(), Number(n));
+  });
+  list.addEventListener("keydown", async (event) => {
+    const n = Number(number(event)),
+      across = list.id === "left" || list.id === "right";
+    const by = axis(),
+      last = current[by].n - 1;
+    const steps = {
+      ArrowLeft: across ? 0 : -1,
+      ArrowRight: across ? 0 : 1,
+      ArrowUp: -1,
+      ArrowDown: 1,
+      Home: -n,
+      End: last - n,
+    };
+    if (!(event.key in steps) || !plain(event) || event.shiftKey) return;
+    event.preventDefault();
+    await pick(by, n + steps[event.key]);
+    list.querySelector("[tabindex='0']")?.focus();
+  });
+}
+
+function leave() {
+  if (!over) return;
+  over = null;
   show();
 }
 
-const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-
-function pressed(event) {
-  const move = MOVES[event.key];
-  if (!move || event.ctrlKey || event.altKey || event.metaKey || event.target.closest("select, input")) return;
+at("map").addEventListener("pointermove", (event) => {
+  over = event.pointerType === "mouse" ? pointedAt(event, current) : null;
+  show();
+});
+at("map").addEventListener("pointerleave", leave);
+at("map").addEventListener("click", (event) => {
+  Object.assign(state, pointedAt(event, current) ?? {});
+  choose();
+});
+at("map").addEventListener("dblclick", () => zoom(1));
+at("closer").addEventListener("click", () => zoom(1));
+at("wider").addEventListener("click", () => zoom(-1));
+listen(at("words"), () => (oneText(current) ? state.by : "queries"));
+listen(at("others"), () => "keys");
+listen(at("left"), () => "queries");
+listen(at("right"), () => "keys");
+if (at("overlay")) listenToPatches();
+at("columns").addEventListener("scroll", () => state.view === "lines" && showLines(current));
+at("heads").addEventListener("click", async (event) => {
+  const head = event.target.dataset.head;
+  if (head === undefined) return;
+  toggleHead(Number(head));
+  await choose();
+  at("heads").children[Number(head)].focus();
+});
+document.querySelectorAll("[data-choice]").forEach((button) =>
+  button.addEventListener("click", () => {
+    const before = chosen(),
+      axes = current;
+    state[button.dataset.choice] = button.value;
+    // The other direction is asked about the same token.
+    if (button.dataset.choice === "by" && oneText(axes)) state[state.by === "queries" ? "query" : "key"] = before;
+    choose();
+  }),
+);
+at("hide").addEventListener("change", (event) => {
+  state.hide = event.target.value;
+  choose();
+});
+at("search").addEventListener("input", (event) => found(event.target.value, 0));
+at("search").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter") return;
   event.preventDefault();
-  if (event.shiftKey) {
-    state.row += move[0];
-    state.col += move[1];
-    show();
-  } else {
-    choose(state.layer + move[0], state.head + move[1]);
-  }
+  found(event.target.value, event.shiftKey ? -1 : 1);
+});
+
+async function found(wanted, step) {
+  const n = search(current, wanted, step);
+  if (n !== null) await pick(state.by, n);
 }
 
+at("layer").addEventListener("change", (event) => move(Number(event.target.value), state.head));
+at("head").addEventListener("change", (event) => move(state.layer, Number(event.target.value)));
+document.querySelectorAll(".grids").forEach((grids) =>
+  grids.addEventListener("click", (event) => {
+    const cell = event.target.closest("td[data-at]");
+    if (cell) move(...cell.dataset.at.split(",").map(Number));
+  }),
+);
+["sort", "filter"].forEach((name) => at(name).addEventListener("change", fillSheet));
+at("sheet").addEventListener("click", (event) => {
+  const thumb = event.target.closest(".thumb");
+  if (thumb) move(...thumb.dataset.at.split(",").map(Number));
+});
+at("sheet").addEventListener("keydown", async (event) => {
+  const thumb = event.target.closest(".thumb");
+  if (!(event.key in ARROWS) || !plain(event) || event.shiftKey || !thumb) return;
+  event.preventDefault();
+  const [next, layer, head] = besideThumb(thumb, event.key);
+  await move(layer, head);
+  next.focus();
+});
+document.addEventListener("click", (event) => {
+  const link = event.target.closest?.("a[href^='#L']");
+  if (!link) return;
+  event.preventDefault(); // a notebook's frame would follow the link to the notebook's own address
+  readAddress(link.getAttribute("href"));
+  state.heads = [];
+  choose();
+  at("viewer").scrollIntoView({ block: "start" });
+});
+window.addEventListener("hashchange", () => {
+  readAddress(location.hash);
+  choose();
+});
+at("theme").addEventListener("click", () => {
+  document.body.dataset.theme = dark() ? "light" : "dark";
+  restyle();
+});
+window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", restyle);
+window.addEventListener("resize", show);
+
 function restyle() {
-  paintRamp();
+  scheme = css("--scheme");
+  paintSheet();
   show();
 }
 
 at("still").hidden = true;
-at("live").hidden = false;
-at("theme").hidden = false;
-page.classList.add("lively");
-fill(at("layer"), data.layers.length, (n) => `${n}  ${data.layers[n].name}`, state.layer);
-at("layer").addEventListener("change", (event) => choose(Number(event.target.value), state.head));
-at("head").addEventListener("change", (event) => choose(state.layer, Number(event.target.value)));
-at("theme").addEventListener("click", () => {
-  page.dataset.theme = dark() ? "light" : "dark";
-  restyle();
-});
-at("map").addEventListener("pointermove", pointed);
-at("map").addEventListener("pointerdown", pointed);
-at("words").addEventListener("click", (event) => {
-  const n = Number(event.target.dataset.n), edges = layer().rowEdges;
-  if (Number.isNaN(n)) return;
-  state.query = n;
-  state.row = edges.findLastIndex((edge) => edge <= n);
-  show();
-});
-document.querySelectorAll(".grids").forEach((grids) => grids.addEventListener("click", (event) => {
-  const cell = event.target.closest("td[data-at]");
-  if (cell) choose(...cell.dataset.at.split(",").map(Number));
-}));
-document.addEventListener("keydown", pressed);
-window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", restyle);
-window.addEventListener("resize", show);
-paintRamp();
-choose(state.layer, state.head);
+at("live").hidden = at("all-heads").hidden = at("theme").hidden = false;
+document.body.classList.add("lively");
+fillNumbers(at("layer"), data.layers.length, (n) => `${data.layers[n].place || n}  ${data.layers[n].name}`, state.layer);
+const keyNamed = /[#&]key=/.test(location.hash);
+readAddress(location.hash);
+listSheet();
+fillSheet();
+choose().then(() => keyNamed || pick(state.by, chosen()));

@@ -5,38 +5,51 @@ from __future__ import annotations
 import base64
 import json
 import math
+import zlib
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from regard.inspect.facts.pooled import Cells
+from regard.inspect.facts.quantised import STEPS
 from regard.inspect.report.colours import LEAST, LEVELS, levels, palette
 from regard.inspect.report.content import Content
 from regard.inspect.report.findings import shown
 from regard.inspect.report.grids import Grid, grids
 from regard.inspect.report.layer import Axis, Layer
+from regard.inspect.report.picture import Picture
 
-ENTRIES = 600_000  # (row, top key) pairs a page carries at most; beyond, one query a cell of the map
+WEIGHTS = 64_000_000  # weights that a page carries at most, a byte each before they are compressed
+ENTRIES = 600_000  # else: (row, top key) pairs that it carries at most; beyond, one query a cell of the map
 KEYS = 2048  # keys up to which each one's received mass is carried; beyond, the sum of a cell
+THUMB = 40  # cells of a thumbnail, each way
 BEST = 8
-STEPS = 65535
+SHARES = 65535
 
 
 def payload(report: Content, head: tuple[int, int] | None) -> str:
     """JSON that may stand in a script element of a page: no character of it begins markup or ends a line."""
     at, _ = report.shown(head)
     texts: list[tuple[str, ...]] = []
-    entries = sum(layer.top_keys.numel() for layer in report.layers)
+    whole = 0 < sum(layer.weights.numel() for layer in report.layers) <= WEIGHTS
+    every = sum(layer.top_keys.numel() for layer in report.layers) <= ENTRIES
     content = {
         "unit": report.unit,
         "shown": [at.layer, at.head],
         "palette": palette(),
         "levels": LEVELS,
         "least": LEAST,
+        "steps": STEPS,
         "grids": [_grid(one) for one in grids(report.layers, report.context, report.unit)],
-        "layers": [_layer(layer, texts, entries <= ENTRIES) for layer in report.layers],
+        "findings": [
+            {"title": found.said.split(":")[0], "heads": [[one.layer, one.head] for one in found.heads]}
+            for found in report.findings
+        ],
+        "layers": [_layer(layer, texts, whole and layer.weights.numel() > 0, every) for layer in report.layers],
         "texts": texts,
+        "picture": None if report.picture is None else _picture(report.picture),
     }
     return escaped(json.dumps(content, separators=(",", ":"), allow_nan=False))
 
@@ -46,40 +59,60 @@ def escaped(text: str) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
+def _picture(picture: Picture) -> dict[str, int]:
+    return {"rows": picture.rows, "columns": picture.columns, "special": picture.special}
+
+
 def _grid(grid: Grid) -> dict[str, Any]:
     values = [[value if math.isfinite(value) else None for value in row] for row in grid.values]
     return {"label": grid.label, "values": values}
 
 
-def _layer(layer: Layer, texts: list[tuple[str, ...]], every: bool) -> dict[str, Any]:
-    rows = torch.arange(len(layer.queries)) if every else layer.row_edges[:-1]
+def _layer(layer: Layer, texts: list[tuple[str, ...]], whole: bool, every: bool) -> dict[str, Any]:
+    """A layer with all of its weights, or with its pooled map and the heaviest keys of every row, or of some."""
+    rows = torch.arange(len(layer.queries)) if whole or every else layer.row_edges[:-1]
     keys = torch.arange(len(layer.keys) + 1) if len(layer.keys) <= KEYS else layer.col_edges
     received = torch.stack([layer.received[:, a:b].sum(-1) for a, b in pairwise(keys.tolist())], -1)
     best = layer.received.topk(min(BEST, len(layer.keys)), -1)
-    wide = len(layer.keys) >= STEPS
+    wide = len(layer.keys) >= SHARES
+    none = torch.empty(0, dtype=torch.uint8)
+    thumbs = levels(*_thumbnails(layer))
     return {
         "name": layer.name,
+        "place": layer.place,
         "heads": layer.heads,
         "queries": _axis(layer.queries, texts),
         "keys": _axis(layer.keys, texts),
         "rowEdges": layer.row_edges.tolist(),
         "colEdges": layer.col_edges.tolist(),
-        "maps": _packed(levels(layer.maps, layer.cells)),
-        "rows": None if every else rows.tolist(),
-        "topKeys": _packed(layer.top_keys[:, rows].to(torch.int32 if wide else torch.int16)),
+        "thumb": list(thumbs.shape[1:]),
+        "thumbs": packed(thumbs),
+        "weights": packed(layer.weights if whole else none),
+        "maps": packed(none if whole else levels(layer.maps, layer.cells)),
+        "rows": None if whole or every else rows.tolist(),
+        "topKeys": packed(none if whole else layer.top_keys[:, rows].to(torch.int32 if wide else torch.int16)),
         "wide": wide,
-        "topWeights": _shares(layer.top_weights[:, rows], 1.0),
+        "topWeights": packed(none) if whole else _shares(layer.top_weights[:, rows], 1.0),
         "entropy": _shares(layer.entropy[:, rows], float(layer.entropy.max()) or 1.0),
         "entropyScale": float(layer.entropy.max()) or 1.0,
         "rank": layer.top_keys.shape[-1],
         "keyEdges": None if len(layer.keys) <= KEYS else keys.tolist(),
         "received": _shares(received, float(received.max()) or 1.0),
-        "receivedScale": float(received.max()) or 1.0,
         "best": [
             [[key, round(mass, 4)] for key, mass in zip(*of_head, strict=True)]
             for of_head in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ],
     }
+
+
+def _thumbnails(layer: Layer) -> tuple[Tensor, Tensor]:
+    """The maps and their cells, pooled to at most THUMB × THUMB: the mass on a cell's keys, mean of its queries."""
+    count, width = layer.maps.shape[-2:]
+    rows, cols = Cells.of(count, THUMB), Cells.of(width, THUMB)
+    of_row = rows.members(slice(0, count), layer.maps)
+    of_col = cols.members(slice(0, width), layer.maps)
+    mean = of_row.mT / of_row.sum(0)[:, None]
+    return mean @ layer.maps @ of_col, (of_row.mT @ layer.cells.to(of_row.dtype) @ of_col) > 0
 
 
 def _axis(axis: Axis, texts: list[tuple[str, ...]]) -> dict[str, Any]:
@@ -95,10 +128,12 @@ def _axis(axis: Axis, texts: list[tuple[str, ...]]) -> dict[str, Any]:
 
 def _shares(values: Tensor, scale: float) -> str:
     """Numbers from 0 to scale, in 65,535 steps."""
-    steps = (values.double() / scale * STEPS).round().clamp(0, STEPS).to(torch.int32)
-    return _packed(torch.where(steps > 32767, steps - 65536, steps).to(torch.int16))
+    steps = (values.double() / scale * SHARES).round().clamp(0, SHARES).to(torch.int32)
+    return packed(torch.where(steps > 32767, steps - 65536, steps).to(torch.int16))
 
 
-def _packed(values: Tensor) -> str:
-    """The bytes of a tensor, least significant first, in base64."""
-    return base64.b64encode(values.contiguous().numpy().tobytes()).decode()
+def packed(values: Tensor) -> str:
+    """The bytes of a tensor, least significant first, compressed by zlib, in base64."""
+    # Weights are noise to a search for repeats: Z_FILTERED leaves most of them to Huffman's code, a tenth smaller.
+    coder = zlib.compressobj(6, zlib.DEFLATED, 15, 9, zlib.Z_FILTERED)
+    return base64.b64encode(coder.compress(values.contiguous().numpy().tobytes()) + coder.flush()).decode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from functools import lru_cache
+from itertools import accumulate, groupby
 from typing import Any, BinaryIO
 
 import torch
@@ -21,6 +22,7 @@ INK, QUIET, GROUND, NOWHERE = "#1b1f27", "#646b78", "#ffffff", "#d5d9e0"
 HUES = ("#0f766e", "#b45309", "#6d28d9")
 NAMED_TICKS = 36  # tokens up to which an axis names each of them
 BARS = 8
+GRID, LETTER = 2.5, 0.062  # inches: the height of a grid, and of a letter beside it
 DEPTH = 1e4  # of the largest mass to the least that is drawn
 
 
@@ -49,7 +51,7 @@ def overview_figure(report: Content, head: tuple[int, int] | None) -> Any:
     _write(figure, 0.45, report.title, size=17, weight="bold", color=INK)
     _write(figure, 0.85, f"{report.model}   {facts(report)}", size=9.5, color=QUIET)
     for number, (grid, hue) in enumerate(zip(overview(report.layers, report.unit), HUES, strict=True)):
-        _draw_grid(_axes(figure, 0.65 + 3.88 * number, 1.4, 2.85, 2.5), grid, hue, (at.layer, at.head))
+        _draw_grid(_axes(figure, 0.65 + 3.88 * number, 1.4, 2.85, GRID), grid, hue, (at.layer, at.head))
     left = max(0.65 + _room(layer.queries), 1.15)
     _draw_map(_axes(figure, left, 4.9, 5.85 - left, 4.7), layer, at.head, title)
     if not bool(layer.cells.all()):
@@ -111,12 +113,48 @@ def _draw_grid(axes: Any, grid: Grid, hue: str, marked: tuple[int, int]) -> None
     axes.add_patch(Rectangle((marked[1] - 0.5, marked[0] - 0.5), 1, 1, fill=False, edgecolor=INK, linewidth=1.3))
     axes.set_ylim(rows - 0.5, -0.5)
     axes.set_xlabel("head", color=QUIET)
-    axes.set_ylabel("layer", color=QUIET)
     axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, steps=[1, 2, 4, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(12, integer=True, steps=[1, 2, 4, 5, 10]))
+    _name_layers(axes, grid)
     _quiet(axes, "top", "right", "left", "bottom")
     _title(axes, grid.label)
     _bar(axes, image)
+
+
+def _name_layers(axes: Any, grid: Grid) -> None:
+    """At the left: "layer"; or the name of each stack beside its rows, which are counted from 0 in each."""
+    places = [row.rpartition("L") for row in grid.rows]
+    stacks, numbers = [stack.strip() for stack, _, _ in places], [number for _, _, number in places]
+    if len(set(stacks)) == 1:
+        axes.set_ylabel("layer", color=QUIET)
+        return
+    axes.yaxis.set_major_formatter(lambda row, _: numbers[int(row)] if 0 <= row < len(numbers) else "")
+    runs = [(stack, len(list(rows))) for stack, rows in groupby(stacks)]
+    ends = list(accumulate(length for _, length in runs))
+    for end in ends[:-1]:
+        axes.axhline(end - 0.5, color=INK, linewidth=0.8)
+    form = {"rotation": 90, "ha": "center", "va": "center", "size": 8, "color": QUIET}
+    half = [LETTER / 2 * (len(stack) + 1) * len(stacks) / GRID for stack, _ in runs]  # of each name, in rows
+    middles = [end - length / 2 for (_, length), end in zip(runs, ends, strict=True)]
+    for (stack, _), middle in zip(runs, apart(middles, half, len(stacks)), strict=True):
+        axes.annotate(stack, (0, middle - 0.5), (-24, 0), ("axes fraction", "data"), "offset points", **form)
+
+
+def apart(middles: list[float], half: list[float], end: float) -> list[float]:
+    """The middles of names beside an axis from 0 to `end`, moved as little as keeps each from the next.
+
+    >>> apart([20.0, 41.0, 43.0], [3.0, 3.0, 5.0], 44.0)
+    [20.0, 31.0, 39.0]
+    """
+    found, limit = list[float](), end
+    for middle, size in zip(reversed(middles), reversed(half), strict=True):
+        found.insert(0, min(middle, limit - size))
+        limit = found[0] - size
+    limit = 0.0
+    for number, size in enumerate(half):
+        found[number] = max(found[number], limit + size)
+        limit = found[number] + size
+    return found
 
 
 def _bar(axes: Any, image: Any, label: str = "", **form: Any) -> None:

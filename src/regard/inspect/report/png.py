@@ -1,4 +1,4 @@
-"""PNG: a small picture of palette colours, without any package."""
+"""PNG: a small picture, of palette colours or of any, without any package."""
 
 from __future__ import annotations
 
@@ -18,9 +18,20 @@ def png(levels: Tensor, palette: list[tuple[int, int, int]]) -> bytes:
     rows, cols = levels.shape
     colours = b"".join(bytes(colour) for colour in palette) + bytes(3 * (256 - len(palette)))
     opaque = bytes([255] * len(palette) + [0] * (256 - len(palette)))
-    lines = b"".join(b"\0" + bytes(line) for line in levels.tolist())  # each line begins with its filter: none
-    head = struct.pack(">IIBBBBB", cols, rows, 8, 3, 0, 0, 0)
-    parts = ((b"IHDR", head), (b"PLTE", colours), (b"tRNS", opaque), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
+    return _file(rows, cols, 3, levels, (b"PLTE", colours), (b"tRNS", opaque))
+
+
+def png_of_pixels(pixels: Tensor) -> bytes:
+    """A picture (rows, cols, 3) of uint8 red, green and blue."""
+    rows, cols, _ = pixels.shape
+    return _file(rows, cols, 2, pixels.flatten(1))
+
+
+def _file(rows: int, cols: int, colour_type: int, lines: Tensor, *chunks: tuple[bytes, bytes]) -> bytes:
+    """A file of 8 bits a sample; each line of the picture begins with its filter, which is none."""
+    head = struct.pack(">IIBBBBB", cols, rows, 8, colour_type, 0, 0, 0)
+    data = b"".join(b"\0" + bytes(line) for line in lines.tolist())
+    parts = ((b"IHDR", head), *chunks, (b"IDAT", zlib.compress(data, 9)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, content) for kind, content in parts)
 
 

@@ -40,9 +40,17 @@ class Reach:
         place = _place(frame.batch, element)
         row, column = (_index(n, count) for n, count in ((frame.nq, rows), (frame.nk, cols)))
         if interval is None:
-            return _of_strips(view, place, row, column)
+            return _of_strips(view, element, row, column)
         start, stop = (t.expand(*frame.batch, frame.heads, frame.nq)[place].cpu() for t in interval)
         return _of_intervals(frame, start, torch.maximum(start, stop), row, column)
+
+
+def visible(view: View, element: int, rows: slice = slice(None)) -> Tensor:
+    """Which keys some queries may see, of one batch element, on the CPU: boolean (h, rows, nk)."""
+    frame = view.frame
+    size = len(range(frame.nq)[rows])
+    seen = view.mask.visible(frame.region(rows)).expand(*frame.batch, frame.heads, size, frame.nk)
+    return seen[_place(frame.batch, element)].cpu()
 
 
 def _index(n: int, cells: int) -> Tensor:
@@ -71,14 +79,13 @@ def _of_intervals(frame: Frame, start: Tensor, stop: Tensor, row: Tensor, column
     return Reach(torch.where(some > 0, start, frame.nk).amin(0), counts.cumsum(1)[:, :-1] > 0)
 
 
-def _of_strips(view: View, place: tuple[int, ...], row: Tensor, column: Tensor) -> Reach:
+def _of_strips(view: View, element: int, row: Tensor, column: Tensor) -> Reach:
     frame = view.frame
     earliest = list[Tensor]()
     counts = torch.zeros(int(row[-1]) + 1, int(column[-1]) + 1, dtype=torch.int64)
     for strip in blocks(frame.nq, STRIP):
         size = strip.stop - strip.start
-        visible = view.mask.visible(frame.region(strip)).expand(*frame.batch, frame.heads, size, frame.nk)
-        any_head = visible[place].any(0).cpu()
+        any_head = visible(view, element, strip).any(0)
         earliest.append(torch.where(any_head.any(-1), any_head.long().argmax(-1), frame.nk))
         pooled = torch.zeros(size, counts.shape[1], dtype=torch.int64).index_add_(1, column, any_head.long())
         counts.index_add_(0, row[strip], pooled)

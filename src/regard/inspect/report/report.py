@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, ClassVar
 
@@ -11,8 +11,13 @@ import regard.inspect.report.page as page
 import regard.inspect.report.save as save
 import regard.inspect.report.text as text
 from regard.inspect.facts.algebra import Fact
+from regard.inspect.report.comparison import Comparison
 from regard.inspect.report.content import Content
 from regard.inspect.report.layer import FACTS, Layer, Looked
+from regard.inspect.report.page_parts import framed
+from regard.inspect.report.picture import Picture
+from regard.inspect.report.steps import Steps, in_steps, merged
+from regard.inspect.stacks import in_order, places
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -25,6 +30,7 @@ class Report(Content):
     unit           what a token is called: "token", "byte"
     context        how many tokens have to repeat for an earlier copy to count (induction)
     notes          further facts for the first line
+    picture        the image that was read, where the tokens are its patches
 
     >>> from types import SimpleNamespace
     >>> from regard.inspect.look_tensors import look
@@ -54,26 +60,48 @@ class Report(Content):
         unit: str = "token",
         context: int = 2,
         notes: tuple[str, ...] = (),
+        picture: Picture | None = None,
     ) -> Report:
         """A report on the calls of a tape that was recorded with facts=Report.FACTS.
 
-        tokens are the texts of the sequence, key_tokens those of the one that cross-attention reads; `element` says
-        which of a batch. Raises ValueError for no call, IndexError for an element that is not there.
+        Steps of `generate` are one layer each, the queries of all of them. Layers are in the order of their calls, but
+        an encoder's first, then those of the decoder, then its cross-attention: "encoder L0", "decoder cross L1".
+
+        tokens are the texts of the sequence (a decoder's), key_tokens those of the one that cross-attention reads (its
+        encoder's); `element` says which of a batch. Raises ValueError for no call, and for tokens of which no layer has
+        as many; IndexError for an element that is not there.
         """
-        layers = tuple(Layer.of(call, element, tokens, key_tokens) for call in calls)
-        return Report(title, model, layers, seconds, unit, context, notes)
+        found = in_steps(calls)
+        for name, given in (("tokens", tokens), ("key_tokens", key_tokens)):
+            _check_tokens(name, len(given), found)
+        found = [found[index] for index in in_order([one.name for one in found])]
+        layers: list[Layer] = []
+        for one, place in zip(found, places([one.name for one in found]), strict=True):
+            own = key_tokens if key_tokens and place.startswith("encoder") else tokens
+            steps = [Layer.of(call, element, own, key_tokens) for call in one.calls]
+            layers.append(replace(merged(steps, one, own), place=place))
+        return Report(title, model, tuple(layers), seconds, unit, context, notes, picture)
 
     def text(self, width: int = 80) -> str:
         """The report for a terminal: a line of facts, grids of layers × heads, findings with their rules."""
         return text.describe(self, width)
 
-    def save(self, path: str | PathLike[str], head: tuple[int, int] | None = None) -> None:
+    def save(self, path: str | PathLike[str], head: tuple[int, int] | str | None = None) -> None:
         """Writes the report; the suffix says as what: .png .svg .pdf .html .json .npz. See docs/report.md.
 
-        `head` (layer, head) is the one drawn large; the striking one, where none is given. The file is written beside
-        its place first and then moved there, so that it is never half. Raises ValueError for another suffix.
+        `head`, (layer, head) or a label such as "L3H1", is the one drawn large; the striking one, where none is given.
+        The file is written beside its place first and then moved there, so that it is never half. Raises ValueError for
+        another suffix, and for a head that is not there.
         """
-        save.write(self, path, head)
+        save.write(self, path, self.find(head) if isinstance(head, str) else head)
+
+    def compare(self, other: Report) -> Comparison:
+        """Which heads differ most between this report and another: two checkpoints, two texts, before and after tuning.
+
+        The models need as many layers and heads; the texts may differ. Raises ValueError where the heads do not match.
+        See docs/report.md.
+        """
+        return Comparison(self, other)
 
     def __repr__(self) -> str:
         return f"Report({text.name(self)}, {text.facts(self)})"
@@ -82,4 +110,14 @@ class Report(Content):
         return self.text()
 
     def _repr_html_(self) -> str:
-        return page.fragment(self)
+        return framed(page.html(self, None), self.title)
+
+
+def _check_tokens(name: str, given: int, layers: Iterable[Steps]) -> None:
+    """Texts that name no token of any layer would leave the report without them, and nobody would know why."""
+    counts = sorted({n for steps in layers for n in steps.sizes})
+    if given and counts and given not in counts:
+        raise ValueError(
+            f"{name} has {given:,} texts; the calls are of {' and '.join(f'{n:,}' for n in counts)} tokens. Pass one "
+            "text a token, special ones such as [CLS] included."
+        )

@@ -13,6 +13,7 @@ import regard.inspect.report.numbers as numbers
 import regard.inspect.report.page as page
 import regard.inspect.report.plot as plot
 from regard.inspect.report.content import Content
+from regard_command.paths import check_suffix
 
 Writer = Callable[[Content, BinaryIO, tuple[int, int] | None], None]
 
@@ -32,19 +33,12 @@ WRITERS: dict[str, Writer] = {
 
 
 def write(report: Content, path: str | PathLike[str], head: tuple[int, int] | None) -> None:
-    """Writes a report in the format of the path's suffix. Raises ValueError where it is none of WRITERS."""
+    """Writes a report in the format of the path's suffix. Raises ValueError where it is none of SUFFIXES."""
     path = Path(path)
     check_suffix(path)
     report.shown(head)  # refused before a file is begun
     with whole(path) as file:
         WRITERS[path.suffix.lower()](report, file, head)
-
-
-def check_suffix(path: Path) -> None:
-    """ValueError where a report cannot be written as what the path's suffix says."""
-    if path.suffix.lower() not in WRITERS:
-        known = " ".join(WRITERS)
-        raise ValueError(f"{path.name} is not supported as a report's file: its suffix is none of {known}.")
 
 
 @contextmanager

@@ -40,7 +40,10 @@ def grid(shown: Grid) -> list[str]:
     heads = gap.join(f"{n % 10}" for n in range(most))
     rows = (gap.join(block(v, shown.low, shown.high) for v in row) for row in shown.values)
     scale = f"{BLOCKS[0]} {shown.low:.3g}  {BLOCKS[-1]} {shown.high:.3g}"
-    return [shown.label, scale, f"     {heads}"] + [f"L{n:<3} {row}" for n, row in enumerate(rows)]
+    wide = max(4, *map(len, shown.rows))
+    return [shown.label, scale, f"{'':{wide}} {heads}"] + [
+        f"{place:{wide}} {row}" for place, row in zip(shown.rows, rows, strict=True)
+    ]
 
 
 def side_by_side(*pictures: list[str], gap: int = 4) -> list[str]:

@@ -93,6 +93,11 @@ class KVCache(ABC):
 
 def check_tokens(k: Tensor, v: Tensor) -> None:
     """That k and v are keys and values of the same tokens, without gradients."""
+    if k.is_nested or v.is_nested:
+        raise TypeError(
+            "k or v is a nested tensor, and this cache adds as many tokens to every sequence; use PagedCache, which "
+            "takes another number for each."
+        )
     if k.dim() < 2 or k.dim() != v.dim() or k.shape[:-1] != v.shape[:-1]:
         raise ShapeError(
             f"k has shape {listed(k.shape)}, v {listed(v.shape)}; expected (*batch, heads, n, dk) and "

@@ -30,17 +30,15 @@ class BlockTables:
         """How many pages stand in no table."""
         return len(self._free)
 
-    def reserve(self, n: int) -> list[tuple[int, int]]:
-        """Gives every sequence pages of its own for n more tokens; ValueError, and no change, if too few are free.
+    def reserve(self, new: list[int]) -> list[tuple[int, int]]:
+        """Gives sequence b pages of its own for new[b] more tokens; ValueError, and no change, if too few are free.
 
         Returns the pages to be copied, (from, to): several sequences read them, and one of them is about to write.
         """
-        if n == 0:
-            return []
         size = self.page_size
-        sequences = list(zip(self.tables, self.lengths, strict=True))
-        counts = [-(-(length + n) // size) - len(table) for table, length in sequences]
-        partial = [table[-1] for table, length in sequences if length % size and self._readers[table[-1]] > 1]
+        sequences = list(zip(self.tables, self.lengths, new, strict=True))
+        counts = [-(-(length + n) // size) - len(table) for table, length, n in sequences]
+        partial = [table[-1] for table, length, n in sequences if n and length % size and self._readers[table[-1]] > 1]
         if not partial and not any(counts):
             return []
         copies = sum(min(writers, self._readers[page] - 1) for page, writers in Counter(partial).items())
@@ -50,8 +48,8 @@ class BlockTables:
                 "free. Crop or drop sequences, or make the cache with more pages."
             )
         copied: list[tuple[int, int]] = []
-        for (table, length), count in zip(sequences, counts, strict=True):
-            if length % size and self._readers[table[-1]] > 1:
+        for (table, length, n), count in zip(sequences, counts, strict=True):
+            if n and length % size and self._readers[table[-1]] > 1:
                 shared = table[-1]
                 table[-1] = self._take()
                 self._release([shared])

@@ -6,8 +6,10 @@ from abc import abstractmethod
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 import regard.core.arrays as arrays
+from regard.backends.native.direct import write_rows
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions, tail
 from regard.core.shapes import listed
@@ -35,6 +37,17 @@ class ContiguousCache(KVCache):
         return 0
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        buffers = self._buffers
+        if buffers is None or not write_rows(self._rows, buffers[0], k, buffers[1], v):
+            buffers = self._write(k, v)
+        n = k.shape[-2]
+        seen = self._length + n - self._first_read(self._length)
+        self._rows, self._length, self._appended = self._rows + n, self._length + n, n
+        first = self._rows - seen
+        return buffers[0].narrow(-2, first, seen), buffers[1].narrow(-2, first, seen)
+
+    def _write(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies new keys and values behind the others, once they are checked and there is room."""
         check_tokens(k, v)
         n = k.shape[-2]
         if self._buffers is not None:
@@ -46,10 +59,7 @@ class ContiguousCache(KVCache):
         assert self._buffers is not None
         for buffer, t in zip(self._buffers, (k, v), strict=True):
             buffer.narrow(-2, self._rows, n).copy_(t)
-        seen = self._length + n - self._first_read(self._length)
-        self._rows, self._length, self._appended = self._rows + n, self._length + n, n
-        keys, values = (buffer.narrow(-2, self._rows - seen, seen) for buffer in self._buffers)
-        return keys, values
+        return self._buffers
 
     def _move(self, k: Tensor, v: Tensor) -> None:
         """Moves what is still read to new buffers, which have room for k and v."""
@@ -86,6 +96,10 @@ class ContiguousCache(KVCache):
                 f"and those before {first} are forgotten."
             )
         self._rows, self._length, self._appended = max(0, length - first), length, 0
+        if self._buffers is not None:
+            increment_version(
+                self._buffers
+            )  # torch then refuses gradients through what was read and may be overwritten
 
     def reset(self) -> None:
         self._buffers = None

@@ -44,4 +44,4 @@ class FixedCache(ContiguousCache):
         )
 
     def reset(self) -> None:
-        self._rows = self._length = self._appended = 0
+        self.crop(0)

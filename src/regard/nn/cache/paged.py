@@ -12,6 +12,7 @@ from regard.core.paged import Paged, gather_rows
 from regard.core.positions import Positions, tail
 from regard.masks.algebra import Everything, Mask
 from regard.masks.ragged import Lengths
+from regard.nested import any_nested, numbered, sequences
 from regard.nn.cache.base import KVCache, check_like, check_tokens
 from regard.nn.cache.block_tables import BlockTables
 
@@ -28,9 +29,9 @@ class PagedCache(KVCache):
     several sequences: `reorder` copies tables, not pages, so that beams, or many continuations of one prompt, hold
     their common tokens once. A page that several sequences read is copied when one of them writes to it.
 
-    `append` adds n tokens to every sequence. A batch of prompts that are padded at the end becomes one of ragged
-    lengths by crop(lengths); from there on `positions` has a row for each sequence, and `mask` hides what lies behind
-    its end. crop(0 for one sequence) makes room for a new one in its place.
+    `append` adds n tokens to every sequence, or another number to each: see there. A batch of prompts that are padded
+    at the end becomes one of ragged lengths by crop(lengths); from there on `positions` has a row for each sequence,
+    and `mask` hides what lies behind its end. crop(0 for one sequence) makes room for a new one in its place.
 
     What `append` returns has the shape (batch, heads, most tokens, d) and stands for the pages: the native kernels read
     these where they lie, and give the bits of a contiguous cache. Whatever else reads it (another backend, a gradient,
@@ -70,39 +71,68 @@ class PagedCache(KVCache):
             self.key_pages = torch.zeros(pages, heads, page_size, dk, dtype=dtype, device=device)
             self.value_pages = torch.zeros(pages, heads, page_size, dv, dtype=dtype, device=device)
         self._tables = BlockTables(batch, pages, page_size)
-        self._appended = 0  # tokens of the last append, a sequence
+        self._appended = [0] * batch  # tokens of the last append, of each sequence
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        check_tokens(k, v)
-        tables = self._tables
-        lead = len(tables.lengths), self.key_pages.shape[1]
-        check_like(self.key_pages, lead, k, "k")
-        check_like(self.value_pages, lead, v, "v")
-        n = k.shape[-2]
-        for shared, own in tables.reserve(n):
+        """Adds the next tokens, as every cache does; nested tensors add another number to each sequence.
+
+        Jagged nested k (batch, hk, n*, dk) and v (batch, hk, n*, dv) hold any number of tokens a sequence, 0 included.
+        What is returned is read by nested queries with as many rows a sequence; `positions.q` then has a number for
+        each of these rows, one sequence behind another, (total,), where the sequences got unequal numbers of tokens.
+        """
+        tables, nested = self._tables, any_nested(k, v)
+        if nested:
+            k, v, new = self._flattened(k, v)
+        else:
+            check_tokens(k, v)
+            lead = len(tables.lengths), self.key_pages.shape[1]
+            check_like(self.key_pages, lead, k, "k")
+            check_like(self.value_pages, lead, v, "v")
+            new = [k.shape[-2]] * len(tables.lengths)
+        for shared, own in tables.reserve(new):
             for pages in (self.key_pages, self.value_pages):
                 pages[own] = pages[shared]
         graph = torch.compiler.is_compiling()  # which calls no kernel by address, and reads no pages
-        if graph or not write_pages(k, v, self.key_pages, self.value_pages, tables.tensor, tables.lengths):
-            self._write(k, v)
-        tables.lengths, self._appended = [length + n for length in tables.lengths], n
-        seen = self.length
+        rows = self.key_pages, self.value_pages, tables.tensor, tables.lengths
+        if graph or not write_pages(k, v, *rows, new if nested else None):
+            self._write(k, v, new)
+        tables.lengths = [length + n for length, n in zip(tables.lengths, new, strict=True)]
+        self._appended, seen = new, self.length
         if graph:
             return gather_rows(self.key_pages, tables.tensor, seen), gather_rows(self.value_pages, tables.tensor, seen)
         return Paged(self.key_pages, tables.tensor, seen), Paged(self.value_pages, tables.tensor, seen)
 
-    def _write(self, k: Tensor, v: Tensor) -> None:
+    def _flattened(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+        """Nested keys and values as (heads, total, d), and how many tokens each sequence gets."""
+        (keys, lengths), (values, others) = sequences(k, "k"), sequences(v, "v")
+        new, batch = lengths.tolist(), len(self._tables.lengths)
+        if k.dim() != 4 or v.dim() != 4:
+            raise ShapeError(f"k has {k.dim()} axes, v {v.dim()}; expected nested (batch, heads, n*, d).")
+        if len(new) != batch or others.tolist() != new:
+            raise ShapeError(
+                f"k has lengths {new}, v {others.tolist()}; expected the same, one for each of {batch} sequences "
+                "(0 where a sequence gets no token)."
+            )
+        check_tokens(keys[0], values[0])
+        check_like(self.key_pages, (self.key_pages.shape[1],), keys[0], "k, its sequences one behind another,")
+        check_like(self.value_pages, (self.value_pages.shape[1],), values[0], "v, its sequences one behind another,")
+        return keys[0], values[0], new
+
+    def _write(self, k: Tensor, v: Tensor, new: list[int]) -> None:
         """Copies new keys and values to their pages, by operations of torch."""
         tables, device = self._tables, self.key_pages.device
-        at = torch.tensor(tables.lengths)[:, None] + torch.arange(k.shape[-2])  # (batch, n)
-        page = tables.tensor.long().gather(1, at // self.page_size).to(device)
+        sequence, at = numbered(new, torch.tensor(tables.lengths))
+        page = tables.tensor.long()[sequence, at // self.page_size].to(device)
         row = (at % self.page_size).to(device)
         for pages, t in ((self.key_pages, k), (self.value_pages, v)):
-            pages[page, :, row] = t.transpose(1, 2)
+            tokens = t.transpose(-3, -2)  # (batch, n, heads, d), or nested (total, heads, d)
+            pages[page, :, row] = tokens.reshape(-1, *tokens.shape[-2:])
 
     def reorder(self, indices: Tensor) -> None:
         indices = arrays.indices(indices, "indices")
-        self._tables.reorder(arrays.existing(indices, len(self._tables.lengths), "indices", "sequences").tolist())
+        chosen: list[int] = arrays.existing(indices, len(self._tables.lengths), "indices", "sequences").tolist()
+        self._tables.reorder(chosen)
+        self._appended = [self._appended[b] for b in chosen]
 
     def crop(self, length: int | Tensor) -> None:
         """Forgets all tokens but the first `length`, a number or one for each sequence, (batch,)."""
@@ -116,7 +146,7 @@ class PagedCache(KVCache):
         if any(not 0 <= left <= most for left, most in zip(wanted, had, strict=True)):
             raise ValueError(f"crop: lengths {wanted}; the cache has {had}, expected from 0 to these.")
         self._tables.crop(wanted)
-        self._appended = 0
+        self._appended = [0] * len(had)
 
     def reset(self) -> None:
         self.crop(0)
@@ -147,7 +177,11 @@ class PagedCache(KVCache):
 
     @property
     def positions(self) -> Positions:
-        n, device = self._appended, self.key_pages.device
+        new, device = self._appended, self.key_pages.device
+        if len(set(new)) > 1:
+            at = [t for length, n in zip(self._tables.lengths, new, strict=True) for t in range(length - n, length)]
+            return Positions(torch.tensor(at, device=device), torch.arange(self.length, device=device))
+        n = new[0] if new else 0
         if self._even:
             return tail(n, self.length, device)
         q = self.lengths[:, None] - n + torch.arange(n, device=device)

@@ -17,14 +17,13 @@ S = TypeVar("S", bound=Score)
 
 
 class KernelModifier(ABC, Generic[S]):
-    """One modifier: how a score's stage becomes operands, and how gradients of operands become the stage's.
-
-    Beside it, in its file, stands a dataclass of its operands (tensors that the kernels read, or None) and numbers:
-    members of the same names of abi.CallArguments. args.KernelArgs inherits them.
-    """
+    """One modifier: how a score's stage becomes operands, and how gradients of operands become the stage's."""
 
     stage: ClassVar[type[Any]]
     """What is lowered to it: by type, not isinstance, since a subclass may mean something else."""
+    operands: ClassVar[type[Any]]
+    """A dataclass of its operands (tensors that the kernels read, or None) and numbers: members of the same names of
+    abi.CallArguments. args.KernelArgs inherits it."""
     members: ClassVar[tuple[Member, ...]]
     """Of abi.CallArguments."""
     gradients: ClassVar[tuple[Member, ...]] = ()
@@ -37,6 +36,10 @@ class KernelModifier(ABC, Generic[S]):
     """The member that holds how many numbers an operand has, by operand: see `count`."""
     exact: ClassVar[frozenset[str]] = frozenset()
     """Operands whose last axis is never shared."""
+    of_lengths: ClassVar[frozenset[str]] = frozenset()
+    """Operands that belong to one number of queries and keys: a plan with them serves no other."""
+    of_positions: ClassVar[frozenset[str]] = frozenset()
+    """Operands made from the numbers in positions: no plan with them serves calls whose positions are given."""
     repeats: ClassVar[bool] = False
     """Whether a score may have several such stages."""
 

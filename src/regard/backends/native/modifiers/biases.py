@@ -30,10 +30,12 @@ class Biases(KernelModifier[Bias]):
     """Biases, which reach the kernels as their sum."""
 
     stage = Bias
+    operands = BiasOperands
     members = (Member("regard_tensor", "bias", "(batch, head, row, key)"), Member("int32_t", "bias_dtype"))
     gradients = (Member("regard_tensor", "dbias", "added to, float, or double where row or col is 0"),)
     learned: ClassVar[Mapping[str, str]] = {"bias": "bias"}
     leaves = ("bias",)
+    of_lengths = frozenset({"bias"})
     repeats = True
 
     @classmethod

@@ -27,6 +27,7 @@ class LogDistances(KernelModifier[LogDistance]):
     """Weights times ln(1 + rates times distances)."""
 
     stage = LogDistance
+    operands = LogDistanceOperands
     members = (
         Member("const float*", "log_distance_weights", "(heads,), with log_distance_rates, of a logarithmic penalty"),
         Member("const float*", "log_distance_rates", "(heads,)"),

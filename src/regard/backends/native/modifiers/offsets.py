@@ -51,6 +51,7 @@ class Offsets(KernelModifier[RelativeBias]):
     """A table of offsets, with a number for each difference of positions."""
 
     stage = RelativeBias
+    operands = OffsetOperands
     members = (
         Member("const float*", "offsets", "(heads, offsets_count and padding): offset of each difference of cells"),
         *members("int64_t", "offsets_stride offsets_count"),
@@ -60,7 +61,7 @@ class Offsets(KernelModifier[RelativeBias]):
     gradients = (Member("float*", "doffsets", "(heads, offsets_count), written"),)
     learned: ClassVar[Mapping[str, str]] = {"table": "offsets"}
     counts: ClassVar[Mapping[str, str]] = {"offsets": "offsets_count"}
-    exact = frozenset({"offsets", "q_cell", "k_cell"})
+    exact = of_lengths = of_positions = frozenset({"offsets", "q_cell", "k_cell"})
     checks = (_check_cells,)
 
     @classmethod

@@ -34,6 +34,7 @@ class Slopes(KernelModifier[Alibi]):
     """Slopes times distances, of positions or points."""
 
     stage = Alibi
+    operands = SlopeOperands
     members = (
         Member("const float*", "slopes", "(heads,)"),
         Member("int64_t", "slopes_stride"),
@@ -44,6 +45,7 @@ class Slopes(KernelModifier[Alibi]):
     learned: ClassVar[Mapping[str, str]] = {"slopes": "slopes"}
     leaves = ("slopes",)
     counts: ClassVar[Mapping[str, str]] = {"points_of_q": "dims"}
+    of_lengths = frozenset({"points_of_q", "points_of_k"})
 
     @classmethod
     def why_not(cls, problem: Problem, stage: Alibi) -> str | None:

@@ -30,6 +30,7 @@ class SoftCaps(KernelModifier[SoftCap]):
     """Soft caps: before all other modifiers, or after them."""
 
     stage = SoftCap
+    operands = SoftCapOperands
     members = (
         Member("float", "cap", "soft cap, 0 for none"),
         Member("int32_t", "cap_last", "whether it is applied after the other modifiers, not before"),

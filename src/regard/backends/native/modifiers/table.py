@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from typing import Any
 
 from regard.backends.native.modifiers.base import KernelModifier
-from regard.backends.native.modifiers.biases import Biases, BiasOperands
-from regard.backends.native.modifiers.log_distance import LogDistanceOperands, LogDistances
-from regard.backends.native.modifiers.offsets import OffsetOperands, Offsets
-from regard.backends.native.modifiers.slopes import SlopeOperands, Slopes
-from regard.backends.native.modifiers.soft_cap import SoftCapOperands, SoftCaps
+from regard.backends.native.modifiers.biases import Biases
+from regard.backends.native.modifiers.log_distance import LogDistances
+from regard.backends.native.modifiers.offsets import Offsets
+from regard.backends.native.modifiers.slopes import Slopes
+from regard.backends.native.modifiers.soft_cap import SoftCaps
+from regard.backends.native.modifiers.temperature import Temperatures
 from regard.core.problem import Problem
 
-# To add a modifier: its file in this folder, and its two names here.
-MODIFIERS: tuple[type[KernelModifier[Any]], ...] = (SoftCaps, Slopes, LogDistances, Offsets, Biases)
+# To add a modifier: its file in this folder, and its name here.
+MODIFIERS: tuple[type[KernelModifier[Any]], ...] = (SoftCaps, Temperatures, Slopes, LogDistances, Offsets, Biases)
 
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class ModifierOperands(SoftCapOperands, SlopeOperands, LogDistanceOperands, OffsetOperands, BiasOperands):
-    """The operands and numbers of all modifiers."""
-
+# A dataclass of the operands and numbers of all modifiers. Any: no type checker follows bases that are computed.
+ModifierOperands: Any = make_dataclass(
+    "ModifierOperands",
+    (),
+    bases=tuple(modifier.operands for modifier in MODIFIERS),
+    frozen=True,
+    eq=False,
+    kw_only=True,
+)
 
 BY_STAGE: dict[type, type[KernelModifier[Any]]] = {modifier.stage: modifier for modifier in MODIFIERS}
 BY_LEARNED = {name: modifier for modifier in MODIFIERS for name in modifier.learned.values()}  # by operand
+OF_LENGTHS = frozenset[str]().union(*(modifier.of_lengths for modifier in MODIFIERS))
+OF_POSITIONS = frozenset[str]().union(*(modifier.of_positions for modifier in MODIFIERS))
 
 
 def why_not_modifiers(problem: Problem) -> str | None:

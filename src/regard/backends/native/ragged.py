@@ -1,0 +1,89 @@
+"""Sequences with any numbers of queries as one call of the native kernels: native/attention/ragged.h."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regard.backends.native.abi import AXES, CODES, CallArguments, RaggedArguments
+from regard.backends.native.args import KernelArgs
+from regard.backends.native.direct import direct
+from regard.backends.native.ffi import failure, parallel
+from regard.backends.native.launch import THREAD_WORK, arguments, library
+from regard.backends.native.lower_mask import distances
+from regard.backends.native.modifiers.table import MODIFIERS
+from regard.core.paged import Paged
+from regard.core.problem import Problem
+from regard.ragged_queries import RaggedCall
+from regard.scores.similarity import Dot, ScaledDot
+
+# Operands that all sequences share, or that are divided among them.
+_LEAVES = {name for modifier in MODIFIERS for name in modifier.leaves}
+_DIVIDED = {"q", "k", "v", "q_at", "k_at", "start", "stop", "sink"} | _LEAVES - {"bias"}
+_OFFSETS = tuple(getattr(CallArguments, name).offset for name in ("q", "k", "v", "out"))
+_LEFT = CODES["REGARD_BAD_POSITION"], CODES["REGARD_BAD_INTERVAL"]  # to the general way, which says what is wrong
+
+
+class RaggedPlan:
+    """Calls on ragged sequences that differ from an example by their numbers and by where their tensors lie.
+
+    args   the operands of the example's longest sequence, as a call of its own
+    """
+
+    def __init__(self, args: KernelArgs, call: RaggedCall) -> None:
+        rule = call.rule
+        before, after = distances(rule)
+        first, last = None if rule.before is None else -before, None if rule.after is None else after + 1
+        own = dict.fromkeys(("start", "stop", "q_at", "k_at"))
+        whole = replace(args, q=call.queries, k=call.k, v=call.v, first=first, last=last, **own)
+        self.struct = RaggedArguments(arguments(whole, self._empty(call), None, None), thread_work=THREAD_WORK)
+        self.struct.call.threads = torch.get_num_threads()
+        self.entry, self.parallel, self.direct = library().entry("regard_forward_ragged"), parallel(), direct()
+
+    @staticmethod
+    def _empty(call: RaggedCall) -> Tensor:
+        return torch.empty(*call.queries.shape[:-1], call.v.shape[-1], dtype=call.v.dtype)
+
+    def run(self, call: RaggedCall) -> Tensor | None:
+        """out (1, heads, total, dv), in v's dtype; None where positions or lengths are not as one list has them."""
+        struct = RaggedArguments.from_buffer_copy(self.struct)
+        of_all, k, v, out = struct.call, call.k, call.v, self._empty(call)
+        if isinstance(k, Paged) and isinstance(v, Paged):
+            of_all.block_table, of_all.pages = k.block_table.data_ptr(), len(k.pages)
+            of_all.block_table_batch[AXES - 1] = k.block_table.stride(0)
+            k, v = k.pages, v.pages
+        lying = self.direct.set_operands(ctypes.addressof(struct), AXES, _OFFSETS, call.queries, k, v, out)
+        if lying is None:
+            return None
+        of_all.nq, of_all.nk = call.queries.shape[-2], call.k.shape[-2]
+        numbers = [call.offsets, *(() if call.rule.keys is None else (call.rule.keys.expand(len(call.offsets) - 1),))]
+        numbers += () if call.positions is None else (call.positions.q, call.positions.k)
+        held = [t.long().contiguous() for t in numbers]  # as long as the kernel runs
+        addresses = [t.data_ptr() for t in held]
+        struct.sequences, struct.q_offsets = len(call.offsets) - 1, addresses[0]
+        if call.rule.keys is not None:
+            struct.key_counts = addresses[1]
+        if call.positions is not None:
+            of_all.q_at, of_all.k_at = addresses[-2:]
+        code = self.entry(ctypes.addressof(struct), self.parallel)
+        if code in _LEFT:
+            return None
+        if code:
+            raise failure(code)
+        return out
+
+
+def ragged_plan(args: KernelArgs, problem: Problem, call: RaggedCall) -> RaggedPlan | None:
+    """The plan for calls like one; None where they are more than the kernels have as one list.
+
+    problem, args: that of the longest sequence.
+    """
+    similarity = problem.similarity
+    if type(similarity) not in (Dot, ScaledDot) or similarity.tensors():  # what others make of q and k, each call makes
+        return None
+    if not problem.q.dtype == call.k.dtype == call.v.dtype:
+        return None
+    return None if args.tensors().keys() - _DIVIDED else RaggedPlan(args, call)

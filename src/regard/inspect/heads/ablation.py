@@ -1,0 +1,118 @@
+"""Which heads a model needs: how its loss changes when one of them says the same at every position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from regard.core.errors import Unsupported
+from regard.inspect.heads.projections import Projection, at_projections, find_projections
+from regard.inspect.heads.reader import Reader, check_causal
+from regard.inspect.reading import Tokenizer
+from regard.inspect.report.grids import Grid
+from regard.inspect.report.text import grid
+
+Loss = Callable[[Any], Tensor]
+OWN_LOSS = "Pass a loss of your own: ablation(model, text, loss=lambda answer: ...)"
+
+
+@dataclass(frozen=True, eq=False)
+class Ablation:
+    """The loss of a model on a text, and how much larger it is without each head.
+
+    layers  the paths of the attention layers, in the order of their calls
+    change  one tensor (h,) a layer: the loss where that head is set to its mean, less the model's own
+    loss    the model's own: nats a token, or what the given loss says
+    tokens  how many of the text's tokens were read
+    """
+
+    layers: tuple[str, ...]
+    change: tuple[Tensor, ...]
+    loss: float
+    tokens: int
+
+    def __str__(self) -> str:
+        ends = [float(end) for of_layer in self.change for end in (of_layer.min(), of_layer.max())]
+        values = tuple(tuple(of_layer.tolist()) for of_layer in self.change)
+        more = f"more than {self.loss:.4g} on the first {self.tokens:,} tokens"
+        return "\n".join(grid(Grid("loss without a head", more, values, min(ends), max(ends))))
+
+
+@torch.no_grad()
+def ablation(
+    model: nn.Module,
+    given: Any,
+    *,
+    tokenizer: Tokenizer | None = None,
+    loss: Loss | None = None,
+    most: int = 512,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Ablation:
+    """How much larger the loss of a model is when one head is set to its mean over the text: a forward a head.
+
+    The mean takes away what the head says about each token, and keeps what it adds whatever it reads (mean ablation).
+
+    model     regard's or transformers' layers. Runs in eval mode, and is left as it was
+    given     a text, or token ids (n,); tokenizer: the model's, needed for a text
+    loss      of the model's answer; None: the mean cross-entropy of each next token, for causal language models
+    most      tokens of the text that are read
+    progress  is told how many heads are done, and of how many
+
+    Raises Unsupported where a projection is not seen, and for a model without a loss of its own: one that is not
+    causal, or answers no logits; ValueError for fewer than 2 tokens; else as look.
+    Source: Wang et al. 2022 (arXiv 2211.00593), §3.1.
+
+    >>> from regard.demo.model import load
+    >>> found = ablation(load(), list(b"xkq!vJ7 wzb%Rt3 " * 2))
+    >>> max((float(x), n, h) for n, of in enumerate(found.change) for h, x in enumerate(of))[1:]
+    (3, 1)
+    """
+    reader = Reader.of(model, given, tokenizer, most)
+    if len(reader.ids) < 2:
+        raise ValueError(f"the text has {len(reader.ids)} token; expected 2 or more.")
+    projections = find_projections(model, reader.run)
+    if loss is None:
+        calls = [projection.call for projection in projections]
+        check_causal(model, calls, f"the next token is no question. {OWN_LOSS}")
+    own, total, done = _loss(reader, reader.run(), loss), sum(one.heads for one in projections), 0
+    changes: list[Tensor] = []
+    for removed in projections:
+        of_layer: list[float] = []
+        for head in range(removed.heads):
+            with at_projections(projections, _mean_of(removed, head)):
+                of_layer.append(_loss(reader, reader.run(), loss) - own)
+            done += 1
+            progress(done, total)
+        changes.append(torch.tensor(of_layer))
+    return Ablation(tuple(one.layer for one in projections), tuple(changes), own, len(reader.ids))
+
+
+def _mean_of(removed: Projection, head: int) -> Callable[[Projection, Tensor], Tensor]:
+    """Sets a head of one projection to its mean over the positions."""
+
+    def change(projection: Projection, joined: Tensor) -> Tensor:
+        if projection is not removed:
+            return joined
+        heads = joined.clone().unflatten(-1, (removed.heads, -1))
+        one = heads[..., head, :]
+        one[:] = one.flatten(0, -2).mean(0)
+        return heads.flatten(-2)
+
+    return change
+
+
+def _loss(reader: Reader, answer: Any, loss: Loss | None) -> float:
+    if loss is not None:
+        return float(loss(answer))
+    logits = reader.logits(answer)
+    if logits is None:
+        raise Unsupported(
+            f"{type(reader.model).__name__} answers no logits; expected a causal language model, such as "
+            f"AutoModelForCausalLM loads. {OWN_LOSS}."
+        )
+    return float(cross_entropy(logits[:-1].float(), reader.ids[1:]))

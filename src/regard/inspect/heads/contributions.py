@@ -1,0 +1,155 @@
+"""What each head adds: the norm of A_i W_i^O at each position, and its direct part in a logit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.core.errors import Unsupported
+from regard.inspect.heads.projections import Projection, at_projections, find_projections
+from regard.inspect.heads.reader import Reader
+from regard.inspect.heads.stream import Stream
+from regard.inspect.heads.unembedding import NormCall, last_norm, unembedding
+from regard.inspect.reading import Tokenizer
+from regard.inspect.report.grids import Grid
+from regard.inspect.report.text import grid
+
+
+@dataclass(frozen=True, eq=False)
+class Logit:
+    """A logit at one position, and what each head adds to it directly.
+
+    token, position  which logit: of this token, at this position
+    value            the logit
+    heads            one tensor (h,) a layer: what each head adds, straight through the last norm and the unembedding
+    rest             what everything else adds: embedding, MLPs, biases. value = rest + the sum over all heads
+    """
+
+    token: int
+    position: int
+    value: float
+    heads: tuple[Tensor, ...]
+
+    @property
+    def rest(self) -> float:
+        return self.value - sum(float(of_layer.sum()) for of_layer in self.heads)
+
+
+@dataclass(frozen=True, eq=False)
+class Contributions:
+    """What the heads of each attention call add to the residual stream.
+
+    layers  the paths of the attention layers, in the order of their calls
+    norms   one tensor (h, n) a layer: |A_i W_i^O| of each head at each position
+    logit   the direct parts in a logit; None where the model has none, or its way to them is not known: `why_not` says
+    """
+
+    layers: tuple[str, ...]
+    norms: tuple[Tensor, ...]
+    logit: Logit | None = None
+    why_not: str | None = None
+
+    def __str__(self) -> str:
+        means = [of_layer.mean(-1) for of_layer in self.norms]
+        lines = grid(_grid("norm of what a head adds", "mean", means, floor=0.0))
+        if self.logit is None:
+            return "\n".join([*lines, "", f"no logits: {self.why_not}"])
+        named = f"token {self.logit.token} at position {self.logit.position}"
+        shown = _grid("part in the logit", named, list(self.logit.heads))
+        total = (
+            f"logit {self.logit.value:.4g} = {self.logit.rest:.4g} + {self.logit.value - self.logit.rest:.4g} by heads"
+        )
+        return "\n".join([*lines, "", *grid(shown), total])
+
+
+def _grid(title: str, unit: str, values: list[Tensor], floor: float | None = None) -> Grid:
+    low = min(float(t.min()) for t in values) if floor is None else floor
+    return Grid(title, unit, tuple(tuple(t.tolist()) for t in values), low, max(float(t.max()) for t in values))
+
+
+@torch.no_grad()
+def contributions(
+    model: nn.Module, given: Any, *, tokenizer: Tokenizer | None = None, token: int | None = None, at: int = -1
+) -> Contributions:
+    """What each head adds to the residual stream of a model that reads a text, and to a logit.
+
+    Multi-head attention is a sum over heads, Σ_i A_i W_i^O + b. Of each summand this is the norm, at every position;
+    and, where the model has an unembedding, its direct part in one logit: A_i W_i^O goes to the residual stream, which
+    goes through the last norm, whose scale is taken as it is, and is multiplied by the token's row of the unembedding.
+    What later layers make of it is not counted. Memory is linear in the text: no weights, no n × n.
+
+    model      regard's or transformers' layers: an encoder or a decoder. Runs twice, in eval mode; left as it was
+    given      a text, or token ids (n,); tokenizer: the model's, needed for a text
+    token, at  the logit: of this token (None: of the largest), at this position (-1: the last)
+
+    Raises Unsupported where a layer's projection is not seen or is no plain matrix, and, where a token is given, for a
+    model that normalises or scales what its layers add, or whose logits are capped; IndexError for a position or a
+    token that is not there; else as look.
+    Source: Elhage et al. 2021 (transformer-circuits.pub/2021/framework), direct logit attribution.
+
+    >>> from regard.demo.model import load
+    >>> found = contributions(load(), list(b"to be or not to be"), token=ord("e"), at=-2)
+    >>> found.layers[0], found.norms[0].shape, found.logit.heads[3].argmax()
+    ('blocks.0.attention', torch.Size([4, 18]), tensor(1))
+    """
+    reader = Reader.of(model, given, tokenizer)
+    at = _position(at, len(reader.ids))
+    projections = find_projections(model, reader.run)
+    stream, inputs, norms = Stream(), list[Tensor](), list[Tensor]()
+
+    def seen(projection: Projection, joined: Tensor, made: Tensor) -> None:
+        stream.put(made, len(norms))
+        heads = projection.by_head(joined)
+        inputs.append(heads[:, at])
+        norms.append(torch.stack([(a @ w).norm(dim=-1) for a, w in zip(heads, projection.weight, strict=True)]))
+
+    with stream, last_norm(stream) as norm, at_projections(projections, seen=seen):
+        logits = reader.logits(reader.run())
+    layers = tuple(projection.layer for projection in projections)
+    try:
+        logit = _logit(model, projections, inputs, norm, logits, token, at)
+    except Unsupported as error:
+        if token is not None:
+            raise
+        return Contributions(layers, tuple(norms), why_not=str(error))
+    return Contributions(layers, tuple(norms), logit)
+
+
+def _position(at: int, n: int) -> int:
+    if not -n <= at < n:
+        raise IndexError(f"at={at}: the text has {n} tokens; expected a position from {-n} to {n - 1}.")
+    return at % n
+
+
+def _logit(
+    model: nn.Module,
+    projections: tuple[Projection, ...],
+    inputs: list[Tensor],
+    norm: list[NormCall],
+    logits: Tensor | None,
+    token: int | None,
+    at: int,
+) -> Logit:
+    """The direct parts in a logit; Unsupported where they cannot be told."""
+    name = type(model).__name__
+    if logits is None:
+        raise Unsupported(f"{name} answers no logits; expected a language model, such as AutoModelForCausalLM loads.")
+    absent = [one.layer for n, one in enumerate(projections) if not norm or n not in norm[0].parts]
+    if absent:
+        raise Unsupported(
+            f"what {absent[0]} adds does not reach a last norm as it is: {name} normalises or scales the residual "
+            "stream on the way, or has no last norm."
+        )
+    matrix = unembedding(model, norm[0], logits)
+    token = int(logits[at].argmax()) if token is None else token
+    if not 0 <= token < len(matrix):
+        raise IndexError(f"token={token}: {name} has tokens 0 to {len(matrix) - 1}.")
+    gradient = norm[0].frozen(at, matrix[token])
+    added = [
+        torch.einsum("hv,hvo,o->h", a.double(), one.weight.double(), gradient).float()
+        for a, one in zip(inputs, projections, strict=True)
+    ]
+    return Logit(token, at, float(logits[at, token]), tuple(added))

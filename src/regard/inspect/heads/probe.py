@@ -1,0 +1,172 @@
+"""The standard probe: random tokens, twice, on which the kinds of heads that the literature names are told apart."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.inspect.facts.places import Mass, Offsets
+from regard.inspect.facts.rows import Visible
+from regard.inspect.heads.reader import Reader, check_causal
+from regard.inspect.record import record
+from regard.inspect.report.findings import Head
+from regard.inspect.report.grids import Grid
+from regard.inspect.report.induction import deviations
+from regard.inspect.report.text import grid
+from regard.inspect.stacks import places
+from regard.inspect.tape import Recorded
+
+LEAST = 0.25  # of the mass, from which a head is named
+
+
+class Kind(NamedTuple):
+    """A kind of head: where it looks while it reads the tokens for the second time, and who described it."""
+
+    name: str
+    looks_at: str
+    source: str
+
+
+KINDS = (
+    Kind("induction", "the token after the first copy", "Olsson et al. 2022, arXiv 2209.11895"),
+    Kind("duplicate-token", "the first copy", "Wang et al. 2022, arXiv 2211.00593"),
+    Kind("previous-token", "the token before", "Wang et al. 2022, arXiv 2211.00593"),
+    Kind("first-token", "the first token", "Xiao et al. 2023, arXiv 2309.17453"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """How a model's heads read random tokens for the second time.
+
+    ids     what was read: a start token, where the model has one, and `length` random tokens, twice
+    layers  the paths of the attention layers, in the order of their calls
+    scores  of each kind one tensor (h,) a layer: the mean weight on what that kind looks at, over the second copy; NaN
+            for a layer that does not see that (a window)
+    error   the same for half the interval of each mean: 95 % for all heads together (Bonferroni), as if positions did
+            not depend on each other; other seeds tell more
+    chance  of each layer the mean weight of a head that looks everywhere alike
+    """
+
+    ids: tuple[int, ...]
+    length: int
+    layers: tuple[str, ...]
+    scores: dict[str, tuple[Tensor, ...]]
+    error: dict[str, tuple[Tensor, ...]]
+    chance: tuple[float, ...]
+
+    def heads(self, kind: str) -> tuple[Head, ...]:
+        """The heads of a kind, with their score and its interval: at least LEAST, and surely more than chance."""
+        named = places(self.layers)
+        found = [
+            Head(layer, head, mean, (max(mean - half, 0.0), min(mean + half, 1.0)), named[layer])
+            for layer, (means, halves) in enumerate(zip(self.scores[kind], self.error[kind], strict=True))
+            for head, (mean, half) in enumerate(zip(means.tolist(), halves.tolist(), strict=True))
+            if mean >= LEAST and mean - half > self.chance[layer]
+        ]
+        return tuple(sorted(found, key=lambda head: -head.value))
+
+    def __str__(self) -> str:
+        most = max(self.chance)
+        lines = [
+            f"{self.length} random tokens, twice: the weights of the second time, {most:.1%} at most by chance",
+            "",
+        ]
+        for kind in KINDS:
+            found = self.heads(kind.name)
+            if found:
+                lines += [*grid(self._grid(kind)), ""]
+        for kind in KINDS:
+            said = ", ".join(map(str, self.heads(kind.name))) or "none"
+            lines += textwrap.wrap(f"{kind.name} heads: {said}", 80, subsequent_indent="    ")
+            rule = (
+                f"rule: ≥ {LEAST:.0%} of the mass on {kind.looks_at}, above chance by its 95% interval ({kind.source})"
+            )
+            lines += textwrap.wrap(rule, 80, initial_indent="    ", subsequent_indent="    ")
+        return "\n".join(lines)
+
+    def _grid(self, kind: Kind) -> Grid:
+        values = tuple(tuple((100 * of_layer).tolist()) for of_layer in self.scores[kind.name])
+        return Grid(kind.name, "% of mass", values, 0.0, 100.0, tuple(places(self.layers)))
+
+
+@torch.no_grad()
+def probe(model: nn.Module, *, length: int = 64, seed: int = 0, among: Sequence[int] | None = None) -> Probe:
+    """Feeds a causal model random tokens, twice, and tells its induction, duplicate-, previous- and first-token heads.
+
+    A text may repeat too little, or what it repeats may be what a head looks at for other reasons. Random tokens that
+    are all different leave no other reason: who looks behind the first copy while reading the second looks for copies.
+
+    model   regard's or transformers' layers. Runs once, in eval mode, and is left as it was
+    length  how many tokens, which are then read again
+    among   the token ids that are drawn, without repetition; None: all that the model embeds
+    Raises ValueError for a length below 8, above what there is to draw or the model has places for, or of which no
+    layer sees the first copy while it reads the second; Unsupported for a model that is not causal; else as look.
+
+    >>> from regard.demo.model import load
+    >>> found = probe(load(), among=range(32, 127))
+    >>> [head.name for head in found.heads("induction")]
+    ['L3H1']
+    """
+    ids = draw(model, length, seed, among)
+    reader = Reader.of(model, ids, None)
+    facts = Offsets((1 - length, -length, -1)), Mass.first(1), Visible()
+    with record(model, facts=facts) as tape:
+        reader.run()
+    check_causal(model, tape.calls, "these kinds of heads are those of models that read from left to right")
+    again = slice(len(ids) - length, len(ids))
+    seen = [_sees(call, again, facts[0].offsets) for call in tape.calls]
+    if not torch.stack(seen)[:, 0].any():
+        most = max(int(call[facts[2]].max()) for call in tape.calls)
+        raise ValueError(
+            f"length={length}: no layer sees the first copy while it reads the second, but {most} keys at most. "
+            f"Choose a length below {most}."
+        )
+    weights = [
+        torch.cat([call[facts[0]], call[facts[1]]], -1)[0, :, again].double().masked_fill(~visible, torch.nan)
+        for call, visible in zip(tape.calls, seen, strict=True)
+    ]
+    means = [w.mean(1) for w in weights]
+    halves = [deviations(sum(map(len, weights))) * w.std(1) / length**0.5 for w in weights]
+    return Probe(
+        tuple(ids),
+        length,
+        tuple(call.name for call in tape.calls),
+        {kind.name: tuple(mean[:, n] for mean in means) for n, kind in enumerate(KINDS)},
+        {kind.name: tuple(half[:, n] for half in halves) for n, kind in enumerate(KINDS)},
+        tuple(float((1 / call[facts[2]][0, :, again].double()).mean()) for call in tape.calls),
+    )
+
+
+def _sees(call: Recorded, rows: slice, offsets: tuple[int, ...]) -> Tensor:
+    """Whether all of these rows see the key at each offset, and the first key: boolean (len(offsets) + 1,)."""
+    pairs = call.view.mask.visible(call.view.frame.region(rows)).flatten(0, -3).all(0)
+    pairs = pairs.expand(rows.stop - rows.start, call.view.frame.nk)
+    return torch.stack([*(pairs.diagonal(rows.start + n).all() for n in offsets), pairs[:, 0].all()])
+
+
+def draw(model: nn.Module, length: int = 64, seed: int = 0, among: Sequence[int] | None = None) -> list[int]:
+    """The token ids of the probe: a start token, where the model has one, and `length` others, twice. See `probe`."""
+    if among is None:
+        among = range(_vocabulary(model))
+    config = getattr(model, "config", None)
+    start, *marks = (getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad"))
+    others = [one for one in among if one not in (start, *marks)]
+    if not 8 <= length <= len(others):
+        raise ValueError(f"length={length}: expected 8 to {len(others):,}, the tokens that there are to draw.")
+    order = torch.randperm(len(others), generator=torch.Generator().manual_seed(seed))[:length]
+    drawn = [others[n] for n in order.tolist()]
+    return [*([start] if isinstance(start, int) else []), *drawn, *drawn]
+
+
+def _vocabulary(model: nn.Module) -> int:
+    embed = getattr(model, "get_input_embeddings", lambda: None)()
+    embed = embed or next((module for module in model.modules() if isinstance(module, nn.Embedding)), None)
+    if not isinstance(embed, nn.Embedding):
+        raise ValueError(f"{type(model).__name__} has no embedding to draw tokens of; pass among=, the ids to draw.")
+    return embed.num_embeddings

@@ -1,0 +1,55 @@
+"""A model that reads token ids, for what is asked of its heads."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.core.errors import Unsupported
+from regard.inspect.reading import Tokenizer, evaluating, read_ids
+from regard.inspect.tape import Recorded
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """A model and the ids (n,) of one text, on the model's device. It runs in eval mode and is left as it was."""
+
+    model: nn.Module
+    ids: Tensor
+
+    @staticmethod
+    def of(model: nn.Module, given: Any, tokenizer: Tokenizer | None, most: int | None = None) -> Reader:
+        """The first `most` tokens of a text, or of its ids. Errors as look's; Unsupported for encoder and decoder."""
+        if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+            raise Unsupported(
+                f"{type(model).__name__} has an encoder and a decoder; expected a model with one of them: pass "
+                "model.get_encoder() for the encoder's heads."
+            )
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        return Reader(model, torch.tensor(read_ids(model, given, tokenizer)[:most], device=device))
+
+    @torch.no_grad()
+    def run(self) -> Any:
+        """What the model answers to the ids, as one sequence (1, n)."""
+        named = "input_ids" in inspect.signature(self.model.forward).parameters
+        with evaluating(self.model):
+            return self.model(input_ids=self.ids[None]) if named else self.model(self.ids[None])
+
+    def logits(self, answer: Any) -> Tensor | None:
+        """The logits (n, vocabulary) of an answer; None where the model gives none."""
+        found = getattr(answer, "logits", answer)
+        fits = isinstance(found, Tensor) and found.dim() == 3 and found.shape[:2] == (1, len(self.ids))
+        return found[0] if fits else None
+
+
+def check_causal(model: nn.Module, calls: Iterable[Recorded], why: str) -> None:
+    """Unsupported for a model of which a call sees tokens behind its own; `why` this matters."""
+    for call in calls:
+        counts = call.view.counts()
+        if bool((counts > torch.arange(1, counts.shape[-1] + 1, device=counts.device)).any()):
+            raise Unsupported(f"{type(model).__name__} is not causal: {call.name} sees later tokens, and {why}.")

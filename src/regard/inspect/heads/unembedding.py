@@ -1,0 +1,88 @@
+"""The way from the residual stream to the logits: the last norm, its scale as it is, and the unembedding."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from regard.core.errors import Unsupported
+from regard.inspect.heads.stream import Stream
+
+TOLERANCE = 1e-3  # of the largest logit: how well norm and unembedding must give the model's own
+
+
+@dataclass(frozen=True, eq=False)
+class NormCall:
+    """The last call of a norm on the residual stream: what it was given and what it made of it, (n, d)."""
+
+    module: nn.Module
+    given: Tensor
+    made: Tensor
+    parts: frozenset[int]  # the numbers of the layers whose outputs are in it as they are
+
+    def frozen(self, at: int, direction: Tensor) -> Tensor:
+        """g with norm(x) · direction = x · g + constant for the x at a position, its scale taken as it is: (d,)."""
+        x, made = self.given[at].double(), self.made[at].double()
+        centred = isinstance(self.module, nn.LayerNorm)
+        if centred:
+            weight, bias = (getattr(self.module, name) for name in ("weight", "bias"))
+            gain: Tensor = torch.ones_like(x) if weight is None else weight.double()
+            made = made if bias is None else made - bias.double()
+            x = x - x.mean()
+        else:  # of root mean square: a large constant shows the gain, whatever is added to the weight
+            gain = self.module(torch.full_like(self.given[at], 1e4)).double()
+        pulled = x * gain
+        scale = (made @ pulled) / (pulled @ pulled)
+        if not torch.allclose(made, scale * pulled, rtol=1e-2, atol=1e-3 * float(made.abs().max())):
+            raise Unsupported(
+                f"the last norm is a {type(self.module).__name__}, which is neither a LayerNorm nor one of root mean "
+                "square: what a head adds to a logit cannot be told."
+            )
+        g = scale * gain * direction.double()
+        return g - g.mean() if centred else g
+
+
+@contextmanager
+def last_norm(stream: Stream) -> Generator[list[NormCall], None, None]:
+    """While it is open, a list that holds the last call of a norm on what is known of the stream, once there is one."""
+    found: list[NormCall] = []
+
+    def after(module: nn.Module, inputs: Any, output: Any) -> None:
+        if "norm" not in type(module).__name__.lower() or not inputs or not isinstance(output, Tensor):
+            return
+        parts = stream.parts(inputs[0])
+        if parts:
+            found[:] = [NormCall(module, inputs[0].flatten(0, -2), output.flatten(0, -2), parts)]
+
+    hook = register_module_forward_hook(after)
+    try:
+        yield found
+    finally:
+        hook.remove()
+
+
+def unembedding(model: nn.Module, norm: NormCall, logits: Tensor) -> Tensor:
+    """The matrix (vocabulary, d) that makes the logits (n, vocabulary) of what the last norm made.
+
+    The model's output embedding, or the embedding of its tokens where these are one. Raises Unsupported where neither
+    gives the logits, to 0.1 % of the largest: where they are capped, scaled or made in other ways.
+    """
+    output = getattr(model, "get_output_embeddings", lambda: None)()
+    heads = [output] if output is not None else [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    for head in heads:
+        weight, bias = getattr(head, "weight", None), getattr(head, "bias", None)
+        if not isinstance(weight, Tensor) or weight.shape != (logits.shape[-1], norm.made.shape[-1]):
+            continue
+        made = norm.made[-1] @ weight.T + (bias if isinstance(bias, Tensor) else 0)
+        if float((made - logits[-1]).abs().max()) <= TOLERANCE * float(logits[-1].abs().max()):
+            return weight.detach()
+    raise Unsupported(
+        f"the logits of {type(model).__name__} are not its last norm times an unembedding (they may be capped or "
+        "scaled, or another layer stands between): what a head adds to a logit cannot be told."
+    )

@@ -1,0 +1,66 @@
+// Colours of weights: one scale for the map, the text and the thumbnails, logarithmic or linear, light and dark.
+const css = (name) => getComputedStyle(document.body).getPropertyValue(name).trim();
+let scheme = css("--scheme"); // asking the style sheet for each colour would take longer than drawing
+const dark = () => scheme === "dark";
+const colour = (level) => data.palette[dark() ? data.palette.length - 1 - level : level];
+
+// Where a weight stands on the scale, from 0 to 1; `most` is the weight at the end of the linear one.
+function shade(weight, most) {
+  if (!(weight > 0)) return 0;
+  const share = state.scale === "log" ? 1 - Math.log(weight) / Math.log(data.least) : weight / (most || 1);
+  return Math.min(Math.max(share, 0), 1);
+}
+
+const levelOf = (share) => Math.round(share * (data.levels - 1));
+
+function largest(values, without = () => false) {
+  let most = 0;
+  for (let n = 0; n < values.length; n++) if (values[n] > most && !without(n)) most = values[n];
+  return most;
+}
+
+// Black or white, whichever is easier to read on a colour: 4.5 : 1 at least, as WCAG 2.2 measures contrast.
+function inkOn([r, g, b]) {
+  const [x, y, z] = [r, g, b].map((v) => (v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * x + 0.7152 * y + 0.0722 * z > 0.179 ? "#000" : "#fff";
+}
+
+function rgb(name) {
+  const pen = element("canvas").getContext("2d");
+  pen.fillStyle = css(name);
+  pen.fillRect(0, 0, 1, 1);
+  return pen.getImageData(0, 0, 1, 1).data;
+}
+
+const headColour = (head, heads) => `hsl(${Math.round((360 * head) / heads + 330) % 360} 70% ${dark() ? 68 : 40}%)`;
+
+// A canvas of rows × cols pixels; `level` says which colour, HIDDEN for that of what cannot be seen.
+function painted(rows, cols, level) {
+  const image = new ImageData(cols, rows),
+    hidden = rgb("--nowhere"),
+    table = data.palette.map((_, n) => colour(n));
+  for (let r = 0; r < rows; r++) {
+    for (let c = 0; c < cols; c++) {
+      const found = level(r, c),
+        shown = found === HIDDEN ? hidden : table[found],
+        n = 4 * (r * cols + c);
+      image.data[n] = shown[0];
+      image.data[n + 1] = shown[1];
+      image.data[n + 2] = shown[2];
+      image.data[n + 3] = 255;
+    }
+  }
+  const made = element("canvas");
+  made.width = cols;
+  made.height = rows;
+  made.getContext("2d").putImageData(image, 0, 0);
+  return made;
+}
+
+// The bar of colours under a picture of weights, with its ends.
+function showScale(bar, most) {
+  const stops = [0, 0.25, 0.5, 0.75, 1].map((share) => `rgb(${colour(levelOf(share))})`);
+  bar.querySelector(".ramp").style.background = `linear-gradient(to right, ${stops})`;
+  bar.querySelector(".least").textContent = state.scale === "log" ? "0.01 %" : "0";
+  bar.querySelector(".most").textContent = state.scale === "log" ? "100 %" : percent(most);
+}

@@ -1,0 +1,138 @@
+// What the page was given: layers, opened when they are first shown, and how their numbers are read and written.
+const data = JSON.parse(document.getElementById("data").textContent);
+const at = (id) => document.getElementById(id);
+const HIDDEN = 255; // in place of a level: the query may not see the key
+const SHARES = 65535; // the largest of the numbers that are given as shares
+const loading = []; // of each layer that was opened, the promise of its numbers
+
+async function inflate(text) {
+  const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+const shorts = (bytes) => new Uint16Array(bytes.buffer);
+
+function open(number) {
+  loading[number] ??= load(data.layers[number]);
+  return loading[number];
+}
+
+async function load(given) {
+  const names = ["weights", "maps", "topKeys", "topWeights", "entropy", "received"];
+  const bytes = Object.fromEntries(await Promise.all(names.map(async (name) => [name, await inflate(given[name])])));
+  return {
+    ...given,
+    whole: bytes.weights.length > 0, // every weight is here; else the heaviest keys of rows, and a pooled map
+    weights: bytes.weights,
+    cells: bytes.maps,
+    heaviest: given.wide ? new Uint32Array(bytes.topKeys.buffer) : shorts(bytes.topKeys),
+    heaviestWeights: shorts(bytes.topWeights),
+    entropies: shorts(bytes.entropy),
+    masses: shorts(bytes.received),
+    carried: given.rows ? given.rows.length : given.queries.n,
+    nr: given.rowEdges.length - 1,
+    nc: given.colEdges.length - 1,
+  };
+}
+
+const weightOf = (level) => (level / data.steps) ** 2;
+const pooledWeight = (level) => (level === 0 ? 0 : data.least ** (1 - level / (data.levels - 1)));
+
+// The number under which a query's row is carried, and the query itself: of long texts, the first of each cell is.
+function place(one, query) {
+  if (!one.rows) return [query, query];
+  const found = Math.max(
+    one.rows.findLastIndex((row) => row <= query),
+    0,
+  );
+  return [found, one.rows[found]];
+}
+
+function heaviestKeys(one, head, query) {
+  const start = (head * one.carried + place(one, query)[0]) * one.rank,
+    found = [];
+  for (let n = start; n < start + one.rank; n++) {
+    if (one.heaviest[n] < one.keys.n) found.push([one.heaviest[n], one.heaviestWeights[n] / SHARES]); // beyond: none
+  }
+  return found;
+}
+
+// What a query looks at: a weight for each key; NaN where it may not look, or where the page does not know.
+function row(one, head, query) {
+  const found = new Float32Array(one.keys.n).fill(NaN);
+  if (!one.whole) {
+    heaviestKeys(one, head, query).forEach(([key, weight]) => (found[key] = weight));
+    return found;
+  }
+  const start = (head * one.queries.n + query) * one.keys.n;
+  for (let key = 0; key < found.length; key++) {
+    const level = one.weights[start + key];
+    if (level !== HIDDEN) found[key] = weightOf(level);
+  }
+  return found;
+}
+
+// Who looks at a key: a weight for each query, NaN as above.
+function column(one, head, key) {
+  const found = new Float32Array(one.queries.n).fill(NaN);
+  if (one.whole) {
+    for (let query = 0; query < found.length; query++) {
+      const level = one.weights[(head * one.queries.n + query) * one.keys.n + key];
+      if (level !== HIDDEN) found[query] = weightOf(level);
+    }
+    return found;
+  }
+  for (let number = 0; number < one.carried; number++) {
+    const start = (head * one.carried + number) * one.rank;
+    for (let n = start; n < start + one.rank; n++) {
+      if (one.heaviest[n] === key) found[one.rows ? one.rows[number] : number] = one.heaviestWeights[n] / SHARES;
+    }
+  }
+  return found;
+}
+
+const cellOf = (edges, token) =>
+  Math.max(
+    edges.findLastIndex((edge) => edge <= token),
+    0,
+  );
+
+// One weight, and whether it is exact: where the page does not know it, it is the mean over its cell of the map.
+function pair(one, head, query, key) {
+  if (one.whole) {
+    const level = one.weights[(head * one.queries.n + query) * one.keys.n + key];
+    return { weight: level === HIDDEN ? NaN : weightOf(level), exact: true };
+  }
+  const known = place(one, query)[1] === query && heaviestKeys(one, head, query).find(([other]) => other === key);
+  if (known) return { weight: known[1], exact: true };
+  const r = Math.min(cellOf(one.rowEdges, query), one.nr - 1),
+    c = Math.min(cellOf(one.colEdges, key), one.nc - 1);
+  const level = one.cells[(head * one.nr + r) * one.nc + c],
+    keys = one.colEdges[c + 1] - one.colEdges[c];
+  return { weight: level === HIDDEN ? NaN : pooledWeight(level) / keys, exact: false };
+}
+
+const token = (axis, n) => (axis.text < 0 ? `#${axis.first + n}` : data.texts[axis.text][n]);
+const isolated = (text) => `\u2066${text}\u2069`; // its direction changes no other text's
+const oneText = (one) => one.queries.text === one.keys.text && one.queries.n === one.keys.n;
+const SPECIAL = /^(\[[A-Za-z ]+\d*\]|<\/?[a-z_ ]+>|<\|.*\|>)$/i; // [CLS], </s>, <|endoftext|>
+
+function percent(share) {
+  if (!(share >= 1e-4)) return "< 0.01 %";
+  return share >= 0.0995 ? `${(100 * share).toFixed(0)} %` : `${(100 * share).toPrecision(2)} %`;
+}
+
+// A token's text, left to right whatever it holds, as are the tokens themselves.
+function tokenElement(name, text) {
+  const made = element("bdi", name, text);
+  made.dir = "ltr";
+  return made;
+}
+
+function element(kind, name, text) {
+  const made = document.createElement(kind);
+  if (name) made.className = name;
+  if (text !== undefined) made.textContent = text; // never markup: tokens may hold any
+  return made;
+}

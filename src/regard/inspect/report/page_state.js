@@ -1,0 +1,64 @@
+// What is shown: a head, a query and a key, and how; the same as the address behind #, so that a link shows it again.
+const state = {
+  layer: data.shown[0],
+  head: data.shown[1],
+  query: data.layers[data.shown[0]].queries.n >> 1,
+  key: 0,
+  by: "queries", // of which axis a token is chosen: a query shows what it looks at, a key who looks at it
+  view: "text",
+  scale: "log",
+  hide: "nothing",
+  zoom: 0, // how often the map's sides were halved
+  heads: [], // drawn as lines besides the head itself
+};
+const CHOICES = {
+  by: ["queries", "keys"],
+  view: ["text", "lines"],
+  scale: ["log", "linear"],
+  hide: ["nothing", "first", "special"],
+};
+let over = null; // the query and key under the pointer, shown until it leaves; `by` where it is over a token
+
+const cursor = () => over ?? state;
+const asked = () => over?.by ?? state.by;
+const nameOf = (layer, head) => `${data.layers[layer].place || `L${layer}`}H${head}`;
+const within = (value, count) => Math.min(Math.max(Math.trunc(value) || 0, 0), count - 1);
+
+function written() {
+  const parts = [encodeURI(nameOf(state.layer, state.head)), `query=${state.query}`, `key=${state.key}`];
+  Object.entries(CHOICES).forEach(
+    ([name, values]) => state[name] !== values[0] && parts.push(`${name}=${state[name]}`),
+  );
+  if (state.zoom) parts.push(`zoom=${state.zoom}`);
+  if (state.heads.length) parts.push(`heads=${state.heads.join(",")}`);
+  return `#${parts.join("&")}`;
+}
+
+// Takes what an address says, and leaves the rest as it is; `choose` makes of what does not exist the nearest that does.
+function readAddress(address) {
+  const [name, ...parts] = address.replace(/^#/, "").split("&"),
+    found = /^(.*L(\d+))H(\d+)$/.exec(decodeURI(name)),
+    given = new URLSearchParams(parts.join("&"));
+  if (!found) return;
+  const named = data.layers.findIndex((one) => one.place === found[1]);
+  state.layer = named < 0 ? within(found[2], data.layers.length) : named;
+  state.head = Number(found[3]);
+  ["query", "key", "zoom"].forEach((number) => given.has(number) && (state[number] = Number(given.get(number))));
+  if (given.has("heads")) state.heads = given.get("heads").split(",").map(Number);
+  Object.entries(CHOICES).forEach(([choice, values]) => {
+    if (values.includes(given.get(choice))) state[choice] = given.get(choice);
+  });
+}
+
+function writeAddress() {
+  // A frame made of a string (a notebook's) has no address of its own.
+  if (location.protocol !== "about:" && location.hash !== written()) history.replaceState(null, "", written());
+}
+
+// Keys that are left out of the colours: the first, or those that no text holds.
+function omitted(one) {
+  if (state.hide === "first") return (key) => key === 0;
+  if (state.hide === "special")
+    return (key) => (key === 0 && one.keys.text < 0 ? true : SPECIAL.test(token(one.keys, key)));
+  return () => false;
+}

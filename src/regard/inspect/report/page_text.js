@@ -1,0 +1,169 @@
+// The text: a token is chosen, the others are shaded by what it looks at, or by how much they look at it.
+const SHOWN_TOKENS = 2048; // of a longer text, those around the chosen one
+
+const chosenAxis = (one) => (asked() === "queries" ? one.queries : one.keys);
+const shadedAxis = (one) => (asked() === "queries" ? one.keys : one.queries);
+const chosen = () => (asked() === "queries" ? cursor().query : cursor().key);
+const shares = (one, head) =>
+  asked() === "queries" ? row(one, head, cursor().query) : column(one, head, cursor().key);
+
+// Which tokens of an axis are shown: all, or a run that holds the one named and moves only when that leaves it.
+function tokensAround(axis, holds, shown) {
+  if (axis.n <= shown) return [0, axis.n];
+  const from = Math.min(Math.max(Math.floor((2 * holds) / shown) * (shown / 2) - shown / 4, 0), axis.n - shown);
+  return [from, from + shown];
+}
+
+// Of an image, the text is what is no patch of it.
+const textOf = (axis, holds) => (patched(axis) ? [0, data.picture.special] : tokensAround(axis, holds, SHOWN_TOKENS));
+
+// Fills a list with tokens, unless it has them.
+function fillTokens(list, axis, [from, to], named) {
+  const content = [axis.text, axis.first, from, to, named].join();
+  if (list.dataset.content === content) return;
+  list.dataset.content = content;
+  const numbers = Array.from({ length: to - from }, (_, n) => from + n);
+  list.replaceChildren(
+    ...numbers.map((n) => {
+      const word = tokenElement("token", token(axis, n));
+      word.dataset.n = n;
+      word.setAttribute("role", "option");
+      word.tabIndex = -1;
+      return word;
+    }),
+  );
+}
+
+// Marks the chosen token of a list, which the Tab key then reaches.
+function mark(list, number, on) {
+  list.querySelectorAll("[tabindex='0'], .on").forEach((word) => {
+    word.tabIndex = -1;
+    word.classList.remove("on");
+    word.setAttribute("aria-selected", "false");
+  });
+  const found = list.querySelector(`[data-n="${number}"]`),
+    word = found ?? list.firstElementChild;
+  if (!word) return;
+  word.tabIndex = 0;
+  word.classList.toggle("on", on && found !== null);
+  word.setAttribute("aria-selected", String(on && found !== null));
+}
+
+// Brings the chosen token into the part of its list that is to be seen; the page itself stays where it is.
+function reveal(list) {
+  const word = list.querySelector(".on");
+  if (
+    !word ||
+    (word.offsetTop >= list.scrollTop && word.offsetTop + word.offsetHeight <= list.scrollTop + list.clientHeight)
+  )
+    return;
+  list.scrollTop = word.offsetTop - list.clientHeight / 2;
+}
+
+function shadeTokens(list, values, most, skip) {
+  [...list.children].forEach((word) => {
+    const n = Number(word.dataset.n),
+      value = values[n],
+      level = skip(n) ? 0 : levelOf(shade(value, most)),
+      ground = level > 0 ? colour(level) : null;
+    word.style.background = ground ? `rgb(${ground})` : "";
+    word.style.color = ground ? inkOn(ground) : "";
+    word.classList.toggle("off", current.whole && Number.isNaN(value));
+  });
+}
+
+function showText(one) {
+  const by = asked(),
+    values = shares(one, state.head),
+    skip = by === "queries" ? omitted(one) : () => false;
+  const most = largest(values, skip),
+    same = oneText(one),
+    words = at("words"),
+    others = at("others");
+  others.hidden = at("others-name").hidden = at("words-name").hidden = same;
+  const own = same || by === "queries" ? words : others,
+    shaded = same || by === "keys" ? words : others;
+  const heaviest = Math.max(values.indexOf(most), 0);
+  if (own !== shaded) {
+    fillTokens(shaded, shadedAxis(one), textOf(shadedAxis(one), heaviest), "shaded");
+    mark(shaded, heaviest, false);
+    shadeTokens(own, [], 1, () => true);
+  }
+  fillTokens(own, chosenAxis(one), textOf(chosenAxis(one), chosen()), "chosen");
+  mark(own, chosen(), true);
+  shadeTokens(shaded, values, most, skip);
+  if (at("patches")) showPatches(one, values, most, skip);
+  showScale(at("text-scale"), most);
+  at("without").textContent = one.whole
+    ? "cannot attend"
+    : `no colour: not among the ${one.rank} heaviest, which are all that this page holds of a row`;
+  showList(one, values, skip);
+}
+
+function described(one) {
+  const axis = chosenAxis(one),
+    name = `${isolated(token(axis, chosen()))} (${chosen() + axis.first})`;
+  return asked() === "queries" ? `query ${name} looks at` : `key ${name} is read by`;
+}
+
+const LISTED = 8;
+
+// The heaviest tokens as bars, and how much of the mass they are.
+function showList(one, values, skip) {
+  const numbers = [...values.keys()].filter((n) => values[n] > 0 && !skip(n)).sort((a, b) => values[b] - values[a]);
+  const listed = numbers.slice(0, LISTED),
+    mass = listed.reduce((sum, n) => sum + values[n], 0);
+  at("about").textContent = described(one);
+  // As high as the longest list, so that what stands below does not jump under a pointer.
+  at("tops").style.minHeight = `${20 * Math.min(LISTED, one.whole ? shadedAxis(one).n : one.rank)}px`;
+  at("tops").replaceChildren(
+    ...listed.map((n) => bar(shadedAxis(one), n, values[n] / values[listed[0]], percent(values[n]))),
+  );
+  at("mass").textContent = said(one, listed.length, mass, numbers, values);
+}
+
+function said(one, count, mass, numbers, values) {
+  const left = state.hide === "nothing" ? "" : "; the mass on what is left out is not counted";
+  if (asked() === "queries") {
+    const [number, query] = place(one, cursor().query);
+    const entropy = (one.entropies[state.head * one.carried + number] / SHARES) * one.entropyScale;
+    const of =
+      query === cursor().query ? "" : ` (of query ${query + one.queries.first}, the nearest that this page holds)`;
+    const share = percent(Math.min(mass, 1)); // the steps of weights may add up to a little more
+    return `${count} heaviest, ${share} of the mass${of}; entropy ${entropy.toFixed(2)} nats${left}`;
+  }
+  if (!one.whole) return `queries that have this key among their ${one.rank} heaviest; others may look at it too`;
+  const all = numbers.reduce((sum, n) => sum + values[n], 0),
+    share = percent(all ? mass / all : 0);
+  return `${count} heaviest readers, ${share} of the mass that this key receives (${all.toPrecision(3)})`;
+}
+
+function bar(axis, n, share, number) {
+  const made = element("li", "bar-line"),
+    word = tokenElement("word", token(axis, n)),
+    track = element("span", "track");
+  const fill = element("i");
+  fill.style.setProperty("--w", `${Math.min(100, 100 * share)}%`);
+  track.append(fill);
+  made.append(word, element("small", "", String(n + axis.first)), track, element("span", "share", number));
+  return made;
+}
+
+function showBest(one) {
+  const best = one.best[state.head],
+    most = best.length ? best[0][1] : 1;
+  at("best").replaceChildren(...best.map(([key, mass]) => bar(one.keys, key, mass / (most || 1), mass.toPrecision(3))));
+}
+
+// The next token behind the chosen one that holds what is searched for, from the start again after the last.
+function search(one, wanted, step) {
+  const axis = chosenAxis(one),
+    found = [];
+  const same = (text) => text.toLowerCase().includes(wanted.toLowerCase());
+  for (let n = 0; wanted && n < axis.n; n++) if (same(token(axis, n))) found.push(n);
+  at("found").textContent = wanted ? `${found.length} found` : "";
+  if (!found.length) return null;
+  return step < 0
+    ? (found.findLast((n) => n < chosen()) ?? found.at(-1))
+    : (found.find((n) => n > chosen() - (step === 0)) ?? found[0]);
+}

@@ -1,0 +1,102 @@
+"""What the ranks of a group must agree on before they make a call together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from regard.core.dropout import Dropout
+from regard.core.errors import ShapeError, Unsupported
+from regard.core.positions import Positions
+from regard.core.shapes import listed
+from regard.core.tracing import functorch
+from regard.masks.algebra import Mask
+from regard.parallel.peers import Peers, described
+from regard.parallel.shards import Shards
+from regard.scores.algebra import Score
+
+
+def agree_on_call(
+    peers: Peers,
+    function: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    shards: Shards | None,
+    key_shards: Shards | None,
+    score: Score,
+    mask: Mask,
+    positions: Positions | None,
+    sink: Tensor | None,
+    dropout: Dropout | None,
+    wire: torch.dtype | None = None,
+    deterministic: int | None = None,
+    same: dict[str, Tensor] | None = None,
+) -> tuple[Shards, Shards, Dropout | None]:
+    """The shards of queries and of keys, and dropout with one seed for all.
+
+    same: other tensors that all ranks must have alike.
+    Raises Unsupported for tensors that are not on the CPU, forward mode and transforms, before a message is sent;
+    PeerError where the ranks' calls differ, ShapeError where a tensor does not fit the shards; on every rank.
+    """
+    tensors = (*score.tensors(), *(() if sink is None else (sink,)))
+    _refuse(function, (q, k, v, *tensors))
+    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *tensors))
+    told = {
+        "the function": function,
+        "the version of regard": described(_version()),
+        **{name: f"{t.dtype} {listed((*t.shape[:-2], 0, t.shape[-1]))}" for name, t in (("q", q), ("k", k), ("v", v))},
+        "shards": described(shards, () if shards is None else shards.indices),
+        "key_shards": described(key_shards, () if key_shards is None else key_shards.indices),
+        "score": described(score, score.tensors()),
+        "mask": described(mask, mask.tensors()),
+        "positions": described(positions, () if positions is None else (positions.q, positions.k)),
+        "sink": described(sink, () if sink is None else (sink,)),
+        "dropout": described(dropout),
+        "wire": described(wire),
+        "deterministic": described(deterministic),
+        "requires_grad": described(recorded and [t.requires_grad for t in (q, k, v, *tensors)]),
+        **{name: described(tuple(t.shape), (t,)) for name, t in (same or {}).items()},
+    }
+    drawn = None if dropout is None or dropout.p == 0 else dropout.seeded()
+    seed = 0 if drawn is None or drawn.seed is None else drawn.seed
+    queries, keys, values, seeds = zip(*peers.agree(told, (*(t.shape[-2] for t in (q, k, v)), seed)), strict=True)
+    if values != keys:
+        raise ShapeError(f"v has {values} values on the ranks of the group, k {keys} keys; expected one value a key.")
+    if key_shards is None:
+        key_shards = Shards.of_lengths(keys) if shards is None and queries != keys else shards
+    shards = Shards.of_lengths(queries) if shards is None else shards
+    key_shards = shards if key_shards is None else key_shards
+    for name, of, lengths in (("q", shards, queries), ("k", key_shards, keys)):
+        if of.lengths != lengths:
+            raise ShapeError(f"{name} has {list(lengths)} tokens on the ranks of the group; expected {of!r}.")
+    return shards, key_shards, None if drawn is None else replace(drawn, seed=seeds[0])
+
+
+def _refuse(function: str, tensors: tuple[Tensor, ...]) -> None:
+    """Unsupported for what messages cannot follow, ShapeError for tensors without tokens: alike on every rank."""
+    if functorch() or any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        raise Unsupported(f"{function} has no forward mode, and no transform of torch.func goes through it.")
+    for name, t in zip("qkv", tensors, strict=False):
+        if t.dim() < 2:
+            raise ShapeError(
+                f"{name} has shape {listed(t.shape)}; expected (*batch, h, n, d), (batch, n, d) or (n, d)."
+            )
+        if t.device.type != "cpu":
+            raise Unsupported(
+                f"{name} is on {t.device}: messages between ranks are told apart by tags, which gloo has for CPU "
+                "tensors alone, and nccl not at all. Pass q.cpu(), k.cpu() and v.cpu()."
+            )
+
+
+@cache
+def _version() -> str:
+    try:
+        return version("regard")
+    except PackageNotFoundError:
+        return "not installed"

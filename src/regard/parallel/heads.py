@@ -1,0 +1,61 @@
+"""Heads: which heads of a call a rank computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Heads:
+    """`count` query heads from `first` on, of `total`, and the key heads that they read.
+
+    Each of `key_heads` is read by count / len(key_heads) query heads that follow one another; one that more of them
+    read stands there more than once.
+    """
+
+    first: int
+    count: int
+    total: int
+    key_heads: tuple[int, ...]
+
+    @staticmethod
+    def split(heads: int, key_heads: int, ranks: int) -> list[Heads]:
+        """The heads of each rank, of `ranks` <= heads: consecutive ones, as evenly as grouped queries allow.
+
+        What is dealt out is a run of query heads that read one key head: a head group, or an equal part of one; the
+        longest run with which the largest share is as small as it can be.
+
+        >>> [(h.count, h.key_heads) for h in Heads.split(12, 3, 2)]   # runs of 2: key head 1 is read on both ranks
+        [(6, (0, 0, 1)), (6, (1, 2, 2))]
+        """
+        group = heads // key_heads
+        lengths = [n for n in range(1, group + 1) if group % n == 0 and heads // n >= ranks]
+        run = min(lengths, key=lambda n: (-(heads // n // -ranks) * n, -n))
+        bounds = [heads // run * rank // ranks for rank in range(ranks + 1)]
+        return [
+            Heads(a * run, (b - a) * run, heads, _once([n * run // group for n in range(a, b)]))
+            for a, b in pairwise(bounds)
+        ]
+
+    def of(self, t: Tensor, axis: int) -> Tensor:
+        """Their part of a tensor with an entry a query head along `axis`, negative; all of it where that has one."""
+        if self.count == self.total or t.dim() < -axis or t.shape[axis] == 1:
+            return t
+        return t.narrow(axis, self.first, self.count)
+
+    def of_keys(self, t: Tensor, axis: int) -> Tensor:
+        """The same of a tensor with an entry a key head along `axis`."""
+        if self.count == self.total or t.dim() < -axis:
+            return t
+        return t.index_select(axis, torch.tensor(self.key_heads, device=t.device))
+
+
+def _once(read: list[int]) -> tuple[int, ...]:
+    """The key heads that runs of equal length read, each once where all are read by as many runs."""
+    distinct = sorted(set(read))
+    even = all(read.count(n) * len(distinct) == len(read) for n in distinct)
+    return tuple(distinct if even else read)

@@ -1,0 +1,198 @@
+"""Peers: the ranks of a group, what they must agree on, and messages that arrive or name who is late."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from regard.core.shapes import listed
+
+TIMEOUT = 300.0  # seconds without a message from a peer
+# Tags of messages, which no other messages of the group may have: of blocks, of gradients on their way and those that
+# come home, and of what all send to all.
+BLOCK, GRADIENT, HOME, EXCHANGE = range(0x52470000, 0x52470004)
+HASHED = 1 << 20  # numbers of a tensor whose content peers compare
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def outside_of_graphs(function: Function) -> Function:
+    """The function, at which torch.compile ends a graph: messages are in none."""
+    return cast(Function, torch.compiler.disable(function))
+
+
+class PeerError(RuntimeError):
+    """A rank of the group died, stopped, was too late, or makes another call than this one; the message names it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Peers:
+    """The ranks of a group, as this one sees them. timeout: seconds that it waits for a message.
+
+    group: a process group, one dimension of a DeviceMesh, or None for all processes.
+    """
+
+    group: Any
+    timeout: float = TIMEOUT
+
+    @staticmethod
+    def of(group: Any, timeout: float | None) -> Peers:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise ValueError(
+                "there is no process group: call torch.distributed.init_process_group('gloo') first, in processes that "
+                "torchrun starts, say."
+            )
+        if hasattr(group, "get_group"):
+            group = group.get_group()
+        if dist.get_rank(group) < 0:
+            raise ValueError(f"group has no process {dist.get_rank()}; expected a call by its ranks alone.")
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout is {timeout}; expected seconds, more than 0.")
+        return Peers(group, TIMEOUT if timeout is None else timeout)
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank(self.group)
+
+    @property
+    def count(self) -> int:
+        return dist.get_world_size(self.group)
+
+    def after(self, steps: int) -> int:
+        """The rank that many places to the right, around the ring."""
+        return (self.rank + steps) % self.count
+
+    def send(self, t: Tensor, to: int, tag: int) -> Message:
+        return self._post(dist.isend, t.contiguous(), to, tag)
+
+    def receive(self, t: Tensor, of: int, tag: int) -> Message:
+        """Fills t, contiguous, when it is waited for."""
+        return self._post(dist.irecv, t, of, tag)
+
+    def _post(self, operation: Any, t: Tensor, peer: int, tag: int) -> Message:
+        there = peer if self.group is None else dist.get_global_rank(self.group, peer)
+        try:
+            return Message(self, peer, t, operation(t, there, group=self.group, tag=tag))
+        except RuntimeError as error:
+            raise self.lost(peer, 0.0) from error
+
+    def lost(self, peer: int, waited: float) -> PeerError:
+        return PeerError(
+            f"rank {self.rank} of {self.count} lost rank {peer} after {waited:.1f} s (timeout {self.timeout:g} s): "
+            "that rank has ended, has stopped, makes another call, or has lost another one. The group cannot be used "
+            "any more; end this process, and see what that rank has said."
+        )
+
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        """These integers of every rank, by rank."""
+        return [t.tolist() for t in self.exchange([torch.tensor(numbers, dtype=torch.int64)] * self.count)]
+
+    def exchange(self, own: Sequence[Tensor], sizes: Sequence[int] | None = None) -> list[Tensor]:
+        """own[r] to rank r for a vector of sizes[r] numbers of its, by rank; sizes None: as many as it gets.
+
+        A message to each and from each, so that whoever is late has a name.
+        """
+        sizes = [t.numel() for t in own] if sizes is None else sizes
+        found = [t.new_empty(size) for t, size in zip(own, sizes, strict=True)]
+        found[self.rank] = own[self.rank]
+        others = [self.after(steps) for steps in range(1, self.count)]
+        coming = [self.receive(found[rank], rank, EXCHANGE) for rank in others]
+        for message in [*(self.send(own[rank], rank, EXCHANGE) for rank in others), *coming]:
+            message.wait()
+        return found
+
+    def agree(self, told: dict[str, str], numbers: Sequence[int]) -> list[list[int]]:
+        """Gathers `numbers`, and raises PeerError on every rank where what they are told of the call differs."""
+        text = repr(sorted(told.items()))
+        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
+        found = self.gather([digest, *numbers])
+        if any(other[0] != digest for other in found):
+            every: list[Any] = [None] * self.count
+            dist.all_gather_object(every, told, group=self.group)
+            unlike = ((r, name) for r, other in enumerate(every) for name in told if other[name] != every[0][name])
+            rank, name = next(unlike)
+            there, here = every[rank][name], every[0][name]
+            raise PeerError(f"the ranks make unlike calls: {name} is {there} on rank {rank}, {here} on rank 0.")
+        return [other[1:] for other in found]
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """A tensor on its way to or from a peer. Waited for once: a second wait blocks for ever with gloo."""
+
+    peers: Peers
+    peer: int
+    tensor: Tensor
+    work: Any
+
+    def done(self) -> bool:
+        """Whether it has arrived; then it is waited for, and must not be again."""
+        if not self.work.is_completed():
+            return False
+        self.wait()
+        return True
+
+    def wait(self) -> Tensor:
+        start = time.monotonic()
+        try:
+            self.work.wait(timedelta(seconds=self.peers.timeout))
+        except RuntimeError as error:
+            raise self.peers.lost(self.peer, time.monotonic() - start) from error
+        return self.tensor
+
+
+def circulate(
+    peers: Peers, own: Tensor, sizes: Sequence[int], needed: Sequence[Sequence[bool]]
+) -> Generator[tuple[int, Tensor | None], None, None]:
+    """The blocks of all ranks, one after the other around the ring: (rank whose block it is, the block), own first.
+
+    own, a vector of sizes[rank] numbers, is this rank's. needed[r][s] says whether rank r needs the block of s: one
+    that neither this rank nor one behind it needs does not come here, and None stands for it. The next block is on its
+    way while this one is in use, so that three are held at most.
+    """
+    count, rank = peers.count, peers.rank
+    block: Tensor | None = own
+
+    def goes_on(source: int, step: int) -> bool:
+        """Whether a block leaves the rank that is `step` places behind its own."""
+        return any(needed[(source + d) % count][source] for d in range(step + 1, count))
+
+    for step in range(count):
+        source, coming = (rank - step) % count, (rank - step - 1) % count
+        messages: list[Message] = []
+        arriving: Tensor | None = None
+        if step + 1 < count and goes_on(coming, step):
+            arriving = own.new_empty(sizes[coming])
+            messages.append(peers.receive(arriving, peers.after(-1), tag=BLOCK))
+        if block is not None and goes_on(source, step):
+            messages.append(peers.send(block, peers.after(1), tag=BLOCK))
+        try:
+            yield source, block
+        finally:  # also where every rank raises alike: the group is of use behind it
+            for message in messages:
+                message.wait()
+        block = arriving
+
+
+def described(value: object, tensors: Sequence[Tensor] = ()) -> str:
+    """A value as ranks compare it: its text without addresses, and the content of its tensors."""
+    return " ".join([re.sub(" at 0x[0-9a-f]+", "", repr(value)), *map(_checksum, tensors)])
+
+
+def _checksum(t: Tensor) -> str:
+    """dtype, shape and, unless it is large, content."""
+    if t.numel() > HASHED or t.is_meta:
+        return f"{t.dtype}{listed(t.shape)}"
+    content = t.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return f"{t.dtype}{listed(t.shape)}#{crc32(content.numpy().tobytes()):08x}"

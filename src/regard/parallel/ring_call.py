@@ -1,0 +1,233 @@
+"""RingCall: one call of ring_attention, its blocks one after another, and its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.api import attention_state
+from regard.backends.base import Backend
+from regard.backends.streaming.backward import output_cotangents
+from regard.core.dropout import Dropout
+from regard.core.dtypes import exact
+from regard.core.errors import ShapeError, Unsupported
+from regard.core.positions import Positions, resolve_positions
+from regard.core.region import Frame
+from regard.core.state import RowStats, State
+from regard.masks.algebra import Cover, Everything, Mask
+from regard.parallel.peers import GRADIENT, HOME, Message, Peers, circulate
+from regard.parallel.shards import Shards
+from regard.part_of_call import PartOfCall, mask_of_part, part_gradients, score_of_part
+from regard.scores.algebra import Score
+
+# Queries and keys of the tiles by which a block is known to be hidden.
+TILE = (64, 1024)
+
+
+@dataclass(frozen=True, eq=False)
+class RingCall:
+    """The arguments of a call but q, k and v, and which rank's queries see some of which rank's keys."""
+
+    peers: Peers
+    shards: Shards
+    key_shards: Shards
+    score: Score
+    mask: Mask
+    positions: Positions | None
+    sink: Tensor | None
+    dropout: Dropout | None
+    backend: Backend | None
+    wire: torch.dtype | None
+    needed: tuple[tuple[bool, ...], ...] = ()
+    whole: Frame | None = None
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What may have a gradient besides q, k and v."""
+        return (*self.score.tensors(), *(() if self.sink is None else (self.sink,)))
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> RingCall:
+        rest = iter(tensors)
+        return replace(self, score=self.score.with_tensors(rest), sink=None if self.sink is None else next(rest))
+
+    def placed(self, q: Tensor, positions: Positions | None) -> RingCall:
+        """With positions of all tokens, where something reads them, and with `needed`."""
+        nq, nk, headed = self.shards.n, self.key_shards.n, q.dim() >= 4
+        batch, heads = (tuple(q.shape[:-3]), q.shape[-3]) if headed else (tuple(q.shape[:-2]), 1)
+        positional = next((x for x in (self.mask, self.score) if x.compares_positions()), None)
+        at = resolve_positions(positions, nq, nk, batch, positional, q.device)
+        whole = Frame(batch, heads, nq, nk, at, headed)
+        error = self.mask.shape_error(whole)
+        if error is not None:
+            raise ShapeError(error)
+        here = replace(self, positions=at if positional is not None or self.dropout is not None else None, whole=whole)
+        ranks = range(self.peers.count)
+        return replace(here, needed=tuple(tuple(here.sees(here.part(r, s)) for s in ranks) for r in ranks))
+
+    def sees(self, part: PartOfCall) -> bool:
+        """Whether some query of a part may see some of its keys, as far as the mask knows without looking at all."""
+        assert self.whole is not None and part.rows is not None
+        nq, nk, at = len(part.rows), len(part.cols), self.whole.positions
+        if 0 in (nq, nk, self.whole.heads, *self.whole.batch):
+            return False
+        if isinstance(self.mask, Everything):
+            return True
+        frame = replace(self.whole, nq=nq, nk=nk, positions=Positions(part.of_queries(at.q), part.of_keys(at.k)))
+        return bool((mask_of_part(self.mask, part).cover(frame.tiling(*TILE)) != Cover.NONE).any())
+
+    def part(self, rank: int, source: int) -> PartOfCall:
+        """The queries of one rank and the keys of another."""
+        rows, cols = self.shards.of_ranks[rank], self.key_shards.of_ranks[source]
+        return PartOfCall(rows, cols, self.shards.n, self.key_shards.n)
+
+    def state(self, q: Tensor, k: Tensor, v: Tensor, part: PartOfCall, sink: Tensor | None = None) -> State:
+        """Of the queries of a part, for its keys."""
+        at = self.positions
+        return attention_state(
+            q,
+            k,
+            v,
+            score=score_of_part(self.score, part),
+            mask=mask_of_part(self.mask, part),
+            positions=None if at is None else Positions(part.of_queries(at.q), part.of_keys(at.k)),
+            sink=sink,
+            dropout=self.dropout,
+            backend=self.backend,
+        )
+
+    def fold(self, q: Tensor, k: Tensor, v: Tensor) -> State:
+        """The state of all keys for this rank's queries."""
+        state, rank = None, self.peers.rank
+        with torch.no_grad(), exact(q.device.type), closing(self.blocks(k, v)) as blocks:
+            for source, k_there, v_there in blocks:
+                sink = self.sink if source == rank else None  # it is counted once, with this rank's own keys
+                found = self.state(q, k_there, v_there, self.part(rank, source), sink)
+                state = found if state is None else state | found
+        assert state is not None
+        return state
+
+    def gradients(
+        self, q: Tensor, k: Tensor, v: Tensor, whole: RowStats, g: Tensor, delta: Tensor, needs: tuple[bool, ...]
+    ) -> list[Tensor | None]:
+        """Those of q, k, v and `tensors()` for which `needs` is true, in the dtype of sums.
+
+        The gradient of a block goes from each rank that computes it to the next one that does, and from the last home.
+        """
+        rank, need_kv = self.peers.rank, needs[1:3]
+        fixed = [
+            t.detach().requires_grad_(need)
+            for t, need in zip((q, *self.tensors()), (needs[0], *needs[3:]), strict=True)
+        ]
+        call, sent = self.with_tensors(tuple(fixed[1:])), list[Message]()
+        sums = [torch.zeros_like(t, dtype=g.dtype) if t.requires_grad else None for t in fixed]
+        home = [torch.zeros_like(t, dtype=g.dtype) if need else None for t, need in zip((k, v), need_kv, strict=True)]
+        places = [t for t in home if t is not None]
+        visitors = self._visitors(rank) if places else []
+        returned = self.peers.receive(_flat(places), visitors[-1], HOME) if visitors else None
+        with exact(q.device.type), closing(self.blocks(k, v)) as blocks:
+            for source, *there in blocks:
+                kv = [t.detach().requires_grad_(need) for t, need in zip(there, need_kv, strict=True)]
+                wanted = [t for t in kv if t.requires_grad]
+                before = self._gradient_so_far(source, wanted, g.dtype)
+                with torch.enable_grad():
+                    sink = call.sink if source == rank else None
+                    state = call.state(fixed[0], kv[0], kv[1], self.part(rank, source), sink)
+                inputs = [t for t in fixed if t.requires_grad] + wanted
+                shares = [
+                    torch.zeros_like(t, dtype=g.dtype) if x is None else x.to(g.dtype)
+                    for t, x in zip(inputs, part_gradients(state, whole, g, delta, inputs), strict=True)
+                ]
+                here = [t for t in sums if t is not None] + (places if source == rank else [])
+                for place, share in zip(here, shares, strict=False):
+                    place += share
+                if source != rank and wanted:
+                    so_far = _flat(shares[-len(wanted) :])
+                    if before is not None:
+                        so_far += before.wait()
+                    to, tag = self._next(source)
+                    sent = [message for message in sent if not message.done()]
+                    sent.append(self.peers.send(so_far, to, tag))
+        if returned is not None:
+            for place, share in zip(places, returned.wait().split([t.numel() for t in places]), strict=True):
+                place += share.view(place.shape)
+        for message in sent:
+            message.wait()
+        return [sums[0], *home, *sums[1:]]
+
+    def _visitors(self, source: int) -> list[int]:
+        """The other ranks that compute the block of `source`, in the order in which it comes to them."""
+        count = self.peers.count
+        return [rank for d in range(1, count) if self.needed[rank := (source + d) % count][source]]
+
+    def _gradient_so_far(self, source: int, kv: list[Tensor], dtype: torch.dtype) -> Message | None:
+        """The gradient of a block by those who had it before; None if this rank is the first, or it has none."""
+        order = self._visitors(source)
+        if source == self.peers.rank or not kv or order[0] == self.peers.rank:
+            return None
+        buffer = torch.empty(sum(t.numel() for t in kv), dtype=dtype, device=kv[0].device)
+        return self.peers.receive(buffer, order[order.index(self.peers.rank) - 1], GRADIENT)
+
+    def _next(self, source: int) -> tuple[int, int]:
+        """To whom the gradient of a block goes from this rank, and the tag."""
+        order = self._visitors(source)
+        to = order.index(self.peers.rank) + 1
+        return (order[to], GRADIENT) if to < len(order) else (source, HOME)
+
+    def blocks(self, k: Tensor, v: Tensor) -> Generator[tuple[int, Tensor, Tensor], None, None]:
+        """(rank, its keys, its values) of each block that this rank computes, its own first."""
+        rank, dtype = self.peers.rank, self.wire or k.dtype
+        own = torch.cat([t.detach().to(dtype).reshape(-1) for t in (k, v)])
+        sizes = [_split(k, v, n)[0] + _split(k, v, n)[1] for n in self.key_shards.lengths]
+        with closing(circulate(self.peers, own, sizes, self.needed)) as arriving:
+            for source, block in arriving:
+                count = self.key_shards.lengths[source]
+                if source == rank:
+                    yield source, k, v
+                elif block is not None and self.needed[rank][source]:
+                    k_there, v_there = (
+                        flat.view(*t.shape[:-2], count, t.shape[-1]).to(t.dtype)
+                        for flat, t in zip(block.split(_split(k, v, count)), (k, v), strict=True)
+                    )
+                    yield source, k_there, v_there
+
+
+def _flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([t.reshape(-1) for t in tensors])
+
+
+def _split(k: Tensor, v: Tensor, n: int) -> tuple[int, int]:
+    """How many numbers keys and values of n tokens have."""
+    a, b = (t.shape[:-2].numel() * n * t.shape[-1] for t in (k, v))
+    return a, b
+
+
+class RingAttention(torch.autograd.Function):
+    """Output, m and l, to autograd: apply(call, q, k, v, *call.tensors())."""
+
+    @staticmethod
+    def forward(ctx: Any, call: RingCall, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        state = call.fold(q, k, v)
+        out = state.finish()[0]
+        ctx.call = call
+        ctx.save_for_backward(out, state.m, state.l, q, k, v, *tensors)
+        ctx.mark_non_differentiable(state.m)
+        return out, state.m, state.l
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, g_m: Tensor, g_l: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if torch.is_grad_enabled():
+            raise Unsupported(
+                "ring_attention can be differentiated once, and this backward is asked to be differentiable "
+                "(create_graph=True). attention(...) in one process can be, to any order."
+            )
+        out, m, l, q, k, v, *tensors = ctx.saved_tensors
+        whole = RowStats(m, l)
+        g, delta = output_cotangents(out, whole.empty, (g, g_l * l))
+        call = ctx.call.with_tensors(tuple(tensors))
+        found = call.gradients(q, k, v, whole, g, delta, tuple(ctx.needs_input_grad[1:]))
+        given = (q, k, v, *tensors)
+        return None, *(None if t is None else t.to(x.dtype) for t, x in zip(found, given, strict=True))

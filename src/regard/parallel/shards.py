@@ -1,0 +1,160 @@
+"""Shards: which tokens of a sequence each rank of a group holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from regard.core.errors import ShapeError
+from regard.core.region import Frame
+from regard.core.shapes import blocks
+from regard.masks.algebra import Cover, Mask
+from regard.parallel.peers import Peers, outside_of_graphs
+from regard.part_of_call import Indices, select
+
+TILE, LEAST = 128, 8  # tokens that `balanced` deals out together at most, and how many such pieces a rank has at least
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """Which tokens, by index, each rank holds: `of_ranks[r]` those of rank r, in the order in which they lie there.
+
+    >>> Shards.zigzag(8, 2).indices
+    (tensor([0, 1, 6, 7]), tensor([2, 3, 4, 5]))
+    """
+
+    of_ranks: tuple[Indices, ...]
+
+    @staticmethod
+    def contiguous(n: int, ranks: int) -> Shards:
+        """Rank r holds the r-th piece; the first n % ranks pieces have a token more."""
+        ends = [r * (n // ranks) + min(r, n % ranks) for r in range(ranks + 1)]
+        return Shards(tuple(range(a, b) for a, b in pairwise(ends)))
+
+    @staticmethod
+    def of_lengths(lengths: Sequence[int]) -> Shards:
+        """Consecutive pieces of these lengths, which may be 0."""
+        ends = [sum(lengths[:r]) for r in range(len(lengths) + 1)]
+        return Shards(tuple(range(a, b) for a, b in pairwise(ends)))
+
+    @staticmethod
+    def zigzag(n: int, ranks: int) -> Shards:
+        """Rank r holds the r-th piece of 2 · ranks from the front and the r-th from the end: balanced for Causal().
+
+        Source: Brandon et al. 2023 (arXiv 2311.09431) name the imbalance; the layout is ring-flash-attention's.
+        """
+        pieces = Shards.contiguous(n, 2 * ranks).indices
+        return Shards(tuple(torch.cat([pieces[r], pieces[-1 - r]]) for r in range(ranks)))
+
+    @staticmethod
+    def striped(n: int, ranks: int) -> Shards:
+        """Rank r holds tokens r, r + ranks, ...: Striped Attention (Brandon et al. 2023, arXiv 2311.09431)."""
+        return Shards(tuple(range(r, n, ranks) for r in range(ranks)))
+
+    @staticmethod
+    def balanced(mask: Mask, n: int, ranks: int) -> Shards:
+        """Pieces of 128 tokens, dealt out so that each rank has as many visible tiles as another, and as many tokens.
+
+        The piece whose queries see the most tiles goes first, to the rank with the fewest so far that has room. A short
+        sequence has smaller ones, 8 a rank.
+        """
+        size = min(TILE, -(-n // (LEAST * ranks)) or 1)
+        cover = mask.cover(Frame.of(n).tiling(size, size)) != Cover.NONE
+        pieces = [range(s.start, s.stop) for s in blocks(n, size)]
+        cost = cover.expand(*cover.shape[:-2], len(pieces), len(pieces)).float().sum(-1).flatten(0, -2).mean(0).tolist()
+        room, load = [-(-len(pieces) // ranks)] * ranks, [0.0] * ranks
+        mine: list[list[int]] = [[] for _ in range(ranks)]
+        for piece in sorted(range(len(pieces)), key=lambda piece: -cost[piece]):
+            rank = min((r for r in range(ranks) if room[r]), key=lambda r: load[r])
+            mine[rank].append(piece)
+            room[rank], load[rank] = room[rank] - 1, load[rank] + cost[piece]
+        tokens = [[t for piece in sorted(of_rank) for t in pieces[piece]] for of_rank in mine]
+        return Shards(tuple(torch.tensor(of_rank, dtype=torch.int64) for of_rank in tokens))
+
+    @staticmethod
+    def of(indices: Sequence[Any]) -> Shards:
+        """These indices for each rank, integers; a rank may have none. ValueError unless each token has one rank."""
+        found = Shards(tuple(x if isinstance(x, range) else torch.as_tensor(x, dtype=torch.int64) for x in indices))
+        every = torch.cat(found.indices).sort().values
+        if not torch.equal(every, torch.arange(len(every))):
+            raise ValueError(
+                f"Shards.of: {len(every)} indices on {len(indices)} ranks are not 0 to {len(every) - 1}, each once."
+            )
+        return found
+
+    @property
+    def indices(self) -> tuple[Tensor, ...]:
+        """For each rank int64 (n_r,)."""
+        return tuple(
+            x if isinstance(x, Tensor) else torch.arange(x.start, max(x.stop, x.start), x.step) for x in self.of_ranks
+        )
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """How many tokens each rank holds."""
+        return tuple(map(len, self.of_ranks))
+
+    @property
+    def n(self) -> int:
+        """How many tokens there are."""
+        return sum(self.lengths)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are."""
+        return len(self.of_ranks)
+
+    def __repr__(self) -> str:
+        return f"Shards({self.n} tokens, {', '.join(map(str, self.lengths))} on {self.ranks} ranks)"
+
+
+def shard(x: Tensor, shards: Shards, rank: int, dim: int = -2) -> Tensor:
+    """What a rank holds of a tensor of all tokens along `dim`.
+
+    >>> shard(torch.arange(8), Shards.striped(8, 2), 1, dim=0)
+    tensor([1, 3, 5, 7])
+    """
+    return select(x, shards.of_ranks[rank], dim)
+
+
+@outside_of_graphs
+def unshard(x: Tensor, shards: Shards, group: Any = None, dim: int = -2) -> Tensor:
+    """The tensor of all tokens, on every rank, from what each holds. All ranks of the group must call it.
+
+    group: as of `ring_attention`. Differentiable once: the gradient of a rank's part is the sum of what all ranks have
+    for it, as the loss is the sum of theirs. Raises ShapeError, on every rank, where parts do not fit the shards.
+    """
+    peers = Peers.of(group, None)
+    lengths = tuple(of_rank[0] for of_rank in peers.gather([x.shape[dim]]))
+    if lengths != shards.lengths:
+        raise ShapeError(f"x has {list(lengths)} tokens on the ranks of the group; expected {shards!r}.")
+    return _Unshard.apply(x.movedim(dim, 0), shards, peers.group).movedim(0, dim)
+
+
+class _Unshard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shards: Shards, group: Any) -> Tensor:
+        ctx.of, ctx.group, ctx.rank = shards, group, dist.get_rank(group)
+        most = max(shards.lengths)
+        own = x.new_zeros(most, *x.shape[1:])  # all_gather wants one length
+        own[: len(x)] = x
+        parts = [torch.empty_like(own) for _ in range(shards.ranks)]
+        dist.all_gather(parts, own, group=group)
+        whole = x.new_empty(shards.n, *x.shape[1:])
+        for part, at in zip(parts, shards.indices, strict=True):
+            whole[at.to(x.device)] = part[: len(at)]
+        return whole
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        g = g.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(g, group=ctx.group)
+        return shard(g, ctx.of, ctx.rank, 0), None, None

@@ -1,0 +1,155 @@
+"""ulysses_attention: tokens of all heads become all tokens of some heads, and go back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.api import attention
+from regard.backends.base import Backend
+from regard.core.arguments import check_heads, check_tensors
+from regard.core.dropout import Dropout
+from regard.core.dtypes import accumulator
+from regard.core.errors import ShapeError
+from regard.core.positions import Positions
+from regard.core.shapes import listed
+from regard.masks.algebra import Everything, Mask
+from regard.parallel.agreement import agree_on_call
+from regard.parallel.all_to_all import all_to_all
+from regard.parallel.call_on_heads import mask_of_heads, score_of_heads
+from regard.parallel.heads import Heads
+from regard.parallel.peers import Peers, outside_of_graphs
+from regard.parallel.shards import Shards
+from regard.scores.algebra import Score
+from regard.scores.similarity import ScaledDot
+
+
+@outside_of_graphs
+def ulysses_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    group: Any = None,
+    shards: Shards | None = None,
+    key_shards: Shards | None = None,
+    score: Score = ScaledDot(),
+    mask: Mask = Everything(),
+    positions: Positions | None = None,
+    sink: Tensor | float | None = None,
+    dropout: Dropout | None = None,
+    backend: Backend | None = None,
+    timeout: float | None = None,
+) -> Tensor:
+    """`attention` over a sequence of which each rank has some tokens; each computes some of the heads, for all tokens.
+
+    q (*batch, h, n_r, dk), k (*batch, hk, m_r, dk), v (*batch, hk, m_r, dv) of this rank's tokens -> (*batch, h, n_r,
+    dv). What this rank's part of `attention` over the whole sequence is, by the same kernels. Queries, keys and values
+    of all heads are exchanged for all tokens of this rank's heads, and the output back: a rank sends
+    (2 h + 2 hk) d n (R - 1) / R² numbers, once forward and once backward, and nothing is computed meanwhile.
+
+    group       a process group of at most h ranks, one dimension of a DeviceMesh, or None: all processes
+    shards      which tokens each rank holds; None: consecutive ones, as many as each has. key_shards: the same of keys
+                and values; None: shards
+    score, mask, positions, sink, dropout, backend
+                as `attention`, and of the whole call, the same on every rank: a mask of (nq, nk), positions of all. A
+                similarity of your own must be a Custom, whose fn sees the heads of a rank as a call of its own
+    timeout     seconds without an answer after which PeerError is raised (300)
+
+    Heads are dealt out as evenly as grouped queries allow; a key head that the query heads of several ranks read is
+    sent to each of them. Differentiable with respect to q, k, v, the sink and the tensors of the score, as often as
+    `attention` is, in reverse mode. The gradients of the sink and the score are this rank's share, to be summed over
+    the group like those of any parameter that the ranks share. Dropout drops what one process would, and needs a seed
+    or takes that of rank 0. Raises ShapeError where there are fewer heads than ranks, Unsupported for a similarity of
+    your own, PeerError where ranks make unlike calls, or one has ended, has stopped or is late, and what `attention`
+    raises.
+    Source: Jacobs et al. 2023, DeepSpeed Ulysses (arXiv 2309.14509).
+    """
+    peers = Peers.of(group, timeout)
+    logits = None if sink is None else torch.as_tensor(sink, dtype=accumulator(q.dtype), device=q.device)
+    queries, keys, drop = agree_on_call(
+        peers, "ulysses_attention", q, k, v, shards, key_shards, score, mask, positions, logits, dropout
+    )
+    attend = partial(attention, positions=positions, backend=backend)
+    return Deal.of(q, k, v, peers, queries, keys).attention(attend, q, k, v, score, mask, logits, drop)
+
+
+@dataclass(frozen=True, eq=False)
+class Deal:
+    """Who has which tokens before the exchange, and which heads behind it.
+
+    queries, keys: the tokens of each rank; behind the exchange all of them stand in ascending order of their indices.
+    """
+
+    peers: Peers
+    heads: list[Heads]
+    queries: Shards
+    keys: Shards
+
+    @staticmethod
+    def of(q: Tensor, k: Tensor, v: Tensor, peers: Peers, queries: Shards, keys: Shards) -> Deal:
+        """For a call on these; ShapeError where they have too few heads."""
+        check_tensors(q, k, v)
+        if q.dim() < 4 or q.shape[-3] < peers.count:
+            raise ShapeError(
+                f"q has shape {listed(q.shape)}, the group {peers.count} ranks; expected (*batch, heads, n, d) with as "
+                "many heads as ranks or more. ring_attention needs no heads, usp_attention fewer of them."
+            )
+        check_heads(q, k, v)
+        return Deal(peers, Heads.split(q.shape[-3], k.shape[-3], peers.count), queries, keys)
+
+    def attention(
+        self,
+        attend: Callable[..., Tensor],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        score: Score,
+        mask: Mask,
+        sink: Tensor | None,
+        dropout: Dropout | None,
+    ) -> Tensor:
+        """attend(q, k, v, score=, mask=, sink=, dropout=) of all tokens of this rank's heads, as this rank's tokens."""
+        own = self.heads[self.peers.rank]
+        out = attend(
+            *self._to_heads(q, k, v),
+            score=score_of_heads(score, own),
+            mask=mask_of_heads(mask, own),
+            sink=None if sink is None else own.of(sink, -1),
+            dropout=None if dropout is None else dropout.from_head(own.first),
+        )
+        parts = [[part] for part in _cut(out, self.queries)]
+        shapes = [[(*out.shape[:-3], heads.count, q.shape[-2], out.shape[-1])] for heads in self.heads]
+        return torch.cat([part for (part,) in all_to_all(parts, shapes, self.peers)], -3)
+
+    def _to_heads(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        parts = [[heads.of(q, -3), heads.of_keys(k, -3), heads.of_keys(v, -3)] for heads in self.heads]
+        mine, of = parts[self.peers.rank], (self.queries, self.keys, self.keys)
+        shapes = [
+            [(*t.shape[:-2], x.lengths[rank], t.shape[-1]) for t, x in zip(mine, of, strict=True)]
+            for rank in range(self.peers.count)
+        ]
+        received = zip(*all_to_all(parts, shapes, self.peers), strict=True)
+        return [_joined(pieces, x) for pieces, x in zip(received, of, strict=True)]
+
+
+def _joined(parts: tuple[Tensor, ...], of: Shards) -> Tensor:
+    """The rows of all ranks in ascending order of their indices."""
+    whole, indices = torch.cat(parts, -2), torch.cat(of.indices)
+    return whole if _ascending(indices) else whole.index_select(-2, indices.argsort())
+
+
+def _cut(whole: Tensor, of: Shards) -> tuple[Tensor, ...]:
+    """The adjoint: the rows of each rank."""
+    indices = torch.cat(of.indices)
+    whole = whole if _ascending(indices) else whole.index_select(-2, indices.argsort().argsort())
+    return whole.split(of.lengths, -2)
+
+
+def _ascending(indices: Tensor) -> bool:
+    return bool((indices[1:] > indices[:-1]).all())

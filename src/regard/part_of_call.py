@@ -1,0 +1,276 @@
+"""A mask and a score of a whole call, for a call with some of its queries and some of its keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.core.errors import ShapeError, Unsupported
+from regard.core.region import Frame, Index, Region, Tiling
+from regard.core.shapes import listed
+from regard.core.state import RowStats, State
+from regard.masks.algebra import And, Everything, Mask, Not, Or
+from regard.masks.dense import Where
+from regard.masks.intervals import Interval, IntervalRule
+from regard.masks.positional import Causal, Dilated, Prefix, Window
+from regard.masks.ragged import Documents, Lengths
+from regard.scores.algebra import Modifier, Pipeline, Score, Similarity, as_pipeline
+from regard.scores.modifiers import Alibi, Bias
+
+Indices = range | Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class PartOfCall:
+    """Which queries and keys of a whole call a part has, by index. No Value: its tensors are no operands.
+
+    rows, cols  integers (r,) and (c,), increasing; rows None: all queries
+    nq, nk      how many the whole has; None where that is not known
+    """
+
+    rows: Indices | None
+    cols: Indices
+    nq: int | None
+    nk: int | None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PartOfCall) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, ...]:
+        """Tensors are equal where they are the same."""
+        return (*(id(x) if isinstance(x, Tensor) else x for x in (self.rows, self.cols)), self.nq, self.nk)
+
+    def frame(self, at: Frame) -> Frame:
+        """That of the whole, from the part's; positions stay the part's."""
+        return replace(at, nq=at.nq if self.nq is None else self.nq, nk=at.nk if self.nk is None else self.nk)
+
+    def of_queries(self, t: Tensor, axis: int = -1) -> Tensor:
+        """What belongs to the part's queries, of a tensor with one entry a query along an axis."""
+        return t if self.rows is None else select(t, self.rows, axis)
+
+    def of_keys(self, t: Tensor, axis: int = -1) -> Tensor:
+        """The same of keys."""
+        return select(t, self.cols, axis)
+
+
+def select(t: Tensor, indices: Indices, axis: int = -1) -> Tensor:
+    """The entries with these indices along an axis: a view where the indices are a range."""
+    if isinstance(indices, Tensor):
+        return t.index_select(axis, indices.to(t.device))
+    axis = axis % t.dim()
+    return t[(slice(None),) * axis + (slice(indices.start, indices.stop, indices.step),)]
+
+
+def _below(indices: Indices, count: Tensor) -> Tensor | None:
+    """How many of the indices are less than `count`, (..,); None where these are not the first ones."""
+    if isinstance(indices, range):
+        return ((count - indices.start + indices.step - 1) // indices.step).clamp(0, len(indices))
+    indices = indices.to(count.device)
+    return torch.searchsorted(indices, count.long()) if bool((indices[1:] >= indices[:-1]).all()) else None
+
+
+def mask_of_part(mask: Mask, part: PartOfCall) -> Mask:
+    """The mask of a call with that part, which is one for the whole.
+
+    Raises Unsupported where it reads the indices of keys and their number is not known.
+    """
+    return mask if _reads_positions_alone(mask) else PartMask(mask, _known(part, mask))
+
+
+def score_of_part(score: Score, part: PartOfCall) -> Score:
+    """The same of a score. A similarity is asked about the part as about a call of its own."""
+    return Pipeline(tuple(_stage_of_part(stage, part) for stage in as_pipeline(score).stages))
+
+
+def part_gradients(
+    state: State, whole: RowStats, g: Tensor, delta: Tensor, inputs: list[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """What the state of some keys, a differentiable result of `inputs`, adds to the gradients of these.
+
+    whole: the row statistics over all keys; g and delta: the cotangent of the output, and rowsum(g · out) less the
+    cotangent of its log-sum-exp. With m, l of the whole and (m', l', o') of the part,  out = Σ o' e^(m' - m) / l  and
+    l = Σ l' e^(m' - m):  so o' has the cotangent g e^(m' - m) / l, and l' has -delta e^(m' - m) / l.
+    """
+    share = whole.weights(state.m[..., None])[..., 0]
+    cotangents = ((state.o, g * share[..., None]), (state.l, -delta * share))
+    pairs = [pair for pair in cotangents if pair[0].requires_grad]
+    if not pairs:
+        return (None,) * len(inputs)
+    results, given = zip(*pairs, strict=True)
+    return torch.autograd.grad(results, inputs, given, allow_unused=True)
+
+
+def _reads_positions_alone(mask: Mask) -> bool:
+    if isinstance(mask, (And, Or)):
+        return _reads_positions_alone(mask.a) and _reads_positions_alone(mask.b)
+    if isinstance(mask, Not):
+        return _reads_positions_alone(mask.a)
+    return type(mask) in (Everything, Causal, Window, Prefix, Dilated, Where)
+
+
+def _stage_of_part(stage: Score, part: PartOfCall) -> Score:
+    if isinstance(stage, Bias):
+        return _bias_of_part(stage, part)
+    if isinstance(stage, Alibi) and stage.coordinates is not None:
+        at = stage.coordinates
+        if at.shape[0] != _known(part, stage).nk:
+            raise ShapeError(f"Alibi.coordinates has shape {listed(at.shape)}; the whole call has {part.nk} keys.")
+        queries = at if stage.query_coordinates is None else stage.query_coordinates
+        return replace(stage, coordinates=part.of_keys(at, 0), query_coordinates=part.of_queries(queries, 0))
+    if isinstance(stage, Similarity) or type(stage) is Alibi:
+        return stage
+    assert isinstance(stage, Modifier)
+    return stage if not stage.indexed else PartModifier(stage, _known(part, stage))
+
+
+def _bias_of_part(stage: Bias, part: PartOfCall) -> Score:
+    bias, axes = stage.bias, (("queries", -2, part.nq), ("keys", -1, part.nk))
+    for name, axis, count in axes:
+        if bias.dim() < -axis or bias.shape[axis] == 1 or (axis == -2 and part.rows is None):
+            continue
+        if axis == -1:
+            count = _known(part, stage).nk
+        if bias.shape[axis] != count:
+            raise ShapeError(f"Bias.bias has shape {listed(bias.shape)}; the whole call has {count} {name}.")
+        bias = part.of_keys(bias, axis) if axis == -1 else part.of_queries(bias, axis)
+    return stage if bias is stage.bias else stage.with_tensors(iter([bias]))
+
+
+def _known(part: PartOfCall, value: Mask | Score) -> PartOfCall:
+    if part.nk is None:
+        raise Unsupported(
+            f"{value!r} reads indices of keys, and the source does not know how many it has. Pass a source that does: "
+            "Chunks of a list, Arrays, Safetensors. What compares positions alone (Causal(), Window(...), Alibi(...)) "
+            "goes over any source."
+        )
+    return part
+
+
+@dataclass(frozen=True)
+class PartMask(Mask):
+    """A mask of a whole call, for a call with a part of it."""
+
+    whole: Mask
+    part: PartOfCall
+
+    def visible(self, at: Region) -> Tensor:
+        return self.whole.visible(_RegionOfWhole(at, self.part))
+
+    def cover(self, at: Tiling) -> Tensor:
+        return self.whole.cover(_TilingOfWhole(at, self.part))
+
+    def rows(self, frame: Frame) -> Interval | None:
+        rule = self.rule()
+        if rule is None:
+            return None
+        mask = Window(rule.before, rule.after) & Lengths(rule.keys, rule.queries)
+        return (mask if rule.q_ids is None else mask & Documents(rule.q_ids, rule.k_ids)).rows(frame)
+
+    def rule(self) -> IntervalRule | None:
+        """The whole's, with the part's numbers of documents, and with lengths as counts of the part's own tokens."""
+        rule, part = self.whole.rule(), self.part
+        if rule is None:
+            return None
+        keys = None if rule.keys is None else _below(part.cols, rule.keys)
+        queries = rule.queries if rule.queries is None or part.rows is None else _below(part.rows, rule.queries)
+        if (keys is None) != (rule.keys is None) or (queries is None) != (rule.queries is None):
+            return None
+        q_ids = None if rule.q_ids is None else part.of_queries(rule.q_ids)
+        k_ids = None if rule.k_ids is None else part.of_keys(rule.k_ids)
+        return rule._replace(keys=keys, queries=queries, q_ids=q_ids, k_ids=k_ids)
+
+    def compares_positions(self) -> bool:
+        return self.whole.compares_positions()
+
+    def shape_error(self, frame: Frame) -> str | None:
+        return self.whole.shape_error(self.part.frame(frame))
+
+    def batch(self) -> tuple[int, ...]:
+        return self.whole.batch()
+
+
+@dataclass(frozen=True)
+class PartModifier(Modifier):
+    """A modifier of a whole call, for a call with a part of it."""
+
+    whole: Modifier
+    part: PartOfCall
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return self.whole.modify(s, _RegionOfWhole(at, self.part))
+
+    def compares_positions(self) -> bool:
+        return self.whole.compares_positions()
+
+    def shape_error(self, frame: Frame) -> str | None:
+        return self.whole.shape_error(self.part.frame(frame))
+
+
+class _RegionOfWhole(Region):
+    """A region of a part, as one of the whole: rows and columns have their indices there, and the part's positions."""
+
+    def __init__(self, at: Region, part: PartOfCall) -> None:
+        rows = at.rows if part.rows is None else _moved(at.rows, part.rows, at.frame.nq)
+        super().__init__(part.frame(at.frame), rows, _moved(at.cols, part.cols, at.frame.nk))
+        self._part = at
+
+    @property
+    def i(self) -> Tensor:
+        return self._part.i
+
+    @property
+    def j(self) -> Tensor:
+        return self._part.j
+
+
+def _moved(index: Index, indices: Indices, count: int) -> Index:
+    """What an index of a part's entries is among those of the whole."""
+    if isinstance(indices, Tensor):
+        return indices[index]
+    if isinstance(index, Tensor):
+        return index * indices.step + indices.start
+    chosen = indices[slice(*index.indices(count))]
+    return slice(chosen.start, chosen.stop, chosen.step)
+
+
+class _TilingOfWhole(Tiling):
+    """A tiling of a part that takes tensors of the whole."""
+
+    def __init__(self, at: Tiling, part: PartOfCall) -> None:
+        super().__init__(at.frame, at.r, at.c)
+        self._part = part
+
+    @property
+    def i(self) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return super().queries(self.frame.positions.q)
+
+    @property
+    def j(self) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return super().keys(self.frame.positions.k)
+
+    @property
+    def row(self) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.queries(torch.arange(self._part.frame(self.frame).nq, device=self.frame.device))
+
+    @property
+    def col(self) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.keys(torch.arange(self._part.frame(self.frame).nk, device=self.frame.device))
+
+    def queries(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        return super().queries(self._part.of_queries(t))
+
+    def keys(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        return super().keys(self._part.of_keys(t))
+
+    def pairs(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        whole = self._part.frame(self.frame)
+        if t.dim() > 0 and not (t.shape[-1] == 1 != whole.nk):
+            t = self._part.of_keys(t)
+        if t.dim() > 1 and not (t.shape[-2] == 1 != whole.nq):
+            t = self._part.of_queries(t, -2)
+        return super().pairs(t)

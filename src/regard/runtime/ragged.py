@@ -1,0 +1,85 @@
+"""Nested queries over the keys of a batch, run as one list of sequences where the native kernels can."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+import regard.core.tracing as tracing
+from regard.backends.base import Backend
+from regard.backends.native.backend import Native
+from regard.backends.native.ffi import chosen
+from regard.backends.native.ragged import RaggedPlan
+from regard.core.paged import Paged, share_pages
+from regard.ragged_queries import RaggedCall
+from regard.runtime.binding import Call
+from regard.runtime.dispatch import Plan, choose, plan, readable
+from regard.runtime.outline import plain
+from regard.scores.algebra import Score
+
+_MOST = 256  # plans kept
+_plans: dict[Any, RaggedPlan] = {}
+
+
+def attend(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) -> Tensor | None:
+    """out (1, heads, total, dv) of all sequences; None where they do not run as one list."""
+    if _watched(call, score, sink):
+        return None
+    key = _structure(call, score, sink, backend)
+    known = None if key is None else _plans.get(key)
+    if known is None:
+        known = _plan(call, score, sink, backend)
+        if known is None:
+            return None
+        if key is not None:
+            if len(_plans) >= _MOST:
+                _plans.clear()
+            _plans[key] = known
+    return known.run(call)
+
+
+def explain(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) -> Plan | None:
+    """How the sequences would run as one list, and the longest of them; None where they would not."""
+    if _watched(call, score, sink) or not call.consecutive() or _plan(call, score, sink, backend) is None:
+        return None
+    with torch.no_grad():
+        longest = plan(_longest(call, score, sink).problem, backend, lse=False)
+    return replace(longest, facts=(*longest.facts, ("nested", call.note())))
+
+
+def _longest(call: RaggedCall, score: Score, sink: Any) -> Call:
+    q, k, v, mask, positions = call.longest()
+    return Call(q, k, v, score, mask, positions, sink, None)
+
+
+def _plan(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) -> RaggedPlan | None:
+    problem = _longest(call, score, sink).problem
+    taken = choose(problem, backend, lse=False)
+    if not isinstance(taken, Native) or 0 in problem.frame.shape or readable(problem, taken) is not problem:
+        return None
+    return taken.ragged_plan(problem, call)
+
+
+def _watched(call: RaggedCall, score: Score, sink: Any) -> bool:
+    """Whether somebody between the caller and the kernels asks for more than the output."""
+    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
+        return True
+    if any(guard() for guard in tracing.GUARDS) or not all(plain(t) for t in (call.queries, call.k, call.v)):
+        return True
+    tensors = call.queries, call.k, call.v, *score.tensors(), *((sink,) if isinstance(sink, Tensor) else ())
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _structure(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) -> Any:
+    """What calls of one plan have in common; None where tensors in the score, or the sink, would be part of it."""
+    if isinstance(sink, Tensor) or score.tensors():
+        return None
+    q, k, v = call.queries, call.k, call.v
+    paged = k.page_size if isinstance(k, Paged) and share_pages(k, v) else (type(k), type(v))
+    lying = (q.shape[1], q.shape[3], k.shape[1], k.shape[3], v.shape[1], v.shape[3], q.dtype, k.dtype, v.dtype, paged)
+    of_mask = call.rule.before, call.rule.after, call.rule.keys is None, call.positions is None
+    return score, sink, backend, *of_mask, *lying, torch.get_num_threads(), chosen()

@@ -1,0 +1,81 @@
+"""explain_over: how attention_over would run a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import regard.core.arrays as arrays
+from regard.backends.base import Backend
+from regard.masks.algebra import Everything, Mask
+from regard.runtime.dispatch import Plan
+from regard.scores.algebra import Score
+from regard.scores.similarity import ScaledDot
+from regard.sources.over_call import over_call
+from regard.sources.source import Part, Source, closed_at_the_end
+
+
+def explain_over(
+    q: Any,
+    source: Source | Iterable[tuple[Any, ...]] | Callable[[], Iterable[tuple[Any, ...]]],
+    *,
+    score: Score = ScaledDot(),
+    mask: Mask = Everything(),
+    positions: Tensor | None = None,
+    sink: Tensor | float | None = None,
+    backend: Backend | None = None,
+    ahead: int = 2,
+) -> Plan:
+    """How `attention_over` would run this call: the parts it skips, the bytes it holds, and the backend of a part.
+
+    Of the keys and values, one part is read: the largest that some query may see, on which the backend, and why not
+    each other one, are found out. Other parts run there too, unless a reason depends on their numbers (points that lie
+    far apart under Distance). Arguments and errors as `attention_over`; ValueError for a source that can be read once.
+
+    >>> import regard as rg
+    >>> k, v = torch.zeros(2, 9, 8).unbind(0)
+    >>> parts = [(k[:3], v[:3]), (k[3:5], v[3:5]), (k[5:], v[5:])]
+    >>> plan = rg.explain_over(torch.zeros(1, 8), parts, mask=rg.Causal(), positions=torch.tensor([4]))
+    >>> dict(plan.facts)["parts"]
+    '2 read (5 keys), 1 skipped (4 keys): the mask hides all of it'
+    """
+    q = arrays.tensor(q, "q")
+    call = over_call(q, source, score, mask, positions, sink, backend, ahead, None)
+    source = call.source
+    if not source.rereadable:
+        raise ValueError(
+            f"the source {source!r} is an iterator: explaining it would use it up. Pass a list, or a function that "
+            "returns a new iterator."
+        )
+    read, skipped, largest = list[Part](), list[Part](), None
+    parts = source.parts()
+    with torch.no_grad(), closed_at_the_end(parts):
+        for part in parts:
+            hidden = call.hides(q, part)
+            (skipped if hidden else read).append(part)
+            if not hidden and (largest is None or part.count > largest.count):
+                largest = part
+        if largest is None:  # the answer has the shape that the first part says
+            largest = skipped.pop(0)
+            read.append(largest)
+        k, v = (arrays.tensor(x, name).to(q.device) for x, name in zip(largest.read(), "kv", strict=True))
+        plan = call.plan(q, largest, k, v)
+    held = k.nbytes + v.nbytes
+    facts = (
+        ("source", repr(source)),
+        ("parts", _counted(read, "read", "") + (_skipped(skipped) if skipped else "")),
+        ("held", f"{held:,} bytes of keys and values a part, {ahead + 1} parts at a time: {held * (ahead + 1):,}"),
+        *((f"a part's {name}" if name in ("call", "score", "mask") else name, text) for name, text in plan.facts),
+    )
+    return Plan(plan.backend, plan.reasons, facts)
+
+
+def _counted(parts: list[Part], what: str, why: str) -> str:
+    return f"{len(parts)} {what} ({sum(part.count for part in parts)} keys){why}"
+
+
+def _skipped(parts: list[Part]) -> str:
+    return ", " + _counted(parts, "skipped", f": the mask hides all of {'it' if len(parts) == 1 else 'them'}")

@@ -1,0 +1,64 @@
+"""regard look --contributions and --ablate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from regard_command import main
+
+WORDS = "Sally sells seashells. Sally sells seash"
+
+
+def test_the_parts_of_a_logit_and_the_loss_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["look", "-t", WORDS, "--contributions", "e", "--ablate"]) == 0
+    printed = capsys.readouterr().out
+    for line in (
+        "norm of what a head adds, mean",
+        "part in the logit, token 101 at position 39",
+        "loss without a head",
+    ):
+        assert f"\n{line}" in printed
+    assert "logit " in printed and " by heads\n" in printed
+
+
+def test_without_a_token_the_likeliest_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["look", "-t", WORDS, "--contributions"]) == 0
+    printed = capsys.readouterr().out
+    assert "part in the logit, token 101" in printed and "loss without" not in printed  # seashe
+
+
+def test_a_token_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["look", "-t", WORDS, "--contributions", "ee"]) == 1
+    assert capsys.readouterr().err == (
+        "regard look: --contributions 'ee': that is 2 tokens of the model; expected one.\n"
+    )
+
+
+def test_a_folder_of_transformers_brings_its_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = dict.fromkeys(WORDS.replace(".", "").split())
+    model = tokenizers.models.WordLevel({"[UNK]": 0, **{word: n + 1 for n, word in enumerate(words)}}, "[UNK]")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(tmp_path)
+    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=8, n_positions=32)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    assert main(["look", "-t", WORDS, "--model", str(tmp_path), "--contributions", "sells", "--ablate"]) == 0
+    printed = capsys.readouterr().out
+    assert "part in the logit, token 2 at position 5" in printed and "loss without a head" in printed
+
+
+def test_the_probe_is_printed_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["look", "--probe"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("64 random tokens, twice") and "induction heads: L3H1 (" in printed
+    assert "entropy" not in printed
+    assert main(["look", "--probe", "--ablate", "--contributions"]) == 0
+    printed = capsys.readouterr().out
+    assert "part in the logit" in printed and "loss without a head, more than 2." in printed
+    assert " on the first 128 tokens\n" in printed
+    assert main(["look", "--probe", "-o", str(tmp_path / "probe.json")]) == 0
+    assert "128 bytes" in capsys.readouterr().out and (tmp_path / "probe.json").is_file()

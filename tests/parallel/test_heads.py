@@ -1,0 +1,137 @@
+"""A call on some of its heads: those heads of the whole call, whatever the score and the mask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard as rg
+from regard.core.region import Region, Tiling
+from regard.masks.algebra import cover_of
+from regard.parallel.call_on_heads import mask_of_heads, score_of_heads
+from regard.parallel.heads import Heads
+from regard.scores.modifiers import Modifier
+from regard.testing import Case, draw, frame, masks, scores
+
+AT = frame(heads=6)
+KEY_HEADS = 3
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("heads", [(7, 7), (8, 2), (12, 3), (30, 5), (11, 1)])
+def test_split_gives_each_head_to_one_rank(heads: tuple[int, int], ranks: int) -> None:
+    h, hk = heads
+    shares = Heads.split(h, hk, ranks)
+    assert [share.first for share in shares] == [sum(s.count for s in shares[:n]) for n in range(ranks)]
+    assert sum(share.count for share in shares) == h and min(share.count for share in shares) >= 1
+    for share in shares:
+        group = share.count // len(share.key_heads)
+        read = [share.key_heads[i // group] for i in range(share.count)]
+        assert read == [(share.first + i) // (h // hk) for i in range(share.count)]
+
+
+def test_split_is_even_where_it_can_be() -> None:
+    assert [s.count for s in Heads.split(12, 3, 2)] == [6, 6]
+    assert [s.key_heads for s in Heads.split(12, 2, 4)] == [(0,), (0,), (1,), (1,)]
+    assert [s.key_heads for s in Heads.split(8, 4, 2)] == [(0, 1), (2, 3)]
+    assert [s.key_heads for s in Heads.split(8, 2, 3)] == [(0,), (0, 0, 1), (1,)]
+
+
+@dataclass(frozen=True)
+class Tilted(Modifier):
+    """A modifier of one's own, with a number a head, a number a pair, and the number of the head."""
+
+    by_head: Tensor
+    by_pair: Tensor
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return s + at.heads(self.by_head) * at.pairs(self.by_pair) + (at.h % 3) * (at.i - at.j)
+
+
+@dataclass(frozen=True)
+class Far(rg.Mask):
+    """A mask of one's own, with a number a pair, that knows tiles."""
+
+    by_pair: Tensor
+
+    def visible(self, at: Region) -> Tensor:
+        return at.pairs(self.by_pair) > 0
+
+    def cover(self, at: Tiling) -> Tensor:
+        least, most = at.pairs(self.by_pair)
+        return cover_of(none=most <= 0, all_=least > 0)
+
+
+BLOCKS = torch.zeros(6, 13, 17)
+BLOCKS[torch.arange(6) % 2 == 0, :, 3:] = 1  # whole tiles, of every other head
+KEYED = rg.Additive(None, torch.randn(KEY_HEADS, 7, 7).double(), torch.randn(6, 7).double())
+OWN = rg.ScaledDot() >> Tilted(torch.linspace(-1, 1, 6).double(), torch.linspace(0, 2, 6 * 13 * 17).reshape(6, 13, 17))
+SCORES = {**scores(AT), "own": OWN, "Additive by key head": KEYED}
+MASKS = {**masks(AT), "own": Far(BLOCKS)}
+
+
+def of_heads(case: Case, share: Heads) -> Case:
+    return replace(
+        case,
+        q=share.of(case.q, -3),
+        k=share.of_keys(case.k, -3),
+        v=share.of_keys(case.v, -3),
+        score=score_of_heads(case.score, share),
+        mask=mask_of_heads(case.mask, share),
+    )
+
+
+def check(case: Case, backend: rg.Reference | rg.Tiled) -> None:
+    whole = run(case, backend)
+    for share in Heads.split(6, KEY_HEADS, 4):
+        found = run(of_heads(case, share), backend)
+        torch.testing.assert_close(found, share.of(whole, -3), rtol=0, atol=1e-13)
+
+
+def run(case: Case, backend: rg.Reference | rg.Tiled) -> Tensor:
+    return rg.attention(
+        case.q, case.k, case.v, score=case.score, mask=case.mask, positions=case.positions, backend=backend
+    )
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_scores(name: str) -> None:
+    check(draw(AT, key_heads=KEY_HEADS, score=SCORES[name]), rg.Reference())
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks(name: str) -> None:
+    check(draw(AT, key_heads=KEY_HEADS, mask=MASKS[name]), rg.Tiled())
+
+
+@pytest.mark.parametrize("name", ["own", "Dense", "Not"])
+def test_covers(name: str) -> None:
+    whole = MASKS[name].cover(AT.tiling(4, 5)).expand(5, 6, 4, 4)
+    for share in Heads.split(6, KEY_HEADS, 4):
+        at = replace(AT, heads=share.count).tiling(4, 5)
+        found = mask_of_heads(MASKS[name], share).cover(at)
+        assert torch.equal(found.expand(5, share.count, 4, 4), share.of(whole, -3))
+
+
+@pytest.mark.parametrize("seed", [7, (5 << 40) + 77, (1 << 62) - 5])
+@pytest.mark.parametrize("backend", [rg.Tiled(), rg.Native()], ids=["tiled", "native"])
+def test_dropout_is_that_of_the_heads(seed: int, backend: rg.Tiled | rg.Native) -> None:
+    q, k = torch.randn(2, 6, 13, 8), torch.zeros(2, 6, 13, 8)
+    v = torch.eye(13).expand(2, 6, 13, 13)  # so that the output is the weights
+    dropout = rg.Dropout(0.4, seed=seed)
+    whole = rg.attention(q, k, v, dropout=dropout, backend=backend)
+    some = rg.attention(q[:, 2:], k[:, 2:], v[:, 2:], dropout=dropout.from_head(2), backend=backend)
+    assert torch.equal(some, whole[:, 2:]) and bool((some == 0).any())
+
+
+def test_a_similarity_of_ones_own_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Mine(rg.Similarity):
+        def compare(self, q: Tensor, k: Tensor, at: Region) -> Tensor:
+            return q @ k.mT
+
+    with pytest.raises(rg.Unsupported, match=r"Custom\(fn, tensors\)"):
+        score_of_heads(Mine(), Heads.split(4, 4, 2)[0])
