@@ -27,6 +27,11 @@ def plain(items: Sequence[Item]) -> list[Item]:
     return [item for item in items if item in kept]
 
 
+def few(values: Iterable[Any], *kept: Any) -> list[Any]:
+    """The values of a parameter of which a run without --full has only those that are `kept`."""
+    return [value if value in kept else pytest.param(value, marks=pytest.mark.full) for value in values]
+
+
 def by_case(items: Sequence[Item]) -> list[Item]:
     """The same tests; those that differ in backend or instruction set alone come one after another.
 

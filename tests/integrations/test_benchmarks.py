@@ -129,6 +129,7 @@ def worker(process: Worker) -> Worker:
     return process
 
 
+@pytest.mark.full
 def test_a_case_is_checked_and_timed_in_a_process_of_its_own(worker: Worker) -> None:
     row = measure.measure(TINY["grouped"], {"torch": worker}, 0.001)
     entry = row.entries["torch"]
@@ -147,6 +148,7 @@ def test_between_its_answers_a_process_is_stopped(worker: Worker) -> None:
     assert state == "T"
 
 
+@pytest.mark.full
 def test_what_cannot_be_said_or_breaks_stops_nothing(worker: Worker) -> None:
     case = dataclasses.replace(TRAINED["additive both"], name="not SDPA's")
     assert measure.measure(case, {"torch": worker}, 0.001).entries["torch"].why == "SDPA has no additive score"
@@ -293,6 +295,7 @@ def test_a_case_whose_packages_are_missing_says_so(worker: Worker, monkeypatch: 
     assert "not installed (no_such_package) (llama)" in report.markdown(made(row))
 
 
+@pytest.mark.full
 def test_another_checkout_is_found_before_this_one(tmp_path: Path) -> None:
     (tmp_path / "regard").mkdir()
     (tmp_path / "regard" / "__init__.py").write_text("raise ImportError('the other checkout')")

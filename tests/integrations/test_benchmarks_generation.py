@@ -116,6 +116,7 @@ def test_keys_that_sequences_share_are_read_once() -> None:
     assert prefix.bytes_read == 2 * (3 * 27 - 2 * 11) * 16 * 4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", [0, 5])
 @pytest.mark.parametrize("name", ["regard", "torch"])
 def test_embeddings_are_right(name: str, size: int) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from selection import few
 from tiny_models import VOCABULARY
 
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
@@ -64,9 +65,7 @@ def assert_same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -
 
 @pytest.mark.filterwarnings("ignore:.*(regard|deprecated)")
 @pytest.mark.filterwarnings("ignore:Bias holds only 0 and 1")  # Doge's, whose exponents begin at 0
-@pytest.mark.parametrize(
-    "kind", [kind if kind in FEW else pytest.param(kind, marks=pytest.mark.full) for kind in KINDS]
-)
+@pytest.mark.parametrize("kind", few(KINDS, *FEW))
 def test_the_tokens_of_eager(kind: str) -> None:
     eager, ours = build(kind, "eager"), build(kind, NAME)
     for cache in ("dynamic", "static") if eager._can_compile_fullgraph else ("dynamic",):

@@ -102,6 +102,7 @@ def test_a_head_is_named_by_its_label(capsys: pytest.CaptureFixture[str]) -> Non
     assert "(L1H2: " in capsys.readouterr().out
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.name != "posix", reason="needs pseudo-terminals")
 @pytest.mark.parametrize("width", [60, 200])
 def test_the_report_is_as_wide_as_the_terminal(width: int) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from selection import few
 from tiny_models import VOCABULARY
 
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
@@ -36,9 +37,7 @@ def batch(side: str) -> dict[str, Tensor]:
     return {"input_ids": ids * real, "attention_mask": real}
 
 
-@pytest.mark.parametrize(
-    "kind", [kind if kind in FEW else pytest.param(kind, marks=pytest.mark.full) for kind in KINDS]
-)
+@pytest.mark.parametrize("kind", few(KINDS, *FEW))
 @torch.no_grad()
 def test_the_vectors_of_eager(kind: str) -> None:
     eager, ours = build(kind), build(kind)
@@ -59,9 +58,7 @@ def layer_types(model: Any) -> list[str]:
     return getattr(model.config, "layer_types", None) or []
 
 
-@pytest.mark.parametrize(
-    "kind", [kind if kind in FEW_REFUSED else pytest.param(kind, marks=pytest.mark.full) for kind in REFUSED]
-)
+@pytest.mark.parametrize("kind", few(REFUSED, *FEW_REFUSED))
 def test_what_is_refused(kind: str) -> None:
     with pytest.raises(Unsupported, match=r"has (layers of class|no layers of a known class).* Pass one of these"):
         packed(build(kind))

@@ -28,6 +28,7 @@ def torchs_samples(which: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.full
 def test_torchs_samples_of_its_function_pass() -> None:
     lines = torchs_samples("function")
     assert [line for line in lines if not line.startswith("ok ")] == []
@@ -161,6 +162,7 @@ def test_strides() -> None:
     check([q, k[:, :1].expand(-1, 3, -1, -1), v.detach().requires_grad_()], is_causal=True)
 
 
+@pytest.mark.full
 def test_compiled() -> None:
     tensors, mask = qkv((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)), torch.rand(5, 7) < 0.6
     compiled = torch.compile(scaled_dot_product_attention, fullgraph=True, backend="aot_eager")

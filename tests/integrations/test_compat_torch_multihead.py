@@ -160,6 +160,7 @@ def test_torchs_decoder_and_its_gradients() -> None:
     torch.testing.assert_close(*both, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.full
 def test_it_is_copied_pickled_compiled_and_recorded() -> None:
     layer, x = pair(batch_first=True)[0], torch.randn(2, 7, 12)
     expected = layer(x, x, x)

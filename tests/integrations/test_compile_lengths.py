@@ -42,7 +42,6 @@ CALLS: dict[str, Callable[[Tensor, Tensor], dict[str, Any]]] = {
     "dropout": lambda q, k: {"dropout": rg.Dropout(0.2, seed=3)},
     "tiled": lambda q, k: {"mask": rg.Causal(), "backend": rg.Tiled()},
 }
-FEW = ("plain", "the last queries", "prefix language model")
 
 
 @pytest.fixture(autouse=True)
@@ -66,8 +65,9 @@ def attend(name: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return rg.attention(q, k, v, **CALLS[name](q, k))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("dynamic", "most"), [(True, 1), (None, 2)])
-@pytest.mark.parametrize("name", [x if x in FEW else pytest.param(x, marks=pytest.mark.full) for x in CALLS])
+@pytest.mark.parametrize("name", CALLS)
 def test_graphs_for_20_lengths(name: str, dynamic: bool | None, most: int) -> None:
     """Forward and backward: one graph where lengths are said to change, a second where torch finds out."""
     before = counters["stats"]["unique_graphs"]

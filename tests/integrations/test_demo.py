@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import regard as rg
-from regard.demo.model import ByteTransformer, Shape, load, save
-from regard.demo.reading import character, read
+from regard.demo.model import ByteTransformer, Shape, character, load, save
+from regard.demo.reading import read
 
 TEXT = (files("regard.demo") / "text.txt").read_bytes()
 
@@ -100,6 +100,32 @@ def test_report_finds_what_the_card_promises(report: rg.Report) -> None:
 
 def test_a_text_without_repetition_says_so(model: ByteTransformer) -> None:
     assert "no rows repeat 8 bytes, too few of this text to tell" in str(read(model, bytes(range(32, 120))))
+
+
+def test_look_takes_a_text_or_its_bytes(model: ByteTransformer) -> None:
+    text = "né, né"
+    expected = read(model, text.encode())
+    for given in (text, list(text.encode()), torch.tensor(list(text.encode()))):
+        report = rg.look(model, given)
+        assert [one.keys.tokens for one in report.layers] == [one.keys.tokens for one in expected.layers]
+        assert [one.heads for one in report.findings if one.heads][1:] == [
+            one.heads for one in expected.findings if one.heads
+        ][1:]
+
+
+def test_a_model_that_takes_ids_by_position_is_looked_at() -> None:
+    class Plain(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = torch.nn.Embedding(11, 8)
+            self.attention = rg.nn.MultiHeadAttention(8, 2)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.attention(self.embedding(tokens))
+
+    with pytest.raises(TypeError, match="no tokenizer; pass the one of Plain"):
+        rg.look(Plain(), "a text")
+    assert [len(one.keys.positions) for one in rg.look(Plain(), [1, 5, 10]).layers] == [3]
 
 
 def test_a_text_of_one_byte_is_refused(model: ByteTransformer) -> None:

@@ -14,12 +14,13 @@ from functools import cache
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import compile_calls
 from needed import needs_kernels
+
+pytestmark = pytest.mark.full  # each process loads torch's compiler
 
 MODELS = ["Llama", "Gemma2", "BERT", "T5", "ViT"]
 GRAPHS = list(compile_calls.cases())
@@ -27,22 +28,7 @@ INDUCTOR = [name for name in GRAPHS if name.startswith("inductor")]
 OF_MODELS = [f"{what} {name}" for what in ("compile", "export") for name in MODELS]
 GENERATED = product(("Llama", "Gemma2"), ("static", "dynamic"), ("none", "left", "right"))
 OF_MODELS += [f"generate {name} {cache} {side}" for name, cache, side in GENERATED]
-FEW = (
-    "compile, readme: own modifier and mask",
-    "compile, readme: custom with a tensor",
-    "compile, readme: dropout",
-    "compile, backend Tiled()",
-    "export, readme: own modifier and mask",
-    "export, backend Reference",
-    "compile for every length, readme: sink",
-    "export for every length, readme: eight lines",
-)
 FOLDER = Path(__file__).parent
-
-
-def shown(names: list[str]) -> list[Any]:
-    """A plain run has few of the graphs."""
-    return [name if name.startswith(FEW) else pytest.param(name, marks=pytest.mark.full) for name in names]
 
 
 @cache
@@ -74,13 +60,12 @@ def outcome(request: pytest.FixtureRequest) -> str | None:
     return outcomes(*(tuple(names[n::processes]) for n in range(processes)))[request.node.callspec.params["name"]]
 
 
-@pytest.mark.parametrize("name", shown([name for name in GRAPHS if name not in INDUCTOR]))
+@pytest.mark.parametrize("name", [name for name in GRAPHS if name not in INDUCTOR])
 def test_a_first_call_in_a_graph(name: str, request: pytest.FixtureRequest) -> None:
     wrong = outcome(request)
     assert wrong is None, f"{name}: {wrong}"
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", INDUCTOR)
 def test_a_first_call_by_the_default_compiler(name: str, request: pytest.FixtureRequest) -> None:
     wrong = outcome(request)
@@ -89,7 +74,7 @@ def test_a_first_call_by_the_default_compiler(name: str, request: pytest.Fixture
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
 @needs_kernels
-@pytest.mark.parametrize("name", shown(OF_MODELS))
+@pytest.mark.parametrize("name", OF_MODELS)
 def test_a_model_of_transformers_is_one_graph(name: str, request: pytest.FixtureRequest) -> None:
     wrong = outcome(request)
     assert wrong is None, f"{name}: {wrong}"

@@ -201,6 +201,7 @@ def test_the_summary_is_printed_once_or_given_to_whom_one_likes(capsys: pytest.C
     assert capsys.readouterr().out == "" and len(told) == 1 and "no attention call was seen" in told[0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("build", [Plain, encoder])
 def test_compiled(build: Callable[[], nn.Module]) -> None:
     """The graphs hold regard's kernels inside, torch's functions after it."""

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard as rg
 from regard.testing import Case, draw, frame, masks, scores
+from selection import few
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
@@ -97,7 +98,7 @@ def _listed(x: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("tracer", TRACERS)
+@pytest.mark.parametrize("tracer", few(TRACERS, "jit", "make_fx", "make_fx pre-dispatch"))
 def test_every_call_is_traced_for_other_numbers(tracer: str, name: str) -> None:
     call, other = single(CALLS[name]()), single(CALLS[name]())
 

@@ -112,6 +112,7 @@ def test_an_index_out_of_range_in_a_graph(name: str) -> None:
         traced(replace(lowered, **{operand: told}))
 
 
+@pytest.mark.full
 @needs_kernels
 @pytest.mark.parametrize("n", [34, 1 << 30, (1 << 32) + 5])
 def test_lengths_beyond_the_keys_in_a_compiled_graph(n: int) -> None:

@@ -76,6 +76,7 @@ def test_every_instruction_set(isa: str, mask: str, dtype: torch.dtype) -> None:
     held(AT, testing.draw(AT, dk=33, key_heads=3, score=score, mask=MASKS[mask]), dtype)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("n", [1, 2, 11, 12, 13, 23, 24, 25, 49, 63, 64, 65, 127, 128, 129, 300])
 def test_lengths_at_every_edge(isa: str, n: int) -> None:
     at = testing.frame((2,), 2, n, n)

@@ -204,6 +204,7 @@ print(peak() - before, seen[0].numel() * 4)
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_no_copy_of_the_keys_is_made() -> None:
     done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)

@@ -17,6 +17,7 @@ from regard.backends.native.args import lower
 from regard.backends.native.lower_mask import lower_mask
 from regard.backends.native.torch_ops import traced
 from regard.core.problem import build_problem
+from selection import few
 
 pytestmark = needs_kernels
 
@@ -60,9 +61,7 @@ def nodes(graph: torch.fx.Graph) -> list[str]:
 ONLY_FORWARD = ("no interval", "lengths", "documents", "dense", "cosine")
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in ONLY_FORWARD else pytest.param(name, marks=pytest.mark.full) for name in CALLS]
-)
+@pytest.mark.parametrize("name", few(CALLS, *ONLY_FORWARD))
 def test_compiled_whole_it_is_one_node(name: str) -> None:
     torch.compiler.reset()
     seen: list[list[str]] = []
@@ -166,7 +165,7 @@ LEARNED: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("name", few(LEARNED, "bias", "table", "dropout"))
 def test_compiled_training_is_two_nodes(name: str) -> None:
     from functorch.compile import make_boxed_func
 

@@ -50,10 +50,9 @@ def one_row_wrong(out: torch.Tensor) -> torch.Tensor:
     return torch.cat([out[..., :1, :] + 1, out[..., 1:, :]], -2)
 
 
-@pytest.mark.parametrize("wrong", [slightly_more, pytest.param(one_row_wrong, marks=pytest.mark.full)])
-@pytest.mark.parametrize(
-    ("first", "calls"), [(200, 5), *(pytest.param(n, 20, marks=pytest.mark.full) for n in (220, 240))]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("wrong", [slightly_more, one_row_wrong])
+@pytest.mark.parametrize(("first", "calls"), [(200, 5), (220, 20), (240, 20)])
 def test_a_wrong_answer_is_found(wrong: object, first: int, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in calls without values, nor where rounding leaves nothing: in most."""
     right = rg.attention
@@ -67,6 +66,7 @@ def test_a_seed_is_one_call() -> None:
     assert all(torch.equal(draw(seed).v.nan_to_num(), draw(seed).v.nan_to_num()) for seed in range(50))
 
 
+@pytest.mark.full
 def test_the_oracle_imports_nothing_of_regard() -> None:
     """Nor does what draws the calls and compares the results."""
     program = "import sys; sys.modules['regard'] = None\nfrom fuzz import call, compare, draw, laws, oracle, reach"

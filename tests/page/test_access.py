@@ -9,7 +9,10 @@ import pytest
 
 import sample_reports as reports
 
-WIDTHS = [390, pytest.param(768, marks=pytest.mark.full), 1280, pytest.param(1920, marks=pytest.mark.full)]
+# A visit takes half a second: a plain run makes those of test_page.py alone.
+pytestmark = pytest.mark.full
+
+WIDTHS = [390, 768, 1280, 1920]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +41,6 @@ def test_axe_finds_nothing(visit: Any, axe: str, width: int, scheme: str) -> Non
     assert seen.said == [] and len(seen.asked) == 1
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("address", ["#L0H1", "#L0H1&scale=linear&by=keys"])
 def test_axe_finds_nothing_in_a_text_of_every_shade(visit: Any, axe: str, tmp_path: Path, address: str) -> None:
     reports.report(1, 3, 301).save(tmp_path / "a.html")

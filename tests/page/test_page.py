@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import sample_reports as reports
+from selection import few
 
 
 def test_nothing_is_asked_of_the_network_and_nothing_goes_wrong(visit: Any, file: Path) -> None:
@@ -49,6 +50,7 @@ def test_tokens_are_text(visit: Any) -> None:
     assert seen.page.evaluate("document.scripts.length") == 2 and seen.said == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("scheme", "ground"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(18, 21, 27)")])
 def test_light_and_dark_follow_the_reader_and_the_button(visit: Any, scheme: str, ground: str) -> None:
     seen, other = visit(color_scheme=scheme), {"rgb(255, 255, 255)", "rgb(18, 21, 27)"} - {ground}
@@ -72,6 +74,7 @@ def contrast(a: str, b: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read(visit: Any, scheme: str) -> None:
     seen = visit(color_scheme=scheme)
@@ -84,7 +87,7 @@ def test_text_can_be_read(visit: Any, scheme: str) -> None:
         assert contrast(seen.style(".grid td", "color"), rgb) > 4.5, hue
 
 
-@pytest.mark.parametrize("width", [340, 390, 768, 1280, 1920])
+@pytest.mark.parametrize("width", few([340, 390, 768, 1280, 1920], 340))
 def test_the_page_is_as_wide_as_the_screen(visit: Any, width: int) -> None:
     seen = visit(viewport={"width": width, "height": 800})
     for view in ("lines", "text"):
@@ -110,6 +113,7 @@ CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("n", [20, 3010])
 @pytest.mark.parametrize("width", [340, 1200])
 def test_no_name_at_the_map_is_cut_off(n: int, width: int, visit: Any, tmp_path: Path) -> None:
@@ -141,6 +145,7 @@ def test_the_overview_needs_no_script(visit: Any) -> None:
     assert not seen.page.locator("#live").is_visible()
 
 
+@pytest.mark.full
 def test_the_page_works_in_a_notebook(visit: Any, tmp_path: Path) -> None:
     cell = reports.nasty()._repr_html_()
     (tmp_path / "a.html").write_text(f"<!DOCTYPE html><body data-ready='cell'>{cell}", encoding="utf-8")
@@ -159,6 +164,7 @@ def test_the_page_works_in_a_notebook(visit: Any, tmp_path: Path) -> None:
     assert inside.evaluate("() => { try { return parent.document.title } catch { return 'refused' } }") == "refused"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("width", [390, 1280])
 def test_a_comparison_stands_side_by_side(visit: Any, tmp_path: Path, width: int) -> None:
     reports.report(2, 3).compare(reports.report(2, 3, 40)).save(tmp_path / "a.html")

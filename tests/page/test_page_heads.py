@@ -11,6 +11,9 @@ import pytest
 import sample_reports as reports
 from regard.inspect.report.layer import HIDDEN
 
+# A visit takes half a second: a plain run makes those of test_page.py alone.
+pytestmark = pytest.mark.full
+
 
 def marked(seen: Any) -> list[str]:
     return seen.page.locator("#sheet [aria-selected='true']").evaluate_all("found => found.map(t => t.dataset.at)")

@@ -12,6 +12,9 @@ import torch
 import regard as rg
 import sample_reports as reports
 
+# A visit takes half a second: a plain run makes those of test_page.py alone.
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, rg.Report, torch.Tensor]:

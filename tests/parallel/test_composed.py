@@ -61,6 +61,7 @@ def gradients(group: Any, wrapper: str) -> float:
     return worst
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wrapper", ["DDP", "FSDP2"])
 def test_gradients_are_those_of_one_process(gloo: Group, wrapper: str) -> None:
     assert max(gloo.run(gradients, wrapper, ranks=4)) < 1e-12

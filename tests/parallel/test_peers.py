@@ -57,7 +57,8 @@ def struck(group: Any, number: int, timeout: float) -> tuple[str, float]:
         ring.attention_state = right
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_is_gone_is_named_in_time(three: Group, number: signal.Signals) -> None:
     three.start(struck, int(number), SECONDS)
     for rank in (0, 2):

@@ -151,6 +151,7 @@ def test_meta_tensors_have_the_right_shape(backend: Backend, mask: str) -> None:
 
 
 # torch.compile asks for the .grad of what crosses a graph break
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("whole", [True, False])
 def test_compiled_calls_are_right(whole: bool) -> None:

@@ -100,6 +100,7 @@ def test_an_additive_score_in_linear_memory() -> None:
     assert growth(4096) < LIMIT // 4 < DENSE[4096] // 16
 
 
+@pytest.mark.full
 @needs_kernels
 def test_an_additive_score_natively() -> None:
     """Two heads of 64 of n = 16,384 in half of the limit; a part of that here."""

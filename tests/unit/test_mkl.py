@@ -31,6 +31,7 @@ def test_each_function_that_regard_calls_is_chosen() -> None:
     assert called() & GIVEN_TO_MKL == set(FUNCTIONS)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch was built without MKL")
 def test_they_are_chosen_when_regard_is_imported() -> None:
     script = """

@@ -20,6 +20,7 @@ from torch import Tensor
 
 import regard as rg
 from regard.sources import Arrays, Chunks, Part, Safetensors, Source
+from selection import few
 
 Drawn = tuple[Tensor, Tensor, Tensor]
 
@@ -232,7 +233,7 @@ def _exists(descriptor: str) -> bool:
     return os.path.lexists(f"/proc/self/fd/{descriptor}")
 
 
-@pytest.mark.parametrize("how", ["whole", "error", "error without a thread"])
+@pytest.mark.parametrize("how", few(["whole", "error", "error without a thread"], "whole"))
 def test_files_are_closed(drawn: Drawn, how: str, tmp_path: Path) -> None:
     q, k, v = drawn
     file = saved(tmp_path, k, v)
@@ -328,7 +329,7 @@ def test_what_a_function_made_is_closed(ahead: int) -> None:
     assert ended == [True]
 
 
-@pytest.mark.parametrize("ahead", [1, 2, 3])
+@pytest.mark.parametrize("ahead", few([1, 2, 3], 2))
 def test_no_more_parts_are_held_than_said(ahead: int) -> None:
     """`ahead` that are read or being read, and the one in use."""
     alive: list[int] = []
@@ -496,15 +497,8 @@ def growth(kind: str, folder: Path, code: str = MEASURE) -> int:
     return int(json.loads(done.stdout))
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "paths",
-        "safetensors",
-        pytest.param("mapped", marks=pytest.mark.full),
-        pytest.param("iterator", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["paths", "safetensors", "mapped", "iterator"])
 def test_memory_is_flat(kind: str, large: Path) -> None:
     """205 MB forward and backward, in the memory of a few parts of 4 MB."""
     assert growth(kind, large) < 60e6

@@ -43,6 +43,32 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
+def character(byte: int) -> str:
+    """A byte as text: its character, where it is one of ASCII.
+
+    >>> character(65), character(200)
+    ('A', '\\\\xc8')
+    """
+    return chr(byte) if byte < 128 else f"\\x{byte:02x}"
+
+
+class Bytes:
+    """The tokenizer of a ByteTransformer, with the methods that those of transformers have: a text is its UTF-8 bytes.
+
+    >>> Bytes()("né"), Bytes().decode([110, 195, 169])
+    ({'input_ids': [110, 195, 169]}, 'né')
+    """
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": list(text.encode())}
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+        return [character(one) for one in ids]
+
+    def decode(self, token_ids: list[int]) -> str:
+        return bytes(token_ids).decode("utf-8", "replace")
+
+
 class ByteTransformer(nn.Module):
     """Logits of the next byte: tokens (batch, n) of 0..255 -> (batch, n, 256).
 
@@ -51,6 +77,8 @@ class ByteTransformer(nn.Module):
     >>> ByteTransformer(Shape(width=32, layers=1, heads=2))(torch.zeros(1, 5, dtype=torch.int64)).shape
     torch.Size([1, 5, 256])
     """
+
+    tokenizer = Bytes()  # rg.look(model, text) asks the model for it
 
     def __init__(self, shape: Shape = Shape()) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import cross_entropy
 
-from regard.demo.model import ByteTransformer
+from regard.demo.model import ByteTransformer, character
 from regard.inspect.record import record
 from regard.inspect.report.report import Report
 from regard.nn.multihead import MultiHeadAttention
@@ -42,12 +42,3 @@ def read(model: ByteTransformer, text: bytes, progress: Callable[[int], None] = 
         seconds=time.perf_counter() - start,
         notes=(f"loss {float(loss):.2f} nats a byte",),
     )
-
-
-def character(byte: int) -> str:
-    """A byte as text: its character, where it is one of ASCII.
-
-    >>> character(65), character(200)
-    ('A', '\\\\xc8')
-    """
-    return chr(byte) if byte < 128 else f"\\x{byte:02x}"

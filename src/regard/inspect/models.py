@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.inspect.reading import Progress, Tokenizer, is_ids, model_name, model_report, observed
+from regard.inspect.reading import Progress, Tokenizer, is_ids, model_name, model_report, observed, tokenizer_for
 from regard.inspect.report.picture import Picture
 from regard.inspect.report.report import Report
 from regard.inspect.report.texts import TextReports
@@ -44,8 +44,8 @@ def of_model(
 ) -> Report | TextReports:
     """A report on a model that reads what is given, or one a text where several are given.
 
-    model      of transformers, or one that takes input_ids as those do; a SentenceTransformer brings its tokenizer;
-               for images also one that takes pixels (1, channels, height, width) as its first argument
+    model      of transformers, or any that takes token ids (1, n), or pixels (1, channels, height, width), as
+               its first argument; a SentenceTransformer brings its tokenizer, and so does one with `model.tokenizer`
     given      a text; token ids (n,); an image: pixels (channels, height, width), or (1, ...), or whatever the
                processor takes; a list of texts or of ids, or ids (b, n), which are read one after the other, unpadded
     processor  makes an image pixels, as those of transformers do
@@ -53,7 +53,7 @@ def of_model(
     """
     named: dict[str, Any] = {"title": title, "context": context, "progress": progress}
     if any(kind.__name__ == "SentenceTransformer" for kind in type(model).__mro__):
-        tokenizer = tokenizer or getattr(model, "tokenizer")  # noqa: B009
+        tokenizer = tokenizer_for(model, tokenizer)
         model = next(part for part in model.modules() if hasattr(part, "get_input_embeddings"))
     if _is_image(given):
         return _image_report(model, given, processor, **named)

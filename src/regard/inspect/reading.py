@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -39,13 +40,13 @@ def model_report(
     context: int = 2,
     progress: Progress = lambda calls: None,
 ) -> Report:
-    """A report on a model of transformers (or one that takes input_ids as those do) that reads a text once.
+    """A report on a model that reads a text once: of transformers, or any that takes token ids (1, n).
 
     The model runs in eval mode, without gradients, and is left as it was. One with a decoder that reads an encoder gets
     the text on both sides, the decoder's behind its start token.
 
     given     a text; or its token ids, a list of integers or an integer tensor (n,) or (1, n), special ones included
-    tokenizer the model's: needed for a text; of ids it gives the names
+    tokenizer needed for a text; of ids it gives the names (default: `model.tokenizer`, where the model has one)
     title     what the report is called (default: the name that the model was loaded under, or its class)
     context   how many tokens have to repeat for an earlier copy to count (induction)
     progress  is told how many attention calls were looked at so far
@@ -54,10 +55,15 @@ def model_report(
     model's, and a model that reads no text; TypeError without a text or a tokenizer; LookupError where no attention
     call was seen, which says why.
     """
+    tokenizer = tokenizer_for(model, tokenizer)
     ids = read_ids(model, given, tokenizer)
     inputs, tokens = _feed(model, ids)
+    tensors = {name: torch.tensor([each]) for name, each in inputs.items()}
     start = time.perf_counter()
-    tape = observed(model, progress, **{name: torch.tensor([each]) for name, each in inputs.items()})
+    if takes_input_ids(model):
+        tape = observed(model, progress, **tensors)
+    else:
+        tape = observed(model, progress, *tensors.values())
     return Report.of(
         tape.calls,
         title=title or model_name(model),
@@ -67,6 +73,17 @@ def model_report(
         seconds=time.perf_counter() - start,
         context=context,
     )
+
+
+def takes_input_ids(model: nn.Module) -> bool:
+    """Whether the model takes token ids by this name, as those of transformers do; if not, as its first argument."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    return any(one.name == "input_ids" or one.kind is one.VAR_KEYWORD for one in parameters)
+
+
+def tokenizer_for(model: nn.Module, given: Tokenizer | None) -> Tokenizer | None:
+    """The tokenizer that is given, else the model's own, where it has one (a SentenceTransformer, the byte model)."""
+    return getattr(model, "tokenizer", None) if given is None else given
 
 
 def observed(model: nn.Module, progress: Progress, *args: Tensor, **named: Tensor) -> Tape:

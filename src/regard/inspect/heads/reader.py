@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.errors import Unsupported
-from regard.inspect.reading import Tokenizer, evaluating, read_ids
+from regard.inspect.reading import Tokenizer, evaluating, read_ids, takes_input_ids, tokenizer_for
 from regard.inspect.tape import Recorded
 
 
@@ -31,14 +30,14 @@ class Reader:
                 "model.get_encoder() for the encoder's heads."
             )
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        return Reader(model, torch.tensor(read_ids(model, given, tokenizer)[:most], device=device))
+        ids = read_ids(model, given, tokenizer_for(model, tokenizer))
+        return Reader(model, torch.tensor(ids[:most], device=device))
 
     @torch.no_grad()
     def run(self) -> Any:
         """What the model answers to the ids, as one sequence (1, n)."""
-        named = "input_ids" in inspect.signature(self.model.forward).parameters
         with evaluating(self.model):
-            return self.model(input_ids=self.ids[None]) if named else self.model(self.ids[None])
+            return self.model(input_ids=self.ids[None]) if takes_input_ids(self.model) else self.model(self.ids[None])
 
     def logits(self, answer: Any) -> Tensor | None:
         """The logits (n, vocabulary) of an answer; None where the model gives none."""
