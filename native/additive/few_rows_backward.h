@@ -104,7 +104,7 @@ struct FewRowsGradients {
     const regard_call& c = all.c;
     vf x[1][W];
     keep_scores(f, t, n, r, score.find(r));
-    products<1, dtype, StridedRows>(x, (dtype == REGARD_BF16 ? split_dout : dout) + r * all.ldv, c.dv, v, nullptr, 0);
+    products<1, dtype, Floats, StridedRows>(x, (dtype == REGARD_BF16 ? split_dout : dout) + r * all.ldv, c.dv, v, nullptr, 0);
     const vf s = load(f.s + r * kChunk + n);
     const vi hidden = s == splat(-kInf);
     const vf weight = exp2v(s - splat(shift[r])) * splat(inverse[r]);

@@ -32,6 +32,20 @@ REGARD_INLINE void times_two(vf (&acc)[K][R], vf (&next)[K][R], const float* q, 
   }
 }
 
+// The same of one vector of pairs of neighbouring features; d and valid count pairs.
+template <int K, int R>
+REGARD_INLINE void times_pairs(vf (&acc)[K][R], const float* q, int64_t width, const char* const (&k)[K], int64_t d, int64_t valid) {
+  vf a[R];
+#pragma GCC unroll 4
+  for (int i = 0; i < R; ++i) a[i] = load(q + i * width + d);
+#pragma GCC unroll 8
+  for (int n = 0; n < K; ++n) {
+    const vf b = floats(k[n], d, 1, valid, REGARD_F32);
+#pragma GCC unroll 4
+    for (int i = 0; i < R; ++i) acc[n][i] = Isa::multiply_add_pairs(acc[n][i], a[i], b);
+  }
+}
+
 // Puts a row of floats in the order of TwoVectors::read, in which products() with rows of bfloat16 wants it.
 static void split_row(float* row, int64_t dk) {
   for (int64_t d = 0; d + 2 * W <= dk; d += 2 * W) {
@@ -40,11 +54,12 @@ static void split_row(float* row, int64_t dk) {
   }
 }
 
-// W keys against R rows: x[i][m] holds the products of row i and key m, whose lanes are to be summed. ahead: rows of which n + kChunk and
-// those behind it, keys of the next chunk, are prefetched, since the hardware prefetcher stops where K and V take turns; null for none.
-template <int R, int dtype, class Rows>
+// W keys against R rows: x[i][m] holds the products of row i and key m, whose lanes are to be summed. Elements: Pairs, where q holds pairs.
+// ahead: rows of which n + kChunk and those behind it, keys of the next chunk, are prefetched, since the hardware prefetcher stops where K
+// and V take turns; null for none.
+template <int R, int dtype, class Elements, class Rows>
 REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, const char* const (&keys)[W], const Rows* ahead, int64_t n) {
-  constexpr int K = R <= 2 ? 4 : 2, D = vectors_at_once(K * R, 8);
+  constexpr int K = Elements::pairs ? vectors_at_once(R, 8) : R <= 2 ? 4 : 2, D = Elements::pairs ? 1 : vectors_at_once(K * R, 8);
   const int64_t width = round_up(dk);
   for (int m = 0; m < W; m += K) {
     const char* k[K];
@@ -57,12 +72,17 @@ REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, const cha
 #pragma GCC unroll 8
     for (int e = 0; e < D; ++e) clear(acc[e]);
     int64_t d = 0;
-    if constexpr (D > 1)
-      for (; d + D * W <= dk; d += D * W)
+    if constexpr (Elements::pairs) {
+      for (; d + W <= dk / 2; d += W) times_pairs<K, R>(acc[0], q, width, k, d, W);
+      if (d < dk / 2) times_pairs<K, R>(acc[0], q, width, k, d, dk / 2 - d);
+    } else {
+      if constexpr (D > 1)
+        for (; d + D * W <= dk; d += D * W)
 #pragma GCC unroll 8
-        for (int e = 0; e < D; e += 2) times_two<K, R, dtype>(acc[e], acc[e + 1], q, width, k, d + e * W);
-    for (; d + 2 * W <= dk; d += 2 * W) times_two<K, R, dtype>(acc[0], acc[0], q, width, k, d);
-    for (; d < dk; d += W) times<K, R, dtype>(acc[0], q, width, k, d, dk - d);
+          for (int e = 0; e < D; e += 2) times_two<K, R, dtype>(acc[e], acc[e + 1], q, width, k, d + e * W);
+      for (; d + 2 * W <= dk; d += 2 * W) times_two<K, R, dtype>(acc[0], acc[0], q, width, k, d);
+      for (; d < dk; d += W) times<K, R, dtype>(acc[0], q, width, k, d, dk - d);
+    }
 #pragma GCC unroll 8
     for (int l = 0; l < K; ++l)
 #pragma GCC unroll 4
@@ -75,14 +95,18 @@ REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, const cha
   }
 }
 
-template <int R, int dtype, class Rows>
+template <int R, int dtype, class Elements, class Rows>
 static void score_rows(FewRows& f, const Chunk& t, const float* q, const char* const (&keys)[W], const Rows* ahead, int64_t n, int64_t r) {
   vf x[R][W];
-  products<R, dtype, Rows>(x, q + r * round_up(f.c.dk), f.c.dk, keys, ahead, n);
-  for (int i = 0; i < R; ++i) keep_scores(f, t, n, r + i, sums(x[i]));
+  products<R, dtype, Elements>(x, q + r * round_up(f.c.dk), f.c.dk, keys, ahead, n);
+  for (int i = 0; i < R; ++i) {
+    vf s = sums(x[i]);
+    if (Elements::pairs) s *= splat(dot_factor(f.c, f.row[r + i].h));
+    keep_scores(f, t, n, r + i, s);
+  }
 }
 
-template <int dtype, class Rows>
+template <int dtype, class Elements, class Rows>
 static void score_chunk(FewRows& f, const Chunk& t, const float* q, const Rows& keys) {
   open_chunk(f, t);
   for (int64_t n = 0; n < t.count; n += W) {
@@ -90,11 +114,11 @@ static void score_chunk(FewRows& f, const Chunk& t, const float* q, const Rows& 
     for (int64_t m = 0; m < W; ++m) k[m] = keys[n + m < t.count ? n + m : t.count - 1];
     const Rows* ahead = t.more ? &keys : nullptr;
     int64_t r = 0;
-    for (; r + kRowsAtOnce <= f.rows; r += kRowsAtOnce, ahead = nullptr) score_rows<kRowsAtOnce, dtype>(f, t, q, k, ahead, n, r);
+    for (; r + kRowsAtOnce <= f.rows; r += kRowsAtOnce, ahead = nullptr) score_rows<kRowsAtOnce, dtype, Elements>(f, t, q, k, ahead, n, r);
     switch (f.rows - r) {
-      case 3: score_rows<3, dtype>(f, t, q, k, ahead, n, r); break;
-      case 2: score_rows<2, dtype>(f, t, q, k, ahead, n, r); break;
-      case 1: score_rows<1, dtype>(f, t, q, k, ahead, n, r); break;
+      case 3: score_rows<3, dtype, Elements>(f, t, q, k, ahead, n, r); break;
+      case 2: score_rows<2, dtype, Elements>(f, t, q, k, ahead, n, r); break;
+      case 1: score_rows<1, dtype, Elements>(f, t, q, k, ahead, n, r); break;
     }
   }
 }
@@ -104,7 +128,9 @@ template <class KvRows>
 struct Dots {
   using Given = regard_call;
   using Rows = KvRows;
-  float* q;  // [rows][width], scaled, base 2; width is dk rounded up to W, padded by zeros; in the order of TwoVectors::read
+  // [rows][width], scaled, base 2; width is dk rounded up to W, padded by zeros; in the order of TwoVectors::read. Or, where reads_pairs(c),
+  // pairs of bfloat16 as they come, not scaled.
+  float* q;
   float* k;  // [kChunk][width], what cannot be read in place
 
   static const regard_call& call(const Given& c) { return c; }
@@ -115,6 +141,11 @@ struct Dots {
     const regard_call& c = f.c;
     const int64_t width = round_up(c.dk);
     float* to = q + r * width;
+    if (reads_pairs(c)) {
+      for (int64_t d = 0; d < width; d += W) store(to + d, vf{});
+      __builtin_memcpy(to, row_ptr(c.q, f.p, f.row[r].h, f.row[r].i, c.dtype), (size_t)(c.dk * 2));
+      return;
+    }
     gather(to, width, row_ptr(c.q, f.p, f.row[r].h, f.row[r].i, c.dtype), c.q, c.dtype, c.dk, dot_factor(c, f.row[r].h));
     if (c.dtype == REGARD_BF16 && c.k.col == 1) split_row(to, c.dk);
   }
@@ -125,11 +156,12 @@ struct Dots {
     if (c.k.col != 1) {
       const int64_t width = round_up(c.dk);
       for (int64_t n = 0; n < t.count; ++n) gather(k + n * width, width, keys[n], c.k, c.dtype, c.dk, 1);
-      return score_chunk<REGARD_F32>(f, t, q, StridedRows{(const char*)k, width * 4});
+      return score_chunk<REGARD_F32, Floats>(f, t, q, StridedRows{(const char*)k, width * 4});
     }
-    if (c.dtype == REGARD_F32) return score_chunk<REGARD_F32>(f, t, q, keys);
-    if (c.dtype == REGARD_BF16) return score_chunk<REGARD_BF16>(f, t, q, keys);
-    score_chunk<REGARD_F16>(f, t, q, keys);
+    if (reads_pairs(c)) return score_chunk<REGARD_BF16, Pairs>(f, t, q, keys);
+    if (c.dtype == REGARD_F32) return score_chunk<REGARD_F32, Floats>(f, t, q, keys);
+    if (c.dtype == REGARD_BF16) return score_chunk<REGARD_BF16, Floats>(f, t, q, keys);
+    score_chunk<REGARD_F16, Floats>(f, t, q, keys);
   }
 };
 
