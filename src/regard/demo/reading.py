@@ -44,6 +44,24 @@ def read(model: ByteTransformer, text: bytes, progress: Callable[[int], None] = 
     )
 
 
+class ByteTokenizer:
+    """The bytes of a text as tokens, asked for as of a tokenizer of transformers.
+
+    >>> ByteTokenizer()("as")["input_ids"], ByteTokenizer().convert_ids_to_tokens([97, 200])
+    ([97, 115], ['a', '\\\\xc8'])
+    """
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        """There are no special ones."""
+        return {"input_ids": list(text.encode())}
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+        return [character(byte) for byte in ids]
+
+    def decode(self, token_ids: list[int]) -> str:
+        return "".join(map(character, token_ids))
+
+
 def character(byte: int) -> str:
     """A byte as text: its character, where it is one of ASCII.
 

@@ -62,8 +62,8 @@ def model_report(
         tape.calls,
         title=title or model_name(model),
         model=type(model).__name__,
-        tokens=_texts(tokenizer, tokens),
-        key_tokens=_texts(tokenizer, ids),
+        tokens=texts(tokenizer, tokens),
+        key_tokens=texts(tokenizer, ids),
         seconds=time.perf_counter() - start,
         context=context,
     )
@@ -173,7 +173,7 @@ def model_name(model: nn.Module) -> str:
     return path.replace("\\", "/").rsplit("/", 1)[-1] or type(model).__name__
 
 
-def _texts(tokenizer: Tokenizer | None, ids: list[int]) -> list[str]:
+def texts(tokenizer: Tokenizer | None, ids: list[int]) -> list[str]:
     """Each token as a reader knows it; where its bytes are a part of a character, as the tokenizer calls it.
 
     Without a tokenizer: its number.

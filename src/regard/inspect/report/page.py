@@ -6,18 +6,18 @@ import base64
 import hashlib
 import re
 from html import escape
+from itertools import cycle
 from string import Template
 from typing import BinaryIO
 
 from regard.inspect.report.content import Content
 from regard.inspect.report.findings import Finding
-from regard.inspect.report.grids import overview
 from regard.inspect.report.page_parts import asset, data_uri, picture, table
 from regard.inspect.report.payload import payload
 from regard.inspect.report.png import png_of_pixels
 from regard.inspect.report.text import facts
 
-SCRIPTS = ("data", "state", "colour", "map", "picture", "text", "lines", "sheet")
+SCRIPTS = ("data", "state", "colour", "map", "picture", "text", "lines", "sheet", "grids")
 
 
 def write(report: Content, file: BinaryIO, head: tuple[int, int] | None) -> None:
@@ -78,9 +78,9 @@ def _said(found: Finding) -> str:
 
 def _grids(report: Content, head: tuple[int, int] | None) -> str:
     at, _ = report.shown(head)
+    hues = cycle(("teal", "amber", "violet"))
     tables = "".join(
-        table(grid, hue, (at.layer, at.head))
-        for grid, hue in zip(overview(report.layers, report.unit), ("teal", "amber", "violet"), strict=True)
+        table(grid, "signed" if grid.signs is not None else next(hues), (at.layer, at.head)) for grid in report.overview
     )
     return f'<section class="grids" aria-label="layers and heads">{tables}</section>'
 

@@ -13,6 +13,7 @@ import regard.inspect.report.text as text
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.report.comparison import Comparison
 from regard.inspect.report.content import Content
+from regard.inspect.report.head_result import HeadResult, matched
 from regard.inspect.report.layer import FACTS, Layer, Looked
 from regard.inspect.report.page_parts import framed
 from regard.inspect.report.picture import Picture
@@ -31,6 +32,7 @@ class Report(Content):
     context        how many tokens have to repeat for an earlier copy to count (induction)
     notes          further facts for the first line
     picture        the image that was read, where the tokens are its patches
+    head_results   what else is known of its heads: see with_heads
 
     >>> from types import SimpleNamespace
     >>> from regard.inspect.look_tensors import look
@@ -102,6 +104,31 @@ class Report(Content):
         See docs/report.md.
         """
         return Comparison(self, other)
+
+    def with_heads(self, *results: HeadResult) -> Report:
+        """The same report with what rg.heads.contributions, ablation and probe returned, any of them, in any order.
+
+        Their grids and findings then stand beside its own: in print, picture and page, and their numbers in .json and
+        .npz. Of each kind it holds one result, the last that was given. Layers are matched by their paths in the model.
+        Raises ValueError where a result is of other layers or heads, TypeError for anything else.
+
+        >>> import regard as rg
+        >>> from regard.demo.model import load
+        >>> from regard.demo.reading import read
+        >>> model, text = load(), b"to be or not to be, to be or not to be"
+        >>> report = read(model, text).with_heads(rg.heads.ablation(model, list(text)))
+        >>> report.grids[-1].title, report.findings[-1].rule
+        ('loss without a head', 'one head at a time set to its mean over the text (...)')
+        """
+        held = {type(result): result for result in self.head_results}
+        for result in results:
+            if not isinstance(result, HeadResult):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(
+                    f"with_heads has a {type(result).__name__}; expected what rg.heads.contributions, ablation or "
+                    "probe returned."
+                )
+            held[type(result)] = matched(result, self.layers)
+        return replace(self, head_results=tuple(held[kind] for kind in sorted(held, key=lambda one: one.__name__)))
 
     def __repr__(self) -> str:
         return f"Report({text.name(self)}, {text.facts(self)})"
