@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from regard.inspect.facts.algebra import Fact
 from regard.inspect.record import record
 from regard.inspect.report.report import Report
 from regard.inspect.tape import Tape
@@ -37,6 +38,7 @@ def model_report(
     tokenizer: Tokenizer | None = None,
     title: str | None = None,
     context: int = 2,
+    facts: tuple[Fact[Any], ...] = Report.FACTS,
     progress: Progress = lambda calls: None,
 ) -> Report:
     """A report on a model of transformers (or one that takes input_ids as those do) that reads a text once.
@@ -48,6 +50,7 @@ def model_report(
     tokenizer the model's: needed for a text; of ids it gives the names
     title     what the report is called (default: the name that the model was loaded under, or its class)
     context   how many tokens have to repeat for an earlier copy to count (induction)
+    facts     what is recorded of each call: Report.FACTS and, for Report.row, facts.Inputs()
     progress  is told how many attention calls were looked at so far
 
     Raises ValueError for a blank text, one of more tokens than the model has positions, a tokenizer that is not the
@@ -57,7 +60,7 @@ def model_report(
     ids = read_ids(model, given, tokenizer)
     inputs, tokens = _feed(model, ids)
     start = time.perf_counter()
-    tape = observed(model, progress, **{name: torch.tensor([each]) for name, each in inputs.items()})
+    tape = observed(model, facts, progress, **{name: torch.tensor([each]) for name, each in inputs.items()})
     return Report.of(
         tape.calls,
         title=title or model_name(model),
@@ -69,10 +72,12 @@ def model_report(
     )
 
 
-def observed(model: nn.Module, progress: Progress, *args: Tensor, **named: Tensor) -> Tape:
+def observed(
+    model: nn.Module, facts: tuple[Fact[Any], ...], progress: Progress, *args: Tensor, **named: Tensor
+) -> Tape:
     """The calls of attention that a model makes on these inputs, moved to its device; in eval mode, no gradients."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    with evaluating(model), torch.no_grad(), record(model, facts=Report.FACTS) as tape, _telling(tape, progress):
+    with evaluating(model), torch.no_grad(), record(model, facts) as tape, _telling(tape, progress):
         model(*(t.to(device) for t in args), **{name: t.to(device) for name, t in named.items()})
     return tape
 

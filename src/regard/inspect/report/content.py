@@ -38,6 +38,11 @@ class Content(ABC):
         return sum(layer.kept for layer in self.layers)
 
     @property
+    def inputs(self) -> int:
+        """Bytes that queries and keys take, where they were kept."""
+        return sum(layer.inputs for layer in self.layers)
+
+    @property
     def dense(self) -> int:
         """Bytes that the weights would take in float32."""
         return sum(layer.dense for layer in self.layers)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 import regard.inspect.report.page as page
 import regard.inspect.report.save as save
 import regard.inspect.report.text as text
@@ -104,6 +106,30 @@ class Report(Content):
         See docs/report.md.
         """
         return Comparison(self, other)
+
+    def row(self, head: tuple[int, int] | str, query: int) -> Tensor:
+        """The exact weights of one query on all keys, (nk,), computed at once: for texts of any length.
+
+        They need the queries and keys of the model, which are kept where they were asked for: look(model, text, ...,
+        facts=(*rg.Report.FACTS, rg.facts.Inputs())). float32, or float64 for a model in float64; on the CPU; 0 where
+        the query may not look. Time and memory are linear in the keys. Queries and keys are counted as in the layer:
+        padding is left out, steps of `generate` are one sequence; a negative query counts from the end.
+
+        head   (layer, head) or a label such as "L3H1"
+        Raises ValueError for a head that is not there, and where queries and keys were not kept; IndexError for a query
+        that is not there.
+
+        >>> import regard as rg
+        >>> from regard.demo.model import load
+        >>> from regard.demo.reading import read
+        >>> facts = (*rg.Report.FACTS, rg.facts.Inputs())
+        >>> report = read(load(), b"to be or not to be", facts=facts)
+        >>> report.row("L3H1", -1).shape, round(float(report.row("L3H1", -1).sum()), 4)
+        (torch.Size([18]), 1.0)
+        """
+        at, _ = self.shown(self.find(head) if isinstance(head, str) else head)
+        weights, _ = self.layers[at.layer].row(query)
+        return weights[at.head]
 
     def with_heads(self, *results: HeadResult) -> Report:
         """The same report with what rg.heads.contributions, ablation and probe returned, any of them, in any order.

@@ -25,7 +25,8 @@ def facts(report: Content) -> str:
     read = _range([len(layer.keys) for layer in report.layers])
     heads = _range([layer.heads for layer in report.layers])
     notes = "".join(f", {note}" for note in report.notes)
-    kept = f"kept {size(report.kept)} (dense weights: {size(report.dense)})"
+    inputs = f", q and k {size(report.inputs)}" if report.inputs else ""
+    kept = f"kept {size(report.kept)}{inputs} (dense weights: {size(report.dense)})"
     spent = f", {report.seconds:.1f} s" if report.seconds else ""
     return f"{read} {report.unit}s, {len(report.layers)} × {heads} heads{notes}{spent}   {kept}"
 
