@@ -69,7 +69,8 @@ class Grid:
         if not math.isfinite(value):
             return "–"
         most = max(abs(self.low), abs(self.high))
-        digits = 0 if abs(value) >= 10 else 1 if most == 0 else max(1, 1 - math.floor(math.log10(most)))
+        least = 1 if self.signs is None else 2
+        digits = 0 if abs(value) >= 10 else least if most == 0 else max(least, 1 - math.floor(math.log10(most)))
         rounded = round(value, digits)
         sign = "" if rounded == 0 else "−" if rounded < 0 else "+" if self.signs is not None else ""
         return f"{sign}{abs(rounded):.{digits}f}"
