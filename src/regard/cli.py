@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import regard.terminal as terminal
+from regard.inspect.facts.inputs import Inputs
 from regard.inspect.report.report import Report
+from regard.inspect.report.server import PageServer
 
 # What a text may hold at most for the byte model: the facts are linear in it, the time quadratic. Other models have a
 # limit of their own, in tokens.
@@ -53,7 +55,7 @@ def _look(options: Namespace) -> None:
         results.append(heads.probe(model, among=range(32, 127) if options.model is None else None))
         given = list(results[0].ids) if given is None else given
     results += _of_heads(options, model, given, tokenizer)
-    if named is None and options.output is None and not options.open:
+    if named is None and options.output is None and not (options.open or options.serve):
         terminal.show("\n\n".join(map(str, results)), terminal.REPORT)
         return
     _show(_read_language(options, model, given, tokenizer).with_heads(*results), options)
@@ -91,19 +93,20 @@ def _too_long(name: str, text: bytes) -> str:
 
 def _read(options: Namespace, name: str, text: bytes) -> Report:
     given = _given(options, name, text)
-    return _read_bytes(bytes(given)) if isinstance(given, list) else _read_model(options.model, given)
+    facts = _facts(options)
+    return _read_bytes(bytes(given), facts) if isinstance(given, list) else _read_model(options.model, given, facts)
 
 
-def _read_bytes(text: bytes) -> Report:
+def _read_bytes(text: bytes, facts: tuple[Any, ...]) -> Report:
     from regard.demo.model import load
     from regard.demo.reading import read
 
     model = load()
     with _progress("layers looked at:") as progress:
-        return read(model, text, progress)
+        return read(model, text, progress, facts)
 
 
-def _read_model(name: str, text: str) -> Report:
+def _read_model(name: str, text: str, facts: tuple[Any, ...]) -> Report:
     from regard.compat.folder import folder_of, quiet, reader
     from regard.inspect.reading import model_report
 
@@ -112,7 +115,8 @@ def _read_model(name: str, text: str) -> Report:
         with _progress(f"loading {name}"):
             model, tokenizer = reader(folder)
         with _progress("attention calls looked at:") as progress:
-            return model_report(model, text, tokenizer=tokenizer, title=_title(name), progress=progress)
+            title = _title(name)
+            return model_report(model, text, tokenizer=tokenizer, title=title, facts=facts, progress=progress)
 
 
 def _title(name: str) -> str:
@@ -153,10 +157,12 @@ def _read_language(options: Namespace, model: Any, given: Any, tokenizer: Any) -
     from regard.demo.reading import read
     from regard.inspect.reading import model_report
 
+    facts = _facts(options)
     with _progress("attention calls looked at:") as progress:
         if options.model is None:
-            return read(model, bytes(given), progress)
-        return model_report(model, given, tokenizer=tokenizer, title=_title(options.model), progress=progress)
+            return read(model, bytes(given), progress, facts)
+        title = _title(options.model)
+        return model_report(model, given, tokenizer=tokenizer, title=title, facts=facts, progress=progress)
 
 
 def _one_token(tokenizer: Any, text: str) -> int:
@@ -187,10 +193,29 @@ def _show(report: Report, options: Namespace) -> None:
     if output is not None:
         report.save(output, head)
         print(f"\nwrote {output}  ({shown})")
-    if options.open:
+    if options.serve:
+        _serve(report, head, options)
+    elif options.open:
         page = output if output is not None and output.suffix.lower() == ".html" else _page(report, head)
         if not webbrowser.open(page.resolve().as_uri()):
             raise ValueError(f"no browser could be started; open {page} by hand.")
+
+
+def _serve(report: Report, head: tuple[int, int] | None, options: Namespace) -> None:
+    """Serves the page until it is interrupted."""
+    with PageServer(report, head) as server:
+        print(f"\nserving {server.url}  to this machine alone, with exact rows from q and k", flush=True)
+        if options.open and not webbrowser.open(server.url):
+            print("no browser could be started; open that address by hand.", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("\nregard look: no longer served")
+
+
+def _facts(options: Namespace) -> tuple[Any, ...]:
+    """What is recorded: the queries and keys too, where rows are to be computed from them."""
+    return (*Report.FACTS, Inputs()) if options.serve else Report.FACTS
 
 
 def _page(report: Report, head: tuple[int, int] | None) -> Path:

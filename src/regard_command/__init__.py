@@ -73,7 +73,12 @@ def parser() -> argparse.ArgumentParser:
         help="with which heads are of the kinds that are known, by random tokens that are read twice; without a text, "
         "these are the text",
     )
-    demo.set_defaults(model=None, contributions=None, ablate=False, probe=False)
+    on_text.add_argument(
+        "--serve",
+        action="store_true",
+        help="serve the page to this machine, until Ctrl-C: it then shows every row exactly, of texts of any length",
+    )
+    demo.set_defaults(model=None, contributions=None, ablate=False, probe=False, serve=False)
     _add_output(demo, Path("regard-demo.png"))
     _add_output(on_text, None)
     bench = commands.add_parser("bench", help="regard against torch on this machine", description=_MEASURED)
