@@ -76,6 +76,20 @@ def test_steps_of_a_cache_are_one_sequence() -> None:
         torch.testing.assert_close(report.row((0, 3), query), p[3, query], rtol=1e-5, atol=1e-6)
 
 
+@torch.no_grad()
+def test_steps_of_a_cache_that_drops_keys() -> None:
+    torch.manual_seed(0)
+    layer, x, cache = rg.nn.MultiHeadAttention(16, heads=4), torch.randn(1, 9, 16), rg.nn.RollingCache(4)
+    mask = rg.Causal() & rg.Window(before=3, after=0)
+    with rg.record(layer, facts=FACTS) as tape:
+        for step in range(9):
+            layer(x[:, step : step + 1], mask=mask, cache=cache)
+    report = rg.Report.of(tape.calls, title="", model="")
+    p = layer.weights(x, mask=mask)[0]
+    for query in range(9):
+        torch.testing.assert_close(report.row((0, 3), query), p[3, query], rtol=1e-5, atol=1e-6)
+
+
 def test_what_they_take_is_told() -> None:
     without, kept = read(load(), b"to be or not to be"), read(load(), b"to be or not to be", facts=FACTS)
     assert (without.inputs, kept.inputs) == (0, 4 * 2 * 18 * 128 * 4)

@@ -155,5 +155,7 @@ def test_the_picture_has_their_grids() -> None:
     assert any(title.startswith("part in the logit of ‘<b>␣tea’") for title in titles)
     image = figure.axes[place].collections[0]
     low, middle, high = (to_hex(image.cmap(image.norm(x))) for x in (image.norm.vmin, 0.0, image.norm.vmax))
-    assert image.norm.vmin == -image.norm.vmax and low != high and middle not in (low, high)
+    assert image.norm.vmin == -image.norm.vmax and len({low, middle, high}) == 3
+    of_zero, *of_ends = (sum(int(colour[n : n + 2], 16) for n in (1, 3, 5)) for colour in (middle, low, high))
+    assert of_zero > 1.5 * max(of_ends)  # pale between two colours
     assert any("it falls" in axes.get_ylabel() and "it grows" in axes.get_ylabel() for axes in figure.axes)
