@@ -8,6 +8,10 @@ from dataclasses import dataclass
 import torch
 
 import regard as rg
+from regard.inspect.heads.ablation import Ablation
+from regard.inspect.heads.contributions import Contributions, Logit
+from regard.inspect.heads.probe import KINDS, Probe
+from regard.inspect.report.head_result import HeadResult
 from regard.inspect.results import FactResults
 from regard.masks.algebra import View
 
@@ -70,6 +74,24 @@ def stacks(encoder: int, decoder: int) -> list[str]:
     """The names of the layers of a model with so many of them on each side."""
     sides = [f"encoder.{n}.self_attn" for n in range(encoder)]
     return sides + [f"decoder.{n}.{kind}_attn" for n in range(decoder) for kind in ("self", "cross")]
+
+
+def results(of: rg.Report) -> tuple[HeadResult, HeadResult, HeadResult]:
+    """What rg.heads would find of that report's layers: contributions, ablation, probe; random, and always the same."""
+    random = torch.Generator().manual_seed(2)
+    layers = tuple(layer.name for layer in of.layers)
+
+    def drawn(*size: int) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.randn(layer.heads, *size, generator=random) for layer in of.layers)
+
+    logit = Logit(3, 5, 7.25, drawn(), "<b> tea")
+    scores = {kind.name: tuple(one.sigmoid() for one in drawn()) for kind in KINDS}
+    error = {kind: tuple(torch.full_like(one, 0.01) for one in of_kind) for kind, of_kind in scores.items()}
+    return (
+        Contributions(layers, tuple(one.abs() for one in drawn(11)), logit),
+        Ablation(layers, drawn(), 1.784, 23),
+        Probe((1, 2, 1, 2), 2, layers, scores, error, (0.02,) * len(layers)),
+    )
 
 
 def nasty(n: int = 23) -> rg.Report:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import regard.terminal as terminal
+from regard.inspect.facts.inputs import Inputs
 from regard.inspect.report.report import Report
+from regard.inspect.report.server import PageServer
 
 # What a text may hold at most for the byte model: the facts are linear in it, the time quadratic. Other models have a
 # limit of their own, in tokens.
@@ -28,13 +30,7 @@ def run(options: Namespace) -> int:
         if options.command == "bench":
             _bench(options.seconds)
         else:
-            if options.command == "look" and options.probe:
-                _probe(options)
-                return 0
-            name, text = _text(options)
-            _show(_read(options, name, text), options.output, options.head, options.open)
-            if options.command == "look" and (options.contributions is not None or options.ablate):
-                _show_heads(options, *_language_model(options.model, text))
+            _look(options)
     except BrokenPipeError:
         raise  # whoever read the output has left: that is no error of ours
     except (OSError, ValueError, ImportError, LookupError, NotImplementedError) as error:
@@ -43,22 +39,47 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _text(options: Namespace) -> tuple[str, bytes]:
-    """The text, and what it is called."""
+def _look(options: Namespace) -> None:
+    """Looks at a text, or at the probe's tokens, and at what is asked of the heads; shows what was found."""
+    named = _text(options)
+    if not (options.probe or options.ablate or options.contributions is not None):
+        assert named is not None  # regard_command.paths has seen to it
+        _show(_read(options, *named), options)
+        return
+    import regard.inspect.heads as heads
+
+    given = None if named is None else _given(options, *named)
+    model, tokenizer = _language_model(options.model)
+    results: list[Any] = []
+    if options.probe:
+        results.append(heads.probe(model, among=range(32, 127) if options.model is None else None))
+        given = list(results[0].ids) if given is None else given
+    results += _of_heads(options, model, given, tokenizer)
+    if named is None and options.output is None and not (options.open or options.serve):
+        terminal.show("\n\n".join(map(str, results)), terminal.REPORT)
+        return
+    _show(_read_language(options, model, given, tokenizer).with_heads(*results), options)
+
+
+def _text(options: Namespace) -> tuple[str, bytes] | None:
+    """What the text is called, and the text; None where the probe's tokens are to be read instead."""
     if options.command == "demo":
         return "the demo", (files("regard.demo") / "text.txt").read_bytes()
     if options.words is not None:
         return "the text", options.words.encode("utf-8", "surrogateescape")
     name = options.file or options.text
+    if name is None:
+        return None
     return name, sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
 
 
-def _read(options: Namespace, name: str, text: bytes) -> Report:
-    if options.command == "look" and options.model is not None:
-        return _read_model(options.model, text.decode("utf-8", "replace"))
+def _given(options: Namespace, name: str, text: bytes) -> str | list[int]:
+    """The text as the model reads it: bytes as numbers, for the byte model."""
+    if options.model is not None:
+        return text.decode("utf-8", "replace")
     if not 2 <= len(text) <= MOST_BYTES:
         raise ValueError(f"{name} holds {len(text):,} bytes; expected 2 to {MOST_BYTES:,}{_too_long(name, text)}.")
-    return _read_bytes(text)
+    return list(text)
 
 
 def _too_long(name: str, text: bytes) -> str:
@@ -70,16 +91,22 @@ def _too_long(name: str, text: bytes) -> str:
     )
 
 
-def _read_bytes(text: bytes) -> Report:
+def _read(options: Namespace, name: str, text: bytes) -> Report:
+    given = _given(options, name, text)
+    facts = _facts(options)
+    return _read_bytes(bytes(given), facts) if isinstance(given, list) else _read_model(options.model, given, facts)
+
+
+def _read_bytes(text: bytes, facts: tuple[Any, ...]) -> Report:
     from regard.demo.model import load
     from regard.demo.reading import read
 
     model = load()
     with _progress("layers looked at:") as progress:
-        return read(model, text, progress)
+        return read(model, text, progress, facts)
 
 
-def _read_model(name: str, text: str) -> Report:
+def _read_model(name: str, text: str, facts: tuple[Any, ...]) -> Report:
     from regard.compat.folder import folder_of, quiet, reader
     from regard.inspect.reading import model_report
 
@@ -87,56 +114,58 @@ def _read_model(name: str, text: str) -> Report:
     with quiet():
         with _progress(f"loading {name}"):
             model, tokenizer = reader(folder)
-        title = name if name == "minilm" else folder.resolve().name
         with _progress("attention calls looked at:") as progress:
-            return model_report(model, text, tokenizer=tokenizer, title=title, progress=progress)
+            title = _title(name)
+            return model_report(model, text, tokenizer=tokenizer, title=title, facts=facts, progress=progress)
 
 
-def _probe(options: Namespace) -> None:
-    """Which heads are of the known kinds, on the standard probe; and whatever else is asked for, on the same tokens."""
-    import regard.inspect.heads as heads
-    from regard.demo.reading import read
-    from regard.inspect.reading import model_report
-
-    model, _, tokenizer = _language_model(options.model, b"")
-    found = heads.probe(model, among=range(32, 127) if options.model is None else None)
-    print(found)
-    ids = list(found.ids)
-    _show_heads(options, model, ids, tokenizer)
-    if options.output is not None or options.open:
-        print()
-        report = read(model, bytes(ids)) if options.model is None else model_report(model, ids, tokenizer=tokenizer)
-        _show(report, options.output, options.head, options.open)
+def _title(name: str) -> str:
+    """What a report on the model is called: minilm, or the name of its folder."""
+    return name if name == "minilm" else Path(name).resolve().name
 
 
-def _show_heads(options: Namespace, model: Any, given: Any, tokenizer: Any) -> None:
-    """What each head adds, and how much larger the loss is without it, where these are asked for."""
-    import regard.inspect.heads as heads
-
-    if options.contributions is not None:
-        token = _one_token(tokenizer, options.contributions) if options.contributions else None
-        print(f"\n{heads.contributions(model, given, tokenizer=tokenizer, token=token)}")
-    if options.ablate:
-        with _progress("heads left out:") as progress:
-            found = heads.ablation(model, given, tokenizer=tokenizer, progress=lambda done, of: progress(done))
-        print(f"\n{found}")
-
-
-def _language_model(name: str | None, text: bytes) -> tuple[Any, Any, Any]:
-    """The model with its head, what it is given, and its tokenizer; of the byte model bytes and none."""
+def _language_model(name: str | None) -> tuple[Any, Any]:
+    """The model with its head, and its tokenizer."""
     if name is None:
-        from regard.demo.model import load
+        from regard.demo.model import ByteTokenizer, load
 
-        return load(), list(text), None
+        return load(), ByteTokenizer()
     from regard.compat.folder import folder_of, own_model, quiet, tokenizer_of
 
     folder = folder_of(name)
     with quiet(), _progress(f"loading {name}"):
-        return own_model(folder), text.decode("utf-8", "replace"), tokenizer_of(folder)
+        return own_model(folder), tokenizer_of(folder)
+
+
+def _of_heads(options: Namespace, model: Any, given: Any, tokenizer: Any) -> list[Any]:
+    """What each head adds, and how much larger the loss is without it, where these are asked for."""
+    import regard.inspect.heads as heads
+
+    found: list[Any] = []
+    if options.contributions is not None:
+        token = _one_token(tokenizer, options.contributions) if options.contributions else None
+        found.append(heads.contributions(model, given, tokenizer=tokenizer, token=token))
+    if options.ablate:
+        with _progress("heads left out:") as progress:
+            found.append(heads.ablation(model, given, tokenizer=tokenizer, progress=lambda done, of: progress(done)))
+    return found
+
+
+def _read_language(options: Namespace, model: Any, given: Any, tokenizer: Any) -> Report:
+    """The report on the model that the heads were asked of, so that its layers have the same paths."""
+    from regard.demo.reading import read
+    from regard.inspect.reading import model_report
+
+    facts = _facts(options)
+    with _progress("attention calls looked at:") as progress:
+        if options.model is None:
+            return read(model, bytes(given), progress, facts)
+        title = _title(options.model)
+        return model_report(model, given, tokenizer=tokenizer, title=title, facts=facts, progress=progress)
 
 
 def _one_token(tokenizer: Any, text: str) -> int:
-    ids = list(text.encode()) if tokenizer is None else tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) != 1:
         raise ValueError(f"--contributions {text!r}: that is {len(ids)} tokens of the model; expected one.")
     return ids[0]
@@ -155,17 +184,37 @@ def _progress(what: str) -> Generator[Callable[[int], None], None, None]:
         yield lambda done: progress.update(task, description=f"{what} {done}")
 
 
-def _show(report: Report, output: Path | None, label: str | None, in_browser: bool) -> None:
-    head = None if label is None else report.find(label)
+def _show(report: Report, options: Namespace) -> None:
+    head = None if options.head is None else report.find(options.head)
     _, shown = report.shown(head)
+    output: Path | None = options.output
     terminal.show(report.text(terminal.width()), terminal.REPORT)
     if output is not None:
         report.save(output, head)
         print(f"\nwrote {output}  ({shown})")
-    if in_browser:
+    if options.serve:
+        _serve(report, head, options)
+    elif options.open:
         page = output if output is not None and output.suffix.lower() == ".html" else _page(report, head)
         if not webbrowser.open(page.resolve().as_uri()):
             raise ValueError(f"no browser could be started; open {page} by hand.")
+
+
+def _serve(report: Report, head: tuple[int, int] | None, options: Namespace) -> None:
+    """Serves the page until it is interrupted."""
+    with PageServer(report, head) as server:
+        print(f"\nserving {server.url}  to this machine alone, with exact rows from q and k", flush=True)
+        if options.open and not webbrowser.open(server.url):
+            print("no browser could be started; open that address by hand.", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("\nregard look: no longer served")
+
+
+def _facts(options: Namespace) -> tuple[Any, ...]:
+    """What is recorded: the queries and keys too, where rows are to be computed from them."""
+    return (*Report.FACTS, Inputs()) if options.serve else Report.FACTS
 
 
 def _page(report: Report, head: tuple[int, int] | None) -> Path:

@@ -14,6 +14,7 @@ PIPED = 80  # columns, where nobody says how many there are
 REPORT = {
     r"\A.*": "bold",
     r"[▁▂▃▄▅▆▇█]": "cyan",
+    r"[░▒▓]": "yellow",
     r"\b(encoder |decoder )?(cross )?L\d+H\d+\b": "bold magenta",
     r"(?m)^    rule:(.*\n(?=    ))*.*$": "dim",
 }

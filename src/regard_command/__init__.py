@@ -52,13 +52,10 @@ def parser() -> argparse.ArgumentParser:
     on_text = commands.add_parser(
         "look", help="the same with a text, and a model, of yours", description=f"{_MODEL} {_SHOWN}"
     )
-    text = on_text.add_mutually_exclusive_group(required=True)
+    text = on_text.add_mutually_exclusive_group()
     text.add_argument("file", metavar="FILE", nargs="?", help="a text, or - for standard input")
     text.add_argument("--text", dest="text", metavar="FILE", help="the same, by name")
     text.add_argument("-t", "--words", dest="words", metavar="WORDS", help="the text itself, in quotes")
-    text.add_argument(
-        "--probe", action="store_true", help="random tokens, twice: which heads are of the kinds that are known"
-    )
     on_text.add_argument(
         "--model", metavar="DIR", help="a folder with a model of transformers, or minilm (default: the byte model)"
     )
@@ -67,9 +64,21 @@ def parser() -> argparse.ArgumentParser:
         nargs="?",
         const="",
         metavar="TOKEN",
-        help="print what each head adds, and its part in the last logit of this token (default: of the likeliest)",
+        help="with what each head adds, and its part in the last logit of this token (default: of the likeliest)",
     )
-    on_text.add_argument("--ablate", action="store_true", help="print how much larger the loss is without each head")
+    on_text.add_argument("--ablate", action="store_true", help="with how much larger the loss is without each head")
+    on_text.add_argument(
+        "--probe",
+        action="store_true",
+        help="with which heads are of the kinds that are known, by random tokens that are read twice; without a text, "
+        "these are the text",
+    )
+    on_text.add_argument(
+        "--serve",
+        action="store_true",
+        help="serve the page to this machine, until Ctrl-C: it then shows every row exactly, of texts of any length",
+    )
+    demo.set_defaults(model=None, contributions=None, ablate=False, probe=False, serve=False)
     _add_output(demo, Path("regard-demo.png"))
     _add_output(on_text, None)
     bench = commands.add_parser("bench", help="regard against torch on this machine", description=_MEASURED)

@@ -11,7 +11,7 @@ SUFFIXES = (".png", ".svg", ".pdf", ".html", ".json", ".npz")  # what a report c
 
 
 def check_paths(options: Namespace) -> None:
-    """OSError or ValueError, in one sentence, for a text, a model or a report's folder that is not there."""
+    """ValueError, in one sentence, for a text, a model or a report's folder that is not there."""
     if options.command in ("demo", "look") and options.output is not None:
         check_suffix(options.output)
         folder = options.output.parent
@@ -20,6 +20,8 @@ def check_paths(options: Namespace) -> None:
         if not os.access(folder, os.W_OK):
             raise ValueError(f"{options.output}: nothing can be written into {folder.resolve()}; name another with -o.")
     if options.command == "look":
+        if options.words is None and not (options.file or options.text or options.probe):
+            raise ValueError("there is no text; name a FILE, write -t 'some words', or --probe for random tokens.")
         _check_text(options.file or options.text)
     model = getattr(options, "model", None)
     if model is not None and model != "minilm":

@@ -59,6 +59,7 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     [
         (["look", "nowhere.txt"], "regard look: nowhere.txt: No such file or directory"),
         (["look", "-t", "words", "-o", "nowhere/a.png"], "regard look: nowhere/a.png: there is no folder nowhere"),
+        (["look"], "regard look: there is no text; name a FILE, write -t 'some words', or --probe for random tokens."),
         (["demo", "-o", "a.docx"], "its suffix is none of .png .svg .pdf .html .json .npz."),
         (["look", "-t", "words", "--model", "nowhere"], "nowhere is no model of transformers: expected a folder"),
         (["doctor", "nowhere"], "regard doctor: nowhere is no model of transformers: expected a folder"),
@@ -320,7 +321,6 @@ def test_a_suffix_is_refused_before_anything_is_read(capsys: pytest.CaptureFixtu
             ["demo", "--head", "first"],
             "'first' is no head; expected a label such as L3H1 (layer 3, head 1), decoder L3H1,",
         ),
-        (["look"], "one of the arguments FILE --text -t/--words --probe is required"),
         (["look", "a", "--text", "b"], "not allowed with argument"),
     ],
 )

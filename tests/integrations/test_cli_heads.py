@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,19 +15,21 @@ WORDS = "Sally sells seashells. Sally sells seash"
 def test_the_parts_of_a_logit_and_the_loss_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["look", "-t", WORDS, "--contributions", "e", "--ablate"]) == 0
     printed = capsys.readouterr().out
-    for line in (
-        "norm of what a head adds, mean",
-        "part in the logit, token 101 at position 39",
-        "loss without a head",
+    for said in (
+        "norm of what a head adds, mean of 40 tokens",
+        "part in the logit of ‘e’, at position 39",
+        "loss without a head, more than",
+        "the loss grows most without L",
+        "largest part in a logit: L",
     ):
-        assert f"\n{line}" in printed
-    assert "logit " in printed and " by heads\n" in printed
+        assert said in printed
+    assert printed.count("entropy, nats") == 1
 
 
 def test_without_a_token_the_likeliest_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["look", "-t", WORDS, "--contributions"]) == 0
     printed = capsys.readouterr().out
-    assert "part in the logit, token 101" in printed and "loss without" not in printed  # seashe
+    assert "part in the logit of ‘e’" in printed and "loss without" not in printed  # seashe
 
 
 def test_a_token_is_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,17 +51,28 @@ def test_a_folder_of_transformers_brings_its_head(tmp_path: Path, capsys: pytest
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
     assert main(["look", "-t", WORDS, "--model", str(tmp_path), "--contributions", "sells", "--ablate"]) == 0
     printed = capsys.readouterr().out
-    assert "part in the logit, token 2 at position 5" in printed and "loss without a head" in printed
+    assert "part in the logit of ‘sells’, at position 5" in printed and "loss without a head" in printed
 
 
 def test_the_probe_is_printed_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["look", "--probe"]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("64 random tokens, twice") and "induction heads: L3H1 (" in printed
+    assert printed.startswith("64 random tokens, twice") and "induction heads on random tokens: L3H1 (" in printed
     assert "entropy" not in printed
     assert main(["look", "--probe", "--ablate", "--contributions"]) == 0
     printed = capsys.readouterr().out
     assert "part in the logit" in printed and "loss without a head, more than 2." in printed
     assert " on the first 128 tokens\n" in printed
     assert main(["look", "--probe", "-o", str(tmp_path / "probe.json")]) == 0
-    assert "128 bytes" in capsys.readouterr().out and (tmp_path / "probe.json").is_file()
+    assert "128 bytes" in capsys.readouterr().out
+    assert json.loads((tmp_path / "probe.json").read_text())["heads"]["probe"]["length"] == 64
+
+
+def test_all_of_it_is_in_the_file_that_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "a.html"
+    assert main(["look", "-t", WORDS, "--contributions", "e", "--ablate", "--probe", "-o", str(page)]) == 0
+    html, printed = page.read_text(encoding="utf-8"), capsys.readouterr().out
+    for said in ("norm of what a head adds", "part in the logit of", "loss without a head", "on random tokens"):
+        assert f"<caption>{said}" in html or f"<caption>induction {said}" in html
+        assert said in printed
+    assert "40 bytes" in printed

@@ -82,7 +82,7 @@ def test_text_can_be_read(visit: Any, scheme: str) -> None:
     for where in ("h1", ".facts", ".rule", ".hint", ".readout", "#mass", "#found"):
         assert contrast(seen.style(where, "color"), ground) > 4.5, where
     value = "n => getComputedStyle(document.body).getPropertyValue(n).trim()"
-    for hue in (seen.page.evaluate(value, name) for name in ("--teal", "--amber", "--violet", "--cell")):
+    for hue in (seen.page.evaluate(value, name) for name in ("--blue", "--teal", "--amber", "--violet", "--cell")):
         rgb = "rgb({}, {}, {})".format(*(int(hue[i : i + 2], 16) for i in (1, 3, 5)))
         assert contrast(seen.style(".grid td", "color"), rgb) > 4.5, hue
 

@@ -48,7 +48,7 @@ def test_the_byte_models_heads_are_named_with_their_intervals(length: int) -> No
     assert found.chance[3] < head.interval[0] < head.value < head.interval[1]
     assert [head.name for head in found.heads("previous-token")][:1] == ["L1H1"]
     assert not found.heads("duplicate-token") and not found.heads("first-token")
-    assert f"induction heads: {head}\n" in str(found) and "Olsson et al. 2022" in str(found)
+    assert f"induction heads on random tokens: {head}\n" in str(found) and "Olsson et al. 2022" in str(found)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -56,7 +56,7 @@ def test_random_weights_have_no_such_heads(seed: int) -> None:
     torch.manual_seed(seed)
     found = rg.heads.probe(ByteTransformer(), seed=seed)
     assert not any(found.heads(kind.name) for kind in KINDS)
-    assert str(found).count("heads: none") == len(KINDS)
+    assert str(found).count("heads on random tokens: none") == len(KINDS)
 
 
 def test_a_score_that_may_be_chance_names_no_head() -> None:

@@ -9,14 +9,16 @@ import pytest
 import regard as rg
 import sample_reports as reports
 from regard.inspect.report.grids import Grid
-from regard.inspect.report.text import block, grid, shelves, side_by_side
+from regard.inspect.report.printed import block, grid, shelves, side_by_side
 
 
 def test_blocks_keep_to_their_ends() -> None:
-    assert block(-3.0, 0, 1) == block(0.0, 0, 1) == "▁"
-    assert block(9.0, 0, 1) == block(1.0, 0, 1) == "█"
-    assert block(5.0, 2, 2) == "▁"
-    assert block(float("-inf"), 0, 1) == block(float("nan"), 0, 1) == "·"
+    def row(*values: float, low: float = 0, high: float = 1) -> str:
+        return grid(Grid("x", "", (values,), low, high))[-1].removeprefix("L0").replace(" ", "")
+
+    assert row(-3.0, 0.0, 9.0, 1.0) == "▁▁██" and row(5.0, low=2, high=2) == "▁"
+    assert row(float("-inf"), float("nan")) == "··"
+    assert "".join(block(n / 8) for n in range(-8, 9)) == "▓▓▓▒▒▒░░▁▂▃▄▅▆▇██"
 
 
 def test_grid_has_a_line_a_layer_and_a_block_a_head() -> None:

@@ -52,14 +52,15 @@ def character(byte: int) -> str:
     return chr(byte) if byte < 128 else f"\\x{byte:02x}"
 
 
-class Bytes:
+class ByteTokenizer:
     """The tokenizer of a ByteTransformer, with the methods that those of transformers have: a text is its UTF-8 bytes.
 
-    >>> Bytes()("né"), Bytes().decode([110, 195, 169])
+    >>> ByteTokenizer()("né"), ByteTokenizer().decode([110, 195, 169])
     ({'input_ids': [110, 195, 169]}, 'né')
     """
 
-    def __call__(self, text: str) -> dict[str, list[int]]:
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        """There are no special ones."""
         return {"input_ids": list(text.encode())}
 
     def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
@@ -78,7 +79,7 @@ class ByteTransformer(nn.Module):
     torch.Size([1, 5, 256])
     """
 
-    tokenizer = Bytes()  # rg.look(model, text) asks the model for it
+    tokenizer = ByteTokenizer()  # rg.look(model, text) asks the model for it
 
     def __init__(self, shape: Shape = Shape()) -> None:
         super().__init__()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from regard.demo.model import ByteTransformer, character
+from regard.inspect.facts.algebra import Fact
 from regard.inspect.record import record
 from regard.inspect.report.report import Report
 from regard.nn.multihead import MultiHeadAttention
@@ -16,8 +18,15 @@ from regard.nn.multihead import MultiHeadAttention
 CONTEXT = 8  # bytes that must repeat before an earlier copy counts as one
 
 
-def read(model: ByteTransformer, text: bytes, progress: Callable[[int], None] = lambda layers: None) -> Report:
+def read(
+    model: ByteTransformer,
+    text: bytes,
+    progress: Callable[[int], None] = lambda layers: None,
+    facts: tuple[Fact[Any], ...] = Report.FACTS,
+) -> Report:
     """Runs the model on a text of 2 bytes or more and looks at each layer; `progress` is told how many are done.
+
+    facts: what is recorded of each layer, Report.FACTS and, for Report.row, facts.Inputs().
 
     Raises ValueError for a shorter text.
     """
@@ -25,7 +34,7 @@ def read(model: ByteTransformer, text: bytes, progress: Callable[[int], None] = 
         raise ValueError(f"the text has {len(text)} bytes; expected 2 or more.")
     tokens, start = torch.tensor(list(text)), time.perf_counter()
     layers = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
-    with torch.no_grad(), record(model, facts=Report.FACTS) as tape:
+    with torch.no_grad(), record(model, facts) as tape:
         hooks = [layer.register_forward_hook(lambda *_: progress(len(tape))) for layer in layers]
         try:
             loss = cross_entropy(model(tokens[None])[0, :-1], tokens[1:])

@@ -77,6 +77,7 @@ class Look(Protocol):
         processor: Callable[..., Any] | None = None,
         title: str | None = None,
         context: int = 2,
+        facts: tuple[Fact[Any], ...] = ...,
         progress: Progress = ...,
     ) -> TextReports: ...
 
@@ -91,6 +92,7 @@ class Look(Protocol):
         processor: Callable[..., Any] | None = None,
         title: str | None = None,
         context: int = 2,
+        facts: tuple[Fact[Any], ...] = ...,
         progress: Progress = ...,
     ) -> Report: ...
 
@@ -104,6 +106,7 @@ class Look(Protocol):
         processor: Callable[..., Any],
         title: str | None = None,
         context: int = 2,
+        facts: tuple[Fact[Any], ...] = ...,
         progress: Progress = ...,
     ) -> Report: ...
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.inspect.facts.algebra import Fact
 from regard.inspect.reading import Progress, Tokenizer, is_ids, model_name, model_report, observed, tokenizer_for
 from regard.inspect.report.picture import Picture
 from regard.inspect.report.report import Report
@@ -40,6 +41,7 @@ def of_model(
     processor: Callable[..., Any] | None = None,
     title: str | None = None,
     context: int = 2,
+    facts: tuple[Fact[Any], ...] = Report.FACTS,
     progress: Progress = lambda calls: None,
 ) -> Report | TextReports:
     """A report on a model that reads what is given, or one a text where several are given.
@@ -51,7 +53,7 @@ def of_model(
     processor  makes an image pixels, as those of transformers do
     The rest as regard.inspect.reading.model_report, errors too; TypeError for an image without a processor.
     """
-    named: dict[str, Any] = {"title": title, "context": context, "progress": progress}
+    named: dict[str, Any] = {"title": title, "context": context, "facts": facts, "progress": progress}
     if any(kind.__name__ == "SentenceTransformer" for kind in type(model).__mro__):
         tokenizer = tokenizer_for(model, tokenizer)
         model = next(part for part in model.modules() if hasattr(part, "get_input_embeddings"))
@@ -83,13 +85,15 @@ def _image_report(
     processor: Callable[..., Any] | None,
     title: str | None,
     context: int,
+    facts: tuple[Fact[Any], ...],
     progress: Progress,
 ) -> Report:
     model = getattr(model, "vision_model", model)  # of CLIP and its like, which read texts too
     pixels = _pixels(model, image, processor)
     by_name = getattr(model, "main_input_name", None) == "pixel_values"
     start = time.perf_counter()
-    tape = observed(model, progress, **{"pixel_values": pixels}) if by_name else observed(model, progress, pixels)
+    inputs, named = ((), {"pixel_values": pixels}) if by_name else ((pixels,), {})
+    tape = observed(model, facts, progress, *inputs, **named)
     picture = _picture(model, pixels, tape)
     return Report.of(
         tape.calls,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from regard.inspect.facts.algebra import Fact
 from regard.inspect.record import record
 from regard.inspect.report.report import Report
 from regard.inspect.tape import Tape
@@ -38,6 +39,7 @@ def model_report(
     tokenizer: Tokenizer | None = None,
     title: str | None = None,
     context: int = 2,
+    facts: tuple[Fact[Any], ...] = Report.FACTS,
     progress: Progress = lambda calls: None,
 ) -> Report:
     """A report on a model that reads a text once: of transformers, or any that takes token ids (1, n).
@@ -49,6 +51,7 @@ def model_report(
     tokenizer needed for a text; of ids it gives the names (default: `model.tokenizer`, where the model has one)
     title     what the report is called (default: the name that the model was loaded under, or its class)
     context   how many tokens have to repeat for an earlier copy to count (induction)
+    facts     what is recorded of each call: Report.FACTS and, for Report.row, facts.Inputs()
     progress  is told how many attention calls were looked at so far
 
     Raises ValueError for a blank text, one of more tokens than the model has positions, a tokenizer that is not the
@@ -61,15 +64,15 @@ def model_report(
     tensors = {name: torch.tensor([each]) for name, each in inputs.items()}
     start = time.perf_counter()
     if takes_input_ids(model):
-        tape = observed(model, progress, **tensors)
+        tape = observed(model, facts, progress, **tensors)
     else:
-        tape = observed(model, progress, *tensors.values())
+        tape = observed(model, facts, progress, *tensors.values())
     return Report.of(
         tape.calls,
         title=title or model_name(model),
         model=type(model).__name__,
-        tokens=_texts(tokenizer, tokens),
-        key_tokens=_texts(tokenizer, ids),
+        tokens=texts(tokenizer, tokens),
+        key_tokens=texts(tokenizer, ids),
         seconds=time.perf_counter() - start,
         context=context,
     )
@@ -86,10 +89,12 @@ def tokenizer_for(model: nn.Module, given: Tokenizer | None) -> Tokenizer | None
     return getattr(model, "tokenizer", None) if given is None else given
 
 
-def observed(model: nn.Module, progress: Progress, *args: Tensor, **named: Tensor) -> Tape:
+def observed(
+    model: nn.Module, facts: tuple[Fact[Any], ...], progress: Progress, *args: Tensor, **named: Tensor
+) -> Tape:
     """The calls of attention that a model makes on these inputs, moved to its device; in eval mode, no gradients."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    with evaluating(model), torch.no_grad(), record(model, facts=Report.FACTS) as tape, _telling(tape, progress):
+    with evaluating(model), torch.no_grad(), record(model, facts) as tape, _telling(tape, progress):
         model(*(t.to(device) for t in args), **{name: t.to(device) for name, t in named.items()})
     return tape
 
@@ -190,7 +195,7 @@ def model_name(model: nn.Module) -> str:
     return path.replace("\\", "/").rsplit("/", 1)[-1] or type(model).__name__
 
 
-def _texts(tokenizer: Tokenizer | None, ids: list[int]) -> list[str]:
+def texts(tokenizer: Tokenizer | None, ids: list[int]) -> list[str]:
     """Each token as a reader knows it; where its bytes are a part of a character, as the tokenizer calls it.
 
     Without a tokenizer: its number.

@@ -2,7 +2,7 @@
 
 >>> from regard.demo.model import load
 >>> print(contributions(load(), list(b"to be or not to b")))
-norm of what a head adds, mean
+norm of what a head adds, mean of 17 tokens
 ...
 """
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,15 +14,18 @@ from regard.core.errors import Unsupported
 from regard.inspect.heads.projections import Projection, at_projections, find_projections
 from regard.inspect.heads.reader import Reader, check_causal
 from regard.inspect.reading import Tokenizer
+from regard.inspect.report.findings import Finding
 from regard.inspect.report.grids import Grid
-from regard.inspect.report.text import grid
+from regard.inspect.report.head_result import HeadArray, HeadResult, in_order, ranked
+from regard.inspect.stacks import places
 
 Loss = Callable[[Any], Tensor]
+SIGNS = ("it falls", "it grows")
 OWN_LOSS = "Pass a loss of your own: ablation(model, text, loss=lambda answer: ...)"
 
 
 @dataclass(frozen=True, eq=False)
-class Ablation:
+class Ablation(HeadResult):
     """The loss of a model on a text, and how much larger it is without each head.
 
     layers  the paths of the attention layers, in the order of their calls
@@ -36,11 +39,32 @@ class Ablation:
     loss: float
     tokens: int
 
-    def __str__(self) -> str:
-        ends = [float(end) for of_layer in self.change for end in (of_layer.min(), of_layer.max())]
-        values = tuple(tuple(of_layer.tolist()) for of_layer in self.change)
-        more = f"more than {self.loss:.4g} on the first {self.tokens:,} tokens"
-        return "\n".join(grid(Grid("loss without a head", more, values, min(ends), max(ends))))
+    @property
+    def grids(self) -> tuple[Grid, ...]:
+        unit = f"more than {self.loss:.4g} on the first {self.tokens:,} tokens"
+        return (Grid.signed("loss without a head", unit, self.change, places(self.layers), SIGNS),)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        first, *others = ranked(self.layers, self.change)
+        said = f"the loss grows most without {first.name}: {first.value:+.3g} on {self.loss:.4g}"
+        if others:
+            said += f" (next {others[0].name}, {others[0].value:+.3g})"
+        if first.value <= 0:
+            said = f"no head's removal raises the loss: it falls least without {first.name}, {first.value:+.3g}"
+        rule = "one head at a time set to its mean over the text (mean ablation; Wang et al. 2022, arXiv 2211.00593)"
+        return (Finding(said, rule, (first,)),)
+
+    @property
+    def arrays(self) -> dict[str, HeadArray]:
+        return {"loss_change": HeadArray("head", "loss without the head, less the loss", self.change)}
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        return {"loss": self.loss, "tokens": self.tokens}
+
+    def reordered(self, order: Sequence[int]) -> Ablation:
+        return replace(self, layers=in_order(self.layers, order), change=in_order(self.change, order))
 
 
 @torch.no_grad()

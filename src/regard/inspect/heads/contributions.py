@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,9 +14,13 @@ from regard.inspect.heads.projections import Projection, at_projections, find_pr
 from regard.inspect.heads.reader import Reader
 from regard.inspect.heads.stream import Stream
 from regard.inspect.heads.unembedding import NormCall, last_norm, unembedding
-from regard.inspect.reading import Tokenizer
+from regard.inspect.reading import Tokenizer, texts
+from regard.inspect.report.findings import Finding, quoted
 from regard.inspect.report.grids import Grid
-from regard.inspect.report.text import grid
+from regard.inspect.report.head_result import HeadArray, HeadResult, in_order, ranked
+from regard.inspect.stacks import places
+
+SIGNS = ("lowers it", "raises it")
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,20 +31,27 @@ class Logit:
     value            the logit
     heads            one tensor (h,) a layer: what each head adds, straight through the last norm and the unembedding
     rest             what everything else adds: embedding, MLPs, biases. value = rest + the sum over all heads
+    name             the token's text, where a tokenizer was given
     """
 
     token: int
     position: int
     value: float
     heads: tuple[Tensor, ...]
+    name: str = ""
 
     @property
     def rest(self) -> float:
         return self.value - sum(float(of_layer.sum()) for of_layer in self.heads)
 
+    @property
+    def said(self) -> str:
+        """The token as sentences name it."""
+        return quoted(self.name) if self.name else f"token {self.token}"
+
 
 @dataclass(frozen=True, eq=False)
-class Contributions:
+class Contributions(HeadResult):
     """What the heads of each attention call add to the residual stream.
 
     layers  the paths of the attention layers, in the order of their calls
@@ -52,22 +64,55 @@ class Contributions:
     logit: Logit | None = None
     why_not: str | None = None
 
-    def __str__(self) -> str:
-        means = [of_layer.mean(-1) for of_layer in self.norms]
-        lines = grid(_grid("norm of what a head adds", "mean", means, floor=0.0))
+    @property
+    def grids(self) -> tuple[Grid, ...]:
+        named, means = places(self.layers), [of_layer.mean(-1) for of_layer in self.norms]
+        most = max(float(of_layer.max()) for of_layer in means)
+        rows = tuple(tuple(of_layer.tolist()) for of_layer in means)
+        norms = Grid("norm of what a head adds", f"mean of {self.tokens:,} tokens", rows, 0.0, most, tuple(named))
         if self.logit is None:
-            return "\n".join([*lines, "", f"no logits: {self.why_not}"])
-        named = f"token {self.logit.token} at position {self.logit.position}"
-        shown = _grid("part in the logit", named, list(self.logit.heads))
-        total = (
-            f"logit {self.logit.value:.4g} = {self.logit.rest:.4g} + {self.logit.value - self.logit.rest:.4g} by heads"
+            return (norms,)
+        title, unit = f"part in the logit of {self.logit.said}", f"at position {self.logit.position}"
+        return norms, Grid.signed(title, unit, self.logit.heads, named, SIGNS)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        if self.logit is None:
+            return (Finding(f"no parts in a logit: {self.why_not}", "what each layer adds has to reach the last norm"),)
+        logit = self.logit
+        head = max(ranked(self.layers, logit.heads), key=lambda one: abs(one.value))
+        added = logit.value - logit.rest
+        parts = f"{logit.value:.4g} = {logit.rest:.4g} {'−' if added < 0 else '+'} {abs(added):.4g} by heads"
+        where = f"in that of {logit.said} at position {logit.position}"
+        said = f"largest part in a logit: {head.name}, {head.value:+.3g} {where} ({parts})"
+        rule = (
+            "what the head adds, times the scale of the last norm and the token's row of the unembedding; what later "
+            "layers make of it is not counted (Elhage et al. 2021)"
         )
-        return "\n".join([*lines, "", *grid(shown), total])
+        return (Finding(said, rule, (head,)),)
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens were read."""
+        return self.norms[0].shape[-1]
 
-def _grid(title: str, unit: str, values: list[Tensor], floor: float | None = None) -> Grid:
-    low = min(float(t.min()) for t in values) if floor is None else floor
-    return Grid(title, unit, tuple(tuple(t.tolist()) for t in values), low, max(float(t.max()) for t in values))
+    @property
+    def arrays(self) -> dict[str, HeadArray]:
+        found = {"added_norm": HeadArray("head, query", "norm of what the head adds", self.norms)}
+        if self.logit is not None:
+            found["logit_part"] = HeadArray("head", "part in the logit", self.logit.heads)
+        return found
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        if self.logit is None:
+            return {"logit": None, "why_not": self.why_not}
+        of = ("token", "name", "position", "value", "rest")
+        return {"logit": {name: getattr(self.logit, name) for name in of}}
+
+    def reordered(self, order: Sequence[int]) -> Contributions:
+        logit = None if self.logit is None else replace(self.logit, heads=in_order(self.logit.heads, order))
+        return replace(self, layers=in_order(self.layers, order), norms=in_order(self.norms, order), logit=logit)
 
 
 @torch.no_grad()
@@ -115,6 +160,8 @@ def contributions(
         if token is not None:
             raise
         return Contributions(layers, tuple(norms), why_not=str(error))
+    if tokenizer is not None:
+        logit = replace(logit, name=texts(tokenizer, [logit.token])[0])
     return Contributions(layers, tuple(norms), logit)
 
 

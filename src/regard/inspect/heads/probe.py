@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +13,10 @@ from regard.inspect.facts.places import Mass, Offsets
 from regard.inspect.facts.rows import Visible
 from regard.inspect.heads.reader import Reader, check_causal
 from regard.inspect.record import record
-from regard.inspect.report.findings import Head
+from regard.inspect.report.findings import Finding, Head
 from regard.inspect.report.grids import Grid
+from regard.inspect.report.head_result import HeadArray, HeadResult, in_order
 from regard.inspect.report.induction import deviations
-from regard.inspect.report.text import grid
 from regard.inspect.stacks import places
 from regard.inspect.tape import Recorded
 
@@ -41,7 +40,7 @@ KINDS = (
 
 
 @dataclass(frozen=True, eq=False)
-class Probe:
+class Probe(HeadResult):
     """How a model's heads read random tokens for the second time.
 
     ids     what was read: a start token, where the model has one, and `length` random tokens, twice
@@ -71,28 +70,49 @@ class Probe:
         ]
         return tuple(sorted(found, key=lambda head: -head.value))
 
-    def __str__(self) -> str:
-        most = max(self.chance)
-        lines = [
-            f"{self.length} random tokens, twice: the weights of the second time, {most:.1%} at most by chance",
-            "",
-        ]
+    @property
+    def grids(self) -> tuple[Grid, ...]:
+        """Those of the kinds of which a head was found."""
+        return tuple(self._grid(kind) for kind in KINDS if self.heads(kind.name))
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        every: list[Finding] = []
         for kind in KINDS:
             found = self.heads(kind.name)
-            if found:
-                lines += [*grid(self._grid(kind)), ""]
-        for kind in KINDS:
-            said = ", ".join(map(str, self.heads(kind.name))) or "none"
-            lines += textwrap.wrap(f"{kind.name} heads: {said}", 80, subsequent_indent="    ")
-            rule = (
-                f"rule: ≥ {LEAST:.0%} of the mass on {kind.looks_at}, above chance by its 95% interval ({kind.source})"
-            )
-            lines += textwrap.wrap(rule, 80, initial_indent="    ", subsequent_indent="    ")
-        return "\n".join(lines)
+            said = f"{kind.name} heads on random tokens: {', '.join(map(str, found)) or 'none'}"
+            rule = f"≥ {LEAST:.0%} of the mass on {kind.looks_at}, above chance by its 95% interval ({kind.source})"
+            every.append(Finding(said, rule, found))
+        return tuple(every)
+
+    @property
+    def arrays(self) -> dict[str, HeadArray]:
+        named = {kind.name: kind.name.replace("-", "_") for kind in KINDS}
+        scores = {f"probe_{named[k]}": HeadArray("head", "mean weight", of) for k, of in self.scores.items()}
+        errors = {f"probe_{named[k]}_error": HeadArray("head", "weight", of) for k, of in self.error.items()}
+        return {**scores, **errors}
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        return {"length": self.length, "ids": self.ids, "chance": self.chance}
+
+    def reordered(self, order: Sequence[int]) -> Probe:
+        return replace(
+            self,
+            layers=in_order(self.layers, order),
+            scores={kind: in_order(of, order) for kind, of in self.scores.items()},
+            error={kind: in_order(of, order) for kind, of in self.error.items()},
+            chance=in_order(self.chance, order),
+        )
+
+    def __str__(self) -> str:
+        most = max(self.chance)
+        first = f"{self.length} random tokens, twice: the weights of the second time, {most:.1%} at most by chance"
+        return f"{first}\n\n{super().__str__()}"
 
     def _grid(self, kind: Kind) -> Grid:
         values = tuple(tuple((100 * of_layer).tolist()) for of_layer in self.scores[kind.name])
-        return Grid(kind.name, "% of mass", values, 0.0, 100.0, tuple(places(self.layers)))
+        return Grid(f"{kind.name} on random tokens", "% of mass", values, 0.0, 100.0, tuple(places(self.layers)))
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 import regard.inspect.report.page_compare as page_compare
+import regard.inspect.report.printed as printed
 import regard.inspect.report.save as save
 import regard.inspect.report.text as text
 from regard.inspect.facts.pooled import Cells
@@ -88,7 +89,7 @@ class Comparison:
             f"{head.name}  {percent(head.value)} of its mass: {', '.join(self.numbers(head))}" for head in self.heads
         ]
         names = [f"before: {text.name(self.before)}", f"after:  {text.name(self.after)}"]
-        return "\n".join([*names, "", *text.shelves([text.grid(self.change)], width), "", *listed[:LISTED]])
+        return "\n".join([*names, "", *printed.grid(self.change), "", *listed[:LISTED]])
 
     def html(self) -> str:
         """The page: the change of every head, and both maps of those that changed most, side by side; no script."""

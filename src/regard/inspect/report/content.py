@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from regard.inspect.report.findings import Finding, Head, findings, striking
+from regard.inspect.report.grids import Grid, grids, overview
+from regard.inspect.report.head_result import HeadResult
 from regard.inspect.report.layer import Layer
 from regard.inspect.report.picture import Picture
 from regard_command.labels import parse_head
@@ -24,6 +26,7 @@ class Content(ABC):
     context: int = 2
     notes: tuple[str, ...] = ()
     picture: Picture | None = None
+    head_results: tuple[HeadResult, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -35,6 +38,11 @@ class Content(ABC):
         return sum(layer.kept for layer in self.layers)
 
     @property
+    def inputs(self) -> int:
+        """Bytes that queries and keys take, where they were kept."""
+        return sum(layer.inputs for layer in self.layers)
+
+    @property
     def dense(self) -> int:
         """Bytes that the weights would take in float32."""
         return sum(layer.dense for layer in self.layers)
@@ -42,7 +50,22 @@ class Content(ABC):
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """What the rules find, each with its number."""
-        return findings(self.layers, self.context, self.unit)
+        own = findings(self.layers, self.context, self.unit)
+        return (*own, *(said for result in self.head_results for said in result.findings))
+
+    @property
+    def overview(self) -> tuple[Grid, ...]:
+        """The grids that a picture and a page show at once: three numbers of every head, and those of head_results."""
+        return (*overview(self.layers, self.unit), *self._of_results)
+
+    @cached_property
+    def grids(self) -> tuple[Grid, ...]:
+        """All grids: with the shares of rows that are worth showing."""
+        return (*grids(self.layers, self.context, self.unit), *self._of_results)
+
+    @property
+    def _of_results(self) -> tuple[Grid, ...]:
+        return tuple(grid for result in self.head_results for grid in result.grids)
 
     @cached_property
     def striking(self) -> tuple[Head, str]:

@@ -17,7 +17,10 @@ LEAST = 10  # percent of rows from which a grid is worth its room
 
 @dataclass(frozen=True)
 class Grid:
-    """A number a head: one tuple a layer, the quantity's name and unit, the ends of its scale, the layers' names."""
+    """A number a head: one tuple a layer, the quantity's name and unit, the ends of its scale, the layers' names.
+
+    signs  what a number below 0 and one above 0 mean, where that matters: the scale then goes from -high to high
+    """
 
     title: str
     unit: str
@@ -25,6 +28,13 @@ class Grid:
     low: float
     high: float
     places: tuple[str, ...] = ()
+    signs: tuple[str, str] | None = None
+
+    @staticmethod
+    def signed(title: str, unit: str, values: Sequence[Tensor], places: Sequence[str], signs: tuple[str, str]) -> Grid:
+        """A grid whose numbers have two directions, with the largest of either at both ends of its scale."""
+        most = float(f"{max((float(t.abs().max()) for t in values if len(t)), default=0.0):.3g}")
+        return Grid(title, unit, tuple(tuple(t.tolist()) for t in values), -most, most, tuple(places), signs)
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -37,10 +47,33 @@ class Grid:
         return f"{self.title}, {self.unit}" if self.unit else self.title
 
     def share(self, value: float) -> float:
-        """Where on the scale a value stands, from 0 to 1; 0 for one that is no number."""
+        """Where on the scale a value stands, from 0 to 1, or from -1 where signs matter; 0 for one that is no number.
+
+        >>> grid = Grid("loss", "", ((2.0, -1.0),), -2.0, 2.0, signs=("falls", "grows"))
+        >>> grid.share(2.0), grid.share(-1.0), Grid("entropy", "", ((2.0,),), 0.0, 4.0).share(2.0)
+        (1.0, -0.5, 0.5)
+        """
         if not math.isfinite(value) or self.high <= self.low:
             return 0.0
+        if self.signs is not None:
+            return min(max(value / self.high, -1.0), 1.0)
         return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
+
+    def number(self, value: float) -> str:
+        """A value as a table shows it: short, and with its sign where that matters.
+
+        >>> grid = Grid("loss", "", ((0.52, -0.03),), -0.52, 0.52, signs=("falls", "grows"))
+        >>> [grid.number(value) for value in (0.52, -0.03, 0.001, math.nan)]
+        ['+0.52', '−0.03', '0.00', '–']
+        """
+        if not math.isfinite(value):
+            return "–"
+        most = max(abs(self.low), abs(self.high))
+        least = 1 if self.signs is None else 2
+        digits = 0 if abs(value) >= 10 else least if most == 0 else max(least, 1 - math.floor(math.log10(most)))
+        rounded = round(value, digits)
+        sign = "" if rounded == 0 else "−" if rounded < 0 else "+" if self.signs is not None else ""
+        return f"{sign}{abs(rounded):.{digits}f}"
 
 
 def overview(layers: Sequence[Layer], unit: str) -> tuple[Grid, Grid, Grid]:

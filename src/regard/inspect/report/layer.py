@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from regard.inspect.facts.algebra import Fact
+from regard.inspect.facts.inputs import Inputs
 from regard.inspect.facts.keys import Readers, Received
 from regard.inspect.facts.pooled import Cells, Map
 from regard.inspect.facts.quantised import Quantised
 from regard.inspect.facts.rows import Entropy, MaxScore, Top, Visible
+from regard.inspect.report.kept_call import KeptCall
 from regard.inspect.report.reach import Reach, visible
 from regard.inspect.results import FactResults
 from regard.inspect.stacks import reads_another
@@ -72,6 +74,7 @@ class Layer:
     row_edges, col_edges    (rows + 1,) and (cols + 1,), the first token of each cell, and the end
     kept                    bytes that the answers took
     place                   what the layer is called: "L3", or "decoder cross L3" (see regard.inspect.stacks)
+    calls                   the queries and keys of each call, where they were recorded (facts.Inputs); else none
     """
 
     name: str
@@ -93,6 +96,7 @@ class Layer:
     col_edges: Tensor
     kept: int
     place: str = ""
+    calls: tuple[KeptCall, ...] = ()
 
     def __repr__(self) -> str:
         return f"Layer({self.name}, {self.heads} heads, {len(self.queries):,} queries, {len(self.keys):,} keys)"
@@ -110,6 +114,34 @@ class Layer:
     def looks_at_itself(self) -> bool:
         """Whether queries and keys are tokens of one sequence."""
         return bool((self.own >= 0).any())
+
+    @property
+    def inputs(self) -> int:
+        """Bytes that the queries and keys take which were kept for `row`."""
+        return sum(call.size for call in self.calls)
+
+    def check_kept(self) -> None:
+        """ValueError where queries and keys were not recorded."""
+        if not self.calls:
+            raise ValueError(
+                f"the queries and keys of {self.name} were not kept, from which rows are computed; look with "
+                "facts=(*rg.Report.FACTS, rg.facts.Inputs())."
+            )
+
+    def row(self, query: int) -> tuple[Tensor, Tensor]:
+        """The exact weights of a query on all keys, and which keys it may see, both (h, nk); see KeptCall.row.
+
+        Raises IndexError for a query that is not there, ValueError where queries and keys were not recorded.
+        """
+        self.check_kept()
+        if not -len(self.queries) <= query < len(self.queries):
+            raise IndexError(f"there is no query {query}; {self.name} has queries 0 to {len(self.queries) - 1}.")
+        number = query % len(self.queries)
+        for call in self.calls:
+            if number < call.queries:
+                return call.row(number, len(self.keys))
+            number -= call.queries
+        raise AssertionError("the queries of a layer are those of its calls")
 
     def visible(self) -> Tensor:
         """The rows that may see something, with any head: boolean (nq,)."""
@@ -152,6 +184,7 @@ class Layer:
             row_edges=_edges(frame.nq, maps.shape[-2], a, rows),
             col_edges=_edges(frame.nk, maps.shape[-1], b, cols),
             kept=answers.size,
+            calls=_kept_calls(call, element, rows, cols),
         )
 
 
@@ -191,6 +224,13 @@ class _Element:
                 f"{self.call.name} was not asked for {fact!r}; a report needs facts=regard.Report.FACTS."
             ) from None
         return (answer,) if isinstance(answer, Tensor) else tuple(answer)
+
+
+def _kept_calls(call: Looked, element: int, rows: slice, cols: slice) -> tuple[KeptCall, ...]:
+    if Inputs() not in call.seen.facts:
+        return ()
+    places = torch.arange(cols.stop - cols.start)
+    return (KeptCall(call.seen[Inputs()], call.view, element, rows, cols, places),)
 
 
 def _weights(levels: Tensor, view: View, element: int) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.inspect.report.content import Content
-from regard.inspect.report.grids import grids
+from regard.inspect.report.head_result import HeadArray
 from regard.inspect.report.layer import Axis, Layer
 
 SCHEMA = "regard-report-1"
@@ -35,6 +35,7 @@ ARRAYS = {
 def write_json(report: Content, file: BinaryIO, head: tuple[int, int] | None) -> None:
     """Everything that is shown, as one JSON object; a number that is not finite is null."""
     at, title = report.shown(head)
+    found = _of_heads(report)
     content = {
         "schema": SCHEMA,
         "title": report.title,
@@ -46,12 +47,16 @@ def write_json(report: Content, file: BinaryIO, head: tuple[int, int] | None) ->
         "dense_bytes": report.dense,
         "shown": {"layer": at.layer, "head": at.head, "title": title},
         "findings": [asdict(found) for found in report.findings],
-        "grids": [
-            {**asdict(grid), "values": _plain(grid.values)}
-            for grid in grids(report.layers, report.context, report.unit)
+        "grids": [{**asdict(grid), "values": _plain(grid.values)} for grid in report.grids],
+        "heads": {type(result).__name__.lower(): result.numbers for result in report.head_results},
+        "arrays": {
+            **{name: {"axes": axes, "unit": unit} for name, (axes, unit) in ARRAYS.items()},
+            **{name: {"axes": array.axes, "unit": array.unit} for name, array in found.items()},
+        },
+        "layers": [
+            {**_layer(layer), **{name: array.values[number] for name, array in found.items()}}
+            for number, layer in enumerate(report.layers)
         ],
-        "arrays": {name: {"axes": axes, "unit": unit} for name, (axes, unit) in ARRAYS.items()},
-        "layers": [_layer(layer) for layer in report.layers],
     }
     text = json.dumps(_plain(content), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     file.write(text.encode("utf-8", "replace"))  # a lone surrogate is no text
@@ -66,10 +71,17 @@ def write_npz(report: Content, file: BinaryIO, head: tuple[int, int] | None) -> 
     for number, layer in enumerate(report.layers):
         for name in ARRAYS:
             found[f"{name}/{number}"] = getattr(layer, name).numpy()
+        for name, array in _of_heads(report).items():
+            found[f"{name}/{number}"] = array.values[number].numpy()
         for name, axis in (("queries", layer.queries), ("keys", layer.keys)):
             found[f"{name}/{number}"] = np.array([axis.name(n) for n in range(len(axis))], dtype=np.str_)
             found[f"{name}_positions/{number}"] = axis.positions.numpy()
     np.savez_compressed(file, allow_pickle=False, **found)
+
+
+def _of_heads(report: Content) -> dict[str, HeadArray]:
+    """The arrays of the results that the report holds, by their names."""
+    return {name: array for result in report.head_results for name, array in result.arrays.items()}
 
 
 def _layer(layer: Layer) -> dict[str, Any]:

@@ -10,11 +10,13 @@ function show() {
   drawMap(one);
   drawReceived(one);
   readout(one);
+  whenShown(one);
 }
 
 function readout(one) {
   const { query, key } = cursor(),
-    { weight, exact } = pair(one, state.head, query, key);
+    known = exactRow(one, state.head, query),
+    { weight, exact } = known ? { weight: known[key], exact: true } : pair(one, state.head, query, key);
   const name = (axis, n) => `${n + axis.first}${axis.text < 0 ? "" : ` ‘${isolated(token(axis, n))}’`}`;
   const found = Number.isNaN(weight) ? "cannot attend" : `${exact ? "" : "about "}${percent(weight)}`;
   at("readout").textContent = `query ${name(one.queries, query)} → key ${name(one.keys, key)}: ${found}`;
@@ -39,15 +41,12 @@ async function choose() {
   fillNumbers(at("head"), one.heads, (n) => String(n), state.head);
   at("numbers").replaceChildren(
     ...data.grids.map((grid) => {
-      const item = element("li", "", `${grid.label} `),
-        value = grid.values[state.layer][state.head];
-      item.append(element("b", "", value === null ? "–" : Number(value).toPrecision(3)));
+      const item = element("li", "", `${grid.label} `);
+      item.append(element("b", "", inWords(grid, state.layer, state.head)));
       return item;
     }),
   );
-  document
-    .querySelectorAll(".grid td[data-at]")
-    .forEach((cell) => cell.classList.toggle("on", cell.dataset.at === `${state.layer},${state.head}`));
+  markGrids();
   Object.keys(CHOICES).forEach((choice) =>
     document
       .querySelectorAll(`[data-choice="${choice}"]`)
@@ -210,12 +209,7 @@ async function found(wanted, step) {
 
 at("layer").addEventListener("change", (event) => move(Number(event.target.value), state.head));
 at("head").addEventListener("change", (event) => move(state.layer, Number(event.target.value)));
-document.querySelectorAll(".grids").forEach((grids) =>
-  grids.addEventListener("click", (event) => {
-    const cell = event.target.closest("td[data-at]");
-    if (cell) move(...cell.dataset.at.split(",").map(Number));
-  }),
-);
+listenToGrids();
 ["sort", "filter"].forEach((name) => at(name).addEventListener("change", fillSheet));
 at("sheet").addEventListener("click", (event) => {
   const thumb = event.target.closest(".thumb");

@@ -5,19 +5,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Sequence
 from html import escape
+from itertools import cycle
 from string import Template
 from typing import BinaryIO
 
 from regard.inspect.report.content import Content
 from regard.inspect.report.findings import Finding
-from regard.inspect.report.grids import overview
 from regard.inspect.report.page_parts import asset, data_uri, picture, table
 from regard.inspect.report.payload import payload
 from regard.inspect.report.png import png_of_pixels
 from regard.inspect.report.text import facts
 
-SCRIPTS = ("data", "state", "colour", "map", "picture", "text", "lines", "sheet")
+SCRIPTS = ("data", "state", "colour", "map", "picture", "text", "lines", "sheet", "grids")
 
 
 def write(report: Content, file: BinaryIO, head: tuple[int, int] | None) -> None:
@@ -26,12 +27,22 @@ def write(report: Content, file: BinaryIO, head: tuple[int, int] | None) -> None
 
 
 def html(report: Content, head: tuple[int, int] | None) -> str:
-    """The page as one text."""
-    script = _script()
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    """The page as one text. It asks nothing of anybody."""
+    script = _script(SCRIPTS)
+    return _filled(report, head, script, _policy(script, "'none'"))
+
+
+def served(report: Content, head: tuple[int, int] | None) -> tuple[bytes, str]:
+    """The page as a server answers it, and its policy: its script may ask that server, and no other, for rows."""
+    script = _script((*SCRIPTS, "serve"))
+    policy = _policy(script, "'self'")
+    return _filled(report, head, script, policy).encode("utf-8", "replace"), policy
+
+
+def _filled(report: Content, head: tuple[int, int] | None, script: str, policy: str) -> str:
     return Template(asset("page.html")).substitute(
         title=escape(report.title),
-        digest=digest,  # this script may run, and no other
+        policy=policy,
         css=_css(),
         unit=escape(report.unit),
         header=_header(report),
@@ -43,9 +54,18 @@ def html(report: Content, head: tuple[int, int] | None) -> str:
     )
 
 
-def _script() -> str:
+def _policy(script: str, connect: str) -> str:
+    """A Content-Security-Policy: this script may run, and no other; what it may connect to."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; connect-src {connect}; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _script(names: Sequence[str]) -> str:
     """The parts of the script, in a scope of their own."""
-    parts = "\n".join(asset(name) for name in (*(f"page_{part}.js" for part in SCRIPTS), "page.js"))
+    parts = "\n".join(asset(name) for name in (*(f"page_{part}.js" for part in names), "page.js"))
     return f'"use strict";\n(() => {{\n{parts}}})();\n'
 
 
@@ -78,9 +98,9 @@ def _said(found: Finding) -> str:
 
 def _grids(report: Content, head: tuple[int, int] | None) -> str:
     at, _ = report.shown(head)
+    hues = cycle(("teal", "amber", "violet"))
     tables = "".join(
-        table(grid, hue, (at.layer, at.head))
-        for grid, hue in zip(overview(report.layers, report.unit), ("teal", "amber", "violet"), strict=True)
+        table(grid, "signed" if grid.signs is not None else next(hues), (at.layer, at.head)) for grid in report.overview
     )
     return f'<section class="grids" aria-label="layers and heads">{tables}</section>'
 

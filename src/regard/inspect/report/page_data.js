@@ -3,6 +3,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const at = (id) => document.getElementById(id);
 const HIDDEN = 255; // in place of a level: the query may not see the key
 const SHARES = 65535; // the largest of the numbers that are given as shares
+let whenShown = () => {}; // what else is to be done with the layer that is shown
 const loading = []; // of each layer that was opened, the promise of its numbers
 
 async function inflate(text) {
@@ -14,15 +15,17 @@ async function inflate(text) {
 const shorts = (bytes) => new Uint16Array(bytes.buffer);
 
 function open(number) {
-  loading[number] ??= load(data.layers[number]);
+  loading[number] ??= load(data.layers[number], number);
   return loading[number];
 }
 
-async function load(given) {
+async function load(given, number) {
   const names = ["weights", "maps", "topKeys", "topWeights", "entropy", "received"];
   const bytes = Object.fromEntries(await Promise.all(names.map(async (name) => [name, await inflate(given[name])])));
   return {
     ...given,
+    number,
+    exact: new Map(), // rows that a server has computed, by head and query
     whole: bytes.weights.length > 0, // every weight is here; else the heaviest keys of rows, and a pooled map
     weights: bytes.weights,
     cells: bytes.maps,
@@ -58,8 +61,13 @@ function heaviestKeys(one, head, query) {
   return found;
 }
 
+// The row of a query with every weight in full, of a page that is served; undefined where there is none.
+const exactRow = (one, head, query) => one.exact.get(`${head},${query}`);
+
 // What a query looks at: a weight for each key; NaN where it may not look, or where the page does not know.
 function row(one, head, query) {
+  const known = exactRow(one, head, query);
+  if (known) return known;
   const found = new Float32Array(one.keys.n).fill(NaN);
   if (!one.whole) {
     heaviestKeys(one, head, query).forEach(([key, weight]) => (found[key] = weight));

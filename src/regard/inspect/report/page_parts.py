@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 from html import escape
 from importlib.resources import files
 
@@ -19,7 +18,7 @@ def asset(name: str) -> str:
 
 
 def table(grid: Grid, hue: str, marked: tuple[int, int]) -> str:
-    """A grid as a table: teal, amber or violet, one head marked."""
+    """A grid as a table: teal, amber or violet, or blue and orange for numbers below and above 0; one head marked."""
     heads = "".join(f'<th scope="col">{head}</th>' for head in range(max(map(len, grid.values))))
     rows = "".join(
         f'<tr><th scope="row">{escape(grid.rows[layer])}</th>'
@@ -29,16 +28,25 @@ def table(grid: Grid, hue: str, marked: tuple[int, int]) -> str:
     corner = '<td class="corner"></td>'
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(grid.label)}"><table class="grid {hue}">'
-        f"<caption>{escape(grid.label)}</caption><thead><tr>{corner}{heads}</tr></thead><tbody>{rows}</tbody>"
-        "</table></div>"
+        f"<caption>{escape(grid.label)}{_signs(grid)}</caption><thead><tr>{corner}{heads}</tr></thead>"
+        f"<tbody>{rows}</tbody></table></div>"
     )
+
+
+def _signs(grid: Grid) -> str:
+    """What the two colours of a grid mean; nothing for a scale of one colour."""
+    if grid.signs is None:
+        return ""
+    below, above = map(escape, grid.signs)
+    return f'<span class="signs"><i class="above"></i>+ {above}<i class="below"></i>− {below}</span>'
 
 
 def _cell(grid: Grid, layer: int, head: int, marked: tuple[int, int]) -> str:
     value = grid.values[layer][head]
-    number = "–" if not math.isfinite(value) else f"{value:.0f}" if abs(value) >= 10 else f"{value:.1f}"
-    on = ' class="on"' if (layer, head) == marked else ""
-    return f'<td{on} data-at="{layer},{head}" style="--v:{100 * grid.share(value):.0f}%">{number}</td>'
+    share = grid.share(value)
+    names = [name for name, there in (("on", (layer, head) == marked), ("below", share < 0)) if there]
+    kind = f' class="{" ".join(names)}"' if names else ""
+    return f'<td{kind} data-at="{layer},{head}" style="--v:{100 * abs(share):.0f}%">{grid.number(value)}</td>'
 
 
 def picture(layer: Layer, head: int, alt: str) -> str:

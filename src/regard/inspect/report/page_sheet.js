@@ -5,10 +5,13 @@ function listSheet() {
   const option = (text, value) => new Option(text, value);
   at("sort").replaceChildren(
     option("layer", "layer"),
-    ...data.grids.flatMap((grid, n) => [
-      option(`${grid.label}, largest first`, `${n}`),
-      option(`${grid.label}, smallest first`, `-${n}`),
-    ]),
+    ...data.grids.flatMap((grid, n) => {
+      const [below, above] = grid.signs ? grid.signs.map((sign) => ` (${sign})`) : ["", ""];
+      return [
+        option(`${grid.label}, largest first${above}`, `${n}`),
+        option(`${grid.label}, smallest first${below}`, `-${n}`),
+      ];
+    }),
   );
   const filters = data.findings.map((found, n) => [found, n]).filter(([found]) => found.heads.length);
   at("filter").replaceChildren(option("all heads", ""), ...filters.map(([found, n]) => option(found.title, String(n))));
@@ -33,16 +36,15 @@ function fillSheet() {
   at("sheet").replaceChildren(
     ...heads.map(([l, h]) => {
       const made = element("div", "thumb"),
-        number = grid ? value([l, h]) : null,
         name = nameOf(l, h);
       made.dataset.at = `${l},${h}`;
       made.setAttribute("role", "option");
       made.style.gridColumnStart = matrix && h === 0 ? "1" : "";
-      made.setAttribute("aria-label", grid ? `${name}, ${grid.label} ${Number(number).toPrecision(3)}` : name);
+      made.setAttribute("aria-label", grid ? `${name}, ${grid.label} ${inWords(grid, l, h)}` : name);
       const picture = element("canvas");
       picture.setAttribute("aria-hidden", "true");
       made.append(picture, element("span", "", name));
-      if (grid) made.append(element("small", "", Number.isFinite(number) ? Number(number).toPrecision(3) : "–"));
+      if (grid) made.append(element("small", grid.signs ? side(grid, l, h) : "", number(grid, l, h)));
       thumbs.push([made, l, h]);
       return made;
     }),

@@ -7,6 +7,10 @@ const chosen = () => (asked() === "queries" ? cursor().query : cursor().key);
 const shares = (one, head) =>
   asked() === "queries" ? row(one, head, cursor().query) : column(one, head, cursor().key);
 
+// The exact row that is shown, if one is; and whether every weight of what is shown is known.
+const shownRow = (one) => (asked() === "queries" ? exactRow(one, state.head, cursor().query) : undefined);
+const complete = (one) => one.whole || shownRow(one) !== undefined;
+
 // Which tokens of an axis are shown: all, or a run that holds the one named and moves only when that leaves it.
 function tokensAround(axis, holds, shown) {
   if (axis.n <= shown) return [0, axis.n];
@@ -68,7 +72,7 @@ function shadeTokens(list, values, most, skip) {
       ground = level > 0 ? colour(level) : null;
     word.style.background = ground ? `rgb(${ground})` : "";
     word.style.color = ground ? inkOn(ground) : "";
-    word.classList.toggle("off", current.whole && Number.isNaN(value));
+    word.classList.toggle("off", complete(current) && Number.isNaN(value));
   });
 }
 
@@ -94,7 +98,7 @@ function showText(one) {
   shadeTokens(shaded, values, most, skip);
   if (at("patches")) showPatches(one, values, most, skip);
   showScale(at("text-scale"), most);
-  at("without").textContent = one.whole
+  at("without").textContent = complete(one)
     ? "cannot attend"
     : `no colour: not among the ${one.rank} heaviest, which are all that this page holds of a row`;
   showList(one, values, skip);
@@ -115,7 +119,7 @@ function showList(one, values, skip) {
     mass = listed.reduce((sum, n) => sum + values[n], 0);
   at("about").textContent = described(one);
   // As high as the longest list, so that what stands below does not jump under a pointer.
-  at("tops").style.minHeight = `${20 * Math.min(LISTED, one.whole ? shadedAxis(one).n : one.rank)}px`;
+  at("tops").style.minHeight = `${20 * Math.min(LISTED, complete(one) ? shadedAxis(one).n : one.rank)}px`;
   at("tops").replaceChildren(
     ...listed.map((n) => bar(shadedAxis(one), n, values[n] / values[listed[0]], percent(values[n]))),
   );
@@ -124,6 +128,11 @@ function showList(one, values, skip) {
 
 function said(one, count, mass, numbers, values) {
   const left = state.hide === "nothing" ? "" : "; the mass on what is left out is not counted";
+  const known = shownRow(one);
+  if (known) {
+    const entropy = known.reduce((sum, p) => (p > 0 ? sum - p * Math.log(p) : sum), 0);
+    return `exact, all ${known.length.toLocaleString("en")} keys: ${count} heaviest, ${percent(mass)} of the mass; entropy ${entropy.toFixed(2)} nats${left}`;
+  }
   if (asked() === "queries") {
     const [number, query] = place(one, cursor().query);
     const entropy = (one.entropies[state.head * one.carried + number] / SHARES) * one.entropyScale;

@@ -17,7 +17,7 @@ from regard.inspect.facts.quantised import STEPS
 from regard.inspect.report.colours import LEAST, LEVELS, levels, palette
 from regard.inspect.report.content import Content
 from regard.inspect.report.findings import shown
-from regard.inspect.report.grids import Grid, grids
+from regard.inspect.report.grids import Grid
 from regard.inspect.report.layer import Axis, Layer
 from regard.inspect.report.picture import Picture
 
@@ -42,7 +42,7 @@ def payload(report: Content, head: tuple[int, int] | None) -> str:
         "levels": LEVELS,
         "least": LEAST,
         "steps": STEPS,
-        "grids": [_grid(one) for one in grids(report.layers, report.context, report.unit)],
+        "grids": [_grid(one) for one in report.grids],
         "findings": [
             {"title": found.said.split(":")[0], "heads": [[one.layer, one.head] for one in found.heads]}
             for found in report.findings
@@ -65,7 +65,7 @@ def _picture(picture: Picture) -> dict[str, int]:
 
 def _grid(grid: Grid) -> dict[str, Any]:
     values = [[value if math.isfinite(value) else None for value in row] for row in grid.values]
-    return {"label": grid.label, "values": values}
+    return {"label": grid.label, "values": values, "signs": grid.signs}
 
 
 def _layer(layer: Layer, texts: list[tuple[str, ...]], whole: bool, every: bool) -> dict[str, Any]:

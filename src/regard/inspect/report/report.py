@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 import regard.inspect.report.page as page
 import regard.inspect.report.save as save
 import regard.inspect.report.text as text
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.report.comparison import Comparison
 from regard.inspect.report.content import Content
+from regard.inspect.report.head_result import HeadResult, matched
 from regard.inspect.report.layer import FACTS, Layer, Looked
 from regard.inspect.report.page_parts import framed
 from regard.inspect.report.picture import Picture
@@ -31,6 +34,7 @@ class Report(Content):
     context        how many tokens have to repeat for an earlier copy to count (induction)
     notes          further facts for the first line
     picture        the image that was read, where the tokens are its patches
+    head_results   what else is known of its heads: see with_heads
 
     >>> from types import SimpleNamespace
     >>> from regard.inspect.look_tensors import look
@@ -102,6 +106,55 @@ class Report(Content):
         See docs/report.md.
         """
         return Comparison(self, other)
+
+    def row(self, head: tuple[int, int] | str, query: int) -> Tensor:
+        """The exact weights of one query on all keys, (nk,), computed at once: for texts of any length.
+
+        They need the queries and keys of the model, which are kept where they were asked for: look(model, text, ...,
+        facts=(*rg.Report.FACTS, rg.facts.Inputs())). float32, or float64 for a model in float64; on the CPU; 0 where
+        the query may not look. Time and memory are linear in the keys. Queries and keys are counted as in the layer:
+        padding is left out, steps of `generate` are one sequence; a negative query counts from the end.
+
+        head   (layer, head) or a label such as "L3H1"
+        Raises ValueError for a head that is not there, and where queries and keys were not kept; IndexError for a query
+        that is not there.
+
+        >>> import regard as rg
+        >>> from regard.demo.model import load
+        >>> from regard.demo.reading import read
+        >>> facts = (*rg.Report.FACTS, rg.facts.Inputs())
+        >>> report = read(load(), b"to be or not to be", facts=facts)
+        >>> report.row("L3H1", -1).shape, round(float(report.row("L3H1", -1).sum()), 4)
+        (torch.Size([18]), 1.0)
+        """
+        at, _ = self.shown(self.find(head) if isinstance(head, str) else head)
+        weights, _ = self.layers[at.layer].row(query)
+        return weights[at.head]
+
+    def with_heads(self, *results: HeadResult) -> Report:
+        """The same report with what rg.heads.contributions, ablation and probe returned, any of them, in any order.
+
+        Their grids and findings then stand beside its own: in print, picture and page, and their numbers in .json and
+        .npz. Of each kind it holds one result, the last that was given. Layers are matched by their paths in the model.
+        Raises ValueError where a result is of other layers or heads, TypeError for anything else.
+
+        >>> import regard as rg
+        >>> from regard.demo.model import load
+        >>> from regard.demo.reading import read
+        >>> model, text = load(), b"to be or not to be, to be or not to be"
+        >>> report = read(model, text).with_heads(rg.heads.ablation(model, list(text)))
+        >>> report.grids[-1].title, report.findings[-1].rule
+        ('loss without a head', 'one head at a time set to its mean over the text (...)')
+        """
+        held = {type(result): result for result in self.head_results}
+        for result in results:
+            if not isinstance(result, HeadResult):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(
+                    f"with_heads has a {type(result).__name__}; expected what rg.heads.contributions, ablation or "
+                    "probe returned."
+                )
+            held[type(result)] = matched(result, self.layers)
+        return replace(self, head_results=tuple(held[kind] for kind in sorted(held, key=lambda one: one.__name__)))
 
     def __repr__(self) -> str:
         return f"Report({text.name(self)}, {text.facts(self)})"

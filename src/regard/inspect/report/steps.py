@@ -119,6 +119,9 @@ def merged(layers: Sequence[Layer], steps: Steps, tokens: Sequence[str]) -> Laye
         row_edges=_edges(len(queries)),
         col_edges=_edges(len(keys)),
         kept=sum(layer.kept for layer in layers),
+        calls=tuple(
+            replace(call, places=place) for layer, place in zip(layers, places, strict=True) for call in layer.calls
+        ),
     )
 
 

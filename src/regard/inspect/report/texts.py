@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 
 import regard.core.html as html
+import regard.inspect.report.printed as printed
 import regard.inspect.report.text as text
 from regard.inspect.report.grids import Grid, mean_grids, overview, shares, worth_showing
 from regard.inspect.report.report import Report
@@ -44,7 +45,7 @@ class TextReports:
 
     def text(self, width: int = 80) -> str:
         """The means for a terminal, then a line for each text."""
-        pictures = text.shelves([text.grid(one) for one in self.grids], width)
+        pictures = printed.shelves([printed.grid(one) for one in self.grids], width)
         head = f"{text.name(self[0])}  mean over {len(self)} texts"
         each = [
             line

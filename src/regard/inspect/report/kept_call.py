@@ -1,0 +1,84 @@
+"""KeptCall: the queries and keys of a call, kept so that any row of its weights can be computed exactly, at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.api import attention_weights
+from regard.core.hooks import AttentionCall
+from regard.inspect.report.reach import visible
+from regard.masks.algebra import View
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, eq=False)
+class KeptCall:
+    """What one call of a layer was made of, and which of its queries and keys the layer shows.
+
+    call     q, k, score, mask, positions and sink
+    view     the mask on the call's frame
+    element  the batch element, counted flat
+    rows     the call's queries that the layer shows
+    keys     the call's keys that the layer shows
+    places   (keys,) where these stand among the layer's keys
+    """
+
+    call: AttentionCall
+    view: View
+    element: int
+    rows: slice
+    keys: slice
+    places: Tensor
+
+    @property
+    def size(self) -> int:
+        """Bytes that q and k take, those of other batch elements included."""
+        return sum(t.numel() * t.element_size() for t in (self.call.q, self.call.k))
+
+    @property
+    def queries(self) -> int:
+        """How many queries the layer shows of this call."""
+        return self.rows.stop - self.rows.start
+
+    @torch.no_grad()
+    def row(self, query: int, keys: int) -> tuple[Tensor, Tensor]:
+        """The weights of a query, counted from the first that is shown, on all of the layer's keys; and which it sees.
+
+        Both (h, keys), on the CPU: float32 (float64 for float64), and boolean. Time and memory are linear in the keys.
+        """
+        frame, row = self.view.frame, self.rows.start + query
+        call = _widened(self.call)
+        weights = attention_weights(
+            call.q,
+            call.k,
+            score=call.score,
+            mask=call.mask,
+            positions=call.positions,
+            sink=call.sink,
+            rows=[row],
+        )
+        weights = weights.reshape(math.prod(frame.batch), frame.heads, frame.nk)[self.element].cpu()
+        seen = visible(self.view, self.element, slice(row, row + 1))[:, 0]
+        shape = frame.heads, keys
+        return (
+            weights.new_zeros(shape).index_copy_(1, self.places, weights[:, self.keys]),
+            seen.new_zeros(shape).index_copy_(1, self.places, seen[:, self.keys]),
+        )
+
+
+def _widened(call: AttentionCall) -> AttentionCall:
+    """The same in float32, where it is of half precision: its weights would be rounded to three digits."""
+    if call.q.dtype not in HALF:
+        return call
+    score = call.score.with_tensors(iter([_wide(t) for t in call.score.tensors()]))
+    sink = _wide(call.sink) if isinstance(call.sink, Tensor) else call.sink
+    return replace(call, q=call.q.float(), k=call.k.float(), score=score, sink=sink)
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t.float() if t.dtype in HALF else t

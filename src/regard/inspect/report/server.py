@@ -1,0 +1,133 @@
+"""A report's page, served to this machine alone: the rows of its weights are computed when they are asked for."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
+from typing import Any
+from urllib.parse import parse_qs
+
+import torch
+
+import regard.inspect.report.page as page
+from regard.inspect.report.content import Content
+
+IDLE = 60  # seconds after which a connection that asks nothing is closed
+
+
+class PageServer(ThreadingTCPServer):
+    """Serves the page of a report at `url`: on 127.0.0.1, at a port and under a secret path of its own, read only.
+
+    It answers GET alone, and nothing to who does not know the path, or comes by another name than 127.0.0.1 or
+    localhost (a page elsewhere whose host name was made to mean 127.0.0.1). The report's queries and keys have to be
+    kept: see Report.row. Raises ValueError where they are not, and for a head that is not there.
+
+        with PageServer(report) as server:
+            print(server.url)
+            server.serve_forever()
+    """
+
+    daemon_threads = True
+
+    def __init__(self, report: Content, head: tuple[int, int] | None = None) -> None:
+        for layer in report.layers:
+            layer.check_kept()
+        self.report, self.token, self.computing = report, secrets.token_urlsafe(32), threading.Lock()
+        self.page, self.policy = page.served(report, head)
+        super().__init__(("127.0.0.1", 0), _Request)
+
+    @property
+    def hosts(self) -> tuple[str, str]:
+        """The names under which it may be asked."""
+        port = self.server_address[1]
+        return f"127.0.0.1:{port}", f"localhost:{port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.hosts[0]}/{self.token}/"
+
+    def row(self, layer: int, head: int, query: int) -> bytes:
+        """The weights of a query as float32, NaN where it may not look. Raises IndexError for what is not there."""
+        if not (0 <= layer < len(self.report.layers) and 0 <= head < self.report.layers[layer].heads):
+            raise IndexError(f"there is no layer {layer} with a head {head}.")
+        with self.computing:
+            weights, seen = self.report.layers[layer].row(query)
+        return weights[head].float().masked_fill(~seen[head], torch.nan).numpy().astype("<f4").tobytes()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that leaves before it has its answer is no error."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class _Request(BaseHTTPRequestHandler):
+    server: PageServer  # pyright: ignore[reportIncompatibleVariableOverride]
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "regard", ""
+    timeout = IDLE
+
+    def parse_request(self) -> bool:
+        if not super().parse_request():
+            return False
+        if self.command != "GET":
+            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "this server is read only: GET is all that it answers.")
+            return False
+        return True
+
+    def do_GET(self) -> None:
+        if self.headers.get_all("Host") not in [[host] for host in self.server.hosts]:
+            self._refuse(HTTPStatus.FORBIDDEN, "this server answers to 127.0.0.1 and localhost alone.")
+            return
+        path, _, query = self.path.partition("?")
+        token, slash, name = path.removeprefix("/").partition("/")
+        known = secrets.compare_digest(token.encode("latin-1", "replace"), self.server.token.encode()) and slash
+        if known and name == "row":
+            self._answer_row(query)
+        elif known and name == "":
+            self._answer(HTTPStatus.OK, "text/html; charset=utf-8", self.server.page, self.server.policy)
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "there is nothing here.")
+
+    def _answer_row(self, query: str) -> None:
+        try:
+            given = parse_qs(query, max_num_fields=3)
+            layer, head, number = (int(given[name][0]) for name in ("layer", "head", "query"))
+            body = self.server.row(layer, head, number)
+        except KeyError as error:
+            self._refuse(HTTPStatus.BAD_REQUEST, f"row is asked with layer, head and query; {error} is missing.")
+        except (ValueError, IndexError) as error:
+            self._refuse(HTTPStatus.BAD_REQUEST, str(error))
+        else:
+            self._answer(HTTPStatus.OK, "application/octet-stream", body)
+
+    def _refuse(self, status: HTTPStatus, sentence: str) -> None:
+        self.close_connection = True  # whatever else the request holds is not read
+        self._answer(status, "text/plain; charset=utf-8", f"{sentence}\n".encode())
+
+    def _answer(self, status: HTTPStatus, kind: str, body: bytes, policy: str = "default-src 'none'") -> None:
+        self.send_response(status)
+        headers = {
+            "Content-Type": kind,
+            "Content-Length": str(len(body)),
+            "Content-Security-Policy": f"{policy}; frame-ancestors 'none'",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-store",
+        }
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["Allow"] = "GET"
+        if self.close_connection:
+            headers["Connection"] = "close"
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged: their paths hold the secret."""
