@@ -79,8 +79,8 @@ def two_rows() -> Given:
 
 LEFT: dict[str, Callable[[], Given]] = {
     "more rows than there is room for": lambda: two_rows()._replace(most=1),
-    "a table that is too short": lambda: Given(lengths=[3, 8]),
-    "a second row that is too far": lambda: two_rows()._replace(lengths=[3, 7]),
+    "a table that is too short": lambda: Given(lengths=[8, 6]),
+    "a second row that is too far": lambda: two_rows()._replace(lengths=[7, 6]),
     "a row before the first": lambda: Given(lengths=[3, -1]),
     "a page after the last": lambda: Given(table=torch.tensor([[1, 0], [3, 4]], dtype=torch.int32)),
     "a page before the first": lambda: Given(table=torch.tensor([[1, 0], [3, -1]], dtype=torch.int32)),
