@@ -5,7 +5,7 @@
 // know it leaves to Python, with the answer None.
 #include "python/bind.h"
 #include "python/known.h"
-#include "python/rows.h"
+#include "python/pages.h"
 
 using namespace regard;
 
@@ -39,7 +39,7 @@ PyObject* leave_to_python() {
 }
 
 // What Python needs to record a call: (plan, out, row_stats, (bytes of the struct,), leaves).
-PyObject* recorded(PyObject* owner, PyObject* out, PyObject* row_stats, const regard_call& call, const Leaves& leaves) {
+PyObject* to_record(PyObject* owner, PyObject* out, PyObject* row_stats, const regard_call& call, const Leaves& leaves) {
   Ref all{PyTuple_New(5)}, tensors{PyTuple_New(leaves.count)}, kernel{PyTuple_New(1)};
   Ref bytes{PyBytes_FromStringAndSize((const char*)&call, sizeof(call))};
   if (!all || !tensors || !kernel || !bytes) return nullptr;
@@ -50,7 +50,7 @@ PyObject* recorded(PyObject* owner, PyObject* out, PyObject* row_stats, const re
   return all.release();
 }
 
-// attend(q, k, v, score, mask, positions, sink) -> out; of a call with gradients what recorded() says; or None.
+// attend(q, k, v, score, mask, positions, sink) -> out; of a call with gradients what to_record() says; or None.
 PyObject* attend(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 7 || !remembered) return none();
   PyObject* const positions = arguments[5];
@@ -74,7 +74,7 @@ PyObject* attend(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   const int32_t code = ((int32_t(*)(const void*, void*))plan.entry)(&call, plan.parallel);
   PyEval_RestoreThread(state);
   if (code != REGARD_DONE) return leave_to_python();
-  return training ? recorded(owner.get(), out.get(), row_stats.get(), call, leaves) : out.release();
+  return training ? to_record(owner.get(), out.get(), row_stats.get(), call, leaves) : out.release();
 }
 
 // bind(plan, struct, q, k, v, nq, nk, span, block_table) -> out, or None where the plan does not serve such a call. plan, struct:
@@ -109,6 +109,11 @@ PyObject* set_operands(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return shared(given[0]);
 }
 
+// Whether torch records what is done with new keys and values.
+bool recorded(PyObject* k, PyObject* v) {
+  return truth_of(Ref{PyObject_CallFunctionObjArgs(py.is_grad_enabled, nullptr)}) && (needs_of(&k, 1) || needs_of(&v, 1));
+}
+
 // write_rows(row, keys, k, values, v): copies k (*lead, n, dk) to the rows from `row` on of keys (*lead, capacity, dk), and v to those of
 // values. None, and nothing is written, where they do not fit, are many, need gradients, or somebody must see the copy; else `row`.
 PyObject* write_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
@@ -119,10 +124,25 @@ PyObject* write_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
     const bool known = read(given[1 + 2 * n], to[n], true) && read(given[2 + 2 * n], from[n], true);
     if (!known || !fits(to[n], from[n], row)) return leave_to_python();
   }
-  const bool recorded = truth_of(Ref{PyObject_CallFunctionObjArgs(py.is_grad_enabled, nullptr)});
-  if (rows_of(from[0]) != rows_of(from[1]) || (recorded && (needs_of(given + 2, 1) || needs_of(given + 4, 1)))) return leave_to_python();
+  if (rows_of(from[0]) != rows_of(from[1]) || recorded(given[2], given[4])) return leave_to_python();
   for (int n = 0; n < 2; ++n) copy_rows(to[n], from[n], row);
   return shared(given[0]);
+}
+
+// write_page_rows(most, lengths, block_table, keys, k, values, v): copies k (batch, heads, n, dk), n <= most, behind the lengths[b] rows
+// of each sequence b that lie in the pages block_table[b] of keys (pages, heads, page_size, dk), and v to those of values. None, and
+// nothing is written, where write_rows answers None, and for most < 1; else n.
+PyObject* write_page_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  const int64_t most = count == 7 ? PyLong_AsLongLong(given[0]) : 0;
+  if (most < 1 || watched()) return leave_to_python();
+  Sequences sequences;
+  NewRows x[2];
+  if (!sequences.read(given[2], given[1])) return leave_to_python();
+  for (int n = 0; n < 2; ++n)
+    if (!read(given[3 + 2 * n], x[n].pool, true) || !read(given[4 + 2 * n], x[n].rows, true) || !x[n].fit()) return leave_to_python();
+  const int64_t rows = rows_of(x[0].rows);
+  if (rows > most || recorded(given[4], given[6]) || !copy_to_pages(sequences, x)) return leave_to_python();
+  return PyLong_FromLongLong(rows);
 }
 
 // remember(plan, owner, outlines, q, k, v, score, mask, positions, sink): lets attend() serve calls like this one. plan: an address,
@@ -161,6 +181,7 @@ PyMethodDef methods[] = {{"attend", attend, METH_FASTCALL, nullptr},
                          {"bind", bind_call, METH_FASTCALL, nullptr},
                          {"set_operands", set_operands, METH_FASTCALL, nullptr},
                          {"write_rows", write_rows, METH_FASTCALL, nullptr},
+                         {"write_page_rows", write_page_rows, METH_FASTCALL, nullptr},
                          {"remember", remember, METH_FASTCALL, nullptr},
                          {"forget", forget, METH_FASTCALL, nullptr}};
 

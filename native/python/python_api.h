@@ -36,6 +36,8 @@ PyObject* PyTuple_New(Py_ssize_t);
 Py_ssize_t PyTuple_Size(PyObject*);
 PyObject* PyTuple_GetItem(PyObject*, Py_ssize_t);       // borrowed
 int PyTuple_SetItem(PyObject*, Py_ssize_t, PyObject*);  // takes the item
+Py_ssize_t PyList_Size(PyObject*);                      // -1 with an error for what is no list
+PyObject* PyList_GetItem(PyObject*, Py_ssize_t);        // borrowed
 PyObject* PyDict_GetItem(PyObject*, PyObject* key);     // borrowed; null without an error where there is none
 void* PyCapsule_GetPointer(PyObject*, const char* name);
 PyObject* PyErr_Occurred();
@@ -60,6 +62,7 @@ struct DLTensor {
   uint64_t byte_offset;
 };
 constexpr int32_t kDLCPU = 1;
+constexpr uint8_t kDLInt = 0;
 
 struct DLPackExchangeAPI {
   struct {

@@ -6,19 +6,25 @@ namespace regard {
 
 static int64_t rows_of(const DLTensor& t) { return t.shape[t.ndim - 2]; }
 
-// Whether t (*lead, n, width) can be copied to the rows from `row` on of `to` (*lead, capacity, width), and is so small that the time
-// to start threads would be longer.
-static bool fits(const DLTensor& to, const DLTensor& t, int64_t row) {
+// Whether the numbers of t are copied byte by byte to `to`, and are so few that the time to start threads would be longer.
+static bool few_of_same_dtype(const DLTensor& to, const DLTensor& t) {
   constexpr int64_t kMostBytes = 1 << 16;
   constexpr uint8_t kComplex = 5;  // may be conjugated, which DLPack does not tell
-  if (t.ndim != to.ndim || t.ndim < 2 || t.dtype.code != to.dtype.code || t.dtype.bits != to.dtype.bits || t.dtype.code == kComplex) return false;
+  if (t.dtype.code != to.dtype.code || t.dtype.bits != to.dtype.bits || t.dtype.code == kComplex || t.dtype.bits % 8) return false;
   int64_t bytes = t.dtype.bits / 8;
   for (int n = 0; n < t.ndim; ++n) {
-    if (n != t.ndim - 2 && t.shape[n] != to.shape[n]) return false;
     if (t.shape[n] > kMostBytes) return false;
     bytes = bytes * t.shape[n] > kMostBytes ? kMostBytes + 1 : bytes * t.shape[n];
   }
-  return t.dtype.bits % 8 == 0 && bytes <= kMostBytes && row >= 0 && row <= rows_of(to) - rows_of(t);
+  return bytes <= kMostBytes;
+}
+
+// Whether t (*lead, n, width) can be copied to the rows from `row` on of `to` (*lead, capacity, width).
+static bool fits(const DLTensor& to, const DLTensor& t, int64_t row) {
+  if (t.ndim != to.ndim || t.ndim < 2 || !few_of_same_dtype(to, t)) return false;
+  for (int n = 0; n < t.ndim; ++n)
+    if (n != t.ndim - 2 && t.shape[n] != to.shape[n]) return false;
+  return row >= 0 && row <= rows_of(to) - rows_of(t);
 }
 
 // The rows of one axis and those behind it; at: addresses, which advance along it.
@@ -33,10 +39,15 @@ static void copy_axis(const DLTensor& to, const DLTensor& t, int axis, char* at,
     else copy_axis(to, t, axis + 1, at, from);
 }
 
+static bool empty(const DLTensor& t) {
+  for (int n = 0; n < t.ndim; ++n)
+    if (t.shape[n] == 0) return true;
+  return false;
+}
+
 // Copies what fits(to, t, row).
 static void copy_rows(const DLTensor& to, const DLTensor& t, int64_t row) {
-  for (int n = 0; n < t.ndim; ++n)
-    if (t.shape[n] == 0) return;  // such tensors may have no address
+  if (empty(t)) return;  // it may have no address
   copy_axis(to, t, 0, address(to) + row * to.strides[to.ndim - 2] * (to.dtype.bits / 8), address(t));
 }
 

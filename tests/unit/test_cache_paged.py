@@ -147,7 +147,7 @@ def test_it_holds_what_a_list_of_sequences_would(steps: list[tuple[str, int]]) -
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_rows_are_written_as_torch_writes_them(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the kernel and by operations of torch, however new keys and values lie."""
+    """By native/python/, by the kernel and by operations of torch, however new keys and values lie."""
 
     def filled() -> PagedCache:
         torch.manual_seed(0)
@@ -163,12 +163,15 @@ def test_rows_are_written_as_torch_writes_them(dtype: torch.dtype, monkeypatch: 
             cache.crop(torch.minimum(cache.lengths, torch.tensor([9, 20, 14])))
         return cache
 
-    ours = filled()
-    monkeypatch.setattr("regard.nn.cache.paged.write_pages", lambda *_: False)
-    theirs = filled()
-    assert ours.lengths.tolist() == theirs.lengths.tolist() == [9, 15, 10]
-    assert torch.equal(ours.key_pages, theirs.key_pages) and torch.equal(ours.value_pages, theirs.value_pages)
-    assert torch.equal(ours.block_table, theirs.block_table)
+    ways = [filled()]
+    for way, nothing in (("write_page_rows", None), ("write_pages", False)):
+        monkeypatch.setattr(f"regard.nn.cache.paged.{way}", lambda *_, nothing=nothing: nothing)
+        ways.append(filled())
+    *ours, theirs = ways
+    for cache in ours:
+        assert cache.lengths.tolist() == theirs.lengths.tolist() == [9, 15, 10]
+        assert torch.equal(cache.key_pages, theirs.key_pages) and torch.equal(cache.value_pages, theirs.value_pages)
+        assert torch.equal(cache.block_table, theirs.block_table)
 
 
 def test_wrong_arguments_are_refused() -> None:

@@ -35,9 +35,9 @@ class Paged(Tensor):
 
     @staticmethod
     def __new__(cls: type[Paged], pages: Tensor, block_table: Tensor, n: int) -> Paged:
-        shape = block_table.shape[0], pages.shape[1], n, pages.shape[3]
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=pages.dtype, device=pages.device)  # pyright: ignore
-        made.pages, made.block_table, made.page_size, made._gathered = pages, block_table, pages.shape[2], None
+        _, heads, page_size, d = pages.shape
+        made = _wrapper(cls, (block_table.shape[0], heads, n, d), dtype=pages.dtype, device=pages.device)
+        made.pages, made.block_table, made.page_size, made._gathered = pages, block_table, page_size, None
         return made
 
     def shared_by(self, batch: int) -> Paged:
@@ -78,6 +78,9 @@ class Paged(Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"Paged({tuple(self.shape)}, {self.dtype}, pages of {self.page_size})"
+
+
+_wrapper = Tensor._make_wrapper_subclass  # pyright: ignore
 
 
 def gather_rows(pages: Tensor, block_table: Tensor, n: int) -> Tensor:

@@ -26,6 +26,7 @@ class Direct(NamedTuple):
     bind          fills in a plan's struct for a call; out, or None where the plan does not serve such a call
     set_operands  fills in the operands of a struct: their addresses and strides
     write_rows    copies the keys and values of a step to a cache; None: it copied nothing
+    write_page_rows  the same to the pages of a cache
     remember      lets attend() find a plan
     forget        as if nothing had been remembered
     """
@@ -34,6 +35,7 @@ class Direct(NamedTuple):
     bind: Callable[..., Tensor | None]
     set_operands: Callable[..., int | None]
     write_rows: Callable[..., int | None]
+    write_page_rows: Callable[..., int | None]
     remember: Callable[..., None]
     forget: Callable[[], None]
 
@@ -69,6 +71,20 @@ def write_rows(row: int, keys: Tensor, k: Tensor, values: Tensor, v: Tensor) -> 
     return (
         not torch.compiler.is_compiling() and _can_write() and direct().write_rows(row, keys, k, values, v) is not None
     )
+
+
+def write_page_rows(
+    most: int, lengths: list[int], block_table: Tensor, keys: Tensor, k: Tensor, values: Tensor, v: Tensor
+) -> int | None:
+    """Copies k (batch, heads, n, dk) and v (batch, heads, n, dv) behind the lengths[b] rows of each sequence b.
+
+    Row t of sequence b is row t % page_size of page block_table[b, t // page_size], int32 (batch, room), of keys
+    (pages, heads, page_size, dk) and of values. Returns n, or None where nothing was written: where n is more than
+    `most`, where the table names no page for a row, and where write_rows would not write either.
+    """
+    if torch.compiler.is_compiling() or not _can_write():
+        return None
+    return direct().write_page_rows(most, lengths, block_table, keys, k, values, v)
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from operator import add
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ class BlockTables:
 
     tables   the pages of each sequence, ceil(length / page_size) of them
     lengths  tokens of each sequence
+    spare    how many more tokens of each sequence surely fit in pages that no other reads; `reserve` finds out
     tensor   the tables as int32 (batch, room), written in place by `reserve`, replaced where it is full and by
              `reorder`; behind a sequence's last page, any page of the pool
     """
@@ -21,6 +23,7 @@ class BlockTables:
         self.page_size = page_size
         self.tables: list[list[int]] = [[] for _ in range(batch)]
         self.lengths = [0] * batch
+        self.spare = 0
         self.tensor = self._written_out(1)
         self._readers = [0] * pages  # how many tables a page stands in
         self._free = list(range(pages))[::-1]
@@ -40,6 +43,7 @@ class BlockTables:
         counts = [-(-(length + n) // size) - len(table) for table, length, n in sequences]
         partial = [table[-1] for table, length, n in sequences if n and length % size and self._readers[table[-1]] > 1]
         if not partial and not any(counts):
+            self._measure()
             return []
         copies = sum(min(writers, self._readers[page] - 1) for page, writers in Counter(partial).items())
         if copies + sum(counts) > len(self._free):
@@ -56,7 +60,13 @@ class BlockTables:
                 copied.append((shared, table[-1]))
             table += [self._take() for _ in range(count)]
         self._write(counts, copied=bool(copied))
+        self._measure()
         return copied
+
+    def advance(self, new: list[int]) -> None:
+        """Counts new[b] more tokens of sequence b, whose pages were reserved."""
+        self.lengths = list(map(add, self.lengths, new))
+        self.spare -= max(new) if new else 0
 
     def crop(self, lengths: list[int]) -> None:
         """Gives back the pages behind so many tokens of each sequence."""
@@ -64,7 +74,7 @@ class BlockTables:
             kept = -(-left // self.page_size)
             self._release(table[kept:])
             del table[kept:]
-        self.lengths = lengths
+        self.lengths, self.spare = lengths, 0
 
     def reorder(self, chosen: list[int]) -> None:
         """Sequence b becomes what sequence chosen[b] was: pages are shared, not copied."""
@@ -75,7 +85,18 @@ class BlockTables:
             for page in table:
                 self._readers[page] += 1
         self._release(before)
+        self.spare = 0
         self.tensor = self._written_out(self.tensor.shape[1])
+
+    def _measure(self) -> None:
+        """Finds `spare`."""
+        self.spare = min(
+            (
+                len(table) * self.page_size - length if table and self._readers[table[-1]] == 1 else 0
+                for table, length in zip(self.tables, self.lengths, strict=True)
+            ),
+            default=0,
+        )
 
     def _take(self) -> int:
         page = self._free.pop()

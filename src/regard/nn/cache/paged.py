@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 import regard.core.arrays as arrays
+from regard.backends.native.direct import write_page_rows
 from regard.backends.native.pages import write_pages
 from regard.core.errors import ShapeError
 from regard.core.paged import Paged, gather_rows
@@ -80,6 +82,17 @@ class PagedCache(KVCache):
         What is returned is read by nested queries with as many rows a sequence; `positions.q` then has a number for
         each of these rows, one sequence behind another, (total,), where the sequences got unequal numbers of tokens.
         """
+        tables, keys, values = self._tables, self.key_pages, self.value_pages
+        n = write_page_rows(tables.spare, tables.lengths, tables.tensor, keys, k, values, v)
+        new = self._write(k, v) if n is None else [n] * len(tables.lengths)
+        tables.advance(new)
+        self._appended, seen = new, self.length
+        if torch.compiler.is_compiling():  # a graph reads no pages
+            return gather_rows(keys, tables.tensor, seen), gather_rows(values, tables.tensor, seen)
+        return Paged(keys, tables.tensor, seen), Paged(values, tables.tensor, seen)
+
+    def _write(self, k: Tensor, v: Tensor) -> list[int]:
+        """Copies new keys and values to their pages, once they are checked and pages are taken; how many of each."""
         tables, nested = self._tables, any_nested(k, v)
         if nested:
             k, v, new = self._flattened(k, v)
@@ -92,15 +105,13 @@ class PagedCache(KVCache):
         for shared, own in tables.reserve(new):
             for pages in (self.key_pages, self.value_pages):
                 pages[own] = pages[shared]
-        graph = torch.compiler.is_compiling()  # which calls no kernel by address, and reads no pages
-        rows = self.key_pages, self.value_pages, tables.tensor, tables.lengths
-        if graph or not write_pages(k, v, *rows, new if nested else None):
-            self._write(k, v, new)
-        tables.lengths = [length + n for length, n in zip(tables.lengths, new, strict=True)]
-        self._appended, seen = new, self.length
-        if graph:
-            return gather_rows(self.key_pages, tables.tensor, seen), gather_rows(self.value_pages, tables.tensor, seen)
-        return Paged(self.key_pages, tables.tensor, seen), Paged(self.value_pages, tables.tensor, seen)
+        keys, values, graph = self.key_pages, self.value_pages, torch.compiler.is_compiling()
+        if not nested and write_page_rows(tables.spare, tables.lengths, tables.tensor, keys, k, values, v) is not None:
+            return new
+        # a graph calls no kernel by address
+        if graph or not write_pages(k, v, keys, values, tables.tensor, tables.lengths, new if nested else None):
+            self._index(k, v, new)
+        return new
 
     def _flattened(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, list[int]]:
         """Nested keys and values as (heads, total, d), and how many tokens each sequence gets."""
@@ -118,7 +129,7 @@ class PagedCache(KVCache):
         check_like(self.value_pages, (self.value_pages.shape[1],), values[0], "v, its sequences one behind another,")
         return keys[0], values[0], new
 
-    def _write(self, k: Tensor, v: Tensor, new: list[int]) -> None:
+    def _index(self, k: Tensor, v: Tensor, new: list[int]) -> None:
         """Copies new keys and values to their pages, by operations of torch."""
         tables, device = self._tables, self.key_pages.device
         sequence, at = numbered(new, torch.tensor(tables.lengths))
@@ -132,6 +143,7 @@ class PagedCache(KVCache):
         indices = arrays.indices(indices, "indices")
         chosen: list[int] = arrays.existing(indices, len(self._tables.lengths), "indices", "sequences").tolist()
         self._tables.reorder(chosen)
+        self._forget()
         self._appended = [self._appended[b] for b in chosen]
 
     def crop(self, length: int | Tensor) -> None:
@@ -146,10 +158,15 @@ class PagedCache(KVCache):
         if any(not 0 <= left <= most for left, most in zip(wanted, had, strict=True)):
             raise ValueError(f"crop: lengths {wanted}; the cache has {had}, expected from 0 to these.")
         self._tables.crop(wanted)
+        self._forget()
         self._appended = [0] * len(had)
 
     def reset(self) -> None:
         self.crop(0)
+
+    def _forget(self) -> None:
+        """Has torch refuse gradients through pages that were read, and may now be overwritten."""
+        increment_version((self.key_pages, self.value_pages))
 
     @property
     def page_size(self) -> int:

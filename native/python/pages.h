@@ -1,0 +1,71 @@
+// A few new rows of each sequence, copied to the pages that its block table names: the keys and values of a decoding step.
+#pragma once
+#include "python/rows.h"
+
+namespace regard {
+
+// A pool of pages (pages, heads, page_size, width), and the new rows (batch, heads, n, width) of the sequences.
+struct NewRows {
+  DLTensor pool, rows;
+
+  bool fit() const {
+    if (pool.ndim != 4 || rows.ndim != 4 || !few_of_same_dtype(pool, rows)) return false;
+    return rows.shape[1] == pool.shape[1] && rows.shape[3] == pool.shape[3] && pool.shape[2] > 0;
+  }
+
+  // Copies row n of sequence b to row `to` of a page.
+  void copy(int64_t b, int64_t n, int64_t page, int64_t to) const {
+    int64_t one_row[4] = {1, rows.shape[1], 1, rows.shape[3]};
+    DLTensor row = rows;
+    row.shape = one_row;
+    const int64_t element = rows.dtype.bits / 8;
+    copy_axis(pool, row, 1, address(pool) + (page * pool.strides[0] + to * pool.strides[2]) * element,
+              address(rows) + (b * rows.strides[0] + n * rows.strides[2]) * element);
+  }
+};
+
+// Where the rows of sequences lie: the pages of each, int32 (batch, room), and how many rows each has, a list.
+struct Sequences {
+  DLTensor table;
+  PyObject* lengths;
+
+  bool read(PyObject* block_table, PyObject* list) {
+    lengths = list;
+    return regard::read(block_table, table, true) && table.ndim == 2 && table.dtype.code == kDLInt && table.dtype.bits == 32 &&
+           table.shape[0] == PyList_Size(list);
+  }
+
+  // The page of row `row` of sequence b; -1 where the table names no page of the pool for it.
+  int64_t page_of(int64_t b, int64_t row, const DLTensor& pool) const {
+    const int64_t column = row / pool.shape[2];
+    if (row < 0 || column >= table.shape[1]) return -1;
+    const int64_t page = ((const int32_t*)address(table))[b * table.strides[0] + column * table.strides[1]];
+    return page < pool.shape[0] ? page : -1;
+  }
+
+  // Calls run(b, i, page, row of the page) for row i of each sequence's n new rows, as long as it answers true.
+  template <class Run>
+  bool each_new_row(int64_t n, const DLTensor& pool, const Run& run) const {
+    for (int64_t b = 0; b < table.shape[0]; ++b) {
+      const int64_t length = PyLong_AsLongLong(PyList_GetItem(lengths, b));
+      for (int64_t i = 0; i < n; ++i)
+        if (!run(b, i, page_of(b, length + i, pool), (length + i) % pool.shape[2])) return false;
+    }
+    return true;
+  }
+};
+
+// Copies the new rows of keys and values behind those that each sequence has; false, and nothing is copied, where they do not fit.
+static bool copy_to_pages(const Sequences& to, const NewRows (&given)[2]) {
+  const NewRows &k = given[0], &v = given[1];
+  const int64_t n = rows_of(k.rows);
+  if (k.rows.shape[0] != to.table.shape[0] || v.rows.shape[0] != to.table.shape[0] || rows_of(v.rows) != n) return false;
+  if (k.pool.shape[0] != v.pool.shape[0] || k.pool.shape[2] != v.pool.shape[2]) return false;
+  if (!to.each_new_row(n, k.pool, [](int64_t, int64_t, int64_t page, int64_t) { return page >= 0; })) return false;
+  for (const NewRows& x : given)
+    if (!empty(x.rows))  // such tensors may have no address
+      to.each_new_row(n, x.pool, [&x](int64_t b, int64_t i, int64_t page, int64_t row) { return x.copy(b, i, page, row), true; });
+  return true;
+}
+
+}  // namespace regard
