@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,26 @@ def test_ulysses_sends_four_hidden_states_over_the_ranks(cost: Any) -> None:
     sent = cost.ulysses(cost.Cluster("", 8, 1e12, 1e9), call).sent
     assert sent == 4 * 4096 * (32 * 128) / 8 * 7 / 8
     assert cost.ulysses(cost.Cluster("", 64, 1e12, 1e9), call) is None
+
+
+def measured() -> dict[tuple[str, bool, int], float]:
+    """Seconds of 16,384 causal tokens by layout, whether backward too, and processes."""
+    table = (Path(__file__).parents[2] / "benchmarks/results/processes-intel.md").read_text(encoding="utf-8")
+    rows = re.findall(r"\| 16,384 tokens, 4 x 64, causal, (\w+)(, both)? \| (\d) \| ([\d.]+) \|", table)
+    return {(layout, bool(both), int(ranks)): float(seconds) for layout, both, ranks, seconds in rows}
+
+
+@pytest.mark.parametrize(("layout", "error"), [("zigzag", 0.15), ("contiguous", 0.40)])
+@pytest.mark.parametrize("both", [False, True])
+def test_seconds_are_near_those_that_were_measured(cost: Any, layout: str, error: float, both: bool) -> None:
+    """Two processes, from the speed of one: docs/hosts.md states the errors. Four share two cores, and say nothing."""
+    seconds, call = measured(), cost.Call(16384, 4, 4, 64, size=4)
+    directions = ("forward", "backward") if both else ("forward",)
+    pairs = float(cost.visible_pairs(call, 1, layout).sum())
+    flops = sum(call.flops(pairs, direction) for direction in directions) / seconds[layout, both, 1]
+    cluster = cost.Cluster("", 2, flops, 1e9, 50e-6)
+    computed = sum(cost.ring(cluster, call, direction, layout).seconds for direction in directions)
+    assert computed == pytest.approx(seconds[layout, both, 2], rel=error)
 
 
 def test_the_tables_print(cost: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,20 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
 import regard as rg
 from gloo_processes import Group
-from regard.parallel import SequenceParallel, Shards, ring_attention, shard, tree_decode, ulysses_attention
+from regard.parallel import (
+    SequenceParallel,
+    Shards,
+    ring_attention,
+    shard,
+    tree_decode,
+    ulysses_attention,
+    unshard,
+    usp_attention,
+)
 
 N, WIDTH = 23, 24
 SHARDS = {
@@ -37,11 +47,11 @@ def tokens() -> Tensor:
     return torch.randn(2, N, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
 
 
-def layer_error(group: Any, attend: Callable[..., Tensor]) -> float:
+def layer_error(group: Any, attend: Callable[..., Tensor], *mesh: int) -> float:
     shards, rank = SHARDS[dist.get_world_size(group)], dist.get_rank(group)
     mine, mask = shards.indices[rank], rg.Causal() & rg.Window(before=7, after=0)
     whole, part = layer(), layer()
-    part.parallel = SequenceParallel(shards, group, attend)
+    part.parallel = SequenceParallel(shards, init_device_mesh("cpu", mesh) if mesh else group, attend)
     x, y = tokens().requires_grad_(), tokens()[:, mine].requires_grad_()
     out, found = whole(x, mask=mask), part(y, mask=mask)
     cotangent = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(6))
@@ -60,6 +70,11 @@ def layer_error(group: Any, attend: Callable[..., Tensor]) -> float:
 @pytest.mark.parametrize("attend", [ring_attention, ulysses_attention])
 def test_layer(gloo: Group, attend: Callable[..., Tensor], ranks: int) -> None:
     assert max(gloo.run(layer_error, attend, ranks=ranks)) < 1e-13
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (4, 1), (1, 4)])
+def test_layer_on_a_mesh(gloo: Group, mesh: tuple[int, int]) -> None:
+    assert max(gloo.run(layer_error, usp_attention, *mesh, ranks=4)) < 1e-13
 
 
 def dropped(group: Any, attend: Callable[..., Tensor]) -> list[bool]:
@@ -82,10 +97,11 @@ def test_layer_drops_what_one_process_drops(gloo: Group, attend: Callable[..., T
     assert gloo.run(dropped, attend, ranks=ranks) == [[True, True, True]] * ranks
 
 
-def facts(group: Any) -> float:
+def facts(group: Any, *mesh: int) -> float:
     shards, rank = SHARDS[dist.get_world_size(group)], dist.get_rank(group)
     mine, whole, part = shards.indices[rank], layer().eval(), layer().eval()
-    part.parallel = SequenceParallel(shards, group)
+    over = (init_device_mesh("cpu", mesh), usp_attention) if mesh else (group,)
+    part.parallel = SequenceParallel(shards, *over)
     with torch.no_grad(), rg.record(whole, FACTS) as expected:
         whole(tokens(), mask=rg.Causal())
     with torch.no_grad(), rg.record(part, FACTS) as found:
@@ -100,6 +116,24 @@ def facts(group: Any) -> float:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_recorded_facts_are_those_of_the_whole(gloo: Group, ranks: int) -> None:
     assert max(gloo.run(facts, ranks=ranks)) < 1e-12
+
+
+def test_recorded_facts_on_a_mesh(gloo: Group) -> None:
+    assert max(gloo.run(facts, 2, 2, ranks=4)) < 1e-12
+
+
+def unshard_error(group: Any) -> float:
+    """Of a tensor and of its gradient, on a mesh."""
+    shards, rank, whole = SHARDS[4], dist.get_rank(group), tokens()
+    part = shard(whole, shards, rank).clone().requires_grad_()
+    found = unshard(part, shards, init_device_mesh("cpu", (2, 2)))
+    found.backward(whole * (rank + 1))  # ranks 0 to 3 have 10 of it together
+    assert part.grad is not None
+    return float((found - whole).abs().max() + (part.grad - 10 * shard(whole, shards, rank)).abs().max())
+
+
+def test_unshard_on_a_mesh(gloo: Group) -> None:
+    assert max(gloo.run(unshard_error, ranks=4)) < 1e-13
 
 
 def decoded(group: Any, mask: str, dtype: torch.dtype) -> tuple[float, Tensor]:

@@ -19,6 +19,8 @@ from regard.api import attention
 from regard.compat.transformers_mask import Brief, LazyMask, lazy_mask
 from regard.compat.transformers_models import NAME, FirstForward, install
 from regard.compat.transformers_packed import packed as packed
+from regard.compat.transformers_sharded import sharded as sharded
+from regard.compat.transformers_sharded_mask import ShardedMask, running
 from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
 from regard.core.hooks import AttentionCall, notify
@@ -38,7 +40,8 @@ SILENT = frozenset(
     (
         *("cache_position", "deterministic", "inputs_embeds", "labels", "layer_idx", "logits_to_keep", "max_length_k"),
         *("max_length_q", "num_items_in_batch", "output_hidden_states", "output_router_logits", "past_key_values"),
-        *("position_embeddings", "position_ids", "return_dict", "seq_idx", "token_type_ids", "use_cache"),
+        *("position_embeddings", "position_ids", "return_dict", "seq_idx", "shift_labels", "token_type_ids"),
+        "use_cache",
     )
 )
 REFUSED = {
@@ -57,7 +60,7 @@ def attention_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: LazyMask | Tensor | None,
+    attention_mask: LazyMask | ShardedMask | Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
@@ -94,6 +97,13 @@ def attention_forward(
     _refuse_unknown(others)
     if not torch.compiler.is_compiling():
         FirstForward.reached += 1
+    forward = running()
+    if forward is not None:
+        forward.check_call(attention_mask, position_bias, indices)
+    drop = Dropout(dropout) if dropout else None
+    if isinstance(attention_mask, ShardedMask):
+        score = _score(scaling, softcap, [])
+        return attention_mask.attend(module, query, key, value, score, s_aux, drop).transpose(1, 2).contiguous(), None
     nq, nk = query.shape[-2], key.shape[-2]
     positions: Positions | None = None
     keys: slice | None = None
@@ -113,7 +123,6 @@ def attention_forward(
     notify(lambda: _attention_call(module, query, key, score, mask, positions, s_aux, attention_mask, chosen))
     if keys is not None:
         key, value = key[:, :, keys], value[:, :, keys]
-    drop = Dropout(dropout) if dropout else None
     out = attention(query, key, value, score=score, mask=mask, positions=positions, sink=s_aux, dropout=drop)
     return out.transpose(1, 2).contiguous(), None
 

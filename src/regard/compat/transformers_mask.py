@@ -13,6 +13,7 @@ from transformers.masking_utils import and_masks, causal_mask_function, packed_s
 from regard.compat.transformers_models import form_of
 from regard.compat.transformers_padding import Between, Pack, real_at, real_interval, real_keys
 from regard.compat.transformers_patterns import MaskFunction, Sight, mask_of, of_differences
+from regard.compat.transformers_sharded_mask import ShardedMask, running
 from regard.compat.transformers_tensor import Form, WrittenOut
 from regard.core.errors import Unsupported
 from regard.core.positions import Positions, counted, head, tail
@@ -206,7 +207,7 @@ def lazy_mask(
     q_offset: int | Tensor = 0,
     kv_offset: int | Tensor = 0,
     mask_function: MaskFunction = causal_mask_function,
-    attention_mask: Tensor | LazyMask | None = None,
+    attention_mask: Tensor | LazyMask | ShardedMask | None = None,
     cache_position: Tensor | None = None,
     use_vmap: bool = False,
     device: torch.device | str | None = None,
@@ -214,15 +215,18 @@ def lazy_mask(
     allow_is_bidirectional_skip: bool = False,
     config: Any = None,
     **_: Any,
-) -> LazyMask | None:
+) -> LazyMask | ShardedMask | None:
     """What transformers asks for a mask, by the name "regard" in its AttentionMaskInterface.
 
     The arguments are those of transformers.masking_utils.sdpa_mask; `cache_position`, the queries' positions, stands
     for q_length and q_offset before transformers 5.5. None where transformers asks for no mask if nothing is hidden
     (`allow_is_bidirectional_skip`): some models add to what is not None.
     """
-    if isinstance(attention_mask, LazyMask):
+    if isinstance(attention_mask, (LazyMask, ShardedMask)):
         return attention_mask
+    forward = running()
+    if forward is not None:
+        return forward.mask(batch_size, mask_function, use_vmap, form_of(config, dtype))
     place = attention_mask.device if device is None and attention_mask is not None else device
     if cache_position is not None:
         positions = Positions(cache_position, torch.arange(kv_length, device=cache_position.device) + kv_offset)

@@ -145,18 +145,30 @@ def _union(captured: dict[str, Any], at: Sight) -> Mask:
 
 def _packed(functions: tuple[MaskFunction, ...], at: Sight) -> Mask | None:
     """Documents, and inside each a pattern of differences alone: the documents' own positions need not be known."""
-    if len(functions) != 2 or [getattr(fn, "__code__", None) for fn in functions] != _PACKED:
+    inner = _inside_documents(functions)
+    inside = None if inner is None else mask_of(inner, at)
+    if inside is None or not of_differences(inside):
         return None
-    ids, own = _captured(functions[0])["packed_sequence_mask"], _captured(functions[1])
-    inner, position_ids = own["mask_function"], own["position_ids"]
-    inside = mask_of(inner, at)
-    if not of_differences(inside):
-        return None
+    ids, position_ids = _captured(functions[0])["packed_sequence_mask"], _captured(functions[1])["position_ids"]
     # one step of a document's own positions must be one step of the row
     unlike = (position_ids.diff(dim=-1) != 1) & (ids.diff(dim=-1) == 0)
     if torch.compiler.is_compiling() or bool(unlike.any()):
         return None
     return Documents(ids[:, at.positions.q].long(), ids[:, at.positions.k].long()) & inside
+
+
+def _inside_documents(functions: tuple[MaskFunction, ...]) -> MaskFunction | None:
+    """The function of the pattern inside each document, where transformers has joined it with their numbers."""
+    if len(functions) != 2 or [getattr(fn, "__code__", None) for fn in functions] != _PACKED:
+        return None
+    return _captured(functions[1])["mask_function"]
+
+
+def without_documents(fn: MaskFunction) -> tuple[MaskFunction, bool]:
+    """The function of the pattern inside each document, and whether transformers has found documents at all."""
+    code = getattr(fn, "__code__", None)
+    inner = _inside_documents(_captured(fn)["mask_functions"]) if code is not None and code is _JOINED else None
+    return (fn, False) if inner is None else (inner, True)
 
 
 def of_differences(mask: Mask) -> bool:
@@ -207,6 +219,7 @@ def _says(fn: MaskFunction) -> Tensor:
 
 
 _PACKED = _packed_codes()
+_JOINED = masking_utils.and_masks().__code__
 _PATTERNS: dict[CodeType, Pattern] = {}
 
 

@@ -128,6 +128,38 @@ class Peers:
 
 
 @dataclass(frozen=True, eq=False)
+class Ranks:
+    """The ranks over which a sequence lies: of a group, or of a mesh (rows, ranks of a row), numbered row by row.
+
+    levels: the peers of this rank: of its group; or of its row, then of its column.
+    """
+
+    levels: tuple[Peers, ...]
+
+    @staticmethod
+    def of(group: Any, timeout: float | None = None) -> Ranks:
+        """Of a process group, a DeviceMesh of one or two dimensions, or None: all processes."""
+        if getattr(group, "ndim", 1) == 2:
+            return Ranks(tuple(Peers.of(group.get_group(dim), timeout) for dim in (1, 0)))
+        return Ranks((Peers.of(group, timeout),))
+
+    @property
+    def rank(self) -> int:
+        found, size = 0, 1
+        for peers in self.levels:
+            found, size = found + size * peers.rank, size * peers.count
+        return found
+
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        """These integers of every rank, by rank."""
+        found = [list(numbers)]
+        for peers in self.levels:
+            rows = peers.gather([number for of_rank in found for number in of_rank])
+            found = [row[n : n + len(numbers)] for row in rows for n in range(0, len(row), len(numbers))]
+        return found
+
+
+@dataclass(frozen=True, eq=False)
 class Message:
     """A tensor on its way to or from a peer. Waited for once: a second wait blocks for ever with gloo."""
 

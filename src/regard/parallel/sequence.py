@@ -14,7 +14,7 @@ from regard.core.dropout import Dropout
 from regard.core.hooks import AttentionCall
 from regard.core.positions import Positions
 from regard.masks.algebra import Mask
-from regard.parallel.peers import Peers
+from regard.parallel.peers import Ranks
 from regard.parallel.ring import ring_attention
 from regard.parallel.shards import Shards, unshard
 from regard.part_of_call import PartOfCall, mask_of_part, score_of_part
@@ -31,18 +31,27 @@ class SequenceParallel:
     what this rank's tokens add to it: sum it over the group, as for the layers around it.
 
     shards  which tokens each rank has
-    group   a process group, one dimension of a DeviceMesh, or None: all processes
-    attend  ring_attention, ulysses_attention, or a function with their arguments
+    group   a process group, one dimension of a DeviceMesh, or None: all processes; of usp_attention the whole mesh
+    attend  ring_attention, ulysses_attention, usp_attention, or a function with their arguments
     """
 
     shards: Shards
     group: Any = None
     attend: Callable[..., Tensor] = ring_attention
 
+    @property
+    def rank(self) -> int:
+        """The number of this process among those that the sequence lies on."""
+        return Ranks.of(self.group).rank
+
     def positions(self) -> Positions:
         """Where this rank's tokens stand, as queries and as keys."""
-        own = self.shards.indices[Peers.of(self.group, None).rank]
+        own = self.shards.indices[self.rank]
         return Positions(own, own)
+
+    def unshard(self, x: Tensor, dim: int = -2) -> Tensor:
+        """The tensor of all tokens, on every rank, from what each holds of it."""
+        return unshard(x, self.shards, self.group, dim)
 
     def attention(
         self,
@@ -73,8 +82,8 @@ class SequenceParallel:
 
     def with_all_keys(self, call: AttentionCall) -> AttentionCall:
         """The call of this rank's queries on the keys of all ranks, each of which must ask for it."""
-        shards, peers = self.shards, Peers.of(self.group, None)
-        own = PartOfCall(shards.of_ranks[peers.rank], range(shards.n), shards.n, shards.n)
-        k = unshard(call.k.detach(), shards, peers.group)
-        at = Positions(shards.indices[peers.rank], torch.arange(shards.n))
+        shards, rank = self.shards, self.rank
+        own = PartOfCall(shards.of_ranks[rank], range(shards.n), shards.n, shards.n)
+        k = self.unshard(call.k.detach())
+        at = Positions(shards.indices[rank], torch.arange(shards.n))
         return replace(call, k=k, score=score_of_part(call.score, own), mask=mask_of_part(call.mask, own), positions=at)

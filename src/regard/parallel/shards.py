@@ -16,7 +16,7 @@ from regard.core.errors import ShapeError
 from regard.core.region import Frame
 from regard.core.shapes import blocks
 from regard.masks.algebra import Cover, Mask
-from regard.parallel.peers import Peers, outside_of_graphs
+from regard.parallel.peers import Ranks, outside_of_graphs
 from regard.part_of_call import Indices, select
 
 TILE, LEAST = 128, 8  # tokens that `balanced` deals out together at most, and how many such pieces a rank has at least
@@ -128,27 +128,30 @@ def shard(x: Tensor, shards: Shards, rank: int, dim: int = -2) -> Tensor:
 def unshard(x: Tensor, shards: Shards, group: Any = None, dim: int = -2) -> Tensor:
     """The tensor of all tokens, on every rank, from what each holds. All ranks of the group must call it.
 
-    group: as of `ring_attention`. Differentiable once: the gradient of a rank's part is the sum of what all ranks have
-    for it, as the loss is the sum of theirs. Raises ShapeError, on every rank, where parts do not fit the shards.
+    group: as of `ring_attention`, or a mesh of two dimensions as of `usp_attention`. Differentiable once: the gradient
+    of a rank's part is the sum of what all ranks have for it, as the loss is the sum of theirs. Raises ShapeError, on
+    every rank, where parts do not fit the shards.
     """
-    peers = Peers.of(group, None)
-    lengths = tuple(of_rank[0] for of_rank in peers.gather([x.shape[dim]]))
+    ranks = Ranks.of(group)
+    lengths = tuple(of_rank[0] for of_rank in ranks.gather([x.shape[dim]]))
     if lengths != shards.lengths:
         raise ShapeError(f"x has {list(lengths)} tokens on the ranks of the group; expected {shards!r}.")
-    return _Unshard.apply(x.movedim(dim, 0), shards, peers.group).movedim(0, dim)
+    return _Unshard.apply(x.movedim(dim, 0), shards, ranks).movedim(0, dim)
 
 
 class _Unshard(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shards: Shards, group: Any) -> Tensor:
-        ctx.of, ctx.group, ctx.rank = shards, group, dist.get_rank(group)
-        most = max(shards.lengths)
-        own = x.new_zeros(most, *x.shape[1:])  # all_gather wants one length
+    def forward(ctx: Any, x: Tensor, shards: Shards, ranks: Ranks) -> Tensor:
+        ctx.of, ctx.ranks = shards, ranks
+        own = x.new_zeros(max(shards.lengths), *x.shape[1:])  # all_gather wants one length
         own[: len(x)] = x
-        parts = [torch.empty_like(own) for _ in range(shards.ranks)]
-        dist.all_gather(parts, own, group=group)
+        found = own[None]
+        for peers in ranks.levels:
+            parts = [torch.empty_like(found) for _ in range(peers.count)]
+            dist.all_gather(parts, found, group=peers.group)
+            found = torch.cat(parts)
         whole = x.new_empty(shards.n, *x.shape[1:])
-        for part, at in zip(parts, shards.indices, strict=True):
+        for part, at in zip(found, shards.indices, strict=True):
             whole[at.to(x.device)] = part[: len(at)]
         return whole
 
@@ -156,5 +159,6 @@ class _Unshard(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         g = g.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(g, group=ctx.group)
-        return shard(g, ctx.of, ctx.rank, 0), None, None
+        for peers in ctx.ranks.levels:
+            dist.all_reduce(g, group=peers.group)
+        return shard(g, ctx.of, ctx.ranks.rank, 0), None, None

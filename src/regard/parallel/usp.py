@@ -16,7 +16,7 @@ from regard.core.errors import ShapeError
 from regard.core.positions import Positions
 from regard.masks.algebra import Everything, Mask
 from regard.parallel.agreement import agree_on_call
-from regard.parallel.peers import Peers, outside_of_graphs
+from regard.parallel.peers import Ranks, outside_of_graphs
 from regard.parallel.ring import ring_attention
 from regard.parallel.shards import Shards
 from regard.parallel.ulysses import Deal
@@ -54,13 +54,13 @@ def usp_attention(
     """
     if group.ndim != 2 or shards.ranks != group.size():
         raise ShapeError(f"group is a mesh {tuple(group.shape)}; expected two dimensions, and {shards.ranks} ranks.")
-    outer, inner = (Peers.of(group.get_group(dim), timeout) for dim in (0, 1))
+    ranks = Ranks.of(group, timeout)
+    inner, outer = ranks.levels
     row, width = outer.rank, inner.count
     queries, keys = (_by_row(x, width) for x in (shards, shards if key_shards is None else key_shards))
     logits = None if sink is None else torch.as_tensor(sink, dtype=accumulator(q.dtype), device=q.device)
     if dropout is not None and dropout.seed is None and dropout.p > 0:
-        drawn = outer.gather([dropout.seeded().seed or 0])[0]  # of the first row; then of its first rank
-        dropout = replace(dropout, seed=inner.gather(drawn)[0][0])
+        dropout = replace(dropout, seed=ranks.gather([dropout.seeded().seed or 0])[0][0])  # of the first rank
     own = agree_on_call(
         inner, "usp_attention", q, k, v, queries[row], keys[row], score, mask, positions, logits, dropout
     )
