@@ -1,10 +1,8 @@
-"""Graphs that serve every length: how many are made, what they hold of a mask, and AOTInductor."""
+"""Graphs that serve every length: how many are made, and what they hold of a mask."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from torch._dynamo.utils import counters
 
 import regard as rg
 from needed import needs_kernels
+from regard.backends.native.lower_mask import MASK_TENSORS
 from regard.runtime import plan_cache
 
 LENGTHS = range(5, 205, 10)  # 20 of them
@@ -38,6 +37,7 @@ CALLS: dict[str, Callable[[Tensor, Tensor], dict[str, Any]]] = {
     "the last queries": lambda q, k: {"mask": rg.Causal(), "positions": rg.tail(q.shape[-2], k.shape[-2])},
     "prefix language model": lambda q, k: {"mask": PREFIX_LM},
     "documents": documents,
+    "dilated": lambda q, k: {"mask": rg.Dilated(3) & rg.Causal() | rg.Prefix(2)},
     "where": lambda q, k: {"mask": ROWS},
     "dropout": lambda q, k: {"dropout": rg.Dropout(0.2, seed=3)},
     "tiled": lambda q, k: {"mask": rg.Causal(), "backend": rg.Tiled()},
@@ -92,14 +92,18 @@ def test_graphs_for_20_lengths(name: str, dynamic: bool | None, most: int) -> No
         (PREFIX_LM, {"start", "stop"}),
         (PREFIX_LM & rg.Window(before=6, after=0), {"start", "stop"}),
         (AFTER, {"start", "stop"}),
+        (rg.Dilated(3) | rg.Prefix(torch.tensor([2, 4])), {"mask_0", "mask_1", "mask_2"}),
+        (rg.Dilated(3) & rg.Causal(), {"mask_0", "mask_1"}),
         (ROWS, {"allowed"}),
+        (ROWS & rg.Causal(), {"allowed", "last"}),
     ],
     ids=repr,
 )
-def test_a_mask_of_intervals_is_a_rule_in_a_graph(mask: rg.Mask, operands: set[str]) -> None:
-    """Not a byte a pair, which a graph has of masks that are no intervals."""
+def test_what_a_graph_holds_of_a_mask(mask: rg.Mask, operands: set[str]) -> None:
+    """A rule, intervals, or the mask itself as a text and tensors; a byte a pair of a function of Python alone."""
     names = {argument.name for argument in torch.ops.regard.forward.default._schema.arguments}
     of_masks = {"start", "stop", "first", "last", "key_counts", "query_counts", "q_documents", "k_documents", "allowed"}
+    of_masks |= set(MASK_TENSORS)
     assert of_masks <= names
     found: list[set[str]] = []
 
@@ -115,30 +119,3 @@ def test_a_mask_of_intervals_is_a_rule_in_a_graph(mask: rg.Mask, operands: set[s
     q, k, v = torch.randn(2, 4, 11, 8), torch.randn(2, 2, 11, 8), torch.randn(2, 2, 11, 8)
     torch.testing.assert_close(run(q, k, v), rg.attention(q, k, v, mask=mask, backend=rg.Reference()))
     assert [each & of_masks for each in found] == [operands]
-
-
-class SelfAttention(torch.nn.Module):
-    """A layer whose mask is a value."""
-
-    def __init__(self, mask: rg.Mask) -> None:
-        super().__init__()
-        self.projection, self.mask = torch.nn.Linear(16, 48), mask
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.projection(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
-        return rg.attention(q, k, v, mask=self.mask).transpose(1, 2).flatten(2)
-
-
-@needs_kernels
-@pytest.mark.full
-@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler for AOTInductor")
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's own
-def test_aot_inductor_packages_a_layer_for_every_length(tmp_path: Path) -> None:
-    layer, n = SelfAttention(PREFIX_LM).eval(), torch.export.Dim("n", min=3, max=4096)
-    with torch.no_grad():
-        program = torch.export.export(layer, (torch.randn(2, 40, 16),), dynamic_shapes={"x": {1: n}})
-        packed = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "layer.pt2"))
-        run = torch._inductor.aoti_load_package(packed)
-        for length in (40, 7, 300):
-            x = torch.randn(2, length, 16)
-            torch.testing.assert_close(run(x), layer(x))

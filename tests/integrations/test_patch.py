@@ -147,10 +147,6 @@ def test_names_that_a_module_has_imported(monkeypatch: pytest.MonkeyPatch) -> No
     assert patch.calls.total() == 1
 
 
-LINEAR = nn.Linear(12, 12)
-LAYER = (12, 2, torch.randn(36, 12), None, None, None, False, 0.0, LINEAR.weight, LINEAR.bias)  # dropout 0.0
-
-
 def two_masks() -> None:
     with contextlib.suppress(RuntimeError):  # of torch 2.15, which refuses them
         F.scaled_dot_product_attention(X[:, None], X[:, None], X[:, None], torch.ones(7, 7).bool(), 0.0, True)
@@ -167,8 +163,6 @@ LEFT: dict[str, tuple[Callable[[], object], str]] = {
         "nested",
     ),
     "vmap": (lambda: torch.vmap(F.scaled_dot_product_attention)(X, X, X), "torch.func"),
-    "weights": (lambda: nn.MultiheadAttention(12, 2)(X, X, X), "need_weights"),
-    "weights, by position": (lambda: F.multi_head_attention_forward(X, X, X, *LAYER, True, None, True), "need_weights"),
     "a layer of float64": (
         lambda: nn.MultiheadAttention(12, 2).double()(*(X.double(),) * 3, need_weights=False),
         "float64",
@@ -225,14 +219,6 @@ def test_compiled(build: Callable[[], nn.Module]) -> None:
         torch.testing.assert_close(compiled(X), expected)
         assert nodes and not any("regard" in node for node in nodes)
         assert "in graphs" in str(patch)
-
-
-def test_a_layer_whose_weights_are_not_wanted() -> None:
-    layer = nn.MultiheadAttention(12, 2)
-    with rg.patch(report=None) as patch:
-        layer(X, X, X, need_weights=False)
-        F.multi_head_attention_forward(X, X, X, *LAYER, True, None, False)
-    assert dict(patch.calls) == {(MHA, None): 2}
 
 
 def test_other_threads_are_patched_too() -> None:

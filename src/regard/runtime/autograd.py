@@ -61,11 +61,11 @@ def _differentiable_way(
         return backend.differentiable
     if scripted():  # TorchScript runs where regard's operations may not be
         return backend.differentiable
-    if (graphed(*tensors) or (watched() and not backend.visible)) and not functorch():
+    # a node has no forward derivative: torch.func.linearize traces dual tensors, outside of its transforms
+    dual = forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)  # pyright: ignore[reportPrivateUsage]
+    if (graphed(*tensors) or (watched() and not backend.visible)) and not functorch() and not dual:
         return backend.traced
-    if data_unavailable(*tensors) or any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
-        return backend.differentiable
-    return None
+    return backend.differentiable if dual or data_unavailable(*tensors) else None
 
 
 class Given(NamedTuple):

@@ -38,6 +38,7 @@ class KernelArgs(ModifierOperands):
     q_documents, k_documents  int64 (*batch, n): seen are the keys with the query's number; also beside start and stop
     allowed       booleans (.., nq, nk)
     tiles, bits   int32 (.., R, C): -1 hides a tile, -2 shows it, else the number of its bits; int64 (n, keys of a tile)
+    mask_text     a mask that is none of these, in a graph: see mask_text.py; mask_0, ... are positions and its tensors
     q_at, k_at    int64 (*batch, n): positions, where modifiers or dropout ask for them
     sink          float32 (.., 1, 1): logits that take mass and add nothing
     invariant     whether a row's bits must not depend on the other rows
@@ -58,6 +59,15 @@ class KernelArgs(ModifierOperands):
     allowed: Tensor | None = None
     tiles: Tensor | None = None
     bits: Tensor | None = None
+    mask_text: str = ""
+    mask_0: Tensor | None = None
+    mask_1: Tensor | None = None
+    mask_2: Tensor | None = None
+    mask_3: Tensor | None = None
+    mask_4: Tensor | None = None
+    mask_5: Tensor | None = None
+    mask_6: Tensor | None = None
+    mask_7: Tensor | None = None
     q_at: Tensor | None = None
     k_at: Tensor | None = None
     sink: Tensor | None = None

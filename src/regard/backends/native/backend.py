@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from regard.backends.native.launch import (
     natural_row_stats,
 )
 from regard.backends.native.lower_mask import lower_mask
+from regard.backends.native.mask_text import why_not_text
 from regard.backends.native.modifiers.table import why_not_learned
 from regard.backends.native.plan import ForwardPlan, TrainingPlan
 from regard.backends.native.plan_limits import repeats
@@ -149,12 +151,25 @@ class Native(Backend):
         elif args.keys() - {*kinds, "bits"}:
             forms.append("an interval of keys a query")
         found["mask as"] = " and ".join(forms) or "nothing to hide"
+        unwritten = why_not_text(problem.mask)
+        if unwritten is not None and kinds.keys() & args.keys():
+            found["in graphs"] = (
+                f"the mask is written out, {_bytes_of_pairs(problem) / 1e6:,.1f} MB, and what its function computes "
+                f"on the way: {unwritten}"
+            )
         streamed = _family(problem).why_streamed(problem, tuple(t.requires_grad for t in problem.tensors()))
         return {**found, "backward": f"streamed over tiles in PyTorch: {streamed}" if streamed else "the same kernels"}
 
     def _kernel_args(self, problem: Problem, mask: dict[str, Any] | None = None) -> KernelArgs:
         mask = lower_mask(problem, library().tile) if mask is None else mask
         return replace(lower(problem, mask), invariant=self.invariant)
+
+
+def _bytes_of_pairs(problem: Problem) -> int:
+    """Bytes of a problem's mask as booleans, a pair each."""
+    frame = problem.frame
+    one = problem.mask.visible(frame.region(slice(0, 1), slice(0, 1)))
+    return math.prod(one.shape[:-2]) * frame.nq * frame.nk
 
 
 def _family(problem: Problem) -> KernelFamily:

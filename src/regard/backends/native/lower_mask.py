@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from regard.backends.native.mask_text import MOST, read_mask, why_not_text, write_mask
+from regard.core.errors import ShapeError
+from regard.core.positions import Positions
 from regard.core.problem import Problem
 from regard.core.region import Frame
 from regard.core.shapes import blocks
@@ -25,15 +28,59 @@ from regard.masks.ragged import Lengths
 
 _FARTHEST = 1 << 61  # half of kFarthest in native/attention/interval_rule.h: positions come on top
 _STRIP = 1 << 20  # pairs that a mask is asked about at a time: 8 MB for each 64-bit number that it computes
+# operands of a mask that is a text: the positions of queries and keys, then the tensors of the mask
+MASK_TENSORS = tuple(f"mask_{n}" for n in range(2 + MOST))
 FEW = 16  # rows of a group below which the decoding kernel runs, where a mask written out is linear in the keys
 
 
 def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Any]:
     """The mask as intervals, as booleans that the caller has, as a tile map with bits, or as intervals and booleans.
 
-    Without tiles, a mask that is known as no interval is written out.
+    Without tiles (in a graph, which serves any) a mask that is known as no interval stays a mask, as a text and
+    tensors, which lower_text reads where the graph runs; one that has no text is written out, a byte a pair.
     """
+    if tile is not None:
+        return _lower(problem.mask, problem.frame, problem.key_heads, tile)
     mask, frame = problem.mask, problem.frame
+    known = _without_pairs(mask, frame)
+    if known is not None:
+        return known
+    if why_not_text(mask) is None:
+        text, tensors = write_mask(mask, frame)
+        tensors = (frame.positions.q, frame.positions.k, *tensors)
+        return {"mask_text": text, **dict(zip(MASK_TENSORS, tensors, strict=False))}
+    if type(mask) is And:
+        for pairs, other in ((mask.a, mask.b), (mask.b, mask.a)):
+            rest = lower_intervals(other, frame)
+            if rest is not None:
+                return {"allowed": full(pairs.visible(frame.region())), **rest}
+    return {"allowed": full(mask.visible(frame.region()))}
+
+
+def lower_text(
+    text: str, tensors: list[Tensor], shape: tuple[int, ...], key_heads: int, tile: tuple[int, int]
+) -> dict[str, Any]:
+    """What lower_mask says with tiles, of a mask that it wrote as a text; shape (*batch, heads, nq, nk) of the call."""
+    *batch, heads, nq, nk = shape
+    positions, mask = Positions(*tensors[:2]), read_mask(text, tensors[2:])
+    frame = Frame.of(nq, nk, batch=tuple(batch), heads=heads, positions=positions)
+    complaint = mask.shape_error(frame)
+    if complaint is not None:
+        raise ShapeError(complaint)
+    return _lower(mask, frame, key_heads, tile)
+
+
+def _lower(mask: Mask, frame: Frame, key_heads: int, tile: tuple[int, int]) -> dict[str, Any]:
+    known = _without_pairs(mask, frame)
+    if known is not None:
+        return known
+    if frame.heads // max(key_heads, 1) * frame.nq < FEW:
+        return {"allowed": full(mask.visible(frame.region()))}
+    return _tile_map(mask, frame, *tile)
+
+
+def _without_pairs(mask: Mask, frame: Frame) -> dict[str, Any] | None:
+    """The mask as intervals, as booleans that the caller has, or both; None where that does not say it."""
     if type(mask) is Everything:
         return {}
     intervals = lower_intervals(mask, frame)
@@ -46,9 +93,7 @@ def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Any]
             rest = lower_intervals(other, frame) if type(dense) is Dense else None
             if type(dense) is Dense and rest is not None:
                 return {"allowed": full(frame.lift(dense.allowed)), **rest}
-    if tile is None or frame.heads // max(problem.key_heads, 1) * frame.nq < FEW:
-        return {"allowed": full(mask.visible(frame.region()))}
-    return _tile_map(mask, problem, *tile)
+    return None
 
 
 def lower_intervals(mask: Mask, frame: Frame) -> dict[str, Any] | None:
@@ -105,9 +150,8 @@ def full(t: Tensor) -> Tensor:
     return t.reshape((1,) * (3 - t.dim()) + tuple(t.shape)) if t.dim() < 3 else t
 
 
-def _tile_map(mask: Mask, problem: Problem, queries: int, keys: int) -> dict[str, Tensor]:
+def _tile_map(mask: Mask, frame: Frame, queries: int, keys: int) -> dict[str, Tensor]:
     """Which tiles are NONE (-1) or ALL (-2), and for the rest the number of their bits: never n × n."""
-    frame = problem.frame
     tiling = frame.tiling(queries, keys)
     cover, one = full(mask.cover(tiling)), full(mask.visible(frame.region(slice(0, 1), slice(0, 1))))
     cover = cover.expand(*torch.broadcast_shapes(cover.shape[:-2], one.shape[:-2]), *tiling.shape)

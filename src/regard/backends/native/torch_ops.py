@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +21,7 @@ from regard.backends.native.launch import (
     library,
     natural_row_stats,
 )
+from regard.backends.native.lower_mask import MASK_TENSORS, lower_text
 from regard.backends.native.modifiers.table import MODIFIERS
 from regard.core.errors import ShapeError
 from regard.core.shapes import listed
@@ -49,10 +50,21 @@ def _args(given: Sequence[Any]) -> KernelArgs:
 def _forward(*given: Any) -> Kept:
     args = _args(given)
     _check_shapes(tuple([(name, t.shape) for name, t in args.tensors().items()]), library().tile)
+    args = _with_mask(args)
     results = _empty(args)
     if not filled_without_pairs(args, *results):
         library().run("regard_forward", arguments(args, *results))
     return results
+
+
+def _with_mask(args: KernelArgs) -> KernelArgs:
+    """The same call, its mask as these kernels read it, where it is a text."""
+    if not args.mask_text:
+        return args
+    tensors = [t for t in (getattr(args, name) for name in MASK_TENSORS) if t is not None]
+    shape = (*args.shape, args.k.shape[-2])
+    mask = lower_text(args.mask_text, tensors, shape, args.k.shape[-3], library().tile)
+    return replace(args, mask_text="", **dict.fromkeys(MASK_TENSORS), **mask)
 
 
 def _empty(args: KernelArgs) -> Kept:
@@ -97,7 +109,7 @@ def _check_shapes(shapes: tuple[tuple[str, torch.Size], ...], tile: tuple[int, i
 def _backward(*arguments: Any) -> list[Tensor]:
     """GradientArguments in the order of LEARNED, of those that `wanted` names; nothing for the rest."""
     *own, out, lse, row_stats, dout, dlse, wanted = arguments
-    args = _args(own)
+    args = _with_mask(_args(own))
     found = operand_gradients(args, (out, lse, row_stats), (dout, dlse), set(wanted.split()))
     return [_like(getattr(args, name), found[name]) if name in found else out.new_empty(0) for name in LEARNED]
 

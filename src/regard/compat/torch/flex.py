@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from regard.compat.torch.mask_mods import MaskMod, translate_mask
+from regard.compat.torch.pair_functions import NotRecorded, Sizes, indexing
+from regard.compat.torch.score_mods import ScoreMod, translate_score
+from regard.core.dtypes import accumulator
 from regard.core.errors import Unsupported
-from regard.core.region import Region
+from regard.core.positions import head
 from regard.core.shapes import listed
 from regard.masks.algebra import Everything, Mask
 from regard.runtime.binding import Call
-from regard.scores.algebra import Modifier, Score
+from regard.runtime.dispatch import Plan
+from regard.runtime.dispatch import plan as plan_of
+from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 
 
@@ -35,8 +41,12 @@ def flex_attention(
 
     query (B, H, L, E), key (B, Hk, S, E), value (B, Hk, S, Ev) -> (B, H, L, Ev). Both functions see one pair at a time,
     i and j are indices from 0, as torch has it; of the blocks of block_mask nothing is read, as by torch without
-    torch.compile. A mask runs on the native kernels, a score_mod tile by tile in PyTorch. kernel_options are ignored.
-    With return_lse, or return_aux=AuxRequest(lse=True), (out, natural log-sum-exp) as torch returns it.
+    torch.compile. Both are recorded for one pair and read: sums with what depends on i - j (ALiBi, relative biases), on
+    i or j alone, or with a tensor indexed by b, h, i, j; soft caps; factors; where(condition, score, -inf); intervals
+    of i - j, documents, and & | ~ of masks run on the native kernels as regard's own scores and masks. Of others a mask
+    runs there too, asked pair by pair; a score_mod runs tile by tile in PyTorch; explain_flex_attention tells.
+    kernel_options are ignored. With return_lse, or return_aux=AuxRequest(lse=True), (out, natural log-sum-exp) as torch
+    returns it.
 
     Differentiable in query, key and value, which torch is not on a CPU. A query that sees nothing gives 0.
     Raises Unsupported, with the reason, for return_aux=AuxRequest(max_scores=True), a score_mod that uses a tensor that
@@ -52,10 +62,7 @@ def flex_attention(
     why = why_left_flex(query, key, value, score_mod, block_mask, scale, *aux, return_aux=return_aux)
     if why is not None:
         raise Unsupported(f"flex_attention: {why}.")
-    score: Score = ScaledDot(scale)
-    score = score if score_mod is None else score >> ScoreMod(score_mod)
-    mask = Everything() if block_mask is None else MaskMod(block_mask.mask_mod)
-    call = Call(query, key, value, score, mask, None, None, None)
+    call, _ = _translated(query, key, value, score_mod, block_mask, scale)
     with call.precision():
         if not return_lse and return_aux is None:
             return call.run(None).to(call.problem.dtype)
@@ -66,6 +73,57 @@ def flex_attention(
     from torch.nn.attention.flex_attention import AuxOutput
 
     return out, AuxOutput(lse=lse if return_aux.lse else None, max_scores=None)
+
+
+def explain_flex_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Tensor] | None = None,
+    block_mask: Any = None,
+    scale: float | None = None,
+) -> Plan:
+    """How flex_attention would run this call: what its functions were read as, and what `regard.explain` tells of that.
+
+    >>> q = torch.zeros(1, 2, 5, 8)
+    >>> plan = explain_flex_attention(q, q, q, lambda s, b, h, i, j: torch.sin(s))
+    >>> dict(plan.facts)["score_mod"]
+    'asked pair by pair, in PyTorch: aten.sin.default of a score is no step that regard has'
+    """
+    call, facts = _translated(query, key, value, score_mod, block_mask, scale)
+    with torch.no_grad():
+        plan = plan_of(call.problem, None, lse=False)
+    return replace(plan, facts=(*facts, *plan.facts))
+
+
+def _translated(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Tensor] | None,
+    block_mask: Any,
+    scale: float | None,
+) -> tuple[Call, tuple[tuple[str, str], ...]]:
+    """The call as one of regard.attention, and how each of the two functions was read."""
+    (batch, heads, nq, width), nk = query.shape, key.shape[-2]
+    sizes = Sizes(batch, heads, nq, nk, accumulator(query.dtype))
+    score: Score = ScaledDot(scale)
+    mask: Mask = Everything()
+    facts = list[tuple[str, str]]()
+    if score_mod is not None:
+        try:
+            score, mask = translate_score(score_mod, max(width, 1) ** -0.5 if scale is None else scale, sizes)
+            facts.append(("score_mod", "read as regard's own score and mask"))
+        except NotRecorded as why:
+            score = score >> ScoreMod(score_mod)
+            facts.append(("score_mod", f"asked pair by pair, in PyTorch: {why}"))
+    if block_mask is not None:
+        seen = translate_mask(block_mask.mask_mod, sizes)
+        how = "asked pair by pair" if isinstance(seen, MaskMod) else "read as regard's own mask"
+        facts.append(("mask_mod", how))
+        mask = mask & seen
+    positions = head(nq, nk, query.device) if nq != nk else None  # i and j are indices
+    return Call(query, key, value, score, mask, positions, None, None), tuple(facts)
 
 
 def why_left_flex(
@@ -99,50 +157,8 @@ def why_left_flex(
             return f"its block_mask was created for {listed(block_mask.shape)}; q and k have lengths {n}"
     if score_mod is not None and torch.is_grad_enabled() and 0 not in (*query.shape, *key.shape):
         first = torch.zeros((), dtype=torch.int64)
-        with _indexing():
+        with indexing():
             s = score_mod(torch.zeros(()), first, first, first, first)
         if s.requires_grad:
             return "its score_mod uses a tensor that requires a gradient, which would get none"
     return None
-
-
-@dataclass(frozen=True)
-class ScoreMod(Modifier):
-    """s -> fn(s, b, h, i, j) of one pair: i and j are indices."""
-
-    positional: ClassVar[bool] = False
-    fn: Callable[..., Tensor]
-
-    def modify(self, s: Tensor, at: Region) -> Tensor:
-        return _each_pair(self.fn, at, s)
-
-
-@dataclass(frozen=True)
-class MaskMod(Mask):
-    """The pairs for which fn(b, h, i, j) is True: i and j are indices."""
-
-    positional: ClassVar[bool] = False
-    fn: Callable[..., Tensor]
-
-    def visible(self, at: Region) -> Tensor:
-        seen = _each_pair(self.fn, at)
-        for axis in (0, 1):  # what does not depend on the batch element or the head is there once
-            seen = seen.narrow(axis, 0, 1) if seen.shape[axis] > 1 and seen.stride(axis) == 0 else seen
-        return seen
-
-
-def _each_pair(fn: Callable[..., Tensor], at: Region, *scores: Tensor) -> Tensor:
-    """fn of single pairs (with their scores), by vmap over (batch, heads, queries, keys), as torch evaluates it."""
-    index = tuple(t.reshape(-1) for t in (at.b, at.h, at.row, at.col))
-    for axis in (3, 2, 1, 0):
-        dims = tuple(0 if axis == other else None for other in range(4))
-        fn = torch.vmap(fn, in_dims=(0,) * len(scores) + dims)
-    with _indexing():
-        return fn(*scores, *index)
-
-
-def _indexing() -> Any:
-    """While it is open, tensor[i] takes the i of a pair, under vmap too."""
-    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-
-    return TransformGetItemToIndex()

@@ -110,13 +110,14 @@ def patch(model: nn.Module | None = None, *, report: Callable[[str], object] | N
             while a patched model runs is taken too
     report  called with the summary at the end of the block; None: nobody is told, `print(the Patch)` shows it
 
-    Outputs and gradients are torch's up to rounding; dropout draws other bits. Calls that regard's kernels cannot run
-    go to torch and are counted with the reason: tensors that are not on the CPU, not float32, bfloat16 or float16,
-    nested, or of a subclass; attn_mask with is_causal; layers called with need_weights=True (their default), whose
-    weights torch builds faster; of flex_attention, compiled calls, largest scores, and a score_mod that uses a tensor
-    that requires a gradient; torch.func transforms, forward-mode derivatives, tracing. Under torch.compile, patch
-    first or call the compiled model inside the block: its graphs then hold regard's kernels, and are compiled again
-    without them after the end. Blocks nest; everything is restored after an error too.
+    Outputs, weights and gradients are torch's up to rounding, with three differences: dropout draws other bits, weights
+    (need_weights=True) are those before dropout, and a query that sees nothing gives 0 where torch may give NaN. Calls
+    that regard's kernels cannot run go to torch and are counted with the reason: tensors that are not on the CPU, not
+    float32, bfloat16 or float16, nested, or of a subclass; attn_mask with is_causal; of flex_attention, compiled calls,
+    largest scores, and a score_mod that uses a tensor that requires a gradient; torch.func transforms, forward-mode
+    derivatives, tracing. Under torch.compile, patch first or call the compiled model inside the block: its graphs then
+    hold regard's kernels, and are compiled again without them after the end. Blocks nest; everything is restored after
+    an error too.
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
     >>> with patch():
@@ -158,11 +159,13 @@ def _places() -> list[tuple[ModuleType, str, str]]:
 
 def _routed(name: str) -> Callable[..., Any]:
     """torch's function of that name, which regard runs where it can."""
-    theirs, ours, options_left = TORCHS[name], OURS[name], OPTIONS_LEFT[name]
+    theirs, ours, options_left = TORCHS[name], OURS[name], OPTIONS_LEFT.get(name)
 
     @functools.wraps(theirs)
     def run(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        why = why_left(query, key, value) or options_left(query, key, value, *args, **kwargs)
+        why = why_left(query, key, value)
+        if why is None and options_left is not None:
+            why = options_left(query, key, value, *args, **kwargs)
         if torch.compiler.is_compiling():
             _count_traced(name, why)
             return (ours if why is None else theirs)(query, key, value, *args, **kwargs)
@@ -194,11 +197,6 @@ def _two_masks(
     return "attn_mask with is_causal, which torch reads by path" if attn_mask is not None and is_causal else None
 
 
-def _weights(*args: Any, need_weights: bool = True, **others: Any) -> str | None:
-    asked = args[15] if len(args) > 15 else need_weights  # the number of arguments before it
-    return "its weights are asked for (need_weights=True), which torch builds faster" if asked else None
-
-
 def why_left(query: Any, key: Any, value: Any) -> str | None:
     """Why a call of torch's attention stays with torch; None where regard's kernels run it."""
     for t in (query, key, value):
@@ -221,9 +219,9 @@ def why_left(query: Any, key: Any, value: Any) -> str | None:
     return "it is traced, or a dispatch mode watches it" if watched() else None
 
 
+# why a call stays with torch for its options: multi_head_attention_forward runs with all of them
 OPTIONS_LEFT: dict[str, Callable[..., str | None]] = {
     "scaled_dot_product_attention": _two_masks,
-    "multi_head_attention_forward": _weights,
     "flex_attention": why_left_flex,
 }
 ROUTED = {name: _routed(name) for name in TORCHS}
