@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.backends.base import Backend, Differentiable, Example, Kept, Plan, Result
 from regard.backends.native.additive import AdditiveKernels
 from regard.backends.native.args import KernelArgs, lower, why_not
+from regard.backends.native.direct import why_no_plans
 from regard.backends.native.families import KernelFamily
 from regard.backends.native.ffi import runnable, why_not_built
 from regard.backends.native.launch import (
@@ -85,6 +86,8 @@ class Native(Backend):
 
     def ragged_plan(self, problem: Problem, call: RaggedCall) -> RaggedPlan | None:
         """A plan for calls on ragged sequences; None where they are not run as one list. problem: of the longest."""
+        if why_no_plans() is not None:
+            return None
         with torch.no_grad():
             return ragged_plan(self._kernel_args(problem), problem, call)
 
@@ -112,6 +115,8 @@ class Native(Backend):
         return traced(replace(lower(problem, lower_mask(problem, tile)), invariant=self.invariant))
 
     def plan(self, example: Example, training: bool) -> Plan | None:
+        if why_no_plans() is not None:
+            return None
         family, problem = _family(example.problem), example.problem
         rest = len(problem.tensors()) - len(example.needs)
         if training and family.why_streamed(problem, (*example.needs, *(False,) * rest)) is not None:
@@ -150,6 +155,8 @@ class Native(Backend):
             forms.append("an interval of keys a query")
         found["mask as"] = " and ".join(forms) or "nothing to hide"
         streamed = _family(problem).why_streamed(problem, tuple(t.requires_grad for t in problem.tensors()))
+        if why := why_no_plans():
+            found["calls"] = why
         return {**found, "backward": f"streamed over tiles in PyTorch: {streamed}" if streamed else "the same kernels"}
 
     def _kernel_args(self, problem: Problem, mask: dict[str, Any] | None = None) -> KernelArgs:
