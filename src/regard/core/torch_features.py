@@ -43,3 +43,5 @@ class Feature:
 
 # The functions by which native/python/ reads a tensor without the interpreter.
 EXCHANGE = Feature("DLPack exchange API", since="2.10", at="torch:Tensor.__dlpack_c_exchange_api__")
+# How the log-sum-exp is asked of flex_attention; before, by return_lse=True.
+AUX_REQUEST = Feature("AuxRequest for flex_attention", since="2.9", at="torch.nn.attention.flex_attention:AuxRequest")
