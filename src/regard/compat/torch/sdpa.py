@@ -115,5 +115,8 @@ def _check_mask(attn_mask: Tensor, query: Tensor, key: Tensor) -> None:
             "torch.float32 or the dtype of query, added to the scores."
         )
     shape, full = attn_mask.shape, (*query.shape[:-1], key.shape[-2])
-    if len(shape) > len(full) or any(a not in (1, b) for a, b in zip(shape[::-1], full[::-1], strict=False)):
+    # torch.compile traces no zip of unequal lengths before torch 2.9
+    if len(shape) > len(full) or any(
+        a not in (1, b) for a, b in zip(shape, full[len(full) - len(shape) :], strict=True)
+    ):
         raise ValueError(f"attn_mask has shape {listed(shape)}; expected one that broadcasts to {listed(full)}.")
