@@ -45,3 +45,10 @@ class Feature:
 EXCHANGE = Feature("DLPack exchange API", since="2.10", at="torch:Tensor.__dlpack_c_exchange_api__")
 # How the log-sum-exp is asked of flex_attention; before, by return_lse=True.
 AUX_REQUEST = Feature("AuxRequest for flex_attention", since="2.9", at="torch.nn.attention.flex_attention:AuxRequest")
+# Before, torch's definition of ONNX' Attention, run directly, hides what a mask of booleans shows. The release that
+# mended it is told by a function that came with it.
+ONNX_MASKS = Feature(
+    "right masks of booleans in torch.onnx.ops.attention",
+    since="2.10",
+    at="torch.onnx.ops._impl:_attention_23_fake_impl",
+)
