@@ -62,7 +62,7 @@ def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
 def test_readme_names_the_oldest_torch_that_is_admitted() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     admitted = re.search(r'^dependencies = \["torch>=([0-9.]+)"\]$', project, re.MULTILINE)
-    assert admitted is not None  # tests/oldest_torch.sh reads the same line
+    assert admitted is not None  # tests/with_torch.sh reads the same line
     assert f"needs PyTorch {admitted[1]} or later" in README.read_text(encoding="utf-8")
 
 

@@ -10,10 +10,12 @@ import pytest
 import torch
 import torch.nn.attention.flex_attention as theirs
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+from torch.nn.attention.flex_attention import create_block_mask
 
 import regard as rg
+from needed import needs_torch
 from regard.compat.torch import flex_attention
+from regard.core.torch_features import AUX_REQUEST
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
@@ -59,9 +61,20 @@ def test_like_torch(score: str, mask: str) -> None:
     expected = theirs.flex_attention(q, k, v, **options, return_lse=True)
     torch.testing.assert_close(flex_attention(q, k, v, **options, return_lse=True), expected)
     with rg.patch(report=None) as patch:
-        found = theirs.flex_attention(q, k, v, **options, scale=0.2, return_aux=AuxRequest(lse=True))
+        found = theirs.flex_attention(q, k, v, **options, scale=0.2)
     assert dict(patch.calls) == {("flex_attention", None): 1}
-    expected = theirs.flex_attention(q, k, v, **options, scale=0.2, return_aux=AuxRequest(lse=True))
+    torch.testing.assert_close(found, theirs.flex_attention(q, k, v, **options, scale=0.2))
+
+
+@needs_torch(AUX_REQUEST)
+@pytest.mark.parametrize("mask", ["everything", "empty rows"])
+def test_an_aux_request_is_answered_as_torch_does(mask: str) -> None:
+    (q, k, v), asked = drawn(), theirs.AuxRequest(lse=True)
+    options = {"block_mask": block_mask(mask), "enable_gqa": True, "scale": 0.2, "return_aux": asked}
+    with rg.patch(report=None) as patch:
+        found = theirs.flex_attention(q, k, v, **options)
+    assert dict(patch.calls) == {("flex_attention", None): 1}
+    expected = theirs.flex_attention(q, k, v, **options)
     torch.testing.assert_close((found[0], found[1].lse), (expected[0], expected[1].lse))
     assert found[1].max_scores is None
 
@@ -97,7 +110,6 @@ LEARNED = torch.zeros(NQ, NK, requires_grad=True)
 Q, K, V = drawn()
 LEFT: dict[str, tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any], str]] = {
     "learned": ((Q, Q, Q), {"score_mod": lambda s, b, h, i, j: s + LEARNED[i, j]}, "score_mod uses a tensor that"),
-    "largest": ((Q, Q, Q), {"return_aux": AuxRequest(max_scores=True)}, "largest scores"),
     "dtypes": ((Q, Q, Q.bfloat16()), {}, "expected one dtype"),
     "heads": ((Q, K, V), {}, "with enable_gqa"),
     "axes": ((Q[0], Q[0], Q[0]), {}, "expected four axes"),
@@ -107,6 +119,10 @@ LEFT: dict[str, tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any], str]] = {
         "crea",
     ),
 }
+
+
+if AUX_REQUEST.there:
+    LEFT["largest"] = (Q, Q, Q), {"return_aux": theirs.AuxRequest(max_scores=True)}, "largest scores"
 
 
 @pytest.mark.parametrize(("tensors", "options", "said"), LEFT.values(), ids=LEFT.keys())

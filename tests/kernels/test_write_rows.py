@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.testing._internal.logging_tensor import LoggingTensorMode
 
 import regard as rg
-from needed import needs_kernels
+from needed import needs_plans
 from regard.backends.native.direct import write_rows
 from regard.nn import FixedCache
 
-pytestmark = needs_kernels
+pytestmark = needs_plans
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8)
 

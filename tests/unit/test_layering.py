@@ -17,7 +17,17 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 # From the lowest; a module belongs to the longest of these names that it begins with.
 LAYERS = (
-    ("core.errors", "core.value", "core.tracing", "core.dtypes", "core.shapes", "core.paged", "core.mkl", "core.html"),
+    (
+        "core.errors",
+        "core.value",
+        "core.tracing",
+        "core.dtypes",
+        "core.shapes",
+        "core.paged",
+        "core.mkl",
+        "core.html",
+        "core.torch_features",
+    ),
     ("core.arrays", "core.region", "core.state", "core.positions", "core.dropout", "masks", "scores"),
     ("core.arguments", "core.problem", "core.hooks", "nested", "ragged_queries", "packed", "part_of_call"),
     ("backends",),

@@ -16,6 +16,7 @@ from regard.backends.streaming.backward import Cotangents
 from regard.core.problem import Problem
 from regard.core.region import Frame
 from regard.core.state import State
+from regard.core.torch_features import AUX_REQUEST
 from regard.masks.algebra import Cover, Everything
 from regard.scores.algebra import Modifier
 from regard.scores.similarity import Bilinear, Cosine, Dot, ScaledDot
@@ -155,9 +156,17 @@ def _kernel(compiled: bool) -> Callable[..., Any]:
     return torch.compile(flex_attention) if compiled else flex_attention
 
 
-def _flex(problem: Problem) -> Result:
+def _out_and_lse(kernel: Callable[..., Any], *given: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """What flex_attention, or what is compiled of it, returns."""
+    if not AUX_REQUEST.there:
+        return kernel(*given, **options, return_lse=True)
     from torch.nn.attention.flex_attention import AuxRequest
 
+    out, aux = kernel(*given, **options, return_aux=AuxRequest(lse=True))
+    return out, aux.lse
+
+
+def _flex(problem: Problem) -> Result:
     similarity, batch = problem.similarity, problem.frame.batch
     q = problem.q
     scale: float | None = 1.0
@@ -167,7 +176,8 @@ def _flex(problem: Problem) -> Result:
             q, scale = q * similarity.scale[..., None, None].to(q.dtype), 1.0
     q, k, v = (t.flatten(0, len(batch) - 1) if batch else t[None] for t in (q, problem.k, problem.v))
     masked = not isinstance(problem.mask, Everything)
-    out, aux = _kernel(q.is_cuda)(
+    found = _out_and_lse(
+        _kernel(q.is_cuda),
         q,
         k.to(q.dtype),
         v.to(q.dtype),
@@ -175,7 +185,6 @@ def _flex(problem: Problem) -> Result:
         block_mask=block_mask(problem) if masked else None,
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
-        return_aux=AuxRequest(lse=True),
     )
-    out, lse = (t.unflatten(0, batch) if batch else t[0] for t in (out, aux.lse))
+    out, lse = (t.unflatten(0, batch) if batch else t[0] for t in found)
     return (out, lse) if problem.sink is None else problem.joined(State.of_lse(out, lse)).finish()

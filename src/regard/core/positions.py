@@ -172,5 +172,7 @@ def resolve_positions(
         firsts = [int(x[0]) if x.numel() else 0 for x in (positions.q, positions.k)]
         span = Span((firsts[0], nq), (firsts[1], nk), device, private=True)
     if span is not None:
-        object.__setattr__(made, "_span", span._replace(private=True))
+        # written out: torch.compile traces no _replace before torch 2.9
+        own = Span(span.q, span.k, span.device, private=True, held=span.held)
+        object.__setattr__(made, "_span", own)
     return made

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -26,3 +28,13 @@ def blocks(n: int, size: int) -> list[slice]:
 def listed(shape: torch.Size | tuple[int, ...]) -> str:
     """A shape as messages show it: (2, 3, 5)."""
     return str(tuple(shape))
+
+
+def broadcasts(shape: Sequence[int], full: Sequence[int]) -> bool:
+    """Whether a tensor of `shape` broadcasts to one of `full`.
+
+    >>> broadcasts((1, 5), (2, 3, 5)), broadcasts((2, 5), (2, 3, 5))
+    (True, False)
+    """
+    lead = len(full) - len(shape)  # torch 2.8's compiler traces no zip of unequal lengths
+    return lead >= 0 and all(a in (1, b) for a, b in zip(shape, full[lead:], strict=True))

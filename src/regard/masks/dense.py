@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.core.arrays import tensor
 from regard.core.region import Frame, Region, Tiling
-from regard.core.shapes import listed
+from regard.core.shapes import broadcasts, listed
 from regard.core.tracing import data_unavailable
 from regard.masks.algebra import Mask, cover_of
 from regard.masks.picture import Extent
@@ -63,7 +63,7 @@ class Dense(Mask):
         lengths = (
             f"a padding mask (batch, nk) is Dense(mask{each}), or Lengths(keys=mask.sum(-1)) if it pads at the end"
         )
-        if len(shape) > len(full) or any(a not in (1, b) for a, b in zip(shape[::-1], full[::-1], strict=False)):
+        if not broadcasts(shape, full):
             return (
                 f"Dense.allowed has shape {listed(shape)}; expected one that broadcasts to {listed(full)}; {lengths}."
             )

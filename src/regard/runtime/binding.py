@@ -18,7 +18,7 @@ from regard.core.errors import ShapeError
 from regard.core.paged import share_pages
 from regard.core.positions import Positions
 from regard.core.problem import Layout, Problem, build_problem
-from regard.core.shapes import listed, repeat_heads
+from regard.core.shapes import broadcasts, listed, repeat_heads
 from regard.core.state import RowStats
 from regard.core.tracing import scripted
 from regard.masks.algebra import Mask
@@ -98,7 +98,7 @@ def _sink(sink: float | Tensor, problem: Problem) -> Tensor:
     if logit.device != frame.device:
         raise ValueError(f"sink is on {logit.device}, q on {frame.device}; move it with .to(...).")
     full = (*frame.batch, frame.heads)
-    if logit.dim() > len(full) or any(a not in (1, b) for a, b in zip(logit.shape[::-1], full[::-1], strict=False)):
+    if not broadcasts(logit.shape, full):
         raise ShapeError(f"sink has shape {listed(logit.shape)}; expected a logit a head, ({frame.heads},), or {full}.")
     return logit.expand(full)
 

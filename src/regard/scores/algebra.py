@@ -157,7 +157,10 @@ class Pipeline(Score):
         return any(stage.compares_positions() for stage in self.parts)
 
     def shape_error(self, frame: Frame) -> str | None:
-        return next((why for stage in self.parts if (why := stage.shape_error(frame)) is not None), None)
+        for stage in self.parts:  # torch.compile traces no next() with a default before torch 2.9
+            if (why := stage.shape_error(frame)) is not None:
+                return why
+        return None
 
     def local(self, at: Region) -> Pipeline:
         return Pipeline(tuple(stage.local(at) for stage in self.parts))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.core.region import Frame, Region
-from regard.core.shapes import listed
+from regard.core.shapes import broadcasts, listed
 from regard.core.tracing import data_unavailable
 from regard.scores.algebra import Modifier, Score, finite_in, number, parameter, plus, shape_error_by_head
 from regard.scores.buckets import Buckets, ClippedBuckets, T5Buckets
@@ -205,7 +205,7 @@ class Bias(Modifier):
 
     def shape_error(self, frame: Frame) -> str | None:
         shape, full = tuple(self.bias.shape), frame.shape if frame.headed else (*frame.batch, frame.nq, frame.nk)
-        if len(shape) > len(full) or any(a not in (1, b) for a, b in zip(shape[::-1], full[::-1], strict=False)):
+        if not broadcasts(shape, full):
             return f"Bias.bias has shape {listed(shape)}; expected one that broadcasts to {listed(full)}."
         return None
 

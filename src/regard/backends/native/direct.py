@@ -17,6 +17,7 @@ import regard.core.value as value
 from regard.backends.native.ffi import python_calls, runnable
 from regard.core.paged import Paged
 from regard.core.positions import Positions
+from regard.core.torch_features import EXCHANGE
 
 
 class Direct(NamedTuple):
@@ -40,9 +41,15 @@ class Direct(NamedTuple):
     forget: Callable[[], None]
 
 
+def why_no_plans() -> str | None:
+    """Why no plan of a call serves later ones, as a clause; None where plans are kept. There must be kernels."""
+    why = EXCHANGE.why_not()
+    return None if why is None else f"each call is prepared anew in Python, none from a plan: {why}"
+
+
 @cache
 def direct() -> Direct:
-    """The functions, loaded; there must be kernels."""
+    """The functions, loaded; there must be kernels, and why_no_plans() must be None."""
     handle = python_calls()
     handle.regard_start.argtypes, handle.regard_start.restype = (ctypes.py_object,), ctypes.py_object
     functions = handle.regard_start(
@@ -66,7 +73,7 @@ def write_rows(row: int, keys: Tensor, k: Tensor, values: Tensor, v: Tensor) -> 
 
     Returns whether it was done: in 1 µs, where torch's operations take 6. Not done, and nothing written: for tensors
     that do not fit, need gradients, are larger than 64 kB or not on the CPU, in graphs, where somebody watches the
-    operations of torch, and where there are no kernels.
+    operations of torch, where there are no kernels, and where torch has no DLPack exchange API.
     """
     return (
         not torch.compiler.is_compiling() and _can_write() and direct().write_rows(row, keys, k, values, v) is not None
@@ -89,4 +96,4 @@ def write_page_rows(
 
 @cache
 def _can_write() -> bool:
-    return bool(runnable())
+    return bool(runnable()) and why_no_plans() is None

@@ -8,7 +8,7 @@ from torch import Tensor
 from regard.api import attention
 from regard.core.dropout import Dropout
 from regard.core.positions import Positions, head
-from regard.core.shapes import listed, repeat_heads
+from regard.core.shapes import broadcasts, listed, repeat_heads
 from regard.masks.algebra import Everything, Mask
 from regard.masks.dense import Dense
 from regard.masks.positional import Causal
@@ -115,5 +115,5 @@ def _check_mask(attn_mask: Tensor, query: Tensor, key: Tensor) -> None:
             "torch.float32 or the dtype of query, added to the scores."
         )
     shape, full = attn_mask.shape, (*query.shape[:-1], key.shape[-2])
-    if len(shape) > len(full) or any(a not in (1, b) for a, b in zip(shape[::-1], full[::-1], strict=False)):
+    if not broadcasts(shape, full):
         raise ValueError(f"attn_mask has shape {listed(shape)}; expected one that broadcasts to {listed(full)}.")

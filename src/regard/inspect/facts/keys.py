@@ -155,7 +155,8 @@ class MaxReceived(Fact[Tensor]):
         return _MostAccumulator(room(problem, problem.frame.nk))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Tensor:
-        return torch.nn.functional.pad(p, (0, 0, 1, 0)).amax(-2)  # a query that gives nothing stands before the first
+        nothing = p.new_zeros(*p.shape[:-2], 1, p.shape[-1])  # a query that gives nothing stands before the first
+        return torch.cat([nothing, p], -2).amax(-2)
 
 
 class _MostAccumulator(Accumulator[Tensor]):
