@@ -18,7 +18,10 @@ WAIT = 120  # seconds for an answer of a process
 
 
 class Group:
-    """`count` processes, each a rank of one gloo group, and subgroups of the first 1, 2, ... of them."""
+    """`count` processes, each a rank of one gloo group, and subgroups of the first 1, 2, ... of them.
+
+    They take seconds to load torch, for which the first call waits, not this one.
+    """
 
     def __init__(self, count: int) -> None:
         context = mp.get_context("spawn")
@@ -32,8 +35,7 @@ class Group:
             process.start()
             self.pipes.append(ours)
             self.processes.append(process)
-        for rank in range(count):
-            self.answer(rank)
+        self.ready = False
 
     def run(self, function: Callable[..., Any], *given: Any, ranks: int | None = None) -> list[Any]:
         """What function(group, *given) returns on each of the first `ranks` ranks; its error, where one raises."""
@@ -45,6 +47,8 @@ class Group:
         return [answer for _, answer in answers]
 
     def start(self, function: Callable[..., Any], *given: Any, ranks: int | None = None) -> None:
+        if not self.ready:
+            self.ready = all(self.answer(rank)[0] for rank in range(len(self.pipes)))
         count = len(self.pipes) if ranks is None else ranks
         for pipe in self.pipes[:count]:
             pipe.send((function, given, count))

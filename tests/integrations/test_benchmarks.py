@@ -137,6 +137,7 @@ def test_a_case_is_checked_and_timed_in_a_process_of_its_own(worker: Worker) -> 
     assert entry.best is not None and entry.ways[entry.best].turns and entry.seconds > 0
 
 
+@pytest.mark.full
 def test_between_its_answers_a_process_is_stopped(worker: Worker) -> None:
     assert worker.process is not None
     status = Path(f"/proc/{worker.process.pid}/stat")

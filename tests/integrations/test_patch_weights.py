@@ -114,6 +114,7 @@ def test_with_dropout_the_weights_are_those_before_it() -> None:
     assert not out.isclose(expected[0]).all()
 
 
+@pytest.mark.full
 def test_in_a_graph() -> None:
     layer, x = layer_of(batch_first=True), torch.randn(2, NK, 12)
     expected = layer(x, x, x, key_padding_mask=HIDDEN)

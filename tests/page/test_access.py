@@ -9,7 +9,7 @@ import pytest
 
 import sample_reports as reports
 
-# A visit takes half a second: a plain run makes those of test_page.py alone.
+# A visit takes half a second: a plain run makes those of test_page.py and test_served_page.py alone.
 pytestmark = pytest.mark.full
 
 WIDTHS = [390, 768, 1280, 1920]

@@ -11,7 +11,7 @@ import pytest
 import sample_reports as reports
 from regard.inspect.report.layer import HIDDEN
 
-# A visit takes half a second: a plain run makes those of test_page.py alone.
+# A visit takes half a second: a plain run makes those of test_page.py and test_served_page.py alone.
 pytestmark = pytest.mark.full
 
 

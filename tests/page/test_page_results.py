@@ -10,6 +10,9 @@ import pytest
 import regard as rg
 import sample_reports as reports
 
+# A visit takes half a second: a plain run makes those of test_page.py and test_served_page.py alone.
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, rg.Report]:

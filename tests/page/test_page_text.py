@@ -12,7 +12,7 @@ import torch
 import regard as rg
 import sample_reports as reports
 
-# A visit takes half a second: a plain run makes those of test_page.py alone.
+# A visit takes half a second: a plain run makes those of test_page.py and test_served_page.py alone.
 pytestmark = pytest.mark.full
 
 

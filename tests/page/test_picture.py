@@ -12,7 +12,7 @@ import regard as rg
 import sample_reports as reports
 from regard.inspect.report.picture import LARGEST, Picture
 
-# A visit takes half a second: a plain run makes those of test_page.py alone.
+# A visit takes half a second: a plain run makes those of test_page.py and test_served_page.py alone.
 pytestmark = pytest.mark.full
 
 ROWS, COLUMNS = 3, 5

@@ -6,10 +6,19 @@ import pytest
 
 from gloo_processes import Group
 
+GROUP = pytest.StashKey[Group]()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The processes load torch while tests of other folders run."""
+    wanted = any("gloo" in getattr(item, "fixturenames", ()) for item in session.items)
+    if wanted and not session.config.option.collectonly:
+        session.config.stash[GROUP] = Group(4)
+
 
 @pytest.fixture(scope="session")
-def gloo() -> Iterator[Group]:
+def gloo(pytestconfig: pytest.Config) -> Iterator[Group]:
     """Four processes of one gloo group."""
-    group = Group(4)
+    group = pytestconfig.stash[GROUP]
     yield group
     group.close()

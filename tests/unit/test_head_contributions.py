@@ -70,7 +70,7 @@ def test_without_a_token_the_largest_logit_is_told(model: ByteTransformer) -> No
     with torch.no_grad():
         assert found.logit is not None and found.logit.token == int(model(torch.tensor([TEXT]))[0, -1].argmax())
     said = " ".join(str(found).split())
-    assert f"in that of token {found.logit.token} at position 60, {found.logit.value:.4g} = " in said
+    assert f"in that of {found.logit.said} at position 60 ({found.logit.value:.4g} = " in said
 
 
 @pytest.mark.parametrize("seed", range(3))

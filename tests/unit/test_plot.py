@@ -61,6 +61,7 @@ def test_no_text_is_cut_off_or_covered(name: str) -> None:
         assert not of_a.overlaps(of_b), f"{a.get_text()!r} lies on {b.get_text()!r}"
 
 
+@pytest.mark.full
 def test_axes_say_what_they_count() -> None:
     figure = drawn(reports.report(2, 3, 60), (1, 2))
     labels = [(a.get_title(loc="left"), a.get_xlabel(), a.get_ylabel()) for a in figure.axes]

@@ -57,6 +57,10 @@ def test_a_report_has_facts_and_findings() -> None:
     first, *_, last = str(shown).splitlines()
     assert first.startswith("a model (Made)  23 tokens, 2 × 3 heads, loss 1.00, 2.0 s   kept")
     assert last == "    rule: the largest of all scores"
-    assert f"kept {shown.kept / 1e3:.1f} kB (dense weights: {4 * 2 * 3 * 23 * 23 / 1e3:.1f} kB)" in str(shown).replace(
-        "\n", " "
-    )
+    assert f"kept {shown.kept / 1e3:.1f} kB" in str(shown) and "dense weights" not in str(shown)  # these are less
+
+
+def test_what_is_kept_is_told_beside_the_dense_weights_that_it_saves() -> None:
+    shown = reports.report(1, 1, 1200)
+    said = f"kept {shown.kept / 1e3:.1f} kB (dense weights: {4 * 1200 * 1200 / 1e6:.1f} MB)"
+    assert said in str(shown).replace("\n", " ")

@@ -14,7 +14,7 @@ from regard.inspect.heads.projections import Projection, at_projections, find_pr
 from regard.inspect.heads.reader import Reader
 from regard.inspect.heads.stream import Stream
 from regard.inspect.heads.unembedding import NormCall, last_norm, unembedding
-from regard.inspect.reading import Tokenizer, texts
+from regard.inspect.reading import Tokenizer, texts, tokenizer_for
 from regard.inspect.report.findings import Finding, quoted
 from regard.inspect.report.grids import Grid
 from regard.inspect.report.head_result import HeadArray, HeadResult, in_order, ranked
@@ -31,7 +31,7 @@ class Logit:
     value            the logit
     heads            one tensor (h,) a layer: what each head adds, straight through the last norm and the unembedding
     rest             what everything else adds: embedding, MLPs, biases. value = rest + the sum over all heads
-    name             the token's text, where a tokenizer was given
+    name             the token's text, where there is a tokenizer
     """
 
     token: int
@@ -127,7 +127,7 @@ def contributions(
     What later layers make of it is not counted. Memory is linear in the text: no weights, no n × n.
 
     model      regard's or transformers' layers: an encoder or a decoder. Runs twice, in eval mode; left as it was
-    given      a text, or token ids (n,); tokenizer: the model's, needed for a text
+    given      a text, or token ids (n,); tokenizer: as in look
     token, at  the logit: of this token (None: of the largest), at this position (-1: the last)
 
     Raises Unsupported where a layer's projection is not seen or is no plain matrix, and, where a token is given, for a
@@ -140,6 +140,7 @@ def contributions(
     >>> found.layers[0], found.norms[0].shape, found.logit.heads[3].argmax()
     ('blocks.0.attention', torch.Size([4, 18]), tensor(1))
     """
+    tokenizer = tokenizer_for(model, tokenizer)
     reader = Reader.of(model, given, tokenizer)
     at = _position(at, len(reader.ids))
     projections = find_projections(model, reader.run)

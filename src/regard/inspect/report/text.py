@@ -26,7 +26,9 @@ def facts(report: Content) -> str:
     heads = _range([layer.heads for layer in report.layers])
     notes = "".join(f", {note}" for note in report.notes)
     inputs = f", q and k {size(report.inputs)}" if report.inputs else ""
-    kept = f"kept {size(report.kept)}{inputs} (dense weights: {size(report.dense)})"
+    kept = f"kept {size(report.kept)}{inputs}"
+    if report.dense > report.kept:
+        kept += f" (dense weights: {size(report.dense)})"
     spent = f", {report.seconds:.1f} s" if report.seconds else ""
     return f"{read} {report.unit}s, {len(report.layers)} × {heads} heads{notes}{spent}   {kept}"
 
