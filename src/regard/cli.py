@@ -203,7 +203,9 @@ def _show(report: Report, options: Namespace) -> None:
 def _serve(report: Report, head: tuple[int, int] | None, options: Namespace) -> None:
     """Serves the page until it is interrupted."""
     with PageServer(report, head) as server:
-        print(f"\nserving {server.url}  to this machine alone, with exact rows from q and k", flush=True)
+        print(
+            f"\nserving {server.url}  to this machine alone, with exact rows from q and k; Ctrl-C ends it", flush=True
+        )
         if options.open and not webbrowser.open(server.url):
             print("no browser could be started; open that address by hand.", flush=True)
         try:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,12 +28,19 @@ def report() -> rg.Report:
 
 @pytest.fixture(scope="module")
 def server(report: rg.Report) -> Iterator[PageServer]:
-    with PageServer(report) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+    server = report.serve()
+    yield server
+    server.close()
+
+
+def test_from_python_it_is_served_until_it_is_closed(report: rg.Report) -> None:
+    server = report.serve("L3H1")
+    row = Answer(server, f"/{server.token}/row?layer=3&head=1&query=300")
+    assert np.array_equal(np.nan_to_num(np.frombuffer(row.body, "<f4")), report.row("L3H1", 300).numpy())
+    assert f'href="{server.url}"' in server._repr_html_() and server.url in repr(server)
+    server.close()
+    with pytest.raises(ConnectionError):
+        Answer(server, f"/{server.token}/")
 
 
 class Answer:

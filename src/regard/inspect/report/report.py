@@ -19,6 +19,7 @@ from regard.inspect.report.head_result import HeadResult, matched
 from regard.inspect.report.layer import FACTS, Layer, Looked
 from regard.inspect.report.page_parts import framed
 from regard.inspect.report.picture import Picture
+from regard.inspect.report.server import PageServer
 from regard.inspect.report.steps import Steps, in_steps, merged
 from regard.inspect.stacks import in_order, places
 
@@ -98,6 +99,14 @@ class Report(Content):
         another suffix, and for a head that is not there.
         """
         save.write(self, path, self.find(head) if isinstance(head, str) else head)
+
+    def serve(self, head: tuple[int, int] | str | None = None) -> PageServer:
+        """The page with exact rows, for texts of any length, at `.url` until `.close()`; in a notebook, a link to it.
+
+        On this machine alone, under a secret address, as `regard look --serve`. `head` as in save. Raises ValueError
+        where queries and keys were not kept: see row.
+        """
+        return PageServer(self, self.find(head) if isinstance(head, str) else head).start()
 
     def compare(self, other: Report) -> Comparison:
         """Which heads differ most between this report and another: two checkpoints, two texts, before and after tuning.

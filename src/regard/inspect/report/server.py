@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 import threading
+from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
@@ -29,6 +30,8 @@ class PageServer(ThreadingTCPServer):
         with PageServer(report) as server:
             print(server.url)
             server.serve_forever()
+
+    or start(), after which a thread answers until close() or the end of the process.
     """
 
     daemon_threads = True
@@ -39,6 +42,22 @@ class PageServer(ThreadingTCPServer):
         self.report, self.token, self.computing = report, secrets.token_urlsafe(32), threading.Lock()
         self.page, self.policy = page.served(report, head)
         super().__init__(("127.0.0.1", 0), _Request)
+
+    def start(self) -> PageServer:
+        threading.Thread(target=self.serve_forever, name="regard's page", daemon=True).start()
+        return self
+
+    def close(self) -> None:
+        """Ends what start() began."""
+        self.shutdown()
+        self.server_close()
+
+    def __repr__(self) -> str:
+        return f"PageServer({self.url})"
+
+    def _repr_html_(self) -> str:
+        told = f"{escape(self.report.title)}: {self.url}"
+        return f'<a href="{self.url}" target="_blank" rel="noopener noreferrer">{told}</a>'
 
     @property
     def hosts(self) -> tuple[str, str]:
