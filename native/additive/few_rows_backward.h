@@ -100,7 +100,7 @@ struct FewRowsGradients {
 
   // Computes weights and gradients of scores for row r and keys [n, n + W): -0 and 0 where hidden.
   template <int dtype>
-  void score_gradients(const Chunk& t, int64_t n, int64_t r, const char* const (&v)[W]) {
+  void score_gradients(const Chunk& t, int64_t n, int64_t r, const RowAddresses& v) {
     const regard_call& c = all.c;
     vf x[1][W];
     keep_scores(f, t, n, r, score.find(r));

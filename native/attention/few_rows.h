@@ -111,6 +111,8 @@ REGARD_INLINE const char* row_ptr(const regard_tensor& t, const Place& p, int64_
   return (const char*)advance(t.data, offset(t, p, head) + row * t.row, dtype);
 }
 
+typedef const char* RowAddresses[W] __attribute__((may_alias));  // the addresses of rows whose dot products are computed together
+
 // Where the rows of a chunk of keys (of values) are; those of the chunk after it, if t.more, come behind them. Strided: in one tensor.
 struct StridedRows {
   const char* first;
@@ -120,25 +122,34 @@ struct StridedRows {
     return {row_ptr(x, f.p, f.key_head, t.j, f.c.dtype), x.row * size_of(f.c.dtype)};
   }
   const char* operator[](int64_t n) const { return first + n * step; }
+
+  // Rows [n, n + W) of `count`, the last one in place of those behind it. room: for their addresses, where they have to be computed.
+  const RowAddresses& group(int64_t n, int64_t count, RowAddresses& room) const {
+    for (int64_t m = 0; m < W; ++m) room[m] = (*this)[n + m < count ? n + m : count - 1];
+    return room;
+  }
 };
 
 // In pages: the address of each row, found once a chunk.
 struct PagedRows {
   static constexpr int64_t kAtOnce = W / 2;  // addresses in a vector
   typedef int64_t Addresses __attribute__((vector_size(W * 4), aligned(8), may_alias));
-  int64_t row[2 * kChunk + kAtOnce];  // with room to write whole vectors
+  int64_t row[2 * kChunk + kAtOnce];  // with room to write whole vectors; behind the last row, its address again
 
   static PagedRows of(const FewRows& f, const Chunk& t, const regard_tensor& x) {
     PagedRows rows;
     const int64_t step = x.row * size_of(f.c.dtype);
     Addresses steps;
     for (int64_t m = 0; m < kAtOnce; ++m) steps[m] = m * step;
-    each_run(f.c, x, f.p, f.key_head, t.j, t.more ? 2 * kChunk : t.count, [&](const char* first, int64_t n, int64_t count) {
+    const int64_t all = t.more ? 2 * kChunk : t.count;
+    each_run(f.c, x, f.p, f.key_head, t.j, all, [&](const char* first, int64_t n, int64_t count) {
       for (int64_t m = 0; m < count; m += kAtOnce) *(Addresses*)(rows.row + n + m) = steps + ((int64_t)first + m * step);
     });
+    for (int64_t n = all; n % W; ++n) rows.row[n] = rows.row[all - 1];
     return rows;
   }
   const char* operator[](int64_t n) const { return (const char*)row[n]; }
+  const RowAddresses& group(int64_t n, int64_t, RowAddresses&) const { return *(const RowAddresses*)(row + n); }
 };
 
 }  // namespace regard

@@ -58,7 +58,7 @@ static void split_row(float* row, int64_t dk) {
 // ahead: rows of which n + kChunk and those behind it, keys of the next chunk, are prefetched, since the hardware prefetcher stops where K
 // and V take turns; null for none.
 template <int R, int dtype, class Elements, class Rows>
-REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, const char* const (&keys)[W], const Rows* ahead, int64_t n) {
+REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, const RowAddresses& keys, const Rows* ahead, int64_t n) {
   constexpr int K = Elements::pairs ? vectors_at_once(R, 8) : R <= 2 ? 4 : 2, D = Elements::pairs ? 1 : vectors_at_once(K * R, 8);
   const int64_t width = round_up(dk);
   for (int m = 0; m < W; m += K) {
@@ -96,7 +96,7 @@ REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, const cha
 }
 
 template <int R, int dtype, class Elements, class Rows>
-static void score_rows(FewRows& f, const Chunk& t, const float* q, const char* const (&keys)[W], const Rows* ahead, int64_t n, int64_t r) {
+static void score_rows(FewRows& f, const Chunk& t, const float* q, const RowAddresses& keys, const Rows* ahead, int64_t n, int64_t r) {
   vf x[R][W];
   products<R, dtype, Elements>(x, q + r * round_up(f.c.dk), f.c.dk, keys, ahead, n);
   for (int i = 0; i < R; ++i) {
@@ -110,8 +110,8 @@ template <int dtype, class Elements, class Rows>
 static void score_chunk(FewRows& f, const Chunk& t, const float* q, const Rows& keys) {
   open_chunk(f, t);
   for (int64_t n = 0; n < t.count; n += W) {
-    const char* k[W];
-    for (int64_t m = 0; m < W; ++m) k[m] = keys[n + m < t.count ? n + m : t.count - 1];
+    RowAddresses room;
+    const RowAddresses& k = keys.group(n, t.count, room);
     const Rows* ahead = t.more ? &keys : nullptr;
     int64_t r = 0;
     for (; r + kRowsAtOnce <= f.rows; r += kRowsAtOnce, ahead = nullptr) score_rows<kRowsAtOnce, dtype, Elements>(f, t, q, k, ahead, n, r);
