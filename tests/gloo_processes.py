@@ -20,7 +20,7 @@ WAIT = 120  # seconds for an answer of a process
 class Group:
     """`count` processes, each a rank of one gloo group, and subgroups of the first 1, 2, ... of them.
 
-    They take seconds to load torch, for which the first call waits, not this one.
+    They take seconds to load torch and regard, for which the first call waits, not this one.
     """
 
     def __init__(self, count: int) -> None:
@@ -72,8 +72,11 @@ class Group:
 
 
 def _serve(rank: int, count: int, store: str, pipe: Connection) -> None:
+    import pytest  # noqa: F401
     import torch
     import torch.distributed as dist
+
+    import regard.parallel  # noqa: F401
 
     torch.set_num_threads(1)
     dist.init_process_group(

@@ -163,6 +163,7 @@ def test_what_cannot_be_said_or_breaks_stops_nothing(worker: Worker) -> None:
     assert measure.measure(TINY["full"], {"torch": worker}, 0.001).entries["torch"].ways
 
 
+@pytest.mark.full
 def test_a_wrong_regard_is_refused_and_nothing_is_timed(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(truth, "WORSE", 0.0)
     row = measure.measure(TINY["full"], {"regard": worker}, 0.001)

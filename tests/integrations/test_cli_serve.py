@@ -20,6 +20,7 @@ sys.exit(main({!r}))
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_the_page_is_served_until_it_is_interrupted(tmp_path: Path) -> None:
     arguments = ["look", "-t", "to be or not to be", "--serve", "--ablate", "-o", str(tmp_path / "a.html")]

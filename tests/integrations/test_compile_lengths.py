@@ -82,6 +82,7 @@ def test_graphs_for_20_lengths(name: str, dynamic: bool | None, most: int) -> No
     assert counters["stats"]["unique_graphs"] - before <= most
 
 
+@pytest.mark.full
 @needs_kernels
 @pytest.mark.parametrize(
     ("mask", "operands"),

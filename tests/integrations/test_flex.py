@@ -86,6 +86,7 @@ def test_axes(at: testing.Frame) -> None:
         compare(testing.draw(at, mask=masks[mask], score=scores["Pipeline"]))
 
 
+@pytest.mark.full
 def test_more_blocks_than_one() -> None:
     at = testing.frame((2,), 2, nq=301, nk=397)
     masks, scores = testing.masks(at), testing.scores(at)

@@ -98,7 +98,7 @@ def _listed(x: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("tracer", few(TRACERS, "jit", "make_fx", "make_fx pre-dispatch"))
+@pytest.mark.parametrize("tracer", few(TRACERS, "make_fx"))
 def test_every_call_is_traced_for_other_numbers(tracer: str, name: str) -> None:
     call, other = single(CALLS[name]()), single(CALLS[name]())
 

@@ -14,7 +14,6 @@ from needed import needs_kernels
 from regard import testing
 from regard.backends.base import Backend
 from regard.core.region import Frame
-from selection import few
 
 NATIVE = pytest.param(rg.Native(), marks=needs_kernels)
 BACKENDS = [NATIVE, rg.Reference(), rg.Tiled(rows=2, keys=3)]
@@ -99,8 +98,9 @@ def test_every_mask_and_score_of_no_pairs(backend: Backend, axis: str, score: st
             assert g.shape == case.differentiable[name.removeprefix("gradient of ")].shape and not g.any(), name
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("axis", few(["features", "features of values"], "features"))
+@pytest.mark.parametrize("axis", ["features", "features of values"])
 def test_every_score_of_no_features(backend: Backend, axis: str, score: str) -> None:
     dtype = torch.float32 if backend == rg.Native() else torch.float64
     dk, dv = (0, 3) if axis == "features" else (7, 0)

@@ -109,6 +109,7 @@ def test_a_token_of_a_long_text_shows_all_its_keys(report: rg.Report, server: Pa
     assert page.asked[1:] == [f"{server.url}row?layer=2&head=1&query=400"] and page.said == []
 
 
+@pytest.mark.full
 def test_what_is_chosen_is_asked_for_once(server: PageServer, opened: Any) -> None:
     page = opened("#L1H0&query=300&key=299")
     exact(page)
@@ -131,6 +132,7 @@ def test_what_is_chosen_is_asked_for_once(server: PageServer, opened: Any) -> No
     assert page.said == []
 
 
+@pytest.mark.full
 def test_an_end_of_the_server_is_said(report: rg.Report, browser: Any) -> None:
     with PageServer(report) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -67,6 +67,7 @@ def test_of_every_size(at: rg.core.region.Frame, sink: bool, monkeypatch: pytest
     hold(testing.draw(at, key_heads=at.heads // 2, mask=mask, sink=sink), tuple(wanted))
 
 
+@pytest.mark.full
 @hypothesis.given(
     some.integers(1, 40), some.integers(1, 40), some.integers(1, 17), some.integers(1, 17), some.booleans()
 )

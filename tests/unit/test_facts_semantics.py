@@ -232,6 +232,7 @@ def test_numpy_arrays_and_tensors_that_require_gradients() -> None:
     assert torch.equal(again[facts.Entropy()], seen[facts.Entropy()])
 
 
+@pytest.mark.full
 def test_facts_on_the_default_tiles() -> None:
     """Longer than one tile of the budget."""
     at = testing.frame((1,), 2, 700, 1300)

@@ -130,6 +130,7 @@ def test_a_picture_is_small() -> None:
     assert len(file.getvalue()) < 300_000
 
 
+@pytest.mark.full
 def test_layers_of_an_encoder_and_a_decoder_are_counted_apart() -> None:
     figure = drawn(reports.report(7, 2, names=reports.stacks(3, 2)))
     axes = figure.axes[0]
