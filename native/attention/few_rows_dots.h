@@ -32,15 +32,18 @@ REGARD_INLINE void times_two(vf (&acc)[K][R], vf (&next)[K][R], const float* q, 
   }
 }
 
-// The same of one vector of pairs of neighbouring features; d and valid count pairs.
+// Whether pairs of neighbouring features are multiplied: where they fill whole vectors.
+static bool multiplies_pairs(const regard_call& c) { return reads_pairs(c) && c.dk % (2 * W) == 0; }
+
+// The same of one vector of pairs; d counts pairs.
 template <int K, int R>
-REGARD_INLINE void times_pairs(vf (&acc)[K][R], const float* q, int64_t width, const char* const (&k)[K], int64_t d, int64_t valid) {
+REGARD_INLINE void times_pairs(vf (&acc)[K][R], const float* q, int64_t width, const char* const (&k)[K], int64_t d) {
   vf a[R];
 #pragma GCC unroll 4
   for (int i = 0; i < R; ++i) a[i] = load(q + i * width + d);
 #pragma GCC unroll 8
   for (int n = 0; n < K; ++n) {
-    const vf b = floats(k[n], d, 1, valid, REGARD_F32);
+    const vf b = load((const float*)k[n] + d);
 #pragma GCC unroll 4
     for (int i = 0; i < R; ++i) acc[n][i] = Isa::multiply_add_pairs(acc[n][i], a[i], b);
   }
@@ -73,8 +76,7 @@ REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, const Row
     for (int e = 0; e < D; ++e) clear(acc[e]);
     int64_t d = 0;
     if constexpr (Elements::pairs) {
-      for (; d + W <= dk / 2; d += W) times_pairs<K, R>(acc[0], q, width, k, d, W);
-      if (d < dk / 2) times_pairs<K, R>(acc[0], q, width, k, d, dk / 2 - d);
+      for (; d < dk / 2; d += W) times_pairs<K, R>(acc[0], q, width, k, d);
     } else {
       if constexpr (D > 1)
         for (; d + D * W <= dk; d += D * W)
@@ -128,7 +130,7 @@ template <class KvRows>
 struct Dots {
   using Given = regard_call;
   using Rows = KvRows;
-  // [rows][width], scaled, base 2; width is dk rounded up to W, padded by zeros; in the order of TwoVectors::read. Or, where reads_pairs(c),
+  // [rows][width], scaled, base 2; width is dk rounded up to W, padded by zeros; in the order of TwoVectors::read. Or, where multiplies_pairs(c),
   // pairs of bfloat16 as they come, not scaled.
   float* q;
   float* k;  // [kChunk][width], what cannot be read in place
@@ -141,8 +143,7 @@ struct Dots {
     const regard_call& c = f.c;
     const int64_t width = round_up(c.dk);
     float* to = q + r * width;
-    if (reads_pairs(c)) {
-      for (int64_t d = 0; d < width; d += W) store(to + d, vf{});
+    if (multiplies_pairs(c)) {
       __builtin_memcpy(to, row_ptr(c.q, f.p, f.row[r].h, f.row[r].i, c.dtype), (size_t)(c.dk * 2));
       return;
     }
@@ -158,7 +159,7 @@ struct Dots {
       for (int64_t n = 0; n < t.count; ++n) gather(k + n * width, width, keys[n], c.k, c.dtype, c.dk, 1);
       return score_chunk<REGARD_F32, Floats>(f, t, q, StridedRows{(const char*)k, width * 4});
     }
-    if (reads_pairs(c)) return score_chunk<REGARD_BF16, Pairs>(f, t, q, keys);
+    if (multiplies_pairs(c)) return score_chunk<REGARD_BF16, Pairs>(f, t, q, keys);
     if (c.dtype == REGARD_F32) return score_chunk<REGARD_F32, Floats>(f, t, q, keys);
     if (c.dtype == REGARD_BF16) return score_chunk<REGARD_BF16, Floats>(f, t, q, keys);
     score_chunk<REGARD_F16, Floats>(f, t, q, keys);

@@ -36,6 +36,16 @@ def test_many_rows_of_a_group(isa: str, nq: int, group: int, dtype: torch.dtype)
     compare(testing.draw(at, key_heads=2, dk=24, dv=41, score=rg.ScaledDot() >> rg.SoftCap(3.0)), dtype)
 
 
+@pytest.mark.parametrize("dk", [32, 64, 96, 128])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8])
+def test_features_that_fill_whole_vectors_of_pairs(isa: str, rows: int, dk: int) -> None:
+    """Of bfloat16, which some processors multiply in pairs: the scale and the caps of the heads come after."""
+    at = testing.frame(nq=1, nk=193, batch=(2,), heads=2 * rows)
+    caps = torch.linspace(3.0, 9.0, at.heads, dtype=torch.float64)
+    for score, mask in ((rg.ScaledDot(), rg.Everything()), (rg.ScaledDot() >> rg.SoftCap(caps), rg.Causal())):
+        compare(testing.draw(at, key_heads=2, dk=dk, dv=40, score=score, mask=mask), torch.bfloat16)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_of_a_group_lie_as_they_like(isa: str, dtype: torch.dtype) -> None:
     """Heads beside rows, as models have them, or features that are no neighbours: the same bits."""
