@@ -35,7 +35,7 @@ def test_two_processes_find_what_one_finds() -> None:
 
 @pytest.mark.full
 def test_a_text_that_one_process_may_not_hold() -> None:
-    limited = ("--length", "8192", "--steps", "1", "--memory", "450")
+    limited = ("--length", "8192", "--steps", "1", "--memory", "350")
     alone = run(1, *limited)
     assert alone.returncode and re.search("allocate memory|MemoryError|bad_alloc", alone.stderr), alone.stderr[-3000:]
     assert len(numbers("loss", run(2, *limited).stdout)) == 1
