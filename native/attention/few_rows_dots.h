@@ -33,7 +33,7 @@ REGARD_INLINE void times_two(vf (&acc)[K][R], vf (&next)[K][R], const float* q, 
 }
 
 // Whether pairs of neighbouring features are multiplied: where they fill whole vectors.
-static bool multiplies_pairs(const regard_call& c) { return reads_pairs(c) && c.dk % (2 * W) == 0; }
+[[maybe_unused]] static bool multiplies_pairs(const regard_call& c) { return reads_pairs(c) && c.dk % (2 * W) == 0; }
 
 // The same of one vector of pairs; d counts pairs.
 template <int K, int R>
