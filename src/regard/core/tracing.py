@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TypeVar
+from functools import wraps
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +17,26 @@ def constant_in_graphs(fn: F) -> F:
     """torch.compiler.assume_constant_result, which would import torch._dynamo: a second at `import regard`."""
     fn.__dict__["_dynamo_marked_constant"] = True
     return fn
+
+
+def outside_of_graphs(fn: F) -> F:
+    """The function, at which torch.compile ends a graph; it runs as Python does, and another graph begins behind it.
+
+    This is torch.compiler.disable, asked for when a graph is made, because it imports torch._dynamo.
+    """
+
+    @wraps(fn)
+    def call(*args: object, **options: object) -> object:
+        if not torch.compiler.is_dynamo_compiling():
+            return fn(*args, **options)
+        if fn not in _DISABLED:
+            _DISABLED[fn] = torch.compiler.disable(fn)
+        return _DISABLED[fn](*args, **options)
+
+    return cast(F, call)
+
+
+_DISABLED: dict[Callable[..., object], Callable[..., object]] = {}
 
 
 def data_unavailable(*tensors: Tensor) -> bool:

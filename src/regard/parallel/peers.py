@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -22,14 +22,6 @@ TIMEOUT = 300.0  # seconds without a message from a peer
 # come home, and of what all send to all.
 BLOCK, GRADIENT, HOME, EXCHANGE = range(0x52470000, 0x52470004)
 HASHED = 1 << 20  # numbers of a tensor whose content peers compare
-
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def outside_of_graphs(function: Function) -> Function:
-    """The function, at which torch.compile ends a graph: messages are in none."""
-    return cast(Function, torch.compiler.disable(function))
 
 
 class PeerError(RuntimeError):

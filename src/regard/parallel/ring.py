@@ -14,12 +14,13 @@ from regard.core.dropout import Dropout
 from regard.core.dtypes import accumulator
 from regard.core.positions import Positions
 from regard.core.state import State
+from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Everything, Mask
 from regard.parallel.agreement import agree_on_call
 from regard.parallel.dtensors import as_dtensor, is_dtensor, local_tokens
 from regard.parallel.few_queries import FewQueriesCall
 from regard.parallel.ordered import OrderedCall
-from regard.parallel.peers import Peers, outside_of_graphs
+from regard.parallel.peers import Peers
 from regard.parallel.ring_call import RingAttention, RingCall
 from regard.parallel.shards import Shards
 from regard.runtime.binding import as_autocast

@@ -15,8 +15,9 @@ from torch.autograd.function import once_differentiable
 from regard.core.errors import ShapeError
 from regard.core.region import Frame
 from regard.core.shapes import blocks
+from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Cover, Mask
-from regard.parallel.peers import Ranks, outside_of_graphs
+from regard.parallel.peers import Ranks
 from regard.part_of_call import Indices, select
 
 TILE, LEAST = 128, 8  # tokens that `balanced` deals out together at most, and how many such pieces a rank has at least

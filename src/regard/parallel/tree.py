@@ -15,9 +15,10 @@ from regard.core.arguments import batch_axes
 from regard.core.dtypes import accumulator
 from regard.core.positions import Positions, resolve_positions
 from regard.core.state import State
+from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Everything, Mask
 from regard.parallel.agreement import agree_on_call
-from regard.parallel.peers import Peers, outside_of_graphs
+from regard.parallel.peers import Peers
 from regard.parallel.shards import Shards
 from regard.part_of_call import PartOfCall, mask_of_part, score_of_part
 from regard.scores.algebra import Score

@@ -18,12 +18,13 @@ from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
 from regard.core.shapes import listed
+from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Everything, Mask
 from regard.parallel.agreement import agree_on_call
 from regard.parallel.all_to_all import all_to_all
 from regard.parallel.call_on_heads import mask_of_heads, score_of_heads
 from regard.parallel.heads import Heads
-from regard.parallel.peers import Peers, outside_of_graphs
+from regard.parallel.peers import Peers
 from regard.parallel.shards import Shards
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot

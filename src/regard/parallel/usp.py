@@ -14,9 +14,10 @@ from regard.core.dropout import Dropout
 from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
+from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Everything, Mask
 from regard.parallel.agreement import agree_on_call
-from regard.parallel.peers import Ranks, outside_of_graphs
+from regard.parallel.peers import Ranks
 from regard.parallel.ring import ring_attention
 from regard.parallel.shards import Shards
 from regard.parallel.ulysses import Deal

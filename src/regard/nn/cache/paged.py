@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
@@ -12,6 +14,7 @@ from regard.backends.native.pages import write_pages
 from regard.core.errors import ShapeError
 from regard.core.paged import Paged, gather_rows
 from regard.core.positions import Positions, tail
+from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Everything, Mask
 from regard.masks.ragged import Lengths
 from regard.nested import any_nested, numbered, sequences
@@ -82,14 +85,21 @@ class PagedCache(KVCache):
         What is returned is read by nested queries with as many rows a sequence; `positions.q` then has a number for
         each of these rows, one sequence behind another, (total,), where the sequences got unequal numbers of tokens.
         """
+        if torch.compiler.is_dynamo_compiling():
+            return self._append_and_gather(k, v)
         tables, keys, values = self._tables, self.key_pages, self.value_pages
         n = write_page_rows(tables.spare, tables.lengths, tables.tensor, keys, k, values, v)
         new = self._write(k, v) if n is None else [n] * len(tables.lengths)
         tables.advance(new)
         self._appended, seen = new, self.length
-        if torch.compiler.is_compiling():  # a graph reads no pages
+        if torch.compiler.is_compiling():  # torch.export: a graph reads no pages
             return gather_rows(keys, tables.tensor, seen), gather_rows(values, tables.tensor, seen)
         return Paged(keys, tables.tensor, seen), Paged(values, tables.tensor, seen)
+
+    @outside_of_graphs
+    def _append_and_gather(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self.append(k, v)
+        return cast(Paged, keys).gathered(), cast(Paged, values).gathered()
 
     def _write(self, k: Tensor, v: Tensor) -> list[int]:
         """Copies new keys and values to their pages, once they are checked and pages are taken; how many of each."""
@@ -193,6 +203,7 @@ class PagedCache(KVCache):
         return torch.tensor(self._tables.lengths, dtype=torch.int64, device=self.key_pages.device)
 
     @property
+    @outside_of_graphs
     def positions(self) -> Positions:
         new, device = self._appended, self.key_pages.device
         if len(set(new)) > 1:
@@ -205,9 +216,11 @@ class PagedCache(KVCache):
         return Positions(q, torch.arange(self.length, device=device))
 
     @property
+    @outside_of_graphs
     def mask(self) -> Mask:
         return Everything() if self._even else Lengths(keys=self.lengths)
 
+    @outside_of_graphs
     def next_positions(self, n: int) -> Tensor:
         ahead = torch.arange(n, device=self.key_pages.device)
         return self.length + ahead if self._even else self.lengths[:, None] + ahead
