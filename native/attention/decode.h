@@ -44,7 +44,7 @@ static void place_keys(FewRows& f, const Chunk& t) {
 
 // A chunk's scores become weights, and the weighted values are added to the states.
 template <int dtype, class Rows>
-static void accumulate_chunk(FewRows& f, const Chunk& t) {
+static void accumulate_chunk(FewRows& f, const Chunk& t, Rows& values) {
   const regard_call& c = f.c;
   for (int64_t r = 0; r < f.rows; ++r) {
     float* state = f.states + r * state_size(c);
@@ -54,7 +54,7 @@ static void accumulate_chunk(FewRows& f, const Chunk& t) {
     state[0] = m;
     state[1] = state[1] * f.alpha[r] + weigh_row(f, t, r, shift);
   }
-  const Rows values = Rows::of(f, t, c.v);
+  values.find(f, t, c.v);
   if (c.v.col == 1) return add_chunk<dtype>(f, t, values);
   const int64_t width = round_up(c.dv);
   for (int64_t n = 0; n < t.count; ++n) gather(f.v + n * width, width, values[n], c.v, dtype, c.dv, 1);
@@ -150,6 +150,7 @@ struct FewRowsForward {
     f.s = memory, f.v = f.s + few_rows(c) * kChunk;
     Score score(given, few_rows(c), f.v + (c.v.col == 1 ? 0 : kChunk * round_up(c.dv)));
     f.states = states + item * part_size(c);
+    Rows values;
     const Limits limits = begin_rows(f, key_head);
     for (int64_t r = 0; r < f.rows; ++r) {
       score.begin(f, r);
@@ -158,9 +159,9 @@ struct FewRowsForward {
     }
     const auto add = [&](const Chunk& t) {
       score.score(f, t);
-      if (c.dtype == REGARD_F32) accumulate_chunk<REGARD_F32, Rows>(f, t);
-      else if (c.dtype == REGARD_BF16) accumulate_chunk<REGARD_BF16, Rows>(f, t);
-      else accumulate_chunk<REGARD_F16, Rows>(f, t);
+      if (c.dtype == REGARD_F32) accumulate_chunk<REGARD_F32>(f, t, values);
+      else if (c.dtype == REGARD_BF16) accumulate_chunk<REGARD_BF16>(f, t, values);
+      else accumulate_chunk<REGARD_F16>(f, t, values);
     };
     each_chunk(f, limits, from, to < c.nk ? to : c.nk, add, [](int64_t, int64_t) {});
     if (__atomic_sub_fetch(&left[pair], 1, __ATOMIC_ACQ_REL) != 0) return;

@@ -113,13 +113,14 @@ REGARD_INLINE const char* row_ptr(const regard_tensor& t, const Place& p, int64_
 
 typedef const char* RowAddresses[W] __attribute__((may_alias));  // the addresses of rows whose dot products are computed together
 
-// Where the rows of a chunk of keys (of values) are; those of the chunk after it, if t.more, come behind them. Strided: in one tensor.
+// Where the rows of a chunk of keys (of values) are; those of the chunk after it, if t.more, come behind them. find() is called for one
+// chunk after the other. Strided: in one tensor.
 struct StridedRows {
-  const char* first;
-  int64_t step;  // bytes from row to row
+  const char* first = nullptr;
+  int64_t step = 0;  // bytes from row to row
 
-  static StridedRows of(const FewRows& f, const Chunk& t, const regard_tensor& x) {
-    return {row_ptr(x, f.p, f.key_head, t.j, f.c.dtype), x.row * size_of(f.c.dtype)};
+  void find(const FewRows& f, const Chunk& t, const regard_tensor& x) {
+    first = row_ptr(x, f.p, f.key_head, t.j, f.c.dtype), step = x.row * size_of(f.c.dtype);
   }
   const char* operator[](int64_t n) const { return first + n * step; }
 
@@ -130,23 +131,30 @@ struct StridedRows {
   }
 };
 
-// In pages: the address of each row, found once a chunk.
+// In pages: the address of each row, found once. Those of the next chunk stay for it.
 struct PagedRows {
   static constexpr int64_t kAtOnce = W / 2;  // addresses in a vector
   typedef int64_t Addresses __attribute__((vector_size(W * 4), aligned(8), may_alias));
   int64_t row[2 * kChunk + kAtOnce];  // with room to write whole vectors; behind the last row, its address again
+  int64_t next = -1;                  // the first key of the chunk after it, where it was found
 
-  static PagedRows of(const FewRows& f, const Chunk& t, const regard_tensor& x) {
-    PagedRows rows;
-    const int64_t step = x.row * size_of(f.c.dtype);
+  void find(const FewRows& f, const Chunk& t, const regard_tensor& x) {
+    const int64_t found = t.j == next ? kChunk : 0, all = t.more ? 2 * kChunk : t.count;
+    if (found) __builtin_memcpy(row, row + kChunk, kChunk * sizeof(int64_t));
+    const int64_t size = size_of(f.c.dtype), step = x.row * size, page = x.batch[REGARD_BATCH_AXES - 1] * size;
+    const int64_t base = (int64_t)x.data + f.key_head * x.head * size;
+    const int32_t* table = table_of(f.c, f.p) + (t.j + found) / f.c.page_size;
     Addresses steps;
     for (int64_t m = 0; m < kAtOnce; ++m) steps[m] = m * step;
-    const int64_t all = t.more ? 2 * kChunk : t.count;
-    each_run(f.c, x, f.p, f.key_head, t.j, all, [&](const char* first, int64_t n, int64_t count) {
-      for (int64_t m = 0; m < count; m += kAtOnce) *(Addresses*)(rows.row + n + m) = steps + ((int64_t)first + m * step);
-    });
-    for (int64_t n = all; n % W; ++n) rows.row[n] = rows.row[all - 1];
-    return rows;
+    int64_t left = f.c.page_size - (t.j + found) % f.c.page_size;
+    for (int64_t n = found; n < all; ++table) {
+      const int64_t page_end = n + left < all ? n + left : all;
+      Addresses at = steps + (base + *table * page + (f.c.page_size - left) * step);
+      for (; n < page_end; n += kAtOnce, at += kAtOnce * step) *(Addresses*)(row + n) = at;
+      n = page_end, left = f.c.page_size;
+    }
+    for (int64_t n = all; n % W; ++n) row[n] = row[all - 1];
+    next = t.more ? t.j + kChunk : -1;
   }
   const char* operator[](int64_t n) const { return (const char*)row[n]; }
   const RowAddresses& group(int64_t n, int64_t, RowAddresses&) const { return *(const RowAddresses*)(row + n); }

@@ -134,6 +134,7 @@ struct Dots {
   // pairs of bfloat16 as they come, not scaled.
   float* q;
   float* k;  // [kChunk][width], what cannot be read in place
+  Rows keys;
 
   static const regard_call& call(const Given& c) { return c; }
   static int64_t size(const Given& c, int64_t rows) { return (rows + (c.k.col == 1 ? 0 : kChunk)) * round_up(c.dk); }
@@ -151,9 +152,9 @@ struct Dots {
     if (c.dtype == REGARD_BF16 && c.k.col == 1) split_row(to, c.dk);
   }
 
-  void score(FewRows& f, const Chunk& t) const {
+  void score(FewRows& f, const Chunk& t) {
     const regard_call& c = f.c;
-    const Rows keys = Rows::of(f, t, c.k);
+    keys.find(f, t, c.k);
     if (c.k.col != 1) {
       const int64_t width = round_up(c.dk);
       for (int64_t n = 0; n < t.count; ++n) gather(k + n * width, width, keys[n], c.k, c.dtype, c.dk, 1);
