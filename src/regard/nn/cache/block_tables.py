@@ -121,7 +121,7 @@ class BlockTables:
             self.tensor = self._written_out(max(at + 1, 2 * room))
 
     def _written_out(self, room: int) -> Tensor:
-        """A new tensor of the tables. Its memory is `_cells`: Python writes a number there in a fraction of torch's time."""
+        """A new tensor of the tables. Its memory is `_cells`, where Python writes a number faster than torch does."""
         rows = [table + [0] * (room - len(table)) for table in self.tables]
         self._cells = array("i", [page for row in rows for page in row])
         with torch.inference_mode(False):
