@@ -65,7 +65,7 @@ def agree_on_call(
     }
     drawn = None if dropout is None or dropout.p == 0 else dropout.seeded()
     seed = 0 if drawn is None or drawn.seed is None else drawn.seed
-    queries, keys, values, seeds = zip(*peers.agree(told, (*(t.shape[-2] for t in (q, k, v)), seed)), strict=True)
+    queries, keys, values, seeds = zip(*peers.agree(told, *(t.shape[-2] for t in (q, k, v)), seed), strict=True)
     if values != keys:
         raise ShapeError(f"v has {values} values on the ranks of the group, k {keys} keys; expected one value a key.")
     if key_shards is None:

@@ -36,6 +36,7 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, sent: list[int], received: list[int], peers: Peers) -> Tensor:
         ctx.back = received, sent, peers
+        peers.tell("an exchange of heads")
         return torch.cat(peers.exchange(x.split(sent), received))
 
     @staticmethod

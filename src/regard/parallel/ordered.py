@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.core.dtypes import accumulator, exact
 from regard.core.state import RowStats, State
-from regard.parallel.peers import circulate
+from regard.parallel.circulation import circulate
 from regard.parallel.ring_call import RingCall
 from regard.parallel.shards import Shards
 from regard.part_of_call import PartOfCall, part_gradients
@@ -171,7 +171,7 @@ class OrderedCall(RingCall):
         own, widths = torch.cat(given, -1).detach(), [t.shape[-1] for t in given]
         sizes = [own.shape[:-2].numel() * n * own.shape[-1] for n in self.shards.lengths]
         seen_by = tuple(zip(*self.needed, strict=True))
-        with closing(circulate(self.peers, own.reshape(-1), sizes, seen_by)) as arriving, torch.enable_grad():
+        with closing(circulate(self.peers, [own], sizes, seen_by)) as arriving, torch.enable_grad():
             for source, flat in arriving:
                 if flat is None or not seen_by[rank][source]:
                     continue

@@ -125,26 +125,22 @@ def _call(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output in the dtype of sums, and m and l of each row."""
     peers = Peers.of(group, timeout)
-    if wire is not None and not wire.is_floating_point:
-        raise TypeError(f"wire is {wire}; expected a floating-point dtype, such as torch.bfloat16.")
-    logits = None if sink is None else torch.as_tensor(sink, dtype=accumulator(q.dtype), device=q.device)
-    tensors = (*score.tensors(), *(() if logits is None else (logits,)))
-    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *tensors))
-    call_of_all = (shards, key_shards, score, mask, positions, logits, dropout, wire, deterministic)
-    shards, key_shards, drop = agree_on_call(peers, "ring_attention", q, k, v, *call_of_all)
-    given = (peers, shards, key_shards, score, mask, None, logits, drop, backend, wire)
-    if deterministic is not None:
-        kind = OrderedCall(*given, grid=deterministic)
-    elif shards.n * _numbers(q, v) < key_shards.n * _numbers(k, v) / 2:
-        kind = FewQueriesCall(*given)
-    else:
-        kind = RingCall(*given)
-    q = q.expand(*batch_axes(q, k, v, q.dim() >= 4), *q.shape[-3 if q.dim() >= 4 else -2 :])
-    call = kind.placed(q, positions)
-    if not recorded:
-        state = call.fold(q, k, v)
-        return state.finish()[0], state.m, state.l
-    return RingAttention.apply(call, q, k, v, *tensors)
+    with peers.together("the output of ring_attention"):
+        if wire is not None and not wire.is_floating_point:
+            raise TypeError(f"wire is {wire}; expected a floating-point dtype, such as torch.bfloat16.")
+        logits = None if sink is None else torch.as_tensor(sink, dtype=accumulator(q.dtype), device=q.device)
+        call_of_all = (shards, key_shards, score, mask, positions, logits, dropout, wire, deterministic)
+        shards, key_shards, drop = agree_on_call(peers, "ring_attention", q, k, v, *call_of_all)
+        given = (peers, shards, key_shards, score, mask, None, logits, drop, backend, wire)
+        if deterministic is not None:
+            kind = OrderedCall(*given, grid=deterministic)
+        elif shards.n * _numbers(q, v) < key_shards.n * _numbers(k, v) / 2:
+            kind = FewQueriesCall(*given)
+        else:
+            kind = RingCall(*given)
+        q = q.expand(*batch_axes(q, k, v, q.dim() >= 4), *q.shape[-3 if q.dim() >= 4 else -2 :])
+        call = kind.placed(q, positions)
+        return RingAttention.apply(call, q, k, v, *call.tensors())
 
 
 def _numbers(t: Tensor, v: Tensor) -> int:

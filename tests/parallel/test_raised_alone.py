@@ -1,0 +1,146 @@
+"""A rank that raises an error alone, in the middle of a call: the others name it at once, and the group is of use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+import regard as rg
+from gloo_processes import Group
+from regard.core.region import Region
+from regard.parallel import Shards, ring_attention, shard, tree_decode, ulysses_attention, usp_attention
+
+N, TIMEOUT, SOON = 24, 60.0, 20.0
+ERRORS: dict[str, BaseException] = {
+    "ValueError": ValueError("a score of one's own\nand its second line"),
+    "OutOfMemory": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes."),
+    "KeyboardInterrupt": KeyboardInterrupt(),
+}
+
+
+@dataclass
+class Evaluations:
+    """How often this process has evaluated the score, and which evaluation raises what."""
+
+    count: int = 0
+    fatal: int = -1
+    error: str = "ValueError"
+
+
+SEEN = Evaluations()
+
+
+@dataclass(frozen=True)
+class Counted(rg.Modifier):
+    """Scores as they are, each evaluation counted: one for each pair of blocks, two with gradients."""
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        SEEN.count += 1
+        if SEEN.count - 1 == SEEN.fatal:
+            raise ERRORS[SEEN.error]
+        return s
+
+
+@cache
+def mesh() -> DeviceMesh:
+    return DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
+
+
+def call(group: Any, way: str, counts: list[int]) -> float:
+    """The largest error of one call with its gradients; `counts` gets the evaluations, forward and in all."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    few = 4 if way in ("few queries", "tree") else N
+    keys = Shards.zigzag(N, ranks)
+    queries = Shards.of([torch.arange(few)] * (way == "tree") or Shards.zigzag(few, ranks).of_ranks)
+    attend: Callable[..., Tensor] = {"ulysses": ulysses_attention, "usp": usp_attention}.get(way, ring_attention)
+    attend = partial(attend, group=mesh() if way == "usp" else group, shards=queries, key_shards=keys, timeout=TIMEOUT)
+    if way == "ordered":
+        attend = partial(attend, deterministic=N // (2 * ranks))
+    if way == "tree":
+        attend = partial(tree_decode, group=group, key_shards=keys, timeout=TIMEOUT)
+    draw = torch.Generator().manual_seed(0)
+    whole = [torch.randn(1, 4, n, 4, generator=draw, dtype=torch.float64).requires_grad_() for n in (few, N, N)]
+    of = (queries, 0 if way == "tree" else rank), (keys, rank), (keys, rank)
+    mine = [shard(t.detach(), *x).requires_grad_(way != "tree") for t, x in zip(whole, of, strict=True)]
+    given: dict[str, Any] = {"score": rg.ScaledDot() >> Counted(), "mask": rg.Causal(), "positions": rg.tail(few, N)}
+    SEEN.count = 0
+    found = [attend(*mine, **given)]
+    counts.append(SEEN.count)
+    if way != "tree":
+        found += torch.autograd.grad(found[0].sum(), mine)
+    counts.append(SEEN.count)
+    SEEN.fatal = -1
+    out = rg.attention(*whole, **given)
+    expected = [out, *torch.autograd.grad(out.sum(), whole)]
+    pairs = zip(found, expected, (of[0], *of), strict=False)
+    return max(float((a - shard(b, *x)).detach().abs().max()) for a, b, x in pairs)
+
+
+def raising(group: Any, way: str, odd: int, where: str, error: str) -> tuple[str, float, float]:
+    """What a rank says of a call in which rank `odd` raises an error, after how long, and the error of the next call."""
+    counts: list[int] = []
+    assert call(group, way, counts) < 1e-12
+    forward, both = counts
+    SEEN.error = error
+    if dist.get_rank(group) == odd:
+        steps = {"forward, first": 0, "forward, last": forward - 1, "backward, first": forward}
+        SEEN.fatal = {**steps, "backward, last": both - 1}[where]
+    start = time.monotonic()
+    try:
+        call(group, way, [])
+        said = "no error"
+    except BaseException as raised:
+        said = f"{type(raised).__name__}: {raised}"
+    seconds, SEEN.fatal = time.monotonic() - start, -1
+    return said, seconds, call(group, way, [])
+
+
+def check(gloo: Group, way: str, ranks: int, odd: int, where: str, error: str = "ValueError") -> None:
+    raised = f"{type(ERRORS[error]).__name__}: {ERRORS[error]}"
+    first_line = raised.partition("\n")[0]
+    for rank, (said, seconds, wrong) in enumerate(gloo.run(raising, way, odd, where, error, ranks=ranks)):
+        if rank == odd:
+            assert said == raised
+        else:
+            assert said.startswith(f"PeerError: rank {odd} of 4 processes raised {first_line}. Every rank of this call")
+        assert seconds < SOON and wrong < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("way", "where"),
+    [("ring", "forward, first"), ("ring", "backward, first"), ("ulysses", "forward, first"), ("tree", "forward, last")],
+)
+def test_the_others_name_it_and_the_next_call_is_right(gloo: Group, way: str, where: str) -> None:
+    check(gloo, way, 3, 1, where)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("way", ["ring", "few queries", "ordered"])
+@pytest.mark.parametrize("where", ["forward, first", "forward, last", "backward, first", "backward, last"])
+@pytest.mark.parametrize(("ranks", "odd"), [(2, 0), (3, 2), (4, 1)])
+def test_wherever_it_is_raised(gloo: Group, way: str, where: str, ranks: int, odd: int) -> None:
+    check(gloo, way, ranks, odd, where)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("where", ["forward, first", "forward, last"])
+@pytest.mark.parametrize("odd", [0, 3])
+def test_on_a_mesh(gloo: Group, where: str, odd: int) -> None:
+    check(gloo, "usp", 4, odd, where)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("error", list(ERRORS))
+@pytest.mark.parametrize("way", ["ring", "tree"])
+def test_whatever_is_raised(gloo: Group, way: str, error: str, ranks: int) -> None:
+    check(gloo, way, ranks, 0, "forward, first", error)
