@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from struct import Struct
@@ -26,14 +27,18 @@ RECORD = Struct(f"<q160s{NUMBERS}q")  # what they tell: 1 + the process that rai
 HASHED = 1 << 20  # numbers of a tensor whose content peers compare
 
 
+Raised = tuple[int, str]  # the number of a process among all, and the error that it raised
+LAST: ContextVar[Raised | None] = ContextVar("LAST", default=None)  # the last one that ended a call here
+
+
 class PeerError(RuntimeError):
     """A rank of the group raised an error, died, stopped, was too late, or makes another call; the message names it.
 
-    raised    the process that raised an error, by its number among all, and that error; None: it is no longer there
+    raised    who raised which error; None: a rank is no longer there, or calls differ
     known_to  the group whose ranks all know, or can no longer be told
     """
 
-    def __init__(self, message: str, raised: tuple[int, str] | None = None, known_to: Any = ()) -> None:
+    def __init__(self, message: str, raised: Raised | None = None, known_to: Any = ()) -> None:
         super().__init__(message)
         self.raised, self.known_to = raised, known_to
 
@@ -108,13 +113,16 @@ class Peers:
         Inside, a rank must send and receive all that the others wait for before that, with or without an error.
         """
         try:
-            yield
-        except Stopped:
+            with suppress(Stopped):
+                yield
+                return
             self.tell("another rank's error")  # which raises PeerError
         except BaseException as error:
+            raised = _blamed(error)
+            LAST.set(raised)
             if getattr(error, "known_to", ()) is not self.group:
                 with suppress(PeerError):  # its own error is what this rank has to say
-                    self.tell("", error=error)
+                    self.tell("", raised=raised)
             raise
 
     @contextmanager
@@ -124,14 +132,11 @@ class Peers:
             yield
             self.tell(step)
 
-    def tell(self, step: str, *numbers: int, error: BaseException | None = None) -> list[list[int]]:
-        """Tells every rank of the step that this one has come to, or of its error, with numbers; those of all, by rank.
+    def tell(self, step: str, *numbers: int, raised: Raised | None = None) -> list[list[int]]:
+        """Tells every rank of the step that this one has come to, or of an error, with numbers; those of all, by rank.
 
         Raises PeerError, on every rank, where one tells of an error or has come to another step.
         """
-        raised = None if error is None else (dist.get_rank(), f"{type(error).__name__}: {error}".partition("\n")[0])
-        if isinstance(error, PeerError) and error.raised is not None:
-            raised = error.raised  # by a rank of another group
         process, text = (-1, step) if raised is None else raised
         record = RECORD.pack(process + 1, text.encode(), *numbers, *[0] * (NUMBERS - len(numbers)))
         found = self.exchange([torch.frombuffer(bytearray(record), dtype=torch.uint8)] * self.count)
@@ -240,6 +245,13 @@ class Message:
         except RuntimeError as error:
             raise self.peers.lost(self.peer, time.monotonic() - start) from error
         return self.tensor
+
+
+def _blamed(error: BaseException) -> Raised:
+    """Who raised the error from which this one came, if it was told of it, else this process."""
+    if isinstance(error, PeerError) and error.raised is not None:
+        return error.raised
+    return dist.get_rank(), f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def described(value: object, tensors: Sequence[Tensor] = ()) -> str:

@@ -80,17 +80,19 @@ def ulysses_attention(
         return deal.to_tokens(attention(**given, positions=positions, backend=backend), q)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Deal:
     """Who has which tokens before the exchange, and which heads behind it.
 
     queries, keys: the tokens of each rank; behind the exchange all of them stand in ascending order of their indices.
+    node: the exchange in autograd's graph, once it is made and if it is there.
     """
 
     peers: Peers
     heads: list[Heads]
     queries: Shards
     keys: Shards
+    node: Any = None
 
     @staticmethod
     def of(q: Tensor, k: Tensor, v: Tensor, peers: Peers, queries: Shards, keys: Shards) -> Deal:
@@ -115,9 +117,11 @@ class Deal:
             [(*t.shape[:-2], x.lengths[rank], t.shape[-1]) for t, x in zip(mine, of, strict=True)]
             for rank in range(self.peers.count)
         ]
-        received = zip(*all_to_all(parts, shapes, self.peers), strict=True)
+        received, self.node = all_to_all(parts, shapes, self.peers)
         return {
-            **{name: _joined(pieces, x) for name, pieces, x in zip("qkv", received, of, strict=True)},
+            **{
+                name: _joined(pieces, x) for name, pieces, x in zip("qkv", zip(*received, strict=True), of, strict=True)
+            },
             "score": score_of_heads(score, own),
             "mask": mask_of_heads(mask, own),
             "sink": None if sink is None else own.of(sink, -1),
@@ -128,7 +132,8 @@ class Deal:
         """This rank's tokens of the output, of all heads, from that of all tokens of its heads."""
         parts = [[part] for part in _cut(out, self.queries)]
         shapes = [[(*out.shape[:-3], heads.count, q.shape[-2], out.shape[-1])] for heads in self.heads]
-        return torch.cat([part for (part,) in all_to_all(parts, shapes, self.peers)], -3)
+        received, _ = all_to_all(parts, shapes, self.peers, self.node)
+        return torch.cat([part for (part,) in received], -3)
 
 
 def _joined(parts: tuple[Tensor, ...], of: Shards) -> Tensor:
