@@ -201,6 +201,22 @@ def test_before_any_block(gloo: Group, what: str) -> None:
         assert wrong < 1e-12
 
 
+def before_the_ring(group: Any) -> tuple[str, float]:
+    """Rank 1 fails in its row of the mesh; the other row has no part in that."""
+    q, shards = torch.zeros(1, 2, 8, 4), Shards.contiguous(32, 4)
+    if dist.get_rank(group) == 1:
+        q = q.to("meta")
+    answer = said(lambda: usp_attention(q, q, q, group=mesh(), shards=shards, timeout=TIMEOUT))
+    return answer, call(group, "usp", [])
+
+
+def test_before_the_ring_of_a_mesh(gloo: Group) -> None:
+    for rank, (answer, wrong) in enumerate(gloo.run(before_the_ring, ranks=4)):
+        failure = "Unsupported: q is on meta"
+        assert answer.startswith(failure if rank == 1 else f"PeerError: rank 1 of 4 processes raised {failure}")
+        assert wrong < 1e-12
+
+
 def at_unlike_places(group: Any) -> tuple[str, float]:
     """Rank 1 leaves the backward pass out, and makes the next call."""
     q = torch.zeros(1, 2, 8, 4, requires_grad=True)
