@@ -89,8 +89,8 @@ def _refuse(function: str, tensors: tuple[Tensor, ...]) -> None:
             )
         if t.device.type != "cpu":
             raise Unsupported(
-                f"{name} is on {t.device}: messages between ranks are told apart by tags, which gloo has for CPU "
-                "tensors alone, and nccl not at all. Pass q.cpu(), k.cpu() and v.cpu()."
+                f"{name} is on {t.device}: ranks exchange tensors on the CPU alone, by gloo. nccl, which would need a "
+                "send and a receive of two ranks launched together, is not built. Pass q.cpu(), k.cpu() and v.cpu()."
             )
 
 

@@ -71,8 +71,8 @@ def circulate(
 class GradientsHome:
     """Each block's gradient, on its way from each rank that computes the block to the next, and from the last home.
 
-    needed as of `circulate`, sizes: how many numbers the gradient of each rank's block has, of one dtype. Where nothing
-    is added, a rank that has given up, zeros are. Ranks send to each other in the order in which they receive.
+    needed as of `circulate`, sizes: how many numbers the gradient of each rank's block has, of like's
+    dtype. Where nothing is added, by a rank that has given up, zeros are. Ranks send to each other in the order in which they receive.
 
     found: what other ranks have added to the gradient of this rank's block; None without such ranks.
     """
@@ -80,7 +80,7 @@ class GradientsHome:
     peers: Peers
     needed: Sequence[Sequence[bool]]
     sizes: Sequence[int]
-    dtype: torch.dtype
+    like: Tensor
     found: Tensor | None = None
     _share: Tensor | None = None
     _before: Message | None = None
@@ -95,14 +95,14 @@ class GradientsHome:
         visitors = self._visitors(source)
         if self.peers.rank in visitors[1:]:
             before = visitors[visitors.index(self.peers.rank) - 1]
-            self._before = self.peers.receive(torch.empty(self.sizes[source], dtype=self.dtype), before)
+            self._before = self.peers.receive(self.like.new_empty(self.sizes[source]), before)
 
     def pass_on(self, source: int) -> None:
         """Sends the sum on, to the next rank that computes the block or to its own."""
         visitors = self._visitors(source)
         if self.peers.rank not in visitors:
             return
-        total = torch.zeros(self.sizes[source], dtype=self.dtype) if self._share is None else self._share
+        total = self.like.new_zeros(self.sizes[source]) if self._share is None else self._share
         if self._before is not None:
             total += self._before.wait()
         self._share = self._before = None
@@ -115,7 +115,7 @@ class GradientsHome:
         rank = self.peers.rank
         visitors, messages = self._visitors(rank), self._sent
         if visitors:
-            self.found = torch.empty(self.sizes[rank], dtype=self.dtype)
+            self.found = self.like.new_empty(self.sizes[rank])
             messages = [self.peers.receive(self.found, visitors[-1]), *messages]
         for message in messages:
             message.wait()

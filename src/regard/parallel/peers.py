@@ -68,6 +68,12 @@ class Peers:
             group = group.get_group()
         if dist.get_rank(group) < 0:
             raise ValueError(f"group has no process {dist.get_rank()}; expected a call by its ranks alone.")
+        backends = dist.get_backend_config(group)
+        if "cpu" not in [each.partition(":")[0] for each in backends.split(",")]:
+            raise ValueError(
+                f"group has the backends {backends}, none for tensors on the CPU; expected gloo for these: "
+                "init_process_group('gloo'), or 'cpu:gloo,cuda:nccl' where others use nccl."
+            )
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout is {timeout}; expected seconds, more than 0.")
         return Peers(group, TIMEOUT if timeout is None else timeout)

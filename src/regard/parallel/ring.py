@@ -67,15 +67,18 @@ def ring_attention(
                 or float64. float16 overflows beyond 65,504
     timeout     seconds without a message from a neighbour after which PeerError is raised (300)
     deterministic
-                None, or a number of tokens: the output and the gradients of q, k and v then have the same bits on any
-                number of ranks, one included, whose shards consist of whole blocks of so many consecutive tokens
-                (ValueError). Each pair of blocks is a call of its own, computed twice backward: 512 or more are wise
+                None, or a number of tokens: the output and all gradients then have the same bits on any number of
+                ranks, one included, whose shards consist of whole blocks of so many consecutive tokens (ValueError).
+                Those of the sink and the score are the share of rank 0, and zero on the others: summed in any order
+                they keep their bits. Each pair of blocks is a call of its own, computed twice backward: 512 or more are
+                wise. Each block of queries needs room for some gradients of each tensor of the score
 
     Differentiable once with respect to q, k, v, the sink and the tensors of the score. The gradients of k and v come
     home; those of the sink and the score are this rank's share, to be summed over the group like those of any parameter
     that the ranks share. Dropout drops what one process would, and needs a seed or takes that of rank 0.
     Raises what `attention` raises; Unsupported for tensors that are not on the CPU; PeerError where ranks make unlike
-    calls, or one has ended, has stopped or is late.
+    calls, or one has ended, has stopped or is late, and where another one raises an error: all ranks end the call then,
+    and can make another one.
     Source: Liu et al. 2023, Ring Attention (arXiv 2310.01889).
     """
     local, group = local_tokens(q, k, v, group) if is_dtensor(q, k, v) else ((q, k, v), group)

@@ -128,7 +128,7 @@ class RingCall:
         home = [torch.zeros_like(t, dtype=g.dtype) if need else None for t, need in zip((k, v), need_kv, strict=True)]
         places = [t for t in home if t is not None]
         sizes = [sum(_numbers(t, n) for t in places) for n in self.key_shards.lengths]
-        travelling = GradientsHome(self.peers, self.needed, sizes, g.dtype) if places else None
+        travelling = GradientsHome(self.peers, self.needed, sizes, g) if places else None
         with exact(q.device.type), closing(self.blocks(k, v, travelling)) as blocks:
             for source, *there in blocks:
                 kv = [t.detach().requires_grad_(need) for t, need in zip(there, need_kv, strict=True)]

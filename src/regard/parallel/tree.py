@@ -56,7 +56,7 @@ def tree_decode(
     timeout     seconds without an answer after which PeerError is raised (300)
 
     Without gradients: ring_attention has them. Raises what `attention` raises; PeerError where ranks make unlike calls,
-    or one has ended, has stopped or is late.
+    or one has ended, has stopped, is late or raises an error.
     Source: Shyam et al. 2024, Tree Attention (arXiv 2408.04093), where the states are reduced along a tree.
     """
     peers = Peers.of(group, timeout)

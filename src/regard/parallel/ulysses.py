@@ -65,8 +65,8 @@ def ulysses_attention(
     `attention` is, in reverse mode. The gradients of the sink and the score are this rank's share, to be summed over
     the group like those of any parameter that the ranks share. Dropout drops what one process would, and needs a seed
     or takes that of rank 0. Raises ShapeError where there are fewer heads than ranks, Unsupported for a similarity of
-    your own, PeerError where ranks make unlike calls, or one has ended, has stopped or is late, and what `attention`
-    raises.
+    your own, PeerError where ranks make unlike calls, or one has ended, has stopped, is late or raises an error, and
+    what `attention` raises.
     Source: Jacobs et al. 2023, DeepSpeed Ulysses (arXiv 2309.14509).
     """
     peers = Peers.of(group, timeout)
