@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 import regard as rg
 from gloo_processes import Group
 from regard.core.region import Region
-from regard.parallel import Shards, ring_attention, shard, tree_decode, ulysses_attention, usp_attention
+from regard.parallel import PeerError, Shards, ring_attention, shard, tree_decode, ulysses_attention, usp_attention
+from regard.parallel.peers import Peers
 
 N, TIMEOUT, SOON = 24, 60.0, 20.0
 ERRORS: dict[str, BaseException] = {
@@ -215,6 +217,21 @@ def test_before_the_ring_of_a_mesh(gloo: Group) -> None:
         failure = "Unsupported: q is on meta"
         assert answer.startswith(failure if rank == 1 else f"PeerError: rank 1 of 4 processes raised {failure}")
         assert wrong < 1e-12
+
+
+def pickled(group: Any) -> str:
+    """What comes of the error if it is sent to another process."""
+    try:
+        with Peers.of(group, TIMEOUT).together("a step"):
+            if dist.get_rank(group) == 1:
+                raise ValueError("a name in bytes that are no UTF-8: \udcff")
+    except (PeerError, ValueError) as error:
+        return str(pickle.loads(pickle.dumps(error)))
+    return "no error"
+
+
+def test_the_error_can_be_sent_on(gloo: Group) -> None:
+    assert gloo.run(pickled, ranks=2)[0].startswith("rank 1 of 4 processes raised ValueError: a name in bytes")
 
 
 def at_unlike_places(group: Any) -> tuple[str, float]:

@@ -71,8 +71,9 @@ def circulate(
 class GradientsHome:
     """Each block's gradient, on its way from each rank that computes the block to the next, and from the last home.
 
-    needed as of `circulate`, sizes: how many numbers the gradient of each rank's block has, of like's
-    dtype. Where nothing is added, by a rank that has given up, zeros are. Ranks send to each other in the order in which they receive.
+    needed as of `circulate`, sizes: how many numbers the gradient of each rank's block has, of like's dtype. Where
+    nothing is added, by a rank that has given up, zeros are. Ranks send to each other in the order in which they
+    receive.
 
     found: what other ranks have added to the gradient of this rank's block; None without such ranks.
     """

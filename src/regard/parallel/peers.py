@@ -25,8 +25,6 @@ TAG = 0x52470000  # of messages, which no other messages of the group may have; 
 NUMBERS = 6  # how many integers ranks tell each other at a step
 RECORD = Struct(f"<q160s{NUMBERS}q")  # what they tell: 1 + the process that raised an error or 0, the error or the step
 HASHED = 1 << 20  # numbers of a tensor whose content peers compare
-
-
 Raised = tuple[int, str]  # the number of a process among all, and the error that it raised
 LAST: ContextVar[Raised | None] = ContextVar("LAST", default=None)  # the last one that ended a call here
 
@@ -35,10 +33,10 @@ class PeerError(RuntimeError):
     """A rank of the group raised an error, died, stopped, was too late, or makes another call; the message names it.
 
     raised    who raised which error; None: a rank is no longer there, or calls differ
-    known_to  the group whose ranks all know, or can no longer be told
+    known_to  the name of the group whose ranks all know, or can no longer be told
     """
 
-    def __init__(self, message: str, raised: Raised | None = None, known_to: Any = ()) -> None:
+    def __init__(self, message: str, raised: Raised | None = None, known_to: str = "") -> None:
         super().__init__(message)
         self.raised, self.known_to = raised, known_to
 
@@ -86,6 +84,13 @@ class Peers:
     def count(self) -> int:
         return dist.get_world_size(self.group)
 
+    @property
+    def name(self) -> str:
+        """That of the group, which no other one of this process has."""
+        group = dist.group.WORLD if self.group is None else self.group
+        assert group is not None
+        return group.group_name
+
     def after(self, steps: int) -> int:
         """The rank that many places to the right, around the ring."""
         return (self.rank + steps) % self.count
@@ -109,7 +114,7 @@ class Peers:
             f"rank {self.rank} of {self.count} lost rank {peer} after {waited:.1f} s (timeout {self.timeout:g} s): "
             "that rank has ended, has stopped, makes another call, or has lost another one. The group cannot be used "
             "any more; end this process, and see what that rank has said.",
-            known_to=self.group,
+            known_to=self.name,
         )
 
     @contextmanager
@@ -126,7 +131,7 @@ class Peers:
         except BaseException as error:
             raised = _blamed(error)
             LAST.set(raised)
-            if getattr(error, "known_to", ()) is not self.group:
+            if getattr(error, "known_to", "") != self.name:
                 with suppress(PeerError):  # its own error is what this rank has to say
                     self.tell("", raised=raised)
             raise
@@ -144,7 +149,7 @@ class Peers:
         Raises PeerError, on every rank, where one tells of an error or has come to another step.
         """
         process, text = (-1, step) if raised is None else raised
-        record = RECORD.pack(process + 1, text.encode(), *numbers, *[0] * (NUMBERS - len(numbers)))
+        record = RECORD.pack(process + 1, text.encode(errors="replace"), *numbers, *[0] * (NUMBERS - len(numbers)))
         found = self.exchange([torch.frombuffer(bytearray(record), dtype=torch.uint8)] * self.count)
         told = [RECORD.unpack(t.numpy().tobytes()) for t in found]
         texts = [text.rstrip(b"\0").decode(errors="ignore") for _, text, *_ in told]
@@ -154,12 +159,12 @@ class Peers:
                     f"rank {process - 1} of {dist.get_world_size()} processes raised {text}. Every rank of this call "
                     "has ended it, and the group can be used again.",
                     (process - 1, text),
-                    self.group,
+                    self.name,
                 )
         for rank, text in enumerate(texts):
             if text != texts[0]:
                 message = f"the ranks make unlike calls: rank {rank} has come to {text}, rank 0 to {texts[0]}."
-                raise PeerError(message, known_to=self.group)
+                raise PeerError(message, known_to=self.name)
         return [numbers for _, _, *numbers in told]
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
@@ -192,7 +197,7 @@ class Peers:
             rank, name = next(unlike)
             there, here = every[rank][name], every[0][name]
             message = f"the ranks make unlike calls: {name} is {there} on rank {rank}, {here} on rank 0."
-            raise PeerError(message, known_to=self.group)
+            raise PeerError(message, known_to=self.name)
         return [other[1 : 1 + len(numbers)] for other in found]
 
 
