@@ -163,6 +163,39 @@ def test_ranks_stop_where_a_block_comes_from_one_that_has_given_up(gloo: Group) 
     assert check(gloo, "ring", 4, 1, "forward, first") == [4, 1, 2, 3]
 
 
+def at_random(group: Any, calls: int) -> tuple[list[str], float, float]:
+    """How each call ended in which a rank fails somewhere or nowhere, the slowest, and how wrong a call behind is."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    draw, ends, slowest = torch.Generator().manual_seed(6), [], 0.0
+    for _ in range(calls):
+        seen = torch.rand(ranks, ranks, generator=draw) < 0.6
+        mask = rg.Dense(seen.repeat_interleave(5, 0).repeat_interleave(5, 1)[None, None])
+        odd, fatal = int(torch.randint(ranks, (), generator=draw)), int(torch.randint(2 * ranks, (), generator=draw))
+        SEEN.count, SEEN.fatal, start = 0, fatal if rank == odd else -1, time.monotonic()
+        q = torch.randn(1, 2, 5, 4, generator=draw, requires_grad=True)
+        try:
+            score = rg.ScaledDot() >> Counted()
+            ring_attention(q, q, q, group=group, mask=mask, score=score, timeout=TIMEOUT).sum().backward()
+            ends.append("answered")
+        except (PeerError, ValueError) as error:
+            ends.append(type(error).__name__)
+        slowest = max(slowest, time.monotonic() - start)
+    SEEN.fatal = -1
+    return ends, slowest, call(group, "ring", [])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_all_ranks_answer_or_none_does(gloo: Group, ranks: int) -> None:
+    """Whoever sees whom, whoever fails."""
+    ends, slowest, wrong = zip(*gloo.run(at_random, 60, ranks=ranks), strict=True)
+    assert max(slowest) < SOON and max(wrong) < 1e-12
+    one_fails = ["PeerError"] * (ranks - 1) + ["ValueError"]
+    kinds = [sorted(of_call) for of_call in zip(*ends, strict=True)]
+    assert all(of_call in (one_fails, ["answered"] * ranks) for of_call in kinds)
+    assert 10 < kinds.count(one_fails) < 55
+
+
 def before_any_block(group: Any, what: str) -> tuple[str, float]:
     """What a rank says where rank 1 fails before it has sent a block, and how wrong the next call is."""
     q, odd = torch.zeros(1, 2, 8, 4), dist.get_rank(group) == 1
