@@ -72,9 +72,9 @@ def measure(rank: int, ranks: int, store: str, case: Case, answers: Any) -> None
     q, k, v = (torch.randn(1, case.heads, mine, 64, generator=random).requires_grad_(case.backward) for _ in range(3))
     sent, waited, send, wait = [0], [0.0], Peers.send, Message.wait
 
-    def counted_send(self: Peers, t: torch.Tensor, to: int, tag: int) -> Message:
+    def counted_send(self: Peers, t: torch.Tensor, to: int) -> Message:
         sent[0] += t.numel() * t.element_size()
-        return send(self, t, to, tag)
+        return send(self, t, to)
 
     def timed_wait(self: Message) -> torch.Tensor:
         start = time.perf_counter()

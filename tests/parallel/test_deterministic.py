@@ -33,23 +33,25 @@ def layouts(ranks: int) -> list[Shards]:
 
 
 def bits(group: Any, layout: int, mask: str, dtype: torch.dtype, options: dict[str, Any]) -> tuple[list[Tensor], float]:
-    """out and the gradients of q, k and v, whole, and their largest error against one process."""
+    """out and all gradients, whole, and their largest error against one process."""
     rank, shards = dist.get_rank(group), layouts(dist.get_world_size(group))[layout]
     draw = torch.Generator().manual_seed(0)
     q, k, v, g = (torch.randn(2, h, N, d, generator=draw).to(dtype) for h, d in ((4, 8), (2, 8), (2, 6), (4, 6)))
-    given = {
-        "mask": MASKS[mask],
-        "score": rg.ScaledDot() >> rg.Alibi(torch.linspace(0.1, 1, 4)),
-        "sink": torch.linspace(-1, 1, 4),
-    }
+    wide = torch.promote_types(dtype, torch.float32)
+    slopes, sink = (torch.linspace(first, 1, 4, dtype=wide).requires_grad_() for first in (0.1, -1))
+    given = {"mask": MASKS[mask], "score": rg.ScaledDot() >> rg.Alibi(slopes), "sink": sink}
     mine = [shard(t, shards, rank).requires_grad_() for t in (q, k, v)]
     out = ring_attention(*mine, shards=shards, group=group, timeout=60.0, **given, **options)
-    found = [out, *torch.autograd.grad(out, mine, shard(g, shards, rank))]
+    found = [out, *torch.autograd.grad(out, [*mine, slopes, sink], shard(g, shards, rank))]
     whole = [t.requires_grad_() for t in (q, k, v)]
     wanted = rg.attention(*whole, **given)
-    expected = [wanted, *torch.autograd.grad(wanted, whole, g)]
-    joined = [unshard(t.detach(), shards, group) for t in found]
-    return joined, max(float((a - b.detach()).abs().max()) for a, b in zip(joined, expected, strict=True))
+    expected = [wanted, *torch.autograd.grad(wanted, [*whole, slopes, sink], g)]
+    joined = [unshard(t.detach(), shards, group) for t in found[:4]]
+    for t in found[4:]:
+        dist.all_reduce(t, group=group)
+    joined += found[4:]
+    pairs = [(a.detach(), b.detach()) for a, b in zip(joined, expected, strict=True)]
+    return joined, max(float((a - b).abs().max() / b.abs().max().clamp(min=1)) for a, b in pairs)
 
 
 def alike(found: list[list[Tensor]]) -> bool:
@@ -105,5 +107,14 @@ def test_parts_are_joined_alike_in_whatever_order_they_come(count: int) -> None:
     expected = joined(list(range(count)))
     assert expected is not None and expected.count("(") == count - 1
     for _ in range(20):
-        assert joined(torch.randperm(count, generator=random).tolist()) == expected
+        order = torch.randperm(count, generator=random)
+        assert joined(order.tolist()) == expected
+        whole, folds = OrderedFold[str](count, lambda a, b: f"({a} {b})"), [part.tolist() for part in order.chunk(3)]
+        for numbers in folds:  # of three ranks
+            fold = OrderedFold[str](count, whole.join)
+            for number in numbers:
+                fold.add(number, str(number))
+            for (level, number), part in fold.waiting.items():
+                whole.add(number, part, level)
+        assert whole.finish() == expected
     assert OrderedFold[str](count, lambda a, b: a + b).finish() is None

@@ -150,6 +150,15 @@ def test_a_process_outside_of_the_group_is_refused(gloo: Group) -> None:
     assert found[2:] == [f"group has no process {rank}; expected a call by its ranks alone." for rank in (2, 3)]
 
 
+def answer_without_a_cpu(_: Any) -> str:
+    return answer(dist.new_group([0, 1], backend="cuda:gloo"), "cpu")
+
+
+def test_a_group_without_messages_on_the_cpu_is_refused(gloo: Group) -> None:
+    for found in gloo.run(answer_without_a_cpu)[:2]:
+        assert found.startswith("group has the backends cuda:gloo, none for tensors on the CPU; expected gloo")
+
+
 @pytest.mark.parametrize("n", [21, 1000, 5000])
 def test_balanced_shards_are_balanced(n: int) -> None:
     """In tokens and in the pairs that their queries see, but for a piece."""

@@ -26,9 +26,9 @@ def sent(group: Any, way: str, mask: str) -> dict[str, int]:
     """Bytes of numbers that this rank sends, forward and backward."""
     counted, direction, send = Counter[str](), ["forward"], Peers.send
 
-    def counting(peers: Peers, t: Tensor, to: int, tag: int) -> Message:
+    def counting(peers: Peers, t: Tensor, to: int) -> Message:
         counted[direction[0]] += t.numel() * t.element_size() if t.is_floating_point() else 0
-        return send(peers, t, to, tag)
+        return send(peers, t, to)
 
     shards = getattr(Shards, "contiguous" if way == "ulysses" else way)(N, dist.get_world_size(group))
     whole = (torch.randn(1, h, N, WIDTH) for h in (HEADS, KEY_HEADS, KEY_HEADS))

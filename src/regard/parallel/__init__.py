@@ -9,7 +9,7 @@ usp_attention         both, on a mesh
 tree_decode           few queries over a cache of which each rank has a part
 Shards                which tokens each rank holds; shard and unshard cut and join a tensor
 SequenceParallel      what a layer of regard.nn takes as parallel=
-PeerError             a rank has ended, is late, or makes another call
+PeerError             a rank has ended, is late, has raised an error, or makes another call
 """
 
 from regard.parallel.peers import PeerError as PeerError

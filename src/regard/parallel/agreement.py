@@ -65,7 +65,7 @@ def agree_on_call(
     }
     drawn = None if dropout is None or dropout.p == 0 else dropout.seeded()
     seed = 0 if drawn is None or drawn.seed is None else drawn.seed
-    queries, keys, values, seeds = zip(*peers.agree(told, (*(t.shape[-2] for t in (q, k, v)), seed)), strict=True)
+    queries, keys, values, seeds = zip(*peers.agree(told, *(t.shape[-2] for t in (q, k, v)), seed), strict=True)
     if values != keys:
         raise ShapeError(f"v has {values} values on the ranks of the group, k {keys} keys; expected one value a key.")
     if key_shards is None:
@@ -89,8 +89,8 @@ def _refuse(function: str, tensors: tuple[Tensor, ...]) -> None:
             )
         if t.device.type != "cpu":
             raise Unsupported(
-                f"{name} is on {t.device}: messages between ranks are told apart by tags, which gloo has for CPU "
-                "tensors alone, and nccl not at all. Pass q.cpu(), k.cpu() and v.cpu()."
+                f"{name} is on {t.device}: ranks exchange tensors on the CPU alone, by gloo. nccl, which would need a "
+                "send and a receive of two ranks launched together, is not built. Pass q.cpu(), k.cpu() and v.cpu()."
             )
 
 

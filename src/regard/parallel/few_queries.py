@@ -68,6 +68,7 @@ class FewQueriesCall(RingCall):
         """A tensor (.., n_r, width) of each rank's queries, of every rank."""
         lead, width = own.shape[:-2], own.shape[-1]
         sizes = [lead.numel() * n * width for n in self.shards.lengths]
+        self.peers.tell("the queries of all ranks")
         found = self.peers.exchange([own.detach().reshape(-1)] * self.peers.count, sizes)
         return [t.view(*lead, n, width) for t, n in zip(found, self.shards.lengths, strict=True)]
 
@@ -75,5 +76,6 @@ class FewQueriesCall(RingCall):
         """Of each rank that has keys for them, what it found for this rank's queries, q.shape[:-1] + (width,)."""
         rank, size = self.peers.rank, q.shape[:-1].numel() * width
         sizes = [size if self.needed[rank][other] or other == rank else 0 for other in range(self.peers.count)]
+        self.peers.tell("the results of all ranks")
         found = self.peers.exchange([t.reshape(-1) for t in parts], sizes)
         return [t.view(*q.shape[:-1], width) for t, n in zip(found, sizes, strict=True) if n]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from operator import add, or_
+from operator import add, and_, or_
 from typing import Generic, TypeVar
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.core.dtypes import accumulator, exact
 from regard.core.state import RowStats, State
-from regard.parallel.peers import circulate
+from regard.parallel.circulation import circulate
 from regard.parallel.ring_call import RingCall
 from regard.parallel.shards import Shards
 from regard.part_of_call import PartOfCall, part_gradients
@@ -24,42 +24,44 @@ T = TypeVar("T")
 class OrderedFold(Generic[T]):
     """Numbered parts, joined by twos in the order of their numbers, in whatever order they come.
 
-    It holds what waits for its neighbour: of parts that come one behind the other, as many as the logarithm of `count`.
+    `waiting` holds what waits for its neighbour, by level and number, where a part of level n is 2 to the nth of them
+    joined: of parts that come one behind the other, as many as the logarithm of `count`. What waits in one fold may be
+    added to another.
 
     >>> fold = OrderedFold(5, lambda a, b: f"({a}{b})")
     >>> for number in (2, 1, 0, 4):
     ...     fold.add(number, "abcde"[number])
+    >>> fold.waiting
+    {(0, 2): 'c', (1, 0): '(ab)', (2, 1): 'e'}
     >>> fold.finish()
     '(((ab)c)e)'
     """
 
     def __init__(self, count: int, join: Callable[[T, T], T]) -> None:
         self.count, self.join = count, join
-        self._result: T | None = None
-        self._missing = set(range(count))
-        self._waiting: dict[tuple[int, int], T | None] = {}
+        self.waiting: dict[tuple[int, int], T | None] = {}
 
-    def add(self, number: int, part: T | None) -> None:
-        """The part with that number, once each; None for one that is neutral."""
-        self._missing.remove(number)
-        level, size = 0, self.count
+    def add(self, number: int, part: T | None, level: int = 0) -> None:
+        """The part with that number on its level, once each; None for one that is neutral."""
+        size = -(-self.count // 2**level)
         while size > 1:
             other = number ^ 1
             if other < size:
-                if (level, other) not in self._waiting:
-                    self._waiting[level, number] = part
-                    return
-                neighbour = self._waiting.pop((level, other))
+                if (level, other) not in self.waiting:
+                    break
+                neighbour = self.waiting.pop((level, other))
                 a, b = (neighbour, part) if other < number else (part, neighbour)
                 part = b if a is None else a if b is None else self.join(a, b)
             level, number, size = level + 1, number // 2, (size + 1) // 2
-        self._result = part
+        assert (level, number) not in self.waiting
+        self.waiting[level, number] = part
 
     def finish(self) -> T | None:
         """All parts joined; those that have not come are neutral."""
-        for number in sorted(self._missing):
-            self.add(number, None)
-        return self._result
+        top = (self.count - 1).bit_length(), 0
+        while self.waiting and (at := min(self.waiting)) != top:
+            self.add(at[1] ^ 1, None, at[0])
+        return self.waiting.get(top)
 
 
 def grid_blocks(shards: Shards, grid: int, name: str) -> tuple[tuple[tuple[int, slice], ...], ...]:
@@ -130,19 +132,14 @@ class OrderedCall(RingCall):
         rank, rows, cols = self.peers.rank, self._rows()[self.peers.rank], self._cols()
         learned = tuple(t.detach().requires_grad_(need) for t, need in zip(self.tensors(), needs[1:], strict=True))
         queries = [q[..., own, :].detach().requires_grad_(needs[0]) for _, own in rows]
-        call, sums = self.with_tensors(learned), [torch.zeros_like(t, dtype=g.dtype) for t in learned]
-        folds = [OrderedFold[Tensor](self._count(self.key_shards), add) for _ in rows]
+        call, count = self.with_tensors(learned), self._count(self.key_shards)
+        folds = [OrderedFold[list[Tensor]](count + 1, _added) for _ in rows]  # the last part is the sink's
 
-        def share(at: int, state: State) -> Tensor | None:
-            """What a state adds to the gradient of a block of queries; what it adds to the others is added."""
-            inputs, own = (queries[at], *learned), rows[at][1]
-            wanted = [t for t in inputs if t.requires_grad]
-            found = iter(part_gradients(state, whole.rows(own), g[..., own, :], delta[..., own], wanted))
-            of_q, *of_learned = (next(found) if t.requires_grad else None for t in inputs)
-            for total, x in zip(sums, of_learned, strict=True):
-                if x is not None:
-                    total += x
-            return None if of_q is None else of_q.to(g.dtype)
+        def shares(at: int, state: State) -> list[Tensor]:
+            """What a state adds to the gradients of a block of queries and of `learned`."""
+            own, inputs = rows[at][1], [t for t in (queries[at], *learned) if t.requires_grad]
+            found = part_gradients(state, whole.rows(own), g[..., own, :], delta[..., own], inputs)
+            return [_or_zeros(x, t, g.dtype) for x, t in zip(found, inputs, strict=True)]
 
         with closing(self.blocks(k, v)) as blocks, torch.enable_grad():
             for source, k_there, v_there in blocks:
@@ -151,12 +148,45 @@ class OrderedCall(RingCall):
                         part = self._pair(rank, own, source, there)
                         if self.sees(part):
                             k_part, v_part = k_there[..., there, :].detach(), v_there[..., there, :].detach()
-                            folds[at].add(number, share(at, call.state(queries[at], k_part, v_part, part)))
-            for at in range(len(rows)) if call.sink is not None else ():
+                            folds[at].add(number, shares(at, call.state(queries[at], k_part, v_part, part)))
+            for at in range(len(rows)) if call.sink is not None and call.sink.requires_grad else ():
                 assert call.sink is not None
-                share(at, _of_sink(call.sink, queries[at].detach(), v.shape[-1]))
-        of_q = _joined([_found(fold, t, g.dtype) for fold, t in zip(folds, queries, strict=True)], q, g.dtype)
-        return [of_q if needs[0] else None, *(t if need else None for t, need in zip(sums, needs[1:], strict=True))]
+                folds[at].add(count, shares(at, _of_sink(call.sink, queries[at].detach(), v.shape[-1])))
+        sums = [
+            fold.finish() or [torch.zeros_like(t, dtype=g.dtype) for t in (of, *learned) if t.requires_grad]
+            for fold, of in zip(folds, queries, strict=True)
+        ]
+        of_q = _joined([of_row[0] for of_row in sums], q, g.dtype) if needs[0] else None
+        of_rows = [of_row[1 if needs[0] else 0 :] for of_row in sums]
+        return [of_q, *self._over_rows(of_rows, learned, g)]
+
+    def _over_rows(self, of_rows: list[list[Tensor]], learned: tuple[Tensor, ...], g: Tensor) -> list[Tensor | None]:
+        """The gradients of `learned`, from what each block of this rank's queries adds to them, in g's dtype.
+
+        Rank 0 gets the sums over all blocks of queries, in their order, and the others zeros: the sum over the group
+        then has the bits of rank 0's.
+        """
+        wanted = [t for t in learned if t.requires_grad]
+        if not wanted:
+            return [None] * len(learned)
+        rank, count, size = self.peers.rank, self._count(self.shards), sum(t.numel() for t in wanted)
+        fold = OrderedFold[Tensor](count, add)
+        for (number, _), part in zip(self._rows()[rank], of_rows, strict=True):
+            fold.add(number, torch.cat([t.reshape(-1) for t in part]))
+        places = [_places(count, rows) for rows in self._rows()]
+        mine = [part for at in places[rank] if (part := fold.waiting[at]) is not None]
+        own = torch.cat([g.new_zeros(0), *mine])
+        sizes = [len(of_rank) * size if rank == 0 else 0 for of_rank in places]
+        self.peers.tell("the gradients of the score")
+        found = self.peers.exchange([own, *[own[:0]] * (self.peers.count - 1)], sizes)
+        whole = OrderedFold[Tensor](count, add)
+        for of_rank, flat in zip(places, found, strict=True) if rank == 0 else ():
+            for (level, number), part in zip(of_rank, flat.view(len(of_rank), size), strict=True):
+                whole.add(number, part, level)
+        total = whole.finish()
+        total = g.new_zeros(size) if total is None else total + 0.0  # -0 becomes 0, as by adding zeros
+        parts = iter(total.split([t.numel() for t in wanted]))
+        return [next(parts).view(t.shape) if t.requires_grad else None for t in learned]
 
     def _of_keys(
         self, q: Tensor, k: Tensor, v: Tensor, whole: RowStats, g: Tensor, delta: Tensor, needs: tuple[bool, ...]
@@ -171,7 +201,7 @@ class OrderedCall(RingCall):
         own, widths = torch.cat(given, -1).detach(), [t.shape[-1] for t in given]
         sizes = [own.shape[:-2].numel() * n * own.shape[-1] for n in self.shards.lengths]
         seen_by = tuple(zip(*self.needed, strict=True))
-        with closing(circulate(self.peers, own.reshape(-1), sizes, seen_by)) as arriving, torch.enable_grad():
+        with closing(circulate(self.peers, [own], sizes, seen_by)) as arriving, torch.enable_grad():
             for source, flat in arriving:
                 if flat is None or not seen_by[rank][source]:
                     continue
@@ -190,7 +220,7 @@ class OrderedCall(RingCall):
                             if t.requires_grad and (x := next(found)) is not None:
                                 fold.add(number, x.to(g.dtype))
         sums = [
-            [_found(fold, t, g.dtype) for fold, t in zip(*pairs, strict=True)]
+            [_or_zeros(fold.finish(), t, g.dtype) for fold, t in zip(*pairs, strict=True)]
             for pairs in zip(folds, blocks, strict=True)
         ]
         return [
@@ -224,9 +254,20 @@ def _of_sink(sink: Tensor, q: Tensor, dv: int) -> State:
     return State.of_sink(logit.expand(q.shape[:-1]), dv)
 
 
-def _found(fold: OrderedFold[Tensor], t: Tensor, dtype: torch.dtype) -> Tensor:
-    found = fold.finish()
-    return torch.zeros_like(t, dtype=dtype) if found is None else found
+def _places(count: int, rows: tuple[tuple[int, slice], ...]) -> list[tuple[int, int]]:
+    """Level and number of what waits once a rank has joined the parts of its blocks."""
+    fold = OrderedFold[bool](count, and_)
+    for number, _ in rows:
+        fold.add(number, True)
+    return sorted(fold.waiting)
+
+
+def _added(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
+    return [x + y for x, y in zip(a, b, strict=True)]
+
+
+def _or_zeros(found: Tensor | None, t: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros_like(t, dtype=dtype) if found is None else found.to(dtype)
 
 
 def _joined(parts: list[Tensor], like: Tensor, dtype: torch.dtype) -> Tensor:

@@ -6,8 +6,11 @@ import hashlib
 import re
 import time
 from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
+from struct import Struct
 from typing import Any
 from zlib import crc32
 
@@ -18,14 +21,28 @@ from torch import Tensor
 from regard.core.shapes import listed
 
 TIMEOUT = 300.0  # seconds without a message from a peer
-# Tags of messages, which no other messages of the group may have: of blocks, of gradients on their way and those that
-# come home, and of what all send to all.
-BLOCK, GRADIENT, HOME, EXCHANGE = range(0x52470000, 0x52470004)
+TAG = 0x52470000  # of messages, which no other messages of the group may have; they arrive in the order of sending
+NUMBERS = 6  # how many integers ranks tell each other at a step
+RECORD = Struct(f"<q160s{NUMBERS}q")  # what they tell: 1 + the process that raised an error or 0, the error or the step
 HASHED = 1 << 20  # numbers of a tensor whose content peers compare
+Raised = tuple[int, str]  # the number of a process among all, and the error that it raised
+LAST: ContextVar[Raised | None] = ContextVar("LAST", default=None)  # the last one that ended a call here
 
 
 class PeerError(RuntimeError):
-    """A rank of the group died, stopped, was too late, or makes another call than this one; the message names it."""
+    """A rank of the group raised an error, died, stopped, was too late, or makes another call; the message names it.
+
+    raised    who raised which error; None: a rank is no longer there, or calls differ
+    known_to  the name of the group whose ranks all know, or can no longer be told
+    """
+
+    def __init__(self, message: str, raised: Raised | None = None, known_to: str = "") -> None:
+        super().__init__(message)
+        self.raised, self.known_to = raised, known_to
+
+
+class Stopped(Exception):
+    """Another rank has given up; it says why where this one comes to the end of its step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +66,12 @@ class Peers:
             group = group.get_group()
         if dist.get_rank(group) < 0:
             raise ValueError(f"group has no process {dist.get_rank()}; expected a call by its ranks alone.")
+        backends = dist.get_backend_config(group)
+        if "cpu" not in [each.partition(":")[0] for each in backends.split(",")]:
+            raise ValueError(
+                f"group has the backends {backends}, none for tensors on the CPU; expected gloo for these: "
+                "init_process_group('gloo'), or 'cpu:gloo,cuda:nccl' where others use nccl."
+            )
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout is {timeout}; expected seconds, more than 0.")
         return Peers(group, TIMEOUT if timeout is None else timeout)
@@ -61,21 +84,28 @@ class Peers:
     def count(self) -> int:
         return dist.get_world_size(self.group)
 
+    @property
+    def name(self) -> str:
+        """That of the group, which no other one of this process has."""
+        group = dist.group.WORLD if self.group is None else self.group
+        assert group is not None
+        return group.group_name
+
     def after(self, steps: int) -> int:
         """The rank that many places to the right, around the ring."""
         return (self.rank + steps) % self.count
 
-    def send(self, t: Tensor, to: int, tag: int) -> Message:
-        return self._post(dist.isend, t.contiguous(), to, tag)
+    def send(self, t: Tensor, to: int) -> Message:
+        return self._post(dist.isend, t.contiguous(), to)
 
-    def receive(self, t: Tensor, of: int, tag: int) -> Message:
+    def receive(self, t: Tensor, of: int) -> Message:
         """Fills t, contiguous, when it is waited for."""
-        return self._post(dist.irecv, t, of, tag)
+        return self._post(dist.irecv, t, of)
 
-    def _post(self, operation: Any, t: Tensor, peer: int, tag: int) -> Message:
+    def _post(self, operation: Any, t: Tensor, peer: int) -> Message:
         there = peer if self.group is None else dist.get_global_rank(self.group, peer)
         try:
-            return Message(self, peer, t, operation(t, there, group=self.group, tag=tag))
+            return Message(self, peer, t, operation(t, there, group=self.group, tag=TAG))
         except RuntimeError as error:
             raise self.lost(peer, 0.0) from error
 
@@ -83,8 +113,59 @@ class Peers:
         return PeerError(
             f"rank {self.rank} of {self.count} lost rank {peer} after {waited:.1f} s (timeout {self.timeout:g} s): "
             "that rank has ended, has stopped, makes another call, or has lost another one. The group cannot be used "
-            "any more; end this process, and see what that rank has said."
+            "any more; end this process, and see what that rank has said.",
+            known_to=self.name,
         )
+
+    @contextmanager
+    def telling(self) -> Generator[None]:
+        """Tells the other ranks of an error inside: PeerError is raised where these `tell` next.
+
+        Inside, a rank must send and receive all that the others wait for before that, with or without an error.
+        """
+        try:
+            with suppress(Stopped):
+                yield
+                return
+            self.tell("another rank's error")  # which raises PeerError
+        except BaseException as error:
+            raised = _blamed(error)
+            LAST.set(raised)
+            if getattr(error, "known_to", "") != self.name:
+                with suppress(PeerError):  # its own error is what this rank has to say
+                    self.tell("", raised=raised)
+            raise
+
+    @contextmanager
+    def together(self, step: str) -> Generator[None]:
+        """What succeeds on all ranks or raises on all: where one raises an error, the others raise PeerError."""
+        with self.telling():
+            yield
+            self.tell(step)
+
+    def tell(self, step: str, *numbers: int, raised: Raised | None = None) -> list[list[int]]:
+        """Tells every rank of the step that this one has come to, or of an error, with numbers; those of all, by rank.
+
+        Raises PeerError, on every rank, where one tells of an error or has come to another step.
+        """
+        process, text = (-1, step) if raised is None else raised
+        record = RECORD.pack(process + 1, text.encode(errors="replace"), *numbers, *[0] * (NUMBERS - len(numbers)))
+        found = self.exchange([torch.frombuffer(bytearray(record), dtype=torch.uint8)] * self.count)
+        told = [RECORD.unpack(t.numpy().tobytes()) for t in found]
+        texts = [text.rstrip(b"\0").decode(errors="ignore") for _, text, *_ in told]
+        for (process, *_), text in zip(told, texts, strict=True):
+            if process:
+                raise PeerError(
+                    f"rank {process - 1} of {dist.get_world_size()} processes raised {text}. Every rank of this call "
+                    "has ended it, and the group can be used again.",
+                    (process - 1, text),
+                    self.name,
+                )
+        for rank, text in enumerate(texts):
+            if text != texts[0]:
+                message = f"the ranks make unlike calls: rank {rank} has come to {text}, rank 0 to {texts[0]}."
+                raise PeerError(message, known_to=self.name)
+        return [numbers for _, _, *numbers in told]
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """These integers of every rank, by rank."""
@@ -99,24 +180,25 @@ class Peers:
         found = [t.new_empty(size) for t, size in zip(own, sizes, strict=True)]
         found[self.rank] = own[self.rank]
         others = [self.after(steps) for steps in range(1, self.count)]
-        coming = [self.receive(found[rank], rank, EXCHANGE) for rank in others]
-        for message in [*(self.send(own[rank], rank, EXCHANGE) for rank in others), *coming]:
+        coming = [self.receive(found[rank], rank) for rank in others]
+        for message in [*(self.send(own[rank], rank) for rank in others), *coming]:
             message.wait()
         return found
 
-    def agree(self, told: dict[str, str], numbers: Sequence[int]) -> list[list[int]]:
-        """Gathers `numbers`, and raises PeerError on every rank where what they are told of the call differs."""
+    def agree(self, told: dict[str, str], *numbers: int) -> list[list[int]]:
+        """These numbers of every rank, by rank. Raises PeerError on every rank where what they are told differs."""
         text = repr(sorted(told.items()))
         digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
-        found = self.gather([digest, *numbers])
+        found = self.tell("the beginning of a call", digest, *numbers)
         if any(other[0] != digest for other in found):
             every: list[Any] = [None] * self.count
             dist.all_gather_object(every, told, group=self.group)
             unlike = ((r, name) for r, other in enumerate(every) for name in told if other[name] != every[0][name])
             rank, name = next(unlike)
             there, here = every[rank][name], every[0][name]
-            raise PeerError(f"the ranks make unlike calls: {name} is {there} on rank {rank}, {here} on rank 0.")
-        return [other[1:] for other in found]
+            message = f"the ranks make unlike calls: {name} is {there} on rank {rank}, {here} on rank 0."
+            raise PeerError(message, known_to=self.name)
+        return [other[1 : 1 + len(numbers)] for other in found]
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,37 +258,11 @@ class Message:
         return self.tensor
 
 
-def circulate(
-    peers: Peers, own: Tensor, sizes: Sequence[int], needed: Sequence[Sequence[bool]]
-) -> Generator[tuple[int, Tensor | None], None, None]:
-    """The blocks of all ranks, one after the other around the ring: (rank whose block it is, the block), own first.
-
-    own, a vector of sizes[rank] numbers, is this rank's. needed[r][s] says whether rank r needs the block of s: one
-    that neither this rank nor one behind it needs does not come here, and None stands for it. The next block is on its
-    way while this one is in use, so that three are held at most.
-    """
-    count, rank = peers.count, peers.rank
-    block: Tensor | None = own
-
-    def goes_on(source: int, step: int) -> bool:
-        """Whether a block leaves the rank that is `step` places behind its own."""
-        return any(needed[(source + d) % count][source] for d in range(step + 1, count))
-
-    for step in range(count):
-        source, coming = (rank - step) % count, (rank - step - 1) % count
-        messages: list[Message] = []
-        arriving: Tensor | None = None
-        if step + 1 < count and goes_on(coming, step):
-            arriving = own.new_empty(sizes[coming])
-            messages.append(peers.receive(arriving, peers.after(-1), tag=BLOCK))
-        if block is not None and goes_on(source, step):
-            messages.append(peers.send(block, peers.after(1), tag=BLOCK))
-        try:
-            yield source, block
-        finally:  # also where every rank raises alike: the group is of use behind it
-            for message in messages:
-                message.wait()
-        block = arriving
+def _blamed(error: BaseException) -> Raised:
+    """Who raised the error from which this one came, if it was told of it, else this process."""
+    if isinstance(error, PeerError) and error.raised is not None:
+        return error.raised
+    return dist.get_rank(), f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def described(value: object, tensors: Sequence[Tensor] = ()) -> str:

@@ -67,15 +67,18 @@ def ring_attention(
                 or float64. float16 overflows beyond 65,504
     timeout     seconds without a message from a neighbour after which PeerError is raised (300)
     deterministic
-                None, or a number of tokens: the output and the gradients of q, k and v then have the same bits on any
-                number of ranks, one included, whose shards consist of whole blocks of so many consecutive tokens
-                (ValueError). Each pair of blocks is a call of its own, computed twice backward: 512 or more are wise
+                None, or a number of tokens: the output and all gradients then have the same bits on any number of
+                ranks, one included, whose shards consist of whole blocks of so many consecutive tokens (ValueError).
+                Those of the sink and the score are the share of rank 0, and zero on the others: summed in any order
+                they keep their bits. Each pair of blocks is a call of its own, computed twice backward: 512 or more are
+                wise. Each block of queries needs room for some gradients of each tensor of the score
 
     Differentiable once with respect to q, k, v, the sink and the tensors of the score. The gradients of k and v come
     home; those of the sink and the score are this rank's share, to be summed over the group like those of any parameter
     that the ranks share. Dropout drops what one process would, and needs a seed or takes that of rank 0.
     Raises what `attention` raises; Unsupported for tensors that are not on the CPU; PeerError where ranks make unlike
-    calls, or one has ended, has stopped or is late.
+    calls, or one has ended, has stopped or is late, and where another one raises an error: all ranks end the call then,
+    and can make another one.
     Source: Liu et al. 2023, Ring Attention (arXiv 2310.01889).
     """
     local, group = local_tokens(q, k, v, group) if is_dtensor(q, k, v) else ((q, k, v), group)
@@ -125,26 +128,22 @@ def _call(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output in the dtype of sums, and m and l of each row."""
     peers = Peers.of(group, timeout)
-    if wire is not None and not wire.is_floating_point:
-        raise TypeError(f"wire is {wire}; expected a floating-point dtype, such as torch.bfloat16.")
-    logits = None if sink is None else torch.as_tensor(sink, dtype=accumulator(q.dtype), device=q.device)
-    tensors = (*score.tensors(), *(() if logits is None else (logits,)))
-    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *tensors))
-    call_of_all = (shards, key_shards, score, mask, positions, logits, dropout, wire, deterministic)
-    shards, key_shards, drop = agree_on_call(peers, "ring_attention", q, k, v, *call_of_all)
-    given = (peers, shards, key_shards, score, mask, None, logits, drop, backend, wire)
-    if deterministic is not None:
-        kind = OrderedCall(*given, grid=deterministic)
-    elif shards.n * _numbers(q, v) < key_shards.n * _numbers(k, v) / 2:
-        kind = FewQueriesCall(*given)
-    else:
-        kind = RingCall(*given)
-    q = q.expand(*batch_axes(q, k, v, q.dim() >= 4), *q.shape[-3 if q.dim() >= 4 else -2 :])
-    call = kind.placed(q, positions)
-    if not recorded:
-        state = call.fold(q, k, v)
-        return state.finish()[0], state.m, state.l
-    return RingAttention.apply(call, q, k, v, *tensors)
+    with peers.together("the output of ring_attention"):
+        if wire is not None and not wire.is_floating_point:
+            raise TypeError(f"wire is {wire}; expected a floating-point dtype, such as torch.bfloat16.")
+        logits = None if sink is None else torch.as_tensor(sink, dtype=accumulator(q.dtype), device=q.device)
+        call_of_all = (shards, key_shards, score, mask, positions, logits, dropout, wire, deterministic)
+        shards, key_shards, drop = agree_on_call(peers, "ring_attention", q, k, v, *call_of_all)
+        given = (peers, shards, key_shards, score, mask, None, logits, drop, backend, wire)
+        if deterministic is not None:
+            kind = OrderedCall(*given, grid=deterministic)
+        elif shards.n * _numbers(q, v) < key_shards.n * _numbers(k, v) / 2:
+            kind = FewQueriesCall(*given)
+        else:
+            kind = RingCall(*given)
+        q = q.expand(*batch_axes(q, k, v, q.dim() >= 4), *q.shape[-3 if q.dim() >= 4 else -2 :])
+        call = kind.placed(q, positions)
+        return RingAttention.apply(call, q, k, v, *call.tensors())
 
 
 def _numbers(t: Tensor, v: Tensor) -> int:

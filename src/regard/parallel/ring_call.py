@@ -20,7 +20,8 @@ from regard.core.positions import Positions, resolve_positions
 from regard.core.region import Frame
 from regard.core.state import RowStats, State
 from regard.masks.algebra import Cover, Everything, Mask
-from regard.parallel.peers import GRADIENT, HOME, Message, Peers, circulate
+from regard.parallel.circulation import GradientsHome, circulate
+from regard.parallel.peers import Peers
 from regard.parallel.shards import Shards
 from regard.part_of_call import PartOfCall, mask_of_part, part_gradients, score_of_part
 from regard.scores.algebra import Score
@@ -122,21 +123,19 @@ class RingCall:
             t.detach().requires_grad_(need)
             for t, need in zip((q, *self.tensors()), (needs[0], *needs[3:]), strict=True)
         ]
-        call, sent = self.with_tensors(tuple(fixed[1:])), list[Message]()
+        call = self.with_tensors(tuple(fixed[1:]))
         sums = [torch.zeros_like(t, dtype=g.dtype) if t.requires_grad else None for t in fixed]
         home = [torch.zeros_like(t, dtype=g.dtype) if need else None for t, need in zip((k, v), need_kv, strict=True)]
         places = [t for t in home if t is not None]
-        visitors = self._visitors(rank) if places else []
-        returned = self.peers.receive(_flat(places), visitors[-1], HOME) if visitors else None
-        with exact(q.device.type), closing(self.blocks(k, v)) as blocks:
+        sizes = [sum(_numbers(t, n) for t in places) for n in self.key_shards.lengths]
+        travelling = GradientsHome(self.peers, self.needed, sizes, g) if places else None
+        with exact(q.device.type), closing(self.blocks(k, v, travelling)) as blocks:
             for source, *there in blocks:
                 kv = [t.detach().requires_grad_(need) for t, need in zip(there, need_kv, strict=True)]
-                wanted = [t for t in kv if t.requires_grad]
-                before = self._gradient_so_far(source, wanted, g.dtype)
+                inputs = [t for t in (*fixed, *kv) if t.requires_grad]
                 with torch.enable_grad():
                     sink = call.sink if source == rank else None
                     state = call.state(fixed[0], kv[0], kv[1], self.part(rank, source), sink)
-                inputs = [t for t in fixed if t.requires_grad] + wanted
                 shares = [
                     torch.zeros_like(t, dtype=g.dtype) if x is None else x.to(g.dtype)
                     for t, x in zip(inputs, part_gradients(state, whole, g, delta, inputs), strict=True)
@@ -144,65 +143,37 @@ class RingCall:
                 here = [t for t in sums if t is not None] + (places if source == rank else [])
                 for place, share in zip(here, shares, strict=False):
                     place += share
-                if source != rank and wanted:
-                    so_far = _flat(shares[-len(wanted) :])
-                    if before is not None:
-                        so_far += before.wait()
-                    to, tag = self._next(source)
-                    sent = [message for message in sent if not message.done()]
-                    sent.append(self.peers.send(so_far, to, tag))
-        if returned is not None:
-            for place, share in zip(places, returned.wait().split([t.numel() for t in places]), strict=True):
+                if source != rank and travelling is not None:
+                    travelling.add(torch.cat([t.reshape(-1) for t in shares[-len(places) :]]))
+        if travelling is not None and travelling.found is not None:
+            for place, share in zip(places, travelling.found.split([t.numel() for t in places]), strict=True):
                 place += share.view(place.shape)
-        for message in sent:
-            message.wait()
         return [sums[0], *home, *sums[1:]]
 
-    def _visitors(self, source: int) -> list[int]:
-        """The other ranks that compute the block of `source`, in the order in which it comes to them."""
-        count = self.peers.count
-        return [rank for d in range(1, count) if self.needed[rank := (source + d) % count][source]]
-
-    def _gradient_so_far(self, source: int, kv: list[Tensor], dtype: torch.dtype) -> Message | None:
-        """The gradient of a block by those who had it before; None if this rank is the first, or it has none."""
-        order = self._visitors(source)
-        if source == self.peers.rank or not kv or order[0] == self.peers.rank:
-            return None
-        buffer = torch.empty(sum(t.numel() for t in kv), dtype=dtype, device=kv[0].device)
-        return self.peers.receive(buffer, order[order.index(self.peers.rank) - 1], GRADIENT)
-
-    def _next(self, source: int) -> tuple[int, int]:
-        """To whom the gradient of a block goes from this rank, and the tag."""
-        order = self._visitors(source)
-        to = order.index(self.peers.rank) + 1
-        return (order[to], GRADIENT) if to < len(order) else (source, HOME)
-
-    def blocks(self, k: Tensor, v: Tensor) -> Generator[tuple[int, Tensor, Tensor], None, None]:
+    def blocks(
+        self, k: Tensor, v: Tensor, gradients: GradientsHome | None = None
+    ) -> Generator[tuple[int, Tensor, Tensor], None, None]:
         """(rank, its keys, its values) of each block that this rank computes, its own first."""
         rank, dtype = self.peers.rank, self.wire or k.dtype
-        own = torch.cat([t.detach().to(dtype).reshape(-1) for t in (k, v)])
-        sizes = [_split(k, v, n)[0] + _split(k, v, n)[1] for n in self.key_shards.lengths]
-        with closing(circulate(self.peers, own, sizes, self.needed)) as arriving:
+        own = [t.detach().to(dtype) for t in (k, v)]
+        sizes = [_numbers(k, n) + _numbers(v, n) for n in self.key_shards.lengths]
+        with closing(circulate(self.peers, own, sizes, self.needed, gradients)) as arriving:
             for source, block in arriving:
                 count = self.key_shards.lengths[source]
                 if source == rank:
                     yield source, k, v
                 elif block is not None and self.needed[rank][source]:
+                    flats = block.split([_numbers(k, count), _numbers(v, count)])
                     k_there, v_there = (
                         flat.view(*t.shape[:-2], count, t.shape[-1]).to(t.dtype)
-                        for flat, t in zip(block.split(_split(k, v, count)), (k, v), strict=True)
+                        for flat, t in zip(flats, (k, v), strict=True)
                     )
                     yield source, k_there, v_there
 
 
-def _flat(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([t.reshape(-1) for t in tensors])
-
-
-def _split(k: Tensor, v: Tensor, n: int) -> tuple[int, int]:
-    """How many numbers keys and values of n tokens have."""
-    a, b = (t.shape[:-2].numel() * n * t.shape[-1] for t in (k, v))
-    return a, b
+def _numbers(t: Tensor, n: int) -> int:
+    """How many numbers n tokens of t have."""
+    return t.shape[:-2].numel() * n * t.shape[-1]
 
 
 class RingAttention(torch.autograd.Function):
@@ -224,10 +195,11 @@ class RingAttention(torch.autograd.Function):
                 "ring_attention can be differentiated once, and this backward is asked to be differentiable "
                 "(create_graph=True). attention(...) in one process can be, to any order."
             )
-        out, m, l, q, k, v, *tensors = ctx.saved_tensors
-        whole = RowStats(m, l)
-        g, delta = output_cotangents(out, whole.empty, (g, g_l * l))
-        call = ctx.call.with_tensors(tuple(tensors))
-        found = call.gradients(q, k, v, whole, g, delta, tuple(ctx.needs_input_grad[1:]))
+        with ctx.call.peers.together("the gradients of ring_attention"):
+            out, m, l, q, k, v, *tensors = ctx.saved_tensors
+            whole = RowStats(m, l)
+            g, delta = output_cotangents(out, whole.empty, (g, g_l * l))
+            call = ctx.call.with_tensors(tuple(tensors))
+            found = call.gradients(q, k, v, whole, g, delta, tuple(ctx.needs_input_grad[1:]))
         given = (q, k, v, *tensors)
         return None, *(None if t is None else t.to(x.dtype) for t, x in zip(found, given, strict=True))

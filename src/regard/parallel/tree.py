@@ -56,27 +56,28 @@ def tree_decode(
     timeout     seconds without an answer after which PeerError is raised (300)
 
     Without gradients: ring_attention has them. Raises what `attention` raises; PeerError where ranks make unlike calls,
-    or one has ended, has stopped or is late.
+    or one has ended, has stopped, is late or raises an error.
     Source: Shyam et al. 2024, Tree Attention (arXiv 2408.04093), where the states are reduced along a tree.
     """
     peers = Peers.of(group, timeout)
-    logits = None if sink is None else torch.as_tensor(sink, dtype=accumulator(q.dtype), device=q.device)
-    given = (q, k, v, None, key_shards, score, mask, positions, logits, None)
-    shards = agree_on_call(peers, "tree_decode", *given, same={"q, which all ranks have": q})[1]
-    positional = next((x for x in (mask, score) if x.compares_positions()), None)
-    nq, nk, batch = q.shape[-2], shards.n, batch_axes(q, k, v, q.dim() >= 4)
-    at = resolve_positions(positions, nq, nk, batch, positional, q.device)
-    part = PartOfCall(None, shards.of_ranks[peers.rank], nq, nk)
-    state = attention_state(
-        q,
-        k,
-        v,
-        score=score_of_part(score, part),
-        mask=mask_of_part(mask, part),
-        positions=None if positional is None else Positions(at.q, part.of_keys(at.k)),
-        sink=logits if peers.rank == 0 else None,
-        backend=backend,
-    )
-    packed = torch.cat([state.m[..., None], state.l[..., None], state.o], -1)
+    with peers.together("the states of tree_decode"):
+        logits = None if sink is None else torch.as_tensor(sink, dtype=accumulator(q.dtype), device=q.device)
+        given = (q, k, v, None, key_shards, score, mask, positions, logits, None)
+        shards = agree_on_call(peers, "tree_decode", *given, same={"q, which all ranks have": q})[1]
+        positional = next((x for x in (mask, score) if x.compares_positions()), None)
+        nq, nk, batch = q.shape[-2], shards.n, batch_axes(q, k, v, q.dim() >= 4)
+        at = resolve_positions(positions, nq, nk, batch, positional, q.device)
+        part = PartOfCall(None, shards.of_ranks[peers.rank], nq, nk)
+        state = attention_state(
+            q,
+            k,
+            v,
+            score=score_of_part(score, part),
+            mask=mask_of_part(mask, part),
+            positions=None if positional is None else Positions(at.q, part.of_keys(at.k)),
+            sink=logits if peers.rank == 0 else None,
+            backend=backend,
+        )
+        packed = torch.cat([state.m[..., None], state.l[..., None], state.o], -1)
     found = (x.view(packed.shape) for x in peers.exchange([packed.reshape(-1)] * peers.count))
     return reduce(or_, (State(x[..., 0], x[..., 1], x[..., 2:]) for x in found)).finish()[0].to(q.dtype)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -67,30 +65,34 @@ def ulysses_attention(
     `attention` is, in reverse mode. The gradients of the sink and the score are this rank's share, to be summed over
     the group like those of any parameter that the ranks share. Dropout drops what one process would, and needs a seed
     or takes that of rank 0. Raises ShapeError where there are fewer heads than ranks, Unsupported for a similarity of
-    your own, PeerError where ranks make unlike calls, or one has ended, has stopped or is late, and what `attention`
-    raises.
+    your own, PeerError where ranks make unlike calls, or one has ended, has stopped, is late or raises an error, and
+    what `attention` raises.
     Source: Jacobs et al. 2023, DeepSpeed Ulysses (arXiv 2309.14509).
     """
     peers = Peers.of(group, timeout)
-    logits = None if sink is None else torch.as_tensor(sink, dtype=accumulator(q.dtype), device=q.device)
-    queries, keys, drop = agree_on_call(
-        peers, "ulysses_attention", q, k, v, shards, key_shards, score, mask, positions, logits, dropout
-    )
-    attend = partial(attention, positions=positions, backend=backend)
-    return Deal.of(q, k, v, peers, queries, keys).attention(attend, q, k, v, score, mask, logits, drop)
+    with peers.together("the output of ulysses_attention"):
+        logits = None if sink is None else torch.as_tensor(sink, dtype=accumulator(q.dtype), device=q.device)
+        queries, keys, drop = agree_on_call(
+            peers, "ulysses_attention", q, k, v, shards, key_shards, score, mask, positions, logits, dropout
+        )
+        deal = Deal.of(q, k, v, peers, queries, keys)
+        given = deal.to_heads(q, k, v, score, mask, logits, drop)
+        return deal.to_tokens(attention(**given, positions=positions, backend=backend), q)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Deal:
     """Who has which tokens before the exchange, and which heads behind it.
 
     queries, keys: the tokens of each rank; behind the exchange all of them stand in ascending order of their indices.
+    node: the exchange in autograd's graph, once it is made and if it is there.
     """
 
     peers: Peers
     heads: list[Heads]
     queries: Shards
     keys: Shards
+    node: Any = None
 
     @staticmethod
     def of(q: Tensor, k: Tensor, v: Tensor, peers: Peers, queries: Shards, keys: Shards) -> Deal:
@@ -104,39 +106,34 @@ class Deal:
         check_heads(q, k, v)
         return Deal(peers, Heads.split(q.shape[-3], k.shape[-3], peers.count), queries, keys)
 
-    def attention(
-        self,
-        attend: Callable[..., Tensor],
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        score: Score,
-        mask: Mask,
-        sink: Tensor | None,
-        dropout: Dropout | None,
-    ) -> Tensor:
-        """attend(q, k, v, score=, mask=, sink=, dropout=) of all tokens of this rank's heads, as this rank's tokens."""
+    def to_heads(
+        self, q: Tensor, k: Tensor, v: Tensor, score: Score, mask: Mask, sink: Tensor | None, dropout: Dropout | None
+    ) -> dict[str, Any]:
+        """The arguments of the call with all tokens of this rank's heads, from those with its tokens of all heads."""
         own = self.heads[self.peers.rank]
-        out = attend(
-            *self._to_heads(q, k, v),
-            score=score_of_heads(score, own),
-            mask=mask_of_heads(mask, own),
-            sink=None if sink is None else own.of(sink, -1),
-            dropout=None if dropout is None else dropout.from_head(own.first),
-        )
-        parts = [[part] for part in _cut(out, self.queries)]
-        shapes = [[(*out.shape[:-3], heads.count, q.shape[-2], out.shape[-1])] for heads in self.heads]
-        return torch.cat([part for (part,) in all_to_all(parts, shapes, self.peers)], -3)
-
-    def _to_heads(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         parts = [[heads.of(q, -3), heads.of_keys(k, -3), heads.of_keys(v, -3)] for heads in self.heads]
         mine, of = parts[self.peers.rank], (self.queries, self.keys, self.keys)
         shapes = [
             [(*t.shape[:-2], x.lengths[rank], t.shape[-1]) for t, x in zip(mine, of, strict=True)]
             for rank in range(self.peers.count)
         ]
-        received = zip(*all_to_all(parts, shapes, self.peers), strict=True)
-        return [_joined(pieces, x) for pieces, x in zip(received, of, strict=True)]
+        received, self.node = all_to_all(parts, shapes, self.peers)
+        return {
+            **{
+                name: _joined(pieces, x) for name, pieces, x in zip("qkv", zip(*received, strict=True), of, strict=True)
+            },
+            "score": score_of_heads(score, own),
+            "mask": mask_of_heads(mask, own),
+            "sink": None if sink is None else own.of(sink, -1),
+            "dropout": None if dropout is None else dropout.from_head(own.first),
+        }
+
+    def to_tokens(self, out: Tensor, q: Tensor) -> Tensor:
+        """This rank's tokens of the output, of all heads, from that of all tokens of its heads."""
+        parts = [[part] for part in _cut(out, self.queries)]
+        shapes = [[(*out.shape[:-3], heads.count, q.shape[-2], out.shape[-1])] for heads in self.heads]
+        received, _ = all_to_all(parts, shapes, self.peers, self.node)
+        return torch.cat([part for (part,) in received], -3)
 
 
 def _joined(parts: tuple[Tensor, ...], of: Shards) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -58,23 +57,32 @@ def usp_attention(
     ranks = Ranks.of(group, timeout)
     inner, outer = ranks.levels
     row, width = outer.rank, inner.count
-    queries, keys = (_by_row(x, width) for x in (shards, shards if key_shards is None else key_shards))
-    logits = None if sink is None else torch.as_tensor(sink, dtype=accumulator(q.dtype), device=q.device)
-    if dropout is not None and dropout.seed is None and dropout.p > 0:
-        dropout = replace(dropout, seed=ranks.gather([dropout.seeded().seed or 0])[0][0])  # of the first rank
-    own = agree_on_call(
-        inner, "usp_attention", q, k, v, queries[row], keys[row], score, mask, positions, logits, dropout
-    )
-    attend = partial(
-        ring_attention,
-        group=outer.group,
-        shards=_of_rows(queries),
-        key_shards=_of_rows(keys),
-        positions=positions,
-        backend=backend,
-        timeout=timeout,
-    )
-    return Deal.of(q, k, v, inner, *own[:2]).attention(attend, q, k, v, score, mask, logits, own[2])
+    # An error before the ring is told to the row, which tells it to the columns; the ring itself tells the columns of
+    # its errors, and the row then hears of them.
+    with outer.telling(), inner.telling():
+        queries, keys = (_by_row(x, width) for x in (shards, shards if key_shards is None else key_shards))
+        logits = None if sink is None else torch.as_tensor(sink, dtype=accumulator(q.dtype), device=q.device)
+        if dropout is not None and dropout.seed is None and dropout.p > 0:
+            seed = dropout.seeded().seed or 0
+            for peers in ranks.levels:
+                seed = peers.tell("the seed of dropout", seed)[0][0]  # of the first rank
+            dropout = replace(dropout, seed=seed)
+        own = agree_on_call(
+            inner, "usp_attention", q, k, v, queries[row], keys[row], score, mask, positions, logits, dropout
+        )
+        deal = Deal.of(q, k, v, inner, *own[:2])
+        given = deal.to_heads(q, k, v, score, mask, logits, own[2])
+    with inner.together("the output of usp_attention"):
+        out = ring_attention(
+            **given,
+            group=outer.group,
+            shards=_of_rows(queries),
+            key_shards=_of_rows(keys),
+            positions=positions,
+            backend=backend,
+            timeout=timeout,
+        )
+        return deal.to_tokens(out, q)
 
 
 def _by_row(shards: Shards, width: int) -> list[Shards]:
