@@ -14,6 +14,7 @@ from torch._dynamo.testing import CompileCounter
 import regard as rg
 from needed import needs_plans
 from regard.inspect import facts
+from regard.nn import PagedCache
 from regard.runtime import plan_cache
 from test_direct import Looks
 
@@ -212,3 +213,22 @@ def test_references_to_numbers_are_counted(looks: Looks) -> None:
         call()
     gc.collect()
     assert all(abs(sys.getrefcount(x) - b) < 100 for x, b in zip(held, before, strict=True))
+
+
+def test_a_paged_cache_of_unequal_lengths(looks: Looks) -> None:
+    """Its positions and its mask are numbers, and all its steps one plan, from the first on."""
+    cache, tokens = PagedCache(batch=3, heads=2, pages=60, page_size=4, dk=16, dv=16), torch.randn(3, 2, 9, 16)
+    cache.append(tokens, tokens)
+    cache.crop(torch.tensor([9, 5, 2]))
+    for step in range(40):
+        new, q = torch.randn(3, 2, 1, 16), torch.randn(3, 4, 1, 16)
+        k, v = cache.append(new, new)
+        at, mask = cache.positions, cache.mask
+        lengths = [10 + step, 6 + step, 3 + step]
+        assert at == tensors(1, lengths) and mask == rg.Lengths(torch.tensor(lengths))
+        at, mask = cache.positions, cache.mask
+        out = rg.attention(q, k, v, mask=rg.Causal() & mask, positions=at)
+        written = {"mask": rg.Causal() & rg.Lengths(torch.tensor(lengths)), "positions": tensors(1, lengths)}
+        assert step == 0 or not {"q", "k", "keys"} & (at.__dict__.keys() | mask.__dict__.keys())
+        assert torch.equal(out, rg.attention(q, k, v, **written, backend=rg.Native()))  # pyright: ignore
+    assert len(plan_cache.plans()) == 1
