@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,10 @@ from torch._dynamo.testing import CompileCounter
 
 import regard as rg
 from needed import needs_plans
+from regard import testing
+from regard.backends.native.args import lower
+from regard.backends.native.lower_mask import lower_mask
+from regard.backends.native.torch_ops import traced
 from regard.inspect import facts
 from regard.nn import PagedCache
 from regard.runtime import plan_cache
@@ -114,37 +119,42 @@ def test_what_was_read_and_written_to_counts(looks: Looks) -> None:
     assert torch.equal(rg.attention(q, k, v, mask=rg.Causal() & mask, positions=at), rg.attention(q, k, v, **now))  # pyright: ignore
 
 
-WRONG = {
+WRONG: dict[str, tuple[str, Callable[[], object], str]] = {
     "too few positions": (
-        {"positions": rg.tail(1, [9, 5])},
+        *("positions", lambda: rg.tail(1, [9, 5])),
         r"positions.q has shape \(2, 1\); expected \(1,\) or \(3, 1\)",
     ),
     "too many queries": (
-        {"positions": rg.tail(2, [9, 5, 4])},
+        *("positions", lambda: rg.tail(2, [9, 5, 4])),
         r"positions.q has shape \(3, 2\); expected \(1,\) or \(3, 1\)",
     ),
     "too few keys": (
-        {"positions": rg.tail(1, [8, 5, 4])},
+        *("positions", lambda: rg.tail(1, [8, 5, 4])),
         r"positions.k has shape \(8,\); expected \(9,\) or \(3, 9\)",
     ),
     "too few lengths": (
-        {"mask": rg.Lengths([9, 5])},
-        r"Lengths.keys has shape \(2,\); expected a length a sequence, \(3,\)",
+        "mask",
+        lambda: rg.Lengths([9, 5]),
+        r"Lengths.keys has shape \(2,\); expected a length a sequence",
     ),
-    "too long": ({"mask": rg.Lengths([10, 5, 4])}, "Lengths.keys holds 4 to 10; expected lengths from 0 to 9"),
-    "below 0": ({"mask": rg.Lengths([9, 5, -4])}, "Lengths.keys holds -4 to 9; expected lengths from 0 to 9"),
+    "too many lengths": (
+        *("mask", lambda: rg.Lengths([9, 5, 4, 3])),
+        r"Lengths.keys has shape \(4,\); expected a length a sequence",
+    ),
+    "too long": ("mask", lambda: rg.Lengths([10, 5, 4]), "Lengths.keys holds 4 to 10; expected lengths from 0 to 9"),
+    "below 0": ("mask", lambda: rg.Lengths([9, 5, -4]), "Lengths.keys holds -4 to 9; expected lengths from 0 to 9"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_numbers_are_refused_like_wrong_tensors(looks: Looks, name: str) -> None:
     """By the first call, and by calls that a plan would serve."""
-    (q, k, v), (wrong, said) = draw(1, 9), WRONG[name]
-    right = {"mask": rg.Lengths([9, 5, 4]) & rg.Causal(), "positions": rg.tail(1, [9, 5, 4])}
+    (q, k, v), (argument, wrong, said) = draw(1, 9), WRONG[name]
     for _ in range(3):
+        right = {"mask": rg.Lengths([9, 5, 4]), "positions": rg.tail(1, [9, 5, 4])}
         with pytest.raises(rg.ShapeError, match=said):
-            rg.attention(q, k, v, **{**right, **wrong})  # pyright: ignore
-        rg.attention(q, k, v, mask=rg.Lengths([9, 5, 4]) & rg.Causal(), positions=rg.tail(1, [9, 5, 4]))
+            rg.attention(q, k, v, **{**right, argument: wrong()})  # pyright: ignore
+        rg.attention(q, k, v, **right)  # pyright: ignore
 
 
 def test_a_call_without_batch_axes_has_no_sequences(looks: Looks) -> None:
@@ -163,7 +173,9 @@ def test_far_positions(looks: Looks) -> None:
             mask = rg.Causal() & rg.Window(6, None)
             at = rg.core.positions.counted((first, 1), (start, 9))
             written = rg.Positions(torch.tensor(first)[:, None], start + torch.arange(9))
+            seen = looks.count
             found = rg.attention(q, k, v, mask=mask, positions=at)
+            assert looks.count - seen == (far != 0 or start == 0), "kernels measure distances in 32 bits"
             assert torch.equal(found, rg.attention(q, k, v, mask=mask, positions=written)), (start, far)
 
 
@@ -181,6 +193,14 @@ def test_facts_states_and_other_backends(looks: Looks) -> None:
         assert torch.equal(
             rg.attention(q, k, v, **own, backend=backend), rg.attention(q, k, v, **written, backend=backend)
         )  # pyright: ignore
+
+
+def test_shifts_of_another_batch_are_refused_in_a_graph() -> None:
+    case = testing.Case(*draw(1, 9), rg.ScaledDot(), mask=rg.Causal(), positions=rg.tail(1, [9, 5, 4]))
+    lowered = lower(case.problem, lower_mask(case.problem, None))
+    assert lowered.shifts is not None and lowered.shifts.tolist() == [[8], [4], [3]]
+    with pytest.raises(rg.ShapeError, match=r"regard::forward: shifts has shape \(2, 1\)"):
+        traced(replace(lowered, shifts=lowered.shifts[:2]))
 
 
 def test_a_graph_serves_all_lengths() -> None:

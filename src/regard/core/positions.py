@@ -55,14 +55,9 @@ class Positions(Value):
 
     @property
     def span(self) -> Span | None:
-        """The positions as numbers, where they are known without looking: those of `head` and `tail`, unchanged.
-
-        None in a graph for numbers of each sequence, which would be the graph's constants.
-        """
+        """The positions as numbers, where they are known without looking: those of `head` and `tail`, unchanged."""
         made = self.__dict__.get("_span")
-        if made is None or (made.by_sequence and torch.compiler.is_compiling()):
-            return None
-        return made if made.private or _unchanged(self.__dict__) else None
+        return made if made is not None and (made.private or _unchanged(self.__dict__)) else None
 
     @property
     def consecutive(self) -> bool:
