@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0x16a6d50f3543c7  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0x3249c399dc8ae7  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -105,10 +105,12 @@ typedef struct {
   int32_t bounds;  // REGARD_FIRST, REGARD_LAST, both, or 0
   int64_t first;  // with REGARD_FIRST: query i sees no key before first + i
   int64_t last;  // with REGARD_LAST: query i sees no key from last + i on
+  const int64_t* shifts;  // (batch...): added to first and last; null: nothing is
   const int64_t* key_counts;  // (batch...): only so many keys are seen
   const int64_t* query_counts;  // (batch...): only so many queries see any
   const int64_t* q_documents;  // (batch..., n): seen are keys of the query's number
   const int64_t* k_documents;  // (batch..., n): seen are keys of the query's number
+  int64_t shifts_batch[4];
   int64_t key_counts_batch[4];
   int64_t query_counts_batch[4];
   int64_t q_documents_batch[4];
@@ -129,7 +131,7 @@ typedef struct {
   int32_t invariant;  // whether a row's bits do not depend on how many rows there are
   regard_tensor sink;  // float (batch, head): a logit, natural, that joins the sum and has no value
 } regard_call;
-static_assert(sizeof(regard_call) == 1584, "ctypes lays regard_call out in another way");
+static_assert(sizeof(regard_call) == 1624, "ctypes lays regard_call out in another way");
 
 // A call on sequences that have any number of queries each, one sequence behind another in q, out and q_at.
 // The batch of `call` is 1, nq counts all queries; batch[3] of k and v, or of block_table, strides over
@@ -142,7 +144,7 @@ typedef struct {
   const int64_t* key_counts;  // (sequences): the keys of each; null: nk
   int64_t thread_work;  // floating-point operations for which it is worth waking another thread
 } regard_ragged;
-static_assert(sizeof(regard_ragged) == 1616, "ctypes lays regard_ragged out in another way");
+static_assert(sizeof(regard_ragged) == 1656, "ctypes lays regard_ragged out in another way");
 
 // A call of the backward pass. A null address: that gradient is not wanted.
 typedef struct {
@@ -161,7 +163,7 @@ typedef struct {
   int32_t dout_dtype;
   int32_t gradient_dtype;
 } regard_gradients;
-static_assert(sizeof(regard_gradients) == 2016, "ctypes lays regard_gradients out in another way");
+static_assert(sizeof(regard_gradients) == 2056, "ctypes lays regard_gradients out in another way");
 
 // A call whose scores are w · f(a + c): q and k are a and c, float whatever its dtype, which is that of v.
 typedef struct {
@@ -171,7 +173,7 @@ typedef struct {
   int32_t activation;
   float slope;  // of the leaky ReLU
 } regard_additive;
-static_assert(sizeof(regard_additive) == 1608, "ctypes lays regard_additive out in another way");
+static_assert(sizeof(regard_additive) == 1648, "ctypes lays regard_additive out in another way");
 
 // The backward pass of an additive call. All cotangents and gradients are float; every element is written.
 typedef struct {
@@ -183,7 +185,7 @@ typedef struct {
   regard_tensor dv;
   float* dw;  // (heads, dk)
 } regard_additive_gradients;
-static_assert(sizeof(regard_additive_gradients) == 1936, "ctypes lays regard_additive_gradients out in another way");
+static_assert(sizeof(regard_additive_gradients) == 1976, "ctypes lays regard_additive_gradients out in another way");
 
 // Facts about the weights of a call. Results are contiguous, (batch..., head, ...); a null address, or a count
 // of 0: not wanted. The call's lse, out and dropout are not read; its dv is 0.
@@ -219,7 +221,7 @@ typedef struct {
   const float* level;  // (levels,)
   int64_t* reached;  // (.., levels) how many visible pairs have a weight of at least that
 } regard_fact_args;
-static_assert(sizeof(regard_fact_args) == 1816, "ctypes lays regard_fact_args out in another way");
+static_assert(sizeof(regard_fact_args) == 1856, "ctypes lays regard_fact_args out in another way");
 
 // New keys and values of a batch of sequences, to be copied to their pages, whose columns are neighbours.
 // batch[3] is the stride from sequence to sequence, or from page to page.

@@ -8,20 +8,34 @@ namespace regard {
 // Positions that count up by one: the first, and how many.
 struct Span {
   int64_t q_first, queries, k_first, keys;
+  Ref shifts{};  // where the queries of each sequence have a first position: how far it is from k_first, as int64 bytes
 };
 
-// The span that Python has as ((first, count), (first, count), ...).
+// The span that Python has as ((first, count), (first, count), ...); the first of the queries may be a tuple.
 static bool read_span(PyObject* tuple, Span& span) {
-  int64_t* const to[2][2] = {{&span.q_first, &span.queries}, {&span.k_first, &span.keys}};
-  for (int side = 0; side < 2; ++side) {
-    PyObject* const pair = PyTuple_GetItem(tuple, side);
-    for (int n = 0; n < 2; ++n) {
-      PyObject* const number = pair ? PyTuple_GetItem(pair, n) : nullptr;
-      if (!number) return false;
-      *to[side][n] = PyLong_AsLongLong(number);
-    }
-  }
+  PyObject *const q = PyTuple_GetItem(tuple, 0), *const k = PyTuple_GetItem(tuple, 1);
+  PyObject* const first = q && k ? PyTuple_GetItem(q, 0) : nullptr;
+  if (!first) return false;
+  span.queries = PyLong_AsLongLong(PyTuple_GetItem(q, 1));
+  span.k_first = PyLong_AsLongLong(PyTuple_GetItem(k, 0)), span.keys = PyLong_AsLongLong(PyTuple_GetItem(k, 1));
+  if (has_type(first, py.tuple)) span.q_first = span.k_first, span.shifts.own(packed(first, span.k_first));
+  else span.q_first = PyLong_AsLongLong(first);
   return !PyErr_Occurred();
+}
+
+// Fills in what positions decide; false where they are `most` or more apart, or not of this batch.
+static bool set_positions(const regard_plan& plan, regard_call& c, const Span& span, int64_t most) {
+  constexpr int kAxis = REGARD_BATCH_AXES - 1;
+  PyObject* const shifts = span.shifts.get();
+  const int64_t offset = difference(span.q_first, span.k_first), count = shifts ? PyBytes_Size(shifts) / (Py_ssize_t)sizeof(int64_t) : 1;
+  const int64_t* const each = shifts ? (const int64_t*)PyBytes_AsString(shifts) : &offset;
+  for (int64_t n = 0; n < count; ++n)
+    if (each[n] <= -most || each[n] >= most) return false;
+  if (shifts && (plan.axes < 4 || (count != 1 && count != c.batch[kAxis]))) return false;
+  if (!plan.bounded) return true;
+  c.first = offset - plan.before, c.last = offset + plan.after + 1;
+  c.shifts = shifts ? each : nullptr, c.shifts_batch[kAxis] = count > 1;
+  return true;
 }
 
 // A tensor for the output, (lead..., nq, dv): of v's dtype, or float.
@@ -77,9 +91,7 @@ static PyObject* bind(const regard_plan& plan, regard_call& c, PyObject* q, PyOb
     if (!as_operand(given[n], plan.axes, *operands[n])) return nullptr;
   c.nq = nq, c.nk = nk;
   if (span) {
-    const int64_t offset = span->q_first - span->k_first;
-    if (span->queries != nq || span->keys != nk || (offset < 0 ? -offset : offset) + nq + nk >= kMost) return nullptr;
-    if (plan.bounded) c.first = offset - plan.before, c.last = offset + plan.after + 1;
+    if (span->queries != nq || span->keys != nk || !set_positions(plan, c, *span, kMost - nq - nk)) return nullptr;
   }
   const int64_t most = number_of(Ref{PyObject_CallFunctionObjArgs(py.get_num_threads, nullptr)});
   const double wanted = (double)plan.pair_work * (double)nq * (double)nk / (double)plan.thread_work;

@@ -38,12 +38,13 @@ PyObject* leave_to_python() {
   return none();
 }
 
-// What Python needs to record a call: (plan, out, row_stats, (bytes of the struct,), leaves).
-PyObject* to_record(PyObject* owner, PyObject* out, PyObject* row_stats, const regard_call& call, const Leaves& leaves) {
-  Ref all{PyTuple_New(5)}, tensors{PyTuple_New(leaves.count)}, kernel{PyTuple_New(1)};
+// What Python needs to record a call: (plan, out, row_stats, (bytes of the struct, what it leads to), leaves).
+PyObject* to_record(PyObject* owner, PyObject* out, PyObject* row_stats, const regard_call& call, const Span& span, const Leaves& leaves) {
+  Ref all{PyTuple_New(5)}, tensors{PyTuple_New(leaves.count)}, kernel{PyTuple_New(2)};
   Ref bytes{PyBytes_FromStringAndSize((const char*)&call, sizeof(call))};
   if (!all || !tensors || !kernel || !bytes) return nullptr;
   PyTuple_SetItem(kernel.get(), 0, bytes.release());
+  PyTuple_SetItem(kernel.get(), 1, span.shifts ? shared(span.shifts.get()) : none());
   for (int n = 0; n < leaves.count; ++n) PyTuple_SetItem(tensors.get(), n, shared(leaves.objects[n]));
   PyObject* const parts[5] = {shared(owner), shared(out), shared(row_stats), kernel.release(), tensors.release()};
   for (int n = 0; n < 5; ++n) PyTuple_SetItem(all.get(), n, parts[n]);
@@ -74,7 +75,7 @@ PyObject* attend(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   const int32_t code = ((int32_t(*)(const void*, void*))plan.entry)(&call, plan.parallel);
   PyEval_RestoreThread(state);
   if (code != REGARD_DONE) return leave_to_python();
-  return training ? to_record(owner.get(), out.get(), row_stats.get(), call, leaves) : out.release();
+  return training ? to_record(owner.get(), out.get(), row_stats.get(), call, span, leaves) : out.release();
 }
 
 // bind(plan, struct, q, k, v, nq, nk, span, block_table) -> out, or None where the plan does not serve such a call. plan, struct:
@@ -190,7 +191,8 @@ PyMethodDef methods[] = {{"attend", attend, METH_FASTCALL, nullptr},
 // The functions above, from what they use of Python's, in the order of Names.
 extern "C" __attribute__((visibility("default"))) PyObject* regard_start(PyObject* given) {
   PyObject** const to[] = {&py.tensor,     &py.positions,  &py.paged, &py.is_neg,       &py.empty_like, &py.new_empty, &py.get_num_threads,
-                           &py.is_grad_enabled, &py.guards, &py.forward_ad, &py.float_tensor, &py.fields, &py.dtype, &py.tuple};
+                           &py.is_grad_enabled, &py.guards, &py.forward_ad, &py.float_tensor, &py.fields, &py.dtype, &py.tuple,
+                           &py.lengths, &py.int64};
   constexpr Py_ssize_t kCount = sizeof(to) / sizeof(to[0]);
   if (PyTuple_Size(given) != kCount + 1) return none();
   py.dlpack = (const DLPackExchangeAPI*)PyCapsule_GetPointer(PyTuple_GetItem(given, 0), "dlpack_exchange_api");
@@ -201,7 +203,7 @@ extern "C" __attribute__((visibility("default"))) PyObject* regard_start(PyObjec
     PyObject** to;
     const char* name;
   } names[] = {{&py.requires_grad, "requires_grad"}, {&py.dict, "__dict__"}, {&py.span, "span"}, {&py.made, "_span"},
-               {&py.dtype_name, "dtype"}, {&py.current_level, "_current_level"}, {&py.pages, "pages"},
+               {&py.numbers, "_numbers"}, {&py.dtype_name, "dtype"}, {&py.current_level, "_current_level"}, {&py.pages, "pages"},
                {&py.block_table, "block_table"}, {&py.shape, "shape"}};
   for (const auto& one : names) *one.to = PyUnicode_InternFromString(one.name);
   constexpr Py_ssize_t kMethods = sizeof(methods) / sizeof(methods[0]);

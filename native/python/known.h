@@ -55,10 +55,11 @@ static void replace(Known& place, const Known& by) {
     if (object) Py_DecRef(object);
 }
 
-// A bit for each tensor that has a gradient.
+// A bit for each tensor that has a gradient; null has none.
 static uint32_t needs_of(PyObject* const* tensors, int count) {
   uint32_t needs = 0;
-  for (int n = 0; n < count; ++n) needs |= (uint32_t)truth_of(Ref{PyObject_GetAttr(tensors[n], py.requires_grad)}) << n;
+  for (int n = 0; n < count; ++n)
+    if (tensors[n]) needs |= (uint32_t)truth_of(Ref{PyObject_GetAttr(tensors[n], py.requires_grad)}) << n;
   return needs;
 }
 
@@ -105,7 +106,7 @@ static const Known* find(const Given& given, Leaves& leaves) {
     const Known& one = known[n];
     if ((one.needs & 7) != needs || one.placed != given.placed || one.paged != given.paged || strcmp(one.isa, isa)) continue;
     if (!one.q.holds(given.x[0], false) || !one.k.holds(given.x[1], one.paged) || !one.v.holds(given.x[2], one.paged)) continue;
-    leaves.count = 0;
+    leaves.count = 0, leaves.reads_numbers = !one.needs;  // autograd saves tensors
     const bool same = (given.score == one.score || has_outline(given.score, PyTuple_GetItem(one.outlines, 0), leaves)) &&
                       (given.mask == one.mask || has_outline(given.mask, PyTuple_GetItem(one.outlines, 1), leaves)) &&
                       has_outline(given.sink, PyTuple_GetItem(one.outlines, 2), leaves);

@@ -16,6 +16,10 @@ class Ref {
   }
   explicit operator bool() const { return object_; }
   PyObject* get() const { return object_; }
+  void own(PyObject* object) {
+    if (object_) Py_DecRef(object_);
+    object_ = object;
+  }
   PyObject* release() {
     PyObject* own = object_;
     object_ = nullptr;
@@ -47,6 +51,20 @@ static bool has_type(PyObject* object, PyObject* type) {
 static int64_t number_of(const Ref& object) { return object ? PyLong_AsLongLong(object.get()) : -1; }
 static bool truth_of(const Ref& object) { return object && PyObject_IsTrue(object.get()) == 1; }
 
+// Python's numbers may be any; an overflow is no error.
+static int64_t difference(int64_t a, int64_t b) { return (int64_t)((uint64_t)a - (uint64_t)b); }
+
+// The numbers of a tuple, each less the same one, as int64 in a bytes object; null with an error where some are no such numbers.
+static PyObject* packed(PyObject* tuple, int64_t less) {
+  const Py_ssize_t count = PyTuple_Size(tuple);
+  PyObject* const bytes = count < 0 ? nullptr : PyBytes_FromStringAndSize(nullptr, count * (Py_ssize_t)sizeof(int64_t));
+  int64_t* const to = bytes ? (int64_t*)PyBytes_AsString(bytes) : nullptr;
+  for (Py_ssize_t n = 0; to && n < count; ++n) to[n] = difference(PyLong_AsLongLong(PyTuple_GetItem(tuple, n)), less);
+  if (!bytes || !PyErr_Occurred()) return bytes;
+  Py_DecRef(bytes);
+  return nullptr;
+}
+
 // What is used of torch and of regard's own classes, set by start() and kept for ever.
 struct Names {
   const DLPackExchangeAPI* dlpack;
@@ -54,8 +72,8 @@ struct Names {
   PyObject *is_neg, *empty_like, *new_empty;             // called with a tensor
   PyObject *get_num_threads, *is_grad_enabled, *guards;  // guards: true where somebody watches or changes what torch does
   PyObject *forward_ad, *float_tensor;                   // the module; a tensor of float32
-  PyObject *fields, *dtype, *tuple;                      // of each class of values; types
-  PyObject *requires_grad, *dict, *span, *made, *dtype_name, *current_level, *pages, *block_table, *shape;  // names of attributes
+  PyObject *fields, *dtype, *tuple, *lengths, *int64;    // of each class of values; types; a dtype
+  PyObject *requires_grad, *dict, *span, *made, *numbers, *dtype_name, *current_level, *pages, *block_table, *shape;  // attributes' names
 };
 static Names py;
 

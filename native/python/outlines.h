@@ -7,9 +7,11 @@ namespace regard {
 // The tensors of a score, a mask and a sink, depth first.
 struct Leaves {
   static constexpr int kMost = REGARD_LEAVES;
-  PyObject* objects[kMost];
+  PyObject* objects[kMost];  // null where no tensor has been made of its numbers
   DLTensor tensors[kMost];
   int count = 0;
+  bool reads_numbers = false;  // whether numbers may be read without a tensor
+
 
   // Takes a tensor that lies as an outline says: dtype, sizes, strides.
   bool take(PyObject* object, PyObject* outline) {
@@ -27,7 +29,31 @@ struct Leaves {
     objects[count++] = object;
     return true;
   }
+
+  // Takes numbers of which a tensor (n,) has not been made yet; it would lie as an outline says.
+  bool take_numbers(PyObject* numbers, PyObject* outline) {
+    if (count == kMost || !has_type(numbers, py.tuple) || PyTuple_Size(outline) != 3) return false;
+    if (PyTuple_GetItem(outline, 0) != py.int64 || PyTuple_Size(PyTuple_GetItem(outline, 1)) != 1) return false;
+    if (PyLong_AsLongLong(PyTuple_GetItem(PyTuple_GetItem(outline, 1), 0)) != PyTuple_Size(numbers)) return false;
+    bytes_[count].own(packed(numbers, 0));
+    if (!bytes_[count]) return PyErr_Clear(), false;  // too large a number
+    objects[count] = nullptr, tensors[count] = DLTensor{}, tensors[count].data = PyBytes_AsString(bytes_[count].get());
+    ++count;
+    return true;
+  }
+
+ private:
+  Ref bytes_[kMost];
 };
+
+// The numbers of Lengths of which no tensors have been made yet, (keys, queries); null for other values.
+static PyObject* numbers_of(PyObject* item, PyObject* type) {
+  if (type != py.lengths) return nullptr;
+  const Ref members{PyObject_GetAttr(item, py.dict)};
+  PyObject* const names = PyDict_GetItem(py.fields, type);
+  if (!members || PyDict_GetItem(members.get(), PyTuple_GetItem(names, 0))) return nullptr;
+  return PyDict_GetItem(members.get(), py.numbers);
+}
 
 // Whether runtime/outline.py would make this outline of a value, or of a part of one; its tensors go to `leaves`.
 static bool has_outline(PyObject* item, PyObject* outline, Leaves& leaves) {
@@ -42,7 +68,13 @@ static bool has_outline(PyObject* item, PyObject* outline, Leaves& leaves) {
   PyObject* const names = first ? PyDict_GetItem(py.fields, first) : nullptr;
   if (names && PyTuple_Size(names)) {
     bool same = first == type.get();
+    PyObject* const numbers = same && leaves.reads_numbers ? numbers_of(item, first) : nullptr;
     for (Py_ssize_t n = 0; same && n < PyTuple_Size(names); ++n) {
+      if (numbers) {
+        PyObject *const part = PyTuple_GetItem(numbers, n), *const told = PyTuple_GetItem(outline, n + 1);
+        same = part == kNone || told == kNone ? part == told : leaves.take_numbers(part, told);
+        continue;
+      }
       const Ref part{PyObject_GetAttr(item, PyTuple_GetItem(names, n))};
       same = part && has_outline(part.get(), PyTuple_GetItem(outline, n + 1), leaves);
     }

@@ -32,6 +32,8 @@ PyObject* PyLong_FromLongLong(long long);
 long long PyLong_AsLongLong(PyObject*);
 void* PyLong_AsVoidPtr(PyObject*);
 PyObject* PyBytes_FromStringAndSize(const char*, Py_ssize_t);
+char* PyBytes_AsString(PyObject*);
+Py_ssize_t PyBytes_Size(PyObject*);
 PyObject* PyTuple_New(Py_ssize_t);
 Py_ssize_t PyTuple_Size(PyObject*);
 PyObject* PyTuple_GetItem(PyObject*, Py_ssize_t);       // borrowed

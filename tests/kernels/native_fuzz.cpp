@@ -35,6 +35,16 @@ bool set_count(Case& x, const int64_t* counts, int64_t value) {
   return true;
 }
 
+// Of all elements.
+template <int64_t kShift>
+bool set_shift(Case& x) {
+  static const int64_t shift = kShift;
+  if (!x.c.bounds) return false;
+  x.c.shifts = &shift;
+  memset(x.c.shifts_batch, 0, sizeof x.c.shifts_batch);
+  return true;
+}
+
 bool set_tile(Case& x, int64_t which) {
   if (!x.c.tiles.data) return false;
   const int64_t rows = (x.c.nq + regard_queries() - 1) / regard_queries(), cols = (x.c.nk + regard_keys() - 1) / regard_keys();
@@ -80,10 +90,13 @@ const Wrong kWrong[] = {
     WRONG("more keys than there are", REGARD_BAD_INTERVAL, return set_count(x, x.c.key_counts, x.c.nk + 1);),
     WRONG("fewer keys than none", REGARD_BAD_INTERVAL, return set_count(x, x.c.key_counts, -1);),
     WRONG("more queries than there are", REGARD_BAD_INTERVAL, return set_count(x, x.c.query_counts, x.c.nq + 1);),
+    WRONG("a shift too far", kBad, return set_shift<INT64_MAX>(x);), WRONG("a shift too far back", kBad, return set_shift<INT64_MIN>(x);),
     FIELD_WHERE(x.c.bounds, c.first, INT64_MAX), FIELD_WHERE(x.c.bounds, c.last, INT64_MIN),
     FIELD_WHERE(x.c.q_documents, c.q_documents, nullptr), FIELD_WHERE(x.c.q_documents, c.k_documents, nullptr),
     WRONG("a rule and a table", kBad, if (!x.c.start.data) return false; x.c.bounds = REGARD_LAST; return true;),
     WRONG("lengths and a table", kBad, if (!x.c.start.data) return false; static const int64_t none = 0; x.c.key_counts = &none; return true;),
+    WRONG("shifts and a table", kBad, if (!x.c.start.data || !x.c.q_documents) return false;
+          static const int64_t none = 0; x.c.shifts = &none; return true;),
     WRONG("a tile past the bits", REGARD_BAD_TILE, return set_tile(x, x.c.bits_count);),
     WRONG("a tile far past the bits", REGARD_BAD_TILE, return set_tile(x, INT32_MAX);),
     WRONG("a tile of -3", REGARD_BAD_TILE, return set_tile(x, -3);),

@@ -198,6 +198,8 @@ struct Case : RandomMemory {
     c.first = r.between(-500, 500), c.last = r.between(-500, 500);
     int64_t step = 1;
     for (int n = 3; n >= 0; --n) c.key_counts_batch[n] = c.query_counts_batch[n] = step, step *= c.batch[n];
+    memcpy(c.shifts_batch, c.key_counts_batch, sizeof c.shifts_batch);
+    if (r.chance(3)) c.shifts = numbers<int64_t>(kI64, elements(), -500, 500);
     if (r.chance(3)) c.key_counts = numbers<int64_t>(kI64, elements(), 0, c.nk);
     if (r.chance(3)) c.query_counts = numbers<int64_t>(kI64, elements(), 0, c.nq);
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,10 +35,11 @@ RULES: dict[str, rg.Mask] = {
     "causal documents out of order": rg.Documents(IDS, EACH.flip(-1)) & rg.Causal() & rg.Lengths(keys=KEYS),
     "far": rg.Window(1 << 40, 1 << 62),
 }
-PLACES = {
-    "head": rg.head(7, 31),
-    "tail": rg.tail(7, 31),
-    "tail of more": rg.Positions(torch.arange(7), torch.arange(40, 71)),
+PLACES: dict[str, Callable[[int], rg.Positions]] = {
+    "head": lambda nq: rg.head(nq, 31),
+    "tail": lambda nq: rg.tail(nq, 31),
+    "tail of each sequence": lambda nq: rg.tail(nq, [31, 3, 18]),
+    "tail of more": lambda nq: rg.Positions(torch.arange(nq), torch.arange(40, 71)),
 }
 
 
@@ -61,7 +63,7 @@ def visible_by(rule: IntervalRule, frame: Frame) -> torch.Tensor:
 @pytest.mark.parametrize("at", PLACES)
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_says_what_the_mask_says(name: str, at: str) -> None:
-    rule, frame = RULES[name].rule(), Frame.of(7, 31, batch=(3,), heads=2, positions=PLACES[at])
+    rule, frame = RULES[name].rule(), Frame.of(7, 31, batch=(3,), heads=2, positions=PLACES[at](7))
     assert rule is not None
     expected = RULES[name].visible(frame.region()).expand(frame.shape)
     assert torch.equal(visible_by(rule, frame), expected)
@@ -82,9 +84,8 @@ def test_rules_of_every_mask_hold() -> None:
 @pytest.mark.parametrize("at", PLACES)
 @pytest.mark.parametrize("name", RULES)
 def test_the_kernels_follow_a_rule(name: str, at: str, nq: int) -> None:
-    places, mask = PLACES[at], RULES[name]
+    places, mask = PLACES[at](nq), RULES[name]
     if nq == 1:
-        places = rg.Positions(places.q[:1], places.k)
         mask = mask if "documents" not in name and "queries" not in name else rg.Causal() & rg.Lengths(keys=KEYS)
     q, k, v = torch.randn(3, 4, nq, 16), torch.randn(3, 2, 31, 16), torch.randn(3, 2, 31, 5)
     case = testing.Case(q, k, v, rg.ScaledDot(), mask=mask, positions=places)
@@ -131,6 +132,7 @@ HEADS = torch.arange(5)
 PLACED = {
     "head": rg.head(5, 9),
     "tail": rg.tail(5, 9),
+    "tail of each sequence": rg.tail(5, [9, 6]),
     "consecutive tensors": rg.Positions(HEADS + 2, torch.arange(9)),
     "far apart": rg.Positions(HEADS + 100, torch.arange(9) * 30),
     "with gaps": rg.Positions(HEADS * 2, torch.arange(9) + 3),
@@ -140,10 +142,11 @@ MOVING = {
     "Causal": rg.Causal(),
     "Window": rg.Window(2, 1),
     "prefix": rg.Prefix(4),
-    "prefix a sequence": rg.Prefix(torch.tensor([3])),
+    "prefix a sequence": rg.Prefix(torch.tensor([3, 5])),
     "causal or prefix": rg.Causal() | rg.Prefix(2),
     "not causal": ~rg.Causal(),
-    "lengths": rg.Causal() & rg.Lengths(keys=torch.tensor([6])),
+    "lengths": rg.Causal() & rg.Lengths(keys=torch.tensor([6, 9])),
+    "lengths in a list": rg.Causal() & rg.Lengths([6, 9]),
     "documents": rg.Causal() & rg.Documents(HEADS // 2, torch.arange(9) // 4),
     "dense": rg.Causal() & rg.Dense(torch.arange(45).reshape(5, 9) % 7 > 0),
 }
@@ -154,7 +157,7 @@ MOVING = {
 @pytest.mark.parametrize("name", MOVING)
 def test_positions_that_change_while_all_else_is_the_same(name: str, drop: rg.Dropout | None) -> None:
     """Calls of one structure after each other, in both orders: each sees what its own positions say, both ways."""
-    inputs = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 3)
+    inputs = torch.randn(2, 2, 5, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 3)
     given: dict[str, Any] = {"mask": MOVING[name], "dropout": drop}
     for at in (*PLACED, *reversed(PLACED)):
         found = list[tuple[torch.Tensor, ...]]()

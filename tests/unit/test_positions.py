@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +30,46 @@ def test_keys_that_do_not_begin_at_0_are_seen_as_where_they_stand() -> None:
         late = rg.attention(q, k[11:], k[11:], mask=mask, positions=tail(3, 6, start=11))
         hidden = rg.Dense(torch.arange(17).ge(11).expand(3, -1))
         torch.testing.assert_close(late, rg.attention(q, k, k, mask=mask & hidden, positions=tail(3, 17)))
+
+
+def test_the_tail_of_each_sequence() -> None:
+    expected = Positions(torch.tensor([[5, 6], [1, 2]]), torch.arange(7))
+    for lengths in ([7, 3], (7, 3), torch.tensor([7, 3]), torch.tensor([7, 3], dtype=torch.int32)):
+        assert tail(2, lengths) == expected
+    assert tail(2, [1]) == Positions(torch.tensor([[-1, 0]]), torch.arange(1))
+    assert tail(1, [0, 2], start=5) == Positions(torch.tensor([[4], [6]]), torch.tensor([5, 6]))
+    assert tail(0, [7, 3]).q.shape == (2, 0)
+
+
+def test_the_tail_of_each_sequence_stays_numbers_until_somebody_reads_it() -> None:
+    p = tail(2, [7, 3])
+    for twin in (p, copy.copy(p), copy.deepcopy(p), pickle.loads(pickle.dumps(p))):
+        assert twin.span is not None and twin.span.by_sequence and twin.span.offset == (5, 1)
+        assert not {"q", "k"} & twin.__dict__.keys()
+    assert p == tail(2, [7, 3]) != tail(2, [7, 4]) and hash(p) == hash(tail(2, [7, 3]))
+    assert repr(p) == "Positions(q=int64[2, 2], k=int64[7])"
+    assert p.span is not None and not p.consecutive
+    p.q.add_(1)
+    assert p.span is None, "its numbers are no longer those of the tensor"
+    assert p == Positions(torch.tensor([[6, 7], [2, 3]]), torch.arange(7))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "error", "said"),
+    [
+        (torch.ones(2), TypeError, "tail: nk has dtype torch.float32; expected integers"),
+        (torch.ones(2).bool(), TypeError, "tail: nk has dtype torch.bool; expected integers"),
+        (torch.ones(2, 3).long(), ShapeError, r"tail: nk has shape \(2, 3\); expected a number, or lengths \(batch,\)"),
+        ([2, 1.5], TypeError, r"tail: nk is \[2, 1.5\]; expected integers: a list of numbers, or a tensor"),
+        ([True], TypeError, r"tail: nk is \[True\]; expected integers"),
+        ([2, -1], ValueError, r"tail: nk is \[2, -1\]; expected lengths of 0 or more"),
+        ([], ValueError, r"tail: nk is \[\]; expected lengths of 0 or more, of one sequence at least"),
+        (torch.zeros(0).long(), ValueError, "of one sequence at least"),
+    ],
+)
+def test_lengths_that_are_none_are_refused(lengths: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        tail(1, lengths)
 
 
 def test_positions_are_values() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -16,6 +20,31 @@ def test_lengths(capsys: pytest.CaptureFixture[str]) -> None:
     rg.Lengths(queries=torch.tensor(1)).draw(2)
     rg.Lengths().draw(2)
     assert capsys.readouterr().out == "■■\n··\n■■\n■■\n"
+
+
+def test_lengths_in_lists() -> None:
+    keys, queries = [0, 2, 3], [2, 1, 0]
+    k, q = torch.tensor(keys), torch.tensor(queries)
+    for lists, tensors in (
+        (rg.Lengths(keys), rg.Lengths(k)),
+        (rg.Lengths(tuple(keys)), rg.Lengths(k)),
+        (rg.Lengths(queries=queries), rg.Lengths(queries=q)),
+        (rg.Lengths(keys, queries), rg.Lengths(k, q)),
+        (rg.Lengths(keys, q), rg.Lengths(k, q)),
+        (rg.Lengths(k, queries), rg.Lengths(k, q)),
+        (replace(rg.Lengths(keys), queries=queries), rg.Lengths(k, q)),
+    ):
+        assert lists == tensors and hash(lists) == hash(tensors) and repr(lists) == repr(tensors)
+        assert torch.equal(lists.dense(2, 3), tensors.dense(2, 3))
+    assert rg.Lengths([]).keys.shape == (0,) and rg.Lengths([]).keys.dtype == torch.int64
+
+
+def test_lengths_in_lists_stay_numbers_until_somebody_reads_them() -> None:
+    mask = rg.Lengths([1, 2])
+    for twin in (mask, copy.copy(mask), copy.deepcopy(mask), pickle.loads(pickle.dumps(mask))):
+        assert twin.__dict__ == {"_numbers": ((1, 2), None)}
+    assert mask.queries is None and torch.equal(mask.keys, torch.tensor([1, 2])) and mask.keys is mask.keys
+    assert mask.__dict__.keys() == {"keys", "queries"}, "what is written to the tensor from here on counts"
 
 
 def test_lengths_are_indices_and_not_positions() -> None:
@@ -53,7 +82,10 @@ def test_packing_equals_attending_one_by_one() -> None:
             TypeError,
             r"Lengths.queries has dtype torch.bool; expected integers. A padding mask .* by mask.sum\(-1\)",
         ),
-        (lambda: rg.Lengths(keys=[3]), TypeError, "Lengths.keys is a list; expected a torch tensor or an array"),
+        (lambda: rg.Lengths(keys=[3.0]), TypeError, r"Lengths.keys is \[3.0\]; expected integers: a list of numbers"),
+        (lambda: rg.Lengths(queries=(3, True)), TypeError, r"Lengths.queries is \(3, True\); expected integers"),
+        (lambda: rg.Lengths(keys={3}), TypeError, "Lengths.keys is a set; expected a torch tensor or an array"),
+        (lambda: rg.Lengths([3, 8]).dense(5, 7), rg.ShapeError, "Lengths.keys holds 3 to 8; expected lengths from 0"),
         (
             lambda: rg.Lengths(keys=torch.tensor([3, 8])).dense(5, 7),
             rg.ShapeError,

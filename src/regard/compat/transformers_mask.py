@@ -139,6 +139,8 @@ class LazyMask(WrittenOut):
         if rule is None or not rule.of_distances or span is None or torch.compiler.is_compiling():
             return None
         (i, nq), (j, nk) = span.q, span.k
+        if isinstance(i, tuple):
+            return None
         # the keys that some query sees, and whether every query sees all of them
         first = 0 if rule.before is None else max(0, i - rule.before - j)
         last = nk if rule.after is None else min(nk, i + nq + rule.after - j)

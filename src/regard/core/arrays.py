@@ -48,6 +48,13 @@ def integers(x: Any, name: str, of_booleans: str = "") -> Tensor:
     return t.long()
 
 
+def numbers(x: list[Any] | tuple[Any, ...], name: str) -> tuple[int, ...]:
+    """The integers in a list; TypeError, naming the argument, if it holds anything else."""
+    if not set(map(type, x)) <= {int}:
+        raise TypeError(f"{name} is {x!r}; expected integers: a list of numbers, or a tensor.")
+    return tuple(x)
+
+
 def indices(x: Any, name: str) -> Tensor:
     """x, an array or a list, as indices (r,), int64; TypeError if it is something else."""
     t = torch.as_tensor(x)

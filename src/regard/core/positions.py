@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from regard.core.arrays import integers, numbers
 from regard.core.errors import ShapeError
 from regard.core.shapes import listed
 from regard.core.tracing import data_unavailable, scripted
@@ -46,7 +48,7 @@ class Positions(Value):
         if made is None or name not in ("q", "k") or made.held > 2:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         first, count = made.q if name == "q" else made.k
-        t = torch.arange(first, first + count, device=made.device)
+        t = counting(first, count, made.device)
         if not torch.compiler.is_compiling():
             self.__dict__.update({name: t, "_span": made._replace(held=made.held + 1)})
         return t
@@ -59,12 +61,13 @@ class Positions(Value):
 
     @property
     def consecutive(self) -> bool:
-        """Whether queries and keys count up by one each: known of `head` and `tail`, found out by looking otherwise.
+        """Whether queries and keys count up by one each, those of all sequences alike.
 
-        False where nobody may look (while compiling, on the meta device).
+        Known of `head` and `tail`, found out by looking otherwise. False where nobody may look (while compiling, on the
+        meta device).
         """
         if self.span is not None:
-            return True
+            return not self.span.by_sequence
         if data_unavailable(self.q, self.k) or self.q.dim() != 1 or self.k.dim() != 1:
             return False
         return all(bool((p[1:] - p[:-1] == 1).all()) for p in (self.q, self.k))
@@ -73,14 +76,33 @@ class Positions(Value):
 class Span(NamedTuple):
     """Positions that count up by one: the first and how many, of the queries and of the keys.
 
-    private: nobody else holds the tensors that are made of them. held: how many of the two there are.
+    The first of the queries may be a tuple, a number for each sequence. private: nobody else holds the tensors that are
+    made of them. held: how many of the two there are.
     """
 
-    q: tuple[int, int]
+    q: tuple[int | tuple[int, ...], int]
     k: tuple[int, int]
     device: torch.device | str | None
     private: bool
     held: int = 0
+
+    @property
+    def by_sequence(self) -> bool:
+        """Whether the queries have a first position for each sequence."""
+        return type(self.q[0]) is tuple
+
+    @property
+    def offset(self) -> int | tuple[int, ...]:
+        """How far the first query stands after the first key; of each sequence, where they differ."""
+        first, k_first = self.q[0], self.k[0]
+        return tuple([n - k_first for n in first]) if isinstance(first, tuple) else first - k_first
+
+
+def counting(first: int | tuple[int, ...], count: int, device: torch.device | str | None = None) -> Tensor:
+    """The positions first, first + 1, ...: int64 (count,), or (batch, count) of a first one for each sequence."""
+    if not isinstance(first, tuple):
+        return torch.arange(first, first + count, device=device)
+    return torch.tensor(first, dtype=torch.int64, device=device)[:, None] + torch.arange(count, device=device)
 
 
 def _unchanged(made: dict[str, Any]) -> bool:
@@ -91,22 +113,22 @@ def _unchanged(made: dict[str, Any]) -> bool:
     return not any(t.is_inference() or t._version for t in found)
 
 
-def counted(q: tuple[int, int], k: tuple[int, int], device: torch.device | str | None = None) -> Positions:
+def counted(
+    q: tuple[int | tuple[int, ...], int], k: tuple[int, int], device: torch.device | str | None = None
+) -> Positions:
     """Positions that count up by one, from anywhere: the first and how many, of the queries and of the keys.
 
-    Raises ValueError for negative counts.
+    The first of the queries may be a tuple, a number for each sequence. Raises ValueError for negative counts.
 
     >>> counted((5, 2), (3, 4)).k
     tensor([3, 4, 5, 6])
     """
-    for first, count in (q, k):
-        if count < 0:
-            raise ValueError(f"{count} positions from {first} on: expected 0 or more.")
+    if q[1] < 0 or k[1] < 0:
+        first, count = q if q[1] < 0 else k
+        raise ValueError(f"{count} positions from {first} on: expected 0 or more.")
     private = torch.compiler.is_compiling()  # made inside a graph, they are used there alone
-    if private or scripted():
-        made = Positions(*(torch.arange(first, first + count, device=device) for first, count in (q, k)))
-    else:
-        made = object.__new__(Positions)
+    tensors = private or scripted()
+    made = Positions(counting(*q, device), counting(*k, device)) if tensors else object.__new__(Positions)
     object.__setattr__(made, "_span", Span(q, k, device, private))
     return made
 
@@ -122,17 +144,42 @@ def head(nq: int, nk: int, device: torch.device | str | None = None) -> Position
     return counted((0, nq), (0, nk), device)
 
 
-def tail(nq: int, nk: int, device: torch.device | str | None = None, *, start: int = 0) -> Positions:
+def tail(
+    nq: int, nk: int | Sequence[int] | Tensor, device: torch.device | str | None = None, *, start: int = 0
+) -> Positions:
     """The queries are the last nq positions, as in decoding: query i stands at start + nk - nq + i, key j at start + j.
 
+    nk may be a length for each sequence, numbers or an integer tensor (batch,): the last query of each then stands at
+    its own last key, and there are keys for the longest. Hide those behind the end of shorter ones by
+    Lengths(keys=lengths), if Causal does not. Numbers stay numbers: no tensor is made unless somebody reads q or k, and
+    calls whose lengths change from step to step are set up once. A tensor on another device than the CPU is waited for;
+    in a graph, whose shapes cannot follow from it, write Positions(lengths[:, None] - nq + torch.arange(nq),
+    torch.arange(nk)).
     start is the position of the first key: more than 0 where the keys before it are no longer there (a rolling cache).
     With more queries than keys the first queries stand before every key, and see none of them under Causal.
-    Raises ValueError for negative counts.
+    Raises ValueError for negative counts and no lengths, TypeError for lengths that are no integers, ShapeError for
+    other axes.
 
     >>> tail(2, 4).q, tail(2, 4, start=10).q
     (tensor([2, 3]), tensor([12, 13]))
+    >>> tail(1, [7, 3])
+    Positions(q=int64[2, 1], k=int64[7])
     """
-    return counted((start + nk - nq, nq), (start, nk), device)
+    if isinstance(nk, Tensor) and nk.dim():
+        if nk.dim() > 1:
+            raise ShapeError(
+                f"tail: nk has shape {listed(nk.shape)}; expected a number, or lengths (batch,). Positions that follow "
+                "several batch axes are tensors: Positions(q, k)."
+            )
+        nk = integers(nk, "tail: nk").tolist()
+    if not isinstance(nk, (list, tuple)):
+        n = cast(int, nk)  # torch.jit.trace has tensors of one number
+        return counted((start + n - nq, nq), (start, n), device)
+    lengths = numbers(nk, "tail: nk")
+    if not lengths or min(lengths) < 0:
+        raise ValueError(f"tail: nk is {nk}; expected lengths of 0 or more, of one sequence at least.")
+    shift = start - nq
+    return counted((tuple([n + shift for n in lengths]), nq), (start, max(lengths)), device)
 
 
 def resolve_positions(

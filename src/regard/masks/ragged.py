@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from regard.core.arrays import integers
+from regard.core.arrays import integers, numbers
 from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import listed
 from regard.core.tracing import data_unavailable
@@ -20,12 +22,47 @@ from regard.masks.picture import Extent
 _REAL = " A padding mask (True = a real token) becomes lengths by mask.sum(-1)."
 
 
+class _WhenAsked:
+    """A field of Lengths, made of its numbers when somebody asks. Who has the tensor finds it before this."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, mask: Any, owner: type | None = None) -> Tensor | None:
+        if mask is None:
+            return None  # the default of the field
+        own = mask.__dict__
+        given = own.get("_numbers")
+        if given is None:  # another thread has just made it
+            return own[self.name]
+        made = {name: _made(x) for name, x in zip(_FIELDS, given, strict=True)}
+        if not is_compiling():
+            own.update(made)
+            own.pop("_numbers", None)
+        return made[self.name]
+
+
+_FIELDS = "keys", "queries"
+
+
+def _checked(x: Any, name: str) -> Tensor | tuple[int, ...] | None:
+    if type(x) in (list, tuple):
+        return numbers(x, f"Lengths.{name}")
+    return None if x is None else integers(x, f"Lengths.{name}", _REAL)
+
+
+def _made(x: Tensor | tuple[int, ...] | None) -> Tensor | None:
+    return torch.tensor(x, dtype=torch.int64) if isinstance(x, tuple) else x
+
+
 @dataclass(frozen=True)
 class Lengths(Mask):
     """Padding at the end: key j of batch element b is real if j < keys[b], query i if i < queries[b].
 
-    keys, queries: integer tensors (*batch), None = all real. A padded query sees nothing, so its output is 0.
-    j and i are indices. For padding elsewhere use Dense(mask[:, None, None, :]).
+    keys, queries: integer tensors (*batch), or lists of numbers, one for each sequence; None = all real. A padded query
+    sees nothing, so its output is 0. j and i are indices. For padding elsewhere use Dense(mask[:, None, None, :]).
+    Where all that is given is lists, tensors are made, on the CPU, when somebody reads keys or queries: steps of
+    decoding, each with other lengths, need none.
     Raises TypeError for floats and booleans, ShapeError for another shape or a length outside 0..n.
 
     >>> Lengths(keys=torch.tensor([1, 3])).draw(2, 3)
@@ -37,13 +74,24 @@ class Lengths(Mask):
     """
 
     positional: ClassVar[bool] = False
-    keys: Tensor | None = None
-    queries: Tensor | None = None
+    keys: Tensor | None = cast(Any, _WhenAsked())
+    queries: Tensor | None = cast(Any, _WhenAsked())
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, keys: Tensor | Sequence[int] | None = None, queries: Tensor | Sequence[int] | None = None
+        ) -> None: ...
 
     def __post_init__(self) -> None:
-        for name in ("keys", "queries"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, integers(getattr(self, name), f"Lengths.{name}", _REAL))
+        keys, queries = given = _checked(self.keys, "keys"), _checked(self.queries, "queries")
+        if isinstance(keys, Tensor) or isinstance(queries, Tensor) or given == (None, None) or is_compiling():
+            for name, x in zip(_FIELDS, given, strict=True):
+                object.__setattr__(self, name, _made(x))
+            return
+        for name in _FIELDS:
+            object.__delattr__(self, name)
+        object.__setattr__(self, "_numbers", given)
 
     def visible(self, at: Region) -> Tensor:
         seen = torch.ones_like(at.row >= at.col)
@@ -101,6 +149,13 @@ class Lengths(Mask):
         index = torch.arange(math.prod(frame.batch), device=frame.device).reshape(frame.batch)
         keys, queries = index * 7 % (frame.nk + 1), (index + 1) * 5 % (frame.nq + 1)
         return cls(keys=keys), cls(keys=frame.nk - keys, queries=queries)
+
+
+def lengths_of_keys(keys: tuple[int, ...]) -> Lengths:
+    """Lengths(keys=keys), of numbers that are known to be integers."""
+    made = object.__new__(Lengths)
+    object.__setattr__(made, "_numbers", (keys, None))
+    return made
 
 
 @dataclass(frozen=True)

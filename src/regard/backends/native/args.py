@@ -34,6 +34,7 @@ class KernelArgs(ModifierOperands):
     where they are shared, or are None where the call has no such thing. Those of modifiers: modifiers/.
     start, stop   int32 (.., nq, 1): the keys that each query sees; or, instead, a rule:
     first, last   query i sees the keys from first + i up to, but without, last + i
+    shifts        int64 (*batch, 1): added to first and last
     key_counts, query_counts  int64 (*batch, 1): only so many keys are seen, only so many queries see any
     q_documents, k_documents  int64 (*batch, n): seen are the keys with the query's number; also beside start and stop
     allowed       booleans (.., nq, nk)
@@ -52,6 +53,7 @@ class KernelArgs(ModifierOperands):
     stop: Tensor | None = None
     first: int | None = None
     last: int | None = None
+    shifts: Tensor | None = None
     key_counts: Tensor | None = None
     query_counts: Tensor | None = None
     q_documents: Tensor | None = None

@@ -18,6 +18,7 @@ from regard.backends.native.ffi import python_calls, runnable
 from regard.core.paged import Paged
 from regard.core.positions import Positions
 from regard.core.torch_features import EXCHANGE
+from regard.masks.ragged import Lengths
 
 
 class Direct(NamedTuple):
@@ -57,7 +58,7 @@ def direct() -> Direct:
             Tensor.__dlpack_c_exchange_api__,  # pyright: ignore
             *(Tensor, Positions, Paged, Tensor.is_neg, torch.empty_like, Tensor.new_empty),
             *(torch.get_num_threads, torch.is_grad_enabled, tracing.GUARDS, forward_ad, torch.empty(0)),
-            *(value.NAMES, torch.dtype, tuple),
+            *(value.NAMES, torch.dtype, tuple, Lengths, torch.int64),
         )
     )
     return Direct(*functions)

@@ -103,7 +103,7 @@ def lower_intervals(mask: Mask, frame: Frame) -> dict[str, Any] | None:
     """
     rule, span = mask.rule(), frame.positions.span
     if rule is not None and (span is not None or not rule.compares_positions):
-        return lower_rule(rule, 0 if span is None else span.q[0] - span.k[0])
+        return lower_rule(rule, 0 if span is None else span.offset)
     interval = mask.rows(frame)
     if interval is not None or rule is None or rule.q_ids is None:
         return None if interval is None else _table(interval)
@@ -111,10 +111,14 @@ def lower_intervals(mask: Mask, frame: Frame) -> dict[str, Any] | None:
     return None if rest is None else {**_table(rest), **_documents(rule)}
 
 
-def lower_rule(rule: IntervalRule, offset: int) -> dict[str, Any]:
-    """A rule in indices: query i stands `offset` + i positions after the first key."""
+def lower_rule(rule: IntervalRule, offset: int | tuple[int, ...]) -> dict[str, Any]:
+    """A rule in indices: query i stands `offset` + i positions after the first key; a tuple is of each sequence."""
     found: dict[str, Any] = {}
     before, after = distances(rule)
+    if isinstance(offset, tuple):
+        if rule.compares_positions:
+            found["shifts"] = torch.tensor(offset, dtype=torch.int64)[:, None]
+        offset = 0
     if rule.before is not None:
         found["first"] = offset - before
     if rule.after is not None:

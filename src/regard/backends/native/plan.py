@@ -34,7 +34,7 @@ from regard.backends.native.lower_mask import distances, lower_intervals, lower_
 from regard.backends.native.modifiers.table import OF_LENGTHS
 from regard.backends.native.plan_limits import decided_by_tensors
 from regard.core.paged import Paged
-from regard.core.positions import Span, resolve_positions
+from regard.core.positions import Span, counting, resolve_positions
 from regard.core.problem import Problem
 from regard.core.region import Frame
 from regard.masks.intervals import IntervalRule
@@ -135,6 +135,8 @@ class ForwardPlan:
         """out, the struct of the call, and what that leads to besides the call's own tensors."""
         q, k, v, leaves, nq, nk, _, positions, seed = call
         span = None if positions is None else positions.span or ()
+        if span and span.by_sequence:
+            span = ()  # shifts are a tensor here, which the call holds
         table = None
         if type(k) is Paged and type(v) is Paged:  # no subclass has a plan
             table, k, v = k.block_table, k.pages, v.pages
@@ -169,20 +171,19 @@ class ForwardPlan:
     def _set_places(self, struct: Struct, span: Span) -> tuple[Tensor, ...]:
         """Tells the struct the positions of a span as tensors, which it leads to then."""
         if self.places[0] != span[:2]:
-            self.places = span[:2], tuple(torch.arange(first, first + n) for first, n in span[:2])
+            self.places = span[:2], (counting(*span.q), counting(*span.k))
         return set_places(struct, *self.places[1])
 
     def _look(self, struct: Struct, call: Inputs) -> list[Tensor] | None:
         """Fills in what depends on the numbers in positions and in the mask: what the struct then leads to."""
-        nq, nk, positions = call.nq, call.nk, call.positions
-        rule = call.mask.rule()
-        if rule is not None and (positions is None or positions.span is not None) and call.seed is None:
+        nq, nk, rule = call.nq, call.nk, call.mask.rule()
+        span = Span((0, nq), (0, nk), None, private=True) if call.positions is None else call.positions.span
+        if rule is not None and span is not None and not span.by_sequence and call.seed is None:
             # the kernel finds out whether the numbers are right
             for ids, n in ((rule.q_ids, nq), (rule.k_ids, nk)):
                 if ids is not None and ids.shape[-1] != n:
                     return None
-            offset = 0 if positions is None or positions.span is None else positions.span.q[0] - positions.span.k[0]
-            return set_visible(struct, lower_rule(rule, offset))
+            return set_visible(struct, lower_rule(rule, span.offset))
         frame = self._frame(call)
         if call.mask.shape_error(frame) is not None:
             return None

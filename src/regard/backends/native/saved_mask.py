@@ -10,8 +10,8 @@ from torch import Tensor
 from regard.backends.native.args import KernelArgs
 
 _NAMES = (
-    *("start", "stop", "first", "last", "key_counts", "query_counts", "q_documents", "k_documents"),
-    *("allowed", "tiles", "bits"),
+    *("start", "stop", "first", "last", "shifts", "key_counts", "query_counts"),
+    *("q_documents", "k_documents", "allowed", "tiles", "bits"),
 )
 _NUMBERS = ("first", "last")
 _NOTHING = torch.empty(0)

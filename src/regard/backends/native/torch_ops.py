@@ -88,7 +88,7 @@ def _check_shapes(shapes: tuple[tuple[str, torch.Size], ...], tile: tuple[int, i
         "tiles": (*batch, heads, -(-nq // rows), -(-nk // keys)),
         **dict.fromkeys(("q_at", "q_documents"), (*batch, nq)),
         **dict.fromkeys(("k_at", "k_documents"), (*batch, nk)),
-        **dict.fromkeys(("key_counts", "query_counts"), (*batch, 1)),
+        **dict.fromkeys(("shifts", "key_counts", "query_counts"), (*batch, 1)),
         "sink": (*batch, heads, 1, 1),
     }
     for modifier in MODIFIERS:

@@ -13,10 +13,10 @@ from regard.backends.native.direct import write_page_rows
 from regard.backends.native.pages import write_pages
 from regard.core.errors import ShapeError
 from regard.core.paged import Paged, gather_rows
-from regard.core.positions import Positions, tail
+from regard.core.positions import Positions, counted
 from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Everything, Mask
-from regard.masks.ragged import Lengths
+from regard.masks.ragged import Lengths, lengths_of_keys
 from regard.nested import any_nested, numbered, sequences
 from regard.nn.cache.base import KVCache, check_like, check_tokens
 from regard.nn.cache.block_tables import BlockTables
@@ -203,21 +203,36 @@ class PagedCache(KVCache):
         return torch.tensor(self._tables.lengths, dtype=torch.int64, device=self.key_pages.device)
 
     @property
-    @outside_of_graphs
     def positions(self) -> Positions:
-        new, device = self._appended, self.key_pages.device
+        return self._positions_of_graph() if torch.compiler.is_dynamo_compiling() else self._positions()
+
+    def _positions(self) -> Positions:
+        lengths, new, device = self._tables.lengths, self._appended, self.key_pages.device
         if len(set(new)) > 1:
-            at = [t for length, n in zip(self._tables.lengths, new, strict=True) for t in range(length - n, length)]
+            at = [t for length, n in zip(lengths, new, strict=True) for t in range(length - n, length)]
             return Positions(torch.tensor(at, device=device), torch.arange(self.length, device=device))
         n = new[0] if new else 0
-        if self._even:
-            return tail(n, self.length, device)
-        q = self.lengths[:, None] - n + torch.arange(n, device=device)
-        return Positions(q, torch.arange(self.length, device=device))
+        first = self.length - n if self._even else tuple([length - n for length in lengths])
+        return counted((first, n), (0, self.length), device)
+
+    @outside_of_graphs
+    def _positions_of_graph(self) -> Positions:
+        """The same; numbers of each sequence as tensors, since a graph would have a constant or a symbol for each."""
+        at = self._positions()
+        return at if self._even else Positions(at.q, at.k)
 
     @property
-    @outside_of_graphs
     def mask(self) -> Mask:
+        return self._mask_of_graph() if torch.compiler.is_dynamo_compiling() else self._mask()
+
+    def _mask(self) -> Mask:
+        if self._even:
+            return Everything()
+        on_cpu = self.key_pages.is_cpu
+        return lengths_of_keys(tuple(self._tables.lengths)) if on_cpu else Lengths(keys=self.lengths)
+
+    @outside_of_graphs
+    def _mask_of_graph(self) -> Mask:
         return Everything() if self._even else Lengths(keys=self.lengths)
 
     @outside_of_graphs
