@@ -100,11 +100,11 @@ struct FewRowsGradients {
 
   // Computes weights and gradients of scores for row r and keys [n, n + W): -0 and 0 where hidden.
   template <int dtype>
-  void score_gradients(const Chunk& t, int64_t n, int64_t r, const RowAddresses& v) {
+  void score_gradients(const Chunk& t, int64_t n, int64_t r, Run v) {
     const regard_call& c = all.c;
     vf x[1][W];
     keep_scores(f, t, n, r, score.find(r));
-    products<1, dtype, Floats, StridedRows>(x, (dtype == REGARD_BF16 ? split_dout : dout) + r * all.ldv, c.dv, v, nullptr, 0);
+    products<1, dtype, Floats, true, StridedRows>(x, (dtype == REGARD_BF16 ? split_dout : dout) + r * all.ldv, c.dv, v, t.count - n - 1, nullptr, 0);
     const vf s = load(f.s + r * kChunk + n);
     const vi hidden = s == splat(-kInf);
     const vf weight = exp2v(s - splat(shift[r])) * splat(inverse[r]);
@@ -186,16 +186,13 @@ struct FewRowsGradients {
     const char* first = row_ptr(c.v, f.p, f.key_head, t.j, dtype);
     open_chunk(f, t);
     for (int64_t n = 0; n < t.count; n += W) {
-      const char* v[W];
-      for (int64_t m = 0; m < W; ++m) v[m] = first + (n + m < t.count ? n + m : t.count - 1) * c.v.row * size_of(dtype);
+      const Run v{first + n * c.v.row * size_of(dtype), c.v.row * size_of(dtype)};
       score.keys.read(rows + n * c.k.row, t.count - n);
-      for (int64_t m = 0; c.v.col != 1 && m < W; ++m) {
+      for (int64_t m = 0; c.v.col != 1 && m < W && n + m < t.count; ++m)
         gather(values + m * all.ldv, all.ldv, v[m], c.v, dtype, c.dv, 1);
-        v[m] = (const char*)(values + m * all.ldv);
-      }
       for (int64_t r = 0; r < f.rows; ++r)
         if (c.v.col == 1) score_gradients<dtype>(t, n, r, v);
-        else score_gradients<REGARD_F32>(t, n, r, v);
+        else score_gradients<REGARD_F32>(t, n, r, {(const char*)values, all.ldv * (int64_t)sizeof(float)});
       add_dv(t, n);
       similarity_gradients(t, n);
     }

@@ -26,10 +26,16 @@ static int64_t part_keys(int64_t all) {
 
 static int64_t part_size(const regard_call& c) { return few_rows(c) * state_size(c); }
 
+// Room for what of a chunk's values cannot be read in place.
+template <class Rows>
+static int64_t value_scratch(const regard_call& c) {
+  return c.v.col == 1 ? Rows::scratch(c, c.dv) : kChunk * round_up(c.dv);
+}
+
 template <class Score>
 static int64_t decode_scratch(const typename Score::Given& given) {
   const regard_call& c = Score::call(given);
-  return few_rows(c) * kChunk + (c.v.col == 1 ? 0 : kChunk * round_up(c.dv)) + Score::size(given, few_rows(c));
+  return few_rows(c) * kChunk + value_scratch<typename Score::Rows>(c) + Score::size(given, few_rows(c));
 }
 
 // The positions of a chunk's keys, and dropout's words.
@@ -44,7 +50,7 @@ static void place_keys(FewRows& f, const Chunk& t) {
 
 // A chunk's scores become weights, and the weighted values are added to the states.
 template <int dtype, class Rows>
-static void accumulate_chunk(FewRows& f, const Chunk& t) {
+static void accumulate_chunk(FewRows& f, const Chunk& t, Rows& values) {
   const regard_call& c = f.c;
   for (int64_t r = 0; r < f.rows; ++r) {
     float* state = f.states + r * state_size(c);
@@ -54,11 +60,9 @@ static void accumulate_chunk(FewRows& f, const Chunk& t) {
     state[0] = m;
     state[1] = state[1] * f.alpha[r] + weigh_row(f, t, r, shift);
   }
-  const Rows values = Rows::of(f, t, c.v);
-  if (c.v.col == 1) return add_chunk<dtype>(f, t, values);
-  const int64_t width = round_up(c.dv);
-  for (int64_t n = 0; n < t.count; ++n) gather(f.v + n * width, width, values[n], c.v, dtype, c.dv, 1);
-  add_chunk<REGARD_F32>(f, t, StridedRows{(const char*)f.v, width * 4});
+  if (c.v.col != 1) return add_chunk<REGARD_F32>(f, t, gather_rows(f, t, c.v, c.dv, f.v));
+  values.find(f, t, c.v);
+  add_chunk<dtype>(f, t, values);
 }
 
 // The rows of one (batch element, key head): which queries they are, and which keys they see.
@@ -148,8 +152,9 @@ struct FewRowsForward {
     FewRows f(c);
     f.p = place_in_batch(c, pair / c.key_heads);
     f.s = memory, f.v = f.s + few_rows(c) * kChunk;
-    Score score(given, few_rows(c), f.v + (c.v.col == 1 ? 0 : kChunk * round_up(c.dv)));
+    Score score(given, few_rows(c), f.v + value_scratch<Rows>(c));
     f.states = states + item * part_size(c);
+    Rows values(c, c.dv, f.v);
     const Limits limits = begin_rows(f, key_head);
     for (int64_t r = 0; r < f.rows; ++r) {
       score.begin(f, r);
@@ -158,9 +163,9 @@ struct FewRowsForward {
     }
     const auto add = [&](const Chunk& t) {
       score.score(f, t);
-      if (c.dtype == REGARD_F32) accumulate_chunk<REGARD_F32, Rows>(f, t);
-      else if (c.dtype == REGARD_BF16) accumulate_chunk<REGARD_BF16, Rows>(f, t);
-      else accumulate_chunk<REGARD_F16, Rows>(f, t);
+      if (c.dtype == REGARD_F32) accumulate_chunk<REGARD_F32>(f, t, values);
+      else if (c.dtype == REGARD_BF16) accumulate_chunk<REGARD_BF16>(f, t, values);
+      else accumulate_chunk<REGARD_F16>(f, t, values);
     };
     each_chunk(f, limits, from, to < c.nk ? to : c.nk, add, [](int64_t, int64_t) {});
     if (__atomic_sub_fetch(&left[pair], 1, __ATOMIC_ACQ_REL) != 0) return;

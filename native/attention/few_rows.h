@@ -111,45 +111,67 @@ REGARD_INLINE const char* row_ptr(const regard_tensor& t, const Place& p, int64_
   return (const char*)advance(t.data, offset(t, p, head) + row * t.row, dtype);
 }
 
-typedef const char* RowAddresses[W] __attribute__((may_alias));  // the addresses of rows whose dot products are computed together
-
-// Where the rows of a chunk of keys (of values) are; those of the chunk after it, if t.more, come behind them. Strided: in one tensor.
-struct StridedRows {
+// Rows one behind the other, `step` bytes apart.
+struct Run {
   const char* first;
-  int64_t step;  // bytes from row to row
-
-  static StridedRows of(const FewRows& f, const Chunk& t, const regard_tensor& x) {
-    return {row_ptr(x, f.p, f.key_head, t.j, f.c.dtype), x.row * size_of(f.c.dtype)};
-  }
+  int64_t step;
   const char* operator[](int64_t n) const { return first + n * step; }
-
-  // Rows [n, n + W) of `count`, the last one in place of those behind it. room: for their addresses, where they have to be computed.
-  const RowAddresses& group(int64_t n, int64_t count, RowAddresses& room) const {
-    for (int64_t m = 0; m < W; ++m) room[m] = (*this)[n + m < count ? n + m : count - 1];
-    return room;
-  }
 };
 
-// In pages: the address of each row, found once a chunk.
-struct PagedRows {
-  static constexpr int64_t kAtOnce = W / 2;  // addresses in a vector
-  typedef int64_t Addresses __attribute__((vector_size(W * 4), aligned(8), may_alias));
-  int64_t row[2 * kChunk + kAtOnce];  // with room to write whole vectors; behind the last row, its address again
+// Where the rows of a chunk of keys (of values) are, W of them at a time; those of the chunk after it, if t.more, come behind them. find() is
+// called for one chunk after the other, where the columns of x are contiguous. Strided: in one tensor.
+struct StridedRows {
+  Run rows;
 
-  static PagedRows of(const FewRows& f, const Chunk& t, const regard_tensor& x) {
-    PagedRows rows;
-    const int64_t step = x.row * size_of(f.c.dtype);
-    Addresses steps;
-    for (int64_t m = 0; m < kAtOnce; ++m) steps[m] = m * step;
-    const int64_t all = t.more ? 2 * kChunk : t.count;
-    each_run(f.c, x, f.p, f.key_head, t.j, all, [&](const char* first, int64_t n, int64_t count) {
-      for (int64_t m = 0; m < count; m += kAtOnce) *(Addresses*)(rows.row + n + m) = steps + ((int64_t)first + m * step);
-    });
-    for (int64_t n = all; n % W; ++n) rows.row[n] = rows.row[all - 1];
-    return rows;
+  static int64_t scratch(const regard_call&, int64_t) { return 0; }
+  StridedRows(const regard_call&, int64_t, float*) : rows{} {}
+  explicit StridedRows(Run rows) : rows(rows) {}
+
+  void find(const FewRows& f, const Chunk& t, const regard_tensor& x) {
+    rows = {row_ptr(x, f.p, f.key_head, t.j, f.c.dtype), x.row * size_of(f.c.dtype)};
   }
-  const char* operator[](int64_t n) const { return (const char*)row[n]; }
-  const RowAddresses& group(int64_t n, int64_t, RowAddresses&) const { return *(const RowAddresses*)(row + n); }
+  Run run(int64_t n) const { return {rows[n], rows.step}; }  // rows [n, n + W), n a multiple of W; of the next chunk, to be prefetched
+};
+
+// The rows of a chunk whose columns are not contiguous, as floats [count][columns rounded up to W].
+static StridedRows gather_rows(const FewRows& f, const Chunk& t, const regard_tensor& x, int64_t columns, float* to) {
+  const int64_t width = round_up(columns);
+  for (int64_t n = 0; n < t.count; ++n)
+    gather(to + n * width, width, (const char*)row_of(f.c, x, f.p, f.key_head, t.j + n), x, f.c.dtype, columns, 1);
+  return StridedRows({(const char*)to, width * (int64_t)sizeof(float)});
+}
+
+// In pages: W rows of one page where they lie, W rows of several pages copied.
+struct PagedRows {
+  static constexpr int64_t kRuns = kChunk / W;
+  const int64_t width;  // bytes of a row
+  char* const copies;   // [kChunk][width]
+  Run runs[2 * kRuns];
+  int64_t next = -1;  // the first key of the next chunk, where its runs are those behind
+
+  static int64_t scratch(const regard_call& c, int64_t columns) { return kChunk * columns * size_of(c.dtype) / (int64_t)sizeof(float); }
+  PagedRows(const regard_call& c, int64_t columns, float* at) : width(columns * size_of(c.dtype)), copies((char*)at) {}
+
+  void find(const FewRows& f, const Chunk& t, const regard_tensor& x) {
+    const regard_call& c = f.c;
+    const int64_t step = x.row * size_of(c.dtype), found = t.j == next ? kChunk : 0, all = t.more ? 2 * kChunk : t.count;
+    const int32_t* table = table_of(c, f.p);
+    if (found) __builtin_memcpy(runs, runs + kRuns, kRuns * sizeof(Run));
+    next = t.more ? t.j + kChunk : -1;
+    for (int64_t n = found; n < all; n += W) {
+      const int64_t page = (t.j + n) / c.page_size, at = (t.j + n) % c.page_size, count = all - n < W ? all - n : W;
+      runs[n / W] = {page_row(c, x, f.key_head, table[page], at), step};
+      if (at + count <= c.page_size) continue;
+      if (n >= kChunk) {
+        next = -1;
+        continue;
+      }
+      char* const to = copies + n * width;
+      copy_from_pages(to, c, x, f.p, f.key_head, t.j + n, count, width / size_of(c.dtype));
+      runs[n / W] = {to, width};
+    }
+  }
+  Run run(int64_t n) const { return runs[n / W]; }
 };
 
 }  // namespace regard

@@ -58,19 +58,19 @@ static void split_row(float* row, int64_t dk) {
 }
 
 // W keys against R rows: x[i][m] holds the products of row i and key m, whose lanes are to be summed. Elements: Pairs, where q holds pairs.
-// ahead: rows of which n + kChunk and those behind it, keys of the next chunk, are prefetched, since the hardware prefetcher stops where K
-// and V take turns; null for none.
-template <int R, int dtype, class Elements, class Rows>
-REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, const RowAddresses& keys, const Rows* ahead, int64_t n) {
+// part: keys behind `last` do not exist. ahead: rows of which n + kChunk and those behind it, keys of the next chunk, are prefetched, since the
+// hardware prefetcher stops where K and V take turns; null for none.
+template <int R, int dtype, class Elements, bool part, class Rows>
+REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, Run keys, int64_t last, const Rows* ahead, int64_t n) {
   constexpr int K = Elements::pairs ? vectors_at_once(R, 8) : R <= 2 ? 4 : 2, D = Elements::pairs ? 1 : vectors_at_once(K * R, 8);
   const int64_t width = round_up(dk);
   for (int m = 0; m < W; m += K) {
     const char* k[K];
 #pragma GCC unroll 8
-    for (int i = 0; i < K; ++i) k[i] = keys[m + i];
+    for (int i = 0; i < K; ++i) k[i] = keys[part && m + i > last ? last : m + i];
     if (ahead)
 #pragma GCC unroll 8
-      for (int i = 0; i < K; ++i) fetch((*ahead)[n + m + i + kChunk], dk * size_of(dtype));
+      for (int i = 0; i < K; ++i) fetch(ahead->run(n + kChunk)[m + i], dk * size_of(dtype));
     vf acc[D][K][R];
 #pragma GCC unroll 8
     for (int e = 0; e < D; ++e) clear(acc[e]);
@@ -97,10 +97,10 @@ REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, const Row
   }
 }
 
-template <int R, int dtype, class Elements, class Rows>
-static void score_rows(FewRows& f, const Chunk& t, const float* q, const RowAddresses& keys, const Rows* ahead, int64_t n, int64_t r) {
+template <int R, int dtype, class Elements, bool part, class Rows>
+static void score_rows(FewRows& f, const Chunk& t, const float* q, Run keys, const Rows* ahead, int64_t n, int64_t r) {
   vf x[R][W];
-  products<R, dtype, Elements>(x, q + r * round_up(f.c.dk), f.c.dk, keys, ahead, n);
+  products<R, dtype, Elements, part>(x, q + r * round_up(f.c.dk), f.c.dk, keys, t.count - n - 1, ahead, n);
   for (int i = 0; i < R; ++i) {
     vf s = sums(x[i]);
     if (Elements::pairs) s *= splat(dot_factor(f.c, f.row[r + i].h));
@@ -108,21 +108,26 @@ static void score_rows(FewRows& f, const Chunk& t, const float* q, const RowAddr
   }
 }
 
+template <int dtype, class Elements, bool part, class Rows>
+static void score_keys(FewRows& f, const Chunk& t, const float* q, const Rows& keys, int64_t n) {
+  const Run k = keys.run(n);
+  const Rows* ahead = t.more ? &keys : nullptr;
+  int64_t r = 0;
+  for (; r + kRowsAtOnce <= f.rows; r += kRowsAtOnce, ahead = nullptr)
+    score_rows<kRowsAtOnce, dtype, Elements, part>(f, t, q, k, ahead, n, r);
+  switch (f.rows - r) {
+    case 3: return score_rows<3, dtype, Elements, part>(f, t, q, k, ahead, n, r);
+    case 2: return score_rows<2, dtype, Elements, part>(f, t, q, k, ahead, n, r);
+    case 1: return score_rows<1, dtype, Elements, part>(f, t, q, k, ahead, n, r);
+  }
+}
+
 template <int dtype, class Elements, class Rows>
 static void score_chunk(FewRows& f, const Chunk& t, const float* q, const Rows& keys) {
   open_chunk(f, t);
-  for (int64_t n = 0; n < t.count; n += W) {
-    RowAddresses room;
-    const RowAddresses& k = keys.group(n, t.count, room);
-    const Rows* ahead = t.more ? &keys : nullptr;
-    int64_t r = 0;
-    for (; r + kRowsAtOnce <= f.rows; r += kRowsAtOnce, ahead = nullptr) score_rows<kRowsAtOnce, dtype, Elements>(f, t, q, k, ahead, n, r);
-    switch (f.rows - r) {
-      case 3: score_rows<3, dtype, Elements>(f, t, q, k, ahead, n, r); break;
-      case 2: score_rows<2, dtype, Elements>(f, t, q, k, ahead, n, r); break;
-      case 1: score_rows<1, dtype, Elements>(f, t, q, k, ahead, n, r); break;
-    }
-  }
+  int64_t n = 0;
+  for (; n + W <= t.count; n += W) score_keys<dtype, Elements, false>(f, t, q, keys, n);
+  if (n < t.count) score_keys<dtype, Elements, true>(f, t, q, keys, n);
 }
 
 // The dot products of few rows: a Score of FewRowsForward. KvRows: where keys and values are, StridedRows or PagedRows.
@@ -133,11 +138,14 @@ struct Dots {
   // [rows][width], scaled, base 2; width is dk rounded up to W, padded by zeros; in the order of TwoVectors::read. Or, where multiplies_pairs(c),
   // pairs of bfloat16 as they come, not scaled.
   float* q;
-  float* k;  // [kChunk][width], what cannot be read in place
+  float* k;  // what cannot be read in place: [kChunk][width], or what Rows copies
+  Rows keys;
 
   static const regard_call& call(const Given& c) { return c; }
-  static int64_t size(const Given& c, int64_t rows) { return (rows + (c.k.col == 1 ? 0 : kChunk)) * round_up(c.dk); }
-  Dots(const Given& c, int64_t rows, float* at) : q(at), k(at + rows * round_up(c.dk)) {}
+  static int64_t size(const Given& c, int64_t rows) {
+    return rows * round_up(c.dk) + (c.k.col == 1 ? Rows::scratch(c, c.dk) : kChunk * round_up(c.dk));
+  }
+  Dots(const Given& c, int64_t rows, float* at) : q(at), k(at + rows * round_up(c.dk)), keys(c, c.dk, k) {}
 
   void begin(const FewRows& f, int64_t r) const {
     const regard_call& c = f.c;
@@ -151,14 +159,13 @@ struct Dots {
     if (c.dtype == REGARD_BF16 && c.k.col == 1) split_row(to, c.dk);
   }
 
-  void score(FewRows& f, const Chunk& t) const {
+  void score(FewRows& f, const Chunk& t) {
     const regard_call& c = f.c;
-    const Rows keys = Rows::of(f, t, c.k);
     if (c.k.col != 1) {
-      const int64_t width = round_up(c.dk);
-      for (int64_t n = 0; n < t.count; ++n) gather(k + n * width, width, keys[n], c.k, c.dtype, c.dk, 1);
-      return score_chunk<REGARD_F32, Floats>(f, t, q, StridedRows{(const char*)k, width * 4});
+      const StridedRows rows = gather_rows(f, t, c.k, c.dk, k);
+      return score_chunk<REGARD_F32, Floats>(f, t, q, rows);
     }
+    keys.find(f, t, c.k);
     if (multiplies_pairs(c)) return score_chunk<REGARD_BF16, Pairs>(f, t, q, keys);
     if (c.dtype == REGARD_F32) return score_chunk<REGARD_F32, Floats>(f, t, q, keys);
     if (c.dtype == REGARD_BF16) return score_chunk<REGARD_BF16, Floats>(f, t, q, keys);

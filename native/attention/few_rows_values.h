@@ -28,25 +28,28 @@ REGARD_INLINE void weighted(vf (&acc)[R][V], const FewRows& f, const Chunk& t, c
   const float* s = f.s + r * kChunk;
   const bool ahead = t.more && r == 0;
   clear(acc);
-  for (int64_t n = 0; n < t.count; ++n) {
-    const char* value = values[n];
-    vf column[V];
-    if (ahead) fetch(values[n + kChunk] + d * size_of(dtype), V * W * size_of(dtype));
-    if constexpr (V == 1) {
-      column[0] = floats(value, d, 1, part ? f.c.dv - d : W, dtype);
-    } else {
+  for (int64_t first = 0; first < t.count; first += W) {
+    const Run rows = values.run(first), next = ahead ? values.run(first + kChunk) : rows;
+    const int64_t count = t.count - first < W ? t.count - first : W;
+    for (int64_t n = 0; n < count; ++n) {
+      vf column[V];
+      if (ahead) fetch(next[n] + d * size_of(dtype), V * W * size_of(dtype));
+      if constexpr (V == 1) {
+        column[0] = floats(rows[n], d, 1, part ? f.c.dv - d : W, dtype);
+      } else {
 #pragma GCC unroll 4
-      for (int v = 0; v < V; v += 2) {
-        const TwoVectors two = TwoVectors::read<dtype>(value, d + v * W);
-        column[v] = two.a, column[v + 1] = two.b;
+        for (int v = 0; v < V; v += 2) {
+          const TwoVectors two = TwoVectors::read<dtype>(rows[n], d + v * W);
+          column[v] = two.a, column[v + 1] = two.b;
+        }
       }
-    }
 #pragma GCC unroll 4
-    for (int i = 0; i < R; ++i) {
-      vf p = splat_any(s + i * kChunk + n);
-      if (careful && ((vi)p)[0] == INT32_MIN) continue;
+      for (int i = 0; i < R; ++i) {
+        vf p = splat_any(s + i * kChunk + first + n);
+        if (careful && ((vi)p)[0] == INT32_MIN) continue;
 #pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) acc[i][v] += p * column[v];
+        for (int v = 0; v < V; ++v) acc[i][v] += p * column[v];
+      }
     }
   }
   if constexpr (V > 1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from operator import add
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,28 +40,31 @@ class BlockTables:
 
         Returns the pages to be copied, (from, to): several sequences read them, and one of them is about to write.
         """
-        size = self.page_size
-        sequences = list(zip(self.tables, self.lengths, new, strict=True))
-        counts = [-(-(length + n) // size) - len(table) for table, length, n in sequences]
-        partial = [table[-1] for table, length, n in sequences if n and length % size and self._readers[table[-1]] > 1]
-        if not partial and not any(counts):
-            self._measure()
-            return []
-        copies = sum(min(writers, self._readers[page] - 1) for page, writers in Counter(partial).items())
-        if copies + sum(counts) > len(self._free):
-            raise ValueError(
-                f"append: {copies + sum(counts)} more pages are needed, {len(self._free)} of {len(self._readers)} are "
-                "free. Crop or drop sequences, or make the cache with more pages."
-            )
+        size, readers, tables, lengths = self.page_size, self._readers, self.tables, self.lengths
+        pages = 0  # that are needed
+        writers: Counter[int] = Counter()  # of each page that others read too: the sequences that write to it now
+        for table, length, n in zip(tables, lengths, new, strict=True):
+            pages += -(-(length + n) // size) - len(table)
+            if n and length % size and readers[table[-1]] > 1:
+                writers[table[-1]] += 1
+        if pages or writers:
+            pages += sum(min(count, readers[page] - 1) for page, count in writers.items())
+            if pages > len(self._free):
+                raise ValueError(
+                    f"append: {pages} more pages are needed, {len(self._free)} of {len(readers)} are free. Crop or "
+                    "drop sequences, or make the cache with more pages."
+                )
         copied: list[tuple[int, int]] = []
-        for (table, length, n), count in zip(sequences, counts, strict=True):
-            if n and length % size and self._readers[table[-1]] > 1:
+        for b, (table, length, n) in enumerate(zip(tables, lengths, new, strict=True)):
+            if n and length % size and readers[table[-1]] > 1:
                 shared = table[-1]
                 table[-1] = self._take()
                 self._release([shared])
                 copied.append((shared, table[-1]))
-            table += [self._take() for _ in range(count)]
-        self._write(counts, copied=bool(copied))
+                self._write(b, len(table) - 1)
+            while len(table) * size < length + n:
+                table.append(self._take())
+                self._write(b, len(table) - 1)
         self._measure()
         return copied
 
@@ -90,13 +95,11 @@ class BlockTables:
 
     def _measure(self) -> None:
         """Finds `spare`."""
-        self.spare = min(
-            (
-                len(table) * self.page_size - length if table and self._readers[table[-1]] == 1 else 0
-                for table, length in zip(self.tables, self.lengths, strict=True)
-            ),
-            default=0,
-        )
+        spare = [
+            len(table) * self.page_size - length if table and self._readers[table[-1]] == 1 else 0
+            for table, length in zip(self.tables, self.lengths, strict=True)
+        ]
+        self.spare = min(spare, default=0)
 
     def _take(self) -> int:
         page = self._free.pop()
@@ -109,19 +112,26 @@ class BlockTables:
             if not self._readers[page]:
                 self._free.append(page)
 
-    def _write(self, counts: list[int], copied: bool) -> None:
-        """Brings the tensor up to date, where the last counts[b] pages of sequence b are new."""
+    def _write(self, b: int, at: int) -> None:
+        """Writes page `at` of sequence b to the tensor, which gets twice the room where it is full."""
         room = self.tensor.shape[1]
-        most = max(map(len, self.tables))
-        if most > room:
-            self.tensor = self._written_out(max(most, 2 * room))
-            return
-        for b, (table, count) in enumerate(zip(self.tables, counts, strict=True)):
-            first = max(len(table) - count - copied, 0)  # the page before the new ones may be a copy
-            if first < len(table):
-                self.tensor[b, first : len(table)] = torch.tensor(table[first:], dtype=torch.int32)
+        if at < room:
+            self._cells[b * room + at] = self.tables[b][at]
+        else:
+            self.tensor = self._written_out(max(at + 1, 2 * room))
 
     def _written_out(self, room: int) -> Tensor:
-        with torch.inference_mode(False):  # a tensor made in inference mode could be written in no other mode
-            rows = [table + [0] * (room - len(table)) for table in self.tables]
-            return torch.tensor(rows, dtype=torch.int32).reshape(len(rows), room)
+        """A new tensor of the tables. Its memory is `_cells`, where Python writes a number faster than torch does."""
+        rows = [table + [0] * (room - len(table)) for table in self.tables]
+        self._cells = array("i", [page for row in rows for page in row])
+        with torch.inference_mode(False):
+            if not self._cells:
+                return torch.empty(len(rows), room, dtype=torch.int32)
+            return torch.frombuffer(self._cells, dtype=torch.int32).reshape(len(rows), room)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("tensor", "_cells")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.tensor = self._written_out(max(1, *map(len, self.tables)) if self.tables else 1)
