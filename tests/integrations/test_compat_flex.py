@@ -13,9 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 import regard as rg
-from needed import needs_torch
 from regard.compat.torch import flex_attention
-from regard.core.torch_features import AUX_REQUEST
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
@@ -66,7 +64,6 @@ def test_like_torch(score: str, mask: str) -> None:
     torch.testing.assert_close(found, theirs.flex_attention(q, k, v, **options, scale=0.2))
 
 
-@needs_torch(AUX_REQUEST)
 @pytest.mark.parametrize("mask", ["everything", "empty rows"])
 def test_an_aux_request_is_answered_as_torch_does(mask: str) -> None:
     (q, k, v), asked = drawn(), theirs.AuxRequest(lse=True)
@@ -118,11 +115,8 @@ LEFT: dict[str, tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any], str]] = {
         {"block_mask": create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 5, 5, "cpu")},
         "crea",
     ),
+    "largest": ((Q, Q, Q), {"return_aux": theirs.AuxRequest(max_scores=True)}, "largest scores"),
 }
-
-
-if AUX_REQUEST.there:
-    LEFT["largest"] = (Q, Q, Q), {"return_aux": theirs.AuxRequest(max_scores=True)}, "largest scores"
 
 
 @pytest.mark.parametrize(("tensors", "options", "said"), LEFT.values(), ids=LEFT.keys())

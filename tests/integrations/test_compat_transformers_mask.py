@@ -16,6 +16,7 @@ from transformers import masking_utils
 
 from regard.compat.transformers_mask import LazyMask, lazy_mask
 from regard.compat.transformers_padding import Between
+from regard.compat.transformers_tensor import Form
 from regard.core.errors import ShapeError, Unsupported
 from regard.core.positions import Positions, head, tail
 from regard.masks.algebra import Everything, Mask
@@ -251,7 +252,7 @@ def test_real_tokens_alone_see_what_they_saw(name: str, real: str) -> None:
     """Packed, a token sees of its own sequence what it saw in the padded batch, and nothing of the others."""
     padding = REAL[real]
     assert padding is not None
-    lazy = LazyMask(2, head(11, 11), FUNCTIONS[name], padding)
+    lazy = LazyMask(2, head(11, 11), FUNCTIONS[name], Form(), padding)
     by_distance = name in ("causal", "window", "window around")
     if name != "bidirectional" and not (by_distance and real != "holes"):
         assert lazy.packed is None
@@ -266,8 +267,8 @@ def test_real_tokens_alone_see_what_they_saw(name: str, real: str) -> None:
 
 def test_only_a_whole_padded_batch_is_packed() -> None:
     real, both = REAL["right"], masking_utils.bidirectional_mask_function
-    assert LazyMask(2, head(11, 11), both, real).packed is not None
+    assert LazyMask(2, head(11, 11), both, Form(), real).packed is not None
     for positions in (head(4, 11), tail(4, 11), Positions(torch.arange(11) + 1, torch.arange(11))):
-        assert LazyMask(2, positions, both, real).packed is None
+        assert LazyMask(2, positions, both, Form(), real).packed is None
     for none in (None, REAL["nothing"], torch.ones(2, 11).bool(), torch.arange(9) < torch.tensor([[9], [5]])):
-        assert LazyMask(2, head(11, 11), both, none).packed is None
+        assert LazyMask(2, head(11, 11), both, Form(), none).packed is None

@@ -11,7 +11,6 @@ import torch
 
 import regard as rg
 from regard import testing
-from regard.backends import flex
 from regard.backends.flex import BLOCK, block_mask
 
 FLEX = rg.Flex(devices=("cpu",))
@@ -47,13 +46,6 @@ def untraced() -> Iterator[None]:
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_mask_and_score(mask: str, score: str) -> None:
     compare(testing.draw(AT, score=SCORES[score], mask=MASKS[mask], sink=True))
-
-
-@pytest.mark.filterwarnings("ignore:return_lse is deprecated:FutureWarning")
-@pytest.mark.usefixtures("untraced")
-def test_a_torch_without_aux_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex, "AUX_REQUEST", replace(flex.AUX_REQUEST, at="torch:nothing"))
-    compare(testing.draw(AT, score=rg.ScaledDot() >> rg.SoftCap(2.0), mask=rg.Causal(), sink=True))
 
 
 @pytest.mark.full

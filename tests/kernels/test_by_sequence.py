@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 import regard as rg
-from needed import needs_plans
+from needed import needs_kernels
 from regard import testing
 from regard.backends.native.args import lower
 from regard.backends.native.lower_mask import lower_mask
@@ -23,7 +23,7 @@ from regard.nn import PagedCache
 from regard.runtime import plan_cache
 from test_direct import Looks
 
-pytestmark = needs_plans
+pytestmark = needs_kernels
 
 SCORES: dict[str, Callable[[], rg.Score]] = {
     "plain": rg.ScaledDot,

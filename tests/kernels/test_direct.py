@@ -16,13 +16,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard as rg
-from needed import needs_plans
+from needed import needs_kernels
 from regard.backends.native.direct import direct
 from regard.backends.native.ffi import runnable
 from regard.compat.transformers_padding import Between
 from regard.runtime import plan_cache
 
-pytestmark = needs_plans
+pytestmark = needs_kernels
 
 
 class Looks:

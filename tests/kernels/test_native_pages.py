@@ -13,11 +13,10 @@ from torch import Tensor
 
 import regard as rg
 from kernel_checks import compare
-from needed import needs_kernels, needs_torch
+from needed import needs_kernels
 from regard import testing
 from regard.backends.native.ffi import runnable
 from regard.core.paged import Paged
-from regard.core.torch_features import EXCHANGE
 from regard.nn import GrowingCache, PagedCache
 from regard.runtime import plan_cache
 
@@ -213,7 +212,6 @@ def test_no_copy_of_the_keys_is_made() -> None:
     assert copy > 100_000_000 and grown < copy // 20
 
 
-@needs_torch(EXCHANGE)
 def test_generations_are_one_plan() -> None:
     """Also where the block table gets more room."""
     plan_cache.clear()
@@ -228,7 +226,6 @@ def test_generations_are_one_plan() -> None:
             assert torch.equal(out, rg.attention(one, *whole.append(one, one), **given, backend=rg.Native()))
 
 
-@needs_torch(EXCHANGE)
 def test_pools_of_other_numbers_of_pages_share_a_plan() -> None:
     plan_cache.clear()
     q, k, v = (torch.randn(2, 4, n, 16) for n in (5, 33, 33))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from needed import needs_plans
+from needed import needs_kernels
 from regard import testing
 from regard.backends.native.abi import CODES, RaggedArguments
 from regard.backends.native.launch import library
@@ -19,7 +19,7 @@ from regard.nn import PagedCache
 from regard.ragged_queries import ragged_call
 from regard.runtime import ragged
 
-pytestmark = needs_plans
+pytestmark = needs_kernels
 
 HEADS, KEY_HEADS, DK, DV, SIZE = 6, 2, 19, 23, 7
 NEW = [131, 1, 0, 64, 1, 3, 9, 2, 5]  # blocks, decoding, nothing, one whole block, decoding, few, ...

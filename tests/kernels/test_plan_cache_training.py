@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from needed import needs_plans
+from needed import needs_kernels
 from regard import testing
 from regard.backends.native.plan import TrainingPlan
 from regard.runtime import plan_cache
 
-pytestmark = needs_plans
+pytestmark = needs_kernels
 
 FRAMES = {
     "square": testing.frame(nq=23, nk=23, batch=(2,), heads=4),

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.testing._internal.logging_tensor import LoggingTensorMode
 
 import regard as rg
-from needed import needs_plans
+from needed import needs_kernels
 from regard.backends.native.direct import write_rows
 from regard.nn import FixedCache
 
-pytestmark = needs_plans
+pytestmark = needs_kernels
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8)
 

@@ -26,7 +26,6 @@ LAYERS = (
         "core.paged",
         "core.mkl",
         "core.html",
-        "core.torch_features",
     ),
     ("core.arrays", "core.region", "core.state", "core.positions", "core.dropout", "masks", "scores"),
     ("core.arguments", "core.problem", "core.hooks", "nested", "ragged_queries", "packed", "part_of_call"),

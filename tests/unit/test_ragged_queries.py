@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from needed import needs_torch
 from regard.backends.native.ffi import runnable
-from regard.core.torch_features import EXCHANGE
 from regard.nn import FixedCache, GrowingCache, PagedCache, RollingCache
 
 exact = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
@@ -221,7 +219,6 @@ def test_a_sequence_without_new_tokens_copies_no_shared_page() -> None:
     assert cache.lengths.tolist() == [2, 3] and cache.free_pages == 1
 
 
-@needs_torch(EXCHANGE)
 def test_explain_says_what_is_run() -> None:
     batch = Batch(torch.float32)
     kv = batch.cache.append(*batch.later)

@@ -16,7 +16,6 @@ from regard.backends.streaming.backward import Cotangents
 from regard.core.problem import Problem
 from regard.core.region import Frame
 from regard.core.state import State
-from regard.core.torch_features import AUX_REQUEST
 from regard.masks.algebra import Cover, Everything
 from regard.scores.algebra import Modifier
 from regard.scores.similarity import Bilinear, Cosine, Dot, ScaledDot
@@ -158,8 +157,6 @@ def _kernel(compiled: bool) -> Callable[..., Any]:
 
 def _out_and_lse(kernel: Callable[..., Any], *given: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """What flex_attention, or what is compiled of it, returns."""
-    if not AUX_REQUEST.there:
-        return kernel(*given, **options, return_lse=True)
     from torch.nn.attention.flex_attention import AuxRequest
 
     out, aux = kernel(*given, **options, return_aux=AuxRequest(lse=True))

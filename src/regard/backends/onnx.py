@@ -11,8 +11,6 @@ from torch import Tensor
 from regard.backends.base import Backend, Differentiable
 from regard.core.problem import Problem
 from regard.core.state import RowStats
-from regard.core.torch_features import ONNX_MASKS
-from regard.core.tracing import graphed
 from regard.masks.algebra import Everything, View
 from regard.masks.positional import Causal
 from regard.scores.modifiers import Alibi, Bias, LogDistance, RelativeBias, SoftCap
@@ -76,10 +74,8 @@ class OnnxAttention(Backend):
         causal = isinstance(mask, Causal) and added is None and span is not None and span.q == span.k
         if not causal and not isinstance(mask, Everything):
             allowed = View(mask, problem.frame).dense()
-            if added is None and (graphed(problem.q) or ONNX_MASKS.there):
-                added = allowed  # the operator's own form of a mask
-            else:
-                added = torch.where(allowed, problem.q.new_zeros(()) if added is None else added, -torch.inf)
+            # booleans are the operator's own form of a mask
+            added = allowed if added is None else torch.where(allowed, added, -torch.inf)
         out = attention(problem.q, problem.k, problem.v, added, is_causal=causal, scale=scale, softcap=cap)[0]
         unknown = out.new_full(out.shape[:-1], torch.nan)
         return out, RowStats(unknown, unknown)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.api import explain
-from regard.backends.native.direct import why_no_plans
 from regard.backends.native.ffi import built, chosen, runnable, why_not_built
 from regard.compat.folder import folder_of, own_model
 from regard.core.errors import Unsupported
@@ -61,8 +60,7 @@ def _kernels() -> str:
         return f"not built: {why_not_built()}; everything runs on Tiled()"
     named = os.environ.get("REGARD_ISA")
     why = "the best that runs here" if named is None else f"as REGARD_ISA={named} says"
-    found = f"{chosen()}, {why}; built: {there}; this processor runs: {', '.join(runnable())}"
-    return f"{found}; {slow}" if (slow := why_no_plans()) else found
+    return f"{chosen()}, {why}; built: {there}; this processor runs: {', '.join(runnable())}"
 
 
 def _package(name: str, extra: str) -> str:

@@ -44,12 +44,12 @@ class LazyMask(WrittenOut):
     batch      how many sequences
     positions  absolute positions of the queries (nq,) and keys (nk,)
     fn         fn(batch, head, query, key) -> whether the query may see the key
+    form       what it is where it is written out
     padding    booleans (batch, n) by absolute position, True = a real token; None = all are real
     mapped     whether fn takes one number each, and is to be mapped over pairs
-    form       what it is where it is written out
     pattern    what fn lets through, padding or not, to be read at `positions`
 
-    >>> lazy = LazyMask(1, tail(2, 4), causal_mask_function, torch.tensor([[False, True, True, True]]))
+    >>> lazy = LazyMask(1, tail(2, 4), causal_mask_function, Form(), torch.tensor([[False, True, True, True]]))
     >>> lazy.shape, lazy.mask
     ((1, 1, 2, 4), Causal() & Documents(q_ids=int64[2], k_ids=int64[1, 4]))
     >>> lazy.mask.draw(2, 4, positions=lazy.positions)
@@ -62,9 +62,9 @@ class LazyMask(WrittenOut):
     batch: int
     positions: Positions
     fn: MaskFunction
+    form: Form
     padding: Tensor | None = None
     mapped: bool = False
-    form: Form = Form()
     pattern: Mask = field(init=False)
     brief: Brief = field(init=False)
 
@@ -190,7 +190,7 @@ class LazyMask(WrittenOut):
         if total in (0, padding.numel()) or not of_differences(self.pattern) or (apart and distances):
             return None
         fn = and_masks(packed_sequence_mask_function(ids[None]), self.fn)
-        return pack, LazyMask(1, head(total, total, self.device), fn, form=self.form)
+        return pack, LazyMask(1, head(total, total, self.device), fn, self.form)
 
     @property
     def causal(self) -> bool:
@@ -236,7 +236,7 @@ def lazy_mask(
         assert q_length is not None
         positions = _positions(q_length, kv_length, q_offset, kv_offset, place)
     padding = None if attention_mask is None else attention_mask.bool()
-    lazy = LazyMask(batch_size, positions, mask_function, padding, use_vmap, form_of(config, dtype))
+    lazy = LazyMask(batch_size, positions, mask_function, form_of(config, dtype), padding, use_vmap)
     # of a decoder made to look both ways the modules still say that they are causal
     both_ways = allow_is_bidirectional_skip and getattr(config, "is_causal", True)
     return None if both_ways and isinstance(lazy.pattern, Everything) and isinstance(lazy.mask, Everything) else lazy

@@ -12,7 +12,6 @@ from torch import Tensor
 from regard.backends.base import Backend, Differentiable, Example, Kept, Plan, Result
 from regard.backends.native.additive import AdditiveKernels
 from regard.backends.native.args import KernelArgs, lower, why_not
-from regard.backends.native.direct import why_no_plans
 from regard.backends.native.families import KernelFamily
 from regard.backends.native.ffi import runnable, why_not_built
 from regard.backends.native.launch import (
@@ -88,8 +87,6 @@ class Native(Backend):
 
     def ragged_plan(self, problem: Problem, call: RaggedCall) -> RaggedPlan | None:
         """A plan for calls on ragged sequences; None where they are not run as one list. problem: of the longest."""
-        if why_no_plans() is not None:
-            return None
         with torch.no_grad():
             return ragged_plan(self._kernel_args(problem), problem, call)
 
@@ -117,8 +114,6 @@ class Native(Backend):
         return traced(replace(lower(problem, lower_mask(problem, tile)), invariant=self.invariant))
 
     def plan(self, example: Example, training: bool) -> Plan | None:
-        if why_no_plans() is not None:
-            return None
         family, problem = _family(example.problem), example.problem
         rest = len(problem.tensors()) - len(example.needs)
         if training and family.why_streamed(problem, (*example.needs, *(False,) * rest)) is not None:
@@ -163,8 +158,6 @@ class Native(Backend):
                 f"on the way: {unwritten}"
             )
         streamed = _family(problem).why_streamed(problem, tuple(t.requires_grad for t in problem.tensors()))
-        if why := why_no_plans():
-            found["calls"] = why
         return {**found, "backward": f"streamed over tiles in PyTorch: {streamed}" if streamed else "the same kernels"}
 
     def _kernel_args(self, problem: Problem, mask: dict[str, Any] | None = None) -> KernelArgs:

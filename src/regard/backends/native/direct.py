@@ -17,7 +17,6 @@ import regard.core.value as value
 from regard.backends.native.ffi import python_calls, runnable
 from regard.core.paged import Paged
 from regard.core.positions import Positions
-from regard.core.torch_features import EXCHANGE
 from regard.masks.ragged import Lengths
 
 
@@ -42,15 +41,9 @@ class Direct(NamedTuple):
     forget: Callable[[], None]
 
 
-def why_no_plans() -> str | None:
-    """Why no plan of a call serves later ones, as a clause; None where plans are kept. There must be kernels."""
-    why = EXCHANGE.why_not()
-    return None if why is None else f"each call is prepared anew in Python, none from a plan: {why}"
-
-
 @cache
 def direct() -> Direct:
-    """The functions, loaded; there must be kernels, and why_no_plans() must be None."""
+    """The functions, loaded; there must be kernels."""
     handle = python_calls()
     handle.regard_start.argtypes, handle.regard_start.restype = (ctypes.py_object,), ctypes.py_object
     functions = handle.regard_start(
@@ -74,11 +67,11 @@ def write_rows(row: int, keys: Tensor, k: Tensor, values: Tensor, v: Tensor) -> 
 
     Returns whether it was done: in 1 µs, where torch's operations take 6. Not done, and nothing written: for tensors
     that do not fit, need gradients, are larger than 64 kB or not on the CPU, in graphs, where somebody watches the
-    operations of torch, where there are no kernels, and where torch has no DLPack exchange API.
+    operations of torch, and where there are no kernels.
     """
-    return (
-        not torch.compiler.is_compiling() and _can_write() and direct().write_rows(row, keys, k, values, v) is not None
-    )
+    if torch.compiler.is_compiling() or not runnable():
+        return False
+    return direct().write_rows(row, keys, k, values, v) is not None
 
 
 def write_page_rows(
@@ -90,11 +83,6 @@ def write_page_rows(
     (pages, heads, page_size, dk) and of values. Returns n, or None where nothing was written: where n is more than
     `most`, where the table names no page for a row, and where write_rows would not write either.
     """
-    if torch.compiler.is_compiling() or not _can_write():
+    if torch.compiler.is_compiling() or not runnable():
         return None
     return direct().write_page_rows(most, lengths, block_table, keys, k, values, v)
-
-
-@cache
-def _can_write() -> bool:
-    return bool(runnable()) and why_no_plans() is None
