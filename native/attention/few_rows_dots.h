@@ -10,7 +10,7 @@ REGARD_INLINE void times(vf (&acc)[K][R], const float* q, int64_t width, const c
   vf a[R];
 #pragma GCC unroll 4
   for (int i = 0; i < R; ++i) a[i] = load(q + i * width + d);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int n = 0; n < K; ++n) {
     vf b = floats(k[n], d, 1, valid, dtype);
 #pragma GCC unroll 4
@@ -18,18 +18,29 @@ REGARD_INLINE void times(vf (&acc)[K][R], const float* q, int64_t width, const c
   }
 }
 
-// The same of two vectors of features, whose products are added to acc and to next; q is in the order of TwoVectors::read.
-template <int K, int R, int dtype>
-REGARD_INLINE void times_two(vf (&acc)[K][R], vf (&next)[K][R], const float* q, int64_t width, const char* const (&k)[K], int64_t d) {
-  TwoVectors a[R];
+// The same of 2 V vectors of features; q is in the order of TwoVectors::read. A key is read to the end before the next one, which is how it
+// lies in memory.
+template <int V, int K, int R, int dtype>
+REGARD_INLINE void times_two(vf (&acc)[K][R], const float* q, int64_t width, const char* const (&k)[K], int64_t d) {
+  TwoVectors a[V][R];
 #pragma GCC unroll 4
-  for (int i = 0; i < R; ++i) a[i] = {load(q + i * width + d), load(q + i * width + d + W)};
-#pragma GCC unroll 8
-  for (int n = 0; n < K; ++n) {
-    const TwoVectors b = TwoVectors::read<dtype>(k[n], d);
+  for (int v = 0; v < V; ++v)
 #pragma GCC unroll 4
-    for (int i = 0; i < R; ++i) acc[n][i] += a[i].a * b.a, next[n][i] += a[i].b * b.b;
-  }
+    for (int i = 0; i < R; ++i) {
+      const float* at = q + i * width + d + 2 * v * W;
+      a[v][i] = {load(at), load(at + W)};
+    }
+#pragma GCC unroll 16
+  for (int n = 0; n < K; ++n)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      const TwoVectors b = TwoVectors::read<dtype>(k[n], d + 2 * v * W);
+#pragma GCC unroll 4
+      for (int i = 0; i < R; ++i) {
+        acc[n][i] += a[v][i].a * b.a;
+        acc[n][i] += a[v][i].b * b.b;
+      }
+    }
 }
 
 // Whether pairs of neighbouring features are multiplied: where they fill whole vectors.
@@ -41,7 +52,7 @@ REGARD_INLINE void times_pairs(vf (&acc)[K][R], const float* q, int64_t width, c
   vf a[R];
 #pragma GCC unroll 4
   for (int i = 0; i < R; ++i) a[i] = load(q + i * width + d);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int n = 0; n < K; ++n) {
     const vf b = load((const float*)k[n] + d);
 #pragma GCC unroll 4
@@ -62,38 +73,30 @@ static void split_row(float* row, int64_t dk) {
 // hardware prefetcher stops where K and V take turns; null for none.
 template <int R, int dtype, class Elements, bool part, class Rows>
 REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, Run keys, int64_t last, const Rows* ahead, int64_t n) {
-  constexpr int K = Elements::pairs ? vectors_at_once(R, 8) : R <= 2 ? 4 : 2, D = Elements::pairs ? 1 : vectors_at_once(K * R, 8);
+  constexpr int K = vectors_at_once(R, W), V = R == 1 ? 2 : 1;
   const int64_t width = round_up(dk);
   for (int m = 0; m < W; m += K) {
     const char* k[K];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < K; ++i) k[i] = keys[part && m + i > last ? last : m + i];
     if (ahead)
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int i = 0; i < K; ++i) fetch(ahead->run(n + kChunk)[m + i], dk * size_of(dtype));
-    vf acc[D][K][R];
-#pragma GCC unroll 8
-    for (int e = 0; e < D; ++e) clear(acc[e]);
+    vf acc[K][R];
+    clear(acc);
     int64_t d = 0;
     if constexpr (Elements::pairs) {
-      for (; d < dk / 2; d += W) times_pairs<K, R>(acc[0], q, width, k, d);
+      for (; d < dk / 2; d += W) times_pairs<K, R>(acc, q, width, k, d);
     } else {
-      if constexpr (D > 1)
-        for (; d + D * W <= dk; d += D * W)
-#pragma GCC unroll 8
-          for (int e = 0; e < D; e += 2) times_two<K, R, dtype>(acc[e], acc[e + 1], q, width, k, d + e * W);
-      for (; d + 2 * W <= dk; d += 2 * W) times_two<K, R, dtype>(acc[0], acc[0], q, width, k, d);
-      for (; d < dk; d += W) times<K, R, dtype>(acc[0], q, width, k, d, dk - d);
+      for (; d + 2 * V * W <= dk; d += 2 * V * W) times_two<V, K, R, dtype>(acc, q, width, k, d);
+      if (V > 1)
+        for (; d + 2 * W <= dk; d += 2 * W) times_two<1, K, R, dtype>(acc, q, width, k, d);
+      for (; d < dk; d += W) times<K, R, dtype>(acc, q, width, k, d, dk - d);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int l = 0; l < K; ++l)
 #pragma GCC unroll 4
-      for (int i = 0; i < R; ++i) {
-        vf sum = acc[0][l][i];
-#pragma GCC unroll 8
-        for (int e = 1; e < D; ++e) sum += acc[e][l][i];
-        x[i][m + l] = sum;
-      }
+      for (int i = 0; i < R; ++i) x[i][m + l] = acc[l][i];
   }
 }
 

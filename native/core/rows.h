@@ -5,7 +5,7 @@
 namespace regard {
 
 constexpr int64_t kMaxRows = 64;  // rows (queries × heads of a group) at most
-constexpr int64_t kChunk = 64;   // keys held at once
+constexpr int64_t kChunk = 128;  // keys held at once
 
 REGARD_INLINE int64_t round_up(int64_t n) { return (n + W - 1) / W * W; }
 
