@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import regard as rg
-from regard.backends import onnx
 from regard.backends.onnx import OnnxAttention
 from regard.compat.onnx import export
 
@@ -84,21 +82,6 @@ def test_torchs_definition_of_the_operator_agrees(model: Any, given: tuple[Tenso
     finally:
         model.layer.backend = None
     torch.testing.assert_close(found.nan_to_num(0) if "0" in str(given[1:]) else found, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_a_torch_that_reads_booleans_the_wrong_way_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is given numbers, where its definition is run directly."""
-    import torch.onnx.ops as theirs
-
-    given, attention = list[Tensor](), theirs.attention
-    monkeypatch.setattr(
-        theirs, "attention", lambda q, k, v, mask, **how: given.append(mask) or attention(q, k, v, mask, **how)
-    )
-    monkeypatch.setattr(onnx, "ONNX_MASKS", replace(onnx.ONNX_MASKS, at="torch:nothing"))
-    call = {"mask": rg.Window(2, 0), "positions": rg.head(5, 5)}
-    out = rg.attention(Q, Q, Q, **call, backend=OnnxAttention())
-    torch.testing.assert_close(out, rg.attention(Q, Q, Q, **call, backend=rg.Reference()))
-    assert [mask.dtype for mask in given] == [torch.float32]
 
 
 Q = torch.randn(2, 4, 5, 8)
