@@ -65,7 +65,7 @@ class RaggedCall:
         keys = [min(max(n, 0), nk) for n in lengths]
         b = max(range(len(counts)), key=lambda b: counts[b] * keys[b])
         rows = slice(int(self.offsets[b]), int(self.offsets[b + 1]))
-        mask = Window(rule.before, rule.after) if rule.compares_positions else Everything()
+        mask = Window(rule.before, rule.after) if rule.compares_positions() else Everything()
         own = None if at is None else Positions(at.q[rows], at.k[: keys[b]])
         return Part(self.queries[:, :, rows], *_chosen(self.k, self.v, [b], keys[b]), mask, own)
 
@@ -268,7 +268,7 @@ def _chosen(k: Tensor, v: Tensor, sequences: list[int], nk: int) -> tuple[Tensor
 
 def _cut(rule: IntervalRule, chosen: list[int], batch: int) -> Mask:
     """The mask of a rule without documents, for some of the sequences."""
-    mask: Mask = Window(rule.before, rule.after) if rule.compares_positions else Everything()
+    mask: Mask = Window(rule.before, rule.after) if rule.compares_positions() else Everything()
     if rule.keys is None and rule.queries is None:
         return mask
     keys, queries = (None if n is None else n.expand(batch)[chosen] for n in (rule.keys, rule.queries))

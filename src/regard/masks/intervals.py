@@ -51,7 +51,6 @@ class IntervalRule(NamedTuple):
                 return None
         return IntervalRule(*merged)  # pyright: ignore[reportArgumentType]
 
-    @property
     def compares_positions(self) -> bool:
         return self.before is not None or self.after is not None
 

@@ -102,7 +102,7 @@ def lower_intervals(mask: Mask, frame: Frame) -> dict[str, Any] | None:
     Of documents out of order, whose keys are no intervals, the numbers beside start and stop of the rest.
     """
     rule, span = mask.rule(), frame.positions.span
-    if rule is not None and (span is not None or not rule.compares_positions):
+    if rule is not None and (span is not None or not rule.compares_positions()):
         return lower_rule(rule, 0 if span is None else span.offset)
     interval = mask.rows(frame)
     if interval is not None or rule is None or rule.q_ids is None:
@@ -116,7 +116,7 @@ def lower_rule(rule: IntervalRule, offset: int | tuple[int, ...]) -> dict[str, A
     found: dict[str, Any] = {}
     before, after = distances(rule)
     if isinstance(offset, tuple):
-        if rule.compares_positions:
+        if rule.compares_positions():
             found["shifts"] = torch.tensor(offset, dtype=torch.int64)[:, None]
         offset = 0
     if rule.before is not None:

@@ -95,7 +95,7 @@ class ForwardPlan:
 
     def _constants(self, problem: Problem, rule: IntervalRule | None, pair_work: int, out: Tensor) -> PlanArguments:
         """What bind() fills in a call's struct from."""
-        bounded = rule is not None and rule.compares_positions
+        bounded = rule is not None and rule.compares_positions()
         before, after = (0, 0) if rule is None else distances(rule)
         lead, read = out.shape[:-2], self.leaves[:LEAVES]
         offsets, which = [at for at, _ in read], [n for _, n in read]
