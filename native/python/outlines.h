@@ -12,7 +12,6 @@ struct Leaves {
   int count = 0;
   bool reads_numbers = false;  // whether numbers may be read without a tensor
 
-
   // Takes a tensor that lies as an outline says: dtype, sizes, strides.
   bool take(PyObject* object, PyObject* outline) {
     if (count == kMost || PyTuple_Size(outline) != 3) return false;

@@ -51,7 +51,7 @@ class IntervalRule(NamedTuple):
                 return None
         return IntervalRule(*merged)  # pyright: ignore[reportArgumentType]
 
-    def compares_positions(self) -> bool:
+    def compares_positions(self) -> bool:  # no property: graphs of torch 2.10 read none of a named tuple
         return self.before is not None or self.after is not None
 
     @property

@@ -130,6 +130,7 @@ class BlockTables:
             return torch.frombuffer(self._cells, dtype=torch.int32).reshape(len(rows), room)
 
     def __getstate__(self) -> dict[str, Any]:
+        """All but the tensor and its memory, which a copy of each would part."""
         return {name: value for name, value in self.__dict__.items() if name not in ("tensor", "_cells")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -98,6 +98,7 @@ class PagedCache(KVCache):
 
     @outside_of_graphs
     def _append_and_gather(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """append, whose tables no graph can follow; a graph reads no pages either."""
         keys, values = self.append(k, v)
         return cast(Paged, keys).gathered(), cast(Paged, values).gathered()
 
