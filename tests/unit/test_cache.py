@@ -329,12 +329,12 @@ def test_axes_are_those_of_the_first_append(make: Callable[[], KVCache], lead: t
 
 @pytest.mark.parametrize("name", CACHES)
 def test_a_cache_is_copied_and_pickled_with_what_it_holds(name: str) -> None:
-    _, k, v = tensors()
-    cache = CACHES[name](k.dtype)
-    cache.append(k[..., :9, :], v[..., :9, :])
+    _, k, v = tensors(n=20)
+    cache = CACHES[name](k.dtype, 20)
+    cache.append(k[..., :11, :], v[..., :11, :])
     twins = copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))
-    assert repr(cache) == f"{type(cache).__name__}(length=9)"
-    for t in range(9, N):  # over the end of a page
+    assert repr(cache) == f"{type(cache).__name__}(length=11)"
+    for t in range(11, 20):  # a fourth page of five, for which the tables have room
         seen = cache.append(k[..., t : t + 1, :], v[..., t : t + 1, :])
         for twin in twins:
             assert twin.length == t

@@ -129,10 +129,7 @@ class BlockTables:
                 return torch.empty(len(rows), room, dtype=torch.int32)
             return torch.frombuffer(self._cells, dtype=torch.int32).reshape(len(rows), room)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """All but the tensor and its memory, which a copy of each would part."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("tensor", "_cells")}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy makes the tensor anew: copied one by one, it and its memory would part."""
         self.__dict__.update(state)
-        self.tensor = self._written_out(max(1, *map(len, self.tables)) if self.tables else 1)
+        self.tensor = self._written_out(self.tensor.shape[1])
