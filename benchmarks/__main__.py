@@ -1,4 +1,4 @@
-"""python -m benchmarks [training | generation] [WORD ...]: regard beside its peers, results checked first.
+"""python -m benchmarks [training | generation | patching] [WORD ...]: regard beside its peers, results checked first.
 
 Every case, or those whose names and shapes hold one of the words, for every peer that is installed. A run of all cases
 by all peers writes a Markdown page, a picture and the numbers into benchmarks/results/; a part of them is printed
@@ -18,11 +18,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.candidates import TAKING_PART
-from benchmarks.cases import TABLES
 from benchmarks.measure import begin, measure
 from benchmarks.picture import draw
 from benchmarks.report import Report, against, markdown, share
 from benchmarks.report import time as shown
+from benchmarks.tables import TABLES
 from regard.backends.native.ffi import chosen
 from regard.machine import bandwidth, peak, processor
 
@@ -31,7 +31,7 @@ RESULTS = Path(__file__).parent / "results"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_intermixed_args(arguments)
-    named = options.words[:1] if options.words[:1] in (["training"], ["generation"]) else []
+    named = options.words[:1] if options.words[:1] and options.words[0] in TABLES else []
     table, words = (*named, "inference")[0], options.words[len(named) :]
     name = table + (f"-{options.isa}" if options.isa else "")
     output = options.output or (None if words or options.only or options.against else RESULTS)
@@ -73,7 +73,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     names = sorted({name for table in TAKING_PART.values() for name in table})
     parser.add_argument(
-        "words", nargs="*", metavar="WORD", help="training or generation, for that table; words that choose cases"
+        "words",
+        nargs="*",
+        metavar="WORD",
+        help="training, generation or patching, for that table; words that choose cases",
     )
     parser.add_argument("--only", nargs="+", choices=names, metavar="PEER", help=f"of {', '.join(names)}")
     parser.add_argument(

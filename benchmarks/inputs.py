@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.cases import MODELS, PIECES, STEPPED, WINDOW, Case
+from benchmarks.cases import MODELS, PATCHED, PIECES, STEPPED, WINDOW, Case
 from regard.scores.buckets import T5Buckets
 
 BUCKETS = T5Buckets(32, 128)
@@ -18,7 +18,7 @@ VOCABULARY = 512  # of the models that generate
 class Inputs:
     """q, k, v in the case's axes; in training also what is learned besides (bias, table or w), and a cotangent.
 
-    Of a whole model q is what it reads: tokens, int64 (batch, n).
+    Of a whole model q is what it reads: tokens, int64 (batch, n), or in patching numbers.
     """
 
     case: Case
@@ -110,6 +110,8 @@ def draw(case: Case) -> Inputs:
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=random).to(dtype)
 
+    if case.what in PATCHED:
+        return Inputs(case, normal(*case.shape), normal(0), normal(0))
     if case.what in MODELS:
         tokens = torch.randint(VOCABULARY, case.shape, generator=random)
         return Inputs(case, tokens, tokens[:0], tokens[:0])

@@ -24,6 +24,7 @@ from benchmarks.candidates import CANDIDATES
 from benchmarks.cases import Case
 from benchmarks.inputs import draw
 from benchmarks.models import Greedy, Vectors
+from benchmarks.patched import Outputs
 from benchmarks.truth import Truth, exact
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -189,7 +190,7 @@ def _heard(worker: Worker) -> dict[str, Any]:
         return {"failed": str(why)}
 
 
-def _checked(answer: dict[str, Any], truth: Truth | Greedy | Vectors) -> Entry:
+def _checked(answer: dict[str, Any], truth: Truth | Greedy | Vectors | Outputs) -> Entry:
     if "answer" not in answer:
         return Entry(why=answer.get("unable") or answer["failed"])
     errors = {way: truth.error(torch.load(file)) for way, file in answer["answer"].items()}

@@ -17,7 +17,7 @@ REFUSED = "**regard wrong**"
 
 @dataclass
 class Report:
-    """A table: inference, training or generation. peak in operations a second, read in bytes a second."""
+    """A table of tables.py. peak in operations a second, read in bytes a second."""
 
     table: str
     processor: str
@@ -68,22 +68,26 @@ def _head(report: Report) -> str:
         "own settings but for the number of threads. Results are checked against float64 first; medians of up to seven "
         "turns. A peer's column says how many times as long as regard it takes. Where a candidate has several ways to "
         "make the call, the fastest counts; in parentheses, for regard and torch: the plain call. All ways stand below."
-        + (_GENERATION if report.table == "generation" else "")
+        + _MORE.get(report.table, "")
     )
 
 
-_GENERATION = (
-    f"\n\nA step is one call of attention with one query a sequence. A run makes {STEPS}, each with one key more than "
-    "the last; the time is that of one. Before each run regard forgets the lengths that it has seen. Overhead: a step "
-    "on tensors so small that the kernel takes next to nothing. Attention's share of a model is what its layers spend "
-    "in the function of attention; masks are made elsewhere. Tokens are checked by the logits of the eager model in "
-    "float64: each must be its greedy choice, to rounding."
-)
+_MORE = {
+    "generation": f"\n\nA step is one call of attention with one query a sequence. A run makes {STEPS}, each with one "
+    "key more than the last; the time is that of one. Before each run regard forgets the lengths that it has seen. "
+    "Overhead: a step on tensors so small that the kernel takes next to nothing. Attention's share of a model is what "
+    "its layers spend in the function of attention; masks are made elsewhere. Tokens are checked by the logits of the "
+    "eager model in float64: each must be its greedy choice, to rounding.",
+    "patching": "\n\nWhole models, of random weights: torch's column is the model as it is, on its own fast paths; "
+    "regard's is the same model within `regard.patch(model)`, entered for each call. Eval: a forward pass without "
+    "gradients. Training: forward and the gradients of all parameters. How much faster a model can become is bounded "
+    "by what it does besides attention. Results under dropout are compared with dropout off.",
+}
 
 
 def _times(report: Report) -> str:
     titles = " | ".join(f"vs {CANDIDATES[name].title}" for name in report.peers)
-    more = {"training": ["extra memory"], "generation": ["extra memory", "of which"]}.get(report.table, [])
+    more = {"inference": [], "generation": ["extra memory", "of which"]}.get(report.table, ["extra memory"])
     lines = [
         f"| {' | '.join(['case', 'q', 'regard', 'share of the machine', *more])} | {titles} |",
         "| --- | --- | ---: | ---:" + " | ---:" * (len(more) + len(report.peers)) + " |",

@@ -25,6 +25,22 @@ GENERATED = {
     "mixed": Case("tiny", "mixed", (1, 6, 13, 8), what="mixed", key_heads=2, nk=33, lengths=(9, 7, 12, 1, 4), size=5),
     "unsorted": Case("tiny", "unsorted", (1, 2, 84, 8), what="unsorted", size=7),
 }
+PATCHED = {
+    "encoder": Case("tiny", "encoder", (2, 13, 64), what="encoder"),
+    "encoder, training": Case("tiny", "encoder", (2, 13, 64), what="encoder", passes="both"),
+    "dropout": Case("tiny", "encoder", (2, 13, 64), what="encoder", passes="both", dropout=0.1),
+    "padded": Case("tiny", "padded", (2, 13, 64), what="padded", lengths=(5, 13)),
+    "padded, training": Case("tiny", "padded", (2, 13, 64), what="padded", lengths=(5, 13), passes="both"),
+    "decoder": Case("tiny", "decoder", (2, 12, 64), what="decoder"),
+    "decoder, training": Case("tiny", "decoder", (2, 12, 64), what="decoder", passes="both"),
+}
+IMAGES = {
+    "vit": Case("tiny", "vit", (1, 3, 32, 32), what="vit", passes="both"),
+    "swin": Case("tiny", "swin", (1, 3, 224, 224), what="swin"),
+    "torchvision": Case("tiny", "torchvision", (1, 3, 32, 32), what="torchvision", passes="both"),
+    "unet": Case("tiny", "unet", (1, 4, 8, 8), what="unet", passes="both"),
+    "dit": Case("tiny", "dit", (1, 4, 8, 8), what="dit", passes="both"),
+}
 LLAMA = Case("tiny", "llama", (2, 11), what="dynamic", size=5)
 
 

@@ -79,4 +79,5 @@ TAKING_PART = {
     "inference": ("regard", "torch", "flex", "onnx", "openvino", "jax"),
     "training": ("regard", "torch", "eager", "compiled"),
     "generation": ("regard", "torch", "contiguous"),
+    "patching": ("regard", "torch"),
 }

@@ -11,10 +11,11 @@ from torch import Tensor
 
 import regard as rg
 from benchmarks.candidates import Way
-from benchmarks.cases import DROPPED, MODELS, WINDOW, Case
+from benchmarks.cases import DROPPED, MODELS, PATCHED, WINDOW, Case
 from benchmarks.inputs import BUCKETS, Inputs
 from benchmarks.models import model_way, packed_way
 from benchmarks.passes import way
+from benchmarks.patched import patched_ways
 from benchmarks.stepping import Begin, Step, keys, query, steps
 
 
@@ -34,6 +35,8 @@ def start(threads: int) -> str:
 
 
 def ways(case: Case, x: Inputs) -> list[Way]:
+    if case.what in PATCHED:
+        return patched_ways(x)
     if case.what == "sentences":
         return [model_way(x, "regard"), packed_way(x)]
     if case.what in MODELS:

@@ -9,10 +9,11 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from benchmarks.candidates import Unable, Way
 from benchmarks.candidates.eager import products
-from benchmarks.cases import DROPPED, MODELS, WINDOW, Case
+from benchmarks.cases import DROPPED, MODELS, PATCHED, WINDOW, Case
 from benchmarks.inputs import BUCKETS, Inputs
 from benchmarks.models import model_way
 from benchmarks.passes import way
+from benchmarks.patched import plain_way
 from benchmarks.stepping import Begin, Step, keys, query, steps
 
 FEW = 16  # queries up to which two plain products may be the faster
@@ -24,6 +25,8 @@ def start(threads: int) -> str:
 
 
 def ways(case: Case, x: Inputs) -> list[Way]:
+    if case.what in PATCHED:
+        return [plain_way(x)]
     if case.what in MODELS:
         return [model_way(x, "sdpa")]
     if case.steps > 1:

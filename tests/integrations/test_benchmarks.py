@@ -21,7 +21,7 @@ from regard_command import main
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import benchmarks.__main__ as command
-from benchmarks import candidates, cases, looking, measure, report, truth
+from benchmarks import candidates, cases, looking, measure, report, tables, truth
 from benchmarks.cases import Case
 from benchmarks.inputs import Inputs, draw
 from benchmarks.measure import Entry, Lost, Timed, Worker
@@ -110,7 +110,7 @@ def test_padded_and_packed_are_inverse() -> None:
 
 
 def test_cases_have_names_of_their_own_and_survive_json() -> None:
-    for table in cases.TABLES.values():
+    for table in tables.TABLES.values():
         assert len({case.title for case in table}) == len(table)
         assert all(Case.parse(dataclasses.asdict(case)) == case for case in table)
 
@@ -173,7 +173,7 @@ def test_a_wrong_regard_is_refused_and_nothing_is_timed(worker: Worker, monkeypa
 
 
 def test_page_shows_ratios_shares_and_who_is_missing() -> None:
-    found = row(cases.INFERENCE[2], regard=0.1, torch=0.25)
+    found = row(tables.INFERENCE[2], regard=0.1, torch=0.25)
     found.entries["torch"].ways = {"plain": Timed(1e-7, 0.5), "clever": Timed(3e-7, 0.25)}
     found.entries["jax"] = Entry(why="too old")
     page = report.markdown(made(found))
@@ -184,25 +184,25 @@ def test_page_shows_ratios_shares_and_who_is_missing() -> None:
 
 
 def test_decoding_is_shown_by_bandwidth_and_ragged_batches_by_their_law() -> None:
-    decode = next(case for case in cases.INFERENCE if case.name == "decode float32 32:8")
+    decode = next(case for case in tables.INFERENCE if case.name == "decode float32 32:8")
     assert report.share(row(decode, regard=0.01), made()) == "6.7 GB/s, 34% of read"
-    ragged = [case for case in cases.INFERENCE if case.what == "ragged"]
+    ragged = [case for case in tables.INFERENCE if case.what == "ragged"]
     rows = [row(case, regard=case.pairs * 1e-11) for case in ragged]
     assert "1.00 times as much as the first batch" in report.markdown(made(*rows))
-    window = [case for case in cases.INFERENCE if case.shape == cases.LONG]
+    window = [case for case in tables.INFERENCE if case.shape == tables.LONG]
     page = report.markdown(made(*(row(case, regard=case.pairs * 1e-11) for case in window)))
     assert "That is 1.00 times its share." in page
 
 
 def test_a_wrong_peer_is_marked() -> None:
-    found = row(cases.INFERENCE[0], regard=0.1)
+    found = row(tables.INFERENCE[0], regard=0.1)
     found.entries["torch"] = Entry(wrong=0.25)
     assert report.against(found, "torch") == "wrong: 2e-01"
     assert report.against(found, "jax") == "–"
 
 
 def test_numbers_survive_the_file(tmp_path: Path) -> None:
-    before = made(row(cases.INFERENCE[0], regard=0.1, torch=0.2))
+    before = made(row(tables.INFERENCE[0], regard=0.1, torch=0.2))
     before.save(tmp_path / "x.json")
     assert Report.load(tmp_path / "x.json") == before
 
@@ -210,7 +210,7 @@ def test_numbers_survive_the_file(tmp_path: Path) -> None:
 def test_picture_is_drawn_with_gaps(tmp_path: Path) -> None:
     from benchmarks.picture import draw as picture
 
-    rows = [row(case, regard=0.1, torch=0.2) for case in cases.INFERENCE[::5]]
+    rows = [row(case, regard=0.1, torch=0.2) for case in tables.INFERENCE[::5]]
     rows[1].entries["torch"] = Entry(why="too old")
     picture(made(*rows), tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

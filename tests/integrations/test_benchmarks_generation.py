@@ -15,7 +15,7 @@ from benchmark_checks import GENERATED, LLAMA, made, right, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks import candidates, cases, report, truth
+from benchmarks import candidates, report, tables, truth
 from benchmarks.candidates import Way
 from benchmarks.cases import Case
 from benchmarks.inputs import Inputs, draw
@@ -101,7 +101,7 @@ def test_a_model_generates_the_right_tokens(cache: str, implementation: str) -> 
 
 
 def test_generation_shows_what_time_is_made_of() -> None:
-    step, llama = row(cases.GENERATION[2], regard=1e-3, torch=2e-3), row(LLAMA, regard=0.5, torch=1.0)
+    step, llama = row(tables.GENERATION[2], regard=1e-3, torch=2e-3), row(LLAMA, regard=0.5, torch=1.0)
     step.entries["regard"].ways["way"].parts = {"overhead": 1.5e-5}
     llama.entries["regard"].ways["way"].parts = {"attention": 0.1}
     llama.entries["torch"].ways["way"].parts = {"attention": 0.3}
@@ -111,7 +111,7 @@ def test_generation_shows_what_time_is_made_of() -> None:
 
 
 def test_keys_that_sequences_share_are_read_once() -> None:
-    growing, prefix = cases.GENERATION[0], GENERATED["prefix"]
+    growing, prefix = tables.GENERATION[0], GENERATED["prefix"]
     assert growing.bytes_read == 8 * (128 + 16) * 128 * 4  # 16: half of the steps, rounded down
     assert prefix.bytes_read == 2 * (3 * 27 - 2 * 11) * 16 * 4
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,10 @@ from torch import Tensor, nn
 
 import regard as rg
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.patched import let_torchvision_load
+
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries themselves
 SDPA, MHA = "scaled_dot_product_attention", "multi_head_attention_forward"
 Model = tuple[nn.Module, tuple[Tensor, ...], dict[str, int]]
@@ -21,18 +24,7 @@ Model = tuple[nn.Module, tuple[Tensor, ...], dict[str, int]]
 
 @pytest.fixture(scope="module", autouse=True)
 def torchvision_can_be_imported() -> None:
-    """Beside another build of torch, its operators do not load, and it asks for their schemas when it is imported.
-
-    The models of this file call none of them.
-    """
-    spec = importlib.util.find_spec("torchvision")
-    if spec is None or spec.origin is None or "torchvision" in sys.modules:
-        return
-    try:
-        torch.ops.load_library(Path(spec.origin).parent / "_C.so")
-    except OSError:
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float threshold) -> Tensor")
+    let_torchvision_load()
 
 
 def vit_of_timm() -> Model:
