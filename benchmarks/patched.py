@@ -170,7 +170,10 @@ def _vit_of_torchvision(case: Case) -> nn.Module:
     let_torchvision_load()
     from torchvision.models import VisionTransformer
 
-    return VisionTransformer(case.shape[-1], 16, 4, 6, 384, 1536, num_classes=10)
+    model = VisionTransformer(case.shape[-1], 16, 4, 6, 384, 1536, num_classes=10)
+    for p in model.heads.parameters():  # they begin as 0, and would hide the layers
+        nn.init.normal_(p, std=0.02)
+    return model
 
 
 class Denoiser(nn.Module):
