@@ -90,7 +90,7 @@ class Plan(Protocol):
 
 
 class TrainingPlan(Protocol):
-    """One for calls that will be differentiated."""
+    """One for calls that will be differentiated, or whose row statistics are wanted."""
 
     of_lengths: bool
 
@@ -100,6 +100,10 @@ class TrainingPlan(Protocol):
 
     def run_for_backward(self, call: Inputs) -> Done | None:
         """The call, made; None where it must go the general way."""
+        ...
+
+    def run_with_stats(self, call: Inputs) -> Differentiable | None:
+        """out, in the caller's shape, and the statistics of its rows, in the accumulation dtype; None as above."""
         ...
 
     def backward(
@@ -159,7 +163,7 @@ class Backend(Value):
         return self.differentiable(problem)
 
     def plan(self, example: Example, training: bool) -> Plan | TrainingPlan | None:
-        """A plan for all calls like the example; None where each needs a look. training: with gradients."""
+        """A plan for all calls like the example; None where each needs a look. training: a TrainingPlan."""
         return None
 
     def why_gathers(self, problem: Problem) -> str | None:

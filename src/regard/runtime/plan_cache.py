@@ -22,6 +22,7 @@ from regard.backends.native.direct import direct, shortcut
 from regard.core.dropout import Dropout
 from regard.core.paged import Paged, share_pages
 from regard.core.positions import Positions
+from regard.core.state import RowStats
 from regard.core.tracing import functorch, watched
 from regard.masks.algebra import Mask
 from regard.runtime.autograd import Attention, Given, differentiable_backward
@@ -35,6 +36,7 @@ _plans: dict[Any, _Known | _ByLength | None] = {}
 _shortcut: Callable[..., Any] | None = None  # serves calls of remembered plans, once there is one
 _UNSEEN: Any = object()
 _OUTLINES = 1  # place of score, mask and sink in a key
+_STATS = "row statistics"  # in the first place of a key: wanted besides the output, without gradients
 # os.environ.get would take a tenth of a small call: it encodes the name each time
 _environment = cast(dict[Any, Any], os.environ._data)  # pyright: ignore
 _ISA = os.environ.encodekey("REGARD_ISA")
@@ -100,23 +102,13 @@ def attend(
     structure = _structure(q, k, v, score, mask, positions, sink, dropout, leaves)
     if structure is None:
         return None
-    key, nq, nk = structure
-    recorded = key[0] is not None
-    known = _plans.get(key, _UNSEEN)
-    if isinstance(known, _ByLength):
-        known = known.get((nq, nk), _UNSEEN)
-    if known is None:
+    asked = Asked(q, k, v, score, mask, positions, sink, dropout)
+    found = _plan_for(*structure, asked, leaves)
+    if found is None:
         return None
-    seed = None if dropout is None or dropout.p == 0 else _Seed(dropout)
-    if known is _UNSEEN:
-        known = _learn(key, Asked(q, k, v, score, mask, positions, sink, dropout), leaves, recorded)
-        if known is None:
-            return None
-    origin = q, k
-    if known.prepares:
-        q, k = cast(Similarity, score.stages[0]).prepare(_lift(q), _lift(k))
-    call = Inputs(q, k, v, leaves, nq, nk, mask, positions, seed)
-    if not recorded:
+    known, call = found
+    key = structure[0]
+    if key[0] is None:
         plan = cast(Plan, known.plan)
         out = plan.run(call)
         if out is not None and not known.prepares:
@@ -126,12 +118,44 @@ def attend(
     done = plan.run_for_backward(call)
     if done is None:
         return None
-    if not known.prepares and seed is None:
+    if not known.prepares and call.seed is None:
         plan.remember(call, score, sink, key[_OUTLINES])
     # what the backward does not save: q and k from before they were prepared
-    before = tuple(t.detach() for t in origin) if known.prepares else (None, None)
-    asked = Asked(before[0], before[1], None, score, mask, positions, sink, None if seed is None else seed.dropout)
-    return _record(plan, done, asked, (q, k, v, *leaves))
+    before = tuple(t.detach() for t in (q, k)) if known.prepares else (None, None)
+    drawn = None if call.seed is None else cast(_Seed, call.seed).dropout
+    asked = Asked(before[0], before[1], None, score, mask, positions, sink, drawn)
+    return _record(plan, done, asked, (call.q, call.k, call.v, *leaves))
+
+
+def attend_with_stats(asked: Asked) -> tuple[Tensor, RowStats] | None:
+    """The same in the accumulation dtype, with the statistics of each row; None where there are gradients too."""
+    leaves: list[Tensor] = []
+    structure = _structure(*asked, leaves)
+    if structure is None or structure[0][0] is not None:
+        return None
+    key, nq, nk = structure
+    found = _plan_for((_STATS, *key[1:]), nq, nk, asked, leaves)
+    return None if found is None else cast(TrainingPlan, found[0].plan).run_with_stats(found[1])
+
+
+def _plan_for(
+    key: tuple[Any, ...], nq: int, nk: int, asked: Asked, leaves: list[Tensor]
+) -> tuple[_Known, Inputs] | None:
+    """The plan of a structure, made where there is none yet, and what it runs; None where there can be none."""
+    known = _plans.get(key, _UNSEEN)
+    if isinstance(known, _ByLength):
+        known = known.get((nq, nk), _UNSEEN)
+    if known is None:
+        return None
+    q, k, v, score, mask, positions, _, dropout = asked
+    seed = None if dropout is None or dropout.p == 0 else _Seed(dropout)
+    if known is _UNSEEN:
+        known = _learn(key, asked, leaves, key[0] is not None)
+        if known is None:
+            return None
+    if known.prepares:
+        q, k = cast(Similarity, score.stages[0]).prepare(_lift(q), _lift(k))
+    return known, Inputs(q, k, v, leaves, nq, nk, mask, positions, seed)
 
 
 def _record(plan: TrainingPlan, done: Done, asked: Asked, tensors: tuple[Tensor, ...]) -> Tensor:
@@ -223,11 +247,11 @@ def _planned(call: Call, positions: Positions | None, tensors: tuple[Tensor, ...
     q, k = (problem.q, problem.k) if prepares else (q, k)
     with torch.no_grad():
         backend = choose(problem, None, lse=False)
-        if readable(problem, backend) is not problem or (recorded and isinstance(k, Paged)):
+        needs = tuple(recorded and t.requires_grad for t in (q, k, v, *leaves))
+        if readable(problem, backend) is not problem or (True in needs and isinstance(k, Paged)):
             return None  # what is gathered, each call gathers
         shape = *frame.batch, frame.heads, frame.nq, problem.dv
         out = call.layout.restore(torch.empty(shape, dtype=problem.v.dtype, device=frame.device), 2)
-        needs = tuple(recorded and t.requires_grad for t in (q, k, v, *leaves))
         spent = len(similarity.tensors()) if prepares else 0
         plan = backend.plan(Example(problem, (q, k, v), tuple(leaves), spent, needs, out, positions), recorded)
     return None if plan is None else _Known(plan, prepares)

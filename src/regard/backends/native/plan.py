@@ -27,6 +27,7 @@ from regard.backends.native.launch import (
     VISIBLE,
     arguments,
     library,
+    natural_row_stats,
     set_places,
     set_visible,
 )
@@ -37,6 +38,7 @@ from regard.core.paged import Paged
 from regard.core.positions import Span, counting, resolve_positions
 from regard.core.problem import Problem
 from regard.core.region import Frame
+from regard.core.state import RowStats
 from regard.masks.intervals import IntervalRule
 from regard.scores.algebra import Score
 
@@ -230,6 +232,13 @@ class TrainingPlan(ForwardPlan):
         row_stats = torch.empty(*self.batch, self.heads, call.nq, 2)
         made = self._made(call, row_stats)
         return None if made is None else Done(made[0], row_stats, (bytes(made[1]), *made[2]))
+
+    def run_with_stats(self, call: Inputs) -> tuple[Tensor, RowStats] | None:
+        """out and the natural statistics of its rows, both without a head axis where the caller has none."""
+        done = self.run_for_backward(call)
+        if done is None:
+            return None
+        return done.out, natural_row_stats(done.row_stats if self.headed else done.row_stats.squeeze(-3))
 
     def backward(
         self, done: Done, given: Sequence[Tensor], leaves: Sequence[Tensor], g_out: Tensor
