@@ -158,10 +158,16 @@ struct PagedRows {
     const int32_t* table = table_of(c, f.p);
     if (found) __builtin_memcpy(runs, runs + kRuns, kRuns * sizeof(Run));
     next = t.more ? t.j + kChunk : -1;
+    int64_t page = (t.j + found) / c.page_size, at = (t.j + found) % c.page_size;
+    const char* first = nullptr;  // row of the page
+    if (!t.more && t.j + kChunk < c.nk)  // what lies in one piece the hardware has prefetched by then
+      fetch((const char*)row_of(c, x, f.p, f.key_head, t.j + kChunk), 1024);
     for (int64_t n = found; n < all; n += W) {
-      const int64_t page = (t.j + n) / c.page_size, at = (t.j + n) % c.page_size, count = all - n < W ? all - n : W;
-      runs[n / W] = {page_row(c, x, f.key_head, table[page], at), step};
-      if (at + count <= c.page_size) continue;
+      const int64_t count = all - n < W ? all - n : W, left = c.page_size - at;  // left: rows of this page
+      if (!first) first = page_row(c, x, f.key_head, table[page], 0);
+      runs[n / W] = {first + at * step, step};
+      for (at += W; at >= c.page_size; at -= c.page_size) ++page, first = nullptr;
+      if (count <= left) continue;
       if (n >= kChunk) {
         next = -1;
         continue;
