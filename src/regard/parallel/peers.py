@@ -25,6 +25,8 @@ TAG = 0x52470000  # of messages, which no other messages of the group may have; 
 NUMBERS = 6  # how many integers ranks tell each other at a step
 RECORD = Struct(f"<q160s{NUMBERS}q")  # what they tell: 1 + the process that raised an error or 0, the error or the step
 HASHED = 1 << 20  # numbers of a tensor whose content peers compare
+Message = tuple[Tensor, int]  # a tensor, and the rank of the group that it goes to or comes from
+Launch = tuple[Sequence[Any], Sequence[Any]]  # P2POps that were launched together, and the Works that they became
 Raised = tuple[int, str]  # the number of a process among all, and the error that it raised
 LAST: ContextVar[Raised | None] = ContextVar("LAST", default=None)  # the last one that ended a call here
 
@@ -95,23 +97,41 @@ class Peers:
         """The rank that many places to the right, around the ring."""
         return (self.rank + steps) % self.count
 
-    def send(self, t: Tensor, to: int) -> Message:
-        return self._post(dist.isend, t.contiguous(), to)
+    def connect(self, device: torch.device) -> None:
+        """Connects all ranks for tensors of a device, which nccl does at the first messages and with all ranks at once.
 
-    def receive(self, t: Tensor, of: int) -> Message:
-        """Fills t, contiguous, when it is waited for."""
-        return self._post(dist.irecv, t, of)
+        Every rank of the group must call it before the first `post` of tensors there.
+        """
+        if device.type != "cpu":
+            dist.all_reduce(torch.zeros(1, device=device), group=self.group)
 
-    def _post(self, operation: Any, t: Tensor, peer: int) -> Message:
-        there = peer if self.group is None else dist.get_global_rank(self.group, peer)
-        try:
-            return Message(self, peer, t, operation(t, there, group=self.group, tag=TAG))
-        except RuntimeError as error:
-            raise self.lost(peer, 0.0) from error
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Messages:
+        """Sends tensors, and fills others, contiguous ones, when it is waited for. Those without numbers are left out.
 
-    def lost(self, peer: int, waited: float) -> PeerError:
+        Tensors that a rank posts for another one must be posted by that one in the same order, and in calls of `post`
+        that correspond: a device launches those of one call together, and the next ones when these have arrived.
+        """
+        operations = [(dist.isend, t.contiguous(), rank) for t, rank in sends if t.numel()]
+        operations += [(dist.irecv, t, rank) for t, rank in receives if t.numel()]
+        on_cpu: list[list[dist.P2POp]] = []
+        elsewhere: list[dist.P2POp] = []
+        for operation, t, rank in operations:
+            if t.device.type == "cpu":  # one by one, so that whoever is late has a name
+                on_cpu.append([dist.P2POp(operation, t, group=self.group, tag=TAG, group_peer=rank)])
+            else:
+                elsewhere.append(dist.P2POp(operation, t, group=self.group, group_peer=rank))
+        launched: list[Launch] = []
+        for launch in [*on_cpu, elsewhere] if elsewhere else on_cpu:
+            try:
+                launched.append((launch, dist.batch_isend_irecv(launch)))
+            except RuntimeError as error:
+                raise self.lost(launch, 0.0) from error
+        return Messages(self, launched)
+
+    def lost(self, launch: Sequence[Any], waited: float) -> PeerError:
+        ranks = " or ".join(map(str, sorted({each.group_peer for each in launch})))
         return PeerError(
-            f"rank {self.rank} of {self.count} lost rank {peer} after {waited:.1f} s (timeout {self.timeout:g} s): "
+            f"rank {self.rank} of {self.count} lost rank {ranks} after {waited:.1f} s (timeout {self.timeout:g} s): "
             "that rank has ended, has stopped, makes another call, or has lost another one. The group cannot be used "
             "any more; end this process, and see what that rank has said.",
             known_to=self.name,
@@ -169,20 +189,19 @@ class Peers:
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """These integers of every rank, by rank."""
-        return [t.tolist() for t in self.exchange([torch.tensor(numbers, dtype=torch.int64)] * self.count)]
+        own = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+        return [t.tolist() for t in self.exchange([own] * self.count)]
 
     def exchange(self, own: Sequence[Tensor], sizes: Sequence[int] | None = None) -> list[Tensor]:
         """own[r] to rank r for a vector of sizes[r] numbers of its, by rank; sizes None: as many as it gets.
 
-        A message to each and from each, so that whoever is late has a name.
+        A message to each and from each, but for empty ones, so that whoever is late has a name.
         """
         sizes = [t.numel() for t in own] if sizes is None else sizes
         found = [t.new_empty(size) for t, size in zip(own, sizes, strict=True)]
         found[self.rank] = own[self.rank]
         others = [self.after(steps) for steps in range(1, self.count)]
-        coming = [self.receive(found[rank], rank) for rank in others]
-        for message in [*(self.send(own[rank], rank) for rank in others), *coming]:
-            message.wait()
+        self.post([(own[rank], rank) for rank in others], [(found[rank], rank) for rank in others]).wait()
         return found
 
     def agree(self, told: dict[str, str], *numbers: int) -> list[list[int]]:
@@ -234,28 +253,24 @@ class Ranks:
 
 
 @dataclass(frozen=True, eq=False)
-class Message:
-    """A tensor on its way to or from a peer. Waited for once: a second wait blocks for ever with gloo."""
+class Messages:
+    """Tensors on their way to and from peers, kept until they are waited for: once, as gloo would block for ever.
+
+    Given a time-out, nccl's wait returns when the messages have arrived, like gloo's; without one it would at once, and
+    nobody could name a rank that is late.
+    """
 
     peers: Peers
-    peer: int
-    tensor: Tensor
-    work: Any
+    launched: Sequence[Launch]
 
-    def done(self) -> bool:
-        """Whether it has arrived; then it is waited for, and must not be again."""
-        if not self.work.is_completed():
-            return False
-        self.wait()
-        return True
-
-    def wait(self) -> Tensor:
-        start = time.monotonic()
-        try:
-            self.work.wait(timedelta(seconds=self.peers.timeout))
-        except RuntimeError as error:
-            raise self.peers.lost(self.peer, time.monotonic() - start) from error
-        return self.tensor
+    def wait(self) -> None:
+        for launch, works in self.launched:
+            start = time.monotonic()
+            try:
+                for work in works:
+                    work.wait(timedelta(seconds=self.peers.timeout))
+            except RuntimeError as error:
+                raise self.peers.lost(launch, time.monotonic() - start) from error
 
 
 def _blamed(error: BaseException) -> Raised:
