@@ -77,8 +77,9 @@ def test_what_messages_cannot_follow_is_refused_on_every_rank(gloo: Group, funct
     assert first["values"] == (
         "ShapeError: v has (4, 3) values on the ranks of the group, k (4, 4) keys; expected one value a key."
     )
-    assert first["one axis"].startswith("ShapeError: q has shape (4,); expected (*batch, h, n, d)")
-    assert first["meta"].startswith("Unsupported: q is on meta: ranks exchange tensors on the CPU alone")
+    assert first["one axis"].startswith("ShapeError: q has shape (4,); expected (*batch, heads, n, d)")
+    assert first["meta"].startswith("Unsupported: q is on meta: ranks exchange tensors over the group's backend for it")
+    assert "call init_process_group('cpu:gloo,cuda:nccl')" in first["meta"]
     for what in ("vmap", "forward mode"):
         assert "has no forward mode, and no transform of torch.func" in first[what]
 

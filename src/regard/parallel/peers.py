@@ -69,10 +69,10 @@ class Peers:
         if dist.get_rank(group) < 0:
             raise ValueError(f"group has no process {dist.get_rank()}; expected a call by its ranks alone.")
         backends = dist.get_backend_config(group)
-        if "cpu" not in [each.partition(":")[0] for each in backends.split(",")]:
+        if "cpu" not in _by_device(backends):
             raise ValueError(
-                f"group has the backends {backends}, none for tensors on the CPU; expected gloo for these: "
-                "init_process_group('gloo'), or 'cpu:gloo,cuda:nccl' where others use nccl."
+                f"group has the backends {backends}, none for tensors on the CPU; expected gloo for these, by which "
+                "ranks agree on a call: init_process_group('gloo'), or 'cpu:gloo,cuda:nccl' for tensors on GPUs."
             )
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout is {timeout}; expected seconds, more than 0.")
@@ -96,6 +96,16 @@ class Peers:
     def after(self, steps: int) -> int:
         """The rank that many places to the right, around the ring."""
         return (self.rank + steps) % self.count
+
+    def why_not(self, device: torch.device) -> str | None:
+        """Why ranks cannot exchange tensors of a device; None where they can."""
+        backends = dist.get_backend_config(self.group)
+        if device.type == "cpu" or _by_device(backends).get(device.type, "gloo") != "gloo":
+            return None
+        return (
+            f"ranks exchange tensors over the group's backend for it, and of {backends} none can; gloo sends tensors on "
+            "the CPU alone. For GPUs call init_process_group('cpu:gloo,cuda:nccl')."
+        )
 
     def connect(self, device: torch.device) -> None:
         """Connects all ranks for tensors of a device, which nccl does at the first messages and with all ranks at once.
@@ -271,6 +281,11 @@ class Messages:
                     work.wait(timedelta(seconds=self.peers.timeout))
             except RuntimeError as error:
                 raise self.peers.lost(launch, time.monotonic() - start) from error
+
+
+def _by_device(backends: str) -> dict[str, str]:
+    """The backend for each type of device: of 'cpu:gloo,cuda:nccl', say."""
+    return {device: backend for device, _, backend in (each.partition(":") for each in backends.split(","))}
 
 
 def _blamed(error: BaseException) -> Raised:

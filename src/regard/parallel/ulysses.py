@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.api import attention
 from regard.backends.base import Backend
-from regard.core.arguments import check_heads, check_tensors
+from regard.core.arguments import check_heads
 from regard.core.dropout import Dropout
 from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError
@@ -24,6 +24,7 @@ from regard.parallel.call_on_heads import mask_of_heads, score_of_heads
 from regard.parallel.heads import Heads
 from regard.parallel.peers import Peers
 from regard.parallel.shards import Shards
+from regard.part_of_call import select
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 
@@ -97,7 +98,6 @@ class Deal:
     @staticmethod
     def of(q: Tensor, k: Tensor, v: Tensor, peers: Peers, queries: Shards, keys: Shards) -> Deal:
         """For a call on these; ShapeError where they have too few heads."""
-        check_tensors(q, k, v)
         if q.dim() < 4 or q.shape[-3] < peers.count:
             raise ShapeError(
                 f"q has shape {listed(q.shape)}, the group {peers.count} ranks; expected (*batch, heads, n, d) with as "
@@ -139,13 +139,13 @@ class Deal:
 def _joined(parts: tuple[Tensor, ...], of: Shards) -> Tensor:
     """The rows of all ranks in ascending order of their indices."""
     whole, indices = torch.cat(parts, -2), torch.cat(of.indices)
-    return whole if _ascending(indices) else whole.index_select(-2, indices.argsort())
+    return whole if _ascending(indices) else select(whole, indices.argsort(), -2)
 
 
 def _cut(whole: Tensor, of: Shards) -> tuple[Tensor, ...]:
     """The adjoint: the rows of each rank."""
     indices = torch.cat(of.indices)
-    whole = whole if _ascending(indices) else whole.index_select(-2, indices.argsort().argsort())
+    whole = whole if _ascending(indices) else select(whole, indices.argsort().argsort(), -2)
     return whole.split(of.lengths, -2)
 
 
