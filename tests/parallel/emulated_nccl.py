@@ -40,27 +40,32 @@ def broken(rule: str) -> BrokenRule:
     return BrokenRule(rule)
 
 
+class Progress(threading.Event):
+    """Set when a job has ended, with the error in which it did."""
+
+    error: Exception | None = None
+
+
 class Communicator:
     """The stream of one group on one rank, which runs one job after the other."""
 
     def __init__(self) -> None:
-        self.jobs: queue.Queue[tuple[Callable[[], None], Work]] = queue.Queue()
+        self.jobs: queue.Queue[tuple[Callable[[], None], Progress]] = queue.Queue()
         self.connected = False
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         while True:
-            job, work = self.jobs.get()
+            job, progress = self.jobs.get()
             try:
                 job()
             except Exception as error:
-                work.error = error
-            work.arrived.set()
-            del job, work
+                progress.error = error
+            progress.set()
 
     def launch(self, job: Callable[[], None], operations: list[Operation]) -> Work:
         work = Work(operations)
-        self.jobs.put((job, work))
+        self.jobs.put((job, work.progress))
         return work
 
 
@@ -106,7 +111,7 @@ class Work:
     """What a batch becomes: one for all of its messages."""
 
     def __init__(self, operations: list[Operation]) -> None:
-        self.operations, self.arrived, self.error = operations, threading.Event(), None
+        self.operations, self.progress = operations, Progress()
         IN_FLIGHT.add(id(self))
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -115,10 +120,10 @@ class Work:
         if id(self) not in IN_FLIGHT:
             raise broken("a work is waited for twice")
         IN_FLIGHT.remove(id(self))
-        if not self.arrived.wait(timeout.total_seconds()):
+        if not self.progress.wait(timeout.total_seconds()):
             raise RuntimeError("nccl: timed out")
-        if self.error is not None:
-            raise self.error
+        if self.progress.error is not None:
+            raise self.progress.error
         for operation in self.operations:
             operation.finish()
         return True
