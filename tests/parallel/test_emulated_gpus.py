@@ -48,7 +48,7 @@ def answers(gpus: Group, ranks: int, call: Any, *given: Any) -> list[Any]:
 
 @pytest.mark.parametrize("ranks", [3, 2, 4])
 @pytest.mark.parametrize("layout", list(layouts(9, 2)))
-@pytest.mark.parametrize("mask", list(MASKS))
+@pytest.mark.parametrize("mask", ["causal", "window", "documents", "lengths", "dense", "your own"])
 @pytest.mark.parametrize("score", ["scaled", "slopes, bias"])
 def test_ring(gpus: Group, score: str, mask: str, layout: str, ranks: int) -> None:
     case = Case(layout, mask, score, device=DEVICE, sink=True)
@@ -80,10 +80,10 @@ def mesh() -> DeviceMesh:
     return DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
 
 
-def difference(group: Any, way: str, layout: str, mask: str) -> float:
+def difference(group: Any, way: str, layout: str, mask: str | rg.Mask) -> float:
     """By how much output and gradients, of the score too, differ from one process's on the CPU, at most."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    shards = Shards.of_lengths([16, 0, 8, 8][:ranks]) if way == "ordered" else layouts(N, ranks)[layout]
+    shards = Shards.of_lengths([8, 16, 0, 8][:ranks]) if way == "ordered" else layouts(N, ranks)[layout]
     n = shards.n
     attend: Any = {"ulysses": ulysses_attention, "usp": usp_attention, "tree": tree_decode}.get(way, ring_attention)
     options: dict[str, Any] = {"group": mesh() if way == "usp" else group, "shards": shards, "timeout": TIMEOUT}
@@ -91,7 +91,11 @@ def difference(group: Any, way: str, layout: str, mask: str) -> float:
         options["deterministic"] = 8
     q, k, v, slopes = drawn((2, 4, n, 6), (2, 2, n, 6), (2, 2, n, 5), (4,))
     score = rg.ScaledDot() >> rg.Alibi(slopes.abs().requires_grad_())
-    given = {"score": score, "mask": MASKS[mask](n, n), "sink": torch.linspace(-1, 1, 4).double().requires_grad_()}
+    given: dict[str, Any] = {
+        "score": score,
+        "mask": mask if isinstance(mask, rg.Mask) else MASKS[mask](n, n),
+        "sink": torch.linspace(-1, 1, 4).double().requires_grad_(),
+    }
     leaves = [*(t.requires_grad_() for t in (q, k, v)), *score.tensors(), given["sink"]]
     out = rg.attention(q, k, v, **given)
     there, learned = moved(given, DEVICE)
@@ -111,6 +115,22 @@ def difference(group: Any, way: str, layout: str, mask: str) -> float:
         dist.all_reduce(t, group=None if way == "usp" else group)
     pairs = zip(got, [*expected, *wanted[3:]], strict=True)
     return max(float((a - b).abs().max()) for a, b in pairs if a.numel())
+
+
+def some_ranks_see_some_others(group: Any, seed: int) -> float:
+    """Blocks pass ranks that do not compute them, their gradients do not, and ranks wait for each other in circles."""
+    ranks, draw = dist.get_world_size(group), torch.Generator().manual_seed(seed)
+    rank_of = torch.arange(ranks).repeat_interleave(torch.tensor(Shards.contiguous(N, ranks).lengths))
+    each_sees_the_last = torch.eye(ranks).roll(-1, 1) > 0
+    drawn_at_random = torch.rand(ranks, ranks, generator=draw) < 0.5
+    masks = [rg.Dense(seen[rank_of][:, rank_of]) for seen in (each_sees_the_last, drawn_at_random)]
+    return max(difference(group, "ring", "contiguous", mask) for mask in masks)
+
+
+@pytest.mark.parametrize("ranks", [4, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 10))])
+def test_whoever_sees_whom(gpus: Group, seed: int, ranks: int) -> None:
+    assert max(answers(gpus, ranks, some_ranks_see_some_others, seed)) < 1e-12
 
 
 @pytest.mark.parametrize("ranks", [3, 2, 4])
@@ -154,3 +174,21 @@ def layer(group: Any) -> float:
 
 def test_a_layer_and_what_is_recorded(gpus: Group) -> None:
     assert max(answers(gpus, 3, layer)) < 1e-12
+
+
+def refused(group: Any) -> list[str]:
+    """Devices that differ between tensors, between ranks, and where the group has no backend for one."""
+    (q,), rank = drawn((1, 2, 8, 4)), dist.get_rank(group)
+    there, said = q.to(DEVICE), []
+    for given in ((there, q, q), (there, there, there) if rank else (q, q, q), (q.to("meta"),) * 3):
+        with pytest.raises((ValueError, RuntimeError)) as raised:
+            ring_attention(*given, group=group, timeout=TIMEOUT)
+        said.append(str(raised.value))
+    return said
+
+
+def test_what_cannot_go_is_refused(gpus: Group) -> None:
+    for mixed, unlike, without in answers(gpus, 2, refused):
+        assert mixed == f"k is on cpu, q on {DEVICE}:0; expected one device: move with .to(...)."
+        assert unlike == f"the ranks make unlike calls: the device is {DEVICE} on rank 1, cpu on rank 0."
+        assert f"of cpu:gloo,{DEVICE}:nccl none can; gloo sends tensors on the CPU alone. For GPUs call" in without

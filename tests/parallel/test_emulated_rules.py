@@ -97,7 +97,7 @@ def crosswise(group: Any, t: Tensor) -> None:
 
 
 def of_two_devices(group: Any, t: Tensor) -> None:
-    t + torch.ones(3)
+    t.add(torch.ones(3))
 
 
 RULES: dict[Callable[..., None], str] = {
