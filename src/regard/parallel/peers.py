@@ -103,8 +103,8 @@ class Peers:
         if device.type == "cpu" or _by_device(backends).get(device.type, "gloo") != "gloo":
             return None
         return (
-            f"ranks exchange tensors over the group's backend for it, and of {backends} none can; gloo sends tensors on "
-            "the CPU alone. For GPUs call init_process_group('cpu:gloo,cuda:nccl')."
+            f"ranks exchange tensors over the group's backend for it, and of {backends} none can; gloo sends tensors "
+            "on the CPU alone. For GPUs call init_process_group('cpu:gloo,cuda:nccl')."
         )
 
     def connect(self, device: torch.device) -> None:
