@@ -29,6 +29,7 @@ from regard.parallel import (
     usp_attention,
 )
 from ring_cases import MASKS, Case, N, errors, layouts, moved
+from test_raised_alone import checked, raising
 
 TIMEOUT = 10.0
 
@@ -192,3 +193,10 @@ def test_what_cannot_go_is_refused(gpus: Group) -> None:
         assert mixed == f"k is on cpu, q on {DEVICE}:0; expected one device: move with .to(...)."
         assert unlike == f"the ranks make unlike calls: the device is {DEVICE} on rank 1, cpu on rank 0."
         assert f"of cpu:gloo,{DEVICE}:nccl none can; gloo sends tensors on the CPU alone. For GPUs call" in without
+
+
+@pytest.mark.parametrize(("way", "ranks"), [("ring", 3), ("usp", 4), ("ulysses", 3), ("ordered", 2)])
+@pytest.mark.parametrize("where", ["forward, first", "backward, first", "backward, last"])
+def test_a_rank_that_raises_an_error_alone(gpus: Group, way: str, ranks: int, where: str) -> None:
+    """Backward runs in a thread of the device there."""
+    checked(answers(gpus, ranks, raising, way, 1, where, "ValueError", DEVICE), way, 1, where)

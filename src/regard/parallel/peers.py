@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from struct import Struct
@@ -28,7 +27,6 @@ HASHED = 1 << 20  # numbers of a tensor whose content peers compare
 Message = tuple[Tensor, int]  # a tensor, and the rank of the group that it goes to or comes from
 Launch = tuple[Sequence[Any], Sequence[Any]]  # P2POps that were launched together, and the Works that they became
 Raised = tuple[int, str]  # the number of a process among all, and the error that it raised
-LAST: ContextVar[Raised | None] = ContextVar("LAST", default=None)  # the last one that ended a call here
 
 
 class PeerError(RuntimeError):
@@ -159,11 +157,9 @@ class Peers:
                 return
             self.tell("another rank's error")  # which raises PeerError
         except BaseException as error:
-            raised = _blamed(error)
-            LAST.set(raised)
             if getattr(error, "known_to", "") != self.name:
                 with suppress(PeerError):  # its own error is what this rank has to say
-                    self.tell("", raised=raised)
+                    self.tell("", raised=_blamed(error))
             raise
 
     @contextmanager

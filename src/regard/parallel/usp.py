@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -71,18 +72,10 @@ def usp_attention(
             inner, "usp_attention", q, k, v, queries[row], keys[row], score, mask, positions, logits, dropout
         )
         deal = Deal.of(q, k, v, inner, *own[:2])
-        given = deal.to_heads(q, k, v, score, mask, logits, own[2])
+        attend = deal.to_heads(q, k, v, score, mask, logits, own[2])
     with inner.together("the output of usp_attention"):
-        out = ring_attention(
-            **given,
-            group=outer.group,
-            shards=_of_rows(queries),
-            key_shards=_of_rows(keys),
-            positions=positions,
-            backend=backend,
-            timeout=timeout,
-        )
-        return deal.to_tokens(out, q)
+        of_rows = {"shards": _of_rows(queries), "key_shards": _of_rows(keys), "group": outer.group}
+        return attend(partial(ring_attention, **of_rows, positions=positions, backend=backend, timeout=timeout))
 
 
 def _by_row(shards: Shards, width: int) -> list[Shards]:
