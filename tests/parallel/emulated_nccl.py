@@ -28,7 +28,7 @@ from pretended_device import DEVICE, LISTENERS, Pretended, begin, within
 TAG = 7_000_000  # of the data; of the headers one more
 BROKEN: list[str] = []  # rules broken in this process, also where no error could be raised
 IN_FLIGHT: set[int] = set()  # works that nobody has waited for
-REAL = {name: getattr(c10d, name) for name in ("isend", "irecv", "batch_isend_irecv", "all_reduce", "all_gather")}
+REAL = {name: getattr(c10d, name) for name in ("isend", "irecv", "batch_isend_irecv", "all_reduce")}
 
 
 class BrokenRule(AssertionError):
@@ -177,18 +177,13 @@ def alone(name: str) -> Callable[..., Any]:
     return post
 
 
-def collective(name: str) -> Callable[..., Any]:
+def all_reduce(t: Tensor, group: Any = None) -> None:
     """A collective of the device, behind the batches that were launched before it."""
-
-    def meet(*tensors: Any, group: Any = None) -> None:
-        if not isinstance(tensors[-1], Pretended):
-            return REAL[name](*tensors, group=group)
-        raws = [[t.raw for t in x] if isinstance(x, list) else x.raw for x in tensors]
-        of_group = communicator(group)
-        of_group.launch(lambda: REAL[name](*raws, group=group), []).wait(timedelta(seconds=60))
-        of_group.connected = True
-
-    return meet
+    if not isinstance(t, Pretended):
+        return REAL["all_reduce"](t, group=group)
+    of_group = communicator(group)
+    of_group.launch(lambda: REAL["all_reduce"](t.raw, group=group), []).wait(timedelta(seconds=60))
+    of_group.connected = True
 
 
 def heard(name: str) -> None:
@@ -207,8 +202,7 @@ def nccl() -> Iterator[list[str]]:
         "isend": isend,
         "irecv": irecv,
         "batch_isend_irecv": batch,
-        "all_reduce": collective("all_reduce"),
-        "all_gather": collective("all_gather"),
+        "all_reduce": all_reduce,
         "get_backend_config": lambda group=None: f"cpu:gloo,{DEVICE}:nccl",
     }
     places = [(module, name) for module in (dist, c10d) for name in fakes]

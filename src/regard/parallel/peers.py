@@ -6,7 +6,7 @@ import hashlib
 import re
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from struct import Struct
@@ -247,6 +247,33 @@ class Ranks:
         found, size = 0, 1
         for peers in self.levels:
             found, size = found + size * peers.rank, size * peers.count
+        return found
+
+    @contextmanager
+    def telling(self) -> Generator[None]:
+        """As of `Peers`: an error is told to the row, which tells it to the columns."""
+        with ExitStack() as stack:
+            for peers in reversed(self.levels):
+                stack.enter_context(peers.telling())
+            yield
+
+    @contextmanager
+    def together(self, step: str) -> Generator[None]:
+        """As of `Peers`."""
+        with self.telling():
+            yield
+            for peers in self.levels:
+                peers.tell(step)
+
+    def sizes(self, lengths: Sequence[int]) -> list[tuple[Peers, list[int]]]:
+        """Each level, and of what its ranks have gathered before it how much it is, from the lengths of all ranks."""
+        found: list[tuple[Peers, list[int]]] = []
+        size = 1  # of what a rank has gathered, in ranks
+        for peers in self.levels:
+            first = self.rank // (size * peers.count) * (size * peers.count)
+            starts = [first + size * n for n in range(peers.count)]
+            found.append((peers, [sum(lengths[start : start + size]) for start in starts]))
+            size *= peers.count
         return found
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:

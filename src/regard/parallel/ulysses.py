@@ -26,8 +26,7 @@ from regard.parallel.all_to_all import all_to_all, between
 from regard.parallel.call_on_heads import mask_of_heads, score_of_heads
 from regard.parallel.heads import Heads
 from regard.parallel.peers import Peers
-from regard.parallel.shards import Shards
-from regard.part_of_call import select
+from regard.parallel.shards import Shards, divided, joined
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 
@@ -133,9 +132,9 @@ class Deal:
             def of_heads(numbers: Tensor, *tensors: Tensor) -> Tensor:
                 rest, pieces = iter(tensors), iter(numbers.split([math.prod(s) for of_rank in shapes for s in of_rank]))
                 received = [[next(pieces).view(shape) for shape in of_rank] for of_rank in shapes]
-                qkv = [_joined(of_all, x) for of_all, x in zip(zip(*received, strict=True), of, strict=True)]
+                qkv = [joined(of_all, x) for of_all, x in zip(zip(*received, strict=True), of, strict=True)]
                 options = {**given, "score": score.with_tensors(rest), "sink": None if sink is None else next(rest)}
-                return torch.cat([t.reshape(-1) for t in _cut(compute(*qkv, **options), self.queries)])
+                return torch.cat([t.reshape(-1) for t in divided(compute(*qkv, **options), self.queries)])
 
             of_all = [(*lead, heads.count, q.shape[-2], v.shape[-1]) for heads in self.heads]
             sent = [math.prod(lead) * own.count * n * v.shape[-1] for n in self.queries.lengths]
@@ -145,20 +144,3 @@ class Deal:
             return torch.cat([t.view(shape) for t, shape in pieces], -3)
 
         return attend
-
-
-def _joined(parts: tuple[Tensor, ...], of: Shards) -> Tensor:
-    """The rows of all ranks in ascending order of their indices."""
-    whole, indices = torch.cat(parts, -2), torch.cat(of.indices)
-    return whole if _ascending(indices) else select(whole, indices.argsort(), -2)
-
-
-def _cut(whole: Tensor, of: Shards) -> tuple[Tensor, ...]:
-    """The adjoint: the rows of each rank."""
-    indices = torch.cat(of.indices)
-    whole = whole if _ascending(indices) else select(whole, indices.argsort().argsort(), -2)
-    return whole.split(of.lengths, -2)
-
-
-def _ascending(indices: Tensor) -> bool:
-    return bool((indices[1:] > indices[:-1]).all())

@@ -60,7 +60,7 @@ def usp_attention(
     row, width = outer.rank, inner.count
     # An error before the ring is told to the row, which tells it to the columns; the ring itself tells the columns of
     # its errors, and the row then hears of them.
-    with outer.telling(), inner.telling():
+    with ranks.telling():
         queries, keys = (_by_row(x, width) for x in (shards, shards if key_shards is None else key_shards))
         logits = None if sink is None else torch.as_tensor(sink, dtype=accumulator(q.dtype), device=q.device)
         if dropout is not None and dropout.seed is None and dropout.p > 0:
