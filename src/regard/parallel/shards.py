@@ -16,7 +16,7 @@ from regard.core.region import Frame
 from regard.core.shapes import blocks, listed
 from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Cover, Mask
-from regard.parallel.peers import Ranks
+from regard.parallel.ranks import Ranks
 from regard.part_of_call import Indices, select
 
 TILE, LEAST = 128, 8  # tokens that `balanced` deals out together at most, and how many such pieces a rank has at least

@@ -17,7 +17,7 @@ from regard.core.positions import Positions
 from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Everything, Mask
 from regard.parallel.agreement import agree_on_call
-from regard.parallel.peers import Ranks
+from regard.parallel.ranks import Ranks
 from regard.parallel.ring import ring_attention
 from regard.parallel.shards import Shards
 from regard.parallel.ulysses import Deal
