@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from struct import Struct
 from typing import Any
 from zlib import crc32
@@ -25,7 +26,7 @@ NUMBERS = 6  # how many integers ranks tell each other at a step
 RECORD = Struct(f"<q160s{NUMBERS}q")  # what they tell: 1 + the process that raised an error or 0, the error or the step
 HASHED = 1 << 20  # numbers of a tensor whose content peers compare
 Message = tuple[Tensor, int]  # a tensor, and the rank of the group that it goes to or comes from
-Launch = tuple[Sequence[Any], Sequence[Any]]  # P2POps that were launched together, and the Works that they became
+Launch = tuple[Sequence[Message], Any]  # messages that were launched together, and the work or works that they became
 Raised = tuple[int, str]  # the number of a process among all, and the error that it raised
 
 
@@ -119,25 +120,32 @@ class Peers:
         Tensors that a rank posts for another one must be posted by that one in the same order, and in calls of `post`
         that correspond: a device launches those of one call together, and the next ones when these have arrived.
         """
-        operations = [(dist.isend, t.contiguous(), rank) for t, rank in sends if t.numel()]
-        operations += [(dist.irecv, t, rank) for t, rank in receives if t.numel()]
-        on_cpu: list[list[dist.P2POp]] = []
-        elsewhere: list[dist.P2POp] = []
-        for operation, t, rank in operations:
-            if t.device.type == "cpu":  # one by one, so that whoever is late has a name
-                on_cpu.append([dist.P2POp(operation, t, group=self.group, tag=TAG, group_peer=rank)])
-            else:
-                elsewhere.append(dist.P2POp(operation, t, group=self.group, group_peer=rank))
+        sends = [(t.contiguous(), rank) for t, rank in sends]
         launched: list[Launch] = []
-        for launch in [*on_cpu, elsewhere] if elsewhere else on_cpu:
-            try:
-                launched.append((launch, dist.batch_isend_irecv(launch)))
-            except RuntimeError as error:
-                raise self.lost(launch, 0.0) from error
+        batch: list[Message] = []
+        operations: list[dist.P2POp] = []
+        for post, way, messages in ((dist.isend, "group_dst", sends), (dist.irecv, "group_src", receives)):
+            for t, rank in messages:
+                if not t.numel():
+                    continue
+                if t.device.type == "cpu":  # one by one, so that whoever is late has a name
+                    given: dict[str, Any] = {way: rank, "group": self.group, "tag": TAG}
+                    launched.append(self._launched([(t, rank)], partial(post, t, **given)))
+                else:
+                    batch.append((t, rank))
+                    operations.append(dist.P2POp(post, t, group=self.group, group_peer=rank))
+        if batch:
+            launched.append(self._launched(batch, partial(dist.batch_isend_irecv, operations)))
         return Messages(self, launched)
 
-    def lost(self, launch: Sequence[Any], waited: float) -> PeerError:
-        ranks = " or ".join(map(str, sorted({each.group_peer for each in launch})))
+    def _launched(self, messages: Sequence[Message], launch: Callable[[], Any]) -> Launch:
+        try:
+            return messages, launch()
+        except RuntimeError as error:
+            raise self.lost(messages, 0.0) from error
+
+    def lost(self, messages: Sequence[Message], waited: float) -> PeerError:
+        ranks = " or ".join(map(str, sorted({rank for _, rank in messages})))
         return PeerError(
             f"rank {self.rank} of {self.count} lost rank {ranks} after {waited:.1f} s (timeout {self.timeout:g} s): "
             "that rank has ended, has stopped, makes another call, or has lost another one. The group cannot be used "
@@ -238,13 +246,13 @@ class Messages:
     launched: Sequence[Launch]
 
     def wait(self) -> None:
-        for launch, works in self.launched:
+        for messages, works in self.launched:
             start = time.monotonic()
             try:
-                for work in works:
+                for work in works if isinstance(works, list) else [works]:
                     work.wait(timedelta(seconds=self.peers.timeout))
             except RuntimeError as error:
-                raise self.peers.lost(launch, time.monotonic() - start) from error
+                raise self.peers.lost(messages, time.monotonic() - start) from error
 
 
 def _by_device(backends: str) -> dict[str, str]:
