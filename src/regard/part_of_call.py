@@ -96,7 +96,7 @@ def part_gradients(
     cotangent of its log-sum-exp. With m, l of the whole and (m', l', o') of the part,  out = Σ o' e^(m' - m) / l  and
     l = Σ l' e^(m' - m):  so o' has the cotangent g e^(m' - m) / l, and l' has -delta e^(m' - m) / l.
     """
-    share = whole.weights(state.m[..., None])[..., 0]
+    share = whole.share(state.m)
     cotangents = ((state.o, g * share[..., None]), (state.l, -delta * share))
     pairs = [pair for pair in cotangents if pair[0].requires_grad]
     if not pairs:
@@ -215,8 +215,9 @@ class _RegionOfWhole(Region):
     """A region of a part, as one of the whole: rows and columns have their indices there, and the part's positions."""
 
     def __init__(self, at: Region, part: PartOfCall) -> None:
-        rows = at.rows if part.rows is None else _moved(at.rows, part.rows, at.frame.nq)
-        super().__init__(part.frame(at.frame), rows, _moved(at.cols, part.cols, at.frame.nk))
+        frame = part.frame(at.frame)
+        rows = at.rows if part.rows is None else _moved(at.rows, part.rows, at.frame.nq, frame.device)
+        super().__init__(frame, rows, _moved(at.cols, part.cols, at.frame.nk, frame.device))
         self._part = at
 
     @property
@@ -228,10 +229,10 @@ class _RegionOfWhole(Region):
         return self._part.j
 
 
-def _moved(index: Index, indices: Indices, count: int) -> Index:
+def _moved(index: Index, indices: Indices, count: int, device: torch.device) -> Index:
     """What an index of a part's entries is among those of the whole."""
     if isinstance(indices, Tensor):
-        return indices[index]
+        return indices.to(device)[index]
     if isinstance(index, Tensor):
         return index * indices.step + indices.start
     chosen = indices[slice(*index.indices(count))]

@@ -6,19 +6,27 @@ import pytest
 
 from gloo_processes import Group
 
-GROUP = pytest.StashKey[Group]()
+GROUPS = pytest.StashKey[dict[str, Group]]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """The processes load torch while tests of other folders run."""
-    wanted = any("gloo" in getattr(item, "fixturenames", ()) for item in session.items)
-    if wanted and not session.config.option.collectonly:
-        session.config.stash[GROUP] = Group(4)
+    fixtures = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    wanted = () if session.config.option.collectonly else fixtures & {"gloo", "gpus"}
+    session.config.stash[GROUPS] = {name: Group(4) for name in wanted}
 
 
 @pytest.fixture(scope="session")
 def gloo(pytestconfig: pytest.Config) -> Iterator[Group]:
     """Four processes of one gloo group."""
-    group = pytestconfig.stash[GROUP]
+    group = pytestconfig.stash[GROUPS]["gloo"]
+    yield group
+    group.close()
+
+
+@pytest.fixture(scope="session")
+def gpus(pytestconfig: pytest.Config) -> Iterator[Group]:
+    """Four more, for those that pretend to have GPUs and cannot go back (pretended_device)."""
+    group = pytestconfig.stash[GROUPS]["gpus"]
     yield group
     group.close()

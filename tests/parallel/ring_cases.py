@@ -14,6 +14,7 @@ import regard as rg
 from regard.parallel import Shards, ring_attention_state, shard
 
 N, NQ = 37, 23
+VALUES = ("score", "mask", "positions")
 
 
 def every_second(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -78,6 +79,7 @@ class Case:
     dropout: float = 0.0
     backend: str = "None"
     wire: torch.dtype | None = None
+    device: str = "cpu"
 
 
 def whole(case: Case) -> tuple[dict[str, Any], list[Tensor], Tensor, Tensor]:
@@ -101,6 +103,21 @@ def whole(case: Case) -> tuple[dict[str, Any], list[Tensor], Tensor, Tensor]:
     return given, [*(t.requires_grad_() for t in (q, k, v)), *learned], g_out, g_lse
 
 
+def moved(given: dict[str, Any], device: str) -> tuple[dict[str, Any], list[Tensor]]:
+    """The arguments of a call on a device, and the tensors among them that have gradients."""
+
+    def there(t: Tensor) -> Tensor:
+        return t.detach().to(device).requires_grad_(t.requires_grad)
+
+    found = {
+        name: there(x) if isinstance(x, Tensor) else x.with_tensors(map(there, x.tensors())) if name in VALUES else x
+        for name, x in given.items()
+        if x is not None
+    }
+    tensors = [*found["score"].tensors(), *([found["sink"]] if "sink" in found else [])]
+    return found, [t for t in tensors if t.requires_grad]
+
+
 def results(state: rg.State, inputs: list[Tensor], g_out: Tensor, g_lse: Tensor) -> list[Tensor]:
     """out, lse and the gradients of the inputs."""
     out, lse = state.finish()
@@ -120,10 +137,14 @@ def errors(group: Any, case: Case) -> list[float]:
     expected = results(rg.attention_state(*tensors[:3], **given), tensors, g_out, g_lse)
     shards, keys = layouts(case.nq, ranks)[case.layout], layouts(N, ranks)[case.layout]
     of_qkv = (shards, keys, keys)
-    mine = [shard(t.detach(), of, rank).requires_grad_() for t, of in zip(tensors[:3], of_qkv, strict=True)]
-    options = {**given, "shards": shards, "key_shards": keys, "group": group, "wire": case.wire, "timeout": 60.0}
+    mine = [
+        shard(t.detach(), of, rank).to(case.device).requires_grad_() for t, of in zip(tensors[:3], of_qkv, strict=True)
+    ]
+    there, learned = moved(given, case.device)
+    options = {**there, "shards": shards, "key_shards": keys, "group": group, "wire": case.wire, "timeout": 60.0}
     state = ring_attention_state(*mine, **options)
-    got = results(state, [*mine, *tensors[3:]], shard(g_out, shards, rank), shard(g_lse, shards, rank, -1))
+    cotangents = shard(g_out, shards, rank).to(case.device), shard(g_lse, shards, rank, -1).to(case.device)
+    got = [t.detach().cpu() for t in results(state, [*mine, *learned], *cotangents)]
     wanted = [shard(expected[0], shards, rank), shard(expected[1], shards, rank, -1)]
     wanted += [shard(t, of, rank) for t, of in zip(expected[2:5], of_qkv, strict=True)]
     for t in got[5:]:

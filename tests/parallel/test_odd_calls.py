@@ -77,8 +77,9 @@ def test_what_messages_cannot_follow_is_refused_on_every_rank(gloo: Group, funct
     assert first["values"] == (
         "ShapeError: v has (4, 3) values on the ranks of the group, k (4, 4) keys; expected one value a key."
     )
-    assert first["one axis"].startswith("ShapeError: q has shape (4,); expected (*batch, h, n, d)")
-    assert first["meta"].startswith("Unsupported: q is on meta: ranks exchange tensors on the CPU alone")
+    assert first["one axis"].startswith("ShapeError: q has shape (4,); expected (*batch, heads, n, d)")
+    assert first["meta"].startswith("Unsupported: q is on meta: ranks exchange tensors over the group's backend for it")
+    assert "call init_process_group('cpu:gloo,cuda:nccl')" in first["meta"]
     for what in ("vmap", "forward mode"):
         assert "has no forward mode, and no transform of torch.func" in first[what]
 
@@ -141,16 +142,25 @@ def joined(group: Any) -> list[str]:
         said(lambda: unshard(torch.ones(3 if rank else 4, 2), shards, group)),
         said(lambda: once.sum().backward()),
         said(lambda: tuple(unshard(x.detach(), shards, DeviceMesh.from_group(group, "cpu")).shape)),
+        said(lambda: unshard(x, shards, group, dim=5 if rank else -2)),
+        said(lambda: unshard(x.double() if rank else x, shards, group)),
+        said(lambda: unshard(x.to("meta"), shards, group)),
+        said(lambda: tuple(unshard(x.detach(), shards, group).shape)),
     ]
 
 
 def test_parts_that_do_not_fit_are_not_joined(gloo: Group) -> None:
-    for short, twice, mesh in gloo.run(joined, ranks=2):
+    for rank, (short, twice, mesh, axis, dtype, meta, right) in enumerate(gloo.run(joined, ranks=2)):
         assert short == (
             "ShapeError: x has [4, 3] tokens on the ranks of the group; expected Shards(8 tokens, 4, 4 on 2 ranks)."
         )
         assert "once_differentiable" in twice
-        assert mesh == "no error: (8, 2)"
+        assert mesh == right == "no error: (8, 2)"
+        assert meta.startswith("Unsupported: x is on meta: ranks exchange tensors over the group's backend for it")
+        assert axis.startswith(
+            "IndexError" if rank else "PeerError: rank 1 of 4 processes raised IndexError: Dimension"
+        )
+        assert "x is torch.float64 (0, 2) on cpu on rank 1, torch.float32 (0, 2) on cpu on rank 0." in dtype
 
 
 def compiled(group: Any) -> float:

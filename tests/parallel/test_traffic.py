@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 import regard as rg
 from gloo_processes import Group
 from regard.parallel import Shards, ring_attention, shard, ulysses_attention
-from regard.parallel.peers import Message, Peers
+from regard.parallel.peers import Message, Messages, Peers
 
 N, HEADS, KEY_HEADS, WIDTH = 1024, 8, 4, 4
 MASKS = {"all": rg.Everything(), "causal": rg.Causal(), "window": rg.Causal() & rg.Window(before=255, after=0)}
@@ -24,23 +24,23 @@ FIELDS = {"all": {"causal": False}, "causal": {}, "window": {"window": 256}}
 
 def sent(group: Any, way: str, mask: str) -> dict[str, int]:
     """Bytes of numbers that this rank sends, forward and backward."""
-    counted, direction, send = Counter[str](), ["forward"], Peers.send
+    counted, direction, post = Counter[str](), ["forward"], Peers.post
 
-    def counting(peers: Peers, t: Tensor, to: int) -> Message:
-        counted[direction[0]] += t.numel() * t.element_size() if t.is_floating_point() else 0
-        return send(peers, t, to)
+    def counting(peers: Peers, sends: Sequence[Message], receives: Sequence[Message]) -> Messages:
+        counted[direction[0]] += sum(t.numel() * t.element_size() for t, _ in sends if t.is_floating_point())
+        return post(peers, sends, receives)
 
     shards = getattr(Shards, "contiguous" if way == "ulysses" else way)(N, dist.get_world_size(group))
     whole = (torch.randn(1, h, N, WIDTH) for h in (HEADS, KEY_HEADS, KEY_HEADS))
     q, k, v = (shard(t, shards, dist.get_rank(group)).requires_grad_() for t in whole)
     attend = ulysses_attention if way == "ulysses" else ring_attention
-    Peers.send = counting
+    Peers.post = counting
     try:
         out = attend(q, k, v, group=group, shards=shards, mask=MASKS[mask])
         direction[0] = "backward"
         out.sum().backward()
     finally:
-        Peers.send = send
+        Peers.post = post
     return dict(counted)
 
 

@@ -18,7 +18,7 @@ from regard.core.hooks import AttentionCall, notify
 from regard.core.positions import head
 from regard.masks.algebra import Mask
 from regard.masks.ragged import Documents
-from regard.parallel.peers import Ranks
+from regard.parallel.ranks import Ranks
 from regard.parallel.sequence import SequenceParallel
 from regard.scores.algebra import Score
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from regard.core.arguments import check_tensors
 from regard.core.dropout import Dropout
 from regard.core.errors import ShapeError, Unsupported
 from regard.core.positions import Positions
@@ -41,16 +42,23 @@ def agree_on_call(
     """The shards of queries and of keys, and dropout with one seed for all.
 
     same: other tensors that all ranks must have alike.
-    Raises Unsupported for tensors that are not on the CPU, forward mode and transforms, before a message is sent;
-    PeerError where the ranks' calls differ, ShapeError where a tensor does not fit the shards; on every rank.
+    Raises Unsupported for tensors on a device for which the group has no backend, forward mode and transforms, and what
+    `check_tensors` raises, before a message is sent; PeerError where the ranks' calls differ, ShapeError where a tensor
+    does not fit the shards; on every rank.
     """
     tensors = (*score.tensors(), *(() if sink is None else (sink,)))
-    _refuse(function, (q, k, v, *tensors))
+    if functorch() or any(forward_ad.unpack_dual(t).tangent is not None for t in (q, k, v, *tensors)):
+        raise Unsupported(f"{function} has no forward mode, and no transform of torch.func goes through it.")
+    check_tensors(q, k, v)
+    why_not = peers.why_not(q.device)
+    if why_not is not None:
+        raise Unsupported(f"q is on {q.device}: {why_not} Pass q.cpu(), k.cpu() and v.cpu().")
     recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *tensors))
     told = {
         "the function": function,
         "the version of regard": described(_version()),
         **{name: f"{t.dtype} {listed((*t.shape[:-2], 0, t.shape[-1]))}" for name, t in (("q", q), ("k", k), ("v", v))},
+        "the device": q.device.type,
         "shards": described(shards, () if shards is None else shards.indices),
         "key_shards": described(key_shards, () if key_shards is None else key_shards.indices),
         "score": described(score, score.tensors()),
@@ -75,23 +83,8 @@ def agree_on_call(
     for name, of, lengths in (("q", shards, queries), ("k", key_shards, keys)):
         if of.lengths != lengths:
             raise ShapeError(f"{name} has {list(lengths)} tokens on the ranks of the group; expected {of!r}.")
+    peers.connect(q.device)
     return shards, key_shards, None if drawn is None else replace(drawn, seed=seeds[0])
-
-
-def _refuse(function: str, tensors: tuple[Tensor, ...]) -> None:
-    """Unsupported for what messages cannot follow, ShapeError for tensors without tokens: alike on every rank."""
-    if functorch() or any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
-        raise Unsupported(f"{function} has no forward mode, and no transform of torch.func goes through it.")
-    for name, t in zip("qkv", tensors, strict=False):
-        if t.dim() < 2:
-            raise ShapeError(
-                f"{name} has shape {listed(t.shape)}; expected (*batch, h, n, d), (batch, n, d) or (n, d)."
-            )
-        if t.device.type != "cpu":
-            raise Unsupported(
-                f"{name} is on {t.device}: ranks exchange tensors on the CPU alone, by gloo. nccl, which would need a "
-                "send and a receive of two ranks launched together, is not built. Pass q.cpu(), k.cpu() and v.cpu()."
-            )
 
 
 @cache

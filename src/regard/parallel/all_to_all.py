@@ -1,83 +1,71 @@
-"""all_to_all: tensors from each rank to each other one, in one exchange that autograd follows backwards."""
+"""all_to_all: numbers from each rank to each other one, and what a rank computes between two such exchanges."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from regard.parallel.peers import LAST, PeerError, Peers
+from regard.core.dtypes import autocast, exact
+from regard.parallel.peers import Peers
 
-Shape = Sequence[int]
 
+def all_to_all(numbers: Tensor, sent: Sequence[int], received: Sequence[int], peers: Peers) -> Tensor:
+    """Sends sent[r] of a vector's numbers to rank r, in order, and returns received[r] of each rank's, in order.
 
-def all_to_all(
-    parts: Sequence[Sequence[Tensor]], shapes: Sequence[Sequence[Shape]], peers: Peers, before: Any = None
-) -> tuple[list[list[Tensor]], Any]:
-    """Sends parts[r], of one dtype, to rank r, and returns what each rank sent here, which has shapes[r], and the node.
-
-    Differentiable, to any order: the gradient of what was received goes back to where it came from. before: the node of
-    the exchange before this one. Backward, where that is the next one, other ranks hear of an error between the two.
+    Differentiable, to any order: the gradient of what was received goes back to where it came from.
     """
-    sent = [sum(t.numel() for t in of_rank) for of_rank in parts]
-    received = [sum(map(math.prod, of_rank)) for of_rank in shapes]
-    numbers = torch.cat([t.reshape(-1) for of_rank in parts for t in of_rank])
-    whole = _Exchange.apply(numbers, sent, received, peers, before)
-    found = [
-        [t.reshape(shape) for t, shape in zip(piece.split([math.prod(s) for s in of_rank]), of_rank, strict=True)]
-        for piece, of_rank in zip(whole.split(received), shapes, strict=True)
-    ]
-    return found, whole.grad_fn
+    return _Exchange.apply(numbers, sent, received, peers)
 
 
 class _Exchange(torch.autograd.Function):
-    """Numbers in the order of ranks: apply(numbers, counts to send, counts to receive, peers, node before)."""
-
     @staticmethod
-    def forward(ctx: Any, x: Tensor, sent: list[int], received: list[int], peers: Peers, before: Any) -> Tensor:
-        ctx.back, ctx.before, ctx.waiting = (received, sent, peers), before, None
+    def forward(ctx: Any, x: Tensor, sent: Sequence[int], received: Sequence[int], peers: Peers) -> Tensor:
+        ctx.back = received, sent, peers
         peers.tell("an exchange of heads")
-        return torch.cat(peers.exchange(x.split(sent), received))
+        return torch.cat(peers.exchange(x.split(list(sent)), received))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if ctx.waiting is not None:
-            ctx.waiting.peers = None
-        found = _Exchange.apply(g, *ctx.back, None)
-        if ctx.before is not None and torch._C._will_engine_execute_node(ctx.before):  # pyright: ignore
-            LAST.set(None)
-            ctx.before.waiting = _Waiting(ctx.back[-1])
-            torch.autograd.Variable._execution_engine.queue_callback(_Dropped(ctx.before.waiting))  # pyright: ignore
-        return found, None, None, None, None
+        return _Exchange.apply(g, *ctx.back), None, None, None
 
 
-@dataclass
-class _Waiting:
-    """The ranks that wait for the next exchange of a backward pass; None once this rank has come to it."""
-
-    peers: Peers | None
-
-
-class _Dropped:
-    """Tells those who wait that the pass has ended in an error.
-
-    Autograd calls nobody then. It drops the callbacks that were to follow the pass, and with them this object.
+def between(compute: Callable[..., Tensor], tensors: Sequence[Tensor], peers: Peers) -> Tensor:
+    """compute(*tensors), differentiable as often as that is. An error of its first backward is told to all ranks,
+    which wait for the next exchange meanwhile.
     """
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return _Between.apply(compute, peers, *tensors)
+    return compute(*tensors)
 
-    def __init__(self, waiting: _Waiting) -> None:
-        self.waiting = waiting
 
-    def __call__(self) -> None:
-        self.waiting.peers = None
+class _Between(torch.autograd.Function):
+    """A graph of its own, so that an error in it passes through here: autograd tells nobody else."""
 
-    def __del__(self) -> None:
-        if self.waiting.peers is not None:
-            with suppress(PeerError):
-                raised = LAST.get() or (dist.get_rank(), "an error in its backward pass")
-                self.waiting.peers.tell("", raised=raised)
+    @staticmethod
+    def forward(ctx: Any, compute: Callable[..., Tensor], peers: Peers, *tensors: Tensor) -> Tensor:
+        ctx.compute, ctx.peers, ctx.device = compute, peers, tensors[0].device.type
+        ctx.autocast = torch.get_autocast_dtype(ctx.device) if autocast(ctx.device) else None
+        ctx.save_for_backward(*tensors)
+        ctx.inputs = [t.detach().requires_grad_(t.requires_grad) for t in tensors]
+        with torch.enable_grad():
+            ctx.out = compute(*ctx.inputs)
+        return ctx.out.detach()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        again, inputs, out = torch.is_grad_enabled(), ctx.inputs, ctx.out
+        with ctx.peers.telling():
+            saved = ctx.saved_tensors  # also where they are not read: autograd notices one that was changed in place
+            if again:  # the gradient itself will be differentiated, with respect to the tensors that were given
+                with exact(ctx.device) if ctx.autocast is None else torch.autocast(ctx.device, ctx.autocast):
+                    inputs, out = saved, ctx.compute(*saved)
+            keeps = torch._C._autograd._get_current_graph_task_keep_graph()  # pyright: ignore
+            wanted = [t for t in inputs if t.requires_grad]
+            found = torch.autograd.grad(out, wanted, g, retain_graph=keeps, create_graph=again, allow_unused=True)
+            if not keeps:
+                ctx.inputs = ctx.out = None
+        shares = iter(found)
+        return None, None, *(next(shares) if t.requires_grad else None for t in inputs)

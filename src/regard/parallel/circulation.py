@@ -22,14 +22,14 @@ def circulate(
 
     own, tensors of one dtype with sizes[rank] numbers in all, are this rank's block, a vector. needed[r][s] says
     whether rank r needs the block of s: one that neither this rank nor one behind it needs does not come here, and None
-    stands for it. The next block is on its way while this one is in use, so that three are held at most. Behind each
-    block travels a number, which is 1 where a rank on its way has given up.
+    stands for it. The next block is on its way while this one is in use, so that three are held at most. With each
+    block travels a number, on the CPU wherever the block is, which is 1 where a rank on its way has given up.
 
     A rank that gives up (`close()`, within `Peers.together`) still passes on blocks and gradients, and tells those whom
     its blocks reach, which then raise Stopped.
     """
     count, rank = peers.count, peers.rank
-    block: Tensor | None = torch.cat([*(t.reshape(-1) for t in own), own[0].new_zeros(1)])
+    block: Tensor | None = torch.cat([t.reshape(-1) for t in own])
     peers.tell("the first block of a ring")
     given_up = closed = False
 
@@ -39,30 +39,31 @@ def circulate(
 
     for step in range(count):
         source, coming = (rank - step) % count, (rank - step - 1) % count
-        messages: list[Message] = []
+        sends: list[Message] = []
+        receives: list[Message] = []
         arriving: Tensor | None = None
-        if gradients is not None:
-            gradients.expect(source)
+        stop = torch.zeros(1, dtype=torch.uint8, device="cpu")
         if step + 1 < count and goes_on(coming, step):
-            arriving = own[0].new_empty(sizes[coming] + 1)
-            messages.append(peers.receive(arriving, peers.after(-1)))
+            arriving = own[0].new_empty(sizes[coming])
+            receives = [(t, peers.after(-1)) for t in (arriving, stop)]
         if block is not None and goes_on(source, step):
-            if given_up:
-                block[-1] = 1
-            messages.append(peers.send(block, peers.after(1)))
+            sends = [(t, peers.after(1)) for t in (block, torch.full_like(stop, given_up))]
+        if gradients is not None:
+            passed, taken = gradients.messages(step)
+            sends, receives = sends + passed, receives + taken
+        messages = peers.post(sends, receives)
         if not given_up:
             try:
-                yield source, None if block is None else block[:-1]
+                yield source, block
             except GeneratorExit:
                 given_up = closed = True
+        messages.wait()
         if gradients is not None:
-            gradients.pass_on(source)
-        for message in messages:
-            message.wait()
+            gradients.pass_on(step)
         block = arriving
-        given_up = given_up or (block is not None and bool(block[-1] != 0))
+        given_up = given_up or bool(stop)
     if gradients is not None:
-        gradients.come_home()
+        peers.post(*gradients.messages(count)).wait()
     if given_up and not closed:
         raise Stopped
 
@@ -72,8 +73,8 @@ class GradientsHome:
     """Each block's gradient, on its way from each rank that computes the block to the next, and from the last home.
 
     needed as of `circulate`, sizes: how many numbers the gradient of each rank's block has, of like's dtype. Where
-    nothing is added, by a rank that has given up, zeros are. Ranks send to each other in the order in which they
-    receive.
+    nothing is added, by a rank that has given up, zeros are. A gradient arrives during the step in which the block is
+    in use, and at home during the step after the last use: both ranks then post it together with their blocks.
 
     found: what other ranks have added to the gradient of this rank's block; None without such ranks.
     """
@@ -84,42 +85,44 @@ class GradientsHome:
     like: Tensor
     found: Tensor | None = None
     _share: Tensor | None = None
-    _before: Message | None = None
-    _sent: list[Message] = field(default_factory=list[Message])
+    _before: Tensor | None = None
+    _due: dict[int, list[Message]] = field(default_factory=dict[int, list[Message]])
 
     def add(self, share: Tensor) -> None:
         """What this rank adds to the gradient of the block in use, another's. It is written to."""
         self._share = share
 
-    def expect(self, source: int) -> None:
-        """Posts the receive of what those before this rank have added, before it computes."""
-        visitors = self._visitors(source)
-        if self.peers.rank in visitors[1:]:
-            before = visitors[visitors.index(self.peers.rank) - 1]
-            self._before = self.peers.receive(self.like.new_empty(self.sizes[source]), before)
+    def messages(self, step: int) -> tuple[list[Message], list[Message]]:
+        """What this rank sends during a step, the last one of which has no block, and what it receives."""
+        rank, receives = self.peers.rank, list[Message]()
+        source = (rank - step) % self.peers.count
+        visitors, of_own = self._visitors(source), self._visitors(rank)
+        if rank in visitors[1:]:
+            self._before = self.like.new_empty(self.sizes[source])
+            receives.append((self._before, visitors[visitors.index(rank) - 1]))
+        if of_own and step == self._behind(rank, of_own[-1]) + 1:
+            self.found = self.like.new_empty(self.sizes[rank])
+            receives.append((self.found, of_own[-1]))
+        return self._due.pop(step, []), receives
 
-    def pass_on(self, source: int) -> None:
-        """Sends the sum on, to the next rank that computes the block or to its own."""
+    def pass_on(self, step: int) -> None:
+        """Keeps the sum for the step in which the next rank computes the block, or for the next one to send it home."""
+        rank = self.peers.rank
+        source = (rank - step) % self.peers.count
         visitors = self._visitors(source)
-        if self.peers.rank not in visitors:
+        if rank not in visitors:
             return
         total = self.like.new_zeros(self.sizes[source]) if self._share is None else self._share
         if self._before is not None:
-            total += self._before.wait()
+            total += self._before
         self._share = self._before = None
-        self._sent = [message for message in self._sent if not message.done()]
-        to = [*visitors, source][visitors.index(self.peers.rank) + 1]
-        self._sent.append(self.peers.send(total, to))
+        later = visitors[visitors.index(rank) + 1 :]
+        at, to = (self._behind(source, later[0]), later[0]) if later else (step + 1, source)
+        self._due.setdefault(at, []).append((total, to))
 
-    def come_home(self) -> None:
-        """Waits for the gradient of this rank's own block, and until all that it sent has arrived."""
-        rank = self.peers.rank
-        visitors, messages = self._visitors(rank), self._sent
-        if visitors:
-            self.found = self.like.new_empty(self.sizes[rank])
-            messages = [self.peers.receive(self.found, visitors[-1]), *messages]
-        for message in messages:
-            message.wait()
+    def _behind(self, source: int, rank: int) -> int:
+        """The step in which a rank has the block of another in use."""
+        return (rank - source) % self.peers.count
 
     def _visitors(self, source: int) -> list[int]:
         """The other ranks that compute the block of `source`, in the order in which it comes to them."""

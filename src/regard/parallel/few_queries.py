@@ -30,7 +30,7 @@ class FewQueriesCall(RingCall):
                 else:
                     states.append(q.new_empty(0, dtype=dtype))
             found = self._to_owners(states, q, width)
-        merged = State.empty(q.shape[:-1], v.shape[-1], dtype=dtype)
+        merged = State.empty(q.shape[:-1], v.shape[-1], dtype=dtype, device=q.device)
         for t in found:
             merged = merged | State(t[..., 0], t[..., 1], t[..., 2:])
         return merged

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import add, and_, or_
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -87,6 +87,23 @@ def grid_blocks(shards: Shards, grid: int, name: str) -> tuple[tuple[tuple[int, 
     return tuple(found)
 
 
+class Pair(NamedTuple):
+    """A block of a rank's queries and a block of another's keys.
+
+    row, col             which of the rank's blocks they are
+    of_queries, of_keys  the numbers that the blocks have in the sequence
+    rows, cols           where they lie in what the rank has
+    """
+
+    row: int
+    col: int
+    of_queries: int
+    of_keys: int
+    rows: slice
+    cols: slice
+    part: PartOfCall
+
+
 @dataclass(frozen=True, eq=False)
 class OrderedCall(RingCall):
     """Every sum is one of blocks of `grid` queries and `grid` keys, added in the order of their numbers.
@@ -97,23 +114,20 @@ class OrderedCall(RingCall):
     grid: int = 1
 
     def fold(self, q: Tensor, k: Tensor, v: Tensor) -> State:
-        rank, rows, cols = self.peers.rank, self._rows(), self._cols()
-        count, dtype = self._count(self.key_shards), accumulator(q.dtype)
-        folds = [OrderedFold[State](count + 1, or_) for _ in rows[rank]]  # the last part is the sink's
+        rank, rows, count = self.peers.rank, self._rows()[self.peers.rank], self._count(self.key_shards)
+        pairs = [self._pairs(rank, source) for source in range(self.peers.count)]
+        folds = [OrderedFold[State](count + 1, or_) for _ in rows]  # the last part is the sink's
         with torch.no_grad(), exact(q.device.type), closing(self.blocks(*self._rounded(k, v))) as blocks:
             for source, k_there, v_there in blocks:
-                for (_, own), fold in zip(rows[rank], folds, strict=True):
-                    for number, there in cols[source]:
-                        part = self._pair(rank, own, source, there)
-                        if self.sees(part):
-                            k_part, v_part = k_there[..., there, :], v_there[..., there, :]
-                            fold.add(number, self.state(q[..., own, :], k_part, v_part, part))
-            states = [State.empty((*q.shape[:-2], 0), v.shape[-1], dtype=dtype)]
-            for (_, own), fold in zip(rows[rank], folds, strict=True):
+                for pair in pairs[source]:
+                    k_part, v_part = k_there[..., pair.cols, :], v_there[..., pair.cols, :]
+                    folds[pair.row].add(pair.of_keys, self.state(q[..., pair.rows, :], k_part, v_part, pair.part))
+            states = [_empty(q[..., :0, :], v)]
+            for (_, own), fold in zip(rows, folds, strict=True):
                 if self.sink is not None:
                     fold.add(count, _of_sink(self.sink, q[..., own, :], v.shape[-1]))
                 state = fold.finish()
-                states.append(State.empty(q[..., own, 0].shape, v.shape[-1], dtype=dtype) if state is None else state)
+                states.append(_empty(q[..., own, :], v) if state is None else state)
         return State(*(torch.cat([getattr(s, name) for s in states], -2 if name == "o" else -1) for name in "mlo"))
 
     def gradients(
@@ -129,7 +143,8 @@ class OrderedCall(RingCall):
         self, q: Tensor, k: Tensor, v: Tensor, whole: RowStats, g: Tensor, delta: Tensor, needs: tuple[bool, ...]
     ) -> list[Tensor | None]:
         """Gradients of q and of `tensors()`, from keys and values as they come."""
-        rank, rows, cols = self.peers.rank, self._rows()[self.peers.rank], self._cols()
+        rank, rows = self.peers.rank, self._rows()[self.peers.rank]
+        pairs = [self._pairs(rank, source) for source in range(self.peers.count)]
         learned = tuple(t.detach().requires_grad_(need) for t, need in zip(self.tensors(), needs[1:], strict=True))
         queries = [q[..., own, :].detach().requires_grad_(needs[0]) for _, own in rows]
         call, count = self.with_tensors(learned), self._count(self.key_shards)
@@ -143,12 +158,10 @@ class OrderedCall(RingCall):
 
         with closing(self.blocks(k, v)) as blocks, torch.enable_grad():
             for source, k_there, v_there in blocks:
-                for at, (_, own) in enumerate(rows):
-                    for number, there in cols[source]:
-                        part = self._pair(rank, own, source, there)
-                        if self.sees(part):
-                            k_part, v_part = k_there[..., there, :].detach(), v_there[..., there, :].detach()
-                            folds[at].add(number, shares(at, call.state(queries[at], k_part, v_part, part)))
+                for pair in pairs[source]:
+                    k_part, v_part = k_there[..., pair.cols, :].detach(), v_there[..., pair.cols, :].detach()
+                    state = call.state(queries[pair.row], k_part, v_part, pair.part)
+                    folds[pair.row].add(pair.of_keys, shares(pair.row, state))
             for at in range(len(rows)) if call.sink is not None and call.sink.requires_grad else ():
                 assert call.sink is not None
                 folds[at].add(count, shares(at, _of_sink(call.sink, queries[at].detach(), v.shape[-1])))
@@ -192,7 +205,8 @@ class OrderedCall(RingCall):
         self, q: Tensor, k: Tensor, v: Tensor, whole: RowStats, g: Tensor, delta: Tensor, needs: tuple[bool, ...]
     ) -> list[Tensor | None]:
         """Gradients of k and v, from queries as they come, with their cotangents and statistics."""
-        rank, rows, cols = self.peers.rank, self._rows(), self._cols()[self.peers.rank]
+        rank, cols = self.peers.rank, self._cols()[self.peers.rank]
+        pairs = [self._pairs(source, rank) for source in range(self.peers.count)]
         folds = [[OrderedFold[Tensor](self._count(self.shards), add) for _ in range(2)] for _ in cols]
         blocks = [
             [t[..., own, :].detach().requires_grad_(x) for t, x in zip((k, v), needs, strict=True)] for _, own in cols
@@ -207,18 +221,15 @@ class OrderedCall(RingCall):
                     continue
                 there = flat.view(*own.shape[:-2], self.shards.lengths[source], own.shape[-1]).split(widths, -1)
                 stats = RowStats(there[2][..., 0], there[3][..., 0])
-                for at, (_, columns) in enumerate(cols):
-                    for number, row in rows[source]:
-                        part = self._pair(source, row, rank, columns)
-                        if not self.sees(part):
-                            continue
-                        state = self.state(there[0][..., row, :].to(q.dtype), blocks[at][0], blocks[at][1], part)
-                        wanted = [t for t in blocks[at] if t.requires_grad]
-                        cotangents = there[1][..., row, :], there[4][..., row, 0]
-                        found = iter(part_gradients(state, stats.rows(row), *cotangents, wanted))
-                        for t, fold in zip(blocks[at], folds[at], strict=True):
-                            if t.requires_grad and (x := next(found)) is not None:
-                                fold.add(number, x.to(g.dtype))
+                for pair in pairs[source]:
+                    row, (k_part, v_part) = pair.rows, blocks[pair.col]
+                    state = self.state(there[0][..., row, :].to(q.dtype), k_part, v_part, pair.part)
+                    wanted = [t for t in (k_part, v_part) if t.requires_grad]
+                    cotangents = there[1][..., row, :], there[4][..., row, 0]
+                    found = iter(part_gradients(state, stats.rows(row), *cotangents, wanted))
+                    for t, fold in zip((k_part, v_part), folds[pair.col], strict=True):
+                        if t.requires_grad and (x := next(found)) is not None:
+                            fold.add(pair.of_queries, x.to(g.dtype))
         sums = [
             [_or_zeros(fold.finish(), t, g.dtype) for fold, t in zip(*pairs, strict=True)]
             for pairs in zip(folds, blocks, strict=True)
@@ -237,15 +248,29 @@ class OrderedCall(RingCall):
     def _count(self, shards: Shards) -> int:
         return -(-shards.n // self.grid)
 
-    def _pair(self, rank: int, rows: slice, source: int, cols: slice) -> PartOfCall:
-        """A block of a rank's queries and one of another's keys."""
+    def _pairs(self, rank: int, source: int) -> list[Pair]:
+        """The blocks of a rank's queries and those of another's keys, as far as the ones may see the others."""
+        if not self.needed[rank][source]:
+            return []
         whole = self.part(rank, source)
         assert whole.rows is not None
-        return PartOfCall(whole.rows[rows], whole.cols[cols], whole.nq, whole.nk)
+        every = [
+            Pair(
+                row, col, of_queries, of_keys, rows, cols, replace(whole, rows=whole.rows[rows], cols=whole.cols[cols])
+            )
+            for row, (of_queries, rows) in enumerate(self._rows()[rank])
+            for col, (of_keys, cols) in enumerate(self._cols()[source])
+        ]
+        seen = self.seen([pair.part for pair in every])
+        return [pair for pair, found in zip(every, seen, strict=True) if found]
 
     def _rounded(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """As other ranks get them."""
         return (k, v) if self.wire is None else (k.to(self.wire).to(k.dtype), v.to(self.wire).to(v.dtype))
+
+
+def _empty(q: Tensor, v: Tensor) -> State:
+    return State.empty(q.shape[:-1], v.shape[-1], dtype=accumulator(q.dtype), device=q.device)
 
 
 def _of_sink(sink: Tensor, q: Tensor, dv: int) -> State:

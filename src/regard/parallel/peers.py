@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from struct import Struct
 from typing import Any
 from zlib import crc32
@@ -25,8 +25,9 @@ TAG = 0x52470000  # of messages, which no other messages of the group may have; 
 NUMBERS = 6  # how many integers ranks tell each other at a step
 RECORD = Struct(f"<q160s{NUMBERS}q")  # what they tell: 1 + the process that raised an error or 0, the error or the step
 HASHED = 1 << 20  # numbers of a tensor whose content peers compare
+Message = tuple[Tensor, int]  # a tensor, and the rank of the group that it goes to or comes from
+Launch = tuple[Sequence[Message], Any]  # messages that were launched together, and the work or works that they became
 Raised = tuple[int, str]  # the number of a process among all, and the error that it raised
-LAST: ContextVar[Raised | None] = ContextVar("LAST", default=None)  # the last one that ended a call here
 
 
 class PeerError(RuntimeError):
@@ -67,10 +68,10 @@ class Peers:
         if dist.get_rank(group) < 0:
             raise ValueError(f"group has no process {dist.get_rank()}; expected a call by its ranks alone.")
         backends = dist.get_backend_config(group)
-        if "cpu" not in [each.partition(":")[0] for each in backends.split(",")]:
+        if "cpu" not in _by_device(backends):
             raise ValueError(
-                f"group has the backends {backends}, none for tensors on the CPU; expected gloo for these: "
-                "init_process_group('gloo'), or 'cpu:gloo,cuda:nccl' where others use nccl."
+                f"group has the backends {backends}, none for tensors on the CPU; expected gloo for these, by which "
+                "ranks agree on a call: init_process_group('gloo'), or 'cpu:gloo,cuda:nccl' for tensors on GPUs."
             )
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout is {timeout}; expected seconds, more than 0.")
@@ -95,23 +96,58 @@ class Peers:
         """The rank that many places to the right, around the ring."""
         return (self.rank + steps) % self.count
 
-    def send(self, t: Tensor, to: int) -> Message:
-        return self._post(dist.isend, t.contiguous(), to)
+    def why_not(self, device: torch.device) -> str | None:
+        """Why ranks cannot exchange tensors of a device; None where they can."""
+        backends = dist.get_backend_config(self.group)
+        if device.type == "cpu" or _by_device(backends).get(device.type, "gloo") != "gloo":
+            return None
+        return (
+            f"ranks exchange tensors over the group's backend for it, and of {backends} none can; gloo sends tensors "
+            "on the CPU alone. For GPUs call init_process_group('cpu:gloo,cuda:nccl')."
+        )
 
-    def receive(self, t: Tensor, of: int) -> Message:
-        """Fills t, contiguous, when it is waited for."""
-        return self._post(dist.irecv, t, of)
+    def connect(self, device: torch.device) -> None:
+        """Connects all ranks for tensors of a device, which nccl does at the first messages and with all ranks at once.
 
-    def _post(self, operation: Any, t: Tensor, peer: int) -> Message:
-        there = peer if self.group is None else dist.get_global_rank(self.group, peer)
+        Every rank of the group must call it before the first `post` of tensors there.
+        """
+        if device.type != "cpu":
+            dist.all_reduce(torch.zeros(1, device=device), group=self.group)
+
+    def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Messages:
+        """Sends tensors, and fills others, contiguous ones, when it is waited for. Those without numbers are left out.
+
+        Tensors that a rank posts for another one must be posted by that one in the same order, and in calls of `post`
+        that correspond: a device launches those of one call together, and the next ones when these have arrived.
+        """
+        sends = [(t.contiguous(), rank) for t, rank in sends]
+        launched: list[Launch] = []
+        batch: list[Message] = []
+        operations: list[dist.P2POp] = []
+        for post, way, messages in ((dist.isend, "group_dst", sends), (dist.irecv, "group_src", receives)):
+            for t, rank in messages:
+                if not t.numel():
+                    continue
+                if t.device.type == "cpu":  # one by one, so that whoever is late has a name
+                    given: dict[str, Any] = {way: rank, "group": self.group, "tag": TAG}
+                    launched.append(self._launched([(t, rank)], partial(post, t, **given)))
+                else:
+                    batch.append((t, rank))
+                    operations.append(dist.P2POp(post, t, group=self.group, group_peer=rank))
+        if batch:
+            launched.append(self._launched(batch, partial(dist.batch_isend_irecv, operations)))
+        return Messages(self, launched)
+
+    def _launched(self, messages: Sequence[Message], launch: Callable[[], Any]) -> Launch:
         try:
-            return Message(self, peer, t, operation(t, there, group=self.group, tag=TAG))
+            return messages, launch()
         except RuntimeError as error:
-            raise self.lost(peer, 0.0) from error
+            raise self.lost(messages, 0.0) from error
 
-    def lost(self, peer: int, waited: float) -> PeerError:
+    def lost(self, messages: Sequence[Message], waited: float) -> PeerError:
+        ranks = " or ".join(map(str, sorted({rank for _, rank in messages})))
         return PeerError(
-            f"rank {self.rank} of {self.count} lost rank {peer} after {waited:.1f} s (timeout {self.timeout:g} s): "
+            f"rank {self.rank} of {self.count} lost rank {ranks} after {waited:.1f} s (timeout {self.timeout:g} s): "
             "that rank has ended, has stopped, makes another call, or has lost another one. The group cannot be used "
             "any more; end this process, and see what that rank has said.",
             known_to=self.name,
@@ -129,11 +165,9 @@ class Peers:
                 return
             self.tell("another rank's error")  # which raises PeerError
         except BaseException as error:
-            raised = _blamed(error)
-            LAST.set(raised)
             if getattr(error, "known_to", "") != self.name:
                 with suppress(PeerError):  # its own error is what this rank has to say
-                    self.tell("", raised=raised)
+                    self.tell("", raised=_blamed(error))
             raise
 
     @contextmanager
@@ -169,20 +203,19 @@ class Peers:
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """These integers of every rank, by rank."""
-        return [t.tolist() for t in self.exchange([torch.tensor(numbers, dtype=torch.int64)] * self.count)]
+        own = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+        return [t.tolist() for t in self.exchange([own] * self.count)]
 
     def exchange(self, own: Sequence[Tensor], sizes: Sequence[int] | None = None) -> list[Tensor]:
         """own[r] to rank r for a vector of sizes[r] numbers of its, by rank; sizes None: as many as it gets.
 
-        A message to each and from each, so that whoever is late has a name.
+        A message to each and from each, but for empty ones, so that whoever is late has a name.
         """
         sizes = [t.numel() for t in own] if sizes is None else sizes
         found = [t.new_empty(size) for t, size in zip(own, sizes, strict=True)]
         found[self.rank] = own[self.rank]
         others = [self.after(steps) for steps in range(1, self.count)]
-        coming = [self.receive(found[rank], rank) for rank in others]
-        for message in [*(self.send(own[rank], rank) for rank in others), *coming]:
-            message.wait()
+        self.post([(own[rank], rank) for rank in others], [(found[rank], rank) for rank in others]).wait()
         return found
 
     def agree(self, told: dict[str, str], *numbers: int) -> list[list[int]]:
@@ -202,60 +235,29 @@ class Peers:
 
 
 @dataclass(frozen=True, eq=False)
-class Ranks:
-    """The ranks over which a sequence lies: of a group, or of a mesh (rows, ranks of a row), numbered row by row.
+class Messages:
+    """Tensors on their way to and from peers, kept until they are waited for: once, as gloo would block for ever.
 
-    levels: the peers of this rank: of its group; or of its row, then of its column.
+    Given a time-out, nccl's wait returns when the messages have arrived, like gloo's; without one it would at once, and
+    nobody could name a rank that is late.
     """
 
-    levels: tuple[Peers, ...]
-
-    @staticmethod
-    def of(group: Any, timeout: float | None = None) -> Ranks:
-        """Of a process group, a DeviceMesh of one or two dimensions, or None: all processes."""
-        if getattr(group, "ndim", 1) == 2:
-            return Ranks(tuple(Peers.of(group.get_group(dim), timeout) for dim in (1, 0)))
-        return Ranks((Peers.of(group, timeout),))
-
-    @property
-    def rank(self) -> int:
-        found, size = 0, 1
-        for peers in self.levels:
-            found, size = found + size * peers.rank, size * peers.count
-        return found
-
-    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        """These integers of every rank, by rank."""
-        found = [list(numbers)]
-        for peers in self.levels:
-            rows = peers.gather([number for of_rank in found for number in of_rank])
-            found = [row[n : n + len(numbers)] for row in rows for n in range(0, len(row), len(numbers))]
-        return found
-
-
-@dataclass(frozen=True, eq=False)
-class Message:
-    """A tensor on its way to or from a peer. Waited for once: a second wait blocks for ever with gloo."""
-
     peers: Peers
-    peer: int
-    tensor: Tensor
-    work: Any
+    launched: Sequence[Launch]
 
-    def done(self) -> bool:
-        """Whether it has arrived; then it is waited for, and must not be again."""
-        if not self.work.is_completed():
-            return False
-        self.wait()
-        return True
+    def wait(self) -> None:
+        for messages, works in self.launched:
+            start = time.monotonic()
+            try:
+                for work in works if isinstance(works, list) else [works]:
+                    work.wait(timedelta(seconds=self.peers.timeout))
+            except RuntimeError as error:
+                raise self.peers.lost(messages, time.monotonic() - start) from error
 
-    def wait(self) -> Tensor:
-        start = time.monotonic()
-        try:
-            self.work.wait(timedelta(seconds=self.peers.timeout))
-        except RuntimeError as error:
-            raise self.peers.lost(self.peer, time.monotonic() - start) from error
-        return self.tensor
+
+def _by_device(backends: str) -> dict[str, str]:
+    """The backend for each type of device: of 'cpu:gloo,cuda:nccl', say."""
+    return {device: backend for device, _, backend in (each.partition(":") for each in backends.split(","))}
 
 
 def _blamed(error: BaseException) -> Raised:

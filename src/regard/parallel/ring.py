@@ -76,9 +76,11 @@ def ring_attention(
     Differentiable once with respect to q, k, v, the sink and the tensors of the score. The gradients of k and v come
     home; those of the sink and the score are this rank's share, to be summed over the group like those of any parameter
     that the ranks share. Dropout drops what one process would, and needs a seed or takes that of rank 0.
-    Raises what `attention` raises; Unsupported for tensors that are not on the CPU; PeerError where ranks make unlike
-    calls, or one has ended, has stopped or is late, and where another one raises an error: all ranks end the call then,
-    and can make another one.
+    Tensors on a GPU need a group with nccl for them and gloo for the CPU, which init_process_group() makes: shown by an
+    emulation of nccl, not yet run on a GPU.
+    Raises what `attention` raises; Unsupported for tensors on a device for which the group has no backend; PeerError
+    where ranks make unlike calls, or one has ended, has stopped or is late, and where another one raises an error: all
+    ranks end the call then, and can make another one.
     Source: Liu et al. 2023, Ring Attention (arXiv 2310.01889).
     """
     local, group = local_tokens(q, k, v, group) if is_dtensor(q, k, v) else ((q, k, v), group)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,19 +66,30 @@ class RingCall:
         if error is not None:
             raise ShapeError(error)
         here = replace(self, positions=at if positional is not None or self.dropout is not None else None, whole=whole)
-        ranks = range(self.peers.count)
-        return replace(here, needed=tuple(tuple(here.sees(here.part(r, s)) for s in ranks) for r in ranks))
+        count = self.peers.count
+        seen = here.seen([here.part(r, s) for r in range(count) for s in range(count)])
+        return replace(here, needed=tuple(tuple(seen[r * count : (r + 1) * count]) for r in range(count)))
 
-    def sees(self, part: PartOfCall) -> bool:
-        """Whether some query of a part may see some of its keys, as far as the mask knows without looking at all."""
-        assert self.whole is not None and part.rows is not None
-        nq, nk, at = len(part.rows), len(part.cols), self.whole.positions
-        if 0 in (nq, nk, self.whole.heads, *self.whole.batch):
-            return False
-        if isinstance(self.mask, Everything):
-            return True
-        frame = replace(self.whole, nq=nq, nk=nk, positions=Positions(part.of_queries(at.q), part.of_keys(at.k)))
-        return bool((mask_of_part(self.mask, part).cover(frame.tiling(*TILE)) != Cover.NONE).any())
+    def seen(self, parts: Sequence[PartOfCall]) -> list[bool]:
+        """Whether some query of each part may see some of its keys, as far as the mask knows without looking at all.
+
+        The device is read once, for all parts.
+        """
+        assert self.whole is not None
+        at, covered, found = self.whole.positions, list[Tensor](), list[bool]()
+        for part in parts:
+            assert part.rows is not None
+            nq, nk = len(part.rows), len(part.cols)
+            found.append(0 not in (nq, nk, self.whole.heads, *self.whole.batch))
+            if found[-1] and not isinstance(self.mask, Everything):
+                frame = replace(
+                    self.whole, nq=nq, nk=nk, positions=Positions(part.of_queries(at.q), part.of_keys(at.k))
+                )
+                covered.append((mask_of_part(self.mask, part).cover(frame.tiling(*TILE)) != Cover.NONE).any())
+        if not covered:
+            return found
+        answers = iter(torch.stack(covered).tolist())
+        return [possible and next(answers) for possible in found]
 
     def part(self, rank: int, source: int) -> PartOfCall:
         """The queries of one rank and the keys of another."""

@@ -14,7 +14,7 @@ from regard.core.dropout import Dropout
 from regard.core.hooks import AttentionCall
 from regard.core.positions import Positions
 from regard.masks.algebra import Mask
-from regard.parallel.peers import Ranks
+from regard.parallel.ranks import Ranks
 from regard.parallel.ring import ring_attention
 from regard.parallel.shards import Shards, unshard
 from regard.part_of_call import PartOfCall, mask_of_part, score_of_part

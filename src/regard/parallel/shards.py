@@ -8,16 +8,15 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.core.errors import ShapeError
+from regard.core.errors import ShapeError, Unsupported
 from regard.core.region import Frame
-from regard.core.shapes import blocks
+from regard.core.shapes import blocks, listed
 from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Cover, Mask
-from regard.parallel.peers import Ranks
+from regard.parallel.ranks import Ranks
 from regard.part_of_call import Indices, select
 
 TILE, LEAST = 128, 8  # tokens that `balanced` deals out together at most, and how many such pieces a rank has at least
@@ -125,41 +124,66 @@ def shard(x: Tensor, shards: Shards, rank: int, dim: int = -2) -> Tensor:
     return select(x, shards.of_ranks[rank], dim)
 
 
+def joined(parts: Sequence[Tensor], shards: Shards, dim: int = -2) -> Tensor:
+    """All tokens along `dim` in ascending order of their indices, from those of every rank."""
+    whole, indices = torch.cat(list(parts), dim), torch.cat(shards.indices)
+    return whole if _ascending(indices) else select(whole, indices.argsort(), dim)
+
+
+def divided(whole: Tensor, shards: Shards, dim: int = -2) -> tuple[Tensor, ...]:
+    """The adjoint: what each rank holds."""
+    indices = torch.cat(shards.indices)
+    return (whole if _ascending(indices) else select(whole, indices.argsort().argsort(), dim)).split(
+        shards.lengths, dim
+    )
+
+
+def _ascending(indices: Tensor) -> bool:
+    return bool((indices[1:] > indices[:-1]).all())
+
+
 @outside_of_graphs
 def unshard(x: Tensor, shards: Shards, group: Any = None, dim: int = -2) -> Tensor:
     """The tensor of all tokens, on every rank, from what each holds. All ranks of the group must call it.
 
     group: as of `ring_attention`, or a mesh of two dimensions as of `usp_attention`. Differentiable once: the gradient
     of a rank's part is the sum of what all ranks have for it, as the loss is the sum of theirs. Raises ShapeError, on
-    every rank, where parts do not fit the shards.
+    every rank, where parts do not fit the shards, Unsupported for a device for which the group has no backend, and
+    PeerError where another rank raises an error or has a part of another dtype or of other axes.
     """
     ranks = Ranks.of(group)
-    lengths = tuple(of_rank[0] for of_rank in ranks.gather([x.shape[dim]]))
+    with ranks.telling():
+        part = x.movedim(dim, 0)
+        why_not = ranks.levels[0].why_not(x.device)
+        if why_not is not None:
+            raise Unsupported(f"x is on {x.device}: {why_not} Pass x.cpu().")
+        told = {"the function": "unshard", "x": f"{x.dtype} {listed((0, *part.shape[1:]))} on {x.device.type}"}
+        for peers in ranks.levels:
+            peers.agree(told)
+            peers.connect(x.device)
+    lengths = tuple(of_rank[0] for of_rank in ranks.gather([len(part)]))
     if lengths != shards.lengths:
         raise ShapeError(f"x has {list(lengths)} tokens on the ranks of the group; expected {shards!r}.")
-    return _Unshard.apply(x.movedim(dim, 0), shards, ranks).movedim(0, dim)
+    return _Unshard.apply(part, shards, ranks).movedim(0, dim)
 
 
 class _Unshard(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, shards: Shards, ranks: Ranks) -> Tensor:
-        ctx.of, ctx.ranks = shards, ranks
-        own = x.new_zeros(max(shards.lengths), *x.shape[1:])  # all_gather wants one length
-        own[: len(x)] = x
-        found = own[None]
-        for peers in ranks.levels:
-            parts = [torch.empty_like(found) for _ in range(peers.count)]
-            dist.all_gather(parts, found, group=peers.group)
-            found = torch.cat(parts)
-        whole = x.new_empty(shards.n, *x.shape[1:])
-        for part, at in zip(found, shards.indices, strict=True):
-            whole[at.to(x.device)] = part[: len(at)]
-        return whole
+        width = x.shape[1:].numel()
+        ctx.of, ctx.ranks, ctx.sizes = shards, ranks, ranks.sizes([n * width for n in shards.lengths])
+        with ranks.together("the tensor of all tokens"):
+            found = x.reshape(-1)
+            for peers, sizes in ctx.sizes:
+                found = torch.cat(peers.exchange([found] * peers.count, sizes))
+            return joined(found.view(shards.n, *x.shape[1:]).split(shards.lengths), shards, 0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        g = g.clone(memory_format=torch.contiguous_format)
-        for peers in ctx.ranks.levels:
-            dist.all_reduce(g, group=peers.group)
-        return shard(g, ctx.of, ctx.ranks.rank, 0), None, None
+        with ctx.ranks.together("the gradient of a tensor of all tokens"):
+            found = torch.cat([t.reshape(-1) for t in divided(g, ctx.of, 0)])
+            for peers, sizes in reversed(ctx.sizes):
+                shares = peers.exchange(found.split(sizes), [sizes[peers.rank]] * peers.count)
+                found = torch.stack(shares).sum(0)
+        return found.view(ctx.of.lengths[ctx.ranks.rank], *g.shape[1:]), None, None

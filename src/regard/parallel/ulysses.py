@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +13,7 @@ from torch import Tensor
 
 from regard.api import attention
 from regard.backends.base import Backend
-from regard.core.arguments import check_heads, check_tensors
+from regard.core.arguments import batch_axes, check_heads
 from regard.core.dropout import Dropout
 from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError
@@ -19,11 +22,11 @@ from regard.core.shapes import listed
 from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Everything, Mask
 from regard.parallel.agreement import agree_on_call
-from regard.parallel.all_to_all import all_to_all
+from regard.parallel.all_to_all import all_to_all, between
 from regard.parallel.call_on_heads import mask_of_heads, score_of_heads
 from regard.parallel.heads import Heads
 from regard.parallel.peers import Peers
-from regard.parallel.shards import Shards
+from regard.parallel.shards import Shards, divided, joined
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 
@@ -76,28 +79,25 @@ def ulysses_attention(
             peers, "ulysses_attention", q, k, v, shards, key_shards, score, mask, positions, logits, dropout
         )
         deal = Deal.of(q, k, v, peers, queries, keys)
-        given = deal.to_heads(q, k, v, score, mask, logits, drop)
-        return deal.to_tokens(attention(**given, positions=positions, backend=backend), q)
+        attend = deal.to_heads(q, k, v, score, mask, logits, drop)
+        return attend(partial(attention, positions=positions, backend=backend))
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Deal:
     """Who has which tokens before the exchange, and which heads behind it.
 
     queries, keys: the tokens of each rank; behind the exchange all of them stand in ascending order of their indices.
-    node: the exchange in autograd's graph, once it is made and if it is there.
     """
 
     peers: Peers
     heads: list[Heads]
     queries: Shards
     keys: Shards
-    node: Any = None
 
     @staticmethod
     def of(q: Tensor, k: Tensor, v: Tensor, peers: Peers, queries: Shards, keys: Shards) -> Deal:
         """For a call on these; ShapeError where they have too few heads."""
-        check_tensors(q, k, v)
         if q.dim() < 4 or q.shape[-3] < peers.count:
             raise ShapeError(
                 f"q has shape {listed(q.shape)}, the group {peers.count} ranks; expected (*batch, heads, n, d) with as "
@@ -108,46 +108,39 @@ class Deal:
 
     def to_heads(
         self, q: Tensor, k: Tensor, v: Tensor, score: Score, mask: Mask, sink: Tensor | None, dropout: Dropout | None
-    ) -> dict[str, Any]:
-        """The arguments of the call with all tokens of this rank's heads, from those with its tokens of all heads."""
-        own = self.heads[self.peers.rank]
-        parts = [[heads.of(q, -3), heads.of_keys(k, -3), heads.of_keys(v, -3)] for heads in self.heads]
+    ) -> Callable[[Callable[..., Tensor]], Tensor]:
+        """Exchanges tokens for heads. What is returned takes the function that attends, calls it for all tokens of this
+        rank's heads, and exchanges its output for this rank's tokens of all heads.
+        """
+        own, ranks, lead = self.heads[self.peers.rank], range(self.peers.count), batch_axes(q, k, v, True)
+        parts = [(heads.of(q, -3), heads.of_keys(k, -3), heads.of_keys(v, -3)) for heads in self.heads]
         mine, of = parts[self.peers.rank], (self.queries, self.keys, self.keys)
         shapes = [
-            [(*t.shape[:-2], x.lengths[rank], t.shape[-1]) for t, x in zip(mine, of, strict=True)]
-            for rank in range(self.peers.count)
+            [(*t.shape[:-2], x.lengths[rank], t.shape[-1]) for t, x in zip(mine, of, strict=True)] for rank in ranks
         ]
-        received, self.node = all_to_all(parts, shapes, self.peers)
-        return {
-            **{
-                name: _joined(pieces, x) for name, pieces, x in zip("qkv", zip(*received, strict=True), of, strict=True)
-            },
-            "score": score_of_heads(score, own),
-            "mask": mask_of_heads(mask, own),
-            "sink": None if sink is None else own.of(sink, -1),
-            "dropout": None if dropout is None else dropout.from_head(own.first),
-        }
+        numbers = all_to_all(
+            torch.cat([t.reshape(-1) for of_rank in parts for t in of_rank]),
+            [sum(t.numel() for t in of_rank) for of_rank in parts],
+            [sum(map(math.prod, of_rank)) for of_rank in shapes],
+            self.peers,
+        )
+        score, mask = score_of_heads(score, own), mask_of_heads(mask, own)
+        given = {"mask": mask, "dropout": None if dropout is None else dropout.from_head(own.first)}
+        learned = [*score.tensors(), *(() if sink is None else (own.of(sink, -1),))]
 
-    def to_tokens(self, out: Tensor, q: Tensor) -> Tensor:
-        """This rank's tokens of the output, of all heads, from that of all tokens of its heads."""
-        parts = [[part] for part in _cut(out, self.queries)]
-        shapes = [[(*out.shape[:-3], heads.count, q.shape[-2], out.shape[-1])] for heads in self.heads]
-        received, _ = all_to_all(parts, shapes, self.peers, self.node)
-        return torch.cat([part for (part,) in received], -3)
+        def attend(compute: Callable[..., Tensor]) -> Tensor:
+            def of_heads(numbers: Tensor, *tensors: Tensor) -> Tensor:
+                rest, pieces = iter(tensors), iter(numbers.split([math.prod(s) for of_rank in shapes for s in of_rank]))
+                received = [[next(pieces).view(shape) for shape in of_rank] for of_rank in shapes]
+                qkv = [joined(of_all, x) for of_all, x in zip(zip(*received, strict=True), of, strict=True)]
+                options = {**given, "score": score.with_tensors(rest), "sink": None if sink is None else next(rest)}
+                return torch.cat([t.reshape(-1) for t in divided(compute(*qkv, **options), self.queries)])
 
+            of_all = [(*lead, heads.count, q.shape[-2], v.shape[-1]) for heads in self.heads]
+            sent = [math.prod(lead) * own.count * n * v.shape[-1] for n in self.queries.lengths]
+            received = list(map(math.prod, of_all))
+            out = all_to_all(between(of_heads, [numbers, *learned], self.peers), sent, received, self.peers)
+            pieces = zip(out.split(received), of_all, strict=True)
+            return torch.cat([t.view(shape) for t, shape in pieces], -3)
 
-def _joined(parts: tuple[Tensor, ...], of: Shards) -> Tensor:
-    """The rows of all ranks in ascending order of their indices."""
-    whole, indices = torch.cat(parts, -2), torch.cat(of.indices)
-    return whole if _ascending(indices) else whole.index_select(-2, indices.argsort())
-
-
-def _cut(whole: Tensor, of: Shards) -> tuple[Tensor, ...]:
-    """The adjoint: the rows of each rank."""
-    indices = torch.cat(of.indices)
-    whole = whole if _ascending(indices) else whole.index_select(-2, indices.argsort().argsort())
-    return whole.split(of.lengths, -2)
-
-
-def _ascending(indices: Tensor) -> bool:
-    return bool((indices[1:] > indices[:-1]).all())
+        return attend

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from regard.core.positions import Positions
 from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Everything, Mask
 from regard.parallel.agreement import agree_on_call
-from regard.parallel.peers import Ranks
+from regard.parallel.ranks import Ranks
 from regard.parallel.ring import ring_attention
 from regard.parallel.shards import Shards
 from regard.parallel.ulysses import Deal
@@ -59,7 +60,7 @@ def usp_attention(
     row, width = outer.rank, inner.count
     # An error before the ring is told to the row, which tells it to the columns; the ring itself tells the columns of
     # its errors, and the row then hears of them.
-    with outer.telling(), inner.telling():
+    with ranks.telling():
         queries, keys = (_by_row(x, width) for x in (shards, shards if key_shards is None else key_shards))
         logits = None if sink is None else torch.as_tensor(sink, dtype=accumulator(q.dtype), device=q.device)
         if dropout is not None and dropout.seed is None and dropout.p > 0:
@@ -71,18 +72,10 @@ def usp_attention(
             inner, "usp_attention", q, k, v, queries[row], keys[row], score, mask, positions, logits, dropout
         )
         deal = Deal.of(q, k, v, inner, *own[:2])
-        given = deal.to_heads(q, k, v, score, mask, logits, own[2])
+        attend = deal.to_heads(q, k, v, score, mask, logits, own[2])
     with inner.together("the output of usp_attention"):
-        out = ring_attention(
-            **given,
-            group=outer.group,
-            shards=_of_rows(queries),
-            key_shards=_of_rows(keys),
-            positions=positions,
-            backend=backend,
-            timeout=timeout,
-        )
-        return deal.to_tokens(out, q)
+        of_rows = {"shards": _of_rows(queries), "key_shards": _of_rows(keys), "group": outer.group}
+        return attend(partial(ring_attention, **of_rows, positions=positions, backend=backend, timeout=timeout))
 
 
 def _by_row(shards: Shards, width: int) -> list[Shards]:
