@@ -1,4 +1,4 @@
-"""Whole models of torch, timm, torchvision and diffusers, as they are and within regard.patch."""
+"""Whole models of torch, timm, torchvision and diffusers, as they are and under regard.patch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import importlib.util
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,27 +26,36 @@ LAYERS = 2
 
 def plain_way(x: Inputs) -> Way:
     """The model as it is."""
-    return _way("as it is", x, model_of(x.case), lambda model: nullcontext())
+    model = model_of(x.case)
+    return Way("as it is", lambda: results(model, x.q), lambda out: _without_dropout(x, out, lambda model: model))
 
 
 def patched_ways(x: Inputs) -> list[Way]:
-    """The model within regard.patch; and with regard's layers in the place of torch's, where it has any."""
+    """The model under regard.patch; and with regard's layers in the place of torch's, where it has any."""
     model = model_of(x.case)
-    found = [_way("patched", x, model, lambda model: rg.patch(model, report=None))]
-    if any(type(module) is nn.MultiheadAttention for module in model.modules()):
-        found.append(_way("regard.compat.torch.MultiheadAttention", x, with_own_layers(model), lambda _: nullcontext()))
-    return found
+    patch = rg.patch(model, report=None)  # for good: it is in place only while this model's forward runs
 
-
-def _way(name: str, x: Inputs, model: nn.Module, within: Callable[[nn.Module], Any]) -> Way:
-    def run(model: nn.Module = model) -> list[Tensor]:
-        with within(model) as patch:
-            found = results(model, x.q)
-        if patch is not None and not any(why is None for _, why in patch.calls):
+    def run() -> list[Tensor]:
+        found = results(model, x.q)
+        if not any(why is None for _, why in patch.calls):
             raise Unable("no call of the model ran on regard")
         return found
 
-    return Way(name, run, lambda out: out if x.case.dropout == 0 else run(without_dropout(model)))
+    def patched(model: nn.Module) -> nn.Module:
+        rg.patch(model, report=None)
+        return model
+
+    found = [Way("patched", run, lambda out: _without_dropout(x, out, patched))]
+    if any(type(module) is nn.MultiheadAttention for module in model.modules()):
+        own = with_own_layers(model_of(x.case))
+        name = "regard.compat.torch.MultiheadAttention"
+        found.append(Way(name, lambda: results(own, x.q), lambda out: _without_dropout(x, out, with_own_layers)))
+    return found
+
+
+def _without_dropout(x: Inputs, out: list[Tensor], prepare: Callable[[nn.Module], nn.Module]) -> list[Tensor]:
+    """Results that can be compared: `out`, or those of the same model, prepared alike, that drops nothing."""
+    return out if x.case.dropout == 0 else results(prepare(without_dropout(model_of(x.case))), x.q)
 
 
 def results(model: nn.Module, x: Tensor) -> list[Tensor]:

@@ -79,9 +79,9 @@ _MORE = {
     "its layers spend in the function of attention; masks are made elsewhere. Tokens are checked by the logits of the "
     "eager model in float64: each must be its greedy choice, to rounding.",
     "patching": "\n\nWhole models, of random weights: torch's column is the model as it is, on its own fast paths; "
-    "regard's is the same model within `regard.patch(model)`, entered for each call. Eval: a forward pass without "
-    "gradients. Training: forward and the gradients of all parameters. How much faster a model can become is bounded "
-    "by what it does besides attention. Results under dropout are compared with dropout off.",
+    "regard's is the same model under `regard.patch(model)`. Eval: a forward pass without gradients. Training: forward "
+    "and the gradients of all parameters. How much faster a model can become is bounded by what it does besides "
+    "attention. Results under dropout are compared with dropout off.",
 }
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of whole models within regard.patch, on small ones: what is checked and run, never how fast it is."""
+"""The benchmark of whole models under regard.patch, on small ones: what is checked and run, never how fast it is."""
 
 from __future__ import annotations
 
