@@ -117,8 +117,8 @@ def patch(model: nn.Module | None = None, *, report: Callable[[str], object] | N
     largest scores, and a score_mod that uses a tensor that requires a gradient; torch.func transforms, forward-mode
     derivatives, tracing. Under torch.compile, patch first or call the compiled model inside the block: its graphs then
     hold regard's kernels, and are compiled again without them after the end. Blocks nest; everything is restored after
-    an error too. `patch` looks through all modules that are loaded, some 20 ms with 4,000 of them: call it once, not for
-    each step.
+    an error too. `patch` looks through all modules that are loaded, some 20 ms with 4,000 of them: call it once, not
+    for each step.
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
     >>> with patch():
