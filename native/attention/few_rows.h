@@ -159,7 +159,7 @@ struct PagedRows {
     if (found) __builtin_memcpy(runs, runs + kRuns, kRuns * sizeof(Run));
     next = t.more ? t.j + kChunk : -1;
     int64_t page = (t.j + found) / c.page_size, at = (t.j + found) % c.page_size;
-    const char* first = nullptr;  // row of the page
+    const char* first = nullptr;  // where the page's rows begin
     if (!t.more && t.j + kChunk < c.nk)  // what lies in one piece the hardware has prefetched by then
       fetch((const char*)row_of(c, x, f.p, f.key_head, t.j + kChunk), 1024);
     for (int64_t n = found; n < all; n += W) {

@@ -96,7 +96,7 @@ def part_gradients(
     cotangent of its log-sum-exp. With m, l of the whole and (m', l', o') of the part,  out = Σ o' e^(m' - m) / l  and
     l = Σ l' e^(m' - m):  so o' has the cotangent g e^(m' - m) / l, and l' has -delta e^(m' - m) / l.
     """
-    share = whole.share(state.m)
+    share = whole.weight_of(state.m)
     cotangents = ((state.o, g * share[..., None]), (state.l, -delta * share))
     pairs = [pair for pair in cotangents if pair[0].requires_grad]
     if not pairs:

@@ -29,13 +29,13 @@ class Looks:
     """Counts the calls whose structure Python looked at."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count, structure = 0, plan_cache._structure
+        self.count, structure = 0, plan_cache.structure_of
 
         def counted(*given: object) -> object:
             self.count += 1
             return structure(*given)  # pyright: ignore
 
-        monkeypatch.setattr(plan_cache, "_structure", counted)
+        monkeypatch.setattr(plan_cache, "structure_of", counted)
 
     def during(self, call: Callable[[], object]) -> int:
         before = self.count

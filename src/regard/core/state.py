@@ -89,15 +89,14 @@ class RowStats:
         log_p = (s - _finite_shift(self.m)[..., None]) - self.l.masked_fill(self.empty, 1).log()[..., None]
         return log_p if finite(self.l) else log_p.masked_fill(s == -math.inf, -math.inf)
 
-    def share(self, m: Tensor) -> Tensor:
-        """The weight of one logit m (*batch, h, nq) in each row, 0 where that is -inf, found without looking at it."""
-        p = torch.exp(m - _finite_shift(self.m)) / self.l.masked_fill(self.empty, 1)
-        return p.masked_fill(m == -math.inf, 0)
+    def weight_of(self, logit: Tensor) -> Tensor:
+        """The weight of one logit (*batch, h, nq) in each row: 0 where that is -inf, and in a row that sees nothing."""
+        p = torch.exp(logit - _finite_shift(self.m)) / self.l.masked_fill(self.empty, 1)
+        return p.masked_fill(self.empty | (logit == -math.inf), 0)
 
     def sink_weights(self, sink: Tensor) -> Tensor:
         """The weight of a sink with logits (*batch, h) in every row: (*batch, h, nq)."""
-        p = torch.exp(sink[..., None] - _finite_shift(self.m)) / self.l.masked_fill(self.empty, 1)
-        return p.masked_fill(self.empty, 0)
+        return self.weight_of(sink[..., None])
 
 
 @dataclass(frozen=True)

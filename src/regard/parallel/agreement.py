@@ -50,9 +50,7 @@ def agree_on_call(
     if functorch() or any(forward_ad.unpack_dual(t).tangent is not None for t in (q, k, v, *tensors)):
         raise Unsupported(f"{function} has no forward mode, and no transform of torch.func goes through it.")
     check_tensors(q, k, v)
-    why_not = peers.why_not(q.device)
-    if why_not is not None:
-        raise Unsupported(f"q is on {q.device}: {why_not} Pass q.cpu(), k.cpu() and v.cpu().")
+    peers.check_device("q", q)
     recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *tensors))
     told = {
         "the function": function,

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from regard.core.errors import Unsupported
 from regard.core.shapes import listed
 
 TIMEOUT = 300.0  # seconds without a message from a peer
@@ -96,14 +97,15 @@ class Peers:
         """The rank that many places to the right, around the ring."""
         return (self.rank + steps) % self.count
 
-    def why_not(self, device: torch.device) -> str | None:
-        """Why ranks cannot exchange tensors of a device; None where they can."""
-        backends = dist.get_backend_config(self.group)
+    def check_device(self, name: str, t: Tensor) -> None:
+        """Raises Unsupported for a tensor on a device whose tensors the ranks cannot exchange."""
+        backends, device = dist.get_backend_config(self.group), t.device
         if device.type == "cpu" or _by_device(backends).get(device.type, "gloo") != "gloo":
-            return None
-        return (
-            f"ranks exchange tensors over the group's backend for it, and of {backends} none can; gloo sends tensors "
-            "on the CPU alone. For GPUs call init_process_group('cpu:gloo,cuda:nccl')."
+            return
+        raise Unsupported(
+            f"{name} is on {device}: ranks exchange tensors over the group's backend for it, and of {backends} none "
+            "can; gloo sends tensors on the CPU alone. For GPUs call init_process_group('cpu:gloo,cuda:nccl'), or pass "
+            "tensors on the CPU."
         )
 
     def connect(self, device: torch.device) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.core.errors import ShapeError, Unsupported
+from regard.core.errors import ShapeError
 from regard.core.region import Frame
 from regard.core.shapes import blocks, listed
 from regard.core.tracing import outside_of_graphs
@@ -133,9 +133,8 @@ def joined(parts: Sequence[Tensor], shards: Shards, dim: int = -2) -> Tensor:
 def divided(whole: Tensor, shards: Shards, dim: int = -2) -> tuple[Tensor, ...]:
     """The adjoint: what each rank holds."""
     indices = torch.cat(shards.indices)
-    return (whole if _ascending(indices) else select(whole, indices.argsort().argsort(), dim)).split(
-        shards.lengths, dim
-    )
+    own = whole if _ascending(indices) else select(whole, indices.argsort().argsort(), dim)
+    return own.split(shards.lengths, dim)
 
 
 def _ascending(indices: Tensor) -> bool:
@@ -154,9 +153,7 @@ def unshard(x: Tensor, shards: Shards, group: Any = None, dim: int = -2) -> Tens
     ranks = Ranks.of(group)
     with ranks.telling():
         part = x.movedim(dim, 0)
-        why_not = ranks.levels[0].why_not(x.device)
-        if why_not is not None:
-            raise Unsupported(f"x is on {x.device}: {why_not} Pass x.cpu().")
+        ranks.levels[0].check_device("x", x)
         told = {"the function": "unshard", "x": f"{x.dtype} {listed((0, *part.shape[1:]))} on {x.device.type}"}
         for peers in ranks.levels:
             peers.agree(told)

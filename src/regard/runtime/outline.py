@@ -1,16 +1,26 @@
-"""Outlines: what stays of a call's values when the numbers in their tensors are left out, to compare structures by."""
+"""Structures and outlines: what a call, or one of its values, is like before anyone looks at a number in its tensors.
+
+The structure of a call: dtypes, shapes but for the numbers of queries and keys, the outlines of score, mask and sink,
+whether there are positions and dropout.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from regard.core.dropout import Dropout
+from regard.core.paged import Paged, share_pages
 from regard.core.positions import Positions
+from regard.core.tracing import functorch, watched
 from regard.core.value import Value, names
 from regard.masks.algebra import Mask
+from regard.scores.algebra import Score
 
 
 def plain(t: Tensor) -> bool:
@@ -74,3 +84,71 @@ def _of_tokens(item: Any, leaves: list[Tensor]) -> Any:
 _CONSTANTS = frozenset({int, float, bool, type(None)})
 _parts: dict[type, tuple[str, ...]] = {}  # of regard's own classes
 _per_token = set[type]()
+
+OUTLINES = 1  # place of score, mask and sink in a key
+# os.environ.get would take a tenth of a small call: it encodes the name each time
+_environment = cast(dict[Any, Any], os.environ._data)  # pyright: ignore
+_ISA = os.environ.encodekey("REGARD_ISA")
+
+
+class Asked(NamedTuple):
+    """The arguments of a call, but for the backend. None for q, k, v: what autograd saves."""
+
+    q: Any
+    k: Any
+    v: Any
+    score: Score
+    mask: Mask
+    positions: Positions | None
+    sink: Any
+    dropout: Dropout | None
+
+
+def structure_of(
+    q: Any, k: Any, v: Any, score: Score, mask: Mask, positions: Any, sink: Any, dropout: Any, leaves: list[Tensor]
+) -> tuple[tuple[Any, ...], int, int] | None:
+    """The key of a call's structure, and how many queries and keys there are; None where it has no key.
+
+    The first part of the key is what has a gradient, or None. The tensors of score, mask and sink go to `leaves`.
+    """
+    paged = share_pages(k, v)
+    if type(q) is not Tensor or not (paged or (type(k) is Tensor and type(v) is Tensor)) or transformed():
+        return None
+    if not (plain(q) and plain(k) and plain(v)) or q.dim() < 2 or k.dim() < 2 or v.dim() < 2:
+        return None
+    try:
+        values = outline(score, leaves), outline(mask, leaves), outline(sink, leaves)
+        placed = None if positions is None else outline_of_positions(positions)
+        dropped = None if dropout is None else outline_of_dropout(dropout)
+    except Open:
+        return None
+    *q_lead, nq, q_width = q.shape
+    *k_lead, nk, k_width = k.shape
+    *v_lead, v_count, v_width = v.shape
+    if v_count != nk:
+        return None
+    needs = tuple([t.requires_grad for t in (q, k, v, *leaves)]) if torch.is_grad_enabled() else ()
+    key = (  # OUTLINES says where values are
+        *(needs if True in needs else None, values, placed, dropped, q.dtype, k.dtype, v.dtype),
+        k.page_size if type(k) is Paged else None,
+        *(len(q_lead), len(k_lead), *q_lead, q_width, *k_lead, k_width, *v_lead, v_width),
+        torch.get_num_threads(),
+        _environment.get(_ISA),
+    )
+    return key, nq, nk
+
+
+def transformed() -> bool:
+    """Whether someone between the caller and torch watches or changes what happens: a compiler, a mode, a transform."""
+    return (
+        is_compiling()
+        or functorch()
+        or watched()
+        or _function_modes() > 0
+        or forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
+        or _autocast()
+    )
+
+
+_autocast = torch._C._is_any_autocast_enabled  # pyright: ignore[reportPrivateUsage]
+_function_modes = torch._C._len_torch_function_stack  # pyright: ignore[reportPrivateUsage]

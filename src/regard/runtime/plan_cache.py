@@ -1,58 +1,38 @@
 """The cache of plans: calls of a structure seen before skip all but the kernel, forward and backward.
 
-Structure is what a call is like before anyone looks at a number in its tensors: dtypes, shapes but for the numbers of
-queries and keys, the score and the mask, whether there are positions and dropout. Kept are the plans that a backend
-makes (see Backend.plan): no transforms, no gradients but those of q, k and v, and of what an additive score learns.
+outline.py says what a structure is. Kept are the plans that a backend makes (see Backend.plan): no transforms, no
+gradients but those of q, k and v, and of what an additive score learns.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from regard.backends.base import Done, Example, Inputs, Plan, TrainingPlan
 from regard.backends.native.direct import direct, shortcut
 from regard.core.dropout import Dropout
-from regard.core.paged import Paged, share_pages
+from regard.core.paged import Paged
 from regard.core.positions import Positions
 from regard.core.state import RowStats
-from regard.core.tracing import functorch, watched
+from regard.core.tracing import watched
 from regard.masks.algebra import Mask
 from regard.runtime.autograd import Attention, Given, differentiable_backward
 from regard.runtime.binding import Call
 from regard.runtime.dispatch import choose, readable
-from regard.runtime.outline import Open, outline, outline_of_dropout, outline_of_positions, plain
+from regard.runtime.outline import OUTLINES, Asked, structure_of
 from regard.scores.algebra import Score, Similarity
 
 _MOST = 256  # structures kept
 _plans: dict[Any, _Known | _ByLength | None] = {}
 _shortcut: Callable[..., Any] | None = None  # serves calls of remembered plans, once there is one
 _UNSEEN: Any = object()
-_OUTLINES = 1  # place of score, mask and sink in a key
-_STATS = "row statistics"  # in the first place of a key: wanted besides the output, without gradients
-# os.environ.get would take a tenth of a small call: it encodes the name each time
-_environment = cast(dict[Any, Any], os.environ._data)  # pyright: ignore
-_ISA = os.environ.encodekey("REGARD_ISA")
-
-
-class Asked(NamedTuple):
-    """The arguments of a call, but for the backend. None for q, k, v: what autograd saves."""
-
-    q: Any
-    k: Any
-    v: Any
-    score: Score
-    mask: Mask
-    positions: Positions | None
-    sink: Any
-    dropout: Dropout | None
+_STATS = "row statistics"  # in the first place of a key: they are wanted besides the output, without gradients
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +79,7 @@ def attend(
             asked = Asked(None, None, None, score, mask, positions, sink, None)
             return _record(plan, Done(out, row_stats, kernel), asked, (q, k, v, *read))
     leaves: list[Tensor] = []
-    structure = _structure(q, k, v, score, mask, positions, sink, dropout, leaves)
+    structure = structure_of(q, k, v, score, mask, positions, sink, dropout, leaves)
     if structure is None:
         return None
     asked = Asked(q, k, v, score, mask, positions, sink, dropout)
@@ -112,14 +92,14 @@ def attend(
         plan = cast(Plan, known.plan)
         out = plan.run(call)
         if out is not None and not known.prepares:
-            plan.remember(call, score, sink, key[_OUTLINES])
+            plan.remember(call, score, sink, key[OUTLINES])
         return out
     plan = cast(TrainingPlan, known.plan)
     done = plan.run_for_backward(call)
     if done is None:
         return None
     if not known.prepares and call.seed is None:
-        plan.remember(call, score, sink, key[_OUTLINES])
+        plan.remember(call, score, sink, key[OUTLINES])
     # what the backward does not save: q and k from before they were prepared
     before = tuple(t.detach() for t in (q, k)) if known.prepares else (None, None)
     drawn = None if call.seed is None else cast(_Seed, call.seed).dropout
@@ -130,7 +110,7 @@ def attend(
 def attend_with_stats(asked: Asked) -> tuple[Tensor, RowStats] | None:
     """The same in the accumulation dtype, with the statistics of each row; None where there are gradients too."""
     leaves: list[Tensor] = []
-    structure = _structure(*asked, leaves)
+    structure = structure_of(*asked, leaves)
     if structure is None or structure[0][0] is not None:
         return None
     key, nq, nk = structure
@@ -150,7 +130,7 @@ def _plan_for(
     q, k, v, score, mask, positions, _, dropout = asked
     seed = None if dropout is None or dropout.p == 0 else _Seed(dropout)
     if known is _UNSEEN:
-        known = _learn(key, asked, leaves, key[0] is not None)
+        known = _learn(key, asked, leaves)
         if known is None:
             return None
     if known.prepares:
@@ -163,40 +143,6 @@ def _record(plan: TrainingPlan, done: Done, asked: Asked, tensors: tuple[Tensor,
     out = done.out.to(tensors[2].dtype)
     (recorded,) = Attention.apply(_Planned(plan, done, asked, tensors), (out,), (done.out, done.row_stats), *tensors)
     return recorded
-
-
-def _structure(
-    q: Any, k: Any, v: Any, score: Score, mask: Mask, positions: Any, sink: Any, dropout: Any, leaves: list[Tensor]
-) -> tuple[tuple[Any, ...], int, int] | None:
-    """The key of a call's structure, and how many queries and keys there are; None where it has no key.
-
-    The first part of the key is what has a gradient, or None. The tensors of score, mask and sink go to `leaves`.
-    """
-    paged = share_pages(k, v)
-    if type(q) is not Tensor or not (paged or (type(k) is Tensor and type(v) is Tensor)) or _transformed():
-        return None
-    if not (plain(q) and plain(k) and plain(v)) or q.dim() < 2 or k.dim() < 2 or v.dim() < 2:
-        return None
-    try:
-        values = outline(score, leaves), outline(mask, leaves), outline(sink, leaves)
-        placed = None if positions is None else outline_of_positions(positions)
-        dropped = None if dropout is None else outline_of_dropout(dropout)
-    except Open:
-        return None
-    *q_lead, nq, q_width = q.shape
-    *k_lead, nk, k_width = k.shape
-    *v_lead, v_count, v_width = v.shape
-    if v_count != nk:
-        return None
-    needs = tuple([t.requires_grad for t in (q, k, v, *leaves)]) if torch.is_grad_enabled() else ()
-    key = (  # _OUTLINES says where values are
-        *(needs if True in needs else None, values, placed, dropped, q.dtype, k.dtype, v.dtype),
-        k.page_size if type(k) is Paged else None,
-        *(len(q_lead), len(k_lead), *q_lead, q_width, *k_lead, k_width, *v_lead, v_width),
-        torch.get_num_threads(),
-        _environment.get(_ISA),
-    )
-    return key, nq, nk
 
 
 def plans() -> list[Plan | TrainingPlan]:
@@ -216,11 +162,11 @@ def _lift(t: Tensor) -> Tensor:
     return t if t.dim() > 3 else t.unsqueeze(-3)
 
 
-def _learn(key: Any, asked: Asked, leaves: list[Tensor], recorded: bool) -> _Known | None:
+def _learn(key: Any, asked: Asked, leaves: list[Tensor]) -> _Known | None:
     """Makes the plan of a structure, and keeps it; None is kept too."""
     # a seed that nobody will use is not drawn: torch's generator would have moved
     fixed = asked if asked.dropout is None else asked._replace(dropout=replace(asked.dropout, seed=0))
-    known = _planned(Call(*fixed), asked.positions, (*asked[:3], *leaves), recorded)
+    known = _planned(Call(*fixed), asked.positions, (*asked[:3], *leaves), key[0])
     if len(_plans) >= _MOST:
         clear()
     if known is not None:
@@ -238,7 +184,8 @@ def _learn(key: Any, asked: Asked, leaves: list[Tensor], recorded: bool) -> _Kno
     return known
 
 
-def _planned(call: Call, positions: Positions | None, tensors: tuple[Tensor, ...], recorded: bool) -> _Known | None:
+def _planned(call: Call, positions: Positions | None, tensors: tuple[Tensor, ...], wanted: Any) -> _Known | None:
+    """wanted: the first part of the key."""
     problem, (q, k, v, *leaves) = call.problem, tensors
     frame, similarity = problem.frame, problem.similarity
     prepares = type(similarity).prepare is not Similarity.prepare
@@ -247,13 +194,15 @@ def _planned(call: Call, positions: Positions | None, tensors: tuple[Tensor, ...
     q, k = (problem.q, problem.k) if prepares else (q, k)
     with torch.no_grad():
         backend = choose(problem, None, lse=False)
-        needs = tuple(recorded and t.requires_grad for t in (q, k, v, *leaves))
+        needs = tuple(wanted not in (None, _STATS) and t.requires_grad for t in (q, k, v, *leaves))
         if readable(problem, backend) is not problem or (True in needs and isinstance(k, Paged)):
             return None  # what is gathered, each call gathers
         shape = *frame.batch, frame.heads, frame.nq, problem.dv
         out = call.layout.restore(torch.empty(shape, dtype=problem.v.dtype, device=frame.device), 2)
         spent = len(similarity.tensors()) if prepares else 0
-        plan = backend.plan(Example(problem, (q, k, v), tuple(leaves), spent, needs, out, positions), recorded)
+        plan = backend.plan(
+            Example(problem, (q, k, v), tuple(leaves), spent, needs, out, positions), wanted is not None
+        )
     return None if plan is None else _Known(plan, prepares)
 
 
@@ -299,19 +248,3 @@ def _laid(t: Tensor, strides: tuple[int, ...]) -> Tensor:
         return t
     once = t[tuple(slice(0, 1) if step == 0 else slice(None) for step in strides)]  # of what was expanded
     return torch.empty_strided(once.shape, strides, dtype=t.dtype).copy_(once).expand(t.shape)
-
-
-def _transformed() -> bool:
-    """Whether someone between the caller and torch watches or changes what happens: a compiler, a mode, a transform."""
-    return (
-        is_compiling()
-        or functorch()
-        or watched()
-        or _function_modes() > 0
-        or forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
-        or _autocast()
-    )
-
-
-_autocast = torch._C._is_any_autocast_enabled  # pyright: ignore[reportPrivateUsage]
-_function_modes = torch._C._len_torch_function_stack  # pyright: ignore[reportPrivateUsage]
