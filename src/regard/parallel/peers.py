@@ -105,7 +105,7 @@ class Peers:
         raise Unsupported(
             f"{name} is on {device}: ranks exchange tensors over the group's backend for it, and of {backends} none "
             "can; gloo sends tensors on the CPU alone. For GPUs call init_process_group('cpu:gloo,cuda:nccl'), or pass "
-            "tensors on the CPU."
+            f"{name}.cpu()."
         )
 
     def connect(self, device: torch.device) -> None:
