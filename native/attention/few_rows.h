@@ -124,7 +124,7 @@ struct StridedRows {
   Run rows;
 
   static int64_t scratch(const regard_call&, int64_t) { return 0; }
-  StridedRows(const regard_call&, int64_t, float*) : rows{} {}
+  StridedRows(const regard_call&, const regard_tensor&, int64_t, float*) : rows{} {}
   explicit StridedRows(Run rows) : rows(rows) {}
 
   void find(const FewRows& f, const Chunk& t, const regard_tensor& x) {
@@ -143,41 +143,41 @@ static StridedRows gather_rows(const FewRows& f, const Chunk& t, const regard_te
 
 // In pages: W rows of one page where they lie, W rows of several pages copied.
 struct PagedRows {
-  static constexpr int64_t kRuns = kChunk / W;
-  const int64_t width;  // bytes of a row
-  char* const copies;   // [kChunk][width]
-  Run runs[2 * kRuns];
-  int64_t next = -1;  // the first key of the next chunk, where its runs are those behind
+  char* const copies;                  // [kChunk][width]
+  const int64_t width;                 // bytes of a row
+  const int64_t page_size, page_step;  // rows of a page, and bytes from page to page
+  const uint64_t inverse;              // 2^64 / page_size, rounded up; 0 for pages of one row, which are all copied
+  const int32_t* table = nullptr;
+  const char* first_page = nullptr;  // of the head
+  const int64_t step;                // bytes from row to row of a page
+  int64_t j = 0;                     // the first key of the chunk
 
   static int64_t scratch(const regard_call& c, int64_t columns) { return kChunk * columns * size_of(c.dtype) / (int64_t)sizeof(float); }
-  PagedRows(const regard_call& c, int64_t columns, float* at) : width(columns * size_of(c.dtype)), copies((char*)at) {}
+  PagedRows(const regard_call& c, const regard_tensor& x, int64_t columns, float* at)
+      : copies((char*)at),
+        width(columns * size_of(c.dtype)),
+        page_size(c.page_size),
+        page_step(x.batch[REGARD_BATCH_AXES - 1] * size_of(c.dtype)),
+        inverse(~(uint64_t)0 / (uint64_t)c.page_size + 1),
+        step(x.row * size_of(c.dtype)) {}
 
   void find(const FewRows& f, const Chunk& t, const regard_tensor& x) {
     const regard_call& c = f.c;
-    const int64_t step = x.row * size_of(c.dtype), found = t.j == next ? kChunk : 0, all = t.more ? 2 * kChunk : t.count;
-    const int32_t* table = table_of(c, f.p);
-    if (found) __builtin_memcpy(runs, runs + kRuns, kRuns * sizeof(Run));
-    next = t.more ? t.j + kChunk : -1;
-    int64_t page = (t.j + found) / c.page_size, at = (t.j + found) % c.page_size;
-    const char* first = nullptr;  // where the page's rows begin
-    if (!t.more && t.j + kChunk < c.nk)  // what lies in one piece the hardware has prefetched by then
-      fetch((const char*)row_of(c, x, f.p, f.key_head, t.j + kChunk), 1024);
-    for (int64_t n = found; n < all; n += W) {
-      const int64_t count = all - n < W ? all - n : W, left = c.page_size - at;  // left: rows of this page
-      if (!first) first = page_row(c, x, f.key_head, table[page], 0);
-      runs[n / W] = {first + at * step, step};
-      for (at += W; at >= c.page_size; at -= c.page_size) ++page, first = nullptr;
-      if (count <= left) continue;
-      if (n >= kChunk) {
-        next = -1;
-        continue;
-      }
-      char* const to = copies + n * width;
-      copy_from_pages(to, c, x, f.p, f.key_head, t.j + n, count, width / size_of(c.dtype));
-      runs[n / W] = {to, width};
+    table = table_of(c, f.p), first_page = page_row(c, x, f.key_head, 0, 0), j = t.j;
+    if (j % W == 0 && page_size % W == 0) return;
+    for (int64_t n = 0; n < t.count; n += W) {
+      const int64_t count = t.count - n < W ? t.count - n : W;
+      if ((j + n) % page_size + W > page_size)
+        copy_from_pages(copies + n * width, c, x, f.p, f.key_head, j + n, count, width / size_of(c.dtype));
     }
   }
-  Run run(int64_t n) const { return runs[n / W]; }
+  // The product is exact while j · page_size < 2^64; a division would keep the reads of the rows waiting.
+  int64_t page_of(int64_t key) const { return (int64_t)((unsigned __int128)key * inverse >> 64); }
+  Run run(int64_t n) const {
+    const int64_t page = page_of(j + n), row = j + n - page * page_size;
+    if (row + W > page_size) return {copies + n * width, width};
+    return {first_page + table[page] * page_step + row * step, step};
+  }
 };
 
 }  // namespace regard

@@ -84,6 +84,9 @@ REGARD_INLINE void fetch(const char* p, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
 }
 
+// The compiler moves no read of memory across this.
+REGARD_INLINE void keep_order() { __asm__ volatile("" ::: "memory"); }
+
 // Rows of the next tile, prefetched a few at a time between the products of this one: the hardware prefetcher does not go that far.
 struct Prefetch {
   const char* first;

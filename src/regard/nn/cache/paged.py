@@ -73,8 +73,9 @@ class PagedCache(KVCache):
             raise ValueError(f"PagedCache(page_size={page_size}): expected 1 token or more.")
         with torch.inference_mode(False):  # a pool made in inference mode could be written in no other mode
             # zeros: what is gathered from behind a sequence's end is hidden, but finite
-            self.key_pages = torch.zeros(pages, heads, page_size, dk, dtype=dtype, device=device)
-            self.value_pages = torch.zeros(pages, heads, page_size, dv, dtype=dtype, device=device)
+            # A head's pages follow one another in memory, as they are read.
+            self.key_pages = torch.zeros(heads, pages, page_size, dk, dtype=dtype, device=device).transpose(0, 1)
+            self.value_pages = torch.zeros(heads, pages, page_size, dv, dtype=dtype, device=device).transpose(0, 1)
         self._tables = BlockTables(batch, pages, page_size)
         self._appended = [0] * batch  # tokens of the last append, of each sequence
 
