@@ -155,7 +155,7 @@ struct FewRowsForward {
     f.s = memory, f.v = f.s + few_rows(c) * kChunk;
     Score score(given, few_rows(c), f.v + value_scratch<Rows>(c));
     f.states = states + item * part_size(c);
-    Rows values(c, c.v, c.dv, f.v);
+    Rows values(c, c.dv, f.v);
     const Limits limits = begin_rows(f, key_head);
     for (int64_t r = 0; r < f.rows; ++r) {
       score.begin(f, r);

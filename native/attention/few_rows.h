@@ -124,7 +124,7 @@ struct StridedRows {
   Run rows;
 
   static int64_t scratch(const regard_call&, int64_t) { return 0; }
-  StridedRows(const regard_call&, const regard_tensor&, int64_t, float*) : rows{} {}
+  StridedRows(const regard_call&, int64_t, float*) : rows{} {}
   explicit StridedRows(Run rows) : rows(rows) {}
 
   void find(const FewRows& f, const Chunk& t, const regard_tensor& x) {
@@ -141,40 +141,35 @@ static StridedRows gather_rows(const FewRows& f, const Chunk& t, const regard_te
   return StridedRows({(const char*)to, width * (int64_t)sizeof(float)});
 }
 
-// In pages: W rows of one page where they lie, W rows of several pages copied.
+// In pages: W rows of one page where they lie, W rows of several pages copied. Of the next chunk nothing is copied yet: where its rows lie in
+// several pages, run() gives a place behind `copies`, which may be prefetched but not read.
 struct PagedRows {
-  char* const copies;                  // [kChunk][width]
-  const int64_t width;                 // bytes of a row
-  const int64_t page_size, page_step;  // rows of a page, and bytes from page to page
-  const uint64_t inverse;              // 2^64 / page_size, rounded up; 0 for pages of one row, which are all copied
-  const int32_t* table = nullptr;
+  char* const copies;                // [kChunk][width]
+  const int64_t width;               // bytes of a row
+  const int64_t page_size;           // rows of a page
+  const uint64_t inverse;            // 2^64 / page_size, rounded up; 0 for pages of one row, which are all copied
+  int64_t step = 0, page_step = 0;   // bytes from row to row, and from page to page
   const char* first_page = nullptr;  // of the head
-  const int64_t step;                // bytes from row to row of a page
+  const int32_t* table = nullptr;
   int64_t j = 0;                     // the first key of the chunk
 
   static int64_t scratch(const regard_call& c, int64_t columns) { return kChunk * columns * size_of(c.dtype) / (int64_t)sizeof(float); }
-  PagedRows(const regard_call& c, const regard_tensor& x, int64_t columns, float* at)
-      : copies((char*)at),
-        width(columns * size_of(c.dtype)),
-        page_size(c.page_size),
-        page_step(x.batch[REGARD_BATCH_AXES - 1] * size_of(c.dtype)),
-        inverse(~(uint64_t)0 / (uint64_t)c.page_size + 1),
-        step(x.row * size_of(c.dtype)) {}
+  PagedRows(const regard_call& c, int64_t columns, float* at)
+      : copies((char*)at), width(columns * size_of(c.dtype)), page_size(c.page_size), inverse(~(uint64_t)0 / (uint64_t)c.page_size + 1) {}
 
   void find(const FewRows& f, const Chunk& t, const regard_tensor& x) {
     const regard_call& c = f.c;
-    table = table_of(c, f.p), first_page = page_row(c, x, f.key_head, 0, 0), j = t.j;
+    step = x.row * size_of(c.dtype), page_step = x.batch[REGARD_BATCH_AXES - 1] * size_of(c.dtype);
+    first_page = page_row(c, x, f.key_head, 0, 0), table = table_of(c, f.p), j = t.j;
     if (j % W == 0 && page_size % W == 0) return;
     for (int64_t n = 0; n < t.count; n += W) {
-      const int64_t count = t.count - n < W ? t.count - n : W;
-      if ((j + n) % page_size + W > page_size)
-        copy_from_pages(copies + n * width, c, x, f.p, f.key_head, j + n, count, width / size_of(c.dtype));
+      char* const to = copies + n * width;
+      if (run(n).first == to) copy_from_pages(to, c, x, f.p, f.key_head, j + n, t.count - n < W ? t.count - n : W, width / size_of(c.dtype));
     }
   }
-  // The product is exact while j · page_size < 2^64; a division would keep the reads of the rows waiting.
-  int64_t page_of(int64_t key) const { return (int64_t)((unsigned __int128)key * inverse >> 64); }
   Run run(int64_t n) const {
-    const int64_t page = page_of(j + n), row = j + n - page * page_size;
+    // j / page_size, exact while j · page_size < 2^64: a division would keep the reads of the rows waiting
+    const int64_t page = (int64_t)((unsigned __int128)(j + n) * inverse >> 64), row = j + n - page * page_size;
     if (row + W > page_size) return {copies + n * width, width};
     return {first_page + table[page] * page_step + row * step, step};
   }

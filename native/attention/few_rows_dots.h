@@ -151,7 +151,7 @@ struct Dots {
   static int64_t size(const Given& c, int64_t rows) {
     return rows * round_up(c.dk) + (c.k.col == 1 ? Rows::scratch(c, c.dk) : kChunk * round_up(c.dk));
   }
-  Dots(const Given& c, int64_t rows, float* at) : q(at), k(at + rows * round_up(c.dk)), keys(c, c.k, c.dk, k) {}
+  Dots(const Given& c, int64_t rows, float* at) : q(at), k(at + rows * round_up(c.dk)), keys(c, c.dk, k) {}
 
   void begin(const FewRows& f, int64_t r) const {
     const regard_call& c = f.c;
