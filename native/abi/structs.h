@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0x3249c399dc8ae7  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0xe45a818ed1583b  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -10,6 +10,11 @@ enum {
   REGARD_F32 = 0,
   REGARD_BF16 = 1,
   REGARD_F16 = 2,
+  REGARD_F64 = 3,
+  REGARD_I32 = 4,
+  REGARD_I64 = 5,
+  REGARD_BOOL = 6,
+  REGARD_OTHER = 7,
 };
 
 enum {
@@ -44,14 +49,17 @@ enum {
 };
 
 // A tensor (batch..., head, row, column). Strides count elements; axes that are missing or broadcast have 0.
+// All zero: the call has no such operand. Every entry point compares size and dtype with what it will read.
 typedef struct {
   void* data;
   int64_t batch[4];
   int64_t head;
   int64_t row;
   int64_t col;
+  int64_t size;  // elements from data to the last that the tensor has, that one included
+  int64_t dtype;
 } regard_tensor;
-static_assert(sizeof(regard_tensor) == 64, "ctypes lays regard_tensor out in another way");
+static_assert(sizeof(regard_tensor) == 80, "ctypes lays regard_tensor out in another way");
 
 // One call of attention. A null address: the call has no such operand.
 typedef struct {
@@ -131,7 +139,7 @@ typedef struct {
   int32_t invariant;  // whether a row's bits do not depend on how many rows there are
   regard_tensor sink;  // float (batch, head): a logit, natural, that joins the sum and has no value
 } regard_call;
-static_assert(sizeof(regard_call) == 1624, "ctypes lays regard_call out in another way");
+static_assert(sizeof(regard_call) == 1848, "ctypes lays regard_call out in another way");
 
 // A call on sequences that have any number of queries each, one sequence behind another in q, out and q_at.
 // The batch of `call` is 1, nq counts all queries; batch[3] of k and v, or of block_table, strides over
@@ -144,7 +152,7 @@ typedef struct {
   const int64_t* key_counts;  // (sequences): the keys of each; null: nk
   int64_t thread_work;  // floating-point operations for which it is worth waking another thread
 } regard_ragged;
-static_assert(sizeof(regard_ragged) == 1656, "ctypes lays regard_ragged out in another way");
+static_assert(sizeof(regard_ragged) == 1880, "ctypes lays regard_ragged out in another way");
 
 // A call of the backward pass. A null address: that gradient is not wanted.
 typedef struct {
@@ -163,7 +171,7 @@ typedef struct {
   int32_t dout_dtype;
   int32_t gradient_dtype;
 } regard_gradients;
-static_assert(sizeof(regard_gradients) == 2056, "ctypes lays regard_gradients out in another way");
+static_assert(sizeof(regard_gradients) == 2376, "ctypes lays regard_gradients out in another way");
 
 // A call whose scores are w · f(a + c): q and k are a and c, float whatever its dtype, which is that of v.
 typedef struct {
@@ -173,7 +181,7 @@ typedef struct {
   int32_t activation;
   float slope;  // of the leaky ReLU
 } regard_additive;
-static_assert(sizeof(regard_additive) == 1648, "ctypes lays regard_additive out in another way");
+static_assert(sizeof(regard_additive) == 1872, "ctypes lays regard_additive out in another way");
 
 // The backward pass of an additive call. All cotangents and gradients are float; every element is written.
 typedef struct {
@@ -185,7 +193,7 @@ typedef struct {
   regard_tensor dv;
   float* dw;  // (heads, dk)
 } regard_additive_gradients;
-static_assert(sizeof(regard_additive_gradients) == 1976, "ctypes lays regard_additive_gradients out in another way");
+static_assert(sizeof(regard_additive_gradients) == 2280, "ctypes lays regard_additive_gradients out in another way");
 
 // Facts about the weights of a call. Results are contiguous, (batch..., head, ...); a null address, or a count
 // of 0: not wanted. The call's lse, out and dropout are not read; its dv is 0.
@@ -221,7 +229,7 @@ typedef struct {
   const float* level;  // (levels,)
   int64_t* reached;  // (.., levels) how many visible pairs have a weight of at least that
 } regard_fact_args;
-static_assert(sizeof(regard_fact_args) == 1856, "ctypes lays regard_fact_args out in another way");
+static_assert(sizeof(regard_fact_args) == 2080, "ctypes lays regard_fact_args out in another way");
 
 // New keys and values of a batch of sequences, to be copied to their pages, whose columns are neighbours.
 // batch[3] is the stride from sequence to sequence, or from page to page.
@@ -243,7 +251,7 @@ typedef struct {
   const int64_t* lengths;  // (batch): rows of each sequence so far
   const int64_t* offsets;  // (batch + 1), or null: k and v have n rows in all, and sequence b gets [offsets[b], offsets[b + 1])
 } regard_page_write;
-static_assert(sizeof(regard_page_write) == 352, "ctypes lays regard_page_write out in another way");
+static_assert(sizeof(regard_page_write) == 416, "ctypes lays regard_page_write out in another way");
 
 // What native/python/ makes the calls of one structure from: see plan.py.
 typedef struct {

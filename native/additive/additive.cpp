@@ -21,13 +21,17 @@ int32_t check(const regard_additive& x) {
   const int64_t dk = x.call.dk;
   if (x.activation < REGARD_TANH || x.activation > REGARD_LEAKY_RELU || (dk && !x.w) || (x.w_stride && x.w_stride < dk))
     return REGARD_BAD_ARGUMENT;
-  return check_contiguous_call(x.call);
+  return check_contiguous_call(x.call, REGARD_F32);
 }
 
 // A backward that reads out as floats.
 int32_t check(const regard_additive_gradients& g) {
   const regard_call& c = g.forward.call;
   if (const int32_t wrong = check(g.forward)) return wrong;
+  const bool right = fits(g.dout, REGARD_F32, c.batch, c.heads, c.nq, c.dv) && fits(g.dlse, REGARD_F32, c.batch, c.heads, c.nq, 1) &&
+                     fits(g.da, REGARD_F32, c.batch, c.heads, c.nq, c.dk) && fits(g.dc, REGARD_F32, c.batch, c.key_heads, c.nk, c.dk) &&
+                     fits(g.dv, REGARD_F32, c.batch, c.key_heads, c.nk, c.dv);
+  if (!right) return REGARD_BAD_ARGUMENT;
   if (c.out_dtype != REGARD_F32 || !c.row_stats.data || (c.dv && (!g.dout.data || !g.dv.data))) return REGARD_BAD_ARGUMENT;
   return c.dk && (!g.da.data || !g.dc.data || !g.dw) ? REGARD_BAD_ARGUMENT : REGARD_DONE;
 }

@@ -121,9 +121,14 @@ void* reserve(BackwardCall& w) {
 
 int32_t check(const regard_gradients& g) {
   const regard_call& c = g.call;
-  if (const int32_t wrong = check_contiguous_call(c)) return wrong;
+  if (const int32_t wrong = check_contiguous_call(c, c.dtype)) return wrong;
   if (!known_dtype(g.dout_dtype) || !known_dtype(g.gradient_dtype)) return REGARD_BAD_ARGUMENT;
   if (!c.row_stats.data || (c.dv && !g.dout.data)) return REGARD_BAD_ARGUMENT;
+  const bool right = fits(g.dout, g.dout_dtype, c.batch, c.heads, c.nq, c.dv) && fits(g.dlse, REGARD_F32, c.batch, c.heads, c.nq, 1) &&
+                     fits(g.dq, g.gradient_dtype, c.batch, c.heads, c.nq, c.dk) &&
+                     fits(g.dk, g.gradient_dtype, c.batch, c.key_heads, c.nk, c.dk) &&
+                     fits(g.dv, g.gradient_dtype, c.batch, c.key_heads, c.nk, c.dv) && Bias::right_gradient(g);
+  if (!right) return REGARD_BAD_ARGUMENT;
   return Modifiers::have_wanted(g) ? REGARD_DONE : REGARD_BAD_ARGUMENT;
 }
 

@@ -1,5 +1,5 @@
-// Entry points check their call before they compute anything: no size, code or index may lead out of the caller's tensors. How large
-// these are is not known here: addresses and strides are trusted.
+// Entry points check their call before they compute anything: no size, code, stride or index may lead out of the caller's tensors, whose
+// sizes and dtypes operands (regard_tensor) carry. Arrays behind plain pointers are trusted: Python compares their dtype (Struct.point).
 #pragma once
 #include "core/pages.h"
 #include "steps/steps.h"
@@ -22,9 +22,27 @@ static bool right_sizes(const regard_call& c) {
   return pairs * (double)c.heads * (numbers + 1024) * (width + 1024) < 0x1p58;
 }
 
+// Whether keys (values) have a row for each key: in the pages of a pool, or one behind another for each batch element.
+static bool right_keys(const regard_call& c, const regard_tensor& t, int64_t dtype, int64_t width) {
+  if (!c.block_table) return fits(t, dtype, c.batch, c.key_heads, c.nk, width);
+  const int64_t pages[REGARD_BATCH_AXES] = {1, 1, 1, c.pages};
+  return fits(t, dtype, pages, c.key_heads, c.page_size, width);
+}
+
+// Whether every operand of a call has the dtype and the elements that the kernels read. qk_dtype: that of q and k.
+static bool right_operands(const regard_call& c, int64_t qk_dtype) {
+  const auto of_rows = [&](const regard_tensor& t, int64_t dtype, int64_t cols) { return fits(t, dtype, c.batch, c.heads, c.nq, cols); };
+  const int64_t row_blocks = (c.nq + kQueries - 1) / kQueries, key_blocks = (c.nk + kKeys - 1) / kKeys;
+  return of_rows(c.q, qk_dtype, c.dk) && right_keys(c, c.k, qk_dtype, c.dk) && right_keys(c, c.v, c.dtype, c.dv) &&
+         of_rows(c.out, c.out_dtype, c.dv) && of_rows(c.lse, REGARD_F32, 1) && of_rows(c.row_stats, REGARD_F32, 2) &&
+         of_rows(c.start, REGARD_I32, 1) && of_rows(c.stop, REGARD_I32, 1) && of_rows(c.allowed, REGARD_BOOL, c.nk) &&
+         fits(c.tiles, REGARD_I32, c.batch, c.heads, row_blocks, key_blocks) && fits(c.sink, REGARD_F32, c.batch, c.heads, 1, 1);
+}
+
 // Returns REGARD_DONE, or the code of what is wrong with a call. v and out are checked where dv is not 0.
-static int32_t check_call(const regard_call& c) {
+static int32_t check_call(const regard_call& c, int64_t qk_dtype) {
   if (!right_sizes(c) || !known_dtype(c.dtype) || !known_dtype(c.out_dtype)) return REGARD_BAD_ARGUMENT;
+  if (!right_operands(c, qk_dtype)) return REGARD_BAD_ARGUMENT;
   if (c.dk && (!c.q.data || !c.k.data)) return REGARD_BAD_ARGUMENT;
   if (c.dv && (!c.v.data || !c.out.data)) return REGARD_BAD_ARGUMENT;
   if (!both_or_none(c.q_at, c.k_at)) return REGARD_BAD_ARGUMENT;
@@ -37,6 +55,8 @@ static int32_t check_call(const regard_call& c) {
 }
 
 // The same for kernels that read no pages.
-[[maybe_unused]] static int32_t check_contiguous_call(const regard_call& c) { return c.block_table ? REGARD_BAD_ARGUMENT : check_call(c); }
+[[maybe_unused]] static int32_t check_contiguous_call(const regard_call& c, int64_t qk_dtype) {
+  return c.block_table ? REGARD_BAD_ARGUMENT : check_call(c, qk_dtype);
+}
 
 }  // namespace regard

@@ -66,7 +66,7 @@ REGARD_API int64_t regard_keys() { return kKeys; }
 
 REGARD_API int32_t regard_forward(const regard_call* call, regard_parallel parallel) {
   return with_intervals(*call, [parallel](const regard_call& c) {
-    if (const int32_t wrong = check_call(c)) return wrong;
+    if (const int32_t wrong = check_call(c, c.dtype)) return wrong;
     if (packs_batch(c) || packs_heads(c)) return forward_packed(c, [parallel](const regard_call& rows) { return forward(rows, parallel); });
     return forward(c, parallel);
   });

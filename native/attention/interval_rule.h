@@ -95,6 +95,7 @@ static int32_t with_table(regard_call& c, const regard_call& rule, const Run& ru
   });
   if (hides) {
     c.start = c.stop = table;
+    c.start.size = c.stop.size = count, c.start.dtype = c.stop.dtype = REGARD_I32;
     c.start.data = memory, c.stop.data = memory + count;
   }
   if (!failed) failed = run();

@@ -25,12 +25,24 @@ static bool consecutive(const int64_t* at, int64_t count) {
 // How far the first query of a sequence is from its first key; 0 where nothing asks.
 static int64_t distance_of(const regard_ragged& r, int64_t b) { return r.call.q_at ? r.call.q_at[r.q_offsets[b]] - r.call.k_at[0] : 0; }
 
+// Whether q and out have a row for each query, and keys and values one for each key of each sequence.
+static bool right_rows(const regard_ragged& r) {
+  const regard_call& c = r.call;
+  const int64_t sequences[REGARD_BATCH_AXES] = {1, 1, 1, r.sequences};
+  const auto of_keys = [&](const regard_tensor& t, int64_t width) {
+    return c.block_table ? right_keys(c, t, c.dtype, width) : fits(t, c.dtype, sequences, c.key_heads, c.nk, width);
+  };
+  return fits(c.q, c.dtype, c.batch, c.heads, c.nq, c.dk) && fits(c.out, c.out_dtype, c.batch, c.heads, c.nq, c.dv) && of_keys(c.k, c.dk) &&
+         of_keys(c.v, c.dv);
+}
+
 // Whether the sequences lie within the queries and keys of the call, and it has nothing that is not divided among them.
 static int32_t check_ragged(const regard_ragged& r) {
   const regard_call& c = r.call;
   if (!right_sizes(c) || elements(c) != 1 || has_other_rows(c) || far(c) || !both_or_none(c.q_at, c.k_at)) return REGARD_BAD_ARGUMENT;
   if (!known_dtype(c.dtype) || !known_dtype(c.out_dtype) || (c.bounds && !c.q_at) || r.thread_work < 1) return REGARD_BAD_ARGUMENT;
   if (r.sequences < 1 || r.sequences >= kMaxIndex || !r.q_offsets || r.q_offsets[0]) return REGARD_BAD_ARGUMENT;
+  if (!right_rows(r)) return REGARD_BAD_ARGUMENT;
   for (int64_t b = 0; b < r.sequences; ++b) {
     const int64_t row = r.q_offsets[b], next = r.q_offsets[b + 1];
     if (next < row || next > c.nq) return REGARD_BAD_ARGUMENT;
@@ -82,8 +94,11 @@ static int32_t divide(const regard_ragged& r, int64_t b, int32_t* start, int32_t
   const int64_t rows = c.bounds ? c.nq : 1;
   bool hides = false;
   if (const int32_t wrong = write_intervals(c, Place{}, rows, start, stop, hides)) return wrong;
-  if (hides) c.start.data = start, c.stop.data = stop, c.start.row = c.stop.row = rows > 1;
-  return check_call(c);
+  if (hides) {
+    c.start = c.stop = regard_tensor{nullptr, {}, 0, rows > 1, 0, rows, REGARD_I32};
+    c.start.data = start, c.stop.data = stop;
+  }
+  return check_call(c, c.dtype);
 }
 
 template <class Rows>

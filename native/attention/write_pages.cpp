@@ -14,6 +14,10 @@ struct PageWriter {
   bool right() const {
     if (w.batch < 0 || w.heads < 0 || w.n < 0 || w.dk < 0 || w.dv < 0 || w.page_size < 1 || w.pages < 0) return false;
     if (w.element != 1 && w.element != 2 && w.element != 4 && w.element != 8) return false;
+    const int64_t sequences[REGARD_BATCH_AXES] = {1, 1, 1, w.offsets ? 1 : w.batch}, pool[REGARD_BATCH_AXES] = {1, 1, 1, w.pages};
+    if (!fits(w.k, w.k.dtype, sequences, w.heads, w.n, w.dk) || !fits(w.v, w.v.dtype, sequences, w.heads, w.n, w.dv)) return false;
+    if (!fits(w.k_pages, w.k.dtype, pool, w.heads, w.page_size, w.dk)) return false;
+    if (!fits(w.v_pages, w.v.dtype, pool, w.heads, w.page_size, w.dv)) return false;
     if (w.n > kMost || (w.offsets && w.offsets[0] != 0)) return false;
     for (int64_t b = 0; b < w.batch; ++b) {
       if (w.offsets && (w.offsets[b + 1] < w.offsets[b] || w.offsets[b + 1] > w.n)) return false;

@@ -5,6 +5,25 @@
 namespace regard {
 
 REGARD_INLINE bool known_dtype(int32_t dtype) { return dtype >= REGARD_F32 && dtype <= REGARD_F16; }
+
+// Whether a tensor (batch..., head, row, column) of these sizes and this dtype is what an operand leads to; or the call has no such
+// operand, which is then all zero. An operand that is declared and has no address is wrong.
+static bool fits(const regard_tensor& t, int64_t dtype, const int64_t* batch, int64_t heads, int64_t rows, int64_t cols) {
+  if (!t.data) return t.size == 0;
+  const int64_t sizes[3] = {heads, rows, cols}, strides[3] = {t.head, t.row, t.col};
+  int64_t last = 0;
+  bool empty = false, reached = true;
+  const auto add = [&](int64_t size, int64_t stride) {
+    int64_t length;
+    empty |= size < 1;
+    if (size < 2) return;
+    reached &= stride >= 0 && !__builtin_mul_overflow(size - 1, stride, &length) && !__builtin_add_overflow(last, length, &last);
+  };
+  for (int n = 0; n < REGARD_BATCH_AXES; ++n) add(batch[n], t.batch[n]);
+  for (int n = 0; n < 3; ++n) add(sizes[n], strides[n]);
+  return empty || (t.dtype == dtype && reached && last < t.size);
+}
+
 REGARD_INLINE bool both_or_none(const void* a, const void* b) { return !a == !b; }
 
 // How many different places an axis has: 1 where its stride is 0.

@@ -134,7 +134,7 @@ bool right_counts(const regard_fact_args& a) {
 
 int32_t check(const regard_fact_args& a) {
   const regard_call& c = a.call;
-  if (const int32_t wrong = check_contiguous_call(c)) return wrong;
+  if (const int32_t wrong = check_contiguous_call(c, c.dtype)) return wrong;
   if (!right_counts(a) || !both_or_none(a.max_score, a.max_key)) return REGARD_BAD_ARGUMENT;
   if (a.top && (!a.top_weights || !a.top_keys || !a.top_rest)) return REGARD_BAD_ARGUMENT;
   if ((a.groups && (!a.group || !a.mass)) || (a.bands && (!a.band || !a.within))) return REGARD_BAD_ARGUMENT;

@@ -25,11 +25,7 @@ bool span_of(PyObject* positions, Span& span) {
   if (!has_type(positions, py.positions)) return false;
   const Ref members{PyObject_GetAttr(positions, py.dict)};
   PyObject* const made = members ? PyDict_GetItem(members.get(), py.made) : nullptr;
-  if (!made || PyTuple_Size(made) != 5) return false;
-  const bool unseen = PyObject_IsTrue(PyTuple_GetItem(made, 3)) == 1 || PyLong_AsLongLong(PyTuple_GetItem(made, 4)) == 0;
-  if (unseen) return read_span(made, span);
-  const Ref looked{PyObject_GetAttr(positions, py.span)};  // somebody may have written to the tensors that were made of it
-  return looked && looked.get() != kNone && read_span(looked.get(), span);
+  return made && read_span(made, span);
 }
 
 // What attend() answers where Python must make the call, and say what is wrong with it.
@@ -190,7 +186,7 @@ PyMethodDef methods[] = {{"attend", attend, METH_FASTCALL, nullptr},
 
 // The functions above, from what they use of Python's, in the order of Names.
 extern "C" __attribute__((visibility("default"))) PyObject* regard_start(PyObject* given) {
-  PyObject** const to[] = {&py.tensor,     &py.positions,  &py.paged, &py.is_neg,       &py.empty_like, &py.new_empty, &py.get_num_threads,
+  PyObject** const to[] = {&py.tensor,     &py.parameter,     &py.positions,  &py.paged, &py.is_neg,       &py.empty_like, &py.new_empty, &py.get_num_threads,
                            &py.is_grad_enabled, &py.guards, &py.forward_ad, &py.float_tensor, &py.fields, &py.dtype, &py.tuple,
                            &py.lengths, &py.int64};
   constexpr Py_ssize_t kCount = sizeof(to) / sizeof(to[0]);
@@ -202,7 +198,7 @@ extern "C" __attribute__((visibility("default"))) PyObject* regard_start(PyObjec
   const struct {
     PyObject** to;
     const char* name;
-  } names[] = {{&py.requires_grad, "requires_grad"}, {&py.dict, "__dict__"}, {&py.span, "span"}, {&py.made, "_span"},
+  } names[] = {{&py.requires_grad, "requires_grad"}, {&py.dict, "__dict__"}, {&py.made, "_span"},
                {&py.numbers, "_numbers"}, {&py.dtype_name, "dtype"}, {&py.current_level, "_current_level"}, {&py.pages, "pages"},
                {&py.block_table, "block_table"}, {&py.shape, "shape"}};
   for (const auto& one : names) *one.to = PyUnicode_InternFromString(one.name);

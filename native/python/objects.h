@@ -68,40 +68,57 @@ static PyObject* packed(PyObject* tuple, int64_t less) {
 // What is used of torch and of regard's own classes, set by start() and kept for ever.
 struct Names {
   const DLPackExchangeAPI* dlpack;
-  PyObject *tensor, *positions, *paged;                  // types
+  PyObject *tensor, *parameter, *positions, *paged;      // types
   PyObject *is_neg, *empty_like, *new_empty;             // called with a tensor
   PyObject *get_num_threads, *is_grad_enabled, *guards;  // guards: true where somebody watches or changes what torch does
   PyObject *forward_ad, *float_tensor;                   // the module; a tensor of float32
   PyObject *fields, *dtype, *tuple, *lengths, *int64;    // of each class of values; types; a dtype
-  PyObject *requires_grad, *dict, *span, *made, *numbers, *dtype_name, *current_level, *pages, *block_table, *shape;  // attributes' names
+  PyObject *requires_grad, *dict, *made, *numbers, *dtype_name, *current_level, *pages, *block_table, *shape;  // attributes' names
 };
 static Names py;
 
-// Whether an object is a tensor on the CPU, which the kernels can read where it lies: how it lies. exact: a torch.Tensor itself, no
-// subclass such as Parameter.
+static char* address(const DLTensor& t) { return (char*)t.data + t.byte_offset; }
+
+static bool empty(const DLTensor& t) {
+  for (int n = 0; n < t.ndim; ++n)
+    if (t.shape[n] == 0) return true;
+  return false;
+}
+
+// Whether an object is a tensor on the CPU, which the kernels can read where it lies: how it lies. It is a torch.Tensor itself, or a
+// Parameter where `exact` is false; another subclass may hold its numbers elsewhere, or none.
 static bool read(PyObject* object, DLTensor& t, bool exact) {
-  if (exact ? !has_type(object, py.tensor) : PyObject_IsInstance(object, py.tensor) != 1) return false;
+  if (!has_type(object, py.tensor) && (exact || !has_type(object, py.parameter))) return false;
   if (py.dlpack->read(object, &t) != 0) {
     PyErr_Clear();
     return false;
   }
+  if (!address(t) && !empty(t)) return false;  // its memory has been given back
   return t.device.type == kDLCPU && t.dtype.lanes == 1 && !truth_of(Ref{PyObject_CallFunctionObjArgs(py.is_neg, object, nullptr)});
 }
 
-static char* address(const DLTensor& t) { return (char*)t.data + t.byte_offset; }
+// The dtype of an operand.
+static int64_t dtype_of(DLDataType t) {
+  if (t.code == kDLFloat) return t.bits == 32 ? REGARD_F32 : t.bits == 16 ? REGARD_F16 : t.bits == 64 ? REGARD_F64 : REGARD_OTHER;
+  if (t.code == kDLBfloat) return t.bits == 16 ? REGARD_BF16 : REGARD_OTHER;
+  if (t.code == kDLInt) return t.bits == 32 ? REGARD_I32 : t.bits == 64 ? REGARD_I64 : REGARD_OTHER;
+  return t.code == kDLBool ? REGARD_BOOL : REGARD_OTHER;
+}
 
 // An operand that lies as a tensor does. axes: of the call's operands; a tensor of one axis less has none of heads.
 static bool as_operand(const DLTensor& t, int64_t axes, regard_tensor& operand) {
   constexpr int64_t kAxes = REGARD_BATCH_AXES + 3;
   if (axes > kAxes || axes < 3 || (t.ndim != axes && t.ndim != axes - 1)) return false;
-  int64_t steps[kAxes] = {};
+  int64_t steps[kAxes] = {}, last = 0;
   for (int64_t n = 0; n < t.ndim; ++n) {
+    last += (t.shape[n] - 1) * t.strides[n];
     const int64_t from_end = t.ndim - n, missing = t.ndim < axes && from_end > 2;
     steps[kAxes - from_end - missing] = t.shape[n] == 1 ? 0 : t.strides[n];
   }
   operand.data = address(t);
   for (int n = 0; n < REGARD_BATCH_AXES; ++n) operand.batch[n] = steps[n];
   operand.head = steps[kAxes - 3], operand.row = steps[kAxes - 2], operand.col = steps[kAxes - 1];
+  operand.size = empty(t) ? 0 : last + 1, operand.dtype = dtype_of(t.dtype);
   return true;
 }
 

@@ -64,7 +64,7 @@ struct DLTensor {
   uint64_t byte_offset;
 };
 constexpr int32_t kDLCPU = 1;
-constexpr uint8_t kDLInt = 0;
+constexpr uint8_t kDLInt = 0, kDLFloat = 2, kDLBfloat = 4, kDLBool = 6;
 
 struct DLPackExchangeAPI {
   struct {

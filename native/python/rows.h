@@ -39,12 +39,6 @@ static void copy_axis(const DLTensor& to, const DLTensor& t, int axis, char* at,
     else copy_axis(to, t, axis + 1, at, from);
 }
 
-static bool empty(const DLTensor& t) {
-  for (int n = 0; n < t.ndim; ++n)
-    if (t.shape[n] == 0) return true;
-  return false;
-}
-
 // Copies what fits(to, t, row).
 static void copy_rows(const DLTensor& to, const DLTensor& t, int64_t row) {
   if (empty(t)) return;  // it may have no address

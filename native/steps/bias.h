@@ -11,7 +11,13 @@ struct Bias : Modifier {
   };
 
   static int32_t check(const regard_call& c) {
-    return c.bias.data && !known_dtype(c.bias_dtype) ? REGARD_BAD_ARGUMENT : REGARD_DONE;
+    if (c.bias.data && !known_dtype(c.bias_dtype)) return REGARD_BAD_ARGUMENT;
+    return fits(c.bias, c.bias_dtype, c.batch, c.heads, c.nq, c.nk) ? REGARD_DONE : REGARD_BAD_ARGUMENT;
+  }
+
+  static bool right_gradient(const regard_gradients& g) {
+    const regard_call& c = g.call;
+    return fits(g.dbias, g.dbias.row == 0 || g.dbias.col == 0 ? REGARD_F64 : REGARD_F32, c.batch, c.heads, c.nq, c.nk);
   }
 
   static bool used(const regard_call& c) { return c.bias.data; }

@@ -81,6 +81,13 @@ bool needs_positions(const regard_call& c) { return c.threshold || (c.slopes && 
 #define FIELD(field, value) WRONG(#field " = " #value, kBad, x.field = value; return true;)
 #define FIELD_WHERE(there, field, value) WRONG(#field " = " #value, kBad, if (!(there)) return false; x.field = value; return true;)
 
+// An operand that is smaller than what is read, of another dtype, or declared without an address.
+#define OPERAND_WHERE(there, field) \
+  FIELD_WHERE(there, field.size, x.field.size - 1), FIELD_WHERE(there, field.size, 0), FIELD_WHERE(there, field.dtype, REGARD_OTHER), \
+      FIELD_WHERE(there, field.data, nullptr)
+#define OPERAND(field) OPERAND_WHERE(x.field.data && x.field.size, field)
+#define OPERAND_OF(kind, field) OPERAND_WHERE(entry == kind && x.field.data && x.field.size, field)
+
 const Wrong kWrong[] = {
     WRONG("stop beyond the keys", REGARD_BAD_INTERVAL, return set_interval(x, 0, x.c.nk + 1);),
     WRONG("stop far beyond the keys", REGARD_BAD_INTERVAL, return set_interval(x, x.c.nk / 2, kFar);),
@@ -121,6 +128,11 @@ const Wrong kWrong[] = {
     FIELD_WHERE(x.c.dk, c.q.data, nullptr), FIELD_WHERE(x.c.dk, c.k.data, nullptr),
     FIELD_WHERE(x.c.dv, c.v.data, nullptr), FIELD_WHERE(x.c.dv, c.out.data, nullptr),
     FIELD_WHERE(x.c.start.data, c.start.data, nullptr), FIELD_WHERE(x.c.start.data, c.stop.data, nullptr),
+    OPERAND(c.q), OPERAND(c.k), OPERAND(c.v), OPERAND(c.out), OPERAND(c.lse), OPERAND(c.row_stats), OPERAND(c.start), OPERAND(c.stop),
+    OPERAND(c.allowed), OPERAND(c.tiles), OPERAND(c.sink), OPERAND(c.bias), OPERAND_OF(kBackward, g.dout), OPERAND_OF(kBackward, g.dlse),
+    OPERAND_OF(kBackward, g.dq), OPERAND_OF(kBackward, g.dk), OPERAND_OF(kBackward, g.dv), OPERAND_OF(kBackward, g.dbias),
+    OPERAND_OF(kAdditiveBackward, x.dout), OPERAND_OF(kAdditiveBackward, x.dlse), OPERAND_OF(kAdditiveBackward, x.da),
+    OPERAND_OF(kAdditiveBackward, x.dc), OPERAND_OF(kAdditiveBackward, x.dv),
     FIELD_WHERE(x.c.tiles.data, c.bits_count, -1), FIELD_WHERE(x.c.tiles.data && x.c.bits_count, c.bits, nullptr),
     FIELD(c.temperatures_stride, 2), FIELD(c.temperatures_stride, -1), FIELD(c.caps_stride, 2), FIELD(c.caps_stride, -1), FIELD(c.slopes_stride, 2), FIELD(c.slopes_stride, -1),
     FIELD(c.log_distance_weights_stride, 2), FIELD(c.log_distance_weights_stride, -1),
@@ -179,7 +191,7 @@ bool write_pages(Random& r) {
   std::vector<std::vector<char>> memory;
   const auto tensor = [&](int64_t lead, int64_t rows, int64_t width) {
     memory.emplace_back((size_t)(lead * heads * rows * width * element));
-    return regard_tensor{memory.back().data(), {0, 0, 0, heads * rows * width}, rows * width, width, 1};
+    return regard_tensor{memory.back().data(), {0, 0, 0, heads * rows * width}, rows * width, width, 1, lead * heads * rows * width, REGARD_OTHER};
   };
   regard_page_write w{batch, heads, n, dk, dv, element};
   w.k = tensor(batch, n, dk), w.v = tensor(batch, n, dv), w.k_pages = tensor(pages, page_size, dk), w.v_pages = tensor(pages, page_size, dv);
@@ -203,6 +215,12 @@ bool write_pages(Random& r) {
   wrong.element = 3, right &= refused(wrong), wrong = w;
   wrong.page_size = 0, right &= refused(wrong), wrong = w;
   wrong.n = -1, right &= refused(wrong), wrong = w;
+  for (regard_tensor* t : {&wrong.k, &wrong.v, &wrong.k_pages, &wrong.v_pages}) {
+    if (!t->size) continue;
+    --t->size, right &= refused(wrong), wrong = w;
+    t->data = nullptr, right &= refused(wrong), wrong = w;
+  }
+  wrong.k_pages.dtype = REGARD_F32, right &= w.k_pages.size == 0 || refused(wrong), wrong = w;
   if (!batch || !n || !fits) return right;
   for (int64_t wrong_offset : {(int64_t)-1, n + 1, INT64_MAX}) {
     const int64_t was = offsets[1];

@@ -2,7 +2,6 @@
 #pragma once
 #include "random_memory.h"
 
-#include "abi/structs.h"
 #include "additive/gradients.h"
 
 extern "C" {
@@ -62,8 +61,8 @@ struct Case : RandomMemory {
       step[axis] = once ? 0 : count;
       count *= once ? 1 : size[axis];
     }
-    regard_tensor t{make(kind, count), {step[0], step[1], step[2], step[3]}, step[4], step[5], cols == 1 ? 1 : step[6]};
-    return t;
+    const int64_t size = elements() && heads && rows && cols ? count : 0;
+    return {make(kind, count), {step[0], step[1], step[2], step[3]}, step[4], step[5], cols == 1 ? 1 : step[6], size, kDtypes[kind]};
   }
 
   int64_t elements() const { return c.batch[0] * c.batch[1] * c.batch[2] * c.batch[3]; }
@@ -223,7 +222,8 @@ struct Case : RandomMemory {
     if (c.bias.data && !r.chance(4)) {
       g.dbias = c.bias;
       const bool shared = c.bias.row == 0 || c.bias.col == 0;
-      g.dbias.data = make(shared ? kF64 : kF32, extent(c.bias, c.heads, c.nq, c.nk));
+      const int64_t count = extent(c.bias, c.heads, c.nq, c.nk);
+      g.dbias.data = make(shared ? kF64 : kF32, count), g.dbias.size = count, g.dbias.dtype = shared ? REGARD_F64 : REGARD_F32;
     }
     if (c.slopes && !r.chance(4)) g.dslopes = (float*)make(kF32, c.heads);
     if (c.log_distance_weights && !r.chance(4)) g.dlog_distance_weights = (float*)make(kF32, c.heads);

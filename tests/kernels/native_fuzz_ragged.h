@@ -2,8 +2,6 @@
 #pragma once
 #include "random_memory.h"
 
-#include "abi/structs.h"
-
 extern "C" int32_t regard_forward_ragged(const regard_ragged*, regard_parallel);
 
 namespace {
@@ -31,7 +29,7 @@ struct RaggedCase : RandomMemory {
     else c.k = rows((Kind)c.dtype, a.sequences, c.key_heads, c.nk, c.dk), c.v = rows((Kind)c.dtype, a.sequences, c.key_heads, c.nk, c.dv);
     positions();
     if (r.chance(4)) c.cap = 2;
-    if (r.chance(3)) c.sink = {make(kF32, c.heads), {}, 1, 0, 0};
+    if (r.chance(3)) c.sink = {make(kF32, c.heads), {}, 1, 0, 0, c.heads, REGARD_F32};
     if (r.chance(3)) c.slopes_stride = r.between(0, 1), c.slopes = numbers<float>(kF32, c.slopes_stride ? c.heads : 1, 0, 1);
     c.bounds = (int32_t)r.between(0, REGARD_FIRST | REGARD_LAST), c.first = r.between(-300, 100), c.last = r.between(-100, 300);
   }
@@ -39,7 +37,8 @@ struct RaggedCase : RandomMemory {
   // (batch, head, row, column), heads or rows first.
   regard_tensor rows(Kind kind, int64_t batch, int64_t heads, int64_t count, int64_t width) {
     const bool first = r.chance(2);
-    return {make(kind, batch * heads * count * width), {0, 0, 0, heads * count * width}, first ? count * width : width, first ? width : heads * width, 1};
+    const int64_t size = batch * heads * count * width;
+    return {make(kind, size), {0, 0, 0, heads * count * width}, first ? count * width : width, first ? width : heads * width, 1, size, kDtypes[kind]};
   }
 
   void pages() {
@@ -101,6 +100,9 @@ bool ragged(Random& random) {
   right &= x.refuses(REGARD_BAD_ARGUMENT, c.key_counts, (const int64_t*)x.keys) && x.refuses(REGARD_BAD_ARGUMENT, c.threshold, (uint32_t)1);
   right &= x.refuses(REGARD_BAD_ARGUMENT, c.lse.data, (void*)x.k_at) && x.refuses(REGARD_BAD_ARGUMENT, c.bias.data, (void*)x.k_at);
   right &= x.refuses(REGARD_BAD_ARGUMENT, c.first, INT64_MAX) && x.refuses(REGARD_BAD_ARGUMENT, c.dtype, 3);
+  for (regard_tensor* t : {&c.q, &c.k, &c.v, &c.out})
+    for (int64_t wrong : {t->size - 1, t->size / 2, (int64_t)0}) right &= x.refuses(REGARD_BAD_ARGUMENT, t->size, wrong);
+  for (regard_tensor* t : {&c.q, &c.k, &c.v, &c.out}) right &= x.refuses(REGARD_BAD_ARGUMENT, t->dtype, (int64_t)REGARD_I32);
   if (c.block_table && x.offsets[b + 1] > x.offsets[b] && x.keys_of(b)) {
     int32_t& page = ((int32_t*)c.block_table)[b * c.block_table_batch[REGARD_BATCH_AXES - 1]];
     right &= x.refuses(REGARD_BAD_PAGE, page, (int32_t)c.pages) && x.refuses(REGARD_BAD_PAGE, page, -1);

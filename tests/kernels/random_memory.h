@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "abi/structs.h"
+
 namespace {
 
 struct Random {
@@ -24,8 +26,9 @@ struct Random {
   float real() { return (float)between(-1000, 1000) / 700; }
 };
 
-// An element of one of the kernels' dtypes, or an integer.
+// An element of one of the kernels' dtypes, or an integer; kDtypes: as operands tell it.
 enum Kind { kF32, kBF16, kF16, kF64, kI32, kI64, kByte };
+constexpr int64_t kDtypes[] = {REGARD_F32, REGARD_BF16, REGARD_F16, REGARD_F64, REGARD_I32, REGARD_I64, REGARD_BOOL};
 int64_t bytes_of(Kind kind) { return kind == kF32 || kind == kI32 ? 4 : kind == kF64 || kind == kI64 ? 8 : kind == kByte ? 1 : 2; }
 
 struct Buffer {

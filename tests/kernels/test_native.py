@@ -15,8 +15,9 @@ from kernel_checks import calls, compare, drawn, frames
 from needed import needs_kernels
 from regard import testing
 from regard.backends.base import Backend
-from regard.backends.native.abi import CallArguments, Operand
+from regard.backends.native.abi import CallArguments
 from regard.backends.native.ffi import Library, load, runnable
+from regard.backends.native.launch import operand
 from regard.core.problem import build_problem
 
 pytestmark = needs_kernels
@@ -141,7 +142,7 @@ def test_a_sink_in_the_kernel(isa: str, nq: int, mask: str, monkeypatch: pytest.
     plain = Library.run
 
     def with_sink(self: Library, entry: str, arguments: CallArguments) -> None:
-        arguments.sink = Operand(sink.data_ptr(), (0, 0, 0, 5), 1, 0, 0)
+        arguments.sink = operand(sink[..., None, None])
         plain(self, entry, arguments)
 
     def run(one: testing.Case, backend: Backend) -> tuple[Tensor, Tensor]:

@@ -49,9 +49,17 @@ def test_the_tail_of_each_sequence_stays_numbers_until_somebody_reads_it() -> No
     assert p == tail(2, [7, 3]) != tail(2, [7, 4]) and hash(p) == hash(tail(2, [7, 3]))
     assert repr(p) == "Positions(q=int64[2, 2], k=int64[7])"
     assert p.span is not None and not p.consecutive
-    p.q.add_(1)
-    assert p.span is None, "its numbers are no longer those of the tensor"
-    assert p == Positions(torch.tensor([[6, 7], [2, 3]]), torch.arange(7))
+    p.q.add_(1)  # a tensor of its own
+    assert p.span is not None and p == Positions(torch.tensor([[5, 6], [1, 2]]), torch.arange(7))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_reading_positions_changes_nothing(mode: Any) -> None:
+    with mode():
+        p = tail(2, [7, 3])
+        before = dict(p.__dict__)
+        assert p.q.shape == (2, 2) and p.k.shape == (7,) and not p.consecutive
+    assert p.__dict__ == before and p.span is not None
 
 
 @pytest.mark.parametrize(

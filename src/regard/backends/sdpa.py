@@ -64,7 +64,7 @@ def _why_not_mask(mask: Mask, frame: Frame, problem: Problem) -> str | None:
         return None
     if isinstance(mask, Causal):
         # by content: the caller may have passed positions equal to the default ones
-        index = torch.arange(frame.nq, device=frame.device)
+        index = torch.arange(frame.nq, device=frame.device, dtype=torch.int64)
         if frame.nq != frame.nk or any(bool((p != index).any()) for p in (frame.positions.q, frame.positions.k)):
             return "its is_causal counts both sides from 0 and needs as many keys as queries"
     elif not isinstance(mask, Dense) and not (isinstance(mask, Lengths) and mask.queries is None):

@@ -39,6 +39,11 @@ def tensor(x: Any, name: str) -> Tensor:
     )
 
 
+def of_numbers(x: Any, dtype: torch.dtype) -> Tensor:
+    """A tensor as it is. Numbers, which have neither dtype nor device, in this dtype on the CPU."""
+    return x if isinstance(x, Tensor) else torch.tensor(x, dtype=dtype, device="cpu")
+
+
 def integers(x: Any, name: str, of_booleans: str = "") -> Tensor:
     """x as int64; TypeError if it holds anything else. `of_booleans`: the way out for who gave booleans."""
     t = tensor(x, name)
@@ -57,7 +62,7 @@ def numbers(x: list[Any] | tuple[Any, ...], name: str) -> tuple[int, ...]:
 
 def indices(x: Any, name: str) -> Tensor:
     """x, an array or a list, as indices (r,), int64; TypeError if it is something else."""
-    t = torch.as_tensor(x)
+    t = x if isinstance(x, Tensor) else torch.as_tensor(x, dtype=None, device="cpu")
     t = t if t.numel() else t.long()  # [] has torch's default dtype
     if t.dim() != 1 or t.dtype.is_floating_point or t.dtype.is_complex or t.dtype == torch.bool:
         raise TypeError(f"{name} has dtype {t.dtype}, shape {tuple(t.shape)}; expected integers, (r,).")

@@ -48,7 +48,9 @@ class Dropout(Value):
                 f"{self!r} draws a seed at each call; torch.jit.trace would keep that of the first. "
                 "Pass seed=..., or trace the model in eval mode."
             )
-        seed: Any = torch.randint(1 << 62, (), dtype=torch.int64).item()  # in a graph a symbol, which int() would fix
+        seed: Any = torch.randint(
+            1 << 62, (), dtype=torch.int64, device="cpu"
+        ).item()  # in a graph a symbol, which int() would fix
         return Dropout(self.p, seed)
 
     def from_head(self, first: int) -> Dropout:

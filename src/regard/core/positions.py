@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ class Positions(Value):
 
     Positional masks and scores (Causal, Window, Prefix, Dilated, Where, Alibi, RelativeBias) compare these numbers, not
     indices. They need be neither sorted nor contiguous; where keys are sorted, masks reduce to intervals.
+
+    Those of `head` and `tail` are numbers, and stay numbers: q and k are made of them each time they are read, so that
+    writing to such a tensor changes nothing.
 
     >>> Positions(q=torch.tensor([7]), k=torch.arange(9))   # one token decoded at position 7
     Positions(q=int64[1], k=int64[9])
@@ -42,22 +45,16 @@ class Positions(Value):
                 raise ShapeError(f"Positions.{name} has shape (); expected (n,) or (*batch, n).")
 
     def __getattr__(self, name: str) -> Tensor:
-        """The tensors of `head` and `tail`, made when somebody asks for them."""
-        made = self.__dict__.get("_span")
-        # `held` is read here so that a graph, which is made without the tensor, is made anew when there is one
-        if made is None or name not in ("q", "k") or made.held > 2:
+        """The tensors of `head` and `tail`: a field that a value has never comes here."""
+        span: Span | None = self.__dict__.get("_span")
+        if span is None or name not in ("q", "k"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        first, count = made.q if name == "q" else made.k
-        t = counting(first, count, made.device)
-        if not torch.compiler.is_compiling():
-            self.__dict__.update({name: t, "_span": made._replace(held=made.held + 1)})
-        return t
+        return counting(*(span.q if name == "q" else span.k), span.device)
 
     @property
     def span(self) -> Span | None:
-        """The positions as numbers, where they are known without looking: those of `head` and `tail`, unchanged."""
-        made = self.__dict__.get("_span")
-        return made if made is not None and (made.private or _unchanged(self.__dict__)) else None
+        """The positions as numbers, where they are known without looking: those of `head` and `tail`."""
+        return self.__dict__.get("_span")
 
     @property
     def consecutive(self) -> bool:
@@ -76,15 +73,12 @@ class Positions(Value):
 class Span(NamedTuple):
     """Positions that count up by one: the first and how many, of the queries and of the keys.
 
-    The first of the queries may be a tuple, a number for each sequence. private: nobody else holds the tensors that are
-    made of them. held: how many of the two there are.
+    The first of the queries may be a tuple, a number for each sequence. device: where tensors of them are made.
     """
 
     q: tuple[int | tuple[int, ...], int]
     k: tuple[int, int]
     device: torch.device | str | None
-    private: bool
-    held: int = 0
 
     @property
     def by_sequence(self) -> bool:
@@ -101,16 +95,9 @@ class Span(NamedTuple):
 def counting(first: int | tuple[int, ...], count: int, device: torch.device | str | None = None) -> Tensor:
     """The positions first, first + 1, ...: int64 (count,), or (batch, count) of a first one for each sequence."""
     if not isinstance(first, tuple):
-        return torch.arange(first, first + count, device=device)
-    return torch.tensor(first, dtype=torch.int64, device=device)[:, None] + torch.arange(count, device=device)
-
-
-def _unchanged(made: dict[str, Any]) -> bool:
-    """Whether no tensor made of a span has been changed in place since. False where torch does not count that."""
-    if torch.compiler.is_compiling():
-        return False
-    found = [t for name in ("q", "k") if (t := made.get(name)) is not None]
-    return not any(t.is_inference() or t._version for t in found)
+        return torch.arange(first, first + count, dtype=torch.int64, device=device)
+    firsts = torch.tensor(first, dtype=torch.int64, device=device)
+    return firsts[:, None] + torch.arange(count, dtype=torch.int64, device=device)
 
 
 def counted(
@@ -126,10 +113,19 @@ def counted(
     if q[1] < 0 or k[1] < 0:
         first, count = q if q[1] < 0 else k
         raise ValueError(f"{count} positions from {first} on: expected 0 or more.")
-    private = torch.compiler.is_compiling()  # made inside a graph, they are used there alone
-    tensors = private or scripted()
-    made = Positions(counting(*q, device), counting(*k, device)) if tensors else object.__new__(Positions)
-    object.__setattr__(made, "_span", Span(q, k, device, private))
+    span = Span(q, k, device)
+    if torch.compiler.is_compiling() or scripted():
+        return _with_span(counting(*q, device), counting(*k, device), span)
+    made = object.__new__(Positions)
+    object.__setattr__(made, "_span", span)
+    return made
+
+
+def _with_span(q: Tensor, k: Tensor, span: Span | None) -> Positions:
+    """Tensors that are read often, and what is known of them; nobody may write to them."""
+    made = Positions(q, k)
+    if span is not None:
+        object.__setattr__(made, "_span", span)
     return made
 
 
@@ -198,9 +194,8 @@ def resolve_positions(
                 f"  positions=tail({nq}, {nk}) if the queries are the last {nq} tokens (decoding), or "
                 f"positions=head({nq}, {nk}) if they are the first."
             )
-        made = head(nq, nk, device)
-        object.__setattr__(made, "_span", Span((0, nq), (0, nk), device, private=True))
-        return made
+        span = Span((0, nq), (0, nk), device)
+        return _with_span(counting(*span.q, device), counting(*span.k, device), span)
     for name, x, n in (("q", positions.q, nq), ("k", positions.k, nk)):
         lead, rest = tuple(x.shape[:-1]), batch[len(batch) - x.dim() + 1 :]
         if (
@@ -212,14 +207,11 @@ def resolve_positions(
                 f"positions.{name} has shape {listed(x.shape)}; expected ({n},)"
                 + (f" or {listed((*batch, n))}." if batch else ".")
             )
-    # int64: the small types would wrap in differences
-    made = Positions(positions.q.to(device, torch.int64), positions.k.to(device, torch.int64))
     span = positions.span
-    if span is None and positions.q.is_cpu and positions.consecutive:  # found out by looking
-        firsts = [int(x[0]) if x.numel() else 0 for x in (positions.q, positions.k)]
-        span = Span((firsts[0], nq), (firsts[1], nk), device, private=True)
     if span is not None:
-        # written out: torch.compile traces no _replace before torch 2.9
-        own = Span(span.q, span.k, span.device, private=True, held=span.held)
-        object.__setattr__(made, "_span", own)
-    return made
+        return _with_span(counting(*span.q, device), counting(*span.k, device), Span(span.q, span.k, device))
+    if positions.q.is_cpu and positions.consecutive:  # found out by looking
+        firsts = [int(x[0]) if x.numel() else 0 for x in (positions.q, positions.k)]
+        span = Span((firsts[0], nq), (firsts[1], nk), device)
+    # int64: the small types would wrap in differences
+    return _with_span(positions.q.to(device, torch.int64), positions.k.to(device, torch.int64), span)

@@ -108,23 +108,23 @@ class Region:
     @property
     def row(self) -> Tensor:
         if self._row is None:
-            self._row = self.queries(torch.arange(self.frame.nq, device=self.frame.device))
+            self._row = self.queries(torch.arange(self.frame.nq, device=self.frame.device, dtype=torch.int64))
         return self._row
 
     @property
     def col(self) -> Tensor:
         if self._col is None:
-            self._col = self.keys(torch.arange(self.frame.nk, device=self.frame.device))
+            self._col = self.keys(torch.arange(self.frame.nk, device=self.frame.device, dtype=torch.int64))
         return self._col
 
     @property
     def b(self) -> Tensor:
         batch = self.frame.batch
-        return torch.arange(math.prod(batch), device=self.frame.device).reshape(*batch, 1, 1, 1)
+        return torch.arange(math.prod(batch), device=self.frame.device, dtype=torch.int64).reshape(*batch, 1, 1, 1)
 
     @property
     def h(self) -> Tensor:
-        return torch.arange(self.frame.heads, device=self.frame.device)[:, None, None]
+        return torch.arange(self.frame.heads, device=self.frame.device, dtype=torch.int64)[:, None, None]
 
     def queries(self, t: Tensor) -> Tensor:
         """One number a query, (nq,) or (*batch, nq)."""
@@ -173,11 +173,11 @@ class Tiling:
 
     @cached_property
     def row(self) -> tuple[Tensor, Tensor]:
-        return self.queries(torch.arange(self.frame.nq, device=self.frame.device))
+        return self.queries(torch.arange(self.frame.nq, device=self.frame.device, dtype=torch.int64))
 
     @cached_property
     def col(self) -> tuple[Tensor, Tensor]:
-        return self.keys(torch.arange(self.frame.nk, device=self.frame.device))
+        return self.keys(torch.arange(self.frame.nk, device=self.frame.device, dtype=torch.int64))
 
     def queries(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """The least and the largest of one number a query, (nq,) or (*batch, nq)."""

@@ -35,11 +35,12 @@ class _WhenAsked:
         given = own.get("_numbers")
         if given is None:  # another thread has just made it
             return own[self.name]
-        made = {name: _made(x) for name, x in zip(_FIELDS, given, strict=True)}
-        if not is_compiling():
-            own.update(made)
-            own.pop("_numbers", None)
-        return made[self.name]
+        if is_compiling():
+            return _made(given[_FIELDS.index(self.name)])
+        with torch.inference_mode(False):  # autograd saves no tensor that such a mode has made
+            own.update({name: _made(x) for name, x in zip(_FIELDS, given, strict=True)})
+        own.pop("_numbers", None)
+        return own[self.name]
 
 
 _FIELDS = "keys", "queries"
@@ -52,7 +53,7 @@ def _checked(x: Any, name: str) -> Tensor | tuple[int, ...] | None:
 
 
 def _made(x: Tensor | tuple[int, ...] | None) -> Tensor | None:
-    return torch.tensor(x, dtype=torch.int64) if isinstance(x, tuple) else x
+    return torch.tensor(x, dtype=torch.int64, device="cpu") if isinstance(x, tuple) else x
 
 
 @dataclass(frozen=True)
@@ -111,10 +112,10 @@ class Lengths(Mask):
         return cover_of(none=none, all_=all_)
 
     def rows(self, frame: Frame) -> Interval:
-        n = torch.tensor(frame.nk, device=frame.device) if self.keys is None else self.keys
+        n = torch.tensor(frame.nk, device=frame.device, dtype=torch.int64) if self.keys is None else self.keys
         stop = n[..., None].expand(*n.shape, frame.nq)
         if self.queries is not None:
-            row = torch.arange(frame.nq, device=frame.device)
+            row = torch.arange(frame.nq, device=frame.device, dtype=torch.int64)
             stop = torch.where(row < self.queries[..., None], stop, 0)
         return Interval(n.new_zeros(1, 1).expand(1, frame.nq), stop[..., None, :])
 
@@ -146,7 +147,7 @@ class Lengths(Mask):
 
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:
-        index = torch.arange(math.prod(frame.batch), device=frame.device).reshape(frame.batch)
+        index = torch.arange(math.prod(frame.batch), device=frame.device, dtype=torch.int64).reshape(frame.batch)
         keys, queries = index * 7 % (frame.nk + 1), (index + 1) * 5 % (frame.nq + 1)
         return cls(keys=keys), cls(keys=frame.nk - keys, queries=queries)
 
@@ -227,6 +228,6 @@ class Documents(Mask):
 
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:
-        q, k = (torch.arange(n, device=frame.device) for n in (frame.nq, frame.nk))
-        batch = torch.arange(math.prod(frame.batch), device=frame.device).reshape(*frame.batch, 1)
+        q, k = (torch.arange(n, device=frame.device, dtype=torch.int64) for n in (frame.nq, frame.nk))
+        batch = torch.arange(math.prod(frame.batch), device=frame.device, dtype=torch.int64).reshape(*frame.batch, 1)
         return cls(q // 5, k // 7), cls((q + batch) % 3, (k * k + batch) % 5)

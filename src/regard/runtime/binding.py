@@ -94,7 +94,8 @@ def _of_this_shape(t: Tensor) -> Tensor:
 def _sink(sink: float | Tensor, problem: Problem) -> Tensor:
     """A sink's logits as (*batch, h)."""
     frame = problem.frame
-    logit = torch.as_tensor(sink, dtype=problem.accumulate, device=None if isinstance(sink, Tensor) else frame.device)
+    where = sink.device if isinstance(sink, Tensor) else frame.device
+    logit = torch.as_tensor(sink, dtype=problem.accumulate, device=where)
     if logit.device != frame.device:
         raise ValueError(f"sink is on {logit.device}, q on {frame.device}; move it with .to(...).")
     full = (*frame.batch, frame.heads)

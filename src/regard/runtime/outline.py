@@ -24,10 +24,11 @@ from regard.scores.algebra import Score
 
 
 def plain(t: Tensor) -> bool:
-    """Whether the kernels can read a tensor where it lies."""
-    return t.is_cpu and t.layout is _STRIDED and not t.is_neg()
+    """Whether the kernels can read a tensor where it lies. A subclass may hold its numbers elsewhere, or none."""
+    return type(t) in _PLAIN and t.is_cpu and t.layout is _STRIDED and not t.is_neg()
 
 
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
 _STRIDED = torch.strided
 
 
@@ -114,7 +115,7 @@ def structure_of(
     paged = share_pages(k, v)
     if type(q) is not Tensor or not (paged or (type(k) is Tensor and type(v) is Tensor)) or transformed():
         return None
-    if not (plain(q) and plain(k) and plain(v)) or q.dim() < 2 or k.dim() < 2 or v.dim() < 2:
+    if not (plain(q) and (paged or (plain(k) and plain(v)))) or q.dim() < 2 or k.dim() < 2 or v.dim() < 2:
         return None
     try:
         values = outline(score, leaves), outline(mask, leaves), outline(sink, leaves)

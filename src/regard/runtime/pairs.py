@@ -115,7 +115,7 @@ def _filled(value: PairValue, problem: Problem, rows: Tensor | None) -> Tensor:
 def _recorded(value: PairValue, problem: Problem, rows: Tensor | None) -> Tensor:
     """The same by operations that autograd, forward mode and torch.func can all see."""
     frame, size = problem.frame, _strip_size(problem)
-    chosen = torch.arange(frame.nq, device=frame.device) if rows is None else rows
+    chosen = torch.arange(frame.nq, device=frame.device, dtype=torch.int64) if rows is None else rows
     tiles = (problem.region_tile(frame.region(chosen[part])) for part in blocks(len(chosen), size))
     strips = [value.values(problem, tile) for tile in tiles]
     empty = problem.q.new_empty((*frame.batch, frame.heads, 0, frame.nk), dtype=problem.accumulate)

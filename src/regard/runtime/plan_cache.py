@@ -247,4 +247,4 @@ def _laid(t: Tensor, strides: tuple[int, ...]) -> Tensor:
     if t.stride() == strides:
         return t
     once = t[tuple(slice(0, 1) if step == 0 else slice(None) for step in strides)]  # of what was expanded
-    return torch.empty_strided(once.shape, strides, dtype=t.dtype).copy_(once).expand(t.shape)
+    return torch.empty_strided(once.shape, strides, dtype=t.dtype, device="cpu").copy_(once).expand(t.shape)

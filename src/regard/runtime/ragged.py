@@ -68,7 +68,8 @@ def _watched(call: RaggedCall, score: Score, sink: Any) -> bool:
     """Whether somebody between the caller and the kernels asks for more than the output."""
     if torch.compiler.is_compiling() or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
         return True
-    if any(guard() for guard in tracing.GUARDS) or not all(plain(t) for t in (call.queries, call.k, call.v)):
+    read = call.queries, *(() if share_pages(call.k, call.v) else (call.k, call.v))
+    if any(guard() for guard in tracing.GUARDS) or not all(map(plain, read)):
         return True
     tensors = call.queries, call.k, call.v, *score.tensors(), *((sink,) if isinstance(sink, Tensor) else ())
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)

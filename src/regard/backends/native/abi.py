@@ -19,7 +19,14 @@ from regard.backends.native.modifiers.table import MODIFIERS
 
 TOP, SETS = 64, 64  # keys that the fact `top` can keep; groups, bands of distance that one call can ask for
 LEAVES = 8  # tensors of a score, a mask and a sink that native/python/ finds
-DTYPES = {"REGARD_F32": 0, "REGARD_BF16": 1, "REGARD_F16": 2}
+DTYPES = {"REGARD_F32": 0, "REGARD_BF16": 1, "REGARD_F16": 2}  # of calls
+OPERAND_DTYPES = {
+    "REGARD_F64": 3,
+    "REGARD_I32": 4,
+    "REGARD_I64": 5,
+    "REGARD_BOOL": 6,
+    "REGARD_OTHER": 7,
+}  # of operands, too
 ACTIVATIONS = {"REGARD_TANH": 0, "REGARD_SIGMOID": 1, "REGARD_LEAKY_RELU": 2}
 # What a kernel returns. All but the first: nothing was computed.
 CODES = {
@@ -39,8 +46,17 @@ BOUNDS = {"REGARD_FIRST": 1, "REGARD_LAST": 2}  # bits
 @laid_out
 class Operand(Struct):
     c_name = "regard_tensor"
-    about = "A tensor (batch..., head, row, column). Strides count elements; axes that are missing or broadcast have 0."
-    members = (Member("void*", "data"), Member("int64_t", "batch", count=AXES), *members("int64_t", "head row col"))
+    about = (
+        "A tensor (batch..., head, row, column). Strides count elements; axes that are missing or broadcast have 0.\n"
+        "// All zero: the call has no such operand. Every entry point compares size and dtype with what it will read."
+    )
+    members = (
+        Member("void*", "data"),
+        Member("int64_t", "batch", count=AXES),
+        *members("int64_t", "head row col"),
+        Member("int64_t", "size", "elements from data to the last that the tensor has, that one included"),
+        Member("int64_t", "dtype"),
+    )
 
 
 @laid_out
@@ -264,7 +280,7 @@ def _enum(values: dict[str, int]) -> str:
 
 
 def _structs() -> str:
-    parts = [_enum(values) for values in (DTYPES, ACTIVATIONS, CODES, BOUNDS, _SIZES)]
+    parts = [_enum(values) for values in (DTYPES | OPERAND_DTYPES, ACTIVATIONS, CODES, BOUNDS, _SIZES)]
     for name, struct in STRUCTS.items():
         body = "\n".join(map(str, struct.members))
         size = f'static_assert(sizeof({name}) == {ctypes.sizeof(struct)}, "ctypes lays {name} out in another way");'
@@ -275,9 +291,8 @@ def _structs() -> str:
 def _abi() -> int:
     """A number that changes with any name, type or order of a member, not with what is said about it."""
     layout = [(name, [(m.type, m.name, m.count) for m in struct.members]) for name, struct in STRUCTS.items()]
-    return int.from_bytes(
-        hashlib.sha256(repr((layout, DTYPES, ACTIVATIONS, CODES, BOUNDS, _SIZES)).encode()).digest()[:7], "big"
-    )
+    constants = DTYPES, OPERAND_DTYPES, ACTIVATIONS, CODES, BOUNDS, _SIZES
+    return int.from_bytes(hashlib.sha256(repr((layout, *constants)).encode()).digest()[:7], "big")
 
 
 ABI = _abi()

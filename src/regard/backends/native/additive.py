@@ -83,7 +83,9 @@ class AdditiveKernels(KernelFamily):
         return AdditiveGradientArguments(forward)
 
     def empty_gradients(self, given: Sequence[Tensor], heads: int, needs: tuple[bool, ...]) -> Gradients:
-        return *(torch.empty(t.shape) for t in given), torch.empty(heads, given[0].shape[-1])
+        return *(torch.empty(t.shape, dtype=torch.float32, device="cpu") for t in given), torch.empty(
+            heads, given[0].shape[-1], dtype=torch.float32, device="cpu"
+        )
 
     def own(self, made: Gradients, given: Sequence[Tensor], learned: Tensor | None) -> Gradients:
         da, dc, dv, dw = made
@@ -96,13 +98,15 @@ def _run(problem: Problem, args: KernelArgs, kept: Kept, cotangents: Result) -> 
     out, lse, row_stats = kept
     there = lse.numel() and problem.frame.nk
     made = torch.empty if there else torch.zeros
-    da, dc, dv = (made(t.shape, dtype=torch.float32) for t in (problem.q, problem.k, problem.v))
-    dw = made(problem.frame.heads, problem.q.shape[-1])
+    da, dc, dv = (made(t.shape, dtype=torch.float32, device="cpu") for t in (problem.q, problem.k, problem.v))
+    dw = made(problem.frame.heads, problem.q.shape[-1], dtype=torch.float32, device="cpu")
     if there:
         x = _arguments(problem, arguments(args, out.contiguous(), lse, row_stats.contiguous()))
         g_out, g_lse = cotangents[0].float(), cotangents[1].float()
         operands = (operand(t) for t in (g_out, g_lse[..., None], da, dc, dv))
-        library().run("regard_additive_backward", AdditiveGradientArguments(x, *operands, dw.data_ptr()))
+        struct = AdditiveGradientArguments(x, *operands)
+        struct.point("dw", dw)
+        library().run("regard_additive_backward", struct)
     return da, dc, dv, dw
 
 
@@ -135,6 +139,7 @@ def _arguments(problem: Problem, call: CallArguments) -> AdditiveArguments:
     call.dtype = DTYPE_CODES[problem.v.dtype]
     call.threads = threads(_pair_work(problem) * problem.frame.nq * problem.frame.nk)
     shared = w.dim() < 2 or w.shape[0] == 1
-    x = AdditiveArguments(call, w.data_ptr(), 0 if shared else w.shape[-1], ACTIVATIONS[type(activation)], slope)
-    x.hold(w)
+    activated = {"activation": ACTIVATIONS[type(activation)], "slope": slope}
+    x = AdditiveArguments(call, w_stride=0 if shared else w.shape[-1], **activated)
+    x.point("w", w)
     return x

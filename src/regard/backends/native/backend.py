@@ -32,9 +32,10 @@ from regard.backends.native.saved_mask import save_mask, saved_mask
 from regard.backends.native.torch_ops import traced
 from regard.backends.streaming.backward import Cotangents, backward
 from regard.backends.streaming.tiling import stream
+from regard.core.paged import Paged
 from regard.core.problem import Problem
 from regard.core.state import RowStats
-from regard.core.tracing import data_unavailable, graphed, watched
+from regard.core.tracing import data_unavailable, graphed, watched, wrapped
 from regard.ragged_queries import RaggedCall
 from regard.scores.additive import Additive
 
@@ -68,6 +69,10 @@ class Native(Backend):
             return f"it serves cpu tensors; these are on {frame.device.type}"
         if not runnable():
             return f"it was not built: {why_not_built()}"
+        tensors = [t for t in problem.tensors() if type(t) is not Paged]
+        foreign = None if graphed(*tensors) else wrapped(*tensors)
+        if foreign is not None:
+            return f"it reads memory, and a {type(foreign).__name__} computes its own operations"
         why = _family(problem).why_not_invariant(problem) if self.invariant else None
         return why or why_not(problem)
 

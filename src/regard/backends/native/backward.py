@@ -82,7 +82,10 @@ def _run(args: KernelArgs, kept: Kept, cotangents: Pair, wanted: set[str]) -> di
     struct.dout, struct.dlse = operand(struct.hold(dout)), operand(struct.hold(dlse)[..., None])
     struct.dout_dtype, struct.gradient_dtype = DTYPE_CODES[dout.dtype], DTYPE_CODES[args.q.dtype]
     for name, g in found.items():
-        setattr(struct, f"d{name}", g.data_ptr() if name in _BY_HEAD else operand(g))
+        if name in _BY_HEAD:
+            struct.point(f"d{name}", g)
+        else:
+            setattr(struct, f"d{name}", operand(g))
     library().run("regard_backward", struct)
     return found
 

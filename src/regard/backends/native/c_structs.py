@@ -6,6 +6,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from torch import Tensor
 
 AXES = 4  # batch axes that a call can have
@@ -16,6 +17,27 @@ _NUMBERS: dict[str, Any] = {
     "uint64_t": ctypes.c_uint64,
     "float": ctypes.c_float,
 }
+
+
+_POINTED = {  # what pointers lead to
+    "float*": torch.float32,
+    "const float*": torch.float32,
+    "const int32_t*": torch.int32,
+    "int64_t*": torch.int64,
+    "const int64_t*": torch.int64,
+    "const uint64_t*": torch.int64,
+}
+
+
+def address_of(t: Tensor) -> int:
+    """Where the numbers of a tensor lie. ValueError where it has numbers and no memory: null would mean no operand."""
+    at = t.data_ptr()
+    if not at and t.numel():
+        raise ValueError(
+            f"a {type(t).__name__} {tuple(t.shape)} has no memory that the native kernels could read: its storage was "
+            "freed, or it holds its numbers elsewhere."
+        )
+    return at
 
 
 @dataclass(frozen=True)
@@ -57,6 +79,14 @@ class Struct(ctypes.Structure):
         self.held: list[Tensor] = []
         for part in (*given, *named.values()):
             self.held += getattr(part, "held", ())
+
+    def point(self, name: str, t: Tensor) -> Tensor:
+        """Leads a member that is a pointer to a contiguous tensor of its type, and returns the tensor, held."""
+        expected = _POINTED[next(member.type for member in self.members if member.name == name)]
+        if t.dtype != expected or not t.is_contiguous():
+            raise TypeError(f"{self.c_name}.{name} leads to {expected}, contiguous; got {t.dtype}, {t.stride()}.")
+        setattr(self, name, address_of(t))
+        return self.hold(t)
 
     def hold(self, t: Tensor) -> Tensor:
         """The same tensor, which lives as long as the struct."""

@@ -49,8 +49,14 @@ def direct() -> Direct:
     functions = handle.regard_start(
         (
             Tensor.__dlpack_c_exchange_api__,  # pyright: ignore
-            *(Tensor, Positions, Paged, Tensor.is_neg, torch.empty_like, Tensor.new_empty),
-            *(torch.get_num_threads, torch.is_grad_enabled, tracing.GUARDS, forward_ad, torch.empty(0)),
+            *(Tensor, torch.nn.Parameter, Positions, Paged, Tensor.is_neg, torch.empty_like, Tensor.new_empty),
+            *(
+                torch.get_num_threads,
+                torch.is_grad_enabled,
+                tracing.GUARDS,
+                forward_ad,
+                torch.empty(0, dtype=torch.float32, device="cpu"),
+            ),
             *(value.NAMES, torch.dtype, tuple, Lengths, torch.int64),
         )
     )

@@ -26,6 +26,13 @@ DTYPE_CODES = {
     torch.bfloat16: abi.DTYPES["REGARD_BF16"],
     torch.float16: abi.DTYPES["REGARD_F16"],
 }
+OPERAND_CODES = DTYPE_CODES | {
+    torch.float64: abi.OPERAND_DTYPES["REGARD_F64"],
+    torch.int32: abi.OPERAND_DTYPES["REGARD_I32"],
+    torch.int64: abi.OPERAND_DTYPES["REGARD_I64"],
+    torch.bool: abi.OPERAND_DTYPES["REGARD_BOOL"],
+}
+OTHER = abi.OPERAND_DTYPES["REGARD_OTHER"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from regard.backends.native.abi import AXES, BOUNDS, CallArguments, Operand
 from regard.backends.native.args import KernelArgs
-from regard.backends.native.c_structs import Struct
-from regard.backends.native.ffi import DTYPE_CODES, Library, chosen, load
+from regard.backends.native.c_structs import Struct, address_of
+from regard.backends.native.ffi import DTYPE_CODES, OPERAND_CODES, OTHER, Library, chosen, load
 from regard.backends.native.modifiers.table import MODIFIERS, ModifierOperands
 from regard.core.paged import Paged
 from regard.core.state import RowStats
@@ -23,7 +23,7 @@ Kept = tuple[Tensor, Tensor, Tensor]
 
 MOST_FLOAT = torch.finfo(torch.float32).max
 SATURATED = 3.4027e38  # kSaturated of native/core/vec.h: scores in base 2 that stand for all that are larger
-_OPERAND = Packer(f"={ctypes.sizeof(Operand) // 8}q")  # an address and the strides, eight bytes each
+_OPERAND = Packer(f"={ctypes.sizeof(Operand) // 8}q")  # all members have eight bytes
 MEMBERS = {member.name: member for member in CallArguments.members}
 _OPERANDS = {name for name, member in MEMBERS.items() if member.type == "regard_tensor"}  # whose strides are told
 _OFFSETS = {name: getattr(CallArguments, name).offset for name in MEMBERS}
@@ -122,7 +122,7 @@ def arguments(args: KernelArgs, out: Tensor, lse: Tensor | None, row_stats: Tens
     call = CallArguments.from_buffer_copy(template)
     call.held = list(tensors.values())
     for name, t in tensors.items():
-        _ADDRESS.pack_into(call, _OFFSETS[name], t.data_ptr())
+        _ADDRESS.pack_into(call, _OFFSETS[name], address_of(t))
     call.seed = args.seed & (2**64 - 1)
     for check in _CHECKS:
         check(args)
@@ -165,8 +165,7 @@ def set_operand(call: CallArguments, name: str, t: Tensor) -> None:
         if f"{name}_dtype" in MEMBERS:
             setattr(call, f"{name}_dtype", DTYPE_CODES[t.dtype])
         return
-    t = call.hold(t.contiguous())
-    setattr(call, name, t.data_ptr())
+    t = call.point(name, t.contiguous())
     if f"{name}_stride" in MEMBERS:  # from one head to the next; 0 where they share it
         setattr(call, f"{name}_stride", t.stride(0) if len(t) > 1 else 0)
     if f"{name}_batch" in MEMBERS:
@@ -195,7 +194,17 @@ def _strides(t: Tensor) -> list[int]:
 
 def operand(t: Tensor) -> Operand:
     """A tensor (*batch, h, n, m), its axes broadcast to the call's where their size is 1."""
-    return Operand.from_buffer_copy(_OPERAND.pack(t.data_ptr(), *_axes(tuple(_strides(t)), 0, AXES + 3)))
+    strides = _axes(tuple(_strides(t)), 0, AXES + 3)
+    return Operand.from_buffer_copy(
+        _OPERAND.pack(address_of(t), *strides, extent(t), OPERAND_CODES.get(t.dtype, OTHER))
+    )
+
+
+def extent(t: Tensor) -> int:
+    """Elements from a tensor's first to its last, in memory; 0 where it has none."""
+    if not t.numel():
+        return 0
+    return 1 + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
 
 
 def set_visible(struct: Struct, found: dict[str, Any]) -> list[Tensor]:
@@ -214,9 +223,9 @@ def set_visible(struct: Struct, found: dict[str, Any]) -> list[Tensor]:
 
 def set_places(struct: Struct, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
     """Tells a struct, which begins with a call, the positions of queries and keys, (*batch, n)."""
-    call, held = CallArguments.from_buffer(struct), list[Tensor]()
+    call = CallArguments.from_buffer(struct)
+    call.held = []  # it has the memory of the struct alone
     for name, t in (("q_at", q), ("k_at", k)):
-        held.append(t := t.long().contiguous())
-        setattr(call, name, t.data_ptr())
+        t = call.point(name, t.long().contiguous())
         setattr(call, f"{name}_batch", (ctypes.c_int64 * AXES)(*_axes(tuple(_strides(t)[:-1]), 0)))
-    return tuple(held)
+    return tuple(call.held)

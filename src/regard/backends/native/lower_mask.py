@@ -117,7 +117,7 @@ def lower_rule(rule: IntervalRule, offset: int | tuple[int, ...]) -> dict[str, A
     before, after = distances(rule)
     if isinstance(offset, tuple):
         if rule.compares_positions():
-            found["shifts"] = torch.tensor(offset, dtype=torch.int64)[:, None]
+            found["shifts"] = torch.tensor(offset, dtype=torch.int64, device="cpu")[:, None]
         offset = 0
     if rule.before is not None:
         found["first"] = offset - before
@@ -160,8 +160,10 @@ def _tile_map(mask: Mask, frame: Frame, queries: int, keys: int) -> dict[str, Te
     cover, one = full(mask.cover(tiling)), full(mask.visible(frame.region(slice(0, 1), slice(0, 1))))
     cover = cover.expand(*torch.broadcast_shapes(cover.shape[:-2], one.shape[:-2]), *tiling.shape)
     some = cover == Cover.SOME
-    tiles = torch.full(cover.shape, -2, dtype=torch.int32).masked_fill(cover == Cover.NONE, -1)
-    bits = torch.empty(max(int(some.sum()), 1), keys, dtype=torch.int64)  # what is never written takes no memory
+    tiles = torch.full(cover.shape, -2, dtype=torch.int32, device="cpu").masked_fill(cover == Cover.NONE, -1)
+    bits = torch.empty(
+        max(int(some.sum()), 1), keys, dtype=torch.int64, device="cpu"
+    )  # what is never written takes no memory
     count = 0
     for n, m in _strips(some, queries * keys):
         rows = slice(n.start * queries, min(n.stop * queries, frame.nq))
@@ -169,14 +171,16 @@ def _tile_map(mask: Mask, frame: Frame, queries: int, keys: int) -> dict[str, Te
         r, c = rows.stop - rows.start, cols.stop - cols.start
         seen = full(mask.visible(frame.region(rows, cols)))
         words = _packed(seen.expand(*seen.shape[:-2], r, c), queries, keys)
-        whole = _packed(torch.ones(r, 1), queries, 1) * _packed(torch.ones(1, c), 1, keys)
+        whole = _packed(torch.ones(r, 1, dtype=torch.float32, device="cpu"), queries, 1) * _packed(
+            torch.ones(1, c, dtype=torch.float32, device="cpu"), 1, keys
+        )
         # the mask is known better now than its cover is
         none, all_ = (words == 0).all(-1), (words == whole).all(-1)
         here, asked = tiles[..., n, m], some[..., n, m]
         here.masked_fill_(asked & none, -1)
         mixed = asked & ~none & ~all_
         found = words.expand(*mixed.shape, keys)[mixed]
-        here[mixed] = torch.arange(count, count + len(found), dtype=torch.int32)
+        here[mixed] = torch.arange(count, count + len(found), dtype=torch.int32, device="cpu")
         bits[count : count + len(found)] = found
         count += len(found)
     return {"tiles": tiles, "bits": bits[: max(count, 1)]}
@@ -202,5 +206,8 @@ def _packed(seen: Tensor, queries: int, keys: int) -> Tensor:
     byte = eights[..., 7, :]
     for n in range(6, -1, -1):
         byte = byte + byte + eights[..., n, :]
-    words = sum((byte[..., n, :].long() << 8 * n for n in range(byte.shape[-2])), start=torch.tensor(0))
+    words = sum(
+        (byte[..., n, :].long() << 8 * n for n in range(byte.shape[-2])),
+        start=torch.tensor(0, dtype=torch.int64, device="cpu"),
+    )
     return words.unflatten(-1, (-1, keys))

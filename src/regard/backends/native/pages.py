@@ -11,12 +11,14 @@ from struct import Struct as Packer
 from torch import Tensor
 
 from regard.backends.native.abi import AXES, Operand, PageWrite
-from regard.backends.native.ffi import chosen, failure, load
+from regard.backends.native.c_structs import address_of
+from regard.backends.native.ffi import OPERAND_CODES, OTHER, chosen, failure, load
+from regard.backends.native.launch import extent
 from regard.core.tracing import functorch, watched
 
 _WORDS = Packer(f"={ctypes.sizeof(PageWrite) // 8}q")  # all members have eight bytes
 _NONE = (0,) * (AXES - 1)
-assert ctypes.sizeof(Operand) // 8 == len(_NONE) + 5
+assert ctypes.sizeof(Operand) // 8 == len(_NONE) + 7
 
 
 def write_pages(
@@ -44,14 +46,18 @@ def write_pages(
     pages, heads, page_size, dk = key_pages.shape
     counts = array("q", lengths)
     offsets = None if new is None else array("q", accumulate(new, initial=0))
-    strides = [t.stride() if new is None else (0, *t.stride()) for t in (k, v)]
     write = _WORDS.pack(
         *(len(lengths), heads, k.shape[-2], dk, v.shape[-1], k.element_size()),
-        *(k.data_ptr(), *_NONE, *strides[0], v.data_ptr(), *_NONE, *strides[1]),
-        *(key_pages.data_ptr(), *_NONE, *key_pages.stride(), value_pages.data_ptr(), *_NONE, *value_pages.stride()),
-        *(page_size, pages, block_table.data_ptr(), block_table.shape[1], counts.buffer_info()[0]),
+        *(word for t in (k, v) for word in _operand(t, () if new is None else (0,))),
+        *(word for t in (key_pages, value_pages) for word in _operand(t, ())),
+        *(page_size, pages, address_of(block_table), block_table.shape[1], counts.buffer_info()[0]),
         0 if offsets is None else offsets.buffer_info()[0],
     )
     if code := load(isa).entry("regard_write_pages")(write, None):
         raise failure(code)
     return True
+
+
+def _operand(t: Tensor, lead: tuple[int, ...]) -> tuple[int, ...]:
+    """The words of an Operand (lead, head, row, column), whatever the dtype; lead: the stride of an axis t lacks."""
+    return address_of(t), *_NONE, *lead, *t.stride(), extent(t), OPERAND_CODES.get(t.dtype, OTHER)

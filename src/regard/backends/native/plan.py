@@ -18,7 +18,7 @@ from torch import Tensor
 from regard.backends.base import Done, Example, Inputs
 from regard.backends.native.abi import AXES, CODES, LEAVES, CallArguments, PlanArguments
 from regard.backends.native.args import KernelArgs
-from regard.backends.native.c_structs import Struct
+from regard.backends.native.c_structs import Struct, address_of
 from regard.backends.native.direct import direct
 from regard.backends.native.ffi import DTYPE_CODES, failure, parallel
 from regard.backends.native.kernels import Kernels
@@ -26,6 +26,7 @@ from regard.backends.native.launch import (
     THREAD_WORK,
     VISIBLE,
     arguments,
+    empty_row_stats,
     library,
     natural_row_stats,
     set_places,
@@ -69,7 +70,7 @@ class ForwardPlan:
         tabled = table is not None and not given
         self.of_lengths = tabled or bool(_OF_LENGTHS & args.tensors().keys())
         self.placed, self.masked = args.q_at is not None, bool(problem.mask.tensors())
-        row_stats = torch.empty(*args.shape, 2) if training else None
+        row_stats = empty_row_stats(args) if training else None
         struct = family.struct(
             problem, arguments(args, self._lifted(out.float() if training else out), None, row_stats)
         )
@@ -78,15 +79,9 @@ class ForwardPlan:
         pages = [(t.pages, t.block_table) if isinstance(t, Paged) else (t,) for t in example.given]
         theirs = {t.data_ptr() for t in (*chain(*pages), *example.leaves, out, row_stats) if t is not None}
         self.held = tuple(t for t in struct.held if t.data_ptr() not in theirs)
-        addresses = [t.data_ptr() for t in example.leaves]
-        read = {at: t.data_ptr() for at, t in family.leaves(problem, args).items() if t is not None}
-        # positions in tensors decide what is seen call by call: lengths in the mask are then lowered with them
-        looks = self.ruled and example.positions is not None and example.positions.span is None
-        self.leaves = [
-            (at, addresses.index(address))
-            for at, address in read.items()
-            if address in addresses and not (looks and VISIBLE.start <= at < VISIBLE.stop)
-        ]
+        # positions in tensors, and lengths that do not lie as the kernels read them, are lowered call by call
+        looks = self.by_content or (self.ruled and example.positions is not None and example.positions.span is None)
+        self.leaves = self._leaves(tuple(family.leaves(problem, args)), example, VISIBLE if looks else None)
         self.entry, self.parallel = library().entry(family.forward_entry), parallel()
         self.places: tuple[Any, tuple[Tensor, ...]] = None, ()  # of a span, as tensors
         self.direct, self.constants = direct(), self._constants(problem, rule, family.pair_work(problem, args), out)
@@ -94,6 +89,19 @@ class ForwardPlan:
         changing = self.by_content or self.of_lengths or self.placed or len(self.leaves) > LEAVES
         whole = type(struct) is CallArguments  # native/python/ knows no other
         self.remembered = whole and not (changing or args.threshold)
+
+    def _leaves(self, offsets: tuple[int, ...], example: Example, anew: slice | None) -> list[tuple[int, int]]:
+        """Which of the example's leaves the struct leads to itself, not to a copy: (offset of the address, which).
+
+        anew: the bytes of members that are found out call by call.
+        """
+        addresses = [t.data_ptr() for t in example.leaves]
+        found = [(at, _ADDRESS.unpack_from(self.struct, at)[0]) for at in offsets]
+        return [
+            (at, addresses.index(address))
+            for at, address in found
+            if address in addresses and (anew is None or not anew.start <= at < anew.stop)
+        ]
 
     def _constants(self, problem: Problem, rule: IntervalRule | None, pair_work: int, out: Tensor) -> PlanArguments:
         """What bind() fills in a call's struct from."""
@@ -150,9 +158,9 @@ class ForwardPlan:
         if row_stats is not None:
             self.direct.set_operands(address, self.axes, _ROW_STATS, row_stats)
         for at, n in self.leaves:
-            _ADDRESS.pack_into(struct, at, leaves[n].data_ptr())
+            _ADDRESS.pack_into(struct, at, address_of(leaves[n]))
         if self.placed and span != ():
-            held = (*held, *self._set_places(struct, span or Span((0, nq), (0, nk), None, private=True)))
+            held = (*held, *self._set_places(struct, span or Span((0, nq), (0, nk), None)))
         if self.by_content or span == ():
             looked = self._look(struct, call)
             if looked is None:
@@ -179,7 +187,7 @@ class ForwardPlan:
     def _look(self, struct: Struct, call: Inputs) -> list[Tensor] | None:
         """Fills in what depends on the numbers in positions and in the mask: what the struct then leads to."""
         nq, nk, rule = call.nq, call.nk, call.mask.rule()
-        span = Span((0, nq), (0, nk), None, private=True) if call.positions is None else call.positions.span
+        span = Span((0, nq), (0, nk), None) if call.positions is None else call.positions.span
         if rule is not None and span is not None and not span.by_sequence and call.seed is None:
             # the kernel finds out whether the numbers are right
             for ids, n in ((rule.q_ids, nq), (rule.k_ids, nk)):
@@ -229,7 +237,7 @@ class TrainingPlan(ForwardPlan):
 
     def run_for_backward(self, call: Inputs) -> Done | None:
         """The call, made: its out and row statistics, and its struct with what that leads to."""
-        row_stats = torch.empty(*self.batch, self.heads, call.nq, 2)
+        row_stats = torch.empty((*self.batch, self.heads, call.nq, 2), dtype=torch.float32, device="cpu")
         made = self._made(call, row_stats)
         return None if made is None else Done(made[0], row_stats, (bytes(made[1]), *made[2]))
 
@@ -260,10 +268,10 @@ class TrainingPlan(ForwardPlan):
                 f"attention's backward was given tensors that are not plain ones: {[type(t) for t in lying]}."
             )
         for at, n in self.leaves:
-            _ADDRESS.pack_into(struct, at, leaves[n].data_ptr())
+            _ADDRESS.pack_into(struct, at, address_of(leaves[n]))
         if learned is not None:
             assert self.family.learned_offset is not None
-            _ADDRESS.pack_into(struct, self.family.learned_offset, learned.data_ptr())
+            _ADDRESS.pack_into(struct, self.family.learned_offset, address_of(learned))
         if code := self.backward_entry(address, self.parallel):
             raise failure(code)
         found = self.family.own(made, given, None if self.learned is None else leaves[self.learned])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.backends.native.abi import AXES, CODES, CallArguments, RaggedArguments
 from regard.backends.native.args import KernelArgs
+from regard.backends.native.c_structs import address_of
 from regard.backends.native.direct import direct
 from regard.backends.native.ffi import failure, parallel
 from regard.backends.native.launch import THREAD_WORK, arguments, library
@@ -45,14 +46,14 @@ class RaggedPlan:
 
     @staticmethod
     def _empty(call: RaggedCall) -> Tensor:
-        return torch.empty(*call.queries.shape[:-1], call.v.shape[-1], dtype=call.v.dtype)
+        return torch.empty(*call.queries.shape[:-1], call.v.shape[-1], dtype=call.v.dtype, device="cpu")
 
     def run(self, call: RaggedCall) -> Tensor | None:
         """out (1, heads, total, dv), in v's dtype; None where positions or lengths are not as one list has them."""
         struct = RaggedArguments.from_buffer_copy(self.struct)
         of_all, k, v, out = struct.call, call.k, call.v, self._empty(call)
         if isinstance(k, Paged) and isinstance(v, Paged):
-            of_all.block_table, of_all.pages = k.block_table.data_ptr(), len(k.pages)
+            of_all.block_table, of_all.pages = address_of(k.block_table), len(k.pages)
             of_all.block_table_batch[AXES - 1] = k.block_table.stride(0)
             k, v = k.pages, v.pages
         lying = self.direct.set_operands(ctypes.addressof(struct), AXES, _OFFSETS, call.queries, k, v, out)
@@ -62,7 +63,7 @@ class RaggedPlan:
         numbers = [call.offsets, *(() if call.rule.keys is None else (call.rule.keys.expand(len(call.offsets) - 1),))]
         numbers += () if call.positions is None else (call.positions.q, call.positions.k)
         held = [t.long().contiguous() for t in numbers]  # as long as the kernel runs
-        addresses = [t.data_ptr() for t in held]
+        addresses = [address_of(t) for t in held]
         struct.sequences, struct.q_offsets = len(call.offsets) - 1, addresses[0]
         if call.rule.keys is not None:
             struct.key_counts = addresses[1]

@@ -14,16 +14,19 @@ _NAMES = (
     *("q_documents", "k_documents", "allowed", "tiles", "bits"),
 )
 _NUMBERS = ("first", "last")
-_NOTHING = torch.empty(0)
 
 
 def save_mask(lowered: KernelArgs) -> tuple[Tensor, ...]:
     """What lower_mask said, for saved_mask; nothing of a mask that takes more memory than queries and keys."""
+    nothing = torch.empty(0, dtype=torch.float32, device="cpu")
     made = sum(t.nbytes for t in (lowered.tiles, lowered.bits) if t is not None)
     if made > lowered.q.nbytes + lowered.k.nbytes:
-        return (_NOTHING,) * len(_NAMES)
+        return (nothing,) * len(_NAMES)
     found = [getattr(lowered, name) for name in _NAMES]
-    return tuple(_NOTHING if x is None else torch.tensor([x]) if isinstance(x, int) else x for x in found)
+    return tuple(
+        nothing if x is None else torch.tensor([x], dtype=torch.int64, device="cpu") if isinstance(x, int) else x
+        for x in found
+    )
 
 
 def saved_mask(held: tuple[Tensor, ...]) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.native.c_structs import Member
+from regard.core.arrays import of_numbers
 from regard.core.problem import Problem
 from regard.scores.algebra import Score
 
@@ -74,7 +75,7 @@ class KernelModifier(ABC, Generic[S]):
     @classmethod
     def empty_gradient(cls, name: str, operand: Tensor, heads: int) -> Tensor:
         """Zeros that take the gradient of an operand, for all heads: one number a head."""
-        return torch.zeros(heads)
+        return torch.zeros(heads, dtype=torch.float32, device="cpu")
 
     @classmethod
     def stage_gradient(cls, problem: Problem, t: Tensor, g: Tensor) -> Tensor:
@@ -84,7 +85,7 @@ class KernelModifier(ABC, Generic[S]):
 
 def by_head(x: float | Tensor) -> Tensor:
     """A number for each head, float32 (h,), or (1,) where they share it."""
-    return torch.as_tensor(x).float().reshape(-1).contiguous()
+    return of_numbers(x, torch.float32).float().reshape(-1).contiguous()
 
 
 def total(t: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class Biases(KernelModifier[Bias]):
     @classmethod
     def empty_gradient(cls, name: str, operand: Tensor, heads: int) -> Tensor:
         shared = 1 in operand.shape[-2:]
-        return torch.zeros(operand.shape, dtype=torch.float64 if shared else torch.float32)
+        return torch.zeros(operand.shape, dtype=torch.float64 if shared else torch.float32, device="cpu")
 
     @classmethod
     def stage_gradient(cls, problem: Problem, t: Tensor, g: Tensor) -> Tensor:

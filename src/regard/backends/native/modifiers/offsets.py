@@ -96,7 +96,7 @@ class Offsets(KernelModifier[RelativeBias]):
 
     @classmethod
     def empty_gradient(cls, name: str, operand: Tensor, heads: int) -> Tensor:
-        return torch.zeros(heads, cls.count(operand))
+        return torch.zeros(heads, cls.count(operand), dtype=torch.float32, device="cpu")
 
     @classmethod
     def stage_gradient(cls, problem: Problem, t: Tensor, g: Tensor) -> Tensor:
@@ -118,16 +118,16 @@ def _relative_table(problem: Problem, buckets: Buckets) -> _Table:
     assert isinstance(buckets, DifferenceBuckets)
     frame, at = problem.frame, problem.frame.positions
     if 0 in frame.shape:  # no pairs, and maybe no positions of which one is the least
-        return _Table(torch.zeros(0, dtype=torch.int64), {})
+        return _Table(torch.zeros(0, dtype=torch.int64, device="cpu"), {})
     if buckets.farthest is None and _by_index(problem, buckets):
-        ahead = torch.arange(frame.nq + frame.nk - 1) - (frame.nk - 1)
+        ahead = torch.arange(frame.nq + frame.nk - 1, dtype=torch.int64, device="cpu") - (frame.nk - 1)
         return _Table(buckets.between(ahead + at.q[..., :1] - at.k[..., :1]), {})
     least, most = _differences(problem, buckets)
     q, k = buckets.place(at.q), buckets.place(at.k)
     # what is added to both keeps differences, and makes those of cells indices of the table
     first = 0 if buckets.farthest is not None else int(k.min())
     cells = {"q_cell": (q - first - least).int().contiguous(), "k_cell": (k - first).int().contiguous()}
-    return _Table(buckets.between(torch.arange(least, most + 1)), cells)
+    return _Table(buckets.between(torch.arange(least, most + 1, dtype=torch.int64, device="cpu")), cells)
 
 
 def _by_index(problem: Problem, buckets: DifferenceBuckets) -> bool:

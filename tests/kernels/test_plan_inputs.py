@@ -1,0 +1,142 @@
+"""What a plan reads of a later call is what that call has: its lengths, its layout, its kind of tensor, its dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.masked import masked_tensor
+
+import regard as rg
+import regard.runtime.plan_cache as plan_cache
+from regard.backends.native.ffi import runnable
+
+pytestmark = pytest.mark.skipif(not runnable(), reason="needs the native kernels")
+NQ, NK, HEADS = 5, 13, 3
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    plan_cache.clear()
+    yield
+    plan_cache.clear()
+
+
+def tensors(needs: bool = False) -> list[Tensor]:
+    random = torch.Generator().manual_seed(7)
+    counts = (NQ, NK, NK)
+    return [torch.randn(2, HEADS, n, 8, generator=random).requires_grad_(needs) for n in counts]
+
+
+def right(q: Tensor, k: Tensor, v: Tensor, **call: Any) -> Tensor:
+    return rg.attention(q, k, v, backend=rg.Reference(), **call)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("place", [rg.tail, rg.head])
+@pytest.mark.parametrize("reads", [True, False], ids=["positions read", "positions unread"])
+@pytest.mark.parametrize("seen", [rg.Causal(), rg.Everything()])
+def test_lengths_are_those_of_the_call(
+    mode: Any, place: Callable[[int, int], rg.Positions], seen: rg.Mask, reads: bool
+) -> None:
+    q, k, v = tensors()
+    with mode():
+        # all at once: memory that the second took over from the first would hide an old address
+        masks = [seen & rg.Lengths(keys=torch.tensor(lengths)) for lengths in ([13, 4], [7, 13], [1, 9])]
+        for mask in masks:
+            at = place(NQ, NK)
+            if reads:
+                _ = at.q, at.k
+            found = rg.attention(q, k, v, mask=mask, positions=at)
+            torch.testing.assert_close(found, right(q, k, v, mask=mask, positions=place(NQ, NK)))
+
+
+@pytest.mark.parametrize("counts", ["keys", "queries", "both"])
+@pytest.mark.parametrize("lay", [lambda t: torch.stack([t, t + 1], 1)[:, 0], lambda t: t[:1].expand(2)])
+def test_gradients_under_lengths_of_any_layout(counts: str, lay: Callable[[Tensor], Tensor]) -> None:
+    for lengths in ([3, 11], [9, 2]):
+        named = {
+            "keys": lay(torch.tensor(lengths)) if counts != "queries" else None,
+            "queries": lay(torch.tensor([n % 5 + 1 for n in lengths])) if counts != "keys" else None,
+        }
+        found, expected = tensors(True), tensors(True)
+        weight = torch.randn(2, HEADS, NQ, 8)
+        for each, run in ((found, rg.attention), (expected, right)):
+            (run(*each, mask=rg.Lengths(**named)) * weight).sum().backward()
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a.grad, b.grad)
+
+
+class Wrapped(Tensor):
+    """A tensor without memory of its own, as quantised and distributed tensors are."""
+
+    inner: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapped:
+        made = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, strides=inner.stride())
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        bare = torch.utils._pytree.tree_map_only(Wrapped, lambda t: t.inner, (args, kwargs or {}))
+        return func(*bare[0], **bare[1])
+
+
+CALLS: dict[str, tuple[Tensor, Callable[[Any], dict[str, Any]]]] = {
+    "bias": (torch.randn(HEADS, NQ, NK), lambda t: {"score": rg.ScaledDot() >> rg.Bias(t)}),
+    "slopes": (torch.rand(HEADS), lambda t: {"score": rg.ScaledDot() >> rg.Alibi(t), "positions": rg.tail(NQ, NK)}),
+    "sink": (torch.randn(HEADS), lambda t: {"sink": t}),
+    "lengths": (torch.tensor([3, 11]), lambda t: {"mask": rg.Lengths(keys=t)}),
+    "mask": (torch.rand(HEADS, NQ, NK) < 0.5, lambda t: {"mask": rg.Dense(t)}),
+    "scale": (torch.tensor(0.3), lambda t: {"score": rg.ScaledDot(t)}),
+}
+
+
+def call_with_plans(t: Tensor, needs: bool, call: Callable[[Any], dict[str, Any]]) -> None:
+    """Leaves a plan for a plain tensor, and what native/python/ remembers of it."""
+    for _ in range(2):
+        rg.attention(*tensors(needs), **call(t))
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("needs", [False, True], ids=["forward", "training"])
+def test_a_tensor_that_wraps_another_is_read_by_its_own_operations(name: str, needs: bool) -> None:
+    t, call = CALLS[name]
+    call_with_plans(t, needs, call)
+    torch.testing.assert_close(rg.attention(*tensors(needs), **call(Wrapped(t))), right(*tensors(needs), **call(t)))
+
+
+FOREIGN: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "fake": (lambda t: FakeTensorMode().from_tensor(t), "Please convert all Tensors to FakeTensors first"),
+    "masked": (
+        lambda t: masked_tensor(t, torch.ones_like(t, dtype=torch.bool)),
+        "__torch_dispatch__ handlers returned NotImplemented|identity of amin|unsupported operand",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("needs", [False, True], ids=["forward", "training"])
+@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors", "ignore:.*__torch_dispatch__ for MaskedTensor")
+def test_a_tensor_without_numbers_is_refused(name: str, needs: bool, kind: str) -> None:
+    (t, call), (made, said) = CALLS[name], FOREIGN[kind]
+    call_with_plans(t, needs, call)
+    with pytest.raises((AssertionError, TypeError, NotImplementedError), match=said):
+        rg.attention(*tensors(needs), **call(made(t)))
+
+
+def test_a_parameter_is_read_where_it_lies() -> None:
+    slopes = torch.nn.Parameter(torch.rand(HEADS))
+    calls = {"score": rg.ScaledDot() >> rg.Alibi(slopes), "positions": rg.tail(NQ, NK)}
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(rg.attention(*tensors(), **calls), right(*tensors(), **calls))
+            slopes.mul_(0.5)
