@@ -43,7 +43,10 @@ class Call:
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         b, h, n, d = self.shape
         random, keys = torch.Generator().manual_seed(0), (b, self.key_heads or h, self.nk or n, d)
-        q, k, v = (torch.randn(shape, generator=random).to(self.dtype) for shape in (self.shape, keys, keys))
+        q, k, v = (
+            torch.randn(shape, generator=random, dtype=torch.float32, device="cpu").to(self.dtype)
+            for shape in (self.shape, keys, keys)
+        )
         return q, k, v
 
     def share(self, seconds: float, flops: float, read: float) -> str:
@@ -152,8 +155,8 @@ def _row(call: Call, seconds: float, flops: float, read: float) -> tuple[tuple[s
 
 def _check(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
     """Some rows of the result against Reference in float64."""
-    rows = torch.linspace(0, q.shape[-2] - 1, min(ROWS, q.shape[-2])).long()
-    positions = Positions(rows, torch.arange(k.shape[-2]))
+    rows = torch.linspace(0, q.shape[-2] - 1, min(ROWS, q.shape[-2]), dtype=torch.float32, device="cpu").long()
+    positions = Positions(rows, torch.arange(k.shape[-2], dtype=torch.int64, device="cpu"))
     exact, plain = (
         attention(
             q[..., rows, :].to(dtype),

@@ -49,7 +49,7 @@ def bandwidth(threads: int) -> float:
     Raises ValueError where the kernels were not built.
     """
     run = _kernel("regard_bandwidth", ctypes.c_float, ctypes.c_void_p, ctypes.c_int64)
-    parts = torch.ones(_BUFFER // 4).chunk(threads)
+    parts = torch.ones(_BUFFER // 4, dtype=torch.float32, device="cpu").chunk(threads)
     with ThreadPoolExecutor(threads) as pool:
 
         def once() -> float:

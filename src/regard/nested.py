@@ -57,10 +57,10 @@ def numbered(counts: list[int], starts: Tensor) -> tuple[Tensor, Tensor]:
     >>> numbered([2, 1], torch.tensor([5, 0]))
     (tensor([0, 0, 1]), tensor([5, 6, 0]))
     """
-    lengths = torch.tensor(counts, dtype=torch.int64)
-    sequence = torch.arange(len(counts)).repeat_interleave(lengths)
+    lengths = torch.tensor(counts, dtype=torch.int64, device="cpu")
+    sequence = torch.arange(len(counts), dtype=torch.int64, device="cpu").repeat_interleave(lengths)
     first = lengths.cumsum(0) - lengths
-    return sequence, torch.arange(len(sequence)) - first[sequence] + starts[sequence]
+    return sequence, torch.arange(len(sequence), dtype=torch.int64, device="cpu") - first[sequence] + starts[sequence]
 
 
 def flatten_call(
@@ -74,7 +74,7 @@ def flatten_call(
     if len(lengths[0]) != len(lengths[1]):
         raise ShapeError(f"k has {len(lengths[1])} sequences, q {len(lengths[0])}; expected as many.")
     same = torch.equal(lengths[0], lengths[1])
-    numbers = torch.arange(len(lengths[0]), device=lengths[0].device)
+    numbers = torch.arange(len(lengths[0]), device=lengths[0].device, dtype=torch.int64)
     ids = [numbers.repeat_interleave(n) for n in lengths[:2]]
     if positions is None and (mask.compares_positions() or score.compares_positions()):
         if not same:
@@ -86,7 +86,7 @@ def flatten_call(
         # distances are the same wherever a sequence begins; what else compares positions counts from there
         if mask.rule() is None or score.compares_positions():
             starts = (lengths[0].cumsum(0) - lengths[0]).repeat_interleave(lengths[0])
-            at = torch.arange(len(starts), device=starts.device) - starts
+            at = torch.arange(len(starts), device=starts.device, dtype=torch.int64) - starts
             positions = Positions(at, at)
     return *values, mask & (Documents(ids[0]) if same else Documents(*ids)), positions
 

@@ -60,7 +60,9 @@ class Packed(Value):
     @property
     def ids(self) -> Tensor:
         """The number of the sequence that each token belongs to: int64 (total,)."""
-        return torch.arange(len(self.lengths), device=self.lengths.device).repeat_interleave(self.lengths)
+        return torch.arange(len(self.lengths), device=self.lengths.device, dtype=torch.int64).repeat_interleave(
+            self.lengths
+        )
 
     @property
     def mask(self) -> Documents:
@@ -74,7 +76,9 @@ class Packed(Value):
         Causal and Window do not need it: positions in the pack differ by as much.
         """
         starts = self.lengths.cumsum(0) - self.lengths
-        at = torch.arange(len(self.values), device=self.lengths.device) - starts.repeat_interleave(self.lengths)
+        at = torch.arange(len(self.values), device=self.lengths.device, dtype=torch.int64) - starts.repeat_interleave(
+            self.lengths
+        )
         return Positions(at, at)
 
     @property
@@ -135,7 +139,7 @@ def pack(x: Any, lengths: Any = None, *, cu_seqlens: Any = None) -> Packed:
         )
     if bool(((lengths < 0) | (lengths > x.shape[1])).any()):
         raise ShapeError(f"lengths {lengths.tolist()}; expected 0 to {x.shape[1]}, the padded length of x.")
-    return Packed(x[torch.arange(x.shape[1], device=x.device) < lengths[:, None]], lengths)
+    return Packed(x[torch.arange(x.shape[1], device=x.device, dtype=torch.int64) < lengths[:, None]], lengths)
 
 
 def unpack(packed: Packed) -> list[Tensor]:
@@ -159,4 +163,4 @@ def _of_list(sequences: Sequence[Any], given: bool) -> Packed:
                 f"x[{n}] has shape {listed(t.shape)}, x[0] {listed(tensors[0].shape)}; expected tensors (n_i, ...) "
                 "that differ in their first axis alone."
             )
-    return Packed(torch.cat(tensors), torch.tensor([len(t) for t in tensors]))
+    return Packed(torch.cat(tensors), torch.tensor([len(t) for t in tensors], dtype=torch.int64, device="cpu"))

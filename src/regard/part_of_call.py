@@ -256,11 +256,11 @@ class _TilingOfWhole(Tiling):
 
     @property
     def row(self) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.queries(torch.arange(self._part.frame(self.frame).nq, device=self.frame.device))
+        return self.queries(torch.arange(self._part.frame(self.frame).nq, device=self.frame.device, dtype=torch.int64))
 
     @property
     def col(self) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.keys(torch.arange(self._part.frame(self.frame).nk, device=self.frame.device))
+        return self.keys(torch.arange(self._part.frame(self.frame).nk, device=self.frame.device, dtype=torch.int64))
 
     def queries(self, t: Tensor) -> tuple[Tensor, Tensor]:
         return super().queries(self._part.of_queries(t))

@@ -158,7 +158,9 @@ def plain_calls(
     most, device = max(counts, default=0), values.device
     # which of the concatenated queries stands in each padded row; behind a sequence's last query, that one again
     ends = lengths.cumsum(0)[:, None]
-    taken = torch.minimum(ends - lengths[:, None] + torch.arange(most, device=device), ends - 1).clamp(min=0)
+    taken = torch.minimum(
+        ends - lengths[:, None] + torch.arange(most, device=device, dtype=torch.int64), ends - 1
+    ).clamp(min=0)
     if positions is not None and len(counts) > 1 and tuple(positions.q.shape) == (sum(counts),):
         positions = Positions(positions.q[taken.to(positions.q.device)], positions.k)
     if len(set(counts)) > 1 and _may_cut(score, mask, len(counts), sink, dropout):
@@ -166,7 +168,7 @@ def plain_calls(
     padded = _rows(values, q.dim() == 4, taken)
     if len(set(counts)) > 1:
         mask = mask & Lengths(queries=lengths)
-    starts = torch.arange(len(counts)) * most
+    starts = torch.arange(len(counts), dtype=torch.int64, device="cpu") * most
     note = f"{sum(counts)} queries of {len(counts)} sequences in one call, padded to {taken.numel()}"
     return PlainCalls((Part(padded, k, v, mask, positions),), numbered(counts, starts)[1].to(device), note)
 
@@ -231,7 +233,7 @@ def _by_count(
     for b, n in enumerate(counts):
         if n:
             groups.setdefault((n, 0 if paged else b), []).append(b)
-    parts, starts, rows = list[Part](), torch.zeros(len(counts), dtype=torch.int64), 0
+    parts, starts, rows = list[Part](), torch.zeros(len(counts), dtype=torch.int64, device="cpu"), 0
     for (n, _), chosen in sorted(groups.items()):
         nk = k.shape[-2]
         if rule.keys is not None:
@@ -244,7 +246,7 @@ def _by_count(
             at = Positions(q_at[..., :n], k_at[..., :nk])
         keys = _chosen(k, v, chosen, nk)
         parts.append(Part(_rows(values, headed, taken[chosen, :n]), *keys, _cut(rule, chosen, len(counts)), at))
-        starts[chosen] = rows + n * torch.arange(len(chosen))
+        starts[chosen] = rows + n * torch.arange(len(chosen), dtype=torch.int64, device="cpu")
         rows += n * len(chosen)
     how = "a number of queries" if paged else "a sequence"
     note = f"{rows} queries of {sum(map(bool, counts))} sequences in {len(parts)} calls, one {how}; above, the last"

@@ -180,7 +180,7 @@ def answers(call: Case, backend: Backend | None, dtype: torch.dtype, lse: bool =
         results["lse"] = state.finish()[1]
     random = torch.Generator().manual_seed(0)
     cotangents = [
-        torch.randn(t.shape, generator=random, dtype=torch.float64).to(dtype).to(t.device, t.dtype)
+        torch.randn(t.shape, generator=random, dtype=torch.float64, device="cpu").to(dtype).to(t.device, t.dtype)
         for t in results.values()
     ]
     wanted = call.differentiable
@@ -295,6 +295,6 @@ def check_mask(mask: Mask, at: Frame | None = None) -> None:
                 assert not wrong.any(), f"{mask!r} has a wrong cover for rows {rows}, keys {cols}"
     interval = mask.rows(at)
     if interval is not None:
-        j = torch.arange(at.nk, device=at.device)
+        j = torch.arange(at.nk, device=at.device, dtype=torch.int64)
         inside = (j >= interval.start[..., None]) & (j < interval.stop[..., None])
         assert torch.equal(inside.expand(at.shape), dense), f"{mask!r} has wrong intervals"

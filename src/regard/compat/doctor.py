@@ -186,7 +186,9 @@ def _inputs(model: Any) -> tuple[dict[str, Tensor], Tensor | None]:
     random = torch.Generator().manual_seed(0)
     name, config = model.main_input_name, model.config
     if name == "input_ids":
-        ids = torch.randint(4, config.get_text_config().vocab_size, (2, TOKENS), generator=random)
+        ids = torch.randint(
+            4, config.get_text_config().vocab_size, (2, TOKENS), generator=random, dtype=torch.int64, device="cpu"
+        )
         real = torch.ones_like(ids)
         real[1, TOKENS - PADDING :] = 0
         feed = {"input_ids": ids, "attention_mask": real}
@@ -194,9 +196,11 @@ def _inputs(model: Any) -> tuple[dict[str, Tensor], Tensor | None]:
             return {**feed, "decoder_input_ids": ids[:, :NEW]}, None
         return feed, real
     shape = _shape(name, config)
-    feed = {name: torch.randn(*shape, generator=random)}
+    feed = {name: torch.randn(*shape, generator=random, dtype=torch.float32, device="cpu")}
     if config.is_encoder_decoder:
-        feed["decoder_input_ids"] = torch.randint(4, config.vocab_size, (shape[0], NEW), generator=random)
+        feed["decoder_input_ids"] = torch.randint(
+            4, config.vocab_size, (shape[0], NEW), generator=random, dtype=torch.int64, device="cpu"
+        )
     return feed, None
 
 

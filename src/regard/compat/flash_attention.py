@@ -1,6 +1,7 @@
 """flash-attention's functions, with its arguments, layout and masks, on regard: on a CPU, in any dtype.
 
-    from regard.compat.flash_attention import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+    from regard.core.arrays import of_numbers
+from regard.compat.flash_attention import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
 Tensors are (batch, n, heads, d) or packed (total, heads, d). What all three functions agree on:
 
@@ -27,6 +28,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from regard.core.arrays import of_numbers
 from regard.core.dropout import Dropout
 from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError, Unsupported
@@ -185,10 +187,14 @@ def flash_attn_with_kvcache(
         batch, nq = q.shape[:2]
         table = block_table
         if table is None:  # each row of the cache is the one page of its sequence
-            own = torch.arange(batch, dtype=torch.int32) if cache_batch_idx is None else cache_batch_idx
+            own = torch.arange(batch, dtype=torch.int32, device="cpu") if cache_batch_idx is None else cache_batch_idx
             table = own[:, None]
         table, room = table.to(k_cache.device, torch.int32), table.shape[1] * k_cache.shape[1]
-        held = torch.full((batch,), room) if cache_seqlens is None else torch.as_tensor(cache_seqlens).long()
+        held = (
+            torch.full((batch,), room, dtype=torch.int64, device="cpu")
+            if cache_seqlens is None
+            else of_numbers(cache_seqlens, torch.int64).long()
+        )
         held = held.to(q.device).expand(batch)
         if rotary_cos is not None and rotary_sin is not None:
             if k is None:
@@ -218,7 +224,7 @@ def flash_attn_with_kvcache(
         else:
             mask, positions = _mask(causal, window_size), tail(nq, n, q.device)
             if isinstance(cache_seqlens, Tensor):
-                at = torch.arange(nq, device=q.device)
+                at = torch.arange(nq, device=q.device, dtype=torch.int64)
                 mask, positions = mask & Lengths(keys=total), Positions(total[:, None] - nq + at, positions.k)
             if cache_leftpad is not None:
                 mask = mask & ~Prefix(cache_leftpad)
@@ -258,7 +264,7 @@ def _mask(causal: bool, window_size: Window) -> Mask:
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, first: Tensor, interleaved: bool, *, advance: bool) -> Tensor:
     """x (batch, n, heads, d) turned by the rows of cos and sin from `first` (batch,) on, or all of it by that row."""
-    at = first[:, None] + torch.arange(x.shape[1] if advance else 1, device=x.device)
+    at = first[:, None] + torch.arange(x.shape[1] if advance else 1, device=x.device, dtype=torch.int64)
     width, wide = 2 * cos.shape[1], accumulator(x.dtype)
     turn = (RotaryInterleaved if interleaved else Rotary)(width).rotate
     turned = turn(x[..., :width].to(wide), cos[at][:, :, None].to(wide), sin[at][:, :, None].to(wide))
@@ -268,7 +274,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, first: Tensor, interleaved: bo
 def _write(pools: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], table: Tensor, held: Tensor) -> None:
     """Copies new keys and values (batch, n, hk, d) behind the `held` tokens (batch,) of each sequence."""
     size = pools[0].shape[1]
-    at = held[:, None] + torch.arange(new[0].shape[1], device=held.device)
+    at = held[:, None] + torch.arange(new[0].shape[1], device=held.device, dtype=torch.int64)
     page, row = table.long().gather(1, at // size), at % size
     for pool, t in zip(pools, new, strict=True):
         pool[page, row] = t
@@ -277,8 +283,10 @@ def _write(pools: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], table: Tens
 def _packed_rows(pool: Tensor, block_table: Tensor, cu_seqlens: Tensor) -> Tensor:
     """The rows that a block table names in a pool (pages, page_size, hk, d), one behind another: (total, hk, d)."""
     lengths, size = cu_seqlens.diff().long(), pool.shape[1]
-    row = torch.cat([torch.arange(int(n), device=pool.device) for n in lengths])
-    page = block_table.long()[torch.arange(len(lengths), device=pool.device).repeat_interleave(lengths), row // size]
+    row = torch.cat([torch.arange(int(n), device=pool.device, dtype=torch.int64) for n in lengths])
+    page = block_table.long()[
+        torch.arange(len(lengths), device=pool.device, dtype=torch.int64).repeat_interleave(lengths), row // size
+    ]
     return pool[page, row % size]
 
 

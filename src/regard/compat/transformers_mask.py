@@ -178,7 +178,7 @@ class LazyMask(WrittenOut):
         distances and there is padding between real tokens. None also where there is no padding, or nothing else.
         """
         batch, _, nq, nk = self.shape
-        padding, columns = self.padding, torch.arange(nk, device=self.device)
+        padding, columns = self.padding, torch.arange(nk, device=self.device, dtype=torch.int64)
         if padding is None or padding.shape != (batch, nq):
             return None
         if not (torch.equal(self.positions.q, columns) and torch.equal(self.positions.k, columns)):
@@ -231,7 +231,9 @@ def lazy_mask(
         return forward.mask(batch_size, mask_function, use_vmap, form_of(config, dtype))
     place = attention_mask.device if device is None and attention_mask is not None else device
     if cache_position is not None:
-        positions = Positions(cache_position, torch.arange(kv_length, device=cache_position.device) + kv_offset)
+        positions = Positions(
+            cache_position, torch.arange(kv_length, device=cache_position.device, dtype=torch.int64) + kv_offset
+        )
     else:
         assert q_length is not None
         positions = _positions(q_length, kv_length, q_offset, kv_offset, place)
@@ -246,7 +248,10 @@ def _positions(nq: int, nk: int, q_offset: int | Tensor, k_offset: int | Tensor,
     """As numbers where they are known: a static cache tells its offset as a tensor."""
     offsets = [x for x in (q_offset, k_offset) if isinstance(x, Tensor)]
     if offsets and data_unavailable(*offsets):
-        return Positions(torch.arange(nq, device=device) + q_offset, torch.arange(nk, device=device) + k_offset)
+        return Positions(
+            torch.arange(nq, device=device, dtype=torch.int64) + q_offset,
+            torch.arange(nk, device=device, dtype=torch.int64) + k_offset,
+        )
     return counted((int(q_offset), nq), (int(k_offset), nk), device)
 
 

@@ -180,13 +180,13 @@ def of_differences(mask: Mask) -> bool:
 
 def _examples() -> dict[str, tuple[MaskFunction, Pattern]]:
     """One function of each factory that this release has, by the factory's name; parts before what joins them."""
-    ids = torch.tensor([[0, 0, -1, 1, 1, 1, -1], [-1, -1, 2, 2, -1, 0, 0]])
-    packed = torch.tensor([[0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 2]])
+    ids = torch.tensor([[0, 0, -1, 1, 1, 1, -1], [-1, -1, 2, 2, -1, 0, 0]], dtype=torch.int64, device="cpu")
+    packed = torch.tensor([[0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 2]], dtype=torch.int64, device="cpu")
     causal = masking_utils.causal_mask_function
     given: dict[str, tuple[tuple[Any, ...], Pattern]] = {
         "sliding_window_overlay": ((3,), _window_behind),
         "sliding_window_bidirectional_overlay": ((2,), _window_around),
-        "chunked_overlay": ((3, torch.tensor([0, 2])), _chunks),
+        "chunked_overlay": ((3, torch.tensor([0, 2], dtype=torch.int64, device="cpu")), _chunks),
         "blockwise_overlay": ((ids,), _blocks),
         "packed_sequence_mask_function": ((packed,), _documents),
         "and_masks": ((causal, lambda b, h, i, j: j > i - 3), _intersection),
@@ -205,7 +205,7 @@ def _examples() -> dict[str, tuple[MaskFunction, Pattern]]:
 
 def _packed_codes() -> list[CodeType]:
     """The two functions of packed_sequence_compatibility_function, which joins them by and_masks; older: none."""
-    ids = torch.zeros(1, N, dtype=torch.int64)
+    ids = torch.zeros(1, N, dtype=torch.int64, device="cpu")
     factory = getattr(masking_utils, "packed_sequence_compatibility_function", None)
     if factory is None:
         return []
@@ -214,8 +214,10 @@ def _packed_codes() -> list[CodeType]:
 
 
 def _says(fn: MaskFunction) -> Tensor:
-    n = torch.arange(N)
-    return fn(torch.arange(2)[:, None, None, None], n[:1], n[:, None], n).expand(2, 1, N, N)
+    n = torch.arange(N, dtype=torch.int64, device="cpu")
+    return fn(torch.arange(2, dtype=torch.int64, device="cpu")[:, None, None, None], n[:1], n[:, None], n).expand(
+        2, 1, N, N
+    )
 
 
 _PACKED = _packed_codes()

@@ -104,7 +104,7 @@ class Sharding:
                     f"{type(module).__name__} counts positions by itself, from the padding of all tokens; pass "
                     "position_ids (batch, n) of all tokens, as it would count them."
                 )
-        return torch.arange(n, device=device)[None]
+        return torch.arange(n, device=device, dtype=torch.int64)[None]
 
     def _before(self, model: PreTrainedModel, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """Checks what a forward is called with, and has the ranks exchange what is needed of the tokens of all."""

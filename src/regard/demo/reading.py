@@ -32,7 +32,7 @@ def read(
     """
     if len(text) < 2:
         raise ValueError(f"the text has {len(text)} bytes; expected 2 or more.")
-    tokens, start = torch.tensor(list(text)), time.perf_counter()
+    tokens, start = torch.tensor(list(text), dtype=torch.int64, device="cpu"), time.perf_counter()
     layers = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
     with torch.no_grad(), record(model, facts) as tape:
         hooks = [layer.register_forward_hook(lambda *_: progress(len(tape))) for layer in layers]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.core.arrays import of_numbers
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.reading import Progress, Tokenizer, is_ids, model_name, model_report, observed, tokenizer_for
 from regard.inspect.report.picture import Picture
@@ -118,7 +119,7 @@ def _pixels(model: nn.Module, image: Any, processor: Callable[..., Any] | None) 
             "look(model, image, processor=AutoImageProcessor.from_pretrained(...)), or the pixels as a tensor, "
             "(channels, height, width)."
         )
-    return torch.as_tensor(processor(images=image, return_tensors="pt")["pixel_values"])
+    return of_numbers(processor(images=image, return_tensors="pt")["pixel_values"], torch.float32)
 
 
 def _picture(model: nn.Module, pixels: Tensor, tape: Tape) -> Picture | None:

@@ -97,7 +97,10 @@ def ask(problem: Problem, facts: tuple[Fact[Any], ...]) -> tuple[Tensor, dict[Fa
     for fields in sweeps:
         given = FactArguments(call=call)
         for name, value in {**fields, "q_at": q_at, "k_at": k_at}.items():
-            setattr(given, name, given.hold(value).data_ptr() if isinstance(value, Tensor) else value)
+            if isinstance(value, Tensor):
+                given.point(name, value)
+            else:
+                setattr(given, name, value)
         library().run("regard_facts", given)
     return lse, {fact: request.answer() for fact, request in requests.items()}
 
@@ -172,7 +175,7 @@ def _bands(facts: tuple[Within | Offsets, ...], problem: Problem) -> dict[Fact[A
         while left and len(ranges) + len(own := _ranges(left[0])) <= SETS:
             some[left.pop(0)] = slice(len(ranges), len(ranges) + len(own))
             ranges += own
-        found, band = _rows(problem, len(ranges)), torch.tensor(ranges, dtype=torch.int32)
+        found, band = _rows(problem, len(ranges)), torch.tensor(ranges, dtype=torch.int32, device="cpu")
         fields: Fields = {"bands": len(ranges), "band": band, "within": found}
         for fact, at in some.items():
             part = found[..., at] if isinstance(fact, Offsets) else found[..., at.start]
@@ -190,7 +193,7 @@ def _ranges(fact: Within | Offsets) -> list[tuple[int, int]]:
 
 def _histogram(fact: Histogram, problem: Problem) -> Request:
     """A pair counts for bin n where p ≥ edge n and not p ≥ edge n + 1; the last bin has its right end too."""
-    level = torch.tensor(fact.edges)
+    level = torch.tensor(fact.edges, dtype=torch.float32, device="cpu")
     level[-1] = torch.inf if fact.edges[-1] >= 1 else torch.nextafter(level[-1], level.new_tensor(torch.inf))
     reached = _heads(problem, len(level), dtype=torch.int64)
     fields: Fields = {"levels": len(level), "level": level, "reached": reached}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from regard.core.arrays import of_numbers
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.record import record
 from regard.inspect.report.report import Report
@@ -61,7 +62,7 @@ def model_report(
     tokenizer = tokenizer_for(model, tokenizer)
     ids = read_ids(model, given, tokenizer)
     inputs, tokens = _feed(model, ids)
-    tensors = {name: torch.tensor([each]) for name, each in inputs.items()}
+    tensors = {name: torch.tensor([each], dtype=torch.int64, device="cpu") for name, each in inputs.items()}
     start = time.perf_counter()
     if takes_input_ids(model):
         tape = observed(model, facts, progress, **tensors)
@@ -129,7 +130,7 @@ def read_ids(model: nn.Module, given: Any, tokenizer: Tokenizer | None) -> list[
 def _ids(model: nn.Module, given: Any, tokenizer: Tokenizer | None) -> list[int]:
     name = type(model).__name__
     if is_ids(given):
-        return torch.as_tensor(given).flatten().tolist()
+        return of_numbers(given, torch.int64).flatten().tolist()
     if not isinstance(given, str):
         raise TypeError(
             f"look has a {name} and a {type(given).__name__}. A model reads a text: look(model, text, tokenizer=...), "

@@ -98,4 +98,4 @@ class _Look:
 
 
 def _each(index: Index, n: int, device: torch.device) -> Tensor:
-    return torch.arange(n, device=device)[index]
+    return torch.arange(n, device=device, dtype=torch.int64)[index]

@@ -238,7 +238,7 @@ class Everything(Mask):
         return torch.full((1, 1), Cover.ALL, dtype=torch.int8, device=at.frame.device)
 
     def rows(self, frame: Frame) -> Interval:
-        stop = torch.full((1, frame.nq), frame.nk, device=frame.device)
+        stop = torch.full((1, frame.nq), frame.nk, device=frame.device, dtype=torch.int64)
         return Interval(torch.zeros_like(stop), stop)
 
     def rule(self) -> IntervalRule:

@@ -155,7 +155,9 @@ def from_cu_seqlens(cu_q: Any, cu_k: Any | None = None) -> Documents:
     q = _totals(cu_q, "cu_q")
     k = q if cu_k is None else _totals(cu_k, "cu_k")
     _check_as_many(q, k)
-    q_ids, k_ids = (torch.arange(len(cu) - 1, device=cu.device).repeat_interleave(cu.diff()) for cu in (q, k))
+    q_ids, k_ids = (
+        torch.arange(len(cu) - 1, device=cu.device, dtype=torch.int64).repeat_interleave(cu.diff()) for cu in (q, k)
+    )
     return Documents(q_ids, None if cu_k is None else k_ids)
 
 
@@ -170,8 +172,11 @@ def cu_seqlens_positions(cu_q: Any, cu_k: Any | None = None) -> Positions:
     q = _totals(cu_q, "cu_q")
     k = q if cu_k is None else _totals(cu_k, "cu_k")
     _check_as_many(q, k)
-    index = torch.arange(int(q[-1]), device=q.device)
-    return Positions(index + (k[1:] - q[1:]).repeat_interleave(q.diff()), torch.arange(int(k[-1]), device=k.device))
+    index = torch.arange(int(q[-1]), device=q.device, dtype=torch.int64)
+    return Positions(
+        index + (k[1:] - q[1:]).repeat_interleave(q.diff()),
+        torch.arange(int(k[-1]), device=k.device, dtype=torch.int64),
+    )
 
 
 def from_additive(mask: Any) -> Dense:

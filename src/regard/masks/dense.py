@@ -87,9 +87,9 @@ class Dense(Mask):
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:
         shape = frame.shape if frame.headed else (*frame.batch, frame.nq, frame.nk)
-        allowed = torch.rand(shape, device=frame.device) < 0.6
+        allowed = torch.rand(shape, device=frame.device, dtype=torch.float32) < 0.6
         allowed[..., 1:2, :] = False
-        return cls(allowed), cls(torch.rand(1, frame.nk, device=frame.device) < 0.6)
+        return cls(allowed), cls(torch.rand(1, frame.nk, device=frame.device, dtype=torch.float32) < 0.6)
 
 
 @dataclass(frozen=True)

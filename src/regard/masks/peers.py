@@ -126,11 +126,17 @@ def from_onnx(
     seen: Mask = Causal() if is_causal else Everything()
     if (left_window_size, right_window_size) != (-1, -1):
         seen = seen & from_flash_window(left_window_size, right_window_size)
-    positions = Positions(torch.arange(past, past + nq), torch.arange(nk))
+    positions = Positions(
+        torch.arange(past, past + nq, dtype=torch.int64, device="cpu"),
+        torch.arange(nk, dtype=torch.int64, device="cpu"),
+    )
     if nonpad_kv_seqlen is not None:
         real = integers(nonpad_kv_seqlen, "nonpad_kv_seqlen")
         seen = seen & Lengths(keys=real)
-        positions = Positions(real[:, None] - nq + torch.arange(nq), torch.arange(nk))
+        positions = Positions(
+            real[:, None] - nq + torch.arange(nq, dtype=torch.int64, device="cpu"),
+            torch.arange(nk, dtype=torch.int64, device="cpu"),
+        )
     bias = None
     if attn_mask is not None:
         t = four_axes(attn_mask, "attn_mask")
@@ -229,7 +235,10 @@ def from_xformers(attn_bias: Any, nq: int, nk: int) -> Converted:
             f"attn_bias is a {name}; expected one of {', '.join(sorted(_XFORMERS | _XFORMERS_BLOCKS))}. "
             "Any other one is Dense(attn_bias.materialize((nq, nk)) == 0), in memory nq · nk."
         )
-    q, k = (torch.tensor(info.seqstart_py) for info in (attn_bias.q_seqinfo, attn_bias.k_seqinfo))
+    q, k = (
+        torch.tensor(info.seqstart_py, dtype=torch.int64, device="cpu")
+        for info in (attn_bias.q_seqinfo, attn_bias.k_seqinfo)
+    )
     positions = cu_seqlens_positions(q, k)
     if not last:
         behind = (k[1:] - k[:-1] - q[1:] + q[:-1]).repeat_interleave(q.diff())

@@ -189,7 +189,9 @@ class Prefix(Mask):
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:
         count = math.prod(frame.batch)
-        return cls(3), cls((torch.arange(count, device=frame.device) * 5 % (frame.nk + 1)).reshape(frame.batch))
+        return cls(3), cls(
+            (torch.arange(count, device=frame.device, dtype=torch.int64) * 5 % (frame.nk + 1)).reshape(frame.batch)
+        )
 
 
 @dataclass(frozen=True)

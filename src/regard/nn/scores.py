@@ -129,7 +129,7 @@ class OwnedScore(nn.Module):
 
     def __init__(self, score: Score) -> None:
         super().__init__()
-        self._form = score.with_tensors(iter([torch.empty(0, dtype=t.dtype) for t in score.tensors()]))
+        self._form = score.with_tensors(iter([torch.empty(0, dtype=t.dtype, device="cpu") for t in score.tensors()]))
         self._names = tuple(f"t{n}" for n in range(len(score.tensors())))
         for name, t in zip(self._names, score.tensors(), strict=True):
             if isinstance(t, nn.Parameter):

@@ -136,7 +136,9 @@ class _RegionOfWhole(Region):
     @property
     def h(self) -> Tensor:
         some = self._some
-        return torch.arange(some.first, some.first + some.count, device=self.frame.device)[:, None, None]
+        return torch.arange(some.first, some.first + some.count, device=self.frame.device, dtype=torch.int64)[
+            :, None, None
+        ]
 
     def heads(self, t: Tensor) -> Tensor:
         return self._at.heads(self._some.of(t, -1))

@@ -51,7 +51,7 @@ class Heads:
         """The same of a tensor with an entry a key head along `axis`."""
         if self.count == self.total or t.dim() < -axis:
             return t
-        return t.index_select(axis, torch.tensor(self.key_heads, device=t.device))
+        return t.index_select(axis, torch.tensor(self.key_heads, device=t.device, dtype=torch.int64))
 
 
 def _once(read: list[int]) -> tuple[int, ...]:

@@ -76,7 +76,9 @@ def grid_blocks(shards: Shards, grid: int, name: str) -> tuple[tuple[tuple[int, 
         while start < len(at):
             first = int(at[start])
             stop = start + min(grid, shards.n - first)
-            if first % grid or not torch.equal(at[start:stop], torch.arange(first, first + stop - start)):
+            if first % grid or not torch.equal(
+                at[start:stop], torch.arange(first, first + stop - start, dtype=torch.int64, device="cpu")
+            ):
                 raise ValueError(
                     f"deterministic={grid}: rank {rank} holds a part of a block of {grid} tokens of {name}, around "
                     f"token {first}; expected shards of whole blocks."

@@ -114,7 +114,7 @@ class Peers:
         Every rank of the group must call it before the first `post` of tensors there.
         """
         if device.type != "cpu":
-            dist.all_reduce(torch.zeros(1, device=device), group=self.group)
+            dist.all_reduce(torch.zeros(1, device=device, dtype=torch.float32), group=self.group)
 
     def post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Messages:
         """Sends tensors, and fills others, contiguous ones, when it is waited for. Those without numbers are left out.

@@ -85,5 +85,5 @@ class SequenceParallel:
         shards, rank = self.shards, self.rank
         own = PartOfCall(shards.of_ranks[rank], range(shards.n), shards.n, shards.n)
         k = self.unshard(call.k.detach())
-        at = Positions(shards.indices[rank], torch.arange(shards.n))
+        at = Positions(shards.indices[rank], torch.arange(shards.n, dtype=torch.int64, device="cpu"))
         return replace(call, k=k, score=score_of_part(call.score, own), mask=mask_of_part(call.mask, own), positions=at)

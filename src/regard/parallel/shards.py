@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from regard.core.arrays import of_numbers
 from regard.core.errors import ShapeError
 from regard.core.region import Frame
 from regard.core.shapes import blocks, listed
@@ -76,14 +77,14 @@ class Shards:
             mine[rank].append(piece)
             room[rank], load[rank] = room[rank] - 1, load[rank] + cost[piece]
         tokens = [[t for piece in sorted(of_rank) for t in pieces[piece]] for of_rank in mine]
-        return Shards(tuple(torch.tensor(of_rank, dtype=torch.int64) for of_rank in tokens))
+        return Shards(tuple(torch.tensor(of_rank, dtype=torch.int64, device="cpu") for of_rank in tokens))
 
     @staticmethod
     def of(indices: Sequence[Any]) -> Shards:
         """These indices for each rank, integers; a rank may have none. ValueError unless each token has one rank."""
-        found = Shards(tuple(x if isinstance(x, range) else torch.as_tensor(x, dtype=torch.int64) for x in indices))
+        found = Shards(tuple(x if isinstance(x, range) else of_numbers(x, torch.int64).long() for x in indices))
         every = torch.cat(found.indices).sort().values
-        if not torch.equal(every, torch.arange(len(every))):
+        if not torch.equal(every, torch.arange(len(every), dtype=torch.int64, device="cpu")):
             raise ValueError(
                 f"Shards.of: {len(every)} indices on {len(indices)} ranks are not 0 to {len(every) - 1}, each once."
             )
@@ -93,7 +94,10 @@ class Shards:
     def indices(self) -> tuple[Tensor, ...]:
         """For each rank int64 (n_r,)."""
         return tuple(
-            x if isinstance(x, Tensor) else torch.arange(x.start, max(x.stop, x.start), x.step) for x in self.of_ranks
+            x
+            if isinstance(x, Tensor)
+            else torch.arange(x.start, max(x.stop, x.start), x.step, dtype=torch.int64, device="cpu")
+            for x in self.of_ranks
         )
 
     @property

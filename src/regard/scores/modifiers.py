@@ -93,7 +93,7 @@ class Alibi(Modifier):
         power = 1 << (heads.bit_length() - 1)
         first = [2.0 ** (-8 * (i + 1) / power) for i in range(power)]
         rest = [2.0 ** (-4 * (i + 1) / power) for i in range(0, 2 * power, 2)]
-        return torch.tensor((first + rest)[:heads])
+        return torch.tensor((first + rest)[:heads], dtype=torch.float32, device="cpu")
 
     def compares_positions(self) -> bool:
         return self.coordinates is None

@@ -93,7 +93,11 @@ def _numbered(given: Iterator[Any], name: str) -> Generator[Part, None, None]:
         if placed is not None and placed != bool(positions):
             raise ValueError(f"part {n} has {'' if positions else 'no '}positions, the parts before it differ.")
         count, placed = k.shape[-2], bool(positions)
-        stand = arrays.integers(positions[0], "positions") if placed else torch.arange(first, first + count)
+        stand = (
+            arrays.integers(positions[0], "positions")
+            if placed
+            else torch.arange(first, first + count, dtype=torch.int64, device="cpu")
+        )
         if stand.dim() == 0 or stand.shape[-1] != count:
             raise ShapeError(f"part {n} has {count} keys and positions {tuple(stand.shape)}; expected ({count},).")
         # every key is an own view, so that a part that is not read is not copied

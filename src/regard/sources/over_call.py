@@ -85,7 +85,7 @@ class OverCall:
                 f"  positions={last} if they are the last {nq} tokens (decoding), or positions=torch.arange({nq}) if "
                 "they are the first."
             )
-        return torch.arange(first, first + nq)
+        return torch.arange(first, first + nq, dtype=torch.int64, device="cpu")
 
     def fold(self, q: Tensor) -> State:
         """The state of all keys, in the caller's axes."""

@@ -77,7 +77,7 @@ def cut(
     """n keys as parts of `size`. first: the index of the first; position: that of key 0 of the source."""
     for keys in blocks(n, size):
         start, stop = first + keys.start, first + keys.stop
-        positions = torch.arange(position + start, position + stop)
+        positions = torch.arange(position + start, position + stop, dtype=torch.int64, device="cpu")
         yield Part(start, stop - start, positions, lambda keys=keys: read(keys))
 
 

@@ -156,9 +156,9 @@ def why_left_flex(
         if tuple(block_mask.shape[-2:]) != n:
             return f"its block_mask was created for {listed(block_mask.shape)}; q and k have lengths {n}"
     if score_mod is not None and torch.is_grad_enabled() and 0 not in (*query.shape, *key.shape):
-        first = torch.zeros((), dtype=torch.int64)
+        first = torch.zeros((), dtype=torch.int64, device="cpu")
         with indexing():
-            s = score_mod(torch.zeros(()), first, first, first, first)
+            s = score_mod(torch.zeros((), dtype=torch.float32, device="cpu"), first, first, first, first)
         if s.requires_grad:
             return "its score_mod uses a tensor that requires a gradient, which would get none"
     return None

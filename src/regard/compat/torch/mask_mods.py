@@ -21,6 +21,7 @@ from regard.compat.torch.pair_functions import (
     pair_function,
     record,
 )
+from regard.core.arrays import of_numbers
 from regard.core.region import Region
 from regard.masks.algebra import Everything, Mask
 from regard.masks.dense import Dense
@@ -60,7 +61,7 @@ def translate_mask(fn: Callable[..., Tensor], sizes: Sizes) -> Mask:
 def mask_of(x: Any, sizes: Sizes) -> Mask | None:
     """The pairs for which a boolean Node is True; None where regard has no such mask."""
     if not isinstance(x, Node):
-        seen = torch.as_tensor(x)
+        seen = of_numbers(x, torch.bool)
         return Everything() if bool(seen) else Dense(seen.bool().expand(1, 1, 1, 1))
     if x.value.dtype != torch.bool:
         return None
@@ -91,7 +92,7 @@ def _interval(node: Node, sizes: Sizes) -> Mask | None:
         return None
     seen = sizes.by_difference(node).nonzero()[:, 0] - (sizes.nk - 1)
     if not len(seen):
-        return Dense(torch.zeros(1, 1, 1, 1, dtype=torch.bool))
+        return Dense(torch.zeros(1, 1, 1, 1, dtype=torch.bool, device="cpu"))
     least, most = int(seen[0]), int(seen[-1])
     if len(seen) != most - least + 1:
         return None

@@ -105,10 +105,10 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def _nested(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """The output for nested tensors (N, n*, ...), in the layout of query: padded, and the padding hidden."""
-        counts = torch.tensor([len(row) for row in key.unbind()], device=key.device)
+        counts = torch.tensor([len(row) for row in key.unbind()], device=key.device, dtype=torch.int64)
         padded = {id(t): t.to_padded_tensor(0.0) for t in (query, key, value)}
         q, k, v = (padded[id(t)] for t in (query, key, value))
-        hidden = torch.arange(k.shape[1], device=k.device) >= counts[:, None]
+        hidden = torch.arange(k.shape[1], device=k.device, dtype=torch.int64) >= counts[:, None]
         out, _ = self.forward(q, k, v, key_padding_mask=hidden, need_weights=False)
         rows = [row[: len(given)] for row, given in zip(out, query.unbind(), strict=True)]
         return torch.nested.as_nested_tensor(rows, layout=query.layout)

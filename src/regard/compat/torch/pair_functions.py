@@ -75,7 +75,7 @@ class _Recorder(TorchDispatchMode):
         self.nodes: dict[int, Node] = {}  # by the id of the value, which the Node keeps alive
 
     def argument(self, name: str, dtype: torch.dtype) -> Tensor:
-        value = torch.zeros((), dtype=dtype if name == "s" else torch.int64)
+        value = torch.zeros((), dtype=dtype if name == "s" else torch.int64, device="cpu")
         self._keep(Node(None, (name,), {}, frozenset(name), int(name in "ij"), value))
         return value
 
@@ -118,7 +118,7 @@ def _shift(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], read: list[Nod
     return 0 if op in _COMPARISONS and a == b else None
 
 
-_ZERO = torch.zeros((), dtype=torch.int64)
+_ZERO = torch.zeros((), dtype=torch.int64, device="cpu")
 
 
 def evaluate(node: Node, **index: Tensor) -> Tensor:
@@ -156,12 +156,12 @@ class Sizes:
     def indices(self, names: frozenset[str] | str) -> dict[str, Tensor]:
         """All indices of these axes, of "b", "h", "i", "j"."""
         of = {"b": self.batch, "h": self.heads, "i": self.nq, "j": self.nk}
-        return {name: torch.arange(of[name]) for name in "bhij" if name in names}
+        return {name: torch.arange(of[name], dtype=torch.int64, device="cpu") for name in "bhij" if name in names}
 
     def by_difference(self, node: Node) -> Tensor:
         """What a node that depends on i - j is for -(nk - 1), ..., nq - 1, for each head where it depends on that."""
         index = self.indices(node.reads & {"h"})
-        return evaluate(node, **index, i=torch.arange(1 - self.nk, self.nq))
+        return evaluate(node, **index, i=torch.arange(1 - self.nk, self.nq, dtype=torch.int64, device="cpu"))
 
     def by_axes(self, node: Node) -> Tensor:
         """What a node is for all indices that it reads, shaped to broadcast to (batch, heads, nq, nk)."""

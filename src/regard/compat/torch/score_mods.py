@@ -23,6 +23,7 @@ from regard.compat.torch.pair_functions import (
     pair_function,
     record,
 )
+from regard.core.arrays import of_numbers
 from regard.core.region import Region
 from regard.masks.algebra import Everything, Mask
 from regard.scores.algebra import Modifier, Score
@@ -107,7 +108,7 @@ class _ScoreReading:
         if _scores(b):
             raise NotRecorded("a score is added to a score")
         if not isinstance(b, Node):
-            self._append(Bias(_sign(torch.as_tensor(b).to(self.sizes.dtype), negative).expand(1, 1)))
+            self._append(Bias(_sign(of_numbers(b, self.sizes.dtype).to(self.sizes.dtype), negative).expand(1, 1)))
         elif b.by_difference and "b" not in b.reads:
             table = _sign(self.sizes.by_difference(b).to(self.sizes.dtype), negative)
             self._append(RelativeBias(table.reshape(-1, table.shape[-1]).T.flip(0), _every_difference(self.sizes)))
@@ -163,7 +164,7 @@ class _ScoreReading:
         return cap
 
     def _scale(self, factor: float | Tensor) -> None:
-        numbers = torch.as_tensor(factor, dtype=torch.float64)
+        numbers = of_numbers(factor, torch.float64).to(torch.float64)
         if self.modifiers:
             raise NotRecorded("a factor follows other steps")
         if self.masks and not bool(((numbers > 0) & (numbers < math.inf)).all()):

@@ -70,7 +70,7 @@ def _padded(x: Tensor) -> tuple[Tensor, Mask]:
     """(batch, n, E) and who of it is real: the encoder makes sequences with padding at their end a nested tensor."""
     if not x.is_nested:
         return x, Everything()
-    lengths = torch.tensor([len(one) for one in x.unbind()], device=x.device)
+    lengths = torch.tensor([len(one) for one in x.unbind()], device=x.device, dtype=torch.int64)
     return x.to_padded_tensor(0.0), Lengths(keys=lengths, queries=lengths)
 
 

@@ -94,7 +94,7 @@ def _standing(allowed: Tensor, nq: int, nk: int) -> Positions | None:
     """In a cache, a query stands at the last key that it sees: one that does not grow has room behind it."""
     if nq >= nk:
         return None
-    index = torch.arange(nk, device=allowed.device)
+    index = torch.arange(nk, device=allowed.device, dtype=torch.int64)
     last = (allowed.flatten(0, 1).any(0) * index).amax(-1)
     return Positions(last.expand(nq), index)
 

@@ -85,7 +85,9 @@ class Received(Fact[Tensor]):
     def region(self, frame: Frame) -> Region:
         if not isinstance(self.weights, Last):
             return frame.region()
-        return frame.region(torch.arange(max(frame.nq - self.weights.count, 0), frame.nq, device=frame.device))
+        return frame.region(
+            torch.arange(max(frame.nq - self.weights.count, 0), frame.nq, device=frame.device, dtype=torch.int64)
+        )
 
     def shape_error(self, frame: Frame) -> str | None:
         if not isinstance(self.weights, Tensor):

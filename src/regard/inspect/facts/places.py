@@ -81,7 +81,7 @@ class Mass(Fact[Tensor]):
         return f"Mass.groups has shape {listed(self.groups.shape)}; expected {fits}."
 
     def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[Tensor]:
-        numbers = torch.arange(self.count, device=problem.q.device)
+        numbers = torch.arange(self.count, device=problem.q.device, dtype=torch.int64)
         of = self.numbers(problem.frame)
 
         def share(tile: ScoreTile) -> Tensor:

@@ -32,13 +32,14 @@ class Cells:
     def index(self, tokens: slice, device: torch.device) -> Tensor:
         """Which of the touched cells each token of a run is in, (tokens,)."""
         return (
-            torch.arange(tokens.start, tokens.stop, device=device) * self.count // self.n - self.touched(tokens).start
+            torch.arange(tokens.start, tokens.stop, device=device, dtype=torch.int64) * self.count // self.n
+            - self.touched(tokens).start
         )
 
     def members(self, tokens: slice, like: Tensor) -> Tensor:
         """1 where a token of a run is in a touched cell, 0 elsewhere, (tokens, cells)."""
         cells = self.touched(tokens)
-        numbers = torch.arange(cells.stop - cells.start, device=like.device)
+        numbers = torch.arange(cells.stop - cells.start, device=like.device, dtype=torch.int64)
         return (self.index(tokens, like.device)[:, None] == numbers).to(like.dtype)
 
     def tokens(self, cell: int) -> slice:
@@ -108,7 +109,11 @@ class _MapAccumulator(Accumulator[Tensor]):
             self.sees[..., tile.rows] |= tile.visible.any(-1)
 
     def finish(self) -> Tensor:
-        cell_of = torch.arange(self.rows.n, device=self.total.device) * self.rows.count // max(self.rows.n, 1)
+        cell_of = (
+            torch.arange(self.rows.n, device=self.total.device, dtype=torch.int64)
+            * self.rows.count
+            // max(self.rows.n, 1)
+        )
         size = self.total.new_zeros(*self.sees.shape[:-1], self.rows.count)
         size.index_add_(-1, cell_of, self.sees.to(size.dtype))
         return self.total / size.clamp(min=1)[..., None]

@@ -112,7 +112,7 @@ def ablation(
                 of_layer.append(_loss(reader, reader.run(), loss) - own)
             done += 1
             progress(done, total)
-        changes.append(torch.tensor(of_layer))
+        changes.append(torch.tensor(of_layer, dtype=torch.float32, device="cpu"))
     return Ablation(tuple(one.layer for one in projections), tuple(changes), own, len(reader.ids))
 
 

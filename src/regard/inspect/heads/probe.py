@@ -179,7 +179,9 @@ def draw(model: nn.Module, length: int = 64, seed: int = 0, among: Sequence[int]
     others = [one for one in among if one not in (start, *marks)]
     if not 8 <= length <= len(others):
         raise ValueError(f"length={length}: expected 8 to {len(others):,}, the tokens that there are to draw.")
-    order = torch.randperm(len(others), generator=torch.Generator().manual_seed(seed))[:length]
+    order = torch.randperm(len(others), generator=torch.Generator().manual_seed(seed), dtype=torch.int64, device="cpu")[
+        :length
+    ]
     drawn = [others[n] for n in order.tolist()]
     return [*([start] if isinstance(start, int) else []), *drawn, *drawn]
 

@@ -31,7 +31,7 @@ class Reader:
             )
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         ids = read_ids(model, given, tokenizer_for(model, tokenizer))
-        return Reader(model, torch.tensor(ids[:most], device=device))
+        return Reader(model, torch.tensor(ids[:most], device=device, dtype=torch.int64))
 
     @torch.no_grad()
     def run(self) -> Any:
@@ -50,5 +50,5 @@ def check_causal(model: nn.Module, calls: Iterable[Recorded], why: str) -> None:
     """Unsupported for a model of which a call sees tokens behind its own; `why` this matters."""
     for call in calls:
         counts = call.view.counts()
-        if bool((counts > torch.arange(1, counts.shape[-1] + 1, device=counts.device)).any()):
+        if bool((counts > torch.arange(1, counts.shape[-1] + 1, device=counts.device, dtype=torch.int64)).any()):
             raise Unsupported(f"{type(model).__name__} is not causal: {call.name} sees later tokens, and {why}.")

@@ -45,7 +45,7 @@ def _padded_queries(mask: Mask, frame: Frame) -> Tensor:
     """(*batch, 1, nq) or less: what the queries' lengths of a mask say is padding."""
     if isinstance(mask, And):
         return _padded_queries(mask.a, frame) | _padded_queries(mask.b, frame)
-    row = torch.arange(frame.nq, device=frame.device)
+    row = torch.arange(frame.nq, device=frame.device, dtype=torch.int64)
     if isinstance(mask, Lengths) and mask.queries is not None:
         return (row >= mask.queries[..., None])[..., None, :]
     return torch.zeros_like(row, dtype=torch.bool)

@@ -54,7 +54,7 @@ def pattern(mask: Mask, frame: Frame) -> Pattern:
     keys_of_row = torch.zeros(*lead, frame.nq, dtype=torch.int64, device=frame.device)
     rows_of_key = torch.zeros(*lead, frame.nk, dtype=torch.int64, device=frame.device)
     ends = [True, True]
-    totals = torch.zeros(7, dtype=torch.int64)
+    totals = torch.zeros(7, dtype=torch.int64, device="cpu")
     last = frame.nk - 1
     for at, seen in strips(mask, frame):
         count = seen.sum(-1)

@@ -21,7 +21,7 @@ def levels(weights: Tensor, possible: Tensor) -> Tensor:
     >>> levels(torch.tensor([1.0, 0.01, 1e-4, 0.0]), torch.tensor([True, True, True, False])).tolist()
     [254, 127, 0, 255]
     """
-    share = 1 - weights.clamp(min=LEAST).log10() / torch.tensor(LEAST).log10()
+    share = 1 - weights.clamp(min=LEAST).log10() / torch.tensor(LEAST, dtype=torch.float32, device="cpu").log10()
     level = (share * (LEVELS - 1)).round().clamp(0, LEVELS - 1)
     return torch.where(possible, level, IMPOSSIBLE).to(torch.uint8)
 

@@ -152,7 +152,10 @@ def _most_received(layers: Sequence[Layer]) -> Finding | None:
     if not len(mass):
         return None
     key = int(mass.argmax())
-    of_key = [shares[:, key] if len(shares) else torch.zeros(layer.heads) for layer, shares in _received_by(layers)]
+    of_key = [
+        shares[:, key] if len(shares) else torch.zeros(layer.heads, dtype=torch.float32, device="cpu")
+        for layer, shares in _received_by(layers)
+    ]
     name, most = (
         next(layer for layer, shares in _received_by(layers) if len(shares)).keys.name(key),
         largest(layers, of_key),
@@ -167,7 +170,7 @@ def received(layers: Sequence[Layer]) -> Tensor:
     Where these layers have unlike numbers of keys, those with the most are meant; without any, it is empty.
     """
     shares = [share for _, share in _received_by(layers) if len(share)]
-    return torch.cat(shares).mean(0) if shares else torch.zeros(0)
+    return torch.cat(shares).mean(0) if shares else torch.zeros(0, dtype=torch.float32, device="cpu")
 
 
 def _received_by(layers: Sequence[Layer]) -> list[tuple[Layer, Tensor]]:

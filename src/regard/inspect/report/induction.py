@@ -46,7 +46,7 @@ def induction(layer: Layer, context: int) -> Induction:
     nor one that always looks back by some distance is taken for one that looks for copies. The choice of other rows is
     the same every time. The rule is that of Olsson et al. 2022 (arXiv 2209.11895), on the text as it is.
     """
-    none = torch.zeros(layer.heads)
+    none = torch.zeros(layer.heads, dtype=torch.float32, device="cpu")
     if not (layer.keys.tokens and layer.looks_at_itself):
         return Induction(none, none, 0, 0)
     ids, copies, in_a_run = _copies(layer.keys.tokens, context)
@@ -78,7 +78,7 @@ def _others(layer: Layer, new: Tensor, count: int) -> Tensor:
     if len(drawn_from) < EVIDENCE:
         drawn_from = seeing.nonzero()[:, 0]
     random = torch.Generator().manual_seed(0)
-    return drawn_from[torch.randint(len(drawn_from), (DRAWS, count), generator=random)]
+    return drawn_from[torch.randint(len(drawn_from), (DRAWS, count), generator=random, dtype=torch.int64, device="cpu")]
 
 
 @lru_cache(maxsize=2)  # all layers have one text
@@ -97,7 +97,7 @@ def context_ids(tokens: Sequence[Hashable], context: int) -> Tensor:
     known: dict[tuple[Hashable, ...], int] = {}
     text = tuple(tokens)
     ids = [known.setdefault(text[i - context + 1 : i + 1], len(known)) for i in range(context - 1, len(text))]
-    return torch.tensor([-1] * min(context - 1, len(text)) + ids, dtype=torch.int64)
+    return torch.tensor([-1] * min(context - 1, len(text)) + ids, dtype=torch.int64, device="cpu")
 
 
 def last_copies(ids: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def last_copies(ids: Tensor) -> Tensor:
     for index, one in enumerate(ids.tolist()):
         found.append(last.get(one, -1) if one >= 0 else -1)
         last[one] = index
-    return torch.tensor(found, dtype=torch.int64)
+    return torch.tensor(found, dtype=torch.int64, device="cpu")
 
 
 def periodic(tokens: Sequence[Hashable], copies: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def periodic(tokens: Sequence[Hashable], copies: Tensor) -> Tensor:
             if own > length or own > index - copy:
                 distance, length = index - copy, own
         found.append(0 < distance < length)
-    return torch.tensor(found, dtype=torch.bool)
+    return torch.tensor(found, dtype=torch.bool, device="cpu")
 
 
 def deviations(heads: int) -> float:

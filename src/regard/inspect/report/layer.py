@@ -229,7 +229,7 @@ class _Element:
 def _kept_calls(call: Looked, element: int, rows: slice, cols: slice) -> tuple[KeptCall, ...]:
     if Inputs() not in call.seen.facts:
         return ()
-    places = torch.arange(cols.stop - cols.start)
+    places = torch.arange(cols.stop - cols.start, dtype=torch.int64, device="cpu")
     return (KeptCall(call.seen[Inputs()], call.view, element, rows, cols, places),)
 
 
@@ -266,4 +266,4 @@ def _edges(n: int, count: int, kept: slice, span: slice) -> Tensor:
     """Where each of the kept cells begins, and the end, in tokens counted from the first of the span."""
     cells = Cells(n, count)
     starts = [cells.tokens(cell).start for cell in range(kept.start, kept.stop + 1)]
-    return torch.tensor(starts).clamp(span.start, span.stop) - span.start
+    return torch.tensor(starts, dtype=torch.int64, device="cpu").clamp(span.start, span.stop) - span.start

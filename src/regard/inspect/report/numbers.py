@@ -108,7 +108,7 @@ def _plain(content: Any) -> Any:
     if isinstance(content, (list, tuple)):
         return [_plain(part) for part in content]
     if isinstance(content, float):
-        return _short(torch.tensor(content, dtype=torch.float64))
+        return _short(torch.tensor(content, dtype=torch.float64, device="cpu"))
     return content
 
 
@@ -119,7 +119,7 @@ def _short(values: Tensor) -> Any:
     wide = values.double()
     # Powers of ten up to the 22nd are exact, so a division by one gives the double that prints short.
     places = (DIGITS - 1 - wide.abs().log10().nan_to_num(0, 0, 0).floor()).clamp(0, 22)
-    scale = torch.tensor(10.0, dtype=torch.float64) ** places
+    scale = torch.tensor(10.0, dtype=torch.float64, device="cpu") ** places
     rounded = (wide * scale).round() / scale
     return rounded.tolist() if bool(rounded.isfinite().all()) else _without_infinities(rounded.tolist())
 

@@ -70,12 +70,16 @@ def _grid(grid: Grid) -> dict[str, Any]:
 
 def _layer(layer: Layer, texts: list[tuple[str, ...]], whole: bool, every: bool) -> dict[str, Any]:
     """A layer with all of its weights, or with its pooled map and the heaviest keys of every row, or of some."""
-    rows = torch.arange(len(layer.queries)) if whole or every else layer.row_edges[:-1]
-    keys = torch.arange(len(layer.keys) + 1) if len(layer.keys) <= KEYS else layer.col_edges
+    rows = torch.arange(len(layer.queries), dtype=torch.int64, device="cpu") if whole or every else layer.row_edges[:-1]
+    keys = (
+        torch.arange(len(layer.keys) + 1, dtype=torch.int64, device="cpu")
+        if len(layer.keys) <= KEYS
+        else layer.col_edges
+    )
     received = torch.stack([layer.received[:, a:b].sum(-1) for a, b in pairwise(keys.tolist())], -1)
     best = layer.received.topk(min(BEST, len(layer.keys)), -1)
     wide = len(layer.keys) >= SHARES
-    none = torch.empty(0, dtype=torch.uint8)
+    none = torch.empty(0, dtype=torch.uint8, device="cpu")
     thumbs = levels(*_thumbnails(layer))
     return {
         "name": layer.name,

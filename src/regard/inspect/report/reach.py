@@ -73,7 +73,7 @@ def _of_intervals(frame: Frame, start: Tensor, stop: Tensor, row: Tensor, column
     some = (stop > start).long()
     first, last = column[start.clamp(max=frame.nk - 1)], column[(stop - 1).clamp(min=0)]
     # Adding 1 where an interval starts and -1 after its end, then summing up, counts the intervals over a cell.
-    counts = torch.zeros(int(row[-1]) + 1, int(column[-1]) + 2, dtype=torch.int64)
+    counts = torch.zeros(int(row[-1]) + 1, int(column[-1]) + 2, dtype=torch.int64, device="cpu")
     places = row.expand_as(start)
     counts.index_put_((places, first), some, accumulate=True).index_put_((places, last + 1), -some, accumulate=True)
     return Reach(torch.where(some > 0, start, frame.nk).amin(0), counts.cumsum(1)[:, :-1] > 0)
@@ -82,11 +82,13 @@ def _of_intervals(frame: Frame, start: Tensor, stop: Tensor, row: Tensor, column
 def _of_strips(view: View, element: int, row: Tensor, column: Tensor) -> Reach:
     frame = view.frame
     earliest = list[Tensor]()
-    counts = torch.zeros(int(row[-1]) + 1, int(column[-1]) + 1, dtype=torch.int64)
+    counts = torch.zeros(int(row[-1]) + 1, int(column[-1]) + 1, dtype=torch.int64, device="cpu")
     for strip in blocks(frame.nq, STRIP):
         size = strip.stop - strip.start
         any_head = visible(view, element, strip).any(0)
         earliest.append(torch.where(any_head.any(-1), any_head.long().argmax(-1), frame.nk))
-        pooled = torch.zeros(size, counts.shape[1], dtype=torch.int64).index_add_(1, column, any_head.long())
+        pooled = torch.zeros(size, counts.shape[1], dtype=torch.int64, device="cpu").index_add_(
+            1, column, any_head.long()
+        )
         counts.index_add_(0, row[strip], pooled)
     return Reach(torch.cat(earliest), counts > 0)

@@ -149,14 +149,14 @@ def _joined_maps(layers: Sequence[Layer], places: Sequence[Tensor], nq: int, nk:
     """The pooled weights and the cells with a visible pair of all steps, in CELLS × CELLS cells at most."""
     rows, cols = min(nq, CELLS), min(nk, CELLS)
     total = layers[0].maps.new_zeros(layers[0].heads, rows, cols)
-    size, some = total.new_zeros(*total.shape[:2], 1), torch.zeros(rows, cols, dtype=torch.int64)
+    size, some = total.new_zeros(*total.shape[:2], 1), torch.zeros(rows, cols, dtype=torch.int64, device="cpu")
     start = 0
     for layer, place in zip(layers, places, strict=True):
         row_of, cell_of = _cell_of(layer.row_edges), _cell_of(layer.col_edges)
         column, width = place * cols // nk, layer.col_edges.diff()[cell_of]
         spread = total.new_zeros(*layer.maps.shape[:2], cols).index_add_(2, column, layer.maps[..., cell_of] / width)
         seen = some.new_zeros(len(layer.cells), cols).index_add_(1, column, layer.cells[:, cell_of].long())
-        row = (start + torch.arange(len(row_of))) * rows // nq
+        row = (start + torch.arange(len(row_of), dtype=torch.int64, device="cpu")) * rows // nq
         sees = (layer.counts > 0)[..., None].to(total.dtype)
         total.index_add_(1, row, spread[:, row_of] * sees)
         size.index_add_(1, row, sees)
@@ -179,9 +179,11 @@ def _joined_weights(layers: Sequence[Layer], places: Sequence[Tensor], nq: int, 
 
 def _cell_of(edges: Tensor) -> Tensor:
     """The cell of each token."""
-    return torch.arange(len(edges) - 1).repeat_interleave(edges.diff())
+    return torch.arange(len(edges) - 1, dtype=torch.int64, device="cpu").repeat_interleave(edges.diff())
 
 
 def _edges(n: int) -> Tensor:
     cells = Cells.of(n, CELLS)
-    return torch.tensor([cells.tokens(cell).start for cell in range(cells.count)] + [n])
+    return torch.tensor(
+        [cells.tokens(cell).start for cell in range(cells.count)] + [n], dtype=torch.int64, device="cpu"
+    )

@@ -126,7 +126,7 @@ class BlockTables:
         self._cells = array("i", [page for row in rows for page in row])
         with torch.inference_mode(False):
             if not self._cells:
-                return torch.empty(len(rows), room, dtype=torch.int32)
+                return torch.empty(len(rows), room, dtype=torch.int32, device="cpu")
             return torch.frombuffer(self._cells, dtype=torch.int32).reshape(len(rows), room)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

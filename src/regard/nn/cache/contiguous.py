@@ -112,9 +112,9 @@ class ContiguousCache(KVCache):
     @property
     def lengths(self) -> Tensor:
         if self._buffers is None:
-            return torch.tensor(self._length)
+            return torch.tensor(self._length, dtype=torch.int64, device="cpu")
         k = self._buffers[0]
-        return torch.full(k.shape[: -3 if k.dim() > 3 else -2], self._length, device=k.device)
+        return torch.full(k.shape[: -3 if k.dim() > 3 else -2], self._length, device=k.device, dtype=torch.int64)
 
     @property
     def positions(self) -> Positions:
@@ -124,7 +124,7 @@ class ContiguousCache(KVCache):
 
     def next_positions(self, n: int) -> Tensor:
         device = None if self._buffers is None else self._buffers[0].device
-        return torch.arange(self._length, self._length + n, device=device)
+        return torch.arange(self._length, self._length + n, device=device, dtype=torch.int64)
 
 
 def _empty(like: Tensor, lead: tuple[int, ...], capacity: int) -> Tensor:

@@ -144,7 +144,7 @@ class PagedCache(KVCache):
     def _index(self, k: Tensor, v: Tensor, new: list[int]) -> None:
         """Copies new keys and values to their pages, by operations of torch."""
         tables, device = self._tables, self.key_pages.device
-        sequence, at = numbered(new, torch.tensor(tables.lengths))
+        sequence, at = numbered(new, torch.tensor(tables.lengths, dtype=torch.int64, device="cpu"))
         page = tables.tensor.long()[sequence, at // self.page_size].to(device)
         row = (at % self.page_size).to(device)
         for pages, t in ((self.key_pages, k), (self.value_pages, v)):
@@ -189,7 +189,7 @@ class PagedCache(KVCache):
         tables = self._tables.tables
         most = max(map(len, tables), default=0)
         rows = [table + [-1] * (most - len(table)) for table in tables]
-        return torch.tensor(rows, dtype=torch.int32).reshape(len(rows), most)
+        return torch.tensor(rows, dtype=torch.int32, device="cpu").reshape(len(rows), most)
 
     @property
     def free_pages(self) -> int:
@@ -212,7 +212,10 @@ class PagedCache(KVCache):
         lengths, new, device = self._tables.lengths, self._appended, self.key_pages.device
         if len(set(new)) > 1:
             at = [t for length, n in zip(lengths, new, strict=True) for t in range(length - n, length)]
-            return Positions(torch.tensor(at, device=device), torch.arange(self.length, device=device))
+            return Positions(
+                torch.tensor(at, device=device, dtype=torch.int64),
+                torch.arange(self.length, device=device, dtype=torch.int64),
+            )
         n = new[0] if new else 0
         first = self.length - n if self._even else tuple([length - n for length in lengths])
         return counted((first, n), (0, self.length), device)
@@ -239,7 +242,7 @@ class PagedCache(KVCache):
 
     @outside_of_graphs
     def next_positions(self, n: int) -> Tensor:
-        ahead = torch.arange(n, device=self.key_pages.device)
+        ahead = torch.arange(n, device=self.key_pages.device, dtype=torch.int64)
         return self.length + ahead if self._even else self.lengths[:, None] + ahead
 
     @property
