@@ -8,5 +8,7 @@ oracle  what the documentation says about such a call (with roundings): dense, f
 reach   what a NaN or inf in q, k or v may reach: nothing of regard
 draw    the random call of a seed (with tensors, scores and masks)
 build   the call as regard's own values
+surroundings  what is around a call (default dtype, modes, earlier calls, threads, classes of tensors; with variations
+        and subclasses); each call is made in some of it too, and must answer the same
 check   runs regard and compares
 """

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import time
-import warnings
 from collections import Counter
+from concurrent.futures.process import BrokenProcessPool
 
-import torch
-
-from .check import run
+from .check import Outcome, run
 from .draw import draw
+from .process import new_process, start_process
+from .surroundings import draw_surroundings
+from .tensors import Source
 
 
 def main() -> int:
@@ -22,19 +23,21 @@ def main() -> int:
     read.add_argument("--seed", type=int, help="one call alone, in words")
     read.add_argument("--threads", type=int, default=1)
     given = read.parse_args()
-    torch.set_num_threads(given.threads)
-    # memory that nobody wrote is NaN, as in the tests
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    torch.use_deterministic_algorithms(True)
-    warnings.simplefilter("error")
     if given.seed is not None:
+        start_process(given.threads)
         print(draw(given.seed))
+        around, call = draw_surroundings(Source.of(given.seed + 4), draw(given.seed))
+        print(f"\nsurrounded by {around}:\n{call}\n", flush=True)
         outcome = run(given.seed)
         print("\n".join(outcome.findings or [f"refused: {outcome.refused}" if outcome.refused else "no finding"]))
         return bool(outcome.findings)
     counts, start, seed = Counter[str](), time.monotonic(), given.first
+    process = new_process(given.threads)
     while time.monotonic() - start < 60 * given.minutes and seed < given.first + given.calls:
-        outcome = run(seed)
+        try:
+            outcome = process.submit(run, seed).result()
+        except BrokenProcessPool:
+            outcome, process = Outcome(findings=["it ended the process"]), new_process(given.threads)
         counts["calls"] += 1
         counts["refused"] += outcome.refused is not None
         if outcome.findings:

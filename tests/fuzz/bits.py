@@ -17,8 +17,9 @@ from torch import Tensor
 import regard as rg
 
 from . import build
-from .check import instructions, leaves_of, ways_of, with_gradients
+from .check import instructions, ways_of
 from .draw import draw_first
+from .gradients import leaves_of, with_gradients
 from .tensors import Source
 
 

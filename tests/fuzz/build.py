@@ -39,11 +39,16 @@ def arguments(call: Call) -> dict[str, Any]:
     whole = score(call.score[0])
     for part in call.score[1:]:
         whole = whole >> score(part)
-    placed = None
-    if call.positions is not None:
-        counted = {"head": rg.head, "tail": rg.tail}.get(call.placed)
-        placed = rg.Positions(*call.positions) if counted is None else counted(call.nq, call.nk)
-    return {"score": whole, "mask": mask(call.mask), "positions": placed, "sink": call.sink}
+    return {"score": whole, "mask": mask(call.mask), "positions": positions(call), "sink": call.sink}
+
+
+def positions(call: Call) -> rg.Positions | None:
+    if call.positions is None:
+        return None
+    if call.by_length:
+        return rg.tail(call.nq, (call.positions[0][:, -1] + 1).tolist())
+    counted = {"head": rg.head, "tail": rg.tail}.get(call.placed)
+    return rg.Positions(*call.positions) if counted is None else counted(call.nq, call.nk)
 
 
 def backend(call: Call) -> rg.Native | rg.Tiled | rg.Reference | None:
@@ -91,6 +96,8 @@ def mask(part: Part) -> rg.Mask:
     if part.kind == "where":
         x, y = part.numbers["i"], part.numbers["j"]
         return rg.Where(lambda b, h, i, j: (i * x + j * y + h + b) % 7 < 4)
+    if part.kind == "lengths" and part.numbers:  # lists instead of tensors
+        return rg.Lengths(**{name: t.tolist() for name, t in part.tensors.items()})
     kinds = {"everything": rg.Everything, "causal": rg.Causal, "window": rg.Window, "prefix": rg.Prefix}
     kinds |= {"dilated": rg.Dilated, "lengths": rg.Lengths, "documents": rg.Documents, "dense": rg.Dense}
     return (kinds | {"stride": Stride})[part.kind](**part.tensors, **part.numbers)

@@ -99,6 +99,18 @@ class Call:
         """(*batch, h, ...) in the caller's axes, `trailing` axes behind the head axis."""
         return t if self.headed else t.squeeze(-trailing - 1)
 
+    @property
+    def by_length(self) -> bool:
+        """Whether the queries are the last of each sequence, whose lengths differ."""
+        return self.placed == "tail" and self.positions is not None and self.positions[0].dim() > 1
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name: the floats, those of the mask, the positions that regard does not count itself."""
+        masks = enumerate(self.mask.every())
+        named = {f"{part.kind} {n} {name} of the mask": t for n, part in masks for name, t in part.tensors.items()}
+        placed = self.positions if self.placed == "given" else None
+        return {**self.floats(), **named, **dict(zip(("positions.q", "positions.k"), placed or (), strict=False))}
+
     def floats(self) -> dict[str, Tensor]:
         """Every floating-point tensor by name, each once: one in two roles has the name of its first."""
         named, first = self._roles(), self._first()

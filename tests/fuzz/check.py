@@ -20,13 +20,13 @@ from . import build, oracle
 from .call import Call
 from .compare import Expected
 from .draw import draw
+from .gradients import Dress, Tensors, leaves_of, with_gradients
 from .laws import laws
 from .reach import cleaned, reached
 from .roundings import UNROUNDED, Roundings, Unrounded
+from .surroundings import draw_surroundings
 from .tensors import Source
 from .ways import ADDED, WAYS, Way, halves
-
-Tensors = dict[str, Tensor]
 
 # What the documentation refuses because it can be read in two ways.
 REFUSED = re.compile("its first axis may be either|backend .* cannot run this call")
@@ -54,8 +54,10 @@ def check(call: Call, seed: int) -> Outcome:
         with instructions(build.isa(call)), warnings.catch_warnings():
             # a mask of two axes that might have been meant otherwise is told of, and taken as documented
             warnings.filterwarnings("ignore", message=".*Dense", category=UserWarning)
+            warnings.filterwarnings("ignore", message=".*MaskedTensor", category=UserWarning)  # "a prototype"
             for way in ways_of(s, call):
                 outcome.findings += _checked(call, way, s)
+            outcome.findings += surrounded(call, Source.of(seed + 4))
     except (rg.Unsupported, rg.ShapeError) as refusal:
         if not REFUSED.search(str(refusal)):
             outcome.findings.append(f"refused: {refusal}")
@@ -112,31 +114,6 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def leaves_of(call: Call, dtype: torch.dtype | None) -> tuple[Call, dict[str, Tensor]]:
-    """The same call on tensors of its own that require gradients; the names of those that do."""
-    made: dict[int, Tensor] = {}
-
-    def leaf(t: Tensor) -> Tensor:
-        made[id(t)] = (t.detach() if dtype is None else t.detach().to(dtype)).requires_grad_(id(t) in wanted)
-        return made[id(t)]
-
-    wanted = {id(t) for name, t in call.floats().items() if name in call.needs}
-    own = call.map(leaf)
-    return own, {name: made[id(t)] for name, t in call.floats().items() if name in call.needs}
-
-
-def with_gradients(results: Tensors, leaves: Tensors, cotangents: Tensors) -> Tensors:
-    """The results, and the gradients of the leaves by their names, from the cotangents of the results."""
-    names = [name for name, t in results.items() if t.requires_grad]
-    found: tuple[Tensor | None, ...] = (None,) * len(leaves)
-    if names and leaves:
-        wanted, given = [results[name] for name in names], [cotangents[name].to(results[name].dtype) for name in names]
-        found = torch.autograd.grad(wanted, list(leaves.values()), given, allow_unused=True)
-    named = zip(leaves.items(), found, strict=True)
-    gradients = {f"gradient of {name}": torch.zeros_like(t) if g is None else g for (name, t), g in named}
-    return {**{name: t.detach() for name, t in results.items()}, **gradients}
-
-
 def _checked(call: Call, way: Way, s: Source) -> list[str]:
     """What is wrong with one way to ask: its results, its gradients, and those of the same call again."""
     seed = s.choice.randrange(1 << 40)
@@ -145,6 +122,42 @@ def _checked(call: Call, way: Way, s: Source) -> list[str]:
     results = way.regard(own, Source.of(seed))
     cotangents = {name: s.normal(*t.shape).to(t.dtype) for name, t in results.items()}
     found = with_gradients(results, leaves, cotangents)
+    complaints = _compared(call, way, seed, found, cotangents)
+    if way.repeated:
+        again = with_gradients(way.regard(own, Source.of(seed)), leaves, cotangents)
+        complaints += [_differs(name, t, again[name]) for name, t in found.items()]
+    return [f"{way.name}: {what}" for what in complaints if what is not None]
+
+
+def surrounded(call: Call, s: Source) -> list[str]:
+    """What is wrong with the call in random surroundings, asked about in one way."""
+    around, call = draw_surroundings(s, call)
+    ways = [way for way in (*WAYS, *ADDED) if way.suits(call)]
+    chances = [5.0 if way is WAYS[0] else way.chance for way in ways]
+    way, seed = s.choice.choices(ways, chances)[0], s.choice.randrange(1 << 40)
+    call = replace(call, needs=()) if not way.differentiable else call
+    cotangents: Tensors = {}
+
+    def ask(each: Call, dress: Dress) -> Tensors:
+        own, leaves = leaves_of(each, None, dress)
+        results = way.regard(own, Source.of(seed))
+        for n, (name, t) in enumerate(results.items()):
+            cotangents[name] = Source.of(seed + n).normal(*t.shape).to(t.dtype)
+        return with_gradients(results, leaves, cotangents)
+
+    try:
+        complaints = _compared(call, way, seed, around.ask(call, ask), cotangents)
+    except (rg.Unsupported, rg.ShapeError) as refusal:
+        complaints = [] if REFUSED.search(str(refusal)) else [f"refused: {refusal}"]
+    except Exception as error:
+        complaints = [f"raised {type(error).__name__}: {error}"]
+    return [f"{way.name} in {around}: {what}" for what in complaints if what is not None]
+
+
+def _compared(call: Call, way: Way, seed: int, found: Tensors, cotangents: Tensors) -> list[str | None]:
+    """What is wrong with what regard found, results and gradients."""
+    if not found:
+        return []  # regard refused, as it may
     right = _Oracle(cleaned(call) if call.poisoned else call, way, seed, cotangents)
     exact, plain, samples = right.answers(torch.float64), right.answers(None), _Kept(right.perturbed())
     free, must = _reached(call, right.call) if call.poisoned else ({}, None)
@@ -155,25 +168,21 @@ def _checked(call: Call, way: Way, s: Source) -> list[str]:
             plain[name],
             partial(samples.each, name),
             _free(call, way, name, t, free),
-            way.parts if name not in results else 1,
+            way.parts if name.startswith("gradient of ") else 1,
             scales.get(name, 0.0),
-            _terms(call, name, t, name in results),
+            _terms(call, name, t),
         ).complaint(name, t)
         for name, t in found.items()
     ]
-    complaints += laws(call, way.name, found, cotangents, exact, must)
-    if way.repeated:
-        again = with_gradients(way.regard(own, Source.of(seed)), leaves, cotangents)
-        complaints += [_differs(name, t, again[name]) for name, t in found.items()]
-    return [f"{way.name}: {what}" for what in complaints if what is not None]
+    return complaints + laws(call, way.name, found, cotangents, exact, must)
 
 
-def _terms(call: Call, name: str, t: Tensor, is_result: bool) -> int:
+def _terms(call: Call, name: str, t: Tensor) -> int:
     """The terms of the sum that a result or gradient is, where it is to be compared by these.
 
     In float64 what is exact is no more exact than a plain evaluation. Equal weights on a key round alike.
     """
-    if is_result:
+    if not name.startswith("gradient of "):
         return call.nq if name == "received" else 1
     pairs = math.prod((*call.batch, call.heads, call.nq, call.nk))
     return max(1, pairs // max(1, t.numel())) if t.dtype == torch.float64 else 1

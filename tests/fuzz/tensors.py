@@ -27,10 +27,10 @@ class Source:
         return self.choice.random() < p
 
     def normal(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self.numbers, dtype=torch.float64)
+        return torch.randn(shape, generator=self.numbers, dtype=torch.float64, device="cpu")
 
     def integers(self, low: int, high: int, *shape: int) -> Tensor:
-        return torch.randint(low, high, shape, generator=self.numbers)
+        return torch.randint(low, high, shape, generator=self.numbers, device="cpu")
 
     def values(self, shape: tuple[int, ...]) -> Tensor:
         """Mostly normal numbers; sometimes zeros, whole numbers, large ones, or ones that share an offset."""
@@ -50,9 +50,12 @@ class Source:
             return x * self.choice.choice((100, 1e4))
         return x
 
-    def laid_out(self, x: Tensor, *, expand: bool = True) -> Tensor:
-        """The same numbers in a memory of random strides; what lies between them is NaN."""
-        kind = self.choice.choices(range(6), (50, 12, 12, 10, 8, 8 if expand else 0))[0]
+    def laid_out(self, x: Tensor, *, expand: bool = True, contiguous: int = 50) -> Tensor:
+        """The same numbers in a memory of random strides; what lies between them is NaN.
+
+        contiguous: how often it has no gaps, in 100 calls or so.
+        """
+        kind = self.choice.choices(range(6), (contiguous, 12, 12, 10, 8, 8 if expand else 0))[0]
         if kind == 1 and x.dim() > 1:  # the last two axes swapped
             return x.mT.contiguous().mT
         if kind == 2 and x.dim() > 2:  # (batch, n, heads, d) as (batch, heads, n, d)

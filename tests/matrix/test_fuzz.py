@@ -69,5 +69,6 @@ def test_a_seed_is_one_call() -> None:
 @pytest.mark.full
 def test_the_oracle_imports_nothing_of_regard() -> None:
     """Nor does what draws the calls and compares the results."""
-    program = "import sys; sys.modules['regard'] = None\nfrom fuzz import call, compare, draw, laws, oracle, reach"
+    modules = "call, compare, draw, gradients, laws, oracle, reach, subclasses, variations"
+    program = f"import sys; sys.modules['regard'] = None\nfrom fuzz import {modules}"
     subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[1], check=True)
