@@ -25,9 +25,7 @@ def main() -> int:
     given = read.parse_args()
     if given.seed is not None:
         start_process(given.threads)
-        print(draw(given.seed))
-        around, call = draw_surroundings(Source.of(given.seed + 4), draw(given.seed))
-        print(f"\nsurrounded by {around}:\n{call}\n", flush=True)
+        print(in_words(given.seed), flush=True)
         outcome = run(given.seed)
         print("\n".join(outcome.findings or [f"refused: {outcome.refused}" if outcome.refused else "no finding"]))
         return bool(outcome.findings)
@@ -42,11 +40,18 @@ def main() -> int:
         counts["refused"] += outcome.refused is not None
         if outcome.findings:
             counts["findings"] += 1
-            print(f"\nseed {seed}\n{draw(seed)}\n" + "\n".join(f"  ! {f}" for f in outcome.findings), flush=True)
+            print(f"\nseed {seed}\n{in_words(seed)}\n" + "\n".join(f"  ! {f}" for f in outcome.findings), flush=True)
         seed += 1
     spent = time.monotonic() - start
     print(f"\nseeds {given.first} to {seed - 1} in {spent:.0f} s: {dict(counts)}")
     return bool(counts["findings"])
+
+
+def in_words(seed: int) -> str:
+    """The call of a seed, and what it becomes in its surroundings."""
+    call = draw(seed)
+    around, varied = draw_surroundings(Source.of(seed + 4), call)
+    return f"{call}\nsurrounded by {around}, as\n{varied}"
 
 
 if __name__ == "__main__":

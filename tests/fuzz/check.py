@@ -49,7 +49,7 @@ def run(seed: int) -> Outcome:
 def check(call: Call, seed: int) -> Outcome:
     """One call, in a few ways that its seed chooses."""
     outcome, s = Outcome(), Source.of(seed + 1)
-    before = [(t, _memory(t)) for t in call.floats().values()]
+    before = [(t, _memory(t)) for t in call.tensors().values()]
     try:
         with instructions(build.isa(call)), warnings.catch_warnings():
             # a mask of two axes that might have been meant otherwise is told of, and taken as documented
@@ -136,22 +136,30 @@ def surrounded(call: Call, s: Source) -> list[str]:
     chances = [5.0 if way is WAYS[0] else way.chance for way in ways]
     way, seed = s.choice.choices(ways, chances)[0], s.choice.randrange(1 << 40)
     call = replace(call, needs=()) if not way.differentiable else call
-    cotangents: Tensors = {}
+    before = [(t, _memory(t)) for t in call.tensors().values()]
 
     def ask(each: Call, dress: Dress) -> Tensors:
         own, leaves = leaves_of(each, None, dress)
         results = way.regard(own, Source.of(seed))
-        for n, (name, t) in enumerate(results.items()):
-            cotangents[name] = Source.of(seed + n).normal(*t.shape).to(t.dtype)
-        return with_gradients(results, leaves, cotangents)
+        return with_gradients(results, leaves, _cotangents(results, seed))
 
     try:
-        complaints = _compared(call, way, seed, around.ask(call, ask), cotangents)
+        found = around.ask(call, ask)
+        results = {name: t for name, t in found.items() if not name.startswith("gradient of ")}
+        complaints = _compared(call, way, seed, found, _cotangents(results, seed))
     except (rg.Unsupported, rg.ShapeError) as refusal:
         complaints = [] if REFUSED.search(str(refusal)) else [f"refused: {refusal}"]
     except Exception as error:
         complaints = [f"raised {type(error).__name__}: {error}"]
+    if any(not torch.equal(_memory(t), was) for t, was in before):
+        complaints.append("an input was written")
     return [f"{way.name} in {around}: {what}" for what in complaints if what is not None]
+
+
+def _cotangents(results: Tensors, seed: int) -> Tensors:
+    """Of each result by its name, whoever asks: several threads do."""
+    named = {name: Source.of(seed + sum(name.encode())) for name in results}
+    return {name: named[name].normal(*t.shape).to(t.dtype) for name, t in results.items()}
 
 
 def _compared(call: Call, way: Way, seed: int, found: Tensors, cotangents: Tensors) -> list[str | None]:

@@ -21,7 +21,7 @@ from .call import Call
 from .gradients import Dress, Tensors, bare
 from .subclasses import KINDS, Kind
 from .tensors import Source
-from .variations import decoding, laid_out, with_other_numbers
+from .variations import decoding, laid_out, with_fewer_tokens, with_other_numbers
 
 Ask = Callable[[Call, Dress], Tensors]  # regard's results of a call, and their gradients
 
@@ -34,8 +34,9 @@ class Surroundings:
     """What surrounds one call.
 
     default_dtype, grad_mode, device: torch's state while regard is asked (device: as a context).
-    earlier: so many calls of the same structure are made before, whose tensors hold other numbers; outside: in torch's
-    usual state. threads: so many ask at once, about the call and the earlier ones.
+    earlier: so many calls of the same structure are made before, with other numbers in their tensors and, where that
+    leaves the structure, fewer tokens; outside: in torch's usual state.
+    threads: so many ask at once, about the call and the earlier ones.
     kind: the class of the operands that `dressed` names, which are plain tensors in the earlier calls.
     """
 
@@ -58,6 +59,7 @@ class Surroundings:
         plan_cache.clear()
         s = Source.of(self.seed)
         earlier = [with_other_numbers(call, s) for _ in range(self.earlier)]
+        earlier = [with_fewer_tokens(each, s) if s.maybe(0.4) else each for each in earlier]
         if self.threads > 1:
             with self._state():
                 return self._at_once([call, *earlier], ask)

@@ -48,6 +48,44 @@ def _other(t: Tensor, s: Source, least: int) -> Tensor:
     return made.copy_(made.sort(-1).values) if ordered else made
 
 
+def with_fewer_tokens(call: Call, s: Source) -> Call:
+    """The call of the first queries and keys, some or all, as a sequence is before it grows; it writes into the masks.
+
+    The call itself where something else holds a number for each token, or regard does not count the positions.
+    """
+    counted = call.placed in ("head", "tail") or (call.positions is None and call.nq == call.nk)
+    parts = (*call.score, *call.mask.every())
+    whole = any(part.kind in ("bias", "points", "dense") or part.numbers.get("buckets") == "grid" for part in parts)
+    lengths = [part.tensors for part in call.mask.every() if part.kind == "lengths"]
+    shared = any(0 in t.stride() for tensors in lengths for t in tensors.values())
+    if not counted or whole or shared or not call.pairs or call.q is call.k or call.q is call.v:
+        return call
+    nq, nk = s.choice.randrange(1, call.nq + 1), s.choice.randrange(1, call.nk + 1)
+    nq, nk = (nq, nk) if call.positions is not None else (min(nq, nk), min(nq, nk))
+    for tensors in lengths:
+        for name, t in tensors.items():
+            t.clamp_(max=nk if name == "keys" else nq)
+    k = call.k[..., :nk, :]
+    fewer = replace(
+        call,
+        q=call.q[..., :nq, :],
+        k=k,
+        v=k if call.v is call.k else call.v[..., :nk, :],
+        mask=_first_of_documents(call.mask, nq, nk),
+    )
+    if call.positions is None:
+        return fewer
+    q = torch.arange(nq) + (nk - nq if call.placed == "tail" else 0)
+    return replace(fewer, positions=_tail_positions(fewer, s) if call.by_length else (q, torch.arange(nk)))
+
+
+def _first_of_documents(part: Part, nq: int, nk: int) -> Part:
+    if part.kind != "documents":
+        return replace(part, parts=tuple(_first_of_documents(inside, nq, nk) for inside in part.parts))
+    counts = {"q_ids": nq, "k_ids": nk}
+    return replace(part, tensors={name: t[..., : counts[name]] for name, t in part.tensors.items()})
+
+
 def laid_out(call: Call, s: Source) -> Call:
     """The same call, its operands with gaps, expanded, at odd addresses: those of score, mask and sink, the positions.
 

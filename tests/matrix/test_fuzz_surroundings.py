@@ -21,7 +21,7 @@ from fuzz.draw import draw
 from fuzz.subclasses import KINDS
 from fuzz.surroundings import DTYPES, GRAD_MODES, Surroundings, draw_surroundings
 from fuzz.tensors import Source
-from fuzz.variations import with_other_numbers
+from fuzz.variations import with_fewer_tokens, with_other_numbers
 
 CALL = Call(
     *(Source.of(n).normal(2, 3, 7, 5).float() for n in range(3)),
@@ -149,6 +149,14 @@ def test_other_numbers_are_of_the_same_structure() -> None:
             same += torch.equal(t.nan_to_num(), got.nan_to_num())
             different += not torch.equal(t.nan_to_num(), got.nan_to_num())
     assert different > 4 * same
+
+
+def test_fewer_tokens_are_taken_of_some_calls() -> None:
+    calls = [draw_surroundings(Source.of(seed + 4), draw(seed))[1] for seed in range(200)]
+    fewer = [with_fewer_tokens(with_other_numbers(call, Source.of(0)), Source.of(1)) for call in calls]
+    sizes = [((a.nq, a.nk), (b.nq, b.nk)) for a, b in zip(fewer, calls, strict=True)]
+    assert all(a <= b for few, all_ in sizes for a, b in zip(few, all_, strict=True))
+    assert sum(few < all_ for few, all_ in sizes) > 20
 
 
 def test_the_state_of_torch_comes_back_when_a_call_raises() -> None:
