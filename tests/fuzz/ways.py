@@ -198,6 +198,18 @@ def _concentration_of(call: Call, a: Answer, s: Source) -> Results:
     return {"concentration": a.r(a.weights.square()).sum(-1)}
 
 
+def _histogram(call: Call, s: Source) -> Results:
+    """One bin for all weights: where a weight lies near an edge, roundings would decide."""
+    fact = rg.facts.Histogram((0.0, 1.0))
+    seen = rg.look(call.q, call.k, **build.arguments(call), facts=(fact,))
+    return {"pairs": seen[fact].to(seen.lse.dtype)}
+
+
+def _histogram_of(call: Call, a: Answer, s: Source) -> Results:
+    shown = call.lower(a.scores, 2) > -torch.inf
+    return {"pairs": shown.sum((-1, -2))[..., None].to(a.lse.dtype)}
+
+
 def _divisible(call: Call) -> bool:
     return call.divisible
 
@@ -217,4 +229,5 @@ WAYS = (
 ADDED = (
     Way("scores", _scores, _scores_of, 0.25, wide=True),
     Way("concentration", _concentration, _concentration_of, 0.25, wide=True, differentiable=False),
+    Way("histogram", _histogram, _histogram_of, 0.1, wide=True, differentiable=False),
 )
