@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from torch import Tensor
 from regard.core.arrays import answer_like, tensor
 from regard.core.errors import ShapeError
 from regard.core.shapes import listed
+from regard.core.tracing import loaded
 from regard.masks.peers import from_jax
 from regard.runtime.binding import Call
 from regard.scores.algebra import Score
@@ -124,7 +124,7 @@ def _attend(
 
 
 def _is_jax(x: Any) -> bool:
-    jax = sys.modules.get("jax")  # whoever holds an array of it has loaded it
+    jax = loaded("jax")
     return jax is not None and isinstance(x, jax.Array)
 
 

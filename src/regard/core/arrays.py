@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.core.paged import gathered
+from regard.core.tracing import loaded
 
 
 class SupportsDLPack(Protocol):
@@ -86,7 +86,7 @@ def answer_like(x: Any) -> Callable[[Tensor], Any]:
 
 
 def _is_numpy(x: Any) -> bool:
-    numpy = sys.modules.get("numpy")  # whoever holds an array of it has loaded it
+    numpy = loaded("numpy")
     return numpy is not None and isinstance(x, (numpy.ndarray, numpy.generic))
 
 

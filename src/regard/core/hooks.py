@@ -33,15 +33,16 @@ class AttentionCall:
 
 Observer = Callable[[AttentionCall], None]
 
-_OBSERVERS: list[tuple[int, Observer]] = []  # with the thread that each belongs to
+# Of each thread, which alone writes its entry: a list of all would change while another thread goes through it.
+_OBSERVERS: dict[int, tuple[Observer, ...]] = {}
 
 
 def notify(call: Callable[[], AttentionCall]) -> None:
     """Passes a call to this thread's observers; `call` is made only if there are any."""
     if not _OBSERVERS:
         return
-    here = [observer for thread, observer in _OBSERVERS if thread == threading.get_ident()]
-    if here:
+    here = _OBSERVERS.get(threading.get_ident())
+    if here is not None:
         made = call()
         for observer in here:
             observer(made)
@@ -58,9 +59,12 @@ def observing(observer: Observer) -> Generator[None, None, None]:
     >>> seen[0].q.shape
     torch.Size([1, 2, 5, 4])
     """
-    entry = (threading.get_ident(), observer)
-    _OBSERVERS.append(entry)
+    thread = threading.get_ident()
+    _OBSERVERS[thread] = (*_OBSERVERS.get(thread, ()), observer)
     try:
         yield
     finally:
-        _OBSERVERS.remove(entry)
+        left = list(_OBSERVERS.pop(thread))
+        left.remove(observer)
+        if left:
+            _OBSERVERS[thread] = tuple(left)

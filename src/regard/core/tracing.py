@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -39,6 +39,16 @@ def outside_of_graphs(fn: F) -> F:
 _DISABLED: dict[Callable[..., object], Callable[..., object]] = {}
 
 
+def loaded(module: str) -> Any:
+    """A module that has been imported; None where it has not been, or a thread is importing it at this moment.
+
+    For packages that regard does not import: whoever holds an object of their classes has imported them.
+    """
+    found = sys.modules.get(module)
+    # importlib puts a module there before its code runs, and sets this while it does
+    return None if getattr(getattr(found, "__spec__", None), "_initializing", False) else found
+
+
 def data_unavailable(*tensors: Tensor) -> bool:
     """Whether Python may not look at values: under torch.func transforms, on the meta device, in a graph."""
     return functorch() or graphed(*tensors) or any(t.is_meta for t in tensors)
@@ -50,7 +60,7 @@ def graphed(*tensors: Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or (watched() and _traced()):
         return True
-    fake = sys.modules.get("torch._subclasses.fake_tensor")  # whoever holds one has loaded it
+    fake = loaded("torch._subclasses.fake_tensor")
     return fake is not None and any(isinstance(t, fake.FakeTensor) for t in tensors)
 
 
@@ -87,7 +97,7 @@ _TRACERS = (_KEYS.PROXY, _KEYS.FAKE, _KEYS.FUNCTIONAL)
 
 def symbolic(*sizes: int) -> bool:
     """Whether one of them has no fixed value: a dynamic axis of torch.compile, torch.export or make_fx."""
-    shapes = sys.modules.get("torch.fx.experimental.symbolic_shapes")  # whoever makes symbols has loaded it
+    shapes = loaded("torch.fx.experimental.symbolic_shapes")
     if shapes is None or scripted():
         return False
     return not all(shapes.has_static_value(n) for n in sizes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.core.errors import Unsupported
 from regard.core.hooks import AttentionCall, observing
-from regard.core.tracing import data_unavailable, functorch
+from regard.core.tracing import data_unavailable, functorch, loaded
 from regard.inspect.capture.interface import watching_interface
 from regard.inspect.capture.mode import watching
 from regard.inspect.facts.algebra import Fact
@@ -141,7 +140,7 @@ def _check(name: str, call: AttentionCall) -> None:
 
 def _refuse_compiled(model: nn.Module) -> None:
     """Before anything is watched: a compiler that meets a mode would trace it, and fail in words of its own."""
-    compiler: Any = sys.modules.get("torch._dynamo.eval_frame")  # who has compiled anything has loaded it
+    compiler = loaded("torch._dynamo.eval_frame")
     if compiler is None or compiler._stance.stance == "force_eager":
         return
     for path, module in model.named_modules():

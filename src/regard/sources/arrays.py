@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import sys
 from collections.abc import Generator
 from dataclasses import dataclass
 from os import PathLike, fspath
@@ -11,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+import regard.core.tracing as tracing
 from regard.core.errors import ShapeError
 from regard.sources.source import Part, Source, cut, keys_of_a_part, named_errors
 
@@ -89,7 +89,7 @@ def _bytes(x: Any) -> int:
 
 def loaded(x: Any) -> Any:
     """x in memory. What is mapped to a file is copied, and its pages are given back; anything else is x itself."""
-    numpy = sys.modules.get("numpy")  # whoever holds an array of it has loaded it
+    numpy = tracing.loaded("numpy")
     if numpy is None or not isinstance(x, numpy.memmap):
         return x
     copy, mapping, mode = numpy.array(x, subok=False), getattr(x, "_mmap", None), getattr(x, "mode", None)

@@ -40,6 +40,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _IN_PLACE: list[Patch] = []  # the last one counts
 _THREAD = threading.local()
+_COUNTING = threading.Lock()
 
 
 class Patch:
@@ -170,9 +171,10 @@ def _routed(name: str) -> Callable[..., Any]:
         if torch.compiler.is_compiling():
             _count_traced(name, why)
             return (ours if why is None else theirs)(query, key, value, *args, **kwargs)
-        if not _IN_PLACE or getattr(_THREAD, "in_torch", False):
+        patches = _IN_PLACE[-1:]  # read once: another thread may restore it meanwhile
+        if not patches or getattr(_THREAD, "in_torch", False):
             return theirs(query, key, value, *args, **kwargs)
-        _IN_PLACE[-1].calls[name, why] += 1
+        _count(patches[0].calls, name, why)
         if why is None:
             return ours(query, key, value, *args, **kwargs)
         _THREAD.in_torch = True  # what torch's function calls in turn is the same call
@@ -187,9 +189,14 @@ def _routed(name: str) -> Callable[..., Any]:
 @constant_in_graphs
 def _count_traced(name: str, why: str | None) -> bool:
     """Called when a graph is made, not when it runs."""
-    if _IN_PLACE:
-        _IN_PLACE[-1].traced[name, why] += 1
+    for patch in _IN_PLACE[-1:]:
+        _count(patch.traced, name, why)
     return True
+
+
+def _count(counts: Counter[tuple[str, str | None]], name: str, why: str | None) -> None:
+    with _COUNTING:  # += on a Counter is no single step, and several threads may call
+        counts[name, why] += 1
 
 
 def _two_masks(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -15,6 +14,7 @@ from regard.core.errors import Unsupported
 from regard.core.hooks import AttentionCall, notify, observing
 from regard.core.positions import Positions
 from regard.core.shapes import listed
+from regard.core.tracing import loaded
 from regard.inspect.capture.mode import quiet
 from regard.inspect.capture.padding import asked_by
 from regard.inspect.capture.replaced import replaced
@@ -31,8 +31,7 @@ def watching_interface() -> AbstractContextManager[None]:
 
     The implementation runs as it would. One that tells of itself (regard's) is left to do so.
     """
-    models: Any = sys.modules.get("transformers.modeling_utils")
-    interface = getattr(models, "AttentionInterface", None)
+    interface: Any = getattr(loaded("transformers.modeling_utils"), "AttentionInterface", None)
     if not hasattr(interface, "get_interface"):
         return nullcontext()
     return replaced(interface, "get_interface", _telling)
