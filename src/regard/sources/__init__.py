@@ -1,7 +1,7 @@
 """Sources: keys and values that come in parts, for `attention_over`. They may be larger than memory.
 
-Chunks takes tensors, arrays or an iterator of them; Arrays NumPy arrays, memory-mapped files among them; Safetensors
-the tensors of such a file. One of your own is a subclass of Source.
+Chunks takes tensors, arrays or an iterator of them; Arrays two arrays or .npy files; Safetensors the tensors of such a
+file. One of your own is a subclass of Source.
 
 >>> import regard as rg, torch
 >>> q, k, v = torch.randn(2, 8), torch.randn(5, 8), torch.randn(5, 3)

@@ -1,4 +1,4 @@
-"""Arrays: keys and values in two arrays, NumPy's memory-mapped files among them."""
+"""Arrays: keys and values in two arrays, or two .npy files."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from torch import Tensor
 
 import regard.core.tracing as tracing
 from regard.core.errors import ShapeError
-from regard.sources.source import Part, Source, cut, keys_of_a_part, named_errors
-
-Path = str | PathLike[str]
+from regard.sources.npy import NumpyFile
+from regard.sources.source import Part, Source, cut, keys_of_a_part
 
 
 @dataclass(frozen=True, eq=False)
 class Arrays(Source):
-    """k (*batch, hk, nk, dk) and v (*batch, hk, nk, dv): NumPy arrays, tensors, or paths of .npy files, mapped.
+    """k (*batch, hk, nk, dk) and v (*batch, hk, nk, dv): paths of .npy files, NumPy arrays, or tensors.
 
-    Of arrays that are mapped to a file (np.memmap, np.load(mmap_mode="r")) a part is copied when its turn comes, and
-    its pages are given back: memory stays that of a few parts, whatever the file has. A path is opened for each pass
-    over it and closed afterwards. Arrays in memory and tensors are read in place, and tensors receive gradients.
+    A file is opened when a part's turn comes, read, and closed behind it. Of arrays that you have mapped to a file
+    (np.memmap, np.load(mmap_mode="r")) a part is copied and its pages are given back: memory stays that of a few parts,
+    whatever the file has. Arrays in memory and tensors are read in place, and tensors receive gradients.
 
     size   how many keys a part has; None: as many as take 32 MB, with their values
     start  the position of the first key
+
+    Raises ValueError, when it is made, for a path of what is no .npy file or of one that was cut short. Where a file
+    becomes shorter, or another, while it is read, RuntimeError says so. Of an array that you have mapped no program can
+    know that: the process ends by SIGBUS. Pass the path where that may happen.
 
     >>> import numpy as np
     >>> k, v = np.zeros((2, 1000, 8), np.float32), np.zeros((2, 1000, 3), np.float32)
@@ -40,7 +43,7 @@ class Arrays(Source):
     start: int = 0
 
     def __post_init__(self) -> None:
-        k, v = _mapped(self.k), _mapped(self.v)
+        k, v = (NumpyFile.of(x) if isinstance(x, (str, PathLike)) else x for x in (self.k, self.v))
         for name, x in (("k", k), ("v", v)):
             if not hasattr(x, "shape"):
                 raise TypeError(f"Arrays.{name} is a {type(x).__name__}; expected an array, a tensor or a path.")
@@ -50,15 +53,18 @@ class Arrays(Source):
                 "(*batch, hk, nk, dv), as many values as keys."
             )
         step = keys_of_a_part(self.size, (_bytes(k) + _bytes(v)) // max(k.shape[-2], 1), "Arrays")
-        for name, value in (("keys", int(k.shape[-2])), ("first_position", self.start), ("_step", step)):
+        for name, value in (
+            ("keys", int(k.shape[-2])),
+            ("first_position", self.start),
+            ("_step", step),
+            ("_read", (k, v)),
+        ):
             object.__setattr__(self, name, value)
 
     def parts(self) -> Generator[Part, None, None]:
-        with named_errors(f"the source {self!r}"):
-            k, v = _mapped(self.k), _mapped(self.v)
-        step: int = self.__dict__["_step"]
+        k, v = self.__dict__["_read"]
         yield from cut(
-            k.shape[-2], step, 0, self.start, lambda keys: (loaded(k[..., keys, :]), loaded(v[..., keys, :]))
+            k.shape[-2], self.__dict__["_step"], 0, self.start, lambda keys: (_part(k, keys), _part(v, keys))
         )
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -74,13 +80,8 @@ class Arrays(Source):
         return f"Arrays({', '.join(map(repr, shown))})"
 
 
-def _mapped(x: Any) -> Any:
-    """What a path names, mapped to memory; anything else as it is."""
-    if not isinstance(x, (str, PathLike)):
-        return x
-    import numpy as np
-
-    return np.load(fspath(x), mmap_mode="r")
+def _part(x: Any, keys: slice) -> Any:
+    return x.read(keys) if isinstance(x, NumpyFile) else loaded(x[..., keys, :])
 
 
 def _bytes(x: Any) -> int:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard.core.errors import ShapeError
+from regard.sources.files import StoredArray
 from regard.sources.source import Part, Source, cut, keys_of_a_part
+
+# The dtypes that attention computes in, as such files call them.
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_LENGTH_BYTES = 8  # of the little-endian number that a file begins with: how long its header is
+_MOST_HEADER = 100_000_000  # as the safetensors library has it
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,9 +30,9 @@ class Safetensors(Source):
     size   how many keys a part has at most; None: as many as take 32 MB, with their values
     start  the position of the first key
 
-    The file is opened for each part and closed behind it, so its pages do not stay in memory. Needs safetensors
-    (`pip install 'regard[hf]'`). Raises KeyError for a name that the file does not have, ShapeError for tensors that do
-    not belong together.
+    The file is opened for each part, read, and closed behind it. Raises ValueError for what is no safetensors file, or
+    one that was cut short, KeyError for a name that it does not have, ShapeError for tensors that do not belong
+    together. Where the file becomes shorter, or another, while it is read, RuntimeError says so.
 
     >>> import tempfile
     >>> from safetensors.torch import save_file
@@ -44,51 +53,97 @@ class Safetensors(Source):
         k, v = ([x] if isinstance(x, str) else list(x) for x in (self.k, self.v))
         if len(k) != len(v) or not k:
             raise ValueError(f"Safetensors names {len(k)} tensors of keys and {len(v)} of values; expected as many.")
-        counts: list[int] = []
+        tensors: list[tuple[StoredTensor, StoredTensor]] = []
         widest = 0
-        with _opened(self.file) as held:
-            known = set(held.keys())
-            for pair in zip(k, v, strict=True):
-                missing = next((name for name in pair if name not in known), None)
-                if missing is not None:
-                    raise KeyError(f"{fspath(self.file)} has no tensor {missing!r}; it has {_some(sorted(known))}.")
-                shapes = [tuple(held.get_slice(name).get_shape()) for name in pair]
-                if any(len(shape) < 2 for shape in shapes) or shapes[0][-2] != shapes[1][-2]:
-                    raise ShapeError(
-                        f"{pair[0]!r} has shape {shapes[0]}, {pair[1]!r} {shapes[1]}; expected (*batch, hk, n, dk) and "
-                        "(*batch, hk, n, dv), as many values as keys."
-                    )
-                counts.append(shapes[0][-2])
-                one = [held.get_slice(name)[..., :1, :] for name in pair]
-                widest = max(widest, sum(t.numel() * t.element_size() for t in one))
+        header, known = _header(self.file)
+        for names in zip(k, v, strict=True):
+            keys, values = (StoredTensor.of(self.file, header, known, name) for name in names)
+            if min(len(keys.shape), len(values.shape)) < 2 or keys.shape[-2] != values.shape[-2]:
+                raise ShapeError(
+                    f"{names[0]!r} has shape {keys.shape}, {names[1]!r} {values.shape} in {fspath(self.file)}; "
+                    "expected (*batch, hk, n, dk) and (*batch, hk, n, dv), as many values as keys."
+                )
+            tensors.append((keys, values))
+            widest = max(widest, keys.key_bytes() + values.key_bytes())
         step = keys_of_a_part(self.size, widest, "Safetensors")
-        made = (("keys", sum(counts)), ("first_position", self.start), ("_step", step))
-        for name, value in (*made, ("_tensors", tuple(zip(k, v, counts, strict=True)))):
+        count = sum(keys.shape[-2] for keys, _ in tensors)
+        made = (("keys", count), ("first_position", self.start), ("_step", step), ("_tensors", tuple(tensors)))
+        for name, value in made:
             object.__setattr__(self, name, value)
 
     def parts(self) -> Generator[Part, None, None]:
         first, step = 0, self.__dict__["_step"]
-        for k, v, count in self.__dict__["_tensors"]:
-            yield from cut(count, step, first, self.start, lambda keys, k=k, v=v: self._read(k, v, keys))
-            first += count
-
-    def _read(self, k: str, v: str, keys: slice) -> tuple[Tensor, Tensor]:
-        slices: list[Tensor] = []
-        for name in (k, v):  # opened for each: what is mapped of the file goes when it is closed
-            with _opened(self.file) as held:
-                slices.append(held.get_slice(name)[..., keys, :])
-        return slices[0], slices[1]
+        for k, v in self.__dict__["_tensors"]:
+            yield from cut(k.shape[-2], step, first, self.start, lambda keys, k=k, v=v: (k.read(keys), v.read(keys)))
+            first += k.shape[-2]
 
     def __repr__(self) -> str:
         return f"Safetensors({fspath(self.file)!r})"
 
 
-def _opened(file: str | PathLike[str]) -> Any:
+@dataclass(frozen=True, eq=False)
+class StoredTensor:
+    """A tensor (*batch, hk, n, d) of a safetensors file."""
+
+    stored: StoredArray
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape
+
+    @staticmethod
+    def of(file: str | PathLike[str], header: bytes, known: dict[str, Any], name: str) -> StoredTensor:
+        """KeyError for a name that the file does not have, ValueError where the tensor cannot be read."""
+        path = fspath(file)
+        if name not in known:
+            raise KeyError(f"{path} has no tensor {name!r}; it has {_some(sorted(known))}.")
+        try:
+            dtype, shape, (begin, end) = known[name]["dtype"], tuple(known[name]["shape"]), known[name]["data_offsets"]
+            size = math.prod(shape)
+            sound = begin >= 0 and (dtype not in DTYPES or end - begin == size * DTYPES[dtype].itemsize)
+        except (KeyError, TypeError, ValueError):
+            sound, dtype, shape, begin = False, "", (), 0
+        if not sound:
+            raise ValueError(
+                f"{path} says of its tensor {name!r} only {known[name]}; expected dtype, shape and data_offsets that "
+                "belong together. The file is damaged: write it again, with safetensors' save_file."
+            )
+        if dtype not in DTYPES:
+            raise ValueError(f"{name!r} of {path} has dtype {dtype}; expected one of {', '.join(DTYPES)}: convert it.")
+        called, axis = f"{name!r} of shape {shape}", len(shape) - 2
+        found = StoredArray(path, header, called, len(header) + begin, shape, axis, DTYPES[dtype].itemsize)
+        found.check_size()
+        return StoredTensor(found, DTYPES[dtype])
+
+    def key_bytes(self) -> int:
+        """What one key takes."""
+        return math.prod((*self.shape[:-2], self.shape[-1])) * self.dtype.itemsize
+
+    def read(self, keys: slice) -> Tensor:
+        """(*batch, hk, count, d) of these keys."""
+        return self.stored.read(keys).view(self.dtype).view(*self.shape[:-2], keys.stop - keys.start, self.shape[-1])
+
+
+def _header(file: str | PathLike[str]) -> tuple[bytes, dict[str, Any]]:
+    """How a file begins, and what that says of its tensors: {name: {dtype, shape, data_offsets}}."""
+    path = fspath(file)
+    with open(path, "rb") as opened:
+        begin = opened.read(_LENGTH_BYTES)
+        length = int.from_bytes(begin, "little")
+        text = opened.read(min(length, _MOST_HEADER))
     try:
-        from safetensors import safe_open
-    except ImportError as error:
-        raise ImportError("Safetensors needs safetensors: pip install 'regard[hf]'.") from error
-    return safe_open(fspath(file), framework="pt")
+        if len(begin) < _LENGTH_BYTES or len(text) < length:
+            raise ValueError(f"{len(begin) + len(text)} bytes are read, a header has {_LENGTH_BYTES + length}")
+        known = json.loads(text)
+        if not isinstance(known, dict):
+            raise ValueError("its header is no table of tensors")
+    except ValueError as error:  # those of json and of unicode are ValueErrors too
+        raise ValueError(
+            f"{path} is no safetensors file, or the beginning of one: {error}. Expected what safetensors' save_file "
+            "writes; if it was copied or downloaded, do that again."
+        ) from error
+    return begin + text, {name: entry for name, entry in known.items() if name != "__metadata__"}
 
 
 def _some(names: list[str]) -> str:

@@ -74,8 +74,10 @@ def keys_of_a_part(size: int | None, key_bytes: int, name: str) -> int:
 def cut(
     n: int, size: int, first: int, position: int, read: Callable[[slice], tuple[Any, Any]]
 ) -> Generator[Part, None, None]:
-    """n keys as parts of `size`. first: the index of the first; position: that of key 0 of the source."""
-    for keys in blocks(n, size):
+    """n keys as parts of `size`, none of them as one part. first: the index of the first; position: that of key 0 of
+    the source.
+    """
+    for keys in blocks(n, size) or [slice(0, 0)]:
         start, stop = first + keys.start, first + keys.stop
         positions = torch.arange(position + start, position + stop, dtype=torch.int64, device="cpu")
         yield Part(start, stop - start, positions, lambda keys=keys: read(keys))
