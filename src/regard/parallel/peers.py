@@ -120,24 +120,26 @@ class Peers:
         """Sends tensors, and fills others, contiguous ones, when it is waited for. Those without numbers are left out.
 
         Tensors that a rank posts for another one must be posted by that one in the same order, and in calls of `post`
-        that correspond: a device launches those of one call together, and the next ones when these have arrived.
+        that correspond: a device launches those of one call together, and the next ones when these have arrived. On the
+        CPU a byte follows the last tensor for each rank, see `Messages`.
         """
         sends = [(t.contiguous(), rank) for t, rank in sends]
         launched: list[Launch] = []
         batch: list[Message] = []
         operations: list[dist.P2POp] = []
         for post, way, messages in ((dist.isend, "group_dst", sends), (dist.irecv, "group_src", receives)):
-            for t, rank in messages:
-                if not t.numel():
-                    continue
-                if t.device.type == "cpu":  # one by one, so that whoever is late has a name
-                    given: dict[str, Any] = {way: rank, "group": self.group, "tag": TAG}
-                    launched.append(self._launched([(t, rank)], partial(post, t, **given)))
-                else:
+            full = [(t, rank) for t, rank in messages if t.numel()]
+            here = [(t, rank) for t, rank in full if t.device.type == "cpu"]
+            here += [(torch.zeros(1, dtype=torch.uint8, device="cpu"), rank) for rank in {rank: 0 for _, rank in here}]
+            for t, rank in here:  # one by one, so that whoever is late has a name
+                given: dict[str, Any] = {way: rank, "group": self.group, "tag": TAG}
+                launched.append(self._launched([(t, rank)], partial(post, t, **given)))
+            for t, rank in full:
+                if t.device.type != "cpu":
                     batch.append((t, rank))
                     operations.append(dist.P2POp(post, t, group=self.group, group_peer=rank))
         if batch:
-            launched.append(self._launched(batch, partial(dist.batch_isend_irecv, operations)))
+            launched.insert(0, self._launched(batch, partial(dist.batch_isend_irecv, operations)))
         return Messages(self, launched)
 
     def _launched(self, messages: Sequence[Message], launch: Callable[[], Any]) -> Launch:
@@ -240,6 +242,10 @@ class Peers:
 class Messages:
     """Tensors on their way to and from peers, kept until they are waited for: once, as gloo would block for ever.
 
+    The last that was launched is waited for first: on the CPU, the byte behind all that a rank sends. Where that rank
+    dies in the middle of a tensor, gloo tells whoever waits for the byte at once, and for the tensor never: its receive
+    is no longer among those that are pending when the connection breaks, and ends when its time-out does.
+
     Given a time-out, nccl's wait returns when the messages have arrived, like gloo's; without one it would at once, and
     nobody could name a rank that is late.
     """
@@ -248,7 +254,7 @@ class Messages:
     launched: Sequence[Launch]
 
     def wait(self) -> None:
-        for messages, works in self.launched:
+        for messages, works in reversed(self.launched):
             start = time.monotonic()
             try:
                 for work in works if isinstance(works, list) else [works]:
