@@ -160,7 +160,7 @@ def test_parts_that_do_not_fit_are_not_joined(gloo: Group) -> None:
         assert axis.startswith(
             "IndexError" if rank else "PeerError: rank 1 of 4 processes raised IndexError: Dimension"
         )
-        assert "x is torch.float64 (0, 2) on cpu on rank 1, torch.float32 (0, 2) on cpu on rank 0." in dtype
+        assert "x is torch.float64 (4, 2) on rank 1, torch.float32 (4, 2) on rank 0; expected what differs" in dtype
 
 
 def compiled(group: Any) -> float:

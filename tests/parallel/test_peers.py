@@ -7,7 +7,8 @@ import re
 import resource
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch.distributed as dist
 import regard as rg
 import regard.parallel.ring_call as ring
 from gloo_processes import Group
-from regard.parallel import PeerError, Shards, ring_attention
+from regard.parallel import PeerError, Shards, ring_attention, unshard
 from regard.parallel.peers import Peers
 
 SECONDS = 4.0
@@ -125,20 +126,27 @@ def unlike(group: Any, what: str) -> str:
     if odd and what == "dtype":
         q = q.double()
     if odd and what == "shape":
-        q = q[:, :1]
+        q = torch.randn(1, 1, 9, 8)
     if odd and what == "gradients":
         q.requires_grad_()
+    ranks = dist.get_world_size(group)
+    attempt: Callable[[], Any] = partial(ring_attention, q, q, q, group=group, timeout=20.0, **given)
+    if {"function": 1, "function of rank 0": 0}.get(what) == dist.get_rank(group):
+        attempt = partial(unshard, q, Shards.contiguous(8 * ranks, ranks), group)
     with pytest.raises(PeerError) as raised:
-        ring_attention(q, q, q, group=group, timeout=20.0, **given)
+        attempt()
     return str(raised.value)
 
 
 SAID = {
+    "function": "the function is unshard on rank 1, ring_attention on rank 0.",
+    "function of rank 0": "the function is ring_attention on rank 1, unshard on rank 0.",
     "mask": "the ranks make unlike calls: mask is Window(before=3, after=0) on rank 1, Causal() on rank 0.",
     "score": "score is ScaledDot() >> SoftCap(cap=3.0) on rank 1, ScaledDot() on rank 0.",
     "content": "mask is Documents(",
-    "dtype": "q is torch.float64 (1, 2, 0, 8) on rank 1, torch.float32 (1, 2, 0, 8) on rank 0.",
-    "shape": "q is torch.float32 (1, 1, 0, 8) on rank 1, torch.float32 (1, 2, 0, 8) on rank 0.",
+    "dtype": "q is torch.float64 (1, 2, 8, 8) on rank 1, torch.float32 (1, 2, 8, 8) on rank 0; expected",
+    "shape": "q is torch.float32 (1, 1, 9, 8) on rank 1, torch.float32 (1, 2, 8, 8) on rank 0; expected "
+    "what differs in the number of tokens alone.",
     "gradients": "requires_grad is [True, True, True] on rank 1, False on rank 0.",
 }
 

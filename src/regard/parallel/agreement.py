@@ -14,10 +14,10 @@ from regard.core.arguments import check_tensors
 from regard.core.dropout import Dropout
 from regard.core.errors import ShapeError, Unsupported
 from regard.core.positions import Positions
-from regard.core.shapes import listed
 from regard.core.tracing import functorch
 from regard.masks.algebra import Mask
-from regard.parallel.peers import Peers, described
+from regard.parallel.comparison import PartOfTokens, Told, agree, described
+from regard.parallel.peers import Peers
 from regard.parallel.shards import Shards
 from regard.scores.algebra import Score
 
@@ -52,10 +52,10 @@ def agree_on_call(
     check_tensors(q, k, v)
     peers.check_device("q", q)
     recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *tensors))
-    told = {
+    told: Told = {
         "the function": function,
         "the version of regard": described(_version()),
-        **{name: f"{t.dtype} {listed((*t.shape[:-2], 0, t.shape[-1]))}" for name, t in (("q", q), ("k", k), ("v", v))},
+        **{name: PartOfTokens(t) for name, t in (("q", q), ("k", k), ("v", v))},
         "the device": q.device.type,
         "shards": described(shards, () if shards is None else shards.indices),
         "key_shards": described(key_shards, () if key_shards is None else key_shards.indices),
@@ -71,7 +71,7 @@ def agree_on_call(
     }
     drawn = None if dropout is None or dropout.p == 0 else dropout.seeded()
     seed = 0 if drawn is None or drawn.seed is None else drawn.seed
-    queries, keys, values, seeds = zip(*peers.agree(told, *(t.shape[-2] for t in (q, k, v)), seed), strict=True)
+    queries, keys, values, seeds = zip(*agree(peers, told, *(t.shape[-2] for t in (q, k, v)), seed), strict=True)
     if values != keys:
         raise ShapeError(f"v has {values} values on the ranks of the group, k {keys} keys; expected one value a key.")
     if key_shards is None:

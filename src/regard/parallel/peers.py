@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,20 +10,17 @@ from datetime import timedelta
 from functools import partial
 from struct import Struct
 from typing import Any
-from zlib import crc32
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from regard.core.errors import Unsupported
-from regard.core.shapes import listed
 
 TIMEOUT = 300.0  # seconds without a message from a peer
 TAG = 0x52470000  # of messages, which no other messages of the group may have; they arrive in the order of sending
 NUMBERS = 6  # how many integers ranks tell each other at a step
 RECORD = Struct(f"<q160s{NUMBERS}q")  # what they tell: 1 + the process that raised an error or 0, the error or the step
-HASHED = 1 << 20  # numbers of a tensor whose content peers compare
 Message = tuple[Tensor, int]  # a tensor, and the rank of the group that it goes to or comes from
 Launch = tuple[Sequence[Message], Any]  # messages that were launched together, and the work or works that they became
 Raised = tuple[int, str]  # the number of a process among all, and the error that it raised
@@ -222,21 +217,6 @@ class Peers:
         self.post([(own[rank], rank) for rank in others], [(found[rank], rank) for rank in others]).wait()
         return found
 
-    def agree(self, told: dict[str, str], *numbers: int) -> list[list[int]]:
-        """These numbers of every rank, by rank. Raises PeerError on every rank where what they are told differs."""
-        text = repr(sorted(told.items()))
-        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
-        found = self.tell("the beginning of a call", digest, *numbers)
-        if any(other[0] != digest for other in found):
-            every: list[Any] = [None] * self.count
-            dist.all_gather_object(every, told, group=self.group)
-            unlike = ((r, name) for r, other in enumerate(every) for name in told if other[name] != every[0][name])
-            rank, name = next(unlike)
-            there, here = every[rank][name], every[0][name]
-            message = f"the ranks make unlike calls: {name} is {there} on rank {rank}, {here} on rank 0."
-            raise PeerError(message, known_to=self.name)
-        return [other[1 : 1 + len(numbers)] for other in found]
-
 
 @dataclass(frozen=True, eq=False)
 class Messages:
@@ -273,16 +253,3 @@ def _blamed(error: BaseException) -> Raised:
     if isinstance(error, PeerError) and error.raised is not None:
         return error.raised
     return dist.get_rank(), f"{type(error).__name__}: {error}".partition("\n")[0]
-
-
-def described(value: object, tensors: Sequence[Tensor] = ()) -> str:
-    """A value as ranks compare it: its text without addresses, and the content of its tensors."""
-    return " ".join([re.sub(" at 0x[0-9a-f]+", "", repr(value)), *map(_checksum, tensors)])
-
-
-def _checksum(t: Tensor) -> str:
-    """dtype, shape and, unless it is large, content."""
-    if t.numel() > HASHED or t.is_meta:
-        return f"{t.dtype}{listed(t.shape)}"
-    content = t.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return f"{t.dtype}{listed(t.shape)}#{crc32(content.numpy().tobytes()):08x}"

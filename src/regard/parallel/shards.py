@@ -14,9 +14,10 @@ from torch.autograd.function import once_differentiable
 from regard.core.arrays import of_numbers
 from regard.core.errors import ShapeError
 from regard.core.region import Frame
-from regard.core.shapes import blocks, listed
+from regard.core.shapes import blocks
 from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Cover, Mask
+from regard.parallel.comparison import PartOfTokens, Told, agree
 from regard.parallel.ranks import Ranks
 from regard.part_of_call import Indices, select
 
@@ -158,9 +159,9 @@ def unshard(x: Tensor, shards: Shards, group: Any = None, dim: int = -2) -> Tens
     with ranks.telling():
         part = x.movedim(dim, 0)
         ranks.levels[0].check_device("x", x)
-        told = {"the function": "unshard", "x": f"{x.dtype} {listed((0, *part.shape[1:]))} on {x.device.type}"}
+        told: Told = {"the function": "unshard", "x": PartOfTokens(x, dim), "the device": x.device.type}
         for peers in ranks.levels:
-            peers.agree(told)
+            agree(peers, told)
             peers.connect(x.device)
     lengths = tuple(of_rank[0] for of_rank in ranks.gather([len(part)]))
     if lengths != shards.lengths:
