@@ -21,6 +21,7 @@ LAYERS = (
         "core.errors",
         "core.value",
         "core.tracing",
+        "core.cotangents",
         "core.dtypes",
         "core.shapes",
         "core.paged",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from regard.core.cotangents import linear_in
 from regard.core.dtypes import widen
 from regard.core.errors import ShapeError
 from regard.core.shapes import listed
@@ -249,5 +250,10 @@ class _WeighVisible(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         p, v, visible = ctx.saved_tensors
         need_p, need_v, _ = ctx.needs_input_grad
-        g_p = (g @ v.mT).masked_fill(~visible, 0).sum_to_size(p.shape) if need_p else None
-        return g_p, weigh(p.mT, g, visible.mT).sum_to_size(v.shape) if need_v else None, None
+
+        def gradients(cotangents: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+            (g,) = cotangents
+            g_p = (g @ v.mT).masked_fill(~visible, 0).sum_to_size(p.shape) if need_p else None
+            return g_p, weigh(p.mT, g, visible.mT).sum_to_size(v.shape) if need_v else None
+
+        return *linear_in((g,), gradients), None

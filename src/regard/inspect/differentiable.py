@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 import regard.core.arrays as arrays
 from regard.backends.streaming.backward import ScoreGradients
 from regard.backends.streaming.tiled import Tiled
 from regard.backends.streaming.tiling import Size, Strip, strips
+from regard.core.cotangents import has_tangent, linear_in
 from regard.core.dtypes import exact
 from regard.core.positions import Positions
 from regard.core.problem import Problem
@@ -160,7 +160,7 @@ def _answer(rule: _Rule, call: Call) -> Any:
     problem = call.problem
     tensors = problem.tensors()
     with call.precision():
-        if data_unavailable(*tensors) or any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        if data_unavailable(*tensors) or has_tangent(*tensors):
             found = _recorded(rule, problem)
         elif torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             found = _Rows.apply(rule, problem, *tensors)
@@ -197,11 +197,16 @@ class _Rows(torch.autograd.Function):
         saved = ctx.saved_tensors
         tensors, kept = tuple(saved[: ctx.given]), tuple(saved[ctx.given :])
         needs, problem = tuple(ctx.needs_input_grad[2:]), ctx.problem.with_tensors(tensors)
-        with exact(g.device.type):
+        rule = ctx.rule
+
+        def gradients(cotangents: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+            (g,) = cotangents
             if torch.is_grad_enabled():  # create_graph: the gradient itself will be differentiated
-                rule = ctx.rule
-                return (None, None, *differentiable_gradients(lambda p: [(_recorded(rule, p), g)], problem, needs))
-            return (None, None, *_backward(ctx.rule, problem, kept, g, needs))
+                return differentiable_gradients(lambda p: [(_recorded(rule, p), g)], problem, needs)
+            return _backward(rule, problem, kept, g, needs)
+
+        with exact(g.device.type):
+            return (None, None, *linear_in((g,), gradients))
 
 
 def _backward(

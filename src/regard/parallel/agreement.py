@@ -8,9 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from regard.core.arguments import check_tensors
+from regard.core.cotangents import has_tangent
 from regard.core.dropout import Dropout
 from regard.core.errors import ShapeError, Unsupported
 from regard.core.positions import Positions
@@ -47,7 +47,7 @@ def agree_on_call(
     does not fit the shards; on every rank.
     """
     tensors = (*score.tensors(), *(() if sink is None else (sink,)))
-    if functorch() or any(forward_ad.unpack_dual(t).tangent is not None for t in (q, k, v, *tensors)):
+    if functorch() or has_tangent(q, k, v, *tensors):
         raise Unsupported(f"{function} has no forward mode, and no transform of torch.func goes through it.")
     check_tensors(q, k, v)
     peers.check_device("q", q)

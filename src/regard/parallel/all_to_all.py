@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.core.cotangents import linear_in
 from regard.core.dtypes import autocast, exact
 from regard.parallel.peers import Peers
 
@@ -29,7 +30,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _Exchange.apply(g, *ctx.back), None, None, None
+        return *linear_in((g,), lambda plain: (_Exchange.apply(plain[0], *ctx.back),)), None, None, None
 
 
 def between(compute: Callable[..., Tensor], tensors: Sequence[Tensor], peers: Peers) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.api import attention_state
 from regard.backends.base import Backend
 from regard.backends.streaming.backward import output_cotangents
+from regard.core.cotangents import linear_in
 from regard.core.dropout import Dropout
 from regard.core.dtypes import exact
 from regard.core.errors import ShapeError, Unsupported
@@ -208,9 +209,16 @@ class RingAttention(torch.autograd.Function):
             )
         with ctx.call.peers.together("the gradients of ring_attention"):
             out, m, l, q, k, v, *tensors = ctx.saved_tensors
-            whole = RowStats(m, l)
-            g, delta = output_cotangents(out, whole.empty, (g, g_l * l))
-            call = ctx.call.with_tensors(tuple(tensors))
-            found = call.gradients(q, k, v, whole, g, delta, tuple(ctx.needs_input_grad[1:]))
-        given = (q, k, v, *tensors)
-        return None, *(None if t is None else t.to(x.dtype) for t, x in zip(found, given, strict=True))
+            call, given, needs = (
+                ctx.call.with_tensors(tuple(tensors)),
+                (q, k, v, *tensors),
+                tuple(ctx.needs_input_grad[1:]),
+            )
+
+            def gradients(cotangents: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+                whole, (g, g_l) = RowStats(m, l), cotangents
+                g, delta = output_cotangents(out, whole.empty, (g, g_l * l))
+                found = call.gradients(q, k, v, whole, g, delta, needs)
+                return tuple(None if t is None else t.to(x.dtype) for t, x in zip(found, given, strict=True))
+
+            return None, *linear_in((g, g_l), gradients)

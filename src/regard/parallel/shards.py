@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.core.arrays import of_numbers
+from regard.core.cotangents import linear_in
 from regard.core.errors import ShapeError
 from regard.core.region import Frame
 from regard.core.shapes import blocks
@@ -183,9 +184,13 @@ class _Unshard(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        with ctx.ranks.together("the gradient of a tensor of all tokens"):
+        def gradients(cotangents: tuple[Tensor, ...]) -> tuple[Tensor]:
+            (g,) = cotangents
             found = torch.cat([t.reshape(-1) for t in divided(g, ctx.of, 0)])
             for peers, sizes in reversed(ctx.sizes):
                 shares = peers.exchange(found.split(sizes), [sizes[peers.rank]] * peers.count)
                 found = torch.stack(shares).sum(0)
-        return found.view(ctx.of.lengths[ctx.ranks.rank], *g.shape[1:]), None, None
+            return (found.view(ctx.of.lengths[ctx.ranks.rank], *g.shape[1:]),)
+
+        with ctx.ranks.together("the gradient of a tensor of all tokens"):
+            return *linear_in((g,), gradients), None, None

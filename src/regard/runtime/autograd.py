@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from regard.backends.base import Backend
 from regard.backends.streaming.backward import Cotangents
+from regard.core.cotangents import has_tangent, linear_in
 from regard.core.dtypes import exact
 from regard.core.problem import Problem
 from regard.core.state import RowStats
@@ -62,7 +62,7 @@ def _differentiable_way(
     if scripted():  # TorchScript runs where regard's operations may not be
         return backend.differentiable
     # a node has no forward derivative: torch.func.linearize traces dual tensors, outside of its transforms
-    dual = forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)  # pyright: ignore[reportPrivateUsage]
+    dual = has_tangent(*tensors)
     if (graphed(*tensors) or (watched() and not backend.visible)) and not functorch() and not dual:
         return backend.traced
     return backend.differentiable if dual or data_unavailable(*tensors) else None
@@ -115,9 +115,11 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         both = ctx.saved_tensors  # looked at once: hooks of checkpointing allow no more
         tensors, saved = both[: ctx.count], both[ctx.count :]
+        needs = tuple(ctx.needs_input_grad[3:])
         # create_graph: the gradient itself will be differentiated
         way = ctx.call.differentiable if torch.is_grad_enabled() else ctx.call.backward
-        return (None, None, None, *way(Given(tensors, saved, cotangents, tuple(ctx.needs_input_grad[3:]))))
+        found = linear_in(cotangents, lambda plain: way(Given(tensors, saved, plain, needs)))
+        return (None, None, None, *found)
 
 
 class _OfProblem:

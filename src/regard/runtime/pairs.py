@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from regard.backends.streaming.backward import ScoreGradients
+from regard.core.cotangents import has_tangent, linear_in
 from regard.core.dtypes import exact
 from regard.core.problem import Problem, Tile
 from regard.core.shapes import blocks
@@ -94,7 +94,7 @@ def written_out(value: PairValue, problem: Problem, rows: Tensor | None) -> Tens
     Memory is that of the answer and one strip. Backward computes each strip's scores again.
     """
     tensors = problem.tensors()
-    if data_unavailable(*tensors) or any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+    if data_unavailable(*tensors) or has_tangent(*tensors):
         return _recorded(value, problem, rows)
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return _WrittenOut.apply(value, problem, rows, *tensors)
@@ -177,12 +177,15 @@ class _WrittenOut(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         value, rows, needs = ctx.value, ctx.rows, tuple(ctx.needs_input_grad[3:])
         problem = ctx.problem.with_tensors(ctx.saved_tensors)
-        with exact(g.device.type):
+
+        def gradients(cotangents: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+            (g,) = cotangents
             if torch.is_grad_enabled():  # create_graph: the gradient itself will be differentiated
-                found = differentiable_gradients(lambda p: [(_recorded(value, p, rows), g)], problem, needs)
-            else:
-                found = _backward(value, problem, rows, g, needs)
-        return (None, None, None, *found)
+                return differentiable_gradients(lambda p: [(_recorded(value, p, rows), g)], problem, needs)
+            return _backward(value, problem, rows, g, needs)
+
+        with exact(g.device.type):
+            return (None, None, None, *linear_in((g,), gradients))
 
 
 def _backward(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import regard.core.arrays as arrays
 from regard.backends.base import Backend
+from regard.core.cotangents import linear_in
 from regard.core.errors import Unsupported
 from regard.core.state import RowStats
 from regard.masks.algebra import Everything, Mask
@@ -98,5 +99,5 @@ class _AttentionOver(torch.autograd.Function):
                 "(create_graph=True). attention(...) over all keys can be, to any order."
             )
         q, out, m, l, *tensors = ctx.saved_tensors
-        call = ctx.call.with_tensors(tuple(tensors))
-        return None, *call.gradients(q, RowStats(m, l), out, g, tuple(ctx.needs_input_grad[1:]))
+        call, needs = ctx.call.with_tensors(tuple(tensors)), tuple(ctx.needs_input_grad[1:])
+        return None, *linear_in((g,), lambda plain: call.gradients(q, RowStats(m, l), out, plain[0], needs))

@@ -108,7 +108,7 @@ class OverCall:
         assert state is not None, "a source gives a part, or raises"
         return state
 
-    def gradients(self, q: Tensor, whole: RowStats, out: Tensor, g: Tensor, needs: tuple[bool, ...]) -> list[Any]:
+    def gradients(self, q: Tensor, whole: RowStats, out: Tensor, g: Tensor, needs: tuple[bool, ...]) -> tuple[Any, ...]:
         """Those of q and of `tensors()` for which `needs` is true, from the cotangent of the output."""
         g, delta = output_cotangents(out, whole.empty, (g.to(out.dtype), None))
         own = tuple(t.detach().requires_grad_(need) for t, need in zip((q, *self.tensors()), needs, strict=True))
@@ -136,7 +136,7 @@ class OverCall:
                 del k, v
         of_tensors = (t if need else None for t, need in zip(of_source.tensors(), needs[count:], strict=True))
         known = (None if t is None else t.to(x.dtype) for t, x in zip(sums, own[:count], strict=True))
-        return [*known, *of_tensors]
+        return *known, *of_tensors
 
     def _state(self, q: Tensor, part: Part, k: Tensor, v: Tensor, first: bool) -> State:
         score, mask = self._values(part)

@@ -23,6 +23,7 @@ from regard.backends.native.launch import (
 )
 from regard.backends.native.lower_mask import MASK_TENSORS, lower_text
 from regard.backends.native.modifiers.table import MODIFIERS
+from regard.core.cotangents import linear_in
 from regard.core.errors import ShapeError
 from regard.core.shapes import listed
 from regard.core.state import RowStats
@@ -139,9 +140,13 @@ def _pull(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: Tensor | None) 
     wanted = [name for name, need in zip(_NAMES, ctx.needs_input_grad, strict=True) if need]
     dout = torch.zeros_like(out) if dout is None else dout
     dlse = torch.zeros_like(lse) if dlse is None else dlse
-    found = torch.ops.regard.backward(*arguments, out, lse, row_stats, dout, dlse, " ".join(wanted))
-    given: dict[str, Tensor] = dict(zip(LEARNED, found, strict=True))
-    return tuple(given[name] if name in wanted else None for name in _NAMES)
+
+    def gradients(cotangents: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+        found = torch.ops.regard.backward(*arguments, out, lse, row_stats, *cotangents, " ".join(wanted))
+        given: dict[str, Tensor] = dict(zip(LEARNED, found, strict=True))
+        return tuple(given[name] if name in wanted else None for name in _NAMES)
+
+    return linear_in((dout, dlse), gradients)
 
 
 def _refuse(ctx: Any, *_: Any) -> None:
