@@ -42,6 +42,10 @@ _LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
 SPECIAL: dict[str, dict[str, Any]] = {
     "bailing_hybrid": _LINEAR,
     "bamba": {"attn_layer_indices": [1]},
+    "deepseek_v4": {
+        "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"],
+        "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
+    },
     "falcon": {"head_dim": None},
     "falcon_h1": {"mamba_d_ssm": 64},
     "gemma3n_text": {"num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"]},

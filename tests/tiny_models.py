@@ -208,6 +208,21 @@ CHANGING = {
         "DeepseekV32Config",
         {**_PLAIN, **_LATENT, "index_topk": 5, "index_n_heads": 2, "index_head_dim": 8},
     ),
+    "DeepSeek-V4": Tiny(
+        "DeepseekV4ForCausalLM",
+        "DeepseekV4Config",
+        {
+            **_NAMED,
+            **_WINDOW,
+            **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64},
+            **{"head_dim": 8, "q_lora_rank": 8, "o_lora_rank": 8, "o_groups": 2, "hc_mult": 2},
+            **{"index_topk": 3, "index_n_heads": 2, "index_head_dim": 8},
+            **{"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "num_hash_layers": 1},
+            # layers that append a key for each 2, and for each 4 tokens
+            "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"],
+            "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
+        },
+    ),
 }
 # ... others compute attention by themselves, with that mask, ...
 COMPUTING = {

@@ -20,6 +20,7 @@ from regard.core.errors import Unsupported
 FEW = (
     "bloom",
     "deepseek_v3",
+    "deepseek_v4",
     "falcon",
     "gemma3_text",
     "gpt2",

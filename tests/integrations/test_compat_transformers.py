@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tiny_models import (
     SILENT,
     SILENT_OTHERS,
     SOUNDS,
+    VOCABULARY,
     Tiny,
     padded,
     tokens,
@@ -31,6 +33,7 @@ pytest.importorskip("transformers", reason="needs transformers: pip install 'reg
 
 from regard.compat import transformers as compat
 from regard.compat import transformers_warnings
+from regard.compat.transformers_models import APPENDING_KEYS
 from regard.core.hooks import AttentionCall, observing
 
 CLOSE = 1e-5  # of the largest number, in float32
@@ -190,13 +193,41 @@ def test_architectures_that_compute_with_the_mask(name: str, side: str, monkeypa
     ours(**feed)  # a second warning would be an error
 
 
-def test_tokens_of_an_architecture_that_chooses_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSeek V3.2 chooses 5 keys for each query: among 13 tokens that hides more than its mask does."""
-    monkeypatch.setattr(transformers_warnings, "_SAID", {"mask of DeepseekV32Model"})
-    eager, ours = both(CHANGING["DeepSeek-V3.2"])
+@pytest.mark.parametrize("name", ["DeepSeek-V3.2", "DeepSeek-V4"])
+def test_tokens_of_an_architecture_that_chooses_keys(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """V3.2 chooses 5 keys for each query: among 13 tokens that hides more than its mask does. V4 appends keys."""
+    monkeypatch.setattr(transformers_warnings, "_SAID", {"mask of DeepseekV32Model", "mask of DeepseekV4Model"})
+    eager, ours = both(CHANGING[name])
     asked = {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False, "pad_token_id": 0}
     found = [model.generate(tokens(), attention_mask=padded("left"), **asked) for model in (eager, ours)]
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 13, 29])
+def test_keys_that_layers_append(n: int, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSeek V4's layers append one key for each 2 or 4 tokens, and to the mask who sees it: logits and gradients."""
+    monkeypatch.setattr(transformers_warnings, "_SAID", {"mask of DeepseekV4Model"})
+    ids = torch.randint(3, VOCABULARY, (2, n), generator=torch.Generator().manual_seed(n))
+    real = torch.ones_like(ids)
+    if n > 2 and side != "none":
+        real[0, slice(0, 2) if side == "left" else slice(n - 2, n)] = 0
+    eager, ours = both(CHANGING["DeepSeek-V4"])
+    expected, found = (model(input_ids=ids, attention_mask=real).logits for model in (eager, ours))
+    assert apart(found, expected, real) < CLOSE
+    for logits in (expected, found):
+        logits[real.bool()].sin().sum().backward()
+    assert gradients_apart(ours, eager) < CLOSE
+
+
+def test_every_architecture_that_appends_to_a_mask_of_a_tensor() -> None:
+    """Those whose modules ask whether the mask is a torch.Tensor: what stands for one is none."""
+    import transformers
+
+    modules = (Path(transformers.__file__).parent / "models").glob("*/modeling_*.py")
+    texts = {file.parent.name: file.read_text() for file in modules}
+    both_of = "isinstance(attention_mask, torch.Tensor)", "attention_mask = torch.cat("
+    assert {name for name, text in texts.items() if all(each in text for each in both_of)} == APPENDING_KEYS
 
 
 @pytest.mark.parametrize("name", SILENT | SILENT_OTHERS)

@@ -44,6 +44,7 @@ MODELS = {
     "BERT, pooled": "BertModel reads one token by BertPooler (add_pooling_layer=False builds it without).",
     "Llama, classifier": "LlamaForSequenceClassification is no base model, and no head",
     "Mamba": "MambaForCausalLM carries a state from token to token.",
+    "DeepSeek-V4": "DeepseekV4ForCausalLM carries a state from token to token.",
     "HuBERT": "HubertModel mixes tokens by Conv1d.",
     "Bloom": "BloomModel takes no position_ids",
 }

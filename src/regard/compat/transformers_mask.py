@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import and_masks, causal_mask_function, packed_sequence_mask_function
 
-from regard.compat.transformers_models import form_of
+from regard.compat.transformers_models import APPENDING_KEYS, form_of
 from regard.compat.transformers_padding import Between, Pack, real_at, real_interval, real_keys
 from regard.compat.transformers_patterns import MaskFunction, Sight, mask_of, of_differences
 from regard.compat.transformers_sharded_mask import ShardedMask, running
@@ -217,12 +217,13 @@ def lazy_mask(
     allow_is_bidirectional_skip: bool = False,
     config: Any = None,
     **_: Any,
-) -> LazyMask | ShardedMask | None:
+) -> LazyMask | ShardedMask | Tensor | None:
     """What transformers asks for a mask, by the name "regard" in its AttentionMaskInterface.
 
     The arguments are those of transformers.masking_utils.sdpa_mask; `cache_position`, the queries' positions, stands
-    for q_length and q_offset before transformers 5.5. None where transformers asks for no mask if nothing is hidden
-    (`allow_is_bidirectional_skip`): some models add to what is not None.
+    for q_length and q_offset before transformers 5.5. A tensor where the model's layers append to the mask. None where
+    transformers asks for no mask if nothing is hidden (`allow_is_bidirectional_skip`): some models add to what is not
+    None.
     """
     if isinstance(attention_mask, (LazyMask, ShardedMask)):
         return attention_mask
@@ -239,6 +240,8 @@ def lazy_mask(
         positions = _positions(q_length, kv_length, q_offset, kv_offset, place)
     padding = None if attention_mask is None else attention_mask.bool()
     lazy = LazyMask(batch_size, positions, mask_function, form_of(config, dtype), padding, use_vmap)
+    if getattr(config, "model_type", None) in APPENDING_KEYS:
+        return lazy.written("torch.cat")
     # of a decoder made to look both ways the modules still say that they are causal
     both_ways = allow_is_bidirectional_skip and getattr(config, "is_causal", True)
     return None if both_ways and isinstance(lazy.pattern, Everything) and isinstance(lazy.mask, Everything) else lazy

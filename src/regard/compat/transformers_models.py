@@ -18,6 +18,9 @@ from regard.compat.transformers_tensor import Form
 from regard.compat.transformers_warnings import warn_once
 
 NAME = "regard"  # of the implementation
+# Types of models whose layers append keys that they make of several tokens each, and append to the mask which queries
+# see these, where the mask is a torch.Tensor.
+APPENDING_KEYS = frozenset({"deepseek_v4"})
 
 # the class of the models that were built on regard, by the class of their configuration
 _MODELS: dict[type, type[PreTrainedModel]] = {}
