@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 
@@ -23,6 +24,19 @@ import selection
 from regard.backends.native.ffi import runnable
 
 SEED = 20170612  # "Attention Is All You Need" came out on this day
+
+
+def _no_test_forks() -> None:
+    warnings.warn(
+        "a test forks this process, whose threads (of torch, of JAX) the child does not "
+        "have; spawn the child, or fork in a process that the test starts",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+# Raised and then told as an error of the test: warnings are errors, and what a hook raises pytest reports.
+os.register_at_fork(before=_no_test_forks)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
