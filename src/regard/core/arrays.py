@@ -29,7 +29,7 @@ def tensor(x: Any, name: str) -> Tensor:
                 f"{name} is a nested tensor; regard.attention alone takes these, all of q, k and v with "
                 "layout=torch.jagged. Elsewhere pass pack(x).values, and mask=pack(x).mask."
             )
-        return gathered(x).resolve_neg()  # of a lazily negated view (x.conj().imag) the memory holds the opposite
+        return in_memory(gathered(x), name)
     if _is_numpy(x):
         return _from_numpy(x, name)
     if hasattr(x, "__dlpack__"):
@@ -44,9 +44,45 @@ def of_numbers(x: Any, dtype: torch.dtype) -> Tensor:
     return x if isinstance(x, Tensor) else torch.tensor(x, dtype=dtype, device="cpu")
 
 
+def plain_tensor(x: Any, name: str) -> Tensor:
+    """`tensor`, for masks and what a score holds; TypeError also for a class that may give its numbers another meaning.
+
+    Those of torch.nn.attention.bias.CausalBias mean nothing, of torch.masked.MaskedTensor some do. Such classes change
+    torch's functions (`__torch_function__`); Parameters, and classes that change the operations below them (fake
+    tensors, DTensors), do not. As q, k and v they are served: what they do with regard.attention is theirs to say.
+    """
+    kind = type(x)
+    if isinstance(x, Tensor) and kind is not Tensor and kind.__torch_function__ is not _NO_TORCH_FUNCTION:
+        way = _WAYS.get(kind.__name__, "pass x.as_subclass(torch.Tensor) if it stands for these")
+        raise TypeError(
+            f"{name} is a {kind.__name__}, a subclass of torch.Tensor that may stand for something else than its "
+            f"numbers; expected a torch.Tensor: {way}."
+        )
+    return tensor(x, name)
+
+
+_NO_TORCH_FUNCTION = torch._C._disabled_torch_function_impl  # pyright: ignore[reportPrivateUsage]
+_WAYS = {
+    "CausalBias": "as a mask of regard's it is Causal(), at head(nq, nk) for causal_upper_left and at tail(nq, nk) for "
+    "causal_lower_right",
+    "MaskedTensor": "pass x.get_data(), and x.get_mask() in mask=Dense(...)",
+}
+
+
+def in_memory(t: Tensor, name: str) -> Tensor:
+    """The tensor with its numbers at its address; TypeError for layouts without strides."""
+    if t.layout is not torch.strided:
+        raise TypeError(f"{name} has the layout {t.layout}; expected a dense tensor, torch.strided: pass x.to_dense().")
+    if t.is_quantized:
+        raise TypeError(f"{name} is quantized, {t.dtype}; expected numbers as they are: pass x.dequantize().")
+    if not torch.compiler.is_compiling() and t._is_zerotensor():  # which autograd makes: zeros without memory
+        return t.clone()
+    return t.resolve_neg()  # of a lazily negated view (x.conj().imag) the memory holds the opposite
+
+
 def integers(x: Any, name: str, of_booleans: str = "") -> Tensor:
     """x as int64; TypeError if it holds anything else. `of_booleans`: the way out for who gave booleans."""
-    t = tensor(x, name)
+    t = plain_tensor(x, name)
     if t.dtype.is_floating_point or t.dtype.is_complex or t.dtype == torch.bool:
         hint = of_booleans if t.dtype == torch.bool else ""
         raise TypeError(f"{name} has dtype {t.dtype}; expected integers.{hint}")

@@ -64,14 +64,6 @@ def graphed(*tensors: Tensor) -> bool:
     return fake is not None and any(isinstance(t, fake.FakeTensor) for t in tensors)
 
 
-def wrapped(*tensors: Tensor) -> Tensor | None:
-    """The first of a class that computes its own operations (__torch_dispatch__): its memory is no concern of ours.
-
-    Such classes (MaskedTensor, quantised and distributed tensors) hold their numbers elsewhere.
-    """
-    return next((t for t in tensors if type(t).__torch_dispatch__ is not Tensor.__torch_dispatch__), None)
-
-
 def watched() -> bool:
     """Whether torch.jit.trace or a TorchDispatchMode sees each operation of torch: no kernel called by address."""
     return scripted() or _dispatch_modes() > 0 or _early_modes() > 0

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.core.arrays import tensor
+from regard.core.arrays import plain_tensor
 from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import broadcasts, listed
 from regard.core.tracing import data_unavailable
@@ -38,7 +38,7 @@ class Dense(Mask):
     allowed: Tensor
 
     def __post_init__(self) -> None:
-        allowed = tensor(self.allowed, "Dense.allowed")
+        allowed = plain_tensor(self.allowed, "Dense.allowed")
         if allowed.dtype != torch.bool:
             if allowed.dtype.is_floating_point:
                 way = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.core.arrays import tensor
+from regard.core.arrays import plain_tensor
 from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import listed
 from regard.masks.algebra import Cover, Mask, cover_of
@@ -153,7 +153,7 @@ class Prefix(Mask):
         if not isinstance(self.n, int):
             if isinstance(self.n, float):
                 raise TypeError(f"Prefix.n is {self.n}, a float; expected an integer, or an integer tensor (*batch).")
-            n = tensor(self.n, "Prefix.n")
+            n = plain_tensor(self.n, "Prefix.n")
             if n.dtype.is_floating_point or n.dtype == torch.bool:
                 raise TypeError(f"Prefix.n has dtype {n.dtype}; expected an integer, or an integer tensor (*batch).")
             object.__setattr__(self, "n", n.long())

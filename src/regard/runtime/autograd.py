@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.backends.base import Backend
 from regard.backends.streaming.backward import Cotangents
+from regard.core.arrays import in_memory
 from regard.core.cotangents import has_tangent, linear_in
 from regard.core.dtypes import exact
 from regard.core.problem import Problem
@@ -118,8 +119,14 @@ class Attention(torch.autograd.Function):
         needs = tuple(ctx.needs_input_grad[3:])
         # create_graph: the gradient itself will be differentiated
         way = ctx.call.differentiable if torch.is_grad_enabled() else ctx.call.backward
-        found = linear_in(cotangents, lambda plain: way(Given(tensors, saved, plain, needs)))
+        found = linear_in(cotangents, lambda plain: way(Given(tensors, saved, tuple(map(_readable, plain)), needs)))
         return (None, None, None, *found)
+
+
+def _readable(cotangent: Tensor) -> Tensor:
+    """The cotangent as kernels read it: no Parameter, no lazily negated view, no zeros without memory."""
+    t = in_memory(cotangent, "the gradient of the output")
+    return t if type(t) is Tensor or torch.is_grad_enabled() else t.detach()
 
 
 class _OfProblem:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import regard.core.html as html
-from regard.core.arrays import tensor
+from regard.core.arrays import plain_tensor
 from regard.core.region import Frame, Region
 from regard.core.tracing import data_unavailable, finite
 from regard.core.value import Value, described
@@ -171,7 +171,7 @@ class Pipeline(Score):
 
 def parameter(x: Any, name: str) -> Tensor:
     """A tensor field of a score: floating point, or TypeError."""
-    t = tensor(x, name)
+    t = plain_tensor(x, name)
     if not t.dtype.is_floating_point:
         raise TypeError(f"{name} has dtype {t.dtype}; expected floating point.")
     return t

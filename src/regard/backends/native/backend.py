@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from regard.backends.base import Backend, Differentiable, Example, Kept, Plan, Result
 from regard.backends.native.additive import AdditiveKernels
@@ -35,7 +36,7 @@ from regard.backends.streaming.tiling import stream
 from regard.core.paged import Paged
 from regard.core.problem import Problem
 from regard.core.state import RowStats
-from regard.core.tracing import data_unavailable, graphed, watched, wrapped
+from regard.core.tracing import data_unavailable, graphed, watched
 from regard.ragged_queries import RaggedCall
 from regard.scores.additive import Additive
 
@@ -69,11 +70,7 @@ class Native(Backend):
             return f"it serves cpu tensors; these are on {frame.device.type}"
         if not runnable():
             return f"it was not built: {why_not_built()}"
-        tensors = [t for t in problem.tensors() if type(t) is not Paged]
-        foreign = None if graphed(*tensors) else wrapped(*tensors)
-        if foreign is not None:
-            return f"it reads memory, and a {type(foreign).__name__} computes its own operations"
-        why = _family(problem).why_not_invariant(problem) if self.invariant else None
+        why = _why_unread(problem) or (_family(problem).why_not_invariant(problem) if self.invariant else None)
         return why or why_not(problem)
 
     def why_gathers(self, problem: Problem) -> str | None:
@@ -175,6 +172,23 @@ def _bytes_of_pairs(problem: Problem) -> int:
     frame = problem.frame
     one = problem.mask.visible(frame.region(slice(0, 1), slice(0, 1)))
     return math.prod(one.shape[:-2]) * frame.nq * frame.nk
+
+
+def _why_unread(problem: Problem) -> str | None:
+    """Why the kernels cannot read the tensors of a call at their addresses, as a clause; None if they can.
+
+    A class that sees each operation (`__torch_dispatch__`) need not have memory. In a graph nobody reads yet.
+    """
+    for t in problem.tensors():
+        kind: Any = type(t)
+        if kind in (Tensor, Parameter, Paged) or kind.__torch_dispatch__ is _NO_TORCH_DISPATCH:
+            continue
+        if not graphed(t):
+            return f"a {kind.__name__} holds its numbers elsewhere than at an address"
+    return None
+
+
+_NO_TORCH_DISPATCH = torch._C._disabled_torch_dispatch_impl  # pyright: ignore[reportPrivateUsage]
 
 
 def _family(problem: Problem) -> KernelFamily:
