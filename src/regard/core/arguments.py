@@ -15,6 +15,7 @@ from regard.core.positions import Positions
 from regard.core.shapes import listed
 from regard.core.value import written
 from regard.masks.algebra import Mask
+from regard.masks.causal_bias import is_causal_bias
 from regard.scores.algebra import Pipeline, Score
 from regard.scores.similarity import ScaledDot
 
@@ -103,6 +104,10 @@ def _way_to_value(x: Any, kind: type) -> str | None:
 
 
 def _way_to_mask(array: Any, name: str = "") -> str:
+    if is_causal_bias(array):
+        return (
+            "write mask=Causal(), at positions=head(nq, nk) for causal_upper_left, tail(nq, nk) for causal_lower_right"
+        )
     dtype = str(array.dtype).removeprefix("torch.")
     if dtype == "bool":
         return f"write {name}Dense(mask), True = may attend"

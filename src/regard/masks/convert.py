@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.core.arrays import tensor
+from regard.core.arrays import integers, plain_tensor
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions, head, tail
 from regard.core.shapes import listed
 from regard.core.tracing import data_unavailable
 from regard.masks.algebra import Everything, Mask
+from regard.masks.causal_bias import causal_bias_positions, is_causal_bias
 from regard.masks.dense import Dense
 from regard.masks.positional import Causal, Window
 from regard.masks.ragged import Documents
@@ -95,6 +96,7 @@ def from_sdpa(attn_mask: Any | None, nq: int, nk: int, *, is_causal: bool = Fals
     attn_mask broadcasts to (batch, heads, nq, nk); boolean: True = may attend; floating point: added to the scores.
     What is -inf there becomes part of the mask, the rest the bias. is_causal compares indices (aligned top-left), so
     its positions are head(nq, nk), also where the queries are the last ones and tail(nq, nk) was meant.
+    torch.nn.attention.bias.causal_upper_left(nq, nk) and causal_lower_right(nq, nk) are Causal() at head and tail.
     A (batch, nk) padding mask, which that function reads as (nq, nk) if batch == nq, is read so too; Dense warns then.
     Raises TypeError for other dtypes, ValueError for both arguments at once. Source: torch 2.13.
 
@@ -107,6 +109,8 @@ def from_sdpa(attn_mask: Any | None, nq: int, nk: int, *, is_causal: bool = Fals
         return Converted(Causal(), positions=head(nq, nk))
     if attn_mask is None:
         return Converted(Everything())
+    if is_causal_bias(attn_mask):
+        return Converted(Causal(), positions=causal_bias_positions(attn_mask, nq, nk))
     t = _boolean_or_float(attn_mask, "attn_mask", "True = may attend")
     allowed, bias = (t, None) if t.dtype == torch.bool else split(t)
     return Converted(Everything() if allowed is None else Dense(allowed), bias)
@@ -236,7 +240,7 @@ def to_additive(
 
 
 def _boolean(x: Any, name: str, meaning: str) -> Tensor:
-    t = tensor(x, name)
+    t = plain_tensor(x, name)
     if t.dtype == torch.bool:
         return t
     way = f"write {name}.bool() if 1 means so, {name} == 0 if 0 does"
@@ -244,7 +248,7 @@ def _boolean(x: Any, name: str, meaning: str) -> Tensor:
 
 
 def _boolean_or_float(x: Any, name: str, meaning: str) -> Tensor:
-    t = tensor(x, name)
+    t = plain_tensor(x, name)
     return t if t.dtype.is_floating_point else _boolean(t, name, f"{meaning}, or floating point, added to the scores")
 
 
@@ -256,7 +260,7 @@ def split(t: Tensor, hides: float = -math.inf) -> tuple[Tensor | None, Tensor | 
     >>> split(torch.tensor([0.0, -torch.inf]))
     (tensor([ True, False]), None)
     """
-    hidden = t.detach() <= hides
+    hidden = plain_tensor(t, "a mask that is added").detach() <= hides
     rest = t.masked_fill(hidden, 0)
     if data_unavailable(t):
         return ~hidden, rest
@@ -280,16 +284,11 @@ def _by_key(t: Tensor) -> Tensor:
 
 
 def _totals(x: Any, name: str) -> Tensor:
-    t = tensor(x, name)
-    if t.dtype.is_floating_point or t.dtype.is_complex or t.dtype == torch.bool:
-        raise TypeError(f"{name} has dtype {t.dtype}; expected integers.")
+    t = integers(x, name)
     if t.dim() != 1 or len(t) == 0:
         raise ShapeError(f"{name} has shape {listed(t.shape)}; expected (sequences + 1,).")
-    t = t.long()
     if int(t[0]) != 0 or bool((t.diff() < 0).any()):
-        raise ValueError(
-            f"{name} is {t.tolist()}; expected running totals of lengths: 0 first, never less than before."
-        )
+        raise ValueError(f"{name} is {t.tolist()}; expected running totals: 0 first, never less than before.")
     return t
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.core.arrays import integers, tensor
+from regard.core.arrays import integers, plain_tensor
 from regard.core.errors import ShapeError, Unsupported
 from regard.core.positions import Positions, head, tail
 from regard.core.shapes import listed
@@ -180,7 +180,7 @@ def from_x_transformers(
     seen: Mask = Causal() if causal else Everything()
     seen = seen if max_attend_past is None else seen & Window(before=max_attend_past, after=None)
     if mask is not None:
-        t = tensor(mask, "mask")
+        t = plain_tensor(mask, "mask")
         seen = seen & Dense(t[:, None, None, :] if t.dim() == 2 else four_axes(t, "mask"))
     return Converted(seen, positions=tail(nq, nk))
 
@@ -217,7 +217,8 @@ def from_xformers(attn_bias: Any, nq: int, nk: int) -> Converted:
     padded, gappy or paged keys. Source: xformers/ops/fmha/attn_bias.py, xFormers 0.0.35.
     """
     name = type(attn_bias).__name__
-    if attn_bias is None or isinstance(attn_bias, Tensor):
+    known = name in _XFORMERS | _XFORMERS_BLOCKS  # of which some are tensors too, by class
+    if attn_bias is None or (not known and issubclass(type(attn_bias), Tensor)):
         allowed, adds = (None, None) if attn_bias is None else split(attn_bias)
         return Converted(Everything() if allowed is None else Dense(allowed), adds)
     last = "FromBottomRight" in name
@@ -262,7 +263,7 @@ _XFORMERS_BLOCKS = frozenset(
 
 def four_axes(x: Any, name: str) -> Tensor:
     """A mask or bias (..., nq, nk) with all of (batch, heads, nq, nk), the missing ones 1. ShapeError for more axes."""
-    t = tensor(x, name)
+    t = plain_tensor(x, name)
     if t.dim() > 4:
         raise ShapeError(f"{name} has shape {listed(t.shape)}; expected one that broadcasts to (batch, heads, nq, nk).")
     return t[(None,) * (4 - t.dim())]
@@ -270,7 +271,7 @@ def four_axes(x: Any, name: str) -> Tensor:
 
 def _truth(x: Any, name: str) -> Tensor:
     """Booleans, or integers that are 0 and 1."""
-    t = tensor(x, name)
+    t = plain_tensor(x, name)
     if t.dtype == torch.bool:
         return t
     if t.dtype.is_floating_point or bool(((t != 0) & (t != 1)).any()):

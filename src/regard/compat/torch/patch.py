@@ -23,6 +23,7 @@ from regard.compat.torch.multihead import multi_head_attention_forward
 from regard.compat.torch.sdpa import scaled_dot_product_attention
 from regard.core.tracing import constant_in_graphs, functorch, watched
 from regard.inspect.capture.replaced import replaced
+from regard.masks.causal_bias import is_causal_bias
 
 # the functions that torch's modules, and models, call: by name, torch's and regard's
 HOMES: dict[str, ModuleType] = {
@@ -114,12 +115,13 @@ def patch(model: nn.Module | None = None, *, report: Callable[[str], object] | N
     Outputs, weights and gradients are torch's up to rounding, with three differences: dropout draws other bits, weights
     (need_weights=True) are those before dropout, and a query that sees nothing gives 0 where torch may give NaN. Calls
     that regard's kernels cannot run go to torch and are counted with the reason: tensors that are not on the CPU, not
-    float32, bfloat16 or float16, nested, or of a subclass; attn_mask with is_causal; of flex_attention, compiled calls,
-    largest scores, and a score_mod that uses a tensor that requires a gradient; torch.func transforms, forward-mode
-    derivatives, tracing. Under torch.compile, patch first or call the compiled model inside the block: its graphs then
-    hold regard's kernels, and are compiled again without them after the end. Blocks nest; everything is restored after
-    an error too. `patch` looks through all modules that are loaded, some 20 ms with 4,000 of them: call it once, not
-    for each step.
+    float32, bfloat16 or float16, nested, sparse, or of a subclass, masks and weights included (causal_upper_left and
+    causal_lower_right of torch.nn.attention.bias are known); attn_mask with is_causal; of flex_attention, compiled
+    calls, largest scores, and a score_mod that uses a tensor that requires a gradient; torch.func transforms,
+    forward-mode derivatives, tracing. Under torch.compile, patch first or call the compiled model inside the block: its
+    graphs then hold regard's kernels, and are compiled again without them after the end. Blocks nest; everything is
+    restored after an error too. `patch` looks through all modules that are loaded, some 20 ms with 4,000 of them: call
+    it once, not for each step.
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
     >>> with patch():
@@ -161,12 +163,13 @@ def _places() -> list[tuple[ModuleType, str, str]]:
 
 def _routed(name: str) -> Callable[..., Any]:
     """torch's function of that name, which regard runs where it can."""
-    theirs, ours, options_left = TORCHS[name], OURS[name], OPTIONS_LEFT.get(name)
+    ours, options_left = OURS[name], OPTIONS_LEFT[name]
+    theirs = _torchs_sdpa if name == "scaled_dot_product_attention" else TORCHS[name]
 
-    @functools.wraps(theirs)
+    @functools.wraps(TORCHS[name])
     def run(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
         why = why_left(query, key, value)
-        if why is None and options_left is not None:
+        if why is None:
             why = options_left(query, key, value, *args, **kwargs)
         if torch.compiler.is_compiling():
             _count_traced(name, why)
@@ -199,10 +202,37 @@ def _count(counts: Counter[tuple[str, str | None]], name: str, why: str | None) 
         counts[name, why] += 1
 
 
-def _two_masks(
+def _mask_left(
     query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: Any = 0.0, is_causal: Any = False, **others: Any
 ) -> str | None:
-    return "attn_mask with is_causal, which torch reads by path" if attn_mask is not None and is_causal else None
+    """Why scaled_dot_product_attention stays with torch for its masks."""
+    if attn_mask is not None and is_causal:
+        return "attn_mask with is_causal, which torch reads by path"
+    if not is_causal_bias(attn_mask):
+        return _subclass_among(query, key, value, attn_mask)
+    if (attn_mask.seq_len_q, attn_mask.seq_len_kv) == (query.shape[-2], key.shape[-2]):
+        return None
+    return "attn_mask is a causal bias of other lengths"
+
+
+def _subclass_among(*args: Any, **kwargs: Any) -> str | None:
+    """Why a call stays with torch for what a subclass of Tensor means to it."""
+    for x in (*args, *kwargs.values()):
+        if isinstance(x, Tensor) and type(x) not in (Tensor, nn.Parameter):
+            return f"an argument is a {type(x).__name__}, a subclass of Tensor"
+    return None
+
+
+def _torchs_sdpa(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """torch's scaled_dot_product_attention, while another function has its name in torch.nn.functional.
+
+    A causal bias recognises it by that name, and would else be added as the numbers that it holds.
+    """
+    mask = args[0] if args else kwargs.get("attn_mask")
+    if is_causal_bias(mask):
+        by_name = functional.scaled_dot_product_attention
+        return type(mask).__torch_function__(by_name, (type(mask),), (query, key, value, *args), kwargs)
+    return TORCHS["scaled_dot_product_attention"](query, key, value, *args, **kwargs)
 
 
 def why_left(query: Any, key: Any, value: Any) -> str | None:
@@ -216,6 +246,8 @@ def why_left(query: Any, key: Any, value: Any) -> str | None:
             return f"its tensors are {str(t.dtype).removeprefix('torch.')}, which the kernels are not"
         if t.is_nested:
             return "its tensors are nested"
+        if t.layout is not torch.strided:
+            return f"its tensors have the layout {t.layout}"
     if not runnable():
         return f"the kernels were not built: {why_not_built()}"
     if torch.compiler.is_compiling():
@@ -227,9 +259,10 @@ def why_left(query: Any, key: Any, value: Any) -> str | None:
     return "it is traced, or a dispatch mode watches it" if watched() else None
 
 
-# why a call stays with torch for its options: multi_head_attention_forward runs with all of them
+# why a call stays with torch for what comes with its tensors
 OPTIONS_LEFT: dict[str, Callable[..., str | None]] = {
-    "scaled_dot_product_attention": _two_masks,
+    "scaled_dot_product_attention": _mask_left,
+    "multi_head_attention_forward": _subclass_among,
     "flex_attention": why_left_flex,
 }
 ROUTED = {name: _routed(name) for name in TORCHS}

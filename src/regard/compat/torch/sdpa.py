@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from regard.api import attention
+from regard.core.arrays import plain_tensor
 from regard.core.dropout import Dropout
 from regard.core.positions import Positions, head
 from regard.core.shapes import broadcasts, listed, repeat_heads
 from regard.masks.algebra import Everything, Mask
+from regard.masks.causal_bias import causal_bias_positions, is_causal_bias
 from regard.masks.dense import Dense
 from regard.masks.positional import Causal
 from regard.scores.algebra import Score
@@ -34,7 +36,8 @@ def scaled_dot_product_attention(
     d) without attn_mask.
 
     attn_mask   broadcasts to (*lead, L, S); boolean: True = may attend; floating point, in float32 or the dtype of
-                query: added to the scores, and differentiable. -inf hides
+                query: added to the scores, and differentiable. -inf hides. Or causal_upper_left(L, S), or
+                causal_lower_right(L, S), of torch.nn.attention.bias
     dropout_p   applied to the weights, always: pass 0.0 in eval. Drawn from torch's generator, not the bits of torch
     is_causal   query i sees the keys 0 to i, also where L differs from S (aligned top-left)
     scale       default 1 / sqrt(E)
@@ -66,7 +69,11 @@ def scaled_dot_product_attention(
                 raise ValueError("attn_mask and is_causal are both given; pass the one mask that has both.")
             nq, nk = query.shape[-2], key.shape[-2]
             mask, positions = Causal(), None if query.is_nested or nq == nk else head(nq, nk, query.device)
+        elif is_causal_bias(attn_mask):
+            positions = causal_bias_positions(attn_mask, query.shape[-2], key.shape[-2], query.device)
+            mask = Causal()
         elif attn_mask is not None:
+            attn_mask = plain_tensor(attn_mask, "attn_mask")
             _check_mask(attn_mask, query, key)
             # two axes are (L, S), whatever the batch: written out, so that nobody takes them for a padding mask
             attn_mask = attn_mask[(None,) * (query.dim() - attn_mask.dim())]

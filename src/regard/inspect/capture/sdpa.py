@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.core.hooks import AttentionCall
+from regard.masks.causal_bias import is_causal_bias
 from regard.masks.convert import Converted, from_sdpa
 from regard.scores.algebra import Score
 from regard.scores.modifiers import Bias
@@ -29,7 +30,7 @@ def scaled_dot_product(
     """
     if not enable_gqa:
         query, key = together(query, key)
-    if attn_mask is not None:
+    if attn_mask is not None and not is_causal_bias(attn_mask):
         # two axes are (nq, nk), whatever the batch: written out, so that nobody takes them for a padding mask
         attn_mask = attn_mask[(None,) * (query.dim() - attn_mask.dim())]
     read = from_sdpa(attn_mask, query.shape[-2], key.shape[-2], is_causal=is_causal)
