@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import regard as rg
+from mha_calls import a_call, answer, difference
 from regard.compat.torch import MultiheadAttention
 from regard.compat.torch.multihead import multi_head_attention_forward
 
@@ -187,6 +188,82 @@ def test_what_torch_refuses_is_refused(options: dict[str, Any]) -> None:
     for layer in pair(batch_first=True):
         with pytest.raises((AssertionError, RuntimeError)):
             layer(torch.randn(2, 5, 12), torch.randn(2, 7, 12), torch.randn(2, 7, 12), **options)
+
+
+def a_function_call(**options: Any) -> dict[str, Any]:
+    q, k = torch.randn(5, 2, 12), torch.randn(7, 2, 12)
+    call = {"query": q, "key": k, "value": k, "embed_dim_to_check": 12, "num_heads": 3, "dropout_p": 0.0}
+    call |= {"in_proj_weight": torch.randn(36, 12), "in_proj_bias": None, "bias_k": None, "bias_v": None}
+    call |= {"add_zero_attn": False, "out_proj_weight": torch.randn(12, 12), "out_proj_bias": None}
+    return {**call, **options}
+
+
+ONE, STATIC = torch.randn(1, 1, 12), torch.randn(6, 4, 4)
+WRONG_CALLS: dict[str, tuple[dict[str, Any], str]] = {
+    "static_k with bias_k": ({"bias_k": ONE, "bias_v": ONE, "static_k": STATIC, "static_v": STATIC}, "with static_k"),
+    "bias_k alone": ({"bias_k": ONE}, "bias_k is given and bias_v is None"),
+    "bias_v alone": ({"bias_v": ONE}, "bias_v is given and bias_k is None"),
+    "static_k of another batch": ({"static_k": STATIC[:3], "static_v": STATIC[:3]}, r"static_k has shape \(3, 4, 4\)"),
+    "static_v of another width": ({"static_k": STATIC, "static_v": torch.randn(6, 4, 5)}, "static_v has shape"),
+    "keys of another batch": ({"key": torch.randn(7, 1, 12), "value": torch.randn(7, 1, 12)}, "expected one batch"),
+    "values of another batch": ({"value": torch.randn(7, 1, 12)}, "key has shape .*value"),
+    "heads that do not divide": ({"num_heads": 5}, "embed_dim is 12, num_heads 5"),
+    "another number of weights": ({"in_proj_weight": torch.randn(30, 12)}, "in_proj_weight has shape"),
+    "a mask of float64": ({"attn_mask": torch.randn(5, 7).double()}, "masks add up to torch.float64"),
+    "bias_k of a dtype": ({"bias_k": ONE.double(), "bias_v": ONE.double()}, "k has dtype torch.float64"),
+}
+
+
+@pytest.mark.parametrize(("options", "why"), WRONG_CALLS.values(), ids=WRONG_CALLS.keys())
+def test_what_torchs_function_refuses_is_refused(options: dict[str, Any], why: str) -> None:
+    call = a_function_call(**options)
+    with pytest.raises((AssertionError, RuntimeError)):
+        nn.functional.multi_head_attention_forward(**call)
+    with pytest.raises((AssertionError, RuntimeError), match=why):
+        multi_head_attention_forward(**call)
+
+
+def test_several_keys_appended_and_recorded() -> None:
+    for shape in ((2, 1, 12), (12,)):
+        call = a_function_call(bias_k=torch.randn(shape), bias_v=torch.randn(shape))
+        model = Function(call)
+        with rg.record(model, (rg.facts.Visible(),)) as tape:
+            expected = model()
+        torch.testing.assert_close(multi_head_attention_forward(**call), expected, atol=1e-4, rtol=1e-4)
+        assert (tape[tape.names[0]][0][rg.facts.Visible()] == expected[1].shape[-1]).all()
+
+
+class Function(nn.Module):
+    """torch's function as a model."""
+
+    def __init__(self, call: dict[str, Any]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self) -> Any:
+        return nn.functional.multi_head_attention_forward(**self.call)
+
+
+def test_a_mask_that_torch_never_reads_may_be_anything() -> None:
+    """The hint is believed where no weights are wanted and nothing is padded; under a patch too."""
+    for mask in (torch.ones(2, 3), torch.ones(5, 7).long()):
+        call = a_function_call(attn_mask=mask, is_causal=True, need_weights=False)
+        expected = nn.functional.multi_head_attention_forward(**call)[0]
+        torch.testing.assert_close(multi_head_attention_forward(**call)[0], expected, atol=1e-4, rtol=1e-4)
+        with rg.patch(report=None) as patch:
+            found = nn.functional.multi_head_attention_forward(**call)[0]
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        assert patch.calls.total() == 1
+        with pytest.raises((AssertionError, RuntimeError)):
+            multi_head_attention_forward(**{**call, "need_weights": True})
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(100, 2000, 100))])
+def test_random_calls_are_answered_or_refused_as_by_torch(first: int) -> None:
+    found = {seed: difference(seed) for seed in range(first, first + 100)}
+    assert {seed: why for seed, why in found.items() if why is not None} == {}
+    refused = sum(answer(nn.functional.multi_head_attention_forward, a_call(seed)) is None for seed in found)
+    assert 20 < refused < 80
 
 
 def test_the_signatures_are_torchs() -> None:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
 from regard.api import attention, attention_weights
+from regard.compat.torch.multihead_arguments import (
+    check_appended,
+    check_mask_dtypes,
+    check_mask_shapes,
+    check_sizes,
+    linear_as_it_lies,
+    project,
+    static_rows,
+)
 from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
-from regard.core.shapes import listed
 from regard.masks.convert import from_mha, from_sdpa
 from regard.scores.algebra import Score
 from regard.scores.modifiers import Bias
@@ -148,73 +156,41 @@ def multi_head_attention_forward(
     batched = functional._mha_shape_check(query, key, value, key_padding_mask, attn_mask, num_heads)  # pyright: ignore
     if is_causal and attn_mask is None:
         raise RuntimeError("is_causal is a hint about attn_mask, which is not given: pass the causal mask too.")
-    if query.shape[-1] != embed_dim_to_check:
-        raise AssertionError(f"query has width {query.shape[-1]}; expected embed_dim, {embed_dim_to_check}.")
+    check_sizes(query, key, value, embed_dim_to_check, num_heads, use_separate_proj_weight)
+    check_appended(bias_k, bias_v, static_k, static_v)
     weights = (q_proj_weight, k_proj_weight, v_proj_weight) if use_separate_proj_weight else in_proj_weight
-    projected = _project(query, key, value, weights, in_proj_bias)
+    projected = project(query, key, value, weights, in_proj_bias)
     q, k, v = projected if batched else (t[:, None] for t in projected)
+    pairs, batch = (q.shape[0], k.shape[0]), q.shape[1]
     if bias_k is not None and bias_v is not None:
-        k, v = (torch.cat([t, b.to(t.dtype).expand(1, *t.shape[1:])]) for t, b in ((k, bias_k), (v, bias_v)))
+        k, v = (torch.cat([t, b.repeat(1, batch, 1)]) for t, b in ((k, bias_k), (v, bias_v)))
     q, k, v = (t.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3) for t in (q, k, v))
-    k = k if static_k is None else static_k.unflatten(0, (-1, num_heads))
-    v = v if static_v is None else static_v.unflatten(0, (-1, num_heads))
+    k, v = static_rows("static_k", static_k, k, q), static_rows("static_v", static_v, v, q)
     if add_zero_attn:
         k, v = (pad(t, (0, 0, 0, 1)) for t in (k, v))
-    (batch, _, nq, _), nk, appended = q.shape, k.shape[-2], (bias_k is not None) + add_zero_attn
-    pairs = (nq, nk - appended)
-    _check_shape("attn_mask", attn_mask, pairs, (batch * num_heads, *pairs))
-    _check_shape("key_padding_mask", key_padding_mask, (batch, pairs[1]) if batched else pairs[1:])
+    nq, nk, appended = q.shape[-2], k.shape[-2], (bias_k is not None) + add_zero_attn  # torch pads masks by so many
     try:
         if is_causal and key_padding_mask is None and not need_weights:
-            masks = from_sdpa(None, nq, nk, is_causal=True)  # the one case in which torch, too, believes the hint
+            masks = from_sdpa(None, nq, nk, is_causal=True)  # torch believes the hint here, and does not read the mask
         else:
+            check_mask_shapes(attn_mask, key_padding_mask, pairs, (batch, num_heads, nk - appended), batched)
+            check_mask_dtypes(attn_mask, key_padding_mask, query, q, need_weights)
             masks = from_mha(attn_mask, key_padding_mask, num_heads, appended=appended)
         score: Score = ScaledDot() if masks.bias is None else ScaledDot() >> Bias(masks.bias)
-        mask, at, dropout = masks.mask, masks.positions, Dropout(dropout_p) if training and dropout_p else None
+        mask, at = masks.mask, masks.positions
+        # torch takes less than 0 for none where it gives weights
+        drops = training and (dropout_p > 0 if need_weights else dropout_p != 0)
+        dropout = Dropout(dropout_p) if drops else None
         heads = attention(q, k, v, score=score, mask=mask, positions=at, dropout=dropout)
         p = attention_weights(q, k, score=score, mask=mask, positions=at) if need_weights else None
     except (ValueError, TypeError) as error:  # torch's own checks raise nothing else
         raise RuntimeError(str(error)) from error
     batch_first = batched and not query.is_contiguous()
     out = heads.transpose(1, 2).flatten(-2).transpose(0, 1) if batch_first else heads.permute(2, 0, 1, 3).flatten(-2)
-    out = _linear(out, out_proj_weight, out_proj_bias)
+    out = linear_as_it_lies(out, out_proj_weight, out_proj_bias)
     if p is not None and average_attn_weights:
         p = p.mean(1)
     return (out, p) if batched else (out[:, 0], None if p is None else p[0])
-
-
-def _project(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weights: Tensor | tuple[Tensor | None, Tensor | None, Tensor | None] | None,
-    bias: Tensor | None,
-) -> tuple[Tensor, ...]:
-    """q, k and v from in_proj_weight (3E, E), or from three weights, and in_proj_bias (3E,)."""
-    biases = (None,) * 3 if bias is None else bias.chunk(3)
-    if isinstance(weights, tuple):
-        given = zip((query, key, value), weights, biases, strict=True)
-        return tuple(_linear(x, w, b) for x, w, b in given)
-    if weights is None:
-        raise AssertionError("in_proj_weight is None; expected (3 * embed_dim, embed_dim).")
-    if query is key and key is value:
-        return _linear(query, weights, bias).chunk(3, -1)
-    return tuple(_linear(x, w, b) for x, w, b in zip((query, key, value), weights.chunk(3), biases, strict=True))
-
-
-def _linear(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """x weight^T + bias of x (L, N, E) or (L, E), in the order in which x lies in memory: nothing is copied for it."""
-    if weight is None:
-        raise AssertionError("use_separate_proj_weight needs q_proj_weight, k_proj_weight and v_proj_weight.")
-    if x.dim() == 3 and not x.is_contiguous():
-        return linear(x.transpose(0, 1), weight, bias).transpose(0, 1)
-    return linear(x, weight, bias)
-
-
-def _check_shape(name: str, mask: Tensor | None, *shapes: tuple[int, ...]) -> None:
-    if mask is not None and mask.shape not in shapes:
-        expected = " or ".join(listed(shape) for shape in shapes)
-        raise RuntimeError(f"{name} has shape {listed(mask.shape)}; expected {expected}.")
 
 
 def _keep_off_the_fused_kernel(module: nn.Module, inputs: object) -> None:

@@ -47,7 +47,7 @@ def _projected(given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     b_q, b_k, _ = (None,) * 3 if given["in_proj_bias"] is None else given["in_proj_bias"].chunk(3)
     q, k = linear(query, w_q, b_q), linear(key, w_k, b_k)
     if given["bias_k"] is not None:
-        k = torch.cat([k, given["bias_k"].to(k.dtype).expand(1, *k.shape[1:])])
+        k = torch.cat([k, given["bias_k"].repeat(1, k.shape[1], 1)])
     return q, k
 
 
