@@ -17,6 +17,7 @@ from regard.compat.torch.multihead_arguments import (
     project,
     static_rows,
 )
+from regard.compat.torch.scripting import scripts_as
 from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
 from regard.masks.convert import from_mha, from_sdpa
@@ -30,14 +31,15 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     query (L, N, embed_dim), key (S, N, kdim), value (S, N, vdim) -> (output (L, N, embed_dim), weights or None);
     with batch_first (N, L, ...); without a batch (L, ...). It stands wherever torch's layer does, also in
-    nn.TransformerEncoderLayer and nn.TransformerDecoderLayer: a forward pre-hook that does nothing keeps the encoder
-    layer from its fused kernel, which would not call it.
+    nn.TransformerEncoderLayer and nn.TransformerDecoderLayer: a hook that does nothing, of a module that nobody calls,
+    keeps the encoder layer from its fused kernel, which would not call it.
 
     key_padding_mask, attn_mask, is_causal, need_weights and average_attn_weights mean what they mean to torch: a
     boolean True hides, numbers are added. Nested tensors (with batch_first and no mask) attend to their own keys, in
     training too. The output of a call does not depend on need_weights; with need_weights the memory is that of the
     weights. Three differences: a query that sees nothing gets 0, and weights 0, where torch has NaN or 0 by path; the
     weights are those before dropout; weights of nested tensors are not had.
+    torch.jit.script compiles torch's function in the place of regard's: the program runs without regard.
     Raises AssertionError and RuntimeError for what does not fit, as torch does.
     Source: torch.nn.MultiheadAttention, torch 2.13.
 
@@ -68,7 +70,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         super().__init__(
             *(embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype)
         )
-        self.register_forward_pre_hook(_keep_off_the_fused_kernel)
+        self._unfused = nn.Identity()  # torch.jit.script wants more of a hook of a layer with keyword arguments
+        self._unfused.register_forward_pre_hook(_keep_off_the_fused_kernel)
 
     def forward(
         self,
@@ -82,13 +85,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """(output, weights): weights (N, L, S), the mean over heads, or (N, heads, L, S), or None if not needed."""
-        if query.is_nested or key.is_nested or value.is_nested:
-            if need_weights or attn_mask is not None or key_padding_mask is not None or not self.batch_first:
-                raise Unsupported(
-                    "nested tensors are taken with batch_first=True, need_weights=False and no mask; others: "
-                    "x.to_padded_tensor(0.0), and a key_padding_mask."
-                )
-            return self._nested(query, key, value), None
+        # torch.jit.script compiles this method: what it cannot compile stands under is_scripting
+        if not torch.jit.is_scripting() and (  # pyright: ignore[reportPrivateImportUsage]
+            query.is_nested or key.is_nested or value.is_nested
+        ):
+            return self._nested(query, key, value, need_weights, attn_mask, key_padding_mask), None
         turned = self.batch_first and query.dim() == 3
         if turned:  # what is one tensor stays one: it is projected at once
             sequence = query.transpose(0, 1)
@@ -96,8 +97,19 @@ class MultiheadAttention(nn.MultiheadAttention):
             value = keys if value is key else value.transpose(0, 1)
             query, key = sequence, keys
         out, weights = multi_head_attention_forward(
-            *(query, key, value, self.embed_dim, self.num_heads, self.in_proj_weight, self.in_proj_bias),
-            *(self.bias_k, self.bias_v, self.add_zero_attn, self.dropout, self.out_proj.weight, self.out_proj.bias),
+            query,
+            key,
+            value,
+            self.embed_dim,
+            self.num_heads,
+            self.in_proj_weight,
+            self.in_proj_bias,
+            self.bias_k,
+            self.bias_v,
+            self.add_zero_attn,
+            self.dropout,
+            self.out_proj.weight,
+            self.out_proj.bias,
             training=self.training,
             key_padding_mask=key_padding_mask,
             need_weights=need_weights,
@@ -111,8 +123,21 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
         return out.transpose(0, 1) if turned else out, weights
 
-    def _nested(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _nested(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        need_weights: bool,
+        attn_mask: Tensor | None,
+        key_padding_mask: Tensor | None,
+    ) -> Tensor:
         """The output for nested tensors (N, n*, ...), in the layout of query: padded, and the padding hidden."""
+        if need_weights or attn_mask is not None or key_padding_mask is not None or not self.batch_first:
+            raise Unsupported(
+                "nested tensors are taken with batch_first=True, need_weights=False and no mask; others: "
+                "x.to_padded_tensor(0.0), and a key_padding_mask."
+            )
         counts = torch.tensor([len(row) for row in key.unbind()], device=key.device, dtype=torch.int64)
         padded = {id(t): t.to_padded_tensor(0.0) for t in (query, key, value)}
         q, k, v = (padded[id(t)] for t in (query, key, value))
@@ -193,5 +218,8 @@ def multi_head_attention_forward(
     return (out, p) if batched else (out[:, 0], None if p is None else p[0])
 
 
-def _keep_off_the_fused_kernel(module: nn.Module, inputs: object) -> None:
-    """nn.TransformerEncoderLayer calls its modules one by one where one of them has a hook."""
+def _keep_off_the_fused_kernel(self: nn.Module, inputs: tuple[Tensor]) -> None:
+    """nn.TransformerEncoderLayer calls its modules one by one where one of them, or of theirs, has a hook."""
+
+
+scripts_as(multi_head_attention_forward, functional.multi_head_attention_forward)

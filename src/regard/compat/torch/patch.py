@@ -20,6 +20,7 @@ from torch.nn import functional
 from regard.backends.native.ffi import runnable, why_not_built
 from regard.compat.torch.flex import flex_attention, why_left_flex
 from regard.compat.torch.multihead import multi_head_attention_forward
+from regard.compat.torch.scripting import scripts_as
 from regard.compat.torch.sdpa import scaled_dot_product_attention
 from regard.core.tracing import constant_in_graphs, functorch, watched
 from regard.inspect.capture.replaced import replaced
@@ -119,9 +120,9 @@ def patch(model: nn.Module | None = None, *, report: Callable[[str], object] | N
     causal_lower_right of torch.nn.attention.bias are known); attn_mask with is_causal; of flex_attention, compiled
     calls, largest scores, and a score_mod that uses a tensor that requires a gradient; torch.func transforms,
     forward-mode derivatives, tracing. Under torch.compile, patch first or call the compiled model inside the block: its
-    graphs then hold regard's kernels, and are compiled again without them after the end. Blocks nest; everything is
-    restored after an error too. `patch` looks through all modules that are loaded, some 20 ms with 4,000 of them: call
-    it once, not for each step.
+    graphs then hold regard's kernels, and are compiled again without them after the end. torch.jit.script compiles
+    torch's own functions, patched or not. Blocks nest; everything is restored after an error too. `patch` looks through
+    all modules that are loaded, some 20 ms with 4,000 of them: call it once, not for each step.
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
     >>> with patch():
@@ -186,6 +187,8 @@ def _routed(name: str) -> Callable[..., Any]:
         finally:
             _THREAD.in_torch = False
 
+    if name != "flex_attention":  # which torch.jit.script does not compile
+        scripts_as(run, TORCHS[name])
     return run
 
 

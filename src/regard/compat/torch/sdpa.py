@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.api import attention
+from regard.compat.torch.scripting import scripts_as
 from regard.core.arrays import plain_tensor
 from regard.core.dropout import Dropout
 from regard.core.positions import Positions, head
@@ -46,6 +47,7 @@ def scaled_dot_product_attention(
     A query that sees nothing gives 0, and gradients 0, on every path. Differentiable to any order, in forward mode and
     under torch.func. Two differences: attn_mask with is_causal is always an error, which torch raises on some of its
     paths and computes on others; and so is a value with fewer rows than key.
+    torch.jit.script compiles torch's function in the place of this one: the program runs without regard.
     Raises RuntimeError for what does not fit, as torch does, TypeError where no tensor is given.
     Source: torch.nn.functional.scaled_dot_product_attention, torch 2.13.
 
@@ -84,6 +86,9 @@ def scaled_dot_product_attention(
         return attention(query, key, value, score=score, mask=mask, positions=positions, dropout=dropout)
     except (ValueError, TypeError) as error:  # torch's own checks raise nothing else
         raise RuntimeError(str(error)) from error
+
+
+scripts_as(scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention)
 
 
 def together(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
