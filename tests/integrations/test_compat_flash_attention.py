@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -157,6 +158,25 @@ def test_flash_attn_with_kvcache(options: dict[str, Any], place: dict[str, Any],
         assert torch.equal(after[n : n + new], k[b]) and torch.equal(after[:n], held[0][b, :n])
 
 
+@pytest.mark.parametrize("window", [torch.tensor([2, 1]), np.array([2, 1]), [np.int64(2), torch.tensor(1)]], ids=type)
+def test_a_window_of_two_integers_in_whatever_holds_them(window: Any) -> None:
+    q, k, cu = randn(BATCH, 5, HEADS, WIDTH), randn(BATCH, 7, KEY_HEADS, WIDTH), torch.tensor([0, 2, 5])
+    rows = randn(5, HEADS, WIDTH)
+    for call in (
+        lambda w: flash_attn_func(q, k, k, window_size=w),
+        lambda w: flash_attn_varlen_func(rows, rows, rows, cu, cu, 3, 3, window_size=w),
+        lambda w: flash_attn_with_kvcache(q, k, k, window_size=w),
+    ):
+        assert call(window).equal(call((2, 1)))
+
+
+@pytest.mark.parametrize("lengths", [[5, 7, 6], np.array([5, 7, 6])], ids=type)
+def test_lengths_of_a_cache_in_whatever_holds_them(lengths: Any) -> None:
+    q, k = randn(BATCH, 2, HEADS, WIDTH), randn(BATCH, 7, KEY_HEADS, WIDTH)
+    expected = flash_attn_with_kvcache(q, k, k, cache_seqlens=torch.tensor([5, 7, 6]), causal=True)
+    assert flash_attn_with_kvcache(q, k, k, cache_seqlens=lengths, causal=True).equal(expected)
+
+
 def test_a_cache_of_one_length_or_full() -> None:
     q, cache = randn(BATCH, 3, HEADS, WIDTH), randn(BATCH, 7, KEY_HEADS, WIDTH)
     for given, n in ((5, 5), (None, 7)):
@@ -213,6 +233,13 @@ Q, K = torch.zeros(2, 3, 4, 8), torch.zeros(2, 5, 4, 8)
         (lambda: flash_attn_func(Q[0], K, K), rg.ShapeError, r"q has shape \(3, 4, 8\); expected \(batch, n, heads, d"),
         (lambda: flash_attn_func(Q, K, K, 0.1, return_attn_probs=True), rg.Unsupported, "pattern of dropout"),
         (lambda: flash_attn_func(Q, K, K, window_size=(-2, 0)), ValueError, "left=-2"),
+        (
+            lambda: flash_attn_func(Q, K, K, window_size=(1.5, 0)),
+            TypeError,
+            r"window_size is \(1.5, 0\); expected two int",
+        ),
+        (lambda: flash_attn_func(Q, K, K, window_size=(1, 2, 3)), TypeError, "expected two integers"),
+        (lambda: flash_attn_with_kvcache(Q, K, K, cache_seqlens=torch.ones(2)), TypeError, "cache_seqlens has dtype"),
         (lambda: flash_attn_func(Q, K[:, :, :3], K[:, :, :3]), rg.ShapeError, "heads"),
         (lambda: flash_attn_varlen_func(Q[0], K, K, CU_Q, CU_K, 1, 1), rg.ShapeError, r"expected \(total, heads, d\)"),
         (lambda: flash_attn_with_kvcache(Q, K, K, Q, Q, cache_seqlens=3), ValueError, "room for 5 tokens; 6 were"),

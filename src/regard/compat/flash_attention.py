@@ -7,7 +7,7 @@ Tensors are (batch, n, heads, d) or packed (total, heads, d). What all three fun
 
 softmax_scale   default 1 / sqrt(d)
 causal          aligned bottom-right: the queries are the last ones
-window_size     (left, right), keys besides the query's own, -1 = unbounded; causal makes right 0
+window_size     (left, right), a tuple or a tensor: keys besides the query's own, -1 = unbounded; causal makes right 0
 softcap         above 0: scores s become softcap · tanh(s / softcap)
 alibi_slopes    (heads,) or (batch, heads), added after the cap: -slope · |i + nk - nq - j|. Slopes (batch, heads) cost
                 one call for each sequence
@@ -23,14 +23,16 @@ Source: Dao 2023 (arXiv 2307.08691); flash_attn/flash_attn_interface.py, flash-a
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
-from regard.core.arrays import of_numbers
+from regard.compat.flash_attention_rows import packed_rows, rotated, write_rows
+from regard.core.arrays import integers
 from regard.core.dropout import Dropout
-from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError, Unsupported
 from regard.core.paged import Paged
 from regard.core.positions import Positions, tail
@@ -39,13 +41,12 @@ from regard.masks.algebra import Everything, Mask
 from regard.masks.convert import cu_seqlens_positions, from_cu_seqlens, from_flash_window
 from regard.masks.positional import Causal, Prefix
 from regard.masks.ragged import Lengths
-from regard.nn.rotary import Rotary, RotaryInterleaved
 from regard.runtime.binding import Call
 from regard.scores.algebra import Score
 from regard.scores.modifiers import Alibi, SoftCap
 from regard.scores.similarity import ScaledDot
 
-Window = tuple[int, int]
+Window = Sequence[int] | Tensor
 
 
 def flash_attn_func(
@@ -121,7 +122,7 @@ def flash_attn_varlen_func(
     _check_axes(("q", q), shape="(total, heads, d)")
     _refuse_probabilities(return_attn_probs, dropout_p)
     if block_table is not None:
-        k, v = (_packed_rows(pool, block_table, cu_seqlens_k) for pool in (k, v))
+        k, v = (packed_rows(pool, block_table, cu_seqlens_k) for pool in (k, v))
     _check_axes(("k", k), ("v", v), shape="(total, heads, d)")
     if _by_sequence(alibi_slopes):
         options = (dropout_p, softmax_scale, causal, window_size, softcap)
@@ -166,7 +167,7 @@ def flash_attn_with_kvcache(
     k_cache, v_cache  (batch, room, hk, d); with block_table (batch, most pages) pools (pages, page_size, hk, d) of any
                       page size, read where they lie
     k, v              (batch, n, hk, d), written in place behind the cache_seqlens tokens of each sequence
-    cache_seqlens     how many tokens the cache holds, a number or (batch,); None: it is full
+    cache_seqlens     how many tokens the cache holds, a number or integers (batch,); None: it is full
     cache_batch_idx   (batch,): the row of the cache that each sequence has
     cache_leftpad     (batch,): where each sequence begins in its row; what lies before is hidden
     rotary_cos, _sin  (positions, width / 2): rotates k, and q, at cache_seqlens and behind; without causal and window
@@ -190,26 +191,25 @@ def flash_attn_with_kvcache(
             own = torch.arange(batch, dtype=torch.int32, device="cpu") if cache_batch_idx is None else cache_batch_idx
             table = own[:, None]
         table, room = table.to(k_cache.device, torch.int32), table.shape[1] * k_cache.shape[1]
-        held = (
-            torch.full((batch,), room, dtype=torch.int64, device="cpu")
-            if cache_seqlens is None
-            else of_numbers(cache_seqlens, torch.int64).long()
-        )
-        held = held.to(q.device).expand(batch)
+        lengths = room if cache_seqlens is None else cache_seqlens
+        if not isinstance(lengths, Tensor):
+            lengths = torch.as_tensor(lengths, dtype=None, device="cpu")
+        held = integers(lengths, "cache_seqlens")
+        each, held = held.dim() > 0, held.to(q.device).expand(batch)
         if rotary_cos is not None and rotary_sin is not None:
             if k is None:
                 raise ValueError("rotary_cos is given without k; expected new keys to rotate with q.")
             if cache_leftpad is not None:
                 raise Unsupported("rotary_cos with cache_leftpad; rotate q and k before the call.")
-            one_place = not causal and tuple(window_size) == (-1, -1)
-            q = _rotated(q, rotary_cos, rotary_sin, held, rotary_interleaved, advance=not one_place)
-            k = _rotated(k, rotary_cos, rotary_sin, held, rotary_interleaved, advance=True)
+            one_place = not causal and _bounds(window_size) == (-1, -1)
+            q = rotated(q, rotary_cos, rotary_sin, held, rotary_interleaved, advance=not one_place)
+            k = rotated(k, rotary_cos, rotary_sin, held, rotary_interleaved, advance=True)
         total = held if k is None or v is None else held + k.shape[1]
         n = int(total.max()) if batch else 0
         if n > room:
             raise ValueError(f"the cache has room for {room} tokens; {n} were to be held. Allocate a larger cache.")
         if k is not None and v is not None:
-            _write((k_cache, v_cache), (k, v), table, held)
+            write_rows((k_cache, v_cache), (k, v), table, held)
         if _by_sequence(alibi_slopes):
             pads = [None] * batch if cache_leftpad is None else cache_leftpad[:, None]
             options = (softmax_scale, causal, window_size, softcap, rotary_interleaved)
@@ -223,7 +223,7 @@ def flash_attn_with_kvcache(
             out, lse = (torch.cat(t) for t in zip(*parts, strict=True))
         else:
             mask, positions = _mask(causal, window_size), tail(nq, n, q.device)
-            if isinstance(cache_seqlens, Tensor):
+            if each:
                 at = torch.arange(nq, device=q.device, dtype=torch.int64)
                 mask, positions = mask & Lengths(keys=total), Positions(total[:, None] - nq + at, positions.k)
             if cache_leftpad is not None:
@@ -254,40 +254,21 @@ def _by_sequence(slopes: Tensor | None) -> TypeGuard[Tensor]:
     return slopes is not None and slopes.dim() == 2
 
 
+def _bounds(window_size: Window) -> tuple[int, int]:
+    """(left, right) as numbers, of two integers in whatever holds them: a tuple, a tensor, an array."""
+    try:
+        left, right = map(operator.index, window_size)
+    except (TypeError, ValueError):
+        raise TypeError(f"window_size is {window_size!r}; expected two integers, (left, right).") from None
+    return left, right
+
+
 def _mask(causal: bool, window_size: Window) -> Mask:
-    left, right = window_size
+    left, right = _bounds(window_size)
     right = 0 if causal else right
     if left == -1 and right < 1:
         return Causal() if right == 0 else Everything()
     return from_flash_window(left, right)
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor, first: Tensor, interleaved: bool, *, advance: bool) -> Tensor:
-    """x (batch, n, heads, d) turned by the rows of cos and sin from `first` (batch,) on, or all of it by that row."""
-    at = first[:, None] + torch.arange(x.shape[1] if advance else 1, device=x.device, dtype=torch.int64)
-    width, wide = 2 * cos.shape[1], accumulator(x.dtype)
-    turn = (RotaryInterleaved if interleaved else Rotary)(width).rotate
-    turned = turn(x[..., :width].to(wide), cos[at][:, :, None].to(wide), sin[at][:, :, None].to(wide))
-    return torch.cat([turned.to(x.dtype), x[..., width:]], -1)
-
-
-def _write(pools: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], table: Tensor, held: Tensor) -> None:
-    """Copies new keys and values (batch, n, hk, d) behind the `held` tokens (batch,) of each sequence."""
-    size = pools[0].shape[1]
-    at = held[:, None] + torch.arange(new[0].shape[1], device=held.device, dtype=torch.int64)
-    page, row = table.long().gather(1, at // size), at % size
-    for pool, t in zip(pools, new, strict=True):
-        pool[page, row] = t
-
-
-def _packed_rows(pool: Tensor, block_table: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """The rows that a block table names in a pool (pages, page_size, hk, d), one behind another: (total, hk, d)."""
-    lengths, size = cu_seqlens.diff().long(), pool.shape[1]
-    row = torch.cat([torch.arange(int(n), device=pool.device, dtype=torch.int64) for n in lengths])
-    page = block_table.long()[
-        torch.arange(len(lengths), device=pool.device, dtype=torch.int64).repeat_interleave(lengths), row // size
-    ]
-    return pool[page, row % size]
 
 
 def _check_axes(*given: tuple[str, Tensor], shape: str) -> None:
