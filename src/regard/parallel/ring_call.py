@@ -135,32 +135,40 @@ class RingCall:
             t.detach().requires_grad_(need)
             for t, need in zip((q, *self.tensors()), (needs[0], *needs[3:]), strict=True)
         ]
-        call = self.with_tensors(tuple(fixed[1:]))
-        sums = [torch.zeros_like(t, dtype=g.dtype) if t.requires_grad else None for t in fixed]
-        home = [torch.zeros_like(t, dtype=g.dtype) if need else None for t, need in zip((k, v), need_kv, strict=True)]
-        places = [t for t in home if t is not None]
-        sizes = [sum(_numbers(t, n) for t in places) for n in self.key_shards.lengths]
-        travelling = GradientsHome(self.peers, self.needed, sizes, g) if places else None
+        call, wanted = self.with_tensors(tuple(fixed[1:])), [t for t, need in zip((k, v), need_kv, strict=True) if need]
+        sizes = [sum(_numbers(t, n) for t in wanted) for n in self.key_shards.lengths]
+        travelling = GradientsHome(self.peers, self.needed, sizes, g) if wanted else None
+        sums, places = list[Tensor | None](), list[Tensor]()
         with exact(q.device.type), closing(self.blocks(k, v, travelling)) as blocks:
             for source, *there in blocks:
                 kv = [t.detach().requires_grad_(need) for t, need in zip(there, need_kv, strict=True)]
-                inputs = [t for t in (*fixed, *kv) if t.requires_grad]
-                with torch.enable_grad():
-                    sink = call.sink if source == rank else None
-                    state = call.state(fixed[0], kv[0], kv[1], self.part(rank, source), sink)
-                shares = [
-                    torch.zeros_like(t, dtype=g.dtype) if x is None else x.to(g.dtype)
-                    for t, x in zip(inputs, part_gradients(state, whole, g, delta, inputs), strict=True)
-                ]
-                here = [t for t in sums if t is not None] + (places if source == rank else [])
-                for place, share in zip(here, shares, strict=False):
-                    place += share
+                shares = call._shares(fixed, kv, source, whole, g, delta)
+                if source == rank:  # the first; what its backward took is free again
+                    sums = [torch.zeros_like(t, dtype=g.dtype) if t.requires_grad else None for t in fixed]
+                    places = [torch.zeros_like(t, dtype=g.dtype) for t in wanted]
+                _add([t for t in sums if t is not None] + (places if source == rank else []), shares)
                 if source != rank and travelling is not None:
                     travelling.add(torch.cat([t.reshape(-1) for t in shares[-len(places) :]]))
+                del shares, kv  # the next block's backward has their room
         if travelling is not None and travelling.found is not None:
-            for place, share in zip(places, travelling.found.split([t.numel() for t in places]), strict=True):
-                place += share.view(place.shape)
-        return [sums[0], *home, *sums[1:]]
+            found = travelling.found.split([t.numel() for t in places])
+            _add(places, [share.view(place.shape) for place, share in zip(places, found, strict=True)])
+        home = iter(places)
+        return [sums[0], *(next(home) if need else None for need in need_kv), *sums[1:]]
+
+    def _shares(
+        self, fixed: list[Tensor], kv: list[Tensor], source: int, whole: RowStats, g: Tensor, delta: Tensor
+    ) -> list[Tensor]:
+        """What the block of a rank adds to the gradients of those of fixed (q and `tensors()`) and kv that have one."""
+        inputs = [t for t in (*fixed, *kv) if t.requires_grad]
+        with torch.enable_grad():
+            sink = self.sink if source == self.peers.rank else None
+            state = self.state(fixed[0], kv[0], kv[1], self.part(self.peers.rank, source), sink)
+        found = part_gradients(state, whole, g, delta, inputs)
+        return [
+            torch.zeros_like(t, dtype=g.dtype) if x is None else x.to(g.dtype)
+            for t, x in zip(inputs, found, strict=True)
+        ]
 
     def blocks(
         self, k: Tensor, v: Tensor, gradients: GradientsHome | None = None
@@ -186,6 +194,11 @@ class RingCall:
 def _numbers(t: Tensor, n: int) -> int:
     """How many numbers n tokens of t have."""
     return t.shape[:-2].numel() * n * t.shape[-1]
+
+
+def _add(places: Sequence[Tensor], shares: Sequence[Tensor]) -> None:
+    for place, share in zip(places, shares, strict=False):  # behind those of q and the score are those of k and v
+        place += share
 
 
 class RingAttention(torch.autograd.Function):
