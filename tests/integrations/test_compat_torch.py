@@ -15,15 +15,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import regard as rg
+from needed import needs_kernels
 from regard.compat.torch import scaled_dot_product_attention
 
-SAMPLES = Path(__file__).with_name("torch_samples.py")
 
-
-def torchs_samples(which: str) -> list[str]:
-    """What torch_samples.py says about regard's function or module, a line for each check."""
+def torchs_samples(which: str, script: str = "torch_samples.py") -> list[str]:
+    """What a script says about regard's function or module, or about torch's under patch, a line for each check."""
     pytest.importorskip("expecttest", reason="needs expecttest: pip install 'regard[test]'")
-    done = subprocess.run([sys.executable, SAMPLES, which], capture_output=True, text=True, check=False, timeout=300)
+    command = [sys.executable, Path(__file__).with_name(script), which]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -40,6 +40,15 @@ def test_torchs_samples_of_its_module_pass() -> None:
     lines = torchs_samples("module")
     assert [line for line in lines if not line.startswith("ok ")] == []
     assert len(lines) == 534
+
+
+@pytest.mark.full  # a minute
+@needs_kernels
+@pytest.mark.parametrize(("which", "checks", "calls"), [("operators", 319, 170), ("modules", 103, 414)])
+def test_torchs_samples_pass_under_patch(which: str, checks: int, calls: int) -> None:
+    *lines, last = torchs_samples(which, "torch_patched.py")
+    assert [line for line in lines if not line.startswith("ok ")] == []
+    assert len(lines) >= checks and int(last.split()[0]) >= calls  # so many at least
 
 
 def qkv(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
