@@ -33,7 +33,7 @@ for isa in "${sets[@]}"; do
   package=$build/$isa
   rm -rf "$package" && mkdir -p "$package"
   cp -r src/regard "$package/regard"
-  rm -f "$package"/regard/backends/kernels/*
+  rm -rf "$package/regard/backends/kernels" && mkdir "$package/regard/backends/kernels"
   # no others, so that tests of every instruction set that runs have this one and base
   for name in regard_python libregard_base "libregard_$isa"; do
     cp "$build/kernels/$name.so" "$package/regard/backends/kernels"
@@ -41,6 +41,6 @@ for isa in "${sets[@]}"; do
   sanitized=(env LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so)" REGARD_ISA="$isa"
     ASAN_OPTIONS="detect_leaks=0:${ASAN_OPTIONS:-}" UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1:${UBSAN_OPTIONS:-}"
     PYTHONPATH="$package" "$python")
-  "${sanitized[@]}" -m pytest -p no:cacheprovider tests/kernels "${left_out[@]}" ${PYTEST:-}
+  "${sanitized[@]}" -m pytest -p no:cacheprovider -o timeout=3600 tests/kernels "${left_out[@]}" ${PYTEST:-}
   "${sanitized[@]}" -m tests.fuzz --calls "${CALLS:-5000}" --minutes 600
 done
