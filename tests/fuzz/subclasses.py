@@ -62,7 +62,7 @@ def _parameter(t: Tensor) -> Tensor:
 
 def _made_in_inference(t: Tensor) -> Tensor:
     with torch.inference_mode():
-        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t) if 0 not in t.stride() else t.clone()
+        return t.clone() if 0 in t.stride() else torch.empty_like(t).copy_(t)
 
 
 def _of_fake(t: Tensor) -> Tensor | None:
@@ -79,7 +79,7 @@ def _of_wrapper(t: Tensor) -> Tensor:
 
 FAKE = FakeTensorMode()
 KINDS = (
-    Kind("plain subclass", lambda t: t.as_subclass(Tagged), lambda t: t.as_subclass(Tensor), True, ()),
+    Kind("plain subclass", lambda t: t.as_subclass(Tagged), lambda t: t.as_subclass(Tensor), True, (TypeError,)),
     Kind("Parameter", _parameter, lambda t: t, True, ()),
     # autograd refuses to save such a tensor
     Kind("inference tensor", _made_in_inference, lambda t: t, refused=(RuntimeError,)),

@@ -56,6 +56,7 @@ def with_fewer_tokens(call: Call, s: Source) -> Call:
     counted = call.placed in ("head", "tail") or (call.positions is None and call.nq == call.nk)
     parts = (*call.score, *call.mask.every())
     whole = any(part.kind in ("bias", "points", "dense") or part.numbers.get("buckets") == "grid" for part in parts)
+    whole = whole or any(part.kind == "documents" and "k_ids" not in part.tensors for part in parts)
     lengths = [part.tensors for part in call.mask.every() if part.kind == "lengths"]
     shared = any(0 in t.stride() for tensors in lengths for t in tensors.values())
     if not counted or whole or shared or not call.pairs or call.q is call.k or call.q is call.v:
