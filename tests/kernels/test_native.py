@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
-from multiprocessing.connection import Connection
 
 import pytest
 import torch
@@ -193,57 +192,41 @@ def test_many_python_threads_at_once() -> None:
 
 
 FORK = """
-import multiprocessing
+import multiprocessing, sys, threading
 import torch
 import regard as rg
 
 def child(x, answer):
-    torch.set_num_threads(1)  # torch's own pool does not survive a fork
-    answer.put(rg.attention(x, x, x, backend=rg.Native()).flatten().tolist())
+    def call():
+        answer.put(rg.attention(x, x, x, backend=rg.Native()).flatten().tolist())
 
-x = torch.randn(1, 2, 40, 8)
+    if sys.argv[1] == "one thread":
+        torch.set_num_threads(1)  # the pool of the thread that forked does not survive a fork
+        call()
+    else:  # a new thread gets a pool of its own
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+
+torch.set_num_threads(2)
+x = torch.randn(1, 2, 257, 16)
 right = rg.attention(x, x, x, backend=rg.Native()).flatten().tolist()
 context = multiprocessing.get_context("fork")
 answer = context.SimpleQueue()
 process = context.Process(target=child, args=(x, answer))
 process.start()
+found = answer.get()
 process.join(60)
-assert process.exitcode == 0 and answer.get() == right
+assert process.exitcode == 0 and found == right
 """
 
 
-def test_a_fork_after_use() -> None:
+@pytest.mark.parametrize("computes", ["one thread", "a new thread"])
+def test_a_fork_after_use(computes: str) -> None:
     """In a process of its own: other libraries that the tests have loaded have threads, which a fork breaks."""
-    ended = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-c", FORK, computes]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
-
-
-def _child_with_a_thread(x: Tensor, answer: Connection) -> None:
-    def call() -> None:
-        answer.send(rg.attention(x, x, x, backend=rg.Native()).flatten().tolist())
-
-    thread = threading.Thread(target=call)  # the pool of the thread that forked is gone, this one gets its own
-    thread.start()
-    thread.join()
-
-
-@pytest.mark.filterwarnings("ignore:.*fork")
-def test_a_fork_after_use_of_several_threads_computes_in_a_new_one() -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        x = torch.randn(1, 2, 257, 16)
-        right = rg.attention(x, x, x, backend=rg.Native())
-        context = multiprocessing.get_context("fork")
-        answer, theirs = context.Pipe()
-        child = context.Process(target=_child_with_a_thread, args=(x, theirs))
-        child.start()
-        found = answer.recv() if answer.poll(60) else "it stands"
-        child.kill()
-        child.join()
-        assert found == right.flatten().tolist()
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_it_is_what_runs_on_a_cpu() -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from regard.core.arrays import integers, numbers
+from regard.core.arrays import integers, numbers, plain_tensor
 from regard.core.errors import ShapeError
 from regard.core.shapes import listed
 from regard.core.tracing import data_unavailable, scripted
@@ -43,6 +43,7 @@ class Positions(Value):
                 raise TypeError(f"Positions.{name} has dtype {x.dtype}; expected integers, such as torch.arange(n).")
             if x.dim() == 0:
                 raise ShapeError(f"Positions.{name} has shape (); expected (n,) or (*batch, n).")
+            plain_tensor(x, f"Positions.{name}")
 
     def __getattr__(self, name: str) -> Tensor:
         """The tensors of `head` and `tail`: a field that a value has never comes here."""

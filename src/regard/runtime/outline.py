@@ -25,7 +25,7 @@ from regard.scores.algebra import Score
 
 def plain(t: Tensor) -> bool:
     """Whether the kernels can read a tensor where it lies. A subclass may hold its numbers elsewhere, or none."""
-    return type(t) in _PLAIN and t.is_cpu and t.layout is _STRIDED and not t.is_neg()
+    return type(t) in _PLAIN and t.is_cpu and t.layout is _STRIDED and not (t.is_neg() or t._is_zerotensor())
 
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
@@ -51,9 +51,9 @@ def outline(item: Any, leaves: list[Tensor]) -> Any:
         leaves.append(item)
         return item.dtype, item.shape, item.stride()
     if isinstance(item, Value) and kind.__module__.startswith("regard."):
-        _parts[kind] = names(kind)
         if issubclass(kind, Mask) and kind.per_token:
             _per_token.add(kind)
+        _parts[kind] = names(kind)  # last: another thread may read it at once
         return outline(item, leaves)
     raise Open
 

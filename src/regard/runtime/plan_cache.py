@@ -147,7 +147,8 @@ def _record(plan: TrainingPlan, done: Done, asked: Asked, tensors: tuple[Tensor,
 
 def plans() -> list[Plan | TrainingPlan]:
     """Every plan that is kept."""
-    found = (list(known.values()) if isinstance(known, _ByLength) else [known] for known in _plans.values())
+    kept = list(_plans.values())  # at once: another thread may add one
+    found = (list(known.values()) if isinstance(known, _ByLength) else [known] for known in kept)
     return [known.plan for each in found for known in each if known is not None]
 
 
@@ -174,8 +175,9 @@ def _learn(key: Any, asked: Asked, leaves: list[Tensor]) -> _Known | None:
         _shortcut = shortcut()
     if known is not None and known.plan.of_lengths:
         lengths = asked.q.shape[-2], asked.k.shape[-2]
-        found = _plans.setdefault(key, _ByLength())
-        assert isinstance(found, _ByLength)
+        found = _plans.get(key)
+        if not isinstance(found, _ByLength):  # another thread may have found no plan for another length
+            found = _plans[key] = _ByLength()
         if len(found) >= _MOST:
             found.clear()
         found[lengths] = known
