@@ -49,7 +49,8 @@ def plain_tensor(x: Any, name: str) -> Tensor:
 
     Those of torch.nn.attention.bias.CausalBias mean nothing, of torch.masked.MaskedTensor some do. Such classes take
     part in torch's functions (`__torch_function__`); Parameters, and classes that change the operations below them
-    (fake tensors, DTensors), do not. As q, k and v they are served: what they do with regard.attention is theirs to say.
+    (fake tensors, DTensors), do not. As q, k and v they are served: what they do with regard.attention is theirs to
+    say.
     """
     kind: Any = type(x)
     if isinstance(x, Tensor) and kind is not Tensor and kind.__torch_function__ is not _NO_TORCH_FUNCTION:
