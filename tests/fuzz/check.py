@@ -199,12 +199,13 @@ def _terms(call: Call, name: str, t: Tensor) -> int:
 def _cancelled(right: _Oracle, exact: Tensors) -> dict[str, float]:
     """How large the numbers may have been whose sum a result is, each rounded to the result's dtype.
 
-    Second derivatives: as large as any of them. Keys in two parts: as the gradient that either part gives. What a batch
+    Second derivatives: as large as any of them, times what q, k and v multiply it by. Keys in two parts: as the gradient that either part gives. What a batch
     shares: as the gradient that each of its elements gives.
     """
-    if right.way.name == "twice":
-        return dict.fromkeys(exact, max((_largest(t) for t in exact.values()), default=0.0))
     call = right.call
+    if right.way.name == "twice":
+        factor = max(1.0, *(_largest(getattr(call, name).nan_to_num(0, 0, 0)) for name in "qkv"))
+        return dict.fromkeys(exact, factor * max((_largest(t) for t in exact.values()), default=0.0))
     whole = replace(call, **{name: _of_each(call, getattr(call, name)) for name in "qkv"})
     if right.way.name != "merged":
         same = all(getattr(call, name) is getattr(whole, name) for name in "qkv")

@@ -56,7 +56,8 @@ def test_lengths_are_those_of_the_call(
 
 @pytest.mark.parametrize("counts", ["keys", "queries", "both"])
 @pytest.mark.parametrize("lay", [lambda t: torch.stack([t, t + 1], 1)[:, 0], lambda t: t[:1].expand(2)])
-def test_gradients_under_lengths_of_any_layout(counts: str, lay: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize("rest", [rg.Everything(), rg.Causal(), rg.Dense(torch.ones(NK, dtype=torch.bool))])
+def test_lengths_of_any_layout(counts: str, lay: Callable[[Tensor], Tensor], rest: rg.Mask) -> None:
     for lengths in ([3, 11], [9, 2]):
         named = {
             "keys": lay(torch.tensor(lengths)) if counts != "queries" else None,
@@ -64,10 +65,15 @@ def test_gradients_under_lengths_of_any_layout(counts: str, lay: Callable[[Tenso
         }
         found, expected = tensors(True), tensors(True)
         weight = torch.randn(2, HEADS, NQ, 8)
+        call = {"mask": rg.Lengths(**named) & rest, "positions": rg.tail(NQ, NK)}
         for each, run in ((found, rg.attention), (expected, right)):
-            (run(*each, mask=rg.Lengths(**named)) * weight).sum().backward()
+            (run(*each, **call) * weight).sum().backward()
         for a, b in zip(found, expected, strict=True):
             torch.testing.assert_close(a.grad, b.grad)
+        plain = [t.detach() for t in found]
+        torch.testing.assert_close(rg.attention(*plain, **call), right(*plain, **call))
+        state = rg.attention_state(*plain, **call).finish()
+        torch.testing.assert_close(state, rg.attention_state(*plain, **call, backend=rg.Reference()).finish())
 
 
 class Wrapped(Tensor):

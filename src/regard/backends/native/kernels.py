@@ -26,7 +26,10 @@ class Kernels(Protocol):
     """Where it has the address of the gradient of what is learned; None if that is always None."""
 
     def leaves(self, problem: Problem, args: KernelArgs) -> dict[int, Tensor | None]:
-        """The tensors besides q, k and v that are read where the caller has them, by the offset of their address."""
+        """The tensors besides q, k and v that are read where the caller has them, by the offset of their address.
+
+        Not those of which the kernels read a copy: a plan would set an address that nobody reads, or miss new numbers.
+        """
         ...
 
     def learned(self, problem: Problem) -> Tensor | None:

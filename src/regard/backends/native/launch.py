@@ -25,7 +25,7 @@ MOST_FLOAT = torch.finfo(torch.float32).max
 SATURATED = 3.4027e38  # kSaturated of native/core/vec.h: scores in base 2 that stand for all that are larger
 _OPERAND = Packer(f"={ctypes.sizeof(Operand) // 8}q")  # all members have eight bytes
 MEMBERS = {member.name: member for member in CallArguments.members}
-_OPERANDS = {name for name, member in MEMBERS.items() if member.type == "regard_tensor"}  # whose strides are told
+OPERANDS = {name for name, member in MEMBERS.items() if member.type == "regard_tensor"}  # whose strides are told
 _OFFSETS = {name: getattr(CallArguments, name).offset for name in MEMBERS}
 _OF_MODIFIERS = tuple(f.name for f in fields(ModifierOperands) if "Tensor" not in str(f.type))  # their numbers
 _SET = ("scale", *_OF_MODIFIERS, "threshold", "keep", "invariant")  # numbers that are members as they are
@@ -103,7 +103,7 @@ def pair_work(args: KernelArgs) -> int:
 def arguments(args: KernelArgs, out: Tensor, lse: Tensor | None, row_stats: Tensor | None) -> CallArguments:
     """The struct that the kernels read; all but its addresses is worked out once for calls whose tensors lie alike."""
     # a graph, or a hook on what is saved, may have laid out anew what was made without gaps
-    tensors = {name: t if name in _OPERANDS else t.contiguous() for name, t in args.tensors().items()}
+    tensors = {name: t if name in OPERANDS else t.contiguous() for name, t in args.tensors().items()}
     if isinstance(args.k, Paged) and isinstance(args.v, Paged):
         tensors |= {"k": args.k.pages, "v": args.v.pages, "block_table": args.k.block_table}
     tensors |= {name: t for name, t in (("out", out), ("lse", lse), ("row_stats", row_stats)) if t is not None}
@@ -160,7 +160,7 @@ def set_bounds(call: CallArguments, first: int | None, last: int | None) -> None
 
 def set_operand(call: CallArguments, name: str, t: Tensor) -> None:
     """Fills the members that belong to an operand: its address, its strides, how many of it there are."""
-    if name in _OPERANDS:
+    if name in OPERANDS:
         setattr(call, name, operand(call.hold(t)))
         if f"{name}_dtype" in MEMBERS:
             setattr(call, f"{name}_dtype", DTYPE_CODES[t.dtype])
