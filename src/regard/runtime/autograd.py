@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.backends.base import Backend
 from regard.backends.streaming.backward import Cotangents
 from regard.core.arrays import in_memory
-from regard.core.cotangents import has_tangent, linear_in
+from regard.core.cotangents import has_tangent, linear_in, untransformed
 from regard.core.dtypes import exact
 from regard.core.problem import Problem
 from regard.core.state import RowStats
@@ -119,7 +119,9 @@ class Attention(torch.autograd.Function):
         needs = tuple(ctx.needs_input_grad[3:])
         # create_graph: the gradient itself will be differentiated
         way = ctx.call.differentiable if torch.is_grad_enabled() else ctx.call.backward
-        found = linear_in(cotangents, lambda plain: way(Given(tensors, saved, tuple(map(_readable, plain)), needs)))
+        if untransformed(cotangents):
+            return (None, None, None, *way(Given(tensors, saved, cotangents, needs)))
+        found = linear_in(cotangents, lambda each: way(Given(tensors, saved, tuple(map(_readable, each)), needs)))
         return (None, None, None, *found)
 
 
