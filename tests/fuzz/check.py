@@ -199,8 +199,8 @@ def _terms(call: Call, name: str, t: Tensor) -> int:
 def _cancelled(right: _Oracle, exact: Tensors) -> dict[str, float]:
     """How large the numbers may have been whose sum a result is, each rounded to the result's dtype.
 
-    Second derivatives: as large as any of them, times what q, k and v multiply it by. Keys in two parts: as the gradient
-    that either part gives. What a batch shares: as the gradient that each of its elements gives.
+    Second derivatives: as large as any of them, times what q, k and v multiply it by. Keys in two parts: as the
+    gradient that either part gives. What a batch shares: as the gradient that each of its elements gives.
     """
     call = right.call
     if right.way.name == "twice":
