@@ -221,9 +221,16 @@ def _mask_left(
 def _subclass_among(*args: Any, **kwargs: Any) -> str | None:
     """Why a call stays with torch for what a subclass of Tensor means to it."""
     for x in (*args, *kwargs.values()):
-        if isinstance(x, Tensor) and type(x) not in (Tensor, nn.Parameter):
-            return f"an argument is a {type(x).__name__}, a subclass of Tensor"
+        kind: Any = type(x)
+        if not isinstance(x, Tensor) or kind in (Tensor, nn.Parameter):
+            continue
+        if torch.compiler.is_compiling() and kind.__torch_function__ is _NO_TORCH_FUNCTION:
+            continue  # the fake tensors of a graph
+        return f"an argument is a {kind.__name__}, a subclass of Tensor"
     return None
+
+
+_NO_TORCH_FUNCTION = torch._C._disabled_torch_function_impl  # pyright: ignore[reportPrivateUsage]
 
 
 def _torchs_sdpa(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
