@@ -61,8 +61,8 @@ struct Case : RandomMemory {
       step[axis] = once ? 0 : count;
       count *= once ? 1 : size[axis];
     }
-    const int64_t size = elements() && heads && rows && cols ? count : 0;
-    return {make(kind, count), {step[0], step[1], step[2], step[3]}, step[4], step[5], cols == 1 ? 1 : step[6], size, kDtypes[kind]};
+    const int64_t reached = heads && rows && cols ? count : 0;
+    return {make(kind, count), {step[0], step[1], step[2], step[3]}, step[4], step[5], cols == 1 ? 1 : step[6], reached, kDtypes[kind]};
   }
 
   int64_t elements() const { return c.batch[0] * c.batch[1] * c.batch[2] * c.batch[3]; }
