@@ -121,5 +121,5 @@ def test_a_compiled_layer_decodes_like_itself(cache: str) -> None:
     ours, theirs = cache_of(cache, layer), cache_of(cache, layer)
     steps = list(range(2, N))
     exact(decoded(step, ours, x, steps), decoded(layer, theirs, x, steps))
-    assert graphs.frame_count < 8, "a graph was made for each length"
+    assert graphs.frame_count < len(steps), "a graph was made for each length"
     assert ours.length == theirs.length == N

@@ -54,7 +54,12 @@ class Positions(Value):
 
     @property
     def span(self) -> Span | None:
-        """The positions as numbers, where they are known without looking: those of `head` and `tail`."""
+        """The positions as numbers, where they are known without looking: those of `head` and `tail`.
+
+        Not in a graph that is given them, which would be made anew for other numbers: there they are tensors.
+        """
+        if torch.compiler.is_compiling() and "q" not in self.__dict__:
+            return None
         return self.__dict__.get("_span")
 
     @property
