@@ -83,9 +83,8 @@ class AdditiveKernels(KernelFamily):
         return AdditiveGradientArguments(forward)
 
     def empty_gradients(self, given: Sequence[Tensor], heads: int, needs: tuple[bool, ...]) -> Gradients:
-        return *(torch.empty(t.shape, dtype=torch.float32, device="cpu") for t in given), torch.empty(
-            heads, given[0].shape[-1], dtype=torch.float32, device="cpu"
-        )
+        shapes = *(t.shape for t in given), (heads, given[0].shape[-1])
+        return tuple(torch.empty(shape, dtype=torch.float32, device="cpu") for shape in shapes)
 
     def own(self, made: Gradients, given: Sequence[Tensor], learned: Tensor | None) -> Gradients:
         da, dc, dv, dw = made

@@ -161,9 +161,8 @@ def _tile_map(mask: Mask, frame: Frame, queries: int, keys: int) -> dict[str, Te
     cover = cover.expand(*torch.broadcast_shapes(cover.shape[:-2], one.shape[:-2]), *tiling.shape)
     some = cover == Cover.SOME
     tiles = torch.full(cover.shape, -2, dtype=torch.int32, device="cpu").masked_fill(cover == Cover.NONE, -1)
-    bits = torch.empty(
-        max(int(some.sum()), 1), keys, dtype=torch.int64, device="cpu"
-    )  # what is never written takes no memory
+    # what is never written takes no memory
+    bits = torch.empty(max(int(some.sum()), 1), keys, dtype=torch.int64, device="cpu")
     count = 0
     for n, m in _strips(some, queries * keys):
         rows = slice(n.start * queries, min(n.stop * queries, frame.nq))
@@ -171,9 +170,8 @@ def _tile_map(mask: Mask, frame: Frame, queries: int, keys: int) -> dict[str, Te
         r, c = rows.stop - rows.start, cols.stop - cols.start
         seen = full(mask.visible(frame.region(rows, cols)))
         words = _packed(seen.expand(*seen.shape[:-2], r, c), queries, keys)
-        whole = _packed(torch.ones(r, 1, dtype=torch.float32, device="cpu"), queries, 1) * _packed(
-            torch.ones(1, c, dtype=torch.float32, device="cpu"), 1, keys
-        )
+        every = torch.ones(max(r, c), dtype=torch.bool, device="cpu")
+        whole = _packed(every[:r, None], queries, 1) * _packed(every[None, :c], 1, keys)
         # the mask is known better now than its cover is
         none, all_ = (words == 0).all(-1), (words == whole).all(-1)
         here, asked = tiles[..., n, m], some[..., n, m]
