@@ -3,6 +3,7 @@
 #include <new>
 
 #include "attention/kv_tile.h"
+#include "attention/matrix_stream.h"
 #include "attention/tile.h"
 #include "core/work.h"
 
@@ -21,12 +22,7 @@ static void accumulate_tile(Block<V>& b, const Tile& t, KvTile& x, const vf (&to
   const regard_call& c = b.c;
   const int64_t skip = t.j - x.j;
   vf alpha[V];
-  for (int v = 0; v < V; ++v) {
-    vf shift = top[v] == splat(-kInf) ? splat(0.0f) : top[v];
-    alpha[v] = exp2v(b.m[v] - shift);
-    b.l[v] = b.l[v] * alpha[v];
-    b.m[v] = top[v];
-  }
+  raise_state<V>(b, top, alpha);
   const bool careful = (t.edge || t.bits) && !finite_values<Op>(c, b.w, x);
   if (Op::pairs && !careful) {
     weigh<V, true>(b, t, false);
@@ -44,6 +40,7 @@ template <int V, class Op>
 static void run_tile(Block<V>& b, Tile& t, KvTile& x) {
   uint64_t bits[kKeys];
   load_extras<V>(b, t, bits);
+  if constexpr (Op::parts) return b.w.stream->finish(), run_matrix_tile<V, Op>(b, t, x);
   load_keys<Op>(b.c, b.w, x);
   vf top[V];
   for (int v = 0; v < V; ++v) top[v] = b.m[v];
@@ -61,22 +58,22 @@ REGARD_NOINLINE void finish(Block<V>& b) {
   const int64_t base = offset(c.out, p, p.h) + p.row * c.out.row;
   const vf sink = splat(sink_of(c, p, p.h));
   for (int v = 0; v < V; ++v) {
-    vf alpha = splat(1.0f);
+    vf alpha = splat(1.0f), total = b.rounded ? b.unrounded[v] : b.l[v];
     if (c.sink.data) {
       const vf most = greater_of(sink, b.m[v]), shift = most == splat(-kInf) ? splat(0.0f) : most;
       alpha = exp2v(b.m[v] - shift);
-      b.l[v] = b.l[v] * alpha + exp2v(sink - shift);
+      b.l[v] = b.l[v] * alpha + exp2v(sink - shift), total = total * alpha + exp2v(sink - shift);
       b.m[v] = most;
     }
     const vf scale = b.l[v] == splat(0.0f) ? splat(0.0f) : alpha / b.l[v];
     const int64_t rows = p.rows - v * W < W ? p.rows - v * W : W;
     const vi empty = b.l[v] == splat(0.0f);
     if (lse) {
-      const vf sum = select(empty, splat(-kInf), natural(b.m[v]) + logv(b.l[v]));
+      const vf sum = select(empty, splat(-kInf), natural(b.m[v]) + logv(total));
       for (int64_t n = 0; n < rows; ++n) lse[(v * W + n) * c.lse.row] = sum[n];
     }
     if (row_stats) {
-      const vf shift = select(empty, vf{}, b.m[v]), inverse = select(empty, vf{}, splat(1.0f) / b.l[v]);
+      const vf shift = select(empty, vf{}, b.m[v]), inverse = select(empty, vf{}, splat(1.0f) / total);
       for (int64_t n = 0; n < rows; ++n) {
         float* row = row_stats + (v * W + n) * c.row_stats.row;
         row[0] = shift[n], row[c.row_stats.col] = inverse[n];
@@ -85,7 +82,7 @@ REGARD_NOINLINE void finish(Block<V>& b) {
     for (int64_t f = 0; f < c.dv; f += W) {
       vf r[W];
       const int64_t features = c.dv - f < W ? c.dv - f : W;
-      for (int n = 0; n < W; ++n) r[n] = n < features ? load(b.w.o + (f + n) * kQueries + v * W) * scale : vf{};
+      for (int n = 0; n < W; ++n) r[n] = n < features ? load(b.sums(f + n, v)) * scale : vf{};
       transpose(r);
       for (int64_t i = 0; i < rows; ++i) store_row(c, base + (v * W + i) * c.out.row + f * c.out.col, features, r[i]);
     }
@@ -98,13 +95,35 @@ static void begin_state(Block<V>& b) {
   const regard_call& c = b.c;
   const Place& p = b.p;
   const Limits limits = Interval::limits(c, p);
-  b.lo = limits.lo / kMR * kMR;  // so that pairs, and groups of kMR, are whole
+  b.lo = limits.lo / kKeyStep * kKeyStep;
   b.hi = limits.hi, b.inner_lo = limits.inner_lo, b.inner_hi = limits.inner_hi;
   if (c.start.data) Interval::begin(b);
   for (int64_t n = 0; n < c.dv * kQueries; n += W) store(b.w.o + n, vf{});
   for (int v = 0; v < V; ++v) b.m[v] = splat(-kInf), b.l[v] = vf{};
   begin_steps(b);
   b.map = c.tiles.data ? at<int32_t>(c.tiles, p, p.h) + p.row / kQueries * c.tiles.row : nullptr;
+}
+
+// Queries as the right operand of S^T = K Q^T: as they are, and scores are multiplied; of float32, multiplied like those of pack.
+template <int V, class Op>
+static void pack_parts(Block<V>& b, const void* q) {
+  const regard_call& c = b.c;
+  const int64_t depth = whole_depth(c.dk), part = kQueries * depth;
+  const uint16_t* rows = (const uint16_t*)q;
+  int64_t row = c.q.row;
+  if (c.dtype != REGARD_BF16 || c.q.col != 1 || depth != c.dk) {
+    const float factor = c.dtype == REGARD_F32 ? b.factor : 1.0f;
+    split_rows<Op::parts>(b.w.q_parts, part, depth, q, c.dtype, c.q.row, c.q.col, b.p.rows, c.dk, factor);
+    rows = b.w.q_parts, row = depth;
+  }
+  if (c.dtype == REGARD_F32) b.factor = 1;
+  b.rounded = true, b.o_row = 2 * W, b.o_pair = c.dv * 2 * W;
+  for (int n = 0; n < Op::parts; ++n)
+    for (int v = 0; v < V; v += 2) {
+      const auto pack = V - v == 1 ? pack_pairs<1> : pack_pairs<2>;
+      const int64_t left = b.p.rows - v * W;
+      pack(b.w.q + (n * kQueries + v * W) * depth / 2, 2 * W, rows + v * W * row + n * part, row, left > 0 ? left : 0, depth / 2);
+    }
 }
 
 template <int V, class Op>
@@ -114,7 +133,9 @@ static void begin(Block<V>& b) {
   begin_state(b);
   const void* q = advance(c.q.data, offset(c.q, p, p.h) + p.row * c.q.row, c.dtype);
   b.factor = dot_factor(c, p.h);
-  if (Op::pairs)
+  if constexpr (Op::parts)
+    pack_parts<V, Op>(b, q);
+  else if (Op::pairs)
     pack_pairs<V>(b.w.q, kQueries, (const uint16_t*)q, c.q.row, p.rows, c.dk / 2);
   else
     pack<V>(b.w.q, kQueries, q, c.dtype, c.q.row, c.q.col, p.rows, c.dk, b.factor);
@@ -137,34 +158,70 @@ static Tile tile_for_block(const Block<V>& b, const KvTile& x, int64_t j) {
   return t;
 }
 
+// Runs the tiles that a block sees, those that no step changes in a stream.
+template <int V, class Op>
+static void run_tiles(Block<V>& b, KvTile* x, int64_t count) {
+  StreamedTile streamed[kTilesAtOnce];
+  int64_t some = 0;
+  for (int64_t n = 0; n < count; ++n) {
+    Tile t = tile_for_block(b, x[n], x[n].j / kKeys * kKeys);
+    if (!t.count) continue;
+    load_key_parts<Op>(b.c, b.w, x[n]);
+    load_value_parts<Op>(b.c, b.w, x[n]);
+    const int64_t skip = t.j - x[n].j;
+    if (streams<V, Op>(b, t)) {
+      StreamedTile& to = streamed[some++];
+      to = {x[n].key_parts, x[n].value_parts, t.count / kBlock};
+      to.keys.at += skip * to.keys.row, to.values.at += skip / kBlock * to.values.step;
+      continue;
+    }
+    if constexpr (V % 2 == 0) stream_tiles(b, streamed, some);
+    some = 0;
+    run_tile<V, Op>(b, t, x[n]);
+  }
+  if constexpr (V % 2 == 0) stream_tiles(b, streamed, some);
+}
+
 // Runs `blocks` blocks from `all` on: of the same head (across: of the same queries of neighbouring heads).
 template <int V, class Op>
 static void run_blocks(const regard_call& c, const Scratch& w, const Place& all, int64_t blocks, bool across = false) {
   Scratch part[kGroup];
   alignas(64) char memory[kGroup * sizeof(Block<V>)];
   Block<V>* b = (Block<V>*)memory;
+  MatrixStream stream;
   int64_t lo = c.nk, hi = 0;
   for (int64_t g = 0; g < blocks; ++g) {
     Place p = all;
     if (across) p.h += g;
     else p.row += g * kQueries, p.rows = all.rows - g * kQueries < kQueries ? all.rows - g * kQueries : kQueries;
-    part[g] = w, part[g].q += g * c.dk * kQueries, part[g].o += g * c.dv * kQueries;
+    part[g] = w, part[g].stream = &stream, part[g].q += g * query_floats(c) * kQueries, part[g].o += g * c.dv * kQueries;
     begin<V, Op>(*new (b + g) Block<V>{c, part[g], p});
     lo = b[g].lo < lo ? b[g].lo : lo, hi = b[g].hi > hi ? b[g].hi : hi;
   }
   const int64_t key_head = all.h / (c.heads / c.key_heads);
   // tiles lie on a grid, so that a row's bits do not depend on the other rows
-  for (int64_t j = lo / kKeys * kKeys; j < hi; j += kKeys) {
-    const int64_t from = j > lo ? j : lo, to = j + kKeys < hi ? j + kKeys : hi;
-    KvTile x{all, key_head, from, to - from};
-    for (int64_t g = 0; g < blocks; ++g) {
-      Tile t = tile_for_block(b[g], x, j);
-      if (g == blocks - 1) {
-        t.keys = prefetch_next(c, c.k, x, c.dk, j + kKeys, hi, blocks == 1);
-        t.values = prefetch_next(c, c.v, x, c.dv, j + kKeys, hi, blocks == 1);
-      }
-      if (t.count) run_tile<V, Op>(b[g], t, x);
+  constexpr int64_t kTiles = Op::parts ? kTilesAtOnce : 1;
+  for (int64_t j = lo / kKeys * kKeys; j < hi; j += kTiles * kKeys) {
+    alignas(KvTile) char tiles[kTiles * sizeof(KvTile)];
+    KvTile* x = (KvTile*)tiles;
+    int64_t count = 0;
+    for (int64_t from = j; count < kTiles && from < hi; from += kKeys, ++count) {
+      const int64_t first = from > lo ? from : lo, last = from + kKeys < hi ? from + kKeys : hi;
+      new (x + count) KvTile{all, key_head, first, last - first, (int)count};
     }
+    for (int64_t g = 0; g < blocks; ++g) {
+      if constexpr (Op::parts) {
+        run_tiles<V, Op>(b[g], x, count);
+        continue;
+      }
+      Tile t = tile_for_block(b[g], x[0], j);
+      if (g == blocks - 1) {
+        t.keys = prefetch_next(c, c.k, x[0], c.dk, j + kKeys, hi, blocks == 1);
+        t.values = prefetch_next(c, c.v, x[0], c.dv, j + kKeys, hi, blocks == 1);
+      }
+      if (t.count) run_tile<V, Op>(b[g], t, x[0]);
+    }
+    if constexpr (Op::parts) stream.finish();  // the values that wait are in the memory of these tiles
   }
   for (int64_t g = 0; g < blocks; ++g) finish<V>(b[g]);
 }
@@ -189,6 +246,13 @@ static void run_rows(const regard_call& c, const Scratch& w, Place p, int64_t he
 }
 
 [[maybe_unused]] static void run_item(const regard_call& c, const Scratch& w, const Place& p, int64_t heads) {
+  if constexpr (Isa::kMatrixUnit)
+    if (const int parts = matrix_parts(c)) {
+      const Isa::MatrixUnitSession session;
+      if (parts == 1) return run_rows<BFloat16Parts<1>>(c, w, p, heads);
+      if (parts == 2) return run_rows<BFloat16Parts<2>>(c, w, p, heads);
+      return run_rows<BFloat16Parts<3>>(c, w, p, heads);
+    }
   if (reads_pairs(c)) return run_rows<Pairs>(c, w, p, heads);
   run_rows<Floats>(c, w, p, heads);
 }
@@ -199,7 +263,7 @@ static void run_rows(const regard_call& c, const Scratch& w, Place p, int64_t he
 // Blocks of an item: as many as the second-level cache holds besides a tile, but few enough to give items to all threads. blocks: of the
 // whole call.
 [[maybe_unused]] static int64_t group_of(const regard_call& c, int64_t blocks) {
-  const int64_t held = 131072 / 4 / ((c.dk + c.dv + 1) * kQueries), busy = c.threads > 1 ? blocks / (4 * c.threads) : kGroup;
+  const int64_t held = kGroupFloats / ((c.dk + c.dv + 1) * kQueries), busy = c.threads > 1 ? blocks / (4 * c.threads) : kGroup;
   int64_t most = held < kGroup ? held : kGroup;
   most = busy < most ? busy : most;
   return most < 1 ? 1 : most;
@@ -208,24 +272,45 @@ static void run_rows(const regard_call& c, const Scratch& w, Place p, int64_t he
 // Floats that hold `width` numbers of each key of a tile, in the call's dtype, where they may lie in several pages.
 static int64_t rows_scratch(const regard_call& c, int64_t width) { return c.block_table ? kKeys * width * size_of(c.dtype) / 4 : 0; }
 
+// The memory that a forward takes of `at`, piece by piece; only counted where that is null.
+struct ForwardMemory {
+  float* at;
+  int64_t floats = 0;
+
+  float* take(int64_t count) {
+    float* piece = at ? at + floats : nullptr;
+    floats += round_up(count);
+    return piece;
+  }
+  uint16_t* take_halves(int64_t count) { return (uint16_t*)take((count + 1) / 2); }
+};
+
+static Scratch take_scratch(const regard_call& c, int64_t group, ForwardMemory& memory) {
+  const int64_t parts = matrix_parts(c), dk = whole_depth(c.dk), dv = whole_depth(c.dv);
+  Scratch w{};
+  w.s = memory.take(kKeys * kQueries);
+  w.q = memory.take(group * query_floats(c) * kQueries);
+  w.o = memory.take(group * c.dv * kQueries);
+  w.modifiers = memory.take(Modifiers::scratch_size(c));
+  w.k = memory.take(in_place(c, c.k) || parts ? 0 : kKeys * c.dk);
+  w.v = memory.take(in_place(c, c.v) ? 0 : kKeys * c.dv);
+  w.pairs = memory.take(c.dtype == REGARD_BF16 && !parts ? kKeys / 2 * c.dv : 0);
+  w.q_parts = memory.take_halves(parts * kQueries * dk), w.k_parts = memory.take_halves(kTilesAtOnce * parts * kKeys * dk);
+  w.v_parts = memory.take_halves(kTilesAtOnce * parts * kKeys * dv), w.v_split = memory.take_halves(parts * 32 * dv);
+  w.p_parts = memory.take(parts * kKeys / 2 * kQueries);
+  w.k_rows = (char*)memory.take(rows_scratch(c, c.dk)), w.v_rows = (char*)memory.take(rows_scratch(c, c.dv));
+  return w;
+}
+
 static int64_t forward_scratch(const regard_call& c, int64_t group) {
-  const int64_t k = in_place(c, c.k) ? 0 : kKeys * c.dk, v = in_place(c, c.v) ? 0 : kKeys * c.dv;
-  const int64_t pairs = c.dtype == REGARD_BF16 ? kKeys / 2 * c.dv : 0, modifiers = Modifiers::scratch_size(c);
-  return group * (c.dk + c.dv) * kQueries + kKeys * kQueries + modifiers + k + v + pairs + rows_scratch(c, c.dk + c.dv) + 8 * W;
+  ForwardMemory memory{nullptr};
+  take_scratch(c, group, memory);
+  return memory.floats;
 }
 
 static Scratch forward_places(const regard_call& c, int64_t group, float* at) {
-  Scratch w;
-  w.s = at, at += kKeys * kQueries;
-  w.q = at, at += group * c.dk * kQueries;
-  w.o = at, at += group * c.dv * kQueries;
-  w.modifiers = at, at += Modifiers::scratch_size(c);
-  w.k = at, at += in_place(c, c.k) ? 0 : kKeys * c.dk;
-  w.v = at, at += in_place(c, c.v) ? 0 : kKeys * c.dv;
-  w.pairs = at, at += c.dtype == REGARD_BF16 ? kKeys / 2 * c.dv : 0;
-  w.k_rows = (char*)at, at += rows_scratch(c, c.dk);
-  w.v_rows = (char*)at;
-  return w;
+  ForwardMemory memory{at};
+  return take_scratch(c, group, memory);
 }
 
 // Blocks of queries as items of work.

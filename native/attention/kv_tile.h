@@ -1,6 +1,7 @@
 // A tile of keys and values as the blocks of an item read it: in place, copied from several pages, or converted.
 #pragma once
 #include "core/pages.h"
+#include "core/parts.h"
 
 namespace regard {
 
@@ -14,9 +15,11 @@ struct RawRows {
 struct KvTile {
   const Place& p;
   int64_t key_head, j, count;
+  int place = 0;  // which of the tiles that are held at once
   RawRows values = {};
   const float *k = nullptr, *v = nullptr;
   int64_t k_row = 0, v_row = 0;
+  LeftParts key_parts = {}, value_parts = {};
   bool ready = false, located = false, widened = false, paired = false;  // whether keys, values (raw, as floats, in pairs) are loaded
   int finite = -1;  // whether all values are finite; -1 before that is computed
 };
@@ -51,6 +54,35 @@ static void load_values(const regard_call& c, const Scratch& w, KvTile& x) {
   if (in_place(c, c.v)) return;
   widen(w.v, values.at, c.dtype, values.row, values.col, x.count, c.dv);
   x.v = w.v, x.v_row = c.dv;
+}
+
+// Keys as the left operand of S^T = K Q^T, in place where they are bfloat16 in whole rows. Keys past the tile may be anything.
+template <class Op>
+static void load_key_parts(const regard_call& c, const Scratch& w, KvTile& x) {
+  if (x.ready) return;
+  x.ready = true;
+  const int64_t depth = whole_depth(c.dk), rows = whole_rows(x.count);
+  const RawRows keys = raw_rows(c, c.k, x, c.dk, w.k_rows);
+  const bool readable = c.block_table ? in_one_piece(c, x.j, rows) : x.j + rows <= c.nk;
+  if (c.dtype == REGARD_BF16 && keys.col == 1 && depth == c.dk && readable) {
+    x.key_parts = {(const uint16_t*)keys.at, keys.row, 32, 0};
+    return;
+  }
+  uint16_t* to = w.k_parts + x.place * Op::parts * kKeys * depth;
+  split_rows<Op::parts>(to, kKeys * depth, depth, keys.at, c.dtype, keys.row, keys.col, x.count, c.dk, 1);
+  x.key_parts = {to, depth, 32, kKeys * depth};
+}
+
+// Values as the left operand of O^T = V^T P^T, and whether all are finite.
+template <class Op>
+static void load_value_parts(const regard_call& c, const Scratch& w, KvTile& x) {
+  if (x.paired) return;
+  x.paired = true;
+  const RawRows& values = raw_values(c, w, x);
+  const int64_t width = whole_depth(c.dv);
+  uint16_t* to = w.v_parts + x.place * Op::parts * width * kKeys;
+  x.finite = transpose_values<Op::parts>(to, values.at, c.dtype, values.row, values.col, x.count, c.dv, w.v_split);
+  x.value_parts = {to, 32, Op::parts * width * 32, width * 32};
 }
 
 static void load_pairs(const regard_call& c, const Scratch& w, KvTile& x) {

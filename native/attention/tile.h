@@ -4,6 +4,18 @@
 
 namespace regard {
 
+// The state's maxima become `top`, and its sums are multiplied by alpha, which is written, as o must be.
+template <int V>
+static void raise_state(Block<V>& b, const vf (&top)[V], vf (&alpha)[V]) {
+  for (int v = 0; v < V; ++v) {
+    const vf shift = top[v] == splat(-kInf) ? splat(0.0f) : top[v];
+    alpha[v] = exp2v(b.m[v] - shift);
+    b.l[v] = b.l[v] * alpha[v];
+    b.unrounded[v] = b.unrounded[v] * alpha[v];
+    b.m[v] = top[v];
+  }
+}
+
 // Rows of A that a microkernel takes at once: few vectors of queries leave registers for more.
 constexpr int rows_at_once(int vectors) { return vectors == 1 || (W == 16 && vectors < 4) ? 2 * kMR : kMR; }
 
@@ -205,7 +217,7 @@ REGARD_NOINLINE void value_tile_careful(const Block<V>& b, const Tile& t, const 
         vf sum = acc + p * splat(x[f + n * row]);
         acc = p == splat(-1.0f) ? acc : sum;
       }
-      float* o = b.w.o + f * kQueries + v * W;
+      float* o = b.sums(f, v);
       store(o, load(o) * alpha[v] + acc);
     }
 }

@@ -8,8 +8,13 @@ constexpr int kVectors = Isa::kBlockVectors;
 constexpr int kMR = 4;  // rows of A (keys, or features) that a microkernel takes at once
 constexpr int64_t kQueries = kVectors * W;
 constexpr int64_t kKeys = 128;  // keys of a tile, and of a tile of a tile map
+// Where a block begins to read keys: so that pairs, groups of kMR keys and what a matrix unit sums over are whole.
+constexpr int64_t kKeyStep = Isa::kMatrixUnit ? 32 : kMR;
 constexpr int64_t kTile = 128;  // keys of a tile of the backward; divides kKeys
-constexpr int64_t kGroup = W == 16 ? 4 : 8;  // blocks of queries, at most, that use a tile of keys one after the other
+constexpr int64_t kGroup = W == 16 && !Isa::kMatrixUnit ? 4 : 8;  // blocks of queries, at most, that use a tile of keys one after the other
+constexpr int64_t kTilesAtOnce = Isa::kMatrixUnit ? 8 : 1;  // tiles of keys and values that are held at once
+// Floats of q and o of those blocks, at most. Processors with a matrix unit have 2 MB of second-level cache.
+constexpr int64_t kGroupFloats = Isa::kMatrixUnit ? 1 << 18 : 1 << 15;
 
 // Scratch of one thread. All float; sizes in forward_scratch.
 struct Scratch {
@@ -20,6 +25,11 @@ struct Scratch {
   float* k;     // [kKeys][dk] what cannot be read in place: half precision, or features that are not neighbours
   float* v;     // [kKeys][dv]
   float* pairs;  // [kKeys / 2][dv] of bfloat16, interleaved
+  // where a matrix unit multiplies: of queries [part][kQueries][dk], of keys [part][kKeys][dk], of values [part][dv][kKeys] and before they
+  // are transposed [part][32][dv], of weights [part][kKeys / 2][kQueries] pairs; dk and dv rounded up
+  uint16_t *q_parts, *k_parts, *v_parts, *v_split;
+  float* p_parts;
+  struct MatrixStream* stream;  // of the blocks of an item
   char *k_rows, *v_rows;  // [kKeys][dk], [kKeys][dv] of the call's dtype: rows that lie in several pages, one behind the other
 };
 

@@ -20,6 +20,13 @@ REGARD_INLINE vf select(vi c, vf a, vf b) { return c ? a : b; }
 // The second operand where either is NaN: callers choose the order.
 REGARD_INLINE vf greater_of(vf a, vf b) { return a > b ? a : b; }
 
+// The least whole number that is not below x, for |x| < 2^31; what is not finite stays so.
+REGARD_INLINE vf ceiling(vf x) {
+  const vf whole = __builtin_convertvector(__builtin_convertvector(x, vi), vf);
+  const vf up = whole < x ? whole + splat(1.0f) : whole;
+  return (vf)((vi)x & 0x7fffffff) < splat(2147483648.0f) ? up : x;
+}
+
 REGARD_INLINE vi lanes() {
   vi v;
   for (int n = 0; n < W; ++n) v[n] = n;
@@ -182,6 +189,9 @@ REGARD_INLINE uint16_t float_to_fp16(float f) {
   body += 0xfff + ((body >> 13) & 1) - (112u << 23);
   return (uint16_t)(sign | (body >> 13));
 }
+
+// Two vectors of floats as one of pairs of bfloat16, cut off.
+REGARD_INLINE vf cut_pair(vf first, vf second) { return (vf)(((vu)first >> 16) | ((vu)second & 0xffff0000u)); }
 
 REGARD_INLINE vf load_bf16(const uint16_t* p) {
   vh h = *(const vh_any*)p;

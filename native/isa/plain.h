@@ -4,10 +4,13 @@
 
 namespace regard {
 
+REGARD_INLINE vf exp2v(vf x);  // core/vec.h
+
 // Own: the instruction set that inherits this one, so that the functions here call its functions.
 template <class Own>
 struct PlainIsa {
   static constexpr bool kPairs = false;  // whether one instruction multiplies pairs of bfloat16
+  static constexpr bool kMatrixUnit = false;  // whether there are multiply_blocks and MatrixUnitSession: isa/matrix_unit.h
 #if defined(__aarch64__)
   static constexpr bool kManyRegisters = true;  // 32 of vectors, not 16
 #else
@@ -22,6 +25,9 @@ struct PlainIsa {
 
   // Two vectors of floats as one of pairs of bfloat16.
   REGARD_INLINE vf pair_of(vf first, vf) { return first; }
+
+  // 2^x to 2 ulp, with what is quickest: see exp2v.
+  REGARD_INLINE vf exp2_quick(vf x) { return exp2v(x); }
 
   // One bit for each lane that is set.
   REGARD_INLINE uint32_t lanes_set(vi c) {
@@ -46,6 +52,20 @@ struct PlainIsa {
     }
     for (; k; --k, a += cs, b += ldb) multiply_column<Elements, M, V>(acc, a, rs, b);
   }
+
+  struct MatrixUnitSession {
+    ~MatrixUnitSession() {}
+  };
+
+  template <int parts, int V, class To>
+  REGARD_INLINE void multiply_blocks(To&, const LeftParts&, const RightParts&, int64_t, int64_t) {}
+  template <int X>
+  REGARD_INLINE void multiply_tile(const uint16_t*, int64_t, const uint16_t*, int64_t) {}
+  template <int X>
+  REGARD_INLINE void begin_tile(const uint16_t*, int64_t, const uint16_t*, int64_t, float*, int64_t, const float*, int64_t) {}
+  template <int R, int C>
+  REGARD_INLINE void store_block(float*, int64_t) {}
+  REGARD_INLINE vf exp2_to_cut(vf x) { return exp2v(x); }
 
  private:
   // One column of A times one row of B.

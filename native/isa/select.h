@@ -7,6 +7,14 @@
 #endif
 #include REGARD_ISA
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace regard {
 
 struct InstructionSet {
@@ -24,10 +32,25 @@ static bool runs_avx512bf16() { return runs_avx512() && __builtin_cpu_supports("
 // Intel's cores multiply pairs at half the rate of floats, which costs more than widening: an attention in bfloat16 took 1.5 times as
 // long on Sapphire Rapids. AMD's have the same rate for both.
 static bool slow_pairs() { return __builtin_cpu_is("intel"); }
+
+// Whether the processor has tiles of bfloat16, and the system lets this process use them. Linux wants to be asked: memory for the tiles
+// is then saved for each thread that uses them, and signals need a larger stack; where some thread's is too small, the answer is no.
+static bool runs_amx() {
+#if defined(__linux__)
+  constexpr unsigned kTiles = 1u << 24 | 1u << 22;  // AMX-TILE, AMX-BF16
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // of arch_prctl
+  unsigned a, b, c, d;
+  if (!runs_avx512bf16() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kTiles) != kTiles) return false;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
 #endif
 
 constexpr InstructionSet kInstructionSets[] = {  // of this kind of processor, best first
 #if defined(__x86_64__)
+    {"amx", runs_amx},
     {"avx512bf16", [] { return runs_avx512bf16() && !slow_pairs(); }},
     {"avx512", runs_avx512},
     {"avx512bf16", [] { return runs_avx512bf16() && slow_pairs(); }},

@@ -29,10 +29,31 @@ REGARD_INLINE vi splat_int(int32_t x) { return x + (vi){}; }
 
 struct Floats {
   static constexpr bool pairs = false;
+  static constexpr int parts = 0;
+};
+
+// The left operand of a matrix unit: a matrix of bfloat16, or several parts whose sum it is. Of row n, the 32 elements from 32 k on lie at
+// at[n · row + k · step + p · part], p being the part.
+struct LeftParts {
+  const uint16_t* at;
+  int64_t row, step, part;
+};
+
+// The right operand: elements 2k and 2k + 1 of column n are at[k · row + n / 32 · column + n % 32 · 2 + p · part] and its neighbour.
+struct RightParts {
+  const uint16_t* at;
+  int64_t row, column, part;
 };
 
 struct BFloat16Pairs {  // two neighbours along the sum in 4 bytes; their products are added in float
   static constexpr bool pairs = true;
+  static constexpr int parts = 0;
+};
+
+template <int count>
+struct BFloat16Parts {  // what a matrix unit multiplies: sums of so many bfloat16
+  static constexpr bool pairs = false;
+  static constexpr int parts = count;
 };
 
 }  // namespace regard

@@ -27,11 +27,17 @@ struct Block : Modifiers::State<V>, Interval::State<V>, Dropout::State<V> {
   const Scratch& w;
   Place p;
   vf m[V] = {}, l[V] = {};  // running maximum (base 2) and sum
+  vf unrounded[V] = {};     // where l sums weights that were rounded: what it would be without, for lse
+  bool rounded = false;     // whether it does
   vi relative[V] = {};      // position of each lane relative to base
   int64_t base = 0;         // position of the first query
+  int64_t o_row = kQueries, o_pair = 2 * W;  // of w.o: floats from feature to feature, and from two vectors to the next two
   float factor = 0;         // what the scores of pairs are multiplied by; floats have it in q
   int64_t lo = 0, hi = 0, inner_lo = 0, inner_hi = 0;  // keys that some lane sees, and keys that every lane sees
   const int32_t* map = nullptr;                        // this block's row of the tile map, or null
+
+  // Where o has feature f of vector v.
+  float* sums(int64_t f, int v) const { return w.o + f * o_row + v / 2 * o_pair + v % 2 * W; }
 };
 
 // Fills the positions of a block's queries, and the states of its modifiers and of dropout.

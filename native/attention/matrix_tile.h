@@ -1,0 +1,178 @@
+// One block of queries and one tile of keys on a matrix unit: the steps of tile.h, with numbers as sums of bfloat16.
+#pragma once
+#include "attention/kv_tile.h"
+#include "attention/tile.h"
+
+namespace regard {
+
+// Takes blocks of S^T, and the largest of its scores of `keys` keys.
+template <int V>
+struct ScoreBlocks {
+  static constexpr int64_t kStride = kQueries;
+  float* s;
+  int64_t keys;
+  vf most[V];
+
+  float* place(int64_t row, int vector) const { return s + row * kQueries + vector * W; }
+
+  template <int C>
+  void take(int64_t row, int vector, int64_t rows) {
+    rows = rows < keys - row ? rows : keys - row;
+    const float* from = place(row, vector);
+    vf one[C], other[C];
+    for (int v = 0; v < C; ++v) one[v] = other[v] = most[vector + v];
+    int64_t n = 0;
+    for (; n + 2 <= rows; n += 2, from += 2 * kQueries)
+#pragma GCC unroll 2
+      for (int v = 0; v < C; ++v) one[v] = greater_of(load(from + v * W), one[v]), other[v] = greater_of(load(from + kQueries + v * W), other[v]);
+    for (int v = 0; v < C; ++v) {
+      if (n < rows) one[v] = greater_of(load(from + v * W), one[v]);
+      most[vector + v] = greater_of(one[v], other[v]);
+    }
+  }
+};
+
+// Takes blocks of V^T P^T: o = o · alpha + block. A tile's sum starts at 0: long sums have two levels.
+template <int V>
+struct OutputBlocks {
+  static constexpr int64_t kStride = 2 * W;
+  const Block<V>& b;
+  const vf* alpha;
+  float (*blocks)[32 * kStride];  // two: this one, and that which the unit multiplies
+
+  float* place(int64_t row, int) { return blocks[row / 32 % 2]; }
+
+  template <int C>
+  void take(int64_t row, int vector, int64_t rows) {
+    rows = rows < b.c.dv - row ? rows : b.c.dv - row;
+    const float* from = blocks[row / 32 % 2];
+    for (int64_t n = 0; n < rows; ++n)
+#pragma GCC unroll 2
+      for (int v = 0; v < C; ++v) {
+        float* at = b.sums(row + n, vector + v);
+        store(at, load(at) * alpha[vector + v] + load(from + n * kStride + v * W));
+      }
+  }
+};
+
+// Two rows of weights, of neighbouring keys, as rows of pairs of their parts.
+template <int parts>
+REGARD_INLINE void store_parts(float* to, int64_t part, vf p, vf next) {
+#pragma GCC unroll 3
+  for (int n = 0; n < parts; ++n, to += part) {
+    const vf pairs = Isa::pair_of(p, next);
+    store(to, pairs);
+    p -= (vf)((vu)pairs << 16), next -= (vf)((vu)pairs & 0xffff0000u);
+  }
+}
+
+// Fills rows of pairs [from, to) with zeros: keys that a tile lacks.
+template <int V>
+static void clear_pairs(float* p, int64_t parts, int64_t part, int64_t from, int64_t to) {
+  for (; parts; --parts, p += part)
+    for (int64_t n = from; n < to; ++n)
+      for (int v = 0; v < V; ++v) store(p + n * kQueries + v * W, vf{});
+}
+
+// Scores, times factor in base 2, become parts of weights, and their sums are added to l; without dropout. One vector of queries after the
+// other, so that everything stays in registers.
+template <int V, class Op>
+REGARD_NOINLINE void weigh_parts(float* p, int64_t part, const float* s, float factor, vf* l, const vf* m, int64_t count) {
+  const vf unit = splat(factor);
+  const auto exp2 = [](vf x) __attribute__((always_inline)) { return Op::parts == 3 ? exp2v(x) : Isa::exp2_quick(x); };
+  for (int v = 0; v < V; ++v) {
+    const vf shift = m[v] == splat(-kInf) ? splat(0.0f) : m[v];
+    vf sum = vf{}, other = vf{};
+    const float* from = s + v * W;
+    float* to = p + v * W;
+    int64_t n = 0;
+    for (; n + 2 <= count; n += 2, from += 2 * kQueries, to += kQueries) {
+      const vf w = exp2(load(from) * unit - shift), next = exp2(load(from + kQueries) * unit - shift);
+      sum += w, other += next;
+      store_parts<Op::parts>(to, part, w, next);
+    }
+    if (n < count) {
+      const vf w = exp2(load(from) * unit - shift);
+      sum += w;
+      store_parts<Op::parts>(to, part, w, vf{});
+    }
+    l[v] += sum + other;
+  }
+}
+
+// Weights as parts.
+template <int V, class Op>
+static void split_weights(float* p, int64_t part, const float* s, int64_t count) {
+  for (int64_t n = 0; n < count; n += 2)
+    for (int v = 0; v < V; ++v) {
+      const float* from = s + n * kQueries + v * W;
+      const vf next = n + 1 < count ? load(from + kQueries) : vf{};
+      store_parts<Op::parts>(p + n / 2 * kQueries + v * W, part, load(from), next);
+    }
+}
+
+template <int V>
+static void scale_rows(float* s, int64_t count, float factor) {
+  for (int64_t n = 0; n < count; ++n)
+    for (int v = 0; v < V; ++v) {
+      float* at = s + n * kQueries + v * W;
+      store(at, load(at) * splat(factor));
+    }
+}
+
+// Keys [from, from + count) of a tile; the scores lie in rows from `from` on where steps follow, else in the first rows.
+template <int V, class Op>
+static void run_keys(Block<V>& b, const Tile& t, KvTile& x, int64_t from, int64_t count, bool plain) {
+  const regard_call& c = b.c;
+  const int64_t skip = t.j - x.j + from, depth = whole_depth(count);
+  LeftParts keys = x.key_parts, values = x.value_parts;
+  keys.at += skip * keys.row, values.at += skip / 32 * values.step;
+  const int64_t width = whole_depth(c.dk);
+  const RightParts queries{(const uint16_t*)b.w.q, 64, width * 32, width * kQueries};
+  float* s = b.w.s;
+  ScoreBlocks<V> scores{s, count, {}};
+  for (int v = 0; v < V; ++v) scores.most[v] = splat(-kInf);
+  Isa::multiply_blocks<Op::parts, V>(scores, keys, queries, whole_rows(count), whole_depth(c.dk));
+
+  vf top[V];
+  for (int v = 0; v < V; ++v) top[v] = b.m[v];
+  if (plain) {
+    for (int v = 0; v < V; ++v) top[v] = greater_of(scores.most[v] * splat(b.factor), top[v]);
+  } else {
+    if (b.factor != 1) scale_rows<V>(s, count, b.factor);
+    step_rows<V>(b, t, 0, count, top);
+  }
+  vf alpha[V];
+  raise_state<V>(b, top, alpha);
+
+  const bool careful = (t.edge || t.bits || depth != count) && !x.finite;
+  const int64_t part = kKeys / 2 * kQueries;
+  float* p = Op::parts == 1 ? s : b.w.p_parts;
+  vf before[V];
+  for (int v = 0; v < V; ++v) before[v] = b.l[v], b.l[v] = vf{};
+  if (careful || c.threshold) weigh<V, false>(b, t, careful);
+  else weigh_parts<V, Op>(p, part, s, plain ? b.factor : 1.0f, b.l, b.m, count);
+  for (int v = 0; v < V; ++v) b.unrounded[v] += b.l[v], b.l[v] += before[v];
+  if (careful) {
+    load_values(c, b.w, x);
+    return value_tile_careful<V>(b, t, x.v + skip * x.v_row, x.v_row, alpha);
+  }
+  if (c.threshold) split_weights<V, Op>(p, part, s, count);
+  clear_pairs<V>(p, Op::parts, part, (count + 1) / 2, depth / 2);
+  alignas(64) float blocks[2][32 * OutputBlocks<V>::kStride];
+  OutputBlocks<V> output{b, alpha, blocks};
+  Isa::multiply_blocks<Op::parts, V>(output, values, {(const uint16_t*)p, 2 * kQueries, 64, 2 * part}, whole_rows(c.dv), depth);
+}
+
+template <int V, class Op>
+static void run_matrix_tile(Block<V>& b, const Tile& t, KvTile& x) {
+  constexpr int64_t kAtOnce = 64;  // keys, whose scores stay in the first-level cache
+  const regard_call& c = b.c;
+  const bool finite = x.finite || t.count % 32 == 0;
+  const bool plain = !Modifiers::used(c) && !t.edge && !t.bits && !c.threshold && b.factor >= 0 && finite && !c.invariant;
+  if (!plain) return run_keys<V, Op>(b, t, x, 0, t.count, false);
+  for (int64_t from = 0; from < t.count; from += kAtOnce)
+    run_keys<V, Op>(b, t, x, from, t.count - from < kAtOnce ? t.count - from : kAtOnce, true);
+}
+
+}  // namespace regard

@@ -1,0 +1,107 @@
+// What instruction sets with a matrix unit have in common: products of blocks of matrices of bfloat16, and of numbers that are sums of
+// several bfloat16.
+#pragma once
+#include "isa/types.h"
+
+namespace regard {
+
+static_assert(W == 16, "a matrix unit's columns are the lanes of a vector");
+
+// Which part of the left operand is multiplied with which of the right one.
+struct MatrixTerm {
+  int8_t a, b;
+};
+
+// Numbers as sums of `parts` bfloat16, largest first, and the products of parts that their product needs, smallest first.
+template <int parts>
+struct MatrixTerms;
+
+template <>
+struct MatrixTerms<1> {  // bfloat16
+  static constexpr MatrixTerm kTerms[] = {{0, 0}};
+};
+
+template <>
+struct MatrixTerms<2> {  // float16: 11 bits as 8 and 3
+  static constexpr MatrixTerm kTerms[] = {{1, 1}, {1, 0}, {0, 1}, {0, 0}};
+};
+
+template <>
+struct MatrixTerms<3> {  // float32: 24 bits as 8, 8 and 8. The products that are left out are below 2^-24 of the largest.
+  static constexpr MatrixTerm kTerms[] = {{2, 0}, {0, 2}, {1, 1}, {1, 0}, {0, 1}, {0, 0}};
+};
+
+// Own: the instruction set, which multiplies blocks of up to 2 × 2 tiles: begin_tile, multiply_tile, store_tile.
+template <class Own>
+struct MatrixUnit {
+  // A · B, a block of up to 32 rows and 2 vectors after the other; rows is a multiple of 16 and depth one of 32. `to` takes them:
+  //   to.place(row, vector)            where the block that begins there is stored, in rows of To::kStride floats
+  //   to.template take<vectors>(row, vector, rows)   called when it is, while the unit multiplies the next one
+  template <int parts, int V, class To>
+  REGARD_INLINE void multiply_blocks(To& to, const LeftParts& a, const RightParts& b, int64_t rows, int64_t depth) {
+    multiply_columns<parts, V == 1 ? 1 : 2>(to, a, b, 0, rows, depth);
+    if constexpr (V > 2) multiply_columns<parts, V == 3 ? 1 : 2>(to, a, {b.at + b.column, b.row, b.column, b.part}, 2, rows, depth);
+  }
+
+  // The same for all tiles of a block of R × C.
+  template <int R, int C>
+  REGARD_INLINE void multiply_step(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row) {
+    Own::template multiply_tile<0>(a, a_row, b, b_row);
+    if (C == 2) Own::template multiply_tile<1>(a, a_row, b, b_row);
+    if (R == 2) Own::template multiply_tile<2>(a, a_row, b, b_row);
+    if (R == 2 && C == 2) Own::template multiply_tile<3>(a, a_row, b, b_row);
+  }
+
+  template <int R, int C>
+  REGARD_INLINE void begin_block(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row, float* before, int64_t before_ld) {
+    Own::template begin_tile<0>(a, a_row, b, b_row, before, before_ld, nullptr, 0);
+    if (C == 2) Own::template begin_tile<1>(a, a_row, b, b_row, before, before_ld, nullptr, 0);
+    if (R == 2) Own::template begin_tile<2>(a, a_row, b, b_row, before, before_ld, nullptr, 0);
+    if (R == 2 && C == 2) Own::template begin_tile<3>(a, a_row, b, b_row, before, before_ld, nullptr, 0);
+  }
+
+  template <int R, int C>
+  REGARD_INLINE void store_block(float* to, int64_t ld) {
+    Own::template store_tile<0>(to, ld);
+    if (C == 2) Own::template store_tile<1>(to, ld);
+    if (R == 2) Own::template store_tile<2>(to, ld);
+    if (R == 2 && C == 2) Own::template store_tile<3>(to, ld);
+  }
+
+ private:
+  template <int parts, int C, class To>
+  REGARD_INLINE void multiply_columns(To& to, const LeftParts& a, const RightParts& b, int vector, int64_t rows, int64_t depth) {
+    LeftParts left = a;
+    float* before = nullptr;
+    int64_t row = 0;
+    for (; row + 32 <= rows; row += 32, left.at += 32 * a.row) {
+      multiply_block<2, C, parts>(left, b, depth, before, To::kStride);
+      if (before) to.template take<C>(row - 32, vector, 32);
+      before = to.place(row, vector);
+    }
+    if (before) {
+      store_block<2, C>(before, To::kStride);
+      to.template take<C>(row - 32, vector, 32);
+    }
+    if (row == rows) return;
+    multiply_block<1, C, parts>(left, b, depth, nullptr, To::kStride);
+    store_block<1, C>(to.place(row, vector), To::kStride);
+    to.template take<C>(row, vector, 16);
+  }
+
+  template <int R, int C, int parts>
+  REGARD_INLINE void multiply_block(const LeftParts& a, const RightParts& b, int64_t depth, float* before, int64_t ld) {
+    bool first = true;
+    for (const MatrixTerm& term : MatrixTerms<parts>::kTerms) {
+      const uint16_t *left = a.at + term.a * a.part, *right = b.at + term.b * b.part;
+      int64_t k = 0;
+      if (first) {
+        begin_block<R, C>(left, a.row, right, b.row, before, ld);
+        k = 32, left += a.step, right += 16 * b.row, first = false;
+      }
+      for (; k < depth; k += 32, left += a.step, right += 16 * b.row) multiply_step<R, C>(left, a.row, right, b.row);
+    }
+  }
+};
+
+}  // namespace regard
