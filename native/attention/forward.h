@@ -158,26 +158,34 @@ static Tile tile_for_block(const Block<V>& b, const KvTile& x, int64_t j) {
   return t;
 }
 
-// Runs the tiles that a block sees, those that no step changes in a stream.
+// Runs the tiles that a block sees: what no step changes in a stream, the rest by itself.
 template <int V, class Op>
 static void run_tiles(Block<V>& b, KvTile* x, int64_t count) {
   StreamedTile streamed[kTilesAtOnce];
   int64_t some = 0;
+  const auto run_others = [&](const Tile& t, KvTile& of, int64_t from, int64_t to) {
+    if (from >= to) return;
+    if constexpr (V % 2 == 0) stream_tiles(b, streamed, some), some = 0;
+    Tile others = piece(b, t, from, to);
+    run_tile<V, Op>(b, others, of);
+  };
   for (int64_t n = 0; n < count; ++n) {
-    Tile t = tile_for_block(b, x[n], x[n].j / kKeys * kKeys);
+    const Tile t = tile_for_block(b, x[n], x[n].j / kKeys * kKeys);
     if (!t.count) continue;
     load_key_parts<Op>(b.c, b.w, x[n]);
     load_value_parts<Op>(b.c, b.w, x[n]);
-    const int64_t skip = t.j - x[n].j;
-    if (streams<V, Op>(b, t)) {
-      StreamedTile& to = streamed[some++];
-      to = {x[n].key_parts, x[n].value_parts, t.count / kBlock};
-      to.keys.at += skip * to.keys.row, to.values.at += skip / kBlock * to.values.step;
+    const Limits middle = streamed_keys<V, Op>(b, t);
+    const int64_t end = t.j + t.count;
+    if (middle.lo >= middle.hi) {
+      run_others(t, x[n], t.j, end);
       continue;
     }
-    if constexpr (V % 2 == 0) stream_tiles(b, streamed, some);
-    some = 0;
-    run_tile<V, Op>(b, t, x[n]);
+    run_others(t, x[n], t.j, middle.lo);
+    const int64_t skip = middle.lo - x[n].j;
+    StreamedTile& to = streamed[some++];
+    to = {x[n].key_parts, x[n].value_parts, (middle.hi - middle.lo) / kBlock};
+    to.keys.at += skip * to.keys.row, to.values.at += skip / kBlock * to.values.step;
+    run_others(t, x[n], middle.hi, end);
   }
   if constexpr (V % 2 == 0) stream_tiles(b, streamed, some);
 }

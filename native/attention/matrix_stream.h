@@ -247,12 +247,16 @@ static void stream_rows(Block<V>& b, int vector, const StreamedTile* tiles, int6
   for (int v = 0; v < 2; ++v) b.l[vector + v] += rows.sum[v], b.unrounded[vector + v] += rows.unrounded[v];
 }
 
-// Whether a tile may be streamed: whole blocks of keys, queries and features, which no step changes.
+// The keys [lo, hi) of a tile that may be streamed: whole blocks which every query sees, and no step changes.
 template <int V, class Op>
-static bool streams(const Block<V>& b, const Tile& t) {
+static Limits streamed_keys(const Block<V>& b, const Tile& t) {
   const regard_call& c = b.c;
-  const bool whole = V % 2 == 0 && t.count % kBlock == 0 && c.dv % kBlock == 0 && c.dv <= 16 * kBlock;
-  return Op::parts == 1 && whole && !Modifiers::used(c) && !t.edge && !t.bits && !c.threshold && b.factor >= 0 && !c.invariant;
+  const bool whole = V % 2 == 0 && c.dv % kBlock == 0 && c.dv <= 16 * kBlock;
+  if (Op::parts != 1 || !whole || !unchanged(b, t) || c.invariant) return {};
+  int64_t lo = t.j, hi = t.j + t.count;
+  if (t.edge) lo = b.inner_lo > lo ? b.inner_lo : lo, hi = b.inner_hi < hi ? b.inner_hi : hi;
+  lo = t.j + (lo - t.j + kBlock - 1) / kBlock * kBlock;
+  return {lo, hi > lo ? lo + (hi - lo) / kBlock * kBlock : lo, 0, 0};
 }
 
 template <int V>

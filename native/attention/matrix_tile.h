@@ -120,59 +120,70 @@ static void scale_rows(float* s, int64_t count, float factor) {
     }
 }
 
-// Keys [from, from + count) of a tile; the scores lie in rows from `from` on where steps follow, else in the first rows.
+template <int V>
+static bool unchanged(const Block<V>& b, const Tile& t) {
+  return !Modifiers::used(b.c) && !t.bits && !t.allowed && !t.documents && !b.c.threshold && b.factor > 0;
+}
+
 template <int V, class Op>
-static void run_keys(Block<V>& b, const Tile& t, KvTile& x, int64_t from, int64_t count, bool plain) {
+static void run_keys(Block<V>& b, const Tile& t, KvTile& x) {
   const regard_call& c = b.c;
-  const int64_t skip = t.j - x.j + from, depth = whole_depth(count);
+  const int64_t skip = t.j - x.j, depth = whole_depth(t.count), width = whole_depth(c.dk);
   LeftParts keys = x.key_parts, values = x.value_parts;
   keys.at += skip * keys.row, values.at += skip / 32 * values.step;
-  const int64_t width = whole_depth(c.dk);
   const RightParts queries{(const uint16_t*)b.w.q, 64, width * 32, width * kQueries};
+  const bool careful = (t.edge || t.bits || depth != t.count) && !x.finite, raw = unchanged(b, t) && !careful;
+  const vf low = splat(-kInf);
   float* s = b.w.s;
-  ScoreBlocks<V> scores{s, count, {}};
-  for (int v = 0; v < V; ++v) scores.most[v] = splat(-kInf);
-  Isa::multiply_blocks<Op::parts, V>(scores, keys, queries, whole_rows(count), whole_depth(c.dk));
+  ScoreBlocks<V> scores{s, t.count, {}};
+  for (int v = 0; v < V; ++v) scores.most[v] = low;
+  Isa::multiply_blocks<Op::parts, V>(scores, keys, queries, whole_rows(t.count), width);
 
   vf top[V];
-  for (int v = 0; v < V; ++v) top[v] = b.m[v];
-  if (plain) {
-    for (int v = 0; v < V; ++v) top[v] = greater_of(scores.most[v] * splat(b.factor), top[v]);
-  } else {
-    if (b.factor != 1) scale_rows<V>(s, count, b.factor);
-    step_rows<V>(b, t, 0, count, top);
-  }
+  for (int v = 0; v < V; ++v) top[v] = raw ? low : b.m[v];
+  if (!raw) scale_rows<V>(s, t.count, b.factor);
+  if (!raw || t.edge) step_rows<V>(b, t, 0, t.count, top);
+  for (int v = 0; raw && v < V; ++v) top[v] = greater_of((t.edge ? top[v] : scores.most[v]) * splat(b.factor), b.m[v]);
   vf alpha[V];
   raise_state<V>(b, top, alpha);
 
-  const bool careful = (t.edge || t.bits || depth != count) && !x.finite;
   const int64_t part = kKeys / 2 * kQueries;
   float* p = Op::parts == 1 ? s : b.w.p_parts;
   vf before[V];
   for (int v = 0; v < V; ++v) before[v] = b.l[v], b.l[v] = vf{};
   if (careful || c.threshold) weigh<V, false>(b, t, careful);
-  else weigh_parts<V, Op>(p, part, s, plain ? b.factor : 1.0f, b.l, b.m, count);
+  else weigh_parts<V, Op>(p, part, s, raw ? b.factor : 1.0f, b.l, b.m, t.count);
   for (int v = 0; v < V; ++v) b.unrounded[v] += b.l[v], b.l[v] += before[v];
   if (careful) {
     load_values(c, b.w, x);
     return value_tile_careful<V>(b, t, x.v + skip * x.v_row, x.v_row, alpha);
   }
-  if (c.threshold) split_weights<V, Op>(p, part, s, count);
-  clear_pairs<V>(p, Op::parts, part, (count + 1) / 2, depth / 2);
+  if (c.threshold) split_weights<V, Op>(p, part, s, t.count);
+  clear_pairs<V>(p, Op::parts, part, (t.count + 1) / 2, depth / 2);
   alignas(64) float blocks[2][32 * OutputBlocks<V>::kStride];
   OutputBlocks<V> output{b, alpha, blocks};
   Isa::multiply_blocks<Op::parts, V>(output, values, {(const uint16_t*)p, 2 * kQueries, 64, 2 * part}, whole_rows(c.dv), depth);
 }
 
+// The keys [from, to) of a tile.
+template <int V>
+static Tile piece(const Block<V>& b, const Tile& t, int64_t from, int64_t to) {
+  Tile some = t;
+  some.j = from, some.count = to - from;
+  some.edge = t.edge && (from < b.inner_lo || to > b.inner_hi);
+  return some;
+}
+
+// A tile whose steps change no score: 64 keys at a time, so that scores stay in the first-level cache; on a grid, as tiles are.
 template <int V, class Op>
 static void run_matrix_tile(Block<V>& b, const Tile& t, KvTile& x) {
-  constexpr int64_t kAtOnce = 64;  // keys, whose scores stay in the first-level cache
-  const regard_call& c = b.c;
-  const bool finite = x.finite || t.count % 32 == 0;
-  const bool plain = !Modifiers::used(c) && !t.edge && !t.bits && !c.threshold && b.factor >= 0 && finite && !c.invariant;
-  if (!plain) return run_keys<V, Op>(b, t, x, 0, t.count, false);
-  for (int64_t from = 0; from < t.count; from += kAtOnce)
-    run_keys<V, Op>(b, t, x, from, t.count - from < kAtOnce ? t.count - from : kAtOnce, true);
+  constexpr int64_t kAtOnce = 64;
+  if (!unchanged(b, t)) return run_keys<V, Op>(b, t, x);
+  for (int64_t j = t.j, next; j < t.j + t.count; j = next) {
+    next = (j / kAtOnce + 1) * kAtOnce;
+    if (next > t.j + t.count) next = t.j + t.count;
+    run_keys<V, Op>(b, piece(b, t, j, next), x);
+  }
 }
 
 }  // namespace regard
