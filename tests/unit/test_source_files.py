@@ -65,6 +65,29 @@ def test_a_file_that_becomes_shorter_is_an_error(tmp_path: Path) -> None:
     assert set(done.stdout.splitlines()) == {"EOFError True True"}
 
 
+def mapped_at(address: int) -> bool:
+    ranges = (line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines())
+    return any(int(first, 16) <= address < int(end, 16) for first, end in ranges)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+@pytest.mark.parametrize("kind", ["paths", "safetensors", "mapped"])
+def test_the_memory_of_a_part_goes_back_to_the_system(kind: str, tmp_path: Path) -> None:
+    """Through malloc it would not: it keeps blocks of the size of one that was freed before."""
+    k, v = torch.zeros(2, 1, 2, 3000, 64).unbind(0)
+    paths = [tmp_path / f"{name}.npy" for name in "kv"]
+    for path, x in zip(paths, (k, v), strict=True):
+        np.save(path, x.numpy())
+    mapped = [np.load(path, mmap_mode="r") for path in paths]
+    source = {"paths": Arrays(*paths, size=1000), "mapped": Arrays(*mapped, size=1000)}.get(kind)
+    for part in (source or Safetensors(saved(tmp_path, k, v), size=1000)).parts():
+        read = [torch.as_tensor(x) for x in part.read()]
+        addresses = [x.data_ptr() for x in read]
+        assert all(map(mapped_at, addresses))
+        del read
+        assert not any(map(mapped_at, addresses))
+
+
 @pytest.mark.parametrize("kept", [0, 5, 60, 400, -1])
 @pytest.mark.parametrize("kind", ["npy", "safetensors"])
 def test_a_file_that_was_cut_short_is_named(drawn: Drawn, kind: str, kept: int, tmp_path: Path) -> None:

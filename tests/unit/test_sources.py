@@ -492,6 +492,9 @@ def growth(kind: str, folder: Path, code: str = MEASURE) -> int:
         pytest.skip("needs /proc: the peak of one process is read there")
     given = [sys.executable, "-c", code, kind, str(folder), str(KEYS)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if kind == "iterator":
+        # its parts are made with malloc, which keeps blocks of this size unless it maps each of them
+        environment["MALLOC_MMAP_THRESHOLD_"] = "131072"
     done = subprocess.run(given, capture_output=True, text=True, check=False, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     return int(json.loads(done.stdout))
@@ -501,7 +504,7 @@ def growth(kind: str, folder: Path, code: str = MEASURE) -> int:
 @pytest.mark.parametrize("kind", ["paths", "safetensors", "mapped", "iterator"])
 def test_memory_is_flat(kind: str, large: Path) -> None:
     """205 MB forward and backward, in the memory of a few parts of 4 MB."""
-    assert growth(kind, large) < 60e6
+    assert growth(kind, large) < 40e6
 
 
 @pytest.mark.full

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import regard.core.tracing as tracing
 from regard.core.errors import ShapeError
+from regard.sources.files import anonymous_memory
 from regard.sources.npy import NumpyFile
 from regard.sources.source import Part, Source, cut, keys_of_a_part
 
@@ -93,7 +94,9 @@ def loaded(x: Any) -> Any:
     numpy = tracing.loaded("numpy")
     if numpy is None or not isinstance(x, numpy.memmap):
         return x
-    copy, mapping, mode = numpy.array(x, subok=False), getattr(x, "_mmap", None), getattr(x, "mode", None)
+    copy = anonymous_memory(x.nbytes).numpy().view(x.dtype).reshape(x.shape)
+    numpy.copyto(copy, x)
+    mapping, mode = getattr(x, "_mmap", None), getattr(x, "mode", None)
     # pages of a mode "c" mapping may hold changes that no file has
     if mapping is not None and mode in ("r", "r+", "w+") and hasattr(mapping, "madvise"):
         mapping.madvise(mmap.MADV_DONTNEED)

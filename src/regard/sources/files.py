@@ -1,4 +1,4 @@
-"""StoredArray: an array in a file, read and not mapped.
+"""StoredArray: an array in a file, read and not mapped; and the memory that parts of files are read into.
 
 A file that becomes shorter ends a process that has mapped it by SIGBUS; one that reads it gets an error.
 """
@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 import os
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 
@@ -54,7 +57,7 @@ class StoredArray:
         """
         row = math.prod(self.shape[self.axis + 1 :]) * self.item_bytes
         lead, n, run = math.prod(self.shape[: self.axis]), self.shape[self.axis], (keys.stop - keys.start) * row
-        bytes_read = torch.empty(lead * run, dtype=torch.uint8, device="cpu")
+        bytes_read = anonymous_memory(lead * run)
         if not bytes_read.numel():
             return bytes_read
         to = memoryview((ctypes.c_uint8 * (lead * run)).from_address(bytes_read.data_ptr())).cast("B")
@@ -81,3 +84,19 @@ class StoredArray:
                     "name, and rename it when it is whole."
                 )
             filled += count
+
+
+def anonymous_memory(count: int) -> Tensor:
+    """uint8 (count,) of zeros in a mapping of its own, which goes back to the system when nobody holds the tensor.
+
+    Of blocks of up to 32 MB, malloc keeps many: a thread reads parts and another drops them, glibc has a heap for each
+    thread, and an aligned block that was freed there is too short for the next aligned one of its size.
+    """
+    if not count:
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    mapping = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if sys.platform == "linux":
+        # fewer faults; a kernel without huge pages raises
+        with suppress(OSError):
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(mapping, dtype=torch.uint8)
