@@ -38,9 +38,13 @@ for isa in "${sets[@]}"; do
   for name in regard_python libregard_base "libregard_$isa"; do
     cp "$build/kernels/$name.so" "$package/regard/backends/kernels"
   done
+  # The finder of an editable install (pip install -e) comes before PYTHONPATH: other kernels would be tested.
+  echo 'import sys; sys.meta_path[:] = [f for f in sys.meta_path if not type(f).__module__.startswith("_editable_")]' \
+    >"$package/sitecustomize.py"
   sanitized=(env LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so)" REGARD_ISA="$isa"
     ASAN_OPTIONS="detect_leaks=0:${ASAN_OPTIONS:-}" UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1:${UBSAN_OPTIONS:-}"
     PYTHONPATH="$package" "$python")
+  "${sanitized[@]}" -c 'import os, sys, regard; assert os.path.samefile(regard.__path__[0], sys.argv[1]), regard' "$package/regard"
   "${sanitized[@]}" -m pytest -p no:cacheprovider -o timeout=3600 tests/kernels "${left_out[@]}" ${PYTEST:-}
   "${sanitized[@]}" -m tests.fuzz --calls "${CALLS:-5000}" --minutes 600
 done
