@@ -116,6 +116,13 @@ def test_a_planted_error_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
     assert findings(around, monkeypatch)
 
 
+def test_a_result_without_numbers_is_not_compared() -> None:
+    """Nor are gradients, which may be plain zeros beside it: of no query, say."""
+    fake = next(kind for kind in KINDS if kind.name == "FakeTensor")
+    results = {"weights": fake.of(torch.zeros(2, 0)), "gradient of k": torch.zeros(2, 3)}
+    assert Surroundings(kind=fake, dressed=("q",)).ask(CALL, lambda *_: results) == {}
+
+
 def test_every_surrounding_is_drawn() -> None:
     drawn = [draw_surroundings(Source.of(seed + 4), draw(seed))[0] for seed in range(400)]
     assert {around.default_dtype for around in drawn} == {None, *DTYPES}
