@@ -2,6 +2,7 @@
 // empty, and read the keys again.
 #pragma once
 #include "attention/decode.h"
+#include "core/parts.h"
 #include "core/work.h"
 
 namespace regard {
@@ -17,6 +18,7 @@ static bool packs_heads(const regard_call& c) {
   constexpr int64_t kMinRows = 16, kMinPairs = 8;
   if (c.heads == c.key_heads || !rows_alike(c)) return false;
   if (has_few_rows(c)) return few_rows(c) >= kMinRows && elements(c) * c.key_heads >= kMinPairs;
+  if (matrix_parts(c)) return c.nq < kQueries / 2;  // it multiplies 32 rows at once
   return few_rows(c) > kMaxRows && c.nq <= W / 2;
 }
 

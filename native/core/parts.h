@@ -1,6 +1,6 @@
 // Operands of a matrix unit: numbers as sums of bfloat16, in rows whose length is a multiple of what the unit takes.
 #pragma once
-#include "core/pack.h"
+#include "core/place.h"
 
 namespace regard {
 

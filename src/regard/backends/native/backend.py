@@ -47,10 +47,11 @@ class Native(Backend):
 
     float32, bfloat16 and float16; sums in float32. Dot products (scaled, bilinear, cosine), additive scores, regard's
     own modifiers, any mask, dropout; a kernel of its own for few queries (decoding). Backward computes the weights
-    again, tile by tile. Where the processor multiplies bfloat16 pairs (avx512bf16), the weights of a bfloat16 call
-    are rounded to bfloat16 before they meet the values. Compiled once for each instruction set; the best that runs
-    here is taken, or the one that the environment variable REGARD_ISA names (base, avx2, avx512, avx512bf16; base,
-    neon).
+    again, tile by tile. Where the processor multiplies bfloat16 (avx512bf16, and amx: the matrix unit of Intel's
+    servers), the weights of a bfloat16 call are rounded to bfloat16 before they meet the values. Compiled once for
+    each instruction set; the best that runs here is taken, or the one that the environment variable REGARD_ISA names
+    (base, avx2, avx512, avx512bf16, amx; base, neon). The matrix unit needs the system's permission, which is asked
+    for when kernels are first looked for; without it, avx512 is taken.
 
     invariant: the bits of a query's row depend on no other query of the call, nor on their number: a batch of one, a
     chunk of a prompt and one token decoded against a cache agree. Costs speed where queries are few. Not for Additive,

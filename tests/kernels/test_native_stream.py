@@ -1,0 +1,131 @@
+"""bfloat16 calls of many keys: a matrix unit streams the tiles that no step changes, and holds eight tiles at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard as rg
+from needed import needs_kernels
+from regard import testing
+
+pytestmark = needs_kernels
+
+SIZES = {  # nq, nk, dk, dv, heads, heads of keys
+    "two groups of tiles": (130, 1187, 64, 64, 2, 2),
+    "exactly one group": (64, 1024, 32, 96, 2, 1),
+    "three groups, wide": (97, 2300, 64, 128, 4, 1),
+    "one block of keys": (70, 32, 128, 32, 2, 2),
+    "odd widths": (66, 1100, 33, 20, 2, 2),
+    "rows of a group": (15, 1056, 64, 64, 8, 2),
+}
+MASKS: dict[str, Callable[[int, int], rg.Mask]] = {
+    "everything": lambda nq, nk: rg.Everything(),
+    "causal": lambda nq, nk: rg.Causal(),
+    "window": lambda nq, nk: rg.Window(before=nk // 3, after=7),
+    "lengths": lambda nq, nk: rg.Lengths(keys=torch.tensor([nk - nk // 7, nk // 2])),
+    "documents": lambda nq, nk: rg.Documents(torch.arange(nq) % 3, torch.arange(nk) % 3),
+    "dense": lambda nq, nk: rg.Dense(torch.rand(nq, nk) > 0.3),
+}
+
+
+def drawn(size: str) -> tuple[Tensor, Tensor, Tensor]:
+    nq, nk, dk, dv, heads, key_heads = SIZES[size]
+    shapes = ((2, heads, nq, dk), (2, key_heads, nk, dk), (2, key_heads, nk, dv))
+    q, k, v = (torch.randn(shape).bfloat16() for shape in shapes)
+    return q, k, v
+
+
+def given(size: str, mask: str) -> dict[str, object]:
+    nq, nk = SIZES[size][:2]
+    return {"mask": MASKS[mask](nq, nk), "positions": rg.tail(nq, nk) if nq <= nk else rg.head(nq, nk)}
+
+
+def compare(q: Tensor, k: Tensor, v: Tensor, **call: object) -> None:
+    """out within twice the error of a plain evaluation in bfloat16, lse of one in float32."""
+    exact = rg.attention_state(q.double(), k.double(), v.double(), backend=rg.Reference(), **call).finish()
+    plain = rg.attention_state(q.float(), k.float(), v.float(), backend=rg.Reference(), **call).finish()[1]
+    usual = rg.attention(q, k, v, backend=rg.Reference(), **call)
+    out, lse = rg.attention(q, k, v, **call), rg.attention_state(q, k, v, **call).finish()[1]
+    assert testing.error(out, exact[0]) <= testing.tolerance(exact[0], usual)
+    assert testing.error(lse, exact[1]) <= testing.tolerance(exact[1], plain)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_mask(isa: str, size: str, mask: str) -> None:
+    compare(*drawn(size), **given(size, mask))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("last", [5.0, 300.0, 4000.0])
+def test_scores_that_rise_from_key_to_key(isa: str, size: str, last: float) -> None:
+    """Maxima are raised block after block, of some rows only: the others' scores fall."""
+    q, k, v = drawn(size)
+    q[..., 0] = torch.where(torch.arange(q.shape[-2]) % 3 == 0, -1.0, 1.0)
+    k[..., 0] = torch.linspace(0, last, k.shape[-2])
+    compare(q, k, v)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 30.0])
+def test_scales(isa: str, size: str, scale: float) -> None:
+    compare(*drawn(size), score=rg.ScaledDot(scale))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_not_finite(isa: str, size: str) -> None:
+    """A key of -inf scores hides itself; what is NaN or infinite shows where it is seen, and nowhere else."""
+    q, k, v = drawn(size)
+    nk = k.shape[-2]
+    q[..., 0] = 1 + q[..., 0].abs()
+    hiding = k.clone()
+    hiding[..., : nk // 2, 0] = -torch.inf
+    half = rg.attention(q.double(), hiding[..., nk // 2 :, :].double(), v[..., nk // 2 :, :].double())
+    plain = rg.attention(q, hiding, v, backend=rg.Reference())
+    assert testing.error(rg.attention(q, hiding, v), half) <= testing.tolerance(half, plain)
+    for tensor, value in ((k, torch.nan), (v, torch.nan), (v, torch.inf)):
+        kept = tensor[..., nk - 1, 0].clone()
+        tensor[..., nk - 1, 0] = value
+        assert not rg.attention(q, k, v)[..., 0].isfinite().any()
+        seen = rg.attention(q, k, v, mask=rg.Lengths(keys=torch.tensor(nk - 1)))
+        tensor[..., nk - 1, 0] = kept
+        hidden = rg.attention(q, k, v, mask=rg.Lengths(keys=torch.tensor(nk - 1)))
+        assert testing.error(seen, hidden.double()) <= testing.tolerance(hidden.double(), hidden)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sinks_dropout_and_strides(isa: str, size: str) -> None:
+    q, k, v = drawn(size)
+    heads = SIZES[size][4]
+    compare(q, k, v, sink=torch.randn(heads))
+    compare(q, k, v, dropout=rg.Dropout(0.2, seed=3))
+    turned = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)]
+    assert torch.equal(rg.attention(*turned), rg.attention(q, k, v))
+    compare(*(torch.stack([t, t * torch.nan], -1)[..., 0] for t in (q, k, v)))
+
+
+@pytest.mark.parametrize("mask", ["everything", "causal"])
+@pytest.mark.parametrize("size", SIZES)
+def test_bits(isa: str, size: str, mask: str) -> None:
+    """The same for one thread and two; with `invariant`, a row has them alone, too."""
+    q, k, v = drawn(size)
+    call = given(size, mask)
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            results.append(rg.attention(q, k, v, **call))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*results)
+    row = q.shape[-2] // 2
+    alone = call | {"positions": rg.Positions(call["positions"].q[row : row + 1], call["positions"].k)}
+    backend = rg.Native(invariant=True)
+    whole = rg.attention(q, k, v, backend=backend, **call)
+    one = rg.attention(q[..., row : row + 1, :], k, v, backend=backend, **alone)
+    assert torch.equal(one, whole[..., row : row + 1, :])
