@@ -140,7 +140,7 @@ int32_t backward(const regard_gradients& g, regard_parallel parallel) {
   w.blocks = (c.nq + kQueries - 1) / kQueries, w.tiles = (c.nk + kTile - 1) / kTile;
   w.ldk = leading_dim(c.dk), w.ldv = leading_dim(c.dv);
   w.scores = g.dq.data || g.dk.data || Modifiers::wants_grad(g);
-  w.recompute_stats = has_few_rows(c) || packs_batch(c) || (packs_heads(c) && c.q.col != 1);
+  w.recompute_stats = has_few_rows(c) || packs_batch(c) || (packs_heads(c) && c.q.col != 1) || matrix_parts(c);
   split(w);
   void* memory = reserve(w);
   if (!memory) return 1;

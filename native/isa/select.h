@@ -50,6 +50,7 @@ static bool runs_amx() {
 
 constexpr InstructionSet kInstructionSets[] = {  // of this kind of processor, best first
 #if defined(__x86_64__)
+    {"amx_emulated", runs_avx2},  // built for tests alone, which are then to run on it
     {"amx", runs_amx},
     {"avx512bf16", [] { return runs_avx512bf16() && !slow_pairs(); }},
     {"avx512", runs_avx512},

@@ -1,0 +1,85 @@
+// isa/amx.h in plain code, for tests on processors without a matrix unit: no installation has it. Tiles are memory of the thread.
+#pragma once
+#define REGARD_W 16
+#include "isa/matrix_unit.h"
+#include "isa/plain.h"
+
+namespace regard {
+
+struct EmulatedTiles {
+  float sums[4][16][16], left[2][16][16], right[2][16][16];  // of the operands, each float is a pair of bfloat16
+};
+static thread_local EmulatedTiles emulated_tiles;
+
+struct Isa : PlainIsa<Isa>, MatrixUnit<Isa> {
+  static constexpr bool kMatrixUnit = true;
+  using MatrixUnit<Isa>::multiply_blocks;
+  using MatrixUnit<Isa>::store_block;
+
+  // What is in the tiles when a session begins is NaN, and what it leaves behind too: no result may depend on it.
+  struct MatrixUnitSession {
+    MatrixUnitSession() { __builtin_memset(&emulated_tiles, 0xff, sizeof emulated_tiles); }
+    ~MatrixUnitSession() { __builtin_memset(&emulated_tiles, 0xff, sizeof emulated_tiles); }
+    MatrixUnitSession(const MatrixUnitSession&) = delete;
+  };
+
+  REGARD_INLINE vf pair_of(vf first, vf second) {
+    const auto rounded = [](vf x) __attribute__((always_inline)) {
+      const vu u = (vu)x;
+      return x == x ? u + 0x7fffu + ((u >> 16) & 1u) : u | 0x400000u;
+    };
+    return (vf)((rounded(first) >> 16) | (rounded(second) & 0xffff0000u));
+  }
+
+  REGARD_INLINE vf multiply_add_pairs(vf acc, vf a, vf b) { return acc + low(a) * low(b) + high(a) * high(b); }
+
+  REGARD_INLINE vf exp2_to_cut(vf x) {
+    const vf y = exp2v(x);
+    return y == y ? (vf)((vu)y + 0x8000u) : y;
+  }
+
+  template <int X>
+  static void multiply_tile(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row) {
+    EmulatedTiles& t = emulated_tiles;
+    if (X == 0) copy(t.left[0], a, a_row), copy(t.right[0], b, b_row);
+    if (X == 1) copy(t.right[1], b + 32, b_row);
+    if (X == 2) copy(t.left[1], a + 16 * a_row, a_row);
+    for (int n = 0; n < 16; ++n) {
+      vf sum = load(t.sums[X][n]);
+      for (int k = 0; k < 16; ++k) {
+        const vf pair = splat_any(&t.left[X / 2][n][k]), row = load(t.right[X % 2][k]);
+        sum = normal(sum + normal(low(pair)) * normal(low(row)));
+        sum = normal(sum + normal(high(pair)) * normal(high(row)));
+      }
+      store(t.sums[X][n], sum);
+    }
+  }
+
+  template <int X>
+  static void begin_tile(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row, float* before, int64_t before_ld,
+                         const float* from, int64_t from_ld) {
+    if (before) store_tile<X>(before, before_ld);
+    for (int n = 0; n < 16; ++n)
+      store(emulated_tiles.sums[X][n], from ? load(from + (X / 2 * 16 + n) * from_ld + X % 2 * 16) : vf{});
+    multiply_tile<X>(a, a_row, b, b_row);
+  }
+
+  template <int X>
+  static void store_tile(float* to, int64_t ld) {
+    for (int n = 0; n < 16; ++n) store(to + (X / 2 * 16 + n) * ld + X % 2 * 16, load(emulated_tiles.sums[X][n]));
+  }
+
+ private:
+  // The two numbers of pairs.
+  REGARD_INLINE vf low(vf pairs) { return (vf)((vu)pairs << 16); }
+  REGARD_INLINE vf high(vf pairs) { return (vf)((vu)pairs & 0xffff0000u); }
+
+  // The unit takes denormal numbers for 0, and makes none.
+  REGARD_INLINE vf normal(vf x) { return ((vu)x & 0x7f800000u) == 0u ? vf{} : x; }
+
+  static void copy(float (&tile)[16][16], const uint16_t* from, int64_t row) {
+    for (int n = 0; n < 16; ++n) __builtin_memcpy(tile[n], from + n * row, sizeof tile[n]);
+  }
+};
+
+}  // namespace regard
