@@ -20,7 +20,18 @@ int64_t carve_scratch(const BackwardCall& w, float* from, BackwardScratch& s) {
   take(s.q, kQueriesAtOnce * w.ldk), take(s.dout, kQueriesAtOnce * w.ldv), take(s.qt, c.dk * kQueries), take(s.doutt, c.dv * kQueries);
   take(s.p, kBlocksAtOnce * kTile * kQueries), take(s.ds, kBlocksAtOnce * kTile * kQueries);
   take(s.modifiers, Modifiers::scratch_size(c)), take(s.kept, Modifiers::kept_size(c));
-  take(s.dq, w.dq ? 0 : c.heads / c.key_heads * rows * w.ldk);
+  const int64_t group = c.heads / c.key_heads, blocks = group * rows / kQueries;
+  take(s.dq, w.dq || w.matrix ? 0 : group * rows * w.ldk);
+  const int64_t dk = whole_depth(c.dk), dv = whole_depth(c.dv), wide = dk > dv ? dk : dv, on = w.matrix;
+  const auto take_halves = [&](uint16_t*& to, int64_t count) {
+    float* at;
+    take(at, on * (count + 1) / 2), to = (uint16_t*)at;
+  };
+  take(s.blocks, on * blocks * packed_size(c)), take(s.finite, on * blocks), take(s.dqt, on * blocks * dk * kQueries);
+  take_halves(s.block_rows, kQueries * wide), take_halves(s.k_rows, kTile * dk), take_halves(s.v_rows, kTile * dv);
+  take_halves(s.kt, kTile * dk), take_halves(s.split, 32 * dk);
+  take_halves(s.rounded_p, kTile * kQueries), take_halves(s.rounded_ds, kTile * kQueries);
+  take(s.ds_pairs, on * kTile / 2 * kQueries), take(s.spare, on * kQueries * w.ldk);
   return used;
 }
 
@@ -140,7 +151,8 @@ int32_t backward(const regard_gradients& g, regard_parallel parallel) {
   w.blocks = (c.nq + kQueries - 1) / kQueries, w.tiles = (c.nk + kTile - 1) / kTile;
   w.ldk = leading_dim(c.dk), w.ldv = leading_dim(c.dv);
   w.scores = g.dq.data || g.dk.data || Modifiers::wants_grad(g);
-  w.recompute_stats = has_few_rows(c) || packs_batch(c) || (packs_heads(c) && c.q.col != 1) || matrix_parts(c);
+  w.matrix = on_matrix_unit(g);
+  w.recompute_stats = !w.matrix && (has_few_rows(c) || packs_batch(c) || (packs_heads(c) && c.q.col != 1) || matrix_parts(c));
   split(w);
   void* memory = reserve(w);
   if (!memory) return 1;

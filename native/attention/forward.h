@@ -118,12 +118,7 @@ static void pack_parts(Block<V>& b, const void* q) {
   }
   if (c.dtype == REGARD_F32) b.factor = 1;
   b.rounded = true, b.o_row = 2 * W, b.o_pair = c.dv * 2 * W;
-  for (int n = 0; n < Op::parts; ++n)
-    for (int v = 0; v < V; v += 2) {
-      const auto pack = V - v == 1 ? pack_pairs<1> : pack_pairs<2>;
-      const int64_t left = b.p.rows - v * W;
-      pack(b.w.q + (n * kQueries + v * W) * depth / 2, 2 * W, rows + v * W * row + n * part, row, left > 0 ? left : 0, depth / 2);
-    }
+  for (int n = 0; n < Op::parts; ++n) pack_columns<V>(b.w.q + n * part / 2, rows + n * part, row, b.p.rows, depth);
 }
 
 template <int V, class Op>

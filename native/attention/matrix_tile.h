@@ -8,12 +8,13 @@ namespace regard {
 // Takes blocks of S^T, and the largest of its scores of `keys` keys.
 template <int V>
 struct ScoreBlocks {
-  static constexpr int64_t kStride = kQueries;
+  static constexpr int64_t stride = kQueries;
   float* s;
   int64_t keys;
   vf most[V];
 
   float* place(int64_t row, int vector) const { return s + row * kQueries + vector * W; }
+  const float* from(int64_t, int) const { return nullptr; }
 
   template <int C>
   void take(int64_t row, int vector, int64_t rows) {
@@ -35,12 +36,13 @@ struct ScoreBlocks {
 // Takes blocks of V^T P^T: o = o · alpha + block. A tile's sum starts at 0: long sums have two levels.
 template <int V>
 struct OutputBlocks {
-  static constexpr int64_t kStride = 2 * W;
+  static constexpr int64_t stride = 2 * W;
   const Block<V>& b;
   const vf* alpha;
-  float (*blocks)[32 * kStride];  // two: this one, and that which the unit multiplies
+  float (*blocks)[32 * stride];  // two: this one, and that which the unit multiplies
 
   float* place(int64_t row, int) { return blocks[row / 32 % 2]; }
+  const float* from(int64_t, int) const { return nullptr; }
 
   template <int C>
   void take(int64_t row, int vector, int64_t rows) {
@@ -50,7 +52,7 @@ struct OutputBlocks {
 #pragma GCC unroll 2
       for (int v = 0; v < C; ++v) {
         float* at = b.sums(row + n, vector + v);
-        store(at, load(at) * alpha[vector + v] + load(from + n * kStride + v * W));
+        store(at, load(at) * alpha[vector + v] + load(from + n * stride + v * W));
       }
   }
 };
@@ -160,7 +162,7 @@ static void run_keys(Block<V>& b, const Tile& t, KvTile& x) {
   }
   if (c.threshold) split_weights<V, Op>(p, part, s, t.count);
   clear_pairs<V>(p, Op::parts, part, (t.count + 1) / 2, depth / 2);
-  alignas(64) float blocks[2][32 * OutputBlocks<V>::kStride];
+  alignas(64) float blocks[2][32 * OutputBlocks<V>::stride];
   OutputBlocks<V> output{b, alpha, blocks};
   Isa::multiply_blocks<Op::parts, V>(output, values, {(const uint16_t*)p, 2 * kQueries, 64, 2 * part}, whole_rows(c.dv), depth);
 }

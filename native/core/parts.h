@@ -48,6 +48,16 @@ static void split_rows(uint16_t* to, int64_t part, int64_t ld, const void* src, 
     }
 }
 
+// Rows of bfloat16 as columns of a right operand, V vectors of them: to[vector / 2][depth / 2][32], pairs of features. Rows that are missing
+// are 0.
+template <int V>
+static void pack_columns(float* to, const uint16_t* rows, int64_t row, int64_t count, int64_t depth) {
+  for (int v = 0; v < V; v += 2, to += W * depth, rows += 2 * W * row, count -= 2 * W) {
+    const auto pack = V - v == 1 ? pack_pairs<1> : pack_pairs<2>;
+    pack(to, 2 * W, rows, row, count > 0 ? count : 0, depth / 2);
+  }
+}
+
 // 32 rows of 32 bfloat16, transposed to rows of ld.
 REGARD_INLINE void transpose_block(uint16_t* to, int64_t ld, const uint16_t* src, int64_t row) {
   vf even[W], odd[W];  // of features 2w and 2w + 1: the pairs of keys 2n and 2n + 1

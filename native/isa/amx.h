@@ -43,6 +43,9 @@ struct Isa : Avx512Isa<Isa>, MatrixUnit<Isa> {
     return (vf)_mm512_permutexvar_epi16(_mm512_load_si512(kOrder), (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
   }
 
+  // Two vectors of floats as one of bfloat16, in this order.
+  REGARD_INLINE vf row_of(vf first, vf second) { return (vf)(__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first); }
+
   REGARD_INLINE vf multiply_add_pairs(vf acc, vf a, vf b) { return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b); }
 
   // 2^x to 8e-5, plus half of the last place that a bfloat16 has: cut off, it is 2^x rounded. 0 for -inf; NaN stays NaN.

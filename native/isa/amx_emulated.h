@@ -23,12 +23,15 @@ struct Isa : PlainIsa<Isa>, MatrixUnit<Isa> {
     MatrixUnitSession(const MatrixUnitSession&) = delete;
   };
 
-  REGARD_INLINE vf pair_of(vf first, vf second) {
-    const auto rounded = [](vf x) __attribute__((always_inline)) {
-      const vu u = (vu)x;
-      return x == x ? u + 0x7fffu + ((u >> 16) & 1u) : u | 0x400000u;
-    };
-    return (vf)((rounded(first) >> 16) | (rounded(second) & 0xffff0000u));
+  REGARD_INLINE vf pair_of(vf first, vf second) { return (vf)((rounded(first) >> 16) | (rounded(second) & 0xffff0000u)); }
+
+  REGARD_INLINE vf row_of(vf first, vf second) {
+    const vu a = rounded(first), b = rounded(second);
+    uint16_t row[2 * W];
+    for (int n = 0; n < W; ++n) row[n] = (uint16_t)(a[n] >> 16), row[W + n] = (uint16_t)(b[n] >> 16);
+    vf both;
+    __builtin_memcpy(&both, row, sizeof both);
+    return both;
   }
 
   REGARD_INLINE vf multiply_add_pairs(vf acc, vf a, vf b) { return acc + low(a) * low(b) + high(a) * high(b); }
@@ -73,6 +76,12 @@ struct Isa : PlainIsa<Isa>, MatrixUnit<Isa> {
   // The two numbers of pairs.
   REGARD_INLINE vf low(vf pairs) { return (vf)((vu)pairs << 16); }
   REGARD_INLINE vf high(vf pairs) { return (vf)((vu)pairs & 0xffff0000u); }
+
+  // The bits of the nearest bfloat16, ties to even, in the upper halves.
+  REGARD_INLINE vu rounded(vf x) {
+    const vu u = (vu)x;
+    return x == x ? u + 0x7fffu + ((u >> 16) & 1u) : u | 0x400000u;
+  }
 
   // The unit takes denormal numbers for 0, and makes none.
   REGARD_INLINE vf normal(vf x) { return ((vu)x & 0x7f800000u) == 0u ? vf{} : x; }

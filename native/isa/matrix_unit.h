@@ -35,7 +35,8 @@ struct MatrixTerms<3> {  // float32: 24 bits as 8, 8 and 8. The products that ar
 template <class Own>
 struct MatrixUnit {
   // A · B, a block of up to 32 rows and 2 vectors after the other; rows is a multiple of 16 and depth one of 32. `to` takes them:
-  //   to.place(row, vector)            where the block that begins there is stored, in rows of To::kStride floats
+  //   to.place(row, vector)            where the block that begins there is stored, in rows of to.stride floats
+  //   to.from(row, vector)             what it is added to, laid out alike; null for 0
   //   to.template take<vectors>(row, vector, rows)   called when it is, while the unit multiplies the next one
   template <int parts, int V, class To>
   REGARD_INLINE void multiply_blocks(To& to, const LeftParts& a, const RightParts& b, int64_t rows, int64_t depth) {
@@ -53,11 +54,12 @@ struct MatrixUnit {
   }
 
   template <int R, int C>
-  REGARD_INLINE void begin_block(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row, float* before, int64_t before_ld) {
-    Own::template begin_tile<0>(a, a_row, b, b_row, before, before_ld, nullptr, 0);
-    if (C == 2) Own::template begin_tile<1>(a, a_row, b, b_row, before, before_ld, nullptr, 0);
-    if (R == 2) Own::template begin_tile<2>(a, a_row, b, b_row, before, before_ld, nullptr, 0);
-    if (R == 2 && C == 2) Own::template begin_tile<3>(a, a_row, b, b_row, before, before_ld, nullptr, 0);
+  REGARD_INLINE void begin_block(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row, float* before,
+                                 const float* from, int64_t ld) {
+    Own::template begin_tile<0>(a, a_row, b, b_row, before, ld, from, ld);
+    if (C == 2) Own::template begin_tile<1>(a, a_row, b, b_row, before, ld, from, ld);
+    if (R == 2) Own::template begin_tile<2>(a, a_row, b, b_row, before, ld, from, ld);
+    if (R == 2 && C == 2) Own::template begin_tile<3>(a, a_row, b, b_row, before, ld, from, ld);
   }
 
   template <int R, int C>
@@ -75,28 +77,29 @@ struct MatrixUnit {
     float* before = nullptr;
     int64_t row = 0;
     for (; row + 32 <= rows; row += 32, left.at += 32 * a.row) {
-      multiply_block<2, C, parts>(left, b, depth, before, To::kStride);
+      multiply_block<2, C, parts>(left, b, depth, before, to.from(row, vector), to.stride);
       if (before) to.template take<C>(row - 32, vector, 32);
       before = to.place(row, vector);
     }
     if (before) {
-      store_block<2, C>(before, To::kStride);
+      store_block<2, C>(before, to.stride);
       to.template take<C>(row - 32, vector, 32);
     }
     if (row == rows) return;
-    multiply_block<1, C, parts>(left, b, depth, nullptr, To::kStride);
-    store_block<1, C>(to.place(row, vector), To::kStride);
+    multiply_block<1, C, parts>(left, b, depth, nullptr, to.from(row, vector), to.stride);
+    store_block<1, C>(to.place(row, vector), to.stride);
     to.template take<C>(row, vector, 16);
   }
 
   template <int R, int C, int parts>
-  REGARD_INLINE void multiply_block(const LeftParts& a, const RightParts& b, int64_t depth, float* before, int64_t ld) {
+  REGARD_INLINE void multiply_block(const LeftParts& a, const RightParts& b, int64_t depth, float* before, const float* from,
+                                    int64_t ld) {
     bool first = true;
     for (const MatrixTerm& term : MatrixTerms<parts>::kTerms) {
       const uint16_t *left = a.at + term.a * a.part, *right = b.at + term.b * b.part;
       int64_t k = 0;
       if (first) {
-        begin_block<R, C>(left, a.row, right, b.row, before, ld);
+        begin_block<R, C>(left, a.row, right, b.row, before, from, ld);
         k = 32, left += a.step, right += 16 * b.row, first = false;
       }
       for (; k < depth; k += 32, left += a.step, right += 16 * b.row) multiply_step<R, C>(left, a.row, right, b.row);

@@ -1,4 +1,4 @@
-"""bfloat16 calls of many keys: a matrix unit streams the tiles that no step changes, and holds eight tiles at once."""
+"""bfloat16 calls of many keys, both ways: a matrix unit streams the tiles that no step changes, eight at once."""
 
 from __future__ import annotations
 
@@ -58,6 +58,32 @@ def compare(q: Tensor, k: Tensor, v: Tensor, **call: object) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_every_mask(isa: str, size: str, mask: str) -> None:
     compare(*drawn(size), **given(size, mask))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("size", SIZES)
+def test_gradients_under_every_mask(isa: str, size: str, mask: str) -> None:
+    """Of q, k and v, within twice the error of a plain evaluation in bfloat16."""
+    tensors, call = drawn(size), given(size, mask)
+    g = torch.randn(*tensors[0].shape[:-1], tensors[2].shape[-1]).bfloat16()
+
+    def gradients(dtype: torch.dtype, backend: rg.Backend | None) -> tuple[Tensor, ...]:
+        leaves = tuple(t.to(dtype).requires_grad_() for t in tensors)
+        return torch.autograd.grad(rg.attention(*leaves, backend=backend, **call), leaves, g.to(dtype))
+
+    exact, usual = gradients(torch.float64, rg.Reference()), gradients(torch.bfloat16, rg.Reference())
+    for got, right, plain in zip(gradients(torch.bfloat16, None), exact, usual, strict=True):
+        assert testing.error(got, right) <= testing.tolerance(right, plain)
+
+
+@pytest.mark.parametrize("nq", [15, 48, 64, 80])
+def test_gradients_of_values_whose_keys_hide_themselves(isa: str, nq: int) -> None:
+    """A key of -inf scores gives its value no gradient, though places of a block without a query multiply it by 0."""
+    q, k = 1 + torch.rand(2, nq, 64).bfloat16(), torch.randn(2, 160, 64).bfloat16()
+    v = torch.randn(2, 160, 32).bfloat16().requires_grad_()
+    k[:, 40:100, 0] = -torch.inf
+    (g,) = torch.autograd.grad(rg.attention(q, k, v).float().sum(), v)
+    assert not g[:, 40:100].any() and g.isfinite().all() and g[:, :40].all()
 
 
 @pytest.mark.parametrize("size", SIZES)
