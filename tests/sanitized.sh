@@ -8,6 +8,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unset PYTHONPATH PYTHONHOME REGARD_ISA
+. tests/package_kernels.sh
 
 python=${PYTHON:-python3}
 build=${BUILD:-$(mktemp -d)}
@@ -31,20 +32,11 @@ left_out=()
 for isa in "${sets[@]}"; do
   echo "== $isa"
   package=$build/$isa
-  rm -rf "$package" && mkdir -p "$package"
-  cp -r src/regard "$package/regard"
-  rm -rf "$package/regard/backends/kernels" && mkdir "$package/regard/backends/kernels"
-  # no others, so that tests of every instruction set that runs have this one and base
-  for name in regard_python libregard_base "libregard_$isa"; do
-    cp "$build/kernels/$name.so" "$package/regard/backends/kernels"
-  done
-  # The finder of an editable install (pip install -e) comes before PYTHONPATH: other kernels would be tested.
-  echo 'import sys; sys.meta_path[:] = [f for f in sys.meta_path if not type(f).__module__.startswith("_editable_")]' \
-    >"$package/sitecustomize.py"
+  package_kernels "$package" "$build/kernels" "$isa"
   sanitized=(env LD_PRELOAD="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libubsan.so)" REGARD_ISA="$isa"
     ASAN_OPTIONS="detect_leaks=0:${ASAN_OPTIONS:-}" UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1:${UBSAN_OPTIONS:-}"
     PYTHONPATH="$package" "$python")
-  "${sanitized[@]}" -c 'import os, sys, regard; assert os.path.samefile(regard.__path__[0], sys.argv[1]), regard' "$package/regard"
+  packaged "$package" "${sanitized[@]}"
   "${sanitized[@]}" -m pytest -p no:cacheprovider -o timeout=3600 tests/kernels "${left_out[@]}" ${PYTEST:-}
   "${sanitized[@]}" -m tests.fuzz --calls "${CALLS:-5000}" --minutes 600
 done
