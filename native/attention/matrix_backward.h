@@ -15,10 +15,11 @@ struct PackedBlock {
   float *q_rows, *dout_rows;  // [kQueries / 2][width]: pairs of queries
 };
 
-// Whether a backward's products go to the matrix unit. Its scores are then those of the forward, bit for bit.
+// Whether a backward's products go to the matrix unit. Its scores are then those of the forward, bit for bit. Cotangents of float32, which
+// states have, would have to be rounded.
 static bool on_matrix_unit(const regard_gradients& g) {
   const regard_call& c = g.call;
-  return matrix_parts(c) == 1 && !has_few_rows(c) && !Modifiers::multiply_delta(g);
+  return matrix_parts(c) == 1 && g.dout_dtype == REGARD_BF16 && !has_few_rows(c) && !Modifiers::multiply_delta(g);
 }
 
 // Takes a product to memory, in rows of `stride` floats; `add`: to what stands there.
