@@ -275,7 +275,7 @@ static void run_pair_on_unit(const BackwardCall& w, const BackwardScratch& s, Ke
         Tile t;
         BlockShare x{};
         if (!visit(w, p, k.j, k.count, bits, t, x)) continue;
-        if (p.rows % 32) t.edge = true, x.plain = false;  // queries that are missing see nothing: 0 times a key may be NaN
+        t.edge |= p.rows % 32 != 0;  // queries that are missing see nothing: 0 times a key may be NaN
         float* dq = w.g.dq.data ? s.dqt + block * dk * kQueries : nullptr;
         if ((t.edge || t.bits) && !(finite && s.finite[block] != 0)) {
           run_block_marked(w, s, k, head, row, dq);

@@ -149,14 +149,15 @@ static void run_matrix_block(const BackwardCall& w, const BackwardScratch& s, co
     ProductInto into{to, kQueries, false};
     Isa::multiply_blocks<1, kVectors>(into, a, r, rows, depth);
   };
-  if (x.plain && !c.threshold && tile.count % 32 == 0 && x.from == 0 && x.to == tile.count) {
+  // as in the forward, whose rounding counts
+  const bool raw = !Modifiers::used(c) && !t.bits && !c.threshold && b.factor > 0 && !c.invariant;
+  if (raw && !t.edge && tile.count % 32 == 0 && x.from == 0 && x.to == tile.count) {
     for (int64_t n = 0; n < tile.count; n += 32) {
       multiply(tile.k, by_key, x.p, n, 32, dk);
       multiply(tile.v, by_value, x.ds, n, 32, dv);
       weigh_rounded(x, rounded, x.p, x.ds, b.factor, n, n + 32);
     }
   } else {
-    const bool raw = !Modifiers::used(c) && !t.bits && !c.threshold && b.factor > 0;  // as in the forward, whose rounding counts
     Modifiers::load_tile(b, t);
     multiply(tile.k, by_key, x.p, 0, whole_rows(tile.count), dk);
     multiply(tile.v, by_value, x.ds, 0, whole_rows(tile.count), dv);

@@ -252,7 +252,7 @@ template <int V, class Op>
 static Limits streamed_keys(const Block<V>& b, const Tile& t) {
   const regard_call& c = b.c;
   const bool whole = V % 2 == 0 && c.dv % kBlock == 0 && c.dv <= 16 * kBlock;
-  if (Op::parts != 1 || !whole || !unchanged(b, t) || c.invariant) return {};
+  if (Op::parts != 1 || !whole || !unchanged(b, t)) return {};
   int64_t lo = t.j, hi = t.j + t.count;
   if (t.edge) lo = b.inner_lo > lo ? b.inner_lo : lo, hi = b.inner_hi < hi ? b.inner_hi : hi;
   lo = t.j + (lo - t.j + kBlock - 1) / kBlock * kBlock;

@@ -122,9 +122,11 @@ static void scale_rows(float* s, int64_t count, float factor) {
     }
 }
 
+// Whether the scores of a tile are dot products times the block's factor, which may then be part of the exponential, in one rounding; masks
+// of intervals aside. Not where rows must not depend on others, whose bits may change another tile of the same row.
 template <int V>
 static bool unchanged(const Block<V>& b, const Tile& t) {
-  return !Modifiers::used(b.c) && !t.bits && !t.allowed && !t.documents && !b.c.threshold && b.factor > 0;
+  return !Modifiers::used(b.c) && !t.bits && !t.allowed && !t.documents && !b.c.threshold && b.factor > 0 && !b.c.invariant;
 }
 
 template <int V, class Op>

@@ -12,7 +12,9 @@ REGARD_INLINE int64_t whole_depth(int64_t n) { return (n + 31) / 32 * 32; }
 constexpr int parts_of(int dtype) { return dtype == REGARD_BF16 ? 1 : dtype == REGARD_F16 ? 2 : 3; }
 
 // The parts of the numbers that a call's forward multiplies on the matrix unit; 0 where it does not.
-REGARD_INLINE int matrix_parts(const regard_call& c) { return Isa::kMatrixUnit && c.dtype == REGARD_BF16 ? parts_of(c.dtype) : 0; }
+REGARD_INLINE int matrix_parts(const regard_call& c) {
+  return Isa::kMatrixUnit && c.dtype == REGARD_BF16 && c.dk > 0 && c.dv > 0 ? parts_of(c.dtype) : 0;
+}
 
 // Floats of scratch, for each of kQueries, that hold a packed query.
 REGARD_INLINE int64_t query_floats(const regard_call& c) {
