@@ -15,11 +15,25 @@ struct PackedBlock {
   float *q_rows, *dout_rows;  // [kQueries / 2][width]: pairs of queries
 };
 
-// Whether a backward's products go to the matrix unit. Its scores are then those of the forward, bit for bit. Cotangents of float32, which
-// states have, would have to be rounded.
+// Whether no cotangent of the output would have to be rounded to bfloat16: those of a call in bfloat16 may come as float32; those of a state
+// are any float32.
+static bool bfloat16_cotangents(const regard_gradients& g) {
+  const regard_call& c = g.call;
+  if (g.dout_dtype != REGARD_F32) return g.dout_dtype == REGARD_BF16;
+  vu some = vu{};
+  for (int64_t b = 0; b < elements(c); ++b)
+    for (int64_t h = 0; h < c.heads; ++h)
+      for (int64_t i = 0; i < c.nq; ++i) {
+        const float* row = at<float>(g.dout, place_in_batch(c, b), h) + i * g.dout.row;
+        for (int64_t n = 0; n < c.dv; n += W) some |= (vu)floats(row, n * g.dout.col, g.dout.col, c.dv - n, REGARD_F32) & 0xffffu;
+      }
+  return Isa::lanes_set((vi)some != 0) == 0;
+}
+
+// Whether a backward's products go to the matrix unit. Its scores are then those of the forward, bit for bit.
 static bool on_matrix_unit(const regard_gradients& g) {
   const regard_call& c = g.call;
-  return matrix_parts(c) == 1 && g.dout_dtype == REGARD_BF16 && !has_few_rows(c) && !Modifiers::multiply_delta(g);
+  return matrix_parts(c) == 1 && !has_few_rows(c) && !Modifiers::multiply_delta(g) && bfloat16_cotangents(g);
 }
 
 // Takes a product to memory, in rows of `stride` floats; `add`: to what stands there.

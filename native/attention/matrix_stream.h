@@ -167,8 +167,8 @@ struct StreamedRows {
     return false;
   }
 
-  // Raises the maxima of rows whose scores exceed them by more than kSlack: by whole numbers, so that what is rounded to bfloat16 stays
-  // exact. weights: pairs that were computed and do not wait yet. No values may wait.
+  // Raises the maxima of rows whose scores exceed them by more than kSlack: by whole numbers, so that rounded weights are multiplied by a
+  // power of two, as near as the maximum is rounded. weights: pairs that were computed and do not wait yet. No values may wait.
   __attribute__((noinline)) void raise(const vf (&most)[2], float* weights, int64_t pairs) {
     vf alpha[2];
     for (int v = 0; v < 2; ++v) {
@@ -187,7 +187,7 @@ struct StreamedRows {
     for (int64_t n = 0; n < pairs / W; ++n) {
       float* p = weights + n * W;
       const vu pair = (vu)load(p);
-      store(p, cut_pair((vf)(pair << 16) * alpha[n % 2], (vf)(pair & 0xffff0000u) * alpha[n % 2]));
+      store(p, Isa::pair_of((vf)(pair << 16) * alpha[n % 2], (vf)(pair & 0xffff0000u) * alpha[n % 2]));
     }
   }
 };
