@@ -9,7 +9,9 @@ namespace regard {
 struct EmulatedTiles {
   float sums[4][16][16], left[2][16][16], right[2][16][16];  // of the operands, each float is a pair of bfloat16
 };
-static thread_local EmulatedTiles emulated_tiles;
+// One for all sources of an object: the linker merges the functions that use them.
+inline thread_local EmulatedTiles emulated_tiles;
+inline thread_local bool emulated_tiles_configured = false;  // without, a unit's instructions are illegal
 
 struct Isa : PlainIsa<Isa>, MatrixUnit<Isa> {
   static constexpr bool kMatrixUnit = true;
@@ -18,9 +20,15 @@ struct Isa : PlainIsa<Isa>, MatrixUnit<Isa> {
 
   // What is in the tiles when a session begins is NaN, and what it leaves behind too: no result may depend on it.
   struct MatrixUnitSession {
-    MatrixUnitSession() { __builtin_memset(&emulated_tiles, 0xff, sizeof emulated_tiles); }
-    ~MatrixUnitSession() { __builtin_memset(&emulated_tiles, 0xff, sizeof emulated_tiles); }
+    MatrixUnitSession() { set(true); }
+    ~MatrixUnitSession() { set(false); }
     MatrixUnitSession(const MatrixUnitSession&) = delete;
+
+   private:
+    static void set(bool configured) {
+      __builtin_memset(&emulated_tiles, 0xff, sizeof emulated_tiles);
+      emulated_tiles_configured = configured;
+    }
   };
 
   REGARD_INLINE vf pair_of(vf first, vf second) { return (vf)((rounded(first) >> 16) | (rounded(second) & 0xffff0000u)); }
@@ -43,6 +51,7 @@ struct Isa : PlainIsa<Isa>, MatrixUnit<Isa> {
 
   template <int X>
   static void multiply_tile(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row) {
+    if (!emulated_tiles_configured) __builtin_trap();
     EmulatedTiles& t = emulated_tiles;
     if (X == 0) copy(t.left[0], a, a_row), copy(t.right[0], b, b_row);
     if (X == 1) copy(t.right[1], b + 32, b_row);
