@@ -159,6 +159,7 @@ static void run_keys(Block<V>& b, const Tile& t, KvTile& x) {
   else weigh_parts<V, Op>(p, part, s, raw ? b.factor : 1.0f, b.l, b.m, t.count);
   for (int v = 0; v < V; ++v) b.unrounded[v] += b.l[v], b.l[v] += before[v];
   if (careful) {
+    x.located = x.widened = false;  // there is memory for the floats of one tile, and several are held at once
     load_values(c, b.w, x);
     return value_tile_careful<V>(b, t, x.v + skip * x.v_row, x.v_row, alpha);
   }

@@ -123,6 +123,22 @@ def test_what_is_not_finite(isa: str, size: str) -> None:
         assert testing.error(seen, hidden.double()) <= testing.tolerance(hidden.double(), hidden)
 
 
+def test_hidden_values_of_several_tiles_that_are_not_finite(isa: str) -> None:
+    """Each tile's values are read for each block of queries, in one thread, whose item has all blocks."""
+    q, k, v = (torch.randn(1, 2, n, 64).bfloat16() for n in (200, 900, 900))
+    seen = torch.rand(200, 900) > 0.3
+    seen[:, ::97] = False
+    holes = v.clone()
+    holes[:, :, ::97] = torch.nan
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        out, whole = (rg.attention(q, k, values, mask=rg.Dense(seen)) for values in (holes, v))
+    finally:
+        torch.set_num_threads(threads)
+    assert testing.error(out, whole.double()) <= testing.tolerance(whole.double(), whole)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_sinks_dropout_and_strides(isa: str, size: str) -> None:
     q, k, v = drawn(size)
