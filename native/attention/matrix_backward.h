@@ -50,7 +50,8 @@ struct ProductInto {
 
 REGARD_INLINE int64_t packed_size(const regard_call& c) { return 2 * kQueries * (whole_depth(c.dk) + whole_depth(c.dv)) / 2; }
 
-// Rows (count, width) at src as a left operand: in place where `readable` rows of bfloat16 hold whole tiles, or copied to `copy`, rounded and padded to whole depth.
+// Rows (count, width) at src as a left operand: in place where they are bfloat16 and `readable` rows hold whole tiles, else rounded and padded
+// in `copy`.
 static LeftParts left_rows(const void* src, int dtype, int64_t row, int64_t col, int64_t count, int64_t readable, int64_t width,
                            uint16_t* copy) {
   const int64_t depth = whole_depth(width);
@@ -100,7 +101,7 @@ static void weigh_rounded(const BlockShare& x, const RoundedRows& to, const floa
 #pragma GCC unroll 2
       for (int i = 0; i < 2; ++i) {
         const int64_t at = i * kQueries + v * W;
-        p[i][v] = Isa::exp2_quick(load(s + at) * unit - shift) * inverse;
+        p[i][v] = Isa::exp2_quick(Isa::product(load(s + at), unit) - shift) * inverse;
         ds[i][v] = p[i][v] * (load(dp + at) - delta);
       }
     }
@@ -109,7 +110,7 @@ static void weigh_rounded(const BlockShare& x, const RoundedRows& to, const floa
 }
 
 // The same for any steps, after which scores lie in x.p and dP in x.ds, as floats; x.p takes weights, x.ds gradients of scores.
-static void weigh_floats(const Block<kVectors>& b, const Tile& t, const BlockShare& x, float factor) {
+static void weigh_floats(const Block<kVectors>& b, const Tile& t, const BlockShare& x) {
   const int64_t* k_at = b.c.threshold ? b.c.k_at + offset(b.c.k_at_batch, b.p) + t.j : nullptr;
   for (int64_t n = x.from; n < x.to; ++n) {
     const vu word = (k_at ? Dropout::key_word(k_at[n]) : 0u) + vu{};
@@ -117,7 +118,7 @@ static void weigh_floats(const Block<kVectors>& b, const Tile& t, const BlockSha
       float *at = x.p + n * kQueries + v * W, *ds = x.ds + n * kQueries + v * W;
       const vf s = load(at);
       const vi hidden = s == splat(-kInf);
-      vf p = Isa::exp2_quick(s * splat(factor) - load(x.shift + v * W)) * load(x.inverse + v * W), dp = load(ds);
+      vf p = Isa::exp2_quick(s - load(x.shift + v * W)) * load(x.inverse + v * W), dp = load(ds);
       p = hidden ? vf{} : p;
       const vf dropped = k_at ? Dropout::apply(b.c, b.word[v], word, p) : p;
       if (k_at) dp = Dropout::apply(b.c, b.word[v], word, dp);
@@ -163,9 +164,7 @@ static void run_matrix_block(const BackwardCall& w, const BackwardScratch& s, co
     ProductInto into{to, kQueries, false};
     Isa::multiply_blocks<1, kVectors>(into, a, r, rows, depth);
   };
-  // as in the forward, whose rounding counts
-  const bool raw = !Modifiers::used(c) && !t.bits && !c.threshold && b.factor > 0 && !c.invariant;
-  if (raw && !t.edge && tile.count % 32 == 0 && x.from == 0 && x.to == tile.count) {
+  if (x.plain && !t.edge && !c.threshold && tile.count % 32 == 0 && x.from == 0 && x.to == tile.count) {
     for (int64_t n = 0; n < tile.count; n += 32) {
       multiply(tile.k, by_key, x.p, n, 32, dk);
       multiply(tile.v, by_value, x.ds, n, 32, dv);
@@ -177,11 +176,11 @@ static void run_matrix_block(const BackwardCall& w, const BackwardScratch& s, co
     multiply(tile.v, by_value, x.ds, 0, whole_rows(tile.count), dv);
     for (int64_t n = x.from; n < x.to; ++n) {
       vf scores[kVectors];
-      for (int v = 0; v < kVectors; ++v) scores[v] = load(x.p + n * kQueries + v * W) * splat(raw ? 1.0f : b.factor);
+      for (int v = 0; v < kVectors; ++v) scores[v] = Isa::product(load(x.p + n * kQueries + v * W), splat(b.factor));
       apply_steps<kVectors>(b, t, n, scores, s.kept + n * kQueries);
       for (int v = 0; v < kVectors; ++v) store(x.p + n * kQueries + v * W, scores[v]);
     }
-    weigh_floats(b, t, x, raw ? b.factor : 1.0f);
+    weigh_floats(b, t, x);
     if (w.scores)
       Modifiers::backward(b, t, ScoreGradients{w.g, x.ds, s.kept, x.from, x.to}, w.sums, (part * w.elements + p.b) * c.heads + p.h);
     round_floats(x, rounded, end);

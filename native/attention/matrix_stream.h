@@ -111,12 +111,18 @@ struct StreamedRows {
   // Whether some row has seen nothing.
   bool some_empty() const { return Isa::lanes_set((b.m[vector] == splat(-kInf)) | (b.m[vector + 1] == splat(-kInf))); }
 
+  // The largest of a block's scores, in base 2.
+  vf largest(const float* s, int v) const {
+    vf top = splat(-kInf);
+    for (int64_t n = 0; n < kBlock; ++n) top = greater_of(load(s + n * kBlock + v * W), top);
+    return Isa::product(top, splat(b.factor));
+  }
+
   // Rows that have seen nothing take the maxima of these scores.
   __attribute__((noinline)) void begin(const float* s) {
     for (int v = 0; v < 2; ++v) {
-      vf top = splat(-kInf), &m = b.m[vector + v];
-      for (int64_t n = 0; n < kBlock; ++n) top = greater_of(load(s + n * kBlock + v * W), top);
-      m = select(m == splat(-kInf), greater_of(top * splat(b.factor), m), m);
+      vf& m = b.m[vector + v];
+      m = select(m == splat(-kInf), greater_of(largest(s, v), m), m);
     }
     set_shift();
   }
@@ -132,7 +138,7 @@ struct StreamedRows {
       const vf ones = (vf)splat_int(0x3f803f80);
 #pragma GCC unroll 2
       for (int v = 0; v < 2; ++v) {
-        const vf a = load(s + v * W) * unit - shift[v], z = load(s + kBlock + v * W) * unit - shift[v];
+        const vf a = Isa::product(load(s + v * W), unit) - shift[v], z = Isa::product(load(s + kBlock + v * W), unit) - shift[v];
         most[v] = greater_of(a, most[v]), most[v] = greater_of(z, most[v]);
         const vf pairs = cut_pair(Isa::exp2_to_cut(a), Isa::exp2_to_cut(z));
         sum[v] = Isa::multiply_add_pairs(sum[v], pairs, ones);
@@ -167,13 +173,17 @@ struct StreamedRows {
     return false;
   }
 
-  // Raises the maxima of rows whose scores exceed them by more than kSlack: by whole numbers, so that rounded weights are multiplied by a
-  // power of two, as near as the maximum is rounded. weights: pairs that were computed and do not wait yet. No values may wait.
-  __attribute__((noinline)) void raise(const vf (&most)[2], float* weights, int64_t pairs) {
+  // Raises the maxima of rows whose scores s exceed them by more than kSlack, by `most`: by whole numbers, so that rounded weights are
+  // multiplied by a power of two, as near as the maximum is rounded; to the largest score itself where numbers are so large that whole ones
+  // are lost in rounding. weights: pairs that were computed and do not wait yet. No values may wait.
+  __attribute__((noinline)) void raise(const float* s, const vf (&most)[2], float* weights, int64_t pairs) {
+    const vf whole = splat(0x1p20f);
     vf alpha[2];
     for (int v = 0; v < 2; ++v) {
       vf& m = b.m[vector + v];
-      const vf top = select(most[v] > limit[v], shift[v] + ceiling(most[v]), m), above = select(top == splat(-kInf), vf{}, top);
+      const vi near = (absolute(shift[v]) < whole) & (most[v] < whole);
+      const vf raised = select(near, shift[v] + ceiling(most[v]), largest(s, v)), top = select(most[v] > limit[v], raised, m);
+      const vf above = select(top == splat(-kInf), vf{}, top);
       alpha[v] = exp2v(m - above);
       m = top, b.l[vector + v] *= alpha[v], b.unrounded[vector + v] *= alpha[v];
       sum[v] *= alpha[v], unrounded[v] *= alpha[v];
@@ -234,7 +244,7 @@ static void stream_rows(Block<V>& b, int vector, const StreamedTile* tiles, int6
       if (large || plan.count < 2) stream.store();
       if (large) {
         stream.finish();
-        rows.raise(most, weights, at * kPairs);
+        rows.raise(s, most, weights, at * kPairs);
         UnitPlan none{stream};
         rows.weigh(s, p, none, most);
       }

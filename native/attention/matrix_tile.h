@@ -76,7 +76,8 @@ static void clear_pairs(float* p, int64_t parts, int64_t part, int64_t from, int
       for (int v = 0; v < V; ++v) store(p + n * kQueries + v * W, vf{});
 }
 
-// Scores, times factor in base 2, become parts of weights, and their sums are added to l; without dropout. One vector of queries after the
+// Scores, times factor in base 2, become parts of weights (the product is rounded before the maximum is subtracted, as the maximum was: else
+// 2^ its last digit would be the weight of a score of 2^40), and their sums are added to l; without dropout. One vector of queries after the
 // other, so that everything stays in registers.
 template <int V, class Op>
 REGARD_NOINLINE void weigh_parts(float* p, int64_t part, const float* s, float factor, vf* l, const vf* m, int64_t count) {
@@ -89,12 +90,12 @@ REGARD_NOINLINE void weigh_parts(float* p, int64_t part, const float* s, float f
     float* to = p + v * W;
     int64_t n = 0;
     for (; n + 2 <= count; n += 2, from += 2 * kQueries, to += kQueries) {
-      const vf w = exp2(load(from) * unit - shift), next = exp2(load(from + kQueries) * unit - shift);
+      const vf w = exp2(Isa::product(load(from), unit) - shift), next = exp2(Isa::product(load(from + kQueries), unit) - shift);
       sum += w, other += next;
       store_parts<Op::parts>(to, part, w, next);
     }
     if (n < count) {
-      const vf w = exp2(load(from) * unit - shift);
+      const vf w = exp2(Isa::product(load(from), unit) - shift);
       sum += w;
       store_parts<Op::parts>(to, part, w, vf{});
     }
@@ -118,12 +119,12 @@ static void scale_rows(float* s, int64_t count, float factor) {
   for (int64_t n = 0; n < count; ++n)
     for (int v = 0; v < V; ++v) {
       float* at = s + n * kQueries + v * W;
-      store(at, load(at) * splat(factor));
+      store(at, Isa::product(load(at), splat(factor)));
     }
 }
 
-// Whether the scores of a tile are dot products times the block's factor, which may then be part of the exponential, in one rounding; masks
-// of intervals aside. Not where rows must not depend on others, whose bits may change another tile of the same row.
+// Whether the scores of a tile are dot products times the block's factor, masks of intervals aside. Not where rows must not depend on others:
+// which scores share a maximum would then depend on whether a mask has bits for another row.
 template <int V>
 static bool unchanged(const Block<V>& b, const Tile& t) {
   return !Modifiers::used(b.c) && !t.bits && !t.allowed && !t.documents && !b.c.threshold && b.factor > 0 && !b.c.invariant;
@@ -147,7 +148,7 @@ static void run_keys(Block<V>& b, const Tile& t, KvTile& x) {
   for (int v = 0; v < V; ++v) top[v] = raw ? low : b.m[v];
   if (!raw) scale_rows<V>(s, t.count, b.factor);
   if (!raw || t.edge) step_rows<V>(b, t, 0, t.count, top);
-  for (int v = 0; raw && v < V; ++v) top[v] = greater_of((t.edge ? top[v] : scores.most[v]) * splat(b.factor), b.m[v]);
+  for (int v = 0; raw && v < V; ++v) top[v] = greater_of(Isa::product(t.edge ? top[v] : scores.most[v], splat(b.factor)), b.m[v]);
   vf alpha[V];
   raise_state<V>(b, top, alpha);
 

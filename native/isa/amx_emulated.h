@@ -31,6 +31,12 @@ struct Isa : PlainIsa<Isa>, MatrixUnit<Isa> {
     }
   };
 
+  REGARD_INLINE vf product(vf a, vf b) {
+    vf x = a * b;
+    __asm__("" : "+m"(x));
+    return x;
+  }
+
   REGARD_INLINE vf pair_of(vf first, vf second) { return (vf)((rounded(first) >> 16) | (rounded(second) & 0xffff0000u)); }
 
   REGARD_INLINE vf row_of(vf first, vf second) {

@@ -53,9 +53,11 @@ struct PlainIsa {
     for (; k; --k, a += cs, b += ldb) multiply_column<Elements, M, V>(acc, a, rs, b);
   }
 
+  // What code for a matrix unit calls, so that it compiles where there is none; it never runs there.
   struct MatrixUnitSession {
     ~MatrixUnitSession() {}
   };
+  REGARD_INLINE vf product(vf a, vf b) { return a * b; }
 
   template <int parts, int V, class To>
   REGARD_INLINE void multiply_blocks(To&, const LeftParts&, const RightParts&, int64_t, int64_t) {}

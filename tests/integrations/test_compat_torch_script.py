@@ -15,7 +15,7 @@ import regard as rg
 from regard.compat.torch import MultiheadAttention, scaled_dot_product_attention
 from regard.compat.torch.multihead import multi_head_attention_forward
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit")
 HIDDEN = torch.zeros(2, 7, dtype=torch.bool)
 HIDDEN[0, 5:] = True
 BLOCKED = torch.arange(7) > torch.arange(5)[:, None]

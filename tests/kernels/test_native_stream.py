@@ -97,6 +97,20 @@ def test_scores_that_rise_from_key_to_key(isa: str, size: str, last: float) -> N
 
 
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("times", [1e3, 1e5, 1e8, 1e12, 1e16])
+def test_scores_of_any_size(isa: str, size: str, times: float) -> None:
+    """Up to 1e34, both signs: the largest score has weight 1, whatever the last digit of such a number is worth."""
+    q, k, v = drawn(size)
+    q, k, v = q * times, k * times, v.requires_grad_()
+    out = rg.attention(q, k, v)
+    exact = rg.attention(q.double(), k.double(), v.detach().double(), backend=rg.Reference())
+    plain = rg.attention(q, k, v.detach(), backend=rg.Reference())
+    assert testing.error(out, exact) <= testing.tolerance(exact, plain)
+    (g,) = torch.autograd.grad(out.float().sum(), v)
+    assert g.double().sum() == pytest.approx(out.numel(), rel=1e-2)
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("scale", [-0.3, 0.0, 30.0])
 def test_scales(isa: str, size: str, scale: float) -> None:
     compare(*drawn(size), score=rg.ScaledDot(scale))
