@@ -28,7 +28,8 @@ struct Offsets : Modifier {
 
   static bool used(const regard_call& c) { return c.offsets; }
 
-  // Lanes without a query read at most a block past the end of the table, which has padding there.
+  // Lanes without a query, even all of a vector, read at most a block past the end of the table, which has padding there; never a cell past
+  // the last query's.
   template <int V>
   static void begin(Block<V>& b, float*) {
     const regard_call& c = b.c;
@@ -36,7 +37,7 @@ struct Offsets : Modifier {
     b.offsets = c.offsets + c.offsets_stride * p.h;
     const int32_t* cell = c.q_cell ? c.q_cell + offset(c.q_cell_batch, p) + p.row : nullptr;
     for (int64_t v = 0; v < V; ++v) {
-      b.first_cell[v] = cell ? cell[v * W] : (int32_t)(p.row + v * W + c.nk - 1);
+      b.first_cell[v] = cell ? cell[v * W < p.rows ? v * W : 0] : (int32_t)(p.row + v * W + c.nk - 1);
       for (int64_t n = v * W; cell && n < (v + 1) * W; ++n) {
         b.cell[v][n % W] = cell[n < p.rows ? n : 0];
         if (n < p.rows && cell[n] - (int64_t)cell[v * W] != n % W) b.first_cell[v] = -1;
