@@ -14,6 +14,8 @@ from kernel_checks import check, compare
 from needed import needs_kernels
 from regard import facts, testing
 from regard.backends.native.backward import why_not_backward
+from regard.backends.native.modifiers import offsets
+from regard.core.problem import Problem
 from regard.core.region import Frame
 
 pytestmark = needs_kernels
@@ -223,3 +225,23 @@ def test_what_is_refused_says_why() -> None:
     assert refusal(dot >> rg.Alibi(slopes, *points)) == "its points have up to 4 coordinates, not 5"
     why = refusal(dot >> table(Product(), at))
     assert why == "its relative biases depend on a difference alone (DifferenceBuckets), not on Product()"
+
+
+@pytest.mark.parametrize("nq", [3, 17, 40])
+def test_no_cell_is_read_past_the_last_query(isa: str, nq: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors of a block that have no query at all: what lies behind the cells would lead far beyond the table."""
+    table_of = offsets._relative_table
+
+    def before_others(problem: Problem, buckets: rg.Buckets) -> object:
+        table = table_of(problem, buckets)
+        cells = table.cells["q_cell"]
+        beyond = torch.full((64,), 1 << 30, dtype=cells.dtype)
+        return replace(table, cells={**table.cells, "q_cell": torch.cat([cells, beyond])[: len(cells)]})
+
+    monkeypatch.setattr(offsets, "_relative_table", before_others)
+    q, k, v = (torch.randn(2, n, 64).bfloat16().requires_grad_() for n in (nq, 70, 70))
+    score = rg.ScaledDot() >> rg.RelativeBias(torch.randn(9, 1), rg.ClippedBuckets(4, 4))
+    at = rg.Positions(2 * torch.arange(nq), torch.arange(70))
+    out = rg.attention(q, k, v, score=score, positions=at)
+    assert testing.error(out, rg.attention(q, k, v, score=score, positions=at, backend=rg.Reference())) < 1e-2
+    assert all(g.isfinite().all() for g in torch.autograd.grad(out.float().sum(), (q, k, v)))

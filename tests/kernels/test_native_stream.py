@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,8 +11,6 @@ from torch import Tensor
 import regard as rg
 from needed import needs_kernels
 from regard import testing
-from regard.backends.native.modifiers import offsets
-from regard.core.problem import Problem
 
 pytestmark = needs_kernels
 
@@ -188,23 +185,3 @@ def test_bits(isa: str, size: str, mask: str) -> None:
     whole = rg.attention(q, k, v, backend=backend, **call)
     one = rg.attention(q[..., row : row + 1, :], k, v, backend=backend, **alone)
     assert torch.equal(one, whole[..., row : row + 1, :])
-
-
-@pytest.mark.parametrize("nq", [3, 17, 40])
-def test_no_cell_is_read_past_the_last_query(isa: str, nq: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vectors of a block that have no query at all: what lies behind the cells would lead far beyond the table."""
-    table_of = offsets._relative_table  # pyright: ignore[reportPrivateUsage]
-
-    def before_others(problem: Problem, buckets: rg.Buckets) -> object:
-        table = table_of(problem, buckets)
-        cells = table.cells["q_cell"]
-        beyond = torch.full((64,), 1 << 30, dtype=cells.dtype)
-        return replace(table, cells={**table.cells, "q_cell": torch.cat([cells, beyond])[: len(cells)]})
-
-    monkeypatch.setattr(offsets, "_relative_table", before_others)
-    q, k, v = (torch.randn(2, n, 64).bfloat16().requires_grad_() for n in (nq, 70, 70))
-    score = rg.ScaledDot() >> rg.RelativeBias(torch.randn(9, 1), rg.ClippedBuckets(4, 4))
-    at = rg.Positions(2 * torch.arange(nq), torch.arange(70))
-    out = rg.attention(q, k, v, score=score, positions=at)
-    assert testing.error(out, rg.attention(q, k, v, score=score, positions=at, backend=rg.Reference())) < 1e-2
-    assert all(g.isfinite().all() for g in torch.autograd.grad(out.float().sum(), (q, k, v)))
