@@ -7,7 +7,9 @@ namespace regard {
 
 constexpr int64_t kSlices = 16;  // items into which the work is split at least, whatever the number of threads
 
-REGARD_INLINE void zero(float* x, int64_t count) { __builtin_memset(x, 0, (size_t)count * sizeof(float)); }
+REGARD_INLINE void zero(float* x, int64_t count) {
+  if (count) __builtin_memset(x, 0, (size_t)count * sizeof(float));  // memset takes no null, of whatever size
+}
 
 // Copies the cotangent of a row to `to`, padded by zeros, and returns delta, rowsum(dout · out) minus the cotangent of lse. Both are 0 for
 // a row that sees no key.

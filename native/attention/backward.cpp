@@ -152,7 +152,7 @@ int32_t backward(const regard_gradients& g, regard_parallel parallel) {
   w.ldk = leading_dim(c.dk), w.ldv = leading_dim(c.dv);
   w.scores = g.dq.data || g.dk.data || Modifiers::wants_grad(g);
   w.matrix = on_matrix_unit(g);
-  w.recompute_stats = !w.matrix && (has_few_rows(c) || packs_batch(c) || (packs_heads(c) && c.q.col != 1) || matrix_parts(c));
+  w.recompute_stats = !w.matrix && (has_few_rows(c) || packs_batch(c) || (packs_heads(c) && c.q.col != 1) || matrix_parts(c) == 1);
   split(w);
   void* memory = reserve(w);
   if (!memory) return 1;

@@ -2,6 +2,7 @@
 #pragma once
 #include <new>
 
+#include "attention/forward_memory.h"
 #include "attention/kv_tile.h"
 #include "attention/matrix_stream.h"
 #include "attention/tile.h"
@@ -40,7 +41,7 @@ template <int V, class Op>
 static void run_tile(Block<V>& b, Tile& t, KvTile& x) {
   uint64_t bits[kKeys];
   load_extras<V>(b, t, bits);
-  if constexpr (Op::parts) return b.w.stream->finish(), run_matrix_tile<V, Op>(b, t, x);
+  if constexpr (Op::parts) return b.w.stream->template finish<Op::parts>(), run_matrix_tile<V, Op>(b, t, x);
   load_keys<Op>(b.c, b.w, x);
   vf top[V];
   for (int v = 0; v < V; ++v) top[v] = b.m[v];
@@ -113,11 +114,12 @@ static void pack_parts(Block<V>& b, const void* q) {
   int64_t row = c.q.row;
   if (c.dtype != REGARD_BF16 || c.q.col != 1 || depth != c.dk) {
     const float factor = c.dtype == REGARD_F32 ? b.factor : 1.0f;
-    split_rows<Op::parts>(b.w.q_parts, part, depth, q, c.dtype, c.q.row, c.q.col, b.p.rows, c.dk, factor);
+    const Sizes sizes = Sizes::of_scores(c.dtype);
+    b.unfit = !split_rows<Op::parts>(b.w.q_parts, part, depth, q, c.dtype, c.q.row, c.q.col, b.p.rows, c.dk, factor, sizes);
     rows = b.w.q_parts, row = depth;
   }
   if (c.dtype == REGARD_F32) b.factor = 1;
-  b.rounded = true, b.o_row = 2 * W, b.o_pair = c.dv * 2 * W;
+  b.rounded = Op::parts == 1, b.o_row = 2 * W, b.o_pair = c.dv * 2 * W;
   for (int n = 0; n < Op::parts; ++n) pack_columns<V>(b.w.q + n * part / 2, rows + n * part, row, b.p.rows, depth);
 }
 
@@ -156,19 +158,20 @@ static Tile tile_for_block(const Block<V>& b, const KvTile& x, int64_t j) {
 // Runs the tiles that a block sees: what no step changes in a stream, the rest by itself.
 template <int V, class Op>
 static void run_tiles(Block<V>& b, KvTile* x, int64_t count) {
-  StreamedTile streamed[kTilesAtOnce];
+  StreamedTile streamed[tiles_at_once(Op::parts)];
   int64_t some = 0;
   const auto run_others = [&](const Tile& t, KvTile& of, int64_t from, int64_t to) {
     if (from >= to) return;
-    if constexpr (V % 2 == 0) stream_tiles(b, streamed, some), some = 0;
+    if constexpr (V % 2 == 0) stream_tiles<V, Op>(b, streamed, some), some = 0;
     Tile others = piece(b, t, from, to);
     run_tile<V, Op>(b, others, of);
   };
-  for (int64_t n = 0; n < count; ++n) {
+  for (int64_t n = 0; n < count && !b.unfit; ++n) {
     const Tile t = tile_for_block(b, x[n], x[n].j / kKeys * kKeys);
     if (!t.count) continue;
     load_key_parts<Op>(b.c, b.w, x[n]);
     load_value_parts<Op>(b.c, b.w, x[n]);
+    b.unfit = x[n].unfit;
     const Limits middle = streamed_keys<V, Op>(b, t);
     const int64_t end = t.j + t.count;
     if (middle.lo >= middle.hi) {
@@ -182,7 +185,7 @@ static void run_tiles(Block<V>& b, KvTile* x, int64_t count) {
     to.keys.at += skip * to.keys.row, to.values.at += skip / kBlock * to.values.step;
     run_others(t, x[n], middle.hi, end);
   }
-  if constexpr (V % 2 == 0) stream_tiles(b, streamed, some);
+  if constexpr (V % 2 == 0) stream_tiles<V, Op>(b, streamed, some);
 }
 
 // Runs `blocks` blocks from `all` on: of the same head (across: of the same queries of neighbouring heads).
@@ -203,7 +206,7 @@ static void run_blocks(const regard_call& c, const Scratch& w, const Place& all,
   }
   const int64_t key_head = all.h / (c.heads / c.key_heads);
   // tiles lie on a grid, so that a row's bits do not depend on the other rows
-  constexpr int64_t kTiles = Op::parts ? kTilesAtOnce : 1;
+  constexpr int64_t kTiles = tiles_at_once(Op::parts);
   for (int64_t j = lo / kKeys * kKeys; j < hi; j += kTiles * kKeys) {
     alignas(KvTile) char tiles[kTiles * sizeof(KvTile)];
     KvTile* x = (KvTile*)tiles;
@@ -215,6 +218,7 @@ static void run_blocks(const regard_call& c, const Scratch& w, const Place& all,
     for (int64_t g = 0; g < blocks; ++g) {
       if constexpr (Op::parts) {
         run_tiles<V, Op>(b[g], x, count);
+        if (Op::parts > 1) fetch_share(c, all, key_head, j + kTiles * kKeys, hi, kTiles * kKeys, g, blocks);  // they will be split
         continue;
       }
       Tile t = tile_for_block(b[g], x[0], j);
@@ -224,23 +228,28 @@ static void run_blocks(const regard_call& c, const Scratch& w, const Place& all,
       }
       if (t.count) run_tile<V, Op>(b[g], t, x[0]);
     }
-    if constexpr (Op::parts) stream.finish();  // the values that wait are in the memory of these tiles
+    if constexpr (Op::parts) stream.finish<Op::parts>();  // the values that wait are in the memory of these tiles
   }
-  for (int64_t g = 0; g < blocks; ++g) finish<V>(b[g]);
+  for (int64_t g = 0; g < blocks; ++g)
+    if (!b[g].unfit) finish<V>(b[g]);
+  for (int64_t g = 0; Op::parts > 1 && g < blocks; ++g)
+    if (b[g].unfit) run_blocks<V, Floats>(c, w, b[g].p, 1);
 }
 
 // Of one head: whole blocks, then the rest of the rows with as few vectors as hold them. Of several heads: a block each.
+// Of several parts, the rest is a block like the others: keys and values would be split for it once more.
 template <class Op>
 static void run_rows(const regard_call& c, const Scratch& w, Place p, int64_t heads) {
-  const int64_t blocks = heads > 1 ? 0 : p.rows / kQueries, rest = p.rows - blocks * kQueries;
+  const int64_t blocks = heads > 1 ? 0 : (p.rows + (Op::parts > 1 ? kQueries - 1 : 0)) / kQueries;
   if (blocks) {
     Place whole = p;
-    whole.rows = blocks * kQueries;
+    if (Op::parts <= 1) whole.rows = blocks * kQueries;
     run_blocks<kVectors, Op>(c, w, whole, blocks);
   }
+  const int64_t rest = p.rows - blocks * kQueries;
+  if (rest <= 0) return;
   p.row += blocks * kQueries, p.rows = rest;
   switch ((rest + W - 1) / W) {
-    case 0: return;
     case 1: return run_blocks<1, Op>(c, w, p, heads, true);
     case 2: return run_blocks<2, Op>(c, w, p, heads, true);
     case 3: return run_blocks<3, Op>(c, w, p, heads, true);
@@ -270,50 +279,6 @@ static void run_rows(const regard_call& c, const Scratch& w, Place p, int64_t he
   int64_t most = held < kGroup ? held : kGroup;
   most = busy < most ? busy : most;
   return most < 1 ? 1 : most;
-}
-
-// Floats that hold `width` numbers of each key of a tile, in the call's dtype, where they may lie in several pages.
-static int64_t rows_scratch(const regard_call& c, int64_t width) { return c.block_table ? kKeys * width * size_of(c.dtype) / 4 : 0; }
-
-// The memory that a forward takes of `at`, piece by piece; only counted where that is null.
-struct ForwardMemory {
-  float* at;
-  int64_t floats = 0;
-
-  float* take(int64_t count) {
-    float* piece = at ? at + floats : nullptr;
-    floats += round_up(count);
-    return piece;
-  }
-  uint16_t* take_halves(int64_t count) { return (uint16_t*)take((count + 1) / 2); }
-};
-
-static Scratch take_scratch(const regard_call& c, int64_t group, ForwardMemory& memory) {
-  const int64_t parts = matrix_parts(c), dk = whole_depth(c.dk), dv = whole_depth(c.dv);
-  Scratch w{};
-  w.s = memory.take(kKeys * kQueries);
-  w.q = memory.take(group * query_floats(c) * kQueries);
-  w.o = memory.take(group * c.dv * kQueries);
-  w.modifiers = memory.take(Modifiers::scratch_size(c));
-  w.k = memory.take(in_place(c, c.k) || parts ? 0 : kKeys * c.dk);
-  w.v = memory.take(in_place(c, c.v) ? 0 : kKeys * c.dv);
-  w.pairs = memory.take(c.dtype == REGARD_BF16 && !parts ? kKeys / 2 * c.dv : 0);
-  w.q_parts = memory.take_halves(parts * kQueries * dk), w.k_parts = memory.take_halves(kTilesAtOnce * parts * kKeys * dk);
-  w.v_parts = memory.take_halves(kTilesAtOnce * parts * kKeys * dv), w.v_split = memory.take_halves(parts * 32 * dv);
-  w.p_parts = memory.take(parts * kKeys / 2 * kQueries);
-  w.k_rows = (char*)memory.take(rows_scratch(c, c.dk)), w.v_rows = (char*)memory.take(rows_scratch(c, c.dv));
-  return w;
-}
-
-static int64_t forward_scratch(const regard_call& c, int64_t group) {
-  ForwardMemory memory{nullptr};
-  take_scratch(c, group, memory);
-  return memory.floats;
-}
-
-static Scratch forward_places(const regard_call& c, int64_t group, float* at) {
-  ForwardMemory memory{at};
-  return take_scratch(c, group, memory);
 }
 
 // Blocks of queries as items of work.

@@ -22,6 +22,7 @@ struct KvTile {
   LeftParts key_parts = {}, value_parts = {};
   bool ready = false, located = false, widened = false, paired = false;  // whether keys, values (raw, as floats, in pairs) are loaded
   int finite = -1;  // whether all values are finite; -1 before that is computed
+  bool unfit = false;  // whether some key or value has no parts
 };
 
 static RawRows raw_rows(const regard_call& c, const regard_tensor& t, const KvTile& x, int64_t width, char* copy) {
@@ -69,11 +70,12 @@ static void load_key_parts(const regard_call& c, const Scratch& w, KvTile& x) {
     return;
   }
   uint16_t* to = w.k_parts + x.place * Op::parts * kKeys * depth;
-  split_rows<Op::parts>(to, kKeys * depth, depth, keys.at, c.dtype, keys.row, keys.col, x.count, c.dk, 1);
+  const Sizes sizes = Sizes::of_scores(c.dtype);
+  x.unfit |= !split_rows<Op::parts>(to, kKeys * depth, depth, keys.at, c.dtype, keys.row, keys.col, x.count, c.dk, 1, sizes);
   x.key_parts = {to, depth, 32, kKeys * depth};
 }
 
-// Values as the left operand of O^T = V^T P^T, and whether all are finite.
+// Values as the left operand of O^T = V^T P^T, and whether all are finite; of several parts, whether all have them.
 template <class Op>
 static void load_value_parts(const regard_call& c, const Scratch& w, KvTile& x) {
   if (x.paired) return;
@@ -82,6 +84,7 @@ static void load_value_parts(const regard_call& c, const Scratch& w, KvTile& x) 
   const int64_t width = whole_depth(c.dv);
   uint16_t* to = w.v_parts + x.place * Op::parts * width * kKeys;
   x.finite = transpose_values<Op::parts>(to, values.at, c.dtype, values.row, values.col, x.count, c.dv, w.v_split);
+  x.unfit |= Op::parts > 1 && !x.finite;
   x.value_parts = {to, 32, Op::parts * width * 32, width * 32};
 }
 
@@ -113,6 +116,16 @@ static Prefetch prefetch_next(const regard_call& c, const regard_tensor& t, cons
   const int64_t rows = last - next < kKeys ? last - next : kKeys;
   if (rows <= 0 || !in_one_piece(c, next, rows)) return {};
   return prefetch_of(c, t, row_of(c, t, x.p, x.key_head, next), features, rows, alone);
+}
+
+// Prefetches one of `shares` shares of the keys and values of [j, last), of at most `most` of them.
+static void fetch_share(const regard_call& c, const Place& p, int64_t key_head, int64_t j, int64_t last, int64_t most, int64_t share,
+                        int64_t shares) {
+  most = last - j < most ? last - j : most;
+  for (int64_t n = j + most * share / shares; n < j + most * (share + 1) / shares; ++n) {
+    if (c.k.col == 1) fetch((const char*)row_of(c, c.k, p, key_head, n), c.dk * size_of(c.dtype));
+    if (c.v.col == 1) fetch((const char*)row_of(c, c.v, p, key_head, n), c.dv * size_of(c.dtype));
+  }
 }
 
 }  // namespace regard

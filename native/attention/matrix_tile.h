@@ -57,14 +57,22 @@ struct OutputBlocks {
   }
 };
 
-// Two rows of weights, of neighbouring keys, as rows of pairs of their parts.
+// 2^x, as exactly as so many parts hold it.
+template <int parts>
+REGARD_INLINE vf weight_in_parts(vf x) {
+  return parts == 3 ? Isa::exp2_whole(x) : Isa::exp2_quick(x);
+}
+
+// Two rows of weights, of neighbouring keys, as rows of pairs of their parts. The first is rounded, so that what is left has 16 bits; the
+// others are cut off, which loses nothing, and takes the fewest instructions.
 template <int parts>
 REGARD_INLINE void store_parts(float* to, int64_t part, vf p, vf next) {
 #pragma GCC unroll 3
   for (int n = 0; n < parts; ++n, to += part) {
-    const vf pairs = Isa::pair_of(p, next);
+    const vf pairs = n ? cut_pair(p, next) : Isa::pair_of(p, next);
     store(to, pairs);
-    p -= (vf)((vu)pairs << 16), next -= (vf)((vu)pairs & 0xffff0000u);
+    if (n + 1 == parts) return;
+    p -= n ? (vf)((vu)p & 0xffff0000u) : (vf)((vu)pairs << 16), next -= (vf)((n ? (vu)next : (vu)pairs) & 0xffff0000u);
   }
 }
 
@@ -82,7 +90,6 @@ static void clear_pairs(float* p, int64_t parts, int64_t part, int64_t from, int
 template <int V, class Op>
 REGARD_NOINLINE void weigh_parts(float* p, int64_t part, const float* s, float factor, vf* l, const vf* m, int64_t count) {
   const vf unit = splat(factor);
-  const auto exp2 = [](vf x) __attribute__((always_inline)) { return Op::parts == 3 ? exp2v(x) : Isa::exp2_quick(x); };
   for (int v = 0; v < V; ++v) {
     const vf shift = m[v] == splat(-kInf) ? splat(0.0f) : m[v];
     vf sum = vf{}, other = vf{};
@@ -90,12 +97,12 @@ REGARD_NOINLINE void weigh_parts(float* p, int64_t part, const float* s, float f
     float* to = p + v * W;
     int64_t n = 0;
     for (; n + 2 <= count; n += 2, from += 2 * kQueries, to += kQueries) {
-      const vf w = exp2(Isa::product(load(from), unit) - shift), next = exp2(Isa::product(load(from + kQueries), unit) - shift);
+      const vf w = weight_in_parts<Op::parts>(Isa::product(load(from), unit) - shift), next = weight_in_parts<Op::parts>(Isa::product(load(from + kQueries), unit) - shift);
       sum += w, other += next;
       store_parts<Op::parts>(to, part, w, next);
     }
     if (n < count) {
-      const vf w = exp2(Isa::product(load(from), unit) - shift);
+      const vf w = weight_in_parts<Op::parts>(Isa::product(load(from), unit) - shift);
       sum += w;
       store_parts<Op::parts>(to, part, w, vf{});
     }

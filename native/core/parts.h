@@ -11,10 +11,30 @@ REGARD_INLINE int64_t whole_depth(int64_t n) { return (n + 31) / 32 * 32; }
 // How many bfloat16 a number of this dtype is the sum of.
 constexpr int parts_of(int dtype) { return dtype == REGARD_BF16 ? 1 : dtype == REGARD_F16 ? 2 : 3; }
 
-// The parts of the numbers that a call's forward multiplies on the matrix unit; 0 where it does not.
+// The parts of the numbers that a call's forward multiplies on the matrix unit; 0 where it does not. Of several parts it does
+//   where many queries share the time that it takes to split keys and values;
+//   not where rows must not depend on others: a number that has no parts takes its block of queries to other instructions;
+//   not where a backward will follow, which has other instructions: its scores would differ from those of the row statistics.
 REGARD_INLINE int matrix_parts(const regard_call& c) {
-  return Isa::kMatrixUnit && c.dtype == REGARD_BF16 && c.dk > 0 && c.dv > 0 ? parts_of(c.dtype) : 0;
+  const int64_t least = c.dtype == REGARD_F16 ? kQueries : 2 * kQueries;  // measured
+  const bool pays = c.dtype == REGARD_BF16 || (c.nq >= least && !c.invariant && !c.row_stats.data);
+  return Isa::kMatrixUnit && pays && c.dk > 0 && c.dv > 0 ? parts_of(c.dtype) : 0;
 }
+
+// Which numbers have parts whose products are as exact as those of the numbers: 0, and sizes from `least` up to below `most`.
+struct Sizes {
+  float least, most;
+
+  // Queries and keys: what is lost of small ones, 2^-126, is nothing in a score of other numbers below 2^60.
+  static Sizes of_scores(int dtype) { return {0, dtype == REGARD_F32 ? 0x1p60f : kInf}; }
+  static Sizes of_values(int dtype) { return dtype == REGARD_F32 ? Sizes{0x1p-90f, 0x1p90f} : Sizes{0, kInf}; }
+
+  // Where x has no such parts.
+  vi outside(vf x) const {
+    const vf size = absolute(x);
+    return ~(size < splat(most)) | ((size < splat(least)) & (x != vf{}));
+  }
+};
 
 // Floats of scratch, for each of kQueries, that hold a packed query.
 REGARD_INLINE int64_t query_floats(const regard_call& c) {
@@ -22,32 +42,37 @@ REGARD_INLINE int64_t query_floats(const regard_call& c) {
   return parts ? parts * whole_depth(c.dk) / 2 : c.dk;
 }
 
-// Splits W floats into parts, `part` elements apart.
+// Splits 2 W floats into parts, `part` elements apart.
 template <int parts>
-REGARD_INLINE void split(uint16_t* to, int64_t part, vf x) {
+REGARD_INLINE void split(uint16_t* to, int64_t part, vf x, vf next) {
 #pragma GCC unroll 3
   for (int n = 0; n < parts; ++n, to += part) {
-    store_bf16(to, x);
-    x -= load_bf16(to);
+    store((float*)to, Isa::row_of(x, next));
+    if (n + 1 < parts) x -= load_bf16(to), next -= load_bf16(to + W);
   }
 }
 
-// rows × cols elements at src, times factor, as parts: to[part][rows][ld]. What is missing up to ld is 0.
+// rows × cols elements at src, times factor, as parts: to[part][rows][ld]. What is missing up to ld, a multiple of 2 W, is 0. Returns whether
+// no number is outside these sizes.
 template <int parts>
-static void split_rows(uint16_t* to, int64_t part, int64_t ld, const void* src, int dtype, int64_t row, int64_t col, int64_t rows,
-                       int64_t cols, float factor) {
+static bool split_rows(uint16_t* to, int64_t part, int64_t ld, const void* src, int dtype, int64_t row, int64_t col, int64_t rows,
+                       int64_t cols, float factor, const Sizes& sizes) {
+  vi wrong = vi{};
   for (int64_t n = 0; n < rows; ++n)
-    for (int64_t f = 0; f < ld; f += W) {
-      float some[W];
-      vf x;
-      if (col == 1 && f + W <= cols) {
-        x = load_some(src, n * row + f, dtype);
+    for (int64_t f = 0; f < ld; f += 2 * W) {
+      vf x, next;
+      if (col == 1 && f + 2 * W <= cols) {
+        x = load_some(src, n * row + f, dtype), next = load_some(src, n * row + f + W, dtype);
       } else {
-        for (int64_t m = 0; m < W; ++m) some[m] = f + m < cols ? load_one(src, n * row + (f + m) * col, dtype) : 0.0f;
-        x = load(some);
+        float some[2 * W];
+        for (int64_t m = 0; m < 2 * W; ++m) some[m] = f + m < cols ? load_one(src, n * row + (f + m) * col, dtype) : 0.0f;
+        x = load(some), next = load(some + W);
       }
-      split<parts>(to + n * ld + f, part, factor == 1 ? x : x * splat(factor));
+      if (factor != 1) x *= splat(factor), next *= splat(factor);
+      if (parts > 1) wrong |= sizes.outside(x) | sizes.outside(next);
+      split<parts>(to + n * ld + f, part, x, next);
     }
+  return Isa::lanes_set(wrong) == 0;
 }
 
 // Rows of bfloat16 as columns of a right operand, V vectors of them: to[vector / 2][depth / 2][32], pairs of features. Rows that are missing
@@ -88,28 +113,29 @@ static bool finite_rows(const uint16_t* x, int64_t row, int64_t rows, int64_t co
 }
 
 // Values (count, cols) as the left operand of O^T = V^T P^T, in blocks of 32 keys: to[key / 32][part][cols, rounded up][32], a key that is
-// missing has 0. Returns whether all are finite. rows: scratch for 32 rows, [part][32][cols, rounded up].
+// missing has 0. Returns whether all are finite; of several parts, whether all have them. rows: scratch for 32 rows,
+// [part][32][cols, rounded up].
 template <int parts>
 static bool transpose_values(uint16_t* to, const void* src, int dtype, int64_t row, int64_t col, int64_t count, int64_t cols,
                              uint16_t* rows) {
   const int64_t width = whole_depth(cols), part = 32 * width;
-  bool finite = true;
+  bool right = true;
   for (int64_t j = 0; j < count; j += 32) {
     const int64_t some = count - j < 32 ? count - j : 32;
     const uint16_t* from = (const uint16_t*)advance(src, j * row, dtype);
     int64_t step = row;
     const bool in_place = dtype == REGARD_BF16 && col == 1 && some == 32 && width == cols;
     if (!in_place) {
-      split_rows<parts>(rows, part, width, from, dtype, row, col, some, cols, 1);
+      right &= split_rows<parts>(rows, part, width, from, dtype, row, col, some, cols, 1, Sizes::of_values(dtype));
       for (int n = 0; n < parts; ++n)
         for (int64_t i = some * width; i < part; i += W) *(vh_any*)(rows + n * part + i) = vh{};
       from = rows, step = width;
     }
-    finite &= finite_rows(from, step, some, width);
+    if (parts == 1) right &= finite_rows(from, step, some, width);
     for (int n = 0; n < parts; ++n)
       for (int64_t f = 0; f < width; f += 32) transpose_block(to + (j * parts + n * 32) * width + f * 32, 32, from + n * part + f, step);
   }
-  return finite;
+  return right;
 }
 
 }  // namespace regard

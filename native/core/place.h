@@ -12,7 +12,8 @@ constexpr int64_t kKeys = 128;  // keys of a tile, and of a tile of a tile map
 constexpr int64_t kKeyStep = Isa::kMatrixUnit ? 32 : kMR;
 constexpr int64_t kTile = 128;  // keys of a tile of the backward; divides kKeys
 constexpr int64_t kGroup = W == 16 && !Isa::kMatrixUnit ? 4 : 8;  // blocks of queries, at most, that use a tile of keys one after the other
-constexpr int64_t kTilesAtOnce = Isa::kMatrixUnit ? 8 : 1;  // tiles of keys and values that are held at once
+// Tiles of keys and values that are held at once, of numbers of so many parts.
+constexpr int64_t tiles_at_once(int64_t parts) { return parts == 1 ? 8 : parts ? 4 : 1; }
 // Floats of q and o of those blocks, at most. Processors with a matrix unit have 2 MB of second-level cache.
 constexpr int64_t kGroupFloats = Isa::kMatrixUnit ? 1 << 18 : 1 << 15;
 

@@ -199,11 +199,7 @@ REGARD_INLINE vf load_bf16(const uint16_t* p) {
 }
 
 REGARD_INLINE vf load_fp16(const uint16_t* p) {
-  vu h = __builtin_convertvector(*(const vh_any*)p, vu);
-  vu sign = (h & 0x8000u) << 16, body = (h & 0x7fffu) << 13;
-  vf scaled = (vf)body * splat(0x1p112f);
-  vu u = body >= 0x0f800000u ? (body | 0x7f800000u) : (vu)scaled;
-  return (vf)(u | sign);
+  return Isa::widen_fp16(*(const vh_any*)p);
 }
 
 // To half precision as the scalar functions above do.

@@ -75,11 +75,23 @@ struct Isa : Avx512Isa<Isa>, MatrixUnit<Isa> {
     return (vf)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)x);
   }
 
+  // To 1 ulp, like exp2v: 2^n times a polynomial of what is beside the nearest whole number n.
+  REGARD_INLINE vf exp2_whole(vf x) {
+    const vf f = (vf)_mm512_maskz_reduce_ps(0xffff, (__m512)x, 0x08), n = x - f;
+    vf p = splat(1.534580023e-4f) * f + splat(1.339993145e-3f);
+    p = p * f + splat(9.618488997e-3f);
+    p = p * f + splat(5.550328777e-2f);
+    p = p * f + splat(2.402264689e-1f);
+    p = p * f + splat(6.931472057e-1f);
+    p = p * f + splat(1.0f);
+    return (vf)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)n);
+  }
+
   // Tile X (row X / 2, column X % 2) of a step of a block of up to 2 × 2 tiles: its sums, in registers, take the products of 32 columns
-  // of A and rows of B. The tiles of a step are multiplied in order.
-  template <int X>
+  // of A and rows of B. The tiles of a step are multiplied in order. left, right: whether the operand is not that of the step before.
+  template <int X, bool left = true, bool right = true>
   REGARD_INLINE void multiply_tile(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row) {
-    load_operands<X>(a, a_row, b, b_row);
+    load_operands<X, left, right>(a, a_row, b, b_row);
     multiply<X>();
   }
 
@@ -106,12 +118,12 @@ struct Isa : Avx512Isa<Isa>, MatrixUnit<Isa> {
   }
 
  private:
-  template <int X>
+  template <int X, bool left = true, bool right = true>
   REGARD_INLINE void load_operands(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row) {
-    if constexpr (X == 0) REGARD_TILE_LOAD_PAST(4, a, 2 * a_row);
-    if constexpr (X == 0) REGARD_TILE_LOAD(6, b, 2 * b_row);
-    if constexpr (X == 1) REGARD_TILE_LOAD(7, b + 32, 2 * b_row);
-    if constexpr (X == 2) REGARD_TILE_LOAD_PAST(5, a + 16 * a_row, 2 * a_row);
+    if constexpr (X == 0 && left) REGARD_TILE_LOAD_PAST(4, a, 2 * a_row);
+    if constexpr (X == 0 && right) REGARD_TILE_LOAD(6, b, 2 * b_row);
+    if constexpr (X == 1 && right) REGARD_TILE_LOAD(7, b + 32, 2 * b_row);
+    if constexpr (X == 2 && left) REGARD_TILE_LOAD_PAST(5, a + 16 * a_row, 2 * a_row);
   }
 
   template <int X>

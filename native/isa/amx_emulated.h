@@ -55,13 +55,14 @@ struct Isa : PlainIsa<Isa>, MatrixUnit<Isa> {
     return y == y ? (vf)((vu)y + 0x8000u) : y;
   }
 
-  template <int X>
+  template <int X, bool left = true, bool right = true>
   static void multiply_tile(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row) {
     if (!emulated_tiles_configured) __builtin_trap();
     EmulatedTiles& t = emulated_tiles;
-    if (X == 0) copy(t.left[0], a, a_row), copy(t.right[0], b, b_row);
-    if (X == 1) copy(t.right[1], b + 32, b_row);
-    if (X == 2) copy(t.left[1], a + 16 * a_row, a_row);
+    if (X == 0 && left) copy(t.left[0], a, a_row);
+    if (X == 0 && right) copy(t.right[0], b, b_row);
+    if (X == 1 && right) copy(t.right[1], b + 32, b_row);
+    if (X == 2 && left) copy(t.left[1], a + 16 * a_row, a_row);
     for (int n = 0; n < 16; ++n) {
       vf sum = load(t.sums[X][n]);
       for (int k = 0; k < 16; ++k) {

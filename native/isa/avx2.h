@@ -1,6 +1,8 @@
-// AVX2 with fused multiply-add: eight lanes.
+// AVX2 with fused multiply-add and conversions of float16: eight lanes.
 #pragma once
 #define REGARD_W 8
+#include <immintrin.h>
+
 #include "isa/plain.h"
 
 namespace regard {
@@ -11,6 +13,8 @@ struct Isa : PlainIsa<Isa> {
     __asm__("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
     return acc;
   }
+
+  REGARD_INLINE vf widen_fp16(vh h) { return (vf)_mm256_cvtph_ps((__m128i)h); }
 
   REGARD_INLINE uint32_t lanes_set(vi c) { return (uint32_t)__builtin_ia32_movmskps256((vf)c); }
 };

@@ -1,6 +1,8 @@
 // AVX-512 (F, BW, VL, DQ, CD): sixteen lanes.
 #pragma once
 #define REGARD_W 16
+#include <immintrin.h>
+
 #include "isa/plain.h"
 
 namespace regard {
@@ -11,6 +13,8 @@ struct Avx512Isa : PlainIsa<Own> {
     __asm__("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));  // as for AVX2
     return acc;
   }
+
+  REGARD_INLINE vf widen_fp16(vh h) { return (vf)_mm512_maskz_cvtph_ps(0xffff, (__m256i)h); }
 
   REGARD_INLINE uint32_t lanes_set(vi c) {
     return (uint32_t)__builtin_ia32_cvtd2mask512((__attribute__((vector_size(64))) int)c);

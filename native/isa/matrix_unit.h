@@ -7,30 +7,6 @@ namespace regard {
 
 static_assert(W == 16, "a matrix unit's columns are the lanes of a vector");
 
-// Which part of the left operand is multiplied with which of the right one.
-struct MatrixTerm {
-  int8_t a, b;
-};
-
-// Numbers as sums of `parts` bfloat16, largest first, and the products of parts that their product needs, smallest first.
-template <int parts>
-struct MatrixTerms;
-
-template <>
-struct MatrixTerms<1> {  // bfloat16
-  static constexpr MatrixTerm kTerms[] = {{0, 0}};
-};
-
-template <>
-struct MatrixTerms<2> {  // float16: 11 bits as 8 and 3
-  static constexpr MatrixTerm kTerms[] = {{1, 1}, {1, 0}, {0, 1}, {0, 0}};
-};
-
-template <>
-struct MatrixTerms<3> {  // float32: 24 bits as 8, 8 and 8. The products that are left out are below 2^-24 of the largest.
-  static constexpr MatrixTerm kTerms[] = {{2, 0}, {0, 2}, {1, 1}, {1, 0}, {0, 1}, {0, 0}};
-};
-
 // Own: the instruction set, which multiplies blocks of up to 2 × 2 tiles: begin_tile, multiply_tile, store_tile.
 template <class Own>
 struct MatrixUnit {
@@ -95,15 +71,16 @@ struct MatrixUnit {
   REGARD_INLINE void multiply_block(const LeftParts& a, const RightParts& b, int64_t depth, float* before, const float* from,
                                     int64_t ld) {
     bool first = true;
-    for (const MatrixTerm& term : MatrixTerms<parts>::kTerms) {
-      const uint16_t *left = a.at + term.a * a.part, *right = b.at + term.b * b.part;
-      int64_t k = 0;
-      if (first) {
-        begin_block<R, C>(left, a.row, right, b.row, before, from, ld);
-        k = 32, left += a.step, right += 16 * b.row, first = false;
-      }
-      for (; k < depth; k += 32, left += a.step, right += 16 * b.row) multiply_step<R, C>(left, a.row, right, b.row);
-    }
+    for (const MatrixChain& chain : MatrixTerms<parts>::kChain)
+      for (int64_t k = 0; k < depth / 32; ++k)
+        for (int64_t n = 0; n < chain.count; ++n) {
+          const MatrixTerm& term = chain.terms[n];
+          const uint16_t* left = a.at + k * a.step + term.a * a.part;
+          const uint16_t* right = b.at + 16 * k * b.row + term.b * b.part;
+          if (first) begin_block<R, C>(left, a.row, right, b.row, before, from, ld);
+          else multiply_step<R, C>(left, a.row, right, b.row);
+          first = false;
+        }
   }
 };
 

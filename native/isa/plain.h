@@ -26,6 +26,12 @@ struct PlainIsa {
   // Two vectors of floats as one of pairs of bfloat16.
   REGARD_INLINE vf pair_of(vf first, vf) { return first; }
 
+  REGARD_INLINE vf widen_fp16(vh h) {
+    const vu u = __builtin_convertvector(h, vu), sign = (u & 0x8000u) << 16, body = (u & 0x7fffu) << 13;
+    const vf scaled = (vf)body * splat(0x1p112f);  // exact, and normalises denormals
+    return (vf)((body >= 0x0f800000u ? (body | 0x7f800000u) : (vu)scaled) | sign);
+  }
+
   // 2^x to 2 ulp, with what is quickest: see exp2v.
   REGARD_INLINE vf exp2_quick(vf x) { return exp2v(x); }
 
@@ -62,13 +68,14 @@ struct PlainIsa {
   template <int parts, int V, class To>
   REGARD_INLINE void multiply_blocks(To&, const LeftParts&, const RightParts&, int64_t, int64_t) {}
   REGARD_INLINE vf row_of(vf first, vf) { return first; }
-  template <int X>
+  template <int X, bool = true, bool = true>
   REGARD_INLINE void multiply_tile(const uint16_t*, int64_t, const uint16_t*, int64_t) {}
   template <int X>
   REGARD_INLINE void begin_tile(const uint16_t*, int64_t, const uint16_t*, int64_t, float*, int64_t, const float*, int64_t) {}
   template <int R, int C>
   REGARD_INLINE void store_block(float*, int64_t) {}
   REGARD_INLINE vf exp2_to_cut(vf x) { return exp2v(x); }
+  REGARD_INLINE vf exp2_whole(vf x) { return exp2v(x); }
 
  private:
   // One column of A times one row of B.

@@ -56,4 +56,45 @@ struct BFloat16Parts {  // what a matrix unit multiplies: sums of so many bfloat
   static constexpr int parts = count;
 };
 
+// Which operands of a product are not yet in registers.
+enum class Loads : int8_t { kBoth, kLeft, kRight };
+
+// Which part of the left operand is multiplied with which of the right one. In a chain, each term shares an operand with the one before.
+struct MatrixTerm {
+  int8_t a, b;
+  Loads loads = Loads::kBoth;
+};
+
+// Terms that are multiplied one after the other for 32 elements of the sum, then for the next 32.
+struct MatrixChain {
+  const MatrixTerm* terms;
+  int64_t count;
+};
+
+// Numbers as sums of `parts` bfloat16, largest first, and the products of parts that their product needs: chains, smallest first.
+template <int parts>
+struct MatrixTerms;
+
+template <>
+struct MatrixTerms<1> {  // bfloat16
+  static constexpr int kChains = 1;
+  static constexpr MatrixTerm kOnly[] = {{0, 0}};
+  static constexpr MatrixChain kChain[] = {{kOnly, 1}};
+};
+
+template <>
+struct MatrixTerms<2> {  // float16: 11 bits as 8 and 3
+  static constexpr int kChains = 1;
+  static constexpr MatrixTerm kAll[] = {{0, 1}, {1, 1, Loads::kLeft}, {1, 0, Loads::kRight}, {0, 0, Loads::kLeft}};
+  static constexpr MatrixChain kChain[] = {{kAll, 4}};
+};
+
+template <>
+struct MatrixTerms<3> {  // float32: 24 bits as 8, 8 and 8. The products that are left out are below 2^-24 of the largest.
+  static constexpr int kChains = 2;
+  static constexpr MatrixTerm kSmall[] = {{2, 0}, {1, 0, Loads::kLeft}, {1, 1, Loads::kRight}, {0, 1, Loads::kLeft}, {0, 2, Loads::kRight}};
+  static constexpr MatrixTerm kLarge[] = {{0, 0}};
+  static constexpr MatrixChain kChain[] = {{kSmall, 5}, {kLarge, 1}};
+};
+
 }  // namespace regard

@@ -29,6 +29,7 @@ struct Block : Modifiers::State<V>, Interval::State<V>, Dropout::State<V> {
   vf m[V] = {}, l[V] = {};  // running maximum (base 2) and sum
   vf unrounded[V] = {};     // where l sums weights that were rounded: what it would be without, for lse
   bool rounded = false;     // whether it does
+  bool unfit = false;       // whether a number of its queries, or of keys and values that they see, has no parts: see core/parts.h
   vi relative[V] = {};      // position of each lane relative to base
   int64_t base = 0;         // position of the first query
   int64_t o_row = kQueries, o_pair = 2 * W;  // of w.o: floats from feature to feature, and from two vectors to the next two

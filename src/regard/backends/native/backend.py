@@ -48,7 +48,8 @@ class Native(Backend):
     float32, bfloat16 and float16; sums in float32. Dot products (scaled, bilinear, cosine), additive scores, regard's
     own modifiers, any mask, dropout; a kernel of its own for few queries (decoding). Backward computes the weights
     again, tile by tile. Where the processor multiplies bfloat16 (avx512bf16, and amx: the matrix unit of Intel's
-    servers), the weights of a bfloat16 call are rounded to bfloat16 before they meet the values. Compiled once for
+    servers), the weights of a bfloat16 call are rounded to bfloat16 before they meet the values; amx multiplies float16
+    and float32, too, as exact sums of bfloat16 numbers, from 64 and 128 queries on without gradients. Compiled once for
     each instruction set; the best that runs here is taken, or the one that the environment variable REGARD_ISA names
     (base, avx2, avx512, avx512bf16, amx; base, neon). The matrix unit needs the system's permission, which is asked
     for when kernels are first looked for; without it, avx512 is taken.

@@ -1,0 +1,170 @@
+"""float16 and float32 calls of many queries: on a matrix unit, numbers are sums of two or three bfloat16 numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard as rg
+from needed import needs_kernels
+from regard import testing
+
+pytestmark = needs_kernels
+
+DTYPES = [torch.float16, torch.float32]
+SIZES = {  # nq, nk, dk, dv, heads, heads of keys
+    "several groups of tiles": (130, 1187, 64, 64, 2, 2),
+    "one block of keys": (70, 32, 128, 32, 2, 2),
+    "odd widths": (66, 700, 33, 20, 2, 2),
+    "a group of heads": (64, 640, 32, 96, 4, 2),
+}
+MASKS: dict[str, Callable[[int, int], rg.Mask]] = {
+    "everything": lambda nq, nk: rg.Everything(),
+    "causal": lambda nq, nk: rg.Causal(),
+    "lengths": lambda nq, nk: rg.Lengths(keys=torch.tensor([nk - nk // 7, nk // 2])),
+    "dense": lambda nq, nk: rg.Dense(torch.rand(nq, nk) > 0.3),
+}
+Tensors = tuple[Tensor, Tensor, Tensor]
+
+
+def drawn(size: str, dtype: torch.dtype) -> Tensors:
+    nq, nk, dk, dv, heads, key_heads = SIZES[size]
+    shapes = ((2, heads, nq, dk), (2, key_heads, nk, dk), (2, key_heads, nk, dv))
+    q, k, v = (torch.randn(shape).to(dtype) for shape in shapes)
+    return q, k, v
+
+
+def given(size: str, mask: str) -> dict[str, object]:
+    nq, nk = SIZES[size][:2]
+    return {"mask": MASKS[mask](nq, nk), "positions": rg.tail(nq, nk) if nq <= nk else rg.head(nq, nk)}
+
+
+def compare(q: Tensor, k: Tensor, v: Tensor, **call: object) -> None:
+    """out within twice the error of a plain evaluation in the dtype of the call, lse of one in float32."""
+    exact = rg.attention_state(q.double(), k.double(), v.double(), backend=rg.Reference(), **call).finish()
+    plain = rg.attention_state(q.float(), k.float(), v.float(), backend=rg.Reference(), **call).finish()[1]
+    usual = rg.attention(q, k, v, backend=rg.Reference(), **call)
+    out, lse = rg.attention(q, k, v, **call), rg.attention_state(q, k, v, **call).finish()[1]
+    assert testing.error(out, exact[0]) <= testing.tolerance(exact[0], usual)
+    assert testing.error(lse, exact[1]) <= testing.tolerance(exact[1], plain)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_mask(isa: str, dtype: torch.dtype, size: str, mask: str) -> None:
+    compare(*drawn(size, dtype), **given(size, mask))
+
+
+@pytest.mark.parametrize("mask", ["everything", "causal"])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients(isa: str, dtype: torch.dtype, size: str, mask: str) -> None:
+    """The backward computes the weights again by other instructions, from the row statistics of the forward."""
+    tensors, call = drawn(size, dtype), given(size, mask)
+    g = torch.randn(*tensors[0].shape[:-1], tensors[2].shape[-1]).to(dtype)
+
+    def gradients(of: torch.dtype, backend: rg.Backend | None) -> tuple[Tensor, ...]:
+        leaves = tuple(t.to(of).requires_grad_() for t in tensors)
+        return torch.autograd.grad(rg.attention(*leaves, backend=backend, **call), leaves, g.to(of))
+
+    exact, usual = gradients(torch.float64, rg.Reference()), gradients(dtype, rg.Reference())
+    for got, right, plain in zip(gradients(dtype, None), exact, usual, strict=True):
+        assert testing.error(got, right) <= testing.tolerance(right, plain)
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape)
+
+
+def integers(low: int, high: int, n: int, d: int) -> Tensor:
+    return torch.randint(low, high, (2, n, d)).float()
+
+
+def decades(*shape: int) -> Tensor:
+    """Sizes spread evenly over eight decades, both signs."""
+    return torch.randn(shape).sign() * 10 ** (8 * torch.rand(shape) - 6)
+
+
+def cancelling(*shape: int) -> Tensor:
+    """Neighbouring features that differ by the last bits alone, with opposite signs."""
+    x = torch.randn(shape)
+    x[..., 1::2] = -x[..., ::2] * (1 + 1e-6 * torch.randn_like(x[..., ::2]))
+    return x
+
+
+# q, k and v of float32 calls, for the sizes nq, nk, d.
+DISTRIBUTIONS: dict[str, Callable[[int, int, int], Tensors]] = {
+    "normal": lambda nq, nk, d: (normal(2, nq, d), normal(2, nk, d), normal(2, nk, d)),
+    "keys offset by 1e4": lambda nq, nk, d: (normal(2, nq, d), normal(2, nk, d) + 1e4, normal(2, nk, d)),
+    "values offset by 1e4": lambda nq, nk, d: (normal(2, nq, d), normal(2, nk, d), normal(2, nk, d) + 1e4),
+    "scores of 1e4": lambda nq, nk, d: (normal(2, nq, d) * 30, normal(2, nk, d) * 30, normal(2, nk, d)),
+    "cancelling sums": lambda nq, nk, d: (normal(2, nq, d).abs(), cancelling(2, nk, d), cancelling(2, nk, d)),
+    "log-normal with signs": lambda nq, nk, d: (
+        normal(2, nq, d).exp() * normal(2, nq, d).sign(),
+        normal(2, nk, d).exp() * normal(2, nk, d).sign(),
+        normal(2, nk, d).exp() * normal(2, nk, d).sign(),
+    ),
+    "eight decades": lambda nq, nk, d: (normal(2, nq, d) / 10, decades(2, nk, d), decades(2, nk, d)),
+    "tiny": lambda nq, nk, d: (normal(2, nq, d) * 1e15, normal(2, nk, d) * 1e-15, normal(2, nk, d) * 1e-20),
+    "small integers": lambda nq, nk, d: (integers(-3, 4, nq, d), integers(-3, 4, nk, d), integers(-3, 4, nk, d)),
+    "ones and zeros": lambda nq, nk, d: (integers(0, 2, nq, d), integers(0, 2, nk, d), integers(0, 2, nk, d)),
+}
+
+
+@pytest.mark.parametrize("size", [(128, 1024, 64), (200, 640, 128)])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_products_of_parts_are_those_of_float32(isa: str, distribution: str, size: tuple[int, int, int]) -> None:
+    """No larger error than that of PyTorch's own products in float32, as what parts leave out is below float32's last
+    place; other instructions, which sum in float32, stay within four times that."""
+    q, k, v = DISTRIBUTIONS[distribution](*size)
+    exact = rg.attention(q.double(), k.double(), v.double(), backend=rg.Reference())
+    plain = rg.attention(q, k, v, backend=rg.Reference())
+    ulp = torch.finfo(torch.float32).eps * exact.abs().max()
+    times = 1 if isa.startswith("amx") else 4
+    assert (rg.attention(q, k, v) - exact).abs().max() <= times * ((plain - exact).abs().max() + ulp)
+
+
+ODD_NUMBERS = [torch.nan, torch.inf, -torch.inf, 1e-30, -3e-39, 1e-42, 3e24, -2e35]
+
+
+@pytest.mark.parametrize("number", ODD_NUMBERS)
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numbers_that_are_no_sum_of_parts(isa: str, dtype: torch.dtype, which: str, number: float) -> None:
+    """Not finite, or of a size that parts or their products lose: in a query, a key or a value that some queries see,
+    and others do not."""
+    nq, nk, eps = 200, 300, torch.finfo(dtype).eps
+    q, k, v = (torch.randn(2, n, 64).to(dtype) for n in (nq, nk, nk))
+    q[..., 0] = 0.5 + q[..., 0].abs()
+    place = {"q": q[0, nq // 2, :1], "k": k[1, 290, :1], "v": v[1, 290, :1]}[which]
+    place.fill_(number)
+    for mask in (rg.Everything(), rg.Causal(), rg.Lengths(keys=torch.tensor([250, 240]))):
+        call: dict[str, object] = {"mask": mask, "positions": rg.tail(nq, nk)}
+        exact = rg.attention(q.double(), k.double(), v.double(), backend=rg.Reference(), **call)
+        plain, got = rg.attention(q, k, v, backend=rg.Reference(), **call), rg.attention(q, k, v, **call)
+        wrong = ~exact.to(dtype).isfinite()
+        assert torch.equal(~got.isfinite(), wrong)
+        out, right, usual = (t.double().masked_fill(wrong, 0) for t in (got, exact, plain))
+        most = 2 * (usual - right).norm(dim=-1) + 16 * eps * right.norm(dim=-1)
+        assert ((out - right).norm(dim=-1) <= most).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits(isa: str, dtype: torch.dtype) -> None:
+    """The same for one thread and two, also where some blocks hold numbers that have no parts."""
+    q, k, v = (torch.randn(2, 4, 500, 64).to(dtype) for _ in range(3))
+    v[0, 1, 400] = -torch.inf
+    q[1, 2, 70, 3] = torch.inf
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            results.append(rg.attention(q, k, v, mask=rg.Causal()))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*(t.nan_to_num(7.0) for t in results))
