@@ -1,6 +1,7 @@
 // The entry point of the backward pass: how the work is split, its memory, and its phases.
 #include "attention/interval_rule.h"
 #include "attention/shared_keys.h"
+#include "attention/backward_rows.h"
 #include "attention/backward_tiles.h"
 
 using namespace regard;

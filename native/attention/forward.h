@@ -105,24 +105,6 @@ static void begin_state(Block<V>& b) {
   b.map = c.tiles.data ? at<int32_t>(c.tiles, p, p.h) + p.row / kQueries * c.tiles.row : nullptr;
 }
 
-// Queries as the right operand of S^T = K Q^T: as they are, and scores are multiplied; of float32, multiplied like those of pack.
-template <int V, class Op>
-static void pack_parts(Block<V>& b, const void* q) {
-  const regard_call& c = b.c;
-  const int64_t depth = whole_depth(c.dk), part = kQueries * depth;
-  const uint16_t* rows = (const uint16_t*)q;
-  int64_t row = c.q.row;
-  if (c.dtype != REGARD_BF16 || c.q.col != 1 || depth != c.dk) {
-    const float factor = c.dtype == REGARD_F32 ? b.factor : 1.0f;
-    const Sizes sizes = Sizes::of_scores(c.dtype);
-    b.unfit = !split_rows<Op::parts>(b.w.q_parts, part, depth, q, c.dtype, c.q.row, c.q.col, b.p.rows, c.dk, factor, sizes);
-    rows = b.w.q_parts, row = depth;
-  }
-  if (c.dtype == REGARD_F32) b.factor = 1;
-  b.rounded = Op::parts == 1, b.o_row = 2 * W, b.o_pair = c.dv * 2 * W;
-  for (int n = 0; n < Op::parts; ++n) pack_columns<V>(b.w.q + n * part / 2, rows + n * part, row, b.p.rows, depth);
-}
-
 template <int V, class Op>
 static void begin(Block<V>& b) {
   const regard_call& c = b.c;

@@ -5,6 +5,24 @@
 
 namespace regard {
 
+// Queries as the right operand of S^T = K Q^T: as they are, and scores are multiplied; of float32, multiplied like those of pack.
+template <int V, class Op>
+static void pack_parts(Block<V>& b, const void* q) {
+  const regard_call& c = b.c;
+  const int64_t depth = whole_depth(c.dk), part = kQueries * depth;
+  const uint16_t* rows = (const uint16_t*)q;
+  int64_t row = c.q.row;
+  if (c.dtype != REGARD_BF16 || c.q.col != 1 || depth != c.dk) {
+    const float factor = c.dtype == REGARD_F32 ? b.factor : 1.0f;
+    const Sizes sizes = Sizes::of_scores(c.dtype);
+    b.unfit = !split_rows<Op::parts>(b.w.q_parts, part, depth, q, c.dtype, c.q.row, c.q.col, b.p.rows, c.dk, factor, sizes);
+    rows = b.w.q_parts, row = depth;
+  }
+  if (c.dtype == REGARD_F32) b.factor = 1;
+  b.rounded = Op::parts == 1, b.o_row = 2 * W, b.o_pair = c.dv * 2 * W;
+  for (int n = 0; n < Op::parts; ++n) pack_columns<V>(b.w.q + n * part / 2, rows + n * part, row, b.p.rows, depth);
+}
+
 // Takes blocks of S^T, and the largest of its scores of `keys` keys.
 template <int V>
 struct ScoreBlocks {
@@ -97,7 +115,8 @@ REGARD_NOINLINE void weigh_parts(float* p, int64_t part, const float* s, float f
     float* to = p + v * W;
     int64_t n = 0;
     for (; n + 2 <= count; n += 2, from += 2 * kQueries, to += kQueries) {
-      const vf w = weight_in_parts<Op::parts>(Isa::product(load(from), unit) - shift), next = weight_in_parts<Op::parts>(Isa::product(load(from + kQueries), unit) - shift);
+      const vf w = weight_in_parts<Op::parts>(Isa::product(load(from), unit) - shift);
+      const vf next = weight_in_parts<Op::parts>(Isa::product(load(from + kQueries), unit) - shift);
       sum += w, other += next;
       store_parts<Op::parts>(to, part, w, next);
     }

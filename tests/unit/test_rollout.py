@@ -62,6 +62,16 @@ def test_of_a_model_as_it_is_heard() -> None:
     torch.testing.assert_close(share.sum(-1), torch.ones(1))
 
 
+def test_a_recording() -> None:
+    """The tape or its calls give what the calls themselves give; the last token where none is named."""
+    model = torch.nn.Sequential(*[rg.nn.MultiHeadAttention(8, heads=2) for _ in range(3)])
+    with rg.record(model, facts=(rg.facts.Entropy(), rg.facts.Inputs())) as tape, torch.no_grad():
+        model(torch.randn(1, 9, 8))
+    calls = [call[rg.facts.Inputs()] for call in tape]
+    assert len(calls) == 3 and torch.equal(rg.rollout(tape), rg.rollout(calls, 8))
+    assert torch.equal(rg.rollout(tape.calls[:2], 3), rg.rollout(calls[:2], 3))
+
+
 def test_calls_without_a_head_axis() -> None:
     call = draw(1, 1)
     bare = replace(call, q=call.q[:, 0], k=call.k[:, 0])
@@ -71,9 +81,13 @@ def test_calls_without_a_head_axis() -> None:
 def test_what_is_refused() -> None:
     call = draw(2, 2)
     crossed = replace(call, k=call.k[:, :, :4], mask=rg.Everything())
+    model = rg.nn.MultiHeadAttention(8, heads=2)
+    with rg.record(model) as tape:
+        model(torch.randn(1, 9, 8))
     shorter = replace(call, q=call.q[:, :, :4], k=call.k[:, :, :4], mask=rg.Everything())
     refusals = [
         (lambda: rg.rollout([], 0), ValueError, "calls is empty"),
+        (lambda: rg.rollout(tape), ValueError, r"calls\[0\] has no queries and keys; .*facts=\(rg.facts.Inputs"),
         (lambda: rg.rollout([call], 13), IndexError, "row is 13; there are 13 tokens."),
         (lambda: rg.rollout([call], 0, residual=1.5), ValueError, "residual is 1.5; expected a share from 0 to 1."),
         (lambda: rg.rollout([crossed, call], 0), rg.ShapeError, r"calls\[0\] has 13 queries and 4 keys"),

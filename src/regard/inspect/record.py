@@ -36,11 +36,11 @@ def record(
 ) -> Generator[Tape, None, None]:
     """While it is open, every attention call that `model` makes on this thread is looked at; yields the Tape.
 
-    FactResults are regard's own layers and functions, torch's scaled_dot_product_attention, nn.MultiheadAttention and
-    nn.TransformerEncoder (also on its fused way), and the models of transformers, whatever their implementation. What
-    the model returns keeps its bits. Facts are taken at once, without gradients; memory: theirs, one copy of each mask
-    that differs from the ones before, and with Inputs() the queries and keys. What is recomputed in a backward pass
-    (checkpointing) is not counted again.
+    Recorded are the calls of regard's own layers and functions, of torch's scaled_dot_product_attention,
+    nn.MultiheadAttention and nn.TransformerEncoder (also on its fused way), and of the models of transformers, whatever
+    their implementation. What the model returns keeps its bits. Facts are taken at once, without gradients; memory:
+    theirs, one copy of each mask that differs from the ones before, and with Inputs() the queries and keys. What is
+    recomputed in a backward pass (checkpointing) is not counted again.
 
     facts   what is asked about each call: see regard.look
     layers  which: a pattern over module paths ("encoder.*.self_attn", * for any characters), several of them, or a

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -11,11 +11,13 @@ from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError
 from regard.core.hooks import AttentionCall
 from regard.core.shapes import listed
+from regard.inspect.facts.inputs import Inputs
 from regard.inspect.facts.keys import Received
 from regard.inspect.look_tensors import look
+from regard.inspect.tape import Recorded
 
 
-def rollout(calls: Sequence[AttentionCall], row: int, residual: float = 0.5) -> Tensor:
+def rollout(calls: Iterable[AttentionCall | Recorded], row: int = -1, residual: float = 0.5) -> Tensor:
     """Attention rollout of one token: the share of each input token in output token `row`, (*batch, n).
 
     With P_l the weights of layer l, their mean over the heads, and A_l = residual · I + (1 - residual) · P_l, it is row
@@ -23,20 +25,27 @@ def rollout(calls: Sequence[AttentionCall], row: int, residual: float = 0.5) -> 
     and r P_l is a mass received, so the memory is linear: no n × n product is ever made. It sums to 1, less what sinks
     take and what rows give that see nothing.
 
-    calls: the self-attention calls of one forward, first layer first, as regard.core.hooks.observing gives them. row:
-    an index, from the end where negative. residual: the share of the residual stream, from 0 to 1.
-    float32, or float64 for float64 calls. No gradients. Raises ValueError for no calls or another residual, IndexError
-    for a token that does not exist, ShapeError where a call is not of the n tokens with themselves.
+    calls: the self-attention calls of one forward, first layer first: a Tape that was recorded with Inputs(), or some
+    of its calls. row: an index, from the end where negative. residual: the share of the residual stream, from 0 to 1.
+    float32, or float64 for float64 calls. No gradients. Raises ValueError for no calls, another residual or a Tape
+    without Inputs(), IndexError for a token that does not exist, ShapeError where a call is not of the n tokens with
+    themselves.
     Source: Abnar and Zuidema 2020 (arXiv 2005.00928).
 
     >>> import regard as rg
+    >>> model = torch.nn.Sequential(rg.nn.MultiHeadAttention(8, heads=2), rg.nn.MultiHeadAttention(8, heads=2))
+    >>> with rg.record(model, facts=(Inputs(),)) as tape:
+    ...     _ = model(torch.randn(1, 5, 8))
+    >>> rollout(tape).shape
+    torch.Size([1, 5])
+
     >>> x = torch.zeros(1, 1, 4, 8)
-    >>> calls = [AttentionCall(None, x, x, mask=rg.Causal())] * 2
-    >>> rollout(calls, row=1)
+    >>> rollout([AttentionCall(None, x, x, mask=rg.Causal())] * 2, row=1)
     tensor([[0.4375, 0.5625, 0.0000, 0.0000]])
     """
+    calls = [_call(one, number) for number, one in enumerate(calls)]
     if not calls:
-        raise ValueError("calls is empty; expected one AttentionCall call or more, first layer first.")
+        raise ValueError("calls is empty; expected one call or more, first layer first.")
     if not 0 <= residual <= 1:
         raise ValueError(f"residual is {residual}; expected a share from 0 to 1.")
     n = calls[-1].q.shape[-2]
@@ -46,6 +55,17 @@ def rollout(calls: Sequence[AttentionCall], row: int, residual: float = 0.5) -> 
     for number in reversed(range(len(calls))):
         share = residual * share + (1 - residual) * _carried(calls[number], number, share)
     return share
+
+
+def _call(given: AttentionCall | Recorded, number: int) -> AttentionCall:
+    if not isinstance(given, Recorded):
+        return given
+    if Inputs() not in given.seen.facts:
+        raise ValueError(
+            f"calls[{number}] has no queries and keys; expected a recording that kept them: "
+            "rg.record(model, facts=(rg.facts.Inputs(),))."
+        )
+    return given[Inputs()]
 
 
 def _one(call: AttentionCall, row: int) -> Tensor:

@@ -13,7 +13,7 @@ from regard.inspect.facts.algebra import Fact
 
 @dataclass(frozen=True)
 class Inputs(Fact[AttentionCall]):
-    """What a recorded call was made of: layer, q, k, score, mask, positions and sink, as a AttentionCall.
+    """What a recorded call was made of: layer, q, k, score, mask, positions and sink, as an AttentionCall.
 
     For record(model, facts=...) alone: the caller of `look` has them. q, k, the score's tensors and the sink are
     copies, on their device, without gradients: memory linear in the sequence, but of the full width.
