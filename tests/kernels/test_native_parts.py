@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from exact_checks import check_both
 from needed import needs_kernels
 from regard import testing
 
@@ -42,21 +43,11 @@ def given(size: str, mask: str) -> dict[str, object]:
     return {"mask": MASKS[mask](nq, nk), "positions": rg.tail(nq, nk) if nq <= nk else rg.head(nq, nk)}
 
 
-def compare(q: Tensor, k: Tensor, v: Tensor, **call: object) -> None:
-    """out within twice the error of a plain evaluation in the dtype of the call, lse of one in float32."""
-    exact = rg.attention_state(q.double(), k.double(), v.double(), backend=rg.Reference(), **call).finish()
-    plain = rg.attention_state(q.float(), k.float(), v.float(), backend=rg.Reference(), **call).finish()[1]
-    usual = rg.attention(q, k, v, backend=rg.Reference(), **call)
-    out, lse = rg.attention(q, k, v, **call), rg.attention_state(q, k, v, **call).finish()[1]
-    assert testing.error(out, exact[0]) <= testing.tolerance(exact[0], usual)
-    assert testing.error(lse, exact[1]) <= testing.tolerance(exact[1], plain)
-
-
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_mask(isa: str, dtype: torch.dtype, size: str, mask: str) -> None:
-    compare(*drawn(size, dtype), **given(size, mask))
+    check_both(*drawn(size, dtype), **given(size, mask))
 
 
 @pytest.mark.parametrize("mask", ["everything", "causal"])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from exact_checks import check_both
 from needed import needs_kernels
 from regard import testing
 
@@ -44,20 +45,10 @@ def given(size: str, mask: str) -> dict[str, object]:
     return {"mask": MASKS[mask](nq, nk), "positions": rg.tail(nq, nk) if nq <= nk else rg.head(nq, nk)}
 
 
-def compare(q: Tensor, k: Tensor, v: Tensor, **call: object) -> None:
-    """out within twice the error of a plain evaluation in bfloat16, lse of one in float32."""
-    exact = rg.attention_state(q.double(), k.double(), v.double(), backend=rg.Reference(), **call).finish()
-    plain = rg.attention_state(q.float(), k.float(), v.float(), backend=rg.Reference(), **call).finish()[1]
-    usual = rg.attention(q, k, v, backend=rg.Reference(), **call)
-    out, lse = rg.attention(q, k, v, **call), rg.attention_state(q, k, v, **call).finish()[1]
-    assert testing.error(out, exact[0]) <= testing.tolerance(exact[0], usual)
-    assert testing.error(lse, exact[1]) <= testing.tolerance(exact[1], plain)
-
-
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_mask(isa: str, size: str, mask: str) -> None:
-    compare(*drawn(size), **given(size, mask))
+    check_both(*drawn(size), **given(size, mask))
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -93,7 +84,7 @@ def test_scores_that_rise_from_key_to_key(isa: str, size: str, last: float) -> N
     q, k, v = drawn(size)
     q[..., 0] = torch.where(torch.arange(q.shape[-2]) % 3 == 0, -1.0, 1.0)
     k[..., 0] = torch.linspace(0, last, k.shape[-2])
-    compare(q, k, v)
+    check_both(q, k, v)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -113,7 +104,7 @@ def test_scores_of_any_size(isa: str, size: str, times: float) -> None:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("scale", [-0.3, 0.0, 30.0])
 def test_scales(isa: str, size: str, scale: float) -> None:
-    compare(*drawn(size), score=rg.ScaledDot(scale))
+    check_both(*drawn(size), score=rg.ScaledDot(scale))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -157,11 +148,11 @@ def test_hidden_values_of_several_tiles_that_are_not_finite(isa: str) -> None:
 def test_sinks_dropout_and_strides(isa: str, size: str) -> None:
     q, k, v = drawn(size)
     heads = SIZES[size][4]
-    compare(q, k, v, sink=torch.randn(heads))
-    compare(q, k, v, dropout=rg.Dropout(0.2, seed=3))
+    check_both(q, k, v, sink=torch.randn(heads))
+    check_both(q, k, v, dropout=rg.Dropout(0.2, seed=3))
     turned = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)]
     assert torch.equal(rg.attention(*turned), rg.attention(q, k, v))
-    compare(*(torch.stack([t, t * torch.nan], -1)[..., 0] for t in (q, k, v)))
+    check_both(*(torch.stack([t, t * torch.nan], -1)[..., 0] for t in (q, k, v)))
 
 
 @pytest.mark.parametrize("mask", ["everything", "causal"])
