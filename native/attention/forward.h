@@ -200,7 +200,6 @@ static void run_blocks(const regard_call& c, const Scratch& w, const Place& all,
     for (int64_t g = 0; g < blocks; ++g) {
       if constexpr (Op::parts) {
         run_tiles<V, Op>(b[g], x, count);
-        if (Op::parts > 1) fetch_share(c, all, key_head, j + kTiles * kKeys, hi, kTiles * kKeys, g, blocks);  // they will be split
         continue;
       }
       Tile t = tile_for_block(b[g], x[0], j);

@@ -70,9 +70,10 @@ static void load_key_parts(const regard_call& c, const Scratch& w, KvTile& x) {
     return;
   }
   uint16_t* to = w.k_parts + x.place * Op::parts * kKeys * depth;
-  const Sizes sizes = Sizes::of_scores(c.dtype);
-  x.unfit |= !split_rows<Op::parts>(to, kKeys * depth, depth, keys.at, c.dtype, keys.row, keys.col, x.count, c.dk, 1, sizes);
-  x.key_parts = {to, depth, 32, kKeys * depth};
+  // a tile of the unit is read from neighbouring lines of the cache
+  const PartRows split{to, 32, kKeys * 32, kKeys * depth};
+  x.unfit |= !split_rows<Op::parts>(split, depth, keys.at, c.dtype, keys.row, keys.col, x.count, c.dk, 1, Sizes::of_scores(c.dtype));
+  x.key_parts = {split.at, split.row, split.step, split.part};
 }
 
 // Values as the left operand of O^T = V^T P^T, and whether all are finite; of several parts, whether all have them.
@@ -116,16 +117,6 @@ static Prefetch prefetch_next(const regard_call& c, const regard_tensor& t, cons
   const int64_t rows = last - next < kKeys ? last - next : kKeys;
   if (rows <= 0 || !in_one_piece(c, next, rows)) return {};
   return prefetch_of(c, t, row_of(c, t, x.p, x.key_head, next), features, rows, alone);
-}
-
-// Prefetches one of `shares` shares of the keys and values of [j, last), of at most `most` of them.
-static void fetch_share(const regard_call& c, const Place& p, int64_t key_head, int64_t j, int64_t last, int64_t most, int64_t share,
-                        int64_t shares) {
-  most = last - j < most ? last - j : most;
-  for (int64_t n = j + most * share / shares; n < j + most * (share + 1) / shares; ++n) {
-    if (c.k.col == 1) fetch((const char*)row_of(c, c.k, p, key_head, n), c.dk * size_of(c.dtype));
-    if (c.v.col == 1) fetch((const char*)row_of(c, c.v, p, key_head, n), c.dv * size_of(c.dtype));
-  }
 }
 
 }  // namespace regard

@@ -56,7 +56,7 @@ static LeftParts left_rows(const void* src, int dtype, int64_t row, int64_t col,
                            uint16_t* copy) {
   const int64_t depth = whole_depth(width);
   if (dtype == REGARD_BF16 && col == 1 && depth == width && whole_rows(count) <= readable) return {(const uint16_t*)src, row, 32, 0};
-  split_rows<1>(copy, 0, depth, src, dtype, row, col, count, width, 1, Sizes::of_scores(dtype));
+  split_rows<1>({copy, depth, 32, 0}, depth, src, dtype, row, col, count, width, 1, Sizes::of_scores(dtype));
   return {copy, depth, 32, 0};
 }
 

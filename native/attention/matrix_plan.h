@@ -1,5 +1,7 @@
 // What the matrix unit multiplies while the vector units compute: sums of 32 × 32, of scores or of values times weights, a step at a time.
 #pragma once
+#include <utility>
+
 #include "attention/matrix_tile.h"
 
 namespace regard {
@@ -7,8 +9,9 @@ namespace regard {
 constexpr int64_t kBlock = 32;  // keys of a block, its queries, and features of a block of o
 constexpr int64_t kWaiting = 2;  // blocks of keys whose values are added at once
 constexpr int64_t kPairs = kBlock / 2 * kBlock;  // of weights of a block
+constexpr int64_t kVectorsOfBlock = kBlock * kBlock / W;
 
-// A block of 32 × 32 sums, or some of the products of parts that it sums: of 32 rows of A and 32 columns of B, `depth` times 32 each.
+// A block of 32 × 32 sums: of 32 rows of A and 32 columns of B, `depth` times 32 each.
 struct UnitJob {
   LeftParts a;
   RightParts b;
@@ -16,8 +19,6 @@ struct UnitJob {
   float* sums;               // where they go: 32 × 32 floats, as all others here
   const float* from;         // what they begin with; null for 0
   float* total;              // what they are added to, once they are in `sums`; or null
-  const MatrixChain* chain;  // which products of parts: the plan fills it
-  bool begins;               // else the sums go on with those of the job before
 };
 
 // Weights of some blocks of keys whose values wait to be added to the o of 32 queries: a product for each block of features.
@@ -32,8 +33,8 @@ struct WaitingValues {
     const int64_t f = next++ * kBlock;
     float* to = o + f * kBlock;
     const LeftParts rows{values.at + f * values.row, values.row, values.step, values.part};
-    if (sums) return {rows, weights, blocks, sums, nullptr, to, nullptr, true};
-    return {rows, weights, blocks, to, to, nullptr, nullptr, true};
+    if (sums) return {rows, weights, blocks, sums, nullptr, to};
+    return {rows, weights, blocks, to, to, nullptr};
   }
 };
 
@@ -52,10 +53,12 @@ struct MatrixStream {
     before = job.sums;
   }
 
-  // Adds sums that were stored to their total.
+  // Adds sums that were stored to their total: vectors [from, to) of them.
+  void add(int64_t from, int64_t to) {
+    for (int64_t n = from * W; n < to * W; n += W) store(added + n, load(added + n) + load(stored + n));
+  }
   void add() {
-    if (!added) return;
-    for (int64_t n = 0; n < kBlock * kBlock; n += W) store(added + n, load(added + n) + load(stored + n));
+    if (added) add(0, kVectorsOfBlock);
     added = nullptr;
   }
 
@@ -71,64 +74,104 @@ struct MatrixStream {
   void finish();
 };
 
-// What the unit multiplies while one block of scores becomes weights, a step at a time: one product of parts, of 32 columns of A.
+// What the unit multiplies while one block of scores becomes weights, a step at a time: the terms of one chain, of 32 columns of A. A step
+// has no branches, and what the vector units do meanwhile stands between its products: the processor's window holds few instructions of
+// either kind at once.
 template <int parts>
 struct UnitPlan {
   using Terms = MatrixTerms<parts>;
   explicit UnitPlan(MatrixStream& stream) : stream(stream) {}
   MatrixStream& stream;
-  UnitJob jobs[(16 + 1) * Terms::kChains];
-  int64_t products = 0, count = 0, steps = 0, done = 0;  // sums; jobs; steps of all of them; those that were multiplied
-  const UnitJob* job = jobs;
-  int64_t k = 0, term = 0;  // of the present step
+  UnitJob jobs[16 + 1];
+  int64_t count = 0, products = 0;  // products: of 32 columns, of all jobs
 
-  void add(UnitJob more) {
-    for (const MatrixChain& chain : Terms::kChain) {
-      more.chain = &chain, more.begins = &chain == Terms::kChain;
-      jobs[count++] = more, steps += chain.count * more.depth;
+  void add(const UnitJob& job) {
+    jobs[count++] = job;
+    for (const MatrixChain& chain : Terms::kChain) products += chain.count * job.depth;
+  }
+
+  // Runs all jobs, and `pairs` times work.half<0>(), work.half<1>() in equal shares between their products.
+  template <class Work>
+  __attribute__((always_inline)) void run(Work& work, int64_t pairs) {
+    int64_t done = 0, paired = 0;
+    for (const UnitJob* job = jobs; job < jobs + count; ++job) {
+      const auto step = [&](auto chain, auto begins, int64_t k) __attribute__((always_inline)) {
+        constexpr int kMost = most_beside(chain);
+        done += Terms::kChain[chain].count;
+        int64_t due = done * pairs / products - paired;
+        paired += due;
+        for (; due > kMost; --due) whole_pair(work);
+        some<chain, begins, kMost>(*job, k, work, due);
+      };
+      step(Index<0>(), Index<1>(), 0);
+      for (int64_t k = 1; k < job->depth; ++k) step(Index<0>(), Index<0>(), k);
+      if constexpr (Terms::kChains > 1)
+        for (int64_t k = 0; k < job->depth; ++k) step(Index<1>(), Index<0>(), k);
     }
-    ++products;
+    for (; paired < pairs; ++paired) whole_pair(work);
   }
 
-  // Tile X of the present step; after the last one, the next step is present.
-  template <int X>
-  __attribute__((always_inline)) void multiply() {
-    const uint16_t *a = job->a.at + k * job->a.step, *b = job->b.at + k * kBlock / 2 * job->b.row;
-    const bool first = !k && (parts == 1 || (!term && job->begins));
-    Loads loads = Loads::kBoth;
-    if constexpr (parts > 1) {
-      const MatrixTerm& of = job->chain->terms[term];
-      a += of.a * job->a.part, b += of.b * job->b.part, loads = of.loads;
+  void run() {
+    Nothing nothing;
+    run(nothing, 0);
+  }
+
+ private:
+  struct Nothing {
+    template <int>
+    void half() {}
+  };
+  template <int n>
+  using Index = std::integral_constant<int, n>;
+
+  // How many pairs take about as long as a step of a chain.
+  static constexpr int most_beside(int chain) { return parts == 3 ? (chain ? 1 : 3) : 4; }
+
+  template <class Work>
+  static __attribute__((always_inline)) void whole_pair(Work& work) {
+    work.template half<0>(), work.template half<1>();
+  }
+
+  // A step with `due` pairs, of at most `pairs`.
+  template <int chain, int begins, int pairs, class Work>
+  __attribute__((always_inline)) void some(const UnitJob& job, int64_t k, Work& work, int64_t due) {
+    if constexpr (pairs > 0)
+      if (due < pairs) return some<chain, begins, pairs - 1>(job, k, work, due);
+    constexpr int tiles = 4 * (int)Terms::kChain[chain].count;
+    multiply_tiles<chain, begins, pairs>(job, k, work, std::make_integer_sequence<int, tiles>());
+    if (begins && parts == 3) stream.added = nullptr;
+  }
+
+  template <int chain, int begins, int pairs, class Work, int... tiles>
+  __attribute__((always_inline)) void multiply_tiles(const UnitJob& job, int64_t k, Work& work, std::integer_sequence<int, tiles...>) {
+    const uint16_t *a = job.a.at + k * job.a.step, *b = job.b.at + k * kBlock / 2 * job.b.row;
+    (multiply_tile<chain, begins, tiles, sizeof...(tiles), pairs>(job, a, b, work), ...);
+  }
+
+  // Tile `tile` of the `tiles` of a step, and its share of the pairs; in the first step of a job also of what is added to a total.
+  template <int chain, bool begins, int tile, int tiles, int pairs, class Work>
+  __attribute__((always_inline)) void multiply_tile(const UnitJob& job, const uint16_t* a, const uint16_t* b, Work& work) {
+    constexpr MatrixTerm term = Terms::kChain[chain].terms[tile / 4];
+    constexpr int X = tile % 4, stored = 6;  // by then the sums are in memory
+    a += term.a * job.a.part, b += term.b * job.b.part;
+    if constexpr (begins && tile < 4) Isa::begin_tile<X>(a, job.a.row, b, job.b.row, stream.before, kBlock, job.from, kBlock);
+    else Isa::multiply_tile<X, term.loads != Loads::kRight, term.loads != Loads::kLeft>(a, job.a.row, b, job.b.row);
+    beside<2 * pairs * tile / tiles, 2 * pairs * (tile + 1) / tiles>(work);
+    if (begins && tile == 3) stream.begun<parts == 3>(job);
+    if constexpr (begins && parts == 3 && tile >= stored) {
+      constexpr int64_t share = tile - stored, shares = tiles - stored;
+      if (stream.added) stream.add(kVectorsOfBlock * share / shares, kVectorsOfBlock * (share + 1) / shares);
     }
-    if (first) Isa::begin_tile<X>(a, job->a.row, b, job->b.row, stream.before, kBlock, job->from, kBlock);
-    else if (loads == Loads::kBoth) Isa::multiply_tile<X>(a, job->a.row, b, job->b.row);
-    else if (loads == Loads::kLeft) Isa::multiply_tile<X, true, false>(a, job->a.row, b, job->b.row);
-    else Isa::multiply_tile<X, false, true>(a, job->a.row, b, job->b.row);
-    if (X < 3) return;
-    ++done;
-    if (first) stream.begun<parts == 3>(*job);
-    else if (parts == 3 && stream.added) stream.add();
-    if (parts > 1 && ++term < job->chain->count) return;
-    term = 0;
-    if (++k == job->depth) ++job, k = 0;
   }
 
-  // The same for the upper two tiles, and for the lower ones.
-  __attribute__((always_inline)) void upper() { multiply<0>(), multiply<1>(); }
-  __attribute__((always_inline)) void lower() { multiply<2>(), multiply<3>(); }
-
-  // Runs steps until `most` are done.
-  void run(int64_t most) {
-    while (done < most) upper(), lower();
+  // Halves of pairs [from, to).
+  template <int from, int to, class Work>
+  static __attribute__((always_inline)) void beside(Work& work) {
+    if constexpr (from < to) {
+      work.template half<from % 2>();
+      beside<from + 1, to>(work);
+    }
   }
-
-  // Runs halves of steps until `most` are done.
-  __attribute__((always_inline)) void run_halves(int64_t most) {
-    for (; halves < most; ++halves)
-      if (halves % 2) lower();
-      else upper();
-  }
-  int64_t halves = 0;
 };
 
 template <int parts>
@@ -136,7 +179,7 @@ void MatrixStream::finish() {
   while (waiting.next < waiting.count) {
     UnitPlan<parts> plan{*this};
     plan.add(waiting.take());
-    plan.run(plan.steps);
+    plan.run();
   }
   store_sums();
 }

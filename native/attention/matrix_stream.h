@@ -45,7 +45,7 @@ struct StreamedRows {
     set_shift();
   }
 
-  // What weigh keeps in registers.
+  // What weigh keeps in registers: the work beside the unit's.
   struct Weights {
     const float* s;
     float* p;
@@ -56,9 +56,9 @@ struct StreamedRows {
       return (parts == 3 ? load(at) : Isa::product(load(at), unit)) - shift[v];
     }
 
-    // Scores of two keys, of vector v, become pairs.
+    // Scores of two keys, of vector v, become pairs; after the last vector the next two keys are meant.
     template <int v>
-    __attribute__((always_inline)) void pair() {
+    __attribute__((always_inline)) void half() {
       const vf a = above(s + v * W, v), z = above(s + kBlock + v * W, v);
       most[v] = greater_of(a, most[v]), most[v] = greater_of(z, most[v]);
       if constexpr (parts == 1) {
@@ -71,43 +71,20 @@ struct StreamedRows {
         sum[v] += first + second;
         store_parts<parts>(p + v * W, kPart, first, second);
       }
+      if (v) s += 2 * kBlock, p += kBlock;
     }
-    __attribute__((always_inline)) void pair() { pair<0>(), pair<1>(), next(); }
-    __attribute__((always_inline)) void next() { s += 2 * kBlock, p += kBlock; }
   };
 
-  // Scores of a block become weights, in pairs, while the unit works: a tile or two between pairs of keys, as few of either as are at once in
-  // the processor's window. Returns whether some score is so large that a maximum must be raised; most: how far scores are above the maxima.
+  // Scores of a block become weights, in pairs, while the unit works. Returns whether some score is so large that a maximum must be raised;
+  // most: how far scores are above the maxima.
   __attribute__((always_inline)) bool weigh(const float* s, float* p, UnitPlan<parts>& plan, vf (&most)[2]) {
     const vf low = splat(-kInf);
     Weights w{s, p, splat(b.factor), {shift[0], shift[1]}, {vf{}, vf{}}, {vf{}, vf{}}, {low, low}};
-    if constexpr (parts == 1) weigh_between(w, plan);
-    for (int64_t n = 0; parts > 1 && n < kBlock; n += 2) {
-      plan.run_halves((n + 1) * plan.steps * 2 / kBlock), w.template pair<0>();
-      plan.run_halves((n + 2) * plan.steps * 2 / kBlock), w.template pair<1>();
-      w.next();
-    }
+    plan.run(w, kBlock / 2);
     most[0] = w.most[0], most[1] = w.most[1];
     if (Isa::lanes_set((most[0] > limit[0]) | (most[1] > limit[1]))) return true;
     for (int v = 0; v < 2; ++v) sum[v] += w.sum[v], unrounded[v] += w.unrounded[v];
     return false;
-  }
-
-  // The same for plans of few steps, at most two of 8 keys.
-  __attribute__((always_inline)) void weigh_between(Weights& w, UnitPlan<parts>& plan) {
-    constexpr int64_t kKeysOfStep = 8;
-    for (int64_t n = kKeysOfStep; n <= kBlock; n += kKeysOfStep) {
-      const int64_t most_done = n * plan.steps / kBlock;
-      if (most_done > plan.done + 2) plan.run(most_done - 2);
-      if (most_done == plan.done + 2) {
-        plan.upper(), w.pair(), plan.lower(), w.pair(), plan.upper(), w.pair(), plan.lower(), w.pair();
-      } else if (most_done == plan.done + 1) {
-        plan.template multiply<0>(), w.pair(), plan.template multiply<1>(), w.pair();
-        plan.template multiply<2>(), w.pair(), plan.template multiply<3>(), w.pair();
-      } else {
-        w.pair(), w.pair(), w.pair(), w.pair();
-      }
-    }
   }
 
   // Raises the maxima of rows whose scores s exceed them by more than kSlack, by `most`: by whole numbers, so that rounded weights are
@@ -162,11 +139,11 @@ static void stream_rows(Block<V>& b, int vector, const StreamedTile* tiles, int6
   const auto score_block = [&](const StreamedTile& tile, int64_t i) {
     LeftParts keys = tile.keys;
     keys.at += i * kBlock * keys.row;
-    return UnitJob{keys, queries, depth / kBlock, scores[turn], nullptr, nullptr, nullptr, true};
+    return UnitJob{keys, queries, depth / kBlock, scores[turn], nullptr, nullptr};
   };
   UnitPlan<parts> first{stream};
   first.add(score_block(tiles[0], 0));
-  first.run(first.steps);
+  first.run();
   stream.store_sums();
   Rows rows(b, vector);
   for (int64_t n = 0; n < count; ++n)
@@ -183,7 +160,7 @@ static void stream_rows(Block<V>& b, int vector, const StreamedTile* tiles, int6
       float *weights = b.w.p_parts + stream.turn * parts * Rows::kPart, *p = weights + at * kPairs;
       vf most[2];
       const bool large = rows.weigh(s, p, plan, most);
-      if (large || plan.products < 2) stream.store_sums();
+      if (large || plan.count < 2) stream.store_sums();
       if (large) {
         stream.finish<parts>();
         rows.raise(s, most, weights, at * kPairs);

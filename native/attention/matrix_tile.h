@@ -15,7 +15,7 @@ static void pack_parts(Block<V>& b, const void* q) {
   if (c.dtype != REGARD_BF16 || c.q.col != 1 || depth != c.dk) {
     const float factor = c.dtype == REGARD_F32 ? b.factor : 1.0f;
     const Sizes sizes = Sizes::of_scores(c.dtype);
-    b.unfit = !split_rows<Op::parts>(b.w.q_parts, part, depth, q, c.dtype, c.q.row, c.q.col, b.p.rows, c.dk, factor, sizes);
+    b.unfit = !split_rows<Op::parts>({b.w.q_parts, depth, 32, part}, depth, q, c.dtype, c.q.row, c.q.col, b.p.rows, c.dk, factor, sizes);
     rows = b.w.q_parts, row = depth;
   }
   if (c.dtype == REGARD_F32) b.factor = 1;

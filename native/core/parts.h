@@ -28,12 +28,6 @@ struct Sizes {
   // Queries and keys: what is lost of small ones, 2^-126, is nothing in a score of other numbers below 2^60.
   static Sizes of_scores(int dtype) { return {0, dtype == REGARD_F32 ? 0x1p60f : kInf}; }
   static Sizes of_values(int dtype) { return dtype == REGARD_F32 ? Sizes{0x1p-90f, 0x1p90f} : Sizes{0, kInf}; }
-
-  // Where x has no such parts.
-  vi outside(vf x) const {
-    const vf size = absolute(x);
-    return ~(size < splat(most)) | ((size < splat(least)) & (x != vf{}));
-  }
 };
 
 // Floats of scratch, for each of kQueries, that hold a packed query.
@@ -42,24 +36,49 @@ REGARD_INLINE int64_t query_floats(const regard_call& c) {
   return parts ? parts * whole_depth(c.dk) / 2 : c.dk;
 }
 
-// Splits 2 W floats into parts, `part` elements apart.
+// Where the rows of a left operand are written; see LeftParts.
+struct PartRows {
+  uint16_t* at;
+  int64_t row, step, part;
+};
+
+// The smallest and the largest size of numbers that are not 0, as the bits of floats, which have the same order.
+struct SizeRange {
+  vu less_one = ~vu{};  // the smallest, minus 1, of which 0 is the largest
+  vi most = vi{};
+
+  __attribute__((always_inline)) void take(vf x) {
+    const vi size = (vi)absolute(x);
+    const vu less = (vu)size - 1;
+    less_one = less < less_one ? less : less_one, most = size > most ? size : most;
+  }
+  bool within(const Sizes& sizes) const {
+    const vi small = ((vf)(less_one + 1) < splat(sizes.least)) & (vi)(less_one != ~vu{}), large = ~((vf)most < splat(sizes.most));
+    return Isa::lanes_set(small | large) == 0;
+  }
+};
+
+// Splits 2 W floats into parts, `part` elements apart. Of several, the first is rounded, so that what is left has 16 bits; the others are
+// cut off, which loses nothing and takes the fewest instructions.
 template <int parts>
 REGARD_INLINE void split(uint16_t* to, int64_t part, vf x, vf next) {
+  if (parts == 1) return store((float*)to, Isa::row_of(x, next));
 #pragma GCC unroll 3
   for (int n = 0; n < parts; ++n, to += part) {
-    store((float*)to, Isa::row_of(x, next));
-    if (n + 1 < parts) x -= load_bf16(to), next -= load_bf16(to + W);
+    const vu bias = (vu)splat_int(n ? 0 : 0x8000), first = (vu)x + bias, second = (vu)next + bias;
+    store((float*)to, Isa::cut_row((vf)first, (vf)second));
+    if (n + 1 < parts) x -= (vf)(first & 0xffff0000u), next -= (vf)(second & 0xffff0000u);
   }
 }
 
-// rows × cols elements at src, times factor, as parts: to[part][rows][ld]. What is missing up to ld, a multiple of 2 W, is 0. Returns whether
-// no number is outside these sizes.
+// rows × cols elements at src, times factor, as parts of `width` columns, a multiple of 32: what is missing is 0. Returns whether no
+// number is outside these sizes.
 template <int parts>
-static bool split_rows(uint16_t* to, int64_t part, int64_t ld, const void* src, int dtype, int64_t row, int64_t col, int64_t rows,
-                       int64_t cols, float factor, const Sizes& sizes) {
-  vi wrong = vi{};
+static bool split_rows(const PartRows& to, int64_t width, const void* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols,
+                       float factor, const Sizes& sizes) {
+  SizeRange range;
   for (int64_t n = 0; n < rows; ++n)
-    for (int64_t f = 0; f < ld; f += 2 * W) {
+    for (int64_t f = 0; f < width; f += 2 * W) {
       vf x, next;
       if (col == 1 && f + 2 * W <= cols) {
         x = load_some(src, n * row + f, dtype), next = load_some(src, n * row + f + W, dtype);
@@ -69,10 +88,10 @@ static bool split_rows(uint16_t* to, int64_t part, int64_t ld, const void* src, 
         x = load(some), next = load(some + W);
       }
       if (factor != 1) x *= splat(factor), next *= splat(factor);
-      if (parts > 1) wrong |= sizes.outside(x) | sizes.outside(next);
-      split<parts>(to + n * ld + f, part, x, next);
+      if (parts > 1) range.take(x), range.take(next);
+      split<parts>(to.at + f / 32 * to.step + n * to.row, to.part, x, next);
     }
-  return Isa::lanes_set(wrong) == 0;
+  return range.within(sizes);
 }
 
 // Rows of bfloat16 as columns of a right operand, V vectors of them: to[vector / 2][depth / 2][32], pairs of features. Rows that are missing
@@ -126,7 +145,7 @@ static bool transpose_values(uint16_t* to, const void* src, int dtype, int64_t r
     int64_t step = row;
     const bool in_place = dtype == REGARD_BF16 && col == 1 && some == 32 && width == cols;
     if (!in_place) {
-      right &= split_rows<parts>(rows, part, width, from, dtype, row, col, some, cols, 1, Sizes::of_values(dtype));
+      right &= split_rows<parts>({rows, width, 32, part}, width, from, dtype, row, col, some, cols, 1, Sizes::of_values(dtype));
       for (int n = 0; n < parts; ++n)
         for (int64_t i = some * width; i < part; i += W) *(vh_any*)(rows + n * part + i) = vh{};
       from = rows, step = width;

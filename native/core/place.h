@@ -11,11 +11,12 @@ constexpr int64_t kKeys = 128;  // keys of a tile, and of a tile of a tile map
 // Where a block begins to read keys: so that pairs, groups of kMR keys and what a matrix unit sums over are whole.
 constexpr int64_t kKeyStep = Isa::kMatrixUnit ? 32 : kMR;
 constexpr int64_t kTile = 128;  // keys of a tile of the backward; divides kKeys
-constexpr int64_t kGroup = W == 16 && !Isa::kMatrixUnit ? 4 : 8;  // blocks of queries, at most, that use a tile of keys one after the other
+// Blocks of queries, at most, that use a tile of keys one after the other.
+constexpr int64_t kGroup = Isa::kMatrixUnit ? 16 : W == 16 ? 4 : 8;
 // Tiles of keys and values that are held at once, of numbers of so many parts.
 constexpr int64_t tiles_at_once(int64_t parts) { return parts == 1 ? 8 : parts ? 4 : 1; }
 // Floats of q and o of those blocks, at most. Processors with a matrix unit have 2 MB of second-level cache.
-constexpr int64_t kGroupFloats = Isa::kMatrixUnit ? 1 << 18 : 1 << 15;
+constexpr int64_t kGroupFloats = Isa::kMatrixUnit ? 1 << 19 : 1 << 15;
 
 // Scratch of one thread. All float; sizes in forward_scratch.
 struct Scratch {

@@ -53,6 +53,18 @@ struct Isa : Avx512Isa<Isa>, MatrixUnit<Isa> {
   // Two vectors of floats as one of bfloat16, in this order.
   REGARD_INLINE vf row_of(vf first, vf second) { return (vf)(__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first); }
 
+  // The same cut off, not rounded.
+  REGARD_INLINE vf cut_row(vf first, vf second) {
+    struct Odd {
+      alignas(64) uint16_t lanes[2 * W];
+      constexpr Odd() : lanes() {
+        for (int n = 0; n < 2 * W; ++n) lanes[n] = (uint16_t)(2 * n + 1);
+      }
+    };
+    static constexpr Odd odd;
+    return (vf)_mm512_permutex2var_epi16((__m512i)first, _mm512_load_si512(odd.lanes), (__m512i)second);
+  }
+
   REGARD_INLINE vf multiply_add_pairs(vf acc, vf a, vf b) { return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b); }
 
   // 2^x to 8e-5, plus half of the last place that a bfloat16 has: cut off, it is 2^x rounded. 0 for -inf; NaN stays NaN.

@@ -39,8 +39,10 @@ struct Isa : PlainIsa<Isa>, MatrixUnit<Isa> {
 
   REGARD_INLINE vf pair_of(vf first, vf second) { return (vf)((rounded(first) >> 16) | (rounded(second) & 0xffff0000u)); }
 
-  REGARD_INLINE vf row_of(vf first, vf second) {
-    const vu a = rounded(first), b = rounded(second);
+  REGARD_INLINE vf row_of(vf first, vf second) { return cut_row((vf)rounded(first), (vf)rounded(second)); }
+
+  REGARD_INLINE vf cut_row(vf first, vf second) {
+    const vu a = (vu)first, b = (vu)second;
     uint16_t row[2 * W];
     for (int n = 0; n < W; ++n) row[n] = (uint16_t)(a[n] >> 16), row[W + n] = (uint16_t)(b[n] >> 16);
     vf both;

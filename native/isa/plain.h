@@ -68,6 +68,7 @@ struct PlainIsa {
   template <int parts, int V, class To>
   REGARD_INLINE void multiply_blocks(To&, const LeftParts&, const RightParts&, int64_t, int64_t) {}
   REGARD_INLINE vf row_of(vf first, vf) { return first; }
+  REGARD_INLINE vf cut_row(vf first, vf) { return first; }
   template <int X, bool = true, bool = true>
   REGARD_INLINE void multiply_tile(const uint16_t*, int64_t, const uint16_t*, int64_t) {}
   template <int X>
