@@ -93,8 +93,8 @@ def attention(
     backend    a Backend that must run it, or None: the first that can (see `explain`)
 
     The output is differentiable, to any order and in forward mode, with respect to q, k, v, the sink and every tensor
-    in the score. What is masked out leaks nowhere, NaN and inf included; a NaN that a query can see stays visible.
-    Inputs are never written, outputs never share their memory.
+    in the score. Hidden keys and values never change the output, NaN and inf included; a NaN that a query can see stays
+    visible. Inputs are never written to, and outputs never share their memory.
     Raises ShapeError, TypeError or ValueError for wrong inputs, Unsupported where a named backend cannot run the call.
     Source: Vaswani et al. 2017 (arXiv 1706.03762); Dao et al. 2022 (arXiv 2205.14135).
 
@@ -145,7 +145,7 @@ def attention_state(
     dropout: Dropout | None = None,
     backend: Backend | None = None,
 ) -> State:
-    """The State of these keys for these queries, merged by `|` with those of other keys; arguments as `attention`.
+    """The State of these keys for these queries; `|` merges it with that of other keys. Arguments as `attention`.
 
     m and l have the shape (*batch, h, nq), o (*batch, h, nq, dv), in the accumulation dtype (float32, or float64).
     `finish()` gives (out, lse). A sink belongs to one of the parts only. Differentiable.
@@ -206,8 +206,9 @@ def attention_weights(
 ) -> Any:
     """The weights p_ij themselves: (*batch, h, nq, nk), or for some queries only, `rows` (r,): (*batch, h, r, nk).
 
-    Before dropout, one matrix a head, never averaged. Each row sums to 1; of an empty row to 0; with a sink to what the
-    sink leaves. The memory is that of the answer. In q's dtype, differentiable. Arguments as `attention`.
+    Weights before dropout, one matrix per head, never averaged. Each row sums to 1, an empty row to 0, and with a sink
+    to 1 minus the sink's weight. The memory is that of the result. In q's dtype, differentiable. Arguments as
+    `attention`.
     Raises IndexError for a row that does not exist.
 
     >>> import regard as rg
@@ -242,16 +243,17 @@ def attention_scores(
 ) -> Any:
     """The scores s_ij before the softmax: (*batch, h, nq, nk), or for the queries `rows` (r,) only: (*batch, h, r, nk).
 
-    The similarity of q_i and k_j, then the modifiers, then -inf where the mask hides the key; one matrix a head. What
-    is left out has no part in them: without `mask` every pair shows its score, ScaledDot() is the scaled product alone,
+    The similarity of q_i and k_j, then the modifiers, then -inf where the mask hides the key; one matrix a head.
+    Omitted arguments have no effect: without `mask` every pair has its score, ScaledDot() is the scaled product only,
     ScaledDot() >> SoftCap(c) the capped one. (qk_matmul_output of ONNX's Attention, as numbered since onnx#7913: 0 the
     product, 1 capped, 2 masked.) There is no `sink` here: its score is the logit itself, and it changes no other.
 
-    In float32, or float64 for float64 inputs, as `max_score` and the log-sum-exp are: 999 and 1001 are one number in
-    bfloat16. softmax(s, -1) is `attention_weights` of the same arguments, but for rows that see nothing, all -inf here.
-    The memory is that of the answer. Differentiable, to any order and in forward mode, with respect to q, k and every
-    tensor in the score. A score of -inf, whether the mask or a bias hides the pair, is a constant: its gradient is 0,
-    also beside NaN. A NaN that a query can see stays visible. Arguments and errors as `attention`.
+    The result is float32, or float64 for float64 inputs, as for `max_score` and the log-sum-exp: in bfloat16 999 and
+    1001 would be the same number. softmax(s, -1) is `attention_weights` of the same arguments, except for rows that see
+    nothing, which are all -inf here. The memory is that of the result. Differentiable, to any order and in forward
+    mode, with respect to q, k and every tensor in the score. A score of -inf, whether the mask or a bias hides the
+    pair, is a constant: its gradient is 0, also beside NaN. A NaN that a query can see stays visible. Arguments and
+    errors as `attention`.
     Raises IndexError for a row that does not exist.
     Source: Vaswani et al. 2017 (arXiv 1706.03762), eq. 1: what the softmax is taken of.
 
@@ -278,7 +280,7 @@ def explain(
     dropout: Dropout | None = None,
     backend: Backend | None = None,
 ) -> Plan:
-    """How `attention` would run this call: the backend, why not each other one, tiles skipped, bytes needed.
+    """How `attention` would run this call: the backend, why not the others, tiles skipped, bytes needed.
 
     >>> import regard as rg
     >>> x = torch.zeros(4096, 64)

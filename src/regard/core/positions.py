@@ -23,8 +23,8 @@ class Positions(Value):
     Positional masks and scores (Causal, Window, Prefix, Dilated, Where, Alibi, RelativeBias) compare these numbers, not
     indices. They need be neither sorted nor contiguous; where keys are sorted, masks reduce to intervals.
 
-    Those of `head` and `tail` are numbers, and stay numbers: q and k are made of them each time they are read, so that
-    writing to such a tensor changes nothing.
+    `head` and `tail` store numbers: each access to q and k makes new tensors from them, so that writing to such a
+    tensor changes nothing.
 
     >>> Positions(q=torch.tensor([7]), k=torch.arange(9))   # one token decoded at position 7
     Positions(q=int64[1], k=int64[9])
@@ -54,9 +54,9 @@ class Positions(Value):
 
     @property
     def span(self) -> Span | None:
-        """The positions as numbers, where they are known without looking: those of `head` and `tail`.
+        """The positions as numbers if they are known without reading a tensor: those of `head` and `tail`.
 
-        Not in a graph that is given them, which would be made anew for other numbers: there they are tensors.
+        Positions that are inputs of a graph are tensors, since a graph would be compiled again for other numbers.
         """
         if torch.compiler.is_compiling() and "q" not in self.__dict__:
             return None
@@ -64,10 +64,10 @@ class Positions(Value):
 
     @property
     def consecutive(self) -> bool:
-        """Whether queries and keys count up by one each, those of all sequences alike.
+        """Whether the positions of queries and of keys count up by one, the same in all sequences.
 
-        Known of `head` and `tail`, found out by looking otherwise. False where nobody may look (while compiling, on the
-        meta device).
+        Known for `head` and `tail`; otherwise the tensors are read. False where they cannot be read (while compiling,
+        on the meta device).
         """
         if self.span is not None:
             return not self.span.by_sequence
@@ -151,14 +151,14 @@ def tail(
 ) -> Positions:
     """The queries are the last nq positions, as in decoding: query i stands at start + nk - nq + i, key j at start + j.
 
-    nk may be a length for each sequence, numbers or an integer tensor (batch,): the last query of each then stands at
-    its own last key, and there are keys for the longest. Hide those behind the end of shorter ones by
-    Lengths(keys=lengths), if Causal does not. Numbers stay numbers: no tensor is made unless somebody reads q or k, and
-    calls whose lengths change from step to step are set up once. A tensor on another device than the CPU is waited for;
-    in a graph, whose shapes cannot follow from it, write Positions(lengths[:, None] - nq + torch.arange(nq),
-    torch.arange(nk)).
-    start is the position of the first key: more than 0 where the keys before it are no longer there (a rolling cache).
-    With more queries than keys the first queries stand before every key, and see none of them under Causal.
+    nk may be a length for each sequence, numbers or an integer tensor (batch,): the last query of each sequence then
+    stands at its own last key, and there are keys for the longest sequence. If Causal does not hide the keys after the
+    end of shorter sequences, hide them by Lengths(keys=lengths). Numbers stay numbers: no tensor is made unless q or k
+    is read, and one plan serves calls whose lengths change from step to step. A tensor on a GPU is copied to the CPU,
+    which waits for it; in a graph, whose shapes cannot depend on it, write Positions(lengths[:, None] - nq +
+    torch.arange(nq), torch.arange(nk)).
+    start is the position of the first key: above 0 if earlier keys were dropped (a rolling cache). With more queries
+    than keys the first queries stand before every key, and see none of them under Causal.
     Raises ValueError for negative counts and no lengths, TypeError for lengths that are no integers, ShapeError for
     other axes.
 
