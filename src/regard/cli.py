@@ -114,7 +114,7 @@ def _read_model(name: str, text: str, facts: tuple[Any, ...]) -> Report:
     with quiet():
         with _progress(f"loading {name}"):
             model, tokenizer = reader(folder)
-        with _progress("attention calls looked at:") as progress:
+        with _progress("attention calls recorded:") as progress:
             title = _title(name)
             return model_report(model, text, tokenizer=tokenizer, title=title, facts=facts, progress=progress)
 
@@ -157,7 +157,7 @@ def _read_language(options: Namespace, model: Any, given: Any, tokenizer: Any) -
     from regard.inspect.reading import model_report
 
     facts = _facts(options)
-    with _progress("attention calls looked at:") as progress:
+    with _progress("attention calls recorded:") as progress:
         if options.model is None:
             return read(model, bytes(given), progress, facts)
         title = _title(options.model)
@@ -203,9 +203,7 @@ def _show(report: Report, options: Namespace) -> None:
 def _serve(report: Report, head: tuple[int, int] | None, options: Namespace) -> None:
     """Serves the page until it is interrupted."""
     with PageServer(report, head) as server:
-        print(
-            f"\nserving {server.url}  to this machine alone, with exact rows from q and k; Ctrl-C ends it", flush=True
-        )
+        print(f"\nserving {server.url}  on this machine only, with exact rows from q and k; Ctrl-C ends it", flush=True)
         if options.open and not webbrowser.open(server.url):
             print("no browser could be started; open that address by hand.", flush=True)
         try:

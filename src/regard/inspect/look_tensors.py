@@ -33,14 +33,14 @@ def look(
     positions: Positions | None = None,
     sink: Tensor | float | None = None,
 ) -> FactResults:
-    """What the weights of `attention` on these arguments are like: the answers to `facts`, never nq × nk of them.
+    """The facts about the weights of `attention` on these arguments, without the nq × nk weights.
 
-    Answers have the axes (*batch, h, ...), without h where q has no head axis; float32, or float64 for float64 inputs.
+    Answers have the axes (*batch, h, ...), without h if q has no head axis; float32, or float64 for float64 inputs.
     Weights are those before dropout. No gradients (see `entropy` and `max_score`). Memory: the answers and one tile.
     facts: a tuple of values of regard.facts, or of your own. Other arguments and their errors as `attention`; TypeError
-    for what is no fact, ShapeError or IndexError for a fact that does not fit the call.
+    for an object that is not a fact, ShapeError or IndexError for a fact that does not fit the call.
 
-    One verb, by what comes first:
+    The first argument decides what is returned:
 
         look(q, k, facts=, score=, mask=, positions=, sink=)  -> FactResults
         look(layer, x, context, facts=, mask=, positions=)    -> FactResults, of a layer of regard.nn on its input

@@ -78,15 +78,15 @@ class Monitor:
 
 
 def monitor(model: nn.Module, *, every: int = 100, layers: Layers = "*") -> Monitor:
-    """A Monitor of a model in training: `with` it around each step, and log its `scalars()`.
+    """A Monitor of a model in training: open it with `with` around each step, and log its `scalars()`.
 
     For each layer and each head they hold the largest score of the step (over batch and queries; growing, it announces
     divergence) and the mean entropy, in nats, of the queries that see a key (at 0 a head has collapsed; NaN of none):
     attention/<layer>/max_score, .../entropy, attention/<layer>/head<h>/max_score, .../entropy.
 
-    Only each `every`-th step is looked at, the first one included; others cost nothing, and have no scalars. A look
-    takes about the products of queries and keys twice more, in linear memory, and leaves gradients and random numbers
-    as they are. `layers` and errors as in `record`; ValueError for every < 1.
+    Only each `every`-th step is observed, the first one included; the other steps cost nothing and have no scalars. An
+    observed step computes the products of queries and keys about twice more, in linear memory, and changes neither
+    gradients nor random numbers. `layers` and errors as in `record`; ValueError for every < 1.
 
     >>> import regard as rg
     >>> model = rg.nn.MultiHeadAttention(8, heads=2)

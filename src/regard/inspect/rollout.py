@@ -21,9 +21,9 @@ def rollout(calls: Iterable[AttentionCall | Recorded], row: int = -1, residual: 
     """Attention rollout of one token: the share of each input token in output token `row`, (*batch, n).
 
     With P_l the weights of layer l, their mean over the heads, and A_l = residual · I + (1 - residual) · P_l, it is row
-    `row` of A_L ··· A_2 A_1. That row alone is carried down the layers, r <- residual · r + (1 - residual) · r P_l,
-    and r P_l is a mass received, so the memory is linear: no n × n product is ever made. It sums to 1, less what sinks
-    take and what rows give that see nothing.
+    `row` of A_L ··· A_2 A_1. Only that row is multiplied through the layers, r <- residual · r + (1 - residual) · r
+    P_l, and r P_l is a mass received, so the memory is linear: no n × n product is made. It sums to 1, minus the mass
+    on sinks and of rows that see nothing.
 
     calls: the self-attention calls of one forward, first layer first: a Tape that was recorded with Inputs(), or some
     of its calls. row: an index, from the end where negative. residual: the share of the residual stream, from 0 to 1.

@@ -1,4 +1,4 @@
-"""Report: what a user is shown of a model that read a text."""
+"""Report: the attention of a model on a text."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Report(Content):
     layers         what each attention call did, first layer first
     seconds        how long running and looking took
     unit           what a token is called: "token", "byte"
-    context        how many tokens have to repeat for an earlier copy to count (induction)
+    context        the number of tokens that must repeat for an earlier copy to count (induction)
     notes          further facts for the first line
-    picture        the image that was read, where the tokens are its patches
-    head_results   what else is known of its heads: see with_heads
+    picture        the image, if the tokens are its patches
+    head_results   further results about its heads: see with_heads
 
     >>> from types import SimpleNamespace
     >>> from regard.inspect.look_tensors import look
@@ -92,19 +92,19 @@ class Report(Content):
         return text.describe(self, width)
 
     def save(self, path: str | PathLike[str], head: tuple[int, int] | str | None = None) -> None:
-        """Writes the report; the suffix says as what: .png .svg .pdf .html .json .npz. See docs/report.md.
+        """Writes the report in the format of the suffix: .png .svg .pdf .html .json .npz. See docs/report.md.
 
-        `head`, (layer, head) or a label such as "L3H1", is the one drawn large; the striking one, where none is given.
-        The file is written beside its place first and then moved there, so that it is never half. Raises ValueError for
-        another suffix, and for a head that is not there.
+        `head`, (layer, head) or a label such as "L3H1", is drawn large; the default is chosen by the findings. The file
+        is written under a temporary name and then renamed, so that it is never incomplete. Raises ValueError for
+        another suffix, and for a head that does not exist.
         """
         save.write(self, path, self.find(head) if isinstance(head, str) else head)
 
     def serve(self, head: tuple[int, int] | str | None = None) -> PageServer:
         """The page with exact rows, for texts of any length, at `.url` until `.close()`; in a notebook, a link to it.
 
-        On this machine alone, under a secret address, as `regard look --serve`. `head` as in save. Raises ValueError
-        where queries and keys were not kept: see row.
+        The server listens on this machine only, under a secret address, as `regard look --serve`. `head` as in save.
+        Raises ValueError if queries and keys were not kept: see row.
         """
         return PageServer(self, self.find(head) if isinstance(head, str) else head).start()
 
@@ -119,14 +119,14 @@ class Report(Content):
     def row(self, head: tuple[int, int] | str, query: int) -> Tensor:
         """The exact weights of one query on all keys, (nk,), computed at once: for texts of any length.
 
-        They need the queries and keys of the model, which are kept where they were asked for: look(model, text, ...,
-        facts=(*rg.Report.FACTS, rg.facts.Inputs())). float32, or float64 for a model in float64; on the CPU; 0 where
-        the query may not look. Time and memory are linear in the keys. Queries and keys are counted as in the layer:
-        padding is left out, steps of `generate` are one sequence; a negative query counts from the end.
+        They need the queries and keys of the model, which a report keeps on request: look(model, text, ...,
+        facts=(*rg.Report.FACTS, rg.facts.Inputs())). float32, or float64 for a model in float64; on the CPU; 0 for keys
+        that the query may not see. Time and memory are linear in the keys. Queries and keys are counted as in the
+        layer: padding is left out, steps of `generate` are one sequence; a negative query counts from the end.
 
         head   (layer, head) or a label such as "L3H1"
-        Raises ValueError for a head that is not there, and where queries and keys were not kept; IndexError for a query
-        that is not there.
+        Raises ValueError for a head that does not exist, and if queries and keys were not kept; IndexError for a query
+        that does not exist.
 
         >>> import regard as rg
         >>> from regard.demo.model import load
@@ -141,11 +141,11 @@ class Report(Content):
         return weights[at.head]
 
     def with_heads(self, *results: HeadResult) -> Report:
-        """The same report with what rg.heads.contributions, ablation and probe returned, any of them, in any order.
+        """The same report with results of rg.heads.contributions, ablation and probe, any of them, in any order.
 
-        Their grids and findings then stand beside its own: in print, picture and page, and their numbers in .json and
-        .npz. Of each kind it holds one result, the last that was given. Layers are matched by their paths in the model.
-        Raises ValueError where a result is of other layers or heads, TypeError for anything else.
+        Print, picture and page then also show their grids and findings, and .json and .npz hold their numbers. The
+        report holds one result of each kind, the last one. Layers are matched by their paths in the model. Raises
+        ValueError if a result is of other layers or heads, TypeError for anything else.
 
         >>> import regard as rg
         >>> from regard.demo.model import load
