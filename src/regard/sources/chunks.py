@@ -18,16 +18,16 @@ Parts = Iterable[tuple[Any, ...]]
 
 
 class Chunks(Source):
-    """Parts (k, v) or (k, v, positions), each k (*batch, hk, n, dk), v (*batch, hk, n, dv), n as it comes.
+    """Parts (k, v) or (k, v, positions), each k (*batch, hk, n, dk), v (*batch, hk, n, dv), with any n.
 
     parts: a list or a tuple of them; another iterable; a function without arguments that returns an iterable; or an
-    iterator, which is read once, so nothing can be differentiated. Tensors, NumPy arrays (memory-mapped ones are read
-    part by part), or any DLPack arrays. positions: integers (n,) or (*batch, n), in all parts or in none; without them
-    the keys count up from 0. Of a list, k and v receive gradients if they require them; other iterables must give what
-    requires none.
+    iterator, which can be read only once, so without gradients. Tensors, NumPy arrays (memory-mapped ones are read part
+    by part), or any DLPack arrays. positions: integers (n,) or (*batch, n), in all parts or in none; without them the
+    keys count up from 0. k and v of a list receive gradients if they require them; the tensors of other iterables must
+    not require any.
 
-    Raises TypeError for what is no such thing, when it is read for a part that is none, ValueError where an iterator
-    has been read before or gives no part.
+    Raises TypeError for another type, and during reading for a wrong part, ValueError if an iterator has been read
+    before or gives no part.
 
     >>> k, v = torch.randn(5, 8), torch.randn(5, 3)
     >>> Chunks([(k[:3], v[:3]), (k[3:], v[3:])]).keys

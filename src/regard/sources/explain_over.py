@@ -31,9 +31,9 @@ def explain_over(
 ) -> Plan:
     """How `attention_over` would run this call: the parts it skips, the bytes it holds, and the backend of a part.
 
-    Of the keys and values, one part is read: the largest that some query may see, on which the backend, and why not
-    each other one, are found out. Other parts run there too, unless a reason depends on their numbers (points that lie
-    far apart under Distance). Arguments and errors as `attention_over`; ValueError for a source that can be read once.
+    It reads one part of the keys and values, the largest that some query may see, and finds the backend for it, and why
+    the others cannot run it. Other parts run there too, unless a reason depends on their numbers (points that are far
+    apart under Distance). Arguments and errors as `attention_over`; ValueError for a source that can be read once.
 
     >>> import regard as rg
     >>> k, v = torch.zeros(2, 9, 8).unbind(0)

@@ -77,18 +77,18 @@ def ablation(
     most: int = 512,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Ablation:
-    """How much larger the loss of a model is when one head is set to its mean over the text: a forward a head.
+    """The rise of a model's loss when one head is set to its mean over the text: one forward for each head.
 
-    The mean takes away what the head says about each token, and keeps what it adds whatever it reads (mean ablation).
+    Mean ablation removes the part of the head's output that depends on the token, and keeps the constant part.
 
     model     regard's or transformers' layers. Runs in eval mode, and is left as it was
     given     a text, or token ids (n,); tokenizer: the model's, needed for a text
-    loss      of the model's answer; None: the mean cross-entropy of each next token, for causal language models
+    loss      a function of the model's output; None: the mean cross-entropy of the next token, for causal models
     most      tokens of the text that are read
-    progress  is told how many heads are done, and of how many
+    progress  is called with the number of heads done, and of all heads
 
-    Raises Unsupported where a projection is not seen, and for a model without a loss of its own: one that is not
-    causal, or answers no logits; ValueError for fewer than 2 tokens; else as look.
+    Raises Unsupported if a projection is not found, and, without `loss`, for a model that is not causal or returns no
+    logits; ValueError for fewer than 2 tokens; other errors as in look.
     Source: Wang et al. 2022 (arXiv 2211.00593), §3.1.
 
     >>> from regard.demo.model import load

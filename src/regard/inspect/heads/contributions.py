@@ -119,20 +119,21 @@ class Contributions(HeadResult):
 def contributions(
     model: nn.Module, given: Any, *, tokenizer: Tokenizer | None = None, token: int | None = None, at: int = -1
 ) -> Contributions:
-    """What each head adds to the residual stream of a model that reads a text, and to a logit.
+    """What each head adds to the residual stream of a model on a text, and to a logit.
 
-    Multi-head attention is a sum over heads, Σ_i A_i W_i^O + b. Of each summand this is the norm, at every position;
-    and, where the model has an unembedding, its direct part in one logit: A_i W_i^O goes to the residual stream, which
-    goes through the last norm, whose scale is taken as it is, and is multiplied by the token's row of the unembedding.
-    What later layers make of it is not counted. Memory is linear in the text: no weights, no n × n.
+    Multi-head attention is a sum over heads, Σ_i A_i W_i^O + b. The result has the norm of each summand at every
+    position. If the model has an unembedding, it also has the direct part of each head in one logit: A_i W_i^O is added
+    to the residual stream, which goes through the last norm, with its actual scale, and is multiplied by the token's
+    row of the unembedding. The effect through later layers is not counted. Memory is linear in the text: no weights, no
+    n × n.
 
     model      regard's or transformers' layers: an encoder or a decoder. Runs twice, in eval mode; left as it was
     given      a text, or token ids (n,); tokenizer: as in look
     token, at  the logit: of this token (None: of the largest), at this position (-1: the last)
 
-    Raises Unsupported where a layer's projection is not seen or is no plain matrix, and, where a token is given, for a
-    model that normalises or scales what its layers add, or whose logits are capped; IndexError for a position or a
-    token that is not there; else as look.
+    Raises Unsupported if a layer's projection is not found or is not a plain matrix, and, with a token, for a model
+    that normalises or scales the output of its layers, or caps its logits; IndexError for a position or a token that
+    does not exist; other errors as in look.
     Source: Elhage et al. 2021 (transformer-circuits.pub/2021/framework), direct logit attribution.
 
     >>> from regard.demo.model import load

@@ -1,4 +1,4 @@
-"""The standard probe: random tokens, twice, on which the kinds of heads that the literature names are told apart."""
+"""The standard probe: random tokens, twice, which distinguish the kinds of heads that the literature names."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KINDS = (
 
 @dataclass(frozen=True, eq=False)
 class Probe(HeadResult):
-    """How a model's heads read random tokens for the second time.
+    """The weights of a model's heads in the second copy of random tokens.
 
     ids     what was read: a start token, where the model has one, and `length` random tokens, twice
     layers  the paths of the attention layers, in the order of their calls
@@ -60,7 +60,7 @@ class Probe(HeadResult):
     chance: tuple[float, ...]
 
     def heads(self, kind: str) -> tuple[Head, ...]:
-        """The heads of a kind, with their score and its interval: at least LEAST, and surely more than chance."""
+        """The heads of a kind, with their score and its interval: at least LEAST, and significantly above chance."""
         named = places(self.layers)
         found = [
             Head(layer, head, mean, (max(mean - half, 0.0), min(mean + half, 1.0)), named[layer])
@@ -117,16 +117,16 @@ class Probe(HeadResult):
 
 @torch.no_grad()
 def probe(model: nn.Module, *, length: int = 64, seed: int = 0, among: Sequence[int] | None = None) -> Probe:
-    """Feeds a causal model random tokens, twice, and tells its induction, duplicate-, previous- and first-token heads.
+    """Feeds a causal model random tokens, twice, and finds its induction, duplicate-, previous- and first-token heads.
 
-    A text may repeat too little, or what it repeats may be what a head looks at for other reasons. Random tokens that
-    are all different leave no other reason: who looks behind the first copy while reading the second looks for copies.
+    A text may have too few repetitions, or a head may look at them for other reasons. Random tokens that are all
+    different leave no other reason: a head that looks after the first copy while it reads the second looks for copies.
 
     model   regard's or transformers' layers. Runs once, in eval mode, and is left as it was
-    length  how many tokens, which are then read again
-    among   the token ids that are drawn, without repetition; None: all that the model embeds
-    Raises ValueError for a length below 8, above what there is to draw or the model has places for, or of which no
-    layer sees the first copy while it reads the second; Unsupported for a model that is not causal; else as look.
+    length  the number of random tokens, which the model reads twice
+    among   the token ids to draw from, without repetition; None: all ids of the model's embedding
+    Raises ValueError for a length below 8, above the number of ids or of the model's positions, or if no layer sees the
+    first copy while it reads the second; Unsupported for a model that is not causal; other errors as in look.
 
     >>> from regard.demo.model import load
     >>> found = probe(load(), among=range(32, 127))
