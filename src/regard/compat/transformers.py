@@ -75,16 +75,16 @@ def attention_forward(
 
     query (batch, heads, nq, dk), key and value (batch, key heads, nk, ...), not repeated. Scores are scaled (by
     `scaling`; None = 1 / sqrt(dk)), capped (`softcap`), then `position_bias` (T5) is added. `s_aux` (heads,) are
-    learned sinks. Of the keys that the mask lets through, a query sees those that `indices` (batch, nq, n) names, which
-    takes booleans of nq × nk. `dropout` is drawn from torch's generator.
+    learned sinks. Of the visible keys, a query sees those in `indices` (batch, nq, n), which takes booleans of nq × nk.
+    `dropout` is drawn from torch's generator.
 
     attention_mask  a lazy mask; or a tensor that broadcasts to (batch, heads, nq, nk): booleans, True = may attend, or
                     numbers that are added, of which -inf and the dtype's least number hide; or None: causal if
                     is_causal, or else the module's attribute of that name, or else True, says so. A mask that is given
                     has sliding windows in it.
 
-    A query that may see nothing (padding) gets 0. Raises Unsupported for what would change the result and cannot be
-    had: a paged cache, `block_indices`, `cu_seq_lens_q`, weights (`output_attentions`), keywords not known.
+    A query that may see nothing (padding) gets 0. Raises Unsupported for arguments that would change the result and are
+    not supported: a paged cache, `block_indices`, `cu_seq_lens_q`, weights (`output_attentions`), unknown keywords.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> config = LlamaConfig(

@@ -46,9 +46,9 @@ def scaled_dot_product_attention(
 
     A query that sees nothing gives 0, and gradients 0, on every path. Differentiable to any order, in forward mode and
     under torch.func. Two differences: attn_mask with is_causal is always an error, which torch raises on some of its
-    paths and computes on others; and so is a value with fewer rows than key.
-    torch.jit.script compiles torch's function in the place of this one: the program runs without regard.
-    Raises RuntimeError for what does not fit, as torch does, TypeError where no tensor is given.
+    paths and computes on others; and so is a value with fewer rows than key. torch.jit.script compiles torch's function
+    instead of this one: the program runs without regard.
+    Raises RuntimeError for arguments that do not fit, as torch does, TypeError for an argument that is not a tensor.
     Source: torch.nn.functional.scaled_dot_product_attention, torch 2.13.
 
     >>> q, k, v = torch.randn(2, 8, 5, 16), torch.randn(2, 8, 7, 16), torch.randn(2, 8, 7, 16)
