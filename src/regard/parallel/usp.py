@@ -44,9 +44,9 @@ def usp_attention(
 ) -> Tensor:
     """`attention` over a sequence in parts, on a mesh of ranks: a ring along one dimension, Ulysses along the other.
 
-    The ranks of a row of the mesh (the ones with fast links between them: of one host, say) exchange their tokens for
-    heads, and the rows pass keys and values of these heads around: a ring of as many steps as there are rows, whose
-    blocks have the tokens of a row and one of its ranks' heads. Rank r of the shards is mesh.flatten()[r].
+    The ranks of a row of the mesh (with fast links between them, for example on one host) exchange their tokens for
+    heads, and the rows pass keys and values of these heads around: a ring with one step per row, whose blocks have the
+    tokens of a row and the heads of one of its ranks. Rank r of the shards is mesh.flatten()[r].
 
     group   a DeviceMesh (rows, ranks of a row); a row has at most as many ranks as q has heads
     shards  which tokens each rank of the mesh holds
