@@ -22,7 +22,7 @@ from regard.masks.picture import Extent, picture
 
 
 class Cover(IntEnum):
-    """How much of a tile a mask lets through. `&` is min, `|` is max, `~` swaps the ends; SOME is always correct.
+    """How many pairs of a tile are visible. `&` is min, `|` is max, `~` swaps the ends; SOME is always correct.
 
     >>> min(Cover.ALL, Cover.SOME), max(Cover.NONE, Cover.SOME)
     (<Cover.SOME: 1>, <Cover.SOME: 1>)
@@ -64,11 +64,11 @@ class Mask(Value):
         return None
 
     def rule(self) -> IntervalRule | None:
-        """The same as a rule, without looking at a frame or into a tensor; None if it has none."""
+        """The intervals as a rule, without reading a frame or a tensor; None if it has none."""
         return None
 
     def starts_at_first_key(self) -> bool:
-        """Whether the intervals of `rows`, where it answers, have start 0: with an empty one's stop 0 too."""
+        """Whether all intervals of `rows`, if there are any, have start 0, and empty ones stop 0 too."""
         return False
 
     def compares_positions(self) -> bool:
@@ -99,11 +99,11 @@ class Mask(Value):
         )
 
     def batch(self) -> tuple[int, ...]:
-        """The batch axes that this mask's own tensors bring."""
+        """The batch axes of this mask's own tensors."""
         return ()
 
     def extent(self) -> Extent:
-        """The calls that this mask's own numbers are about, for its picture in a notebook."""
+        """The numbers of queries and keys that this mask's own numbers suggest, for its picture in a notebook."""
         return Extent()
 
     def on(
@@ -115,7 +115,7 @@ class Mask(Value):
         batch: tuple[int, ...] | None = None,
         heads: int = 1,
     ) -> View:
-        """This mask for nq queries and nk keys (default: as many), to be looked at: dense, additive, rows, cover, ...
+        """This mask for nq queries and nk keys (default: nq), to look at it: dense, additive, rows, cover, ...
 
         Raises ShapeError where it does not fit, or where nq differs from nk and a positional mask has no positions.
 
@@ -138,9 +138,9 @@ class Mask(Value):
         return self.on(nq, nk, positions=positions).dense()
 
     def draw(self, nq: int, nk: int | None = None, *, positions: Positions | None = None) -> None:
-        """Prints the mask: a line a query, ■ for a key that it sees, · for one that it does not.
+        """Prints the mask: one line per query, ■ for a key that it sees, · for one that it does not.
 
-        Of several batch elements or heads each is drawn, a blank line between them.
+        Several batch elements or heads are drawn one after another, with a blank line between them.
         """
         dense = self.dense(nq, nk, positions=positions)
         maps = dense.reshape(-1, *dense.shape[-2:]).tolist()

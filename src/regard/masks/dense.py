@@ -24,9 +24,9 @@ from regard.masks.picture import Extent
 class Dense(Mask):
     """A boolean tensor, True = may attend, broadcastable to the call's (*batch, heads, nq, nk).
 
-    Its memory is the caller's; nothing larger is made. Two axes are always (nq, nk); a padding mask (batch, nk) is
-    Dense(mask[:, None, None, :]). Where batch == nq two axes could be either, and a UserWarning says so, once. Masks
-    where True means *masked* are read by regard.masks.convert. Raises TypeError for numbers, ShapeError where it does
+    It uses the caller's memory; nothing larger is made. Two axes are always (nq, nk); a padding mask (batch, nk) is
+    Dense(mask[:, None, None, :]). Where batch == nq two axes could be either, and a UserWarning says so, once.
+    regard.masks.convert reads masks in which True means *masked*. Raises TypeError for numbers, ShapeError if it does
     not broadcast.
 
     >>> Dense(torch.tensor([[True, False], [True, True]])).draw(2)
@@ -97,8 +97,8 @@ class Where(Mask):
     """A mask computed by fn(b, h, i, j) -> boolean, the form of FlexAttention's mask_mod.
 
     b and h are the flat batch index and the head index, i and j the absolute positions of query and key: integer
-    tensors
-    that broadcast against each other. fn must work elementwise, by tensor operations, and may index tensors of its own.
+    tensors that broadcast against each other. fn must work elementwise, by tensor operations, and may index other
+    tensors.
 
     >>> Where(lambda b, h, i, j: (i - j).abs() <= 1).draw(3)
     ■■·

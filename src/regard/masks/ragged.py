@@ -62,8 +62,8 @@ class Lengths(Mask):
 
     keys, queries: integer tensors (*batch), or lists of numbers, one for each sequence; None = all real. A padded query
     sees nothing, so its output is 0. j and i are indices. For padding elsewhere use Dense(mask[:, None, None, :]).
-    Where all that is given is lists, tensors are made, on the CPU, when somebody reads keys or queries: steps of
-    decoding, each with other lengths, need none.
+    Lists become tensors, on the CPU, only when keys or queries are read: steps of decoding, each with other lengths,
+    need no tensors.
     Raises TypeError for floats and booleans, ShapeError for another shape or a length outside 0..n.
 
     >>> Lengths(keys=torch.tensor([1, 3])).draw(2, 3)
@@ -161,7 +161,7 @@ def lengths_of_keys(keys: tuple[int, ...]) -> Lengths:
 
 @dataclass(frozen=True)
 class Documents(Mask):
-    """Packed sequences: a query sees the keys that carry its own document's number.
+    """Packed sequences: a query sees the keys with the number of its own document.
 
     q_ids (nq,) or (*batch, nq), k_ids (nk,) or (*batch, nk), integers; k_ids None = the same as q_ids. Documents may
     lie in any order, in pieces or mixed; where the numbers of the keys never decrease, each query sees one interval.

@@ -21,8 +21,8 @@ from regard.scores.algebra import Score
 class MultiHeadAttention(Heads):
     """Multi-head attention: concat(A_0, ..., A_{h-1}) W^O = Σ_i A_i W_i^O, A_i = Attention(x W_i^Q, c W_i^K, c W_i^V).
 
-    x (*batch, n, d_model) is the sequence that asks, c (*batch, m, d_context) the one that is read: x itself (self
-    attention) or a context (cross attention). Output (*batch, n, d_out).
+    x (*batch, n, d_model) is the sequence of the queries, c (*batch, m, d_context) that of the keys and values: x
+    itself (self attention) or a context (cross attention). Output (*batch, n, d_out).
 
     d_model    width of x                      key_heads  heads of k and v (grouped queries), default `heads`
     heads      number of query heads           d_k, d_v   widths of a head, default d_model / heads; d_v may differ
@@ -129,8 +129,8 @@ class MultiHeadAttention(Heads):
     ) -> Tensor:
         """What each head adds to the output: A_i W_i^O as (*batch, heads, n, d_out).
 
-        Their sum over heads, plus out_proj.bias, is the layer's output. Raises Unsupported, as do the circuits, where a
-        projection is no plain nn.Linear any more (LoRA): its weight alone would not tell the truth.
+        Their sum over heads, plus out_proj.bias, is the layer's output. Raises Unsupported, as do the circuits, if a
+        projection is no longer a plain nn.Linear (LoRA): its weight alone would give a wrong result.
         """
         heads = self.attend(x, context, mask=mask, positions=positions)
         return torch.einsum("...ind,oid->...ino", heads, self._weight("out_proj").unflatten(1, (self.heads, self.d_v)))
@@ -157,13 +157,13 @@ class MultiHeadAttention(Heads):
         """The same layer with the weights of torch's, copied; inputs are (batch, n, d) whatever its batch_first.
 
         add_zero_attn becomes a sink of logit 0 that is not trained. Raises Unsupported for bias_k and bias_v, and for
-        values of another width than keys. See regard.nn.exchange.
-        In the place of torch's layer (nn.TransformerEncoderLayer) stands regard.compat.torch.MultiheadAttention.
+        values of another width than keys. See regard.nn.exchange. Inside nn.TransformerEncoderLayer, use
+        regard.compat.torch.MultiheadAttention.
         """
         return exchange.from_torch(layer, MultiHeadAttention)
 
     def to_torch(self) -> nn.MultiheadAttention:
-        """torch's layer with these weights, copied, batch_first; Unsupported for what it cannot express."""
+        """torch's layer with a copy of these weights, batch_first; Unsupported for features that it does not have."""
         return exchange.to_torch(self)
 
     def _weight(self, name: str) -> Tensor:

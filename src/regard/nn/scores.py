@@ -42,7 +42,7 @@ class BilinearScore(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws M anew."""
+        """Initialises M again."""
         d_q, d_k = self.m.shape[-2:]
         nn.init.normal_(self.m, std=(d_q * d_k) ** -0.5)
 
@@ -98,7 +98,7 @@ class AdditiveScore(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the weights anew."""
+        """Initialises the weights again."""
         std = (self.w_q.shape[-2] + self.w_k.shape[-2]) ** -0.5
         nn.init.normal_(self.w_q, std=std)
         nn.init.normal_(self.w_k, std=std)
@@ -115,10 +115,10 @@ class AdditiveScore(nn.Module):
 
 
 class OwnedScore(nn.Module):
-    """Any Score, its tensors held by a module: they move with it; those that are nn.Parameter are trained and saved.
+    """A module with the tensors of any Score: they move with it; those that are nn.Parameter are trained and saved.
 
-    The others are buffers that no state_dict holds: whoever builds the layer gives them again. Layers wrap a score that
-    holds tensors by themselves.
+    The others are buffers that are not in the state_dict: pass them again when you build the layer. Layers wrap a score
+    with tensors automatically.
 
     >>> from regard.scores.modifiers import Bias
     >>> from regard.scores.similarity import Dot

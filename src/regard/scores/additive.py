@@ -20,9 +20,9 @@ from regard.scores.algebra import Pull, Score, Similarity, by_row, drawn, parame
 class Additive(Similarity):
     """s_ij = w · f(q_i w_q + k_j w_k + b): a perceptron with one hidden layer of width h.
 
-    w_q (dq, h) or (heads, dq, h), w_k (dk, h) or (key heads, dk, h), w and b (h,) or (heads, h).
-    w_q or w_k None: that side is projected already. Memory is linear in the sequence; no (nq, nk, h) is made.
-    activation: f, Tanh() as in Bahdanau's, Sigmoid(), or LeakyReLU() as in GATv2.
+    w_q (dq, h) or (heads, dq, h), w_k (dk, h) or (key heads, dk, h), w and b (h,) or (heads, h). w_q or w_k None: q or
+    k is projected already. Memory is linear in the sequence; no (nq, nk, h) is made. activation: f, Tanh() as in
+    Bahdanau's, Sigmoid(), or LeakyReLU() as in GATv2.
     Source: Bahdanau et al. 2014 (arXiv 1409.0473); d2l.ai §11.3, whose W_q is the transpose of w_q; Brody et al. 2021
     (arXiv 2105.14491), whose a is w and whose W is w_q above w_k.
 

@@ -58,8 +58,8 @@ class SoftCap(Modifier):
 class Alibi(Modifier):
     """s_ij -> s_ij - slope_h · |i - j|: a penalty by distance, one slope a head, (heads,) or ().
 
-    With `coordinates` (nk, dims), and `query_coordinates` (nq, dims) unless they are the same, the distance is the
-    Euclidean one between those points (patches of an image, atoms), and no positions are read.
+    With `coordinates` (nk, dims), and `query_coordinates` (nq, dims) if they differ, the distance is the Euclidean one
+    between those points (patches of an image, atoms), and no positions are read.
     Source: Press et al. 2022 (arXiv 2108.12409); in two dimensions Fuller et al. 2023 (arXiv 2311.00566).
 
     >>> import regard as rg
@@ -138,8 +138,8 @@ class LogDistance(Modifier):
     """s_ij -> s_ij - weight_h · ln(1 + rate_h · |i - j|): a penalty that grows with the logarithm of the distance.
 
     i and j are positions. weight and rate: numbers, or floating-point tensors (heads,) or (), which may be learned;
-    both at least 0. Numbers are checked (ValueError). Tensors are not: keep what you learn positive, as by softplus;
-    where 1 + rate · |i - j| is not above 0, the row is NaN. A weight or a rate of 0 changes nothing.
+    both at least 0. Numbers are checked (ValueError). Tensors are not: keep learned values positive, for example by
+    softplus; if 1 + rate · |i - j| is not above 0, the row is NaN. A weight or a rate of 0 changes nothing.
     Source: Chi et al. 2022, KERPLE (arXiv 2205.09921), the logarithmic variant: weight is their r1, rate their r2.
 
     >>> import regard as rg
@@ -180,9 +180,9 @@ class Bias(Modifier):
     """s -> s + bias, a tensor that broadcasts to the call's (*batch, heads, nq, nk); -inf hides a pair.
 
     Added in the accumulation dtype; finite sums stay finite. Its gradient has its own shape and is summed tile by tile.
-    A bias of only 0 and 1 is most often a mask, and warns: Dense(mask.bool()) hides, Bias adds. A mask also keeps a
-    hidden value that is NaN or infinite out of the output; a pair that a bias hides still has it times the weight 0.
-    A later SoftCap makes -inf finite again.
+    A bias of only 0 and 1 is usually a mask, and gives a warning: Dense(mask.bool()) hides, Bias adds. A mask also
+    keeps a hidden value that is NaN or infinite out of the output; for a pair that a bias hides, the value is
+    multiplied by the weight 0. A later SoftCap makes -inf finite again.
 
     >>> import regard as rg
     >>> s = rg.ScaledDot() >> Bias(torch.tensor([[0.0, float("-inf")]]))
@@ -242,7 +242,8 @@ class RelativeBias(Modifier):
     """s_ij -> s_ij + table[bucket(i, j), head]: a learned bias for each class of relative positions.
 
     table: (buckets, heads) or (buckets, 1). buckets: T5Buckets, T5CausalBuckets, ClippedBuckets, GridBuckets (Swin), or
-    your own, of DifferenceBuckets where a difference tells the bucket. The table's gradient is summed tile by tile.
+    your own, as a DifferenceBuckets if the difference alone determines the bucket. The table's gradient is summed tile
+    by tile.
     Source: Raffel et al. 2020, T5 (arXiv 1910.10683); Liu et al. 2021, Swin (arXiv 2103.14030).
 
     >>> import regard as rg

@@ -185,7 +185,7 @@ class Distance(Similarity):
     def as_dot(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor] | None:
         """Rows (*batch, h, nq, d + 2), (*batch, hk, nk, d + 2) whose dot products are the scores; float32 or float64.
 
-        About one centre for the call. None where rows may lie so far from it that digits would be lost.
+        They are relative to one centre for the call. None if rows may be so far from it that digits would be lost.
         """
         if data_unavailable(q, k) or 0 in (*q.shape, *k.shape):
             return None
@@ -205,12 +205,12 @@ class Distance(Similarity):
 
 @dataclass(frozen=True)
 class Custom(Similarity):
-    """s_ij = fn(q, k, *tensors): any similarity of one's own.
+    """s_ij = fn(q, k, *tensors): any similarity that you define.
 
-    fn gets a tile of queries (*batch, h, r, dq), of keys (*batch, h, c, dk) and the tensors whole, and returns
-    (*batch, h, r, c), by differentiable operations that treat every pair alike. It is called once a tile, forward and
-    backward. Whatever needs a gradient must be in `tensors`; a fn that hides such a tensor is refused.
-    `footprint`: numbers that fn holds for each pair, so that tiles shrink accordingly.
+    fn gets a tile of queries (*batch, h, r, dq), of keys (*batch, h, c, dk) and the tensors whole, and returns (*batch,
+    h, r, c), by differentiable operations that treat every pair alike. It is called once per tile, forward and
+    backward. Every tensor that needs a gradient must be in `tensors`; a fn that uses another such tensor raises an
+    error. `footprint`: how many numbers fn holds for each pair, so that tiles are made smaller.
 
     >>> import regard as rg
     >>> manhattan = Custom(lambda q, k: -torch.cdist(q, k, p=1))

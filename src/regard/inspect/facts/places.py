@@ -51,7 +51,7 @@ class Mass(Fact[Tensor]):
 
     @staticmethod
     def first(count: int) -> Mass:
-        """The mass on the keys at the first `count` positions, (*batch, h, nq, 1): what stream decoding keeps.
+        """The mass on the keys at the first `count` positions, (*batch, h, nq, 1).
 
         Source: Xiao et al. 2023, StreamingLLM (arXiv 2309.17453).
 
@@ -66,7 +66,7 @@ class Mass(Fact[Tensor]):
 
     @property
     def count(self) -> int:
-        """How many groups there are."""
+        """The number of groups."""
         if isinstance(self.groups, First):
             return 1
         return int(self.groups.max()) + 1 if self.groups.numel() else 0
@@ -129,7 +129,7 @@ class SinkMass(Fact[Tensor]):
 
 @dataclass(frozen=True)
 class Distance(Fact[Tensor]):
-    """Σ_j p_ij |i - j| in positions, (*batch, h, nq): how far a query looks on average; a sink's share adds nothing.
+    """Σ_j p_ij |i - j| in positions, (*batch, h, nq): the mean distance of the attended keys; a sink adds nothing.
 
     >>> import regard as rg
     >>> x = torch.zeros(3, 8)
