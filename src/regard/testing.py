@@ -247,6 +247,8 @@ def _expected(call: Case, dtype: torch.dtype, lse: bool) -> tuple[dict[str, Tens
 def check_backend(backend: Backend, dtypes: tuple[torch.dtype, ...] = FLOATING, at: Frame | None = None) -> int:
     """Checks every call of `calls` that the backend takes, in each dtype; returns the number of calls.
 
+    Raises AssertionError if one is wrong.
+
     >>> import regard as rg
     >>> check_backend(rg.Sdpa(devices=("cpu",)), at=frame((), 1, 3, 5))
     8
