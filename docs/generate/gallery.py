@@ -121,7 +121,7 @@ GROUPS = (
     ),
     Group(
         "Similarities",
-        "A score begins with a similarity. The orange point is a query; the colour is the weight of a key at each place.",
+        "A score begins with a similarity. The orange point is a query, the colour the weight of a key at each place.",
         draw_similarity,
         (
             Entry("ScaledDot()", "q · k / √d. The default."),
