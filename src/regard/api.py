@@ -75,15 +75,15 @@ def attention(
 ) -> Any:
     """Exact attention: out_i = Σ_j p_ij v_j, p_ij = exp(s_ij) / Σ_j' exp(s_ij'), over the keys j that query i may see.
 
-    q (*batch, h, nq, dk), k (*batch, hk, nk, dk), v (*batch, hk, nk, dv) -> (*batch, h, nq, dv), in q's dtype.
-    Three axes are (batch, n, d), two (n, d): one head and no head axis. h is a multiple of hk; query head i reads key
-    head i // (h // hk). dv may differ from dk. float16, bfloat16 (sums in float32), float32, float64. Memory is linear
-    in nq and nk. NumPy arrays (and other DLPack arrays) are taken without a copy and answered in kind. Jagged nested
-    tensors of torch, (batch, h, n*, d), are sequences of unequal lengths: each attends to its own keys, and the output
-    is nested like q. Masks and scores then see one batch element, and the positions of each sequence. Where q alone is
-    nested, and k and v are (batch, hk, nk, d), sequence b of q attends to the keys of batch element b: the new tokens
-    of a batch with a cache, of which some sequences have many and some have one. Masks and scores then see batch
-    element b; positions.q has a number for each query, the sequences one behind another.
+    q (*batch, h, nq, dk), k (*batch, hk, nk, dk), v (*batch, hk, nk, dv) -> (*batch, h, nq, dv), in q's dtype. Three
+    axes are (batch, n, d), two (n, d): one head and no head axis. h is a multiple of hk; query head i reads key head i
+    // (h // hk). dv may differ from dk. float16, bfloat16 (sums in float32), float32, float64. Memory is linear in nq
+    and nk. NumPy arrays (and other DLPack arrays) are taken without a copy and answered in kind. Jagged nested tensors
+    of torch, (batch, h, n*, d), are sequences of unequal lengths: each attends to its own keys, and the output is
+    nested like q. Masks and scores then see one batch element, and the positions of each sequence. If only q is nested,
+    and k and v are (batch, hk, nk, d), sequence b of q attends to the keys of batch element b: the new tokens of a
+    batch with a cache, many in some sequences and one in others. Masks and scores then see batch element b; positions.q
+    has a number for each query, the sequences one after another.
 
     score      similarity and modifiers; default q · k / sqrt(dk)
     mask       which keys a query may see; a query that may see nothing gets 0, and gradients 0
@@ -255,7 +255,7 @@ def attention_scores(
     pair, is a constant: its gradient is 0, also beside NaN. A NaN that a query can see stays visible. Arguments and
     errors as `attention`.
     Raises IndexError for a row that does not exist.
-    Source: Vaswani et al. 2017 (arXiv 1706.03762), eq. 1: what the softmax is taken of.
+    Source: Vaswani et al. 2017 (arXiv 1706.03762), eq. 1: the argument of the softmax.
 
     >>> import regard as rg
     >>> q, k = torch.tensor([[1.0, 0.0], [3.0, 4.0]]), torch.eye(2)

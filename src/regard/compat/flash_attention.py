@@ -166,7 +166,7 @@ def flash_attn_with_kvcache(
 
     k_cache, v_cache  (batch, room, hk, d); with block_table (batch, most pages) pools (pages, page_size, hk, d) of any
                       page size, read in place
-    k, v              (batch, n, hk, d), written in place behind the cache_seqlens tokens of each sequence
+    k, v              (batch, n, hk, d), written in place after the cache_seqlens tokens of each sequence
     cache_seqlens     the number of tokens in the cache, a number or integers (batch,); None: it is full
     cache_batch_idx   (batch,): the row of the cache that each sequence has
     cache_leftpad     (batch,): where each sequence begins in its row; earlier keys are hidden

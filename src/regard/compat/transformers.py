@@ -80,8 +80,8 @@ def attention_forward(
 
     attention_mask  a lazy mask; or a tensor that broadcasts to (batch, heads, nq, nk): booleans, True = may attend, or
                     numbers that are added, of which -inf and the dtype's least number hide; or None: causal if
-                    is_causal, or else the module's attribute of that name, or else True, says so. A mask that is given
-                    has sliding windows in it.
+                    is_causal, or else the module's attribute of that name, or else True, says so. A mask that is passed
+                    includes sliding windows.
 
     A query that may see nothing (padding) gets 0. Raises Unsupported for arguments that would change the result and are
     not supported: a paged cache, `block_indices`, `cu_seq_lens_q`, weights (`output_attentions`), unknown keywords.

@@ -163,9 +163,9 @@ def lengths_of_keys(keys: tuple[int, ...]) -> Lengths:
 class Documents(Mask):
     """Packed sequences: a query sees the keys with the number of its own document.
 
-    q_ids (nq,) or (*batch, nq), k_ids (nk,) or (*batch, nk), integers; k_ids None = the same as q_ids. Documents may
-    lie in any order, in pieces or mixed; where the numbers of the keys never decrease, each query sees one interval.
-    With Causal(), documents stay causal: Documents(ids) & Causal().
+    q_ids (nq,) or (*batch, nq), k_ids (nk,) or (*batch, nk), integers; k_ids None = the same as q_ids. Documents may be
+    in any order, in pieces or mixed; if the numbers of the keys never decrease, each query sees one interval. With
+    Causal(), documents stay causal: Documents(ids) & Causal().
 
     >>> Documents(torch.tensor([0, 0, 1])).draw(3)
     ■■·

@@ -113,8 +113,8 @@ class MultiHeadAttention(Heads):
         """(*batch, n, d_out) of x (*batch, n, d_model); mask and positions as in regard.attention.
 
         With a cache, x are the tokens that follow those in it: their keys and values are appended to it, and the
-        queries read what it returns, under `mask & cache.mask`. There is then no context, and no positions but the
-        cache's. Under torch.no_grad or torch.inference_mode only: see KVCache. Raises ValueError otherwise.
+        queries read what it returns, under `mask & cache.mask`. There is then no context, and the positions are the
+        cache's. Only under torch.no_grad or torch.inference_mode: see KVCache. Raises ValueError otherwise.
         """
         heads = self.attend(x, context, mask=mask, positions=positions, cache=cache)
         return self.out_proj(heads.transpose(-3, -2).flatten(-2))

@@ -64,7 +64,7 @@ def ring_attention(
                 and values where these are another sequence (cross-attention); None: shards
     score, mask, positions, sink, dropout, backend
                 as `attention`, and of the whole call, the same on every rank: a mask of (nq, nk), positions of all
-    wire        the dtype in which keys and values of others travel, floating-point; None: their own. Sums are float32,
+    wire        the dtype in which keys and values are sent, floating-point; None: their own. Sums are float32,
                 or float64. float16 overflows beyond 65,504
     timeout     seconds without a message from a neighbour after which PeerError is raised (300)
     deterministic

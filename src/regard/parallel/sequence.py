@@ -81,7 +81,7 @@ class SequenceParallel:
             )
 
     def with_all_keys(self, call: AttentionCall) -> AttentionCall:
-        """The call of this rank's queries on the keys of all ranks, each of which must ask for it."""
+        """The call of this rank's queries on the keys of all ranks. All ranks must call it."""
         shards, rank = self.shards, self.rank
         own = PartOfCall(shards.of_ranks[rank], range(shards.n), shards.n, shards.n)
         k = self.unshard(call.k.detach())

@@ -194,7 +194,7 @@ _DECADES = (0.0, *(10.0**n for n in range(-8, 1)))
 class Histogram(Fact[Tensor]):
     """The number of visible pairs with a weight in each bin, int64 (*batch, h, bins), over all queries and keys.
 
-    Bin n holds edges[n] ≤ p < edges[n + 1], the last one its right end too; what lies outside is not counted. The
+    Bin n holds edges[n] ≤ p < edges[n + 1], the last one its right end too; weights outside are not counted. The
     default bins are the decades of p: below 1e-8, from there to 1e-7, ..., from 0.1 to 1. Weights above 1 by rounding
     count as 1. Raises ValueError for fewer than 2 edges, or edges that do not increase.
 

@@ -52,11 +52,11 @@ class Logit:
 
 @dataclass(frozen=True, eq=False)
 class Contributions(HeadResult):
-    """What the heads of each attention call add to the residual stream.
+    """The contribution of each head of each attention call to the residual stream.
 
     layers  the paths of the attention layers, in the order of their calls
     norms   one tensor (h, n) a layer: |A_i W_i^O| of each head at each position
-    logit   the direct parts in a logit; None where the model has none, or its way to them is not known: `why_not` says
+    logit   the direct parts in a logit; None if the model has no logits, or the path to them is unknown: see `why_not`
     """
 
     layers: tuple[str, ...]

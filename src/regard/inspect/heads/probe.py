@@ -72,7 +72,7 @@ class Probe(HeadResult):
 
     @property
     def grids(self) -> tuple[Grid, ...]:
-        """Those of the kinds of which a head was found."""
+        """The grids of the kinds with at least one head."""
         return tuple(self._grid(kind) for kind in KINDS if self.heads(kind.name))
 
     @property

@@ -44,13 +44,13 @@ def lint(
     sink: Tensor | float | None = None,
     within: Mask = Everything(),
 ) -> Lint:
-    """What looks wrong in a call of `attention`: a mask the wrong way round, a leak, NaN, scores that say nothing.
+    """What looks wrong in a call of `attention`: an inverted mask, a leak, NaN, constant scores.
 
     Returns a Lint, a sequence of Defects that prints: each with its name, its number, a sentence and its cure. Empty,
     it prints "nothing found" and is false. Arguments and errors as `attention`, and
 
-    within  what the mask should stay within: each pair that the mask shows and `within` hides is a defect. Causal()
-            asserts that nobody sees the future.
+    within  a bound for the mask: each pair that the mask shows and `within` hides is a defect. Causal() asserts that no
+            query sees the future.
 
     not finite        NaN or infinity in q, k, v, a tensor of the score or the sink, by index, where a query sees it
     scores not finite scores that are NaN or infinite though all of these are finite
@@ -59,16 +59,16 @@ def lint(
                       hidden keys would be a padding mask
     padding on the wrong axis   a mask that hides queries where it should hide keys, or (batch, nk) read as (nq, nk)
     padding in the wrong place  keys that are 0 are seen, and others are hidden
-    future leak       a mask that is causal but for a few pairs, or ends each row some keys too late
+    future leak       a mask that is causal except for a few pairs, or ends each row some keys too late
     beyond ...        pairs that `within` hides
     mask as a bias    a bias of 0 and 1
     saturated scores  half of a head's rows, or more, give one key 99% of the weight
-    constant scores   all rows of a head weigh every key alike
+    constant scores   all rows of a head give every key the same weight
 
-    The patterns of masks are looked for in those that are written out pair by pair (Dense, Where, ~, a class of one's
-    own, a bias of large negative numbers): Causal(), Window(...), Lengths(...) say what they mean. They are rules of
-    thumb over what is usual; the other findings are facts. Memory: linear in nq and nk. Raises Unsupported where
-    there are no numbers (a graph, the meta device).
+    lint checks patterns only in masks that are written out pair by pair (Dense, Where, ~, a class of your own, a bias
+    of large negative numbers): Causal(), Window(...), Lengths(...) state their pattern. The patterns are rules of
+    thumb; the other findings are facts. Memory: linear in nq and nk. Raises Unsupported if there are no numbers (a
+    graph, the meta device).
 
     >>> import regard as rg, torch
     >>> q, k, v = torch.randn(3, 1, 1, 6, 8).unbind(0)
