@@ -99,7 +99,7 @@ def test_report_finds_what_the_card_promises(report: rg.Report) -> None:
 
 
 def test_a_text_without_repetition_says_so(model: ByteTransformer) -> None:
-    assert "no rows repeat 8 bytes, too few of this text to tell" in str(read(model, bytes(range(32, 120))))
+    assert "no rows repeat 8 bytes, too few in this text for a finding" in str(read(model, bytes(range(32, 120))))
 
 
 def test_look_takes_a_text_or_its_bytes(model: ByteTransformer) -> None:

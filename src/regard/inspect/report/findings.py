@@ -138,7 +138,7 @@ def _induction(layers: Sequence[Layer], context: int, unit: str) -> Finding | No
     if not any(layer.keys.tokens and layer.looks_at_itself for layer in layers):
         return None
     few = "1 row repeats" if rows == 1 else f"{rows or 'no'} rows repeat"
-    said = f"induction heads: {few} {many}, too few of this text to tell"
+    said = f"induction heads: {few} {many}, too few in this text for a finding"
     return Finding(said, f"in ≥ {INDUCTION:.0%} of the rows that repeat {many}")
 
 
@@ -161,7 +161,7 @@ def _most_received(layers: Sequence[Layer]) -> Finding | None:
         largest(layers, of_key),
     )
     said = f"{quoted(name)} (key {key:,}) receives {percent(float(mass[key]))} of all mass, most from {most}"
-    return Finding(said, "of all keys the most: the mean weight on it, over all rows and heads", (most,))
+    return Finding(said, "the key with the largest mean weight over all rows and heads", (most,))
 
 
 def received(layers: Sequence[Layer]) -> Tensor:
