@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.core.arrays import plain_tensor
 from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import listed
+from regard.core.wrong_calls import answers_wrong_calls
 from regard.masks.algebra import Cover, Mask, cover_of
 from regard.masks.intervals import Interval, IntervalRule
 from regard.masks.picture import Extent
@@ -38,6 +39,9 @@ def _below(frame: Frame, bound: Tensor) -> Tensor:
     return torch.searchsorted(k, bound.expand(*lead, bound.shape[-1]).contiguous())
 
 
+@answers_wrong_calls(
+    {}, "It compares positions: where the numbers of queries and keys differ, pass positions=tail(nq, nk) beside it."
+)
 @dataclass(frozen=True)
 class Causal(Mask):
     """Keys at or before the query: position of the key ≤ position of the query.
@@ -72,6 +76,18 @@ class Causal(Mask):
         return (cls(),)
 
 
+_WIDTH = "a sliding window of w keys, the query's own included, is Window(before=w - 1, after=0)"
+
+
+@answers_wrong_calls(
+    {
+        **dict.fromkeys(("size", "window", "width", "w", "sliding_window"), _WIDTH),
+        "window_size": f"of flash-attention's (left, right), Window(before=left, after=right); {_WIDTH}",
+        "left": "write before=left",
+        "right": "write after=right",
+    },
+    f"None is unbounded; {_WIDTH}, and w keys on either side are Window(before=w, after=w).",
+)
 @dataclass(frozen=True)
 class Window(Mask):
     """Keys at most `before` positions behind and `after` positions ahead of the query; None is unbounded.

@@ -13,6 +13,7 @@ from regard.core.errors import Unsupported
 from regard.core.positions import Positions
 from regard.masks.algebra import Everything, Mask
 from regard.nn.cache.base import KVCache
+from regard.nn.elsewhere import answers_layer_calls, answers_sizes
 from regard.nn.heads import Heads, Parallel, plain
 from regard.nn.rotary import Rotary
 from regard.scores.algebra import Score
@@ -54,6 +55,7 @@ class MultiHeadAttention(Heads):
     (torch.Size([3, 1, 64]), 11)
     """
 
+    @answers_sizes
     def __init__(
         self,
         d_model: int,
@@ -101,6 +103,7 @@ class MultiHeadAttention(Heads):
         )
         self.d_k, self.d_v = width_k, width_v
 
+    @answers_layer_calls
     def forward(
         self,
         x: Tensor,

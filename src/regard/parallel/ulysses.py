@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.api import attention
 from regard.backends.base import Backend
-from regard.core.arguments import batch_axes, check_heads
+from regard.core.arguments import answers_calls, batch_axes, check_heads
 from regard.core.dropout import Dropout
 from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError
@@ -32,6 +32,7 @@ from regard.scores.similarity import ScaledDot
 
 
 @outside_of_graphs
+@answers_calls
 def ulysses_attention(
     q: Tensor,
     k: Tensor,

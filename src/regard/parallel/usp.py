@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from regard.backends.base import Backend
+from regard.core.arguments import answers_calls
 from regard.core.dropout import Dropout
 from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError
@@ -26,6 +27,7 @@ from regard.scores.similarity import ScaledDot
 
 
 @outside_of_graphs
+@answers_calls
 def usp_attention(
     q: Tensor,
     k: Tensor,

@@ -12,10 +12,20 @@ from regard.core.errors import ShapeError
 from regard.core.region import Frame, Region
 from regard.core.shapes import listed
 from regard.core.tracing import finite
+from regard.core.wrong_calls import answers_wrong_calls
 from regard.scores.activations import Activation, LeakyReLU, Sigmoid, Tanh
 from regard.scores.algebra import Pull, Score, Similarity, by_row, drawn, parameter
 
 
+@answers_wrong_calls(
+    {
+        **dict.fromkeys(("W_q", "W1", "W_a"), "write w_q=W.T where W is an nn.Linear's weight, (h, dq)"),
+        **dict.fromkeys(("W_k", "W2", "U_a"), "write w_k=W.T where W is an nn.Linear's weight, (h, dk)"),
+        **dict.fromkeys(("v", "w_v", "v_a", "a"), "write w=v, of shape (h,)"),
+        "bias": "write b=bias",
+    },
+    "w_q is (dq, h), w_k (dk, h) and w (h,): Additive(w_q, w_k, w); w_q or w_k is None where that side is projected.",
+)
 @dataclass(frozen=True)
 class Additive(Similarity):
     """s_ij = w · f(q_i w_q + k_j w_k + b): a perceptron with one hidden layer of width h.
@@ -60,7 +70,10 @@ class Additive(Similarity):
             if weight is None and width != hidden:
                 return f"{side} has width {width}; with {name} None it must be projected to w's {hidden} already"
             if weight is not None and (weight.dim() > 3 or tuple(weight.shape[-2:]) != (width, hidden)):
-                return f"Additive.{name} has shape {listed(weight.shape)}; expected (..., {width}, {hidden})"
+                turned = tuple(weight.shape[-2:]) == (hidden, width)
+                way = f"; write {name}.{'T' if weight.dim() == 2 else 'mT'}" if turned else ""
+                way += ", as of an nn.Linear's weight" if turned else ""
+                return f"Additive.{name} has shape {listed(weight.shape)}; expected (..., {width}, {hidden}){way}"
         if self.b is not None and self.b.shape[-1] != hidden:
             return f"Additive.b has shape {listed(self.b.shape)}; expected (..., {hidden}), as w"
         return None

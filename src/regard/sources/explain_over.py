@@ -10,6 +10,7 @@ from torch import Tensor
 
 import regard.core.arrays as arrays
 from regard.backends.base import Backend
+from regard.core.arguments import answers_calls_over
 from regard.masks.algebra import Everything, Mask
 from regard.runtime.dispatch import Plan
 from regard.scores.algebra import Score
@@ -18,6 +19,7 @@ from regard.sources.over_call import over_call
 from regard.sources.source import Part, Source, closed_at_the_end
 
 
+@answers_calls_over
 def explain_over(
     q: Any,
     source: Source | Iterable[tuple[Any, ...]] | Callable[[], Iterable[tuple[Any, ...]]],
