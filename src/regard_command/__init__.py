@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from regard_command.encoding import DEFAULT, named
 from regard_command.labels import parse_head
 from regard_command.paths import check_paths
 from regard_command.version import __version__
@@ -56,6 +57,13 @@ def parser() -> argparse.ArgumentParser:
     text.add_argument("file", metavar="FILE", nargs="?", help="a text, or - for standard input")
     text.add_argument("--text", dest="text", metavar="FILE", help="the same, by name")
     text.add_argument("-t", "--words", dest="words", metavar="WORDS", help="the text itself, in quotes")
+    on_text.add_argument(
+        "--encoding",
+        type=_encoding,
+        default=DEFAULT,
+        metavar="NAME",
+        help="what FILE is written in, such as latin-1 or utf-16 (default: UTF-8)",
+    )
     on_text.add_argument(
         "--model", metavar="DIR", help="a folder with a model of transformers, or minilm (default: the byte model)"
     )
@@ -114,6 +122,13 @@ _SHOWN = (
     "Printed: a line of facts, grids of layers × heads, and findings, each with its rule and number. Written, "
     "with -o: a picture, a page that works offline, or the numbers."
 )
+
+
+def _encoding(name: str) -> str:
+    try:
+        return named(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _head(label: str) -> str:
