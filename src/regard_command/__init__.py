@@ -11,6 +11,7 @@ from pathlib import Path
 
 from regard_command.encoding import DEFAULT, named
 from regard_command.labels import parse_head
+from regard_command.options import check_options
 from regard_command.paths import check_paths
 from regard_command.version import __version__
 
@@ -18,9 +19,15 @@ from regard_command.version import __version__
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; the exit status is 0, or 1 with one line on standard error where it could not be done.
 
-    Interrupted (Ctrl-C), it is 130; where nobody reads the output any more (a pipe to head), 141.
+    Without a command, it prints its help. Interrupted (Ctrl-C), the status is 130; where nobody reads the output any
+    more (a pipe to head), 141.
     """
-    options = parser().parse_args(arguments)
+    top = parser()
+    check_options(top, sys.argv[1:] if arguments is None else arguments)
+    options = top.parse_args(arguments)
+    if options.command is None:
+        top.print_help()
+        return 0
     try:
         check_paths(options)
         from regard.cli import run
@@ -46,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
         prog="regard", description="Exact attention that lets you look inside.", epilog="More: regard COMMAND --help"
     )
     top.add_argument("--version", action="version", version=f"regard {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
     demo = commands.add_parser(
         "demo", help="a small language model reads a text; see what its heads do", description=f"{_BYTES} {_SHOWN}"
     )
