@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import regard.terminal as terminal
+from regard.core.shapes import count_of
 from regard.inspect.facts.inputs import Inputs
 from regard.inspect.report.report import Report
 from regard.inspect.report.server import PageServer
@@ -84,7 +85,8 @@ def _given(options: Namespace, name: str, text: str) -> str | list[int]:
     content = text.encode()
     if not 2 <= len(content) <= MOST_BYTES:
         raise ValueError(
-            f"{name} holds {len(content):,} bytes; expected 2 to {MOST_BYTES:,}{_too_long(name, content)}."
+            f"{name} holds {count_of(len(content), 'byte', ',')}; expected 2 to "
+            f"{MOST_BYTES:,}{_too_long(name, content)}."
         )
     return list(content)
 
@@ -177,7 +179,7 @@ def _read_language(options: Namespace, model: Any, given: Any, tokenizer: Any) -
 def _one_token(tokenizer: Any, text: str) -> int:
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) != 1:
-        raise ValueError(f"--contributions {text!r}: that is {len(ids)} tokens of the model; expected one.")
+        raise ValueError(f"--contributions {text!r}: that is {count_of(len(ids), 'token')} of the model; expected one.")
     return ids[0]
 
 

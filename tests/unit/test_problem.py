@@ -47,7 +47,7 @@ TENSORS: list[tuple[tuple[Any, Any, Any], type[Exception], str]] = [
         "k has 4 heads, q has 6; q's heads must be a multiple of k's (grouped queries).",
     ),
     ((Q, zeros(5, 0, 17, 8), zeros(5, 0, 17, 3)), rg.ShapeError, "k has 0 heads, q has 6"),
-    ((Q, K, zeros(5, 1, 17, 3)), rg.ShapeError, "v has 1 heads, k has 2; expected as many."),
+    ((Q, K, zeros(5, 1, 17, 3)), rg.ShapeError, "v has 1 head, k has 2; expected as many."),
     ((Q, K, zeros(5, 2, 16, 3)), rg.ShapeError, "v has 16 values, k has 17 keys; expected one value a key."),
     ((Q, K, zeros(5, 2, 18, 3)), rg.ShapeError, "v has 18 values, k has 17 keys; expected one value a key."),
     (
@@ -333,3 +333,12 @@ def test_tensors_of_a_problem_can_be_exchanged() -> None:
     twin = problem.with_tensors(tuple(t.clone() for t in own))
     assert all(a is not b and torch.equal(a, b) for a, b in zip(own, twin.tensors(), strict=True))
     assert twin.score == problem.score and twin.mask == problem.mask
+
+
+def test_one_query_is_no_queries() -> None:
+    said = (
+        "1 query meets 17 keys under Causal(), and their positions are not given. Pass\n  positions=tail(1, 17) if the "
+        "query is the last token (decoding), or positions=head(1, 17) if it is the first."
+    )
+    with pytest.raises(rg.ShapeError, match=re.escape(said)):
+        rg.attention(Q[:, :, :1], K, V, mask=rg.Causal())

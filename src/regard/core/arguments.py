@@ -13,7 +13,7 @@ from regard.core.dtypes import FLOATING
 from regard.core.elsewhere import ARGUMENTS, COMPAT
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.core.wrong_calls import answers_wrong_calls, kind_of, no_argument
 from regard.masks.algebra import Mask
 from regard.masks.ways import way_to_mask
@@ -129,12 +129,17 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
     """ShapeError where the heads, or the numbers of keys and values, do not fit: (*batch, h, n, d) each."""
     heads, key_heads = q.shape[-3], k.shape[-3]
     if v.shape[-3] != key_heads:
-        raise ShapeError(f"v has {v.shape[-3]} heads, k has {key_heads}; expected as many.{_if_swapped(q, k, v)}")
+        raise ShapeError(
+            f"v has {count_of(v.shape[-3], 'head')}, k has {key_heads}; expected as many.{_if_swapped(q, k, v)}"
+        )
     if v.shape[-2] != k.shape[-2]:
-        raise ShapeError(f"v has {v.shape[-2]} values, k has {k.shape[-2]} keys; expected one value a key.")
+        raise ShapeError(
+            f"v has {count_of(v.shape[-2], 'value')}, k has {count_of(k.shape[-2], 'key')}; expected one value a key."
+        )
     if heads != key_heads and (key_heads == 0 or heads % key_heads):
         raise ShapeError(
-            f"k has {key_heads} heads, q has {heads}; q's heads must be a multiple of k's (grouped queries)."
+            f"k has {count_of(key_heads, 'head')}, q has {heads}; q's heads must be a multiple of k's "
+            "(grouped queries)."
             f"{_if_swapped(q, k, v)}"
         )
 
@@ -146,7 +151,7 @@ def _if_swapped(q: Tensor, k: Tensor, v: Tensor) -> str:
     if not fits:
         return ""
     return (
-        f" If the axes are (batch, n, heads, d), with {heads} heads, as flash-attention has them, write "
+        f" If the axes are (batch, n, heads, d), with {count_of(heads, 'head')}, as flash-attention has them, write "
         "q.transpose(-3, -2), and k's and v's too."
     )
 

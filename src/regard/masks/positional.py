@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.core.arrays import plain_tensor
 from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import listed
-from regard.core.wrong_calls import answers_wrong_calls
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.masks.algebra import Cover, Mask, cover_of
 from regard.masks.intervals import Interval, IntervalRule
 from regard.masks.picture import Extent
@@ -109,7 +109,7 @@ class Window(Mask):
     def __post_init__(self) -> None:
         for name, bound in (("before", self.before), ("after", self.after)):
             if bound is not None and not isinstance(bound, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(f"Window.{name} is a {type(bound).__name__}; expected an integer, or None (unbounded).")
+                raise TypeError(f"Window.{name} is {kind_of(bound)}; expected an integer, or None (unbounded).")
             if bound is not None and bound < 0:
                 raise ValueError(
                     f"Window({name}={bound}): expected a count of keys besides the query's own, or None (unbounded)."
@@ -228,7 +228,7 @@ class Dilated(Mask):
 
     def __post_init__(self) -> None:
         if not isinstance(self.step, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"Dilated.step is a {type(self.step).__name__}; expected an integer.")
+            raise TypeError(f"Dilated.step is {kind_of(self.step)}; expected an integer.")
         if self.step < 1:
             raise ValueError(f"Dilated(step={self.step}): expected a step of 1 or more.")
 

@@ -11,6 +11,7 @@ import regard.nn.exchange as exchange
 from regard.backends.base import Backend
 from regard.core.errors import Unsupported
 from regard.core.positions import Positions
+from regard.core.wrong_calls import kind_of
 from regard.masks.algebra import Everything, Mask
 from regard.nn.cache.base import KVCache
 from regard.nn.elsewhere import answers_layer_calls, answers_sizes
@@ -173,7 +174,7 @@ class MultiHeadAttention(Heads):
         linear = getattr(self, name)
         if not plain(linear):
             raise Unsupported(
-                f"{name} is a {type(linear).__name__}, whose forward is its own; merge it into an nn.Linear first."
+                f"{name} is {kind_of(linear)}, whose forward is its own; merge it into an nn.Linear first."
             )
         return linear.weight
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from regard.core.dtypes import widen
 from regard.core.errors import ShapeError
 from regard.core.region import Frame, Region
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.core.tracing import finite
-from regard.core.wrong_calls import answers_wrong_calls
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.scores.activations import Activation, LeakyReLU, Sigmoid, Tanh
 from regard.scores.algebra import Pull, Score, Similarity, by_row, drawn, parameter
 
@@ -55,7 +55,7 @@ class Additive(Similarity):
                 object.__setattr__(self, name, parameter(getattr(self, name), f"Additive.{name}"))
         if not isinstance(self.activation, Activation):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
-                f"Additive.activation is a {type(self.activation).__name__}; expected Tanh(), Sigmoid() or LeakyReLU()."
+                f"Additive.activation is {kind_of(self.activation)}; expected Tanh(), Sigmoid() or LeakyReLU()."
             )
 
     @property
@@ -81,13 +81,16 @@ class Additive(Similarity):
     def shape_error(self, frame: Frame) -> str | None:
         for name, t, core in (("w_q", self.w_q, 2), ("w", self.w, 1), ("b", self.b, 1)):
             if t is not None and t.dim() != core and (t.dim() != core + 1 or t.shape[0] not in (1, frame.heads)):
-                return f"Additive.{name} has shape {listed(t.shape)}; expected {core} axes, or heads before them."
+                return (
+                    f"Additive.{name} has shape {listed(t.shape)}; expected {count_of(core, 'axis')}, or "
+                    "heads before them."
+                )
         return None
 
     def prepare(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         q, k = widen(q), widen(k)
         if self.w_k is not None and self.w_k.dim() > 2 and self.w_k.shape[0] not in (1, k.shape[-3]):
-            raise ShapeError(f"Additive.w_k has shape {listed(self.w_k.shape)}; k has {k.shape[-3]} heads.")
+            raise ShapeError(f"Additive.w_k has shape {listed(self.w_k.shape)}; k has {count_of(k.shape[-3], 'head')}.")
         q = _projected(q, self.w_q)
         k = _projected(k, self.w_k)
         return q if self.b is None else q + self.b.to(q.dtype).unsqueeze(-2), k

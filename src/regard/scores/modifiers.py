@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.core.region import Frame, Region
 from regard.core.shapes import broadcasts, listed
 from regard.core.tracing import data_unavailable
-from regard.core.wrong_calls import answers_wrong_calls
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.scores.algebra import Modifier, Score, finite_in, number, parameter, plus, shape_error_by_head
 from regard.scores.buckets import Buckets, ClippedBuckets, T5Buckets
 
@@ -274,7 +274,7 @@ class RelativeBias(Modifier):
         object.__setattr__(self, "table", parameter(self.table, "RelativeBias.table"))
         if not isinstance(self.buckets, Buckets):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
-                f"RelativeBias.buckets is a {type(self.buckets).__name__}; expected Buckets, such as T5Buckets(32)."
+                f"RelativeBias.buckets is {kind_of(self.buckets)}; expected Buckets, such as T5Buckets(32)."
             )
 
     def shape_error(self, frame: Frame) -> str | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from regard.core.errors import Unsupported
+from regard.core.shapes import count_of
 from regard.inspect.heads.projections import Projection, at_projections, find_projections
 from regard.inspect.heads.reader import Reader, check_causal
 from regard.inspect.reading import Tokenizer
@@ -41,7 +42,7 @@ class Ablation(HeadResult):
 
     @property
     def grids(self) -> tuple[Grid, ...]:
-        unit = f"more than {self.loss:.4g} on the first {self.tokens:,} tokens"
+        unit = f"more than {self.loss:.4g} on the first {count_of(self.tokens, 'token', ',')}"
         return (Grid.signed("loss without a head", unit, self.change, places(self.layers), SIGNS),)
 
     @property

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.errors import Unsupported
+from regard.core.shapes import count_of
 from regard.inspect.heads.projections import Projection, at_projections, find_projections
 from regard.inspect.heads.reader import Reader
 from regard.inspect.heads.stream import Stream
@@ -69,7 +70,9 @@ class Contributions(HeadResult):
         named, means = places(self.layers), [of_layer.mean(-1) for of_layer in self.norms]
         most = max(float(of_layer.max()) for of_layer in means)
         rows = tuple(tuple(of_layer.tolist()) for of_layer in means)
-        norms = Grid("norm of what a head adds", f"mean of {self.tokens:,} tokens", rows, 0.0, most, tuple(named))
+        norms = Grid(
+            "norm of what a head adds", f"mean of {count_of(self.tokens, 'token', ',')}", rows, 0.0, most, tuple(named)
+        )
         if self.logit is None:
             return (norms,)
         title, unit = f"part in the logit of {self.logit.said}", f"at position {self.logit.position}"
@@ -168,7 +171,7 @@ def contributions(
 
 def _position(at: int, n: int) -> int:
     if not -n <= at < n:
-        raise IndexError(f"at={at}: the text has {n} tokens; expected a position from {-n} to {n - 1}.")
+        raise IndexError(f"at={at}: the text has {count_of(n, 'token')}; expected a position from {-n} to {n - 1}.")
     return at % n
 
 

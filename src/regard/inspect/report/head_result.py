@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from torch import Tensor
 from typing_extensions import Self
 
+from regard.core.shapes import count_of
 from regard.inspect.report.findings import Finding, Head
 from regard.inspect.report.grids import Grid
 from regard.inspect.report.layer import Layer
@@ -110,5 +111,5 @@ def _counted(heads: Iterable[tuple[str, int]]) -> list[tuple[str, int, int]]:
 
 
 def _listed(layers: Sequence[tuple[str, int, int]]) -> str:
-    first, last = (f"{name} ({heads} heads)" for name, heads, _ in (layers[0], layers[-1]))
-    return first if len(layers) == 1 else f"{len(layers)} layers, {first} to {last}"
+    first, last = (f"{name} ({count_of(heads, 'head')})" for name, heads, _ in (layers[0], layers[-1]))
+    return first if len(layers) == 1 else f"{count_of(len(layers), 'layer')}, {first} to {last}"

@@ -12,6 +12,7 @@ from torch import Tensor
 import regard.inspect.report.page as page
 import regard.inspect.report.save as save
 import regard.inspect.report.text as text
+from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.layers import Layers
 from regard.inspect.report.comparison import Comparison
@@ -168,7 +169,7 @@ class Report(Content):
         for result in results:
             if not isinstance(result, HeadResult):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(
-                    f"with_heads has a {type(result).__name__}; expected what rg.heads.contributions, ablation or "
+                    f"with_heads has {kind_of(result)}; expected what rg.heads.contributions, ablation or "
                     "probe returned."
                 )
             held[type(result)] = matched(result, self.layers)
