@@ -213,7 +213,7 @@ class Bias(Modifier):
         if looks_like_a_mask(bias):
             warnings.warn(
                 "Bias holds only 0 and 1, which are added to the scores. If it is a mask, write Dense(bias.bool()).",
-                stacklevel=3,
+                stacklevel=4,  # __post_init__, __init__, and the frame that answers wrong calls
             )
 
     def shape_error(self, frame: Frame) -> str | None:
