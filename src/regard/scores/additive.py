@@ -33,8 +33,9 @@ class Additive(Similarity):
     w_q (dq, h) or (heads, dq, h), w_k (dk, h) or (key heads, dk, h), w and b (h,) or (heads, h).
     w_q or w_k None: that side is projected already. Memory is linear in the sequence; no (nq, nk, h) is made.
     activation: f, Tanh() as in Bahdanau's, Sigmoid(), or LeakyReLU() as in GATv2.
-    Source: Bahdanau et al. 2014 (arXiv 1409.0473); d2l.ai §11.3, whose W_q is the transpose of w_q; Brody et al. 2021
-    (arXiv 2105.14491), whose a is w and whose W is w_q above w_k.
+    Papers and nn.Linear have W_q (h, dq) and W_k (h, dk): write Additive(W_q.T, W_k.T, v).
+    Source: Bahdanau et al. 2014 (arXiv 1409.0473), d2l.ai §11.3; Brody et al. 2021 (arXiv 2105.14491), whose a is w and
+    whose W is w_q above w_k.
 
     >>> import regard as rg, torch
     >>> score = Additive(torch.ones(3, 5), torch.ones(2, 5), torch.ones(5))
