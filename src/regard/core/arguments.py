@@ -156,6 +156,12 @@ def _if_swapped(q: Tensor, k: Tensor, v: Tensor) -> str:
     )
 
 
+def more_heads_than_tokens(q: Tensor, k: Tensor) -> bool:
+    """Whether (*batch, heads, n, d) has more heads than tokens, and could be (*batch, n, heads, d)."""
+    heads, nq, nk = q.shape[-3], q.shape[-2], k.shape[-2]
+    return heads == k.shape[-3] and heads > nq >= nk > 1 and nq % nk == 0
+
+
 def warn_of_swapped_axes(q: Tensor, k: Tensor, v: Tensor, score: Pipeline) -> None:
     """A UserWarning where (*batch, n, heads, d) seems to be given for (*batch, heads, n, d), which the shapes allow.
 
@@ -166,9 +172,7 @@ def warn_of_swapped_axes(q: Tensor, k: Tensor, v: Tensor, score: Pipeline) -> No
         return
     first = score.parts[0]
     plain = len(score.parts) == 1 and isinstance(first, ScaledDot) and first.scale is None
-    heads, nq, nk = q.shape[-3], q.shape[-2], k.shape[-2]
-    swapped = heads == k.shape[-3] and heads > nq >= nk > 1 and nq % nk == 0
-    if not (swapped and plain and heads >= MANY_HEADS):
+    if not (more_heads_than_tokens(q, k) and plain and q.shape[-3] >= MANY_HEADS):
         return
     if v.stride(-3) > v.stride(-2):
         # no number in it and no stacklevel: so Python's filters show it once a process
