@@ -112,7 +112,7 @@ def test_masks_of_other_subclasses_of_a_layer(name: str) -> None:
     expected = theirs(x, x, x, **mask)[0]
     with rg.patch(report=None) as patch:
         assert theirs(x, x, x, **mask)[0].equal(expected)
-    assert "0 of 1 attention call ran on regard" in str(patch) and "an argument is a Named" in str(patch)
+    assert "0 of 1 attention calls ran on regard" in str(patch) and "an argument is a Named" in str(patch)
 
 
 def test_a_causal_bias_is_no_mask_of_a_layer() -> None:
@@ -121,7 +121,7 @@ def test_a_causal_bias_is_no_mask_of_a_layer() -> None:
         layer(x, x, x, attn_mask=causal_upper_left(5, 5))
     with rg.patch(report=None) as patch:  # torch adds what it holds
         nn.MultiheadAttention(8, 1)(x, x, x, attn_mask=causal_upper_left(5, 5))
-    assert "0 of 1 attention call ran on regard" in str(patch) and "an argument is a CausalBias" in str(patch)
+    assert "0 of 1 attention calls ran on regard" in str(patch) and "an argument is a CausalBias" in str(patch)
 
 
 @pytest.mark.full

@@ -177,7 +177,7 @@ def test_what_stays_with_torch_is_counted_once_with_its_reason(call: Callable[[]
         call()
     assert patch.calls.total() == 1
     assert f"left to torch: {next(reason or '' for _, reason in patch.calls)}" in str(patch) and why in str(patch)
-    assert "0 of 1 attention call" in str(patch)
+    assert "0 of 1 attention calls" in str(patch)
 
 
 def test_the_summary_is_printed_once_or_given_to_whom_one_likes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,7 +186,7 @@ def test_the_summary_is_printed_once_or_given_to_whom_one_likes(capsys: pytest.C
         model(X)
     assert capsys.readouterr().out == f"{patch}\n"
     assert str(patch) == (
-        "regard.patch: 1 of 1 attention call of Plain ran on regard\n       1  scaled_dot_product_attention  on regard"
+        "regard.patch: 1 of 1 attention calls of Plain ran on regard\n       1  scaled_dot_product_attention  on regard"
     )
     with rg.patch(report=told.append):
         nn.Linear(12, 12)(X)

@@ -93,8 +93,8 @@ class Packing:
         share = (self.padded - self.real) / max(1, self.padded)
         return (
             f"{type(self.model).__name__}: {state}; {self.packed:,} of "
-            f"{count_of(self.calls, 'call', ',')} of layers were packed, "
-            f"{self.real:,} of {count_of(self.padded, 'token', ',')} computed ({share:.0%} saved)"
+            f"{self.calls:,} calls of layers were packed, "
+            f"{self.real:,} of {self.padded:,} tokens computed ({share:.0%} saved)"
         )
 
 

@@ -22,7 +22,6 @@ from regard.compat.torch.flex import flex_attention, why_left_flex
 from regard.compat.torch.multihead import multi_head_attention_forward
 from regard.compat.torch.scripting import scripts_as
 from regard.compat.torch.sdpa import scaled_dot_product_attention
-from regard.core.shapes import count_of
 from regard.core.tracing import constant_in_graphs, functorch, watched
 from regard.inspect.capture.replaced import replaced
 from regard.masks.causal_bias import is_causal_bias
@@ -85,7 +84,7 @@ class Patch:
                 "not models that multiply and normalise by themselves, or call another library's kernel."
             )
         ran = sum(count for (_, why), count in every.items() if why is None)
-        lines = [f"regard.patch: {ran} of {count_of(every.total(), 'attention call')}{whose} ran on regard"]
+        lines = [f"regard.patch: {ran} of {every.total()} attention calls{whose} ran on regard"]
         for counts, how in ((self.calls, ""), (self.traced, ", in graphs (counted when compiled)")):
             for (name, why), count in counts.most_common():
                 where = "on regard" if why is None else f"left to torch: {why}"
