@@ -16,7 +16,7 @@ from regard.inspect.heads.reader import Reader
 from regard.inspect.heads.stream import Stream
 from regard.inspect.heads.unembedding import NormCall, last_norm, unembedding
 from regard.inspect.reading import Tokenizer, texts, tokenizer_for
-from regard.inspect.report.findings import Finding, quoted
+from regard.inspect.report.findings import Finding, Findings, quoted
 from regard.inspect.report.grids import Grid
 from regard.inspect.report.head_result import HeadArray, HeadResult, in_order, ranked
 from regard.inspect.stacks import places
@@ -51,7 +51,7 @@ class Logit:
         return quoted(self.name) if self.name else f"token {self.token}"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Contributions(HeadResult):
     """What the heads of each attention call add to the residual stream.
 
@@ -79,9 +79,10 @@ class Contributions(HeadResult):
         return norms, Grid.signed(title, unit, self.logit.heads, named, SIGNS)
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> Findings:
         if self.logit is None:
-            return (Finding(f"no parts in a logit: {self.why_not}", "what each layer adds has to reach the last norm"),)
+            why = "what each layer adds has to reach the last norm"
+            return Findings((Finding(f"no parts in a logit: {self.why_not}", why),))
         logit = self.logit
         head = max(ranked(self.layers, logit.heads), key=lambda one: abs(one.value))
         added = logit.value - logit.rest
@@ -92,7 +93,7 @@ class Contributions(HeadResult):
             "what the head adds, times the scale of the last norm and the token's row of the unembedding; what later "
             "layers make of it is not counted (Elhage et al. 2021)"
         )
-        return (Finding(said, rule, (head,)),)
+        return Findings((Finding(said, rule, (head,)),))
 
     @property
     def tokens(self) -> int:

@@ -14,7 +14,7 @@ from regard.inspect.facts.rows import Visible
 from regard.inspect.heads.reader import Reader, check_causal
 from regard.inspect.reading import positions
 from regard.inspect.record import record
-from regard.inspect.report.findings import Finding, Head
+from regard.inspect.report.findings import Finding, Findings, Head
 from regard.inspect.report.grids import Grid
 from regard.inspect.report.head_result import HeadArray, HeadResult, in_order
 from regard.inspect.report.induction import deviations
@@ -41,7 +41,7 @@ KINDS = (
 )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Probe(HeadResult):
     """How a model's heads read random tokens for the second time.
 
@@ -78,14 +78,14 @@ class Probe(HeadResult):
         return tuple(self._grid(kind) for kind in KINDS if self.heads(kind.name))
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> Findings:
         every: list[Finding] = []
         for kind in KINDS:
             found = self.heads(kind.name)
             said = f"{kind.name} heads on random tokens: {', '.join(map(str, found)) or 'none'}"
             rule = f"≥ {LEAST:.0%} of the mass on {kind.looks_at}, above chance by its 95% interval ({kind.source})"
             every.append(Finding(said, rule, found))
-        return tuple(every)
+        return Findings(every)
 
     @property
     def arrays(self) -> dict[str, HeadArray]:
@@ -107,10 +107,13 @@ class Probe(HeadResult):
             chance=in_order(self.chance, order),
         )
 
-    def __str__(self) -> str:
+    @property
+    def heading(self) -> str:
         most = max(self.chance)
-        first = f"{self.length} random tokens, twice: the weights of the second time, {most:.1%} at most by chance"
-        return f"{first}\n\n{super().__str__()}"
+        return f"{self.length} random tokens, twice: the weights of the second time, {most:.1%} at most by chance"
+
+    def __str__(self) -> str:
+        return f"{self.heading}\n\n{super().__str__()}"
 
     def _grid(self, kind: Kind) -> Grid:
         values = tuple(tuple((100 * of_layer).tolist()) for of_layer in self.scores[kind.name])
