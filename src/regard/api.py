@@ -17,7 +17,7 @@ import regard.runtime.pairs as pairs
 import regard.runtime.plan_cache as plan_cache
 import regard.runtime.ragged as ragged
 from regard.backends.base import Backend
-from regard.core.arguments import unexpected_arguments
+from regard.core.arguments import answers_calls, answers_calls_of_pairs, unexpected_arguments
 from regard.core.arrays import Array
 from regard.core.dropout import Dropout
 from regard.core.positions import Positions
@@ -133,6 +133,7 @@ def attention(
         return call.answer(call.layout.restore(call.run(backend).to(call.problem.dtype), 2))
 
 
+@answers_calls
 def attention_state(
     q: Any,
     k: Any,
@@ -194,6 +195,7 @@ def attention_weights(
 ) -> Array: ...
 
 
+@answers_calls_of_pairs
 def attention_weights(
     q: Any,
     k: Any,
@@ -232,6 +234,7 @@ def attention_scores(
 ) -> Array: ...
 
 
+@answers_calls_of_pairs
 def attention_scores(
     q: Any,
     k: Any,
@@ -268,6 +271,7 @@ def attention_scores(
     return _of_pairs(pairs.Scores(), q, k, score, mask, positions, None, rows)
 
 
+@answers_calls
 def explain(
     q: Any,
     k: Any,

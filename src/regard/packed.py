@@ -12,7 +12,7 @@ from torch import Tensor
 import regard.core.arrays as arrays
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.core.tracing import data_unavailable
 from regard.core.value import Value
 from regard.masks.ragged import Documents
@@ -50,7 +50,9 @@ class Packed(Value):
                 "expected (total, ...) and (batch,)."
             )
         if not data_unavailable(lengths) and (int(lengths.sum()) != len(values) or bool((lengths < 0).any())):
-            raise ShapeError(f"lengths {lengths.tolist()} do not divide {len(values)} tokens; expected their sum.")
+            raise ShapeError(
+                f"lengths {lengths.tolist()} do not divide {count_of(len(values), 'token')}; expected their sum."
+            )
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "lengths", lengths.to(values.device))
 

@@ -9,7 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from regard_command.encoding import DEFAULT, named
 from regard_command.labels import parse_head
+from regard_command.options import check_options
 from regard_command.paths import check_paths
 from regard_command.version import __version__
 
@@ -17,9 +19,15 @@ from regard_command.version import __version__
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; the exit status is 0, or 1 with one line on standard error where it could not be done.
 
-    Interrupted (Ctrl-C), it is 130; where nobody reads the output any more (a pipe to head), 141.
+    Without a command, it prints its help. Interrupted (Ctrl-C), the status is 130; where nobody reads the output any
+    more (a pipe to head), 141.
     """
-    options = parser().parse_args(arguments)
+    top = parser()
+    check_options(top, sys.argv[1:] if arguments is None else arguments)
+    options = top.parse_args(arguments)
+    if options.command is None:
+        top.print_help()
+        return 0
     try:
         check_paths(options)
         from regard.cli import run
@@ -45,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
         prog="regard", description="Exact attention that lets you look inside.", epilog="More: regard COMMAND --help"
     )
     top.add_argument("--version", action="version", version=f"regard {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
     demo = commands.add_parser(
         "demo", help="run a small language model on a text and show what its heads do", description=f"{_BYTES} {_SHOWN}"
     )
@@ -56,6 +64,13 @@ def parser() -> argparse.ArgumentParser:
     text.add_argument("file", metavar="FILE", nargs="?", help="a text, or - for standard input")
     text.add_argument("--text", dest="text", metavar="FILE", help="a text file, as an option")
     text.add_argument("-t", "--words", dest="words", metavar="WORDS", help="the text itself, in quotes")
+    on_text.add_argument(
+        "--encoding",
+        type=_encoding,
+        default=DEFAULT,
+        metavar="NAME",
+        help="what FILE is written in, such as latin-1 or utf-16 (default: UTF-8)",
+    )
     on_text.add_argument(
         "--model", metavar="DIR", help="a folder with a model of transformers, or minilm (default: the byte model)"
     )
@@ -118,6 +133,13 @@ _SHOWN = (
     "Prints a line of facts, grids of layers × heads, and findings, each with its rule and number. With -o it writes "
     "a picture, a page that works offline, or the numbers."
 )
+
+
+def _encoding(name: str) -> str:
+    try:
+        return named(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _head(label: str) -> str:

@@ -129,7 +129,7 @@ def test_a_model_that_takes_ids_by_position_is_looked_at() -> None:
 
 
 def test_a_text_of_one_byte_is_refused(model: ByteTransformer) -> None:
-    with pytest.raises(ValueError, match="the text has 1 bytes; expected 2 or more"):
+    with pytest.raises(ValueError, match="the text has 1 byte; expected 2 or more"):
         read(model, b"a")
 
 

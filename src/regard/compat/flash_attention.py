@@ -36,7 +36,7 @@ from regard.core.dropout import Dropout
 from regard.core.errors import ShapeError, Unsupported
 from regard.core.paged import Paged
 from regard.core.positions import Positions, tail
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.masks.algebra import Everything, Mask
 from regard.masks.convert import cu_seqlens_positions, from_cu_seqlens, from_flash_window
 from regard.masks.positional import Causal, Prefix
@@ -207,7 +207,9 @@ def flash_attn_with_kvcache(
         total = held if k is None or v is None else held + k.shape[1]
         n = int(total.max()) if batch else 0
         if n > room:
-            raise ValueError(f"the cache has room for {room} tokens; {n} were to be held. Allocate a larger cache.")
+            raise ValueError(
+                f"the cache has room for {count_of(room, 'token')}; {n} were to be held. Allocate a larger cache."
+            )
         if k is not None and v is not None:
             write_rows((k_cache, v_cache), (k, v), table, held)
         if _by_sequence(alibi_slopes):

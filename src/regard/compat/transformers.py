@@ -25,7 +25,7 @@ from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
 from regard.core.hooks import AttentionCall, notify
 from regard.core.positions import Positions
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.masks.algebra import Everything, Mask
 from regard.masks.convert import split
 from regard.masks.dense import Dense
@@ -162,7 +162,8 @@ def _unmasked(module: nn.Module, nq: int, nk: int, is_causal: bool | None, slidi
     """As torch's attention is called by transformers: one query alone is the last one, and sees everything."""
     if sliding_window is not None and nk > sliding_window:
         raise Unsupported(
-            f"a sliding window of {sliding_window} meets {nk} keys, and the model gives no mask that has it. "
+            f"a sliding window of {sliding_window} meets {count_of(nk, 'key')}, and the model gives "
+            "no mask that has it. "
             "Call the whole model, or pass a mask (batch, heads, nq, nk)."
         )
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -170,7 +171,8 @@ def _unmasked(module: nn.Module, nq: int, nk: int, is_causal: bool | None, slidi
         return Everything()
     if nq != nk:
         raise Unsupported(
-            f"{nq} queries meet {nk} keys causally, and the model gives no mask that says where the queries stand. "
+            f"{count_of(nq, 'query')} {'meets' if nq == 1 else 'meet'} {count_of(nk, 'key')} "
+            "causally, and the model gives no mask that says where the queries stand. "
             "Pass is_causal=False if each query sees every key, or a mask (batch, heads, nq, nk)."
         )
     return Causal()

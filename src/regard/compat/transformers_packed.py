@@ -14,6 +14,8 @@ from typing_extensions import Self
 from regard.compat.transformers_mask import LazyMask
 from regard.compat.transformers_models import NAME
 from regard.core.errors import Unsupported
+from regard.core.shapes import count_of
+from regard.core.wrong_calls import kind_of
 
 # Layers in which tokens meet in attention alone, and that is regard's: by their folder in transformers.models.
 # tests/integrations/test_compat_packed_sweep.py builds an encoder of each, small, and compares.
@@ -87,10 +89,11 @@ class Packing:
         self.real += real
 
     def __repr__(self) -> str:
-        state = f"{len(self.layers)} layers run packed" if self.layers else "no longer packed"
+        state = f"{count_of(len(self.layers), 'layer')} run packed" if self.layers else "no longer packed"
         share = (self.padded - self.real) / max(1, self.padded)
         return (
-            f"{type(self.model).__name__}: {state}; {self.packed:,} of {self.calls:,} calls of layers were packed, "
+            f"{type(self.model).__name__}: {state}; {self.packed:,} of "
+            f"{self.calls:,} calls of layers were packed, "
             f"{self.real:,} of {self.padded:,} tokens computed ({share:.0%} saved)"
         )
 
@@ -184,7 +187,7 @@ def _refuse(model: nn.Module, layers: tuple[nn.Module, ...], models: list[PreTra
     for layer in layers:
         if "forward" in vars(layer):
             raise Unsupported(
-                f"a {type(layer).__name__} of {name} has a forward that is not its class's: the model is packed "
+                f"{kind_of(layer)} of {name} has a forward that is not its class's: the model is packed "
                 "already, or another library replaced it. Call remove() of what packed(model) returned first."
             )
     for each in models:

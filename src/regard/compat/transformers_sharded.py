@@ -17,7 +17,7 @@ from typing_extensions import Self
 from regard.compat.transformers_models import NAME
 from regard.compat.transformers_sharded_mask import ShardedForward, begin, end
 from regard.core.errors import ShapeError, Unsupported
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.parallel.sequence import SequenceParallel
 from regard.parallel.shards import shard
 
@@ -152,7 +152,8 @@ class Sharding:
         layers = model.config.get_text_config().num_hidden_layers
         if output is not None and forward is not None and forward.calls != layers:
             raise Unsupported(
-                f"{type(model).__name__} has {layers} layers, of which {forward.calls} had their attention over the "
+                f"{type(model).__name__} has {count_of(layers, 'layer')}, of which {forward.calls} "
+                "had their attention over the "
                 "group: the others mix tokens by themselves, and would miss those of other ranks. Run it in one "
                 "process."
             )

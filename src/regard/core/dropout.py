@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from regard.core.errors import Unsupported
 from regard.core.region import Region
 from regard.core.tracing import scripted
 from regard.core.value import Value
+from regard.core.wrong_calls import answers_wrong_calls
 
 # 24 bits decide: they are exact in float32, and p is met to 6e-8
 _BITS = 24
@@ -19,6 +20,7 @@ _BITS = 24
 _HEAD = 0x85EBCA77
 
 
+@answers_wrong_calls(dict.fromkeys(("dropout_p", "dropout", "prob", "rate"), "write Dropout(p)"))
 @dataclass(frozen=True)
 class Dropout(Value):
     """Each weight is dropped with probability p, the others multiplied by 1 / (1 - p), after the softmax.
@@ -32,6 +34,7 @@ class Dropout(Value):
     Dropout(p=0.1, seed=7)
     """
 
+    argument: ClassVar[str] = "dropout"
     p: float
     seed: int | None = None
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from regard.core.arrays import integers, numbers, plain_tensor
 from regard.core.errors import ShapeError
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.core.tracing import data_unavailable, scripted
 from regard.core.value import Value
+from regard.core.wrong_calls import kind_of
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,7 @@ class Positions(Value):
     def __post_init__(self) -> None:
         for name, x in (("q", self.q), ("k", self.k)):
             if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(
-                    f"Positions.{name} is a {type(x).__name__}; expected an integer tensor (n,) or (*batch, n)."
-                )
+                raise TypeError(f"Positions.{name} is {kind_of(x)}; expected an integer tensor (n,) or (*batch, n).")
             if x.dtype.is_floating_point or x.dtype.is_complex or x.dtype == torch.bool:
                 raise TypeError(f"Positions.{name} has dtype {x.dtype}; expected integers, such as torch.arange(n).")
             if x.dim() == 0:
@@ -118,7 +117,7 @@ def counted(
     """
     if q[1] < 0 or k[1] < 0:
         first, count = q if q[1] < 0 else k
-        raise ValueError(f"{count} positions from {first} on: expected 0 or more.")
+        raise ValueError(f"{count_of(count, 'position')} from {first} on: expected 0 or more.")
     span = Span(q, k, device)
     if torch.compiler.is_compiling() or scripted():
         return _with_span(counting(*q, device), counting(*k, device), span)
@@ -195,10 +194,12 @@ def resolve_positions(
     """The positions of one call, checked; `positional` is what compares them, None if nothing does."""
     if positions is None:
         if nq != nk and positional is not None:
+            one = nq == 1
             raise ShapeError(
-                f"{nq} queries meet {nk} keys under {positional!r}, and their positions are not given. Pass\n"
-                f"  positions=tail({nq}, {nk}) if the queries are the last {nq} tokens (decoding), or "
-                f"positions=head({nq}, {nk}) if they are the first."
+                f"{count_of(nq, 'query')} {'meets' if one else 'meet'} {count_of(nk, 'key')} under {positional!r}, and "
+                f"their positions are not given. Pass\n  positions=tail({nq}, {nk}) if "
+                f"{'the query is the last token' if one else f'the queries are the last {nq} tokens'} (decoding), or "
+                f"positions=head({nq}, {nk}) if {'it is' if one else 'they are'} the first."
             )
         span = Span((0, nq), (0, nk), device)
         return _with_span(counting(*span.q, device), counting(*span.k, device), span)

@@ -123,6 +123,10 @@ class State:
     l: Tensor
     o: Tensor
 
+    def __repr__(self) -> str:
+        fields = (f"{name}={str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for name, t in vars(self).items())
+        return f"State({', '.join(fields)})"
+
     @staticmethod
     def empty(
         shape: Sequence[int], dv: int, *, dtype: torch.dtype = torch.float32, device: torch.device | None = None

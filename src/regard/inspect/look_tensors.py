@@ -13,6 +13,7 @@ from regard.core.positions import Positions, resolve_positions
 from regard.core.region import Frame
 from regard.core.tracing import graphed
 from regard.core.value import written
+from regard.core.wrong_calls import kind_of
 from regard.inspect.compute_facts import find
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.rows import Entropy, MaxScore
@@ -98,7 +99,7 @@ def check_facts(facts: Any) -> None:
         if isinstance(fact, type):
             raise TypeError(f"facts holds the class {fact.__name__}, not one of its values; write {written(fact)}.")
         if not isinstance(fact, Fact):
-            raise TypeError(f"facts holds a {type(fact).__name__}; expected facts, such as Entropy().")
+            raise TypeError(f"facts holds {kind_of(fact)}; expected facts, such as Entropy().")
 
 
 def _refuse_unknown_positions(frame: Frame, facts: tuple[Fact[Any], ...]) -> None:

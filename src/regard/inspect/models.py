@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.arrays import of_numbers
+from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.reading import Progress, Tokenizer, is_ids, model_name, model_report, observed, tokenizer_for
 from regard.inspect.report.picture import Picture
@@ -115,7 +116,7 @@ def _pixels(model: nn.Module, image: Any, processor: Callable[..., Any] | None) 
         return image.reshape(-1, *image.shape[-3:])
     if processor is None:
         raise TypeError(
-            f"look has an image, a {type(image).__name__}, and no processor; pass the one of {type(model).__name__}: "
+            f"look has an image, {kind_of(image)}, and no processor; pass the one of {type(model).__name__}: "
             "look(model, image, processor=AutoImageProcessor.from_pretrained(...)), or the pixels as a tensor, "
             "(channels, height, width)."
         )

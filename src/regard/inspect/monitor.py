@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 from typing_extensions import Self
 
 import regard.core.html as html
+from regard.core.shapes import count_of
 from regard.inspect.facts.rows import Entropy, MaxScore
 from regard.inspect.layers import Layers
 from regard.inspect.record import record
@@ -60,8 +61,8 @@ class Monitor:
         return {f"attention/{name}/{what}": value for name, of in self._seen.items() for what, value in of.items()}
 
     def __repr__(self) -> str:
-        said = f"{len(self._seen)} layers seen in the last" if self._seen else "nothing seen in the last"
-        return f"Monitor({type(self.model).__name__}, every={self.every}: {self.steps} steps, {said})"
+        said = f"{count_of(len(self._seen), 'layer')} seen in the last" if self._seen else "nothing seen in the last"
+        return f"Monitor({type(self.model).__name__}, every={self.every}: {count_of(self.steps, 'step')}, {said})"
 
     def _repr_html_(self) -> str:
         """What was seen in the last block for a notebook: a row a layer, and a grid of layers × heads a quantity."""

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from regard.core.arrays import of_numbers
+from regard.core.shapes import count_of
+from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.record import record
 from regard.inspect.report.report import Report
@@ -133,7 +135,7 @@ def _ids(model: nn.Module, given: Any, tokenizer: Tokenizer | None) -> list[int]
         return of_numbers(given, torch.int64).flatten().tolist()
     if not isinstance(given, str):
         raise TypeError(
-            f"look has a {name} and a {type(given).__name__}. A model reads a text: look(model, text, tokenizer=...), "
+            f"look has {kind_of(model)} and {kind_of(given)}. A model reads a text: look(model, text, tokenizer=...), "
             "its token ids, or an image; a layer of regard.nn reads its input: look(layer, x). Any module on any input "
             "is seen by record: with rg.record(model, facts) as tape: model(x)."
         )
@@ -158,7 +160,8 @@ def _check_ids(ids: list[int], model: nn.Module) -> None:
         raise ValueError(f"the token ids hold {min(ids)}; expected numbers from 0 on.")
     if limit is not None and len(ids) > limit:
         raise ValueError(
-            f"the text has {len(ids):,} tokens; {type(model).__name__} has positions for {limit:,}. Shorten the text, "
+            f"the text has {count_of(len(ids), 'token', ',')}; {type(model).__name__} has positions "
+            f"for {limit:,}. Shorten the text, "
             "or look at its parts one by one."
         )
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from regard.core.errors import Unsupported
 from regard.core.hooks import AttentionCall, observing
 from regard.core.tracing import data_unavailable, functorch, loaded
+from regard.core.wrong_calls import kind_of
 from regard.inspect.capture.interface import watching_interface
 from regard.inspect.capture.mode import watching
 from regard.inspect.facts.algebra import Fact
@@ -63,7 +64,7 @@ def record(
     """
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
-            f"record has a {type(model).__name__}; expected the model, an nn.Module: with rg.record(model) as tape: "
+            f"record has {kind_of(model)}; expected the model, an nn.Module: with rg.record(model) as tape: "
             "model(x). Of a pipeline of transformers that is pipeline.model."
         )
     check_facts(facts)

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError
 from regard.core.hooks import AttentionCall
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.inspect.facts.inputs import Inputs
 from regard.inspect.facts.keys import Received
 from regard.inspect.look_tensors import look
@@ -50,7 +50,7 @@ def rollout(calls: Iterable[AttentionCall | Recorded], row: int = -1, residual: 
         raise ValueError(f"residual is {residual}; expected a share from 0 to 1.")
     n = calls[-1].q.shape[-2]
     if not -n <= row < n:
-        raise IndexError(f"row is {row}; there are {n} tokens.")
+        raise IndexError(f"row is {row}; there are {count_of(n, 'token')}.")
     share = _one(calls[-1], row % n)
     for number in reversed(range(len(calls))):
         share = residual * share + (1 - residual) * _carried(calls[number], number, share)
@@ -80,7 +80,7 @@ def _carried(call: AttentionCall, number: int, share: Tensor) -> Tensor:
     """r P: what the tokens' shares (*batch, n) become below one layer, the mean over its heads."""
     n = share.shape[-1]
     if (call.q.shape[-2], call.k.shape[-2]) != (n, n):
-        got = f"{call.q.shape[-2]} queries and {call.k.shape[-2]} keys"
+        got = f"{count_of(call.q.shape[-2], 'query')} and {count_of(call.k.shape[-2], 'key')}"
         raise ShapeError(
             f"calls[{number}] has {got}, q {listed(call.q.shape)}; expected {n} of each: rollout follows "
             "self-attention over one sequence, so leave out cross-attention and cached steps."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -17,8 +17,10 @@ from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import blocks
 from regard.core.tracing import data_unavailable
 from regard.core.value import Value
+from regard.core.wrong_calls import kind_of
 from regard.masks.intervals import Interval, IntervalRule
 from regard.masks.picture import Extent, picture
+from regard.masks.ways import way_to_mask
 
 
 class Cover(IntEnum):
@@ -48,6 +50,7 @@ class Mask(Value):
     ■■■■
     """
 
+    argument: ClassVar[str] = "mask"
     positional: ClassVar[bool] = True
     per_token: ClassVar[bool] = False  # whether the last axis of its tensors is one number a query, or a key
 
@@ -92,6 +95,14 @@ class Mask(Value):
 
     def __invert__(self) -> Mask:
         return Not(self)
+
+    def _refuse(self, other: object) -> NoReturn:
+        raise TypeError(
+            f"masks are joined by &, | and ~ alone; {self!r} meets {kind_of(other)}: write a & b for the keys that "
+            "both let through, a | b for those of either, a & ~b for those of a alone; a score is passed as score=."
+        )
+
+    __add__ = __radd__ = __sub__ = __mul__ = __xor__ = __rshift__ = __rrshift__ = _refuse
 
     def __bool__(self) -> bool:
         raise TypeError(
@@ -266,9 +277,8 @@ class _Pair(Mask):
     def __post_init__(self) -> None:
         for side in (self.a, self.b):
             if not isinstance(side, Mask):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(
-                    f"& and | join masks; got {type(side).__name__}. A boolean tensor becomes one by Dense(tensor)."
-                )
+                way = way_to_mask(side) or "expected a Mask, such as Causal() or Where(fn)"
+                raise TypeError(f"& and | join masks; one side is {kind_of(side)}: {way}.")
 
     def compares_positions(self) -> bool:
         return self.a.compares_positions() or self.b.compares_positions()

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from regard.core.arrays import integers, plain_tensor
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions, head, tail
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.core.tracing import data_unavailable
 from regard.masks.algebra import Everything, Mask
 from regard.masks.causal_bias import causal_bias_positions, is_causal_bias
@@ -295,7 +295,7 @@ def _totals(x: Any, name: str) -> Tensor:
 
 def _check_as_many(q: Tensor, k: Tensor) -> None:
     if len(q) != len(k):
-        raise ShapeError(f"cu_q has {len(q) - 1} sequences, cu_k {len(k) - 1}; expected as many.")
+        raise ShapeError(f"cu_q has {count_of(len(q) - 1, 'sequence')}, cu_k {len(k) - 1}; expected as many.")
 
 
 def _least_axes(dense: Tensor) -> Tensor:

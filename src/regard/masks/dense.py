@@ -16,10 +16,20 @@ from regard.core.arrays import plain_tensor
 from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import broadcasts, listed
 from regard.core.tracing import data_unavailable
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.masks.algebra import Mask, cover_of
 from regard.masks.picture import Extent
+from regard.masks.ways import way_to_mask
 
 
+@answers_wrong_calls(
+    {
+        **dict.fromkeys(("mask", "attn_mask"), "write Dense(mask) for booleans, True = may attend"),
+        "key_padding_mask": "write Dense(~key_padding_mask[:, None, None, :]): there True = padding, here True = "
+        "may attend",
+        "attention_mask": "write Dense(attention_mask.bool()[:, None, None, :]) where 1 = may attend",
+    }
+)
 @dataclass(frozen=True)
 class Dense(Mask):
     """A boolean tensor, True = may attend, broadcastable to the call's (*batch, heads, nq, nk).
@@ -92,6 +102,7 @@ class Dense(Mask):
         return cls(allowed), cls(torch.rand(1, frame.nk, device=frame.device, dtype=torch.float32) < 0.6)
 
 
+@answers_wrong_calls({"mask_mod": "write Where(mask_mod)", "block_mask": "write Where(block_mask.mask_mod)"})
 @dataclass(frozen=True)
 class Where(Mask):
     """A mask computed by fn(b, h, i, j) -> boolean, the form of FlexAttention's mask_mod.
@@ -107,6 +118,11 @@ class Where(Mask):
     """
 
     fn: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            way = way_to_mask(self.fn) or "expected a function of b, h, i and j, as in Where(lambda b, h, i, j: i >= j)"
+            raise TypeError(f"Where.fn is {kind_of(self.fn)}; {way}.")
 
     def visible(self, at: Region) -> Tensor:
         try:

@@ -12,6 +12,7 @@ from regard.backends.base import Backend
 from regard.core.positions import Positions
 from regard.masks.algebra import Everything, Mask
 from regard.nn.cache.base import KVCache
+from regard.nn.elsewhere import answers_layer_calls, answers_sizes_of_one_head, answers_weights_calls
 from regard.nn.heads import Heads, Parallel
 from regard.nn.rotary import Rotary
 from regard.scores.algebra import Score
@@ -39,6 +40,7 @@ class Attention(Heads):
     (torch.Size([7, 2]), torch.Size([7, 11]))
     """
 
+    @answers_sizes_of_one_head
     def __init__(
         self,
         d_model: int,
@@ -84,6 +86,7 @@ class Attention(Heads):
             place=place,
         )
 
+    @answers_layer_calls
     def forward(
         self,
         x: Tensor,
@@ -111,6 +114,7 @@ class Attention(Heads):
         """The contextualised embeddings before W^O: (*batch, n, d_v)."""
         return super().attend(x, context, mask=mask, positions=positions, cache=cache).squeeze(-3)
 
+    @answers_weights_calls
     def weights(
         self,
         x: Tensor,

@@ -11,8 +11,10 @@ import regard.nn.exchange as exchange
 from regard.backends.base import Backend
 from regard.core.errors import Unsupported
 from regard.core.positions import Positions
+from regard.core.wrong_calls import kind_of
 from regard.masks.algebra import Everything, Mask
 from regard.nn.cache.base import KVCache
+from regard.nn.elsewhere import answers_layer_calls, answers_sizes
 from regard.nn.heads import Heads, Parallel, plain
 from regard.nn.rotary import Rotary
 from regard.scores.algebra import Score
@@ -54,6 +56,7 @@ class MultiHeadAttention(Heads):
     (torch.Size([3, 1, 64]), 11)
     """
 
+    @answers_sizes
     def __init__(
         self,
         d_model: int,
@@ -101,6 +104,7 @@ class MultiHeadAttention(Heads):
         )
         self.d_k, self.d_v = width_k, width_v
 
+    @answers_layer_calls
     def forward(
         self,
         x: Tensor,
@@ -170,7 +174,7 @@ class MultiHeadAttention(Heads):
         linear = getattr(self, name)
         if not plain(linear):
             raise Unsupported(
-                f"{name} is a {type(linear).__name__}, whose forward is its own; merge it into an nn.Linear first."
+                f"{name} is {kind_of(linear)}, whose forward is its own; merge it into an nn.Linear first."
             )
         return linear.weight
 

@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from regard.core.wrong_calls import kind_of
 from regard.scores.activations import Activation, Tanh
 from regard.scores.additive import Additive
 from regard.scores.algebra import Score
@@ -147,9 +148,7 @@ class OwnedScore(nn.Module):
 def owned(score: Score | nn.Module) -> Score | nn.Module:
     """The score as an attribute of a layer: a Score that holds tensors becomes an OwnedScore."""
     if not isinstance(score, (Score, nn.Module)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(
-            f"score is a {type(score).__name__}; expected a Score, or a module that returns one when called."
-        )
+        raise TypeError(f"score is {kind_of(score)}; expected a Score, or a module that returns one when called.")
     return OwnedScore(score) if isinstance(score, Score) and score.tensors() else score
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Backend
-from regard.core.arguments import batch_axes
+from regard.core.arguments import answers_calls, batch_axes
 from regard.core.dropout import Dropout
 from regard.core.dtypes import accumulator
 from regard.core.positions import Positions
@@ -29,6 +29,7 @@ from regard.scores.similarity import ScaledDot
 
 
 @outside_of_graphs
+@answers_calls
 def ring_attention(
     q: Tensor,
     k: Tensor,

@@ -15,7 +15,7 @@ from regard.core.arrays import of_numbers
 from regard.core.cotangents import linear_in
 from regard.core.errors import ShapeError
 from regard.core.region import Frame
-from regard.core.shapes import blocks
+from regard.core.shapes import blocks, count_of
 from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Cover, Mask
 from regard.parallel.comparison import PartOfTokens, Told, agree
@@ -88,7 +88,8 @@ class Shards:
         every = torch.cat(found.indices).sort().values
         if not torch.equal(every, torch.arange(len(every), dtype=torch.int64, device="cpu")):
             raise ValueError(
-                f"Shards.of: {len(every)} indices on {len(indices)} ranks are not 0 to {len(every) - 1}, each once."
+                f"Shards.of: {count_of(len(every), 'index')} on {count_of(len(indices), 'rank')} are "
+                f"not 0 to {len(every) - 1}, each once."
             )
         return found
 
@@ -118,7 +119,10 @@ class Shards:
         return len(self.of_ranks)
 
     def __repr__(self) -> str:
-        return f"Shards({self.n} tokens, {', '.join(map(str, self.lengths))} on {self.ranks} ranks)"
+        return (
+            f"Shards({count_of(self.n, 'token')}, {', '.join(map(str, self.lengths))} on "
+            f"{count_of(self.ranks, 'rank')})"
+        )
 
 
 def shard(x: Tensor, shards: Shards, rank: int, dim: int = -2) -> Tensor:

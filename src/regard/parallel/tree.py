@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.api import attention_state
 from regard.backends.base import Backend
-from regard.core.arguments import batch_axes
+from regard.core.arguments import answers_calls, batch_axes
 from regard.core.dtypes import accumulator
 from regard.core.positions import Positions, resolve_positions
 from regard.core.state import State
@@ -27,6 +27,7 @@ from regard.scores.similarity import ScaledDot
 
 @outside_of_graphs
 @torch.no_grad()
+@answers_calls
 def tree_decode(
     q: Tensor,
     k: Tensor,

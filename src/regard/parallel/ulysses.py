@@ -13,12 +13,12 @@ from torch import Tensor
 
 from regard.api import attention
 from regard.backends.base import Backend
-from regard.core.arguments import batch_axes, check_heads
+from regard.core.arguments import answers_calls, batch_axes, check_heads
 from regard.core.dropout import Dropout
 from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Everything, Mask
 from regard.parallel.agreement import agree_on_call
@@ -32,6 +32,7 @@ from regard.scores.similarity import ScaledDot
 
 
 @outside_of_graphs
+@answers_calls
 def ulysses_attention(
     q: Tensor,
     k: Tensor,
@@ -100,7 +101,8 @@ class Deal:
         """For a call on these; ShapeError where they have too few heads."""
         if q.dim() < 4 or q.shape[-3] < peers.count:
             raise ShapeError(
-                f"q has shape {listed(q.shape)}, the group {peers.count} ranks; expected (*batch, heads, n, d) with as "
+                f"q has shape {listed(q.shape)}, the group {count_of(peers.count, 'rank')}; expected "
+                "(*batch, heads, n, d) with as "
                 "many heads as ranks or more. ring_attention needs no heads, usp_attention fewer of them."
             )
         check_heads(q, k, v)

@@ -10,10 +10,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from regard.backends.base import Backend
+from regard.core.arguments import answers_calls
 from regard.core.dropout import Dropout
 from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
+from regard.core.shapes import count_of
 from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Everything, Mask
 from regard.parallel.agreement import agree_on_call
@@ -26,6 +28,7 @@ from regard.scores.similarity import ScaledDot
 
 
 @outside_of_graphs
+@answers_calls
 def usp_attention(
     q: Tensor,
     k: Tensor,
@@ -54,7 +57,9 @@ def usp_attention(
     Source: Fang and Zhao 2024, USP (arXiv 2405.07719).
     """
     if group.ndim != 2 or shards.ranks != group.size():
-        raise ShapeError(f"group is a mesh {tuple(group.shape)}; expected two dimensions, and {shards.ranks} ranks.")
+        raise ShapeError(
+            f"group is a mesh {tuple(group.shape)}; expected two dimensions, and {count_of(shards.ranks, 'rank')}."
+        )
     ranks = Ranks.of(group, timeout)
     inner, outer = ranks.levels
     row, width = outer.rank, inner.count

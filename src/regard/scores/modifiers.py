@@ -13,10 +13,15 @@ from torch import Tensor
 from regard.core.region import Frame, Region
 from regard.core.shapes import broadcasts, listed
 from regard.core.tracing import data_unavailable
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.scores.algebra import Modifier, Score, finite_in, number, parameter, plus, shape_error_by_head
 from regard.scores.buckets import Buckets, ClippedBuckets, T5Buckets
 
 
+@answers_wrong_calls(
+    dict.fromkeys(("softcap", "logit_cap", "max", "value"), "write SoftCap(cap)"),
+    "SoftCap(50) keeps the scores within ±50.",
+)
 @dataclass(frozen=True)
 class SoftCap(Modifier):
     """s -> cap · tanh(s / cap): scores stay within ±cap. Raises ValueError unless cap > 0.
@@ -54,6 +59,13 @@ class SoftCap(Modifier):
         return cls(2.0), cls(torch.linspace(1, 2, frame.heads, dtype=torch.float64, device=frame.device))
 
 
+@answers_wrong_calls(
+    {
+        "alibi_slopes": "write slopes=alibi_slopes",
+        **dict.fromkeys(("heads", "num_heads", "n_heads"), "write slopes=2.0 ** (-8 * torch.arange(1, h + 1) / h)"),
+    },
+    "slopes are (heads,): 2.0 ** (-8 * torch.arange(1, h + 1) / h) are those of the paper for h heads.",
+)
 @dataclass(frozen=True)
 class Alibi(Modifier):
     """s_ij -> s_ij - slope_h · |i - j|: a penalty by distance, one slope a head, (heads,) or ().
@@ -175,6 +187,7 @@ class LogDistance(Modifier):
         return cls(weight, 2 - weight), cls(0.7, 0.3)
 
 
+@answers_wrong_calls(dict.fromkeys(("attn_bias", "attn_mask", "mask", "tensor", "position_bias"), "write Bias(tensor)"))
 @dataclass(frozen=True)
 class Bias(Modifier):
     """s -> s + bias, a tensor that broadcasts to the call's (*batch, heads, nq, nk); -inf hides a pair.
@@ -200,7 +213,7 @@ class Bias(Modifier):
         if looks_like_a_mask(bias):
             warnings.warn(
                 "Bias holds only 0 and 1, which are added to the scores. If it is a mask, write Dense(bias.bool()).",
-                stacklevel=3,
+                stacklevel=4,  # __post_init__, __init__, and the frame that answers wrong calls
             )
 
     def shape_error(self, frame: Frame) -> str | None:
@@ -262,7 +275,7 @@ class RelativeBias(Modifier):
         object.__setattr__(self, "table", parameter(self.table, "RelativeBias.table"))
         if not isinstance(self.buckets, Buckets):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
-                f"RelativeBias.buckets is a {type(self.buckets).__name__}; expected Buckets, such as T5Buckets(32)."
+                f"RelativeBias.buckets is {kind_of(self.buckets)}; expected Buckets, such as T5Buckets(32)."
             )
 
     def shape_error(self, frame: Frame) -> str | None:

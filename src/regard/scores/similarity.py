@@ -17,6 +17,7 @@ from regard.core.dtypes import widen
 from regard.core.region import Frame, Region
 from regard.core.shapes import listed, repeat_heads
 from regard.core.tracing import data_unavailable
+from regard.core.wrong_calls import answers_wrong_calls
 from regard.scores.algebra import Score, Similarity, by_head, by_row, drawn, number, parameter, shape_error_by_head
 
 
@@ -39,6 +40,7 @@ class Dot(Similarity):
         return (cls(),)
 
 
+@answers_wrong_calls(dict.fromkeys(("softmax_scale", "sm_scale", "scaling", "factor"), "write ScaledDot(scale)"))
 @dataclass(frozen=True)
 class ScaledDot(Similarity):
     """s_ij = scale · q_i · k_j, scale = 1 / sqrt(dk) by default; a learned scale is a tensor () or (heads,).
@@ -70,6 +72,7 @@ class ScaledDot(Similarity):
         return cls(), cls(drawn(frame, frame.heads))
 
 
+@answers_wrong_calls(dict.fromkeys(("w", "W", "weight", "matrix", "M"), "write m=W, of shape (dq, dk)"))
 @dataclass(frozen=True)
 class Bilinear(Similarity):
     """s_ij = q_i^T M k_j, M (dq, dk) or (heads, dq, dk): queries and keys may differ in width.
@@ -90,7 +93,8 @@ class Bilinear(Similarity):
 
     def widths(self, dq: int, dk: int) -> str | None:
         fits = tuple(self.m.shape[-2:]) == (dq, dk)
-        return None if fits else f"Bilinear.m has shape {listed(self.m.shape)}; q and k need (..., {dq}, {dk})"
+        turned = f"; write m.{'T' if self.m.dim() == 2 else 'mT'}" if tuple(self.m.shape[-2:]) == (dk, dq) else ""
+        return None if fits else f"Bilinear.m has shape {listed(self.m.shape)}; q and k need (..., {dq}, {dk}){turned}"
 
     def shape_error(self, frame: Frame) -> str | None:
         if self.m.dim() == 2 or (self.m.dim() == 3 and self.m.shape[0] in (1, frame.heads)):

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from regard.core.region import Frame, Region
 from regard.core.tracing import finite
+from regard.core.wrong_calls import answers_wrong_calls
 from regard.scores.algebra import Modifier, Score, number, shape_error_by_head
 
 
+@answers_wrong_calls(dict.fromkeys(("temperature", "tau", "T"), "write Temperature(t)"))
 @dataclass(frozen=True)
 class Temperature(Modifier):
     """s -> s / t_h: a temperature above 1 makes the weights more uniform, one below 1 sharpens them.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import regard.core.tracing as tracing
 from regard.core.errors import ShapeError
+from regard.core.wrong_calls import kind_of
 from regard.sources.files import anonymous_memory
 from regard.sources.npy import NumpyFile
 from regard.sources.source import Part, Source, cut, keys_of_a_part
@@ -47,7 +48,7 @@ class Arrays(Source):
         k, v = (NumpyFile.of(x) if isinstance(x, (str, PathLike)) else x for x in (self.k, self.v))
         for name, x in (("k", k), ("v", v)):
             if not hasattr(x, "shape"):
-                raise TypeError(f"Arrays.{name} is a {type(x).__name__}; expected an array, a tensor or a path.")
+                raise TypeError(f"Arrays.{name} is {kind_of(x)}; expected an array, a tensor or a path.")
         if len(k.shape) < 2 or len(v.shape) < 2 or k.shape[-2] != v.shape[-2]:
             raise ShapeError(
                 f"Arrays.k has shape {tuple(k.shape)}, Arrays.v {tuple(v.shape)}; expected (*batch, hk, nk, dk) and "

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import regard.core.arrays as arrays
 from regard.backends.base import Backend
+from regard.core.arguments import answers_calls_over
 from regard.core.cotangents import linear_in
 from regard.core.errors import Unsupported
 from regard.core.state import RowStats
@@ -21,6 +22,7 @@ from regard.sources.progress import Progress
 from regard.sources.source import Source
 
 
+@answers_calls_over
 def attention_over(
     q: Any,
     source: Source | Iterable[tuple[Any, ...]] | Callable[[], Iterable[tuple[Any, ...]]],

@@ -10,6 +10,8 @@ from torch import Tensor
 
 import regard.core.arrays as arrays
 from regard.backends.base import Backend
+from regard.core.arguments import answers_calls_over
+from regard.core.shapes import count_of
 from regard.masks.algebra import Everything, Mask
 from regard.runtime.dispatch import Plan
 from regard.scores.algebra import Score
@@ -18,6 +20,7 @@ from regard.sources.over_call import over_call
 from regard.sources.source import Part, Source, closed_at_the_end
 
 
+@answers_calls_over
 def explain_over(
     q: Any,
     source: Source | Iterable[tuple[Any, ...]] | Callable[[], Iterable[tuple[Any, ...]]],
@@ -67,14 +70,18 @@ def explain_over(
     facts = (
         ("source", repr(source)),
         ("parts", _counted(read, "read", "") + (_skipped(skipped) if skipped else "")),
-        ("held", f"{held:,} bytes of keys and values a part, {ahead + 1} parts at a time: {held * (ahead + 1):,}"),
+        (
+            "held",
+            f"{count_of(held, 'byte', ',')} of keys and values a part, {count_of(ahead + 1, 'part')} "
+            f"at a time: {held * (ahead + 1):,}",
+        ),
         *((f"a part's {name}" if name in ("call", "score", "mask") else name, text) for name, text in plan.facts),
     )
     return Plan(plan.backend, plan.reasons, facts)
 
 
 def _counted(parts: list[Part], what: str, why: str) -> str:
-    return f"{len(parts)} {what} ({sum(part.count for part in parts)} keys){why}"
+    return f"{len(parts)} {what} ({count_of(sum(part.count for part in parts), 'key')}){why}"
 
 
 def _skipped(parts: list[Part]) -> str:

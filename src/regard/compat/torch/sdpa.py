@@ -10,7 +10,8 @@ from regard.compat.torch.scripting import scripts_as
 from regard.core.arrays import plain_tensor
 from regard.core.dropout import Dropout
 from regard.core.positions import Positions, head
-from regard.core.shapes import broadcasts, listed, repeat_heads
+from regard.core.shapes import broadcasts, count_of, listed, repeat_heads
+from regard.core.wrong_calls import kind_of
 from regard.masks.algebra import Everything, Mask
 from regard.masks.causal_bias import causal_bias_positions, is_causal_bias
 from regard.masks.dense import Dense
@@ -58,7 +59,7 @@ def scaled_dot_product_attention(
     """
     for name, given in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
         if not isinstance(given, Tensor) and (given is not None or name != "attn_mask"):
-            raise TypeError(f"{name} is a {type(given).__name__}; expected a tensor.")
+            raise TypeError(f"{name} is {kind_of(given)}; expected a tensor.")
     score: Score = ScaledDot(scale)
     mask: Mask = Everything()
     positions: Positions | None = None
@@ -105,7 +106,8 @@ def together(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tup
     heads, key_heads, value_heads = (t.shape[-3] for t in given)
     if any(n == 0 or heads % n for n in (key_heads, value_heads)):
         raise ValueError(
-            f"query has {heads} heads, key {key_heads}, value {value_heads}; expected multiples of both (enable_gqa)."
+            f"query has {count_of(heads, 'head')}, key {key_heads}, value {value_heads}; expected "
+            "multiples of both (enable_gqa)."
         )
     query, key, value = _expanded(given, 3)
     if key_heads == value_heads and query.dim() > 3:

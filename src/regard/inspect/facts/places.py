@@ -14,6 +14,7 @@ from regard.core.region import Frame, Region
 from regard.core.shapes import listed
 from regard.core.state import RowStats
 from regard.core.value import Value
+from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.algebra import Accumulator, Fact, ScoreTile, Sum, by_row, by_row_of_many, room, sum_keys
 from regard.masks.positional import Window
 
@@ -202,14 +203,14 @@ class Offsets(Fact[Tensor]):
 
     def __post_init__(self) -> None:
         if not isinstance(self.offsets, tuple):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"Offsets.offsets is a {type(self.offsets).__name__}; expected a tuple: Offsets((-1, 1)).")
+            raise TypeError(f"Offsets.offsets is {kind_of(self.offsets)}; expected a tuple: Offsets((-1, 1)).")
         if not self.offsets:
             raise ValueError(
                 "Offsets(offsets=()): expected 1 offset or more, such as Offsets((-1,)), the token before."
             )
         for n in self.offsets:
             if type(n) is not int:
-                raise TypeError(f"Offsets.offsets holds {n!r}, a {type(n).__name__}; expected integers.")
+                raise TypeError(f"Offsets.offsets holds {n!r}, {kind_of(n)}; expected integers.")
 
     def compares_positions(self) -> bool:
         return True

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from regard.core.errors import Unsupported
+from regard.core.shapes import count_of
 from regard.inspect.heads.projections import Projection, at_projections, find_projections
 from regard.inspect.heads.reader import Reader, check_causal
 from regard.inspect.reading import Tokenizer
-from regard.inspect.report.findings import Finding
+from regard.inspect.report.findings import Finding, Findings
 from regard.inspect.report.grids import Grid
 from regard.inspect.report.head_result import HeadArray, HeadResult, in_order, ranked
 from regard.inspect.stacks import places
@@ -24,7 +25,7 @@ SIGNS = ("it falls", "it grows")
 OWN_LOSS = "Pass a loss of your own: ablation(model, text, loss=lambda answer: ...)"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Ablation(HeadResult):
     """The loss of a model on a text, and how much larger it is without each head.
 
@@ -41,11 +42,11 @@ class Ablation(HeadResult):
 
     @property
     def grids(self) -> tuple[Grid, ...]:
-        unit = f"more than {self.loss:.4g} on the first {self.tokens:,} tokens"
+        unit = f"more than {self.loss:.4g} on the first {count_of(self.tokens, 'token', ',')}"
         return (Grid.signed("loss without a head", unit, self.change, places(self.layers), SIGNS),)
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> Findings:
         first, *others = ranked(self.layers, self.change)
         said = f"the loss grows most without {first.name}: {first.value:+.3g} on {self.loss:.4g}"
         if others:
@@ -53,7 +54,7 @@ class Ablation(HeadResult):
         if first.value <= 0:
             said = f"no head's removal raises the loss: it falls least without {first.name}, {first.value:+.3g}"
         rule = "one head at a time set to its mean over the text (mean ablation; Wang et al. 2022, arXiv 2211.00593)"
-        return (Finding(said, rule, (first,)),)
+        return Findings((Finding(said, rule, (first,)),))
 
     @property
     def arrays(self) -> dict[str, HeadArray]:

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.errors import Unsupported
+from regard.core.shapes import count_of
 from regard.inspect.heads.projections import Projection, at_projections, find_projections
 from regard.inspect.heads.reader import Reader
 from regard.inspect.heads.stream import Stream
 from regard.inspect.heads.unembedding import NormCall, last_norm, unembedding
 from regard.inspect.reading import Tokenizer, texts, tokenizer_for
-from regard.inspect.report.findings import Finding, quoted
+from regard.inspect.report.findings import Finding, Findings, quoted
 from regard.inspect.report.grids import Grid
 from regard.inspect.report.head_result import HeadArray, HeadResult, in_order, ranked
 from regard.inspect.stacks import places
@@ -50,7 +51,7 @@ class Logit:
         return quoted(self.name) if self.name else f"token {self.token}"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Contributions(HeadResult):
     """The contribution of each head of each attention call to the residual stream.
 
@@ -69,16 +70,19 @@ class Contributions(HeadResult):
         named, means = places(self.layers), [of_layer.mean(-1) for of_layer in self.norms]
         most = max(float(of_layer.max()) for of_layer in means)
         rows = tuple(tuple(of_layer.tolist()) for of_layer in means)
-        norms = Grid("norm of what a head adds", f"mean of {self.tokens:,} tokens", rows, 0.0, most, tuple(named))
+        norms = Grid(
+            "norm of what a head adds", f"mean of {count_of(self.tokens, 'token', ',')}", rows, 0.0, most, tuple(named)
+        )
         if self.logit is None:
             return (norms,)
         title, unit = f"part in the logit of {self.logit.said}", f"at position {self.logit.position}"
         return norms, Grid.signed(title, unit, self.logit.heads, named, SIGNS)
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> Findings:
         if self.logit is None:
-            return (Finding(f"no parts in a logit: {self.why_not}", "what each layer adds has to reach the last norm"),)
+            why = "what each layer adds has to reach the last norm"
+            return Findings((Finding(f"no parts in a logit: {self.why_not}", why),))
         logit = self.logit
         head = max(ranked(self.layers, logit.heads), key=lambda one: abs(one.value))
         added = logit.value - logit.rest
@@ -89,7 +93,7 @@ class Contributions(HeadResult):
             "what the head adds, times the scale of the last norm and the token's row of the unembedding; what later "
             "layers make of it is not counted (Elhage et al. 2021)"
         )
-        return (Finding(said, rule, (head,)),)
+        return Findings((Finding(said, rule, (head,)),))
 
     @property
     def tokens(self) -> int:
@@ -169,7 +173,7 @@ def contributions(
 
 def _position(at: int, n: int) -> int:
     if not -n <= at < n:
-        raise IndexError(f"at={at}: the text has {n} tokens; expected a position from {-n} to {n - 1}.")
+        raise IndexError(f"at={at}: the text has {count_of(n, 'token')}; expected a position from {-n} to {n - 1}.")
     return at % n
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 import regard.core.arrays as arrays
+import regard.inspect.lint.layout_checks as layout_checks
 import regard.inspect.lint.mask_checks as mask_checks
 import regard.inspect.lint.value_checks as value_checks
 import regard.inspect.lint.weight_checks as weight_checks
@@ -54,6 +56,7 @@ def lint(
 
     not finite        NaN or infinity in q, k, v, a tensor of the score or the sink, by index, where a query sees it
     scores not finite scores that are NaN or infinite though all of these are finite
+    heads and tokens turned round   q, k and v are more likely (batch, n, heads, d)
     empty rows        queries that see no key, unless Lengths(queries=...) says that they are padding
     inverted mask     no query sees its own key, nor its neighbours; or sequences without any key, beside others whose
                       hidden keys would be a padding mask
@@ -77,7 +80,9 @@ def lint(
     >>> lint(q, k, v, mask=rg.Dense(torch.ones(6, 6).triu(1).bool())).names
     ('empty rows', 'inverted mask')
     """
-    call = Call(q, k, v, score, mask, positions, sink, None)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "q, k and v are read as")  # a finding here
+        call = Call(q, k, v, score, mask, positions, sink, None)
     problem = call.problem
     if graphed(*problem.tensors()) or data_unavailable(*problem.tensors()):
         raise Unsupported("lint looks at numbers, which a graph, a transform and the meta device do not have.")
@@ -85,10 +90,16 @@ def lint(
     if complaint is not None:
         raise ShapeError(complaint)
     with call.precision():
-        return Lint(tuple(_defects(call, (q, k, v), positions, within)))
+        return Lint(tuple(_defects(call, (q, k, v), positions, sink, within)))
 
 
-def _defects(call: Call, given: tuple[Any, Any, Any], positions: Positions | None, within: Mask) -> Iterator[Defect]:
+def _defects(
+    call: Call,
+    given: tuple[Any, Any, Any],
+    positions: Positions | None,
+    sink: Tensor | float | None,
+    within: Mask,
+) -> Iterator[Defect]:
     problem, frame = call.problem, call.problem.frame
     # without the sink: it is no key, and its weight would hide that all keys weigh alike
     facts = (Visible(), Readers(), MaxScore(), Concentration(), RelativeEntropy())
@@ -104,6 +115,7 @@ def _defects(call: Call, given: tuple[Any, Any, Any], positions: Positions | Non
     if not spoilt:
         yield from weight_checks.lost(seen, visible)
 
+    yield from layout_checks.turned_round(own["q"], own["k"], own["v"], problem, positions, sink)
     yield from mask_checks.empty_rows(visible, problem.mask, frame)
     placed = positions is not None or frame.nq == frame.nk
     for one in (problem.mask, *_biases_that_hide(problem)):

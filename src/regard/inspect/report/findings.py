@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+import regard.core.html as html
 import regard.inspect.report.heads as heads
 from regard.inspect.report.induction import EVIDENCE, induction, wilson_interval
 from regard.inspect.report.layer import Layer
+from regard.inspect.report.notebook import findings_table
 
 # Shares of rows from which a head is named.
 NEIGHBOUR, INDUCTION = 0.5, 0.25
@@ -56,6 +58,21 @@ class Finding:
     said: str
     rule: str
     heads: tuple[Head, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Finding({self.said!r})"
+
+
+class Findings(tuple[Finding, ...]):
+    """Findings as a tuple that prints: a sentence a line; in a notebook, a table with their rules."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "\n".join(finding.said for finding in self) or "no findings"
+
+    def _repr_html_(self) -> str:
+        return html.panel("Findings", findings_table((finding.said, finding.rule) for finding in self))
 
 
 def largest(layers: Sequence[Layer], values: Sequence[Tensor]) -> Head:

@@ -12,15 +12,18 @@ from torch import Tensor
 import regard.inspect.report.page as page
 import regard.inspect.report.save as save
 import regard.inspect.report.text as text
+from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.algebra import Fact
+from regard.inspect.layers import Layers
 from regard.inspect.report.comparison import Comparison
 from regard.inspect.report.content import Content
 from regard.inspect.report.head_result import HeadResult, matched
+from regard.inspect.report.labels import Labels
 from regard.inspect.report.layer import FACTS, Layer, Looked
 from regard.inspect.report.page_parts import framed
 from regard.inspect.report.picture import Picture
 from regard.inspect.report.server import PageServer
-from regard.inspect.report.steps import Steps, in_steps, merged
+from regard.inspect.report.steps import in_steps, merged
 from regard.inspect.stacks import in_order, places
 
 
@@ -60,6 +63,7 @@ class Report(Content):
         model: str,
         tokens: Sequence[str] = (),
         key_tokens: Sequence[str] = (),
+        cross: Layers | None = None,
         element: int = 0,
         seconds: float = 0.0,
         unit: str = "token",
@@ -73,18 +77,24 @@ class Report(Content):
         an encoder's first, then those of the decoder, then its cross-attention: "encoder L0", "decoder cross L1".
 
         tokens are the texts of the sequence (a decoder's), key_tokens those of the one that cross-attention reads (its
-        encoder's); `element` says which of a batch. Raises ValueError for no call, and for tokens of which no layer has
-        as many; IndexError for an element that is not there.
+        encoder's); `element` says which of a batch. Which layer reads which follows from how many queries and keys a
+        call has. Where that leaves it open, because both texts have one length or none is given, the names of modules
+        decide ("cross_attention", "encoder"), or `cross`, which names the layers that read key_tokens: a pattern over
+        their paths ("*" all), several, or a function of the path.
+
+        Raises ValueError for no call, for texts that name no token of any layer, and where `cross` fits no layer;
+        IndexError for an element that is not there.
         """
-        found = in_steps(calls)
-        for name, given in (("tokens", tokens), ("key_tokens", key_tokens)):
-            _check_tokens(name, len(given), found)
+        labels, calls = Labels(tokens, key_tokens, cross), list(calls)
+        found = in_steps(calls, labels.crosses(calls), len(tokens))
+        labels.check_counts(found)
         found = [found[index] for index in in_order([one.name for one in found])]
         layers: list[Layer] = []
         for one, place in zip(found, places([one.name for one in found]), strict=True):
-            own = key_tokens if key_tokens and place.startswith("encoder") else tokens
-            steps = [Layer.of(call, element, own, key_tokens) for call in one.calls]
+            own = labels.own(one, place)
+            steps = [Layer.of(call, element, own, key_tokens, one.cross) for call in one.calls]
             layers.append(replace(merged(steps, one, own), place=place))
+        labels.check_used(layers, found)
         return Report(title, model, tuple(layers), seconds, unit, context, notes, picture)
 
     def text(self, width: int = 80) -> str:
@@ -159,7 +169,7 @@ class Report(Content):
         for result in results:
             if not isinstance(result, HeadResult):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(
-                    f"with_heads has a {type(result).__name__}; expected what rg.heads.contributions, ablation or "
+                    f"with_heads has {kind_of(result)}; expected what rg.heads.contributions, ablation or "
                     "probe returned."
                 )
             held[type(result)] = matched(result, self.layers)
@@ -173,13 +183,3 @@ class Report(Content):
 
     def _repr_html_(self) -> str:
         return framed(page.html(self, None), self.title)
-
-
-def _check_tokens(name: str, given: int, layers: Iterable[Steps]) -> None:
-    """Texts that name no token of any layer would leave the report without them, and nobody would know why."""
-    counts = sorted({n for steps in layers for n in steps.sizes})
-    if given and counts and given not in counts:
-        raise ValueError(
-            f"{name} has {given:,} texts; the calls are of {' and '.join(f'{n:,}' for n in counts)} tokens. Pass one "
-            "text a token, special ones such as [CLS] included."
-        )

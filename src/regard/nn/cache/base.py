@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -11,6 +12,12 @@ from regard.core.errors import ShapeError
 from regard.core.positions import Positions
 from regard.core.shapes import listed
 from regard.masks.algebra import Everything, Mask
+
+# What generate and the models of transformers read of a cache first.
+_OF_TRANSFORMERS = (
+    *("get_seq_length", "get_mask_sizes", "is_compileable", "is_initialized", "is_sliding", "layers", "update"),
+    *("get_max_cache_shape", "get_max_length", "max_cache_len", "early_initialization", "self_attention_cache"),
+)
 
 
 class KVCache(ABC):
@@ -86,6 +93,18 @@ class KVCache(ABC):
     @abstractmethod
     def next_positions(self, n: int) -> Tensor:
         """The positions of the next n tokens, for rotations before they are appended: int64 (n,) or (*batch, n)."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """AttributeError; for what transformers looks for in a cache, with what this one is for."""
+        error = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if name in _OF_TRANSFORMERS:
+            error += (
+                f": a {type(self).__name__} is the cache of one layer of regard.nn, layer(x, cache=cache), or of your "
+                "own calls, regard.attention(q, *cache.append(k, v), ...). A model of transformers keeps the keys of "
+                "all its layers in one cache of transformers: leave past_key_values out, or pass its DynamicCache() or "
+                "StaticCache(...); regard.compat.transformers attends over either."
+            )
+        raise AttributeError(error)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(length={self.length})"

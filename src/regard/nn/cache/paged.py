@@ -14,6 +14,7 @@ from regard.backends.native.pages import write_pages
 from regard.core.errors import ShapeError
 from regard.core.paged import Paged, gather_rows
 from regard.core.positions import Positions, counted
+from regard.core.shapes import count_of
 from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Everything, Mask
 from regard.masks.ragged import Lengths, lengths_of_keys
@@ -130,10 +131,11 @@ class PagedCache(KVCache):
         (keys, lengths), (values, others) = sequences(k, "k"), sequences(v, "v")
         new, batch = lengths.tolist(), len(self._tables.lengths)
         if k.dim() != 4 or v.dim() != 4:
-            raise ShapeError(f"k has {k.dim()} axes, v {v.dim()}; expected nested (batch, heads, n*, d).")
+            raise ShapeError(f"k has {count_of(k.dim(), 'axis')}, v {v.dim()}; expected nested (batch, heads, n*, d).")
         if len(new) != batch or others.tolist() != new:
             raise ShapeError(
-                f"k has lengths {new}, v {others.tolist()}; expected the same, one for each of {batch} sequences "
+                f"k has lengths {new}, v {others.tolist()}; expected the same, one for each of "
+                f"{count_of(batch, 'sequence')} "
                 "(0 where a sequence gets no token)."
             )
         check_tokens(keys[0], values[0])
@@ -166,7 +168,9 @@ class PagedCache(KVCache):
         else:
             wanted = [int(length)] * len(had)
         if len(wanted) != len(had):
-            raise ShapeError(f"crop: {len(wanted)} lengths; expected one for each of {len(had)} sequences.")
+            raise ShapeError(
+                f"crop: {count_of(len(wanted), 'length')}; expected one for each of {count_of(len(had), 'sequence')}."
+            )
         if any(not 0 <= left <= most for left, most in zip(wanted, had, strict=True)):
             raise ValueError(f"crop: lengths {wanted}; the cache has {had}, expected from 0 to these.")
         self._tables.crop(wanted)
