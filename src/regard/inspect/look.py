@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import singledispatch
 from typing import Any, Protocol, cast, overload
 
@@ -70,7 +70,7 @@ class Look(Protocol):
     def __call__(
         self,
         model: nn.Module,
-        texts: list[str] | tuple[str, ...] | list[list[int]],
+        texts: list[str] | tuple[str, ...] | list[list[int]] | list[Mapping[str, Any]],
         /,
         *,
         tokenizer: Tokenizer | None = None,
@@ -85,7 +85,8 @@ class Look(Protocol):
     def __call__(
         self,
         model: nn.Module,
-        given: str | list[int] | Tensor,
+        given: str | list[int] | Tensor | Mapping[str, Any],
+        pair: str | None = None,
         /,
         *,
         tokenizer: Tokenizer | None = None,
