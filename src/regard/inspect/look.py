@@ -20,11 +20,13 @@ from regard.inspect.report.texts import TextReports
 from regard.inspect.results import FactResults
 from regard.masks.algebra import Everything, Mask
 from regard.nn.attention import Attention
+from regard.nn.elsewhere import answers_look_calls
 from regard.nn.heads import Heads
 from regard.scores.algebra import Score
 
 
 @torch.no_grad()
+@answers_look_calls
 def of_layer(
     layer: Heads,
     x: Tensor,
