@@ -15,6 +15,7 @@ from regard.core.positions import Positions
 from regard.core.shapes import count_of, listed
 from regard.core.tracing import data_unavailable
 from regard.core.value import Value
+from regard.core.wrong_calls import kind_of
 from regard.masks.ragged import Documents
 from regard.nested import jagged, ragged_axis
 
@@ -151,6 +152,8 @@ def unpack(packed: Packed) -> list[Tensor]:
     >>> unpack(pack([torch.tensor([1, 2]), torch.tensor([3])]))
     [tensor([1, 2]), tensor([3])]
     """
+    if not isinstance(packed, Packed):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"packed is {kind_of(packed)}; expected a Packed, which pack(...) makes.")
     return list(packed.values.split(packed.lengths.tolist()))
 
 

@@ -157,6 +157,32 @@ rg.attention_weights(wide, thin, score=rg.Bilinear(zeros(6, 8)))  # Bilinear.m h
 rg.attention_weights(wide, thin)  # ScaledDot compares equal widths; Bilinear(m), Additive(...) and Custom(fn) can relate unequal widths.
 """  # noqa: E501
 
+INSPECTION = """
+rg.look(q)  # look needs k; it has q, k, facts,
+rg.look(q, q, q)  # look takes q and k by position; the next argument is a Tensor of float32: leave v out, if that is it
+rg.look(q, q, is_causal=True)  # look has no argument 'is_causal'; write mask=Causal().
+rg.look(layer)  # look needs x; it has layer, x, context,
+rg.look(layer, x, is_causal=True)  # look has no argument 'is_causal'; write mask=Causal().
+rg.look(layer, x, x, x)  # keys and values are both made of context: layer(x, context), or layer(x) for self-attention.
+rg.lint(q, q)  # lint needs v; it has q, k, v, score,
+rg.lint(q, q, q, causal=True)  # lint has no argument 'causal'; write mask=Causal().
+rg.entropy(q, q, q)  # entropy takes q and k by position; the next argument is a Tensor of float32: leave v out
+rg.max_score(q, q, causal=True)  # max_score has no argument 'causal'; write mask=Causal().
+rg.record(layer, fact=()).__enter__()  # record has no argument 'fact'; did you mean facts?
+rg.record("bert").__enter__()  # record has a str; expected the model, an nn.Module
+rg.monitor(3)  # monitor has an int; expected the model, an nn.Module.
+rg.rollout(q)  # calls holds a Tensor of float32; expected the calls of a recording
+rg.unpack(q)  # packed is a Tensor of float32; expected a Packed, which pack(...) makes.
+rg.pack(x)  # give lengths (batch,) if it is (batch, n, ...), padded at the end, or cu_seqlens (batch + 1,)
+rg.patch(3)  # model is an int; expected an nn.Module, or None for every call of this process.
+rg.nn.Rotary(dim=8)  # Rotary has no argument 'dim'; write width=, the features that are rotated.
+rg.nn.Rotary(8, rope_theta=1e6)  # Rotary has no argument 'rope_theta'; write base=theta.
+rg.nn.AttentionPooling(12, 8, num_heads=2)  # AttentionPooling has no argument 'num_heads'; write heads=num_heads.
+rg.Prefix(prefix_length=3)  # Prefix has no argument 'prefix_length'; write Prefix(n).
+rg.Dilated(dilation=2)  # Dilated has no argument 'dilation'; write Dilated(step).
+rg.Custom(3)  # Custom.fn is an int; expected a function of q and k, which gives their scores.
+"""
+
 OPERATORS = """
 rg.ScaledDot() + rg.SoftCap(5)  # scores are joined by >> alone; ScaledDot() meets a SoftCap: write ScaledDot() >> SoftCap(cap=5.0).
 rg.ScaledDot() | rg.SoftCap(5)  # write ScaledDot() >> SoftCap(cap=5.0).
@@ -224,7 +250,7 @@ def rows(*tables: str) -> list[Any]:
     return [pytest.param(call, said, id=call) for call, said in lines]
 
 
-@pytest.mark.parametrize(("call", "said"), rows(LAYERS, CALLS, VALUES, OPERATORS, MISSING))
+@pytest.mark.parametrize(("call", "said"), rows(LAYERS, CALLS, VALUES, INSPECTION, OPERATORS, MISSING))
 def test_a_wrong_call_is_told_what_to_write(call: str, said: str) -> None:
     with pytest.raises((TypeError, ValueError, AttributeError), match=re.escape(said)):
         eval(call, dict(NAMES))

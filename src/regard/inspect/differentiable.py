@@ -12,6 +12,7 @@ import regard.core.arrays as arrays
 from regard.backends.streaming.backward import ScoreGradients
 from regard.backends.streaming.tiled import Tiled
 from regard.backends.streaming.tiling import Size, Strip, strips
+from regard.core.arguments import answers_calls_of_pairs
 from regard.core.cotangents import has_tangent, linear_in
 from regard.core.dtypes import exact
 from regard.core.positions import Positions
@@ -29,6 +30,7 @@ from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 
 
+@answers_calls_of_pairs
 def entropy(
     q: Any,
     k: Any,
@@ -57,6 +59,7 @@ def entropy(
     return _answer(_EntropyRule(), Call(q, k, _no_values(k), score, mask, positions, sink, None, like=q))
 
 
+@answers_calls_of_pairs
 def max_score(
     q: Any,
     k: Any,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import regard.core.arrays as arrays
+from regard.core.arguments import answers_calls_of_pairs
 from regard.core.errors import Unsupported
 from regard.core.positions import Positions, resolve_positions
 from regard.core.region import Frame
@@ -24,6 +25,7 @@ from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 
 
+@answers_calls_of_pairs
 def look(
     q: Any,
     k: Any,
@@ -46,6 +48,7 @@ def look(
         look(q, k, facts=, score=, mask=, positions=, sink=)  -> FactResults
         look(layer, x, context, facts=, mask=, positions=)    -> FactResults, of a layer of regard.nn on its input
         look(model, text, tokenizer=)                         -> Report, to be printed or saved
+        look(model, "a", "b", tokenizer=)                     -> Report, of two texts that are read together
         look(model, ids)                                      -> Report, of token ids (n,)
         look(model, [text, ...], tokenizer=)                  -> TextReports: means over texts, and a Report each
         look(model, image, processor=)                        -> Report, of a model that reads pixels

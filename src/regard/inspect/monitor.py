@@ -12,6 +12,7 @@ from typing_extensions import Self
 
 import regard.core.html as html
 from regard.core.shapes import count_of
+from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.rows import Entropy, MaxScore
 from regard.inspect.layers import Layers
 from regard.inspect.record import record
@@ -27,6 +28,8 @@ class Monitor:
     """Looks at the model in each `every`-th block that it is entered for, the first one included; see `monitor`."""
 
     def __init__(self, model: nn.Module, every: int, layers: Layers) -> None:
+        if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"monitor has {kind_of(model)}; expected the model, an nn.Module.")
         if every < 1:
             raise ValueError(f"every={every}: expected 1 (each step) or more.")
         self.model, self.every, self.layers = model, every, layers

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.core.errors import Unsupported
 from regard.core.hooks import AttentionCall, observing
 from regard.core.tracing import data_unavailable, functorch, loaded
-from regard.core.wrong_calls import kind_of
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.inspect.capture.interface import watching_interface
 from regard.inspect.capture.mode import watching
 from regard.inspect.facts.algebra import Fact
@@ -32,6 +32,7 @@ OVERVIEW: tuple[Fact[Any], ...] = (Entropy(), MaxScore(), Received(), Map())
 
 
 @contextmanager
+@answers_wrong_calls({"model_name": "pass the model itself"})
 def record(
     model: nn.Module, facts: tuple[Fact[Any], ...] = OVERVIEW, *, layers: Layers = "*"
 ) -> Generator[Tape, None, None]:

@@ -11,6 +11,7 @@ from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError
 from regard.core.hooks import AttentionCall
 from regard.core.shapes import count_of, listed
+from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.inputs import Inputs
 from regard.inspect.facts.keys import Received
 from regard.inspect.look_tensors import look
@@ -58,8 +59,13 @@ def rollout(calls: Iterable[AttentionCall | Recorded], row: int = -1, residual: 
 
 
 def _call(given: AttentionCall | Recorded, number: int) -> AttentionCall:
-    if not isinstance(given, Recorded):
+    if isinstance(given, AttentionCall):
         return given
+    if not isinstance(given, Recorded):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"calls holds {kind_of(given)}; expected the calls of a recording: with rg.record(model, "
+            "facts=(rg.facts.Inputs(),)) as tape: model(x), then rg.rollout(tape)."
+        )
     if Inputs() not in given.seen.facts:
         raise ValueError(
             f"calls[{number}] has no queries and keys; expected a recording that kept them: "

@@ -151,6 +151,7 @@ class Window(Mask):
         return cls(before=3, after=0), cls(before=None, after=2)
 
 
+@answers_wrong_calls(dict.fromkeys(("prefix_length", "length", "prefix", "size"), "write Prefix(n)"))
 @dataclass(frozen=True)
 class Prefix(Mask):
     """Keys among the first n positions: position of the key < n. n may be an integer tensor (*batch).
@@ -210,6 +211,7 @@ class Prefix(Mask):
         )
 
 
+@answers_wrong_calls(dict.fromkeys(("dilation", "rate", "stride"), "write Dilated(step)"))
 @dataclass(frozen=True)
 class Dilated(Mask):
     """Keys whose distance from the query is a multiple of `step`: (i - j) mod step = 0.

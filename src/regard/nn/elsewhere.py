@@ -55,4 +55,5 @@ def _beyond_context(x: Any) -> str:
 answers_sizes = answers_wrong_calls(_SIZES, TORCH)
 answers_sizes_of_one_head = answers_wrong_calls({**_SIZES, **_ONE_HEAD})
 answers_layer_calls = answers_wrong_calls(_CALL, TORCH, beyond=_beyond_context)
+answers_look_calls = answers_wrong_calls(_CALL, callee="look", beyond=_beyond_context)
 answers_weights_calls = answers_wrong_calls(_CALL, callee="weights", beyond=_beyond_context)

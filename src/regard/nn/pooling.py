@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from regard.api import attention, attention_weights
 from regard.core.errors import ShapeError
 from regard.core.shapes import listed
+from regard.core.wrong_calls import answers_wrong_calls
 from regard.masks.algebra import Everything, Mask
 from regard.scores.similarity import Dot
 
@@ -31,6 +32,13 @@ class AttentionPooling(nn.Module):
     (torch.Size([3, 16]), torch.Size([3, 100]))
     """
 
+    @answers_wrong_calls(
+        {
+            **dict.fromkeys(("embed_dim", "dim", "in_features"), "write d_model=embed_dim"),
+            **dict.fromkeys(("num_heads", "n_heads"), "write heads=num_heads"),
+            **dict.fromkeys(("hidden_dim", "attention_dim"), "write hidden=hidden_dim"),
+        }
+    )
     def __init__(
         self,
         d_model: int,

@@ -17,7 +17,7 @@ from regard.core.dtypes import widen
 from regard.core.region import Frame, Region
 from regard.core.shapes import listed, repeat_heads
 from regard.core.tracing import data_unavailable
-from regard.core.wrong_calls import answers_wrong_calls
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.scores.algebra import Score, Similarity, by_head, by_row, drawn, number, parameter, shape_error_by_head
 
 
@@ -228,6 +228,8 @@ class Custom(Similarity):
     size: int = 1
 
     def __init__(self, fn: Callable[..., Tensor], tensors: tuple[Any, ...] = (), *, footprint: int = 1) -> None:
+        if not callable(fn):
+            raise TypeError(f"Custom.fn is {kind_of(fn)}; expected a function of q and k, which gives their scores.")
         for name, value in (
             ("fn", fn),
             ("inputs", tuple(parameter(t, "Custom.tensors") for t in tensors)),

@@ -23,6 +23,7 @@ from regard.compat.torch.multihead import multi_head_attention_forward
 from regard.compat.torch.scripting import scripts_as
 from regard.compat.torch.sdpa import scaled_dot_product_attention
 from regard.core.tracing import constant_in_graphs, functorch, watched
+from regard.core.wrong_calls import kind_of
 from regard.inspect.capture.replaced import replaced
 from regard.masks.causal_bias import is_causal_bias
 
@@ -130,6 +131,8 @@ def patch(model: nn.Module | None = None, *, report: Callable[[str], object] | N
     regard.patch: 1 of 1 attention calls ran on regard
            1  multi_head_attention_forward  on regard
     """
+    if model is not None and not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"model is {kind_of(model)}; expected an nn.Module, or None for every call of this process.")
     return Patch(model, report)
 
 

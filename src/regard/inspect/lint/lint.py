@@ -15,6 +15,7 @@ import regard.inspect.lint.layout_checks as layout_checks
 import regard.inspect.lint.mask_checks as mask_checks
 import regard.inspect.lint.value_checks as value_checks
 import regard.inspect.lint.weight_checks as weight_checks
+from regard.core.arguments import answers_calls
 from regard.core.errors import ShapeError, Unsupported
 from regard.core.positions import Positions
 from regard.core.problem import Problem
@@ -35,6 +36,7 @@ HIDES = -1e4
 
 
 @torch.no_grad()
+@answers_calls
 def lint(
     q: Any,
     k: Any,
