@@ -98,7 +98,7 @@ NAMES: dict[str, Any] = {
 GROUPS = (
     Group(
         "Masks",
-        "Rows are queries, columns keys; a dark square is a key that the query may see.",
+        "Rows are queries, columns are keys; a dark square is a key that the query may see.",
         draw_mask,
         (
             Entry("Everything()", "Every query sees every key. The default."),
@@ -106,7 +106,7 @@ GROUPS = (
             Entry("Window(before=4, after=2)", "Keys near the query, on each side."),
             Entry("Causal() & Window(before=4, after=0)", "A sliding window of 5 tokens, as in Mistral."),
             Entry("Prefix(4)", "The first keys, for every query."),
-            Entry("Causal() | Prefix(5)", "A prefix language model: the prompt sees itself whole."),
+            Entry("Causal() | Prefix(5)", "A prefix language model: each prompt token sees the whole prompt."),
             Entry("Causal() & (Window(before=4, after=0) | Prefix(2))", "A window that keeps the first tokens."),
             Entry("Dilated(3)", "Keys at distances that are multiples of 3."),
             Entry("Window(before=9, after=0) & Dilated(3)", "A dilated window, as in Longformer."),
@@ -121,12 +121,12 @@ GROUPS = (
     ),
     Group(
         "Similarities",
-        "A score begins with one of these. The orange point is a query, the colour the weight of a key at each place.",
+        "A score begins with a similarity. The orange point is a query, the colour the weight of a key at each place.",
         draw_similarity,
         (
             Entry("ScaledDot()", "q · k / √d. The default."),
             Entry("Dot()", "q · k, not scaled."),
-            Entry("Cosine(4.0)", "The angle alone; the length of a key does not count."),
+            Entry("Cosine(4.0)", "Only the angle; the length of a key has no effect."),
             Entry("Distance(1.0)", "Minus the squared distance: a Gaussian kernel."),
             Entry("Bilinear(quarter_turn)", "q M k, with a matrix between query and key."),
             Entry(
@@ -139,11 +139,14 @@ GROUPS = (
     ),
     Group(
         "Modifiers by position",
-        "What is added to the score of each pair, joined by `>>`; dark is more.",
+        "Modifiers that add a number to the score of each pair, joined by `>>`; dark means more.",
         draw_positional,
         (
             Entry("Alibi(torch.tensor(0.5))", "A penalty that grows with the distance."),
-            Entry("Alibi(torch.tensor(0.5), coordinates=grid)", "The same by points: here 4 × 4 patches of a picture."),
+            Entry(
+                "Alibi(torch.tensor(0.5), coordinates=grid)",
+                "The same with distances of points: here 4 × 4 patches of a picture.",
+            ),
             Entry("LogDistance(weight=1.0, rate=1.0)", "A penalty that grows with the logarithm of the distance."),
             Entry(
                 "RelativeBias(torch.randn(8, 1), T5Buckets(8, 16))", "A learned number for each bucket of distances."
@@ -153,27 +156,32 @@ GROUPS = (
     ),
     Group(
         "Modifiers by value",
-        "The score before, from left to right, and after; the dotted line changes nothing.",
+        "The horizontal axis is the score before, the vertical axis the score after; the dotted line is no change.",
         draw_curve,
         (
             Entry("SoftCap(2.0)", "Scores stay within ±2, as in Gemma 2 with 50."),
-            Entry("Temperature(2.0)", "Above 1 evens the weights out, below 1 sharpens them."),
+            Entry("Temperature(2.0)", "Above 1 it makes the weights more uniform, below 1 it sharpens them."),
         ),
     ),
     Group(
         "Buckets",
-        "Which row of a relative-bias table a pair reads: one colour, and one number, for each bucket.",
+        "A bucket is the row of a relative-bias table that a pair reads: one colour, and one number, for each bucket.",
         draw_buckets,
         (
-            Entry("ClippedBuckets(before=4, after=4)", "One bucket for each distance up to 4; farther ones share."),
-            Entry("T5Buckets(8, 16)", "T5's encoder: near distances exactly, far ones by logarithm."),
-            Entry("T5CausalBuckets(8, 16)", "T5's decoder: all buckets for keys behind the query."),
+            Entry(
+                "ClippedBuckets(before=4, after=4)", "One bucket for each distance up to 4; longer distances share one."
+            ),
+            Entry(
+                "T5Buckets(8, 16)",
+                "T5's encoder: exact buckets for short distances, logarithmic ones for long distances.",
+            ),
+            Entry("T5CausalBuckets(8, 16)", "T5's decoder: all buckets are for keys before the query."),
             Entry("GridBuckets(4, 4)", "Offsets in a grid of 4 × 4 cells, as in Swin."),
         ),
     ),
     Group(
         "Activations",
-        "What the hidden layer of `Additive` applies.",
+        "The function of the hidden layer of `Additive`.",
         draw_activation,
         (
             Entry("Tanh()", "Bahdanau's, the default."),
@@ -188,7 +196,7 @@ def page() -> tuple[str, dict[str, bytes]]:
     """The gallery's Markdown, and its pictures by name."""
     parts = [
         "# Gallery",
-        "Every mask, score and bucket, drawn by running the code under the picture (`rg.` left out). "
+        "The pictures show every mask, score and bucket, drawn by the code under the picture (without `rg.`). "
         "Definitions: [masks](reference/masks.md), [scores](reference/scores.md).",
     ]
     files: dict[str, bytes] = {}

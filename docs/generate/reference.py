@@ -13,20 +13,27 @@ import regard
 
 @dataclass(frozen=True)
 class Page:
-    """One page: the names of `regard` that are defined under `defined_in`, and those of whole `modules`."""
+    """One page: the names of `regard` that are defined under `defined_in`, and those of whole `modules`.
+
+    The names in `first` come first, then functions of `regard`, its classes, and the modules' names.
+    """
 
     file: str
     title: str
     text: str
     defined_in: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
 
     def names(self) -> list[str]:
         """The dotted names of this page, as a user writes them after `import regard`."""
-        found = [f"regard.{name}" for name in regard.__all__ if _defined_under(name, self.defined_in)]
+        exported = [name for name in regard.__all__ if _defined_under(name, self.defined_in)]
+        exported.sort(key=lambda name: inspect.isclass(getattr(regard, name)))
+        found = [f"regard.{name}" for name in exported]
         for module in self.modules:
             found += [f"{module}.{name}" for name in public_names(module)]
-        return found
+        places = {name: place for place, name in enumerate(self.first)}
+        return sorted(found, key=lambda name: places.get(name.rpartition(".")[2], len(places)))
 
     def markdown(self) -> str:
         """The page's source: mkdocstrings replaces each `:::` line by a signature and a docstring."""
@@ -38,42 +45,71 @@ PAGES = (
     Page(
         "attention",
         "Attention",
-        "The functions that compute attention, and what they take and return besides tensors.",
+        "The functions that compute attention (float32, bfloat16, float16, float64), and the values that they take and "
+        "return besides tensors.",
         ("regard.api", "regard.core", "regard.packed"),
+        first=("attention", "attention_weights", "attention_scores", "explain"),
     ),
     Page(
         "masks",
         "Masks",
-        "Which keys a query may see. Masks combine by `&`, `|` and `~`. [The gallery](../gallery.md) draws each.",
+        "A mask says which keys a query may see. Masks combine by `&`, `|` and `~`. "
+        "[The gallery](../gallery.md) draws each.",
         ("regard.masks",),
+        first=("Mask",),
     ),
     Page(
         "scores",
         "Scores",
-        "How well a key matches a query: a similarity, then modifiers joined by `>>`. "
+        "A score says how well a key matches a query: a similarity, then modifiers joined by `>>`. "
         "[The gallery](../gallery.md) draws each.",
         ("regard.scores",),
+        first=("Score", "Similarity", "Modifier"),
     ),
     Page(
         "backends",
         "Backends",
-        "Where a call runs. Without `backend=` the first one that can run it is chosen; `rg.explain` says why.",
+        "A backend is where a call runs. Without `backend=`, regard takes the first one that can run the call; "
+        "`rg.explain` says why.",
         ("regard.backends",),
     ),
     Page(
         "inspection",
         "Looking inside",
-        "Facts about the weights of one call, of every call of a model, and pages made of them.",
+        "Facts about the weights of one call or of every call of a model, and pages made of them.",
         ("regard.inspect",),
+        first=("look", "record", "Report", "monitor"),
     ),
     Page(
-        "facts", "Facts", "`rg.facts`: questions about the weights. [Definitions](../facts.md).", (), ("regard.facts",)
+        "facts",
+        "regard.facts",
+        "`rg.facts`: questions about the weights, which `rg.look` and `rg.record` answer. [Definitions](../facts.md).",
+        (),
+        ("regard.facts",),
+        ("Entropy", "EffectiveKeys", "Top", "Received", "Rows", "Map"),
     ),
-    Page("nn", "Layers", "`rg.nn`: layers, caches, rotary positions, pooling and learned scores.", (), ("regard.nn",)),
+    Page(
+        "heads",
+        "regard.heads",
+        "`rg.heads`: what each head adds, the loss without it, and which kind of head it is. "
+        "[How to read the numbers](../heads.md).",
+        (),
+        ("regard.heads",),
+        ("contributions", "ablation", "probe"),
+    ),
+    Page(
+        "nn",
+        "regard.nn",
+        "`rg.nn`: layers (multi-head attention), caches, rotary positions, pooling and learned scores.",
+        (),
+        ("regard.nn",),
+        ("MultiHeadAttention",),
+    ),
     Page(
         "sources",
-        "Sources",
-        "Keys and values that come in parts, and may be larger than memory. [How to use them](../sources.md).",
+        "regard.sources",
+        "`rg.sources`: keys and values that come in parts and may be larger than memory. "
+        "[How to use them](../sources.md).",
         ("regard.sources",),
         ("regard.sources",),
     ),
@@ -95,21 +131,21 @@ PAGES = (
     Page(
         "convert",
         "Masks of other libraries",
-        "Masks from and to the conventions of other libraries.",
+        "Functions that convert masks from and to the conventions of other libraries.",
         (),
         ("regard.masks.convert", "regard.masks.peers", "regard.masks.to_peers"),
     ),
     Page(
         "parallel",
-        "Several processes",
-        "`regard.parallel`: [one sequence over several processes](../parallel.md).",
+        "regard.parallel",
+        "`regard.parallel` computes attention over [one sequence on several processes](../parallel.md).",
         (),
         ("regard.parallel",),
     ),
     Page(
         "testing",
-        "Testing",
-        "`regard.testing`: checks for a mask, a score or a fact of your own.",
+        "regard.testing",
+        "`regard.testing` checks a mask, a score or a fact that you wrote.",
         (),
         ("regard.testing",),
     ),
@@ -117,9 +153,9 @@ PAGES = (
 
 
 def public_names(module: str) -> list[str]:
-    """What a module gives its users, in its own order: a package what it imports, another module what it defines.
+    """The public names of a module in the order of its source: a package's imports, another module's definitions.
 
-    Read from the source, because importing regard.compat.jax asks for JAX.
+    They are read from the source, because importing regard.compat.jax needs JAX.
     """
     tree = ast.parse(_source(module).read_text(encoding="utf-8"))
     imported = [name.asname for line in tree.body if isinstance(line, ast.ImportFrom) for name in line.names]

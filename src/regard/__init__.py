@@ -15,6 +15,7 @@ from regard.backends.reference import Reference as Reference
 from regard.backends.sdpa import Sdpa as Sdpa
 from regard.backends.streaming.tiled import Tiled as Tiled
 from regard.core.dropout import Dropout as Dropout
+from regard.core.elsewhere import NAMES as _NAMES
 from regard.core.errors import ShapeError as ShapeError
 from regard.core.errors import Unsupported as Unsupported
 from regard.core.mkl import choose_functions as _choose_functions
@@ -22,6 +23,8 @@ from regard.core.positions import Positions as Positions
 from regard.core.positions import head as head
 from regard.core.positions import tail as tail
 from regard.core.state import State as State
+from regard.core.wrong_calls import no_name as _no_name
+from regard.core.wrong_calls import public_names as _public_names
 from regard.inspect import facts as facts
 from regard.inspect import heads as heads
 from regard.inspect.differentiable import entropy as entropy
@@ -163,7 +166,9 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> object:
     """patch, which is loaded when it is asked for."""
     if name != "patch":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        parts = {"nn": nn, "facts": facts, "heads": heads, "sources": sources}
+        inside = [each for part, module in parts.items() for each in _public_names(vars(module), f"{part}.")]
+        raise _no_name(__name__, name, [*__all__, *inside], _NAMES)
     from regard.compat.torch.patch import patch
 
     globals()[name] = patch

@@ -17,7 +17,7 @@ import regard.runtime.pairs as pairs
 import regard.runtime.plan_cache as plan_cache
 import regard.runtime.ragged as ragged
 from regard.backends.base import Backend
-from regard.core.arguments import unexpected_arguments
+from regard.core.arguments import answers_calls, answers_calls_of_pairs, unexpected_arguments
 from regard.core.arrays import Array
 from regard.core.dropout import Dropout
 from regard.core.positions import Positions
@@ -75,15 +75,15 @@ def attention(
 ) -> Any:
     """Exact attention: out_i = Σ_j p_ij v_j, p_ij = exp(s_ij) / Σ_j' exp(s_ij'), over the keys j that query i may see.
 
-    q (*batch, h, nq, dk), k (*batch, hk, nk, dk), v (*batch, hk, nk, dv) -> (*batch, h, nq, dv), in q's dtype.
-    Three axes are (batch, n, d), two (n, d): one head and no head axis. h is a multiple of hk; query head i reads key
-    head i // (h // hk). dv may differ from dk. float16, bfloat16 (sums in float32), float32, float64. Memory is linear
-    in nq and nk. NumPy arrays (and other DLPack arrays) are taken without a copy and answered in kind. Jagged nested
-    tensors of torch, (batch, h, n*, d), are sequences of unequal lengths: each attends to its own keys, and the output
-    is nested like q. Masks and scores then see one batch element, and the positions of each sequence. Where q alone is
-    nested, and k and v are (batch, hk, nk, d), sequence b of q attends to the keys of batch element b: the new tokens
-    of a batch with a cache, of which some sequences have many and some have one. Masks and scores then see batch
-    element b; positions.q has a number for each query, the sequences one behind another.
+    q (*batch, h, nq, dk), k (*batch, hk, nk, dk), v (*batch, hk, nk, dv) -> (*batch, h, nq, dv), in q's dtype. Three
+    axes are (batch, n, d), two (n, d): one head and no head axis. h is a multiple of hk; query head i reads key head i
+    // (h // hk). dv may differ from dk. float16, bfloat16 (sums in float32), float32, float64. Memory is linear in nq
+    and nk. NumPy arrays (and other DLPack arrays) are taken without a copy and answered in kind. Jagged nested tensors
+    of torch, (batch, h, n*, d), are sequences of unequal lengths: each attends to its own keys, and the output is
+    nested like q. Masks and scores then see one batch element, and the positions of each sequence. If only q is nested,
+    and k and v are (batch, hk, nk, d), sequence b of q attends to the keys of batch element b: the new tokens of a
+    batch with a cache, many in some sequences and one in others. Masks and scores then see batch element b; positions.q
+    has a number for each query, the sequences one after another.
 
     score      similarity and modifiers; default q · k / sqrt(dk)
     mask       which keys a query may see; a query that may see nothing gets 0, and gradients 0
@@ -93,8 +93,8 @@ def attention(
     backend    a Backend that must run it, or None: the first that can (see `explain`)
 
     The output is differentiable, to any order and in forward mode, with respect to q, k, v, the sink and every tensor
-    in the score. What is masked out leaks nowhere, NaN and inf included; a NaN that a query can see stays visible.
-    Inputs are never written, outputs never share their memory.
+    in the score. Hidden keys and values never change the output, NaN and inf included; a NaN that a query can see stays
+    visible. Inputs are never written to, and outputs never share their memory.
     Raises ShapeError, TypeError or ValueError for wrong inputs, Unsupported where a named backend cannot run the call.
     Source: Vaswani et al. 2017 (arXiv 1706.03762); Dao et al. 2022 (arXiv 2205.14135).
 
@@ -133,6 +133,7 @@ def attention(
         return call.answer(call.layout.restore(call.run(backend).to(call.problem.dtype), 2))
 
 
+@answers_calls
 def attention_state(
     q: Any,
     k: Any,
@@ -145,7 +146,7 @@ def attention_state(
     dropout: Dropout | None = None,
     backend: Backend | None = None,
 ) -> State:
-    """The State of these keys for these queries, merged by `|` with those of other keys; arguments as `attention`.
+    """The State of these keys for these queries; `|` merges it with that of other keys. Arguments as `attention`.
 
     m and l have the shape (*batch, h, nq), o (*batch, h, nq, dv), in the accumulation dtype (float32, or float64).
     `finish()` gives (out, lse). A sink belongs to one of the parts only. Differentiable.
@@ -194,6 +195,7 @@ def attention_weights(
 ) -> Array: ...
 
 
+@answers_calls_of_pairs
 def attention_weights(
     q: Any,
     k: Any,
@@ -206,8 +208,9 @@ def attention_weights(
 ) -> Any:
     """The weights p_ij themselves: (*batch, h, nq, nk), or for some queries only, `rows` (r,): (*batch, h, r, nk).
 
-    Before dropout, one matrix a head, never averaged. Each row sums to 1; of an empty row to 0; with a sink to what the
-    sink leaves. The memory is that of the answer. In q's dtype, differentiable. Arguments as `attention`.
+    Weights before dropout, one matrix per head, never averaged. Each row sums to 1, an empty row to 0, and with a sink
+    to 1 minus the sink's weight. The memory is that of the result. In q's dtype, differentiable. Arguments as
+    `attention`.
     Raises IndexError for a row that does not exist.
 
     >>> import regard as rg
@@ -231,6 +234,7 @@ def attention_scores(
 ) -> Array: ...
 
 
+@answers_calls_of_pairs
 def attention_scores(
     q: Any,
     k: Any,
@@ -242,18 +246,19 @@ def attention_scores(
 ) -> Any:
     """The scores s_ij before the softmax: (*batch, h, nq, nk), or for the queries `rows` (r,) only: (*batch, h, r, nk).
 
-    The similarity of q_i and k_j, then the modifiers, then -inf where the mask hides the key; one matrix a head. What
-    is left out has no part in them: without `mask` every pair shows its score, ScaledDot() is the scaled product alone,
+    The similarity of q_i and k_j, then the modifiers, then -inf where the mask hides the key; one matrix a head.
+    Omitted arguments have no effect: without `mask` every pair has its score, ScaledDot() is the scaled product only,
     ScaledDot() >> SoftCap(c) the capped one. (qk_matmul_output of ONNX's Attention, as numbered since onnx#7913: 0 the
     product, 1 capped, 2 masked.) There is no `sink` here: its score is the logit itself, and it changes no other.
 
-    In float32, or float64 for float64 inputs, as `max_score` and the log-sum-exp are: 999 and 1001 are one number in
-    bfloat16. softmax(s, -1) is `attention_weights` of the same arguments, but for rows that see nothing, all -inf here.
-    The memory is that of the answer. Differentiable, to any order and in forward mode, with respect to q, k and every
-    tensor in the score. A score of -inf, whether the mask or a bias hides the pair, is a constant: its gradient is 0,
-    also beside NaN. A NaN that a query can see stays visible. Arguments and errors as `attention`.
+    The result is float32, or float64 for float64 inputs, as for `max_score` and the log-sum-exp: in bfloat16 999 and
+    1001 would be the same number. softmax(s, -1) is `attention_weights` of the same arguments, except for rows that see
+    nothing, which are all -inf here. The memory is that of the result. Differentiable, to any order and in forward
+    mode, with respect to q, k and every tensor in the score. A score of -inf, whether the mask or a bias hides the
+    pair, is a constant: its gradient is 0, also beside NaN. A NaN that a query can see stays visible. Arguments and
+    errors as `attention`.
     Raises IndexError for a row that does not exist.
-    Source: Vaswani et al. 2017 (arXiv 1706.03762), eq. 1: what the softmax is taken of.
+    Source: Vaswani et al. 2017 (arXiv 1706.03762), eq. 1: the argument of the softmax.
 
     >>> import regard as rg
     >>> q, k = torch.tensor([[1.0, 0.0], [3.0, 4.0]]), torch.eye(2)
@@ -266,6 +271,7 @@ def attention_scores(
     return _of_pairs(pairs.Scores(), q, k, score, mask, positions, None, rows)
 
 
+@answers_calls
 def explain(
     q: Any,
     k: Any,
@@ -278,7 +284,7 @@ def explain(
     dropout: Dropout | None = None,
     backend: Backend | None = None,
 ) -> Plan:
-    """How `attention` would run this call: the backend, why not each other one, tiles skipped, bytes needed.
+    """How `attention` would run this call: the backend, why not the others, tiles skipped, bytes needed.
 
     >>> import regard as rg
     >>> x = torch.zeros(4096, 64)

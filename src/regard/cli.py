@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import webbrowser
@@ -13,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import regard.terminal as terminal
+from regard.core.shapes import count_of
 from regard.inspect.facts.inputs import Inputs
 from regard.inspect.report.report import Report
 from regard.inspect.report.server import PageServer
+from regard_command.encoding import decoded
 
 # What a text may hold at most for the byte model: the facts are linear in it, the time quadratic. Other models have a
 # limit of their own, in tokens.
@@ -61,37 +64,46 @@ def _look(options: Namespace) -> None:
     _show(_read_language(options, model, given, tokenizer).with_heads(*results), options)
 
 
-def _text(options: Namespace) -> tuple[str, bytes] | None:
+def _text(options: Namespace) -> tuple[str, str] | None:
     """What the text is called, and the text; None where the probe's tokens are to be read instead."""
     if options.command == "demo":
-        return "the demo", (files("regard.demo") / "text.txt").read_bytes()
+        return "the demo", (files("regard.demo") / "text.txt").read_text(encoding="utf-8")
     if options.words is not None:
-        return "the text", options.words.encode("utf-8", "surrogateescape")
+        return "the text", decoded("the text", os.fsencode(options.words))
     name = options.file or options.text
     if name is None:
         return None
-    return name, sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    called = "standard input" if name == "-" else name
+    return called, decoded(called, content, options.encoding)
 
 
-def _given(options: Namespace, name: str, text: bytes) -> str | list[int]:
-    """The text as the model reads it: bytes as numbers, for the byte model."""
+def _given(options: Namespace, name: str, text: str) -> str | list[int]:
+    """The text as the model reads it: for the byte model, its bytes in UTF-8 as numbers."""
     if options.model is not None:
-        return text.decode("utf-8", "replace")
-    if not 2 <= len(text) <= MOST_BYTES:
-        raise ValueError(f"{name} holds {len(text):,} bytes; expected 2 to {MOST_BYTES:,}{_too_long(name, text)}.")
-    return list(text)
+        return text
+    content = text.encode()
+    if not 2 <= len(content) <= MOST_BYTES:
+        raise ValueError(
+            f"{name} holds {count_of(len(content), 'byte', ',')}; expected 2 to "
+            f"{MOST_BYTES:,}{_too_long(name, content)}."
+        )
+    return list(content)
 
 
-def _too_long(name: str, text: bytes) -> str:
-    if len(text) < 2:
+def _too_long(name: str, content: bytes) -> str:
+    """What to do about a text that is too long: the first part of it, which ends with a whole character."""
+    if len(content) < 2:
         return ""
+    most = len(content[:MOST_BYTES].decode("utf-8", "ignore").encode())
+    file = "" if name == "standard input" else f" {name}"
     return (
-        f": the byte model takes a step a byte, and time grows with the square. Look at a part of it: "
-        f"head -c {MOST_BYTES} {name} | regard look -"
+        ": the byte model takes a step a byte, and time grows with the square. Look at a part of it: "
+        f"head -c {most}{file} | regard look -"
     )
 
 
-def _read(options: Namespace, name: str, text: bytes) -> Report:
+def _read(options: Namespace, name: str, text: str) -> Report:
     given = _given(options, name, text)
     facts = _facts(options)
     return _read_bytes(bytes(given), facts) if isinstance(given, list) else _read_model(options.model, given, facts)
@@ -114,7 +126,7 @@ def _read_model(name: str, text: str, facts: tuple[Any, ...]) -> Report:
     with quiet():
         with _progress(f"loading {name}"):
             model, tokenizer = reader(folder)
-        with _progress("attention calls looked at:") as progress:
+        with _progress("attention calls recorded:") as progress:
             title = _title(name)
             return model_report(model, text, tokenizer=tokenizer, title=title, facts=facts, progress=progress)
 
@@ -157,7 +169,7 @@ def _read_language(options: Namespace, model: Any, given: Any, tokenizer: Any) -
     from regard.inspect.reading import model_report
 
     facts = _facts(options)
-    with _progress("attention calls looked at:") as progress:
+    with _progress("attention calls recorded:") as progress:
         if options.model is None:
             return read(model, bytes(given), progress, facts)
         title = _title(options.model)
@@ -167,7 +179,7 @@ def _read_language(options: Namespace, model: Any, given: Any, tokenizer: Any) -
 def _one_token(tokenizer: Any, text: str) -> int:
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) != 1:
-        raise ValueError(f"--contributions {text!r}: that is {len(ids)} tokens of the model; expected one.")
+        raise ValueError(f"--contributions {text!r}: that is {count_of(len(ids), 'token')} of the model; expected one.")
     return ids[0]
 
 
@@ -203,9 +215,7 @@ def _show(report: Report, options: Namespace) -> None:
 def _serve(report: Report, head: tuple[int, int] | None, options: Namespace) -> None:
     """Serves the page until it is interrupted."""
     with PageServer(report, head) as server:
-        print(
-            f"\nserving {server.url}  to this machine alone, with exact rows from q and k; Ctrl-C ends it", flush=True
-        )
+        print(f"\nserving {server.url}  on this machine only, with exact rows from q and k; Ctrl-C ends it", flush=True)
         if options.open and not webbrowser.open(server.url):
             print("no browser could be started; open that address by hand.", flush=True)
         try:

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.core.arguments import check_kinds
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.core.tracing import watched
 from regard.masks.algebra import Mask
 from regard.masks.ragged import Documents
@@ -72,7 +72,7 @@ def flatten_call(
     if not torch.equal(lengths[1], lengths[2]):
         raise ShapeError(f"v has lengths {lengths[2].tolist()}, k {lengths[1].tolist()}; expected one value a key.")
     if len(lengths[0]) != len(lengths[1]):
-        raise ShapeError(f"k has {len(lengths[1])} sequences, q {len(lengths[0])}; expected as many.")
+        raise ShapeError(f"k has {count_of(len(lengths[1]), 'sequence')}, q {len(lengths[0])}; expected as many.")
     same = torch.equal(lengths[0], lengths[1])
     numbers = torch.arange(len(lengths[0]), device=lengths[0].device, dtype=torch.int64)
     ids = [numbers.repeat_interleave(n) for n in lengths[:2]]

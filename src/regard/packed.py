@@ -12,9 +12,10 @@ from torch import Tensor
 import regard.core.arrays as arrays
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.core.tracing import data_unavailable
 from regard.core.value import Value
+from regard.core.wrong_calls import kind_of
 from regard.masks.ragged import Documents
 from regard.nested import jagged, ragged_axis
 
@@ -23,10 +24,11 @@ _REAL = " A padding mask (True = a real token, padding at the end) becomes lengt
 
 @dataclass(frozen=True)
 class Packed(Value):
-    """Sequences one behind another: values (total, ...), and how long each sequence is, lengths (batch,), int64.
+    """Sequences one after another: values (total, ...), and the length of each sequence, lengths (batch,), int64.
 
-    What treats each token alone (linear layers, norms) runs on `values` as it is; attention needs `mask`, under which a
-    token sees its own sequence alone. Nothing is spent on padding. `pack` makes one, `unpack` takes it apart.
+    Layers that treat each token alone (linear layers, norms) run on `values`; attention needs `mask`, under which a
+    token sees only its own sequence. There is no padding to compute. `pack` makes a Packed, `unpack` returns the
+    sequences.
     Raises ShapeError where the lengths do not add up to the number of tokens.
 
     >>> p = pack([torch.randn(4, 16), torch.randn(7, 16)])
@@ -49,12 +51,14 @@ class Packed(Value):
                 "expected (total, ...) and (batch,)."
             )
         if not data_unavailable(lengths) and (int(lengths.sum()) != len(values) or bool((lengths < 0).any())):
-            raise ShapeError(f"lengths {lengths.tolist()} do not divide {len(values)} tokens; expected their sum.")
+            raise ShapeError(
+                f"lengths {lengths.tolist()} do not divide {count_of(len(values), 'token')}; expected their sum."
+            )
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "lengths", lengths.to(values.device))
 
     def with_values(self, values: Tensor) -> Packed:
-        """The same sequences with other values (total, ...): what a layer gave for them."""
+        """The same sequences with other values (total, ...), for example the output of a layer."""
         return Packed(values, self.lengths)
 
     @property
@@ -66,14 +70,14 @@ class Packed(Value):
 
     @property
     def mask(self) -> Documents:
-        """A token sees its own sequence alone. For keys of another pack: Documents(queries.ids, keys.ids)."""
+        """A token sees only its own sequence. For keys of another pack: Documents(queries.ids, keys.ids)."""
         return Documents(self.ids)
 
     @property
     def positions(self) -> Positions:
-        """Where each token stands in its own sequence, for what compares more than distances, such as Prefix.
+        """The position of each token in its own sequence, for masks that compare more than distances, such as Prefix.
 
-        Causal and Window do not need it: positions in the pack differ by as much.
+        Causal and Window do not need it: differences of positions in the pack are the same.
         """
         starts = self.lengths.cumsum(0) - self.lengths
         at = torch.arange(len(self.values), device=self.lengths.device, dtype=torch.int64) - starts.repeat_interleave(
@@ -83,11 +87,11 @@ class Packed(Value):
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """Where sequences begin and end, 0 first and the total last: int32 (batch + 1,), as flash-attention has it."""
+        """The starts and ends of sequences, 0 first and the total last: int32 (batch + 1,), as in flash-attention."""
         return torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0)).int()
 
     def padded(self, fill: float = 0) -> Tensor:
-        """(batch, longest, ...), with `fill` behind the end of each sequence. Differentiable."""
+        """(batch, longest, ...), with `fill` after the end of each sequence. Differentiable."""
         most = int(self.lengths.max()) if len(self.lengths) else 0
         out = self.values.new_full((len(self.lengths), most, *self.values.shape[1:]), fill)
         return out.index_put((self.ids, self.positions.q), self.values)
@@ -98,7 +102,7 @@ class Packed(Value):
 
 
 def pack(x: Any, lengths: Any = None, *, cu_seqlens: Any = None) -> Packed:
-    """Sequences of unequal lengths as one Packed, from any of the forms in which they come. Differentiable.
+    """Sequences of unequal lengths as one Packed, from one of four forms. Differentiable.
 
     pack([a, b, ...])                a list of tensors (n_i, ...)
     pack(x, lengths)                 x (batch, n, ...) padded at the end, the first lengths[b] tokens of each are real
@@ -143,11 +147,13 @@ def pack(x: Any, lengths: Any = None, *, cu_seqlens: Any = None) -> Packed:
 
 
 def unpack(packed: Packed) -> list[Tensor]:
-    """The sequences of a pack: tensors (n_i, ...), views of its values. See Packed for the other ways back.
+    """The sequences of a pack: tensors (n_i, ...), views of its values. See Packed for the other conversions.
 
     >>> unpack(pack([torch.tensor([1, 2]), torch.tensor([3])]))
     [tensor([1, 2]), tensor([3])]
     """
+    if not isinstance(packed, Packed):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"packed is {kind_of(packed)}; expected a Packed, which pack(...) makes.")
     return list(packed.values.split(packed.lengths.tolist()))
 
 

@@ -19,7 +19,7 @@ from regard.core.dropout import Dropout
 from regard.core.errors import ShapeError
 from regard.core.paged import Paged, share_pages
 from regard.core.positions import Positions
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.masks.algebra import Everything, Mask
 from regard.masks.intervals import IntervalRule
 from regard.masks.positional import Window
@@ -80,7 +80,10 @@ class RaggedCall:
     def note(self) -> str:
         """What `explain` says."""
         sequences = int((self.offsets.diff() > 0).sum())
-        return f"{self.queries.shape[-2]} queries of {sequences} sequences in one call; above, the longest"
+        return (
+            f"{count_of(self.queries.shape[-2], 'query')} of {count_of(sequences, 'sequence')} in one "
+            "call; above, the longest"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +172,10 @@ def plain_calls(
     if len(set(counts)) > 1:
         mask = mask & Lengths(queries=lengths)
     starts = torch.arange(len(counts), dtype=torch.int64, device="cpu") * most
-    note = f"{sum(counts)} queries of {len(counts)} sequences in one call, padded to {taken.numel()}"
+    note = (
+        f"{count_of(sum(counts), 'query')} of {count_of(len(counts), 'sequence')} in one call, padded to "
+        f"{taken.numel()}"
+    )
     return PlainCalls((Part(padded, k, v, mask, positions),), numbered(counts, starts)[1].to(device), note)
 
 
@@ -179,13 +185,14 @@ def _check(
     for name, t in (("k", k), ("v", v)):
         if t.dim() != q.dim() or t.shape[0] != len(counts):
             raise ShapeError(
-                f"q is nested with {len(counts)} sequences, {name} has shape {listed(t.shape)}; expected the keys of "
+                f"q is nested with {count_of(len(counts), 'sequence')}, {name} has shape "
+                f"{listed(t.shape)}; expected the keys of "
                 "as many batch elements, (batch, heads, nk, d), or nested keys and values with as many sequences."
             )
     total = sum(counts)
     if positions is None and (mask.compares_positions() or score.compares_positions()):
         raise ShapeError(
-            f"q is nested with lengths {counts} over {k.shape[-2]} keys a batch element, under a mask or a "
+            f"q is nested with lengths {counts} over {count_of(k.shape[-2], 'key')} a batch element, under a mask or a "
             "score that compares positions, and these are not given. Pass positions=cache.positions, or "
             "Positions(q, k), q a number for each query of the concatenated sequences."
         )
@@ -249,7 +256,10 @@ def _by_count(
         starts[chosen] = rows + n * torch.arange(len(chosen), dtype=torch.int64, device="cpu")
         rows += n * len(chosen)
     how = "a number of queries" if paged else "a sequence"
-    note = f"{rows} queries of {sum(map(bool, counts))} sequences in {len(parts)} calls, one {how}; above, the last"
+    note = (
+        f"{count_of(rows, 'query')} of {count_of(sum(map(bool, counts)), 'sequence')} in "
+        f"{count_of(len(parts), 'call')}, one {how}; above, the last"
+    )
     return PlainCalls(tuple(parts), numbered(counts, starts)[1].to(values.device), note)
 
 

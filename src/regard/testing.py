@@ -64,18 +64,18 @@ class Case(Value):
 
     @property
     def differentiable(self) -> dict[str, Tensor]:
-        """By name, every tensor that a gradient may be asked for: the first of `tensors()`, in their order."""
+        """By name, every tensor that may require a gradient: the first of `tensors()`, in their order."""
         found = {"q": self.q, "k": self.k, "v": self.v}
         found.update((f"score tensor {n}", t) for n, t in enumerate(self.score.tensors()))
         return found if self.sink is None else {**found, "sink": self.sink}
 
     def leaves(self, dtype: torch.dtype) -> Case:
-        """The same call on tensors of its own, rounded to a dtype, that require gradients."""
+        """The same call on new tensors, rounded to a dtype, that require gradients."""
         fresh = [t.detach().to(dtype, copy=True).requires_grad_() for t in self.differentiable.values()]
         return self.with_tensors(iter([*fresh, *self.tensors()[len(fresh) :]]))
 
     def copied(self) -> Case:
-        """The same call on tensors that nobody else changes."""
+        """The same call on copies of its tensors."""
         return self.with_tensors(t.detach().clone() for t in self.tensors())
 
 
@@ -168,7 +168,7 @@ def calls(at: Frame, width: int = 7, dv: int = 3) -> Iterator[tuple[str, Case]]:
 
 
 def answers(call: Case, backend: Backend | None, dtype: torch.dtype, lse: bool = True) -> dict[str, Tensor]:
-    """What a backend makes of a call rounded to a dtype: the output, the lse if it is asked for, and all gradients.
+    """The results of a backend on a call rounded to a dtype: the output, the lse on request, and all gradients.
 
     Cotangents are drawn from a fixed seed, in the dtypes of the results. Raises Unsupported where the backend refuses.
     """
@@ -192,8 +192,8 @@ def answers(call: Case, backend: Backend | None, dtype: torch.dtype, lse: bool =
 def tolerance(exact: Tensor, plain: Tensor) -> float:
     """Twice the error of a plain evaluation in the same dtype; in float64 1e-12, relatively.
 
-    The plain error of a result that is a handful of numbers may be near 0 by chance; it is taken to be at least that of
-    one rounding to the dtype, or of four to float32.
+    The plain error of a result with few numbers may be near 0 by chance; it is taken as at least that of one rounding
+    to the dtype, or of four to float32.
     """
     size = _root_mean_square(exact.masked_fill(~exact.isfinite(), 0))
     if plain.dtype == torch.float64:
@@ -202,7 +202,7 @@ def tolerance(exact: Tensor, plain: Tensor) -> float:
 
 
 def error(got: Tensor, exact: Tensor) -> float:
-    """The root mean square of the differences; infinite where one is NaN or infinite and the other is not the same."""
+    """The root mean square of the differences; infinite if one is NaN or infinite and the other is not the same."""
     got, exact = got.detach().to(exact.dtype), exact.detach()
     if got.shape != exact.shape:
         return math.inf
@@ -217,10 +217,10 @@ def _root_mean_square(t: Tensor) -> float:
 def check(
     call: Case, backend: Backend | None, dtype: torch.dtype = torch.float64, *, again: tuple[Case, ...] = ()
 ) -> None:
-    """One call on a backend in a dtype, against Reference in float64 on the same rounded numbers.
+    """Compares one call on a backend in a dtype with Reference in float64 on the same rounded numbers.
 
-    again: the call with other numbers. Errors and what is allowed are then root mean squares over all of them: of a
-    gradient that is a handful of numbers, a single draw says little.
+    again: the call with other numbers. Errors and tolerances are then root mean squares over all calls, since for a
+    gradient with few numbers a single draw says little.
 
     >>> check(draw(frame(), sink=True), Tiled(rows=4, keys=3))
     """
@@ -245,7 +245,9 @@ def _expected(call: Case, dtype: torch.dtype, lse: bool) -> tuple[dict[str, Tens
 
 
 def check_backend(backend: Backend, dtypes: tuple[torch.dtype, ...] = FLOATING, at: Frame | None = None) -> int:
-    """Every call of `calls` that the backend takes, in each dtype; how many were tried. AssertionError if one is wrong.
+    """Checks every call of `calls` that the backend takes, in each dtype; returns the number of calls.
+
+    Raises AssertionError if one is wrong.
 
     >>> import regard as rg
     >>> check_backend(rg.Sdpa(devices=("cpu",)), at=frame((), 1, 3, 5))
@@ -266,7 +268,7 @@ def check_backend(backend: Backend, dtypes: tuple[torch.dtype, ...] = FLOATING, 
 
 
 def check_score(score: Score, at: Frame | None = None, width: int = 7) -> None:
-    """A score is the same evaluated tile by tile, in values and gradients; a modifier is tried after ScaledDot.
+    """Checks that a score evaluated tile by tile has the same values and gradients; a modifier runs after ScaledDot.
 
     >>> import regard as rg
     >>> check_score(rg.SoftCap(3.0))
@@ -276,7 +278,7 @@ def check_score(score: Score, at: Frame | None = None, width: int = 7) -> None:
 
 
 def check_mask(mask: Mask, at: Frame | None = None) -> None:
-    """A mask answers for a region what it answers there for the whole; its covers and intervals agree with that.
+    """Checks that a mask gives the same answer for a region as for the whole, and that covers and intervals agree.
 
     >>> import regard as rg
     >>> check_mask(rg.Causal() & rg.Window(before=3, after=0))

@@ -64,6 +64,34 @@ def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
     execute(page)
 
 
+TASKS = {
+    "replace.md": "Replace torch.nn.MultiheadAttention",
+    "embeddings.md": "Speed up sentence-transformers",
+    "pages.md": "Generate with a paged cache",
+    "sinks.md": "A sliding window with a sink",
+    "alibi.md": "ALiBi with learned slopes",
+    "induction.md": "Find induction heads in your own GPT",
+    "entropy.md": "Entropy in a loss",
+    "mapped.md": "Attend to a memory-mapped file",
+    "pack.md": "Train on packed batches",
+    "flex.md": "Come from FlexAttention",
+    "vit.md": "Look at a ViT on a photograph",
+    "train.md": "bfloat16",
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_has_a_heading_that_a_reader_searches_for(name: str) -> None:
+    text = (ROOT / "docs" / "how-to" / name).read_text(encoding="utf-8")
+    assert re.search(rf"^##? {re.escape(TASKS[name])}$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "how-to").glob("*.md")), ids=lambda page: page.stem)
+def test_a_how_to_fits_on_a_screen(page: Path) -> None:
+    code = "".join(code for _, code in blocks(page.read_text(encoding="utf-8")))
+    assert len([line for line in code.splitlines() if line.strip()]) <= 40
+
+
 def test_readme_names_the_oldest_torch_that_is_admitted() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     admitted = re.search(r'^dependencies = \["torch>=([0-9.]+)"\]$', project, re.MULTILINE)

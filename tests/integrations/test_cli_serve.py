@@ -34,7 +34,7 @@ def test_the_page_is_served_until_it_is_interrupted(tmp_path: Path) -> None:
         if said.startswith("byte model"):
             first = said + running.stdout.readline()
     assert ", q and k 73.7 kB " in first.replace("\n", " ")
-    url = re.fullmatch(r"serving (http://127\.0\.0\.1:\d+/[\w-]{43}/)  to this machine alone, with .*\n", said)
+    url = re.fullmatch(r"serving (http://127\.0\.0\.1:\d+/[\w-]{43}/)  on this machine only, with .*\n", said)
     assert url is not None
     with urlopen(url[1], timeout=10) as answer:
         page = answer.read().decode()

@@ -99,7 +99,7 @@ def test_report_finds_what_the_card_promises(report: rg.Report) -> None:
 
 
 def test_a_text_without_repetition_says_so(model: ByteTransformer) -> None:
-    assert "no rows repeat 8 bytes, too few of this text to tell" in str(read(model, bytes(range(32, 120))))
+    assert "no rows repeat 8 bytes, too few in this text for a finding" in str(read(model, bytes(range(32, 120))))
 
 
 def test_look_takes_a_text_or_its_bytes(model: ByteTransformer) -> None:
@@ -129,7 +129,7 @@ def test_a_model_that_takes_ids_by_position_is_looked_at() -> None:
 
 
 def test_a_text_of_one_byte_is_refused(model: ByteTransformer) -> None:
-    with pytest.raises(ValueError, match="the text has 1 bytes; expected 2 or more"):
+    with pytest.raises(ValueError, match="the text has 1 byte; expected 2 or more"):
         read(model, b"a")
 
 

@@ -218,7 +218,7 @@ def is_attention(module: torch.nn.Module) -> bool:
 
 def test_a_picture_needs_a_processor() -> None:
     image = pytest.importorskip("PIL.Image").new("RGB", (12, 12))
-    with pytest.raises(TypeError, match=r"look has an image, a Image, and no processor; pass the one of ViTModel"):
+    with pytest.raises(TypeError, match=r"look has an image, an Image, and no processor; pass the one of ViTModel"):
         rg.look(vit(), image)
     asked: list[object] = []
 

@@ -145,7 +145,7 @@ def test_an_implementation_of_ones_own_is_recorded_by_its_masks() -> None:
         forward(model, feed)
     check_weights(tape, list(forward(tiny.build("eager"), feed, output_attentions=True).attentions), padded("right"))
     picture = PICTURES["ViT"].build("ours")
-    said = r'what a mask \(a NoneType\) means to attn_implementation="ours"'
+    said = r'what a mask \(None\) means to attn_implementation="ours"'
     with pytest.raises(rg.Unsupported, match=said), rg.record(picture):
         forward(picture, {"pixel_values": pictures()})
 

@@ -145,7 +145,7 @@ def test_an_end_of_the_server_is_said(report: rg.Report, browser: Any) -> None:
         page.route("**/row?*", lambda route: route.abort())
     page.locator("#words [data-n='310']").click()
     page.mouse.move(2, 2)
-    page.locator("#served", has_text="Nothing answers any more").wait_for()
+    page.locator("#served", has_text="The server has stopped").wait_for()
     assert "4 heaviest" in page.inner_text("#mass")
     page.close()
 

@@ -93,7 +93,7 @@ def test_what_torch_cannot_view_is_copied(x: np.ndarray) -> None:
     ("x", "said"),
     [
         ([1.0], "x is a list; expected a torch tensor or an array"),
-        (None, "x is a NoneType"),
+        (None, "x is None"),
         (np.array(["a"]), "x has NumPy dtype <U1, which torch does not know"),
         (np.array([object()]), "x has NumPy dtype object"),
         (np.ma.masked_array([1.0, 2.0], [True, False]), "x is a masked array, whose mask would be lost"),

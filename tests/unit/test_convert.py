@@ -219,7 +219,7 @@ INTEGERS = torch.ones(L, S, dtype=torch.int64)
         (
             lambda: from_cu_seqlens(torch.tensor([0, 2]), torch.tensor([0, 2, 4])),
             rg.ShapeError,
-            "cu_q has 1 sequences, cu_k 2; expected as many",
+            "cu_q has 1 sequence, cu_k 2; expected as many",
         ),
     ],
 )

@@ -202,7 +202,7 @@ REFUSALS: list[Refused] = [
     (lambda: facts.Received(torch.tensor([True])), TypeError, "Received.weights has dtype torch.bool"),
     (lambda: facts.Within(before=-1, after=0), ValueError, "before=-1): expected a count of keys"),
     (lambda: facts.Offsets(()), ValueError, "Offsets(offsets=()): expected 1 offset or more"),
-    (lambda: facts.Offsets(-1), TypeError, "Offsets.offsets is a int; expected a tuple: Offsets((-1, 1))."),
+    (lambda: facts.Offsets(-1), TypeError, "Offsets.offsets is an int; expected a tuple: Offsets((-1, 1))."),
     (lambda: facts.Offsets((0.5,)), TypeError, "Offsets.offsets holds 0.5, a float; expected integers."),
     (lambda: facts.Rows([0.5]), TypeError, "Rows.rows has dtype torch.float32, shape (1,); expected integers, (r,)."),
     (lambda: rg.look(X, X, facts=(facts.Rows([5]),)), IndexError, "Rows.rows holds [5]; there are 5 queries."),

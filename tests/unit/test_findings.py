@@ -41,7 +41,7 @@ def test_sentences_have_names_and_numbers() -> None:
     layer = looking_at(torch.stack([BACK, BACK * 0]), "A" + "bcdefghijklmnopqrst", rg.Everything())
     assert said(layer) == [
         "previous-token heads: L0H0 (100%, 79 to 100%)",
-        "induction heads: no rows repeat 2 tokens, too few of this text to tell",
+        "induction heads: no rows repeat 2 tokens, too few in this text for a finding",
         "‘A’ (key 0) receives 55% of all mass, most from L0H1 (100%)",
         "max score 20.0 at L0H0 (next head 20.0)",
     ]

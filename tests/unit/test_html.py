@@ -250,7 +250,7 @@ class TestRecorded:
         assert "nothing seen" in words(watch) and not pictures(watch)
         with watch:
             model(torch.randn(3, 5, 8))
-        assert "1 steps" in words(watch) and [one.shape for one in pictures(watch)] == [(2, 4), (2, 4)]
+        assert "1 step" in words(watch) and [one.shape for one in pictures(watch)] == [(2, 4), (2, 4)]
         name = "attention/second/max_score"
         assert f"{watch.scalars()[name]:.4g}" in words(watch)
         with watch:

@@ -62,7 +62,7 @@ def test_few_rows_are_no_evidence() -> None:
     layer = looking_at(followers(tokens, 2)[None], tokens)
     found = induction(layer, 2)
     assert 0 < found.rows < EVIDENCE and found.share.tolist() == [0.0]
-    assert "induction heads: 4 rows repeat 2 tokens, too few of this text to tell" in said(layer)
+    assert "induction heads: 4 rows repeat 2 tokens, too few in this text for a finding" in said(layer)
 
 
 def said(layer: Layer, context: int = 2) -> list[str]:
@@ -143,6 +143,6 @@ def test_a_model_of_random_weights_has_none(seed: int) -> None:
 
 def test_spaces_have_none() -> None:
     report = read(byte_model.load(), b" " * 300)
-    assert "induction heads: no rows repeat 8 bytes, too few of this text to tell" in [
+    assert "induction heads: no rows repeat 8 bytes, too few in this text for a finding" in [
         one.said for one in report.findings
     ]

@@ -20,6 +20,8 @@ LAYERS = (
     (
         "core.errors",
         "core.value",
+        "core.wrong_calls",
+        "core.elsewhere",
         "core.tracing",
         "core.cotangents",
         "core.dtypes",

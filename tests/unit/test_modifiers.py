@@ -269,7 +269,7 @@ X = torch.zeros(BATCH, HEADS, NQ, WIDTH)
         (lambda: rg.Bias(torch.eye(5).bool()), TypeError, "Bias.bias has dtype torch.bool; expected floating point"),
         (lambda: rg.RelativeBias(torch.zeros(5, 3), BUCKETS), rg.ShapeError, r"expected \(6, 3\)"),
         (lambda: rg.RelativeBias(torch.zeros(6, 2), BUCKETS), rg.ShapeError, r"expected \(6, 3\)"),
-        (lambda: rg.RelativeBias(torch.zeros(6, 3), 6), TypeError, "RelativeBias.buckets is a int; expected Buckets"),
+        (lambda: rg.RelativeBias(torch.zeros(6, 3), 6), TypeError, "RelativeBias.buckets is an int; expected Buckets"),
         (
             lambda: rg.RelativeBias(torch.zeros(9, 3), rg.GridBuckets(2, 2)),
             rg.ShapeError,

@@ -124,7 +124,7 @@ def test_what_has_no_counterpart_here_is_refused(options: dict[str, object], sai
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"key_heads": 1}, "3 heads on 1 key heads"),
+        ({"key_heads": 1}, "3 heads on 1 key head"),
         ({"d_k": 7}, "d_k=7, d_v=5; it has d_model / heads for both"),
         ({"d_v": 7}, "d_k=5, d_v=7; it has"),
         ({"d_out": 4}, "d_out=4; it returns d_model"),

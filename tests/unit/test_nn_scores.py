@@ -137,5 +137,5 @@ def test_anything_else_is_refused() -> None:
             return 3.0
 
     layer = rg.nn.MultiHeadAttention(12, 3, score=Three())
-    with pytest.raises(TypeError, match="score is a float; expected a Score"):
+    with pytest.raises(TypeError, match=r"score is a float; a factor is ScaledDot\(scale\)"):
         layer(torch.zeros(7, 12))

@@ -147,17 +147,50 @@ def test_a_layer_that_does_not_see_the_first_copy_has_no_score() -> None:
     assert not rg.heads.probe(Local(0), length=15).scores["duplicate-token"][0].isnan().any()
 
 
+def placed(places: int) -> Local:
+    """A model that has so many positions, and a start token."""
+    model = Local(1)
+    model.config = SimpleNamespace(bos_token_id=3, max_position_embeddings=places)
+    return model
+
+
+def test_the_default_length_is_64_or_what_the_model_has_room_for() -> None:
+    assert rg.heads.probe(Local(1)).length == 64
+    assert rg.heads.probe(Local(1), among=range(63)).length == 63
+    found = rg.heads.probe(placed(100))
+    assert found.length == 49 and len(found.ids) == 99  # with the start token
+    assert rg.heads.probe(placed(129)).length == 64
+
+
+def test_a_length_that_the_model_has_no_positions_for() -> None:
+    said = (
+        r"length=50: expected 8 to 49, of which Local reads 99 tokens and has positions for 100. Pass length=49 or less"
+    )
+    with pytest.raises(ValueError, match=said):
+        rg.heads.probe(placed(100), length=50)
+    with pytest.raises(
+        ValueError, match=r"Local has positions for 16 tokens; the probe needs 17: a start token, and 8 "
+    ):
+        rg.heads.probe(placed(16))
+
+
 def test_wrong_probes() -> None:
     model = load()
     with pytest.raises(ValueError, match=r"length=7: expected 8 to 256, the tokens that there are to draw"):
         rg.heads.probe(model, length=7)
-    with pytest.raises(ValueError, match=r"length=96: expected 8 to 95"):
+    with pytest.raises(
+        ValueError, match=r"length=96: expected 8 to 95, .* Pass length=95, or more token ids as among="
+    ):
         rg.heads.probe(model, length=96, among=LETTERS)
+    with pytest.raises(ValueError, match=r"there are 7 token ids to draw; expected 8 or more: pass among="):
+        rg.heads.probe(model, among=range(7))
     with pytest.raises(ValueError, match=r"Linear has no embedding to draw tokens of; pass among="):
         draw(nn.Linear(2, 2))
     seeing_all = nn.Sequential(nn.Embedding(99, 8), rg.nn.MultiHeadAttention(8, heads=2))
     with pytest.raises(rg.Unsupported, match=r"Sequential is not causal: 1 sees later tokens, and these kinds"):
         rg.heads.probe(seeing_all)
-    with pytest.raises(ValueError, match=r"length=64: no layer sees the first copy.*but 16 keys at most.*below 16"):
+    with pytest.raises(
+        ValueError, match=r"length=64: no layer sees the first copy.*but 16 keys at most. Pass length=15 or less"
+    ):
         rg.heads.probe(Local(0, 0), length=64)
     assert draw(model, seed=1) == draw(model, seed=1) != draw(model, seed=2)

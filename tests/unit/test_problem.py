@@ -47,7 +47,7 @@ TENSORS: list[tuple[tuple[Any, Any, Any], type[Exception], str]] = [
         "k has 4 heads, q has 6; q's heads must be a multiple of k's (grouped queries).",
     ),
     ((Q, zeros(5, 0, 17, 8), zeros(5, 0, 17, 3)), rg.ShapeError, "k has 0 heads, q has 6"),
-    ((Q, K, zeros(5, 1, 17, 3)), rg.ShapeError, "v has 1 heads, k has 2; expected as many."),
+    ((Q, K, zeros(5, 1, 17, 3)), rg.ShapeError, "v has 1 head, k has 2; expected as many."),
     ((Q, K, zeros(5, 2, 16, 3)), rg.ShapeError, "v has 16 values, k has 17 keys; expected one value a key."),
     ((Q, K, zeros(5, 2, 18, 3)), rg.ShapeError, "v has 18 values, k has 17 keys; expected one value a key."),
     (
@@ -177,10 +177,10 @@ ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"mask": ROWS}, TypeError, "mask is a Tensor of float32; write score=ScaledDot() >> Bias(mask) if it is added"),
     ({"mask": ROWS.long()}, TypeError, "mask is a Tensor of int64; write Dense(mask != 0) if 1 means may attend"),
     ({"mask": np.zeros((13, 17), bool)}, TypeError, "mask is a ndarray of bool; write Dense(mask), True = may attend."),
-    ({"mask": "causal"}, TypeError, "mask is a str; expected a Mask, such as Causal() or Where(fn)."),
+    ({"mask": "causal"}, TypeError, "mask is a str; write Causal()."),
     ({"mask": rg.Causal}, TypeError, "mask is the class Causal, not one of its values; write Causal()."),
     ({"score": "dot"}, TypeError, "score is a str; expected a Score, such as ScaledDot(), or Custom(fn)."),
-    ({"score": torch.dot}, TypeError, "expected a Score, such as ScaledDot(), or Custom(fn)."),
+    ({"score": torch.dot}, TypeError, "a similarity fn(q, k) is Custom(fn)."),
     ({"score": rg.ScaledDot}, TypeError, "score is the class ScaledDot, not one of its values; write ScaledDot()."),
     ({"score": rg.SoftCap(2.0)}, TypeError, "score SoftCap(cap=2.0) begins with a modifier; begin with a similarity"),
     (
@@ -203,7 +203,7 @@ ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
         rg.ShapeError,
         "positions.q has shape (4, 13); expected (13,) or (5, 13).",
     ),
-    ({"dropout": 0.1}, TypeError, "dropout is a float; expected Dropout(p), or None."),
+    ({"dropout": 0.1}, TypeError, "dropout is a float; write Dropout(0.1)."),
     ({"sink": zeros(5)}, rg.ShapeError, "sink has shape (5,); expected a logit a head, (6,), or (5, 6)."),
     ({"sink": zeros(6, device=META)}, ValueError, "sink is on meta, q on cpu; move it with .to(...)."),
     ({"sink": zeros(6).long()}, TypeError, "sink has dtype torch.int64; expected floating point."),
@@ -333,3 +333,12 @@ def test_tensors_of_a_problem_can_be_exchanged() -> None:
     twin = problem.with_tensors(tuple(t.clone() for t in own))
     assert all(a is not b and torch.equal(a, b) for a, b in zip(own, twin.tensors(), strict=True))
     assert twin.score == problem.score and twin.mask == problem.mask
+
+
+def test_one_query_is_no_queries() -> None:
+    said = (
+        "1 query meets 17 keys under Causal(), and their positions are not given. Pass\n  positions=tail(1, 17) if the "
+        "query is the last token (decoding), or positions=head(1, 17) if it is the first."
+    )
+    with pytest.raises(rg.ShapeError, match=re.escape(said)):
+        rg.attention(Q[:, :, :1], K, V, mask=rg.Causal())

@@ -36,7 +36,7 @@ def on_another_thread(made: nn.Module) -> None:
         (nn.Linear(12, 12), lambda made: made(x()), r"Linear ran, but made no .* If it has attention at all"),
         (Plain(), lambda made: None, r"no module of Plain ran in the block, on the thread that opened it\. Call the"),
         (Plain(), on_another_thread, r"no module of Plain ran in the block, on the thread that opened it"),
-        (Plain(), lambda made: Plain()(x()), r"no module of Plain ran .*; 1 attention calls were made by others"),
+        (Plain(), lambda made: Plain()(x()), r"no module of Plain ran .*; 1 attention call was made by others"),
     ],
 )
 def test_nothing_recorded_is_an_error_that_says_why(made: nn.Module, run: Callable[[Any], Any], said: str) -> None:

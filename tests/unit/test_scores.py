@@ -58,9 +58,9 @@ def test_the_tensors_of_a_pipeline_come_in_order() -> None:
         (
             lambda: rg.Dot() >> torch.ones(5, 5),
             TypeError,
-            r">> joins scores; got Tensor. A tensor to add is Bias\(tensor\)",
+            r">> joins scores; after Dot\(\) comes a Tensor of float32: .* are ScaledDot\(\) >> Bias\(tensor\)",
         ),
-        (lambda: rg.Dot() >> None, TypeError, ">> joins scores; got NoneType"),
+        (lambda: rg.Dot() >> None, TypeError, r">> joins scores; after Dot\(\) comes None: leave it out"),
         (
             lambda: scores(CAP >> SLOPES),
             TypeError,
@@ -68,7 +68,11 @@ def test_the_tensors_of_a_pipeline_come_in_order() -> None:
         ),
         (lambda: scores(CAP), TypeError, "begins with a modifier"),
         (lambda: scores(rg.Dot() >> CAP >> rg.Cosine(2.0)), TypeError, r"has a second similarity, Cosine\(scale=2.0\)"),
-        (lambda: scores(lambda q, k: q @ k.mT), TypeError, r"score is a function; expected a Score.* Custom\(fn\)"),
+        (
+            lambda: scores(lambda q, k: q @ k.mT),
+            TypeError,
+            r"score is a function; .* a similarity fn\(q, k\) is Custom\(fn\)",
+        ),
         (lambda: rg.Alibi([1.0]), TypeError, "Alibi.slopes is a list; expected a torch tensor"),
     ],
 )

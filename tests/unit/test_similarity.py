@@ -285,7 +285,7 @@ X, Y = torch.zeros(2, 3, 5, 4), torch.zeros(2, 3, 5, 6)
         (lambda: rg.Additive(None, None, randn(5)), X, Y, rg.ShapeError, "q has width 4; with w_q None it must be"),
         (lambda: rg.Additive(None, None, randn(4), randn(5)), X, X, rg.ShapeError, r"Additive.b has shape \(5,\)"),
         (lambda: rg.Additive(None, None, torch.tensor(1.0)), X, X, rg.ShapeError, "w or b has no axes"),
-        (lambda: rg.Additive(None, None, randn(2, 4)), X, X, rg.ShapeError, r"Additive.w .* expected 1 axes, or"),
+        (lambda: rg.Additive(None, None, randn(2, 4)), X, X, rg.ShapeError, r"Additive.w .* expected 1 axis, or"),
         (lambda: rg.Additive(None, randn(2, 4, 4), randn(4)), X, X, rg.ShapeError, r"w_k has shape .*; k has 3 heads"),
         (lambda: rg.Custom(lambda q, k: q), X, X, TypeError, r"returned \(2, 3, 5, 4\) .* expected \(2, 3, 5, 5\)"),
         (lambda: rg.Custom(lambda q, k: 1.0), X, X, TypeError, "Custom.fn returned float"),

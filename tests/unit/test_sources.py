@@ -112,10 +112,10 @@ def test_a_gradient_that_could_not_arrive_is_refused(drawn: Drawn, ahead: int, o
 @pytest.mark.parametrize(
     ("parts", "error", "said"),
     [
-        (3, TypeError, "Chunks.parts is a int; expected a list or an iterator"),
-        ([torch.zeros(2, 3)], TypeError, "part 0 of Chunks is a Tensor; expected"),
+        (3, TypeError, "Chunks.parts is an int; expected a list or an iterator"),
+        ([torch.zeros(2, 3)], TypeError, "part 0 of Chunks is a Tensor of float32; expected"),
         ([(torch.zeros(2, 3),)], TypeError, "part 0 of Chunks is 1 things"),
-        ([(torch.zeros(2, 3), 5)], TypeError, "v of part 0 of Chunks is a int"),
+        ([(torch.zeros(2, 3), 5)], TypeError, "v of part 0 of Chunks is an int"),
         ([(torch.zeros(2), torch.zeros(2))], TypeError, r"k of part 0 of Chunks has shape \(2,\)"),
         ([(torch.zeros(2, 3),) * 2 + (torch.arange(3),)], ValueError, r"2 keys and positions \(3,\)"),
         ([(torch.zeros(2, 3),) * 2, (*(torch.zeros(2, 3),) * 2, torch.arange(2))], ValueError, "part 1 has positions"),
@@ -177,7 +177,7 @@ def test_mapped_arrays_as_chunks(drawn: Drawn, tmp_path: Path) -> None:
 def test_arrays_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(rg.ShapeError, match=r"Arrays.k has shape \(3, 4\), Arrays.v \(2, 4\)"):
         Arrays(np.zeros((3, 4)), np.zeros((2, 4)))
-    with pytest.raises(TypeError, match=r"Arrays.k is a int; expected an array, a tensor or a path"):
+    with pytest.raises(TypeError, match=r"Arrays.k is an int; expected an array, a tensor or a path"):
         Arrays(3, np.zeros((2, 4)))
     with pytest.raises(ValueError, match=r"Arrays\(size=0\): expected 1 key a part or more"):
         Arrays(np.zeros((2, 4)), np.zeros((2, 4)), size=0)

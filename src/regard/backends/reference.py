@@ -14,7 +14,7 @@ from regard.core.problem import Problem
 class Reference(Backend):
     """softmax(masked scores) V, written out: the dense definition that every other backend is compared with.
 
-    Runs everything, on any device, at the cost of nq × nk memory (for Additive nq × nk × h).
+    Runs every call on any device, with nq × nk memory (for Additive nq × nk × h).
 
     >>> import regard as rg
     >>> x = torch.ones(2, 3)

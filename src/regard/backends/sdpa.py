@@ -24,8 +24,9 @@ from regard.scores.similarity import ScaledDot
 class Sdpa(Backend):
     """torch.nn.functional.scaled_dot_product_attention, on `devices`: scaled dot products under a simple mask.
 
-    It gives no log-sum-exp, lets what is not finite leak out of masked places, and differs from path to path in rows
-    that see nothing; calls that would meet one of these are refused. Backward recomputes the forward.
+    torch's function gives no log-sum-exp, lets NaN and infinities leak out of masked places, and its paths differ in
+    rows that see nothing; this backend refuses calls in which one of these matters. The backward recomputes the
+    forward.
 
     >>> Sdpa()
     Sdpa()

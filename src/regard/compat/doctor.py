@@ -20,6 +20,7 @@ from regard.backends.native.ffi import built, chosen, runnable, why_not_built
 from regard.compat.folder import folder_of, own_model
 from regard.core.errors import Unsupported
 from regard.core.hooks import AttentionCall, observing
+from regard.core.shapes import count_of
 from regard.machine import processor
 from regard.runtime.dispatch import BACKENDS, Plan
 
@@ -110,7 +111,7 @@ class Examined:
         kinds = ", ".join(f"{n} × {kind}" for kind, n in Counter(self.modules.values()).items())
         rows = [
             ("model", self.model),
-            ("attention", f"{self.calls} calls of {kinds}: {_few(list(self.modules))}"),
+            ("attention", f"{count_of(self.calls, 'call')} of {kinds}: {_few(list(self.modules))}"),
             ("not reached", _few([f"{path} ({kind})" for path, kind in self.missed.items()]) or "none"),
             ("to eager", f"{self.difference:.1e} of the largest output ({self.largest:.3g}), {TOKENS} tokens, float32"),
             *self._generation(),
@@ -124,7 +125,7 @@ class Examined:
 
     def _plan(self, plan: Plan, count: int) -> list[tuple[str, str]]:
         said = dict(plan.facts)
-        rows = [("backend", f"{plan.backend!r} for {count} calls; {said['score']}, {said['mask']}")]
+        rows = [("backend", f"{plan.backend!r} for {count_of(count, 'call')}; {said['score']}, {said['mask']}")]
         native = [why for backend, why in plan.reasons if backend == BACKENDS[0]]
         return rows + [(f"not {BACKENDS[0]!r}", why) for why in native]
 

@@ -36,7 +36,7 @@ from regard.core.dropout import Dropout
 from regard.core.errors import ShapeError, Unsupported
 from regard.core.paged import Paged
 from regard.core.positions import Positions, tail
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.masks.algebra import Everything, Mask
 from regard.masks.convert import cu_seqlens_positions, from_cu_seqlens, from_flash_window
 from regard.masks.positional import Causal, Prefix
@@ -64,9 +64,9 @@ def flash_attn_func(
 ) -> Any:
     """flash_attn.flash_attn_func: q (batch, nq, heads, d), k and v (batch, nk, hk, d) -> (batch, nq, heads, d).
 
-    return_attn_probs: (out, lse (batch, heads, nq), None); flash-attention's third result, for its own tests, is empty
-    too where nothing is dropped. Arguments and conventions: see the module.
-    Raises ShapeError for what does not fit, Unsupported for return_attn_probs with dropout.
+    return_attn_probs: (out, lse (batch, heads, nq), None); flash-attention's third result, for its own tests, is also
+    empty without dropout. Arguments and conventions: see the module.
+    Raises ShapeError for shapes that do not fit, Unsupported for return_attn_probs with dropout.
 
     >>> q, k = torch.randn(2, 3, 8, 16), torch.randn(2, 7, 2, 16)  # 3 new tokens of 7
     >>> flash_attn_func(q, k, k, causal=True, window_size=(4, 0)).shape
@@ -165,17 +165,17 @@ def flash_attn_with_kvcache(
     """flash_attn.flash_attn_with_kvcache: new tokens q (batch, nq, heads, d) attend to a cache, which k and v extend.
 
     k_cache, v_cache  (batch, room, hk, d); with block_table (batch, most pages) pools (pages, page_size, hk, d) of any
-                      page size, read where they lie
-    k, v              (batch, n, hk, d), written in place behind the cache_seqlens tokens of each sequence
-    cache_seqlens     how many tokens the cache holds, a number or integers (batch,); None: it is full
+                      page size, read in place
+    k, v              (batch, n, hk, d), written in place after the cache_seqlens tokens of each sequence
+    cache_seqlens     the number of tokens in the cache, a number or integers (batch,); None: it is full
     cache_batch_idx   (batch,): the row of the cache that each sequence has
-    cache_leftpad     (batch,): where each sequence begins in its row; what lies before is hidden
+    cache_leftpad     (batch,): where each sequence begins in its row; earlier keys are hidden
     rotary_cos, _sin  (positions, width / 2): rotates k, and q, at cache_seqlens and behind; without causal and window
                       all of q at cache_seqlens. rotary_interleaved: features 2m and 2m + 1 make a pair, else m and
                       m + width / 2
 
     Returns out (batch, nq, heads, d), with return_softmax_lse also the lse (batch, heads, nq). No gradients.
-    Raises ShapeError for what does not fit, ValueError where the room does not suffice or rotation has no new keys,
+    Raises ShapeError for shapes that do not fit, ValueError if the cache is too small or rotation has no new keys,
     Unsupported for rotation with cache_leftpad.
 
     >>> cache = torch.zeros(2, 10, 4, 16)
@@ -207,7 +207,9 @@ def flash_attn_with_kvcache(
         total = held if k is None or v is None else held + k.shape[1]
         n = int(total.max()) if batch else 0
         if n > room:
-            raise ValueError(f"the cache has room for {room} tokens; {n} were to be held. Allocate a larger cache.")
+            raise ValueError(
+                f"the cache has room for {count_of(room, 'token')}; {n} were to be held. Allocate a larger cache."
+            )
         if k is not None and v is not None:
             write_rows((k_cache, v_cache), (k, v), table, held)
         if _by_sequence(alibi_slopes):

@@ -49,14 +49,14 @@ def dot_product_attention(
     scale               default 1 / sqrt(H)
     is_causal           query i sees the keys 0 to i, also where T differs from S (aligned top-left)
     local_window_size   (left, right), keys besides the query's own, or one number for both; top-left too
-    *_seq_lengths       (B,): queries and keys behind them are padding; a padded query gives 0
-    implementation      ignored: neither "xla" nor "cudnn" runs
+    *_seq_lengths       (B,): queries and keys after them are padding; a padded query gives 0
+    implementation      ignored: neither "xla" nor "cudnn" is used
     return_residual     (out, log-sum-exp (B, T, N)) in the dtype of key, without gradient
 
     K divides N; head i reads head i // (N // K). Differentiable in query, key, value and bias. Two differences: a query
-    that sees nothing gives 0 and -inf, where jax.nn averages all values and gives its least float; and a NaN behind a
-    mask does not leak. On JAX arrays first derivatives in reverse mode are had, and float64 where JAX has it.
-    Raises ShapeError, TypeError and ValueError for what does not fit.
+    that sees nothing gives 0 and -inf, where jax.nn returns the mean of all values and its smallest float; and a NaN
+    behind a mask does not leak. JAX arrays have first derivatives in reverse mode, and float64 if JAX has it enabled.
+    Raises ShapeError, TypeError and ValueError for arguments that do not fit.
     Source: jax.nn.dot_product_attention, JAX 0.10.
 
     >>> q, k = torch.randn(2, 5, 8, 16), torch.randn(2, 7, 4, 16)

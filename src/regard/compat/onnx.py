@@ -14,11 +14,11 @@ from regard.nn.heads import Heads
 
 
 def export(model: nn.Module, args: tuple[Any, ...], *, opset_version: int = 23, **options: Any) -> Any:
-    """torch.onnx.export(model, args, dynamo=True, ...), where each attention layer of rg.nn is one node Attention.
+    """torch.onnx.export(model, args, dynamo=True, ...) with each attention layer of rg.nn as one node Attention.
 
     Runs in any ONNX runtime that has opset 23, without regard. args and options are those of torch.onnx.export; a mask
-    that changes from call to call is a tensor of the model's forward, which makes Dense or Lengths of it. A query that
-    sees nothing gives 0 in ONNX' definition; runtimes differ.
+    that changes from call to call is a tensor argument of the model's forward, which makes a Dense or Lengths from it.
+    A query that sees nothing gives 0 in ONNX's definition; runtimes differ.
     Raises torch.onnx's error, with the reason of Unsupported, for what the operator does not have: sinks, dropout in
     training mode, learned similarities, a soft cap with a mask, values of another width than keys.
     Source: torch.onnx, torch 2.13; the operator Attention, onnx 1.23.

@@ -25,7 +25,7 @@ from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
 from regard.core.hooks import AttentionCall, notify
 from regard.core.positions import Positions
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.masks.algebra import Everything, Mask
 from regard.masks.convert import split
 from regard.masks.dense import Dense
@@ -75,16 +75,16 @@ def attention_forward(
 
     query (batch, heads, nq, dk), key and value (batch, key heads, nk, ...), not repeated. Scores are scaled (by
     `scaling`; None = 1 / sqrt(dk)), capped (`softcap`), then `position_bias` (T5) is added. `s_aux` (heads,) are
-    learned sinks. Of the keys that the mask lets through, a query sees those that `indices` (batch, nq, n) names, which
-    takes booleans of nq × nk. `dropout` is drawn from torch's generator.
+    learned sinks. Of the visible keys, a query sees those in `indices` (batch, nq, n), which takes booleans of nq × nk.
+    `dropout` is drawn from torch's generator.
 
     attention_mask  a lazy mask; or a tensor that broadcasts to (batch, heads, nq, nk): booleans, True = may attend, or
                     numbers that are added, of which -inf and the dtype's least number hide; or None: causal if
-                    is_causal, or else the module's attribute of that name, or else True, says so. A mask that is given
-                    has sliding windows in it.
+                    is_causal, or else the module's attribute of that name, or else True, says so. A mask that is passed
+                    includes sliding windows.
 
-    A query that may see nothing (padding) gets 0. Raises Unsupported for what would change the result and cannot be
-    had: a paged cache, `block_indices`, `cu_seq_lens_q`, weights (`output_attentions`), keywords not known.
+    A query that may see nothing (padding) gets 0. Raises Unsupported for arguments that would change the result and are
+    not supported: a paged cache, `block_indices`, `cu_seq_lens_q`, weights (`output_attentions`), unknown keywords.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> config = LlamaConfig(
@@ -162,7 +162,8 @@ def _unmasked(module: nn.Module, nq: int, nk: int, is_causal: bool | None, slidi
     """As torch's attention is called by transformers: one query alone is the last one, and sees everything."""
     if sliding_window is not None and nk > sliding_window:
         raise Unsupported(
-            f"a sliding window of {sliding_window} meets {nk} keys, and the model gives no mask that has it. "
+            f"a sliding window of {sliding_window} meets {count_of(nk, 'key')}, and the model gives "
+            "no mask that has it. "
             "Call the whole model, or pass a mask (batch, heads, nq, nk)."
         )
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -170,7 +171,8 @@ def _unmasked(module: nn.Module, nq: int, nk: int, is_causal: bool | None, slidi
         return Everything()
     if nq != nk:
         raise Unsupported(
-            f"{nq} queries meet {nk} keys causally, and the model gives no mask that says where the queries stand. "
+            f"{count_of(nq, 'query')} {'meets' if nq == 1 else 'meet'} {count_of(nk, 'key')} "
+            "causally, and the model gives no mask that says where the queries stand. "
             "Pass is_causal=False if each query sees every key, or a mask (batch, heads, nq, nk)."
         )
     return Causal()

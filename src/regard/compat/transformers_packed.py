@@ -14,6 +14,8 @@ from typing_extensions import Self
 from regard.compat.transformers_mask import LazyMask
 from regard.compat.transformers_models import NAME
 from regard.core.errors import Unsupported
+from regard.core.shapes import count_of
+from regard.core.wrong_calls import kind_of
 
 # Layers in which tokens meet in attention alone, and that is regard's: by their folder in transformers.models.
 # tests/integrations/test_compat_packed_sweep.py builds an encoder of each, small, and compares.
@@ -87,10 +89,11 @@ class Packing:
         self.real += real
 
     def __repr__(self) -> str:
-        state = f"{len(self.layers)} layers run packed" if self.layers else "no longer packed"
+        state = f"{count_of(len(self.layers), 'layer')} run packed" if self.layers else "no longer packed"
         share = (self.padded - self.real) / max(1, self.padded)
         return (
-            f"{type(self.model).__name__}: {state}; {self.packed:,} of {self.calls:,} calls of layers were packed, "
+            f"{type(self.model).__name__}: {state}; {self.packed:,} of "
+            f"{self.calls:,} calls of layers were packed, "
             f"{self.real:,} of {self.padded:,} tokens computed ({share:.0%} saved)"
         )
 
@@ -127,18 +130,18 @@ class PackedForward:
 
 
 def packed(model: nn.Module) -> Packing:
-    """Lets an encoder of transformers, or a module that holds one (SentenceTransformer, CrossEncoder), run unpadded.
+    """Makes an encoder of transformers, or a module with one (SentenceTransformer, CrossEncoder), run without padding.
 
-    The model stays the same object and is called as before, in inference and training. Its attention becomes regard's,
-    and each of its layers runs on the tokens whose attention_mask is 1, one sequence behind another. Embeddings come
-    before that, so positions and token types are those of the padded batch; outputs have the shapes that they had.
-    Where a token is padding, a layer gives 0: in last_hidden_state, in hidden_states but for the first of them (the
-    embeddings), and in what a later norm or head reads there, as BERT's pooler reads the first token.
+    The model stays the same object and is called as before, in inference and training. Its attention runs on regard,
+    and each of its layers runs on the tokens whose attention_mask is 1, one sequence after another. Embeddings run
+    before that, so positions and token types are those of the padded batch; outputs keep their shapes. The output of a
+    layer at padding is 0: in last_hidden_state, in hidden_states except the first of them (the embeddings), and in the
+    input of a later norm or head, such as BERT's pooler, which reads the first token.
 
-    A batch runs as it is, padded, if no token is padding or all are, or if its attention_mask has four axes; so does a
-    layer with a window where there is padding between real tokens.
+    A batch runs padded, without packing, if no token is padding or all are, or if its attention_mask has four axes; so
+    does a layer with a window if there is padding between real tokens.
 
-    Returns a Packing: its `remove()`, or the end of a `with` block, undoes it; printed, it tells how many tokens were
+    Returns a Packing: its `remove()`, or the end of a `with` block, undoes the change; it prints how many tokens were
     saved. Raises Unsupported for layers that are not among `LAYERS`, for decoders, if the model is packed already, and
     in a forward that torch.compile traces.
 
@@ -184,7 +187,7 @@ def _refuse(model: nn.Module, layers: tuple[nn.Module, ...], models: list[PreTra
     for layer in layers:
         if "forward" in vars(layer):
             raise Unsupported(
-                f"a {type(layer).__name__} of {name} has a forward that is not its class's: the model is packed "
+                f"{kind_of(layer)} of {name} has a forward that is not its class's: the model is packed "
                 "already, or another library replaced it. Call remove() of what packed(model) returned first."
             )
     for each in models:

@@ -17,7 +17,7 @@ from typing_extensions import Self
 from regard.compat.transformers_models import NAME
 from regard.compat.transformers_sharded_mask import ShardedForward, begin, end
 from regard.core.errors import ShapeError, Unsupported
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.parallel.sequence import SequenceParallel
 from regard.parallel.shards import shard
 
@@ -152,7 +152,8 @@ class Sharding:
         layers = model.config.get_text_config().num_hidden_layers
         if output is not None and forward is not None and forward.calls != layers:
             raise Unsupported(
-                f"{type(model).__name__} has {layers} layers, of which {forward.calls} had their attention over the "
+                f"{type(model).__name__} has {count_of(layers, 'layer')}, of which {forward.calls} "
+                "had their attention over the "
                 "group: the others mix tokens by themselves, and would miss those of other ranks. Run it in one "
                 "process."
             )
@@ -176,22 +177,23 @@ class Sharding:
 
 
 def sharded(model: nn.Module, parallel: SequenceParallel) -> Sharding:
-    """Lets a model of transformers, or a module that holds one, run on this rank's tokens and attend to those of all.
+    """Makes a model of transformers, or a module with one, run on this rank's tokens and attend to those of all ranks.
 
-    The model stays the same object. Its attention becomes regard's, over the group of `parallel`, in each layer; mask
+    The model stays the same object. Its attention runs on regard, over the group of `parallel`, in each layer; mask
     (causal, windows, documents, padding), scaling, soft caps, sinks and grouped heads are those of the model. All ranks
-    call it alike, with their part of the batch: input_ids or inputs_embeds (batch, n_r, ...), position_ids, and where
-    there is padding attention_mask (batch, n_r); `Sharding.batch` makes them from the whole. Outputs are this rank's
+    make the same call, each with its part of the batch: input_ids or inputs_embeds (batch, n_r, ...), position_ids, and
+    with padding attention_mask (batch, n_r); `Sharding.batch` makes them from the whole batch. Outputs are this rank's
     rows of what one process computes with the same position_ids and use_cache=False.
 
     The loss, with labels, is this rank's share of one process's, and so are the gradients of parameters: sum both over
-    the group. Dropout on the weights drops what one process would with the seed of rank 0; other dropout is drawn by
-    each rank for itself.
+    the group. Dropout on the weights drops the same weights as one process with the seed of rank 0; each rank draws
+    other dropout separately.
 
-    Returns a Sharding: its `remove()`, or the end of a `with` block, undoes it. Raises Unsupported for what one rank
-    cannot know: caches (so generate), masks made of tensors or of functions of one's own, biases by position (T5),
-    layers that mix tokens otherwise than by attention (state spaces, convolutions), heads that read one token (poolers,
-    classifiers of sequences), encoder-decoders, a second sequence, and in a forward that torch.compile traces.
+    Returns a Sharding: its `remove()`, or the end of a `with` block, undoes it. Raises Unsupported for parts of a model
+    that need the tokens of other ranks: caches (so generate), masks made of tensors or of your own functions, biases by
+    position (T5), layers that mix tokens without attention (state spaces, convolutions), heads that read one token
+    (poolers, classifiers of sequences), encoder-decoders, a second sequence, and in a forward that torch.compile
+    traces.
 
     >>> from regard.parallel import SequenceParallel, Shards
     >>> def train(model, texts, n, optimizer):  # in each process

@@ -16,6 +16,7 @@ from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
 from regard.core.hooks import AttentionCall, notify
 from regard.core.positions import head
+from regard.core.shapes import count_of
 from regard.masks.algebra import Mask
 from regard.masks.ragged import Documents
 from regard.parallel.ranks import Ranks
@@ -151,7 +152,8 @@ class ShardedMask(WrittenOut):
         """The output for this rank's queries, from the keys and values of all ranks."""
         if (q.shape[-2], k.shape[-2]) != self.shape[-2:]:
             raise Unsupported(
-                f"{q.shape[-2]} queries meet {k.shape[-2]} keys in {self.forward.model}, whose tokens on this rank "
+                f"{count_of(q.shape[-2], 'query')} at {count_of(k.shape[-2], 'key')} in "
+                f"{self.forward.model}, whose tokens on this rank "
                 f"are {self.shape[-1]}: a cache, or another sequence. Over a group each layer attends to its own "
                 "tokens; tree_decode reads a cache of which each rank has a part."
             )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.core.paged import gathered
 from regard.core.tracing import loaded
+from regard.core.wrong_calls import kind_of
 
 
 class SupportsDLPack(Protocol):
@@ -34,9 +35,7 @@ def tensor(x: Any, name: str) -> Tensor:
         return _from_numpy(x, name)
     if hasattr(x, "__dlpack__"):
         return torch.from_dlpack(x)
-    raise TypeError(
-        f"{name} is a {type(x).__name__}; expected a torch tensor or an array (NumPy, or any with __dlpack__)."
-    )
+    raise TypeError(f"{name} is {kind_of(x)}; expected a torch tensor or an array (NumPy, or any with __dlpack__).")
 
 
 def of_numbers(x: Any, dtype: torch.dtype) -> Tensor:

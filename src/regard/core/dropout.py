@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from regard.core.errors import Unsupported
 from regard.core.region import Region
 from regard.core.tracing import scripted
 from regard.core.value import Value
+from regard.core.wrong_calls import answers_wrong_calls
 
 # 24 bits decide: they are exact in float32, and p is met to 6e-8
 _BITS = 24
@@ -19,19 +20,21 @@ _BITS = 24
 _HEAD = 0x85EBCA77
 
 
+@answers_wrong_calls(dict.fromkeys(("dropout_p", "dropout", "prob", "rate"), "write Dropout(p)"))
 @dataclass(frozen=True)
 class Dropout(Value):
     """Each weight is dropped with probability p, the others multiplied by 1 / (1 - p), after the softmax.
 
-    Whether a weight stays depends on (seed, batch, head, position of query, position of key) alone. Without a seed, one
-    is
-    drawn from torch's generator at each call, so that torch.manual_seed repeats it. Raises ValueError unless 0 ≤ p ≤ 1.
+    Whether a weight is kept depends only on (seed, batch, head, position of query, position of key). Without a seed,
+    each call draws one from torch's generator, so that torch.manual_seed makes it reproducible.
+    Raises ValueError unless 0 ≤ p ≤ 1.
     Source: Srivastava et al. 2014.
 
     >>> Dropout(0.1, seed=7)
     Dropout(p=0.1, seed=7)
     """
 
+    argument: ClassVar[str] = "dropout"
     p: float
     seed: int | None = None
 
@@ -62,19 +65,19 @@ class Dropout(Value):
         return Dropout(self.p, seed - (seed >> 63 << 64))  # of 64 bits with a sign, as graphs hold it
 
     def keep(self, at: Region, dtype: torch.dtype) -> Tensor:
-        """What each weight of a region is multiplied by: 0 or 1 / (1 - p), broadcastable to (*batch, h, r, c)."""
+        """The factor of each weight of a region, 0 or 1 / (1 - p), broadcastable to (*batch, h, r, c)."""
         assert self.seed is not None
         kept = (_bits(self.seed, at) >> (32 - _BITS)) >= self.threshold
         return kept.to(dtype) * self.scale
 
     @property
     def threshold(self) -> int:
-        """A weight stays if the upper 24 of its 32 bits, as a number, are at least this."""
+        """A weight is kept if the upper 24 of its 32 random bits, as a number, are at least this."""
         return round(self.p * (1 << _BITS))
 
     @property
     def scale(self) -> float:
-        """What the weights that stay are multiplied by."""
+        """The factor of the weights that are kept."""
         return 1 / (1 - self.p) if self.p < 1 else 0.0
 
 

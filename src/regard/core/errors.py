@@ -4,7 +4,7 @@
 class ShapeError(ValueError):
     """Tensors, masks or positions of one call do not fit together.
 
-    The message names the argument, what was expected, what came, and the way out.
+    The message names the argument, the expected shape, the actual shape, and the way out.
 
     >>> import torch, regard as rg
     >>> q, k = torch.zeros(4, 8), torch.zeros(9, 8)

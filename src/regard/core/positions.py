@@ -11,9 +11,10 @@ from torch import Tensor
 
 from regard.core.arrays import integers, numbers, plain_tensor
 from regard.core.errors import ShapeError
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.core.tracing import data_unavailable, scripted
 from regard.core.value import Value
+from regard.core.wrong_calls import kind_of
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Positions(Value):
     Positional masks and scores (Causal, Window, Prefix, Dilated, Where, Alibi, RelativeBias) compare these numbers, not
     indices. They need be neither sorted nor contiguous; where keys are sorted, masks reduce to intervals.
 
-    Those of `head` and `tail` are numbers, and stay numbers: q and k are made of them each time they are read, so that
-    writing to such a tensor changes nothing.
+    `head` and `tail` store numbers: each access to q and k makes new tensors from them, so that writing to such a
+    tensor changes nothing.
 
     >>> Positions(q=torch.tensor([7]), k=torch.arange(9))   # one token decoded at position 7
     Positions(q=int64[1], k=int64[9])
@@ -36,9 +37,7 @@ class Positions(Value):
     def __post_init__(self) -> None:
         for name, x in (("q", self.q), ("k", self.k)):
             if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(
-                    f"Positions.{name} is a {type(x).__name__}; expected an integer tensor (n,) or (*batch, n)."
-                )
+                raise TypeError(f"Positions.{name} is {kind_of(x)}; expected an integer tensor (n,) or (*batch, n).")
             if x.dtype.is_floating_point or x.dtype.is_complex or x.dtype == torch.bool:
                 raise TypeError(f"Positions.{name} has dtype {x.dtype}; expected integers, such as torch.arange(n).")
             if x.dim() == 0:
@@ -54,9 +53,9 @@ class Positions(Value):
 
     @property
     def span(self) -> Span | None:
-        """The positions as numbers, where they are known without looking: those of `head` and `tail`.
+        """The positions as numbers if they are known without reading a tensor: those of `head` and `tail`.
 
-        Not in a graph that is given them, which would be made anew for other numbers: there they are tensors.
+        Positions that are inputs of a graph are tensors, since a graph would be compiled again for other numbers.
         """
         if torch.compiler.is_compiling() and "q" not in self.__dict__:
             return None
@@ -64,10 +63,10 @@ class Positions(Value):
 
     @property
     def consecutive(self) -> bool:
-        """Whether queries and keys count up by one each, those of all sequences alike.
+        """Whether the positions of queries and of keys count up by one, the same in all sequences.
 
-        Known of `head` and `tail`, found out by looking otherwise. False where nobody may look (while compiling, on the
-        meta device).
+        Known for `head` and `tail`; otherwise the tensors are read. False where they cannot be read (while compiling,
+        on the meta device).
         """
         if self.span is not None:
             return not self.span.by_sequence
@@ -118,7 +117,7 @@ def counted(
     """
     if q[1] < 0 or k[1] < 0:
         first, count = q if q[1] < 0 else k
-        raise ValueError(f"{count} positions from {first} on: expected 0 or more.")
+        raise ValueError(f"{count_of(count, 'position')} from {first} on: expected 0 or more.")
     span = Span(q, k, device)
     if torch.compiler.is_compiling() or scripted():
         return _with_span(counting(*q, device), counting(*k, device), span)
@@ -151,14 +150,14 @@ def tail(
 ) -> Positions:
     """The queries are the last nq positions, as in decoding: query i stands at start + nk - nq + i, key j at start + j.
 
-    nk may be a length for each sequence, numbers or an integer tensor (batch,): the last query of each then stands at
-    its own last key, and there are keys for the longest. Hide those behind the end of shorter ones by
-    Lengths(keys=lengths), if Causal does not. Numbers stay numbers: no tensor is made unless somebody reads q or k, and
-    calls whose lengths change from step to step are set up once. A tensor on another device than the CPU is waited for;
-    in a graph, whose shapes cannot follow from it, write Positions(lengths[:, None] - nq + torch.arange(nq),
-    torch.arange(nk)).
-    start is the position of the first key: more than 0 where the keys before it are no longer there (a rolling cache).
-    With more queries than keys the first queries stand before every key, and see none of them under Causal.
+    nk may be a length for each sequence, numbers or an integer tensor (batch,): the last query of each sequence then
+    stands at its own last key, and there are keys for the longest sequence. If Causal does not hide the keys after the
+    end of shorter sequences, hide them by Lengths(keys=lengths). Numbers stay numbers: no tensor is made unless q or k
+    is read, and one plan serves calls whose lengths change from step to step. A tensor on a GPU is copied to the CPU,
+    which waits for it; in a graph, whose shapes cannot depend on it, write Positions(lengths[:, None] - nq +
+    torch.arange(nq), torch.arange(nk)).
+    start is the position of the first key: above 0 if earlier keys were dropped (a rolling cache). With more queries
+    than keys the first queries stand before every key, and see none of them under Causal.
     Raises ValueError for negative counts and no lengths, TypeError for lengths that are no integers, ShapeError for
     other axes.
 
@@ -195,10 +194,12 @@ def resolve_positions(
     """The positions of one call, checked; `positional` is what compares them, None if nothing does."""
     if positions is None:
         if nq != nk and positional is not None:
+            one = nq == 1
             raise ShapeError(
-                f"{nq} queries meet {nk} keys under {positional!r}, and their positions are not given. Pass\n"
-                f"  positions=tail({nq}, {nk}) if the queries are the last {nq} tokens (decoding), or "
-                f"positions=head({nq}, {nk}) if they are the first."
+                f"{count_of(nq, 'query')} {'meets' if one else 'meet'} {count_of(nk, 'key')} under {positional!r}, and "
+                f"their positions are not given. Pass\n  positions=tail({nq}, {nk}) if "
+                f"{'the query is the last token' if one else f'the queries are the last {nq} tokens'} (decoding), or "
+                f"positions=head({nq}, {nk}) if {'it is' if one else 'they are'} the first."
             )
         span = Span((0, nq), (0, nk), device)
         return _with_span(counting(*span.q, device), counting(*span.k, device), span)

@@ -189,7 +189,7 @@ def build_problem(
     assert isinstance(similarity, Similarity)
     complaint = similarity.widths(q.shape[-1], k.shape[-1])
     if complaint:
-        raise ShapeError(f"{complaint}; Bilinear(m), Additive(...) and Custom(fn) can relate unequal widths.")
+        raise ShapeError(f"{complaint}.")
     positional: Any = mask if mask.compares_positions() else None
     positional = pipeline if positional is None and pipeline.compares_positions() else positional
     frame = Frame(batch, heads, nq, nk, resolve_positions(positions, nq, nk, batch, positional, q.device), headed)

@@ -38,3 +38,16 @@ def broadcasts(shape: Sequence[int], full: Sequence[int]) -> bool:
     """
     lead = len(full) - len(shape)  # torch 2.8's compiler traces no zip of unequal lengths
     return lead >= 0 and all(a in (1, b) for a, b in zip(shape, full[lead:], strict=True))
+
+
+def count_of(n: int, noun: str, form: str = "") -> str:
+    """A number and its noun, as messages show them; form: how the number is formatted.
+
+    >>> count_of(1, "query"), count_of(4, "query"), count_of(4096, "token", ",")
+    ('1 query', '4 queries', '4,096 tokens')
+    """
+    words = noun.split(" ")
+    return f"{n:{form}} {noun if n == 1 else ' '.join((*words[:-1], _PLURALS.get(words[-1], words[-1] + 's')))}"
+
+
+_PLURALS = {"query": "queries", "axis": "axes", "index": "indices", "byte": "bytes"}

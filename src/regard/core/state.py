@@ -123,6 +123,10 @@ class State:
     l: Tensor
     o: Tensor
 
+    def __repr__(self) -> str:
+        fields = (f"{name}={str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for name, t in vars(self).items())
+        return f"State({', '.join(fields)})"
+
     @staticmethod
     def empty(
         shape: Sequence[int], dv: int, *, dtype: torch.dtype = torch.float32, device: torch.device | None = None
@@ -139,8 +143,8 @@ class State:
     def of(s: Tensor, v: Tensor, visible: Tensor | None = None, keep: Tensor | None = None) -> State:
         """The state of keys with scores s (..., nq, nk) and values v (..., nk, dv).
 
-        `visible` (boolean, broadcastable to s) says which keys count; the others leave no trace, whatever s and v hold
-        there. `keep` (broadcastable to s) multiplies what is summed into o, not l: dropout.
+        `visible` (boolean, broadcastable to s) says which keys count; the others have no effect, whatever s and v hold
+        there. `keep` (broadcastable to s) multiplies the terms of o, not of l: dropout.
 
         >>> State.of(torch.zeros(1, 2), torch.tensor([[1.0], [3.0]])).finish()[0]
         tensor([[2.]])
@@ -156,11 +160,11 @@ class State:
 
     @staticmethod
     def of_lse(out: Tensor, lse: Tensor, base: float = math.e) -> State:
-        """The state behind another kernel's result: out (..., dv) normalised, lse (...) its log-sum-exp.
+        """The state of another kernel's result: out (..., dv) normalised, lse (...) its log-sum-exp.
 
         `base` is the base of its logarithm: e, or 2 (FlashInfer). A row with lse -inf is empty whatever `out` holds; so
-        is one with lse +inf and out 0, flash-attention's way to say so. (ATen's CPU flash operator says 0.0 instead,
-        which cannot be told from a real lse: repair it where you call it.) Gradients flow to both arguments.
+        is a row with lse +inf and out 0, flash-attention's encoding of an empty row. (ATen's CPU flash operator returns
+        lse 0.0 instead, which looks like a real lse: correct it before this call.) Gradients flow to both arguments.
 
         >>> out, lse = torch.tensor([[4.0]]), torch.tensor([2.0])
         >>> (State.of_lse(out, lse) | State.of_lse(out, lse)).finish()[1] - 2.0  # twice the keys: ln 2 more

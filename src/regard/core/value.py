@@ -7,7 +7,7 @@ import copy
 import inspect
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,11 @@ class Value:
     >>> from regard.masks.positional import Causal, Window
     >>> Window(before=2, after=0) == Window(before=2, after=0), Causal() == Window(before=None, after=0)
     (True, False)
+
+    argument: the name under which `attention` takes such a value; "" where it takes none.
     """
+
+    argument: ClassVar[str] = ""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

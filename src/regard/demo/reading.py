@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
+from regard.core.shapes import count_of
 from regard.demo.model import ByteTransformer, character
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.record import record
@@ -31,7 +32,7 @@ def read(
     Raises ValueError for a shorter text.
     """
     if len(text) < 2:
-        raise ValueError(f"the text has {len(text)} bytes; expected 2 or more.")
+        raise ValueError(f"the text has {count_of(len(text), 'byte')}; expected 2 or more.")
     tokens, start = torch.tensor(list(text), dtype=torch.int64, device="cpu"), time.perf_counter()
     layers = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
     with torch.no_grad(), record(model, facts) as tape:

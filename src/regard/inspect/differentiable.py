@@ -12,6 +12,7 @@ import regard.core.arrays as arrays
 from regard.backends.streaming.backward import ScoreGradients
 from regard.backends.streaming.tiled import Tiled
 from regard.backends.streaming.tiling import Size, Strip, strips
+from regard.core.arguments import answers_calls_of_pairs
 from regard.core.cotangents import has_tangent, linear_in
 from regard.core.dtypes import exact
 from regard.core.positions import Positions
@@ -29,6 +30,7 @@ from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 
 
+@answers_calls_of_pairs
 def entropy(
     q: Any,
     k: Any,
@@ -57,6 +59,7 @@ def entropy(
     return _answer(_EntropyRule(), Call(q, k, _no_values(k), score, mask, positions, sink, None, like=q))
 
 
+@answers_calls_of_pairs
 def max_score(
     q: Any,
     k: Any,
@@ -69,8 +72,8 @@ def max_score(
     """max_j s_ij over the keys that query i may see, (*batch, h, nq), differentiable: a term against exploding scores.
 
     Arguments and errors as `attention`, axes too; float32, or float64 for float64 inputs. A row that sees nothing has
-    -inf and gradients 0. A sink is no key and plays no part. The gradient goes to the largest score alone, of equal
-    ones to the first. Memory as `entropy`. Source: Kimi Team 2025, QK-clip (arXiv 2507.20534).
+    -inf and gradients 0. A sink is not a key and has no effect. The gradient goes only to the largest score, or to the
+    first of equal ones. Memory as `entropy`. Source: Kimi Team 2025, QK-clip (arXiv 2507.20534).
 
     >>> import regard as rg
     >>> q, k = torch.ones(1, 2, requires_grad=True), torch.tensor([[1.0, 0.0], [0.0, 3.0]])

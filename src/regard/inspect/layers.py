@@ -10,8 +10,12 @@ Layers = str | tuple[str, ...] | Callable[[str], bool]
 SHOWN = 24
 
 
-def chosen(layers: Layers, names: Iterable[str]) -> Callable[[str], bool]:
+def chosen(
+    layers: Layers, names: Iterable[str], argument: str = "layers", what: str = "module of this model"
+) -> Callable[[str], bool]:
     """The question whether a module of that path is meant; ValueError where none of `names` is.
+
+    argument, what: the name of the argument, and what it should fit, for that error.
 
     >>> chosen("*.attention", ["encoder", "encoder.attention"])("encoder.attention")
     True
@@ -27,7 +31,7 @@ def chosen(layers: Layers, names: Iterable[str]) -> Callable[[str], bool]:
         fits = lambda name: any(fnmatchcase(name, pattern) for pattern in patterns)  # noqa: E731
     known = list(names)
     if not any(map(fits, known)):
-        raise ValueError(f"layers={layers!r} fits no module of this model; it has {some(known)}.")
+        raise ValueError(f"{argument}={layers!r} fits no {what}; it has {some(known)}.")
     return fits
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import singledispatch
 from typing import Any, Protocol, cast, overload
 
@@ -20,11 +20,13 @@ from regard.inspect.report.texts import TextReports
 from regard.inspect.results import FactResults
 from regard.masks.algebra import Everything, Mask
 from regard.nn.attention import Attention
+from regard.nn.elsewhere import answers_look_calls
 from regard.nn.heads import Heads
 from regard.scores.algebra import Score
 
 
 @torch.no_grad()
+@answers_look_calls
 def of_layer(
     layer: Heads,
     x: Tensor,
@@ -70,7 +72,7 @@ class Look(Protocol):
     def __call__(
         self,
         model: nn.Module,
-        texts: list[str] | tuple[str, ...] | list[list[int]],
+        texts: list[str] | tuple[str, ...] | list[list[int]] | list[Mapping[str, Any]],
         /,
         *,
         tokenizer: Tokenizer | None = None,
@@ -85,7 +87,8 @@ class Look(Protocol):
     def __call__(
         self,
         model: nn.Module,
-        given: str | list[int] | Tensor,
+        given: str | list[int] | Tensor | Mapping[str, Any],
+        pair: str | None = None,
         /,
         *,
         tokenizer: Tokenizer | None = None,

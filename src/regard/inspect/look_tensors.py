@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 import regard.core.arrays as arrays
+from regard.core.arguments import answers_calls_of_pairs
 from regard.core.errors import Unsupported
 from regard.core.positions import Positions, resolve_positions
 from regard.core.region import Frame
 from regard.core.tracing import graphed
 from regard.core.value import written
+from regard.core.wrong_calls import kind_of
 from regard.inspect.compute_facts import find
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.rows import Entropy, MaxScore
@@ -23,6 +25,7 @@ from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 
 
+@answers_calls_of_pairs
 def look(
     q: Any,
     k: Any,
@@ -33,18 +36,19 @@ def look(
     positions: Positions | None = None,
     sink: Tensor | float | None = None,
 ) -> FactResults:
-    """What the weights of `attention` on these arguments are like: the answers to `facts`, never nq × nk of them.
+    """The facts about the weights of `attention` on these arguments, without the nq × nk weights.
 
-    Answers have the axes (*batch, h, ...), without h where q has no head axis; float32, or float64 for float64 inputs.
+    Answers have the axes (*batch, h, ...), without h if q has no head axis; float32, or float64 for float64 inputs.
     Weights are those before dropout. No gradients (see `entropy` and `max_score`). Memory: the answers and one tile.
     facts: a tuple of values of regard.facts, or of your own. Other arguments and their errors as `attention`; TypeError
-    for what is no fact, ShapeError or IndexError for a fact that does not fit the call.
+    for an object that is not a fact, ShapeError or IndexError for a fact that does not fit the call.
 
-    One verb, by what comes first:
+    The first argument decides what is returned:
 
         look(q, k, facts=, score=, mask=, positions=, sink=)  -> FactResults
         look(layer, x, context, facts=, mask=, positions=)    -> FactResults, of a layer of regard.nn on its input
         look(model, text, tokenizer=)                         -> Report, to be printed or saved
+        look(model, "a", "b", tokenizer=)                     -> Report, of two texts that are read together
         look(model, ids)                                      -> Report, of token ids (n,)
         look(model, [text, ...], tokenizer=)                  -> TextReports: means over texts, and a Report each
         look(model, image, processor=)                        -> Report, of a model that reads pixels
@@ -98,7 +102,7 @@ def check_facts(facts: Any) -> None:
         if isinstance(fact, type):
             raise TypeError(f"facts holds the class {fact.__name__}, not one of its values; write {written(fact)}.")
         if not isinstance(fact, Fact):
-            raise TypeError(f"facts holds a {type(fact).__name__}; expected facts, such as Entropy().")
+            raise TypeError(f"facts holds {kind_of(fact)}; expected facts, such as Entropy().")
 
 
 def _refuse_unknown_positions(frame: Frame, facts: tuple[Fact[Any], ...]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from regard.core.shapes import count_of
 from regard.inspect.layers import some
 from regard.inspect.running import Running
 
@@ -27,7 +28,11 @@ class Misses:
             names = some(list(dict.fromkeys(self.unwanted)))
             return f"nothing was recorded: none of the layers that were called was asked for; they are {names}."
         if not self.running.ran:
-            elsewhere = f"; {self.outside} attention calls were made by others" if self.outside else ""
+            elsewhere = (
+                f"; {count_of(self.outside, 'attention call')} {'was' if self.outside == 1 else 'were'} made by others"
+                if self.outside
+                else ""
+            )
             return (
                 f"nothing was recorded: no module of {kind} ran in the block, on the thread that opened it{elsewhere}. "
                 "Call the model inside the block; what worker threads run (DataParallel) is recorded in them alone."
@@ -49,7 +54,8 @@ class Misses:
         count = len({*recorded, *self.unwanted})
         kinds = list(dict.fromkeys(type(self.running.model.get_submodule(name)).__name__ for name in unseen))
         warnings.warn(
-            f"record saw attention calls of {count} modules, and none of {len(unseen)} others that ran and are called "
+            f"record saw attention calls of {count_of(count, 'module')}, and none of {len(unseen)} "
+            "others that ran and are called "
             f"attention ({some(kinds)}): {some(list(unseen))}. They multiply and normalise by themselves, or call a "
             "kernel of their own; tape.unseen names them.",
             stacklevel=4,

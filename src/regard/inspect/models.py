@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from abc import ABC
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.core.arrays import of_numbers
+from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.reading import Progress, Tokenizer, is_ids, model_name, model_report, observed, tokenizer_for
 from regard.inspect.report.picture import Picture
@@ -27,16 +28,17 @@ class Pipeline(ABC):  # noqa: B024
         return any(c.__module__.startswith("transformers.pipelines") and c.__name__ == "Pipeline" for c in kind.__mro__)
 
 
-def of_pipeline(pipeline: Any, given: Any, **options: Any) -> Report | TextReports:
+def of_pipeline(pipeline: Any, given: Any, pair: str | None = None, **options: Any) -> Report | TextReports:
     """`of_model` on the pipeline's model, with its tokenizer and its processor of images."""
     options.setdefault("tokenizer", pipeline.tokenizer)
     options.setdefault("processor", getattr(pipeline, "image_processor", None))
-    return of_model(pipeline.model, given, **options)
+    return of_model(pipeline.model, given, pair, **options)
 
 
 def of_model(
     model: nn.Module,
     given: Any,
+    pair: str | None = None,
     *,
     tokenizer: Tokenizer | None = None,
     processor: Callable[..., Any] | None = None,
@@ -50,7 +52,9 @@ def of_model(
     model      of transformers, or any that takes token ids (1, n), or pixels (1, channels, height, width), as
                its first argument; a SentenceTransformer brings its tokenizer, and so does one with `model.tokenizer`
     given      a text; token ids (n,); an image: pixels (channels, height, width), or (1, ...), or whatever the
-               processor takes; a list of texts or of ids, or ids (b, n), which are read one after the other, unpadded
+               processor takes; a list of texts or of ids, or ids (b, n), which are read one after the other, unpadded;
+               what a tokenizer returned for one text (a BatchEncoding, a mapping with input_ids), or a list of these
+    pair       a second text: look(model, "a", "b", tokenizer=...) reads both as the tokenizer joins them
     processor  makes an image pixels, as those of transformers do
     The rest as regard.inspect.reading.model_report, errors too; TypeError for an image without a processor.
     """
@@ -58,6 +62,8 @@ def of_model(
     if any(kind.__name__ == "SentenceTransformer" for kind in type(model).__mro__):
         tokenizer = tokenizer_for(model, tokenizer)
         model = next(part for part in model.modules() if hasattr(part, "get_input_embeddings"))
+    if pair is not None:
+        return model_report(model, given, pair, tokenizer=tokenizer, **named)
     if _is_image(given):
         return _image_report(model, given, processor, **named)
     if _is_batch(given):
@@ -69,7 +75,7 @@ def _is_batch(given: Any) -> bool:
     if isinstance(given, Tensor):
         return given.dim() == 2 and len(given) > 1 and is_ids(given[0])
     several = isinstance(given, (list, tuple)) and bool(given)
-    return several and all(isinstance(one, str) or is_ids(one) for one in given)
+    return several and all(isinstance(one, (str, Mapping)) or is_ids(one) for one in given)
 
 
 def _is_image(given: Any) -> bool:
@@ -115,7 +121,7 @@ def _pixels(model: nn.Module, image: Any, processor: Callable[..., Any] | None) 
         return image.reshape(-1, *image.shape[-3:])
     if processor is None:
         raise TypeError(
-            f"look has an image, a {type(image).__name__}, and no processor; pass the one of {type(model).__name__}: "
+            f"look has an image, {kind_of(image)}, and no processor; pass the one of {type(model).__name__}: "
             "look(model, image, processor=AutoImageProcessor.from_pretrained(...)), or the pixels as a tensor, "
             "(channels, height, width)."
         )

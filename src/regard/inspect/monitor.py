@@ -11,6 +11,8 @@ from torch.nn.functional import pad
 from typing_extensions import Self
 
 import regard.core.html as html
+from regard.core.shapes import count_of
+from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.rows import Entropy, MaxScore
 from regard.inspect.layers import Layers
 from regard.inspect.record import record
@@ -26,6 +28,8 @@ class Monitor:
     """Looks at the model in each `every`-th block that it is entered for, the first one included; see `monitor`."""
 
     def __init__(self, model: nn.Module, every: int, layers: Layers) -> None:
+        if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"monitor has {kind_of(model)}; expected the model, an nn.Module.")
         if every < 1:
             raise ValueError(f"every={every}: expected 1 (each step) or more.")
         self.model, self.every, self.layers = model, every, layers
@@ -60,8 +64,8 @@ class Monitor:
         return {f"attention/{name}/{what}": value for name, of in self._seen.items() for what, value in of.items()}
 
     def __repr__(self) -> str:
-        said = f"{len(self._seen)} layers seen in the last" if self._seen else "nothing seen in the last"
-        return f"Monitor({type(self.model).__name__}, every={self.every}: {self.steps} steps, {said})"
+        said = f"{count_of(len(self._seen), 'layer')} seen in the last" if self._seen else "nothing seen in the last"
+        return f"Monitor({type(self.model).__name__}, every={self.every}: {count_of(self.steps, 'step')}, {said})"
 
     def _repr_html_(self) -> str:
         """What was seen in the last block for a notebook: a row a layer, and a grid of layers × heads a quantity."""
@@ -78,15 +82,15 @@ class Monitor:
 
 
 def monitor(model: nn.Module, *, every: int = 100, layers: Layers = "*") -> Monitor:
-    """A Monitor of a model in training: `with` it around each step, and log its `scalars()`.
+    """A Monitor of a model in training: open it with `with` around each step, and log its `scalars()`.
 
     For each layer and each head they hold the largest score of the step (over batch and queries; growing, it announces
     divergence) and the mean entropy, in nats, of the queries that see a key (at 0 a head has collapsed; NaN of none):
     attention/<layer>/max_score, .../entropy, attention/<layer>/head<h>/max_score, .../entropy.
 
-    Only each `every`-th step is looked at, the first one included; others cost nothing, and have no scalars. A look
-    takes about the products of queries and keys twice more, in linear memory, and leaves gradients and random numbers
-    as they are. `layers` and errors as in `record`; ValueError for every < 1.
+    Only each `every`-th step is observed, the first one included; the other steps cost nothing and have no scalars. An
+    observed step computes the products of queries and keys about twice more, in linear memory, and changes neither
+    gradients nor random numbers. `layers` and errors as in `record`; ValueError for every < 1.
 
     >>> import regard as rg
     >>> model = rg.nn.MultiHeadAttention(8, heads=2)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from regard.core.arrays import of_numbers
+from regard.core.shapes import count_of
+from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.algebra import Fact
+from regard.inspect.model_inputs import of_mapping, of_pair, takes
 from regard.inspect.record import record
 from regard.inspect.report.report import Report
 from regard.inspect.tape import Tape
@@ -36,6 +38,7 @@ class Tokenizer(Protocol):
 def model_report(
     model: nn.Module,
     given: Any,
+    pair: str | None = None,
     *,
     tokenizer: Tokenizer | None = None,
     title: str | None = None,
@@ -48,7 +51,9 @@ def model_report(
     The model runs in eval mode, without gradients, and is left as it was. One with a decoder that reads an encoder gets
     the text on both sides, the decoder's behind its start token.
 
-    given     a text; or its token ids, a list of integers or an integer tensor (n,) or (1, n), special ones included
+    given     a text; or its token ids, a list of integers or an integer tensor (n,) or (1, n), special ones included;
+              or what a tokenizer returned for one text: a BatchEncoding, or a mapping with input_ids
+    pair      a second text, read with the first as the tokenizer joins them, with its token types
     tokenizer needed for a text; of ids it gives the names (default: `model.tokenizer`, where the model has one)
     title     what the report is called (default: the name that the model was loaded under, or its class)
     context   how many tokens have to repeat for an earlier copy to count (induction)
@@ -60,8 +65,9 @@ def model_report(
     call was seen, which says why.
     """
     tokenizer = tokenizer_for(model, tokenizer)
-    ids = read_ids(model, given, tokenizer)
-    inputs, tokens = _feed(model, ids)
+    read = read_inputs(model, given, tokenizer, pair)
+    ids = read["input_ids"]
+    inputs, tokens = _feed(model, read)
     tensors = {name: torch.tensor([each], dtype=torch.int64, device="cpu") for name, each in inputs.items()}
     start = time.perf_counter()
     if takes_input_ids(model):
@@ -81,8 +87,7 @@ def model_report(
 
 def takes_input_ids(model: nn.Module) -> bool:
     """Whether the model takes token ids by this name, as those of transformers do; if not, as its first argument."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    return any(one.name == "input_ids" or one.kind is one.VAR_KEYWORD for one in parameters)
+    return takes(model, "input_ids")
 
 
 def tokenizer_for(model: nn.Module, given: Tokenizer | None) -> Tokenizer | None:
@@ -100,13 +105,13 @@ def observed(
     return tape
 
 
-def _feed(model: nn.Module, ids: list[int]) -> tuple[dict[str, list[int]], list[int]]:
+def _feed(model: nn.Module, read: dict[str, list[int]]) -> tuple[dict[str, list[int]], list[int]]:
     """What the model is given, and the tokens that ask: a decoder's, where it reads an encoder."""
-    config = getattr(model, "config", None)
+    config, ids = getattr(model, "config", None), read["input_ids"]
     if not getattr(config, "is_encoder_decoder", False):
-        return {"input_ids": ids}, ids
-    asking = [_start(config), *ids]
-    return {"input_ids": ids, "decoder_input_ids": asking}, asking
+        return read, ids
+    asking = read.get("decoder_input_ids", [_start(config), *ids])
+    return {**read, "decoder_input_ids": asking}, asking
 
 
 def is_ids(given: Any) -> bool:
@@ -119,12 +124,24 @@ def is_ids(given: Any) -> bool:
 
 def read_ids(model: nn.Module, given: Any, tokenizer: Tokenizer | None) -> list[int]:
     """The token ids of a text, or those given, that the model can read; errors as `model_report`'s."""
-    ids = _ids(model, given, tokenizer)
+    return read_inputs(model, given, tokenizer)["input_ids"]
+
+
+def read_inputs(
+    model: nn.Module, given: Any, tokenizer: Tokenizer | None, pair: str | None = None
+) -> dict[str, list[int]]:
+    """What the model is to read of one text, by the names of its arguments, input_ids first."""
+    if pair is not None:
+        found = of_pair(model, tokenizer, given, pair)
+    elif isinstance(given, Mapping):
+        found = of_mapping(model, cast("Mapping[str, Any]", given))
+    else:
+        found = {"input_ids": _ids(model, given, tokenizer)}
     reads = getattr(model, "main_input_name", "input_ids")
     if reads != "input_ids":
         raise ValueError(f"{type(model).__name__} reads {reads}, not text; run it under rg.record, then Report.of.")
-    _check_ids(ids, model)
-    return ids
+    _check_ids(found["input_ids"], model)
+    return found
 
 
 def _ids(model: nn.Module, given: Any, tokenizer: Tokenizer | None) -> list[int]:
@@ -133,7 +150,7 @@ def _ids(model: nn.Module, given: Any, tokenizer: Tokenizer | None) -> list[int]
         return of_numbers(given, torch.int64).flatten().tolist()
     if not isinstance(given, str):
         raise TypeError(
-            f"look has a {name} and a {type(given).__name__}. A model reads a text: look(model, text, tokenizer=...), "
+            f"look has {kind_of(model)} and {kind_of(given)}. A model reads a text: look(model, text, tokenizer=...), "
             "its token ids, or an image; a layer of regard.nn reads its input: look(layer, x). Any module on any input "
             "is seen by record: with rg.record(model, facts) as tape: model(x)."
         )
@@ -158,7 +175,8 @@ def _check_ids(ids: list[int], model: nn.Module) -> None:
         raise ValueError(f"the token ids hold {min(ids)}; expected numbers from 0 on.")
     if limit is not None and len(ids) > limit:
         raise ValueError(
-            f"the text has {len(ids):,} tokens; {type(model).__name__} has positions for {limit:,}. Shorten the text, "
+            f"the text has {count_of(len(ids), 'token', ',')}; {type(model).__name__} has positions "
+            f"for {limit:,}. Shorten the text, "
             "or look at its parts one by one."
         )
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from regard.core.errors import Unsupported
 from regard.core.hooks import AttentionCall, observing
 from regard.core.tracing import data_unavailable, functorch, loaded
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.inspect.capture.interface import watching_interface
 from regard.inspect.capture.mode import watching
 from regard.inspect.facts.algebra import Fact
@@ -31,25 +32,26 @@ OVERVIEW: tuple[Fact[Any], ...] = (Entropy(), MaxScore(), Received(), Map())
 
 
 @contextmanager
+@answers_wrong_calls({"model_name": "pass the model itself"})
 def record(
     model: nn.Module, facts: tuple[Fact[Any], ...] = OVERVIEW, *, layers: Layers = "*"
 ) -> Generator[Tape, None, None]:
-    """While it is open, every attention call that `model` makes on this thread is looked at; yields the Tape.
+    """Records every attention call that `model` makes on this thread inside the `with` block; yields the Tape.
 
-    Recorded are the calls of regard's own layers and functions, of torch's scaled_dot_product_attention,
-    nn.MultiheadAttention and nn.TransformerEncoder (also on its fused way), and of the models of transformers, whatever
-    their implementation. What the model returns keeps its bits. Facts are taken at once, without gradients; memory:
-    theirs, one copy of each mask that differs from the ones before, and with Inputs() the queries and keys. What is
-    recomputed in a backward pass (checkpointing) is not counted again.
+    It records the calls of regard's own layers and functions, of torch's scaled_dot_product_attention,
+    nn.MultiheadAttention and nn.TransformerEncoder (also on its fused path), and of the models of transformers with any
+    implementation. The outputs of the model keep their bits. Facts are computed at once, without gradients. Memory: the
+    facts, one copy of each mask that differs from the ones before, and with Inputs() the queries and keys. Calls that
+    are recomputed in a backward pass (checkpointing) are not recorded again.
 
-    facts   what is asked about each call: see regard.look
+    facts   the facts of each call: see regard.look
     layers  which: a pattern over module paths ("encoder.*.self_attn", * for any characters), several of them, or a
             function of the path
 
-    Where other modules called attention ran too and made no call that can be seen, a UserWarning says how many and
-    which at the end of the block, and tape.unseen has their names.
+    If other modules named attention ran and made no call that regard can record, a UserWarning at the end of the block
+    says how many and which, and tape.unseen has their names.
 
-    Raises ValueError where `layers` fits no module, LookupError where nothing was recorded, which says why; Unsupported
+    Raises ValueError if `layers` matches no module, LookupError, with the reason, if nothing was recorded; Unsupported
     for compiled models, for calls under torch.func transforms, on tensors without values (meta) and nested ones.
 
     >>> import regard as rg
@@ -63,7 +65,7 @@ def record(
     """
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
-            f"record has a {type(model).__name__}; expected the model, an nn.Module: with rg.record(model) as tape: "
+            f"record has {kind_of(model)}; expected the model, an nn.Module: with rg.record(model) as tape: "
             "model(x). Of a pipeline of transformers that is pipeline.model."
         )
     check_facts(facts)

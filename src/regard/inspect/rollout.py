@@ -10,7 +10,8 @@ from torch import Tensor
 from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError
 from regard.core.hooks import AttentionCall
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
+from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.inputs import Inputs
 from regard.inspect.facts.keys import Received
 from regard.inspect.look_tensors import look
@@ -21,9 +22,9 @@ def rollout(calls: Iterable[AttentionCall | Recorded], row: int = -1, residual: 
     """Attention rollout of one token: the share of each input token in output token `row`, (*batch, n).
 
     With P_l the weights of layer l, their mean over the heads, and A_l = residual · I + (1 - residual) · P_l, it is row
-    `row` of A_L ··· A_2 A_1. That row alone is carried down the layers, r <- residual · r + (1 - residual) · r P_l,
-    and r P_l is a mass received, so the memory is linear: no n × n product is ever made. It sums to 1, less what sinks
-    take and what rows give that see nothing.
+    `row` of A_L ··· A_2 A_1. Only that row is multiplied through the layers, r <- residual · r + (1 - residual) · r
+    P_l, and r P_l is a mass received, so the memory is linear: no n × n product is made. It sums to 1, minus the mass
+    on sinks and of rows that see nothing.
 
     calls: the self-attention calls of one forward, first layer first: a Tape that was recorded with Inputs(), or some
     of its calls. row: an index, from the end where negative. residual: the share of the residual stream, from 0 to 1.
@@ -50,7 +51,7 @@ def rollout(calls: Iterable[AttentionCall | Recorded], row: int = -1, residual: 
         raise ValueError(f"residual is {residual}; expected a share from 0 to 1.")
     n = calls[-1].q.shape[-2]
     if not -n <= row < n:
-        raise IndexError(f"row is {row}; there are {n} tokens.")
+        raise IndexError(f"row is {row}; there are {count_of(n, 'token')}.")
     share = _one(calls[-1], row % n)
     for number in reversed(range(len(calls))):
         share = residual * share + (1 - residual) * _carried(calls[number], number, share)
@@ -58,8 +59,13 @@ def rollout(calls: Iterable[AttentionCall | Recorded], row: int = -1, residual: 
 
 
 def _call(given: AttentionCall | Recorded, number: int) -> AttentionCall:
-    if not isinstance(given, Recorded):
+    if isinstance(given, AttentionCall):
         return given
+    if not isinstance(given, Recorded):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"calls holds {kind_of(given)}; expected the calls of a recording: with rg.record(model, "
+            "facts=(rg.facts.Inputs(),)) as tape: model(x), then rg.rollout(tape)."
+        )
     if Inputs() not in given.seen.facts:
         raise ValueError(
             f"calls[{number}] has no queries and keys; expected a recording that kept them: "
@@ -80,7 +86,7 @@ def _carried(call: AttentionCall, number: int, share: Tensor) -> Tensor:
     """r P: what the tokens' shares (*batch, n) become below one layer, the mean over its heads."""
     n = share.shape[-1]
     if (call.q.shape[-2], call.k.shape[-2]) != (n, n):
-        got = f"{call.q.shape[-2]} queries and {call.k.shape[-2]} keys"
+        got = f"{count_of(call.q.shape[-2], 'query')} and {count_of(call.k.shape[-2], 'key')}"
         raise ShapeError(
             f"calls[{number}] has {got}, q {listed(call.q.shape)}; expected {n} of each: rollout follows "
             "self-attention over one sequence, so leave out cross-attention and cached steps."

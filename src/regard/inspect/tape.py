@@ -13,6 +13,7 @@ from torch import Tensor
 import regard.core.html as html
 from regard.core.hooks import AttentionCall
 from regard.core.positions import Positions, head, tail
+from regard.core.shapes import count_of
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.inputs import Inputs
 from regard.inspect.look_tensors import survey
@@ -102,14 +103,21 @@ class Tape:
         return len(self._calls)
 
     def __repr__(self) -> str:
-        return f"Tape({len(self)} calls of {len(self.names)} layers: {', '.join(map(repr, self.facts))})"
+        return (
+            f"Tape({count_of(len(self), 'call')} of {count_of(len(self.names), 'layer')}: "
+            f"{', '.join(map(repr, self.facts))})"
+        )
 
     def _repr_html_(self) -> str:
         """Its layers for a notebook: a row each, and a grid of layers × heads for each fact."""
         grids = head_grids({name: [call.seen for call in self[name]] for name in self.names})
         rows = [_row(place, self[name]) for name, place in self.places.items()]
         head = ("", "layer", "class", "calls", "first: queries × keys", "heads", "mask")
-        return html.panel(f"Tape, {len(self)} calls of {len(self.names)} layers", html.table(rows, head), grids)
+        return html.panel(
+            f"Tape, {count_of(len(self), 'call')} of {count_of(len(self.names), 'layer')}",
+            html.table(rows, head),
+            grids,
+        )
 
     def add(self, name: str, layer: str, call: AttentionCall) -> None:
         """Looks at a call and keeps what is seen."""

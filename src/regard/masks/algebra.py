@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -17,12 +17,14 @@ from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import blocks
 from regard.core.tracing import data_unavailable
 from regard.core.value import Value
+from regard.core.wrong_calls import kind_of
 from regard.masks.intervals import Interval, IntervalRule
 from regard.masks.picture import Extent, picture
+from regard.masks.ways import way_to_mask
 
 
 class Cover(IntEnum):
-    """How much of a tile a mask lets through. `&` is min, `|` is max, `~` swaps the ends; SOME is always correct.
+    """How many pairs of a tile are visible. `&` is min, `|` is max, `~` swaps the ends; SOME is always correct.
 
     >>> min(Cover.ALL, Cover.SOME), max(Cover.NONE, Cover.SOME)
     (<Cover.SOME: 1>, <Cover.SOME: 1>)
@@ -48,6 +50,7 @@ class Mask(Value):
     ■■■■
     """
 
+    argument: ClassVar[str] = "mask"
     positional: ClassVar[bool] = True
     per_token: ClassVar[bool] = False  # whether the last axis of its tensors is one number a query, or a key
 
@@ -64,11 +67,11 @@ class Mask(Value):
         return None
 
     def rule(self) -> IntervalRule | None:
-        """The same as a rule, without looking at a frame or into a tensor; None if it has none."""
+        """The intervals as a rule, without reading a frame or a tensor; None if it has none."""
         return None
 
     def starts_at_first_key(self) -> bool:
-        """Whether the intervals of `rows`, where it answers, have start 0: with an empty one's stop 0 too."""
+        """Whether all intervals of `rows`, if there are any, have start 0, and empty ones stop 0 too."""
         return False
 
     def compares_positions(self) -> bool:
@@ -93,17 +96,25 @@ class Mask(Value):
     def __invert__(self) -> Mask:
         return Not(self)
 
+    def _refuse(self, other: object) -> NoReturn:
+        raise TypeError(
+            f"masks are joined by &, | and ~ alone; {self!r} meets {kind_of(other)}: write a & b for the keys that "
+            "both let through, a | b for those of either, a & ~b for those of a alone; a score is passed as score=."
+        )
+
+    __add__ = __radd__ = __sub__ = __mul__ = __xor__ = __rshift__ = __rrshift__ = _refuse
+
     def __bool__(self) -> bool:
         raise TypeError(
             f"{self!r} is neither true nor false, so `and`, `or` and `not` would take one side; write &, | and ~."
         )
 
     def batch(self) -> tuple[int, ...]:
-        """The batch axes that this mask's own tensors bring."""
+        """The batch axes of this mask's own tensors."""
         return ()
 
     def extent(self) -> Extent:
-        """The calls that this mask's own numbers are about, for its picture in a notebook."""
+        """The numbers of queries and keys that this mask's own numbers suggest, for its picture in a notebook."""
         return Extent()
 
     def on(
@@ -115,7 +126,7 @@ class Mask(Value):
         batch: tuple[int, ...] | None = None,
         heads: int = 1,
     ) -> View:
-        """This mask for nq queries and nk keys (default: as many), to be looked at: dense, additive, rows, cover, ...
+        """This mask for nq queries and nk keys (default: nq), to look at it: dense, additive, rows, cover, ...
 
         Raises ShapeError where it does not fit, or where nq differs from nk and a positional mask has no positions.
 
@@ -138,9 +149,9 @@ class Mask(Value):
         return self.on(nq, nk, positions=positions).dense()
 
     def draw(self, nq: int, nk: int | None = None, *, positions: Positions | None = None) -> None:
-        """Prints the mask: a line a query, ■ for a key that it sees, · for one that it does not.
+        """Prints the mask: one line per query, ■ for a key that it sees, · for one that it does not.
 
-        Of several batch elements or heads each is drawn, a blank line between them.
+        Several batch elements or heads are drawn one after another, with a blank line between them.
         """
         dense = self.dense(nq, nk, positions=positions)
         maps = dense.reshape(-1, *dense.shape[-2:]).tolist()
@@ -266,9 +277,8 @@ class _Pair(Mask):
     def __post_init__(self) -> None:
         for side in (self.a, self.b):
             if not isinstance(side, Mask):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(
-                    f"& and | join masks; got {type(side).__name__}. A boolean tensor becomes one by Dense(tensor)."
-                )
+                way = way_to_mask(side) or "expected a Mask, such as Causal() or Where(fn)"
+                raise TypeError(f"& and | join masks; one side is {kind_of(side)}: {way}.")
 
     def compares_positions(self) -> bool:
         return self.a.compares_positions() or self.b.compares_positions()

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from regard.core.arrays import integers, plain_tensor
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions, head, tail
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.core.tracing import data_unavailable
 from regard.masks.algebra import Everything, Mask
 from regard.masks.causal_bias import causal_bias_positions, is_causal_bias
@@ -25,10 +25,10 @@ from regard.masks.ragged import Documents
 
 
 class Converted(NamedTuple):
-    """What the mask arguments of another library mean here.
+    """The mask arguments of another library, as regard's arguments.
 
     mask       for mask=
-    bias       what that library adds to the scores, for score=ScaledDot() >> Bias(bias); None if it adds nothing
+    bias       the numbers that the library adds to the scores, for score=ScaledDot() >> Bias(bias); None if none
     positions  for positions=; None if nothing compares them
     """
 
@@ -40,7 +40,7 @@ class Converted(NamedTuple):
 def from_blocked(mask: Any) -> Dense:
     """A boolean mask in which True means may NOT attend: (nq, nk), or any shape that Dense takes.
 
-    So read nn.MultiheadAttention's attn_mask, fairseq and ESPnet. Raises TypeError for other dtypes.
+    This is the convention of nn.MultiheadAttention's attn_mask, fairseq and ESPnet. Raises TypeError for other dtypes.
 
     >>> from_blocked(torch.tensor([[False, True], [False, False]])).draw(2)
     ■·
@@ -50,10 +50,11 @@ def from_blocked(mask: Any) -> Dense:
 
 
 def from_key_padding(mask: Any) -> Dense:
-    """A boolean padding mask (*batch, nk) in which True means padding: nobody attends to that key.
+    """A boolean padding mask (*batch, nk) in which True means padding: no query sees that key.
 
-    So reads nn.MultiheadAttention's key_padding_mask. Padding at the end alone is smaller, and faster, as
-    Lengths(keys=(~mask).sum(-1)). A tokenizer's attention_mask (1 = a real token) is from_key_padding(mask == 0).
+    This is the convention of nn.MultiheadAttention's key_padding_mask. If all padding is at the end,
+    Lengths(keys=(~mask).sum(-1)) is smaller and faster. A tokenizer's attention_mask (1 = a real token) is
+    from_key_padding(mask == 0).
     Raises TypeError for other dtypes.
 
     >>> from_key_padding(torch.tensor([[False, False, True]])).draw(2, 3)
@@ -68,8 +69,8 @@ def from_mha(attn_mask: Any | None, key_padding_mask: Any | None, heads: int, *,
 
     attn_mask (L, S) or (batch * heads, L, S), key_padding_mask (batch, S), or (S,) without batch; boolean: True = may
     NOT attend; floating point: added to the scores. What is -inf there becomes part of the mask, the rest the bias.
-    appended: how many keys the module adds behind those (add_bias_kv, add_zero_attn); every query sees them.
-    A row that is masked whole gives 0 here, where that module gives NaN on some paths.
+    appended: how many keys the module adds behind those (add_bias_kv, add_zero_attn); every query sees them. A fully
+    masked row gives 0 here, where that module gives NaN on some paths.
     Raises TypeError for other dtypes, ShapeError for other shapes. Source: torch.nn.MultiheadAttention, torch 2.13.
 
     >>> from_mha(torch.ones(2, 2).triu(1).bool(), None, heads=4).mask.draw(2)
@@ -96,8 +97,8 @@ def from_sdpa(attn_mask: Any | None, nq: int, nk: int, *, is_causal: bool = Fals
     attn_mask broadcasts to (batch, heads, nq, nk); boolean: True = may attend; floating point: added to the scores.
     What is -inf there becomes part of the mask, the rest the bias. is_causal compares indices (aligned top-left), so
     its positions are head(nq, nk), also where the queries are the last ones and tail(nq, nk) was meant.
-    torch.nn.attention.bias.causal_upper_left(nq, nk) and causal_lower_right(nq, nk) are Causal() at head and tail.
-    A (batch, nk) padding mask, which that function reads as (nq, nk) if batch == nq, is read so too; Dense warns then.
+    torch.nn.attention.bias.causal_upper_left(nq, nk) and causal_lower_right(nq, nk) are Causal() at head and tail. If
+    batch == nq, a (batch, nk) padding mask is read as (nq, nk), as that function does; Dense then warns.
     Raises TypeError for other dtypes, ValueError for both arguments at once. Source: torch 2.13.
 
     >>> from_sdpa(None, 2, 4, is_causal=True).positions
@@ -147,8 +148,8 @@ def from_flash_window(left: int, right: int) -> Window:
 def from_cu_seqlens(cu_q: Any, cu_k: Any | None = None) -> Documents:
     """Packed sequences from the running totals of their lengths, (sequences + 1,) from 0; cu_k None = the same.
 
-    So read flash_attn_varlen_func and torch's varlen_attn. With causal=True there the queries are the last ones of each
-    sequence: Documents & Causal() with positions=cu_seqlens_positions(cu_q, cu_k).
+    This is the convention of flash_attn_varlen_func and torch's varlen_attn. With their causal=True the queries are the
+    last ones of each sequence: Documents & Causal() with positions=cu_seqlens_positions(cu_q, cu_k).
     Raises TypeError for non-integers, ShapeError for other shapes, ValueError where totals begin above 0 or decrease.
 
     >>> from_cu_seqlens(torch.tensor([0, 1, 3])).draw(3)
@@ -186,8 +187,8 @@ def cu_seqlens_positions(cu_q: Any, cu_k: Any | None = None) -> Positions:
 def from_additive(mask: Any) -> Dense:
     """A floating-point mask that is added to the scores: 0 = may attend, -inf or its dtype's least number = hidden.
 
-    So do transformers' eager paths. Raises TypeError for other dtypes, ValueError for any other number: -10000 is a
-    bias, since a row of such keys alone sees them all.
+    This is the convention of transformers' eager paths. Raises TypeError for other dtypes, ValueError for any other
+    number: -10000 is a bias, since a row of such keys alone sees them all.
 
     >>> from_additive(torch.tensor([[0.0, float("-inf")], [0.0, torch.finfo(torch.float32).min]])).draw(2)
     ■·
@@ -253,9 +254,9 @@ def _boolean_or_float(x: Any, name: str, meaning: str) -> Tensor:
 
 
 def split(t: Tensor, hides: float = -math.inf) -> tuple[Tensor | None, Tensor | None]:
-    """Numbers to add as what they let through (None = everything) and what they add to that (None = nothing).
+    """Splits numbers to add into a mask (None = all visible) and the bias of visible pairs (None = no bias).
 
-    hides  the largest number that hides a pair: -inf; of transformers' masks, the least number of their dtype
+    hides  the largest number that hides a pair: -inf; for transformers' masks, the smallest number of their dtype
 
     >>> split(torch.tensor([0.0, -torch.inf]))
     (tensor([ True, False]), None)
@@ -294,7 +295,7 @@ def _totals(x: Any, name: str) -> Tensor:
 
 def _check_as_many(q: Tensor, k: Tensor) -> None:
     if len(q) != len(k):
-        raise ShapeError(f"cu_q has {len(q) - 1} sequences, cu_k {len(k) - 1}; expected as many.")
+        raise ShapeError(f"cu_q has {count_of(len(q) - 1, 'sequence')}, cu_k {len(k) - 1}; expected as many.")
 
 
 def _least_axes(dense: Tensor) -> Tensor:

@@ -16,17 +16,27 @@ from regard.core.arrays import plain_tensor
 from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import broadcasts, listed
 from regard.core.tracing import data_unavailable
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.masks.algebra import Mask, cover_of
 from regard.masks.picture import Extent
+from regard.masks.ways import way_to_mask
 
 
+@answers_wrong_calls(
+    {
+        **dict.fromkeys(("mask", "attn_mask"), "write Dense(mask) for booleans, True = may attend"),
+        "key_padding_mask": "write Dense(~key_padding_mask[:, None, None, :]): there True = padding, here True = "
+        "may attend",
+        "attention_mask": "write Dense(attention_mask.bool()[:, None, None, :]) where 1 = may attend",
+    }
+)
 @dataclass(frozen=True)
 class Dense(Mask):
     """A boolean tensor, True = may attend, broadcastable to the call's (*batch, heads, nq, nk).
 
-    Its memory is the caller's; nothing larger is made. Two axes are always (nq, nk); a padding mask (batch, nk) is
-    Dense(mask[:, None, None, :]). Where batch == nq two axes could be either, and a UserWarning says so, once. Masks
-    where True means *masked* are read by regard.masks.convert. Raises TypeError for numbers, ShapeError where it does
+    It uses the caller's memory; nothing larger is made. Two axes are always (nq, nk); a padding mask (batch, nk) is
+    Dense(mask[:, None, None, :]). Where batch == nq two axes could be either, and a UserWarning says so, once.
+    regard.masks.convert reads masks in which True means *masked*. Raises TypeError for numbers, ShapeError if it does
     not broadcast.
 
     >>> Dense(torch.tensor([[True, False], [True, True]])).draw(2)
@@ -92,13 +102,14 @@ class Dense(Mask):
         return cls(allowed), cls(torch.rand(1, frame.nk, device=frame.device, dtype=torch.float32) < 0.6)
 
 
+@answers_wrong_calls({"mask_mod": "write Where(mask_mod)", "block_mask": "write Where(block_mask.mask_mod)"})
 @dataclass(frozen=True)
 class Where(Mask):
     """A mask computed by fn(b, h, i, j) -> boolean, the form of FlexAttention's mask_mod.
 
     b and h are the flat batch index and the head index, i and j the absolute positions of query and key: integer
-    tensors
-    that broadcast against each other. fn must work elementwise, by tensor operations, and may index tensors of its own.
+    tensors that broadcast against each other. fn must work elementwise, by tensor operations, and may index other
+    tensors.
 
     >>> Where(lambda b, h, i, j: (i - j).abs() <= 1).draw(3)
     ■■·
@@ -107,6 +118,11 @@ class Where(Mask):
     """
 
     fn: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            way = way_to_mask(self.fn) or "expected a function of b, h, i and j, as in Where(lambda b, h, i, j: i >= j)"
+            raise TypeError(f"Where.fn is {kind_of(self.fn)}; {way}.")
 
     def visible(self, at: Region) -> Tensor:
         try:

@@ -115,8 +115,8 @@ def from_onnx(
     """The masks of ONNX's Attention, opset 23 to 25; nk counts the `past` keys too.
 
     attn_mask broadcasts to (batch, heads, nq, nk), right-aligned; boolean: True = may attend, floating point: added; a
-    shorter last axis hides the keys behind it. Queries stand behind the past, or with nonpad_kv_seqlen (batch,) are the
-    last of so many real keys. Windows count keys besides the query's own, -1 = unbounded.
+    shorter last axis hides the keys after it. Queries come after the past, or with nonpad_kv_seqlen (batch,) are the
+    last of that many real keys. Windows count keys besides the query's own, -1 = unbounded.
     Source: onnx/defs/nn, onnx 1.23.
 
     >>> from_onnx(2, 4, is_causal=True, past=2).mask.draw(2, 4, positions=from_onnx(2, 4, past=2).positions)
@@ -171,7 +171,8 @@ def from_x_transformers(
     """The masks of x-transformers: mask (batch, nk) or four axes, True = may attend; the queries are the last ones.
 
     max_attend_past counts keys besides the query's own. Of grouped heads, head h reads key head h % hk there: repeat
-    the keys by k.repeat(1, heads // hk, 1, 1). A row that sees nothing gives 0 here, and by path there.
+    the keys by k.repeat(1, heads // hk, 1, 1). A row that sees nothing gives 0 here; in x-transformers it depends on
+    the path.
     Source: x_transformers.Attention, x-transformers 2.31.
 
     >>> from_x_transformers(3, 3, causal=True, max_attend_past=1).mask
@@ -213,7 +214,7 @@ def from_transformers(
 def from_xformers(attn_bias: Any, nq: int, nk: int) -> Converted:
     """xformers.ops.fmha.attn_bias: its causal, local and block-diagonal classes, a tensor that is added, or None.
 
-    Sequences of a block-diagonal mask lie one behind another, as they do there. Raises Unsupported for the classes with
+    Sequences of a block-diagonal mask are one after another, as in xFormers. Raises Unsupported for the classes with
     padded, gappy or paged keys. Source: xformers/ops/fmha/attn_bias.py, xFormers 0.0.35.
     """
     name = type(attn_bias).__name__

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import regard.core.html as html
 from regard.core.region import Frame
+from regard.core.shapes import count_of
 from regard.masks.intervals import Interval
 
 LEAST, MOST = 16, 1 << 20  # tokens of a picture, where the mask leaves that open
@@ -73,7 +74,7 @@ def picture(shown: Shown) -> html.Markup:
         html.figure(name, html.picture(one, f"{name or 'the mask'}: queries down, keys across", width, height))
         for name, one in zip(named, (maps[:MAPS] / full).tolist(), strict=False)
     ]
-    said = f"{frame.nq:,} queries (down) × {frame.nk:,} keys (across)"
+    said = f"{count_of(frame.nq, 'query', ',')} (down) × {count_of(frame.nk, 'key', ',')} (across)"
     if size == 1 or shown.rows() is not None:
         said += f"; {100 * shown.density():.3g}% of the pairs are visible"
     if size > 1:

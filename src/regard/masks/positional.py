@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.core.arrays import plain_tensor
 from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import listed
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.masks.algebra import Cover, Mask, cover_of
 from regard.masks.intervals import Interval, IntervalRule
 from regard.masks.picture import Extent
@@ -38,6 +39,9 @@ def _below(frame: Frame, bound: Tensor) -> Tensor:
     return torch.searchsorted(k, bound.expand(*lead, bound.shape[-1]).contiguous())
 
 
+@answers_wrong_calls(
+    {}, "It compares positions: where the numbers of queries and keys differ, pass positions=tail(nq, nk) beside it."
+)
 @dataclass(frozen=True)
 class Causal(Mask):
     """Keys at or before the query: position of the key ≤ position of the query.
@@ -72,6 +76,18 @@ class Causal(Mask):
         return (cls(),)
 
 
+_WIDTH = "a sliding window of w keys, the query's own included, is Window(before=w - 1, after=0)"
+
+
+@answers_wrong_calls(
+    {
+        **dict.fromkeys(("size", "window", "width", "w", "sliding_window"), _WIDTH),
+        "window_size": f"of flash-attention's (left, right), Window(before=left, after=right); {_WIDTH}",
+        "left": "write before=left",
+        "right": "write after=right",
+    },
+    f"None is unbounded; {_WIDTH}, and w keys on either side are Window(before=w, after=w).",
+)
 @dataclass(frozen=True)
 class Window(Mask):
     """Keys at most `before` positions behind and `after` positions ahead of the query; None is unbounded.
@@ -93,7 +109,7 @@ class Window(Mask):
     def __post_init__(self) -> None:
         for name, bound in (("before", self.before), ("after", self.after)):
             if bound is not None and not isinstance(bound, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(f"Window.{name} is a {type(bound).__name__}; expected an integer, or None (unbounded).")
+                raise TypeError(f"Window.{name} is {kind_of(bound)}; expected an integer, or None (unbounded).")
             if bound is not None and bound < 0:
                 raise ValueError(
                     f"Window({name}={bound}): expected a count of keys besides the query's own, or None (unbounded)."
@@ -135,6 +151,7 @@ class Window(Mask):
         return cls(before=3, after=0), cls(before=None, after=2)
 
 
+@answers_wrong_calls(dict.fromkeys(("prefix_length", "length", "prefix", "size"), "write Prefix(n)"))
 @dataclass(frozen=True)
 class Prefix(Mask):
     """Keys among the first n positions: position of the key < n. n may be an integer tensor (*batch).
@@ -194,6 +211,7 @@ class Prefix(Mask):
         )
 
 
+@answers_wrong_calls(dict.fromkeys(("dilation", "rate", "stride"), "write Dilated(step)"))
 @dataclass(frozen=True)
 class Dilated(Mask):
     """Keys whose distance from the query is a multiple of `step`: (i - j) mod step = 0.
@@ -212,7 +230,7 @@ class Dilated(Mask):
 
     def __post_init__(self) -> None:
         if not isinstance(self.step, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"Dilated.step is a {type(self.step).__name__}; expected an integer.")
+            raise TypeError(f"Dilated.step is {kind_of(self.step)}; expected an integer.")
         if self.step < 1:
             raise ValueError(f"Dilated(step={self.step}): expected a step of 1 or more.")
 

@@ -15,6 +15,7 @@ from regard.core.arrays import integers, numbers
 from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import listed
 from regard.core.tracing import data_unavailable
+from regard.core.wrong_calls import answers_wrong_calls
 from regard.masks.algebra import Mask, cover_of
 from regard.masks.intervals import Interval, IntervalRule
 from regard.masks.picture import Extent
@@ -56,14 +57,24 @@ def _made(x: Tensor | tuple[int, ...] | None) -> Tensor | None:
     return torch.tensor(x, dtype=torch.int64, device="cpu") if isinstance(x, tuple) else x
 
 
+@answers_wrong_calls(
+    {
+        **dict.fromkeys(("lengths", "seqlens", "seqused_k", "key_lengths"), "write keys=lengths"),
+        **dict.fromkeys(
+            ("key_padding_mask", "mask", "attention_mask", "padding_mask"),
+            "write keys=mask.sum(-1) where True = a real token and the padding is at the end; for padding elsewhere "
+            "Dense(mask[:, None, None, :])",
+        ),
+    }
+)
 @dataclass(frozen=True)
 class Lengths(Mask):
     """Padding at the end: key j of batch element b is real if j < keys[b], query i if i < queries[b].
 
     keys, queries: integer tensors (*batch), or lists of numbers, one for each sequence; None = all real. A padded query
     sees nothing, so its output is 0. j and i are indices. For padding elsewhere use Dense(mask[:, None, None, :]).
-    Where all that is given is lists, tensors are made, on the CPU, when somebody reads keys or queries: steps of
-    decoding, each with other lengths, need none.
+    Lists become tensors, on the CPU, only when keys or queries are read: steps of decoding, each with other lengths,
+    need no tensors.
     Raises TypeError for floats and booleans, ShapeError for another shape or a length outside 0..n.
 
     >>> Lengths(keys=torch.tensor([1, 3])).draw(2, 3)
@@ -159,13 +170,24 @@ def lengths_of_keys(keys: tuple[int, ...]) -> Lengths:
     return made
 
 
+_OFFSETS = "offsets from 0 to the number of tokens become a mask by pack(x, cu_seqlens=offsets).mask"
+
+
+@answers_wrong_calls(
+    {
+        **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "offsets"), _OFFSETS),
+        **dict.fromkeys(("lengths", "seqlens"), "write pack(sequences).mask, or Documents(ids)"),
+        "ids": "write q_ids=ids",
+    },
+    "ids hold the number of its document for each token; pack(sequences).mask makes them.",
+)
 @dataclass(frozen=True)
 class Documents(Mask):
-    """Packed sequences: a query sees the keys that carry its own document's number.
+    """Packed sequences: a query sees the keys with the number of its own document.
 
-    q_ids (nq,) or (*batch, nq), k_ids (nk,) or (*batch, nk), integers; k_ids None = the same as q_ids. Documents may
-    lie in any order, in pieces or mixed; where the numbers of the keys never decrease, each query sees one interval.
-    With Causal(), documents stay causal: Documents(ids) & Causal().
+    q_ids (nq,) or (*batch, nq), k_ids (nk,) or (*batch, nk), integers; k_ids None = the same as q_ids. Documents may be
+    in any order, in pieces or mixed; if the numbers of the keys never decrease, each query sees one interval. With
+    Causal(), documents stay causal: Documents(ids) & Causal().
 
     >>> Documents(torch.tensor([0, 0, 1])).draw(3)
     ■■·
@@ -217,6 +239,7 @@ class Documents(Mask):
                     if self.k_ids is None and name == "k_ids"
                     else ""
                 )
+                hint += f"; {_OFFSETS}" if _are_offsets(ids, n) else ""
                 return f"Documents.{name} has shape {listed(ids.shape)}; expected {fits}{hint}."
         return None
 
@@ -231,3 +254,10 @@ class Documents(Mask):
         q, k = (torch.arange(n, device=frame.device, dtype=torch.int64) for n in (frame.nq, frame.nk))
         batch = torch.arange(math.prod(frame.batch), device=frame.device, dtype=torch.int64).reshape(*frame.batch, 1)
         return cls(q // 5, k // 7), cls((q + batch) % 3, (k * k + batch) % 5)
+
+
+def _are_offsets(ids: Tensor, n: int) -> bool:
+    """Whether numbers that should name a document a token look like cu_seqlens: they rise from 0 to n."""
+    if ids.dim() != 1 or len(ids) < 2 or data_unavailable(ids):
+        return False
+    return int(ids[0]) == 0 and int(ids[-1]) == n and bool((ids[1:] >= ids[:-1]).all())

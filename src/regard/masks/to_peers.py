@@ -47,7 +47,7 @@ def to_flash(mask: Mask) -> FlashMask:
 def to_cu_seqlens(documents: Documents) -> tuple[Tensor, Tensor]:
     """cu_seqlens_q and cu_seqlens_k, int32 (sequences + 1,), of packed documents.
 
-    Raises ValueError where the tokens of a document do not lie together, in order.
+    Raises ValueError if the tokens of a document are not contiguous and in order.
 
     >>> to_cu_seqlens(Documents(torch.tensor([0, 1, 1])))
     (tensor([0, 1, 3], dtype=torch.int32), tensor([0, 1, 3], dtype=torch.int32))
@@ -66,8 +66,8 @@ def to_allowed(
 ) -> Tensor:
     """The mask as booleans with four axes (batch or 1, heads or 1, nq, nk), True = may attend.
 
-    So take them torch's SDPA, jax.nn, Keras, ONNX and x-transformers; Equinox wants [0] or [0, 0] of it.
-    heads: those of the call, where the mask tells heads apart.
+    This is the convention of torch's SDPA, jax.nn, Keras, ONNX and x-transformers; for Equinox take [0] or [0, 0] of
+    it. heads: the heads of the call, if the mask differs between heads.
 
     >>> to_allowed(Causal(), 2).shape
     torch.Size([1, 1, 2, 2])

@@ -6,6 +6,10 @@
 torch.Size([3, 10, 64])
 """
 
+from typing import TYPE_CHECKING
+
+from regard.core.wrong_calls import no_name as _no_name
+from regard.core.wrong_calls import public_names as _public_names
 from regard.nn.attention import Attention as Attention
 from regard.nn.cache.base import KVCache as KVCache
 from regard.nn.cache.fixed import FixedCache as FixedCache
@@ -20,3 +24,9 @@ from regard.nn.rotary import RotaryInterleaved as RotaryInterleaved
 from regard.nn.scores import AdditiveScore as AdditiveScore
 from regard.nn.scores import BilinearScore as BilinearScore
 from regard.nn.scores import OwnedScore as OwnedScore
+
+if not TYPE_CHECKING:  # which would take every name for one of this module
+
+    def __getattr__(name: str) -> object:
+        """AttributeError, with the names that are near."""
+        raise _no_name(__name__, name, _public_names(globals()), {})

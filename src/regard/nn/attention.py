@@ -12,23 +12,24 @@ from regard.backends.base import Backend
 from regard.core.positions import Positions
 from regard.masks.algebra import Everything, Mask
 from regard.nn.cache.base import KVCache
+from regard.nn.elsewhere import answers_layer_calls, answers_sizes_of_one_head, answers_weights_calls
 from regard.nn.heads import Heads, Parallel
 from regard.nn.rotary import Rotary
 from regard.scores.algebra import Score
 
 
 class Attention(Heads):
-    """One attention head with any score: Attention(x W^Q, c W^K, c W^V), and W^O behind it if asked for.
+    """One attention head with any score: Attention(x W^Q, c W^K, c W^V), followed by W^O if d_out is set.
 
-    x (*batch, n, d_model) is the sequence that asks, c (*batch, m, d_context) the one that is read: x itself (self
-    attention) or a context (cross attention). Output (*batch, n, d_v), or (*batch, n, d_out).
+    x (*batch, n, d_model) is the sequence of the queries, c (*batch, m, d_context) that of the keys and values: x
+    itself (self attention) or a context (cross attention). Output (*batch, n, d_v), or (*batch, n, d_out).
 
     d_k    width of x W^Q and c W^K; None: no such projections, the score compares x and c themselves
     d_v    width of c W^V; None: no such projection, the values are c itself
     d_out  width of the output after W^O; None: no such projection
 
-    The rest as in MultiHeadAttention, which with heads=1 is the same layer with a head axis; `attend` gives the output
-    before W^O, `weights` the attention weights. Raises ShapeError for inputs of another width.
+    Other arguments as in MultiHeadAttention, which with heads=1 is the same layer with a head axis; `attend` gives the
+    output before W^O, `weights` the attention weights. Raises ShapeError for inputs of another width.
 
     >>> import regard as rg
     >>> x, context = torch.randn(7, 12), torch.randn(11, 5)
@@ -39,6 +40,7 @@ class Attention(Heads):
     (torch.Size([7, 2]), torch.Size([7, 11]))
     """
 
+    @answers_sizes_of_one_head
     def __init__(
         self,
         d_model: int,
@@ -84,6 +86,7 @@ class Attention(Heads):
             place=place,
         )
 
+    @answers_layer_calls
     def forward(
         self,
         x: Tensor,
@@ -111,6 +114,7 @@ class Attention(Heads):
         """The contextualised embeddings before W^O: (*batch, n, d_v)."""
         return super().attend(x, context, mask=mask, positions=positions, cache=cache).squeeze(-3)
 
+    @answers_weights_calls
     def weights(
         self,
         x: Tensor,

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.errors import Unsupported
+from regard.core.shapes import count_of
+from regard.core.wrong_calls import kind_of
 from regard.nn.heads import Heads, plain
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
@@ -90,12 +92,12 @@ def _why_not_torch(layer: Heads) -> str | None:
     linears = _linears(layer)
     for name, p in zip(("q_proj", "k_proj", "v_proj", "out_proj"), linears, strict=True):
         if not plain(p):
-            return f"{name} is a {type(p).__name__}; it has nn.Linear"
+            return f"{name} is {kind_of(p)}; it has nn.Linear"
     width, out, score = layer.d_model, linears[3].out_features, layer.score
     d_k, d_v = linears[0].out_features // layer.heads, linears[2].out_features // layer.key_heads
     scaled = isinstance(score, Score) and score in (ScaledDot(), ScaledDot(d_k**-0.5))
     reasons = {
-        f"{layer.heads} heads on {layer.key_heads} key heads": layer.key_heads != layer.heads,
+        f"{count_of(layer.heads, 'head')} on {count_of(layer.key_heads, 'key head')}": layer.key_heads != layer.heads,
         f"d_k={d_k}, d_v={d_v}; it has d_model / heads for both": {d_k * layer.heads, d_v * layer.heads} != {width},
         f"d_out={out}; it returns d_model": out != width,
         f"score {score!r}; it has ScaledDot()": not scaled,

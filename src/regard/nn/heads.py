@@ -15,8 +15,11 @@ from regard.core.errors import ShapeError
 from regard.core.hooks import AttentionCall, notify
 from regard.core.positions import Positions, resolve_positions
 from regard.core.shapes import listed
+from regard.core.value import Value
+from regard.core.wrong_calls import kind_of
 from regard.masks.algebra import Everything, Mask
 from regard.nn.cache.base import KVCache
+from regard.nn.elsewhere import answers_weights_calls
 from regard.nn.rotary import Rotary
 from regard.nn.scores import owned
 from regard.scores.algebra import Score
@@ -122,6 +125,7 @@ class Heads(nn.Module):
         out = attention(q, k, v, mask=mask, positions=positions, dropout=dropout, backend=self.backend, **scoring)
         return out if x.dim() > 2 else out[0]
 
+    @answers_weights_calls
     def weights(
         self,
         x: Tensor,
@@ -220,6 +224,9 @@ class Heads(nn.Module):
         if context is None and self.d_context != self.d_model:
             raise ShapeError(f"this layer reads a context of width {self.d_context}; pass it: layer(x, context).")
         c = x if context is None else context
+        if isinstance(c, Value):  # pyright: ignore[reportUnnecessaryIsInstance]
+            way = f"write {c.argument}={c!r}" if c.argument else "expected a tensor, or None"
+            raise TypeError(f"context is {kind_of(c)}; {way}.")
         try:
             torch.broadcast_shapes(x.shape[:-2], c.shape[:-2])
             fits = c.dim() == x.dim() and c.shape[-1] == self.d_context

@@ -11,8 +11,10 @@ import regard.nn.exchange as exchange
 from regard.backends.base import Backend
 from regard.core.errors import Unsupported
 from regard.core.positions import Positions
+from regard.core.wrong_calls import kind_of
 from regard.masks.algebra import Everything, Mask
 from regard.nn.cache.base import KVCache
+from regard.nn.elsewhere import answers_layer_calls, answers_sizes
 from regard.nn.heads import Heads, Parallel, plain
 from regard.nn.rotary import Rotary
 from regard.scores.algebra import Score
@@ -21,8 +23,8 @@ from regard.scores.algebra import Score
 class MultiHeadAttention(Heads):
     """Multi-head attention: concat(A_0, ..., A_{h-1}) W^O = Σ_i A_i W_i^O, A_i = Attention(x W_i^Q, c W_i^K, c W_i^V).
 
-    x (*batch, n, d_model) is the sequence that asks, c (*batch, m, d_context) the one that is read: x itself (self
-    attention) or a context (cross attention). Output (*batch, n, d_out).
+    x (*batch, n, d_model) is the sequence of the queries, c (*batch, m, d_context) that of the keys and values: x
+    itself (self attention) or a context (cross attention). Output (*batch, n, d_out).
 
     d_model    width of x                      key_heads  heads of k and v (grouped queries), default `heads`
     heads      number of query heads           d_k, d_v   widths of a head, default d_model / heads; d_v may differ
@@ -54,6 +56,7 @@ class MultiHeadAttention(Heads):
     (torch.Size([3, 1, 64]), 11)
     """
 
+    @answers_sizes
     def __init__(
         self,
         d_model: int,
@@ -101,6 +104,7 @@ class MultiHeadAttention(Heads):
         )
         self.d_k, self.d_v = width_k, width_v
 
+    @answers_layer_calls
     def forward(
         self,
         x: Tensor,
@@ -113,8 +117,8 @@ class MultiHeadAttention(Heads):
         """(*batch, n, d_out) of x (*batch, n, d_model); mask and positions as in regard.attention.
 
         With a cache, x are the tokens that follow those in it: their keys and values are appended to it, and the
-        queries read what it returns, under `mask & cache.mask`. There is then no context, and no positions but the
-        cache's. Under torch.no_grad or torch.inference_mode only: see KVCache. Raises ValueError otherwise.
+        queries read what it returns, under `mask & cache.mask`. There is then no context, and the positions are the
+        cache's. Only under torch.no_grad or torch.inference_mode: see KVCache. Raises ValueError otherwise.
         """
         heads = self.attend(x, context, mask=mask, positions=positions, cache=cache)
         return self.out_proj(heads.transpose(-3, -2).flatten(-2))
@@ -129,8 +133,8 @@ class MultiHeadAttention(Heads):
     ) -> Tensor:
         """What each head adds to the output: A_i W_i^O as (*batch, heads, n, d_out).
 
-        Their sum over heads, plus out_proj.bias, is the layer's output. Raises Unsupported, as do the circuits, where a
-        projection is no plain nn.Linear any more (LoRA): its weight alone would not tell the truth.
+        Their sum over heads, plus out_proj.bias, is the layer's output. Raises Unsupported, as do the circuits, if a
+        projection is no longer a plain nn.Linear (LoRA): its weight alone would give a wrong result.
         """
         heads = self.attend(x, context, mask=mask, positions=positions)
         return torch.einsum("...ind,oid->...ino", heads, self._weight("out_proj").unflatten(1, (self.heads, self.d_v)))
@@ -157,20 +161,20 @@ class MultiHeadAttention(Heads):
         """The same layer with the weights of torch's, copied; inputs are (batch, n, d) whatever its batch_first.
 
         add_zero_attn becomes a sink of logit 0 that is not trained. Raises Unsupported for bias_k and bias_v, and for
-        values of another width than keys. See regard.nn.exchange.
-        In the place of torch's layer (nn.TransformerEncoderLayer) stands regard.compat.torch.MultiheadAttention.
+        values of another width than keys. See regard.nn.exchange. Inside nn.TransformerEncoderLayer, use
+        regard.compat.torch.MultiheadAttention.
         """
         return exchange.from_torch(layer, MultiHeadAttention)
 
     def to_torch(self) -> nn.MultiheadAttention:
-        """torch's layer with these weights, copied, batch_first; Unsupported for what it cannot express."""
+        """torch's layer with a copy of these weights, batch_first; Unsupported for features that it does not have."""
         return exchange.to_torch(self)
 
     def _weight(self, name: str) -> Tensor:
         linear = getattr(self, name)
         if not plain(linear):
             raise Unsupported(
-                f"{name} is a {type(linear).__name__}, whose forward is its own; merge it into an nn.Linear first."
+                f"{name} is {kind_of(linear)}, whose forward is its own; merge it into an nn.Linear first."
             )
         return linear.weight
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from regard.api import attention, attention_weights
 from regard.core.errors import ShapeError
 from regard.core.shapes import listed
+from regard.core.wrong_calls import answers_wrong_calls
 from regard.masks.algebra import Everything, Mask
 from regard.scores.similarity import Dot
 
@@ -22,8 +23,8 @@ class AttentionPooling(nn.Module):
     heads   None: one query; a number: that many on the same keys, z is (*batch, heads, d_model)
     bias    whether V has one (the paper's formula has none, its code has)
 
-    Masks such as Lengths(keys) say which instances are real; a mask that compares positions is refused with a
-    ValueError: the query stands nowhere. Source: Ilse, Tomczak and Welling 2018 (arXiv 1802.04712), equation 8.
+    Masks such as Lengths(keys) say which instances are real; a mask that compares positions raises ValueError: the
+    query has no position. Source: Ilse, Tomczak and Welling 2018 (arXiv 1802.04712), equation 8.
 
     >>> import regard as rg
     >>> pool, bags = AttentionPooling(16, hidden=8), torch.randn(3, 100, 16)
@@ -31,6 +32,13 @@ class AttentionPooling(nn.Module):
     (torch.Size([3, 16]), torch.Size([3, 100]))
     """
 
+    @answers_wrong_calls(
+        {
+            **dict.fromkeys(("embed_dim", "dim", "in_features"), "write d_model=embed_dim"),
+            **dict.fromkeys(("num_heads", "n_heads"), "write heads=num_heads"),
+            **dict.fromkeys(("hidden_dim", "attention_dim"), "write hidden=hidden_dim"),
+        }
+    )
     def __init__(
         self,
         d_model: int,
@@ -56,7 +64,7 @@ class AttentionPooling(nn.Module):
         nn.init.normal_(self.query, std=self.query.shape[-1] ** -0.5)
 
     def features(self, h: Tensor) -> Tensor:
-        """What the query is compared with: tanh(V h), (*batch, n, hidden)."""
+        """The keys: tanh(V h), (*batch, n, hidden)."""
         return torch.tanh(self.v_proj(h))
 
     def forward(self, h: Tensor, *, mask: Mask = Everything()) -> Tensor:
@@ -65,7 +73,7 @@ class AttentionPooling(nn.Module):
         return self._answer(attention(query, keys, values, score=Dot(), mask=mask), h)
 
     def weights(self, h: Tensor, *, mask: Mask = Everything()) -> Tensor:
-        """How much each instance counts, a_j: (*batch, n), or (*batch, heads, n)."""
+        """The weight a_j of each instance: (*batch, n), or (*batch, heads, n)."""
         query, keys, _ = self._pose(h, mask)
         return self._answer(attention_weights(query, keys, score=Dot(), mask=mask), h)
 

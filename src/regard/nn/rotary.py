@@ -8,6 +8,13 @@ from torch import Tensor, nn
 from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError
 from regard.core.shapes import listed
+from regard.core.wrong_calls import answers_wrong_calls
+
+_NAMES = {
+    **dict.fromkeys(("dim", "head_dim", "d", "rotary_dim", "d_k"), "write width=, the features that are rotated"),
+    **dict.fromkeys(("theta", "rope_theta"), "write base=theta"),
+    **dict.fromkeys(("max_seq_len", "max_position_embeddings"), "leave it out: any position can be rotated"),
+}
 
 
 class Rotary(nn.Module):
@@ -28,6 +35,7 @@ class Rotary(nn.Module):
     True
     """
 
+    @answers_wrong_calls(_NAMES)
     def __init__(self, width: int, base: float = 10000.0) -> None:
         super().__init__()
         if width % 2 or width < 2:

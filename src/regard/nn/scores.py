@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from regard.core.wrong_calls import kind_of
 from regard.scores.activations import Activation, Tanh
 from regard.scores.additive import Additive
 from regard.scores.algebra import Score
@@ -42,7 +43,7 @@ class BilinearScore(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws M anew."""
+        """Initialises M again."""
         d_q, d_k = self.m.shape[-2:]
         nn.init.normal_(self.m, std=(d_q * d_k) ** -0.5)
 
@@ -98,7 +99,7 @@ class AdditiveScore(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the weights anew."""
+        """Initialises the weights again."""
         std = (self.w_q.shape[-2] + self.w_k.shape[-2]) ** -0.5
         nn.init.normal_(self.w_q, std=std)
         nn.init.normal_(self.w_k, std=std)
@@ -115,10 +116,10 @@ class AdditiveScore(nn.Module):
 
 
 class OwnedScore(nn.Module):
-    """Any Score, its tensors held by a module: they move with it; those that are nn.Parameter are trained and saved.
+    """A module with the tensors of any Score: they move with it; those that are nn.Parameter are trained and saved.
 
-    The others are buffers that no state_dict holds: whoever builds the layer gives them again. Layers wrap a score that
-    holds tensors by themselves.
+    The others are buffers that are not in the state_dict: pass them again when you build the layer. Layers wrap a score
+    with tensors automatically.
 
     >>> from regard.scores.modifiers import Bias
     >>> from regard.scores.similarity import Dot
@@ -147,9 +148,7 @@ class OwnedScore(nn.Module):
 def owned(score: Score | nn.Module) -> Score | nn.Module:
     """The score as an attribute of a layer: a Score that holds tensors becomes an OwnedScore."""
     if not isinstance(score, (Score, nn.Module)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(
-            f"score is a {type(score).__name__}; expected a Score, or a module that returns one when called."
-        )
+        raise TypeError(f"score is {kind_of(score)}; expected a Score, or a module that returns one when called.")
     return OwnedScore(score) if isinstance(score, Score) and score.tensors() else score
 
 

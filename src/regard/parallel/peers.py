@@ -29,8 +29,8 @@ Raised = tuple[int, str]  # the number of a process among all, and the error tha
 class PeerError(RuntimeError):
     """A rank of the group raised an error, died, stopped, was too late, or makes another call; the message names it.
 
-    raised    who raised which error; None: a rank is no longer there, or calls differ
-    known_to  the name of the group whose ranks all know, or can no longer be told
+    raised    the rank and its error; None: a rank is gone, or calls differ
+    known_to  the name of the group whose ranks all know of the error, or are gone
     """
 
     def __init__(self, message: str, raised: Raised | None = None, known_to: str = "") -> None:

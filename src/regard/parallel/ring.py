@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Backend
-from regard.core.arguments import batch_axes
+from regard.core.arguments import answers_calls, batch_axes
 from regard.core.dropout import Dropout
 from regard.core.dtypes import accumulator
 from regard.core.positions import Positions
@@ -29,6 +29,7 @@ from regard.scores.similarity import ScaledDot
 
 
 @outside_of_graphs
+@answers_calls
 def ring_attention(
     q: Tensor,
     k: Tensor,
@@ -47,23 +48,24 @@ def ring_attention(
     timeout: float | None = None,
     deterministic: int | None = None,
 ) -> Tensor:
-    """`attention` over a sequence of which each rank of a group holds some tokens. All ranks of the group must call it.
+    """`attention` over a sequence that is split over the ranks of a group. All ranks of the group must call it.
 
-    q (*batch, h, n_r, dk), k (*batch, hk, n_r, dk), v (*batch, hk, n_r, dv) are this rank's tokens, and so is the
-    answer (*batch, h, n_r, dv), in q's dtype: its rows of what `attention` gives for the whole, but for rounding. Keys
-    and values travel from rank to rank, with the next on their way while these are in use; blocks that no query of a
-    rank may see are not computed, and not sent where nobody behind needs them. A rank holds three blocks at once. Where
-    the queries are less than half of the keys and values, all ranks get them instead, and send back their states.
+    q (*batch, h, n_r, dk), k (*batch, hk, n_r, dk), v (*batch, hk, n_r, dv) are this rank's tokens. The output (*batch,
+    h, n_r, dv), in q's dtype, has this rank's rows of the output of `attention` on the whole sequence, up to rounding.
+    Keys and values are sent from rank to rank, the next ones while the current ones are in use; blocks that no query of
+    a rank may see are not computed, and not sent if no later rank needs them. A rank holds three blocks at once. If the
+    queries are less than half as large as the keys and values, the queries are sent to all ranks instead, which send
+    back their states.
 
-    DTensors whose tokens are sharded over one dimension of a mesh (Shard(dim - 2)) are taken as they are, without group
-    and shards, and answered by a DTensor placed like q.
+    DTensors with tokens sharded over one dimension of a mesh (Shard(dim - 2)) are accepted directly, without group and
+    shards; the output is a DTensor placed like q.
 
     group       a process group, one dimension of a DeviceMesh, or None: all processes
     shards      which tokens each rank holds; None: consecutive ones, as many as each has. key_shards: the same of keys
                 and values where these are another sequence (cross-attention); None: shards
     score, mask, positions, sink, dropout, backend
                 as `attention`, and of the whole call, the same on every rank: a mask of (nq, nk), positions of all
-    wire        the dtype in which keys and values of others travel, floating-point; None: their own. Sums are float32,
+    wire        the dtype in which keys and values are sent, floating-point; None: their own. Sums are float32,
                 or float64. float16 overflows beyond 65,504
     timeout     seconds without a message from a neighbour after which PeerError is raised (300)
     deterministic
@@ -73,14 +75,14 @@ def ring_attention(
                 they keep their bits. Each pair of blocks is a call of its own, computed twice backward: 512 or more are
                 wise. Each block of queries needs room for some gradients of each tensor of the score
 
-    Differentiable once with respect to q, k, v, the sink and the tensors of the score. The gradients of k and v come
-    home; those of the sink and the score are this rank's share, to be summed over the group like those of any parameter
-    that the ranks share. Dropout drops what one process would, and needs a seed or takes that of rank 0.
-    Tensors on a GPU need a group with nccl for them and gloo for the CPU, which init_process_group() makes: shown by an
+    Differentiable once with respect to q, k, v, the sink and the tensors of the score. The gradients of k and v are
+    returned to their rank; those of the sink and the score are this rank's share: sum them over the group, as for any
+    shared parameter. Dropout drops the same weights as one process; without a seed it takes that of rank 0. Tensors on
+    a GPU need a group with nccl for them and gloo for the CPU, which init_process_group() makes: tested with an
     emulation of nccl, not yet run on a GPU.
-    Raises what `attention` raises; Unsupported for tensors on a device for which the group has no backend; PeerError
-    where ranks make unlike calls, or one has ended, has stopped or is late, and where another one raises an error: all
-    ranks end the call then, and can make another one.
+    Raises what `attention` raises; Unsupported for tensors on a device for which the group has no backend; PeerError if
+    ranks make different calls, if one has ended, has stopped or is late, or if another one raises an error: all ranks
+    then end the call, and can make another one.
     Source: Liu et al. 2023, Ring Attention (arXiv 2310.01889).
     """
     local, group = local_tokens(q, k, v, group) if is_dtensor(q, k, v) else ((q, k, v), group)

@@ -41,16 +41,16 @@ class SequenceParallel:
 
     @property
     def rank(self) -> int:
-        """The number of this process among those that the sequence lies on."""
+        """The number of this process among the processes of the sequence."""
         return Ranks.of(self.group).rank
 
     def positions(self) -> Positions:
-        """Where this rank's tokens stand, as queries and as keys."""
+        """The positions of this rank's tokens, as queries and as keys."""
         own = self.shards.indices[self.rank]
         return Positions(own, own)
 
     def unshard(self, x: Tensor, dim: int = -2) -> Tensor:
-        """The tensor of all tokens, on every rank, from what each holds of it."""
+        """The tensor of all tokens, on every rank, from the parts of all ranks."""
         return unshard(x, self.shards, self.group, dim)
 
     def attention(
@@ -81,7 +81,7 @@ class SequenceParallel:
             )
 
     def with_all_keys(self, call: AttentionCall) -> AttentionCall:
-        """The call of this rank's queries on the keys of all ranks, each of which must ask for it."""
+        """The call of this rank's queries on the keys of all ranks. All ranks must call it."""
         shards, rank = self.shards, self.rank
         own = PartOfCall(shards.of_ranks[rank], range(shards.n), shards.n, shards.n)
         k = self.unshard(call.k.detach())

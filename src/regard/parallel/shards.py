@@ -15,7 +15,7 @@ from regard.core.arrays import of_numbers
 from regard.core.cotangents import linear_in
 from regard.core.errors import ShapeError
 from regard.core.region import Frame
-from regard.core.shapes import blocks
+from regard.core.shapes import blocks, count_of
 from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Cover, Mask
 from regard.parallel.comparison import PartOfTokens, Told, agree
@@ -27,7 +27,7 @@ TILE, LEAST = 128, 8  # tokens that `balanced` deals out together at most, and h
 
 @dataclass(frozen=True, eq=False)
 class Shards:
-    """Which tokens, by index, each rank holds: `of_ranks[r]` those of rank r, in the order in which they lie there.
+    """The tokens of each rank, by index: `of_ranks[r]` are those of rank r, in their order on that rank.
 
     >>> Shards.zigzag(8, 2).indices
     (tensor([0, 1, 6, 7]), tensor([2, 3, 4, 5]))
@@ -63,7 +63,7 @@ class Shards:
 
     @staticmethod
     def balanced(mask: Mask, n: int, ranks: int) -> Shards:
-        """Pieces of 128 tokens, dealt out so that each rank has as many visible tiles as another, and as many tokens.
+        """Pieces of 128 tokens, distributed so that all ranks have the same number of visible tiles and of tokens.
 
         The piece whose queries see the most tiles goes first, to the rank with the fewest so far that has room. A short
         sequence has smaller ones, 8 a rank.
@@ -88,7 +88,8 @@ class Shards:
         every = torch.cat(found.indices).sort().values
         if not torch.equal(every, torch.arange(len(every), dtype=torch.int64, device="cpu")):
             raise ValueError(
-                f"Shards.of: {len(every)} indices on {len(indices)} ranks are not 0 to {len(every) - 1}, each once."
+                f"Shards.of: {count_of(len(every), 'index')} on {count_of(len(indices), 'rank')} are "
+                f"not 0 to {len(every) - 1}, each once."
             )
         return found
 
@@ -118,11 +119,14 @@ class Shards:
         return len(self.of_ranks)
 
     def __repr__(self) -> str:
-        return f"Shards({self.n} tokens, {', '.join(map(str, self.lengths))} on {self.ranks} ranks)"
+        return (
+            f"Shards({count_of(self.n, 'token')}, {', '.join(map(str, self.lengths))} on "
+            f"{count_of(self.ranks, 'rank')})"
+        )
 
 
 def shard(x: Tensor, shards: Shards, rank: int, dim: int = -2) -> Tensor:
-    """What a rank holds of a tensor of all tokens along `dim`.
+    """The part of a rank of a tensor of all tokens along `dim`.
 
     >>> shard(torch.arange(8), Shards.striped(8, 2), 1, dim=0)
     tensor([1, 3, 5, 7])
@@ -149,12 +153,12 @@ def _ascending(indices: Tensor) -> bool:
 
 @outside_of_graphs
 def unshard(x: Tensor, shards: Shards, group: Any = None, dim: int = -2) -> Tensor:
-    """The tensor of all tokens, on every rank, from what each holds. All ranks of the group must call it.
+    """The tensor of all tokens, on every rank, from the parts of all ranks. All ranks of the group must call it.
 
     group: as of `ring_attention`, or a mesh of two dimensions as of `usp_attention`. Differentiable once: the gradient
-    of a rank's part is the sum of what all ranks have for it, as the loss is the sum of theirs. Raises ShapeError, on
-    every rank, where parts do not fit the shards, Unsupported for a device for which the group has no backend, and
-    PeerError where another rank raises an error or has a part of another dtype or of other axes.
+    of a rank's part is the sum of its gradients on all ranks, as the loss is the sum of their losses. Raises
+    ShapeError, on every rank, if parts do not fit the shards, Unsupported for a device for which the group has no
+    backend, and PeerError where another rank raises an error or has a part of another dtype or of other axes.
     """
     ranks = Ranks.of(group)
     with ranks.telling():

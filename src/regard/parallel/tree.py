@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.api import attention_state
 from regard.backends.base import Backend
-from regard.core.arguments import batch_axes
+from regard.core.arguments import answers_calls, batch_axes
 from regard.core.dtypes import accumulator
 from regard.core.positions import Positions, resolve_positions
 from regard.core.state import State
@@ -27,6 +27,7 @@ from regard.scores.similarity import ScaledDot
 
 @outside_of_graphs
 @torch.no_grad()
+@answers_calls
 def tree_decode(
     q: Tensor,
     k: Tensor,
@@ -41,12 +42,12 @@ def tree_decode(
     backend: Backend | None = None,
     timeout: float | None = None,
 ) -> Tensor:
-    """`attention` of queries that every rank has over keys and values of which each rank has some: decoding.
+    """`attention` of the same queries on every rank over keys and values that are split over the ranks: decoding.
 
     q (*batch, h, nq, dk), the same on all ranks, k (*batch, hk, n_r, dk) and v (*batch, hk, n_r, dv) of this rank's
-    keys -> (*batch, h, nq, dv), in q's dtype, the same bits on all ranks: what `attention` gives over all keys, but for
-    rounding. Each rank computes the State of its keys; the ranks gather those, nq h (dv + 2) numbers each, in one
-    exchange, and merge them in the order of ranks.
+    keys -> (*batch, h, nq, dv), in q's dtype, the same bits on all ranks: the output of `attention` over all keys, up
+    to rounding. Each rank computes the State of its keys; the ranks gather the states, nq h (dv + 2) numbers each, in
+    one exchange, and merge them in the order of ranks.
 
     group       a process group, one dimension of a DeviceMesh, or None: all processes
     key_shards  which keys each rank holds, maybe none; None: consecutive ones, as many as each has
@@ -55,8 +56,8 @@ def tree_decode(
                 are the last of n tokens
     timeout     seconds without an answer after which PeerError is raised (300)
 
-    Without gradients: ring_attention has them. Raises what `attention` raises; PeerError where ranks make unlike calls,
-    or one has ended, has stopped, is late or raises an error.
+    There are no gradients; use ring_attention for them. Raises the errors of `attention`; PeerError if ranks make
+    different calls, or one has ended, has stopped, is late or raises an error.
     Source: Shyam et al. 2024, Tree Attention (arXiv 2408.04093), where the states are reduced along a tree.
     """
     peers = Peers.of(group, timeout)

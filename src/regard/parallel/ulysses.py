@@ -13,12 +13,12 @@ from torch import Tensor
 
 from regard.api import attention
 from regard.backends.base import Backend
-from regard.core.arguments import batch_axes, check_heads
+from regard.core.arguments import answers_calls, batch_axes, check_heads
 from regard.core.dropout import Dropout
 from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Everything, Mask
 from regard.parallel.agreement import agree_on_call
@@ -32,6 +32,7 @@ from regard.scores.similarity import ScaledDot
 
 
 @outside_of_graphs
+@answers_calls
 def ulysses_attention(
     q: Tensor,
     k: Tensor,
@@ -48,12 +49,12 @@ def ulysses_attention(
     backend: Backend | None = None,
     timeout: float | None = None,
 ) -> Tensor:
-    """`attention` over a sequence of which each rank has some tokens; each computes some of the heads, for all tokens.
+    """`attention` over a sequence that is split over ranks; each rank computes some of the heads, for all tokens.
 
     q (*batch, h, n_r, dk), k (*batch, hk, m_r, dk), v (*batch, hk, m_r, dv) of this rank's tokens -> (*batch, h, n_r,
-    dv). What this rank's part of `attention` over the whole sequence is, by the same kernels. Queries, keys and values
-    of all heads are exchanged for all tokens of this rank's heads, and the output back: a rank sends
-    (2 h + 2 hk) d n (R - 1) / R² numbers, once forward and once backward, and nothing is computed meanwhile.
+    dv). The output is this rank's part of `attention` over the whole sequence, by the same kernels. Ranks exchange
+    queries, keys and values of all heads for all tokens of their own heads, and then the output: a rank sends (2 h + 2
+    hk) d n (R - 1) / R² numbers, once forward and once backward, and computes nothing during the exchange.
 
     group       a process group of at most h ranks, one dimension of a DeviceMesh, or None: all processes
     shards      which tokens each rank holds; None: consecutive ones, as many as each has. key_shards: the same of keys
@@ -63,13 +64,13 @@ def ulysses_attention(
                 similarity of your own must be a Custom, whose fn sees the heads of a rank as a call of its own
     timeout     seconds without an answer after which PeerError is raised (300)
 
-    Heads are dealt out as evenly as grouped queries allow; a key head that the query heads of several ranks read is
+    Heads are distributed as evenly as grouped queries allow; a key head that the query heads of several ranks read is
     sent to each of them. Differentiable with respect to q, k, v, the sink and the tensors of the score, as often as
-    `attention` is, in reverse mode. The gradients of the sink and the score are this rank's share, to be summed over
-    the group like those of any parameter that the ranks share. Dropout drops what one process would, and needs a seed
-    or takes that of rank 0. Raises ShapeError where there are fewer heads than ranks, Unsupported for a similarity of
-    your own, PeerError where ranks make unlike calls, or one has ended, has stopped, is late or raises an error, and
-    what `attention` raises.
+    `attention` is, in reverse mode. The gradients of the sink and the score are this rank's share: sum them over the
+    group, as for any shared parameter. Dropout drops the same weights as one process; without a seed it takes that of
+    rank 0. Raises ShapeError if there are fewer heads than ranks, Unsupported for a similarity of your own, PeerError
+    if ranks make different calls, or one has ended, has stopped, is late or raises an error, and the errors of
+    `attention`.
     Source: Jacobs et al. 2023, DeepSpeed Ulysses (arXiv 2309.14509).
     """
     peers = Peers.of(group, timeout)
@@ -100,7 +101,8 @@ class Deal:
         """For a call on these; ShapeError where they have too few heads."""
         if q.dim() < 4 or q.shape[-3] < peers.count:
             raise ShapeError(
-                f"q has shape {listed(q.shape)}, the group {peers.count} ranks; expected (*batch, heads, n, d) with as "
+                f"q has shape {listed(q.shape)}, the group {count_of(peers.count, 'rank')}; expected "
+                "(*batch, heads, n, d) with as "
                 "many heads as ranks or more. ring_attention needs no heads, usp_attention fewer of them."
             )
         check_heads(q, k, v)

@@ -10,10 +10,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from regard.backends.base import Backend
+from regard.core.arguments import answers_calls
 from regard.core.dropout import Dropout
 from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
+from regard.core.shapes import count_of
 from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Everything, Mask
 from regard.parallel.agreement import agree_on_call
@@ -26,6 +28,7 @@ from regard.scores.similarity import ScaledDot
 
 
 @outside_of_graphs
+@answers_calls
 def usp_attention(
     q: Tensor,
     k: Tensor,
@@ -44,9 +47,9 @@ def usp_attention(
 ) -> Tensor:
     """`attention` over a sequence in parts, on a mesh of ranks: a ring along one dimension, Ulysses along the other.
 
-    The ranks of a row of the mesh (the ones with fast links between them: of one host, say) exchange their tokens for
-    heads, and the rows pass keys and values of these heads around: a ring of as many steps as there are rows, whose
-    blocks have the tokens of a row and one of its ranks' heads. Rank r of the shards is mesh.flatten()[r].
+    The ranks of a row of the mesh (with fast links between them, for example on one host) exchange their tokens for
+    heads, and the rows pass keys and values of these heads around: a ring with one step per row, whose blocks have the
+    tokens of a row and the heads of one of its ranks. Rank r of the shards is mesh.flatten()[r].
 
     group   a DeviceMesh (rows, ranks of a row); a row has at most as many ranks as q has heads
     shards  which tokens each rank of the mesh holds
@@ -54,7 +57,9 @@ def usp_attention(
     Source: Fang and Zhao 2024, USP (arXiv 2405.07719).
     """
     if group.ndim != 2 or shards.ranks != group.size():
-        raise ShapeError(f"group is a mesh {tuple(group.shape)}; expected two dimensions, and {shards.ranks} ranks.")
+        raise ShapeError(
+            f"group is a mesh {tuple(group.shape)}; expected two dimensions, and {count_of(shards.ranks, 'rank')}."
+        )
     ranks = Ranks.of(group, timeout)
     inner, outer = ranks.levels
     row, width = outer.rank, inner.count

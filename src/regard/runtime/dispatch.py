@@ -14,6 +14,7 @@ from regard.backends.streaming.tiled import Tiled
 from regard.core.errors import Unsupported
 from regard.core.paged import Paged
 from regard.core.problem import Problem
+from regard.core.shapes import count_of
 from regard.core.value import written
 
 BACKENDS: tuple[Backend, ...] = (Native(), Sdpa(), Flex(), Tiled(), Reference())
@@ -85,7 +86,8 @@ def plan(problem: Problem, backend: Backend | None, lse: bool) -> Plan:
         reasons.append((other, why or ("another was named" if backend is not None else f"comes after {chosen!r}")))
     frame = problem.frame
     call = (
-        f"{frame.nq} queries × {frame.nk} keys, batch {frame.batch}, {frame.heads} heads on {problem.key_heads}, "
+        f"{count_of(frame.nq, 'query')} × {count_of(frame.nk, 'key')}, batch {frame.batch}, "
+        f"{count_of(frame.heads, 'head')} on {problem.key_heads}, "
         f"{str(problem.dtype).removeprefix('torch.')} on {frame.device}"
     )
     facts = [

@@ -10,21 +10,32 @@ from torch import Tensor
 from regard.core.dtypes import widen
 from regard.core.errors import ShapeError
 from regard.core.region import Frame, Region
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.core.tracing import finite
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.scores.activations import Activation, LeakyReLU, Sigmoid, Tanh
 from regard.scores.algebra import Pull, Score, Similarity, by_row, drawn, parameter
 
 
+@answers_wrong_calls(
+    {
+        **dict.fromkeys(("W_q", "W1", "W_a"), "write w_q=W.T where W is an nn.Linear's weight, (h, dq)"),
+        **dict.fromkeys(("W_k", "W2", "U_a"), "write w_k=W.T where W is an nn.Linear's weight, (h, dk)"),
+        **dict.fromkeys(("v", "w_v", "v_a", "a"), "write w=v, of shape (h,)"),
+        "bias": "write b=bias",
+    },
+    "w_q is (dq, h), w_k (dk, h) and w (h,): Additive(w_q, w_k, w); w_q or w_k is None where that side is projected.",
+)
 @dataclass(frozen=True)
 class Additive(Similarity):
     """s_ij = w · f(q_i w_q + k_j w_k + b): a perceptron with one hidden layer of width h.
 
     w_q (dq, h) or (heads, dq, h), w_k (dk, h) or (key heads, dk, h), w and b (h,) or (heads, h).
-    w_q or w_k None: that side is projected already. Memory is linear in the sequence; no (nq, nk, h) is made.
+    w_q or w_k None: q or k is projected already. Memory is linear in the sequence; no (nq, nk, h) is made.
     activation: f, Tanh() as in Bahdanau's, Sigmoid(), or LeakyReLU() as in GATv2.
-    Source: Bahdanau et al. 2014 (arXiv 1409.0473); d2l.ai §11.3, whose W_q is the transpose of w_q; Brody et al. 2021
-    (arXiv 2105.14491), whose a is w and whose W is w_q above w_k.
+    Papers and nn.Linear have W_q (h, dq) and W_k (h, dk): write Additive(W_q.T, W_k.T, v).
+    Source: Bahdanau et al. 2014 (arXiv 1409.0473), d2l.ai §11.3; Brody et al. 2021 (arXiv 2105.14491), whose a is w and
+    whose W is w_q above w_k.
 
     >>> import regard as rg, torch
     >>> score = Additive(torch.ones(3, 5), torch.ones(2, 5), torch.ones(5))
@@ -45,7 +56,7 @@ class Additive(Similarity):
                 object.__setattr__(self, name, parameter(getattr(self, name), f"Additive.{name}"))
         if not isinstance(self.activation, Activation):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
-                f"Additive.activation is a {type(self.activation).__name__}; expected Tanh(), Sigmoid() or LeakyReLU()."
+                f"Additive.activation is {kind_of(self.activation)}; expected Tanh(), Sigmoid() or LeakyReLU()."
             )
 
     @property
@@ -60,7 +71,10 @@ class Additive(Similarity):
             if weight is None and width != hidden:
                 return f"{side} has width {width}; with {name} None it must be projected to w's {hidden} already"
             if weight is not None and (weight.dim() > 3 or tuple(weight.shape[-2:]) != (width, hidden)):
-                return f"Additive.{name} has shape {listed(weight.shape)}; expected (..., {width}, {hidden})"
+                turned = tuple(weight.shape[-2:]) == (hidden, width)
+                way = f"; write {name}.{'T' if weight.dim() == 2 else 'mT'}" if turned else ""
+                way += ", as of an nn.Linear's weight" if turned else ""
+                return f"Additive.{name} has shape {listed(weight.shape)}; expected (..., {width}, {hidden}){way}"
         if self.b is not None and self.b.shape[-1] != hidden:
             return f"Additive.b has shape {listed(self.b.shape)}; expected (..., {hidden}), as w"
         return None
@@ -68,13 +82,16 @@ class Additive(Similarity):
     def shape_error(self, frame: Frame) -> str | None:
         for name, t, core in (("w_q", self.w_q, 2), ("w", self.w, 1), ("b", self.b, 1)):
             if t is not None and t.dim() != core and (t.dim() != core + 1 or t.shape[0] not in (1, frame.heads)):
-                return f"Additive.{name} has shape {listed(t.shape)}; expected {core} axes, or heads before them."
+                return (
+                    f"Additive.{name} has shape {listed(t.shape)}; expected {count_of(core, 'axis')}, or "
+                    "heads before them."
+                )
         return None
 
     def prepare(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         q, k = widen(q), widen(k)
         if self.w_k is not None and self.w_k.dim() > 2 and self.w_k.shape[0] not in (1, k.shape[-3]):
-            raise ShapeError(f"Additive.w_k has shape {listed(self.w_k.shape)}; k has {k.shape[-3]} heads.")
+            raise ShapeError(f"Additive.w_k has shape {listed(self.w_k.shape)}; k has {count_of(k.shape[-3], 'head')}.")
         q = _projected(q, self.w_q)
         k = _projected(k, self.w_k)
         return q if self.b is None else q + self.b.to(q.dtype).unsqueeze(-2), k

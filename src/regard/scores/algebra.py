@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from regard.core.arrays import plain_tensor
 from regard.core.region import Frame, Region
 from regard.core.tracing import data_unavailable, finite
 from regard.core.value import Value, described
+from regard.core.wrong_calls import kind_of
+from regard.scores.ways import way_to_score
 
 Pull = Callable[[Tensor], tuple[Tensor | None, ...]]
 
@@ -31,6 +33,7 @@ class Score(Value):
     ScaledDot() >> SoftCap(cap=50.0)
     """
 
+    argument: ClassVar[str] = "score"
     formula: ClassVar[str] = ""
 
     @property
@@ -39,8 +42,20 @@ class Score(Value):
 
     def __rshift__(self, other: Score) -> Pipeline:
         if not isinstance(other, Score):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f">> joins scores; got {type(other).__name__}. A tensor to add is Bias(tensor).")
+            way = way_to_score(other) or "a score is a similarity, then modifiers, as in ScaledDot() >> SoftCap(50)"
+            raise TypeError(f">> joins scores; after {self!r} comes {kind_of(other)}: {way}.")
         return Pipeline((*self.stages, *other.stages))
+
+    def _refuse(self, other: object) -> NoReturn:
+        if isinstance(other, Score):
+            similarity_first = (other, self) if isinstance(other, Similarity) else (self, other)
+            way = "write " + " >> ".join(map(repr, similarity_first))
+        else:
+            way = way_to_score(other) or "a score is a similarity, then modifiers, as in ScaledDot() >> SoftCap(50)"
+        raise TypeError(f"scores are joined by >> alone; {self!r} meets {kind_of(other)}: {way}.")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __matmul__ = _refuse
+    __or__ = __ror__ = __and__ = __rand__ = __rrshift__ = _refuse
 
     def __bool__(self) -> bool:
         raise TypeError(
@@ -94,7 +109,12 @@ class Similarity(Score):
 
     def widths(self, dq: int, dk: int) -> str | None:
         """Why queries of width dq and keys of width dk cannot be compared; None if they can."""
-        return None if dq == dk else f"q has width {dq}, k has width {dk}; {type(self).__name__} compares equal widths"
+        if dq == dk:
+            return None
+        return (
+            f"q has width {dq}, k has width {dk}; {type(self).__name__} compares equal widths; "
+            "Bilinear(m), Additive(...) and Custom(fn) can relate unequal widths"
+        )
 
     def prepare(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """What is done once for each query and key: (*batch, h, nq, dq), (*batch, hk, nk, dk) -> the same axes."""

@@ -29,7 +29,7 @@ class Buckets(Value):
 
     @property
     def count(self) -> int:
-        """How many rows the table has."""
+        """The number of rows of the table."""
         raise NotImplementedError
 
     def index(self, i: Tensor, j: Tensor) -> Tensor:
@@ -43,10 +43,11 @@ class Buckets(Value):
 
 @dataclass(frozen=True)
 class DifferenceBuckets(Buckets):
-    """Buckets that depend on a difference alone: of positions, or of the numbers that `place` gives them.
+    """Buckets that depend only on a difference of positions, or of the numbers that `place` returns for them.
 
-    Subclass with `count` and `between`, and with `place` and `farthest` where positions' own differences do not tell.
-    The native kernels read one table of all differences; buckets that say only `index` go over tiles in PyTorch.
+    Subclass with `count` and `between`, and with `place` and `farthest` if differences of positions do not determine
+    the bucket. The native kernels read one table of all differences; buckets with only `index` run tile by tile in
+    PyTorch.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class DifferenceBuckets(Buckets):
     """
 
     def place(self, at: Tensor) -> Tensor:
-        """The numbers of positions whose differences tell the bucket, int64: the positions themselves."""
+        """The numbers whose differences determine the bucket, int64: the positions by default."""
         return at
 
     def between(self, ahead: Tensor) -> Tensor:
@@ -77,7 +78,7 @@ class DifferenceBuckets(Buckets):
 
 @dataclass(frozen=True)
 class ClippedBuckets(DifferenceBuckets):
-    """One bucket for each distance j - i from -before to after; farther ones share the ends.
+    """One bucket for each distance j - i from -before to after; longer distances use the first or last bucket.
 
     Source: Shaw et al. 2018 (arXiv 1803.02155).
 

@@ -13,10 +13,15 @@ from torch import Tensor
 from regard.core.region import Frame, Region
 from regard.core.shapes import broadcasts, listed
 from regard.core.tracing import data_unavailable
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.scores.algebra import Modifier, Score, finite_in, number, parameter, plus, shape_error_by_head
 from regard.scores.buckets import Buckets, ClippedBuckets, T5Buckets
 
 
+@answers_wrong_calls(
+    dict.fromkeys(("softcap", "logit_cap", "max", "value"), "write SoftCap(cap)"),
+    "SoftCap(50) keeps the scores within ±50.",
+)
 @dataclass(frozen=True)
 class SoftCap(Modifier):
     """s -> cap · tanh(s / cap): scores stay within ±cap. Raises ValueError unless cap > 0.
@@ -54,12 +59,19 @@ class SoftCap(Modifier):
         return cls(2.0), cls(torch.linspace(1, 2, frame.heads, dtype=torch.float64, device=frame.device))
 
 
+@answers_wrong_calls(
+    {
+        "alibi_slopes": "write slopes=alibi_slopes",
+        **dict.fromkeys(("heads", "num_heads", "n_heads"), "write slopes=2.0 ** (-8 * torch.arange(1, h + 1) / h)"),
+    },
+    "slopes are (heads,): 2.0 ** (-8 * torch.arange(1, h + 1) / h) are those of the paper for h heads.",
+)
 @dataclass(frozen=True)
 class Alibi(Modifier):
     """s_ij -> s_ij - slope_h · |i - j|: a penalty by distance, one slope a head, (heads,) or ().
 
-    With `coordinates` (nk, dims), and `query_coordinates` (nq, dims) unless they are the same, the distance is the
-    Euclidean one between those points (patches of an image, atoms), and no positions are read.
+    With `coordinates` (nk, dims), and `query_coordinates` (nq, dims) if they differ, the distance is the Euclidean one
+    between those points (patches of an image, atoms), and no positions are read.
     Source: Press et al. 2022 (arXiv 2108.12409); in two dimensions Fuller et al. 2023 (arXiv 2311.00566).
 
     >>> import regard as rg
@@ -138,8 +150,8 @@ class LogDistance(Modifier):
     """s_ij -> s_ij - weight_h · ln(1 + rate_h · |i - j|): a penalty that grows with the logarithm of the distance.
 
     i and j are positions. weight and rate: numbers, or floating-point tensors (heads,) or (), which may be learned;
-    both at least 0. Numbers are checked (ValueError). Tensors are not: keep what you learn positive, as by softplus;
-    where 1 + rate · |i - j| is not above 0, the row is NaN. A weight or a rate of 0 changes nothing.
+    both at least 0. Numbers are checked (ValueError). Tensors are not: keep learned values positive, for example by
+    softplus; if 1 + rate · |i - j| is not above 0, the row is NaN. A weight or a rate of 0 changes nothing.
     Source: Chi et al. 2022, KERPLE (arXiv 2205.09921), the logarithmic variant: weight is their r1, rate their r2.
 
     >>> import regard as rg
@@ -175,14 +187,15 @@ class LogDistance(Modifier):
         return cls(weight, 2 - weight), cls(0.7, 0.3)
 
 
+@answers_wrong_calls(dict.fromkeys(("attn_bias", "attn_mask", "mask", "tensor", "position_bias"), "write Bias(tensor)"))
 @dataclass(frozen=True)
 class Bias(Modifier):
     """s -> s + bias, a tensor that broadcasts to the call's (*batch, heads, nq, nk); -inf hides a pair.
 
     Added in the accumulation dtype; finite sums stay finite. Its gradient has its own shape and is summed tile by tile.
-    A bias of only 0 and 1 is most often a mask, and warns: Dense(mask.bool()) hides, Bias adds. A mask also keeps a
-    hidden value that is NaN or infinite out of the output; a pair that a bias hides still has it times the weight 0.
-    A later SoftCap makes -inf finite again.
+    A bias of only 0 and 1 is usually a mask, and gives a warning: Dense(mask.bool()) hides, Bias adds. A mask also
+    keeps a hidden value that is NaN or infinite out of the output; for a pair that a bias hides, the value is
+    multiplied by the weight 0. A later SoftCap makes -inf finite again.
 
     >>> import regard as rg
     >>> s = rg.ScaledDot() >> Bias(torch.tensor([[0.0, float("-inf")]]))
@@ -200,7 +213,7 @@ class Bias(Modifier):
         if looks_like_a_mask(bias):
             warnings.warn(
                 "Bias holds only 0 and 1, which are added to the scores. If it is a mask, write Dense(bias.bool()).",
-                stacklevel=3,
+                stacklevel=4,  # __post_init__, __init__, and the frame that answers wrong calls
             )
 
     def shape_error(self, frame: Frame) -> str | None:
@@ -242,7 +255,8 @@ class RelativeBias(Modifier):
     """s_ij -> s_ij + table[bucket(i, j), head]: a learned bias for each class of relative positions.
 
     table: (buckets, heads) or (buckets, 1). buckets: T5Buckets, T5CausalBuckets, ClippedBuckets, GridBuckets (Swin), or
-    your own, of DifferenceBuckets where a difference tells the bucket. The table's gradient is summed tile by tile.
+    your own, as a DifferenceBuckets if the difference alone determines the bucket. The table's gradient is summed tile
+    by tile.
     Source: Raffel et al. 2020, T5 (arXiv 1910.10683); Liu et al. 2021, Swin (arXiv 2103.14030).
 
     >>> import regard as rg
@@ -261,7 +275,7 @@ class RelativeBias(Modifier):
         object.__setattr__(self, "table", parameter(self.table, "RelativeBias.table"))
         if not isinstance(self.buckets, Buckets):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
-                f"RelativeBias.buckets is a {type(self.buckets).__name__}; expected Buckets, such as T5Buckets(32)."
+                f"RelativeBias.buckets is {kind_of(self.buckets)}; expected Buckets, such as T5Buckets(32)."
             )
 
     def shape_error(self, frame: Frame) -> str | None:

@@ -17,6 +17,7 @@ from regard.core.dtypes import widen
 from regard.core.region import Frame, Region
 from regard.core.shapes import listed, repeat_heads
 from regard.core.tracing import data_unavailable
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.scores.algebra import Score, Similarity, by_head, by_row, drawn, number, parameter, shape_error_by_head
 
 
@@ -39,6 +40,7 @@ class Dot(Similarity):
         return (cls(),)
 
 
+@answers_wrong_calls(dict.fromkeys(("softmax_scale", "sm_scale", "scaling", "factor"), "write ScaledDot(scale)"))
 @dataclass(frozen=True)
 class ScaledDot(Similarity):
     """s_ij = scale · q_i · k_j, scale = 1 / sqrt(dk) by default; a learned scale is a tensor () or (heads,).
@@ -70,6 +72,7 @@ class ScaledDot(Similarity):
         return cls(), cls(drawn(frame, frame.heads))
 
 
+@answers_wrong_calls(dict.fromkeys(("w", "W", "weight", "matrix", "M"), "write m=W, of shape (dq, dk)"))
 @dataclass(frozen=True)
 class Bilinear(Similarity):
     """s_ij = q_i^T M k_j, M (dq, dk) or (heads, dq, dk): queries and keys may differ in width.
@@ -90,7 +93,8 @@ class Bilinear(Similarity):
 
     def widths(self, dq: int, dk: int) -> str | None:
         fits = tuple(self.m.shape[-2:]) == (dq, dk)
-        return None if fits else f"Bilinear.m has shape {listed(self.m.shape)}; q and k need (..., {dq}, {dk})"
+        turned = f"; write m.{'T' if self.m.dim() == 2 else 'mT'}" if tuple(self.m.shape[-2:]) == (dk, dq) else ""
+        return None if fits else f"Bilinear.m has shape {listed(self.m.shape)}; q and k need (..., {dq}, {dk}){turned}"
 
     def shape_error(self, frame: Frame) -> str | None:
         if self.m.dim() == 2 or (self.m.dim() == 3 and self.m.shape[0] in (1, frame.heads)):
@@ -185,7 +189,7 @@ class Distance(Similarity):
     def as_dot(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor] | None:
         """Rows (*batch, h, nq, d + 2), (*batch, hk, nk, d + 2) whose dot products are the scores; float32 or float64.
 
-        About one centre for the call. None where rows may lie so far from it that digits would be lost.
+        They are relative to one centre for the call. None if rows may be so far from it that digits would be lost.
         """
         if data_unavailable(q, k) or 0 in (*q.shape, *k.shape):
             return None
@@ -205,12 +209,12 @@ class Distance(Similarity):
 
 @dataclass(frozen=True)
 class Custom(Similarity):
-    """s_ij = fn(q, k, *tensors): any similarity of one's own.
+    """s_ij = fn(q, k, *tensors): any similarity that you define.
 
-    fn gets a tile of queries (*batch, h, r, dq), of keys (*batch, h, c, dk) and the tensors whole, and returns
-    (*batch, h, r, c), by differentiable operations that treat every pair alike. It is called once a tile, forward and
-    backward. Whatever needs a gradient must be in `tensors`; a fn that hides such a tensor is refused.
-    `footprint`: numbers that fn holds for each pair, so that tiles shrink accordingly.
+    fn gets a tile of queries (*batch, h, r, dq), of keys (*batch, h, c, dk) and the tensors whole, and returns (*batch,
+    h, r, c), by differentiable operations that treat every pair alike. It is called once per tile, forward and
+    backward. Every tensor that needs a gradient must be in `tensors`; a fn that uses another such tensor raises an
+    error. `footprint`: how many numbers fn holds for each pair, so that tiles are made smaller.
 
     >>> import regard as rg
     >>> manhattan = Custom(lambda q, k: -torch.cdist(q, k, p=1))
@@ -224,6 +228,8 @@ class Custom(Similarity):
     size: int = 1
 
     def __init__(self, fn: Callable[..., Tensor], tensors: tuple[Any, ...] = (), *, footprint: int = 1) -> None:
+        if not callable(fn):
+            raise TypeError(f"Custom.fn is {kind_of(fn)}; expected a function of q and k, which gives their scores.")
         for name, value in (
             ("fn", fn),
             ("inputs", tuple(parameter(t, "Custom.tensors") for t in tensors)),

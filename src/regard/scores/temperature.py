@@ -11,18 +11,20 @@ from torch import Tensor
 
 from regard.core.region import Frame, Region
 from regard.core.tracing import finite
+from regard.core.wrong_calls import answers_wrong_calls
 from regard.scores.algebra import Modifier, Score, number, shape_error_by_head
 
 
+@answers_wrong_calls(dict.fromkeys(("temperature", "tau", "T"), "write Temperature(t)"))
 @dataclass(frozen=True)
 class Temperature(Modifier):
-    """s -> s / t_h: a temperature above 1 evens the weights out, one below 1 sharpens them.
+    """s -> s / t_h: a temperature above 1 makes the weights more uniform, one below 1 sharpens them.
 
     t: a number above 0 (ValueError), or a floating-point tensor () or (heads,), which may be learned. Tensors are not
-    checked: keep what you learn positive, as by exp. It divides what stands before it in the score:
-    ScaledDot() >> Temperature(2.0) >> Bias(b) adds b as it is. The learned logit scale of Swin V2 is
-    Cosine(1.0) >> Temperature(tau). Native kernels have it before all modifiers that add to the scores; after one of
-    them other backends answer, and `explain` says so.
+    checked: keep learned values positive, for example by exp. It divides the score before it: ScaledDot() >>
+    Temperature(2.0) >> Bias(b) adds b undivided. The learned logit scale of Swin V2 is Cosine(1.0) >> Temperature(tau).
+    Native kernels support it before all modifiers that add to the scores; after one of them other backends run the
+    call, and `explain` says so.
     Source: Hinton et al. 2015 (arXiv 1503.02531); learned, for each head, Liu et al. 2022, Swin V2 (arXiv 2111.09883).
 
     >>> import regard as rg

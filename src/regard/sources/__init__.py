@@ -10,8 +10,18 @@ file. One of your own is a subclass of Source.
 True
 """
 
+from typing import TYPE_CHECKING
+
+from regard.core.wrong_calls import no_name as _no_name
+from regard.core.wrong_calls import public_names as _public_names
 from regard.sources.arrays import Arrays as Arrays
 from regard.sources.chunks import Chunks as Chunks
 from regard.sources.safetensors import Safetensors as Safetensors
 from regard.sources.source import Part as Part
 from regard.sources.source import Source as Source
+
+if not TYPE_CHECKING:  # which would take every name for one of this module
+
+    def __getattr__(name: str) -> object:
+        """AttributeError, with the names that are near."""
+        raise _no_name(__name__, name, _public_names(globals()), {})

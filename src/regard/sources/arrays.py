@@ -12,6 +12,7 @@ from torch import Tensor
 
 import regard.core.tracing as tracing
 from regard.core.errors import ShapeError
+from regard.core.wrong_calls import kind_of
 from regard.sources.files import anonymous_memory
 from regard.sources.npy import NumpyFile
 from regard.sources.source import Part, Source, cut, keys_of_a_part
@@ -21,16 +22,16 @@ from regard.sources.source import Part, Source, cut, keys_of_a_part
 class Arrays(Source):
     """k (*batch, hk, nk, dk) and v (*batch, hk, nk, dv): paths of .npy files, NumPy arrays, or tensors.
 
-    A file is opened when a part's turn comes, read, and closed behind it. Of arrays that you have mapped to a file
-    (np.memmap, np.load(mmap_mode="r")) a part is copied and its pages are given back: memory stays that of a few parts,
-    whatever the file has. Arrays in memory and tensors are read in place, and tensors receive gradients.
+    A file is opened for each part, read, and closed again. For arrays that you have mapped to a file (np.memmap,
+    np.load(mmap_mode="r")) each part is copied and its pages are released: memory stays that of a few parts for any
+    size of the file. Arrays in memory and tensors are read in place, and tensors receive gradients.
 
-    size   how many keys a part has; None: as many as take 32 MB, with their values
+    size   the number of keys of a part; None: as many as take 32 MB, with their values
     start  the position of the first key
 
-    Raises ValueError, when it is made, for a path of what is no .npy file or of one that was cut short. Where a file
-    becomes shorter, or another, while it is read, RuntimeError says so. Of an array that you have mapped no program can
-    know that: the process ends by SIGBUS. Pass the path where that may happen.
+    Raises ValueError, when it is made, for a path that is not a complete .npy file. If a file becomes shorter or is
+    replaced while it is read, a RuntimeError says so. For an array that you have mapped, no program can detect this:
+    the process ends by SIGBUS. Pass the path if this may happen.
 
     >>> import numpy as np
     >>> k, v = np.zeros((2, 1000, 8), np.float32), np.zeros((2, 1000, 3), np.float32)
@@ -47,7 +48,7 @@ class Arrays(Source):
         k, v = (NumpyFile.of(x) if isinstance(x, (str, PathLike)) else x for x in (self.k, self.v))
         for name, x in (("k", k), ("v", v)):
             if not hasattr(x, "shape"):
-                raise TypeError(f"Arrays.{name} is a {type(x).__name__}; expected an array, a tensor or a path.")
+                raise TypeError(f"Arrays.{name} is {kind_of(x)}; expected an array, a tensor or a path.")
         if len(k.shape) < 2 or len(v.shape) < 2 or k.shape[-2] != v.shape[-2]:
             raise ShapeError(
                 f"Arrays.k has shape {tuple(k.shape)}, Arrays.v {tuple(v.shape)}; expected (*batch, hk, nk, dk) and "

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import regard.core.arrays as arrays
 from regard.backends.base import Backend
+from regard.core.arguments import answers_calls_over
 from regard.core.cotangents import linear_in
 from regard.core.errors import Unsupported
 from regard.core.state import RowStats
@@ -21,6 +22,7 @@ from regard.sources.progress import Progress
 from regard.sources.source import Source
 
 
+@answers_calls_over
 def attention_over(
     q: Any,
     source: Source | Iterable[tuple[Any, ...]] | Callable[[], Iterable[tuple[Any, ...]]],
@@ -33,28 +35,28 @@ def attention_over(
     ahead: int = 2,
     progress: Progress = None,
 ) -> Any:
-    """`attention` over keys and values that come in parts, from files larger than memory, say.
+    """`attention` over keys and values that come in parts, for example from files larger than memory.
 
     q (*batch, h, nq, dk), the keys and values of each part as `attention` takes them, in q's dtype -> (*batch, h, nq,
-    dv), in q's dtype whatever autocast says. The answer is that over all keys at once, but for rounding. Memory is q's,
-    the answer's, and that of `ahead` + 1 parts: one in use, the others read or being read.
+    dv), in q's dtype whatever autocast says. The output equals that over all keys at once, up to rounding. Memory: q,
+    the output, and `ahead` + 1 parts, one in use and the others read or being read.
 
     source     a Source (see regard.sources), or what Chunks takes: a list, an iterator, a function that returns one
     score      as `attention`; a similarity of your own sees each part as a call of its own, with its own positions
-    mask       as `attention`, over all keys; a part of which it hides all is not read, where `Mask.cover` says so
-    positions  where the queries stand, integers (nq,) or (*batch, nq); the source says where keys stand, from 0 unless
-               told otherwise. None: as the keys, where these are as many. torch.arange(nk - nq, nk) are the last
+    mask       as `attention`, over all keys; a part that it hides completely is not read, if `Mask.cover` shows it
+    positions  positions of the queries, integers (nq,) or (*batch, nq); the source has those of the keys, from 0 by
+               default. None: those of the keys, if there are as many. torch.arange(nk - nq, nk) are the last ones
     sink       as `attention`
     backend    a Backend that must run every part, or None: the first that can
-    ahead      how many parts a thread reads while another is in use; 0: no thread, this one reads
-    progress   "tqdm", "rich" (if installed), or a function of (keys done, keys or None), called behind each part
+    ahead      the number of parts that a thread reads while another is in use; 0: the calling thread reads
+    progress   "tqdm", "rich" (if installed), or a function of (keys done, keys or None), called after each part
 
     Differentiable once, with respect to q, the sink, the tensors of the score, and the keys and values of a source of
     tensors (Chunks of a list, Arrays of tensors): the backward reads the source a second time, with m and l of each row
-    kept from the first, in as little memory. Raises ValueError where that is asked of a source that can be read once,
-    or where a part requires a gradient that could not reach it; RuntimeError, its cause the error, where a part cannot
-    be read; Unsupported where the mask or the score reads indices of keys and the source does not know how many there
-    are; and what `attention` raises. However it ends, the thread has ended and files are closed.
+    kept from the first, in as little memory. Raises ValueError for gradients with a source that can be read only once,
+    or if a part requires a gradient that cannot reach it; RuntimeError, with the error as its cause, if a part cannot
+    be read; Unsupported if the mask or the score reads indices of keys and the source does not know their number; and
+    the errors of `attention`. When the call ends, also by an error, the thread has ended and files are closed.
     Source: the merge of Milakov and Gimelshein 2018 (arXiv 1805.02867), see State.
 
     >>> import regard as rg

@@ -11,6 +11,8 @@ from torch import Tensor
 
 import regard.core.arrays as arrays
 from regard.core.errors import ShapeError
+from regard.core.shapes import count_of
+from regard.core.wrong_calls import kind_of
 from regard.sources.arrays import loaded
 from regard.sources.source import Part, Source, closed_at_the_end, named_errors
 
@@ -18,16 +20,16 @@ Parts = Iterable[tuple[Any, ...]]
 
 
 class Chunks(Source):
-    """Parts (k, v) or (k, v, positions), each k (*batch, hk, n, dk), v (*batch, hk, n, dv), n as it comes.
+    """Parts (k, v) or (k, v, positions), each k (*batch, hk, n, dk), v (*batch, hk, n, dv), with any n.
 
     parts: a list or a tuple of them; another iterable; a function without arguments that returns an iterable; or an
-    iterator, which is read once, so nothing can be differentiated. Tensors, NumPy arrays (memory-mapped ones are read
-    part by part), or any DLPack arrays. positions: integers (n,) or (*batch, n), in all parts or in none; without them
-    the keys count up from 0. Of a list, k and v receive gradients if they require them; other iterables must give what
-    requires none.
+    iterator, which can be read only once, so without gradients. Tensors, NumPy arrays (memory-mapped ones are read part
+    by part), or any DLPack arrays. positions: integers (n,) or (*batch, n), in all parts or in none; without them the
+    keys count up from 0. k and v of a list receive gradients if they require them; the tensors of other iterables must
+    not require any.
 
-    Raises TypeError for what is no such thing, when it is read for a part that is none, ValueError where an iterator
-    has been read before or gives no part.
+    Raises TypeError for another type, and during reading for a wrong part, ValueError if an iterator has been read
+    before or gives no part.
 
     >>> k, v = torch.randn(5, 8), torch.randn(5, 3)
     >>> Chunks([(k[:3], v[:3]), (k[3:], v[3:])]).keys
@@ -39,7 +41,7 @@ class Chunks(Source):
     def __init__(self, parts: Parts | Callable[[], Parts]) -> None:
         if not callable(parts) and not isinstance(parts, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
-                f"Chunks.parts is a {type(parts).__name__}; expected a list or an iterator of (k, v) or "
+                f"Chunks.parts is {kind_of(parts)}; expected a list or an iterator of (k, v) or "
                 "(k, v, positions), or a function that returns one."
             )
         self._parts, self._begun = parts, False
@@ -78,7 +80,8 @@ class Chunks(Source):
         )
 
     def __repr__(self) -> str:
-        many = f"{len(self._checked)} parts" if isinstance(self._parts, Sequence) else type(self._parts).__name__
+        listed = isinstance(self._parts, Sequence)
+        many = count_of(len(self._checked), "part") if listed else type(self._parts).__name__
         return f"Chunks({many})"
 
 
@@ -99,7 +102,9 @@ def _numbered(given: Iterator[Any], name: str) -> Generator[Part, None, None]:
             else torch.arange(first, first + count, dtype=torch.int64, device="cpu")
         )
         if stand.dim() == 0 or stand.shape[-1] != count:
-            raise ShapeError(f"part {n} has {count} keys and positions {tuple(stand.shape)}; expected ({count},).")
+            raise ShapeError(
+                f"part {n} has {count_of(count, 'key')} and positions {tuple(stand.shape)}; expected ({count},)."
+            )
         # every key is an own view, so that a part that is not read is not copied
         yield Part(first, count, stand, lambda k=k, v=v: (loaded(k), loaded(v)))
         first, n = first + count, n + 1
@@ -112,10 +117,10 @@ def _numbered(given: Iterator[Any], name: str) -> Generator[Part, None, None]:
 
 def _checked(part: Any, n: int) -> tuple[Any, ...]:
     if not isinstance(part, (tuple, list)) or len(part) not in (2, 3):
-        what = f"{len(part)} things" if isinstance(part, (tuple, list)) else f"a {type(part).__name__}"
+        what = f"{len(part)} things" if isinstance(part, (tuple, list)) else kind_of(part)
         raise TypeError(f"part {n} of Chunks is {what}; expected (k, v) or (k, v, positions).")
     for name, x in zip("kv", part, strict=False):
         if not hasattr(x, "shape") or len(x.shape) < 2:
-            what = f"has shape {tuple(x.shape)}" if hasattr(x, "shape") else f"is a {type(x).__name__}"
+            what = f"has shape {tuple(x.shape)}" if hasattr(x, "shape") else f"is {kind_of(x)}"
             raise TypeError(f"{name} of part {n} of Chunks {what}; expected a tensor or an array (*batch, hk, n, d).")
     return tuple(part)

@@ -10,6 +10,8 @@ from torch import Tensor
 
 import regard.core.arrays as arrays
 from regard.backends.base import Backend
+from regard.core.arguments import answers_calls_over
+from regard.core.shapes import count_of
 from regard.masks.algebra import Everything, Mask
 from regard.runtime.dispatch import Plan
 from regard.scores.algebra import Score
@@ -18,6 +20,7 @@ from regard.sources.over_call import over_call
 from regard.sources.source import Part, Source, closed_at_the_end
 
 
+@answers_calls_over
 def explain_over(
     q: Any,
     source: Source | Iterable[tuple[Any, ...]] | Callable[[], Iterable[tuple[Any, ...]]],
@@ -31,9 +34,9 @@ def explain_over(
 ) -> Plan:
     """How `attention_over` would run this call: the parts it skips, the bytes it holds, and the backend of a part.
 
-    Of the keys and values, one part is read: the largest that some query may see, on which the backend, and why not
-    each other one, are found out. Other parts run there too, unless a reason depends on their numbers (points that lie
-    far apart under Distance). Arguments and errors as `attention_over`; ValueError for a source that can be read once.
+    It reads one part of the keys and values, the largest that some query may see, and finds the backend for it, and why
+    the others cannot run it. Other parts run there too, unless a reason depends on their numbers (points that are far
+    apart under Distance). Arguments and errors as `attention_over`; ValueError for a source that can be read once.
 
     >>> import regard as rg
     >>> k, v = torch.zeros(2, 9, 8).unbind(0)
@@ -67,14 +70,18 @@ def explain_over(
     facts = (
         ("source", repr(source)),
         ("parts", _counted(read, "read", "") + (_skipped(skipped) if skipped else "")),
-        ("held", f"{held:,} bytes of keys and values a part, {ahead + 1} parts at a time: {held * (ahead + 1):,}"),
+        (
+            "held",
+            f"{count_of(held, 'byte', ',')} of keys and values a part, {count_of(ahead + 1, 'part')} "
+            f"at a time: {held * (ahead + 1):,}",
+        ),
         *((f"a part's {name}" if name in ("call", "score", "mask") else name, text) for name, text in plan.facts),
     )
     return Plan(plan.backend, plan.reasons, facts)
 
 
 def _counted(parts: list[Part], what: str, why: str) -> str:
-    return f"{len(parts)} {what} ({sum(part.count for part in parts)} keys){why}"
+    return f"{len(parts)} {what} ({count_of(sum(part.count for part in parts), 'key')}){why}"
 
 
 def _skipped(parts: list[Part]) -> str:

@@ -18,7 +18,7 @@ from regard.core.dtypes import accumulator, exact
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
 from regard.core.region import Frame
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.core.state import RowStats, State
 from regard.masks.algebra import Cover, Everything, Mask
 from regard.part_of_call import PartOfCall, mask_of_part, part_gradients, score_of_part
@@ -78,12 +78,14 @@ class OverCall:
             return None
         nq, nk, first = q.shape[-2], self.source.keys, self.source.first_position
         if nk != nq or first is None:
-            many = "keys whose number or positions are not known before they are read" if nk is None else f"{nk} keys"
+            many = "keys whose number or positions are not known before they are read"
+            many, one = many if nk is None else count_of(nk, "key"), nq == 1
             last = "torch.arange(nk - nq, nk)" if nk is None else f"torch.arange({nk - nq}, {nk})"
             raise ShapeError(
-                f"{nq} queries meet {many} under {positional!r}, and the queries' positions are not given. Pass\n"
-                f"  positions={last} if they are the last {nq} tokens (decoding), or positions=torch.arange({nq}) if "
-                "they are the first."
+                f"{count_of(nq, 'query')} {'meets' if one else 'meet'} {many} under {positional!r}, and the queries' "
+                f"positions are not given. Pass\n  positions={last} if "
+                f"{'it is the last token' if one else f'they are the last {nq} tokens'} (decoding), or "
+                f"positions=torch.arange({nq}) if {'it is' if one else 'they are'} the first."
             )
         return torch.arange(first, first + nq, dtype=torch.int64, device="cpu")
 

@@ -27,12 +27,12 @@ class Safetensors(Source):
     """Tensors of a safetensors file: k (*batch, hk, n, dk) and v (*batch, hk, n, dv), read in slices of keys.
 
     k, v   the name of a tensor each, or lists of as many names: their keys follow one another
-    size   how many keys a part has at most; None: as many as take 32 MB, with their values
+    size   the largest number of keys of a part; None: as many as take 32 MB, with their values
     start  the position of the first key
 
-    The file is opened for each part, read, and closed behind it. Raises ValueError for what is no safetensors file, or
-    one that was cut short, KeyError for a name that it does not have, ShapeError for tensors that do not belong
-    together. Where the file becomes shorter, or another, while it is read, RuntimeError says so.
+    The file is opened for each part, read, and closed again. Raises ValueError for a path that is not a complete
+    safetensors file, KeyError for a name that it does not have, ShapeError for tensors that do not fit together. If the
+    file becomes shorter or is replaced while it is read, a RuntimeError says so.
 
     >>> import tempfile
     >>> from safetensors.torch import save_file

@@ -18,10 +18,10 @@ PART_BYTES = 1 << 25
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Consecutive keys of a source, and how they are read.
+    """Consecutive keys of a source, and the function that reads them.
 
-    first, count  the index of its first key in the source, and how many keys it has
-    positions     where its keys stand, integers (count,) or (*batch, count)
+    first, count  the index of its first key in the source, and its number of keys
+    positions     the positions of its keys, integers (count,) or (*batch, count)
     read          reads (k, v), tensors or arrays (*batch, hk, count, dk) and (*batch, hk, count, dv)
     """
 
@@ -32,11 +32,11 @@ class Part:
 
 
 class Source:
-    """Keys and values that come in parts. A subclass defines `parts`; what it knows besides, it says.
+    """Keys and values that come in parts. A subclass defines `parts`, and the attributes below if it knows them.
 
-    keys            how many keys there are; None where that is not known before the end
-    first_position  the position of the first key, where the positions count up from it; None where parts bring theirs
-    rereadable      whether `parts` can be called again: a backward does
+    keys            the number of keys; None if it is not known before the end
+    first_position  the position of the first key, if positions count up from it; None if parts have their own
+    rereadable      whether `parts` can be called again, which a backward needs
 
     >>> import regard as rg, torch
     >>> class Halves(rg.sources.Source):
@@ -52,11 +52,11 @@ class Source:
     rereadable: bool = True
 
     def parts(self) -> Iterator[Part]:
-        """The parts, in the order of their keys. What it opens, it closes when the iterator ends or is closed."""
+        """The parts, in the order of their keys. Opened files are closed when the iterator ends or is closed."""
         raise NotImplementedError(f"{type(self).__name__} does not define parts().")
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that the parts are views of, which may require gradients; none where they come from elsewhere."""
+        """The tensors that the parts are views of, which may require gradients; none if parts are read from files."""
         return ()
 
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Source:

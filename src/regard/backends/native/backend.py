@@ -46,17 +46,17 @@ class Native(Backend):
     """Fused C++ kernels for the CPU: scores, softmax and values of a block in one pass, on torch's threads.
 
     float32, bfloat16 and float16; sums in float32. Dot products (scaled, bilinear, cosine), additive scores, regard's
-    own modifiers, any mask, dropout; a kernel of its own for few queries (decoding). Backward computes the weights
-    again, tile by tile. Where the processor multiplies bfloat16 (avx512bf16, and amx: the matrix unit of Intel's
-    servers), the weights of a bfloat16 call are rounded to bfloat16 before they meet the values; amx multiplies float16
-    and float32, too, as exact sums of bfloat16 numbers, from 64 and 128 queries on without gradients. Compiled once for
-    each instruction set; the best that runs here is taken, or the one that the environment variable REGARD_ISA names
-    (base, avx2, avx512, avx512bf16, amx; base, neon). The matrix unit needs the system's permission, which is asked
-    for when kernels are first looked for; without it, avx512 is taken.
+    own modifiers, any mask, dropout; a separate kernel for few queries (decoding). The backward computes the weights
+    again, tile by tile. On processors that multiply bfloat16 (avx512bf16, and amx: the matrix unit of Intel's servers),
+    the weights of a bfloat16 call are rounded to bfloat16 before they multiply the values; amx also multiplies float16
+    and float32, as exact sums of bfloat16 numbers, from 64 and 128 queries on, without gradients. The kernels are
+    compiled once for each instruction set; regard uses the best one that runs here, or the one in the environment
+    variable REGARD_ISA (base, avx2, avx512, avx512bf16, amx; base, neon). The matrix unit needs the system's
+    permission, which regard requests when it first loads kernels; without it, avx512 is used.
 
     invariant: the bits of a query's row depend on no other query of the call, nor on their number: a batch of one, a
-    chunk of a prompt and one token decoded against a cache agree. Costs speed where queries are few. Not for Additive,
-    Bilinear and Distance, whose rows depend on others before the kernels see them.
+    chunk of a prompt and one token decoded against a cache agree. It is slower for few queries. Not available for
+    Additive, Bilinear and Distance, whose rows depend on each other before the kernels read them.
 
     >>> import regard as rg
     >>> rg.Native()
@@ -90,7 +90,7 @@ class Native(Backend):
             return out, lse
 
     def ragged_plan(self, problem: Problem, call: RaggedCall) -> RaggedPlan | None:
-        """A plan for calls on ragged sequences; None where they are not run as one list. problem: of the longest."""
+        """A plan for calls on ragged sequences; None if they do not run as one list. problem: that of the longest."""
         with torch.no_grad():
             return ragged_plan(self._kernel_args(problem), problem, call)
 

@@ -25,7 +25,7 @@ from regard.backends.native.lower_mask import MASK_TENSORS, lower_text
 from regard.backends.native.modifiers.table import MODIFIERS
 from regard.core.cotangents import linear_in
 from regard.core.errors import ShapeError
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.core.state import RowStats
 
 _EXACT = {"k", "v", "q_at", "q_documents", "k_at", "k_documents"}.union(*(modifier.exact for modifier in MODIFIERS))
@@ -104,7 +104,7 @@ def _check_shapes(shapes: tuple[tuple[str, torch.Size], ...], tile: tuple[int, i
                 "torch.export and torch.compile(dynamic=True) serve all."
             )
     if heads and (key_heads == 0 or heads % key_heads):
-        raise ShapeError(f"regard::forward: k has {key_heads} heads, q has {heads}; expected a multiple.")
+        raise ShapeError(f"regard::forward: k has {count_of(key_heads, 'head')}, q has {heads}; expected a multiple.")
 
 
 def _backward(*arguments: Any) -> list[Tensor]:

@@ -17,7 +17,7 @@ class Tiled(Backend):
     """One tile of scores at a time, merged by State; backward recomputes each tile from the log-sum-exp.
 
     rows, keys: the size of a tile; None chooses one by a memory budget. The result is exact for every size. In a graph
-    for every length (torch.export with dynamic shapes) there is one tile, and all scores are held.
+    for every length (torch.export with dynamic shapes) there is one tile with all scores.
     Source: Dao et al. 2022 (arXiv 2205.14135).
 
     >>> import regard as rg

@@ -40,15 +40,15 @@ def flex_attention(
     """softmax of score_mod(query key^T · scale, b, h, i, j), hidden where block_mask.mask_mod says so, times value.
 
     query (B, H, L, E), key (B, Hk, S, E), value (B, Hk, S, Ev) -> (B, H, L, Ev). Both functions see one pair at a time,
-    i and j are indices from 0, as torch has it; of the blocks of block_mask nothing is read, as by torch without
-    torch.compile. Both are recorded for one pair and read: sums with what depends on i - j (ALiBi, relative biases), on
-    i or j alone, or with a tensor indexed by b, h, i, j; soft caps; factors; where(condition, score, -inf); intervals
-    of i - j, documents, and & | ~ of masks run on the native kernels as regard's own scores and masks. Of others a mask
-    runs there too, asked pair by pair; a score_mod runs tile by tile in PyTorch; explain_flex_attention tells.
-    kernel_options are ignored. With return_lse, or return_aux=AuxRequest(lse=True), (out, natural log-sum-exp) as torch
-    returns it.
+    and i and j are indices from 0, as in torch; the blocks of block_mask are not read, as in torch without
+    torch.compile. regard traces both functions for one pair. Sums with a function of i - j (ALiBi, relative biases), of
+    i or of j, or with a tensor indexed by b, h, i, j; soft caps; factors; where(condition, score, -inf); intervals of
+    i - j, documents, and & | ~ of masks run on the native kernels as regard's own scores and masks. Any other mask runs
+    there too, evaluated pair by pair; any other score_mod runs tile by tile in PyTorch; explain_flex_attention says
+    which. kernel_options are ignored. With return_lse, or return_aux=AuxRequest(lse=True), (out, natural log-sum-exp)
+    as torch returns it.
 
-    Differentiable in query, key and value, which torch is not on a CPU. A query that sees nothing gives 0.
+    Differentiable in query, key and value, which torch's function is not on a CPU. A query that sees nothing gives 0.
     Raises Unsupported, with the reason, for return_aux=AuxRequest(max_scores=True), a score_mod that uses a tensor that
     requires a gradient, and shapes that torch refuses too.
     Source: torch.nn.attention.flex_attention, torch 2.13; Dong et al. 2024 (arXiv 2412.05496).
@@ -83,7 +83,7 @@ def explain_flex_attention(
     block_mask: Any = None,
     scale: float | None = None,
 ) -> Plan:
-    """How flex_attention would run this call: what its functions were read as, and what `regard.explain` tells of that.
+    """How flex_attention would run this call: what regard read from its functions, and what `regard.explain` says.
 
     >>> q = torch.zeros(1, 2, 5, 8)
     >>> plan = explain_flex_attention(q, q, q, lambda s, b, h, i, j: torch.sin(s))

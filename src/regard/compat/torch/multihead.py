@@ -29,18 +29,18 @@ from regard.scores.similarity import ScaledDot
 class MultiheadAttention(nn.MultiheadAttention):
     """torch.nn.MultiheadAttention with its arguments, parameters and state_dict, computed by regard.attention.
 
-    query (L, N, embed_dim), key (S, N, kdim), value (S, N, vdim) -> (output (L, N, embed_dim), weights or None);
-    with batch_first (N, L, ...); without a batch (L, ...). It stands wherever torch's layer does, also in
-    nn.TransformerEncoderLayer and nn.TransformerDecoderLayer: a hook that does nothing, of a module that nobody calls,
-    keeps the encoder layer from its fused kernel, which would not call it.
+    query (L, N, embed_dim), key (S, N, kdim), value (S, N, vdim) -> (output (L, N, embed_dim), weights or None); with
+    batch_first (N, L, ...); without a batch (L, ...). It replaces torch's layer, also in nn.TransformerEncoderLayer and
+    nn.TransformerDecoderLayer: a hook that does nothing keeps the encoder layer from its fused kernel, which would not
+    call this layer.
 
-    key_padding_mask, attn_mask, is_causal, need_weights and average_attn_weights mean what they mean to torch: a
-    boolean True hides, numbers are added. Nested tensors (with batch_first and no mask) attend to their own keys, in
-    training too. The output of a call does not depend on need_weights; with need_weights the memory is that of the
-    weights. Three differences: a query that sees nothing gets 0, and weights 0, where torch has NaN or 0 by path; the
-    weights are those before dropout; weights of nested tensors are not had.
-    torch.jit.script compiles torch's function in the place of regard's: the program runs without regard.
-    Raises AssertionError and RuntimeError for what does not fit, as torch does.
+    key_padding_mask, attn_mask, is_causal, need_weights and average_attn_weights have torch's meaning: a boolean True
+    hides, numbers are added. Nested tensors (with batch_first and no mask) attend to their own keys, in training too.
+    The output of a call does not depend on need_weights; with need_weights the memory is that of the weights. Three
+    differences: a query that sees nothing gets 0, and weights 0, where torch has NaN or 0 depending on the path; the
+    weights are those before dropout; nested tensors have no weights. torch.jit.script compiles torch's function instead
+    of regard's: the program runs without regard.
+    Raises AssertionError and RuntimeError for arguments that do not fit, as torch does.
     Source: torch.nn.MultiheadAttention, torch 2.13.
 
     >>> layer = MultiheadAttention(16, num_heads=4, batch_first=True)

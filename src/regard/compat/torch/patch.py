@@ -23,6 +23,7 @@ from regard.compat.torch.multihead import multi_head_attention_forward
 from regard.compat.torch.scripting import scripts_as
 from regard.compat.torch.sdpa import scaled_dot_product_attention
 from regard.core.tracing import constant_in_graphs, functorch, watched
+from regard.core.wrong_calls import kind_of
 from regard.inspect.capture.replaced import replaced
 from regard.masks.causal_bias import is_causal_bias
 
@@ -101,28 +102,28 @@ class Patch:
 
 
 def patch(model: nn.Module | None = None, *, report: Callable[[str], object] | None = print) -> Patch:
-    """From this call on, torch's attention runs on regard: in a `with` block, or until `restore()`.
+    """Makes torch's attention run on regard: inside a `with` block, or until `restore()`.
 
-    scaled_dot_product_attention and multi_head_attention_forward of torch.nn.functional, and flex_attention, are
-    replaced (also where a module has imported them by name): so nn.MultiheadAttention, nn.Transformer..., and the
-    models of timm, torchvision, diffusers and transformers ("sdpa") that call them. The fused kernels of
-    nn.TransformerEncoderLayer and nn.MultiheadAttention are switched off meanwhile, so that these call the functions,
-    as torch does in training.
+    It replaces scaled_dot_product_attention and multi_head_attention_forward of torch.nn.functional, and
+    flex_attention, also in modules that have imported them by name. This covers nn.MultiheadAttention,
+    nn.Transformer..., and the models of timm, torchvision, diffusers and transformers ("sdpa") that call them. The
+    patch switches the fused kernels of nn.TransformerEncoderLayer and nn.MultiheadAttention off, so that these layers
+    call the functions, as in training.
 
-    model   only while its forward runs; None: every call of this process, on every thread. What other threads call
-            while a patched model runs is taken too
-    report  called with the summary at the end of the block; None: nobody is told, `print(the Patch)` shows it
+    model   only while its forward runs; None: every call of this process, on every thread. Calls of other threads
+            while a patched model runs run on regard too
+    report  called with the summary at the end of the block; None: no report, `print(the Patch)` shows it
 
     Outputs, weights and gradients are torch's up to rounding, with three differences: dropout draws other bits, weights
-    (need_weights=True) are those before dropout, and a query that sees nothing gives 0 where torch may give NaN. Calls
-    that regard's kernels cannot run go to torch and are counted with the reason: tensors that are not on the CPU, not
-    float32, bfloat16 or float16, nested, sparse, or of a subclass, masks and weights included (causal_upper_left and
-    causal_lower_right of torch.nn.attention.bias are known); attn_mask with is_causal; of flex_attention, compiled
-    calls, largest scores, and a score_mod that uses a tensor that requires a gradient; torch.func transforms,
-    forward-mode derivatives, tracing. Under torch.compile, patch first or call the compiled model inside the block: its
-    graphs then hold regard's kernels, and are compiled again without them after the end. torch.jit.script compiles
-    torch's own functions, patched or not. Blocks nest; everything is restored after an error too. `patch` looks through
-    all modules that are loaded, some 20 ms with 4,000 of them: call it once, not for each step.
+    (need_weights=True) are those before dropout, and the output of a query that sees nothing is 0, where torch may give
+    NaN. Calls that regard's kernels cannot run go to torch and are counted with the reason: tensors that are not on the
+    CPU, not float32, bfloat16 or float16, nested, sparse, or of a subclass, masks and weights included
+    (causal_upper_left and causal_lower_right of torch.nn.attention.bias are known); attn_mask with is_causal; of
+    flex_attention, compiled calls, largest scores, and a score_mod that uses a tensor that requires a gradient;
+    torch.func transforms, forward-mode derivatives, tracing. Under torch.compile, patch first or call the compiled
+    model inside the block: its graphs then hold regard's kernels, and are compiled again without them after the end.
+    torch.jit.script compiles torch's own functions, patched or not. Blocks nest; an error restores torch's functions
+    too. `patch` searches all loaded modules, about 20 ms for 4,000 of them: call it once, not for each step.
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
     >>> with patch():
@@ -130,6 +131,8 @@ def patch(model: nn.Module | None = None, *, report: Callable[[str], object] | N
     regard.patch: 1 of 1 attention calls ran on regard
            1  multi_head_attention_forward  on regard
     """
+    if model is not None and not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"model is {kind_of(model)}; expected an nn.Module, or None for every call of this process.")
     return Patch(model, report)
 
 

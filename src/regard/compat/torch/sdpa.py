@@ -10,7 +10,8 @@ from regard.compat.torch.scripting import scripts_as
 from regard.core.arrays import plain_tensor
 from regard.core.dropout import Dropout
 from regard.core.positions import Positions, head
-from regard.core.shapes import broadcasts, listed, repeat_heads
+from regard.core.shapes import broadcasts, count_of, listed, repeat_heads
+from regard.core.wrong_calls import kind_of
 from regard.masks.algebra import Everything, Mask
 from regard.masks.causal_bias import causal_bias_positions, is_causal_bias
 from regard.masks.dense import Dense
@@ -46,9 +47,9 @@ def scaled_dot_product_attention(
 
     A query that sees nothing gives 0, and gradients 0, on every path. Differentiable to any order, in forward mode and
     under torch.func. Two differences: attn_mask with is_causal is always an error, which torch raises on some of its
-    paths and computes on others; and so is a value with fewer rows than key.
-    torch.jit.script compiles torch's function in the place of this one: the program runs without regard.
-    Raises RuntimeError for what does not fit, as torch does, TypeError where no tensor is given.
+    paths and computes on others; and so is a value with fewer rows than key. torch.jit.script compiles torch's function
+    instead of this one: the program runs without regard.
+    Raises RuntimeError for arguments that do not fit, as torch does, TypeError for an argument that is not a tensor.
     Source: torch.nn.functional.scaled_dot_product_attention, torch 2.13.
 
     >>> q, k, v = torch.randn(2, 8, 5, 16), torch.randn(2, 8, 7, 16), torch.randn(2, 8, 7, 16)
@@ -58,7 +59,7 @@ def scaled_dot_product_attention(
     """
     for name, given in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
         if not isinstance(given, Tensor) and (given is not None or name != "attn_mask"):
-            raise TypeError(f"{name} is a {type(given).__name__}; expected a tensor.")
+            raise TypeError(f"{name} is {kind_of(given)}; expected a tensor.")
     score: Score = ScaledDot(scale)
     mask: Mask = Everything()
     positions: Positions | None = None
@@ -105,7 +106,8 @@ def together(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tup
     heads, key_heads, value_heads = (t.shape[-3] for t in given)
     if any(n == 0 or heads % n for n in (key_heads, value_heads)):
         raise ValueError(
-            f"query has {heads} heads, key {key_heads}, value {value_heads}; expected multiples of both (enable_gqa)."
+            f"query has {count_of(heads, 'head')}, key {key_heads}, value {value_heads}; expected "
+            "multiples of both (enable_gqa)."
         )
     query, key, value = _expanded(given, 3)
     if key_heads == value_heads and query.dim() > 3:

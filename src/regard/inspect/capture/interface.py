@@ -15,6 +15,7 @@ from regard.core.hooks import AttentionCall, notify, observing
 from regard.core.positions import Positions
 from regard.core.shapes import listed
 from regard.core.tracing import loaded
+from regard.core.wrong_calls import kind_of
 from regard.inspect.capture.mode import quiet
 from regard.inspect.capture.padding import asked_by
 from regard.inspect.capture.replaced import replaced
@@ -82,7 +83,7 @@ def _masks(name: str, module: Any, nq: int, nk: int, mask: Any, is_causal: bool 
     if mask is None and name == "sdpa":
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         return from_sdpa(None, nq, nk, is_causal=bool(causal) and nq > 1)
-    what = f"shape {listed(mask.shape)}" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
+    what = f"shape {listed(mask.shape)}" if isinstance(mask, Tensor) else kind_of(mask)
     raise Unsupported(
         f'record does not know what a mask ({what}) means to attn_implementation="{name}"; it reads masks '
         '(batch, heads, nq, nk). Record the model with "sdpa", "eager" or "regard": model.set_attn_implementation(...).'

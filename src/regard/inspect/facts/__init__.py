@@ -12,6 +12,10 @@ Fact. Of `record`: Inputs.
 tensor([1., 2., 3., 4.])
 """
 
+from typing import TYPE_CHECKING
+
+from regard.core.wrong_calls import no_name as _no_name
+from regard.core.wrong_calls import public_names as _public_names
 from regard.inspect.facts.algebra import Accumulator as Accumulator
 from regard.inspect.facts.algebra import Fact as Fact
 from regard.inspect.facts.algebra import ScoreTile as ScoreTile
@@ -46,3 +50,9 @@ from regard.inspect.facts.rows import RelativeEntropy as RelativeEntropy
 from regard.inspect.facts.rows import Top as Top
 from regard.inspect.facts.rows import TopKeys as TopKeys
 from regard.inspect.facts.rows import Visible as Visible
+
+if not TYPE_CHECKING:  # which would take every name for one of this module
+
+    def __getattr__(name: str) -> object:
+        """AttributeError, with the names that are near."""
+        raise _no_name(__name__, name, _public_names(globals()), {})

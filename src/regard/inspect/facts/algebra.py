@@ -27,8 +27,8 @@ Place = tuple[slice | EllipsisType, ...]
 class ScoreTile:
     """One tile of a sweep: its scores (-inf where hidden), its weights (0 where hidden), and their logarithms.
 
-    at: the pairs of the call that it holds. rows, cols: where these lie in the fact's own region, so in its answer.
-    clean: none of its weights is NaN, none of its scores NaN or +inf.
+    at: its pairs in the call. rows, cols: their place in the fact's own region, and so in its answer. clean: none of
+    its weights is NaN, none of its scores NaN or +inf.
     """
 
     at: Region
@@ -48,7 +48,7 @@ class Accumulator(Generic[T]):
     """The sums of one fact during one sweep."""
 
     def add(self, tile: ScoreTile) -> None:
-        """Takes one tile into account. Every visible pair of the fact's region comes exactly once."""
+        """Adds one tile. Every visible pair of the fact's region comes exactly once."""
         raise NotImplementedError
 
     def finish(self) -> T:
@@ -60,8 +60,8 @@ class Accumulator(Generic[T]):
 class Fact(Value, Generic[T]):
     """A question about the weights of one call. Answers have the axes (*batch, h, ...), in the accumulation dtype.
 
-    A fact of your own is a frozen dataclass with `accumulator`; and with `dense`, the definition, which
-    regard.inspect.dense measures it by.
+    A fact of your own is a frozen dataclass with `accumulator`, and with `dense`, the definition that tests compare it
+    with.
 
     >>> import regard as rg
     >>> @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Fact(Value, Generic[T]):
         return answers[0]
 
     def compares_positions(self) -> bool:
-        """Whether the answer depends on where queries and keys stand to each other."""
+        """Whether the answer depends on the positions of queries and keys."""
         return False
 
     def shape_error(self, frame: Frame) -> str | None:
@@ -105,13 +105,13 @@ class Fact(Value, Generic[T]):
 
 
 def room(problem: Problem, *shape: int, fill: float = 0, dtype: torch.dtype | None = None) -> Tensor:
-    """(*batch, h, *shape) of one number, in the accumulation dtype unless another is named."""
+    """A tensor (*batch, h, *shape) filled with one number, in the accumulation dtype unless another is passed."""
     lead = problem.q.shape[:-2]
     return torch.full((*lead, *shape), fill, dtype=dtype or problem.accumulate, device=problem.q.device)
 
 
 def by_row(tile: ScoreTile) -> Place:
-    """Where a tile's rows lie in (*batch, h, nq)."""
+    """The place of a tile's rows in (*batch, h, nq)."""
     return (..., tile.rows)
 
 
@@ -121,12 +121,12 @@ def by_row_of_many(tile: ScoreTile) -> Place:
 
 
 def by_key(tile: ScoreTile) -> Place:
-    """Where a tile's keys lie in (*batch, h, nk)."""
+    """The place of a tile's keys in (*batch, h, nk)."""
     return (..., tile.cols)
 
 
 class Sum(Accumulator[Tensor]):
-    """`share` of every tile, added at its `place`: long sums have two levels, a tile's and that over tiles."""
+    """Adds `share` of every tile at its `place`: long sums have two levels, within a tile and over tiles."""
 
     def __init__(
         self, total: Tensor, place: Callable[[ScoreTile], Place], share: Callable[[ScoreTile], Tensor]

@@ -15,7 +15,7 @@ from regard.inspect.facts.algebra import Accumulator, Fact, ScoreTile, room
 
 @dataclass(frozen=True)
 class Rows(Fact[Tensor]):
-    """The weights p_ij of some queries, (*batch, h, r, nk): what these tokens read.
+    """The weights p_ij of some queries, (*batch, h, r, nk): how much these tokens attend to each key.
 
     rows: integers (r,), indices of queries, from the end where negative. Raises TypeError for anything else, IndexError
     for a query that does not exist.
@@ -43,7 +43,7 @@ class Rows(Fact[Tensor]):
 
 @dataclass(frozen=True)
 class Columns(Fact[Tensor]):
-    """The weights p_ij on some keys, (*batch, h, nq, c): who reads these tokens.
+    """The weights p_ij on some keys, (*batch, h, nq, c): how much each query attends to these tokens.
 
     columns: integers (c,), indices of keys, from the end where negative. Raises TypeError for anything else, IndexError
     for a key that does not exist.

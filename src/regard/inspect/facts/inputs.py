@@ -13,10 +13,10 @@ from regard.inspect.facts.algebra import Fact
 
 @dataclass(frozen=True)
 class Inputs(Fact[AttentionCall]):
-    """What a recorded call was made of: layer, q, k, score, mask, positions and sink, as an AttentionCall.
+    """The inputs of a recorded call: layer, q, k, score, mask, positions and sink, as an AttentionCall.
 
-    For record(model, facts=...) alone: the caller of `look` has them. q, k, the score's tensors and the sink are
-    copies, on their device, without gradients: memory linear in the sequence, but of the full width.
+    Only for record(model, facts=...): the caller of `look` has them. q, k, the score's tensors and the sink are copies,
+    on their device, without gradients: memory linear in the sequence, but of the full width.
 
     >>> import regard as rg, torch
     >>> layer = rg.nn.MultiHeadAttention(8, heads=2)

@@ -20,7 +20,7 @@ from regard.inspect.facts.algebra import Accumulator, Fact, ScoreTile, Sum, by_k
 
 @dataclass(frozen=True)
 class Readers(Fact[Tensor]):
-    """How many queries may see each key, int64 (*batch, h, nk).
+    """The number of queries that may see each key, int64 (*batch, h, nk).
 
     >>> import regard as rg
     >>> x = torch.zeros(4, 8)
@@ -145,7 +145,7 @@ class MeanReceived(Fact[Tensor]):
 
 @dataclass(frozen=True)
 class MaxReceived(Fact[Tensor]):
-    """max_i p_ij: the most that any query gives to each key, (*batch, h, nk); 0 where none may see it.
+    """max_i p_ij: the largest weight of any query on each key, (*batch, h, nk); 0 if no query may see it.
 
     >>> import regard as rg
     >>> x = torch.zeros(2, 8)

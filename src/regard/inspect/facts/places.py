@@ -14,6 +14,7 @@ from regard.core.region import Frame, Region
 from regard.core.shapes import listed
 from regard.core.state import RowStats
 from regard.core.value import Value
+from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.algebra import Accumulator, Fact, ScoreTile, Sum, by_row, by_row_of_many, room, sum_keys
 from regard.masks.positional import Window
 
@@ -51,7 +52,7 @@ class Mass(Fact[Tensor]):
 
     @staticmethod
     def first(count: int) -> Mass:
-        """The mass on the keys at the first `count` positions, (*batch, h, nq, 1): what stream decoding keeps.
+        """The mass on the keys at the first `count` positions, (*batch, h, nq, 1).
 
         Source: Xiao et al. 2023, StreamingLLM (arXiv 2309.17453).
 
@@ -66,7 +67,7 @@ class Mass(Fact[Tensor]):
 
     @property
     def count(self) -> int:
-        """How many groups there are."""
+        """The number of groups."""
         if isinstance(self.groups, First):
             return 1
         return int(self.groups.max()) + 1 if self.groups.numel() else 0
@@ -129,7 +130,7 @@ class SinkMass(Fact[Tensor]):
 
 @dataclass(frozen=True)
 class Distance(Fact[Tensor]):
-    """Σ_j p_ij |i - j| in positions, (*batch, h, nq): how far a query looks on average; a sink's share adds nothing.
+    """Σ_j p_ij |i - j| in positions, (*batch, h, nq): the mean distance of the attended keys; a sink adds nothing.
 
     >>> import regard as rg
     >>> x = torch.zeros(3, 8)
@@ -202,14 +203,14 @@ class Offsets(Fact[Tensor]):
 
     def __post_init__(self) -> None:
         if not isinstance(self.offsets, tuple):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"Offsets.offsets is a {type(self.offsets).__name__}; expected a tuple: Offsets((-1, 1)).")
+            raise TypeError(f"Offsets.offsets is {kind_of(self.offsets)}; expected a tuple: Offsets((-1, 1)).")
         if not self.offsets:
             raise ValueError(
                 "Offsets(offsets=()): expected 1 offset or more, such as Offsets((-1,)), the token before."
             )
         for n in self.offsets:
             if type(n) is not int:
-                raise TypeError(f"Offsets.offsets holds {n!r}, a {type(n).__name__}; expected integers.")
+                raise TypeError(f"Offsets.offsets holds {n!r}, {kind_of(n)}; expected integers.")
 
     def compares_positions(self) -> bool:
         return True

@@ -192,10 +192,10 @@ _DECADES = (0.0, *(10.0**n for n in range(-8, 1)))
 
 @dataclass(frozen=True)
 class Histogram(Fact[Tensor]):
-    """How many visible pairs have a weight in each bin, int64 (*batch, h, bins), over all queries and keys.
+    """The number of visible pairs with a weight in each bin, int64 (*batch, h, bins), over all queries and keys.
 
-    Bin n holds edges[n] ≤ p < edges[n + 1], the last one its right end too; what lies outside is not counted. By
-    default the decades of p: below 1e-8, from there to 1e-7, ..., from 0.1 to 1. Weights that rounding has put above 1
+    Bin n holds edges[n] ≤ p < edges[n + 1], the last one its right end too; weights outside are not counted. The
+    default bins are the decades of p: below 1e-8, from there to 1e-7, ..., from 0.1 to 1. Weights above 1 by rounding
     count as 1. Raises ValueError for fewer than 2 edges, or edges that do not increase.
 
     >>> import regard as rg

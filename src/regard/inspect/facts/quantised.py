@@ -40,7 +40,7 @@ def dequantise(levels: Tensor) -> Tensor:
 class Quantised(Fact[Tensor]):
     """Every weight p_ij of a call of at most `limit` queries and keys, uint8 (*batch, h, nq, nk), as `quantise` has it.
 
-    Of a longer call there are none, (*batch, h, 0, 0): the answer never takes more than limit² bytes a head. Raises
+    For a longer call the answer is empty, (*batch, h, 0, 0): it never takes more than limit² bytes per head. Raises
     ValueError for limit < 0.
 
     >>> import regard as rg

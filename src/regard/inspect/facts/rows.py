@@ -17,7 +17,7 @@ from regard.inspect.facts.algebra import Accumulator, Fact, ScoreTile, Sum, by_r
 
 @dataclass(frozen=True)
 class Visible(Fact[Tensor]):
-    """How many keys each query may see, int64 (*batch, h, nq): pairs whose score is not -inf.
+    """The number of keys that each query may see, int64 (*batch, h, nq): pairs whose score is not -inf.
 
     >>> import regard as rg
     >>> x = torch.zeros(4, 8)
@@ -69,7 +69,8 @@ class _EntropyAccumulator(Accumulator[Tensor]):
 class RelativeEntropy(Fact[Tensor]):
     """H_i / ln(number of visible keys), (*batch, h, nq); 0 where a query sees one key or none.
 
-    From 0 to 1 without a sink: 1 where all weights are equal. Causal rows have different ceilings: this compares them.
+    From 0 to 1 without a sink: 1 if all weights are equal. Causal rows have different maximal entropies; this makes
+    them comparable.
 
     >>> import regard as rg
     >>> x = torch.zeros(4, 8)
@@ -187,9 +188,9 @@ class TopKeys(NamedTuple):
 
 @dataclass(frozen=True)
 class Top(Fact[TopKeys]):
-    """The k heaviest keys of each row, TopKeys, and the mass that they leave. Raises ValueError for k < 1.
+    """The k heaviest keys of each row, TopKeys, and the mass of all other keys. Raises ValueError for k < 1.
 
-    They are ranked by score, so that weights too small for their dtype keep their order; equal ones come in any.
+    They are ranked by score, so that weights too small for their dtype keep their order; equal ones have any order.
 
     >>> import regard as rg
     >>> q, k = torch.ones(1, 1), torch.tensor([[2.0], [0.0], [4.0]]).log()

@@ -6,6 +6,10 @@ norm of what a head adds, mean of 17 tokens
 ...
 """
 
+from typing import TYPE_CHECKING
+
+from regard.core.wrong_calls import no_name as _no_name
+from regard.core.wrong_calls import public_names as _public_names
 from regard.inspect.heads.ablation import Ablation as Ablation
 from regard.inspect.heads.ablation import ablation as ablation
 from regard.inspect.heads.contributions import Contributions as Contributions
@@ -13,3 +17,9 @@ from regard.inspect.heads.contributions import Logit as Logit
 from regard.inspect.heads.contributions import contributions as contributions
 from regard.inspect.heads.probe import Probe as Probe
 from regard.inspect.heads.probe import probe as probe
+
+if not TYPE_CHECKING:  # which would take every name for one of this module
+
+    def __getattr__(name: str) -> object:
+        """AttributeError, with the names that are near."""
+        raise _no_name(__name__, name, _public_names(globals()), {})

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from regard.core.errors import Unsupported
+from regard.core.shapes import count_of
 from regard.inspect.heads.projections import Projection, at_projections, find_projections
 from regard.inspect.heads.reader import Reader, check_causal
 from regard.inspect.reading import Tokenizer
-from regard.inspect.report.findings import Finding
+from regard.inspect.report.findings import Finding, Findings
 from regard.inspect.report.grids import Grid
 from regard.inspect.report.head_result import HeadArray, HeadResult, in_order, ranked
 from regard.inspect.stacks import places
@@ -24,13 +25,13 @@ SIGNS = ("it falls", "it grows")
 OWN_LOSS = "Pass a loss of your own: ablation(model, text, loss=lambda answer: ...)"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Ablation(HeadResult):
     """The loss of a model on a text, and how much larger it is without each head.
 
     layers  the paths of the attention layers, in the order of their calls
-    change  one tensor (h,) a layer: the loss where that head is set to its mean, less the model's own
-    loss    the model's own: nats a token, or what the given loss says
+    change  one tensor (h,) per layer: the loss with that head set to its mean, minus the model's own
+    loss    the model's own: nats per token, or the value of `loss`
     tokens  how many of the text's tokens were read
     """
 
@@ -41,11 +42,11 @@ class Ablation(HeadResult):
 
     @property
     def grids(self) -> tuple[Grid, ...]:
-        unit = f"more than {self.loss:.4g} on the first {self.tokens:,} tokens"
+        unit = f"more than {self.loss:.4g} on the first {count_of(self.tokens, 'token', ',')}"
         return (Grid.signed("loss without a head", unit, self.change, places(self.layers), SIGNS),)
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> Findings:
         first, *others = ranked(self.layers, self.change)
         said = f"the loss grows most without {first.name}: {first.value:+.3g} on {self.loss:.4g}"
         if others:
@@ -53,7 +54,7 @@ class Ablation(HeadResult):
         if first.value <= 0:
             said = f"no head's removal raises the loss: it falls least without {first.name}, {first.value:+.3g}"
         rule = "one head at a time set to its mean over the text (mean ablation; Wang et al. 2022, arXiv 2211.00593)"
-        return (Finding(said, rule, (first,)),)
+        return Findings((Finding(said, rule, (first,)),))
 
     @property
     def arrays(self) -> dict[str, HeadArray]:
@@ -77,18 +78,18 @@ def ablation(
     most: int = 512,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Ablation:
-    """How much larger the loss of a model is when one head is set to its mean over the text: a forward a head.
+    """The rise of a model's loss when one head is set to its mean over the text: one forward for each head.
 
-    The mean takes away what the head says about each token, and keeps what it adds whatever it reads (mean ablation).
+    Mean ablation removes the part of the head's output that depends on the token, and keeps the constant part.
 
     model     regard's or transformers' layers. Runs in eval mode, and is left as it was
     given     a text, or token ids (n,); tokenizer: the model's, needed for a text
-    loss      of the model's answer; None: the mean cross-entropy of each next token, for causal language models
+    loss      a function of the model's output; None: the mean cross-entropy of the next token, for causal models
     most      tokens of the text that are read
-    progress  is told how many heads are done, and of how many
+    progress  is called with the number of heads done, and of all heads
 
-    Raises Unsupported where a projection is not seen, and for a model without a loss of its own: one that is not
-    causal, or answers no logits; ValueError for fewer than 2 tokens; else as look.
+    Raises Unsupported if a projection is not found, and, without `loss`, for a model that is not causal or returns no
+    logits; ValueError for fewer than 2 tokens; other errors as in look.
     Source: Wang et al. 2022 (arXiv 2211.00593), §3.1.
 
     >>> from regard.demo.model import load

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.errors import Unsupported
+from regard.core.shapes import count_of
 from regard.inspect.heads.projections import Projection, at_projections, find_projections
 from regard.inspect.heads.reader import Reader
 from regard.inspect.heads.stream import Stream
 from regard.inspect.heads.unembedding import NormCall, last_norm, unembedding
 from regard.inspect.reading import Tokenizer, texts, tokenizer_for
-from regard.inspect.report.findings import Finding, quoted
+from regard.inspect.report.findings import Finding, Findings, quoted
 from regard.inspect.report.grids import Grid
 from regard.inspect.report.head_result import HeadArray, HeadResult, in_order, ranked
 from regard.inspect.stacks import places
@@ -50,13 +51,13 @@ class Logit:
         return quoted(self.name) if self.name else f"token {self.token}"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Contributions(HeadResult):
-    """What the heads of each attention call add to the residual stream.
+    """The contribution of each head of each attention call to the residual stream.
 
     layers  the paths of the attention layers, in the order of their calls
     norms   one tensor (h, n) a layer: |A_i W_i^O| of each head at each position
-    logit   the direct parts in a logit; None where the model has none, or its way to them is not known: `why_not` says
+    logit   the direct parts in a logit; None if the model has no logits, or the path to them is unknown: see `why_not`
     """
 
     layers: tuple[str, ...]
@@ -69,16 +70,19 @@ class Contributions(HeadResult):
         named, means = places(self.layers), [of_layer.mean(-1) for of_layer in self.norms]
         most = max(float(of_layer.max()) for of_layer in means)
         rows = tuple(tuple(of_layer.tolist()) for of_layer in means)
-        norms = Grid("norm of what a head adds", f"mean of {self.tokens:,} tokens", rows, 0.0, most, tuple(named))
+        norms = Grid(
+            "norm of what a head adds", f"mean of {count_of(self.tokens, 'token', ',')}", rows, 0.0, most, tuple(named)
+        )
         if self.logit is None:
             return (norms,)
         title, unit = f"part in the logit of {self.logit.said}", f"at position {self.logit.position}"
         return norms, Grid.signed(title, unit, self.logit.heads, named, SIGNS)
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> Findings:
         if self.logit is None:
-            return (Finding(f"no parts in a logit: {self.why_not}", "what each layer adds has to reach the last norm"),)
+            why = "what each layer adds has to reach the last norm"
+            return Findings((Finding(f"no parts in a logit: {self.why_not}", why),))
         logit = self.logit
         head = max(ranked(self.layers, logit.heads), key=lambda one: abs(one.value))
         added = logit.value - logit.rest
@@ -89,7 +93,7 @@ class Contributions(HeadResult):
             "what the head adds, times the scale of the last norm and the token's row of the unembedding; what later "
             "layers make of it is not counted (Elhage et al. 2021)"
         )
-        return (Finding(said, rule, (head,)),)
+        return Findings((Finding(said, rule, (head,)),))
 
     @property
     def tokens(self) -> int:
@@ -119,20 +123,21 @@ class Contributions(HeadResult):
 def contributions(
     model: nn.Module, given: Any, *, tokenizer: Tokenizer | None = None, token: int | None = None, at: int = -1
 ) -> Contributions:
-    """What each head adds to the residual stream of a model that reads a text, and to a logit.
+    """What each head adds to the residual stream of a model on a text, and to a logit.
 
-    Multi-head attention is a sum over heads, Σ_i A_i W_i^O + b. Of each summand this is the norm, at every position;
-    and, where the model has an unembedding, its direct part in one logit: A_i W_i^O goes to the residual stream, which
-    goes through the last norm, whose scale is taken as it is, and is multiplied by the token's row of the unembedding.
-    What later layers make of it is not counted. Memory is linear in the text: no weights, no n × n.
+    Multi-head attention is a sum over heads, Σ_i A_i W_i^O + b. The result has the norm of each summand at every
+    position. If the model has an unembedding, it also has the direct part of each head in one logit: A_i W_i^O is added
+    to the residual stream, which goes through the last norm, with its actual scale, and is multiplied by the token's
+    row of the unembedding. The effect through later layers is not counted. Memory is linear in the text: no weights, no
+    n × n.
 
     model      regard's or transformers' layers: an encoder or a decoder. Runs twice, in eval mode; left as it was
     given      a text, or token ids (n,); tokenizer: as in look
     token, at  the logit: of this token (None: of the largest), at this position (-1: the last)
 
-    Raises Unsupported where a layer's projection is not seen or is no plain matrix, and, where a token is given, for a
-    model that normalises or scales what its layers add, or whose logits are capped; IndexError for a position or a
-    token that is not there; else as look.
+    Raises Unsupported if a layer's projection is not found or is not a plain matrix, and, with a token, for a model
+    that normalises or scales the output of its layers, or caps its logits; IndexError for a position or a token that
+    does not exist; other errors as in look.
     Source: Elhage et al. 2021 (transformer-circuits.pub/2021/framework), direct logit attribution.
 
     >>> from regard.demo.model import load
@@ -168,7 +173,7 @@ def contributions(
 
 def _position(at: int, n: int) -> int:
     if not -n <= at < n:
-        raise IndexError(f"at={at}: the text has {n} tokens; expected a position from {-n} to {n - 1}.")
+        raise IndexError(f"at={at}: the text has {count_of(n, 'token')}; expected a position from {-n} to {n - 1}.")
     return at % n
 
 

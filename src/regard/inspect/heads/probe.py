@@ -1,4 +1,4 @@
-"""The standard probe: random tokens, twice, on which the kinds of heads that the literature names are told apart."""
+"""The standard probe: random tokens, twice, which distinguish the kinds of heads that the literature names."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from regard.inspect.facts.places import Mass, Offsets
 from regard.inspect.facts.rows import Visible
 from regard.inspect.heads.reader import Reader, check_causal
+from regard.inspect.reading import positions
 from regard.inspect.record import record
-from regard.inspect.report.findings import Finding, Head
+from regard.inspect.report.findings import Finding, Findings, Head
 from regard.inspect.report.grids import Grid
 from regard.inspect.report.head_result import HeadArray, HeadResult, in_order
 from regard.inspect.report.induction import deviations
@@ -21,6 +22,7 @@ from regard.inspect.stacks import places
 from regard.inspect.tape import Recorded
 
 LEAST = 0.25  # of the mass, from which a head is named
+LENGTH, LEAST_TOKENS = 64, 8  # how many tokens are drawn where nobody says it, and how many it takes
 
 
 class Kind(NamedTuple):
@@ -39,9 +41,9 @@ KINDS = (
 )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Probe(HeadResult):
-    """How a model's heads read random tokens for the second time.
+    """The weights of a model's heads in the second copy of random tokens.
 
     ids     what was read: a start token, where the model has one, and `length` random tokens, twice
     layers  the paths of the attention layers, in the order of their calls
@@ -60,7 +62,7 @@ class Probe(HeadResult):
     chance: tuple[float, ...]
 
     def heads(self, kind: str) -> tuple[Head, ...]:
-        """The heads of a kind, with their score and its interval: at least LEAST, and surely more than chance."""
+        """The heads of a kind, with their score and its interval: at least LEAST, and significantly above chance."""
         named = places(self.layers)
         found = [
             Head(layer, head, mean, (max(mean - half, 0.0), min(mean + half, 1.0)), named[layer])
@@ -72,18 +74,18 @@ class Probe(HeadResult):
 
     @property
     def grids(self) -> tuple[Grid, ...]:
-        """Those of the kinds of which a head was found."""
+        """The grids of the kinds with at least one head."""
         return tuple(self._grid(kind) for kind in KINDS if self.heads(kind.name))
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> Findings:
         every: list[Finding] = []
         for kind in KINDS:
             found = self.heads(kind.name)
             said = f"{kind.name} heads on random tokens: {', '.join(map(str, found)) or 'none'}"
             rule = f"≥ {LEAST:.0%} of the mass on {kind.looks_at}, above chance by its 95% interval ({kind.source})"
             every.append(Finding(said, rule, found))
-        return tuple(every)
+        return Findings(every)
 
     @property
     def arrays(self) -> dict[str, HeadArray]:
@@ -105,10 +107,13 @@ class Probe(HeadResult):
             chance=in_order(self.chance, order),
         )
 
-    def __str__(self) -> str:
+    @property
+    def heading(self) -> str:
         most = max(self.chance)
-        first = f"{self.length} random tokens, twice: the weights of the second time, {most:.1%} at most by chance"
-        return f"{first}\n\n{super().__str__()}"
+        return f"{self.length} random tokens, twice: the weights of the second time, {most:.1%} at most by chance"
+
+    def __str__(self) -> str:
+        return f"{self.heading}\n\n{super().__str__()}"
 
     def _grid(self, kind: Kind) -> Grid:
         values = tuple(tuple((100 * of_layer).tolist()) for of_layer in self.scores[kind.name])
@@ -116,17 +121,18 @@ class Probe(HeadResult):
 
 
 @torch.no_grad()
-def probe(model: nn.Module, *, length: int = 64, seed: int = 0, among: Sequence[int] | None = None) -> Probe:
-    """Feeds a causal model random tokens, twice, and tells its induction, duplicate-, previous- and first-token heads.
+def probe(model: nn.Module, *, length: int | None = None, seed: int = 0, among: Sequence[int] | None = None) -> Probe:
+    """Feeds a causal model random tokens, twice, and finds its induction, duplicate-, previous- and first-token heads.
 
-    A text may repeat too little, or what it repeats may be what a head looks at for other reasons. Random tokens that
-    are all different leave no other reason: who looks behind the first copy while reading the second looks for copies.
+    A text may have too few repetitions, or a head may look at them for other reasons. Random tokens that are all
+    different leave no other reason: a head that looks after the first copy while it reads the second looks for copies.
 
     model   regard's or transformers' layers. Runs once, in eval mode, and is left as it was
-    length  how many tokens, which are then read again
-    among   the token ids that are drawn, without repetition; None: all that the model embeds
-    Raises ValueError for a length below 8, above what there is to draw or the model has places for, or of which no
-    layer sees the first copy while it reads the second; Unsupported for a model that is not causal; else as look.
+    length  the number of random tokens, which the model reads twice; None: 64, or fewer for a small vocabulary or few
+            positions
+    among   the token ids to draw from, without repetition; None: all ids of the model's embedding
+    Raises ValueError for a length below 8, above the number of ids or of the model's positions, or if no layer sees the
+    first copy while it reads the second; Unsupported for a model that is not causal; other errors as in look.
 
     >>> from regard.demo.model import load
     >>> found = probe(load(), among=range(32, 127))
@@ -134,6 +140,7 @@ def probe(model: nn.Module, *, length: int = 64, seed: int = 0, among: Sequence[
     ['L3H1']
     """
     ids = draw(model, length, seed, among)
+    length = len(ids) // 2
     reader = Reader.of(model, ids, None)
     facts = Offsets((1 - length, -length, -1)), Mass.first(1), Visible()
     with record(model, facts=facts) as tape:
@@ -145,7 +152,7 @@ def probe(model: nn.Module, *, length: int = 64, seed: int = 0, among: Sequence[
         most = max(int(call[facts[2]].max()) for call in tape.calls)
         raise ValueError(
             f"length={length}: no layer sees the first copy while it reads the second, but {most} keys at most. "
-            f"Choose a length below {most}."
+            f"Pass length={most - 1} or less."
         )
     weights = [
         torch.cat([call[facts[0]], call[facts[1]]], -1)[0, :, again].double().masked_fill(~visible, torch.nan)
@@ -170,20 +177,44 @@ def _sees(call: Recorded, rows: slice, offsets: tuple[int, ...]) -> Tensor:
     return torch.stack([*(pairs.diagonal(rows.start + n).all() for n in offsets), pairs[:, 0].all()])
 
 
-def draw(model: nn.Module, length: int = 64, seed: int = 0, among: Sequence[int] | None = None) -> list[int]:
+def draw(model: nn.Module, length: int | None = None, seed: int = 0, among: Sequence[int] | None = None) -> list[int]:
     """The token ids of the probe: a start token, where the model has one, and `length` others, twice. See `probe`."""
     if among is None:
         among = range(_vocabulary(model))
     config = getattr(model, "config", None)
     start, *marks = (getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad"))
     others = [one for one in among if one not in (start, *marks)]
-    if not 8 <= length <= len(others):
-        raise ValueError(f"length={length}: expected 8 to {len(others):,}, the tokens that there are to draw.")
-    order = torch.randperm(len(others), generator=torch.Generator().manual_seed(seed), dtype=torch.int64, device="cpu")[
-        :length
-    ]
-    drawn = [others[n] for n in order.tolist()]
-    return [*([start] if isinstance(start, int) else []), *drawn, *drawn]
+    first = [start] if isinstance(start, int) else []
+    length = _length(model, length, len(others), len(first))
+    order = torch.randperm(len(others), generator=torch.Generator().manual_seed(seed), dtype=torch.int64, device="cpu")
+    drawn = [others[n] for n in order[:length].tolist()]
+    return [*first, *drawn, *drawn]
+
+
+def _length(model: nn.Module, length: int | None, others: int, first: int) -> int:
+    """How many tokens are drawn of so many others, behind `first` start tokens; ValueError where that cannot be."""
+    name, limit = type(model).__name__, positions(model)
+    room = others if limit is None else (limit - first) // 2
+    if others < LEAST_TOKENS:
+        raise ValueError(f"there are {others} token ids to draw; expected {LEAST_TOKENS} or more: pass among=.")
+    if room < LEAST_TOKENS:
+        start = "a start token, and " if first else ""
+        raise ValueError(
+            f"{name} has positions for {limit} tokens; the probe needs {2 * LEAST_TOKENS + first}: {start}"
+            f"{LEAST_TOKENS} tokens, twice."
+        )
+    most = min(others, room)
+    if length is None:
+        return min(LENGTH, most)
+    if LEAST_TOKENS <= length <= most:
+        return length
+    if others <= room:
+        why = f"the tokens that there are to draw. Pass length={most}, or more token ids as among="
+    else:
+        why = (
+            f"of which {name} reads {2 * most + first} tokens and has positions for {limit}. Pass length={most} or less"
+        )
+    raise ValueError(f"length={length}: expected {LEAST_TOKENS} to {most:,}, {why}.")
 
 
 def _vocabulary(model: nn.Module) -> int:

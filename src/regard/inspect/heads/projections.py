@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from regard.core.errors import Unsupported
+from regard.core.wrong_calls import kind_of
 from regard.inspect.record import record
 from regard.inspect.tape import Recorded
 from regard.nn.heads import plain
@@ -44,7 +45,7 @@ class Projection:
             matrix = matrix.T
         elif type(self.module).__name__ != "Conv1D":  # GPT-2's, whose weight is (in, out)
             raise Unsupported(
-                f"{self.layer} is projected by a {type(self.module).__name__}, whose forward is its own; merge it into "
+                f"{self.layer} is projected by {kind_of(self.module)}, whose forward is its own; merge it into "
                 "an nn.Linear first."
             )
         return matrix.detach().unflatten(0, (self.heads, -1))

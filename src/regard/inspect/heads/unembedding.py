@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from regard.core.errors import Unsupported
+from regard.core.wrong_calls import kind_of
 from regard.inspect.heads.stream import Stream
 
 TOLERANCE = 1e-3  # of the largest logit: how well norm and unembedding must give the model's own
@@ -41,7 +42,7 @@ class NormCall:
         scale = (made @ pulled) / (pulled @ pulled)
         if not torch.allclose(made, scale * pulled, rtol=1e-2, atol=1e-3 * float(made.abs().max())):
             raise Unsupported(
-                f"the last norm is a {type(self.module).__name__}, which is neither a LayerNorm nor one of root mean "
+                f"the last norm is {kind_of(self.module)}, which is neither a LayerNorm nor one of root mean "
                 "square: what a head adds to a logit cannot be told."
             )
         g = scale * gain * direction.double()

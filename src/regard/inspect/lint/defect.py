@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+import regard.core.html as html
+
 
 @dataclass(frozen=True)
 class Defect:
@@ -62,6 +64,12 @@ class Lint:
         return "\n".join(map(str, self.defects)) or "nothing found"
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Its defects for a notebook: a row each, with the cure."""
+        rows = [(one.name, f"{one.number:,}", one.said, one.cure) for one in self.defects]
+        found = html.table(rows, ("name", "number", "what is found", "cure")) if rows else html.quiet("nothing found")
+        return html.panel("Lint", found)
 
 
 def first_place(where: Tensor, names: tuple[str, ...]) -> str:

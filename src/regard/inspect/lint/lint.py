@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,9 +11,11 @@ import torch
 from torch import Tensor
 
 import regard.core.arrays as arrays
+import regard.inspect.lint.layout_checks as layout_checks
 import regard.inspect.lint.mask_checks as mask_checks
 import regard.inspect.lint.value_checks as value_checks
 import regard.inspect.lint.weight_checks as weight_checks
+from regard.core.arguments import answers_calls
 from regard.core.errors import ShapeError, Unsupported
 from regard.core.positions import Positions
 from regard.core.problem import Problem
@@ -33,6 +36,7 @@ HIDES = -1e4
 
 
 @torch.no_grad()
+@answers_calls
 def lint(
     q: Any,
     k: Any,
@@ -44,31 +48,32 @@ def lint(
     sink: Tensor | float | None = None,
     within: Mask = Everything(),
 ) -> Lint:
-    """What looks wrong in a call of `attention`: a mask the wrong way round, a leak, NaN, scores that say nothing.
+    """What looks wrong in a call of `attention`: an inverted mask, a leak, NaN, constant scores.
 
     Returns a Lint, a sequence of Defects that prints: each with its name, its number, a sentence and its cure. Empty,
     it prints "nothing found" and is false. Arguments and errors as `attention`, and
 
-    within  what the mask should stay within: each pair that the mask shows and `within` hides is a defect. Causal()
-            asserts that nobody sees the future.
+    within  a bound for the mask: each pair that the mask shows and `within` hides is a defect. Causal() asserts that no
+            query sees the future.
 
     not finite        NaN or infinity in q, k, v, a tensor of the score or the sink, by index, where a query sees it
     scores not finite scores that are NaN or infinite though all of these are finite
+    heads and tokens turned round   q, k and v are more likely (batch, n, heads, d)
     empty rows        queries that see no key, unless Lengths(queries=...) says that they are padding
     inverted mask     no query sees its own key, nor its neighbours; or sequences without any key, beside others whose
                       hidden keys would be a padding mask
     padding on the wrong axis   a mask that hides queries where it should hide keys, or (batch, nk) read as (nq, nk)
     padding in the wrong place  keys that are 0 are seen, and others are hidden
-    future leak       a mask that is causal but for a few pairs, or ends each row some keys too late
+    future leak       a mask that is causal except for a few pairs, or ends each row some keys too late
     beyond ...        pairs that `within` hides
     mask as a bias    a bias of 0 and 1
     saturated scores  half of a head's rows, or more, give one key 99% of the weight
-    constant scores   all rows of a head weigh every key alike
+    constant scores   all rows of a head give every key the same weight
 
-    The patterns of masks are looked for in those that are written out pair by pair (Dense, Where, ~, a class of one's
-    own, a bias of large negative numbers): Causal(), Window(...), Lengths(...) say what they mean. They are rules of
-    thumb over what is usual; the other findings are facts. Memory: linear in nq and nk. Raises Unsupported where
-    there are no numbers (a graph, the meta device).
+    lint checks patterns only in masks that are written out pair by pair (Dense, Where, ~, a class of your own, a bias
+    of large negative numbers): Causal(), Window(...), Lengths(...) state their pattern. The patterns are rules of
+    thumb; the other findings are facts. Memory: linear in nq and nk. Raises Unsupported if there are no numbers (a
+    graph, the meta device).
 
     >>> import regard as rg, torch
     >>> q, k, v = torch.randn(3, 1, 1, 6, 8).unbind(0)
@@ -77,7 +82,9 @@ def lint(
     >>> lint(q, k, v, mask=rg.Dense(torch.ones(6, 6).triu(1).bool())).names
     ('empty rows', 'inverted mask')
     """
-    call = Call(q, k, v, score, mask, positions, sink, None)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "q, k and v are read as")  # a finding here
+        call = Call(q, k, v, score, mask, positions, sink, None)
     problem = call.problem
     if graphed(*problem.tensors()) or data_unavailable(*problem.tensors()):
         raise Unsupported("lint looks at numbers, which a graph, a transform and the meta device do not have.")
@@ -85,10 +92,16 @@ def lint(
     if complaint is not None:
         raise ShapeError(complaint)
     with call.precision():
-        return Lint(tuple(_defects(call, (q, k, v), positions, within)))
+        return Lint(tuple(_defects(call, (q, k, v), positions, sink, within)))
 
 
-def _defects(call: Call, given: tuple[Any, Any, Any], positions: Positions | None, within: Mask) -> Iterator[Defect]:
+def _defects(
+    call: Call,
+    given: tuple[Any, Any, Any],
+    positions: Positions | None,
+    sink: Tensor | float | None,
+    within: Mask,
+) -> Iterator[Defect]:
     problem, frame = call.problem, call.problem.frame
     # without the sink: it is no key, and its weight would hide that all keys weigh alike
     facts = (Visible(), Readers(), MaxScore(), Concentration(), RelativeEntropy())
@@ -104,6 +117,7 @@ def _defects(call: Call, given: tuple[Any, Any, Any], positions: Positions | Non
     if not spoilt:
         yield from weight_checks.lost(seen, visible)
 
+    yield from layout_checks.turned_round(own["q"], own["k"], own["v"], problem, positions, sink)
     yield from mask_checks.empty_rows(visible, problem.mask, frame)
     placed = positions is not None or frame.nq == frame.nk
     for one in (problem.mask, *_biases_that_hide(problem)):

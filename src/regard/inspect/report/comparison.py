@@ -14,6 +14,7 @@ import regard.inspect.report.page_compare as page_compare
 import regard.inspect.report.printed as printed
 import regard.inspect.report.save as save
 import regard.inspect.report.text as text
+from regard.core.shapes import count_of
 from regard.inspect.facts.pooled import Cells
 from regard.inspect.report.content import Content
 from regard.inspect.report.findings import Head, percent
@@ -52,7 +53,7 @@ class Comparison:
     def __post_init__(self) -> None:
         counts = [[layer.heads for layer in report.layers] for report in (self.before, self.after)]
         if counts[0] != counts[1]:
-            said = [f"{len(one)} layers of {sorted(set(one))} heads" for one in counts]
+            said = [f"{count_of(len(one), 'layer')} of {sorted(set(one))} heads" for one in counts]
             raise ValueError(f"compare: the reports have {said[0]} and {said[1]}; expected the same layers and heads.")
 
     @cached_property

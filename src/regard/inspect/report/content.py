@@ -6,7 +6,7 @@ from abc import ABC
 from dataclasses import dataclass
 from functools import cached_property
 
-from regard.inspect.report.findings import Finding, Head, findings, striking
+from regard.inspect.report.findings import Findings, Head, findings, striking
 from regard.inspect.report.grids import Grid, grids, overview
 from regard.inspect.report.head_result import HeadResult
 from regard.inspect.report.layer import Layer
@@ -48,10 +48,10 @@ class Content(ABC):
         return sum(layer.dense for layer in self.layers)
 
     @cached_property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> Findings:
         """What the rules find, each with its number."""
         own = findings(self.layers, self.context, self.unit)
-        return (*own, *(said for result in self.head_results for said in result.findings))
+        return Findings((*own, *(said for result in self.head_results for said in result.findings)))
 
     @property
     def overview(self) -> tuple[Grid, ...]:

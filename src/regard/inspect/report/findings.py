@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+import regard.core.html as html
 import regard.inspect.report.heads as heads
 from regard.inspect.report.induction import EVIDENCE, induction, wilson_interval
 from regard.inspect.report.layer import Layer
+from regard.inspect.report.notebook import findings_table
 
 # Shares of rows from which a head is named.
 NEIGHBOUR, INDUCTION = 0.5, 0.25
@@ -56,6 +58,21 @@ class Finding:
     said: str
     rule: str
     heads: tuple[Head, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Finding({self.said!r})"
+
+
+class Findings(tuple[Finding, ...]):
+    """Findings as a tuple that prints: a sentence a line; in a notebook, a table with their rules."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "\n".join(finding.said for finding in self) or "no findings"
+
+    def _repr_html_(self) -> str:
+        return html.panel("Findings", findings_table((finding.said, finding.rule) for finding in self))
 
 
 def largest(layers: Sequence[Layer], values: Sequence[Tensor]) -> Head:
@@ -138,7 +155,7 @@ def _induction(layers: Sequence[Layer], context: int, unit: str) -> Finding | No
     if not any(layer.keys.tokens and layer.looks_at_itself for layer in layers):
         return None
     few = "1 row repeats" if rows == 1 else f"{rows or 'no'} rows repeat"
-    said = f"induction heads: {few} {many}, too few of this text to tell"
+    said = f"induction heads: {few} {many}, too few in this text for a finding"
     return Finding(said, f"in ≥ {INDUCTION:.0%} of the rows that repeat {many}")
 
 
@@ -161,7 +178,7 @@ def _most_received(layers: Sequence[Layer]) -> Finding | None:
         largest(layers, of_key),
     )
     said = f"{quoted(name)} (key {key:,}) receives {percent(float(mass[key]))} of all mass, most from {most}"
-    return Finding(said, "of all keys the most: the mean weight on it, over all rows and heads", (most,))
+    return Finding(said, "the key with the largest mean weight over all rows and heads", (most,))
 
 
 def received(layers: Sequence[Layer]) -> Tensor:

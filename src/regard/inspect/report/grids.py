@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+import regard.core.html as html
 import regard.inspect.report.heads as heads
 from regard.inspect.report.induction import induction
 from regard.inspect.report.layer import Layer
+from regard.inspect.report.notebook import head_figure
 
 LEAST = 10  # percent of rows from which a grid is worth its room
 
@@ -35,6 +37,14 @@ class Grid:
         """A grid whose numbers have two directions, with the largest of either at both ends of its scale."""
         most = float(f"{max((float(t.abs().max()) for t in values if len(t)), default=0.0):.3g}")
         return Grid(title, unit, tuple(tuple(t.tolist()) for t in values), -most, most, tuple(places), signs)
+
+    def __repr__(self) -> str:
+        layers, heads = len(self.values), sum(map(len, self.values))
+        return f"Grid({self.label!r}, {layers} layers, {heads} heads, {self.low:.4g} to {self.high:.4g})"
+
+    def _repr_html_(self) -> str:
+        """Its picture for a notebook."""
+        return html.element("div", head_figure(self.label, self.values, self.rows, self.signs))
 
     @property
     def rows(self) -> tuple[str, ...]:

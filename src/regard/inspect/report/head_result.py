@@ -10,9 +10,12 @@ from typing import Any, NamedTuple, TypeVar
 from torch import Tensor
 from typing_extensions import Self
 
-from regard.inspect.report.findings import Finding, Head
+import regard.core.html as html
+from regard.core.shapes import count_of
+from regard.inspect.report.findings import Findings, Head
 from regard.inspect.report.grids import Grid
 from regard.inspect.report.layer import Layer
+from regard.inspect.report.notebook import findings_table, head_figure
 from regard.inspect.report.printed import grid, sentences, shelves
 from regard.inspect.stacks import places
 
@@ -44,7 +47,7 @@ class HeadResult(ABC):
 
     @property
     @abstractmethod
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> Findings:
         """What they say in sentences."""
 
     @property
@@ -65,6 +68,21 @@ class HeadResult(ABC):
     def head_counts(self) -> tuple[int, ...]:
         """How many heads each layer has."""
         return tuple(len(of_layer) for of_layer in next(iter(self.arrays.values())).values)
+
+    @property
+    def heading(self) -> str:
+        """What it is of, in a line."""
+        return "; ".join(dict.fromkeys(grid.label for grid in self.grids))
+
+    def __repr__(self) -> str:
+        layers, heads = count_of(len(self.head_counts), "layer"), count_of(sum(self.head_counts), "head")
+        return f"{type(self).__name__}({layers}, {heads}: {self.heading})"
+
+    def _repr_html_(self) -> str:
+        """Its grids and findings for a notebook."""
+        grids = [head_figure(grid.label, grid.values, grid.rows, grid.signs) for grid in self.grids]
+        found = findings_table((finding.said, finding.rule) for finding in self.findings)
+        return html.panel(f"{type(self).__name__}: {self.heading}", html.side_by_side(*grids), found)
 
     def __str__(self) -> str:
         pictures = shelves([grid(one) for one in self.grids], WIDTH)
@@ -110,5 +128,5 @@ def _counted(heads: Iterable[tuple[str, int]]) -> list[tuple[str, int, int]]:
 
 
 def _listed(layers: Sequence[tuple[str, int, int]]) -> str:
-    first, last = (f"{name} ({heads} heads)" for name, heads, _ in (layers[0], layers[-1]))
-    return first if len(layers) == 1 else f"{len(layers)} layers, {first} to {last}"
+    first, last = (f"{name} ({count_of(heads, 'head')})" for name, heads, _ in (layers[0], layers[-1]))
+    return first if len(layers) == 1 else f"{count_of(len(layers), 'layer')}, {first} to {last}"

@@ -19,7 +19,6 @@ from regard.inspect.facts.rows import Entropy, MaxScore, Top, Visible
 from regard.inspect.report.kept_call import KeptCall
 from regard.inspect.report.reach import Reach, visible
 from regard.inspect.results import FactResults
-from regard.inspect.stacks import reads_another
 from regard.masks.algebra import View
 
 CELLS = 128
@@ -148,11 +147,13 @@ class Layer:
         return (self.counts > 0).any(0)
 
     @staticmethod
-    def of(call: Looked, element: int, tokens: Sequence[str] = (), key_tokens: Sequence[str] = ()) -> Layer:
+    def of(
+        call: Looked, element: int, tokens: Sequence[str] = (), key_tokens: Sequence[str] = (), cross: bool = False
+    ) -> Layer:
         """The layer of a call, for the batch element with that flat index.
 
         tokens are the texts of the sequence that the queries stand in, key_tokens those of another one that they look
-        at (cross-attention); each is used where its length fits. Raises ValueError where a fact was not asked for, and
+        at, `cross`; each is used where its length fits. Raises ValueError where a fact was not asked for, and
         IndexError for an element that is not there.
         """
         answers, frame = _Element(call, element), call.view.frame
@@ -162,13 +163,13 @@ class Layer:
         rows, cols = _span(counts.sum(0)), _span(readers.sum(0))
         a, b = _span(reach.cells.sum(1)), _span(reach.cells.sum(0))
         q, k = (answers.pick(p, p.dim() - 1) for p in (frame.positions.q, frame.positions.k))
-        own = torch.full_like(q[rows], -1) if reads_another(call.name) else _own(q[rows], k[cols])
+        own = torch.full_like(q[rows], -1) if cross else _own(q[rows], k[cols])
         within = bool((own >= 0).any())
         top_keys, top_weights, _ = answers[TOP]
         return Layer(
             name=call.name,
-            queries=Axis(q[rows], _texts(tokens, rows, frame.nq, frame.nk if within else frame.nq)),
-            keys=Axis(k[cols], _texts(tokens if within else key_tokens, cols, frame.nk, frame.nk)),
+            queries=Axis(q[rows], _texts(tokens, rows, frame.nq, (frame.nq, frame.nk) if within else (frame.nq,))),
+            keys=Axis(k[cols], _texts(tokens if within else key_tokens, cols, frame.nk, (frame.nk,))),
             entropy=answers[Entropy()][0][:, rows],
             max_score=answers[MaxScore()][0][:, rows],
             top_keys=torch.where(top_keys < 0, -1, top_keys - cols.start)[:, rows],
@@ -257,9 +258,9 @@ def _own(q: Tensor, k: Tensor) -> Tensor:
     return torch.where(k[order][index] == q, order[index], none)
 
 
-def _texts(tokens: Sequence[str], span: slice, n: int, length: int) -> tuple[str, ...]:
-    """The texts of n tokens, cut to a span: the last n of a sequence of that length, if so many are given."""
-    return tuple(tokens[len(tokens) - n :][span]) if len(tokens) == length else ()
+def _texts(tokens: Sequence[str], span: slice, n: int, lengths: tuple[int, ...]) -> tuple[str, ...]:
+    """The texts of n tokens, cut to a span: the last n of a sequence of one of these lengths, if so many are given."""
+    return tuple(tokens[len(tokens) - n :][span]) if len(tokens) in lengths else ()
 
 
 def _edges(n: int, count: int, kept: slice, span: slice) -> Tensor:

@@ -11,6 +11,7 @@ from itertools import cycle
 from string import Template
 from typing import BinaryIO
 
+from regard.core.shapes import count_of
 from regard.inspect.report.content import Content
 from regard.inspect.report.findings import Finding
 from regard.inspect.report.page_parts import asset, data_uri, picture, table
@@ -121,7 +122,10 @@ def _still(report: Content, head: tuple[int, int] | None) -> str:
     """The map of one head as a picture."""
     at, title = report.shown(head)
     layer = report.layers[at.layer]
-    alt = f"{title}: weights of {len(layer.queries):,} queries (down) on {len(layer.keys):,} keys (across)"
+    alt = (
+        f"{title}: weights of {count_of(len(layer.queries), 'query', ',')} (down) on "
+        f"{count_of(len(layer.keys), 'key', ',')} (across)"
+    )
     return (
         f'<figure class="still" id="still"><figcaption>{escape(title)}</figcaption>{picture(layer, at.head, alt)}'
         "<p>queries downwards, keys to the right; logarithmic colours from 0.0001 to 1; grey: cannot attend</p>"

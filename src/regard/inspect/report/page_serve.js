@@ -23,7 +23,7 @@ whenShown = async (one) => {
     await Promise.all(missing.map((head) => askRow(one, head, query)));
   } catch {
     ended = true;
-    at("served").textContent = "Nothing answers any more: exact rows are those of regard look --serve, while it runs.";
+    at("served").textContent = "The server has stopped. Exact rows need a running regard look --serve.";
   }
   asking = false;
   if (one === current) show();

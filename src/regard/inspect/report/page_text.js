@@ -100,7 +100,7 @@ function showText(one) {
   showScale(at("text-scale"), most);
   at("without").textContent = complete(one)
     ? "cannot attend"
-    : `no colour: not among the ${one.rank} heaviest, which are all that this page holds of a row`;
+    : `no colour: not among the ${one.rank} heaviest keys of the row, which are the only ones on this page`;
   showList(one, values, skip);
 }
 
@@ -137,7 +137,7 @@ function said(one, count, mass, numbers, values) {
     const [number, query] = place(one, cursor().query);
     const entropy = (one.entropies[state.head * one.carried + number] / SHARES) * one.entropyScale;
     const of =
-      query === cursor().query ? "" : ` (of query ${query + one.queries.first}, the nearest that this page holds)`;
+      query === cursor().query ? "" : ` (of query ${query + one.queries.first}, the nearest one on this page)`;
     const share = percent(Math.min(mass, 1)); // the steps of weights may add up to a little more
     return `${count} heaviest, ${share} of the mass${of}; entropy ${entropy.toFixed(2)} nats${left}`;
   }

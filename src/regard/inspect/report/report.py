@@ -1,4 +1,4 @@
-"""Report: what a user is shown of a model that read a text."""
+"""Report: the attention of a model on a text."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from torch import Tensor
 import regard.inspect.report.page as page
 import regard.inspect.report.save as save
 import regard.inspect.report.text as text
+from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.algebra import Fact
+from regard.inspect.layers import Layers
 from regard.inspect.report.comparison import Comparison
 from regard.inspect.report.content import Content
 from regard.inspect.report.head_result import HeadResult, matched
+from regard.inspect.report.labels import Labels
 from regard.inspect.report.layer import FACTS, Layer, Looked
 from regard.inspect.report.page_parts import framed
 from regard.inspect.report.picture import Picture
 from regard.inspect.report.server import PageServer
-from regard.inspect.report.steps import Steps, in_steps, merged
+from regard.inspect.report.steps import in_steps, merged
 from regard.inspect.stacks import in_order, places
 
 
@@ -32,10 +35,10 @@ class Report(Content):
     layers         what each attention call did, first layer first
     seconds        how long running and looking took
     unit           what a token is called: "token", "byte"
-    context        how many tokens have to repeat for an earlier copy to count (induction)
+    context        the number of tokens that must repeat for an earlier copy to count (induction)
     notes          further facts for the first line
-    picture        the image that was read, where the tokens are its patches
-    head_results   what else is known of its heads: see with_heads
+    picture        the image, if the tokens are its patches
+    head_results   further results about its heads: see with_heads
 
     >>> from types import SimpleNamespace
     >>> from regard.inspect.look_tensors import look
@@ -60,6 +63,7 @@ class Report(Content):
         model: str,
         tokens: Sequence[str] = (),
         key_tokens: Sequence[str] = (),
+        cross: Layers | None = None,
         element: int = 0,
         seconds: float = 0.0,
         unit: str = "token",
@@ -73,18 +77,24 @@ class Report(Content):
         an encoder's first, then those of the decoder, then its cross-attention: "encoder L0", "decoder cross L1".
 
         tokens are the texts of the sequence (a decoder's), key_tokens those of the one that cross-attention reads (its
-        encoder's); `element` says which of a batch. Raises ValueError for no call, and for tokens of which no layer has
-        as many; IndexError for an element that is not there.
+        encoder's); `element` says which of a batch. Which layer reads which follows from how many queries and keys a
+        call has. Where that leaves it open, because both texts have one length or none is given, the names of modules
+        decide ("cross_attention", "encoder"), or `cross`, which names the layers that read key_tokens: a pattern over
+        their paths ("*" all), several, or a function of the path.
+
+        Raises ValueError for no call, for texts that name no token of any layer, and where `cross` fits no layer;
+        IndexError for an element that is not there.
         """
-        found = in_steps(calls)
-        for name, given in (("tokens", tokens), ("key_tokens", key_tokens)):
-            _check_tokens(name, len(given), found)
+        labels, calls = Labels(tokens, key_tokens, cross), list(calls)
+        found = in_steps(calls, labels.crosses(calls), len(tokens))
+        labels.check_counts(found)
         found = [found[index] for index in in_order([one.name for one in found])]
         layers: list[Layer] = []
         for one, place in zip(found, places([one.name for one in found]), strict=True):
-            own = key_tokens if key_tokens and place.startswith("encoder") else tokens
-            steps = [Layer.of(call, element, own, key_tokens) for call in one.calls]
+            own = labels.own(one, place)
+            steps = [Layer.of(call, element, own, key_tokens, one.cross) for call in one.calls]
             layers.append(replace(merged(steps, one, own), place=place))
+        labels.check_used(layers, found)
         return Report(title, model, tuple(layers), seconds, unit, context, notes, picture)
 
     def text(self, width: int = 80) -> str:
@@ -92,19 +102,19 @@ class Report(Content):
         return text.describe(self, width)
 
     def save(self, path: str | PathLike[str], head: tuple[int, int] | str | None = None) -> None:
-        """Writes the report; the suffix says as what: .png .svg .pdf .html .json .npz. See docs/report.md.
+        """Writes the report in the format of the suffix: .png .svg .pdf .html .json .npz. See docs/report.md.
 
-        `head`, (layer, head) or a label such as "L3H1", is the one drawn large; the striking one, where none is given.
-        The file is written beside its place first and then moved there, so that it is never half. Raises ValueError for
-        another suffix, and for a head that is not there.
+        `head`, (layer, head) or a label such as "L3H1", is drawn large; the default is chosen by the findings. The file
+        is written under a temporary name and then renamed, so that it is never incomplete. Raises ValueError for
+        another suffix, and for a head that does not exist.
         """
         save.write(self, path, self.find(head) if isinstance(head, str) else head)
 
     def serve(self, head: tuple[int, int] | str | None = None) -> PageServer:
         """The page with exact rows, for texts of any length, at `.url` until `.close()`; in a notebook, a link to it.
 
-        On this machine alone, under a secret address, as `regard look --serve`. `head` as in save. Raises ValueError
-        where queries and keys were not kept: see row.
+        The server listens on this machine only, under a secret address, as `regard look --serve`. `head` as in save.
+        Raises ValueError if queries and keys were not kept: see row.
         """
         return PageServer(self, self.find(head) if isinstance(head, str) else head).start()
 
@@ -119,14 +129,14 @@ class Report(Content):
     def row(self, head: tuple[int, int] | str, query: int) -> Tensor:
         """The exact weights of one query on all keys, (nk,), computed at once: for texts of any length.
 
-        They need the queries and keys of the model, which are kept where they were asked for: look(model, text, ...,
-        facts=(*rg.Report.FACTS, rg.facts.Inputs())). float32, or float64 for a model in float64; on the CPU; 0 where
-        the query may not look. Time and memory are linear in the keys. Queries and keys are counted as in the layer:
-        padding is left out, steps of `generate` are one sequence; a negative query counts from the end.
+        They need the queries and keys of the model, which a report keeps on request: look(model, text, ...,
+        facts=(*rg.Report.FACTS, rg.facts.Inputs())). float32, or float64 for a model in float64; on the CPU; 0 for keys
+        that the query may not see. Time and memory are linear in the keys. Queries and keys are counted as in the
+        layer: padding is left out, steps of `generate` are one sequence; a negative query counts from the end.
 
         head   (layer, head) or a label such as "L3H1"
-        Raises ValueError for a head that is not there, and where queries and keys were not kept; IndexError for a query
-        that is not there.
+        Raises ValueError for a head that does not exist, and if queries and keys were not kept; IndexError for a query
+        that does not exist.
 
         >>> import regard as rg
         >>> from regard.demo.model import load
@@ -141,11 +151,11 @@ class Report(Content):
         return weights[at.head]
 
     def with_heads(self, *results: HeadResult) -> Report:
-        """The same report with what rg.heads.contributions, ablation and probe returned, any of them, in any order.
+        """The same report with results of rg.heads.contributions, ablation and probe, any of them, in any order.
 
-        Their grids and findings then stand beside its own: in print, picture and page, and their numbers in .json and
-        .npz. Of each kind it holds one result, the last that was given. Layers are matched by their paths in the model.
-        Raises ValueError where a result is of other layers or heads, TypeError for anything else.
+        Print, picture and page then also show their grids and findings, and .json and .npz hold their numbers. The
+        report holds one result of each kind, the last one. Layers are matched by their paths in the model. Raises
+        ValueError if a result is of other layers or heads, TypeError for anything else.
 
         >>> import regard as rg
         >>> from regard.demo.model import load
@@ -159,7 +169,7 @@ class Report(Content):
         for result in results:
             if not isinstance(result, HeadResult):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(
-                    f"with_heads has a {type(result).__name__}; expected what rg.heads.contributions, ablation or "
+                    f"with_heads has {kind_of(result)}; expected what rg.heads.contributions, ablation or "
                     "probe returned."
                 )
             held[type(result)] = matched(result, self.layers)
@@ -173,13 +183,3 @@ class Report(Content):
 
     def _repr_html_(self) -> str:
         return framed(page.html(self, None), self.title)
-
-
-def _check_tokens(name: str, given: int, layers: Iterable[Steps]) -> None:
-    """Texts that name no token of any layer would leave the report without them, and nobody would know why."""
-    counts = sorted({n for steps in layers for n in steps.sizes})
-    if given and counts and given not in counts:
-        raise ValueError(
-            f"{name} has {given:,} texts; the calls are of {' and '.join(f'{n:,}' for n in counts)} tokens. Pass one "
-            "text a token, special ones such as [CLS] included."
-        )

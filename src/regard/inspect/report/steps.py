@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from regard.core.region import Frame
 from regard.inspect.facts.pooled import Cells
 from regard.inspect.report.layer import CELLS, HIDDEN, WEIGHTS, Axis, Layer, Looked
 from regard.inspect.stacks import reads_another
@@ -20,12 +21,14 @@ class Steps:
     shifts  what is to be added to the positions of each call: where a cache drops keys, they count from those it has
     start   the position of the first query
     end     the position of the last
+    cross   whether the keys are those of another sequence
     """
 
     calls: list[Looked] = field(default_factory=list[Looked])
     shifts: list[int] = field(default_factory=list[int])
     start: int = 0
     end: int = -1
+    cross: bool = False
 
     @property
     def name(self) -> str:
@@ -56,30 +59,48 @@ class Steps:
         return start == self.end + 1 or (frame.nq == 1 < frame.nk <= last.nk and start <= self.end)
 
 
-def in_steps(calls: Iterable[Looked]) -> list[Steps]:
+def _by_name(call: Looked) -> bool:
+    return reads_another(call.name)
+
+
+def in_steps(calls: Iterable[Looked], crosses: Callable[[Looked], bool] = _by_name, texts: int = 0) -> list[Steps]:
     """The calls of a model, those together that are steps of one layer, in the order of their first calls.
 
     A layer whose weights several places share is called once for each: these do not follow each other, and stay apart.
     Cross-attention continues where the self-attention before it does, and its queries are those: its keys are the same
-    each time, and say nothing of where a query stands.
+    each time, and say nothing of where a query stands. Where no such self-attention is seen, it continues until it has
+    had as many queries as there are texts.
+
+    crosses  whether a call is cross-attention
     """
-    found, of_layer = list[Steps](), dict[str, list[Steps]]()
+    found, of_layer = list[Steps](), dict[tuple[str, bool], list[Steps]]()
     queries, begin, continuing = 0, 0, False  # of the last self-attention
     for call in calls:
-        earlier, frame = of_layer.setdefault(call.name, []), call.view.frame
+        cross, frame = crosses(call), call.view.frame
+        earlier = of_layer.setdefault((call.name, cross), [])
         start = int(frame.positions.q[..., :1].amin()) if frame.nq else 0
         steps = min(earlier, key=lambda one: len(one.calls), default=None)
-        if not reads_another(call.name):
+        if not cross:
             continuing = steps is not None and steps.continued_by(call)
             queries, begin = frame.nq, steps.end + 1 if steps is not None and continuing else start
+        elif frame.nq != queries:  # no self-attention of these queries was seen
+            continuing = steps is not None and steps.sizes[0] + frame.nq <= texts
+            if _last_by_default(frame):
+                start = steps.end + 1 if steps is not None and continuing else 0
         if steps is None or not continuing:
             if any(len(one.calls) > 1 for one in earlier):
                 earlier.clear()  # another text begins
-            steps = Steps()
+            steps = Steps(cross=cross)
             found.append(steps)
             earlier.append(steps)
         steps.add(call, begin if frame.nq == queries else start)
     return found
+
+
+def _last_by_default(frame: Frame) -> bool:
+    """Whether queries stand at the end of the keys, as they are taken to where nobody says it."""
+    q, k = frame.positions.q, frame.positions.k
+    return 0 < frame.nq < frame.nk and bool((q[..., -1] == k[..., -1]).all())
 
 
 def merged(layers: Sequence[Layer], steps: Steps, tokens: Sequence[str]) -> Layer:
@@ -91,7 +112,7 @@ def merged(layers: Sequence[Layer], steps: Steps, tokens: Sequence[str]) -> Laye
     first, shifts = layers[0], steps.shifts
     if len(layers) == 1:
         return replace(first, queries=replace(first.queries, positions=first.queries.positions + shifts[0]))
-    cross = reads_another(first.name)
+    cross = steps.cross
     stands = [layer.keys.positions + (0 if cross else shift) for layer, shift in zip(layers, shifts, strict=True)]
     keys = torch.cat(stands).unique()
     places = [torch.searchsorted(keys, each) for each in stands]

@@ -23,6 +23,7 @@ def name(report: Content) -> str:
 def facts(report: Content) -> str:
     """The line of facts: what was read, how long it took, what was kept, what the weights would have taken."""
     read = _range([len(layer.keys) for layer in report.layers])
+    units = report.unit if read == "1" else f"{report.unit}s"
     heads = _range([layer.heads for layer in report.layers])
     notes = "".join(f", {note}" for note in report.notes)
     inputs = f", q and k {size(report.inputs)}" if report.inputs else ""
@@ -30,7 +31,7 @@ def facts(report: Content) -> str:
     if report.dense > report.kept:
         kept += f" (dense weights: {size(report.dense)})"
     spent = f", {report.seconds:.1f} s" if report.seconds else ""
-    return f"{read} {report.unit}s, {len(report.layers)} × {heads} heads{notes}{spent}   {kept}"
+    return f"{read} {units}, {len(report.layers)} × {heads} heads{notes}{spent}   {kept}"
 
 
 def _range(numbers: list[int]) -> str:

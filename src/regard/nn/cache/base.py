@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -11,6 +12,12 @@ from regard.core.errors import ShapeError
 from regard.core.positions import Positions
 from regard.core.shapes import listed
 from regard.masks.algebra import Everything, Mask
+
+# What generate and the models of transformers read of a cache first.
+_OF_TRANSFORMERS = (
+    *("get_seq_length", "get_mask_sizes", "is_compileable", "is_initialized", "is_sliding", "layers", "update"),
+    *("get_max_cache_shape", "get_max_length", "max_cache_len", "early_initialization", "self_attention_cache"),
+)
 
 
 class KVCache(ABC):
@@ -22,8 +29,8 @@ class KVCache(ABC):
     PagedCache     pages of a pool that sequences share, with a block table and a length for each sequence
 
     `append(k, v)` adds the next tokens, k (*batch, hk, n, dk) and v (*batch, hk, n, dv), and returns the keys and
-    values that these tokens' queries read. `positions` says where those queries and keys stand, and `mask` which of the
-    keys must be hidden whatever the caller's own mask says:
+    values that these tokens' queries read. `positions` has the positions of those queries and keys, and `mask` hides
+    the keys that must be hidden whatever the caller's mask is:
 
         rg.attention(q, *cache.append(k, v), mask=rg.Causal() & cache.mask, positions=cache.positions)
 
@@ -32,24 +39,24 @@ class KVCache(ABC):
     serves one layer.
 
     A cache is for inference. It records no gradients: appending a tensor that requires one raises ValueError, unless
-    gradients are switched off (torch.no_grad, torch.inference_mode; the two may alternate). What `append` returns may
-    be a view of the cache's memory, or stand for its pages: read it, do not write it, and do not read it again after an
-    `append` that follows a `crop` or a `reorder`.
+    gradients are switched off (torch.no_grad, torch.inference_mode; the two may alternate). The result of `append` may
+    be a view of the cache's memory, or refer to its pages: read it, do not write to it, and do not read it again after
+    an `append` that follows a `crop` or a `reorder`.
     """
 
     @abstractmethod
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds keys (*batch, hk, n, dk) and values (*batch, hk, n, dv) of the next n tokens; returns those to be read.
+        """Adds keys (*batch, hk, n, dk) and values (*batch, hk, n, dv) of the next n tokens; returns those to read.
 
-        Three axes are (batch, n, d), two (n, d), where a cache allows them. The first call of a cache without given
-        sizes decides them. Nothing is added where it raises.
+        Three axes are (batch, n, d), two (n, d), where a cache allows them. The first call of a cache without fixed
+        sizes sets them. An append that raises adds nothing.
         Raises ShapeError for other shapes than those of before, TypeError for another dtype, ValueError for another
         device, for tensors that require a gradient, and where there is no room.
         """
 
     @abstractmethod
     def reorder(self, indices: Tensor) -> None:
-        """Sequence b becomes what sequence indices[b] was, along the first axis: the beams of a beam search.
+        """Sequence b becomes a copy of sequence indices[b], along the first axis: the beams of a beam search.
 
         indices are integers (n,); n may differ from the number of sequences so far. Raises IndexError for a sequence
         that does not exist, ShapeError where there is no batch axis.
@@ -57,35 +64,47 @@ class KVCache(ABC):
 
     @abstractmethod
     def crop(self, length: int) -> None:
-        """Forgets all tokens but the first `length`. Raises ValueError if there are fewer, or length is negative."""
+        """Removes all tokens after the first `length`. Raises ValueError if there are fewer, or length is negative."""
 
     @abstractmethod
     def reset(self) -> None:
-        """Forgets all tokens."""
+        """Removes all tokens."""
 
     @property
     @abstractmethod
     def length(self) -> int:
-        """How many tokens there are, those that a window forgot included; of ragged lengths the largest."""
+        """The number of tokens, including those that a window has dropped; of ragged lengths the largest."""
 
     @property
     @abstractmethod
     def lengths(self) -> Tensor:
-        """The length of each sequence: int64 (*batch). Of shape () while no batch axes are known."""
+        """The length of each sequence: int64 (*batch), or () before the batch axes are known."""
 
     @property
     @abstractmethod
     def positions(self) -> Positions:
-        """Where the queries of the last append and the keys that it returned stand. No queries after crop and reset."""
+        """Positions of the last append's queries and of the keys that it returned. No queries after crop and reset."""
 
     @property
     def mask(self) -> Mask:
-        """What must be hidden of the keys that the last append returned, to be joined by & to the caller's mask."""
+        """Hides the keys of the last append that must be hidden; combine it with the caller's mask by &."""
         return Everything()
 
     @abstractmethod
     def next_positions(self, n: int) -> Tensor:
-        """Where the next n tokens will stand, for rotations before they are appended: int64 (n,) or (*batch, n)."""
+        """The positions of the next n tokens, for rotations before they are appended: int64 (n,) or (*batch, n)."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """AttributeError; for what transformers looks for in a cache, with what this one is for."""
+        error = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if name in _OF_TRANSFORMERS:
+            error += (
+                f": a {type(self).__name__} is the cache of one layer of regard.nn, layer(x, cache=cache), or of your "
+                "own calls, regard.attention(q, *cache.append(k, v), ...). A model of transformers keeps the keys of "
+                "all its layers in one cache of transformers: leave past_key_values out, or pass its DynamicCache() or "
+                "StaticCache(...); regard.compat.transformers attends over either."
+            )
+        raise AttributeError(error)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(length={self.length})"

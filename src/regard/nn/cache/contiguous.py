@@ -12,7 +12,7 @@ import regard.core.arrays as arrays
 from regard.backends.native.direct import write_rows
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions, tail
-from regard.core.shapes import listed
+from regard.core.shapes import count_of, listed
 from regard.nn.cache.base import KVCache, check_like, check_tokens
 
 
@@ -88,7 +88,9 @@ class ContiguousCache(KVCache):
 
     def crop(self, length: int) -> None:
         if not 0 <= length <= self._length:
-            raise ValueError(f"crop({length}): the cache has {self._length} tokens; expected 0 to {self._length}.")
+            raise ValueError(
+                f"crop({length}): the cache has {count_of(self._length, 'token')}; expected 0 to {self._length}."
+            )
         first = self._length - self._rows
         if self._first_read(length) < min(first, length):
             raise ValueError(

@@ -8,8 +8,8 @@ from regard.nn.cache.contiguous import ContiguousCache
 class GrowingCache(ContiguousCache):
     """Keeps all tokens. The memory doubles when it is full; a step in between copies the new tokens alone.
 
-    Takes any axes, (*batch, heads, n, d), (batch, n, d) or (n, d), as the first append has them. All growth together
-    copies less than twice what the cache holds. Room is reserved for up to twice the tokens, plus two. See KVCache for
+    Takes any axes, (*batch, heads, n, d), (batch, n, d) or (n, d), as the first append has them. All copies together
+    are less than twice the cache's size. Memory is reserved for up to twice the tokens, plus two. See KVCache for
     `append` and the rest.
 
     >>> cache, (q, k, v) = GrowingCache(), torch.randn(3, 2, 8, 10, 64)

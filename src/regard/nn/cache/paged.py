@@ -14,6 +14,7 @@ from regard.backends.native.pages import write_pages
 from regard.core.errors import ShapeError
 from regard.core.paged import Paged, gather_rows
 from regard.core.positions import Positions, counted
+from regard.core.shapes import count_of
 from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Everything, Mask
 from regard.masks.ragged import Lengths, lengths_of_keys
@@ -34,14 +35,14 @@ class PagedCache(KVCache):
     several sequences: `reorder` copies tables, not pages, so that beams, or many continuations of one prompt, hold
     their common tokens once. A page that several sequences read is copied when one of them writes to it.
 
-    `append` adds n tokens to every sequence, or another number to each: see there. A batch of prompts that are padded
-    at the end becomes one of ragged lengths by crop(lengths); from there on `positions` has a row for each sequence,
-    and `mask` hides what lies behind its end. crop(0 for one sequence) makes room for a new one in its place.
+    `append` adds n tokens to every sequence, or a different number to each: see there. crop(lengths) turns a batch of
+    prompts that are padded at the end into one of ragged lengths; from then on `positions` has a row for each sequence,
+    and `mask` hides the keys after its end. crop with a length of 0 frees a sequence for a new one.
 
-    What `append` returns has the shape (batch, heads, most tokens, d) and stands for the pages: the native kernels read
-    these where they lie, and give the bits of a contiguous cache. Whatever else reads it (another backend, a gradient,
-    a graph, an operation of torch) gathers all keys or values first, into a contiguous tensor; `explain` says so. An
-    append that needs more pages than are free raises ValueError, and adds nothing. See KVCache for the rest.
+    The result of `append` has the shape (batch, heads, most tokens, d) and refers to the pages: the native kernels read
+    the pages in place, and give the bits of a contiguous cache. Any other reader (another backend, a gradient, a graph,
+    an operation of torch) first gathers all keys or values into a contiguous tensor; `explain` says so. An append that
+    needs more pages than are free raises ValueError, and adds nothing. See KVCache for the rest.
     Source: Kwon et al. 2023, PagedAttention (arXiv 2309.06180).
 
     >>> cache = PagedCache(batch=2, heads=8, pages=6, page_size=4, dk=64, dv=64)
@@ -80,11 +81,11 @@ class PagedCache(KVCache):
         self._appended = [0] * batch  # tokens of the last append, of each sequence
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds the next tokens, as every cache does; nested tensors add another number to each sequence.
+        """Adds the next tokens, as every cache does; nested tensors add a different number to each sequence.
 
         Jagged nested k (batch, hk, n*, dk) and v (batch, hk, n*, dv) hold any number of tokens a sequence, 0 included.
-        What is returned is read by nested queries with as many rows a sequence; `positions.q` then has a number for
-        each of these rows, one sequence behind another, (total,), where the sequences got unequal numbers of tokens.
+        The result is read by nested queries with as many rows per sequence; if the sequences got unequal numbers of
+        tokens, `positions.q` has a number for each of these rows, one sequence after another, (total,).
         """
         if torch.compiler.is_dynamo_compiling():
             return self._append_and_gather(k, v)
@@ -130,10 +131,11 @@ class PagedCache(KVCache):
         (keys, lengths), (values, others) = sequences(k, "k"), sequences(v, "v")
         new, batch = lengths.tolist(), len(self._tables.lengths)
         if k.dim() != 4 or v.dim() != 4:
-            raise ShapeError(f"k has {k.dim()} axes, v {v.dim()}; expected nested (batch, heads, n*, d).")
+            raise ShapeError(f"k has {count_of(k.dim(), 'axis')}, v {v.dim()}; expected nested (batch, heads, n*, d).")
         if len(new) != batch or others.tolist() != new:
             raise ShapeError(
-                f"k has lengths {new}, v {others.tolist()}; expected the same, one for each of {batch} sequences "
+                f"k has lengths {new}, v {others.tolist()}; expected the same, one for each of "
+                f"{count_of(batch, 'sequence')} "
                 "(0 where a sequence gets no token)."
             )
         check_tokens(keys[0], values[0])
@@ -159,14 +161,16 @@ class PagedCache(KVCache):
         self._appended = [self._appended[b] for b in chosen]
 
     def crop(self, length: int | Tensor) -> None:
-        """Forgets all tokens but the first `length`, a number or one for each sequence, (batch,)."""
+        """Removes all tokens after the first `length`, a number or one for each sequence, (batch,)."""
         had = self._tables.lengths
         if isinstance(length, Tensor) and length.dim():
             wanted: list[int] = arrays.indices(length, "length").tolist()
         else:
             wanted = [int(length)] * len(had)
         if len(wanted) != len(had):
-            raise ShapeError(f"crop: {len(wanted)} lengths; expected one for each of {len(had)} sequences.")
+            raise ShapeError(
+                f"crop: {count_of(len(wanted), 'length')}; expected one for each of {count_of(len(had), 'sequence')}."
+            )
         if any(not 0 <= left <= most for left, most in zip(wanted, had, strict=True)):
             raise ValueError(f"crop: lengths {wanted}; the cache has {had}, expected from 0 to these.")
         self._tables.crop(wanted)
@@ -193,7 +197,7 @@ class PagedCache(KVCache):
 
     @property
     def free_pages(self) -> int:
-        """How many pages of the pool hold nothing."""
+        """The number of free pages of the pool."""
         return self._tables.free
 
     @property

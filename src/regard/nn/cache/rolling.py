@@ -9,17 +9,17 @@ TILE = 128  # kKeys of native/core/place.h: sums are made tile by tile
 
 
 class RollingCache(ContiguousCache):
-    """Keeps what queries under Window(before=window - 1, after=...) still read: `window` keys, the newest included.
+    """Keeps the keys that queries under Window(before=window - 1, after=...) still read: the last `window` keys.
 
     An append of n tokens returns the last window - 1 + n keys and those before them back to a multiple of 128, or all
     where there are fewer, as one slice in order; so the kernels' tiles of keys, and with Native(invariant=True) the
-    bits, are those of a call on all tokens. `positions` counts from the first of them, and `mask` is the window: it
-    must be joined to the caller's mask. Old tokens are dropped when the buffer is full: each token is copied at most
+    bits, are those of a call on all tokens. `positions` counts from the first of them, and `mask` is the window:
+    combine it with the caller's mask. Old tokens are dropped when the buffer is full: each token is copied at most
     twice on average, and the memory is that of 2 · (window + 128) tokens, or of the longest append. `length` counts all
     tokens.
 
-    `crop` can take back the last append; it raises ValueError where keys that the next query reads are forgotten.
-    Takes any axes, as GrowingCache. Raises ValueError for a window below 1. See KVCache for `append` and the rest.
+    `crop` can remove the last append; it raises ValueError if keys that the next query reads have been dropped. Takes
+    any axes, as GrowingCache. Raises ValueError for a window below 1. See KVCache for `append` and the rest.
 
     >>> cache, token = RollingCache(window=4), torch.zeros(1, 2, 1, 8)
     >>> for _ in range(260):

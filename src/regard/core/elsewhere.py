@@ -1,0 +1,74 @@
+"""What other libraries call their arguments and classes, and what to write here instead."""
+
+COMPAT = "regard.compat has functions with the arguments of torch, flash-attention, Keras and JAX."
+
+# What the functions of other libraries take, and what to write here.
+ARGUMENTS = {
+    "attn_mask": "write mask=Dense(attn_mask) for booleans, True = may attend (nn.MultiheadAttention means the "
+    "opposite: Dense(~attn_mask)), and score=ScaledDot() >> Bias(attn_mask) for numbers that are added",
+    "key_padding_mask": "write mask=Dense(~key_padding_mask[:, None, None, :]): there True = padding, here True = may "
+    "attend; or mask=Lengths(keys=lengths)",
+    "attention_mask": "write mask=Dense(attention_mask.bool()[:, None, None, :]) where 1 = may attend",
+    "is_causal": "write mask=Causal()",
+    "causal": "write mask=Causal()",
+    "window_size": "write mask=Window(before=left, after=right)",
+    "scale": "write score=ScaledDot(scale)",
+    "softmax_scale": "write score=ScaledDot(softmax_scale)",
+    "softcap": "write score=ScaledDot() >> SoftCap(softcap)",
+    "alibi_slopes": "write score=ScaledDot() >> Alibi(alibi_slopes)",
+    "attn_bias": "write score=ScaledDot() >> Bias(attn_bias)",
+    "dropout_p": "write dropout=Dropout(dropout_p)",
+    "enable_gqa": "leave it out: k and v may have fewer heads than q wherever these divide q's",
+    "num_heads": "heads are an axis of q, k and v: (batch, n, h * d) becomes (batch, h, n, d) by "
+    "x.unflatten(-1, (num_heads, -1)).transpose(1, 2); or use regard.nn.MultiHeadAttention(width, heads)",
+    "need_weights": "call attention_weights(q, k, ...) for them",
+    "return_lse": "call attention_state(q, k, v, ...).finish() for (out, lse)",
+    "block_mask": "write mask=Where(block_mask.mask_mod)",
+    "score_mod": "call regard.compat.torch.flex_attention, which takes it, or write it as a Modifier",
+    "mask_mod": "write mask=Where(mask_mod)",
+    "bias": "write score=ScaledDot() >> Bias(bias)",
+    "position_bias": "write score=ScaledDot() >> Bias(position_bias)",
+    "temperature": "write score=ScaledDot() >> Temperature(temperature)",
+    "s_aux": "write sink=s_aux",
+    "return_weights": "call attention_weights(q, k, ...) for them",
+    "cu_seqlens_q": "write mask=pack(q, cu_seqlens=cu_seqlens_q).mask",
+    "cu_seqlens": "write mask=pack(q, cu_seqlens=cu_seqlens).mask",
+}
+
+# Names that are looked for in regard itself.
+_LAYER = (
+    "it is regard.nn.MultiHeadAttention(d_model, heads), and regard.compat.torch.MultiheadAttention has torch's "
+    "arguments"
+)
+_CALL = "it is regard.attention(q, k, v)"
+_SDPA = f"{_CALL}, and regard.compat.torch.scaled_dot_product_attention has torch's arguments"
+_FLASH = f"{_CALL}, and regard.compat.flash_attention has flash_attn_func and flash_attn_varlen_func"
+_MASK_MOD = "it is regard.Where(mask_mod), and regard.compat.torch.flex_attention takes a BlockMask"
+_WINDOW = "a sliding window of w keys, the query's own included, is regard.Window(before=w - 1, after=0)"
+_CACHE = "the caches are regard.nn.GrowingCache, FixedCache, RollingCache and PagedCache"
+NAMES = {
+    **dict.fromkeys(("MultiHeadAttention", "MHA", "SelfAttention", "CrossAttention"), _LAYER),
+    "Attention": f"{_CALL}, and the layer of one head is regard.nn.Attention",
+    **dict.fromkeys(("attn", "attend"), _CALL),
+    **dict.fromkeys(("sdpa", "scaled_dot_product_attention", "dot_product_attention"), _SDPA),
+    **dict.fromkeys(("flash_attention", "flash_attn_func", "flash_attn_varlen_func", "flash_attn"), _FLASH),
+    **dict.fromkeys(("BlockMask", "create_block_mask", "mask_mod"), _MASK_MOD),
+    "flex_attention": "it is regard.compat.torch.flex_attention",
+    "score_mod": "regard.compat.torch.flex_attention takes one; here it is a regard.Modifier",
+    "ring_attention": "it is regard.parallel.ring_attention",
+    **dict.fromkeys(("CausalMask", "is_causal"), "it is mask=regard.Causal()"),
+    **dict.fromkeys(("SlidingWindow", "SlidingWindowMask", "WindowMask", "sliding_window"), _WINDOW),
+    "LocalAttention": "w keys on either side are mask=regard.Window(before=w, after=w)",
+    "PaddingMask": "it is regard.Lengths(keys=lengths), or regard.Dense(mask[:, None, None, :])",
+    **dict.fromkeys(
+        ("BlockDiagonal", "BlockDiagonalMask", "DocumentMask"),
+        "it is regard.Documents(ids), or regard.pack(sequences).mask",
+    ),
+    **dict.fromkeys(("ScaledDotProduct", "DotProduct"), "it is regard.ScaledDot(), or regard.Dot() without the scale"),
+    "Bahdanau": "it is regard.Additive(w_q, w_k, w)",
+    "Luong": "it is regard.Bilinear(m), or regard.Dot()",
+    **dict.fromkeys(("RoPE", "RotaryEmbedding"), "it is regard.nn.Rotary(width)"),
+    **dict.fromkeys(("KVCache", "DynamicCache", "Cache"), _CACHE),
+    "softmax": "it is part of regard.attention; regard.attention_weights(q, k) gives the weights",
+    "plot": "it is a method of a report: regard.look(...).plot()",
+}

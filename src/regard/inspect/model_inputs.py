@@ -1,0 +1,74 @@
+"""What a model reads as one text, besides a text alone: a pair of texts, or what a tokenizer has returned."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.core.arrays import of_numbers
+from regard.core.shapes import count_of
+from regard.core.wrong_calls import kind_of
+
+TYPES = "token_type_ids"
+
+
+def takes(model: nn.Module, name: str) -> bool:
+    """Whether a model's forward has an argument of that name, or any."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    return any(one.name == name or one.kind is one.VAR_KEYWORD for one in parameters)
+
+
+def of_pair(model: nn.Module, tokenizer: Any, given: Any, pair: Any) -> dict[str, list[int]]:
+    """The token ids of two texts, and their token types where the tokenizer and the model have them."""
+    if not isinstance(given, str):
+        raise TypeError(
+            f"look has {kind_of(given)} and a second text; expected two texts: look(model, 'a', 'b', tokenizer=...)."
+        )
+    if not isinstance(pair, str):
+        raise TypeError(f"look has a second text that is {kind_of(pair)}; expected a string.")
+    if tokenizer is None:
+        raise TypeError(
+            f"look has no tokenizer; pass the one of {type(model).__name__}: look(model, 'a', 'b', tokenizer=...)."
+        )
+    try:
+        inspect.signature(tokenizer).bind(given, pair)
+    except TypeError:
+        raise TypeError(
+            f"{type(tokenizer).__name__} reads one text at a time; of a pair pass the ids, or a mapping with input_ids."
+        ) from None
+    encoded = tokenizer(given, pair)
+    found = {"input_ids": _row("input_ids", encoded["input_ids"])}
+    if TYPES in encoded and takes(model, TYPES):
+        found[TYPES] = _row(TYPES, encoded[TYPES])
+    return found
+
+
+def of_mapping(model: nn.Module, given: Mapping[str, Any]) -> dict[str, list[int]]:
+    """What a tokenizer returned for one text, a BatchEncoding or a dictionary, as lists of numbers, input_ids first."""
+    if "input_ids" not in given:
+        raise ValueError(f"look has a mapping without input_ids; it has {', '.join(given)}.")
+    found = {"input_ids": _row("input_ids", given["input_ids"])}
+    n = len(found["input_ids"])
+    for name, value in given.items():
+        if name == "input_ids":
+            continue
+        if not takes(model, name):
+            raise TypeError(f"{type(model).__name__} takes no {name}; leave it out of what is looked at.")
+        found[name] = _row(name, value)
+        if len(found[name]) != n and not name.startswith("decoder_"):
+            raise ValueError(f"{name} has {count_of(len(found[name]), 'number')}, input_ids {n}; expected as many.")
+    return found
+
+
+def _row(name: str, value: Any) -> list[int]:
+    """Numbers (n,) or (1, n), as a list."""
+    rows = of_numbers(value, torch.int64) if not isinstance(value, Tensor) else value
+    if rows.dim() == 2 and len(rows) != 1:
+        raise ValueError(
+            f"{name} has {len(rows)} rows; expected those of one text. Of several, pass a list with a mapping for each."
+        )
+    return [int(one) for one in rows.flatten().tolist()]
