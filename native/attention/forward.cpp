@@ -22,6 +22,16 @@ int32_t forward(const regard_call& c, regard_parallel parallel) {
 
 REGARD_API int64_t regard_queries() { return kQueries; }
 
+// How many bfloat16 each number is the sum of, where the matrix unit multiplies in a forward of these shapes; 0: vectors do. training: whether
+// row statistics are written.
+REGARD_API int64_t regard_matrix_parts(int64_t dtype, int64_t nq, int64_t heads, int64_t key_heads, int64_t invariant, int64_t training) {
+  regard_call c{};
+  float stats = 0;
+  c.dtype = (int32_t)dtype, c.nq = nq, c.heads = heads, c.key_heads = key_heads, c.invariant = (int32_t)invariant, c.dk = c.dv = 1;
+  if (training) c.row_stats.data = &stats;
+  return has_few_rows(c) ? 0 : matrix_parts(c);
+}
+
 // The name of the n-th instruction set that this processor runs, best first; null past the last.
 REGARD_API const char* regard_runnable(int64_t n) { return runnable(n); }
 

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 import regard.backends.native.abi as abi
 from regard.core.errors import ShapeError
@@ -46,6 +47,16 @@ class Library:
     def tile(self) -> tuple[int, int]:
         """Queries and keys of a block."""
         return self.handle.regard_queries(), self.handle.regard_keys()
+
+    @property
+    def matrix_unit(self) -> bool:
+        """Whether these kernels multiply on a matrix unit."""
+        return self.isa.startswith("amx")
+
+    def matrix_parts(self, q: Tensor, key_heads: int, *, invariant: bool, training: bool) -> int:
+        """Of how many bfloat16 numbers the matrix unit multiplies each number in a forward; 0: vectors multiply."""
+        nq, heads = q.shape[-2], q.shape[-3]
+        return self.handle.regard_matrix_parts(DTYPE_CODES[q.dtype], nq, heads, key_heads, invariant, training)
 
     def entry(self, name: str) -> Callable[..., int]:
         """One of ENTRIES; takes a struct and parallel(); anything but 0 is for failure()."""
@@ -159,8 +170,9 @@ def load(isa: str) -> Library:
         entry.argtypes, entry.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int32
     handle.regard_bandwidth.argtypes = (ctypes.c_void_p, ctypes.c_int64)
     handle.regard_bandwidth.restype = ctypes.c_float
-    for name in ("regard_queries", "regard_keys"):
+    for name in ("regard_queries", "regard_keys", "regard_matrix_parts"):
         getattr(handle, name).restype = ctypes.c_int64
+    handle.regard_matrix_parts.argtypes = (ctypes.c_int64,) * 6
     return Library(isa, handle)
 
 
