@@ -20,13 +20,14 @@ struct MatrixUnit {
     if constexpr (V > 2) multiply_columns<parts, V == 3 ? 1 : 2>(to, a, {b.at + b.column, b.row, b.column, b.part}, 2, rows, depth);
   }
 
-  // The same for all tiles of a block of R × C.
-  template <int R, int C>
+  // The same for all tiles of a block of R × C; loads: which operands are not those of the step before.
+  template <int R, int C, Loads loads = Loads::kBoth>
   REGARD_INLINE void multiply_step(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row) {
-    Own::template multiply_tile<0>(a, a_row, b, b_row);
-    if (C == 2) Own::template multiply_tile<1>(a, a_row, b, b_row);
-    if (R == 2) Own::template multiply_tile<2>(a, a_row, b, b_row);
-    if (R == 2 && C == 2) Own::template multiply_tile<3>(a, a_row, b, b_row);
+    constexpr bool left = loads != Loads::kRight, right = loads != Loads::kLeft;
+    Own::template multiply_tile<0, left, right>(a, a_row, b, b_row);
+    if (C == 2) Own::template multiply_tile<1, left, right>(a, a_row, b, b_row);
+    if (R == 2) Own::template multiply_tile<2, left, right>(a, a_row, b, b_row);
+    if (R == 2 && C == 2) Own::template multiply_tile<3, left, right>(a, a_row, b, b_row);
   }
 
   template <int R, int C>
@@ -70,17 +71,21 @@ struct MatrixUnit {
   template <int R, int C, int parts>
   REGARD_INLINE void multiply_block(const LeftParts& a, const RightParts& b, int64_t depth, float* before, const float* from,
                                     int64_t ld) {
-    bool first = true;
-    for (const MatrixChain& chain : MatrixTerms<parts>::kChain)
-      for (int64_t k = 0; k < depth / 32; ++k)
-        for (int64_t n = 0; n < chain.count; ++n) {
-          const MatrixTerm& term = chain.terms[n];
-          const uint16_t* left = a.at + k * a.step + term.a * a.part;
-          const uint16_t* right = b.at + 16 * k * b.row + term.b * b.part;
-          if (first) begin_block<R, C>(left, a.row, right, b.row, before, from, ld);
-          else multiply_step<R, C>(left, a.row, right, b.row);
-          first = false;
-        }
+    multiply_step_of<R, C, parts, 0, true>(a, b, 0, before, from, ld);
+    for (int64_t k = 1; k < depth / 32; ++k) multiply_step_of<R, C, parts, 0, false>(a, b, k, nullptr, nullptr, ld);
+    if constexpr (MatrixTerms<parts>::kChains > 1)
+      for (int64_t k = 0; k < depth / 32; ++k) multiply_step_of<R, C, parts, 1, false>(a, b, k, nullptr, nullptr, ld);
+  }
+
+  // The terms of a chain from `term` on, for columns 32 k and on of A.
+  template <int R, int C, int parts, int chain, bool begins, int term = 0>
+  REGARD_INLINE void multiply_step_of(const LeftParts& a, const RightParts& b, int64_t k, float* before, const float* from, int64_t ld) {
+    constexpr MatrixTerm of = MatrixTerms<parts>::kChain[chain].terms[term];
+    const uint16_t *left = a.at + k * a.step + of.a * a.part, *right = b.at + 16 * k * b.row + of.b * b.part;
+    if constexpr (begins) begin_block<R, C>(left, a.row, right, b.row, before, from, ld);
+    else multiply_step<R, C, of.loads>(left, a.row, right, b.row);
+    if constexpr (term + 1 < MatrixTerms<parts>::kChain[chain].count)
+      multiply_step_of<R, C, parts, chain, false, term + 1>(a, b, k, before, from, ld);
   }
 };
 
