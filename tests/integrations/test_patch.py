@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import regard as rg
+from regard.compat.torch.holders import Holders
 from regard.compat.torch.patch import HOMES, TORCHS
 
 SDPA, MHA, FLEX = TORCHS
@@ -145,6 +146,50 @@ def test_names_that_a_module_has_imported(monkeypatch: pytest.MonkeyPatch) -> No
     assert module.attend is F.scaled_dot_product_attention
     torch.testing.assert_close(kept(X, X, X), module.attend(X, X, X))  # whoever kept it has torch's again
     assert patch.calls.total() == 1
+
+
+def holders_of(monkeypatch: pytest.MonkeyPatch, *names: str) -> types.ModuleType:
+    """A loaded module that a patch has searched, with torch's function under these names."""
+    module = types.ModuleType("somebodys_layers")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    module.__dict__.update(dict.fromkeys(names, F.scaled_dot_product_attention), other=len)
+    with rg.patch(report=None):
+        pass
+    return module
+
+
+def test_loaded_modules_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    holders_of(monkeypatch, "attend")
+    searched: list[str] = []
+    of = Holders._of
+    monkeypatch.setattr(Holders, "_of", lambda self, module: searched.append(module.__name__) or of(self, module))
+    for _ in range(3):  # the first may see references go that earlier tests left
+        searched.clear()
+        with rg.patch(report=None), rg.patch(report=None):
+            pass
+    assert searched == ["__main__"] * 2
+
+
+@pytest.mark.parametrize("held", [(), ("attend",)], ids=["a name more", "a name for another"])
+@pytest.mark.parametrize("name", ["new", "other"])
+def test_names_that_are_bound_after_a_search(monkeypatch: pytest.MonkeyPatch, held: tuple[str, ...], name: str) -> None:
+    module = holders_of(monkeypatch, *held)
+    for old in held:
+        delattr(module, old)
+    setattr(module, name, F.scaled_dot_product_attention)
+    with rg.patch(report=None) as patch:
+        getattr(module, name)(X, X, X)
+    assert patch.calls == {(SDPA, None): 1}
+    assert getattr(module, name) is F.scaled_dot_product_attention
+
+
+def test_a_module_that_is_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, again = holders_of(monkeypatch, "attend"), types.ModuleType("somebodys_layers")
+    monkeypatch.setitem(sys.modules, again.__name__, again)
+    again.__dict__["attend"] = first.__dict__.pop("attend")
+    with rg.patch(report=None) as patch:
+        again.attend(X, X, X)
+    assert patch.calls == {(SDPA, None): 1}
 
 
 def two_masks() -> None:
