@@ -23,6 +23,7 @@ def test_completion_shows_public_names_alone() -> None:
 def test_the_version_is_that_of_the_release() -> None:
     (released,) = re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert rg.__version__ == released
+    assert f"\nversion: {released}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_a_type_checker_knows_what_calls_give(tmp_path: Path) -> None:
