@@ -142,6 +142,9 @@ def test_graphs_hold_numbers_and_no_table() -> None:
 
 def test_explain_tells_which_way_documents_go() -> None:
     x = torch.randn(1, 1, 6, 8)
-    for ids, way in (([0, 0, 1, 1, 2, 2], "an interval of keys a query"), ([0, 1, 0, 1, 2, 2], "numbers of documents")):
+    for ids, way in (
+        ([0, 0, 1, 1, 2, 2], "an interval of keys for each query"),
+        ([0, 1, 0, 1, 2, 2], "numbers of documents"),
+    ):
         said = str(rg.explain(x, x, x, mask=rg.Documents(torch.tensor(ids)), backend=rg.Native()))
         assert way in said

@@ -56,5 +56,5 @@ def test_a_plan_gives_every_reason() -> None:
     assert tuple(b for b, _ in found.reasons) == BACKENDS[:-1]
     assert dict(found.reasons)[rg.Tiled()] == "another was named"
     free = dict(plan(PROBLEM, None, lse=True).reasons)
-    assert free[rg.Reference()] == "comes after Tiled()"
+    assert free[rg.Reference()] == "Tiled() is preferred"
     assert free[rg.Sdpa()] == "it serves cuda tensors; these are on cpu"

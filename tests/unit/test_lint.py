@@ -146,11 +146,11 @@ BLOCKED = torch.ones(N, N).triu(1).bool()  # True = masked
 @pytest.mark.parametrize(
     ("mask", "names", "said"),
     [
-        (rg.Dense(BLOCKED), ("empty rows", "inverted mask"), "keys behind themselves alone"),
-        (rg.Dense(BLOCKED.expand(B, 1, N, N)), ("empty rows", "inverted mask"), "keys behind themselves alone"),
-        (~rg.Causal(), ("empty rows", "inverted mask"), "keys behind themselves alone"),
-        (~rg.Window(before=5, after=5), ("inverted mask",), "far keys, and no near ones"),
-        (rg.Where(lambda b, h, i, j: i // 9 != j // 9), ("inverted mask",), "far keys, and no near ones"),
+        (rg.Dense(BLOCKED), ("empty rows", "inverted mask"), "only keys after their own position"),
+        (rg.Dense(BLOCKED.expand(B, 1, N, N)), ("empty rows", "inverted mask"), "only keys after their own position"),
+        (~rg.Causal(), ("empty rows", "inverted mask"), "only keys after their own position"),
+        (~rg.Window(before=5, after=5), ("inverted mask",), "only distant keys"),
+        (rg.Where(lambda b, h, i, j: i // 9 != j // 9), ("inverted mask",), "only distant keys"),
     ],
 )
 def test_inverted_masks(mask: rg.Mask, names: tuple[str, ...], said: str) -> None:

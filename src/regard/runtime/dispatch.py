@@ -83,7 +83,7 @@ def plan(problem: Problem, backend: Backend | None, lse: bool) -> Plan:
         if other == chosen:
             continue
         why = other.why_not(problem, lse)
-        reasons.append((other, why or ("another was named" if backend is not None else f"comes after {chosen!r}")))
+        reasons.append((other, why or ("another was named" if backend is not None else f"{chosen!r} is preferred")))
     frame = problem.frame
     call = (
         f"{count_of(frame.nq, 'query')} × {count_of(frame.nk, 'key')}, batch {frame.batch}, "

@@ -155,8 +155,8 @@ class Native(Backend):
         if "k_documents" in args and problem.mask.rows(problem.frame) is None:
             forms.append("numbers of documents, compared pair by pair")
         elif args.keys() - {*kinds, "bits"}:
-            forms.append("an interval of keys a query")
-        found["mask as"] = " and ".join(forms) or "nothing to hide"
+            forms.append("an interval of keys for each query")
+        found["mask as"] = " and ".join(forms) or "none: every query sees every key"
         unwritten = why_not_text(problem.mask)
         if unwritten is not None and kinds.keys() & args.keys():
             found["in graphs"] = (

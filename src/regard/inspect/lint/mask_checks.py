@@ -72,7 +72,7 @@ def _inverted_neighbours(seen: Pattern, placed: bool) -> Iterator[Defect]:
     future_alone = seen.past == 0 and seen.future > 0
     if not future_alone and beside_seen > BESIDE * beside:
         return
-    shown = "keys behind themselves alone" if future_alone else "far keys, and no near ones"
+    shown = "only keys after their own position" if future_alone else "only distant keys"
     yield Defect(
         "inverted mask",
         queries,

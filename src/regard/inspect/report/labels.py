@@ -74,7 +74,7 @@ class Labels:
                 )
 
     def check_used(self, layers: Sequence[Layer], steps: Sequence[Steps]) -> None:
-        """ValueError for texts that name no token of any layer: a report would be without them, and nobody knew why."""
+        """ValueError for texts that name no token of any layer: the report would leave them out without a word."""
         sizes = some(list(dict.fromkeys(f"{each.sizes[0]:,} on {each.sizes[1]:,}" for each in steps)))
         named = list[Sequence[str]]()
         for layer, each in zip(layers, steps, strict=True):
