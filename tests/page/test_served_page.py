@@ -104,7 +104,7 @@ def test_a_token_of_a_long_text_shows_all_its_keys(report: rg.Report, server: Pa
     grounds = page.locator("#words > bdi").evaluate_all("words => words.map(w => w.style.background)")
     assert all(bool(ground) == (p > 1e-4) for ground, p in zip(grounds, row, strict=True) if not 9e-5 < p < 1.1e-4)
     assert sum(map(bool, grounds)) > 20
-    assert page.inner_text("#without") == "cannot attend"
+    assert page.inner_text("#text-scale .off") == "cannot attend"
     assert page.locator("#words [data-n='401']").get_attribute("class") == "token off"
     assert page.asked[1:] == [f"{server.url}row?layer=2&head=1&query=400"] and page.said == []
 

@@ -66,7 +66,8 @@ class Layer:
     top_keys, top_weights   (h, nq, k), heaviest first; -1 and 0 where a row sees fewer keys
     received, readers       (h, nk), the mass that a key receives, and how many queries may see it
     counts                  (h, nq), how many keys a query may see
-    earliest, own           (nq,), the first key that a query may see, and the key at its own position (-1: none)
+    earliest, latest        (nq,), the first and the last key that a query may see
+    own                     (nq,), the key at its own position (-1: none)
     maps, cells             (h, rows, cols) and (rows, cols), the pooled weights, and which cells hold a visible pair
     weights                 (h, nq, nk), every weight as `quantise` has it, HIDDEN where the key may not be seen; of a
                             call with more than 512 queries or keys (h, 0, 0)
@@ -87,6 +88,7 @@ class Layer:
     readers: Tensor
     counts: Tensor
     earliest: Tensor
+    latest: Tensor
     own: Tensor
     maps: Tensor
     cells: Tensor
@@ -178,6 +180,7 @@ class Layer:
             readers=readers[:, cols],
             counts=counts[:, rows],
             earliest=(reach.earliest[rows] - cols.start).clamp(min=0),
+            latest=(reach.latest[rows] - cols.start).clamp(min=-1),
             own=own,
             maps=maps[:, a, b],
             cells=reach.cells[a, b],

@@ -12,14 +12,14 @@ function showLines(one) {
   fillTokens(at("right"), one.keys, right, "lines");
   mark(at("left"), cursor().query, asked() === "queries");
   mark(at("right"), cursor().key, asked() === "keys");
-  const values = shares(one, state.head),
+  const values = shadedWeights(one),
     skip = asked() === "queries" ? omitted(one) : () => false;
   const other = asked() === "queries" ? at("right") : at("left"),
     own = asked() === "queries" ? at("left") : at("right");
-  shadeTokens(other, values, largest(values, skip), skip);
+  shadeTokens(other, values, largest(values, skip), skip, leastShade(one));
   shadeTokens(own, [], 1, () => true);
   showHeads(one);
-  showList(one, values, skip);
+  showList(one, shares(one, state.head), skip);
   drawLines(one, left, right);
 }
 
