@@ -216,7 +216,7 @@ def test_nobody_else_can_reach_it(server: PageServer) -> None:
 
 def test_without_queries_and_keys_nothing_is_served() -> None:
     with pytest.raises(ValueError, match=r"blocks.0.attention were not kept, from which rows are computed"):
-        PageServer(read(load(), b"to be or not to be"))
+        PageServer(read(load(), b"to be or not to be", facts=rg.Report.FACTS))
 
 
 def test_each_server_has_a_secret_of_its_own(report: rg.Report) -> None:

@@ -43,7 +43,7 @@ def model_report(
     tokenizer: Tokenizer | None = None,
     title: str | None = None,
     context: int = 2,
-    facts: tuple[Fact[Any], ...] = Report.FACTS,
+    facts: tuple[Fact[Any], ...] | None = None,
     progress: Progress = lambda calls: None,
 ) -> Report:
     """A report on a model that reads a text once: of transformers, or any that takes token ids (1, n).
@@ -57,7 +57,8 @@ def model_report(
     tokenizer needed for a text; of ids it gives the names (default: `model.tokenizer`, where the model has one)
     title     what the report is called (default: the name that the model was loaded under, or its class)
     context   how many tokens have to repeat for an earlier copy to count (induction)
-    facts     what is recorded of each call: Report.FACTS and, for Report.row, facts.Inputs()
+    facts     what is recorded of each call (default: Report.FACTS and, for Report.row and the weights in .npz,
+              facts.Inputs() where the text has 2,048 tokens or fewer)
     progress  is told how many attention calls were looked at so far
 
     Raises ValueError for a blank text, one of more tokens than the model has positions, a tokenizer that is not the
@@ -68,6 +69,7 @@ def model_report(
     read = read_inputs(model, given, tokenizer, pair)
     ids = read["input_ids"]
     inputs, tokens = _feed(model, read)
+    facts = Report.facts_of_text(max(len(ids), len(tokens))) if facts is None else facts
     tensors = {name: torch.tensor([each], dtype=torch.int64, device="cpu") for name, each in inputs.items()}
     start = time.perf_counter()
     if takes_input_ids(model):

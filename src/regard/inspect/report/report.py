@@ -14,12 +14,13 @@ import regard.inspect.report.save as save
 import regard.inspect.report.text as text
 from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.algebra import Fact
+from regard.inspect.facts.inputs import Inputs
 from regard.inspect.layers import Layers
 from regard.inspect.report.comparison import Comparison
 from regard.inspect.report.content import Content
 from regard.inspect.report.head_result import HeadResult, matched
 from regard.inspect.report.labels import Labels
-from regard.inspect.report.layer import FACTS, Layer, Looked
+from regard.inspect.report.layer import FACTS, SAVED, Layer, Looked
 from regard.inspect.report.page_parts import framed
 from regard.inspect.report.picture import Picture
 from regard.inspect.report.server import PageServer
@@ -54,6 +55,14 @@ class Report(Content):
     """
 
     FACTS: ClassVar[tuple[Fact[Any], ...]] = FACTS  # what has to be recorded
+
+    @staticmethod
+    def facts_of_text(tokens: int) -> tuple[Fact[Any], ...]:
+        """What is recorded of a text where the caller names no facts.
+
+        FACTS, and for up to 2,048 tokens facts.Inputs(), from which `row` and the weights in .npz are computed.
+        """
+        return (*FACTS, Inputs()) if tokens <= SAVED else FACTS
 
     @staticmethod
     def of(
@@ -129,10 +138,12 @@ class Report(Content):
     def row(self, head: tuple[int, int] | str, query: int) -> Tensor:
         """The exact weights of one query on all keys, (nk,), computed at once: for texts of any length.
 
-        They need the queries and keys of the model, which a report keeps on request: look(model, text, ...,
-        facts=(*rg.Report.FACTS, rg.facts.Inputs())). float32, or float64 for a model in float64; on the CPU; 0 for keys
-        that the query may not see. Time and memory are linear in the keys. Queries and keys are counted as in the
-        layer: padding is left out, steps of `generate` are one sequence; a negative query counts from the end.
+        They need the queries and keys of the model, which look keeps of texts of up to 2,048 tokens, and of longer ones
+        on request: look(model, text, ..., facts=(*rg.Report.FACTS, rg.facts.Inputs())).
+
+        float32, or float64 for a model in float64; on the CPU; 0 for keys that the query may not see. Time and memory
+        are linear in the keys. Queries and keys are counted as in the layer: padding is left out, steps of `generate`
+        are one sequence; a negative query counts from the end.
 
         head   (layer, head) or a label such as "L3H1"
         Raises ValueError for a head that does not exist, and if queries and keys were not kept; IndexError for a query
@@ -141,8 +152,7 @@ class Report(Content):
         >>> import regard as rg
         >>> from regard.demo.model import load
         >>> from regard.demo.reading import read
-        >>> facts = (*rg.Report.FACTS, rg.facts.Inputs())
-        >>> report = read(load(), b"to be or not to be", facts=facts)
+        >>> report = read(load(), b"to be or not to be")
         >>> report.row("L3H1", -1).shape, round(float(report.row("L3H1", -1).sum()), 4)
         (torch.Size([18]), 1.0)
         """
