@@ -236,6 +236,9 @@ window.addEventListener("hashchange", () => {
   readAddress(location.hash);
   choose();
 });
+at("save-row").addEventListener("click", saveRow);
+at("save-map").addEventListener("click", saveMap);
+at("save-picture").addEventListener("click", savePicture);
 at("theme").addEventListener("click", () => {
   document.body.dataset.theme = dark() ? "light" : "dark";
   restyle();

@@ -29,11 +29,14 @@ function follow(one) {
   part = { row, rows, col, cols };
 }
 
+// Whether the map draws single pairs, not cells.
+const singlePairs = (one) => one.whole || Math.max(part.rows, part.cols) <= SINGLE;
+
 function picture(one) {
   const key = [state.layer, state.head, state.scale, state.hide, dark(), ...Object.values(part)].join();
   if (drawn.key === key) return drawn.canvas;
   const skip = omitted(one),
-    single = one.whole || Math.max(part.rows, part.cols) <= SINGLE;
+    single = singlePairs(one);
   const skipped = Array.from({ length: part.cols }, (_, c) => single && skip(part.col + c));
   const r0 = single ? part.row : cellOf(one.rowEdges, part.row),
     c0 = single ? part.col : cellOf(one.colEdges, part.col);
