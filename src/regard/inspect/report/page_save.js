@@ -34,14 +34,13 @@ function pairRow(one, query, key, weight, precision) {
 function saveRow() {
   const one = current,
     by = asked(),
-    skip = omitted(one),
+    skip = leftOutTokens(one),
     known = shares(one, state.head),
     precision = (n) => (Number.isNaN(known[n]) ? "mean of a cell" : shownRow(one) ? "exact" : "rounded");
   const rows = [];
   shadedWeights(one).forEach((weight, n) => {
     const [query, key] = by === "queries" ? [cursor().query, n] : [n, cursor().key];
-    if (!Number.isNaN(weight) && !(by === "queries" && skip(key)))
-      rows.push(pairRow(one, query, key, weight, precision(n)));
+    if (!Number.isNaN(weight) && !skip(n)) rows.push(pairRow(one, query, key, weight, precision(n)));
   });
   const what = by === "queries" ? "query" : "key";
   saveTable(`${what}-${chosen() + chosenAxis(one).first}.csv`, PAIR, rows);
@@ -50,14 +49,15 @@ function saveRow() {
 // The part of the map that is shown: pairs, or where the page holds none of them and they are many, cells.
 function saveMap() {
   const one = current,
-    skip = omitted(one),
+    skip = leftOut(one),
+    other = ofOtherTexts(one),
     rows = [];
   if (!singlePairs(one)) {
     const last = (edges, n) => edges[n + 1] - 1;
     for (let r = 0; r < one.nr; r++) {
       for (let c = 0; c < one.nc; c++) {
         const level = one.cells[(state.head * one.nr + r) * one.nc + c];
-        if (level === HIDDEN || !inPart(one, r, c)) continue;
+        if (level === HIDDEN || !inPart(one, r, c) || other(one.rowEdges[r], one.colEdges[c])) continue;
         const queries = [one.rowEdges[r], last(one.rowEdges, r)].map((n) => n + one.queries.first),
           keys = [one.colEdges[c], last(one.colEdges, c)].map((n) => n + one.keys.first);
         rows.push([...queries, ...keys, digits(pooledWeight(level))]);
@@ -69,7 +69,7 @@ function saveMap() {
   for (let query = part.row; query < part.row + part.rows; query++) {
     for (let key = part.col; key < part.col + part.cols; key++) {
       const { weight, exact } = pair(one, state.head, query, key);
-      if (!Number.isNaN(weight) && !skip(key))
+      if (!Number.isNaN(weight) && !skip(query, key))
         rows.push(pairRow(one, query, key, weight, exact ? "rounded" : "mean of a cell"));
     }
   }

@@ -88,7 +88,7 @@ function shadeTokens(list, values, most, skip, least) {
 function showText(one) {
   const by = asked(),
     values = shadedWeights(one),
-    skip = by === "queries" ? omitted(one) : () => false;
+    skip = leftOutTokens(one);
   const most = largest(values, skip),
     least = leastShade(one),
     same = oneText(one),
@@ -137,7 +137,9 @@ function showList(one, values, skip) {
 }
 
 function said(one, count, mass, numbers, values) {
-  const left = state.hide === "nothing" ? "" : "; the mass on what is left out is not counted";
+  const filtered = state.pair !== "all" && isPair(one);
+  if (filtered && !count) return "nothing to show: all of it is left out";
+  const left = state.hide === "nothing" && !filtered ? "" : "; the mass on what is left out is not counted";
   const known = shownRow(one);
   if (known) {
     const entropy = known.reduce((sum, p) => (p > 0 ? sum - p * Math.log(p) : sum), 0);

@@ -49,6 +49,7 @@ def payload(report: Content, head: tuple[int, int] | None) -> str:
         ],
         "layers": [_layer(layer, texts, whole and layer.weights.numel() > 0, every) for layer in report.layers],
         "texts": texts,
+        "second": report.second_text,
         "picture": None if report.picture is None else _picture(report.picture),
     }
     return escaped(json.dumps(content, separators=(",", ":"), allow_nan=False))

@@ -40,6 +40,7 @@ class Report(Content):
     notes          further facts for the first line
     picture        the image, if the tokens are its patches
     head_results   further results about its heads: see with_heads
+    second_text    the number of the first token of the second text of a pair; 0 for one text
 
     >>> from types import SimpleNamespace
     >>> from regard.inspect.look_tensors import look
@@ -79,6 +80,7 @@ class Report(Content):
         context: int = 2,
         notes: tuple[str, ...] = (),
         picture: Picture | None = None,
+        second_text: int = 0,
     ) -> Report:
         """A report on the calls of a tape that was recorded with facts=Report.FACTS.
 
@@ -89,10 +91,11 @@ class Report(Content):
         encoder's); `element` says which of a batch. Which layer reads which follows from how many queries and keys a
         call has. Where that leaves it open, because both texts have one length or none is given, the names of modules
         decide ("cross_attention", "encoder"), or `cross`, which names the layers that read key_tokens: a pattern over
-        their paths ("*" all), several, or a function of the path.
+        their paths ("*" all), several, or a function of the path. If `tokens` are those of two texts, one after the
+        other, second_text is the number of the first token of the second one.
 
-        Raises ValueError for no call, for texts that name no token of any layer, and where `cross` fits no layer;
-        IndexError for an element that is not there.
+        Raises ValueError for no call, for texts that name no token of any layer, where `cross` fits no layer, and for a
+        second_text beyond the tokens; IndexError for an element that is not there.
         """
         labels, calls = Labels(tokens, key_tokens, cross), list(calls)
         found = in_steps(calls, labels.crosses(calls), len(tokens))
@@ -104,7 +107,7 @@ class Report(Content):
             steps = [Layer.of(call, element, own, key_tokens, one.cross) for call in one.calls]
             layers.append(replace(merged(steps, one, own), place=place))
         labels.check_used(layers, found)
-        return Report(title, model, tuple(layers), seconds, unit, context, notes, picture)
+        return Report(title, model, tuple(layers), seconds, unit, context, notes, picture, second_text=second_text)
 
     def text(self, width: int = 80) -> str:
         """The report for a terminal: a line of facts, grids of layers × heads, findings with their rules."""
