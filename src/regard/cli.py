@@ -109,7 +109,7 @@ def _read(options: Namespace, name: str, text: str) -> Report:
     return _read_bytes(bytes(given), facts) if isinstance(given, list) else _read_model(options.model, given, facts)
 
 
-def _read_bytes(text: bytes, facts: tuple[Any, ...]) -> Report:
+def _read_bytes(text: bytes, facts: tuple[Any, ...] | None) -> Report:
     from regard.demo.model import load
     from regard.demo.reading import read
 
@@ -118,7 +118,7 @@ def _read_bytes(text: bytes, facts: tuple[Any, ...]) -> Report:
         return read(model, text, progress, facts)
 
 
-def _read_model(name: str, text: str, facts: tuple[Any, ...]) -> Report:
+def _read_model(name: str, text: str, facts: tuple[Any, ...] | None) -> Report:
     from regard.compat.folder import folder_of, quiet, reader
     from regard.inspect.reading import model_report
 
@@ -224,9 +224,12 @@ def _serve(report: Report, head: tuple[int, int] | None, options: Namespace) -> 
             print("\nregard look: no longer served")
 
 
-def _facts(options: Namespace) -> tuple[Any, ...]:
-    """What is recorded: the queries and keys too, where rows are to be computed from them."""
-    return (*Report.FACTS, Inputs()) if options.serve else Report.FACTS
+def _facts(options: Namespace) -> tuple[Any, ...] | None:
+    """What is recorded: queries and keys too, if a server computes rows from them, or the file holds weights."""
+    if options.serve:
+        return (*Report.FACTS, Inputs())
+    of_weights = options.output is not None and options.output.suffix.lower() == ".npz"
+    return None if of_weights else Report.FACTS
 
 
 def _page(report: Report, head: tuple[int, int] | None) -> Path:

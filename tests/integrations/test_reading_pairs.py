@@ -84,6 +84,25 @@ def test_a_pair_goes_to_both_sides_of_an_encoder_and_a_decoder() -> None:
     assert (encoder.keys.tokens, decoder.keys.tokens) == (("3", "4", "5"), ("1", "6"))
 
 
+def test_the_report_knows_where_the_second_text_begins() -> None:
+    model, tokenizer = typed(), Pairs()
+    pair = tokenizer(A, B)
+    second = 2 + len(A.split())
+    assert rg.look(model, A, B, tokenizer=tokenizer).second_text == second
+    assert rg.look(model, pair, tokenizer=tokenizer).second_text == second
+    assert rg.look(model, A, tokenizer=tokenizer).second_text == 0
+    assert rg.look(model, {**pair, "token_type_ids": [1, 0, *pair["token_type_ids"][2:]]}).second_text == 0
+
+    class Numbered(dict[str, list[int]]):
+        """What a fast tokenizer returns: token types may be missing, the numbers of the texts are there."""
+
+        def sequence_ids(self, index: int = 0) -> list[int | None]:
+            assert index == 0
+            return [None, *[0] * len(A.split()), None, *[1] * len(B.split()), None]
+
+    assert rg.look(model, Numbered(input_ids=pair["input_ids"])).second_text == second
+
+
 def test_several_pairs_are_reports_of_each() -> None:
     model, tokenizer = typed(), Pairs()
     reports = rg.look(model, [tokenizer(A, B), tokenizer(B, A)], tokenizer=tokenizer)

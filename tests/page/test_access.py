@@ -41,6 +41,16 @@ def test_axe_finds_nothing_in_what_heads_add(visit: Any, axe: str, tmp_path: Pat
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
+def test_axe_finds_nothing_in_a_pair_of_texts(visit: Any, axe: str, tmp_path: Path, width: int, scheme: str) -> None:
+    reports.report(1, 2, 23, second_text=9).save(tmp_path / "a.html")
+    form = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}}
+    seen = visit(tmp_path / "a.html", address="#L0H1&query=12&pair=ba", **form)
+    assert serious(seen, axe) == []
+    assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_axe_finds_nothing(visit: Any, axe: str, width: int, scheme: str) -> None:
     seen = visit(color_scheme=scheme, viewport={"width": width, "height": 900})
     assert serious(seen, axe) == []

@@ -170,7 +170,7 @@ def test_a_long_text_says_what_it_holds(visit: Any, tmp_path: Path) -> None:
     mass = 100 * float(report.layers[0].top_weights[1, 1200].sum())
     assert set(seen.listed()) == set(report.layers[0].top_keys[1, 1200].tolist())
     assert seen.page.inner_text("#mass").startswith(f"4 heaviest, {mass:.0f} % of the mass")
-    assert "all that this page holds" in seen.page.inner_text("#without")
+    assert "exact for the 4 heaviest keys of a row" in seen.page.inner_text("#text-scale")
     assert "(1200)" in seen.page.inner_text("#about")
     inside = (
         "w => w.offsetTop >= w.parentNode.scrollTop && w.offsetTop < w.parentNode.scrollTop + w.parentNode.clientHeight"

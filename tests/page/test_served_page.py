@@ -104,7 +104,7 @@ def test_a_token_of_a_long_text_shows_all_its_keys(report: rg.Report, server: Pa
     grounds = page.locator("#words > bdi").evaluate_all("words => words.map(w => w.style.background)")
     assert all(bool(ground) == (p > 1e-4) for ground, p in zip(grounds, row, strict=True) if not 9e-5 < p < 1.1e-4)
     assert sum(map(bool, grounds)) > 20
-    assert page.inner_text("#without") == "cannot attend"
+    assert page.inner_text("#text-scale .off") == "cannot attend"
     assert page.locator("#words [data-n='401']").get_attribute("class") == "token off"
     assert page.asked[1:] == [f"{server.url}row?layer=2&head=1&query=400"] and page.said == []
 
@@ -216,7 +216,7 @@ def test_nobody_else_can_reach_it(server: PageServer) -> None:
 
 def test_without_queries_and_keys_nothing_is_served() -> None:
     with pytest.raises(ValueError, match=r"blocks.0.attention were not kept, from which rows are computed"):
-        PageServer(read(load(), b"to be or not to be"))
+        PageServer(read(load(), b"to be or not to be", facts=rg.Report.FACTS))
 
 
 def test_each_server_has_a_secret_of_its_own(report: rg.Report) -> None:

@@ -91,7 +91,7 @@ def test_steps_of_a_cache_that_drops_keys() -> None:
 
 
 def test_what_they_take_is_told() -> None:
-    without, kept = read(load(), b"to be or not to be"), read(load(), b"to be or not to be", facts=FACTS)
+    without, kept = (read(load(), b"to be or not to be", facts=facts) for facts in (rg.Report.FACTS, FACTS))
     assert (without.inputs, kept.inputs) == (0, 4 * 2 * 18 * 128 * 4)
     assert ", q and k 73.7 kB" in str(kept).replace("\n", " ") and "q and k" not in str(without)
 
@@ -103,4 +103,4 @@ def test_what_is_not_there() -> None:
     with pytest.raises(ValueError, match="there is no head L9H1"):
         report.row((9, 1), 0)
     with pytest.raises(ValueError, match=r"were not kept.*facts=\(\*rg.Report.FACTS, rg.facts.Inputs\(\)\)"):
-        read(load(), b"to be").row("L3H1", 0)
+        read(load(), b"to be", facts=rg.Report.FACTS).row("L3H1", 0)

@@ -32,6 +32,7 @@ def test_reach_is_that_of_the_dense_mask(mask: rg.Mask, element: int) -> None:
     expected = [[bool(dense[row == a][:, col == b].any()) for b in range(cols)] for a in range(rows)]
     assert reach.cells.tolist() == expected
     assert reach.earliest.tolist() == [min([j for j in range(n) if dense[i, j]], default=n) for i in range(n)]
+    assert reach.latest.tolist() == [max([j for j in range(n) if dense[i, j]], default=-1) for i in range(n)]
 
 
 def test_reach_holds_over_several_strips() -> None:
@@ -41,6 +42,7 @@ def test_reach_holds_over_several_strips() -> None:
     )
     assert torch.equal(by_interval.cells, by_strip.cells)
     assert torch.equal(by_interval.earliest, by_strip.earliest)
+    assert torch.equal(by_interval.latest, by_strip.latest)
 
 
 def dense(q: torch.Tensor, k: torch.Tensor, mask: rg.Mask) -> torch.Tensor:
@@ -76,7 +78,8 @@ def test_padding_is_left_out(side: str) -> None:
     padded = Layer.of(reports.call(q, k, mask), 1, [str(i) for i in range(n)])
     kept = slice(first, first + real)
     alone = Layer.of(reports.call(q[1:, :, kept], k[1:, :, kept], rg.Causal()), 0)
-    for name in ("entropy", "max_score", "top_keys", "received", "readers", "counts", "own", "earliest", "cells"):
+    ends = "earliest", "latest"
+    for name in ("entropy", "max_score", "top_keys", "received", "readers", "counts", "own", *ends, "cells"):
         torch.testing.assert_close(getattr(padded, name), getattr(alone, name), msg=lambda said, n=name: f"{n}: {said}")
     torch.testing.assert_close(padded.maps, alone.maps)
     assert padded.row_edges.tolist() == padded.col_edges.tolist() == list(range(real + 1))

@@ -123,5 +123,5 @@ def test_arrays_are_the_layers_own(tmp_path: Path) -> None:
 def test_a_notebook_shows_the_page_in_a_frame() -> None:
     report = reports.nasty()
     cell = report._repr_html_()
-    assert cell.startswith('<iframe sandbox="allow-scripts" ') and cell.count("<") == 2
+    assert cell.startswith('<iframe sandbox="allow-scripts allow-downloads" ') and cell.count("<") == 2
     assert page.html(report, None) == unescape(re.search(r'srcdoc="([^"]*)"', cell)[1])

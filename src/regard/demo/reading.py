@@ -23,17 +23,19 @@ def read(
     model: ByteTransformer,
     text: bytes,
     progress: Callable[[int], None] = lambda layers: None,
-    facts: tuple[Fact[Any], ...] = Report.FACTS,
+    facts: tuple[Fact[Any], ...] | None = None,
 ) -> Report:
     """Runs the model on a text of 2 bytes or more and looks at each layer; `progress` is told how many are done.
 
-    facts: what is recorded of each layer, Report.FACTS and, for Report.row, facts.Inputs().
+    facts: what is recorded of each layer; the default is Report.FACTS and, for texts of up to 2,048 bytes,
+    facts.Inputs(), from which Report.row and the weights in .npz are computed.
 
     Raises ValueError for a shorter text.
     """
     if len(text) < 2:
         raise ValueError(f"the text has {count_of(len(text), 'byte')}; expected 2 or more.")
     tokens, start = torch.tensor(list(text), dtype=torch.int64, device="cpu"), time.perf_counter()
+    facts = Report.facts_of_text(len(text)) if facts is None else facts
     layers = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
     with torch.no_grad(), record(model, facts) as tape:
         hooks = [layer.register_forward_hook(lambda *_: progress(len(tape))) for layer in layers]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,13 +17,25 @@ from regard.core.wrong_calls import kind_of
 TYPES = "token_type_ids"
 
 
+@dataclass(frozen=True)
+class TextInputs:
+    """What a model reads as one text.
+
+    arguments  token ids and what goes with them, by the names of the model's arguments, input_ids first
+    second     the number of the first token of the second text of a pair; 0 for one text, and where it is not known
+    """
+
+    arguments: dict[str, list[int]]
+    second: int = 0
+
+
 def takes(model: nn.Module, name: str) -> bool:
     """Whether a model's forward has an argument of that name, or any."""
     parameters = inspect.signature(model.forward).parameters.values()
     return any(one.name == name or one.kind is one.VAR_KEYWORD for one in parameters)
 
 
-def of_pair(model: nn.Module, tokenizer: Any, given: Any, pair: Any) -> dict[str, list[int]]:
+def of_pair(model: nn.Module, tokenizer: Any, given: Any, pair: Any) -> TextInputs:
     """The token ids of two texts, and their token types where the tokenizer and the model have them."""
     if not isinstance(given, str):
         raise TypeError(
@@ -44,11 +57,11 @@ def of_pair(model: nn.Module, tokenizer: Any, given: Any, pair: Any) -> dict[str
     found = {"input_ids": _row("input_ids", encoded["input_ids"])}
     if TYPES in encoded and takes(model, TYPES):
         found[TYPES] = _row(TYPES, encoded[TYPES])
-    return found
+    return TextInputs(found, _second(encoded))
 
 
-def of_mapping(model: nn.Module, given: Mapping[str, Any]) -> dict[str, list[int]]:
-    """What a tokenizer returned for one text, a BatchEncoding or a dictionary, as lists of numbers, input_ids first."""
+def of_mapping(model: nn.Module, given: Mapping[str, Any]) -> TextInputs:
+    """What a tokenizer returned for one text, a BatchEncoding or a dictionary, as lists of numbers."""
     if "input_ids" not in given:
         raise ValueError(f"look has a mapping without input_ids; it has {', '.join(given)}.")
     found = {"input_ids": _row("input_ids", given["input_ids"])}
@@ -61,7 +74,20 @@ def of_mapping(model: nn.Module, given: Mapping[str, Any]) -> dict[str, list[int
         found[name] = _row(name, value)
         if len(found[name]) != n and not name.startswith("decoder_"):
             raise ValueError(f"{name} has {count_of(len(found[name]), 'number')}, input_ids {n}; expected as many.")
-    return found
+    return TextInputs(found, _second(given))
+
+
+def _second(encoded: Mapping[str, Any]) -> int:
+    """Where the second text begins: by token types, or by the numbers of texts that fast tokenizers know."""
+    types = _row(TYPES, encoded[TYPES]) if TYPES in encoded else []
+    if 1 in types:
+        return types.index(1) if types == sorted(types) else 0
+    numbers = getattr(encoded, "sequence_ids", None)
+    try:
+        texts: list[int | None] = [] if numbers is None else numbers(0)
+    except ValueError:  # a tokenizer written in Python has no such numbers
+        return 0
+    return texts.index(1) if 1 in texts else 0
 
 
 def _row(name: str, value: Any) -> list[int]:

@@ -44,7 +44,7 @@ def of_model(
     processor: Callable[..., Any] | None = None,
     title: str | None = None,
     context: int = 2,
-    facts: tuple[Fact[Any], ...] = Report.FACTS,
+    facts: tuple[Fact[Any], ...] | None = None,
     progress: Progress = lambda calls: None,
 ) -> Report | TextReports:
     """A report on a model that reads what is given, or one a text where several are given.
@@ -92,7 +92,7 @@ def _image_report(
     processor: Callable[..., Any] | None,
     title: str | None,
     context: int,
-    facts: tuple[Fact[Any], ...],
+    facts: tuple[Fact[Any], ...] | None,
     progress: Progress,
 ) -> Report:
     model = getattr(model, "vision_model", model)  # of CLIP and its like, which read texts too
@@ -100,7 +100,7 @@ def _image_report(
     by_name = getattr(model, "main_input_name", None) == "pixel_values"
     start = time.perf_counter()
     inputs, named = ((), {"pixel_values": pixels}) if by_name else ((pixels,), {})
-    tape = observed(model, facts, progress, *inputs, **named)
+    tape = observed(model, Report.FACTS if facts is None else facts, progress, *inputs, **named)
     picture = _picture(model, pixels, tape)
     return Report.of(
         tape.calls,

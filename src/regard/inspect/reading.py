@@ -15,7 +15,7 @@ from regard.core.arrays import of_numbers
 from regard.core.shapes import count_of
 from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.algebra import Fact
-from regard.inspect.model_inputs import of_mapping, of_pair, takes
+from regard.inspect.model_inputs import TextInputs, of_mapping, of_pair, takes
 from regard.inspect.record import record
 from regard.inspect.report.report import Report
 from regard.inspect.tape import Tape
@@ -43,7 +43,7 @@ def model_report(
     tokenizer: Tokenizer | None = None,
     title: str | None = None,
     context: int = 2,
-    facts: tuple[Fact[Any], ...] = Report.FACTS,
+    facts: tuple[Fact[Any], ...] | None = None,
     progress: Progress = lambda calls: None,
 ) -> Report:
     """A report on a model that reads a text once: of transformers, or any that takes token ids (1, n).
@@ -57,7 +57,8 @@ def model_report(
     tokenizer needed for a text; of ids it gives the names (default: `model.tokenizer`, where the model has one)
     title     what the report is called (default: the name that the model was loaded under, or its class)
     context   how many tokens have to repeat for an earlier copy to count (induction)
-    facts     what is recorded of each call: Report.FACTS and, for Report.row, facts.Inputs()
+    facts     what is recorded of each call (default: Report.FACTS and, for Report.row and the weights in .npz,
+              facts.Inputs() where the text has 2,048 tokens or fewer)
     progress  is told how many attention calls were looked at so far
 
     Raises ValueError for a blank text, one of more tokens than the model has positions, a tokenizer that is not the
@@ -66,8 +67,9 @@ def model_report(
     """
     tokenizer = tokenizer_for(model, tokenizer)
     read = read_inputs(model, given, tokenizer, pair)
-    ids = read["input_ids"]
-    inputs, tokens = _feed(model, read)
+    ids = read.arguments["input_ids"]
+    inputs, tokens = _feed(model, read.arguments)
+    facts = Report.facts_of_text(max(len(ids), len(tokens))) if facts is None else facts
     tensors = {name: torch.tensor([each], dtype=torch.int64, device="cpu") for name, each in inputs.items()}
     start = time.perf_counter()
     if takes_input_ids(model):
@@ -82,6 +84,7 @@ def model_report(
         key_tokens=texts(tokenizer, ids),
         seconds=time.perf_counter() - start,
         context=context,
+        second_text=read.second if tokens is ids else 0,
     )
 
 
@@ -124,23 +127,21 @@ def is_ids(given: Any) -> bool:
 
 def read_ids(model: nn.Module, given: Any, tokenizer: Tokenizer | None) -> list[int]:
     """The token ids of a text, or those given, that the model can read; errors as `model_report`'s."""
-    return read_inputs(model, given, tokenizer)["input_ids"]
+    return read_inputs(model, given, tokenizer).arguments["input_ids"]
 
 
-def read_inputs(
-    model: nn.Module, given: Any, tokenizer: Tokenizer | None, pair: str | None = None
-) -> dict[str, list[int]]:
-    """What the model is to read of one text, by the names of its arguments, input_ids first."""
+def read_inputs(model: nn.Module, given: Any, tokenizer: Tokenizer | None, pair: str | None = None) -> TextInputs:
+    """What the model is to read of one text."""
     if pair is not None:
         found = of_pair(model, tokenizer, given, pair)
     elif isinstance(given, Mapping):
         found = of_mapping(model, cast("Mapping[str, Any]", given))
     else:
-        found = {"input_ids": _ids(model, given, tokenizer)}
+        found = TextInputs({"input_ids": _ids(model, given, tokenizer)})
     reads = getattr(model, "main_input_name", "input_ids")
     if reads != "input_ids":
         raise ValueError(f"{type(model).__name__} reads {reads}, not text; run it under rg.record, then Report.of.")
-    _check_ids(found["input_ids"], model)
+    _check_ids(found.arguments["input_ids"], model)
     return found
 
 

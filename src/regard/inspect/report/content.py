@@ -27,10 +27,14 @@ class Content(ABC):
     notes: tuple[str, ...] = ()
     picture: Picture | None = None
     head_results: tuple[HeadResult, ...] = ()
+    second_text: int = 0
 
     def __post_init__(self) -> None:
         if not self.layers:
             raise ValueError("a report was asked of no attention call; expected one or more.")
+        last = max(len(layer.keys) for layer in self.layers) - 1
+        if not 0 <= self.second_text <= last:
+            raise ValueError(f"second_text is {self.second_text}; expected the number of a token, 0 to {last}.")
 
     @property
     def kept(self) -> int:

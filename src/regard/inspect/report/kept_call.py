@@ -10,10 +10,12 @@ from torch import Tensor
 
 from regard.api import attention_weights
 from regard.core.hooks import AttentionCall
+from regard.core.shapes import blocks
 from regard.inspect.report.reach import visible
 from regard.masks.algebra import View
 
 HALF = (torch.float16, torch.bfloat16)
+STRIP = 256  # queries whose weights are computed at a time, for all batch elements
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +53,20 @@ class KeptCall:
 
         Both (h, keys), on the CPU: float32 (float64 for float64), and boolean. Time and memory are linear in the keys.
         """
-        frame, row = self.view.frame, self.rows.start + query
-        call = _widened(self.call)
+        row = self.rows.start + query
+        weights = self._weights(slice(row, row + 1), keys)[:, 0]
+        seen = visible(self.view, self.element, slice(row, row + 1))[:, 0]
+        return weights, seen.new_zeros(len(seen), keys).index_copy_(1, self.places, seen[:, self.keys])
+
+    @torch.no_grad()
+    def weights(self, keys: int) -> Tensor:
+        """The weights of all queries on all of the layer's keys, (h, queries, keys), as `row` has them."""
+        strips = blocks(self.queries, STRIP)
+        first = self.rows.start
+        return torch.cat([self._weights(slice(first + one.start, first + one.stop), keys) for one in strips], 1)
+
+    def _weights(self, rows: slice, keys: int) -> Tensor:
+        frame, call = self.view.frame, _widened(self.call)
         weights = attention_weights(
             call.q,
             call.k,
@@ -60,15 +74,11 @@ class KeptCall:
             mask=call.mask,
             positions=call.positions,
             sink=call.sink,
-            rows=[row],
+            rows=list(range(rows.start, rows.stop)),
         )
-        weights = weights.reshape(math.prod(frame.batch), frame.heads, frame.nk)[self.element].cpu()
-        seen = visible(self.view, self.element, slice(row, row + 1))[:, 0]
-        shape = frame.heads, keys
-        return (
-            weights.new_zeros(shape).index_copy_(1, self.places, weights[:, self.keys]),
-            seen.new_zeros(shape).index_copy_(1, self.places, seen[:, self.keys]),
-        )
+        weights = weights.reshape(math.prod(frame.batch), frame.heads, -1, frame.nk)[self.element].cpu()
+        none = weights.new_zeros(*weights.shape[:2], keys)
+        return none.index_copy_(2, self.places, weights[..., self.keys])
 
 
 def _widened(call: AttentionCall) -> AttentionCall:

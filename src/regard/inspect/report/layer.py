@@ -14,7 +14,7 @@ from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.inputs import Inputs
 from regard.inspect.facts.keys import Readers, Received
 from regard.inspect.facts.pooled import Cells, Map
-from regard.inspect.facts.quantised import Quantised
+from regard.inspect.facts.quantised import Quantised, dequantise
 from regard.inspect.facts.rows import Entropy, MaxScore, Top, Visible
 from regard.inspect.report.kept_call import KeptCall
 from regard.inspect.report.reach import Reach, visible
@@ -23,6 +23,7 @@ from regard.masks.algebra import View
 
 CELLS = 128
 TOP, MAP, WEIGHTS = Top(4), Map(CELLS, CELLS), Quantised(512)
+SAVED = 2048  # queries and keys up to which every weight can be saved
 HIDDEN = 255  # in place of a weight, where a query may not see a key
 # What has to be asked of each call that a Layer is made from.
 FACTS: tuple[Fact[Any], ...] = (Visible(), Entropy(), MaxScore(), TOP, Received(), Readers(), MAP, WEIGHTS)
@@ -66,7 +67,8 @@ class Layer:
     top_keys, top_weights   (h, nq, k), heaviest first; -1 and 0 where a row sees fewer keys
     received, readers       (h, nk), the mass that a key receives, and how many queries may see it
     counts                  (h, nq), how many keys a query may see
-    earliest, own           (nq,), the first key that a query may see, and the key at its own position (-1: none)
+    earliest, latest        (nq,), the first and the last key that a query may see
+    own                     (nq,), the key at its own position (-1: none)
     maps, cells             (h, rows, cols) and (rows, cols), the pooled weights, and which cells hold a visible pair
     weights                 (h, nq, nk), every weight as `quantise` has it, HIDDEN where the key may not be seen; of a
                             call with more than 512 queries or keys (h, 0, 0)
@@ -87,6 +89,7 @@ class Layer:
     readers: Tensor
     counts: Tensor
     earliest: Tensor
+    latest: Tensor
     own: Tensor
     maps: Tensor
     cells: Tensor
@@ -142,6 +145,18 @@ class Layer:
             number -= call.queries
         raise AssertionError("the queries of a layer are those of its calls")
 
+    def every_weight(self) -> Tensor:
+        """Every weight, (h, nq, nk): exact where queries and keys were kept, else as `weights` has them.
+
+        float32, or float64 of a model in float64; 0 where the key may not be seen. Empty, (h, 0, 0), where neither was
+        kept, and for more than SAVED queries or keys.
+        """
+        if max(len(self.queries), len(self.keys)) > SAVED:
+            return self.entropy.new_zeros(self.heads, 0, 0)
+        if self.calls:
+            return torch.cat([call.weights(len(self.keys)) for call in self.calls], 1)
+        return dequantise(self.weights.masked_fill(self.weights == HIDDEN, 0))
+
     def visible(self) -> Tensor:
         """The rows that may see something, with any head: boolean (nq,)."""
         return (self.counts > 0).any(0)
@@ -178,6 +193,7 @@ class Layer:
             readers=readers[:, cols],
             counts=counts[:, rows],
             earliest=(reach.earliest[rows] - cols.start).clamp(min=0),
+            latest=(reach.latest[rows] - cols.start).clamp(min=-1),
             own=own,
             maps=maps[:, a, b],
             cells=reach.cells[a, b],

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, BinaryIO
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import torch
 from torch import Tensor
@@ -67,16 +69,30 @@ def write_npz(report: Content, file: BinaryIO, head: tuple[int, int] | None) -> 
     import numpy as np
 
     del head  # arrays have none in front
-    found: dict[str, Any] = {"schema": np.array(SCHEMA), "names": np.array([layer.name for layer in report.layers])}
+    # One array after the other, as np.savez_compressed writes them: the weights of one layer are held at a time.
+    with ZipFile(file, "w", ZIP_DEFLATED) as archive:
+        for name, values in _arrays(report):
+            array = values.numpy() if isinstance(values, Tensor) else np.array(values)
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as part:
+                np.lib.format.write_array(part, array, allow_pickle=False)
+
+
+def _arrays(report: Content) -> Iterator[tuple[str, Tensor | str | bool | list[str]]]:
+    """The names and values of the arrays in a .npz file."""
+    yield "schema", SCHEMA
+    yield "names", [layer.name for layer in report.layers]
     for number, layer in enumerate(report.layers):
         for name in ARRAYS:
-            found[f"{name}/{number}"] = getattr(layer, name).numpy()
+            yield f"{name}/{number}", getattr(layer, name)
+        weights = layer.every_weight()
+        if weights.numel():
+            yield f"weights/{number}", weights
+            yield f"weights_exact/{number}", bool(layer.calls)
         for name, array in _of_heads(report).items():
-            found[f"{name}/{number}"] = array.values[number].numpy()
+            yield f"{name}/{number}", array.values[number]
         for name, axis in (("queries", layer.queries), ("keys", layer.keys)):
-            found[f"{name}/{number}"] = np.array([axis.name(n) for n in range(len(axis))], dtype=np.str_)
-            found[f"{name}_positions/{number}"] = axis.positions.numpy()
-    np.savez_compressed(file, allow_pickle=False, **found)
+            yield f"{name}/{number}", [axis.name(n) for n in range(len(axis))]
+            yield f"{name}_positions/{number}", axis.positions
 
 
 def _of_heads(report: Content) -> dict[str, HeadArray]:

@@ -53,6 +53,8 @@ async function choose() {
       .forEach((button) => button.setAttribute("aria-pressed", String(button.value === state[choice]))),
   );
   at("hide").value = state.hide;
+  at("pair").value = state.pair;
+  at("pair-label").hidden = !isPair(one);
   markSheet();
   showBest(one);
   show();
@@ -75,7 +77,7 @@ function pick(by, number) {
   state[by === "queries" ? "query" : "key"] = within(number, axis.n);
   over = null;
   const values = shares(current, state.head),
-    heaviest = values.indexOf(largest(values, by === "queries" ? omitted(current) : undefined));
+    heaviest = values.indexOf(largest(values, leftOutTokens(current)));
   if (heaviest >= 0) state[by === "queries" ? "key" : "query"] = heaviest;
   return choose();
 }
@@ -195,6 +197,14 @@ at("hide").addEventListener("change", (event) => {
   state.hide = event.target.value;
   choose();
 });
+at("pair").addEventListener("change", (event) => {
+  state.pair = event.target.value;
+  // A token of a text that does not ask, or is not read, shows nothing: the first one that does is chosen instead.
+  const axis = chosenAxis(current),
+    wanted = state.pair[state.by === "queries" ? 0 : 1],
+    shows = (n) => state.pair === "all" || textOfToken(axis, n) === wanted;
+  pick(state.by, shows(chosen()) ? chosen() : wanted === "a" ? 0 : data.second - axis.first);
+});
 at("search").addEventListener("input", (event) => found(event.target.value, 0));
 at("search").addEventListener("keydown", (event) => {
   if (event.key !== "Enter") return;
@@ -236,6 +246,9 @@ window.addEventListener("hashchange", () => {
   readAddress(location.hash);
   choose();
 });
+at("save-row").addEventListener("click", saveRow);
+at("save-map").addEventListener("click", saveMap);
+at("save-picture").addEventListener("click", savePicture);
 at("theme").addEventListener("click", () => {
   document.body.dataset.theme = dark() ? "light" : "dark";
   restyle();

@@ -4,10 +4,11 @@ let scheme = css("--scheme"); // asking the style sheet for each colour would ta
 const dark = () => scheme === "dark";
 const colour = (level) => data.palette[dark() ? data.palette.length - 1 - level : level];
 
-// Where a weight stands on the scale, from 0 to 1; `most` is the weight at the end of the linear one.
-function shade(weight, most) {
+// Where a weight stands on the scale, from 0 to 1: the logarithmic one goes from `least` to 1, the linear one from 0 to
+// `most`.
+function shade(weight, most, least = data.least) {
   if (!(weight > 0)) return 0;
-  const share = state.scale === "log" ? 1 - Math.log(weight) / Math.log(data.least) : weight / (most || 1);
+  const share = state.scale === "log" ? 1 - Math.log(weight) / Math.log(least) : weight / (most || 1);
   return Math.min(Math.max(share, 0), 1);
 }
 
@@ -58,9 +59,9 @@ function painted(rows, cols, level) {
 }
 
 // The bar of colours under a picture of weights, with its ends.
-function showScale(bar, most) {
+function showScale(bar, most, least = data.least) {
   const stops = [0, 0.25, 0.5, 0.75, 1].map((share) => `rgb(${colour(levelOf(share))})`);
   bar.querySelector(".ramp").style.background = `linear-gradient(to right, ${stops})`;
-  bar.querySelector(".least").textContent = state.scale === "log" ? "0.01 %" : "0";
+  bar.querySelector(".least").textContent = state.scale === "log" ? `${Number((100 * least).toPrecision(1))} %` : "0";
   bar.querySelector(".most").textContent = state.scale === "log" ? "100 %" : percent(most);
 }

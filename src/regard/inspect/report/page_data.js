@@ -14,6 +14,12 @@ async function inflate(text) {
 
 const shorts = (bytes) => new Uint16Array(bytes.buffer);
 
+// Whole numbers from the differences between neighbours.
+function summed(bytes) {
+  let sum = 0;
+  return new Int32Array(bytes.buffer).map((step) => (sum += step));
+}
+
 function open(number) {
   loading[number] ??= load(data.layers[number], number);
   return loading[number];
@@ -22,6 +28,7 @@ function open(number) {
 async function load(given, number) {
   const names = ["weights", "maps", "topKeys", "topWeights", "entropy", "received"];
   const bytes = Object.fromEntries(await Promise.all(names.map(async (name) => [name, await inflate(given[name])])));
+  const [first, last] = (await Promise.all(given.spans.map(inflate))).map(summed);
   return {
     ...given,
     number,
@@ -33,6 +40,8 @@ async function load(given, number) {
     heaviestWeights: shorts(bytes.topWeights),
     entropies: shorts(bytes.entropy),
     masses: shorts(bytes.received),
+    first, // of each query, the first key that it may see, and the last; empty where every weight is here
+    last,
     carried: given.rows ? given.rows.length : given.queries.n,
     nr: given.rowEdges.length - 1,
     nc: given.colEdges.length - 1,
@@ -106,6 +115,39 @@ const cellOf = (edges, token) =>
     0,
   );
 
+// The mean weight of the pairs of a cell of the map, NaN where none of them may be seen.
+function cellMean(one, head, r, c) {
+  const level = one.cells[(head * one.nr + r) * one.nc + c];
+  return level === HIDDEN ? NaN : pooledWeight(level) / (one.colEdges[c + 1] - one.colEdges[c]);
+}
+
+// What a query looks at, as `row` has it, with the means of the cells for keys whose weights the page does not know.
+function rowWithMeans(one, head, query) {
+  const found = row(one, head, query);
+  if (one.whole || exactRow(one, head, query)) return found;
+  const r = Math.min(cellOf(one.rowEdges, query), one.nr - 1);
+  for (let c = 0; c < one.nc; c++) {
+    const mean = cellMean(one, head, r, c),
+      end = Math.min(one.colEdges[c + 1], one.last[query] + 1);
+    for (let key = Math.max(one.colEdges[c], one.first[query]); key < end; key++)
+      if (Number.isNaN(found[key])) found[key] = mean;
+  }
+  return found;
+}
+
+// Who looks at a key, likewise.
+function columnWithMeans(one, head, key) {
+  const found = column(one, head, key);
+  if (one.whole) return found;
+  const c = Math.min(cellOf(one.colEdges, key), one.nc - 1);
+  for (let r = 0; r < one.nr; r++) {
+    const mean = cellMean(one, head, r, c);
+    for (let query = one.rowEdges[r]; query < one.rowEdges[r + 1]; query++)
+      if (Number.isNaN(found[query]) && one.first[query] <= key && key <= one.last[query]) found[query] = mean;
+  }
+  return found;
+}
+
 // One weight, and whether it is exact: where the page does not know it, it is the mean over its cell of the map.
 function pair(one, head, query, key) {
   if (one.whole) {
@@ -116,9 +158,7 @@ function pair(one, head, query, key) {
   if (known) return { weight: known[1], exact: true };
   const r = Math.min(cellOf(one.rowEdges, query), one.nr - 1),
     c = Math.min(cellOf(one.colEdges, key), one.nc - 1);
-  const level = one.cells[(head * one.nr + r) * one.nc + c],
-    keys = one.colEdges[c + 1] - one.colEdges[c];
-  return { weight: level === HIDDEN ? NaN : pooledWeight(level) / keys, exact: false };
+  return { weight: cellMean(one, head, r, c), exact: false };
 }
 
 const token = (axis, n) => (axis.text < 0 ? `#${axis.first + n}` : data.texts[axis.text][n]);

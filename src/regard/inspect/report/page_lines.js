@@ -12,14 +12,14 @@ function showLines(one) {
   fillTokens(at("right"), one.keys, right, "lines");
   mark(at("left"), cursor().query, asked() === "queries");
   mark(at("right"), cursor().key, asked() === "keys");
-  const values = shares(one, state.head),
-    skip = asked() === "queries" ? omitted(one) : () => false;
+  const values = shadedWeights(one),
+    skip = leftOutTokens(one);
   const other = asked() === "queries" ? at("right") : at("left"),
     own = asked() === "queries" ? at("left") : at("right");
-  shadeTokens(other, values, largest(values, skip), skip);
+  shadeTokens(other, values, largest(values, skip), skip, leastShade(one));
   shadeTokens(own, [], 1, () => true);
   showHeads(one);
-  showList(one, values, skip);
+  showList(one, shares(one, state.head), skip);
   drawLines(one, left, right);
 }
 
@@ -29,7 +29,7 @@ function drawLines(one, left, right) {
     canvas = at("lines");
   canvas.style.height = `${box.clientHeight}px`;
   const [pen, width, height] = surface(canvas),
-    skip = omitted(one),
+    skip = leftOut(one),
     top = box.scrollTop;
   const high = (n, from) => (n - from + 0.5) * LINE - top;
   const line = (query, key, weight, hue, strong) => {
@@ -46,11 +46,11 @@ function drawLines(one, left, right) {
   };
   drawnHeads().forEach((head) => {
     const hue = headColour(head, one.heads);
-    if (!over) each(one, head, left, (query, key, weight) => !skip(key) && line(query, key, weight, hue, false));
+    if (!over) each(one, head, left, (query, key, weight) => !skip(query, key) && line(query, key, weight, hue, false));
     const values = shares(one, head);
     values.forEach((weight, n) => {
       const [query, key] = asked() === "queries" ? [cursor().query, n] : [n, cursor().key];
-      if (weight >= LEAST_LINE && key >= right[0] && key < right[1] && !skip(key)) line(query, key, weight, hue, true);
+      if (weight >= LEAST_LINE && key >= right[0] && key < right[1] && !skip(query, key)) line(query, key, weight, hue, true);
     });
   });
   pen.globalAlpha = 1;

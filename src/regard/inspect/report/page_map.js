@@ -29,12 +29,14 @@ function follow(one) {
   part = { row, rows, col, cols };
 }
 
+// Whether the map draws single pairs, not cells.
+const singlePairs = (one) => one.whole || Math.max(part.rows, part.cols) <= SINGLE;
+
 function picture(one) {
-  const key = [state.layer, state.head, state.scale, state.hide, dark(), ...Object.values(part)].join();
+  const key = [state.layer, state.head, state.scale, state.hide, state.pair, dark(), ...Object.values(part)].join();
   if (drawn.key === key) return drawn.canvas;
-  const skip = omitted(one),
-    single = one.whole || Math.max(part.rows, part.cols) <= SINGLE;
-  const skipped = Array.from({ length: part.cols }, (_, c) => single && skip(part.col + c));
+  const skip = leftOut(one),
+    single = singlePairs(one);
   const r0 = single ? part.row : cellOf(one.rowEdges, part.row),
     c0 = single ? part.col : cellOf(one.colEdges, part.col);
   const rows = single ? part.rows : Math.min(cellOf(one.rowEdges, part.row + part.rows - 1), one.nr - 1) - r0 + 1;
@@ -44,9 +46,14 @@ function picture(one) {
     const level = one.cells[(state.head * one.nr + r0 + r) * one.nc + c0 + c];
     return level === HIDDEN ? NaN : pooledWeight(level);
   };
-  const values = new Float32Array(rows * cols).map((_, n) =>
-    skipped[n % cols] ? NaN : weight(Math.floor(n / cols), n % cols),
-  );
+  // A cell is of the texts that its first query and key are of; a key alone is not left out of cells.
+  const other = ofOtherTexts(one),
+    gone = (r, c) => (single ? skip(r0 + r, c0 + c) : other(one.rowEdges[r0 + r], one.colEdges[c0 + c]));
+  const values = new Float32Array(rows * cols).map((_, n) => {
+    const r = Math.floor(n / cols),
+      c = n % cols;
+    return gone(r, c) ? NaN : weight(r, c);
+  });
   const most = largest(values);
   const canvas = painted(rows, cols, (r, c) => {
     const value = values[r * cols + c];

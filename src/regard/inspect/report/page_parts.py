@@ -65,8 +65,8 @@ def data_uri(image: bytes) -> str:
 
 
 def framed(html: str, title: str) -> str:
-    """A whole page for a notebook's cell: in a frame that may run its own script and reach nothing around it."""
+    """A whole page for a notebook's cell: in a frame that may run its own script and save files, no more."""
     return (
-        f'<iframe sandbox="allow-scripts" title="{escape(title)}" srcdoc="{escape(html)}" '
+        f'<iframe sandbox="allow-scripts allow-downloads" title="{escape(title)}" srcdoc="{escape(html)}" '
         'style="width: 100%; height: 860px; max-height: 92vh; border: 1px solid #8886; border-radius: 8px"></iframe>'
     )

@@ -2,7 +2,7 @@
 const patched = (axis) =>
   data.picture !== null && axis.n === data.picture.special + data.picture.rows * data.picture.columns;
 
-function showPatches(one, values, most, skip) {
+function showPatches(one, values, most, skip, least) {
   const axis = shadedAxis(one),
     { rows, columns, special } = data.picture;
   at("patches").hidden = !patched(axis);
@@ -13,7 +13,7 @@ function showPatches(one, values, most, skip) {
   pen.lineWidth = 0.5;
   for (let n = 0; n < rows * columns; n++) {
     const value = values[special + n],
-      share = skip(special + n) ? 0 : shade(value, most);
+      share = skip(special + n) ? 0 : shade(value, most, least);
     const patch = [(n % columns) * w, Math.floor(n / columns) * h, w, h];
     pen.globalAlpha = share > 0 ? 0.25 + 0.5 * share : 0;
     pen.fillStyle = `rgb(${colour(levelOf(share))})`;

@@ -8,6 +8,7 @@ const state = {
   view: "text",
   scale: "log",
   hide: "nothing",
+  pair: "all", // of two texts, the one that asks and the one that is read
   zoom: 0, // how often the map's sides were halved
   heads: [], // drawn as lines besides the head itself
 };
@@ -16,6 +17,7 @@ const CHOICES = {
   view: ["text", "lines"],
   scale: ["log", "linear"],
   hide: ["nothing", "first", "special"],
+  pair: ["all", "aa", "ab", "ba", "bb"],
 };
 let over = null; // the query and key under the pointer, shown until it leaves; `by` where it is over a token
 
@@ -61,4 +63,33 @@ function omitted(one) {
   if (state.hide === "special")
     return (key) => (key === 0 && one.keys.text < 0 ? true : SPECIAL.test(token(one.keys, key)));
   return () => false;
+}
+
+// Which of two texts a token is of: the second one begins at a token that the page was given.
+const textOfToken = (axis, n) => (n + axis.first >= data.second ? "b" : "a");
+const isPair = (one) => data.second > 0 && oneText(one);
+
+// Whether a query and a key are of other texts than those whose attention is shown.
+function ofOtherTexts(one) {
+  if (state.pair === "all" || !isPair(one)) return () => false;
+  const [asking, read] = state.pair;
+  return (query, key) => textOfToken(one.queries, query) !== asking || textOfToken(one.keys, key) !== read;
+}
+
+// Whether a query's attention to a key is left out of the colours.
+function leftOut(one) {
+  const hidden = omitted(one),
+    other = ofOtherTexts(one);
+  return (query, key) => hidden(key) || other(query, key);
+}
+
+// The same of the tokens that are shaded; who looks at a key is shown of every key.
+function leftOutTokens(one) {
+  const { query, key } = cursor();
+  if (asked() === "keys") {
+    const other = ofOtherTexts(one);
+    return (n) => other(n, key);
+  }
+  const left = leftOut(one);
+  return (n) => left(query, n);
 }

@@ -11,6 +11,15 @@ const shares = (one, head) =>
 const shownRow = (one) => (asked() === "queries" ? exactRow(one, state.head, cursor().query) : undefined);
 const complete = (one) => one.whole || shownRow(one) !== undefined;
 
+// The weights that colour the text: where the page does not know one, the mean over its cell of the map.
+const shadedWeights = (one) =>
+  asked() === "queries"
+    ? rowWithMeans(one, state.head, cursor().query)
+    : columnWithMeans(one, state.head, cursor().key);
+
+// Where the text's logarithmic scale begins: means over cells are smaller than the cells, by the number of their keys.
+const leastShade = (one) => (complete(one) ? data.least : (data.least * one.nc) / one.keys.n);
+
 // Which tokens of an axis are shown: all, or a run that holds the one named and moves only when that leaves it.
 function tokensAround(axis, holds, shown) {
   if (axis.n <= shown) return [0, axis.n];
@@ -64,23 +73,24 @@ function reveal(list) {
   list.scrollTop = word.offsetTop - list.clientHeight / 2;
 }
 
-function shadeTokens(list, values, most, skip) {
+function shadeTokens(list, values, most, skip, least) {
   [...list.children].forEach((word) => {
     const n = Number(word.dataset.n),
       value = values[n],
-      level = skip(n) ? 0 : levelOf(shade(value, most)),
+      level = skip(n) ? 0 : levelOf(shade(value, most, least)),
       ground = level > 0 ? colour(level) : null;
     word.style.background = ground ? `rgb(${ground})` : "";
     word.style.color = ground ? inkOn(ground) : "";
-    word.classList.toggle("off", complete(current) && Number.isNaN(value));
+    word.classList.toggle("off", Number.isNaN(value));
   });
 }
 
 function showText(one) {
   const by = asked(),
-    values = shares(one, state.head),
-    skip = by === "queries" ? omitted(one) : () => false;
+    values = shadedWeights(one),
+    skip = leftOutTokens(one);
   const most = largest(values, skip),
+    least = leastShade(one),
     same = oneText(one),
     words = at("words"),
     others = at("others");
@@ -95,13 +105,13 @@ function showText(one) {
   }
   fillTokens(own, chosenAxis(one), textOf(chosenAxis(one), chosen()), "chosen");
   mark(own, chosen(), true);
-  shadeTokens(shaded, values, most, skip);
-  if (at("patches")) showPatches(one, values, most, skip);
-  showScale(at("text-scale"), most);
-  at("without").textContent = complete(one)
-    ? "cannot attend"
-    : `no colour: not among the ${one.rank} heaviest keys of the row, which are the only ones on this page`;
-  showList(one, values, skip);
+  shadeTokens(shaded, values, most, skip, least);
+  if (at("patches")) showPatches(one, values, most, skip, least);
+  showScale(at("text-scale"), most, least);
+  at("means").textContent = complete(one)
+    ? ""
+    : `exact for the ${one.rank} heaviest keys of a row; all others have the mean of their cell of the map`;
+  showList(one, shares(one, state.head), skip);
 }
 
 function described(one) {
@@ -127,7 +137,9 @@ function showList(one, values, skip) {
 }
 
 function said(one, count, mass, numbers, values) {
-  const left = state.hide === "nothing" ? "" : "; the mass on what is left out is not counted";
+  const filtered = state.pair !== "all" && isPair(one);
+  if (filtered && !count) return "nothing to show: all of it is left out";
+  const left = state.hide === "nothing" && !filtered ? "" : "; the mass on what is left out is not counted";
   const known = shownRow(one);
   if (known) {
     const entropy = known.reduce((sum, p) => (p > 0 ? sum - p * Math.log(p) : sum), 0);

@@ -49,6 +49,7 @@ def payload(report: Content, head: tuple[int, int] | None) -> str:
         ],
         "layers": [_layer(layer, texts, whole and layer.weights.numel() > 0, every) for layer in report.layers],
         "texts": texts,
+        "second": report.second_text,
         "picture": None if report.picture is None else _picture(report.picture),
     }
     return escaped(json.dumps(content, separators=(",", ":"), allow_nan=False))
@@ -93,6 +94,7 @@ def _layer(layer: Layer, texts: list[tuple[str, ...]], whole: bool, every: bool)
         "thumbs": packed(thumbs),
         "weights": packed(layer.weights if whole else none),
         "maps": packed(none if whole else levels(layer.maps, layer.cells)),
+        "spans": [_differences(none if whole else ends) for ends in (layer.earliest, layer.latest)],
         "rows": None if whole or every else rows.tolist(),
         "topKeys": packed(none if whole else layer.top_keys[:, rows].to(torch.int32 if wide else torch.int16)),
         "wide": wide,
@@ -134,6 +136,11 @@ def _shares(values: Tensor, scale: float) -> str:
     """Numbers from 0 to scale, in 65,535 steps."""
     steps = (values.double() / scale * SHARES).round().clamp(0, SHARES).to(torch.int32)
     return packed(torch.where(steps > 32767, steps - 65536, steps).to(torch.int16))
+
+
+def _differences(values: Tensor) -> str:
+    """Whole numbers, each as its difference from the one before: ends of spans grow by one, which packs well."""
+    return packed(torch.diff(values.to(torch.int32), prepend=values.new_zeros(1, dtype=torch.int32)))
 
 
 def packed(values: Tensor) -> str:

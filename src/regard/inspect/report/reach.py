@@ -21,10 +21,12 @@ class Reach:
     """What a mask lets through for one batch element, with any head, on the CPU.
 
     earliest  (nq,)         the first key that the query may see; nk where it sees none
+    latest    (nq,)         the last one; -1 where it sees none
     cells     (rows, cols)  whether a cell of a Map holds a visible pair: boolean
     """
 
     earliest: Tensor
+    latest: Tensor
     cells: Tensor
 
     @staticmethod
@@ -76,19 +78,23 @@ def _of_intervals(frame: Frame, start: Tensor, stop: Tensor, row: Tensor, column
     counts = torch.zeros(int(row[-1]) + 1, int(column[-1]) + 2, dtype=torch.int64, device="cpu")
     places = row.expand_as(start)
     counts.index_put_((places, first), some, accumulate=True).index_put_((places, last + 1), -some, accumulate=True)
-    return Reach(torch.where(some > 0, start, frame.nk).amin(0), counts.cumsum(1)[:, :-1] > 0)
+    earliest = torch.where(some > 0, start, frame.nk).amin(0)
+    latest = torch.where(some > 0, stop - 1, -1).amax(0)
+    return Reach(earliest, latest, counts.cumsum(1)[:, :-1] > 0)
 
 
 def _of_strips(view: View, element: int, row: Tensor, column: Tensor) -> Reach:
     frame = view.frame
-    earliest = list[Tensor]()
+    earliest, latest = list[Tensor](), list[Tensor]()
     counts = torch.zeros(int(row[-1]) + 1, int(column[-1]) + 1, dtype=torch.int64, device="cpu")
     for strip in blocks(frame.nq, STRIP):
         size = strip.stop - strip.start
         any_head = visible(view, element, strip).any(0)
-        earliest.append(torch.where(any_head.any(-1), any_head.long().argmax(-1), frame.nk))
+        sees = any_head.any(-1)
+        earliest.append(torch.where(sees, any_head.long().argmax(-1), frame.nk))
+        latest.append(torch.where(sees, frame.nk - 1 - any_head.flip(-1).long().argmax(-1), -1))
         pooled = torch.zeros(size, counts.shape[1], dtype=torch.int64, device="cpu").index_add_(
             1, column, any_head.long()
         )
         counts.index_add_(0, row[strip], pooled)
-    return Reach(torch.cat(earliest), counts > 0)
+    return Reach(torch.cat(earliest), torch.cat(latest), counts > 0)

@@ -14,12 +14,13 @@ import regard.inspect.report.save as save
 import regard.inspect.report.text as text
 from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.algebra import Fact
+from regard.inspect.facts.inputs import Inputs
 from regard.inspect.layers import Layers
 from regard.inspect.report.comparison import Comparison
 from regard.inspect.report.content import Content
 from regard.inspect.report.head_result import HeadResult, matched
 from regard.inspect.report.labels import Labels
-from regard.inspect.report.layer import FACTS, Layer, Looked
+from regard.inspect.report.layer import FACTS, SAVED, Layer, Looked
 from regard.inspect.report.page_parts import framed
 from regard.inspect.report.picture import Picture
 from regard.inspect.report.server import PageServer
@@ -39,6 +40,7 @@ class Report(Content):
     notes          further facts for the first line
     picture        the image, if the tokens are its patches
     head_results   further results about its heads: see with_heads
+    second_text    the number of the first token of the second text of a pair; 0 for one text
 
     >>> from types import SimpleNamespace
     >>> from regard.inspect.look_tensors import look
@@ -56,6 +58,14 @@ class Report(Content):
     FACTS: ClassVar[tuple[Fact[Any], ...]] = FACTS  # what has to be recorded
 
     @staticmethod
+    def facts_of_text(tokens: int) -> tuple[Fact[Any], ...]:
+        """What is recorded of a text where the caller names no facts.
+
+        FACTS, and for up to 2,048 tokens facts.Inputs(), from which `row` and the weights in .npz are computed.
+        """
+        return (*FACTS, Inputs()) if tokens <= SAVED else FACTS
+
+    @staticmethod
     def of(
         calls: Iterable[Looked],
         *,
@@ -70,6 +80,7 @@ class Report(Content):
         context: int = 2,
         notes: tuple[str, ...] = (),
         picture: Picture | None = None,
+        second_text: int = 0,
     ) -> Report:
         """A report on the calls of a tape that was recorded with facts=Report.FACTS.
 
@@ -80,10 +91,11 @@ class Report(Content):
         encoder's); `element` says which of a batch. Which layer reads which follows from how many queries and keys a
         call has. Where that leaves it open, because both texts have one length or none is given, the names of modules
         decide ("cross_attention", "encoder"), or `cross`, which names the layers that read key_tokens: a pattern over
-        their paths ("*" all), several, or a function of the path.
+        their paths ("*" all), several, or a function of the path. If `tokens` are those of two texts, one after the
+        other, second_text is the number of the first token of the second one.
 
-        Raises ValueError for no call, for texts that name no token of any layer, and where `cross` fits no layer;
-        IndexError for an element that is not there.
+        Raises ValueError for no call, for texts that name no token of any layer, where `cross` fits no layer, and for a
+        second_text beyond the tokens; IndexError for an element that is not there.
         """
         labels, calls = Labels(tokens, key_tokens, cross), list(calls)
         found = in_steps(calls, labels.crosses(calls), len(tokens))
@@ -95,7 +107,7 @@ class Report(Content):
             steps = [Layer.of(call, element, own, key_tokens, one.cross) for call in one.calls]
             layers.append(replace(merged(steps, one, own), place=place))
         labels.check_used(layers, found)
-        return Report(title, model, tuple(layers), seconds, unit, context, notes, picture)
+        return Report(title, model, tuple(layers), seconds, unit, context, notes, picture, second_text=second_text)
 
     def text(self, width: int = 80) -> str:
         """The report for a terminal: a line of facts, grids of layers × heads, findings with their rules."""
@@ -129,10 +141,12 @@ class Report(Content):
     def row(self, head: tuple[int, int] | str, query: int) -> Tensor:
         """The exact weights of one query on all keys, (nk,), computed at once: for texts of any length.
 
-        They need the queries and keys of the model, which a report keeps on request: look(model, text, ...,
-        facts=(*rg.Report.FACTS, rg.facts.Inputs())). float32, or float64 for a model in float64; on the CPU; 0 for keys
-        that the query may not see. Time and memory are linear in the keys. Queries and keys are counted as in the
-        layer: padding is left out, steps of `generate` are one sequence; a negative query counts from the end.
+        They need the queries and keys of the model, which look keeps of texts of up to 2,048 tokens, and of longer ones
+        on request: look(model, text, ..., facts=(*rg.Report.FACTS, rg.facts.Inputs())).
+
+        float32, or float64 for a model in float64; on the CPU; 0 for keys that the query may not see. Time and memory
+        are linear in the keys. Queries and keys are counted as in the layer: padding is left out, steps of `generate`
+        are one sequence; a negative query counts from the end.
 
         head   (layer, head) or a label such as "L3H1"
         Raises ValueError for a head that does not exist, and if queries and keys were not kept; IndexError for a query
@@ -141,8 +155,7 @@ class Report(Content):
         >>> import regard as rg
         >>> from regard.demo.model import load
         >>> from regard.demo.reading import read
-        >>> facts = (*rg.Report.FACTS, rg.facts.Inputs())
-        >>> report = read(load(), b"to be or not to be", facts=facts)
+        >>> report = read(load(), b"to be or not to be")
         >>> report.row("L3H1", -1).shape, round(float(report.row("L3H1", -1).sum()), 4)
         (torch.Size([18]), 1.0)
         """

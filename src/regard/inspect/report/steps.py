@@ -133,6 +133,7 @@ def merged(layers: Sequence[Layer], steps: Steps, tokens: Sequence[str]) -> Laye
         readers=_summed([layer.readers for layer in layers], places, len(keys)),
         counts=torch.cat([layer.counts for layer in layers], -1),
         earliest=torch.cat([_at(one.earliest, place) for one, place in zip(layers, places, strict=True)]),
+        latest=torch.cat([_at(one.latest, place) for one, place in zip(layers, places, strict=True)]),
         own=torch.cat([_at(one.own, place) for one, place in zip(layers, places, strict=True)]),
         maps=maps,
         cells=cells,
