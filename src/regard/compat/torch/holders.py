@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from regard.core.tracing import loaded
+
 _WITHOUT = ("torch", "regard", "__main__")  # what the packages call is known
 
 
@@ -62,7 +64,7 @@ class Holders:
         if not self._is_as_before(last, modules, references):
             names = [vars(m) for m in modules if isinstance(m, ModuleType)]
             last = self._last = _Search(modules, names, list(map(len, names)), references, self._everywhere())
-        main = sys.modules.get("__main__")
+        main = loaded("__main__")
         return [*last.found, *(() if main is None else self._of(main))]
 
     def _is_as_before(self, last: _Search, modules: list[Any], references: list[int] | None) -> bool:
