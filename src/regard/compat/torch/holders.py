@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import operator
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from regard.core.tracing import loaded
-
-_WITHOUT = ("torch", "regard", "__main__")  # what the packages call is known
+_WITHOUT = ("torch", "regard")  # what these packages call is known
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 class Holder(NamedTuple):
@@ -27,24 +27,23 @@ class _Search(NamedTuple):
     modules: list[Any]
     names: list[dict[str, Any]]  # of each module
     sizes: list[int]  # how many names
-    references: list[int] | None  # to each function, where no stand-ins had their places
-    found: list[Holder]
+    own: list[Any]  # modules that are of no installed package
+    found: list[Holder]  # in the others
 
 
 class Holders:
     """The names that loaded modules have for some functions, or for what stands in for them.
 
-    A search of all names of 4,000 modules takes 20 ms, so a search is repeated only if something may have changed: the
-    list of modules, how many names one has, a name that was found, or the number of references to a function, which
-    changes where an old name is bound to it. `__main__`, where people bind names anew, is searched each time.
+    A search of all names of 4,000 modules takes 20 ms, so the modules of Python and of installed packages are searched
+    again only if the list of modules, the number of a module's names, or a name that was found has changed. All others,
+    `__main__` among them, are searched each time: there people bind old names anew.
 
     functions: by name. stand_ins: what a patch puts in their places, by the same names.
 
     >>> import math, types
     >>> room = types.ModuleType("room")
     >>> sys.modules["room"], room.root = room, math.sqrt
-    >>> holders = Holders({"sqrt": math.sqrt}, {}).find(patched=False)
-    >>> [(each.name, each.function) for each in holders if each.module is room]
+    >>> [(each.name, each.function) for each in Holders({"sqrt": math.sqrt}, {}).find() if each.module is room]
     [('root', 'sqrt')]
     >>> del sys.modules["room"]
     """
@@ -52,39 +51,44 @@ class Holders:
     def __init__(
         self, functions: Mapping[str, Callable[..., Any]], stand_ins: Mapping[str, Callable[..., Any]]
     ) -> None:
-        self._functions = tuple(functions.values())
         self._names = {id(function): name for name, function in (*functions.items(), *stand_ins.items())}
-        self._last = _Search([], [], [], None, [])
+        self._last = _Search([], [], [], [], [])
 
-    def find(self, *, patched: bool) -> list[Holder]:
-        """All of them, as they are now. patched: whether stand-ins have the functions' places at this moment."""
+    def find(self) -> list[Holder]:
+        """All of them, as they are now."""
         modules: list[Any] = list(sys.modules.values())
-        references = None if patched else [sys.getrefcount(function) for function in self._functions]
         last = self._last
-        if not self._is_as_before(last, modules, references):
-            names = [vars(m) for m in modules if isinstance(m, ModuleType)]
-            last = self._last = _Search(modules, names, list(map(len, names)), references, self._everywhere())
-        main = loaded("__main__")
-        return [*last.found, *(() if main is None else self._of(main))]
+        if not self._is_as_before(last, modules):
+            last = self._last = self._search(modules)
+        return [*last.found, *(holder for module in last.own for holder in self._of(module))]
 
-    def _is_as_before(self, last: _Search, modules: list[Any], references: list[int] | None) -> bool:
-        if not getattr(sys, "_is_gil_enabled", lambda: True)():
-            return False  # references are not counted exactly then
+    def _is_as_before(self, last: _Search, modules: list[Any]) -> bool:
         return (
-            references in (None, last.references)
-            and len(modules) == len(last.modules)
+            len(modules) == len(last.modules)
             and all(map(operator.is_, modules, last.modules))
             and list(map(len, last.names)) == last.sizes
             and all(self._names.get(id(vars(m).get(name))) == function for m, name, function in last.found)
         )
 
-    def _everywhere(self) -> list[Holder]:
-        """The names of all modules but `__main__`."""
+    def _search(self, modules: list[Any]) -> _Search:
+        names = [vars(m) for m in modules if isinstance(m, ModuleType)]
+        sizes = list(map(len, names))
         searched = [m for path, m in list(sys.modules.items()) if path.partition(".")[0] not in _WITHOUT]
-        return [holder for module in searched for holder in self._of(module)]
+        own = [m for m in searched if not _is_installed(m)]
+        found = [holder for module in searched if _is_installed(module) for holder in self._of(module)]
+        return _Search(modules, names, sizes, own, found)
 
-    def _of(self, module: ModuleType) -> list[Holder]:
+    def _of(self, module: Any) -> list[Holder]:
         if type(module) is not ModuleType:
             return []
         names, held = self._names, list(vars(module).items())
         return [Holder(module, name, names[id(value)]) for name, value in held if id(value) in names]
+
+
+def _is_installed(module: Any) -> bool:
+    """Whether a module is of Python or of an installed package."""
+    spec = getattr(module, "__spec__", None)
+    origin = getattr(spec, "origin", None)
+    if spec is None or origin is None:
+        return spec is not None and getattr(spec, "submodule_search_locations", None) is not None
+    return origin in ("built-in", "frozen") or str(origin).startswith(_LIBRARIES)

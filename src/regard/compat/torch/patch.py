@@ -58,7 +58,7 @@ class Patch:
         self.calls: Counter[tuple[str, str | None]] = Counter()
         self.traced: Counter[tuple[str, str | None]] = Counter()
         self._undo = ExitStack()
-        places = [*AT_HOME, *HOLDERS.find(patched=bool(_IN_PLACE))]
+        places = [*AT_HOME, *HOLDERS.find()]
         if model is None:
             self._undo.enter_context(_Replacing(self, places))
         else:
@@ -124,7 +124,8 @@ def patch(model: nn.Module | None = None, *, report: Callable[[str], object] | N
     model inside the block: its graphs then hold regard's kernels, and are compiled again without them after the end.
     torch.jit.script compiles torch's own functions, patched or not. Blocks nest; an error restores torch's functions
     too. The first patch searches all loaded modules, which takes about 20 ms for 4,000 of them; later ones take 0.2 ms
-    unless modules were loaded or names were bound to torch's functions meanwhile.
+    unless modules were loaded meanwhile. An installed package that binds one of its old names to torch's function
+    after the first search is not seen.
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
     >>> with patch():
