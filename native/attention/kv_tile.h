@@ -73,7 +73,7 @@ static void load_key_parts(const regard_call& c, const Scratch& w, KvTile& x) {
   // a tile of the unit is read from neighbouring lines of the cache
   const PartRows split{to, 32, kKeys * 32, kKeys * depth};
   x.unfit |= !split_rows<Op::parts>(split, depth, keys.at, c.dtype, keys.row, keys.col, x.count, c.dk, 1, Sizes::of_scores(c.dtype));
-  x.key_parts = {split.at, split.row, split.step, split.part};
+  x.key_parts = split;
 }
 
 // Values as the left operand of O^T = V^T P^T, and whether all are finite; of several parts, whether all have them.

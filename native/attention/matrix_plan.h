@@ -74,9 +74,9 @@ struct MatrixStream {
   void finish();
 };
 
-// What the unit multiplies while one block of scores becomes weights, a step at a time: the terms of one chain, of 32 columns of A. A step
-// has no branches, and what the vector units do meanwhile stands between its products: the processor's window holds few instructions of
-// either kind at once.
+// What the unit multiplies while one block of scores becomes weights, a step at a time: the terms of one chain, of 32 columns of A. What the
+// vector units do meanwhile stands between the products of a step, without branches but for those of a job's first step: the processor's
+// window holds few instructions of either kind at once.
 template <int parts>
 struct UnitPlan {
   using Terms = MatrixTerms<parts>;
@@ -101,7 +101,7 @@ struct UnitPlan {
         int64_t due = done * pairs / products - paired;
         paired += due;
         for (; due > kMost; --due) whole_pair(work);
-        some<chain, begins, kMost>(*job, k, work, due);
+        run_step<chain, begins, kMost>(*job, k, work, due);
       };
       step(Index<0>(), Index<1>(), 0);
       for (int64_t k = 1; k < job->depth; ++k) step(Index<0>(), Index<0>(), k);
@@ -134,9 +134,9 @@ struct UnitPlan {
 
   // A step with `due` pairs, of at most `pairs`.
   template <int chain, int begins, int pairs, class Work>
-  __attribute__((always_inline)) void some(const UnitJob& job, int64_t k, Work& work, int64_t due) {
+  __attribute__((always_inline)) void run_step(const UnitJob& job, int64_t k, Work& work, int64_t due) {
     if constexpr (pairs > 0)
-      if (due < pairs) return some<chain, begins, pairs - 1>(job, k, work, due);
+      if (due < pairs) return run_step<chain, begins, pairs - 1>(job, k, work, due);
     constexpr int tiles = 4 * (int)Terms::kChain[chain].count;
     multiply_tiles<chain, begins, pairs>(job, k, work, std::make_integer_sequence<int, tiles>());
     if (begins && parts == 3) stream.added = nullptr;

@@ -36,10 +36,11 @@ REGARD_INLINE int64_t query_floats(const regard_call& c) {
   return parts ? parts * whole_depth(c.dk) / 2 : c.dk;
 }
 
-// Where the rows of a left operand are written; see LeftParts.
+// Where the rows of a left operand are written.
 struct PartRows {
   uint16_t* at;
-  int64_t row, step, part;
+  int64_t row, step, part;  // as in LeftParts
+  operator LeftParts() const { return {at, row, step, part}; }
 };
 
 // The smallest and the largest size of numbers that are not 0, as the bits of floats, which have the same order.

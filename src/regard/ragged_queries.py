@@ -185,9 +185,9 @@ def _check(
     for name, t in (("k", k), ("v", v)):
         if t.dim() != q.dim() or t.shape[0] != len(counts):
             raise ShapeError(
-                f"q is nested with {count_of(len(counts), 'sequence')}, {name} has shape "
-                f"{listed(t.shape)}; expected the keys of "
-                "as many batch elements, (batch, heads, nk, d), or nested keys and values with as many sequences."
+                f"q is nested with {count_of(len(counts), 'sequence')}, {name} has shape {listed(t.shape)}; expected "
+                "the keys of as many batch elements, (batch, heads, nk, d), or nested keys and values with as many "
+                "sequences."
             )
     total = sum(counts)
     if positions is None and (mask.compares_positions() or score.compares_positions()):

@@ -38,11 +38,16 @@ def made(n: int, tokens: list[str] | None = None) -> tuple[rg.Report, torch.Tens
     return report, rg.attention_weights(q, k, mask=rg.Causal())[0]
 
 
+def seen_at(visit: Any, folder: Path, address: str, tokens: list[str] | None = None) -> tuple[Any, torch.Tensor]:
+    """The page of a report on 23 tokens, opened at an address, and the weights."""
+    report, p = made(23, tokens)
+    report.save(folder / "a.html")
+    return visit(folder / "a.html", address=address), p
+
+
 def test_a_row_is_saved_with_its_tokens(visit: Any, tmp_path: Path) -> None:
     tokens = [reports.NASTY[i % len(reports.NASTY)] for i in range(23)]
-    report, p = made(23, tokens)
-    report.save(tmp_path / "a.html")
-    seen = visit(tmp_path / "a.html", address="#L0H1&query=12")
+    seen, p = seen_at(visit, tmp_path, "#L0H1&query=12", tokens)
     name, content = saved(seen, "#save-row")
     lines = table(content)
     assert name == "L0H1-query-12.csv" and [int(one["key"]) for one in lines] == list(range(13))
@@ -56,9 +61,7 @@ def test_a_row_is_saved_with_its_tokens(visit: Any, tmp_path: Path) -> None:
 
 
 def test_a_column_and_what_is_left_out(visit: Any, tmp_path: Path) -> None:
-    report, p = made(23)
-    report.save(tmp_path / "a.html")
-    seen = visit(tmp_path / "a.html", address="#L0H1&key=9&by=keys")
+    seen, p = seen_at(visit, tmp_path, "#L0H1&key=9&by=keys")
     name, content = saved(seen, "#save-row")
     lines = table(content)
     assert name == "L0H1-key-9.csv" and [int(one["query"]) for one in lines] == list(range(9, 23))
@@ -70,9 +73,7 @@ def test_a_column_and_what_is_left_out(visit: Any, tmp_path: Path) -> None:
 
 
 def test_the_map_is_saved_as_weights_and_as_a_picture(visit: Any, tmp_path: Path) -> None:
-    report, p = made(23)
-    report.save(tmp_path / "a.html")
-    seen = visit(tmp_path / "a.html", address="#L0H1&query=12&key=3")
+    seen, p = seen_at(visit, tmp_path, "#L0H1&query=12&key=3")
     name, content = saved(seen, "#save-map")
     lines = table(content)
     assert name == "L0H1-map.csv" and len(lines) == 23 * 24 // 2

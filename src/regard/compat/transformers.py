@@ -162,18 +162,17 @@ def _unmasked(module: nn.Module, nq: int, nk: int, is_causal: bool | None, slidi
     """As torch's attention is called by transformers: one query alone is the last one, and sees everything."""
     if sliding_window is not None and nk > sliding_window:
         raise Unsupported(
-            f"a sliding window of {sliding_window} meets {count_of(nk, 'key')}, and the model gives "
-            "no mask that has it. "
-            "Call the whole model, or pass a mask (batch, heads, nq, nk)."
+            f"a sliding window of {sliding_window} meets {count_of(nk, 'key')}, and the model gives no mask that has "
+            "it. Call the whole model, or pass a mask (batch, heads, nq, nk)."
         )
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if not causal or nq == 1:
         return Everything()
     if nq != nk:
         raise Unsupported(
-            f"{count_of(nq, 'query')} {'meets' if nq == 1 else 'meet'} {count_of(nk, 'key')} "
-            "causally, and the model gives no mask that says where the queries stand. "
-            "Pass is_causal=False if each query sees every key, or a mask (batch, heads, nq, nk)."
+            f"{count_of(nq, 'query')} {'meets' if nq == 1 else 'meet'} {count_of(nk, 'key')} causally, and the model "
+            "gives no mask that says where the queries stand. Pass is_causal=False if each query sees every key, or "
+            "a mask (batch, heads, nq, nk)."
         )
     return Causal()
 

@@ -92,8 +92,7 @@ class Packing:
         state = f"{count_of(len(self.layers), 'layer')} run packed" if self.layers else "no longer packed"
         share = (self.padded - self.real) / max(1, self.padded)
         return (
-            f"{type(self.model).__name__}: {state}; {self.packed:,} of "
-            f"{self.calls:,} calls of layers were packed, "
+            f"{type(self.model).__name__}: {state}; {self.packed:,} of {self.calls:,} calls of layers were packed, "
             f"{self.real:,} of {self.padded:,} tokens computed ({share:.0%} saved)"
         )
 

@@ -152,10 +152,9 @@ class Sharding:
         layers = model.config.get_text_config().num_hidden_layers
         if output is not None and forward is not None and forward.calls != layers:
             raise Unsupported(
-                f"{type(model).__name__} has {count_of(layers, 'layer')}, of which {forward.calls} "
-                "had their attention over the "
-                "group: the others mix tokens by themselves, and would miss those of other ranks. Run it in one "
-                "process."
+                f"{type(model).__name__} has {count_of(layers, 'layer')}, of which {forward.calls} had their "
+                "attention over the group: the others mix tokens by themselves, and would miss those of other ranks. "
+                "Run it in one process."
             )
 
     def _check_loss(self, given: dict[str, Any]) -> None:

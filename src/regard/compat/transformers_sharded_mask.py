@@ -152,10 +152,9 @@ class ShardedMask(WrittenOut):
         """The output for this rank's queries, from the keys and values of all ranks."""
         if (q.shape[-2], k.shape[-2]) != self.shape[-2:]:
             raise Unsupported(
-                f"{count_of(q.shape[-2], 'query')} at {count_of(k.shape[-2], 'key')} in "
-                f"{self.forward.model}, whose tokens on this rank "
-                f"are {self.shape[-1]}: a cache, or another sequence. Over a group each layer attends to its own "
-                "tokens; tree_decode reads a cache of which each rank has a part."
+                f"{count_of(q.shape[-2], 'query')} at {count_of(k.shape[-2], 'key')} in {self.forward.model}, whose "
+                f"tokens on this rank are {self.shape[-1]}: a cache, or another sequence. Over a group each layer "
+                "attends to its own tokens; tree_decode reads a cache of which each rank has a part."
             )
         self.forward.calls += 1
         parallel = self.forward.parallel

@@ -196,8 +196,8 @@ def resolve_positions(
         if nq != nk and positional is not None:
             one = nq == 1
             raise ShapeError(
-                f"{count_of(nq, 'query')} {'meets' if one else 'meet'} {count_of(nk, 'key')} under {positional!r}, and "
-                f"their positions are not given. Pass\n  positions=tail({nq}, {nk}) if "
+                f"{count_of(nq, 'query')} {'meets' if one else 'meet'} {count_of(nk, 'key')} under {positional!r}, "
+                f"and their positions are not given. Pass\n  positions=tail({nq}, {nk}) if "
                 f"{'the query is the last token' if one else f'the queries are the last {nq} tokens'} (decoding), or "
                 f"positions=head({nq}, {nk}) if {'it is' if one else 'they are'} the first."
             )

@@ -54,9 +54,9 @@ class Misses:
         count = len({*recorded, *self.unwanted})
         kinds = list(dict.fromkeys(type(self.running.model.get_submodule(name)).__name__ for name in unseen))
         warnings.warn(
-            f"record saw attention calls of {count_of(count, 'module')}, and none of {len(unseen)} "
-            "others that ran and are called "
-            f"attention ({some(kinds)}): {some(list(unseen))}. They multiply and normalise by themselves, or call a "
+            f"record saw attention calls of {count_of(count, 'module')}, and none of {len(unseen)} others that ran "
+            f"and are called attention ({some(kinds)}): {some(list(unseen))}. They multiply and normalise by "
+            "themselves, or call a "
             "kernel of their own; tape.unseen names them.",
             stacklevel=4,
         )

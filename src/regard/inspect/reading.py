@@ -176,9 +176,8 @@ def _check_ids(ids: list[int], model: nn.Module) -> None:
         raise ValueError(f"the token ids hold {min(ids)}; expected numbers from 0 on.")
     if limit is not None and len(ids) > limit:
         raise ValueError(
-            f"the text has {count_of(len(ids), 'token', ',')}; {type(model).__name__} has positions "
-            f"for {limit:,}. Shorten the text, "
-            "or look at its parts one by one."
+            f"the text has {count_of(len(ids), 'token', ',')}; {type(model).__name__} has positions for {limit:,}. "
+            "Shorten the text, or look at its parts one by one."
         )
 
 

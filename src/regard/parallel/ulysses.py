@@ -101,9 +101,9 @@ class Deal:
         """For a call on these; ShapeError where they have too few heads."""
         if q.dim() < 4 or q.shape[-3] < peers.count:
             raise ShapeError(
-                f"q has shape {listed(q.shape)}, the group {count_of(peers.count, 'rank')}; expected "
-                "(*batch, heads, n, d) with as "
-                "many heads as ranks or more. ring_attention needs no heads, usp_attention fewer of them."
+                f"q has shape {listed(q.shape)}, the group {count_of(peers.count, 'rank')}; expected (*batch, heads, "
+                "n, d) with as many heads as ranks or more. ring_attention needs no heads, usp_attention fewer of "
+                "them."
             )
         check_heads(q, k, v)
         return Deal(peers, Heads.split(q.shape[-3], k.shape[-3], peers.count), queries, keys)

@@ -87,8 +87,8 @@ def plan(problem: Problem, backend: Backend | None, lse: bool) -> Plan:
     frame = problem.frame
     call = (
         f"{count_of(frame.nq, 'query')} × {count_of(frame.nk, 'key')}, batch {frame.batch}, "
-        f"{count_of(frame.heads, 'head')} on {problem.key_heads}, "
-        f"{str(problem.dtype).removeprefix('torch.')} on {frame.device}"
+        f"{count_of(frame.heads, 'head')} on {problem.key_heads}, {str(problem.dtype).removeprefix('torch.')} on "
+        f"{frame.device}"
     )
     facts = [
         ("call", call),

@@ -148,8 +148,8 @@ class Native(Backend):
         kernels = library()
         args = lower_mask(problem, kernels.tile)
         found = {"kernels": f"{kernels.isa}, blocks of {kernels.tile[0]} queries × {kernels.tile[1]} keys"}
-        if kernels.matrix_unit and not isinstance(problem.similarity, Additive):
-            found["products"] = self._products(problem)
+        if not isinstance(problem.similarity, Additive):
+            found |= self._products(problem)
         kinds = {"allowed": "booleans", "tiles": "a map of tiles"}
         forms = [kinds[name] for name in args if name in kinds]
         if "k_documents" in args and problem.mask.rows(problem.frame) is None:
@@ -166,18 +166,21 @@ class Native(Backend):
         streamed = _family(problem).why_streamed(problem, tuple(t.requires_grad for t in problem.tensors()))
         return {**found, "backward": f"streamed over tiles in PyTorch: {streamed}" if streamed else "the same kernels"}
 
-    def _products(self, problem: Problem) -> str:
+    def _products(self, problem: Problem) -> dict[str, str]:
         """What multiplies where there is a matrix unit, if tensors that require gradients get them."""
         training = any(t.requires_grad for t in problem.tensors())
         parts = library().matrix_parts(problem.q, problem.key_heads, invariant=self.invariant, training=training)
-        if parts > 1:
-            return f"on the matrix unit, each number as the sum of {parts} bfloat16 numbers"
-        if parts == 1:
-            return "on the matrix unit"
-        return (
-            "by vectors; the unit multiplies bfloat16 unless there are few queries, and other numbers for many queries "
-            "without gradients and without invariant"
-        )
+        if parts is None:
+            return {}
+        if parts == 0:
+            said = (
+                "by vectors; the unit multiplies bfloat16 unless there are few queries, and other numbers for many "
+                "queries without gradients and without invariant"
+            )
+        else:
+            said = "on the matrix unit"
+            said += f", each number as the sum of {parts} bfloat16 numbers" if parts > 1 else ""
+        return {"products": said}
 
     def _kernel_args(self, problem: Problem, mask: dict[str, Any] | None = None) -> KernelArgs:
         mask = lower_mask(problem, library().tile) if mask is None else mask

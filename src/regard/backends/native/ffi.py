@@ -48,15 +48,14 @@ class Library:
         """Queries and keys of a block."""
         return self.handle.regard_queries(), self.handle.regard_keys()
 
-    @property
-    def matrix_unit(self) -> bool:
-        """Whether these kernels multiply on a matrix unit."""
-        return self.isa.startswith("amx")
+    def matrix_parts(self, q: Tensor, key_heads: int, *, invariant: bool, training: bool) -> int | None:
+        """Of how many bfloat16 numbers a matrix unit multiplies each number in a forward; None where there is no unit.
 
-    def matrix_parts(self, q: Tensor, key_heads: int, *, invariant: bool, training: bool) -> int:
-        """Of how many bfloat16 numbers the matrix unit multiplies each number in a forward; 0: vectors multiply."""
+        0: vectors multiply.
+        """
         nq, heads = q.shape[-2], q.shape[-3]
-        return self.handle.regard_matrix_parts(DTYPE_CODES[q.dtype], nq, heads, key_heads, invariant, training)
+        parts = self.handle.regard_matrix_parts(DTYPE_CODES[q.dtype], nq, heads, key_heads, invariant, training)
+        return None if parts < 0 else parts
 
     def entry(self, name: str) -> Callable[..., int]:
         """One of ENTRIES; takes a struct and parallel(); anything but 0 is for failure()."""

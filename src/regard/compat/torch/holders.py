@@ -73,9 +73,14 @@ class Holders:
     def _search(self, modules: list[Any]) -> _Search:
         names = [vars(m) for m in modules if isinstance(m, ModuleType)]
         sizes = list(map(len, names))
-        searched = [m for path, m in list(sys.modules.items()) if path.partition(".")[0] not in _WITHOUT]
-        own = [m for m in searched if not _is_installed(m)]
-        found = [holder for module in searched if _is_installed(module) for holder in self._of(module)]
+        own, found = list[Any](), list[Holder]()
+        for path, module in list(sys.modules.items()):
+            if path.partition(".")[0] in _WITHOUT:
+                continue
+            if _is_installed(module):
+                found += self._of(module)
+            else:
+                own.append(module)
         return _Search(modules, names, sizes, own, found)
 
     def _of(self, module: Any) -> list[Holder]:

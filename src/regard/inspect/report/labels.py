@@ -69,8 +69,8 @@ class Labels:
             if texts and counts and len(texts) not in counts:
                 raise ValueError(
                     f"{name} has {count_of(len(texts), 'text', ',')}; the calls are of "
-                    f"{' and '.join(f'{n:,}' for n in counts)} "
-                    "tokens. Pass one text a token, special ones such as [CLS] included."
+                    f"{' and '.join(f'{n:,}' for n in counts)} tokens. Pass one text a token, special ones such as "
+                    "[CLS] included."
                 )
 
     def check_used(self, layers: Sequence[Layer], steps: Sequence[Steps]) -> None:
@@ -83,16 +83,14 @@ class Labels:
             named += [self.key_tokens] if layer.keys.tokens and not layer.looks_at_itself else []
         if self.tokens and not any(texts is self.tokens for texts in named):
             raise ValueError(
-                f"tokens has {count_of(len(self.tokens), 'text', ',')}, and no layer has as many "
-                "queries of one sequence; the layers "
-                f"are of {sizes} (queries on keys). Pass one text a query, or a key."
+                f"tokens has {count_of(len(self.tokens), 'text', ',')}, and no layer has as many queries of one "
+                f"sequence; the layers are of {sizes} (queries on keys). Pass one text a query, or a key."
             )
         another = list(self.key_tokens) != list(self.tokens)
         if self.key_tokens and another and not any(texts is self.key_tokens for texts in named):
             names = some(list(dict.fromkeys(layer.name for layer in layers)))
             raise ValueError(
-                f"key_tokens has {count_of(len(self.key_tokens), 'text', ',')}, and no layer is known "
-                "to read such a sequence; the "
-                f"layers are of {sizes} (queries on keys). Leave key_tokens out, or say which layers read it: "
-                f"cross='*', or a pattern of names ({names})."
+                f"key_tokens has {count_of(len(self.key_tokens), 'text', ',')}, and no layer is known to read such a "
+                f"sequence; the layers are of {sizes} (queries on keys). Leave key_tokens out, or say which layers "
+                f"read it: cross='*', or a pattern of names ({names})."
             )

@@ -135,8 +135,7 @@ class PagedCache(KVCache):
         if len(new) != batch or others.tolist() != new:
             raise ShapeError(
                 f"k has lengths {new}, v {others.tolist()}; expected the same, one for each of "
-                f"{count_of(batch, 'sequence')} "
-                "(0 where a sequence gets no token)."
+                f"{count_of(batch, 'sequence')} (0 where a sequence gets no token)."
             )
         check_tokens(keys[0], values[0])
         check_like(self.key_pages, (self.key_pages.shape[1],), keys[0], "k, its sequences one behind another,")
