@@ -1,6 +1,7 @@
 // The entry point of the backward pass: how the work is split, its memory, and its phases.
 #include "attention/interval_rule.h"
 #include "attention/shared_keys.h"
+#include "attention/backward_parts.h"
 #include "attention/backward_rows.h"
 #include "attention/backward_tiles.h"
 
@@ -17,22 +18,23 @@ int64_t carve_scratch(const BackwardCall& w, float* from, BackwardScratch& s) {
     to = from + used;
     used += (count + 15) / 16 * 16;
   };
-  take(s.k, kTile * w.ldk), take(s.v, kTile * w.ldv), take(s.dk, kTile * w.ldk), take(s.dv, kTile * w.ldv);
+  const int64_t parts = w.parts, held = parts ? held_tiles(c, parts) : 1;
+  take(s.k, kTile * w.ldk), take(s.v, kTile * w.ldv), take(s.dk, held * kTile * w.ldk), take(s.dv, held * kTile * w.ldv);
   take(s.q, kQueriesAtOnce * w.ldk), take(s.dout, kQueriesAtOnce * w.ldv), take(s.qt, c.dk * kQueries), take(s.doutt, c.dv * kQueries);
   take(s.p, kBlocksAtOnce * kTile * kQueries), take(s.ds, kBlocksAtOnce * kTile * kQueries);
   take(s.modifiers, Modifiers::scratch_size(c)), take(s.kept, Modifiers::kept_size(c));
   const int64_t group = c.heads / c.key_heads, blocks = group * rows / kQueries;
-  take(s.dq, w.dq || w.matrix ? 0 : group * rows * w.ldk);
-  const int64_t dk = whole_depth(c.dk), dv = whole_depth(c.dv), wide = dk > dv ? dk : dv, on = w.matrix;
+  take(s.dq, w.dq || parts ? 0 : group * rows * w.ldk);
+  const int64_t dk = whole_depth(c.dk), dv = whole_depth(c.dv), wide = dk > dv ? dk : dv;
   const auto take_halves = [&](uint16_t*& to, int64_t count) {
     float* at;
-    take(at, on * (count + 1) / 2), to = (uint16_t*)at;
+    take(at, (parts * count + 1) / 2), to = (uint16_t*)at;
   };
-  take(s.blocks, on * blocks * packed_size(c)), take(s.finite, on * blocks), take(s.dqt, on * blocks * dk * kQueries);
-  take_halves(s.block_rows, kQueries * wide), take_halves(s.k_rows, kTile * dk), take_halves(s.v_rows, kTile * dv);
-  take_halves(s.kt, kTile * dk), take_halves(s.split, 32 * dk);
-  take_halves(s.rounded_p, kTile * kQueries), take_halves(s.rounded_ds, kTile * kQueries);
-  take(s.ds_pairs, on * kTile / 2 * kQueries), take(s.spare, on * kQueries * w.ldk);
+  take(s.blocks, blocks * packed_size(c, parts)), take(s.finite, parts ? blocks : 0), take(s.dqt, parts ? blocks * dk * kQueries : 0);
+  take_halves(s.block_rows, kQueries * wide), take_halves(s.k_rows, held * kTile * dk), take_halves(s.v_rows, held * kTile * dv);
+  take_halves(s.kt, held * kTile * dk), take_halves(s.split, 32 * dk);
+  take_halves(s.p_parts, kTile * kQueries), take_halves(s.ds_parts, kTile * kQueries);
+  take(s.ds_pairs, parts * kTile / 2 * kQueries), take(s.spare, parts ? kQueries * w.ldk : 0);
   return used;
 }
 
@@ -109,7 +111,7 @@ void* reserve(BackwardCall& w) {
       to = count ? base + used : nullptr;
       used += (count + 15) / 16 * 16;
     };
-    take(w.shift, rows), take(w.inverse, rows), take(w.delta, rows);
+    take(w.shift, rows), take(w.inverse, rows), take(w.delta, rows), take(w.unfit, w.elements * c.heads);
     float *limits, *sums;
     take(limits, rows / kQueries * (int64_t)(sizeof(Limits) / sizeof(float)));
     w.limits = (Limits*)limits;
@@ -152,12 +154,16 @@ int32_t backward(const regard_gradients& g, regard_parallel parallel) {
   w.blocks = (c.nq + kQueries - 1) / kQueries, w.tiles = (c.nk + kTile - 1) / kTile;
   w.ldk = leading_dim(c.dk), w.ldv = leading_dim(c.dv);
   w.scores = g.dq.data || g.dk.data || Modifiers::wants_grad(g);
-  w.matrix = on_matrix_unit(g);
-  w.recompute_stats = !w.matrix && (has_few_rows(c) || packs_batch(c) || (packs_heads(c) && c.q.col != 1) || matrix_parts(c) == 1);
+  w.parts = backward_parts(g);
   split(w);
   void* memory = reserve(w);
   if (!memory) return 1;
-  int32_t failed = run(w, prepare, w.elements * c.heads * w.blocks, parallel);
+  const bool exact = w.parts == 1 && g.dout_dtype == REGARD_BF16;
+  int32_t failed = w.parts && !exact ? run(w, find_unfit, w.elements * c.heads, parallel) : 0;
+  for (int64_t n = 0; w.parts && n < w.elements * c.heads; ++n)
+    if (w.unfit[n] != 0) w.parts = 0;
+  w.recompute_stats = !w.parts && (has_few_rows(c) || packs_batch(c) || (packs_heads(c) && c.q.col != 1) || matrix_parts(c));
+  if (!failed) failed = run(w, prepare, w.elements * c.heads * w.blocks, parallel);
   if (!failed) failed = run(w, run_item, w.independent * w.key_parts * w.query_parts, parallel);
   if (!failed && w.dq) failed = run(w, join_queries, w.elements * c.heads * w.blocks, parallel);
   if (!failed && (w.dk || w.dv)) failed = run(w, join_keys, w.elements * c.key_heads * w.tiles, parallel);

@@ -1,6 +1,6 @@
 // The first phase of the backward: row statistics and delta of each query.
 #pragma once
-#include "attention/matrix_backward.h"
+#include "attention/backward_block.h"
 #include "core/work.h"
 
 namespace regard {

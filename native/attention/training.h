@@ -24,8 +24,9 @@ struct BackwardCall {
   int64_t key_parts, query_parts;                    // an item is one of `independent`, a part of the keys, a part of the queries
   int64_t ldk, ldv;                                  // leading dimensions of rows in scratch
   bool scores;                                       // whether dS is computed
-  bool matrix;                                       // whether a matrix unit multiplies
+  int64_t parts;                                     // of the numbers that a matrix unit multiplies; 0: vectors multiply
   float *shift, *inverse, *delta;  // (element, head, query), from the first phase: weights are exp2(s - shift) · inverse
+  float* unfit;                    // (element, head): not 0 where a number has no parts
   Limits* limits;                  // (element, head, block of queries)
   float *dq, *dk, *dv;             // the sums of each part, where there is more than one; else null
   double* sums[Modifiers::count];  // of the modifiers' gradients: (part, element, head, grad_size)
@@ -41,10 +42,11 @@ struct BackwardScratch {
   float *modifiers, *kept;   // what the modifiers load of a tile; what they keep of it for their backward
   float* dq;           // [heads of a group][queries of a part][ldk], where keys are not split
   // where a matrix unit multiplies: blocks of queries as its operands, whether each is finite, and their dQ^T, [dk][kQueries], of all heads
-  // of a group; rows of a block as they are packed; a tile's keys, values, keys transposed in blocks of 32, and room for transposing; weights
-  // after dropout and gradients of scores, [kTile][kQueries], and the latter in pairs of keys; [kQueries][ldk] of one block
+  // of a group; rows of a block as they are packed; the keys and values of the tiles that are held, and their keys transposed in blocks of
+  // 32; room for transposing; weights after dropout and gradients of scores, [kTile][kQueries], and the latter in pairs of keys;
+  // [kQueries][ldk] of one block
   float *blocks, *finite, *dqt;
-  uint16_t *block_rows, *k_rows, *v_rows, *kt, *split, *rounded_p, *rounded_ds;
+  uint16_t *block_rows, *k_rows, *v_rows, *kt, *split, *p_parts, *ds_parts;
   float *ds_pairs, *spare;
 };
 

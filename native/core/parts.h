@@ -13,11 +13,10 @@ constexpr int parts_of(int dtype) { return dtype == REGARD_BF16 ? 1 : dtype == R
 
 // The parts of the numbers that a call's forward multiplies on the matrix unit; 0 where it does not. Of several parts it does
 //   where many queries share the time that it takes to split keys and values;
-//   not where rows must not depend on others: a number that has no parts takes its block of queries to other instructions;
-//   not where a backward will follow, which has other instructions: its scores would differ from those of the row statistics.
+//   not where rows must not depend on others: a number that has no parts takes its block of queries to other instructions.
 REGARD_INLINE int matrix_parts(const regard_call& c) {
   const int64_t least = c.dtype == REGARD_F16 ? kQueries : 2 * kQueries;  // measured
-  const bool pays = c.dtype == REGARD_BF16 || (c.nq >= least && !c.invariant && !c.row_stats.data);
+  const bool pays = c.dtype == REGARD_BF16 || (c.nq >= least && !c.invariant);
   return Isa::kMatrixUnit && pays && c.dk > 0 && c.dv > 0 ? parts_of(c.dtype) : 0;
 }
 
@@ -28,6 +27,8 @@ struct Sizes {
   // Queries and keys: what is lost of small ones, 2^-126, is nothing in a score of other numbers below 2^60.
   static Sizes of_scores(int dtype) { return {0, dtype == REGARD_F32 ? 0x1p60f : kInf}; }
   static Sizes of_values(int dtype) { return dtype == REGARD_F32 ? Sizes{0x1p-90f, 0x1p90f} : Sizes{0, kInf}; }
+  // Operands of the backward: products of three of them are finite, and parts of products of two are not denormal.
+  static Sizes of_gradients(int dtype) { return dtype == REGARD_F32 ? Sizes{0x1p-80f, 0x1p40f} : Sizes{0, kInf}; }
 };
 
 // Floats of scratch, for each of kQueries, that hold a packed query.

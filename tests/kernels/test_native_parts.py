@@ -169,7 +169,7 @@ def test_bits(isa: str, dtype: torch.dtype) -> None:
         (torch.float16, 64, False, "causal", "on the matrix unit, each number as the sum of 2 bfloat16 numbers"),
         (torch.float32, 128, False, "causal", "on the matrix unit, each number as the sum of 3 bfloat16 numbers"),
         (torch.float32, 127, False, "everything", "by vectors"),
-        (torch.float32, 128, True, "everything", "by vectors"),
+        (torch.float32, 128, True, "everything", "on the matrix unit, each number as the sum of 3 bfloat16 numbers"),
         (torch.bfloat16, 2, False, "everything", "by vectors"),
         (torch.bfloat16, 2, False, "causal", "by vectors"),
     ],

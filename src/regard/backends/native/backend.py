@@ -167,15 +167,14 @@ class Native(Backend):
         return {**found, "backward": f"streamed over tiles in PyTorch: {streamed}" if streamed else "the same kernels"}
 
     def _products(self, problem: Problem) -> dict[str, str]:
-        """What multiplies where there is a matrix unit, if tensors that require gradients get them."""
-        training = any(t.requires_grad for t in problem.tensors())
-        parts = library().matrix_parts(problem.q, problem.key_heads, invariant=self.invariant, training=training)
+        """What multiplies where there is a matrix unit."""
+        parts = library().matrix_parts(problem.q, problem.key_heads, invariant=self.invariant)
         if parts is None:
             return {}
         if parts == 0:
             said = (
                 "by vectors; the unit multiplies bfloat16 unless there are few queries, and other numbers for many "
-                "queries without gradients and without invariant"
+                "queries without invariant"
             )
         else:
             said = "on the matrix unit"

@@ -1,0 +1,144 @@
+// The second phase of the backward on a matrix unit: for some tiles of keys at a time, all blocks of queries.
+#pragma once
+#include "attention/backward_group.h"
+#include "attention/matrix_backward.h"
+
+namespace regard {
+
+// A block of queries against a tile of keys as without a matrix unit: where 0 · NaN is to be skipped. dq: [dk][kQueries].
+static void run_block_marked(const BackwardCall& w, const BackwardScratch& s, KeyTile k, const MatrixTile& tile, const Place& p, float* dq) {
+  const regard_call& c = w.c;
+  const Place origin = place_at(c, k.element, 0, 0);
+  BackwardScratch of = s;
+  of.dk = tile.dk, of.dv = tile.dv;
+  const auto widen_tile = [&](float* to, int64_t ld, const regard_tensor& t, int64_t width) {
+    const void* at = advance(t.data, offset(t, origin, k.key_head) + k.j * t.row, c.dtype);
+    widen_rows(to, ld, (const char*)at, c.dtype, t.row, t.col, k.count, width);
+  };
+  widen_tile(s.k, w.ldk, c.k, c.dk), widen_tile(s.v, w.ldv, c.v, c.dv);
+  __builtin_memset(s.spare, 0, sizeof(float) * (size_t)(kQueries * w.ldk));
+  k.first = p.row;
+  run_group(w, of, k, p.h, p.row, p.row + p.rows, dq ? s.spare : nullptr);
+  for (int64_t i = 0; dq && i < kQueries; ++i)
+    for (int64_t f = 0; f < c.dk; ++f) dq[f * kQueries + i] += s.spare[i * w.ldk + f];
+}
+
+// Packs the blocks of queries of a part, of all heads of a group.
+template <int parts>
+static void pack_blocks(const BackwardCall& w, const BackwardScratch& s, const KeyTile& k) {
+  const regard_call& c = w.c;
+  const regard_tensor& g = w.g.dout;
+  const int64_t group = c.heads / c.key_heads, dk = whole_depth(c.dk), dv = whole_depth(c.dv);
+  const auto copy = [&](int64_t depth) { return PartRows{s.block_rows, depth, 32, kQueries * depth}; };
+  int64_t block = 0;
+  for (int64_t m = 0; m < group; ++m)
+    for (int64_t row = k.first; row < k.last; row += kQueries, ++block) {
+      const Place p = place_at(c, k.element, k.key_head * group + m, row);
+      const PackedBlock to = packed_block(c, parts, s.blocks + block * packed_size(c, parts));
+      const void* q = advance(c.q.data, offset(c.q, p, p.h) + row * c.q.row, c.dtype);
+      if (parts == 3) {
+        split_rows<parts>(copy(dk), dk, q, c.dtype, c.q.row, c.q.col, p.rows, c.dk, dot_factor(c, p.h), Sizes::of_scores(c.dtype));
+        pack_features<parts>(to.q, copy(dk), p.rows, dk);
+      }
+      const LeftParts rows = left_rows<parts>(q, c.dtype, c.q.row, c.q.col, p.rows, kQueries, c.dk, copy(dk));
+      bool finite = parts > 1 || finite_rows(rows.at, rows.row, p.rows, dk);
+      if (parts < 3) pack_features<parts>(to.q, rows, p.rows, dk);
+      pack_queries<parts>(to.q_rows, rows, p.rows, dk);
+      const void* dout = advance(g.data, offset(g, p, p.h) + row * g.row, w.g.dout_dtype);
+      const LeftParts more = left_rows<parts>(dout, w.g.dout_dtype, g.row, g.col, p.rows, kQueries, c.dv, copy(dv));
+      finite &= parts > 1 || finite_rows(more.at, more.row, p.rows, dv);
+      pack_features<parts>(to.dout, more, p.rows, dv);
+      pack_queries<parts>(to.dout_rows, more, p.rows, dv);
+      s.finite[block] = finite;
+    }
+}
+
+// Loads the n-th of the tiles that are held: keys and values from j on.
+template <int parts>
+static MatrixTile load_tile(const BackwardCall& w, const BackwardScratch& s, const KeyTile& k, int64_t n, int64_t j) {
+  const regard_call& c = w.c;
+  const int64_t dk = whole_depth(c.dk), count = c.nk - j < kTile ? c.nk - j : kTile;
+  const Place origin = place_at(c, k.element, 0, 0);
+  const auto rows = [&](const regard_tensor& t, int64_t width, uint16_t* copy) {
+    const void* at = advance(t.data, offset(t, origin, k.key_head) + j * t.row, c.dtype);
+    const int64_t depth = whole_depth(width);
+    return left_rows<parts>(at, c.dtype, t.row, t.col, count, c.nk - j, width, {copy + n * parts * kTile * depth, 32, kTile * 32, kTile * depth});
+  };
+  MatrixTile tile{rows(c.k, c.dk, s.k_rows), rows(c.v, c.dv, s.v_rows), {s.kt + n * parts * kTile * dk, 32, parts * dk * 32, dk * 32},
+                  s.dk + n * kTile * w.ldk, s.dv + n * kTile * w.ldv, j, count, true};
+  const void* keys = advance(c.k.data, offset(c.k, origin, k.key_head) + j * c.k.row, c.dtype);
+  tile.finite = transpose_values<parts>((uint16_t*)tile.kt.at, keys, c.dtype, c.k.row, c.k.col, count, c.dk, s.split) || parts > 1;
+  __builtin_memset(tile.dk, 0, sizeof(float) * (size_t)(kTile * w.ldk));
+  __builtin_memset(tile.dv, 0, sizeof(float) * (size_t)(kTile * w.ldv));
+  return tile;
+}
+
+// One block of queries of a head, packed as `block`, against one tile of keys.
+template <int parts>
+static void run_tile(const BackwardCall& w, const BackwardScratch& s, KeyTile k, const MatrixTile& tile, const Place& p, int64_t block) {
+  const regard_call& c = w.c;
+  uint64_t bits[kTile];
+  Tile t;
+  BlockShare x{};
+  k.j = tile.j, k.count = tile.count, k.finite = -1;
+  if (!visit(w, p, k.j, k.count, bits, t, x)) return;
+  t.edge |= p.rows % 32 != 0;  // queries that are missing see nothing: 0 times a key may be NaN
+  float* dq = w.g.dq.data ? s.dqt + block * whole_depth(c.dk) * kQueries : nullptr;
+  if ((t.edge || t.bits) && !(tile.finite && s.finite[block] != 0)) return run_block_marked(w, s, k, tile, p, dq);
+  const int64_t at = (p.b * c.heads + p.h) * w.blocks * kQueries + p.row;
+  x.p = s.p, x.ds = s.ds, x.shift = w.shift + at, x.inverse = w.inverse + at, x.delta = w.delta + at;
+  run_matrix_block<parts>(w, s, p, t, x, packed_block(c, parts, s.blocks + block * packed_size(c, parts)), tile, dq, k.part);
+}
+
+// Writes dQ of the blocks of a part.
+static void put_queries(const BackwardCall& w, const BackwardScratch& s, const KeyTile& k, int64_t key_part) {
+  const regard_call& c = w.c;
+  const int64_t group = c.heads / c.key_heads, dk = whole_depth(c.dk);
+  const float* from = s.dqt;
+  for (int64_t m = 0; m < group; ++m)
+    for (int64_t row = k.first; row < k.last; row += kQueries, from += dk * kQueries) {
+      const Place p = place_at(c, k.element, k.key_head * group + m, row);
+      for (int64_t f = 0; f < round_up(c.dk); f += W)
+        for (int64_t i = 0; i < kQueries; i += W) {
+          vf x[W];
+          for (int n = 0; n < W; ++n) x[n] = load(from + (f + n) * kQueries + i);
+          transpose(x);
+          for (int n = 0; n < W; ++n) store(s.spare + (i + n) * w.ldk + f, x[n]);
+        }
+      if (w.dq) {
+        float* to = w.dq + (((key_part * w.elements + k.element) * c.heads + p.h) * c.nq + row) * w.ldk;
+        __builtin_memcpy(to, s.spare, sizeof(float) * (size_t)(p.rows * w.ldk));
+        continue;
+      }
+      char* to = (char*)w.g.dq.data + size_of(w.g.gradient_dtype) * (offset(w.g.dq, p, p.h) + row * w.g.dq.row);
+      write_rows(to, w.g.gradient_dtype, w.g.dq.row, w.g.dq.col, s.spare, w.ldk, 1, 0, p.rows, c.dk, c.scale);
+    }
+}
+
+// One (batch element, key head), a part of the keys and a part of the queries.
+template <int parts>
+static void run_pair_on_unit(const BackwardCall& w, const BackwardScratch& s, KeyTile k, int64_t key_part, int64_t query_part) {
+  const regard_call& c = w.c;
+  const int64_t group = c.heads / c.key_heads, dk = whole_depth(c.dk);
+  const Isa::MatrixUnitSession session;
+  pack_blocks<parts>(w, s, k);
+  const int64_t blocks = (k.last - k.first + kQueries - 1) / kQueries, end = cut(w.tiles, key_part + 1, w.key_parts);
+  __builtin_memset(s.dqt, 0, sizeof(float) * (size_t)(group * blocks * dk * kQueries));
+  for (int64_t n = cut(w.tiles, key_part, w.key_parts), count; n < end; n += count) {
+    MatrixTile tiles[kHeldTiles];
+    count = end - n < held_tiles(c, parts) ? end - n : held_tiles(c, parts);
+    for (int64_t i = 0; i < count; ++i) tiles[i] = load_tile<parts>(w, s, k, i, (n + i) * kTile);
+    for (int64_t block = 0; block < group * blocks; ++block) {
+      const Place p = place_at(c, k.element, k.key_head * group + block / blocks, k.first + block % blocks * kQueries);
+      for (int64_t i = 0; i < count; ++i) run_tile<parts>(w, s, k, tiles[i], p, block);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      k.j = tiles[i].j, k.count = tiles[i].count;
+      put_rows(w, k, w.g.dk, w.dk, query_part, tiles[i].dk, w.ldk, c.dk, c.scale);
+      put_rows(w, k, w.g.dv, w.dv, query_part, tiles[i].dv, w.ldv, c.dv, 1.0f);
+    }
+  }
+  if (w.g.dq.data) put_queries(w, s, k, key_part);
+}
+
+}  // namespace regard

@@ -1,0 +1,130 @@
+// Weights and gradients of scores of a block of queries and a tile of keys, as operands of the backward's products on a matrix unit.
+#pragma once
+#include "attention/backward_block.h"
+#include "attention/matrix_plan.h"
+
+namespace regard {
+
+// Weights and gradients of scores of neighbouring keys, as left operands, and the latter as a right one, of pairs of keys.
+template <int parts>
+struct WeightParts {
+  uint16_t *p, *ds;
+  float* pairs;
+  static constexpr int64_t kStep = kTile * 32, kPart = kTile * kQueries, kPairsPart = kTile / 2 * kQueries;
+
+  static LeftParts rows(const uint16_t* at) { return {at, 32, kStep, kPart}; }
+  RightParts right() const { return {(const uint16_t*)pairs, 2 * kQueries, 64, 2 * kPairsPart}; }
+
+  // Of key n + i, and of vectors v and v + 1 of queries.
+  template <int i>
+  __attribute__((always_inline)) void put_key(int64_t n, int v, const vf (&of_p)[2], const vf (&of_ds)[2]) const {
+    const int64_t at = v / 2 * kStep + (n + i) * 32;
+    split<parts>(p + at, kPart, of_p[0], of_p[1]), split<parts>(ds + at, kPart, of_ds[0], of_ds[1]);
+  }
+
+  // Of the keys n and n + 1: of_ds[key][vector].
+  __attribute__((always_inline)) void put_pairs(int64_t n, int v, const vf (&of_ds)[2][2]) const {
+    for (int m = 0; m < 2; ++m) store_parts<parts>(pairs + n / 2 * kQueries + (v + m) * W, kPairsPart, of_ds[0][m], of_ds[1][m]);
+  }
+};
+
+// Scores and dP of 32 keys and 32 queries become weights and gradients of scores, beside what the unit multiplies meanwhile; where no step
+// changes scores.
+template <int parts>
+struct WeighedBlock {
+  const float *s, *dp;  // [32][32]
+  WeightParts<parts> to;
+  int64_t n;            // the first of two keys
+  int v;                // the first of two vectors
+  vf unit, shift[2], inverse[2], delta[2], p[2][2], ds[2][2];
+
+  WeighedBlock(const BlockShare& x, const WeightParts<parts>& to, const float* s, const float* dp, float factor, int64_t n, int v)
+      : s(s), dp(dp), to(to), n(n), v(v), unit(splat(factor)) {
+    for (int m = 0; m < 2; ++m) {
+      const int64_t at = (v + m) * W;
+      shift[m] = load(x.shift + at), inverse[m] = load(x.inverse + at), delta[m] = load(x.delta + at);
+    }
+  }
+
+  // Of one key; after the second, the next two keys are meant. Of float32, queries were multiplied by the factor.
+  template <int i>
+  __attribute__((always_inline)) void half() {
+#pragma GCC unroll 2
+    for (int m = 0; m < 2; ++m) {
+      const vf score = load(s + m * W), scaled = parts == 3 ? score : Isa::product(score, unit);
+      p[i][m] = weight_in_parts<parts>(scaled - shift[m]) * inverse[m];
+      ds[i][m] = p[i][m] * (load(dp + m * W) - delta[m]);
+    }
+    to.template put_key<i>(n, v, p[i], ds[i]);
+    s += kBlock, dp += kBlock;
+    if (i) to.put_pairs(n, v, ds), n += 2;
+  }
+};
+
+// Weights and gradients of scores of a tile of whole blocks of keys: while one block of 32 keys and 32 queries is weighed, the unit
+// multiplies the next but one. by_key, by_value: the block's queries and cotangents.
+template <int parts>
+static void weigh_stream(const BlockShare& x, const WeightParts<parts>& to, const LeftParts& keys, const LeftParts& values,
+                         const RightParts& by_key, const RightParts& by_value, int64_t dk, int64_t dv, float factor, int64_t count) {
+  constexpr int kAhead = 2, kHeld = kAhead + 1;
+  const int64_t of_keys = count / kBlock, blocks = of_keys * (kVectors / 2);
+  MatrixStream stream;
+  const auto add = [&](UnitPlan<parts>& plan, int64_t block) {
+    if (block >= blocks) return;
+    const int64_t n = block % of_keys * kBlock, column = block / of_keys, at = block % kHeld * kBlock * kBlock;
+    LeftParts k = keys, v = values;
+    k.at += n * k.row, v.at += n * v.row;
+    plan.add({k, {by_key.at + column * by_key.column, by_key.row, 0, by_key.part}, dk / kBlock, x.p + at, nullptr, nullptr});
+    plan.add({v, {by_value.at + column * by_value.column, by_value.row, 0, by_value.part}, dv / kBlock, x.ds + at, nullptr, nullptr});
+  };
+  UnitPlan<parts> first{stream};
+  for (int64_t block = 0; block < kAhead; ++block) add(first, block);
+  first.run();
+  for (int64_t block = 0; block < blocks; ++block) {
+    UnitPlan<parts> plan{stream};
+    add(plan, block + kAhead);
+    // what the unit's registers hold is of the next block, and is stored when its next product begins
+    if (!plan.count || blocks <= 1) stream.store_sums();
+    const int64_t at = block % kHeld * kBlock * kBlock;
+    WeighedBlock<parts> work(x, to, x.p + at, x.ds + at, factor, block % of_keys * kBlock, (int)(block / of_keys) * 2);
+    plan.run(work, kBlock / 2);
+  }
+}
+
+// The same for any steps, after which scores lie in x.p and dP in x.ds, as floats; x.p takes weights, x.ds gradients of scores.
+template <int parts>
+static void weigh_floats(const Block<kVectors>& b, const Tile& t, const BlockShare& x) {
+  const int64_t* k_at = b.c.threshold ? b.c.k_at + offset(b.c.k_at_batch, b.p) + t.j : nullptr;
+  for (int64_t n = x.from; n < x.to; ++n) {
+    const vu word = (k_at ? Dropout::key_word(k_at[n]) : 0u) + vu{};
+    for (int v = 0; v < kVectors; ++v) {
+      float *at = x.p + n * kQueries + v * W, *ds = x.ds + n * kQueries + v * W;
+      const vf s = load(at);
+      const vi hidden = s == splat(-kInf);
+      vf p = weight_in_parts<parts>(s - load(x.shift + v * W)) * load(x.inverse + v * W), dp = load(ds);
+      p = hidden ? vf{} : p;
+      const vf dropped = k_at ? Dropout::apply(b.c, b.word[v], word, p) : p;
+      if (k_at) dp = Dropout::apply(b.c, b.word[v], word, dp);
+      store(at, dropped), store(ds, hidden ? vf{} : p * (dp - load(x.delta + v * W)));
+    }
+  }
+}
+
+// Weights and gradients of scores of the keys [x.from, x.to) as parts; those of the others, up to `end`, are 0.
+template <int parts>
+static void split_floats(const BlockShare& x, const WeightParts<parts>& to, int64_t end) {
+  for (int64_t n = 0; n < end; n += 2)
+    for (int v = 0; v < kVectors; v += 2) {
+      vf p[2][2], ds[2][2];
+      for (int i = 0; i < 2; ++i)
+        for (int m = 0; m < 2; ++m) {
+          const bool there = n + i >= x.from && n + i < x.to;
+          const int64_t at = (n + i) * kQueries + (v + m) * W;
+          p[i][m] = there ? load(x.p + at) : vf{}, ds[i][m] = there ? load(x.ds + at) : vf{};
+        }
+      to.template put_key<0>(n, v, p[0], ds[0]), to.template put_key<1>(n, v, p[1], ds[1]);
+      to.put_pairs(n, v, ds);
+    }
+}
+
+}  // namespace regard

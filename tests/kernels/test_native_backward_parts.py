@@ -1,0 +1,106 @@
+"""Gradients of float16 and float32 calls of many queries, whose numbers are sums of bfloat16 on a matrix unit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard as rg
+from needed import needs_kernels
+from regard import testing
+from test_native_parts import DISTRIBUTIONS, DTYPES, ODD_NUMBERS, drawn, given
+
+pytestmark = needs_kernels
+
+Tensors = tuple[Tensor, ...]
+
+
+def gradients(tensors: Tensors, g: Tensor, backend: rg.Backend | None = None, **call: object) -> Tensors:
+    """Of q, k, v and what follows them in `tensors`, a dense bias."""
+    leaves = tuple(t.detach().requires_grad_() for t in tensors)
+    score = {"score": rg.ScaledDot() >> rg.Bias(leaves[3])} if len(leaves) > 3 else {}
+    return torch.autograd.grad(rg.attention(*leaves[:3], backend=backend, **score, **call), leaves, g)
+
+
+def exact_and_plain(tensors: Tensors, g: Tensor, **call: object) -> tuple[Tensors, Tensors]:
+    """By the reference, in float64 and in the dtype of the tensors."""
+    double = tuple(t.double() for t in tensors)
+    return gradients(double, g.double(), rg.Reference(), **call), gradients(tensors, g, rg.Reference(), **call)
+
+
+@pytest.mark.parametrize("size", [(128, 640, 64), (200, 384, 128)])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_gradients_of_parts_are_those_of_float32(isa: str, distribution: str, size: tuple[int, int, int]) -> None:
+    """No larger error than four times that of PyTorch's own products in float32: of the weights' gradients, the mean
+    that is subtracted comes from the rounded output here. Other instructions round each sum of two numbers, too."""
+    tensors = DISTRIBUTIONS[distribution](*size)
+    g = torch.randn_like(tensors[0])
+    exact, plain = exact_and_plain(tensors, g)
+    times = 4 if isa == "amx" else 8
+    for got, right, usual in zip(gradients(tensors, g), exact, plain, strict=True):
+        ulp = torch.finfo(torch.float32).eps * right.abs().max()
+        assert (got - right).abs().max() <= times * ((usual - right).abs().max() + ulp)
+
+
+@pytest.mark.parametrize("number", [*ODD_NUMBERS, 1e13, 1e-25])
+@pytest.mark.parametrize("which", ["q", "k", "v", "g"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numbers_that_are_no_sum_of_parts(isa: str, dtype: torch.dtype, which: str, number: float) -> None:
+    """Vectors multiply where an operand has one. The gradients of other queries, and all where the number is small, are
+    as exact as ever."""
+    nq, nk, eps = 200, 300, torch.finfo(dtype).eps
+    q, k, v, g = (torch.randn(2, n, 64).to(dtype) for n in (nq, nk, nk, nq))
+    call: dict[str, object] = {"mask": rg.Causal(), "positions": rg.tail(nq, nk)}
+    place = {"q": q[0, 150, :1], "k": k[0, 250, :1], "v": v[0, 250, :1], "g": g[0, 150, :1]}[which]
+    small = abs(number) < 1
+    place.fill_(number if small else 0)
+    exact, plain = exact_and_plain((q, k, v), g, **call)
+    place.fill_(number)
+    got = gradients((q, k, v), g, **call)
+    if not small:
+        got, exact, plain = ((of[0][:, :150],) for of in (got, exact, plain))
+    for out, right, usual in zip(got, exact, plain, strict=True):
+        assert (out - right).abs().max() <= 4 * (usual - right).abs().max() + 16 * eps * right.abs().max()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dropout_and_a_bias(isa: str, dtype: torch.dtype) -> None:
+    """The bias has its gradient from the products' gradients of scores, which dropout scales."""
+    tensors = (*drawn("several groups of tiles", dtype), torch.randn(2, 130, 1187).to(dtype))
+    call = given("several groups of tiles", "causal") | {"dropout": rg.Dropout(0.3, seed=5)}
+    g = torch.randn(2, 2, 130, 64).to(dtype)
+    exact, plain = exact_and_plain(tensors, g, **call)
+    for got, right, usual in zip(gradients(tensors, g, **call), exact, plain, strict=True):
+        assert testing.error(got, right) <= testing.tolerance(right, usual)
+
+
+def test_float_cotangents_of_float16(isa: str) -> None:
+    """A cotangent of more bits than two parts hold is not rounded: vectors multiply."""
+    q, k, v = drawn("several groups of tiles", torch.float16)
+    leaves = tuple(t.requires_grad_() for t in (q, k, v))
+    g = torch.randn(2, 2, 130, 64)
+    state = rg.attention_state(*leaves)
+    got = torch.autograd.grad((state.finish()[0] * g).sum(), leaves)
+    double = tuple(t.detach().double().requires_grad_() for t in (q, k, v))
+    exact = torch.autograd.grad((rg.attention(*double, backend=rg.Reference()) * g.double()).sum(), double)
+    for one, right in zip(got, exact, strict=True):
+        assert (one - right).abs().max() <= 1e-3 * right.abs().max()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("odd", [None, torch.inf])
+def test_bits(isa: str, dtype: torch.dtype, odd: float | None) -> None:
+    """The same for one thread and two, also where vectors multiply since a number has no parts."""
+    q, k, v, g = (torch.randn(2, 4, 500, 64).to(dtype) for _ in range(4))
+    if odd is not None:
+        v[0, 1, 400, 3] = odd
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            results.append(gradients((q, k, v), g, mask=rg.Causal()))
+    finally:
+        torch.set_num_threads(threads)
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
