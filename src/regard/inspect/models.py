@@ -14,7 +14,7 @@ from regard.core.arrays import of_numbers
 from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.reading import Progress, Tokenizer, is_ids, model_name, model_report, observed, tokenizer_for
-from regard.inspect.report.picture import Picture
+from regard.inspect.report.picture import CLS, Picture
 from regard.inspect.report.report import Report
 from regard.inspect.report.texts import TextReports
 from regard.inspect.tape import Tape
@@ -142,5 +142,5 @@ def _picture(model: nn.Module, pixels: Tensor, tape: Tape) -> Picture | None:
 
 def _patch_names(picture: Picture) -> list[str]:
     """[CLS], other special tokens by number, then each patch by row and column."""
-    names = ["[CLS]", *(f"[special {n}]" for n in range(1, picture.special))][: picture.special]
+    names = [CLS, *(f"[special {n}]" for n in range(1, picture.special))][: picture.special]
     return names + [f"{row},{column}" for row in range(picture.rows) for column in range(picture.columns)]

@@ -122,20 +122,21 @@ def findings(layers: Sequence[Layer], context: int, unit: str) -> tuple[Finding,
         _neighbours(layers, -1, f"previous-{unit} heads", f"the {unit} before"),
         _neighbours(layers, 1, f"next-{unit} heads", f"the {unit} after"),
         _induction(layers, context, unit),
-        _most_received(layers),
-        _first(layers, unit),
-        _peak(layers),
+        most_received(layers),
+        first_key(layers, f"the first {unit}"),
+        peak(layers),
     )
     return tuple(found for found in every if found is not None)
 
 
-def _named(title: str, shares: Shares, least: float, rule: str) -> Finding:
+def named(title: str, shares: Shares, least: float, rule: str) -> Finding:
+    """The heads whose share is at least `least`, or the nearest one."""
     found = shares.above(least)
-    named = (
+    names = (
         ", ".join(map(str, found[:NAMED])) if found else f"none; the nearest is {largest(shares.layers, shares.share)}"
     )
     more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    return Finding(f"{title}: {named}{more}", f"in ≥ {least:.0%} of {rule}; above chance by its 95% interval", found)
+    return Finding(f"{title}: {names}{more}", f"in ≥ {least:.0%} of {rule}; above chance by its 95% interval", found)
 
 
 def _neighbours(layers: Sequence[Layer], offset: int, title: str, which: str) -> Finding | None:
@@ -143,7 +144,7 @@ def _neighbours(layers: Sequence[Layer], offset: int, title: str, which: str) ->
     # A causal model has no next-token heads, and a model of cross-attention neither kind.
     if not any(bool(share.any()) for share, _, _ in counted):
         return None
-    return _named(title, Shares.of(layers, counted), NEIGHBOUR, f"rows, the heaviest key is {which}")
+    return named(title, Shares.of(layers, counted), NEIGHBOUR, f"rows, the heaviest key is {which}")
 
 
 def _induction(layers: Sequence[Layer], context: int, unit: str) -> Finding | None:
@@ -151,7 +152,7 @@ def _induction(layers: Sequence[Layer], context: int, unit: str) -> Finding | No
     rows, many = max(one.rows for one in found), f"{context} {unit}s" if context > 1 else f"a {unit}"
     if rows >= EVIDENCE:
         rule = f"the {rows:,} rows that repeat {many}, the heaviest key is one that followed a copy"
-        return _named("induction heads", _induction_shares(layers, context), INDUCTION, rule)
+        return named("induction heads", _induction_shares(layers, context), INDUCTION, rule)
     if not any(layer.keys.tokens and layer.looks_at_itself for layer in layers):
         return None
     few = "1 row repeats" if rows == 1 else f"{rows or 'no'} rows repeat"
@@ -164,7 +165,8 @@ def _induction_shares(layers: Sequence[Layer], context: int) -> Shares:
     return Shares.of(layers, [(one.share, one.chance, one.contexts) for one in found])
 
 
-def _most_received(layers: Sequence[Layer]) -> Finding | None:
+def most_received(layers: Sequence[Layer]) -> Finding | None:
+    """The key with the largest share of all mass; None for cross-attention alone."""
     mass = received(layers)
     if not len(mass):
         return None
@@ -204,7 +206,8 @@ def _rows(layer: Layer) -> Tensor:
     return (layer.counts > 0).sum(-1, keepdim=True).clamp(min=1)
 
 
-def _first(layers: Sequence[Layer], unit: str) -> Finding | None:
+def first_key(layers: Sequence[Layer], name: str) -> Finding | None:
+    """The mass on the first key, which the sentence calls by that name; None where another finding says it."""
     own = [layer for layer in layers if layer.looks_at_itself and len(layer.keys)]
     readers = max((int(layer.readers[:, 0].max()) for layer in own), default=0)
     # Where every row sees the first key and it receives the most, the finding before has said it.
@@ -213,11 +216,12 @@ def _first(layers: Sequence[Layer], unit: str) -> Finding | None:
     shares = [heads.first_key_mass(layer) * layer.looks_at_itself for layer in layers]
     mean, most = torch.cat([heads.first_key_mass(layer) for layer in own]).mean(), largest(layers, shares)
     share = f"{percent(float(mean))} of the mass of the {readers:,} rows that see it"
-    said = f"the first {unit} receives {share}, most from {most}"
+    said = f"{name} receives {share}, most from {most}"
     return Finding(said, "the mean weight on the first key, over these rows and all heads", (most,))
 
 
-def _peak(layers: Sequence[Layer]) -> Finding:
+def peak(layers: Sequence[Layer]) -> Finding:
+    """The largest score, its head, and the next head's."""
     peaks = [heads.largest_score(layer) for layer in layers]
     most, rest = largest(layers, peaks), sorted((head.value for head in _each(layers, peaks)), reverse=True)
     nearest = f" (next head {_score(rest[1])})" if len(rest) > 1 else ""

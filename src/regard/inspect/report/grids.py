@@ -93,15 +93,10 @@ def overview(layers: Sequence[Layer], unit: str) -> tuple[Grid, Grid, Grid]:
     peaks = [heads.largest_score(layer) for layer in layers]
     finite = [value for peak in peaks for value in peak.tolist() if math.isfinite(value)]
     return (
-        _grid(layers, "entropy", "nats", entropy, 0, max((float(t.max()) for t in entropy if len(t)), default=0)),
-        _grid(layers, f"first {unit}", "% of mass", first, 0, max(10, *(float(t.max()) for t in first if len(t)))),
-        _grid(layers, "max score", "", peaks, min((0.0, *finite)), max((0.0, *finite))),
+        grid_of(layers, "entropy", "nats", entropy, 0, max((float(t.max()) for t in entropy if len(t)), default=0)),
+        grid_of(layers, f"first {unit}", "% of mass", first, 0, max(10, *(float(t.max()) for t in first if len(t)))),
+        grid_of(layers, "max score", "", peaks, min((0.0, *finite)), max((0.0, *finite))),
     )
-
-
-def grids(layers: Sequence[Layer], context: int, unit: str) -> tuple[Grid, ...]:
-    """The overview, and of the shares of rows those that are LEAST or more somewhere."""
-    return (*overview(layers, unit), *filter(worth_showing, shares(layers, context, unit)))
 
 
 def worth_showing(grid: Grid) -> bool:
@@ -116,7 +111,7 @@ def shares(layers: Sequence[Layer], context: int, unit: str) -> tuple[Grid, ...]
         f"next {unit}": [heads.looks_by(layer, 1)[0] for layer in layers],
         "induction": [induction(layer, context).share for layer in layers],
     }
-    return tuple(_grid(layers, title, "% of rows", [100 * t for t in of], 0, 100) for title, of in found.items())
+    return tuple(grid_of(layers, title, "% of rows", [100 * t for t in of], 0, 100) for title, of in found.items())
 
 
 def mean_grids(texts: Sequence[tuple[Grid, ...]]) -> tuple[Grid, ...]:
@@ -130,6 +125,7 @@ def mean_grids(texts: Sequence[tuple[Grid, ...]]) -> tuple[Grid, ...]:
     return tuple(found)
 
 
-def _grid(layers: Sequence[Layer], title: str, unit: str, values: Sequence[Tensor], low: float, high: float) -> Grid:
+def grid_of(layers: Sequence[Layer], title: str, unit: str, values: Sequence[Tensor], low: float, high: float) -> Grid:
+    """A grid of a tensor (h,) a layer, with the ends of its scale."""
     found, places = tuple(tuple(t.tolist()) for t in values), tuple(layer.place for layer in layers)
     return Grid(title, unit, found, float(f"{low:.3g}"), float(f"{high:.3g}"), places)

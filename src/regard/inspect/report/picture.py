@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+CLS = "[CLS]"  # the first of the tokens that are no patches
 LARGEST = 512  # pixels that a picture has at most, each way
 
 
