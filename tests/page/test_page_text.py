@@ -34,7 +34,7 @@ def grounds(seen: Any, where: str = "#words") -> list[str]:
 
 def test_a_word_shows_the_whole_row(made: Any, visit: Any) -> None:
     path, report, p = made
-    seen = visit(path)
+    seen = visit(path, address="#L1H2&scale=log")
     seen.choose(29)
     assert seen.page.locator("#words .on").get_attribute("data-n") == "29"
     order = p[29].argsort(descending=True)[:8].tolist()
@@ -119,7 +119,7 @@ def test_left_out_keys_have_no_colour(made: Any, visit: Any) -> None:
 
 def test_the_linear_scale_ends_at_the_heaviest(made: Any, visit: Any) -> None:
     path, _, p = made
-    seen = visit(path)
+    seen = visit(path, address="#L1H2&scale=log")
     seen.choose(29)
     ends = seen.page.inner_text("#text-scale .least"), seen.page.inner_text("#text-scale .most")
     assert ends == ("0.01 %", "100 %")

@@ -98,3 +98,33 @@ def test_the_image_is_in_the_file(seen: Any) -> None:
     size = seen.page.locator("#patches img").evaluate("image => [image.naturalWidth, image.naturalHeight]")
     assert size == [50, 30]
     assert re.match(r"data:image/png;base64,", seen.page.locator("#patches img").get_attribute("src"))
+
+
+def test_cls_asks_first_and_nothing_is_said_of_texts(seen: Any) -> None:
+    assert (
+        re.match(r"query \W*\[CLS\]\W* \(0\) looks at", seen.page.inner_text("#about")) and "query=0" in seen.page.url
+    )
+    assert seen.page.get_attribute("#search", "placeholder") == "row,column"
+    assert seen.page.locator("#hide option").all_inner_texts()[1] == "[CLS]"
+    said = seen.page.inner_text("body").lower()
+    assert "induction" not in said and "previous" not in said and "find a token" not in said
+
+
+def alphas(seen: Any) -> list[int]:
+    return seen.page.evaluate(
+        """() => {
+          const c = document.getElementById("overlay"), of = c.getContext("2d").getImageData(0, 0, c.width, c.height);
+          return Array.from(of.data).filter((_, n) => n % 4 === 3);
+        }"""
+    )
+
+
+def test_the_image_is_seen_through_the_colours(seen: Any) -> None:
+    before = sum(alphas(seen))
+    assert min(alphas(seen)) < 60  # where there is little weight
+    seen.page.locator("#opacity").fill("30")
+    seen.settle()
+    assert sum(alphas(seen)) < 0.6 * before and "opacity=30" in seen.page.url
+    seen.page.locator("#opacity").fill("0")
+    seen.settle()
+    assert sum(alphas(seen)) == 0

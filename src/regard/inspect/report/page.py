@@ -46,6 +46,9 @@ def _filled(report: Content, head: tuple[int, int] | None, script: str, policy: 
         policy=policy,
         css=_css(),
         unit=escape(report.unit),
+        find=f"a {escape(report.unit)}" if report.picture is None else "row,column",
+        first=escape(report.first_name),
+        words=asset("page_words.html"),
         header=_header(report),
         figure=_still(report, head),
         picture=_patches(report),
@@ -114,7 +117,8 @@ def _patches(report: Content) -> str:
     return (
         '<div class="patches" id="patches" hidden><img src="' + image + '" alt="the image that was read">'
         '<canvas id="overlay" tabindex="0" role="img" aria-label="weights of patches; the arrow keys choose a patch">'
-        "</canvas></div>"
+        '</canvas></div><p class="opacity" id="opacity-line" hidden><label>colours over the image '
+        '<input id="opacity" type="range" min="0" max="100" step="5"></label></p>'
     )
 
 

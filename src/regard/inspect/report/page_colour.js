@@ -1,15 +1,32 @@
-// Colours of weights: one scale for the map, the text and the thumbnails, logarithmic or linear, light and dark.
+// Colours of weights: a scale for what is shown, logarithmic or linear, on light ground and on dark.
 const css = (name) => getComputedStyle(document.body).getPropertyValue(name).trim();
 let scheme = css("--scheme"); // asking the style sheet for each colour would take longer than drawing
 const dark = () => scheme === "dark";
 const colour = (level) => data.palette[dark() ? data.palette.length - 1 - level : level];
 
-// Where a weight stands on the scale, from 0 to 1: the logarithmic one goes from `least` to 1, the linear one from 0 to
-// `most`.
-function shade(weight, most, least = data.least) {
-  if (!(weight > 0)) return 0;
-  const share = state.scale === "log" ? 1 - Math.log(weight) / Math.log(least) : weight / (most || 1);
-  return Math.min(Math.max(share, 0), 1);
+// The scale of some weights: its kind and ends, and where on it, from 0 to 1, a weight stands. The logarithmic scale goes
+// from `least` to 1, the linear one from 0 to the largest of these weights.
+function scaleOf(values, without = () => false, least = data.least) {
+  const kind = state.scale === "auto" ? suited(values, without) : state.scale,
+    most = largest(values, without);
+  const share = kind === "log" ? (weight) => 1 - Math.log(weight) / Math.log(least) : (weight) => weight / (most || 1);
+  return { kind, least, most, share: (weight) => (weight > 0 ? Math.min(Math.max(share(weight), 0), 1) : 0) };
+}
+
+// The kind of scale that shows most of the mass: linear if at least LINEAR_MASS of it is in weights of a tenth of the
+// largest or more, which a linear scale tells apart; otherwise most of the mass is in weights that it would leave blank.
+const LINEAR_MASS = 0.8;
+
+function suited(values, without) {
+  const tenth = largest(values, without) / 10;
+  let all = 0,
+    seen = 0;
+  for (let n = 0; n < values.length; n++) {
+    if (!(values[n] > 0) || without(n)) continue;
+    all += values[n];
+    if (values[n] >= tenth) seen += values[n];
+  }
+  return seen >= LINEAR_MASS * all ? "linear" : "log";
 }
 
 const levelOf = (share) => Math.round(share * (data.levels - 1));
@@ -59,9 +76,10 @@ function painted(rows, cols, level) {
 }
 
 // The bar of colours under a picture of weights, with its ends.
-function showScale(bar, most, least = data.least) {
+function showScale(bar, { kind, least, most }) {
   const stops = [0, 0.25, 0.5, 0.75, 1].map((share) => `rgb(${colour(levelOf(share))})`);
   bar.querySelector(".ramp").style.background = `linear-gradient(to right, ${stops})`;
-  bar.querySelector(".least").textContent = state.scale === "log" ? `${Number((100 * least).toPrecision(1))} %` : "0";
-  bar.querySelector(".most").textContent = state.scale === "log" ? "100 %" : percent(most);
+  bar.querySelector(".least").textContent = kind === "log" ? `${Number((100 * least).toPrecision(1))} %` : "0";
+  bar.querySelector(".most").textContent = kind === "log" ? "100 %" : percent(most);
+  bar.querySelector(".kind").textContent = `weight, ${kind === "log" ? "logarithmic" : "linear"}`;
 }

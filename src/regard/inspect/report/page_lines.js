@@ -13,18 +13,19 @@ function showLines(one) {
   mark(at("left"), cursor().query, asked() === "queries");
   mark(at("right"), cursor().key, asked() === "keys");
   const values = shadedWeights(one),
-    skip = leftOutTokens(one);
+    skip = leftOutTokens(one),
+    scale = scaleOf(values, skip, leastShade(one));
   const other = asked() === "queries" ? at("right") : at("left"),
     own = asked() === "queries" ? at("left") : at("right");
-  shadeTokens(other, values, largest(values, skip), skip, leastShade(one));
-  shadeTokens(own, [], 1, () => true);
+  shadeTokens(other, values, scale, skip);
+  shadeTokens(own, [], scale, () => true);
   showHeads(one);
   showList(one, shares(one, state.head), skip);
-  drawLines(one, left, right);
+  drawLines(one, left, right, scale);
 }
 
 // The canvas covers what the box shows, and is drawn again when the box is scrolled.
-function drawLines(one, left, right) {
+function drawLines(one, left, right, scale) {
   const box = at("columns"),
     canvas = at("lines");
   canvas.style.height = `${box.clientHeight}px`;
@@ -37,7 +38,7 @@ function drawLines(one, left, right) {
       b = high(key, right[0]);
     if (Math.max(a, b) < 0 || Math.min(a, b) > height) return;
     pen.strokeStyle = hue;
-    pen.globalAlpha = strong ? 0.15 + 0.85 * shade(weight, 1) ** 1.5 : 0.3 * Math.sqrt(weight);
+    pen.globalAlpha = strong ? 0.15 + 0.85 * scale.share(weight) ** 1.5 : 0.3 * Math.sqrt(weight);
     pen.lineWidth = strong ? 1 + 2.5 * Math.sqrt(weight) : 1;
     pen.beginPath();
     pen.moveTo(0, a);

@@ -3,7 +3,7 @@ const NAME = 12; // CSS pixels that a token needs for its name at an axis
 const SINGLE = 256; // tokens up to which single pairs are drawn where the page knows the heaviest keys only
 const LEAST_SHOWN = 8; // tokens that a map shows at least
 let part = { row: 0, rows: 0, col: 0, cols: 0 }; // the tokens that the map shows
-let drawn = { key: "", canvas: null };
+let drawn = { key: "", canvas: null, scale: null };
 
 // A canvas as sharp as the screen; drawn in CSS pixels.
 function surface(canvas) {
@@ -54,12 +54,12 @@ function picture(one) {
       c = n % cols;
     return gone(r, c) ? NaN : weight(r, c);
   });
-  const most = largest(values);
+  const scale = scaleOf(values);
   const canvas = painted(rows, cols, (r, c) => {
     const value = values[r * cols + c];
-    return Number.isNaN(value) ? HIDDEN : levelOf(shade(value, most));
+    return Number.isNaN(value) ? HIDDEN : levelOf(scale.share(value));
   });
-  drawn = { key, canvas, most };
+  drawn = { key, canvas, scale };
   return canvas;
 }
 
@@ -113,7 +113,7 @@ function drawMap(one) {
   pen.globalAlpha = 1;
   pen.lineWidth = 2;
   pen.strokeRect(x - cellWide / 2, y - cellHigh / 2, cellWide, cellHigh);
-  showScale(at("map-scale"), drawn.most);
+  showScale(at("map-scale"), drawn.scale);
 }
 
 // All tokens where there is room for their names, else a few round numbers.

@@ -1,11 +1,14 @@
-// The image that was read, below its patches in the colours of their weights; a click on a patch chooses it.
+// The image that was read, below its patches in one colour, the more opaque the more their weight; a click on a patch
+// chooses it.
+const OVERLAY = "rgb(236, 16, 140)"; // seldom in photographs, dark or light
 const patched = (axis) =>
   data.picture !== null && axis.n === data.picture.special + data.picture.rows * data.picture.columns;
 
-function showPatches(one, values, most, skip, least) {
+function showPatches(one, values, scale, skip) {
   const axis = shadedAxis(one),
     { rows, columns, special } = data.picture;
-  at("patches").hidden = !patched(axis);
+  at("patches").hidden = at("opacity-line").hidden = !patched(axis);
+  at("opacity").value = state.opacity;
   if (!patched(axis)) return;
   const [pen, width, height] = surface(at("overlay")),
     w = width / columns,
@@ -13,16 +16,17 @@ function showPatches(one, values, most, skip, least) {
   pen.lineWidth = 0.5;
   for (let n = 0; n < rows * columns; n++) {
     const value = values[special + n],
-      share = skip(special + n) ? 0 : shade(value, most, least);
+      share = skip(special + n) ? 0 : scale.share(value);
     const patch = [(n % columns) * w, Math.floor(n / columns) * h, w, h];
-    pen.globalAlpha = share > 0 ? 0.25 + 0.5 * share : 0;
-    pen.fillStyle = `rgb(${colour(levelOf(share))})`;
+    pen.globalAlpha = (state.opacity / 100) * share; // the image is seen through what has little weight
+    pen.fillStyle = OVERLAY;
     pen.fillRect(...patch);
-    pen.globalAlpha = 0.35;
+    pen.globalAlpha = 0.2 * (state.opacity / 100);
     pen.strokeStyle = css("--ground");
     pen.strokeRect(...patch);
   }
   pen.globalAlpha = 1;
+  at("text-scale").querySelector(".ramp").style.background = `linear-gradient(to right, transparent, ${OVERLAY})`;
   const own = chosen() - special;
   if (own < 0 || !patched(chosenAxis(one))) return;
   const frame = [(own % columns) * w, Math.floor(own / columns) * h, w, h];
@@ -42,6 +46,11 @@ function patchAt(event) {
 }
 
 function listenToPatches() {
+  at("opacity").addEventListener("input", () => {
+    state.opacity = Number(at("opacity").value);
+    writeAddress();
+    show();
+  });
   const overlay = at("overlay");
   overlay.addEventListener("pointermove", (event) => {
     if (event.pointerType !== "mouse") return;

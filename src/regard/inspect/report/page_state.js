@@ -2,20 +2,22 @@
 const state = {
   layer: data.shown[0],
   head: data.shown[1],
-  query: data.layers[data.shown[0]].queries.n >> 1,
+  // Of an image, [CLS] asks first: its row is what the model makes of the whole.
+  query: data.picture?.special ? 0 : data.layers[data.shown[0]].queries.n >> 1,
   key: 0,
   by: "queries", // of which axis a token is chosen: a query shows what it looks at, a key who looks at it
   view: "text",
-  scale: "log",
+  scale: "auto",
   hide: "nothing",
   pair: "all", // of two texts, the one that asks and the one that is read
+  opacity: 70, // of the colours over an image, in percent
   zoom: 0, // how often the map's sides were halved
   heads: [], // drawn as lines besides the head itself
 };
 const CHOICES = {
   by: ["queries", "keys"],
   view: ["text", "lines"],
-  scale: ["log", "linear"],
+  scale: ["auto", "log", "linear"],
   hide: ["nothing", "first", "special"],
   pair: ["all", "aa", "ab", "ba", "bb"],
 };
@@ -31,6 +33,7 @@ function written() {
   Object.entries(CHOICES).forEach(
     ([name, values]) => state[name] !== values[0] && parts.push(`${name}=${state[name]}`),
   );
+  if (data.picture && state.opacity !== 70) parts.push(`opacity=${state.opacity}`);
   if (state.zoom) parts.push(`zoom=${state.zoom}`);
   if (state.heads.length) parts.push(`heads=${state.heads.join(",")}`);
   return `#${parts.join("&")}`;
@@ -45,7 +48,7 @@ function readAddress(address) {
   const named = data.layers.findIndex((one) => one.place === found[1]);
   state.layer = named < 0 ? within(found[2], data.layers.length) : named;
   state.head = Number(found[3]);
-  ["query", "key", "zoom"].forEach((number) => given.has(number) && (state[number] = Number(given.get(number))));
+  ["query", "key", "zoom", "opacity"].forEach((number) => given.has(number) && (state[number] = Number(given.get(number))));
   if (given.has("heads")) state.heads = given.get("heads").split(",").map(Number);
   Object.entries(CHOICES).forEach(([choice, values]) => {
     if (values.includes(given.get(choice))) state[choice] = given.get(choice);

@@ -73,11 +73,11 @@ function reveal(list) {
   list.scrollTop = word.offsetTop - list.clientHeight / 2;
 }
 
-function shadeTokens(list, values, most, skip, least) {
+function shadeTokens(list, values, scale, skip) {
   [...list.children].forEach((word) => {
     const n = Number(word.dataset.n),
       value = values[n],
-      level = skip(n) ? 0 : levelOf(shade(value, most, least)),
+      level = skip(n) ? 0 : levelOf(scale.share(value)),
       ground = level > 0 ? colour(level) : null;
     word.style.background = ground ? `rgb(${ground})` : "";
     word.style.color = ground ? inkOn(ground) : "";
@@ -89,25 +89,24 @@ function showText(one) {
   const by = asked(),
     values = shadedWeights(one),
     skip = leftOutTokens(one);
-  const most = largest(values, skip),
-    least = leastShade(one),
+  const scale = scaleOf(values, skip, leastShade(one)),
     same = oneText(one),
     words = at("words"),
     others = at("others");
   others.hidden = at("others-name").hidden = at("words-name").hidden = same;
   const own = same || by === "queries" ? words : others,
     shaded = same || by === "keys" ? words : others;
-  const heaviest = Math.max(values.indexOf(most), 0);
+  const heaviest = Math.max(values.indexOf(scale.most), 0);
   if (own !== shaded) {
     fillTokens(shaded, shadedAxis(one), textOf(shadedAxis(one), heaviest), "shaded");
     mark(shaded, heaviest, false);
-    shadeTokens(own, [], 1, () => true);
+    shadeTokens(own, [], scale, () => true);
   }
   fillTokens(own, chosenAxis(one), textOf(chosenAxis(one), chosen()), "chosen");
   mark(own, chosen(), true);
-  shadeTokens(shaded, values, most, skip, least);
-  if (at("patches")) showPatches(one, values, most, skip, least);
-  showScale(at("text-scale"), most, least);
+  shadeTokens(shaded, values, scale, skip);
+  showScale(at("text-scale"), scale);
+  if (at("patches")) showPatches(one, values, scale, skip);
   at("means").textContent = complete(one)
     ? ""
     : `exact for the ${one.rank} heaviest keys of a row; all others have the mean of their cell of the map`;
