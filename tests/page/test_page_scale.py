@@ -38,7 +38,7 @@ def scale(seen: Any, of: str) -> tuple[str, str, str]:
 @pytest.mark.parametrize("of", ["text-scale", "map-scale"])
 def test_the_scale_suits_the_spread(visit: Any, page: Path, of: str) -> None:
     assert scale(visit(page, address="#L0H0&query=5"), of) == ("weight, linear", "0", "74 %")
-    assert scale(visit(page, address="#L0H1&query=5"), of) == ("weight, logarithmic", "0.01 %", "100 %")
+    assert scale(visit(page, address="#L0H1&query=5"), of) == ("weight, logarithmic", "0.3 %", "33 %")
 
 
 def test_the_switch_decides_where_it_is_set(visit: Any, page: Path) -> None:
@@ -71,6 +71,6 @@ def test_a_question_mark_explains_the_words(visit: Any, page: Path, form: dict[s
     assert not words.is_visible()
     seen.page.locator("#help summary").focus()
     seen.page.keyboard.press("Enter")
-    assert words.is_visible()
+    assert words.is_visible() and words.bounding_box()["y"] > seen.page.locator("#help summary").bounding_box()["y"]
     terms = seen.page.locator("#help dt").all_inner_texts()
     assert terms[:5] == ["query, key", "weight", "mass", "entropy, in nats", "max score"]

@@ -82,16 +82,6 @@ function pick(by, number) {
   return choose();
 }
 
-function fillNumbers(select, count, text, shown) {
-  if (select.options.length !== count) {
-    select.replaceChildren(...Array.from({ length: count }, (_, n) => new Option(text(n), String(n))));
-  }
-  select.value = String(shown);
-}
-
-const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-const plain = (event) => !(event.ctrlKey || event.altKey || event.metaKey);
-
 at("map").addEventListener("keydown", (event) => {
   const arrow = ARROWS[event.key];
   if (!plain(event)) return;
@@ -106,49 +96,21 @@ at("map").addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-// How many sizes a map has, from all tokens to a few.
-function zooms(one) {
-  const longest = Math.max(one.queries.n, one.keys.n, LEAST_SHOWN);
-  return Math.ceil(Math.log2(longest / LEAST_SHOWN)) + 1;
-}
-
 function zoom(by) {
   state.zoom += by;
   choose();
 }
 
-// A list of tokens: the pointer shows, a click or an arrow key chooses. `axis` tells whose tokens they are.
-function listen(list, axis) {
-  const number = (event) => event.target.closest?.("[data-n]")?.dataset.n;
-  list.addEventListener("pointerover", (event) => {
-    const n = number(event),
-      by = axis();
-    if (event.pointerType !== "mouse" || n === undefined) return;
-    over = { query: state.query, key: state.key, by, [by === "queries" ? "query" : "key"]: Number(n) };
-    show();
-  });
-  list.addEventListener("pointerleave", () => leave());
-  list.addEventListener("click", (event) => {
-    const n = number(event);
-    if (n !== undefined) pick(axis(), Number(n));
-  });
-  list.addEventListener("keydown", async (event) => {
-    const n = Number(number(event)),
-      across = list.id === "left" || list.id === "right";
-    const by = axis(),
-      last = current[by].n - 1;
-    const steps = {
-      ArrowLeft: across ? 0 : -1,
-      ArrowRight: across ? 0 : 1,
-      ArrowUp: -1,
-      ArrowDown: 1,
-      Home: -n,
-      End: last - n,
-    };
-    if (!(event.key in steps) || !plain(event) || event.shiftKey) return;
-    event.preventDefault();
-    await pick(by, n + steps[event.key]);
-    list.querySelector("[tabindex='0']")?.focus();
+// `axis` tells whose tokens a list holds.
+function listenToTokens(id, axis) {
+  listen(at(id), {
+    hover(n) {
+      const by = axis();
+      over = { query: state.query, key: state.key, by, [by === "queries" ? "query" : "key"]: n };
+      show();
+    },
+    pick: (n) => pick(axis(), n),
+    last: () => current[axis()].n - 1,
   });
 }
 
@@ -170,10 +132,10 @@ at("map").addEventListener("click", (event) => {
 at("map").addEventListener("dblclick", () => zoom(1));
 at("closer").addEventListener("click", () => zoom(1));
 at("wider").addEventListener("click", () => zoom(-1));
-listen(at("words"), () => (oneText(current) ? state.by : "queries"));
-listen(at("others"), () => "keys");
-listen(at("left"), () => "queries");
-listen(at("right"), () => "keys");
+listenToTokens("words", () => (oneText(current) ? state.by : "queries"));
+listenToTokens("others", () => "keys");
+listenToTokens("left", () => "queries");
+listenToTokens("right", () => "keys");
 if (at("overlay")) listenToPatches();
 at("columns").addEventListener("scroll", () => state.view === "lines" && showLines(current));
 at("heads").addEventListener("click", async (event) => {
@@ -249,18 +211,12 @@ window.addEventListener("hashchange", () => {
 at("save-row").addEventListener("click", saveRow);
 at("save-map").addEventListener("click", saveMap);
 at("save-picture").addEventListener("click", savePicture);
-at("theme").addEventListener("click", () => {
-  document.body.dataset.theme = dark() ? "light" : "dark";
-  restyle();
-});
-window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", restyle);
 window.addEventListener("resize", show);
 
-function restyle() {
-  scheme = css("--scheme");
+listenToTheme(() => {
   paintSheet();
   show();
-}
+});
 
 at("still").hidden = true;
 at("live").hidden = at("all-heads").hidden = at("theme").hidden = false;

@@ -19,7 +19,10 @@ from regard.inspect.report.payload import payload
 from regard.inspect.report.png import png_of_pixels
 from regard.inspect.report.text import facts
 
-SCRIPTS = ("data", "state", "colour", "map", "picture", "text", "lines", "sheet", "grids", "save")
+SCRIPTS = (
+    *("page_data", "page_state", "page_colour", "page_frame", "page_map", "page_picture", "page_tokens", "page_text"),
+    *("page_lines", "page_sheet", "page_grids", "page_files", "page_save"),
+)
 
 
 def write(report: Content, file: BinaryIO, head: tuple[int, int] | None) -> None:
@@ -29,14 +32,14 @@ def write(report: Content, file: BinaryIO, head: tuple[int, int] | None) -> None
 
 def html(report: Content, head: tuple[int, int] | None) -> str:
     """The page as one text. It asks nothing of anybody."""
-    script = _script(SCRIPTS)
-    return _filled(report, head, script, _policy(script, "'none'"))
+    script = script_of((*SCRIPTS, "page"))
+    return _filled(report, head, script, policy_of(script, "'none'"))
 
 
 def served(report: Content, head: tuple[int, int] | None) -> tuple[bytes, str]:
     """The page as a server answers it, and its policy: its script may ask that server, and no other, for rows."""
-    script = _script((*SCRIPTS, "serve"))
-    policy = _policy(script, "'self'")
+    script = script_of((*SCRIPTS, "page_serve", "page"))
+    policy = policy_of(script, "'self'")
     return _filled(report, head, script, policy).encode("utf-8", "replace"), policy
 
 
@@ -58,7 +61,7 @@ def _filled(report: Content, head: tuple[int, int] | None, script: str, policy: 
     )
 
 
-def _policy(script: str, connect: str) -> str:
+def policy_of(script: str, connect: str) -> str:
     """A Content-Security-Policy: this script may run, and no other; what it may connect to."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
@@ -67,9 +70,9 @@ def _policy(script: str, connect: str) -> str:
     )
 
 
-def _script(names: Sequence[str]) -> str:
-    """The parts of the script, in a scope of their own."""
-    parts = "\n".join(asset(name) for name in (*(f"page_{part}.js" for part in names), "page.js"))
+def script_of(names: Sequence[str]) -> str:
+    """The parts of a script, in a scope of their own."""
+    parts = "\n".join(asset(f"{name}.js") for name in names)
     return f'"use strict";\n(() => {{\n{parts}}})();\n'
 
 
@@ -78,14 +81,17 @@ def _css() -> str:
 
 
 def _header(report: Content) -> str:
-    said = "".join(
-        f'<li>{_said(found)}<span class="rule">{escape(found.rule)}</span></li>' for found in report.findings
-    )
     return (
         f"<header><h1>{escape(report.title)}</h1>"
         f'<p class="facts"><span>{escape(report.model)}</span> {escape(facts(report))}</p></header>'
-        f'<section aria-label="findings"><ul class="findings">{said}</ul></section>'
+        f"{findings_list(report.findings)}"
     )
+
+
+def findings_list(findings: Sequence[Finding]) -> str:
+    """Findings with their rules; the heads that they name are links."""
+    said = "".join(f'<li>{_said(found)}<span class="rule">{escape(found.rule)}</span></li>' for found in findings)
+    return f'<section aria-label="findings"><ul class="findings">{said}</ul></section>'
 
 
 def _said(found: Finding) -> str:

@@ -2,15 +2,36 @@
 const css = (name) => getComputedStyle(document.body).getPropertyValue(name).trim();
 let scheme = css("--scheme"); // asking the style sheet for each colour would take longer than drawing
 const dark = () => scheme === "dark";
+
+// Paints again when the reader, or the system, changes between light and dark.
+function listenToTheme(paint) {
+  const restyle = () => {
+    scheme = css("--scheme");
+    paint();
+  };
+  at("theme").addEventListener("click", () => {
+    document.body.dataset.theme = dark() ? "light" : "dark";
+    restyle();
+  });
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", restyle);
+}
+
 const colour = (level) => data.palette[dark() ? data.palette.length - 1 - level : level];
 
-// The scale of some weights: its kind and ends, and where on it, from 0 to 1, a weight stands. The logarithmic scale goes
-// from `least` to 1, the linear one from 0 to the largest of these weights.
+// The scale of some weights: its kind and ends, and where on it, from 0 to 1, a weight stands. The linear scale goes from 0
+// to the largest of these weights. The logarithmic one goes from `least` to 1; chosen automatically, it covers what is
+// shown: from a third of the smallest (a twentieth of them left aside), and a hundredth of the largest at most.
 function scaleOf(values, without = () => false, least = data.least) {
   const kind = state.scale === "auto" ? suited(values, without) : state.scale,
     most = largest(values, without);
-  const share = kind === "log" ? (weight) => 1 - Math.log(weight) / Math.log(least) : (weight) => weight / (most || 1);
-  return { kind, least, most, share: (weight) => (weight > 0 ? Math.min(Math.max(share(weight), 0), 1) : 0) };
+  let [low, top] = [least, 1];
+  if (kind === "linear") [low, top] = [0, most];
+  else if (state.scale === "auto") {
+    const positive = values.filter((value, n) => value > 0 && !without(n)).sort();
+    [low, top] = [Math.max(least, Math.min(positive[Math.floor(positive.length / 20)] / 3, most / 100)), most];
+  }
+  const share = kind === "linear" ? (weight) => weight / (top || 1) : (weight) => Math.log(weight / low) / Math.log(top / low);
+  return { kind, low, top, most, share: (weight) => (weight > 0 ? Math.min(Math.max(share(weight), 0), 1) : 0) };
 }
 
 // The kind of scale that shows most of the mass: linear if at least LINEAR_MASS of it is in weights of a tenth of the
@@ -76,10 +97,12 @@ function painted(rows, cols, level) {
 }
 
 // The bar of colours under a picture of weights, with its ends.
-function showScale(bar, { kind, least, most }) {
+function showScale(bar, { kind, low, top }) {
   const stops = [0, 0.25, 0.5, 0.75, 1].map((share) => `rgb(${colour(levelOf(share))})`);
   bar.querySelector(".ramp").style.background = `linear-gradient(to right, ${stops})`;
-  bar.querySelector(".least").textContent = kind === "log" ? `${Number((100 * least).toPrecision(1))} %` : "0";
-  bar.querySelector(".most").textContent = kind === "log" ? "100 %" : percent(most);
+  bar.querySelector(".least").textContent = smallPercent(low);
+  bar.querySelector(".most").textContent = percent(top);
   bar.querySelector(".kind").textContent = `weight, ${kind === "log" ? "logarithmic" : "linear"}`;
 }
+
+const smallPercent = (weight) => (weight > 0 ? `${Number((100 * weight).toPrecision(1))} %` : "0");

@@ -1,5 +1,4 @@
 // The text: a token is chosen, the others are shaded by what it looks at, or by how much they look at it.
-const SHOWN_TOKENS = 2048; // of a longer text, those around the chosen one
 
 const chosenAxis = (one) => (asked() === "queries" ? one.queries : one.keys);
 const shadedAxis = (one) => (asked() === "queries" ? one.keys : one.queries);
@@ -20,58 +19,8 @@ const shadedWeights = (one) =>
 // Where the text's logarithmic scale begins: means over cells are smaller than the cells, by the number of their keys.
 const leastShade = (one) => (complete(one) ? data.least : (data.least * one.nc) / one.keys.n);
 
-// Which tokens of an axis are shown: all, or a run that holds the one named and moves only when that leaves it.
-function tokensAround(axis, holds, shown) {
-  if (axis.n <= shown) return [0, axis.n];
-  const from = Math.min(Math.max(Math.floor((2 * holds) / shown) * (shown / 2) - shown / 4, 0), axis.n - shown);
-  return [from, from + shown];
-}
-
 // Of an image, the text is what is no patch of it.
 const textOf = (axis, holds) => (patched(axis) ? [0, data.picture.special] : tokensAround(axis, holds, SHOWN_TOKENS));
-
-// Fills a list with tokens, unless it has them.
-function fillTokens(list, axis, [from, to], named) {
-  const content = [axis.text, axis.first, from, to, named].join();
-  if (list.dataset.content === content) return;
-  list.dataset.content = content;
-  const numbers = Array.from({ length: to - from }, (_, n) => from + n);
-  list.replaceChildren(
-    ...numbers.map((n) => {
-      const word = tokenElement("token", token(axis, n));
-      word.dataset.n = n;
-      word.setAttribute("role", "option");
-      word.tabIndex = -1;
-      return word;
-    }),
-  );
-}
-
-// Marks the chosen token of a list, which the Tab key then reaches.
-function mark(list, number, on) {
-  list.querySelectorAll("[tabindex='0'], .on").forEach((word) => {
-    word.tabIndex = -1;
-    word.classList.remove("on");
-    word.setAttribute("aria-selected", "false");
-  });
-  const found = list.querySelector(`[data-n="${number}"]`),
-    word = found ?? list.firstElementChild;
-  if (!word) return;
-  word.tabIndex = 0;
-  word.classList.toggle("on", on && found !== null);
-  word.setAttribute("aria-selected", String(on && found !== null));
-}
-
-// Brings the chosen token into the part of its list that is to be seen; the page itself stays where it is.
-function reveal(list) {
-  const word = list.querySelector(".on");
-  if (
-    !word ||
-    (word.offsetTop >= list.scrollTop && word.offsetTop + word.offsetHeight <= list.scrollTop + list.clientHeight)
-  )
-    return;
-  list.scrollTop = word.offsetTop - list.clientHeight / 2;
-}
 
 function shadeTokens(list, values, scale, skip) {
   [...list.children].forEach((word) => {
@@ -156,17 +105,6 @@ function said(one, count, mass, numbers, values) {
   const all = numbers.reduce((sum, n) => sum + values[n], 0),
     share = percent(all ? mass / all : 0);
   return `${count} heaviest readers, ${share} of the mass that this key receives (${all.toPrecision(3)})`;
-}
-
-function bar(axis, n, share, number) {
-  const made = element("li", "bar-line"),
-    word = tokenElement("word", token(axis, n)),
-    track = element("span", "track");
-  const fill = element("i");
-  fill.style.setProperty("--w", `${Math.min(100, 100 * share)}%`);
-  track.append(fill);
-  made.append(word, element("small", "", String(n + axis.first)), track, element("span", "share", number));
-  return made;
 }
 
 function showBest(one) {

@@ -42,12 +42,12 @@ def payload(report: Content, head: tuple[int, int] | None) -> str:
         "levels": LEVELS,
         "least": LEAST,
         "steps": STEPS,
-        "grids": [_grid(one) for one in report.grids],
+        "grids": [grid_content(one) for one in report.grids],
         "findings": [
             {"title": found.said.split(":")[0], "heads": [[one.layer, one.head] for one in found.heads]}
             for found in report.findings
         ],
-        "layers": [_layer(layer, texts, whole and layer.weights.numel() > 0, every) for layer in report.layers],
+        "layers": [layer_content(layer, texts, whole and layer.weights.numel() > 0, every) for layer in report.layers],
         "texts": texts,
         "second": report.second_text,
         "picture": None if report.picture is None else _picture(report.picture),
@@ -64,12 +64,12 @@ def _picture(picture: Picture) -> dict[str, int]:
     return {"rows": picture.rows, "columns": picture.columns, "special": picture.special}
 
 
-def _grid(grid: Grid) -> dict[str, Any]:
+def grid_content(grid: Grid) -> dict[str, Any]:
     values = [[value if math.isfinite(value) else None for value in row] for row in grid.values]
     return {"label": grid.label, "values": values, "signs": grid.signs}
 
 
-def _layer(layer: Layer, texts: list[tuple[str, ...]], whole: bool, every: bool) -> dict[str, Any]:
+def layer_content(layer: Layer, texts: list[tuple[str, ...]], whole: bool, every: bool) -> dict[str, Any]:
     """A layer with all of its weights, or with its pooled map and the heaviest keys of every row, or of some."""
     rows = torch.arange(len(layer.queries), dtype=torch.int64, device="cpu") if whole or every else layer.row_edges[:-1]
     keys = (
@@ -86,8 +86,8 @@ def _layer(layer: Layer, texts: list[tuple[str, ...]], whole: bool, every: bool)
         "name": layer.name,
         "place": layer.place,
         "heads": layer.heads,
-        "queries": _axis(layer.queries, texts),
-        "keys": _axis(layer.keys, texts),
+        "queries": axis_content(layer.queries, texts),
+        "keys": axis_content(layer.keys, texts),
         "rowEdges": layer.row_edges.tolist(),
         "colEdges": layer.col_edges.tolist(),
         "thumb": list(thumbs.shape[1:]),
@@ -121,7 +121,7 @@ def _thumbnails(layer: Layer) -> tuple[Tensor, Tensor]:
     return mean @ layer.maps @ of_col, (of_row.mT @ layer.cells.to(of_row.dtype) @ of_col) > 0
 
 
-def _axis(axis: Axis, texts: list[tuple[str, ...]]) -> dict[str, Any]:
+def axis_content(axis: Axis, texts: list[tuple[str, ...]]) -> dict[str, Any]:
     """How many tokens, the position of the first, and which of the texts is theirs; -1 for none."""
     first = int(axis.positions[0])
     if not axis.tokens:
