@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import webbrowser
@@ -14,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import regard.terminal as terminal
+from regard.command_compare import compare
 from regard.core.shapes import count_of
 from regard.inspect.facts.inputs import Inputs
 from regard.inspect.report.report import Report
 from regard.inspect.report.server import PageServer
-from regard_command.encoding import decoded
+from regard_command.encoding import of_words, read_text
 
 # What a text may hold at most for the byte model: the facts are linear in it, the time quadratic. Other models have a
 # limit of their own, in tokens.
@@ -32,6 +32,8 @@ def run(options: Namespace) -> int:
             return _doctor(options.model)
         if options.command == "bench":
             _bench(options.seconds)
+        elif options.command == "compare":
+            compare(options, lambda model, name, text: _read(model, name, text, Report.FACTS))
         else:
             _look(options)
     except BrokenPipeError:
@@ -47,11 +49,11 @@ def _look(options: Namespace) -> None:
     named = _text(options)
     if not (options.probe or options.ablate or options.contributions is not None):
         assert named is not None  # regard_command.paths has seen to it
-        _show(_read(options, *named), options)
+        _show(_read(options.model, *named, _facts(options)), options)
         return
     import regard.inspect.heads as heads
 
-    given = None if named is None else _given(options, *named)
+    given = None if named is None else _given(options.model, *named)
     model, tokenizer = _language_model(options.model)
     results: list[Any] = []
     if options.probe:
@@ -69,18 +71,14 @@ def _text(options: Namespace) -> tuple[str, str] | None:
     if options.command == "demo":
         return "the demo", (files("regard.demo") / "text.txt").read_text(encoding="utf-8")
     if options.words is not None:
-        return "the text", decoded("the text", os.fsencode(options.words))
+        return of_words(options.words)
     name = options.file or options.text
-    if name is None:
-        return None
-    content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    called = "standard input" if name == "-" else name
-    return called, decoded(called, content, options.encoding)
+    return None if name is None else read_text(name, options.encoding)
 
 
-def _given(options: Namespace, name: str, text: str) -> str | list[int]:
+def _given(model: str | None, name: str, text: str) -> str | list[int]:
     """The text as the model reads it: for the byte model, its bytes in UTF-8 as numbers."""
-    if options.model is not None:
+    if model is not None:
         return text
     content = text.encode()
     if not 2 <= len(content) <= MOST_BYTES:
@@ -103,10 +101,12 @@ def _too_long(name: str, content: bytes) -> str:
     )
 
 
-def _read(options: Namespace, name: str, text: str) -> Report:
-    given = _given(options, name, text)
-    facts = _facts(options)
-    return _read_bytes(bytes(given), facts) if isinstance(given, list) else _read_model(options.model, given, facts)
+def _read(model: str | None, name: str, text: str, facts: tuple[Any, ...] | None) -> Report:
+    given = _given(model, name, text)
+    if isinstance(given, list):
+        return _read_bytes(bytes(given), facts)
+    assert model is not None
+    return _read_model(model, given, facts)
 
 
 def _read_bytes(text: bytes, facts: tuple[Any, ...] | None) -> Report:

@@ -93,6 +93,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="serve the page on this machine until Ctrl-C, with the exact weights of every row for texts of any length",
     )
+    _add_compare(commands.add_parser("compare", help=_COMPARED, description=_COMPARES))
     demo.set_defaults(model=None, contributions=None, ablate=False, probe=False, serve=False)
     _add_output(demo, Path("regard-demo.png"))
     _add_output(on_text, None)
@@ -105,6 +106,25 @@ def parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("model", nargs="?", metavar="MODEL", help="a model's folder, or minilm")
     return top
+
+
+def _add_compare(command: argparse.ArgumentParser) -> None:
+    """Two texts, two models or two heads: what is named once is the same before and after."""
+    command.add_argument("file", metavar="FILE", nargs="?", help="a text, or - for standard input")
+    command.add_argument("other", metavar="OTHER", nargs="?", help="the text after (default: the same one)")
+    command.add_argument(
+        *("-t", "--words"), action="append", default=[], metavar="WORDS", help="a text itself, in quotes; at most twice"
+    )
+    command.add_argument(
+        "--encoding", type=_encoding, default=DEFAULT, metavar="NAME", help="what the files are written in"
+    )
+    command.add_argument("--model", metavar="DIR", help="the model before, as for look (default: the byte model)")
+    command.add_argument("--with-model", metavar="DIR", help="the model after (default: the same one)")
+    command.add_argument("--head", type=_head, metavar="L3H1", help="the head before that is shown first")
+    command.add_argument("--with-head", type=_head, metavar="L5H0", help="the head after (default: the same one)")
+    where = "the file for the comparison: .html .json or .npz (default printed only)"
+    command.add_argument("-o", "--output", type=Path, metavar="FILE", help=where)
+    command.add_argument("--open", action="store_true", help="show the page in the browser")
 
 
 def _add_output(command: argparse.ArgumentParser, default: Path | None) -> None:
@@ -123,6 +143,12 @@ _EXAMINED = (
     "Prints versions, the kernels of this processor, and optional packages. With a MODEL of transformers it also "
     "prints which of its modules run on regard, the largest difference from its own eager attention, whether it "
     "generates the same tokens, and which backend runs the calls. The exit status is 1 if it does not run on regard."
+)
+_COMPARED = "show which heads differ between two texts or two models, and where their mass moved"
+_COMPARES = (
+    "Runs a model on two texts, or two models on one, and compares their heads: the share of its mass that each head "
+    "has on other keys, and which keys lost and gained it. Tokens of two texts that correspond are compared. With -o "
+    "it writes a page that works offline, or the numbers. --head and --with-head compare two heads."
 )
 _BYTES = "Runs the byte model that comes with regard on a text."
 _MODEL = (

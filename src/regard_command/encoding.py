@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import os
+import sys
+from pathlib import Path
 
 DEFAULT = "utf-8-sig"  # UTF-8, with or without the mark that some editors write first
 
@@ -25,6 +28,18 @@ def decoded(name: str, content: bytes, encoding: str = DEFAULT) -> str:
     if "\0" in text:
         raise ValueError(f"{name} is no text: it has a NUL byte at offset {content.index(0)}.")
     return text
+
+
+def read_text(name: str, encoding: str = DEFAULT) -> tuple[str, str]:
+    """What a text is called, and the text: of a file, or of standard input for "-". Errors as `decoded`."""
+    content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    called = "standard input" if name == "-" else name
+    return called, decoded(called, content, encoding)
+
+
+def of_words(words: str) -> tuple[str, str]:
+    """The same of a text that was written on the command line."""
+    return "the text", decoded("the text", os.fsencode(words))
 
 
 def named(name: str) -> str:

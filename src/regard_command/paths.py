@@ -7,13 +7,14 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
+COMPARED = (".html", ".json", ".npz")  # what a comparison can be written as
 SUFFIXES = (".png", ".svg", ".pdf", ".html", ".json", ".npz")  # what a report can be written as
 
 
 def check_paths(options: Namespace) -> None:
     """ValueError, in one sentence, for a text, a model or a report's folder that is not there."""
-    if options.command in ("demo", "look") and options.output is not None:
-        check_suffix(options.output)
+    if options.command in ("demo", "look", "compare") and options.output is not None:
+        check_suffix(options.output, COMPARED if options.command == "compare" else SUFFIXES)
         folder = options.output.parent
         if not folder.is_dir():
             raise ValueError(f"{options.output}: there is no folder {folder}; make it first, or name another with -o.")
@@ -23,16 +24,36 @@ def check_paths(options: Namespace) -> None:
         if options.words is None and not (options.file or options.text or options.probe):
             raise ValueError("there is no text; name a FILE, write -t 'some words', or --probe for random tokens.")
         _check_text(options.file or options.text)
-    model = getattr(options, "model", None)
-    if model is not None and model != "minilm":
-        check_model(model)
+    if options.command == "compare":
+        _check_compared(options)
+    for model in (getattr(options, "model", None), getattr(options, "with_model", None)):
+        if model is not None and model != "minilm":
+            check_model(model)
 
 
-def check_suffix(path: Path) -> None:
-    """ValueError where a report cannot be written as what the path's suffix says."""
-    if path.suffix.lower() not in SUFFIXES:
-        known = " ".join(SUFFIXES)
-        raise ValueError(f"{path.name} is not supported as a report's file: its suffix is none of {known}.")
+def check_suffix(path: Path, known: tuple[str, ...] = SUFFIXES) -> None:
+    """ValueError where a report, or a comparison, cannot be written as what the path's suffix says."""
+    if path.suffix.lower() not in known:
+        what = "a comparison" if known == COMPARED else "a report"
+        raise ValueError(f"{path.name} is not supported as {what}'s file: its suffix is none of {' '.join(known)}.")
+
+
+def _check_compared(options: Namespace) -> None:
+    """ValueError where there is no text, too many, or only one thing to compare."""
+    texts = [*options.words, *(name for name in (options.file, options.other) if name is not None)]
+    if not texts:
+        raise ValueError("there is no text; name a FILE, or two, or write -t 'some words'.")
+    if len(texts) > 2:
+        raise ValueError(f"there are {len(texts)} texts; expected one or two.")
+    if options.with_head is not None and options.head is None:
+        raise ValueError("--with-head is the head after; name the one before too, as in --head L3H1.")
+    if len(texts) == 1 and options.with_model in (None, options.model) and options.with_head is None:
+        raise ValueError(
+            "there is one text, one model and no second head; name another text, --with-model DIR, or --head and "
+            "--with-head."
+        )
+    for name in (options.file, options.other):
+        _check_text(name)
 
 
 def check_model(name: str) -> Path:

@@ -244,9 +244,9 @@ def test_what_cannot_be_done_is_one_line(
     assert [path.name for path in Path().iterdir()] == ([] if content is None else ["file.txt"])
 
 
-def sentence(capsys: pytest.CaptureFixture[str]) -> str:
+def sentence(capsys: pytest.CaptureFixture[str], command: str = "look") -> str:
     """The one line that says what could not be done."""
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("regard look: ")]
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith(f"regard {command}: ")]
     return line
 
 

@@ -162,13 +162,3 @@ def test_the_page_works_in_a_notebook(visit: Any, tmp_path: Path) -> None:
     assert seen.said == [] and seen.asked == [(tmp_path / "a.html").as_uri()]
     inside = seen.page.frames[1]
     assert inside.evaluate("() => { try { return parent.document.title } catch { return 'refused' } }") == "refused"
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("width", [390, 1280])
-def test_a_comparison_stands_side_by_side(visit: Any, tmp_path: Path, width: int) -> None:
-    reports.report(2, 3).compare(reports.report(2, 3, 40)).save(tmp_path / "a.html")
-    seen = visit(tmp_path / "a.html", java_script_enabled=False, viewport={"width": width, "height": 900})
-    before, after = (seen.page.locator(".sides img").nth(n).bounding_box() for n in (0, 1))
-    assert before["y"] == after["y"] and before["x"] + before["width"] < after["x"] + 1 and before["width"] > 120
-    assert seen.said == [] and seen.asked == [(tmp_path / "a.html").as_uri()]

@@ -1,38 +1,36 @@
-"""Comparison: two reports on the same heads, and which of these changed most."""
+"""Comparison: two reports on the same heads, which of these changed most, and where their mass moved."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from functools import cached_property
 from os import PathLike
 from pathlib import Path
 
 from torch import Tensor
 
+import regard.inspect.report.comparison_numbers as comparison_numbers
 import regard.inspect.report.page_compare as page_compare
 import regard.inspect.report.printed as printed
 import regard.inspect.report.save as save
 import regard.inspect.report.text as text
-from regard.core.shapes import count_of
-from regard.inspect.facts.pooled import Cells
-from regard.inspect.report.content import Content
-from regard.inspect.report.findings import Head, percent
-from regard.inspect.report.grids import Grid, overview
-from regard.inspect.report.layer import Layer
+from regard.inspect.report.compared import Compared
+from regard.inspect.report.findings import percent
 from regard.inspect.report.page_parts import framed
+from regard_command.paths import COMPARED, check_suffix
 
-LISTED = 12  # heads that are listed and shown, those that changed most
+LISTED = 12  # heads that are printed, those that changed most
+WRITERS = {".html": page_compare.write, ".json": comparison_numbers.write_json, ".npz": comparison_numbers.write_npz}
+Label = tuple[int, int] | str  # (layer, head), or as in "L3H1"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Comparison:
-    """What differs between two reports: print it, or save it as a page with both maps of the heads that changed most.
+class Comparison(Compared):
+    """What differs between two reports: print it, or save it as a page with signed maps, or as numbers.
 
-    The change of a head is the mean, over the rows of its map, of ½ Σ_c |p_rc - p'_rc|: the share of the mass that lies
-    on other keys (the total variation distance), 0 for the same weights, 1 where no key is shared. Maps are those of
-    Layer, of up to 128 × 128 cells; where two texts have unlike lengths, both are pooled to the fewer cells, so that
-    keys are compared by where in their text they stand. Raises ValueError where the reports have unlike heads.
+    Tokens of the two texts that correspond are compared: equal ones as difflib aligns them, and those of a run that was
+    replaced by as many others. The change of a head is the mean, over the queries that have a counterpart, of
+    ½ Σ_j |p_ij - p'_ij|: the share of the mass that lies on other keys (the total variation distance), 0 for the same
+    weights, 1 where no key is shared. A key without a counterpart has weight 0 in the other text. Beyond 512 tokens,
+    maps of up to 128 × 128 cells are compared, each cell with the one in its place. Raises ValueError where the reports
+    have unlike heads.
 
     >>> from types import SimpleNamespace
     >>> import regard as rg, torch
@@ -47,63 +45,66 @@ class Comparison:
     [('L0H1', 0.48), ('L0H0', 0.0)]
     """
 
-    before: Content
-    after: Content
+    def moved(self, head: Label, other: Label | None = None) -> Tensor:
+        """The signed map of a head, (rows, cols): its weights after less those before.
 
-    def __post_init__(self) -> None:
-        counts = [[layer.heads for layer in report.layers] for report in (self.before, self.after)]
-        if counts[0] != counts[1]:
-            said = [f"{count_of(len(one), 'layer')} of {sorted(set(one))} heads" for one in counts]
-            raise ValueError(f"compare: the reports have {said[0]} and {said[1]}; expected the same layers and heads.")
+        `other` is another head, whose weights are taken after. Rows and columns are those of `pair(layer, other
+        layer).rows` and `.cols`: the tokens of both texts in one order. NaN in the rows of queries that have no
+        counterpart. Raises ValueError for a head that does not exist, and for layers whose maps do not fit.
+        """
+        a, b = self.find(head, head if other is None else other)
+        return self.pair(a[0], b[0]).moved(a[1], b[1])
 
-    @cached_property
-    def change(self) -> Grid:
-        """The change of each head, in percent of the mass."""
-        pairs = zip(self.before.layers, self.after.layers, strict=True)
-        values = tuple(tuple((100 * change(a, b)).tolist()) for a, b in pairs)
-        places = tuple(layer.place for layer in self.before.layers)
-        return Grid("change", "% of mass", values, 0.0, max(1.0, *(max(row) for row in values)), places)
+    def between(self, head: Label, other: Label) -> float:
+        """The change from one head to another, from 0 to 1; see the class. Raises ValueError as `moved`."""
+        a, b = self.find(head, other)
+        return self.pair(a[0], b[0]).change(a[1], b[1])
 
-    @property
-    def heads(self) -> tuple[Head, ...]:
-        """All heads, those that changed most first; the value of each is its change, from 0 to 1."""
-        rows = zip(self.before.layers, self.change.values, strict=True)
-        found = [
-            Head(n, h, value / 100, place=layer.place)
-            for n, (layer, row) in enumerate(rows)
-            for h, value in enumerate(row)
-        ]
-        return tuple(sorted(found, key=lambda head: -head.value))
-
-    def numbers(self, head: Head) -> tuple[str, ...]:
-        """What the overview's numbers of a head were and are, as sentences."""
-        grids = [overview(report.layers, report.unit) for report in (self.before, self.after)]
-        values = [[grid.values[head.layer][head.head] for grid in of] for of in grids]
-        return tuple(
-            f"{grid.label} {_number(a)} → {_number(b)}"
-            for grid, a, b in zip(grids[0], values[0], values[1], strict=True)
-        )
+    def find(self, head: Label, other: Label) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The layer and number of a head before and of one after. Raises ValueError as `moved`."""
+        found = [one.find(at) if isinstance(at, str) else at for one, at in ((self.before, head), (self.after, other))]
+        for report, at in zip((self.before, self.after), found, strict=True):
+            report.shown(at)  # refused where it is not there
+        if not self.fits(found[0][0], found[1][0]):
+            sizes = [
+                " × ".join(map(str, side[n].maps.shape[-2:])) for side, (n, _) in zip(self.layers, found, strict=True)
+            ]
+            raise ValueError(
+                f"the map of {head} has {sizes[0]} cells, that of {other} {sizes[1]}; expected as many. Compare heads "
+                "whose layers have equally long texts, or texts of up to 512 tokens, which are compared by token."
+            )
+        return found[0], found[1]
 
     def text(self, width: int = 80) -> str:
-        """The comparison for a terminal: the change of every head, and the numbers of those that changed most."""
+        """The comparison for a terminal: the change of every head, findings, the heads that changed most."""
         listed = [
             f"{head.name}  {percent(head.value)} of its mass: {', '.join(self.numbers(head))}" for head in self.heads
         ]
         names = [f"before: {text.name(self.before)}", f"after:  {text.name(self.after)}"]
-        return "\n".join([*names, "", *printed.grid(self.change), "", *listed[:LISTED]])
+        said = printed.sentences(self.findings, width)
+        return "\n".join([*names, "", *printed.grid(self.change), "", *said, "", *listed[:LISTED]])
 
-    def html(self) -> str:
-        """The page: the change of every head, and both maps of those that changed most, side by side; no script."""
-        shown = [(head, self.numbers(head)) for head in self.heads[:LISTED]]
-        return page_compare.html(self.before, self.after, self.change, shown)
+    def html(self, heads: tuple[Label, Label] | None = None) -> str:
+        """The page as one text; `heads` as in save."""
+        return page_compare.html(self, self._shown(heads))
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the page. Raises ValueError for a suffix other than .html."""
+    def save(self, path: str | PathLike[str], heads: tuple[Label, Label] | None = None) -> None:
+        """Writes the page (.html), or the numbers (.json, .npz). See docs/report.md.
+
+        `heads`, such as ("L3H1", "L5H0"), are the head before and the head after that are shown first; the default is
+        the head that changed most. Raises ValueError for another suffix, and for heads as `moved`.
+        """
         path = Path(path)
-        if path.suffix.lower() != ".html":
-            raise ValueError(f"{path.name} is not supported as a comparison's file; its suffix has to be .html.")
+        check_suffix(path, COMPARED)
+        shown = self._shown(heads)
         with save.whole(path) as file:
-            file.write(self.html().encode("utf-8", "replace"))
+            WRITERS[path.suffix.lower()](self, file, shown)
+
+    def _shown(self, heads: tuple[Label, Label] | None) -> tuple[tuple[int, int], tuple[int, int]]:
+        if heads is not None:
+            return self.find(*heads)
+        most = (self.heads[0].layer, self.heads[0].head)
+        return most, most
 
     def __repr__(self) -> str:
         return f"Comparison({text.name(self.before)}, {text.name(self.after)})"
@@ -113,22 +114,3 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         return framed(self.html(), repr(self))
-
-
-def change(a: Layer, b: Layer) -> Tensor:
-    """The change of each head from one layer to another, (h,)."""
-    rows, cols = (min(a.maps.shape[axis], b.maps.shape[axis]) for axis in (-2, -1))
-    p, q = (_pooled(layer.maps, rows, cols) for layer in (a, b))
-    seen = ((p + q).sum(-1) > 0).sum(-1).clamp(min=1)
-    return (p - q).abs().sum((-1, -2)) / 2 / seen
-
-
-def _pooled(maps: Tensor, rows: int, cols: int) -> Tensor:
-    """Maps with fewer cells: the mass on the keys of each, mean of its queries."""
-    count, width = maps.shape[-2:]
-    of_row = Cells(count, rows).members(slice(0, count), maps)
-    return (of_row / of_row.sum(0)).mT @ maps @ Cells(width, cols).members(slice(0, width), maps)
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}" if math.isfinite(value) else "–"

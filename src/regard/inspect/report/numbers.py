@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, BinaryIO
 from zipfile import ZIP_DEFLATED, ZipFile
@@ -17,6 +17,7 @@ from regard.inspect.report.head_result import HeadArray
 from regard.inspect.report.layer import Axis, Layer
 
 SCHEMA = "regard-report-1"
+Array = Tensor | str | bool | list[str]  # what is written as an array
 DIGITS = 4  # significant digits in JSON
 # The arrays of a layer, their axes and what they count in.
 ARRAYS = {
@@ -49,7 +50,7 @@ def write_json(report: Content, file: BinaryIO, head: tuple[int, int] | None) ->
         "dense_bytes": report.dense,
         "shown": {"layer": at.layer, "head": at.head, "title": title},
         "findings": [asdict(found) for found in report.findings],
-        "grids": [{**asdict(grid), "values": _plain(grid.values)} for grid in report.grids],
+        "grids": [{**asdict(grid), "values": plain(grid.values)} for grid in report.grids],
         "heads": {type(result).__name__.lower(): result.numbers for result in report.head_results},
         "arrays": {
             **{name: {"axes": axes, "unit": unit} for name, (axes, unit) in ARRAYS.items()},
@@ -60,24 +61,28 @@ def write_json(report: Content, file: BinaryIO, head: tuple[int, int] | None) ->
             for number, layer in enumerate(report.layers)
         ],
     }
-    text = json.dumps(_plain(content), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(plain(content), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     file.write(text.encode("utf-8", "replace"))  # a lone surrogate is no text
 
 
 def write_npz(report: Content, file: BinaryIO, head: tuple[int, int] | None) -> None:
     """The arrays of each layer as `entropy/0`, its names as `names`, the tokens as `queries/0` and `keys/0`."""
+    del head  # arrays have none in front
+    write_arrays(file, _arrays(report))
+
+
+def write_arrays(file: BinaryIO, arrays: Iterable[tuple[str, Array]]) -> None:
+    """A .npz file, as np.savez_compressed writes it, but one array after the other: one is held at a time."""
     import numpy as np
 
-    del head  # arrays have none in front
-    # One array after the other, as np.savez_compressed writes them: the weights of one layer are held at a time.
     with ZipFile(file, "w", ZIP_DEFLATED) as archive:
-        for name, values in _arrays(report):
+        for name, values in arrays:
             array = values.numpy() if isinstance(values, Tensor) else np.array(values)
             with archive.open(f"{name}.npy", "w", force_zip64=True) as part:
                 np.lib.format.write_array(part, array, allow_pickle=False)
 
 
-def _arrays(report: Content) -> Iterator[tuple[str, Tensor | str | bool | list[str]]]:
+def _arrays(report: Content) -> Iterator[tuple[str, Array]]:
     """The names and values of the arrays in a .npz file."""
     yield "schema", SCHEMA
     yield "names", [layer.name for layer in report.layers]
@@ -115,14 +120,14 @@ def _axis(axis: Axis) -> dict[str, Any]:
     return {"positions": axis.positions, "tokens": axis.tokens}
 
 
-def _plain(content: Any) -> Any:
+def plain(content: Any) -> Any:
     """The same of what JSON knows: tensors as nested lists, numbers short, none of them NaN or infinite."""
     if isinstance(content, Tensor):
         return _short(content)
     if isinstance(content, dict):
-        return {name: _plain(part) for name, part in content.items()}
+        return {name: plain(part) for name, part in content.items()}
     if isinstance(content, (list, tuple)):
-        return [_plain(part) for part in content]
+        return [plain(part) for part in content]
     if isinstance(content, float):
         return _short(torch.tensor(content, dtype=torch.float64, device="cpu"))
     return content

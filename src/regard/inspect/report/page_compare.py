@@ -1,51 +1,145 @@
-"""The page of a comparison: a table of changes, and the maps of heads before and after; no script."""
+"""The page of a comparison: signed maps of every pair of heads, both texts, and an overview that needs no script."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
 from html import escape
+from itertools import pairwise
+from string import Template
+from typing import Any, BinaryIO
 
-from regard.inspect.report.content import Content
-from regard.inspect.report.findings import Head, percent
-from regard.inspect.report.grids import Grid
-from regard.inspect.report.page_parts import asset, picture, table
+from torch import Tensor
+
+from regard.inspect.facts.quantised import STEPS
+from regard.inspect.report.alignment import Alignment
+from regard.inspect.report.colours import LEAST, LEVELS, palette
+from regard.inspect.report.compared import Compared, joined
+from regard.inspect.report.findings import percent, shown
+from regard.inspect.report.layer import Axis
+from regard.inspect.report.page import findings_list, policy_of, script_of
+from regard.inspect.report.page_parts import asset, table
+from regard.inspect.report.payload import escaped, grid_content, layer_content
 from regard.inspect.report.text import facts, name
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+Heads = tuple[tuple[int, int], tuple[int, int]]
+Numbers = list[list[int]]  # of each layer before with each layer after
+SCRIPTS = (
+    *("page_data", "compare_state", "page_colour", "compare_colour", "page_frame", "page_tokens", "page_grids"),
+    *("page_files", "compare_map", "compare_text", "compare"),
+)
+LISTED = 12  # heads whose numbers are listed, those that changed most
 
 
-def html(before: Content, after: Content, change: Grid, shown: Sequence[tuple[Head, Sequence[str]]]) -> str:
-    """The page as one text; `shown` are the heads whose maps stand side by side, each with its numbers."""
-    title = f"{before.title} → {after.title}"
-    most = (shown[0][0].layer, shown[0][0].head)
+def write(found: Compared, file: BinaryIO, heads: Heads) -> None:
+    """Writes the page into a file, UTF-8."""
+    file.write(html(found, heads).encode("utf-8", "replace"))  # a lone surrogate is no text
+
+
+def html(found: Compared, heads: Heads) -> str:
+    """The page as one text; `heads` are shown first, one before and one after."""
+    labels = found.labels
+    title = " → ".join(labels) if labels[0] != labels[1] else labels[0]
+    script = script_of(SCRIPTS)
+    return Template(asset("page_compare.html")).substitute(
+        title=escape(title),
+        policy=policy_of(script, "'none'"),
+        css=asset("page.css") + asset("page_live.css") + asset("page_compare.css"),
+        words=asset("page_words.html"),
+        header=_header(found, title),
+        before=escape(labels[0]),
+        after=escape(labels[1]),
+        grid=table(found.change, "violet", heads[0]),
+        changed=_changed(found),
+        data=_data(found, heads),
+        script=script,
+    )
+
+
+def _header(found: Compared, title: str) -> str:
     read = "".join(
-        f'<p class="facts"><span>{label}</span> {escape(name(report))}  {escape(facts(report))}</p>'
-        for label, report in (("before", before), ("after", after))
+        f'<p class="facts"><i>{label}</i> <span>{escape(name(report))}</span> {escape(facts(report))}</p>'
+        for label, report in (("before", found.before), ("after", found.after))
     )
-    heads = "".join(_head(before, after, head, numbers) for head, numbers in shown)
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f'<title>{escape(title)} – regard</title><link rel="icon" href="data:,">'
-        f'<style>{asset("page.css")}{asset("page_compare.css")}</style></head><body class="regard">'
-        f"<header><h1>{escape(title)}</h1>{read}</header><main>"
-        f'<h2>The share of its mass that each head has moved to other keys</h2><section class="grids">'
-        f"{table(change, 'violet', most)}</section>"
-        f'<h2>The heads that changed most</h2><div class="changes">{heads}</div></main></body></html>\n'
+    return f"<header><h1>{escape(title)}</h1>{read}</header>{findings_list(found.findings)}"
+
+
+def _changed(found: Compared) -> str:
+    return "".join(
+        f'<li><a href="#{head.name}">{head.name}</a> {escape(found.before.layers[head.layer].name)}: '
+        f"{percent(head.value)} of its mass; {escape(', '.join(found.numbers(head)))}</li>"
+        for head in found.heads[:LISTED]
     )
 
 
-def _head(before: Content, after: Content, head: Head, numbers: Sequence[str]) -> str:
-    sides = "".join(
-        f"<figure>{picture(report.layers[head.layer], head.head, f'{head.name} {label}')}"
-        f"<figcaption>{label}</figcaption></figure>"
-        for label, report in (("before", before), ("after", after))
-    )
-    said = "".join(f"<li>{escape(one)}</li>" for one in numbers)
-    layer = escape(after.layers[head.layer].name)
-    return (
-        f'<section class="change"><h3><b>{head.name}</b> {layer}: {percent(head.value)} of its mass</h3>'
-        f'<div class="sides">{sides}</div><ul class="quiet">{said}</ul></section>'
-    )
+def _data(found: Compared, heads: Heads) -> str:
+    """What the script is given: the layers before, then those after, and how their rows and columns correspond."""
+    texts: list[tuple[str, ...]] = []
+    layers = [layer_content(layer, texts, found.by == "tokens", every=False) for side in found.layers for layer in side]
+    axes, rows, cols = _axes(found, texts)
+    content = {
+        "by": found.by,
+        "unit": found.before.unit,
+        "shown": [list(head) for head in heads],
+        "palette": palette(),
+        "levels": LEVELS,
+        "least": LEAST,
+        "steps": STEPS,
+        "grids": [grid_content(found.change)],
+        "layers": layers,
+        "count": len(found.before.layers),
+        "axes": axes,
+        "rows": rows,
+        "cols": cols,
+        "texts": texts,
+    }
+    return escaped(json.dumps(content, separators=(",", ":"), allow_nan=False))
+
+
+def _axes(found: Compared, texts: list[tuple[str, ...]]) -> tuple[list[dict[str, Any]], Numbers, Numbers]:
+    """The alignments, each once; and of each layer before with each after, the numbers of two, -1 where none fits."""
+    axes: list[dict[str, Any]] = []
+    numbers: dict[tuple[object, ...], int] = {}
+
+    def number(alignment: Alignment, first: Tensor | None) -> int:
+        if alignment.key not in numbers:
+            numbers[alignment.key] = len(axes)
+            axes.append(_axis(alignment, first, texts))
+        return numbers[alignment.key]
+
+    count = range(len(found.before.layers))
+    rows, cols = ([[-1 for _ in count] for _ in count] for _ in range(2))
+    for a in count:
+        for b in count:
+            if found.fits(a, b):
+                queries, keys = _alignments(found, a, b)
+                rows[a][b], cols[a][b] = number(*queries), number(*keys)
+    return axes, rows, cols
+
+
+def _alignments(found: Compared, a: int, b: int) -> list[tuple[Alignment, Tensor | None]]:
+    """Of queries and of keys; cells have the text before as names, and the number of their first token."""
+    alignments, layer = found.alignments(a, b), found.layers[0][a]
+    if found.by == "tokens":
+        return [(alignment, None) for alignment in alignments]
+    sides = ((layer.queries, layer.row_edges), (layer.keys, layer.col_edges))
+    return [
+        (Alignment(cells.before, cells.after, _texts(axis, edges)), edges[:-1])
+        for cells, (axis, edges) in zip(alignments, sides, strict=True)
+    ]
+
+
+def _texts(axis: Axis, edges: Tensor) -> tuple[str, ...]:
+    return tuple(shown(joined(axis.tokens[a:b]), 24) for a, b in pairwise(edges.tolist())) if axis.tokens else ()
+
+
+def _axis(alignment: Alignment, numbers: Tensor | None, texts: list[tuple[str, ...]]) -> dict[str, Any]:
+    if alignment.names:
+        texts.append(alignment.names)
+    return {
+        "before": alignment.before.tolist(),
+        "after": alignment.after.tolist(),
+        "n": len(alignment),
+        "first": 0,
+        "numbers": None if numbers is None else numbers.tolist(),
+        "text": len(texts) - 1 if alignment.names else -1,
+    }

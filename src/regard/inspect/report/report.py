@@ -131,10 +131,11 @@ class Report(Content):
         return PageServer(self, self.find(head) if isinstance(head, str) else head).start()
 
     def compare(self, other: Report) -> Comparison:
-        """Which heads differ most between this report and another: two checkpoints, two texts, before and after tuning.
+        """Which heads differ most between this report and another, and where their mass moved.
 
-        The models need as many layers and heads; the texts may differ. Raises ValueError where the heads do not match.
-        See docs/report.md.
+        Two texts, two checkpoints, a model before and after tuning; with itself, two heads of one report. The models
+        need as many layers and heads; texts that differ are aligned by token. Raises ValueError where the heads do not
+        match. See Comparison, and docs/report.md.
         """
         return Comparison(self, other)
 
