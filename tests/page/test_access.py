@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import regard as rg
 import sample_reports as reports
+from regard.inspect.report.picture import Picture
 
 # A visit takes half a second: a plain run makes those of test_page.py and test_served_page.py alone.
 pytestmark = pytest.mark.full
@@ -59,6 +63,39 @@ def test_axe_finds_nothing(visit: Any, axe: str, width: int, scheme: str) -> Non
     seen.page.select_option("#hide", "first")
     seen.settle()
     assert serious(seen, axe) == []
+    assert seen.said == [] and len(seen.asked) == 1
+
+
+def image() -> rg.Report:
+    """Of a model that reads [CLS] and 5 × 7 patches."""
+    random = torch.Generator().manual_seed(1)
+    picture = Picture.of(torch.rand(3, 50, 70, generator=random), 5, 7, 1)
+    call = reports.call(*torch.randn(2, 1, 2, 36, 8, generator=random) * 2)
+    tokens = ["[CLS]", *(f"{row},{column}" for row in range(5) for column in range(7))]
+    return rg.Report.of([call], title="an image", model="Made", tokens=tokens, picture=picture)
+
+
+def cross() -> rg.Report:
+    """Of a model that looks from one text at another."""
+    call = reports.call(torch.randn(1, 2, 4, 8), torch.randn(1, 2, 11, 8))
+    return rg.Report.of([call], title="dates", model="Made", tokens=["3", "May", "1979", "."], key_tokens="1979-05-03;")
+
+
+def long() -> rg.Report:
+    return reports.report(2, 2, 3001)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("made", [image, cross, long])
+def test_axe_finds_nothing_in_pages_of_each_kind(
+    visit: Any, axe: str, tmp_path: Path, made: Callable[[], rg.Report], width: int, scheme: str
+) -> None:
+    made().save(tmp_path / "a.html")
+    seen = visit(tmp_path / "a.html", color_scheme=scheme, viewport={"width": width, "height": 900})
+    seen.page.locator("#help summary").click()
+    assert serious(seen, axe) == []
+    assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
     assert seen.said == [] and len(seen.asked) == 1
 
 

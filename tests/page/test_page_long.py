@@ -59,7 +59,7 @@ def test_the_keys_of_a_diffuse_row_have_the_means_of_their_cells(visit: Any, tmp
 
 def test_the_logarithmic_scale_begins_below_the_means(visit: Any, tmp_path: Path) -> None:
     diffuse(rg.Everything()).save(tmp_path / "a.html")
-    seen = visit(tmp_path / "a.html", address="#L0H0&query=1200")
+    seen = visit(tmp_path / "a.html", address="#L0H0&query=1200&scale=log")
     assert seen.page.inner_text("#text-scale .least") == "0.0004 %"
     assert min(levels(seen).values()) > 0.3 * 254
     assert seen.page.inner_text("#map-scale .least") == "0.01 %"

@@ -91,7 +91,7 @@ def listed(page: Any) -> dict[int, float]:
 
 
 def test_a_token_of_a_long_text_shows_all_its_keys(report: rg.Report, server: PageServer, opened: Any) -> None:
-    page = opened("#L2H1&query=400&key=399")
+    page = opened("#L2H1&query=400&key=399&scale=log")
     exact(page)
     row = report.row("L2H1", 400)
     order = row.argsort(descending=True)[:8].tolist()

@@ -161,12 +161,12 @@ def joined(tokens: Sequence[str]) -> str:
 
 
 def beginning(tokens: Sequence[str], most: int = 40) -> str:
-    """How a text begins, on one line; special tokens left out.
+    """How a text begins, on one line; without special tokens and the marks of word pieces.
 
-    >>> beginning(["[CLS]", "the", "cat", "[SEP]"]), beginning("to be or not", 5)
-    ('the cat', 'to be…')
+    >>> beginning(["[CLS]", "the", "cat", "##s", "[SEP]"]), beginning("to be or not", 5)
+    ('the cats', 'to be…')
     """
-    line = " ".join(joined([token for token in tokens if not SPECIAL.fullmatch(token)]).split())
+    line = " ".join(joined([token for token in tokens if not SPECIAL.fullmatch(token)]).split()).replace(" ##", "")
     return line if len(line) <= most else f"{line[:most]}…"
 
 
