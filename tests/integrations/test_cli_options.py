@@ -31,7 +31,7 @@ from regard_command import main
         ("-t hello", "regard has no option -t; regard look has it."),
         ("--model minilm look", "regard has no option --model; regard look has it."),
         ("lok notes.txt", "regard has no command lok; did you mean look?"),
-        ("plot", "regard has no command plot; it has demo, look, bench, doctor."),
+        ("plot", "regard has no command plot; it has demo, look, compare, bench, doctor."),
         ("look a.txt b.txt", "unrecognized arguments: b.txt"),
     ],
 )
