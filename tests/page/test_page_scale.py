@@ -50,18 +50,19 @@ def test_the_switch_decides_where_it_is_set(visit: Any, page: Path) -> None:
     assert scale(seen, "text-scale")[0] == "weight, linear" and "scale=" not in seen.page.url
 
 
-def test_what_is_left_out_does_not_choose_the_scale(visit: Any, page: Path) -> None:
-    equal = torch.zeros(1, 1, N, 2)
+def test_what_is_left_out_does_not_choose_the_scale(visit: Any, tmp_path: Path) -> None:
+    """[CLS] holds nearly all; of the rest, a key holds a third, and the others are equal."""
+    scores = torch.zeros(N, N)
+    scores[:, 0], scores[:, 3] = torch.tensor(2000.0).log(), torch.tensor(0.5 * (N - 2)).log()
+    q, k = torch.eye(N).expand(1, 1, N, N) * N**0.5, scores.mT[None, None]
     tokens = ["[CLS]", *(f"t{n}" for n in range(1, N))]
-    k = equal.clone()
-    k[:, :, 0] = 4.0
-    report = rg.Report.of([reports.call(equal + 1, k)], title="one", model="Made", tokens=tokens)
-    report.save(page.parent / "b.html")
-    seen = visit(page.parent / "b.html")
-    assert scale(seen, "text-scale")[0] == "weight, linear"  # [CLS] has nearly all
-    seen.page.locator("#hide").select_option("first")
-    assert scale(seen, "text-scale") == ("weight, linear", "0", scale(seen, "text-scale")[2])
-    assert float(scale(seen, "text-scale")[2].split()[0]) < 1  # and the others are told apart without it
+    rg.Report.of([reports.call(q, k)], title="one", model="Made", tokens=tokens).save(tmp_path / "a.html")
+    seen = visit(tmp_path / "a.html")
+    for left_out in ("first", "special"):
+        seen.page.locator("#hide").select_option("nothing")
+        assert scale(seen, "text-scale")[0] == scale(seen, "map-scale")[0] == "weight, linear"
+        seen.page.locator("#hide").select_option(left_out)
+        assert scale(seen, "text-scale")[0] == scale(seen, "map-scale")[0] == "weight, logarithmic"
 
 
 @pytest.mark.parametrize("form", [{}, {"java_script_enabled": False}])

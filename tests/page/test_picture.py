@@ -106,6 +106,7 @@ def test_cls_asks_first_and_nothing_is_said_of_texts(seen: Any) -> None:
     )
     assert seen.page.get_attribute("#search", "placeholder") == "row,column"
     assert seen.page.locator("#hide option").all_inner_texts()[1] == "[CLS]"
+    assert seen.page.inner_text("[data-choice='view'][value='text']") == "image"
     said = seen.page.inner_text("body").lower()
     assert "induction" not in said and "previous" not in said and "find a token" not in said
 

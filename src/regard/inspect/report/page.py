@@ -51,6 +51,7 @@ def _filled(report: Content, head: tuple[int, int] | None, script: str, policy: 
         unit=escape(report.unit),
         find=f"a {escape(report.unit)}" if report.picture is None else "row,column",
         first=escape(report.first_name),
+        view="text" if report.picture is None else "image",
         words=asset("page_words.html"),
         header=_header(report),
         figure=_still(report, head),
