@@ -145,6 +145,7 @@ at("map").addEventListener("dblclick", () => zoom(1));
 at("closer").addEventListener("click", () => zoom(1));
 at("wider").addEventListener("click", () => zoom(-1));
 SIDES.forEach((side) => ["chosen", "shaded"].forEach((kind) => listenToSide(side, kind)));
+SIDES.filter((side) => data.pictures[side]).forEach(listenToSidePatches);
 at("before-layer").addEventListener("change", (event) => move(Number(event.target.value), state.head));
 at("before-head").addEventListener("change", (event) => move(state.layer, Number(event.target.value)));
 at("after-layer").addEventListener("change", (event) => {

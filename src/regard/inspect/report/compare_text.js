@@ -31,18 +31,23 @@ function showTexts(one) {
       [ownList, shadedList] = [at(`${side}-chosen`), at(`${side}-shaded`)];
     shadedList.hidden = same;
     const holds = Math.max(firstToken(own, chosen()), 0);
-    fillTokens(ownList, own.axis, tokensAround(own.axis, holds, SHOWN_TOKENS), by);
+    fillTokens(ownList, own.axis, shownTokens(side, own.axis, holds), by);
     mark(ownList, firstToken(own, chosen()), true);
     if (!same) {
-      fillTokens(shadedList, shaded.axis, tokensAround(shaded.axis, 0, SHOWN_TOKENS), other);
+      fillTokens(shadedList, shaded.axis, shownTokens(side, shaded.axis, 0), other);
       mark(shadedList, -1, false);
       paintTokens(ownList, own, () => NaN, scale, one[by]);
     }
+    if (patchedSide(side, shaded.axis)) showSidePatches(side, own, shaded, values, scale);
     paintTokens(same ? ownList : shadedList, shaded, (place) => values[place], scale, one[other]);
   });
   showSigned(at("text-scale"), scale);
   showLists(one, values, one[other]);
 }
+
+// Of an image, the list holds the tokens that are no patch.
+const shownTokens = (side, axis, holds) =>
+  patchedSide(side, axis) ? [0, data.pictures[side].special] : tokensAround(axis, holds, SHOWN_TOKENS);
 
 // Colours the tokens of a list by the change of their row or column, and underlines those that have no counterpart.
 function paintTokens(list, of, value, scale, union) {

@@ -17,15 +17,17 @@ from regard.inspect.report.compared import Compared, joined
 from regard.inspect.report.findings import percent, shown
 from regard.inspect.report.layer import Axis
 from regard.inspect.report.page import findings_list, policy_of, script_of
-from regard.inspect.report.page_parts import asset, table
-from regard.inspect.report.payload import escaped, grid_content, layer_content
+from regard.inspect.report.page_parts import asset, data_uri, table
+from regard.inspect.report.payload import escaped, grid_content, layer_content, picture_content
+from regard.inspect.report.picture import Picture
+from regard.inspect.report.png import png_of_pixels
 from regard.inspect.report.text import facts, name
 
 Heads = tuple[tuple[int, int], tuple[int, int]]
 Numbers = list[list[int]]  # of each layer before with each layer after
 SCRIPTS = (
     *("page_data", "compare_state", "page_colour", "compare_colour", "page_frame", "page_tokens", "page_grids"),
-    *("page_files", "compare_map", "compare_text", "compare"),
+    *("page_files", "compare_map", "compare_picture", "compare_text", "compare"),
 )
 LISTED = 12  # heads whose numbers are listed, those that changed most
 
@@ -46,6 +48,8 @@ def html(found: Compared, heads: Heads) -> str:
         css=asset("page.css") + asset("page_live.css") + asset("page_compare.css"),
         words=asset("page_words.html"),
         header=_header(found, title),
+        before_image=_image(found.before.picture, "before"),
+        after_image=_image(found.after.picture, "after"),
         before=escape(labels[0]),
         after=escape(labels[1]),
         grid=table(found.change, "violet", heads[0]),
@@ -61,6 +65,17 @@ def _header(found: Compared, title: str) -> str:
         for label, report in (("before", found.before), ("after", found.after))
     )
     return f"<header><h1>{escape(title)}</h1>{read}</header>{findings_list(found.findings)}"
+
+
+def _image(image: Picture | None, side: str) -> str:
+    """The image that was read, below its patches; nothing for a text."""
+    if image is None:
+        return ""
+    return (
+        f'<div class="patches" id="{side}-patches"><img src="{data_uri(png_of_pixels(image.pixels))}" '
+        f'alt="the image {side}"><canvas id="{side}-overlay" tabindex="0" role="img" '
+        f'aria-label="changes of patches {side}; the arrow keys choose a patch"></canvas></div>'
+    )
 
 
 def _changed(found: Compared) -> str:
@@ -91,6 +106,10 @@ def _data(found: Compared, heads: Heads) -> str:
         "rows": rows,
         "cols": cols,
         "texts": texts,
+        "pictures": {
+            side: None if report.picture is None else picture_content(report.picture)
+            for side, report in (("before", found.before), ("after", found.after))
+        },
     }
     return escaped(json.dumps(content, separators=(",", ":"), allow_nan=False))
 

@@ -50,7 +50,7 @@ def payload(report: Content, head: tuple[int, int] | None) -> str:
         "layers": [layer_content(layer, texts, whole and layer.weights.numel() > 0, every) for layer in report.layers],
         "texts": texts,
         "second": report.second_text,
-        "picture": None if report.picture is None else _picture(report.picture),
+        "picture": None if report.picture is None else picture_content(report.picture),
     }
     return escaped(json.dumps(content, separators=(",", ":"), allow_nan=False))
 
@@ -60,7 +60,7 @@ def escaped(text: str) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _picture(picture: Picture) -> dict[str, int]:
+def picture_content(picture: Picture) -> dict[str, int]:
     return {"rows": picture.rows, "columns": picture.columns, "special": picture.special}
 
 
