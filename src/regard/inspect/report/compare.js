@@ -88,17 +88,6 @@ function pick(by, place) {
   return choose();
 }
 
-function zoom(by) {
-  state.zoom += by;
-  choose();
-}
-
-function leave() {
-  if (!over) return;
-  over = null;
-  show();
-}
-
 // Lists of both sides are linked: what is pointed at or chosen in one is so in the other.
 function listenToSide(side, kind) {
   const which = () => {
@@ -119,31 +108,7 @@ function listenToSide(side, kind) {
   });
 }
 
-at("map").addEventListener("keydown", (event) => {
-  const arrow = ARROWS[event.key];
-  if (!plain(event)) return;
-  if (arrow && event.shiftKey) {
-    state.query = within(cursor().query + arrow[0], current.queries.n);
-    state.key = within(cursor().key + arrow[1], current.keys.n);
-    choose();
-  } else if (arrow) move(state.layer + arrow[0], state.head + arrow[1]);
-  else if (event.key === "+" || event.key === "=") zoom(1);
-  else if (event.key === "-") zoom(-1);
-  else return;
-  event.preventDefault();
-});
-at("map").addEventListener("pointermove", (event) => {
-  over = event.pointerType === "mouse" ? pointedAt(event, current) : null;
-  show();
-});
-at("map").addEventListener("pointerleave", leave);
-at("map").addEventListener("click", (event) => {
-  Object.assign(state, pointedAt(event, current) ?? {});
-  choose();
-});
-at("map").addEventListener("dblclick", () => zoom(1));
-at("closer").addEventListener("click", () => zoom(1));
-at("wider").addEventListener("click", () => zoom(-1));
+listenToMap();
 SIDES.forEach((side) => ["chosen", "shaded"].forEach((kind) => listenToSide(side, kind)));
 SIDES.filter((side) => data.pictures[side]).forEach(listenToSidePatches);
 at("before-layer").addEventListener("change", (event) => move(Number(event.target.value), state.head));

@@ -82,25 +82,6 @@ function pick(by, number) {
   return choose();
 }
 
-at("map").addEventListener("keydown", (event) => {
-  const arrow = ARROWS[event.key];
-  if (!plain(event)) return;
-  if (arrow && event.shiftKey) {
-    state.query = within(cursor().query + arrow[0], current.queries.n);
-    state.key = within(cursor().key + arrow[1], current.keys.n);
-    choose();
-  } else if (arrow) move(state.layer + arrow[0], state.head + arrow[1]);
-  else if (event.key === "+" || event.key === "=") zoom(1);
-  else if (event.key === "-") zoom(-1);
-  else return;
-  event.preventDefault();
-});
-
-function zoom(by) {
-  state.zoom += by;
-  choose();
-}
-
 // `axis` tells whose tokens a list holds.
 function listenToTokens(id, axis) {
   listen(at(id), {
@@ -114,24 +95,7 @@ function listenToTokens(id, axis) {
   });
 }
 
-function leave() {
-  if (!over) return;
-  over = null;
-  show();
-}
-
-at("map").addEventListener("pointermove", (event) => {
-  over = event.pointerType === "mouse" ? pointedAt(event, current) : null;
-  show();
-});
-at("map").addEventListener("pointerleave", leave);
-at("map").addEventListener("click", (event) => {
-  Object.assign(state, pointedAt(event, current) ?? {});
-  choose();
-});
-at("map").addEventListener("dblclick", () => zoom(1));
-at("closer").addEventListener("click", () => zoom(1));
-at("wider").addEventListener("click", () => zoom(-1));
+listenToMap();
 listenToTokens("words", () => (oneText(current) ? state.by : "queries"));
 listenToTokens("others", () => "keys");
 listenToTokens("left", () => "queries");

@@ -117,3 +117,43 @@ function zooms(one) {
   const longest = Math.max(one.queries.n, one.keys.n, LEAST_SHOWN);
   return Math.ceil(Math.log2(longest / LEAST_SHOWN)) + 1;
 }
+
+function zoom(by) {
+  state.zoom += by;
+  choose();
+}
+
+function leave() {
+  if (!over) return;
+  over = null;
+  show();
+}
+
+// While the map has the focus, arrow keys move the head, with Shift the cursor; the pointer shows a pair.
+function listenToMap() {
+  at("map").addEventListener("keydown", (event) => {
+    const arrow = ARROWS[event.key];
+    if (!plain(event)) return;
+    if (arrow && event.shiftKey) {
+      state.query = within(cursor().query + arrow[0], current.queries.n);
+      state.key = within(cursor().key + arrow[1], current.keys.n);
+      choose();
+    } else if (arrow) move(state.layer + arrow[0], state.head + arrow[1]);
+    else if (event.key === "+" || event.key === "=") zoom(1);
+    else if (event.key === "-") zoom(-1);
+    else return;
+    event.preventDefault();
+  });
+  at("map").addEventListener("pointermove", (event) => {
+    over = event.pointerType === "mouse" ? pointedAt(event, current) : null;
+    show();
+  });
+  at("map").addEventListener("pointerleave", leave);
+  at("map").addEventListener("click", (event) => {
+    Object.assign(state, pointedAt(event, current) ?? {});
+    choose();
+  });
+  at("map").addEventListener("dblclick", () => zoom(1));
+  at("closer").addEventListener("click", () => zoom(1));
+  at("wider").addEventListener("click", () => zoom(-1));
+}
