@@ -59,7 +59,8 @@ function showChoices() {
   );
   const layers = (n) => `${data.layers[n].place || `L${n}`}  ${data.layers[n].name}`;
   fillNumbers(at("before-layer"), data.count, layers, state.layer);
-  fillNumbers(at("after-layer"), data.count, (n) => layers(data.count + n).replace(/^L\d+ /, `L${n} `), state.otherLayer);
+  const layersAfter = (n) => layers(data.count + n).replace(/^L\d+ /, `L${n} `);
+  fillNumbers(at("after-layer"), data.count, layersAfter, state.otherLayer);
   [...at("after-layer").options].forEach((option, n) => (option.disabled = data.rows[state.layer][n] < 0));
   fillNumbers(at("before-head"), data.layers[state.layer].heads, (n) => `H${n}`, state.head);
   fillNumbers(at("after-head"), data.layers[data.count + state.otherLayer].heads, (n) => `H${n}`, state.otherHead);

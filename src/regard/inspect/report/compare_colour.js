@@ -22,7 +22,8 @@ const signed = (share) =>
 // The bar of colours, from what fell most to what rose most.
 function showSigned(bar, { kind, low, top, most }) {
   const of = (name) => `rgb(${signedEnds()[name]})`;
-  bar.querySelector(".ramp").style.background = `linear-gradient(to right, ${of("lost")}, ${of("still")}, ${of("gained")})`;
+  const stops = ["lost", "still", "gained"].map(of);
+  bar.querySelector(".ramp").style.background = `linear-gradient(to right, ${stops})`;
   bar.querySelector(".least").textContent = most > 0 ? `−${percent(top)}` : "0";
   bar.querySelector(".most").textContent = most > 0 ? `+${percent(top)}` : "0";
   bar.querySelector(".kind").textContent =

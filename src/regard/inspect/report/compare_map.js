@@ -60,11 +60,15 @@ function signedPicture(one) {
     key = [...heads, state.scale, dark(), ...Object.values(part)].join();
   if (drawn.key === key) return drawn.canvas;
   const { row, rows, col, cols } = part,
-    values = Float32Array.from({ length: rows * cols }, (_, n) => moved(one, row + Math.floor(n / cols), col + (n % cols)).change),
+    change = (_, n) => moved(one, row + Math.floor(n / cols), col + (n % cols)).change,
+    values = Float32Array.from({ length: rows * cols }, change),
     scale = scaleOf(values.map(Math.abs)),
     hidden = rgb("--nowhere"),
     image = new ImageData(cols, rows);
-  values.forEach((value, n) => image.data.set([...(Number.isNaN(value) ? hidden : signedColour(value, scale)).slice(0, 3), 255], 4 * n));
+  values.forEach((value, n) => {
+    const shown = Number.isNaN(value) ? hidden : signedColour(value, scale);
+    image.data.set([...shown.slice(0, 3), 255], 4 * n);
+  });
   const canvas = element("canvas");
   canvas.width = cols;
   canvas.height = rows;
@@ -84,7 +88,10 @@ const NONE = "no counterpart";
 function readout(one) {
   const { query, key } = cursor(),
     { before, after, change } = moved(one, query, key);
-  const said = (weight, n) => (weight === undefined || n < 0 ? NONE : Number.isNaN(weight) ? "cannot attend" : percent(weight));
+  const said = (weight, n) => {
+    if (weight === undefined || n < 0) return NONE;
+    return Number.isNaN(weight) ? "cannot attend" : percent(weight);
+  };
   const name = (axis, n) => isolated(token(axis, n));
   at("readout").textContent =
     `query ${name(one.queries, query)} → key ${name(one.keys, key)}: before ${said(before, one.keys.before[key])}, ` +
@@ -109,7 +116,8 @@ function saveChanges(name, pairs) {
 
 function saveMap() {
   const { row, rows, col, cols } = part;
-  saveChanges("changes.csv", Array.from({ length: rows * cols }, (_, n) => [row + Math.floor(n / cols), col + (n % cols)]));
+  const pair = (_, n) => [row + Math.floor(n / cols), col + (n % cols)];
+  saveChanges("changes.csv", Array.from({ length: rows * cols }, pair));
 }
 
 function saveRow() {

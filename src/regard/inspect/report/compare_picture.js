@@ -9,7 +9,8 @@ function patchedSide(side, axis) {
 function showSidePatches(side, own, shaded, values, scale) {
   const { rows, columns, special } = data.pictures[side],
     [pen, width, height] = surface(at(`${side}-overlay`)),
-    box = (n) => [(n % columns) * (width / columns), Math.floor(n / columns) * (height / rows), width / columns, height / rows];
+    [wide, high] = [width / columns, height / rows],
+    box = (n) => [(n % columns) * wide, Math.floor(n / columns) * high, wide, high];
   const { lost, gained } = signedEnds();
   for (let n = 0; n < rows * columns; n++) {
     const change = values[placeOf(shaded, special + n)];
@@ -20,8 +21,8 @@ function showSidePatches(side, own, shaded, values, scale) {
   const token = firstToken(own, chosen()) - special;
   if (token < 0 || !patchedSide(side, own.axis)) return;
   pen.globalAlpha = 1;
-  [["--ground", 5], ["--accent", 2.5]].forEach(([colour, wide]) => {
-    pen.lineWidth = wide;
+  [["--ground", 5], ["--accent", 2.5]].forEach(([colour, line]) => {
+    pen.lineWidth = line;
     pen.strokeStyle = css(colour);
     pen.strokeRect(...box(token));
   });

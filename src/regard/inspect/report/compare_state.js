@@ -17,7 +17,8 @@ let over = null; // the query and key under the pointer, shown until it leaves; 
 const cursor = () => over ?? state;
 const asked = () => over?.by ?? state.by;
 const nameOf = (layer, head) => `${data.layers[layer].place || `L${layer}`}H${head}`;
-const nameAfter = () => nameOf(data.count + state.otherLayer, state.otherHead).replace(/L\d+H/, `L${state.otherLayer}H`);
+const nameAfter = () =>
+  nameOf(data.count + state.otherLayer, state.otherHead).replace(/^L\d+H/, `L${state.otherLayer}H`);
 const within = (value, count) => Math.min(Math.max(Math.trunc(value) || 0, 0), count - 1);
 const sameHead = () => state.layer === state.otherLayer && state.head === state.otherHead;
 

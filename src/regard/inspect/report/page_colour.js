@@ -18,8 +18,8 @@ function listenToTheme(paint) {
 
 const colour = (level) => data.palette[dark() ? data.palette.length - 1 - level : level];
 
-// The scale of some weights: its kind and ends, and where on it, from 0 to 1, a weight stands. The linear scale goes from 0
-// to the largest of these weights. The logarithmic one goes from `least` to 1; chosen automatically, it covers what is
+// The scale of some weights: its kind and ends, and where on it, from 0 to 1, a weight stands. The linear scale goes from
+// 0 to the largest of these weights. The logarithmic one goes from `least` to 1; chosen automatically, it covers what is
 // shown: from a third of the smallest (a twentieth of them left aside), and a hundredth of the largest at most.
 function scaleOf(values, without = () => false, least = data.least) {
   const kind = state.scale === "auto" ? suited(values, without) : state.scale,
@@ -30,7 +30,9 @@ function scaleOf(values, without = () => false, least = data.least) {
     const positive = values.filter((value, n) => value > 0 && !without(n)).sort();
     [low, top] = [Math.max(least, Math.min(positive[Math.floor(positive.length / 20)] / 3, most / 100)), most];
   }
-  const share = kind === "linear" ? (weight) => weight / (top || 1) : (weight) => Math.log(weight / low) / Math.log(top / low);
+  const linear = (weight) => weight / (top || 1),
+    log = (weight) => Math.log(weight / low) / Math.log(top / low),
+    share = kind === "linear" ? linear : log;
   return { kind, low, top, most, share: (weight) => (weight > 0 ? Math.min(Math.max(share(weight), 0), 1) : 0) };
 }
 
