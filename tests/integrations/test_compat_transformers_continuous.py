@@ -21,7 +21,7 @@ from transformers.generation.configuration_utils import CompileConfig
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 
 from regard.compat.transformers import NAME, attention_forward
-from regard.compat.transformers_continuous import Layout
+from regard.compat.transformers_continuous import GatheredPart, Layout
 from regard.core.errors import Unsupported
 from regard.core.hooks import AttentionCall, observing
 from regard.core.paged import Paged
@@ -38,6 +38,7 @@ SHAPE = {
     "head_dim": 10,
     "max_position_embeddings": 128,
     "pad_token_id": 0,
+    "tie_word_embeddings": False,  # tied, large random weights repeat the last token for ever
 }
 HYBRID: dict[str, Any] = {"sliding_window": 13, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 MODELS = {
@@ -182,6 +183,23 @@ def test_observers_get_what_a_token_sees(name: str, monkeypatch: pytest.MonkeyPa
         windowed = name == "hybrid" and HYBRID["layer_types"][layer.layer_idx] == "sliding_attention"
         most = HYBRID["sliding_window"] if windowed else max(LENGTHS) + NEW
         assert torch.equal(visible, (positions + 1).clamp(max=most))
+
+
+@pytest.mark.parametrize("name", ["window", "hybrid"])
+def test_one_new_token_each_copies_no_keys(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[int] = []
+    now: list[int] = []
+    own = GatheredPart.copy
+    monkeypatch.setattr(GatheredPart, "copy", lambda self, *rows: (copied.append(now[-1]), own(self, *rows))[1])
+
+    @contextmanager
+    def longest(data: dict[str, Any]) -> Iterator[None]:
+        now.append(data["max_length_q"])
+        yield
+
+    with each_forward(monkeypatch, longest):
+        generated(MODELS[name].build(NAME), prompts()[:4])
+    assert 1 in now and copied and 1 not in copied
 
 
 def test_one_new_token_each_reads_a_window_in_its_pages() -> None:

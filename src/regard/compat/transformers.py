@@ -46,14 +46,15 @@ SILENT = frozenset(
         "use_cache",
     )
 )
-# What transformers passes beside the cache of continuous batching, whose layout regard knows since 5.23.
+# What transformers passes beside the cache of continuous batching.
 CONTINUOUS = frozenset(
     (
         *("block_table", "cu_seq_lens_k", "cu_seq_lens_q", "logits_indices", "logits_processor_args", "max_length_k"),
         *("max_length_q", "read_index", "write_index"),
     )
 )
-HAS_CONTINUOUS = find_spec("transformers.generation.continuous_batching.cache_allocators") is not None
+# whether this is transformers 5.23 or later, of which regard knows continuous batching and caches
+RECENT = find_spec("transformers.generation.continuous_batching.cache_allocators") is not None
 REFUSED = {
     "block_indices": 'the model chooses blocks of keys for each query; "eager" can do that',
     "cu_seq_lens_q": "packed sequences are read from position_ids: pass those, and no cu_seq_lens",
@@ -111,13 +112,12 @@ def attention_forward(
         FirstForward.reached += 1
     drop = Dropout(dropout) if dropout else None
     if cache is not None:
-        beside = {name: x for name, x in others.items() if name in CONTINUOUS}
         _refuse_unknown({name: x for name, x in others.items() if name not in CONTINUOUS})
         _check_continuous(position_bias, indices)
         from regard.compat.transformers_continuous import attend
 
         score = _score(scaling, softcap, [])
-        return attend(module, query, key, value, score, s_aux, drop, cache, beside), None
+        return attend(module, query, key, value, score, s_aux, drop, cache, others), None
     _refuse_unknown(others)
     forward = running()
     if forward is not None:
@@ -157,7 +157,7 @@ def _refuse_unknown(others: dict[str, Any]) -> None:
 
 
 def _check_continuous(position_bias: Tensor | None, indices: Tensor | None) -> None:
-    if not HAS_CONTINUOUS:
+    if not RECENT:
         raise Unsupported(
             f'attn_implementation="regard" does continuous batching with transformers 5.23 or later, this is {VERSION}: '
             "update it, or use model.generate."
@@ -253,7 +253,10 @@ def _attention_call(
 AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, lazy_mask)
 install()
-if HAS_CONTINUOUS:
+if RECENT:
+    from regard.compat.transformers_cache import FixedCache as FixedCache
+    from regard.compat.transformers_cache import GrowingCache as GrowingCache
+    from regard.compat.transformers_cache import PagedCache as PagedCache
     from regard.compat.transformers_continuous import install as install_continuous
 
     install_continuous()
