@@ -14,8 +14,14 @@ import time
 from typing import Any
 
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import (
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 import regard.compat.transformers
 

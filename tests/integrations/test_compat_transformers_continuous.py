@@ -40,7 +40,10 @@ SHAPE = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,  # tied, large random weights repeat the last token for ever
 }
-HYBRID: dict[str, Any] = {"sliding_window": 13, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+HYBRID: dict[str, Any] = {
+    "sliding_window": 13,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
 MODELS = {
     "grouped": Tiny("LlamaForCausalLM", "LlamaConfig", SHAPE),
     "every head": Tiny("LlamaForCausalLM", "LlamaConfig", SHAPE | {"num_key_value_heads": 4}),
@@ -60,7 +63,7 @@ LENGTHS = (5, 1, 40, 17, 23, 3, 61, 9)
 def prompts() -> list[list[int]]:
     generator = torch.Generator().manual_seed(5)
     made = [torch.randint(3, VOCABULARY, (n,), generator=generator).tolist() for n in LENGTHS]
-    return [*made, made[2][:32] + [9, 8, 7]]  # the last begins as the third does
+    return [*made, [*made[2][:32], 9, 8, 7]]  # the last begins as the third does
 
 
 def batching(**options: Any) -> ContinuousBatchingConfig:
@@ -113,8 +116,10 @@ def test_tokens_of_several_orders(name: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_requests_that_come_while_others_are_answered(name: str) -> None:
     texts = prompts()
     expected = generated(MODELS[name].build("sdpa"), texts)
-    manager = MODELS[name].build(NAME).init_continuous_batching(
-        generation_config=greedy(), continuous_batching_config=batching()
+    manager = (
+        MODELS[name]
+        .build(NAME)
+        .init_continuous_batching(generation_config=greedy(), continuous_batching_config=batching())
     )
     manager.start()
     try:
@@ -134,7 +139,7 @@ def test_requests_that_come_while_others_are_answered(name: str) -> None:
 
 def test_a_shared_prefix_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     system = prompts()[6][:40]
-    texts = [system + [7, 7, n] for n in range(3, 9)]
+    texts = [[*system, 7, 7, n] for n in range(3, 9)]
     expected = generated(MODELS["grouped"].build("sdpa"), texts, allow_block_sharing=False)
     tokens: list[int] = []
 

@@ -159,8 +159,8 @@ def _refuse_unknown(others: dict[str, Any]) -> None:
 def _check_continuous(position_bias: Tensor | None, indices: Tensor | None) -> None:
     if not RECENT:
         raise Unsupported(
-            f'attn_implementation="regard" does continuous batching with transformers 5.23 or later, this is {VERSION}: '
-            "update it, or use model.generate."
+            f'attn_implementation="regard" does continuous batching with transformers 5.23 or later, this is '
+            f"{VERSION}: update it, or use model.generate."
         )
     for name, given in (("position_bias", position_bias), ("indices", indices)):
         if given is not None:

@@ -154,8 +154,9 @@ class GatheredPart:
     mask: Mask
 
     def copy(self, cached: Tensor, tokens: Tensor) -> Tensor:
-        """Keys (or values) of the cache's rows (rows, heads, d) and of all new tokens (heads, total, d): (heads, keys, d)."""
-        return cached.index_select(0, self.slots).index_copy_(0, self.new, tokens.transpose(0, 1)[self.rows]).transpose(0, 1)
+        """Rows of the cache (rows, heads, d) and all new tokens (heads, total, d) -> the keys (heads, keys, d)."""
+        keys = cached.index_select(0, self.slots)
+        return keys.index_copy_(0, self.new, tokens.transpose(0, 1)[self.rows]).transpose(0, 1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """q (heads, n, dk), k, v (key heads, keys, d) -> (n, heads, dv)."""
@@ -251,7 +252,9 @@ def _attention_call(
     """The call for observers: all sequences one after another, with a copy of their keys."""
     everything = layout.gather(torch.ones_like(layout.counts, dtype=torch.bool))
     keys = everything.copy(key_rows, key[0])[None]
-    return AttentionCall(module, query[:, :, : len(layout.sequence)], keys, score=score, mask=everything.mask, sink=sink)
+    return AttentionCall(
+        module, query[:, :, : len(layout.sequence)], keys, score=score, mask=everything.mask, sink=sink
+    )
 
 
 def install() -> None:

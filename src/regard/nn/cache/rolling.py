@@ -19,7 +19,8 @@ class RollingCache(ContiguousCache):
     tokens.
 
     `crop` can remove the last append; it raises ValueError if keys that the next query reads have been dropped. After
-    `keep`, it can also come back past any number of appends. Takes any axes, as GrowingCache. Raises ValueError for a window below 1. See KVCache for `append` and the rest.
+    `keep`, it can also come back past any number of appends. Takes any axes, as GrowingCache. Raises ValueError for a
+    window below 1. See KVCache for `append` and the rest.
 
     >>> cache, token = RollingCache(window=4), torch.zeros(1, 2, 1, 8)
     >>> for _ in range(260):
