@@ -56,6 +56,11 @@ class Layout:
         )
 
     @cached_property
+    def begins(self) -> Tensor:
+        """The index in `slots` of the first key of each sequence: (batch,)."""
+        return self.keys.cumsum(0) - self.keys
+
+    @cached_property
     def own(self) -> Tensor:
         """The index in `slots` of each new token's own key: (total,)."""
         tokens = torch.arange(len(self.sequence), device=self.counts.device, dtype=torch.int64)
@@ -84,10 +89,9 @@ class Layout:
             offset = (offset - self.first[chosen, None]) % self.window
         # behind the last page of a sequence: any of its pages
         offset = torch.minimum(offset, keys[:, None] - 1)
-        begins = self.keys.cumsum(0) - self.keys
-        table = (self.slots[begins[chosen, None] + offset] // size).int()
+        table = (self.slots[self.begins[chosen, None] + offset] // size).int()
         rows = None if len(chosen) == len(self.counts) else self.in_pages[self.sequence].nonzero().squeeze(-1)
-        within = self.own - begins[self.sequence]
+        within = self.own - self.begins[self.sequence]
         return PagedPart(rows, counts, keys, table, within if rows is None else within[rows])
 
     @cached_property
@@ -97,11 +101,10 @@ class Layout:
     def gather(self, chosen: Tensor) -> GatheredPart:
         """The sequences where `chosen` (batch,) is True, with copies of their keys."""
         rows = chosen[self.sequence].nonzero().squeeze(-1)
-        begins = self.keys.cumsum(0) - self.keys
         of_keys = chosen.repeat_interleave(self.keys)
         # where a key stands among the chosen ones
         place = of_keys.long().cumsum(0) - 1
-        own, start = self.own[rows], begins[self.sequence[rows]]
+        own, start = self.own[rows], self.begins[self.sequence[rows]]
         new = place[own]
         if self.window is not None:
             start = torch.maximum(start, own + 1 - self.window)
@@ -224,11 +227,12 @@ def _layout(cache: PagedAttentionCache, allocator: Any, named: dict[str, Any]) -
         known = _LAYOUTS[cache] = offsets, {}
     layouts, kind = known[1], allocator.layer_type
     if kind not in layouts:
-        layouts[kind] = _made(allocator, offsets, named)
+        layouts[kind] = _read_layout(allocator, offsets, named)
     return layouts[kind]
 
 
-def _made(allocator: Any, offsets: Tensor, named: dict[str, Any]) -> Layout:
+def _read_layout(allocator: Any, offsets: Tensor, named: dict[str, Any]) -> Layout:
+    """The layout of this forward, from what transformers passes beside the cache."""
     counts, keys = offsets.diff().long(), named["cu_seq_lens_k"][allocator.layer_type].diff().long()
     real = counts > 0  # graphs of fixed sizes have empty sequences behind the others
     counts, keys = counts[real], keys[real]
