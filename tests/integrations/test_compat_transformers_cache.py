@@ -17,6 +17,7 @@ pytest.importorskip(
 
 from transformers import DynamicCache, EncoderDecoderCache
 
+import regard.nn as nn
 from regard.compat.transformers import NAME, FixedCache, GrowingCache, PagedCache
 from regard.core.paged import Paged
 from tiny_models import VOCABULARY, Tiny
@@ -176,6 +177,19 @@ def test_pages_are_read_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Paged, "gathered", gathered)
     model = MODELS["hybrid"].build(NAME)
     generated(model, CACHES["paged"](model.config), **prompt(), num_beams=2)
+
+
+@pytest.mark.parametrize(
+    ("cache", "full"), [("growing", nn.GrowingCache), ("fixed", nn.FixedCache), ("paged", nn.PagedCache)]
+)
+def test_a_layer_with_a_window_holds_no_more(cache: str, full: type[nn.KVCache]) -> None:
+    model = MODELS["hybrid"].build(NAME)
+    ours = CACHES[cache](model.config)
+    with torch.no_grad():
+        model(prompt()["input_ids"], past_key_values=ours)
+    assert [type(layer.cache) for layer in ours.layers] == [nn.RollingCache, full, nn.RollingCache]
+    assert ours.is_sliding == [True, False, True]
+    assert not ours.is_compileable and ours.is_croppable
 
 
 def test_layers_without_keys_are_those_of_transformers() -> None:

@@ -112,8 +112,8 @@ class GrowingCache(Cache):
     the place of transformers' DynamicCache, which copies all keys at every step: beams, assisted and prompt-lookup
     decoding, left padding, a prompt's cache that is copied for several continuations (copy.deepcopy).
 
-    A cache is for inference: raises ValueError for keys that require a gradient where gradients are recorded. Its shapes
-    are not fixed: torch.compile makes several graphs with it, and one with transformers' StaticCache.
+    A cache is for inference: raises ValueError for keys that require a gradient where gradients are recorded. Shapes are
+    not fixed: torch.compile makes several graphs with it, and one with transformers' StaticCache.
 
     >>> from regard.compat.transformers import GrowingCache
     >>> from transformers import LlamaConfig, LlamaForCausalLM
