@@ -11,11 +11,15 @@ from torch import Tensor
 from transformers import Cache, PretrainedConfig
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, CacheLayerMixin, get_layer_types_and_kwargs
 
-import regard.nn as nn
+import regard.nn.cache.fixed as fixed
+import regard.nn.cache.growing as growing
+import regard.nn.cache.paged as paged
 from regard.core.wrong_calls import kind_of
+from regard.nn.cache.base import KVCache
+from regard.nn.cache.rolling import RollingCache
 
 # A new cache for one layer, of its first keys and values (batch, heads, n, d).
-Maker = Callable[[Tensor, Tensor], nn.KVCache]
+Maker = Callable[[Tensor, Tensor], KVCache]
 WINDOWED = "sliding_attention", "chunked_attention"
 
 
@@ -32,7 +36,7 @@ class Layer(CacheLayerMixin):
     def __init__(self, make: Maker, most: int = -1, window: int | None = None) -> None:
         super().__init__()
         self.make, self.most, self.window = make, most, window
-        self.cache: nn.KVCache | None = None
+        self.cache: KVCache | None = None
         self.is_sliding = window is not None
         self.record_past = False
 
@@ -65,7 +69,7 @@ class Layer(CacheLayerMixin):
     def activate_past_recording(self) -> None:
         """From now on `crop` can come back to where it was called last, or to here, past any number of updates."""
         self.record_past = True
-        if isinstance(self.cache, nn.RollingCache):
+        if isinstance(self.cache, RollingCache):
             self.cache.keep()
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -112,8 +116,8 @@ class GrowingCache(Cache):
     the place of transformers' DynamicCache, which copies all keys at every step: beams, assisted and prompt-lookup
     decoding, left padding, a prompt's cache that is copied for several continuations (copy.deepcopy).
 
-    A cache is for inference: raises ValueError for keys that require a gradient where gradients are recorded. Shapes are
-    not fixed: torch.compile makes several graphs with it, and one with transformers' StaticCache.
+    A cache is for inference: raises ValueError for keys that require a gradient where gradients are recorded. Shapes
+    are not fixed: torch.compile makes several graphs with it, and one with transformers' StaticCache.
 
     >>> from regard.compat.transformers import GrowingCache
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -185,18 +189,18 @@ def _layers(name: str, config: PretrainedConfig, make: Maker, most: int) -> list
     return layers
 
 
-def _growing(k: Tensor, v: Tensor) -> nn.KVCache:
-    return nn.GrowingCache()
+def _growing(k: Tensor, v: Tensor) -> KVCache:
+    return growing.GrowingCache()
 
 
-def _rolling(window: int, k: Tensor, v: Tensor) -> nn.KVCache:
-    return nn.RollingCache(window)
+def _rolling(window: int, k: Tensor, v: Tensor) -> KVCache:
+    return RollingCache(window)
 
 
-def _fixed(capacity: int, k: Tensor, v: Tensor) -> nn.KVCache:
-    return nn.FixedCache(k.shape[0], k.shape[1], capacity, k.shape[-1], v.shape[-1], k.dtype, k.device)
+def _fixed(capacity: int, k: Tensor, v: Tensor) -> KVCache:
+    return fixed.FixedCache(k.shape[0], k.shape[1], capacity, k.shape[-1], v.shape[-1], k.dtype, k.device)
 
 
-def _paged(pages: int, page_size: int, k: Tensor, v: Tensor) -> nn.KVCache:
+def _paged(pages: int, page_size: int, k: Tensor, v: Tensor) -> KVCache:
     batch, heads, _, dk = k.shape
-    return nn.PagedCache(batch, heads, pages, page_size, dk, v.shape[-1], k.dtype, k.device)
+    return paged.PagedCache(batch, heads, pages, page_size, dk, v.shape[-1], k.dtype, k.device)
