@@ -231,6 +231,33 @@ def test_a_rolling_cache_holds_a_window_in_bounded_memory() -> None:
     assert keys.untyped_storage().nbytes() <= 2 * (WINDOW + TILE) * 4
 
 
+def test_a_rolling_cache_that_keeps_can_come_back() -> None:
+    q, k, v = tensors(n=900)
+    whole = rg.attention(q, k, v, mask=rg.Causal() & WINDOWED)
+    cache = RollingCache(WINDOW)
+    cache.append(k[..., :300, :], v[..., :300, :])
+    cache.keep()
+    for back in (300, 310):  # each crop moves the point that it can come back to
+        for i in range(back, back + 400):
+            cache.append(k[..., i : i + 1, :] + 1, v[..., i : i + 1, :])
+        cache.crop(back)
+        seen = cache.append(k[..., back : back + 10, :], v[..., back : back + 10, :])
+        out = rg.attention(q[..., back : back + 10, :], *seen, mask=rg.Causal() & cache.mask, positions=cache.positions)
+        exact(out, whole[..., back : back + 10, :])
+    cache.reset()
+    assert cache.length == 0
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_the_first_key_of_the_next_append(name: str) -> None:
+    cache, (_, k, v) = CACHES[name](torch.float64, 300), tensors(n=300)
+    for a, b in pairwise([0, 1, 131, 132, 270, 300]):
+        first = cache.first_key
+        cache.append(k[..., a:b, :], v[..., a:b, :])
+        assert first == int(cache.positions.k[0])
+    assert (cache.first_key > 0) == (name == "rolling")
+
+
 @needs_kernels
 def test_a_rolling_cache_forgets_whole_tiles() -> None:
     assert library().tile[1] == TILE

@@ -239,7 +239,7 @@ rg.facts.entropy  # did you mean Entropy
 rg.heads.contribution  # did you mean contributions
 rg.sources.SafeTensors  # did you mean Safetensors?
 cache.get_seq_length()  # a PagedCache is the cache of one layer of regard.nn, layer(x, cache=cache)
-cache.is_compileable  # leave past_key_values out, or pass its DynamicCache() or StaticCache(...)
+cache.is_compileable  # pass past_key_values=GrowingCache(model.config)
 rg.nn.GrowingCache().layers  # a GrowingCache is the cache of one layer of regard.nn
 """  # noqa: E501
 

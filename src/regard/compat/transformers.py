@@ -9,11 +9,13 @@ arrive, with its AttentionMaskInterface. Models that do not ask the interface ar
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import __version__ as VERSION
 
 from regard.api import attention
 from regard.compat.transformers_mask import Brief, LazyMask, lazy_mask
@@ -44,8 +46,16 @@ SILENT = frozenset(
         "use_cache",
     )
 )
+# What transformers passes beside the cache of continuous batching.
+CONTINUOUS = frozenset(
+    (
+        *("block_table", "cu_seq_lens_k", "cu_seq_lens_q", "logits_indices", "logits_processor_args", "max_length_k"),
+        *("max_length_q", "read_index", "write_index"),
+    )
+)
+# whether this is transformers 5.23 or later, of which regard knows continuous batching and caches
+RECENT = find_spec("transformers.generation.continuous_batching.cache_allocators") is not None
 REFUSED = {
-    "cache": "the keys of a paged cache (continuous batching) lie in blocks; use a DynamicCache or a StaticCache",
     "block_indices": 'the model chooses blocks of keys for each query; "eager" can do that',
     "cu_seq_lens_q": "packed sequences are read from position_ids: pass those, and no cu_seq_lens",
     "cu_seq_lens_k": "packed sequences are read from position_ids: pass those, and no cu_seq_lens",
@@ -69,6 +79,7 @@ def attention_forward(
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
     indices: Tensor | None = None,
+    cache: Any = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """One call of attention, as transformers' attention modules make it: (out, None), out (batch, nq, heads, dv).
@@ -83,8 +94,11 @@ def attention_forward(
                     is_causal, or else the module's attribute of that name, or else True, says so. A mask that is passed
                     includes sliding windows.
 
+    cache           the PagedAttentionCache of continuous batching: query, key and value are then the new tokens of all
+                    sequences, (1, heads, total, d), and `attention_mask` is not read
+
     A query that may see nothing (padding) gets 0. Raises Unsupported for arguments that would change the result and are
-    not supported: a paged cache, `block_indices`, `cu_seq_lens_q`, weights (`output_attentions`), unknown keywords.
+    not supported: `block_indices`, `cu_seq_lens_q` without `cache`, weights (`output_attentions`), unknown keywords.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> config = LlamaConfig(
@@ -94,13 +108,20 @@ def attention_forward(
     >>> LlamaModel(config)(torch.tensor([[1, 2, 3]])).last_hidden_state.shape
     torch.Size([1, 3, 8])
     """
-    _refuse_unknown(others)
     if not torch.compiler.is_compiling():
         FirstForward.reached += 1
+    drop = Dropout(dropout) if dropout else None
+    if cache is not None:
+        _refuse_unknown({name: x for name, x in others.items() if name not in CONTINUOUS})
+        _check_continuous(position_bias, indices)
+        from regard.compat.transformers_continuous import attend
+
+        score = _score(scaling, softcap, [])
+        return attend(module, query, key, value, score, s_aux, drop, cache, others), None
+    _refuse_unknown(others)
     forward = running()
     if forward is not None:
         forward.check_call(attention_mask, position_bias, indices)
-    drop = Dropout(dropout) if dropout else None
     if isinstance(attention_mask, ShardedMask):
         score = _score(scaling, softcap, [])
         return attention_mask.attend(module, query, key, value, score, s_aux, drop).transpose(1, 2).contiguous(), None
@@ -133,6 +154,20 @@ def _refuse_unknown(others: dict[str, Any]) -> None:
             continue
         why = REFUSED.get(name, "it does not know what that means for the weights; leave it out, or take another")
         raise Unsupported(f'attn_implementation="regard" cannot serve {name}=...: {why}.')
+
+
+def _check_continuous(position_bias: Tensor | None, indices: Tensor | None) -> None:
+    if not RECENT:
+        raise Unsupported(
+            f'attn_implementation="regard" does continuous batching with transformers 5.23 or later, this is '
+            f"{VERSION}: update it, or use model.generate."
+        )
+    for name, given in (("position_bias", position_bias), ("indices", indices)):
+        if given is not None:
+            raise Unsupported(
+                f'attn_implementation="regard" cannot serve {name}=... in continuous batching, where keys of many '
+                "sequences lie in blocks: use model.generate."
+            )
 
 
 def _of_lazy(lazy: LazyMask, nq: int, nk: int, whole: bool) -> Brief:
@@ -218,3 +253,10 @@ def _attention_call(
 AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, lazy_mask)
 install()
+if RECENT:
+    from regard.compat.transformers_cache import FixedCache as FixedCache
+    from regard.compat.transformers_cache import GrowingCache as GrowingCache
+    from regard.compat.transformers_cache import PagedCache as PagedCache
+    from regard.compat.transformers_continuous import install as install_continuous
+
+    install_continuous()

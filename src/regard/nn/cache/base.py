@@ -90,6 +90,11 @@ class KVCache(ABC):
         """Hides the keys of the last append that must be hidden; combine it with the caller's mask by &."""
         return Everything()
 
+    @property
+    def first_key(self) -> int:
+        """The position of the first key that the next append returns: 0, or later where a window has dropped keys."""
+        return 0
+
     @abstractmethod
     def next_positions(self, n: int) -> Tensor:
         """The positions of the next n tokens, for rotations before they are appended: int64 (n,) or (*batch, n)."""
@@ -101,8 +106,8 @@ class KVCache(ABC):
             error += (
                 f": a {type(self).__name__} is the cache of one layer of regard.nn, layer(x, cache=cache), or of your "
                 "own calls, regard.attention(q, *cache.append(k, v), ...). A model of transformers keeps the keys of "
-                "all its layers in one cache of transformers: leave past_key_values out, or pass its DynamicCache() or "
-                "StaticCache(...); regard.compat.transformers attends over either."
+                "all its layers in one object: pass past_key_values=GrowingCache(model.config), or FixedCache or "
+                "PagedCache, of regard.compat.transformers, or leave it out."
             )
         raise AttributeError(error)
 

@@ -36,6 +36,14 @@ class ContiguousCache(KVCache):
         """The position of the first key that a query at `position` may read; those before it may be forgotten."""
         return 0
 
+    def _shortest(self) -> int:
+        """The smallest length that `crop` must be able to come back to."""
+        return self._length
+
+    @property
+    def first_key(self) -> int:
+        return self._first_read(self._length)
+
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         buffers = self._buffers
         if buffers is None or not write_rows(self._rows, buffers[0], k, buffers[1], v):
@@ -63,7 +71,7 @@ class ContiguousCache(KVCache):
 
     def _move(self, k: Tensor, v: Tensor) -> None:
         """Moves what is still read to new buffers, which have room for k and v."""
-        kept = self._length - self._first_read(self._length)
+        kept = self._length - self._first_read(self._shortest())
         capacity = self._capacity_for(kept + k.shape[-2])
         made = _empty(k, k.shape[:-2], capacity), _empty(v, v.shape[:-2], capacity)
         for old, new in zip(self._buffers or (), made, strict=False):

@@ -18,8 +18,9 @@ class RollingCache(ContiguousCache):
     twice on average, and the memory is that of 2 · (window + 128) tokens, or of the longest append. `length` counts all
     tokens.
 
-    `crop` can remove the last append; it raises ValueError if keys that the next query reads have been dropped. Takes
-    any axes, as GrowingCache. Raises ValueError for a window below 1. See KVCache for `append` and the rest.
+    `crop` can remove the last append; it raises ValueError if keys that the next query reads have been dropped. After
+    `keep`, it can also come back past any number of appends. Takes any axes, as GrowingCache. Raises ValueError for a
+    window below 1. See KVCache for `append` and the rest.
 
     >>> cache, token = RollingCache(window=4), torch.zeros(1, 2, 1, 8)
     >>> for _ in range(260):
@@ -33,6 +34,25 @@ class RollingCache(ContiguousCache):
         if window < 1:
             raise ValueError(f"RollingCache(window={window}): expected 1 key or more, the query's own included.")
         self.window = window
+        self._kept: int | None = None  # the length that crop can come back to; None: that before the last append
+
+    def keep(self) -> None:
+        """From now on keeps what `crop` needs to come back to the present length, and after each `crop` to that one.
+
+        For speculative decoding, which appends several times and then removes what was not accepted. Until the next
+        `crop`, the memory grows with every token.
+        """
+        self._kept = self._length
+
+    def crop(self, length: int) -> None:
+        super().crop(length)
+        if self._kept is not None:
+            self._kept = self._length
+
+    def reset(self) -> None:
+        super().reset()
+        if self._kept is not None:
+            self._kept = 0
 
     @property
     def mask(self) -> Window:
@@ -41,5 +61,8 @@ class RollingCache(ContiguousCache):
     def _first_read(self, position: int) -> int:
         return max(0, position - self.window + 1) // TILE * TILE
 
+    def _shortest(self) -> int:
+        return self._length if self._kept is None else min(self._kept, self._length)
+
     def _capacity_for(self, rows: int) -> int:
-        return max(2 * (self.window + TILE), rows)
+        return max(2 * (self.window + TILE), rows if self._kept is None else 2 * rows)

@@ -1,0 +1,206 @@
+"""regard's caches as transformers' Cache: model.generate(..., past_key_values=GrowingCache(model.config))."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, PretrainedConfig
+from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, CacheLayerMixin, get_layer_types_and_kwargs
+
+import regard.nn.cache.fixed as fixed
+import regard.nn.cache.growing as growing
+import regard.nn.cache.paged as paged
+from regard.core.wrong_calls import kind_of
+from regard.nn.cache.base import KVCache
+from regard.nn.cache.rolling import RollingCache
+
+# A new cache for one layer, of its first keys and values (batch, heads, n, d).
+Maker = Callable[[Tensor, Tensor], KVCache]
+WINDOWED = "sliding_attention", "chunked_attention"
+
+
+class Layer(CacheLayerMixin):
+    """One layer of a cache: transformers' names for what a cache of regard.nn does.
+
+    make    makes the cache of regard.nn when the first keys come
+    most    tokens that it can hold, or that its window has; -1 = any number
+    window  keys that a query sees, its own included; None = all
+    """
+
+    is_croppable = True
+
+    def __init__(self, make: Maker, most: int = -1, window: int | None = None) -> None:
+        super().__init__()
+        self.make, self.most, self.window = make, most, window
+        self.cache: KVCache | None = None
+        self.is_sliding = window is not None
+        self.record_past = False
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.cache = self.make(key_states, value_states)
+        self.is_initialized = True
+        if self.record_past:
+            self.activate_past_recording()
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if self.cache is None:
+            self.lazy_initialization(key_states, value_states)
+        assert self.cache is not None
+        self.keys, self.values = read = self.cache.append(key_states, value_states)
+        return read
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """How many keys the next update returns, and the position of the first of them."""
+        if self.cache is None:
+            return query_length, 0
+        first = self.cache.first_key
+        return self.cache.length + query_length - first, first
+
+    def get_seq_length(self) -> int:
+        return 0 if self.cache is None else self.cache.length
+
+    def get_max_length(self) -> int:
+        return self.most
+
+    def activate_past_recording(self) -> None:
+        """From now on `crop` can come back to where it was called last, or to here, past any number of updates."""
+        self.record_past = True
+        if isinstance(self.cache, RollingCache):
+            self.cache.keep()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Removes the last -tokens_to_remove tokens."""
+        if tokens_to_remove > 0:
+            raise ValueError(
+                f"crop({tokens_to_remove}): expected 0 or a negative number, -n to remove the last n tokens."
+            )
+        if self.cache is not None:
+            self.cache.crop(self.cache.length + tokens_to_remove)
+            self._forget()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        if self.cache is not None:
+            self.cache.reorder(beam_idx)
+            self._forget()
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.cache is not None:
+            batch = len(self.cache.lengths)
+            self.reorder_cache(torch.arange(batch, dtype=torch.int64, device="cpu").repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.reorder_cache(indices.nonzero().squeeze(-1) if indices.dtype == torch.bool else indices)
+
+    def reset(self) -> None:
+        if self.cache is not None:
+            self.cache.reset()
+            self._forget()
+
+    def _forget(self) -> None:
+        """What was returned last is no longer what the cache holds."""
+        self.keys = self.values = None
+
+    def __repr__(self) -> str:
+        return "Layer()" if self.cache is None else f"Layer({self.cache!r})"
+
+
+class GrowingCache(Cache):
+    """A cache for `generate` whose layers are regard.nn.GrowingCache: any number of tokens, copied once each.
+
+    config: that of the model. A layer with a sliding window, or with chunks, is a regard.nn.RollingCache and keeps its
+    window; layers without keys (Mamba, convolutions), and those that index their keys, are transformers' own. It takes
+    the place of transformers' DynamicCache, which copies all keys at every step: beams, assisted and prompt-lookup
+    decoding, left padding, a prompt's cache that is copied for several continuations (copy.deepcopy).
+
+    A cache is for inference: raises ValueError for keys that require a gradient where gradients are recorded. Shapes
+    are not fixed: torch.compile makes several graphs with it, and one with transformers' StaticCache.
+
+    >>> from regard.compat.transformers import GrowingCache
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=9, attn_implementation="regard", **sizes))
+    >>> cache = GrowingCache(model.config)
+    >>> model.generate(torch.tensor([[1, 5, 3]]), past_key_values=cache, max_new_tokens=4, pad_token_id=0).shape
+    torch.Size([1, 7])
+    >>> cache.get_seq_length()
+    6
+    """
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__(layers=_layers(type(self).__name__, config, _growing, -1))
+
+
+class FixedCache(Cache):
+    """A cache for `generate` whose layers are regard.nn.FixedCache: memory for `capacity` tokens, allocated once.
+
+    The batch is that of the first forward, beams included; `reset` keeps the memory. A forward with more tokens than
+    are left raises ValueError. Layers with a window are as in GrowingCache; see there for the rest.
+
+    >>> from regard.compat.transformers import FixedCache
+    >>> from transformers import LlamaConfig
+    >>> FixedCache(LlamaConfig(num_hidden_layers=2), capacity=100).get_max_length()
+    100
+    """
+
+    def __init__(self, config: PretrainedConfig, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"FixedCache(capacity={capacity}): expected 1 token or more.")
+        super().__init__(layers=_layers(type(self).__name__, config, partial(_fixed, capacity), capacity))
+
+
+class PagedCache(Cache):
+    """A cache for `generate` whose layers are regard.nn.PagedCache: each has a pool of `pages` pages of `page_size`.
+
+    Beams, and continuations of one prompt, share the pages of their common tokens: reordering copies tables, no keys. A
+    forward that needs more pages than are free raises ValueError. Layers with a window are as in GrowingCache; see
+    there for the rest. For requests of unequal lengths take continuous batching, model.generate_batch.
+
+    >>> from regard.compat.transformers import PagedCache
+    >>> from transformers import LlamaConfig
+    >>> PagedCache(LlamaConfig(num_hidden_layers=2), pages=40, page_size=16)
+    PagedCache(layers=[Layer(), Layer()])
+    """
+
+    def __init__(self, config: PretrainedConfig, pages: int, page_size: int) -> None:
+        for name, given in (("pages", pages), ("page_size", page_size)):
+            if given < 1:
+                raise ValueError(f"PagedCache({name}={given}): expected 1 or more.")
+        super().__init__(layers=_layers(type(self).__name__, config, partial(_paged, pages, page_size), -1))
+
+
+def _layers(name: str, config: PretrainedConfig, make: Maker, most: int) -> list[Any]:
+    """A layer of a cache for each layer of a model."""
+    if not isinstance(config, PretrainedConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{name}: config is {kind_of(config)}; expected the model's configuration, model.config.")
+    types, options = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
+    layers: list[Any] = []
+    for kind, given in zip(types, options, strict=True):
+        if kind == "full_attention":
+            layers.append(Layer(make, most))
+        elif kind in WINDOWED:
+            window: int = given["sliding_window"]
+            layers.append(Layer(partial(_rolling, window), window, window))
+        else:
+            layers.append(DYNAMIC_LAYER_TYPE_MAPPING[kind](**given))
+    return layers
+
+
+def _growing(k: Tensor, v: Tensor) -> KVCache:
+    return growing.GrowingCache()
+
+
+def _rolling(window: int, k: Tensor, v: Tensor) -> KVCache:
+    return RollingCache(window)
+
+
+def _fixed(capacity: int, k: Tensor, v: Tensor) -> KVCache:
+    return fixed.FixedCache(k.shape[0], k.shape[1], capacity, k.shape[-1], v.shape[-1], k.dtype, k.device)
+
+
+def _paged(pages: int, page_size: int, k: Tensor, v: Tensor) -> KVCache:
+    batch, heads, _, dk = k.shape
+    return paged.PagedCache(batch, heads, pages, page_size, dk, v.shape[-1], k.dtype, k.device)

@@ -1,0 +1,220 @@
+"""regard's caches inside transformers' generate: the tokens of its DynamicCache."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
+pytest.importorskip(
+    "transformers.generation.continuous_batching.cache_allocators", reason="needs transformers 5.23 or later"
+)
+
+from transformers import DynamicCache, EncoderDecoderCache
+
+import regard.nn as nn
+from regard.compat.transformers import NAME, FixedCache, GrowingCache, PagedCache
+from regard.core.paged import Paged
+from tiny_models import VOCABULARY, Tiny
+
+NEW, PROMPT = 17, 7
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,  # tied, large random weights repeat the last token for ever
+}
+GEMMA = {
+    "head_dim": 10,
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+MODELS = {
+    "grouped": Tiny("LlamaForCausalLM", "LlamaConfig", SHAPE),
+    "window": Tiny("MistralForCausalLM", "MistralConfig", SHAPE | {"sliding_window": 5}),
+    "hybrid": Tiny("Gemma3ForCausalLM", "Gemma3TextConfig", SHAPE | GEMMA),
+    "chunks": Tiny(
+        "Llama4ForCausalLM",
+        "Llama4TextConfig",
+        SHAPE
+        | {"attention_chunk_size": 6, "num_local_experts": 2, "intermediate_size_mlp": 40, "head_dim": 8}
+        | {"layer_types": ["chunked_attention", "full_attention", "chunked_attention"]},
+    ),
+}
+CACHES: dict[str, Callable[[Any], Any]] = {
+    "growing": GrowingCache,
+    "fixed": lambda config: FixedCache(config, capacity=400),
+    "paged": lambda config: PagedCache(config, pages=200, page_size=4),
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "beams": {"num_beams": 3, "num_return_sequences": 2},
+    "prompt lookup": {"prompt_lookup_num_tokens": 3},
+}
+
+
+def prompt(batch: int = 2) -> dict[str, Tensor]:
+    """Of tokens that come back, so that prompt lookup finds some; the second is padded on the left."""
+    ids = torch.randint(3, VOCABULARY, (batch, PROMPT), generator=torch.Generator().manual_seed(3))
+    ids[:, -3:] = ids[:, :3]
+    real = torch.ones_like(ids)
+    real[1:, :2] = 0
+    return {"input_ids": ids, "attention_mask": real}
+
+
+def generated(model: Any, cache: Any, **options: Any) -> Tensor:
+    plain = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, "eos_token_id": -1}
+    return model.generate(past_key_values=cache, **(plain | options))
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens(name: str, way: str, cache: str) -> None:
+    model = MODELS[name].build(NAME)
+    feed = prompt(1 if way == "prompt lookup" else 2) | WAYS[way]
+    expected = generated(model, DynamicCache(config=model.config), **feed)
+    ours = CACHES[cache](model.config)
+    assert generated(model, ours, **feed).equal(expected)
+    assert ours.get_seq_length() == expected.shape[1] - 1
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("name", ["grouped", "hybrid"])
+def test_a_small_model_that_proposes(name: str, cache: str) -> None:
+    model, assistant = MODELS[name].build(NAME), MODELS[name].build(NAME)
+    with torch.no_grad():  # often right, and often not
+        for p in assistant.parameters():
+            p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(2)))
+    expected = generated(model, DynamicCache(config=model.config), **prompt(1))
+    ours = CACHES[cache](model.config)
+    assert generated(model, ours, **prompt(1), assistant_model=assistant).equal(expected)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_long_text_in_parts(name: str, cache: str) -> None:
+    """300 tokens, so that windows drop tiles of 128 keys: the logits of one forward without a cache."""
+    model, ids = MODELS[name].build(NAME), torch.randint(3, VOCABULARY, (2, 300))
+    ours = CACHES[cache](model.config)
+    with torch.no_grad():
+        whole = model(ids).logits
+        parts = [model(part, past_key_values=ours).logits for part in ids.split([1, 2, 140, 1, 1, 130, 25], 1)]
+    assert float((torch.cat(parts, 1) - whole).abs().max() / whole.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_prompt_that_is_read_once(cache: str) -> None:
+    model, feed = MODELS["hybrid"].build(NAME), prompt(1)
+    read = CACHES[cache](model.config)
+    with torch.no_grad():
+        model(feed["input_ids"], past_key_values=read)
+    for token in (4, 9):
+        ids = torch.cat([feed["input_ids"], torch.tensor([[token]])], 1)
+        expected = generated(model, None, input_ids=ids)
+        assert generated(model, copy.deepcopy(read), input_ids=ids).equal(expected)
+    assert read.get_seq_length() == PROMPT
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_removed_repeated_chosen_and_used_again(cache: str) -> None:
+    model, ids = MODELS["hybrid"].build(NAME), torch.randint(3, VOCABULARY, (2, 200))
+    ours = CACHES[cache](model.config)
+    with torch.no_grad():
+        whole = model(ids).logits
+        ours.activate_past_recording()
+        model(ids[:, :150], past_key_values=ours)
+        ours.crop(0)
+        for _ in range(150):  # more than a window's buffer holds
+            model(ids[:, :1], past_key_values=ours)
+        ours.crop(-150)
+        assert ours.get_seq_length() == 150
+        last = model(ids[:, 150:], past_key_values=ours).logits
+        assert torch.allclose(last, whole[:, 150:], atol=1e-4)
+        ours.crop(-1)
+        ours.batch_repeat_interleave(2)
+        repeated = model(ids[[0, 0, 1, 1], -1:], past_key_values=ours).logits
+        assert torch.allclose(repeated, whole[[0, 0, 1, 1], -1:], atol=1e-4)
+        ours.batch_select_indices(torch.tensor([True, False, False, True]))
+        ours.reset()
+        assert ours.get_seq_length() == 0
+        assert torch.allclose(model(ids, past_key_values=ours).logits, whole, atol=1e-4)
+
+
+def test_an_encoder_decoder() -> None:
+    whisper = Tiny(
+        "WhisperForConditionalGeneration",
+        "WhisperConfig",
+        {"vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "num_mel_bins": 8}
+        | {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40}
+        | {"max_source_positions": 10, "max_target_positions": 40, "pad_token_id": 0, "bos_token_id": 1}
+        | {"eos_token_id": 2, "decoder_start_token_id": 1},
+    )
+    model = whisper.build(NAME)
+    sound = torch.randn(2, 8, 20, generator=torch.Generator().manual_seed(0))
+    model.generation_config.suppress_tokens = model.generation_config.begin_suppress_tokens = None
+    tokens = [
+        generated(model, EncoderDecoderCache(cache, DynamicCache(config=model.config)), input_features=sound)
+        for cache in (DynamicCache(config=model.config), GrowingCache(model.config))
+    ]
+    assert tokens[0].equal(tokens[1])
+
+
+def test_pages_are_read_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gathered(self: Paged) -> Tensor:
+        raise AssertionError("pages were copied")
+
+    monkeypatch.setattr(Paged, "gathered", gathered)
+    model = MODELS["hybrid"].build(NAME)
+    generated(model, CACHES["paged"](model.config), **prompt(), num_beams=2)
+
+
+@pytest.mark.parametrize(
+    ("cache", "full"), [("growing", nn.GrowingCache), ("fixed", nn.FixedCache), ("paged", nn.PagedCache)]
+)
+def test_a_layer_with_a_window_holds_no_more(cache: str, full: type[nn.KVCache]) -> None:
+    model = MODELS["hybrid"].build(NAME)
+    ours = CACHES[cache](model.config)
+    with torch.no_grad():
+        model(prompt()["input_ids"], past_key_values=ours)
+    assert [type(layer.cache) for layer in ours.layers] == [nn.RollingCache, full, nn.RollingCache]
+    assert ours.is_sliding == [True, False, True]
+    assert not ours.is_compileable and ours.is_croppable
+
+
+def test_layers_without_keys_are_those_of_transformers() -> None:
+    from transformers import Qwen3NextConfig
+
+    config = Qwen3NextConfig(num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])
+    ours, theirs = GrowingCache(config), DynamicCache(config=config)
+    assert type(ours.layers[0]) is type(theirs.layers[0])
+    assert ours.is_linear == theirs.is_linear == [True, False]
+
+
+def test_what_is_refused() -> None:
+    model = MODELS["grouped"].build(NAME)
+    wrong: Any = model
+    with pytest.raises(TypeError, match=r"GrowingCache: config is a LlamaForCausalLM.*; .*model\.config"):
+        GrowingCache(wrong)
+    with pytest.raises(ValueError, match=r"FixedCache\(capacity=0\)"):
+        FixedCache(model.config, capacity=0)
+    with pytest.raises(ValueError, match=r"PagedCache\(page_size=0\)"):
+        PagedCache(model.config, pages=3, page_size=0)
+    with pytest.raises(ValueError, match="do not fit"):
+        generated(model, FixedCache(model.config, capacity=PROMPT + 3), **prompt())
+    with pytest.raises(ValueError, match="pages are needed"):
+        generated(model, PagedCache(model.config, pages=5, page_size=4), **prompt())
+    with pytest.raises(ValueError, match=r"torch\.no_grad"):
+        model(prompt()["input_ids"], past_key_values=GrowingCache(model.config))
+    with pytest.raises(ValueError, match=r"crop\(3\)"):
+        GrowingCache(model.config).crop(3)
