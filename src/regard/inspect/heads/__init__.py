@@ -17,6 +17,7 @@ from regard.inspect.heads.contributions import Logit as Logit
 from regard.inspect.heads.contributions import contributions as contributions
 from regard.inspect.heads.probe import Probe as Probe
 from regard.inspect.heads.probe import probe as probe
+from regard.inspect.heads.value_norms import value_norms as value_norms
 
 if not TYPE_CHECKING:  # which would take every name for one of this module
 
