@@ -83,6 +83,12 @@ def test_a_norm_that_is_not_finite_is_seen_by_the_readers_of_its_key(wanted: fac
             torch.testing.assert_close(found, expected)
 
 
+def test_a_norm_that_is_not_finite_stays_in_its_cell() -> None:
+    x, norms = torch.randn(1, 1, 4, 8), torch.tensor([1.0, 2.0, torch.nan, 1.0])
+    fact = facts.Carried(norms, facts.Map(2, 4))
+    assert rg.look(x, x, facts=(fact,))[fact].isnan().any(-2)[0, 0].tolist() == [False, False, True, False]
+
+
 def test_a_key_that_carries_nothing_stays_visible() -> None:
     x, norms = torch.zeros(1, 1, 3, 8), torch.tensor([0.0, 0.0, 1.0])
     seen = rg.look(x, x, facts=(facts.Carried(norms, facts.Top(3)), facts.Carried(norms, facts.Map(1, 3))))

@@ -12,6 +12,9 @@ from regard.core.wrong_calls import no_name as _no_name
 from regard.core.wrong_calls import public_names as _public_names
 from regard.inspect.heads.ablation import Ablation as Ablation
 from regard.inspect.heads.ablation import ablation as ablation
+from regard.inspect.heads.carried import CarriedLayer as CarriedLayer
+from regard.inspect.heads.carried import CarriedNorms as CarriedNorms
+from regard.inspect.heads.carried import carried as carried
 from regard.inspect.heads.contributions import Contributions as Contributions
 from regard.inspect.heads.contributions import Logit as Logit
 from regard.inspect.heads.contributions import contributions as contributions

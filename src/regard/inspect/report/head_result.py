@@ -70,6 +70,11 @@ class HeadResult(ABC):
         return tuple(len(of_layer) for of_layer in next(iter(self.arrays.values())).values)
 
     @property
+    def keys(self) -> tuple[int, ...]:
+        """How many keys each layer has, where the numbers are of the keys of one text; else none."""
+        return ()
+
+    @property
     def heading(self) -> str:
         """What it is of, in a line."""
         return "; ".join(dict.fromkeys(grid.label for grid in self.grids))
@@ -90,7 +95,7 @@ class HeadResult(ABC):
 
 
 def matched(result: HeadResult, layers: Sequence[Layer]) -> HeadResult:
-    """A result with its layers in the order of a report's; ValueError where they are not the same layers and heads."""
+    """A result with its layers in the order of a report's; ValueError where they, heads or keys are not the same."""
     own = _counted(zip(result.layers, result.head_counts, strict=True))
     wanted = _counted((layer.name, layer.heads) for layer in layers)
     if sorted(own) != sorted(wanted):
@@ -98,7 +103,13 @@ def matched(result: HeadResult, layers: Sequence[Layer]) -> HeadResult:
             f"with_heads has a {type(result).__name__} of {_listed(own)}; the report is of {_listed(wanted)}. Expected "
             "the same layers and heads: make both with one model."
         )
-    return result.reordered([own.index(one) for one in wanted])
+    found = result.reordered([own.index(one) for one in wanted])
+    if found.keys and found.keys != tuple(len(layer.keys) for layer in layers):
+        raise ValueError(
+            f"with_heads has a {type(result).__name__} of {count_of(max(found.keys), 'key', ',')}; the report is of "
+            f"{max(len(layer.keys) for layer in layers):,}. Expected one text: make both with it."
+        )
+    return found
 
 
 def in_order(values: Sequence[T], order: Sequence[int]) -> tuple[T, ...]:
