@@ -182,12 +182,8 @@ class _CarriedOfCall(CallFact[_Answer]):
                 f"{weight.shape[1]} a head: expected a layer of regard.nn or of transformers."
             )
         norms = value_norms(v, weight)
-        last, received, top, pooled = (
-            Rows(torch.tensor([-1])),
-            Carried(norms),
-            Carried(norms, TOP),
-            Carried(norms, Map(CELLS, CELLS)),
-        )
+        last, received = Rows(torch.tensor([-1])), Carried(norms)
+        top, pooled = Carried(norms, TOP), Carried(norms, Map(CELLS, CELLS))
         asked = (last, Received(), received, top, pooled)
         seen, _ = survey(call.q, call.k, asked, call.score, call.mask, call.positions, call.sink)
         values = v[0].to(norms.dtype).repeat_interleave(len(weight) // v.shape[-3], 0)
