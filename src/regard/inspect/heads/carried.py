@@ -24,6 +24,7 @@ from regard.inspect.heads.value_norms import value_norms
 from regard.inspect.look_tensors import survey
 from regard.inspect.reading import Tokenizer, texts, tokenizer_for
 from regard.inspect.record import record
+from regard.inspect.report.carried_layer import CarriedLayer
 from regard.inspect.report.findings import Finding, Findings, quoted
 from regard.inspect.report.grids import Grid
 from regard.inspect.report.head_result import HeadArray, HeadResult, in_order
@@ -31,23 +32,6 @@ from regard.inspect.report.layer import CELLS, TOP
 from regard.inspect.stacks import places
 
 TOLERANCE = 0.02  # of the largest: how well Σ_j p_ij v_j must be what the projection is given
-
-
-class CarriedLayer(NamedTuple):
-    """What one attention layer carries, with c_j = ‖v_j W^O_h‖ and the weights p_ij; for each head h.
-
-    norms     (h, nk) c_j
-    weights   (h, nk) Σ_i p_ij, the mass of weights that each key receives
-    received  (h, nk) Σ_i p_ij c_j, the same of what is carried
-    top       (h, nq, 4) the keys that carry most, and how much: p_ij c_j; of all other keys (h, nq) the sum
-    map       (h, rows, cols) up to 128 × 128 cells: Σ_j p_ij c_j over a cell's keys, mean of its queries
-    """
-
-    norms: Tensor
-    weights: Tensor
-    received: Tensor
-    top: TopKeys
-    map: Tensor
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -103,8 +87,8 @@ class CarriedNorms(HeadResult):
         return found
 
     @property
-    def keys(self) -> tuple[int, ...]:
-        return tuple(one.norms.shape[-1] for one in self.carried)
+    def carried_by_layer(self) -> tuple[CarriedLayer, ...]:
+        return self.carried
 
     @property
     def numbers(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing_extensions import Self
 
 import regard.core.html as html
 from regard.core.shapes import count_of
+from regard.inspect.report.carried_layer import CarriedLayer
 from regard.inspect.report.findings import Findings, Head
 from regard.inspect.report.grids import Grid
 from regard.inspect.report.layer import Layer
@@ -70,8 +71,8 @@ class HeadResult(ABC):
         return tuple(len(of_layer) for of_layer in next(iter(self.arrays.values())).values)
 
     @property
-    def keys(self) -> tuple[int, ...]:
-        """How many keys each layer has, where the numbers are of the keys of one text; else none."""
+    def carried_by_layer(self) -> tuple[CarriedLayer, ...]:
+        """What each layer carries on the report's text, where that is what was found; else none."""
         return ()
 
     @property
@@ -104,9 +105,10 @@ def matched(result: HeadResult, layers: Sequence[Layer]) -> HeadResult:
             "the same layers and heads: make both with one model."
         )
     found = result.reordered([own.index(one) for one in wanted])
-    if found.keys and found.keys != tuple(len(layer.keys) for layer in layers):
+    keys = [one.norms.shape[-1] for one in found.carried_by_layer]
+    if keys and keys != [len(layer.keys) for layer in layers]:
         raise ValueError(
-            f"with_heads has a {type(result).__name__} of {count_of(max(found.keys), 'key', ',')}; the report is of "
+            f"with_heads has a {type(result).__name__} of {count_of(max(keys), 'key', ',')}; the report is of "
             f"{max(len(layer.keys) for layer in layers):,}. Expected one text: make both with it."
         )
     return found

@@ -19,7 +19,7 @@ from regard.inspect.report.payload import payload
 from regard.inspect.report.png import png_of_pixels
 from regard.inspect.report.text import facts
 
-SCRIPTS = ("data", "state", "colour", "map", "picture", "text", "lines", "sheet", "grids", "save")
+SCRIPTS = ("data", "state", "colour", "map", "picture", "text", "lines", "sheet", "grids", "save", "measure")
 
 
 def write(report: Content, file: BinaryIO, head: tuple[int, int] | None) -> None:

@@ -33,7 +33,7 @@ function follow(one) {
 const singlePairs = (one) => one.whole || Math.max(part.rows, part.cols) <= SINGLE;
 
 function picture(one) {
-  const key = [state.layer, state.head, state.scale, state.hide, state.pair, dark(), ...Object.values(part)].join();
+  const key = [state.layer, state.head, state.scale, state.hide, state.pair, state.measure, dark(), ...Object.values(part)].join();
   if (drawn.key === key) return drawn.canvas;
   const skip = leftOut(one),
     single = singlePairs(one);
