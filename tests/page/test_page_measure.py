@@ -37,8 +37,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def choose(seen: Any, measure: str) -> None:
     seen.page.click(f"[data-choice='measure'][value='{measure}']")
-    seen.page.wait_for_function(f"document.querySelector('[value={measure}]').ariaPressed === 'true'")
-    seen.settle()
+    seen.page.wait_for_selector(f"[value='{measure}'][aria-pressed='true']")
 
 
 def exact(report: rg.Report, layer: int) -> Tensor:
