@@ -26,6 +26,8 @@ def every(at: rg.core.region.Frame = AT) -> tuple[facts.Fact[Any], ...]:
     """Each fact of the house, with arguments that fit a frame."""
     groups = torch.arange(at.nk) * 7 % 4 - 1
     by_batch = (torch.arange(at.nk) + torch.arange(math.prod(at.batch)).reshape(*at.batch, 1)) % 3
+    by_key = torch.rand(at.nk).double() * (torch.arange(at.nk) % 5 > 0)  # some keys carry nothing
+    norms = 3 * torch.rand(*at.batch, at.heads, at.nk).double()
     weights, by_head = torch.rand(at.nq).double(), torch.rand(*at.batch, at.heads, at.nq).double()
     return (
         *(facts.Visible(), facts.Entropy(), facts.RelativeEntropy(), facts.EffectiveKeys()),
@@ -37,6 +39,18 @@ def every(at: rg.core.region.Frame = AT) -> tuple[facts.Fact[Any], ...]:
         *(facts.MeanReceived(), facts.MaxReceived(), facts.Readers()),
         *(facts.Map(5, 7), facts.Map(), facts.ScoreMap(5, 7), facts.ScoreMap(), facts.Histogram()),
         *(facts.Quantised(), facts.Quantised(10)),
+        *(
+            facts.Carried(norms),
+            facts.Carried(by_key, facts.Received.last(3)),
+            facts.Carried(norms, facts.Received(weights)),
+        ),
+        *(facts.Carried(by_key, facts.MeanReceived()), facts.Carried(norms, facts.MaxReceived())),
+        *(
+            facts.Carried(by_key, facts.Top(3)),
+            facts.Carried(norms, facts.Mass(groups)),
+            facts.Carried(norms, facts.Map(5, 7)),
+        ),
+        *(facts.Carried(norms, facts.Within(before=4, after=2)), facts.Carried(by_key, facts.Offsets((-1, 0, 5)))),
         *(facts.Rows(torch.tensor([0, 3, -1])), facts.Columns(torch.tensor([5, 0, -1, 5]))),
     )
 
@@ -64,6 +78,8 @@ def hold(call: testing.Case, wanted: tuple[facts.Fact[Any], ...], dtype: torch.d
             got, expected = _peak(got, scores), _peak(expected, scores)
         if isinstance(fact, facts.Top):
             got, expected = _top(got, scores), _top(expected, scores)
+        if isinstance(fact, facts.Carried) and isinstance(fact.fact, facts.Top):
+            got, expected = _carried(got), _carried(expected)
         if isinstance(fact, facts.Histogram) and dtype != torch.float64:
             p = torch.exp(scores - exact.lse.masked_fill(exact.lse == -torch.inf, 0)[..., None])
             _hold_counts(fact, got, expected, p, scores != -torch.inf)
@@ -125,6 +141,12 @@ def _at(keys: Tensor, scores: Tensor) -> Tensor:
 def _peak(peak: facts.Peak, scores: Tensor) -> tuple[Tensor, Tensor]:
     # the nearest of two scores may be another after rounding: keys are compared by what they score
     return peak.score, _at(peak.key[..., None], scores).to(peak.score.dtype)
+
+
+def _carried(top: facts.TopKeys) -> tuple[Tensor, Tensor, Tensor]:
+    # the kth of two keys that carry equal amounts may be another after rounding
+    twice = (top.keys[..., :, None] == top.keys[..., None, :]) & (top.keys[..., None, :] >= 0)
+    return top.weights, top.rest, twice.sum((-1, -2))
 
 
 def _top(top: facts.TopKeys, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

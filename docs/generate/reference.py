@@ -91,11 +91,11 @@ PAGES = (
     Page(
         "heads",
         "regard.heads",
-        "`rg.heads`: what each head adds, the loss without it, and which kind of head it is. "
+        "`rg.heads`: what each head adds and carries, which tokens it copies and seeks, the loss without it, and its kind. "
         "[How to read the numbers](../heads.md).",
         (),
         ("regard.heads",),
-        ("contributions", "ablation", "probe"),
+        ("contributions", "carried", "circuits", "ablation", "probe"),
     ),
     Page(
         "nn",

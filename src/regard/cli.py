@@ -47,7 +47,7 @@ def run(options: Namespace) -> int:
 def _look(options: Namespace) -> None:
     """Looks at a text, or at the probe's tokens, and at what is asked of the heads; shows what was found."""
     named = _text(options)
-    if not (options.probe or options.ablate or options.contributions is not None):
+    if not (options.probe or options.ablate or options.carried or options.contributions is not None):
         assert named is not None  # regard_command.paths has seen to it
         _show(_read(options.model, *named, _facts(options)), options)
         return
@@ -150,13 +150,15 @@ def _language_model(name: str | None) -> tuple[Any, Any]:
 
 
 def _of_heads(options: Namespace, model: Any, given: Any, tokenizer: Any) -> list[Any]:
-    """What each head adds, and how much larger the loss is without it, where these are asked for."""
+    """What each head adds and carries, and how much larger the loss is without it, where these are asked for."""
     import regard.inspect.heads as heads
 
     found: list[Any] = []
     if options.contributions is not None:
         token = _one_token(tokenizer, options.contributions) if options.contributions else None
         found.append(heads.contributions(model, given, tokenizer=tokenizer, token=token))
+    if options.carried:
+        found.append(heads.carried(model, given, tokenizer=tokenizer))
     if options.ablate:
         with _progress("heads left out:") as progress:
             found.append(heads.ablation(model, given, tokenizer=tokenizer, progress=lambda done, of: progress(done)))

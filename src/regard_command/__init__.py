@@ -81,6 +81,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="TOKEN",
         help="add what each head adds, and its part in the last logit of this token (default: the most likely one)",
     )
+    on_text.add_argument(
+        "--carried",
+        action="store_true",
+        help="add what attention carries, weights times the norms of the values; the page can show it for each pair",
+    )
     on_text.add_argument("--ablate", action="store_true", help="add the rise of the loss without each head")
     on_text.add_argument(
         "--probe",
@@ -94,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
         help="serve the page on this machine until Ctrl-C, with the exact weights of every row for texts of any length",
     )
     _add_compare(commands.add_parser("compare", help=_COMPARED, description=_COMPARES))
-    demo.set_defaults(model=None, contributions=None, ablate=False, probe=False, serve=False)
+    demo.set_defaults(model=None, contributions=None, carried=False, ablate=False, probe=False, serve=False)
     _add_output(demo, Path("regard-demo.png"))
     _add_output(on_text, None)
     bench = commands.add_parser(

@@ -70,9 +70,10 @@ def test_the_probe_is_printed_and_reported(tmp_path: Path, capsys: pytest.Captur
 
 def test_all_of_it_is_in_the_file_that_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "a.html"
-    assert main(["look", "-t", WORDS, "--contributions", "e", "--ablate", "--probe", "-o", str(page)]) == 0
+    assert main(["look", "-t", WORDS, "--contributions", "e", "--carried", "--ablate", "--probe", "-o", str(page)]) == 0
     html, printed = page.read_text(encoding="utf-8"), capsys.readouterr().out
-    for said in ("norm of what a head adds", "part in the logit of", "loss without a head", "on random tokens"):
+    shown = ("norm of what a head adds", "norm carried", "part in the logit of", "loss without a head")
+    for said in (*shown, "on random tokens"):
         assert f"<caption>{said}" in html or f"<caption>induction {said}" in html
         assert said in printed
     assert "40 bytes" in printed

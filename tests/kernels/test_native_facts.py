@@ -35,9 +35,15 @@ FOUND = (
 KEPT = 3 << 18  # scores of a block of queries: kMaxKeptKeys of native/facts/facts.h
 
 
+def _found(fact: facts.Fact[Any]) -> bool:
+    if isinstance(fact, facts.Carried):
+        return isinstance(fact.fact, (facts.Received, facts.MeanReceived, facts.MaxReceived)) and _found(fact.fact)
+    return isinstance(fact, FOUND) and fact != facts.Received.last(3)
+
+
 def native(at: rg.core.region.Frame) -> tuple[facts.Fact[Any], ...]:
     """The facts of the house that the kernels find."""
-    found = (fact for fact in every(at) if isinstance(fact, FOUND) and fact != facts.Received.last(3))
+    found = (fact for fact in every(at) if _found(fact))
     return tuple(fact for fact in found if not isinstance(fact, facts.Mass) or fact.count)  # one key is in no group
 
 

@@ -87,7 +87,7 @@ def test_those_of_another_model_are_refused() -> None:
         r"layers.0.attention \(3 heads\) to layers.1.attention \(3 heads\)",
     ):
         report.with_heads(reports.results(other)[1])
-    with pytest.raises(TypeError, match=r"with_heads has a str; expected what rg.heads.contributions, ablation or"):
+    with pytest.raises(TypeError, match=r"with_heads has a str; expected what rg.heads.contributions, carried"):
         report.with_heads("ablation")
 
 

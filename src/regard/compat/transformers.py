@@ -141,7 +141,7 @@ def attention_forward(
     chosen = None if indices is None else _chosen(indices, nk)
     mask = mask if chosen is None else mask & chosen
     score = _score(scaling, softcap, added)
-    notify(lambda: _attention_call(module, query, key, score, mask, positions, s_aux, attention_mask, chosen))
+    notify(lambda: _attention_call(module, query, key, value, score, mask, positions, s_aux, attention_mask, chosen))
     if keys is not None:
         key, value = key[:, :, keys], value[:, :, keys]
     out = attention(query, key, value, score=score, mask=mask, positions=positions, sink=s_aux, dropout=drop)
@@ -232,6 +232,7 @@ def _attention_call(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
+    value: Tensor,
     score: Score,
     mask: Mask,
     positions: Positions | None,
@@ -247,7 +248,7 @@ def _attention_call(
         own = given.causal or not (getattr(module, "is_decoder", False) or query.shape[-2] != key.shape[-2])
         if own and real is not None and not bool(real.all()):
             mask = mask & Documents((~real).long(), real.new_zeros(key.shape[-2], dtype=torch.int64))
-    return AttentionCall(module, query, key, score=score, mask=mask, positions=positions, sink=sink)
+    return AttentionCall(module, query, key, score=score, mask=mask, positions=positions, sink=sink, v=value)
 
 
 AttentionInterface.register(NAME, attention_forward)

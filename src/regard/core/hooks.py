@@ -19,7 +19,9 @@ from regard.scores.similarity import ScaledDot
 class AttentionCall:
     """One attention call as a layer made it: the arguments of regard.attention, and the layer, where it is known.
 
-    q (*batch, h, nq, dk) and k (*batch, hk, nk, dk) are what the scores are made of: normed, rotated, cached.
+    q (*batch, h, nq, dk) and k (*batch, hk, nk, dk) are what the scores are made of: normed, rotated, cached. v
+    (*batch, hk, nk, dv) are the values; None where the layer does not make them as a tensor of its own (torch's fused
+    kernels), or each process has some of them.
     """
 
     layer: nn.Module | None
@@ -29,6 +31,7 @@ class AttentionCall:
     mask: Mask = Everything()
     positions: Positions | None = None
     sink: Tensor | float | None = None
+    v: Tensor | None = None
 
 
 Observer = Callable[[AttentionCall], None]

@@ -18,6 +18,7 @@ from regard.backends.native.modifiers.distance import near
 from regard.core.problem import Problem
 from regard.core.tracing import data_unavailable, watched
 from regard.inspect.facts.algebra import Fact
+from regard.inspect.facts.carried import KeyNorms
 from regard.inspect.facts.keys import Last, MaxReceived, Readers, Received, placed
 from regard.inspect.facts.places import Distance, Mass, Offsets, Within
 from regard.inspect.facts.pooled import Histogram, Map
@@ -215,4 +216,5 @@ _REQUESTS: dict[type, Callable[[Any, Problem], Request]] = {
     Quantised: _quantised,
     Mass: _mass,
     Histogram: _histogram,
+    KeyNorms: lambda fact, problem: Request({}, lambda: placed(fact.norms, problem)),
 }

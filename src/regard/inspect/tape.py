@@ -15,14 +15,13 @@ from regard.core.hooks import AttentionCall
 from regard.core.positions import Positions, head, tail
 from regard.core.shapes import count_of
 from regard.inspect.facts.algebra import Fact
-from regard.inspect.facts.inputs import Inputs
+from regard.inspect.facts.inputs import CallFact
 from regard.inspect.look_tensors import survey
 from regard.inspect.results import FactResults
 from regard.inspect.stacks import places
 from regard.inspect.tables import facts_table, head_grids
 from regard.masks.algebra import Mask, View
 from regard.masks.picture import picture
-from regard.scores.algebra import Score
 
 T = TypeVar("T")
 
@@ -122,12 +121,13 @@ class Tape:
     def add(self, name: str, layer: str, call: AttentionCall) -> None:
         """Looks at a call and keeps what is seen."""
         call = replace(call, mask=self._shared(call.mask), positions=_standing(call))
-        asked = tuple(fact for fact in self.facts if not isinstance(fact, Inputs))
-        seen, looked = survey(call.q, call.k, asked, call.score, call.mask, call.positions, call.sink)
-        if len(asked) < len(self.facts):
-            seen = FactResults(seen.lse, {fact: seen[fact] for fact in asked} | {Inputs(): _kept(call)}, seen.key_heads)
         number = self._count[name]
         self._count[name] += 1
+        asked = tuple(fact for fact in self.facts if not isinstance(fact, CallFact))
+        seen, looked = survey(call.q, call.k, asked, call.score, call.mask, call.positions, call.sink)
+        of_call = {fact: fact.of_call(call, name, number) for fact in self.facts if isinstance(fact, CallFact)}
+        if of_call:
+            seen = FactResults(seen.lse, {fact: seen[fact] for fact in asked} | of_call, seen.key_heads)
         view = View(call.mask, looked.problem.frame)
         self._calls.append(Recorded(name, number, layer, tuple(call.q.shape), tuple(call.k.shape), view, seen))
 
@@ -157,9 +157,3 @@ def _row(place: str, calls: tuple[Recorded, ...]) -> tuple[str, ...]:
     first, frame = calls[0], calls[0].view.frame
     size = f"{frame.nq:,} × {frame.nk:,}"
     return place, first.name, first.layer, f"{len(calls):,}", size, str(frame.heads), repr(first.view.mask)
-
-
-def _kept(call: AttentionCall) -> AttentionCall:
-    score: Score = call.score.with_tensors(iter([t.detach().clone() for t in call.score.tensors()]))
-    sink = call.sink.detach().clone() if isinstance(call.sink, Tensor) else call.sink
-    return replace(call, q=call.q.detach().clone(), k=call.k.detach().clone(), score=score, sink=sink)

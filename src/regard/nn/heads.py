@@ -121,7 +121,7 @@ class Heads(nn.Module):
             k, v = cache.append(k, v)
             mask, positions = mask & cache.mask, cache.positions
         dropout, scoring = self._dropout(), self.scoring()
-        notify(lambda: AttentionCall(self, q, k, mask=mask, positions=positions, **scoring))
+        notify(lambda: AttentionCall(self, q, k, mask=mask, positions=positions, v=v, **scoring))
         out = attention(q, k, v, mask=mask, positions=positions, dropout=dropout, backend=self.backend, **scoring)
         return out if x.dim() > 2 else out[0]
 

@@ -52,7 +52,7 @@ def _telling(ask: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[.
             with quiet(), observing(by_itself.append):
                 out = run(module, query, key, value, attention_mask, **options)
             if not by_itself:
-                notify(lambda: _read(name, module, query, key, attention_mask, options))
+                notify(lambda: _read(name, module, query, key, value, attention_mask, options))
             return out
 
         return observed
@@ -61,8 +61,8 @@ def _telling(ask: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[.
 
 
 @torch.no_grad()
-def _read(name: str, module: Any, q: Tensor, k: Tensor, mask: Any, options: dict[str, Any]) -> AttentionCall:
-    """A call of an implementation of that name, as transformers 5 makes it: q (b, h, nq, d), k (b, hk, nk, d)."""
+def _read(name: str, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, options: dict[str, Any]) -> AttentionCall:
+    """A call of an implementation of that name, as transformers 5 makes it: q (b, h, nq, d), k and v (b, hk, nk, d)."""
     if options.get("cache") is not None:
         raise Unsupported("record cannot look at a paged cache (continuous batching): its keys lie in blocks.")
     masks = _masks(name, module, q.shape[-2], k.shape[-2], mask, options.get("is_causal"))
@@ -71,7 +71,7 @@ def _read(name: str, module: Any, q: Tensor, k: Tensor, mask: Any, options: dict
         score = score >> SoftCap(options["softcap"])
     for bias in (options.get("position_bias"), masks.bias):
         score = score if bias is None else score >> Bias(bias)
-    return AttentionCall(module, q, k, score, masks.mask, masks.positions, options.get("s_aux"))
+    return AttentionCall(module, q, k, score, masks.mask, masks.positions, options.get("s_aux"), v)
 
 
 def _masks(name: str, module: Any, nq: int, nk: int, mask: Any, is_causal: bool | None) -> Converted:

@@ -25,4 +25,5 @@ def of_attention(
     backend: Any = None,
 ) -> AttentionCall:
     """What a call of regard.attention with these arguments looks at."""
-    return AttentionCall(None, arrays.tensor(q, "q"), arrays.tensor(k, "k"), score, mask, positions, sink)
+    q, k, v = (arrays.tensor(t, name) for t, name in ((q, "q"), (k, "k"), (v, "v")))
+    return AttentionCall(None, q, k, score, mask, positions, sink, v)

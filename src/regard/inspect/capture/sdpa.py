@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -30,11 +32,12 @@ def scaled_dot_product(
     """
     if not enable_gqa:
         query, key = together(query, key)
+        value = value.expand(*key.shape[:-2], *value.shape[-2:])
     if attn_mask is not None and not is_causal_bias(attn_mask):
         # two axes are (nq, nk), whatever the batch: written out, so that nobody takes them for a padding mask
         attn_mask = attn_mask[(None,) * (query.dim() - attn_mask.dim())]
     read = from_sdpa(attn_mask, query.shape[-2], key.shape[-2], is_causal=is_causal)
-    return witnessed(query, key, read, scale)
+    return replace(witnessed(query, key, read, scale), v=value)
 
 
 def witnessed(q: Tensor, k: Tensor, masks: Converted, scale: float | None = None) -> AttentionCall:

@@ -3,7 +3,7 @@
 Each is a value that says what is wanted; its docstring is its definition. By rows: Visible, Entropy, RelativeEntropy,
 EffectiveKeys, Concentration, MaxScore, Top, Mass, SinkMass, Distance, Within, Offsets. By keys: Received, MeanReceived,
 MaxReceived, Readers. Pooled: Map, ScoreMap, Histogram. The weights themselves: Rows, Columns, Quantised. Of your own:
-Fact. Of `record`: Inputs.
+Fact. Of `record`: Inputs. Times the norm of what each key's value adds: Carried.
 
 >>> import regard as rg, torch
 >>> x = torch.zeros(4, 8)
@@ -23,6 +23,7 @@ from regard.inspect.facts.algebra import Sum as Sum
 from regard.inspect.facts.algebra import by_key as by_key
 from regard.inspect.facts.algebra import by_row as by_row
 from regard.inspect.facts.algebra import room as room
+from regard.inspect.facts.carried import Carried as Carried
 from regard.inspect.facts.chosen import Columns as Columns
 from regard.inspect.facts.chosen import Rows as Rows
 from regard.inspect.facts.inputs import Inputs as Inputs

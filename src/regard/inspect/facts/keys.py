@@ -63,11 +63,8 @@ class Received(Fact[Tensor]):
     def __post_init__(self) -> None:
         if self.weights is None or isinstance(self.weights, Last):
             return
-        weights = arrays.tensor(self.weights, "Received.weights")
-        if weights.dtype == torch.bool or weights.dtype.is_complex or weights.dim() == 0:
-            got = f"dtype {weights.dtype}, shape {listed(weights.shape)}"
-            raise TypeError(f"Received.weights has {got}; expected a number a query, (nq,) or (*batch, h, nq).")
-        object.__setattr__(self, "weights", weights)
+        expected = "a number a query, (nq,) or (*batch, h, nq)"
+        object.__setattr__(self, "weights", numbers(self.weights, "Received.weights", expected))
 
     @staticmethod
     def last(count: int) -> Received:
@@ -92,12 +89,7 @@ class Received(Fact[Tensor]):
     def shape_error(self, frame: Frame) -> str | None:
         if not isinstance(self.weights, Tensor):
             return None
-        shape = tuple(self.weights.shape)
-        full = (*frame.batch, frame.heads, frame.nq) if frame.headed else (*frame.batch, frame.nq)
-        fits = all(a in (1, b) for a, b in zip(shape[::-1], full[::-1], strict=False))
-        if fits and shape[-1] == frame.nq and len(shape) <= len(full):
-            return None
-        return f"Received.weights has shape {listed(shape)}; expected ({frame.nq},), or one that broadcasts to {full}."
+        return numbers_error(self.weights, "Received.weights", frame, frame.nq)
 
     def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[Tensor]:
         total = room(problem, problem.frame.nk)
@@ -116,10 +108,29 @@ class Received(Fact[Tensor]):
         return p.sum(-2) if self.weights is None else (p * placed(self.weights, problem)[..., None]).sum(-2)
 
 
-def placed(weights: Tensor, problem: Problem) -> Tensor:
-    """Row weights that broadcast to (*batch, h, nq)."""
-    weights = weights.to(problem.q.device, problem.accumulate)
-    return weights if problem.frame.headed or weights.dim() < 2 else weights.unsqueeze(-2)
+def numbers(given: Any, argument: str, expected: str) -> Tensor:
+    """A number for each query or key, for all heads or for each, as a tensor; TypeError, naming the argument."""
+    found = arrays.tensor(given, argument)
+    if found.dtype == torch.bool or found.dtype.is_complex or found.dim() == 0:
+        got = f"dtype {found.dtype}, shape {listed(found.shape)}"
+        raise TypeError(f"{argument} has {got}; expected {expected}.")
+    return found
+
+
+def numbers_error(given: Tensor, argument: str, frame: Frame, n: int) -> str | None:
+    """Why `numbers` do not fit the n queries or keys of a call, as a sentence; None if they do."""
+    shape = tuple(given.shape)
+    full = (*frame.batch, frame.heads, n) if frame.headed else (*frame.batch, n)
+    fits = all(a in (1, b) for a, b in zip(shape[::-1], full[::-1], strict=False))
+    if fits and shape[-1] == n and len(shape) <= len(full):
+        return None
+    return f"{argument} has shape {listed(shape)}; expected ({n},), or one that broadcasts to {full}."
+
+
+def placed(given: Tensor, problem: Problem) -> Tensor:
+    """`numbers` of queries or keys that broadcast to (*batch, h, nq) or (*batch, h, nk)."""
+    given = given.to(problem.q.device, problem.accumulate)
+    return given if problem.frame.headed or given.dim() < 2 else given.unsqueeze(-2)
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,18 @@ from regard.core.wrong_calls import no_name as _no_name
 from regard.core.wrong_calls import public_names as _public_names
 from regard.inspect.heads.ablation import Ablation as Ablation
 from regard.inspect.heads.ablation import ablation as ablation
+from regard.inspect.heads.carried import CarriedNorms as CarriedNorms
+from regard.inspect.heads.carried import carried as carried
+from regard.inspect.heads.circuits import Circuits as Circuits
+from regard.inspect.heads.circuits import circuits as circuits
 from regard.inspect.heads.contributions import Contributions as Contributions
 from regard.inspect.heads.contributions import Logit as Logit
 from regard.inspect.heads.contributions import contributions as contributions
 from regard.inspect.heads.probe import Probe as Probe
 from regard.inspect.heads.probe import probe as probe
+from regard.inspect.heads.token_table import TokenTable as TokenTable
+from regard.inspect.heads.value_norms import value_norms as value_norms
+from regard.inspect.report.carried_layer import CarriedLayer as CarriedLayer
 
 if not TYPE_CHECKING:  # which would take every name for one of this module
 

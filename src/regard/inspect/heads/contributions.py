@@ -14,7 +14,7 @@ from regard.core.shapes import count_of
 from regard.inspect.heads.projections import Projection, at_projections, find_projections
 from regard.inspect.heads.reader import Reader
 from regard.inspect.heads.stream import Stream
-from regard.inspect.heads.unembedding import NormCall, last_norm, unembedding
+from regard.inspect.heads.unembedding import NormCall, direct_path, last_norm
 from regard.inspect.reading import Tokenizer, texts, tokenizer_for
 from regard.inspect.report.findings import Finding, Findings, quoted
 from regard.inspect.report.grids import Grid
@@ -187,19 +187,11 @@ def _logit(
     at: int,
 ) -> Logit:
     """The direct parts in a logit; Unsupported where they cannot be told."""
-    name = type(model).__name__
-    if logits is None:
-        raise Unsupported(f"{name} answers no logits; expected a language model, such as AutoModelForCausalLM loads.")
-    absent = [one.layer for n, one in enumerate(projections) if not norm or n not in norm[0].parts]
-    if absent:
-        raise Unsupported(
-            f"what {absent[0]} adds does not reach a last norm as it is: {name} normalises or scales the residual "
-            "stream on the way, or has no last norm."
-        )
-    matrix = unembedding(model, norm[0], logits)
+    matrix = direct_path(model, [one.layer for one in projections], norm, logits)
+    assert logits is not None
     token = int(logits[at].argmax()) if token is None else token
     if not 0 <= token < len(matrix):
-        raise IndexError(f"token={token}: {name} has tokens 0 to {len(matrix) - 1}.")
+        raise IndexError(f"token={token}: {type(model).__name__} has tokens 0 to {len(matrix) - 1}.")
     gradient = norm[0].frozen(at, matrix[token])
     added = [
         torch.einsum("hv,hvo,o->h", a.double(), one.weight.double(), gradient).float()

@@ -40,19 +40,23 @@ class Projection:
     @property
     def weight(self) -> Tensor:
         """W_i^O of each head: (h, dv, d_out). Unsupported for a module that computes more than x W + b (LoRA)."""
-        matrix: Any = self.module.weight
-        if plain(self.module):
-            matrix = matrix.T
-        elif type(self.module).__name__ != "Conv1D":  # GPT-2's, whose weight is (in, out)
-            raise Unsupported(
-                f"{self.layer} is projected by {kind_of(self.module)}, whose forward is its own; merge it into "
-                "an nn.Linear first."
-            )
-        return matrix.detach().unflatten(0, (self.heads, -1))
+        return matrix(self.module, self.layer).unflatten(0, (self.heads, -1))
 
     def by_head(self, joined: Tensor) -> Tensor:
         """A_i of each head, (h, n, dv), of what the projection is given."""
         return joined.detach().reshape(-1, self.heads, joined.shape[-1] // self.heads).transpose(0, 1)
+
+
+def matrix(module: nn.Module, layer: str) -> Tensor:
+    """W (d_in, d_out) of a module that computes x W + b; Unsupported, naming its layer, for one that computes more."""
+    weight: Any = module.weight
+    if plain(module):
+        weight = weight.T
+    elif type(module).__name__ != "Conv1D":  # GPT-2's, whose weight is (in, out)
+        raise Unsupported(
+            f"{layer} is projected by {kind_of(module)}, whose forward is its own; merge it into an nn.Linear first."
+        )
+    return weight.detach()
 
 
 def find_projections(model: nn.Module, run: Callable[[], object]) -> tuple[Projection, ...]:
@@ -69,7 +73,7 @@ def find_projections(model: nn.Module, run: Callable[[], object]) -> tuple[Proje
     def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if len(tape) > len(found) + len(waiting):
             waiting.append(tape.calls[-1])
-        if waiting and _adds_up(module, inputs, waiting[0]) and _inside(names.get(id(module)), waiting[0].name):
+        if waiting and _adds_up(module, inputs, waiting[0]) and inside(names.get(id(module)), waiting[0].name):
             found.append(Projection(waiting.pop(), module))
 
     with record(model, facts=()) as tape:
@@ -95,7 +99,7 @@ def _adds_up(module: nn.Module, inputs: tuple[Any, ...], call: Recorded) -> bool
     return given.shape[-1] in weight.shape and given.shape[-1] % heads == 0 and given[..., 0].numel() == queries
 
 
-def _inside(path: str | None, layer: str) -> bool:
+def inside(path: str | None, layer: str) -> bool:
     """Whether a module stands in an attention layer, or in one around it that is called attention too."""
     parts = layer.split(".")
     while len(parts) > 1 and "att" in parts[-2].lower():

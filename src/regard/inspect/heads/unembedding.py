@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,26 +27,48 @@ class NormCall:
     made: Tensor
     parts: frozenset[int]  # the numbers of the layers whose outputs are in it as they are
 
+    @property
+    def centred(self) -> bool:
+        """Whether the norm subtracts the mean of the features, as LayerNorm does."""
+        return isinstance(self.module, nn.LayerNorm)
+
+    @property
+    def gain(self) -> Tensor:
+        """What the norm multiplies each feature by, after its scale: (d,), float64."""
+        if self.centred:
+            weight: Tensor | None = getattr(self.module, "weight", None)
+            return torch.ones_like(self.given[0]).double() if weight is None else weight.detach().double()
+        # of root mean square: a large constant shows the gain, whatever is added to the weight
+        return self.module(torch.full_like(self.given[0], 1e4)).detach().double()
+
+    def folded(self, directions: Tensor) -> Tensor:
+        """g with norm(x) · direction = scale(x) x · g + constant: of directions (..., d), float64."""
+        g = self.gain * directions.double()
+        return g - g.mean(-1, keepdim=True) if self.centred else g
+
+    def applied(self, x: Tensor) -> Tensor:
+        """norm(x) / scale(x) of x (..., d), without the bias, float64: applied(x) · u = x · folded(u)."""
+        x = x.double()
+        return self.gain * (x - x.mean(-1, keepdim=True) if self.centred else x)
+
+    def scale(self, at: int) -> float:
+        """What the norm multiplies the x at a position by; Unsupported for a norm that does something else."""
+        x, made = self.given[at].double(), self.made[at].double()
+        if self.centred:
+            bias: Tensor | None = getattr(self.module, "bias", None)
+            x, made = x - x.mean(), made if bias is None else made - bias.double()
+        pulled = x * self.gain
+        found = (made @ pulled) / (pulled @ pulled)
+        if not torch.allclose(made, found * pulled, rtol=1e-2, atol=1e-3 * float(made.abs().max())):
+            raise Unsupported(
+                f"a norm is {kind_of(self.module)}, which is neither a LayerNorm nor one of root mean square: what a "
+                "head adds to a logit cannot be told."
+            )
+        return float(found)
+
     def frozen(self, at: int, direction: Tensor) -> Tensor:
         """g with norm(x) · direction = x · g + constant for the x at a position, its scale taken as it is: (d,)."""
-        x, made = self.given[at].double(), self.made[at].double()
-        centred = isinstance(self.module, nn.LayerNorm)
-        if centred:
-            weight, bias = (getattr(self.module, name) for name in ("weight", "bias"))
-            gain: Tensor = torch.ones_like(x) if weight is None else weight.double()
-            made = made if bias is None else made - bias.double()
-            x = x - x.mean()
-        else:  # of root mean square: a large constant shows the gain, whatever is added to the weight
-            gain = self.module(torch.full_like(self.given[at], 1e4)).double()
-        pulled = x * gain
-        scale = (made @ pulled) / (pulled @ pulled)
-        if not torch.allclose(made, scale * pulled, rtol=1e-2, atol=1e-3 * float(made.abs().max())):
-            raise Unsupported(
-                f"the last norm is {kind_of(self.module)}, which is neither a LayerNorm nor one of root mean "
-                "square: what a head adds to a logit cannot be told."
-            )
-        g = scale * gain * direction.double()
-        return g - g.mean() if centred else g
+        return self.scale(at) * self.folded(direction)
 
 
 @contextmanager
@@ -66,6 +88,25 @@ def last_norm(stream: Stream) -> Generator[list[NormCall], None, None]:
         yield found
     finally:
         hook.remove()
+
+
+def direct_path(model: nn.Module, layers: Sequence[str], norm: list[NormCall], logits: Tensor | None) -> Tensor:
+    """The unembedding (vocabulary, d), of a model whose layers all reach the last norm as they are.
+
+    layers: the paths of the attention layers, in the order in which their outputs were put into the stream. Raises
+    Unsupported where the model has no logits, a layer's output is normalised or scaled on its way, or the logits are
+    not those of an unembedding.
+    """
+    name = type(model).__name__
+    if logits is None:
+        raise Unsupported(f"{name} answers no logits; expected a language model, such as AutoModelForCausalLM loads.")
+    absent = [layer for n, layer in enumerate(layers) if not norm or n not in norm[0].parts]
+    if absent:
+        raise Unsupported(
+            f"what {absent[0]} adds does not reach a last norm as it is: {name} normalises or scales the residual "
+            "stream on the way, or has no last norm."
+        )
+    return unembedding(model, norm[0], logits)
 
 
 def unembedding(model: nn.Module, norm: NormCall, logits: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing_extensions import Self
 
 import regard.core.html as html
 from regard.core.shapes import count_of
+from regard.inspect.report.carried_layer import CarriedLayer
 from regard.inspect.report.findings import Findings, Head
 from regard.inspect.report.grids import Grid
 from regard.inspect.report.layer import Layer
@@ -70,6 +71,11 @@ class HeadResult(ABC):
         return tuple(len(of_layer) for of_layer in next(iter(self.arrays.values())).values)
 
     @property
+    def carried_by_layer(self) -> tuple[CarriedLayer, ...]:
+        """What each layer carries on the report's text, where that is what was found; else none."""
+        return ()
+
+    @property
     def heading(self) -> str:
         """What it is of, in a line."""
         return "; ".join(dict.fromkeys(grid.label for grid in self.grids))
@@ -90,7 +96,7 @@ class HeadResult(ABC):
 
 
 def matched(result: HeadResult, layers: Sequence[Layer]) -> HeadResult:
-    """A result with its layers in the order of a report's; ValueError where they are not the same layers and heads."""
+    """A result with its layers in the order of a report's; ValueError where they, heads or keys are not the same."""
     own = _counted(zip(result.layers, result.head_counts, strict=True))
     wanted = _counted((layer.name, layer.heads) for layer in layers)
     if sorted(own) != sorted(wanted):
@@ -98,7 +104,14 @@ def matched(result: HeadResult, layers: Sequence[Layer]) -> HeadResult:
             f"with_heads has a {type(result).__name__} of {_listed(own)}; the report is of {_listed(wanted)}. Expected "
             "the same layers and heads: make both with one model."
         )
-    return result.reordered([own.index(one) for one in wanted])
+    found = result.reordered([own.index(one) for one in wanted])
+    keys = [one.norms.shape[-1] for one in found.carried_by_layer]
+    if keys and keys != [len(layer.keys) for layer in layers]:
+        raise ValueError(
+            f"with_heads has a {type(result).__name__} of {count_of(max(keys), 'key', ',')}; the report is of "
+            f"{max(len(layer.keys) for layer in layers):,}. Expected one text: make both with it."
+        )
+    return found
 
 
 def in_order(values: Sequence[T], order: Sequence[int]) -> tuple[T, ...]:

@@ -25,8 +25,8 @@ function readout(one) {
 // Shows a state: its layer is opened first, and another that is chosen meanwhile is shown instead.
 async function choose() {
   const wanted = state.layer,
-    one = await open(wanted);
-  if (wanted !== state.layer) return;
+    one = await measured(await open(wanted));
+  if (wanted !== state.layer || one.measure !== state.measure) return;
   current = one;
   over = null;
   state.head = within(state.head, one.heads);
@@ -35,7 +35,7 @@ async function choose() {
   state.zoom = within(state.zoom, zooms(one));
   state.heads = state.heads.filter((head) => head === within(head, one.heads));
   const name = nameOf(state.layer, state.head);
-  at("name").textContent = `${name}  ${one.name}`;
+  at("name").textContent = `${titleOf(one, name)}  ${one.name}`;
   at("map").setAttribute("aria-label", `attention map of ${name}: ${one.queries.n} queries, ${one.keys.n} keys`);
   at("layer").value = String(state.layer);
   fillNumbers(at("head"), one.heads, (n) => String(n), state.head);

@@ -32,6 +32,7 @@ async function load(given, number) {
   return {
     ...given,
     number,
+    measure: "weights",
     exact: new Map(), // rows that a server has computed, by head and query
     whole: bytes.weights.length > 0, // every weight is here; else the heaviest keys of rows, and a pooled map
     weights: bytes.weights,

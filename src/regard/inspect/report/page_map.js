@@ -6,7 +6,7 @@ let drawn = { key: "", canvas: null, scale: null };
 const singlePairs = (one) => one.whole || Math.max(part.rows, part.cols) <= SINGLE;
 
 function picture(one) {
-  const key = [state.layer, state.head, state.scale, state.hide, state.pair, dark(), ...Object.values(part)].join();
+  const key = [state.layer, state.head, state.scale, state.hide, state.pair, state.measure, dark(), ...Object.values(part)].join();
   if (drawn.key === key) return drawn.canvas;
   const skip = leftOut(one),
     single = singlePairs(one);

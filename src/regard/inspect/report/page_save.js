@@ -27,7 +27,7 @@ function saveRow() {
     if (!Number.isNaN(weight) && !skip(n)) rows.push(pairRow(one, query, key, weight, precision(n)));
   });
   const what = by === "queries" ? "query" : "key";
-  saveTable(`${what}-${chosen() + chosenAxis(one).first}.csv`, PAIR, rows);
+  saveTable(`${fileOf(one)}${what}-${chosen() + chosenAxis(one).first}.csv`, inUnitsOf(one, PAIR), rows);
 }
 
 // The part of the map that is shown: pairs, or where the page holds none of them and they are many, cells.
@@ -47,7 +47,8 @@ function saveMap() {
         rows.push([...queries, ...keys, digits(pooledWeight(level))]);
       }
     }
-    saveTable("map.csv", ["first query", "last query", "first key", "last key", "weight"], rows);
+    const head = ["first query", "last query", "first key", "last key", "weight"];
+    saveTable(`${fileOf(one)}map.csv`, inUnitsOf(one, head), rows);
     return;
   }
   for (let query = part.row; query < part.row + part.rows; query++) {
@@ -57,7 +58,7 @@ function saveMap() {
         rows.push(pairRow(one, query, key, weight, exact ? "rounded" : "mean of a cell"));
     }
   }
-  saveTable("map.csv", PAIR, rows);
+  saveTable(`${fileOf(one)}map.csv`, inUnitsOf(one, PAIR), rows);
 }
 
 // Whether a cell of the map holds tokens of the part that is shown.
@@ -94,5 +95,5 @@ function savePicture() {
   for (let n = 0; n <= 8; n++) ramp.addColorStop(n / 8, `rgb(${colour(levelOf(n / 8))})`);
   pen.fillStyle = ramp;
   pen.fillRect(x, y - 5, wide, 10);
-  made.toBlob((blob) => saveFile("map.png", blob, "image/png"));
+  made.toBlob((blob) => saveFile(`${fileOf(current)}map.png`, blob, "image/png"));
 }

@@ -13,7 +13,7 @@ async function askRow(one, head, query) {
 
 // Asks for the rows that are shown and not there yet; what is chosen meanwhile is asked for afterwards.
 whenShown = async (one) => {
-  if (asking || ended || asked() !== "queries") return;
+  if (asking || ended || asked() !== "queries" || one.measure !== "weights") return;
   const query = cursor().query,
     heads = state.view === "lines" ? drawnHeads() : [state.head],
     missing = heads.filter((head) => !exactRow(one, head, query));

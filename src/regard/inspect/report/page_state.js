@@ -11,6 +11,7 @@ const state = {
   hide: "nothing",
   pair: "all", // of two texts, the one that asks and the one that is read
   opacity: 70, // of the colours over an image, in percent
+  measure: "weights", // what is shown of each pair
   zoom: 0, // how often the map's sides were halved
   heads: [], // drawn as lines besides the head itself
 };
@@ -20,6 +21,7 @@ const CHOICES = {
   scale: ["auto", "log", "linear"],
   hide: ["nothing", "first", "special"],
   pair: ["all", "aa", "ab", "ba", "bb"],
+  measure: ["weights", "carried", "mean", "rollout"],
 };
 let over = null; // the query and key under the pointer, shown until it leaves; `by` where it is over a token
 

@@ -85,6 +85,7 @@ function showList(one, values, skip) {
 }
 
 function said(one, count, mass, numbers, values) {
+  if (one.measure !== "weights") return saidOfMeasure(one, count, mass);
   const filtered = state.pair !== "all" && isPair(one);
   if (filtered && !count) return "nothing to show: all of it is left out";
   const left = state.hide === "nothing" && !filtered ? "" : "; the mass on what is left out is not counted";

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard.inspect.facts.pooled import Cells
 from regard.inspect.facts.quantised import STEPS
+from regard.inspect.report.carried_layer import CarriedLayer
 from regard.inspect.report.colours import LEAST, LEVELS, levels, palette
 from regard.inspect.report.content import Content
 from regard.inspect.report.findings import shown
@@ -49,6 +50,7 @@ def payload(report: Content, head: tuple[int, int] | None) -> str:
         ],
         "layers": [layer_content(layer, texts, whole and layer.weights.numel() > 0, every) for layer in report.layers],
         "texts": texts,
+        "carried": _carried(report, whole, every),
         "second": report.second_text,
         "picture": None if report.picture is None else picture_content(report.picture),
     }
@@ -77,8 +79,6 @@ def layer_content(layer: Layer, texts: list[tuple[str, ...]], whole: bool, every
         if len(layer.keys) <= KEYS
         else layer.col_edges
     )
-    received = torch.stack([layer.received[:, a:b].sum(-1) for a, b in pairwise(keys.tolist())], -1)
-    best = layer.received.topk(min(BEST, len(layer.keys)), -1)
     wide = len(layer.keys) >= SHARES
     none = torch.empty(0, dtype=torch.uint8, device="cpu")
     thumbs = levels(*_thumbnails(layer))
@@ -97,13 +97,51 @@ def layer_content(layer: Layer, texts: list[tuple[str, ...]], whole: bool, every
         "spans": [_differences(none if whole else ends) for ends in (layer.earliest, layer.latest)],
         "rows": None if whole or every else rows.tolist(),
         "topKeys": packed(none if whole else layer.top_keys[:, rows].to(torch.int32 if wide else torch.int16)),
+        "whole": whole,
         "wide": wide,
         "topWeights": packed(none) if whole else _shares(layer.top_weights[:, rows], 1.0),
         "entropy": _shares(layer.entropy[:, rows], float(layer.entropy.max()) or 1.0),
         "entropyScale": float(layer.entropy.max()) or 1.0,
         "rank": layer.top_keys.shape[-1],
         "keyEdges": None if len(layer.keys) <= KEYS else keys.tolist(),
-        "received": _shares(received, float(received.max()) or 1.0),
+        **_received(layer, layer.received),
+    }
+
+
+def _carried(report: Content, whole: bool, every: bool) -> list[dict[str, Any]] | None:
+    """What each layer carries, in shares of the largest norm of each head; None where that was not measured."""
+    carried = next((one.carried_by_layer for one in report.head_results if one.carried_by_layer), None)
+    if carried is None:
+        return None
+    return [
+        _carried_layer(layer, one, whole and layer.weights.numel() > 0, every)
+        for layer, one in zip(report.layers, carried, strict=True)
+    ]
+
+
+def _carried_layer(layer: Layer, carried: CarriedLayer, whole: bool, every: bool) -> dict[str, Any]:
+    """The norms of a layer's keys, from which the page makes all pairs; or its map and the keys that carry most."""
+    most = carried.norms.nan_to_num(0).amax(-1).clamp(min=torch.finfo(torch.float32).tiny)
+    scale, none = most[:, None, None], torch.empty(0, dtype=torch.uint8, device="cpu")
+    rows = slice(None) if every else layer.row_edges[:-1]
+    wide = torch.int32 if len(layer.keys) >= SHARES else torch.int16
+    return {
+        "most": most.tolist(),
+        "norms": _shares(carried.norms / most[:, None], 1.0),
+        "maps": packed(none if whole else levels(carried.map / scale, layer.cells)),
+        "topKeys": packed(none if whole else carried.top.keys[:, rows].to(wide)),
+        "topWeights": packed(none) if whole else _shares((carried.top.weights / scale)[:, rows], 1.0),
+        **_received(layer, carried.received),
+    }
+
+
+def _received(layer: Layer, received: Tensor) -> dict[str, Any]:
+    """What keys receive, (h, nk): of each key or, of many, the sums of cells; and the keys that receive most."""
+    edges = list(range(len(layer.keys) + 1)) if len(layer.keys) <= KEYS else layer.col_edges.tolist()
+    sums = torch.stack([received[:, a:b].sum(-1) for a, b in pairwise(edges)], -1)
+    best = received.topk(min(BEST, len(layer.keys)), -1)
+    return {
+        "received": _shares(sums, float(sums.max()) or 1.0),
         "best": [
             [[key, round(mass, 4)] for key, mass in zip(*of_head, strict=True)]
             for of_head in zip(best.indices.tolist(), best.values.tolist(), strict=True)
