@@ -91,7 +91,7 @@ PAGES = (
     Page(
         "heads",
         "regard.heads",
-        "`rg.heads`: what each head adds and carries, which tokens it copies and seeks, the loss without it, and its kind. "
+        "`rg.heads`: what each head adds and carries, what it copies and seeks, the loss without it, and its kind. "
         "[How to read the numbers](../heads.md).",
         (),
         ("regard.heads",),

@@ -98,7 +98,7 @@ def test_numbers_to_add_have_their_gradient() -> None:
     torch.testing.assert_close(found, expected)
 
 
-REFUSED = ["cache", "block_indices", "cu_seq_lens_q", "cu_seq_lens_k", "sinks", "head_mask"]
+REFUSED = ["block_indices", "cu_seq_lens_q", "cu_seq_lens_k", "sinks", "head_mask"]
 
 
 @pytest.mark.parametrize("name", [*REFUSED, "output_attentions", "never_heard_of"])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
 pytest.importorskip(
@@ -21,9 +23,12 @@ SMALL = [
 
 
 @pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The example, which sets the number of threads."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
-    return importlib.import_module("serve")
+    threads = torch.get_num_threads()
+    yield importlib.import_module("serve")
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("window", [[], ["--window", "16"]], ids=["full", "window"])

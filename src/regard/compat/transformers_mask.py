@@ -68,7 +68,7 @@ class LazyMask(WrittenOut):
     pattern: Mask = field(init=False)
     brief: Brief = field(init=False)
 
-    @cached_property
+    @property
     def shape(self) -> tuple[int, int, int, int]:
         return self.batch, 1, self.positions.q.shape[-1], self.positions.k.shape[-1]
 

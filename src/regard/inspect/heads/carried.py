@@ -166,7 +166,7 @@ class _CarriedOfCall(CallFact[_Answer]):
                 f"{weight.shape[1]} a head: expected a layer of regard.nn or of transformers."
             )
         norms = value_norms(v, weight)
-        last, received = Rows(torch.tensor([-1])), Carried(norms)
+        last, received = Rows(torch.tensor([-1], dtype=torch.int64, device=norms.device)), Carried(norms)
         top, pooled = Carried(norms, TOP), Carried(norms, Map(CELLS, CELLS))
         asked = (last, Received(), received, top, pooled)
         seen, _ = survey(call.q, call.k, asked, call.score, call.mask, call.positions, call.sink)
