@@ -80,6 +80,7 @@ def test_an_address_names_the_measure(made: Any, visit: Any) -> None:
     path = made["short"][0]
     seen = visit(path, address="#L2H0&query=9&measure=carried")
     assert seen.page.inner_text("#name").startswith("L2H0 carried norm")
+    assert "share of the largest norm, " in seen.page.inner_text("#text-scale")
     seen.press("ArrowRight")
     assert "measure=carried" in seen.page.url and seen.page.inner_text("#name").startswith("L2H1 carried norm")
 

@@ -98,13 +98,16 @@ function painted(rows, cols, level) {
   return made;
 }
 
+// What a scale's colours say: "weight, linear".
+const namedScale = ({ kind }) => `${UNITS[state.measure]}, ${kind === "log" ? "logarithmic" : "linear"}`;
+
 // The bar of colours under a picture of weights, with its ends.
-function showScale(bar, { kind, low, top }) {
+function showScale(bar, scale) {
   const stops = [0, 0.25, 0.5, 0.75, 1].map((share) => `rgb(${colour(levelOf(share))})`);
   bar.querySelector(".ramp").style.background = `linear-gradient(to right, ${stops})`;
-  bar.querySelector(".least").textContent = smallPercent(low);
-  bar.querySelector(".most").textContent = percent(top);
-  bar.querySelector(".kind").textContent = `weight, ${kind === "log" ? "logarithmic" : "linear"}`;
+  bar.querySelector(".least").textContent = smallPercent(scale.low);
+  bar.querySelector(".most").textContent = percent(scale.top);
+  bar.querySelector(".kind").textContent = namedScale(scale);
 }
 
 const smallPercent = (weight) => (weight > 0 ? `${Number((100 * weight).toPrecision(1))} %` : "0");

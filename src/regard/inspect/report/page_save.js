@@ -91,7 +91,7 @@ function savePicture() {
   const x = 70 + pen.measureText(least).width,
     ramp = pen.createLinearGradient(x, 0, x + wide, 0);
   pen.fillText(least, 64, y);
-  pen.fillText(`${most}  weight, ${drawn.scale.kind === "log" ? "logarithmic" : "linear"}`, x + wide + 6, y);
+  pen.fillText(`${most}  ${namedScale(drawn.scale)}`, x + wide + 6, y);
   for (let n = 0; n <= 8; n++) ramp.addColorStop(n / 8, `rgb(${colour(levelOf(n / 8))})`);
   pen.fillStyle = ramp;
   pen.fillRect(x, y - 5, wide, 10);
