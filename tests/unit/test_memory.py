@@ -25,7 +25,9 @@ def looking(n):
         f.Entropy(), f.MaxScore(), f.Top(8), f.Received(), f.MeanReceived(), f.MaxReceived(), f.Distance(), f.Map(),
         f.ScoreMap(), f.Histogram(), f.Mass.first(4), f.Within(before=9, after=9), f.Offsets((-1, 1)), f.Rows([5]),
     )
-    rg.look(q, k, facts=facts, mask=rg.Causal())
+    norms = rg.heads.value_norms(k, torch.randn(2, 32, 64))
+    carried = tuple(f.Carried(norms, fact) for fact in (f.Received(), f.Top(8), f.Map(), f.Rows([5])))
+    rg.look(q, k, facts=(*facts, *carried), mask=rg.Causal())
 
 def linting(n):
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""CarriedLayer: what one attention layer carries, and the numbers of it that a page is given."""
+"""CarriedLayer: what one attention layer carries on a text, as a report and its page show it."""
 
 from __future__ import annotations
 
