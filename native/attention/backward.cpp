@@ -162,7 +162,9 @@ int32_t backward(const regard_gradients& g, regard_parallel parallel) {
   int32_t failed = w.parts && !exact ? run(w, find_unfit, w.elements * c.heads, parallel) : 0;
   for (int64_t n = 0; w.parts && n < w.elements * c.heads; ++n)
     if (w.unfit[n] != 0) w.parts = 0;
-  w.recompute_stats = !w.parts && (has_few_rows(c) || packs_batch(c) || (packs_heads(c) && c.q.col != 1) || matrix_parts(c));
+  // packed rows may be many enough for a matrix unit, which adds in another order
+  const bool packed = packs_batch(c) || (packs_heads(c) && (Isa::kMatrixUnit || c.q.col != 1));
+  w.recompute_stats = !w.parts && (has_few_rows(c) || packed || matrix_parts(c));
   if (!failed) failed = run(w, prepare, w.elements * c.heads * w.blocks, parallel);
   if (!failed) failed = run(w, run_item, w.independent * w.key_parts * w.query_parts, parallel);
   if (!failed && w.dq) failed = run(w, join_queries, w.elements * c.heads * w.blocks, parallel);

@@ -122,26 +122,22 @@ struct MatrixTile {
   bool finite;  // its keys
 };
 
-// Computes weights and gradients of scores of a block of queries and a tile of keys, as parts.
+static LeftParts from_row(LeftParts a, int64_t row) {
+  a.at += row * a.row;
+  return a;
+}
+
+// Computes weights and gradients of scores, as parts, of a block of queries and the keys [x.from, x.to) of a tile, with all steps; those of
+// the others of `keys`, whole blocks, are 0.
 template <int parts>
-static void weigh_block(const BackwardCall& w, const BackwardScratch& s, const Place& p, const Tile& t, const BlockShare& x,
-                        const PackedBlock& q, const MatrixTile& tile, const WeightParts<parts>& weights, int64_t part) {
-  const regard_call& c = w.c;
-  const int64_t dk = whole_depth(c.dk), dv = whole_depth(c.dv);
-  const Scratch scratch{s.qt, x.p, nullptr, s.modifiers, nullptr, nullptr};
-  Block<kVectors> b{c, scratch, p};
-  Interval::begin(b);
-  begin_steps(b);
-  b.factor = parts == 3 ? 1 : dot_factor(c, p.h);  // of float32, queries were multiplied by it
+static void weigh_steps(const BackwardCall& w, const BackwardScratch& s, const Block<kVectors>& b, const Tile& t, const BlockShare& x,
+                        const PackedBlock& q, const MatrixTile& tile, const WeightParts<parts>& weights, const KeyRange& keys, int64_t part) {
   const auto multiply = [&](const LeftParts& a, const RightParts& r, float* to, int64_t depth) {
-    ProductInto into{to, kQueries, false};
-    Isa::multiply_blocks<parts, kVectors>(into, a, r, whole_rows(tile.count), depth);
+    ProductInto into{to + keys.from * kQueries, kQueries, false};
+    Isa::multiply_blocks<parts, kVectors>(into, from_row(a, keys.from), r, whole_rows(x.to) - keys.from, depth);
   };
-  if (x.plain && !t.edge && !c.threshold && tile.count % 32 == 0 && x.from == 0 && x.to == tile.count)
-    return weigh_stream<parts>(x, weights, tile.k, tile.v, q.q, q.dout, dk, dv, b.factor, tile.count);
-  Modifiers::load_tile(b, t);
-  multiply(tile.k, q.q, x.p, dk);
-  multiply(tile.v, q.dout, x.ds, dv);
+  multiply(tile.k, q.q, x.p, whole_depth(w.c.dk));
+  multiply(tile.v, q.dout, x.ds, whole_depth(w.c.dv));
   for (int64_t n = x.from; n < x.to; ++n) {
     vf scores[kVectors];
     for (int v = 0; v < kVectors; ++v) scores[v] = Isa::product(load(x.p + n * kQueries + v * W), splat(b.factor));
@@ -150,8 +146,34 @@ static void weigh_block(const BackwardCall& w, const BackwardScratch& s, const P
   }
   weigh_floats<parts>(b, t, x);
   if (w.scores)
-    Modifiers::backward(b, t, ScoreGradients{w.g, x.ds, s.kept, x.from, x.to}, w.sums, (part * w.elements + p.b) * c.heads + p.h);
-  split_floats<parts>(x, weights, whole_depth(tile.count));
+    Modifiers::backward(b, t, ScoreGradients{w.g, x.ds, s.kept, x.from, x.to}, w.sums, (part * w.elements + b.p.b) * w.c.heads + b.p.h);
+  split_floats<parts>(x, weights, keys);
+}
+
+// The same of all keys [x.from, x.to): those that every query sees, and no step changes, in a stream.
+template <int parts>
+static void weigh_block(const BackwardCall& w, const BackwardScratch& s, const Place& p, const Tile& t, const BlockShare& x,
+                        const PackedBlock& q, const MatrixTile& tile, const WeightParts<parts>& weights, const KeyRange& keys, int64_t part) {
+  const regard_call& c = w.c;
+  const Scratch scratch{s.qt, x.p, nullptr, s.modifiers, nullptr, nullptr};
+  Block<kVectors> b{c, scratch, p};
+  b.factor = parts == 3 ? 1 : dot_factor(c, p.h);  // of float32, queries were multiplied by it
+  const KeyRange streamed = streamed_keys(w, p, t, x);
+  if (streamed.from < streamed.to)
+    weigh_stream<parts>(x, weights, from_row(tile.k, streamed.from), from_row(tile.v, streamed.from), q.q, q.dout, whole_depth(c.dk),
+                        whole_depth(c.dv), b.factor, streamed);
+  if (streamed.from == keys.from && streamed.to == keys.to) return;
+  Interval::begin(b);
+  begin_steps(b);
+  Modifiers::load_tile(b, t);
+  const auto weigh_others = [&](int64_t from, int64_t to, const KeyRange& others) {
+    BlockShare share = x;
+    share.from = from, share.to = to;
+    if (from < to) weigh_steps<parts>(w, s, b, t, share, q, tile, weights, others, part);
+  };
+  if (streamed.from == streamed.to) return weigh_others(x.from, x.to, keys);
+  weigh_others(x.from, streamed.from, {keys.from, streamed.from});
+  weigh_others(streamed.to, x.to, {streamed.to, keys.to});
 }
 
 // One block of queries against one tile of keys.
@@ -160,10 +182,12 @@ static void run_matrix_block(const BackwardCall& w, const BackwardScratch& s, co
                              const PackedBlock& q, const MatrixTile& tile, float* dq, int64_t part) {
   const regard_call& c = w.c;
   const WeightParts<parts> weights{s.p_parts, s.ds_parts, s.ds_pairs};
-  weigh_block<parts>(w, s, p, t, x, q, tile, weights, part);
-  const int64_t rows = whole_rows(tile.count), depth = whole_depth(p.rows);
+  const KeyRange keys{x.from / 32 * 32, whole_depth(x.to)};  // whole blocks that hold all keys that are seen
+  weigh_block<parts>(w, s, p, t, x, q, tile, weights, keys, part);
+  const int64_t rows = whole_rows(x.to) - keys.from, depth = whole_depth(p.rows);
   const auto add = [&](float* to, int64_t ld, const uint16_t* left, RightParts right, int64_t cols) {
-    const LeftParts a = WeightParts<parts>::rows(left);
+    const LeftParts a = from_row(WeightParts<parts>::rows(left), keys.from);
+    to += keys.from * ld;
     for (int64_t n = 0; n < cols; n += 2 * W, right.at += 4 * W) {
       if (cols - n > W) add_blocks<parts, 2>(to + n, ld, a, right, rows, depth);
       else add_blocks<parts, 1>(to + n, ld, a, right, rows, depth);
@@ -171,7 +195,11 @@ static void run_matrix_block(const BackwardCall& w, const BackwardScratch& s, co
   };
   if (w.g.dv.data) add(tile.dv, w.ldv, weights.p, q.dout_rows, round_up(c.dv));
   if (w.g.dk.data) add(tile.dk, w.ldk, weights.ds, q.q_rows, round_up(c.dk));
-  if (dq) add_blocks<parts, kVectors>(dq, kQueries, tile.kt, weights.right(), whole_rows(c.dk), whole_depth(tile.count));
+  if (!dq) return;
+  LeftParts kt = tile.kt;
+  RightParts ds = weights.right();
+  kt.at += keys.from / 32 * kt.step, ds.at += keys.from / 2 * ds.row;
+  add_blocks<parts, kVectors>(dq, kQueries, kt, ds, whole_rows(c.dk), keys.to - keys.from);
 }
 
 }  // namespace regard

@@ -61,13 +61,28 @@ struct WeighedBlock {
   }
 };
 
-// Weights and gradients of scores of a tile of whole blocks of keys: while one block of 32 keys and 32 queries is weighed, the unit
-// multiplies the next but one. by_key, by_value: the block's queries and cotangents.
+// Keys [from, to) of a tile.
+struct KeyRange {
+  int64_t from = 0, to = 0;
+};
+
+// The keys of a tile whose scores no step changes, for all queries of a block: whole blocks.
+static KeyRange streamed_keys(const BackwardCall& w, const Place& p, const Tile& t, const BlockShare& x) {
+  if (Modifiers::used(w.c) || t.bits || w.c.threshold || p.rows % 32) return {};
+  const Limits& limits = w.limits[(p.b * w.c.heads + p.h) * w.blocks + p.row / kQueries];
+  const int64_t lo = limits.inner_lo - t.j > x.from ? limits.inner_lo - t.j : x.from;
+  const int64_t hi = limits.inner_hi - t.j < x.to ? limits.inner_hi - t.j : x.to;
+  const KeyRange keys{whole_depth(lo), hi > 0 ? hi / 32 * 32 : 0};
+  return keys.from < keys.to ? keys : KeyRange{};
+}
+
+// Weights and gradients of scores of whole blocks of keys: while one block of 32 keys and 32 queries is weighed, the unit multiplies the next
+// but one. keys, values: from those of the range on; by_key, by_value: the block's queries and cotangents.
 template <int parts>
 static void weigh_stream(const BlockShare& x, const WeightParts<parts>& to, const LeftParts& keys, const LeftParts& values,
-                         const RightParts& by_key, const RightParts& by_value, int64_t dk, int64_t dv, float factor, int64_t count) {
+                         const RightParts& by_key, const RightParts& by_value, int64_t dk, int64_t dv, float factor, const KeyRange& range) {
   constexpr int kAhead = 2, kHeld = kAhead + 1;
-  const int64_t of_keys = count / kBlock, blocks = of_keys * (kVectors / 2);
+  const int64_t of_keys = (range.to - range.from) / kBlock, blocks = of_keys * (kVectors / 2);
   MatrixStream stream;
   const auto add = [&](UnitPlan<parts>& plan, int64_t block) {
     if (block >= blocks) return;
@@ -84,9 +99,9 @@ static void weigh_stream(const BlockShare& x, const WeightParts<parts>& to, cons
     UnitPlan<parts> plan{stream};
     add(plan, block + kAhead);
     // what the unit's registers hold is of the next block, and is stored when its next product begins
-    if (!plan.count || blocks <= 1) stream.store_sums();
+    if (!plan.count) stream.store_sums();
     const int64_t at = block % kHeld * kBlock * kBlock;
-    WeighedBlock<parts> work(x, to, x.p + at, x.ds + at, factor, block % of_keys * kBlock, (int)(block / of_keys) * 2);
+    WeighedBlock<parts> work(x, to, x.p + at, x.ds + at, factor, range.from + block % of_keys * kBlock, (int)(block / of_keys) * 2);
     plan.run(work, kBlock / 2);
   }
 }
@@ -110,10 +125,10 @@ static void weigh_floats(const Block<kVectors>& b, const Tile& t, const BlockSha
   }
 }
 
-// Weights and gradients of scores of the keys [x.from, x.to) as parts; those of the others, up to `end`, are 0.
+// Weights and gradients of scores of the keys [x.from, x.to) as parts; those of the others of `keys` are 0.
 template <int parts>
-static void split_floats(const BlockShare& x, const WeightParts<parts>& to, int64_t end) {
-  for (int64_t n = 0; n < end; n += 2)
+static void split_floats(const BlockShare& x, const WeightParts<parts>& to, const KeyRange& keys) {
+  for (int64_t n = keys.from; n < keys.to; n += 2)
     for (int v = 0; v < kVectors; v += 2) {
       vf p[2][2], ds[2][2];
       for (int i = 0; i < 2; ++i)

@@ -9,7 +9,7 @@ from torch import Tensor
 import regard as rg
 from needed import needs_kernels
 from regard import testing
-from test_native_parts import DISTRIBUTIONS, DTYPES, ODD_NUMBERS, drawn, given
+from test_native_parts import DISTRIBUTIONS, DTYPES, ODD_NUMBERS
 
 pytestmark = needs_kernels
 
@@ -29,7 +29,7 @@ def exact_and_plain(tensors: Tensors, g: Tensor, **call: object) -> tuple[Tensor
     return gradients(double, g.double(), rg.Reference(), **call), gradients(tensors, g, rg.Reference(), **call)
 
 
-@pytest.mark.parametrize("size", [(128, 640, 64), (200, 384, 128)])
+@pytest.mark.parametrize("size", [(256, 640, 64), (300, 384, 128)])
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_gradients_of_parts_are_those_of_float32(isa: str, distribution: str, size: tuple[int, int, int]) -> None:
     """No larger error than four times that of PyTorch's own products in float32: of the weights' gradients, the mean
@@ -49,41 +49,81 @@ def test_gradients_of_parts_are_those_of_float32(isa: str, distribution: str, si
 def test_numbers_that_are_no_sum_of_parts(isa: str, dtype: torch.dtype, which: str, number: float) -> None:
     """Vectors multiply where an operand has one. The gradients of other queries, and all where the number is small, are
     as exact as ever."""
-    nq, nk, eps = 200, 300, torch.finfo(dtype).eps
+    nq, nk, eps = 260, 360, torch.finfo(dtype).eps
     q, k, v, g = (torch.randn(2, n, 64).to(dtype) for n in (nq, nk, nk, nq))
     call: dict[str, object] = {"mask": rg.Causal(), "positions": rg.tail(nq, nk)}
-    place = {"q": q[0, 150, :1], "k": k[0, 250, :1], "v": v[0, 250, :1], "g": g[0, 150, :1]}[which]
+    place = {"q": q[0, 200, :1], "k": k[0, 300, :1], "v": v[0, 300, :1], "g": g[0, 200, :1]}[which]
     small = abs(number) < 1
     place.fill_(number if small else 0)
     exact, plain = exact_and_plain((q, k, v), g, **call)
     place.fill_(number)
     got = gradients((q, k, v), g, **call)
     if not small:
-        got, exact, plain = ((of[0][:, :150],) for of in (got, exact, plain))
+        got, exact, plain = ((of[0][:, :200],) for of in (got, exact, plain))
     for out, right, usual in zip(got, exact, plain, strict=True):
         assert (out - right).abs().max() <= 4 * (usual - right).abs().max() + 16 * eps * right.abs().max()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_dropout_and_a_bias(isa: str, dtype: torch.dtype) -> None:
-    """The bias has its gradient from the products' gradients of scores, which dropout scales."""
-    tensors = (*drawn("several groups of tiles", dtype), torch.randn(2, 130, 1187).to(dtype))
-    call = given("several groups of tiles", "causal") | {"dropout": rg.Dropout(0.3, seed=5)}
-    g = torch.randn(2, 2, 130, 64).to(dtype)
+SIZES = {  # nq, nk, dk, dv, heads, heads of keys
+    "several tiles": (290, 600, 64, 64, 2, 2),
+    "odd widths": (257, 300, 33, 20, 2, 1),
+    "wide": (256, 256, 128, 128, 1, 1),
+}
+
+
+def drawn(size: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v and a cotangent."""
+    nq, nk, dk, dv, heads, key_heads = SIZES[size]
+    shapes = ((2, heads, nq, dk), (2, key_heads, nk, dk), (2, key_heads, nk, dv), (2, heads, nq, dv))
+    q, k, v, g = (torch.randn(shape).to(dtype) for shape in shapes)
+    return q, k, v, g
+
+
+def check(tensors: Tensors, g: Tensor, **call: object) -> None:
     exact, plain = exact_and_plain(tensors, g, **call)
     for got, right, usual in zip(gradients(tensors, g, **call), exact, plain, strict=True):
         assert testing.error(got, right) <= testing.tolerance(right, usual)
 
 
+MASKS: dict[str, rg.Mask] = {
+    "everything": rg.Everything(),
+    "causal": rg.Causal(),
+    "window": rg.Window(100, 20),
+    "lengths": rg.Lengths(keys=torch.tensor([250, 130])),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_masks_whose_edges_cut_tiles(isa: str, dtype: torch.dtype, size: str, mask: str) -> None:
+    """Of a tile that an edge cuts, what every query of a block sees is streamed, the rest takes all steps."""
+    *tensors, g = drawn(size, dtype)
+    nq, nk = SIZES[size][:2]
+    check(tuple(tensors), g, mask=MASKS[mask], positions=rg.tail(nq, nk))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dropout_and_a_bias(isa: str, dtype: torch.dtype) -> None:
+    """The bias has its gradient from the products' gradients of scores, which dropout scales."""
+    *tensors, g = drawn("several tiles", dtype)
+    bias = torch.randn(2, 290, 600).to(dtype)
+    check((*tensors, bias), g, mask=rg.Causal(), positions=rg.tail(290, 600), dropout=rg.Dropout(0.3, seed=5))
+
+
+@pytest.mark.parametrize("nq", [8, 40, 100])
+def test_heads_of_a_group_as_rows(isa: str, nq: int) -> None:
+    """The forward multiplies many rows on the unit, the backward few of each head by vectors: with its own row sums."""
+    q, k, v = torch.randn(1, 64, nq, 64), 4 * torch.randn(1, 2, 600, 64), torch.randn(1, 2, 600, 64)
+    check((q, k, v), torch.randn(1, 64, nq, 64))
+
+
 def test_float_cotangents_of_float16(isa: str) -> None:
     """A cotangent of more bits than two parts hold is not rounded: vectors multiply."""
-    q, k, v = drawn("several groups of tiles", torch.float16)
-    leaves = tuple(t.requires_grad_() for t in (q, k, v))
-    g = torch.randn(2, 2, 130, 64)
-    state = rg.attention_state(*leaves)
-    got = torch.autograd.grad((state.finish()[0] * g).sum(), leaves)
-    double = tuple(t.detach().double().requires_grad_() for t in (q, k, v))
-    exact = torch.autograd.grad((rg.attention(*double, backend=rg.Reference()) * g.double()).sum(), double)
+    q, k, v, g = drawn("several tiles", torch.float16)
+    leaves, cotangent = tuple(t.requires_grad_() for t in (q, k, v)), torch.randn(g.shape)
+    got = torch.autograd.grad((rg.attention_state(*leaves).finish()[0] * cotangent).sum(), leaves)
+    exact = gradients(tuple(t.double() for t in (q, k, v)), cotangent.double(), rg.Reference())
     for one, right in zip(got, exact, strict=True):
         assert (one - right).abs().max() <= 1e-3 * right.abs().max()
 

@@ -167,8 +167,9 @@ class Native(Backend):
         return {**found, "backward": f"streamed over tiles in PyTorch: {streamed}" if streamed else "the same kernels"}
 
     def _products(self, problem: Problem) -> dict[str, str]:
-        """What multiplies where there is a matrix unit."""
-        parts = library().matrix_parts(problem.q, problem.key_heads, invariant=self.invariant)
+        """What multiplies where there is a matrix unit, if tensors that require gradients get them."""
+        training = any(t.requires_grad for t in problem.tensors())
+        parts = library().matrix_parts(problem.q, problem.key_heads, invariant=self.invariant, training=training)
         if parts is None:
             return {}
         if parts == 0:

@@ -48,13 +48,13 @@ class Library:
         """Queries and keys of a block."""
         return self.handle.regard_queries(), self.handle.regard_keys()
 
-    def matrix_parts(self, q: Tensor, key_heads: int, *, invariant: bool) -> int | None:
+    def matrix_parts(self, q: Tensor, key_heads: int, *, invariant: bool, training: bool) -> int | None:
         """Of how many bfloat16 numbers a matrix unit multiplies each number in a forward; None where there is no unit.
 
         0: vectors multiply.
         """
         nq, heads = q.shape[-2], q.shape[-3]
-        parts = self.handle.regard_matrix_parts(DTYPE_CODES[q.dtype], nq, heads, key_heads, invariant)
+        parts = self.handle.regard_matrix_parts(DTYPE_CODES[q.dtype], nq, heads, key_heads, invariant, training)
         return None if parts < 0 else parts
 
     def entry(self, name: str) -> Callable[..., int]:
@@ -171,7 +171,7 @@ def load(isa: str) -> Library:
     handle.regard_bandwidth.restype = ctypes.c_float
     for name in ("regard_queries", "regard_keys", "regard_matrix_parts"):
         getattr(handle, name).restype = ctypes.c_int64
-    handle.regard_matrix_parts.argtypes = (ctypes.c_int64,) * 5
+    handle.regard_matrix_parts.argtypes = (ctypes.c_int64,) * 6
     return Library(isa, handle)
 
 
