@@ -135,7 +135,7 @@ def test_weights_and_facts_at_any_offset(dtype: torch.dtype, offset: float | str
     exact = dense(call.problem, facts)
     limit = {"rtol": 1e-5, "atol": 1e-5} if dtype != F64 else {"rtol": 1e-12, "atol": 1e-12}
     for fact in facts:
-        got, want = (x.weights if isinstance(fact, rg.facts.Top) else x for x in (found[fact], exact[fact]))
+        got, want = (x.weights if isinstance(x, rg.facts.TopKeys) else x for x in (found[fact], exact[fact]))
         torch.testing.assert_close(
             got.double(), want.double(), **limit, msg=lambda text, fact=fact: f"{fact!r}: {text}"
         )

@@ -134,7 +134,7 @@ def test_a_link_shows_what_it_was_taken_from(visit: Any) -> None:
         assert other.page.inner_text(where) == seen.page.inner_text(where)
     pressed = "found => found.map(b => b.innerText)"
     assert other.page.locator("[aria-pressed='true']").evaluate_all(pressed) == [
-        *("lines", "who looks at it", "linear", "H1", "H2"),
+        *("lines", "who looks at it", "weights", "linear", "H1", "H2"),
     ]
     other.page.evaluate("location.hash = '#L1H2&query=3'")
     other.settle()
