@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ pytest.importorskip(
 
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.configuration_utils import CompileConfig
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 
 from regard.compat.transformers import NAME, attention_forward
@@ -230,7 +230,7 @@ def test_the_old_name_and_the_model_afterwards() -> None:
 
 def test_what_is_refused() -> None:
     q = torch.zeros(1, 4, 2, 10)
-    cache: Any = SimpleNamespace()
+    cache = PagedAttentionCache.__new__(PagedAttentionCache)
     module = torch.nn.Module()
     for name in ("position_bias", "indices"):
         with pytest.raises(Unsupported, match=rf"cannot serve {name}=.*model\.generate"):

@@ -23,6 +23,7 @@ from regard.core.hooks import AttentionCall, notify
 from regard.core.paged import Paged
 from regard.core.positions import Positions
 from regard.core.tracing import outside_of_graphs
+from regard.core.wrong_calls import kind_of
 from regard.masks.algebra import Mask
 from regard.masks.positional import Causal
 from regard.masks.ragged import Lengths
@@ -187,8 +188,14 @@ def attend(
     query, key, value (1, heads, total, d) are the new tokens of all sequences, one sequence after another; `named` are
     the keywords that transformers passes beside the cache (PagedAttentionArgs). Tokens behind the last sequence are
     padding, for graphs of fixed sizes, and get 0.
-    Raises Unsupported for a block table, which transformers makes for its own flash kernels alone.
+    Raises Unsupported for a cache of another kind, and for a block table, which transformers makes for its own flash
+    kernels alone.
     """
+    if not isinstance(cache, PagedAttentionCache):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Unsupported(
+            f'attn_implementation="regard" cannot serve cache=...: it is {kind_of(cache)}; expected the '
+            "PagedAttentionCache that model.generate_batch makes. Other caches belong to the model: past_key_values=."
+        )
     if named.get("block_table") is not None:
         raise Unsupported(
             'attn_implementation="regard" finds the pages by read_index and write_index, and came with a block_table: '
