@@ -85,13 +85,15 @@ class Carried(Fact[Any]):
         return torch.where(readers > 0, norms * self.fact.join(*of_fact), 0)
 
     def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[Any]:
-        return _CarriedAccumulator(placed(self.norms, problem), self.fact.accumulator(problem, stats))
+        whole = RowStats(torch.zeros_like(stats.m), torch.ones_like(stats.l))
+        return _CarriedAccumulator(placed(self.norms, problem), self.fact.accumulator(problem, whole))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Any:
         norms = placed(self.norms, problem)[..., None, :]
         visible = scores > -math.inf
         carried = (p * norms).masked_fill(~visible, 0)
-        ranks = (scores + _logarithms(norms)).masked_fill(~visible, -math.inf)
+        most = scores.amax(-1, keepdim=True).masked_fill(~visible.any(-1, keepdim=True), 0)
+        ranks = (scores - most + _logarithms(norms)).masked_fill(~visible, -math.inf)
         return self.fact.dense(problem, ranks, carried)
 
 
@@ -120,18 +122,22 @@ class _Constant(Accumulator[Tensor]):
 
 
 class _CarriedAccumulator(Accumulator[Any]):
-    """Brings each tile to another accumulator with p c, and ln c added to the scores: exp(s + ln c - m) / l = p c."""
+    """Brings each tile to another accumulator with p c for p and ln p + ln c for its scores.
+
+    A large offset that all scores of a row share would leave no digits of ln c in their sum.
+    """
 
     def __init__(self, norms: Tensor, of_fact: Accumulator[Any]) -> None:
         self.norms, self.of_fact = norms, of_fact
 
     def add(self, tile: ScoreTile) -> None:
         norms = self.norms[..., None, tile.at.cols]
-        added, hidden = _logarithms(norms), ~tile.visible
+        hidden = ~tile.visible
+        logarithms = (tile.log_p + _logarithms(norms)).masked_fill(hidden, -math.inf)
         carried = replace(
             tile,
-            scores=(tile.scores + added).masked_fill(hidden, -math.inf),
-            log_p=(tile.log_p + added).masked_fill(hidden, -math.inf),
+            scores=logarithms,
+            log_p=logarithms,
             p=(tile.p * norms).masked_fill(hidden, 0),
             clean=tile.clean and finite(norms),
         )
