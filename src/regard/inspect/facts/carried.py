@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.core.problem import Problem
 from regard.core.region import Frame, Region
@@ -85,14 +86,16 @@ class Carried(Fact[Any]):
         return torch.where(readers > 0, norms * self.fact.join(*of_fact), 0)
 
     def accumulator(self, problem: Problem, stats: RowStats) -> Accumulator[Any]:
-        whole = RowStats(torch.zeros_like(stats.m), torch.ones_like(stats.l))
+        whole = RowStats(torch.zeros_like(stats.m), (~stats.empty).to(stats.l.dtype))
         return _CarriedAccumulator(placed(self.norms, problem), self.fact.accumulator(problem, whole))
 
     def dense(self, problem: Problem, scores: Tensor, p: Tensor) -> Any:
         norms = placed(self.norms, problem)[..., None, :]
         visible = scores > -math.inf
         carried = (p * norms).masked_fill(~visible, 0)
-        most = scores.amax(-1, keepdim=True).masked_fill(~visible.any(-1, keepdim=True), 0)
+        most = (
+            pad(scores, (0, 1), value=-math.inf).amax(-1, keepdim=True).masked_fill(~visible.any(-1, keepdim=True), 0)
+        )
         ranks = (scores - most + _logarithms(norms)).masked_fill(~visible, -math.inf)
         return self.fact.dense(problem, ranks, carried)
 
