@@ -146,6 +146,17 @@ int32_t check(const regard_gradients& g) {
   return Modifiers::have_wanted(g) ? REGARD_DONE : REGARD_BAD_ARGUMENT;
 }
 
+// Leaves the products to vectors if some number has no parts.
+int32_t check_parts(BackwardCall& w, regard_parallel parallel) {
+  const bool always = w.parts == 1 && w.g.dout_dtype == REGARD_BF16;
+  if (!w.parts || always) return 0;
+  const int64_t items = w.elements * w.c.heads;
+  const int32_t failed = run(w, find_unfit, items, parallel);
+  for (int64_t n = 0; n < items; ++n)
+    if (w.unfit[n] != 0) w.parts = 0;
+  return failed;
+}
+
 int32_t backward(const regard_gradients& g, regard_parallel parallel) {
   const regard_call& c = g.call;
   if (const int32_t wrong = check(g)) return wrong;
@@ -158,10 +169,7 @@ int32_t backward(const regard_gradients& g, regard_parallel parallel) {
   split(w);
   void* memory = reserve(w);
   if (!memory) return 1;
-  const bool exact = w.parts == 1 && g.dout_dtype == REGARD_BF16;
-  int32_t failed = w.parts && !exact ? run(w, find_unfit, w.elements * c.heads, parallel) : 0;
-  for (int64_t n = 0; w.parts && n < w.elements * c.heads; ++n)
-    if (w.unfit[n] != 0) w.parts = 0;
+  int32_t failed = check_parts(w, parallel);
   // packed rows may be many enough for a matrix unit, which adds in another order
   const bool packed = packs_batch(c) || (packs_heads(c) && (Isa::kMatrixUnit || c.q.col != 1));
   w.recompute_stats = !w.parts && (has_few_rows(c) || packed || matrix_parts(c));

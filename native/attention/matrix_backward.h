@@ -131,7 +131,8 @@ static LeftParts from_row(LeftParts a, int64_t row) {
 // the others of `keys`, whole blocks, are 0.
 template <int parts>
 static void weigh_steps(const BackwardCall& w, const BackwardScratch& s, const Block<kVectors>& b, const Tile& t, const BlockShare& x,
-                        const PackedBlock& q, const MatrixTile& tile, const WeightParts<parts>& weights, const KeyRange& keys, int64_t part) {
+                        const PackedBlock& q, const MatrixTile& tile, const WeightParts<parts>& weights, const KeyRange& keys,
+                        int64_t part) {
   const auto multiply = [&](const LeftParts& a, const RightParts& r, float* to, int64_t depth) {
     ProductInto into{to + keys.from * kQueries, kQueries, false};
     Isa::multiply_blocks<parts, kVectors>(into, from_row(a, keys.from), r, whole_rows(x.to) - keys.from, depth);
@@ -153,7 +154,8 @@ static void weigh_steps(const BackwardCall& w, const BackwardScratch& s, const B
 // The same of all keys [x.from, x.to): those that every query sees, and no step changes, in a stream.
 template <int parts>
 static void weigh_block(const BackwardCall& w, const BackwardScratch& s, const Place& p, const Tile& t, const BlockShare& x,
-                        const PackedBlock& q, const MatrixTile& tile, const WeightParts<parts>& weights, const KeyRange& keys, int64_t part) {
+                        const PackedBlock& q, const MatrixTile& tile, const WeightParts<parts>& weights, const KeyRange& keys,
+                        int64_t part) {
   const regard_call& c = w.c;
   const Scratch scratch{s.qt, x.p, nullptr, s.modifiers, nullptr, nullptr};
   Block<kVectors> b{c, scratch, p};

@@ -6,7 +6,8 @@
 namespace regard {
 
 // A block of queries against a tile of keys as without a matrix unit: where 0 · NaN is to be skipped. dq: [dk][kQueries].
-static void run_block_marked(const BackwardCall& w, const BackwardScratch& s, KeyTile k, const MatrixTile& tile, const Place& p, float* dq) {
+static void run_block_marked(const BackwardCall& w, const BackwardScratch& s, KeyTile k, const MatrixTile& tile, const Place& p,
+                             float* dq) {
   const regard_call& c = w.c;
   const Place origin = place_at(c, k.element, 0, 0);
   BackwardScratch of = s;
@@ -62,7 +63,8 @@ static MatrixTile load_tile(const BackwardCall& w, const BackwardScratch& s, con
   const auto rows = [&](const regard_tensor& t, int64_t width, uint16_t* copy) {
     const void* at = advance(t.data, offset(t, origin, k.key_head) + j * t.row, c.dtype);
     const int64_t depth = whole_depth(width);
-    return left_rows<parts>(at, c.dtype, t.row, t.col, count, c.nk - j, width, {copy + n * parts * kTile * depth, 32, kTile * 32, kTile * depth});
+    const PartRows to{copy + n * parts * kTile * depth, 32, kTile * 32, kTile * depth};
+    return left_rows<parts>(at, c.dtype, t.row, t.col, count, c.nk - j, width, to);
   };
   MatrixTile tile{rows(c.k, c.dk, s.k_rows), rows(c.v, c.dv, s.v_rows), {s.kt + n * parts * kTile * dk, 32, parts * dk * 32, dk * 32},
                   s.dk + n * kTile * w.ldk, s.dv + n * kTile * w.ldv, j, count, true};

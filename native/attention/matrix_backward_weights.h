@@ -15,10 +15,9 @@ struct WeightParts {
   static LeftParts rows(const uint16_t* at) { return {at, 32, kStep, kPart}; }
   RightParts right() const { return {(const uint16_t*)pairs, 2 * kQueries, 64, 2 * kPairsPart}; }
 
-  // Of key n + i, and of vectors v and v + 1 of queries.
-  template <int i>
+  // Of a key, and of vectors v and v + 1 of queries.
   __attribute__((always_inline)) void put_key(int64_t n, int v, const vf (&of_p)[2], const vf (&of_ds)[2]) const {
-    const int64_t at = v / 2 * kStep + (n + i) * 32;
+    const int64_t at = v / 2 * kStep + n * 32;
     split<parts>(p + at, kPart, of_p[0], of_p[1]), split<parts>(ds + at, kPart, of_ds[0], of_ds[1]);
   }
 
@@ -55,7 +54,7 @@ struct WeighedBlock {
       p[i][m] = weight_in_parts<parts>(scaled - shift[m]) * inverse[m];
       ds[i][m] = p[i][m] * (load(dp + m * W) - delta[m]);
     }
-    to.template put_key<i>(n, v, p[i], ds[i]);
+    to.put_key(n + i, v, p[i], ds[i]);
     s += kBlock, dp += kBlock;
     if (i) to.put_pairs(n, v, ds), n += 2;
   }
@@ -76,11 +75,12 @@ static KeyRange streamed_keys(const BackwardCall& w, const Place& p, const Tile&
   return keys.from < keys.to ? keys : KeyRange{};
 }
 
-// Weights and gradients of scores of whole blocks of keys: while one block of 32 keys and 32 queries is weighed, the unit multiplies the next
-// but one. keys, values: from those of the range on; by_key, by_value: the block's queries and cotangents.
+// Weights and gradients of scores of whole blocks of keys: while one block of 32 keys and 32 queries is weighed, the unit multiplies the
+// next but one. keys, values: from those of the range on; by_key, by_value: the block's queries and cotangents.
 template <int parts>
 static void weigh_stream(const BlockShare& x, const WeightParts<parts>& to, const LeftParts& keys, const LeftParts& values,
-                         const RightParts& by_key, const RightParts& by_value, int64_t dk, int64_t dv, float factor, const KeyRange& range) {
+                         const RightParts& by_key, const RightParts& by_value, int64_t dk, int64_t dv, float factor,
+                         const KeyRange& range) {
   constexpr int kAhead = 2, kHeld = kAhead + 1;
   const int64_t of_keys = (range.to - range.from) / kBlock, blocks = of_keys * (kVectors / 2);
   MatrixStream stream;
@@ -137,7 +137,7 @@ static void split_floats(const BlockShare& x, const WeightParts<parts>& to, cons
           const int64_t at = (n + i) * kQueries + (v + m) * W;
           p[i][m] = there ? load(x.p + at) : vf{}, ds[i][m] = there ? load(x.ds + at) : vf{};
         }
-      to.template put_key<0>(n, v, p[0], ds[0]), to.template put_key<1>(n, v, p[1], ds[1]);
+      to.put_key(n, v, p[0], ds[0]), to.put_key(n + 1, v, p[1], ds[1]);
       to.put_pairs(n, v, ds);
     }
 }

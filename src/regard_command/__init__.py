@@ -60,44 +60,7 @@ def parser() -> argparse.ArgumentParser:
     on_text = commands.add_parser(
         "look", help="the same with your own text and model", description=f"{_MODEL} {_SHOWN}"
     )
-    text = on_text.add_mutually_exclusive_group()
-    text.add_argument("file", metavar="FILE", nargs="?", help="a text, or - for standard input")
-    text.add_argument("--text", dest="text", metavar="FILE", help="a text file, as an option")
-    text.add_argument("-t", "--words", dest="words", metavar="WORDS", help="the text itself, in quotes")
-    on_text.add_argument(
-        "--encoding",
-        type=_encoding,
-        default=DEFAULT,
-        metavar="NAME",
-        help="what FILE is written in, such as latin-1 or utf-16 (default: UTF-8)",
-    )
-    on_text.add_argument(
-        "--model", metavar="DIR", help="a folder with a model of transformers, or minilm (default: the byte model)"
-    )
-    on_text.add_argument(
-        "--contributions",
-        nargs="?",
-        const="",
-        metavar="TOKEN",
-        help="add what each head adds, and its part in the last logit of this token (default: the most likely one)",
-    )
-    on_text.add_argument(
-        "--carried",
-        action="store_true",
-        help="add what attention carries, weights times the norms of the values; the page can show it for each pair",
-    )
-    on_text.add_argument("--ablate", action="store_true", help="add the rise of the loss without each head")
-    on_text.add_argument(
-        "--probe",
-        action="store_true",
-        help="add the kind of each head (induction, previous-token, ...), from random tokens read twice; without "
-        "a text, these tokens are the text",
-    )
-    on_text.add_argument(
-        "--serve",
-        action="store_true",
-        help="serve the page on this machine until Ctrl-C, with the exact weights of every row for texts of any length",
-    )
+    _add_look(on_text)
     _add_compare(commands.add_parser("compare", help=_COMPARED, description=_COMPARES))
     demo.set_defaults(model=None, contributions=None, carried=False, ablate=False, probe=False, serve=False)
     _add_output(demo, Path("regard-demo.png"))
@@ -111,6 +74,48 @@ def parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("model", nargs="?", metavar="MODEL", help="a model's folder, or minilm")
     return top
+
+
+def _add_look(command: argparse.ArgumentParser) -> None:
+    """A text, a model, and what is measured besides."""
+    text = command.add_mutually_exclusive_group()
+    text.add_argument("file", metavar="FILE", nargs="?", help="a text, or - for standard input")
+    text.add_argument("--text", dest="text", metavar="FILE", help="a text file, as an option")
+    text.add_argument("-t", "--words", dest="words", metavar="WORDS", help="the text itself, in quotes")
+    command.add_argument(
+        "--encoding",
+        type=_encoding,
+        default=DEFAULT,
+        metavar="NAME",
+        help="what FILE is written in, such as latin-1 or utf-16 (default: UTF-8)",
+    )
+    command.add_argument(
+        "--model", metavar="DIR", help="a folder with a model of transformers, or minilm (default: the byte model)"
+    )
+    command.add_argument(
+        "--contributions",
+        nargs="?",
+        const="",
+        metavar="TOKEN",
+        help="add what each head adds, and its part in the last logit of this token (default: the most likely one)",
+    )
+    command.add_argument(
+        "--carried",
+        action="store_true",
+        help="add what attention carries, weights times the norms of the values; the page can show it for each pair",
+    )
+    command.add_argument("--ablate", action="store_true", help="add the rise of the loss without each head")
+    command.add_argument(
+        "--probe",
+        action="store_true",
+        help="add the kind of each head (induction, previous-token, ...), from random tokens read twice; without "
+        "a text, these tokens are the text",
+    )
+    command.add_argument(
+        "--serve",
+        action="store_true",
+        help="serve the page on this machine until Ctrl-C, with the exact weights of every row for texts of any length",
+    )
 
 
 def _add_compare(command: argparse.ArgumentParser) -> None:

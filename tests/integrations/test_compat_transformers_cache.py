@@ -20,20 +20,10 @@ from transformers import DynamicCache, EncoderDecoderCache
 import regard.nn as nn
 from regard.compat.transformers import NAME, FixedCache, GrowingCache, PagedCache
 from regard.core.paged import Paged
+from served_models import SHAPE
 from tiny_models import VOCABULARY, Tiny
 
 NEW, PROMPT = 17, 7
-SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,  # tied, large random weights repeat the last token for ever
-}
 GEMMA = {
     "head_dim": 10,
     "sliding_window": 5,

@@ -20,6 +20,7 @@ from transformers.generation.configuration_utils import CompileConfig
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 
+import served_models
 from regard.compat.transformers import NAME, attention_forward
 from regard.compat.transformers_continuous import GatheredPart, Layout
 from regard.core.errors import Unsupported
@@ -28,18 +29,7 @@ from regard.core.paged import Paged
 from tiny_models import Tiny
 
 VOCABULARY, NEW = 97, 12
-SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 10,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,  # tied, large random weights repeat the last token for ever
-}
+SHAPE = served_models.SHAPE | {"vocab_size": VOCABULARY, "head_dim": 10, "max_position_embeddings": 128}
 HYBRID: dict[str, Any] = {
     "sliding_window": 13,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],

@@ -112,12 +112,9 @@ def attention_forward(
         FirstForward.reached += 1
     drop = Dropout(dropout) if dropout else None
     if cache is not None:
-        _refuse_unknown({name: x for name, x in others.items() if name not in CONTINUOUS})
-        _check_continuous(position_bias, indices)
-        from regard.compat.transformers_continuous import attend
-
+        _check_continuous(position_bias, indices, others)
         score = _score(scaling, softcap, [])
-        return attend(module, query, key, value, score, s_aux, drop, cache, others), None
+        return attend_pages(module, query, key, value, score, s_aux, drop, cache, others), None
     _refuse_unknown(others)
     forward = running()
     if forward is not None:
@@ -156,7 +153,8 @@ def _refuse_unknown(others: dict[str, Any]) -> None:
         raise Unsupported(f'attn_implementation="regard" cannot serve {name}=...: {why}.')
 
 
-def _check_continuous(position_bias: Tensor | None, indices: Tensor | None) -> None:
+def _check_continuous(position_bias: Tensor | None, indices: Tensor | None, others: dict[str, Any]) -> None:
+    _refuse_unknown({name: x for name, x in others.items() if name not in CONTINUOUS})
     if not RECENT:
         raise Unsupported(
             f'attn_implementation="regard" does continuous batching with transformers 5.23 or later, this is '
@@ -258,6 +256,7 @@ if RECENT:
     from regard.compat.transformers_cache import FixedCache as FixedCache
     from regard.compat.transformers_cache import GrowingCache as GrowingCache
     from regard.compat.transformers_cache import PagedCache as PagedCache
+    from regard.compat.transformers_continuous import attend as attend_pages
     from regard.compat.transformers_continuous import install as install_continuous
 
     install_continuous()

@@ -47,7 +47,8 @@ class Alignment:
 
     def alone(self, side: str) -> list[int]:
         """The tokens of a side, "before" or "after", that have no counterpart."""
-        return {"before": self.before, "after": self.after}[side][~self.both & (getattr(self, side) != NONE)].tolist()
+        tokens = self.before if side == "before" else self.after
+        return tokens[~self.both & (tokens != NONE)].tolist()
 
     @staticmethod
     def of(before: Axis, after: Axis) -> Alignment:

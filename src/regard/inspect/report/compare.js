@@ -129,18 +129,7 @@ document.querySelectorAll("[data-choice]").forEach((button) =>
     choose();
   }),
 );
-document.addEventListener("click", (event) => {
-  const link = event.target.closest?.("a[href^='#']");
-  if (!link) return;
-  event.preventDefault(); // a notebook's frame would follow the link to the notebook's own address
-  readAddress(link.getAttribute("href"));
-  choose();
-  at("viewer").scrollIntoView({ block: "start" });
-});
-window.addEventListener("hashchange", () => {
-  readAddress(location.hash);
-  choose();
-});
+followAddresses();
 at("save-row").addEventListener("click", saveRow);
 at("save-map").addEventListener("click", saveMap);
 window.addEventListener("resize", show);

@@ -159,19 +159,7 @@ at("sheet").addEventListener("keydown", async (event) => {
   await move(layer, head);
   next.focus();
 });
-document.addEventListener("click", (event) => {
-  const link = event.target.closest?.("a[href^='#L']");
-  if (!link) return;
-  event.preventDefault(); // a notebook's frame would follow the link to the notebook's own address
-  readAddress(link.getAttribute("href"));
-  state.heads = [];
-  choose();
-  at("viewer").scrollIntoView({ block: "start" });
-});
-window.addEventListener("hashchange", () => {
-  readAddress(location.hash);
-  choose();
-});
+followAddresses(() => (state.heads = []));
 at("save-row").addEventListener("click", saveRow);
 at("save-map").addEventListener("click", saveMap);
 at("save-picture").addEventListener("click", savePicture);

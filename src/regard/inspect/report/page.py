@@ -20,7 +20,17 @@ from regard.inspect.report.png import png_of_pixels
 from regard.inspect.report.text import facts
 
 SCRIPTS = (
-    *("page_data", "page_state", "page_colour", "page_frame", "page_map", "page_picture", "page_tokens", "page_text"),
+    *(
+        "page_data",
+        "page_address",
+        "page_state",
+        "page_colour",
+        "page_frame",
+        "page_map",
+        "page_picture",
+        "page_tokens",
+        "page_text",
+    ),
     *("page_lines", "page_sheet", "page_grids", "page_files", "page_save", "page_measure"),
 )
 
@@ -45,9 +55,7 @@ def served(report: Content, head: tuple[int, int] | None) -> tuple[bytes, str]:
 
 def _filled(report: Content, head: tuple[int, int] | None, script: str, policy: str) -> str:
     return Template(asset("page.html")).substitute(
-        title=escape(report.title),
-        policy=policy,
-        css=_css(),
+        head=head_of(report.title, policy, _css()),
         unit=escape(report.unit),
         find=f"a {escape(report.unit)}" if report.picture is None else "row,column",
         first=escape(report.first_name),
@@ -60,6 +68,11 @@ def _filled(report: Content, head: tuple[int, int] | None, script: str, policy: 
         data=payload(report, head),
         script=script,
     )
+
+
+def head_of(title: str, policy: str, css: str) -> str:
+    """The head of the document."""
+    return Template(asset("page_head.html")).substitute(title=escape(title), policy=policy, css=css)
 
 
 def policy_of(script: str, connect: str) -> str:

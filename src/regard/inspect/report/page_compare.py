@@ -16,7 +16,7 @@ from regard.inspect.report.colours import LEAST, LEVELS, palette
 from regard.inspect.report.compared import Compared, joined
 from regard.inspect.report.findings import percent, shown
 from regard.inspect.report.layer import Axis
-from regard.inspect.report.page import findings_list, policy_of, script_of
+from regard.inspect.report.page import findings_list, head_of, policy_of, script_of
 from regard.inspect.report.page_parts import asset, data_uri, table
 from regard.inspect.report.payload import escaped, grid_content, layer_content, picture_content
 from regard.inspect.report.picture import Picture
@@ -26,7 +26,16 @@ from regard.inspect.report.text import facts, name
 Heads = tuple[tuple[int, int], tuple[int, int]]
 Numbers = list[list[int]]  # of each layer before with each layer after
 SCRIPTS = (
-    *("page_data", "compare_state", "page_colour", "compare_colour", "page_frame", "page_tokens", "page_grids"),
+    *(
+        "page_data",
+        "page_address",
+        "compare_state",
+        "page_colour",
+        "compare_colour",
+        "page_frame",
+        "page_tokens",
+        "page_grids",
+    ),
     *("page_files", "compare_map", "compare_picture", "compare_text", "compare"),
 )
 LISTED = 12  # heads whose numbers are listed, those that changed most
@@ -42,10 +51,9 @@ def html(found: Compared, heads: Heads) -> str:
     labels = found.labels
     title = " → ".join(labels) if labels[0] != labels[1] else labels[0]
     script = script_of(SCRIPTS)
+    css = asset("page.css") + asset("page_live.css") + asset("page_compare.css")
     return Template(asset("page_compare.html")).substitute(
-        title=escape(title),
-        policy=policy_of(script, "'none'"),
-        css=asset("page.css") + asset("page_live.css") + asset("page_compare.css"),
+        head=head_of(title, policy_of(script, "'none'"), css),
         words=asset("page_words.html"),
         header=_header(found, title),
         before_image=_image(found.before.picture, "before"),

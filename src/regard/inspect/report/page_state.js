@@ -28,38 +28,19 @@ let over = null; // the query and key under the pointer, shown until it leaves; 
 const cursor = () => over ?? state;
 const asked = () => over?.by ?? state.by;
 const nameOf = (layer, head) => `${data.layers[layer].place || `L${layer}`}H${head}`;
-const within = (value, count) => Math.min(Math.max(Math.trunc(value) || 0, 0), count - 1);
 
 function written() {
-  const parts = [encodeURI(nameOf(state.layer, state.head)), `query=${state.query}`, `key=${state.key}`];
-  Object.entries(CHOICES).forEach(
-    ([name, values]) => state[name] !== values[0] && parts.push(`${name}=${state[name]}`),
-  );
+  const parts = [encodeURI(nameOf(state.layer, state.head)), ...chosenParts()];
   if (data.picture && state.opacity !== 70) parts.push(`opacity=${state.opacity}`);
   if (state.zoom) parts.push(`zoom=${state.zoom}`);
   if (state.heads.length) parts.push(`heads=${state.heads.join(",")}`);
   return `#${parts.join("&")}`;
 }
 
-// Takes what an address says, and leaves the rest as it is; `choose` makes of what does not exist the nearest that does.
+// `choose` makes of what does not exist the nearest that does.
 function readAddress(address) {
-  const [name, ...parts] = address.replace(/^#/, "").split("&"),
-    found = /^(.*L(\d+))H(\d+)$/.exec(decodeURI(name)),
-    given = new URLSearchParams(parts.join("&"));
-  if (!found) return;
-  const named = data.layers.findIndex((one) => one.place === found[1]);
-  state.layer = named < 0 ? within(found[2], data.layers.length) : named;
-  state.head = Number(found[3]);
-  ["query", "key", "zoom", "opacity"].forEach((number) => given.has(number) && (state[number] = Number(given.get(number))));
-  if (given.has("heads")) state.heads = given.get("heads").split(",").map(Number);
-  Object.entries(CHOICES).forEach(([choice, values]) => {
-    if (values.includes(given.get(choice))) state[choice] = given.get(choice);
-  });
-}
-
-function writeAddress() {
-  // A frame made of a string (a notebook's) has no address of its own.
-  if (location.protocol !== "about:" && location.hash !== written()) history.replaceState(null, "", written());
+  const given = readHead(address, data.layers.length, ["query", "key", "zoom", "opacity"]);
+  if (given?.has("heads")) state.heads = given.get("heads").split(",").map(Number);
 }
 
 // Keys that are left out of the colours: the first, or those that no text holds.

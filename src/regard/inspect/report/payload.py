@@ -74,12 +74,6 @@ def grid_content(grid: Grid) -> dict[str, Any]:
 def layer_content(layer: Layer, texts: list[tuple[str, ...]], whole: bool, every: bool) -> dict[str, Any]:
     """A layer with all of its weights, or with its pooled map and the heaviest keys of every row, or of some."""
     rows = torch.arange(len(layer.queries), dtype=torch.int64, device="cpu") if whole or every else layer.row_edges[:-1]
-    keys = (
-        torch.arange(len(layer.keys) + 1, dtype=torch.int64, device="cpu")
-        if len(layer.keys) <= KEYS
-        else layer.col_edges
-    )
-    wide = len(layer.keys) >= SHARES
     none = torch.empty(0, dtype=torch.uint8, device="cpu")
     thumbs = levels(*_thumbnails(layer))
     return {
@@ -96,14 +90,13 @@ def layer_content(layer: Layer, texts: list[tuple[str, ...]], whole: bool, every
         "maps": packed(none if whole else levels(layer.maps, layer.cells)),
         "spans": [_differences(none if whole else ends) for ends in (layer.earliest, layer.latest)],
         "rows": None if whole or every else rows.tolist(),
-        "topKeys": packed(none if whole else layer.top_keys[:, rows].to(torch.int32 if wide else torch.int16)),
         "whole": whole,
-        "wide": wide,
-        "topWeights": packed(none) if whole else _shares(layer.top_weights[:, rows], 1.0),
+        "wide": len(layer.keys) >= SHARES,
+        **_heaviest(layer, layer.top_keys[:, rows], layer.top_weights[:, rows], whole),
         "entropy": _shares(layer.entropy[:, rows], float(layer.entropy.max()) or 1.0),
         "entropyScale": float(layer.entropy.max()) or 1.0,
         "rank": layer.top_keys.shape[-1],
-        "keyEdges": None if len(layer.keys) <= KEYS else keys.tolist(),
+        "keyEdges": None if len(layer.keys) <= KEYS else layer.col_edges.tolist(),
         **_received(layer, layer.received),
     }
 
@@ -124,15 +117,22 @@ def _carried_layer(layer: Layer, carried: CarriedLayer, whole: bool, every: bool
     most = carried.norms.nan_to_num(0).amax(-1).clamp(min=torch.finfo(torch.float32).tiny)
     scale, none = most[:, None, None], torch.empty(0, dtype=torch.uint8, device="cpu")
     rows = slice(None) if every else layer.row_edges[:-1]
-    wide = torch.int32 if len(layer.keys) >= SHARES else torch.int16
     return {
         "most": most.tolist(),
         "norms": _shares(carried.norms / most[:, None], 1.0),
         "maps": packed(none if whole else levels(carried.map / scale, layer.cells)),
-        "topKeys": packed(none if whole else carried.top.keys[:, rows].to(wide)),
-        "topWeights": packed(none) if whole else _shares((carried.top.weights / scale)[:, rows], 1.0),
+        **_heaviest(layer, carried.top.keys[:, rows], (carried.top.weights / scale)[:, rows], whole),
         **_received(layer, carried.received),
     }
+
+
+def _heaviest(layer: Layer, keys: Tensor, weights: Tensor, whole: bool) -> dict[str, Any]:
+    """The heaviest keys of some rows, and their weights or shares; nothing of a layer whose every weight is there."""
+    if whole:
+        nothing = packed(torch.empty(0, dtype=torch.uint8, device="cpu"))
+        return {"topKeys": nothing, "topWeights": nothing}
+    wide = torch.int32 if len(layer.keys) >= SHARES else torch.int16
+    return {"topKeys": packed(keys.to(wide)), "topWeights": _shares(weights, 1.0)}
 
 
 def _received(layer: Layer, received: Tensor) -> dict[str, Any]:

@@ -115,11 +115,9 @@ def _most_focused(layers: Sequence[Layer], picture: Picture) -> Head | None:
 def _favourite(layers: Sequence[Layer], picture: Picture) -> Finding | None:
     """The patch that is the heaviest key of [CLS] in the most heads."""
     read = [layer for layer in layers if _of_image(layer, picture)]
-    heaviest = (
-        torch.cat([layer.top_keys[:, 0, 0] for layer in read])
-        if read
-        else torch.zeros(0, dtype=torch.int64, device="cpu")
-    )
+    if not read:
+        return None
+    heaviest = torch.cat([layer.top_keys[:, 0, 0] for layer in read])
     patches = heaviest[heaviest >= picture.special]
     if not len(patches):
         return None
