@@ -20,18 +20,8 @@ from regard.inspect.report.png import png_of_pixels
 from regard.inspect.report.text import facts
 
 SCRIPTS = (
-    *(
-        "page_data",
-        "page_address",
-        "page_state",
-        "page_colour",
-        "page_frame",
-        "page_map",
-        "page_picture",
-        "page_tokens",
-        "page_text",
-    ),
-    *("page_lines", "page_sheet", "page_grids", "page_files", "page_save", "page_measure"),
+    *("page_data", "page_address", "page_state", "page_colour", "page_frame", "page_map", "page_picture"),
+    *("page_tokens", "page_text", "page_lines", "page_sheet", "page_grids", "page_files", "page_save", "page_measure"),
 )
 
 
