@@ -6,17 +6,12 @@ from abc import ABC
 from dataclasses import dataclass
 from functools import cached_property
 
-from regard.inspect.report.findings import Findings, Head, findings, striking
-from regard.inspect.report.grids import Grid, overview, shares, worth_showing
+from regard.inspect.report.findings import Findings, Head
+from regard.inspect.report.grids import Grid, worth_showing
 from regard.inspect.report.head_result import HeadResult
 from regard.inspect.report.layer import Layer
-from regard.inspect.report.picture import CLS, Picture
-from regard.inspect.report.picture_findings import (
-    picture_findings,
-    picture_overview,
-    picture_shares,
-    picture_striking,
-)
+from regard.inspect.report.picture import Picture
+from regard.inspect.report.rules import PictureRules, Rules, TextRules
 from regard_command.labels import parse_head
 
 
@@ -58,13 +53,16 @@ class Content(ABC):
         return sum(layer.dense for layer in self.layers)
 
     @cached_property
+    def rules(self) -> Rules:
+        """What is said of these layers, by what they read."""
+        if self.picture is not None:
+            return PictureRules(self.layers, self.picture)
+        return TextRules(self.layers, self.context, self.unit)
+
+    @cached_property
     def findings(self) -> Findings:
         """What the rules find, each with its number."""
-        if self.picture is not None:
-            own = picture_findings(self.layers, self.picture)
-        else:
-            own = findings(self.layers, self.context, self.unit)
-        return Findings((*own, *(said for result in self.head_results for said in result.findings)))
+        return Findings((*self.rules.findings(), *(said for result in self.head_results for said in result.findings)))
 
     @property
     def overview(self) -> tuple[Grid, ...]:
@@ -74,23 +72,17 @@ class Content(ABC):
     @property
     def first_name(self) -> str:
         """What the first token is called."""
-        return CLS if self.picture is not None and self.picture.special else f"the first {self.unit}"
+        return self.rules.first_name
 
     @cached_property
     def summary(self) -> tuple[Grid, ...]:
         """What every report says of each head: entropy, mass on the first token, largest score."""
-        if self.picture is not None:
-            return picture_overview(self.layers, self.picture)
-        return overview(self.layers, self.unit)
+        return self.rules.overview()
 
     @cached_property
     def grids(self) -> tuple[Grid, ...]:
         """All grids: with the shares of rows that are worth showing."""
-        if self.picture is not None:
-            found = picture_shares(self.layers, self.picture)
-        else:
-            found = shares(self.layers, self.context, self.unit)
-        return (*self.summary, *filter(worth_showing, found), *self._of_results)
+        return (*self.summary, *filter(worth_showing, self.rules.shares()), *self._of_results)
 
     @property
     def _of_results(self) -> tuple[Grid, ...]:
@@ -99,9 +91,7 @@ class Content(ABC):
     @cached_property
     def striking(self) -> tuple[Head, str]:
         """The head that is shown where none is named, and why."""
-        if self.picture is not None:
-            return picture_striking(self.layers, self.picture)
-        return striking(self.layers, self.context, self.unit)
+        return self.rules.striking()
 
     def shown(self, head: tuple[int, int] | None = None) -> tuple[Head, str]:
         """The head with that layer and number, or the striking one; and its title. Raises ValueError for no head."""
