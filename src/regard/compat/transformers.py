@@ -9,13 +9,13 @@ arrive, with its AttentionMaskInterface. Models that do not ask the interface ar
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers import __version__ as VERSION
 
 from regard.api import attention
 from regard.compat.transformers_mask import Brief, LazyMask, lazy_mask
@@ -158,7 +158,7 @@ def _check_continuous(position_bias: Tensor | None, indices: Tensor | None, othe
     if not RECENT:
         raise Unsupported(
             f'attn_implementation="regard" does continuous batching with transformers 5.23 or later, this is '
-            f"{VERSION}: update it, or use model.generate."
+            f"{version('transformers')}: update it, or use model.generate."
         )
     for name, given in (("position_bias", position_bias), ("indices", indices)):
         if given is not None:
