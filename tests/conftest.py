@@ -186,7 +186,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Where nothing may be missing (REGARD_NOTHING_MISSING), such a skip fails the run."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if os.environ.get("REGARD_NOTHING_MISSING") and _missing(reporter):
+    # A process of pytest-xdist has no reporter: the one that started it counts.
+    if os.environ.get("REGARD_NOTHING_MISSING") and reporter and _missing(reporter):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

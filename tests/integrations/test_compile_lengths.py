@@ -98,7 +98,7 @@ def test_graphs_for_20_lengths(name: str, dynamic: bool | None, most: int) -> No
         (ROWS, {"allowed"}),
         (ROWS & rg.Causal(), {"allowed", "last"}),
     ],
-    ids=repr,
+    ids=lambda given: repr(given) if isinstance(given, rg.Mask) else ",".join(sorted(given)),
 )
 def test_what_a_graph_holds_of_a_mask(mask: rg.Mask, operands: set[str]) -> None:
     """A rule, intervals, or the mask itself as a text and tensors; a byte a pair of a function of Python alone."""

@@ -7,6 +7,7 @@ import copy
 import inspect
 from collections.abc import Iterator
 from dataclasses import fields
+from types import FunctionType
 from typing import Any, ClassVar
 
 import torch
@@ -161,4 +162,7 @@ def _key(item: Any) -> Any:
 def _show(item: Any) -> str:
     if isinstance(item, Tensor) and item.dim():
         return f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
-    return repr(item)
+    if isinstance(item, tuple):
+        shown = [_show(part) for part in item]  # pyright: ignore[reportUnknownVariableType]
+        return f"({', '.join(shown)}{',' * (len(shown) == 1)})"
+    return item.__name__ if isinstance(item, FunctionType) else repr(item)
