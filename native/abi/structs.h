@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0xe45a818ed1583b  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0xb9cb3a3a51c7a8  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -84,60 +84,60 @@ typedef struct {
   regard_tensor lse;  // float (batch, head, row)
   regard_tensor row_stats;  // float (batch, head, row, 2): m in base 2 and 1 / l; a weight is exp2(s - m) / l; 0 for empty rows
   float scale;  // of the dot product
+  const float* caps;  // float32 (head): a cap for each head; then the number `cap` says only that there are some
+  int64_t caps_stride;  // from head to head; 0 where they share it
   float cap;  // soft cap, 0 for none
-  int32_t cap_last;  // whether it is applied after the other modifiers, not before
-  const float* caps;  // (heads,): a cap for each head, where cap is not 0
-  int64_t caps_stride;
-  const float* temperatures;  // (heads,), what scores are divided by
-  int64_t temperatures_stride;
-  const float* slopes;  // (heads,)
-  int64_t slopes_stride;
-  const float* points_of_q;  // (dims, n): points, whose distance slopes multiply
-  const float* points_of_k;  // (dims, n): points, whose distance slopes multiply
-  int64_t dims;  // at most REGARD_DIMS
-  const float* log_distance_weights;  // (heads,), with log_distance_rates, of a logarithmic penalty
-  const float* log_distance_rates;  // (heads,)
-  int64_t log_distance_weights_stride;
-  int64_t log_distance_rates_stride;
-  const float* offsets;  // (heads, offsets_count and padding): offset of each difference of cells
-  int64_t offsets_stride;
+  int32_t cap_last;  // whether it comes after the other modifiers, not before
+  const float* temperatures;  // float32 (head): what scores are divided by
+  int64_t temperatures_stride;  // from head to head; 0 where they share it
+  const float* slopes;  // float32 (head): what a step of distance costs
+  int64_t slopes_stride;  // from head to head; 0 where they share it
+  const float* points_of_q;  // float32 (coordinate, query): coordinates of points, whose distance the slopes multiply; dims: at most REGARD_DIMS
+  int64_t dims;
+  const float* points_of_k;  // float32 (coordinate, key): coordinates of points, whose distance the slopes multiply
+  const float* log_distance_weights;  // float32 (head): of ln(1 + rate · distance), which is subtracted
+  int64_t log_distance_weights_stride;  // from head to head; 0 where they share it
+  const float* log_distance_rates;  // float32 (head): of the distance
+  int64_t log_distance_rates_stride;  // from head to head; 0 where they share it
+  const float* offsets;  // float32 (head, difference of cells, and room): what is added for a difference of cells
+  int64_t offsets_stride;  // from head to head; 0 where they share it
   int64_t offsets_count;
-  const int32_t* q_cell;  // (n): adds offsets[q_cell[i] - k_cell[j]]; null: i + nk - 1, j
-  const int32_t* k_cell;  // (n): adds offsets[q_cell[i] - k_cell[j]]; null: i + nk - 1, j
+  const int32_t* q_cell;  // int32 (batch, query): added is offsets[q_cell[i] - k_cell[j]]; without cells those of query i and key j are i + nk - 1 and j
   int64_t q_cell_batch[4];
+  const int32_t* k_cell;  // int32 (batch, key): added is offsets[q_cell[i] - k_cell[j]]; without cells those of query i and key j are i + nk - 1 and j
   int64_t k_cell_batch[4];
-  regard_tensor bias;  // (batch, head, row, key)
+  regard_tensor bias;  // (batch, head, query, key): added to the scores
   int32_t bias_dtype;
-  regard_tensor start;  // int32 (batch, head, row): each query sees keys [start, stop); or a rule (documents: also both):
-  regard_tensor stop;  // int32 (batch, head, row): each query sees keys [start, stop); or a rule (documents: also both):
-  int32_t bounds;  // REGARD_FIRST, REGARD_LAST, both, or 0
-  int64_t first;  // with REGARD_FIRST: query i sees no key before first + i
-  int64_t last;  // with REGARD_LAST: query i sees no key from last + i on
-  const int64_t* shifts;  // (batch...): added to first and last; null: nothing is
-  const int64_t* key_counts;  // (batch...): only so many keys are seen
-  const int64_t* query_counts;  // (batch...): only so many queries see any
-  const int64_t* q_documents;  // (batch..., n): seen are keys of the query's number
-  const int64_t* k_documents;  // (batch..., n): seen are keys of the query's number
+  regard_tensor start;  // int32 (batch, head, query, 1): each query sees keys [start, stop); or a rule (documents: also both):
+  regard_tensor stop;  // int32 (batch, head, query, 1): each query sees keys [start, stop); or a rule (documents: also both):
+  const int64_t* shifts;  // int64 (batch, 1): added to first and last
   int64_t shifts_batch[4];
+  const int64_t* key_counts;  // int64 (batch, 1): only so many keys are seen
   int64_t key_counts_batch[4];
+  const int64_t* query_counts;  // int64 (batch, 1): only so many queries see any
   int64_t query_counts_batch[4];
+  const int64_t* q_documents;  // int64 (batch, query): seen are the keys of the query's number
   int64_t q_documents_batch[4];
+  const int64_t* k_documents;  // int64 (batch, key): seen are the keys of the query's number
   int64_t k_documents_batch[4];
+  int32_t bounds;  // REGARD_FIRST where the call has first, REGARD_LAST where it has last
+  int64_t first;  // query i sees no key before first + i
+  int64_t last;  // query i sees no key from last + i on
   regard_tensor q_ranges;  // of the documents of a block, of a tile; the kernels set them
   regard_tensor k_ranges;  // of the documents of a block, of a tile; the kernels set them
-  regard_tensor allowed;  // bool bytes (batch, head, row, key)
-  regard_tensor tiles;  // int32 (batch, head, row block, key block): -1 none, -2 all, else which bits
-  const uint64_t* bits;  // [which][regard_keys()]: bit r of word j is row r of the block, key j of it
+  regard_tensor allowed;  // bool (batch, head, query, key): whether a pair is seen
+  regard_tensor tiles;  // int32 (batch, head, block of queries, block of keys): -1: no pair is seen, -2: all are, else which of the bits
+  const int64_t* bits;  // int64 (which, key of a block): bit r of word j is row r of a block, key j of it
   int64_t bits_count;
-  const int64_t* q_at;  // (n): positions, for slopes without points, log distances, dropout
-  const int64_t* k_at;  // (n): positions, for slopes without points, log distances, dropout
+  const int64_t* q_at;  // int64 (batch, query): positions, where something compares them
   int64_t q_at_batch[4];
+  const int64_t* k_at;  // int64 (batch, key): positions, where something compares them
   int64_t k_at_batch[4];
   uint64_t seed;
-  uint32_t threshold;  // a weight is dropped if its 24 random bits are below; 0 for no dropout
+  uint32_t threshold;  // a weight is dropped if its 24 random bits are below; 0: none is
   float keep;  // multiplies the weights that are not dropped
-  int32_t invariant;  // whether a row's bits do not depend on how many rows there are
-  regard_tensor sink;  // float (batch, head): a logit, natural, that joins the sum and has no value
+  int32_t invariant;  // whether a row's bits do not depend on the other rows
+  regard_tensor sink;  // float32 (batch, head, 1, 1): a logit, natural, that joins the sum and has no value
 } regard_call;
 static_assert(sizeof(regard_call) == 1848, "ctypes lays regard_call out in another way");
 
@@ -162,12 +162,12 @@ typedef struct {
   regard_tensor dq;  // gradients, of gradient_dtype; every element is written
   regard_tensor dk;  // gradients, of gradient_dtype; every element is written
   regard_tensor dv;  // gradients, of gradient_dtype; every element is written
-  float* dtemperatures;  // (heads,), written
-  float* dslopes;  // (heads,), written
-  float* dlog_distance_weights;  // (heads,), written
-  float* dlog_distance_rates;  // (heads,), written
-  float* doffsets;  // (heads, offsets_count), written
-  regard_tensor dbias;  // added to, float, or double where row or col is 0
+  float* dtemperatures;  // for each head, written
+  float* dslopes;  // for each head, written
+  float* dlog_distance_weights;  // for each head, written
+  float* dlog_distance_rates;  // for each head, written
+  float* doffsets;  // for each head, written
+  regard_tensor dbias;  // added to, float; double where it sums queries or keys
   int32_t dout_dtype;
   int32_t gradient_dtype;
 } regard_gradients;
@@ -275,6 +275,26 @@ typedef struct {
   int64_t leaf_at[8];  // where the call has its address
 } regard_plan;
 static_assert(sizeof(regard_plan) == 280, "ctypes lays regard_plan out in another way");
+
+// Whether a call has an operand that sequences of any lengths cannot share.
+static inline int32_t regard_not_ragged(const regard_call* c) {
+  return c->points_of_q ||
+         c->points_of_k ||
+         c->offsets ||
+         c->q_cell ||
+         c->k_cell ||
+         c->bias.data ||
+         c->start.data ||
+         c->stop.data ||
+         c->shifts ||
+         c->key_counts ||
+         c->query_counts ||
+         c->q_documents ||
+         c->k_documents ||
+         c->allowed.data ||
+         c->tiles.data ||
+         c->bits;
+}
 
 typedef void (*regard_body)(int64_t begin, int64_t end, void* context);
 typedef int32_t (*regard_parallel)(int64_t begin, int64_t end, int64_t grain, regard_body body, void* context);

@@ -142,7 +142,7 @@ static bool visit(const BackwardCall& w, const Place& p, int64_t j, int64_t coun
   if (c.tiles.data) {
     int32_t which = at<int32_t>(c.tiles, p, p.h)[p.row / kQueries * c.tiles.row + j / kKeys * c.tiles.col];
     if (which == -1) return false;
-    if (which >= 0) t.bits = c.bits + which * kKeys + j % kKeys;
+    if (which >= 0) t.bits = Bits::words(c, which) + j % kKeys;
   }
   const Cover documents = Documents::cover(c, p, p.row, p.rows, j, count);
   if (documents == Cover::kNone) return false;

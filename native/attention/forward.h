@@ -132,7 +132,7 @@ static Tile tile_for_block(const Block<V>& b, const KvTile& x, int64_t j) {
   if (documents == Cover::kNone) return t.count = 0, t;
   if (documents == Cover::kSome) t.documents = Documents::of_keys(c, b.p) + from;
   t.edge = c.start.data && (from < b.inner_lo || to > b.inner_hi);
-  if (which >= 0) t.bits = c.bits + which * kKeys + (from - j);
+  if (which >= 0) t.bits = Bits::words(c, which) + (from - j);
   if (c.allowed.data) t.allowed = at<uint8_t>(c.allowed, b.p, b.p.h) + b.p.row * c.allowed.row + from * c.allowed.col;
   return t;
 }

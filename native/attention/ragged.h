@@ -7,10 +7,9 @@
 
 namespace regard {
 
-// Whether a call has an operand that belongs to certain queries and keys, besides q, k, v, out and positions.
+// Whether a call has something that sequences of any lengths cannot share, or a result that they do not have.
 static bool has_other_rows(const regard_call& c) {
-  return c.start.data || c.stop.data || c.shifts || c.key_counts || c.query_counts || c.q_documents || c.k_documents || c.allowed.data ||
-         c.tiles.data || c.bias.data || c.offsets || c.q_cell || c.k_cell || c.points_of_q || c.points_of_k || c.threshold || c.lse.data || c.row_stats.data;
+  return regard_not_ragged(&c) || c.threshold || c.lse.data || c.row_stats.data;
 }
 
 static int64_t keys_of(const regard_ragged& r, int64_t b) { return r.key_counts ? r.key_counts[b] : r.call.nk; }

@@ -25,6 +25,9 @@ struct Bits {
     return right ? REGARD_DONE : REGARD_BAD_TILE;
   }
 
+  // The words of a tile whose entry of the map is `which`.
+  static const uint64_t* words(const regard_call& c, int64_t which) { return (const uint64_t*)c.bits + which * kKeys; }
+
   // Boolean bytes [row][key] of a tile as bits [key] of rows (64 at most): eight rows become a byte, bytes become words.
   static void pack(uint64_t* bits, const uint8_t* allowed, int64_t row, int64_t col, int64_t rows, int64_t keys) {
     typedef uint8_t vb __attribute__((vector_size(W), aligned(1), may_alias));

@@ -11,10 +11,9 @@ from regard.core.errors import ShapeError, Unsupported
 from regard.core.region import Frame, Index, Region, Tiling
 from regard.core.shapes import listed
 from regard.core.state import RowStats, State
-from regard.masks.algebra import And, Everything, Mask, Not, Or
-from regard.masks.dense import Where
+from regard.masks.algebra import Mask
 from regard.masks.intervals import Interval, IntervalRule
-from regard.masks.positional import Causal, Dilated, Prefix, Window
+from regard.masks.positional import Window
 from regard.masks.ragged import Documents, Lengths
 from regard.scores.algebra import Modifier, Pipeline, Score, Similarity, as_pipeline
 from regard.scores.modifiers import Alibi, Bias
@@ -79,7 +78,7 @@ def mask_of_part(mask: Mask, part: PartOfCall) -> Mask:
 
     Raises Unsupported where it reads the indices of keys and their number is not known.
     """
-    return mask if _reads_positions_alone(mask) else PartMask(mask, _known(part, mask))
+    return PartMask(mask, _known(part, mask)) if mask.reads_indices() else mask
 
 
 def score_of_part(score: Score, part: PartOfCall) -> Score:
@@ -103,14 +102,6 @@ def part_gradients(
         return (None,) * len(inputs)
     results, given = zip(*pairs, strict=True)
     return torch.autograd.grad(results, inputs, given, allow_unused=True)
-
-
-def _reads_positions_alone(mask: Mask) -> bool:
-    if isinstance(mask, (And, Or)):
-        return _reads_positions_alone(mask.a) and _reads_positions_alone(mask.b)
-    if isinstance(mask, Not):
-        return _reads_positions_alone(mask.a)
-    return type(mask) in (Everything, Causal, Window, Prefix, Dilated, Where)
 
 
 def _stage_of_part(stage: Score, part: PartOfCall) -> Score:

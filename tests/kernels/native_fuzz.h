@@ -186,7 +186,7 @@ struct Case : RandomMemory {
     if (!r.chance(4)) return;
     const int64_t rows = (c.nq + regard_queries() - 1) / regard_queries(), cols = (c.nk + regard_keys() - 1) / regard_keys();
     c.bits_count = r.between(0, 3);
-    if (c.bits_count || r.chance(2)) c.bits = numbers<uint64_t>(kI64, c.bits_count * regard_keys(), 0, INT64_MAX - 1);
+    if (c.bits_count || r.chance(2)) c.bits = numbers<int64_t>(kI64, c.bits_count * regard_keys(), 0, INT64_MAX - 1);
     c.tiles = tensor(kI32, c.heads, rows, cols, true);
     for (int64_t n = 0; n < extent(c.tiles, c.heads, rows, cols); ++n) ((int32_t*)c.tiles.data)[n] = (int32_t)r.between(-2, c.bits_count - 1);
   }

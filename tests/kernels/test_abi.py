@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,7 @@ import regard as rg
 import regard.backends.native.abi as abi
 import regard.backends.native.ffi as ffi
 from needed import needs_kernels
-from regard.backends.native.args import KernelArgs
-from regard.backends.native.lower_mask import MASK_TENSORS
+from regard.backends.native.call_operands import NUMBERS, OPERANDS
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
 
@@ -26,10 +25,16 @@ def test_the_header_is_what_the_table_says() -> None:
     assert written == abi.header(), f"the table of structs changed; write the header again: {again}"
 
 
-def test_every_operand_is_a_member() -> None:
+def test_every_operand_and_number_is_a_member() -> None:
     members = {member.name for member in abi.CallArguments.members}
-    of_graphs = {"mask_text", *MASK_TENSORS}  # a mask, which becomes one of the others before a kernel runs
-    assert of_graphs <= {f.name for f in fields(KernelArgs)} <= members | of_graphs
+    assert OPERANDS.keys() | NUMBERS.keys() <= members
+
+
+def test_a_new_operand_is_refused_where_sequences_have_any_lengths() -> None:
+    """Until its declaration says that they can share it: C++ and Python ask the same declaration."""
+    written = abi.header().split("regard_not_ragged", 1)[1]
+    for name, operand in OPERANDS.items():
+        assert (re.search(rf"c->{name}\b", written) is None) == operand.ragged
 
 
 def test_the_number_follows_names_types_and_order(monkeypatch: pytest.MonkeyPatch) -> None:

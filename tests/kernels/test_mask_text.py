@@ -93,8 +93,8 @@ def test_a_mask_of_another_length_is_refused() -> None:
     """A graph recorded by make_fx may hold one."""
     case = testing.draw(FRAMES["headed"], mask=rg.Dense(torch.rand(29, 37) < 0.5) | rg.Dilated(3))
     lowered = lower(case.problem, lower_mask(case.problem, None))
-    assert lowered.mask_text and lowered.mask_2 is not None
+    assert lowered.mask_text
     with pytest.raises(ShapeError, match=r"Dense\.allowed has shape"):
-        traced(replace(lowered, mask_2=lowered.mask_2[:, :-1]))
+        traced(lowered.with_operands(mask_2=lowered.operands["mask_2"][:, :-1]))
     with pytest.raises(ShapeError, match=r"positions\.q has shape"):
-        traced(replace(lowered, mask_0=lowered.mask_0[:-1]))
+        traced(lowered.with_operands(mask_0=lowered.operands["mask_0"][:-1]))

@@ -17,9 +17,12 @@ import regard as rg
 from needed import needs_kernels
 from regard import testing
 from regard.backends.native.args import KernelArgs, lower
+from regard.backends.native.call_operands import OPERANDS
 from regard.backends.native.ffi import runnable
+from regard.backends.native.launch import library
 from regard.backends.native.lower_mask import lower_mask
 from regard.backends.native.torch_ops import traced
+from regard.core.problem import build_problem
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (
@@ -106,10 +109,59 @@ WRONG: dict[str, tuple[dict[str, Any], str, int, str]] = {
 def test_an_index_out_of_range_in_a_graph(name: str) -> None:
     how, operand, value, message = WRONG[name]
     lowered = a_call(**how)
-    told = getattr(lowered, operand).clone()
+    told = lowered.operands[operand].clone()
     told.view(-1)[-1] = value
     with pytest.raises(ValueError, match=message):
-        traced(replace(lowered, **{operand: told}))
+        traced(lowered.with_operands(**{operand: told}))
+
+
+ROWS = rg.Positions(torch.arange(24, 33), torch.arange(33))
+APART = rg.Positions(2 * torch.arange(9) + 60, 2 * torch.arange(33))
+HELD: dict[str, dict[str, Any]] = {  # a call for each operand
+    "caps": {"score": rg.ScaledDot() >> rg.SoftCap(torch.rand(4) + 1)},
+    "temperatures": {"score": rg.ScaledDot() >> rg.Temperature(torch.rand(4) + 1)},
+    "slopes": {"score": rg.ScaledDot() >> rg.Alibi(torch.rand(4))},
+    "log distances": {"score": rg.ScaledDot() >> rg.LogDistance(torch.rand(4), torch.rand(4))},
+    "points": {"score": rg.ScaledDot() >> rg.Alibi(torch.rand(4), torch.rand(33, 3), torch.rand(9, 3))},
+    "cells": {
+        "score": rg.ScaledDot() >> rg.RelativeBias(torch.randn(7, 4), rg.ClippedBuckets(3, 3)),
+        "positions": APART,
+    },
+    "offsets": {"score": rg.ScaledDot() >> rg.RelativeBias(torch.randn(32, 4), rg.T5Buckets(32, 128))},
+    "bias": {"score": rg.ScaledDot() >> rg.Bias(torch.randn(3, 4, 9, 33))},
+    "a table of intervals": {"mask": rg.Prefix(torch.tensor([3, 5, 7])) & rg.Causal(), "positions": APART},
+    "lengths": {"mask": rg.Lengths(torch.tensor([3, 5, 7]), torch.tensor([2, 7, 9]))},
+    "shifts": {"mask": rg.Causal(), "positions": rg.tail(9, [33, 20, 21])},
+    "documents": {"mask": rg.Documents(torch.randint(3, (9,)), torch.randint(3, (33,)))},
+    "booleans": {"mask": rg.Dense(torch.rand(3, 4, 9, 33) < 0.5)},
+    "tiles": {"mask": rg.Dilated(3) | rg.Prefix(3)},
+    "a sink": {"sink": torch.rand(4)},
+}
+
+
+def lowered(how: dict[str, Any]) -> KernelArgs:
+    q, k, v = torch.randn(3, 4, 9, 16), torch.randn(3, 2, 33, 16), torch.randn(3, 2, 33, 5)
+    how = {"score": rg.ScaledDot(), "mask": rg.Everything(), "positions": ROWS, "sink": None, **how}
+    problem, _ = build_problem(q, k, v, how["score"], how["mask"], how["positions"], None)
+    problem = replace(problem, sink=how["sink"])
+    return lower(problem, lower_mask(problem, library().tile))
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", HELD)
+def test_no_operand_may_be_shorter_than_the_call(name: str) -> None:
+    """Whatever holds an operand of another call: the kernels would read beside it."""
+    one = lowered(HELD[name])
+    traced(one)
+    for operand, t in one.operands.items():
+        for axis in range(t.dim()):
+            if t.shape[axis] > 1:
+                with pytest.raises(ValueError):  # noqa: PT011
+                    traced(one.with_operands(**{operand: t.narrow(axis, 0, t.shape[axis] - 1).contiguous()}))
+
+
+def test_each_operand_is_held_by_a_call() -> None:
+    assert {name for how in HELD.values() for name in lowered(how).operands} == set(OPERANDS)
 
 
 @pytest.mark.full

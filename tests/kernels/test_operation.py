@@ -15,7 +15,7 @@ import regard as rg
 from needed import needs_kernels
 from regard.backends.native.args import lower
 from regard.backends.native.lower_mask import lower_mask
-from regard.backends.native.torch_ops import traced
+from regard.backends.native.torch_ops import inputs_of, traced
 from regard.core.problem import build_problem
 from selection import few
 
@@ -140,7 +140,7 @@ def test_torch_finds_the_operation_well_formed(name: str) -> None:
     q, k, v = inputs()
     problem, _ = build_problem(q, k, v, score, mask, None, given.get("dropout"))
     lowered = lower(problem, lower_mask(problem, None))
-    told = tuple(vars(lowered).values())
+    told = tuple(inputs_of(lowered))
     torch.library.opcheck(torch.ops.regard.forward.default, told, test_utils=("test_schema", "test_faketensor"))
     (out, stats), (right, lse) = traced(lowered), rg.Native().forward(problem)
     assert torch.equal(out, right)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -127,11 +129,29 @@ def test_dropout_is_that_of_the_heads(seed: int, backend: rg.Tiled | rg.Native) 
     assert torch.equal(some, whole[:, 2:]) and bool((some == 0).any())
 
 
-def test_a_similarity_of_ones_own_is_refused() -> None:
-    @dataclass(frozen=True)
-    class Mine(rg.Similarity):
-        def compare(self, q: Tensor, k: Tensor, at: Region) -> Tensor:
-            return q @ k.mT
+@dataclass(frozen=True)
+class Gated(rg.Similarity):
+    gate: Tensor
 
-    with pytest.raises(rg.Unsupported, match=r"Custom\(fn, tensors\)"):
-        score_of_heads(Mine(), Heads.split(4, 4, 2)[0])
+    def compare(self, q: Tensor, k: Tensor, at: Region) -> Tensor:
+        return q @ k.mT * self.gate
+
+
+@dataclass(frozen=True)
+class GatedByHead(Gated):
+    head_axes: ClassVar[Mapping[str, int] | None] = {"gate": -3}
+
+
+@pytest.mark.parametrize("kind", [Gated, type("Derived", (GatedByHead,), {})])
+def test_a_similarity_of_ones_own_is_refused_if_its_class_does_not_name_its_head_axes(kind: type[Gated]) -> None:
+    with pytest.raises(rg.Unsupported, match=r"head_axes = \{'w': -2\}"):
+        score_of_heads(kind(torch.rand(4, 1, 1)), Heads.split(4, 4, 2)[0])
+
+
+def test_a_similarity_of_ones_own_names_its_head_axes() -> None:
+    q, k, v, gate = torch.randn(1, 4, 7, 8), torch.randn(1, 4, 9, 8), torch.randn(1, 4, 9, 8), torch.rand(4, 1, 1)
+    whole = rg.attention(q, k, v, score=GatedByHead(gate))
+    for share in Heads.split(4, 4, 2):
+        score = score_of_heads(GatedByHead(gate), share)
+        found = rg.attention(*(share.of(t, -3) for t in (q, k, v)), score=score)
+        torch.testing.assert_close(found, share.of(whole, -3))

@@ -176,7 +176,7 @@ class TestScore:
     def test_hostile_names(self) -> None:
         def fn(q: Any, k: Any) -> Any: ...
 
-        fn.__qualname__ = HOSTILE
+        fn.__name__ = HOSTILE
         assert "alert" in words(rg.Custom(fn))
 
 

@@ -40,7 +40,8 @@ class Mask(Value):
     """Which keys a query may see. A value: it compares, hashes, prints, and combines by & | ~.
 
     To write your own, subclass as a frozen dataclass and define `visible`; add `cover` so that tiles can be skipped and
-    `rows` if each query sees one interval of keys. Set `positional = False` if it reads indices (at.row, at.col) alone.
+    `rows` if each query sees one interval of keys. Set `positional = False` if it reads indices (at.row, at.col) alone,
+    `indexed = False` if it reads positions (at.i, at.j) alone, `per_head = False` if it sees the same in all heads.
 
     >>> from regard.masks.positional import Causal, Prefix
     >>> (Causal() | Prefix(2)).draw(4)
@@ -53,6 +54,8 @@ class Mask(Value):
     argument: ClassVar[str] = "mask"
     positional: ClassVar[bool] = True
     per_token: ClassVar[bool] = False  # whether the last axis of its tensors is one number a query, or a key
+    indexed: ClassVar[bool] = True  # whether it reads indices of queries or keys, not their positions alone
+    per_head: ClassVar[bool] = True  # whether what it sees may differ between heads
 
     def visible(self, at: Region) -> Tensor:
         """True where the query may see the key: boolean, broadcastable to (*batch, heads, r, c)."""
@@ -77,6 +80,14 @@ class Mask(Value):
     def compares_positions(self) -> bool:
         """Whether an answer depends on absolute positions."""
         return self.positional
+
+    def reads_indices(self) -> bool:
+        """Whether an answer depends on the index of a query or a key: a part of a call then has to know the whole."""
+        return self.indexed
+
+    def differs_by_head(self) -> bool:
+        """Whether an answer may depend on the head."""
+        return self.per_head
 
     def shape_error(self, frame: Frame) -> str | None:
         """Why this mask does not fit a call of that size, as a sentence; None if it does."""
@@ -241,6 +252,8 @@ class Everything(Mask):
     """
 
     positional: ClassVar[bool] = False
+    indexed: ClassVar[bool] = False
+    per_head: ClassVar[bool] = False
 
     def visible(self, at: Region) -> Tensor:
         return torch.ones_like(at.row >= at.col)
@@ -282,6 +295,12 @@ class _Pair(Mask):
 
     def compares_positions(self) -> bool:
         return self.a.compares_positions() or self.b.compares_positions()
+
+    def reads_indices(self) -> bool:
+        return self.a.reads_indices() or self.b.reads_indices()
+
+    def differs_by_head(self) -> bool:
+        return self.a.differs_by_head() or self.b.differs_by_head()
 
     def shape_error(self, frame: Frame) -> str | None:
         return self.a.shape_error(frame) or self.b.shape_error(frame)
@@ -398,6 +417,12 @@ class Not(Mask):
 
     def compares_positions(self) -> bool:
         return self.a.compares_positions()
+
+    def reads_indices(self) -> bool:
+        return self.a.reads_indices()
+
+    def differs_by_head(self) -> bool:
+        return self.a.differs_by_head()
 
     def shape_error(self, frame: Frame) -> str | None:
         return self.a.shape_error(frame)

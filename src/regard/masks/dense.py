@@ -117,6 +117,8 @@ class Where(Mask):
     ·■■
     """
 
+    indexed: ClassVar[bool] = False
+
     fn: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
     def __post_init__(self) -> None:

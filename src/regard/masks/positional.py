@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -55,6 +56,9 @@ class Causal(Mask):
     ■■■■
     """
 
+    indexed: ClassVar[bool] = False
+    per_head: ClassVar[bool] = False
+
     def visible(self, at: Region) -> Tensor:
         return at.j <= at.i
 
@@ -102,6 +106,9 @@ class Window(Mask):
     ·■■■·
     ··■■■
     """
+
+    indexed: ClassVar[bool] = False
+    per_head: ClassVar[bool] = False
 
     before: int | None
     after: int | None
@@ -164,6 +171,9 @@ class Prefix(Mask):
     ■■·
     """
 
+    indexed: ClassVar[bool] = False
+    per_head: ClassVar[bool] = False
+
     n: int | Tensor
 
     def __post_init__(self) -> None:
@@ -225,6 +235,9 @@ class Dilated(Mask):
     ■·■·
     ·■·■
     """
+
+    indexed: ClassVar[bool] = False
+    per_head: ClassVar[bool] = False
 
     step: int
 

@@ -86,6 +86,7 @@ class Lengths(Mask):
     """
 
     positional: ClassVar[bool] = False
+    per_head: ClassVar[bool] = False
     keys: Tensor | None = cast(Any, _WhenAsked())
     queries: Tensor | None = cast(Any, _WhenAsked())
 
@@ -196,6 +197,7 @@ class Documents(Mask):
     """
 
     positional: ClassVar[bool] = False
+    per_head: ClassVar[bool] = False
     per_token: ClassVar[bool] = True
     q_ids: Tensor
     k_ids: Tensor | None = None

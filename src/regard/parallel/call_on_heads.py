@@ -9,44 +9,20 @@ from torch import Tensor
 
 from regard.core.errors import Unsupported
 from regard.core.region import Frame, Region, Tiling
-from regard.masks.algebra import And, Everything, Mask, Not, Or
+from regard.masks.algebra import And, Mask, Not, Or
 from regard.masks.dense import Dense
-from regard.masks.positional import Causal, Dilated, Prefix, Window
-from regard.masks.ragged import Documents, Lengths
 from regard.parallel.heads import Heads
-from regard.scores.additive import Additive
 from regard.scores.algebra import Modifier, Pipeline, Score, Similarity, as_pipeline
-from regard.scores.modifiers import Alibi, Bias, LogDistance, RelativeBias, SoftCap
-from regard.scores.similarity import Bilinear, Cosine, Custom, Distance, Dot, ScaledDot
-from regard.scores.temperature import Temperature
-
-# The tensors of a stage that may have a head axis, and which it is. Custom's fn sees some heads as a call of its own.
-HEAD_AXES: dict[type[Score], dict[str, int]] = {
-    Dot: {},
-    Custom: {},
-    ScaledDot: {"scale": -1},
-    Cosine: {"scale": -1},
-    Distance: {"gamma": -1},
-    Bilinear: {"m": -3},
-    Additive: {"w_q": -3, "w_k": -3, "w": -2, "b": -2},
-    SoftCap: {"cap": -1},
-    Alibi: {"slopes": -1},
-    LogDistance: {"weight": -1, "rate": -1},
-    Temperature: {"t": -1},
-    Bias: {"bias": -3},
-    RelativeBias: {"table": -1},
-}
-OF_KEY_HEADS = (Additive, "w_k")
 
 
 def mask_of_heads(mask: Mask, heads: Heads) -> Mask:
     """The mask of a call with `heads`, which is one for all of them."""
+    if not mask.differs_by_head():
+        return mask
     if isinstance(mask, (And, Or)):
         return type(mask)(mask_of_heads(mask.a, heads), mask_of_heads(mask.b, heads))
     if isinstance(mask, Not):
         return Not(mask_of_heads(mask.a, heads))
-    if type(mask) in (Everything, Causal, Window, Prefix, Dilated, Lengths, Documents):
-        return mask
     return Dense(heads.of(mask.allowed, -3)) if type(mask) is Dense else MaskOfHeads(mask, heads)
 
 
@@ -56,7 +32,7 @@ def score_of_heads(score: Score, heads: Heads) -> Score:
 
 
 def _stage_of_heads(stage: Score, heads: Heads) -> Score:
-    axes = HEAD_AXES.get(type(stage))
+    axes = vars(type(stage)).get("head_axes")  # not inherited: a subclass may mean something else
     if axes is not None:
         of = {id(getattr(stage, name)): (name, axis) for name, axis in axes.items()}
 
@@ -64,15 +40,15 @@ def _stage_of_heads(stage: Score, heads: Heads) -> Score:
             if id(t) not in of:
                 return t
             name, axis = of[id(t)]
-            of_keys = (type(stage), name) == OF_KEY_HEADS and t.dim() == -axis and t.shape[axis] > 1
+            of_keys = name in stage.of_key_heads and t.dim() == -axis and t.shape[axis] > 1
             return heads.of_keys(t, axis) if of_keys else heads.of(t, axis)
 
         return stage.with_tensors(iter([cut(t) for t in stage.tensors()]))
     if isinstance(stage, Similarity):
         raise Unsupported(
-            f"{stage!r} is a similarity of your own, and nothing says which of its tensors have a head axis. Write it "
-            "as Custom(fn, tensors), whose fn sees each rank's heads as a call of its own, or call ring_attention, "
-            "where every rank has all heads."
+            f"{stage!r} is a similarity of your own, and nothing says which of its tensors have a head axis. Say it in "
+            "its class, as in head_axes = {'w': -2} ({} for none), or call ring_attention, where every rank has all "
+            "heads."
         )
     assert isinstance(stage, Modifier)
     return ModifierOfHeads(stage, heads)

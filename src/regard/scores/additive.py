@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -44,6 +45,8 @@ class Additive(Similarity):
     """
 
     formula: ClassVar[str] = "s_ij = w · f(q_i w_q + k_j w_k + b)"
+    head_axes: ClassVar[Mapping[str, int] | None] = {"w_q": -3, "w_k": -3, "w": -2, "b": -2}
+    of_key_heads: ClassVar[frozenset[str]] = frozenset(("w_k",))
     w_q: Tensor | None
     w_k: Tensor | None
     w: Tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
@@ -35,6 +35,11 @@ class Score(Value):
 
     argument: ClassVar[str] = "score"
     formula: ClassVar[str] = ""
+    head_axes: ClassVar[Mapping[str, int] | None] = None
+    """By field: which axis of a tensor may be that of heads, from the last (-1) on. Each class says it itself; of one
+    that does not, a call with some of the heads asks a modifier about the whole, and refuses a similarity."""
+    of_key_heads: ClassVar[frozenset[str]] = frozenset()
+    """Fields of which that axis may be that of the heads of the keys."""
 
     @property
     def stages(self) -> tuple[Score, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,6 +36,7 @@ class SoftCap(Modifier):
     """
 
     formula: ClassVar[str] = "s -> cap · tanh(s / cap)"
+    head_axes: ClassVar[Mapping[str, int] | None] = {"cap": -1}
     positional: ClassVar[bool] = False
     indexed: ClassVar[bool] = False
     cap: float | Tensor
@@ -81,6 +83,7 @@ class Alibi(Modifier):
     """
 
     formula: ClassVar[str] = "s_ij -> s_ij - slope_h · |i - j|"
+    head_axes: ClassVar[Mapping[str, int] | None] = {"slopes": -1}
     slopes: Tensor
     coordinates: Tensor | None = None
     query_coordinates: Tensor | None = None
@@ -161,6 +164,7 @@ class LogDistance(Modifier):
     """
 
     formula: ClassVar[str] = "s_ij -> s_ij - weight_h · ln(1 + rate_h · |i - j|)"
+    head_axes: ClassVar[Mapping[str, int] | None] = {"weight": -1, "rate": -1}
     indexed: ClassVar[bool] = False
     weight: float | Tensor
     rate: float | Tensor
@@ -204,6 +208,7 @@ class Bias(Modifier):
     """
 
     formula: ClassVar[str] = "s -> s + bias"
+    head_axes: ClassVar[Mapping[str, int] | None] = {"bias": -3}
     positional: ClassVar[bool] = False
     bias: Tensor
 
@@ -267,6 +272,7 @@ class RelativeBias(Modifier):
     """
 
     formula: ClassVar[str] = "s_ij -> s_ij + table[bucket(i, j), head]"
+    head_axes: ClassVar[Mapping[str, int] | None] = {"table": -1}
     indexed: ClassVar[bool] = False
     table: Tensor
     buckets: Buckets

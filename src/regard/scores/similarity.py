@@ -6,7 +6,7 @@ Where two tensors are shown with a head axis, they may also lack it and are then
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,6 +31,7 @@ class Dot(Similarity):
     """
 
     formula: ClassVar[str] = "s_ij = q_i · k_j"
+    head_axes: ClassVar[Mapping[str, int] | None] = {}
 
     def compare(self, q: Tensor, k: Tensor, at: Region) -> Tensor:
         return q @ k.mT
@@ -54,6 +55,7 @@ class ScaledDot(Similarity):
     """
 
     formula: ClassVar[str] = "s_ij = scale · q_i · k_j, scale = 1 / sqrt(dk) by default"
+    head_axes: ClassVar[Mapping[str, int] | None] = {"scale": -1}
     scale: float | Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -86,6 +88,7 @@ class Bilinear(Similarity):
     """
 
     formula: ClassVar[str] = "s_ij = q_i^T M k_j"
+    head_axes: ClassVar[Mapping[str, int] | None] = {"m": -3}
     m: Tensor
 
     def __post_init__(self) -> None:
@@ -125,6 +128,7 @@ class Cosine(Similarity):
     """
 
     formula: ClassVar[str] = "s_ij = scale · cos(q_i, k_j)"
+    head_axes: ClassVar[Mapping[str, int] | None] = {"scale": -1}
     scale: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
@@ -160,6 +164,7 @@ class Distance(Similarity):
     """
 
     formula: ClassVar[str] = "s_ij = -gamma · |q_i - k_j|²"
+    head_axes: ClassVar[Mapping[str, int] | None] = {"gamma": -1}
     gamma: float | Tensor = 0.5
 
     def __post_init__(self) -> None:
@@ -223,6 +228,7 @@ class Custom(Similarity):
     """
 
     formula: ClassVar[str] = "s_ij = fn(q, k, *tensors)"
+    head_axes: ClassVar[Mapping[str, int] | None] = {}
     fn: Callable[..., Tensor]
     inputs: tuple[Tensor, ...] = ()
     size: int = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,6 +35,7 @@ class Temperature(Modifier):
     """
 
     formula: ClassVar[str] = "s -> s / t_h"
+    head_axes: ClassVar[Mapping[str, int] | None] = {"t": -1}
     positional: ClassVar[bool] = False
     indexed: ClassVar[bool] = False
     t: float | Tensor

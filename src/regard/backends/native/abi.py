@@ -14,8 +14,20 @@ import sys
 from pathlib import Path
 
 from regard.backends.native.c_structs import AXES, STRUCTS, Member, Struct, laid_out, members
+from regard.backends.native.call_operands import (
+    DROPOUT,
+    INTERVALS,
+    INVARIANT,
+    OPERANDS,
+    PAIRS,
+    PLACES,
+    RULE_BOUNDS,
+    SCALE,
+    SINK,
+)
 from regard.backends.native.modifiers.slopes import DIMS
 from regard.backends.native.modifiers.table import MODIFIERS
+from regard.backends.native.operands import members_of
 
 TOP, SETS = 64, 64  # keys that the fact `top` can keep; groups, bands of distance that one call can ask for
 LEAVES = 8  # tensors of a score, a mask and a sink that native/python/ finds
@@ -60,6 +72,15 @@ class Operand(Struct):
     )
 
 
+# Which keys each query sees as intervals: neighbours, which a plan fills in anew.
+INTERVAL_MEMBERS = (
+    *members_of(INTERVALS),
+    Member("int32_t", "bounds", "REGARD_FIRST where the call has first, REGARD_LAST where it has last"),
+    *members_of(RULE_BOUNDS),
+    *members("regard_tensor", "q_ranges k_ranges", "of the documents of a block, of a tile; the kernels set them"),
+)
+
+
 @laid_out
 class CallArguments(Struct):
     c_name = "regard_call"
@@ -83,41 +104,10 @@ class CallArguments(Struct):
             *("regard_tensor", "row_stats"),
             about="float (batch, head, row, 2): m in base 2 and 1 / l; a weight is exp2(s - m) / l; 0 for empty rows",
         ),
-        Member("float", "scale", "of the dot product"),
-        *(member for modifier in MODIFIERS for member in modifier.members),
-        *members(
-            "regard_tensor",
-            "start stop",
-            "int32 (batch, head, row): each query sees keys [start, stop); or a rule (documents: also both):",
-        ),
-        Member("int32_t", "bounds", "REGARD_FIRST, REGARD_LAST, both, or 0"),
-        Member("int64_t", "first", "with REGARD_FIRST: query i sees no key before first + i"),
-        Member("int64_t", "last", "with REGARD_LAST: query i sees no key from last + i on"),
-        Member("const int64_t*", "shifts", "(batch...): added to first and last; null: nothing is"),
-        Member("const int64_t*", "key_counts", "(batch...): only so many keys are seen"),
-        Member("const int64_t*", "query_counts", "(batch...): only so many queries see any"),
-        *members("const int64_t*", "q_documents k_documents", "(batch..., n): seen are keys of the query's number"),
-        *members(
-            "int64_t",
-            "shifts_batch key_counts_batch query_counts_batch q_documents_batch k_documents_batch",
-            count=AXES,
-        ),
-        *members("regard_tensor", "q_ranges k_ranges", "of the documents of a block, of a tile; the kernels set them"),
-        Member("regard_tensor", "allowed", "bool bytes (batch, head, row, key)"),
-        Member("regard_tensor", "tiles", "int32 (batch, head, row block, key block): -1 none, -2 all, else which bits"),
-        Member("const uint64_t*", "bits", "[which][regard_keys()]: bit r of word j is row r of the block, key j of it"),
-        Member("int64_t", "bits_count"),
-        *members("const int64_t*", "q_at k_at", "(n): positions, for slopes without points, log distances, dropout"),
-        *members("int64_t", "q_at_batch k_at_batch", count=AXES),
-        Member("uint64_t", "seed"),
-        Member("uint32_t", "threshold", "a weight is dropped if its 24 random bits are below; 0 for no dropout"),
-        Member("float", "keep", "multiplies the weights that are not dropped"),
-        Member(
-            "int32_t",
-            "invariant",
-            "whether a row's bits do not depend on how many rows there are",
-        ),
-        Member("regard_tensor", "sink", "float (batch, head): a logit, natural, that joins the sum and has no value"),
+        *SCALE.members,
+        *(member for modifier in MODIFIERS for member in members_of((*modifier.operands, *modifier.numbers))),
+        *INTERVAL_MEMBERS,
+        *members_of((*PAIRS, *PLACES, *DROPOUT, INVARIANT, SINK)),
     )
 
 
@@ -150,7 +140,7 @@ class GradientArguments(Struct):
         Member("regard_tensor", "dout", "cotangent of out, of dout_dtype"),
         Member("regard_tensor", "dlse", "cotangent of lse, float; data 0 for none"),
         *members("regard_tensor", "dq dk dv", "gradients, of gradient_dtype; every element is written"),
-        *(member for modifier in MODIFIERS for member in modifier.gradients),
+        *(member for operand in OPERANDS.values() for member in operand.gradients),
         *members("int32_t", "dout_dtype gradient_dtype"),
     )
 
@@ -286,14 +276,24 @@ def _structs() -> str:
         body = "\n".join(map(str, struct.members))
         size = f'static_assert(sizeof({name}) == {ctypes.sizeof(struct)}, "ctypes lays {name} out in another way");'
         parts.append(f"// {struct.about}\ntypedef struct {{\n{body}\n}} {name};\n{size}")
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, _not_ragged()])
+
+
+def _not_ragged() -> str:
+    """A function of C from the operands that are not declared as ragged, so that a new one is refused until it is."""
+    found = [operand.given for operand in OPERANDS.values() if not operand.ragged]
+    lines = "".join(f" ||\n         {given}" for given in found[1:])
+    return (
+        "// Whether a call has an operand that sequences of any lengths cannot share.\n"
+        f"static inline int32_t regard_not_ragged(const regard_call* c) {{\n  return {found[0]}{lines};\n}}"
+    )
 
 
 def _abi() -> int:
     """A number that changes with any name, type or order of a member, not with what is said about it."""
     layout = [(name, [(m.type, m.name, m.count) for m in struct.members]) for name, struct in STRUCTS.items()]
     constants = DTYPES, OPERAND_DTYPES, ACTIVATIONS, CODES, BOUNDS, _SIZES
-    return int.from_bytes(hashlib.sha256(repr((layout, *constants)).encode()).digest()[:7], "big")
+    return int.from_bytes(hashlib.sha256(repr((layout, *constants, _not_ragged())).encode()).digest()[:7], "big")
 
 
 ABI = _abi()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor
 
 import regard.backends.native.abi as abi
 from regard.backends.native.abi import AXES
+from regard.backends.native.call_operands import NUMBERS
 from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.modifiers.distance import MOST, place
-from regard.backends.native.modifiers.table import ModifierOperands, lower_modifiers, why_not_modifiers
+from regard.backends.native.modifiers.table import lower_modifiers, why_not_modifiers
 from regard.core.problem import Problem
 from regard.scores.activations import Activation, LeakyReLU, Sigmoid, Tanh
 from regard.scores.additive import Additive
@@ -27,69 +29,45 @@ ACTIVATIONS: dict[type, int] = {  # by type, not isinstance: a subclass may mean
 
 
 @dataclass(frozen=True, eq=False)
-class KernelArgs(ModifierOperands):
+class KernelArgs:
     """The operands and numbers of one call, before it has addresses: see abi.CallArguments.
 
-    q (*batch, h, nq, dk), k and v (*batch, hk, nk, ...), one dtype. Other operands have the axes (*batch, h, ...), 1
-    where they are shared, or are None where the call has no such thing. Those of modifiers: modifiers/.
-    start, stop   int32 (.., nq, 1): the keys that each query sees; or, instead, a rule:
-    first, last   query i sees the keys from first + i up to, but without, last + i
-    shifts        int64 (*batch, 1): added to first and last
-    key_counts, query_counts  int64 (*batch, 1): only so many keys are seen, only so many queries see any
-    q_documents, k_documents  int64 (*batch, n): seen are the keys with the query's number; also beside start and stop
-    allowed       booleans (.., nq, nk)
-    tiles, bits   int32 (.., R, C): -1 hides a tile, -2 shows it, else the number of its bits; int64 (n, keys of a tile)
-    mask_text     a mask that is none of these, in a graph: see mask_text.py; mask_0, ... are positions and its tensors
-    q_at, k_at    int64 (*batch, n): positions, where modifiers or dropout ask for them
-    sink          float32 (.., 1, 1): logits that take mass and add nothing
-    invariant     whether a row's bits must not depend on the other rows
+    q (*batch, h, nq, dk), k and v (*batch, hk, nk, ...), one dtype.
+    operands   those that the call has, by their names in call_operands.OPERANDS
+    numbers    those that are not as call_operands.NUMBERS says, by name
+    mask_text  a mask that is no operand yet, in a graph: see mask_text.py; mask_0, ... are its positions and tensors
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
-    scale: float
-    start: Tensor | None = None
-    stop: Tensor | None = None
-    first: int | None = None
-    last: int | None = None
-    shifts: Tensor | None = None
-    key_counts: Tensor | None = None
-    query_counts: Tensor | None = None
-    q_documents: Tensor | None = None
-    k_documents: Tensor | None = None
-    allowed: Tensor | None = None
-    tiles: Tensor | None = None
-    bits: Tensor | None = None
+    operands: Mapping[str, Tensor]
+    numbers: Mapping[str, Any]
     mask_text: str = ""
-    mask_0: Tensor | None = None
-    mask_1: Tensor | None = None
-    mask_2: Tensor | None = None
-    mask_3: Tensor | None = None
-    mask_4: Tensor | None = None
-    mask_5: Tensor | None = None
-    mask_6: Tensor | None = None
-    mask_7: Tensor | None = None
-    q_at: Tensor | None = None
-    k_at: Tensor | None = None
-    sink: Tensor | None = None
-    seed: int = 0
-    threshold: int = 0
-    keep: float = 1.0
-    invariant: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(*batch, heads, nq) of the call."""
         return tuple(self.q.shape[:-1])
 
+    def number(self, name: str) -> Any:
+        """One of call_operands.NUMBERS."""
+        return self.numbers.get(name, NUMBERS[name].default)
+
+    def with_operands(self, **changed: Tensor) -> KernelArgs:
+        """The same call with other tensors in the place of some operands, or more of them."""
+        return replace(self, operands={**self.operands, **changed})
+
     def tensors(self) -> dict[str, Tensor]:
-        """The operands that are there."""
-        found = ((name, getattr(self, name)) for name in _OPERANDS)
-        return {name: t for name, t in found if t is not None}
+        """q, k, v and the operands that are there."""
+        return {"q": self.q, "k": self.k, "v": self.v, **self.operands}
 
 
-_OPERANDS = tuple(f.name for f in fields(KernelArgs) if "Tensor" in str(f.type))
+def kernel_args(q: Tensor, k: Tensor, v: Tensor, found: Mapping[str, Any]) -> KernelArgs:
+    """The arguments of a call from its operands, numbers and, in a graph, the text of its mask, by name."""
+    operands = {name: x for name, x in found.items() if isinstance(x, Tensor)}
+    numbers = {name: x for name, x in found.items() if name in NUMBERS}
+    return KernelArgs(q, k, v, operands, numbers, found.get("mask_text", ""))
 
 
 def why_not(problem: Problem) -> str | None:
@@ -120,12 +98,13 @@ def _unknown(activation: Activation) -> str:
     return f"its hidden layers have tanh, the sigmoid or a leaky ReLU, not {activation!r}"
 
 
-def lower(problem: Problem, mask: dict[str, Any]) -> KernelArgs:
+def lower(problem: Problem, mask: dict[str, Any], invariant: bool = False) -> KernelArgs:
     """A problem as the kernels read it; mask: what lower_mask says of its mask."""
     q, k, v, scale = _similarity_operands(problem)
-    operands: dict[str, Any] = {**mask, **lower_modifiers(problem), **_dropout(problem)}
-    sink = None if problem.sink is None else problem.sink.float()[..., None, None]
-    return KernelArgs(q, k, v, scale, **operands, sink=sink)
+    found = {**mask, **lower_modifiers(problem), **_dropout(problem), "scale": scale, "invariant": invariant}
+    if problem.sink is not None:
+        found["sink"] = problem.sink.float()[..., None, None]
+    return kernel_args(q, k, v, found)
 
 
 def _similarity_operands(problem: Problem) -> tuple[Tensor, Tensor, Tensor, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -115,7 +115,7 @@ class Native(Backend):
         if not _family(problem).whole or why_not_learned(problem, needs):
             return self.differentiable(problem)
         tile = None if graphed(*problem.tensors()) else library().tile
-        return traced(replace(lower(problem, lower_mask(problem, tile)), invariant=self.invariant))
+        return traced(lower(problem, lower_mask(problem, tile), self.invariant))
 
     def plan(self, example: Example, training: bool) -> Plan | None:
         family, problem = _family(example.problem), example.problem
@@ -184,7 +184,7 @@ class Native(Backend):
 
     def _kernel_args(self, problem: Problem, mask: dict[str, Any] | None = None) -> KernelArgs:
         mask = lower_mask(problem, library().tile) if mask is None else mask
-        return replace(lower(problem, mask), invariant=self.invariant)
+        return lower(problem, mask, self.invariant)
 
 
 def _bytes_of_pairs(problem: Problem) -> int:

@@ -7,20 +7,21 @@ from torch import Tensor
 
 from regard.backends.native.abi import GradientArguments
 from regard.backends.native.args import KernelArgs
+from regard.backends.native.call_operands import OPERANDS
 from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.launch import arguments, library, operand, sink_weights
 from regard.backends.native.modifiers.base import total
-from regard.backends.native.modifiers.table import BY_LEARNED, BY_STAGE, why_not_learned
+from regard.backends.native.modifiers.table import BY_LEARNED, MODIFIERS, why_not_learned
 from regard.backends.streaming.backward import output_cotangents, sink_gradient
 from regard.core.problem import Problem
 from regard.scores.similarity import Distance, ScaledDot
 
 Pair = tuple[Tensor, Tensor]
 Kept = tuple[Tensor, Tensor, Tensor]  # out, lse, row_stats
-_BY_HEAD = {member.name.removeprefix("d") for member in GradientArguments.members if member.type == "float*"}
+_BY_HEAD = {name for name, operand in OPERANDS.items() if operand.learned and not operand.strided}
 LEARNED = ("q", "k", "v", *BY_LEARNED, "sink")  # operands that have gradients
 # What the first tensors of a score, by field, are to the kernels; those of Bilinear and Cosine are in q and k already.
-_KINDS = {ScaledDot: {"scale": "scale"}, **{stage: modifier.learned for stage, modifier in BY_STAGE.items()}}
+_KINDS = {ScaledDot: {"scale": "scale"}, **{modifier.stage: modifier.learned() for modifier in MODIFIERS}}
 
 
 def why_not_backward(problem: Problem, needs: tuple[bool, ...]) -> str | None:
@@ -55,12 +56,12 @@ def operand_gradients(args: KernelArgs, kept: Kept, cotangents: Pair, wanted: se
     """The gradients of the operands that are wanted: in their shapes, but those of offsets have no room at the end."""
     found = _run(args, kept, cotangents, wanted - {"sink"})
     if "sink" in wanted:
-        assert args.sink is not None
+        sink = args.operands["sink"]
         out, _, row_stats = kept
         delta = output_cotangents(out, row_stats[..., 1] == 0, cotangents)[1]
-        found["sink"] = sink_gradient(sink_weights(row_stats, args.sink[..., 0, 0]), delta)[..., None, None]
+        found["sink"] = sink_gradient(sink_weights(row_stats, sink[..., 0, 0]), delta)[..., None, None]
     for name in found.keys() & _BY_HEAD:
-        if getattr(args, name).shape[0] == 1:
+        if args.operands[name].shape[0] == 1:
             found[name] = total(found[name].movedim(0, -1))[None]
     return found
 
@@ -68,10 +69,11 @@ def operand_gradients(args: KernelArgs, kept: Kept, cotangents: Pair, wanted: se
 def _run(args: KernelArgs, kept: Kept, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
     """The gradients of the kernels' operands, by name; those of numbers and offsets by head for each head."""
     heads, nk = args.shape[-2], args.k.shape[-2]
-    found = {name: torch.empty_like(getattr(args, name)) for name in wanted & {"q", "k", "v"}}
+    tensors = args.tensors()
+    found = {name: torch.empty_like(tensors[name]) for name in wanted & {"q", "k", "v"}}
     for name in LEARNED:
         if name in wanted and name in BY_LEARNED:
-            found[name] = BY_LEARNED[name].empty_gradient(name, getattr(args, name), heads)
+            found[name] = BY_LEARNED[name].empty_gradient(name, tensors[name], heads)
     if 0 in args.shape or nk == 0:
         return {name: g.zero_() for name, g in found.items()}
     out, lse, row_stats = (t.contiguous() for t in kept)

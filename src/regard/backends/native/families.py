@@ -14,9 +14,9 @@ from regard.backends.native.abi import CallArguments, GradientArguments
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.backward import backward, why_not_backward
 from regard.backends.native.c_structs import Struct
+from regard.backends.native.call_operands import LEAVES
 from regard.backends.native.kernels import Gradients
-from regard.backends.native.launch import OPERANDS, Kept, pair_work
-from regard.backends.native.modifiers.table import MODIFIERS
+from regard.backends.native.launch import STRIDED, Kept, pair_work
 from regard.core.dtypes import HALF
 from regard.core.paged import share_pages
 from regard.core.problem import Problem
@@ -73,11 +73,9 @@ class KernelFamily:
 
     def leaves(self, problem: Problem, args: KernelArgs) -> dict[int, Tensor | None]:
         """See kernels.Kernels, as of what follows."""
-        of_modifiers = [name for modifier in MODIFIERS for name in modifier.leaves]
-        names = ("allowed", "sink", "key_counts", "query_counts", "start", "stop", *of_modifiers)
-        found = {name: getattr(args, name) for name in names}
+        found = {name: args.operands.get(name) for name in LEAVES}
         # where a plain pointer leads, numbers lie without gaps: the kernels read a copy of others
-        there = {name: t for name, t in found.items() if name in OPERANDS or t is None or t.is_contiguous()}
+        there = {name: t for name, t in found.items() if name in STRIDED or t is None or t.is_contiguous()}
         return {getattr(CallArguments, name).offset: t for name, t in there.items()}
 
     def learned(self, problem: Problem) -> Tensor | None:

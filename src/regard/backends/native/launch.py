@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import fields
+from functools import lru_cache
 from struct import Struct as Packer
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.backends.native.abi import AXES, BOUNDS, CallArguments, Operand
+from regard.backends.native.abi import AXES, BOUNDS, INTERVAL_MEMBERS, CallArguments, Operand
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.c_structs import Struct, address_of
+from regard.backends.native.call_operands import NUMBERS, OPERANDS
 from regard.backends.native.ffi import DTYPE_CODES, OPERAND_CODES, OTHER, Library, chosen, load
-from regard.backends.native.modifiers.table import MODIFIERS, ModifierOperands
+from regard.backends.native.modifiers.table import MODIFIERS
+from regard.backends.native.operands import BATCH, HEAD, Sizes
+from regard.core.errors import ShapeError
 from regard.core.paged import Paged
+from regard.core.shapes import count_of, listed
 from regard.core.state import RowStats
 
 Kept = tuple[Tensor, Tensor, Tensor]
@@ -25,18 +29,17 @@ MOST_FLOAT = torch.finfo(torch.float32).max
 SATURATED = 3.4027e38  # kSaturated of native/core/vec.h: scores in base 2 that stand for all that are larger
 _OPERAND = Packer(f"={ctypes.sizeof(Operand) // 8}q")  # all members have eight bytes
 MEMBERS = {member.name: member for member in CallArguments.members}
-OPERANDS = {name for name, member in MEMBERS.items() if member.type == "regard_tensor"}  # whose strides are told
+STRIDED = {name for name, member in MEMBERS.items() if member.type == "regard_tensor"}
 _OFFSETS = {name: getattr(CallArguments, name).offset for name in MEMBERS}
-_OF_MODIFIERS = tuple(f.name for f in fields(ModifierOperands) if "Tensor" not in str(f.type))  # their numbers
-_SET = ("scale", *_OF_MODIFIERS, "threshold", "keep", "invariant")  # numbers that are members as they are
-_NUMBERS = (*_SET, "first", "last")
-_COUNTS = {name: (member, modifier.count) for modifier in MODIFIERS for name, member in modifier.counts.items()}
-_CHECKS = tuple(check for modifier in MODIFIERS for check in modifier.checks)
+_SET = tuple(name for name, number in NUMBERS.items() if number.as_it_is)
 _ADDRESS = Packer("=q")
 _layouts: dict[Any, CallArguments] = {}  # of calls whose tensors lie alike
 _MOST_LAYOUTS = 256
-# The bytes of a call's members that say which keys each query sees, which are neighbours.
-VISIBLE = slice(CallArguments.start.offset, CallArguments.allowed.offset)
+# The bytes of a call's members that say which keys each query sees.
+VISIBLE = slice(
+    getattr(CallArguments, INTERVAL_MEMBERS[0].name).offset,
+    getattr(CallArguments, INTERVAL_MEMBERS[-1].name).offset + ctypes.sizeof(Operand),
+)
 # Floating-point operations for which it is worth waking another thread.
 THREAD_WORK = 1 << 20
 
@@ -63,7 +66,8 @@ def filled_without_pairs(args: KernelArgs, out: Tensor, lse: Tensor, row_stats: 
     """Fills in the results where there are no queries or no keys: a sink has all the mass. Whether that was so."""
     if lse.numel() and args.k.shape[-2]:
         return False
-    lse = lse.fill_(-torch.inf) if args.sink is None else lse.copy_(args.sink[..., 0])
+    sink = args.operands.get("sink")
+    lse = lse.fill_(-torch.inf) if sink is None else lse.copy_(sink[..., 0])
     if row_stats is not None:  # m in units of ln 2, and 1 / l, of a key with the sink's logit; both 0 of none
         empty = lse == -torch.inf
         m = (lse / math.log(2)).clamp(-MOST_FLOAT, MOST_FLOAT).masked_fill(empty, 0)
@@ -100,18 +104,55 @@ def pair_work(args: KernelArgs) -> int:
     return 2 * math.prod(args.shape[:-1]) * (args.k.shape[-1] + args.v.shape[-1])
 
 
+def sizes_of(args: KernelArgs) -> Sizes:
+    *batch, heads, nq = args.shape
+    return Sizes(tuple(batch), heads, nq, args.k.shape[-2], library().tile)
+
+
+def check_shapes(args: KernelArgs) -> None:
+    """ShapeError where operands are not of one call: the kernels would read beside them.
+
+    A graph that was recorded without guards (make_fx) holds masks of the length that it was recorded for.
+    """
+    _check_shapes(tuple([(name, tuple(t.shape)) for name, t in args.tensors().items()]), library().tile)
+
+
+@lru_cache(256)
+def _check_shapes(shapes: tuple[tuple[str, tuple[int, ...]], ...], block: tuple[int, int]) -> None:
+    given = dict(shapes)
+    *batch, heads, nq, width = given["q"]
+    *_, key_heads, nk, _ = given["k"]
+    sizes = Sizes(tuple(batch), heads, nq, nk, block)
+    expected: dict[str, tuple[int, ...] | None] = {}
+    for name, features in (("k", width), ("v", given["v"][-1])):
+        shape = (*batch, key_heads, nk, features)
+        expected[name] = None if given[name] == shape else shape
+    for name, shape in shapes:
+        declared = OPERANDS.get(name)  # a tensor of a mask that is a text has none
+        wrong = expected.get(name) if declared is None else declared.wrong_shape(shape, sizes)
+        if wrong is not None:
+            raise ShapeError(
+                f"the native kernels: {name} has shape {listed(shape)}; q {listed(given['q'])} and k "
+                f"{listed(given['k'])} need {listed(wrong)}. A graph recorded by make_fx serves one shape; "
+                "torch.export and torch.compile(dynamic=True) serve all."
+            )
+    if heads and (key_heads == 0 or heads % key_heads):
+        raise ShapeError(
+            f"the native kernels: k has {count_of(key_heads, 'head')}, q has {heads}; expected a multiple."
+        )
+
+
 def arguments(args: KernelArgs, out: Tensor, lse: Tensor | None, row_stats: Tensor | None) -> CallArguments:
     """The struct that the kernels read; all but its addresses is worked out once for calls whose tensors lie alike."""
     # a graph, or a hook on what is saved, may have laid out anew what was made without gaps
-    tensors = {name: t if name in OPERANDS else t.contiguous() for name, t in args.tensors().items()}
+    tensors = {name: t if name in STRIDED else t.contiguous() for name, t in args.tensors().items()}
     if isinstance(args.k, Paged) and isinstance(args.v, Paged):
         tensors |= {"k": args.k.pages, "v": args.v.pages, "block_table": args.k.block_table}
     tensors |= {name: t for name, t in (("out", out), ("lse", lse), ("row_stats", row_stats)) if t is not None}
-    numbers = [getattr(args, name) for name in _NUMBERS]
     layout = (
         torch.get_num_threads(),
         args.k.shape,
-        *numbers,
+        *[args.number(name) for name in NUMBERS if name != "seed"],
         *[(name, t.dtype, t.shape, t.stride()) for name, t in tensors.items()],
     )
     template = _layouts.get(layout)
@@ -123,14 +164,16 @@ def arguments(args: KernelArgs, out: Tensor, lse: Tensor | None, row_stats: Tens
     call.held = list(tensors.values())
     for name, t in tensors.items():
         _ADDRESS.pack_into(call, _OFFSETS[name], address_of(t))
-    call.seed = args.seed & (2**64 - 1)
-    for check in _CHECKS:
-        check(args)
+    call.seed = args.number("seed") & (2**64 - 1)
+    sizes = sizes_of(args)
+    for modifier in MODIFIERS:
+        modifier.check(args.operands, sizes)
     return call
 
 
 def _lay_out(args: KernelArgs, tensors: dict[str, Tensor]) -> CallArguments:
     """The struct of a call, whose addresses and seed mean nothing."""
+    check_shapes(args)
     call = CallArguments()
     *batch, heads, nq = args.shape
     (key_heads, nk, dk), dv = args.k.shape[-3:], args.v.shape[-1]
@@ -139,8 +182,8 @@ def _lay_out(args: KernelArgs, tensors: dict[str, Tensor]) -> CallArguments:
     call.dtype, call.out_dtype = DTYPE_CODES[args.q.dtype], DTYPE_CODES[tensors["out"].dtype]
     call.threads = threads(pair_work(args) * nq * nk)
     for name in _SET:
-        setattr(call, name, getattr(args, name))
-    set_bounds(call, args.first, args.last)
+        setattr(call, name, args.number(name))
+    set_bounds(call, args.number("first"), args.number("last"))
     for name, t in tensors.items():
         set_operand(call, name, t[..., None] if name == "lse" else t)
     if isinstance(args.k, Paged):
@@ -160,21 +203,21 @@ def set_bounds(call: CallArguments, first: int | None, last: int | None) -> None
 
 def set_operand(call: CallArguments, name: str, t: Tensor) -> None:
     """Fills the members that belong to an operand: its address, its strides, how many of it there are."""
-    if name in OPERANDS:
+    declared = OPERANDS.get(name)
+    if name in STRIDED:
         setattr(call, name, operand(call.hold(t)))
-        if f"{name}_dtype" in MEMBERS:
+        if declared is not None and declared.dtype is None:
             setattr(call, f"{name}_dtype", DTYPE_CODES[t.dtype])
         return
     t = call.point(name, t.contiguous())
-    if f"{name}_stride" in MEMBERS:  # from one head to the next; 0 where they share it
+    if declared is None:  # a block table
+        return
+    if HEAD in declared.axes:
         setattr(call, f"{name}_stride", t.stride(0) if len(t) > 1 else 0)
-    if f"{name}_batch" in MEMBERS:
+    if BATCH in declared.axes:
         setattr(call, f"{name}_batch", (ctypes.c_int64 * AXES)(*_axes(tuple(_strides(t)[:-1]), 0)))
-    if name == "bits":
-        call.bits_count = len(t)
-    elif name in _COUNTS:
-        member, count = _COUNTS[name]
-        setattr(call, member, count(t))
+    if declared.count is not None:
+        setattr(call, declared.count.member, declared.count.of(t))
 
 
 def set_pages(call: CallArguments, k: Paged) -> None:

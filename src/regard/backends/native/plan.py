@@ -19,6 +19,7 @@ from regard.backends.base import Done, Example, Inputs
 from regard.backends.native.abi import AXES, CODES, LEAVES, CallArguments, PlanArguments
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.c_structs import Struct, address_of
+from regard.backends.native.call_operands import OF_LENGTHS
 from regard.backends.native.direct import direct
 from regard.backends.native.ffi import DTYPE_CODES, failure, parallel
 from regard.backends.native.kernels import Kernels
@@ -33,7 +34,6 @@ from regard.backends.native.launch import (
     set_visible,
 )
 from regard.backends.native.lower_mask import distances, lower_intervals, lower_rule
-from regard.backends.native.modifiers.table import OF_LENGTHS
 from regard.backends.native.plan_limits import decided_by_tensors
 from regard.core.paged import Paged
 from regard.core.positions import Span, counting, resolve_positions
@@ -43,8 +43,6 @@ from regard.core.state import RowStats
 from regard.masks.intervals import IntervalRule
 from regard.scores.algebra import Score
 
-# Operands that belong to certain numbers of queries and keys.
-_OF_LENGTHS = OF_LENGTHS | {"allowed", "tiles", "bits"}
 _BAD_INTERVAL = CODES["REGARD_BAD_INTERVAL"]  # the numbers of a mask are wrong: the general way says so
 _ADDRESS, _SEED = Packer("=q"), Packer("=Q")
 _FORWARD = tuple(getattr(CallArguments, name).offset for name in ("q", "k", "v", "out", "row_stats"))
@@ -62,14 +60,15 @@ class ForwardPlan:
         rule = problem.mask.rule()
         self.ruled = rule is not None
         # intervals that have no rule follow from the numbers in positions, where there are any
-        placed = args.start is not None and example.positions is not None and problem.mask.compares_positions()
+        start = args.operands.get("start")
+        placed = start is not None and example.positions is not None and problem.mask.compares_positions()
         self.by_content = decided_by_tensors(problem.mask, args) or (placed and not self.ruled)
-        table = None if args.start is None or self.ruled or self.by_content else args.start
+        table = None if self.ruled or self.by_content else start
         given = table is not None and table.data_ptr() in {t.data_ptr() for t in example.leaves}
         self.queries = problem.frame.nq if given else 0  # such a table has a row for each
         tabled = table is not None and not given
-        self.of_lengths = tabled or bool(_OF_LENGTHS & args.tensors().keys())
-        self.placed, self.masked = args.q_at is not None, bool(problem.mask.tensors())
+        self.of_lengths = tabled or bool(OF_LENGTHS & args.operands.keys())
+        self.placed, self.masked = "q_at" in args.operands, bool(problem.mask.tensors())
         row_stats = empty_row_stats(args) if training else None
         struct = family.struct(
             problem, arguments(args, self._lifted(out.float() if training else out), None, row_stats)
@@ -88,7 +87,7 @@ class ForwardPlan:
         self.address = ctypes.addressof(self.constants)
         changing = self.by_content or self.of_lengths or self.placed or len(self.leaves) > LEAVES
         whole = type(struct) is CallArguments  # native/python/ knows no other
-        self.remembered = whole and not (changing or args.threshold)
+        self.remembered = whole and not (changing or args.number("threshold"))
 
     def _leaves(self, offsets: tuple[int, ...], example: Example, anew: slice | None) -> list[tuple[int, int]]:
         """Which of the example's leaves the struct leads to itself, not to a copy: (offset of the address, which).

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from regard.backends.base import Example
 from regard.backends.native.args import KernelArgs
+from regard.backends.native.call_operands import OF_POSITIONS
 from regard.backends.native.kernels import Kernels
-from regard.backends.native.modifiers.table import OF_POSITIONS
+from regard.backends.native.launch import STRIDED
 from regard.core.paged import Paged
 from regard.core.problem import Problem
 from regard.masks.algebra import Mask
@@ -46,15 +47,15 @@ def decided_by_tensors(mask: Mask, args: KernelArgs) -> bool:
 
     Not lengths, and starts and stops, that the kernels read where they are: then a plan sets an address.
     """
-    if args.allowed is not None or args.tiles is not None:
+    if "allowed" in args.operands or "tiles" in args.operands:
         return False
-    counts = {t.data_ptr() for t in (args.key_counts, args.query_counts) if t is not None and t.is_contiguous()}
-    read = counts | {t.data_ptr() for t in (args.start, args.stop) if t is not None}
+    known = {name: t for name, t in args.operands.items() if name in ("key_counts", "query_counts", "start", "stop")}
+    read = {t.data_ptr() for name, t in known.items() if name in STRIDED or t.is_contiguous()}
     return any(t.data_ptr() not in read for t in mask.tensors())
 
 
 def _follows_positions(problem: Problem, args: KernelArgs) -> bool:
     """Whether a plan knows what positions change: intervals of keys, and the places that kernels read."""
-    if args.tiles is not None or not OF_POSITIONS.isdisjoint(args.tensors()):
+    if not OF_POSITIONS.isdisjoint(args.operands):
         return False
-    return args.allowed is None or not problem.mask.compares_positions()
+    return "allowed" not in args.operands or not problem.mask.compares_positions()

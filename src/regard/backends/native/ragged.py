@@ -11,19 +11,17 @@ from torch import Tensor
 from regard.backends.native.abi import AXES, CODES, CallArguments, RaggedArguments
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.c_structs import address_of
+from regard.backends.native.call_operands import RAGGED
 from regard.backends.native.direct import direct
 from regard.backends.native.ffi import failure, parallel
 from regard.backends.native.launch import THREAD_WORK, arguments, library
 from regard.backends.native.lower_mask import distances
-from regard.backends.native.modifiers.table import MODIFIERS
 from regard.core.paged import Paged
 from regard.core.problem import Problem
 from regard.ragged_queries import RaggedCall
 from regard.scores.similarity import Dot, ScaledDot
 
-# Operands that all sequences share, or that are divided among them.
-_LEAVES = {name for modifier in MODIFIERS for name in modifier.leaves}
-_DIVIDED = {"q", "k", "v", "q_at", "k_at", "start", "stop", "sink"} | _LEAVES - {"bias"}
+_REPLACED = frozenset(("start", "stop", "q_at", "k_at"))  # by the rule, and by the positions of all sequences
 _OFFSETS = tuple(getattr(CallArguments, name).offset for name in ("q", "k", "v", "out"))
 _LEFT = CODES["REGARD_BAD_POSITION"], CODES["REGARD_BAD_INTERVAL"]  # to the general way, which says what is wrong
 
@@ -38,9 +36,10 @@ class RaggedPlan:
         rule = call.rule
         before, after = distances(rule)
         first, last = None if rule.before is None else -before, None if rule.after is None else after + 1
-        own = dict.fromkeys(("start", "stop", "q_at", "k_at"))
-        whole = replace(args, q=call.queries, k=call.k, v=call.v, first=first, last=last, **own)
-        self.struct = RaggedArguments(arguments(whole, self._empty(call), None, None), thread_work=THREAD_WORK)
+        shared = {name: t for name, t in args.operands.items() if name not in _REPLACED}
+        one = replace(args, operands=shared, numbers={**args.numbers, "first": first, "last": last})
+        out = args.v.new_empty(*args.shape, args.v.shape[-1])
+        self.struct = RaggedArguments(arguments(one, out, None, None), thread_work=THREAD_WORK)
         self.struct.call.threads = torch.get_num_threads()
         self.entry, self.parallel, self.direct = library().entry("regard_forward_ragged"), parallel(), direct()
 
@@ -87,4 +86,4 @@ def ragged_plan(args: KernelArgs, problem: Problem, call: RaggedCall) -> RaggedP
         return None
     if not problem.q.dtype == call.k.dtype == call.v.dtype:
         return None
-    return None if args.tensors().keys() - _DIVIDED else RaggedPlan(args, call)
+    return None if args.operands.keys() - RAGGED - _REPLACED else RaggedPlan(args, call)

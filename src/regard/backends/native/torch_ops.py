@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.backends.native.args import KernelArgs
+from regard.backends.native.args import KernelArgs, kernel_args
 from regard.backends.native.backward import LEARNED, operand_gradients
+from regard.backends.native.call_operands import NUMBERS, OPERANDS
 from regard.backends.native.launch import (
     Kept,
     arguments,
+    check_shapes,
     empty_results,
     empty_row_stats,
     filled_without_pairs,
@@ -22,35 +22,44 @@ from regard.backends.native.launch import (
     natural_row_stats,
 )
 from regard.backends.native.lower_mask import MASK_TENSORS, lower_text
-from regard.backends.native.modifiers.table import MODIFIERS
 from regard.core.cotangents import linear_in
-from regard.core.errors import ShapeError
-from regard.core.shapes import count_of, listed
 from regard.core.state import RowStats
 
-_EXACT = {"k", "v", "q_at", "q_documents", "k_at", "k_documents"}.union(*(modifier.exact for modifier in MODIFIERS))
-_TYPES = {f.name: str(f.type) for f in fields(KernelArgs)} | {"seed": "SymInt"}
-_NAMES = tuple(_TYPES)
-_OPTIONAL = {"Tensor | None": "Tensor?", "int | None": "SymInt?"}  # other types are called alike in a schema
-_SCHEMA = ", ".join(f"{_OPTIONAL.get(of, of)} {name}" for name, of in _TYPES.items())
+_TENSORS = (*OPERANDS, *MASK_TENSORS)  # that a call may have or not
+_NAMES = ("q", "k", "v", *_TENSORS, *NUMBERS, "mask_text")
+_SCHEMA = ", ".join(
+    (
+        *("Tensor q", "Tensor k", "Tensor v"),
+        *(f"Tensor? {name}" for name in _TENSORS),
+        *(f"{number.in_graphs} {name}" for name, number in NUMBERS.items()),
+        "str mask_text",
+    )
+)
 
 
 def traced(args: KernelArgs) -> tuple[Tensor, RowStats]:
     """out (*batch, h, nq, dv) and the row statistics as one node, differentiable in each operand of floats."""
-    out, lse, row_stats = torch.ops.regard.forward(*(getattr(args, name) for name in _NAMES))
+    out, lse, row_stats = torch.ops.regard.forward(*inputs_of(args))
     stats = natural_row_stats(row_stats.detach())
     lse = lse.masked_fill(stats.empty, 0)
     # l = exp(lse - m) has lost digits: the value comes from the kernel, the derivative from the lse
     return out, RowStats(stats.m, stats.l * torch.exp(lse - lse.detach()))
 
 
+def inputs_of(args: KernelArgs) -> list[Any]:
+    """What the operators are given, in the order of their schema."""
+    tensors = [args.operands.get(name) for name in _TENSORS]
+    return [args.q, args.k, args.v, *tensors, *[args.number(name) for name in NUMBERS], args.mask_text]
+
+
 def _args(given: Sequence[Any]) -> KernelArgs:
-    return KernelArgs(**dict(zip(_NAMES, given, strict=True)))
+    named = dict(zip(_NAMES, given, strict=True))
+    return kernel_args(named.pop("q"), named.pop("k"), named.pop("v"), named)
 
 
 def _forward(*given: Any) -> Kept:
     args = _args(given)
-    _check_shapes(tuple([(name, t.shape) for name, t in args.tensors().items()]), library().tile)
+    check_shapes(args)
     args = _with_mask(args)
     results = _empty(args)
     if not filled_without_pairs(args, *results):
@@ -62,49 +71,15 @@ def _with_mask(args: KernelArgs) -> KernelArgs:
     """The same call, its mask as these kernels read it, where it is a text."""
     if not args.mask_text:
         return args
-    tensors = [t for t in (getattr(args, name) for name in MASK_TENSORS) if t is not None]
+    tensors = [args.operands[name] for name in MASK_TENSORS if name in args.operands]
     shape = (*args.shape, args.k.shape[-2])
     mask = lower_text(args.mask_text, tensors, shape, args.k.shape[-3], library().tile)
-    return replace(args, mask_text="", **dict.fromkeys(MASK_TENSORS), **mask)
+    rest = {name: t for name, t in args.operands.items() if name not in MASK_TENSORS}
+    return kernel_args(args.q, args.k, args.v, {**rest, **args.numbers, **mask})
 
 
 def _empty(args: KernelArgs) -> Kept:
     return *empty_results(args), empty_row_stats(args)
-
-
-@lru_cache(256)
-def _check_shapes(shapes: tuple[tuple[str, torch.Size], ...], tile: tuple[int, int]) -> None:
-    """ShapeError where operands are not of one call: the kernels would read beside them.
-
-    A graph that was recorded without guards (make_fx) holds masks of the length that it was recorded for.
-    """
-    given = dict(shapes)
-    *batch, heads, nq, width = given["q"]
-    key_heads, nk, (rows, keys) = given["k"][-3], given["k"][-2], tile
-    expected: dict[str, tuple[int, ...]] = {  # axes of size 1 are shared, but for the last
-        "k": (*batch, key_heads, nk, width),
-        "v": (*batch, key_heads, nk, given["v"][-1]),
-        "allowed": (*batch, heads, nq, nk),
-        **dict.fromkeys(("start", "stop"), (*batch, heads, nq, 1)),
-        "tiles": (*batch, heads, -(-nq // rows), -(-nk // keys)),
-        **dict.fromkeys(("q_at", "q_documents"), (*batch, nq)),
-        **dict.fromkeys(("k_at", "k_documents"), (*batch, nk)),
-        **dict.fromkeys(("shifts", "key_counts", "query_counts"), (*batch, 1)),
-        "sink": (*batch, heads, 1, 1),
-    }
-    for modifier in MODIFIERS:
-        expected |= modifier.shapes((*batch, heads, nq, nk), given)
-    for name, own in shapes:
-        shape = expected.get(name, tuple(own))
-        fits = all(a in (1, b) for a, b in zip(own[::-1], shape[::-1], strict=False))
-        if not fits or len(own) > len(shape) or (name in _EXACT and own[-1] != shape[-1]):
-            raise ShapeError(
-                f"regard::forward: {name} has shape {listed(own)}; q {listed(given['q'])} and k "
-                f"{listed(given['k'])} need {listed(shape)}. A graph recorded by make_fx serves one shape; "
-                "torch.export and torch.compile(dynamic=True) serve all."
-            )
-    if heads and (key_heads == 0 or heads % key_heads):
-        raise ShapeError(f"regard::forward: k has {count_of(key_heads, 'head')}, q has {heads}; expected a multiple.")
 
 
 def _backward(*arguments: Any) -> list[Tensor]:
@@ -112,7 +87,7 @@ def _backward(*arguments: Any) -> list[Tensor]:
     *own, out, lse, row_stats, dout, dlse, wanted = arguments
     args = _with_mask(_args(own))
     found = operand_gradients(args, (out, lse, row_stats), (dout, dlse), set(wanted.split()))
-    return [_like(getattr(args, name), found[name]) if name in found else out.new_empty(0) for name in LEARNED]
+    return [_like(args.tensors()[name], found[name]) if name in found else out.new_empty(0) for name in LEARNED]
 
 
 def _like(operand: Tensor, g: Tensor) -> Tensor:
@@ -122,10 +97,12 @@ def _like(operand: Tensor, g: Tensor) -> Tensor:
 
 def _backward_fake(*arguments: Any) -> list[Tensor]:
     args, wanted = _args(arguments[:-6]), arguments[-1].split()
-    operands = (getattr(args, name) for name in LEARNED)
+    tensors = args.tensors()
     return [
-        args.q.new_empty(0) if name not in wanted else torch.empty_like(t, memory_format=torch.contiguous_format)
-        for name, t in zip(LEARNED, operands, strict=True)
+        torch.empty_like(tensors[name], memory_format=torch.contiguous_format)
+        if name in wanted
+        else args.q.new_empty(0)
+        for name in LEARNED
     ]
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from regard.backends.native.c_structs import Member
+from regard.backends.native.operands import HEAD, KernelNumber, KernelOperand, Sizes
 from regard.core.arrays import of_numbers
 from regard.core.problem import Problem
 from regard.scores.algebra import Score
@@ -22,27 +22,16 @@ class KernelModifier(ABC, Generic[S]):
 
     stage: ClassVar[type[Any]]
     """What is lowered to it: by type, not isinstance, since a subclass may mean something else."""
-    operands: ClassVar[type[Any]]
-    """A dataclass of its operands (tensors that the kernels read, or None) and numbers: members of the same names of
-    abi.CallArguments. args.KernelArgs inherits it."""
-    members: ClassVar[tuple[Member, ...]]
-    """Of abi.CallArguments."""
-    gradients: ClassVar[tuple[Member, ...]] = ()
-    """Of abi.GradientArguments: the address of the gradient of `x` is `dx`; a float* is written head by head."""
-    learned: ClassVar[Mapping[str, str]] = {}
-    """The operand that has the gradient of a field of the stage, by field, in the order of the stage's tensors."""
-    leaves: ClassVar[tuple[str, ...]] = ()
-    """Operands that the kernels may read where the caller has them."""
-    counts: ClassVar[Mapping[str, str]] = {}
-    """The member that holds how many numbers an operand has, by operand: see `count`."""
-    exact: ClassVar[frozenset[str]] = frozenset()
-    """Operands whose last axis is never shared."""
-    of_lengths: ClassVar[frozenset[str]] = frozenset()
-    """Operands that belong to one number of queries and keys: a plan with them serves no other."""
-    of_positions: ClassVar[frozenset[str]] = frozenset()
-    """Operands made from the numbers in positions: no plan with them serves calls whose positions are given."""
+    operands: ClassVar[tuple[KernelOperand, ...]] = ()
+    """The tensors that the kernels read; those that are learned in the order of the stage's tensors."""
+    numbers: ClassVar[tuple[KernelNumber, ...]] = ()
     repeats: ClassVar[bool] = False
     """Whether a score may have several such stages."""
+
+    @classmethod
+    def learned(cls) -> dict[str, str]:
+        """The operand that has the gradient of a field of the stage, by field."""
+        return {operand.learned: operand.name for operand in cls.operands if operand.learned}
 
     @classmethod
     def why_not(cls, problem: Problem, stage: S) -> str | None:
@@ -60,17 +49,8 @@ class KernelModifier(ABC, Generic[S]):
         """The operands and numbers of a problem's stages of this type, one or more, by name."""
 
     @classmethod
-    def count(cls, t: Tensor) -> int:
-        """The value of the member that `counts` names for an operand."""
-        return len(t)
-
-    @classmethod
-    @abstractmethod
-    def shapes(cls, shape: tuple[int, ...], names: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        """The shapes of operands for scores of `shape`, (*batch, h, nq, nk), where a call has those in `names`."""
-
-    checks: ClassVar[tuple[Callable[[Any], None], ...]] = ()
-    """Functions that raise ValueError where the operands of a call (args.KernelArgs) do not fit each other."""
+    def check(cls, operands: Mapping[str, Tensor], sizes: Sizes) -> None:
+        """Raises ValueError where a call's operands, each of its own shape, do not fit each other."""
 
     @classmethod
     def empty_gradient(cls, name: str, operand: Tensor, heads: int) -> Tensor:
@@ -81,6 +61,11 @@ class KernelModifier(ABC, Generic[S]):
     def stage_gradient(cls, problem: Problem, t: Tensor, g: Tensor) -> Tensor:
         """The gradient of a stage's tensor t from that of its operand."""
         return g
+
+
+def number_by_head(name: str, about: str, learned: str = "") -> KernelOperand:
+    """An operand (h,) or (1,); without a gradient, the kernels read a copy of it."""
+    return KernelOperand(name, torch.float32, (HEAD,), about, leaf=bool(learned), ragged=True, learned=learned)
 
 
 def by_head(x: float | Tensor) -> Tensor:

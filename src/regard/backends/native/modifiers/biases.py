@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import reduce
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.backends.native.c_structs import Member
 from regard.backends.native.lower_mask import full
 from regard.backends.native.modifiers.base import KernelModifier, total
+from regard.backends.native.operands import BATCH, HEAD, KEY, QUERY, KernelOperand
 from regard.core.dtypes import HALF
 from regard.core.problem import Problem
 from regard.scores.algebra import finite_in, plus
 from regard.scores.modifiers import Bias
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class BiasOperands:
-    """bias: (*batch, h, nq, nk), added to the scores; axes of size 1 are shared."""
-
-    bias: Tensor | None = None
-
-
 class Biases(KernelModifier[Bias]):
     """Biases, which reach the kernels as their sum."""
 
     stage = Bias
-    operands = BiasOperands
-    members = (Member("regard_tensor", "bias", "(batch, head, row, key)"), Member("int32_t", "bias_dtype"))
-    gradients = (Member("regard_tensor", "dbias", "added to, float, or double where row or col is 0"),)
-    learned: ClassVar[Mapping[str, str]] = {"bias": "bias"}
-    leaves = ("bias",)
-    of_lengths = frozenset({"bias"})
+    operands = (
+        KernelOperand(
+            *("bias", None, (BATCH, HEAD, QUERY, KEY), "added to the scores"),
+            strided=True,
+            leaf=True,
+            of_lengths=True,
+            learned="bias",
+        ),
+    )
     repeats = True
 
     @classmethod
@@ -51,10 +46,6 @@ class Biases(KernelModifier[Bias]):
         if len(biases) == 1 and biases[0].dtype in (torch.float32, *HALF):
             return {"bias": biases[0]}
         return {"bias": reduce(plus, (finite_in(b, torch.float32) for b in biases))}
-
-    @classmethod
-    def shapes(cls, shape: tuple[int, ...], names: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        return {"bias": shape}
 
     @classmethod
     def empty_gradient(cls, name: str, operand: Tensor, heads: int) -> Tensor:

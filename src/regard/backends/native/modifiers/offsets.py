@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.backends.native.c_structs import AXES, Member, members
 from regard.backends.native.modifiers.base import KernelModifier
+from regard.backends.native.operands import (
+    BATCH,
+    EACH_KEY,
+    EACH_QUERY,
+    HEAD,
+    Axis,
+    Count,
+    KernelOperand,
+    Sizes,
+)
+from regard.core.errors import ShapeError
 from regard.core.problem import Problem
 from regard.core.tracing import data_unavailable
 from regard.scores.algebra import finite_in
@@ -21,48 +31,33 @@ ROOM = 64  # floats behind a table of offsets: the kernels load whole blocks
 _WIDE = 16  # differences of places, for each query and key, that a table of offsets may hold
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class OffsetOperands:
-    """offsets: float32 (h or 1, count + ROOM), what is added for a difference of cells.
-
-    q_cell, k_cell: int32 (*batch, n), cells; without them those of query i and key j are i + nk - 1 and j.
-    """
-
-    offsets: Tensor | None = None
-    q_cell: Tensor | None = None
-    k_cell: Tensor | None = None
+_DIFFERENCE = Axis("difference of cells, and room", lambda s: None, shared=False)
+_CELLS = "added is offsets[q_cell[i] - k_cell[j]]; without cells those of query i and key j are i + nk - 1 and j"
 
 
-def _check_cells(args: OffsetOperands) -> None:
-    """Raises ValueError where the table does not reach: nothing else would stop a read beside it."""
-    q, k, offsets = args.q_cell, args.k_cell, args.offsets
-    if q is None or k is None or offsets is None or not q.numel() or not k.numel():
-        return
-    least, most, count = int(q.min()) - int(k.max()), int(q.max()) - int(k.min()), offsets.shape[1] - ROOM
-    if least < 0 or most >= count:
-        reach = count // 2
-        raise ValueError(
-            f"The places of queries and keys differ by {least - reach} to {most - reach}; the buckets of the relative "
-            f"bias say that they differ by {reach} at most (DifferenceBuckets.farthest)."
-        )
+def _count(offsets: Tensor) -> int:
+    return offsets.shape[1] - ROOM
 
 
 class Offsets(KernelModifier[RelativeBias]):
     """A table of offsets, with a number for each difference of positions."""
 
     stage = RelativeBias
-    operands = OffsetOperands
-    members = (
-        Member("const float*", "offsets", "(heads, offsets_count and padding): offset of each difference of cells"),
-        *members("int64_t", "offsets_stride offsets_count"),
-        *members("const int32_t*", "q_cell k_cell", "(n): adds offsets[q_cell[i] - k_cell[j]]; null: i + nk - 1, j"),
-        *members("int64_t", "q_cell_batch k_cell_batch", count=AXES),
+    operands = (
+        KernelOperand(
+            *("offsets", torch.float32, (HEAD, _DIFFERENCE), "what is added for a difference of cells"),
+            of_lengths=True,
+            of_positions=True,
+            learned="table",
+            count=Count("offsets_count", _count),
+        ),
+        KernelOperand(
+            *("q_cell", torch.int32, (BATCH, EACH_QUERY), _CELLS),
+            of_lengths=True,
+            of_positions=True,
+        ),
+        KernelOperand("k_cell", torch.int32, (BATCH, EACH_KEY), _CELLS, of_lengths=True, of_positions=True),
     )
-    gradients = (Member("float*", "doffsets", "(heads, offsets_count), written"),)
-    learned: ClassVar[Mapping[str, str]] = {"table": "offsets"}
-    counts: ClassVar[Mapping[str, str]] = {"offsets": "offsets_count"}
-    exact = of_lengths = of_positions = frozenset({"offsets", "q_cell", "k_cell"})
-    checks = (_check_cells,)
 
     @classmethod
     def why_not(cls, problem: Problem, stage: RelativeBias) -> str | None:
@@ -85,18 +80,30 @@ class Offsets(KernelModifier[RelativeBias]):
         return {"offsets": torch.nn.functional.pad(offsets, (0, ROOM)), **table.cells}
 
     @classmethod
-    def count(cls, t: Tensor) -> int:
-        return t.shape[1] - ROOM
-
-    @classmethod
-    def shapes(cls, shape: tuple[int, ...], names: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        *batch, heads, nq, nk = shape
-        cells = {"q_cell": (*batch, nq), "k_cell": (*batch, nk)}
-        return cells if "q_cell" in names else {**cells, "offsets": (heads, max(nq + nk - 1, 0) + ROOM)}
+    def check(cls, operands: Mapping[str, Tensor], sizes: Sizes) -> None:
+        """Raises ValueError where the table does not reach: nothing else would stop a read beside it."""
+        offsets, q, k = (operands.get(name) for name in ("offsets", "q_cell", "k_cell"))
+        if offsets is None:
+            return
+        if q is None or k is None:
+            count, needed = _count(offsets), max(sizes.nq + sizes.nk - 1, 0)
+            if count != needed:
+                raise ShapeError(
+                    f"The table of a relative bias holds {count} differences of positions; {sizes.nq} queries and "
+                    f"{sizes.nk} keys have {needed}."
+                )
+        elif q.numel() and k.numel():
+            least, most, count = int(q.min()) - int(k.max()), int(q.max()) - int(k.min()), _count(offsets)
+            if least < 0 or most >= count:
+                reach = count // 2
+                raise ValueError(
+                    f"The places of queries and keys differ by {least - reach} to {most - reach}; the buckets of the "
+                    f"relative bias say that they differ by {reach} at most (DifferenceBuckets.farthest)."
+                )
 
     @classmethod
     def empty_gradient(cls, name: str, operand: Tensor, heads: int) -> Tensor:
-        return torch.zeros(heads, cls.count(operand), dtype=torch.float32, device="cpu")
+        return torch.zeros(heads, _count(operand), dtype=torch.float32, device="cpu")
 
     @classmethod
     def stage_gradient(cls, problem: Problem, t: Tensor, g: Tensor) -> Tensor:

@@ -3,49 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.backends.native.c_structs import Member, members
-from regard.backends.native.modifiers.base import KernelModifier, by_head
+from regard.backends.native.modifiers.base import KernelModifier, by_head, number_by_head
 from regard.backends.native.modifiers.distance import place, why_not_near
+from regard.backends.native.operands import EACH_KEY, EACH_QUERY, Axis, Count, KernelOperand, Sizes
+from regard.core.errors import ShapeError
 from regard.core.problem import Problem
 from regard.scores.modifiers import Alibi
 
 DIMS = 4  # coordinates that a point can have
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class SlopeOperands:
-    """slopes: float32 (h,) or (1,), what a step of distance costs.
-
-    points_of_q, points_of_k: float32 (dims, nq), (dims, nk), coordinates, where the slopes multiply their distance.
-    """
-
-    slopes: Tensor | None = None
-    points_of_q: Tensor | None = None
-    points_of_k: Tensor | None = None
+_COORDINATE = Axis("coordinate", lambda s: None, shared=False)
+_POINTS = "coordinates of points, whose distance the slopes multiply"
 
 
 class Slopes(KernelModifier[Alibi]):
     """Slopes times distances, of positions or points."""
 
     stage = Alibi
-    operands = SlopeOperands
-    members = (
-        Member("const float*", "slopes", "(heads,)"),
-        Member("int64_t", "slopes_stride"),
-        *members("const float*", "points_of_q points_of_k", "(dims, n): points, whose distance slopes multiply"),
-        Member("int64_t", "dims", "at most REGARD_DIMS"),
+    operands = (
+        number_by_head("slopes", "what a step of distance costs", learned="slopes"),
+        KernelOperand(
+            *("points_of_q", torch.float32, (_COORDINATE, EACH_QUERY), f"{_POINTS}; dims: at most REGARD_DIMS"),
+            of_lengths=True,
+            count=Count("dims", len),
+        ),
+        KernelOperand("points_of_k", torch.float32, (_COORDINATE, EACH_KEY), _POINTS, of_lengths=True),
     )
-    gradients = (Member("float*", "dslopes", "(heads,), written"),)
-    learned: ClassVar[Mapping[str, str]] = {"slopes": "slopes"}
-    leaves = ("slopes",)
-    counts: ClassVar[Mapping[str, str]] = {"points_of_q": "dims"}
-    of_lengths = frozenset({"points_of_q", "points_of_k"})
 
     @classmethod
     def why_not(cls, problem: Problem, stage: Alibi) -> str | None:
@@ -59,14 +48,16 @@ class Slopes(KernelModifier[Alibi]):
         return "its coordinates are learned" if any(asked[1:]) else None
 
     @classmethod
+    def check(cls, operands: Mapping[str, Tensor], sizes: Sizes) -> None:
+        q, k = operands.get("points_of_q"), operands.get("points_of_k")
+        if q is not None and k is not None and len(q) != len(k):
+            raise ShapeError(f"Points of queries have {len(q)} coordinates, those of keys {len(k)}; expected as many.")
+
+    @classmethod
     def lower(cls, problem: Problem, stages: Sequence[Alibi]) -> dict[str, Any]:
         (stage,) = stages
         points = place(problem) if stage.coordinates is None else _points(stage)
         return {"slopes": by_head(stage.slopes), **points}
-
-    @classmethod
-    def shapes(cls, shape: tuple[int, ...], names: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        return {"slopes": (shape[-3],)}
 
 
 def _points(stage: Alibi) -> dict[str, Tensor]:

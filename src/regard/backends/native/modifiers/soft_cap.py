@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from regard.backends.native.c_structs import Member
-from regard.backends.native.modifiers.base import KernelModifier, by_head
+from regard.backends.native.modifiers.base import KernelModifier, by_head, number_by_head
+from regard.backends.native.operands import KernelNumber
 from regard.core.problem import Problem
 from regard.scores.modifiers import SoftCap
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class SoftCapOperands:
-    """cap: 0 for none. cap_last: whether it comes after the other modifiers, instead of before.
-
-    caps: float32 (h,) or (1,), a cap for each head; then `cap` only says that there are some.
-    """
-
-    cap: float = 0.0
-    cap_last: bool = False
-    caps: Tensor | None = None
 
 
 class SoftCaps(KernelModifier[SoftCap]):
     """Soft caps: before all other modifiers, or after them."""
 
     stage = SoftCap
-    operands = SoftCapOperands
-    members = (
-        Member("float", "cap", "soft cap, 0 for none"),
-        Member("int32_t", "cap_last", "whether it is applied after the other modifiers, not before"),
-        Member("const float*", "caps", "(heads,): a cap for each head, where cap is not 0"),
-        Member("int64_t", "caps_stride"),
+    operands = (number_by_head("caps", "a cap for each head; then the number `cap` says only that there are some"),)
+    numbers = (
+        KernelNumber("cap", "float", "float", 0.0, "soft cap, 0 for none"),
+        KernelNumber("cap_last", "int32_t", "bool", False, "whether it comes after the other modifiers, not before"),
     )
 
     @classmethod
@@ -54,7 +39,3 @@ class SoftCaps(KernelModifier[SoftCap]):
         if not isinstance(stage.cap, Tensor):
             return {"cap": float(stage.cap), "cap_last": last}
         return {"cap": 1.0, "cap_last": last, "caps": by_head(stage.cap)}
-
-    @classmethod
-    def shapes(cls, shape: tuple[int, ...], names: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        return {"caps": (shape[-3],)}

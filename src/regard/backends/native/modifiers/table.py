@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import make_dataclass
 from typing import Any
 
 from regard.backends.native.modifiers.base import KernelModifier
@@ -18,20 +17,8 @@ from regard.core.problem import Problem
 # To add a modifier: its file in this folder, and its name here.
 MODIFIERS: tuple[type[KernelModifier[Any]], ...] = (SoftCaps, Temperatures, Slopes, LogDistances, Offsets, Biases)
 
-# A dataclass of the operands and numbers of all modifiers. Any: no type checker follows bases that are computed.
-ModifierOperands: Any = make_dataclass(
-    "ModifierOperands",
-    (),
-    bases=tuple(modifier.operands for modifier in MODIFIERS),
-    frozen=True,
-    eq=False,
-    kw_only=True,
-)
-
 BY_STAGE: dict[type, type[KernelModifier[Any]]] = {modifier.stage: modifier for modifier in MODIFIERS}
-BY_LEARNED = {name: modifier for modifier in MODIFIERS for name in modifier.learned.values()}  # by operand
-OF_LENGTHS = frozenset[str]().union(*(modifier.of_lengths for modifier in MODIFIERS))
-OF_POSITIONS = frozenset[str]().union(*(modifier.of_positions for modifier in MODIFIERS))
+BY_LEARNED = {own.name: modifier for modifier in MODIFIERS for own in modifier.operands if own.learned}  # by operand
 
 
 def why_not_modifiers(problem: Problem) -> str | None:

@@ -1,0 +1,99 @@
+"""All operands and numbers of a call: of its mask, dropout and sink here, of its score's modifiers in modifiers/."""
+
+from __future__ import annotations
+
+import torch
+
+from regard.backends.native.modifiers.table import MODIFIERS
+from regard.backends.native.operands import (
+    BATCH,
+    BLOCK_OF_KEYS,
+    BLOCK_OF_QUERIES,
+    EACH_KEY,
+    EACH_QUERY,
+    HEAD,
+    KEY,
+    ONE,
+    QUERY,
+    Axis,
+    Count,
+    KernelNumber,
+    KernelOperand,
+)
+
+_KEY_OF_A_BLOCK = Axis("key of a block", lambda s: s.block[1], shared=False)
+_NUMBER = Axis("which", lambda s: None, shared=False)
+_BOUND = "each query sees keys [start, stop); or a rule (documents: also both):"
+
+
+def _numbers_of(name: str, axis: Axis, about: str, leaf: bool = False) -> KernelOperand:
+    """An operand of the rule for intervals: int64 (*batch, n)."""
+    return KernelOperand(name, torch.int64, (BATCH, axis), about, leaf=leaf)
+
+
+# The keys that each query sees: a rule whose numbers are the same for all queries or follow from the mask's tensors.
+INTERVALS = (
+    KernelOperand("start", torch.int32, (BATCH, HEAD, QUERY, ONE), _BOUND, strided=True, leaf=True),
+    KernelOperand("stop", torch.int32, (BATCH, HEAD, QUERY, ONE), _BOUND, strided=True, leaf=True),
+    _numbers_of("shifts", ONE, "added to first and last"),
+    _numbers_of("key_counts", ONE, "only so many keys are seen", leaf=True),
+    _numbers_of("query_counts", ONE, "only so many queries see any", leaf=True),
+    _numbers_of("q_documents", EACH_QUERY, "seen are the keys of the query's number"),
+    _numbers_of("k_documents", EACH_KEY, "seen are the keys of the query's number"),
+)
+RULE_BOUNDS = (
+    KernelNumber("first", "int64_t", "SymInt?", None, "query i sees no key before first + i", as_it_is=False),
+    KernelNumber("last", "int64_t", "SymInt?", None, "query i sees no key from last + i on", as_it_is=False),
+)
+PAIRS = (
+    KernelOperand(
+        *("allowed", torch.bool, (BATCH, HEAD, QUERY, KEY), "whether a pair is seen"),
+        strided=True,
+        leaf=True,
+        of_lengths=True,
+    ),
+    KernelOperand(
+        *("tiles", torch.int32, (BATCH, HEAD, BLOCK_OF_QUERIES, BLOCK_OF_KEYS)),
+        "-1: no pair is seen, -2: all are, else which of the bits",
+        strided=True,
+        of_lengths=True,
+        of_positions=True,
+    ),
+    KernelOperand(
+        *("bits", torch.int64, (_NUMBER, _KEY_OF_A_BLOCK), "bit r of word j is row r of a block, key j of it"),
+        of_lengths=True,
+        of_positions=True,
+        count=Count("bits_count", len),
+    ),
+)
+PLACES = (
+    KernelOperand("q_at", torch.int64, (BATCH, EACH_QUERY), "positions, where something compares them", ragged=True),
+    KernelOperand("k_at", torch.int64, (BATCH, EACH_KEY), "positions, where something compares them", ragged=True),
+)
+DROPOUT = (
+    KernelNumber("seed", "uint64_t", "SymInt", 0, "", as_it_is=False),
+    KernelNumber("threshold", "uint32_t", "int", 0, "a weight is dropped if its 24 random bits are below; 0: none is"),
+    KernelNumber("keep", "float", "float", 1.0, "multiplies the weights that are not dropped"),
+)
+SINK = KernelOperand(
+    *("sink", torch.float32, (BATCH, HEAD, ONE, ONE), "a logit, natural, that joins the sum and has no value"),
+    strided=True,
+    leaf=True,
+    ragged=True,
+)
+SCALE = KernelNumber("scale", "float", "float", 1.0, "of the dot product")
+INVARIANT = KernelNumber("invariant", "int32_t", "bool", False, "whether a row's bits do not depend on the other rows")
+
+OPERANDS: dict[str, KernelOperand] = {
+    operand.name: operand
+    for operand in (*(own for m in MODIFIERS for own in m.operands), *INTERVALS, *PAIRS, *PLACES, SINK)
+}
+NUMBERS: dict[str, KernelNumber] = {
+    number.name: number
+    for number in (SCALE, *(own for m in MODIFIERS for own in m.numbers), *RULE_BOUNDS, *DROPOUT, INVARIANT)
+}
+LEAVES = tuple(name for name, operand in OPERANDS.items() if operand.leaf)
+OF_MASK = tuple(one.name for one in (*INTERVALS, *RULE_BOUNDS, *PAIRS))
+OF_LENGTHS = frozenset(name for name, operand in OPERANDS.items() if operand.of_lengths)
+OF_POSITIONS = frozenset(name for name, operand in OPERANDS.items() if operand.of_positions)
+RAGGED = frozenset(name for name, operand in OPERANDS.items() if operand.ragged)

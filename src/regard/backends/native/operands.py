@@ -1,0 +1,156 @@
+"""Operands and numbers of a call of the kernels, besides q, k, v and its results: how each is declared, once.
+
+From a declaration follow the members of the C struct, the check of shapes, the schema of the operator in graphs, what a
+plan sets at each call, what the backward reads again, and whether sequences of any lengths can share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.backends.native.c_structs import AXES, Member
+
+_POINTERS = {torch.float32: "float*", torch.int32: "int32_t*", torch.int64: "int64_t*"}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a call, from which the shapes of its operands follow; block: queries and keys of the kernels'."""
+
+    batch: tuple[int, ...]
+    heads: int
+    nq: int
+    nk: int
+    block: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of an operand.
+
+    size     its size in a call; None: the operand's own
+    shared   whether the size may be 1 instead: then one number serves all
+    """
+
+    name: str
+    size: Callable[[Sizes], int | None]
+    shared: bool = True
+
+
+BATCH = Axis("batch", lambda s: None)  # stands for all batch axes
+HEAD = Axis("head", lambda s: s.heads)
+QUERY, KEY = Axis("query", lambda s: s.nq), Axis("key", lambda s: s.nk)
+EACH_QUERY, EACH_KEY = Axis("query", lambda s: s.nq, shared=False), Axis("key", lambda s: s.nk, shared=False)
+BLOCK_OF_QUERIES = Axis("block of queries", lambda s: -(-s.nq // s.block[0]))
+BLOCK_OF_KEYS = Axis("block of keys", lambda s: -(-s.nk // s.block[1]))
+ONE = Axis("1", lambda s: 1)
+
+
+@dataclass(frozen=True)
+class Count:
+    """A member that holds how many numbers of a kind an operand has."""
+
+    member: str
+    of: Callable[[Tensor], int]
+
+
+@dataclass(frozen=True)
+class KernelOperand:
+    """A tensor that the kernels read, on the CPU.
+
+    dtype         None: float32, bfloat16 or float16, which a member tells
+    axes          in order; an axis of sequences or heads along which all numbers are alike may have size 1
+    strided       whether it may lie in any way, as a regard_tensor; else it has no gaps, and a member is its address
+    leaf          whether the kernels may read it where the caller has it
+    of_lengths    whether it belongs to one number of queries and keys: a plan with it serves no other
+    of_positions  whether it is made from the numbers in positions: no plan with it serves calls that are given them
+    ragged        whether sequences of any lengths in one call can share it, or find their part by their queries
+    learned       the field of its score's stage of which it is the value, if it has a gradient: `d` and its name
+    """
+
+    name: str
+    dtype: torch.dtype | None
+    axes: tuple[Axis, ...]
+    about: str
+    strided: bool = False
+    leaf: bool = False
+    of_lengths: bool = False
+    of_positions: bool = False
+    ragged: bool = False
+    learned: str = ""
+    count: Count | None = None
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Of the struct of a call: the operand, and what is said besides."""
+        kind = "" if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        shape = f"{kind} ({', '.join(axis.name for axis in self.axes)}): {self.about}".lstrip()
+        if self.strided:
+            own = [Member("regard_tensor", self.name, shape)]
+            return (*own, Member("int32_t", f"{self.name}_dtype")) if self.dtype is None else tuple(own)
+        assert self.dtype is not None
+        found = [Member(f"const {_POINTERS[self.dtype]}", self.name, shape)]
+        if HEAD in self.axes:
+            found.append(Member("int64_t", f"{self.name}_stride", "from head to head; 0 where they share it"))
+        if BATCH in self.axes:
+            found.append(Member("int64_t", f"{self.name}_batch", count=AXES))
+        if self.count is not None:
+            found.append(Member("int64_t", self.count.member))
+        return tuple(found)
+
+    @property
+    def gradients(self) -> tuple[Member, ...]:
+        """Of the struct of a backward call."""
+        if not self.learned:
+            return ()
+        if self.strided:
+            return (Member("regard_tensor", f"d{self.name}", "added to, float; double where it sums queries or keys"),)
+        return (Member("float*", f"d{self.name}", "for each head, written"),)
+
+    @property
+    def given(self) -> str:
+        """In C, whether a call has it."""
+        return f"c->{self.name}.data" if self.strided else f"c->{self.name}"
+
+    def wrong_shape(self, shape: tuple[int, ...], sizes: Sizes) -> tuple[int, ...] | None:
+        """The shape that was expected, where the operand's is not that of a call with these sizes; else None."""
+        axes = self.axes[1:] if self.axes[0] is BATCH else self.axes
+        own = shape[len(shape) - len(axes) :]
+        expected = [axis.size(sizes) for axis in axes]
+        filled = tuple(a if b is None else b for a, b in zip(own, expected, strict=False))
+        batch = sizes.batch if self.axes[0] is BATCH else ()
+        lead = shape[: len(shape) - len(axes)]
+        fits = len(axes) <= len(shape) <= len(batch) + len(axes)
+        fits = fits and all(a in (1, b) for a, b in zip(lead[::-1], batch[::-1], strict=False))
+        for axis, a, b in zip(axes, own, expected, strict=False):
+            fits = fits and (b is None or a == b or (axis.shared and a == 1))
+        return None if fits else (*batch, *filled)
+
+
+@dataclass(frozen=True)
+class KernelNumber:
+    """A number that the kernels read. type: as C writes it; in_graphs: as the schema of an operator does.
+
+    as_it_is: whether the member of its name holds it, and nothing else has to be said.
+    """
+
+    name: str
+    type: str
+    in_graphs: str
+    default: Any
+    about: str
+    as_it_is: bool = True
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return (Member(self.type, self.name, self.about),)
+
+
+def members_of(declared: Iterable[KernelOperand | KernelNumber]) -> tuple[Member, ...]:
+    """The members of all, one behind another."""
+    return tuple(member for one in declared for member in one.members)
