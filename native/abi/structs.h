@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0xb9cb3a3a51c7a8  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0x64dca887307431  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -275,6 +275,19 @@ typedef struct {
   int64_t leaf_at[8];  // where the call has its address
 } regard_plan;
 static_assert(sizeof(regard_plan) == 280, "ctypes lays regard_plan out in another way");
+
+// What native/python/ makes the backward calls of one structure from, where q, k and v alone have gradients.
+typedef struct {
+  const regard_gradients* gradients;  // what is the same for all of them, but for the forward call
+  void* entry;
+  void* parallel;
+  int64_t axes;  // of q, k, v and out, heads included
+  int32_t needs[3];  // whether q, k and v have gradients
+  int32_t leaves;  // tensors of score, mask and sink that are read where they lie
+  int64_t leaf[8];  // which of all such tensors, depth first
+  int64_t leaf_at[8];  // where the call has its address
+} regard_backward_plan;
+static_assert(sizeof(regard_backward_plan) == 176, "ctypes lays regard_backward_plan out in another way");
 
 // Whether a call has an operand that sequences of any lengths cannot share.
 static inline int32_t regard_not_ragged(const regard_call* c) {

@@ -102,4 +102,29 @@ static PyObject* bind(const regard_plan& plan, regard_call& c, PyObject* q, PyOb
   return out.release();
 }
 
+// Fills in a copy of the plan's struct for a backward: saved are q, k, v, the leaves, out and the row statistics. Writes new tensors for
+// the gradients of q, k and v to `made`. Returns false where the plan does not serve such tensors.
+static bool bind_backward(const regard_backward_plan& plan, regard_gradients& x, PyObject* saved, PyObject* cotangent, Ref (&made)[3]) {
+  const Py_ssize_t count = PyTuple_Size(saved);
+  if (count < 5) return false;
+  regard_tensor* const operands[5] = {&x.call.q, &x.call.k, &x.call.v, &x.call.out, &x.call.row_stats};
+  regard_tensor* const gradients[3] = {&x.dq, &x.dk, &x.dv};
+  DLTensor t;
+  for (int n = 0; n < 5; ++n)
+    if (!read(PyTuple_GetItem(saved, n < 3 ? n : count - 5 + n), t, true) || !as_operand(t, plan.axes, *operands[n])) return false;
+  if (!read(cotangent, t, true) || t.strides[t.ndim - 1] != 1 || !as_operand(t, plan.axes, x.dout)) return false;
+  if (x.dout.dtype != REGARD_F32 && x.dout.dtype != REGARD_BF16 && x.dout.dtype != REGARD_F16) return false;
+  x.dout_dtype = (int32_t)x.dout.dtype;
+  for (int n = 0; n < plan.leaves; ++n) {
+    if (plan.leaf[n] >= count - 5 || !read(PyTuple_GetItem(saved, 3 + plan.leaf[n]), t, false)) return false;
+    *(const void**)((char*)&x + plan.leaf_at[n]) = address(t);
+  }
+  for (int n = 0; n < 3; ++n) {
+    if (!plan.needs[n]) continue;
+    made[n].own(PyObject_CallFunctionObjArgs(py.empty_like, PyTuple_GetItem(saved, n), nullptr));
+    if (!made[n] || !read(made[n].get(), t, true) || !as_operand(t, plan.axes, *gradients[n])) return false;
+  }
+  return true;
+}
+
 }  // namespace regard

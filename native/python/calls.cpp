@@ -106,6 +106,24 @@ PyObject* set_operands(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return shared(given[0]);
 }
 
+// differentiate(plan, call, saved, cotangent) -> the gradients of q, k and v, None where there is none; None where Python must find
+// them; or the code of what is wrong. plan: an address; call: the bytes of the forward's struct.
+PyObject* differentiate(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  if (count != 4 || watched() || truth_of(Ref{PyObject_CallFunctionObjArgs(py.is_grad_enabled, nullptr)})) return leave_to_python();
+  const regard_backward_plan& plan = *(const regard_backward_plan*)PyLong_AsVoidPtr(given[0]);
+  regard_gradients x = *plan.gradients;
+  if (PyBytes_Size(given[1]) != (Py_ssize_t)sizeof(x.call)) return leave_to_python();
+  __builtin_memcpy(&x.call, PyBytes_AsString(given[1]), sizeof(x.call));
+  Ref made[3], found{PyTuple_New(3)};
+  if (!found || !bind_backward(plan, x, given[2], given[3], made)) return leave_to_python();
+  void* const state = PyEval_SaveThread();
+  const int32_t code = ((int32_t(*)(const void*, void*))plan.entry)(&x, plan.parallel);
+  PyEval_RestoreThread(state);
+  if (code != REGARD_DONE) return PyLong_FromLongLong(code);
+  for (int n = 0; n < 3; ++n) PyTuple_SetItem(found.get(), n, made[n] ? made[n].release() : none());
+  return found.release();
+}
+
 // Whether torch records what is done with new keys and values.
 bool recorded(PyObject* k, PyObject* v) {
   return truth_of(Ref{PyObject_CallFunctionObjArgs(py.is_grad_enabled, nullptr)}) && (needs_of(&k, 1) || needs_of(&v, 1));
@@ -177,6 +195,7 @@ PyObject* forget(PyObject*, PyObject* const*, Py_ssize_t) {
 PyMethodDef methods[] = {{"attend", attend, METH_FASTCALL, nullptr},
                          {"bind", bind_call, METH_FASTCALL, nullptr},
                          {"set_operands", set_operands, METH_FASTCALL, nullptr},
+                         {"differentiate", differentiate, METH_FASTCALL, nullptr},
                          {"write_rows", write_rows, METH_FASTCALL, nullptr},
                          {"write_page_rows", write_page_rows, METH_FASTCALL, nullptr},
                          {"remember", remember, METH_FASTCALL, nullptr},

@@ -112,6 +112,12 @@ class TrainingPlan(Protocol):
         """The gradients of what is given and of the leaves, from what the forward gave and the cotangent of out."""
         ...
 
+    def backward_of_saved(
+        self, kernel: Any, saved: tuple[Tensor, ...], cotangent: Tensor
+    ) -> tuple[Tensor | None, ...] | None:
+        """The same in fewer steps; None where `backward` has to find them. saved: given, leaves, out, row_stats."""
+        ...
+
 
 @dataclass(frozen=True)
 class Backend(Value):

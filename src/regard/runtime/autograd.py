@@ -85,6 +85,12 @@ class Call(Protocol):
         """Those of the results that have no derivative."""
         ...
 
+    def backward_of_saved(
+        self, saved: tuple[Tensor, ...], cotangents: tuple[Tensor, ...]
+    ) -> tuple[Tensor | None, ...] | None:
+        """Gradients of all tensors in one step, from what save_for_backward kept; None where that is not possible."""
+        ...
+
     def backward(self, given: Given) -> tuple[Tensor | None, ...]:
         """Gradients of the tensors for which `needs` is true, from the cotangents of the results."""
         ...
@@ -115,6 +121,9 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         both = ctx.saved_tensors  # looked at once: hooks of checkpointing allow no more
+        found = ctx.call.backward_of_saved(both, cotangents)
+        if found is not None:
+            return (None, None, None, *found)
         tensors, saved = both[: ctx.count], both[ctx.count :]
         needs = tuple(ctx.needs_input_grad[3:])
         # create_graph: the gradient itself will be differentiated
@@ -131,6 +140,10 @@ def _readable(cotangent: Tensor) -> Tensor:
     return t if type(t) is Tensor or torch.is_grad_enabled() else t.detach()
 
 
+# Function.apply without its look for torch.func's transforms, for who has looked already.
+apply_untransformed = super(torch.autograd.Function, Attention).apply
+
+
 class _OfProblem:
     """A call that a backend made of a problem: out, or out, m and l."""
 
@@ -140,6 +153,9 @@ class _OfProblem:
 
     def constants(self, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return results[1:2]  # m
+
+    def backward_of_saved(self, saved: tuple[Tensor, ...], cotangents: tuple[Tensor, ...]) -> None:
+        return None
 
     def backward(self, given: Given) -> tuple[Tensor | None, ...]:
         l, *kept = given.saved

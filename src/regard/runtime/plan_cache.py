@@ -22,7 +22,7 @@ from regard.core.positions import Positions
 from regard.core.state import RowStats
 from regard.core.tracing import watched
 from regard.masks.algebra import Mask
-from regard.runtime.autograd import Attention, Given, differentiable_backward
+from regard.runtime.autograd import Given, apply_untransformed, differentiable_backward
 from regard.runtime.binding import Call
 from regard.runtime.dispatch import choose, readable
 from regard.runtime.outline import OUTLINES, Asked, structure_of
@@ -141,7 +141,8 @@ def _plan_for(
 def _record(plan: TrainingPlan, done: Done, asked: Asked, tensors: tuple[Tensor, ...]) -> Tensor:
     """The output of a call that a plan made, with its gradients."""
     out = done.out.to(tensors[2].dtype)
-    (recorded,) = Attention.apply(_Planned(plan, done, asked, tensors), (out,), (done.out, done.row_stats), *tensors)
+    planned, saved = _Planned(plan, done, asked, tensors), (done.out, done.row_stats)
+    (recorded,) = apply_untransformed(planned, (out,), saved, *tensors)  # plans serve no transforms
     return recorded
 
 
@@ -217,6 +218,13 @@ class _Planned:
 
     def constants(self, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return ()
+
+    def backward_of_saved(
+        self, saved: tuple[Tensor, ...], cotangents: tuple[Tensor, ...]
+    ) -> tuple[Tensor | None, ...] | None:
+        if self.strides and [t.stride() for t in saved[3:-2]] != self.strides:
+            return None
+        return self.plan.backward_of_saved(self.kernel, saved, cotangents[0])
 
     def backward(self, given: Given) -> tuple[Tensor | None, ...]:
         if watched():  # who watches sees no kernel

@@ -257,6 +257,21 @@ class PlanArguments(Struct):
     )
 
 
+@laid_out
+class BackwardPlanArguments(Struct):
+    c_name = "regard_backward_plan"
+    about = "What native/python/ makes the backward calls of one structure from, where q, k and v alone have gradients."
+    members = (
+        Member("const regard_gradients*", "gradients", "what is the same for all of them, but for the forward call"),
+        *members("void*", "entry parallel"),
+        Member("int64_t", "axes", "of q, k, v and out, heads included"),
+        Member("int32_t", "needs", "whether q, k and v have gradients", 3),
+        Member("int32_t", "leaves", "tensors of score, mask and sink that are read where they lie"),
+        Member("int64_t", "leaf", "which of all such tensors, depth first", LEAVES),
+        Member("int64_t", "leaf_at", "where the call has its address", LEAVES),
+    )
+
+
 _SIZES = {
     "REGARD_BATCH_AXES": AXES,
     "REGARD_DIMS": DIMS,

@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Done, Example, Inputs
-from regard.backends.native.abi import AXES, CODES, LEAVES, CallArguments, PlanArguments
+from regard.backends.native.abi import (
+    AXES,
+    CODES,
+    LEAVES,
+    BackwardPlanArguments,
+    CallArguments,
+    GradientArguments,
+    PlanArguments,
+)
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.c_structs import Struct, address_of
 from regard.backends.native.call_operands import OF_LENGTHS
@@ -233,6 +241,35 @@ class TrainingPlan(ForwardPlan):
         self.forward_size = ctypes.sizeof(self.struct)
         self.gradients: dict[torch.dtype, Struct] = {}  # what the backward reads, of cotangents of a dtype
         self.operands = *_FORWARD, *family.gradient_offsets
+        self.others = (None,) * len(addresses)  # gradients of leaves, where none is learned
+        self.template = family.backward_struct(self.struct, (0, self.gradient_dtype))
+        alone = type(self.template) is GradientArguments and self.learned is None and len(self.leaves) <= LEAVES
+        self.pull = self._pull_constants() if alone else None
+        self.pull_address = None if self.pull is None else ctypes.addressof(self.pull)
+
+    def _pull_constants(self) -> BackwardPlanArguments:
+        """What differentiate() of native/python/ fills in a backward's struct from."""
+        return BackwardPlanArguments(
+            gradients=ctypes.addressof(self.template),
+            entry=ctypes.cast(self.backward_entry, ctypes.c_void_p).value,  # pyright: ignore[reportArgumentType]
+            parallel=self.parallel,
+            axes=self.axes,
+            needs=(ctypes.c_int32 * 3)(*self.needs[:3]),
+            leaves=len(self.leaves),
+            leaf=(ctypes.c_int64 * LEAVES)(*[n for _, n in self.leaves]),
+            leaf_at=(ctypes.c_int64 * LEAVES)(*[at for at, _ in self.leaves]),
+        )
+
+    def backward_of_saved(
+        self, kernel: Any, saved: tuple[Tensor, ...], cotangent: Tensor
+    ) -> tuple[Tensor | None, ...] | None:
+        """See base.TrainingPlan."""
+        if self.pull_address is None:
+            return None
+        found = self.direct.differentiate(self.pull_address, kernel[0], saved, cotangent)
+        if isinstance(found, int):
+            raise failure(found)
+        return None if found is None else (*found, *self.others)
 
     def run_for_backward(self, call: Inputs) -> Done | None:
         """The call, made: its out and row statistics, and its struct with what that leads to."""
