@@ -32,6 +32,15 @@ TURNS = 7
 PATIENCE = 180.0  # seconds that an answer may take
 
 
+# The finder of an editable install comes before the path, and would import its own checkout whatever the path says.
+WITHOUT_EDITABLE = """
+import runpy, sys
+names = [getattr(finder, "__module__", type(finder).__module__) for finder in sys.meta_path]
+sys.meta_path[:] = [finder for finder, name in zip(sys.meta_path, names) if "editable" not in name]
+runpy.run_module("benchmarks.worker", run_name="__main__", alter_sys=True)
+"""
+
+
 class Lost(Exception):
     """A process that ended, or did not answer in time."""
 
@@ -52,7 +61,8 @@ class Worker:
             environment = {**os.environ, **counts, "PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
             if self.isa is not None:
                 environment["REGARD_ISA"] = self.isa
-            command = [sys.executable, "-m", "benchmarks.worker", self.name, str(self.threads)]
+            begin = ["-m", "benchmarks.worker"] if self.source is None else ["-c", WITHOUT_EDITABLE]
+            command = [sys.executable, *begin, self.name, str(self.threads)]
             self.log = tempfile.TemporaryFile()  # noqa: SIM115 - what it says besides its answers
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
             self.process = subprocess.Popen(command, env=environment, bufsize=0, **pipes)

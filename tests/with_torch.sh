@@ -24,6 +24,6 @@ grep -v '^torch==' constraints.txt >"$scratch/constraints.txt"
 echo "$wanted: $torch"
 "$venv/bin/pip" install --quiet --upgrade -c "$scratch/constraints.txt" "$torch" || exit 75
 "$venv/bin/pip" freeze | grep '^torch==' >>"$scratch/constraints.txt"
-"$venv/bin/pip" install --quiet -c "$scratch/constraints.txt" '.[test]'
+"$venv/bin/pip" install --quiet -c "$scratch/constraints.txt" "${WHEEL:-.}[test]"
 "$venv/bin/python" -c 'import torch; print("torch", torch.__version__)'
 "$venv/bin/python" -m pytest "$@"

@@ -1,8 +1,8 @@
-// Written by src/regard/backends/native/abi.py, which tells how to write it again. Do not edit.
+// Written by src/regard/backends/native/header.py, which tells how to write it again. Do not edit.
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0x64dca887307431  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0xf137efe5e29cdd  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 

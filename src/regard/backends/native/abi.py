@@ -1,17 +1,13 @@
 """What a native kernel is given: the structs of its calls, member by member, as Python and C++ both have them.
 
-This is the one place where a member is written down; those of a modifier stand in its file in modifiers/. From it come
-the ctypes structures below and the C header, native/abi/structs.h (`python -m regard.backends.native.abi
-native/abi/structs.h` writes it again). The header holds the number `ABI`, made of all members; a shared object that was
-built from other members is not loaded.
+This is the one place where a member is written down; those of operands and numbers follow from their declarations
+(call_operands.py). From it come the ctypes structures below and the C header, native/abi/structs.h (see header.py). The
+header holds the number `ABI`, made of all members; a shared object that was built from other members is not loaded.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-import sys
-from pathlib import Path
 
 from regard.backends.native.c_structs import AXES, STRUCTS, Member, Struct, laid_out, members
 from regard.backends.native.call_operands import (
@@ -21,6 +17,7 @@ from regard.backends.native.call_operands import (
     OPERANDS,
     PAIRS,
     PLACES,
+    RAGGED,
     RULE_BOUNDS,
     SCALE,
     SINK,
@@ -272,7 +269,8 @@ class BackwardPlanArguments(Struct):
     )
 
 
-_SIZES = {
+# Sizes that both sides know, and all that C++ has as an enum.
+SIZES = {
     "REGARD_BATCH_AXES": AXES,
     "REGARD_DIMS": DIMS,
     "REGARD_TOP": TOP,
@@ -281,56 +279,14 @@ _SIZES = {
 }
 
 
-def _enum(values: dict[str, int]) -> str:
-    return "enum {\n" + "".join(f"  {name} = {value},\n" for name, value in values.items()) + "};"
-
-
-def _structs() -> str:
-    parts = [_enum(values) for values in (DTYPES | OPERAND_DTYPES, ACTIVATIONS, CODES, BOUNDS, _SIZES)]
-    for name, struct in STRUCTS.items():
-        body = "\n".join(map(str, struct.members))
-        size = f'static_assert(sizeof({name}) == {ctypes.sizeof(struct)}, "ctypes lays {name} out in another way");'
-        parts.append(f"// {struct.about}\ntypedef struct {{\n{body}\n}} {name};\n{size}")
-    return "\n\n".join([*parts, _not_ragged()])
-
-
-def _not_ragged() -> str:
-    """A function of C from the operands that are not declared as ragged, so that a new one is refused until it is."""
-    found = [operand.given for operand in OPERANDS.values() if not operand.ragged]
-    lines = "".join(f" ||\n         {given}" for given in found[1:])
-    return (
-        "// Whether a call has an operand that sequences of any lengths cannot share.\n"
-        f"static inline int32_t regard_not_ragged(const regard_call* c) {{\n  return {found[0]}{lines};\n}}"
-    )
+ENUMS = (DTYPES | OPERAND_DTYPES, ACTIVATIONS, CODES, BOUNDS)
 
 
 def _abi() -> int:
     """A number that changes with any name, type or order of a member, not with what is said about it."""
     layout = [(name, [(m.type, m.name, m.count) for m in struct.members]) for name, struct in STRUCTS.items()]
-    constants = DTYPES, OPERAND_DTYPES, ACTIVATIONS, CODES, BOUNDS, _SIZES
-    return int.from_bytes(hashlib.sha256(repr((layout, *constants, _not_ragged())).encode()).digest()[:7], "big")
+    constants = *ENUMS, SIZES
+    return int.from_bytes(hashlib.sha256(repr((layout, *constants, sorted(RAGGED))).encode()).digest()[:7], "big")
 
 
 ABI = _abi()
-
-
-def header() -> str:
-    """The C header of all structs."""
-    return f"""// Written by src/regard/backends/native/abi.py, which tells how to write it again. Do not edit.
-#pragma once
-#include <stdint.h>
-
-#define REGARD_ABI {ABI:#x}  // what regard_abi() of a shared object answers, for Python to compare
-
-extern "C" {{
-
-{_structs()}
-
-typedef void (*regard_body)(int64_t begin, int64_t end, void* context);
-typedef int32_t (*regard_parallel)(int64_t begin, int64_t end, int64_t grain, regard_body body, void* context);
-}}
-"""
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(header())
