@@ -134,3 +134,24 @@ def test_a_parameter_is_read_where_it_lies() -> None:
         for _ in range(3):
             torch.testing.assert_close(rg.attention(*tensors(), **calls), right(*tensors(), **calls))
             slopes.mul_(0.5)
+
+
+@pytest.mark.parametrize("which", ["q", "k", "slopes"])
+def test_a_wrapper_that_outlived_its_transform_is_read_through(which: str) -> None:
+    """What torch.func.grad hands to a function, kept beyond it, has no memory of its own."""
+    left: list[Tensor] = []
+
+    def keep(x: Tensor) -> Tensor:
+        left.append(x * 1.0)
+        return x.sum()
+
+    q, k, v = tensors(needs=True)
+    given = {"q": q, "k": k, "slopes": torch.rand(HEADS)}
+    torch.func.grad(keep)(given[which].detach())
+    given[which] = left[0]
+    call = {"score": rg.ScaledDot() >> rg.Alibi(given["slopes"]), "positions": rg.tail(NQ, NK)}
+    for _ in range(2):
+        out, expected = rg.attention(given["q"], given["k"], v, **call), right(given["q"], given["k"], v, **call)
+        torch.testing.assert_close(out, expected)
+        found, wanted = (torch.autograd.grad(o.sin().sum(), v)[0] for o in (out, expected))
+        torch.testing.assert_close(found, wanted)

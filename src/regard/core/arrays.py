@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.core.paged import gathered
-from regard.core.tracing import loaded
+from regard.core.tracing import loaded, unwrapped_if_dead
 from regard.core.wrong_calls import kind_of
 
 
@@ -75,8 +75,10 @@ def in_memory(t: Tensor, name: str) -> Tensor:
         raise TypeError(f"{name} has the layout {t.layout}; expected a dense tensor, torch.strided: pass x.to_dense().")
     if t.is_quantized:
         raise TypeError(f"{name} is quantized, {t.dtype}; expected numbers as they are: pass x.dequantize().")
-    if not torch.compiler.is_compiling() and t._is_zerotensor():  # which autograd makes: zeros without memory
-        return t.clone()
+    if not torch.compiler.is_compiling():
+        t = unwrapped_if_dead(t)
+        if t._is_zerotensor():  # which autograd makes: zeros without memory
+            return t.clone()
     return t.resolve_neg()  # of a lazily negated view (x.conj().imag) the memory holds the opposite
 
 

@@ -101,6 +101,12 @@ def functorch() -> bool:
     return torch._C._are_functorch_transforms_active()  # pyright: ignore[reportPrivateUsage]
 
 
+# Whether a tensor is a wrapper of torch.func's, which has no memory of its own; also one that outlived its transform.
+wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore
+# What a wrapper holds whose transform has ended; of every other tensor, the tensor.
+unwrapped_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead  # pyright: ignore
+
+
 def finite(*tensors: Tensor) -> bool:
     """Whether every element is known to be finite. False where nobody may look."""
     return not data_unavailable(*tensors) and all(_finite(t.detach()) for t in tensors)

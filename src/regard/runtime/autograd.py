@@ -141,7 +141,7 @@ def _readable(cotangent: Tensor) -> Tensor:
 
 
 # Function.apply without its look for torch.func's transforms, for who has looked already.
-apply_untransformed = super(torch.autograd.Function, Attention).apply
+apply_untransformed: Callable[..., Any] = super(torch.autograd.Function, Attention).apply  # pyright: ignore
 
 
 class _OfProblem:

@@ -44,8 +44,8 @@ class Call:
         like: Any = None,
     ) -> None:
         self.answer: Callable[[Tensor], Any] = arrays.answer_like(q if like is None else like)
-        self.device = arrays.tensor(q, "q").device.type
         q = arrays.tensor(q, "q")
+        self.device = q.device.type
         if not share_pages(k, v):
             k, v = arrays.tensor(k, "k"), arrays.tensor(v, "v")
         q, k, v = as_autocast(q), as_autocast(k), as_autocast(v)

@@ -17,7 +17,7 @@ from torch.compiler import is_compiling
 from regard.core.dropout import Dropout
 from regard.core.paged import Paged, share_pages
 from regard.core.positions import Positions
-from regard.core.tracing import functorch, watched
+from regard.core.tracing import functorch, watched, wrapped
 from regard.core.value import Value, names
 from regard.masks.algebra import Mask
 from regard.scores.algebra import Score
@@ -25,7 +25,9 @@ from regard.scores.algebra import Score
 
 def plain(t: Tensor) -> bool:
     """Whether the kernels can read a tensor where it lies. A subclass may hold its numbers elsewhere, or none."""
-    return type(t) in _PLAIN and t.is_cpu and t.layout is _STRIDED and not (t.is_neg() or t._is_zerotensor())
+    if type(t) not in _PLAIN or not t.is_cpu or t.layout is not _STRIDED:
+        return False
+    return not (t.is_neg() or t._is_zerotensor() or wrapped(t))
 
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
