@@ -14,7 +14,7 @@ from torch import Tensor
 import regard as rg
 from needed import needs_kernels
 from regard import testing
-from regard.backends.native.plan import TrainingPlan
+from regard.backends.native.training_plan import TrainingPlan
 from regard.runtime import plan_cache
 
 pytestmark = needs_kernels

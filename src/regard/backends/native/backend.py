@@ -26,11 +26,12 @@ from regard.backends.native.launch import (
 from regard.backends.native.lower_mask import lower_mask
 from regard.backends.native.mask_text import why_not_text
 from regard.backends.native.modifiers.table import why_not_learned
-from regard.backends.native.plan import ForwardPlan, TrainingPlan
+from regard.backends.native.plan import ForwardPlan
 from regard.backends.native.plan_limits import repeats
 from regard.backends.native.ragged import RaggedPlan, ragged_plan
 from regard.backends.native.saved_mask import save_mask, saved_mask
 from regard.backends.native.torch_ops import traced
+from regard.backends.native.training_plan import TrainingPlan
 from regard.backends.streaming.backward import Cotangents, backward
 from regard.backends.streaming.tiling import stream
 from regard.core.paged import Paged

@@ -7,29 +7,25 @@ dropout, and the intervals of a mask whose tensors decide them (Lengths, Documen
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from itertools import chain
 from struct import Struct as Packer
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from regard.backends.base import Done, Example, Inputs
+from regard.backends.base import Example, Inputs
 from regard.backends.native.abi import (
     AXES,
     CODES,
     LEAVES,
-    BackwardPlanArguments,
     CallArguments,
-    GradientArguments,
     PlanArguments,
 )
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.c_structs import Struct, address_of
 from regard.backends.native.call_operands import OF_LENGTHS
 from regard.backends.native.direct import direct
-from regard.backends.native.ffi import DTYPE_CODES, failure, parallel
+from regard.backends.native.ffi import failure, parallel
 from regard.backends.native.kernels import Kernels
 from regard.backends.native.launch import (
     THREAD_WORK,
@@ -37,7 +33,6 @@ from regard.backends.native.launch import (
     arguments,
     empty_row_stats,
     library,
-    natural_row_stats,
     set_places,
     set_visible,
 )
@@ -47,14 +42,13 @@ from regard.core.paged import Paged
 from regard.core.positions import Span, counting, resolve_positions
 from regard.core.problem import Problem
 from regard.core.region import Frame
-from regard.core.state import RowStats
 from regard.masks.intervals import IntervalRule
 from regard.scores.algebra import Score
 
 _BAD_INTERVAL = CODES["REGARD_BAD_INTERVAL"]  # the numbers of a mask are wrong: the general way says so
 _ADDRESS, _SEED = Packer("=q"), Packer("=Q")
-_FORWARD = tuple(getattr(CallArguments, name).offset for name in ("q", "k", "v", "out", "row_stats"))
-_ROW_STATS = _FORWARD[-1:]
+FORWARD_OPERANDS = tuple(getattr(CallArguments, name).offset for name in ("q", "k", "v", "out", "row_stats"))
+_ROW_STATS = FORWARD_OPERANDS[-1:]
 
 
 class ForwardPlan:
@@ -221,94 +215,3 @@ class ForwardPlan:
     def _lifted(self, t: Tensor) -> Tensor:
         """With the axes of the kernels' operands: a head axis, where the caller has none."""
         return t if t.dim() == self.axes else t.unsqueeze(-3)
-
-
-class TrainingPlan(ForwardPlan):
-    """Calls of one structure that will be differentiated, and their backward.
-
-    Sums stay in float32 between the two: `out` is that of the kernel, the caller's is `out` in q's dtype.
-    """
-
-    def __init__(self, family: Kernels, args: KernelArgs, example: Example) -> None:
-        super().__init__(family, args, example, training=True)
-        learned, addresses = family.learned(example.problem), [t.data_ptr() for t in example.leaves]
-        self.learned = None if learned is None else addresses.index(learned.data_ptr())
-        # which of the kernel's results is the gradient of each tensor: q, k, v, and what is learned of the leaves
-        of = (0, 1, 2, *(3 if n == self.learned else None for n in range(len(addresses))))
-        self.order = tuple(n if need else None for n, need in zip(of, example.needs, strict=True))
-        self.needs, self.gradient_dtype = example.needs, DTYPE_CODES[args.q.dtype]
-        self.backward_entry = library().entry(family.backward_entry)
-        self.forward_size = ctypes.sizeof(self.struct)
-        self.gradients: dict[torch.dtype, Struct] = {}  # what the backward reads, of cotangents of a dtype
-        self.operands = *_FORWARD, *family.gradient_offsets
-        self.others = (None,) * len(addresses)  # gradients of leaves, where none is learned
-        self.template = family.backward_struct(self.struct, (0, self.gradient_dtype))
-        alone = type(self.template) is GradientArguments and self.learned is None and len(self.leaves) <= LEAVES
-        self.pull = self._pull_constants() if alone else None
-        self.pull_address = None if self.pull is None else ctypes.addressof(self.pull)
-
-    def _pull_constants(self) -> BackwardPlanArguments:
-        """What differentiate() of native/python/ fills in a backward's struct from."""
-        return BackwardPlanArguments(
-            gradients=ctypes.addressof(self.template),
-            entry=ctypes.cast(self.backward_entry, ctypes.c_void_p).value,  # pyright: ignore[reportArgumentType]
-            parallel=self.parallel,
-            axes=self.axes,
-            needs=(ctypes.c_int32 * 3)(*self.needs[:3]),
-            leaves=len(self.leaves),
-            leaf=(ctypes.c_int64 * LEAVES)(*[n for _, n in self.leaves]),
-            leaf_at=(ctypes.c_int64 * LEAVES)(*[at for at, _ in self.leaves]),
-        )
-
-    def backward_of_saved(
-        self, kernel: Any, saved: tuple[Tensor, ...], cotangent: Tensor
-    ) -> tuple[Tensor | None, ...] | None:
-        """See base.TrainingPlan."""
-        if self.pull_address is None:
-            return None
-        found = self.direct.differentiate(self.pull_address, kernel[0], saved, cotangent)
-        if isinstance(found, int):
-            raise failure(found)
-        return None if found is None else (*found, *self.others)
-
-    def run_for_backward(self, call: Inputs) -> Done | None:
-        """The call, made: its out and row statistics, and its struct with what that leads to."""
-        row_stats = torch.empty((*self.batch, self.heads, call.nq, 2), dtype=torch.float32, device="cpu")
-        made = self._made(call, row_stats)
-        return None if made is None else Done(made[0], row_stats, (bytes(made[1]), *made[2]))
-
-    def run_with_stats(self, call: Inputs) -> tuple[Tensor, RowStats] | None:
-        """out and the natural statistics of its rows, both without a head axis where the caller has none."""
-        done = self.run_for_backward(call)
-        if done is None:
-            return None
-        return done.out, natural_row_stats(done.row_stats if self.headed else done.row_stats.squeeze(-3))
-
-    def backward(
-        self, done: Done, given: Sequence[Tensor], leaves: Sequence[Tensor], g_out: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        """The gradients of what is given and of the leaves, from the cotangent of out."""
-        g_out = self.family.cotangent(g_out if g_out.stride(-1) == 1 else g_out.contiguous()).resolve_neg()
-        made = self.family.empty_gradients(given, self.heads, self.needs)
-        template = self.gradients.get(g_out.dtype)
-        if template is None:
-            dtypes = DTYPE_CODES[g_out.dtype], self.gradient_dtype
-            template = self.gradients[g_out.dtype] = self.family.backward_struct(self.struct, dtypes)
-        struct = type(template).from_buffer_copy(template)
-        address = ctypes.addressof(struct)
-        ctypes.memmove(address, done.kernel[0], self.forward_size)
-        dq, dk, dv, learned = made
-        lying = *given, done.out, done.row_stats, g_out, dq, dk, dv
-        if self.direct.set_operands(address, self.axes, self.operands, *lying) is None:
-            raise TypeError(
-                f"attention's backward was given tensors that are not plain ones: {[type(t) for t in lying]}."
-            )
-        for at, n in self.leaves:
-            _ADDRESS.pack_into(struct, at, address_of(leaves[n]))
-        if learned is not None:
-            assert self.family.learned_offset is not None
-            _ADDRESS.pack_into(struct, self.family.learned_offset, address_of(learned))
-        if code := self.backward_entry(address, self.parallel):
-            raise failure(code)
-        found = self.family.own(made, given, None if self.learned is None else leaves[self.learned])
-        return tuple([None if n is None else found[n] for n in self.order])
