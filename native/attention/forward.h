@@ -14,6 +14,7 @@ namespace regard {
 template <int V>
 static void load_extras(const Block<V>& b, Tile& t, uint64_t* bits) {
   Modifiers::load_tile(b, t);
+  Bias::fetch_next(b, t, b.hi);
   load_bits(b.c, b.p, t, bits);
 }
 

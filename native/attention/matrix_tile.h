@@ -172,7 +172,7 @@ static void run_keys(Block<V>& b, const Tile& t, KvTile& x) {
 
   vf top[V];
   for (int v = 0; v < V; ++v) top[v] = raw ? low : b.m[v];
-  if (!raw) scale_rows<V>(s, t.count, b.factor);
+  if (!raw && b.factor != 1) scale_rows<V>(s, t.count, b.factor);
   if (!raw || t.edge) step_rows<V>(b, t, 0, t.count, top);
   for (int v = 0; raw && v < V; ++v) top[v] = greater_of(Isa::product(t.edge ? top[v] : scores.most[v], splat(b.factor)), b.m[v]);
   vf alpha[V];

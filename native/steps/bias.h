@@ -39,6 +39,18 @@ struct Bias : Modifier {
     pack_by<V>(b.bias, kQueries, bias, c.bias_dtype, c.bias.row, c.bias.col, b.p.rows, t.count, map);
   }
 
+  // Prefetches the bias of the next tile of keys up to `last`: its rows are short, and the hardware prefetcher begins anew at each.
+  template <int V>
+  REGARD_INLINE void fetch_next(const Block<V>& b, const Tile& t, int64_t last) {
+    const regard_call& c = b.c;
+    const int64_t next = t.j + t.count, count = last - next < kKeys ? last - next : kKeys;
+    if (!c.bias.data || c.bias.col != 1 || c.bias.row == 0 || count <= 0) return;
+    const int64_t from = offset(c.bias, b.p, b.p.h) + b.p.row * c.bias.row + next;
+    const int64_t size = size_of(c.bias_dtype);
+    const Prefetch rows{(const char*)advance(c.bias.data, from, c.bias_dtype), c.bias.row * size, count * size, b.p.rows};
+    rows.fetch_rows(0, b.p.rows);
+  }
+
   template <int V>
   REGARD_INLINE void apply(const Block<V>& b, const Tile&, int64_t n, vf (&s)[V], vf (&)[V]) {
     for (int v = 0; v < V; ++v) s[v] = plus_natural(s[v], load(b.bias + n * kQueries + v * W));
