@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0xe45a818ed1583b  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0xe722d95570de18  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -46,6 +46,61 @@ enum {
   REGARD_TOP = 64,
   REGARD_SETS = 64,
   REGARD_LEAVES = 8,
+  REGARD_SLOTS = 48,
+  REGARD_PROGRAM_OPERANDS = 8,
+};
+
+enum {
+  REGARD_DO_NUMBER = 0,
+  REGARD_DO_LOAD = 1,
+  REGARD_DO_GATHER = 2,
+  REGARD_DO_RESULT = 3,
+  REGARD_DO_DERIVATIVE = 4,
+  REGARD_DO_WHERE = 5,
+  REGARD_DO_ADD = 6,
+  REGARD_DO_SUB = 7,
+  REGARD_DO_MUL = 8,
+  REGARD_DO_DIV = 9,
+  REGARD_DO_MIN = 10,
+  REGARD_DO_MAX = 11,
+  REGARD_DO_POW = 12,
+  REGARD_DO_REMAINDER = 13,
+  REGARD_DO_NEG = 14,
+  REGARD_DO_ABS = 15,
+  REGARD_DO_SIGN = 16,
+  REGARD_DO_FLOOR = 17,
+  REGARD_DO_CEIL = 18,
+  REGARD_DO_SQRT = 19,
+  REGARD_DO_EXP = 20,
+  REGARD_DO_LOG = 21,
+  REGARD_DO_TANH = 22,
+  REGARD_DO_SIGMOID = 23,
+  REGARD_DO_LOG1P = 24,
+  REGARD_DO_EXPM1 = 25,
+  REGARD_DO_ERF = 26,
+  REGARD_DO_SIN = 27,
+  REGARD_DO_COS = 28,
+  REGARD_DO_LT = 29,
+  REGARD_DO_LE = 30,
+  REGARD_DO_EQ = 31,
+  REGARD_DO_INT_ADD = 32,
+  REGARD_DO_INT_SUB = 33,
+  REGARD_DO_INT_MUL = 34,
+  REGARD_DO_INT_MIN = 35,
+  REGARD_DO_INT_MAX = 36,
+  REGARD_DO_INT_DIV = 37,
+  REGARD_DO_INT_ABS = 38,
+  REGARD_DO_INT_LT = 39,
+  REGARD_DO_INT_LE = 40,
+  REGARD_DO_INT_EQ = 41,
+  REGARD_DO_AND = 42,
+  REGARD_DO_OR = 43,
+  REGARD_DO_XOR = 44,
+  REGARD_DO_NOT = 45,
+  REGARD_DO_INT_TO_FLOAT = 46,
+  REGARD_DO_BOOL_TO_FLOAT = 47,
+  REGARD_DO_BOOL_TO_INT = 48,
+  REGARD_DO_COUNT = 49,
 };
 
 // A tensor (batch..., head, row, column). Strides count elements; axes that are missing or broadcast have 0.
@@ -108,6 +163,16 @@ typedef struct {
   int64_t k_cell_batch[4];
   regard_tensor bias;  // (batch, head, row, key)
   int32_t bias_dtype;
+  const int32_t* program_code;  // (program_count, 6): a program that modifies scores, or null
+  int64_t program_count;
+  regard_tensor program_0;  // (batch, head, row, key), or tables, that it reads
+  regard_tensor program_1;  // (batch, head, row, key), or tables, that it reads
+  regard_tensor program_2;  // (batch, head, row, key), or tables, that it reads
+  regard_tensor program_3;  // (batch, head, row, key), or tables, that it reads
+  regard_tensor program_4;  // (batch, head, row, key), or tables, that it reads
+  regard_tensor program_5;  // (batch, head, row, key), or tables, that it reads
+  regard_tensor program_6;  // (batch, head, row, key), or tables, that it reads
+  regard_tensor program_7;  // (batch, head, row, key), or tables, that it reads
   regard_tensor start;  // int32 (batch, head, row): each query sees keys [start, stop); or a rule (documents: also both):
   regard_tensor stop;  // int32 (batch, head, row): each query sees keys [start, stop); or a rule (documents: also both):
   int32_t bounds;  // REGARD_FIRST, REGARD_LAST, both, or 0
@@ -139,7 +204,7 @@ typedef struct {
   int32_t invariant;  // whether a row's bits do not depend on how many rows there are
   regard_tensor sink;  // float (batch, head): a logit, natural, that joins the sum and has no value
 } regard_call;
-static_assert(sizeof(regard_call) == 1848, "ctypes lays regard_call out in another way");
+static_assert(sizeof(regard_call) == 2504, "ctypes lays regard_call out in another way");
 
 // A call on sequences that have any number of queries each, one sequence behind another in q, out and q_at.
 // The batch of `call` is 1, nq counts all queries; batch[3] of k and v, or of block_table, strides over
@@ -152,7 +217,7 @@ typedef struct {
   const int64_t* key_counts;  // (sequences): the keys of each; null: nk
   int64_t thread_work;  // floating-point operations for which it is worth waking another thread
 } regard_ragged;
-static_assert(sizeof(regard_ragged) == 1880, "ctypes lays regard_ragged out in another way");
+static_assert(sizeof(regard_ragged) == 2536, "ctypes lays regard_ragged out in another way");
 
 // A call of the backward pass. A null address: that gradient is not wanted.
 typedef struct {
@@ -171,7 +236,7 @@ typedef struct {
   int32_t dout_dtype;
   int32_t gradient_dtype;
 } regard_gradients;
-static_assert(sizeof(regard_gradients) == 2376, "ctypes lays regard_gradients out in another way");
+static_assert(sizeof(regard_gradients) == 3032, "ctypes lays regard_gradients out in another way");
 
 // A call whose scores are w · f(a + c): q and k are a and c, float whatever its dtype, which is that of v.
 typedef struct {
@@ -181,7 +246,7 @@ typedef struct {
   int32_t activation;
   float slope;  // of the leaky ReLU
 } regard_additive;
-static_assert(sizeof(regard_additive) == 1872, "ctypes lays regard_additive out in another way");
+static_assert(sizeof(regard_additive) == 2528, "ctypes lays regard_additive out in another way");
 
 // The backward pass of an additive call. All cotangents and gradients are float; every element is written.
 typedef struct {
@@ -193,7 +258,7 @@ typedef struct {
   regard_tensor dv;
   float* dw;  // (heads, dk)
 } regard_additive_gradients;
-static_assert(sizeof(regard_additive_gradients) == 2280, "ctypes lays regard_additive_gradients out in another way");
+static_assert(sizeof(regard_additive_gradients) == 2936, "ctypes lays regard_additive_gradients out in another way");
 
 // Facts about the weights of a call. Results are contiguous, (batch..., head, ...); a null address, or a count
 // of 0: not wanted. The call's lse, out and dropout are not read; its dv is 0.
@@ -229,7 +294,7 @@ typedef struct {
   const float* level;  // (levels,)
   int64_t* reached;  // (.., levels) how many visible pairs have a weight of at least that
 } regard_fact_args;
-static_assert(sizeof(regard_fact_args) == 2080, "ctypes lays regard_fact_args out in another way");
+static_assert(sizeof(regard_fact_args) == 2736, "ctypes lays regard_fact_args out in another way");
 
 // New keys and values of a batch of sequences, to be copied to their pages, whose columns are neighbours.
 // batch[3] is the stride from sequence to sequence, or from page to page.

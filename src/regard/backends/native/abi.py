@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from regard.backends.native.c_structs import AXES, STRUCTS, Member, Struct, laid_out, members
+from regard.backends.native.modifiers.program import OPERATIONS, PROGRAM_OPERANDS, SLOTS
 from regard.backends.native.modifiers.slopes import DIMS
 from regard.backends.native.modifiers.table import MODIFIERS
 
@@ -273,7 +274,10 @@ _SIZES = {
     "REGARD_TOP": TOP,
     "REGARD_SETS": SETS,
     "REGARD_LEAVES": LEAVES,
+    "REGARD_SLOTS": SLOTS,
+    "REGARD_PROGRAM_OPERANDS": PROGRAM_OPERANDS,
 }
+_OPERATIONS = {f"REGARD_DO_{name}": n for n, name in enumerate((*OPERATIONS, "COUNT"))}  # of programs
 
 
 def _enum(values: dict[str, int]) -> str:
@@ -281,7 +285,7 @@ def _enum(values: dict[str, int]) -> str:
 
 
 def _structs() -> str:
-    parts = [_enum(values) for values in (DTYPES | OPERAND_DTYPES, ACTIVATIONS, CODES, BOUNDS, _SIZES)]
+    parts = [_enum(values) for values in (DTYPES | OPERAND_DTYPES, ACTIVATIONS, CODES, BOUNDS, _SIZES, _OPERATIONS)]
     for name, struct in STRUCTS.items():
         body = "\n".join(map(str, struct.members))
         size = f'static_assert(sizeof({name}) == {ctypes.sizeof(struct)}, "ctypes lays {name} out in another way");'
@@ -292,7 +296,7 @@ def _structs() -> str:
 def _abi() -> int:
     """A number that changes with any name, type or order of a member, not with what is said about it."""
     layout = [(name, [(m.type, m.name, m.count) for m in struct.members]) for name, struct in STRUCTS.items()]
-    constants = DTYPES, OPERAND_DTYPES, ACTIVATIONS, CODES, BOUNDS, _SIZES
+    constants = DTYPES, OPERAND_DTYPES, ACTIVATIONS, CODES, BOUNDS, _SIZES, _OPERATIONS
     return int.from_bytes(hashlib.sha256(repr((layout, *constants)).encode()).digest()[:7], "big")
 
 

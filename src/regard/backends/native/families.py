@@ -16,7 +16,7 @@ from regard.backends.native.backward import backward, why_not_backward
 from regard.backends.native.c_structs import Struct
 from regard.backends.native.kernels import Gradients
 from regard.backends.native.launch import OPERANDS, Kept, pair_work
-from regard.backends.native.modifiers.table import MODIFIERS
+from regard.backends.native.modifiers.table import MODIFIERS, programmed
 from regard.core.dtypes import HALF
 from regard.core.paged import share_pages
 from regard.core.problem import Problem
@@ -84,7 +84,7 @@ class KernelFamily:
         return None
 
     def copied(self, problem: Problem) -> bool:
-        return False
+        return programmed(problem)  # its operands are computed from what modifiers hold
 
     def cotangent(self, g_out: Tensor) -> Tensor:
         return g_out
