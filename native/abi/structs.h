@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0xf137efe5e29cdd  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0x77274d9b765235  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -41,11 +41,66 @@ enum {
 };
 
 enum {
+  REGARD_DO_NUMBER = 0,
+  REGARD_DO_LOAD = 1,
+  REGARD_DO_GATHER = 2,
+  REGARD_DO_RESULT = 3,
+  REGARD_DO_DERIVATIVE = 4,
+  REGARD_DO_WHERE = 5,
+  REGARD_DO_ADD = 6,
+  REGARD_DO_SUB = 7,
+  REGARD_DO_MUL = 8,
+  REGARD_DO_DIV = 9,
+  REGARD_DO_MIN = 10,
+  REGARD_DO_MAX = 11,
+  REGARD_DO_POW = 12,
+  REGARD_DO_REMAINDER = 13,
+  REGARD_DO_NEG = 14,
+  REGARD_DO_ABS = 15,
+  REGARD_DO_SIGN = 16,
+  REGARD_DO_FLOOR = 17,
+  REGARD_DO_CEIL = 18,
+  REGARD_DO_SQRT = 19,
+  REGARD_DO_EXP = 20,
+  REGARD_DO_LOG = 21,
+  REGARD_DO_TANH = 22,
+  REGARD_DO_SIGMOID = 23,
+  REGARD_DO_LOG1P = 24,
+  REGARD_DO_EXPM1 = 25,
+  REGARD_DO_ERF = 26,
+  REGARD_DO_SIN = 27,
+  REGARD_DO_COS = 28,
+  REGARD_DO_LT = 29,
+  REGARD_DO_LE = 30,
+  REGARD_DO_EQ = 31,
+  REGARD_DO_INT_ADD = 32,
+  REGARD_DO_INT_SUB = 33,
+  REGARD_DO_INT_MUL = 34,
+  REGARD_DO_INT_MIN = 35,
+  REGARD_DO_INT_MAX = 36,
+  REGARD_DO_INT_DIV = 37,
+  REGARD_DO_INT_ABS = 38,
+  REGARD_DO_INT_LT = 39,
+  REGARD_DO_INT_LE = 40,
+  REGARD_DO_INT_EQ = 41,
+  REGARD_DO_AND = 42,
+  REGARD_DO_OR = 43,
+  REGARD_DO_XOR = 44,
+  REGARD_DO_NOT = 45,
+  REGARD_DO_INT_TO_FLOAT = 46,
+  REGARD_DO_BOOL_TO_FLOAT = 47,
+  REGARD_DO_BOOL_TO_INT = 48,
+  REGARD_DO_COUNT = 49,
+};
+
+enum {
   REGARD_BATCH_AXES = 4,
   REGARD_DIMS = 4,
   REGARD_TOP = 64,
   REGARD_SETS = 64,
   REGARD_LEAVES = 8,
+  REGARD_SLOTS = 48,
+  REGARD_PROGRAM_OPERANDS = 8,
 };
 
 // A tensor (batch..., head, row, column). Strides count elements; axes that are missing or broadcast have 0.
@@ -107,7 +162,16 @@ typedef struct {
   const int32_t* k_cell;  // int32 (batch, key): added is offsets[q_cell[i] - k_cell[j]]; without cells those of query i and key j are i + nk - 1 and j
   int64_t k_cell_batch[4];
   regard_tensor bias;  // (batch, head, query, key): added to the scores
-  int32_t bias_dtype;
+  const int32_t* program_code;  // int32 (instruction, number): a program that modifies scores
+  int64_t program_count;
+  regard_tensor program_0;  // (...): what a program reads: (batch, head, query, key), or a table
+  regard_tensor program_1;  // (...): what a program reads: (batch, head, query, key), or a table
+  regard_tensor program_2;  // (...): what a program reads: (batch, head, query, key), or a table
+  regard_tensor program_3;  // (...): what a program reads: (batch, head, query, key), or a table
+  regard_tensor program_4;  // (...): what a program reads: (batch, head, query, key), or a table
+  regard_tensor program_5;  // (...): what a program reads: (batch, head, query, key), or a table
+  regard_tensor program_6;  // (...): what a program reads: (batch, head, query, key), or a table
+  regard_tensor program_7;  // (...): what a program reads: (batch, head, query, key), or a table
   regard_tensor start;  // int32 (batch, head, query, 1): each query sees keys [start, stop); or a rule (documents: also both):
   regard_tensor stop;  // int32 (batch, head, query, 1): each query sees keys [start, stop); or a rule (documents: also both):
   const int64_t* shifts;  // int64 (batch, 1): added to first and last
@@ -139,7 +203,7 @@ typedef struct {
   int32_t invariant;  // whether a row's bits do not depend on the other rows
   regard_tensor sink;  // float32 (batch, head, 1, 1): a logit, natural, that joins the sum and has no value
 } regard_call;
-static_assert(sizeof(regard_call) == 1848, "ctypes lays regard_call out in another way");
+static_assert(sizeof(regard_call) == 2496, "ctypes lays regard_call out in another way");
 
 // A call on sequences that have any number of queries each, one sequence behind another in q, out and q_at.
 // The batch of `call` is 1, nq counts all queries; batch[3] of k and v, or of block_table, strides over
@@ -152,7 +216,7 @@ typedef struct {
   const int64_t* key_counts;  // (sequences): the keys of each; null: nk
   int64_t thread_work;  // floating-point operations for which it is worth waking another thread
 } regard_ragged;
-static_assert(sizeof(regard_ragged) == 1880, "ctypes lays regard_ragged out in another way");
+static_assert(sizeof(regard_ragged) == 2528, "ctypes lays regard_ragged out in another way");
 
 // A call of the backward pass. A null address: that gradient is not wanted.
 typedef struct {
@@ -171,7 +235,7 @@ typedef struct {
   int32_t dout_dtype;
   int32_t gradient_dtype;
 } regard_gradients;
-static_assert(sizeof(regard_gradients) == 2376, "ctypes lays regard_gradients out in another way");
+static_assert(sizeof(regard_gradients) == 3024, "ctypes lays regard_gradients out in another way");
 
 // A call whose scores are w · f(a + c): q and k are a and c, float whatever its dtype, which is that of v.
 typedef struct {
@@ -181,7 +245,7 @@ typedef struct {
   int32_t activation;
   float slope;  // of the leaky ReLU
 } regard_additive;
-static_assert(sizeof(regard_additive) == 1872, "ctypes lays regard_additive out in another way");
+static_assert(sizeof(regard_additive) == 2520, "ctypes lays regard_additive out in another way");
 
 // The backward pass of an additive call. All cotangents and gradients are float; every element is written.
 typedef struct {
@@ -193,7 +257,7 @@ typedef struct {
   regard_tensor dv;
   float* dw;  // (heads, dk)
 } regard_additive_gradients;
-static_assert(sizeof(regard_additive_gradients) == 2280, "ctypes lays regard_additive_gradients out in another way");
+static_assert(sizeof(regard_additive_gradients) == 2928, "ctypes lays regard_additive_gradients out in another way");
 
 // Facts about the weights of a call. Results are contiguous, (batch..., head, ...); a null address, or a count
 // of 0: not wanted. The call's lse, out and dropout are not read; its dv is 0.
@@ -229,7 +293,7 @@ typedef struct {
   const float* level;  // (levels,)
   int64_t* reached;  // (.., levels) how many visible pairs have a weight of at least that
 } regard_fact_args;
-static_assert(sizeof(regard_fact_args) == 2080, "ctypes lays regard_fact_args out in another way");
+static_assert(sizeof(regard_fact_args) == 2728, "ctypes lays regard_fact_args out in another way");
 
 // New keys and values of a batch of sequences, to be copied to their pages, whose columns are neighbours.
 // batch[3] is the stride from sequence to sequence, or from page to page.
@@ -297,6 +361,15 @@ static inline int32_t regard_not_ragged(const regard_call* c) {
          c->q_cell ||
          c->k_cell ||
          c->bias.data ||
+         c->program_code ||
+         c->program_0.data ||
+         c->program_1.data ||
+         c->program_2.data ||
+         c->program_3.data ||
+         c->program_4.data ||
+         c->program_5.data ||
+         c->program_6.data ||
+         c->program_7.data ||
          c->start.data ||
          c->stop.data ||
          c->shifts ||

@@ -72,8 +72,11 @@ REGARD_INLINE void score_some(const Block<V>& b, const Tile& t, const BackwardSc
 
 // Scores of the tile's keys, in base 2, to b.w.s.
 template <int V, class Op>
-REGARD_NOINLINE void score_keys(const Block<V>& b, const Tile& t, const BackwardScratch& w, const KeyRows& k, const BlockShare& x) {
+REGARD_NOINLINE void score_keys(const Block<V>& b, const Tile& t, const BackwardScratch& w, const KeyRows& k, const BlockShare& given) {
+  BlockShare x = given;
+  x.plain |= Program::used(b.c);
   by_rows<backward_rows_at_once(V)>(x, [&](auto keys, int64_t n) { score_some<V, Op, keys.count>(b, t, w, k, x, n); });
+  if (Program::used(b.c)) run_program<V>(b, t, b.w.s, x.from, x.to, w.kept);
 }
 
 template <int V>

@@ -142,9 +142,10 @@ static void weigh_steps(const BackwardCall& w, const BackwardScratch& s, const B
   for (int64_t n = x.from; n < x.to; ++n) {
     vf scores[kVectors];
     for (int v = 0; v < kVectors; ++v) scores[v] = Isa::product(load(x.p + n * kQueries + v * W), splat(b.factor));
-    apply_steps<kVectors>(b, t, n, scores, s.kept + n * kQueries);
+    if (!Program::used(b.c)) apply_steps<kVectors>(b, t, n, scores, s.kept + n * kQueries);
     for (int v = 0; v < kVectors; ++v) store(x.p + n * kQueries + v * W, scores[v]);
   }
+  if (Program::used(b.c)) run_program<kVectors>(b, t, x.p, x.from, x.to, s.kept);
   weigh_floats<parts>(b, t, x);
   if (w.scores)
     Modifiers::backward(b, t, ScoreGradients{w.g, x.ds, s.kept, x.from, x.to}, w.sums, (part * w.elements + b.p.b) * w.c.heads + b.p.h);

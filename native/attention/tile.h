@@ -74,6 +74,12 @@ static void step_simply(const Block<V>& b, const Tile& t, int64_t from, int64_t 
 // Everything after the similarity for the keys [from, to) of a tile.
 template <int V>
 REGARD_NOINLINE void step_rows(const Block<V>& b, const Tile& t, int64_t from, int64_t to, vf* top) {
+  if (Program::used(b.c)) {
+    run_program<V>(b, t, b.w.s, from, to, nullptr);
+    for (int64_t n = from; n < to; ++n)
+      for (int v = 0; v < V; ++v) top[v] = greater_of(load(b.w.s + n * kQueries + v * W), top[v]);
+    return;
+  }
   if (Modifiers::simply(b.c, [&](auto one) { step_simply<V, decltype(one)>(b, t, from, to, top); })) return;
   for (int64_t n = from; n < to; ++n) {
     vf s[V];

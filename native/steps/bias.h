@@ -10,9 +10,11 @@ struct Bias : Modifier {
     float* bias;  // [kKeys][kQueries], of a tile, bounded: see plus_bounded
   };
 
+  static int32_t dtype(const regard_call& c) { return (int32_t)c.bias.dtype; }
+
   static int32_t check(const regard_call& c) {
-    if (c.bias.data && !known_dtype(c.bias_dtype)) return REGARD_BAD_ARGUMENT;
-    return fits(c.bias, c.bias_dtype, c.batch, c.heads, c.nq, c.nk) ? REGARD_DONE : REGARD_BAD_ARGUMENT;
+    if (c.bias.data && !known_dtype(dtype(c))) return REGARD_BAD_ARGUMENT;
+    return fits(c.bias, dtype(c), c.batch, c.heads, c.nq, c.nk) ? REGARD_DONE : REGARD_BAD_ARGUMENT;
   }
 
   static bool right_gradient(const regard_gradients& g) {
@@ -34,9 +36,9 @@ struct Bias : Modifier {
   static void load_tile(const Block<V>& b, const Tile& t) {
     const regard_call& c = b.c;
     const int64_t from = offset(c.bias, b.p, b.p.h) + b.p.row * c.bias.row + t.j * c.bias.col;
-    const void* bias = advance(c.bias.data, from, c.bias_dtype);
+    const void* bias = advance(c.bias.data, from, dtype(c));
     const auto map = [](vf x) __attribute__((always_inline)) { return bounded(x); };
-    pack_by<V>(b.bias, kQueries, bias, c.bias_dtype, c.bias.row, c.bias.col, b.p.rows, t.count, map);
+    pack_by<V>(b.bias, kQueries, bias, dtype(c), c.bias.row, c.bias.col, b.p.rows, t.count, map);
   }
 
   // Prefetches the bias of the next tile of keys up to `last`: its rows are short, and the hardware prefetcher begins anew at each.
@@ -46,8 +48,8 @@ struct Bias : Modifier {
     const int64_t next = t.j + t.count, count = last - next < kKeys ? last - next : kKeys;
     if (!c.bias.data || c.bias.col != 1 || c.bias.row == 0 || count <= 0) return;
     const int64_t from = offset(c.bias, b.p, b.p.h) + b.p.row * c.bias.row + next;
-    const int64_t size = size_of(c.bias_dtype);
-    const Prefetch rows{(const char*)advance(c.bias.data, from, c.bias_dtype), c.bias.row * size, count * size, b.p.rows};
+    const int64_t size = size_of(dtype(c));
+    const Prefetch rows{(const char*)advance(c.bias.data, from, dtype(c)), c.bias.row * size, count * size, b.p.rows};
     rows.fetch_rows(0, b.p.rows);
   }
 
@@ -67,7 +69,7 @@ struct Bias : Modifier {
   REGARD_INLINE void apply(const RowKeys& x, vf& s, vf&) {
     const regard_tensor& bias = x.f.c.bias;
     const int64_t first = offset(bias, x.f.p, x.row.h) + x.row.i * bias.row + x.key() * bias.col;
-    s = plus_natural(s, floats(bias.data, first, bias.col, x.valid(), x.f.c.bias_dtype));
+    s = plus_natural(s, floats(bias.data, first, bias.col, x.valid(), dtype(x.f.c)));
   }
 
   static bool wants_grad(const regard_gradients& g) { return g.dbias.data; }

@@ -57,8 +57,10 @@ struct SoftCap : Modifier {
   }
 };
 
-// The factor that turns a dot product into a score divided by the cap, or else into a score in base 2.
+// The factor that turns a dot product into a score divided by the cap, into a natural score where a program reads it (steps/program.h), or
+// else into a score in base 2.
 REGARD_INLINE float dot_factor(const regard_call& c, int64_t head) {
+  if (c.program_code) return c.scale;
   return SoftCap::used(c) ? c.scale / SoftCap::of(c, head) : c.scale * kLog2e;
 }
 

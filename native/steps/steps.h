@@ -7,6 +7,7 @@
 #include "steps/interval.h"
 #include "steps/log_distance.h"
 #include "steps/offsets.h"
+#include "steps/program.h"
 #include "steps/sink.h"
 #include "steps/slopes.h"
 #include "steps/softcap.h"
@@ -15,7 +16,7 @@
 namespace regard {
 
 // The modifiers of the kernels, in the order in which they are applied. To add one: its file in this folder, and its name here.
-using Modifiers = ModifierList<SoftCap, Temperature, Slopes, LogDistance, Offsets, Bias, LastSoftCap>;
+using Modifiers = ModifierList<SoftCap, Temperature, Slopes, LogDistance, Offsets, Bias, LastSoftCap, Program>;
 
 // One block of queries while it streams over keys. Lanes are queries.
 template <int V>
@@ -73,6 +74,22 @@ REGARD_INLINE void apply_steps(const Block<V>& b, const Tile& t, int64_t n, vf (
     for (int v = 0; v < V; ++v) s[v] = Interval::apply(s[v], t.j + n, b.first[v], b.last[v]);
   if (t.bits)
     for (int v = 0; v < V; ++v) s[v] = Bits::apply(s[v], t.bits[n] >> (v * W));
+}
+
+// The same for the keys [from, to) of a tile of a call with a program, which runs for several keys at a time. s, kept: [kTile][kQueries] of
+// the tile; kept: takes the derivatives, or null.
+template <int V>
+static void run_program(const Block<V>& b, const Tile& t, float* s, int64_t from, int64_t to, float* kept) {
+  Program::run<V>(b, t, s, from, to, kept);
+  if (!t.edge && !t.bits) return;
+  for (int64_t n = from; n < to; ++n)
+    for (int v = 0; v < V; ++v) {
+      float* at = s + n * kQueries + v * W;
+      vf x = load(at);
+      if (t.edge) x = Interval::apply(x, t.j + n, b.first[v], b.last[v]);
+      if (t.bits) x = Bits::apply(x, t.bits[n] >> (v * W));
+      store(at, x);
+    }
 }
 
 // The same for one query and W keys; derivative: 1, which becomes the modifiers' derivative.

@@ -124,7 +124,7 @@ const Wrong kWrong[] = {
     FIELD(c.key_heads, 0), FIELD(c.key_heads, -1), FIELD(c.key_heads, x.c.heads + 1), FIELD(c.nq, 0), FIELD(c.nq, -1),
     FIELD(c.nq, (int64_t)1 << 31), FIELD(c.nk, 0), FIELD(c.nk, -7), FIELD(c.nk, (int64_t)1 << 31), FIELD(c.dk, -1), FIELD(c.dv, -1),
     FIELD(c.dk, (int64_t)1 << 60), FIELD(c.dtype, 3), FIELD(c.dtype, -1), FIELD(c.out_dtype, 3),
-    FIELD_WHERE(x.c.bias.data, c.bias_dtype, 3),
+    FIELD_WHERE(x.c.bias.data, c.bias.dtype, 3),
     FIELD_WHERE(x.c.dk, c.q.data, nullptr), FIELD_WHERE(x.c.dk, c.k.data, nullptr),
     FIELD_WHERE(x.c.dv, c.v.data, nullptr), FIELD_WHERE(x.c.dv, c.out.data, nullptr),
     FIELD_WHERE(x.c.start.data, c.start.data, nullptr), FIELD_WHERE(x.c.start.data, c.stop.data, nullptr),

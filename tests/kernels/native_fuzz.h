@@ -157,8 +157,7 @@ struct Case : RandomMemory {
       c.offsets = (float*)make(kF32, (shared ? 1 : c.heads) * (c.offsets_count + kRoom));
     }
     if (!r.chance(4)) return;
-    c.bias_dtype = (int32_t)r.between(0, 2);
-    c.bias = tensor((Kind)c.bias_dtype, c.heads, c.nq, c.nk, true);
+    c.bias = tensor((Kind)r.between(0, 2), c.heads, c.nq, c.nk, true);
   }
 
   // Numbers of elements that `t` leads to, in its own memory.

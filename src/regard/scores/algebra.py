@@ -167,6 +167,10 @@ class Modifier(Score):
     def compares_positions(self) -> bool:
         return self.positional
 
+    def of_pair(self) -> Callable[..., Tensor] | None:
+        """The function fn(s, b, h, i, j) of single pairs that `modify` evaluates, by indices; None: there is none."""
+        return None
+
 
 @dataclass(frozen=True)
 class Pipeline(Score):

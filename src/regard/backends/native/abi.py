@@ -25,6 +25,7 @@ from regard.backends.native.call_operands import (
 from regard.backends.native.modifiers.slopes import DIMS
 from regard.backends.native.modifiers.table import MODIFIERS
 from regard.backends.native.operands import members_of
+from regard.backends.native.programs.operations import OPERATIONS, PROGRAM_OPERANDS, SLOTS
 
 TOP, SETS = 64, 64  # keys that the fact `top` can keep; groups, bands of distance that one call can ask for
 LEAVES = 8  # tensors of a score, a mask and a sink that native/python/ finds
@@ -276,10 +277,13 @@ SIZES = {
     "REGARD_TOP": TOP,
     "REGARD_SETS": SETS,
     "REGARD_LEAVES": LEAVES,
+    "REGARD_SLOTS": SLOTS,
+    "REGARD_PROGRAM_OPERANDS": PROGRAM_OPERANDS,
 }
+_OPERATIONS = {f"REGARD_DO_{name}": n for n, name in enumerate((*OPERATIONS, "COUNT"))}  # of programs
 
 
-ENUMS = (DTYPES | OPERAND_DTYPES, ACTIVATIONS, CODES, BOUNDS)
+ENUMS = (DTYPES | OPERAND_DTYPES, ACTIVATIONS, CODES, BOUNDS, _OPERATIONS)
 
 
 def _abi() -> int:

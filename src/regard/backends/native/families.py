@@ -17,6 +17,7 @@ from regard.backends.native.c_structs import Struct
 from regard.backends.native.call_operands import LEAVES
 from regard.backends.native.kernels import Gradients
 from regard.backends.native.launch import STRIDED, Kept, pair_work
+from regard.backends.native.modifiers.table import programmed
 from regard.core.dtypes import HALF
 from regard.core.paged import share_pages
 from regard.core.problem import Problem
@@ -82,7 +83,7 @@ class KernelFamily:
         return None
 
     def copied(self, problem: Problem) -> bool:
-        return False
+        return programmed(problem)  # its operands are computed from what modifiers hold
 
     def cotangent(self, g_out: Tensor) -> Tensor:
         return g_out

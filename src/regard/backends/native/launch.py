@@ -205,10 +205,7 @@ def set_operand(call: CallArguments, name: str, t: Tensor) -> None:
     """Fills the members that belong to an operand: its address, its strides, how many of it there are."""
     declared = OPERANDS.get(name)
     if name in STRIDED:
-        setattr(call, name, operand(call.hold(t)))
-        if declared is not None and declared.dtype is None:
-            setattr(call, f"{name}_dtype", DTYPE_CODES[t.dtype])
-        return
+        return setattr(call, name, operand(call.hold(t)))
     t = call.point(name, t.contiguous())
     if declared is None:  # a block table
         return

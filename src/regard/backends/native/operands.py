@@ -49,6 +49,7 @@ EACH_QUERY, EACH_KEY = Axis("query", lambda s: s.nq, shared=False), Axis("key", 
 BLOCK_OF_QUERIES = Axis("block of queries", lambda s: -(-s.nq // s.block[0]))
 BLOCK_OF_KEYS = Axis("block of keys", lambda s: -(-s.nk // s.block[1]))
 ONE = Axis("1", lambda s: 1)
+ANY = Axis("...", lambda s: None, shared=False)
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,9 @@ class Count:
 class KernelOperand:
     """A tensor that the kernels read, on the CPU.
 
-    dtype         None: float32, bfloat16 or float16, which a member tells
-    axes          in order; an axis of sequences or heads along which all numbers are alike may have size 1
+    dtype         None: one of several, which its regard_tensor tells
+    axes          in order; an axis of sequences or heads along which all numbers are alike may have size 1. (ANY,): the
+                  kernels check which elements they read
     strided       whether it may lie in any way, as a regard_tensor; else it has no gaps, and a member is its address
     leaf          whether the kernels may read it where the caller has it
     of_lengths    whether it belongs to one number of queries and keys: a plan with it serves no other
@@ -91,8 +93,7 @@ class KernelOperand:
         kind = "" if self.dtype is None else str(self.dtype).removeprefix("torch.")
         shape = f"{kind} ({', '.join(axis.name for axis in self.axes)}): {self.about}".lstrip()
         if self.strided:
-            own = [Member("regard_tensor", self.name, shape)]
-            return (*own, Member("int32_t", f"{self.name}_dtype")) if self.dtype is None else tuple(own)
+            return (Member("regard_tensor", self.name, shape),)
         assert self.dtype is not None
         found = [Member(f"const {_POINTERS[self.dtype]}", self.name, shape)]
         if HEAD in self.axes:
@@ -119,6 +120,8 @@ class KernelOperand:
 
     def wrong_shape(self, shape: tuple[int, ...], sizes: Sizes) -> tuple[int, ...] | None:
         """The shape that was expected, where the operand's is not that of a call with these sizes; else None."""
+        if self.axes == (ANY,):
+            return None
         axes = self.axes[1:] if self.axes[0] is BATCH else self.axes
         own = shape[len(shape) - len(axes) :]
         expected = [axis.size(sizes) for axis in axes]

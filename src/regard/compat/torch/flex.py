@@ -44,9 +44,9 @@ def flex_attention(
     torch.compile. regard traces both functions for one pair. Sums with a function of i - j (ALiBi, relative biases), of
     i or of j, or with a tensor indexed by b, h, i, j; soft caps; factors; where(condition, score, -inf); intervals of
     i - j, documents, and & | ~ of masks run on the native kernels as regard's own scores and masks. Any other mask runs
-    there too, evaluated pair by pair; any other score_mod runs tile by tile in PyTorch; explain_flex_attention says
-    which. kernel_options are ignored. With return_lse, or return_aux=AuxRequest(lse=True), (out, natural log-sum-exp)
-    as torch returns it.
+    there too, evaluated pair by pair; any other score_mod of elementwise operations runs there as a program, the rest
+    tile by tile in PyTorch; explain_flex_attention says which. kernel_options are ignored. With return_lse, or
+    return_aux=AuxRequest(lse=True), (out, natural log-sum-exp) as torch returns it.
 
     Differentiable in query, key and value, which torch's function is not on a CPU. A query that sees nothing gives 0.
     Raises Unsupported, with the reason, for return_aux=AuxRequest(max_scores=True), a score_mod that uses a tensor that
@@ -88,7 +88,7 @@ def explain_flex_attention(
     >>> q = torch.zeros(1, 2, 5, 8)
     >>> plan = explain_flex_attention(q, q, q, lambda s, b, h, i, j: torch.sin(s))
     >>> dict(plan.facts)["score_mod"]
-    'asked pair by pair, in PyTorch: aten.sin.default of a score is no step that regard has'
+    'a function of single pairs: aten.sin.default of a score is no step that regard has'
     """
     call, facts = _translated(query, key, value, score_mod, block_mask, scale)
     with torch.no_grad():
@@ -116,7 +116,7 @@ def _translated(
             facts.append(("score_mod", "read as regard's own score and mask"))
         except NotRecorded as why:
             score = score >> ScoreMod(score_mod)
-            facts.append(("score_mod", f"asked pair by pair, in PyTorch: {why}"))
+            facts.append(("score_mod", f"a function of single pairs: {why}"))
     if block_mask is not None:
         seen = translate_mask(block_mask.mask_mod, sizes)
         how = "asked pair by pair" if isinstance(seen, MaskMod) else "read as regard's own mask"

@@ -42,6 +42,9 @@ class ScoreMod(Modifier):
     def modify(self, s: Tensor, at: Region) -> Tensor:
         return each_pair(self.fn, at, s)
 
+    def of_pair(self) -> Callable[..., Tensor]:
+        return self.fn
+
 
 def translate_score(fn: Callable[..., Tensor], scale: float, sizes: Sizes) -> tuple[Score, Mask]:
     """A score_mod as a Score, and the Mask of the pairs that it hides by -inf; scale: of the product of q and k.

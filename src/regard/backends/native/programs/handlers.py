@@ -1,0 +1,249 @@
+"""The operations of torch that programs know, each as instructions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from regard.backends.native.programs.code import NotLowered
+from regard.backends.native.programs.lowering import Lowering, name_of
+from regard.backends.native.programs.trace import Node
+
+_UNCHANGED = {"expand", "clone", "detach", "alias", "contiguous", "lift_fresh_copy", "lift_fresh"}
+_FUNCTIONS = {  # of one float
+    **{name: (name.upper(),) for name in ("sqrt", "exp", "log", "tanh", "sigmoid", "log1p", "expm1", "erf")},
+    **{name: (name.upper(),) for name in ("sin", "cos", "floor", "ceil", "neg")},
+    "sgn": ("SIGN",),
+    "sign": ("SIGN",),
+    "silu": ("SIGMOID", "MUL"),
+}
+_COMPARISONS = {  # the instruction, whether its sides change, whether it is negated
+    **{"lt": ("LT", 0, 0), "gt": ("LT", 1, 0), "le": ("LE", 0, 0), "ge": ("LE", 1, 0)},
+    **{"eq": ("EQ", 0, 0), "ne": ("EQ", 0, 1)},
+}
+_LOGIC = {"and": "AND", "or": "OR", "xor": "XOR"}
+
+
+def _function(low: Lowering, x: Node, a: Any) -> int:
+    if name_of(x) in ("neg", "sgn", "sign", "floor", "ceil") and not x.value.is_floating_point():
+        if name_of(x) != "neg":
+            raise NotLowered(f"it has no instruction for {x.op} of whole numbers")
+        return low.integer("INT_SUB", low.whole(0), low.as_int(low.value(a)))
+    given = low.as_float(low.value(a))
+    first, *then = _FUNCTIONS[name_of(x)]
+    value = low.code.do(first, given)
+    return low.code.do(then[0], given, value) if then else value
+
+
+def _arithmetic(low: Lowering, x: Node, a: Any, b: Any, alpha: Any = 1) -> int:
+    name = {"rsub": "sub"}.get(name_of(x), name_of(x)).upper()
+    p, q = low.value(a), low.value(b)
+    if x.value.dtype == torch.bool:
+        return low.code.do({"MUL": "AND", "ADD": "OR"}[name], low.as_bool(p), low.as_bool(q))
+    floats = x.value.is_floating_point()
+    p, q = (low.as_float(p), low.as_float(q)) if floats else (low.as_int(p), low.as_int(q))
+    if alpha != 1:
+        factor = low.code.number(float(alpha)) if floats else low.whole(int(alpha))
+        if name_of(x) == "rsub":
+            p = low.code.do("MUL", p, factor) if floats else low.integer("INT_MUL", p, factor)
+        else:
+            q = low.code.do("MUL", q, factor) if floats else low.integer("INT_MUL", q, factor)
+    if name_of(x) == "rsub":
+        p, q = q, p
+    return low.code.do(name, p, q) if floats else low.integer(f"INT_{name}", p, q)
+
+
+def _divided(low: Lowering, x: Node, a: Any, b: Any, rounding_mode: str | None = None) -> int:
+    rounding_mode = "floor" if name_of(x) == "floor_divide" else rounding_mode
+    p, q = low.value(a), low.value(b)
+    if not x.value.is_floating_point():
+        divisor = _divisor(low, q)
+        if rounding_mode != "floor":
+            raise NotLowered(f"it has no instruction for {x.op} that rounds to 0")
+        return low.integer("INT_DIV", low.as_int(p), divisor)
+    value = low.code.do("DIV", low.as_float(p), low.as_float(q))
+    if rounding_mode is None:
+        return value
+    if rounding_mode == "floor":
+        raise NotLowered(f"it has no instruction for {x.op} of floats that rounds down")
+    zero = low.code.number(0.0)
+    up, down = low.code.do("CEIL", value), low.code.do("FLOOR", value)
+    return low.code.do("WHERE", low.code.do("LT", value, zero), up, down)
+
+
+def _divisor(low: Lowering, value: int) -> int:
+    value = low.as_int(value)
+    at_least, at_most = low.ranges[value]
+    if at_least <= 0 <= at_most:
+        raise NotLowered("it divides whole numbers by what may be 0")
+    return value
+
+
+def _remainder(low: Lowering, x: Node, a: Any, b: Any) -> int:
+    p, q = low.value(a), low.value(b)
+    if x.value.is_floating_point():
+        return low.code.do("REMAINDER", low.as_float(p), low.as_float(q))
+    p, q = low.as_int(p), _divisor(low, q)
+    value = low.integer("INT_SUB", p, low.integer("INT_MUL", low.integer("INT_DIV", p, q), q))
+    at_least, at_most = low.ranges[q]
+    low.ranges[value] = (0, at_most - 1) if at_least > 0 else (at_least + 1, 0)
+    return value
+
+
+def _power(low: Lowering, x: Node, a: Any, b: Any) -> int:
+    p = low.value(a)
+    if not x.value.is_floating_point():
+        if b not in (1, 2):
+            raise NotLowered(f"it has no instruction for {x.op} of whole numbers")
+        return low.as_int(p) if b == 1 else low.integer("INT_MUL", low.as_int(p), low.as_int(p))
+    p = low.as_float(p)
+    if isinstance(b, (int, float)) and b in (1, 2, 3, -1, -2, 0.5, -0.5):
+        value = low.code.do("SQRT", p) if abs(b) == 0.5 else p
+        for _ in range(int(abs(b)) - 1):
+            value = low.code.do("MUL", value, p)
+        return value if b > 0 else low.code.do("DIV", low.code.number(1.0), value)
+    return low.code.do("POW", p, low.as_float(low.value(b)))
+
+
+def _absolute(low: Lowering, x: Node, a: Any) -> int:
+    value = low.value(a)
+    if x.value.is_floating_point():
+        return low.code.do("ABS", low.as_float(value))
+    value = low.as_int(value)
+    at_least, at_most = low.ranges[value]
+    found = low.code.do("INT_ABS", value)
+    low.ranges[found] = (0 if at_least <= 0 <= at_most else min(abs(at_least), abs(at_most)), max(-at_least, at_most))
+    return found
+
+
+def _extreme(low: Lowering, x: Node, a: Any, b: Any) -> int:
+    op = {"maximum": "MAX", "max": "MAX"}.get(name_of(x), "MIN")
+    p, q = low.like(x, low.value(a)), low.like(x, low.value(b))
+    if x.value.is_floating_point():
+        return low.code.do(op, p, q)
+    return (
+        low.integer(f"INT_{op}", p, q)
+        if x.value.dtype != torch.bool
+        else low.code.do("OR" if op == "MAX" else "AND", p, q)
+    )
+
+
+def _clamp(low: Lowering, x: Node, a: Any, min: Any = None, max: Any = None) -> int:
+    value = low.like(x, low.value(a))
+    if name_of(x) == "clamp_max":
+        min, max = None, min
+    floats = x.value.is_floating_point()
+    for bound, op in ((min, "MAX"), (max, "MIN")):
+        if bound is None:
+            continue
+        limit = low.like(x, low.value(bound))
+        if not floats:
+            value = low.integer(f"INT_{op}", value, limit)
+            continue
+        beyond = low.code.do("LT", *((value, limit) if op == "MAX" else (limit, value)))  # its slope is 1 at a bound
+        value = low.code.do("WHERE", beyond, limit, value)
+    return value
+
+
+def _compared(low: Lowering, x: Node, a: Any, b: Any) -> int:
+    op, swapped, negated = _COMPARISONS[name_of(x)]
+    p, q = low.value(a), low.value(b)
+    if "float" in (low.code.kind(p), low.code.kind(q)):
+        p, q = low.as_float(p), low.as_float(q)
+    else:
+        p, q, op = low.as_int(p), low.as_int(q), f"INT_{op}"
+    value = low.code.do(op, *((q, p) if swapped else (p, q)))
+    return low.code.do("NOT", value) if negated else value
+
+
+def _logic(low: Lowering, x: Node, a: Any, b: Any) -> int:
+    kind, name = (
+        name_of(x).strip("_").split("_")[:2] if not name_of(x).startswith("__") else ("bitwise", name_of(x).strip("_"))
+    )
+    if kind == "bitwise" and x.value.dtype != torch.bool:
+        raise NotLowered(f"it has no instruction for {x.op} of whole numbers")
+    return low.code.do(_LOGIC[name], low.as_bool(low.value(a)), low.as_bool(low.value(b)))
+
+
+def _not(low: Lowering, x: Node, a: Any) -> int:
+    if x.value.dtype != torch.bool:
+        raise NotLowered(f"it has no instruction for {x.op} of whole numbers")
+    return low.code.do("NOT", low.as_bool(low.value(a)))
+
+
+def _where(low: Lowering, x: Node, condition: Any, a: Any, b: Any) -> int:
+    return low.choose(low.as_bool(low.value(condition)), low.like(x, low.value(a)), low.like(x, low.value(b)))
+
+
+def _filled(low: Lowering, x: Node, a: Any, mask: Any, value: Any) -> int:
+    return low.choose(low.as_bool(low.value(mask)), low.like(x, low.value(value)), low.like(x, low.value(a)))
+
+
+def _same(low: Lowering, x: Node, a: Any, *_: Any, **__: Any) -> int:
+    return low.like(x, low.value(a))
+
+
+def _relu(low: Lowering, x: Node, a: Any) -> int:
+    value, zero = low.as_float(low.value(a)), low.code.number(0.0)
+    return low.code.do("WHERE", low.code.do("LE", value, zero), zero, value)
+
+
+def _leaky(low: Lowering, x: Node, a: Any, negative_slope: float = 0.01) -> int:
+    value, zero = low.as_float(low.value(a)), low.code.number(0.0)
+    return low.code.do(
+        "WHERE", low.code.do("LT", zero, value), value, low.code.do("MUL", value, low.code.number(negative_slope))
+    )
+
+
+def _by_constant(op: str, factor: float, before: bool) -> Callable[..., int]:
+    """exp2 and log2: exp and log, and a factor before or after them."""
+
+    def handler(low: Lowering, x: Node, a: Any) -> int:
+        value, by = low.as_float(low.value(a)), low.code.number(factor)
+        return (
+            low.code.do(op, low.code.do("MUL", value, by)) if before else low.code.do("MUL", low.code.do(op, value), by)
+        )
+
+    return handler
+
+
+def _inverse(low: Lowering, x: Node, a: Any) -> int:
+    value = low.as_float(low.value(a))
+    return low.code.do("DIV", low.code.number(1.0), low.code.do("SQRT", value) if name_of(x) == "rsqrt" else value)
+
+
+def _full_like(low: Lowering, x: Node, a: Any, value: Any = None, **_: Any) -> int:
+    filled = {"zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1}.get(name_of(x), value)
+    return low.like(x, low.value(filled))
+
+
+HANDLERS: dict[str, Callable[..., int]] = {
+    **dict.fromkeys(_FUNCTIONS, _function),
+    **dict.fromkeys(("add", "sub", "mul", "rsub"), _arithmetic),
+    **dict.fromkeys(("div", "floor_divide"), _divided),
+    **dict.fromkeys(("maximum", "minimum"), _extreme),
+    **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), _clamp),
+    **dict.fromkeys(_COMPARISONS, _compared),
+    **dict.fromkeys((f"{kind}_{name}" for kind in ("logical", "bitwise") for name in _LOGIC), _logic),
+    **dict.fromkeys(("__and__", "__or__", "__xor__"), _logic),
+    **dict.fromkeys(("logical_not", "bitwise_not"), _not),
+    **dict.fromkeys(_UNCHANGED, _same),
+    **dict.fromkeys(("rsqrt", "reciprocal"), _inverse),
+    **dict.fromkeys(("zeros_like", "ones_like", "full_like"), _full_like),
+    "_to_copy": _same,
+    "remainder": _remainder,
+    "pow": _power,
+    "abs": _absolute,
+    "where": _where,
+    "masked_fill": _filled,
+    "relu": _relu,
+    "leaky_relu": _leaky,
+    "square": lambda low, x, a: _power(low, x, a, 2),
+    "exp2": _by_constant("EXP", math.log(2), before=True),
+    "log2": _by_constant("LOG", 1 / math.log(2), before=False),
+    "log10": _by_constant("LOG", 1 / math.log(10), before=False),
+    "index": lambda low, x, table, indices: low.indexed(x, table, indices),
+}

@@ -1,0 +1,232 @@
+"""Values of nodes: what torch computes once is an operand, what differs by pair an instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.backends.native.programs.code import MOST_INT, Code, Instruction, NotLowered
+from regard.backends.native.programs.operations import PROGRAM_OPERANDS
+from regard.backends.native.programs.trace import Node, Values
+
+Range = tuple[int, int]
+_WORDS = {torch.float32, torch.int32, torch.bool, torch.bfloat16, torch.float16}
+
+
+@dataclass
+class Lowering:
+    values: Values
+    handlers: Mapping[str, Callable[..., int]]
+    code: Code = field(default_factory=Code)
+    operands: list[Tensor] = field(default_factory=list[Tensor])
+    ranges: dict[int, Range] = field(default_factory=dict[int, Range])  # of whole numbers
+    found: dict[Node, int] = field(default_factory=dict[Node, int])
+
+    # Values of any kind.
+
+    def value(self, x: Any) -> int:
+        """The value of a node, a number or a tensor."""
+        if isinstance(x, bool):
+            return self.code.truth(x)
+        if isinstance(x, int):
+            return self.whole(x)
+        if isinstance(x, float):
+            return self.code.number(x)
+        if isinstance(x, Tensor):
+            return self.load(x)
+        if not isinstance(x, Node):
+            raise NotLowered(f"an operation is given {x!r}")
+        if x not in self.found:
+            self.found[x] = self._computed(x)
+        return self.found[x]
+
+    def whole(self, x: int) -> int:
+        value = self.code.whole(x)
+        self.ranges[value] = (x, x)
+        return value
+
+    def _computed(self, x: Node) -> int:
+        if x.op == "score":
+            return 0
+        if x.op == "same":
+            return self.value(x.args[0])
+        if x.whole or x.op == "take":
+            try:
+                return self.load(self.values.of(x))
+            except (RuntimeError, IndexError) as error:
+                raise NotLowered(f"{name_of(x)} cannot be computed for all queries and keys: {error}") from error
+        if x.value.dtype in (torch.bfloat16, torch.float16) and name_of(x) != "index":
+            raise NotLowered(f"{name_of(x)} rounds what it computes for pairs to {x.value.dtype}")
+        name = name_of(x)
+        handler = self.handlers.get(name)
+        if handler is None:
+            raise NotLowered(f"it has no instruction for {x.op}")
+        return handler(self, x, *x.args, **x.kwargs)
+
+    # Operands.
+
+    def load(self, t: Tensor) -> int:
+        """A tensor that broadcasts to (*batch, h, nq, nk): a number in the code where it has one, else an operand."""
+        shape, t = self.values.frame.shape, t.detach()
+        if t.dim() > len(shape) or any(n not in (1, size) for n, size in zip(t.shape[::-1], shape[::-1], strict=False)):
+            raise NotLowered(f"a tensor of shape {tuple(t.shape)} meets scores of {shape}")
+        if t.numel() == 1:
+            one = t.item()
+            return self.value(bool(one) if t.dtype == torch.bool else one)
+        shared = t.dim() == 0 or t.shape[-1] == 1
+        return self._operand("LOAD", (), t[(None,) * max(0, 3 - t.dim())], fixed=shared)
+
+    def _operand(self, op: str, args: tuple[int, ...], t: Tensor, fixed: bool) -> int:
+        extent = None
+        if t.dtype not in _WORDS or (op == "GATHER" and t.dtype not in (torch.float32, torch.int32)):
+            if not t.is_floating_point():
+                extent = _extent(t)
+            t = t.float() if t.is_floating_point() else t.int()
+        elif t.dtype == torch.int32:
+            extent = _extent(t)
+        kind = "float" if t.is_floating_point() else "bool" if t.dtype == torch.bool else "int"
+        which = next((n for n, known in enumerate(self.operands) if known is t), len(self.operands))
+        if which == len(self.operands):
+            if which == PROGRAM_OPERANDS:
+                raise NotLowered(f"it reads more than {PROGRAM_OPERANDS} tensors")
+            self.operands.append(t)
+        value = self.code.add(Instruction(op, args, which, kind, fixed))
+        if extent is not None:
+            self.ranges[value] = extent
+        return value
+
+    def indexed(self, x: Node, table: Any, indices: list[Any]) -> int:
+        """table[indices]: a view where each is an index of its own axis, else an element of the flat table."""
+        t = self.values.of(table)
+        if (isinstance(table, Node) and table.aligned) or any(
+            not isinstance(n, Node) or not n.aligned for n in indices
+        ):
+            raise NotLowered("it indexes what it computed for pairs, or by parts of an index")
+        if len(indices) != t.dim():
+            raise NotLowered(f"it indexes {len(indices)} of the {t.dim()} axes of a tensor")
+        if (view := self._view(t, indices)) is not None:
+            return self.load(view)
+        flat, step = None, t.numel()
+        for index, size in zip(indices, t.shape, strict=True):
+            step //= max(size, 1)
+            at = self._inside(self.value(index), size)
+            at = at if step == 1 else self.integer("INT_MUL", at, self.whole(step))
+            flat = at if flat is None else self.integer("INT_ADD", flat, at)
+        assert flat is not None
+        return self._operand("GATHER", (flat,), t.detach().contiguous().flatten(), fixed=False)
+
+    def _view(self, t: Tensor, indices: list[Node]) -> Tensor | None:
+        names = [n.args[0] if n.op == "index" else "" for n in indices]
+        frame = self.values.frame
+        counts = {"h": frame.heads, "row": frame.nq, "col": frame.nk}
+        if len({*names}) < len(names) or any(name not in counts for name in names):
+            return None
+        for axis, name in enumerate(names):
+            if t.shape[axis] < counts[name]:
+                raise NotLowered("it indexes a tensor that is smaller than the call")
+            t = t.narrow(axis, 0, counts[name])
+        t = t.permute([names.index(name) for name in counts if name in names])
+        return t.reshape([counts[name] if name in names else 1 for name in counts])
+
+    def _inside(self, index: int, size: int) -> int:
+        """An index of an axis, counted from its beginning; nothing but its range says that it is one."""
+        index = self.as_int(index)
+        low, high = self.ranges.get(index, (-MOST_INT, MOST_INT))
+        if low < -size or high >= size:
+            raise NotLowered(f"it indexes an axis of {size} by {low} to {high}")
+        if low >= 0:
+            return index
+        behind = self.integer("INT_ADD", index, self.whole(size))
+        if high < 0:
+            return behind
+        found = self.code.do("WHERE", self.code.do("INT_LT", index, self.whole(0)), behind, index)
+        self.ranges[found] = (0, size - 1)
+        return found
+
+    # Kinds.
+
+    def as_float(self, value: int) -> int:
+        made = self.code.made[value]
+        if made.kind == "float":
+            return value
+        if made.op == "NUMBER":
+            return self.code.number(float(made.number if made.kind == "int" else bool(made.number)))
+        return self.code.do("INT_TO_FLOAT" if made.kind == "int" else "BOOL_TO_FLOAT", value)
+
+    def as_int(self, value: int) -> int:
+        kind = self.code.kind(value)
+        if kind == "float":
+            raise NotLowered("it makes whole numbers of floats")
+        if kind == "int":
+            return value
+        value = self.code.do("BOOL_TO_INT", value)
+        self.ranges[value] = (0, 1)
+        return value
+
+    def as_bool(self, value: int) -> int:
+        kind = self.code.kind(value)
+        if kind == "bool":
+            return value
+        same = self.code.do("EQ", value, self.code.number(0.0)) if kind == "float" else None
+        return self.code.do("NOT", self.code.do("INT_EQ", value, self.whole(0)) if same is None else same)
+
+    def like(self, x: Node, value: int) -> int:
+        """A value in the kind that torch gives the node."""
+        dtype = x.value.dtype
+        return (
+            self.as_float(value)
+            if dtype.is_floating_point
+            else (self.as_bool if dtype == torch.bool else self.as_int)(value)
+        )
+
+    def integer(self, op: str, a: int, b: int) -> int:
+        """An operation on whole numbers, which must stay within 32 bits."""
+        of_a, of_b = self.ranges[a], self.ranges[b]
+        ends = [_INTEGERS[op](p, q) for p in of_a for q in of_b]
+        low, high = min(ends), max(ends)
+        if max(-low, high) > MOST_INT:
+            raise NotLowered("its whole numbers reach beyond 2^31")
+        value = self.code.do(op, a, b)
+        self.ranges[value] = (low, high)
+        return value
+
+    def choose(self, condition: int, a: int, b: int) -> int:
+        value = self.code.do("WHERE", condition, a, b)
+        if self.code.kind(value) == "int":
+            (low, high), (low_b, high_b) = self.ranges[a], self.ranges[b]
+            self.ranges[value] = min(low, low_b), max(high, high_b)
+        return value
+
+
+_INTEGERS: dict[str, Callable[[int, int], int]] = {
+    "INT_ADD": lambda a, b: a + b,
+    "INT_SUB": lambda a, b: a - b,
+    "INT_MUL": lambda a, b: a * b,
+    "INT_MIN": min,
+    "INT_MAX": max,
+    "INT_DIV": lambda a, b: a // b,
+}
+
+
+def _extent(t: Tensor) -> Range:
+    if not t.numel():
+        return 0, 0
+    low, high = (int(x) for x in t.aminmax())
+    if max(-low, high) > MOST_INT:
+        raise NotLowered("its whole numbers reach beyond 2^31")
+    return low, high
+
+
+@lru_cache(1024)
+def _name_of(op: Any) -> str:
+    return op if isinstance(op, str) else str(op).split(".")[1]
+
+
+def name_of(x: Node) -> str:
+    """What torch calls an operation, without its overload."""
+    return _name_of(x.op)

@@ -1,0 +1,15 @@
+"""The instructions of programs, by name: native/steps/program.h computes them."""
+
+from __future__ import annotations
+
+OPERATIONS = (
+    *("NUMBER", "LOAD", "GATHER", "RESULT", "DERIVATIVE", "WHERE"),
+    *("ADD", "SUB", "MUL", "DIV", "MIN", "MAX", "POW", "REMAINDER"),
+    *("NEG", "ABS", "SIGN", "FLOOR", "CEIL", "SQRT", "EXP", "LOG", "TANH", "SIGMOID"),
+    *("LOG1P", "EXPM1", "ERF", "SIN", "COS"),
+    *("LT", "LE", "EQ"),
+    *("INT_ADD", "INT_SUB", "INT_MUL", "INT_MIN", "INT_MAX", "INT_DIV", "INT_ABS", "INT_LT", "INT_LE", "INT_EQ"),
+    *("AND", "OR", "XOR", "NOT", "INT_TO_FLOAT", "BOOL_TO_FLOAT", "BOOL_TO_INT"),
+)
+SLOTS = 48  # numbers of a pair that a program can hold at once
+PROGRAM_OPERANDS = 8  # tensors that it can read

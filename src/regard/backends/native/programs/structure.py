@@ -1,0 +1,97 @@
+"""Graphs of modifiers, traced once for all calls that differ in nothing that modifiers see while they are traced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.backends.native.programs.trace import Graph, trace
+from regard.core.region import Frame
+from regard.core.value import Value, names
+from regard.scores.algebra import Modifier
+
+_MOST = 256
+_graphs: dict[Any, Graph] = {}
+_SETTLED = frozenset(("builtins", "math", "regard", "torch", "typing"))
+_NUMBERS = (int, float, bool, str, type(None), torch.dtype)
+
+
+class _Unknown(Exception):
+    """A modifier reads what no key can hold."""
+
+
+def graph_of(stages: Sequence[Modifier], frame: Frame) -> Graph:
+    """The graph of modifiers, which may be kept from another call. Raises NotTraced."""
+    try:
+        at = frame.positions
+        sizes = frame.batch, frame.heads, min(frame.nq, 2), min(frame.nk, 3), frame.nq == frame.nk, frame.headed
+        key = tuple(_key(stage) for stage in stages), sizes, at.q.dim(), at.k.dim()
+        found = _graphs.get(key)
+    except (_Unknown, TypeError):
+        return trace(stages, frame, torch.float32)
+    if found is None:
+        found = trace(stages, frame, torch.float32)
+        if found.fixed:
+            if len(_graphs) >= _MOST:
+                _graphs.clear()
+            _graphs[key] = found
+    return found
+
+
+def _key(item: Any) -> Any:
+    """What a modifier, or a field of it, is while it is traced: not the numbers in its tensors."""
+    if isinstance(item, Tensor):
+        return item.dtype, tuple(item.shape)
+    if isinstance(item, tuple):
+        return tuple(_key(part) for part in item)
+    if isinstance(item, Value):
+        kind = type(item)
+        code = () if kind.__module__.startswith("regard.") else _read_by(kind)
+        return kind, code, *(_key(getattr(item, name)) for name in names(kind))
+    if isinstance(item, _NUMBERS):
+        return type(item), item
+    raise _Unknown
+
+
+def _read_by(kind: type) -> Any:
+    """The functions of a class, and the numbers outside of it that they read."""
+    found: list[Any] = []
+    for base in kind.__mro__:
+        if base.__module__.startswith("regard.") or base is object:
+            continue
+        for name, member in vars(base).items():
+            if name.startswith(("__", "_abc_")):
+                continue
+            if isinstance(member, FunctionType):
+                found.append(_read(member, 0))
+            elif isinstance(member, _NUMBERS):
+                found.append((type(member), member))
+            else:
+                raise _Unknown
+    return tuple(found)
+
+
+def _read(function: FunctionType, depth: int) -> Any:
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    outside = [function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__]
+    return function.__code__, tuple(_outside(x, depth) for x in (*cells, *outside, *(function.__defaults__ or ())))
+
+
+def _settled(x: ModuleType | type | BuiltinFunctionType) -> bool:
+    """Whether nobody changes the numbers in a module or a class: those of Python, torch and regard."""
+    name = x.__name__ if isinstance(x, ModuleType) else x.__module__
+    return (name or "builtins").partition(".")[0] in _SETTLED
+
+
+def _outside(x: Any, depth: int) -> Any:
+    if isinstance(x, _NUMBERS):
+        return type(x), x
+    if isinstance(x, (ModuleType, type, BuiltinFunctionType)) and _settled(x):
+        return id(x)
+    if isinstance(x, FunctionType) and depth < 8:
+        return _read(x, depth + 1)
+    raise _Unknown

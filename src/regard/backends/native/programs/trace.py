@@ -1,0 +1,308 @@
+"""Modifiers as a graph of torch's operations, recorded while they run once on a few pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from regard.core.region import Frame, Region
+from regard.scores.algebra import Modifier
+from regard.scores.modifiers import Bias
+
+_AXES = {"i": "i", "row": "i", "j": "j", "col": "j", "b": "b", "h": "h"}  # of an index
+_TAKEN = {"heads": "h", "queries": "i", "keys": "j", "sequences": "b", "pairs": "ij"}  # axes of what a region takes
+_DIMS = {"h": -3, "i": -2, "j": -1}
+
+
+class NotTraced(Exception):
+    """Why modifiers are no program, as a clause."""
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A tensor that the modifiers compute.
+
+    op       a function of torch; or "score"; "index", of which args[0] is the name; "tensor", the args[0]-th of the
+             modifiers; "take", of which args are a method of Region and what it is given
+    axes     what it may differ by, of "s" (the score), "b", "h", "i", "j"
+    aligned  whether its axes are those of scores, (*batch, h, r, c), or it broadcasts to them
+    value    what was computed of the few pairs
+    """
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    axes: frozenset[str]
+    aligned: bool
+    value: Tensor
+
+    @property
+    def whole(self) -> bool:
+        """Whether torch computes it once for all queries, or all keys: then it is an operand."""
+        return "s" not in self.axes and not {"i", "j"} <= self.axes
+
+
+@dataclass
+class Graph:
+    """What modifiers compute. fixed: it serves all calls of the structure that was recorded."""
+
+    result: Node
+    fixed: bool = True
+
+
+def trace(stages: Sequence[Modifier], frame: Frame, dtype: torch.dtype) -> Graph:
+    """The graph of the modifiers of a call. Raises NotTraced."""
+    recorder = _Recorder(len(frame.batch) + 3)
+    region = _TracedRegion(frame, recorder)
+    shape = (*frame.batch, frame.heads, *region.size)
+    s = recorder.keep("score", (), "s", torch.zeros(shape, dtype=dtype, device="cpu"))
+    tensors = [t for stage in stages for t in stage.tensors()]
+    # a tensor that stands twice is one operand; the recorder knows tensors by identity
+    given = [recorder.keep("tensor", (n,), "", t.detach().view_as(t), aligned=False) for n, t in enumerate(tensors)]
+    rest = iter(given)
+    own: list[Any] = [stage.with_tensors(rest) if stage.tensors() else stage for stage in stages]
+    try:
+        with torch.no_grad(), recorder:
+            for stage in own:
+                pair = stage.of_pair()
+                if pair is not None:
+                    s = recorder.keep("same", (_of_pair(pair, recorder, s, dtype),), "sbhij", torch.zeros_like(s))
+                elif type(stage) is Bias:
+                    s = _plus(s, region.pairs(stage.bias).to(dtype))
+                else:
+                    s = stage.local(region).modify(s, region)
+                    recorder.check_scores(s, shape, stage)
+    except NotTraced:
+        raise
+    except Exception as error:
+        raise NotTraced(f"{type(error).__name__} was raised while it ran on a few pairs") from error
+    result = recorder.node_of(s)
+    if not isinstance(result, Node):
+        raise NotTraced("what its modifiers return does not depend on the pair")
+    return Graph(result, recorder.fixed)
+
+
+def _plus(s: Tensor, x: Tensor) -> Tensor:
+    """regard.scores.algebra.plus, which looks at numbers, of every pair."""
+    y, most = s + x, torch.finfo(s.dtype).max
+    lost = (y.abs() > most) & (s.abs() <= most) & (x.abs() <= most)
+    return torch.where(lost, y.clamp(-most, most), y)
+
+
+def _of_pair(fn: Callable[..., Tensor], recorder: _Recorder, s: Tensor, dtype: torch.dtype) -> Node:
+    """fn(s, b, h, i, j) of single pairs, in the graph: all its numbers have no axes."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    before = recorder.node_of(s)
+    assert isinstance(before, Node)
+    recorder.fixed = False  # the tensors that a function holds may be others in the next call
+    score = torch.zeros((), dtype=dtype, device="cpu")
+    recorder.nodes[id(score)] = Node("same", (before,), {}, before.axes, True, score)
+    index = [
+        recorder.keep("index", (name,), _AXES[name], torch.zeros((), dtype=torch.int64, device="cpu"))
+        for name in ("b", "h", "row", "col")
+    ]
+    with TransformGetItemToIndex():
+        found: Any = fn(score, *index)
+    node = recorder.node_of(found)
+    if not isinstance(found, Tensor) or found.dim() or not isinstance(node, Node):
+        raise NotTraced("its function returns no number that depends on the pair")
+    return node
+
+
+class _Recorder(TorchDispatchMode):
+    """While it is open, every operation of torch on a tensor that it knows becomes a Node."""
+
+    def __init__(self, dims: int) -> None:
+        super().__init__()
+        self.nodes: dict[int, Node] = {}  # by the id of the value, which the Node keeps alive
+        self.dims, self.fixed = dims, True
+        self.quiet = False  # while the region works, not the modifier
+
+    def keep(self, op: Any, args: tuple[Any, ...], axes: str, value: Tensor, aligned: bool = True) -> Tensor:
+        self.nodes[id(value)] = Node(op, args, {}, frozenset(axes), aligned, value)
+        return value
+
+    def node_of(self, x: Any) -> Any:
+        """The Node of a tensor, where it is one."""
+        return self.nodes.get(id(x), x) if isinstance(x, Tensor) else x
+
+    def check_scores(self, s: Any, shape: tuple[int, ...], stage: Modifier) -> None:
+        if not isinstance(s, Tensor) or s.shape != shape or not s.is_floating_point():
+            raise NotTraced(f"{type(stage).__name__}.modify does not return scores of the shape that it was given")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if self.quiet:
+            return out
+        args = _mapped(args, self.node_of)
+        kwargs = {name: _mapped((x,), self.node_of)[0] for name, x in kwargs.items()}
+        flat = _flat((*args, *kwargs.values()))
+        read = [x for x in flat if isinstance(x, Node)]
+        if any(isinstance(x, Tensor) for x in flat):
+            self.fixed = False  # a tensor that no field of a modifier holds
+        if not read:
+            return out
+        if func._schema.is_mutable:
+            raise NotTraced(f"{func} writes into a tensor")
+        if not isinstance(out, Tensor):
+            raise NotTraced(f"{func} looks at a number, or has several results")
+        if id(out) not in self.nodes:
+            axes = frozenset[str]().union(*(node.axes for node in read))
+            aligned = any(node.aligned for node in read)
+            if aligned and not all(node.aligned for node in read) and not str(func).startswith("aten.index."):
+                axes |= {name for node in read if not node.aligned for name in _heads_of(node)}
+            if aligned and out.dim() > self.dims:
+                raise NotTraced(f"{func} adds an axis")
+            self.nodes[id(out)] = Node(func, tuple(args), kwargs, axes, aligned, out)
+        return out
+
+
+def _heads_of(node: Node) -> str:
+    """The axes of a tensor that meets scores as it is: it may have heads and batch elements."""
+    shape = node.value.shape
+    if any(n != 1 for n in shape[-2:]):
+        raise NotTraced("a tensor meets the scores that no method of the region took its queries and keys from")
+    return "bh" if len(shape) > 3 else "h" if len(shape) == 3 else ""
+
+
+class _TracedRegion(Region):
+    """A few queries and keys, of which the recorder knows what is asked of them."""
+
+    def __init__(self, frame: Frame, recorder: _Recorder) -> None:
+        self.size = min(frame.nq, 2), min(frame.nk, 3)
+        self._recorder, self._frame = recorder, frame
+        self._plain = Region(frame, slice(0, self.size[0]), slice(0, self.size[1]))
+        self._row = self._col = None
+
+    @property
+    def frame(self) -> Frame:
+        self._recorder.fixed = False  # it reads sizes, or positions
+        return self._frame
+
+    @property
+    def rows(self) -> Any:
+        raise NotTraced("it asks which rows a region has")
+
+    @property
+    def cols(self) -> Any:
+        raise NotTraced("it asks which columns a region has")
+
+    def _index(self, name: str) -> Tensor:
+        value = self._quietly(lambda: getattr(self._plain, name).clone())
+        return self._recorder.keep("index", (name,), _AXES[name], value)
+
+    def _quietly(self, fn: Callable[[], Tensor]) -> Tensor:
+        self._recorder.quiet = True
+        try:
+            return fn()
+        finally:
+            self._recorder.quiet = False
+
+    def _take(self, name: str, t: Tensor) -> Tensor:
+        node = self._recorder.node_of(t)
+        if not isinstance(node, Node):
+            self._recorder.fixed = False
+        elif node.aligned:
+            raise NotTraced(f"it takes {name} of what it computed for pairs")
+        value = self._quietly(lambda: getattr(self._plain, name)(t))
+        if value is t:
+            return t
+        return self._recorder.keep(
+            "take", (name, node), self._axes(name, value), self._quietly(lambda: value.view_as(value))
+        )
+
+    def _axes(self, name: str, value: Tensor) -> str:
+        if name != "pairs":
+            return _TAKEN[name] + ("b" if value.dim() > 3 else "")
+        axes = "".join(
+            axis for axis, dim in _DIMS.items() if value.dim() >= -dim and self._long(axis, value.shape[dim])
+        )
+        return axes + ("b" if value.dim() > 3 else "")
+
+    def _long(self, axis: str, size: int) -> bool:
+        return size != 1 or {"h": self._frame.heads, "i": self._frame.nq, "j": self._frame.nk}[axis] == 1
+
+    @property
+    def i(self) -> Tensor:
+        return self._index("i")
+
+    @property
+    def j(self) -> Tensor:
+        return self._index("j")
+
+    @property
+    def row(self) -> Tensor:
+        return self._index("row")
+
+    @property
+    def col(self) -> Tensor:
+        return self._index("col")
+
+    @property
+    def b(self) -> Tensor:
+        return self._index("b")
+
+    @property
+    def h(self) -> Tensor:
+        return self._index("h")
+
+    def queries(self, t: Tensor) -> Tensor:
+        return self._take("queries", t)
+
+    def keys(self, t: Tensor) -> Tensor:
+        return self._take("keys", t)
+
+    def sequences(self, t: Tensor) -> Tensor:
+        return self._take("sequences", t)
+
+    def heads(self, t: Tensor) -> Tensor:
+        return self._take("heads", t)
+
+    def pairs(self, t: Tensor) -> Tensor:
+        return self._take("pairs", t)
+
+
+@dataclass
+class Values:
+    """What the nodes of a graph that are `whole` are for all queries and keys of a call."""
+
+    frame: Frame
+    tensors: Sequence[Tensor]
+    known: dict[Node, Tensor] = field(default_factory=dict[Node, Tensor])
+
+    def of(self, x: Any) -> Any:
+        """A node's numbers, aligned as it is; what is no node stays."""
+        if not isinstance(x, Node):
+            return x
+        if x not in self.known:
+            self.known[x] = self._computed(x)
+        return self.known[x]
+
+    def _computed(self, x: Node) -> Tensor:
+        whole = self.frame.region()
+        if x.op == "tensor":
+            return self.tensors[x.args[0]]
+        if x.op == "index":
+            return getattr(whole, x.args[0])
+        if x.op == "take":
+            return getattr(whole, x.args[0])(self.of(x.args[1]))
+        name = str(x.op)
+        if name.startswith("aten.expand") and x.aligned:  # sizes are those of the few pairs
+            return self.of(x.args[0])
+        return x.op(*_mapped(x.args, self.of), **{name: _mapped((y,), self.of)[0] for name, y in x.kwargs.items()})
+
+
+def _mapped(args: Any, fn: Callable[[Any], Any]) -> Any:
+    """Arguments of an operation with fn of each; lists stay lists."""
+    return type(args)(_mapped(x, fn) if isinstance(x, (list, tuple)) else fn(x) for x in args)
+
+
+def _flat(args: Any) -> list[Any]:
+    return [y for x in args for y in (_flat(x) if isinstance(x, (list, tuple)) else [x])]
