@@ -201,6 +201,14 @@ def test_what_is_no_program_says_why(what: str, why: str) -> None:
     assert found is not None and why in found
 
 
+def test_explain_describes_the_program() -> None:
+    case = draw("blocks", "placed").leaves(torch.float32)
+    plan = rg.explain(case.q, case.k, case.v, score=case.score, mask=case.mask, positions=case.positions)
+    assert dict(plan.facts)["modifiers as"] == "a program of 8 instructions, which reads 3 tensors"
+    x = torch.randn(1, 2, 5, 8)
+    assert "modifiers as" not in dict(rg.explain(x, x, x, score=rg.ScaledDot() >> rg.SoftCap(9.0)).facts)
+
+
 def test_another_length_and_other_numbers_are_read_anew() -> None:
     for nq in (5, 83, 40):
         for seed in (0, 1):

@@ -25,7 +25,8 @@ from regard.backends.native.launch import (
 )
 from regard.backends.native.lower_mask import lower_mask
 from regard.backends.native.mask_text import why_not_text
-from regard.backends.native.modifiers.table import why_not_learned
+from regard.backends.native.modifiers.program import described
+from regard.backends.native.modifiers.table import programmed, why_not_learned
 from regard.backends.native.plan import ForwardPlan
 from regard.backends.native.plan_limits import repeats
 from regard.backends.native.ragged import RaggedPlan, ragged_plan
@@ -151,6 +152,8 @@ class Native(Backend):
         found = {"kernels": f"{kernels.isa}, blocks of {kernels.tile[0]} queries × {kernels.tile[1]} keys"}
         if not isinstance(problem.similarity, Additive):
             found |= self._products(problem)
+        if programmed(problem) and 0 not in problem.frame.shape:
+            found["modifiers as"] = described(problem)
         kinds = {"allowed": "booleans", "tiles": "a map of tiles"}
         forms = [kinds[name] for name in args if name in kinds]
         if "k_documents" in args and problem.mask.rows(problem.frame) is None:

@@ -16,6 +16,7 @@ from regard.backends.native.programs.operations import OPERATIONS, PROGRAM_OPERA
 from regard.backends.native.programs.structure import graph_of
 from regard.backends.native.programs.trace import NotTraced, Values
 from regard.core.problem import Problem
+from regard.core.shapes import count_of
 from regard.core.tracing import data_unavailable, watched
 from regard.scores.additive import Additive
 from regard.scores.algebra import Modifier
@@ -75,6 +76,14 @@ class Programs(KernelModifier[Modifier]):
         assert isinstance(program, Program), program
         code = torch.tensor(program.rows, dtype=torch.int32, device="cpu")
         return {"program_code": code, **dict(zip(_NAMES, program.operands, strict=False))}
+
+
+def described(problem: Problem) -> str:
+    """The program of a call that has one, for `explain`."""
+    found = _program(problem)
+    assert isinstance(found, Program), found
+    read = f", which reads {count_of(len(found.operands), 'tensor')}" if found.operands else ""
+    return f"a program of {count_of(len(found.rows), 'instruction')}{read}"
 
 
 _found: WeakKeyDictionary[Problem, Program | str] = WeakKeyDictionary()  # of each problem, or why there is none
