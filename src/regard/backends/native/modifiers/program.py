@@ -104,3 +104,5 @@ def _lowered(problem: Problem) -> Program | str:
             return lower(graph_of(stages, problem.frame), Values(problem.frame, tensors))
     except (NotTraced, NotLowered) as why:
         return str(why)
+    except Exception as error:  # an operation called in a way that nobody foresaw: PyTorch knows it
+        return f"{type(error).__name__} was raised while its program was made ({error})"
