@@ -38,7 +38,7 @@ class RaggedPlan:
         first, last = None if rule.before is None else -before, None if rule.after is None else after + 1
         shared = {name: t for name, t in args.operands.items() if name not in _REPLACED}
         one = replace(args, operands=shared, numbers={**args.numbers, "first": first, "last": last})
-        out = args.v.new_empty(*args.shape, args.v.shape[-1])
+        out = torch.empty(*args.shape, args.v.shape[-1], dtype=args.v.dtype, device="cpu")  # v may be pages
         self.struct = RaggedArguments(arguments(one, out, None, None), thread_work=THREAD_WORK)
         self.struct.call.threads = torch.get_num_threads()
         self.entry, self.parallel, self.direct = library().entry("regard_forward_ragged"), parallel(), direct()
