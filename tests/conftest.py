@@ -14,7 +14,7 @@ from collections.abc import Iterator
 # need no screen.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ.setdefault("MPLBACKEND", "Agg")
-# Several processes of pytest-xdist share the cores: a thread that spins while it waits would hold one of another process.
+# Processes of pytest-xdist share the cores: a thread that spins while it waits would hold one that another needs.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
