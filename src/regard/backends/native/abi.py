@@ -231,6 +231,14 @@ class PageWrite(Struct):
     )
 
 
+# The caller's tensors that a call leads to, of plans.
+LEAF_MEMBERS = (
+    Member("int32_t", "leaves", "tensors of score, mask and sink that are read where they lie"),
+    Member("int64_t", "leaf", "which of all such tensors, depth first", LEAVES),
+    Member("int64_t", "leaf_at", "where the call has its address", LEAVES),
+)
+
+
 @laid_out
 class PlanArguments(Struct):
     c_name = "regard_plan"
@@ -249,9 +257,7 @@ class PlanArguments(Struct):
         Member("int32_t", "positional", "whether anything compares positions"),
         Member("int32_t", "float_out", "out is float, whatever v is"),
         Member("int64_t", "queries", "how many there must be, where a tensor has a number for each; 0: any number"),
-        Member("int32_t", "leaves", "tensors of score, mask and sink that are read where they lie"),
-        Member("int64_t", "leaf", "which of all such tensors, depth first", LEAVES),
-        Member("int64_t", "leaf_at", "where the call has its address", LEAVES),
+        *LEAF_MEMBERS,
     )
 
 
@@ -264,9 +270,7 @@ class BackwardPlanArguments(Struct):
         *members("void*", "entry parallel"),
         Member("int64_t", "axes", "of q, k, v and out, heads included"),
         Member("int32_t", "needs", "whether q, k and v have gradients", 3),
-        Member("int32_t", "leaves", "tensors of score, mask and sink that are read where they lie"),
-        Member("int64_t", "leaf", "which of all such tensors, depth first", LEAVES),
-        Member("int64_t", "leaf_at", "where the call has its address", LEAVES),
+        *LEAF_MEMBERS,
     )
 
 

@@ -11,7 +11,7 @@ from regard.backends.native.call_operands import OPERANDS
 from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.launch import arguments, library, operand, sink_weights
 from regard.backends.native.modifiers.base import total
-from regard.backends.native.modifiers.table import BY_LEARNED, MODIFIERS, why_not_learned
+from regard.backends.native.modifiers.table import BY_LEARNED, STEPS, why_not_learned
 from regard.backends.streaming.backward import output_cotangents, sink_gradient
 from regard.core.problem import Problem
 from regard.scores.similarity import Distance, ScaledDot
@@ -21,7 +21,7 @@ Kept = tuple[Tensor, Tensor, Tensor]  # out, lse, row_stats
 _BY_HEAD = {name for name, operand in OPERANDS.items() if operand.learned and not operand.strided}
 LEARNED = ("q", "k", "v", *BY_LEARNED, "sink")  # operands that have gradients
 # What the first tensors of a score, by field, are to the kernels; those of Bilinear and Cosine are in q and k already.
-_KINDS = {ScaledDot: {"scale": "scale"}, **{modifier.stage: modifier.learned() for modifier in MODIFIERS}}
+_KINDS = {ScaledDot: {"scale": "scale"}, **{modifier.stage: modifier.learned() for modifier in STEPS}}
 
 
 def why_not_backward(problem: Problem, needs: tuple[bool, ...]) -> str | None:

@@ -108,8 +108,7 @@ class ForwardPlan:
         """What bind() fills in a call's struct from."""
         bounded = rule is not None and rule.compares_positions()
         before, after = (0, 0) if rule is None else distances(rule)
-        lead, read = out.shape[:-2], self.leaves[:LEAVES]
-        offsets, which = [at for at, _ in read], [n for _, n in read]
+        lead = out.shape[:-2]
         return PlanArguments(
             call=ctypes.addressof(self.struct),
             entry=ctypes.cast(self.entry, ctypes.c_void_p).value,  # pyright: ignore[reportArgumentType]
@@ -126,10 +125,15 @@ class ForwardPlan:
             positional=problem.mask.compares_positions() or problem.score.compares_positions(),
             float_out=self.training,
             queries=self.queries,
-            leaves=len(offsets),
-            leaf=(ctypes.c_int64 * LEAVES)(*which),
-            leaf_at=(ctypes.c_int64 * LEAVES)(*offsets),
+            **self._leaf_members(),
         )
+
+    def _leaf_members(self) -> dict[str, Any]:
+        """abi.LEAF_MEMBERS: as many of the leaves as they have room for."""
+        read = self.leaves[:LEAVES]
+        which, offsets = [n for _, n in read], [at for at, _ in read]
+        of = ctypes.c_int64 * LEAVES
+        return {"leaves": len(read), "leaf": of(*which), "leaf_at": of(*offsets)}
 
     def run(self, call: Inputs) -> Tensor | None:
         """out; None where the call must go the general way, which says what is wrong, or looks at the mask anew."""

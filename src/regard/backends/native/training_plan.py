@@ -44,10 +44,10 @@ class TrainingPlan(ForwardPlan):
         self.others = (None,) * len(addresses)  # gradients of leaves, where none is learned
         self.template = family.backward_struct(self.struct, (0, self.gradient_dtype))
         alone = type(self.template) is GradientArguments and self.learned is None and len(self.leaves) <= LEAVES
-        self.pull = self._pull_constants() if alone else None
-        self.pull_address = None if self.pull is None else ctypes.addressof(self.pull)
+        self.backward_constants = self._backward_constants() if alone else None
+        self.backward_address = None if self.backward_constants is None else ctypes.addressof(self.backward_constants)
 
-    def _pull_constants(self) -> BackwardPlanArguments:
+    def _backward_constants(self) -> BackwardPlanArguments:
         """What differentiate() of native/python/ fills in a backward's struct from."""
         return BackwardPlanArguments(
             gradients=ctypes.addressof(self.template),
@@ -55,18 +55,16 @@ class TrainingPlan(ForwardPlan):
             parallel=self.parallel,
             axes=self.axes,
             needs=(ctypes.c_int32 * 3)(*self.needs[:3]),
-            leaves=len(self.leaves),
-            leaf=(ctypes.c_int64 * LEAVES)(*[n for _, n in self.leaves]),
-            leaf_at=(ctypes.c_int64 * LEAVES)(*[at for at, _ in self.leaves]),
+            **self._leaf_members(),
         )
 
     def backward_of_saved(
         self, kernel: Any, saved: tuple[Tensor, ...], cotangent: Tensor
     ) -> tuple[Tensor | None, ...] | None:
         """See base.TrainingPlan."""
-        if self.pull_address is None:
+        if self.backward_address is None:
             return None
-        found = self.direct.differentiate(self.pull_address, kernel[0], saved, cotangent)
+        found = self.direct.differentiate(self.backward_address, kernel[0], saved, cotangent)
         if isinstance(found, int):
             raise failure(found)
         return None if found is None else (*found, *self.others)

@@ -32,6 +32,7 @@ class Programs(KernelModifier[Modifier]):
     """All modifiers of a score, where one of them is not regard's own: a program takes the place of all steps."""
 
     stage = Modifier
+    repeats = True
     operands = (
         KernelOperand(
             *("program_code", torch.int32, (_INSTRUCTION, _NUMBER), "a program that modifies scores"),
@@ -52,17 +53,16 @@ class Programs(KernelModifier[Modifier]):
 
     @classmethod
     def why_not(cls, problem: Problem, stage: Modifier) -> str | None:
-        """Of all modifiers at once; stage: one that is not regard's own."""
+        """Of all modifiers at once."""
         if isinstance(problem.similarity, Additive):
-            return f"after additive scores it has no step {stage!r}"
+            return "it has no programs after additive scores"
         if data_unavailable(*problem.tensors()) or watched():
-            return (
-                f"it has no step {stage!r}, which it could run on its first numbers only, and a graph records the call"
-            )
+            return "a graph records the call, whose modifiers it would run on these numbers alone"
         if 0 in problem.frame.shape:
             return None
         found = _program(problem)
-        return f"it has no step {stage!r}: {found}" if isinstance(found, str) else None
+        shown = " >> ".join(map(repr, problem.score.parts[1:]))
+        return f"it has no step for {shown}: {found}" if isinstance(found, str) else None
 
     @classmethod
     def why_not_learned(cls, asked: Sequence[bool]) -> str | None:
