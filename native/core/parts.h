@@ -12,10 +12,11 @@ REGARD_INLINE int64_t whole_depth(int64_t n) { return (n + 31) / 32 * 32; }
 constexpr int parts_of(int dtype) { return dtype == REGARD_BF16 ? 1 : dtype == REGARD_F16 ? 2 : 3; }
 
 // The parts of the numbers that a call's forward multiplies on the matrix unit; 0 where it does not. Of several parts it does
-//   where many queries share the time that it takes to split keys and values; twice as many where a backward may follow;
+//   where many queries share the time that it takes to split keys and values; more of them where a backward may follow;
 //   not where rows must not depend on others: a number that has no parts takes its block of queries to other instructions.
 REGARD_INLINE int matrix_parts(const regard_call& c) {
-  const int64_t least = (c.dtype == REGARD_F16 ? 1 : 2) * (c.row_stats.data ? 2 : 1) * kQueries;  // measured
+  const bool half = c.dtype == REGARD_F16;
+  const int64_t least = c.row_stats.data ? (half ? 2 : 4) * kQueries : (half ? 1 : 3) * kQueries / 2;  // measured
   const bool pays = c.dtype == REGARD_BF16 || (c.nq >= least && !c.invariant);
   return Isa::kMatrixUnit && pays && c.dk > 0 && c.dv > 0 ? parts_of(c.dtype) : 0;
 }

@@ -166,9 +166,9 @@ def test_bits(isa: str, dtype: torch.dtype) -> None:
     ("dtype", "queries", "training", "mask", "said"),
     [
         (torch.bfloat16, 64, True, "everything", "on the matrix unit"),
-        (torch.float16, 64, False, "causal", "on the matrix unit, each number as the sum of 2 bfloat16 numbers"),
-        (torch.float32, 128, False, "causal", "on the matrix unit, each number as the sum of 3 bfloat16 numbers"),
-        (torch.float32, 127, False, "everything", "by vectors"),
+        (torch.float16, 32, False, "causal", "on the matrix unit, each number as the sum of 2 bfloat16 numbers"),
+        (torch.float32, 96, False, "causal", "on the matrix unit, each number as the sum of 3 bfloat16 numbers"),
+        (torch.float32, 95, False, "everything", "by vectors"),
         (torch.float32, 255, True, "everything", "by vectors"),
         (torch.float32, 256, True, "everything", "on the matrix unit, each number as the sum of 3 bfloat16 numbers"),
         (torch.bfloat16, 2, False, "everything", "by vectors"),
