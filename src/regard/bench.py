@@ -17,6 +17,7 @@ from regard.api import attention
 from regard.backends.native.ffi import chosen
 from regard.backends.reference import Reference
 from regard.core.positions import Positions
+from regard.core.shapes import count_of
 from regard.machine import bandwidth, peak, processor
 from regard.masks.algebra import Everything, Mask
 from regard.masks.positional import Causal
@@ -112,7 +113,7 @@ def bench(seconds: float, calls: tuple[Call, ...] | None = None) -> Bench:
     calls, threads, deadline = CALLS if calls is None else calls, torch.get_num_threads(), time.perf_counter() + seconds
     flops, read = peak(threads), bandwidth(threads)
     machine = (
-        f"{processor()}, {threads} threads, kernels {chosen()}, torch {torch.__version__}\n"
+        f"{processor()}, {count_of(threads, 'thread')}, kernels {chosen()}, torch {torch.__version__}\n"
         f"measured: multiply-add peak {flops / 1e9:.0f} Gflop/s in float32, memory read {read / 1e9:.0f} GB/s"
     )
     spreads: list[float] = []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from regard_command.encoding import DEFAULT, named
 from regard_command.labels import parse_head
-from regard_command.options import check_options
+from regard_command.options import check_options, check_values
 from regard_command.paths import check_paths
 from regard_command.version import __version__
 
@@ -24,10 +24,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     top = parser()
     check_options(top, sys.argv[1:] if arguments is None else arguments)
-    options = top.parse_args(arguments)
+    options, rest = top.parse_known_args(arguments)
     if options.command is None:
         top.print_help()
         return 0
+    check_values(top, options, rest)
     try:
         check_paths(options)
         from regard.cli import run
@@ -78,10 +79,9 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_look(command: argparse.ArgumentParser) -> None:
     """A text, a model, and what is measured besides."""
-    text = command.add_mutually_exclusive_group()
-    text.add_argument("file", metavar="FILE", nargs="?", help="a text, or - for standard input")
-    text.add_argument("--text", dest="text", metavar="FILE", help="a text file, as an option")
-    text.add_argument("-t", "--words", dest="words", metavar="WORDS", help="the text itself, in quotes")
+    command.add_argument("file", metavar="FILE", nargs="?", help="a text, or - for standard input")
+    command.add_argument("--text", dest="text", metavar="FILE", help="a text file, as an option")
+    command.add_argument("-t", "--words", dest="words", metavar="WORDS", help="the text itself, in quotes")
     command.add_argument(
         "--encoding",
         type=_encoding,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import NoReturn
 
 # What people write who know other commands.
@@ -12,6 +13,28 @@ ELSEWHERE = {
     "--format": "the suffix of -o says it: -o report.json",
     "--device": "models run where they are loaded, on the CPU",
     "--file": "write FILE alone, or --text FILE",
+    "-f": "write FILE alone, or --text FILE",
+    "-m": "write --model DIR",
+    "-V": "write regard --version",
+    **dict.fromkeys(("--layer", "--layers"), "name the layer and the head: --head L3H1"),
+    **{
+        f"--{suffix}": f"the suffix of -o says it: -o report.{suffix}"
+        for suffix in ("html", "json", "png", "svg", "pdf")
+    },
+    **dict.fromkeys(("--save", "--file-name"), "write -o report.html"),
+    **dict.fromkeys(("--show", "--browser"), "write --open"),
+    **dict.fromkeys(("--tokens", "--max-tokens", "--max-length", "--limit"), "write head -c 4096 FILE | regard look -"),
+    "--port": "a free port is chosen, and printed",
+}
+COMMANDS_ELSEWHERE = {
+    "version": "write regard --version",
+    "help": "write regard --help, or regard look --help",
+    "serve": "write regard look FILE --serve",
+    "probe": "write regard look --probe",
+    **dict.fromkeys(
+        ("plot", "show", "view", "visualize", "inspect", "run", "report"), "write regard look FILE -o report.html"
+    ),
+    "diff": "write regard compare FILE OTHER",
 }
 
 
@@ -27,10 +50,38 @@ def check_options(top: ArgumentParser, arguments: Sequence[str]) -> None:
         return
     name = given[first]
     if name not in commands:
-        near = get_close_matches(name, commands, 1)
-        top.error(f"regard has no command {name}; {f'did you mean {near[0]}?' if near else _has(commands)}")
+        near = get_close_matches(name.lower(), commands, 1)
+        way = f"{COMMANDS_ELSEWHERE[name]}." if name in COMMANDS_ELSEWHERE else _has(commands)
+        top.error(f"regard has no command {name}; {f'did you mean {near[0]}?' if near else way}")
     for option in _unknown(given[first + 1 :], _options(commands[name])):
         _refuse(commands[name], option, commands, own)
+
+
+def check_values(top: ArgumentParser, options: Namespace, rest: Sequence[str]) -> None:
+    """Ends the process, as argparse does, where a command is given more texts or names than it takes.
+
+    rest: the arguments that no option and no name of the command has taken.
+    """
+    parser = _commands(top)[options.command]
+    if options.command == "look":
+        texts = [each for each in (options.words, options.text, options.file, *rest) if each is not None]
+        if len(texts) > 1:
+            files = [each for each in texts if each != options.words and Path(each).exists()]
+            way = "quote words: -t " + repr(" ".join(texts))
+            if files or options.text is not None:
+                way = (
+                    f"regard compare {' '.join(files[:2])} compares two" if len(files) > 1 else "leave one of them out"
+                )
+            parser.error(f"regard look reads one text; {len(texts)} are given, {', '.join(map(repr, texts))}: {way}.")
+    elif rest:
+        ways = {
+            "demo": f"it reads its own text; regard look {rest[0]} reads another",
+            "compare": "it compares two texts",
+            "bench": f"write --seconds {rest[0]} for the time",
+            "doctor": "it examines one model",
+        }
+        said = ", ".join(map(repr, rest))
+        parser.error(f"regard {options.command} does not take {said}; {ways[options.command]}.")
 
 
 def _refuse(parser: ArgumentParser, option: str, commands: Mapping[str, ArgumentParser], own: str) -> NoReturn:
@@ -39,10 +90,10 @@ def _refuse(parser: ArgumentParser, option: str, commands: Mapping[str, Argument
     holders = [name for name, each in commands.items() if each is not parser and option in _options(each)]
     if holders:
         way = f"regard {holders[0]} has it."
-    elif near:
-        way = f"did you mean {near[0]}?"
     elif option in ELSEWHERE:
         way = f"{ELSEWHERE[option]}."
+    elif near:
+        way = f"did you mean {near[0]}?"
     elif option in own.split():
         way = "it stands before the command."
     else:

@@ -45,6 +45,8 @@ def _check_compared(options: Namespace) -> None:
         raise ValueError("there is no text; name a FILE, or two, or write -t 'some words'.")
     if len(texts) > 2:
         raise ValueError(f"there are {len(texts)} texts; expected one or two.")
+    if options.file == options.other == "-":
+        raise ValueError("both texts are standard input, which can be read once; name a file for one of them.")
     if options.with_head is not None and options.head is None:
         raise ValueError("--with-head is the head after; name the one before too, as in --head L3H1.")
     if len(texts) == 1 and options.with_model in (None, options.model) and options.with_head is None:
@@ -60,7 +62,8 @@ def check_model(name: str) -> Path:
     """The folder of a model of transformers. ValueError where it is none."""
     folder = Path(name)
     if not (folder / "config.json").is_file():
-        raise ValueError(f"{name} is no model of transformers: expected a folder with config.json and weights.")
+        way = "" if folder.exists() else " regard downloads nothing: save the model, and name its folder."
+        raise ValueError(f"{name} is no model of transformers: expected a folder with config.json and weights.{way}")
     return folder
 
 
@@ -71,5 +74,9 @@ def _check_text(name: str | None) -> None:
         with open(name, "rb"):
             return
     except OSError as error:
-        literal = f"; for the words themselves write -t {name!r}" if error.errno == errno.ENOENT else ""
-        raise ValueError(f"{name}: {error.strerror}{literal}.") from None
+        way = ""
+        if error.errno == errno.ENOENT:
+            way = f"; for the words themselves write -t {name!r}"
+            if name.startswith(("http://", "https://")):
+                way = f"; regard fetches nothing: curl -s {name} | regard look -"
+        raise ValueError(f"{name}: {error.strerror}{way}.") from None

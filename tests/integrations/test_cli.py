@@ -321,7 +321,7 @@ def test_a_suffix_is_refused_before_anything_is_read(capsys: pytest.CaptureFixtu
             ["demo", "--head", "first"],
             "'first' is no head; expected a label such as L3H1 (layer 3, head 1), decoder L3H1,",
         ),
-        (["look", "a", "--text", "b"], "not allowed with argument"),
+        (["look", "a", "--text", "b"], "regard look reads one text; 2 are given, 'b', 'a': leave one of them out."),
     ],
 )
 def test_what_is_no_command(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

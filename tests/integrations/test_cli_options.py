@@ -31,8 +31,8 @@ from regard_command import main
         ("-t hello", "regard has no option -t; regard look has it."),
         ("--model minilm look", "regard has no option --model; regard look has it."),
         ("lok notes.txt", "regard has no command lok; did you mean look?"),
-        ("plot", "regard has no command plot; it has demo, look, compare, bench, doctor."),
-        ("look a.txt b.txt", "unrecognized arguments: b.txt"),
+        ("train", "regard has no command train; it has demo, look, compare, bench, doctor."),
+        ("look a.txt b.txt", "regard look reads one text; 2 are given, 'a.txt', 'b.txt': quote words: -t"),
     ],
 )
 def test_an_unknown_option_is_named_first(

@@ -46,7 +46,7 @@ def here() -> str:
     """
     rows = [
         ("regard", f"{_version('regard') or 'not installed, run from its source'}, Python {platform.python_version()}"),
-        ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
+        ("torch", f"{torch.__version__}, {count_of(torch.get_num_threads(), 'thread')}"),
         ("processor", processor()),
         ("kernels", _kernels()),
         ("backends", ", ".join(repr(backend) for backend in BACKENDS)),

@@ -11,6 +11,7 @@ from functools import cached_property
 
 import regard.inspect.report.layer_pair as layer_pair
 from regard.core.shapes import count_of
+from regard.core.wrong_calls import kind_of
 from regard.inspect.report.alignment import Alignment
 from regard.inspect.report.content import Content
 from regard.inspect.report.findings import NAMED, Finding, Findings, Head, percent, quoted
@@ -30,10 +31,14 @@ class Compared(ABC):
     after: Content
 
     def __post_init__(self) -> None:
+        if not isinstance(self.after, Content):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"compare has {kind_of(self.after)}; expected another Report, as rg.look(model, text) gives it."
+            )
         counts = [[layer.heads for layer in report.layers] for report in (self.before, self.after)]
         if counts[0] != counts[1]:
             said = [f"{count_of(len(one), 'layer')} of {sorted(set(one))} heads" for one in counts]
-            raise ValueError(f"compare: the reports have {said[0]} and {said[1]}; expected the same layers and heads.")
+            raise ValueError(f"the reports have {said[0]} and {said[1]}; expected the same layers and heads.")
 
     @property
     def labels(self) -> tuple[str, str]:
