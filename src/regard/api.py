@@ -61,9 +61,9 @@ def attention(
 
 
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Any = None,
+    k: Any = None,
+    v: Any = None,
     *others: Any,
     score: Score = ScaledDot(),
     mask: Mask = Everything(),

@@ -15,7 +15,7 @@ from regard.core.positions import Positions
 from regard.core.shapes import count_of, listed
 from regard.core.tracing import data_unavailable
 from regard.core.value import Value
-from regard.core.wrong_calls import kind_of
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.masks.ragged import Documents
 from regard.nested import jagged, ragged_axis
 
@@ -101,6 +101,14 @@ class Packed(Value):
         return torch.nested.nested_tensor_from_jagged(self.values, self.cu_seqlens.long())
 
 
+@answers_wrong_calls(
+    {
+        **dict.fromkeys(("attention_mask", "mask"), "write lengths=mask.sum(-1), where the padding is at the end"),
+        "key_padding_mask": "write lengths=(~key_padding_mask).sum(-1), where the padding is at the end",
+        **dict.fromkeys(("offsets", "cu_seqlens_q"), "write cu_seqlens=, from 0 to the number of tokens"),
+        **dict.fromkeys(("seq_lens", "sizes", "length"), "write lengths="),
+    }
+)
 def pack(x: Any, lengths: Any = None, *, cu_seqlens: Any = None) -> Packed:
     """Sequences of unequal lengths as one Packed, from one of four forms. Differentiable.
 

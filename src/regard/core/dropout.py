@@ -12,7 +12,7 @@ from regard.core.errors import Unsupported
 from regard.core.region import Region
 from regard.core.tracing import scripted
 from regard.core.value import Value
-from regard.core.wrong_calls import answers_wrong_calls
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 
 # 24 bits decide: they are exact in float32, and p is met to 6e-8
 _BITS = 24
@@ -39,6 +39,12 @@ class Dropout(Value):
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        for name, value, expected in (
+            ("p", self.p, "a number from 0 to 1"),
+            ("seed", self.seed, "an integer, or None"),
+        ):
+            if isinstance(value, (str, list, tuple)):
+                raise TypeError(f"Dropout.{name} is {kind_of(value)}; expected {expected}.")
         if not 0 <= self.p <= 1:
             raise ValueError(f"Dropout(p={self.p}): expected a probability from 0 to 1.")
 

@@ -33,6 +33,10 @@ ARGUMENTS = {
     "return_weights": "call attention_weights(q, k, ...) for them",
     "cu_seqlens_q": "write mask=pack(q, cu_seqlens=cu_seqlens_q).mask",
     "cu_seqlens": "write mask=pack(q, cu_seqlens=cu_seqlens).mask",
+    **dict.fromkeys(("query", "query_states", "Q"), "write q=query"),
+    **dict.fromkeys(("key", "key_states", "K"), "write k=key"),
+    **dict.fromkeys(("value", "value_states", "V"), "write v=value"),
+    "training": "leave dropout=None out of training",
 }
 
 # Names that are looked for in regard itself.
@@ -46,6 +50,9 @@ _FLASH = f"{_CALL}, and regard.compat.flash_attention has flash_attn_func and fl
 _MASK_MOD = "it is regard.Where(mask_mod), and regard.compat.torch.flex_attention takes a BlockMask"
 _WINDOW = "a sliding window of w keys, the query's own included, is regard.Window(before=w - 1, after=0)"
 _CACHE = "the caches are regard.nn.GrowingCache, FixedCache, RollingCache and PagedCache"
+_PADDING = "it is regard.Lengths(keys=lengths), or regard.Dense(mask[:, None, None, :])"
+_LOOK = 'it is regard.look(model, "a text", tokenizer=tokenizer), whose report has .save("page.html")'
+_LOAD = "regard loads no models: load one with its own library, and pass it to regard.look or regard.patch"
 NAMES = {
     **dict.fromkeys(("MultiHeadAttention", "MHA", "SelfAttention", "CrossAttention"), _LAYER),
     "Attention": f"{_CALL}, and the layer of one head is regard.nn.Attention",
@@ -59,7 +66,7 @@ NAMES = {
     **dict.fromkeys(("CausalMask", "is_causal"), "it is mask=regard.Causal()"),
     **dict.fromkeys(("SlidingWindow", "SlidingWindowMask", "WindowMask", "sliding_window"), _WINDOW),
     "LocalAttention": "w keys on either side are mask=regard.Window(before=w, after=w)",
-    "PaddingMask": "it is regard.Lengths(keys=lengths), or regard.Dense(mask[:, None, None, :])",
+    **dict.fromkeys(("Padding", "PaddingMask", "key_padding_mask"), _PADDING),
     **dict.fromkeys(
         ("BlockDiagonal", "BlockDiagonalMask", "DocumentMask"),
         "it is regard.Documents(ids), or regard.pack(sequences).mask",
@@ -68,7 +75,11 @@ NAMES = {
     "Bahdanau": "it is regard.Additive(w_q, w_k, w)",
     "Luong": "it is regard.Bilinear(m), or regard.Dot()",
     **dict.fromkeys(("RoPE", "RotaryEmbedding"), "it is regard.nn.Rotary(width)"),
-    **dict.fromkeys(("KVCache", "DynamicCache", "Cache"), _CACHE),
+    **dict.fromkeys(("KVCache", "DynamicCache", "StaticCache", "Cache"), _CACHE),
+    **dict.fromkeys(("Sliding", "CausalWindow", "CausalSlidingWindow", "LocalMask"), _WINDOW),
+    **dict.fromkeys(("visualize", "view", "head_view", "model_view", "show", "attention_patterns"), _LOOK),
+    **dict.fromkeys(("load", "load_model", "from_pretrained"), _LOAD),
+    "Entropy": "it is regard.facts.Entropy, a fact for look and record; regard.entropy(q, k) is differentiable",
     "softmax": "it is part of regard.attention; regard.attention_weights(q, k) gives the weights",
     "plot": "it is a method of a report: regard.look(...).plot()",
 }

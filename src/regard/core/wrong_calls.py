@@ -118,6 +118,25 @@ def kind_of(x: Any) -> str:
     return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}{dtype}"
 
 
+def check_parameters(fn: Any, name: str, parameters: tuple[str, ...], example: str = "") -> None:
+    """TypeError, naming the argument, where fn is no function of that many arguments.
+
+    >>> check_parameters(lambda i, j: i >= j, "Where.fn", ("b", "h", "i", "j"))
+    Traceback (most recent call last):
+    ...
+    TypeError: Where.fn cannot be called as fn(b, h, i, j): too many positional arguments.
+    """
+    if not callable(fn):
+        raise TypeError(f"{name} is {kind_of(fn)}; expected a function of {', '.join(parameters)}.")
+    try:
+        inspect.signature(fn).bind(*parameters)
+    except ValueError:  # a function without a signature
+        return
+    except TypeError as cause:
+        way = f" Write it as in {example}." if example else ""
+        raise TypeError(f"{name} cannot be called as fn({', '.join(parameters)}): {cause}.{way}") from None
+
+
 def no_name(module: str, name: str, known: Collection[str], elsewhere: Mapping[str, str]) -> AttributeError:
     """The error for a name that a module does not have; elsewhere: what to write for some, by name.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import singledispatch
+from functools import singledispatch, wraps
 from typing import Any, Protocol, cast, overload
 
 import torch
@@ -131,4 +131,26 @@ _verb = singledispatch(cast(Callable[..., Any], tensors.look))
 _verb.register(nn.Module, of_model)
 _verb.register(Pipeline, of_pipeline)
 _verb.register(Heads, of_layer)
-look = cast(Look, _verb)
+
+
+@_verb.register(str)
+def _of_name(name: str, *given: Any, **options: Any) -> Any:
+    """TypeError: a text, or the name of a model, in place of the model."""
+    raise TypeError(
+        f"look begins with {name!r}, a str; expected a model that its own library has loaded: "
+        "look(model, text, tokenizer=tokenizer); or tensors: look(q, k)."
+    )
+
+
+@wraps(tensors.look)
+def _by_first(*given: Any, **options: Any) -> Any:
+    if not given:
+        named = f"; {', '.join(map(repr, options))} came by name" if options else ""
+        raise TypeError(
+            "look takes what it looks at by position: look(model, text, tokenizer=...), look(layer, x) or look(q, k)"
+            f"{named}."
+        )
+    return _verb(*given, **options)
+
+
+look = cast(Look, _by_first)

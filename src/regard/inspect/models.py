@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.arrays import of_numbers
-from regard.core.wrong_calls import kind_of
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.reading import Progress, Tokenizer, is_ids, model_name, model_report, observed, tokenizer_for
 from regard.inspect.report.picture import CLS, Picture
@@ -35,6 +35,23 @@ def of_pipeline(pipeline: Any, given: Any, pair: str | None = None, **options: A
     return of_model(pipeline.model, given, pair, **options)
 
 
+@answers_wrong_calls(
+    {
+        **dict.fromkeys(("input_ids", "ids", "inputs"), "pass the ids by position: look(model, ids)"),
+        **dict.fromkeys(
+            ("text", "texts", "sentence", "prompt"), "pass the text by position: look(model, text, tokenizer=...)"
+        ),
+        **dict.fromkeys(
+            ("sentence_a", "sentence_b", "text_pair"), "pass both by position: look(model, a, b, tokenizer=...)"
+        ),
+        "tokens": "pass tokenizer=, which names them; of a recording: Report.of(tape.calls, tokens=...)",
+        **dict.fromkeys(("image", "pixel_values"), "pass it by position: look(model, image, processor=...)"),
+        **dict.fromkeys(("layer", "head", "heads"), "the report has all heads: look(...).save('a.html', head='L3H1')"),
+        "mask": "a model makes its own mask",
+        "device": "models run where they are loaded",
+    },
+    callee="look",
+)
 def of_model(
     model: nn.Module,
     given: Any,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from regard.core.arrays import plain_tensor
 from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import broadcasts, listed
 from regard.core.tracing import data_unavailable
-from regard.core.wrong_calls import answers_wrong_calls, kind_of
+from regard.core.wrong_calls import answers_wrong_calls, check_parameters, kind_of
 from regard.masks.algebra import Mask, cover_of
 from regard.masks.picture import Extent
 from regard.masks.ways import way_to_mask
@@ -129,25 +128,14 @@ class Where(Mask):
     def visible(self, at: Region) -> Tensor:
         try:
             seen = self.fn(at.b, at.h, at.i, at.j)
-        except TypeError as error:
-            self._check_arguments(error)
+        except TypeError:
+            names = ("b", "h", "i", "j")  # batch, head, position of the query, position of the key
+            check_parameters(self.fn, "Where.fn", names, "Where(lambda b, h, i, j: i >= j)")
             raise
         if not isinstance(seen, Tensor) or seen.dtype != torch.bool:  # pyright: ignore[reportUnnecessaryIsInstance]
             what = seen.dtype if isinstance(seen, Tensor) else type(seen).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"Where.fn returned {what}; expected a boolean tensor, True = may attend.")
         return seen
-
-    def _check_arguments(self, error: TypeError) -> None:
-        """TypeError in our words, where fn has not four parameters."""
-        try:
-            inspect.signature(self.fn).bind(0, 0, 0, 0)
-        except ValueError:  # a function without a signature
-            return
-        except TypeError as cause:
-            raise TypeError(
-                f"Where.fn cannot be called as fn(b, h, i, j), with batch, head, position of the query and position of "
-                f"the key: {cause}. Write it as in Where(lambda b, h, i, j: i >= j)."
-            ) from error
 
     @classmethod
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:

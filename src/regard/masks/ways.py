@@ -26,6 +26,8 @@ def way_to_mask(x: Any, name: str = "") -> str | None:
         return "leave it out where every query may see every key, or write Everything()"
     if isinstance(x, str) and x.lower() == "causal":
         return f"write {name}Causal()"
+    if isinstance(x, (list, tuple)) and x and all(isinstance(each, Value) and each.argument == "mask" for each in x):
+        return f"write {name}{' & '.join(map(repr, x))} for the keys that all of them let through, | for any"
     if isinstance(x, (list, tuple)):
         return f"write {name}Dense(torch.tensor(...)), True = may attend"
     return f"write {name}Where(fn), of fn(b, h, i, j) as in FlexAttention" if callable(x) else None

@@ -16,6 +16,7 @@ from regard.nn.cache.fixed import FixedCache as FixedCache
 from regard.nn.cache.growing import GrowingCache as GrowingCache
 from regard.nn.cache.paged import PagedCache as PagedCache
 from regard.nn.cache.rolling import RollingCache as RollingCache
+from regard.nn.elsewhere import NAMES as _NAMES
 from regard.nn.multihead import MultiHeadAttention as MultiHeadAttention
 from regard.nn.pooling import AttentionPooling as AttentionPooling
 from regard.nn.pooling import GatedAttentionPooling as GatedAttentionPooling
@@ -29,4 +30,4 @@ if not TYPE_CHECKING:  # which would take every name for one of this module
 
     def __getattr__(name: str) -> object:
         """AttributeError, with the names that are near."""
-        raise _no_name(__name__, name, _public_names(globals()), {})
+        raise _no_name(__name__, name, _public_names(globals()), _NAMES)

@@ -7,6 +7,33 @@ from typing import Any
 from regard.core.wrong_calls import answers_wrong_calls
 from regard.masks.algebra import Mask
 
+# Names that are looked for in regard.nn.
+_TORCHS = "it is torch's: torch.nn has it, and regard.nn has what attends"
+NAMES = {
+    **dict.fromkeys(
+        ("SelfAttention", "CrossAttention"),
+        "it is MultiHeadAttention(d_model, heads): layer(x) is self-attention, layer(x, context) cross-attention",
+    ),
+    **dict.fromkeys(
+        ("TransformerEncoderLayer", "TransformerDecoderLayer", "Transformer", "TransformerEncoder"),
+        "regard.patch(model) lets torch's own run on regard",
+    ),
+    **dict.fromkeys(("Linear", "Module", "LayerNorm", "Embedding", "Dropout", "RMSNorm"), _TORCHS),
+    **dict.fromkeys(
+        ("DynamicCache", "StaticCache", "Cache"), "it is GrowingCache, FixedCache, RollingCache or PagedCache"
+    ),
+    **dict.fromkeys(("RoPE", "RotaryEmbedding", "RotaryPositionalEmbeddings"), "it is Rotary(width)"),
+}
+
+# What other libraries call the sizes of a cache.
+SIZES = {
+    **dict.fromkeys(("max_batch_size", "batch_size"), "write batch="),
+    **dict.fromkeys(("num_heads", "num_kv_heads", "key_heads", "n_heads"), "write heads=, those of the keys"),
+    **dict.fromkeys(("max_cache_len", "max_length", "max_seq_len", "length"), "write capacity=, in tokens"),
+    **dict.fromkeys(("num_pages", "num_blocks", "max_pages"), "write pages=, for all sequences together"),
+    **dict.fromkeys(("block_size", "page_len"), "write page_size=, in tokens"),
+    **dict.fromkeys(("head_dim", "dim", "d_k"), "write dk=head_dim, dv=head_dim"),
+}
 TORCH = "regard.compat.torch.MultiheadAttention has the arguments of torch's layer."
 
 _SIZES = {

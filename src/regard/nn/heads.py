@@ -88,6 +88,8 @@ class Heads(nn.Module):
         norms = (None if qk_norm is None else qk_norm(width).to(**place) for width in (q_width, k_width))
         self.q_norm, self.k_norm = norms
         self.score: Score | nn.Module = owned(ScaledDot() if score is None else score)
+        if rotary is not None and not isinstance(rotary, Rotary):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"rotary is {kind_of(rotary)}; expected a Rotary, such as Rotary({q_width}), or None.")
         if rotary is not None and rotary.width > min(q_width, k_width):
             raise ValueError(f"{rotary!r} turns {rotary.width} features; a query has {q_width}, a key {k_width}.")
         self.rotary, self.backend, self.parallel = rotary, backend, parallel
@@ -115,6 +117,10 @@ class Heads(nn.Module):
         """The heads' outputs A_i before W^O: (*batch, heads, n, d_v)."""
         if self.parallel is not None:
             return self._attend_parallel(self.parallel, x, context, mask, positions, cache)
+        if cache is not None and not isinstance(cache, KVCache):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"cache is {kind_of(cache)}; expected a cache of regard.nn, such as GrowingCache(), or None."
+            )
         own = positions if cache is None else self._next_positions(x, context, positions, cache)
         q, k, v = (_batched(t) for t in self.project(x, context, own))
         if cache is not None:
@@ -150,7 +156,11 @@ class Heads(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """q (*batch, heads, n, d_k), k (*batch, key_heads, m, d_k), both normed and rotated, v (..., m, d_v)."""
         c = self._read(x, context)
-        q = self.q_proj(x).unflatten(-1, (self.heads, -1)).transpose(-3, -2)
+        try:
+            q = self.q_proj(x).unflatten(-1, (self.heads, -1)).transpose(-3, -2)
+        except RuntimeError:
+            self._check_dtype(x)
+            raise
         k = self.k_proj(c).unflatten(-1, (self.key_heads, -1)).transpose(-3, -2)
         v = self.v_proj(c).unflatten(-1, (self.key_heads, -1)).transpose(-3, -2)
         if self.q_norm is not None and self.k_norm is not None:
@@ -212,8 +222,19 @@ class Heads(nn.Module):
         at = cache.next_positions(x.shape[-2])
         return Positions(at, at)
 
+    def _check_dtype(self, x: Tensor) -> None:
+        """TypeError where torch refused x for its dtype, which its error does not say."""
+        weight = getattr(self.q_proj, "weight", None)
+        if isinstance(weight, Tensor) and x.dtype != weight.dtype:
+            way = "convert with .to(...)" if x.is_floating_point() else "embed token ids first"
+            raise TypeError(
+                f"x has dtype {x.dtype}; expected {weight.dtype}, as this layer's weights: {way}."
+            ) from None
+
     def _read(self, x: Tensor, context: Tensor | None) -> Tensor:
         """The sequence that keys and values are made from, once both are known to fit."""
+        if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"x is {kind_of(x)}; expected a tensor (*batch, n, {self.d_model}).")
         if x.is_nested:
             raise TypeError(
                 "x is a nested tensor; layers take its values: p = regard.pack(x), "

@@ -185,7 +185,12 @@ class MultiHeadAttention(Heads):
 
 
 def _check_sizes(d_model: int, heads: int, key_heads: int, d_k: int | None, d_v: int | None) -> None:
-    if heads < 1 or key_heads < 1 or heads % key_heads:
+    for name, size in (("d_model", d_model), ("heads", heads), ("key_heads", key_heads), ("d_k", d_k), ("d_v", d_v)):
+        if isinstance(size, (str, float, list, tuple, bool)):
+            raise TypeError(f"MultiHeadAttention.{name} is {kind_of(size)}; expected an integer.")
+    if heads < 1:
+        raise ValueError(f"heads={heads}; expected 1 or more.")
+    if key_heads < 1 or heads % key_heads:
         raise ValueError(f"heads={heads}, key_heads={key_heads}; expected heads to be a multiple of key_heads.")
     if d_model % heads and (d_k is None or d_v is None):
         raise ValueError(f"d_model={d_model} is no multiple of heads={heads}; give d_k and d_v.")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.core.value import Value
+from regard.core.wrong_calls import answers_wrong_calls
 
 # exp(±2 · 30) and their products stay within float32, but for those whose activation is at its end
 _EXPONENT = 30.0
@@ -71,6 +72,7 @@ class Sigmoid(Activation):
         return y.sub_(y.square())
 
 
+@answers_wrong_calls({"negative_slope": "write LeakyReLU(slope=negative_slope)"})
 @dataclass(frozen=True)
 class LeakyReLU(Activation):
     """max(x, slope · x), 0 ≤ slope ≤ 1: the activation of GATv2, with its slope.

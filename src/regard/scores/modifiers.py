@@ -255,6 +255,13 @@ class _PlacedBias(Bias):
         return plus(s, finite_in(self.bias, s.dtype))
 
 
+@answers_wrong_calls(
+    {
+        **dict.fromkeys(("weight", "bias", "embedding"), "write table=, of shape (buckets, heads)"),
+        **dict.fromkeys(("num_buckets", "max_distance"), "write buckets=T5Buckets(count, farthest), for instance"),
+    },
+    "table is (buckets.count, heads).",
+)
 @dataclass(frozen=True)
 class RelativeBias(Modifier):
     """s_ij -> s_ij + table[bucket(i, j), head]: a learned bias for each class of relative positions.

@@ -17,7 +17,7 @@ from regard.core.dtypes import widen
 from regard.core.region import Frame, Region
 from regard.core.shapes import listed, repeat_heads
 from regard.core.tracing import data_unavailable
-from regard.core.wrong_calls import answers_wrong_calls, kind_of
+from regard.core.wrong_calls import answers_wrong_calls, check_parameters, kind_of
 from regard.scores.algebra import Score, Similarity, by_head, by_row, drawn, number, parameter, shape_error_by_head
 
 
@@ -116,6 +116,9 @@ class Bilinear(Similarity):
         return cls(drawn(frame, width, width)), cls(drawn(frame, frame.heads, width, width))
 
 
+@answers_wrong_calls(
+    {"dim": "leave it out: features are the last axis", "temperature": "write Cosine(scale=1 / temperature)"}
+)
 @dataclass(frozen=True)
 class Cosine(Similarity):
     """s_ij = scale · cos(q_i, k_j); the cosine with a zero vector is 0. scale: a number, or a tensor () or (heads,).
@@ -233,6 +236,9 @@ class Custom(Similarity):
     inputs: tuple[Tensor, ...] = ()
     size: int = 1
 
+    @answers_wrong_calls(
+        {"inputs": "write tensors=", "score_mod": "call regard.compat.torch.flex_attention, which takes it"}
+    )
     def __init__(self, fn: Callable[..., Tensor], tensors: tuple[Any, ...] = (), *, footprint: int = 1) -> None:
         if not callable(fn):
             raise TypeError(f"Custom.fn is {kind_of(fn)}; expected a function of q and k, which gives their scores.")
@@ -251,7 +257,12 @@ class Custom(Similarity):
         return None
 
     def compare(self, q: Tensor, k: Tensor, at: Region) -> Tensor:
-        s = self.fn(q, k, *self.inputs)
+        try:
+            s = self.fn(q, k, *self.inputs)
+        except TypeError:
+            names = ("q", "k", *("tensor" for _ in self.inputs))
+            check_parameters(self.fn, "Custom.fn", names, "Custom(lambda q, k: q @ k.mT)")
+            raise
         expected = (*torch.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
         if not isinstance(s, Tensor) or tuple(s.shape) != expected:  # pyright: ignore[reportUnnecessaryIsInstance]
             got = listed(s.shape) if isinstance(s, Tensor) else type(s).__name__  # pyright: ignore[reportUnnecessaryIsInstance]

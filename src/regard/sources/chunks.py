@@ -39,6 +39,13 @@ class Chunks(Source):
     """
 
     def __init__(self, parts: Parts | Callable[[], Parts]) -> None:
+        if isinstance(parts, (str, bytes)):
+            raise TypeError(
+                f"Chunks.parts is {parts!r}, a name; expected a list of (k, v). A file is Arrays(k, v) of numpy's .npy "
+                "files, or Safetensors(path)."
+            )
+        if isinstance(parts, tuple) and len(parts) == 2 and all(isinstance(each, Tensor) for each in parts):
+            raise TypeError("Chunks.parts is one pair (k, v); expected a list of them: [(k, v)].")
         if not callable(parts) and not isinstance(parts, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 f"Chunks.parts is {kind_of(parts)}; expected a list or an iterator of (k, v) or "

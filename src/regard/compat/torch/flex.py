@@ -16,6 +16,7 @@ from regard.core.dtypes import accumulator
 from regard.core.errors import Unsupported
 from regard.core.positions import head
 from regard.core.shapes import listed
+from regard.core.wrong_calls import check_parameters, kind_of
 from regard.masks.algebra import Everything, Mask
 from regard.runtime.binding import Call
 from regard.runtime.dispatch import Plan
@@ -58,6 +59,7 @@ def flex_attention(
     >>> torch.autograd.grad(out.sum(), q)[0].shape
     torch.Size([1, 2, 5, 8])
     """
+    _check_functions(score_mod, block_mask)
     aux = (enable_gqa, return_lse, kernel_options)
     why = why_left_flex(query, key, value, score_mod, block_mask, scale, *aux, return_aux=return_aux)
     if why is not None:
@@ -90,10 +92,22 @@ def explain_flex_attention(
     >>> dict(plan.facts)["score_mod"]
     'a function of single pairs: aten.sin.default of a score is no step that regard has'
     """
+    _check_functions(score_mod, block_mask)
     call, facts = _translated(query, key, value, score_mod, block_mask, scale)
     with torch.no_grad():
         plan = plan_of(call.problem, None, lse=False)
     return replace(plan, facts=(*facts, *plan.facts))
+
+
+def _check_functions(score_mod: Any, block_mask: Any) -> None:
+    """TypeError for a score or a mask of regard's, and for a function in place of a BlockMask."""
+    for name, given in (("score_mod", score_mod), ("block_mask", block_mask)):
+        if isinstance(given, (Score, Mask)):
+            way = f"call regard.attention(q, k, v, {given.argument}=...), which takes it"
+            raise TypeError(f"{name} is {kind_of(given)}; {way}.")
+    if block_mask is not None and not hasattr(block_mask, "mask_mod"):
+        way = "write create_block_mask(mask_mod, ...) of torch" if callable(block_mask) else "expected a BlockMask"
+        raise TypeError(f"block_mask is {kind_of(block_mask)}; {way}.")
 
 
 def _translated(
@@ -117,6 +131,9 @@ def _translated(
         except NotRecorded as why:
             score = score >> ScoreMod(score_mod)
             facts.append(("score_mod", f"a function of single pairs: {why}"))
+        except TypeError:
+            check_parameters(score_mod, "score_mod", ("score", "b", "h", "i", "j"))
+            raise
     if block_mask is not None:
         seen = translate_mask(block_mask.mask_mod, sizes)
         how = "asked pair by pair" if isinstance(seen, MaskMod) else "read as regard's own mask"

@@ -59,7 +59,8 @@ def scaled_dot_product_attention(
     """
     for name, given in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
         if not isinstance(given, Tensor) and (given is not None or name != "attn_mask"):
-            raise TypeError(f"{name} is {kind_of(given)}; expected a tensor.")
+            way = f": call regard.attention(q, k, v, mask={given!r})" if isinstance(given, Mask) else ""  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"{name} is {kind_of(given)}; expected a tensor{way}.")
     score: Score = ScaledDot(scale)
     mask: Mask = Everything()
     positions: Positions | None = None

@@ -10,9 +10,11 @@ import regard.core.arrays as arrays
 from regard.core.problem import Problem
 from regard.core.region import Frame, Region
 from regard.core.state import RowStats
+from regard.core.wrong_calls import answers_wrong_calls
 from regard.inspect.facts.algebra import Accumulator, Fact, ScoreTile, room
 
 
+@answers_wrong_calls({**dict.fromkeys(("queries", "index"), "write rows=")})
 @dataclass(frozen=True)
 class Rows(Fact[Tensor]):
     """The weights p_ij of some queries, (*batch, h, r, nk): how much these tokens attend to each key.
@@ -41,6 +43,7 @@ class Rows(Fact[Tensor]):
         return p[..., self.rows, :]
 
 
+@answers_wrong_calls({**dict.fromkeys(("keys", "index"), "write columns=")})
 @dataclass(frozen=True)
 class Columns(Fact[Tensor]):
     """The weights p_ij on some keys, (*batch, h, nq, c): how much each query attends to these tokens.

@@ -14,7 +14,7 @@ from regard.core.region import Frame, Region
 from regard.core.shapes import listed
 from regard.core.state import RowStats
 from regard.core.value import Value
-from regard.core.wrong_calls import kind_of
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.inspect.facts.algebra import Accumulator, Fact, ScoreTile, Sum, by_row, by_row_of_many, room, sum_keys
 from regard.masks.positional import Window
 
@@ -26,6 +26,7 @@ class First(Value):
     count: int
 
 
+@answers_wrong_calls({**dict.fromkeys(("keys", "sets"), "write groups=, a set of keys each")})
 @dataclass(frozen=True)
 class Mass(Fact[Tensor]):
     """Σ of p_ij over each group of keys, (*batch, h, nq, g).
@@ -152,6 +153,7 @@ class Distance(Fact[Tensor]):
         return torch.einsum("...hij,...ij->...hi", p, (i[..., :, None] - j[..., None, :]).abs().to(p.dtype))
 
 
+@answers_wrong_calls({"window": "write before= and after="})
 @dataclass(frozen=True)
 class Within(Fact[Tensor]):
     """The mass on keys at most `before` positions behind and `after` ahead of the query, (*batch, h, nq).
@@ -185,6 +187,7 @@ class Within(Fact[Tensor]):
         return p.masked_fill((i - j > before) | (j - i > after), 0).sum(-1)
 
 
+@answers_wrong_calls({})
 @dataclass(frozen=True)
 class Offsets(Fact[Tensor]):
     """The mass on the keys that stand at j = i + offset, for each offset, (*batch, h, nq, len(offsets)).

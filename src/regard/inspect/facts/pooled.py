@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.core.problem import Problem
 from regard.core.state import RowStats
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.inspect.facts.algebra import Accumulator, Fact, ScoreTile, room, sum_keys, sum_rows
 
 
@@ -47,6 +48,7 @@ class Cells:
         return slice(-(-cell * self.n // self.count), -(-(cell + 1) * self.n // self.count))
 
 
+@answers_wrong_calls({**dict.fromkeys(("size", "cells"), "write rows= and cols=")})
 @dataclass(frozen=True)
 class Map(Fact[Tensor]):
     """The weights pooled to rows × cols cells, (*batch, h, rows, cols): at most one cell a query and a key.
@@ -190,6 +192,7 @@ def _largest(x: Tensor, cell_of: Tensor, cells: int) -> Tensor:
 _DECADES = (0.0, *(10.0**n for n in range(-8, 1)))
 
 
+@answers_wrong_calls({"bins": "write edges=, the limits of the bins"})
 @dataclass(frozen=True)
 class Histogram(Fact[Tensor]):
     """The number of visible pairs with a weight in each bin, int64 (*batch, h, bins), over all queries and keys.
@@ -207,6 +210,8 @@ class Histogram(Fact[Tensor]):
     edges: tuple[float, ...] = _DECADES
 
     def __post_init__(self) -> None:
+        if not isinstance(self.edges, tuple):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"Histogram.edges is {kind_of(self.edges)}; expected a tuple of numbers, the bins' limits.")
         if len(self.edges) < 2 or any(not a < b for a, b in zip(self.edges[:-1], self.edges[1:], strict=True)):
             raise ValueError(f"Histogram(edges={self.edges}): expected 2 edges or more, each above the one before.")
 

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from regard.core.problem import Problem
 from regard.core.state import RowStats
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.inspect.facts.algebra import Accumulator, Fact, ScoreTile, Sum, by_row, room
 
 
@@ -186,6 +187,7 @@ class TopKeys(NamedTuple):
     rest: Tensor
 
 
+@answers_wrong_calls({"n": "write Top(k)"})
 @dataclass(frozen=True)
 class Top(Fact[TopKeys]):
     """The k heaviest keys of each row, TopKeys, and the mass of all other keys. Raises ValueError for k < 1.
@@ -202,6 +204,8 @@ class Top(Fact[TopKeys]):
     k: int
 
     def __post_init__(self) -> None:
+        if not isinstance(self.k, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"Top.k is {kind_of(self.k)}; expected a number of keys.")
         if self.k < 1:
             raise ValueError(f"Top(k={self.k}): expected 1 key or more.")
 

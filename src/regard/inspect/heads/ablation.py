@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from regard.core.errors import Unsupported
 from regard.core.shapes import count_of
 from regard.inspect.heads.projections import Projection, at_projections, find_projections
-from regard.inspect.heads.reader import Reader, check_causal
+from regard.inspect.heads.reader import Reader, answers_head_calls, check_causal
 from regard.inspect.reading import Tokenizer
 from regard.inspect.report.findings import Finding, Findings
 from regard.inspect.report.grids import Grid
@@ -69,6 +69,7 @@ class Ablation(HeadResult):
 
 
 @torch.no_grad()
+@answers_head_calls
 def ablation(
     model: nn.Module,
     given: Any,

@@ -19,7 +19,7 @@ from regard.inspect.facts.keys import Received
 from regard.inspect.facts.pooled import Map
 from regard.inspect.facts.rows import TopKeys
 from regard.inspect.heads.projections import Projection, at_projections, find_projections
-from regard.inspect.heads.reader import Reader
+from regard.inspect.heads.reader import Reader, answers_head_calls
 from regard.inspect.heads.value_norms import value_norms
 from regard.inspect.look_tensors import survey
 from regard.inspect.reading import Tokenizer, texts, tokenizer_for
@@ -102,6 +102,7 @@ class CarriedNorms(HeadResult):
 
 
 @torch.no_grad()
+@answers_head_calls
 def carried(model: nn.Module, given: Any, *, tokenizer: Tokenizer | None = None) -> CarriedNorms:
     """What attention carries on a text: the weights p_ij times c_j = ‖v_j W^O_h‖, the norm of what key j's value adds.
 

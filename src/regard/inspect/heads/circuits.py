@@ -13,7 +13,7 @@ from regard.core.errors import Unsupported
 from regard.core.shapes import blocks
 from regard.inspect.heads.projections import Projection, at_projections, find_projections
 from regard.inspect.heads.query_key_value import InputProjections, find_input_projections
-from regard.inspect.heads.reader import Reader
+from regard.inspect.heads.reader import Reader, answers_head_calls
 from regard.inspect.heads.stream import Stream
 from regard.inspect.heads.token_table import TokenTable, heaviest
 from regard.inspect.heads.unembedding import direct_path, last_norm
@@ -147,6 +147,7 @@ class Circuits(HeadResult):
 
 
 @torch.no_grad()
+@answers_head_calls
 def circuits(model: nn.Module, given: Any, *, tokenizer: Tokenizer | None = None) -> Circuits:
     """The OV and QK circuits of each head by token: which tokens it copies, which it seeks. From the weights alone.
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.core.errors import Unsupported
 from regard.core.shapes import count_of
 from regard.inspect.heads.projections import Projection, at_projections, find_projections
-from regard.inspect.heads.reader import Reader
+from regard.inspect.heads.reader import Reader, answers_head_calls, check_number
 from regard.inspect.heads.stream import Stream
 from regard.inspect.heads.unembedding import NormCall, direct_path, last_norm
 from regard.inspect.reading import Tokenizer, texts, tokenizer_for
@@ -120,6 +120,7 @@ class Contributions(HeadResult):
 
 
 @torch.no_grad()
+@answers_head_calls
 def contributions(
     model: nn.Module, given: Any, *, tokenizer: Tokenizer | None = None, token: int | None = None, at: int = -1
 ) -> Contributions:
@@ -145,6 +146,7 @@ def contributions(
     >>> found.layers[0], found.norms[0].shape, found.logit.heads[3].argmax()
     ('blocks.0.attention', torch.Size([4, 18]), tensor(1))
     """
+    check_number(token, "token")
     tokenizer = tokenizer_for(model, tokenizer)
     reader = Reader.of(model, given, tokenizer)
     at = _position(at, len(reader.ids))

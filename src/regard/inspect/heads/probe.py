@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.inspect.facts.places import Mass, Offsets
 from regard.inspect.facts.rows import Visible
-from regard.inspect.heads.reader import Reader, check_causal
+from regard.inspect.heads.reader import Reader, answers_head_calls, check_causal, check_number
 from regard.inspect.reading import positions
 from regard.inspect.record import record
 from regard.inspect.report.findings import Finding, Findings, Head
@@ -121,6 +121,7 @@ class Probe(HeadResult):
 
 
 @torch.no_grad()
+@answers_head_calls
 def probe(model: nn.Module, *, length: int | None = None, seed: int = 0, among: Sequence[int] | None = None) -> Probe:
     """Feeds a causal model random tokens, twice, and finds its induction, duplicate-, previous- and first-token heads.
 
@@ -139,6 +140,7 @@ def probe(model: nn.Module, *, length: int | None = None, seed: int = 0, among: 
     >>> [head.name for head in found.heads("induction")]
     ['L3H1']
     """
+    check_number(length, "length")
     ids = draw(model, length, seed, among)
     length = len(ids) // 2
     reader = Reader.of(model, ids, None)

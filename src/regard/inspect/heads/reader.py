@@ -10,8 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.errors import Unsupported
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.inspect.reading import Tokenizer, evaluating, read_ids, takes_input_ids, tokenizer_for
 from regard.inspect.tape import Recorded
+
+answers_head_calls = answers_wrong_calls(
+    {
+        **dict.fromkeys(
+            ("text", "prompt", "input_ids", "ids", "tokens"), "pass the text or its ids second, by position"
+        ),
+        **dict.fromkeys(("layer", "layers", "head", "heads"), "all heads of the model are answered at once"),
+        **dict.fromkeys(("position", "index"), "write at=, a position of the text"),
+        **dict.fromkeys(("n", "num_tokens", "seq_len"), "write length=, the number of random tokens"),
+    }
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +36,8 @@ class Reader:
     @staticmethod
     def of(model: nn.Module, given: Any, tokenizer: Tokenizer | None, most: int | None = None) -> Reader:
         """The first `most` tokens of a text, or of its ids. Errors as look's; Unsupported for encoder and decoder."""
+        if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"model is {kind_of(model)}; expected an nn.Module that reads token ids.")
         if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
             raise Unsupported(
                 f"{type(model).__name__} has an encoder and a decoder; expected a model with one of them: pass "
@@ -44,6 +58,12 @@ class Reader:
         found = getattr(answer, "logits", answer)
         fits = isinstance(found, Tensor) and found.dim() == 3 and found.shape[:2] == (1, len(self.ids))
         return found[0] if fits else None
+
+
+def check_number(value: Any, name: str) -> None:
+    """TypeError, naming the argument, for what is neither an integer nor None."""
+    if value is not None and not isinstance(value, int):
+        raise TypeError(f"{name} is {kind_of(value)}; expected an integer, or None.")
 
 
 def check_causal(model: nn.Module, calls: Iterable[Recorded], why: str) -> None:

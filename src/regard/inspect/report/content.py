@@ -98,6 +98,8 @@ class Content(ABC):
         if head is None:
             found, why = self.striking
             return found, f"{found.name}: {why}"
+        if isinstance(head, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"head={head} names no layer; expected (layer, head), or a label such as 'L3H1'.")
         layer, number = head
         there = 0 <= layer < len(self.layers) and 0 <= number < self.layers[layer].heads
         if not there:

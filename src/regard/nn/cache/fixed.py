@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from regard.core.wrong_calls import answers_wrong_calls
 from regard.nn.cache.contiguous import ContiguousCache
+from regard.nn.elsewhere import SIZES
 
 
 class FixedCache(ContiguousCache):
@@ -19,6 +21,7 @@ class FixedCache(ContiguousCache):
     (torch.Size([2, 8, 7, 64]), torch.Size([2, 8, 7, 32]), 7)
     """
 
+    @answers_wrong_calls(SIZES)
     def __init__(
         self,
         batch: int,

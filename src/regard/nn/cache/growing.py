@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from regard.core.wrong_calls import answers_wrong_calls
 from regard.nn.cache.contiguous import ContiguousCache
 
 
@@ -19,6 +20,10 @@ class GrowingCache(ContiguousCache):
     >>> torch.allclose(out, rg.attention(q, k, v, mask=rg.Causal())[..., -1:, :], atol=1e-6)
     True
     """
+
+    @answers_wrong_calls({}, "A growing cache needs no sizes; FixedCache has a capacity.")
+    def __init__(self) -> None:
+        super().__init__()
 
     def _capacity_for(self, rows: int) -> int:
         return 2 * rows

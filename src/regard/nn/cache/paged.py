@@ -16,11 +16,13 @@ from regard.core.paged import Paged, gather_rows
 from regard.core.positions import Positions, counted
 from regard.core.shapes import count_of
 from regard.core.tracing import outside_of_graphs
+from regard.core.wrong_calls import answers_wrong_calls
 from regard.masks.algebra import Everything, Mask
 from regard.masks.ragged import Lengths, lengths_of_keys
 from regard.nested import any_nested, numbered, sequences
 from regard.nn.cache.base import KVCache, check_like, check_tokens
 from regard.nn.cache.block_tables import BlockTables
+from regard.nn.elsewhere import SIZES
 
 
 class PagedCache(KVCache):
@@ -59,6 +61,7 @@ class PagedCache(KVCache):
     tensor([8, 4])
     """
 
+    @answers_wrong_calls(SIZES)
     def __init__(
         self,
         batch: int,
@@ -72,6 +75,8 @@ class PagedCache(KVCache):
     ) -> None:
         if page_size < 1:
             raise ValueError(f"PagedCache(page_size={page_size}): expected 1 token or more.")
+        if pages < 1:
+            raise ValueError(f"PagedCache(pages={pages}): expected 1 page or more, for all sequences together.")
         with torch.inference_mode(False):  # a pool made in inference mode could be written in no other mode
             # zeros: what is gathered from behind a sequence's end is hidden, but finite
             # A head's pages follow one another in memory, as they are read.

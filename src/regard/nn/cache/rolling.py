@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from regard.core.wrong_calls import answers_wrong_calls
 from regard.masks.positional import Window
 from regard.nn.cache.contiguous import ContiguousCache
 
@@ -29,6 +30,7 @@ class RollingCache(ContiguousCache):
     (torch.Size([1, 2, 4, 8]), 260, tensor([259]), tensor([256, 257, 258, 259]))
     """
 
+    @answers_wrong_calls(dict.fromkeys(("size", "capacity", "window_size", "max_length"), "write window=, in keys"))
     def __init__(self, window: int) -> None:
         super().__init__()
         if window < 1:

@@ -1,0 +1,301 @@
+"""Arguments that do not fit, and names of other libraries, at every part of regard, and the answers: a table to read.
+
+Each line is a call and a part of its error, as in test_wrong_calls.py. The calls are those of people who guess: other
+names, numbers as texts, shapes that do not match, a model where a tensor belongs.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import regard as rg
+import regard.compat.torch as ct
+from regard.demo.model import load
+from test_wrong_calls import NAMES, rows, zeros
+
+
+def recorded() -> list[Any]:
+    with rg.record(NAMES["layer"], facts=rg.Report.FACTS) as tape:
+        NAMES["layer"](NAMES["x"])
+    return tape.calls
+
+
+def record_nothing() -> list[Any]:
+    with rg.record(NAMES["layer"]) as tape:
+        pass
+    return tape.calls
+
+
+def record_and_report() -> rg.Report:
+    with rg.record(NAMES["layer"]) as tape:
+        NAMES["layer"](NAMES["x"])
+    return rg.Report.of(tape.calls, title="a", model="b")
+
+
+@pytest.fixture(scope="module")
+def names() -> dict[str, Any]:
+    calls = recorded()
+    own = {"torch": torch, "ct": ct, "zeros": zeros, "model": load(), "tape_calls": calls}
+    made = {"report": rg.Report.of(calls, title="a", model="b"), "record_nothing": record_nothing}
+    return {**NAMES, **own, **made, "record_and_report": record_and_report}
+
+
+TENSORS = """
+rg.attention(q)  # k is None; expected a torch tensor or an array (NumPy, or any with __dlpack__).
+rg.attention(q, q)  # v is None; expected a torch tensor or an array (NumPy, or any with __dlpack__).
+rg.attention()  # q is None; expected a torch tensor or an array (NumPy, or any with __dlpack__).
+rg.attention([[1.0]], [[1.0]], [[1.0]])  # q is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__).
+rg.attention(q, q.double(), q)  # k has dtype torch.float64, q has torch.float32; expected one dtype: convert with .to(...).
+rg.attention(q, q, q.half())  # v has dtype torch.float16, q has torch.float32; expected one dtype: convert with .to(...).
+rg.attention(q, q[..., :4], q)  # q has width 7, k has width 4; ScaledDot compares equal widths; Bilinear(m), Additive(...) and Custom(fn) can relate unequal widths.
+rg.attention(q, q, q[:, :, :3])  # v has 3 values, k has 5 keys; expected one value a key.
+rg.attention(q, q[:1].expand(3, 3, 5, 7), q)  # the batch axes differ: q (2,), k (3,), v (2,); expected equal ones, or 1 where they are shared.
+rg.attention(q, q[:, :2], q[:, :2])  # k has 2 heads, q has 3; q's heads must be a multiple of k's (grouped queries). If the axes are (batch, n, heads, d), with 5 heads, as flash-attention has them, write
+rg.attention(q[0, 0, 0], q[0, 0, 0], q[0, 0, 0])  # q has shape (7,); expected (*batch, heads, n, d), (batch, n, d) or (n, d).
+rg.attention(q.to("meta"), q, q)  # k is on cpu, q on meta; expected one device: move with .to(...).
+rg.attention(q.bool(), q.bool(), q.bool())  # q has dtype torch.bool; expected float16, bfloat16, float32 or float64: convert with .to(...).
+rg.attention(q.to(torch.complex64), q.to(torch.complex64), q.to(torch.complex64))  # q has dtype torch.complex64; expected float16, bfloat16, float32 or float64: convert with .to(...).
+rg.attention(q[:, :, :3], q, q, mask=rg.Causal())  # 3 queries meet 5 keys under Causal(), and their positions are not given. Pass
+"""  # noqa: E501
+
+MASKS = """
+rg.attention(q, q, q, mask=rg.Dense(zeros(5, 4) > 0))  # Dense.allowed has shape (5, 4); expected one that broadcasts to (2, 3, 5, 5); a padding mask (batch, nk) is Dense(mask[:, None, None, :]), or Lengths(keys=mask.sum(-1))
+rg.attention(q, q, q, mask=rg.Dense(zeros(5, 5)))  # Dense.allowed has dtype torch.float32; expected torch.bool, True = may attend: a float mask added to the scores is score=... >> Bias(mask); 0 and 1 become a mask by
+rg.attention(q, q, q, mask=rg.Dense(zeros(2, 5) > 0))  # Dense.allowed has shape (2, 5); expected one that broadcasts to (2, 3, 5, 5); a padding mask (batch, nk) is Dense(mask[:, None, None, :]), or Lengths(keys=mask.sum(-1))
+rg.attention(q, q, q, mask=rg.Dense([[True]]))  # Dense.allowed is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__).
+rg.attention(q, q, q, mask=rg.Lengths(torch.tensor([3, 5, 2])))  # Lengths.keys has shape (3,); expected a length a sequence, (2,).
+rg.attention(q, q, q, mask=rg.Lengths(torch.tensor([3, 9])))  # Lengths.keys holds 3 to 9; expected lengths from 0 to 5.
+rg.attention(q, q, q, mask=rg.Lengths(torch.tensor([3.0, 5.0])))  # Lengths.keys has dtype torch.float32; expected integers.
+rg.attention(q, q, q, mask=rg.Lengths(5))  # Lengths.keys is an int; expected a torch tensor or an array (NumPy, or any with __dlpack__).
+rg.attention(q, q, q, mask=rg.Window(-1, 0))  # Window(before=-1): expected a count of keys besides the query's own, or None (unbounded).
+rg.attention(q, q, q, mask=rg.Window(before="3", after=0))  # Window.before is a str; expected an integer, or None (unbounded).
+rg.attention(q, q, q, mask=rg.Prefix(2.5))  # Prefix.n is 2.5, a float; expected an integer, or an integer tensor (*batch).
+rg.attention(q, q, q, mask=rg.Dilated(0))  # Dilated(step=0): expected a step of 1 or more.
+rg.attention(q, q, q, mask=rg.Documents([0, 0, 1, 1, 1]))  # Documents.q_ids is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__).
+rg.attention(q, q, q, mask=rg.Documents(torch.tensor([0, 0, 1])))  # Documents.q_ids has shape (3,); expected (5,) or (2, 5).
+rg.attention(q, q, q, mask=rg.Where(lambda i, j: i >= j))  # Where.fn cannot be called as fn(b, h, i, j): too many positional arguments. Write it as in Where(lambda b, h, i, j: i >= j).
+rg.attention(q, q, q, mask=rg.Where(lambda b, h, i, j: (i - j).float()))  # Where.fn returned torch.float32; expected a boolean tensor, True = may attend.
+rg.attention(q, q, q, mask=rg.Where(lambda b, h, i, j: True))  # Where.fn returned bool; expected a boolean tensor, True = may attend.
+rg.attention(q, q, q, mask=(rg.Causal(), rg.Window(1, 0)))  # mask is a tuple; write Causal() & Window(before=1, after=0) for the keys that all of them let through, | for any.
+"""  # noqa: E501
+
+SCORES = """
+rg.attention(q, q, q, score=rg.ScaledDot(scale="0.5"))  # ScaledDot.scale is a str; expected a number, or a tensor of one number a head.
+rg.attention(q, q, q, score=rg.ScaledDot(scale=zeros(5)))  # ScaledDot.scale has shape (5,); expected () or one number a head, (3,).
+rg.attention(q, q, q, score="dot")  # score is a str; expected a Score, such as ScaledDot(), or Custom(fn).
+rg.attention(q, q, q, score=rg.Dot)  # score is the class Dot, not one of its values; write Dot().
+rg.attention(q, q, q, score=rg.ScaledDot() >> rg.Bias(zeros(4, 5)))  # Bias.bias has shape (4, 5); expected one that broadcasts to (2, 3, 5, 5).
+rg.attention(q, q, q, score=rg.ScaledDot() >> rg.Bias([1, 2]))  # Bias.bias is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__).
+rg.attention(q, q, q, score=rg.ScaledDot() >> rg.Alibi(0.5))  # Alibi.slopes is a float; expected a torch tensor or an array (NumPy, or any with __dlpack__).
+rg.attention(q, q, q, score=rg.ScaledDot() >> rg.SoftCap(0))  # SoftCap(cap=0.0): expected a finite number above 0.
+rg.attention(q, q, q, score=rg.ScaledDot() >> rg.SoftCap(-3))  # SoftCap(cap=-3.0): expected a finite number above 0.
+rg.attention(q, q, q, score=rg.ScaledDot() >> rg.SoftCap("50"))  # SoftCap.cap is a str; expected a number, or a tensor of one number a head.
+rg.attention(q, q, q, score=rg.ScaledDot() >> rg.Temperature(0))  # Temperature(t=0.0): expected a finite number above 0.
+rg.attention(q, q, q, score=rg.Bilinear(zeros(3, 3)))  # Bilinear.m has shape (3, 3); q and k need (..., 7, 7).
+rg.attention(q, q, q, score=rg.Custom(lambda q: q))  # Custom.fn cannot be called as fn(q, k): too many positional arguments. Write it as in Custom(lambda q, k: q @ k.mT).
+rg.attention(q, q, q, score=rg.Custom(lambda q, k: q))  # Custom.fn returned (2, 3, 1, 7) for q (2, 3, 1, 7) and k (2, 3, 1, 7); expected (2, 3, 1, 1).
+"""  # noqa: E501
+
+OTHER_ARGUMENTS = """
+rg.attention(q, q, q, dropout=rg.Dropout(1.5))  # Dropout(p=1.5): expected a probability from 0 to 1.
+rg.attention(q, q, q, dropout=rg.Dropout)  # dropout is the class Dropout, not one of its values; expected Dropout(p), or None.
+rg.attention(q, q, q, dropout=torch.nn.Dropout(0.1))  # dropout is a Dropout; expected Dropout(p), or None.
+rg.attention(q, q, q, dropout=True)  # dropout is a bool; expected Dropout(p), or None.
+rg.attention(q, q, q, sink="0")  # sink is a str; expected a number, or a tensor of one number a head.
+rg.attention(q, q, q, sink=zeros(4))  # sink has shape (4,); expected a logit a head, (3,), or (2, 3).
+rg.attention(q, q, q, positions=rg.tail(5, 7))  # positions.k has shape (7,); expected (5,) or (2, 5).
+rg.attention(q, q, q, positions="tail")  # positions is a str; expected head(nq, nk), tail(nq, nk) or Positions(q, k).
+rg.attention(q, q, q, backend=rg.Native)  # backend is the class Native, not one of its values; write backend=Native().
+rg.attention(q.double(), q.double(), q.double(), backend=rg.Native())  # backend Native() cannot run this call: dtype float64; it has float32, bfloat16, float16.
+rg.attention(q, q, q, backend="native")  # backend is 'native'; expected a Backend, such as Tiled(), or None to choose.
+rg.attention(q, q, q, backend=rg.Sdpa(), score=rg.ScaledDot() >> rg.SoftCap(5))  # backend Sdpa() cannot run this call: it serves cuda tensors; these are on cpu.
+rg.attention(q, q, q, enable_gqa=True)  # attention has no argument 'enable_gqa'; leave it out: k and v may have fewer heads than q wherever these divide q's.
+rg.attention(query=q, key=q, value=q)  # attention has no arguments 'query', 'key', 'value'; write q=query; write k=key; write v=value.
+rg.attention(Q=q, K=q, V=q)  # attention has no arguments 'Q', 'K', 'V'; write q=query; write k=key; write v=value.
+rg.attention(q, q, q, need_weights=True)  # attention has no argument 'need_weights'; call attention_weights(q, k, ...) for them.
+rg.attention(q, q, q, dim=-1)  # attention has no argument 'dim'; it has score, mask, positions, sink, dropout and backend.
+rg.attention(q, q, q, out=q)  # attention has no argument 'out'; it has score, mask, positions, sink, dropout and backend.
+"""  # noqa: E501
+
+VALUES = """
+rg.tail(-1, 5)  # -1 positions from 6 on: expected 0 or more.
+rg.Positions(3, 5)  # Positions.q is an int; expected an integer tensor (n,) or (*batch, n).
+rg.Dropout("0.1")  # Dropout.p is a str; expected a number from 0 to 1.
+rg.Dropout()  # Dropout needs p; it has p, seed.
+rg.Dropout(0.1, seed="a")  # Dropout.seed is a str; expected an integer, or None.
+rg.Custom()  # Custom needs fn; it has fn, tensors, footprint.
+rg.RelativeBias()  # RelativeBias needs table and buckets. table is (buckets.count, heads).
+rg.Cosine(dim=-1)  # Cosine has no argument 'dim'; leave it out: features are the last axis.
+rg.LeakyReLU(negative_slope=0.1)  # LeakyReLU has no argument 'negative_slope'; write LeakyReLU(slope=negative_slope).
+"""
+
+LAYERS = """
+rg.nn.MultiHeadAttention()  # MultiHeadAttention needs d_model and heads; it has d_model, heads, key_heads, d_k, d_v, d_context, d_out, bias, score, rotary, qk_norm, sink, dropout, backend, parallel,
+rg.nn.MultiHeadAttention(d_model=12, n_heads=3)  # MultiHeadAttention has no argument 'n_heads'; write heads=num_heads.
+rg.nn.MultiHeadAttention(12, "3")  # MultiHeadAttention.heads is a str; expected an integer.
+rg.nn.MultiHeadAttention(12.0, 3)  # MultiHeadAttention.d_model is a float; expected an integer.
+rg.nn.MultiHeadAttention(12, 0)  # heads=0; expected 1 or more.
+rg.nn.MultiHeadAttention(12, 3, key_heads=2)  # heads=3, key_heads=2; expected heads to be a multiple of key_heads.
+rg.nn.MultiHeadAttention(12, 3, dropout=2)  # Dropout(p=2): expected a probability from 0 to 1.
+rg.nn.MultiHeadAttention(12, 3, rotary=True)  # rotary is a bool; expected a Rotary, such as Rotary(4), or None.
+rg.nn.MultiHeadAttention(12, 3, score="dot")  # score is a str; expected a Score, or a module that returns one when called.
+layer()  # MultiHeadAttention.forward needs x; it has x, context, mask, positions, cache.
+layer(x.numpy())  # x is a ndarray of float32; expected a tensor (*batch, n, 12).
+layer([1, 2])  # x is a list; expected a tensor (*batch, n, 12).
+layer(x[0, 0])  # x has shape (12,); expected (*batch, n, 12).
+layer(x.long())  # x has dtype torch.int64; expected torch.float32, as this layer's weights: embed token ids first.
+layer(x.double())  # x has dtype torch.float64; expected torch.float32, as this layer's weights: convert with .to(...).
+layer(x, zeros(2, 5, 11))  # context has shape (2, 5, 11); expected (*batch, m, 12) with the batch axes of x, which has shape (2, 5, 12).
+layer(x, mask="causal")  # mask is a str; write Causal().
+layer(x, mask=rg.Dense(zeros(4, 4) > 0))  # Dense.allowed has shape (4, 4); expected one that broadcasts to (2, 3, 5, 5); a padding mask (batch, nk) is Dense(mask[:, None, None, :]), or Lengths(keys=mask.sum(-1))
+layer(x, cache=3)  # cache is an int; expected a cache of regard.nn, such as GrowingCache(), or None.
+layer(x, cache={})  # cache is a dict; expected a cache of regard.nn, such as GrowingCache(), or None.
+layer.weights()  # weights needs x; it has x, context, mask, positions, rows.
+layer(x, attention_mask=None)  # MultiHeadAttention.forward has no argument 'attention_mask'; write mask=Dense(attention_mask.bool()[:, None, None, :]) where 1 = may attend.
+layer(x, use_cache=True)  # MultiHeadAttention.forward has no argument 'use_cache'; did you mean cache?
+layer(x, output_attentions=True)  # MultiHeadAttention.forward has no argument 'output_attentions'; layer.weights(x, ...) gives them.
+rg.nn.PagedCache()  # PagedCache needs batch and heads and pages and page_size and dk and dv; it has batch, heads, pages, page_size, dk, dv, dtype, device.
+rg.nn.PagedCache(batch=1, heads=2, pages=0, page_size=4, dk=8, dv=8)  # PagedCache(pages=0): expected 1 page or more, for all sequences together.
+rg.nn.RollingCache()  # RollingCache needs window.
+rg.nn.RollingCache(window=0)  # RollingCache(window=0): expected 1 key or more, the query's own included.
+rg.nn.FixedCache()  # FixedCache needs batch and heads and capacity and dk and dv; it has batch, heads, capacity, dk, dv, dtype, device.
+rg.nn.GrowingCache(12)  # GrowingCache takes no arguments, and an int is given. A growing cache needs no sizes; FixedCache has a capacity.
+rg.nn.Rotary()  # Rotary needs width; it has width, base.
+rg.nn.Rotary(7)  # Rotary(width=7): expected an even number of features, which rotate in pairs.
+rg.nn.AttentionPooling()  # AttentionPooling needs d_model and hidden; it has d_model, hidden, heads, bias, device, dtype.
+"""  # noqa: E501
+
+LOOK = """
+rg.look()  # look takes what it looks at by position: look(model, text, tokenizer=...), look(layer, x) or look(q, k).
+rg.look("hello")  # look begins with 'hello', a str; expected a model that its own library has loaded: look(model, text, tokenizer=tokenizer); or tensors: look(q, k).
+rg.look(model=3)  # look takes what it looks at by position: look(model, text, tokenizer=...), look(layer, x) or look(q, k); 'model' came by name.
+rg.look(model, "abc", tokens="abc")  # look has no argument 'tokens'; pass tokenizer=, which names them; of a recording: Report.of(tape.calls, tokens=...).
+rg.look(model, torch.tensor([0.5, 1.5]))  # look has a ByteTransformer and a Tensor of float32. A model reads a text: look(model, text, tokenizer=...), its token ids, or an image; a layer of regard.nn reads its
+rg.look(model, input_ids=torch.tensor([1, 2]))  # look has no argument 'input_ids'; pass the ids by position: look(model, ids).
+rg.look("gpt2", "hello")  # look begins with 'gpt2', a str; expected a model that its own library has loaded: look(model, text, tokenizer=tokenizer); or tensors: look(q, k).
+rg.look(torch.nn.Linear(3, 3), zeros(2, 3))  # look has a Linear and a Tensor of float32. A model reads a text: look(model, text, tokenizer=...), its token ids, or an image; a layer of regard.nn reads its input:
+rg.look(q, q, facts="entropy")  # facts holds a str; expected facts, such as Entropy().
+rg.look(q, q, facts=rg.facts.Entropy)  # facts is the class Entropy; expected a tuple of values: facts=(Entropy(),).
+rg.look(q, q, facts=[rg.facts.Entropy])  # facts holds the class Entropy, not one of its values; write Entropy().
+rg.look(q, q, facts=(rg.facts.Top(0),))  # Top(k=0): expected 1 key or more.
+rg.look(q, q, facts=(rg.facts.Map(0, 3),))  # Map(rows=0, cols=3): expected 1 cell or more each way.
+rg.look(q, q, facts=(rg.facts.Rows([9]),))  # Rows.rows holds [9]; there are 5 queries.
+rg.look(q, q, facts=(rg.facts.Rows(),))  # Rows needs rows.
+rg.look(q, q)[rg.facts.Received()]  # 'Received() was not asked for; this look has Entropy(), MaxScore().'
+rg.facts.Top()  # Top needs k.
+rg.facts.Top("3")  # Top.k is a str; expected a number of keys.
+rg.facts.Within()  # Within needs before and after.
+rg.facts.Histogram(0)  # Histogram.edges is an int; expected a tuple of numbers, the bins' limits.
+rg.facts.Columns(3)  # Columns.columns has dtype torch.int64, shape (); expected integers, (r,).
+rg.record()  # record needs model; it has model, facts, layers.
+record_nothing()  # nothing was recorded: no module of MultiHeadAttention ran in the block, on the thread that opened it. Call the model inside the block; what worker threads run
+rg.rollout([])  # calls is empty; expected one call or more, first layer first.
+rg.rollout("tape")  # calls holds a str; expected the calls of a recording: with rg.record(model, facts=(rg.facts.Inputs(),)) as tape: model(x), then rg.rollout(tape).
+rg.lint()  # lint needs q and k and v; it has q, k, v, score, mask, positions, sink, within.
+rg.lint(model)  # lint needs k and v; it has q, k, v, score, mask, positions, sink, within.
+rg.lint(layer)  # lint needs k and v; it has q, k, v, score, mask, positions, sink, within.
+"""  # noqa: E501
+
+HEADS = """
+rg.heads.probe()  # probe needs model; it has model, length, seed, among.
+rg.heads.probe(layer)  # MultiHeadAttention has no embedding to draw tokens of; pass among=, the ids to draw.
+rg.heads.probe(model, length=0)  # length=0: expected 8 to 256, the tokens that there are to draw. Pass length=256, or more token ids as among=.
+rg.heads.probe(model, length="64")  # length is a str; expected an integer, or None.
+rg.heads.probe(model, 64)  # probe takes model by position; the next argument is an int: name what follows.
+rg.heads.contributions(model)  # contributions needs given; it has model, given, tokenizer, token, at.
+rg.heads.contributions(model, [1, 2], token="x")  # token is a str; expected an integer, or None.
+rg.heads.contributions(model, [1, 2], token=999)  # token=999: ByteTransformer has tokens 0 to 255.
+rg.heads.ablation(model, [1])  # the text has 1 token; expected 2 or more.
+rg.heads.ablation(torch.nn.Linear(3, 3), [1, 2])  # mat1 and mat2 must have the same dtype, but got Long and Float
+rg.heads.circuits(model, [1, 2]).ov("L9H9")  # there is no head L9H9; this model has layers 0 to 3, heads 0 to 3.
+rg.heads.circuits(model, [1, 2]).ov("3")  # '3' is no head; expected a label such as L3H1 (layer 3, head 1), decoder L3H1, or 3,1.
+rg.heads.circuits(model, [1, 2]).qk("L0H0", k=0)  # k=0; expected 1 to 256, the number of tokens.
+rg.heads.carried(model)  # carried needs given; it has model, given, tokenizer.
+"""  # noqa: E501
+
+REPORTS = """
+rg.Report.of([], title="a", model="b")  # a report was asked of no attention call; expected one or more.
+rg.Report.of(tape_calls, title="a", model="b", tokens=["a"])  # tokens has 1 text; the calls are of 5 tokens. Pass one text a token, special ones such as [CLS] included.
+report.save("a.docx")  # a.docx is not supported as a report's file: its suffix is none of .png .svg .pdf .html .json .npz.
+report.save("a.png", head="L9H9")  # there is no layer L9 here; there are L0 to L0.
+report.save("a.png", head=3)  # head=3 names no layer; expected (layer, head), or a label such as 'L3H1'.
+report.row("L0H0", 99)  # the queries and keys of MultiHeadAttention were not kept, from which rows are computed; look with facts=(*rg.Report.FACTS, rg.facts.Inputs()).
+report.compare("other")  # compare has a str; expected another Report, as rg.look(model, text) gives it.
+report.compare(report).moved("L0H9")  # there is no head L0H9; this model has layers 0 to 0, heads 0 to 2.
+report.compare(report).save("a.png")  # a.png is not supported as a comparison's file: its suffix is none of .html .json .npz.
+report.with_heads(3)  # with_heads has an int; expected what rg.heads.contributions, carried, ablation or probe returned.
+"""  # noqa: E501
+
+SOURCES = """
+rg.pack(x, lengths=[3, 9])  # lengths is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__).
+rg.pack(x, lengths=torch.tensor([3]))  # x has shape (2, 5, 12), lengths (1,); expected (batch, n, ...) and (batch,).
+rg.pack(x, cu_seqlens=torch.tensor([0, 3]))  # lengths [3] do not divide 2 tokens; expected their sum.
+rg.pack(x, attention_mask=bool_mask)  # pack has no argument 'attention_mask'; write lengths=mask.sum(-1), where the padding is at the end.
+rg.patch("bert")  # model is a str; expected an nn.Module, or None for every call of this process.
+rg.sources.Chunks(3)  # Chunks.parts is an int; expected a list or an iterator of (k, v) or (k, v, positions), or a function that returns one.
+rg.sources.Safetensors("nowhere.safetensors")  # [Errno 2] No such file or directory: 'nowhere.safetensors'
+rg.attention_over(q, [])  # the source Chunks(0 parts) gave no part; expected one at least. An iterator that was read before gives nothing: pass a list, or a function that returns a new iterator.
+rg.attention_over(q, [q, q])  # part 0 of Chunks is a Tensor of float32; expected (k, v) or (k, v, positions).
+rg.attention_over(q, "file.npy")  # Chunks.parts is 'file.npy', a name; expected a list of (k, v). A file is Arrays(k, v) of numpy's .npy files, or Safetensors(path).
+rg.attention_over(q, (q, q))  # Chunks.parts is one pair (k, v); expected a list of them: [(k, v)].
+rg.explain_over(q, q, q)  # explain_over takes q and source by position; the next argument is a Tensor of float32: keys and values come together, as one source: [(k, v), ...].
+"""  # noqa: E501
+
+NAMES_OF_OTHERS = """
+rg.mha  # it is regard.nn.MultiHeadAttention(d_model, heads), and regard.compat.torch.MultiheadAttention has torch's arguments.
+rg.multi_head_attention_forward  # did you mean nn.MultiHeadAttention?
+rg.Padding  # it is regard.Lengths(keys=lengths), or regard.Dense(mask[:, None, None, :]).
+rg.CausalWindow  # a sliding window of w keys, the query's own included, is regard.Window(before=w - 1, after=0).
+rg.bias  # did you mean Bias?
+rg.Rope  # it is regard.nn.Rotary(width).
+rg.Softmax  # it is part of regard.attention; regard.attention_weights(q, k) gives the weights.
+rg.cross_attention  # it is regard.nn.MultiHeadAttention(d_model, heads), and regard.compat.torch.MultiheadAttention has torch's arguments.
+rg.self_attention  # it is regard.nn.MultiHeadAttention(d_model, heads), and regard.compat.torch.MultiheadAttention has torch's arguments.
+rg.Relative  # did you mean RelativeBias or Native?
+rg.visualize  # it is regard.look(model, "a text", tokenizer=tokenizer), whose report has .save("page.html").
+rg.head_view  # it is regard.look(model, "a text", tokenizer=tokenizer), whose report has .save("page.html").
+rg.load  # regard loads no models: load one with its own library, and pass it to regard.look or regard.patch.
+rg.ablate  # did you mean heads.ablation?
+rg.probe  # did you mean heads.probe?
+rg.Entropy  # it is regard.facts.Entropy, a fact for look and record; regard.entropy(q, k) is differentiable.
+rg.nn.SelfAttention  # it is MultiHeadAttention(d_model, heads): layer(x) is self-attention, layer(x, context) cross-attention.
+rg.nn.CrossAttention  # it is MultiHeadAttention(d_model, heads): layer(x) is self-attention, layer(x, context) cross-attention.
+rg.nn.TransformerEncoderLayer  # regard.patch(model) lets torch's own run on regard.
+rg.nn.Linear  # it is torch's: torch.nn has it, and regard.nn has what attends.
+rg.nn.DynamicCache  # it is GrowingCache, FixedCache, RollingCache or PagedCache.
+rg.nn.RotaryEmbedding  # it is Rotary(width).
+"""  # noqa: E501
+
+TORCHS = """
+ct.scaled_dot_product_attention(q, q, q, attn_mask=rg.Causal())  # attn_mask is a Causal; expected a tensor: call regard.attention(q, k, v, mask=Causal()).
+ct.scaled_dot_product_attention(q, q, q, attn_mask=bool_mask, is_causal=True)  # attn_mask and is_causal are both given; pass the one mask that has both.
+ct.flex_attention(q, q, q, mask_mod)  # <lambda>() takes 4 positional arguments but 5 were given
+ct.flex_attention(q, q, q, block_mask=rg.Causal())  # block_mask is a Causal; call regard.attention(q, k, v, mask=...), which takes it.
+ct.flex_attention(q, q, q, score_mod=rg.SoftCap(5))  # score_mod is a SoftCap; call regard.attention(q, k, v, score=...), which takes it.
+"""  # noqa: E501
+
+TABLES = (
+    TENSORS,
+    MASKS,
+    SCORES,
+    OTHER_ARGUMENTS,
+    VALUES,
+    LAYERS,
+    LOOK,
+    HEADS,
+    REPORTS,
+    SOURCES,
+    NAMES_OF_OTHERS,
+    TORCHS,
+)
+
+
+@pytest.mark.parametrize(("call", "said"), rows(*TABLES))
+def test_what_does_not_fit_is_named(call: str, said: str, names: dict[str, Any]) -> None:
+    errors = (TypeError, ValueError, AttributeError, LookupError, OSError, RuntimeError)
+    with pytest.raises(errors, match=re.escape(said)):
+        eval(call, dict(names))
