@@ -76,6 +76,7 @@ TASKS = {
     "pack.md": "Train on packed batches",
     "flex.md": "Come from FlexAttention",
     "vit.md": "Look at a ViT on a photograph",
+    "alignment.md": "Draw Bahdanau's alignment picture",
     "train.md": "bfloat16",
 }
 

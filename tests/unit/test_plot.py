@@ -68,7 +68,7 @@ def test_axes_say_what_they_count() -> None:
     assert ("entropy, nats", "head", "layer") in labels
     assert ("first token, % of mass", "head", "layer") in labels and ("max score", "head", "layer") in labels
     assert ("L1H2: layers.1.attention", "key", "query") in labels
-    assert ("", "", "weight on the cell's keys, mean of its queries") in labels
+    assert ("", "", "weight") in labels  # a cell a token
     assert any(title.startswith("mass that each key receives") for title, *_ in labels)
 
 
@@ -137,3 +137,37 @@ def test_layers_of_an_encoder_and_a_decoder_are_counted_apart() -> None:
     assert [label.get_text() for label in axes.get_yticklabels() if label.get_text()] == list("0120101")
     middles = {text.get_text(): text.xy[1] for text in axes.texts}
     assert middles == pytest.approx({"encoder": 1, "decoder": 3.5, "decoder cross": 5.5}, abs=0.4)
+
+
+def map_of(report: rg.Report, head: str | None = None) -> Any:
+    figure = report.plot(head)
+    figure.canvas.draw()
+    return figure
+
+
+@pytest.mark.parametrize("name", few(SHAPES, "4 x 6 of 20", "wide names", "one"))
+def test_the_map_of_a_head_has_room_for_its_labels(name: str) -> None:
+    figure = map_of(reports.report(**SHAPES[name]))
+    page, boxes = figure.bbox, [text.get_window_extent().padded(-1) for text in texts(figure)]
+    assert len(boxes) > 5
+    for box in boxes:
+        assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1
+
+
+def test_the_map_of_a_head_shows_its_weights_between_both_texts() -> None:
+    random = torch.Generator().manual_seed(1)
+    call = reports.call(torch.randn(1, 2, 4, 8, generator=random), 9 * torch.randn(1, 2, 6, 8, generator=random))
+    report = rg.Report.of([call], title="dates", model="Made", tokens="1979", key_tokens="3 May ")
+    axes = map_of(report, "L0H1").axes[0]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == list("1979")
+    assert [tick.get_text() for tick in axes.get_xticklabels()][2:5] == list("May")
+    shown = torch.tensor(axes.collections[0].get_array().filled(0)).reshape(4, 6)
+    torch.testing.assert_close(shown.float(), report.layers[0].maps[1].clamp(min=plot.LEAST))
+    assert axes.collections[0].norm.vmin == 0  # large scores: the mass is in few weights
+
+
+def test_a_diffuse_head_has_a_logarithmic_scale() -> None:
+    weights = torch.full((8, 8), 1.0)
+    weights[0, 0] = 50.0
+    scales = plot._scale_of(torch.eye(8)), plot._scale_of(weights)  # pyright: ignore[reportPrivateUsage]
+    assert [scale.vmin for scale in scales] == [0, plot.LEAST]

@@ -81,5 +81,5 @@ NAMES = {
     **dict.fromkeys(("load", "load_model", "from_pretrained"), _LOAD),
     "Entropy": "it is regard.facts.Entropy, a fact for look and record; regard.entropy(q, k) is differentiable",
     "softmax": "it is part of regard.attention; regard.attention_weights(q, k) gives the weights",
-    "plot": "it is a method of a report: regard.look(...).plot()",
+    "plot": "it is a method of a report: regard.look(model, text).plot()",
 }

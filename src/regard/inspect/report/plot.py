@@ -37,6 +37,7 @@ def write(report: Content, file: BinaryIO, suffix: str, head: tuple[int, int] | 
 def overview_figure(report: Content, head: tuple[int, int] | None) -> Any:
     """The matplotlib figure: a title, three grids, the map of a head beside the mass per key, more grids, findings."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
     at, name = report.shown(head)
@@ -52,7 +53,7 @@ def overview_figure(report: Content, head: tuple[int, int] | None) -> Any:
     draw_grids(figure, grids[:3], 1.4, (at.layer, at.head))
     draw_grids(figure, grids[3:], below + 0.25, (at.layer, at.head))
     left = max(0.65 + _room(layer.queries), 1.15)
-    _draw_map(axes_at(figure, left, 4.9, 5.85 - left, 4.7), layer, at.head, name)
+    _draw_map(axes_at(figure, left, 4.9, 5.85 - left, 4.7), layer, at.head, name, LogNorm(LEAST, 1))
     if not bool(layer.cells.all()):
         _draw_key(figure, 5.95, 9.78, "cannot attend")
     profile, bars = axes_at(figure, 7.6, 4.9, 4.1, 1.75), axes_at(figure, 9.2, 7.55, 2.5, 2.05)
@@ -60,6 +61,33 @@ def overview_figure(report: Content, head: tuple[int, int] | None) -> Any:
     for number, line in enumerate(said):
         _write(figure, foot + 0.22 * number, line, size=9.5, color=INK)
     return figure
+
+
+def head_figure(report: Content, head: tuple[int, int] | None) -> Any:
+    """The matplotlib figure of the map of one head: rows are queries, columns keys, their tokens at the axes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    at, name = report.shown(head)
+    layer = report.layers[at.layer]
+    rows, cols = layer.maps.shape[-2:]
+    side = min(max(0.24, 2.4 / max(rows, cols)), 4.8 / max(rows, cols))  # inches of a cell
+    width, height = max(side * cols, 1.6), max(side * rows, 1.6)
+    left, below = max(0.65 + _room(layer.queries), 1.15), 0.75 + _room(layer.keys)
+    figure = Figure(figsize=(left + width + 1.2, 0.55 + height + below), facecolor=GROUND)
+    FigureCanvasAgg(figure)
+    name = textwrap.shorten(name, int(10 * (width + 1)), placeholder="…")
+    _draw_map(axes_at(figure, left, 0.55, width, height), layer, at.head, name, _scale_of(layer.maps[at.head]))
+    return figure
+
+
+def _scale_of(weights: torch.Tensor) -> Any:
+    """Linear where at least 80 % of the mass is in weights of a tenth of the largest or more; else logarithmic."""
+    from matplotlib.colors import LogNorm, Normalize
+
+    most = float(weights.max())
+    heavy = float(weights[weights >= most / 10].sum()) >= 0.8 * float(weights.sum())
+    return Normalize(0, most or 1) if heavy else LogNorm(LEAST, 1)
 
 
 def _write(figure: Any, top: float, text: str, **form: Any) -> None:
@@ -78,15 +106,15 @@ def _draw_key(figure: Any, left: float, top: float, text: str) -> None:
     figure.text((left + 0.2) / across, 1 - top / down, text, va="center_baseline", size=8, color=QUIET)
 
 
-def _draw_map(axes: Any, layer: Layer, head: int, name: str) -> None:
-    from matplotlib.colors import ListedColormap, LogNorm
+def _draw_map(axes: Any, layer: Layer, head: int, name: str, scale: Any) -> None:
+    from matplotlib.colors import ListedColormap
 
     shown_weights = layer.maps[head].clamp(min=LEAST).masked_fill(~layer.cells, math.nan)
     colours = ListedColormap([(r / 255, g / 255, b / 255) for r, g, b in palette()])
     axes.set_facecolor(NOWHERE)
     image = axes.pcolormesh(
         layer.col_edges.tolist(), layer.row_edges.tolist(), shown_weights.tolist(),
-        norm=LogNorm(LEAST, 1), cmap=colours, rasterized=True,
+        norm=scale, cmap=colours, rasterized=True,
     )  # fmt: skip
     axes.set_ylim(len(layer.queries), 0)
     _name_ticks(axes.xaxis, layer.keys, 90)
@@ -95,7 +123,9 @@ def _draw_map(axes: Any, layer: Layer, head: int, name: str) -> None:
     axes.set_ylabel("query", color=INK)
     quiet(axes, "top", "right")
     title(axes, textwrap.shorten(name, 64, placeholder="…"))
-    bar(axes, image, "weight on the cell's keys, mean of its queries", extend="min", format="%g")
+    single = layer.maps.shape[-2:] == (len(layer.queries), len(layer.keys))
+    said = "weight" if single else "weight on the cell's keys, mean of its queries"
+    bar(axes, image, said, extend="min" if scale.vmin else "neither", format="%g")
 
 
 def _named(tokens: Axis) -> bool:

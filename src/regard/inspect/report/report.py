@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 import regard.inspect.report.page as page
+import regard.inspect.report.plot as plot
 import regard.inspect.report.save as save
 import regard.inspect.report.text as text
 from regard.core.wrong_calls import kind_of
@@ -121,6 +122,22 @@ class Report(Content):
         another suffix, and for a head that does not exist.
         """
         save.write(self, path, self.find(head) if isinstance(head, str) else head)
+
+    def plot(self, head: tuple[int, int] | str | None = None) -> Any:
+        """The map of one head as a matplotlib Figure: rows are queries, columns keys, with their tokens at the axes.
+
+        Tokens are named where an axis has 36 or fewer. The scale is linear where 80 % of the mass is in weights of a
+        tenth of the largest or more, otherwise logarithmic, from 0.0001 to 1. `head` as in save. Needs matplotlib;
+        plt.close is not needed, since no global state holds the figure. Raises ValueError for a head that does not
+        exist.
+
+        >>> from regard.demo.model import load
+        >>> from regard.demo.reading import read
+        >>> figure = read(load(), b"to be or not to be").plot("L3H1")
+        >>> figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()
+        ('key', 'query')
+        """
+        return plot.head_figure(self, self.find(head) if isinstance(head, str) else head)
 
     def serve(self, head: tuple[int, int] | str | None = None) -> PageServer:
         """The page with exact rows, for texts of any length, at `.url` until `.close()`; in a notebook, a link to it.
