@@ -33,7 +33,7 @@ def run(options: Namespace) -> int:
         if options.command == "bench":
             _bench(options.seconds)
         elif options.command == "compare":
-            compare(options, lambda model, name, text: _read(model, name, text, Report.FACTS))
+            compare(options, lambda model, name, text: _read(model, name, text, None))
         else:
             _look(options)
     except BrokenPipeError:

@@ -14,6 +14,7 @@ import regard as rg
 import sample_reports as reports
 from regard.inspect.report.picture import Picture
 from test_access import WIDTHS, axe, serious
+from word_reports import of_words, words
 
 pytestmark = pytest.mark.full
 __all__ = ["axe"]  # the fixture
@@ -184,6 +185,25 @@ def test_long_texts_by_cells(visit: Any, tmp_path: Path) -> None:
     share = float(re.match(r"([\d.]+) % of its mass", seen.page.inner_text("#moved"))[1])
     assert share == pytest.approx(found.change.values[0][1], rel=0.05)
     assert seen.said == []
+
+
+def test_long_texts_by_cells_of_corresponding_tokens(visit: Any, tmp_path: Path) -> None:
+    before = words(600)
+    after = [*before[:100], *words(760, 700), *before[100:590]]
+    found = of_words(before).compare(of_words(after))
+    found.save(tmp_path / "a.html", heads=("L0H1", "L0H1"))
+    seen = visit(tmp_path / "a.html", address="#L0H1&query=100&key=0")
+    seen.page.locator("#before-chosen [data-n]").first.wait_for()
+    assert found.by == "cells" and found.aligned is not None
+    numbers = [int(seen.page.get_attribute(f"#{side}-chosen .on", "data-n")) for side in ("before", "after")]
+    assert before[numbers[0]] == after[numbers[1]] and numbers[1] - numbers[0] == 60
+    share = float(re.match(r"([\d.]+) % of its mass", seen.page.inner_text("#moved"))[1])
+    assert share == pytest.approx(found.change.values[0][1], abs=1.5)
+    row = found.aligned.rows[0].alignment.before.tolist().index(-1)  # a cell of what was inserted
+    inserted = visit(tmp_path / "a.html", address=f"#L0H1&query={row}&key=0")
+    assert "no counterpart in the other text" in inserted.page.inner_text("#mass")
+    assert said(inserted, "#about").startswith("query ") and "(after)" in said(inserted, "#about")
+    assert seen.said == [] == inserted.said
 
 
 def test_the_changes_are_saved(seen: Any, found: Any, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import sample_reports as reports
 from regard.inspect.report.alignment import NONE, Alignment
 from regard.inspect.report.compared import beginning
 from regard.inspect.report.layer import Axis, Layer
-from regard.inspect.report.layer_pair import in_cells, of_cells, of_tokens
+from regard.inspect.report.layer_pair import LayerPair, by_cell, in_cells, of_tokens
 
 
 def axis(text: str) -> Axis:
@@ -127,7 +127,8 @@ def test_a_map_is_pooled_to_the_cells_of_the_other() -> None:
     torch.testing.assert_close(first.maps, before.layers[0].maps)
     assert second.row_edges.tolist() == list(range(0, 47, 2)) and second.weights.numel() == 0
     expected = float((first.maps - pooled)[1].abs().sum(-1).mean() / 2)
-    assert of_cells(first, second).change(1, 1) == pytest.approx(expected, rel=1e-5)
+    pair = LayerPair(first.maps, second.maps, *by_cell(first, second))
+    assert pair.change(1, 1) == pytest.approx(expected, rel=1e-5)
 
 
 def test_texts_without_a_common_token_are_compared_by_place() -> None:

@@ -12,6 +12,7 @@ from functools import cached_property
 import regard.inspect.report.layer_pair as layer_pair
 from regard.core.shapes import count_of
 from regard.core.wrong_calls import kind_of
+from regard.inspect.report.aligned_cells import AlignedLayers
 from regard.inspect.report.alignment import Alignment
 from regard.inspect.report.content import Content
 from regard.inspect.report.findings import NAMED, Finding, Findings, Head, percent, quoted
@@ -52,7 +53,7 @@ class Compared(ABC):
         """What is compared: "tokens" that correspond, or "cells" of the maps, each with the one in its place.
 
         Cells, where a layer has more than 512 queries or keys, where no query of a layer has a counterpart, and where
-        both reports together have more weights than a page holds.
+        both reports together have more weights than a page holds. See `aligned`.
         """
         pairs = list(zip(self.before.layers, self.after.layers, strict=True))
         layers = [layer for both in pairs for layer in both]
@@ -62,26 +63,43 @@ class Compared(ABC):
         return "tokens" if all(bool(layer_pair.by_token(a, b)[0].both.any()) for a, b in pairs) else "cells"
 
     @cached_property
+    def aligned(self) -> AlignedLayers | None:
+        """The layers in cells of corresponding tokens, for long texts that differ; None where cells are those of maps.
+
+        They need the weights of all queries: queries and keys that were kept (look keeps them up to 2,048 tokens).
+        """
+        return None if self.by == "tokens" else AlignedLayers.of(self.before.layers, self.after.layers)
+
+    @cached_property
     def layers(self) -> tuple[tuple[Layer, ...], tuple[Layer, ...]]:
-        """The layers of both reports; where cells are compared, without single weights, and with as many cells."""
+        """The layers of both reports; where cells are compared, without single weights, and with cells that fit."""
         if self.by == "tokens":
             return self.before.layers, self.after.layers
+        if self.aligned is not None:
+            return self.aligned.before, self.aligned.after
         return layer_pair.in_cells(self.before.layers, self.after.layers)
 
     def fits(self, layer: int, other: int) -> bool:
         """Whether a layer before can be compared with that one after: their maps have as many cells."""
+        if self.aligned is not None:
+            cells = self.aligned.rows, self.aligned.cols
+            return all(side[layer] == side[other] for side in cells)
         sizes = [side[n].maps.shape[-2:] for side, n in zip(self.layers, (layer, other), strict=True)]
         return self.by == "tokens" or sizes[0] == sizes[1]
 
     def alignments(self, layer: int, other: int) -> tuple[Alignment, Alignment]:
         """Which query of a layer before is which of one after, and which key."""
+        if self.by == "cells" and self.aligned is not None:
+            return self.aligned.rows[layer].alignment, self.aligned.cols[layer].alignment
         of = layer_pair.by_token if self.by == "tokens" else layer_pair.by_cell
         return of(self.layers[0][layer], self.layers[1][other])
 
     def pair(self, layer: int, other: int) -> LayerPair:
         """A layer before and a layer after, on rows and columns that correspond."""
-        of = layer_pair.of_tokens if self.by == "tokens" else layer_pair.of_cells
-        return of(self.layers[0][layer], self.layers[1][other])
+        before, after = self.layers[0][layer], self.layers[1][other]
+        if self.by == "tokens":
+            return layer_pair.of_tokens(before, after)
+        return LayerPair(before.maps, after.maps, *self.alignments(layer, other))
 
     @cached_property
     def change(self) -> Grid:
@@ -137,9 +155,14 @@ class Compared(ABC):
         """What has no counterpart in the other text, of the layer that changed most."""
         if self.by == "cells":
             layer = self.layers[0][0]
-            cells = f"{layer.maps.shape[-2]} × {layer.maps.shape[-1]} cells"
+            rows, cols = self.alignments(0, 0)
+            cells = f"{len(rows)} × {len(cols)} cells"
+            if self.aligned is not None:
+                said = f"queries and keys are compared in {cells} of corresponding tokens"
+                return (Finding(said, "beyond 512 tokens; tokens are aligned as difflib aligns lines"),)
             said = f"queries and keys are compared by their place in the text, in {cells}"
-            return (Finding(said, "beyond 512 tokens, or where no token of one text is in the other"),)
+            rule = "beyond 512 tokens, where q and k were not kept, or no token of one text is in the other"
+            return (Finding(said, rule),)
         layer = self.heads[0].layer
         sides = [
             _listed(side, what, axis, alignment.alone(side))

@@ -29,8 +29,9 @@ class Comparison(Compared):
     replaced by as many others. The change of a head is the mean, over the queries that have a counterpart, of
     ½ Σ_j |p_ij - p'_ij|: the share of the mass that lies on other keys (the total variation distance), 0 for the same
     weights, 1 where no key is shared. A key without a counterpart has weight 0 in the other text. Beyond 512 tokens,
-    maps of up to 128 × 128 cells are compared, each cell with the one in its place. Raises ValueError where the reports
-    have unlike heads.
+    maps of up to 128 × 128 cells are compared: cells of corresponding tokens where queries and keys were kept (look
+    keeps those of texts of up to 2,048 tokens), otherwise each cell with the one in its place. Raises ValueError where
+    the reports have unlike heads.
 
     >>> from types import SimpleNamespace
     >>> import regard as rg, torch
@@ -69,6 +70,11 @@ class Comparison(Compared):
             sizes = [
                 " × ".join(map(str, side[n].maps.shape[-2:])) for side, (n, _) in zip(self.layers, found, strict=True)
             ]
+            if self.aligned is not None:
+                raise ValueError(
+                    f"{head} and {other} read other texts; expected heads of layers with the same two texts, or texts "
+                    "of up to 512 tokens, which are compared by token."
+                )
             raise ValueError(
                 f"the map of {head} has {sizes[0]} cells, that of {other} {sizes[1]}; expected as many. Compare heads "
                 "whose layers have equally long texts, or texts of up to 512 tokens, which are compared by token."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 
 import torch
@@ -64,6 +65,14 @@ class KeptCall:
         strips = blocks(self.queries, STRIP)
         first = self.rows.start
         return torch.cat([self._weights(slice(first + one.start, first + one.stop), keys) for one in strips], 1)
+
+    @torch.no_grad()
+    def strips(self, keys: int) -> Generator[tuple[Tensor, Tensor], None, None]:
+        """The weights of 256 queries at a time, (h, r, keys), and which keys any head may see, boolean (r, keys)."""
+        for strip in blocks(self.queries, STRIP):
+            rows = slice(self.rows.start + strip.start, self.rows.start + strip.stop)
+            seen = visible(self.view, self.element, rows).any(0)[:, self.keys]
+            yield self._weights(rows, keys), seen.new_zeros(len(seen), keys).index_copy_(1, self.places, seen)
 
     def _weights(self, rows: slice, keys: int) -> Tensor:
         frame, call = self.view.frame, _widened(self.call)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -156,6 +156,22 @@ class Layer:
         if self.calls:
             return torch.cat([call.weights(len(self.keys)) for call in self.calls], 1)
         return dequantise(self.weights.masked_fill(self.weights == HIDDEN, 0))
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether every weight can be had, a few rows at a time: of short texts, and where q and k were kept."""
+        return bool(self.calls) or self.weights.numel() > 0
+
+    def strips(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every weight, some queries at a time, (h, r, nk), and which keys any head may see, boolean (r, nk).
+
+        Exact where queries and keys were kept, else as `weights` has them; nothing where neither was.
+        """
+        for call in self.calls:
+            yield from call.strips(len(self.keys))
+        if not self.calls and self.weights.numel():
+            hidden = self.weights == HIDDEN
+            yield dequantise(self.weights.masked_fill(hidden, 0)), ~hidden.all(0)
 
     def visible(self) -> Tensor:
         """The rows that may see something, with any head: boolean (nq,)."""

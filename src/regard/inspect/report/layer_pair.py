@@ -70,11 +70,6 @@ def by_cell(before: Layer, after: Layer) -> tuple[Alignment, Alignment]:
     return Alignment.of_cells(rows), Alignment.of_cells(cols)
 
 
-def of_cells(before: Layer, after: Layer) -> LayerPair:
-    """Two layers cell by cell."""
-    return LayerPair(before.maps, after.maps, *by_cell(before, after))
-
-
 def has_every_weight(layer: Layer) -> bool:
     """Whether each weight of a layer is known, up to 512 queries and keys."""
     return layer.weights.numel() > 0

@@ -8,10 +8,11 @@ from itertools import pairwise
 from string import Template
 from typing import Any, BinaryIO
 
+import torch
 from torch import Tensor
 
 from regard.inspect.facts.quantised import STEPS
-from regard.inspect.report.alignment import Alignment
+from regard.inspect.report.alignment import NONE, Alignment
 from regard.inspect.report.colours import LEAST, LEVELS, palette
 from regard.inspect.report.compared import Compared, joined
 from regard.inspect.report.findings import percent, shown
@@ -139,11 +140,24 @@ def _alignments(found: Compared, a: int, b: int) -> list[tuple[Alignment, Tensor
     alignments, layer = found.alignments(a, b), found.layers[0][a]
     if found.by == "tokens":
         return [(alignment, None) for alignment in alignments]
-    sides = ((layer.queries, layer.row_edges), (layer.keys, layer.col_edges))
-    return [
-        (Alignment(cells.before, cells.after, _texts(axis, edges)), edges[:-1])
-        for cells, (axis, edges) in zip(alignments, sides, strict=True)
-    ]
+    second = found.layers[1][b]
+    sides = (
+        ((layer.queries, layer.row_edges), (second.queries, second.row_edges)),
+        ((layer.keys, layer.col_edges), (second.keys, second.col_edges)),
+    )
+    return [_named_cells(cells, *both) for cells, both in zip(alignments, sides, strict=True)]
+
+
+def _named_cells(cells: Alignment, before: tuple[Axis, Tensor], after: tuple[Axis, Tensor]) -> tuple[Alignment, Tensor]:
+    """The cells with the texts that they hold, if any those before; and the number of their first token."""
+    names, others = _texts(*before), _texts(*after)
+    firsts: list[int] = []
+    said: list[str] = []
+    for a, b in zip(cells.before.tolist(), cells.after.tolist(), strict=True):
+        firsts.append(int(after[1][b] if a == NONE else before[1][a]))
+        if names and others:
+            said.append(f"{others[b]} (after)" if a == NONE else f"{names[a]} (before)" if b == NONE else names[a])
+    return Alignment(cells.before, cells.after, tuple(said)), torch.tensor(firsts, dtype=torch.int64, device="cpu")
 
 
 def _texts(axis: Axis, edges: Tensor) -> tuple[str, ...]:
