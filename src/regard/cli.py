@@ -47,7 +47,8 @@ def run(options: Namespace) -> int:
 def _look(options: Namespace) -> None:
     """Looks at a text, or at the probe's tokens, and at what is asked of the heads; shows what was found."""
     named = _text(options)
-    if not (options.probe or options.ablate or options.carried or options.contributions is not None):
+    asked = (options.probe, options.ablate, options.carried, options.circuits, options.contributions is not None)
+    if not any(asked):
         assert named is not None  # regard_command.paths has seen to it
         _show(_read(options.model, *named, _facts(options)), options)
         return
@@ -159,6 +160,8 @@ def _of_heads(options: Namespace, model: Any, given: Any, tokenizer: Any) -> lis
         found.append(heads.contributions(model, given, tokenizer=tokenizer, token=token))
     if options.carried:
         found.append(heads.carried(model, given, tokenizer=tokenizer))
+    if options.circuits:
+        found.append(heads.circuits(model, given, tokenizer=tokenizer))
     if options.ablate:
         with _progress("heads left out:") as progress:
             found.append(heads.ablation(model, given, tokenizer=tokenizer, progress=lambda done, of: progress(done)))

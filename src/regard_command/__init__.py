@@ -63,7 +63,9 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_look(on_text)
     _add_compare(commands.add_parser("compare", help=_COMPARED, description=_COMPARES))
-    demo.set_defaults(model=None, contributions=None, carried=False, ablate=False, probe=False, serve=False)
+    demo.set_defaults(
+        model=None, contributions=None, carried=False, circuits=False, ablate=False, probe=False, serve=False
+    )
     _add_output(demo, Path("regard-demo.png"))
     _add_output(on_text, None)
     bench = commands.add_parser(
@@ -103,6 +105,12 @@ def _add_look(command: argparse.ArgumentParser) -> None:
         "--carried",
         action="store_true",
         help="add what attention carries, weights times the norms of the values; the page can show it for each pair",
+    )
+    command.add_argument(
+        "--circuits",
+        action="store_true",
+        help="add how much each head copies, from the weights of the model; the page shows for each token which tokens "
+        "a head copies and seeks",
     )
     command.add_argument("--ablate", action="store_true", help="add the rise of the loss without each head")
     command.add_argument(

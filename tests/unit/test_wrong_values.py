@@ -227,7 +227,7 @@ report.row("L0H0", 99)  # the queries and keys of MultiHeadAttention were not ke
 report.compare("other")  # compare has a str; expected another Report, as rg.look(model, text) gives it.
 report.compare(report).moved("L0H9")  # there is no head L0H9; this model has layers 0 to 0, heads 0 to 2.
 report.compare(report).save("a.png")  # a.png is not supported as a comparison's file: its suffix is none of .html .json .npz.
-report.with_heads(3)  # with_heads has an int; expected what rg.heads.contributions, carried, ablation or probe returned.
+report.with_heads(3)  # with_heads has an int; expected what rg.heads.contributions, carried, circuits, ablation or probe returned.
 """  # noqa: E501
 
 SOURCES = """

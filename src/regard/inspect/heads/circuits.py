@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from regard.inspect.heads.stream import Stream
 from regard.inspect.heads.token_table import TokenTable, heaviest
 from regard.inspect.heads.unembedding import direct_path, last_norm
 from regard.inspect.reading import Tokenizer, texts, tokenizer_for
+from regard.inspect.report.circuit_layer import CircuitLayer, TokenRows
 from regard.inspect.report.findings import Finding, Findings
 from regard.inspect.report.grids import Grid
 from regard.inspect.report.head_result import HeadArray, HeadResult, in_order, ranked
@@ -25,6 +27,7 @@ from regard.inspect.stacks import places
 from regard_command.labels import parse_head
 
 TOKENS = 4096  # of the vocabulary that are in float64 at once
+ROWS = 10_000  # (head, token) pairs whose circuits a page holds
 READ = 16  # tokens of the text that the model reads, to find its matrices
 
 
@@ -92,6 +95,27 @@ class Circuits(HeadResult):
             raise Unsupported(f"there is no QK circuit of {self._label(layer, number)}: {inputs.why_not}.")
         query = self.embed[ids].double() @ inputs.w_q[number] @ inputs.w_k[number].T
         return self._table(f"{self._label(layer, number)} at", "seeks", ids, query, self.embed, k)
+
+    @property
+    def circuits_by_layer(self) -> tuple[CircuitLayer, ...]:
+        return self._by_layer
+
+    @cached_property
+    def _by_layer(self) -> tuple[CircuitLayer, ...]:
+        """Both circuits of every head at the first tokens of the text, for the page: at most 10,000 rows of each."""
+        ids = self.tokens[: max(1, ROWS // sum(self.head_counts))]
+        return tuple(self._at_tokens(layer, ids) for layer in range(len(self.layers)))
+
+    def _at_tokens(self, layer: int, ids: tuple[int, ...]) -> CircuitLayer:
+        def rows(table: TokenTable) -> TokenRows:
+            return TokenRows(tuple(map(tuple, table.others)), table.rank)
+
+        k, heads = min(5, len(self.embed)), range(len(self.copying[layer]))
+        inputs = self.circuits[layer].inputs
+        known = inputs.w_q is not None and inputs.w_k is not None
+        raised = tuple(rows(self.ov((layer, head), ids, k)) for head in heads)
+        sought = tuple(rows(self.qk((layer, head), ids, k)) for head in heads) if known else ()
+        return CircuitLayer(tuple(texts(self.tokenizer, list(ids))), raised, sought)
 
     @property
     def grids(self) -> tuple[Grid, ...]:

@@ -27,7 +27,7 @@ class AlignedCells:
     ...     return Axis(torch.arange(len(text)), tuple(text))
     >>> cells = AlignedCells.of(axis("abcdefgh"), axis("XXXabcdefgh"), most=4)
     >>> cells.before, cells.after
-    ((0, 0, 3, 5, 8), (0, 3, 6, 8, 11))
+    ((0, 0, 2, 5, 8), (0, 3, 5, 8, 11))
     """
 
     before: tuple[int, ...]

@@ -13,6 +13,7 @@ from typing_extensions import Self
 import regard.core.html as html
 from regard.core.shapes import count_of
 from regard.inspect.report.carried_layer import CarriedLayer
+from regard.inspect.report.circuit_layer import CircuitLayer
 from regard.inspect.report.findings import Findings, Head
 from regard.inspect.report.grids import Grid
 from regard.inspect.report.layer import Layer
@@ -73,6 +74,11 @@ class HeadResult(ABC):
     @property
     def carried_by_layer(self) -> tuple[CarriedLayer, ...]:
         """What each layer carries on the report's text, where that is what was found; else none."""
+        return ()
+
+    @property
+    def circuits_by_layer(self) -> tuple[CircuitLayer, ...]:
+        """The circuits of each layer by token, where that is what was found; else none."""
         return ()
 
     @property

@@ -10,6 +10,7 @@ function show() {
   drawMap(one);
   drawReceived(one);
   readout(one);
+  showCircuits(one);
   whenShown(one);
 }
 

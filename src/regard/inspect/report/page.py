@@ -22,6 +22,7 @@ from regard.inspect.report.text import facts
 SCRIPTS = (
     *("page_data", "page_address", "page_state", "page_colour", "page_frame", "page_map", "page_picture"),
     *("page_tokens", "page_text", "page_lines", "page_sheet", "page_grids", "page_files", "page_save", "page_measure"),
+    "page_circuits",
 )
 
 

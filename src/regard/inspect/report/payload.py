@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.inspect.facts.pooled import Cells
 from regard.inspect.facts.quantised import STEPS
 from regard.inspect.report.carried_layer import CarriedLayer
+from regard.inspect.report.circuit_content import circuit_content
 from regard.inspect.report.colours import LEAST, LEVELS, levels, palette
 from regard.inspect.report.content import Content
 from regard.inspect.report.findings import shown
@@ -51,6 +52,7 @@ def payload(report: Content, head: tuple[int, int] | None) -> str:
         "layers": [layer_content(layer, texts, whole and layer.weights.numel() > 0, every) for layer in report.layers],
         "texts": texts,
         "carried": _carried(report, whole, every),
+        "circuits": circuit_content(report),
         "second": report.second_text,
         "picture": None if report.picture is None else picture_content(report.picture),
     }

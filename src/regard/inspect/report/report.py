@@ -182,7 +182,7 @@ class Report(Content):
         return weights[at.head]
 
     def with_heads(self, *results: HeadResult) -> Report:
-        """The same report with results of rg.heads.contributions, carried, ablation and probe, any, in any order.
+        """The same report with results of rg.heads.contributions, carried, circuits, ablation and probe, in any order.
 
         Print, picture and page then also show their grids and findings, and .json and .npz hold their numbers. The
         report holds one result of each kind, the last one. Layers are matched by their paths in the model. Raises
@@ -201,7 +201,7 @@ class Report(Content):
             if not isinstance(result, HeadResult):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(
                     f"with_heads has {kind_of(result)}; expected what rg.heads.contributions, carried, "
-                    "ablation or probe returned."
+                    "circuits, ablation or probe returned."
                 )
             held[type(result)] = matched(result, self.layers)
         return replace(self, head_results=tuple(held[kind] for kind in sorted(held, key=lambda one: one.__name__)))
