@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 FETCHED = re.compile(r"""<(?:script|img|iframe|source)[^>]*\ssrc="?(?:https?:)?//|<link[^>]*\shref="?(?:https?:)?//""")
 
 
@@ -34,18 +33,9 @@ def test_formulas_become_mathml() -> None:
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
-def test_the_site_builds_and_its_pages_fetch_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("material")
-    pytest.importorskip("mkdocstrings")
-    from mkdocs.commands.build import build
-    from mkdocs.config import load_config
-
-    monkeypatch.chdir(ROOT)
-    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path)))
-    pages = {
-        path.relative_to(tmp_path).as_posix(): path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")
-    }
+def test_the_site_builds_and_its_pages_fetch_nothing(site: Path) -> None:
+    pages = {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
     assert {"index.html", "reference/masks.html"} <= set(pages)
     assert [name for name, page in pages.items() if FETCHED.search(page)] == []
     assert 'id="regard.Causal"' in pages["reference/masks.html"]
-    assert (tmp_path / "search" / "search_index.json").stat().st_size > 10_000
+    assert (site / "search" / "search_index.json").stat().st_size > 10_000
