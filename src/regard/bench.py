@@ -98,7 +98,7 @@ class Bench:
             )
         late = time.perf_counter() - self.deadline
         if late > LATE:
-            found.append(f"each call has to run {LEAST_TURNS} times: that took {late:.0f} s more than was asked for.")
+            found.append(f"each call has to run {LEAST_TURNS} times: that took {late:.0f} s more than --seconds.")
         return tuple(found)
 
 

@@ -26,7 +26,7 @@ MOST_BYTES = 65536
 
 
 def run(options: Namespace) -> int:
-    """Does what was asked; the exit status is 0, or 1 with one line on standard error where it could not be done."""
+    """Runs the command; the exit status is 0, or 1 with one line on standard error where it could not be done."""
     try:
         if options.command == "doctor":
             return _doctor(options.model)
@@ -37,7 +37,7 @@ def run(options: Namespace) -> int:
         else:
             _look(options)
     except BrokenPipeError:
-        raise  # whoever read the output has left: that is no error of ours
+        raise  # the reader of the output has closed it: no error of this command
     except (OSError, ValueError, ImportError, LookupError, NotImplementedError) as error:
         print(f"regard {options.command}: {_sentence(error)}", file=sys.stderr)
         return 1
@@ -45,7 +45,7 @@ def run(options: Namespace) -> int:
 
 
 def _look(options: Namespace) -> None:
-    """Looks at a text, or at the probe's tokens, and at what is asked of the heads; shows what was found."""
+    """Looks at a text, or at the probe's tokens, measures what the options name, and shows what was found."""
     named = _text(options)
     asked = (options.probe, options.ablate, options.carried, options.circuits, options.contributions is not None)
     if not any(asked):
@@ -151,7 +151,7 @@ def _language_model(name: str | None) -> tuple[Any, Any]:
 
 
 def _of_heads(options: Namespace, model: Any, given: Any, tokenizer: Any) -> list[Any]:
-    """What each head adds and carries, and how much larger the loss is without it, where these are asked for."""
+    """The results of --contributions, --carried, --circuits and --ablate, as far as these options are given."""
     import regard.inspect.heads as heads
 
     found: list[Any] = []
@@ -169,7 +169,7 @@ def _of_heads(options: Namespace, model: Any, given: Any, tokenizer: Any) -> lis
 
 
 def _read_language(options: Namespace, model: Any, given: Any, tokenizer: Any) -> Report:
-    """The report on the model that the heads were asked of, so that its layers have the same paths."""
+    """The report on the model whose heads were measured, so that its layers have the same paths."""
     from regard.demo.reading import read
     from regard.inspect.reading import model_report
 
@@ -190,7 +190,7 @@ def _one_token(tokenizer: Any, text: str) -> int:
 
 @contextmanager
 def _progress(what: str) -> Generator[Callable[[int], None], None, None]:
-    """A line on standard error while something takes long; what it yields is told how much is done."""
+    """A line on standard error while something takes long; yields a function that is called with how much is done."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

@@ -18,7 +18,7 @@ Reader = Callable[[str | None, str, str], Report]  # of a model's name, what the
 
 
 def compare(options: Namespace, read: Reader) -> None:
-    """Reads one text or two with one model or two; prints what differs, and writes it where that is asked."""
+    """Reads one text or two with one model or two; prints what differs, and writes it to -o."""
     texts = [of_words(words) for words in options.words]
     texts += [read_text(name, options.encoding) for name in (options.file, options.other) if name is not None]
     models = (options.model, options.model if options.with_model is None else options.with_model)

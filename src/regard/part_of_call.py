@@ -82,7 +82,7 @@ def mask_of_part(mask: Mask, part: PartOfCall) -> Mask:
 
 
 def score_of_part(score: Score, part: PartOfCall) -> Score:
-    """The same of a score. A similarity is asked about the part as about a call of its own."""
+    """The same of a score. A similarity sees the part as a call of its own."""
     return Pipeline(tuple(_stage_of_part(stage, part) for stage in as_pipeline(score).stages))
 
 

@@ -8,7 +8,7 @@ import sys
 import textwrap
 from collections.abc import Mapping
 
-PIPED = 80  # columns, where nobody says how many there are
+PIPED = 80  # columns, where the width is not known
 
 # What of a text has which style of rich.
 REPORT = {

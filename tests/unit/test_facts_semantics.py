@@ -213,7 +213,7 @@ REFUSALS: list[Refused] = [
     (lambda: rg.look(X, X, facts=(facts.Entropy,)), TypeError, "holds the class Entropy, not one of its values"),
     (lambda: rg.look(X, X, facts=("entropy",)), TypeError, "facts holds a str; expected facts, such as Entropy()."),
     (lambda: rg.look(X, X[..., :4, :], facts=(facts.Distance(),)), rg.ShapeError, "5 queries meet 4 keys under Dist"),
-    (lambda: rg.look(X, X, facts=(facts.Entropy(),))[facts.Top(2)], KeyError, "Top(k=2) was not asked for; this look"),
+    (lambda: rg.look(X, X, facts=(facts.Entropy(),))[facts.Top(2)], KeyError, "Top(k=2) was not computed; this look"),
 ]
 
 

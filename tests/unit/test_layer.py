@@ -120,5 +120,5 @@ def test_what_no_layer_can_be_made_of() -> None:
     with pytest.raises(ValueError, match=r"attention was called with shape \(1, 2, 0, 0\); a report needs a pair"):
         Layer.of(reports.call(torch.zeros(1, 2, 0, 8), torch.zeros(1, 2, 0, 8)), 0)
     seen = rg.look(q, q)
-    with pytest.raises(ValueError, match=r"was not asked for .*; a report needs facts=regard.Report.FACTS"):
+    with pytest.raises(ValueError, match=r"was not recorded with .*; a report needs facts=regard.Report.FACTS"):
         Layer.of(reports.Call("attention", seen, rg.Everything().on(5, batch=(2,), heads=3)), 0)

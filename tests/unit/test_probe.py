@@ -187,7 +187,7 @@ def test_wrong_probes() -> None:
     with pytest.raises(ValueError, match=r"Linear has no embedding to draw tokens of; pass among="):
         draw(nn.Linear(2, 2))
     seeing_all = nn.Sequential(nn.Embedding(99, 8), rg.nn.MultiHeadAttention(8, heads=2))
-    with pytest.raises(rg.Unsupported, match=r"Sequential is not causal: 1 sees later tokens, and these kinds"):
+    with pytest.raises(rg.Unsupported, match=r"Sequential is not causal: 1 sees later tokens, so it does not read"):
         rg.heads.probe(seeing_all)
     with pytest.raises(
         ValueError, match=r"length=64: no layer sees the first copy.*but 16 keys at most. Pass length=15 or less"

@@ -48,7 +48,7 @@ def test_nothing_recorded_is_an_error_that_says_why(made: nn.Module, run: Callab
 
 def test_no_layer_of_those_asked_for_is_an_error() -> None:
     made = model()
-    said = "nothing was recorded: none of the layers that were called was asked for; they are 0.attention, 1.attention"
+    said = "nothing was recorded: `layers` names none of the layers that were called; they are 0.attention, 1.attention"
     with pytest.raises(LookupError, match=said), rg.record(made, layers="*.norm"):
         made(x())
 

@@ -26,7 +26,7 @@ BEGINS = {
 
 
 def test_a_report_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="of no attention call; expected one or more"):
+    with pytest.raises(ValueError, match="calls is empty; a report needs one attention call or more"):
         rg.Report.of([], title="none", model="None")
 
 

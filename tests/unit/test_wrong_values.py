@@ -185,7 +185,7 @@ rg.look(q, q, facts=(rg.facts.Top(0),))  # Top(k=0): expected 1 key or more.
 rg.look(q, q, facts=(rg.facts.Map(0, 3),))  # Map(rows=0, cols=3): expected 1 cell or more each way.
 rg.look(q, q, facts=(rg.facts.Rows([9]),))  # Rows.rows holds [9]; there are 5 queries.
 rg.look(q, q, facts=(rg.facts.Rows(),))  # Rows needs rows.
-rg.look(q, q)[rg.facts.Received()]  # 'Received() was not asked for; this look has Entropy(), MaxScore().'
+rg.look(q, q)[rg.facts.Received()]  # 'Received() was not computed; this look has Entropy(), MaxScore().'
 rg.facts.Top()  # Top needs k.
 rg.facts.Top("3")  # Top.k is a str; expected a number of keys.
 rg.facts.Within()  # Within needs before and after.
@@ -218,7 +218,7 @@ rg.heads.carried(model)  # carried needs given; it has model, given, tokenizer.
 """  # noqa: E501
 
 REPORTS = """
-rg.Report.of([], title="a", model="b")  # a report was asked of no attention call; expected one or more.
+rg.Report.of([], title="a", model="b")  # calls is empty; a report needs one attention call or more.
 rg.Report.of(tape_calls, title="a", model="b", tokens=["a"])  # tokens has 1 text; the calls are of 5 tokens. Pass one text a token, special ones such as [CLS] included.
 report.save("a.docx")  # a.docx is not supported as a report's file: its suffix is none of .png .svg .pdf .html .json .npz.
 report.save("a.png", head="L9H9")  # there is no layer L9 here; there are L0 to L0.

@@ -166,7 +166,7 @@ def _of_jax(options: _Options) -> Callable[..., Any]:
 
 
 def _tensors(arrays: Sequence[Any]) -> list[Any]:
-    """What a callback is given, as tensors over the same memory, which nobody writes."""
+    """The arguments of a callback as tensors over the same memory, which is not written to."""
     import numpy as np
 
     found: list[Any] = []

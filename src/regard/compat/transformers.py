@@ -238,7 +238,7 @@ def _attention_call(
     given: LazyMask | Tensor | None,
     chosen: Mask | None,
 ) -> AttentionCall:
-    """The call for who looks inside: padding asks nothing there, and the mask is told in the words of its making."""
+    """The call as recordings see it: padded queries are left out, and the mask is that which transformers described."""
     if isinstance(given, LazyMask):
         mask = given.mask if chosen is None else given.mask & chosen
         positions, real = given.positions, given.real()

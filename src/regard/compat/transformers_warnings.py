@@ -1,4 +1,4 @@
-"""What a user of transformers' models is told, each sentence once in a process."""
+"""Warnings for users of transformers' models, each sentence once in a process."""
 
 from __future__ import annotations
 

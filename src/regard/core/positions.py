@@ -1,4 +1,4 @@
-"""Positions: where queries and keys stand in their sequence, and the sentence when nobody said so."""
+"""Positions: where queries and keys stand in their sequence, and the error where it is not given."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def read(
     progress: Callable[[int], None] = lambda layers: None,
     facts: tuple[Fact[Any], ...] | None = None,
 ) -> Report:
-    """Runs the model on a text of 2 bytes or more and looks at each layer; `progress` is told how many are done.
+    """Runs the model on a text of 2 bytes or more and looks at each layer; `progress` is called with the number done.
 
     facts: what is recorded of each layer; the default is Report.FACTS and, for texts of up to 2,048 bytes,
     facts.Inputs(), from which Report.row and the weights in .npz are computed.

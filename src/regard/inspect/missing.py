@@ -13,7 +13,7 @@ from regard.inspect.running import Running
 
 
 class Misses:
-    """What a recording met and did not keep: calls of other models, and of layers that were not asked for."""
+    """The calls that a recording saw and did not keep: of other models, and of layers that `layers` leaves out."""
 
     def __init__(self, running: Running) -> None:
         self.running = running
@@ -26,7 +26,7 @@ class Misses:
         kind = type(model).__name__
         if self.unwanted:
             names = some(list(dict.fromkeys(self.unwanted)))
-            return f"nothing was recorded: none of the layers that were called was asked for; they are {names}."
+            return f"nothing was recorded: `layers` names none of the layers that were called; they are {names}."
         if not self.running.ran:
             elsewhere = (
                 f"; {count_of(self.outside, 'attention call')} {'was' if self.outside == 1 else 'were'} made by others"

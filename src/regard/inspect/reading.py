@@ -24,7 +24,7 @@ Progress = Callable[[int], None]
 
 
 class Tokenizer(Protocol):
-    """What is asked of a tokenizer: those of transformers have it."""
+    """The methods of a tokenizer that are used; those of transformers have them."""
 
     def __call__(self, text: str) -> Any:
         """A mapping with the tokens' numbers as "input_ids"."""
@@ -59,7 +59,7 @@ def model_report(
     context   how many tokens have to repeat for an earlier copy to count (induction)
     facts     what is recorded of each call (default: Report.FACTS and, for Report.row and the weights in .npz,
               facts.Inputs() where the text has 2,048 tokens or fewer)
-    progress  is told how many attention calls were looked at so far
+    progress  is called with the number of attention calls that were looked at so far
 
     Raises ValueError for a blank text, one of more tokens than the model has positions, a tokenizer that is not the
     model's, and a model that reads no text; TypeError without a text or a tokenizer; LookupError where no attention

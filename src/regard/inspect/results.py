@@ -46,7 +46,7 @@ class FactResults:
 
     def __getitem__(self, fact: Fact[T]) -> T:
         if fact not in self._answers:
-            raise KeyError(f"{fact!r} was not asked for; this look has {', '.join(map(repr, self._answers))}.")
+            raise KeyError(f"{fact!r} was not computed; this look has {', '.join(map(repr, self._answers))}.")
         return self._answers[fact]
 
     def way(self, fact: Fact[Any]) -> str:

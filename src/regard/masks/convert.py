@@ -1,6 +1,6 @@
 """Masks from and to the conventions of other libraries, where True, "causal" and "window" mean other things.
 
-Results are for tensors (batch, heads, n, d). Integer masks are refused: nobody can tell what their 1 means.
+Results are for tensors (batch, heads, n, d). Integer masks are refused: their 1 may mean either.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Interval(NamedTuple):
 
 
 class IntervalRule(NamedTuple):
-    """Intervals of keys as a rule, which nobody has to write out: a pair is visible where all of these hold.
+    """Intervals of keys as a rule, which need not be written out: a pair is visible where all of these hold.
 
     before, after  -after ≤ i - j ≤ before, of the positions i of the query and j of the key; None is unbounded
     keys           the key's index is below this length of its sequence, (*batch,)

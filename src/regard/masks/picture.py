@@ -44,7 +44,7 @@ class Extent(NamedTuple):
 
 
 class Shown(Protocol):
-    """What is asked of a mask on a frame."""
+    """The questions that a mask on a frame answers."""
 
     @property
     def frame(self) -> Frame: ...

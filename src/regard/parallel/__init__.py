@@ -6,7 +6,7 @@ ring_attention        keys and values travel around the ranks
 ring_attention_state  the same, as a State
 ulysses_attention     each rank computes some of the heads, for all tokens
 usp_attention         both, on a mesh
-tree_decode           few queries over a cache of which each rank has a part
+tree_decode           few queries over a cache that is split over the ranks
 Shards                which tokens each rank holds; shard and unshard cut and join a tensor
 SequenceParallel      what a layer of regard.nn takes as parallel=
 PeerError             a rank has ended, is late, has raised an error, or makes another call

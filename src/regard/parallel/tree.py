@@ -1,4 +1,4 @@
-"""tree_decode: few queries, the same on every rank, over keys of which each rank has a part."""
+"""tree_decode: few queries, the same on every rank, over keys that are split over the ranks."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class OverCall:
         return replace(self, score=score, sink=sink, source=self.source.with_tensors(tuple(rest)))
 
     def query_positions(self, q: Tensor, given: Tensor | None) -> Tensor | None:
-        """Where the queries stand; ShapeError where something compares positions and nobody said so."""
+        """Where the queries stand; ShapeError where something compares positions and none are given."""
         if isinstance(given, Positions):
             raise TypeError(
                 "positions is a Positions; expected those of the queries, positions=x.q: the source says where its "

@@ -13,7 +13,7 @@ Progress = Literal["tqdm", "rich"] | Told | None
 
 @contextmanager
 def progress_bar(progress: Progress, total: int | None) -> Generator[Callable[[int], None], None, None]:
-    """A function to be told how many keys are done. ImportError where the package of the bar is not there."""
+    """A function that is called with the number of keys done. ImportError where the package of the bar is missing."""
     if progress is None:
         yield lambda done: None
     elif callable(progress):

@@ -136,7 +136,7 @@ def _translated(
             raise
     if block_mask is not None:
         seen = translate_mask(block_mask.mask_mod, sizes)
-        how = "asked pair by pair" if isinstance(seen, MaskMod) else "read as regard's own mask"
+        how = "called for each pair" if isinstance(seen, MaskMod) else "read as regard's own mask"
         facts.append(("mask_mod", how))
         mask = mask & seen
     positions = head(nq, nk, query.device) if nq != nk else None  # i and j are indices
@@ -165,7 +165,7 @@ def why_left_flex(
     if not query.dtype == key.dtype == value.dtype:
         return f"its tensors are {query.dtype}, {key.dtype}, {value.dtype}; expected one dtype"
     if return_aux is not None and (return_aux.max_scores or return_lse):
-        return "the largest scores are asked for"
+        return "return_aux wants the largest scores"
     if torch.compiler.is_compiling():
         return "it is inside torch.compile, which makes a kernel of it"
     if block_mask is not None:

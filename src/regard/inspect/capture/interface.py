@@ -102,7 +102,7 @@ def _standing(allowed: Tensor, nq: int, nk: int) -> Positions | None:
 def _asked(module: Any, allowed: Tensor, nq: int, nk: int) -> Mask:
     """What a mask lets through; where a sequence reads itself, only for queries that see themselves: padding does not.
 
-    A decoder that reads an encoder has a mask too, and nobody says which is which: a decoder's own is causal.
+    A decoder that reads an encoder has a mask too, and nothing says which is which: a decoder's own is causal.
     """
     decoder = getattr(module, "is_decoder", False) or getattr(getattr(module, "config", None), "is_decoder", False)
     pairs = allowed.expand(*allowed.shape[:2], nq, nk)

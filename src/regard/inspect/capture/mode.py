@@ -35,7 +35,7 @@ _QUIET: ContextVar[bool] = ContextVar("someone else tells of what is called here
 class Watching(TorchFunctionMode):
     """While it is open, `observer` is called with each attention call on this thread, once it has been made.
 
-    A function that makes others is told of once: no mode sees what is called inside of it.
+    A function that calls others is recorded once: no mode sees what is called inside of it.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -64,7 +64,7 @@ def watching(observer: Observer) -> Generator[None, None, None]:
 
 @contextmanager
 def quiet() -> Generator[None, None, None]:
-    """Where nothing is told of: whoever opens it tells of the call that it makes."""
+    """A block in which nothing is recorded: the code that opens it records its own call."""
     token = _QUIET.set(True)
     try:
         yield
@@ -73,7 +73,7 @@ def quiet() -> Generator[None, None, None]:
 
 
 def _overlooking(ask: Callable[..., bool]) -> Callable[..., bool]:
-    """The question by which torch's encoder layers leave their fused kernels, answered as if nobody watched.
+    """The question by which torch's encoder layers leave their fused kernels, answered as if nothing were recorded.
 
     The other way has other bits, and other values where there is padding.
     """

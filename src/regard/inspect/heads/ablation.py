@@ -104,7 +104,7 @@ def ablation(
     projections = find_projections(model, reader.run)
     if loss is None:
         calls = [projection.call for projection in projections]
-        check_causal(model, calls, f"the next token is no question. {OWN_LOSS}")
+        check_causal(model, calls, f"so predicting the next token is trivial. {OWN_LOSS}")
     own, total, done = _loss(reader, reader.run(), loss), sum(one.heads for one in projections), 0
     changes: list[Tensor] = []
     for removed in projections:

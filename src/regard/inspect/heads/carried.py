@@ -114,7 +114,8 @@ def carried(model: nn.Module, given: Any, *, tokenizer: Tokenizer | None = None)
     given  a text, or token ids (n,); tokenizer: as in look
 
     c_j is one number for each key and head, so memory is linear in the text; no n × n weights, and no n × n vectors.
-    The bias of W^O is of no head, and is not counted; norms of sums (of heads, of keys) are at most the sums of norms.
+    The bias of W^O belongs to no head and is not counted; the norm of a sum (of heads, of keys) is at most the sum of
+    the norms.
     Units are those of the residual stream. float32, or float64 for a model in float64. For tensors, or other facts, see
     facts.Carried and value_norms.
 

@@ -22,7 +22,7 @@ from regard.inspect.stacks import places
 from regard.inspect.tape import Recorded
 
 LEAST = 0.25  # of the mass, from which a head is named
-LENGTH, LEAST_TOKENS = 64, 8  # how many tokens are drawn where nobody says it, and how many it takes
+LENGTH, LEAST_TOKENS = 64, 8  # how many tokens are drawn by default, and at least
 
 
 class Kind(NamedTuple):
@@ -50,7 +50,7 @@ class Probe(HeadResult):
     scores  of each kind one tensor (h,) a layer: the mean weight on what that kind looks at, over the second copy; NaN
             for a layer that does not see that (a window)
     error   the same for half the interval of each mean: 95 % for all heads together (Bonferroni), as if positions did
-            not depend on each other; other seeds tell more
+            not depend on each other; more seeds narrow it
     chance  of each layer the mean weight of a head that looks everywhere alike
     """
 
@@ -147,7 +147,7 @@ def probe(model: nn.Module, *, length: int | None = None, seed: int = 0, among: 
     facts = Offsets((1 - length, -length, -1)), Mass.first(1), Visible()
     with record(model, facts=facts) as tape:
         reader.run()
-    check_causal(model, tape.calls, "these kinds of heads are those of models that read from left to right")
+    check_causal(model, tape.calls, "so it does not read the copies one after the other")
     again = slice(len(ids) - length, len(ids))
     seen = [_sees(call, again, facts[0].offsets) for call in tape.calls]
     if not torch.stack(seen)[:, 0].any():

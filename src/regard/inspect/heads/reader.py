@@ -1,4 +1,4 @@
-"""A model that reads token ids, for what is asked of its heads."""
+"""A model that reads token ids, for measurements of its heads."""
 
 from __future__ import annotations
 
@@ -71,4 +71,4 @@ def check_causal(model: nn.Module, calls: Iterable[Recorded], why: str) -> None:
     for call in calls:
         counts = call.view.counts()
         if bool((counts > torch.arange(1, counts.shape[-1] + 1, device=counts.device, dtype=torch.int64)).any()):
-            raise Unsupported(f"{type(model).__name__} is not causal: {call.name} sees later tokens, and {why}.")
+            raise Unsupported(f"{type(model).__name__} is not causal: {call.name} sees later tokens, {why}.")

@@ -19,7 +19,7 @@ from regard.scores.modifiers import Bias, looks_like_a_mask
 def not_finite(given: dict[str, Tensor], seen: dict[str, Tensor]) -> Iterator[Defect]:
     """NaN and infinity in tensors of a call, by name; -inf in a bias or a sink hides, so it is none of them.
 
-    seen: by name, which vectors of a tensor take part, in its shape but for the last axis. The rest harms nobody.
+    seen: by name, which vectors of a tensor take part, in its shape but for the last axis. The rest is harmless.
     """
     for name, t in given.items():
         bad = ~t.isfinite() & ~((t == -torch.inf) & (name not in seen))

@@ -32,7 +32,7 @@ class Content(ABC):
 
     def __post_init__(self) -> None:
         if not self.layers:
-            raise ValueError("a report was asked of no attention call; expected one or more.")
+            raise ValueError("calls is empty; a report needs one attention call or more.")
         last = max(len(layer.keys) for layer in self.layers) - 1
         if not 0 <= self.second_text <= last:
             raise ValueError(f"second_text is {self.second_text}; expected the number of a token, 0 to {last}.")

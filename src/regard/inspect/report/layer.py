@@ -25,7 +25,7 @@ CELLS = 128
 TOP, MAP, WEIGHTS = Top(4), Map(CELLS, CELLS), Quantised(512)
 SAVED = 2048  # queries and keys up to which every weight can be saved
 HIDDEN = 255  # in place of a weight, where a query may not see a key
-# What has to be asked of each call that a Layer is made from.
+# The facts of each call that a Layer is made from.
 FACTS: tuple[Fact[Any], ...] = (Visible(), Entropy(), MaxScore(), TOP, Received(), Readers(), MAP, WEIGHTS)
 
 
@@ -184,7 +184,7 @@ class Layer:
         """The layer of a call, for the batch element with that flat index.
 
         tokens are the texts of the sequence that the queries stand in, key_tokens those of another one that they look
-        at, `cross`; each is used where its length fits. Raises ValueError where a fact was not asked for, and
+        at, `cross`; each is used where its length fits. Raises ValueError where a fact was not recorded, and
         IndexError for an element that is not there.
         """
         answers, frame = _Element(call, element), call.view.frame
@@ -254,7 +254,7 @@ class _Element:
             answer = self.call.seen[fact]
         except KeyError:
             raise ValueError(
-                f"{self.call.name} was not asked for {fact!r}; a report needs facts=regard.Report.FACTS."
+                f"{self.call.name} was not recorded with {fact!r}; a report needs facts=regard.Report.FACTS."
             ) from None
         return (answer,) if isinstance(answer, Tensor) else tuple(answer)
 

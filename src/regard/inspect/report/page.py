@@ -32,13 +32,13 @@ def write(report: Content, file: BinaryIO, head: tuple[int, int] | None) -> None
 
 
 def html(report: Content, head: tuple[int, int] | None) -> str:
-    """The page as one text. It asks nothing of anybody."""
+    """The page as one text. It makes no requests."""
     script = script_of((*SCRIPTS, "page"))
     return _filled(report, head, script, policy_of(script, "'none'"))
 
 
 def served(report: Content, head: tuple[int, int] | None) -> tuple[bytes, str]:
-    """The page as a server answers it, and its policy: its script may ask that server, and no other, for rows."""
+    """The page as a server answers it, and its policy: its script may request rows from that server only."""
     script = script_of((*SCRIPTS, "page_serve", "page"))
     policy = policy_of(script, "'self'")
     return _filled(report, head, script, policy).encode("utf-8", "replace"), policy

@@ -60,7 +60,7 @@ class Report(Content):
 
     @staticmethod
     def facts_of_text(tokens: int) -> tuple[Fact[Any], ...]:
-        """What is recorded of a text where the caller names no facts.
+        """The facts that look records of a text of so many tokens by default.
 
         FACTS, and for up to 2,048 tokens facts.Inputs(), from which `row` and the weights in .npz are computed.
         """

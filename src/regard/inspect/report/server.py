@@ -1,4 +1,4 @@
-"""A report's page, served to this machine alone: the rows of its weights are computed when they are asked for."""
+"""A report's page, served to this machine alone: the rows of its weights are computed on request."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PageServer(ThreadingTCPServer):
 
     @property
     def hosts(self) -> tuple[str, str]:
-        """The names under which it may be asked."""
+        """The host names of requests that it answers."""
         port = self.server_address[1]
         return f"127.0.0.1:{port}", f"localhost:{port}"
 

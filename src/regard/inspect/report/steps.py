@@ -98,7 +98,7 @@ def in_steps(calls: Iterable[Looked], crosses: Callable[[Looked], bool] = _by_na
 
 
 def _last_by_default(frame: Frame) -> bool:
-    """Whether queries stand at the end of the keys, as they are taken to where nobody says it."""
+    """Whether queries stand at the end of the keys, which is assumed where no positions are given."""
     q, k = frame.positions.q, frame.positions.k
     return 0 < frame.nq < frame.nk and bool((q[..., -1] == k[..., -1]).all())
 
