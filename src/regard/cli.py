@@ -286,5 +286,5 @@ def _sentence(error: Exception) -> str:
         extra = "hf" if error.name == "transformers" else "demo"
         return f"needs {error.name}; install it with: pip install 'regard[{extra}]'"
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+        return f"{error.filename or 'standard output'}: {error.strerror}"  # a file has its name
     return said(error)

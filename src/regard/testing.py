@@ -1,8 +1,8 @@
 """What masks, scores and backends must satisfy, as checks that raise AssertionError: try your own with them.
 
-Calls are generated from the `examples` of every mask and score class, so that a new class is tried on every backend by
-existing. What a backend answers is measured against Reference in float64: values, log-sum-exp, and the gradients of q,
-k, v, the sink and every tensor of the score.
+Calls are generated from the `examples` of every mask and score class, so that a new class is tried on every backend
+without a test of its own. What a backend answers is measured against Reference in float64: values, log-sum-exp, and the
+gradients of q, k, v, the sink and every tensor of the score.
 """
 
 from __future__ import annotations

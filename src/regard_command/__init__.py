@@ -43,7 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"regard {options.command}: interrupted", file=sys.stderr)
         return 130
-    except (OSError, ValueError) as error:
+    except OSError as error:  # of what is still to be written: a file would have a name
+        print(f"regard {options.command}: {error.filename or 'standard output'}: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail again at exit
+        return 1
+    except ValueError as error:
         print(f"regard {options.command}: {error}", file=sys.stderr)
         return 1
 

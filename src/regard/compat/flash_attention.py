@@ -1,7 +1,6 @@
 """flash-attention's functions, with its arguments, layout and masks, on regard: on a CPU, in any dtype.
 
-    from regard.core.arrays import of_numbers
-from regard.compat.flash_attention import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+    from regard.compat.flash_attention import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
 Tensors are (batch, n, heads, d) or packed (total, heads, d). What all three functions agree on:
 
