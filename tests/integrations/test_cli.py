@@ -284,7 +284,7 @@ def folder(name: str, config: str | None = None, weights: bytes | None = None, w
         ({"config": '{"model_type": "none"}'}, "a b", "transformers cannot load whole: "),
         ({"words": ("a", "b")}, " \n ", "the text is blank; expected something to read"),
         ({"words": ("a", "b")}, "a " * 20, "the text has 22 tokens; BertModel has positions for 12"),
-        ({"words": tuple("abcdefgh")}, "a h", "the tokenizer has given token 12; BertModel knows 9"),
+        ({"words": tuple("abcdefgh")}, "a h", "the text holds token 12; BertModel knows 9"),
     ],
 )
 def test_what_is_wrong_with_a_model_is_one_line(

@@ -92,7 +92,7 @@ def test_a_text_longer_than_the_model() -> None:
 def test_a_tokenizer_of_another_model_is_refused() -> None:
     model, words = bert(), Words()
     model.set_input_embeddings(torch.nn.Embedding(7, 16))
-    with pytest.raises(ValueError, match=r"has given token 9; BertModel knows 7\. Pass the tokenizer that belongs"):
+    with pytest.raises(ValueError, match=r"holds token 9; BertModel knows 7\. Pass the tokenizer that belongs"):
         rg.look(model, TEXT, tokenizer=words)
 
 

@@ -169,8 +169,8 @@ def _check_ids(ids: list[int], model: nn.Module) -> None:
     limit, known = positions(model), _vocabulary(model)
     if known is not None and max(ids) >= known:
         raise ValueError(
-            f"the tokenizer has given token {max(ids):,}; {type(model).__name__} knows {known:,}. Pass the tokenizer "
-            "that belongs to the model."
+            f"the text holds token {max(ids):,}; {type(model).__name__} knows {known:,}. Pass the tokenizer that "
+            "belongs to the model, or other ids."
         )
     if min(ids) < 0:
         raise ValueError(f"the token ids hold {min(ids)}; expected numbers from 0 on.")
