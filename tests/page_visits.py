@@ -21,7 +21,7 @@ class Visit:
         self.page.add_init_script(before)
         self.page.goto(file.as_uri() + address)
         if form.get("java_script_enabled", True):
-            self.page.wait_for_selector("body[data-ready]", timeout=10_000)
+            self.page.wait_for_selector("body[data-ready]", timeout=60_000)
 
     def name(self) -> str:
         """The head that is shown."""
