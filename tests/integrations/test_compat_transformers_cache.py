@@ -161,10 +161,10 @@ def test_an_encoder_decoder() -> None:
 
 
 def test_pages_are_read_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gathered(self: Paged) -> Tensor:
+    def write_out(self: Paged) -> Tensor:
         raise AssertionError("pages were copied")
 
-    monkeypatch.setattr(Paged, "gathered", gathered)
+    monkeypatch.setattr(Paged, "_write_out", write_out)
     model = MODELS["hybrid"].build(NAME)
     generated(model, CACHES["paged"](model.config), **prompt(), num_beams=2)
 

@@ -35,6 +35,7 @@ from regard.backends.native.torch_ops import traced
 from regard.backends.native.training_plan import TrainingPlan
 from regard.backends.streaming.backward import Cotangents, backward
 from regard.backends.streaming.tiling import stream
+from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 from regard.core.problem import Problem
 from regard.core.state import RowStats
@@ -81,7 +82,7 @@ class Native(Backend):
         if data_unavailable(*problem.tensors()) or watched():
             return "a graph, a transform or a mode sees the call"
         if torch.is_grad_enabled() and any(t.requires_grad for t in problem.tensors()):
-            return "the backward reads no pages"
+            return "the backward reads ordinary tensors"
         return _family(problem).why_gathers(problem)
 
     def forward(self, problem: Problem) -> Result:
@@ -205,7 +206,7 @@ def _why_unread(problem: Problem) -> str | None:
     """
     for t in problem.tensors():
         kind: Any = type(t)
-        if kind in (Tensor, Parameter, Paged) or kind.__torch_dispatch__ is _NO_TORCH_DISPATCH:
+        if kind in (Tensor, Parameter, Paged, Int8Rows) or kind.__torch_dispatch__ is _NO_TORCH_DISPATCH:
             continue
         if not graphed(t):
             return f"a {kind.__name__} holds its numbers elsewhere than at an address"

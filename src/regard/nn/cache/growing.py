@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from regard.nn.cache.contiguous import ContiguousCache
+from regard.nn.cache.forms import form_of_any
 
 
 class GrowingCache(ContiguousCache):
@@ -12,6 +15,9 @@ class GrowingCache(ContiguousCache):
     are less than twice the cache's size. Memory is reserved for up to twice the tokens, plus two. See KVCache for
     `append` and the rest.
 
+    dtype: None, or torch.int8, which rounds each token once, when it is appended: see KVCache. Raises ValueError for
+    another.
+
     >>> cache, (q, k, v) = GrowingCache(), torch.randn(3, 2, 8, 10, 64)
     >>> for i in range(10):
     ...     new = k[..., i : i + 1, :], v[..., i : i + 1, :]
@@ -19,6 +25,9 @@ class GrowingCache(ContiguousCache):
     >>> torch.allclose(out, rg.attention(q, k, v, mask=rg.Causal())[..., -1:, :], atol=1e-6)
     True
     """
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        super().__init__(form_of_any(dtype, type(self).__name__))
 
     def _capacity_for(self, rows: int) -> int:
         return 2 * rows

@@ -102,7 +102,7 @@ class PagedCache(KVCache):
     def _append_and_gather(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """append, whose tables no graph can follow; a graph reads no pages either."""
         keys, values = self.append(k, v)
-        return cast(Paged, keys).gathered(), cast(Paged, values).gathered()
+        return cast(Paged, keys).written_out(), cast(Paged, values).written_out()
 
     def _write(self, k: Tensor, v: Tensor) -> list[int]:
         """Copies new keys and values to their pages, once they are checked and pages are taken; how many of each."""
