@@ -101,7 +101,7 @@ static bool read(PyObject* object, DLTensor& t, bool exact) {
 static int64_t dtype_of(DLDataType t) {
   if (t.code == kDLFloat) return t.bits == 32 ? REGARD_F32 : t.bits == 16 ? REGARD_F16 : t.bits == 64 ? REGARD_F64 : REGARD_OTHER;
   if (t.code == kDLBfloat) return t.bits == 16 ? REGARD_BF16 : REGARD_OTHER;
-  if (t.code == kDLInt) return t.bits == 32 ? REGARD_I32 : t.bits == 64 ? REGARD_I64 : REGARD_OTHER;
+  if (t.code == kDLInt) return t.bits == 8 ? REGARD_I8 : t.bits == 32 ? REGARD_I32 : t.bits == 64 ? REGARD_I64 : REGARD_OTHER;
   return t.code == kDLBool ? REGARD_BOOL : REGARD_OTHER;
 }
 

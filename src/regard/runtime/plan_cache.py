@@ -18,6 +18,7 @@ from regard.backends.base import Done, Example, Inputs, Plan, TrainingPlan
 from regard.backends.native.direct import direct, shortcut
 from regard.core.deferred import DeferredRows
 from regard.core.dropout import Dropout
+from regard.core.int8_rows import Int8Rows
 from regard.core.positions import Positions
 from regard.core.state import RowStats
 from regard.core.tracing import watched
@@ -192,7 +193,7 @@ def _planned(call: Call, positions: Positions | None, tensors: tuple[Tensor, ...
     problem, (q, k, v, *leaves) = call.problem, tensors
     frame, similarity = problem.frame, problem.similarity
     prepares = type(similarity).prepare is not Similarity.prepare
-    if prepares and any(_lift(t).shape[:-3] != frame.batch for t in (q, k)):
+    if prepares and (isinstance(k, Int8Rows) or any(_lift(t).shape[:-3] != frame.batch for t in (q, k))):
         return None
     q, k = (problem.q, problem.k) if prepares else (q, k)
     with torch.no_grad():

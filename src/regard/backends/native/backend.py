@@ -23,7 +23,7 @@ from regard.backends.native.launch import (
     library,
     natural_row_stats,
 )
-from regard.backends.native.lower_mask import lower_mask
+from regard.backends.native.lower_mask import lower_mask, needs_tiles
 from regard.backends.native.mask_text import why_not_text
 from regard.backends.native.modifiers.program import described
 from regard.backends.native.modifiers.table import programmed, why_not_learned
@@ -83,7 +83,18 @@ class Native(Backend):
             return "a graph, a transform or a mode sees the call"
         if torch.is_grad_enabled() and any(t.requires_grad for t in problem.tensors()):
             return "the backward reads ordinary tensors"
-        return _family(problem).why_gathers(problem)
+        return _family(problem).why_gathers(problem) or self._why_widens(problem)
+
+    def _why_widens(self, problem: Problem) -> str | None:
+        """Why the kernels do not read int8 where they lie, as a clause; None if they do, or the keys are no int8."""
+        if not isinstance(problem.k, Int8Rows):
+            return None
+        frame = problem.frame
+        if self.invariant:
+            return "with invariant, few queries run in the kernel for blocks of queries, which reads floats"
+        if not library().reads_int8(frame.heads, problem.key_heads, frame.nq, invariant=False):
+            return "the kernel for many queries, or for many heads of a key head, reads floats"
+        return "its mask is a map of tiles" if needs_tiles(problem) else None
 
     def forward(self, problem: Problem) -> Result:
         with torch.no_grad():
@@ -173,6 +184,8 @@ class Native(Backend):
 
     def _products(self, problem: Problem) -> dict[str, str]:
         """What multiplies where there is a matrix unit, if tensors that require gradients get them."""
+        if isinstance(problem.k, Int8Rows) and self.why_gathers(problem) is None:
+            return {}
         training = any(t.requires_grad for t in problem.tensors())
         parts = library().matrix_parts(problem.q, problem.key_heads, invariant=self.invariant, training=training)
         if parts is None:
