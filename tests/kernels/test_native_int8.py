@@ -191,8 +191,13 @@ def test_explain_says_why() -> None:
 
 
 def test_steps_of_a_cache_share_a_plan(isa: str) -> None:
-    plan_cache.clear()
-    for kept in (rg.nn.GrowingCache(dtype=torch.int8), rg.nn.FixedCache(2, 2, 40, 16, 16, torch.int8)):
+    caches = (
+        (rg.nn.GrowingCache(dtype=torch.int8), rg.nn.FixedCache(2, 2, 40, 16, 16, torch.int8)),
+        (rg.nn.PagedCache(2, 2, 12, 4, 16, 16, torch.int8),),
+    )
+    for n, kept in [(n, kept) for n, alike in enumerate(caches) for kept in alike]:
+        if not n:
+            plan_cache.clear()
         for step in range(12):
             q, k, v = (torch.randn(2, h, 1, 16, dtype=torch.bfloat16) for h in (4, 2, 2))
             keys, values = kept.append(k, v)
@@ -201,7 +206,7 @@ def test_steps_of_a_cache_share_a_plan(isa: str) -> None:
                 out = rg.attention(q, keys, values, **given)
             assert out.dtype == torch.bfloat16 and not widened
             assert torch.equal(out, rg.attention(q, keys, values, **given, backend=rg.Native())), step
-    assert len(plan_cache.plans()) == 1
+        assert len(plan_cache.plans()) == n + 1
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from torch import Tensor
 
 import regard as rg
+from regard.core.deferred import written_out
 from regard.core.int8_rows import Int8Rows, rounded
-from regard.nn import FixedCache, GrowingCache, KVCache, RollingCache
+from regard.nn import FixedCache, GrowingCache, KVCache, PagedCache, RollingCache
 
 exact = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
 BATCH, HEADS, KEY_HEADS, N, DK, DV, WINDOW = 3, 6, 2, 23, 5, 7, 4
@@ -25,6 +26,7 @@ CACHES: dict[str, Callable[[], KVCache]] = {
     "growing": lambda: GrowingCache(dtype=INT8),
     "fixed": lambda: FixedCache(BATCH, KEY_HEADS, N, DK, DV, INT8),
     "rolling": lambda: RollingCache(WINDOW, dtype=INT8),
+    "paged": lambda: PagedCache(BATCH, KEY_HEADS, (N // 5 + 1) * BATCH, 5, DK, DV, INT8),
 }
 WINDOWED = rg.Window(before=WINDOW - 1, after=None)
 
@@ -94,7 +96,7 @@ def test_bits_depend_on_no_order_of_appends(name: str) -> None:
         cache = CACHES[name]()
         for a, b in pairwise([0, *cuts, N]):
             seen = cache.append(k[..., a:b, :], v[..., a:b, :])
-        read.append([part[..., -WINDOW:, :] for t in seen for part in t.parts])
+        read.append([written_out(part)[..., -WINDOW:, :] for t in seen for part in (t.numbers, t.scales)])
     for others in read[1:]:
         assert all(map(torch.equal, read[0], others))
 
@@ -144,6 +146,38 @@ def test_one_head_without_an_axis() -> None:
     exact(decode(cache, q, k, v, [3, 4]), rg.attention(q, held(k), held(v), mask=rg.Causal()))
     flat = GrowingCache(dtype=INT8)
     exact(decode(flat, q[0], k[0], v[0], [3, 4]), rg.attention(q[0], held(k[0]), held(v[0]), mask=rg.Causal()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_unequal_numbers_of_tokens(dtype: torch.dtype) -> None:
+    """Nested tokens and queries: each sequence is attention of its own rounded numbers."""
+    cache = PagedCache(3, KEY_HEADS, 12, 4, DK, DV, INT8)
+    history: list[list[tuple[Tensor, Tensor]]] = [[], [], []]
+    for counts in ([6, 9, 2], [1, 3, 1], [1, 2, 4]):
+        q, k, v = ([torch.randn(n, h, d).to(dtype) for n in counts] for h, d in ((6, DK), (2, DK), (2, DV)))
+        nested = [rg.pack(parts).nested().transpose(1, 2) for parts in (q, k, v)]
+        seen = cache.append(*nested[1:])
+        out = rg.attention(nested[0], *seen, mask=rg.Causal() & cache.mask, positions=cache.positions)
+        for b, found in enumerate(out.unbind()):
+            history[b].append((k[b], v[b]))
+            keys, values = (torch.cat(parts).transpose(0, 1)[None] for parts in zip(*history[b], strict=True))
+            at = rg.tail(counts[b], keys.shape[-2])
+            query = q[b].transpose(0, 1)[None].double()
+            truth = rg.attention(query, held(keys), held(values), mask=rg.Causal(), positions=at)[0]
+            eps = torch.finfo(dtype).eps if dtype != torch.float64 else 0
+            assert ((found.double() - truth).abs() <= eps * truth.abs() / 2 + 2e-6).all()
+
+
+def test_pages_that_beams_share_are_copied_with_their_scales() -> None:
+    q, k, v = tensors()
+    cache = PagedCache(BATCH, KEY_HEADS, 16, 4, DK, DV, INT8)
+    cache.append(k[..., :6, :], v[..., :6, :])
+    cache.reorder(torch.tensor([1, 1, 1]))
+    assert cache.key_scales is not None and cache.key_scales.shape == (16, KEY_HEADS, 4, 1)
+    keys, values = (torch.cat([t[[1, 1, 1], :, :6], t[..., 6:8, :]], -2) for t in (k, v))
+    seen = cache.append(k[..., 6:8, :], v[..., 6:8, :])
+    out = rg.attention(q[..., 6:8, :], *seen, mask=rg.Causal(), positions=cache.positions)
+    exact(out, whole("paged", q[..., :8, :], keys, values)[..., 6:, :])
 
 
 def test_what_returns_is_int8_and_said_so() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.backends.native.direct import write_rows
+from regard.backends.native.direct import write_page_rows, write_rows
 from regard.core.int8_rows import Int8Rows, rounded
 from regard.nn.cache.base import check_like, check_rows
 
@@ -25,8 +25,15 @@ class Form(ABC):
         """Keys and values as an append returns them, from rows of the buffers. dtypes: of the appended k and v."""
 
     @abstractmethod
-    def check(self, buffers: tuple[Tensor, ...], lead: tuple[int, ...], k: Tensor, v: Tensor) -> None:
-        """Errors for tokens that are not like those in the buffers: (*lead, n, d)."""
+    def check(
+        self,
+        buffers: tuple[Tensor, ...],
+        lead: tuple[int, ...],
+        k: Tensor,
+        v: Tensor,
+        names: tuple[str, str] = ("k", "v"),
+    ) -> None:
+        """Errors for tokens that are not like those in the buffers: (*lead, n, d). names: what errors call them."""
 
     @abstractmethod
     def shapes(self, dk: int, dv: int, dtype: torch.dtype | None) -> tuple[tuple[int, torch.dtype | None], ...]:
@@ -35,6 +42,12 @@ class Form(ABC):
     def write(self, buffers: tuple[Tensor, ...], row: int, k: Tensor, v: Tensor) -> bool:
         """Writes a few tokens to the rows from `row` on, in one step; whether that was done."""
         return False
+
+    def write_pages(
+        self, most: int, lengths: list[int], table: Tensor, pools: tuple[Tensor, ...], k: Tensor, v: Tensor
+    ) -> int | None:
+        """The same behind the rows of each sequence in pages, how many; None where it was not done: write_page_rows."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -47,15 +60,27 @@ class AsGiven(Form):
     def read(self, rows: tuple[Tensor, ...], dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
         return rows[0], rows[1]
 
-    def check(self, buffers: tuple[Tensor, ...], lead: tuple[int, ...], k: Tensor, v: Tensor) -> None:
-        check_like(buffers[0], lead, k, "k")
-        check_like(buffers[1], lead, v, "v")
+    def check(
+        self,
+        buffers: tuple[Tensor, ...],
+        lead: tuple[int, ...],
+        k: Tensor,
+        v: Tensor,
+        names: tuple[str, str] = ("k", "v"),
+    ) -> None:
+        check_like(buffers[0], lead, k, names[0])
+        check_like(buffers[1], lead, v, names[1])
 
     def shapes(self, dk: int, dv: int, dtype: torch.dtype | None) -> tuple[tuple[int, torch.dtype | None], ...]:
         return (dk, dtype), (dv, dtype)
 
     def write(self, buffers: tuple[Tensor, ...], row: int, k: Tensor, v: Tensor) -> bool:
         return write_rows(row, buffers[0], k, buffers[1], v)
+
+    def write_pages(
+        self, most: int, lengths: list[int], table: Tensor, pools: tuple[Tensor, ...], k: Tensor, v: Tensor
+    ) -> int | None:
+        return write_page_rows(most, lengths, table, pools[0], k, pools[1], v)
 
 
 @dataclass(frozen=True)
@@ -71,9 +96,16 @@ class Int8(Form):
         k, v = Int8Rows(keys, key_scales, dtypes[0]), Int8Rows(values, value_scales, dtypes[1])
         return (k.written_out(), v.written_out()) if torch.compiler.is_compiling() else (k, v)
 
-    def check(self, buffers: tuple[Tensor, ...], lead: tuple[int, ...], k: Tensor, v: Tensor) -> None:
-        check_rows(buffers[0], lead, k, "k")
-        check_rows(buffers[1], lead, v, "v")
+    def check(
+        self,
+        buffers: tuple[Tensor, ...],
+        lead: tuple[int, ...],
+        k: Tensor,
+        v: Tensor,
+        names: tuple[str, str] = ("k", "v"),
+    ) -> None:
+        check_rows(buffers[0], lead, k, names[0])
+        check_rows(buffers[1], lead, v, names[1])
 
     def shapes(self, dk: int, dv: int, dtype: torch.dtype | None) -> tuple[tuple[int, torch.dtype | None], ...]:
         return (dk, torch.int8), (dv, torch.int8), (1, torch.float32), (1, torch.float32)
