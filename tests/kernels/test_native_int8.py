@@ -195,9 +195,8 @@ def test_steps_of_a_cache_share_a_plan(isa: str) -> None:
         (rg.nn.GrowingCache(dtype=torch.int8), rg.nn.FixedCache(2, 2, 40, 16, 16, torch.int8)),
         (rg.nn.PagedCache(2, 2, 12, 4, 16, 16, torch.int8),),
     )
+    plan_cache.clear()
     for n, kept in [(n, kept) for n, alike in enumerate(caches) for kept in alike]:
-        if not n:
-            plan_cache.clear()
         for step in range(12):
             q, k, v = (torch.randn(2, h, 1, 16, dtype=torch.bfloat16) for h in (4, 2, 2))
             keys, values = kept.append(k, v)
