@@ -6,6 +6,7 @@
 #include "python/bind.h"
 #include "python/known.h"
 #include "python/pages.h"
+#include "python/round_rows.h"
 
 using namespace regard;
 
@@ -144,6 +145,17 @@ PyObject* write_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return shared(given[0]);
 }
 
+// round_rows(x, numbers, scales): rounds rows (*lead, n, d) to int8 (*lead, n, d) and their scales (*lead, n, 1), both contiguous. None,
+// and nothing is written, where they do not fit, are many, need gradients, or somebody must see it; else `scales`.
+PyObject* round_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  RoundedRows rows;
+  if (count != 3 || watched()) return leave_to_python();
+  if (!read(given[0], rows.t, true) || !read(given[1], rows.numbers, true) || !read(given[2], rows.scales, true)) return leave_to_python();
+  if (!rows.fit() || recorded(given[0], given[0])) return leave_to_python();
+  rows.round();
+  return shared(given[2]);
+}
+
 // write_page_rows(most, lengths, block_table, keys, k, values, v): copies k (batch, heads, n, dk), n <= most, behind the lengths[b] rows
 // of each sequence b that lie in the pages block_table[b] of keys (pages, heads, page_size, dk), and v to those of values. None, and
 // nothing is written, where write_rows answers None, and for most < 1; else n.
@@ -198,6 +210,7 @@ PyMethodDef methods[] = {{"attend", attend, METH_FASTCALL, nullptr},
                          {"differentiate", differentiate, METH_FASTCALL, nullptr},
                          {"write_rows", write_rows, METH_FASTCALL, nullptr},
                          {"write_page_rows", write_page_rows, METH_FASTCALL, nullptr},
+                         {"round_rows", round_rows, METH_FASTCALL, nullptr},
                          {"remember", remember, METH_FASTCALL, nullptr},
                          {"forget", forget, METH_FASTCALL, nullptr}};
 

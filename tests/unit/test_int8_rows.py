@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from needed import needs_kernels
+from regard.backends.native.direct import round_rows
 from regard.core.int8_rows import Int8Rows, both_int8, rounded
 from regard.core.paged import Paged
 
@@ -48,6 +51,36 @@ def test_a_row_depends_on_no_other() -> None:
     for chosen in (lambda t: t[..., 5:6, :], lambda t: t[:1, 1:, ::3], lambda t: t.transpose(0, 1)):
         part = rounded(chosen(x))
         assert torch.equal(part[0], chosen(numbers)) and torch.equal(part[1], chosen(scales))
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_rounds_to_the_same_bits(dtype: torch.dtype) -> None:
+    x = torch.randn(400, 3, 2, 17) * torch.logspace(-44, 37, 400)[:, None, None, None]
+    x[5, 0, 0, 3], x[6, 0, 0, 3], x[7, 0, 0], x[8, 0, 0] = torch.nan, torch.inf, 0.0, -0.0
+    x[9] = torch.arange(17.0) + 111  # 127 is the largest: the numbers are whole
+    x[10] = torch.arange(17.0) / 2 - 127  # and halves, which go to the even number
+    for each in x.to(dtype):
+        for lying in (each, each.transpose(0, 1), each.transpose(0, 1).contiguous().transpose(0, 1)):
+            found = round_rows(lying)
+            assert found is not None
+            for mine, right in zip(found, rounded(lying), strict=True):
+                torch.testing.assert_close(mine, right, rtol=0, atol=0, equal_nan=True)
+
+
+@needs_kernels
+def test_what_the_kernel_leaves_to_torch() -> None:
+    x = torch.randn(3, 2, 17)
+    assert round_rows(x) is not None
+    for other in (x.half(), x.double(), x.int(), x.mT, x[0, 0], x[:0], x.repeat(200, 1, 1), x.clone().requires_grad_()):
+        assert round_rows(other) is None
+    with Copied():
+        assert round_rows(x) is None
+
+
+class Copied(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        return func(*args, **(kwargs or {}))
 
 
 def test_other_dtypes_are_refused() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.backends.native.direct import write_page_rows, write_rows
+from regard.backends.native.direct import round_rows, write_page_rows, write_rows
 from regard.core.int8_rows import Int8Rows, rounded
 from regard.nn.cache.base import check_like, check_rows
 
@@ -90,6 +90,25 @@ class Int8(Form):
     def kept(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         (keys, key_scales), (values, value_scales) = rounded(k, "k"), rounded(v, "v")
         return keys, values, key_scales, value_scales
+
+    def write(self, buffers: tuple[Tensor, ...], row: int, k: Tensor, v: Tensor) -> bool:
+        keys, values = round_rows(k), round_rows(v)
+        if keys is None or values is None:
+            return False
+        parts = zip(buffers[::2], keys, buffers[1::2], values, strict=True)
+        return all(write_rows(row, *part) for part in parts)
+
+    def write_pages(
+        self, most: int, lengths: list[int], table: Tensor, pools: tuple[Tensor, ...], k: Tensor, v: Tensor
+    ) -> int | None:
+        keys, values = (round_rows(k), round_rows(v)) if most > 0 else (None, None)
+        if keys is None or values is None:
+            return None
+        n, same = (
+            write_page_rows(most, lengths, table, *part)
+            for part in zip(pools[::2], keys, pools[1::2], values, strict=True)
+        )
+        return n if n == same else None
 
     def read(self, rows: tuple[Tensor, ...], dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
         keys, values, key_scales, value_scales = rows
