@@ -68,12 +68,12 @@ static PyObject* packed(PyObject* tuple, int64_t less) {
 // What is used of torch and of regard's own classes, set by start() and kept for ever.
 struct Names {
   const DLPackExchangeAPI* dlpack;
-  PyObject *tensor, *parameter, *positions, *paged;      // types
+  PyObject *tensor, *parameter, *positions, *paged, *int8_rows;  // types
   PyObject *is_neg, *empty_like, *new_empty;             // called with a tensor
   PyObject *get_num_threads, *is_grad_enabled, *guards;  // guards: true where somebody watches or changes what torch does
   PyObject *forward_ad, *float_tensor;                   // the module; a tensor of float32
   PyObject *fields, *dtype, *tuple, *lengths, *int64;    // of each class of values; types; a dtype
-  PyObject *requires_grad, *dict, *made, *numbers, *dtype_name, *current_level, *pages, *block_table, *shape;  // attributes' names
+  PyObject *requires_grad, *dict, *made, *numbers, *dtype_name, *current_level, *pages, *block_table, *shape, *int8_numbers, *scales;  // attributes' names
 };
 static Names py;
 

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 import regard.core.tracing as tracing
 import regard.core.value as value
 from regard.backends.native.ffi import python_calls, runnable
+from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 from regard.core.positions import Positions
 from regard.masks.ragged import Lengths
@@ -53,7 +54,8 @@ def direct() -> Direct:
     functions = handle.regard_start(
         (
             Tensor.__dlpack_c_exchange_api__,  # pyright: ignore
-            *(Tensor, torch.nn.Parameter, Positions, Paged, Tensor.is_neg, torch.empty_like, Tensor.new_empty),
+            *(Tensor, torch.nn.Parameter, Positions, Paged, Int8Rows),
+            *(Tensor.is_neg, torch.empty_like, Tensor.new_empty),
             *(
                 torch.get_num_threads,
                 torch.is_grad_enabled,
