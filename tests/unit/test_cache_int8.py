@@ -140,6 +140,24 @@ def test_a_gradient_of_the_queries_passes() -> None:
     exact(asked.grad, other.grad)
 
 
+@pytest.mark.parametrize("name", ["growing", "fixed", "paged"])
+def test_compiled_steps(name: str) -> None:
+    """A graph widens the keys: the numbers are the same."""
+    q, k, v = tensors(torch.float32)
+    torch.compiler.reset()
+
+    @torch.compile(backend="eager")
+    def step(cache: KVCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        seen = cache.append(k, v)
+        return rg.attention(q, *seen, mask=rg.Causal() & cache.mask, positions=cache.positions)
+
+    cache = CACHES[name]()
+    with torch.no_grad():
+        out = torch.cat([step(cache, *(t[..., i : i + 1, :] for t in (q, k, v))) for i in range(5)], -2)
+    truth = whole(name, *(t[..., :5, :] for t in (q, k, v)))
+    torch.testing.assert_close(out.double(), truth, rtol=0, atol=2e-6)
+
+
 def test_one_head_without_an_axis() -> None:
     q, k, v = (t[:, 0] for t in tensors())
     cache = GrowingCache(dtype=INT8)

@@ -48,9 +48,8 @@ class Int8Rows(DeferredRows):
         return tuple(part for t in both for part in (t.parts if isinstance(t, DeferredRows) else (t,)))
 
     def widened(self, dtype: torch.dtype) -> Tensor:
-        """numbers * scales in float32 or float64; in a narrower dtype the products of float32, rounded."""
-        wide = torch.promote_types(dtype, torch.float32)
-        return (self.numbers.to(wide) * self.scales.to(wide)).to(dtype)
+        """`products` of the numbers and scales."""
+        return products(self.numbers, self.scales, dtype)
 
     def lifted(self, batch: tuple[int, ...], headed: bool) -> Int8Rows:
         """The same rows with these batch axes, and with an axis of one head where there is none."""
@@ -70,6 +69,12 @@ class Int8Rows(DeferredRows):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"Int8Rows({tuple(self.shape)}, {self.dtype})"
+
+
+def products(numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """numbers * scales in float32 or float64; in a narrower dtype the products of float32, rounded."""
+    wide = torch.promote_types(dtype, torch.float32)
+    return (numbers.to(wide) * scales.to(wide)).to(dtype)
 
 
 def rounded(x: Tensor, name: str = "x") -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.native.direct import round_rows, write_page_rows, write_rows
-from regard.core.int8_rows import Int8Rows, rounded
+from regard.core.int8_rows import Int8Rows, products, rounded
 from regard.nn.cache.base import check_like, check_rows
 
 
@@ -112,8 +112,9 @@ class Int8(Form):
 
     def read(self, rows: tuple[Tensor, ...], dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
         keys, values, key_scales, value_scales = rows
-        k, v = Int8Rows(keys, key_scales, dtypes[0]), Int8Rows(values, value_scales, dtypes[1])
-        return (k.written_out(), v.written_out()) if torch.compiler.is_compiling() else (k, v)
+        if torch.compiler.is_compiling():  # a graph reads no int8
+            return products(keys, key_scales, dtypes[0]), products(values, value_scales, dtypes[1])
+        return Int8Rows(keys, key_scales, dtypes[0]), Int8Rows(values, value_scales, dtypes[1])
 
     def check(
         self,
