@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0x77274d9b765235  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0x8c3754ead1a2c2  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -14,7 +14,8 @@ enum {
   REGARD_I32 = 4,
   REGARD_I64 = 5,
   REGARD_BOOL = 6,
-  REGARD_OTHER = 7,
+  REGARD_I8 = 7,
+  REGARD_OTHER = 8,
 };
 
 enum {
@@ -125,7 +126,7 @@ typedef struct {
   int64_t nk;
   int64_t dk;
   int64_t dv;
-  int32_t dtype;  // of q, k, v and out
+  int32_t dtype;  // of q, k, v and out; k and v are int8 where they have scales
   int32_t out_dtype;  // REGARD_F32 or dtype
   int32_t threads;
   regard_tensor q;
@@ -202,8 +203,10 @@ typedef struct {
   float keep;  // multiplies the weights that are not dropped
   int32_t invariant;  // whether a row's bits do not depend on the other rows
   regard_tensor sink;  // float32 (batch, head, 1, 1): a logit, natural, that joins the sum and has no value
+  regard_tensor k_scales;  // float32 (batch, key head, key, 1): k is int8; its rows are multiplied by these
+  regard_tensor v_scales;  // float32 (batch, key head, key, 1): v is int8; its rows are multiplied by these
 } regard_call;
-static_assert(sizeof(regard_call) == 2496, "ctypes lays regard_call out in another way");
+static_assert(sizeof(regard_call) == 2656, "ctypes lays regard_call out in another way");
 
 // A call on sequences that have any number of queries each, one sequence behind another in q, out and q_at.
 // The batch of `call` is 1, nq counts all queries; batch[3] of k and v, or of block_table, strides over
@@ -216,7 +219,7 @@ typedef struct {
   const int64_t* key_counts;  // (sequences): the keys of each; null: nk
   int64_t thread_work;  // floating-point operations for which it is worth waking another thread
 } regard_ragged;
-static_assert(sizeof(regard_ragged) == 2528, "ctypes lays regard_ragged out in another way");
+static_assert(sizeof(regard_ragged) == 2688, "ctypes lays regard_ragged out in another way");
 
 // A call of the backward pass. A null address: that gradient is not wanted.
 typedef struct {
@@ -235,7 +238,7 @@ typedef struct {
   int32_t dout_dtype;
   int32_t gradient_dtype;
 } regard_gradients;
-static_assert(sizeof(regard_gradients) == 3024, "ctypes lays regard_gradients out in another way");
+static_assert(sizeof(regard_gradients) == 3184, "ctypes lays regard_gradients out in another way");
 
 // A call whose scores are w · f(a + c): q and k are a and c, float whatever its dtype, which is that of v.
 typedef struct {
@@ -245,7 +248,7 @@ typedef struct {
   int32_t activation;
   float slope;  // of the leaky ReLU
 } regard_additive;
-static_assert(sizeof(regard_additive) == 2520, "ctypes lays regard_additive out in another way");
+static_assert(sizeof(regard_additive) == 2680, "ctypes lays regard_additive out in another way");
 
 // The backward pass of an additive call. All cotangents and gradients are float; every element is written.
 typedef struct {
@@ -257,7 +260,7 @@ typedef struct {
   regard_tensor dv;
   float* dw;  // (heads, dk)
 } regard_additive_gradients;
-static_assert(sizeof(regard_additive_gradients) == 2928, "ctypes lays regard_additive_gradients out in another way");
+static_assert(sizeof(regard_additive_gradients) == 3088, "ctypes lays regard_additive_gradients out in another way");
 
 // Facts about the weights of a call. Results are contiguous, (batch..., head, ...); a null address, or a count
 // of 0: not wanted. The call's lse, out and dropout are not read; its dv is 0.
@@ -293,7 +296,7 @@ typedef struct {
   const float* level;  // (levels,)
   int64_t* reached;  // (.., levels) how many visible pairs have a weight of at least that
 } regard_fact_args;
-static_assert(sizeof(regard_fact_args) == 2728, "ctypes lays regard_fact_args out in another way");
+static_assert(sizeof(regard_fact_args) == 2888, "ctypes lays regard_fact_args out in another way");
 
 // New keys and values of a batch of sequences, to be copied to their pages, whose columns are neighbours.
 // batch[3] is the stride from sequence to sequence, or from page to page.
@@ -379,7 +382,9 @@ static inline int32_t regard_not_ragged(const regard_call* c) {
          c->k_documents ||
          c->allowed.data ||
          c->tiles.data ||
-         c->bits;
+         c->bits ||
+         c->k_scales.data ||
+         c->v_scales.data;
 }
 
 typedef void (*regard_body)(int64_t begin, int64_t end, void* context);

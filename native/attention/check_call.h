@@ -33,7 +33,9 @@ static bool right_keys(const regard_call& c, const regard_tensor& t, int64_t dty
 static bool right_operands(const regard_call& c, int64_t qk_dtype) {
   const auto of_rows = [&](const regard_tensor& t, int64_t dtype, int64_t cols) { return fits(t, dtype, c.batch, c.heads, c.nq, cols); };
   const int64_t row_blocks = (c.nq + kQueries - 1) / kQueries, key_blocks = (c.nk + kKeys - 1) / kKeys;
-  return of_rows(c.q, qk_dtype, c.dk) && right_keys(c, c.k, qk_dtype, c.dk) && right_keys(c, c.v, c.dtype, c.dv) &&
+  const int64_t k_dtype = c.k_scales.data ? (int64_t)REGARD_I8 : qk_dtype;
+  return of_rows(c.q, qk_dtype, c.dk) && right_keys(c, c.k, k_dtype, c.dk) && right_keys(c, c.v, kv_dtype(c), c.dv) &&
+         right_keys(c, c.k_scales, REGARD_F32, 1) && right_keys(c, c.v_scales, REGARD_F32, 1) &&
          of_rows(c.out, c.out_dtype, c.dv) && of_rows(c.lse, REGARD_F32, 1) && of_rows(c.row_stats, REGARD_F32, 2) &&
          of_rows(c.start, REGARD_I32, 1) && of_rows(c.stop, REGARD_I32, 1) && of_rows(c.allowed, REGARD_BOOL, c.nk) &&
          fits(c.tiles, REGARD_I32, c.batch, c.heads, row_blocks, key_blocks) && fits(c.sink, REGARD_F32, c.batch, c.heads, 1, 1);
@@ -45,7 +47,7 @@ static int32_t check_call(const regard_call& c, int64_t qk_dtype) {
   if (!right_operands(c, qk_dtype)) return REGARD_BAD_ARGUMENT;
   if (c.dk && (!c.q.data || !c.k.data)) return REGARD_BAD_ARGUMENT;
   if (c.dv && (!c.v.data || !c.out.data)) return REGARD_BAD_ARGUMENT;
-  if (!both_or_none(c.q_at, c.k_at)) return REGARD_BAD_ARGUMENT;
+  if (!both_or_none(c.q_at, c.k_at) || !both_or_none(c.k_scales.data, c.v_scales.data)) return REGARD_BAD_ARGUMENT;
   int32_t wrong = Modifiers::check(c);
   if (!wrong) wrong = Interval::check(c);
   if (!wrong) wrong = Bits::check(c);
@@ -54,9 +56,9 @@ static int32_t check_call(const regard_call& c, int64_t qk_dtype) {
   return wrong;
 }
 
-// The same for kernels that read no pages.
+// The same for kernels that read neither pages nor int8.
 [[maybe_unused]] static int32_t check_contiguous_call(const regard_call& c, int64_t qk_dtype) {
-  return c.block_table ? REGARD_BAD_ARGUMENT : check_call(c, qk_dtype);
+  return c.block_table || c.k_scales.data ? REGARD_BAD_ARGUMENT : check_call(c, qk_dtype);
 }
 
 }  // namespace regard

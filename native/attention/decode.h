@@ -13,7 +13,8 @@ static int64_t few_rows(const regard_call& c) { return c.heads / c.key_heads * c
 // rows, in a block once for all heads of a group.
 static bool has_few_rows(const regard_call& c) {
   constexpr int64_t kMaxQueries = 8, kMaxQueriesHalf = 5 * W / 8 < kMaxQueries ? 5 * W / 8 : kMaxQueries;
-  const int64_t most = c.dtype == REGARD_F32 || c.heads == c.key_heads ? kMaxQueries : kMaxQueriesHalf;
+  constexpr int64_t kMaxQueriesInt8 = 15;  // blocks of queries would have all keys widened first
+  const int64_t most = c.k_scales.data ? kMaxQueriesInt8 : c.dtype == REGARD_F32 || c.heads == c.key_heads ? kMaxQueries : kMaxQueriesHalf;
   return !c.invariant && few_rows(c) <= kMaxRows && c.nq <= most && !c.tiles.data;
 }
 
@@ -46,6 +47,16 @@ static void place_keys(FewRows& f, const Chunk& t) {
     f.at[n / W][n % W] = wrapping_sub(k_at[n], k_at[0]);
     f.word[n / W][n % W] = Dropout::key_word(k_at[n]);
   }
+}
+
+// The scales of a chunk's keys, or values: 0 for those that fill up a vector.
+static void place_scales(const FewRows& f, const Chunk& t, const regard_tensor& scales, float* to) {
+  const auto copy = [&](const char* from, int64_t n, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) to[n + i] = ((const float*)from)[i * scales.row];
+  };
+  if (f.c.block_table) each_run(f.c, scales, f.p, f.key_head, t.j, t.count, copy);
+  else copy(row_ptr(scales, f.p, f.key_head, t.j, REGARD_F32), 0, t.count);
+  for (int64_t n = t.count; n % W; ++n) to[n] = 0;
 }
 
 // A chunk's scores become weights, and the weighted values are added to the states.
@@ -86,7 +97,7 @@ static Limits begin_rows(FewRows& f, int64_t key_head) {
 // speed, and prefetching cost 5 to 25 % of the time.
 static bool prefetches(const regard_call& c, const Limits& limits) {
   constexpr int64_t kThirdLevel = 12 << 20;  // bytes; measured with 32 MB: 8 MB are faster without, 16 MB with
-  return elements(c) * c.key_heads * (limits.hi - limits.lo) * (c.dk + c.dv) * size_of(c.dtype) > kThirdLevel;
+  return elements(c) * c.key_heads * (limits.hi - limits.lo) * (c.dk + c.dv) * size_of(kv_dtype(c)) > kThirdLevel;
 }
 
 // Calls run(chunk) for the keys of [from, to) that some row may see, and pass(first, last) for the rest of those within the limits.
@@ -105,6 +116,7 @@ REGARD_INLINE void each_chunk(FewRows& f, const Limits& limits, int64_t from, in
     if (documents == Cover::kSome) t.documents = Documents::of_keys(f.c, f.p) + j;
     t.some = f.c.allowed.data || t.documents || limits.inner_lo > j || limits.inner_hi < j + t.count;
     place_keys(f, t);
+    if (f.c.k_scales.data) place_scales(f, t, f.c.k_scales, f.k_scale), place_scales(f, t, f.c.v_scales, f.v_scale);
     run(t);
   }
 }
@@ -164,9 +176,12 @@ struct FewRowsForward {
     }
     const auto add = [&](const Chunk& t) {
       score.score(f, t);
-      if (c.dtype == REGARD_F32) accumulate_chunk<REGARD_F32>(f, t, values);
-      else if (c.dtype == REGARD_BF16) accumulate_chunk<REGARD_BF16>(f, t, values);
-      else accumulate_chunk<REGARD_F16>(f, t, values);
+      switch (kv_dtype(c)) {
+        case REGARD_F32: return accumulate_chunk<REGARD_F32>(f, t, values);
+        case REGARD_BF16: return accumulate_chunk<REGARD_BF16>(f, t, values);
+        case REGARD_I8: return accumulate_chunk<REGARD_I8>(f, t, values);
+        default: return accumulate_chunk<REGARD_F16>(f, t, values);
+      }
     };
     each_chunk(f, limits, from, to < c.nk ? to : c.nk, add, [](int64_t, int64_t) {});
     if (__atomic_sub_fetch(&left[pair], 1, __ATOMIC_ACQ_REL) != 0) return;

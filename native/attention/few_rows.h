@@ -128,7 +128,7 @@ struct StridedRows {
   explicit StridedRows(Run rows) : rows(rows) {}
 
   void find(const FewRows& f, const Chunk& t, const regard_tensor& x) {
-    rows = {row_ptr(x, f.p, f.key_head, t.j, f.c.dtype), x.row * size_of(f.c.dtype)};
+    rows = {row_ptr(x, f.p, f.key_head, t.j, kv_dtype(f.c)), x.row * size_of(kv_dtype(f.c))};
   }
   Run run(int64_t n) const { return {rows[n], rows.step}; }  // rows [n, n + W), n a multiple of W; of the next chunk, to be prefetched
 };
@@ -137,7 +137,7 @@ struct StridedRows {
 static StridedRows gather_rows(const FewRows& f, const Chunk& t, const regard_tensor& x, int64_t columns, float* to) {
   const int64_t width = round_up(columns);
   for (int64_t n = 0; n < t.count; ++n)
-    gather(to + n * width, width, (const char*)row_of(f.c, x, f.p, f.key_head, t.j + n), x, f.c.dtype, columns, 1);
+    gather(to + n * width, width, (const char*)row_of(f.c, x, f.p, f.key_head, t.j + n), x, kv_dtype(f.c), columns, 1);
   return StridedRows({(const char*)to, width * (int64_t)sizeof(float)});
 }
 
@@ -153,18 +153,18 @@ struct PagedRows {
   const int32_t* table = nullptr;
   int64_t j = 0;                     // the first key of the chunk
 
-  static int64_t scratch(const regard_call& c, int64_t columns) { return kChunk * columns * size_of(c.dtype) / (int64_t)sizeof(float); }
+  static int64_t scratch(const regard_call& c, int64_t columns) { return kChunk * columns * size_of(kv_dtype(c)) / (int64_t)sizeof(float); }
   PagedRows(const regard_call& c, int64_t columns, float* at)
-      : copies((char*)at), width(columns * size_of(c.dtype)), page_size(c.page_size), inverse(~(uint64_t)0 / (uint64_t)c.page_size + 1) {}
+      : copies((char*)at), width(columns * size_of(kv_dtype(c))), page_size(c.page_size), inverse(~(uint64_t)0 / (uint64_t)c.page_size + 1) {}
 
   void find(const FewRows& f, const Chunk& t, const regard_tensor& x) {
     const regard_call& c = f.c;
-    step = x.row * size_of(c.dtype), page_step = x.batch[REGARD_BATCH_AXES - 1] * size_of(c.dtype);
-    first_page = page_row(c, x, f.key_head, 0, 0), table = table_of(c, f.p), j = t.j;
+    step = x.row * size_of(kv_dtype(c)), page_step = x.batch[REGARD_BATCH_AXES - 1] * size_of(kv_dtype(c));
+    first_page = page_row(x, f.key_head, 0, 0), table = table_of(c, f.p), j = t.j;
     if (j % W == 0 && page_size % W == 0) return;
     for (int64_t n = 0; n < t.count; n += W) {
       char* const to = copies + n * width;
-      if (run(n).first == to) copy_from_pages(to, c, x, f.p, f.key_head, j + n, t.count - n < W ? t.count - n : W, width / size_of(c.dtype));
+      if (run(n).first == to) copy_from_pages(to, c, x, f.p, f.key_head, j + n, t.count - n < W ? t.count - n : W, width / size_of(kv_dtype(c)));
     }
   }
   Run run(int64_t n) const {

@@ -110,6 +110,7 @@ static void score_rows(FewRows& f, const Chunk& t, const float* q, Run keys, con
   for (int i = 0; i < R; ++i) {
     vf s = sums(x[i]);
     if (Elements::pairs) s *= splat(dot_factor(f.c, f.row[r + i].h));
+    if (f.c.k_scales.data) s *= load(f.k_scale + n);
     keep_scores(f, t, n, r + i, s);
   }
 }
@@ -162,7 +163,7 @@ struct Dots {
       return;
     }
     gather(to, width, row_ptr(c.q, f.p, f.row[r].h, f.row[r].i, c.dtype), c.q, c.dtype, c.dk, dot_factor(c, f.row[r].h));
-    if (c.dtype == REGARD_BF16 && c.k.col == 1) split_row(to, c.dk);
+    if (kv_dtype(c) == REGARD_BF16 && c.k.col == 1) split_row(to, c.dk);
   }
 
   void score(FewRows& f, const Chunk& t) {
@@ -173,9 +174,12 @@ struct Dots {
     }
     keys.find(f, t, c.k);
     if (multiplies_pairs(c)) return score_chunk<REGARD_BF16, Pairs>(f, t, q, keys);
-    if (c.dtype == REGARD_F32) return score_chunk<REGARD_F32, Floats>(f, t, q, keys);
-    if (c.dtype == REGARD_BF16) return score_chunk<REGARD_BF16, Floats>(f, t, q, keys);
-    score_chunk<REGARD_F16, Floats>(f, t, q, keys);
+    switch (kv_dtype(c)) {
+      case REGARD_F32: return score_chunk<REGARD_F32, Floats>(f, t, q, keys);
+      case REGARD_BF16: return score_chunk<REGARD_BF16, Floats>(f, t, q, keys);
+      case REGARD_I8: return score_chunk<REGARD_I8, Floats>(f, t, q, keys);
+      default: return score_chunk<REGARD_F16, Floats>(f, t, q, keys);
+    }
   }
 };
 

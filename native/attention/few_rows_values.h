@@ -4,7 +4,7 @@
 
 namespace regard {
 
-// Scores of one row become weights; returns their sum before dropout.
+// Scores of one row become weights; returns their sum before dropout. Of values of int8, the weights are multiplied by the scales.
 [[maybe_unused]] static float weigh_row(const FewRows& f, const Chunk& t, int64_t r, float shift) {
   const regard_call& c = f.c;
   vf sum = vf{};
@@ -15,6 +15,7 @@ namespace regard {
     vf s = load(at), p = exp2v(s - splat(shift));
     sum += p;
     if (c.threshold) p = Dropout::apply(c, word, f.word[n / W], p);
+    if (c.v_scales.data) p *= load(f.v_scale + n);
     if (t.some) p = select(s == splat(-kInf), splat(-0.0f), p);
     store(at, p);
   }

@@ -33,6 +33,14 @@ REGARD_API int64_t regard_matrix_parts(int64_t dtype, int64_t nq, int64_t heads,
   return has_few_rows(c) ? 0 : matrix_parts(c);
 }
 
+// Whether a forward of these shapes reads keys and values of int8; the mask is no map of tiles.
+REGARD_API int64_t regard_reads_int8(int64_t heads, int64_t key_heads, int64_t nq, int64_t invariant) {
+  regard_call c{};
+  float scales = 0;
+  c.heads = heads, c.key_heads = key_heads, c.nq = nq, c.invariant = (int32_t)invariant, c.k_scales.data = &scales;
+  return has_few_rows(c);
+}
+
 // The name of the n-th instruction set that this processor runs, best first; null past the last.
 REGARD_API const char* regard_runnable(int64_t n) { return runnable(n); }
 
@@ -78,6 +86,7 @@ REGARD_API int64_t regard_keys() { return kKeys; }
 REGARD_API int32_t regard_forward(const regard_call* call, regard_parallel parallel) {
   return with_intervals(*call, [parallel](const regard_call& c) {
     if (const int32_t wrong = check_call(c, c.dtype)) return wrong;
+    if (c.k_scales.data && !has_few_rows(c)) return (int32_t)REGARD_BAD_ARGUMENT;
     if (packs_batch(c) || packs_heads(c)) return forward_packed(c, [parallel](const regard_call& rows) { return forward(rows, parallel); });
     return forward(c, parallel);
   });

@@ -7,19 +7,24 @@ namespace regard {
 
 REGARD_INLINE float load_one(const void* p, int64_t n, int dtype) {
   if (dtype == REGARD_F32) return ((const float*)p)[n];
+  if (dtype == REGARD_I8) return ((const int8_t*)p)[n];
   uint16_t h = ((const uint16_t*)p)[n];
   return dtype == REGARD_BF16 ? bf16_to_float(h) : fp16_to_float(h);
 }
 
 REGARD_INLINE vf load_some(const void* p, int64_t n, int dtype) {
   if (dtype == REGARD_F32) return load((const float*)p + n);
+  if (dtype == REGARD_I8) return load_int8((const int8_t*)p + n);
   const uint16_t* h = (const uint16_t*)p + n;
   return dtype == REGARD_BF16 ? load_bf16(h) : load_fp16(h);
 }
 
+// The dtype of keys and values.
+REGARD_INLINE int kv_dtype(const regard_call& c) { return c.k_scales.data ? REGARD_I8 : c.dtype; }
+
 // Whether queries and keys are read in place as pairs of neighbouring features.
 [[maybe_unused]] static bool reads_pairs(const regard_call& c) {
-  return Isa::kPairs && c.dtype == REGARD_BF16 && c.dk % 2 == 0 && c.q.col == 1 && c.k.col == 1 && c.k.row % 2 == 0;
+  return Isa::kPairs && kv_dtype(c) == REGARD_BF16 && c.dk % 2 == 0 && c.q.col == 1 && c.k.col == 1 && c.k.row % 2 == 0;
 }
 
 // Transposes rows × cols pairs of bfloat16 at src to dst[cols][ld], without conversion; missing rows are 0.

@@ -10,8 +10,8 @@ namespace regard {
 REGARD_INLINE const int32_t* table_of(const regard_call& c, const Place& p) { return c.block_table + offset(c.block_table_batch, p); }
 
 // Row `row` of a page of keys (of values).
-REGARD_INLINE const char* page_row(const regard_call& c, const regard_tensor& t, int64_t head, int64_t page, int64_t row) {
-  return (const char*)advance(t.data, page * t.batch[REGARD_BATCH_AXES - 1] + head * t.head + row * t.row, c.dtype);
+REGARD_INLINE const char* page_row(const regard_tensor& t, int64_t head, int64_t page, int64_t row) {
+  return (const char*)advance(t.data, page * t.batch[REGARD_BATCH_AXES - 1] + head * t.head + row * t.row, (int)t.dtype);
 }
 
 // Whether keys [j, j + count) lie row after row: not in several pages.
@@ -21,8 +21,8 @@ static bool in_one_piece(const regard_call& c, int64_t j, int64_t count) {
 
 // Where key (value) j of a head lies, in a page or not.
 static const void* row_of(const regard_call& c, const regard_tensor& t, const Place& p, int64_t head, int64_t j) {
-  if (!c.block_table) return advance(t.data, offset(t, p, head) + j * t.row, c.dtype);
-  return page_row(c, t, head, table_of(c, p)[j / c.page_size], j % c.page_size);
+  if (!c.block_table) return advance(t.data, offset(t, p, head) + j * t.row, (int)t.dtype);
+  return page_row(t, head, table_of(c, p)[j / c.page_size], j % c.page_size);
 }
 
 // Calls run(row, n, count) for each run of keys of [j, j + count) that lie in one page: `row` is where key n of them lies.
@@ -32,7 +32,7 @@ REGARD_INLINE void each_run(const regard_call& c, const regard_tensor& t, const 
   int64_t first = j % c.page_size;
   for (int64_t n = 0; n < count; ++table) {
     const int64_t left = c.page_size - first, some = left < count - n ? left : count - n;
-    run(page_row(c, t, head, *table, first), n, some);
+    run(page_row(t, head, *table, first), n, some);
     n += some, first = 0;
   }
 }
@@ -40,7 +40,7 @@ REGARD_INLINE void each_run(const regard_call& c, const regard_tensor& t, const 
 // Copies keys (values) [j, j + count) of a head from their pages to rows without gaps.
 static void copy_from_pages(char* to, const regard_call& c, const regard_tensor& t, const Place& p, int64_t head, int64_t j, int64_t count,
                             int64_t width) {
-  const int64_t size = size_of(c.dtype);
+  const int64_t size = size_of((int)t.dtype);
   each_run(c, t, p, head, j, count, [&](const char* from, int64_t n, int64_t some) {
     char* at = to + n * width * size;
     for (int64_t i = 0; i < some; ++i, from += t.row * size, at += width * size) {

@@ -83,7 +83,7 @@ struct Limits {
   }
 };
 
-REGARD_INLINE int64_t size_of(int dtype) { return dtype == REGARD_F32 ? 4 : 2; }
+REGARD_INLINE constexpr int64_t size_of(int dtype) { return dtype == REGARD_F32 ? 4 : dtype == REGARD_I8 ? 1 : 2; }
 
 static const void* advance(const void* p, int64_t n, int dtype) { return (const char*)p + n * size_of(dtype); }
 

@@ -28,6 +28,7 @@ struct FewRows {
   vf top[kMaxRows];         // largest scores of the chunk
   vi at[kChunk / W];    // positions of the chunk's keys, relative to the first
   vu word[kChunk / W];  // dropout's words of the chunk's keys
+  float k_scale[kChunk], v_scale[kChunk];  // of the chunk's keys and values, where these are int8
 };
 
 struct Chunk {

@@ -193,6 +193,8 @@ REGARD_INLINE uint16_t float_to_fp16(float f) {
 // Two vectors of floats as one of pairs of bfloat16, cut off.
 REGARD_INLINE vf cut_pair(vf first, vf second) { return (vf)(((vu)first >> 16) | ((vu)second & 0xffff0000u)); }
 
+REGARD_INLINE vf load_int8(const int8_t* p) { return __builtin_convertvector(Isa::widen_int8(*(const vb_any*)p), vf); }
+
 REGARD_INLINE vf load_bf16(const uint16_t* p) {
   vh h = *(const vh_any*)p;
   return (vf)(__builtin_convertvector(h, vu) << 16);

@@ -16,6 +16,8 @@ struct Avx512Isa : PlainIsa<Own> {
 
   REGARD_INLINE vf widen_fp16(vh h) { return (vf)_mm512_maskz_cvtph_ps(0xffff, (__m256i)h); }
 
+  REGARD_INLINE vi widen_int8(vb x) { return (vi)_mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)x); }
+
   REGARD_INLINE uint32_t lanes_set(vi c) {
     return (uint32_t)__builtin_ia32_cvtd2mask512((__attribute__((vector_size(64))) int)c);
   }

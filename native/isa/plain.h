@@ -32,6 +32,9 @@ struct PlainIsa {
     return (vf)((body >= 0x0f800000u ? (body | 0x7f800000u) : (vu)scaled) | sign);
   }
 
+  // In two steps, each of which compilers know as few instructions; of one step they make one a lane.
+  REGARD_INLINE vi widen_int8(vb x) { return __builtin_convertvector(__builtin_convertvector(x, vs), vi); }
+
   // 2^x to 2 ulp, with what is quickest: see exp2v.
   REGARD_INLINE vf exp2_quick(vf x) { return exp2v(x); }
 

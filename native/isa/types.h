@@ -12,10 +12,13 @@ typedef float vf __attribute__((vector_size(4 * W)));
 typedef int32_t vi __attribute__((vector_size(4 * W)));
 typedef uint32_t vu __attribute__((vector_size(4 * W)));
 typedef uint16_t vh __attribute__((vector_size(2 * W)));
+typedef int16_t vs __attribute__((vector_size(2 * W)));
+typedef int8_t vb __attribute__((vector_size(W)));
 typedef vf vf_any __attribute__((aligned(4), may_alias));
 typedef vi vi_any __attribute__((aligned(4), may_alias));
 typedef vu vu_any __attribute__((aligned(4), may_alias));
 typedef vh vh_any __attribute__((aligned(2), may_alias));
+typedef vb vb_any __attribute__((aligned(1), may_alias));
 
 REGARD_INLINE vf load(const float* p) { return *(const vf_any*)p; }
 REGARD_INLINE void store(float* p, vf x) { *(vf_any*)p = x; }

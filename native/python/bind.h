@@ -38,9 +38,10 @@ static bool set_positions(const regard_plan& plan, regard_call& c, const Span& s
   return true;
 }
 
-// A tensor for the output, (lead..., nq, dv): of v's dtype, or float.
+// A tensor for the output, (lead..., nq, dv): of v's dtype, of q's where v is int8, or float.
 static PyObject* empty_out(const regard_plan& plan, PyObject* q, PyObject* v, const DLTensor (&given)[3], int64_t nq) {
-  const DLTensor &like = given[0], &values = given[2];
+  const bool of_q = given[2].dtype.code == kDLInt;
+  const DLTensor &like = given[0], &values = given[of_q ? 0 : 2];
   const int64_t axes = plan.leads + 2;
   bool as_q = like.ndim == axes && like.shape[axes - 1] == plan.dv && like.dtype.bits == (plan.float_out ? 32 : values.dtype.bits) &&
               (plan.float_out || like.dtype.code == values.dtype.code);
@@ -52,7 +53,7 @@ static PyObject* empty_out(const regard_plan& plan, PyObject* q, PyObject* v, co
     const int64_t size = n < plan.leads ? plan.lead[n] : n == plan.leads ? nq : plan.dv;
     PyTuple_SetItem(shape.get(), n, PyLong_FromLongLong(size));
   }
-  return shape ? PyObject_CallFunctionObjArgs(py.new_empty, plan.float_out ? py.float_tensor : v, shape.get(), nullptr) : nullptr;
+  return shape ? PyObject_CallFunctionObjArgs(py.new_empty, plan.float_out ? py.float_tensor : of_q ? q : v, shape.get(), nullptr) : nullptr;
 }
 
 // Tells the call which pages its keys and values lie in, where it has such; false where the table does not reach.

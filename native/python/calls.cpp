@@ -6,6 +6,7 @@
 #include "python/bind.h"
 #include "python/known.h"
 #include "python/pages.h"
+#include "python/round_rows.h"
 
 using namespace regard;
 
@@ -61,9 +62,11 @@ PyObject* attend(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Span span{0, given.nq, 0, given.nk};
   if (given.placed ? !span_of(positions, span) : given.nq != given.nk && plan.positional) return leave_to_python();
   regard_call call = *plan.call;
-  PyObject* const like_v = arguments[given.paged ? 0 : 2];  // pages have q's dtype
+  PyObject* const like_v = arguments[given.paged || given.int8 ? 0 : 2];  // the output of such values has q's dtype
   Ref out{bind(plan, call, arguments[0], like_v, given.x, given.nq, given.nk, &span)};
   if (given.paged && !set_pages(call, given.x[1], given.table)) return leave_to_python();
+  if (given.int8 && !(as_operand(given.scales[0], plan.axes, call.k_scales) && as_operand(given.scales[1], plan.axes, call.v_scales)))
+    return leave_to_python();
   const Ref row_stats{out && training ? empty_row_stats(plan, call) : nullptr};
   if (!out || (training && !row_stats)) return leave_to_python();
   for (int n = 0; n < plan.leaves; ++n) *(const void**)((char*)&call + plan.leaf_at[n]) = address(leaves.tensors[plan.leaf[n]]);
@@ -144,6 +147,17 @@ PyObject* write_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return shared(given[0]);
 }
 
+// round_rows(x, numbers, scales): rounds rows (*lead, n, d) to int8 (*lead, n, d) and their scales (*lead, n, 1), both contiguous. None,
+// and nothing is written, where they do not fit, are many, need gradients, or somebody must see it; else `scales`.
+PyObject* round_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  RoundedRows rows;
+  if (count != 3 || watched()) return leave_to_python();
+  if (!read(given[0], rows.t, true) || !read(given[1], rows.numbers, true) || !read(given[2], rows.scales, true)) return leave_to_python();
+  if (!rows.fit() || recorded(given[0], given[0])) return leave_to_python();
+  rows.round();
+  return shared(given[2]);
+}
+
 // write_page_rows(most, lengths, block_table, keys, k, values, v): copies k (batch, heads, n, dk), n <= most, behind the lengths[b] rows
 // of each sequence b that lie in the pages block_table[b] of keys (pages, heads, page_size, dk), and v to those of values. None, and
 // nothing is written, where write_rows answers None, and for most < 1; else n.
@@ -176,7 +190,7 @@ PyObject* remember(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   }
   const uint32_t needs = given.recorded ? needs_of(given.tensors, 3) | needs_of(all.objects, all.count) << 3 : 0;
   Known one{(const regard_plan*)PyLong_AsVoidPtr(arguments[0]), shared(arguments[1]), shared(outlines), parts[0], parts[1], given.placed,
-            given.paged, needs, {}, {}, {}, {}};
+            given.paged, given.int8, needs, {}, {}, {}, {}};
   for (int n = 0; n < 2; ++n)
     if (parts[n]) Py_IncRef(parts[n]);
   strcpy(one.isa, isa_named());
@@ -198,6 +212,7 @@ PyMethodDef methods[] = {{"attend", attend, METH_FASTCALL, nullptr},
                          {"differentiate", differentiate, METH_FASTCALL, nullptr},
                          {"write_rows", write_rows, METH_FASTCALL, nullptr},
                          {"write_page_rows", write_page_rows, METH_FASTCALL, nullptr},
+                         {"round_rows", round_rows, METH_FASTCALL, nullptr},
                          {"remember", remember, METH_FASTCALL, nullptr},
                          {"forget", forget, METH_FASTCALL, nullptr}};
 
@@ -205,7 +220,7 @@ PyMethodDef methods[] = {{"attend", attend, METH_FASTCALL, nullptr},
 
 // The functions above, from what they use of Python's, in the order of Names.
 extern "C" __attribute__((visibility("default"))) PyObject* regard_start(PyObject* given) {
-  PyObject** const to[] = {&py.tensor,     &py.parameter,     &py.positions,  &py.paged, &py.is_neg,       &py.empty_like, &py.new_empty, &py.get_num_threads,
+  PyObject** const to[] = {&py.tensor,     &py.parameter,     &py.positions,  &py.paged, &py.int8_rows, &py.is_neg,       &py.empty_like, &py.new_empty, &py.get_num_threads,
                            &py.is_grad_enabled, &py.guards, &py.forward_ad, &py.float_tensor, &py.fields, &py.dtype, &py.tuple,
                            &py.lengths, &py.int64};
   constexpr Py_ssize_t kCount = sizeof(to) / sizeof(to[0]);
@@ -219,7 +234,7 @@ extern "C" __attribute__((visibility("default"))) PyObject* regard_start(PyObjec
     const char* name;
   } names[] = {{&py.requires_grad, "requires_grad"}, {&py.dict, "__dict__"}, {&py.made, "_span"},
                {&py.numbers, "_numbers"}, {&py.dtype_name, "dtype"}, {&py.current_level, "_current_level"}, {&py.pages, "pages"},
-               {&py.block_table, "block_table"}, {&py.shape, "shape"}};
+               {&py.block_table, "block_table"}, {&py.shape, "shape"}, {&py.int8_numbers, "numbers"}, {&py.scales, "scales"}};
   for (const auto& one : names) *one.to = PyUnicode_InternFromString(one.name);
   constexpr Py_ssize_t kMethods = sizeof(methods) / sizeof(methods[0]);
   PyObject* const made = PyTuple_New(kMethods);

@@ -68,12 +68,12 @@ static PyObject* packed(PyObject* tuple, int64_t less) {
 // What is used of torch and of regard's own classes, set by start() and kept for ever.
 struct Names {
   const DLPackExchangeAPI* dlpack;
-  PyObject *tensor, *parameter, *positions, *paged;      // types
+  PyObject *tensor, *parameter, *positions, *paged, *int8_rows;  // types
   PyObject *is_neg, *empty_like, *new_empty;             // called with a tensor
   PyObject *get_num_threads, *is_grad_enabled, *guards;  // guards: true where somebody watches or changes what torch does
   PyObject *forward_ad, *float_tensor;                   // the module; a tensor of float32
   PyObject *fields, *dtype, *tuple, *lengths, *int64;    // of each class of values; types; a dtype
-  PyObject *requires_grad, *dict, *made, *numbers, *dtype_name, *current_level, *pages, *block_table, *shape;  // attributes' names
+  PyObject *requires_grad, *dict, *made, *numbers, *dtype_name, *current_level, *pages, *block_table, *shape, *int8_numbers, *scales;  // attributes' names
 };
 static Names py;
 
@@ -101,7 +101,7 @@ static bool read(PyObject* object, DLTensor& t, bool exact) {
 static int64_t dtype_of(DLDataType t) {
   if (t.code == kDLFloat) return t.bits == 32 ? REGARD_F32 : t.bits == 16 ? REGARD_F16 : t.bits == 64 ? REGARD_F64 : REGARD_OTHER;
   if (t.code == kDLBfloat) return t.bits == 16 ? REGARD_BF16 : REGARD_OTHER;
-  if (t.code == kDLInt) return t.bits == 32 ? REGARD_I32 : t.bits == 64 ? REGARD_I64 : REGARD_OTHER;
+  if (t.code == kDLInt) return t.bits == 8 ? REGARD_I8 : t.bits == 32 ? REGARD_I32 : t.bits == 64 ? REGARD_I64 : REGARD_OTHER;
   return t.code == kDLBool ? REGARD_BOOL : REGARD_OTHER;
 }
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from regard.core.arguments import check_kinds
 from regard.core.dropout import Dropout
 from regard.core.errors import ShapeError
+from regard.core.int8_rows import Int8Rows, both_int8
 from regard.core.paged import Paged, share_pages
 from regard.core.positions import Positions
 from regard.core.shapes import count_of, listed
@@ -234,7 +235,7 @@ def _by_count(
 
     To choose some of the keys of a batch is to copy them, unless pages hold them.
     """
-    paged, rule = share_pages(k, v), mask.rule()
+    paged, rule = share_pages(k, v) or (both_int8(k, v) and isinstance(k, Int8Rows) and k.in_pages), mask.rule()
     assert rule is not None
     groups: dict[tuple[int, int], list[int]] = {}
     for b, n in enumerate(counts):
@@ -271,6 +272,15 @@ def _rows(values: Tensor, headed: bool, taken: Tensor) -> Tensor:
 
 def _chosen(k: Tensor, v: Tensor, sequences: list[int], nk: int) -> tuple[Tensor, Tensor]:
     """The first nk keys and values of some sequences: pages stay where they are, else there is one sequence."""
+    if isinstance(k, Int8Rows) and isinstance(v, Int8Rows) and both_int8(k, v):
+        table = k.numbers.block_table[sequences] if isinstance(k.numbers, Paged) else None
+
+        def rows(t: Tensor) -> Tensor:
+            if isinstance(t, Paged) and table is not None:
+                return Paged(t.pages, table, nk)
+            return t[sequences[0] : sequences[0] + 1].narrow(-2, 0, nk)
+
+        return Int8Rows(rows(k.numbers), rows(k.scales), k.dtype), Int8Rows(rows(v.numbers), rows(v.scales), v.dtype)
     if isinstance(k, Paged) and isinstance(v, Paged) and share_pages(k, v):
         table = k.block_table[sequences]
         return Paged(k.pages, table, nk), Paged(v.pages, table, nk)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 import regard.nn as nn
 from regard.compat.transformers import NAME, FixedCache, GrowingCache, PagedCache
+from regard.core.int8_rows import Int8Rows, rounded
 from regard.core.paged import Paged
 from served_models import SHAPE
 from tiny_models import VOCABULARY, Tiny
@@ -161,12 +163,57 @@ def test_an_encoder_decoder() -> None:
 
 
 def test_pages_are_read_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gathered(self: Paged) -> Tensor:
+    def write_out(self: Paged) -> Tensor:
         raise AssertionError("pages were copied")
 
-    monkeypatch.setattr(Paged, "gathered", gathered)
+    monkeypatch.setattr(Paged, "_write_out", write_out)
     model = MODELS["hybrid"].build(NAME)
     generated(model, CACHES["paged"](model.config), **prompt(), num_beams=2)
+
+
+INT8: dict[str, Callable[[Any], Any]] = {
+    "growing": partial(GrowingCache, dtype=torch.int8),
+    "fixed": partial(FixedCache, capacity=400, dtype=torch.int8),
+    "paged": partial(PagedCache, pages=200, page_size=4, dtype=torch.int8),
+}
+
+
+class Rounding(DynamicCache):
+    """transformers' cache, of the numbers that an int8 cache would hold."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        kv = (Int8Rows(*rounded(t), t.dtype).written_out() for t in (key_states, value_states))
+        return super().update(*kv, *args, **kwargs)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("model", ["grouped", "window", "hybrid"])
+@pytest.mark.parametrize("cache", INT8)
+def test_a_cache_of_int8_gives_the_tokens_of_the_rounded_numbers(cache: str, model: str, way: str) -> None:
+    built = MODELS[model].build(NAME)
+    given = prompt(1 if way == "prompt lookup" else 2) | WAYS[way]
+    expected = generated(built, Rounding(config=built.config), **given)
+    assert torch.equal(generated(built, INT8[cache](built.config), **given), expected)
+
+
+@pytest.mark.parametrize("cache", INT8)
+def test_steps_of_generate_read_int8(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    widened, widen = list[int](), Int8Rows.widened
+
+    def noted(self: Int8Rows, dtype: torch.dtype) -> Tensor:
+        widened.append(self.shape[-2])
+        return widen(self, dtype)
+
+    monkeypatch.setattr(Int8Rows, "widened", noted)
+    model = MODELS["grouped"].build(NAME)
+    generated(model, INT8[cache](model.config), **prompt())
+    assert set(widened) <= {PROMPT}  # the prompt alone may have many queries
+
+
+def test_a_cache_of_another_dtype_is_refused() -> None:
+    config = MODELS["grouped"].build(NAME).config
+    with pytest.raises(ValueError, match=r"GrowingCache\(dtype=torch\.float16\): expected None, .* or torch\.int8"):
+        GrowingCache(config, torch.float16)
 
 
 @pytest.mark.parametrize(

@@ -93,10 +93,10 @@ def test_tokens_of_several_orders(name: str, monkeypatch: pytest.MonkeyPatch) ->
     expected = generated(MODELS[name].build(PEERS[name]), texts)
     ours = MODELS[name].build(NAME)
 
-    def gathered(self: Paged) -> Tensor:
+    def write_out(self: Paged) -> Tensor:
         raise AssertionError("pages were copied")
 
-    monkeypatch.setattr(Paged, "gathered", gathered)
+    monkeypatch.setattr(Paged, "_write_out", write_out)
     for seed in range(3):
         order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed)).tolist()
         assert generated(ours, [texts[n] for n in order]) == [expected[n] for n in order]

@@ -118,6 +118,11 @@ const Wrong kWrong[] = {
     FIELD_WHERE(x.c.block_table, c.page_size, 0), FIELD_WHERE(x.c.block_table, c.page_size, -3), FIELD_WHERE(x.c.block_table, c.pages, 0),
     WRONG("pages that no kernel reads", kBad, if (entry == kForward) return false; static const int32_t first = 0;
           x.c.block_table = &first; x.c.page_size = x.c.nk; x.c.pages = 1; return true;),
+    WRONG("scales that no kernel reads", kBad, if (x.int8 || !x.c.dk) return false; static const float one = 1;
+          x.c.k_scales.data = x.c.v_scales.data = (void*)&one; x.c.k_scales.size = x.c.v_scales.size = 1; return true;),
+    WRONG("int8 and invariant rows", kBad, if (!x.int8) return false; x.c.invariant = 1; return true;),
+    WRONG("int8 and a map of tiles", kBad, if (!x.int8) return false; static const int32_t all = -2;
+          x.c.tiles.data = (void*)&all; x.c.tiles.size = 1; x.c.tiles.dtype = REGARD_I32; return true;),
     WRONG("a group past the last", REGARD_BAD_GROUP, return set_group(x, x.f.groups);),
     WRONG("a group far past the last", REGARD_BAD_GROUP, return set_group(x, INT32_MAX);),
     FIELD(c.batch[0], 0), FIELD(c.batch[3], -1), FIELD(c.batch[2], (int64_t)1 << 60), FIELD(c.heads, 0), FIELD(c.heads, -2),
@@ -129,7 +134,7 @@ const Wrong kWrong[] = {
     FIELD_WHERE(x.c.dv, c.v.data, nullptr), FIELD_WHERE(x.c.dv, c.out.data, nullptr),
     FIELD_WHERE(x.c.start.data, c.start.data, nullptr), FIELD_WHERE(x.c.start.data, c.stop.data, nullptr),
     OPERAND(c.q), OPERAND(c.k), OPERAND(c.v), OPERAND(c.out), OPERAND(c.lse), OPERAND(c.row_stats), OPERAND(c.start), OPERAND(c.stop),
-    OPERAND(c.allowed), OPERAND(c.tiles), OPERAND(c.sink), OPERAND(c.bias), OPERAND_OF(kBackward, g.dout), OPERAND_OF(kBackward, g.dlse),
+    OPERAND(c.k_scales), OPERAND(c.v_scales), OPERAND(c.allowed), OPERAND(c.tiles), OPERAND(c.sink), OPERAND(c.bias), OPERAND_OF(kBackward, g.dout), OPERAND_OF(kBackward, g.dlse),
     OPERAND_OF(kBackward, g.dq), OPERAND_OF(kBackward, g.dk), OPERAND_OF(kBackward, g.dv), OPERAND_OF(kBackward, g.dbias),
     OPERAND_OF(kAdditiveBackward, x.dout), OPERAND_OF(kAdditiveBackward, x.dlse), OPERAND_OF(kAdditiveBackward, x.da),
     OPERAND_OF(kAdditiveBackward, x.dc), OPERAND_OF(kAdditiveBackward, x.dv),

@@ -29,7 +29,7 @@ int32_t in_turns(int64_t begin, int64_t end, int64_t, regard_body body, void* co
 
 // One right call of a kind of kernels, in memory of its own.
 struct Case : RandomMemory {
-  bool additive, facts;
+  bool additive, facts, int8 = false;
   regard_gradients g{};
   regard_additive_gradients x{};
   regard_fact_args f{};
@@ -76,28 +76,36 @@ struct Case : RandomMemory {
     c.dtype = (int32_t)r.between(0, 2), c.out_dtype = additive || r.chance(2) ? REGARD_F32 : c.dtype;
     c.threads = (int32_t)r.between(1, 3);
     c.invariant = r.chance(4);
+    int8 = !additive && !facts && r.chance(4);
+    if (int8) c.nq = r.between(1, 15), c.invariant = 0;  // what few rows read
     c.scale = 0.3f, c.keep = 1;
   }
 
   void operands() {
-    const Kind kind = (Kind)c.dtype;
-    c.q = tensor(additive ? kF32 : kind, c.heads, c.nq, c.dk, false);
-    c.k = tensor(additive ? kF32 : kind, c.key_heads, c.nk, c.dk, r.chance(3));
-    if (!facts) c.v = tensor(kind, c.key_heads, c.nk, c.dv, r.chance(3));
+    c.q = tensor(additive ? kF32 : (Kind)c.dtype, c.heads, c.nq, c.dk, false);
+    keys(c.nk, r.chance(3), r.chance(3));
     if (!facts) c.out = tensor((Kind)c.out_dtype, c.heads, c.nq, c.dv, false);
     if (r.chance(2)) c.lse = tensor(kF32, c.heads, c.nq, 1, false);
     c.row_stats = tensor(kF32, c.heads, c.nq, 2, false);
     if (r.chance(3)) c.sink = tensor(kF32, c.heads, 1, 1, true);
   }
 
+  // Keys and values, or their pages, with the scales of int8.
+  void keys(int64_t rows, bool share_keys, bool share_values) {
+    const Kind kind = int8 ? kI8 : (Kind)c.dtype;
+    c.k = tensor(additive ? kF32 : kind, c.key_heads, rows, c.dk, share_keys);
+    if (!facts) c.v = tensor(kind, c.key_heads, rows, c.dv, share_values);
+    if (!int8) return;
+    c.k_scales = tensor(kF32, c.key_heads, rows, 1, share_keys), c.v_scales = tensor(kF32, c.key_heads, rows, 1, share_values);
+  }
+
   // Keys and values in pages, some of which several sequences share.
   void pages() {
-    const Kind kind = (Kind)c.dtype;
     c.page_size = r.chance(2) ? r.between(1, 20) : r.between(1, 300), c.pages = r.between(1, 5);
     int64_t batch[REGARD_BATCH_AXES];
     memcpy(batch, c.batch, sizeof batch);
     for (int n = 0; n < REGARD_BATCH_AXES; ++n) c.batch[n] = n + 1 < REGARD_BATCH_AXES ? 1 : c.pages;
-    c.k = tensor(kind, c.key_heads, c.page_size, c.dk, false), c.v = tensor(kind, c.key_heads, c.page_size, c.dv, false);
+    keys(c.page_size, false, false);
     memcpy(c.batch, batch, sizeof batch);
     int64_t step = table_pages();
     for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) c.block_table_batch[n] = step, step *= c.batch[n];
@@ -182,7 +190,7 @@ struct Case : RandomMemory {
     if (r.chance(3)) documents();
     if (c.block_table) forget_pages();
     if (r.chance(4)) c.allowed = tensor(kByte, c.heads, c.nq, c.nk, true);
-    if (!r.chance(4)) return;
+    if (int8 || !r.chance(4)) return;
     const int64_t rows = (c.nq + regard_queries() - 1) / regard_queries(), cols = (c.nk + regard_keys() - 1) / regard_keys();
     c.bits_count = r.between(0, 3);
     if (c.bits_count || r.chance(2)) c.bits = numbers<int64_t>(kI64, c.bits_count * regard_keys(), 0, INT64_MAX - 1);
@@ -264,7 +272,7 @@ struct Case : RandomMemory {
   std::vector<Entry> entries() const {
     if (facts) return {kFacts};
     if (additive) return {kAdditive, kAdditiveBackward};
-    if (c.block_table) return {kForward};
+    if (c.block_table || int8) return {kForward};
     return {kForward, kBackward};
   }
 

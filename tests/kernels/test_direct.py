@@ -7,6 +7,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from needed import needs_kernels
 from regard.backends.native.direct import direct
 from regard.backends.native.ffi import runnable
 from regard.compat.transformers_padding import Between
+from regard.core.deferred import written_out
+from regard.core.int8_rows import Int8Rows
 from regard.runtime import plan_cache
 
 pytestmark = needs_kernels
@@ -271,3 +274,21 @@ def test_references_are_counted(looks: Looks) -> None:
         call()
     gc.collect()
     assert all(b - a < 100 for a, b in zip(before, counts(), strict=True))
+
+
+@pytest.mark.parametrize("pages", [0, 4])
+def test_steps_over_keys_of_int8(looks: Looks, pages: int) -> None:
+    """In tensors and in pages; tensors of int8, and rows whose scales lie elsewhere, are no such steps."""
+    make = partial(rg.nn.PagedCache, 2, 2, 40, pages, 16, 8) if pages else partial(rg.nn.FixedCache, 2, 2, 40, 16, 8)
+    cache, given = make(dtype=torch.int8), {"mask": rg.Causal()}
+    with torch.no_grad():
+        for step in range(6):
+            q, k, v = draw(1, 1, torch.bfloat16)
+            kv = cache.append(k, v)
+            assert looks.during(lambda: same(q, *kv, **given, positions=cache.positions)) == (step == 0)  # noqa: B023
+    q, n = torch.randn(2, 4, 1, 16, dtype=torch.bfloat16), kv[0].shape[-2]
+    at = rg.tail(1, n)
+    apart = [Int8Rows(t.numbers, written_out(t.scales).clone(), t.dtype) for t in kv]
+    assert looks.during(lambda: same(q, *apart, **given, positions=at)) == bool(pages)
+    with pytest.raises(TypeError, match=r"k has dtype torch\.int8"):
+        rg.attention(q, *(written_out(t.numbers) for t in kv), **given, positions=at)

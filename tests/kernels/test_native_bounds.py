@@ -23,6 +23,7 @@ from regard.backends.native.ffi import runnable
 from regard.backends.native.launch import library
 from regard.backends.native.lower_mask import lower_mask
 from regard.backends.native.torch_ops import traced
+from regard.core.int8_rows import Int8Rows, rounded
 from regard.core.problem import build_problem
 from regard.core.region import Region
 
@@ -149,14 +150,16 @@ HELD: dict[str, dict[str, Any]] = {  # a call for each operand
     "booleans": {"mask": rg.Dense(torch.rand(3, 4, 9, 33) < 0.5)},
     "tiles": {"mask": rg.Dilated(3) | rg.Prefix(3)},
     "a sink": {"sink": torch.rand(4)},
+    "scales of int8": {"kept": lambda x: Int8Rows(*rounded(x), x.dtype)},
     "a program": {"score": rg.ScaledDot() >> Weighed(torch.rand(9), torch.rand(4, 9, 33))},
 }
 
 
 def lowered(how: dict[str, Any]) -> KernelArgs:
     q, k, v = torch.randn(3, 4, 9, 16), torch.randn(3, 2, 33, 16), torch.randn(3, 2, 33, 5)
-    how = {"score": rg.ScaledDot(), "mask": rg.Everything(), "positions": ROWS, "sink": None, **how}
-    problem, _ = build_problem(q, k, v, how["score"], how["mask"], how["positions"], None)
+    plain = {"score": rg.ScaledDot(), "mask": rg.Everything(), "positions": ROWS, "sink": None, "kept": torch.clone}
+    how = {**plain, **how}
+    problem, _ = build_problem(q, how["kept"](k), how["kept"](v), how["score"], how["mask"], how["positions"], None)
     problem = replace(problem, sink=how["sink"])
     return lower(problem, lower_mask(problem, library().tile))
 

@@ -43,7 +43,7 @@ def paged(k: Tensor, v: Tensor, size: int, spare: int = 3) -> tuple[Paged, Paged
 
 
 def read_in_place(*given: Tensor) -> bool:
-    return all(isinstance(t, Paged) and t._gathered is None for t in given)
+    return all(isinstance(t, Paged) and t._written is None for t in given)
 
 
 def native(case: testing.Case) -> bool:
@@ -115,7 +115,7 @@ def test_ragged_sequences_and_shared_pages(isa: str, size: int, dtype: torch.dty
             given = {"mask": mask & cache.mask, "positions": cache.positions}
             out = rg.attention(q[:, :, a:b], *seen, **given)
             assert read_in_place(*seen)
-            assert torch.equal(out, rg.attention(q[:, :, a:b], *(t.gathered().clone() for t in seen), **given))
+            assert torch.equal(out, rg.attention(q[:, :, a:b], *(t.written_out().clone() for t in seen), **given))
             seen = Paged(seen[0].pages, seen[0].block_table, cache.length), seen[1]
             seen = seen[0], Paged(seen[1].pages, seen[0].block_table, cache.length)
         cache.reorder(torch.tensor([3, 3, 0, 1]))
@@ -127,7 +127,7 @@ def test_against_the_definition(isa: str, at: rg.core.region.Frame, dtype: torch
     for size in (7, 128):
         case = testing.draw(at, key_heads=2, dk=19, dv=35, mask=rg.Causal())
         keys, values = paged(case.k, case.v, size)
-        assert torch.equal(keys.gathered(), case.k) and torch.equal(values.gathered(), case.v)
+        assert torch.equal(keys.written_out(), case.k) and torch.equal(values.written_out(), case.v)
         compare(testing.Case(case.q, keys, values, case.score, mask=case.mask, positions=case.positions), dtype)
 
 
@@ -142,7 +142,7 @@ def test_long_rows_that_are_fetched_ahead(isa: str, nk: int) -> None:
 
 
 GATHERED: dict[str, tuple[Callable[..., Tensor], str]] = {
-    "a gradient": (lambda q, *kv: rg.attention(q.clone().requires_grad_(), *kv), "the backward reads no pages"),
+    "a gradient": (lambda q, *kv: rg.attention(q.clone().requires_grad_(), *kv), "the backward reads ordinary tensors"),
     "cosine": (lambda q, *kv: rg.attention(q, *kv, score=rg.Cosine(1.0)), "prepares the keys"),
     "streamed": (lambda q, *kv: rg.attention(q, *kv, backend=rg.Tiled()), "contiguous keys and values"),
     "weights": (lambda q, k, v: rg.attention_weights(q, k), ""),
@@ -158,7 +158,7 @@ def test_what_reads_no_pages_gathers(name: str) -> None:
     q, k, v = (torch.randn(2, h, n, 16) for h, n in ((4, 5), (4, 33), (4, 33)))
     keys, values = paged(k, v, 4)
     torch.testing.assert_close(call(q, keys, values), call(q, k, v), rtol=0, atol=0)
-    assert keys._gathered is not None
+    assert keys._written is not None
 
 
 def test_explain_says_whether_pages_are_read() -> None:

@@ -79,7 +79,9 @@ def test_pages_and_a_shared_prefix() -> None:
         shared = same(q, k.expand(2, -1, -1, -1), v.expand(2, -1, -1, -1))
         pages = cache.append(*torch.randn(2, 2, 4, 1, 16))
         own = same(q, *pages)
-    keys, values = (torch.cat([t.expand(2, -1, -1, -1), u.gathered()], -2) for t, u in zip((k, v), pages, strict=True))
+    keys, values = (
+        torch.cat([t.expand(2, -1, -1, -1), u.written_out()], -2) for t, u in zip((k, v), pages, strict=True)
+    )
     assert len(plan_cache.plans()) == 2
     torch.testing.assert_close((shared | own).finish()[0], rg.attention(q, keys, values))
 

@@ -153,7 +153,7 @@ def test_gradients_are_those_of_one_call_a_sequence(headed: bool) -> None:
 def test_what_belongs_to_a_batch_element_stays_with_it() -> None:
     """A score with a tensor for each sequence: values and gradients, on padded queries."""
     batch = Batch()
-    kv = [t.gathered().requires_grad_() for t in batch.cache.append(*batch.later)]
+    kv = [t.written_out().requires_grad_() for t in batch.cache.append(*batch.later)]
     q, nk = [t.requires_grad_() for t in batch.q], kv[0].shape[2]
     bias = torch.randn(len(NEW), 1, 1, nk, dtype=DOUBLE, requires_grad=True)
     at, mask = batch.cache.positions, rg.Causal() & batch.cache.mask
@@ -228,7 +228,7 @@ def test_explain_says_what_is_run() -> None:
     assert dict(plan.facts)["nested"] == (
         "14 queries of 4 sequences in 3 calls, one a number of queries; above, the last"
     )
-    dense = [t.gathered() for t in kv]
+    dense = [t.written_out() for t in kv]
     plan = rg.explain(jagged(batch.q), *dense, mask=batch.cache.mask, backend=rg.Tiled())
     assert dict(plan.facts)["nested"].startswith("14 queries of 4 sequences in 4 calls, one a sequence")
     plan = rg.explain(jagged(batch.q), *kv, mask=batch.cache.mask, dropout=rg.Dropout(0.5))

@@ -173,7 +173,9 @@ class Backend(Value):
         return None
 
     def why_gathers(self, problem: Problem) -> str | None:
-        """Why keys and values that lie in pages are gathered for this backend, as a clause; None if it reads pages."""
+        """Why keys and values that are kept in another form (pages, int8) are written out for this backend, as a
+        clause; None if it reads that form.
+        """
         return "it reads contiguous keys and values"
 
     def details(self, problem: Problem) -> dict[str, str]:

@@ -16,6 +16,7 @@ import regard.nn.cache.growing as growing
 import regard.nn.cache.paged as paged
 from regard.core.wrong_calls import kind_of
 from regard.nn.cache.base import KVCache
+from regard.nn.cache.forms import form_of_any
 from regard.nn.cache.rolling import RollingCache
 
 # A new cache for one layer, of its first keys and values (batch, heads, n, d).
@@ -119,6 +120,9 @@ class GrowingCache(Cache):
     A cache is for inference: raises ValueError for keys that require a gradient where gradients are recorded. Shapes
     are not fixed: torch.compile makes several graphs with it, and one with transformers' StaticCache.
 
+    dtype: None, or torch.int8, which rounds each token once, when it comes, as regard.nn.KVCache says; other attention
+    implementations than regard's then read the rounded numbers in the model's dtype. Raises ValueError for another.
+
     >>> from regard.compat.transformers import GrowingCache
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -130,15 +134,15 @@ class GrowingCache(Cache):
     6
     """
 
-    def __init__(self, config: PretrainedConfig) -> None:
-        super().__init__(layers=_layers(type(self).__name__, config, _growing, -1))
+    def __init__(self, config: PretrainedConfig, dtype: torch.dtype | None = None) -> None:
+        super().__init__(layers=_layers(type(self).__name__, config, partial(_growing, dtype), -1, dtype))
 
 
 class FixedCache(Cache):
     """A cache for `generate` whose layers are regard.nn.FixedCache: memory for `capacity` tokens, allocated once.
 
     The batch is that of the first forward, beams included; `reset` keeps the memory. A forward with more tokens than
-    are left raises ValueError. Layers with a window are as in GrowingCache; see there for the rest.
+    are left raises ValueError. Layers with a window, and dtype, are as in GrowingCache; see there for the rest.
 
     >>> from regard.compat.transformers import FixedCache
     >>> from transformers import LlamaConfig
@@ -146,18 +150,19 @@ class FixedCache(Cache):
     100
     """
 
-    def __init__(self, config: PretrainedConfig, capacity: int) -> None:
+    def __init__(self, config: PretrainedConfig, capacity: int, dtype: torch.dtype | None = None) -> None:
         if capacity < 1:
             raise ValueError(f"FixedCache(capacity={capacity}): expected 1 token or more.")
-        super().__init__(layers=_layers(type(self).__name__, config, partial(_fixed, capacity), capacity))
+        super().__init__(layers=_layers(type(self).__name__, config, partial(_fixed, capacity, dtype), capacity, dtype))
 
 
 class PagedCache(Cache):
     """A cache for `generate` whose layers are regard.nn.PagedCache: each has a pool of `pages` pages of `page_size`.
 
     Beams, and continuations of one prompt, share the pages of their common tokens: reordering copies tables, no keys. A
-    forward that needs more pages than are free raises ValueError. Layers with a window are as in GrowingCache; see
-    there for the rest. For requests of unequal lengths take continuous batching, model.generate_batch.
+    forward that needs more pages than are free raises ValueError. Layers with a window, and dtype, are as in
+    GrowingCache; see there for the rest. For requests of unequal lengths take continuous batching,
+    model.generate_batch.
 
     >>> from regard.compat.transformers import PagedCache
     >>> from transformers import LlamaConfig
@@ -165,15 +170,18 @@ class PagedCache(Cache):
     PagedCache(layers=[Layer(), Layer()])
     """
 
-    def __init__(self, config: PretrainedConfig, pages: int, page_size: int) -> None:
+    def __init__(self, config: PretrainedConfig, pages: int, page_size: int, dtype: torch.dtype | None = None) -> None:
         for name, given in (("pages", pages), ("page_size", page_size)):
             if given < 1:
                 raise ValueError(f"PagedCache({name}={given}): expected 1 or more.")
-        super().__init__(layers=_layers(type(self).__name__, config, partial(_paged, pages, page_size), -1))
+        super().__init__(
+            layers=_layers(type(self).__name__, config, partial(_paged, pages, page_size, dtype), -1, dtype)
+        )
 
 
-def _layers(name: str, config: PretrainedConfig, make: Maker, most: int) -> list[Any]:
+def _layers(name: str, config: PretrainedConfig, make: Maker, most: int, dtype: torch.dtype | None) -> list[Any]:
     """A layer of a cache for each layer of a model."""
+    form_of_any(dtype, name)  # ValueError for another than None and int8
     if not isinstance(config, PretrainedConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name}: config is {kind_of(config)}; expected the model's configuration, model.config.")
     types, options = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
@@ -183,24 +191,25 @@ def _layers(name: str, config: PretrainedConfig, make: Maker, most: int) -> list
             layers.append(Layer(make, most))
         elif kind in WINDOWED:
             window: int = given["sliding_window"]
-            layers.append(Layer(partial(_rolling, window), window, window))
+            layers.append(Layer(partial(_rolling, window, dtype), window, window))
         else:
             layers.append(DYNAMIC_LAYER_TYPE_MAPPING[kind](**given))
     return layers
 
 
-def _growing(k: Tensor, v: Tensor) -> KVCache:
-    return growing.GrowingCache()
+def _growing(dtype: torch.dtype | None, k: Tensor, v: Tensor) -> KVCache:
+    return growing.GrowingCache(dtype)
 
 
-def _rolling(window: int, k: Tensor, v: Tensor) -> KVCache:
-    return RollingCache(window)
+def _rolling(window: int, dtype: torch.dtype | None, k: Tensor, v: Tensor) -> KVCache:
+    return RollingCache(window, dtype)
 
 
-def _fixed(capacity: int, k: Tensor, v: Tensor) -> KVCache:
-    return fixed.FixedCache(k.shape[0], k.shape[1], capacity, k.shape[-1], v.shape[-1], k.dtype, k.device)
-
-
-def _paged(pages: int, page_size: int, k: Tensor, v: Tensor) -> KVCache:
+def _fixed(capacity: int, dtype: torch.dtype | None, k: Tensor, v: Tensor) -> KVCache:
     batch, heads, _, dk = k.shape
-    return paged.PagedCache(batch, heads, pages, page_size, dk, v.shape[-1], k.dtype, k.device)
+    return fixed.FixedCache(batch, heads, capacity, dk, v.shape[-1], dtype or k.dtype, k.device)
+
+
+def _paged(pages: int, page_size: int, dtype: torch.dtype | None, k: Tensor, v: Tensor) -> KVCache:
+    batch, heads, _, dk = k.shape
+    return paged.PagedCache(batch, heads, pages, page_size, dk, v.shape[-1], dtype or k.dtype, k.device)

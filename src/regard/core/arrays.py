@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from regard.core.paged import gathered
+from regard.core.deferred import written_out
 from regard.core.tracing import loaded, unwrapped_if_dead
 from regard.core.wrong_calls import kind_of
 
@@ -30,7 +30,7 @@ def tensor(x: Any, name: str) -> Tensor:
                 f"{name} is a nested tensor; regard.attention alone takes these, all of q, k and v with "
                 "layout=torch.jagged. Elsewhere pass pack(x).values, and mask=pack(x).mask."
             )
-        return in_memory(gathered(x), name)
+        return in_memory(written_out(x), name)
     if _is_numpy(x):
         return _from_numpy(x, name)
     if hasattr(x, "__dlpack__"):

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+
+from regard.core.deferred import DeferredRows, wrapper
 
 
-class Paged(Tensor):
+class Paged(DeferredRows):
     """Keys (or values) of a batch of sequences, a tensor (batch, heads, n, d) whose rows lie in pages of a pool.
 
     pages        (pages, heads, page_size, d)
@@ -29,58 +30,31 @@ class Paged(Tensor):
     pages: Tensor
     block_table: Tensor
     page_size: int
-    _gathered: Tensor | None
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
 
     @staticmethod
     def __new__(cls: type[Paged], pages: Tensor, block_table: Tensor, n: int) -> Paged:
         _, heads, page_size, d = pages.shape
-        made = _wrapper(cls, (block_table.shape[0], heads, n, d), dtype=pages.dtype, device=pages.device)
-        made.pages, made.block_table, made.page_size, made._gathered = pages, block_table, page_size, None
+        made = wrapper(cls, (block_table.shape[0], heads, n, d), dtype=pages.dtype, device=pages.device)
+        made.pages, made.block_table, made.page_size, made._written = pages, block_table, page_size, None
         return made
 
     def shared_by(self, batch: int) -> Paged:
         """The rows of one sequence for each of `batch` batch elements."""
         return Paged(self.pages, self.block_table.expand(batch, -1), self.shape[-2])
 
-    def gathered(self) -> Tensor:
-        """The same rows in a contiguous tensor of their own."""
-        if self._gathered is None:
-            self._gathered = gather_rows(self.pages, self.block_table, self.shape[-2])
-        return self._gathered
+    @property
+    def in_pages(self) -> bool:
+        return True
 
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._schema.is_mutable and any(isinstance(x, Paged) for x in args[:1]):
-            raise TypeError(f"{func}: keys and values in pages of a cache are read only; write to a clone() of them.")
-        args, kwargs = tree_map_only(Paged, Paged.gathered, (args, kwargs or {}))
-        return func(*args, **kwargs)
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        return self.pages, self.block_table
 
-    # what torch does without asking __torch_dispatch__
-    def data_ptr(self) -> int:
-        return self.gathered().data_ptr()
-
-    def numpy(self, *, force: bool = False) -> Any:
-        return self.gathered().numpy(force=force)
-
-    def tolist(self) -> Any:
-        return self.gathered().tolist()
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.gathered().__dlpack__(**options)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.gathered().__reduce_ex__(protocol)
-
-    def __deepcopy__(self, memo: Any) -> Tensor:
-        return self.gathered().clone()
+    def _write_out(self) -> Tensor:
+        return gather_rows(self.pages, self.block_table, self.shape[-2])
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"Paged({tuple(self.shape)}, {self.dtype}, pages of {self.page_size})"
-
-
-_wrapper = Tensor._make_wrapper_subclass  # pyright: ignore
 
 
 def gather_rows(pages: Tensor, block_table: Tensor, n: int) -> Tensor:
@@ -90,11 +64,6 @@ def gather_rows(pages: Tensor, block_table: Tensor, n: int) -> Tensor:
     for b in range(len(table)):  # one sequence at a time: whole pages are copied twice
         rows[b] = pages[table[b]].transpose(0, 1).flatten(1, 2)[:, :n]
     return rows
-
-
-def gathered(t: Tensor) -> Tensor:
-    """A tensor whose rows lie in no pages."""
-    return t.gathered() if isinstance(t, Paged) else t
 
 
 def share_pages(k: Any, v: Any) -> bool:

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from regard.core.arguments import batch_axes, check_heads, check_kinds, check_tensors, warn_of_swapped_axes
+from regard.core.deferred import written_out
 from regard.core.dropout import Dropout
 from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError
-from regard.core.paged import Paged, gathered
+from regard.core.int8_rows import Int8Rows
+from regard.core.paged import Paged
 from regard.core.positions import Positions, resolve_positions
 from regard.core.region import Frame, Region
 from regard.core.shapes import repeat_heads
@@ -81,9 +83,18 @@ class Problem:
         sink = None if self.sink is None else next(rest)
         return replace(self, q=q, k=k, v=v, score=score, mask=mask, frame=frame, sink=sink)
 
-    def gathered(self) -> Problem:
-        """The same call, its keys and values in no pages."""
-        return replace(self, k=gathered(self.k), v=gathered(self.v))
+    def written_out(self) -> Problem:
+        """The same call on ordinary tensors: keys and values gathered from pages, rows of int8 widened.
+
+        These are widened to the accumulation dtype, and q with them: nothing is rounded.
+        """
+        if not (isinstance(self.k, Int8Rows) or isinstance(self.v, Int8Rows)):
+            return replace(self, k=written_out(self.k), v=written_out(self.v))
+        q, k, v = (
+            t.widened(self.accumulate) if isinstance(t, Int8Rows) else written_out(t).to(self.accumulate)
+            for t in (self.q, self.k, self.v)
+        )
+        return replace(self, q=q, k=k, v=v)
 
     def tile(
         self, at: Region, q: Tensor, k: Tensor, score: Pipeline, everything: bool = False, first: Tensor | None = None
@@ -201,6 +212,8 @@ def build_problem(
 
 
 def _lift(t: Tensor, batch: tuple[int, ...], headed: bool) -> Tensor:
+    if isinstance(t, Int8Rows):
+        return t.lifted(batch, headed)
     if isinstance(t, Paged):
         return t if t.shape[:-3] == batch else t.shared_by(*batch)
     t = t if headed else t.unsqueeze(-3)

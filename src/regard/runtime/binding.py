@@ -15,6 +15,7 @@ from regard.backends.base import Backend
 from regard.core.dropout import Dropout
 from regard.core.dtypes import autocast, exact
 from regard.core.errors import ShapeError
+from regard.core.int8_rows import both_int8
 from regard.core.paged import share_pages
 from regard.core.positions import Positions
 from regard.core.problem import Layout, Problem, build_problem
@@ -46,7 +47,7 @@ class Call:
         self.answer: Callable[[Tensor], Any] = arrays.answer_like(q if like is None else like)
         q = arrays.tensor(q, "q")
         self.device = q.device.type
-        if not share_pages(k, v):
+        if not (share_pages(k, v) or both_int8(k, v)):
             k, v = arrays.tensor(k, "k"), arrays.tensor(v, "v")
         q, k, v = as_autocast(q), as_autocast(k), as_autocast(v)
         with self.precision():

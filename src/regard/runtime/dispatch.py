@@ -11,8 +11,9 @@ from regard.backends.native.backend import Native
 from regard.backends.reference import Reference
 from regard.backends.sdpa import Sdpa
 from regard.backends.streaming.tiled import Tiled
+from regard.core.deferred import DeferredRows
 from regard.core.errors import Unsupported
-from regard.core.paged import Paged
+from regard.core.int8_rows import Int8Rows
 from regard.core.problem import Problem
 from regard.core.shapes import count_of
 from regard.core.value import written
@@ -65,14 +66,28 @@ def choose(problem: Problem, backend: Backend | None, lse: bool) -> Backend:
 
 
 def readable(problem: Problem, backend: Backend) -> Problem:
-    """The problem as the backend reads it: the one place where keys and values are gathered from pages."""
-    if not _has_pages(problem) or backend.why_gathers(problem) is None:
+    """The problem as the backend reads it: the one place where keys and values are written out as ordinary tensors."""
+    if not _is_deferred(problem) or backend.why_gathers(problem) is None:
         return problem
-    return problem.gathered()
+    return problem.written_out()
 
 
-def _has_pages(problem: Problem) -> bool:
-    return isinstance(problem.k, Paged) or isinstance(problem.v, Paged)
+def _is_deferred(problem: Problem) -> bool:
+    return isinstance(problem.k, DeferredRows) or isinstance(problem.v, DeferredRows)
+
+
+def _kept_as(chosen: Backend, problem: Problem) -> list[tuple[str, str]]:
+    """What happens to keys and values that are kept in another form than a tensor's."""
+    if not _is_deferred(problem):
+        return []
+    why, facts = chosen.why_gathers(problem), list[tuple[str, str]]()
+    read = [t for t in (problem.k, problem.v) if isinstance(t, DeferredRows)]
+    if any(isinstance(t, Int8Rows) for t in read):
+        wide = str(problem.accumulate).removeprefix("torch.")
+        facts.append(("int8", "read as it is, widened in registers" if why is None else f"widened to {wide}: {why}"))
+    if any(t.in_pages for t in read):
+        facts.append(("pages", "read where they lie" if why is None else f"gathered into contiguous tensors: {why}"))
+    return facts
 
 
 def plan(problem: Problem, backend: Backend | None, lse: bool) -> Plan:
@@ -96,7 +111,5 @@ def plan(problem: Problem, backend: Backend | None, lse: bool) -> Plan:
         ("mask", repr(problem.mask)),
         *chosen.details(problem).items(),
     ]
-    if _has_pages(problem):
-        why = chosen.why_gathers(problem)
-        facts.append(("pages", "read where they lie" if why is None else f"gathered into contiguous tensors: {why}"))
+    facts += _kept_as(chosen, problem)
     return Plan(chosen, tuple(reasons), tuple(facts))

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from regard.core.dropout import Dropout
+from regard.core.int8_rows import Int8Rows, both_int8
 from regard.core.paged import Paged, share_pages
 from regard.core.positions import Positions
 from regard.core.tracing import functorch, watched, wrapped
@@ -114,10 +115,10 @@ def structure_of(
 
     The first part of the key is what has a gradient, or None. The tensors of score, mask and sink go to `leaves`.
     """
-    paged = share_pages(k, v)
-    if type(q) is not Tensor or not (paged or (type(k) is Tensor and type(v) is Tensor)) or transformed():
+    kept = share_pages(k, v) or both_int8(k, v)  # in another form than a tensor's
+    if type(q) is not Tensor or not (kept or (type(k) is Tensor and type(v) is Tensor)) or transformed():
         return None
-    if not (plain(q) and (paged or (plain(k) and plain(v)))) or q.dim() < 2 or k.dim() < 2 or v.dim() < 2:
+    if not (plain(q) and (kept or (plain(k) and plain(v)))) or q.dim() < 2 or k.dim() < 2 or v.dim() < 2:
         return None
     try:
         values = outline(score, leaves), outline(mask, leaves), outline(sink, leaves)
@@ -133,12 +134,18 @@ def structure_of(
     needs = tuple([t.requires_grad for t in (q, k, v, *leaves)]) if torch.is_grad_enabled() else ()
     key = (  # OUTLINES says where values are
         *(needs if True in needs else None, values, placed, dropped, q.dtype, k.dtype, v.dtype),
-        k.page_size if type(k) is Paged else None,
+        _form_of(k) if kept else None,
         *(len(q_lead), len(k_lead), *q_lead, q_width, *k_lead, k_width, *v_lead, v_width),
         torch.get_num_threads(),
         _environment.get(_ISA),
     )
     return key, nq, nk
+
+
+def _form_of(k: Tensor) -> tuple[type, int | None]:
+    """How keys that are no ordinary tensor are kept; the size of their pages."""
+    numbers = k.numbers if isinstance(k, Int8Rows) else k
+    return type(k), numbers.page_size if isinstance(numbers, Paged) else None
 
 
 def transformed() -> bool:

@@ -16,8 +16,9 @@ from torch.compiler import is_compiling
 
 from regard.backends.base import Done, Example, Inputs, Plan, TrainingPlan
 from regard.backends.native.direct import direct, shortcut
+from regard.core.deferred import DeferredRows
 from regard.core.dropout import Dropout
-from regard.core.paged import Paged
+from regard.core.int8_rows import Int8Rows
 from regard.core.positions import Positions
 from regard.core.state import RowStats
 from regard.core.tracing import watched
@@ -192,14 +193,14 @@ def _planned(call: Call, positions: Positions | None, tensors: tuple[Tensor, ...
     problem, (q, k, v, *leaves) = call.problem, tensors
     frame, similarity = problem.frame, problem.similarity
     prepares = type(similarity).prepare is not Similarity.prepare
-    if prepares and any(_lift(t).shape[:-3] != frame.batch for t in (q, k)):
+    if prepares and (isinstance(k, Int8Rows) or any(_lift(t).shape[:-3] != frame.batch for t in (q, k))):
         return None
     q, k = (problem.q, problem.k) if prepares else (q, k)
     with torch.no_grad():
         backend = choose(problem, None, lse=False)
         needs = tuple(wanted not in (None, _STATS) and t.requires_grad for t in (q, k, v, *leaves))
-        if readable(problem, backend) is not problem or (True in needs and isinstance(k, Paged)):
-            return None  # what is gathered, each call gathers
+        if readable(problem, backend) is not problem or (True in needs and isinstance(k, DeferredRows)):
+            return None  # what is written out, each call writes out
         shape = *frame.batch, frame.heads, frame.nq, problem.dv
         out = call.layout.restore(torch.empty(shape, dtype=problem.v.dtype, device=frame.device), 2)
         spent = len(similarity.tensors()) if prepares else 0

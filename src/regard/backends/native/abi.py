@@ -20,6 +20,7 @@ from regard.backends.native.call_operands import (
     RAGGED,
     RULE_BOUNDS,
     SCALE,
+    SCALES,
     SINK,
 )
 from regard.backends.native.modifiers.slopes import DIMS
@@ -36,7 +37,8 @@ OPERAND_DTYPES = {
     "REGARD_I32": 4,
     "REGARD_I64": 5,
     "REGARD_BOOL": 6,
-    "REGARD_OTHER": 7,
+    "REGARD_I8": 7,
+    "REGARD_OTHER": 8,
 }
 ACTIVATIONS = {"REGARD_TANH": 0, "REGARD_SIGMOID": 1, "REGARD_LEAKY_RELU": 2}
 # What a kernel returns. All but the first: nothing was computed.
@@ -86,7 +88,7 @@ class CallArguments(Struct):
     members = (
         Member("int64_t", "batch", "sizes of the batch axes, 1 where there are fewer", AXES),
         *members("int64_t", "heads key_heads nq nk dk dv"),
-        Member("int32_t", "dtype", "of q, k, v and out"),
+        Member("int32_t", "dtype", "of q, k, v and out; k and v are int8 where they have scales"),
         Member("int32_t", "out_dtype", "REGARD_F32 or dtype"),
         Member("int32_t", "threads"),
         *members("regard_tensor", "q k v out"),
@@ -105,7 +107,7 @@ class CallArguments(Struct):
         *SCALE.members,
         *(member for modifier in MODIFIERS for member in members_of((*modifier.operands, *modifier.numbers))),
         *INTERVAL_MEMBERS,
-        *members_of((*PAIRS, *PLACES, *DROPOUT, INVARIANT, SINK)),
+        *members_of((*PAIRS, *PLACES, *DROPOUT, INVARIANT, SINK, *SCALES)),
     )
 
 

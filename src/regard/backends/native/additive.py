@@ -36,7 +36,7 @@ class AdditiveKernels(KernelFamily):
     learned_offset = AdditiveGradientArguments.dw.offset
 
     def why_gathers(self, problem: Problem) -> str | None:
-        return "the kernels of additive scores read no pages"
+        return "the kernels of additive scores read ordinary tensors"
 
     def why_not_invariant(self, problem: Problem) -> str | None:
         return "how an additive score is found depends on how far the queries beside it reach"

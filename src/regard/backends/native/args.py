@@ -15,6 +15,7 @@ from regard.backends.native.call_operands import NUMBERS
 from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.modifiers.distance import MOST, place
 from regard.backends.native.modifiers.table import lower_modifiers, why_not_modifiers
+from regard.core.int8_rows import Int8Rows
 from regard.core.problem import Problem
 from regard.scores.activations import Activation, LeakyReLU, Sigmoid, Tanh
 from regard.scores.additive import Additive
@@ -32,7 +33,7 @@ ACTIVATIONS: dict[type, int] = {  # by type, not isinstance: a subclass may mean
 class KernelArgs:
     """The operands and numbers of one call, before it has addresses: see abi.CallArguments.
 
-    q (*batch, h, nq, dk), k and v (*batch, hk, nk, ...), one dtype.
+    q (*batch, h, nq, dk), k and v (*batch, hk, nk, ...), one dtype; k and v are int8 where they have scales.
     operands   those that the call has, by their names in call_operands.OPERANDS
     numbers    those that are not as call_operands.NUMBERS says, by name
     mask_text  a mask that is no operand yet, in a graph: see mask_text.py; mask_0, ... are its positions and tensors
@@ -104,6 +105,9 @@ def lower(problem: Problem, mask: dict[str, Any], invariant: bool = False) -> Ke
     found = {**mask, **lower_modifiers(problem), **_dropout(problem), "scale": scale, "invariant": invariant}
     if problem.sink is not None:
         found["sink"] = problem.sink.float()[..., None, None]
+    if isinstance(k, Int8Rows) and isinstance(v, Int8Rows):
+        found |= {"k_scales": k.scales, "v_scales": v.scales}
+        k, v = k.numbers, v.numbers
     return kernel_args(q, k, v, found)
 
 

@@ -23,7 +23,7 @@ from regard.backends.native.launch import (
     library,
     natural_row_stats,
 )
-from regard.backends.native.lower_mask import lower_mask
+from regard.backends.native.lower_mask import lower_mask, needs_tiles
 from regard.backends.native.mask_text import why_not_text
 from regard.backends.native.modifiers.program import described
 from regard.backends.native.modifiers.table import programmed, why_not_learned
@@ -35,6 +35,7 @@ from regard.backends.native.torch_ops import traced
 from regard.backends.native.training_plan import TrainingPlan
 from regard.backends.streaming.backward import Cotangents, backward
 from regard.backends.streaming.tiling import stream
+from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 from regard.core.problem import Problem
 from regard.core.state import RowStats
@@ -81,8 +82,19 @@ class Native(Backend):
         if data_unavailable(*problem.tensors()) or watched():
             return "a graph, a transform or a mode sees the call"
         if torch.is_grad_enabled() and any(t.requires_grad for t in problem.tensors()):
-            return "the backward reads no pages"
-        return _family(problem).why_gathers(problem)
+            return "the backward reads ordinary tensors"
+        return _family(problem).why_gathers(problem) or self._why_widens(problem)
+
+    def _why_widens(self, problem: Problem) -> str | None:
+        """Why the kernels do not read int8 where they lie, as a clause; None if they do, or the keys are no int8."""
+        if not isinstance(problem.k, Int8Rows):
+            return None
+        frame = problem.frame
+        if self.invariant:
+            return "with invariant, few queries run in the kernel for blocks of queries, which reads floats"
+        if not library().reads_int8(frame.heads, problem.key_heads, frame.nq, invariant=False):
+            return "the kernel for many queries, or for many heads of a key head, reads floats"
+        return "its mask is a map of tiles" if needs_tiles(problem) else None
 
     def forward(self, problem: Problem) -> Result:
         with torch.no_grad():
@@ -172,6 +184,8 @@ class Native(Backend):
 
     def _products(self, problem: Problem) -> dict[str, str]:
         """What multiplies where there is a matrix unit, if tensors that require gradients get them."""
+        if isinstance(problem.k, Int8Rows) and self.why_gathers(problem) is None:
+            return {}
         training = any(t.requires_grad for t in problem.tensors())
         parts = library().matrix_parts(problem.q, problem.key_heads, invariant=self.invariant, training=training)
         if parts is None:
@@ -205,7 +219,7 @@ def _why_unread(problem: Problem) -> str | None:
     """
     for t in problem.tensors():
         kind: Any = type(t)
-        if kind in (Tensor, Parameter, Paged) or kind.__torch_dispatch__ is _NO_TORCH_DISPATCH:
+        if kind in (Tensor, Parameter, Paged, Int8Rows) or kind.__torch_dispatch__ is _NO_TORCH_DISPATCH:
             continue
         if not graphed(t):
             return f"a {kind.__name__} holds its numbers elsewhere than at an address"

@@ -10,6 +10,7 @@ from regard.backends.native.operands import (
     BLOCK_OF_KEYS,
     BLOCK_OF_QUERIES,
     EACH_KEY,
+    EACH_KEY_HEAD,
     EACH_QUERY,
     HEAD,
     KEY,
@@ -81,12 +82,18 @@ SINK = KernelOperand(
     leaf=True,
     ragged=True,
 )
+_ROW_SCALE = (BATCH, EACH_KEY_HEAD, EACH_KEY, ONE)
+# Both or neither. In pages they lie as k and v do.
+SCALES = (
+    KernelOperand("k_scales", torch.float32, _ROW_SCALE, "k is int8; its rows are multiplied by these", strided=True),
+    KernelOperand("v_scales", torch.float32, _ROW_SCALE, "v is int8; its rows are multiplied by these", strided=True),
+)
 SCALE = KernelNumber("scale", "float", "float", 1.0, "of the dot product")
 INVARIANT = KernelNumber("invariant", "int32_t", "bool", False, "whether a row's bits do not depend on the other rows")
 
 OPERANDS: dict[str, KernelOperand] = {
     operand.name: operand
-    for operand in (*(own for m in MODIFIERS for own in m.operands), *INTERVALS, *PAIRS, *PLACES, SINK)
+    for operand in (*(own for m in MODIFIERS for own in m.operands), *INTERVALS, *PAIRS, *PLACES, SINK, *SCALES)
 }
 NUMBERS: dict[str, KernelNumber] = {
     number.name: number

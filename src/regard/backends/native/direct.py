@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 import regard.core.tracing as tracing
 import regard.core.value as value
 from regard.backends.native.ffi import python_calls, runnable
+from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 from regard.core.positions import Positions
 from regard.masks.ragged import Lengths
@@ -29,6 +30,7 @@ class Direct(NamedTuple):
     differentiate  the gradients of q, k and v, from a backward plan's struct
     write_rows    copies the keys and values of a step to a cache; None: it copied nothing
     write_page_rows  the same to the pages of a cache
+    round_rows    rounds the keys or values of a step to int8; None: it rounded nothing
     remember      lets attend() find a plan
     forget        as if nothing had been remembered
     """
@@ -39,6 +41,7 @@ class Direct(NamedTuple):
     differentiate: Callable[..., tuple[Tensor | None, ...] | int | None]
     write_rows: Callable[..., int | None]
     write_page_rows: Callable[..., int | None]
+    round_rows: Callable[..., Tensor | None]
     remember: Callable[..., None]
     forget: Callable[[], None]
 
@@ -51,7 +54,8 @@ def direct() -> Direct:
     functions = handle.regard_start(
         (
             Tensor.__dlpack_c_exchange_api__,  # pyright: ignore
-            *(Tensor, torch.nn.Parameter, Positions, Paged, Tensor.is_neg, torch.empty_like, Tensor.new_empty),
+            *(Tensor, torch.nn.Parameter, Positions, Paged, Int8Rows),
+            *(Tensor.is_neg, torch.empty_like, Tensor.new_empty),
             *(
                 torch.get_num_threads,
                 torch.is_grad_enabled,
@@ -80,6 +84,18 @@ def write_rows(row: int, keys: Tensor, k: Tensor, values: Tensor, v: Tensor) -> 
     if torch.compiler.is_compiling() or not runnable():
         return False
     return direct().write_rows(row, keys, k, values, v) is not None
+
+
+def round_rows(x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """core.int8_rows.rounded of a few rows of float32 or bfloat16, to the bit; None where torch must do it.
+
+    In 3 µs, where torch's operations take 40. Not where write_rows would not write either.
+    """
+    if torch.compiler.is_compiling() or not runnable() or x.dim() < 2:
+        return None
+    numbers = torch.empty(x.shape, dtype=torch.int8, device="cpu")
+    scales = torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device="cpu")
+    return None if direct().round_rows(x, numbers, scales) is None else (numbers, scales)
 
 
 def write_page_rows(

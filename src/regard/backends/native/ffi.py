@@ -32,6 +32,7 @@ OPERAND_CODES = DTYPE_CODES | {
     torch.int32: abi.OPERAND_DTYPES["REGARD_I32"],
     torch.int64: abi.OPERAND_DTYPES["REGARD_I64"],
     torch.bool: abi.OPERAND_DTYPES["REGARD_BOOL"],
+    torch.int8: abi.OPERAND_DTYPES["REGARD_I8"],
 }
 OTHER = abi.OPERAND_DTYPES["REGARD_OTHER"]
 
@@ -56,6 +57,10 @@ class Library:
         nq, heads = q.shape[-2], q.shape[-3]
         parts = self.handle.regard_matrix_parts(DTYPE_CODES[q.dtype], nq, heads, key_heads, invariant, training)
         return None if parts < 0 else parts
+
+    def reads_int8(self, heads: int, key_heads: int, nq: int, *, invariant: bool) -> bool:
+        """Whether a forward of these shapes reads keys and values of int8; the mask is no map of tiles."""
+        return bool(self.handle.regard_reads_int8(heads, key_heads, nq, invariant))
 
     def entry(self, name: str) -> Callable[..., int]:
         """One of ENTRIES; takes a struct and parallel(); anything but 0 is for failure()."""
@@ -169,9 +174,10 @@ def load(isa: str) -> Library:
         entry.argtypes, entry.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int32
     handle.regard_bandwidth.argtypes = (ctypes.c_void_p, ctypes.c_int64)
     handle.regard_bandwidth.restype = ctypes.c_float
-    for name in ("regard_queries", "regard_keys", "regard_matrix_parts"):
+    for name in ("regard_queries", "regard_keys", "regard_matrix_parts", "regard_reads_int8"):
         getattr(handle, name).restype = ctypes.c_int64
     handle.regard_matrix_parts.argtypes = (ctypes.c_int64,) * 6
+    handle.regard_reads_int8.argtypes = (ctypes.c_int64,) * 4
     return Library(isa, handle)
 
 

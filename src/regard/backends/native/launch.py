@@ -106,7 +106,7 @@ def pair_work(args: KernelArgs) -> int:
 
 def sizes_of(args: KernelArgs) -> Sizes:
     *batch, heads, nq = args.shape
-    return Sizes(tuple(batch), heads, nq, args.k.shape[-2], library().tile)
+    return Sizes(tuple(batch), heads, args.k.shape[-3], nq, args.k.shape[-2], library().tile)
 
 
 def check_shapes(args: KernelArgs) -> None:
@@ -122,7 +122,7 @@ def _check_shapes(shapes: tuple[tuple[str, tuple[int, ...]], ...], block: tuple[
     given = dict(shapes)
     *batch, heads, nq, width = given["q"]
     *_, key_heads, nk, _ = given["k"]
-    sizes = Sizes(tuple(batch), heads, nq, nk, block)
+    sizes = Sizes(tuple(batch), heads, key_heads, nq, nk, block)
     expected: dict[str, tuple[int, ...] | None] = {}
     for name, features in (("k", width), ("v", given["v"][-1])):
         shape = (*batch, key_heads, nk, features)
@@ -147,7 +147,8 @@ def arguments(args: KernelArgs, out: Tensor, lse: Tensor | None, row_stats: Tens
     # a graph, or a hook on what is saved, may have laid out anew what was made without gaps
     tensors = {name: t if name in STRIDED else t.contiguous() for name, t in args.tensors().items()}
     if isinstance(args.k, Paged) and isinstance(args.v, Paged):
-        tensors |= {"k": args.k.pages, "v": args.v.pages, "block_table": args.k.block_table}
+        tensors |= {name: t.pages for name, t in tensors.items() if isinstance(t, Paged)}
+        tensors["block_table"] = args.k.block_table
     tensors |= {name: t for name, t in (("out", out), ("lse", lse), ("row_stats", row_stats)) if t is not None}
     layout = (
         torch.get_num_threads(),

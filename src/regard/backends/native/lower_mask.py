@@ -57,6 +57,16 @@ def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Any]
     return {"allowed": full(mask.visible(frame.region()))}
 
 
+def needs_tiles(problem: Problem) -> bool:
+    """Whether lower_mask makes a map of tiles of a mask."""
+    frame = problem.frame
+    return not _few(frame, problem.key_heads) and _without_pairs(problem.mask, frame) is None
+
+
+def _few(frame: Frame, key_heads: int) -> bool:
+    return frame.heads // max(key_heads, 1) * frame.nq < FEW
+
+
 def lower_text(
     text: str, tensors: list[Tensor], shape: tuple[int, ...], key_heads: int, tile: tuple[int, int]
 ) -> dict[str, Any]:
@@ -74,7 +84,7 @@ def _lower(mask: Mask, frame: Frame, key_heads: int, tile: tuple[int, int]) -> d
     known = _without_pairs(mask, frame)
     if known is not None:
         return known
-    if frame.heads // max(key_heads, 1) * frame.nq < FEW:
+    if _few(frame, key_heads):
         return {"allowed": full(mask.visible(frame.region()))}
     return _tile_map(mask, frame, *tile)
 

@@ -24,6 +24,7 @@ class Sizes:
 
     batch: tuple[int, ...]
     heads: int
+    key_heads: int
     nq: int
     nk: int
     block: tuple[int, int]
@@ -44,6 +45,7 @@ class Axis:
 
 BATCH = Axis("batch", lambda s: None)  # stands for all batch axes
 HEAD = Axis("head", lambda s: s.heads)
+EACH_KEY_HEAD = Axis("key head", lambda s: s.key_heads, shared=False)
 QUERY, KEY = Axis("query", lambda s: s.nq), Axis("key", lambda s: s.nk)
 EACH_QUERY, EACH_KEY = Axis("query", lambda s: s.nq, shared=False), Axis("key", lambda s: s.nk, shared=False)
 BLOCK_OF_QUERIES = Axis("block of queries", lambda s: -(-s.nq // s.block[0]))

@@ -23,7 +23,7 @@ from regard.backends.native.abi import (
 )
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.c_structs import Struct, address_of
-from regard.backends.native.call_operands import OF_LENGTHS
+from regard.backends.native.call_operands import OF_LENGTHS, SCALES
 from regard.backends.native.direct import direct
 from regard.backends.native.ffi import failure, parallel
 from regard.backends.native.kernels import Kernels
@@ -38,6 +38,8 @@ from regard.backends.native.launch import (
 )
 from regard.backends.native.lower_mask import distances, lower_intervals, lower_rule
 from regard.backends.native.plan_limits import decided_by_tensors
+from regard.core.deferred import DeferredRows
+from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 from regard.core.positions import Span, counting, resolve_positions
 from regard.core.problem import Problem
@@ -49,6 +51,7 @@ _BAD_INTERVAL = CODES["REGARD_BAD_INTERVAL"]  # the numbers of a mask are wrong:
 _ADDRESS, _SEED = Packer("=q"), Packer("=Q")
 FORWARD_OPERANDS = tuple(getattr(CallArguments, name).offset for name in ("q", "k", "v", "out", "row_stats"))
 _ROW_STATS = FORWARD_OPERANDS[-1:]
+_SCALES = tuple(getattr(CallArguments, operand.name).offset for operand in SCALES)
 
 
 class ForwardPlan:
@@ -77,8 +80,8 @@ class ForwardPlan:
         )
         self.struct = type(struct).from_buffer_copy(struct)
         # what was made for this structure lives as long as the plan; the tensors of one call do not
-        pages = [(t.pages, t.block_table) if isinstance(t, Paged) else (t,) for t in example.given]
-        theirs = {t.data_ptr() for t in (*chain(*pages), *example.leaves, out, row_stats) if t is not None}
+        given_parts = [t.parts if isinstance(t, DeferredRows) else (t,) for t in example.given]
+        theirs = {t.data_ptr() for t in (*chain(*given_parts), *example.leaves, out, row_stats) if t is not None}
         self.held = tuple(t for t in struct.held if t.data_ptr() not in theirs)
         # positions in tensors, and lengths that do not lie as the kernels read them, are lowered call by call
         looks = self.by_content or (self.ruled and example.positions is not None and example.positions.span is None)
@@ -152,7 +155,9 @@ class ForwardPlan:
         span = None if positions is None else positions.span or ()
         if span and span.by_sequence:
             span = ()  # shifts are a tensor here, which the call holds
-        table = None
+        table, scales = None, None
+        if type(k) is Int8Rows and type(v) is Int8Rows:
+            k, v, scales = k.numbers, v.numbers, (k.scales, v.scales)
         if type(k) is Paged and type(v) is Paged:  # no subclass has a plan
             table, k, v = k.block_table, k.pages, v.pages
         struct, held = type(self.struct).from_buffer_copy(self.struct), self.held
@@ -160,6 +165,9 @@ class ForwardPlan:
         out = self.direct.bind(self.address, address, q, k, v, nq, nk, span, table)
         if out is None:
             return None
+        if scales is not None:
+            lying = [t.pages if type(t) is Paged else t for t in scales]
+            self.direct.set_operands(address, self.axes, _SCALES, *lying)
         if row_stats is not None:
             self.direct.set_operands(address, self.axes, _ROW_STATS, row_stats)
         for at, n in self.leaves:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from regard.backends.base import Example
 from regard.backends.native.args import KernelArgs
-from regard.backends.native.call_operands import OF_POSITIONS
+from regard.backends.native.call_operands import OF_POSITIONS, SCALES
 from regard.backends.native.kernels import Kernels
 from regard.backends.native.launch import STRIDED
+from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 from regard.core.problem import Problem
 from regard.masks.algebra import Mask
 
+_OF_CALLER = frozenset(("q", "k", "v", *(operand.name for operand in SCALES)))
 _MOST_KEPT = 1 << 20  # bytes made for a structure (intervals, tile maps) that are worth keeping
 
 
@@ -19,7 +21,8 @@ def repeats(family: Kernels, args: KernelArgs, example: Example) -> bool:
     problem = example.problem
     if family.copied(problem) or 0 in (*args.shape, *args.k.shape[-2:], args.v.shape[-1]):
         return False
-    for t, own in zip((args.q, args.k, args.v), example.given, strict=True):
+    given = [t.numbers if isinstance(t, Int8Rows) else t for t in example.given]
+    for t, own in zip((args.q, args.k, args.v), given, strict=True):
         # converted, or read several times: then gradients are sums
         if isinstance(t, Paged) and t is not own:
             return False
@@ -38,7 +41,7 @@ def repeats(family: Kernels, args: KernelArgs, example: Example) -> bool:
     for t, need in zip(example.leaves, example.needs[3:], strict=True):
         if need and t.data_ptr() in read and (learned is None or t.data_ptr() != learned.data_ptr()):
             return False
-    kept = [t for name, t in args.tensors().items() if name not in ("q", "k", "v") and t.data_ptr() not in addresses]
+    kept = [t for name, t in args.tensors().items() if name not in _OF_CALLER and t.data_ptr() not in addresses]
     return sum(t.nbytes for t in kept) <= _MOST_KEPT
 
 

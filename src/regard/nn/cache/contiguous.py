@@ -1,4 +1,4 @@
-"""ContiguousCache: keys and values in one buffer each, in the order of their positions."""
+"""ContiguousCache: keys and values row by row in buffers, in the order of their positions."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 import regard.core.arrays as arrays
-from regard.backends.native.direct import write_rows
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions, tail
 from regard.core.shapes import count_of, listed
-from regard.nn.cache.base import KVCache, check_like, check_tokens
+from regard.nn.cache.base import KVCache, check_tokens
+from regard.nn.cache.forms import Form
 
 
 class ContiguousCache(KVCache):
-    """A buffer (*lead, capacity, width) of keys and one of values. Abstract.
+    """Buffers (*lead, capacity, width): of keys, of values, and what its form keeps besides. Abstract.
 
     The first `_rows` rows are in use, in the order of positions; the last of them stands at length - 1. What `append`
     returns is a slice of them. A subclass says how large a new buffer is, and which keys may be forgotten.
     """
 
-    def __init__(self) -> None:
-        self._buffers: tuple[Tensor, Tensor] | None = None
+    def __init__(self, form: Form) -> None:
+        self._form = form
+        self._buffers: tuple[Tensor, ...] | None = None
         self._rows = self._length = 0
         self._appended = 0  # tokens of the last append
 
@@ -46,34 +47,33 @@ class ContiguousCache(KVCache):
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         buffers = self._buffers
-        if buffers is None or not write_rows(self._rows, buffers[0], k, buffers[1], v):
+        if buffers is None or not self._form.write(buffers, self._rows, k, v):
             buffers = self._write(k, v)
         n = k.shape[-2]
         seen = self._length + n - self._first_read(self._length)
         self._rows, self._length, self._appended = self._rows + n, self._length + n, n
         first = self._rows - seen
-        return buffers[0].narrow(-2, first, seen), buffers[1].narrow(-2, first, seen)
+        return self._form.read(tuple([buffer.narrow(-2, first, seen) for buffer in buffers]), (k.dtype, v.dtype))
 
-    def _write(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def _write(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """Copies new keys and values behind the others, once they are checked and there is room."""
         check_tokens(k, v)
         n = k.shape[-2]
         if self._buffers is not None:
-            lead = self._buffers[0].shape[:-2]
-            check_like(self._buffers[0], lead, k, "k")
-            check_like(self._buffers[1], lead, v, "v")
+            self._form.check(self._buffers, self._buffers[0].shape[:-2], k, v)
+        new = self._form.kept(k, v)
         if self._buffers is None or self._rows + n > self._buffers[0].shape[-2]:
-            self._move(k, v)
+            self._move(new)
         assert self._buffers is not None
-        for buffer, t in zip(self._buffers, (k, v), strict=True):
+        for buffer, t in zip(self._buffers, new, strict=True):
             buffer.narrow(-2, self._rows, n).copy_(t)
         return self._buffers
 
-    def _move(self, k: Tensor, v: Tensor) -> None:
-        """Moves what is still read to new buffers, which have room for k and v."""
+    def _move(self, added: tuple[Tensor, ...]) -> None:
+        """Moves what is still read to new buffers, which have room for what will be added."""
         kept = self._length - self._first_read(self._shortest())
-        capacity = self._capacity_for(kept + k.shape[-2])
-        made = _empty(k, k.shape[:-2], capacity), _empty(v, v.shape[:-2], capacity)
+        capacity = self._capacity_for(kept + added[0].shape[-2])
+        made = tuple(_empty(t, t.shape[:-2], capacity) for t in added)
         for old, new in zip(self._buffers or (), made, strict=False):
             new.narrow(-2, 0, kept).copy_(old.narrow(-2, self._rows - kept, kept))
         self._buffers, self._rows = made, kept
@@ -82,11 +82,11 @@ class ContiguousCache(KVCache):
         indices = arrays.indices(indices, "indices")
         if self._buffers is None:
             return
-        keys, values = self._buffers
+        keys = self._buffers[0]
         if keys.dim() < 3:
             raise ShapeError(f"reorder: keys of shape {listed(keys.shape)} have no batch axis.")
         chosen = arrays.existing(indices, keys.shape[0], "indices", "sequences").to(keys.device)
-        self._buffers = self._chosen(keys, chosen), self._chosen(values, chosen)
+        self._buffers = tuple(self._chosen(buffer, chosen) for buffer in self._buffers)
 
     def _chosen(self, buffer: Tensor, indices: Tensor) -> Tensor:
         new = _empty(buffer, (len(indices), *buffer.shape[1:-2]), buffer.shape[-2])

@@ -6,6 +6,7 @@ import torch
 
 from regard.core.wrong_calls import answers_wrong_calls
 from regard.nn.cache.contiguous import ContiguousCache
+from regard.nn.cache.forms import form_of
 from regard.nn.elsewhere import SIZES
 
 
@@ -13,7 +14,8 @@ class FixedCache(ContiguousCache):
     """Memory for `capacity` tokens, allocated here and never moved but by `reorder`.
 
     Keys are (batch, heads, n, dk), values (batch, heads, n, dv). An append that does not fit raises ValueError, and
-    adds nothing. dtype and device as in torch.empty. See KVCache for `append` and the rest.
+    adds nothing. dtype and device as in torch.empty; torch.int8 rounds each token of any floating dtype once, when it
+    is appended: see KVCache, also for `append` and the rest.
 
     >>> cache = FixedCache(batch=2, heads=8, capacity=100, dk=64, dv=32)
     >>> keys, values = cache.append(torch.randn(2, 8, 7, 64), torch.randn(2, 8, 7, 32))
@@ -32,11 +34,11 @@ class FixedCache(ContiguousCache):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(form_of(dtype))
         with torch.inference_mode(False):  # as in ContiguousCache
-            self._buffers = (
-                torch.empty(batch, heads, capacity, dk, dtype=dtype, device=device),
-                torch.empty(batch, heads, capacity, dv, dtype=dtype, device=device),
+            self._buffers = tuple(
+                torch.empty(batch, heads, capacity, width, dtype=kept, device=device)
+                for width, kept in self._form.shapes(dk, dv, dtype)
             )
         self.capacity = capacity
 

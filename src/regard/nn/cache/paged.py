@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
@@ -11,6 +9,7 @@ from torch.autograd.graph import increment_version
 import regard.core.arrays as arrays
 from regard.backends.native.direct import write_page_rows
 from regard.backends.native.pages import write_pages
+from regard.core.deferred import written_out
 from regard.core.errors import ShapeError
 from regard.core.paged import Paged, gather_rows
 from regard.core.positions import Positions, counted
@@ -20,8 +19,9 @@ from regard.core.wrong_calls import answers_wrong_calls
 from regard.masks.algebra import Everything, Mask
 from regard.masks.ragged import Lengths, lengths_of_keys
 from regard.nested import any_nested, numbered, sequences
-from regard.nn.cache.base import KVCache, check_like, check_tokens
+from regard.nn.cache.base import KVCache, check_tokens
 from regard.nn.cache.block_tables import BlockTables
+from regard.nn.cache.forms import form_of
 from regard.nn.elsewhere import SIZES
 
 
@@ -30,6 +30,7 @@ class PagedCache(KVCache):
 
     key_pages    (pages, heads, page_size, dk)
     value_pages  (pages, heads, page_size, dv)
+    key_scales   float32 (pages, heads, page_size, 1) with dtype=torch.int8, else None; value_scales is alike
     block_table  int32 (batch, most pages of a sequence): the pages of each sequence in order, -1 after its last
     lengths      int64 (batch): tokens of each sequence
 
@@ -44,7 +45,8 @@ class PagedCache(KVCache):
     The result of `append` has the shape (batch, heads, most tokens, d) and refers to the pages: the native kernels read
     the pages in place, and give the bits of a contiguous cache. Any other reader (another backend, a gradient, a graph,
     an operation of torch) first gathers all keys or values into a contiguous tensor; `explain` says so. An append that
-    needs more pages than are free raises ValueError, and adds nothing. See KVCache for the rest.
+    needs more pages than are free raises ValueError, and adds nothing. dtype and device as in torch.zeros; torch.int8
+    rounds each token of any floating dtype once, when it is appended. See KVCache for the rest.
     Source: Kwon et al. 2023, PagedAttention (arXiv 2309.06180).
 
     >>> cache = PagedCache(batch=2, heads=8, pages=6, page_size=4, dk=64, dv=64)
@@ -77,11 +79,14 @@ class PagedCache(KVCache):
             raise ValueError(f"PagedCache(page_size={page_size}): expected 1 token or more.")
         if pages < 1:
             raise ValueError(f"PagedCache(pages={pages}): expected 1 page or more, for all sequences together.")
+        self._form = form_of(dtype)
         with torch.inference_mode(False):  # a pool made in inference mode could be written in no other mode
             # zeros: what is gathered from behind a sequence's end is hidden, but finite
             # A head's pages follow one another in memory, as they are read.
-            self.key_pages = torch.zeros(heads, pages, page_size, dk, dtype=dtype, device=device).transpose(0, 1)
-            self.value_pages = torch.zeros(heads, pages, page_size, dv, dtype=dtype, device=device).transpose(0, 1)
+            self._pools = tuple(
+                torch.zeros(heads, pages, page_size, width, dtype=kept, device=device).transpose(0, 1)
+                for width, kept in self._form.shapes(dk, dv, dtype)
+            )
         self._tables = BlockTables(batch, pages, page_size)
         self._appended = [0] * batch  # tokens of the last append, of each sequence
 
@@ -94,42 +99,47 @@ class PagedCache(KVCache):
         """
         if torch.compiler.is_dynamo_compiling():
             return self._append_and_gather(k, v)
-        tables, keys, values = self._tables, self.key_pages, self.value_pages
-        n = write_page_rows(tables.spare, tables.lengths, tables.tensor, keys, k, values, v)
+        tables, pools, form = self._tables, self._pools, self._form
+        n = form.write_pages(tables.spare, tables.lengths, tables.tensor, pools, k, v)
         new = self._write(k, v) if n is None else [n] * len(tables.lengths)
         tables.advance(new)
         self._appended, seen = new, self.length
-        if torch.compiler.is_compiling():  # torch.export: a graph reads no pages
-            return gather_rows(keys, tables.tensor, seen), gather_rows(values, tables.tensor, seen)
-        return Paged(keys, tables.tensor, seen), Paged(values, tables.tensor, seen)
+        # torch.export: a graph reads no pages
+        kind = gather_rows if torch.compiler.is_compiling() else Paged
+        return form.read(tuple([kind(pool, tables.tensor, seen) for pool in pools]), (k.dtype, v.dtype))
 
     @outside_of_graphs
     def _append_and_gather(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """append, whose tables no graph can follow; a graph reads no pages either."""
         keys, values = self.append(k, v)
-        return cast(Paged, keys).gathered(), cast(Paged, values).gathered()
+        return written_out(keys), written_out(values)
 
     def _write(self, k: Tensor, v: Tensor) -> list[int]:
         """Copies new keys and values to their pages, once they are checked and pages are taken; how many of each."""
-        tables, nested = self._tables, any_nested(k, v)
+        tables, pools, nested = self._tables, self._pools, any_nested(k, v)
         if nested:
             k, v, new = self._flattened(k, v)
         else:
             check_tokens(k, v)
-            lead = len(tables.lengths), self.key_pages.shape[1]
-            check_like(self.key_pages, lead, k, "k")
-            check_like(self.value_pages, lead, v, "v")
+            self._form.check(pools, (len(tables.lengths), self.key_pages.shape[1]), k, v)
             new = [k.shape[-2]] * len(tables.lengths)
+        kept = self._form.kept(k, v)
         for shared, own in tables.reserve(new):
-            for pages in (self.key_pages, self.value_pages):
+            for pages in pools:
                 pages[own] = pages[shared]
-        keys, values, graph = self.key_pages, self.value_pages, torch.compiler.is_compiling()
-        if not nested and write_page_rows(tables.spare, tables.lengths, tables.tensor, keys, k, values, v) is not None:
-            return new
-        # a graph calls no kernel by address
-        if graph or not write_pages(k, v, keys, values, tables.tensor, tables.lengths, new if nested else None):
-            self._index(k, v, new)
+        for n in range(0, len(pools), 2):
+            self._copy(kept[n], pools[n], kept[n + 1], pools[n + 1], new, nested)
         return new
+
+    def _copy(self, k: Tensor, keys: Tensor, v: Tensor, values: Tensor, new: list[int], nested: bool) -> None:
+        """Copies new rows to the pages of two pools."""
+        tables = self._tables
+        lengths, table, counts = tables.lengths, tables.tensor, new if nested else None
+        if not nested and write_page_rows(tables.spare, lengths, table, keys, k, values, v) is not None:
+            return
+        # a graph calls no kernel by address
+        if torch.compiler.is_compiling() or not write_pages(k, v, keys, values, table, lengths, counts):
+            self._index(((k, keys), (v, values)), new)
 
     def _flattened(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, list[int]]:
         """Nested keys and values as (heads, total, d), and how many tokens each sequence gets."""
@@ -143,17 +153,17 @@ class PagedCache(KVCache):
                 f"{count_of(batch, 'sequence')} (0 where a sequence gets no token)."
             )
         check_tokens(keys[0], values[0])
-        check_like(self.key_pages, (self.key_pages.shape[1],), keys[0], "k, its sequences one behind another,")
-        check_like(self.value_pages, (self.value_pages.shape[1],), values[0], "v, its sequences one behind another,")
+        names = "k, its sequences one behind another,", "v, its sequences one behind another,"
+        self._form.check(self._pools, (self.key_pages.shape[1],), keys[0], values[0], names)
         return keys[0], values[0], new
 
-    def _index(self, k: Tensor, v: Tensor, new: list[int]) -> None:
-        """Copies new keys and values to their pages, by operations of torch."""
+    def _index(self, parts: tuple[tuple[Tensor, Tensor], ...], new: list[int]) -> None:
+        """Copies new rows to their pages, by operations of torch."""
         tables, device = self._tables, self.key_pages.device
         sequence, at = numbered(new, torch.tensor(tables.lengths, dtype=torch.int64, device="cpu"))
         page = tables.tensor.long()[sequence, at // self.page_size].to(device)
         row = (at % self.page_size).to(device)
-        for pages, t in ((self.key_pages, k), (self.value_pages, v)):
+        for t, pages in parts:
             tokens = t.transpose(-3, -2)  # (batch, n, heads, d), or nested (total, heads, d)
             pages[page, :, row] = tokens.reshape(-1, *tokens.shape[-2:])
 
@@ -186,7 +196,23 @@ class PagedCache(KVCache):
 
     def _forget(self) -> None:
         """Has torch refuse gradients through pages that were read, and may now be overwritten."""
-        increment_version((self.key_pages, self.value_pages))
+        increment_version(self._pools)
+
+    @property
+    def key_pages(self) -> Tensor:
+        return self._pools[0]
+
+    @property
+    def value_pages(self) -> Tensor:
+        return self._pools[1]
+
+    @property
+    def key_scales(self) -> Tensor | None:
+        return self._pools[2] if len(self._pools) > 2 else None
+
+    @property
+    def value_scales(self) -> Tensor | None:
+        return self._pools[3] if len(self._pools) > 2 else None
 
     @property
     def page_size(self) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
 from regard.core.wrong_calls import answers_wrong_calls
 from regard.masks.positional import Window
 from regard.nn.cache.contiguous import ContiguousCache
+from regard.nn.cache.forms import form_of_any
 
 TILE = 128  # kKeys of native/core/place.h: sums are made tile by tile
 
@@ -20,8 +23,8 @@ class RollingCache(ContiguousCache):
     tokens.
 
     `crop` can remove the last append; it raises ValueError if keys that the next query reads have been dropped. After
-    `keep`, it can also come back past any number of appends. Takes any axes, as GrowingCache. Raises ValueError for a
-    window below 1. See KVCache for `append` and the rest.
+    `keep`, it can also come back past any number of appends. Takes any axes and dtypes, as GrowingCache. Raises
+    ValueError for a window below 1. See KVCache for `append` and the rest.
 
     >>> cache, token = RollingCache(window=4), torch.zeros(1, 2, 1, 8)
     >>> for _ in range(260):
@@ -31,8 +34,8 @@ class RollingCache(ContiguousCache):
     """
 
     @answers_wrong_calls(dict.fromkeys(("size", "capacity", "window_size", "max_length"), "write window=, in keys"))
-    def __init__(self, window: int) -> None:
-        super().__init__()
+    def __init__(self, window: int, dtype: torch.dtype | None = None) -> None:
+        super().__init__(form_of_any(dtype, type(self).__name__))
         if window < 1:
             raise ValueError(f"RollingCache(window={window}): expected 1 key or more, the query's own included.")
         self.window = window

@@ -1,0 +1,146 @@
+"""Forms: how a cache keeps the numbers of its keys and values."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.backends.native.direct import round_rows, write_page_rows, write_rows
+from regard.core.int8_rows import Int8Rows, products, rounded
+from regard.nn.cache.base import check_like, check_rows
+
+
+class Form(ABC):
+    """What keys and values become in a cache: tensors of as many rows, which lie in a buffer each; and the way back."""
+
+    @abstractmethod
+    def kept(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """What is written to the buffers, (*lead, n, width) each."""
+
+    @abstractmethod
+    def read(self, rows: tuple[Tensor, ...], dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
+        """Keys and values as an append returns them, from rows of the buffers. dtypes: of the appended k and v."""
+
+    @abstractmethod
+    def check(
+        self,
+        buffers: tuple[Tensor, ...],
+        lead: tuple[int, ...],
+        k: Tensor,
+        v: Tensor,
+        names: tuple[str, str] = ("k", "v"),
+    ) -> None:
+        """Errors for tokens that are not like those in the buffers: (*lead, n, d). names: what errors call them."""
+
+    @abstractmethod
+    def shapes(self, dk: int, dv: int, dtype: torch.dtype | None) -> tuple[tuple[int, torch.dtype | None], ...]:
+        """The width and the dtype of each buffer."""
+
+    def write(self, buffers: tuple[Tensor, ...], row: int, k: Tensor, v: Tensor) -> bool:
+        """Writes a few tokens to the rows from `row` on, in one step; whether that was done."""
+        return False
+
+    def write_pages(
+        self, most: int, lengths: list[int], table: Tensor, pools: tuple[Tensor, ...], k: Tensor, v: Tensor
+    ) -> int | None:
+        """The same behind the rows of each sequence in pages, how many; None where it was not done: write_page_rows."""
+        return None
+
+
+@dataclass(frozen=True)
+class AsGiven(Form):
+    """Keys and values as they come, in a buffer each."""
+
+    def kept(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return k, v
+
+    def read(self, rows: tuple[Tensor, ...], dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
+        return rows[0], rows[1]
+
+    def check(
+        self,
+        buffers: tuple[Tensor, ...],
+        lead: tuple[int, ...],
+        k: Tensor,
+        v: Tensor,
+        names: tuple[str, str] = ("k", "v"),
+    ) -> None:
+        check_like(buffers[0], lead, k, names[0])
+        check_like(buffers[1], lead, v, names[1])
+
+    def shapes(self, dk: int, dv: int, dtype: torch.dtype | None) -> tuple[tuple[int, torch.dtype | None], ...]:
+        return (dk, dtype), (dv, dtype)
+
+    def write(self, buffers: tuple[Tensor, ...], row: int, k: Tensor, v: Tensor) -> bool:
+        return write_rows(row, buffers[0], k, buffers[1], v)
+
+    def write_pages(
+        self, most: int, lengths: list[int], table: Tensor, pools: tuple[Tensor, ...], k: Tensor, v: Tensor
+    ) -> int | None:
+        return write_page_rows(most, lengths, table, pools[0], k, pools[1], v)
+
+
+@dataclass(frozen=True)
+class Int8(Form):
+    """Keys and values rounded to int8, and a scale for each row: see core.int8_rows.rounded."""
+
+    def kept(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        (keys, key_scales), (values, value_scales) = rounded(k, "k"), rounded(v, "v")
+        return keys, values, key_scales, value_scales
+
+    def write(self, buffers: tuple[Tensor, ...], row: int, k: Tensor, v: Tensor) -> bool:
+        keys, values = round_rows(k), round_rows(v)
+        if keys is None or values is None:
+            return False
+        parts = zip(buffers[::2], keys, buffers[1::2], values, strict=True)
+        return all(write_rows(row, *part) for part in parts)
+
+    def write_pages(
+        self, most: int, lengths: list[int], table: Tensor, pools: tuple[Tensor, ...], k: Tensor, v: Tensor
+    ) -> int | None:
+        keys, values = (round_rows(k), round_rows(v)) if most > 0 else (None, None)
+        if keys is None or values is None:
+            return None
+        n, same = (
+            write_page_rows(most, lengths, table, *part)
+            for part in zip(pools[::2], keys, pools[1::2], values, strict=True)
+        )
+        return n if n == same else None
+
+    def read(self, rows: tuple[Tensor, ...], dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
+        keys, values, key_scales, value_scales = rows
+        if torch.compiler.is_compiling():  # a graph reads no int8
+            return products(keys, key_scales, dtypes[0]), products(values, value_scales, dtypes[1])
+        return Int8Rows(keys, key_scales, dtypes[0]), Int8Rows(values, value_scales, dtypes[1])
+
+    def check(
+        self,
+        buffers: tuple[Tensor, ...],
+        lead: tuple[int, ...],
+        k: Tensor,
+        v: Tensor,
+        names: tuple[str, str] = ("k", "v"),
+    ) -> None:
+        check_rows(buffers[0], lead, k, names[0])
+        check_rows(buffers[1], lead, v, names[1])
+
+    def shapes(self, dk: int, dv: int, dtype: torch.dtype | None) -> tuple[tuple[int, torch.dtype | None], ...]:
+        return (dk, torch.int8), (dv, torch.int8), (1, torch.float32), (1, torch.float32)
+
+
+def form_of(dtype: torch.dtype | None) -> Form:
+    """The form of a cache that is made with a dtype."""
+    return Int8() if dtype == torch.int8 else AsGiven()
+
+
+def form_of_any(dtype: torch.dtype | None, name: str) -> Form:
+    """The same for a cache that takes the dtype of its first tokens; ValueError for other dtypes than None and int8."""
+    if dtype not in (None, torch.int8):
+        raise ValueError(
+            f"{name}(dtype={dtype}): expected None, which keeps tokens in their own dtype, or torch.int8, which rounds "
+            "them; convert tokens with .to(...) before they are appended."
+        )
+    return form_of(dtype)
