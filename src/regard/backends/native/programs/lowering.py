@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from regard.backends.native.programs.code import MOST_INT, Code, Instruction, NotLowered
+from regard.backends.native.programs.graph import Node, Values
 from regard.backends.native.programs.operations import PROGRAM_OPERANDS
-from regard.backends.native.programs.trace import Node, Values
 
 Range = tuple[int, int]
 _WORDS = {torch.float32, torch.int32, torch.bool, torch.bfloat16, torch.float16}
@@ -20,12 +20,25 @@ _WORDS = {torch.float32, torch.int32, torch.bool, torch.bfloat16, torch.float16}
 
 @dataclass
 class Lowering:
+    """A graph on its way to a program.
+
+    values   what the nodes are that torch computes once
+    exact    the same in float64, recorded by autograd where tensors are learned; None where none is
+    learned  by operand, those of `exact` that it holds
+    reads    by value, the instruction that reads a learned operand
+    """
+
     values: Values
     handlers: Mapping[str, Callable[..., int]]
+    exact: Values | None = None
     code: Code = field(default_factory=Code)
     operands: list[Tensor] = field(default_factory=list[Tensor])
+    extents: dict[int, Range] = field(default_factory=dict[int, Range])  # of operands of whole numbers
     ranges: dict[int, Range] = field(default_factory=dict[int, Range])  # of whole numbers
     found: dict[Node, int] = field(default_factory=dict[Node, int])
+    learned: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    reads: dict[int, Instruction] = field(default_factory=dict[int, Instruction])
+    tables: dict[Node, int] = field(default_factory=dict[Node, int])  # which operand has the elements of a table
 
     # Values of any kind.
 
@@ -38,7 +51,7 @@ class Lowering:
         if isinstance(x, float):
             return self.code.number(x)
         if isinstance(x, Tensor):
-            return self.load(x)
+            return self.load(x.detach(), None)
         if not isinstance(x, Node):
             raise NotLowered(f"an operation is given {x!r}")
         if x not in self.found:
@@ -57,7 +70,7 @@ class Lowering:
             return self.value(x.args[0])
         if x.whole or x.op == "take":
             try:
-                return self.load(self.values.of(x))
+                return self.load(self.values.of(x), self.source(x))
             except (RuntimeError, IndexError) as error:
                 raise NotLowered(f"{name_of(x)} cannot be computed for all queries and keys: {error}") from error
         if x.value.dtype in (torch.bfloat16, torch.float16) and name_of(x) != "index":
@@ -66,38 +79,53 @@ class Lowering:
         handler = self.handlers.get(name)
         if handler is None:
             raise NotLowered(f"it has no instruction for {x.op}")
-        return handler(self, x, *x.args, **x.kwargs)
+        value = handler(self, x, *x.args, **x.kwargs)
+        return value if x.recorded else self.code.detached(value)
 
     # Operands.
 
-    def load(self, t: Tensor) -> int:
-        """A tensor that broadcasts to (*batch, h, nq, nk): a number in the code where it has one, else an operand."""
-        shape, t = self.values.frame.shape, t.detach()
+    def source(self, x: Any) -> Tensor | None:
+        """A node's numbers as autograd recorded them; None where no tensor that is learned has a part in them."""
+        found = None if self.exact is None else self.exact.of(x)
+        return found if isinstance(found, Tensor) and found.requires_grad else None
+
+    def load(self, t: Tensor, source: Tensor | None) -> int:
+        """A tensor that broadcasts to (*batch, h, nq, nk): a number in the code where it has one, else an operand.
+
+        source: what autograd recorded of it, of as many elements in the same order
+        """
+        shape = self.values.frame.shape
         if t.dim() > len(shape) or any(n not in (1, size) for n, size in zip(t.shape[::-1], shape[::-1], strict=False)):
             raise NotLowered(f"a tensor of shape {tuple(t.shape)} meets scores of {shape}")
-        if t.numel() == 1:
+        if t.numel() == 1 and source is None:
             one = t.item()
             return self.value(bool(one) if t.dtype == torch.bool else one)
         shared = t.dim() == 0 or t.shape[-1] == 1
-        return self._operand("LOAD", (), t[(None,) * max(0, 3 - t.dim())], fixed=shared)
+        which = self._operand("LOAD", t[(None,) * max(0, 3 - t.dim())], source)
+        return self._read("LOAD", (), which, fixed=shared)
 
-    def _operand(self, op: str, args: tuple[int, ...], t: Tensor, fixed: bool) -> int:
-        extent = None
+    def _operand(self, op: str, t: Tensor, source: Tensor | None) -> int:
+        """Which operand a tensor becomes."""
+        which = len(self.operands)
+        if which == PROGRAM_OPERANDS:
+            raise NotLowered(f"it reads more than {PROGRAM_OPERANDS} tensors")
+        if not t.is_floating_point() and t.dtype != torch.bool:
+            self.extents[which] = _extent(t)
         if t.dtype not in _WORDS or (op == "GATHER" and t.dtype not in (torch.float32, torch.int32)):
-            if not t.is_floating_point():
-                extent = _extent(t)
             t = t.float() if t.is_floating_point() else t.int()
-        elif t.dtype == torch.int32:
-            extent = _extent(t)
+        if source is not None:
+            self.learned[which] = source.reshape(t.shape)
+        self.operands.append(t)
+        return which
+
+    def _read(self, op: str, args: tuple[int, ...], which: int, fixed: bool) -> int:
+        t = self.operands[which]
         kind = "float" if t.is_floating_point() else "bool" if t.dtype == torch.bool else "int"
-        which = next((n for n, known in enumerate(self.operands) if known is t), len(self.operands))
-        if which == len(self.operands):
-            if which == PROGRAM_OPERANDS:
-                raise NotLowered(f"it reads more than {PROGRAM_OPERANDS} tensors")
-            self.operands.append(t)
         value = self.code.add(Instruction(op, args, which, kind, fixed))
-        if extent is not None:
-            self.ranges[value] = extent
+        if which in self.extents:
+            self.ranges[value] = self.extents[which]
+        if which in self.learned:
+            self.reads[value] = self.code.made[value]
         return value
 
     def indexed(self, x: Node, table: Any, indices: list[Any]) -> int:
@@ -109,8 +137,9 @@ class Lowering:
             raise NotLowered("it indexes what it computed for pairs, or by parts of an index")
         if len(indices) != t.dim():
             raise NotLowered(f"it indexes {len(indices)} of the {t.dim()} axes of a tensor")
+        source = self.source(table)
         if (view := self._view(t, indices)) is not None:
-            return self.load(view)
+            return self.load(view, None if source is None else self._view(source, indices))
         flat, step = None, t.numel()
         for index, size in zip(indices, t.shape, strict=True):
             step //= max(size, 1)
@@ -118,7 +147,9 @@ class Lowering:
             at = at if step == 1 else self.integer("INT_MUL", at, self.whole(step))
             flat = at if flat is None else self.integer("INT_ADD", flat, at)
         assert flat is not None
-        return self._operand("GATHER", (flat,), t.detach().contiguous().flatten(), fixed=False)
+        if table not in self.tables:
+            self.tables[table] = self._operand("GATHER", t.contiguous().flatten(), source)
+        return self._read("GATHER", (flat,), self.tables[table], fixed=False)
 
     def _view(self, t: Tensor, indices: list[Node]) -> Tensor | None:
         names = [n.args[0] if n.op == "index" else "" for n in indices]
