@@ -106,14 +106,18 @@ class ProgramGradients:
 def _without_pairs(problem: Problem, wanted: Sequence[bool]) -> Program:
     """In the place of a program, for a call without pairs: it reads nothing."""
     tensors = [t for stage in problem.score.parts[1:] for t in stage.tensors()]
-    return Program([], [], {}, [t for t, want in zip(tensors, wanted, strict=True) if want])
+    return Program(
+        torch.empty(0, 6, dtype=torch.int32, device="cpu"),
+        [],
+        {},
+        [t for t, want in zip(tensors, wanted, strict=True) if want],
+    )
 
 
 def _operands(program: Program) -> dict[str, Tensor]:
-    if not program.rows:
+    if not len(program.rows):
         return {}
-    code = torch.tensor(program.rows, dtype=torch.int32, device="cpu")
-    return {"program_code": code, **dict(zip(_NAMES, program.operands, strict=False))}
+    return {"program_code": program.rows, **dict(zip(_NAMES, program.operands, strict=False))}
 
 
 def described(problem: Problem) -> str:

@@ -39,10 +39,15 @@ class Node:
 
 @dataclass
 class Graph:
-    """What modifiers compute. fixed: it serves all calls of the structure that was recorded."""
+    """What modifiers compute.
+
+    fixed: it serves all calls of the structure that was recorded
+    kept: what lower.py keeps of its programs
+    """
 
     result: Node
     fixed: bool = True
+    kept: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
 
 @dataclass

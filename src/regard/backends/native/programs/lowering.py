@@ -13,9 +13,7 @@ from torch import Tensor
 from regard.backends.native.programs.code import MOST_INT, Code, Instruction, NotLowered
 from regard.backends.native.programs.graph import Node, Values
 from regard.backends.native.programs.operations import PROGRAM_OPERANDS
-
-Range = tuple[int, int]
-_WORDS = {torch.float32, torch.int32, torch.bool, torch.bfloat16, torch.float16}
+from regard.backends.native.programs.reads import Range, Read, axes_of, extent, number_of
 
 
 @dataclass
@@ -24,6 +22,8 @@ class Lowering:
 
     values   what the nodes are that torch computes once
     exact    the same in float64, recorded by autograd where tensors are learned; None where none is
+    operands, extents  what the program reads, and the ranges of those that are whole numbers
+    numbers  what became a number of the code
     learned  by operand, those of `exact` that it holds
     reads    by value, the instruction that reads a learned operand
     """
@@ -32,13 +32,15 @@ class Lowering:
     handlers: Mapping[str, Callable[..., int]]
     exact: Values | None = None
     code: Code = field(default_factory=Code)
-    operands: list[Tensor] = field(default_factory=list[Tensor])
-    extents: dict[int, Range] = field(default_factory=dict[int, Range])  # of operands of whole numbers
+    operands: list[Read] = field(default_factory=list[Read])
+    tensors: list[Tensor] = field(default_factory=list[Tensor])
+    extents: dict[int, Range] = field(default_factory=dict[int, Range])
+    numbers: list[tuple[Read, bool | int | float]] = field(default_factory=list[tuple[Read, bool | int | float]])
     ranges: dict[int, Range] = field(default_factory=dict[int, Range])  # of whole numbers
     found: dict[Node, int] = field(default_factory=dict[Node, int])
     learned: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
     reads: dict[int, Instruction] = field(default_factory=dict[int, Instruction])
-    tables: dict[Node, int] = field(default_factory=dict[Node, int])  # which operand has the elements of a table
+    tables: dict[Node | Tensor, int] = field(default_factory=dict[Node | Tensor, int])  # which operand has a table
 
     # Values of any kind.
 
@@ -51,7 +53,7 @@ class Lowering:
         if isinstance(x, float):
             return self.code.number(x)
         if isinstance(x, Tensor):
-            return self.load(x.detach(), None)
+            return self.load(Read(x))
         if not isinstance(x, Node):
             raise NotLowered(f"an operation is given {x!r}")
         if x not in self.found:
@@ -70,7 +72,7 @@ class Lowering:
             return self.value(x.args[0])
         if x.whole or x.op == "take":
             try:
-                return self.load(self.values.of(x), self.source(x))
+                return self.load(Read(x))
             except (RuntimeError, IndexError) as error:
                 raise NotLowered(f"{name_of(x)} cannot be computed for all queries and keys: {error}") from error
         if x.value.dtype in (torch.bfloat16, torch.float16) and name_of(x) != "index":
@@ -84,42 +86,37 @@ class Lowering:
 
     # Operands.
 
-    def source(self, x: Any) -> Tensor | None:
-        """A node's numbers as autograd recorded them; None where no tensor that is learned has a part in them."""
-        found = None if self.exact is None else self.exact.of(x)
-        return found if isinstance(found, Tensor) and found.requires_grad else None
-
-    def load(self, t: Tensor, source: Tensor | None) -> int:
-        """A tensor that broadcasts to (*batch, h, nq, nk): a number in the code where it has one, else an operand.
-
-        source: what autograd recorded of it, of as many elements in the same order
-        """
-        shape = self.values.frame.shape
+    def load(self, read: Read) -> int:
+        """What broadcasts to (*batch, h, nq, nk): a number in the code where it is one, else an operand."""
+        shape, t = self.values.frame.shape, read.elements(self.values)
         if t.dim() > len(shape) or any(n not in (1, size) for n, size in zip(t.shape[::-1], shape[::-1], strict=False)):
             raise NotLowered(f"a tensor of shape {tuple(t.shape)} meets scores of {shape}")
-        if t.numel() == 1 and source is None:
-            one = t.item()
-            return self.value(bool(one) if t.dtype == torch.bool else one)
-        shared = t.dim() == 0 or t.shape[-1] == 1
-        which = self._operand("LOAD", t[(None,) * max(0, 3 - t.dim())], source)
-        return self._read("LOAD", (), which, fixed=shared)
+        if t.numel() == 1 and self._recorded(read) is None:
+            one = number_of(t)
+            self.numbers.append((read, one))
+            return self.value(one)
+        return self._instruction("LOAD", (), self._operand(read, t), fixed=t.shape[-1] == 1)
 
-    def _operand(self, op: str, t: Tensor, source: Tensor | None) -> int:
-        """Which operand a tensor becomes."""
+    def _recorded(self, read: Read) -> Tensor | None:
+        """What autograd recorded of an operand; None where no tensor that is learned has a part in it."""
+        found = None if self.exact is None else read.elements(self.exact)
+        return found if found is not None and found.requires_grad else None
+
+    def _operand(self, read: Read, t: Tensor) -> int:
+        """Which operand its elements become."""
         which = len(self.operands)
         if which == PROGRAM_OPERANDS:
             raise NotLowered(f"it reads more than {PROGRAM_OPERANDS} tensors")
-        if not t.is_floating_point() and t.dtype != torch.bool:
-            self.extents[which] = _extent(t)
-        if t.dtype not in _WORDS or (op == "GATHER" and t.dtype not in (torch.float32, torch.int32)):
-            t = t.float() if t.is_floating_point() else t.int()
-        if source is not None:
-            self.learned[which] = source.reshape(t.shape)
-        self.operands.append(t)
+        self.operands.append(read)
+        self.tensors.append(read.operand(t))
+        if (found := extent(t)) is not None:
+            self.extents[which] = found
+        if (recorded := self._recorded(read)) is not None:
+            self.learned[which] = recorded
         return which
 
-    def _read(self, op: str, args: tuple[int, ...], which: int, fixed: bool) -> int:
-        t = self.operands[which]
+    def _instruction(self, op: str, args: tuple[int, ...], which: int, fixed: bool) -> int:
+        t = self.tensors[which]
         kind = "float" if t.is_floating_point() else "bool" if t.dtype == torch.bool else "int"
         value = self.code.add(Instruction(op, args, which, kind, fixed))
         if which in self.extents:
@@ -137,9 +134,8 @@ class Lowering:
             raise NotLowered("it indexes what it computed for pairs, or by parts of an index")
         if len(indices) != t.dim():
             raise NotLowered(f"it indexes {len(indices)} of the {t.dim()} axes of a tensor")
-        source = self.source(table)
-        if (view := self._view(t, indices)) is not None:
-            return self.load(view, None if source is None else self._view(source, indices))
+        if axes := axes_of(indices):
+            return self.load(Read(table, axes=axes))
         flat, step = None, t.numel()
         for index, size in zip(indices, t.shape, strict=True):
             step //= max(size, 1)
@@ -148,21 +144,9 @@ class Lowering:
             flat = at if flat is None else self.integer("INT_ADD", flat, at)
         assert flat is not None
         if table not in self.tables:
-            self.tables[table] = self._operand("GATHER", t.contiguous().flatten(), source)
-        return self._read("GATHER", (flat,), self.tables[table], fixed=False)
-
-    def _view(self, t: Tensor, indices: list[Node]) -> Tensor | None:
-        names = [n.args[0] if n.op == "index" else "" for n in indices]
-        frame = self.values.frame
-        counts = {"h": frame.heads, "row": frame.nq, "col": frame.nk}
-        if len({*names}) < len(names) or any(name not in counts for name in names):
-            return None
-        for axis, name in enumerate(names):
-            if t.shape[axis] < counts[name]:
-                raise NotLowered("it indexes a tensor that is smaller than the call")
-            t = t.narrow(axis, 0, counts[name])
-        t = t.permute([names.index(name) for name in counts if name in names])
-        return t.reshape([counts[name] if name in names else 1 for name in counts])
+            read = Read(table, table=True)
+            self.tables[table] = self._operand(read, read.elements(self.values))
+        return self._instruction("GATHER", (flat,), self.tables[table], fixed=False)
 
     def _inside(self, index: int, size: int) -> int:
         """An index of an axis, counted from its beginning; nothing but its range says that it is one."""
@@ -242,15 +226,6 @@ _INTEGERS: dict[str, Callable[[int, int], int]] = {
     "INT_MAX": max,
     "INT_DIV": lambda a, b: a // b,
 }
-
-
-def _extent(t: Tensor) -> Range:
-    if not t.numel():
-        return 0, 0
-    low, high = (int(x) for x in t.aminmax())
-    if max(-low, high) > MOST_INT:
-        raise NotLowered("its whole numbers reach beyond 2^31")
-    return low, high
 
 
 @lru_cache(1024)
