@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0x8c3754ead1a2c2  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0x7b431b843141d7  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -46,52 +46,57 @@ enum {
   REGARD_DO_LOAD = 1,
   REGARD_DO_GATHER = 2,
   REGARD_DO_RESULT = 3,
-  REGARD_DO_DERIVATIVE = 4,
-  REGARD_DO_WHERE = 5,
-  REGARD_DO_ADD = 6,
-  REGARD_DO_SUB = 7,
-  REGARD_DO_MUL = 8,
-  REGARD_DO_DIV = 9,
-  REGARD_DO_MIN = 10,
-  REGARD_DO_MAX = 11,
-  REGARD_DO_POW = 12,
-  REGARD_DO_REMAINDER = 13,
-  REGARD_DO_NEG = 14,
-  REGARD_DO_ABS = 15,
-  REGARD_DO_SIGN = 16,
-  REGARD_DO_FLOOR = 17,
-  REGARD_DO_CEIL = 18,
-  REGARD_DO_SQRT = 19,
-  REGARD_DO_EXP = 20,
-  REGARD_DO_LOG = 21,
-  REGARD_DO_TANH = 22,
-  REGARD_DO_SIGMOID = 23,
-  REGARD_DO_LOG1P = 24,
-  REGARD_DO_EXPM1 = 25,
-  REGARD_DO_ERF = 26,
-  REGARD_DO_SIN = 27,
-  REGARD_DO_COS = 28,
-  REGARD_DO_LT = 29,
-  REGARD_DO_LE = 30,
-  REGARD_DO_EQ = 31,
-  REGARD_DO_INT_ADD = 32,
-  REGARD_DO_INT_SUB = 33,
-  REGARD_DO_INT_MUL = 34,
-  REGARD_DO_INT_MIN = 35,
-  REGARD_DO_INT_MAX = 36,
-  REGARD_DO_INT_DIV = 37,
-  REGARD_DO_INT_ABS = 38,
-  REGARD_DO_INT_LT = 39,
-  REGARD_DO_INT_LE = 40,
-  REGARD_DO_INT_EQ = 41,
-  REGARD_DO_AND = 42,
-  REGARD_DO_OR = 43,
-  REGARD_DO_XOR = 44,
-  REGARD_DO_NOT = 45,
-  REGARD_DO_INT_TO_FLOAT = 46,
-  REGARD_DO_BOOL_TO_FLOAT = 47,
-  REGARD_DO_BOOL_TO_INT = 48,
-  REGARD_DO_COUNT = 49,
+  REGARD_DO_LOAD_GRADIENT = 4,
+  REGARD_DO_GATHER_GRADIENT = 5,
+  REGARD_DO_DERIVATIVE = 6,
+  REGARD_DO_WHERE = 7,
+  REGARD_DO_ADD = 8,
+  REGARD_DO_SUB = 9,
+  REGARD_DO_MUL = 10,
+  REGARD_DO_DIV = 11,
+  REGARD_DO_MUL_NONZERO = 12,
+  REGARD_DO_DIV_NONZERO = 13,
+  REGARD_DO_MIN = 14,
+  REGARD_DO_MAX = 15,
+  REGARD_DO_POW = 16,
+  REGARD_DO_REMAINDER = 17,
+  REGARD_DO_NEG = 18,
+  REGARD_DO_ABS = 19,
+  REGARD_DO_SIGN = 20,
+  REGARD_DO_FLOOR = 21,
+  REGARD_DO_CEIL = 22,
+  REGARD_DO_SQRT = 23,
+  REGARD_DO_EXP = 24,
+  REGARD_DO_EXP2 = 25,
+  REGARD_DO_LOG = 26,
+  REGARD_DO_TANH = 27,
+  REGARD_DO_SIGMOID = 28,
+  REGARD_DO_LOG1P = 29,
+  REGARD_DO_EXPM1 = 30,
+  REGARD_DO_ERF = 31,
+  REGARD_DO_SIN = 32,
+  REGARD_DO_COS = 33,
+  REGARD_DO_LT = 34,
+  REGARD_DO_LE = 35,
+  REGARD_DO_EQ = 36,
+  REGARD_DO_INT_ADD = 37,
+  REGARD_DO_INT_SUB = 38,
+  REGARD_DO_INT_MUL = 39,
+  REGARD_DO_INT_MIN = 40,
+  REGARD_DO_INT_MAX = 41,
+  REGARD_DO_INT_DIV = 42,
+  REGARD_DO_INT_ABS = 43,
+  REGARD_DO_INT_LT = 44,
+  REGARD_DO_INT_LE = 45,
+  REGARD_DO_INT_EQ = 46,
+  REGARD_DO_AND = 47,
+  REGARD_DO_OR = 48,
+  REGARD_DO_XOR = 49,
+  REGARD_DO_NOT = 50,
+  REGARD_DO_INT_TO_FLOAT = 51,
+  REGARD_DO_BOOL_TO_FLOAT = 52,
+  REGARD_DO_BOOL_TO_INT = 53,
+  REGARD_DO_COUNT = 54,
 };
 
 enum {
@@ -101,7 +106,7 @@ enum {
   REGARD_SETS = 64,
   REGARD_LEAVES = 8,
   REGARD_SLOTS = 48,
-  REGARD_PROGRAM_OPERANDS = 8,
+  REGARD_PROGRAM_OPERANDS = 12,
 };
 
 // A tensor (batch..., head, row, column). Strides count elements; axes that are missing or broadcast have 0.
@@ -173,6 +178,10 @@ typedef struct {
   regard_tensor program_5;  // (...): what a program reads: (batch, head, query, key), or a table
   regard_tensor program_6;  // (...): what a program reads: (batch, head, query, key), or a table
   regard_tensor program_7;  // (...): what a program reads: (batch, head, query, key), or a table
+  regard_tensor program_8;  // (...): what a program reads: (batch, head, query, key), or a table
+  regard_tensor program_9;  // (...): what a program reads: (batch, head, query, key), or a table
+  regard_tensor program_10;  // (...): what a program reads: (batch, head, query, key), or a table
+  regard_tensor program_11;  // (...): what a program reads: (batch, head, query, key), or a table
   regard_tensor start;  // int32 (batch, head, query, 1): each query sees keys [start, stop); or a rule (documents: also both):
   regard_tensor stop;  // int32 (batch, head, query, 1): each query sees keys [start, stop); or a rule (documents: also both):
   const int64_t* shifts;  // int64 (batch, 1): added to first and last
@@ -206,7 +215,7 @@ typedef struct {
   regard_tensor k_scales;  // float32 (batch, key head, key, 1): k is int8; its rows are multiplied by these
   regard_tensor v_scales;  // float32 (batch, key head, key, 1): v is int8; its rows are multiplied by these
 } regard_call;
-static_assert(sizeof(regard_call) == 2656, "ctypes lays regard_call out in another way");
+static_assert(sizeof(regard_call) == 2976, "ctypes lays regard_call out in another way");
 
 // A call on sequences that have any number of queries each, one sequence behind another in q, out and q_at.
 // The batch of `call` is 1, nq counts all queries; batch[3] of k and v, or of block_table, strides over
@@ -219,7 +228,7 @@ typedef struct {
   const int64_t* key_counts;  // (sequences): the keys of each; null: nk
   int64_t thread_work;  // floating-point operations for which it is worth waking another thread
 } regard_ragged;
-static_assert(sizeof(regard_ragged) == 2688, "ctypes lays regard_ragged out in another way");
+static_assert(sizeof(regard_ragged) == 3008, "ctypes lays regard_ragged out in another way");
 
 // A call of the backward pass. A null address: that gradient is not wanted.
 typedef struct {
@@ -235,10 +244,22 @@ typedef struct {
   float* dlog_distance_rates;  // for each head, written
   float* doffsets;  // for each head, written
   regard_tensor dbias;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_0;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_1;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_2;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_3;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_4;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_5;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_6;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_7;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_8;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_9;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_10;  // added to, float; double where it sums queries or keys
+  regard_tensor dprogram_11;  // added to, float; double where it sums queries or keys
   int32_t dout_dtype;
   int32_t gradient_dtype;
 } regard_gradients;
-static_assert(sizeof(regard_gradients) == 3184, "ctypes lays regard_gradients out in another way");
+static_assert(sizeof(regard_gradients) == 4464, "ctypes lays regard_gradients out in another way");
 
 // A call whose scores are w · f(a + c): q and k are a and c, float whatever its dtype, which is that of v.
 typedef struct {
@@ -248,7 +269,7 @@ typedef struct {
   int32_t activation;
   float slope;  // of the leaky ReLU
 } regard_additive;
-static_assert(sizeof(regard_additive) == 2680, "ctypes lays regard_additive out in another way");
+static_assert(sizeof(regard_additive) == 3000, "ctypes lays regard_additive out in another way");
 
 // The backward pass of an additive call. All cotangents and gradients are float; every element is written.
 typedef struct {
@@ -260,7 +281,7 @@ typedef struct {
   regard_tensor dv;
   float* dw;  // (heads, dk)
 } regard_additive_gradients;
-static_assert(sizeof(regard_additive_gradients) == 3088, "ctypes lays regard_additive_gradients out in another way");
+static_assert(sizeof(regard_additive_gradients) == 3408, "ctypes lays regard_additive_gradients out in another way");
 
 // Facts about the weights of a call. Results are contiguous, (batch..., head, ...); a null address, or a count
 // of 0: not wanted. The call's lse, out and dropout are not read; its dv is 0.
@@ -296,7 +317,7 @@ typedef struct {
   const float* level;  // (levels,)
   int64_t* reached;  // (.., levels) how many visible pairs have a weight of at least that
 } regard_fact_args;
-static_assert(sizeof(regard_fact_args) == 2888, "ctypes lays regard_fact_args out in another way");
+static_assert(sizeof(regard_fact_args) == 3208, "ctypes lays regard_fact_args out in another way");
 
 // New keys and values of a batch of sequences, to be copied to their pages, whose columns are neighbours.
 // batch[3] is the stride from sequence to sequence, or from page to page.
@@ -373,6 +394,10 @@ static inline int32_t regard_not_ragged(const regard_call* c) {
          c->program_5.data ||
          c->program_6.data ||
          c->program_7.data ||
+         c->program_8.data ||
+         c->program_9.data ||
+         c->program_10.data ||
+         c->program_11.data ||
          c->start.data ||
          c->stop.data ||
          c->shifts ||

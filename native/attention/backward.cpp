@@ -141,7 +141,7 @@ int32_t check(const regard_gradients& g) {
   const bool right = fits(g.dout, g.dout_dtype, c.batch, c.heads, c.nq, c.dv) && fits(g.dlse, REGARD_F32, c.batch, c.heads, c.nq, 1) &&
                      fits(g.dq, g.gradient_dtype, c.batch, c.heads, c.nq, c.dk) &&
                      fits(g.dk, g.gradient_dtype, c.batch, c.key_heads, c.nk, c.dk) &&
-                     fits(g.dv, g.gradient_dtype, c.batch, c.key_heads, c.nk, c.dv) && Bias::right_gradient(g);
+                     fits(g.dv, g.gradient_dtype, c.batch, c.key_heads, c.nk, c.dv) && Bias::right_gradient(g) && Program::right_gradients(g);
   if (!right) return REGARD_BAD_ARGUMENT;
   return Modifiers::have_wanted(g) ? REGARD_DONE : REGARD_BAD_ARGUMENT;
 }

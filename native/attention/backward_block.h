@@ -48,7 +48,7 @@ static KeyRows key_rows(const regard_call& c, const float* k, int64_t ldk, const
 }
 
 template <int V, class Op, int M>
-REGARD_INLINE void score_some(const Block<V>& b, const Tile& t, const BackwardScratch& w, const KeyRows& k, const BlockShare& x, int64_t n) {
+REGARD_INLINE void score_some(const Block<V>& b, const Tile& t, float* kept, const KeyRows& k, const BlockShare& x, int64_t n) {
   vf acc[M][V];
   clear(acc);
   Isa::multiply_tiles<Op, M, V>(acc, k.first + n * k.row, k.row, 1, b.w.q, kQueries, Op::pairs ? b.c.dk / 2 : b.c.dk);
@@ -65,25 +65,25 @@ REGARD_INLINE void score_some(const Block<V>& b, const Tile& t, const BackwardSc
     return;
   }
   for (int i = 0; i < M; ++i) {
-    apply_steps<V>(b, t, n + i, acc[i], w.kept + (n + i) * kQueries);
+    apply_steps<V>(b, t, n + i, acc[i], kept ? kept + (n + i) * kQueries : nullptr);
     for (int v = 0; v < V; ++v) store(b.w.s + (n + i) * kQueries + v * W, acc[i][v]);
   }
 }
 
-// Scores of the tile's keys, in base 2, to b.w.s.
+// Scores of the tile's keys, in base 2, to b.w.s. kept: takes what the modifiers' backward reads, or null.
 template <int V, class Op>
-REGARD_NOINLINE void score_keys(const Block<V>& b, const Tile& t, const BackwardScratch& w, const KeyRows& k, const BlockShare& given) {
+REGARD_NOINLINE void score_keys(const Block<V>& b, const Tile& t, float* kept, const KeyRows& k, const BlockShare& given) {
   BlockShare x = given;
   x.plain |= Program::used(b.c);
-  by_rows<backward_rows_at_once(V)>(x, [&](auto keys, int64_t n) { score_some<V, Op, keys.count>(b, t, w, k, x, n); });
-  if (Program::used(b.c)) run_program<V>(b, t, b.w.s, x.from, x.to, w.kept);
+  by_rows<backward_rows_at_once(V)>(x, [&](auto keys, int64_t n) { score_some<V, Op, keys.count>(b, t, kept, k, x, n); });
+  if (Program::used(b.c)) run_program<V>(b, t, b.w.s, x.from, x.to, kept);
 }
 
 template <int V>
-static void score_keys(const Block<V>& b, const Tile& t, const BackwardScratch& w, int64_t ldk, const BlockShare& x) {
+static void score_keys(const Block<V>& b, const Tile& t, const BackwardScratch& w, int64_t ldk, const BlockShare& x, float* kept) {
   const KeyRows k = key_rows(b.c, w.k, ldk, b.p, t.j);
-  if (reads_pairs(b.c)) return score_keys<V, Pairs>(b, t, w, k, x);
-  score_keys<V, Floats>(b, t, w, k, x);
+  if (reads_pairs(b.c)) return score_keys<V, Pairs>(b, t, kept, k, x);
+  score_keys<V, Floats>(b, t, kept, k, x);
 }
 
 // Scores of M keys become weights; writes the gradients of the scores as the softmax takes them.
@@ -171,7 +171,7 @@ static void run_block(const BackwardCall& w, const BackwardScratch& s, Place p, 
   open_block<V>(b, s);
   Modifiers::load_tile(b, t);
   pack<V>(s.doutt, kQueries, dout, REGARD_F32, w.ldv, 1, p.rows, c.dv, 1.0f);
-  score_keys<V>(b, t, s, w.ldk, x);
+  score_keys<V>(b, t, s, w.ldk, x, s.kept);
   weigh_keys<V>(b, t, s, w.ldv, x);
   if (!w.scores) return;
   Modifiers::backward(b, t, ScoreGradients{w.g, x.ds, s.kept, x.from, x.to}, w.sums, (part * w.elements + p.b) * c.heads + p.h);

@@ -32,7 +32,7 @@ REGARD_INLINE void each_tile(const BackwardCall& w, const BackwardScratch& s, co
     widen_rows(s.k, w.ldk, keys + size_of(c.dtype) * j * c.k.row, c.dtype, c.k.row, c.k.col, count, c.dk);
     if (values) widen_rows(s.v, w.ldv, all + size_of(c.dtype) * j * c.v.row, c.dtype, c.v.row, c.v.col, count, c.dv);
     Modifiers::load_tile(b, t);
-    score_keys<V>(b, t, s, w.ldk, x);
+    score_keys<V>(b, t, s, w.ldk, x, nullptr);
     body(t);
   }
 }

@@ -74,13 +74,7 @@ struct Bias : Modifier {
 
   static bool wants_grad(const regard_gradients& g) { return g.dbias.data; }
 
-  static GradientSharing sharing(const regard_gradients& g) {
-    GradientSharing found{};
-    if (!g.dbias.data) return found;
-    for (int n = 0; n < REGARD_BATCH_AXES; ++n) found.batch[n] = g.dbias.batch[n] == 0;
-    found.heads = g.dbias.head == 0, found.queries = g.dbias.row == 0, found.keys = g.dbias.col == 0;
-    return found;
-  }
+  static GradientSharing sharing(const regard_gradients& g) { return g.dbias.data ? GradientSharing::of(g.dbias) : GradientSharing{}; }
 
   template <int V>
   static void backward(const Block<V>& b, const Tile& t, const ScoreGradients& g, double*) {

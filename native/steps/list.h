@@ -12,7 +12,7 @@ struct Block;
 struct ScoreGradients {
   const regard_gradients& wanted;  // the gradients that the call wants
   float* ds;                       // [kTile][kQueries], of the scores after a modifier, then before it; 0 of hidden pairs
-  const float* kept;               // [kTile][kQueries], what the block form of a modifier that keeps wrote
+  float* kept;                     // [kTile][kQueries], what the block form of a modifier that keeps wrote; it may change it
   int64_t from, to;                // the keys of the tile that are computed
 };
 
@@ -20,6 +20,14 @@ struct ScoreGradients {
 // work then adds to it.
 struct GradientSharing {
   bool batch[REGARD_BATCH_AXES], heads, queries, keys;
+
+  // Of a gradient (batch..., head, query, key): the axes along which it has a stride of 0.
+  static GradientSharing of(const regard_tensor& t) {
+    GradientSharing found{};
+    for (int n = 0; n < REGARD_BATCH_AXES; ++n) found.batch[n] = t.batch[n] == 0;
+    found.heads = t.head == 0, found.queries = t.row == 0, found.keys = t.col == 0;
+    return found;
+  }
 
   void operator|=(const GradientSharing& other) {
     for (int n = 0; n < REGARD_BATCH_AXES; ++n) batch[n] |= other.batch[n];
@@ -52,6 +60,9 @@ struct Modifier {
   static constexpr bool hides = true;   // whether it can make a score -inf
   static constexpr bool keeps = false;  // whether its block form keeps a number for each score of a tile, for `backward`
 
+  // Floats that it keeps of a tile, where it keeps any.
+  static int64_t kept_size(const regard_call&) { return kTile * kQueries; }
+
   // Floats of scratch that it takes for a tile.
   static constexpr int64_t scratch_size = 0;
 
@@ -74,8 +85,8 @@ struct Modifier {
   // What shares a number of a gradient that is added in place.
   static GradientSharing sharing(const regard_gradients&) { return {}; }
 
-  // Whether that gradient sums dS times numbers far above 1: then delta is summed from the weights, as dS is, to the last digit.
-  static constexpr bool multiplies_delta = false;
+  // Whether a gradient that is wanted sums dS times numbers far above 1: then delta is summed from the weights, as dS is, to the last digit.
+  static bool multiplies_delta(const regard_gradients&) { return false; }
 
   // Adds what one tile gives to the gradient of its tensor, to `sum` (grad_size doubles), and turns ds into the gradient of the scores
   // before it.
@@ -107,7 +118,7 @@ struct ModifierList {
   static bool hide(const regard_call& c) { return ((Each::hides && Each::used(c)) || ...); }
 
   // Floats that the modifiers of a call keep of a tile.
-  static int64_t kept_size(const regard_call& c) { return ((Each::keeps && Each::used(c) ? kTile * kQueries : 0) + ...); }
+  static int64_t kept_size(const regard_call& c) { return ((Each::keeps && Each::used(c) ? Each::kept_size(c) : 0) + ...); }
 
   // Floats of scratch for the modifiers of a call.
   static int64_t scratch_size(const regard_call& c) { return ((Each::used(c) ? Each::scratch_size : 0) + ...); }
@@ -143,7 +154,7 @@ struct ModifierList {
 
   static bool wants_grad(const regard_gradients& g) { return (Each::wants_grad(g) || ...); }
 
-  static bool multiply_delta(const regard_gradients& g) { return ((Each::multiplies_delta && Each::wants_grad(g)) || ...); }
+  static bool multiply_delta(const regard_gradients& g) { return (Each::multiplies_delta(g) || ...); }
 
   // Whether the call has every modifier whose gradient is wanted.
   static bool have_wanted(const regard_gradients& g) { return ((Each::used(g.call) || !Each::wants_grad(g)) && ...); }
@@ -189,7 +200,7 @@ struct ModifierList {
   template <int V, class First, class... Rest>
   REGARD_INLINE void backward_from(const Block<V>& b, const Tile& t, const ScoreGradients& g, double* const* sums, int64_t place) {
     ScoreGradients rest = g;
-    if (First::keeps && First::used(b.c)) rest.kept += kTile * kQueries;
+    if (First::keeps && First::used(b.c)) rest.kept += First::kept_size(b.c);
     if constexpr (sizeof...(Rest) > 0) backward_from<V, Rest...>(b, t, rest, sums + 1, place);
     if (First::used(b.c)) First::backward(b, t, g, *sums + place * First::grad_size(g.wanted));
   }

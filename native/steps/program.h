@@ -2,27 +2,18 @@
 // from a function that a person wrote: backends/native/programs/.
 //
 // An instruction reads and writes slots: numbers of some keys and of the block's queries (or of a row's query and W keys). Slot 0 begins with the
-// natural scores. First come the instructions that no key changes (kNumber, kLoad of what keys share), then the rest up to kResult, then
-// those of the derivative by the score, up to kDerivative.
+// natural scores. First come the instructions that no key changes (NUMBER, LOAD of what keys share), then the rest up to RESULT, then those
+// of the derivatives by operands (LOAD_GRADIENT, GATHER_GRADIENT) and by the score, up to DERIVATIVE.
 #pragma once
 #include "core/functions.h"
+#include "steps/program_gradients.h"
 #include "steps/softcap.h"
 
 namespace regard {
 
 constexpr int64_t kProgramKeys = 8;  // keys at a time: an instruction is decoded once for them, and slots lie in the first-level cache
 
-struct Instruction {  // a row of program_code: operation, slot that is written, slots that are read, a number
-  int32_t op, to, a, b, c, number;
-};
-
-// Where slots lie, and how far the numbers of the next key and of the next vector are: 0 where they share one.
-struct Slots {
-  float* at[REGARD_SLOTS];
-  int16_t key[REGARD_SLOTS], vector[REGARD_SLOTS];
-};
-
-struct Program : Modifier {
+struct Program : Modifier, ProgramGradients {
   template <int V>
   struct State {
     Slots* slots;
@@ -30,35 +21,11 @@ struct Program : Modifier {
   };
 
   static bool used(const regard_call& c) { return c.program_code; }
-  static constexpr bool keeps = true;  // the derivative by the score
+  static constexpr bool keeps = true;
 
-  static const regard_tensor& operand(const regard_call& c, int32_t which) { return (&c.program_0)[which]; }
-  static const Instruction* begin_of(const regard_call& c) { return (const Instruction*)c.program_code; }
-  static const Instruction* end_of(const regard_call& c) { return begin_of(c) + c.program_count; }
-
-  // Whether an instruction gives the same for all keys.
-  static bool shared_by_keys(const regard_call& c, const Instruction& x) {
-    return x.op == REGARD_DO_NUMBER || (x.op == REGARD_DO_LOAD && operand(c, x.number).col == 0);
-  }
-
-  static int32_t check(const regard_call& c) {
-    if (!c.program_code) return REGARD_DONE;
-    int results = 0, derivatives = 0;
-    for (const Instruction* x = begin_of(c); x < end_of(c); ++x) {
-      const auto slot = [](int32_t n) { return n >= 0 && n < REGARD_SLOTS; };
-      if (x->op < 0 || x->op >= REGARD_DO_COUNT || !slot(x->to) || !slot(x->a) || !slot(x->b) || !slot(x->c)) return REGARD_BAD_ARGUMENT;
-      results += x->op == REGARD_DO_RESULT, derivatives += x->op == REGARD_DO_DERIVATIVE;
-      if (x->op != REGARD_DO_LOAD && x->op != REGARD_DO_GATHER) continue;
-      if (x->number < 0 || x->number >= REGARD_PROGRAM_OPERANDS || !operand(c, x->number).data) return REGARD_BAD_ARGUMENT;
-      const regard_tensor& t = operand(c, x->number);
-      const bool table = x->op == REGARD_DO_GATHER;
-      if (t.dtype != REGARD_F32 && t.dtype != REGARD_I32 && (table || (t.dtype != REGARD_BOOL && !known_dtype((int32_t)t.dtype))))
-        return REGARD_BAD_ARGUMENT;
-      if (table ? t.size < 1 || t.size > INT32_MAX : !fits(t, t.dtype, c.batch, c.heads, c.nq, c.nk)) return REGARD_BAD_ARGUMENT;
-    }
-    const bool closed = c.program_count > 0 && end_of(c)[-1].op == REGARD_DO_DERIVATIVE;
-    return closed && results == 1 && derivatives == 1 ? REGARD_DONE : REGARD_BAD_ARGUMENT;
-  }
+  using ProgramCode::check;
+  using ProgramGradients::grad_size, ProgramGradients::kept_size, ProgramGradients::multiplies_delta, ProgramGradients::sharing;
+  using ProgramGradients::wants_grad, ProgramGradients::write_grad;
 
   static constexpr int64_t kSlotSize = kProgramKeys * kQueries;
   static constexpr int64_t kSlotsSize = (int64_t)(sizeof(Slots) / sizeof(float)) / 16 * 16 + 32;  // whole lines of the cache
@@ -181,6 +148,8 @@ struct Program : Modifier {
       REGARD_MAP2(SUB, a - b)
       REGARD_MAP2(MUL, a * b)
       REGARD_MAP2(DIV, a / b)
+      REGARD_MAP2(MUL_NONZERO, select(a == vf{}, a, a * b))
+      REGARD_MAP2(DIV_NONZERO, select(a == vf{}, a, a / b))
       REGARD_MAP2(MIN, minimum(a, b))
       REGARD_MAP2(MAX, maximum(a, b))
       REGARD_MAP2(POW, each_lane(a, b, [](float p, float q) { return powf(p, q); }))
@@ -192,6 +161,7 @@ struct Program : Modifier {
       REGARD_MAP1(CEIL, each_lane(a, [](float y) { return __builtin_ceilf(y); }))
       REGARD_MAP1(SQRT, sqrtv(a))
       REGARD_MAP1(EXP, exp_any(a))
+      REGARD_MAP1(EXP2, exp2_any(a))
       REGARD_MAP1(LOG, log_any(a))
       REGARD_MAP1(TANH, tanhv(a))
       REGARD_MAP1(SIGMOID, sigmoid(a))
@@ -227,55 +197,69 @@ struct Program : Modifier {
 #undef REGARD_MAP2
   }
 
-  // Runs a program's body for `keys` keys whose natural scores are in slot 0. load: what an instruction loads; result: takes scores in base 2,
-  // derivative: takes derivatives, both for a key and a vector; with_derivative: whether it is wanted.
-  template <int V, class Load, class Result, class Derivative>
+  // Calls take(key, vector, numbers) for the numbers of a slot.
+  template <int V, class Take>
+  REGARD_INLINE void each_number(const Slots& s, int32_t slot, int64_t keys, const Take& take) {
+    for (int64_t n = 0; n < keys; ++n)
+      for (int v = 0; v < V; ++v) take(n, v, load(s.at[slot] + n * s.key[slot] + v * s.vector[slot]));
+  }
+
+  // Runs a program's body for `keys` keys whose natural scores are in slot 0. load: what an instruction loads; result: takes scores in base 2;
+  // with_derivative: whether derivatives are wanted, by operands, each of which by_operand takes from the slots of an instruction, and by the
+  // score, which `derivative` takes. result and derivative are called for a key and a vector.
+  template <int V, class Load, class Result, class ByOperand, class Derivative>
   REGARD_INLINE void interpret(const regard_call& c, const Slots& s, const Instruction* x, int64_t keys, bool with_derivative, const Load& load_of,
-                               const Result& result, const Derivative& derivative) {
-    const auto each = [&](const auto& take) {
-      for (int64_t n = 0; n < keys; ++n)
-        for (int v = 0; v < V; ++v) take(n, v, load(s.at[x->a] + n * s.key[x->a] + v * s.vector[x->a]));
-    };
+                               const Result& result, const ByOperand& by_operand, const Derivative& derivative) {
     for (;; ++x) {
       if (x->op == REGARD_DO_LOAD) {
         load_of(*x);
       } else if (x->op == REGARD_DO_RESULT) {
         // slot 0 stays as it is: the derivative reads it, and may be computed from it alone
-        each([&](int64_t n, int v, vf y) { result(n, v, bounded(y) * splat(kLog2e)); });
+        each_number<V>(s, x->a, keys, [&](int64_t n, int v, vf y) { result(n, v, bounded(y) * splat(kLog2e)); });
         if (!with_derivative) return;
       } else if (x->op == REGARD_DO_DERIVATIVE) {
-        return each(derivative);
+        return each_number<V>(s, x->a, keys, derivative);
+      } else if (is_gradient(*x)) {
+        by_operand(*x);
       } else {
         compute<V>(c, s, *x, keys);
       }
     }
   }
 
-  // Turns natural scores of the keys [from, to) of a tile, [key][kQueries], into scores in base 2. kept: takes their derivatives, or null.
+  // Turns natural scores of the keys [from, to) of a tile, [key][kQueries], into scores in base 2. kept: takes what the backward reads, see
+  // ProgramGradients::kept_size, or null.
   template <int V>
   REGARD_NOINLINE void run(const Block<V>& b, const Tile& t, float* scores, int64_t from, int64_t to, float* kept) {
     const Instruction* body = body_of(b.c);
     for (int64_t j = from, keys; j < to; j += keys) {
       keys = to - j < kProgramKeys ? to - j : kProgramKeys;
-      float* row = scores + j * kQueries;
+      float *row = scores + j * kQueries, *place = kept ? kept + j * kQueries : nullptr, *next = place;
       for (int64_t n = 0; n < keys; ++n)
         for (int v = 0; v < V; ++v) store(b.slots->at[0] + (n * V + v) * W, load(row + n * kQueries + v * W));
+      const auto keep = [&](float* at, int32_t slot) {
+        each_number<V>(*b.slots, slot, keys, [&](int64_t n, int v, vf y) { store(at + n * kQueries + v * W, y); });
+      };
       interpret<V>(
           b.c, *b.slots, body, keys, kept, [&](const Instruction& x) { load_operand<V>(b, x, t.j + j, keys); },
           [&](int64_t n, int v, vf y) { store(row + n * kQueries + v * W, y); },
-          [&](int64_t n, int v, vf y) { store(kept + (j + n) * kQueries + v * W, y); });
+          [&](const Instruction& x) {
+            keep(next += kTileSize, x.a), next += kTileSize;
+            if (x.op == REGARD_DO_GATHER_GRADIENT) keep(next, x.b);
+          },
+          [&](int64_t n, int v, vf y) { store(place + n * kQueries + v * W, y); });
     }
   }
 
-  // One key, for callers that have one at a time: slower.
+  // One key, for callers that have one at a time and no backward: slower.
   template <int V>
-  REGARD_INLINE void apply(const Block<V>& b, const Tile& t, int64_t n, vf (&s)[V], vf (&kept)[V]) {
-    float scores[V * W], derivatives[V * W];
+  REGARD_INLINE void apply(const Block<V>& b, const Tile& t, int64_t n, vf (&s)[V], vf (&)[V]) {
+    float scores[V * W];
     for (int v = 0; v < V; ++v) store(scores + v * W, s[v]);
     Tile one = t;
     one.j = t.j + n;
-    run<V>(b, one, scores, 0, 1, derivatives);
-    for (int v = 0; v < V; ++v) s[v] = load(scores + v * W), kept[v] = load(derivatives + v * W);
+    run<V>(b, one, scores, 0, 1, nullptr);
+    for (int v = 0; v < V; ++v) s[v] = load(scores + v * W);
   }
 
   REGARD_NOINLINE void load_row(const RowKeys& keys, Slots& s, const Instruction& x) {
@@ -299,11 +283,12 @@ struct Program : Modifier {
     }
     interpret<1>(
         c, slots, body, 1, keys.f.derivative, [&](const Instruction& x) { load_row(keys, slots, x); },
-        [&](int64_t, int, vf y) { s = y; }, [&](int64_t, int, vf y) { derivative *= y; });
+        [&](int64_t, int, vf y) { s = y; }, [](const Instruction&) {}, [&](int64_t, int, vf y) { derivative *= y; });
   }
 
   template <int V>
-  static void backward(const Block<V>&, const Tile&, const ScoreGradients& g, double*) {
+  static void backward(const Block<V>& b, const Tile& t, const ScoreGradients& g, double* sum) {
+    add<V>(b, t, g, sum);
     SoftCap::multiply<V>(g.ds, g.kept, g.from, g.to);
   }
 };

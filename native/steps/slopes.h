@@ -85,7 +85,7 @@ struct Slopes : Modifier {
 
   static bool wants_grad(const regard_gradients& g) { return g.dslopes; }
   static int64_t grad_size(const regard_gradients& g) { return g.dslopes ? 1 : 0; }
-  static constexpr bool multiplies_delta = true;
+  static bool multiplies_delta(const regard_gradients& g) { return wants_grad(g); }
 
   // -Σ dS · distance. The terms of a row nearly cancel, so only short sums are kept in float.
   template <int V>

@@ -44,7 +44,7 @@ struct Temperature : Modifier {
 
   static bool wants_grad(const regard_gradients& g) { return g.dtemperatures; }
   static int64_t grad_size(const regard_gradients& g) { return g.dtemperatures ? 1 : 0; }
-  static constexpr bool multiplies_delta = true;
+  static bool multiplies_delta(const regard_gradients& g) { return wants_grad(g); }
 
   // -Σ dS · s / t, of the natural scores s after it. The terms of a row nearly cancel, so only short sums are kept in float. A hidden pair
   // has a dS of 0, and any score.

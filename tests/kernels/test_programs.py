@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 import regard as rg
 from fact_checks import hold, looked
-from kernel_checks import check, compare
+from kernel_checks import compare
 from needed import needs_kernels
 from regard import facts, testing
 from regard.backends.native.backward import why_not_backward
+from regard.backends.native.programs.lower import lower
+from regard.backends.native.programs.structure import graph_of
 from regard.core.region import Frame, Region
 
 pytestmark = needs_kernels
@@ -137,14 +137,6 @@ def test_gradients_of_queries_keys_and_values(isa: str, name: str, size: str) ->
         assert (mine - right).abs().max() <= 2e-5 * right.abs().max()
 
 
-def test_gradients_of_what_a_modifier_holds_go_over_tiles() -> None:
-    case = draw("blocks", "a table")
-    problem = case.leaves(torch.float32).problem
-    why = why_not_backward(problem, tuple(True for _ in problem.tensors()))
-    assert why == "a tensor of a modifier that is not regard's own asks for its gradient"
-    check(case)
-
-
 @pytest.mark.parametrize("name", ["a table", "a grid"])
 def test_facts(isa: str, name: str) -> None:
     asked = (facts.MaxScore(), facts.Entropy(), facts.Received(), facts.Visible())
@@ -227,39 +219,6 @@ def test_a_tensor_changed_in_place_is_read_anew() -> None:
     assert (again - right).abs().max() < 1e-5 < (first - again).abs().max()
 
 
-UNARY = ("tanh", "sigmoid", "abs", "sin", "neg", "square", "floor", "relu")
-BINARY = ("add", "sub", "mul", "maximum", "minimum")
-
-
-@dataclass(frozen=True)
-class Random(rg.Modifier):
-    """Operations on a stack of numbers of a pair."""
-
-    steps: tuple[tuple[str, int], ...]
-
-    def modify(self, s: Tensor, at: Region) -> Tensor:
-        stack: list[Tensor] = [s, 0.1 * (at.i - at.j), (1.0 + at.h) / 4, s + at.j % 5]
-        for name, n in self.steps:
-            a, b = stack[n % len(stack)], stack[-1]
-            made = getattr(torch, name)(a, b) if name in BINARY else getattr(torch, name)(a)
-            stack.append(torch.where(at.i % 3 == 0, made, b) if n % 4 == 0 else made)
-        return stack[-1].tanh() + s
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(UNARY + BINARY), st.integers(0, 40)), max_size=30))
-def test_random_programs(steps: list[tuple[str, int]]) -> None:
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 2, n, 8) for n in (70, 131, 131))
-    at = rg.tail(70, 131)
-    score = rg.ScaledDot() >> Random(tuple(steps))
-    plain = rg.attention(q, k, v, score=score, positions=at, backend=rg.Reference())
-    right = rg.attention(q.double(), k.double(), v.double(), score=score, positions=at, backend=rg.Reference())
-    found = rg.attention(q, k, v, score=score, positions=at)
-    usual = (plain - right).abs().max()
-    assert (found - right).abs().max() <= 4 * usual + 1e-5 or usual > 1e-3  # steps of floor differ by rounding
-
-
 def test_plans_do_not_keep_what_a_modifier_computed() -> None:
     q, k = torch.randn(2, 6, 1, 16), torch.randn(2, 6, 100, 16)
     for nk in (100, 60, 100):
@@ -272,3 +231,42 @@ def test_plans_do_not_keep_what_a_modifier_computed() -> None:
 def test_half_precision(isa: str) -> None:
     for size in FRAMES:
         compare(replace(draw(size, "a table"), sink=None), torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Looked(rg.Modifier):
+    """An element of a table for each query, by numbers that the modifier holds, times a number."""
+
+    table: Tensor
+    which: Tensor
+    factor: Tensor
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return s * self.factor + self.table[at.queries(self.which) + 0 * at.j]
+
+
+def test_a_kept_program_sees_other_numbers() -> None:
+    """The rows of a program follow from numbers and ranges too: another number, another index, an index beyond."""
+    q = torch.randn(1, 2, 5, 8)
+    table, which = torch.randn(4), torch.tensor([0, 1, 2, 1, 0])
+
+    def result(which: Tensor, factor: float, backend: rg.Backend | None = None) -> Tensor:
+        score = rg.ScaledDot() >> Looked(table, which, torch.tensor(factor))
+        return rg.attention(q, q, q, score=score, positions=rg.head(5, 5), backend=backend)
+
+    numbers = [(which, factor) for factor in (2.0, 2.0, -0.0, 0.0, 3.0, torch.nan, 2.0)]
+    for other, factor in (*numbers, (which + 1, 2.0), (-1 - which, 2.0)):
+        right = result(other, factor, rg.Reference())
+        assert torch.allclose(result(other, factor, rg.Native()), right, atol=1e-5, equal_nan=True)
+    with pytest.raises(IndexError):
+        result(which + 3, 2.0)
+
+
+def test_rows_of_a_program_are_kept() -> None:
+    at = FRAMES["blocks"]
+    table = Table(torch.ones(at.heads), torch.zeros(at.heads, 15))
+    graph = graph_of((table,), at)
+    first, again = (lower(graph, at, table.tensors(), (False, False)) for _ in range(2))
+    learned = lower(graph, at, table.tensors(), (False, True))
+    assert first.rows is again.rows and len(learned.rows) > len(first.rows)
+    assert all(torch.equal(a, b) for a, b in zip(first.operands, again.operands, strict=True))

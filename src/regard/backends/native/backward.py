@@ -11,7 +11,14 @@ from regard.backends.native.call_operands import OPERANDS
 from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.launch import arguments, library, operand, sink_weights
 from regard.backends.native.modifiers.base import total
-from regard.backends.native.modifiers.table import BY_LEARNED, STEPS, why_not_learned
+from regard.backends.native.modifiers.program import ProgramGradients
+from regard.backends.native.modifiers.table import (
+    BY_LEARNED,
+    STEPS,
+    needs_of_modifiers,
+    programmed,
+    why_not_learned,
+)
 from regard.backends.streaming.backward import output_cotangents, sink_gradient
 from regard.core.problem import Problem
 from regard.scores.similarity import Distance, ScaledDot
@@ -19,7 +26,8 @@ from regard.scores.similarity import Distance, ScaledDot
 Pair = tuple[Tensor, Tensor]
 Kept = tuple[Tensor, Tensor, Tensor]  # out, lse, row_stats
 _BY_HEAD = {name for name, operand in OPERANDS.items() if operand.learned and not operand.strided}
-LEARNED = ("q", "k", "v", *BY_LEARNED, "sink")  # operands that have gradients
+# Operands that have gradients, in graphs too: no program runs there.
+LEARNED = ("q", "k", "v", *(name for name, modifier in BY_LEARNED.items() if modifier in STEPS), "sink")
 # What the first tensors of a score, by field, are to the kernels; those of Bilinear and Cosine are in q and k already.
 _KINDS = {ScaledDot: {"scale": "scale"}, **{modifier.stage: modifier.learned() for modifier in STEPS}}
 
@@ -33,23 +41,38 @@ def backward(
     problem: Problem, args: KernelArgs, kept: Kept, cotangents: Pair, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """Gradients of problem.tensors() for which `needs` is true, from what the forward kept and the cotangents."""
-    given = problem.tensors()
-    kinds = ["q", "k", "v"]
-    for stage in problem.score.parts:
+    given, kinds = problem.tensors(), _kinds_of_tensors(problem)
+    wanted = {kind for kind, need in zip(kinds, needs, strict=True) if need} - {"prepared", "program"}
+    operands = wanted - {"scale"} | ({"q"} if "scale" in wanted else set[str]())
+    of_modifiers = needs_of_modifiers(problem, needs) if programmed(problem) else ()
+    program = ProgramGradients(problem, of_modifiers) if any(of_modifiers) else None
+    if program is not None:
+        args, operands = args.with_operands(**program.operands), operands | program.names.keys()
+    found = operand_gradients(args, kept, cotangents, operands)
+    of_program = iter(() if program is None else program.of_tensors(found))
+
+    def gradient(kind: str, t: Tensor) -> Tensor | None:
+        if kind == "program":
+            return next(of_program).to(t.dtype)
+        return _own(problem, kind, t, found).reshape(t.shape).to(t.dtype) if kind in wanted else None
+
+    return tuple(gradient(kind, t) if need else None for kind, t, need in zip(kinds, given, needs, strict=True))
+
+
+def _kinds_of_tensors(problem: Problem) -> list[str]:
+    """What each of problem.tensors() is to the kernels: an operand, by name; "prepared"; "program", a part of one."""
+    given, kinds = problem.tensors(), ["q", "k", "v"]
+    similarity, *modifiers = problem.score.parts
+    for stage in (similarity,) if programmed(problem) else problem.score.parts:
         fields = _KINDS.get(type(stage), {}).items()
         first = [kind for field, kind in fields if isinstance(getattr(stage, field), Tensor)]
         kinds += first + ["prepared"] * (len(stage.tensors()) - len(first))
+    if programmed(problem):
+        kinds += ["program"] * sum(len(stage.tensors()) for stage in modifiers)
     kinds += ["prepared"] * (len(given) - len(kinds))
     if problem.sink is not None:
         kinds[-1] = "sink"
-    wanted = {kind for kind, need in zip(kinds, needs, strict=True) if need} - {"prepared"}
-    operands = wanted - {"scale"} | ({"q"} if "scale" in wanted else set[str]())
-    found = operand_gradients(args, kept, cotangents, operands)
-    each = zip(kinds, given, needs, strict=True)
-    return tuple(
-        _own(problem, kind, t, found).reshape(t.shape).to(t.dtype) if need and kind in wanted else None
-        for kind, t, need in each
-    )
+    return kinds
 
 
 def operand_gradients(args: KernelArgs, kept: Kept, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
@@ -71,8 +94,8 @@ def _run(args: KernelArgs, kept: Kept, cotangents: Pair, wanted: set[str]) -> di
     heads, nk = args.shape[-2], args.k.shape[-2]
     tensors = args.tensors()
     found = {name: torch.empty_like(tensors[name]) for name in wanted & {"q", "k", "v"}}
-    for name in LEARNED:
-        if name in wanted and name in BY_LEARNED:
+    for name in BY_LEARNED:
+        if name in wanted:
             found[name] = BY_LEARNED[name].empty_gradient(name, tensors[name], heads)
     if 0 in args.shape or nk == 0:
         return {name: g.zero_() for name, g in found.items()}

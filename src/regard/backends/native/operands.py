@@ -74,7 +74,8 @@ class KernelOperand:
     of_lengths    whether it belongs to one number of queries and keys: a plan with it serves no other
     of_positions  whether it is made from the numbers in positions: no plan with it serves calls that are given them
     ragged        whether sequences of any lengths in one call can share it, or find their part by their queries
-    learned       the field of its score's stage of which it is the value, if it has a gradient: `d` and its name
+    learned       the field of its score's stage of which it is the value, if it has a gradient: `d` and its name; of a
+                  program "tensors", of which it is computed
     """
 
     name: str

@@ -84,7 +84,7 @@ def _empty(args: KernelArgs) -> Kept:
 
 def _backward(*arguments: Any) -> list[Tensor]:
     """GradientArguments in the order of LEARNED, of those that `wanted` names; nothing for the rest."""
-    *own, out, lse, row_stats, dout, dlse, wanted = arguments
+    *own, (out, lse, row_stats, dout, dlse), wanted = arguments
     args = _with_mask(_args(own))
     found = operand_gradients(args, (out, lse, row_stats), (dout, dlse), set(wanted.split()))
     return [_like(args.tensors()[name], found[name]) if name in found else out.new_empty(0) for name in LEARNED]
@@ -96,7 +96,7 @@ def _like(operand: Tensor, g: Tensor) -> Tensor:
 
 
 def _backward_fake(*arguments: Any) -> list[Tensor]:
-    args, wanted = _args(arguments[:-6]), arguments[-1].split()
+    args, wanted = _args(arguments[:-2]), arguments[-1].split()
     tensors = args.tensors()
     return [
         torch.empty_like(tensors[name], memory_format=torch.contiguous_format)
@@ -119,7 +119,7 @@ def _pull(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: Tensor | None) 
     dlse = torch.zeros_like(lse) if dlse is None else dlse
 
     def gradients(cotangents: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-        found = torch.ops.regard.backward(*arguments, out, lse, row_stats, *cotangents, " ".join(wanted))
+        found = torch.ops.regard.backward(*arguments, [out, lse, row_stats, *cotangents], " ".join(wanted))
         given: dict[str, Tensor] = dict(zip(LEARNED, found, strict=True))
         return tuple(given[name] if name in wanted else None for name in _NAMES)
 
@@ -137,7 +137,7 @@ torch.library.define("regard::forward", f"({_SCHEMA}) -> (Tensor, Tensor, Tensor
 torch.library.impl("regard::forward", "CPU", _forward)
 torch.library.register_fake("regard::forward", lambda *arguments: _empty(_args(arguments)))
 torch.library.register_autograd("regard::forward", _pull, setup_context=_keep)
-_GIVEN = "Tensor out, Tensor lse, Tensor row_stats, Tensor dout, Tensor dlse, str wanted"
+_GIVEN = "Tensor[] given, str wanted"  # out, lse, row_stats, dout, dlse; torch takes no more than 64 arguments
 torch.library.define("regard::backward", f"({_SCHEMA}, {_GIVEN}) -> Tensor[]")
 torch.library.impl("regard::backward", "CPU", _backward)
 torch.library.register_fake("regard::backward", _backward_fake)

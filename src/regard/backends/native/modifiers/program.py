@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 
 from regard.backends.native.modifiers.base import KernelModifier
 from regard.backends.native.operands import ANY, Axis, Count, KernelOperand
@@ -14,14 +15,14 @@ from regard.backends.native.programs.code import NotLowered
 from regard.backends.native.programs.lower import Program, lower
 from regard.backends.native.programs.operations import OPERATIONS, PROGRAM_OPERANDS, SLOTS
 from regard.backends.native.programs.structure import graph_of
-from regard.backends.native.programs.trace import NotTraced, Values
+from regard.backends.native.programs.trace import NotTraced
 from regard.core.problem import Problem
 from regard.core.shapes import count_of
 from regard.core.tracing import data_unavailable, watched
 from regard.scores.additive import Additive
 from regard.scores.algebra import Modifier
 
-__all__ = ["OPERATIONS", "PROGRAM_OPERANDS", "SLOTS", "Programs"]
+__all__ = ["OPERATIONS", "PROGRAM_OPERANDS", "SLOTS", "ProgramGradients", "Programs", "why_not_program_gradients"]
 
 _INSTRUCTION = Axis("instruction", lambda s: None, shared=False)
 _NUMBER = Axis("number", lambda s: 6, shared=False)
@@ -46,6 +47,7 @@ class Programs(KernelModifier[Modifier]):
                 strided=True,
                 of_lengths=True,
                 of_positions=True,
+                learned="tensors",
             )
             for name in _NAMES
         ),
@@ -65,17 +67,57 @@ class Programs(KernelModifier[Modifier]):
         return f"it has no step for {shown}: {found}" if isinstance(found, str) else None
 
     @classmethod
-    def why_not_learned(cls, asked: Sequence[bool]) -> str | None:
-        return "a tensor of a modifier that is not regard's own asks for its gradient" if any(asked) else None
-
-    @classmethod
     def lower(cls, problem: Problem, stages: Sequence[Modifier]) -> dict[str, Any]:
         if 0 in problem.frame.shape:
             return {}
         program = _program(problem)
         assert isinstance(program, Program), program
-        code = torch.tensor(program.rows, dtype=torch.int32, device="cpu")
-        return {"program_code": code, **dict(zip(_NAMES, program.operands, strict=False))}
+        return _operands(program)
+
+    @classmethod
+    def empty_gradient(cls, name: str, operand: Tensor, heads: int) -> Tensor:
+        """In float64 where an element may be the sum of many terms: of a table, or shared by queries or keys."""
+        pairs = operand.dim() > 1 and 1 not in operand.shape[-2:]
+        return torch.zeros(operand.shape, dtype=torch.float32 if pairs else torch.float64, device="cpu")
+
+
+def why_not_program_gradients(problem: Problem, wanted: Sequence[bool]) -> str | None:
+    """Why the kernels cannot find gradients of modifiers' tensors that are wanted, as a clause; None if they can."""
+    if not any(wanted) or 0 in problem.frame.shape:
+        return None
+    found = _program(problem, tuple(wanted))
+    return found if isinstance(found, str) else None
+
+
+class ProgramGradients:
+    """The gradients of those of the modifiers' tensors that are wanted, and what the kernels read to find them."""
+
+    def __init__(self, problem: Problem, wanted: Sequence[bool]) -> None:
+        program = _program(problem, tuple(wanted)) if 0 not in problem.frame.shape else _without_pairs(problem, wanted)
+        assert isinstance(program, Program), program
+        self.program, self.operands = program, _operands(program)
+        self.names = {_NAMES[n]: n for n in program.learned}  # of operands that have gradients
+
+    def of_tensors(self, found: Mapping[str, Tensor]) -> list[Tensor]:
+        """The gradients of the tensors, from those of the operands."""
+        return self.program.gradients({n: found[name] for name, n in self.names.items()})
+
+
+def _without_pairs(problem: Problem, wanted: Sequence[bool]) -> Program:
+    """In the place of a program, for a call without pairs: it reads nothing."""
+    tensors = [t for stage in problem.score.parts[1:] for t in stage.tensors()]
+    return Program(
+        torch.empty(0, 6, dtype=torch.int32, device="cpu"),
+        [],
+        {},
+        [t for t, want in zip(tensors, wanted, strict=True) if want],
+    )
+
+
+def _operands(program: Program) -> dict[str, Tensor]:
+    if not len(program.rows):
+        return {}
+    return {"program_code": program.rows, **dict(zip(_NAMES, program.operands, strict=False))}
 
 
 def described(problem: Problem) -> str:
@@ -86,22 +128,22 @@ def described(problem: Problem) -> str:
     return f"a program of {count_of(len(found.rows), 'instruction')}{read}"
 
 
-_found: WeakKeyDictionary[Problem, Program | str] = WeakKeyDictionary()  # of each problem, or why there is none
+# Of each problem the programs that were made, by which gradients are wanted, or why there is none.
+_found: WeakKeyDictionary[Problem, dict[tuple[bool, ...], Program | str]] = WeakKeyDictionary()
 
 
-def _program(problem: Problem) -> Program | str:
-    found = _found.get(problem)
-    if found is None:
-        found = _found[problem] = _lowered(problem)
-    return found
+def _program(problem: Problem, wanted: tuple[bool, ...] = ()) -> Program | str:
+    found = _found.setdefault(problem, {})
+    if wanted not in found:
+        found[wanted] = _lowered(problem, wanted)
+    return found[wanted]
 
 
-def _lowered(problem: Problem) -> Program | str:
+def _lowered(problem: Problem, wanted: tuple[bool, ...]) -> Program | str:
     stages = cast("tuple[Modifier, ...]", problem.score.parts[1:])
     tensors = [t for stage in stages for t in stage.tensors()]
     try:
-        with torch.no_grad():
-            return lower(graph_of(stages, problem.frame), Values(problem.frame, tensors))
+        return lower(graph_of(stages, problem.frame), problem.frame, tensors, wanted or (False,) * len(tensors))
     except (NotTraced, NotLowered) as why:
         return str(why)
     except Exception as error:  # an operation called in a way that nobody foresaw: PyTorch knows it

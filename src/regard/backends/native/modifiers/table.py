@@ -9,7 +9,7 @@ from regard.backends.native.modifiers.base import KernelModifier
 from regard.backends.native.modifiers.biases import Biases
 from regard.backends.native.modifiers.log_distance import LogDistances
 from regard.backends.native.modifiers.offsets import Offsets
-from regard.backends.native.modifiers.program import Programs
+from regard.backends.native.modifiers.program import Programs, why_not_program_gradients
 from regard.backends.native.modifiers.slopes import Slopes
 from regard.backends.native.modifiers.soft_cap import SoftCaps
 from regard.backends.native.modifiers.temperature import Temperatures
@@ -20,7 +20,7 @@ STEPS: tuple[type[KernelModifier[Any]], ...] = (SoftCaps, Temperatures, Slopes, 
 MODIFIERS: tuple[type[KernelModifier[Any]], ...] = (*STEPS, Programs)
 
 BY_STAGE: dict[type, type[KernelModifier[Any]]] = {modifier.stage: modifier for modifier in STEPS}
-BY_LEARNED = {own.name: modifier for modifier in STEPS for own in modifier.operands if own.learned}  # by operand
+BY_LEARNED = {own.name: modifier for modifier in MODIFIERS for own in modifier.operands if own.learned}  # by operand
 
 
 def programmed(problem: Problem) -> bool:
@@ -51,15 +51,22 @@ def why_not_modifiers(problem: Problem) -> str | None:
 
 def why_not_learned(problem: Problem, needs: Sequence[bool]) -> str | None:
     """Which number of a score has a gradient that the kernels do not find, as a clause; None if there is none."""
+    if programmed(problem):
+        return why_not_program_gradients(problem, needs_of_modifiers(problem, needs))
     wanted = iter(needs[3:])
-    serving = {id(stage): modifier for modifier, own in _served(problem) for stage in own}
     for stage in problem.score.parts:
         asked = [next(wanted) for _ in stage.tensors()]
-        modifier = serving.get(id(stage))
+        modifier = BY_STAGE.get(type(stage))
         why = None if modifier is None else modifier.why_not_learned(asked)
         if why is not None:
             return why
     return None
+
+
+def needs_of_modifiers(problem: Problem, needs: Sequence[bool]) -> Sequence[bool]:
+    """Those of `needs`, of problem.tensors(), that are about the tensors of the score's modifiers."""
+    first, *rest = (len(stage.tensors()) for stage in problem.score.parts)
+    return needs[3 + first : 3 + first + sum(rest)]
 
 
 def lower_modifiers(problem: Problem) -> dict[str, Any]:

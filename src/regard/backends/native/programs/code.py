@@ -1,9 +1,10 @@
-"""Programs while they are made: values, each computed once; their derivative by the score; the slots that hold them."""
+"""Programs while they are made: values, each computed once, and the slots that hold them."""
 
 from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -38,13 +39,39 @@ class Instruction:
     fixed: bool = False
 
 
+@dataclass(frozen=True)
+class Step:
+    """A row of a program, before its values have slots. far: what the third slot that it reads says instead."""
+
+    op: str
+    args: tuple[int, ...]
+    number: int = 0
+    value: int | None = None
+    far: bool = False
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """The derivative of the result by an element of an operand, which a LOAD or a GATHER read.
+
+    far: whether it may be far above 1
+    """
+
+    value: int
+    read: Instruction
+    far: bool
+
+    @property
+    def step(self) -> Step:
+        return Step(f"{self.read.op}_GRADIENT", (self.value, *self.read.args), self.read.number, far=self.far)
+
+
 @dataclass
 class Code:
     """Instructions in an order in which they can run; a value is known by its place among them. 0 is the score."""
 
     made: list[Instruction] = field(default_factory=lambda: [Instruction("SCORE")])
     known: dict[Instruction, int] = field(default_factory=dict[Instruction, int])
-    slopes: dict[int, int | None] = field(default_factory=lambda: {0: None})
 
     def kind(self, value: int) -> Kind:
         return self.made[value].kind
@@ -80,11 +107,17 @@ class Code:
     def truth(self, x: bool) -> int:
         return self.add(Instruction("NUMBER", (), -int(x), "bool", True))
 
+    def float_of(self, value: int) -> float:
+        """What a NUMBER is, of kind float."""
+        return struct.unpack("=f", struct.pack("=i", self.made[value].number))[0]
+
+    def detached(self, value: int) -> int:
+        """The same value, through which no derivative goes: its bits, and themselves."""
+        return self.do("AND", value, value) if self.kind(value) == "float" else value
+
     def _is(self, value: int, x: float) -> bool:
         made = self.made[value]
-        return (
-            made.op == "NUMBER" and made.kind == "float" and made.number == struct.unpack("=i", struct.pack("=f", x))[0]
-        )
+        return made.op == "NUMBER" and made.kind == "float" and self.float_of(value) == x
 
     def _simpler(self, op: str, args: tuple[int, ...]) -> int | None:
         """A value that is the same for every number, NaN included: 1 · x, x / 1."""
@@ -94,112 +127,31 @@ class Code:
             return args[0] or None
         return None
 
-    def slope(self, value: int) -> int | None:
-        """The derivative of a value by the score; None where it does not depend on it."""
-        if value == 0:
-            return self.number(1.0)
-        if value not in self.slopes:
-            self.slopes[value] = self._slope(value)
-        return self.slopes[value]
+    def rows(self, result: int, by_score: int | None, by_operand: Sequence[Derivative] = ()) -> list[list[int]]:
+        """The program that computes a value and its derivatives, as rows of six numbers: see native/steps/program.h.
 
-    def _slope(self, y: int) -> int | None:
-        x = self.made[y]
-        if x.kind != "float" or x.op in ("NUMBER", "LOAD", "GATHER", "SIGN", "FLOOR", "CEIL"):
-            return None
-        if x.op == "WHERE":
-            condition, a, b = x.args
-            da, db = self.slope(a), self.slope(b)
-            if da is None and db is None:
-                return None
-            zero = self.number(0.0)
-            return self.do("WHERE", condition, zero if da is None else da, zero if db is None else db)
-        terms: int | None = None
-        for n, a in enumerate(x.args):
-            da = self.slope(a)
-            if da is None:
-                continue
-            term = self._partial(y, x, n, da)
-            terms = term if terms is None or term is None else self.do("ADD", terms, term)
-        return terms
-
-    def _partial(self, y: int, x: Instruction, n: int, da: int) -> int | None:
-        """The derivative of y = op(.., a, ..) by its n-th argument, times da."""
-        do, number, a = self.do, self.number, x.args[0]
-        b = x.args[-1]
-        one = number(1.0)
-        match x.op:
-            case "ADD":
-                return da
-            case "SUB":
-                return do("NEG", da) if n else da
-            case "NEG":
-                return do("NEG", da)
-            case "MUL":
-                return do("MUL", da, x.args[1 - n])
-            case "DIV":
-                return do("NEG", do("DIV", do("MUL", da, y), b)) if n else do("DIV", da, b)
-            case "MIN" | "MAX":  # where both are equal, half to each
-                mine, other = x.args[n], x.args[1 - n]
-                wins = do("LT", *((mine, other) if x.op == "MIN" else (other, mine)))
-                half = do("WHERE", do("EQ", mine, other), number(0.5), number(0.0))
-                return do("MUL", da, do("WHERE", wins, one, half))
-            case "POW":
-                return do("MUL", da, self._power_slope(y, a, b, n))
-            case "REMAINDER":
-                return do("NEG", do("MUL", da, do("FLOOR", do("DIV", a, b)))) if n else da
-            case "ABS":
-                return do("MUL", da, do("SIGN", a))
-            case "SQRT":
-                return do("DIV", da, do("MUL", number(2.0), y))
-            case "EXP":
-                return do("MUL", da, y)
-            case "LOG":
-                return do("DIV", da, a)
-            case "LOG1P":
-                return do("DIV", da, do("ADD", one, a))
-            case "EXPM1":
-                return do("MUL", da, do("ADD", y, one))
-            case "TANH":
-                return do("MUL", da, do("SUB", one, do("MUL", y, y)))
-            case "SIGMOID":
-                return do("MUL", da, do("MUL", y, do("SUB", one, y)))
-            case "ERF":
-                bell = do("EXP", do("NEG", do("MUL", a, a)))
-                return do("MUL", da, do("MUL", number(2 / math.sqrt(math.pi)), bell))
-            case "SIN":
-                return do("MUL", da, do("COS", a))
-            case "COS":
-                return do("NEG", do("MUL", da, do("SIN", a)))
-            case _:  # of whole numbers and truths
-                return None
-
-    def _power_slope(self, y: int, a: int, b: int, n: int) -> int:
-        do, zero = self.do, self.number(0.0)
-        if n == 0:  # torch: 0 where the exponent is 0
-            less = do("MUL", b, do("POW", a, do("SUB", b, self.number(1.0))))
-            return do("WHERE", do("EQ", b, zero), zero, less)
-        nothing = do("AND", do("EQ", a, zero), do("LE", zero, b))
-        return do("WHERE", nothing, zero, do("MUL", y, do("LOG", a)))
-
-    def rows(self, result: int) -> list[list[int]]:
-        """The program that computes a value and its derivative, as rows of six numbers: see native/steps/program.h."""
-        slope = self.slope(result)
-        slope = self.number(0.0) if slope is None else slope
-        first = self._needed([result])
-        then = [n for n in self._needed([slope]) if n not in set(first)]
-        order = [n for n in (*first, *then) if n]
-        fixed = [n for n in order if self.made[n].fixed]
-        main = [n for n in first if n and not self.made[n].fixed]
-        rest = [n for n in then if n and not self.made[n].fixed]
-        steps: list[tuple[str, int | None, tuple[int, ...], int]] = [
-            *((self.made[n].op, n, self.made[n].args, self.made[n].number) for n in (*fixed, *main)),
-            ("RESULT", None, (result,), 0),
-            *((self.made[n].op, n, self.made[n].args, self.made[n].number) for n in rest),
-            ("DERIVATIVE", None, (slope,), 0),
+        by_score: the value's derivative by the score; None: it does not depend on it.
+        """
+        by_score = self.number(0.0) if by_score is None else by_score
+        first = self.needed([result])
+        then = [n for n in self.needed([by_score, *(x.value for x in by_operand)]) if n not in set(first)]
+        fixed = [n for n in (*first, *then) if n and self.made[n].fixed]
+        # what an operand's derivative is read by comes as soon as that is there, and its slot is free again
+        rest = [((n, 0), self._step(n)) for n in then if not self.made[n].fixed]
+        rest += [((x.value, 1), x.step) for x in by_operand]
+        steps = [
+            *map(self._step, (*fixed, *(n for n in first if n and not self.made[n].fixed))),
+            Step("RESULT", (result,)),
+            *(step for _, step in sorted(rest, key=lambda one: one[0])),
+            Step("DERIVATIVE", (by_score,)),
         ]
         return self._placed(steps)
 
-    def _needed(self, values: list[int]) -> list[int]:
+    def _step(self, value: int) -> Step:
+        x = self.made[value]
+        return Step(x.op, x.args, x.number, value)
+
+    def needed(self, values: list[int]) -> list[int]:
         """What values are computed from, themselves included, in order."""
         needed, left = set[int](), list(values)
         while left:
@@ -209,23 +161,26 @@ class Code:
                 left += self.made[value].args
         return sorted(needed)
 
-    def _placed(self, steps: list[tuple[str, int | None, tuple[int, ...], int]]) -> list[list[int]]:
+    def _placed(self, steps: list[Step]) -> list[list[int]]:
         """Each value in a slot; the slots of operands and numbers hold nothing else, since their layout is theirs."""
-        last = {a: n for n, (_, _, args, _) in enumerate(steps) for a in args}
+        last = {a: n for n, step in enumerate(steps) for a in step.args}
         where, free, used, rows = {0: 0}, list[int](), 1, list[list[int]]()
-        for n, (op, value, args, number) in enumerate(steps):
-            slots = [where[a] for a in args]
-            for a in {*args}:
+        for n, step in enumerate(steps):
+            slots = [where[a] for a in step.args]
+            for a in {*step.args}:
                 if last[a] == n and self.made[a].op not in ("NUMBER", "LOAD", "SCORE"):
                     free.append(where[a])
             to = 0
-            if value is not None:
-                if free and op not in ("NUMBER", "LOAD"):
+            if step.value is not None:
+                if free and step.op not in ("NUMBER", "LOAD"):
                     to = free.pop()
                 else:
                     to, used = used, used + 1
-                where[value] = to
-            rows.append([_CODES[op], to, *slots, *[0] * (3 - len(slots)), number])
+                where[step.value] = to
+            slots += [0] * (3 - len(slots))
+            if step.far:
+                slots[2] = 1
+            rows.append([_CODES[step.op], to, *slots, step.number])
         if used > SLOTS:
             raise NotLowered(f"it holds {used} numbers of a pair at once; the kernels have room for {SLOTS}")
         return rows

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from regard.backends.native.programs.code import NotLowered
+from regard.backends.native.programs.graph import Node
 from regard.backends.native.programs.lowering import Lowering, name_of
-from regard.backends.native.programs.trace import Node
 
-_UNCHANGED = {"expand", "clone", "detach", "alias", "contiguous", "lift_fresh_copy", "lift_fresh"}
+_UNCHANGED = {"expand", "clone", "alias", "contiguous", "lift_fresh_copy", "lift_fresh"}
 _FUNCTIONS = {  # of one float
-    **{name: (name.upper(),) for name in ("sqrt", "exp", "log", "tanh", "sigmoid", "log1p", "expm1", "erf")},
+    **{name: (name.upper(),) for name in ("sqrt", "exp", "exp2", "log", "tanh", "sigmoid", "log1p", "expm1", "erf")},
     **{name: (name.upper(),) for name in ("sin", "cos", "floor", "ceil", "neg")},
     "sgn": ("SIGN",),
     "sign": ("SIGN",),
@@ -186,6 +186,10 @@ def _same(low: Lowering, x: Node, a: Any, *_: Any, **__: Any) -> int:
     return low.like(x, low.value(a))
 
 
+def _detached(low: Lowering, x: Node, a: Any) -> int:
+    return low.code.detached(low.value(a))
+
+
 def _relu(low: Lowering, x: Node, a: Any) -> int:
     value, zero = low.as_float(low.value(a)), low.code.number(0.0)
     return low.code.do("WHERE", low.code.do("LE", value, zero), zero, value)
@@ -198,16 +202,9 @@ def _leaky(low: Lowering, x: Node, a: Any, negative_slope: float = 0.01) -> int:
     )
 
 
-def _by_constant(op: str, factor: float, before: bool) -> Callable[..., int]:
-    """exp2 and log2: exp and log, and a factor before or after them."""
-
-    def handler(low: Lowering, x: Node, a: Any) -> int:
-        value, by = low.as_float(low.value(a)), low.code.number(factor)
-        return (
-            low.code.do(op, low.code.do("MUL", value, by)) if before else low.code.do("MUL", low.code.do(op, value), by)
-        )
-
-    return handler
+def _by_constant(op: str, factor: float) -> Callable[..., int]:
+    """log2 and log10: the natural logarithm, and a factor."""
+    return lambda low, x, a: low.code.do("MUL", low.code.do(op, low.as_float(low.value(a))), low.code.number(factor))
 
 
 def _inverse(low: Lowering, x: Node, a: Any) -> int:
@@ -234,6 +231,7 @@ HANDLERS: dict[str, Callable[..., int]] = {
     **dict.fromkeys(("rsqrt", "reciprocal"), _inverse),
     **dict.fromkeys(("zeros_like", "ones_like", "full_like"), _full_like),
     "_to_copy": _same,
+    "detach": _detached,
     "remainder": _remainder,
     "pow": _power,
     "abs": _absolute,
@@ -242,8 +240,7 @@ HANDLERS: dict[str, Callable[..., int]] = {
     "relu": _relu,
     "leaky_relu": _leaky,
     "square": lambda low, x, a: _power(low, x, a, 2),
-    "exp2": _by_constant("EXP", math.log(2), before=True),
-    "log2": _by_constant("LOG", 1 / math.log(2), before=False),
-    "log10": _by_constant("LOG", 1 / math.log(10), before=False),
+    "log2": _by_constant("LOG", 1 / math.log(2)),
+    "log10": _by_constant("LOG", 1 / math.log(10)),
     "index": lambda low, x, table, indices: low.indexed(x, table, indices),
 }

@@ -11,21 +11,36 @@ import torch
 from torch import Tensor
 
 from regard.backends.native.programs.code import MOST_INT, Code, Instruction, NotLowered
+from regard.backends.native.programs.graph import Node, Values
 from regard.backends.native.programs.operations import PROGRAM_OPERANDS
-from regard.backends.native.programs.trace import Node, Values
-
-Range = tuple[int, int]
-_WORDS = {torch.float32, torch.int32, torch.bool, torch.bfloat16, torch.float16}
+from regard.backends.native.programs.reads import Range, Read, axes_of, extent, number_of
 
 
 @dataclass
 class Lowering:
+    """A graph on its way to a program.
+
+    values   what the nodes are that torch computes once
+    exact    the same in float64, recorded by autograd where tensors are learned; None where none is
+    operands, extents  what the program reads, and the ranges of those that are whole numbers
+    numbers  what became a number of the code
+    learned  by operand, those of `exact` that it holds
+    reads    by value, the instruction that reads a learned operand
+    """
+
     values: Values
     handlers: Mapping[str, Callable[..., int]]
+    exact: Values | None = None
     code: Code = field(default_factory=Code)
-    operands: list[Tensor] = field(default_factory=list[Tensor])
+    operands: list[Read] = field(default_factory=list[Read])
+    tensors: list[Tensor] = field(default_factory=list[Tensor])
+    extents: dict[int, Range] = field(default_factory=dict[int, Range])
+    numbers: list[tuple[Read, bool | int | float]] = field(default_factory=list[tuple[Read, bool | int | float]])
     ranges: dict[int, Range] = field(default_factory=dict[int, Range])  # of whole numbers
     found: dict[Node, int] = field(default_factory=dict[Node, int])
+    learned: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    reads: dict[int, Instruction] = field(default_factory=dict[int, Instruction])
+    tables: dict[Node | Tensor, int] = field(default_factory=dict[Node | Tensor, int])  # which operand has a table
 
     # Values of any kind.
 
@@ -38,7 +53,7 @@ class Lowering:
         if isinstance(x, float):
             return self.code.number(x)
         if isinstance(x, Tensor):
-            return self.load(x)
+            return self.load(Read(x))
         if not isinstance(x, Node):
             raise NotLowered(f"an operation is given {x!r}")
         if x not in self.found:
@@ -57,7 +72,7 @@ class Lowering:
             return self.value(x.args[0])
         if x.whole or x.op == "take":
             try:
-                return self.load(self.values.of(x))
+                return self.load(Read(x))
             except (RuntimeError, IndexError) as error:
                 raise NotLowered(f"{name_of(x)} cannot be computed for all queries and keys: {error}") from error
         if x.value.dtype in (torch.bfloat16, torch.float16) and name_of(x) != "index":
@@ -66,38 +81,48 @@ class Lowering:
         handler = self.handlers.get(name)
         if handler is None:
             raise NotLowered(f"it has no instruction for {x.op}")
-        return handler(self, x, *x.args, **x.kwargs)
+        value = handler(self, x, *x.args, **x.kwargs)
+        return value if x.recorded else self.code.detached(value)
 
     # Operands.
 
-    def load(self, t: Tensor) -> int:
-        """A tensor that broadcasts to (*batch, h, nq, nk): a number in the code where it has one, else an operand."""
-        shape, t = self.values.frame.shape, t.detach()
+    def load(self, read: Read) -> int:
+        """What broadcasts to (*batch, h, nq, nk): a number in the code where it is one, else an operand."""
+        shape, t = self.values.frame.shape, read.elements(self.values)
         if t.dim() > len(shape) or any(n not in (1, size) for n, size in zip(t.shape[::-1], shape[::-1], strict=False)):
             raise NotLowered(f"a tensor of shape {tuple(t.shape)} meets scores of {shape}")
-        if t.numel() == 1:
-            one = t.item()
-            return self.value(bool(one) if t.dtype == torch.bool else one)
-        shared = t.dim() == 0 or t.shape[-1] == 1
-        return self._operand("LOAD", (), t[(None,) * max(0, 3 - t.dim())], fixed=shared)
+        if t.numel() == 1 and self._recorded(read) is None:
+            one = number_of(t)
+            self.numbers.append((read, one))
+            return self.value(one)
+        return self._instruction("LOAD", (), self._operand(read, t), fixed=t.shape[-1] == 1)
 
-    def _operand(self, op: str, args: tuple[int, ...], t: Tensor, fixed: bool) -> int:
-        extent = None
-        if t.dtype not in _WORDS or (op == "GATHER" and t.dtype not in (torch.float32, torch.int32)):
-            if not t.is_floating_point():
-                extent = _extent(t)
-            t = t.float() if t.is_floating_point() else t.int()
-        elif t.dtype == torch.int32:
-            extent = _extent(t)
+    def _recorded(self, read: Read) -> Tensor | None:
+        """What autograd recorded of an operand; None where no tensor that is learned has a part in it."""
+        found = None if self.exact is None else read.elements(self.exact)
+        return found if found is not None and found.requires_grad else None
+
+    def _operand(self, read: Read, t: Tensor) -> int:
+        """Which operand its elements become."""
+        which = len(self.operands)
+        if which == PROGRAM_OPERANDS:
+            raise NotLowered(f"it reads more than {PROGRAM_OPERANDS} tensors")
+        self.operands.append(read)
+        self.tensors.append(read.operand(t))
+        if (found := extent(t)) is not None:
+            self.extents[which] = found
+        if (recorded := self._recorded(read)) is not None:
+            self.learned[which] = recorded
+        return which
+
+    def _instruction(self, op: str, args: tuple[int, ...], which: int, fixed: bool) -> int:
+        t = self.tensors[which]
         kind = "float" if t.is_floating_point() else "bool" if t.dtype == torch.bool else "int"
-        which = next((n for n, known in enumerate(self.operands) if known is t), len(self.operands))
-        if which == len(self.operands):
-            if which == PROGRAM_OPERANDS:
-                raise NotLowered(f"it reads more than {PROGRAM_OPERANDS} tensors")
-            self.operands.append(t)
         value = self.code.add(Instruction(op, args, which, kind, fixed))
-        if extent is not None:
-            self.ranges[value] = extent
+        if which in self.extents:
+            self.ranges[value] = self.extents[which]
+        if which in self.learned:
+            self.reads[value] = self.code.made[value]
         return value
 
     def indexed(self, x: Node, table: Any, indices: list[Any]) -> int:
@@ -109,8 +134,8 @@ class Lowering:
             raise NotLowered("it indexes what it computed for pairs, or by parts of an index")
         if len(indices) != t.dim():
             raise NotLowered(f"it indexes {len(indices)} of the {t.dim()} axes of a tensor")
-        if (view := self._view(t, indices)) is not None:
-            return self.load(view)
+        if axes := axes_of(indices):
+            return self.load(Read(table, axes=axes))
         flat, step = None, t.numel()
         for index, size in zip(indices, t.shape, strict=True):
             step //= max(size, 1)
@@ -118,20 +143,10 @@ class Lowering:
             at = at if step == 1 else self.integer("INT_MUL", at, self.whole(step))
             flat = at if flat is None else self.integer("INT_ADD", flat, at)
         assert flat is not None
-        return self._operand("GATHER", (flat,), t.detach().contiguous().flatten(), fixed=False)
-
-    def _view(self, t: Tensor, indices: list[Node]) -> Tensor | None:
-        names = [n.args[0] if n.op == "index" else "" for n in indices]
-        frame = self.values.frame
-        counts = {"h": frame.heads, "row": frame.nq, "col": frame.nk}
-        if len({*names}) < len(names) or any(name not in counts for name in names):
-            return None
-        for axis, name in enumerate(names):
-            if t.shape[axis] < counts[name]:
-                raise NotLowered("it indexes a tensor that is smaller than the call")
-            t = t.narrow(axis, 0, counts[name])
-        t = t.permute([names.index(name) for name in counts if name in names])
-        return t.reshape([counts[name] if name in names else 1 for name in counts])
+        if table not in self.tables:
+            read = Read(table, table=True)
+            self.tables[table] = self._operand(read, read.elements(self.values))
+        return self._instruction("GATHER", (flat,), self.tables[table], fixed=False)
 
     def _inside(self, index: int, size: int) -> int:
         """An index of an axis, counted from its beginning; nothing but its range says that it is one."""
@@ -211,15 +226,6 @@ _INTEGERS: dict[str, Callable[[int, int], int]] = {
     "INT_MAX": max,
     "INT_DIV": lambda a, b: a // b,
 }
-
-
-def _extent(t: Tensor) -> Range:
-    if not t.numel():
-        return 0, 0
-    low, high = (int(x) for x in t.aminmax())
-    if max(-low, high) > MOST_INT:
-        raise NotLowered("its whole numbers reach beyond 2^31")
-    return low, high
 
 
 @lru_cache(1024)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.native.programs.trace import Graph, trace
+from regard.backends.native.programs.graph import Graph
+from regard.backends.native.programs.trace import trace
 from regard.core.region import Frame
 from regard.core.value import Value, names
 from regard.scores.algebra import Modifier

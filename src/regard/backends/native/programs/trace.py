@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regard.backends.native.programs.graph import Graph, Node, flat, mapped
 from regard.core.region import Frame, Region
 from regard.scores.algebra import Modifier
 from regard.scores.modifiers import Bias
@@ -21,38 +21,6 @@ _DIMS = {"h": -3, "i": -2, "j": -1}
 
 class NotTraced(Exception):
     """Why modifiers are no program, as a clause."""
-
-
-@dataclass(frozen=True, eq=False)
-class Node:
-    """A tensor that the modifiers compute.
-
-    op       a function of torch; or "score"; "index", of which args[0] is the name; "tensor", the args[0]-th of the
-             modifiers; "take", of which args are a method of Region and what it is given
-    axes     what it may differ by, of "s" (the score), "b", "h", "i", "j"
-    aligned  whether its axes are those of scores, (*batch, h, r, c), or it broadcasts to them
-    value    what was computed of the few pairs
-    """
-
-    op: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    axes: frozenset[str]
-    aligned: bool
-    value: Tensor
-
-    @property
-    def whole(self) -> bool:
-        """Whether torch computes it once for all queries, or all keys: then it is an operand."""
-        return "s" not in self.axes and not {"i", "j"} <= self.axes
-
-
-@dataclass
-class Graph:
-    """What modifiers compute. fixed: it serves all calls of the structure that was recorded."""
-
-    result: Node
-    fixed: bool = True
 
 
 def trace(stages: Sequence[Modifier], frame: Frame, dtype: torch.dtype) -> Graph:
@@ -67,7 +35,7 @@ def trace(stages: Sequence[Modifier], frame: Frame, dtype: torch.dtype) -> Graph
     rest = iter(given)
     own: list[Any] = [stage.with_tensors(rest) if stage.tensors() else stage for stage in stages]
     try:
-        with torch.no_grad(), recorder:
+        with torch.enable_grad(), recorder:  # nothing requires a gradient; where a modifier forbids them is recorded
             for stage in own:
                 pair = stage.of_pair()
                 if pair is not None:
@@ -120,13 +88,21 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, dims: int) -> None:
         super().__init__()
-        self.nodes: dict[int, Node] = {}  # by the id of the value, which the Node keeps alive
+        self.nodes: dict[int, Node] = {}  # by the id of a value
+        self.values: list[Tensor] = []  # which must not be that of another one meanwhile
+        self.known: dict[Any, Node] = {}
         self.dims, self.fixed = dims, True
         self.quiet = False  # while the region works, not the modifier
 
     def keep(self, op: Any, args: tuple[Any, ...], axes: str, value: Tensor, aligned: bool = True) -> Tensor:
-        self.nodes[id(value)] = Node(op, args, {}, frozenset(axes), aligned, value)
+        self._add(value, Node(op, args, {}, frozenset(axes), aligned, value))
         return value
+
+    def _add(self, value: Tensor, node: Node) -> None:
+        """Remembers the node of a value: an earlier one, where that computes the same of the same."""
+        self.values.append(value)
+        key = node.op, _key(node.args), _key(tuple(node.kwargs.items())), node.recorded, value.dim()
+        self.nodes[id(value)] = self.known.setdefault(key, node)
 
     def node_of(self, x: Any) -> Any:
         """The Node of a tensor, where it is one."""
@@ -141,14 +117,16 @@ class _Recorder(TorchDispatchMode):
         out = func(*args, **kwargs)
         if self.quiet:
             return out
-        args = _mapped(args, self.node_of)
-        kwargs = {name: _mapped((x,), self.node_of)[0] for name, x in kwargs.items()}
-        flat = _flat((*args, *kwargs.values()))
-        read = [x for x in flat if isinstance(x, Node)]
-        if any(isinstance(x, Tensor) for x in flat):
+        args = mapped(args, self.node_of)
+        kwargs = {name: mapped((x,), self.node_of)[0] for name, x in kwargs.items()}
+        every = flat((*args, *kwargs.values()))
+        read = [x for x in every if isinstance(x, Node)]
+        if any(isinstance(x, Tensor) for x in every):
             self.fixed = False  # a tensor that no field of a modifier holds
         if not read:
             return out
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise NotTraced(f"{func} draws random numbers")
         if func._schema.is_mutable:
             raise NotTraced(f"{func} writes into a tensor")
         if not isinstance(out, Tensor):
@@ -160,8 +138,15 @@ class _Recorder(TorchDispatchMode):
                 axes |= {name for node in read if not node.aligned for name in _heads_of(node)}
             if aligned and out.dim() > self.dims:
                 raise NotTraced(f"{func} adds an axis")
-            self.nodes[id(out)] = Node(func, tuple(args), kwargs, axes, aligned, out)
+            self._add(out, Node(func, tuple(args), kwargs, axes, aligned, out, torch.is_grad_enabled()))
         return out
+
+
+def _key(x: Any) -> Any:
+    """What tells the arguments of an operation apart: of numbers their types too, of tensors which they are."""
+    if isinstance(x, (list, tuple)):
+        return tuple(_key(one) for one in x)
+    return id(x) if isinstance(x, (Node, Tensor)) else (type(x), x)
 
 
 def _heads_of(node: Node) -> str:
@@ -267,42 +252,3 @@ class _TracedRegion(Region):
 
     def pairs(self, t: Tensor) -> Tensor:
         return self._take("pairs", t)
-
-
-@dataclass
-class Values:
-    """What the nodes of a graph that are `whole` are for all queries and keys of a call."""
-
-    frame: Frame
-    tensors: Sequence[Tensor]
-    known: dict[Node, Tensor] = field(default_factory=dict[Node, Tensor])
-
-    def of(self, x: Any) -> Any:
-        """A node's numbers, aligned as it is; what is no node stays."""
-        if not isinstance(x, Node):
-            return x
-        if x not in self.known:
-            self.known[x] = self._computed(x)
-        return self.known[x]
-
-    def _computed(self, x: Node) -> Tensor:
-        whole = self.frame.region()
-        if x.op == "tensor":
-            return self.tensors[x.args[0]]
-        if x.op == "index":
-            return getattr(whole, x.args[0])
-        if x.op == "take":
-            return getattr(whole, x.args[0])(self.of(x.args[1]))
-        name = str(x.op)
-        if name.startswith("aten.expand") and x.aligned:  # sizes are those of the few pairs
-            return self.of(x.args[0])
-        return x.op(*_mapped(x.args, self.of), **{name: _mapped((y,), self.of)[0] for name, y in x.kwargs.items()})
-
-
-def _mapped(args: Any, fn: Callable[[Any], Any]) -> Any:
-    """Arguments of an operation with fn of each; lists stay lists."""
-    return type(args)(_mapped(x, fn) if isinstance(x, (list, tuple)) else fn(x) for x in args)
-
-
-def _flat(args: Any) -> list[Any]:
-    return [y for x in args for y in (_flat(x) if isinstance(x, (list, tuple)) else [x])]

@@ -1,0 +1,90 @@
+"""Graphs of modifiers: what each node is, and its numbers for all queries and keys of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from regard.core.region import Frame
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A tensor that the modifiers compute.
+
+    op       a function of torch; or "score"; "index", of which args[0] is the name; "tensor", the args[0]-th of the
+             modifiers; "take", of which args are a method of Region and what it is given
+    axes     what it may differ by, of "s" (the score), "b", "h", "i", "j"
+    aligned  whether its axes are those of scores, (*batch, h, r, c), or it broadcasts to them
+    value    what was computed of the few pairs
+    recorded whether autograd would record it: its derivative is 0 where it stands under torch.no_grad
+    """
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    axes: frozenset[str]
+    aligned: bool
+    value: Tensor
+    recorded: bool = True
+
+    @property
+    def whole(self) -> bool:
+        """Whether torch computes it once for all queries, or all keys: then it is an operand."""
+        return "s" not in self.axes and not {"i", "j"} <= self.axes
+
+
+@dataclass
+class Graph:
+    """What modifiers compute.
+
+    fixed: it serves all calls of the structure that was recorded
+    kept: what lower.py keeps of its programs
+    """
+
+    result: Node
+    fixed: bool = True
+    kept: dict[Any, Any] = field(default_factory=dict[Any, Any])
+
+
+@dataclass
+class Values:
+    """What the nodes of a graph that are `whole` are for all queries and keys of a call."""
+
+    frame: Frame
+    tensors: Sequence[Tensor]
+    known: dict[Node, Tensor] = field(default_factory=dict[Node, Tensor])
+
+    def of(self, x: Any) -> Any:
+        """A node's numbers, aligned as it is; what is no node stays, and is no tensor of the call."""
+        if not isinstance(x, Node):
+            return x.detach() if isinstance(x, Tensor) else x
+        if x not in self.known:
+            self.known[x] = self._computed(x)
+        return self.known[x]
+
+    def _computed(self, x: Node) -> Tensor:
+        whole = self.frame.region()
+        if x.op == "tensor":
+            return self.tensors[x.args[0]]
+        if x.op == "index":
+            return getattr(whole, x.args[0])
+        if x.op == "take":
+            return getattr(whole, x.args[0])(self.of(x.args[1]))
+        name = str(x.op)
+        if name.startswith("aten.expand") and x.aligned:  # sizes are those of the few pairs
+            return self.of(x.args[0])
+        found = x.op(*mapped(x.args, self.of), **{name: mapped((y,), self.of)[0] for name, y in x.kwargs.items()})
+        return found if x.recorded else found.detach()
+
+
+def mapped(args: Any, fn: Callable[[Any], Any]) -> Any:
+    """Arguments of an operation with fn of each; lists stay lists."""
+    return type(args)(mapped(x, fn) if isinstance(x, (list, tuple)) else fn(x) for x in args)
+
+
+def flat(args: Any) -> list[Any]:
+    return [y for x in args for y in (flat(x) if isinstance(x, (list, tuple)) else [x])]
