@@ -1,4 +1,5 @@
-// The additive similarity s_ij = Σ_k w_k f(a_ik + c_jk): f, its derivative, and how f is computed for many pairs at once.
+// The additive similarity s_ij = Σ_k w_k f(a_ik + c_jk): f, its derivative, and how f is computed for many pairs at
+// once.
 //
 // tanh and the sigmoid are separable: with A = e^(rate a), C = e^(rate c) and r = 1 / (1 + A C),
 //   tanh(a + c) = 1 - 2 r, rate 2;   sigmoid(a + c) = r, rate -1.
@@ -11,9 +12,11 @@ namespace regard {
 
 constexpr float kMaxExponent = 86;  // up to this |rate · a| and |rate · c|, A and C are finite and A C is not 0 · inf
 constexpr int kProductBits = 59;    // two sums 1 + A C below 2^kProductBits have a finite product
-constexpr int kWeightBits = 30;     // weights below 2^-kWeightBits of the largest are replaced by that: what it adds is below rounding
+constexpr int kWeightBits =
+    30;  // weights below 2^-kWeightBits of the largest are replaced by that: what it adds is below rounding
 
-// Σ_k w_k f = factor · Σ_k w_k (r - 1/2) + middle · Σ_k w_k. Subtracting 1/2 first keeps the digits that r and 1/2 do not share.
+// Σ_k w_k f = factor · Σ_k w_k (r - 1/2) + middle · Σ_k w_k. Subtracting 1/2 first keeps the digits that r and 1/2 do
+// not share.
 struct Separable {
   float rate, factor, middle;
 };
@@ -41,7 +44,8 @@ struct LeakyReluOf {
   REGARD_INLINE vf slope(vf x, vf, float slope) { return x > splat(0.0f) ? splat(1.0f) : splat(slope); }
 };
 
-// The largest |x| of `count` numbers; infinite if one is not finite. Absolute values are compared as integers, of which NaN is the largest.
+// The largest |x| of `count` numbers; infinite if one is not finite. Absolute values are compared as integers, of which
+// NaN is the largest.
 REGARD_INLINE float max_abs(const float* x, int64_t count) {
   constexpr int32_t kSize = 0x7fffffff, kLimit = 0x7f800000;
   vi top = vi{};

@@ -1,17 +1,18 @@
-// The gradients of a, c and w from those of a tile's scores: f and f' of every pair, summed over keys, over queries and over both.
+// The gradients of a, c and w from those of a tile's scores: f and f' of every pair, summed over keys, over queries and
+// over both.
 #pragma once
 #include "attention/few_rows.h"
 #include "additive/activation.h"
 
 namespace regard {
 
-// By r = 1 / (1 + A C). Writes Σ_j ds r (1 - r) to tile_da and Σ_ij ds r + Σ_j constant to tile_dw, and adds Σ_i ds r (1 - r) times
-// `scale` to dc. ds: [count, rounded up to whole vectors][kQueries]; c: C, [width][kKeys]. Each r has a division of its own: one for two
-// of them costs more in other operations than it saves.
+// By r = 1 / (1 + A C). Writes Σ_j ds r (1 - r) to tile_da and Σ_ij ds r + Σ_j constant to tile_dw, and adds Σ_i ds r
+// (1 - r) times `scale` to dc. ds: [count, rounded up to whole vectors][kQueries]; c: C, [width][kKeys]. Each r has a
+// division of its own: one for two of them costs more in other operations than it saves.
 template <int V>
-REGARD_NOINLINE void tile_gradients(const float* exponentials, const float* c, int64_t width, int64_t count, const float* ds,
-                                    const float* constant, const float* scale, float* tile_da, float* tile_dw, float* dc,
-                                    int64_t dc_stride) {
+REGARD_NOINLINE void tile_gradients(const float* exponentials, const float* c, int64_t width, int64_t count,
+                                    const float* ds, const float* constant, const float* scale, float* tile_da,
+                                    float* tile_dw, float* dc, int64_t dc_stride) {
   const vf one = splat(1.0f);
   for (int64_t k = 0; k < width; ++k) {
     vf da[V], a[V], dw = vf{};
@@ -44,8 +45,9 @@ REGARD_NOINLINE void tile_gradients(const float* exponentials, const float* c, i
 
 // By f and f' themselves; adds to tile_da and tile_dw. a, c: finite; c [count][width].
 template <int V, class F>
-REGARD_NOINLINE void tile_gradients_direct(const float* a, const float* c, int64_t width, int64_t count, const float* ds, float slope,
-                                           const float* scale, float* tile_da, float* tile_dw, float* dc, int64_t dc_stride) {
+REGARD_NOINLINE void tile_gradients_direct(const float* a, const float* c, int64_t width, int64_t count,
+                                           const float* ds, float slope, const float* scale, float* tile_da,
+                                           float* tile_dw, float* dc, int64_t dc_stride) {
   for (int64_t n = 0; n < count; n += W)
     for (int64_t k = 0; k < width; ++k) {
       vf by_key[W], dw = vf{};
@@ -53,7 +55,8 @@ REGARD_NOINLINE void tile_gradients_direct(const float* a, const float* c, int64
         const vf x = splat(c[(n + m < count ? n + m : count - 1) * width + k]);
         by_key[m] = vf{};
         for (int v = 0; v < V; ++v) {
-          const vf z = load(a + k * kQueries + v * W) + x, y = F::value(z, slope), d = load(ds + (n + m) * kQueries + v * W);
+          const vf z = load(a + k * kQueries + v * W) + x, y = F::value(z, slope),
+                   d = load(ds + (n + m) * kQueries + v * W);
           const vf p = d * F::slope(z, y, slope);
           dw += d * y;
           by_key[m] += p;

@@ -28,11 +28,14 @@ int32_t check(const regard_additive& x) {
 int32_t check(const regard_additive_gradients& g) {
   const regard_call& c = g.forward.call;
   if (const int32_t wrong = check(g.forward)) return wrong;
-  const bool right = fits(g.dout, REGARD_F32, c.batch, c.heads, c.nq, c.dv) && fits(g.dlse, REGARD_F32, c.batch, c.heads, c.nq, 1) &&
-                     fits(g.da, REGARD_F32, c.batch, c.heads, c.nq, c.dk) && fits(g.dc, REGARD_F32, c.batch, c.key_heads, c.nk, c.dk) &&
+  const bool right = fits(g.dout, REGARD_F32, c.batch, c.heads, c.nq, c.dv) &&
+                     fits(g.dlse, REGARD_F32, c.batch, c.heads, c.nq, 1) &&
+                     fits(g.da, REGARD_F32, c.batch, c.heads, c.nq, c.dk) &&
+                     fits(g.dc, REGARD_F32, c.batch, c.key_heads, c.nk, c.dk) &&
                      fits(g.dv, REGARD_F32, c.batch, c.key_heads, c.nk, c.dv);
   if (!right) return REGARD_BAD_ARGUMENT;
-  if (c.out_dtype != REGARD_F32 || !c.row_stats.data || (c.dv && (!g.dout.data || !g.dv.data))) return REGARD_BAD_ARGUMENT;
+  if (c.out_dtype != REGARD_F32 || !c.row_stats.data || (c.dv && (!g.dout.data || !g.dv.data)))
+    return REGARD_BAD_ARGUMENT;
   return c.dk && (!g.da.data || !g.dc.data || !g.dw) ? REGARD_BAD_ARGUMENT : REGARD_DONE;
 }
 

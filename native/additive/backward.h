@@ -1,5 +1,5 @@
-// Backward of the additive similarity. An item is a (batch element, key head) and a slice of its keys: it writes their dC and dV, and
-// leaves its sums for dA and dw, which are added over the slices in order.
+// Backward of the additive similarity. An item is a (batch element, key head) and a slice of its keys: it writes their
+// dC and dV, and leaves its sums for dA and dw, which are added over the slices in order.
 //
 // With ds_ij the gradient of a score and r = 1 / (1 + A C), f' is 4 r (1 - r) for tanh, r (1 - r) for the sigmoid:
 //   da_ik = w_k Σ_j ds_ij f'   dc_jk = Σ_i ds_ij w_k f'   dw_k = Σ_ij ds_ij f.
@@ -18,7 +18,8 @@ static void similarity_gradients(GradientBlock<V>& z, const Tile& t) {
   const Method method = method_of(g.x, s.q, g.keys.max_abs[pair * key_tiles(c) + t.j / kKeys]);
   const float* exponentials = g.keys.c + (pair * c.nk + t.j) * width;
   float *dc = s.dc + (t.j - z.from), one = 1, value = 1;
-  float constant[kKeys];  // f = value · (r + constant): Σ ds · constant of W keys, added next to Σ ds · r, so that digits cancel early
+  float constant[kKeys];  // f = value · (r + constant): Σ ds · constant of W keys, added next to Σ ds · r, so that
+                          // digits cancel early
   for (int64_t n = t.count; n % W != 0; ++n) zero(s.ds + n * kQueries, kQueries);
   if (method == kDirect) {
     zero_nonfinite_keys(z, t, at<float>(c.k, z.b.p, pair % c.key_heads) + t.j * c.k.row);
@@ -37,12 +38,14 @@ static void similarity_gradients(GradientBlock<V>& z, const Tile& t) {
   for (int64_t k = 0; k < width; ++k) scale[k] = s.q.plain[k] * one;
   if (method != kDirect)
     for (int64_t n = 0; n < t.count; n += W)
-      pack<1>(s.finite_c + n, kKeys, exponentials + n * width, REGARD_F32, width, 1, t.count - n < W ? t.count - n : W, width, 1.0f);
+      pack<1>(s.finite_c + n, kKeys, exponentials + n * width, REGARD_F32, width, 1, t.count - n < W ? t.count - n : W,
+              width, 1.0f);
   const auto direct = [&](auto gradients, float slope) {
     gradients(s.finite_a, s.finite_c, width, t.count, s.ds, slope, scale, s.tile_da, s.tile_dw, dc, dc_stride);
   };
   if (method != kDirect)
-    tile_gradients<V>(s.q.exponentials, s.finite_c, width, t.count, s.ds, constant, scale, s.tile_da, s.tile_dw, dc, dc_stride);
+    tile_gradients<V>(s.q.exponentials, s.finite_c, width, t.count, s.ds, constant, scale, s.tile_da, s.tile_dw, dc,
+                      dc_stride);
   else if (g.x.activation == REGARD_TANH) direct(tile_gradients_direct<V, TanhOf>, 0);
   else if (g.x.activation == REGARD_SIGMOID) direct(tile_gradients_direct<V, SigmoidOf>, 0);
   else direct(tile_gradients_direct<V, LeakyReluOf>, g.x.slope);
@@ -74,7 +77,8 @@ static void block_gradients(const Gradients& g, const GradientScratch& s, const 
     similarity_gradients(z, t);
   });
   const int64_t head = p.b * c.heads + p.h, heads = elements(c) * c.heads, all = g.width * kQueries;
-  __builtin_memcpy(g.da + ((slice * heads + head) * g.blocks + p.row / kQueries) * all, s.da, (size_t)all * sizeof(float));
+  __builtin_memcpy(g.da + ((slice * heads + head) * g.blocks + p.row / kQueries) * all, s.da,
+                   (size_t)all * sizeof(float));
   float* dw = g.dw + (slice * heads + head) * g.width;
   for (int64_t k = 0; k < g.width; ++k) {
     float sum = 0;
@@ -134,7 +138,8 @@ struct AdditiveJoin {
     for (int64_t k = 0; k < c.dk; ++k)
       for (int64_t i = 0; i < p.rows; ++i) {
         float sum = 0;
-        for (int64_t slice = 0; slice < g.slices; ++slice) sum += g.da[(slice * items() + item) * all + k * kQueries + i];
+        for (int64_t slice = 0; slice < g.slices; ++slice)
+          sum += g.da[(slice * items() + item) * all + k * kQueries + i];
         to[i * g.g.da.row + k * g.g.da.col] = w[k] * sum;
       }
   }

@@ -1,17 +1,19 @@
-// The additive similarity of few queries. Lanes are features. The exponentials of W keys are computed once for all rows, and not kept.
+// The additive similarity of few queries. Lanes are features. The exponentials of W keys are computed once for all
+// rows, and not kept.
 #pragma once
 #include "additive/prepared.h"
 #include "attention/decode.h"
 
 namespace regard {
 
-// Whether a call's backward is computed here: the backward of blocks, whose lanes are queries, is faster where lanes are well filled.
+// Whether a call's backward is computed here: the backward of blocks, whose lanes are queries, is faster where lanes
+// are well filled.
 static bool few_additive_backward(const regard_call& c) {
   return !c.invariant && !c.tiles.data && few_rows(c) <= kMaxRows && 2 * c.nq <= 3 * W;
 }
 
-// Whether its forward is. A forward that writes row statistics is computed where its backward is, which computes the same scores again:
-// the two kernels round scores differently, and weights of large scores would not sum to 1.
+// Whether its forward is. A forward that writes row statistics is computed where its backward is, which computes the
+// same scores again: the two kernels round scores differently, and weights of large scores would not sum to 1.
 static bool few_additive(const regard_call& c) {
   return c.row_stats.data ? few_additive_backward(c) : !c.invariant && !c.tiles.data && few_rows(c) <= kMaxRows;
 }
@@ -23,7 +25,7 @@ struct KeyVector {
   const regard_additive& x;
   int64_t width;
   float *copied, *exponentials;  // [W][width], features past dk 0 and 1
-  const float* plain;      // [W][row]: copied, or in place
+  const float* plain;            // [W][row]: copied, or in place
   int64_t row;
   float max_abs;
 
@@ -33,7 +35,8 @@ struct KeyVector {
     plain = rows, row = c.k.row;
     if (there < W || c.k.col != 1 || width != c.dk) {
       for (int64_t m = 0; m < W; ++m)
-        gather(copied + m * width, width, (const char*)(rows + (m < there ? m : there - 1) * c.k.row), c.k, REGARD_F32, c.dk, 1);
+        gather(copied + m * width, width, (const char*)(rows + (m < there ? m : there - 1) * c.k.row), c.k, REGARD_F32,
+               c.dk, 1);
       plain = copied, row = width;
     }
     max_abs = 0;
@@ -44,7 +47,8 @@ struct KeyVector {
     if (!has_exponentials(x, max_abs)) return;
     const vf rate = splat(separable(x.activation).rate);
     for (int64_t m = 0; m < W; ++m)
-      for (int64_t d = 0; d < width; d += W) store(exponentials + m * width + d, expv(load(plain + m * row + d) * rate));
+      for (int64_t d = 0; d < width; d += W)
+        store(exponentials + m * width + d, expv(load(plain + m * row + d) * rate));
   }
 };
 
@@ -88,7 +92,8 @@ REGARD_NOINLINE void direct_keys(vf (&sum)[W], const PreparedQueries& q, const K
   for (int m = 0; m < W; ++m) {
     const float* c = keys.plain + m * keys.row;
     vf acc = vf{};
-    for (int64_t d = 0; d < keys.width; d += W) acc += load(q.plain + d) * F::value(load(q.a + d) + load(c + d), keys.x.slope);
+    for (int64_t d = 0; d < keys.width; d += W)
+      acc += load(q.plain + d) * F::value(load(q.a + d) + load(c + d), keys.x.slope);
     sum[m] = acc;
   }
 }
@@ -110,7 +115,10 @@ struct AdditiveFewRows {
     return width * (3 * rows + 4 * heads + 2 * W);
   }
   AdditiveFewRows(const Given& given, int64_t rows, float* at)
-      : x(given), width(round_pairs(given.call.dk)), queries(at), weights(at + 3 * rows * width),
+      : x(given),
+        width(round_pairs(given.call.dk)),
+        queries(at),
+        weights(at + 3 * rows * width),
         keys{given, width, nullptr, nullptr, nullptr, 0, 0} {
     keys.copied = weights + 4 * (x.call.heads / x.call.key_heads) * width;
     keys.exponentials = keys.copied + W * width;

@@ -1,5 +1,6 @@
-// Backward of the additive similarity of few queries. An item is a (batch element, key head) and a part of its keys: it writes their dC
-// and dV, and leaves its sums for dA and dw, which are added over the parts in order. See additive/backward.h for the sums.
+// Backward of the additive similarity of few queries. An item is a (batch element, key head) and a part of its keys: it
+// writes their dC and dV, and leaves its sums for dA and dw, which are added over the parts in order. See
+// additive/backward.h for the sums.
 #pragma once
 #include "additive/few_rows.h"
 #include "additive/gradients.h"
@@ -11,7 +12,7 @@ struct FewRowsBackwardCall {
   const regard_additive& x;
   const regard_call& c;
   int64_t pairs, keys, parts, rows, width, ldv;  // ldv: dv to whole vectors
-  float *da, *dw;                                 // [pair][part][rows][width], before w
+  float *da, *dw;                                // [pair][part][rows][width], before w
 
   float* share_of(float* all, int64_t item) const { return all + item * rows * width; }
 };
@@ -25,14 +26,15 @@ struct ScoreShare {
 };
 
 // From C: with r = 1 / (1 + A C), f' = one · r (1 - r) and f = value · (r + constant).
-REGARD_NOINLINE void gradients_by_exponentials(const PreparedQueries& q, const float* c, int64_t width, float one, float value,
-                                               float constant, const ScoreShare& to) {
+REGARD_NOINLINE void gradients_by_exponentials(const PreparedQueries& q, const float* c, int64_t width, float one,
+                                               float value, float constant, const ScoreShare& to) {
   for (int64_t d = 0; d < width; d += W) {
     const vf a = load(q.exponentials + d), w = load(q.plain + d) * splat(one);
     vf da = vf{}, dw = vf{};
 #pragma GCC unroll 4
     for (int m = 0; m < W; ++m) {
-      const vf r = splat(1.0f) / (splat(1.0f) + a * load(c + m * width + d)), ds = splat_any(to.ds + m), p = ds * (r - r * r);
+      const vf r = splat(1.0f) / (splat(1.0f) + a * load(c + m * width + d)), ds = splat_any(to.ds + m),
+               p = ds * (r - r * r);
       da += p;
       dw += ds * (r + splat(constant));
       float* dc = to.dc + m * to.row + d;
@@ -65,16 +67,17 @@ struct FewRowsGradients {
   const FewRowsBackwardCall& all;
   FewRows f;
   AdditiveFewRows score;
-  float *dout, *values;      // [rows][ldv]; [W][ldv], those that cannot be read in place
-  float* split_dout;         // [rows][ldv], dout as products() wants it for values of bfloat16
-  float *weights, *ds;       // [rows][W] weights after dropout, -0 where hidden; gradients of scores
-  float *dc, *da, *dw;       // [W][width]; of the item
+  float *dout, *values;  // [rows][ldv]; [W][ldv], those that cannot be read in place
+  float* split_dout;     // [rows][ldv], dout as products() wants it for values of bfloat16
+  float *weights, *ds;   // [rows][W] weights after dropout, -0 where hidden; gradients of scores
+  float *dc, *da, *dw;   // [W][width]; of the item
   bool finite_dout = true;
   vu word[kMaxRows];
   float shift[kMaxRows], inverse[kMaxRows], delta[kMaxRows];
 
   static int64_t size(const FewRowsBackwardCall& all) {
-    return all.rows * (2 * kChunk + 2 * all.ldv + 2 * W) + W * (all.ldv + all.width) + AdditiveFewRows::size(all.x, all.rows);
+    return all.rows * (2 * kChunk + 2 * all.ldv + 2 * W) + W * (all.ldv + all.width) +
+           AdditiveFewRows::size(all.x, all.rows);
   }
 
   FewRowsGradients(const FewRowsBackwardCall& g, const Place& p, int64_t item, float* at)
@@ -104,7 +107,8 @@ struct FewRowsGradients {
     const regard_call& c = all.c;
     vf x[1][W];
     keep_scores(f, t, n, r, score.find(r));
-    products<1, dtype, Floats, true, StridedRows>(x, (dtype == REGARD_BF16 ? split_dout : dout) + r * all.ldv, c.dv, v, t.count - n - 1, nullptr, 0);
+    products<1, dtype, Floats, true, StridedRows>(x, (dtype == REGARD_BF16 ? split_dout : dout) + r * all.ldv, c.dv, v,
+                                                  t.count - n - 1, nullptr, 0);
     const vf s = load(f.s + r * kChunk + n);
     const vi hidden = s == splat(-kInf);
     const vf weight = exp2v(s - splat(shift[r])) * splat(inverse[r]);
@@ -127,7 +131,8 @@ struct FewRowsGradients {
       clear(acc);
       Isa::multiply_tiles<Floats, kMR, V>(acc, weights + m, 1, W, dout + d, all.ldv, f.rows);
       for (int64_t i = 0; i < kMR && n + m + i < t.count; ++i)
-        for (int v = 0; v < V; ++v) store_some(row + (m + i) * to.row + (d + v * W) * to.col, to.col, all.c.dv - d - v * W, acc[i][v]);
+        for (int v = 0; v < V; ++v)
+          store_some(row + (m + i) * to.row + (d + v * W) * to.col, to.col, all.c.dv - d - v * W, acc[i][v]);
     }
   }
 
@@ -230,7 +235,8 @@ struct AdditiveFewBackward {
       else if (c.dtype == REGARD_BF16) gradients.gradients<REGARD_BF16>(t);
       else gradients.gradients<REGARD_F16>(t);
     };
-    each_chunk(gradients.f, limits, from, to, add, [&](int64_t first, int64_t last) { clear_keys(gradients.f.p, head, first, last); });
+    each_chunk(gradients.f, limits, from, to, add,
+               [&](int64_t first, int64_t last) { clear_keys(gradients.f.p, head, first, last); });
   }
 
   // Adds the parts' sums for da and dw in order. total: [width] doubles.
@@ -264,7 +270,8 @@ static int32_t backward_few_rows(const regard_additive_gradients& given, regard_
   const regard_additive& x = given.forward;
   const regard_call& c = x.call;
   const int64_t pairs = elements(c) * c.key_heads, keys = part_keys(pairs * c.nk), parts = (c.nk + keys - 1) / keys;
-  FewRowsBackwardCall all{given, x, c, pairs, keys, parts, few_rows(c), round_pairs(c.dk), round_up(c.dv), nullptr, nullptr};
+  FewRowsBackwardCall all{given,          x,       c,      pairs, keys, parts, few_rows(c), round_pairs(c.dk),
+                          round_up(c.dv), nullptr, nullptr};
   const int64_t size = pairs * parts * all.rows * all.width;
   const Workspace memory((size_t)(all.width * 2 + 2 * size + 1) * sizeof(float));
   if (!memory.at) return 1;

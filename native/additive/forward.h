@@ -23,7 +23,8 @@ REGARD_INLINE void unclamped_rows(const PreparedQueries& q, const float* c, int6
         const vf x = splat(c[i * width + k]), y = splat(c[i * width + k + 1]);
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
-          const vf a = g + load(q.near + k * kQueries + v * W) * x, b = h + load(q.near + (k + 1) * kQueries + v * W) * y;
+          const vf a = g + load(q.near + k * kQueries + v * W) * x,
+                   b = h + load(q.near + (k + 1) * kQueries + v * W) * y;
           acc[i][v] += (a + b) / (a * b) - middle;
         }
       }
@@ -39,7 +40,8 @@ REGARD_INLINE void unclamped_rows(const PreparedQueries& q, const float* c, int6
 template <int V>
 REGARD_NOINLINE void unclamped_tile(const PreparedQueries& q, const float* c, int64_t width, int64_t count, float* s) {
   int64_t n = 0;
-  for (; n + kKeysAtOnce <= count; n += kKeysAtOnce) unclamped_rows<V, kKeysAtOnce>(q, c + n * width, width, s + n * kQueries);
+  for (; n + kKeysAtOnce <= count; n += kKeysAtOnce)
+    unclamped_rows<V, kKeysAtOnce>(q, c + n * width, width, s + n * kQueries);
   for (; n < count; ++n) unclamped_rows<V, 1>(q, c + n * width, width, s + n * kQueries);
 }
 
@@ -54,7 +56,8 @@ REGARD_NOINLINE void clamped_tile(const PreparedQueries& q, const float* c, int6
         vf a = one + load(q.exponentials + k * kQueries + v * W) * splat(c[n * width + k]);
         vf b = one + load(q.exponentials + (k + 1) * kQueries + v * W) * splat(c[n * width + k + 1]);
         a = a < most ? a : most, b = b < most ? b : most;
-        sum += (splat(q.weight[k]) * b + splat(q.weight[k + 1]) * a) / (a * b) - splat(0.5f * (q.weight[k] + q.weight[k + 1]));
+        sum += (splat(q.weight[k]) * b + splat(q.weight[k + 1]) * a) / (a * b) -
+               splat(0.5f * (q.weight[k] + q.weight[k + 1]));
       }
       store(s + n * kQueries + v * W, sum);
     }
@@ -62,7 +65,8 @@ REGARD_NOINLINE void clamped_tile(const PreparedQueries& q, const float* c, int6
 
 // Σ_k w_k f(a_k + c_k). c: keys as they are.
 template <int V, class F>
-REGARD_NOINLINE void direct_tile(const PreparedQueries& q, const regard_additive& x, const float* c, int64_t count, float* s) {
+REGARD_NOINLINE void direct_tile(const PreparedQueries& q, const regard_additive& x, const float* c, int64_t count,
+                                 float* s) {
   const regard_call& call = x.call;
   for (int64_t n = 0; n < count; ++n)
     for (int v = 0; v < V; ++v) {
@@ -80,11 +84,11 @@ REGARD_INLINE int64_t pair_of_block(const regard_call& c, const Place& p) {
   return p.b * c.key_heads + p.h / (c.heads / c.key_heads);
 }
 
-// Computes a tile's scores, after all modifiers and masks, in the block's scratch. top: takes their maxima; kept: takes what the
-// modifiers keep of it for the backward.
+// Computes a tile's scores, after all modifiers and masks, in the block's scratch. top: takes their maxima; kept: takes
+// what the modifiers keep of it for the backward.
 template <int V>
-static void additive_tile(const Block<V>& b, const Tile& t, const regard_additive& x, const PreparedQueries& q, const Exponentials& keys,
-                          vf (&top)[V], float* kept = nullptr) {
+static void additive_tile(const Block<V>& b, const Tile& t, const regard_additive& x, const PreparedQueries& q,
+                          const Exponentials& keys, vf (&top)[V], float* kept = nullptr) {
   const regard_call& c = x.call;
   const int64_t pair = pair_of_block(c, b.p), width = round_even(c.dk);
   const Method method = method_of(x, q, keys.max_abs[pair * key_tiles(c) + t.j / kKeys]);
@@ -124,7 +128,8 @@ REGARD_INLINE void each_tile(const Block<V>& b, Run run) {
 }
 
 template <int V>
-static void additive_block(const regard_additive& x, const Exponentials& keys, const Scratch& w, PreparedQueries& q, const Place& p) {
+static void additive_block(const regard_additive& x, const Exponentials& keys, const Scratch& w, PreparedQueries& q,
+                           const Place& p) {
   Block<V> b{x.call, w, p};
   begin_state(b);
   prepare_block<V>(x, q, p);

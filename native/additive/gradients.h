@@ -11,15 +11,17 @@ REGARD_INLINE void zero(float* x, int64_t count) {
   if (count) __builtin_memset(x, 0, (size_t)count * sizeof(float));  // memset takes no null, of whatever size
 }
 
-// Copies the cotangent of a row to `to`, padded by zeros, and returns delta, rowsum(dout · out) minus the cotangent of lse. Both are 0 for
-// a row that sees no key.
-static float row_delta(const regard_additive_gradients& g, const Place& p, int64_t head, int64_t row, float* to, int64_t ldv) {
+// Copies the cotangent of a row to `to`, padded by zeros, and returns delta, rowsum(dout · out) minus the cotangent of
+// lse. Both are 0 for a row that sees no key.
+static float row_delta(const regard_additive_gradients& g, const Place& p, int64_t head, int64_t row, float* to,
+                       int64_t ldv) {
   const regard_call& c = g.forward.call;
   const auto of = [&](const regard_tensor& t) { return (const float*)row_ptr(t, p, head, row, REGARD_F32); };
   if (of(c.row_stats)[c.row_stats.col] == 0) return zero(to, ldv), 0.0f;
   gather(to, ldv, (const char*)of(g.dout), g.dout, REGARD_F32, c.dv, 1);
   vf sum = vf{};
-  for (int64_t d = 0; d < ldv; d += W) sum += load(to + d) * floats(of(c.out), d * c.out.col, c.out.col, c.dv - d, REGARD_F32);
+  for (int64_t d = 0; d < ldv; d += W)
+    sum += load(to + d) * floats(of(c.out), d * c.out.col, c.out.col, c.dv - d, REGARD_F32);
   float delta = 0;
   for (int n = 0; n < W; ++n) delta += sum[n];
   return g.dlse.data ? delta - *of(g.dlse) : delta;
@@ -31,8 +33,8 @@ struct Gradients {
   const regard_call& c;
   const Exponentials& keys;
   int64_t pairs, slices, blocks, width, ldv;  // width: dk rounded up to 2; ldv: dv to whole vectors
-  float* da;  // [slice][batch element, head][block][width][kQueries], before w
-  float* dw;  // [slice][batch element, head][width]
+  float* da;                                  // [slice][batch element, head][block][width][kQueries], before w
+  float* dw;                                  // [slice][batch element, head][width]
 
   int64_t tiles_of_slice() const { return (key_tiles(c) + slices - 1) / slices; }
   int64_t span() const { return tiles_of_slice() * kKeys; }
@@ -44,12 +46,12 @@ struct GradientScratch {
   Scratch forward;
   PreparedQueries q;
   float *finite_a, *finite_c;  // a [width][kQueries] and c [kKeys][width] with 0 in rows that are not finite
-  float *dout, *doutt;        // [kQueries][ldv], [dv][kQueries]
-  float *ds, *kept;           // [kKeys][kQueries] gradients of the scores; what the modifiers keep of a tile
-  float *tile_da, *tile_dw;   // one tile's da [width][kQueries] and dw [width][W]
-  float *da, *dw;             // one block's
-  float *dc, *dv;             // one slice's: [width][dc_stride], [span][ldv]
-  float* scale;               // [width] w, times f's factor
+  float *dout, *doutt;         // [kQueries][ldv], [dv][kQueries]
+  float *ds, *kept;            // [kKeys][kQueries] gradients of the scores; what the modifiers keep of a tile
+  float *tile_da, *tile_dw;    // one tile's da [width][kQueries] and dw [width][W]
+  float *da, *dw;              // one block's
+  float *dc, *dv;              // one slice's: [width][dc_stride], [span][ldv]
+  float* scale;                // [width] w, times f's factor
 };
 
 static int64_t carve_scratch(const Gradients& g, float* from, GradientScratch& s) {

@@ -15,7 +15,7 @@ REGARD_INLINE bool has_exponentials(const regard_additive& x, float max_abs) {
 
 // Computed once for the keys of each (batch element, key head): C, and the largest |c| of each tile.
 struct Exponentials {
-  float* c;      // [batch element, key head][nk][dk rounded up to 2]
+  float* c;        // [batch element, key head][nk][dk rounded up to 2]
   float* max_abs;  // [batch element, key head][tiles]
 };
 
@@ -52,19 +52,20 @@ struct ComputeExponentials {
   }
 };
 
-// Two features share a division, (x + y) / (x y), of sums 1 + A C as they are, or clamped where their product could overflow; or f itself.
+// Two features share a division, (x + y) / (x y), of sums 1 + A C as they are, or clamped where their product could
+// overflow; or f itself.
 enum Method { kUnclamped, kClamped, kDirect };
 
-// Some queries of a head and the head's weights, prepared for each method. Features k and k + step share a division, for each k of a run
-// of `step` features: width is dk rounded up to 2 steps.
+// Some queries of a head and the head's weights, prepared for each method. Features k and k + step share a division,
+// for each k of a run of `step` features: width is dk rounded up to 2 steps.
 struct PreparedQueries {
-  float* a;       // [width][kQueries] of a block, [width] of one query
-  float* exponentials;  // A
-  float* near;    // A / weight, for kUnclamped
-  float* plain;   // [width] w
-  float* weight;  // w / largest, at least 2^-kWeightBits in size; 0 past dk
-  float* inverse;  // 1 / weight; 1 past dk
-  float* middle;  // [width / 2] what two features that share a division add up to at r = 1/2
+  float* a;              // [width][kQueries] of a block, [width] of one query
+  float* exponentials;   // A
+  float* near;           // A / weight, for kUnclamped
+  float* plain;          // [width] w
+  float* weight;         // w / largest, at least 2^-kWeightBits in size; 0 past dk
+  float* inverse;        // 1 / weight; 1 past dk
+  float* middle;         // [width / 2] what two features that share a division add up to at r = 1/2
   float largest, total;  // the largest |w|, Σ w
   float unit;            // what scores are multiplied by to be in base 2, or divided by the soft cap
   float max_abs;

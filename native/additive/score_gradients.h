@@ -1,4 +1,5 @@
-// One block of queries and one tile of keys in the backward of the additive similarity: weights, gradients of scores, values.
+// One block of queries and one tile of keys in the backward of the additive similarity: weights, gradients of scores,
+// values.
 #pragma once
 #include "additive/gradients.h"
 
@@ -10,9 +11,9 @@ struct GradientBlock {
   const Gradients& g;
   const GradientScratch& s;
   Block<V>& b;
-  int64_t from;       // the slice's first key
+  int64_t from;                       // the slice's first key
   vf shift[V], inverse[V], delta[V];  // weights are exp2(s - shift) · inverse
-  vi finite[V];       // lanes with a query whose features are all finite
+  vi finite[V];                       // lanes with a query whose features are all finite
   bool finite_dout;
 };
 
@@ -30,7 +31,8 @@ static void begin_gradients(GradientBlock<V>& z) {
   const Place& p = z.b.p;
   zero(s.dout, kQueries * g.ldv), zero(s.da, g.width * kQueries), zero(s.dw, g.width * W);
   for (int v = 0; v < V; ++v) z.delta[v] = vf{};
-  for (int64_t i = 0; i < p.rows; ++i) z.delta[i / W][i % W] = row_delta(g.g, p, p.h, p.row + i, s.dout + i * g.ldv, g.ldv);
+  for (int64_t i = 0; i < p.rows; ++i)
+    z.delta[i / W][i % W] = row_delta(g.g, p, p.h, p.row + i, s.dout + i * g.ldv, g.ldv);
   z.finite_dout = all_finite(s.dout, 1, g.ldv, g.ldv, p.rows);
   pack<V>(s.doutt, kQueries, s.dout, REGARD_F32, g.ldv, 1, p.rows, g.c.dv, 1.0f);
   gather(z.shift, g.c.row_stats, p, 0), gather(z.inverse, g.c.row_stats, p, 1);
@@ -43,7 +45,8 @@ static void begin_gradients(GradientBlock<V>& z) {
     }
   for (int64_t k = 0; k < g.width; ++k)
     for (int v = 0; v < V; ++v)
-      store(s.finite_a + k * kQueries + v * W, k < g.c.dk ? select(z.finite[v], load(s.q.a + k * kQueries + v * W), vf{}) : vf{});
+      store(s.finite_a + k * kQueries + v * W,
+            k < g.c.dk ? select(z.finite[v], load(s.q.a + k * kQueries + v * W), vf{}) : vf{});
 }
 
 // Scores of M keys become weights, -1 where hidden; writes the gradients of the scores to ds.
@@ -96,13 +99,15 @@ REGARD_INLINE void add_dv(float* dv, int64_t ldv, const float* p, const float* d
 }
 
 template <int V>
-REGARD_NOINLINE void add_dv_columns(float* dv, int64_t ldv, const float* p, const float* dout, int64_t rows, int64_t count) {
+REGARD_NOINLINE void add_dv_columns(float* dv, int64_t ldv, const float* p, const float* dout, int64_t rows,
+                                    int64_t count) {
   int64_t n = 0;
   for (; n + kMR <= count; n += kMR) add_dv<kMR, V>(dv + n * ldv, ldv, p + n * kQueries, dout, rows);
   for (; n < count; ++n) add_dv<1, V>(dv + n * ldv, ldv, p + n * kQueries, dout, rows);
 }
 
-// Adds the weights of a tile, -1 where hidden, times dout to dv. 0 · NaN is NaN: where dout is not finite, hidden pairs are skipped.
+// Adds the weights of a tile, -1 where hidden, times dout to dv. 0 · NaN is NaN: where dout is not finite, hidden pairs
+// are skipped.
 template <int V>
 static void tile_value_gradients(const GradientBlock<V>& z, const Tile& t) {
   const int64_t ldv = z.g.ldv, rows = z.b.p.rows;

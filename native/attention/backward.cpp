@@ -19,8 +19,10 @@ int64_t carve_scratch(const BackwardCall& w, float* from, BackwardScratch& s) {
     used += (count + 15) / 16 * 16;
   };
   const int64_t parts = w.parts, held = parts ? held_tiles(c, parts) : 1;
-  take(s.k, kTile * w.ldk), take(s.v, kTile * w.ldv), take(s.dk, held * kTile * w.ldk), take(s.dv, held * kTile * w.ldv);
-  take(s.q, kQueriesAtOnce * w.ldk), take(s.dout, kQueriesAtOnce * w.ldv), take(s.qt, c.dk * kQueries), take(s.doutt, c.dv * kQueries);
+  take(s.k, kTile * w.ldk), take(s.v, kTile * w.ldv), take(s.dk, held * kTile * w.ldk),
+      take(s.dv, held * kTile * w.ldv);
+  take(s.q, kQueriesAtOnce * w.ldk), take(s.dout, kQueriesAtOnce * w.ldv), take(s.qt, c.dk * kQueries),
+      take(s.doutt, c.dv * kQueries);
   take(s.p, kBlocksAtOnce * kTile * kQueries), take(s.ds, kBlocksAtOnce * kTile * kQueries);
   take(s.modifiers, Modifiers::scratch_size(c)), take(s.kept, Modifiers::kept_size(c));
   const int64_t group = c.heads / c.key_heads, blocks = group * rows / kQueries;
@@ -30,8 +32,10 @@ int64_t carve_scratch(const BackwardCall& w, float* from, BackwardScratch& s) {
     float* at;
     take(at, (parts * count + 1) / 2), to = (uint16_t*)at;
   };
-  take(s.blocks, blocks * packed_size(c, parts)), take(s.finite, parts ? blocks : 0), take(s.dqt, parts ? blocks * dk * kQueries : 0);
-  take_halves(s.block_rows, kQueries * wide), take_halves(s.k_rows, held * kTile * dk), take_halves(s.v_rows, held * kTile * dv);
+  take(s.blocks, blocks * packed_size(c, parts)), take(s.finite, parts ? blocks : 0),
+      take(s.dqt, parts ? blocks * dk * kQueries : 0);
+  take_halves(s.block_rows, kQueries * wide), take_halves(s.k_rows, held * kTile * dk),
+      take_halves(s.v_rows, held * kTile * dv);
   take_halves(s.kt, held * kTile * dk), take_halves(s.split, 32 * dk);
   take_halves(s.p_parts, kTile * kQueries), take_halves(s.ds_parts, kTile * kQueries);
   take(s.ds_pairs, parts * kTile / 2 * kQueries), take(s.spare, parts ? kQueries * w.ldk : 0);
@@ -64,8 +68,9 @@ void join_queries(const BackwardCall& w, const BackwardScratch&, int64_t item) {
   const int64_t pair = item / w.blocks;
   const Place p = place_at(c, pair / c.heads, pair % c.heads, item % w.blocks * kQueries);
   const regard_tensor& to = w.g.dq;
-  write_rows((char*)to.data + size_of(w.g.gradient_dtype) * (offset(to, p, p.h) + p.row * to.row), w.g.gradient_dtype, to.row, to.col,
-             w.dq + (pair * c.nq + p.row) * w.ldk, w.ldk, w.key_parts, w.elements * c.heads * c.nq * w.ldk, p.rows, c.dk, c.scale);
+  write_rows((char*)to.data + size_of(w.g.gradient_dtype) * (offset(to, p, p.h) + p.row * to.row), w.g.gradient_dtype,
+             to.row, to.col, w.dq + (pair * c.nq + p.row) * w.ldk, w.ldk, w.key_parts,
+             w.elements * c.heads * c.nq * w.ldk, p.rows, c.dk, c.scale);
 }
 
 void join_keys(const BackwardCall& w, const BackwardScratch&, int64_t item) {
@@ -100,7 +105,8 @@ void split(BackwardCall& w) {
 // Allocates the memory that threads share, in one piece; null if there is not enough.
 void* reserve(BackwardCall& w) {
   const regard_call& c = w.c;
-  const int64_t rows = w.elements * c.heads * w.blocks * kQueries, places = w.key_parts * w.query_parts * w.elements * c.heads;
+  const int64_t rows = w.elements * c.heads * w.blocks * kQueries,
+                places = w.key_parts * w.query_parts * w.elements * c.heads;
   const int64_t queries = w.elements * c.heads * c.nq, keys = w.elements * c.key_heads * c.nk;
   const bool split_keys = w.key_parts > 1, split_queries = w.query_parts > 1;
   float* base = nullptr;
@@ -138,10 +144,12 @@ int32_t check(const regard_gradients& g) {
   if (const int32_t wrong = check_contiguous_call(c, c.dtype)) return wrong;
   if (!known_dtype(g.dout_dtype) || !known_dtype(g.gradient_dtype)) return REGARD_BAD_ARGUMENT;
   if (!c.row_stats.data || (c.dv && !g.dout.data)) return REGARD_BAD_ARGUMENT;
-  const bool right = fits(g.dout, g.dout_dtype, c.batch, c.heads, c.nq, c.dv) && fits(g.dlse, REGARD_F32, c.batch, c.heads, c.nq, 1) &&
+  const bool right = fits(g.dout, g.dout_dtype, c.batch, c.heads, c.nq, c.dv) &&
+                     fits(g.dlse, REGARD_F32, c.batch, c.heads, c.nq, 1) &&
                      fits(g.dq, g.gradient_dtype, c.batch, c.heads, c.nq, c.dk) &&
                      fits(g.dk, g.gradient_dtype, c.batch, c.key_heads, c.nk, c.dk) &&
-                     fits(g.dv, g.gradient_dtype, c.batch, c.key_heads, c.nk, c.dv) && Bias::right_gradient(g) && Program::right_gradients(g);
+                     fits(g.dv, g.gradient_dtype, c.batch, c.key_heads, c.nk, c.dv) && Bias::right_gradient(g) &&
+                     Program::right_gradients(g);
   if (!right) return REGARD_BAD_ARGUMENT;
   return Modifiers::have_wanted(g) ? REGARD_DONE : REGARD_BAD_ARGUMENT;
 }
@@ -184,6 +192,7 @@ int32_t backward(const regard_gradients& g, regard_parallel parallel) {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) int32_t regard_backward(const regard_gradients* given, regard_parallel parallel) {
+extern "C" __attribute__((visibility("default"))) int32_t regard_backward(const regard_gradients* given,
+                                                                          regard_parallel parallel) {
   return with_intervals(*given, [parallel](const regard_gradients& g) { return backward(g, parallel); });
 }

@@ -1,11 +1,12 @@
-// Backward: for each tile of keys, stream over blocks of queries and compute their weights again from each row's m and l.
+// Backward: for each tile of keys, stream over blocks of queries and compute their weights again from each row's m and
+// l.
 //
 //   P = exp(S - m) / l    dS = P ∘ (keep ∘ dO·Vᵀ - Delta)
 //   dV = (P ∘ keep)ᵀ·dO    dQ = scale · dS·K    dK = scale · dSᵀ·Q
 //
-// In S and dO·Vᵀ lanes are queries, as in the forward, and S has the forward's bits: else the weights of a row would not sum to 1. Their
-// results, tiles [key][query], are the operand A of the other three products,
-// whose lanes are features: only Q and dO are transposed, once for each tile.
+// In S and dO·Vᵀ lanes are queries, as in the forward, and S has the forward's bits: else the weights of a row would
+// not sum to 1. Their results, tiles [key][query], are the operand A of the other three products, whose lanes are
+// features: only Q and dO are transposed, once for each tile.
 #pragma once
 #include "attention/training.h"
 
@@ -15,11 +16,11 @@ constexpr int backward_rows_at_once(int vectors) { return vectors == 1 ? 8 : vec
 
 // What one block of queries computes of one tile of keys.
 struct BlockShare {
-  int64_t from, to;      // keys of the tile
-  float *p, *ds;         // [kTile][kQueries] weights, gradients of scores
+  int64_t from, to;  // keys of the tile
+  float *p, *ds;     // [kTile][kQueries] weights, gradients of scores
   const float *shift, *inverse, *delta;
-  bool mark;             // hidden weights become -1
-  bool plain;            // no modifier or mask changes the scores
+  bool mark;   // hidden weights become -1
+  bool plain;  // no modifier or mask changes the scores
 };
 
 template <int M>
@@ -48,7 +49,8 @@ static KeyRows key_rows(const regard_call& c, const float* k, int64_t ldk, const
 }
 
 template <int V, class Op, int M>
-REGARD_INLINE void score_some(const Block<V>& b, const Tile& t, float* kept, const KeyRows& k, const BlockShare& x, int64_t n) {
+REGARD_INLINE void score_some(const Block<V>& b, const Tile& t, float* kept, const KeyRows& k, const BlockShare& x,
+                              int64_t n) {
   vf acc[M][V];
   clear(acc);
   Isa::multiply_tiles<Op, M, V>(acc, k.first + n * k.row, k.row, 1, b.w.q, kQueries, Op::pairs ? b.c.dk / 2 : b.c.dk);
@@ -72,15 +74,18 @@ REGARD_INLINE void score_some(const Block<V>& b, const Tile& t, float* kept, con
 
 // Scores of the tile's keys, in base 2, to b.w.s. kept: takes what the modifiers' backward reads, or null.
 template <int V, class Op>
-REGARD_NOINLINE void score_keys(const Block<V>& b, const Tile& t, float* kept, const KeyRows& k, const BlockShare& given) {
+REGARD_NOINLINE void score_keys(const Block<V>& b, const Tile& t, float* kept, const KeyRows& k,
+                                const BlockShare& given) {
   BlockShare x = given;
   x.plain |= Program::used(b.c);
-  by_rows<backward_rows_at_once(V)>(x, [&](auto keys, int64_t n) { score_some<V, Op, keys.count>(b, t, kept, k, x, n); });
+  by_rows<backward_rows_at_once(V)>(x,
+                                    [&](auto keys, int64_t n) { score_some<V, Op, keys.count>(b, t, kept, k, x, n); });
   if (Program::used(b.c)) run_program<V>(b, t, b.w.s, x.from, x.to, kept);
 }
 
 template <int V>
-static void score_keys(const Block<V>& b, const Tile& t, const BackwardScratch& w, int64_t ldk, const BlockShare& x, float* kept) {
+static void score_keys(const Block<V>& b, const Tile& t, const BackwardScratch& w, int64_t ldk, const BlockShare& x,
+                       float* kept) {
   const KeyRows k = key_rows(b.c, w.k, ldk, b.p, t.j);
   if (reads_pairs(b.c)) return score_keys<V, Pairs>(b, t, kept, k, x);
   score_keys<V, Floats>(b, t, kept, k, x);
@@ -88,7 +93,8 @@ static void score_keys(const Block<V>& b, const Tile& t, const BackwardScratch& 
 
 // Scores of M keys become weights; writes the gradients of the scores as the softmax takes them.
 template <int V, int M>
-REGARD_INLINE void weigh_some(const Block<V>& b, const Tile& t, const BackwardScratch& w, int64_t ld, const BlockShare& x, int64_t n) {
+REGARD_INLINE void weigh_some(const Block<V>& b, const Tile& t, const BackwardScratch& w, int64_t ld,
+                              const BlockShare& x, int64_t n) {
   vf acc[M][V];
   clear(acc);
   Isa::multiply_tiles<Floats, M, V>(acc, w.v + n * ld, ld, 1, w.doutt, kQueries, b.c.dv);
@@ -114,7 +120,8 @@ REGARD_INLINE void weigh_some(const Block<V>& b, const Tile& t, const BackwardSc
 }
 
 template <int V>
-REGARD_NOINLINE void weigh_keys(const Block<V>& b, const Tile& t, const BackwardScratch& w, int64_t ld, const BlockShare& x) {
+REGARD_NOINLINE void weigh_keys(const Block<V>& b, const Tile& t, const BackwardScratch& w, int64_t ld,
+                                const BlockShare& x) {
   by_rows<backward_rows_at_once(V)>(x, [&](auto keys, int64_t n) { weigh_some<V, keys.count>(b, t, w, ld, x, n); });
 }
 
@@ -132,7 +139,8 @@ static void open_block(Block<V>& b, const BackwardScratch& w) {
 }
 
 // Finds which keys of a tile a block of queries sees; returns false if it sees none.
-static bool visit(const BackwardCall& w, const Place& p, int64_t j, int64_t count, uint64_t* bits, Tile& t, BlockShare& x) {
+static bool visit(const BackwardCall& w, const Place& p, int64_t j, int64_t count, uint64_t* bits, Tile& t,
+                  BlockShare& x) {
   const regard_call& c = w.c;
   const Limits& limits = w.limits[(p.b * c.heads + p.h) * w.blocks + p.row / kQueries];
   t = Tile{j, count, p.rows % W != 0, nullptr, nullptr, nullptr, {}, {}};
@@ -161,10 +169,11 @@ static bool visit(const BackwardCall& w, const Place& p, int64_t j, int64_t coun
   return true;
 }
 
-// One block of queries against one tile of keys: weights, gradients of scores, and what these add to dQ and the modifiers' gradients.
+// One block of queries against one tile of keys: weights, gradients of scores, and what these add to dQ and the
+// modifiers' gradients.
 template <int V>
-static void run_block(const BackwardCall& w, const BackwardScratch& s, Place p, const Tile& t, const BlockShare& x, const float* dout,
-                      float* dq, int64_t part) {
+static void run_block(const BackwardCall& w, const BackwardScratch& s, Place p, const Tile& t, const BlockShare& x,
+                      const float* dout, float* dq, int64_t part) {
   const regard_call& c = w.c;
   const Scratch scratch{s.qt, x.p, nullptr, s.modifiers, nullptr, nullptr};
   Block<V> b{c, scratch, p};
@@ -174,10 +183,12 @@ static void run_block(const BackwardCall& w, const BackwardScratch& s, Place p, 
   score_keys<V>(b, t, s, w.ldk, x, s.kept);
   weigh_keys<V>(b, t, s, w.ldv, x);
   if (!w.scores) return;
-  Modifiers::backward(b, t, ScoreGradients{w.g, x.ds, s.kept, x.from, x.to}, w.sums, (part * w.elements + p.b) * c.heads + p.h);
+  Modifiers::backward(b, t, ScoreGradients{w.g, x.ds, s.kept, x.from, x.to}, w.sums,
+                      (part * w.elements + p.b) * c.heads + p.h);
   if (!dq) return;
   const int64_t first = x.from * kQueries;
-  Term term{x.ds + first, 1, kQueries, s.k + x.from * w.ldk, w.ldk, x.to - x.from, 0, p.rows, x.mark ? x.p + first : nullptr};
+  Term term{x.ds + first,  1, kQueries, s.k + x.from * w.ldk,          w.ldk,
+            x.to - x.from, 0, p.rows,   x.mark ? x.p + first : nullptr};
   add_product(dq, w.ldk, &term, 1, p.rows, round_up(c.dk));
 }
 

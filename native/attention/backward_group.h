@@ -7,12 +7,12 @@ namespace regard {
 
 struct KeyTile {
   int64_t element, key_head, j, count;
-  int64_t part, first, last;                  // of the keys and queries together; its queries [first, last)
-  int finite;                                 // whether the keys are all finite; -1 before that is computed
+  int64_t part, first, last;  // of the keys and queries together; its queries [first, last)
+  int finite;                 // whether the keys are all finite; -1 before that is computed
 };
 
-static void run_share(const BackwardCall& w, const BackwardScratch& s, const Place& p, const Tile& t, const BlockShare& x,
-                      const float* dout, float* dq, int64_t part) {
+static void run_share(const BackwardCall& w, const BackwardScratch& s, const Place& p, const Tile& t,
+                      const BlockShare& x, const float* dout, float* dq, int64_t part) {
   switch ((p.rows + W - 1) / W) {
     case 1: return run_block<1>(w, s, p, t, x, dout, dq, part);
     case 2: return run_block<2>(w, s, p, t, x, dout, dq, part);
@@ -22,7 +22,8 @@ static void run_share(const BackwardCall& w, const BackwardScratch& s, const Pla
 }
 
 // The queries [first, last) of a head, at most kQueriesAtOnce, against a tile of keys.
-static void run_group(const BackwardCall& w, const BackwardScratch& s, KeyTile& k, int64_t head, int64_t first, int64_t last, float* dq) {
+static void run_group(const BackwardCall& w, const BackwardScratch& s, KeyTile& k, int64_t head, int64_t first,
+                      int64_t last, float* dq) {
   const regard_call& c = w.c;
   Term by_value[kBlocksAtOnce], by_score[kBlocksAtOnce];
   int64_t count = 0;
@@ -36,11 +37,11 @@ static void run_group(const BackwardCall& w, const BackwardScratch& s, KeyTile& 
     x.p = s.p + count * kTile * kQueries, x.ds = s.ds + count * kTile * kQueries;
     x.shift = w.shift + at, x.inverse = w.inverse + at, x.delta = w.delta + at;
     float *q = s.q + count * kQueries * w.ldk, *dout = s.dout + count * kQueries * w.ldv;
-    widen_rows(q, w.ldk, (const char*)c.q.data + size_of(c.dtype) * (offset(c.q, p, head) + row * c.q.row), c.dtype, c.q.row, c.q.col,
-               p.rows, c.dk);
+    widen_rows(q, w.ldk, (const char*)c.q.data + size_of(c.dtype) * (offset(c.q, p, head) + row * c.q.row), c.dtype,
+               c.q.row, c.q.col, p.rows, c.dk);
     const regard_tensor& g = w.g.dout;
-    widen_rows(dout, w.ldv, (const char*)g.data + size_of(w.g.dout_dtype) * (offset(g, p, head) + row * g.row), w.g.dout_dtype, g.row,
-               g.col, p.rows, c.dv);
+    widen_rows(dout, w.ldv, (const char*)g.data + size_of(w.g.dout_dtype) * (offset(g, p, head) + row * g.row),
+               w.g.dout_dtype, g.row, g.col, p.rows, c.dv);
     if (t.edge || t.bits) {
       if (k.finite < 0) k.finite = all_finite(s.k, 1, w.ldk, w.ldk, k.count);
       x.mark = !k.finite || !all_finite(q, 1, w.ldk, w.ldk, p.rows) || !all_finite(dout, 1, w.ldv, w.ldv, p.rows);
@@ -56,9 +57,10 @@ static void run_group(const BackwardCall& w, const BackwardScratch& s, KeyTile& 
   if (w.g.dk.data) add_product(s.dk, w.ldk, by_score, count, k.count, round_up(c.dk));
 }
 
-// Writes the gradients of a tile of keys or values to their tensor, or, where queries are split, to the sums of the part.
-static void put_rows(const BackwardCall& w, const KeyTile& k, const regard_tensor& to, float* sums, int64_t query_part, const float* from,
-                     int64_t ld, int64_t cols, float scale) {
+// Writes the gradients of a tile of keys or values to their tensor, or, where queries are split, to the sums of the
+// part.
+static void put_rows(const BackwardCall& w, const KeyTile& k, const regard_tensor& to, float* sums, int64_t query_part,
+                     const float* from, int64_t ld, int64_t cols, float scale) {
   const regard_call& c = w.c;
   if (!to.data) return;
   const Place p = place_at(c, k.element, 0, 0);

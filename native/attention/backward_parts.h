@@ -5,16 +5,16 @@
 
 namespace regard {
 
-// The parts of the numbers that a backward multiplies on the matrix unit, if all have them; else 0. Its scores then have the
-// forward's bits.
+// The parts of the numbers that a backward multiplies on the matrix unit, if all have them; else 0. Its scores then
+// have the forward's bits.
 static int64_t backward_parts(const regard_gradients& g) {
   return has_few_rows(g.call) || Modifiers::multiply_delta(g) ? 0 : matrix_parts(g.call);
 }
 
-// Whether `parts` bfloat16 cannot stand for some number of rows (count, width) at src: where several do, it is outside of these sizes; or
-// it has more bits, as those of a cotangent that is a float may.
-static bool unfit_rows(int64_t parts, const void* src, int dtype, int64_t row, int64_t col, int64_t count, int64_t width,
-                       const Sizes& sizes) {
+// Whether `parts` bfloat16 cannot stand for some number of rows (count, width) at src: where several do, it is outside
+// of these sizes; or it has more bits, as those of a cotangent that is a float may.
+static bool unfit_rows(int64_t parts, const void* src, int dtype, int64_t row, int64_t col, int64_t count,
+                       int64_t width, const Sizes& sizes) {
   const uint32_t low = parts == 1 ? 0xffff : parts == 2 ? 0xff : 0;
   SizeRange range;
   vu bits = vu{};
@@ -26,7 +26,8 @@ static bool unfit_rows(int64_t parts, const void* src, int dtype, int64_t row, i
   return (parts > 1 && !range.within(sizes)) || Isa::lanes_set((vi)((bits & low) != 0u));
 }
 
-// The phase before all others, for a batch element and a head: its queries, the cotangents of its output, its keys and values.
+// The phase before all others, for a batch element and a head: its queries, the cotangents of its output, its keys and
+// values.
 static void find_unfit(const BackwardCall& w, const BackwardScratch&, int64_t item) {
   const regard_call& c = w.c;
   const int64_t head = item % c.heads, group = c.heads / c.key_heads;

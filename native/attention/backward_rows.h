@@ -5,7 +5,8 @@
 
 namespace regard {
 
-static float dot_row(const void* a, int a_dtype, int64_t a_col, const void* b, int b_dtype, int64_t b_col, int64_t count) {
+static float dot_row(const void* a, int a_dtype, int64_t a_col, const void* b, int b_dtype, int64_t b_col,
+                     int64_t count) {
   vf sum = vf{};
   float total = 0;
   int64_t n = 0;
@@ -18,8 +19,8 @@ static float dot_row(const void* a, int a_dtype, int64_t a_col, const void* b, i
 
 // Calls body(tile) for each tile of keys that a block of queries sees, with its scores in s.p.
 template <int V, class Body>
-REGARD_INLINE void each_tile(const BackwardCall& w, const BackwardScratch& s, const Block<V>& b, BlockShare& x, bool values,
-                             const Body& body) {
+REGARD_INLINE void each_tile(const BackwardCall& w, const BackwardScratch& s, const Block<V>& b, BlockShare& x,
+                             bool values, const Body& body) {
   const regard_call& c = w.c;
   const int64_t key_head = b.p.h / (c.heads / c.key_heads);
   const char* keys = (const char*)c.k.data + size_of(c.dtype) * offset(c.k, b.p, key_head);
@@ -39,7 +40,8 @@ REGARD_INLINE void each_tile(const BackwardCall& w, const BackwardScratch& s, co
 
 // Computes shift and inverse of a block of queries again, where the forward rounded its scores differently.
 template <int V>
-static void sum_rows(const BackwardCall& w, const BackwardScratch& s, Block<V>& b, BlockShare& x, float* shift, float* inverse) {
+static void sum_rows(const BackwardCall& w, const BackwardScratch& s, Block<V>& b, BlockShare& x, float* shift,
+                     float* inverse) {
   const float sink = sink_of(w.c, b.p, b.p.h);
   for (int v = 0; v < V; ++v) b.m[v] = splat(sink), b.l[v] = splat(sink == -kInf ? 0.0f : 1.0f);
   each_tile<V>(w, s, b, x, false, [&](const Tile&) {
@@ -60,10 +62,11 @@ static void sum_rows(const BackwardCall& w, const BackwardScratch& s, Block<V>& 
   }
 }
 
-// Computes delta of a block of queries as rowsum(P ∘ dP). It equals rowsum(dO ∘ O) but for rounding; where slopes are learned, the
-// distances in their gradient would multiply that.
+// Computes delta of a block of queries as rowsum(P ∘ dP). It equals rowsum(dO ∘ O) but for rounding; where slopes are
+// learned, the distances in their gradient would multiply that.
 template <int V>
-static void sum_block(const BackwardCall& w, const BackwardScratch& s, const Place& p, float* shift, float* inverse, float* delta) {
+static void sum_block(const BackwardCall& w, const BackwardScratch& s, const Place& p, float* shift, float* inverse,
+                      float* delta) {
   const regard_call& c = w.c;
   const Scratch scratch{s.qt, s.p, nullptr, s.modifiers, nullptr, nullptr};
   Block<V> b{c, scratch, p};
@@ -84,7 +87,9 @@ static void sum_block(const BackwardCall& w, const BackwardScratch& s, const Pla
     }
   });
   for (int64_t n = 0; n < p.rows; ++n)
-    if (inverse[n] != 0) delta[n] = row_delta[n / W][n % W] - (w.g.dlse.data ? at<float>(w.g.dlse, p, p.h)[(p.row + n) * w.g.dlse.row] : 0);
+    if (inverse[n] != 0)
+      delta[n] =
+          row_delta[n / W][n % W] - (w.g.dlse.data ? at<float>(w.g.dlse, p, p.h)[(p.row + n) * w.g.dlse.row] : 0);
 }
 
 // First phase, for one block of queries.
@@ -97,7 +102,8 @@ static void prepare(const BackwardCall& w, const BackwardScratch& s, int64_t ite
   const float* row_stats = at<float>(c.row_stats, p, p.h) + p.row * c.row_stats.row;
   const float* dlse = w.g.dlse.data ? at<float>(w.g.dlse, p, p.h) + p.row * w.g.dlse.row : nullptr;
   const char* out = (const char*)c.out.data + size_of(c.out_dtype) * (offset(c.out, p, p.h) + p.row * c.out.row);
-  const char* dout = (const char*)w.g.dout.data + size_of(w.g.dout_dtype) * (offset(w.g.dout, p, p.h) + p.row * w.g.dout.row);
+  const char* dout =
+      (const char*)w.g.dout.data + size_of(w.g.dout_dtype) * (offset(w.g.dout, p, p.h) + p.row * w.g.dout.row);
   for (int64_t n = 0; n < kQueries; ++n) {
     shift[n] = inverse[n] = delta[n] = 0;
     if (n >= p.rows) continue;

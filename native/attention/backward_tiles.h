@@ -5,8 +5,8 @@
 namespace regard {
 
 // One (batch element, key head), a part of the keys and a part of the queries.
-static void run_pair(const BackwardCall& w, const BackwardScratch& s, int64_t element, int64_t key_head, int64_t key_part,
-                     int64_t query_part) {
+static void run_pair(const BackwardCall& w, const BackwardScratch& s, int64_t element, int64_t key_head,
+                     int64_t key_part, int64_t query_part) {
   const regard_call& c = w.c;
   const int64_t group = c.heads / c.key_heads;
   KeyTile k{element, key_head, 0, 0, key_part * w.query_parts + query_part, 0, 0, -1};
@@ -23,7 +23,8 @@ static void run_pair(const BackwardCall& w, const BackwardScratch& s, int64_t el
   int64_t dq_head = 0;  // floats from the sums of one head to those of the next
   if (w.g.dq.data) {
     dq_head = (w.dq ? c.nq : rows) * w.ldk;
-    dq = w.dq ? w.dq + ((key_part * w.elements + element) * c.heads + key_head * group) * dq_head + k.first * w.ldk : s.dq;
+    dq = w.dq ? w.dq + ((key_part * w.elements + element) * c.heads + key_head * group) * dq_head + k.first * w.ldk
+              : s.dq;
     for (int64_t m = 0; m < group; ++m) __builtin_memset(dq + m * dq_head, 0, sizeof(float) * (size_t)(rows * w.ldk));
   }
   const char* keys = (const char*)c.k.data;
@@ -31,9 +32,10 @@ static void run_pair(const BackwardCall& w, const BackwardScratch& s, int64_t el
   const Place p = place_at(c, element, 0, 0);
   for (int64_t tile = cut(w.tiles, key_part, w.key_parts); tile < cut(w.tiles, key_part + 1, w.key_parts); ++tile) {
     k.j = tile * kTile, k.count = c.nk - k.j < kTile ? c.nk - k.j : kTile, k.finite = -1;
-    widen_rows(s.k, w.ldk, keys + size_of(c.dtype) * (offset(c.k, p, key_head) + k.j * c.k.row), c.dtype, c.k.row, c.k.col, k.count, c.dk);
-    widen_rows(s.v, w.ldv, values + size_of(c.dtype) * (offset(c.v, p, key_head) + k.j * c.v.row), c.dtype, c.v.row, c.v.col, k.count,
-               c.dv);
+    widen_rows(s.k, w.ldk, keys + size_of(c.dtype) * (offset(c.k, p, key_head) + k.j * c.k.row), c.dtype, c.k.row,
+               c.k.col, k.count, c.dk);
+    widen_rows(s.v, w.ldv, values + size_of(c.dtype) * (offset(c.v, p, key_head) + k.j * c.v.row), c.dtype, c.v.row,
+               c.v.col, k.count, c.dv);
     __builtin_memset(s.dk, 0, sizeof(float) * (size_t)(k.count * w.ldk));
     __builtin_memset(s.dv, 0, sizeof(float) * (size_t)(k.count * w.ldv));
     for (int64_t m = 0; m < group; ++m)
@@ -46,12 +48,14 @@ static void run_pair(const BackwardCall& w, const BackwardScratch& s, int64_t el
   }
   if (!dq || w.dq) return;
   for (int64_t m = 0; m < group; ++m) {
-    char* to = (char*)w.g.dq.data + size_of(w.g.gradient_dtype) * (offset(w.g.dq, p, key_head * group + m) + k.first * w.g.dq.row);
+    char* to = (char*)w.g.dq.data +
+               size_of(w.g.gradient_dtype) * (offset(w.g.dq, p, key_head * group + m) + k.first * w.g.dq.row);
     write_rows(to, w.g.gradient_dtype, w.g.dq.row, w.g.dq.col, dq + m * dq_head, w.ldk, 1, 0, rows, c.dk, c.scale);
   }
 }
 
-// An item: a set of (batch element, key head) pairs that share a gradient, one after the other, for a part of the keys and of the queries.
+// An item: a set of (batch element, key head) pairs that share a gradient, one after the other, for a part of the keys
+// and of the queries.
 static void run_item(const BackwardCall& w, const BackwardScratch& s, int64_t item) {
   const regard_call& c = w.c;
   const int64_t own = item % w.independent, part = item / w.independent;

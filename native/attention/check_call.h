@@ -1,5 +1,6 @@
-// Entry points check their call before they compute anything: no size, code, stride or index may lead out of the caller's tensors, whose
-// sizes and dtypes operands (regard_tensor) carry. Arrays behind plain pointers are trusted: Python compares their dtype (Struct.point).
+// Entry points check their call before they compute anything: no size, code, stride or index may lead out of the
+// caller's tensors, whose sizes and dtypes operands (regard_tensor) carry. Arrays behind plain pointers are trusted:
+// Python compares their dtype (Struct.point).
 #pragma once
 #include "core/pages.h"
 #include "steps/steps.h"
@@ -31,14 +32,17 @@ static bool right_keys(const regard_call& c, const regard_tensor& t, int64_t dty
 
 // Whether every operand of a call has the dtype and the elements that the kernels read. qk_dtype: that of q and k.
 static bool right_operands(const regard_call& c, int64_t qk_dtype) {
-  const auto of_rows = [&](const regard_tensor& t, int64_t dtype, int64_t cols) { return fits(t, dtype, c.batch, c.heads, c.nq, cols); };
+  const auto of_rows = [&](const regard_tensor& t, int64_t dtype, int64_t cols) {
+    return fits(t, dtype, c.batch, c.heads, c.nq, cols);
+  };
   const int64_t row_blocks = (c.nq + kQueries - 1) / kQueries, key_blocks = (c.nk + kKeys - 1) / kKeys;
   const int64_t k_dtype = c.k_scales.data ? (int64_t)REGARD_I8 : qk_dtype;
   return of_rows(c.q, qk_dtype, c.dk) && right_keys(c, c.k, k_dtype, c.dk) && right_keys(c, c.v, kv_dtype(c), c.dv) &&
          right_keys(c, c.k_scales, REGARD_F32, 1) && right_keys(c, c.v_scales, REGARD_F32, 1) &&
          of_rows(c.out, c.out_dtype, c.dv) && of_rows(c.lse, REGARD_F32, 1) && of_rows(c.row_stats, REGARD_F32, 2) &&
          of_rows(c.start, REGARD_I32, 1) && of_rows(c.stop, REGARD_I32, 1) && of_rows(c.allowed, REGARD_BOOL, c.nk) &&
-         fits(c.tiles, REGARD_I32, c.batch, c.heads, row_blocks, key_blocks) && fits(c.sink, REGARD_F32, c.batch, c.heads, 1, 1);
+         fits(c.tiles, REGARD_I32, c.batch, c.heads, row_blocks, key_blocks) &&
+         fits(c.sink, REGARD_F32, c.batch, c.heads, 1, 1);
 }
 
 // Returns REGARD_DONE, or the code of what is wrong with a call. v and out are checked where dv is not 0.

@@ -1,5 +1,6 @@
-// Few queries, many keys (split-KV decoding). The queries of a group share each row of K and V; keys are split into parts, whose states are
-// merged in order by the thread that finishes the last part, so the bits do not depend on the number of threads.
+// Few queries, many keys (split-KV decoding). The queries of a group share each row of K and V; keys are split into
+// parts, whose states are merged in order by the thread that finishes the last part, so the bits do not depend on the
+// number of threads.
 #pragma once
 #include "attention/few_rows_dots.h"
 #include "attention/few_rows_values.h"
@@ -9,17 +10,19 @@ namespace regard {
 
 static int64_t few_rows(const regard_call& c) { return c.heads / c.key_heads * c.nq; }
 
-// Whether a call is computed here: with more queries, the lanes of a block are well filled. Half precision is widened here for every few
-// rows, in a block once for all heads of a group.
+// Whether a call is computed here: with more queries, the lanes of a block are well filled. Half precision is widened
+// here for every few rows, in a block once for all heads of a group.
 static bool has_few_rows(const regard_call& c) {
   constexpr int64_t kMaxQueries = 8, kMaxQueriesHalf = 5 * W / 8 < kMaxQueries ? 5 * W / 8 : kMaxQueries;
   constexpr int64_t kMaxQueriesInt8 = 15;  // blocks of queries would have all keys widened first
-  const int64_t most = c.k_scales.data ? kMaxQueriesInt8 : c.dtype == REGARD_F32 || c.heads == c.key_heads ? kMaxQueries : kMaxQueriesHalf;
+  const int64_t most = c.k_scales.data                                   ? kMaxQueriesInt8
+                       : c.dtype == REGARD_F32 || c.heads == c.key_heads ? kMaxQueries
+                                                                         : kMaxQueriesHalf;
   return !c.invariant && few_rows(c) <= kMaxRows && c.nq <= most && !c.tiles.data;
 }
 
-// Keys of a part: few enough for many threads, enough to be worth a merge. It depends on shapes only. all: keys of all key heads and
-// batch elements.
+// Keys of a part: few enough for many threads, enough to be worth a merge. It depends on shapes only. all: keys of all
+// key heads and batch elements.
 static int64_t part_keys(int64_t all) {
   const int64_t even = (all / 128 + kChunk - 1) / kChunk * kChunk;
   return even < 256 ? 256 : even > 2048 ? 2048 : even;
@@ -93,14 +96,15 @@ static Limits begin_rows(FewRows& f, int64_t key_head) {
   return limits;
 }
 
-// Whether rows are prefetched: where a call reads more than a third-level cache keeps for it. Out of that cache the loads alone reach its
-// speed, and prefetching cost 5 to 25 % of the time.
+// Whether rows are prefetched: where a call reads more than a third-level cache keeps for it. Out of that cache the
+// loads alone reach its speed, and prefetching cost 5 to 25 % of the time.
 static bool prefetches(const regard_call& c, const Limits& limits) {
   constexpr int64_t kThirdLevel = 12 << 20;  // bytes; measured with 32 MB: 8 MB are faster without, 16 MB with
   return elements(c) * c.key_heads * (limits.hi - limits.lo) * (c.dk + c.dv) * size_of(kv_dtype(c)) > kThirdLevel;
 }
 
-// Calls run(chunk) for the keys of [from, to) that some row may see, and pass(first, last) for the rest of those within the limits.
+// Calls run(chunk) for the keys of [from, to) that some row may see, and pass(first, last) for the rest of those within
+// the limits.
 template <class Run, class Pass>
 REGARD_INLINE void each_chunk(FewRows& f, const Limits& limits, int64_t from, int64_t to, Run run, Pass pass) {
   from = from > limits.lo ? from : limits.lo;
@@ -122,7 +126,8 @@ REGARD_INLINE void each_chunk(FewRows& f, const Limits& limits, int64_t from, in
 }
 
 // Merges the states of a row, `step` floats apart, in order, adds its sink, and writes out, lse and row statistics.
-static void merge_row(const regard_call& c, const Place& p, int64_t h, int64_t i, float* states, int64_t step, int64_t count) {
+static void merge_row(const regard_call& c, const Place& p, int64_t h, int64_t i, float* states, int64_t step,
+                      int64_t count) {
   const float sink = sink_of(c, p, h);
   float m = sink;
   for (int64_t n = 0; n < count; ++n) m = states[n * step] > m ? states[n * step] : m;
@@ -147,8 +152,8 @@ static void merge_row(const regard_call& c, const Place& p, int64_t h, int64_t i
   }
 }
 
-// The forward of few rows, for any similarity: Score.begin(few, row) once a row, then Score.score(few, chunk). Score::Rows: where keys and
-// values are.
+// The forward of few rows, for any similarity: Score.begin(few, row) once a row, then Score.score(few, chunk).
+// Score::Rows: where keys and values are.
 template <class Score>
 struct FewRowsForward {
   using Rows = typename Score::Rows;
@@ -161,7 +166,8 @@ struct FewRowsForward {
   int64_t scratch() const { return decode_scratch<Score>(given); }
 
   void run(int64_t item, float* memory) const {
-    const int64_t pair = item / parts, key_head = pair % c.key_heads, from = (first + item % parts) * keys, to = from + keys;
+    const int64_t pair = item / parts, key_head = pair % c.key_heads, from = (first + item % parts) * keys,
+                  to = from + keys;
     FewRows f(c);
     f.p = place_in_batch(c, pair / c.key_heads);
     f.s = memory, f.v = f.s + few_rows(c) * kChunk;
@@ -186,7 +192,8 @@ struct FewRowsForward {
     each_chunk(f, limits, from, to < c.nk ? to : c.nk, add, [](int64_t, int64_t) {});
     if (__atomic_sub_fetch(&left[pair], 1, __ATOMIC_ACQ_REL) != 0) return;
     float* all = states + pair * parts * part_size(c);
-    for (int64_t r = 0; r < f.rows; ++r) merge_row(c, f.p, f.row[r].h, f.row[r].i, all + r * state_size(c), part_size(c), parts);
+    for (int64_t r = 0; r < f.rows; ++r)
+      merge_row(c, f.p, f.row[r].h, f.row[r].i, all + r * state_size(c), part_size(c), parts);
   }
 };
 
@@ -195,7 +202,8 @@ static int32_t forward_few_rows(const typename Score::Given& given, regard_paral
   const regard_call& c = Score::call(given);
   const Limits seen = Interval::limits(c);
   const int64_t pairs = elements(c) * c.key_heads, keys = part_keys(pairs * c.nk);  // pairs: (batch element, key head)
-  const int64_t first = seen.lo < seen.hi ? seen.lo / keys : 0, last = seen.lo < seen.hi ? (seen.hi + keys - 1) / keys : 1;
+  const int64_t first = seen.lo < seen.hi ? seen.lo / keys : 0,
+                last = seen.lo < seen.hi ? (seen.hi + keys - 1) / keys : 1;
   const int64_t parts = last - first, items = pairs * parts;
   int64_t* left = (int64_t*)malloc((size_t)pairs * sizeof(int64_t) + (size_t)(items * part_size(c)) * sizeof(float));
   if (!left) return 1;

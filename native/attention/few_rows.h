@@ -7,15 +7,16 @@ namespace regard {
 
 constexpr int kRowsAtOnce = 4;
 
-// How many keys, or vectors of features, are multiplied with `rows` rows at once: a power of two, so that the registers hold the sums.
+// How many keys, or vectors of features, are multiplied with `rows` rows at once: a power of two, so that the registers
+// hold the sums.
 constexpr int vectors_at_once(int rows, int most) {
   int n = 1;
   while (2 * n <= most && 2 * n * rows <= (W == 16 ? 24 : 12)) n *= 2;
   return n;
 }
 
-// Which lanes of two vectors are added, where sums are spread over lanes. Blocks of `span` lanes keep the shuffles cheap: first within
-// 128 bits, whole quarters last.
+// Which lanes of two vectors are added, where sums are spread over lanes. Blocks of `span` lanes keep the shuffles
+// cheap: first within 128 bits, whole quarters last.
 template <int step, bool second>
 struct Folded {
   static constexpr int span = step <= 2 ? 4 : W;
@@ -46,8 +47,8 @@ REGARD_INLINE vf sums(vf (&x)[W]) {
   return x[0];
 }
 
-// 2 W features from d on, as floats. Of bfloat16 the even ones and the odd ones, since a shift and a mask widen two vectors at once where
-// widening in order costs a shuffle and a shift for each; in_order() undoes that.
+// 2 W features from d on, as floats. Of bfloat16 the even ones and the odd ones, since a shift and a mask widen two
+// vectors at once where widening in order costs a shuffle and a shift for each; in_order() undoes that.
 struct TwoVectors {
   vf a, b;
 
@@ -96,7 +97,8 @@ REGARD_INLINE void keep_scores(FewRows& f, const Chunk& t, int64_t n, int64_t r,
 }
 
 // Converts a row of `cols` elements to floats [width], padded by zeros, times factor.
-static void gather(float* dst, int64_t width, const char* src, const regard_tensor& t, int dtype, int64_t cols, float factor) {
+static void gather(float* dst, int64_t width, const char* src, const regard_tensor& t, int dtype, int64_t cols,
+                   float factor) {
   for (int64_t d = 0; d < width; d += W) store(dst + d, floats(src, d * t.col, t.col, cols - d, dtype) * splat(factor));
 }
 
@@ -118,8 +120,9 @@ struct Run {
   const char* operator[](int64_t n) const { return first + n * step; }
 };
 
-// Where the rows of a chunk of keys (of values) are, W of them at a time; those of the chunk after it, if t.more, come behind them. find() is
-// called for one chunk after the other, where the columns of x are contiguous. Strided: in one tensor.
+// Where the rows of a chunk of keys (of values) are, W of them at a time; those of the chunk after it, if t.more, come
+// behind them. find() is called for one chunk after the other, where the columns of x are contiguous. Strided: in one
+// tensor.
 struct StridedRows {
   Run rows;
 
@@ -130,7 +133,9 @@ struct StridedRows {
   void find(const FewRows& f, const Chunk& t, const regard_tensor& x) {
     rows = {row_ptr(x, f.p, f.key_head, t.j, kv_dtype(f.c)), x.row * size_of(kv_dtype(f.c))};
   }
-  Run run(int64_t n) const { return {rows[n], rows.step}; }  // rows [n, n + W), n a multiple of W; of the next chunk, to be prefetched
+  Run run(int64_t n) const {
+    return {rows[n], rows.step};
+  }  // rows [n, n + W), n a multiple of W; of the next chunk, to be prefetched
 };
 
 // The rows of a chunk whose columns are not contiguous, as floats [count][columns rounded up to W].
@@ -141,8 +146,8 @@ static StridedRows gather_rows(const FewRows& f, const Chunk& t, const regard_te
   return StridedRows({(const char*)to, width * (int64_t)sizeof(float)});
 }
 
-// In pages: W rows of one page where they lie, W rows of several pages copied. Of the next chunk nothing is copied yet: where its rows lie in
-// several pages, run() gives a place behind `copies`, which may be prefetched but not read.
+// In pages: W rows of one page where they lie, W rows of several pages copied. Of the next chunk nothing is copied yet:
+// where its rows lie in several pages, run() gives a place behind `copies`, which may be prefetched but not read.
 struct PagedRows {
   char* const copies;                // [kChunk][width]
   const int64_t width;               // bytes of a row
@@ -151,11 +156,16 @@ struct PagedRows {
   int64_t step = 0, page_step = 0;   // bytes from row to row, and from page to page
   const char* first_page = nullptr;  // of the head
   const int32_t* table = nullptr;
-  int64_t j = 0;                     // the first key of the chunk
+  int64_t j = 0;  // the first key of the chunk
 
-  static int64_t scratch(const regard_call& c, int64_t columns) { return kChunk * columns * size_of(kv_dtype(c)) / (int64_t)sizeof(float); }
+  static int64_t scratch(const regard_call& c, int64_t columns) {
+    return kChunk * columns * size_of(kv_dtype(c)) / (int64_t)sizeof(float);
+  }
   PagedRows(const regard_call& c, int64_t columns, float* at)
-      : copies((char*)at), width(columns * size_of(kv_dtype(c))), page_size(c.page_size), inverse(~(uint64_t)0 / (uint64_t)c.page_size + 1) {}
+      : copies((char*)at),
+        width(columns * size_of(kv_dtype(c))),
+        page_size(c.page_size),
+        inverse(~(uint64_t)0 / (uint64_t)c.page_size + 1) {}
 
   void find(const FewRows& f, const Chunk& t, const regard_tensor& x) {
     const regard_call& c = f.c;
@@ -164,7 +174,9 @@ struct PagedRows {
     if (j % W == 0 && page_size % W == 0) return;
     for (int64_t n = 0; n < t.count; n += W) {
       char* const to = copies + n * width;
-      if (run(n).first == to) copy_from_pages(to, c, x, f.p, f.key_head, j + n, t.count - n < W ? t.count - n : W, width / size_of(kv_dtype(c)));
+      if (run(n).first == to)
+        copy_from_pages(to, c, x, f.p, f.key_head, j + n, t.count - n < W ? t.count - n : W,
+                        width / size_of(kv_dtype(c)));
     }
   }
   Run run(int64_t n) const {

@@ -1,4 +1,5 @@
-// Dot products of few rows with a chunk of keys. Lanes are features: each vector of K is read, and widened, once for several rows.
+// Dot products of few rows with a chunk of keys. Lanes are features: each vector of K is read, and widened, once for
+// several rows.
 #pragma once
 #include "attention/few_rows.h"
 
@@ -6,7 +7,8 @@ namespace regard {
 
 // Adds the products of one vector of features, `valid` of them real, of K keys and R rows.
 template <int K, int R, int dtype>
-REGARD_INLINE void times(vf (&acc)[K][R], const float* q, int64_t width, const char* const (&k)[K], int64_t d, int64_t valid) {
+REGARD_INLINE void times(vf (&acc)[K][R], const float* q, int64_t width, const char* const (&k)[K], int64_t d,
+                         int64_t valid) {
   vf a[R];
 #pragma GCC unroll 4
   for (int i = 0; i < R; ++i) a[i] = load(q + i * width + d);
@@ -18,8 +20,8 @@ REGARD_INLINE void times(vf (&acc)[K][R], const float* q, int64_t width, const c
   }
 }
 
-// The same of 2 V vectors of features; q is in the order of TwoVectors::read. A key is read to the end before the next one, which is how it
-// lies in memory: with reads in the order that compilers chose a step took 3 to 5 % longer.
+// The same of 2 V vectors of features; q is in the order of TwoVectors::read. A key is read to the end before the next
+// one, which is how it lies in memory: with reads in the order that compilers chose a step took 3 to 5 % longer.
 template <int V, int K, int R, int dtype>
 REGARD_INLINE void times_two(vf (&acc)[K][R], const float* q, int64_t width, const char* const (&k)[K], int64_t d) {
   TwoVectors a[V][R];
@@ -69,11 +71,12 @@ static void split_row(float* row, int64_t dk) {
   }
 }
 
-// W keys against R rows: x[i][m] holds the products of row i and key m, whose lanes are to be summed. Elements: Pairs, where q holds pairs.
-// part: keys behind `last` do not exist. ahead: rows of which n + kChunk and those behind it, keys of the next chunk, are prefetched, since the
-// hardware prefetcher stops where K and V take turns; null for none.
+// W keys against R rows: x[i][m] holds the products of row i and key m, whose lanes are to be summed. Elements: Pairs,
+// where q holds pairs. part: keys behind `last` do not exist. ahead: rows of which n + kChunk and those behind it, keys
+// of the next chunk, are prefetched, since the hardware prefetcher stops where K and V take turns; null for none.
 template <int R, int dtype, class Elements, bool part, class Rows>
-REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, Run keys, int64_t last, const Rows* ahead, int64_t n) {
+REGARD_INLINE void products(vf (&x)[R][W], const float* q, int64_t dk, Run keys, int64_t last, const Rows* ahead,
+                            int64_t n) {
   constexpr int K = vectors_at_once(R, W), V = R == 1 ? 2 : 1;
   const int64_t width = round_up(dk);
   for (int m = 0; m < W; m += K) {
@@ -142,8 +145,8 @@ template <class KvRows>
 struct Dots {
   using Given = regard_call;
   using Rows = KvRows;
-  // [rows][width], scaled, base 2; width is dk rounded up to W, padded by zeros; in the order of TwoVectors::read. Or, where multiplies_pairs(c),
-  // pairs of bfloat16 as they come, not scaled.
+  // [rows][width], scaled, base 2; width is dk rounded up to W, padded by zeros; in the order of TwoVectors::read. Or,
+  // where multiplies_pairs(c), pairs of bfloat16 as they come, not scaled.
   float* q;
   float* k;  // what cannot be read in place: [kChunk][width], or what Rows copies
   Rows keys;
@@ -162,7 +165,8 @@ struct Dots {
       __builtin_memcpy(to, row_ptr(c.q, f.p, f.row[r].h, f.row[r].i, c.dtype), (size_t)(c.dk * 2));
       return;
     }
-    gather(to, width, row_ptr(c.q, f.p, f.row[r].h, f.row[r].i, c.dtype), c.q, c.dtype, c.dk, dot_factor(c, f.row[r].h));
+    gather(to, width, row_ptr(c.q, f.p, f.row[r].h, f.row[r].i, c.dtype), c.q, c.dtype, c.dk,
+           dot_factor(c, f.row[r].h));
     if (kv_dtype(c) == REGARD_BF16 && c.k.col == 1) split_row(to, c.dk);
   }
 

@@ -4,7 +4,8 @@
 
 namespace regard {
 
-// Scores of one row become weights; returns their sum before dropout. Of values of int8, the weights are multiplied by the scales.
+// Scores of one row become weights; returns their sum before dropout. Of values of int8, the weights are multiplied by
+// the scales.
 [[maybe_unused]] static float weigh_row(const FewRows& f, const Chunk& t, int64_t r, float shift) {
   const regard_call& c = f.c;
   vf sum = vf{};
@@ -22,10 +23,11 @@ namespace regard {
   return sum_of_lanes(sum);
 }
 
-// acc[i][v] = Σ over keys of the weight of row r + i times V vectors of features from d on. part: fewer than W features are left.
-// careful: hidden keys are skipped instead of multiplied by 0, since 0 · NaN is NaN.
+// acc[i][v] = Σ over keys of the weight of row r + i times V vectors of features from d on. part: fewer than W features
+// are left. careful: hidden keys are skipped instead of multiplied by 0, since 0 · NaN is NaN.
 template <int R, int V, int dtype, bool part, bool careful, class Rows>
-REGARD_INLINE void weighted(vf (&acc)[R][V], const FewRows& f, const Chunk& t, const Rows& values, int64_t r, int64_t d) {
+REGARD_INLINE void weighted(vf (&acc)[R][V], const FewRows& f, const Chunk& t, const Rows& values, int64_t r,
+                            int64_t d) {
   const float* s = f.s + r * kChunk;
   const bool ahead = t.more && r == 0;
   clear(acc);
@@ -76,7 +78,8 @@ REGARD_INLINE bool finite(const vf (&x)[R][V]) {
 }
 
 template <int dtype, bool part, class Rows>
-static void add_visible(const FewRows& f, const Chunk& t, const Rows& values, int rows, int vectors, int64_t r, int64_t d) {
+static void add_visible(const FewRows& f, const Chunk& t, const Rows& values, int rows, int vectors, int64_t r,
+                        int64_t d) {
   for (int i = 0; i < rows; ++i)
     for (int v = 0; v < vectors; ++v) {
       vf acc[1][1];
@@ -104,10 +107,8 @@ static void add_values(const FewRows& f, const Chunk& t, const Rows& values, int
 template <int R, int V, int dtype, class Rows>
 REGARD_INLINE void add_rows(const FewRows& f, const Chunk& t, const Rows& values, int64_t r, int64_t d) {
   for (; d + V * W <= f.c.dv; d += V * W) add_values<R, V, dtype, false>(f, t, values, r, d);
-  if constexpr (V > 1)
-    add_rows<R, V / 2, dtype>(f, t, values, r, d);
-  else if (d < f.c.dv)
-    add_values<R, 1, dtype, true>(f, t, values, r, d);
+  if constexpr (V > 1) add_rows<R, V / 2, dtype>(f, t, values, r, d);
+  else if (d < f.c.dv) add_values<R, 1, dtype, true>(f, t, values, r, d);
 }
 
 template <int dtype, class Rows>

@@ -1,4 +1,5 @@
-// Forward: blocks of queries (the lanes) stream over tiles of keys; the blocks of an item share each tile. See tile.h for the products.
+// Forward: blocks of queries (the lanes) stream over tiles of keys; the blocks of an item share each tile. See tile.h
+// for the products.
 #pragma once
 #include <new>
 
@@ -18,7 +19,8 @@ static void load_extras(const Block<V>& b, Tile& t, uint64_t* bits) {
   load_bits(b.c, b.p, t, bits);
 }
 
-// A tile's scores become weights, and the weighted values are added to o. top: the maxima of these and all earlier scores.
+// A tile's scores become weights, and the weighted values are added to o. top: the maxima of these and all earlier
+// scores.
 template <int V, class Op>
 static void accumulate_tile(Block<V>& b, const Tile& t, KvTile& x, const vf (&top)[V]) {
   const regard_call& c = b.c;
@@ -113,12 +115,9 @@ static void begin(Block<V>& b) {
   begin_state(b);
   const void* q = advance(c.q.data, offset(c.q, p, p.h) + p.row * c.q.row, c.dtype);
   b.factor = dot_factor(c, p.h);
-  if constexpr (Op::parts)
-    pack_parts<V, Op>(b, q);
-  else if (Op::pairs)
-    pack_pairs<V>(b.w.q, kQueries, (const uint16_t*)q, c.q.row, p.rows, c.dk / 2);
-  else
-    pack<V>(b.w.q, kQueries, q, c.dtype, c.q.row, c.q.col, p.rows, c.dk, b.factor);
+  if constexpr (Op::parts) pack_parts<V, Op>(b, q);
+  else if (Op::pairs) pack_pairs<V>(b.w.q, kQueries, (const uint16_t*)q, c.q.row, p.rows, c.dk / 2);
+  else pack<V>(b.w.q, kQueries, q, c.dtype, c.q.row, c.q.col, p.rows, c.dk, b.factor);
 }
 
 // The part of the tile x, which starts at j on the grid, that a block sees; count is 0 if it sees none.
@@ -183,7 +182,8 @@ static void run_blocks(const regard_call& c, const Scratch& w, const Place& all,
     Place p = all;
     if (across) p.h += g;
     else p.row += g * kQueries, p.rows = all.rows - g * kQueries < kQueries ? all.rows - g * kQueries : kQueries;
-    part[g] = w, part[g].stream = &stream, part[g].q += g * query_floats(c) * kQueries, part[g].o += g * c.dv * kQueries;
+    part[g] = w, part[g].stream = &stream, part[g].q += g * query_floats(c) * kQueries,
+    part[g].o += g * c.dv * kQueries;
     begin<V, Op>(*new (b + g) Block<V>{c, part[g], p});
     lo = b[g].lo < lo ? b[g].lo : lo, hi = b[g].hi > hi ? b[g].hi : hi;
   }
@@ -218,8 +218,8 @@ static void run_blocks(const regard_call& c, const Scratch& w, const Place& all,
     if (b[g].unfit) run_blocks<V, Floats>(c, w, b[g].p, 1);
 }
 
-// Of one head: whole blocks, then the rest of the rows with as few vectors as hold them. Of several heads: a block each.
-// Of several parts, the rest is a block like the others: keys and values would be split for it once more.
+// Of one head: whole blocks, then the rest of the rows with as few vectors as hold them. Of several heads: a block
+// each. Of several parts, the rest is a block like the others: keys and values would be split for it once more.
 template <class Op>
 static void run_rows(const regard_call& c, const Scratch& w, Place p, int64_t heads) {
   const int64_t blocks = heads > 1 ? 0 : (p.rows + (Op::parts > 1 ? kQueries - 1 : 0)) / kQueries;
@@ -254,10 +254,11 @@ static void run_rows(const regard_call& c, const Scratch& w, Place p, int64_t he
 // The blocks of queries of all heads of a batch element.
 [[maybe_unused]] static int64_t all_blocks(const regard_call& c) { return (c.nq + kQueries - 1) / kQueries * c.heads; }
 
-// Blocks of an item: as many as the second-level cache holds besides a tile, but few enough to give items to all threads. blocks: of the
-// whole call.
+// Blocks of an item: as many as the second-level cache holds besides a tile, but few enough to give items to all
+// threads. blocks: of the whole call.
 [[maybe_unused]] static int64_t group_of(const regard_call& c, int64_t blocks) {
-  const int64_t held = kGroupFloats / ((c.dk + c.dv + 1) * kQueries), busy = c.threads > 1 ? blocks / (4 * c.threads) : kGroup;
+  const int64_t held = kGroupFloats / ((c.dk + c.dv + 1) * kQueries),
+                busy = c.threads > 1 ? blocks / (4 * c.threads) : kGroup;
   int64_t most = held < kGroup ? held : kGroup;
   most = busy < most ? busy : most;
   return most < 1 ? 1 : most;
@@ -282,7 +283,8 @@ struct Forward {
     const int64_t first = (groups() - 1 - item % groups()) * group, pair = item / groups(), rest = blocks() - first;
     const int64_t element = pair / heads(), head = pair % heads(), taken = rest < group ? rest : group;
     count = across() ? taken : 1;
-    return across() ? place_at(c, element, head * blocks() + first, 0) : place_at(c, element, head, first * kQueries, taken * kQueries);
+    return across() ? place_at(c, element, head * blocks() + first, 0)
+                    : place_at(c, element, head, first * kQueries, taken * kQueries);
   }
 
   void run(int64_t item, float* memory) const {

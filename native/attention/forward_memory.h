@@ -6,7 +6,9 @@
 namespace regard {
 
 // Floats that hold `width` numbers of each key of a tile, in the call's dtype, where they may lie in several pages.
-static int64_t rows_scratch(const regard_call& c, int64_t width) { return c.block_table ? kKeys * width * size_of(c.dtype) / 4 : 0; }
+static int64_t rows_scratch(const regard_call& c, int64_t width) {
+  return c.block_table ? kKeys * width * size_of(c.dtype) / 4 : 0;
+}
 
 // The memory that a forward takes of `at`, piece by piece; only counted where that is null.
 struct ForwardMemory {

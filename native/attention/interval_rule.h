@@ -1,5 +1,5 @@
-// Which keys each query sees where a call gives a rule: what the kernels read of it, written out. Documents are part of the intervals
-// where the numbers of the keys never decrease; else the kernels compare the numbers.
+// Which keys each query sees where a call gives a rule: what the kernels read of it, written out. Documents are part of
+// the intervals where the numbers of the keys never decrease; else the kernels compare the numbers.
 #pragma once
 #include <stdlib.h>
 
@@ -15,7 +15,9 @@ REGARD_INLINE const regard_call& call_of(const regard_fact_args& a) { return a.c
 
 constexpr int64_t kFarthest = (int64_t)1 << 62;  // bounds of a rule, so that adding a query's number does not overflow
 
-static bool far(const regard_call& c) { return c.first < -kFarthest || c.first > kFarthest || c.last < -kFarthest || c.last > kFarthest; }
+static bool far(const regard_call& c) {
+  return c.first < -kFarthest || c.first > kFarthest || c.last < -kFarthest || c.last > kFarthest;
+}
 
 // Whether the shifts of all batch elements may be added to such bounds.
 static bool right_shifts(const regard_call& c) {
@@ -25,7 +27,9 @@ static bool right_shifts(const regard_call& c) {
   });
 }
 
-static bool has_rule(const regard_call& c) { return c.bounds || c.key_counts || c.query_counts || c.q_documents || c.k_documents; }
+static bool has_rule(const regard_call& c) {
+  return c.bounds || c.key_counts || c.query_counts || c.q_documents || c.k_documents;
+}
 
 // The keys [from, to) of a document, where the documents of keys are in order.
 static void find_document(const int64_t* k, int64_t nk, int64_t document, int64_t& from, int64_t& to) {
@@ -43,7 +47,8 @@ static void find_document(const int64_t* k, int64_t nk, int64_t document, int64_
 }
 
 // The intervals of one batch element, and whether they hide any key. `rows` is 1 where all queries see the same keys.
-static int32_t write_intervals(const regard_call& c, const Place& p, int64_t rows, int32_t* start, int32_t* stop, bool& hides) {
+static int32_t write_intervals(const regard_call& c, const Place& p, int64_t rows, int32_t* start, int32_t* stop,
+                               bool& hides) {
   const int64_t keys = c.key_counts ? c.key_counts[offset(c.key_counts_batch, p)] : c.nk;
   const int64_t queries = c.query_counts ? c.query_counts[offset(c.query_counts_batch, p)] : c.nq;
   if (keys < 0 || keys > c.nk || queries < 0 || queries > c.nq) return REGARD_BAD_INTERVAL;
@@ -63,7 +68,8 @@ static int32_t write_intervals(const regard_call& c, const Place& p, int64_t row
   return REGARD_DONE;
 }
 
-// A table (batch, row) without an address: a line of `rows` for each batch element that `strides` tell apart, `count` in all.
+// A table (batch, row) without an address: a line of `rows` for each batch element that `strides` tell apart, `count`
+// in all.
 static regard_tensor lay_out(const regard_call& c, const int64_t* strides, int64_t rows, int64_t& count) {
   regard_tensor table{};
   table.row = rows > 1, count = rows;
@@ -113,7 +119,8 @@ static int32_t with_ranges(regard_call& c, const Run& run) {
   if (!memory) return REGARD_NO_MEMORY;
   c.q_ranges.data = memory, c.k_ranges.data = memory + of_queries;
   each_element(c, c.q_documents_batch, c.q_documents_batch, [&](const Place& p) {
-    return Documents::write_ranges(at<DocumentRange>(c.q_ranges, p, 0), Documents::of_queries(c, p), c.nq, kQueries), true;
+    return Documents::write_ranges(at<DocumentRange>(c.q_ranges, p, 0), Documents::of_queries(c, p), c.nq, kQueries),
+           true;
   });
   each_element(c, c.k_documents_batch, c.k_documents_batch, [&](const Place& p) {
     return Documents::write_ranges(at<DocumentRange>(c.k_ranges, p, 0), Documents::of_keys(c, p), c.nk, kKeys), true;

@@ -20,9 +20,10 @@ struct KvTile {
   const float *k = nullptr, *v = nullptr;
   int64_t k_row = 0, v_row = 0;
   LeftParts key_parts = {}, value_parts = {};
-  bool ready = false, located = false, widened = false, paired = false;  // whether keys, values (raw, as floats, in pairs) are loaded
-  int finite = -1;  // whether all values are finite; -1 before that is computed
-  bool unfit = false;  // whether some key or value has no parts
+  bool ready = false, located = false, widened = false,
+       paired = false;  // whether keys, values (raw, as floats, in pairs) are loaded
+  int finite = -1;      // whether all values are finite; -1 before that is computed
+  bool unfit = false;   // whether some key or value has no parts
 };
 
 static RawRows raw_rows(const regard_call& c, const regard_tensor& t, const KvTile& x, int64_t width, char* copy) {
@@ -57,7 +58,8 @@ static void load_values(const regard_call& c, const Scratch& w, KvTile& x) {
   x.v = w.v, x.v_row = c.dv;
 }
 
-// Keys as the left operand of S^T = K Q^T, in place where they are bfloat16 in whole rows. Keys past the tile may be anything.
+// Keys as the left operand of S^T = K Q^T, in place where they are bfloat16 in whole rows. Keys past the tile may be
+// anything.
 template <class Op>
 static void load_key_parts(const regard_call& c, const Scratch& w, KvTile& x) {
   if (x.ready) return;
@@ -72,7 +74,8 @@ static void load_key_parts(const regard_call& c, const Scratch& w, KvTile& x) {
   uint16_t* to = w.k_parts + x.place * Op::parts * kKeys * depth;
   // a tile of the unit is read from neighbouring lines of the cache
   const PartRows split{to, 32, kKeys * 32, kKeys * depth};
-  x.unfit |= !split_rows<Op::parts>(split, depth, keys.at, c.dtype, keys.row, keys.col, x.count, c.dk, 1, Sizes::of_scores(c.dtype));
+  x.unfit |= !split_rows<Op::parts>(split, depth, keys.at, c.dtype, keys.row, keys.col, x.count, c.dk, 1,
+                                    Sizes::of_scores(c.dtype));
   x.key_parts = split;
 }
 
@@ -111,9 +114,10 @@ static bool finite_values(const regard_call& c, const Scratch& w, KvTile& x) {
   return x.finite;
 }
 
-// The rows of keys (of values) from `next` up to `last` that are prefetched: at most a tile, where they lie in one piece.
-static Prefetch prefetch_next(const regard_call& c, const regard_tensor& t, const KvTile& x, int64_t features, int64_t next, int64_t last,
-                              bool alone) {
+// The rows of keys (of values) from `next` up to `last` that are prefetched: at most a tile, where they lie in one
+// piece.
+static Prefetch prefetch_next(const regard_call& c, const regard_tensor& t, const KvTile& x, int64_t features,
+                              int64_t next, int64_t last, bool alone) {
   const int64_t rows = last - next < kKeys ? last - next : kKeys;
   if (rows <= 0 || !in_one_piece(c, next, rows)) return {};
   return prefetch_of(c, t, row_of(c, t, x.p, x.key_head, next), features, rows, alone);

@@ -10,8 +10,8 @@
 
 namespace regard {
 
-// Tiles of keys that are held at once, at most, and the floats of what is held of them: a block of queries is then read from outside of the
-// second-level cache once for all of them.
+// Tiles of keys that are held at once, at most, and the floats of what is held of them: a block of queries is then read
+// from outside of the second-level cache once for all of them.
 constexpr int64_t kHeldTiles = 8, kHeldFloats = 1 << 18;
 
 REGARD_INLINE int64_t held_tiles(const regard_call& c, int64_t parts) {
@@ -71,13 +71,15 @@ struct ProductOnto {
     float* to = at + row * ld + vector * W;
     for (int64_t n = 0; n < rows; ++n)
 #pragma GCC unroll 2
-      for (int v = 0; v < C; ++v) store(to + n * ld + v * W, load(to + n * ld + v * W) + load(from + n * stride + v * W));
+      for (int v = 0; v < C; ++v)
+        store(to + n * ld + v * W, load(to + n * ld + v * W) + load(from + n * stride + v * W));
   }
 };
 
 // to += A B, V vectors of columns from each of to's rows on.
 template <int parts, int V>
-REGARD_INLINE void add_blocks(float* to, int64_t ld, const LeftParts& a, const RightParts& b, int64_t rows, int64_t depth) {
+REGARD_INLINE void add_blocks(float* to, int64_t ld, const LeftParts& a, const RightParts& b, int64_t rows,
+                              int64_t depth) {
   if constexpr (parts == 1) {
     ProductInto into{to, ld, true};
     return Isa::multiply_blocks<parts, V>(into, a, b, rows, depth);
@@ -87,12 +89,14 @@ REGARD_INLINE void add_blocks(float* to, int64_t ld, const LeftParts& a, const R
   Isa::multiply_blocks<parts, V>(onto, a, b, rows, depth);
 }
 
-// Rows (count, width) at src as a left operand: in place where they are bfloat16 and `readable` rows hold whole tiles, else in `copy`.
+// Rows (count, width) at src as a left operand: in place where they are bfloat16 and `readable` rows hold whole tiles,
+// else in `copy`.
 template <int parts>
-static LeftParts left_rows(const void* src, int dtype, int64_t row, int64_t col, int64_t count, int64_t readable, int64_t width,
-                           const PartRows& copy) {
+static LeftParts left_rows(const void* src, int dtype, int64_t row, int64_t col, int64_t count, int64_t readable,
+                           int64_t width, const PartRows& copy) {
   const int64_t depth = whole_depth(width);
-  if (dtype == REGARD_BF16 && col == 1 && depth == width && whole_rows(count) <= readable) return {(const uint16_t*)src, row, 32, 0};
+  if (dtype == REGARD_BF16 && col == 1 && depth == width && whole_rows(count) <= readable)
+    return {(const uint16_t*)src, row, 32, 0};
   split_rows<parts>(copy, depth, src, dtype, row, col, count, width, 1, Sizes::of_scores(dtype));
   return copy;
 }
@@ -127,12 +131,12 @@ static LeftParts from_row(LeftParts a, int64_t row) {
   return a;
 }
 
-// Computes weights and gradients of scores, as parts, of a block of queries and the keys [x.from, x.to) of a tile, with all steps; those of
-// the others of `keys`, whole blocks, are 0.
+// Computes weights and gradients of scores, as parts, of a block of queries and the keys [x.from, x.to) of a tile, with
+// all steps; those of the others of `keys`, whole blocks, are 0.
 template <int parts>
-static void weigh_steps(const BackwardCall& w, const BackwardScratch& s, const Block<kVectors>& b, const Tile& t, const BlockShare& x,
-                        const PackedBlock& q, const MatrixTile& tile, const WeightParts<parts>& weights, const KeyRange& keys,
-                        int64_t part) {
+static void weigh_steps(const BackwardCall& w, const BackwardScratch& s, const Block<kVectors>& b, const Tile& t,
+                        const BlockShare& x, const PackedBlock& q, const MatrixTile& tile,
+                        const WeightParts<parts>& weights, const KeyRange& keys, int64_t part) {
   const auto multiply = [&](const LeftParts& a, const RightParts& r, float* to, int64_t depth) {
     ProductInto into{to + keys.from * kQueries, kQueries, false};
     Isa::multiply_blocks<parts, kVectors>(into, from_row(a, keys.from), r, whole_rows(x.to) - keys.from, depth);
@@ -148,23 +152,24 @@ static void weigh_steps(const BackwardCall& w, const BackwardScratch& s, const B
   if (Program::used(b.c)) run_program<kVectors>(b, t, x.p, x.from, x.to, s.kept);
   weigh_floats<parts>(b, t, x);
   if (w.scores)
-    Modifiers::backward(b, t, ScoreGradients{w.g, x.ds, s.kept, x.from, x.to}, w.sums, (part * w.elements + b.p.b) * w.c.heads + b.p.h);
+    Modifiers::backward(b, t, ScoreGradients{w.g, x.ds, s.kept, x.from, x.to}, w.sums,
+                        (part * w.elements + b.p.b) * w.c.heads + b.p.h);
   split_floats<parts>(x, weights, keys);
 }
 
 // The same of all keys [x.from, x.to): those that every query sees, and no step changes, in a stream.
 template <int parts>
-static void weigh_block(const BackwardCall& w, const BackwardScratch& s, const Place& p, const Tile& t, const BlockShare& x,
-                        const PackedBlock& q, const MatrixTile& tile, const WeightParts<parts>& weights, const KeyRange& keys,
-                        int64_t part) {
+static void weigh_block(const BackwardCall& w, const BackwardScratch& s, const Place& p, const Tile& t,
+                        const BlockShare& x, const PackedBlock& q, const MatrixTile& tile,
+                        const WeightParts<parts>& weights, const KeyRange& keys, int64_t part) {
   const regard_call& c = w.c;
   const Scratch scratch{s.qt, x.p, nullptr, s.modifiers, nullptr, nullptr};
   Block<kVectors> b{c, scratch, p};
   b.factor = parts == 3 ? 1 : dot_factor(c, p.h);  // of float32, queries were multiplied by it
   const KeyRange streamed = streamed_keys(w, p, t, x);
   if (streamed.from < streamed.to)
-    weigh_stream<parts>(x, weights, from_row(tile.k, streamed.from), from_row(tile.v, streamed.from), q.q, q.dout, whole_depth(c.dk),
-                        whole_depth(c.dv), b.factor, streamed);
+    weigh_stream<parts>(x, weights, from_row(tile.k, streamed.from), from_row(tile.v, streamed.from), q.q, q.dout,
+                        whole_depth(c.dk), whole_depth(c.dv), b.factor, streamed);
   if (streamed.from == keys.from && streamed.to == keys.to) return;
   Interval::begin(b);
   begin_steps(b);
@@ -181,8 +186,9 @@ static void weigh_block(const BackwardCall& w, const BackwardScratch& s, const P
 
 // One block of queries against one tile of keys.
 template <int parts>
-static void run_matrix_block(const BackwardCall& w, const BackwardScratch& s, const Place& p, const Tile& t, const BlockShare& x,
-                             const PackedBlock& q, const MatrixTile& tile, float* dq, int64_t part) {
+static void run_matrix_block(const BackwardCall& w, const BackwardScratch& s, const Place& p, const Tile& t,
+                             const BlockShare& x, const PackedBlock& q, const MatrixTile& tile, float* dq,
+                             int64_t part) {
   const regard_call& c = w.c;
   const WeightParts<parts> weights{s.p_parts, s.ds_parts, s.ds_pairs};
   const KeyRange keys{x.from / 32 * 32, whole_depth(x.to)};  // whole blocks that hold all keys that are seen

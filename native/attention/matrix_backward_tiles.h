@@ -5,9 +5,10 @@
 
 namespace regard {
 
-// A block of queries against a tile of keys as without a matrix unit: where 0 · NaN is to be skipped. dq: [dk][kQueries].
-static void run_block_marked(const BackwardCall& w, const BackwardScratch& s, KeyTile k, const MatrixTile& tile, const Place& p,
-                             float* dq) {
+// A block of queries against a tile of keys as without a matrix unit: where 0 · NaN is to be skipped. dq:
+// [dk][kQueries].
+static void run_block_marked(const BackwardCall& w, const BackwardScratch& s, KeyTile k, const MatrixTile& tile,
+                             const Place& p, float* dq) {
   const regard_call& c = w.c;
   const Place origin = place_at(c, k.element, 0, 0);
   BackwardScratch of = s;
@@ -38,7 +39,8 @@ static void pack_blocks(const BackwardCall& w, const BackwardScratch& s, const K
       const PackedBlock to = packed_block(c, parts, s.blocks + block * packed_size(c, parts));
       const void* q = advance(c.q.data, offset(c.q, p, p.h) + row * c.q.row, c.dtype);
       if (parts == 3) {
-        split_rows<parts>(copy(dk), dk, q, c.dtype, c.q.row, c.q.col, p.rows, c.dk, dot_factor(c, p.h), Sizes::of_scores(c.dtype));
+        split_rows<parts>(copy(dk), dk, q, c.dtype, c.q.row, c.q.col, p.rows, c.dk, dot_factor(c, p.h),
+                          Sizes::of_scores(c.dtype));
         pack_features<parts>(to.q, copy(dk), p.rows, dk);
       }
       const LeftParts rows = left_rows<parts>(q, c.dtype, c.q.row, c.q.col, p.rows, kQueries, c.dk, copy(dk));
@@ -66,10 +68,17 @@ static MatrixTile load_tile(const BackwardCall& w, const BackwardScratch& s, con
     const PartRows to{copy + n * parts * kTile * depth, 32, kTile * 32, kTile * depth};
     return left_rows<parts>(at, c.dtype, t.row, t.col, count, c.nk - j, width, to);
   };
-  MatrixTile tile{rows(c.k, c.dk, s.k_rows), rows(c.v, c.dv, s.v_rows), {s.kt + n * parts * kTile * dk, 32, parts * dk * 32, dk * 32},
-                  s.dk + n * kTile * w.ldk, s.dv + n * kTile * w.ldv, j, count, true};
+  MatrixTile tile{rows(c.k, c.dk, s.k_rows),
+                  rows(c.v, c.dv, s.v_rows),
+                  {s.kt + n * parts * kTile * dk, 32, parts * dk * 32, dk * 32},
+                  s.dk + n * kTile * w.ldk,
+                  s.dv + n * kTile * w.ldv,
+                  j,
+                  count,
+                  true};
   const void* keys = advance(c.k.data, offset(c.k, origin, k.key_head) + j * c.k.row, c.dtype);
-  tile.finite = transpose_values<parts>((uint16_t*)tile.kt.at, keys, c.dtype, c.k.row, c.k.col, count, c.dk, s.split) || parts > 1;
+  tile.finite = transpose_values<parts>((uint16_t*)tile.kt.at, keys, c.dtype, c.k.row, c.k.col, count, c.dk, s.split) ||
+                parts > 1;
   __builtin_memset(tile.dk, 0, sizeof(float) * (size_t)(kTile * w.ldk));
   __builtin_memset(tile.dv, 0, sizeof(float) * (size_t)(kTile * w.ldv));
   return tile;
@@ -77,7 +86,8 @@ static MatrixTile load_tile(const BackwardCall& w, const BackwardScratch& s, con
 
 // One block of queries of a head, packed as `block`, against one tile of keys.
 template <int parts>
-static void run_tile(const BackwardCall& w, const BackwardScratch& s, KeyTile k, const MatrixTile& tile, const Place& p, int64_t block) {
+static void run_tile(const BackwardCall& w, const BackwardScratch& s, KeyTile k, const MatrixTile& tile, const Place& p,
+                     int64_t block) {
   const regard_call& c = w.c;
   uint64_t bits[kTile];
   Tile t;
@@ -89,7 +99,8 @@ static void run_tile(const BackwardCall& w, const BackwardScratch& s, KeyTile k,
   if ((t.edge || t.bits) && !(tile.finite && s.finite[block] != 0)) return run_block_marked(w, s, k, tile, p, dq);
   const int64_t at = (p.b * c.heads + p.h) * w.blocks * kQueries + p.row;
   x.p = s.p, x.ds = s.ds, x.shift = w.shift + at, x.inverse = w.inverse + at, x.delta = w.delta + at;
-  run_matrix_block<parts>(w, s, p, t, x, packed_block(c, parts, s.blocks + block * packed_size(c, parts)), tile, dq, k.part);
+  run_matrix_block<parts>(w, s, p, t, x, packed_block(c, parts, s.blocks + block * packed_size(c, parts)), tile, dq,
+                          k.part);
 }
 
 // Writes dQ of the blocks of a part.
@@ -119,7 +130,8 @@ static void put_queries(const BackwardCall& w, const BackwardScratch& s, const K
 
 // One (batch element, key head), a part of the keys and a part of the queries.
 template <int parts>
-static void run_pair_on_unit(const BackwardCall& w, const BackwardScratch& s, KeyTile k, int64_t key_part, int64_t query_part) {
+static void run_pair_on_unit(const BackwardCall& w, const BackwardScratch& s, KeyTile k, int64_t key_part,
+                             int64_t query_part) {
   const regard_call& c = w.c;
   const int64_t group = c.heads / c.key_heads, dk = whole_depth(c.dk);
   const Isa::MatrixUnitSession session;

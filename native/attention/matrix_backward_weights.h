@@ -1,11 +1,13 @@
-// Weights and gradients of scores of a block of queries and a tile of keys, as operands of the backward's products on a matrix unit.
+// Weights and gradients of scores of a block of queries and a tile of keys, as operands of the backward's products on a
+// matrix unit.
 #pragma once
 #include "attention/backward_block.h"
 #include "attention/matrix_plan.h"
 
 namespace regard {
 
-// Weights and gradients of scores of neighbouring keys, as left operands, and the latter as a right one, of pairs of keys.
+// Weights and gradients of scores of neighbouring keys, as left operands, and the latter as a right one, of pairs of
+// keys.
 template <int parts>
 struct WeightParts {
   uint16_t *p, *ds;
@@ -23,21 +25,23 @@ struct WeightParts {
 
   // Of the keys n and n + 1: of_ds[key][vector].
   __attribute__((always_inline)) void put_pairs(int64_t n, int v, const vf (&of_ds)[2][2]) const {
-    for (int m = 0; m < 2; ++m) store_parts<parts>(pairs + n / 2 * kQueries + (v + m) * W, kPairsPart, of_ds[0][m], of_ds[1][m]);
+    for (int m = 0; m < 2; ++m)
+      store_parts<parts>(pairs + n / 2 * kQueries + (v + m) * W, kPairsPart, of_ds[0][m], of_ds[1][m]);
   }
 };
 
-// Scores and dP of 32 keys and 32 queries become weights and gradients of scores, beside what the unit multiplies meanwhile; where no step
-// changes scores.
+// Scores and dP of 32 keys and 32 queries become weights and gradients of scores, beside what the unit multiplies
+// meanwhile; where no step changes scores.
 template <int parts>
 struct WeighedBlock {
   const float *s, *dp;  // [32][32]
   WeightParts<parts> to;
-  int64_t n;            // the first of two keys
-  int v;                // the first of two vectors
+  int64_t n;  // the first of two keys
+  int v;      // the first of two vectors
   vf unit, shift[2], inverse[2], delta[2], p[2][2], ds[2][2];
 
-  WeighedBlock(const BlockShare& x, const WeightParts<parts>& to, const float* s, const float* dp, float factor, int64_t n, int v)
+  WeighedBlock(const BlockShare& x, const WeightParts<parts>& to, const float* s, const float* dp, float factor,
+               int64_t n, int v)
       : s(s), dp(dp), to(to), n(n), v(v), unit(splat(factor)) {
     for (int m = 0; m < 2; ++m) {
       const int64_t at = (v + m) * W;
@@ -75,12 +79,13 @@ static KeyRange streamed_keys(const BackwardCall& w, const Place& p, const Tile&
   return keys.from < keys.to ? keys : KeyRange{};
 }
 
-// Weights and gradients of scores of whole blocks of keys: while one block of 32 keys and 32 queries is weighed, the unit multiplies the
-// next but one. keys, values: from those of the range on; by_key, by_value: the block's queries and cotangents.
+// Weights and gradients of scores of whole blocks of keys: while one block of 32 keys and 32 queries is weighed, the
+// unit multiplies the next but one. keys, values: from those of the range on; by_key, by_value: the block's queries and
+// cotangents.
 template <int parts>
-static void weigh_stream(const BlockShare& x, const WeightParts<parts>& to, const LeftParts& keys, const LeftParts& values,
-                         const RightParts& by_key, const RightParts& by_value, int64_t dk, int64_t dv, float factor,
-                         const KeyRange& range) {
+static void weigh_stream(const BlockShare& x, const WeightParts<parts>& to, const LeftParts& keys,
+                         const LeftParts& values, const RightParts& by_key, const RightParts& by_value, int64_t dk,
+                         int64_t dv, float factor, const KeyRange& range) {
   constexpr int kAhead = 2, kHeld = kAhead + 1;
   const int64_t of_keys = (range.to - range.from) / kBlock, blocks = of_keys * (kVectors / 2);
   MatrixStream stream;
@@ -89,8 +94,14 @@ static void weigh_stream(const BlockShare& x, const WeightParts<parts>& to, cons
     const int64_t n = block % of_keys * kBlock, column = block / of_keys, at = block % kHeld * kBlock * kBlock;
     LeftParts k = keys, v = values;
     k.at += n * k.row, v.at += n * v.row;
-    plan.add({k, {by_key.at + column * by_key.column, by_key.row, 0, by_key.part}, dk / kBlock, x.p + at, nullptr, nullptr});
-    plan.add({v, {by_value.at + column * by_value.column, by_value.row, 0, by_value.part}, dv / kBlock, x.ds + at, nullptr, nullptr});
+    plan.add(
+        {k, {by_key.at + column * by_key.column, by_key.row, 0, by_key.part}, dk / kBlock, x.p + at, nullptr, nullptr});
+    plan.add({v,
+              {by_value.at + column * by_value.column, by_value.row, 0, by_value.part},
+              dv / kBlock,
+              x.ds + at,
+              nullptr,
+              nullptr});
   };
   UnitPlan<parts> first{stream};
   for (int64_t block = 0; block < kAhead; ++block) add(first, block);
@@ -101,12 +112,14 @@ static void weigh_stream(const BlockShare& x, const WeightParts<parts>& to, cons
     // what the unit's registers hold is of the next block, and is stored when its next product begins
     if (!plan.count) stream.store_sums();
     const int64_t at = block % kHeld * kBlock * kBlock;
-    WeighedBlock<parts> work(x, to, x.p + at, x.ds + at, factor, range.from + block % of_keys * kBlock, (int)(block / of_keys) * 2);
+    WeighedBlock<parts> work(x, to, x.p + at, x.ds + at, factor, range.from + block % of_keys * kBlock,
+                             (int)(block / of_keys) * 2);
     plan.run(work, kBlock / 2);
   }
 }
 
-// The same for any steps, after which scores lie in x.p and dP in x.ds, as floats; x.p takes weights, x.ds gradients of scores.
+// The same for any steps, after which scores lie in x.p and dP in x.ds, as floats; x.p takes weights, x.ds gradients of
+// scores.
 template <int parts>
 static void weigh_floats(const Block<kVectors>& b, const Tile& t, const BlockShare& x) {
   const int64_t* k_at = b.c.threshold ? b.c.k_at + offset(b.c.k_at_batch, b.p) + t.j : nullptr;

@@ -1,4 +1,5 @@
-// What the matrix unit multiplies while the vector units compute: sums of 32 × 32, of scores or of values times weights, a step at a time.
+// What the matrix unit multiplies while the vector units compute: sums of 32 × 32, of scores or of values times
+// weights, a step at a time.
 #pragma once
 #include <utility>
 
@@ -6,8 +7,8 @@
 
 namespace regard {
 
-constexpr int64_t kBlock = 32;  // keys of a block, its queries, and features of a block of o
-constexpr int64_t kWaiting = 2;  // blocks of keys whose values are added at once
+constexpr int64_t kBlock = 32;                   // keys of a block, its queries, and features of a block of o
+constexpr int64_t kWaiting = 2;                  // blocks of keys whose values are added at once
 constexpr int64_t kPairs = kBlock / 2 * kBlock;  // of weights of a block
 constexpr int64_t kVectorsOfBlock = kBlock * kBlock / W;
 
@@ -16,17 +17,18 @@ struct UnitJob {
   LeftParts a;
   RightParts b;
   int64_t depth;
-  float* sums;               // where they go: 32 × 32 floats, as all others here
-  const float* from;         // what they begin with; null for 0
-  float* total;              // what they are added to, once they are in `sums`; or null
+  float* sums;        // where they go: 32 × 32 floats, as all others here
+  const float* from;  // what they begin with; null for 0
+  float* total;       // what they are added to, once they are in `sums`; or null
 };
 
-// Weights of some blocks of keys whose values wait to be added to the o of 32 queries: a product for each block of features.
+// Weights of some blocks of keys whose values wait to be added to the o of 32 queries: a product for each block of
+// features.
 struct WaitingValues {
   LeftParts values;
   RightParts weights;
   float* o;
-  float* sums;  // for a product that vectors add to o; null: it begins with o
+  float* sums;                  // for a product that vectors add to o; null: it begins with o
   int64_t blocks, next, count;  // of keys; products
 
   UnitJob take() {
@@ -41,10 +43,11 @@ struct WaitingValues {
 // What the blocks of queries of an item keep of a matrix unit from tile to tile.
 struct MatrixStream {
   WaitingValues waiting{};
-  int turn = 0;                               // which of two buffers takes weights
-  float *before = nullptr, *total = nullptr;  // where the sums that the unit's registers hold go, and what they are then added to
-  const float* stored = nullptr;              // sums that are to be added
-  float* added = nullptr;                     // to these; or null
+  int turn = 0;  // which of two buffers takes weights
+  float *before = nullptr,
+        *total = nullptr;         // where the sums that the unit's registers hold go, and what they are then added to
+  const float* stored = nullptr;  // sums that are to be added
+  float* added = nullptr;         // to these; or null
 
   // The sums of a job begin in registers, those of the job before are in memory.
   template <bool totals>
@@ -74,9 +77,9 @@ struct MatrixStream {
   void finish();
 };
 
-// What the unit multiplies while one block of scores becomes weights, a step at a time: the terms of one chain, of 32 columns of A. What the
-// vector units do meanwhile stands between the products of a step, without branches but for those of a job's first step: the processor's
-// window holds few instructions of either kind at once.
+// What the unit multiplies while one block of scores becomes weights, a step at a time: the terms of one chain, of 32
+// columns of A. What the vector units do meanwhile stands between the products of a step, without branches but for
+// those of a job's first step: the processor's window holds few instructions of either kind at once.
 template <int parts>
 struct UnitPlan {
   using Terms = MatrixTerms<parts>;
@@ -143,20 +146,24 @@ struct UnitPlan {
   }
 
   template <int chain, int begins, int pairs, class Work, int... tiles>
-  __attribute__((always_inline)) void multiply_tiles(const UnitJob& job, int64_t k, Work& work, std::integer_sequence<int, tiles...>) {
+  __attribute__((always_inline)) void multiply_tiles(const UnitJob& job, int64_t k, Work& work,
+                                                     std::integer_sequence<int, tiles...>) {
     const uint16_t *a = job.a.at + k * job.a.step, *b = job.b.at + k * kBlock / 2 * job.b.row;
     (multiply_tile<chain, begins, tiles, sizeof...(tiles), pairs>(job, a, b, work), ...);
   }
 
-  // Tile `tile` of the `tiles` of a step, and its share of the pairs; in the first step of a job also of what is added to a total.
+  // Tile `tile` of the `tiles` of a step, and its share of the pairs; in the first step of a job also of what is added
+  // to a total.
   template <int chain, bool begins, int tile, int tiles, int pairs, class Work>
-  __attribute__((always_inline)) void multiply_tile(const UnitJob& job, const uint16_t* a, const uint16_t* b, Work& work) {
+  __attribute__((always_inline)) void multiply_tile(const UnitJob& job, const uint16_t* a, const uint16_t* b,
+                                                    Work& work) {
     constexpr MatrixTerm term = Terms::kChain[chain].terms[tile / 4];
     constexpr int X = tile % 4, stored = 6;  // by then the sums are in memory
     a += term.a * job.a.part, b += term.b * job.b.part;
-    if constexpr (begins && tile < 4) Isa::begin_tile<X>(a, job.a.row, b, job.b.row, stream.before, kBlock, job.from, kBlock);
+    if constexpr (begins && tile < 4)
+      Isa::begin_tile<X>(a, job.a.row, b, job.b.row, stream.before, kBlock, job.from, kBlock);
     else Isa::multiply_tile<X, term.loads != Loads::kRight, term.loads != Loads::kLeft>(a, job.a.row, b, job.b.row);
-    beside<2 * pairs * tile / tiles, 2 * pairs * (tile + 1) / tiles>(work);
+    beside<2 * pairs * tile / tiles, 2 * pairs*(tile + 1) / tiles>(work);
     if (begins && tile == 3) stream.begun<parts == 3>(job);
     if constexpr (begins && parts == 3 && tile >= stored) {
       constexpr int64_t share = tile - stored, shares = tiles - stored;

@@ -1,12 +1,12 @@
-// Tiles of keys that no step changes, on a matrix unit: while the vector units turn the scores of one block of 32 keys × 32 queries into
-// weights, the matrix unit multiplies the next block of scores, and the values of the tile before. Maxima are raised lazily: a row's weights
-// may be up to 2^kSlack, so that o is rarely multiplied.
+// Tiles of keys that no step changes, on a matrix unit: while the vector units turn the scores of one block of 32 keys
+// × 32 queries into weights, the matrix unit multiplies the next block of scores, and the values of the tile before.
+// Maxima are raised lazily: a row's weights may be up to 2^kSlack, so that o is rarely multiplied.
 #pragma once
 #include "attention/matrix_plan.h"
 
 namespace regard {
 
-constexpr float kSlack = 8;     // by how much, in base 2, a score may exceed its row's maximum before this is raised
+constexpr float kSlack = 8;  // by how much, in base 2, a score may exceed its row's maximum before this is raised
 
 // 32 queries of a block: two vectors.
 // with_lse: whether weights that are rounded are summed before that, too.
@@ -75,8 +75,8 @@ struct StreamedRows {
     }
   };
 
-  // Scores of a block become weights, in pairs, while the unit works. Returns whether some score is so large that a maximum must be raised;
-  // most: how far scores are above the maxima.
+  // Scores of a block become weights, in pairs, while the unit works. Returns whether some score is so large that a
+  // maximum must be raised; most: how far scores are above the maxima.
   __attribute__((always_inline)) bool weigh(const float* s, float* p, UnitPlan<parts>& plan, vf (&most)[2]) {
     const vf low = splat(-kInf);
     Weights w{s, p, splat(b.factor), {shift[0], shift[1]}, {vf{}, vf{}}, {vf{}, vf{}}, {low, low}};
@@ -87,16 +87,18 @@ struct StreamedRows {
     return false;
   }
 
-  // Raises the maxima of rows whose scores s exceed them by more than kSlack, by `most`: by whole numbers, so that rounded weights are
-  // multiplied by a power of two, as near as the maximum is rounded; to the largest score itself where numbers are so large that whole ones
-  // are lost in rounding. weights: pairs that were computed and do not wait yet. No values may wait.
+  // Raises the maxima of rows whose scores s exceed them by more than kSlack, by `most`: by whole numbers, so that
+  // rounded weights are multiplied by a power of two, as near as the maximum is rounded; to the largest score itself
+  // where numbers are so large that whole ones are lost in rounding. weights: pairs that were computed and do not wait
+  // yet. No values may wait.
   __attribute__((noinline)) void raise(const float* s, const vf (&most)[2], float* weights, int64_t pairs) {
     const vf whole = splat(0x1p20f);
     vf alpha[2];
     for (int v = 0; v < 2; ++v) {
       vf& m = b.m[vector + v];
       const vi near = (absolute(shift[v]) < whole) & (most[v] < whole);
-      const vf raised = select(near, shift[v] + ceiling(most[v]), largest(s, v)), top = select(most[v] > limit[v], raised, m);
+      const vf raised = select(near, shift[v] + ceiling(most[v]), largest(s, v)),
+               top = select(most[v] > limit[v], raised, m);
       const vf above = select(top == splat(-kInf), vf{}, top);
       alpha[v] = exp2v(m - above);
       m = top, b.l[vector + v] *= alpha[v], b.unrounded[vector + v] *= alpha[v];

@@ -5,7 +5,8 @@
 
 namespace regard {
 
-// Queries as the right operand of S^T = K Q^T: as they are, and scores are multiplied; of float32, multiplied like those of pack.
+// Queries as the right operand of S^T = K Q^T: as they are, and scores are multiplied; of float32, multiplied like
+// those of pack.
 template <int V, class Op>
 static void pack_parts(Block<V>& b, const void* q) {
   const regard_call& c = b.c;
@@ -15,7 +16,8 @@ static void pack_parts(Block<V>& b, const void* q) {
   if (c.dtype != REGARD_BF16 || c.q.col != 1 || depth != c.dk) {
     const float factor = c.dtype == REGARD_F32 ? b.factor : 1.0f;
     const Sizes sizes = Sizes::of_scores(c.dtype);
-    b.unfit = !split_rows<Op::parts>({b.w.q_parts, depth, 32, part}, depth, q, c.dtype, c.q.row, c.q.col, b.p.rows, c.dk, factor, sizes);
+    b.unfit = !split_rows<Op::parts>({b.w.q_parts, depth, 32, part}, depth, q, c.dtype, c.q.row, c.q.col, b.p.rows,
+                                     c.dk, factor, sizes);
     rows = b.w.q_parts, row = depth;
   }
   if (c.dtype == REGARD_F32) b.factor = 1;
@@ -43,7 +45,8 @@ struct ScoreBlocks {
     int64_t n = 0;
     for (; n + 2 <= rows; n += 2, from += 2 * kQueries)
 #pragma GCC unroll 2
-      for (int v = 0; v < C; ++v) one[v] = greater_of(load(from + v * W), one[v]), other[v] = greater_of(load(from + kQueries + v * W), other[v]);
+      for (int v = 0; v < C; ++v)
+        one[v] = greater_of(load(from + v * W), one[v]), other[v] = greater_of(load(from + kQueries + v * W), other[v]);
     for (int v = 0; v < C; ++v) {
       if (n < rows) one[v] = greater_of(load(from + v * W), one[v]);
       most[vector + v] = greater_of(one[v], other[v]);
@@ -81,8 +84,8 @@ REGARD_INLINE vf weight_in_parts(vf x) {
   return parts == 3 ? Isa::exp2_whole(x) : Isa::exp2_quick(x);
 }
 
-// Two rows of weights, of neighbouring keys, as rows of pairs of their parts. The first is rounded, so that what is left has 16 bits; the
-// others are cut off, which loses nothing, and takes the fewest instructions.
+// Two rows of weights, of neighbouring keys, as rows of pairs of their parts. The first is rounded, so that what is
+// left has 16 bits; the others are cut off, which loses nothing, and takes the fewest instructions.
 template <int parts>
 REGARD_INLINE void store_parts(float* to, int64_t part, vf p, vf next) {
 #pragma GCC unroll 3
@@ -102,11 +105,12 @@ static void clear_pairs(float* p, int64_t parts, int64_t part, int64_t from, int
       for (int v = 0; v < V; ++v) store(p + n * kQueries + v * W, vf{});
 }
 
-// Scores, times factor in base 2, become parts of weights (the product is rounded before the maximum is subtracted, as the maximum was: else
-// 2^ its last digit would be the weight of a score of 2^40), and their sums are added to l; without dropout. One vector of queries after the
-// other, so that everything stays in registers.
+// Scores, times factor in base 2, become parts of weights (the product is rounded before the maximum is subtracted, as
+// the maximum was: else 2^ its last digit would be the weight of a score of 2^40), and their sums are added to l;
+// without dropout. One vector of queries after the other, so that everything stays in registers.
 template <int V, class Op>
-REGARD_NOINLINE void weigh_parts(float* p, int64_t part, const float* s, float factor, vf* l, const vf* m, int64_t count) {
+REGARD_NOINLINE void weigh_parts(float* p, int64_t part, const float* s, float factor, vf* l, const vf* m,
+                                 int64_t count) {
   const vf unit = splat(factor);
   for (int v = 0; v < V; ++v) {
     const vf shift = m[v] == splat(-kInf) ? splat(0.0f) : m[v];
@@ -149,11 +153,12 @@ static void scale_rows(float* s, int64_t count, float factor) {
     }
 }
 
-// Whether the scores of a tile are dot products times the block's factor, masks of intervals aside. Not where rows must not depend on others:
-// which scores share a maximum would then depend on whether a mask has bits for another row.
+// Whether the scores of a tile are dot products times the block's factor, masks of intervals aside. Not where rows must
+// not depend on others: which scores share a maximum would then depend on whether a mask has bits for another row.
 template <int V>
 static bool unchanged(const Block<V>& b, const Tile& t) {
-  return !Modifiers::used(b.c) && !t.bits && !t.allowed && !t.documents && !b.c.threshold && b.factor > 0 && !b.c.invariant;
+  return !Modifiers::used(b.c) && !t.bits && !t.allowed && !t.documents && !b.c.threshold && b.factor > 0 &&
+         !b.c.invariant;
 }
 
 template <int V, class Op>
@@ -174,7 +179,8 @@ static void run_keys(Block<V>& b, const Tile& t, KvTile& x) {
   for (int v = 0; v < V; ++v) top[v] = raw ? low : b.m[v];
   if (!raw && b.factor != 1) scale_rows<V>(s, t.count, b.factor);
   if (!raw || t.edge) step_rows<V>(b, t, 0, t.count, top);
-  for (int v = 0; raw && v < V; ++v) top[v] = greater_of(Isa::product(t.edge ? top[v] : scores.most[v], splat(b.factor)), b.m[v]);
+  for (int v = 0; raw && v < V; ++v)
+    top[v] = greater_of(Isa::product(t.edge ? top[v] : scores.most[v], splat(b.factor)), b.m[v]);
   vf alpha[V];
   raise_state<V>(b, top, alpha);
 
@@ -194,7 +200,8 @@ static void run_keys(Block<V>& b, const Tile& t, KvTile& x) {
   clear_pairs<V>(p, Op::parts, part, (t.count + 1) / 2, depth / 2);
   alignas(64) float blocks[2][32 * OutputBlocks<V>::stride];
   OutputBlocks<V> output{b, alpha, blocks};
-  Isa::multiply_blocks<Op::parts, V>(output, values, {(const uint16_t*)p, 2 * kQueries, 64, 2 * part}, whole_rows(c.dv), depth);
+  Isa::multiply_blocks<Op::parts, V>(output, values, {(const uint16_t*)p, 2 * kQueries, 64, 2 * part}, whole_rows(c.dv),
+                                     depth);
 }
 
 // The keys [from, to) of a tile.
@@ -206,7 +213,8 @@ static Tile piece(const Block<V>& b, const Tile& t, int64_t from, int64_t to) {
   return some;
 }
 
-// A tile whose steps change no score: 64 keys at a time, so that scores stay in the first-level cache; on a grid, as tiles are.
+// A tile whose steps change no score: 64 keys at a time, so that scores stay in the first-level cache; on a grid, as
+// tiles are.
 template <int V, class Op>
 static void run_matrix_tile(Block<V>& b, const Tile& t, KvTile& x) {
   constexpr int64_t kAtOnce = 64;

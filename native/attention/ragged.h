@@ -1,5 +1,6 @@
-// A ragged batch: sequences that have any number of queries each, of which some prefill and some decode, in one call. Each sequence is
-// computed as a call of its own would be, few queries as in decode.h and more in blocks; the items of all are one list, heaviest first.
+// A ragged batch: sequences that have any number of queries each, of which some prefill and some decode, in one call.
+// Each sequence is computed as a call of its own would be, few queries as in decode.h and more in blocks; the items of
+// all are one list, heaviest first.
 #pragma once
 #include "attention/decode.h"
 #include "attention/forward.h"
@@ -22,7 +23,9 @@ static bool consecutive(const int64_t* at, int64_t count) {
 }
 
 // How far the first query of a sequence is from its first key; 0 where nothing asks.
-static int64_t distance_of(const regard_ragged& r, int64_t b) { return r.call.q_at ? r.call.q_at[r.q_offsets[b]] - r.call.k_at[0] : 0; }
+static int64_t distance_of(const regard_ragged& r, int64_t b) {
+  return r.call.q_at ? r.call.q_at[r.q_offsets[b]] - r.call.k_at[0] : 0;
+}
 
 // Whether q and out have a row for each query, and keys and values one for each key of each sequence.
 static bool right_rows(const regard_ragged& r) {
@@ -31,15 +34,17 @@ static bool right_rows(const regard_ragged& r) {
   const auto of_keys = [&](const regard_tensor& t, int64_t width) {
     return c.block_table ? right_keys(c, t, c.dtype, width) : fits(t, c.dtype, sequences, c.key_heads, c.nk, width);
   };
-  return fits(c.q, c.dtype, c.batch, c.heads, c.nq, c.dk) && fits(c.out, c.out_dtype, c.batch, c.heads, c.nq, c.dv) && of_keys(c.k, c.dk) &&
-         of_keys(c.v, c.dv);
+  return fits(c.q, c.dtype, c.batch, c.heads, c.nq, c.dk) && fits(c.out, c.out_dtype, c.batch, c.heads, c.nq, c.dv) &&
+         of_keys(c.k, c.dk) && of_keys(c.v, c.dv);
 }
 
 // Whether the sequences lie within the queries and keys of the call, and it has nothing that is not divided among them.
 static int32_t check_ragged(const regard_ragged& r) {
   const regard_call& c = r.call;
-  if (!right_sizes(c) || elements(c) != 1 || has_other_rows(c) || far(c) || !both_or_none(c.q_at, c.k_at)) return REGARD_BAD_ARGUMENT;
-  if (!known_dtype(c.dtype) || !known_dtype(c.out_dtype) || (c.bounds && !c.q_at) || r.thread_work < 1) return REGARD_BAD_ARGUMENT;
+  if (!right_sizes(c) || elements(c) != 1 || has_other_rows(c) || far(c) || !both_or_none(c.q_at, c.k_at))
+    return REGARD_BAD_ARGUMENT;
+  if (!known_dtype(c.dtype) || !known_dtype(c.out_dtype) || (c.bounds && !c.q_at) || r.thread_work < 1)
+    return REGARD_BAD_ARGUMENT;
   if (r.sequences < 1 || r.sequences >= kMaxIndex || !r.q_offsets || r.q_offsets[0]) return REGARD_BAD_ARGUMENT;
   if (!right_rows(r)) return REGARD_BAD_ARGUMENT;
   for (int64_t b = 0; b < r.sequences; ++b) {
@@ -48,7 +53,8 @@ static int32_t check_ragged(const regard_ragged& r) {
     if (keys_of(r, b) < 0 || keys_of(r, b) > c.nk) return REGARD_BAD_INTERVAL;
     if (next == row || !c.q_at) continue;
     int64_t distance;
-    const bool near = !__builtin_sub_overflow(c.q_at[row], c.k_at[0], &distance) && distance > -kMaxIndex / 2 && distance < kMaxIndex / 2;
+    const bool near = !__builtin_sub_overflow(c.q_at[row], c.k_at[0], &distance) && distance > -kMaxIndex / 2 &&
+                      distance < kMaxIndex / 2;
     if (!near || !consecutive(c.q_at + row, next - row)) return REGARD_BAD_POSITION;
   }
   if (c.k_at && !consecutive(c.k_at, c.nk)) return REGARD_BAD_POSITION;
@@ -76,13 +82,15 @@ static int heavier(const void* a, const void* b) {
   return x.sequence < y.sequence ? -1 : x.sequence > y.sequence;
 }
 
-// Fills in the call of sequence b, whose intervals are written to start and stop; returns the code of what is wrong with it.
+// Fills in the call of sequence b, whose intervals are written to start and stop; returns the code of what is wrong
+// with it.
 static int32_t divide(const regard_ragged& r, int64_t b, int32_t* start, int32_t* stop, regard_call& c) {
   constexpr int kAxis = REGARD_BATCH_AXES - 1;
   const int64_t row = r.q_offsets[b];
   c = r.call;
   c.nq = r.q_offsets[b + 1] - row, c.nk = keys_of(r, b) > 1 ? keys_of(r, b) : 1;
-  c.q.data = (void*)advance(c.q.data, row * c.q.row, c.dtype), c.out.data = (void*)advance(c.out.data, row * c.out.row, c.out_dtype);
+  c.q.data = (void*)advance(c.q.data, row * c.q.row, c.dtype),
+  c.out.data = (void*)advance(c.out.data, row * c.out.row, c.out_dtype);
   if (c.q_at && (c.slopes || c.log_distance_weights)) c.q_at += row;
   else c.q_at = c.k_at = nullptr;  // bounds alone ask for them
   if (c.block_table) c.block_table += b * c.block_table_batch[kAxis];
@@ -140,7 +148,8 @@ struct RaggedForward {
     add({pairs / forward.items(), sequence, forward.items(), 0}, forward.scratch());
   }
 
-  // Adds one with few queries; returns how many floats its states take. keys: of all such sequences and their key heads.
+  // Adds one with few queries; returns how many floats its states take. keys: of all such sequences and their key
+  // heads.
   int64_t add_parts(int64_t sequence, int64_t keys, int64_t states_before) {
     Sequence& s = sequences[sequence];
     const Limits seen = Interval::limits(s.c);
@@ -166,14 +175,16 @@ template <class Rows>
 static int32_t forward_ragged(const regard_ragged& r, regard_parallel parallel) {
   if (const int32_t wrong = check_ragged(r)) return wrong;
   const int64_t most = r.sequences, nq = r.call.nq, key_heads = r.call.key_heads;
-  const int64_t bytes = most * ((int64_t)(sizeof(Sequence) + sizeof(Items)) + 8 * key_heads) + 8 * nq;  // 8: an interval
+  const int64_t bytes =
+      most * ((int64_t)(sizeof(Sequence) + sizeof(Items)) + 8 * key_heads) + 8 * nq;  // 8: an interval
   const Workspace memory((size_t)bytes);
   if (!memory.at) return REGARD_NO_MEMORY;
   Sequence* sequences = (Sequence*)memory.at;
   Items* list = (Items*)(sequences + most);
   RaggedForward<Rows> work{sequences, list, (int64_t*)(list + most)};
   int32_t* start = (int32_t*)(work.left + most * key_heads);
-  int64_t count = 0, keys = 0, blocks = 0, floats = 0;  // keys: of the sequences with few queries; blocks: of the others
+  int64_t count = 0, keys = 0, blocks = 0,
+          floats = 0;  // keys: of the sequences with few queries; blocks: of the others
   double pairs = 0;
   for (int64_t b = 0; b < most; ++b) {
     const int64_t row = r.q_offsets[b];

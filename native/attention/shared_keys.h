@@ -1,5 +1,5 @@
-// The few queries of several heads, or batch elements, that share their keys, as rows of one head: a block for each would leave lanes
-// empty, and read the keys again.
+// The few queries of several heads, or batch elements, that share their keys, as rows of one head: a block for each
+// would leave lanes empty, and read the keys again.
 #pragma once
 #include "attention/decode.h"
 #include "core/parts.h"
@@ -7,13 +7,16 @@
 
 namespace regard {
 
-// Whether heads of a group, and batch elements, differ only in their queries and intervals. Keys of int8 are read by few rows alone.
+// Whether heads of a group, and batch elements, differ only in their queries and intervals. Keys of int8 are read by
+// few rows alone.
 static bool rows_alike(const regard_call& c) {
-  return !Modifiers::differ_by_head(c) && !c.k_scales.data && !c.allowed.data && !c.tiles.data && !Documents::used(c) && !c.threshold && !c.sink.data;
+  return !Modifiers::differ_by_head(c) && !c.k_scales.data && !c.allowed.data && !c.tiles.data && !Documents::used(c) &&
+         !c.threshold && !c.sink.data;
 }
 
-// Whether the heads of a group become one: where the group has many rows, and each head alone would be a block with few lanes filled.
-// With few (batch element, key head) pairs they do not, since only split keys (decode.h) give work to many threads.
+// Whether the heads of a group become one: where the group has many rows, and each head alone would be a block with few
+// lanes filled. With few (batch element, key head) pairs they do not, since only split keys (decode.h) give work to
+// many threads.
 static bool packs_heads(const regard_call& c) {
   constexpr int64_t kMinRows = 16, kMinPairs = 8;
   if (c.heads == c.key_heads || !rows_alike(c)) return false;
@@ -23,7 +26,9 @@ static bool packs_heads(const regard_call& c) {
 }
 
 // Whether batch elements along an axis have the same keys and values: tensors that were expanded.
-static bool shares_keys(const regard_call& c, int axis) { return c.batch[axis] > 1 && c.k.batch[axis] == 0 && c.v.batch[axis] == 0; }
+static bool shares_keys(const regard_call& c, int axis) {
+  return c.batch[axis] > 1 && c.k.batch[axis] == 0 && c.v.batch[axis] == 0;
+}
 
 // Whether batch elements that share their keys become heads of a group: under the same conditions, each alone.
 static bool packs_batch(const regard_call& c) {
@@ -32,11 +37,12 @@ static bool packs_batch(const regard_call& c) {
   return shared && (has_few_rows(c) || c.nq <= W / 2) && rows_alike(c);
 }
 
-// Where rows that share keys lie in a packed call: (batch, key head, row), a row for each sharing batch element, head of the group and
-// query, in this order. Axes of batch elements that share keys have size 1, and stride 0.
+// Where rows that share keys lie in a packed call: (batch, key head, row), a row for each sharing batch element, head
+// of the group and query, in this order. Axes of batch elements that share keys have size 1, and stride 0.
 struct SharedKeys {
   const regard_call& c;
-  int64_t batch[REGARD_BATCH_AXES], sharing = 1;  // sizes of the packed call's batch axes; how many batch elements share keys
+  int64_t batch[REGARD_BATCH_AXES],
+      sharing = 1;  // sizes of the packed call's batch axes; how many batch elements share keys
 
   explicit SharedKeys(const regard_call& call) : c(call) {
     const bool packs = packs_batch(c);
@@ -88,8 +94,8 @@ struct SharedKeys {
   }
 };
 
-// Calls run with the same call, packed, and unpacks its results; returns 1 if memory ran out. The packed rows are those of one head where
-// packs_heads says so, else heads of a group.
+// Calls run with the same call, packed, and unpacks its results; returns 1 if memory ran out. The packed rows are those
+// of one head where packs_heads says so, else heads of a group.
 template <class Run>
 static int32_t forward_packed(const regard_call& c, const Run& run) {
   const SharedKeys packing(c);

@@ -19,11 +19,11 @@ static void raise_state(Block<V>& b, const vf (&top)[V], vf (&alpha)[V]) {
 // Rows of A that a microkernel takes at once: few vectors of queries leave registers for more.
 constexpr int rows_at_once(int vectors) { return vectors == 1 || (W == 16 && vectors < 4) ? 2 * kMR : kMR; }
 
-// s[n] = k[n] · q for whole groups of M keys, and the largest of them. factor: multiplies the products of pairs; first: where k lies in
-// its tile.
+// s[n] = k[n] · q for whole groups of M keys, and the largest of them. factor: multiplies the products of pairs; first:
+// where k lies in its tile.
 template <int V, class Op, int M>
-REGARD_NOINLINE void dot_rows(float* s, vf* top, const float* k, int64_t row, const float* q, int64_t width, int64_t count, float factor,
-                           const Prefetch& next, int64_t first) {
+REGARD_NOINLINE void dot_rows(float* s, vf* top, const float* k, int64_t row, const float* q, int64_t width,
+                              int64_t count, float factor, const Prefetch& next, int64_t first) {
   for (int64_t n = 0; n + M <= count; n += M, k += M * row, s += M * kQueries) {
     next.fetch_rows(first + n, first + n + M);
     vf acc[M][V];
@@ -43,8 +43,8 @@ REGARD_NOINLINE void dot_rows(float* s, vf* top, const float* k, int64_t row, co
   }
 }
 
-// The most frequent steps, for the keys [from, to) of a tile: no modifier or a simple one, intervals, bits. One vector of queries after
-// the other, so that nothing is loaded twice.
+// The most frequent steps, for the keys [from, to) of a tile: no modifier or a simple one, intervals, bits. One vector
+// of queries after the other, so that nothing is loaded twice.
 template <int V, class One, bool edge, bool bits>
 REGARD_NOINLINE void step_simply(const Block<V>& b, const Tile& t, int64_t from, int64_t to, vf* top) {
   for (int v = 0; v < V; ++v) {
@@ -93,7 +93,8 @@ REGARD_NOINLINE void step_rows(const Block<V>& b, const Tile& t, int64_t from, i
 }
 
 template <int V, class Op>
-static void score_keys(const Block<V>& b, const Tile& t, const float* k, int64_t row, int64_t from, int64_t to, bool stepped, vf* top) {
+static void score_keys(const Block<V>& b, const Tile& t, const float* k, int64_t row, int64_t from, int64_t to,
+                       bool stepped, vf* top) {
   constexpr int M = rows_at_once(V);
   vf raw[V];
   for (int v = 0; v < V; ++v) raw[v] = top[v];
@@ -109,7 +110,8 @@ static void score_keys(const Block<V>& b, const Tile& t, const float* k, int64_t
   for (int v = 0; v < V; ++v) top[v] = raw[v];
 }
 
-// Scores of a tile; top: takes the maximum of itself and them. Where only intervals hide, only the keys at the edges are masked.
+// Scores of a tile; top: takes the maximum of itself and them. Where only intervals hide, only the keys at the edges
+// are masked.
 template <int V, class Op>
 static void score_tile(const Block<V>& b, const Tile& t, const float* k, int64_t row, vf* top) {
   constexpr int M = rows_at_once(V);
@@ -126,8 +128,8 @@ static void score_tile(const Block<V>& b, const Tile& t, const float* k, int64_t
   if (t.count > to) score_keys<V, Op>(b, t, k, row, to, t.count, true, top);
 }
 
-// Scores become weights in place, and their sums are added to l; without dropout and marks. One vector of queries after the other, so
-// that everything stays in registers.
+// Scores become weights in place, and their sums are added to l; without dropout and marks. One vector of queries after
+// the other, so that everything stays in registers.
 template <int V, bool pairs>
 REGARD_NOINLINE void weigh_plain(float* s, vf* l, const vf* m, int64_t count) {
   for (int v = 0; v < V; ++v) {
@@ -182,9 +184,11 @@ REGARD_NOINLINE void weigh(Block<V>& b, const Tile& t, bool mark) {
   for (int v = 0; v < V; ++v) b.l[v] += sum[v];
 }
 
-// o = o · alpha + Σ value · weight for features [f, last), in whole groups of M. A tile's sum starts at 0: long sums have two levels.
+// o = o · alpha + Σ value · weight for features [f, last), in whole groups of M. A tile's sum starts at 0: long sums
+// have two levels.
 template <int V, class Op, int M>
-REGARD_NOINLINE void value_rows(const Block<V>& b, const Tile& t, const vf* alpha, const float* x, int64_t row, int64_t f, int64_t last) {
+REGARD_NOINLINE void value_rows(const Block<V>& b, const Tile& t, const vf* alpha, const float* x, int64_t row,
+                                int64_t f, int64_t last) {
   const int64_t count = Op::pairs ? (t.count + 1) / 2 : t.count;
   const float* s = b.w.s;
   float* o = b.w.o + f * kQueries;
@@ -214,7 +218,8 @@ static void value_tile(const Block<V>& b, const Tile& t, const float* x, int64_t
 
 // The same where a value is not finite and hidden from some query: 0 · NaN is NaN, so weights of -1 are skipped.
 template <int V>
-REGARD_NOINLINE void value_tile_careful(const Block<V>& b, const Tile& t, const float* x, int64_t row, const vf* alpha) {
+REGARD_NOINLINE void value_tile_careful(const Block<V>& b, const Tile& t, const float* x, int64_t row,
+                                        const vf* alpha) {
   for (int64_t f = 0; f < b.c.dv; ++f)
     for (int v = 0; v < V; ++v) {
       vf acc = vf{};

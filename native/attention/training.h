@@ -1,5 +1,5 @@
-// The backward pass: its arguments, the memory that all threads share, the scratch of one thread, and the products whose lanes are
-// features.
+// The backward pass: its arguments, the memory that all threads share, the scratch of one thread, and the products
+// whose lanes are features.
 #pragma once
 #include "attention/decode.h"
 
@@ -17,40 +17,42 @@ constexpr int64_t kMinSplit = 512;    // keys, or queries, of a part at least
 struct BackwardCall {
   const regard_gradients& g;
   const regard_call& c;
-  int64_t elements, blocks, tiles;                   // batch elements, blocks of queries, tiles of keys
-  bool recompute_stats;                              // the forward added the products of a score in another order than this backward
-  GradientSharing sharing;                           // of the modifiers' gradients that are added in place
-  int64_t independent;                               // sets of (batch element, key head) pairs that share no gradient
-  int64_t key_parts, query_parts;                    // an item is one of `independent`, a part of the keys, a part of the queries
-  int64_t ldk, ldv;                                  // leading dimensions of rows in scratch
-  bool scores;                                       // whether dS is computed
-  int64_t parts;                                     // of the numbers that a matrix unit multiplies; 0: vectors multiply
-  float *shift, *inverse, *delta;  // (element, head, query), from the first phase: weights are exp2(s - shift) · inverse
-  float* unfit;                    // (element, head): not 0 where a number has no parts
-  Limits* limits;                  // (element, head, block of queries)
-  float *dq, *dk, *dv;             // the sums of each part, where there is more than one; else null
+  int64_t elements, blocks, tiles;  // batch elements, blocks of queries, tiles of keys
+  bool recompute_stats;             // the forward added the products of a score in another order than this backward
+  GradientSharing sharing;          // of the modifiers' gradients that are added in place
+  int64_t independent;              // sets of (batch element, key head) pairs that share no gradient
+  int64_t key_parts, query_parts;   // an item is one of `independent`, a part of the keys, a part of the queries
+  int64_t ldk, ldv;                 // leading dimensions of rows in scratch
+  bool scores;                      // whether dS is computed
+  int64_t parts;                    // of the numbers that a matrix unit multiplies; 0: vectors multiply
+  float *shift, *inverse,
+      *delta;           // (element, head, query), from the first phase: weights are exp2(s - shift) · inverse
+  float* unfit;         // (element, head): not 0 where a number has no parts
+  Limits* limits;       // (element, head, block of queries)
+  float *dq, *dk, *dv;  // the sums of each part, where there is more than one; else null
   double* sums[Modifiers::count];  // of the modifiers' gradients: (part, element, head, grad_size)
 };
 
 // Scratch of one thread.
 struct BackwardScratch {
-  float *k, *v;        // [kTile][ld] a tile of keys and values, as floats
-  float *dk, *dv;      // [kTile][ld] its gradients
-  float *q, *dout;     // [kQueriesAtOnce][ld] queries and cotangents, lanes are features
-  float *qt, *doutt;   // [dk], [dv][kQueries], lanes are queries
-  float *p, *ds;       // [kBlocksAtOnce][kTile][kQueries] weights after dropout, gradients of scores
-  float *modifiers, *kept;   // what the modifiers load of a tile; what they keep of it for their backward
-  float* dq;           // [heads of a group][queries of a part][ldk], where keys are not split
-  // where a matrix unit multiplies: blocks of queries as its operands, whether each is finite, and their dQ^T, [dk][kQueries], of all heads
-  // of a group; rows of a block as they are packed; the keys and values of the tiles that are held, and their keys transposed in blocks of
-  // 32; room for transposing; weights after dropout and gradients of scores, [kTile][kQueries], and the latter in pairs of keys;
-  // [kQueries][ldk] of one block
+  float *k, *v;             // [kTile][ld] a tile of keys and values, as floats
+  float *dk, *dv;           // [kTile][ld] its gradients
+  float *q, *dout;          // [kQueriesAtOnce][ld] queries and cotangents, lanes are features
+  float *qt, *doutt;        // [dk], [dv][kQueries], lanes are queries
+  float *p, *ds;            // [kBlocksAtOnce][kTile][kQueries] weights after dropout, gradients of scores
+  float *modifiers, *kept;  // what the modifiers load of a tile; what they keep of it for their backward
+  float* dq;                // [heads of a group][queries of a part][ldk], where keys are not split
+  // where a matrix unit multiplies: blocks of queries as its operands, whether each is finite, and their dQ^T,
+  // [dk][kQueries], of all heads of a group; rows of a block as they are packed; the keys and values of the tiles that
+  // are held, and their keys transposed in blocks of 32; room for transposing; weights after dropout and gradients of
+  // scores, [kTile][kQueries], and the latter in pairs of keys; [kQueries][ldk] of one block
   float *blocks, *finite, *dqt;
   uint16_t *block_rows, *k_rows, *v_rows, *kt, *split, *p_parts, *ds_parts;
   float *ds_pairs, *spare;
 };
 
-// The leading dimension of rows of n floats in scratch: not a power of two, since such rows map to few sets of the cache.
+// The leading dimension of rows of n floats in scratch: not a power of two, since such rows map to few sets of the
+// cache.
 REGARD_INLINE int64_t leading_dim(int64_t n) { return round_up(n) + (round_up(n) % 128 == 0 ? 16 : 0); }
 // Where a part of n things begins.
 REGARD_INLINE int64_t cut(int64_t n, int64_t part, int64_t parts) { return n * part / parts; }
@@ -127,15 +129,16 @@ static void widen_as(float* dst, int64_t ld, const char* src, int64_t row, int64
   }
 }
 
-static void widen_rows(float* dst, int64_t ld, const char* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols) {
+static void widen_rows(float* dst, int64_t ld, const char* src, int dtype, int64_t row, int64_t col, int64_t rows,
+                       int64_t cols) {
   if (dtype == REGARD_F32) return widen_as<REGARD_F32>(dst, ld, src, row, col, rows, cols);
   if (dtype == REGARD_BF16) return widen_as<REGARD_BF16>(dst, ld, src, row, col, rows, cols);
   widen_as<REGARD_F16>(dst, ld, src, row, col, rows, cols);
 }
 
 // Adds the rows of `parts` sums, part_stride floats apart, in order, and writes them times scale to a gradient.
-static void write_rows(void* to, int dtype, int64_t row, int64_t col, const float* from, int64_t ld, int64_t parts, int64_t part_stride,
-                       int64_t rows, int64_t cols, float scale) {
+static void write_rows(void* to, int dtype, int64_t row, int64_t col, const float* from, int64_t ld, int64_t parts,
+                       int64_t part_stride, int64_t rows, int64_t cols, float scale) {
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t n = 0; n < cols; n += W) {
       const float* at = from + r * ld + n;

@@ -14,8 +14,10 @@ struct PageWriter {
   bool right() const {
     if (w.batch < 0 || w.heads < 0 || w.n < 0 || w.dk < 0 || w.dv < 0 || w.page_size < 1 || w.pages < 0) return false;
     if (w.element != 1 && w.element != 2 && w.element != 4 && w.element != 8) return false;
-    const int64_t sequences[REGARD_BATCH_AXES] = {1, 1, 1, w.offsets ? 1 : w.batch}, pool[REGARD_BATCH_AXES] = {1, 1, 1, w.pages};
-    if (!fits(w.k, w.k.dtype, sequences, w.heads, w.n, w.dk) || !fits(w.v, w.v.dtype, sequences, w.heads, w.n, w.dv)) return false;
+    const int64_t sequences[REGARD_BATCH_AXES] = {1, 1, 1, w.offsets ? 1 : w.batch},
+                  pool[REGARD_BATCH_AXES] = {1, 1, 1, w.pages};
+    if (!fits(w.k, w.k.dtype, sequences, w.heads, w.n, w.dk) || !fits(w.v, w.v.dtype, sequences, w.heads, w.n, w.dv))
+      return false;
     if (!fits(w.k_pages, w.k.dtype, pool, w.heads, w.page_size, w.dk)) return false;
     if (!fits(w.v_pages, w.v.dtype, pool, w.heads, w.page_size, w.dv)) return false;
     if (w.n > kMost || (w.offsets && w.offsets[0] != 0)) return false;
@@ -44,11 +46,13 @@ struct PageWriter {
       for (int64_t i = 0; i < rows(b); ++i) {
         const int64_t at = w.lengths[b] + i, page = w.block_table[b * w.room + at / w.page_size];
         const char* row = (const char*)from.data + (before + i * from.row) * w.element;
-        char* to = (char*)pages.data + (page * pages.batch[REGARD_BATCH_AXES - 1] + at % w.page_size * pages.row) * w.element;
+        char* to =
+            (char*)pages.data + (page * pages.batch[REGARD_BATCH_AXES - 1] + at % w.page_size * pages.row) * w.element;
         for (int64_t h = 0; h < w.heads; ++h, row += from.head * w.element, to += pages.head * w.element) {
           if (from.col == 1) __builtin_memcpy(to, row, (size_t)(width * w.element));
           else
-            for (int64_t d = 0; d < width; ++d) __builtin_memcpy(to + d * w.element, row + d * from.col * w.element, (size_t)w.element);
+            for (int64_t d = 0; d < width; ++d)
+              __builtin_memcpy(to + d * w.element, row + d * from.col * w.element, (size_t)w.element);
         }
       }
     }
@@ -60,7 +64,8 @@ struct PageWriter {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) int32_t regard_write_pages(const regard_page_write* write, regard_parallel) {
+extern "C" __attribute__((visibility("default"))) int32_t regard_write_pages(const regard_page_write* write,
+                                                                             regard_parallel) {
   const PageWriter writer{*write};
   if (!writer.right()) return REGARD_BAD_PAGE;
   writer.copy(write->k, write->k_pages, write->dk);

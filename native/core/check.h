@@ -6,9 +6,10 @@ namespace regard {
 
 REGARD_INLINE bool known_dtype(int32_t dtype) { return dtype >= REGARD_F32 && dtype <= REGARD_F16; }
 
-// Whether a tensor (batch..., head, row, column) of these sizes and this dtype is what an operand leads to; or the call has no such
-// operand, which is then all zero. An operand that is declared and has no address is wrong.
-static bool fits(const regard_tensor& t, int64_t dtype, const int64_t* batch, int64_t heads, int64_t rows, int64_t cols) {
+// Whether a tensor (batch..., head, row, column) of these sizes and this dtype is what an operand leads to; or the call
+// has no such operand, which is then all zero. An operand that is declared and has no address is wrong.
+static bool fits(const regard_tensor& t, int64_t dtype, const int64_t* batch, int64_t heads, int64_t rows,
+                 int64_t cols) {
   if (!t.data) return t.size == 0;
   const int64_t sizes[3] = {heads, rows, cols}, strides[3] = {t.head, t.row, t.col};
   int64_t last = 0;
@@ -17,7 +18,8 @@ static bool fits(const regard_tensor& t, int64_t dtype, const int64_t* batch, in
     int64_t length;
     empty |= size < 1;
     if (size < 2) return;
-    reached &= stride >= 0 && !__builtin_mul_overflow(size - 1, stride, &length) && !__builtin_add_overflow(last, length, &last);
+    reached &= stride >= 0 && !__builtin_mul_overflow(size - 1, stride, &length) &&
+               !__builtin_add_overflow(last, length, &last);
   };
   for (int n = 0; n < REGARD_BATCH_AXES; ++n) add(batch[n], t.batch[n]);
   for (int n = 0; n < 3; ++n) add(sizes[n], strides[n]);
@@ -56,7 +58,8 @@ static Range range_of(const int32_t* x, int64_t count) {
     low = here < low ? here : low, high = here > high ? here : high;
   }
   Range r{x[0], x[0]};
-  for (int m = 0; m < W; ++m) r.least = low[m] < r.least ? low[m] : r.least, r.most = high[m] > r.most ? high[m] : r.most;
+  for (int m = 0; m < W; ++m)
+    r.least = low[m] < r.least ? low[m] : r.least, r.most = high[m] > r.most ? high[m] : r.most;
   for (; n < count; ++n) r.least = x[n] < r.least ? x[n] : r.least, r.most = x[n] > r.most ? x[n] : r.most;
   return r;
 }

@@ -1,4 +1,5 @@
-// Elementary functions of any float, for programs: infinities and NaN as in IEEE 754 and in torch. Errors in ulp, against float64.
+// Elementary functions of any float, for programs: infinities and NaN as in IEEE 754 and in torch. Errors in ulp,
+// against float64.
 #pragma once
 #include <cmath>
 
@@ -6,7 +7,8 @@
 
 namespace regard {
 
-// One lane after the other: what compilers or the C library compute. Its errors are those of the C library (below 1 ulp in glibc).
+// One lane after the other: what compilers or the C library compute. Its errors are those of the C library (below 1 ulp
+// in glibc).
 template <class F>
 REGARD_INLINE vf each_lane(vf x, const F& f) {
   float y[W];
@@ -27,7 +29,8 @@ REGARD_INLINE vf each_lane(vf a, vf b, const F& f) {
 REGARD_INLINE vf maximum(vf a, vf b) { return ((a > b) | (a != a)) ? a : b; }
 REGARD_INLINE vf minimum(vf a, vf b) { return ((a < b) | (a != a)) ? a : b; }
 
-// e^x to 4 ulp (3 with a fused multiply-add): as the square of e^(x/2), whose exponent fits. 0 below -104, inf above 88.7.
+// e^x to 4 ulp (3 with a fused multiply-add): as the square of e^(x/2), whose exponent fits. 0 below -104, inf
+// above 88.7.
 REGARD_INLINE vf exp_any(vf x) {
   const vf half = minimum(maximum(x, splat(-120.0f)), splat(120.0f)) * splat(0.5f), root = expv(half);
   return root * root;
@@ -64,8 +67,8 @@ REGARD_INLINE vf remainder_of(vf a, vf b) {
   });
 }
 
-// The greatest whole number not above a / b, for b != 0: exact, since the quotient of two 32-bit numbers as a double is no whole number
-// unless it is one.
+// The greatest whole number not above a / b, for b != 0: exact, since the quotient of two 32-bit numbers as a double is
+// no whole number unless it is one.
 REGARD_INLINE vi floor_divide(vi a, vi b) {
   int32_t x[W], y[W];
   *(vi_any*)x = a, *(vi_any*)y = b;

@@ -1,4 +1,5 @@
-// Packing: operands as the microkernel reads them (transposed, widened to float, interleaved in pairs), and whether they are finite.
+// Packing: operands as the microkernel reads them (transposed, widened to float, interleaved in pairs), and whether
+// they are finite.
 #pragma once
 #include "abi/structs.h"
 #include "core/micro.h"
@@ -34,7 +35,8 @@ static void pack_pairs(float* dst, int64_t ld, const uint16_t* src, int64_t row,
   for (; c + W <= cols; c += W)
     for (int v = 0; v < V; ++v) {
       vf r[W];
-      for (int n = 0; n < W; ++n) r[n] = v * W + n < rows ? load((const float*)(src + (v * W + n) * row + 2 * c)) : vf{};
+      for (int n = 0; n < W; ++n)
+        r[n] = v * W + n < rows ? load((const float*)(src + (v * W + n) * row + 2 * c)) : vf{};
       transpose(r);
       for (int n = 0; n < W; ++n) store(dst + (c + n) * ld + v * W, r[n]);
     }
@@ -46,10 +48,11 @@ static void pack_pairs(float* dst, int64_t ld, const uint16_t* src, int64_t row,
     }
 }
 
-// Transposes rows × cols elements at src (strides row, col) to floats dst[cols][ld], and applies `map` to each vector; missing rows are 0.
+// Transposes rows × cols elements at src (strides row, col) to floats dst[cols][ld], and applies `map` to each vector;
+// missing rows are 0.
 template <int V, class Map>
-static void pack_by(float* dst, int64_t ld, const void* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols,
-                    const Map& map) {
+static void pack_by(float* dst, int64_t ld, const void* src, int dtype, int64_t row, int64_t col, int64_t rows,
+                    int64_t cols, const Map& map) {
   const int64_t whole = col == 1 ? cols / W * W : 0;
   // rows a power of two apart map to few sets of the cache: W of them at a time, along whole lines
   for (int v = 0; v < V; ++v)
@@ -65,16 +68,18 @@ static void pack_by(float* dst, int64_t ld, const void* src, int dtype, int64_t 
   for (int64_t c = whole; c < cols; ++c)
     for (int v = 0; v < V; ++v) {
       float* to = dst + c * ld + v * W;
-      for (int64_t i = 0; i < W; ++i) to[i] = v * W + i < rows ? load_one(src, (v * W + i) * row + c * col, dtype) : 0.0f;
+      for (int64_t i = 0; i < W; ++i)
+        to[i] = v * W + i < rows ? load_one(src, (v * W + i) * row + c * col, dtype) : 0.0f;
       store(to, map(load(to)));
     }
 }
 
 // The same, where `map` is to multiply by a factor.
 template <int V>
-static void pack(float* dst, int64_t ld, const void* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols,
-                 float factor) {
-  pack_by<V>(dst, ld, src, dtype, row, col, rows, cols, [factor](vf x) __attribute__((always_inline)) { return x * splat(factor); });
+static void pack(float* dst, int64_t ld, const void* src, int dtype, int64_t row, int64_t col, int64_t rows,
+                 int64_t cols, float factor) {
+  pack_by<V>(dst, ld, src, dtype, row, col, rows, cols,
+             [factor](vf x) __attribute__((always_inline)) { return x * splat(factor); });
 }
 
 // Converts rows × cols elements to contiguous floats.
@@ -87,7 +92,8 @@ static void widen(float* dst, const void* src, int dtype, int64_t row, int64_t c
   }
 }
 
-// Interleaves values (count, cols) of bfloat16 to dst[(count + 1) / 2][cols]: pairs of neighbouring keys; after an odd count, 0.
+// Interleaves values (count, cols) of bfloat16 to dst[(count + 1) / 2][cols]: pairs of neighbouring keys; after an odd
+// count, 0.
 static void interleave(float* dst, const uint16_t* src, int64_t row, int64_t col, int64_t count, int64_t cols) {
   for (int64_t n = 0; n < count; n += 2) {
     const uint16_t *a = src + n * row, *b = a + row;

@@ -1,5 +1,6 @@
-// Keys and values in pages of a pool: key j of a batch element is row j % page_size of page block_table[j / page_size]. The axes of k and v
-// are then (page, head, row of a page, column), and batch[REGARD_BATCH_AXES - 1] is the stride from page to page.
+// Keys and values in pages of a pool: key j of a batch element is row j % page_size of page block_table[j / page_size].
+// The axes of k and v are then (page, head, row of a page, column), and batch[REGARD_BATCH_AXES - 1] is the stride from
+// page to page.
 #pragma once
 #include <stddef.h>
 
@@ -7,11 +8,14 @@
 
 namespace regard {
 
-REGARD_INLINE const int32_t* table_of(const regard_call& c, const Place& p) { return c.block_table + offset(c.block_table_batch, p); }
+REGARD_INLINE const int32_t* table_of(const regard_call& c, const Place& p) {
+  return c.block_table + offset(c.block_table_batch, p);
+}
 
 // Row `row` of a page of keys (of values).
 REGARD_INLINE const char* page_row(const regard_tensor& t, int64_t head, int64_t page, int64_t row) {
-  return (const char*)advance(t.data, page * t.batch[REGARD_BATCH_AXES - 1] + head * t.head + row * t.row, (int)t.dtype);
+  return (const char*)advance(t.data, page * t.batch[REGARD_BATCH_AXES - 1] + head * t.head + row * t.row,
+                              (int)t.dtype);
 }
 
 // Whether keys [j, j + count) lie row after row: not in several pages.
@@ -25,9 +29,11 @@ static const void* row_of(const regard_call& c, const regard_tensor& t, const Pl
   return page_row(t, head, table_of(c, p)[j / c.page_size], j % c.page_size);
 }
 
-// Calls run(row, n, count) for each run of keys of [j, j + count) that lie in one page: `row` is where key n of them lies.
+// Calls run(row, n, count) for each run of keys of [j, j + count) that lie in one page: `row` is where key n of them
+// lies.
 template <class Run>
-REGARD_INLINE void each_run(const regard_call& c, const regard_tensor& t, const Place& p, int64_t head, int64_t j, int64_t count, Run run) {
+REGARD_INLINE void each_run(const regard_call& c, const regard_tensor& t, const Place& p, int64_t head, int64_t j,
+                            int64_t count, Run run) {
   const int32_t* table = table_of(c, p) + j / c.page_size;
   int64_t first = j % c.page_size;
   for (int64_t n = 0; n < count; ++table) {
@@ -38,8 +44,8 @@ REGARD_INLINE void each_run(const regard_call& c, const regard_tensor& t, const 
 }
 
 // Copies keys (values) [j, j + count) of a head from their pages to rows without gaps.
-static void copy_from_pages(char* to, const regard_call& c, const regard_tensor& t, const Place& p, int64_t head, int64_t j, int64_t count,
-                            int64_t width) {
+static void copy_from_pages(char* to, const regard_call& c, const regard_tensor& t, const Place& p, int64_t head,
+                            int64_t j, int64_t count, int64_t width) {
   const int64_t size = size_of((int)t.dtype);
   each_run(c, t, p, head, j, count, [&](const char* from, int64_t n, int64_t some) {
     char* at = to + n * width * size;

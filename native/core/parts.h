@@ -11,9 +11,11 @@ REGARD_INLINE int64_t whole_depth(int64_t n) { return (n + 31) / 32 * 32; }
 // How many bfloat16 a number of this dtype is the sum of.
 constexpr int parts_of(int dtype) { return dtype == REGARD_BF16 ? 1 : dtype == REGARD_F16 ? 2 : 3; }
 
-// The parts of the numbers that a call's forward multiplies on the matrix unit; 0 where it does not. Of several parts it does
+// The parts of the numbers that a call's forward multiplies on the matrix unit; 0 where it does not. Of several parts
+// it does
 //   where many queries share the time that it takes to split keys and values; more of them where a backward may follow;
-//   not where rows must not depend on others: a number that has no parts takes its block of queries to other instructions.
+//   not where rows must not depend on others: a number that has no parts takes its block of queries to other
+//   instructions.
 REGARD_INLINE int matrix_parts(const regard_call& c) {
   const bool half = c.dtype == REGARD_F16;
   const int64_t least = c.row_stats.data ? (half ? 2 : 4) * kQueries : (half ? 1 : 3) * kQueries / 2;  // measured
@@ -21,7 +23,8 @@ REGARD_INLINE int matrix_parts(const regard_call& c) {
   return Isa::kMatrixUnit && pays && c.dk > 0 && c.dv > 0 ? parts_of(c.dtype) : 0;
 }
 
-// Which numbers have parts whose products are as exact as those of the numbers: 0, and sizes from `least` up to below `most`.
+// Which numbers have parts whose products are as exact as those of the numbers: 0, and sizes from `least` up to below
+// `most`.
 struct Sizes {
   float least, most;
 
@@ -56,13 +59,14 @@ struct SizeRange {
     less_one = less < less_one ? less : less_one, most = size > most ? size : most;
   }
   bool within(const Sizes& sizes) const {
-    const vi small = ((vf)(less_one + 1) < splat(sizes.least)) & (vi)(less_one != ~vu{}), large = ~((vf)most < splat(sizes.most));
+    const vi small = ((vf)(less_one + 1) < splat(sizes.least)) & (vi)(less_one != ~vu{}),
+             large = ~((vf)most < splat(sizes.most));
     return Isa::lanes_set(small | large) == 0;
   }
 };
 
-// Splits 2 W floats into parts, `part` elements apart. Of several, the first is rounded, so that what is left has 16 bits; the others are
-// cut off, which loses nothing and takes the fewest instructions.
+// Splits 2 W floats into parts, `part` elements apart. Of several, the first is rounded, so that what is left has 16
+// bits; the others are cut off, which loses nothing and takes the fewest instructions.
 template <int parts>
 REGARD_INLINE void split(uint16_t* to, int64_t part, vf x, vf next) {
   if (parts == 1) return store((float*)to, Isa::row_of(x, next));
@@ -74,11 +78,11 @@ REGARD_INLINE void split(uint16_t* to, int64_t part, vf x, vf next) {
   }
 }
 
-// rows × cols elements at src, times factor, as parts of `width` columns, a multiple of 32: what is missing is 0. Returns whether no
-// number is outside these sizes.
+// rows × cols elements at src, times factor, as parts of `width` columns, a multiple of 32: what is missing is 0.
+// Returns whether no number is outside these sizes.
 template <int parts>
-static bool split_rows(const PartRows& to, int64_t width, const void* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols,
-                       float factor, const Sizes& sizes) {
+static bool split_rows(const PartRows& to, int64_t width, const void* src, int dtype, int64_t row, int64_t col,
+                       int64_t rows, int64_t cols, float factor, const Sizes& sizes) {
   SizeRange range;
   for (int64_t n = 0; n < rows; ++n)
     for (int64_t f = 0; f < width; f += 2 * W) {
@@ -87,7 +91,8 @@ static bool split_rows(const PartRows& to, int64_t width, const void* src, int d
         x = load_some(src, n * row + f, dtype), next = load_some(src, n * row + f + W, dtype);
       } else {
         float some[2 * W];
-        for (int64_t m = 0; m < 2 * W; ++m) some[m] = f + m < cols ? load_one(src, n * row + (f + m) * col, dtype) : 0.0f;
+        for (int64_t m = 0; m < 2 * W; ++m)
+          some[m] = f + m < cols ? load_one(src, n * row + (f + m) * col, dtype) : 0.0f;
         x = load(some), next = load(some + W);
       }
       if (factor != 1) x *= splat(factor), next *= splat(factor);
@@ -97,8 +102,8 @@ static bool split_rows(const PartRows& to, int64_t width, const void* src, int d
   return range.within(sizes);
 }
 
-// Rows of bfloat16 as columns of a right operand, V vectors of them: to[vector / 2][depth / 2][32], pairs of features. Rows that are missing
-// are 0.
+// Rows of bfloat16 as columns of a right operand, V vectors of them: to[vector / 2][depth / 2][32], pairs of features.
+// Rows that are missing are 0.
 template <int V>
 static void pack_columns(float* to, const uint16_t* rows, int64_t row, int64_t count, int64_t depth) {
   for (int v = 0; v < V; v += 2, to += W * depth, rows += 2 * W * row, count -= 2 * W) {
@@ -134,12 +139,12 @@ static bool finite_rows(const uint16_t* x, int64_t row, int64_t rows, int64_t co
   return Isa::lanes_set(wrong) == 0;
 }
 
-// Values (count, cols) as the left operand of O^T = V^T P^T, in blocks of 32 keys: to[key / 32][part][cols, rounded up][32], a key that is
-// missing has 0. Returns whether all are finite; of several parts, whether all have them. rows: scratch for 32 rows,
-// [part][32][cols, rounded up].
+// Values (count, cols) as the left operand of O^T = V^T P^T, in blocks of 32 keys: to[key / 32][part][cols, rounded
+// up][32], a key that is missing has 0. Returns whether all are finite; of several parts, whether all have them. rows:
+// scratch for 32 rows, [part][32][cols, rounded up].
 template <int parts>
-static bool transpose_values(uint16_t* to, const void* src, int dtype, int64_t row, int64_t col, int64_t count, int64_t cols,
-                             uint16_t* rows) {
+static bool transpose_values(uint16_t* to, const void* src, int dtype, int64_t row, int64_t col, int64_t count,
+                             int64_t cols, uint16_t* rows) {
   const int64_t width = whole_depth(cols), part = 32 * width;
   bool right = true;
   for (int64_t j = 0; j < count; j += 32) {
@@ -148,14 +153,16 @@ static bool transpose_values(uint16_t* to, const void* src, int dtype, int64_t r
     int64_t step = row;
     const bool in_place = dtype == REGARD_BF16 && col == 1 && some == 32 && width == cols;
     if (!in_place) {
-      right &= split_rows<parts>({rows, width, 32, part}, width, from, dtype, row, col, some, cols, 1, Sizes::of_values(dtype));
+      right &= split_rows<parts>({rows, width, 32, part}, width, from, dtype, row, col, some, cols, 1,
+                                 Sizes::of_values(dtype));
       for (int n = 0; n < parts; ++n)
         for (int64_t i = some * width; i < part; i += W) *(vh_any*)(rows + n * part + i) = vh{};
       from = rows, step = width;
     }
     if (parts == 1) right &= finite_rows(from, step, some, width);
     for (int n = 0; n < parts; ++n)
-      for (int64_t f = 0; f < width; f += 32) transpose_block(to + (j * parts + n * 32) * width + f * 32, 32, from + n * part + f, step);
+      for (int64_t f = 0; f < width; f += 32)
+        transpose_block(to + (j * parts + n * 32) * width + f * 32, 32, from + n * part + f, step);
   }
   return right;
 }

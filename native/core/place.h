@@ -20,19 +20,21 @@ constexpr int64_t kGroupFloats = Isa::kMatrixUnit ? 1 << 19 : 1 << 15;
 
 // Scratch of one thread. All float; sizes in forward_scratch.
 struct Scratch {
-  float* q;     // [dk][kQueries], scaled, base 2
-  float* s;     // [kKeys][kQueries] scores, then weights
-  float* o;     // [dv][kQueries]
+  float* q;          // [dk][kQueries], scaled, base 2
+  float* s;          // [kKeys][kQueries] scores, then weights
+  float* o;          // [dv][kQueries]
   float* modifiers;  // what the modifiers load of a tile
-  float* k;     // [kKeys][dk] what cannot be read in place: half precision, or features that are not neighbours
-  float* v;     // [kKeys][dv]
-  float* pairs;  // [kKeys / 2][dv] of bfloat16, interleaved
-  // where a matrix unit multiplies: of queries [part][kQueries][dk], of keys [part][kKeys][dk], of values [part][dv][kKeys] and before they
-  // are transposed [part][32][dv], of weights [part][kKeys / 2][kQueries] pairs; dk and dv rounded up
+  float* k;          // [kKeys][dk] what cannot be read in place: half precision, or features that are not neighbours
+  float* v;          // [kKeys][dv]
+  float* pairs;      // [kKeys / 2][dv] of bfloat16, interleaved
+  // where a matrix unit multiplies: of queries [part][kQueries][dk], of keys [part][kKeys][dk], of values
+  // [part][dv][kKeys] and before they are transposed [part][32][dv], of weights [part][kKeys / 2][kQueries] pairs; dk
+  // and dv rounded up
   uint16_t *q_parts, *k_parts, *v_parts, *v_split;
   float* p_parts;
   struct MatrixStream* stream;  // of the blocks of an item
-  char *k_rows, *v_rows;  // [kKeys][dk], [kKeys][dv] of the call's dtype: rows that lie in several pages, one behind the other
+  char *k_rows,
+      *v_rows;  // [kKeys][dk], [kKeys][dv] of the call's dtype: rows that lie in several pages, one behind the other
 };
 
 struct Place {  // where one work item lies: batch element, head, the first query and how many
@@ -90,8 +92,8 @@ static const void* advance(const void* p, int64_t n, int dtype) { return (const 
 // Whether rows of K (of V) can be read in place: as floats whose features are neighbours.
 static bool in_place(const regard_call& c, const regard_tensor& t) { return c.dtype == REGARD_F32 && t.col == 1; }
 
-// Prefetches to the second-level cache. Always inlined: GCC takes a function that only prefetches for one without effect, and drops its
-// calls.
+// Prefetches to the second-level cache. Always inlined: GCC takes a function that only prefetches for one without
+// effect, and drops its calls.
 REGARD_INLINE void fetch(const char* p, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
 }
@@ -99,7 +101,8 @@ REGARD_INLINE void fetch(const char* p, int64_t bytes) {
 // The compiler moves no read of memory across this.
 REGARD_INLINE void keep_order() { __asm__ volatile("" ::: "memory"); }
 
-// Rows of the next tile, prefetched a few at a time between the products of this one: the hardware prefetcher does not go that far.
+// Rows of the next tile, prefetched a few at a time between the products of this one: the hardware prefetcher does not
+// go that far.
 struct Prefetch {
   const char* first;
   int64_t step, bytes, rows;  // bytes from row to row, bytes of a row, how many rows (0: none to prefetch)
@@ -109,19 +112,20 @@ struct Prefetch {
   }
 };
 
-// A tile's rows of keys (of values), `first` and those behind it, where prefetching was measured to pay: they are read in place, do not
-// fit in the second-level cache, and are long, or read by one block only (`alone`).
-static Prefetch prefetch_of(const regard_call& c, const regard_tensor& t, const void* first, int64_t features, int64_t rows, bool alone) {
+// A tile's rows of keys (of values), `first` and those behind it, where prefetching was measured to pay: they are read
+// in place, do not fit in the second-level cache, and are long, or read by one block only (`alone`).
+static Prefetch prefetch_of(const regard_call& c, const regard_tensor& t, const void* first, int64_t features,
+                            int64_t rows, bool alone) {
   const int64_t bytes = features * 4;
   const bool pays = in_place(c, t) && c.nk * bytes > 1 << 19 && (alone || bytes > 256);
   return {(const char*)first, t.row * 4, bytes, pays ? rows : 0};
 }
 
 struct Tile {
-  int64_t j, count;      // keys
-  bool edge;             // the intervals hide some pair
-  const uint64_t* bits;  // of each key, one bit a query, where bits hide some pair; else null
-  const uint8_t* allowed;  // the boolean bytes of the tile, or null
+  int64_t j, count;          // keys
+  bool edge;                 // the intervals hide some pair
+  const uint64_t* bits;      // of each key, one bit a query, where bits hide some pair; else null
+  const uint8_t* allowed;    // the boolean bytes of the tile, or null
   const int64_t* documents;  // the numbers of the keys' documents, where they are compared; else null
   Prefetch keys, values;
 };

@@ -1,11 +1,12 @@
-// Few rows (decoding): some queries of the heads that share a key head, against a chunk of keys. Lanes of scores are keys.
+// Few rows (decoding): some queries of the heads that share a key head, against a chunk of keys. Lanes of scores are
+// keys.
 #pragma once
 #include "core/place.h"
 
 namespace regard {
 
 constexpr int64_t kMaxRows = 64;  // rows (queries × heads of a group) at most
-constexpr int64_t kChunk = 128;  // keys held at once
+constexpr int64_t kChunk = 128;   // keys held at once
 
 REGARD_INLINE int64_t round_up(int64_t n) { return (n + W - 1) / W * W; }
 
@@ -18,23 +19,23 @@ struct FewRows {
   const regard_call& c;
   Place p;
   int64_t rows, key_head;
-  float* s;                       // [rows][kChunk] scores, then weights; the weight of a hidden key is -0
-  float* derivative = nullptr;    // [rows][kChunk] of the modifiers; null where no gradient is computed
-  float* v;                       // [kChunk][dv rounded up to W], values that cannot be read in place
-  float* states;                  // of each row m, l, o[dv rounded up to W]
-  float alpha[kMaxRows];              // what the state so far is multiplied by
+  float* s;                     // [rows][kChunk] scores, then weights; the weight of a hidden key is -0
+  float* derivative = nullptr;  // [rows][kChunk] of the modifiers; null where no gradient is computed
+  float* v;                     // [kChunk][dv rounded up to W], values that cannot be read in place
+  float* states;                // of each row m, l, o[dv rounded up to W]
+  float alpha[kMaxRows];        // what the state so far is multiplied by
   Row row[kMaxRows];
-  bool whole[kMaxRows];     // every key of the chunk is visible and no modifier changes its score
-  vf top[kMaxRows];         // largest scores of the chunk
-  vi at[kChunk / W];    // positions of the chunk's keys, relative to the first
-  vu word[kChunk / W];  // dropout's words of the chunk's keys
+  bool whole[kMaxRows];                    // every key of the chunk is visible and no modifier changes its score
+  vf top[kMaxRows];                        // largest scores of the chunk
+  vi at[kChunk / W];                       // positions of the chunk's keys, relative to the first
+  vu word[kChunk / W];                     // dropout's words of the chunk's keys
   float k_scale[kChunk], v_scale[kChunk];  // of the chunk's keys and values, where these are int8
 };
 
 struct Chunk {
-  int64_t j, count;  // keys
-  bool some;         // some row does not see some key
-  bool more;         // a whole chunk follows, in this part of the keys or the next, and is prefetched
+  int64_t j, count;          // keys
+  bool some;                 // some row does not see some key
+  bool more;                 // a whole chunk follows, in this part of the keys or the next, and is prefetched
   const int64_t* documents;  // the numbers of the keys' documents, where they are compared; else null
 };
 
@@ -45,7 +46,7 @@ struct RowKeys {
   const Chunk& t;
   int64_t n;
 
-  int64_t key() const { return t.j + n; }         // the first of them
+  int64_t key() const { return t.j + n; }        // the first of them
   int64_t valid() const { return t.count - n; }  // how many of them exist
 };
 

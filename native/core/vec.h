@@ -11,7 +11,6 @@ constexpr float kLn2 = 0.69314718055994531f;
 constexpr float kInf = __builtin_inff();
 constexpr float kMaxFloat = 3.40282347e38f;  // the largest float
 
-
 // Differences of positions; they wrap around where they do not fit.
 REGARD_INLINE int32_t wrapping_sub(int64_t a, int64_t b) { return (int32_t)((uint64_t)a - (uint64_t)b); }
 REGARD_INLINE vi wrapping_sub(vi a, vi b) { return (vi)((vu)a - (vu)b); }
@@ -35,9 +34,9 @@ REGARD_INLINE vi lanes() {
 
 REGARD_INLINE vf absolute(vf x) { return (vf)((vi)x & splat_int(0x7fffffff)); }
 
-// Natural logarithms (biases, sinks) are added to scores in base 2: s + x log2(e), in one rounding where there is a fused multiply-add.
-// Finite numbers stay finite, so that finfo.min hides no key of a row that has it everywhere: x is bounded by kBound, and a score of
-// kSaturated or more, in base 2, stands for all larger ones.
+// Natural logarithms (biases, sinks) are added to scores in base 2: s + x log2(e), in one rounding where there is a
+// fused multiply-add. Finite numbers stay finite, so that finfo.min hides no key of a row that has it everywhere: x is
+// bounded by kBound, and a score of kSaturated or more, in base 2, stands for all larger ones.
 constexpr float kBound = 2.3586e38f, kSaturated = 3.4027e38f;
 
 REGARD_INLINE vi is_finite(vf x) { return absolute(x) < splat(kInf); }
@@ -49,7 +48,8 @@ REGARD_INLINE vf bounded(vf x) {
 
 REGARD_INLINE vf plus_bounded(vf s, vf x) { return s + x * splat(kLog2e); }
 
-// The same for any x and s. A sum of finite numbers that became infinite is replaced by the largest float, whose bits are one less.
+// The same for any x and s. A sum of finite numbers that became infinite is replaced by the largest float, whose bits
+// are one less.
 REGARD_INLINE vf plus_natural(vf s, vf x) {
   const vf y = plus_bounded(s, bounded(x));
   return (vf)((vi)y + ((absolute(y) == splat(kInf)) & is_finite(s) & is_finite(x)));
@@ -115,8 +115,8 @@ REGARD_INLINE vf logv(vf x) {
   return x < splat(kInf) ? p : x;
 }
 
-// ln(1 + x) for x > -1 (Higham, Accuracy and Stability of Numerical Algorithms, 1.14.1): what rounding does to 1 + x cancels. NaN for
-// what is -1 or below; inf and NaN stay so.
+// ln(1 + x) for x > -1 (Higham, Accuracy and Stability of Numerical Algorithms, 1.14.1): what rounding does to 1 + x
+// cancels. NaN for what is -1 or below; inf and NaN stay so.
 REGARD_INLINE vf log1pv(vf x) {
   const vf u = splat(1.0f) + x, moved = u - splat(1.0f);
   const vf y = moved == vf{} ? x : logv(u) * (x / moved), inside = x > splat(-1.0f) ? y : splat(__builtin_nanf(""));
@@ -200,9 +200,7 @@ REGARD_INLINE vf load_bf16(const uint16_t* p) {
   return (vf)(__builtin_convertvector(h, vu) << 16);
 }
 
-REGARD_INLINE vf load_fp16(const uint16_t* p) {
-  return Isa::widen_fp16(*(const vh_any*)p);
-}
+REGARD_INLINE vf load_fp16(const uint16_t* p) { return Isa::widen_fp16(*(const vh_any*)p); }
 
 // To half precision as the scalar functions above do.
 REGARD_INLINE void store_bf16(uint16_t* p, vf x) {

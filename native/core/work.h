@@ -7,8 +7,8 @@
 
 namespace regard {
 
-// The memory of one thread while it works; `at` is null if there is not enough. Large memory is mapped by itself: in malloc's heap it
-// would lie next to the caller's tensors, and freeing it would leave a hole.
+// The memory of one thread while it works; `at` is null if there is not enough. Large memory is mapped by itself: in
+// malloc's heap it would lie next to the caller's tensors, and freeing it would leave a hole.
 struct Workspace {
   size_t size;
   void* at = nullptr;
@@ -51,10 +51,8 @@ template <class Task>
 static int32_t share(const Task& task, int64_t items, int64_t threads, regard_parallel parallel) {
   Work<Task> work{&task, items, 0, 0};
   threads = threads < items ? threads : items;
-  if (threads <= 1 || !parallel)
-    Work<Task>::join(0, 1, &work);
-  else
-    parallel(0, threads, 1, Work<Task>::join, &work);
+  if (threads <= 1 || !parallel) Work<Task>::join(0, 1, &work);
+  else parallel(0, threads, 1, Work<Task>::join, &work);
   return work.failed;
 }
 

@@ -1,4 +1,5 @@
-// Facts of keys and of the cells of a map: sums and maxima over the queries of a block, from weights whose sum is known.
+// Facts of keys and of the cells of a map: sums and maxima over the queries of a block, from weights whose sum is
+// known.
 #pragma once
 #include "facts/by_row.h"
 #include "attention/few_rows.h"
@@ -63,7 +64,8 @@ REGARD_NOINLINE void max_received(const float* e, const vf* share, float* to, in
 
 // Counts the pairs whose weight is at least each level.
 template <int V>
-REGARD_NOINLINE void count_levels(const float* e, const vf* share, const float* level, int64_t levels, int64_t* reached, int64_t count) {
+REGARD_NOINLINE void count_levels(const float* e, const vf* share, const float* level, int64_t levels, int64_t* reached,
+                                  int64_t count) {
   for (int64_t k = 0; k < levels; ++k) {
     if (level[k] <= 0) continue;  // hidden pairs weigh 0 too: see count_zero_levels
     vi sum = vi{};
@@ -75,7 +77,8 @@ REGARD_NOINLINE void count_levels(const float* e, const vf* share, const float* 
 
 // For levels of 0 or less: all visible pairs.
 template <int V>
-static void count_zero_levels(const Block<V>& b, const RowFacts<V>& f, const float* level, int64_t levels, int64_t* reached) {
+static void count_zero_levels(const Block<V>& b, const RowFacts<V>& f, const float* level, int64_t levels,
+                              int64_t* reached) {
   for (int64_t k = 0; k < levels; ++k)
     for (int64_t n = 0; level[k] <= 0 && n < b.p.rows; ++n) reached[k] += f.visible[n / W][n % W];
 }
@@ -99,9 +102,11 @@ static void count_queries(const Block<V>& b, const RowFacts<V>& f, const Cells& 
   }
 }
 
-// Adds the weights of the block's rows, summed over the keys of each cell ([W][kQueries]), to columns [col, col + count) of the map.
+// Adds the weights of the block's rows, summed over the keys of each cell ([W][kQueries]), to columns [col, col +
+// count) of the map.
 template <int V>
-REGARD_NOINLINE void fill_cells(const Block<V>& b, const Cells& m, const float* runs, const vf* share, int64_t col, int64_t count) {
+REGARD_NOINLINE void fill_cells(const Block<V>& b, const Cells& m, const float* runs, const vf* share, int64_t col,
+                                int64_t count) {
   int64_t i = b.p.row, a = i * m.rows / b.c.nq, next = cell_start(a + 1, m.rows, b.c.nq);
   const int64_t end = i + b.p.rows;
   vf sum = vf{};
@@ -122,7 +127,8 @@ REGARD_NOINLINE void fill_cells(const Block<V>& b, const Cells& m, const float* 
 }
 
 template <int V>
-REGARD_NOINLINE void pool(const Block<V>& b, const Cells& m, const float* e, const vf* share, int64_t j, int64_t count) {
+REGARD_NOINLINE void pool(const Block<V>& b, const Cells& m, const float* e, const vf* share, int64_t j,
+                          int64_t count) {
   float runs[W * kQueries];
   int64_t n = 0, col = j * m.cols / b.c.nk, held = 0;
   while (n < count) {

@@ -1,4 +1,5 @@
-// Facts of where a row's weights lie: their sums over groups of keys and over ranges of distance, and the mean distance.
+// Facts of where a row's weights lie: their sums over groups of keys and over ranges of distance, and the mean
+// distance.
 #pragma once
 #include "facts/by_row.h"
 
@@ -57,7 +58,8 @@ REGARD_NOINLINE void add_distance(const Distances<V>& at, float* distance, const
 
 // Adds the weights whose distance is in [band[0], band[1]].
 template <int V>
-REGARD_NOINLINE void add_within(const Distances<V>& at, const int32_t* band, float* within, const float* e, int64_t count) {
+REGARD_NOINLINE void add_within(const Distances<V>& at, const int32_t* band, float* within, const float* e,
+                                int64_t count) {
   for (int v = 0; v < V; ++v) {
     vf sum = vf{};
     for (int64_t n = 0; n < count; ++n) {
@@ -88,7 +90,8 @@ static Span span_of(const Distances<V>& at, int64_t count) {
 }
 
 template <int V>
-static void add_places(const regard_fact_args& a, const Block<V>& b, const Places& to, const float* e, int64_t j, int64_t count) {
+static void add_places(const regard_fact_args& a, const Block<V>& b, const Places& to, const float* e, int64_t j,
+                       int64_t count) {
   if (a.groups) add_mass<V>(a.group + b.p.b * a.call.nk + j, to.mass, e, count);
   if (!a.distance && !a.bands) return;
   const Distances<V> at = distances_of<V>(a, b.p, j);
@@ -112,7 +115,8 @@ static void write_sums(float* to, const float* from, const Block<V>& b, const Ro
 }
 
 template <int V>
-REGARD_NOINLINE void finalize_places(const regard_fact_args& a, const Block<V>& b, const RowFacts<V>& f, const Places& from, int64_t row) {
+REGARD_NOINLINE void finalize_places(const regard_fact_args& a, const Block<V>& b, const RowFacts<V>& f,
+                                     const Places& from, int64_t row) {
   if (a.groups) write_sums(a.mass + row * a.groups, from.mass, b, f, a.groups);
   if (a.distance) write_sums(a.distance + row, from.distance, b, f, 1);
   if (a.bands) write_sums(a.within + row * a.bands, from.within, b, f, a.bands);

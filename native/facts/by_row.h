@@ -75,7 +75,8 @@ REGARD_NOINLINE void square_tile(const float* e, int64_t count, RowFacts<V>& f) 
 
 // The first key of each row that has the largest score, or the first whose score is NaN.
 template <int V>
-REGARD_NOINLINE void find_max_keys(const Block<V>& b, RowFacts<V>& f, const float* s, int64_t j, int64_t count, int64_t* keys) {
+REGARD_NOINLINE void find_max_keys(const Block<V>& b, RowFacts<V>& f, const float* s, int64_t j, int64_t count,
+                                   int64_t* keys) {
   for (int v = 0; v < V; ++v) {
     vi lost = vi{};
     for (int64_t n = 0; n < count; ++n) {
@@ -88,7 +89,9 @@ REGARD_NOINLINE void find_max_keys(const Block<V>& b, RowFacts<V>& f, const floa
       const int n = __builtin_ctz(lanes);
       const float* score = s + v * W + n;
       int64_t k = 0;
-      while (k < count - 1 && (lost[n] ? score[k * kQueries] == score[k * kQueries] : score[k * kQueries] != f.max[v][n])) ++k;
+      while (k < count - 1 &&
+             (lost[n] ? score[k * kQueries] == score[k * kQueries] : score[k * kQueries] != f.max[v][n]))
+        ++k;
       if (v * W + n < b.p.rows) keys[v * W + n] = j + k;
     }
     f.has_nan[v] |= lost;

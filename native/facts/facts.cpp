@@ -1,5 +1,5 @@
-// The entry point of facts. An item is some blocks of queries of one head. It has its own sums for keys and cells, and the sums of the
-// items are added in order, so that no result depends on the number of threads.
+// The entry point of facts. An item is some blocks of queries of one head. It has its own sums for keys and cells, and
+// the sums of the items are added in order, so that no result depends on the number of threads.
 #include "attention/interval_rule.h"
 #include "facts/facts.h"
 
@@ -15,9 +15,13 @@ struct FactCall {
   Sums all;                      // of all items, one after the other
 
   int64_t items() const { return heads * parts; }
-  int64_t kept() const { return (a.call.nk < kMaxKeptKeys ? a.call.nk < kKeys ? kKeys : a.call.nk : kMaxKeptKeys) * kQueries; }
+  int64_t kept() const {
+    return (a.call.nk < kMaxKeptKeys ? a.call.nk < kKeys ? kKeys : a.call.nk : kMaxKeptKeys) * kQueries;
+  }
   int64_t padded() const { return (a.top + W - 1) / W * W; }
-  int64_t slots() const { return a.top ? (a.call.nk < kMaxKeptKeys ? a.call.nk : kMaxKeptKeys) / grain_of(a.call.nk, a.top) + 2 : 0; }
+  int64_t slots() const {
+    return a.top ? (a.call.nk < kMaxKeptKeys ? a.call.nk : kMaxKeptKeys) / grain_of(a.call.nk, a.top) + 2 : 0;
+  }
 
   int64_t scratch() const {
     const regard_call& c = a.call;
@@ -67,7 +71,8 @@ struct FactCall {
     d.scores = take(kept());
     d.w.q = take(c.dk * kQueries);
     d.w.modifiers = take(Modifiers::scratch_size(c));
-    d.top_keys = TopKeys{a.top, padded(), kKeys, slots(), take(slots() * kQueries), take((W + padded()) * kQueries), nullptr};
+    d.top_keys =
+        TopKeys{a.top, padded(), kKeys, slots(), take(slots() * kQueries), take((W + padded()) * kQueries), nullptr};
     d.top_keys.keys = (int32_t*)take((W + padded()) * kQueries);
     d.places.mass = take(a.groups * kQueries);
     d.places.distance = take(a.distance ? kQueries : 0);
@@ -93,10 +98,12 @@ struct Join {
     add(a.reached, q.all.reached, head, a.levels);
     for (int64_t n = 0; a.most && n < nk; ++n) {
       vf most = vf{};
-      for (int64_t part = 0; part < q.parts; ++part) most = max_or_nan(splat(q.all.most[(head * q.parts + part) * nk + n]), most);
+      for (int64_t part = 0; part < q.parts; ++part)
+        most = max_or_nan(splat(q.all.most[(head * q.parts + part) * nk + n]), most);
       a.most[head * nk + n] = most[0];
     }
-    for (int64_t row = 0; a.map && row < a.map_rows; ++row) mean(head, row, a.map + (head * a.map_rows + row) * a.map_cols);
+    for (int64_t row = 0; a.map && row < a.map_rows; ++row)
+      mean(head, row, a.map + (head * a.map_rows + row) * a.map_cols);
   }
 
   template <class T>
@@ -125,7 +132,8 @@ struct Join {
 bool right_counts(const regard_fact_args& a) {
   const regard_call& c = a.call;
   const double heads = (double)elements(c) * (double)c.heads;
-  if (a.top < 0 || a.top > REGARD_TOP || a.groups < 0 || a.groups > REGARD_SETS || a.bands < 0 || a.bands > REGARD_SETS) return false;
+  if (a.top < 0 || a.top > REGARD_TOP || a.groups < 0 || a.groups > REGARD_SETS || a.bands < 0 || a.bands > REGARD_SETS)
+    return false;
   if (a.levels < 0 || heads * kItems * (double)a.levels >= 0x1p58) return false;
   if (!a.map) return true;
   if (a.map_rows < 1 || a.map_rows > c.nq || a.map_cols < 1 || a.map_cols > c.nk) return false;
@@ -138,7 +146,8 @@ int32_t check(const regard_fact_args& a) {
   if (!right_counts(a) || !both_or_none(a.max_score, a.max_key)) return REGARD_BAD_ARGUMENT;
   if (a.top && (!a.top_weights || !a.top_keys || !a.top_rest)) return REGARD_BAD_ARGUMENT;
   if ((a.groups && (!a.group || !a.mass)) || (a.bands && (!a.band || !a.within))) return REGARD_BAD_ARGUMENT;
-  if ((a.levels && (!a.level || !a.reached)) || ((a.distance || a.bands) && (!a.q_at || !a.k_at))) return REGARD_BAD_ARGUMENT;
+  if ((a.levels && (!a.level || !a.reached)) || ((a.distance || a.bands) && (!a.q_at || !a.k_at)))
+    return REGARD_BAD_ARGUMENT;
   return a.groups && range_of(a.group, elements(c) * c.nk).most >= a.groups ? REGARD_BAD_GROUP : REGARD_DONE;
 }
 
@@ -155,8 +164,10 @@ int32_t compute_facts(const regard_fact_args& a, regard_parallel parallel) {
   void* memory = malloc((size_t)whole * sizeof(int64_t) + (size_t)real * sizeof(float) + 1);
   if (!memory) return 1;
   Sums& all = facts.all;
-  all.readers = (int64_t*)memory, all.reached = all.readers + readers, all.cells.queries = all.reached + facts.items() * a.levels;
-  all.received = (float*)(all.cells.queries + cells), all.most = all.received + received, all.cells.to = all.most + most;
+  all.readers = (int64_t*)memory, all.reached = all.readers + readers,
+  all.cells.queries = all.reached + facts.items() * a.levels;
+  all.received = (float*)(all.cells.queries + cells), all.most = all.received + received,
+  all.cells.to = all.most + most;
   int32_t failed = share(facts, facts.items(), c.threads, parallel);
   if (!failed) failed = share(Join{facts}, facts.heads, c.threads, parallel);
   free(memory);
@@ -165,6 +176,7 @@ int32_t compute_facts(const regard_fact_args& a, regard_parallel parallel) {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) int32_t regard_facts(const regard_fact_args* given, regard_parallel parallel) {
+extern "C" __attribute__((visibility("default"))) int32_t regard_facts(const regard_fact_args* given,
+                                                                       regard_parallel parallel) {
   return with_intervals(*given, [parallel](const regard_fact_args& a) { return compute_facts(a, parallel); });
 }

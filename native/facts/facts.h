@@ -1,8 +1,10 @@
-// Facts about the weights of one call: passes over the scores of each block of queries, computed by the forward's own functions.
+// Facts about the weights of one call: passes over the scores of each block of queries, computed by the forward's own
+// functions.
 //
-// Where a block's scores for all keys are not too many, they are kept, so that products and exponentials are computed once: the first
-// pass computes scores and maxima, the second turns scores into weights and sums them, the third adds the weights, whose sum is then
-// known, to the keys. Otherwise the first and the second pass compute the scores of each tile again, and the second also adds to the keys.
+// Where a block's scores for all keys are not too many, they are kept, so that products and exponentials are computed
+// once: the first pass computes scores and maxima, the second turns scores into weights and sums them, the third adds
+// the weights, whose sum is then known, to the keys. Otherwise the first and the second pass compute the scores of each
+// tile again, and the second also adds to the keys.
 #pragma once
 #include "facts/by_key.h"
 #include "facts/by_place.h"
@@ -156,7 +158,8 @@ static void weigh_all(FactBlock<V, Op>& q) {
     vf top[V];
     if (!q.keep) score(q, t, x, top);
     if (a.max_key) find_max_keys<V>(q.b, q.f, s, t.j, t.count, a.max_key + q.row);
-    if (a.visible || a.readers || a.levels) count_visible<V>(q.b, q.f, s, t.count, a.readers ? q.sums.readers + t.j : nullptr);
+    if (a.visible || a.readers || a.levels)
+      count_visible<V>(q.b, q.f, s, t.count, a.readers ? q.sums.readers + t.j : nullptr);
     if (a.top) promote_tile<V>(q.d.top_keys, s, t.j, t.count, q.f);
     if (later) weigh<V, true>(a, s, t.count, q.f);
     else weigh<V, false>(a, s, t.count, q.f);

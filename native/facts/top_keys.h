@@ -4,14 +4,14 @@
 
 namespace regard {
 
-// First the maxima of grains (runs of keys) bound the last of them from below: if `count` grains have a maximum of at least x, so have
-// `count` keys a score.
+// First the maxima of grains (runs of keys) bound the last of them from below: if `count` grains have a maximum of at
+// least x, so have `count` keys a score.
 struct TopKeys {
   int64_t count, padded;  // how many keys are wanted; the same rounded up to whole vectors
   int64_t grain, slots;   // keys of a grain; how many maxima are stored (further grains join the first ones)
-  float* maxima;         // [slots][kQueries]
-  float* scores;         // [kQueries][W + padded], descending from W on
-  int32_t* keys;         // [kQueries][W + padded]
+  float* maxima;          // [slots][kQueries]
+  float* scores;          // [kQueries][W + padded], descending from W on
+  int32_t* keys;          // [kQueries][W + padded]
 
   template <class T>
   T* of(T* rows, int64_t row) const {
@@ -35,7 +35,8 @@ static void clear_top_keys(const TopKeys& l) {
   for (int64_t n = 0; n < l.slots * kQueries; n += W) store(l.maxima + n, splat(-kInf));
 }
 
-// Adds the maxima of a tile's grains to the slots from `slot` on, in turn; returns the next slot. top: the maxima of the tile.
+// Adds the maxima of a tile's grains to the slots from `slot` on, in turn; returns the next slot. top: the maxima of
+// the tile.
 template <int V>
 REGARD_NOINLINE int64_t add_grains(const TopKeys& l, int64_t slot, const float* s, int64_t count, const vf (&top)[V]) {
   for (int64_t first = 0; first < count; first += l.grain, slot = slot + 1 < l.slots ? slot + 1 : 0) {
@@ -45,8 +46,7 @@ REGARD_NOINLINE int64_t add_grains(const TopKeys& l, int64_t slot, const float* 
       vf most = load(slots);
       if (l.grain < kKeys)
         for (int64_t n = first; n < end; ++n) most = greater_of(load(s + n * kQueries + v * W), most);
-      else
-        most = greater_of(top[v], most);
+      else most = greater_of(top[v], most);
       store(slots, most);
     }
   }
@@ -60,8 +60,8 @@ REGARD_INLINE vi enough(const TopKeys& l, int v, vf score) {
   return reached >= splat_int((int32_t)l.count);
 }
 
-// Finds a threshold slightly below a number that at least `count` maxima reach, by bisection from the smallest maximum; -inf where they do
-// not reach that one.
+// Finds a threshold slightly below a number that at least `count` maxima reach, by bisection from the smallest maximum;
+// -inf where they do not reach that one.
 template <int V>
 REGARD_NOINLINE void bound(const TopKeys& l, RowFacts<V>& f) {
   constexpr int kHalvings = 8;
@@ -82,8 +82,8 @@ REGARD_NOINLINE void bound(const TopKeys& l, RowFacts<V>& f) {
   }
 }
 
-// Inserts a score into descending ones, after its equals; before the first lies +inf. It goes from the end to the front, whole vectors at
-// a time, so that no element is read after it was moved.
+// Inserts a score into descending ones, after its equals; before the first lies +inf. It goes from the end to the
+// front, whole vectors at a time, so that no element is read after it was moved.
 REGARD_INLINE void insert(float* scores, int32_t* keys, int64_t padded, float score, int32_t key) {
   const vf s = splat(score);
   for (int64_t n = padded - W; n >= 0; n -= W) {
@@ -95,7 +95,8 @@ REGARD_INLINE void insert(float* scores, int32_t* keys, int64_t padded, float sc
   }
 }
 
-// Inserts the given lanes of one vector of scores into their rows' lists. Weights that are not, or no longer, in a list go to `left`.
+// Inserts the given lanes of one vector of scores into their rows' lists. Weights that are not, or no longer, in a list
+// go to `left`.
 static void promote(const TopKeys& l, vf s, uint32_t lanes, int64_t row, int64_t key, vf shift, vf& left) {
   for (; lanes; lanes &= lanes - 1) {
     const int n = __builtin_ctz(lanes);
@@ -137,7 +138,8 @@ static void raise_least(const TopKeys& l, RowFacts<V>& f) {
 
 // Writes the heaviest keys of each row, their weights, and the mass of all other keys.
 template <int V>
-REGARD_NOINLINE void finalize_top_keys(const regard_fact_args& a, const Block<V>& b, const RowFacts<V>& f, const TopKeys& l, int64_t row) {
+REGARD_NOINLINE void finalize_top_keys(const regard_fact_args& a, const Block<V>& b, const RowFacts<V>& f,
+                                       const TopKeys& l, int64_t row) {
   for (int64_t n = 0; n < b.p.rows; ++n) {
     float* scores = l.of(l.scores, n);
     const int32_t* named = l.of(l.keys, n);

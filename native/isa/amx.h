@@ -9,21 +9,22 @@ namespace regard {
 
 // Written out, since the intrinsics of some compilers may move a store to memory behind the load of a tile from it.
 #define REGARD_TILE_LOAD(tile, at, stride) \
-  __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"((const void*)(at)), "r"((int64_t)(stride)) : "memory")
+  __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile::"r"((const void*)(at)), "r"((int64_t)(stride)) : "memory")
 // The same without room in the first-level cache: for keys and values, each of which is used twice, then not for long.
 #define REGARD_TILE_LOAD_PAST(tile, at, stride) \
-  __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile ::"r"((const void*)(at)), "r"((int64_t)(stride)) : "memory")
+  __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile::"r"((const void*)(at)), "r"((int64_t)(stride)) : "memory")
 #define REGARD_TILE_STORE(tile, at, stride) \
   __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"((void*)(at)), "r"((int64_t)(stride)) : "memory")
-#define REGARD_TILE_CLEAR(tile) __asm__ volatile("tilezero %%tmm" #tile ::: "memory")
-#define REGARD_TILE_MULTIPLY(sum, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #sum ::: "memory")
+#define REGARD_TILE_CLEAR(tile) __asm__ volatile("tilezero %%tmm" #tile::: "memory")
+#define REGARD_TILE_MULTIPLY(sum, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #sum::: "memory")
 
 struct Isa : Avx512Isa<Isa>, MatrixUnit<Isa> {
   static constexpr bool kMatrixUnit = true;
   using MatrixUnit<Isa>::multiply_blocks;
   using MatrixUnit<Isa>::store_block;
 
-  // The unit's registers are configured while one of these lives. Without: the processor would save them at each switch of threads.
+  // The unit's registers are configured while one of these lives. Without: the processor would save them at each switch
+  // of threads.
   struct MatrixUnitSession {
     MatrixUnitSession() {
       struct {
@@ -40,7 +41,8 @@ struct Isa : Avx512Isa<Isa>, MatrixUnit<Isa> {
   REGARD_INLINE vf pair_of(vf first, vf second) {
     alignas(64) static constexpr uint16_t kOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                         8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    return (vf)_mm512_permutexvar_epi16(_mm512_load_si512(kOrder), (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
+    return (vf)_mm512_permutexvar_epi16(_mm512_load_si512(kOrder),
+                                        (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
   }
 
   // a · b in a rounding of its own: the compiler makes no fused multiply-add of it.
@@ -51,7 +53,9 @@ struct Isa : Avx512Isa<Isa>, MatrixUnit<Isa> {
   }
 
   // Two vectors of floats as one of bfloat16, in this order.
-  REGARD_INLINE vf row_of(vf first, vf second) { return (vf)(__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first); }
+  REGARD_INLINE vf row_of(vf first, vf second) {
+    return (vf)(__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+  }
 
   // The same cut off, not rounded.
   REGARD_INLINE vf cut_row(vf first, vf second) {
@@ -65,9 +69,12 @@ struct Isa : Avx512Isa<Isa>, MatrixUnit<Isa> {
     return (vf)_mm512_permutex2var_epi16((__m512i)first, _mm512_load_si512(odd.lanes), (__m512i)second);
   }
 
-  REGARD_INLINE vf multiply_add_pairs(vf acc, vf a, vf b) { return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b); }
+  REGARD_INLINE vf multiply_add_pairs(vf acc, vf a, vf b) {
+    return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+  }
 
-  // 2^x to 8e-5, plus half of the last place that a bfloat16 has: cut off, it is 2^x rounded. 0 for -inf; NaN stays NaN.
+  // 2^x to 8e-5, plus half of the last place that a bfloat16 has: cut off, it is 2^x rounded. 0 for -inf; NaN stays
+  // NaN.
   REGARD_INLINE vf exp2_to_cut(vf x) {
     const vf f = (vf)_mm512_maskz_reduce_ps(0xffff, (__m512)x, 0x09);
     vf p = splat(7.802452264e-2f) * f + splat(2.260671554e-1f);
@@ -99,19 +106,20 @@ struct Isa : Avx512Isa<Isa>, MatrixUnit<Isa> {
     return (vf)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)n);
   }
 
-  // Tile X (row X / 2, column X % 2) of a step of a block of up to 2 × 2 tiles: its sums, in registers, take the products of 32 columns
-  // of A and rows of B. The tiles of a step are multiplied in order. left, right: whether the operand is not that of the step before.
+  // Tile X (row X / 2, column X % 2) of a step of a block of up to 2 × 2 tiles: its sums, in registers, take the
+  // products of 32 columns of A and rows of B. The tiles of a step are multiplied in order. left, right: whether the
+  // operand is not that of the step before.
   template <int X, bool left = true, bool right = true>
   REGARD_INLINE void multiply_tile(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row) {
     load_operands<X, left, right>(a, a_row, b, b_row);
     multiply<X>();
   }
 
-  // The same in the first step of a block. before: where the sums go that the registers hold, those of the block before, in rows of
-  // before_ld floats, or null; from: what the new sums begin with, or null for 0.
+  // The same in the first step of a block. before: where the sums go that the registers hold, those of the block
+  // before, in rows of before_ld floats, or null; from: what the new sums begin with, or null for 0.
   template <int X>
-  REGARD_INLINE void begin_tile(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row, float* before, int64_t before_ld,
-                                const float* from, int64_t from_ld) {
+  REGARD_INLINE void begin_tile(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row, float* before,
+                                int64_t before_ld, const float* from, int64_t from_ld) {
     load_operands<X>(a, a_row, b, b_row);
     if (before) store_tile<X>(before, before_ld);
     if (from) load_sums<X>(from + X / 2 * 16 * from_ld + X % 2 * 16, from_ld);

@@ -1,4 +1,5 @@
-// isa/amx.h in plain code, for tests on processors without a matrix unit: no installation has it. Tiles are memory of the thread.
+// isa/amx.h in plain code, for tests on processors without a matrix unit: no installation has it. Tiles are memory of
+// the thread.
 #pragma once
 #define REGARD_W 16
 #include "isa/matrix_unit.h"
@@ -37,7 +38,9 @@ struct Isa : PlainIsa<Isa>, MatrixUnit<Isa> {
     return x;
   }
 
-  REGARD_INLINE vf pair_of(vf first, vf second) { return (vf)((rounded(first) >> 16) | (rounded(second) & 0xffff0000u)); }
+  REGARD_INLINE vf pair_of(vf first, vf second) {
+    return (vf)((rounded(first) >> 16) | (rounded(second) & 0xffff0000u));
+  }
 
   REGARD_INLINE vf row_of(vf first, vf second) { return cut_row((vf)rounded(first), (vf)rounded(second)); }
 
@@ -77,8 +80,8 @@ struct Isa : PlainIsa<Isa>, MatrixUnit<Isa> {
   }
 
   template <int X>
-  static void begin_tile(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row, float* before, int64_t before_ld,
-                         const float* from, int64_t from_ld) {
+  static void begin_tile(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row, float* before,
+                         int64_t before_ld, const float* from, int64_t from_ld) {
     if (before) store_tile<X>(before, before_ld);
     for (int n = 0; n < 16; ++n)
       store(emulated_tiles.sums[X][n], from ? load(from + (X / 2 * 16 + n) * from_ld + X % 2 * 16) : vf{});

@@ -9,7 +9,9 @@ namespace regard {
 struct Isa : Avx512Isa<Isa> {
   static constexpr bool kPairs = true;
 
-  REGARD_INLINE vf multiply_add_pairs(vf acc, vf a, vf b) { return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b); }
+  REGARD_INLINE vf multiply_add_pairs(vf acc, vf a, vf b) {
+    return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+  }
 
   REGARD_INLINE vf pair_of(vf first, vf second) {
     __m512i order;

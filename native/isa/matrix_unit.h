@@ -1,5 +1,5 @@
-// What instruction sets with a matrix unit have in common: products of blocks of matrices of bfloat16, and of numbers that are sums of
-// several bfloat16.
+// What instruction sets with a matrix unit have in common: products of blocks of matrices of bfloat16, and of numbers
+// that are sums of several bfloat16.
 #pragma once
 #include "isa/types.h"
 
@@ -10,14 +10,16 @@ static_assert(W == 16, "a matrix unit's columns are the lanes of a vector");
 // Own: the instruction set, which multiplies blocks of up to 2 × 2 tiles: begin_tile, multiply_tile, store_tile.
 template <class Own>
 struct MatrixUnit {
-  // A · B, a block of up to 32 rows and 2 vectors after the other; rows is a multiple of 16 and depth one of 32. `to` takes them:
+  // A · B, a block of up to 32 rows and 2 vectors after the other; rows is a multiple of 16 and depth one of 32. `to`
+  // takes them:
   //   to.place(row, vector)            where the block that begins there is stored, in rows of to.stride floats
   //   to.from(row, vector)             what it is added to, laid out alike; null for 0
   //   to.template take<vectors>(row, vector, rows)   called when it is, while the unit multiplies the next one
   template <int parts, int V, class To>
   REGARD_INLINE void multiply_blocks(To& to, const LeftParts& a, const RightParts& b, int64_t rows, int64_t depth) {
     multiply_columns<parts, V == 1 ? 1 : 2>(to, a, b, 0, rows, depth);
-    if constexpr (V > 2) multiply_columns<parts, V == 3 ? 1 : 2>(to, a, {b.at + b.column, b.row, b.column, b.part}, 2, rows, depth);
+    if constexpr (V > 2)
+      multiply_columns<parts, V == 3 ? 1 : 2>(to, a, {b.at + b.column, b.row, b.column, b.part}, 2, rows, depth);
   }
 
   // The same for all tiles of a block of R × C; loads: which operands are not those of the step before.
@@ -49,7 +51,8 @@ struct MatrixUnit {
 
  private:
   template <int parts, int C, class To>
-  REGARD_INLINE void multiply_columns(To& to, const LeftParts& a, const RightParts& b, int vector, int64_t rows, int64_t depth) {
+  REGARD_INLINE void multiply_columns(To& to, const LeftParts& a, const RightParts& b, int vector, int64_t rows,
+                                      int64_t depth) {
     LeftParts left = a;
     float* before = nullptr;
     int64_t row = 0;
@@ -69,8 +72,8 @@ struct MatrixUnit {
   }
 
   template <int R, int C, int parts>
-  REGARD_INLINE void multiply_block(const LeftParts& a, const RightParts& b, int64_t depth, float* before, const float* from,
-                                    int64_t ld) {
+  REGARD_INLINE void multiply_block(const LeftParts& a, const RightParts& b, int64_t depth, float* before,
+                                    const float* from, int64_t ld) {
     multiply_step_of<R, C, parts, 0, true>(a, b, 0, before, from, ld);
     for (int64_t k = 1; k < depth / 32; ++k) multiply_step_of<R, C, parts, 0, false>(a, b, k, nullptr, nullptr, ld);
     if constexpr (MatrixTerms<parts>::kChains > 1)
@@ -79,7 +82,8 @@ struct MatrixUnit {
 
   // The terms of a chain from `term` on, for columns 32 k and on of A.
   template <int R, int C, int parts, int chain, bool begins, int term = 0>
-  REGARD_INLINE void multiply_step_of(const LeftParts& a, const RightParts& b, int64_t k, float* before, const float* from, int64_t ld) {
+  REGARD_INLINE void multiply_step_of(const LeftParts& a, const RightParts& b, int64_t k, float* before,
+                                      const float* from, int64_t ld) {
     constexpr MatrixTerm of = MatrixTerms<parts>::kChain[chain].terms[term];
     const uint16_t *left = a.at + k * a.step + of.a * a.part, *right = b.at + 16 * k * b.row + of.b * b.part;
     if constexpr (begins) begin_block<R, C>(left, a.row, right, b.row, before, from, ld);

@@ -8,23 +8,27 @@
 namespace regard {
 
 struct Isa : PlainIsa<Isa> {
-  REGARD_INLINE vf multiply_add(vf acc, vf a, vf b) { return (vf)vfmaq_f32((float32x4_t)acc, (float32x4_t)a, (float32x4_t)b); }
+  REGARD_INLINE vf multiply_add(vf acc, vf a, vf b) {
+    return (vf)vfmaq_f32((float32x4_t)acc, (float32x4_t)a, (float32x4_t)b);
+  }
 
   REGARD_INLINE uint32_t lanes_set(vi c) {
     const uint32x4_t bit = {1, 2, 4, 8};
     return vaddvq_u32(vandq_u32((uint32x4_t)c, bit));
   }
 
-  // Where four elements of A are neighbours they are loaded at once, and multiplied by lane. The compiler would load and broadcast each,
-  // and broadcasts take the place of products. The order of additions is that of the plain one.
+  // Where four elements of A are neighbours they are loaded at once, and multiplied by lane. The compiler would load
+  // and broadcast each, and broadcasts take the place of products. The order of additions is that of the plain one.
   template <class Elements, int M, int V>
-  REGARD_INLINE void multiply_tiles(vf (&acc)[M][V], const float* a, int64_t rs, int64_t cs, const float* b, int64_t ldb, int64_t count) {
+  REGARD_INLINE void multiply_tiles(vf (&acc)[M][V], const float* a, int64_t rs, int64_t cs, const float* b,
+                                    int64_t ldb, int64_t count) {
     if (cs == 1) {
       for (; count >= 4; count -= 4, a += 4, b += 4 * ldb) {
         vf x[M];
 #pragma GCC unroll 32
         for (int i = 0; i < M; ++i) x[i] = load(a + i * rs);
-        add_column<0>(acc, x, b), add_column<1>(acc, x, b + ldb), add_column<2>(acc, x, b + 2 * ldb), add_column<3>(acc, x, b + 3 * ldb);
+        add_column<0>(acc, x, b), add_column<1>(acc, x, b + ldb), add_column<2>(acc, x, b + 2 * ldb),
+            add_column<3>(acc, x, b + 3 * ldb);
       }
     } else if constexpr (M == 4) {
       for (; rs == 1 && count; --count, a += cs, b += ldb) {

@@ -1,4 +1,5 @@
-// The functions of an instruction set in plain code on compiler vectors; each set replaces those for which it has instructions.
+// The functions of an instruction set in plain code on compiler vectors; each set replaces those for which it has
+// instructions.
 #pragma once
 #include "isa/types.h"
 
@@ -10,13 +11,15 @@ REGARD_INLINE vf exp2v(vf x);  // core/vec.h
 template <class Own>
 struct PlainIsa {
   static constexpr bool kPairs = false;  // whether one instruction multiplies pairs of bfloat16
-  static constexpr bool kMatrixUnit = false;  // whether there are multiply_blocks and MatrixUnitSession: isa/matrix_unit.h
+  static constexpr bool kMatrixUnit =
+      false;  // whether there are multiply_blocks and MatrixUnitSession: isa/matrix_unit.h
 #if defined(__aarch64__)
   static constexpr bool kManyRegisters = true;  // 32 of vectors, not 16
 #else
   static constexpr bool kManyRegisters = W == 16;
 #endif
-  static constexpr int kBlockVectors = kManyRegisters ? 4 : 3;  // vectors of queries in a block: with kMR, as many products as registers hold
+  static constexpr int kBlockVectors =
+      kManyRegisters ? 4 : 3;  // vectors of queries in a block: with kMR, as many products as registers hold
 
   REGARD_INLINE vf multiply_add(vf acc, vf a, vf b) { return acc + a * b; }
 
@@ -45,12 +48,14 @@ struct PlainIsa {
     return bits;
   }
 
-  // The microkernel, through which every product goes: adds the product of a tile of A, M rows × count, and a tile of B,
-  // count × V vectors, to acc in registers:
+  // The microkernel, through which every product goes: adds the product of a tile of A, M rows × count, and a tile of
+  // B, count × V vectors, to acc in registers:
   //   acc[i][v] += Σ_k A[i · rs + k · cs] · B[k · ldb + v · W]
-  // An instruction set with a matrix unit has one of its own. Elements: what one element of A, and of a lane of B, holds.
+  // An instruction set with a matrix unit has one of its own. Elements: what one element of A, and of a lane of B,
+  // holds.
   template <class Elements, int M, int V>
-  REGARD_INLINE void multiply_tiles(vf (&acc)[M][V], const float* a, int64_t rs, int64_t cs, const float* b, int64_t ldb, int64_t count) {
+  REGARD_INLINE void multiply_tiles(vf (&acc)[M][V], const float* a, int64_t rs, int64_t cs, const float* b,
+                                    int64_t ldb, int64_t count) {
     // four at a time, written out: the compiler declines to unroll this loop, and its end is mispredicted the less
     int64_t k = count;
     for (; k >= 4; k -= 4, b += 4 * ldb) {
@@ -75,7 +80,8 @@ struct PlainIsa {
   template <int X, bool = true, bool = true>
   REGARD_INLINE void multiply_tile(const uint16_t*, int64_t, const uint16_t*, int64_t) {}
   template <int X>
-  REGARD_INLINE void begin_tile(const uint16_t*, int64_t, const uint16_t*, int64_t, float*, int64_t, const float*, int64_t) {}
+  REGARD_INLINE void begin_tile(const uint16_t*, int64_t, const uint16_t*, int64_t, float*, int64_t, const float*,
+                                int64_t) {}
   template <int R, int C>
   REGARD_INLINE void store_block(float*, int64_t) {}
   REGARD_INLINE vf exp2_to_cut(vf x) { return exp2v(x); }

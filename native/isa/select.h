@@ -1,5 +1,6 @@
-// The instruction sets, and the one that this object is compiled for: Isa, with its width W and what it does in instructions of its own.
-// To add one: its header in this folder, its line in the list below, and in CMakeLists.txt its line with the compiler's flags.
+// The instruction sets, and the one that this object is compiled for: Isa, with its width W and what it does in
+// instructions of its own. To add one: its header in this folder, its line in the list below, and in CMakeLists.txt its
+// line with the compiler's flags.
 #pragma once
 
 #if !defined(REGARD_ISA)  // the header, by its path: CMakeLists.txt gives it
@@ -29,15 +30,16 @@ static bool runs_avx512() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd");
 }
 static bool runs_avx512bf16() { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
-// Intel's cores multiply pairs at half the rate of floats, which costs more than widening: an attention in bfloat16 took 1.5 times as
-// long on Sapphire Rapids. AMD's have the same rate for both.
+// Intel's cores multiply pairs at half the rate of floats, which costs more than widening: an attention in bfloat16
+// took 1.5 times as long on Sapphire Rapids. AMD's have the same rate for both.
 static bool slow_pairs() { return __builtin_cpu_is("intel"); }
 
-// Whether the processor has tiles of bfloat16, and the system lets this process use them. Linux wants to be asked: memory for the tiles
-// is then saved for each thread that uses them, and signals need a larger stack; where some thread's is too small, the answer is no.
+// Whether the processor has tiles of bfloat16, and the system lets this process use them. Linux wants to be asked:
+// memory for the tiles is then saved for each thread that uses them, and signals need a larger stack; where some
+// thread's is too small, the answer is no.
 static bool runs_amx() {
 #if defined(__linux__)
-  constexpr unsigned kTiles = 1u << 24 | 1u << 22;  // AMX-TILE, AMX-BF16
+  constexpr unsigned kTiles = 1u << 24 | 1u << 22;             // AMX-TILE, AMX-BF16
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // of arch_prctl
   unsigned a, b, c, d;
   if (!runs_avx512bf16() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kTiles) != kTiles) return false;
@@ -48,7 +50,8 @@ static bool runs_amx() {
 }
 #endif
 
-constexpr InstructionSet kInstructionSets[] = {  // of this kind of processor, best first
+constexpr InstructionSet kInstructionSets[] = {
+// of this kind of processor, best first
 #if defined(__x86_64__)
     {"amx_emulated", runs_avx2},  // built for tests alone, which are then to run on it
     {"amx", runs_amx},

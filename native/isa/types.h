@@ -35,14 +35,15 @@ struct Floats {
   static constexpr int parts = 0;
 };
 
-// The left operand of a matrix unit: a matrix of bfloat16, or several parts whose sum it is. Of row n, the 32 elements from 32 k on lie at
-// at[n · row + k · step + p · part], p being the part.
+// The left operand of a matrix unit: a matrix of bfloat16, or several parts whose sum it is. Of row n, the 32 elements
+// from 32 k on lie at at[n · row + k · step + p · part], p being the part.
 struct LeftParts {
   const uint16_t* at;
   int64_t row, step, part;
 };
 
-// The right operand: elements 2k and 2k + 1 of column n are at[k · row + n / 32 · column + n % 32 · 2 + p · part] and its neighbour.
+// The right operand: elements 2k and 2k + 1 of column n are at[k · row + n / 32 · column + n % 32 · 2 + p · part] and
+// its neighbour.
 struct RightParts {
   const uint16_t* at;
   int64_t row, column, part;
@@ -62,7 +63,8 @@ struct BFloat16Parts {  // what a matrix unit multiplies: sums of so many bfloat
 // Which operands of a product are not yet in registers.
 enum class Loads : int8_t { kBoth, kLeft, kRight };
 
-// Which part of the left operand is multiplied with which of the right one. In a chain, each term shares an operand with the one before.
+// Which part of the left operand is multiplied with which of the right one. In a chain, each term shares an operand
+// with the one before.
 struct MatrixTerm {
   int8_t a, b;
   Loads loads = Loads::kBoth;
@@ -74,7 +76,8 @@ struct MatrixChain {
   int64_t count;
 };
 
-// Numbers as sums of `parts` bfloat16, largest first, and the products of parts that their product needs: chains, smallest first.
+// Numbers as sums of `parts` bfloat16, largest first, and the products of parts that their product needs: chains,
+// smallest first.
 template <int parts>
 struct MatrixTerms;
 
@@ -93,9 +96,11 @@ struct MatrixTerms<2> {  // float16: 11 bits as 8 and 3
 };
 
 template <>
-struct MatrixTerms<3> {  // float32: 24 bits as 8, 8 and 8. The products that are left out are below 2^-24 of the largest.
+struct MatrixTerms<3> {  // float32: 24 bits as 8, 8 and 8. The products that are left out are below 2^-24 of the
+                         // largest.
   static constexpr int kChains = 2;
-  static constexpr MatrixTerm kSmall[] = {{2, 0}, {1, 0, Loads::kLeft}, {1, 1, Loads::kRight}, {0, 1, Loads::kLeft}, {0, 2, Loads::kRight}};
+  static constexpr MatrixTerm kSmall[] = {
+      {2, 0}, {1, 0, Loads::kLeft}, {1, 1, Loads::kRight}, {0, 1, Loads::kLeft}, {0, 2, Loads::kRight}};
   static constexpr MatrixTerm kLarge[] = {{0, 0}};
   static constexpr MatrixChain kChain[] = {{kSmall, 5}, {kLarge, 1}};
 };

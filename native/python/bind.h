@@ -1,5 +1,5 @@
-// The struct of a call, made from that of a plan: what follows from where the tensors lie, how many queries and keys there are, and
-// their positions.
+// The struct of a call, made from that of a plan: what follows from where the tensors lie, how many queries and keys
+// there are, and their positions.
 #pragma once
 #include "python/objects.h"
 
@@ -27,7 +27,8 @@ static bool read_span(PyObject* tuple, Span& span) {
 static bool set_positions(const regard_plan& plan, regard_call& c, const Span& span, int64_t most) {
   constexpr int kAxis = REGARD_BATCH_AXES - 1;
   PyObject* const shifts = span.shifts.get();
-  const int64_t offset = difference(span.q_first, span.k_first), count = shifts ? PyBytes_Size(shifts) / (Py_ssize_t)sizeof(int64_t) : 1;
+  const int64_t offset = difference(span.q_first, span.k_first),
+                count = shifts ? PyBytes_Size(shifts) / (Py_ssize_t)sizeof(int64_t) : 1;
   const int64_t* const each = shifts ? (const int64_t*)PyBytes_AsString(shifts) : &offset;
   for (int64_t n = 0; n < count; ++n)
     if (each[n] <= -most || each[n] >= most) return false;
@@ -43,22 +44,30 @@ static PyObject* empty_out(const regard_plan& plan, PyObject* q, PyObject* v, co
   const bool of_q = given[2].dtype.code == kDLInt;
   const DLTensor &like = given[0], &values = given[of_q ? 0 : 2];
   const int64_t axes = plan.leads + 2;
-  bool as_q = like.ndim == axes && like.shape[axes - 1] == plan.dv && like.dtype.bits == (plan.float_out ? 32 : values.dtype.bits) &&
+  bool as_q = like.ndim == axes && like.shape[axes - 1] == plan.dv &&
+              like.dtype.bits == (plan.float_out ? 32 : values.dtype.bits) &&
               (plan.float_out || like.dtype.code == values.dtype.code);
   for (int64_t n = 0; as_q && n < plan.leads; ++n) as_q = like.shape[n] == plan.lead[n];
-  for (int64_t n = axes - 1, step = 1; as_q && n >= 0; step *= like.shape[n--]) as_q = like.shape[n] == 1 || like.strides[n] == step;
+  for (int64_t n = axes - 1, step = 1; as_q && n >= 0; step *= like.shape[n--])
+    as_q = like.shape[n] == 1 || like.strides[n] == step;
   if (as_q) return PyObject_CallFunctionObjArgs(py.empty_like, q, nullptr);  // the fastest way that torch has
   const Ref shape{PyTuple_New(axes)};
   for (int64_t n = 0; shape && n < axes; ++n) {
     const int64_t size = n < plan.leads ? plan.lead[n] : n == plan.leads ? nq : plan.dv;
     PyTuple_SetItem(shape.get(), n, PyLong_FromLongLong(size));
   }
-  return shape ? PyObject_CallFunctionObjArgs(py.new_empty, plan.float_out ? py.float_tensor : of_q ? q : v, shape.get(), nullptr) : nullptr;
+  return shape ? PyObject_CallFunctionObjArgs(py.new_empty,
+                                              plan.float_out ? py.float_tensor
+                                              : of_q         ? q
+                                                             : v,
+                                              shape.get(), nullptr)
+               : nullptr;
 }
 
 // Tells the call which pages its keys and values lie in, where it has such; false where the table does not reach.
 static bool set_pages(regard_call& c, const DLTensor& pages, const DLTensor& table) {
-  if (pages.ndim != 4 || table.ndim != 2 || table.dtype.bits != 32 || table.shape[0] != c.batch[REGARD_BATCH_AXES - 1]) return false;
+  if (pages.ndim != 4 || table.ndim != 2 || table.dtype.bits != 32 || table.shape[0] != c.batch[REGARD_BATCH_AXES - 1])
+    return false;
   if (table.strides[1] != 1 || table.shape[1] * pages.shape[2] < c.nk) return false;
   c.block_table = (const int32_t*)address(table);
   c.block_table_batch[REGARD_BATCH_AXES - 1] = table.strides[0];
@@ -80,11 +89,10 @@ static PyObject* empty_row_stats(const regard_plan& plan, regard_call& c) {
   return made && read(made.get(), t, true) && as_operand(t, plan.axes, c.row_stats) ? made.release() : nullptr;
 }
 
-// Fills in a copy of the plan's struct; returns out. k and v may be pages, so nk is told; v: any tensor of its dtype. span: null where
-// positions are no such thing.
-// Null without an error of Python's: the plan does not serve such a call.
-static PyObject* bind(const regard_plan& plan, regard_call& c, PyObject* q, PyObject* v, const DLTensor (&given)[3], int64_t nq, int64_t nk,
-                      const Span* span) {
+// Fills in a copy of the plan's struct; returns out. k and v may be pages, so nk is told; v: any tensor of its dtype.
+// span: null where positions are no such thing. Null without an error of Python's: the plan does not serve such a call.
+static PyObject* bind(const regard_plan& plan, regard_call& c, PyObject* q, PyObject* v, const DLTensor (&given)[3],
+                      int64_t nq, int64_t nk, const Span* span) {
   constexpr int64_t kMost = (int64_t)1 << 31;  // kernels count keys, and distances, in 32 bits
   if (nq <= 0 || nq >= kMost || nk <= 0 || nk >= kMost || (plan.queries && nq != plan.queries)) return nullptr;
   regard_tensor* const operands[3] = {&c.q, &c.k, &c.v};
@@ -103,16 +111,19 @@ static PyObject* bind(const regard_plan& plan, regard_call& c, PyObject* q, PyOb
   return out.release();
 }
 
-// Fills in a copy of the plan's struct for a backward: saved are q, k, v, the leaves, out and the row statistics. Writes new tensors for
-// the gradients of q, k and v to `made`. Returns false where the plan does not serve such tensors.
-static bool bind_backward(const regard_backward_plan& plan, regard_gradients& x, PyObject* saved, PyObject* cotangent, Ref (&made)[3]) {
+// Fills in a copy of the plan's struct for a backward: saved are q, k, v, the leaves, out and the row statistics.
+// Writes new tensors for the gradients of q, k and v to `made`. Returns false where the plan does not serve such
+// tensors.
+static bool bind_backward(const regard_backward_plan& plan, regard_gradients& x, PyObject* saved, PyObject* cotangent,
+                          Ref (&made)[3]) {
   const Py_ssize_t count = PyTuple_Size(saved);
   if (count < 5) return false;
   regard_tensor* const operands[5] = {&x.call.q, &x.call.k, &x.call.v, &x.call.out, &x.call.row_stats};
   regard_tensor* const gradients[3] = {&x.dq, &x.dk, &x.dv};
   DLTensor t;
   for (int n = 0; n < 5; ++n)
-    if (!read(PyTuple_GetItem(saved, n < 3 ? n : count - 5 + n), t, true) || !as_operand(t, plan.axes, *operands[n])) return false;
+    if (!read(PyTuple_GetItem(saved, n < 3 ? n : count - 5 + n), t, true) || !as_operand(t, plan.axes, *operands[n]))
+      return false;
   if (!read(cotangent, t, true) || t.strides[t.ndim - 1] != 1 || !as_operand(t, plan.axes, x.dout)) return false;
   if (x.dout.dtype != REGARD_F32 && x.dout.dtype != REGARD_BF16 && x.dout.dtype != REGARD_F16) return false;
   x.dout_dtype = (int32_t)x.dout.dtype;

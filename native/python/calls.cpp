@@ -1,8 +1,8 @@
 // Calls of a structure seen before, from Python's objects to the kernels without the interpreter.
 //
-// Python keeps plans (src/regard/runtime/plan_cache.py); `bind` makes the struct of a call from a plan's. `remember` lets `attend`
-// find a plan by itself, where nothing changes from call to call but the tensors, the lengths and the positions; whatever it does not
-// know it leaves to Python, with the answer None.
+// Python keeps plans (src/regard/runtime/plan_cache.py); `bind` makes the struct of a call from a plan's. `remember`
+// lets `attend` find a plan by itself, where nothing changes from call to call but the tensors, the lengths and the
+// positions; whatever it does not know it leaves to Python, with the answer None.
 #include "python/bind.h"
 #include "python/known.h"
 #include "python/pages.h"
@@ -36,7 +36,8 @@ PyObject* leave_to_python() {
 }
 
 // What Python needs to record a call: (plan, out, row_stats, (bytes of the struct, what it leads to), leaves).
-PyObject* to_record(PyObject* owner, PyObject* out, PyObject* row_stats, const regard_call& call, const Span& span, const Leaves& leaves) {
+PyObject* to_record(PyObject* owner, PyObject* out, PyObject* row_stats, const regard_call& call, const Span& span,
+                    const Leaves& leaves) {
   Ref all{PyTuple_New(5)}, tensors{PyTuple_New(leaves.count)}, kernel{PyTuple_New(2)};
   Ref bytes{PyBytes_FromStringAndSize((const char*)&call, sizeof(call))};
   if (!all || !tensors || !kernel || !bytes) return nullptr;
@@ -65,20 +66,23 @@ PyObject* attend(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   PyObject* const like_v = arguments[given.paged || given.int8 ? 0 : 2];  // the output of such values has q's dtype
   Ref out{bind(plan, call, arguments[0], like_v, given.x, given.nq, given.nk, &span)};
   if (given.paged && !set_pages(call, given.x[1], given.table)) return leave_to_python();
-  if (given.int8 && !(as_operand(given.scales[0], plan.axes, call.k_scales) && as_operand(given.scales[1], plan.axes, call.v_scales)))
+  if (given.int8 &&
+      !(as_operand(given.scales[0], plan.axes, call.k_scales) && as_operand(given.scales[1], plan.axes, call.v_scales)))
     return leave_to_python();
   const Ref row_stats{out && training ? empty_row_stats(plan, call) : nullptr};
   if (!out || (training && !row_stats)) return leave_to_python();
-  for (int n = 0; n < plan.leaves; ++n) *(const void**)((char*)&call + plan.leaf_at[n]) = address(leaves.tensors[plan.leaf[n]]);
+  for (int n = 0; n < plan.leaves; ++n)
+    *(const void**)((char*)&call + plan.leaf_at[n]) = address(leaves.tensors[plan.leaf[n]]);
   void* const state = PyEval_SaveThread();
-  const int32_t code = ((int32_t(*)(const void*, void*))plan.entry)(&call, plan.parallel);
+  const int32_t code = ((int32_t (*)(const void*, void*))plan.entry)(&call, plan.parallel);
   PyEval_RestoreThread(state);
   if (code != REGARD_DONE) return leave_to_python();
   return training ? to_record(owner.get(), out.get(), row_stats.get(), call, span, leaves) : out.release();
 }
 
-// bind(plan, struct, q, k, v, nq, nk, span, block_table) -> out, or None where the plan does not serve such a call. plan, struct:
-// addresses; k and v: pages where there is a block table; span: see positions.Span, () for positions that are tensors, None for none.
+// bind(plan, struct, q, k, v, nq, nk, span, block_table) -> out, or None where the plan does not serve such a call.
+// plan, struct: addresses; k and v: pages where there is a block table; span: see positions.Span, () for positions that
+// are tensors, None for none.
 PyObject* bind_call(PyObject*, PyObject* const* given, Py_ssize_t count) {
   DLTensor x[3], table;
   if (count != 9) return none();
@@ -96,7 +100,8 @@ PyObject* bind_call(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return out.release();
 }
 
-// set_operands(struct, axes, offsets, tensor, ...): tells a struct how tensors lie, at the offsets of its operands; None: there is none.
+// set_operands(struct, axes, offsets, tensor, ...): tells a struct how tensors lie, at the offsets of its operands;
+// None: there is none.
 PyObject* set_operands(PyObject*, PyObject* const* given, Py_ssize_t count) {
   char* const at = (char*)PyLong_AsVoidPtr(given[0]);
   const int64_t axes = PyLong_AsLongLong(given[1]);
@@ -109,10 +114,11 @@ PyObject* set_operands(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return shared(given[0]);
 }
 
-// differentiate(plan, call, saved, cotangent) -> the gradients of q, k and v, None where there is none; None where Python must find
-// them; or the code of what is wrong. plan: an address; call: the bytes of the forward's struct.
+// differentiate(plan, call, saved, cotangent) -> the gradients of q, k and v, None where there is none; None where
+// Python must find them; or the code of what is wrong. plan: an address; call: the bytes of the forward's struct.
 PyObject* differentiate(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  if (count != 4 || watched() || truth_of(Ref{PyObject_CallFunctionObjArgs(py.is_grad_enabled, nullptr)})) return leave_to_python();
+  if (count != 4 || watched() || truth_of(Ref{PyObject_CallFunctionObjArgs(py.is_grad_enabled, nullptr)}))
+    return leave_to_python();
   const regard_backward_plan& plan = *(const regard_backward_plan*)PyLong_AsVoidPtr(given[0]);
   regard_gradients x = *plan.gradients;
   if (PyBytes_Size(given[1]) != (Py_ssize_t)sizeof(x.call)) return leave_to_python();
@@ -120,7 +126,7 @@ PyObject* differentiate(PyObject*, PyObject* const* given, Py_ssize_t count) {
   Ref made[3], found{PyTuple_New(3)};
   if (!found || !bind_backward(plan, x, given[2], given[3], made)) return leave_to_python();
   void* const state = PyEval_SaveThread();
-  const int32_t code = ((int32_t(*)(const void*, void*))plan.entry)(&x, plan.parallel);
+  const int32_t code = ((int32_t (*)(const void*, void*))plan.entry)(&x, plan.parallel);
   PyEval_RestoreThread(state);
   if (code != REGARD_DONE) return PyLong_FromLongLong(code);
   for (int n = 0; n < 3; ++n) PyTuple_SetItem(found.get(), n, made[n] ? made[n].release() : none());
@@ -129,11 +135,13 @@ PyObject* differentiate(PyObject*, PyObject* const* given, Py_ssize_t count) {
 
 // Whether torch records what is done with new keys and values.
 bool recorded(PyObject* k, PyObject* v) {
-  return truth_of(Ref{PyObject_CallFunctionObjArgs(py.is_grad_enabled, nullptr)}) && (needs_of(&k, 1) || needs_of(&v, 1));
+  return truth_of(Ref{PyObject_CallFunctionObjArgs(py.is_grad_enabled, nullptr)}) &&
+         (needs_of(&k, 1) || needs_of(&v, 1));
 }
 
-// write_rows(row, keys, k, values, v): copies k (*lead, n, dk) to the rows from `row` on of keys (*lead, capacity, dk), and v to those of
-// values. None, and nothing is written, where they do not fit, are many, need gradients, or somebody must see the copy; else `row`.
+// write_rows(row, keys, k, values, v): copies k (*lead, n, dk) to the rows from `row` on of keys (*lead, capacity, dk),
+// and v to those of values. None, and nothing is written, where they do not fit, are many, need gradients, or somebody
+// must see the copy; else `row`.
 PyObject* write_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (count != 5 || watched()) return leave_to_python();
   const int64_t row = PyLong_AsLongLong(given[0]);
@@ -147,20 +155,22 @@ PyObject* write_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return shared(given[0]);
 }
 
-// round_rows(x, numbers, scales): rounds rows (*lead, n, d) to int8 (*lead, n, d) and their scales (*lead, n, 1), both contiguous. None,
-// and nothing is written, where they do not fit, are many, need gradients, or somebody must see it; else `scales`.
+// round_rows(x, numbers, scales): rounds rows (*lead, n, d) to int8 (*lead, n, d) and their scales (*lead, n, 1), both
+// contiguous. None, and nothing is written, where they do not fit, are many, need gradients, or somebody must see it;
+// else `scales`.
 PyObject* round_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
   RoundedRows rows;
   if (count != 3 || watched()) return leave_to_python();
-  if (!read(given[0], rows.t, true) || !read(given[1], rows.numbers, true) || !read(given[2], rows.scales, true)) return leave_to_python();
+  if (!read(given[0], rows.t, true) || !read(given[1], rows.numbers, true) || !read(given[2], rows.scales, true))
+    return leave_to_python();
   if (!rows.fit() || recorded(given[0], given[0])) return leave_to_python();
   rows.round();
   return shared(given[2]);
 }
 
-// write_page_rows(most, lengths, block_table, keys, k, values, v): copies k (batch, heads, n, dk), n <= most, behind the lengths[b] rows
-// of each sequence b that lie in the pages block_table[b] of keys (pages, heads, page_size, dk), and v to those of values. None, and
-// nothing is written, where write_rows answers None, and for most < 1; else n.
+// write_page_rows(most, lengths, block_table, keys, k, values, v): copies k (batch, heads, n, dk), n <= most, behind
+// the lengths[b] rows of each sequence b that lie in the pages block_table[b] of keys (pages, heads, page_size, dk),
+// and v to those of values. None, and nothing is written, where write_rows answers None, and for most < 1; else n.
 PyObject* write_page_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
   const int64_t most = count == 7 ? PyLong_AsLongLong(given[0]) : 0;
   if (most < 1 || watched()) return leave_to_python();
@@ -168,14 +178,15 @@ PyObject* write_page_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
   NewRows x[2];
   if (!sequences.read(given[2], given[1])) return leave_to_python();
   for (int n = 0; n < 2; ++n)
-    if (!read(given[3 + 2 * n], x[n].pool, true) || !read(given[4 + 2 * n], x[n].rows, true) || !x[n].fit()) return leave_to_python();
+    if (!read(given[3 + 2 * n], x[n].pool, true) || !read(given[4 + 2 * n], x[n].rows, true) || !x[n].fit())
+      return leave_to_python();
   const int64_t rows = rows_of(x[0].rows);
   if (rows > most || recorded(given[4], given[6]) || !copy_to_pages(sequences, x)) return leave_to_python();
   return PyLong_FromLongLong(rows);
 }
 
-// remember(plan, owner, outlines, q, k, v, score, mask, positions, sink): lets attend() serve calls like this one. plan: an address,
-// which owner keeps.
+// remember(plan, owner, outlines, q, k, v, score, mask, positions, sink): lets attend() serve calls like this one.
+// plan: an address, which owner keeps.
 PyObject* remember(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 10) return none();
   PyObject* const outlines = arguments[2];
@@ -185,12 +196,24 @@ PyObject* remember(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   PyObject* parts[3] = {given.score, given.mask, given.sink};
   for (int n = 0; n < 3; ++n) {
     const int before = all.count;
-    if (!has_outline(parts[n], PyTuple_GetItem(outlines, n), all)) return leave_to_python();  // it would not be found again
+    if (!has_outline(parts[n], PyTuple_GetItem(outlines, n), all))
+      return leave_to_python();  // it would not be found again
     if (all.count > before) parts[n] = nullptr;
   }
   const uint32_t needs = given.recorded ? needs_of(given.tensors, 3) | needs_of(all.objects, all.count) << 3 : 0;
-  Known one{(const regard_plan*)PyLong_AsVoidPtr(arguments[0]), shared(arguments[1]), shared(outlines), parts[0], parts[1], given.placed,
-            given.paged, given.int8, needs, {}, {}, {}, {}};
+  Known one{(const regard_plan*)PyLong_AsVoidPtr(arguments[0]),
+            shared(arguments[1]),
+            shared(outlines),
+            parts[0],
+            parts[1],
+            given.placed,
+            given.paged,
+            given.int8,
+            needs,
+            {},
+            {},
+            {},
+            {}};
   for (int n = 0; n < 2; ++n)
     if (parts[n]) Py_IncRef(parts[n]);
   strcpy(one.isa, isa_named());
@@ -220,9 +243,10 @@ PyMethodDef methods[] = {{"attend", attend, METH_FASTCALL, nullptr},
 
 // The functions above, from what they use of Python's, in the order of Names.
 extern "C" __attribute__((visibility("default"))) PyObject* regard_start(PyObject* given) {
-  PyObject** const to[] = {&py.tensor,     &py.parameter,     &py.positions,  &py.paged, &py.int8_rows, &py.is_neg,       &py.empty_like, &py.new_empty, &py.get_num_threads,
-                           &py.is_grad_enabled, &py.guards, &py.forward_ad, &py.float_tensor, &py.fields, &py.dtype, &py.tuple,
-                           &py.lengths, &py.int64};
+  PyObject** const to[] = {&py.tensor, &py.parameter,  &py.positions,    &py.paged,           &py.int8_rows,
+                           &py.is_neg, &py.empty_like, &py.new_empty,    &py.get_num_threads, &py.is_grad_enabled,
+                           &py.guards, &py.forward_ad, &py.float_tensor, &py.fields,          &py.dtype,
+                           &py.tuple,  &py.lengths,    &py.int64};
   constexpr Py_ssize_t kCount = sizeof(to) / sizeof(to[0]);
   if (PyTuple_Size(given) != kCount + 1) return none();
   py.dlpack = (const DLPackExchangeAPI*)PyCapsule_GetPointer(PyTuple_GetItem(given, 0), "dlpack_exchange_api");
@@ -232,13 +256,22 @@ extern "C" __attribute__((visibility("default"))) PyObject* regard_start(PyObjec
   const struct {
     PyObject** to;
     const char* name;
-  } names[] = {{&py.requires_grad, "requires_grad"}, {&py.dict, "__dict__"}, {&py.made, "_span"},
-               {&py.numbers, "_numbers"}, {&py.dtype_name, "dtype"}, {&py.current_level, "_current_level"}, {&py.pages, "pages"},
-               {&py.block_table, "block_table"}, {&py.shape, "shape"}, {&py.int8_numbers, "numbers"}, {&py.scales, "scales"}};
+  } names[] = {{&py.requires_grad, "requires_grad"},
+               {&py.dict, "__dict__"},
+               {&py.made, "_span"},
+               {&py.numbers, "_numbers"},
+               {&py.dtype_name, "dtype"},
+               {&py.current_level, "_current_level"},
+               {&py.pages, "pages"},
+               {&py.block_table, "block_table"},
+               {&py.shape, "shape"},
+               {&py.int8_numbers, "numbers"},
+               {&py.scales, "scales"}};
   for (const auto& one : names) *one.to = PyUnicode_InternFromString(one.name);
   constexpr Py_ssize_t kMethods = sizeof(methods) / sizeof(methods[0]);
   PyObject* const made = PyTuple_New(kMethods);
-  for (Py_ssize_t n = 0; made && n < kMethods; ++n) PyTuple_SetItem(made, n, PyCFunction_NewEx(&methods[n], nullptr, nullptr));
+  for (Py_ssize_t n = 0; made && n < kMethods; ++n)
+    PyTuple_SetItem(made, n, PyCFunction_NewEx(&methods[n], nullptr, nullptr));
   return made;
 }
 

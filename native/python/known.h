@@ -30,12 +30,12 @@ constexpr int kMost = 64;
 
 // A plan that attend() may use, and the calls that it is for.
 struct Known {
-  const regard_plan* plan;          // null: none here
-  PyObject *owner, *outlines;       // owner: keeps the plan and what its struct leads to. outlines: of score, mask and sink
-  PyObject *score, *mask;           // such as have no tensors, or null: the same object needs no second look
-  bool placed, paged, int8;         // whether there are positions, and whether keys and values lie in pages, are rows of int8
-  uint32_t needs;                   // which of q, k, v and the leaves have a gradient, a bit each; then the plan is for training
-  char isa[16];                     // what REGARD_ISA says
+  const regard_plan* plan;     // null: none here
+  PyObject *owner, *outlines;  // owner: keeps the plan and what its struct leads to. outlines: of score, mask and sink
+  PyObject *score, *mask;      // such as have no tensors, or null: the same object needs no second look
+  bool placed, paged, int8;  // whether there are positions, and whether keys and values lie in pages, are rows of int8
+  uint32_t needs;  // which of q, k, v and the leaves have a gradient, a bit each; then the plan is for training
+  char isa[16];    // what REGARD_ISA says
   Layout q, k, v;
 };
 static Known known[kMost];  // the oldest makes room for a new one
@@ -46,7 +46,8 @@ static const char* isa_named() {
   return name ? name : "";
 }
 
-// Puts a plan, or none, in the place of another. What ends with that may call Python, and Python attend(): so it ends last.
+// Puts a plan, or none, in the place of another. What ends with that may call Python, and Python attend(): so it ends
+// last.
 static void replace(Known& place, const Known& by) {
   const Known old = place;
   place = by;
@@ -67,12 +68,16 @@ static uint32_t needs_of(PyObject* const* tensors, int count) {
 struct Given {
   PyObject *const *tensors, *score, *mask, *sink;
   bool placed, recorded, paged = false, int8 = false;  // recorded: whether torch records gradients
-  DLTensor x[3], table;                  // how q, k and v lie, or the pages of k and v, and their block table
-  DLTensor scales[2];                    // of k and v, where they are rows of int8, or the pages of these
+  DLTensor x[3], table;  // how q, k and v lie, or the pages of k and v, and their block table
+  DLTensor scales[2];    // of k and v, where they are rows of int8, or the pages of these
   int64_t nq = 0, nk = 0;
 
   Given(PyObject* const* given, bool has_positions)
-      : tensors(given), score(given[3]), mask(given[4]), sink(given[6]), placed(has_positions),
+      : tensors(given),
+        score(given[3]),
+        mask(given[4]),
+        sink(given[6]),
+        placed(has_positions),
         recorded(truth_of(Ref{PyObject_CallFunctionObjArgs(py.is_grad_enabled, nullptr)})) {}
 
   // Whether q, k and v are what the kernels can read.
@@ -85,8 +90,10 @@ struct Given {
  private:
   // The numbers of rows of int8 first: their scales must lie as they do.
   bool read_int8() {
-    const Ref scales_of_k{PyObject_GetAttr(tensors[1], py.scales)}, scales_of_v{PyObject_GetAttr(tensors[2], py.scales)};
-    if (!scales_of_k || !scales_of_v || !read_rows(scales_of_k.get(), scales_of_v.get(), scales[0], scales[1])) return false;
+    const Ref scales_of_k{PyObject_GetAttr(tensors[1], py.scales)},
+        scales_of_v{PyObject_GetAttr(tensors[2], py.scales)};
+    if (!scales_of_k || !scales_of_v || !read_rows(scales_of_k.get(), scales_of_v.get(), scales[0], scales[1]))
+      return false;
     const bool in_pages = paged;
     const DLTensor table_of_scales = table;
     const int64_t count = nk;
@@ -99,7 +106,8 @@ struct Given {
   bool read_rows(PyObject* k, PyObject* v, DLTensor& k_rows, DLTensor& v_rows) {
     paged = has_type(k, py.paged);
     if (paged) return read_pages(k, v, k_rows, v_rows);
-    if (!regard::read(k, k_rows, true) || k_rows.ndim < 2 || !regard::read(v, v_rows, true) || v_rows.ndim < 2) return false;
+    if (!regard::read(k, k_rows, true) || k_rows.ndim < 2 || !regard::read(v, v_rows, true) || v_rows.ndim < 2)
+      return false;
     nk = k_rows.shape[k_rows.ndim - 2];
     return v_rows.shape[v_rows.ndim - 2] == nk;
   }
@@ -109,7 +117,9 @@ struct Given {
     const Ref of_k{PyObject_GetAttr(k, py.pages)}, of_v{PyObject_GetAttr(v, py.pages)};
     const Ref table_of_k{PyObject_GetAttr(k, py.block_table)}, table_of_v{PyObject_GetAttr(v, py.block_table)};
     const Ref shape{PyObject_GetAttr(k, py.shape)};
-    if (!of_k || !of_v || !table_of_k || table_of_k.get() != table_of_v.get() || !shape || PyTuple_Size(shape.get()) != 4) return false;
+    if (!of_k || !of_v || !table_of_k || table_of_k.get() != table_of_v.get() || !shape ||
+        PyTuple_Size(shape.get()) != 4)
+      return false;
     nk = PyLong_AsLongLong(PyTuple_GetItem(shape.get(), 2));
     return regard::read(of_k.get(), k_pages, true) && regard::read(of_v.get(), v_pages, true) &&
            regard::read(table_of_k.get(), table, true) && k_pages.shape[2] == v_pages.shape[2];
@@ -122,13 +132,16 @@ static const Known* find(const Given& given, Leaves& leaves) {
   const uint32_t needs = given.recorded ? needs_of(given.tensors, 3) : 0;
   for (int n = 0; n < kMost && known[n].plan; ++n) {
     const Known& one = known[n];
-    if ((one.needs & 7) != needs || one.placed != given.placed || one.paged != given.paged || one.int8 != given.int8) continue;
+    if ((one.needs & 7) != needs || one.placed != given.placed || one.paged != given.paged || one.int8 != given.int8)
+      continue;
     if (strcmp(one.isa, isa)) continue;
-    if (!one.q.holds(given.x[0], false) || !one.k.holds(given.x[1], one.paged) || !one.v.holds(given.x[2], one.paged)) continue;
+    if (!one.q.holds(given.x[0], false) || !one.k.holds(given.x[1], one.paged) || !one.v.holds(given.x[2], one.paged))
+      continue;
     leaves.count = 0, leaves.reads_numbers = !one.needs;  // autograd saves tensors
-    const bool same = (given.score == one.score || has_outline(given.score, PyTuple_GetItem(one.outlines, 0), leaves)) &&
-                      (given.mask == one.mask || has_outline(given.mask, PyTuple_GetItem(one.outlines, 1), leaves)) &&
-                      has_outline(given.sink, PyTuple_GetItem(one.outlines, 2), leaves);
+    const bool same =
+        (given.score == one.score || has_outline(given.score, PyTuple_GetItem(one.outlines, 0), leaves)) &&
+        (given.mask == one.mask || has_outline(given.mask, PyTuple_GetItem(one.outlines, 1), leaves)) &&
+        has_outline(given.sink, PyTuple_GetItem(one.outlines, 2), leaves);
     if (same && (!given.recorded || needs_of(leaves.objects, leaves.count) == one.needs >> 3)) return &one;
   }
   return nullptr;

@@ -54,7 +54,8 @@ static bool truth_of(const Ref& object) { return object && PyObject_IsTrue(objec
 // Python's numbers may be any; an overflow is no error.
 static int64_t difference(int64_t a, int64_t b) { return (int64_t)((uint64_t)a - (uint64_t)b); }
 
-// The numbers of a tuple, each less the same one, as int64 in a bytes object; null with an error where some are no such numbers.
+// The numbers of a tuple, each less the same one, as int64 in a bytes object; null with an error where some are no such
+// numbers.
 static PyObject* packed(PyObject* tuple, int64_t less) {
   const Py_ssize_t count = PyTuple_Size(tuple);
   PyObject* const bytes = count < 0 ? nullptr : PyBytes_FromStringAndSize(nullptr, count * (Py_ssize_t)sizeof(int64_t));
@@ -69,11 +70,13 @@ static PyObject* packed(PyObject* tuple, int64_t less) {
 struct Names {
   const DLPackExchangeAPI* dlpack;
   PyObject *tensor, *parameter, *positions, *paged, *int8_rows;  // types
-  PyObject *is_neg, *empty_like, *new_empty;             // called with a tensor
-  PyObject *get_num_threads, *is_grad_enabled, *guards;  // guards: true where somebody watches or changes what torch does
-  PyObject *forward_ad, *float_tensor;                   // the module; a tensor of float32
-  PyObject *fields, *dtype, *tuple, *lengths, *int64;    // of each class of values; types; a dtype
-  PyObject *requires_grad, *dict, *made, *numbers, *dtype_name, *current_level, *pages, *block_table, *shape, *int8_numbers, *scales;  // attributes' names
+  PyObject *is_neg, *empty_like, *new_empty;                     // called with a tensor
+  PyObject *get_num_threads, *is_grad_enabled,
+      *guards;                                         // guards: true where somebody watches or changes what torch does
+  PyObject *forward_ad, *float_tensor;                 // the module; a tensor of float32
+  PyObject *fields, *dtype, *tuple, *lengths, *int64;  // of each class of values; types; a dtype
+  PyObject *requires_grad, *dict, *made, *numbers, *dtype_name, *current_level, *pages, *block_table, *shape,
+      *int8_numbers, *scales;  // attributes' names
 };
 static Names py;
 
@@ -85,8 +88,8 @@ static bool empty(const DLTensor& t) {
   return false;
 }
 
-// Whether an object is a tensor on the CPU, which the kernels can read where it lies: how it lies. It is a torch.Tensor itself, or a
-// Parameter where `exact` is false; another subclass may hold its numbers elsewhere, or none.
+// Whether an object is a tensor on the CPU, which the kernels can read where it lies: how it lies. It is a torch.Tensor
+// itself, or a Parameter where `exact` is false; another subclass may hold its numbers elsewhere, or none.
 static bool read(PyObject* object, DLTensor& t, bool exact) {
   if (!has_type(object, py.tensor) && (exact || !has_type(object, py.parameter))) return false;
   if (py.dlpack->read(object, &t) != 0) {
@@ -94,14 +97,17 @@ static bool read(PyObject* object, DLTensor& t, bool exact) {
     return false;
   }
   if (!address(t) && !empty(t)) return false;  // its memory has been given back
-  return t.device.type == kDLCPU && t.dtype.lanes == 1 && !truth_of(Ref{PyObject_CallFunctionObjArgs(py.is_neg, object, nullptr)});
+  return t.device.type == kDLCPU && t.dtype.lanes == 1 &&
+         !truth_of(Ref{PyObject_CallFunctionObjArgs(py.is_neg, object, nullptr)});
 }
 
 // The dtype of an operand.
 static int64_t dtype_of(DLDataType t) {
-  if (t.code == kDLFloat) return t.bits == 32 ? REGARD_F32 : t.bits == 16 ? REGARD_F16 : t.bits == 64 ? REGARD_F64 : REGARD_OTHER;
+  if (t.code == kDLFloat)
+    return t.bits == 32 ? REGARD_F32 : t.bits == 16 ? REGARD_F16 : t.bits == 64 ? REGARD_F64 : REGARD_OTHER;
   if (t.code == kDLBfloat) return t.bits == 16 ? REGARD_BF16 : REGARD_OTHER;
-  if (t.code == kDLInt) return t.bits == 8 ? REGARD_I8 : t.bits == 32 ? REGARD_I32 : t.bits == 64 ? REGARD_I64 : REGARD_OTHER;
+  if (t.code == kDLInt)
+    return t.bits == 8 ? REGARD_I8 : t.bits == 32 ? REGARD_I32 : t.bits == 64 ? REGARD_I64 : REGARD_OTHER;
   return t.code == kDLBool ? REGARD_BOOL : REGARD_OTHER;
 }
 

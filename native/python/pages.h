@@ -1,4 +1,5 @@
-// A few new rows of each sequence, copied to the pages that its block table names: the keys and values of a decoding step.
+// A few new rows of each sequence, copied to the pages that its block table names: the keys and values of a decoding
+// step.
 #pragma once
 #include "python/rows.h"
 
@@ -31,8 +32,8 @@ struct Sequences {
 
   bool read(PyObject* block_table, PyObject* list) {
     lengths = list;
-    return regard::read(block_table, table, true) && table.ndim == 2 && table.dtype.code == kDLInt && table.dtype.bits == 32 &&
-           table.shape[0] == PyList_Size(list);
+    return regard::read(block_table, table, true) && table.ndim == 2 && table.dtype.code == kDLInt &&
+           table.dtype.bits == 32 && table.shape[0] == PyList_Size(list);
   }
 
   // The page of row `row` of sequence b; -1 where the table names no page of the pool for it.
@@ -55,16 +56,19 @@ struct Sequences {
   }
 };
 
-// Copies the new rows of keys and values behind those that each sequence has; false, and nothing is copied, where they do not fit.
+// Copies the new rows of keys and values behind those that each sequence has; false, and nothing is copied, where they
+// do not fit.
 static bool copy_to_pages(const Sequences& to, const NewRows (&given)[2]) {
   const NewRows &k = given[0], &v = given[1];
   const int64_t n = rows_of(k.rows);
-  if (k.rows.shape[0] != to.table.shape[0] || v.rows.shape[0] != to.table.shape[0] || rows_of(v.rows) != n) return false;
+  if (k.rows.shape[0] != to.table.shape[0] || v.rows.shape[0] != to.table.shape[0] || rows_of(v.rows) != n)
+    return false;
   if (k.pool.shape[0] != v.pool.shape[0] || k.pool.shape[2] != v.pool.shape[2]) return false;
   if (!to.each_new_row(n, k.pool, [](int64_t, int64_t, int64_t page, int64_t) { return page >= 0; })) return false;
   for (const NewRows& x : given)
     if (!empty(x.rows))  // such tensors may have no address
-      to.each_new_row(n, x.pool, [&x](int64_t b, int64_t i, int64_t page, int64_t row) { return x.copy(b, i, page, row), true; });
+      to.each_new_row(n, x.pool,
+                      [&x](int64_t b, int64_t i, int64_t page, int64_t row) { return x.copy(b, i, page, row), true; });
   return true;
 }
 

@@ -1,5 +1,5 @@
-// What is called of Python and of torch, declared here: building needs no headers of either, and one object serves every version.
-// All of it is in the stable ABI of Python 3.10 (PEP 384) and in DLPack 1.3 (github.com/dmlc/dlpack).
+// What is called of Python and of torch, declared here: building needs no headers of either, and one object serves
+// every version. All of it is in the stable ABI of Python 3.10 (PEP 384) and in DLPack 1.3 (github.com/dmlc/dlpack).
 #pragma once
 #include <stdint.h>
 

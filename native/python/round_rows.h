@@ -1,4 +1,5 @@
-// A few new rows rounded to int8, with a scale each: what src/regard/core/int8_rows.py defines as `rounded`, to the bit.
+// A few new rows rounded to int8, with a scale each: what src/regard/core/int8_rows.py defines as `rounded`, to the
+// bit.
 #pragma once
 #include "python/rows.h"
 
@@ -15,7 +16,8 @@ static float number_at(const char* row, int64_t n, bool half) {
 
 // Rounds a row to `to`; returns its scale.
 static float round_row(const char* row, int64_t width, bool half, int8_t* to) {
-  constexpr float kSteps = 127, kMagic = 12582912.0f;  // 1.5 · 2^23: adding it rounds to the nearest integer, half to even
+  constexpr float kSteps = 127,
+                  kMagic = 12582912.0f;  // 1.5 · 2^23: adding it rounds to the nearest integer, half to even
   float most = 0;
   bool finite = true;
   for (int64_t n = 0; n < width; ++n) {
@@ -42,9 +44,12 @@ struct RoundedRows {
   // Whether they fit, and are so few that torch's operations would take longer.
   bool fit() const {
     constexpr int64_t kMostNumbers = 1 << 14;
-    const bool known = (t.dtype.code == kDLFloat && t.dtype.bits == 32) || (t.dtype.code == kDLBfloat && t.dtype.bits == 16);
-    if (!known || t.ndim < 2 || numbers.ndim != t.ndim || scales.ndim != t.ndim || t.strides[t.ndim - 1] != 1) return false;
-    if (dtype_of(numbers.dtype) != REGARD_I8 || dtype_of(scales.dtype) != REGARD_F32 || scales.shape[t.ndim - 1] != 1) return false;
+    const bool known =
+        (t.dtype.code == kDLFloat && t.dtype.bits == 32) || (t.dtype.code == kDLBfloat && t.dtype.bits == 16);
+    if (!known || t.ndim < 2 || numbers.ndim != t.ndim || scales.ndim != t.ndim || t.strides[t.ndim - 1] != 1)
+      return false;
+    if (dtype_of(numbers.dtype) != REGARD_I8 || dtype_of(scales.dtype) != REGARD_F32 || scales.shape[t.ndim - 1] != 1)
+      return false;
     int64_t count = 1;
     for (int n = t.ndim - 1; n >= 0; --n) {
       const bool last = n == t.ndim - 1;
@@ -72,7 +77,8 @@ struct RoundedRows {
       to += width;
       return;
     }
-    for (int64_t n = 0; n < t.shape[axis]; ++n, from += t.strides[axis] * (t.dtype.bits / 8)) round_axis(axis + 1, from, to, scale);
+    for (int64_t n = 0; n < t.shape[axis]; ++n, from += t.strides[axis] * (t.dtype.bits / 8))
+      round_axis(axis + 1, from, to, scale);
   }
 };
 

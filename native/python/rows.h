@@ -6,11 +6,13 @@ namespace regard {
 
 static int64_t rows_of(const DLTensor& t) { return t.shape[t.ndim - 2]; }
 
-// Whether the numbers of t are copied byte by byte to `to`, and are so few that the time to start threads would be longer.
+// Whether the numbers of t are copied byte by byte to `to`, and are so few that the time to start threads would be
+// longer.
 static bool few_of_same_dtype(const DLTensor& to, const DLTensor& t) {
   constexpr int64_t kMostBytes = 1 << 16;
   constexpr uint8_t kComplex = 5;  // may be conjugated, which DLPack does not tell
-  if (t.dtype.code != to.dtype.code || t.dtype.bits != to.dtype.bits || t.dtype.code == kComplex || t.dtype.bits % 8) return false;
+  if (t.dtype.code != to.dtype.code || t.dtype.bits != to.dtype.bits || t.dtype.code == kComplex || t.dtype.bits % 8)
+    return false;
   int64_t bytes = t.dtype.bits / 8;
   for (int n = 0; n < t.ndim; ++n) {
     if (t.shape[n] > kMostBytes) return false;

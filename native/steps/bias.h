@@ -41,7 +41,8 @@ struct Bias : Modifier {
     pack_by<V>(b.bias, kQueries, bias, dtype(c), c.bias.row, c.bias.col, b.p.rows, t.count, map);
   }
 
-  // Prefetches the bias of the next tile of keys up to `last`: its rows are short, and the hardware prefetcher begins anew at each.
+  // Prefetches the bias of the next tile of keys up to `last`: its rows are short, and the hardware prefetcher begins
+  // anew at each.
   template <int V>
   REGARD_INLINE void fetch_next(const Block<V>& b, const Tile& t, int64_t last) {
     const regard_call& c = b.c;
@@ -63,7 +64,8 @@ struct Bias : Modifier {
   template <int V>
   static auto simply(const Block<V>& b, int v) {
     const float* bias = b.bias + v * W;
-    return [bias](vf s, int64_t n) __attribute__((always_inline)) { return plus_bounded(s, load(bias + n * kQueries)); };
+    return [bias](vf s, int64_t n)
+               __attribute__((always_inline)) { return plus_bounded(s, load(bias + n * kQueries)); };
   }
 
   REGARD_INLINE void apply(const RowKeys& x, vf& s, vf&) {
@@ -74,7 +76,9 @@ struct Bias : Modifier {
 
   static bool wants_grad(const regard_gradients& g) { return g.dbias.data; }
 
-  static GradientSharing sharing(const regard_gradients& g) { return g.dbias.data ? GradientSharing::of(g.dbias) : GradientSharing{}; }
+  static GradientSharing sharing(const regard_gradients& g) {
+    return g.dbias.data ? GradientSharing::of(g.dbias) : GradientSharing{};
+  }
 
   template <int V>
   static void backward(const Block<V>& b, const Tile& t, const ScoreGradients& g, double*) {
@@ -86,7 +90,8 @@ struct Bias : Modifier {
 
   // To a bias that all queries or all keys share: few numbers, in double, each the sum of many.
   template <int V>
-  static void add_shared(const regard_tensor& x, const Block<V>& b, const Tile& t, const float* ds, int64_t from, int64_t to) {
+  static void add_shared(const regard_tensor& x, const Block<V>& b, const Tile& t, const float* ds, int64_t from,
+                         int64_t to) {
     double* bias = at<double>(x, b.p, b.p.h) + b.p.row * x.row + t.j * x.col;
     vf by_query[V];
     for (int v = 0; v < V; ++v) by_query[v] = vf{};

@@ -1,4 +1,5 @@
-// Bits: any mask, one bit for each pair. They come from a tile map, whose tiles are hidden, visible or have bits, or from boolean bytes.
+// Bits: any mask, one bit for each pair. They come from a tile map, whose tiles are hidden, visible or have bits, or
+// from boolean bytes.
 #pragma once
 #include "core/check.h"
 #include "core/rows.h"
@@ -11,7 +12,8 @@ struct Bits {
     if (!c.tiles.data) return REGARD_DONE;
     if (c.bits_count < 0 || (c.bits_count && !c.bits)) return REGARD_BAD_ARGUMENT;
     const int64_t heads = distinct(c.heads, c.tiles.head);
-    const int64_t rows = distinct((c.nq + kQueries - 1) / kQueries, c.tiles.row), cols = distinct((c.nk + kKeys - 1) / kKeys, c.tiles.col);
+    const int64_t rows = distinct((c.nq + kQueries - 1) / kQueries, c.tiles.row),
+                  cols = distinct((c.nk + kKeys - 1) / kKeys, c.tiles.col);
     const bool right = each_element(c, c.tiles.batch, c.tiles.batch, [&](const Place& p) {
       bool wrong = false;
       for (int64_t h = 0; h < heads; ++h)
@@ -28,7 +30,8 @@ struct Bits {
   // The words of a tile whose entry of the map is `which`.
   static const uint64_t* words(const regard_call& c, int64_t which) { return (const uint64_t*)c.bits + which * kKeys; }
 
-  // Boolean bytes [row][key] of a tile as bits [key] of rows (64 at most): eight rows become a byte, bytes become words.
+  // Boolean bytes [row][key] of a tile as bits [key] of rows (64 at most): eight rows become a byte, bytes become
+  // words.
   static void pack(uint64_t* bits, const uint8_t* allowed, int64_t row, int64_t col, int64_t rows, int64_t keys) {
     typedef uint8_t vb __attribute__((vector_size(W), aligned(1), may_alias));
     for (int64_t n = 0; n < keys; ++n) bits[n] = 0;

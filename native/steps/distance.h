@@ -14,7 +14,8 @@ REGARD_INLINE void position_distances(const Block<V>& b, int64_t key, vf (&dista
 // The same of a row's query and W keys.
 REGARD_INLINE vf position_distances(const RowKeys& x) {
   const regard_call& c = x.f.c;
-  const int32_t ahead = wrapping_sub(c.q_at[offset(c.q_at_batch, x.f.p) + x.row.i], c.k_at[offset(c.k_at_batch, x.f.p) + x.t.j]);
+  const int32_t ahead =
+      wrapping_sub(c.q_at[offset(c.q_at_batch, x.f.p) + x.row.i], c.k_at[offset(c.k_at_batch, x.f.p) + x.t.j]);
   return absolute(__builtin_convertvector(wrapping_sub(splat_int(ahead), x.f.at[x.n / W]), vf));
 }
 

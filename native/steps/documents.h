@@ -1,5 +1,5 @@
-// Documents: a query sees the keys that have its number. Where the numbers of the keys never decrease, these are intervals
-// (attention/interval_rule.h); else the numbers are compared here, in tiles that may hold an equal pair.
+// Documents: a query sees the keys that have its number. Where the numbers of the keys never decrease, these are
+// intervals (attention/interval_rule.h); else the numbers are compared here, in tiles that may hold an equal pair.
 #pragma once
 #include "core/check.h"
 #include "core/rows.h"
@@ -35,8 +35,12 @@ struct Documents {
   // Whether numbers are compared: a call that has only intervals keeps no numbers.
   static bool used(const regard_call& c) { return c.q_documents; }
 
-  static const int64_t* of_queries(const regard_call& c, const Place& p) { return c.q_documents + offset(c.q_documents_batch, p); }
-  static const int64_t* of_keys(const regard_call& c, const Place& p) { return c.k_documents + offset(c.k_documents_batch, p); }
+  static const int64_t* of_queries(const regard_call& c, const Place& p) {
+    return c.q_documents + offset(c.q_documents_batch, p);
+  }
+  static const int64_t* of_keys(const regard_call& c, const Place& p) {
+    return c.k_documents + offset(c.k_documents_batch, p);
+  }
 
   // The range of each `size` tokens of `count`.
   static void write_ranges(DocumentRange* to, const int64_t* numbers, int64_t count, int64_t size) {
@@ -70,7 +74,8 @@ struct Documents {
     for (int64_t n = 0; n < count; ++n) {
       if (n == 0 || keys[n] != keys[n - 1]) {
         same = 0;
-        for (int v = 0; v < kVectors; ++v) same |= (uint64_t)Isa::lanes_set(__builtin_convertvector(own[v] == keys[n], vi)) << (v * W);
+        for (int v = 0; v < kVectors; ++v)
+          same |= (uint64_t)Isa::lanes_set(__builtin_convertvector(own[v] == keys[n], vi)) << (v * W);
       }
       bits[n] &= same;
     }

@@ -1,4 +1,5 @@
-// Dropout of the weights. A hash of (seed, batch element, head, query, key) decides which ones are dropped, the same for every tiling.
+// Dropout of the weights. A hash of (seed, batch element, head, query, key) decides which ones are dropped, the same
+// for every tiling.
 #pragma once
 #include "core/rows.h"
 
@@ -31,7 +32,9 @@ struct Dropout {
   }
 
   // The words of a query and of a key at a position; their sum is hashed.
-  REGARD_INLINE uint32_t query_word(uint32_t head, int64_t at) { return mix((uint32_t)(head + low_word(at) * 0xC2B2AE3Du)); }
+  REGARD_INLINE uint32_t query_word(uint32_t head, int64_t at) {
+    return mix((uint32_t)(head + low_word(at) * 0xC2B2AE3Du));
+  }
   REGARD_INLINE uint32_t key_word(int64_t at) { return low_word(at) * 0x27D4EB2Fu; }
 
   template <int V>
@@ -45,7 +48,8 @@ struct Dropout {
     return vu{} + query_word(head_word(f.c, f.p.b, row.h), f.c.q_at[offset(f.c.q_at_batch, f.p) + row.i]);
   }
 
-  // A weight times keep, or 0 where it is dropped; the gradient of the weight from that of the result is the same function.
+  // A weight times keep, or 0 where it is dropped; the gradient of the weight from that of the result is the same
+  // function.
   REGARD_INLINE vf apply(const regard_call& c, vu query, vu key, vf p) {
     const vi stays = (mix(query + key) >> 8) >= c.threshold;
     return select(stays, p * splat(c.keep), vf{});

@@ -18,7 +18,8 @@ struct Interval {
   static int32_t check(const regard_call& c) {
     if (!both_or_none(c.start.data, c.stop.data)) return REGARD_BAD_ARGUMENT;
     if (!c.start.data) return REGARD_DONE;
-    const int64_t heads = distinct(c.heads, c.start.head | c.stop.head), rows = distinct(c.nq, c.start.row | c.stop.row);
+    const int64_t heads = distinct(c.heads, c.start.head | c.stop.head),
+                  rows = distinct(c.nq, c.start.row | c.stop.row);
     const int32_t nk = (int32_t)c.nk;
     const bool right = each_element(c, c.start.batch, c.stop.batch, [&](const Place& p) {
       for (int64_t h = 0; h < heads; ++h) {
@@ -48,7 +49,8 @@ struct Interval {
   // The keys that some query of the call sees, and those that all of them see.
   static Limits limits(const regard_call& c) {
     if (!c.start.data) return {0, c.nk, 0, c.nk};
-    const int64_t heads = distinct(c.heads, c.start.head | c.stop.head), rows = distinct(c.nq, c.start.row | c.stop.row);
+    const int64_t heads = distinct(c.heads, c.start.head | c.stop.head),
+                  rows = distinct(c.nq, c.start.row | c.stop.row);
     Limits limits = Limits::none(c);
     each_element(c, c.start.batch, c.stop.batch, [&](const Place& p) {
       for (int64_t h = 0; h < heads; ++h) {

@@ -11,13 +11,13 @@ struct Block;
 // The gradients of one tile's scores, which pass the modifiers from the last to the first.
 struct ScoreGradients {
   const regard_gradients& wanted;  // the gradients that the call wants
-  float* ds;                       // [kTile][kQueries], of the scores after a modifier, then before it; 0 of hidden pairs
-  float* kept;                     // [kTile][kQueries], what the block form of a modifier that keeps wrote; it may change it
-  int64_t from, to;                // the keys of the tile that are computed
+  float* ds;         // [kTile][kQueries], of the scores after a modifier, then before it; 0 of hidden pairs
+  float* kept;       // [kTile][kQueries], what the block form of a modifier that keeps wrote; it may change it
+  int64_t from, to;  // the keys of the tile that are computed
 };
 
-// What shares a number of a gradient that is added in place: batch elements along an axis, the heads, all queries, all keys. One item of
-// work then adds to it.
+// What shares a number of a gradient that is added in place: batch elements along an axis, the heads, all queries, all
+// keys. One item of work then adds to it.
 struct GradientSharing {
   bool batch[REGARD_BATCH_AXES], heads, queries, keys;
 
@@ -46,10 +46,10 @@ struct NoModifier {
 // The defaults of a modifier's members. Each modifier also defines
 //   State<V>           its state for a block of queries; Block<V> inherits it
 //   used(call)         whether the call has this modifier
-//   apply, block form: one key and V vectors of queries; takes the block, the tile, the key of the tile, scores, what it keeps
-//   apply, row form:   one query and W keys; takes RowKeys, scores, derivatives
-// Scores are in base 2. The row form of a modifier that does more than add to the score multiplies the derivative of all modifiers up to it
-// by its own, that of the new score by the old one.
+//   apply, block form: one key and V vectors of queries; takes the block, the tile, the key of the tile, scores, what
+//   it keeps apply, row form:   one query and W keys; takes RowKeys, scores, derivatives
+// Scores are in base 2. The row form of a modifier that does more than add to the score multiplies the derivative of
+// all modifiers up to it by its own, that of the new score by the old one.
 struct Modifier {
   // Checks the members of the call that it reads: REGARD_DONE, or the code of what is wrong.
   static int32_t check(const regard_call&) { return REGARD_DONE; }
@@ -57,8 +57,9 @@ struct Modifier {
   // Whether it may differ between the query heads of a group. (Called where the call has it.)
   static bool differs_by_head(const regard_call&) { return true; }
 
-  static constexpr bool hides = true;   // whether it can make a score -inf
-  static constexpr bool keeps = false;  // whether its block form keeps a number for each score of a tile, for `backward`
+  static constexpr bool hides = true;  // whether it can make a score -inf
+  static constexpr bool keeps =
+      false;  // whether its block form keeps a number for each score of a tile, for `backward`
 
   // Floats that it keeps of a tile, where it keeps any.
   static int64_t kept_size(const regard_call&) { return kTile * kQueries; }
@@ -66,8 +67,8 @@ struct Modifier {
   // Floats of scratch that it takes for a tile.
   static constexpr int64_t scratch_size = 0;
 
-  // Whether it defines `simply`, for the calls whose only modifier it is: a function of scores and a key of the tile, for one vector of
-  // queries. What that reads is loaded once for all keys.
+  // Whether it defines `simply`, for the calls whose only modifier it is: a function of scores and a key of the tile,
+  // for one vector of queries. What that reads is loaded once for all keys.
   static constexpr bool simple = false;
 
   // Fills the state, once for each block of queries; scratch: scratch_size floats.
@@ -78,18 +79,20 @@ struct Modifier {
   template <int V>
   static void load_tile(const Block<V>&, const Tile&) {}
 
-  // Whether the gradient of its tensor is wanted, and how many doubles its sums take for each head; 0 where it is added in place.
+  // Whether the gradient of its tensor is wanted, and how many doubles its sums take for each head; 0 where it is added
+  // in place.
   static bool wants_grad(const regard_gradients&) { return false; }
   static int64_t grad_size(const regard_gradients&) { return 0; }
 
   // What shares a number of a gradient that is added in place.
   static GradientSharing sharing(const regard_gradients&) { return {}; }
 
-  // Whether a gradient that is wanted sums dS times numbers far above 1: then delta is summed from the weights, as dS is, to the last digit.
+  // Whether a gradient that is wanted sums dS times numbers far above 1: then delta is summed from the weights, as dS
+  // is, to the last digit.
   static bool multiplies_delta(const regard_gradients&) { return false; }
 
-  // Adds what one tile gives to the gradient of its tensor, to `sum` (grad_size doubles), and turns ds into the gradient of the scores
-  // before it.
+  // Adds what one tile gives to the gradient of its tensor, to `sum` (grad_size doubles), and turns ds into the
+  // gradient of the scores before it.
   template <int V>
   static void backward(const Block<V>&, const Tile&, const ScoreGradients&, double* /* sum */) {}
 
@@ -118,7 +121,9 @@ struct ModifierList {
   static bool hide(const regard_call& c) { return ((Each::hides && Each::used(c)) || ...); }
 
   // Floats that the modifiers of a call keep of a tile.
-  static int64_t kept_size(const regard_call& c) { return ((Each::keeps && Each::used(c) ? Each::kept_size(c) : 0) + ...); }
+  static int64_t kept_size(const regard_call& c) {
+    return ((Each::keeps && Each::used(c) ? Each::kept_size(c) : 0) + ...);
+  }
 
   // Floats of scratch for the modifiers of a call.
   static int64_t scratch_size(const regard_call& c) { return ((Each::used(c) ? Each::scratch_size : 0) + ...); }
@@ -177,7 +182,9 @@ struct ModifierList {
   }
 
   // Adds the sums of `parts` parts, [part][head][grad_size], in order, and writes them.
-  static void join_grads(const regard_gradients& g, double* const* sums, int64_t parts) { (join_grad<Each>(g, *sums++, parts), ...); }
+  static void join_grads(const regard_gradients& g, double* const* sums, int64_t parts) {
+    (join_grad<Each>(g, *sums++, parts), ...);
+  }
 
  private:
   template <class One, class F>
@@ -198,7 +205,8 @@ struct ModifierList {
   }
 
   template <int V, class First, class... Rest>
-  REGARD_INLINE void backward_from(const Block<V>& b, const Tile& t, const ScoreGradients& g, double* const* sums, int64_t place) {
+  REGARD_INLINE void backward_from(const Block<V>& b, const Tile& t, const ScoreGradients& g, double* const* sums,
+                                   int64_t place) {
     ScoreGradients rest = g;
     if (First::keeps && First::used(b.c)) rest.kept += First::kept_size(b.c);
     if constexpr (sizeof...(Rest) > 0) backward_from<V, Rest...>(b, t, rest, sums + 1, place);

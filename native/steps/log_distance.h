@@ -9,7 +9,8 @@ struct LogPenalty {
   float weight, rate;
 
   static LogPenalty of(const regard_call& c, int64_t head) {
-    return {c.log_distance_weights[c.log_distance_weights_stride * head], c.log_distance_rates[c.log_distance_rates_stride * head]};
+    return {c.log_distance_weights[c.log_distance_weights_stride * head],
+            c.log_distance_rates[c.log_distance_rates_stride * head]};
   }
 
   __attribute__((always_inline)) vf subtract(vf s, vf distance) const {
@@ -51,8 +52,8 @@ struct LogDistance : Modifier {
   static bool wants_grad(const regard_gradients& g) { return g.dlog_distance_weights || g.dlog_distance_rates; }
   static int64_t grad_size(const regard_gradients& g) { return wants_grad(g) ? 2 : 0; }
 
-  // To sum[0] -Σ dS · ln(1 + rate · distance), to sum[1] -Σ dS · weight · distance / (1 + rate · distance). The terms of a row
-  // nearly cancel, so only short sums are kept in float.
+  // To sum[0] -Σ dS · ln(1 + rate · distance), to sum[1] -Σ dS · weight · distance / (1 + rate · distance). The terms
+  // of a row nearly cancel, so only short sums are kept in float.
   template <int V>
   static void backward(const Block<V>& b, const Tile& t, const ScoreGradients& g, double* sum) {
     if (!wants_grad(g.wanted)) return;

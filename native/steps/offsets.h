@@ -1,5 +1,5 @@
-// Offsets (relative position bias): s + table[cell of the query - cell of the key]. Where the call has no cells, query i has cell
-// i + nk - 1 and key j has cell j.
+// Offsets (relative position bias): s + table[cell of the query - cell of the key]. Where the call has no cells, query
+// i has cell i + nk - 1 and key j has cell j.
 #pragma once
 #include "steps/list.h"
 
@@ -20,7 +20,8 @@ struct Offsets : Modifier {
     if (!c.q_cell) return c.offsets_count < c.nq + c.nk - 1 ? REGARD_BAD_ARGUMENT : REGARD_DONE;
     // the table has every difference of a query's cell and a key's
     const bool right = each_element(c, c.q_cell_batch, c.k_cell_batch, [&](const Place& p) {
-      const Range q = range_of(c.q_cell + offset(c.q_cell_batch, p), c.nq), k = range_of(c.k_cell + offset(c.k_cell_batch, p), c.nk);
+      const Range q = range_of(c.q_cell + offset(c.q_cell_batch, p), c.nq),
+                  k = range_of(c.k_cell + offset(c.k_cell_batch, p), c.nk);
       return (int64_t)q.least - k.most >= 0 && (int64_t)q.most - k.least < c.offsets_count;
     });
     return right ? REGARD_DONE : REGARD_BAD_CELL;
@@ -28,8 +29,8 @@ struct Offsets : Modifier {
 
   static bool used(const regard_call& c) { return c.offsets; }
 
-  // Lanes without a query, even all of a vector, read at most a block past the end of the table, which has padding there; never a cell past
-  // the last query's.
+  // Lanes without a query, even all of a vector, read at most a block past the end of the table, which has padding
+  // there; never a cell past the last query's.
   template <int V>
   static void begin(Block<V>& b, float*) {
     const regard_call& c = b.c;
@@ -63,7 +64,8 @@ struct Offsets : Modifier {
     const int64_t key = x.key(), valid = x.valid();
     const float* table = c.offsets + c.offsets_stride * x.row.h;
     if (!c.k_cell) return floats(table, x.row.i + c.nk - 1 - key, -1, valid, REGARD_F32);
-    const int32_t *cells = c.k_cell + offset(c.k_cell_batch, x.f.p) + key, cell = c.q_cell[offset(c.q_cell_batch, x.f.p) + x.row.i];
+    const int32_t *cells = c.k_cell + offset(c.k_cell_batch, x.f.p) + key,
+                  cell = c.q_cell[offset(c.q_cell_batch, x.f.p) + x.row.i];
     vf added;
     for (int m = 0; m < W; ++m) added[m] = table[cell - cells[m < valid ? m : 0]];
     return added;

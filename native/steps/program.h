@@ -1,9 +1,10 @@
-// Program: the modifiers of a score as a sequence of elementwise instructions, which are interpreted for a few keys at a time. Python makes it
-// from a function that a person wrote: backends/native/programs/.
+// Program: the modifiers of a score as a sequence of elementwise instructions, which are interpreted for a few keys at
+// a time. Python makes it from a function that a person wrote: backends/native/programs/.
 //
-// An instruction reads and writes slots: numbers of some keys and of the block's queries (or of a row's query and W keys). Slot 0 begins with the
-// natural scores. First come the instructions that no key changes (NUMBER, LOAD of what keys share), then the rest up to RESULT, then those
-// of the derivatives by operands (LOAD_GRADIENT, GATHER_GRADIENT) and by the score, up to DERIVATIVE.
+// An instruction reads and writes slots: numbers of some keys and of the block's queries (or of a row's query and W
+// keys). Slot 0 begins with the natural scores. First come the instructions that no key changes (NUMBER, LOAD of what
+// keys share), then the rest up to RESULT, then those of the derivatives by operands (LOAD_GRADIENT, GATHER_GRADIENT)
+// and by the score, up to DERIVATIVE.
 #pragma once
 #include "core/functions.h"
 #include "steps/program_gradients.h"
@@ -11,7 +12,8 @@
 
 namespace regard {
 
-constexpr int64_t kProgramKeys = 8;  // keys at a time: an instruction is decoded once for them, and slots lie in the first-level cache
+constexpr int64_t kProgramKeys =
+    8;  // keys at a time: an instruction is decoded once for them, and slots lie in the first-level cache
 
 struct Program : Modifier, ProgramGradients {
   template <int V>
@@ -24,15 +26,18 @@ struct Program : Modifier, ProgramGradients {
   static constexpr bool keeps = true;
 
   using ProgramCode::check;
-  using ProgramGradients::grad_size, ProgramGradients::kept_size, ProgramGradients::multiplies_delta, ProgramGradients::sharing;
+  using ProgramGradients::grad_size, ProgramGradients::kept_size, ProgramGradients::multiplies_delta,
+      ProgramGradients::sharing;
   using ProgramGradients::wants_grad, ProgramGradients::write_grad;
 
   static constexpr int64_t kSlotSize = kProgramKeys * kQueries;
-  static constexpr int64_t kSlotsSize = (int64_t)(sizeof(Slots) / sizeof(float)) / 16 * 16 + 32;  // whole lines of the cache
+  static constexpr int64_t kSlotsSize =
+      (int64_t)(sizeof(Slots) / sizeof(float)) / 16 * 16 + 32;  // whole lines of the cache
   static constexpr int64_t scratch_size = kSlotsSize + REGARD_SLOTS * kSlotSize;
 
   static void place_slots(Slots& s, float* memory, int64_t size, int V) {
-    for (int n = 0; n < REGARD_SLOTS; ++n) s.at[n] = memory + n * size, s.key[n] = (int16_t)(V * W), s.vector[n] = (int16_t)W;
+    for (int n = 0; n < REGARD_SLOTS; ++n)
+      s.at[n] = memory + n * size, s.key[n] = (int16_t)(V * W), s.vector[n] = (int16_t)W;
   }
 
   template <int V>
@@ -91,10 +96,12 @@ struct Program : Modifier, ProgramGradients {
     if (t.dtype == REGARD_F32 || t.dtype == REGARD_I32 || t.dtype != REGARD_BOOL) {
       const int dtype = t.dtype == REGARD_I32 ? (int)REGARD_F32 : (int)t.dtype;
       const void* from = advance(t.data, first, dtype);
-      return pack_by<V>(to, V * W, from, dtype, t.row, t.col, b.p.rows, keys, [](vf y) __attribute__((always_inline)) { return y; });
+      return pack_by<V>(to, V * W, from, dtype, t.row, t.col, b.p.rows, keys,
+                        [](vf y) __attribute__((always_inline)) { return y; });
     }
     for (int64_t n = 0; n < keys; ++n)
-      for (int64_t i = 0; i < V * W; ++i) to[n * V * W + i] = i < b.p.rows ? one_of(t, first + i * t.row + n * t.col) : 0.0f;
+      for (int64_t i = 0; i < V * W; ++i)
+        to[n * V * W + i] = i < b.p.rows ? one_of(t, first + i * t.row + n * t.col) : 0.0f;
   }
 
   template <int V, class F>
@@ -123,7 +130,8 @@ struct Program : Modifier, ProgramGradients {
     const float *a = s.at[x.a], *b = s.at[x.b], *c = s.at[x.c];
     for (int64_t n = 0; n < keys; ++n, to += V * W, a += s.key[x.a], b += s.key[x.b], c += s.key[x.c])
       for (int v = 0; v < V; ++v)
-        store(to + v * W, select((vi)load(a + v * s.vector[x.a]), load(b + v * s.vector[x.b]), load(c + v * s.vector[x.c])));
+        store(to + v * W,
+              select((vi)load(a + v * s.vector[x.a]), load(b + v * s.vector[x.b]), load(c + v * s.vector[x.c])));
   }
 
   // An element of a table for each index. Python proves that they lie inside; nothing else may be read either.
@@ -142,7 +150,8 @@ struct Program : Modifier, ProgramGradients {
 #define REGARD_MAP1(name, value) \
   case REGARD_DO_##name: return map1<V>(s, x, keys, [&](vf a) __attribute__((always_inline)) { return (vf)(value); });
 #define REGARD_MAP2(name, value) \
-  case REGARD_DO_##name: return map2<V>(s, x, keys, [](vf a, vf b) __attribute__((always_inline)) { return (vf)(value); });
+  case REGARD_DO_##name:         \
+    return map2<V>(s, x, keys, [](vf a, vf b) __attribute__((always_inline)) { return (vf)(value); });
     switch (x.op) {
       REGARD_MAP2(ADD, a + b)
       REGARD_MAP2(SUB, a - b)
@@ -204,12 +213,14 @@ struct Program : Modifier, ProgramGradients {
       for (int v = 0; v < V; ++v) take(n, v, load(s.at[slot] + n * s.key[slot] + v * s.vector[slot]));
   }
 
-  // Runs a program's body for `keys` keys whose natural scores are in slot 0. load: what an instruction loads; result: takes scores in base 2;
-  // with_derivative: whether derivatives are wanted, by operands, each of which by_operand takes from the slots of an instruction, and by the
-  // score, which `derivative` takes. result and derivative are called for a key and a vector.
+  // Runs a program's body for `keys` keys whose natural scores are in slot 0. load: what an instruction loads; result:
+  // takes scores in base 2; with_derivative: whether derivatives are wanted, by operands, each of which by_operand
+  // takes from the slots of an instruction, and by the score, which `derivative` takes. result and derivative are
+  // called for a key and a vector.
   template <int V, class Load, class Result, class ByOperand, class Derivative>
-  REGARD_INLINE void interpret(const regard_call& c, const Slots& s, const Instruction* x, int64_t keys, bool with_derivative, const Load& load_of,
-                               const Result& result, const ByOperand& by_operand, const Derivative& derivative) {
+  REGARD_INLINE void interpret(const regard_call& c, const Slots& s, const Instruction* x, int64_t keys,
+                               bool with_derivative, const Load& load_of, const Result& result,
+                               const ByOperand& by_operand, const Derivative& derivative) {
     for (;; ++x) {
       if (x->op == REGARD_DO_LOAD) {
         load_of(*x);
@@ -227,8 +238,8 @@ struct Program : Modifier, ProgramGradients {
     }
   }
 
-  // Turns natural scores of the keys [from, to) of a tile, [key][kQueries], into scores in base 2. kept: takes what the backward reads, see
-  // ProgramGradients::kept_size, or null.
+  // Turns natural scores of the keys [from, to) of a tile, [key][kQueries], into scores in base 2. kept: takes what the
+  // backward reads, see ProgramGradients::kept_size, or null.
   template <int V>
   REGARD_NOINLINE void run(const Block<V>& b, const Tile& t, float* scores, int64_t from, int64_t to, float* kept) {
     const Instruction* body = body_of(b.c);
@@ -266,7 +277,8 @@ struct Program : Modifier, ProgramGradients {
     const regard_tensor& t = operand(keys.f.c, x.number);
     const int64_t first = offset(t, keys.f.p, keys.row.h) + keys.row.i * t.row + keys.key() * t.col;
     if (t.col == 1 && keys.valid() >= W && t.dtype != REGARD_BOOL)
-      return store(s.at[x.to], load_some(t.data, first, known_dtype((int32_t)t.dtype) ? (int)t.dtype : (int)REGARD_F32));
+      return store(s.at[x.to],
+                   load_some(t.data, first, known_dtype((int32_t)t.dtype) ? (int)t.dtype : (int)REGARD_F32));
     for (int64_t n = 0; n < W; ++n) s.at[x.to][n] = one_of(t, first + (n < keys.valid() ? n * t.col : 0));
   }
 

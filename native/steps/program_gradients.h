@@ -1,7 +1,8 @@
-// The gradients of a program's operands: the sum of dS times the derivative of the result by each element that was read.
+// The gradients of a program's operands: the sum of dS times the derivative of the result by each element that was
+// read.
 //
-// A number for each head, or for all of them, and the elements of a table have sums in double for each item of work. What queries, keys or
-// pairs have numbers of is added in place, as the gradient of a bias is.
+// A number for each head, or for all of them, and the elements of a table have sums in double for each item of work.
+// What queries, keys or pairs have numbers of is added in place, as the gradient of a bias is.
 #pragma once
 #include "steps/bias.h"
 #include "steps/program_code.h"
@@ -10,9 +11,12 @@ namespace regard {
 
 struct ProgramGradients : ProgramCode {
   static constexpr int64_t kTileSize = kTile * kQueries;
-  static constexpr int64_t kMostSums = 1 << 22;  // doubles; the gradients of larger tables are added in place, by one item of work
+  static constexpr int64_t kMostSums =
+      1 << 22;  // doubles; the gradients of larger tables are added in place, by one item of work
 
-  static const regard_tensor& gradient(const regard_gradients& g, const Instruction& x) { return (&g.dprogram_0)[x.number]; }
+  static const regard_tensor& gradient(const regard_gradients& g, const Instruction& x) {
+    return (&g.dprogram_0)[x.number];
+  }
 
   // Calls body(instruction) for each that takes a derivative by an operand.
   template <class Body>
@@ -29,7 +33,8 @@ struct ProgramGradients : ProgramCode {
     });
   }
 
-  // What is kept of a tile: the derivative by the score; then, for each derivative by an operand, its numbers, and indices of a table.
+  // What is kept of a tile: the derivative by the score; then, for each derivative by an operand, its numbers, and
+  // indices of a table.
   static int64_t kept_size(const regard_call& c) {
     int64_t size = kTileSize;
     each_gradient(c, [&](const Instruction&) { size += 2 * kTileSize; });
@@ -72,7 +77,8 @@ struct ProgramGradients : ProgramCode {
   static GradientSharing sharing(const regard_gradients& g) {
     GradientSharing all{};
     each_wanted(g, [&](const Instruction& x) {
-      if (sums_of(g, x) == 0) all |= x.op == REGARD_DO_GATHER_GRADIENT ? GradientSharing::of({}) : GradientSharing::of(gradient(g, x));
+      if (sums_of(g, x) == 0)
+        all |= x.op == REGARD_DO_GATHER_GRADIENT ? GradientSharing::of({}) : GradientSharing::of(gradient(g, x));
     });
     return all;
   }
@@ -104,13 +110,11 @@ struct ProgramGradients : ProgramCode {
       multiply<V>(terms, g.ds, g.from, g.to);
       const int64_t size = sums_of(g.wanted, x);
       if (x.op == REGARD_DO_GATHER_GRADIENT)
-        add_by_index<V>(size ? sum : (double*)to.data, operand(b.c, x.number).size, b.p.rows, terms, index, g.from, g.to);
-      else if (size)
-        *sum += total<V>(terms, g.from, g.to);
-      else if (to.row == 0 || to.col == 0)
-        Bias::add_shared<V>(to, b, t, terms, g.from, g.to);
-      else
-        Bias::add<V>(to, b, t, terms, g.from, g.to);
+        add_by_index<V>(size ? sum : (double*)to.data, operand(b.c, x.number).size, b.p.rows, terms, index, g.from,
+                        g.to);
+      else if (size) *sum += total<V>(terms, g.from, g.to);
+      else if (to.row == 0 || to.col == 0) Bias::add_shared<V>(to, b, t, terms, g.from, g.to);
+      else Bias::add<V>(to, b, t, terms, g.from, g.to);
       sum += size;
     });
   }
@@ -141,7 +145,8 @@ struct ProgramGradients : ProgramCode {
 
   // Python proves that indices lie inside; nothing else may be written either.
   template <int V>
-  static void add_by_index(double* table, int64_t size, int64_t rows, const float* terms, const int32_t* index, int64_t from, int64_t to) {
+  static void add_by_index(double* table, int64_t size, int64_t rows, const float* terms, const int32_t* index,
+                           int64_t from, int64_t to) {
     for (int64_t n = from; n < to; ++n)
       for (int64_t i = n * kQueries; i < n * kQueries + rows; ++i)
         if (index[i] >= 0 && index[i] < size) table[index[i]] += terms[i];

@@ -27,7 +27,8 @@ struct Slopes : Modifier {
   };
 
   static int32_t check(const regard_call& c) {
-    if (c.slopes_stride < 0 || c.slopes_stride > 1 || !both_or_none(c.points_of_q, c.points_of_k)) return REGARD_BAD_ARGUMENT;
+    if (c.slopes_stride < 0 || c.slopes_stride > 1 || !both_or_none(c.points_of_q, c.points_of_k))
+      return REGARD_BAD_ARGUMENT;
     if (c.points_of_q && (c.dims < 0 || c.dims > REGARD_DIMS)) return REGARD_BAD_ARGUMENT;
     return c.slopes && !c.points_of_q && !c.q_at ? REGARD_BAD_ARGUMENT : REGARD_DONE;
   }
@@ -57,7 +58,8 @@ struct Slopes : Modifier {
     if (!c.points_of_k) return position_distances(b, key, distance);
     for (int v = 0; v < V; ++v) {
       vf square = vf{};
-      for (int64_t d = 0; d < c.dims; ++d) square = add_coordinate(square, b.point[d][v], splat(c.points_of_k[d * c.nk + key]));
+      for (int64_t d = 0; d < c.dims; ++d)
+        square = add_coordinate(square, b.point[d][v], splat(c.points_of_k[d * c.nk + key]));
       distance[v] = sqrtv(square);
     }
   }

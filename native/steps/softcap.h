@@ -10,7 +10,9 @@ struct SoftCap : Modifier {
     float cap;
   };
 
-  static int32_t check(const regard_call& c) { return c.caps_stride < 0 || c.caps_stride > 1 ? REGARD_BAD_ARGUMENT : REGARD_DONE; }
+  static int32_t check(const regard_call& c) {
+    return c.caps_stride < 0 || c.caps_stride > 1 ? REGARD_BAD_ARGUMENT : REGARD_DONE;
+  }
 
   static bool used(const regard_call& c) { return c.cap != 0 && !c.cap_last; }
   static bool differs_by_head(const regard_call& c) { return c.caps; }
@@ -57,8 +59,8 @@ struct SoftCap : Modifier {
   }
 };
 
-// The factor that turns a dot product into a score divided by the cap, into a natural score where a program reads it (steps/program.h), or
-// else into a score in base 2.
+// The factor that turns a dot product into a score divided by the cap, into a natural score where a program reads it
+// (steps/program.h), or else into a score in base 2.
 REGARD_INLINE float dot_factor(const regard_call& c, int64_t head) {
   if (c.program_code) return c.scale;
   return SoftCap::used(c) ? c.scale / SoftCap::of(c, head) : c.scale * kLog2e;

@@ -1,4 +1,5 @@
-// Everything between the similarity and the sum: the modifiers of a score, the masks, dropout; and the state of a block of queries.
+// Everything between the similarity and the sum: the modifiers of a score, the masks, dropout; and the state of a block
+// of queries.
 #pragma once
 #include "steps/bias.h"
 #include "steps/bits.h"
@@ -15,7 +16,8 @@
 
 namespace regard {
 
-// The modifiers of the kernels, in the order in which they are applied. To add one: its file in this folder, and its name here.
+// The modifiers of the kernels, in the order in which they are applied. To add one: its file in this folder, and its
+// name here.
 using Modifiers = ModifierList<SoftCap, Temperature, Slopes, LogDistance, Offsets, Bias, LastSoftCap, Program>;
 
 // One block of queries while it streams over keys. Lanes are queries.
@@ -30,11 +32,13 @@ struct Block : Modifiers::State<V>, Interval::State<V>, Dropout::State<V> {
   vf m[V] = {}, l[V] = {};  // running maximum (base 2) and sum
   vf unrounded[V] = {};     // where l sums weights that were rounded: what it would be without, for lse
   bool rounded = false;     // whether it does
-  bool unfit = false;       // whether a number of its queries, or of keys and values that they see, has no parts: see core/parts.h
-  vi relative[V] = {};      // position of each lane relative to base
-  int64_t base = 0;         // position of the first query
-  int64_t o_row = kQueries, o_pair = 2 * W;  // of w.o: floats from feature to feature, and from two vectors to the next two
-  float factor = 0;         // what the scores of pairs are multiplied by; floats have it in q
+  bool unfit =
+      false;  // whether a number of its queries, or of keys and values that they see, has no parts: see core/parts.h
+  vi relative[V] = {};  // position of each lane relative to base
+  int64_t base = 0;     // position of the first query
+  int64_t o_row = kQueries,
+          o_pair = 2 * W;  // of w.o: floats from feature to feature, and from two vectors to the next two
+  float factor = 0;        // what the scores of pairs are multiplied by; floats have it in q
   int64_t lo = 0, hi = 0, inner_lo = 0, inner_hi = 0;  // keys that some lane sees, and keys that every lane sees
   const int32_t* map = nullptr;                        // this block's row of the tile map, or null
 
@@ -65,8 +69,8 @@ static void load_bits(const regard_call& c, const Place& p, Tile& t, uint64_t* b
   t.bits = bits;
 }
 
-// Scores of one key for V vectors of queries: everything after the similarity, in base 2. kept: takes what the modifiers keep of the key
-// for the backward, [modifier that keeps][kTile][kQueries] from the key on; null for none.
+// Scores of one key for V vectors of queries: everything after the similarity, in base 2. kept: takes what the
+// modifiers keep of the key for the backward, [modifier that keeps][kTile][kQueries] from the key on; null for none.
 template <int V>
 REGARD_INLINE void apply_steps(const Block<V>& b, const Tile& t, int64_t n, vf (&s)[V], float* kept = nullptr) {
   Modifiers::apply(b, t, n, s, kept);
@@ -76,8 +80,8 @@ REGARD_INLINE void apply_steps(const Block<V>& b, const Tile& t, int64_t n, vf (
     for (int v = 0; v < V; ++v) s[v] = Bits::apply(s[v], t.bits[n] >> (v * W));
 }
 
-// The same for the keys [from, to) of a tile of a call with a program, which runs for several keys at a time. s, kept: [kTile][kQueries] of
-// the tile; kept: takes the derivatives, or null.
+// The same for the keys [from, to) of a tile of a call with a program, which runs for several keys at a time. s, kept:
+// [kTile][kQueries] of the tile; kept: takes the derivatives, or null.
 template <int V>
 static void run_program(const Block<V>& b, const Tile& t, float* s, int64_t from, int64_t to, float* kept) {
   Program::run<V>(b, t, s, from, to, kept);

@@ -17,7 +17,9 @@ struct Temperature : Modifier {
   static bool used(const regard_call& c) { return c.temperatures; }
   static constexpr bool keeps = true;  // the score after it
 
-  REGARD_INLINE float inverse(const regard_call& c, int64_t head) { return 1 / c.temperatures[c.temperatures_stride * head]; }
+  REGARD_INLINE float inverse(const regard_call& c, int64_t head) {
+    return 1 / c.temperatures[c.temperatures_stride * head];
+  }
 
   template <int V>
   static void begin(Block<V>& b, float*) {
@@ -46,8 +48,8 @@ struct Temperature : Modifier {
   static int64_t grad_size(const regard_gradients& g) { return g.dtemperatures ? 1 : 0; }
   static bool multiplies_delta(const regard_gradients& g) { return wants_grad(g); }
 
-  // -Σ dS · s / t, of the natural scores s after it. The terms of a row nearly cancel, so only short sums are kept in float. A hidden pair
-  // has a dS of 0, and any score.
+  // -Σ dS · s / t, of the natural scores s after it. The terms of a row nearly cancel, so only short sums are kept in
+  // float. A hidden pair has a dS of 0, and any score.
   template <int V>
   static double gradient(const Block<V>& b, const ScoreGradients& g) {
     constexpr int64_t kShort = 4;
@@ -72,7 +74,9 @@ struct Temperature : Modifier {
       for (int64_t v = n; v < n + V * W; v += W) store(g.ds + v, load(g.ds + v) * factor);
   }
 
-  static void write_grad(const regard_gradients& g, int64_t head, const double* sum) { g.dtemperatures[head] = (float)*sum; }
+  static void write_grad(const regard_gradients& g, int64_t head, const double* sum) {
+    g.dtemperatures[head] = (float)*sum;
+  }
 };
 
 }  // namespace regard

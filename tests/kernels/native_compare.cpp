@@ -1,7 +1,7 @@
-// Compares two shared objects of the kernels, of instruction sets with blocks of one size: the same random right calls, some of which
-// hold NaN or infinity, must leave the same results in every buffer. Floats may differ by kUnits units of float32, relative to the
-// largest number of their buffer, and half precision by one more rounding; NaN, infinities and integers may not differ.
-// Arguments: two paths, how many calls, a seed.
+// Compares two shared objects of the kernels, of instruction sets with blocks of one size: the same random right calls,
+// some of which hold NaN or infinity, must leave the same results in every buffer. Floats may differ by kUnits units of
+// float32, relative to the largest number of their buffer, and half precision by one more rounding; NaN, infinities and
+// integers may not differ. Arguments: two paths, how many calls, a seed.
 #include "native_fuzz.h"
 
 #include <dlfcn.h>
@@ -14,7 +14,7 @@ void* object;  // whose entry points are called
 
 template <class Result, class... Given>
 Result call(const char* name, Given... given) {
-  return ((Result(*)(Given...))dlsym(object, name))(given...);
+  return ((Result (*)(Given...))dlsym(object, name))(given...);
 }
 
 }  // namespace
@@ -23,7 +23,9 @@ int64_t regard_queries() { return call<int64_t>("regard_queries"); }
 int64_t regard_keys() { return call<int64_t>("regard_keys"); }
 int32_t regard_forward(const regard_call* x, regard_parallel p) { return call<int32_t>("regard_forward", x, p); }
 int32_t regard_backward(const regard_gradients* x, regard_parallel p) { return call<int32_t>("regard_backward", x, p); }
-int32_t regard_additive_forward(const regard_additive* x, regard_parallel p) { return call<int32_t>("regard_additive_forward", x, p); }
+int32_t regard_additive_forward(const regard_additive* x, regard_parallel p) {
+  return call<int32_t>("regard_additive_forward", x, p);
+}
 int32_t regard_additive_backward(const regard_additive_gradients* x, regard_parallel p) {
   return call<int32_t>("regard_additive_backward", x, p);
 }
@@ -96,14 +98,20 @@ int main(int count, char** words) {
       const int32_t one = a.run(entry, nullptr);
       object = objects[1];
       const int32_t other = b.run(entry, nullptr);
-      if (one || other) return printf("call %lld of seed %lld: %s returned %d and %d\n", n, seed, kEntries[entry], one, other), 1;
+      if (one || other)
+        return printf("call %lld of seed %lld: %s returned %d and %d\n", n, seed, kEntries[entry], one, other), 1;
       for (size_t m = 0; m < a.memory.size(); ++m) {
         const double found = difference(a.memory[m], b.memory[m]);
-        if (!(found <= 1)) return printf("call %lld of seed %lld: %s differs in buffer %d by %g of what is allowed\n", n, seed, kEntries[entry], (int)m, found), 1;
+        if (!(found <= 1))
+          return printf("call %lld of seed %lld: %s differs in buffer %d by %g of what is allowed\n", n, seed,
+                        kEntries[entry], (int)m, found),
+                 1;
         ++compared[entry], different[entry] += found > 0, worst = fmax(worst, found);
       }
     }
   }
-  for (int n = 0; n < 5; ++n) printf("%s: %lld buffers, %lld of them with other bits\n", kEntries[n], (long long)compared[n], (long long)different[n]);
+  for (int n = 0; n < 5; ++n)
+    printf("%s: %lld buffers, %lld of them with other bits\n", kEntries[n], (long long)compared[n],
+           (long long)different[n]);
   printf("the largest difference is %.2g of what is allowed\n", worst);
 }

@@ -1,5 +1,6 @@
-// Fuzz of the kernels' C interface, for AddressSanitizer and UndefinedBehaviorSanitizer: right calls, which must return 0, and the same
-// with one field or index out of range, which must return an error and touch nothing beside a buffer. Arguments: how many calls, a seed.
+// Fuzz of the kernels' C interface, for AddressSanitizer and UndefinedBehaviorSanitizer: right calls, which must return
+// 0, and the same with one field or index out of range, which must return an error and touch nothing beside a buffer.
+// Arguments: how many calls, a seed.
 #include "native_fuzz.h"
 #include "native_fuzz_ragged.h"
 
@@ -47,7 +48,8 @@ bool set_shift(Case& x) {
 
 bool set_tile(Case& x, int64_t which) {
   if (!x.c.tiles.data) return false;
-  const int64_t rows = (x.c.nq + regard_queries() - 1) / regard_queries(), cols = (x.c.nk + regard_keys() - 1) / regard_keys();
+  const int64_t rows = (x.c.nq + regard_queries() - 1) / regard_queries(),
+                cols = (x.c.nk + regard_keys() - 1) / regard_keys();
   x.touch(any_of(x, x.c.tiles, x.c.heads, rows, cols), which);
   return true;
 }
@@ -75,17 +77,24 @@ bool set_group(Case& x, int64_t group) {
 constexpr int32_t kBad = REGARD_BAD_ARGUMENT;
 constexpr int64_t kFar = (int64_t)1 << 30;
 
-bool needs_positions(const regard_call& c) { return c.threshold || (c.slopes && !c.points_of_q) || c.log_distance_weights; }
+bool needs_positions(const regard_call& c) {
+  return c.threshold || (c.slopes && !c.points_of_q) || c.log_distance_weights;
+}
 
-#define WRONG(name, code, body) {name, code, [](Case & x, Entry entry) -> bool { (void)x, (void)entry; body }}
+#define WRONG(name, code, body)                   \
+  {name, code, [](Case& x, Entry entry) -> bool { \
+     (void)x, (void)entry;                        \
+     body                                         \
+   }}
 #define FIELD(field, value) WRONG(#field " = " #value, kBad, x.field = value; return true;)
-#define FIELD_WHERE(there, field, value) WRONG(#field " = " #value, kBad, if (!(there)) return false; x.field = value; return true;)
+#define FIELD_WHERE(there, field, value) \
+  WRONG(#field " = " #value, kBad, if (!(there)) return false; x.field = value; return true;)
 
 // An operand that is smaller than what is read, of another dtype, or declared without an address.
-#define OPERAND_WHERE(there, field) \
-  FIELD_WHERE(there, field.size, x.field.size - 1), FIELD_WHERE(there, field.size, 0), FIELD_WHERE(there, field.dtype, REGARD_OTHER), \
-      FIELD_WHERE(there, field.data, nullptr)
-#define OPERAND(field) OPERAND_WHERE(x.field.data && x.field.size, field)
+#define OPERAND_WHERE(there, field)                                                    \
+  FIELD_WHERE(there, field.size, x.field.size - 1), FIELD_WHERE(there, field.size, 0), \
+      FIELD_WHERE(there, field.dtype, REGARD_OTHER), FIELD_WHERE(there, field.data, nullptr)
+#define OPERAND(field) OPERAND_WHERE(x.field.data&& x.field.size, field)
 #define OPERAND_OF(kind, field) OPERAND_WHERE(entry == kind && x.field.data && x.field.size, field)
 
 const Wrong kWrong[] = {
@@ -97,11 +106,15 @@ const Wrong kWrong[] = {
     WRONG("more keys than there are", REGARD_BAD_INTERVAL, return set_count(x, x.c.key_counts, x.c.nk + 1);),
     WRONG("fewer keys than none", REGARD_BAD_INTERVAL, return set_count(x, x.c.key_counts, -1);),
     WRONG("more queries than there are", REGARD_BAD_INTERVAL, return set_count(x, x.c.query_counts, x.c.nq + 1);),
-    WRONG("a shift too far", kBad, return set_shift<INT64_MAX>(x);), WRONG("a shift too far back", kBad, return set_shift<INT64_MIN>(x);),
-    FIELD_WHERE(x.c.bounds, c.first, INT64_MAX), FIELD_WHERE(x.c.bounds, c.last, INT64_MIN),
-    FIELD_WHERE(x.c.q_documents, c.q_documents, nullptr), FIELD_WHERE(x.c.q_documents, c.k_documents, nullptr),
+    WRONG("a shift too far", kBad, return set_shift<INT64_MAX>(x);),
+    WRONG("a shift too far back", kBad, return set_shift<INT64_MIN>(x);),
+    FIELD_WHERE(x.c.bounds, c.first, INT64_MAX),
+    FIELD_WHERE(x.c.bounds, c.last, INT64_MIN),
+    FIELD_WHERE(x.c.q_documents, c.q_documents, nullptr),
+    FIELD_WHERE(x.c.q_documents, c.k_documents, nullptr),
     WRONG("a rule and a table", kBad, if (!x.c.start.data) return false; x.c.bounds = REGARD_LAST; return true;),
-    WRONG("lengths and a table", kBad, if (!x.c.start.data) return false; static const int64_t none = 0; x.c.key_counts = &none; return true;),
+    WRONG("lengths and a table", kBad, if (!x.c.start.data) return false; static const int64_t none = 0;
+          x.c.key_counts = &none; return true;),
     WRONG("shifts and a table", kBad, if (!x.c.start.data || !x.c.q_documents) return false;
           static const int64_t none = 0; x.c.shifts = &none; return true;),
     WRONG("a tile past the bits", REGARD_BAD_TILE, return set_tile(x, x.c.bits_count);),
@@ -115,7 +128,9 @@ const Wrong kWrong[] = {
     WRONG("a page past the last", REGARD_BAD_PAGE, return set_page(x, x.c.pages);),
     WRONG("a page far past the last", REGARD_BAD_PAGE, return set_page(x, INT32_MAX);),
     WRONG("a page of -1", REGARD_BAD_PAGE, return set_page(x, -1);),
-    FIELD_WHERE(x.c.block_table, c.page_size, 0), FIELD_WHERE(x.c.block_table, c.page_size, -3), FIELD_WHERE(x.c.block_table, c.pages, 0),
+    FIELD_WHERE(x.c.block_table, c.page_size, 0),
+    FIELD_WHERE(x.c.block_table, c.page_size, -3),
+    FIELD_WHERE(x.c.block_table, c.pages, 0),
     WRONG("pages that no kernel reads", kBad, if (entry == kForward) return false; static const int32_t first = 0;
           x.c.block_table = &first; x.c.page_size = x.c.nk; x.c.pages = 1; return true;),
     WRONG("scales that no kernel reads", kBad, if (x.int8 || !x.c.dk) return false; static const float one = 1;
@@ -125,54 +140,129 @@ const Wrong kWrong[] = {
           x.c.tiles.data = (void*)&all; x.c.tiles.size = 1; x.c.tiles.dtype = REGARD_I32; return true;),
     WRONG("a group past the last", REGARD_BAD_GROUP, return set_group(x, x.f.groups);),
     WRONG("a group far past the last", REGARD_BAD_GROUP, return set_group(x, INT32_MAX);),
-    FIELD(c.batch[0], 0), FIELD(c.batch[3], -1), FIELD(c.batch[2], (int64_t)1 << 60), FIELD(c.heads, 0), FIELD(c.heads, -2),
-    FIELD(c.key_heads, 0), FIELD(c.key_heads, -1), FIELD(c.key_heads, x.c.heads + 1), FIELD(c.nq, 0), FIELD(c.nq, -1),
-    FIELD(c.nq, (int64_t)1 << 31), FIELD(c.nk, 0), FIELD(c.nk, -7), FIELD(c.nk, (int64_t)1 << 31), FIELD(c.dk, -1), FIELD(c.dv, -1),
-    FIELD(c.dk, (int64_t)1 << 60), FIELD(c.dtype, 3), FIELD(c.dtype, -1), FIELD(c.out_dtype, 3),
+    FIELD(c.batch[0], 0),
+    FIELD(c.batch[3], -1),
+    FIELD(c.batch[2], (int64_t)1 << 60),
+    FIELD(c.heads, 0),
+    FIELD(c.heads, -2),
+    FIELD(c.key_heads, 0),
+    FIELD(c.key_heads, -1),
+    FIELD(c.key_heads, x.c.heads + 1),
+    FIELD(c.nq, 0),
+    FIELD(c.nq, -1),
+    FIELD(c.nq, (int64_t)1 << 31),
+    FIELD(c.nk, 0),
+    FIELD(c.nk, -7),
+    FIELD(c.nk, (int64_t)1 << 31),
+    FIELD(c.dk, -1),
+    FIELD(c.dv, -1),
+    FIELD(c.dk, (int64_t)1 << 60),
+    FIELD(c.dtype, 3),
+    FIELD(c.dtype, -1),
+    FIELD(c.out_dtype, 3),
     FIELD_WHERE(x.c.bias.data, c.bias.dtype, 3),
-    FIELD_WHERE(x.c.dk, c.q.data, nullptr), FIELD_WHERE(x.c.dk, c.k.data, nullptr),
-    FIELD_WHERE(x.c.dv, c.v.data, nullptr), FIELD_WHERE(x.c.dv, c.out.data, nullptr),
-    FIELD_WHERE(x.c.start.data, c.start.data, nullptr), FIELD_WHERE(x.c.start.data, c.stop.data, nullptr),
-    OPERAND(c.q), OPERAND(c.k), OPERAND(c.v), OPERAND(c.out), OPERAND(c.lse), OPERAND(c.row_stats), OPERAND(c.start), OPERAND(c.stop),
-    OPERAND(c.k_scales), OPERAND(c.v_scales), OPERAND(c.allowed), OPERAND(c.tiles), OPERAND(c.sink), OPERAND(c.bias), OPERAND_OF(kBackward, g.dout), OPERAND_OF(kBackward, g.dlse),
-    OPERAND_OF(kBackward, g.dq), OPERAND_OF(kBackward, g.dk), OPERAND_OF(kBackward, g.dv), OPERAND_OF(kBackward, g.dbias),
-    OPERAND_OF(kAdditiveBackward, x.dout), OPERAND_OF(kAdditiveBackward, x.dlse), OPERAND_OF(kAdditiveBackward, x.da),
-    OPERAND_OF(kAdditiveBackward, x.dc), OPERAND_OF(kAdditiveBackward, x.dv),
-    FIELD_WHERE(x.c.tiles.data, c.bits_count, -1), FIELD_WHERE(x.c.tiles.data && x.c.bits_count, c.bits, nullptr),
-    FIELD(c.temperatures_stride, 2), FIELD(c.temperatures_stride, -1), FIELD(c.caps_stride, 2), FIELD(c.caps_stride, -1), FIELD(c.slopes_stride, 2), FIELD(c.slopes_stride, -1),
-    FIELD(c.log_distance_weights_stride, 2), FIELD(c.log_distance_weights_stride, -1),
-    FIELD(c.log_distance_rates_stride, 2), FIELD(c.log_distance_rates_stride, -1),
-    FIELD_WHERE(x.c.log_distance_weights, c.log_distance_weights, nullptr), FIELD_WHERE(x.c.log_distance_weights, c.log_distance_rates, nullptr),
-    FIELD_WHERE(x.c.points_of_q, c.points_of_k, nullptr), FIELD_WHERE(x.c.points_of_q, c.points_of_q, nullptr),
-    FIELD_WHERE(x.c.points_of_q, c.dims, REGARD_DIMS + 1), FIELD_WHERE(x.c.points_of_q, c.dims, -1),
-    FIELD_WHERE(x.c.q_at, c.q_at, nullptr), FIELD_WHERE(x.c.q_at, c.k_at, nullptr),
+    FIELD_WHERE(x.c.dk, c.q.data, nullptr),
+    FIELD_WHERE(x.c.dk, c.k.data, nullptr),
+    FIELD_WHERE(x.c.dv, c.v.data, nullptr),
+    FIELD_WHERE(x.c.dv, c.out.data, nullptr),
+    FIELD_WHERE(x.c.start.data, c.start.data, nullptr),
+    FIELD_WHERE(x.c.start.data, c.stop.data, nullptr),
+    OPERAND(c.q),
+    OPERAND(c.k),
+    OPERAND(c.v),
+    OPERAND(c.out),
+    OPERAND(c.lse),
+    OPERAND(c.row_stats),
+    OPERAND(c.start),
+    OPERAND(c.stop),
+    OPERAND(c.k_scales),
+    OPERAND(c.v_scales),
+    OPERAND(c.allowed),
+    OPERAND(c.tiles),
+    OPERAND(c.sink),
+    OPERAND(c.bias),
+    OPERAND_OF(kBackward, g.dout),
+    OPERAND_OF(kBackward, g.dlse),
+    OPERAND_OF(kBackward, g.dq),
+    OPERAND_OF(kBackward, g.dk),
+    OPERAND_OF(kBackward, g.dv),
+    OPERAND_OF(kBackward, g.dbias),
+    OPERAND_OF(kAdditiveBackward, x.dout),
+    OPERAND_OF(kAdditiveBackward, x.dlse),
+    OPERAND_OF(kAdditiveBackward, x.da),
+    OPERAND_OF(kAdditiveBackward, x.dc),
+    OPERAND_OF(kAdditiveBackward, x.dv),
+    FIELD_WHERE(x.c.tiles.data, c.bits_count, -1),
+    FIELD_WHERE(x.c.tiles.data && x.c.bits_count, c.bits, nullptr),
+    FIELD(c.temperatures_stride, 2),
+    FIELD(c.temperatures_stride, -1),
+    FIELD(c.caps_stride, 2),
+    FIELD(c.caps_stride, -1),
+    FIELD(c.slopes_stride, 2),
+    FIELD(c.slopes_stride, -1),
+    FIELD(c.log_distance_weights_stride, 2),
+    FIELD(c.log_distance_weights_stride, -1),
+    FIELD(c.log_distance_rates_stride, 2),
+    FIELD(c.log_distance_rates_stride, -1),
+    FIELD_WHERE(x.c.log_distance_weights, c.log_distance_weights, nullptr),
+    FIELD_WHERE(x.c.log_distance_weights, c.log_distance_rates, nullptr),
+    FIELD_WHERE(x.c.points_of_q, c.points_of_k, nullptr),
+    FIELD_WHERE(x.c.points_of_q, c.points_of_q, nullptr),
+    FIELD_WHERE(x.c.points_of_q, c.dims, REGARD_DIMS + 1),
+    FIELD_WHERE(x.c.points_of_q, c.dims, -1),
+    FIELD_WHERE(x.c.q_at, c.q_at, nullptr),
+    FIELD_WHERE(x.c.q_at, c.k_at, nullptr),
     WRONG("no positions", kBad, if (!needs_positions(x.c)) return false; x.c.q_at = x.c.k_at = nullptr; return true;),
-    FIELD_WHERE(x.c.q_cell, c.q_cell, nullptr), FIELD_WHERE(x.c.q_cell, c.k_cell, nullptr),
-    FIELD_WHERE(x.c.offsets && x.c.offsets_count > 1, c.offsets_stride, 1), FIELD_WHERE(x.c.offsets, c.offsets_count, -1),
+    FIELD_WHERE(x.c.q_cell, c.q_cell, nullptr),
+    FIELD_WHERE(x.c.q_cell, c.k_cell, nullptr),
+    FIELD_WHERE(x.c.offsets && x.c.offsets_count > 1, c.offsets_stride, 1),
+    FIELD_WHERE(x.c.offsets, c.offsets_count, -1),
     FIELD_WHERE(x.c.offsets && !x.c.q_cell, c.offsets_count, x.c.nq + x.c.nk - 2),
     FIELD_WHERE(entry == kBackward || entry == kAdditiveBackward, c.row_stats.data, nullptr),
-    FIELD_WHERE(entry == kBackward && x.c.dv, g.dout.data, nullptr), FIELD_WHERE(entry == kBackward, g.dout_dtype, 3),
-    FIELD_WHERE(entry == kBackward, g.gradient_dtype, -1), FIELD_WHERE(entry == kBackward && x.g.dslopes, c.slopes, nullptr),
-    WRONG("the gradient of no log distance", kBad, if (entry != kBackward || !(x.g.dlog_distance_weights || x.g.dlog_distance_rates)) return false;
+    FIELD_WHERE(entry == kBackward && x.c.dv, g.dout.data, nullptr),
+    FIELD_WHERE(entry == kBackward, g.dout_dtype, 3),
+    FIELD_WHERE(entry == kBackward, g.gradient_dtype, -1),
+    FIELD_WHERE(entry == kBackward && x.g.dslopes, c.slopes, nullptr),
+    WRONG("the gradient of no log distance", kBad,
+          if (entry != kBackward || !(x.g.dlog_distance_weights || x.g.dlog_distance_rates)) return false;
           x.c.log_distance_weights = x.c.log_distance_rates = nullptr; return true;),
-    FIELD_WHERE(entry == kBackward && x.g.doffsets, c.offsets, nullptr), FIELD_WHERE(entry == kBackward && x.g.dtemperatures, c.temperatures, nullptr),
-    FIELD_WHERE(x.additive && x.c.dk, x.forward.w, nullptr), FIELD_WHERE(x.additive && x.c.dk > 1, x.forward.w_stride, 1),
-    FIELD_WHERE(x.additive, x.forward.activation, 3), FIELD_WHERE(x.additive, x.forward.activation, -1),
+    FIELD_WHERE(entry == kBackward && x.g.doffsets, c.offsets, nullptr),
+    FIELD_WHERE(entry == kBackward && x.g.dtemperatures, c.temperatures, nullptr),
+    FIELD_WHERE(x.additive && x.c.dk, x.forward.w, nullptr),
+    FIELD_WHERE(x.additive && x.c.dk > 1, x.forward.w_stride, 1),
+    FIELD_WHERE(x.additive, x.forward.activation, 3),
+    FIELD_WHERE(x.additive, x.forward.activation, -1),
     FIELD_WHERE(entry == kAdditiveBackward, c.out_dtype, REGARD_BF16),
     FIELD_WHERE(entry == kAdditiveBackward && x.c.dv, x.dout.data, nullptr),
     FIELD_WHERE(entry == kAdditiveBackward && x.c.dk, x.da.data, nullptr),
     FIELD_WHERE(entry == kAdditiveBackward && x.c.dk, x.dc.data, nullptr),
     FIELD_WHERE(entry == kAdditiveBackward && x.c.dv, x.dv.data, nullptr),
     FIELD_WHERE(entry == kAdditiveBackward && x.c.dk, x.dw, nullptr),
-    FIELD_WHERE(x.facts, f.top, REGARD_TOP + 1), FIELD_WHERE(x.facts, f.top, -1), FIELD_WHERE(x.facts, f.groups, REGARD_SETS + 1),
-    FIELD_WHERE(x.facts, f.groups, -1), FIELD_WHERE(x.facts, f.bands, REGARD_SETS + 1), FIELD_WHERE(x.facts, f.bands, -1),
-    FIELD_WHERE(x.facts, f.levels, -1), FIELD_WHERE(x.facts, f.levels, (int64_t)1 << 60), FIELD_WHERE(x.f.top, f.top_keys, nullptr),
-    FIELD_WHERE(x.f.top, f.top_weights, nullptr), FIELD_WHERE(x.f.top, f.top_rest, nullptr), FIELD_WHERE(x.f.groups, f.group, nullptr),
-    FIELD_WHERE(x.f.groups, f.mass, nullptr), FIELD_WHERE(x.f.bands, f.band, nullptr), FIELD_WHERE(x.f.bands, f.within, nullptr),
-    FIELD_WHERE(x.f.levels, f.level, nullptr), FIELD_WHERE(x.f.levels, f.reached, nullptr), FIELD_WHERE(x.f.map, f.map_rows, 0),
-    FIELD_WHERE(x.f.map, f.map_rows, x.c.nq + 1), FIELD_WHERE(x.f.map, f.map_cols, x.c.nk + 1), FIELD_WHERE(x.f.map, f.map_cols, -1),
-    FIELD_WHERE(x.f.distance || x.f.bands, f.q_at, nullptr), FIELD_WHERE(x.f.distance || x.f.bands, f.k_at, nullptr),
-    FIELD_WHERE(x.f.max_key, f.max_score, nullptr), FIELD_WHERE(x.f.max_key, f.max_key, nullptr),
+    FIELD_WHERE(x.facts, f.top, REGARD_TOP + 1),
+    FIELD_WHERE(x.facts, f.top, -1),
+    FIELD_WHERE(x.facts, f.groups, REGARD_SETS + 1),
+    FIELD_WHERE(x.facts, f.groups, -1),
+    FIELD_WHERE(x.facts, f.bands, REGARD_SETS + 1),
+    FIELD_WHERE(x.facts, f.bands, -1),
+    FIELD_WHERE(x.facts, f.levels, -1),
+    FIELD_WHERE(x.facts, f.levels, (int64_t)1 << 60),
+    FIELD_WHERE(x.f.top, f.top_keys, nullptr),
+    FIELD_WHERE(x.f.top, f.top_weights, nullptr),
+    FIELD_WHERE(x.f.top, f.top_rest, nullptr),
+    FIELD_WHERE(x.f.groups, f.group, nullptr),
+    FIELD_WHERE(x.f.groups, f.mass, nullptr),
+    FIELD_WHERE(x.f.bands, f.band, nullptr),
+    FIELD_WHERE(x.f.bands, f.within, nullptr),
+    FIELD_WHERE(x.f.levels, f.level, nullptr),
+    FIELD_WHERE(x.f.levels, f.reached, nullptr),
+    FIELD_WHERE(x.f.map, f.map_rows, 0),
+    FIELD_WHERE(x.f.map, f.map_rows, x.c.nq + 1),
+    FIELD_WHERE(x.f.map, f.map_cols, x.c.nk + 1),
+    FIELD_WHERE(x.f.map, f.map_cols, -1),
+    FIELD_WHERE(x.f.distance || x.f.bands, f.q_at, nullptr),
+    FIELD_WHERE(x.f.distance || x.f.bands, f.k_at, nullptr),
+    FIELD_WHERE(x.f.max_key, f.max_score, nullptr),
+    FIELD_WHERE(x.f.max_key, f.max_key, nullptr),
 };
 
 // What a wrong call returns, and everything as it was; false where there is nothing to make wrong.
@@ -191,15 +281,20 @@ bool run_wrong(Case& x, Entry entry, const Wrong& wrong, int32_t& code) {
 
 // Writes rows to pages; returns whether right calls are done and wrong ones refused.
 bool write_pages(Random& r) {
-  const int64_t batch = r.between(0, 3), heads = r.between(1, 3), n = r.between(0, 9), dk = r.between(0, 5), dv = r.between(0, 5);
-  const int64_t element = (int64_t)1 << r.between(0, 3), page_size = r.between(1, 6), pages = r.between(1, 4), room = r.between(4, 6);
+  const int64_t batch = r.between(0, 3), heads = r.between(1, 3), n = r.between(0, 9), dk = r.between(0, 5),
+                dv = r.between(0, 5);
+  const int64_t element = (int64_t)1 << r.between(0, 3), page_size = r.between(1, 6), pages = r.between(1, 4),
+                room = r.between(4, 6);
   std::vector<std::vector<char>> memory;
   const auto tensor = [&](int64_t lead, int64_t rows, int64_t width) {
     memory.emplace_back((size_t)(lead * heads * rows * width * element));
-    return regard_tensor{memory.back().data(), {0, 0, 0, heads * rows * width}, rows * width, width, 1, lead * heads * rows * width, REGARD_OTHER};
+    return regard_tensor{
+        memory.back().data(), {0, 0, 0, heads * rows * width}, rows * width, width, 1, lead * heads * rows * width,
+        REGARD_OTHER};
   };
   regard_page_write w{batch, heads, n, dk, dv, element};
-  w.k = tensor(batch, n, dk), w.v = tensor(batch, n, dv), w.k_pages = tensor(pages, page_size, dk), w.v_pages = tensor(pages, page_size, dv);
+  w.k = tensor(batch, n, dk), w.v = tensor(batch, n, dv), w.k_pages = tensor(pages, page_size, dk),
+  w.v_pages = tensor(pages, page_size, dv);
   std::vector<int32_t> table((size_t)(batch * room), -1);
   std::vector<int64_t> lengths((size_t)batch), offsets((size_t)batch + 1);
   for (int64_t b = 0; b < batch; ++b) offsets[(size_t)b + 1] = b + 1 == batch ? n : r.between(offsets[(size_t)b], n);
@@ -214,7 +309,9 @@ bool write_pages(Random& r) {
       table[(size_t)(b * room + page)] = (int32_t)r.between(0, pages - 1);
   }
   w.page_size = page_size, w.pages = pages, w.block_table = table.data(), w.room = room, w.lengths = lengths.data();
-  const auto refused = [](const regard_page_write& wrong) { return regard_write_pages(&wrong, nullptr) == REGARD_BAD_PAGE; };
+  const auto refused = [](const regard_page_write& wrong) {
+    return regard_write_pages(&wrong, nullptr) == REGARD_BAD_PAGE;
+  };
   bool right = regard_write_pages(&w, nullptr) == (fits ? REGARD_DONE : REGARD_BAD_PAGE);
   regard_page_write wrong = w;
   wrong.element = 3, right &= refused(wrong), wrong = w;
@@ -257,7 +354,9 @@ int main(int count, char** words) {
         if (!run_wrong(one, entry, wrong, code)) continue;
         ++tried[std::string(kEntries[entry]) + ": " + wrong.name];
         if (code != wrong.code)
-          return printf("call %lld of seed %lld: %s with %s returned %d, not %d\n", n, seed, kEntries[entry], wrong.name, code, wrong.code), 1;
+          return printf("call %lld of seed %lld: %s with %s returned %d, not %d\n", n, seed, kEntries[entry],
+                        wrong.name, code, wrong.code),
+                 1;
       }
     }
   }

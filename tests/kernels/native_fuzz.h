@@ -62,7 +62,8 @@ struct Case : RandomMemory {
       count *= once ? 1 : size[axis];
     }
     const int64_t reached = heads && rows && cols ? count : 0;
-    return {make(kind, count), {step[0], step[1], step[2], step[3]}, step[4], step[5], cols == 1 ? 1 : step[6], reached, kDtypes[kind]};
+    return {make(kind, count), {step[0], step[1], step[2], step[3]}, step[4], step[5], cols == 1 ? 1 : step[6], reached,
+            kDtypes[kind]};
   }
 
   int64_t elements() const { return c.batch[0] * c.batch[1] * c.batch[2] * c.batch[3]; }
@@ -96,7 +97,8 @@ struct Case : RandomMemory {
     c.k = tensor(additive ? kF32 : kind, c.key_heads, rows, c.dk, share_keys);
     if (!facts) c.v = tensor(kind, c.key_heads, rows, c.dv, share_values);
     if (!int8) return;
-    c.k_scales = tensor(kF32, c.key_heads, rows, 1, share_keys), c.v_scales = tensor(kF32, c.key_heads, rows, 1, share_values);
+    c.k_scales = tensor(kF32, c.key_heads, rows, 1, share_keys),
+    c.v_scales = tensor(kF32, c.key_heads, rows, 1, share_values);
   }
 
   // Keys and values in pages, some of which several sequences share.
@@ -136,10 +138,12 @@ struct Case : RandomMemory {
       c.caps_stride = r.between(0, 1), c.caps = numbers<float>(kF32, c.caps_stride ? c.heads : 1, 1, 3);
     }
     if (r.chance(4)) {
-      c.temperatures_stride = r.between(0, 1), c.temperatures = numbers<float>(kF32, c.temperatures_stride ? c.heads : 1, 1, 3);
+      c.temperatures_stride = r.between(0, 1),
+      c.temperatures = numbers<float>(kF32, c.temperatures_stride ? c.heads : 1, 1, 3);
     }
     if (r.chance(4)) c.threshold = 1 << 22, c.seed = r.next(), c.keep = 4.0f / 3;
-    if (r.chance(4)) c.slopes_stride = r.between(0, 1), c.slopes = numbers<float>(kF32, c.slopes_stride ? c.heads : 1, 0, 1);
+    if (r.chance(4))
+      c.slopes_stride = r.between(0, 1), c.slopes = numbers<float>(kF32, c.slopes_stride ? c.heads : 1, 0, 1);
     if (c.slopes && r.chance(2)) {
       c.dims = r.between(1, REGARD_DIMS);
       c.points_of_q = (float*)make(kF32, c.dims * c.nq), c.points_of_k = (float*)make(kF32, c.dims * c.nk);
@@ -157,8 +161,10 @@ struct Case : RandomMemory {
       if (r.chance(2)) {
         const int64_t reach = r.between(1, 50);
         c.offsets_count = 2 * reach + 1;
-        c.q_cell = numbers<int32_t>(kI32, queries, 2 * reach, 2 * reach), c.k_cell = numbers<int32_t>(kI32, keys, 0, 2 * reach);
-        memcpy(c.q_cell_batch, c.q_at_batch, sizeof c.q_at_batch), memcpy(c.k_cell_batch, c.k_at_batch, sizeof c.k_at_batch);
+        c.q_cell = numbers<int32_t>(kI32, queries, 2 * reach, 2 * reach),
+        c.k_cell = numbers<int32_t>(kI32, keys, 0, 2 * reach);
+        memcpy(c.q_cell_batch, c.q_at_batch, sizeof c.q_at_batch),
+            memcpy(c.k_cell_batch, c.k_at_batch, sizeof c.k_at_batch);
       }
       const bool shared = r.chance(2);
       c.offsets_stride = shared ? 0 : c.offsets_count + kRoom;
@@ -191,11 +197,13 @@ struct Case : RandomMemory {
     if (c.block_table) forget_pages();
     if (r.chance(4)) c.allowed = tensor(kByte, c.heads, c.nq, c.nk, true);
     if (int8 || !r.chance(4)) return;
-    const int64_t rows = (c.nq + regard_queries() - 1) / regard_queries(), cols = (c.nk + regard_keys() - 1) / regard_keys();
+    const int64_t rows = (c.nq + regard_queries() - 1) / regard_queries(),
+                  cols = (c.nk + regard_keys() - 1) / regard_keys();
     c.bits_count = r.between(0, 3);
     if (c.bits_count || r.chance(2)) c.bits = numbers<int64_t>(kI64, c.bits_count * regard_keys(), 0, INT64_MAX - 1);
     c.tiles = tensor(kI32, c.heads, rows, cols, true);
-    for (int64_t n = 0; n < extent(c.tiles, c.heads, rows, cols); ++n) ((int32_t*)c.tiles.data)[n] = (int32_t)r.between(-2, c.bits_count - 1);
+    for (int64_t n = 0; n < extent(c.tiles, c.heads, rows, cols); ++n)
+      ((int32_t*)c.tiles.data)[n] = (int32_t)r.between(-2, c.bits_count - 1);
   }
 
   // Intervals as a rule, all of whose numbers are right.
@@ -210,13 +218,17 @@ struct Case : RandomMemory {
     if (r.chance(3)) c.query_counts = numbers<int64_t>(kI64, elements(), 0, c.nq);
   }
 
-  // Documents in order, in long pieces of any order, or each key in any; with intervals in a table, as a rule, or without.
+  // Documents in order, in long pieces of any order, or each key in any; with intervals in a table, as a rule, or
+  // without.
   void documents() {
     const int64_t piece = r.chance(2) ? r.between(1, 200) : 1;
     const bool ordered = r.chance(2);
-    c.q_documents = numbers<int64_t>(kI64, elements() * c.nq, -1, 3), c.k_documents = numbers<int64_t>(kI64, elements() * c.nk, 0, 0);
-    memcpy(c.q_documents_batch, c.q_at_batch, sizeof c.q_at_batch), memcpy(c.k_documents_batch, c.k_at_batch, sizeof c.k_at_batch);
-    for (int64_t n = 0; n < elements() * c.nk; ++n) ((int64_t*)c.k_documents)[n] = ordered ? n % c.nk * 3 / c.nk : n / piece * 5 % 4;
+    c.q_documents = numbers<int64_t>(kI64, elements() * c.nq, -1, 3),
+    c.k_documents = numbers<int64_t>(kI64, elements() * c.nk, 0, 0);
+    memcpy(c.q_documents_batch, c.q_at_batch, sizeof c.q_at_batch),
+        memcpy(c.k_documents_batch, c.k_at_batch, sizeof c.k_at_batch);
+    for (int64_t n = 0; n < elements() * c.nk; ++n)
+      ((int64_t*)c.k_documents)[n] = ordered ? n % c.nk * 3 / c.nk : n / piece * 5 % 4;
   }
 
   void gradients() {
@@ -230,7 +242,8 @@ struct Case : RandomMemory {
       g.dbias = c.bias;
       const bool shared = c.bias.row == 0 || c.bias.col == 0;
       const int64_t count = extent(c.bias, c.heads, c.nq, c.nk);
-      g.dbias.data = make(shared ? kF64 : kF32, count), g.dbias.size = count, g.dbias.dtype = shared ? REGARD_F64 : REGARD_F32;
+      g.dbias.data = make(shared ? kF64 : kF32, count), g.dbias.size = count,
+      g.dbias.dtype = shared ? REGARD_F64 : REGARD_F32;
     }
     if (c.slopes && !r.chance(4)) g.dslopes = (float*)make(kF32, c.heads);
     if (c.log_distance_weights && !r.chance(4)) g.dlog_distance_weights = (float*)make(kF32, c.heads);
@@ -257,15 +270,19 @@ struct Case : RandomMemory {
     f.received = some(keys), f.shares = some(rows), f.most = some(keys), f.distance = some(rows);
     if ((f.max_score = some(rows))) f.max_key = (int64_t*)make(kI64, rows);
     if ((f.top = r.chance(2) ? r.between(1, REGARD_TOP) : 0)) {
-      f.top_weights = (float*)make(kF32, rows * f.top), f.top_keys = (int64_t*)make(kI64, rows * f.top), f.top_rest = (float*)make(kF32, rows);
+      f.top_weights = (float*)make(kF32, rows * f.top), f.top_keys = (int64_t*)make(kI64, rows * f.top),
+      f.top_rest = (float*)make(kF32, rows);
     }
     f.map_rows = r.between(1, c.nq), f.map_cols = r.between(1, c.nk), f.map = some(heads * f.map_rows * f.map_cols);
     if ((f.groups = r.chance(2) ? r.between(1, REGARD_SETS) : 0))
-      f.group = numbers<int32_t>(kI32, elements() * c.nk, -3, f.groups - 1), f.mass = (float*)make(kF32, rows * f.groups);
-    f.q_at = numbers<int64_t>(kI64, elements() * c.nq, -900, 900), f.k_at = numbers<int64_t>(kI64, elements() * c.nk, -900, 900);
+      f.group = numbers<int32_t>(kI32, elements() * c.nk, -3, f.groups - 1),
+      f.mass = (float*)make(kF32, rows * f.groups);
+    f.q_at = numbers<int64_t>(kI64, elements() * c.nq, -900, 900),
+    f.k_at = numbers<int64_t>(kI64, elements() * c.nk, -900, 900);
     if ((f.bands = r.chance(2) ? r.between(1, REGARD_SETS) : 0))
       f.band = numbers<int32_t>(kI32, f.bands * 2, -1000, 1000), f.within = (float*)make(kF32, rows * f.bands);
-    if ((f.levels = r.chance(2) ? r.between(1, 5) : 0)) f.level = (float*)make(kF32, f.levels), f.reached = (int64_t*)make(kI64, heads * f.levels);
+    if ((f.levels = r.chance(2) ? r.between(1, 5) : 0))
+      f.level = (float*)make(kF32, f.levels), f.reached = (int64_t*)make(kI64, heads * f.levels);
     f.concentration = some(rows);
   }
 

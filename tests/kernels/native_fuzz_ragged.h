@@ -1,4 +1,5 @@
-// Fuzz of ragged calls: sequences with any numbers of queries and keys, right and wrong, each buffer of exactly the size that they say.
+// Fuzz of ragged calls: sequences with any numbers of queries and keys, right and wrong, each buffer of exactly the
+// size that they say.
 #pragma once
 #include "random_memory.h"
 
@@ -21,30 +22,42 @@ struct RaggedCase : RandomMemory {
     c.nq = offsets[a.sequences], c.nk = r.between(1, r.chance(2) ? 20 : 600);
     keys = numbers<int64_t>(kI64, a.sequences, 0, c.nk);
     a.q_offsets = offsets, a.key_counts = r.chance(3) ? nullptr : keys;
-    c.key_heads = r.between(1, 3), c.heads = c.key_heads * r.between(1, 3), c.dk = r.between(1, 40), c.dv = r.between(1, 40);
+    c.key_heads = r.between(1, 3), c.heads = c.key_heads * r.between(1, 3), c.dk = r.between(1, 40),
+    c.dv = r.between(1, 40);
     c.dtype = (int32_t)r.between(0, 2), c.out_dtype = r.chance(2) ? REGARD_F32 : c.dtype;
     c.threads = (int32_t)r.between(1, 3), c.scale = 0.3f, c.keep = 1, c.invariant = r.chance(4);
     c.q = rows((Kind)c.dtype, 1, c.heads, c.nq, c.dk), c.out = rows((Kind)c.out_dtype, 1, c.heads, c.nq, c.dv);
     if (r.chance(2)) pages();
-    else c.k = rows((Kind)c.dtype, a.sequences, c.key_heads, c.nk, c.dk), c.v = rows((Kind)c.dtype, a.sequences, c.key_heads, c.nk, c.dv);
+    else
+      c.k = rows((Kind)c.dtype, a.sequences, c.key_heads, c.nk, c.dk),
+      c.v = rows((Kind)c.dtype, a.sequences, c.key_heads, c.nk, c.dv);
     positions();
     if (r.chance(4)) c.cap = 2;
     if (r.chance(3)) c.sink = {make(kF32, c.heads), {}, 1, 0, 0, c.heads, REGARD_F32};
-    if (r.chance(3)) c.slopes_stride = r.between(0, 1), c.slopes = numbers<float>(kF32, c.slopes_stride ? c.heads : 1, 0, 1);
-    c.bounds = (int32_t)r.between(0, REGARD_FIRST | REGARD_LAST), c.first = r.between(-300, 100), c.last = r.between(-100, 300);
+    if (r.chance(3))
+      c.slopes_stride = r.between(0, 1), c.slopes = numbers<float>(kF32, c.slopes_stride ? c.heads : 1, 0, 1);
+    c.bounds = (int32_t)r.between(0, REGARD_FIRST | REGARD_LAST), c.first = r.between(-300, 100),
+    c.last = r.between(-100, 300);
   }
 
   // (batch, head, row, column), heads or rows first.
   regard_tensor rows(Kind kind, int64_t batch, int64_t heads, int64_t count, int64_t width) {
     const bool first = r.chance(2);
     const int64_t size = batch * heads * count * width;
-    return {make(kind, size), {0, 0, 0, heads * count * width}, first ? count * width : width, first ? width : heads * width, 1, size, kDtypes[kind]};
+    return {make(kind, size),
+            {0, 0, 0, heads * count * width},
+            first ? count * width : width,
+            first ? width : heads * width,
+            1,
+            size,
+            kDtypes[kind]};
   }
 
   void pages() {
     regard_call& c = a.call;
     c.page_size = r.between(1, 50), c.pages = r.between(1, 5);
-    c.k = rows((Kind)c.dtype, c.pages, c.key_heads, c.page_size, c.dk), c.v = rows((Kind)c.dtype, c.pages, c.key_heads, c.page_size, c.dv);
+    c.k = rows((Kind)c.dtype, c.pages, c.key_heads, c.page_size, c.dk),
+    c.v = rows((Kind)c.dtype, c.pages, c.key_heads, c.page_size, c.dv);
     const int64_t room = (c.nk + c.page_size - 1) / c.page_size;
     int32_t* table = numbers<int32_t>(kI32, a.sequences * room, 0, c.pages - 1);
     c.block_table = table, c.block_table_batch[REGARD_BATCH_AXES - 1] = room;
@@ -64,10 +77,11 @@ struct RaggedCase : RandomMemory {
   }
 
   int32_t run() const {
-    return regard_forward_ragged(&a, [](int64_t begin, int64_t end, int64_t, regard_body body, void* context) -> int32_t {
-      for (int64_t n = begin; n < end; ++n) body(n, n + 1, context);
-      return 0;
-    });
+    return regard_forward_ragged(&a,
+                                 [](int64_t begin, int64_t end, int64_t, regard_body body, void* context) -> int32_t {
+                                   for (int64_t n = begin; n < end; ++n) body(n, n + 1, context);
+                                   return 0;
+                                 });
   }
 
   // Whether the call with one number made wrong returns the code.
@@ -89,20 +103,29 @@ bool ragged(Random& random) {
   const int64_t b = x.r.between(0, a.sequences - 1), kFarAway = (int64_t)1 << 62;
   bool right = x.run() == REGARD_DONE;
   for (int64_t wrong : {(int64_t)0, (int64_t)-1, kFarAway}) right &= x.refuses(REGARD_BAD_ARGUMENT, a.sequences, wrong);
-  for (int64_t wrong : {(int64_t)-1, c.nq + 1, INT64_MIN, INT64_MAX}) right &= x.refuses(REGARD_BAD_ARGUMENT, x.offsets[b + 1], wrong);
-  right &= x.refuses(REGARD_BAD_ARGUMENT, x.offsets[0], (int64_t)1) && x.refuses(REGARD_BAD_ARGUMENT, x.offsets[a.sequences], c.nq - 1);
+  for (int64_t wrong : {(int64_t)-1, c.nq + 1, INT64_MIN, INT64_MAX})
+    right &= x.refuses(REGARD_BAD_ARGUMENT, x.offsets[b + 1], wrong);
+  right &= x.refuses(REGARD_BAD_ARGUMENT, x.offsets[0], (int64_t)1) &&
+           x.refuses(REGARD_BAD_ARGUMENT, x.offsets[a.sequences], c.nq - 1);
   right &= x.refuses(REGARD_BAD_ARGUMENT, c.nq, c.nq + 1) && x.refuses(REGARD_BAD_ARGUMENT, c.nk, (int64_t)0);
-  for (int64_t wrong : {(int64_t)-1, c.nk + 1, INT64_MAX}) right &= !a.key_counts || x.refuses(REGARD_BAD_INTERVAL, x.keys[b], wrong);
+  for (int64_t wrong : {(int64_t)-1, c.nk + 1, INT64_MAX})
+    right &= !a.key_counts || x.refuses(REGARD_BAD_INTERVAL, x.keys[b], wrong);
   if (x.offsets[b + 1] > x.offsets[b])
-    for (int64_t wrong : {kFarAway, -kFarAway, INT64_MIN, INT64_MAX}) right &= x.refuses(REGARD_BAD_POSITION, x.q_at[x.offsets[b]], wrong);
+    for (int64_t wrong : {kFarAway, -kFarAway, INT64_MIN, INT64_MAX})
+      right &= x.refuses(REGARD_BAD_POSITION, x.q_at[x.offsets[b]], wrong);
   if (c.nk > 1) right &= x.refuses(REGARD_BAD_POSITION, x.k_at[c.nk - 1], x.k_at[0]);
-  right &= x.refuses(REGARD_BAD_ARGUMENT, c.q_at, (const int64_t*)nullptr) && x.refuses(REGARD_BAD_ARGUMENT, c.batch[2], (int64_t)2);
-  right &= x.refuses(REGARD_BAD_ARGUMENT, c.key_counts, (const int64_t*)x.keys) && x.refuses(REGARD_BAD_ARGUMENT, c.threshold, (uint32_t)1);
-  right &= x.refuses(REGARD_BAD_ARGUMENT, c.lse.data, (void*)x.k_at) && x.refuses(REGARD_BAD_ARGUMENT, c.bias.data, (void*)x.k_at);
+  right &= x.refuses(REGARD_BAD_ARGUMENT, c.q_at, (const int64_t*)nullptr) &&
+           x.refuses(REGARD_BAD_ARGUMENT, c.batch[2], (int64_t)2);
+  right &= x.refuses(REGARD_BAD_ARGUMENT, c.key_counts, (const int64_t*)x.keys) &&
+           x.refuses(REGARD_BAD_ARGUMENT, c.threshold, (uint32_t)1);
+  right &= x.refuses(REGARD_BAD_ARGUMENT, c.lse.data, (void*)x.k_at) &&
+           x.refuses(REGARD_BAD_ARGUMENT, c.bias.data, (void*)x.k_at);
   right &= x.refuses(REGARD_BAD_ARGUMENT, c.first, INT64_MAX) && x.refuses(REGARD_BAD_ARGUMENT, c.dtype, 3);
   for (regard_tensor* t : {&c.q, &c.k, &c.v, &c.out})
-    for (int64_t wrong : {t->size - 1, t->size / 2, (int64_t)0}) right &= x.refuses(REGARD_BAD_ARGUMENT, t->size, wrong);
-  for (regard_tensor* t : {&c.q, &c.k, &c.v, &c.out}) right &= x.refuses(REGARD_BAD_ARGUMENT, t->dtype, (int64_t)REGARD_I32);
+    for (int64_t wrong : {t->size - 1, t->size / 2, (int64_t)0})
+      right &= x.refuses(REGARD_BAD_ARGUMENT, t->size, wrong);
+  for (regard_tensor* t : {&c.q, &c.k, &c.v, &c.out})
+    right &= x.refuses(REGARD_BAD_ARGUMENT, t->dtype, (int64_t)REGARD_I32);
   if (c.block_table && x.offsets[b + 1] > x.offsets[b] && x.keys_of(b)) {
     int32_t& page = ((int32_t*)c.block_table)[b * c.block_table_batch[REGARD_BATCH_AXES - 1]];
     right &= x.refuses(REGARD_BAD_PAGE, page, (int32_t)c.pages) && x.refuses(REGARD_BAD_PAGE, page, -1);

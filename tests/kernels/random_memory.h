@@ -28,8 +28,11 @@ struct Random {
 
 // An element of one of the kernels' dtypes, or an integer; kDtypes: as operands tell it.
 enum Kind { kF32, kBF16, kF16, kF64, kI32, kI64, kByte, kI8 };
-constexpr int64_t kDtypes[] = {REGARD_F32, REGARD_BF16, REGARD_F16, REGARD_F64, REGARD_I32, REGARD_I64, REGARD_BOOL, REGARD_I8};
-int64_t bytes_of(Kind kind) { return kind == kF32 || kind == kI32 ? 4 : kind == kF64 || kind == kI64 ? 8 : kind == kByte || kind == kI8 ? 1 : 2; }
+constexpr int64_t kDtypes[] = {REGARD_F32, REGARD_BF16, REGARD_F16,  REGARD_F64,
+                               REGARD_I32, REGARD_I64,  REGARD_BOOL, REGARD_I8};
+int64_t bytes_of(Kind kind) {
+  return kind == kF32 || kind == kI32 ? 4 : kind == kF64 || kind == kI64 ? 8 : kind == kByte || kind == kI8 ? 1 : 2;
+}
 
 struct Buffer {
   void* at;
@@ -55,10 +58,16 @@ struct RandomMemory {
       const float x = r.real();
       uint32_t u;
       memcpy(&u, &x, 4);
-      const uint16_t half = kind == kBF16 ? (uint16_t)(u >> 16) : (uint16_t)(0x3000 + r.next() % 0xc00 + (r.next() & 1) * 0x8000);
+      const uint16_t half =
+          kind == kBF16 ? (uint16_t)(u >> 16) : (uint16_t)(0x3000 + r.next() % 0xc00 + (r.next() & 1) * 0x8000);
       if (kind == kF32) memcpy(p + 4 * n, &x, 4);
       else if (kind == kBF16 || kind == kF16) memcpy(p + 2 * n, &half, 2);
-      else memset(p + n * bytes_of(kind), kind == kByte ? (int)(r.next() & 1) : kind == kI8 ? (int)(r.next() & 255) : 0, (size_t)bytes_of(kind));
+      else
+        memset(p + n * bytes_of(kind),
+               kind == kByte ? (int)(r.next() & 1)
+               : kind == kI8 ? (int)(r.next() & 255)
+                             : 0,
+               (size_t)bytes_of(kind));
     }
     return p;
   }
