@@ -32,14 +32,8 @@ TOP, SETS = 64, 64  # keys that the fact `top` can keep; groups, bands of distan
 LEAVES = 8  # tensors of a score, a mask and a sink that native/python/ finds
 DTYPES = {"REGARD_F32": 0, "REGARD_BF16": 1, "REGARD_F16": 2}  # of calls
 # Of operands, besides those of calls.
-OPERAND_DTYPES = {
-    "REGARD_F64": 3,
-    "REGARD_I32": 4,
-    "REGARD_I64": 5,
-    "REGARD_BOOL": 6,
-    "REGARD_I8": 7,
-    "REGARD_OTHER": 8,
-}
+_OTHERS = "REGARD_F64", "REGARD_I32", "REGARD_I64", "REGARD_BOOL", "REGARD_I8", "REGARD_OTHER"
+OPERAND_DTYPES = {name: len(DTYPES) + n for n, name in enumerate(_OTHERS)}
 ACTIVATIONS = {"REGARD_TANH": 0, "REGARD_SIGMOID": 1, "REGARD_LEAKY_RELU": 2}
 # What a kernel returns. All but the first: nothing was computed.
 CODES = {
