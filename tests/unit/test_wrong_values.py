@@ -160,10 +160,10 @@ layer(x, use_cache=True)  # MultiHeadAttention.forward has no argument 'use_cach
 layer(x, output_attentions=True)  # MultiHeadAttention.forward has no argument 'output_attentions'; layer.weights(x, ...) gives them.
 rg.nn.PagedCache()  # PagedCache needs batch and heads and pages and page_size and dk and dv; it has batch, heads, pages, page_size, dk, dv, dtype, device.
 rg.nn.PagedCache(batch=1, heads=2, pages=0, page_size=4, dk=8, dv=8)  # PagedCache(pages=0): expected 1 page or more, for all sequences together.
-rg.nn.RollingCache()  # RollingCache needs window.
+rg.nn.RollingCache()  # RollingCache needs window; it has window, dtype.
 rg.nn.RollingCache(window=0)  # RollingCache(window=0): expected 1 key or more, the query's own included.
 rg.nn.FixedCache()  # FixedCache needs batch and heads and capacity and dk and dv; it has batch, heads, capacity, dk, dv, dtype, device.
-rg.nn.GrowingCache(12)  # GrowingCache takes no arguments, and an int is given. A growing cache needs no sizes; FixedCache has a capacity.
+rg.nn.GrowingCache(12)  # GrowingCache(dtype=12): expected None, which keeps tokens in their own dtype, or torch.int8, which rounds them; convert tokens with .to(...) before they are appended.
 rg.nn.Rotary()  # Rotary needs width; it has width, base.
 rg.nn.Rotary(7)  # Rotary(width=7): expected an even number of features, which rotate in pairs.
 rg.nn.AttentionPooling()  # AttentionPooling needs d_model and hidden; it has d_model, hidden, heads, bias, device, dtype.
