@@ -11,7 +11,9 @@ import base64
 import contextlib
 import io
 import json
+import os
 import re
+import tempfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -65,14 +67,17 @@ def cells(text: str) -> Iterator[Cell]:
 
 
 def execute(text: str, path: Path) -> list[Cell]:
-    """Runs the code of a page from top to bottom in one namespace. What a cell raises names the page's own line."""
+    """Runs the code of a page from top to bottom in one namespace, in a folder that is removed.
+
+    What a cell raises names the page's own line.
+    """
     import matplotlib
     import matplotlib.pyplot as plt
     import torch
 
     names: dict[str, Any] = {"__name__": "__main__"}
     found = list(cells(text))
-    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings(), _in_a_folder_of_its_own():
         # NumPy 2 says it of torch's tensors when matplotlib makes arrays of them
         warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
         plt.switch_backend("agg")
@@ -84,6 +89,18 @@ def execute(text: str, path: Path) -> list[Cell]:
         finally:
             plt.close("all")
     return found
+
+
+@contextlib.contextmanager
+def _in_a_folder_of_its_own() -> Iterator[None]:
+    """What a page writes does not stay."""
+    here = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(here)
 
 
 def _run(cell: Cell, names: dict[str, Any], path: Path) -> None:
