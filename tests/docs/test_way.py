@@ -1,0 +1,21 @@
+"""The way of q to the kernels, as design.md tells it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from needed import needs_kernels
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@needs_kernels
+def test_design_says_through_which_files_q_passes() -> None:
+    """A process of its own: the first call of a kind makes its plan."""
+    ran = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "generate" / "way.py")], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.startswith("| call | files |")
+    assert ran.stdout in (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
