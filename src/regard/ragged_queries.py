@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from regard.core.arguments import check_kinds
+from regard.core.deferred import DeferredRows, kept_alike
 from regard.core.dropout import Dropout
 from regard.core.errors import ShapeError
-from regard.core.int8_rows import Int8Rows, both_int8
+from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged, share_pages
 from regard.core.positions import Positions
 from regard.core.shapes import count_of, listed
@@ -235,7 +236,7 @@ def _by_count(
 
     To choose some of the keys of a batch is to copy them, unless pages hold them.
     """
-    paged, rule = share_pages(k, v) or (both_int8(k, v) and isinstance(k, Int8Rows) and k.in_pages), mask.rule()
+    paged, rule = isinstance(k, DeferredRows) and k.in_pages and kept_alike(k, v), mask.rule()
     assert rule is not None
     groups: dict[tuple[int, int], list[int]] = {}
     for b, n in enumerate(counts):
@@ -272,7 +273,7 @@ def _rows(values: Tensor, headed: bool, taken: Tensor) -> Tensor:
 
 def _chosen(k: Tensor, v: Tensor, sequences: list[int], nk: int) -> tuple[Tensor, Tensor]:
     """The first nk keys and values of some sequences: pages stay where they are, else there is one sequence."""
-    if isinstance(k, Int8Rows) and isinstance(v, Int8Rows) and both_int8(k, v):
+    if isinstance(k, Int8Rows) and isinstance(v, Int8Rows) and k.lies_like(v):
         table = k.numbers.block_table[sequences] if isinstance(k.numbers, Paged) else None
 
         def rows(t: Tensor) -> Tensor:

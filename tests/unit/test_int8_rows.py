@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from needed import needs_kernels
 from regard.backends.native.direct import round_rows
-from regard.core.int8_rows import Int8Rows, both_int8, rounded
+from regard.core.deferred import kept_alike
+from regard.core.int8_rows import Int8Rows, rounded
 from regard.core.paged import Paged
 
 
@@ -113,7 +114,7 @@ def test_readers_get_the_products_in_the_dtype(dtype: torch.dtype) -> None:
 def test_rows_lie_alike_or_not() -> None:
     x = torch.randn(2, 3, 4, 5)
     k, v = made(x), made(x)
-    assert both_int8(k, v) and not both_int8(k, x) and not both_int8(x, v)
+    assert kept_alike(k, v) and not kept_alike(k, x) and not kept_alike(x, v)
     table = torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)
 
     def pages(t: Tensor, table: Tensor) -> Paged:
@@ -121,5 +122,5 @@ def test_rows_lie_alike_or_not() -> None:
 
     a, b = (Int8Rows(pages(k.numbers, table), pages(k.scales, table), torch.float32) for _ in range(2))
     c = Int8Rows(pages(k.numbers, table), pages(k.scales, table.clone()), torch.float32)
-    assert both_int8(a, b) and not both_int8(a, v) and not both_int8(a, c) and not both_int8(k, b)
+    assert kept_alike(a, b) and not kept_alike(a, v) and not kept_alike(a, c) and not kept_alike(k, b)
     assert a.in_pages and not k.in_pages

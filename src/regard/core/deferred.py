@@ -34,6 +34,10 @@ class DeferredRows(Tensor):
         """The tensors in memory that hold the rows."""
         raise NotImplementedError
 
+    def lies_like(self, other: Any) -> bool:
+        """Whether `other` is kept in the same form and its rows are found in the same way: keys and values, say."""
+        raise NotImplementedError
+
     def _write_out(self) -> Tensor:
         raise NotImplementedError
 
@@ -71,6 +75,11 @@ class DeferredRows(Tensor):
 
 
 wrapper = Tensor._make_wrapper_subclass  # pyright: ignore
+
+
+def kept_alike(k: Any, v: Any) -> bool:
+    """Whether keys and values are kept in one form other than a tensor's, and lie alike."""
+    return isinstance(k, DeferredRows) and k.lies_like(v)
 
 
 def written_out(t: Tensor) -> Tensor:

@@ -57,6 +57,15 @@ class Int8Rows(DeferredRows):
             return self
         return Int8Rows(_lifted(self.numbers, batch, headed), _lifted(self.scales, batch, headed), self.dtype)
 
+    def lies_like(self, other: Any) -> bool:
+        """Whether `other` is rows of int8 too, and all numbers and scales lie in tensors, or in pages of one table."""
+        if type(other) is not Int8Rows:
+            return False
+        rest = other.numbers, self.scales, other.scales
+        if type(self.numbers) is Paged:
+            return all(share_pages(self.numbers, t) for t in rest)
+        return not any(isinstance(t, DeferredRows) for t in (self.numbers, *rest))
+
     def _write_out(self) -> Tensor:
         return self.widened(self.dtype)
 
@@ -97,16 +106,6 @@ def rounded(x: Tensor, name: str = "x") -> tuple[Tensor, Tensor]:
     finite = scales < torch.inf  # NaN is not
     steps = torch.where(finite & (scales > 0), wide / scales, 0.0)
     return steps.round().clamp(-STEPS, STEPS).to(torch.int8), torch.where(finite, scales, torch.nan)
-
-
-def both_int8(k: Any, v: Any) -> bool:
-    """Whether keys and values are rows of int8, which lie alike: in tensors, or in pages that one table names."""
-    if type(k) is not Int8Rows or type(v) is not Int8Rows:
-        return False
-    first, *others = k.numbers, v.numbers, k.scales, v.scales
-    if type(first) is Paged:
-        return all(share_pages(first, t) for t in others)
-    return not any(isinstance(t, DeferredRows) for t in (first, *others))
 
 
 def _lifted(t: Tensor, batch: tuple[int, ...], headed: bool) -> Tensor:

@@ -50,6 +50,13 @@ class Paged(DeferredRows):
     def parts(self) -> tuple[Tensor, ...]:
         return self.pages, self.block_table
 
+    def lies_like(self, other: Any) -> bool:
+        """Whether `other` lies in pages of the same size, which the same block table names."""
+        if type(other) is not Paged or self.page_size != other.page_size:
+            return False
+        a, b = self.block_table, other.block_table
+        return a is b or (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride())
+
     def _write_out(self) -> Tensor:
         return gather_rows(self.pages, self.block_table, self.shape[-2])
 
@@ -68,7 +75,4 @@ def gather_rows(pages: Tensor, block_table: Tensor, n: int) -> Tensor:
 
 def share_pages(k: Any, v: Any) -> bool:
     """Whether keys and values lie in pages, and one block table says where."""
-    if type(k) is not Paged or type(v) is not Paged or k.page_size != v.page_size:
-        return False
-    a, b = k.block_table, v.block_table
-    return a is b or (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride())
+    return type(k) is Paged and k.lies_like(v)

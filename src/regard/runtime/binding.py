@@ -12,11 +12,10 @@ from torch import Tensor
 
 import regard.core.arrays as arrays
 from regard.backends.base import Backend
+from regard.core.deferred import kept_alike
 from regard.core.dropout import Dropout
 from regard.core.dtypes import autocast, exact
 from regard.core.errors import ShapeError
-from regard.core.int8_rows import both_int8
-from regard.core.paged import share_pages
 from regard.core.positions import Positions
 from regard.core.problem import Layout, Problem, build_problem
 from regard.core.shapes import broadcasts, listed, repeat_heads
@@ -47,7 +46,7 @@ class Call:
         self.answer: Callable[[Tensor], Any] = arrays.answer_like(q if like is None else like)
         q = arrays.tensor(q, "q")
         self.device = q.device.type
-        if not (share_pages(k, v) or both_int8(k, v)):
+        if not kept_alike(k, v):
             k, v = arrays.tensor(k, "k"), arrays.tensor(v, "v")
         q, k, v = as_autocast(q), as_autocast(k), as_autocast(v)
         with self.precision():

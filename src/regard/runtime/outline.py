@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
+from regard.core.deferred import kept_alike
 from regard.core.dropout import Dropout
-from regard.core.int8_rows import Int8Rows, both_int8
-from regard.core.paged import Paged, share_pages
+from regard.core.int8_rows import Int8Rows
+from regard.core.paged import Paged
 from regard.core.positions import Positions
 from regard.core.tracing import functorch, watched, wrapped
 from regard.core.value import Value, names
@@ -115,7 +116,7 @@ def structure_of(
 
     The first part of the key is what has a gradient, or None. The tensors of score, mask and sink go to `leaves`.
     """
-    kept = share_pages(k, v) or both_int8(k, v)  # in another form than a tensor's
+    kept = kept_alike(k, v)
     if type(q) is not Tensor or not (kept or (type(k) is Tensor and type(v) is Tensor)) or transformed():
         return None
     if not (plain(q) and (kept or (plain(k) and plain(v)))) or q.dim() < 2 or k.dim() < 2 or v.dim() < 2:

@@ -18,9 +18,8 @@ from regard.backends.native.call_operands import LEAVES
 from regard.backends.native.kernels import Gradients
 from regard.backends.native.launch import STRIDED, Kept, pair_work
 from regard.backends.native.modifiers.table import programmed
+from regard.core.deferred import kept_alike
 from regard.core.dtypes import HALF
-from regard.core.int8_rows import both_int8
-from regard.core.paged import share_pages
 from regard.core.problem import Problem
 from regard.scores.similarity import Bilinear, Distance, ScaledDot
 
@@ -54,7 +53,7 @@ class KernelFamily:
         The keys must reach the kernels as the caller has them.
         """
         similarity = problem.similarity
-        if not (share_pages(problem.k, problem.v) or both_int8(problem.k, problem.v)):
+        if not kept_alike(problem.k, problem.v):
             return f"{similarity!r} prepares the keys, and the kernel reads keys and values alike"
         if isinstance(similarity, Distance):
             return "distances, as dot products, have keys of their own"
