@@ -10,7 +10,7 @@ import torch
 import regard as rg
 from regard.inspect.report.aligned_cells import AlignedCells, pooled
 from regard.inspect.report.alignment import NONE
-from regard.inspect.report.layer import Axis
+from regard.inspect.report.axis import Axis
 from word_reports import of_words, words
 
 WORDS = words(700)

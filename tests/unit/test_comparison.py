@@ -12,8 +12,9 @@ import torch
 import regard as rg
 import sample_reports as reports
 from regard.inspect.report.alignment import NONE, Alignment
+from regard.inspect.report.axis import Axis
 from regard.inspect.report.compared import beginning
-from regard.inspect.report.layer import Axis, Layer
+from regard.inspect.report.layer import Layer
 from regard.inspect.report.layer_pair import LayerPair, by_cell, in_cells, of_tokens
 
 

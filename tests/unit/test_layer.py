@@ -8,8 +8,9 @@ import torch
 import regard as rg
 import sample_reports as reports
 from regard.inspect.report import heads
+from regard.inspect.report.axis import Axis
 from regard.inspect.report.induction import induction
-from regard.inspect.report.layer import Axis, Layer
+from regard.inspect.report.layer import Layer
 from regard.inspect.report.reach import Reach
 
 MASKS = [

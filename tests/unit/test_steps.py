@@ -10,7 +10,8 @@ from torch import Tensor
 
 import regard as rg
 import sample_reports as reports
-from regard.inspect.report.layer import Axis, Layer
+from regard.inspect.report.axis import Axis
+from regard.inspect.report.layer import Layer
 from regard.inspect.report.report import Report
 from regard.inspect.report.steps import in_steps
 from regard.inspect.stacks import in_order, places

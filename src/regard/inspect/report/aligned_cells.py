@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.inspect.report.alignment import NONE, Alignment
-from regard.inspect.report.layer import CELLS, Axis, Layer
+from regard.inspect.report.axis import Axis
+from regard.inspect.report.layer import CELLS, Layer
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from regard.inspect.report.axis import Axis
 from regard.inspect.report.findings import shown
-from regard.inspect.report.layer import Axis
 
 NONE = -1  # in place of a token: the other text has no counterpart
 

@@ -14,10 +14,11 @@ from regard.core.shapes import count_of
 from regard.core.wrong_calls import kind_of
 from regard.inspect.report.aligned_cells import AlignedLayers
 from regard.inspect.report.alignment import Alignment
+from regard.inspect.report.axis import Axis
 from regard.inspect.report.content import Content
 from regard.inspect.report.findings import NAMED, Finding, Findings, Head, percent, quoted
 from regard.inspect.report.grids import Grid
-from regard.inspect.report.layer import Axis, Layer
+from regard.inspect.report.layer import Layer
 from regard.inspect.report.layer_pair import LayerPair
 from regard.inspect.report.payload import WEIGHTS
 

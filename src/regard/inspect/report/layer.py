@@ -16,6 +16,7 @@ from regard.inspect.facts.keys import Readers, Received
 from regard.inspect.facts.pooled import Cells, Map
 from regard.inspect.facts.quantised import Quantised, dequantise
 from regard.inspect.facts.rows import Entropy, MaxScore, Top, Visible
+from regard.inspect.report.axis import Axis
 from regard.inspect.report.kept_call import KeptCall
 from regard.inspect.report.reach import Reach, visible
 from regard.inspect.results import FactResults
@@ -38,25 +39,6 @@ class Looked(Protocol):
     def seen(self) -> FactResults: ...
     @property
     def view(self) -> View: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Axis:
-    """The tokens along one side of the weights: positions (n,), and as many texts, or none where they are unknown.
-
-    >>> Axis(torch.tensor([4, 5]), ("the", "cat")).name(1), Axis(torch.tensor([4, 5])).name(1)
-    ('cat', '#5')
-    """
-
-    positions: Tensor
-    tokens: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def name(self, index: int) -> str:
-        """The token's text; without one, its position."""
-        return self.tokens[index] if self.tokens else f"#{int(self.positions[index])}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -12,9 +12,10 @@ from zipfile import ZIP_DEFLATED, ZipFile
 import torch
 from torch import Tensor
 
+from regard.inspect.report.axis import Axis
 from regard.inspect.report.content import Content
 from regard.inspect.report.head_result import HeadArray
-from regard.inspect.report.layer import Axis, Layer
+from regard.inspect.report.layer import Layer
 
 SCHEMA = "regard-report-1"
 Array = Tensor | str | bool | list[str]  # what is written as an array

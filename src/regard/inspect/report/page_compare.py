@@ -13,10 +13,10 @@ from torch import Tensor
 
 from regard.inspect.facts.quantised import STEPS
 from regard.inspect.report.alignment import NONE, Alignment
+from regard.inspect.report.axis import Axis
 from regard.inspect.report.colours import LEAST, LEVELS, palette
 from regard.inspect.report.compared import Compared, joined
 from regard.inspect.report.findings import percent, shown
-from regard.inspect.report.layer import Axis
 from regard.inspect.report.page import findings_list, head_of, policy_of, script_of
 from regard.inspect.report.page_parts import asset, data_uri, table
 from regard.inspect.report.payload import escaped, grid_content, layer_content, picture_content

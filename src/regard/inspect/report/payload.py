@@ -14,13 +14,14 @@ from torch import Tensor
 
 from regard.inspect.facts.pooled import Cells
 from regard.inspect.facts.quantised import STEPS
+from regard.inspect.report.axis import Axis
 from regard.inspect.report.carried_layer import CarriedLayer
 from regard.inspect.report.circuit_content import circuit_content
 from regard.inspect.report.colours import LEAST, LEVELS, levels, palette
 from regard.inspect.report.content import Content
 from regard.inspect.report.findings import shown
 from regard.inspect.report.grids import Grid
-from regard.inspect.report.layer import Axis, Layer
+from regard.inspect.report.layer import Layer
 from regard.inspect.report.picture import Picture
 
 WEIGHTS = 64_000_000  # weights that a page carries at most, a byte each before they are compressed

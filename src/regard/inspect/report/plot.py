@@ -8,10 +8,11 @@ from typing import Any, BinaryIO
 
 import torch
 
+from regard.inspect.report.axis import Axis
 from regard.inspect.report.colours import LEAST, palette
 from regard.inspect.report.content import Content
 from regard.inspect.report.findings import received, shown
-from regard.inspect.report.layer import Axis, Layer
+from regard.inspect.report.layer import Layer
 from regard.inspect.report.plot_grid import draw_grids, rows_of_grids
 from regard.inspect.report.plot_parts import GROUND, INK, QUIET, axes_at, bar, drawable, quiet, title
 from regard.inspect.report.text import facts

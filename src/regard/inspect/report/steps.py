@@ -10,7 +10,8 @@ from torch import Tensor
 
 from regard.core.region import Frame
 from regard.inspect.facts.pooled import Cells
-from regard.inspect.report.layer import CELLS, HIDDEN, WEIGHTS, Axis, Layer, Looked
+from regard.inspect.report.axis import Axis
+from regard.inspect.report.layer import CELLS, HIDDEN, WEIGHTS, Layer, Looked
 from regard.inspect.stacks import reads_another
 
 

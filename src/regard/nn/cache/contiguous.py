@@ -107,9 +107,8 @@ class ContiguousCache(KVCache):
             )
         self._rows, self._length, self._appended = max(0, length - first), length, 0
         if self._buffers is not None:
-            increment_version(
-                self._buffers
-            )  # torch then refuses gradients through what was read and may be overwritten
+            # torch then refuses gradients through what was read and may be overwritten
+            increment_version(self._buffers)
 
     def reset(self) -> None:
         self._buffers = None

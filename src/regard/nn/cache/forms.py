@@ -24,7 +24,6 @@ class Form(ABC):
     def read(self, rows: tuple[Tensor, ...], dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
         """Keys and values as an append returns them, from rows of the buffers. dtypes: of the appended k and v."""
 
-    @abstractmethod
     def check(
         self,
         buffers: tuple[Tensor, ...],
@@ -34,6 +33,12 @@ class Form(ABC):
         names: tuple[str, str] = ("k", "v"),
     ) -> None:
         """Errors for tokens that are not like those in the buffers: (*lead, n, d). names: what errors call them."""
+        for buffer, t, name in zip(buffers, (k, v), names, strict=False):
+            self._check_rows(buffer, lead, t, name)
+
+    @abstractmethod
+    def _check_rows(self, buffer: Tensor, lead: tuple[int, ...], t: Tensor, name: str) -> None:
+        """Errors for keys, or values, that are not like those in their buffer."""
 
     @abstractmethod
     def shapes(self, dk: int, dv: int, dtype: torch.dtype | None) -> tuple[tuple[int, torch.dtype | None], ...]:
@@ -60,16 +65,8 @@ class AsGiven(Form):
     def read(self, rows: tuple[Tensor, ...], dtypes: tuple[torch.dtype, torch.dtype]) -> tuple[Tensor, Tensor]:
         return rows[0], rows[1]
 
-    def check(
-        self,
-        buffers: tuple[Tensor, ...],
-        lead: tuple[int, ...],
-        k: Tensor,
-        v: Tensor,
-        names: tuple[str, str] = ("k", "v"),
-    ) -> None:
-        check_like(buffers[0], lead, k, names[0])
-        check_like(buffers[1], lead, v, names[1])
+    def _check_rows(self, buffer: Tensor, lead: tuple[int, ...], t: Tensor, name: str) -> None:
+        check_like(buffer, lead, t, name)
 
     def shapes(self, dk: int, dv: int, dtype: torch.dtype | None) -> tuple[tuple[int, torch.dtype | None], ...]:
         return (dk, dtype), (dv, dtype)
@@ -116,16 +113,8 @@ class Int8(Form):
             return products(keys, key_scales, dtypes[0]), products(values, value_scales, dtypes[1])
         return Int8Rows(keys, key_scales, dtypes[0]), Int8Rows(values, value_scales, dtypes[1])
 
-    def check(
-        self,
-        buffers: tuple[Tensor, ...],
-        lead: tuple[int, ...],
-        k: Tensor,
-        v: Tensor,
-        names: tuple[str, str] = ("k", "v"),
-    ) -> None:
-        check_rows(buffers[0], lead, k, names[0])
-        check_rows(buffers[1], lead, v, names[1])
+    def _check_rows(self, buffer: Tensor, lead: tuple[int, ...], t: Tensor, name: str) -> None:
+        check_rows(buffer, lead, t, name)
 
     def shapes(self, dk: int, dv: int, dtype: torch.dtype | None) -> tuple[tuple[int, torch.dtype | None], ...]:
         return (dk, torch.int8), (dv, torch.int8), (1, torch.float32), (1, torch.float32)
