@@ -6,6 +6,7 @@
 #pragma once
 #include "steps/bias.h"
 #include "steps/program_code.h"
+#include "steps/softcap.h"
 
 namespace regard {
 
@@ -107,7 +108,7 @@ struct ProgramGradients : ProgramCode {
       kept += 2 * kTileSize;
       const regard_tensor& to = gradient(g.wanted, x);
       if (!to.data) return;
-      multiply<V>(terms, g.ds, g.from, g.to);
+      SoftCap::multiply<V>(terms, g.ds, terms, g.from, g.to);
       const int64_t size = sums_of(g.wanted, x);
       if (x.op == REGARD_DO_GATHER_GRADIENT)
         add_by_index<V>(size ? sum : (double*)to.data, operand(b.c, x.number).size, b.p.rows, terms, index, g.from,
@@ -117,16 +118,6 @@ struct ProgramGradients : ProgramCode {
       else Bias::add<V>(to, b, t, terms, g.from, g.to);
       sum += size;
     });
-  }
-
-  // Derivatives become terms of the gradient. A hidden pair has a gradient of 0, and any derivative.
-  template <int V>
-  static void multiply(float* derivative, const float* ds, int64_t from, int64_t to) {
-    for (int64_t n = from * kQueries; n < to * kQueries; n += kQueries)
-      for (int64_t v = n; v < n + V * W; v += W) {
-        const vf x = load(ds + v);
-        store(derivative + v, select(x == vf{}, x, x * load(derivative + v)));
-      }
   }
 
   // The terms of a row nearly cancel, so only short sums are kept in float.

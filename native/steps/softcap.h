@@ -45,16 +45,17 @@ struct SoftCap : Modifier {
 
   template <int V>
   static void backward(const Block<V>&, const Tile&, const ScoreGradients& g, double*) {
-    multiply<V>(g.ds, g.kept, g.from, g.to);
+    multiply<V>(g.ds, g.ds, g.kept, g.from, g.to);
   }
 
-  // A hidden pair has a gradient of 0, and any derivative.
+  // product = ds · derivative, of the keys [from, to) of a tile; `product` may be either of them. A hidden pair has a
+  // gradient of 0, and any derivative.
   template <int V>
-  REGARD_NOINLINE void multiply(float* ds, const float* derivative, int64_t from, int64_t to) {
+  REGARD_NOINLINE void multiply(float* product, const float* ds, const float* derivative, int64_t from, int64_t to) {
     for (int64_t n = from * kQueries; n < to * kQueries; n += kQueries)
       for (int64_t v = n; v < n + V * W; v += W) {
         const vf x = load(ds + v);
-        store(ds + v, select(x == vf{}, x, x * load(derivative + v)));
+        store(product + v, select(x == vf{}, x, x * load(derivative + v)));
       }
   }
 };
@@ -95,7 +96,7 @@ struct LastSoftCap : Modifier {
 
   template <int V>
   static void backward(const Block<V>&, const Tile&, const ScoreGradients& g, double*) {
-    SoftCap::multiply<V>(g.ds, g.kept, g.from, g.to);
+    SoftCap::multiply<V>(g.ds, g.ds, g.kept, g.from, g.to);
   }
 };
 
