@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0x7b431b843141d7  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0x5b54167d27f77a  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -122,6 +122,15 @@ typedef struct {
 } regard_tensor;
 static_assert(sizeof(regard_tensor) == 80, "ctypes lays regard_tensor out in another way");
 
+// Where a struct holds what it says of one tensor: offsets of its members; -1 for such as it has not.
+typedef struct {
+  int64_t at;  // of the regard_tensor, or of the address
+  int64_t dtype;  // of what the address leads to; -1: at is that of a regard_tensor
+  int64_t stride;  // of the stride of the first axis
+  int64_t batch;  // of the strides of all axes but the last; without, there are no gaps at all
+} regard_place;
+static_assert(sizeof(regard_place) == 32, "ctypes lays regard_place out in another way");
+
 // One call of attention. A null address: the call has no such operand.
 typedef struct {
   int64_t batch[4];  // sizes of the batch axes, 1 where there are fewer
@@ -233,11 +242,11 @@ static_assert(sizeof(regard_ragged) == 3008, "ctypes lays regard_ragged out in a
 // A call of the backward pass. A null address: that gradient is not wanted.
 typedef struct {
   regard_call call;  // the forward call; out (of out_dtype) and row_stats hold its results
-  regard_tensor dout;  // cotangent of out, of dout_dtype
+  regard_tensor dout;  // cotangent of out, of any dtype that a call can have
   regard_tensor dlse;  // cotangent of lse, float; data 0 for none
-  regard_tensor dq;  // gradients, of gradient_dtype; every element is written
-  regard_tensor dk;  // gradients, of gradient_dtype; every element is written
-  regard_tensor dv;  // gradients, of gradient_dtype; every element is written
+  regard_tensor dq;  // gradients, of the call's dtype; every element is written
+  regard_tensor dk;  // gradients, of the call's dtype; every element is written
+  regard_tensor dv;  // gradients, of the call's dtype; every element is written
   float* dtemperatures;  // for each head, written
   float* dslopes;  // for each head, written
   float* dlog_distance_weights;  // for each head, written
@@ -256,10 +265,8 @@ typedef struct {
   regard_tensor dprogram_9;  // added to, float; double where it sums queries or keys
   regard_tensor dprogram_10;  // added to, float; double where it sums queries or keys
   regard_tensor dprogram_11;  // added to, float; double where it sums queries or keys
-  int32_t dout_dtype;
-  int32_t gradient_dtype;
 } regard_gradients;
-static_assert(sizeof(regard_gradients) == 4464, "ctypes lays regard_gradients out in another way");
+static_assert(sizeof(regard_gradients) == 4456, "ctypes lays regard_gradients out in another way");
 
 // A call whose scores are w · f(a + c): q and k are a and c, float whatever its dtype, which is that of v.
 typedef struct {

@@ -68,7 +68,7 @@ void join_queries(const BackwardCall& w, const BackwardScratch&, int64_t item) {
   const int64_t pair = item / w.blocks;
   const Place p = place_at(c, pair / c.heads, pair % c.heads, item % w.blocks * kQueries);
   const regard_tensor& to = w.g.dq;
-  write_rows((char*)to.data + size_of(w.g.gradient_dtype) * (offset(to, p, p.h) + p.row * to.row), w.g.gradient_dtype,
+  write_rows((char*)to.data + size_of(w.g.call.dtype) * (offset(to, p, p.h) + p.row * to.row), w.g.call.dtype,
              to.row, to.col, w.dq + (pair * c.nq + p.row) * w.ldk, w.ldk, w.key_parts,
              w.elements * c.heads * c.nq * w.ldk, p.rows, c.dk, c.scale);
 }
@@ -79,10 +79,10 @@ void join_keys(const BackwardCall& w, const BackwardScratch&, int64_t item) {
   const Place p = place_at(c, pair / c.key_heads, 0, 0);
   const auto join = [&](const regard_tensor& to, const float* sums, int64_t ld, int64_t cols, float scale) {
     if (!to.data) return;
-    char* first = (char*)to.data + size_of(w.g.gradient_dtype) * (offset(to, p, pair % c.key_heads) + j * to.row);
+    char* first = (char*)to.data + size_of(w.g.call.dtype) * (offset(to, p, pair % c.key_heads) + j * to.row);
     const int64_t part_stride = w.elements * c.key_heads * c.nk * ld;
     sums += (pair * c.nk + j) * ld;
-    write_rows(first, w.g.gradient_dtype, to.row, to.col, sums, ld, w.query_parts, part_stride, count, cols, scale);
+    write_rows(first, w.g.call.dtype, to.row, to.col, sums, ld, w.query_parts, part_stride, count, cols, scale);
   };
   join(w.g.dk, w.dk, w.ldk, c.dk, c.scale);
   join(w.g.dv, w.dv, w.ldv, c.dv, 1.0f);
@@ -142,13 +142,13 @@ void* reserve(BackwardCall& w) {
 int32_t check(const regard_gradients& g) {
   const regard_call& c = g.call;
   if (const int32_t wrong = check_contiguous_call(c, c.dtype)) return wrong;
-  if (!known_dtype(g.dout_dtype) || !known_dtype(g.gradient_dtype)) return REGARD_BAD_ARGUMENT;
+  if (!known_dtype(g.dout.dtype) || !known_dtype(g.call.dtype)) return REGARD_BAD_ARGUMENT;
   if (!c.row_stats.data || (c.dv && !g.dout.data)) return REGARD_BAD_ARGUMENT;
-  const bool right = fits(g.dout, g.dout_dtype, c.batch, c.heads, c.nq, c.dv) &&
+  const bool right = fits(g.dout, g.dout.dtype, c.batch, c.heads, c.nq, c.dv) &&
                      fits(g.dlse, REGARD_F32, c.batch, c.heads, c.nq, 1) &&
-                     fits(g.dq, g.gradient_dtype, c.batch, c.heads, c.nq, c.dk) &&
-                     fits(g.dk, g.gradient_dtype, c.batch, c.key_heads, c.nk, c.dk) &&
-                     fits(g.dv, g.gradient_dtype, c.batch, c.key_heads, c.nk, c.dv) && Bias::right_gradient(g) &&
+                     fits(g.dq, g.call.dtype, c.batch, c.heads, c.nq, c.dk) &&
+                     fits(g.dk, g.call.dtype, c.batch, c.key_heads, c.nk, c.dk) &&
+                     fits(g.dv, g.call.dtype, c.batch, c.key_heads, c.nk, c.dv) && Bias::right_gradient(g) &&
                      Program::right_gradients(g);
   if (!right) return REGARD_BAD_ARGUMENT;
   return Modifiers::have_wanted(g) ? REGARD_DONE : REGARD_BAD_ARGUMENT;
@@ -156,7 +156,7 @@ int32_t check(const regard_gradients& g) {
 
 // Leaves the products to vectors if some number has no parts.
 int32_t check_parts(BackwardCall& w, regard_parallel parallel) {
-  const bool always = w.parts == 1 && w.g.dout_dtype == REGARD_BF16;
+  const bool always = w.parts == 1 && w.g.dout.dtype == REGARD_BF16;
   if (!w.parts || always) return 0;
   const int64_t items = w.elements * w.c.heads;
   const int32_t failed = run(w, find_unfit, items, parallel);

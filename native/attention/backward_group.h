@@ -40,8 +40,8 @@ static void run_group(const BackwardCall& w, const BackwardScratch& s, KeyTile& 
     widen_rows(q, w.ldk, (const char*)c.q.data + size_of(c.dtype) * (offset(c.q, p, head) + row * c.q.row), c.dtype,
                c.q.row, c.q.col, p.rows, c.dk);
     const regard_tensor& g = w.g.dout;
-    widen_rows(dout, w.ldv, (const char*)g.data + size_of(w.g.dout_dtype) * (offset(g, p, head) + row * g.row),
-               w.g.dout_dtype, g.row, g.col, p.rows, c.dv);
+    widen_rows(dout, w.ldv, (const char*)g.data + size_of(w.g.dout.dtype) * (offset(g, p, head) + row * g.row),
+               w.g.dout.dtype, g.row, g.col, p.rows, c.dv);
     if (t.edge || t.bits) {
       if (k.finite < 0) k.finite = all_finite(s.k, 1, w.ldk, w.ldk, k.count);
       x.mark = !k.finite || !all_finite(q, 1, w.ldk, w.ldk, p.rows) || !all_finite(dout, 1, w.ldv, w.ldv, p.rows);
@@ -65,8 +65,8 @@ static void put_rows(const BackwardCall& w, const KeyTile& k, const regard_tenso
   if (!to.data) return;
   const Place p = place_at(c, k.element, 0, 0);
   if (!sums) {
-    char* at = (char*)to.data + size_of(w.g.gradient_dtype) * (offset(to, p, k.key_head) + k.j * to.row);
-    return write_rows(at, w.g.gradient_dtype, to.row, to.col, from, ld, 1, 0, k.count, cols, scale);
+    char* at = (char*)to.data + size_of(w.g.call.dtype) * (offset(to, p, k.key_head) + k.j * to.row);
+    return write_rows(at, w.g.call.dtype, to.row, to.col, from, ld, 1, 0, k.count, cols, scale);
   }
   float* at = sums + (((query_part * w.elements + k.element) * c.key_heads + k.key_head) * c.nk + k.j) * ld;
   __builtin_memcpy(at, from, sizeof(float) * (size_t)(k.count * ld));

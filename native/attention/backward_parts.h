@@ -36,7 +36,7 @@ static void find_unfit(const BackwardCall& w, const BackwardScratch&, int64_t it
     return unfit_rows(w.parts, advance(t.data, offset(t, p, of), dtype), dtype, t.row, t.col, rows, width, sizes);
   };
   const Sizes sizes = Sizes::of_gradients(c.dtype);
-  w.unfit[item] = unfit(w.g.dout, w.g.dout_dtype, head, c.nq, c.dv, Sizes::of_gradients(w.g.dout_dtype));
+  w.unfit[item] = unfit(w.g.dout, w.g.dout.dtype, head, c.nq, c.dv, Sizes::of_gradients(w.g.dout.dtype));
   if (w.parts == 1 || w.unfit[item]) return;
   Sizes of_queries = sizes;
   const float factor = __builtin_fabsf(dot_factor(c, head)), most = Sizes::of_scores(c.dtype).most;

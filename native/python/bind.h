@@ -1,7 +1,7 @@
 // The struct of a call, made from that of a plan: what follows from where the tensors lie, how many queries and keys
 // there are, and their positions.
 #pragma once
-#include "python/objects.h"
+#include "python/call_tensors.h"
 
 namespace regard {
 
@@ -39,29 +39,24 @@ static bool set_positions(const regard_plan& plan, regard_call& c, const Span& s
   return true;
 }
 
-// A tensor for the output, (lead..., nq, dv): of v's dtype, of q's where v is int8, or float.
-static PyObject* empty_out(const regard_plan& plan, PyObject* q, PyObject* v, const DLTensor (&given)[3], int64_t nq) {
-  const bool of_q = given[2].dtype.code == kDLInt;
-  const DLTensor &like = given[0], &values = given[of_q ? 0 : 2];
+// A tensor for the output, (lead..., nq, dv): of v's dtype, of q's where v is in pages or int8, or float.
+static PyObject* empty_out(const regard_plan& plan, PyObject* q, PyObject* v, const CallTensors& given) {
+  const bool of_q = given.paged || given.int8;
+  const DLTensor &like = given.x[0], &values = given.x[of_q ? 0 : 2];
   const int64_t axes = plan.leads + 2;
   bool as_q = like.ndim == axes && like.shape[axes - 1] == plan.dv &&
               like.dtype.bits == (plan.float_out ? 32 : values.dtype.bits) &&
               (plan.float_out || like.dtype.code == values.dtype.code);
   for (int64_t n = 0; as_q && n < plan.leads; ++n) as_q = like.shape[n] == plan.lead[n];
-  for (int64_t n = axes - 1, step = 1; as_q && n >= 0; step *= like.shape[n--])
-    as_q = like.shape[n] == 1 || like.strides[n] == step;
-  if (as_q) return PyObject_CallFunctionObjArgs(py.empty_like, q, nullptr);  // the fastest way that torch has
+  if (as_q && dense(like, like.ndim))
+    return PyObject_CallFunctionObjArgs(py.empty_like, q, nullptr);  // the fastest way
   const Ref shape{PyTuple_New(axes)};
   for (int64_t n = 0; shape && n < axes; ++n) {
-    const int64_t size = n < plan.leads ? plan.lead[n] : n == plan.leads ? nq : plan.dv;
+    const int64_t size = n < plan.leads ? plan.lead[n] : n == plan.leads ? given.nq : plan.dv;
     PyTuple_SetItem(shape.get(), n, PyLong_FromLongLong(size));
   }
-  return shape ? PyObject_CallFunctionObjArgs(py.new_empty,
-                                              plan.float_out ? py.float_tensor
-                                              : of_q         ? q
-                                                             : v,
-                                              shape.get(), nullptr)
-               : nullptr;
+  PyObject* const source = plan.float_out ? py.float_tensor : of_q ? q : v;
+  return shape ? PyObject_CallFunctionObjArgs(py.new_empty, source, shape.get(), nullptr) : nullptr;
 }
 
 // Tells the call which pages its keys and values lie in, where it has such; false where the table does not reach.
@@ -89,23 +84,28 @@ static PyObject* empty_row_stats(const regard_plan& plan, regard_call& c) {
   return made && read(made.get(), t, true) && as_operand(t, plan.axes, c.row_stats) ? made.release() : nullptr;
 }
 
-// Fills in a copy of the plan's struct; returns out. k and v may be pages, so nk is told; v: any tensor of its dtype.
+// Fills in a copy of the plan's struct; returns out. qkv: the objects of which `given` tells how they lie.
 // span: null where positions are no such thing. Null without an error of Python's: the plan does not serve such a call.
-static PyObject* bind(const regard_plan& plan, regard_call& c, PyObject* q, PyObject* v, const DLTensor (&given)[3],
-                      int64_t nq, int64_t nk, const Span* span) {
+static PyObject* bind(const regard_plan& plan, regard_call& c, PyObject* const* qkv, const CallTensors& given,
+                      const Span* span) {
   constexpr int64_t kMost = (int64_t)1 << 31;  // kernels count keys, and distances, in 32 bits
+  const int64_t nq = given.nq, nk = given.nk;
   if (nq <= 0 || nq >= kMost || nk <= 0 || nk >= kMost || (plan.queries && nq != plan.queries)) return nullptr;
   regard_tensor* const operands[3] = {&c.q, &c.k, &c.v};
   for (int n = 0; n < 3; ++n)
-    if (!as_operand(given[n], plan.axes, *operands[n])) return nullptr;
+    if (!as_operand(given.x[n], plan.axes, *operands[n])) return nullptr;
+  regard_tensor* const scales[2] = {&c.k_scales, &c.v_scales};
+  for (int n = 0; n < 2 && given.int8; ++n)
+    if (!as_operand(given.scales[n], plan.axes, *scales[n])) return nullptr;
   c.nq = nq, c.nk = nk;
+  if (given.paged && !set_pages(c, given.x[1], given.table)) return nullptr;
   if (span) {
     if (span->queries != nq || span->keys != nk || !set_positions(plan, c, *span, kMost - nq - nk)) return nullptr;
   }
   const int64_t most = number_of(Ref{PyObject_CallFunctionObjArgs(py.get_num_threads, nullptr)});
   const double wanted = (double)plan.pair_work * (double)nq * (double)nk / (double)plan.thread_work;
   c.threads = wanted < 1 || most < 1 ? 1 : wanted < (double)most ? (int32_t)wanted : (int32_t)most;
-  Ref out{empty_out(plan, q, v, given, nq)};
+  Ref out{empty_out(plan, qkv[0], qkv[2], given)};
   DLTensor made;
   if (!out || !read(out.get(), made, true) || !as_operand(made, plan.axes, c.out)) return nullptr;
   return out.release();
@@ -126,7 +126,6 @@ static bool bind_backward(const regard_backward_plan& plan, regard_gradients& x,
       return false;
   if (!read(cotangent, t, true) || t.strides[t.ndim - 1] != 1 || !as_operand(t, plan.axes, x.dout)) return false;
   if (x.dout.dtype != REGARD_F32 && x.dout.dtype != REGARD_BF16 && x.dout.dtype != REGARD_F16) return false;
-  x.dout_dtype = (int32_t)x.dout.dtype;
   for (int n = 0; n < plan.leaves; ++n) {
     if (plan.leaf[n] >= count - 5 || !read(PyTuple_GetItem(saved, 3 + plan.leaf[n]), t, false)) return false;
     *(const void**)((char*)&x + plan.leaf_at[n]) = address(t);

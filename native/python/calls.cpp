@@ -60,15 +60,11 @@ PyObject* attend(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   const regard_plan& plan = *one->plan;
   const Ref owner{shared(one->owner)};  // what is called from here on may make the plan forgotten
   const bool training = one->needs;
-  Span span{0, given.nq, 0, given.nk};
-  if (given.placed ? !span_of(positions, span) : given.nq != given.nk && plan.positional) return leave_to_python();
+  const CallTensors& tensors = given.tensors;
+  Span span{0, tensors.nq, 0, tensors.nk};
+  if (given.placed ? !span_of(positions, span) : tensors.nq != tensors.nk && plan.positional) return leave_to_python();
   regard_call call = *plan.call;
-  PyObject* const like_v = arguments[given.paged || given.int8 ? 0 : 2];  // the output of such values has q's dtype
-  Ref out{bind(plan, call, arguments[0], like_v, given.x, given.nq, given.nk, &span)};
-  if (given.paged && !set_pages(call, given.x[1], given.table)) return leave_to_python();
-  if (given.int8 &&
-      !(as_operand(given.scales[0], plan.axes, call.k_scales) && as_operand(given.scales[1], plan.axes, call.v_scales)))
-    return leave_to_python();
+  Ref out{bind(plan, call, arguments, tensors, &span)};
   const Ref row_stats{out && training ? empty_row_stats(plan, call) : nullptr};
   if (!out || (training && !row_stats)) return leave_to_python();
   for (int n = 0; n < plan.leaves; ++n)
@@ -80,38 +76,37 @@ PyObject* attend(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return training ? to_record(owner.get(), out.get(), row_stats.get(), call, span, leaves) : out.release();
 }
 
-// bind(plan, struct, q, k, v, nq, nk, span, block_table) -> out, or None where the plan does not serve such a call.
-// plan, struct: addresses; k and v: pages where there is a block table; span: see positions.Span, () for positions that
-// are tensors, None for none.
+// bind(plan, struct, q, k, v, span) -> out, or None where the plan does not serve such a call. plan, struct: addresses;
+// span: see positions.Span, () for positions that are tensors, None for none.
 PyObject* bind_call(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  DLTensor x[3], table;
-  if (count != 9) return none();
-  for (int n = 0; n < 3; ++n)
-    if (!read(given[2 + n], x[n], true)) return none();
+  CallTensors tensors;
+  if (count != 6 || !tensors.read(given + 2)) return leave_to_python();
   const regard_plan& plan = *(const regard_plan*)PyLong_AsVoidPtr(given[0]);
   regard_call& call = *(regard_call*)PyLong_AsVoidPtr(given[1]);
-  const int64_t nq = PyLong_AsLongLong(given[5]), nk = PyLong_AsLongLong(given[6]);
-  const bool placed = given[7] != kNone, told = !placed || PyTuple_Size(given[7]) > 0;
-  Span span{0, nq, 0, nk};
-  if (placed ? told && !read_span(given[7], span) : nq != nk && plan.positional) return none();
-  Ref out{bind(plan, call, given[2], given[4], x, nq, nk, told ? &span : nullptr)};
+  const bool placed = given[5] != kNone, told = !placed || PyTuple_Size(given[5]) > 0;
+  Span span{0, tensors.nq, 0, tensors.nk};
+  if (placed ? told && !read_span(given[5], span) : tensors.nq != tensors.nk && plan.positional) return none();
+  Ref out{bind(plan, call, given + 2, tensors, told ? &span : nullptr)};
   if (!out) return PyErr_Occurred() ? nullptr : none();
-  if (given[8] != kNone && (!read(given[8], table, true) || !set_pages(call, x[1], table))) return none();
   return out.release();
 }
 
-// set_operands(struct, axes, offsets, tensor, ...): tells a struct how tensors lie, at the offsets of its operands;
-// None: there is none.
+// set_operands(struct, axes, places, tensor, ...) -> how many of the tensors, None for none there, it could tell the
+// struct: all of them, or as many as come before one that it cannot hold. struct: an address; places: a regard_place
+// for each; axes: of the call's operands, a tensor of one axis less has none of heads; 0: each tensor has its own.
 PyObject* set_operands(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  char* const at = (char*)PyLong_AsVoidPtr(given[0]);
+  char* const to = (char*)PyLong_AsVoidPtr(given[0]);
   const int64_t axes = PyLong_AsLongLong(given[1]);
+  const regard_place* const places = (const regard_place*)PyBytes_AsString(given[2]);
+  if (!places) return nullptr;
+  if (PyBytes_Size(given[2]) != (count - 3) * (Py_ssize_t)sizeof(*places)) return PyLong_FromLongLong(0);
   DLTensor t;
-  for (Py_ssize_t n = 3; n < count; ++n) {
-    if (given[n] == kNone) continue;
-    const int64_t offset = PyLong_AsLongLong(PyTuple_GetItem(given[2], n - 3));
-    if (!read(given[n], t, true) || !as_operand(t, axes, *(regard_tensor*)(at + offset))) return none();
+  Py_ssize_t n = 0;
+  for (; n < count - 3; ++n) {
+    if (given[n + 3] == kNone) continue;
+    if (!read(given[n + 3], t, false) || !set_operand(to, places[n], axes ? axes : t.ndim, t)) break;
   }
-  return shared(given[0]);
+  return PyLong_FromLongLong(n);
 }
 
 // differentiate(plan, call, saved, cotangent) -> the gradients of q, k and v, None where there is none; None where
@@ -200,15 +195,15 @@ PyObject* remember(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
       return leave_to_python();  // it would not be found again
     if (all.count > before) parts[n] = nullptr;
   }
-  const uint32_t needs = given.recorded ? needs_of(given.tensors, 3) | needs_of(all.objects, all.count) << 3 : 0;
+  const uint32_t needs = given.recorded ? needs_of(given.objects, 3) | needs_of(all.objects, all.count) << 3 : 0;
   Known one{(const regard_plan*)PyLong_AsVoidPtr(arguments[0]),
             shared(arguments[1]),
             shared(outlines),
             parts[0],
             parts[1],
             given.placed,
-            given.paged,
-            given.int8,
+            given.tensors.paged,
+            given.tensors.int8,
             needs,
             {},
             {},
@@ -217,7 +212,7 @@ PyObject* remember(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   for (int n = 0; n < 2; ++n)
     if (parts[n]) Py_IncRef(parts[n]);
   strcpy(one.isa, isa_named());
-  one.q.take(given.x[0]), one.k.take(given.x[1]), one.v.take(given.x[2]);
+  one.q.take(given.tensors.x[0]), one.k.take(given.tensors.x[1]), one.v.take(given.tensors.x[2]);
   replace(known[remembered++ % kMost], one);
   return none();
 }

@@ -114,7 +114,7 @@ static int64_t dtype_of(DLDataType t) {
 // An operand that lies as a tensor does. axes: of the call's operands; a tensor of one axis less has none of heads.
 static bool as_operand(const DLTensor& t, int64_t axes, regard_tensor& operand) {
   constexpr int64_t kAxes = REGARD_BATCH_AXES + 3;
-  if (axes > kAxes || axes < 3 || (t.ndim != axes && t.ndim != axes - 1)) return false;
+  if (axes > kAxes || (t.ndim != axes && t.ndim != axes - 1)) return false;
   int64_t steps[kAxes] = {}, last = 0;
   for (int64_t n = 0; n < t.ndim; ++n) {
     last += (t.shape[n] - 1) * t.strides[n];
@@ -125,6 +125,31 @@ static bool as_operand(const DLTensor& t, int64_t axes, regard_tensor& operand) 
   for (int n = 0; n < REGARD_BATCH_AXES; ++n) operand.batch[n] = steps[n];
   operand.head = steps[kAxes - 3], operand.row = steps[kAxes - 2], operand.col = steps[kAxes - 1];
   operand.size = empty(t) ? 0 : last + 1, operand.dtype = dtype_of(t.dtype);
+  return true;
+}
+
+// Whether the last `axes` axes of a tensor have no gaps.
+static bool dense(const DLTensor& t, int axes) {
+  int64_t step = 1;
+  for (int n = t.ndim - 1; n >= t.ndim - axes && n >= 0; step *= t.shape[n--])
+    if (t.shape[n] != 1 && t.strides[n] != step) return empty(t);
+  return true;
+}
+
+// Fills in what a struct holds of one tensor; false where it cannot hold such a tensor. axes: as of as_operand.
+static bool set_operand(char* to, const regard_place& place, int64_t axes, const DLTensor& t) {
+  if (place.dtype < 0) return as_operand(t, axes, *(regard_tensor*)(to + place.at));
+  const bool of_batch = place.batch >= 0;
+  if (dtype_of(t.dtype) != place.dtype || !dense(t, of_batch ? 1 : t.ndim)) return false;
+  *(const void**)(to + place.at) = address(t);
+  if (place.stride >= 0) *(int64_t*)(to + place.stride) = t.ndim && t.shape[0] > 1 ? t.strides[0] : 0;
+  if (!of_batch) return true;
+  if (t.ndim > REGARD_BATCH_AXES + 1) return false;
+  int64_t* const steps = (int64_t*)(to + place.batch);
+  for (int n = 0; n < REGARD_BATCH_AXES; ++n) {
+    const int own = n + t.ndim - 1 - REGARD_BATCH_AXES;
+    steps[n] = own < 0 || t.shape[own] == 1 ? 0 : t.strides[own];
+  }
   return true;
 }
 

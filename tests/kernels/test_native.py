@@ -17,8 +17,8 @@ from needed import needs_kernels
 from regard import testing
 from regard.backends.base import Backend
 from regard.backends.native.abi import CallArguments
+from regard.backends.native.bind import bind
 from regard.backends.native.ffi import Library, load, runnable
-from regard.backends.native.launch import operand
 from regard.core.problem import build_problem
 
 pytestmark = needs_kernels
@@ -144,9 +144,9 @@ def test_a_sink_in_the_kernel(isa: str, nq: int, mask: str, monkeypatch: pytest.
     sink = torch.tensor([2.0, -torch.inf, 0.5, -3.0, 40.0]) + torch.arange(3.0)[:, None]
     plain = Library.run
 
-    def with_sink(self: Library, entry: str, arguments: CallArguments) -> None:
-        arguments.sink = operand(sink[..., None, None])
-        plain(self, entry, arguments)
+    def with_sink(self: Library, arguments: CallArguments) -> None:
+        bind(arguments, {"sink": sink[..., None, None]})
+        plain(self, arguments)
 
     def run(one: testing.Case, backend: Backend) -> tuple[Tensor, Tensor]:
         return rg.attention_state(one.q, one.k, one.v, mask=one.mask, positions=one.positions, backend=backend).finish()

@@ -220,7 +220,7 @@ def test_small_entropies_and_rests_keep_their_digits(isa: str) -> None:
 def test_one_sweep_for_all_and_another_for_what_is_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     sweeps: list[ctypes.Structure] = []
     run = Library.run
-    monkeypatch.setattr(Library, "run", lambda self, name, given: sweeps.append(given) or run(self, name, given))
+    monkeypatch.setattr(Library, "run", lambda self, given: sweeps.append(given) or run(self, given))
     x = torch.randn(1, 2, 40, 8)
     once = (facts.Entropy(), facts.RelativeEntropy(), facts.Top(3), facts.Map(), facts.Received(), facts.Histogram())
     rg.look(x, x, facts=(*once, facts.Within(3, 0), facts.Within(5, None), facts.Offsets((-1, 2))))

@@ -17,7 +17,7 @@ from regard.backends.native.abi import CODES, RaggedArguments
 from regard.backends.native.launch import library
 from regard.nn import PagedCache
 from regard.ragged_queries import ragged_call
-from regard.runtime import ragged
+from regard.runtime import plan_cache, ragged
 
 pytestmark = needs_kernels
 
@@ -126,13 +126,13 @@ def test_the_bits_depend_on_no_number_of_threads() -> None:
 
 
 def test_a_plan_serves_other_numbers(lists: list[bool]) -> None:
-    ragged._plans.clear()
+    plan_cache.clear()
     for new, held in ((NEW, HELD), (NEW[::-1], HELD), ([2, 0, 90], [5, 800, 1]), ([1, 70], [0, 0])):
         batch = Batch(torch.float32, True, new, held)
         true = batch.alone(torch.float64, mask=rg.Causal(), backend=rg.Reference())
         for found, exact in zip(batch.together(rg.Causal()), true, strict=True):
             torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-5)
-    assert lists == [True] * 4 and len(ragged._plans) == 1
+    assert lists == [True] * 4 and len(plan_cache.plans()) == 1
 
 
 def test_every_layout_of_the_queries_is_read() -> None:
@@ -224,7 +224,7 @@ WRONG: dict[str, tuple[int, Callable[[RaggedArguments, list[Any]], None]]] = {
 def test_wrong_numbers_are_a_code_and_nothing_is_written(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a right call of 1, 0 and 3 queries over up to 8 keys, one number is made wrong."""
     caught: list[RaggedArguments] = []
-    entry = library().entry("regard_forward_ragged")
+    entry = library().entry(RaggedArguments)
 
     q, kv = [torch.randn(HEADS, n, DK) for n in (1, 0, 3)], [torch.randn(3, KEY_HEADS, 8, d) for d in (DK, DV)]
     at = rg.Positions(torch.tensor([7, 2, 3, 4]), torch.arange(8))

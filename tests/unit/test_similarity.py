@@ -296,3 +296,13 @@ X, Y = torch.zeros(2, 3, 5, 4), torch.zeros(2, 3, 5, 6)
 def test_refusals(make: Callable[[], rg.Score], q: Tensor, k: Tensor, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         scores(make(), q, k)
+
+
+def test_distances_to_keys_that_share_one_row_as_a_dot_product() -> None:
+    """Their centre is that row: torch's nanmedian of an expanded tensor is made of numbers beside it."""
+    q, row = torch.randn(1, 5, 3), torch.randn(1, 1, 3)
+    expanded, copied = row.expand(1, 40, 3), row.repeat(1, 40, 1)
+    found, expected = (rg.Distance().as_dot(q, k) for k in (expanded, copied))
+    assert found is not None and expected is not None
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+    assert not found[1][..., :3].any()

@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.backends.native.abi import SETS, TOP, FactArguments
 from regard.backends.native.args import lower
 from regard.backends.native.backend import Native
+from regard.backends.native.bind import bind
 from regard.backends.native.launch import arguments, library
 from regard.backends.native.lower_mask import lower_mask
 from regard.backends.native.modifiers.distance import near
@@ -92,17 +93,15 @@ def ask(problem: Problem, facts: tuple[Fact[Any], ...]) -> tuple[Tensor, dict[Fa
         fields.update(asked)
     alone = replace(problem, v=problem.v[..., :0].to(problem.q.dtype), dropout=None)  # facts need no values
     args = lower(alone, lower_mask(alone, library().tile))
-    call = arguments(args, lse[..., :0], None, None)
+    call = arguments(args, out=lse[..., :0])
     at = problem.frame.positions
     q_at, k_at = (t.long().expand(*problem.frame.batch, t.shape[-1]).contiguous() for t in (at.q, at.k))
     for fields in sweeps:
-        given = FactArguments(call=call)
-        for name, value in {**fields, "q_at": q_at, "k_at": k_at}.items():
-            if isinstance(value, Tensor):
-                given.point(name, value)
-            else:
-                setattr(given, name, value)
-        library().run("regard_facts", given)
+        numbers = {name: value for name, value in fields.items() if isinstance(value, int)}
+        given = FactArguments(call=call, **numbers)
+        tensors = {name: value for name, value in fields.items() if isinstance(value, Tensor)}
+        bind(given, {**tensors, "q_at": q_at, "k_at": k_at})
+        library().run(given)
     return lse, {fact: request.answer() for fact, request in requests.items()}
 
 

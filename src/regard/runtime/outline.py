@@ -90,7 +90,6 @@ _CONSTANTS = frozenset({int, float, bool, type(None)})
 _parts: dict[type, tuple[str, ...]] = {}  # of regard's own classes
 _per_token = set[type]()
 
-OUTLINES = 1  # place of score, mask and sink in a key
 # os.environ.get would take a tenth of a small call: it encodes the name each time
 _environment = cast(dict[Any, Any], os.environ._data)  # pyright: ignore
 _ISA = os.environ.encodekey("REGARD_ISA")
@@ -109,12 +108,36 @@ class Asked(NamedTuple):
     dropout: Dropout | None
 
 
+class Structure(NamedTuple):
+    """What calls that one plan can serve have in common.
+
+    needs     which of q, k, v and of the tensors of score, mask and sink have a gradient; None: none has
+    stats     whether the row statistics are wanted besides the output; then nothing has a gradient
+    outlines  of score, mask and sink
+    placed    of the positions; None where there are none
+    dropped   the probability of dropout; None where nothing is dropped
+    kept      how keys and values are kept that are no ordinary tensors
+    lying     dtypes, and sizes but for the numbers of queries and keys
+    isa       what the environment says of it
+    """
+
+    needs: tuple[bool, ...] | None
+    stats: bool
+    outlines: tuple[Any, Any, Any]
+    placed: Any
+    dropped: float | None
+    kept: tuple[type, int | None] | None
+    lying: tuple[Any, ...]
+    threads: int
+    isa: Any
+
+
 def structure_of(
     q: Any, k: Any, v: Any, score: Score, mask: Mask, positions: Any, sink: Any, dropout: Any, leaves: list[Tensor]
-) -> tuple[tuple[Any, ...], int, int] | None:
-    """The key of a call's structure, and how many queries and keys there are; None where it has no key.
+) -> tuple[Structure, int, int] | None:
+    """A call's structure, and how many queries and keys there are; None where no plan can serve such a call.
 
-    The first part of the key is what has a gradient, or None. The tensors of score, mask and sink go to `leaves`.
+    The tensors of score, mask and sink go to `leaves`.
     """
     kept = kept_alike(k, v)
     if type(q) is not Tensor or not (kept or (type(k) is Tensor and type(v) is Tensor)) or transformed():
@@ -122,7 +145,7 @@ def structure_of(
     if not (plain(q) and (kept or (plain(k) and plain(v)))) or q.dim() < 2 or k.dim() < 2 or v.dim() < 2:
         return None
     try:
-        values = outline(score, leaves), outline(mask, leaves), outline(sink, leaves)
+        outlines = outline(score, leaves), outline(mask, leaves), outline(sink, leaves)
         placed = None if positions is None else outline_of_positions(positions)
         dropped = None if dropout is None else outline_of_dropout(dropout)
     except Open:
@@ -133,14 +156,12 @@ def structure_of(
     if v_count != nk:
         return None
     needs = tuple([t.requires_grad for t in (q, k, v, *leaves)]) if torch.is_grad_enabled() else ()
-    key = (  # OUTLINES says where values are
-        *(needs if True in needs else None, values, placed, dropped, q.dtype, k.dtype, v.dtype),
-        _form_of(k) if kept else None,
-        *(len(q_lead), len(k_lead), *q_lead, q_width, *k_lead, k_width, *v_lead, v_width),
-        torch.get_num_threads(),
-        _environment.get(_ISA),
+    lying = (q.dtype, k.dtype, v.dtype, len(q_lead), len(k_lead), *q_lead, q_width, *k_lead, k_width, *v_lead, v_width)
+    structure = Structure(
+        *(needs if True in needs else None, False, outlines, placed, dropped),
+        *(_form_of(k) if kept else None, lying, torch.get_num_threads(), _environment.get(_ISA)),
     )
-    return key, nq, nk
+    return structure, nq, nk
 
 
 def _form_of(k: Tensor) -> tuple[type, int | None]:

@@ -16,6 +16,7 @@ from torch.compiler import is_compiling
 
 from regard.backends.base import Done, Example, Inputs, Plan, TrainingPlan
 from regard.backends.native.direct import direct, shortcut
+from regard.backends.native.ragged import RaggedPlan
 from regard.core.deferred import DeferredRows
 from regard.core.dropout import Dropout
 from regard.core.int8_rows import Int8Rows
@@ -26,14 +27,13 @@ from regard.masks.algebra import Mask
 from regard.runtime.autograd import Given, apply_untransformed, differentiable_backward
 from regard.runtime.binding import Call
 from regard.runtime.dispatch import choose, readable
-from regard.runtime.outline import OUTLINES, Asked, structure_of
+from regard.runtime.outline import Asked, Structure, structure_of
 from regard.scores.algebra import Score, Similarity
 
 _MOST = 256  # structures kept
-_plans: dict[Any, _Known | _ByLength | None] = {}
+_plans: dict[Any, _Known | _ByLength | RaggedPlan | None] = {}  # by structures; ragged ones by keys of ragged.py
 _shortcut: Callable[..., Any] | None = None  # serves calls of remembered plans, once there is one
 _UNSEEN: Any = object()
-_STATS = "row statistics"  # in the first place of a key: they are wanted besides the output, without gradients
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,27 +80,27 @@ def attend(
             asked = Asked(None, None, None, score, mask, positions, sink, None)
             return _record(plan, Done(out, row_stats, kernel), asked, (q, k, v, *read))
     leaves: list[Tensor] = []
-    structure = structure_of(q, k, v, score, mask, positions, sink, dropout, leaves)
-    if structure is None:
+    told = structure_of(q, k, v, score, mask, positions, sink, dropout, leaves)
+    if told is None:
         return None
     asked = Asked(q, k, v, score, mask, positions, sink, dropout)
-    found = _plan_for(*structure, asked, leaves)
+    found = _plan_for(*told, asked, leaves)
     if found is None:
         return None
     known, call = found
-    key = structure[0]
-    if key[0] is None:
+    structure = told[0]
+    if structure.needs is None:
         plan = cast(Plan, known.plan)
         out = plan.run(call)
         if out is not None and not known.prepares:
-            plan.remember(call, score, sink, key[OUTLINES])
+            plan.remember(call, score, sink, structure.outlines)
         return out
     plan = cast(TrainingPlan, known.plan)
     done = plan.run_for_backward(call)
     if done is None:
         return None
     if not known.prepares and call.seed is None:
-        plan.remember(call, score, sink, key[OUTLINES])
+        plan.remember(call, score, sink, structure.outlines)
     # what the backward does not save: q and k from before they were prepared
     before = tuple(t.detach() for t in (q, k)) if known.prepares else (None, None)
     drawn = None if call.seed is None else cast(_Seed, call.seed).dropout
@@ -111,19 +111,19 @@ def attend(
 def attend_with_stats(asked: Asked) -> tuple[Tensor, RowStats] | None:
     """The same in the accumulation dtype, with the statistics of each row; None where there are gradients too."""
     leaves: list[Tensor] = []
-    structure = structure_of(*asked, leaves)
-    if structure is None or structure[0][0] is not None:
+    told = structure_of(*asked, leaves)
+    if told is None or told[0].needs is not None:
         return None
-    key, nq, nk = structure
-    found = _plan_for((_STATS, *key[1:]), nq, nk, asked, leaves)
+    structure, nq, nk = told
+    found = _plan_for(structure._replace(stats=True), nq, nk, asked, leaves)
     return None if found is None else cast(TrainingPlan, found[0].plan).run_with_stats(found[1])
 
 
 def _plan_for(
-    key: tuple[Any, ...], nq: int, nk: int, asked: Asked, leaves: list[Tensor]
+    structure: Structure, nq: int, nk: int, asked: Asked, leaves: list[Tensor]
 ) -> tuple[_Known, Inputs] | None:
     """The plan of a structure, made where there is none yet, and what it runs; None where there can be none."""
-    known = _plans.get(key, _UNSEEN)
+    known: Any = _plans.get(structure, _UNSEEN)
     if isinstance(known, _ByLength):
         known = known.get((nq, nk), _UNSEEN)
     if known is None:
@@ -131,7 +131,7 @@ def _plan_for(
     q, k, v, score, mask, positions, _, dropout = asked
     seed = None if dropout is None or dropout.p == 0 else _Seed(dropout)
     if known is _UNSEEN:
-        known = _learn(key, asked, leaves)
+        known = _learn(structure, asked, leaves)
         if known is None:
             return None
     if known.prepares:
@@ -147,11 +147,23 @@ def _record(plan: TrainingPlan, done: Done, asked: Asked, tensors: tuple[Tensor,
     return recorded
 
 
-def plans() -> list[Plan | TrainingPlan]:
+def ragged_plan(key: Any) -> RaggedPlan | None:
+    """A plan for ragged sequences that was kept."""
+    return cast("RaggedPlan | None", _plans.get(key))
+
+
+def keep(key: Any, known: _Known | _ByLength | RaggedPlan | None) -> None:
+    """Keeps a plan, or that there is none; in the place of all others where they are many."""
+    if len(_plans) >= _MOST:
+        clear()
+    _plans[key] = known
+
+
+def plans() -> list[Plan | TrainingPlan | RaggedPlan]:
     """Every plan that is kept."""
     kept = list(_plans.values())  # at once: another thread may add one
     found = (list(known.values()) if isinstance(known, _ByLength) else [known] for known in kept)
-    return [known.plan for each in found for known in each if known is not None]
+    return [known.plan if isinstance(known, _Known) else known for each in found for known in each if known is not None]
 
 
 def clear() -> None:
@@ -165,31 +177,31 @@ def _lift(t: Tensor) -> Tensor:
     return t if t.dim() > 3 else t.unsqueeze(-3)
 
 
-def _learn(key: Any, asked: Asked, leaves: list[Tensor]) -> _Known | None:
+def _learn(structure: Structure, asked: Asked, leaves: list[Tensor]) -> _Known | None:
     """Makes the plan of a structure, and keeps it; None is kept too."""
     # a seed that nobody will use is not drawn: torch's generator would have moved
     fixed = asked if asked.dropout is None else asked._replace(dropout=replace(asked.dropout, seed=0))
-    known = _planned(Call(*fixed), asked.positions, (*asked[:3], *leaves), key[0])
-    if len(_plans) >= _MOST:
-        clear()
+    known = _planned(Call(*fixed), asked.positions, (*asked[:3], *leaves), structure)
     if known is not None:
         global _shortcut
         _shortcut = shortcut()
-    if known is not None and known.plan.of_lengths:
-        lengths = asked.q.shape[-2], asked.k.shape[-2]
-        found = _plans.get(key)
-        if not isinstance(found, _ByLength):  # another thread may have found no plan for another length
-            found = _plans[key] = _ByLength()
-        if len(found) >= _MOST:
-            found.clear()
-        found[lengths] = known
-    else:
-        _plans[key] = known
+    if known is None or not known.plan.of_lengths:
+        keep(structure, known)
+        return known
+    found = _plans.get(structure)
+    if not isinstance(found, _ByLength):  # another thread may have found no plan for another length
+        found = _ByLength()
+        keep(structure, found)
+    if len(found) >= _MOST:
+        found.clear()
+    found[asked.q.shape[-2], asked.k.shape[-2]] = known
     return known
 
 
-def _planned(call: Call, positions: Positions | None, tensors: tuple[Tensor, ...], wanted: Any) -> _Known | None:
-    """wanted: the first part of the key."""
+def _planned(
+    call: Call, positions: Positions | None, tensors: tuple[Tensor, ...], structure: Structure
+) -> _Known | None:
+    """The plan of the structure of a call; None where there can be none."""
     problem, (q, k, v, *leaves) = call.problem, tensors
     frame, similarity = problem.frame, problem.similarity
     prepares = type(similarity).prepare is not Similarity.prepare
@@ -198,15 +210,14 @@ def _planned(call: Call, positions: Positions | None, tensors: tuple[Tensor, ...
     q, k = (problem.q, problem.k) if prepares else (q, k)
     with torch.no_grad():
         backend = choose(problem, None, lse=False)
-        needs = tuple(wanted not in (None, _STATS) and t.requires_grad for t in (q, k, v, *leaves))
+        needs = tuple(structure.needs is not None and t.requires_grad for t in (q, k, v, *leaves))
         if readable(problem, backend) is not problem or (True in needs and isinstance(k, DeferredRows)):
             return None  # what is written out, each call writes out
         shape = *frame.batch, frame.heads, frame.nq, problem.dv
         out = call.layout.restore(torch.empty(shape, dtype=problem.v.dtype, device=frame.device), 2)
         spent = len(similarity.tensors()) if prepares else 0
-        plan = backend.plan(
-            Example(problem, (q, k, v), tuple(leaves), spent, needs, out, positions), wanted is not None
-        )
+        example = Example(problem, (q, k, v), tuple(leaves), spent, needs, out, positions)
+        plan = backend.plan(example, training=structure.stats or structure.needs is not None)
     return None if plan is None else _Known(plan, prepares)
 
 

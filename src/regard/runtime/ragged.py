@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import regard.core.tracing as tracing
+import regard.runtime.plan_cache as plan_cache
 from regard.backends.base import Backend
 from regard.backends.native.backend import Native
 from regard.backends.native.ffi import chosen
@@ -21,24 +22,19 @@ from regard.runtime.dispatch import Plan, choose, plan, readable
 from regard.runtime.outline import plain
 from regard.scores.algebra import Score
 
-_MOST = 256  # plans kept
-_plans: dict[Any, RaggedPlan] = {}
-
 
 def attend(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) -> Tensor | None:
     """out (1, heads, total, dv) of all sequences; None where they do not run as one list."""
     if _watched(call, score, sink):
         return None
     key = _structure(call, score, sink, backend)
-    known = None if key is None else _plans.get(key)
+    known = None if key is None else plan_cache.ragged_plan(key)
     if known is None:
         known = _plan(call, score, sink, backend)
         if known is None:
             return None
         if key is not None:
-            if len(_plans) >= _MOST:
-                _plans.clear()
-            _plans[key] = known
+            plan_cache.keep(key, known)
     return known.run(call)
 
 

@@ -299,7 +299,8 @@ def _centre(q: Tensor) -> Tensor:
     """The median of the rows, a constant: what stands in less than half of them does not move it."""
     if 0 in q.shape:
         return q.new_zeros(())
-    return q.detach().nanmedian(-2, keepdim=True).values.nan_to_num()
+    rows = q.detach().contiguous()  # of an expanded tensor, torch 2.13 takes numbers from elsewhere
+    return rows.nanmedian(-2, keepdim=True).values.nan_to_num()
 
 
 def _far(gamma: float | Tensor, q: Tensor) -> Tensor:

@@ -66,6 +66,18 @@ class Operand(Struct):
     )
 
 
+@laid_out
+class OperandPlace(Struct):
+    c_name = "regard_place"
+    about = "Where a struct holds what it says of one tensor: offsets of its members; -1 for such as it has not."
+    members = (
+        Member("int64_t", "at", "of the regard_tensor, or of the address"),
+        Member("int64_t", "dtype", "of what the address leads to; -1: at is that of a regard_tensor"),
+        Member("int64_t", "stride", "of the stride of the first axis"),
+        Member("int64_t", "batch", "of the strides of all axes but the last; without, there are no gaps at all"),
+    )
+
+
 # Which keys each query sees as intervals: neighbours, which a plan fills in anew.
 INTERVAL_MEMBERS = (
     *members_of(INTERVALS),
@@ -77,7 +89,7 @@ INTERVAL_MEMBERS = (
 
 @laid_out
 class CallArguments(Struct):
-    c_name = "regard_call"
+    c_name, function = "regard_call", "regard_forward"
     about = "One call of attention. A null address: the call has no such operand."
     members = (
         Member("int64_t", "batch", "sizes of the batch axes, 1 where there are fewer", AXES),
@@ -107,7 +119,7 @@ class CallArguments(Struct):
 
 @laid_out
 class RaggedArguments(Struct):
-    c_name = "regard_ragged"
+    c_name, function = "regard_ragged", "regard_forward_ragged"
     about = (
         "A call on sequences that have any number of queries each, one sequence behind another in q, out and q_at.\n"
         "// The batch of `call` is 1, nq counts all queries; batch[3] of k and v, or of block_table, strides over\n"
@@ -127,21 +139,20 @@ class RaggedArguments(Struct):
 
 @laid_out
 class GradientArguments(Struct):
-    c_name = "regard_gradients"
+    c_name, function = "regard_gradients", "regard_backward"
     about = "A call of the backward pass. A null address: that gradient is not wanted."
     members = (
         Member("regard_call", "call", "the forward call; out (of out_dtype) and row_stats hold its results"),
-        Member("regard_tensor", "dout", "cotangent of out, of dout_dtype"),
+        Member("regard_tensor", "dout", "cotangent of out, of any dtype that a call can have"),
         Member("regard_tensor", "dlse", "cotangent of lse, float; data 0 for none"),
-        *members("regard_tensor", "dq dk dv", "gradients, of gradient_dtype; every element is written"),
+        *members("regard_tensor", "dq dk dv", "gradients, of the call's dtype; every element is written"),
         *(member for operand in OPERANDS.values() for member in operand.gradients),
-        *members("int32_t", "dout_dtype gradient_dtype"),
     )
 
 
 @laid_out
 class AdditiveArguments(Struct):
-    c_name = "regard_additive"
+    c_name, function = "regard_additive", "regard_additive_forward"
     about = "A call whose scores are w · f(a + c): q and k are a and c, float whatever its dtype, which is that of v."
     members = (
         Member("regard_call", "call", "it has no scale"),
@@ -154,7 +165,7 @@ class AdditiveArguments(Struct):
 
 @laid_out
 class AdditiveGradientArguments(Struct):
-    c_name = "regard_additive_gradients"
+    c_name, function = "regard_additive_gradients", "regard_additive_backward"
     about = "The backward pass of an additive call. All cotangents and gradients are float; every element is written."
     members = (
         Member("regard_additive", "forward", "out, float, and row_stats as the forward left them"),
@@ -167,7 +178,7 @@ class AdditiveGradientArguments(Struct):
 
 @laid_out
 class FactArguments(Struct):
-    c_name = "regard_fact_args"
+    c_name, function = "regard_fact_args", "regard_facts"
     about = (
         "Facts about the weights of a call. Results are contiguous, (batch..., head, ...); a null address, or a count\n"
         "// of 0: not wanted. The call's lse, out and dropout are not read; its dv is 0."
@@ -206,7 +217,7 @@ class FactArguments(Struct):
 
 @laid_out
 class PageWrite(Struct):
-    c_name = "regard_page_write"
+    c_name, function = "regard_page_write", "regard_write_pages"
     about = (
         "New keys and values of a batch of sequences, to be copied to their pages, whose columns are neighbours.\n"
         "// batch[3] is the stride from sequence to sequence, or from page to page."
@@ -283,6 +294,7 @@ SIZES = {
 _OPERATIONS = {f"REGARD_DO_{name}": n for n, name in enumerate((*OPERATIONS, "COUNT"))}  # of programs
 
 
+ENTRIES = tuple(struct.function for struct in STRUCTS.values() if struct.function)
 ENUMS = (DTYPES | OPERAND_DTYPES, ACTIVATIONS, CODES, BOUNDS, _OPERATIONS)
 
 

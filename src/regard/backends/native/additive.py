@@ -12,11 +12,11 @@ from torch import Tensor
 from regard.backends.base import Result
 from regard.backends.native.abi import AdditiveArguments, AdditiveGradientArguments, CallArguments
 from regard.backends.native.args import ACTIVATIONS, KernelArgs
+from regard.backends.native.bind import bind
 from regard.backends.native.c_structs import Struct
-from regard.backends.native.families import KernelFamily
+from regard.backends.native.families import Gradients, KernelFamily
 from regard.backends.native.ffi import DTYPE_CODES
-from regard.backends.native.kernels import Gradients
-from regard.backends.native.launch import Kept, arguments, library, operand, sink_weights, threads
+from regard.backends.native.launch import Kept, arguments, run_backward, sink_weights, threads
 from regard.backends.streaming.backward import output_cotangents, sink_gradient
 from regard.core.problem import Problem
 from regard.scores.activations import LeakyReLU
@@ -30,10 +30,8 @@ class AdditiveKernels(KernelFamily):
     """The kernels of additive scores."""
 
     whole = False  # w and the activation are the problem's
-    forward_entry = "regard_additive_forward"
-    backward_entry = "regard_additive_backward"
-    gradient_offsets = tuple(getattr(AdditiveGradientArguments, name).offset for name in ("dout", "da", "dc", "dv"))
-    learned_offset = AdditiveGradientArguments.dw.offset
+    backward_struct = AdditiveGradientArguments
+    gradients = "da", "dc", "dv", "dw"
 
     def why_gathers(self, problem: Problem) -> str | None:
         return "the kernels of additive scores read ordinary tensors"
@@ -79,9 +77,6 @@ class AdditiveKernels(KernelFamily):
     def struct(self, problem: Problem, call: CallArguments) -> Struct:
         return _arguments(problem, call)
 
-    def backward_struct(self, forward: Struct, dtypes: tuple[int, int]) -> Struct:
-        return AdditiveGradientArguments(forward)
-
     def empty_gradients(self, given: Sequence[Tensor], heads: int, needs: tuple[bool, ...]) -> Gradients:
         shapes = *(t.shape for t in given), (heads, given[0].shape[-1])
         return tuple(torch.empty(shape, dtype=torch.float32, device="cpu") for shape in shapes)
@@ -100,12 +95,10 @@ def _run(problem: Problem, args: KernelArgs, kept: Kept, cotangents: Result) -> 
     da, dc, dv = (made(t.shape, dtype=torch.float32, device="cpu") for t in (problem.q, problem.k, problem.v))
     dw = made(problem.frame.heads, problem.q.shape[-1], dtype=torch.float32, device="cpu")
     if there:
-        x = _arguments(problem, arguments(args, out.contiguous(), lse, row_stats.contiguous()))
-        g_out, g_lse = cotangents[0].float(), cotangents[1].float()
-        operands = (operand(t) for t in (g_out, g_lse[..., None], da, dc, dv))
-        struct = AdditiveGradientArguments(x, *operands)
-        struct.point("dw", dw)
-        library().run("regard_additive_backward", struct)
+        call = arguments(args, out=out.contiguous(), lse=lse, row_stats=row_stats.contiguous())
+        given = {"dout": cotangents[0].float(), "dlse": cotangents[1].float()[..., None]}
+        gradients = {"da": da, "dc": dc, "dv": dv, "dw": dw}
+        run_backward(AdditiveGradientArguments, _arguments(problem, call), {**given, **gradients})
     return da, dc, dv, dw
 
 
@@ -137,8 +130,6 @@ def _arguments(problem: Problem, call: CallArguments) -> AdditiveArguments:
     slope = activation.slope if isinstance(activation, LeakyReLU) else 0.0
     call.dtype = DTYPE_CODES[problem.v.dtype]
     call.threads = threads(_pair_work(problem) * problem.frame.nq * problem.frame.nk)
-    shared = w.dim() < 2 or w.shape[0] == 1
-    activated = {"activation": ACTIVATIONS[type(activation)], "slope": slope}
-    x = AdditiveArguments(call, w_stride=0 if shared else w.shape[-1], **activated)
-    x.point("w", w)
+    x = AdditiveArguments(call, activation=ACTIVATIONS[type(activation)], slope=slope)
+    bind(x, {"w": w if w.dim() > 1 else w[None]})
     return x

@@ -118,8 +118,9 @@ class Native(Backend):
     def _run(self, problem: Problem, args: KernelArgs, out: Tensor, lse: Tensor, row_stats: Tensor | None) -> None:
         """Fills in the results."""
         if not filled_without_pairs(args, out, lse, row_stats):
-            family = _family(problem)
-            library().run(family.forward_entry, family.struct(problem, arguments(args, out, lse, row_stats)))
+            results = {"out": out, "lse": lse, "row_stats": row_stats}
+            call = arguments(args, **{name: t for name, t in results.items() if t is not None})
+            library().run(_family(problem).struct(problem, call))
 
     def row_stats(self, kept: Kept) -> RowStats:
         return natural_row_stats(kept[2])

@@ -9,7 +9,7 @@ from regard.backends.native.abi import GradientArguments
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.call_operands import OPERANDS
 from regard.backends.native.ffi import DTYPE_CODES
-from regard.backends.native.launch import arguments, library, operand, sink_weights
+from regard.backends.native.launch import arguments, run_backward, sink_weights
 from regard.backends.native.modifiers.base import total
 from regard.backends.native.modifiers.program import ProgramGradients
 from regard.backends.native.modifiers.table import (
@@ -103,15 +103,9 @@ def _run(args: KernelArgs, kept: Kept, cotangents: Pair, wanted: set[str]) -> di
     dout, dlse = cotangents
     dout = dout if dout.dtype in DTYPE_CODES and dout.stride(-1) == 1 else dout.float().contiguous()
     dlse = dlse.float()
-    struct = GradientArguments(call=arguments(args, out, lse, row_stats))
-    struct.dout, struct.dlse = operand(struct.hold(dout)), operand(struct.hold(dlse)[..., None])
-    struct.dout_dtype, struct.gradient_dtype = DTYPE_CODES[dout.dtype], DTYPE_CODES[args.q.dtype]
-    for name, g in found.items():
-        if name in _BY_HEAD:
-            struct.point(f"d{name}", g)
-        else:
-            setattr(struct, f"d{name}", operand(g))
-    library().run("regard_backward", struct)
+    forward = arguments(args, out=out, lse=lse, row_stats=row_stats)
+    gradients = {f"d{name}": g for name, g in found.items()}
+    run_backward(GradientArguments, forward, {"dout": dout, "dlse": dlse[..., None], **gradients})
     return found
 
 

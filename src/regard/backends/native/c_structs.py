@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-import torch
 from torch import Tensor
 
 AXES = 4  # batch axes that a call can have
@@ -16,16 +16,6 @@ _NUMBERS: dict[str, Any] = {
     "uint32_t": ctypes.c_uint32,
     "uint64_t": ctypes.c_uint64,
     "float": ctypes.c_float,
-}
-
-
-_POINTED = {  # what pointers lead to
-    "float*": torch.float32,
-    "const float*": torch.float32,
-    "const int32_t*": torch.int32,
-    "int64_t*": torch.int64,
-    "const int64_t*": torch.int64,
-    "const uint64_t*": torch.int64,
 }
 
 
@@ -68,9 +58,10 @@ STRUCTS: dict[str, Any] = {}  # by their names in C
 
 
 class Struct(ctypes.Structure):
-    """A struct of the kernels. It keeps the tensors whose addresses it holds, and those that a struct in it keeps."""
+    """A struct of the kernels. It keeps the tensors that it leads to, and those that a struct in it keeps."""
 
     c_name: ClassVar[str]
+    function: ClassVar[str] = ""  # the function of the kernels that is given one
     about: ClassVar[str]
     members: ClassVar[tuple[Member, ...]]
 
@@ -78,20 +69,11 @@ class Struct(ctypes.Structure):
         super().__init__(*given, **named)
         self.held: list[Tensor] = []
         for part in (*given, *named.values()):
-            self.held += getattr(part, "held", ())
+            self.hold(getattr(part, "held", ()))
 
-    def point(self, name: str, t: Tensor) -> Tensor:
-        """Leads a member that is a pointer to a contiguous tensor of its type, and returns the tensor, held."""
-        expected = _POINTED[next(member.type for member in self.members if member.name == name)]
-        if t.dtype != expected or not t.is_contiguous():
-            raise TypeError(f"{self.c_name}.{name} leads to {expected}, contiguous; got {t.dtype}, {t.stride()}.")
-        setattr(self, name, address_of(t))
-        return self.hold(t)
-
-    def hold(self, t: Tensor) -> Tensor:
-        """The same tensor, which lives as long as the struct."""
-        self.held.append(t)
-        return t
+    def hold(self, tensors: Iterable[Tensor]) -> None:
+        """Lets the tensors live as long as the struct, which may be made of bytes or in the memory of another."""
+        self.held = [*getattr(self, "held", ()), *tensors]
 
 
 S = TypeVar("S", bound=Struct)

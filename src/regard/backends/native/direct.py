@@ -26,7 +26,7 @@ class Direct(NamedTuple):
 
     attend        the output of a call, or of one with gradients what autograd needs; None: no plan is remembered for it
     bind          fills in a plan's struct for a call; out, or None where the plan does not serve such a call
-    set_operands  fills in the operands of a struct: their addresses and strides
+    set_operands  fills in the operands of a struct: their addresses and strides; how many it could: see bind.bind
     differentiate  the gradients of q, k and v, from a backward plan's struct
     write_rows    copies the keys and values of a step to a cache; None: it copied nothing
     write_page_rows  the same to the pages of a cache
@@ -37,7 +37,7 @@ class Direct(NamedTuple):
 
     attend: Callable[..., Any]
     bind: Callable[..., Tensor | None]
-    set_operands: Callable[..., int | None]
+    set_operands: Callable[..., int]
     differentiate: Callable[..., tuple[Tensor | None, ...] | int | None]
     write_rows: Callable[..., int | None]
     write_page_rows: Callable[..., int | None]

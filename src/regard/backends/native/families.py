@@ -14,30 +14,29 @@ from regard.backends.native.abi import CallArguments, GradientArguments
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.backward import backward, why_not_backward
 from regard.backends.native.c_structs import Struct
-from regard.backends.native.call_operands import LEAVES
-from regard.backends.native.kernels import Gradients
-from regard.backends.native.launch import STRIDED, Kept, pair_work
+from regard.backends.native.call_operands import LEAVES, OPERANDS
+from regard.backends.native.launch import Kept, pair_work
 from regard.backends.native.modifiers.table import programmed
 from regard.core.deferred import kept_alike
 from regard.core.dtypes import HALF
 from regard.core.problem import Problem
 from regard.scores.similarity import Bilinear, Distance, ScaledDot
 
+Gradients = Sequence["Tensor | None"]
+
 
 @dataclass(frozen=True)
 class KernelFamily:
     """The kernels of dot products, and the base of others.
 
-    whole: whether KernelArgs says all of a call, so that it can be a node of a graph. The rest is kernels.Kernels.
+    whole            whether KernelArgs says all of a call, so that it can be a node of a graph
+    backward_struct  what the backward reads: it begins with what the forward read
+    gradients        its members for the gradients of q, k and v, and of what is learned, if anything is
     """
 
     whole: ClassVar[bool] = True
-    forward_entry: ClassVar[str] = "regard_forward"
-    backward_entry: ClassVar[str] = "regard_backward"
-    gradient_offsets: ClassVar[tuple[int, ...]] = tuple(
-        getattr(GradientArguments, name).offset for name in ("dout", "dq", "dk", "dv")
-    )
-    learned_offset: ClassVar[int | None] = None
+    backward_struct: ClassVar[type[Struct]] = GradientArguments
+    gradients: ClassVar[tuple[str, ...]] = ("dq", "dk", "dv")
 
     def why_not_invariant(self, problem: Problem) -> str | None:
         """Why a row's bits depend on other rows, as a clause; None if they need not."""
@@ -73,32 +72,39 @@ class KernelFamily:
         return backward(problem, args, kept, cotangents, needs)
 
     def leaves(self, problem: Problem, args: KernelArgs) -> dict[int, Tensor | None]:
-        """See kernels.Kernels, as of what follows."""
+        """The tensors besides q, k and v that are read where the caller has them, by the offset of their address.
+
+        Not those of which the kernels read a copy: a plan would set an address that nobody reads, or miss new numbers.
+        """
         found = {name: args.operands.get(name) for name in LEAVES}
         # where a plain pointer leads, numbers lie without gaps: the kernels read a copy of others
-        there = {name: t for name, t in found.items() if name in STRIDED or t is None or t.is_contiguous()}
+        there = {name: t for name, t in found.items() if OPERANDS[name].strided or t is None or t.is_contiguous()}
         return {getattr(CallArguments, name).offset: t for name, t in there.items()}
 
     def learned(self, problem: Problem) -> Tensor | None:
+        """The one of them that may have a gradient."""
         return None
 
     def copied(self, problem: Problem) -> bool:
+        """Whether the struct leads to a copy of what the caller has, which the next call would find old."""
         return programmed(problem)  # its operands are computed from what modifiers hold
 
     def cotangent(self, g_out: Tensor) -> Tensor:
+        """In a dtype that the backward reads."""
         return g_out
 
     def pair_work(self, problem: Problem, args: KernelArgs) -> int:
+        """Floating-point operations that a query and a key cost, over the batch and all heads."""
         return pair_work(args)
 
     def struct(self, problem: Problem, call: CallArguments) -> Struct:
+        """What the forward reads. It begins with the call."""
         return call
 
-    def backward_struct(self, forward: Struct, dtypes: tuple[int, int]) -> Struct:
-        return GradientArguments(forward, dout_dtype=dtypes[0], gradient_dtype=dtypes[1])
-
     def empty_gradients(self, given: Sequence[Tensor], heads: int, needs: tuple[bool, ...]) -> Gradients:
-        return *[torch.empty_like(t) if need else None for t, need in zip(given, needs, strict=False)], None
+        """What the backward writes: those of `gradients`."""
+        return [torch.empty_like(t) if need else None for t, need in zip(given, needs, strict=False)]
 
     def own(self, made: Gradients, given: Sequence[Tensor], learned: Tensor | None) -> Gradients:
+        """The same in the dtypes and shapes of what they are gradients of."""
         return made

@@ -13,13 +13,10 @@ import torch
 from torch import Tensor
 
 import regard.backends.native.abi as abi
+from regard.backends.native.c_structs import Struct
 from regard.core.errors import ShapeError
 from regard.core.tracing import constant_in_graphs
 
-ENTRIES = (  # of the kernels: each is given the address of a struct, and torch's parallel-for
-    *("regard_forward", "regard_backward", "regard_additive_forward", "regard_additive_backward"),
-    *("regard_forward_ragged", "regard_facts", "regard_write_pages"),
-)
 _FOLDER = Path(__file__).parent.parent / "kernels"
 _PYTHON_CALLS = _FOLDER / "regard_python.so"
 DTYPE_CODES = {
@@ -62,13 +59,13 @@ class Library:
         """Whether a forward of these shapes reads keys and values of int8; the mask is no map of tiles."""
         return bool(self.handle.regard_reads_int8(heads, key_heads, nq, invariant))
 
-    def entry(self, name: str) -> Callable[..., int]:
-        """One of ENTRIES; takes a struct and parallel(); anything but 0 is for failure()."""
-        return getattr(self.handle, name)
+    def entry(self, struct: type[Struct]) -> Callable[..., int]:
+        """The function for such structs; takes the address of one and parallel(); anything but 0 is for failure()."""
+        return getattr(self.handle, struct.function)
 
-    def run(self, entry: str, arguments: ctypes.Structure) -> None:
-        """One of ENTRIES on torch's threads; raises what failure() says."""
-        if code := self.entry(entry)(ctypes.byref(arguments), parallel()):
+    def run(self, struct: Struct) -> None:
+        """Makes the call that a struct tells, on torch's threads; raises what failure() says."""
+        if code := self.entry(type(struct))(ctypes.addressof(struct), parallel()):
             raise failure(code)
 
 
@@ -169,7 +166,7 @@ def python_calls() -> ctypes.PyDLL:
 def load(isa: str) -> Library:
     """The kernels of one instruction set, which must be runnable."""
     handle = ctypes.CDLL(str(built()[isa]))
-    for name in ENTRIES:
+    for name in abi.ENTRIES:
         entry = getattr(handle, name)
         entry.argtypes, entry.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int32
     handle.regard_bandwidth.argtypes = (ctypes.c_void_p, ctypes.c_int64)

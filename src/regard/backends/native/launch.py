@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Mapping
 from functools import lru_cache
-from struct import Struct as Packer
 from typing import Any
 
 import torch
@@ -13,11 +13,12 @@ from torch import Tensor
 
 from regard.backends.native.abi import AXES, BOUNDS, INTERVAL_MEMBERS, CallArguments, Operand
 from regard.backends.native.args import KernelArgs
-from regard.backends.native.c_structs import Struct, address_of
+from regard.backends.native.bind import bind
+from regard.backends.native.c_structs import Struct
 from regard.backends.native.call_operands import NUMBERS, OPERANDS
-from regard.backends.native.ffi import DTYPE_CODES, OPERAND_CODES, OTHER, Library, chosen, load
+from regard.backends.native.ffi import DTYPE_CODES, Library, chosen, load
 from regard.backends.native.modifiers.table import MODIFIERS
-from regard.backends.native.operands import BATCH, HEAD, Sizes
+from regard.backends.native.operands import Sizes
 from regard.core.errors import ShapeError
 from regard.core.paged import Paged
 from regard.core.shapes import count_of, listed
@@ -27,14 +28,8 @@ Kept = tuple[Tensor, Tensor, Tensor]
 
 MOST_FLOAT = torch.finfo(torch.float32).max
 SATURATED = 3.4027e38  # kSaturated of native/core/vec.h: scores in base 2 that stand for all that are larger
-_OPERAND = Packer(f"={ctypes.sizeof(Operand) // 8}q")  # all members have eight bytes
-MEMBERS = {member.name: member for member in CallArguments.members}
-STRIDED = {name for name, member in MEMBERS.items() if member.type == "regard_tensor"}
-_OFFSETS = {name: getattr(CallArguments, name).offset for name in MEMBERS}
 _SET = tuple(name for name, number in NUMBERS.items() if number.as_it_is)
-_ADDRESS = Packer("=q")
-_layouts: dict[Any, CallArguments] = {}  # of calls whose tensors lie alike
-_MOST_LAYOUTS = 256
+COUNTS = {name: operand.count for name, operand in OPERANDS.items() if operand.count is not None}
 # The bytes of a call's members that say which keys each query sees.
 VISIBLE = slice(
     getattr(CallArguments, INTERVAL_MEMBERS[0].name).offset,
@@ -142,55 +137,47 @@ def _check_shapes(shapes: tuple[tuple[str, tuple[int, ...]], ...], block: tuple[
         )
 
 
-def arguments(args: KernelArgs, out: Tensor, lse: Tensor | None, row_stats: Tensor | None) -> CallArguments:
-    """The struct that the kernels read; all but its addresses is worked out once for calls whose tensors lie alike."""
-    # a graph, or a hook on what is saved, may have laid out anew what was made without gaps
-    tensors = {name: t if name in STRIDED else t.contiguous() for name, t in args.tensors().items()}
-    if isinstance(args.k, Paged) and isinstance(args.v, Paged):
-        tensors |= {name: t.pages for name, t in tensors.items() if isinstance(t, Paged)}
-        tensors["block_table"] = args.k.block_table
-    tensors |= {name: t for name, t in (("out", out), ("lse", lse), ("row_stats", row_stats)) if t is not None}
-    layout = (
-        torch.get_num_threads(),
-        args.k.shape,
-        *[args.number(name) for name in NUMBERS if name != "seed"],
-        *[(name, t.dtype, t.shape, t.stride()) for name, t in tensors.items()],
-    )
-    template = _layouts.get(layout)
-    if template is None:
-        if len(_layouts) >= _MOST_LAYOUTS:
-            _layouts.clear()
-        template = _layouts[layout] = _lay_out(args, tensors)
-    call = CallArguments.from_buffer_copy(template)
-    call.held = list(tensors.values())
-    for name, t in tensors.items():
-        _ADDRESS.pack_into(call, _OFFSETS[name], address_of(t))
-    call.seed = args.number("seed") & (2**64 - 1)
-    sizes = sizes_of(args)
-    for modifier in MODIFIERS:
-        modifier.check(args.operands, sizes)
-    return call
-
-
-def _lay_out(args: KernelArgs, tensors: dict[str, Tensor]) -> CallArguments:
-    """The struct of a call, whose addresses and seed mean nothing."""
+def arguments(args: KernelArgs, **results: Tensor) -> CallArguments:
+    """The struct that the kernels read. results: out, lse (*batch, h, nq) and row_stats, those that are wanted."""
     check_shapes(args)
     call = CallArguments()
     *batch, heads, nq = args.shape
     (key_heads, nk, dk), dv = args.k.shape[-3:], args.v.shape[-1]
-    call.batch = (ctypes.c_int64 * AXES)(*_axes(tuple(batch), 1))
+    call.batch = (ctypes.c_int64 * AXES)(*(1,) * (AXES - len(batch)), *batch)
     call.heads, call.key_heads, call.nq, call.nk, call.dk, call.dv = heads, key_heads, nq, nk, dk, dv
-    call.dtype, call.out_dtype = DTYPE_CODES[args.q.dtype], DTYPE_CODES[tensors["out"].dtype]
+    call.dtype, call.out_dtype = DTYPE_CODES[args.q.dtype], DTYPE_CODES[results["out"].dtype]
     call.threads = threads(pair_work(args) * nq * nk)
     for name in _SET:
         setattr(call, name, args.number(name))
+    call.seed = args.number("seed") & (2**64 - 1)
     set_bounds(call, args.number("first"), args.number("last"))
-    for name, t in tensors.items():
-        set_operand(call, name, t[..., None] if name == "lse" else t)
+    if "lse" in results:
+        results["lse"] = results["lse"][..., None]
+    bind(call, {"q": args.q, **keys_and_values(args.k, args.v), **_laid_out(args.operands), **results})
     if isinstance(args.k, Paged):
-        set_pages(call, args.k)
-    call.held.clear()
+        call.page_size, call.pages = args.k.page_size, len(args.k.pages)
+    sizes = sizes_of(args)
+    for modifier in MODIFIERS:
+        modifier.check(args.operands, sizes)
+    for name in args.operands.keys() & COUNTS.keys():
+        setattr(call, COUNTS[name].member, COUNTS[name].of(args.operands[name]))
     return call
+
+
+def keys_and_values(k: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """The operands that keys and values are: tensors, or pages that a block table names."""
+    if isinstance(k, Paged) and isinstance(v, Paged):
+        return {"k": k.pages, "v": v.pages, "block_table": k.block_table}
+    return {"k": k, "v": v}
+
+
+def _laid_out(operands: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The operands, as the kernels read them.
+
+    A graph, or a hook on what is saved, may have laid out anew what was made without gaps.
+    """
+    tensors = {name: t.pages if isinstance(t, Paged) else t for name, t in operands.items()}
+    return {name: t if OPERANDS[name].strided else t.contiguous() for name, t in tensors.items()}
 
 
 def set_bounds(call: CallArguments, first: int | None, last: int | None) -> None:
@@ -202,71 +189,32 @@ def set_bounds(call: CallArguments, first: int | None, last: int | None) -> None
             setattr(call, name, bound)
 
 
-def set_operand(call: CallArguments, name: str, t: Tensor) -> None:
-    """Fills the members that belong to an operand: its address, its strides, how many of it there are."""
-    declared = OPERANDS.get(name)
-    if name in STRIDED:
-        return setattr(call, name, operand(call.hold(t)))
-    t = call.point(name, t.contiguous())
-    if declared is None:  # a block table
-        return
-    if HEAD in declared.axes:
-        setattr(call, f"{name}_stride", t.stride(0) if len(t) > 1 else 0)
-    if BATCH in declared.axes:
-        setattr(call, f"{name}_batch", (ctypes.c_int64 * AXES)(*_axes(tuple(_strides(t)[:-1]), 0)))
-    if declared.count is not None:
-        setattr(call, declared.count.member, declared.count.of(t))
+def run_backward(backward: type[Struct], forward: Struct, tensors: Mapping[str, Tensor | None], axes: int = 0) -> None:
+    """The backward of the call that its forward's struct tells: reads cotangents, writes gradients, each by name.
 
-
-def set_pages(call: CallArguments, k: Paged) -> None:
-    """Fills in how the pages of keys and values lie, but for addresses and the strides of k and v."""
-    call.page_size, call.pages = k.page_size, len(k.pages)
-    call.block_table_batch = (ctypes.c_int64 * AXES)(*_axes((k.block_table.stride(0),), 0))
-
-
-def _axes(values: tuple[int, ...], missing: int, count: int = AXES) -> tuple[int, ...]:
-    return (missing,) * (count - len(values)) + values
-
-
-def _strides(t: Tensor) -> list[int]:
-    """0 along the axes that are shared."""
-    return [0 if size == 1 else stride for size, stride in zip(t.shape, t.stride(), strict=True)]
-
-
-def operand(t: Tensor) -> Operand:
-    """A tensor (*batch, h, n, m), its axes broadcast to the call's where their size is 1."""
-    strides = _axes(tuple(_strides(t)), 0, AXES + 3)
-    return Operand.from_buffer_copy(
-        _OPERAND.pack(address_of(t), *strides, extent(t), OPERAND_CODES.get(t.dtype, OTHER))
-    )
-
-
-def extent(t: Tensor) -> int:
-    """Elements from a tensor's first to its last, in memory; 0 where it has none."""
-    if not t.numel():
-        return 0
-    return 1 + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
-
-
-def set_visible(struct: Struct, found: dict[str, Any]) -> list[Tensor]:
-    """Fills in, of a struct that begins with a call, the keys that each query sees: what lower_intervals found.
-
-    Returns the tensors that the struct then leads to.
+    axes: see bind.
     """
+    struct = backward(forward)
+    bind(struct, tensors, axes)
+    library().run(struct)
+
+
+def call_of(struct: Struct) -> CallArguments:
+    """The call that a struct begins with, in its memory."""
+    return CallArguments.from_buffer(struct)
+
+
+def set_visible(struct: Struct, found: dict[str, Any]) -> None:
+    """Tells a struct that begins with a call which keys each query sees, as lower_intervals found it, and no more."""
     call = CallArguments()
     set_bounds(call, found.get("first"), found.get("last"))
-    for name, t in found.items():
-        if isinstance(t, Tensor):
-            set_operand(call, name, t)
+    bind(call, _laid_out({name: t for name, t in found.items() if isinstance(t, Tensor)}))
     memoryview(struct).cast("B")[VISIBLE] = memoryview(call).cast("B")[VISIBLE]
-    return call.held
+    struct.hold(call.held)
 
 
-def set_places(struct: Struct, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
-    """Tells a struct, which begins with a call, the positions of queries and keys, (*batch, n)."""
-    call = CallArguments.from_buffer(struct)
-    call.held = []  # it has the memory of the struct alone
-    for name, t in (("q_at", q), ("k_at", k)):
-        t = call.point(name, t.long().contiguous())
-        setattr(call, f"{name}_batch", (ctypes.c_int64 * AXES)(*_axes(tuple(_strides(t)[:-1]), 0)))
-    return tuple(call.held)
+def set_places(struct: Struct, q: Tensor, k: Tensor) -> None:
+    """Tells a struct that begins with a call the positions of queries and keys, (*batch, n)."""
+    call = call_of(struct)
+    bind(call, {"q_at": q.long().contiguous(), "k_at": k.long().contiguous()})
+    struct.hold(call.held)

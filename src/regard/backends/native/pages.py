@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-from array import array
 from collections.abc import Sequence
 from itertools import accumulate
-from struct import Struct as Packer
 
+import torch
 from torch import Tensor
 
-from regard.backends.native.abi import AXES, Operand, PageWrite
-from regard.backends.native.c_structs import address_of
-from regard.backends.native.ffi import OPERAND_CODES, OTHER, chosen, failure, load
-from regard.backends.native.launch import extent
+from regard.backends.native.abi import PageWrite
+from regard.backends.native.bind import bind
+from regard.backends.native.ffi import chosen, load
 from regard.core.tracing import functorch, watched
-
-_WORDS = Packer(f"={ctypes.sizeof(PageWrite) // 8}q")  # all members have eight bytes
-_NONE = (0,) * (AXES - 1)
-assert ctypes.sizeof(Operand) // 8 == len(_NONE) + 7
 
 
 def write_pages(
@@ -44,20 +37,13 @@ def write_pages(
     if k.is_neg() or v.is_neg() or watched() or functorch():
         return False
     pages, heads, page_size, dk = key_pages.shape
-    counts = array("q", lengths)
-    offsets = None if new is None else array("q", accumulate(new, initial=0))
-    write = _WORDS.pack(
-        *(len(lengths), heads, k.shape[-2], dk, v.shape[-1], k.element_size()),
-        *(word for t in (k, v) for word in _operand(t, () if new is None else (0,))),
-        *(word for t in (key_pages, value_pages) for word in _operand(t, ())),
-        *(page_size, pages, address_of(block_table), block_table.shape[1], counts.buffer_info()[0]),
-        0 if offsets is None else offsets.buffer_info()[0],
-    )
-    if code := load(isa).entry("regard_write_pages")(write, None):
-        raise failure(code)
+    counts = torch.tensor(lengths, dtype=torch.int64, device="cpu")
+    sizes = {"page_size": page_size, "pages": pages, "room": block_table.shape[1]}
+    write = PageWrite(len(lengths), heads, k.shape[-2], dk, v.shape[-1], k.element_size(), **sizes)
+    pools = {"k_pages": key_pages, "v_pages": value_pages, "block_table": block_table, "lengths": counts}
+    offsets = None
+    if new is not None:
+        offsets = torch.tensor([0, *accumulate(new)], dtype=torch.int64, device="cpu")
+    bind(write, {"k": k, "v": v, **pools, "offsets": offsets})
+    load(isa).run(write)
     return True
-
-
-def _operand(t: Tensor, lead: tuple[int, ...]) -> tuple[int, ...]:
-    """The words of an Operand (lead, head, row, column), whatever the dtype; lead: the stride of an axis t lacks."""
-    return address_of(t), *_NONE, *lead, *t.stride(), extent(t), OPERAND_CODES.get(t.dtype, OTHER)

@@ -22,15 +22,17 @@ from regard.backends.native.abi import (
     PlanArguments,
 )
 from regard.backends.native.args import KernelArgs
+from regard.backends.native.bind import bind
 from regard.backends.native.c_structs import Struct, address_of
-from regard.backends.native.call_operands import OF_LENGTHS, SCALES
+from regard.backends.native.call_operands import OF_LENGTHS
 from regard.backends.native.direct import direct
+from regard.backends.native.families import KernelFamily
 from regard.backends.native.ffi import failure, parallel
-from regard.backends.native.kernels import Kernels
 from regard.backends.native.launch import (
     THREAD_WORK,
     VISIBLE,
     arguments,
+    call_of,
     empty_row_stats,
     library,
     set_places,
@@ -39,8 +41,6 @@ from regard.backends.native.launch import (
 from regard.backends.native.lower_mask import distances, lower_intervals, lower_rule
 from regard.backends.native.plan_limits import decided_by_tensors
 from regard.core.deferred import DeferredRows
-from regard.core.int8_rows import Int8Rows
-from regard.core.paged import Paged
 from regard.core.positions import Span, counting, resolve_positions
 from regard.core.problem import Problem
 from regard.core.region import Frame
@@ -49,15 +49,12 @@ from regard.scores.algebra import Score
 
 _BAD_INTERVAL = CODES["REGARD_BAD_INTERVAL"]  # the numbers of a mask are wrong: the general way says so
 _ADDRESS, _SEED = Packer("=q"), Packer("=Q")
-FORWARD_OPERANDS = tuple(getattr(CallArguments, name).offset for name in ("q", "k", "v", "out", "row_stats"))
-_ROW_STATS = FORWARD_OPERANDS[-1:]
-_SCALES = tuple(getattr(CallArguments, operand.name).offset for operand in SCALES)
 
 
 class ForwardPlan:
     """Calls of one structure, forward. of_lengths: it serves one number of queries and of keys only."""
 
-    def __init__(self, family: Kernels, args: KernelArgs, example: Example, training: bool = False) -> None:
+    def __init__(self, family: KernelFamily, args: KernelArgs, example: Example, training: bool = False) -> None:
         problem, out = example.problem, example.out
         self.family, self.training = family, training
         self.batch, self.heads, self.headed = problem.frame.batch, problem.frame.heads, problem.frame.headed
@@ -74,19 +71,19 @@ class ForwardPlan:
         tabled = table is not None and not given
         self.of_lengths = tabled or bool(OF_LENGTHS & args.operands.keys())
         self.placed, self.masked = "q_at" in args.operands, bool(problem.mask.tensors())
-        row_stats = empty_row_stats(args) if training else None
-        struct = family.struct(
-            problem, arguments(args, self._lifted(out.float() if training else out), None, row_stats)
-        )
+        results = {"out": self._lifted(out.float() if training else out)}
+        if training:
+            results["row_stats"] = empty_row_stats(args)
+        struct = family.struct(problem, arguments(args, **results))
         self.struct = type(struct).from_buffer_copy(struct)
         # what was made for this structure lives as long as the plan; the tensors of one call do not
         given_parts = [t.parts if isinstance(t, DeferredRows) else (t,) for t in example.given]
-        theirs = {t.data_ptr() for t in (*chain(*given_parts), *example.leaves, out, row_stats) if t is not None}
-        self.held = tuple(t for t in struct.held if t.data_ptr() not in theirs)
+        theirs = {t.data_ptr() for t in (*chain(*given_parts), *example.leaves, *results.values())}
+        self.held = [t for t in struct.held if t.data_ptr() not in theirs]
         # positions in tensors, and lengths that do not lie as the kernels read them, are lowered call by call
         looks = self.by_content or (self.ruled and example.positions is not None and example.positions.span is None)
         self.leaves = self._leaves(tuple(family.leaves(problem, args)), example, VISIBLE if looks else None)
-        self.entry, self.parallel = library().entry(family.forward_entry), parallel()
+        self.entry, self.parallel = library().entry(type(self.struct)), parallel()
         self.places: tuple[Any, tuple[Tensor, ...]] = None, ()  # of a span, as tensors
         self.direct, self.constants = direct(), self._constants(problem, rule, family.pair_work(problem, args), out)
         self.address = ctypes.addressof(self.constants)
@@ -149,36 +146,26 @@ class ForwardPlan:
             given = call.q, call.k, call.v, score, call.mask, call.positions, sink
             self.direct.remember(self.address, self, outlines, *given)
 
-    def _made(self, call: Inputs, row_stats: Tensor | None) -> tuple[Tensor, Struct, tuple[Tensor, ...]] | None:
-        """out, the struct of the call, and what that leads to besides the call's own tensors."""
+    def _made(self, call: Inputs, row_stats: Tensor | None) -> tuple[Tensor, Struct] | None:
+        """out, and the struct of the call, which holds what it leads to besides the call's own tensors."""
         q, k, v, leaves, nq, nk, _, positions, seed = call
         span = None if positions is None else positions.span or ()
         if span and span.by_sequence:
             span = ()  # shifts are a tensor here, which the call holds
-        table, scales = None, None
-        if type(k) is Int8Rows and type(v) is Int8Rows:
-            k, v, scales = k.numbers, v.numbers, (k.scales, v.scales)
-        if type(k) is Paged and type(v) is Paged:  # no subclass has a plan
-            table, k, v = k.block_table, k.pages, v.pages
-        struct, held = type(self.struct).from_buffer_copy(self.struct), self.held
+        struct = type(self.struct).from_buffer_copy(self.struct)
+        struct.held = self.held
         address = ctypes.addressof(struct)
-        out = self.direct.bind(self.address, address, q, k, v, nq, nk, span, table)
+        out = self.direct.bind(self.address, address, q, k, v, span)
         if out is None:
             return None
-        if scales is not None:
-            lying = [t.pages if type(t) is Paged else t for t in scales]
-            self.direct.set_operands(address, self.axes, _SCALES, *lying)
         if row_stats is not None:
-            self.direct.set_operands(address, self.axes, _ROW_STATS, row_stats)
+            bind(call_of(struct), {"row_stats": row_stats})
         for at, n in self.leaves:
             _ADDRESS.pack_into(struct, at, address_of(leaves[n]))
         if self.placed and span != ():
-            held = (*held, *self._set_places(struct, span or Span((0, nq), (0, nk), None)))
-        if self.by_content or span == ():
-            looked = self._look(struct, call)
-            if looked is None:
-                return None
-            held = (*held, *looked)
+            self._set_places(struct, span or Span((0, nq), (0, nk), None))
+        if (self.by_content or span == ()) and not self._look(struct, call):
+            return None
         if seed is not None:
             # a call that is refused, or goes the general way, draws no seed
             if self.masked and call.mask.shape_error(self._frame(call)) is not None:
@@ -189,36 +176,36 @@ class ForwardPlan:
             return None
         if code:
             raise failure(code)
-        return out, struct, held
+        return out, struct
 
-    def _set_places(self, struct: Struct, span: Span) -> tuple[Tensor, ...]:
+    def _set_places(self, struct: Struct, span: Span) -> None:
         """Tells the struct the positions of a span as tensors, which it leads to then."""
         if self.places[0] != span[:2]:
             self.places = span[:2], (counting(*span.q), counting(*span.k))
-        return set_places(struct, *self.places[1])
+        set_places(struct, *self.places[1])
 
-    def _look(self, struct: Struct, call: Inputs) -> list[Tensor] | None:
-        """Fills in what depends on the numbers in positions and in the mask: what the struct then leads to."""
+    def _look(self, struct: Struct, call: Inputs) -> bool:
+        """Fills in what depends on the numbers in positions and in the mask; whether they are right."""
         nq, nk, rule = call.nq, call.nk, call.mask.rule()
         span = Span((0, nq), (0, nk), None) if call.positions is None else call.positions.span
         if rule is not None and span is not None and not span.by_sequence and call.seed is None:
             # the kernel finds out whether the numbers are right
             for ids, n in ((rule.q_ids, nq), (rule.k_ids, nk)):
                 if ids is not None and ids.shape[-1] != n:
-                    return None
-            return set_visible(struct, lower_rule(rule, span.offset))
+                    return False
+            set_visible(struct, lower_rule(rule, span.offset))
+            return True
         frame = self._frame(call)
         if call.mask.shape_error(frame) is not None:
-            return None
-        held = list[Tensor]()
+            return False
         if self.by_content or self.ruled:
             intervals = lower_intervals(call.mask, frame)
             if intervals is None:
-                return None
-            held += set_visible(struct, intervals)
+                return False
+            set_visible(struct, intervals)
         if self.placed:
-            held += set_places(struct, frame.positions.q, frame.positions.k)
-        return held
+            set_places(struct, frame.positions.q, frame.positions.k)
+        return True
 
     def _frame(self, call: Inputs) -> Frame:
         at = resolve_positions(call.positions, call.nq, call.nk, self.batch, None, call.q.device)

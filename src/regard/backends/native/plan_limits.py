@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from regard.backends.base import Example
 from regard.backends.native.args import KernelArgs
-from regard.backends.native.call_operands import OF_POSITIONS, SCALES
-from regard.backends.native.kernels import Kernels
-from regard.backends.native.launch import STRIDED
+from regard.backends.native.call_operands import OF_POSITIONS, OPERANDS, SCALES
+from regard.backends.native.families import KernelFamily
 from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 from regard.core.problem import Problem
@@ -16,7 +15,7 @@ _OF_CALLER = frozenset(("q", "k", "v", *(operand.name for operand in SCALES)))
 _MOST_KEPT = 1 << 20  # bytes made for a structure (intervals, tile maps) that are worth keeping
 
 
-def repeats(family: Kernels, args: KernelArgs, example: Example) -> bool:
+def repeats(family: KernelFamily, args: KernelArgs, example: Example) -> bool:
     """Whether a plan can serve other calls of the example's structure: it is told all that changes between them."""
     problem = example.problem
     if family.copied(problem) or 0 in (*args.shape, *args.k.shape[-2:], args.v.shape[-1]):
@@ -53,7 +52,7 @@ def decided_by_tensors(mask: Mask, args: KernelArgs) -> bool:
     if "allowed" in args.operands or "tiles" in args.operands:
         return False
     known = {name: t for name, t in args.operands.items() if name in ("key_counts", "query_counts", "start", "stop")}
-    read = {t.data_ptr() for name, t in known.items() if name in STRIDED or t.is_contiguous()}
+    read = {t.data_ptr() for name, t in known.items() if OPERANDS[name].strided or t.is_contiguous()}
     return any(t.data_ptr() not in read for t in mask.tensors())
 
 

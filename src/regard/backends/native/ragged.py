@@ -8,13 +8,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regard.backends.native.abi import AXES, CODES, CallArguments, RaggedArguments
+from regard.backends.native.abi import AXES, CODES, RaggedArguments
 from regard.backends.native.args import KernelArgs
-from regard.backends.native.c_structs import address_of
+from regard.backends.native.bind import bind
 from regard.backends.native.call_operands import RAGGED
-from regard.backends.native.direct import direct
 from regard.backends.native.ffi import failure, parallel
-from regard.backends.native.launch import THREAD_WORK, arguments, library
+from regard.backends.native.launch import THREAD_WORK, arguments, keys_and_values, library, set_places
 from regard.backends.native.lower_mask import distances
 from regard.core.paged import Paged
 from regard.core.problem import Problem
@@ -22,7 +21,6 @@ from regard.ragged_queries import RaggedCall
 from regard.scores.similarity import Dot, ScaledDot
 
 _REPLACED = frozenset(("start", "stop", "q_at", "k_at"))  # by the rule, and by the positions of all sequences
-_OFFSETS = tuple(getattr(CallArguments, name).offset for name in ("q", "k", "v", "out"))
 _LEFT = CODES["REGARD_BAD_POSITION"], CODES["REGARD_BAD_INTERVAL"]  # to the general way, which says what is wrong
 
 
@@ -39,9 +37,9 @@ class RaggedPlan:
         shared = {name: t for name, t in args.operands.items() if name not in _REPLACED}
         one = replace(args, operands=shared, numbers={**args.numbers, "first": first, "last": last})
         out = torch.empty(*args.shape, args.v.shape[-1], dtype=args.v.dtype, device="cpu")  # v may be pages
-        self.struct = RaggedArguments(arguments(one, out, None, None), thread_work=THREAD_WORK)
+        self.struct = RaggedArguments(arguments(one, out=out), thread_work=THREAD_WORK)
         self.struct.call.threads = torch.get_num_threads()
-        self.entry, self.parallel, self.direct = library().entry("regard_forward_ragged"), parallel(), direct()
+        self.entry, self.parallel = library().entry(RaggedArguments), parallel()
 
     @staticmethod
     def _empty(call: RaggedCall) -> Tensor:
@@ -50,24 +48,16 @@ class RaggedPlan:
     def run(self, call: RaggedCall) -> Tensor | None:
         """out (1, heads, total, dv), in v's dtype; None where positions or lengths are not as one list has them."""
         struct = RaggedArguments.from_buffer_copy(self.struct)
-        of_all, k, v, out = struct.call, call.k, call.v, self._empty(call)
-        if isinstance(k, Paged) and isinstance(v, Paged):
-            of_all.block_table, of_all.pages = address_of(k.block_table), len(k.pages)
-            of_all.block_table_batch[AXES - 1] = k.block_table.stride(0)
-            k, v = k.pages, v.pages
-        lying = self.direct.set_operands(ctypes.addressof(struct), AXES, _OFFSETS, call.queries, k, v, out)
-        if lying is None:
-            return None
+        of_all, out, rule, at = struct.call, self._empty(call), call.rule, call.positions
+        if isinstance(call.k, Paged):
+            of_all.pages = len(call.k.pages)
+        bind(of_all, {"q": call.queries, **keys_and_values(call.k, call.v), "out": out}, AXES)
         of_all.nq, of_all.nk = call.queries.shape[-2], call.k.shape[-2]
-        numbers = [call.offsets, *(() if call.rule.keys is None else (call.rule.keys.expand(len(call.offsets) - 1),))]
-        numbers += () if call.positions is None else (call.positions.q, call.positions.k)
-        held = [t.long().contiguous() for t in numbers]  # as long as the kernel runs
-        addresses = [address_of(t) for t in held]
-        struct.sequences, struct.q_offsets = len(call.offsets) - 1, addresses[0]
-        if call.rule.keys is not None:
-            struct.key_counts = addresses[1]
-        if call.positions is not None:
-            of_all.q_at, of_all.k_at = addresses[-2:]
+        sequences = struct.sequences = len(call.offsets) - 1
+        keys = None if rule.keys is None else rule.keys.expand(sequences).long().contiguous()
+        bind(struct, {"q_offsets": call.offsets.long().contiguous(), "key_counts": keys})
+        if at is not None:
+            set_places(struct, at.q, at.k)
         code = self.entry(ctypes.addressof(struct), self.parallel)
         if code in _LEFT:
             return None

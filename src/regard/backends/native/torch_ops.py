@@ -61,9 +61,9 @@ def _forward(*given: Any) -> Kept:
     args = _args(given)
     check_shapes(args)
     args = _with_mask(args)
-    results = _empty(args)
-    if not filled_without_pairs(args, *results):
-        library().run("regard_forward", arguments(args, *results))
+    out, lse, row_stats = results = _empty(args)
+    if not filled_without_pairs(args, out, lse, row_stats):
+        library().run(arguments(args, out=out, lse=lse, row_stats=row_stats))
     return results
 
 

@@ -13,11 +13,12 @@ from torch import Tensor
 from regard.backends.base import Done, Example, Inputs
 from regard.backends.native.abi import LEAVES, BackwardPlanArguments, GradientArguments
 from regard.backends.native.args import KernelArgs
-from regard.backends.native.c_structs import Struct, address_of
-from regard.backends.native.ffi import DTYPE_CODES, failure
-from regard.backends.native.kernels import Kernels
-from regard.backends.native.launch import library, natural_row_stats
-from regard.backends.native.plan import FORWARD_OPERANDS, ForwardPlan
+from regard.backends.native.bind import bind
+from regard.backends.native.c_structs import address_of
+from regard.backends.native.families import KernelFamily
+from regard.backends.native.ffi import failure
+from regard.backends.native.launch import call_of, library, natural_row_stats, run_backward
+from regard.backends.native.plan import ForwardPlan
 from regard.core.state import RowStats
 
 _ADDRESS = Packer("=q")
@@ -29,20 +30,16 @@ class TrainingPlan(ForwardPlan):
     Sums stay in float32 between the two: `out` is that of the kernel, the caller's is `out` in q's dtype.
     """
 
-    def __init__(self, family: Kernels, args: KernelArgs, example: Example) -> None:
+    def __init__(self, family: KernelFamily, args: KernelArgs, example: Example) -> None:
         super().__init__(family, args, example, training=True)
         learned, addresses = family.learned(example.problem), [t.data_ptr() for t in example.leaves]
         self.learned = None if learned is None else addresses.index(learned.data_ptr())
         # which of the kernel's results is the gradient of each tensor: q, k, v, and what is learned of the leaves
         of = (0, 1, 2, *(3 if n == self.learned else None for n in range(len(addresses))))
         self.order = tuple(n if need else None for n, need in zip(of, example.needs, strict=True))
-        self.needs, self.gradient_dtype = example.needs, DTYPE_CODES[args.q.dtype]
-        self.backward_entry = library().entry(family.backward_entry)
-        self.forward_size = ctypes.sizeof(self.struct)
-        self.gradients: dict[torch.dtype, Struct] = {}  # what the backward reads, of cotangents of a dtype
-        self.operands = *FORWARD_OPERANDS, *family.gradient_offsets
+        self.needs = example.needs
         self.others = (None,) * len(addresses)  # gradients of leaves, where none is learned
-        self.template = family.backward_struct(self.struct, (0, self.gradient_dtype))
+        self.template = family.backward_struct(self.struct)
         alone = type(self.template) is GradientArguments and self.learned is None and len(self.leaves) <= LEAVES
         self.backward_constants = self._backward_constants() if alone else None
         self.backward_address = None if self.backward_constants is None else ctypes.addressof(self.backward_constants)
@@ -51,7 +48,7 @@ class TrainingPlan(ForwardPlan):
         """What differentiate() of native/python/ fills in a backward's struct from."""
         return BackwardPlanArguments(
             gradients=ctypes.addressof(self.template),
-            entry=ctypes.cast(self.backward_entry, ctypes.c_void_p).value,  # pyright: ignore[reportArgumentType]
+            entry=ctypes.cast(library().entry(type(self.template)), ctypes.c_void_p).value,  # pyright: ignore[reportArgumentType]
             parallel=self.parallel,
             axes=self.axes,
             needs=(ctypes.c_int32 * 3)(*self.needs[:3]),
@@ -73,7 +70,7 @@ class TrainingPlan(ForwardPlan):
         """The call, made: its out and row statistics, and its struct with what that leads to."""
         row_stats = torch.empty((*self.batch, self.heads, call.nq, 2), dtype=torch.float32, device="cpu")
         made = self._made(call, row_stats)
-        return None if made is None else Done(made[0], row_stats, (bytes(made[1]), *made[2]))
+        return None if made is None else Done(made[0], row_stats, (bytes(made[1]), *made[1].held))
 
     def run_with_stats(self, call: Inputs) -> tuple[Tensor, RowStats] | None:
         """out and the natural statistics of its rows, both without a head axis where the caller has none."""
@@ -88,25 +85,13 @@ class TrainingPlan(ForwardPlan):
         """The gradients of what is given and of the leaves, from the cotangent of out."""
         g_out = self.family.cotangent(g_out if g_out.stride(-1) == 1 else g_out.contiguous()).resolve_neg()
         made = self.family.empty_gradients(given, self.heads, self.needs)
-        template = self.gradients.get(g_out.dtype)
-        if template is None:
-            dtypes = DTYPE_CODES[g_out.dtype], self.gradient_dtype
-            template = self.gradients[g_out.dtype] = self.family.backward_struct(self.struct, dtypes)
-        struct = type(template).from_buffer_copy(template)
-        address = ctypes.addressof(struct)
-        ctypes.memmove(address, done.kernel[0], self.forward_size)
-        dq, dk, dv, learned = made
-        lying = *given, done.out, done.row_stats, g_out, dq, dk, dv
-        if self.direct.set_operands(address, self.axes, self.operands, *lying) is None:
-            raise TypeError(
-                f"attention's backward was given tensors that are not plain ones: {[type(t) for t in lying]}."
-            )
+        forward = type(self.struct).from_buffer_copy(done.kernel[0])
+        q, k, v = given
+        read = {"q": q, "k": k, "v": v, "out": done.out, "row_stats": done.row_stats}
+        bind(call_of(forward), read, self.axes)
         for at, n in self.leaves:
-            _ADDRESS.pack_into(struct, at, address_of(leaves[n]))
-        if learned is not None:
-            assert self.family.learned_offset is not None
-            _ADDRESS.pack_into(struct, self.family.learned_offset, address_of(learned))
-        if code := self.backward_entry(address, self.parallel):
-            raise failure(code)
+            _ADDRESS.pack_into(forward, at, address_of(leaves[n]))
+        gradients = dict(zip(self.family.gradients, made, strict=True))
+        run_backward(self.family.backward_struct, forward, {"dout": g_out, **gradients}, self.axes)
         found = self.family.own(made, given, None if self.learned is None else leaves[self.learned])
         return tuple([None if n is None else found[n] for n in self.order])
