@@ -13,7 +13,7 @@ from tiny_models import DECODERS, ENCODER_DECODERS, ENCODERS, N, padded, tokens
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
 
 from regard.compat import transformers as compat
-from regard.compat.transformers_mask import lazy_mask
+from regard.compat.transformers.mask import lazy_mask
 from regard.core.errors import Unsupported
 from regard.core.hooks import AttentionCall, observing
 from regard.inspect.look_tensors import look

@@ -14,12 +14,12 @@ pytest.importorskip("transformers", reason="needs transformers: pip install 'reg
 
 from transformers import masking_utils
 
-from regard.compat.transformers_mask import LazyMask, lazy_mask
-from regard.compat.transformers_padding import Between
-from regard.compat.transformers_tensor import Form
+from regard.compat.transformers.mask import LazyMask, lazy_mask
+from regard.compat.transformers.written_out import Form
 from regard.core.errors import ShapeError, Unsupported
 from regard.core.positions import Positions, head, tail
 from regard.masks.algebra import Everything, Mask
+from regard.masks.between import Between
 from regard.masks.dense import Dense
 from regard.masks.positional import Causal
 from regard.masks.ragged import Documents, Lengths

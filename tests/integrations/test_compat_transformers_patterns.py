@@ -11,8 +11,8 @@ pytest.importorskip("transformers", reason="needs transformers: pip install 'reg
 
 from transformers import masking_utils
 
-from regard.compat import transformers_patterns as patterns
-from regard.compat.transformers_patterns import Sight, mask_of
+from regard.compat.transformers import patterns
+from regard.compat.transformers.patterns import Sight, mask_of
 from regard.core.positions import Positions, head
 from regard.masks.algebra import And, Everything, Mask
 from regard.masks.dense import Where

@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from regard.compat.transformers_padding import real_keys
-from regard.compat.transformers_patterns import MaskFunction, Sight, mask_of, of_differences, without_documents
-from regard.compat.transformers_tensor import Form, WrittenOut
+from regard.compat.transformers.padding import real_keys
+from regard.compat.transformers.patterns import MaskFunction, Sight, mask_of, of_differences, without_documents
+from regard.compat.transformers.written_out import Form, WrittenOut
 from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
 from regard.core.hooks import AttentionCall, notify

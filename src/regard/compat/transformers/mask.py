@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import and_masks, causal_mask_function, packed_sequence_mask_function
 
-from regard.compat.transformers_models import APPENDING_KEYS, form_of
-from regard.compat.transformers_padding import Between, Pack, real_at, real_interval, real_keys
-from regard.compat.transformers_patterns import MaskFunction, Sight, mask_of, of_differences
-from regard.compat.transformers_sharded_mask import ShardedMask, running
-from regard.compat.transformers_tensor import Form, WrittenOut
+from regard.compat.transformers.models import APPENDING_KEYS, form_of
+from regard.compat.transformers.padding import Pack, real_at, real_interval, real_keys
+from regard.compat.transformers.patterns import MaskFunction, Sight, mask_of, of_differences
+from regard.compat.transformers.sharded_mask import ShardedMask, running
+from regard.compat.transformers.written_out import Form, WrittenOut
 from regard.core.errors import Unsupported
 from regard.core.positions import Positions, counted, head, tail
 from regard.core.region import Frame
 from regard.core.tracing import data_unavailable
 from regard.masks.algebra import And, Everything, Mask, Or
+from regard.masks.between import Between
 from regard.masks.positional import Causal
 
 

@@ -1,11 +1,4 @@
-"""transformers' models on regard: attn_implementation="regard".
-
-    import regard.compat.transformers
-    model = AutoModel.from_pretrained(..., attn_implementation="regard")
-
-Importing this module registers the name, with transformers' AttentionInterface and, so that padding and windows
-arrive, with its AttentionMaskInterface. Models that do not ask the interface are not reached: a warning says so.
-"""
+"""attention_forward: a call of attention as transformers' attention modules make it, on regard."""
 
 from __future__ import annotations
 
@@ -15,14 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from regard.api import attention
-from regard.compat.transformers_mask import Brief, LazyMask, lazy_mask
-from regard.compat.transformers_models import NAME, FirstForward, install
-from regard.compat.transformers_packed import packed as packed
-from regard.compat.transformers_sharded import sharded as sharded
-from regard.compat.transformers_sharded_mask import ShardedMask, running
+from regard.compat.transformers.mask import Brief, LazyMask
+from regard.compat.transformers.models import FirstForward
+from regard.compat.transformers.sharded_mask import ShardedMask, running
 from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
 from regard.core.hooks import AttentionCall, notify
@@ -249,14 +239,5 @@ def _attention_call(
     return AttentionCall(module, query, key, score=score, mask=mask, positions=positions, sink=sink, v=value)
 
 
-AttentionInterface.register(NAME, attention_forward)
-AttentionMaskInterface.register(NAME, lazy_mask)
-install()
 if RECENT:
-    from regard.compat.transformers_cache import FixedCache as FixedCache
-    from regard.compat.transformers_cache import GrowingCache as GrowingCache
-    from regard.compat.transformers_cache import PagedCache as PagedCache
-    from regard.compat.transformers_continuous import attend as attend_pages
-    from regard.compat.transformers_continuous import install as install_continuous
-
-    install_continuous()
+    from regard.compat.transformers.continuous import attend as attend_pages
