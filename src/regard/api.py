@@ -17,7 +17,7 @@ import regard.runtime.pairs as pairs
 import regard.runtime.plan_cache as plan_cache
 import regard.runtime.ragged as ragged
 from regard.backends.base import Backend
-from regard.core.arguments import answers_calls, answers_calls_of_pairs, unexpected_arguments
+from regard.call.arguments import answers_calls, answers_calls_of_pairs, unexpected_arguments
 from regard.core.arrays import Array
 from regard.core.dropout import Dropout
 from regard.core.positions import Positions

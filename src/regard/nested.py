@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.core.arguments import check_kinds
+from regard.call.arguments import check_kinds
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
 from regard.core.shapes import count_of, listed

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.core.arguments import check_kinds
+from regard.call.arguments import check_kinds
 from regard.core.deferred import DeferredRows, kept_alike
 from regard.core.dropout import Dropout
 from regard.core.errors import ShapeError

@@ -31,10 +31,10 @@ from tiny_models import (
 
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
 
+from regard.call.hooks import AttentionCall, observing
 from regard.compat import transformers as compat
 from regard.compat.transformers import warnings as said_once
 from regard.compat.transformers.models import APPENDING_KEYS
-from regard.core.hooks import AttentionCall, observing
 
 CLOSE = 1e-5  # of the largest number, in float32
 

@@ -13,7 +13,7 @@ import regard as rg
 
 pytest.importorskip("transformers")
 
-from regard.core.hooks import AttentionCall
+from regard.call.hooks import AttentionCall
 from regard.inspect.facts.inputs import CallFact
 from regard.inspect.heads.projections import at_projections, find_projections
 from regard.inspect.heads.reader import Reader

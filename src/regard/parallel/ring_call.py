@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.api import attention_state
 from regard.backends.base import Backend
 from regard.backends.streaming.backward import output_cotangents
+from regard.call.part import PartOfCall, mask_of_part, part_gradients, score_of_part
 from regard.core.cotangents import linear_in
 from regard.core.dropout import Dropout
 from regard.core.dtypes import exact
@@ -24,7 +25,6 @@ from regard.masks.algebra import Cover, Everything, Mask
 from regard.parallel.circulation import GradientsHome, circulate
 from regard.parallel.peers import Peers
 from regard.parallel.shards import Shards
-from regard.part_of_call import PartOfCall, mask_of_part, part_gradients, score_of_part
 from regard.scores.algebra import Score
 
 # Queries and keys of the tiles by which a block is known to be hidden.

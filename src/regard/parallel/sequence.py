@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Backend
+from regard.call.hooks import AttentionCall
+from regard.call.part import PartOfCall, mask_of_part, score_of_part
 from regard.core.dropout import Dropout
-from regard.core.hooks import AttentionCall
 from regard.core.positions import Positions
 from regard.masks.algebra import Mask
 from regard.parallel.ranks import Ranks
 from regard.parallel.ring import ring_attention
 from regard.parallel.shards import Shards, unshard
-from regard.part_of_call import PartOfCall, mask_of_part, score_of_part
 from regard.scores.algebra import Score
 
 

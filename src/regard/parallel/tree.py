@@ -11,7 +11,8 @@ from torch import Tensor
 
 from regard.api import attention_state
 from regard.backends.base import Backend
-from regard.core.arguments import answers_calls, batch_axes
+from regard.call.arguments import answers_calls, batch_axes
+from regard.call.part import PartOfCall, mask_of_part, score_of_part
 from regard.core.dtypes import accumulator
 from regard.core.positions import Positions, resolve_positions
 from regard.core.state import State
@@ -20,7 +21,6 @@ from regard.masks.algebra import Everything, Mask
 from regard.parallel.agreement import agree_on_call
 from regard.parallel.peers import Peers
 from regard.parallel.shards import Shards
-from regard.part_of_call import PartOfCall, mask_of_part, score_of_part
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 

@@ -12,12 +12,13 @@ from torch import Tensor
 
 import regard.core.arrays as arrays
 from regard.backends.base import Backend
+from regard.call.arguments import Layout, build_problem
+from regard.call.problem import Problem
 from regard.core.deferred import kept_alike
 from regard.core.dropout import Dropout
 from regard.core.dtypes import autocast, exact
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
-from regard.core.problem import Layout, Problem, build_problem
 from regard.core.shapes import broadcasts, listed, repeat_heads
 from regard.core.state import RowStats
 from regard.core.tracing import scripted

@@ -18,9 +18,9 @@ from regard.backends.native.call_operands import LEAVES
 from regard.backends.native.kernels import Gradients
 from regard.backends.native.launch import STRIDED, Kept, pair_work
 from regard.backends.native.modifiers.table import programmed
+from regard.call.problem import Problem
 from regard.core.deferred import kept_alike
 from regard.core.dtypes import HALF
-from regard.core.problem import Problem
 from regard.scores.similarity import Bilinear, Distance, ScaledDot
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.backends.native.abi import CallArguments
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.c_structs import Struct
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 
 Gradients = Sequence["Tensor | None"]
 

@@ -7,9 +7,9 @@ from regard.backends.native.args import KernelArgs
 from regard.backends.native.call_operands import OF_POSITIONS, SCALES
 from regard.backends.native.kernels import Kernels
 from regard.backends.native.launch import STRIDED
+from regard.call.problem import Problem
 from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
-from regard.core.problem import Problem
 from regard.masks.algebra import Mask
 
 _OF_CALLER = frozenset(("q", "k", "v", *(operand.name for operand in SCALES)))

@@ -16,8 +16,8 @@ from regard.backends.native.direct import direct
 from regard.backends.native.ffi import failure, parallel
 from regard.backends.native.launch import THREAD_WORK, arguments, library
 from regard.backends.native.lower_mask import distances
+from regard.call.problem import Problem
 from regard.core.paged import Paged
-from regard.core.problem import Problem
 from regard.ragged_queries import RaggedCall
 from regard.scores.similarity import Dot, ScaledDot
 

@@ -15,10 +15,10 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
 
 from regard.api import attention
+from regard.call.hooks import AttentionCall, notify
 from regard.compat.transformers.models import NAME
 from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
-from regard.core.hooks import AttentionCall, notify
 from regard.core.paged import Paged
 from regard.core.positions import Positions
 from regard.core.tracing import outside_of_graphs

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.api import attention
+from regard.call.hooks import AttentionCall, notify
 from regard.compat.transformers.mask import Brief, LazyMask
 from regard.compat.transformers.models import FirstForward
 from regard.compat.transformers.sharded_mask import ShardedMask, running
 from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
-from regard.core.hooks import AttentionCall, notify
 from regard.core.positions import Positions
 from regard.core.shapes import count_of, listed
 from regard.masks.algebra import Everything, Mask

@@ -9,12 +9,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from regard.call.hooks import AttentionCall, notify
 from regard.compat.transformers.padding import real_keys
 from regard.compat.transformers.patterns import MaskFunction, Sight, mask_of, of_differences, without_documents
 from regard.compat.transformers.written_out import Form, WrittenOut
 from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
-from regard.core.hooks import AttentionCall, notify
 from regard.core.positions import head
 from regard.core.shapes import count_of
 from regard.masks.algebra import Mask

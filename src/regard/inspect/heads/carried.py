@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.call.hooks import AttentionCall
 from regard.core.errors import Unsupported
-from regard.core.hooks import AttentionCall
 from regard.core.shapes import count_of
 from regard.inspect.facts.carried import Carried
 from regard.inspect.facts.chosen import Rows

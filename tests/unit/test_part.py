@@ -7,9 +7,9 @@ import torch
 
 import regard as rg
 from regard.backends.native.lower_mask import lower_intervals
+from regard.call.part import Indices, PartOfCall, mask_of_part, select
 from regard.core.positions import Positions
 from regard.core.region import Frame
-from regard.part_of_call import Indices, PartOfCall, mask_of_part, select
 
 NQ, NK = 23, 37
 PARTS: dict[str, tuple[Indices | None, Indices]] = {
