@@ -40,8 +40,8 @@ from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 from regard.core.state import RowStats
 from regard.core.tracing import data_unavailable, graphed, watched
-from regard.ragged_queries import RaggedCall
 from regard.scores.additive import Additive
+from regard.sequences.ragged_call import RaggedCall
 
 
 @dataclass(frozen=True)

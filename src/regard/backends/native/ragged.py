@@ -18,8 +18,8 @@ from regard.backends.native.launch import THREAD_WORK, arguments, library
 from regard.backends.native.lower_mask import distances
 from regard.call.problem import Problem
 from regard.core.paged import Paged
-from regard.ragged_queries import RaggedCall
 from regard.scores.similarity import Dot, ScaledDot
+from regard.sequences.ragged_call import RaggedCall
 
 _REPLACED = frozenset(("start", "stop", "q_at", "k_at"))  # by the rule, and by the positions of all sequences
 _OFFSETS = tuple(getattr(CallArguments, name).offset for name in ("q", "k", "v", "out"))
