@@ -14,7 +14,7 @@ import regard.core.arrays as arrays
 from regard.api import attention_state
 from regard.backends.base import Backend
 from regard.backends.streaming.backward import output_cotangents
-from regard.call.part import PartOfCall, mask_of_part, part_gradients, score_of_part
+from regard.call.part import QueriesAndKeys, mask_of_part, part_gradients, score_of_part
 from regard.core.dtypes import accumulator, exact
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
@@ -163,8 +163,8 @@ class OverCall:
         of = self._part(part)
         return score_of_part(self.score, of), mask_of_part(self.mask, of)
 
-    def _part(self, part: Part) -> PartOfCall:
-        return PartOfCall(None, range(part.first, part.first + part.count), None, self.source.keys)
+    def _part(self, part: Part) -> QueriesAndKeys:
+        return QueriesAndKeys(None, range(part.first, part.first + part.count), None, self.source.keys)
 
     def positions_of(self, part: Part) -> Positions | None:
         return None if self.positions is None else Positions(self.positions, part.positions)
