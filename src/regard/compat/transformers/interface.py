@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.api import attention
 from regard.call.hooks import AttentionCall, notify
-from regard.compat.transformers.mask import Brief, LazyMask
+from regard.compat.transformers.mask import LazyMask, ReducedMask
 from regard.compat.transformers.models import FirstForward
 from regard.compat.transformers.sharded_mask import ShardedMask, running
 from regard.core.dropout import Dropout
@@ -158,13 +158,13 @@ def _check_continuous(position_bias: Tensor | None, indices: Tensor | None, othe
             )
 
 
-def _of_lazy(lazy: LazyMask, nq: int, nk: int, whole: bool) -> Brief:
+def _of_lazy(lazy: LazyMask, nq: int, nk: int, whole: bool) -> ReducedMask:
     if lazy.shape[-2:] != (nq, nk):
         raise Unsupported(
             f"the model's mask is for {listed(lazy.shape[-2:])} queries and keys, its attention has "
             f'{listed((nq, nk))}: a mask of another call. "eager" may broadcast it.'
         )
-    return Brief(lazy.mask, lazy.positions) if whole and lazy.brief.keys is not None else lazy.brief
+    return ReducedMask(lazy.mask, lazy.positions) if whole and lazy.reduced.keys is not None else lazy.reduced
 
 
 def _of_tensor(given: Tensor) -> tuple[Mask, Tensor | None]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.call.hooks import AttentionCall, notify
 from regard.compat.transformers.padding import real_keys
-from regard.compat.transformers.patterns import MaskFunction, Sight, mask_of, of_differences, without_documents
+from regard.compat.transformers.patterns import MaskContext, MaskFunction, mask_of, of_differences, without_documents
 from regard.compat.transformers.written_out import Form, WrittenOut
 from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
@@ -63,7 +63,7 @@ class ShardedForward:
         """What transformers gets where it wants the mask of a function of absolute positions."""
         inner, found = without_documents(fn)
         n, count = self.parallel.shards.n, self.parallel.shards.lengths[self.parallel.rank]
-        mask = mask_of(inner, Sight(head(n, n), mapped))
+        mask = mask_of(inner, MaskContext(head(n, n), mapped))
         if not of_differences(mask):
             raise Unsupported(
                 f"{self.model} makes its mask of tensors or of a function of its own ({mask!r}), which know this "
