@@ -231,7 +231,8 @@ def build_problem(
     frame = Frame(batch, heads, nq, nk, resolve_positions(positions, nq, nk, batch, positional, q.device), headed)
     _check_fit(pipeline, mask, frame)
     dtype = q.dtype
-    q, k = similarity.prepare(q, k)
+    if similarity.prepares():
+        q, k = similarity.prepare(q, k)
     drop = None if dropout is None or dropout.p == 0 else dropout.seeded()
     return Problem(q, k, v, pipeline, mask, frame, drop, dtype), Layout(headed, batch)
 

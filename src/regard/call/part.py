@@ -14,8 +14,7 @@ from regard.core.shapes import listed
 from regard.core.state import RowStats, State
 from regard.masks.algebra import Mask
 from regard.masks.intervals import Interval, IntervalRule
-from regard.masks.positional import Window
-from regard.masks.ragged import Documents, Lengths
+from regard.masks.of_rule import mask_of_rule
 from regard.scores.algebra import Modifier, Pipeline, Score, Similarity, as_pipeline
 from regard.scores.modifiers import Alibi, Bias
 
@@ -193,10 +192,7 @@ class PartMask(Mask):
 
     def rows(self, frame: Frame) -> Interval | None:
         rule = self.rule()
-        if rule is None:
-            return None
-        mask = Window(rule.before, rule.after) & Lengths(rule.keys, rule.queries)
-        return (mask if rule.q_ids is None else mask & Documents(rule.q_ids, rule.k_ids)).rows(frame)
+        return None if rule is None else mask_of_rule(rule).rows(frame)
 
     def rule(self) -> IntervalRule | None:
         rule = self.whole.rule()

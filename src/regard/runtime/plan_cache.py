@@ -192,7 +192,7 @@ def _planned(call: Call, positions: Positions | None, tensors: tuple[Tensor, ...
     """wanted: the first part of the key."""
     problem, (q, k, v, *leaves) = call.problem, tensors
     frame, similarity = problem.frame, problem.similarity
-    prepares = type(similarity).prepare is not Similarity.prepare
+    prepares = similarity.prepares()
     if prepares and (isinstance(k, Int8Rows) or any(_lift(t).shape[:-3] != frame.batch for t in (q, k))):
         return None
     q, k = (problem.q, problem.k) if prepares else (q, k)

@@ -18,9 +18,9 @@ from regard.core.dropout import Dropout
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
 from regard.core.shapes import count_of
-from regard.masks.algebra import Everything, Mask
+from regard.masks.algebra import Mask
 from regard.masks.intervals import IntervalRule
-from regard.masks.positional import Window
+from regard.masks.of_rule import mask_of_rule
 from regard.masks.ragged import Documents, Lengths
 from regard.scores.algebra import Score
 from regard.sequences.jagged import nest_like, numbered, values_and_lengths
@@ -140,7 +140,8 @@ def _by_count(
             q_at, k_at = (p[0] if p.dim() > 1 and len(chosen) == 1 else p for p in (q_at, k_at))
             at = Positions(q_at[..., :n], k_at[..., :nk])
         keys = rows_of_sequences(k, v, chosen, nk)
-        parts.append(Part(queries.rows(taken[chosen, :n]), *keys, _cut(rule, chosen, len(counts)), at))
+        seen = mask_of_rule(_rule_of(rule, chosen, len(counts)))
+        parts.append(Part(queries.rows(taken[chosen, :n]), *keys, seen, at))
         starts[chosen] = rows + n * torch.arange(len(chosen), dtype=torch.int64, device="cpu")
         rows += n * len(chosen)
     how = "a number of queries" if paged else "a sequence"
@@ -151,10 +152,7 @@ def _by_count(
     return PlainCalls(tuple(parts), numbered(counts, starts)[1].to(queries.values.device), note)
 
 
-def _cut(rule: IntervalRule, chosen: list[int], batch: int) -> Mask:
-    """The mask of a rule without documents, for some of the sequences."""
-    mask: Mask = Window(rule.before, rule.after) if rule.compares_positions() else Everything()
-    if rule.keys is None and rule.queries is None:
-        return mask
+def _rule_of(rule: IntervalRule, chosen: list[int], batch: int) -> IntervalRule:
+    """A rule without documents, for some of the sequences."""
     keys, queries = (None if n is None else n.expand(batch)[chosen] for n in (rule.keys, rule.queries))
-    return mask & Lengths(keys, queries)
+    return rule._replace(keys=keys, queries=queries)

@@ -13,9 +13,9 @@ from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged, share_pages
 from regard.core.positions import Positions
 from regard.core.shapes import count_of
-from regard.masks.algebra import Everything, Mask
+from regard.masks.algebra import Mask
 from regard.masks.intervals import IntervalRule
-from regard.masks.positional import Window
+from regard.masks.of_rule import mask_of_rule
 from regard.scores.algebra import Score
 from regard.sequences.jagged import numbered
 from regard.sequences.nested_queries import NestedQueries, may_divide
@@ -56,7 +56,7 @@ class RaggedCall:
         keys = [min(max(n, 0), nk) for n in lengths]
         b = max(range(len(counts)), key=lambda b: counts[b] * keys[b])
         rows = slice(int(self.offsets[b]), int(self.offsets[b + 1]))
-        mask = Window(rule.before, rule.after) if rule.compares_positions() else Everything()
+        mask = mask_of_rule(rule._replace(keys=None, queries=None))
         own = None if at is None else Positions(at.q[rows], at.k[: keys[b]])
         return Part(self.queries[:, :, rows], *rows_of_sequences(self.k, self.v, [b], keys[b]), mask, own)
 
