@@ -24,7 +24,7 @@ from benchmarks.report import Report, against, markdown, share
 from benchmarks.report import time as shown
 from benchmarks.tables import TABLES
 from regard.backends.native.ffi import chosen
-from regard.machine import bandwidth, peak, processor
+from regard.cli.machine import bandwidth, peak, processor
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -27,8 +27,8 @@ import regard as rg
 from benchmarks.memory import Memory
 from regard import facts as f
 from regard.backends.native.ffi import chosen
+from regard.cli.machine import peak, processor
 from regard.inspect.dense import dense
-from regard.machine import peak, processor
 from regard.runtime.binding import Call
 
 SHAPE = (1, 12, 4096, 64)

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import _len_torch_function_stack
 
 import regard as rg
-from regard.core.hooks import _OBSERVERS
+from regard.call.hooks import _OBSERVERS
 from regard.inspect.tape import Recorded
 
 FACTS = (rg.facts.Inputs(), rg.facts.Entropy(), rg.facts.Received(), rg.facts.MaxScore())

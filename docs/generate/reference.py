@@ -47,7 +47,7 @@ PAGES = (
         "Attention",
         "The functions that compute attention (float32, bfloat16, float16, float64), and the values that they take and "
         "return besides tensors.",
-        ("regard.api", "regard.core", "regard.packed"),
+        ("regard.api", "regard.core", "regard.sequences"),
         first=("attention", "attention_weights", "attention_scores", "explain"),
     ),
     Page(

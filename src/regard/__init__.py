@@ -46,9 +46,6 @@ from regard.masks.positional import Prefix as Prefix
 from regard.masks.positional import Window as Window
 from regard.masks.ragged import Documents as Documents
 from regard.masks.ragged import Lengths as Lengths
-from regard.packed import Packed as Packed
-from regard.packed import pack as pack
-from regard.packed import unpack as unpack
 from regard.scores.activations import LeakyReLU as LeakyReLU
 from regard.scores.activations import Sigmoid as Sigmoid
 from regard.scores.activations import Tanh as Tanh
@@ -74,6 +71,9 @@ from regard.scores.similarity import Distance as Distance
 from regard.scores.similarity import Dot as Dot
 from regard.scores.similarity import ScaledDot as ScaledDot
 from regard.scores.temperature import Temperature as Temperature
+from regard.sequences.packed import Packed as Packed
+from regard.sequences.packed import pack as pack
+from regard.sequences.packed import unpack as unpack
 from regard.sources.attention_over import attention_over as attention_over
 from regard.sources.explain_over import explain_over as explain_over
 from regard_command.version import __version__ as __version__

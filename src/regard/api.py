@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 from typing import Any, overload
 
-import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 import regard.core.arrays as arrays
-import regard.nested as nested
-import regard.ragged_queries as ragged_queries
 import regard.runtime.pairs as pairs
 import regard.runtime.plan_cache as plan_cache
-import regard.runtime.ragged as ragged
+import regard.sequences.nested_call as nested_call
 from regard.backends.base import Backend
-from regard.core.arguments import answers_calls, answers_calls_of_pairs, unexpected_arguments
-from regard.core.arrays import Array
+from regard.call.arguments import answers_calls, answers_calls_of_pairs, unexpected_arguments
+from regard.core.arrays import Array, any_nested
 from regard.core.dropout import Dropout
 from regard.core.positions import Positions
 from regard.core.state import State
 from regard.masks.algebra import Everything, Mask
 from regard.runtime.binding import Call
 from regard.runtime.dispatch import Plan
-from regard.runtime.dispatch import plan as plan_of
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 
@@ -108,31 +103,15 @@ def attention(
     if others or unknown:
         raise unexpected_arguments(others, unknown)
     if has_torch_function((q, k, v)):  # modes and tensor subclasses see the call as they see torch's own
-        if nested.any_nested(q, k, v):
-            together = ragged_queries.ragged_call(q, k, v, score, mask, positions, sink, dropout)
-            out = None if together is None else ragged.attend(together, score, sink, backend)
-            if out is not None:
-                return nested.nest_like(out if q.dim() == 4 else out[0, 0], q)
-            options: dict[str, Any] = {"score": score, "sink": sink, "dropout": dropout, "backend": backend}
-            calls = ragged_queries.plain_calls(q, k, v, score, mask, positions, sink, dropout)
-            parts = [attention(*qkv, mask=both, positions=at, **options) for *qkv, both, at in calls.parts]
-            return calls.nest(parts, q)
-        return handle_torch_function(
-            *(attention, (q, k, v), q, k, v),
-            score=score,
-            mask=mask,
-            positions=positions,
-            sink=sink,
-            dropout=dropout,
-            backend=backend,
-        )
+        if any_nested(q, k, v):
+            return nested_call.attend(attention, q, k, v, score, mask, positions, sink, dropout, backend)
+        named: dict[str, Any] = {"score": score, "mask": mask, "positions": positions, "sink": sink}
+        return handle_torch_function(attention, (q, k, v), q, k, v, **named, dropout=dropout, backend=backend)
     if backend is None:
         known = plan_cache.attend(q, k, v, score, mask, positions, sink, dropout)
         if known is not None:
             return known
-    call = Call(q, k, v, score, mask, positions, sink, dropout)
-    with call.precision():
-        return call.answer(call.layout.restore(call.run(backend).to(call.problem.dtype), 2))
+    return Call(q, k, v, score, mask, positions, sink, dropout).output(backend)
 
 
 @answers_calls
@@ -293,18 +272,9 @@ def explain(
     >>> rg.explain(x, x, x, mask=rg.Causal(), backend=rg.Tiled()).backend
     Tiled()
     """
-    calls = None
-    if nested.any_nested(q, k, v):
-        together = ragged_queries.ragged_call(q, k, v, score, mask, positions, sink, dropout)
-        plan = None if together is None else ragged.explain(together, score, sink, backend)
-        if plan is not None:
-            return plan
-        calls = ragged_queries.plain_calls(q, k, v, score, mask, positions, sink, dropout)
-        q, k, v, mask, positions = calls.parts[-1]
-    call = Call(q, k, v, score, mask, positions, sink, dropout)
-    with torch.no_grad():
-        plan = plan_of(call.problem, backend, lse=False)
-    return plan if calls is None else replace(plan, facts=(*plan.facts, ("nested", calls.note)))
+    if any_nested(q, k, v):
+        return nested_call.explain(q, k, v, score, mask, positions, sink, dropout, backend)
+    return Call(q, k, v, score, mask, positions, sink, dropout).explain(backend)
 
 
 def _of_pairs(

@@ -20,10 +20,10 @@ from regard.api import attention, attention_state
 from regard.backends.base import Backend
 from regard.backends.reference import Reference
 from regard.backends.streaming.tiled import Tiled
+from regard.call.problem import Problem
 from regard.core.dropout import Dropout
 from regard.core.dtypes import FLOATING
 from regard.core.positions import Positions, tail
-from regard.core.problem import Problem
 from regard.core.region import Frame
 from regard.core.shapes import blocks
 from regard.core.value import Value

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check_values(top, options, rest)
     try:
         check_paths(options)
-        from regard.cli import run
+        from regard.cli.run import run
 
         status = run(options)
         sys.stdout.flush()

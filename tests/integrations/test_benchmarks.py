@@ -18,8 +18,8 @@ import torch
 
 import regard as rg
 from benchmark_checks import GENERATED, LLAMA, made, right, row
-from regard import bench as short
-from regard.bench import Call
+from regard.cli import bench as short
+from regard.cli.bench import Call
 from regard_command import main
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -280,7 +280,7 @@ def test_bench_times_no_wrong_result(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 def test_bench_without_kernels_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("regard.machine.chosen", lambda: None)
+    monkeypatch.setattr("regard.cli.machine.chosen", lambda: None)
     assert main(["bench"]) == 1
     assert "the native kernels were not built" in capsys.readouterr().err
 

@@ -151,7 +151,7 @@ def test_an_interruption_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: py
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("regard.cli._read", interrupted)
+    monkeypatch.setattr("regard.cli.run._read", interrupted)
     assert main(["look", "-t", "the cat"]) == 130
     assert capsys.readouterr().err == "regard look: interrupted\n"
 
@@ -165,7 +165,7 @@ def test_the_root_cause_of_a_failed_import_is_printed(
         except ImportError as error:
             raise ModuleNotFoundError("Could not import module 'AutoModel'.\nAre they there?") from error
 
-    monkeypatch.setattr("regard.cli._read", failing)
+    monkeypatch.setattr("regard.cli.run._read", failing)
     assert main(["look", "-t", "the cat"]) == 1
     assert sentence(capsys) == (
         "regard look: Could not import module 'AutoModel'. Are they there? "

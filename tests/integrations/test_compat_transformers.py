@@ -31,10 +31,10 @@ from tiny_models import (
 
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
 
+from regard.call.hooks import AttentionCall, observing
 from regard.compat import transformers as compat
-from regard.compat import transformers_warnings
-from regard.compat.transformers_models import APPENDING_KEYS
-from regard.core.hooks import AttentionCall, observing
+from regard.compat.transformers import warnings as said_once
+from regard.compat.transformers.models import APPENDING_KEYS
 
 CLOSE = 1e-5  # of the largest number, in float32
 
@@ -178,7 +178,7 @@ def test_the_same_tokens_from_an_encoder(name: str) -> None:
 @pytest.mark.parametrize("name", CHANGING | COMPUTING)
 def test_architectures_that_compute_with_the_mask(name: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They get the mask in full, and one warning."""
-    monkeypatch.setattr(transformers_warnings, "_SAID", set())
+    monkeypatch.setattr(said_once, "_SAID", set())
     eager, ours = both((CHANGING | COMPUTING)[name])
     feed = {"input_ids": tokens(), "attention_mask": padded(side)}
     with pytest.warns(
@@ -196,7 +196,7 @@ def test_architectures_that_compute_with_the_mask(name: str, side: str, monkeypa
 @pytest.mark.parametrize("name", ["DeepSeek-V3.2", "DeepSeek-V4"])
 def test_tokens_of_an_architecture_that_chooses_keys(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """V3.2 chooses 5 keys for each query: among 13 tokens that hides more than its mask does. V4 appends keys."""
-    monkeypatch.setattr(transformers_warnings, "_SAID", {"mask of DeepseekV32Model", "mask of DeepseekV4Model"})
+    monkeypatch.setattr(said_once, "_SAID", {"mask of DeepseekV32Model", "mask of DeepseekV4Model"})
     eager, ours = both(CHANGING[name])
     asked = {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False, "pad_token_id": 0}
     found = [model.generate(tokens(), attention_mask=padded("left"), **asked) for model in (eager, ours)]
@@ -207,7 +207,7 @@ def test_tokens_of_an_architecture_that_chooses_keys(name: str, monkeypatch: pyt
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 13, 29])
 def test_keys_that_layers_append(n: int, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """DeepSeek V4's layers append one key for each 2 or 4 tokens, and to the mask who sees it: logits and gradients."""
-    monkeypatch.setattr(transformers_warnings, "_SAID", {"mask of DeepseekV4Model"})
+    monkeypatch.setattr(said_once, "_SAID", {"mask of DeepseekV4Model"})
     ids = torch.randint(3, VOCABULARY, (2, n), generator=torch.Generator().manual_seed(n))
     real = torch.ones_like(ids)
     if n > 2 and side != "none":
@@ -233,7 +233,7 @@ def test_every_architecture_that_appends_to_a_mask_of_a_tensor() -> None:
 @pytest.mark.parametrize("name", SILENT | SILENT_OTHERS)
 def test_architectures_that_never_ask(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers takes the name for them and says nothing; the first forward tells, the second is silent."""
-    monkeypatch.setattr(transformers_warnings, "_SAID", set())
+    monkeypatch.setattr(said_once, "_SAID", set())
     tiny = (SILENT | SILENT_OTHERS)[name]
     model, feed = tiny.build(compat.NAME), silent_feed(name)
     with pytest.warns(UserWarning, match=r"no call of attention came to regard in its first forward") as warned:
@@ -260,7 +260,7 @@ def silent_feed(name: str) -> dict[str, Tensor]:
 
 
 def test_a_first_forward_that_fails_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers_warnings, "_SAID", set())
+    monkeypatch.setattr(said_once, "_SAID", set())
     model = SILENT["DeBERTa"].build(compat.NAME)
     with pytest.raises(IndexError):
         model(input_ids=tokens() + 1000)
@@ -276,7 +276,7 @@ def test_who_has_no_attention_is_not_told_of() -> None:
 @pytest.mark.parametrize("name", CLOSED | CLOSED_OTHERS)
 def test_architectures_with_a_table_of_their_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They run with the class that they have, and say which and what to do."""
-    monkeypatch.setattr(transformers_warnings, "_SAID", set())
+    monkeypatch.setattr(said_once, "_SAID", set())
     tiny = (CLOSED | CLOSED_OTHERS)[name]
     with pytest.warns(UserWarning, match=rf"{tiny.model} takes its attention from a table of its own \(") as warned:
         model = tiny.build(compat.NAME)

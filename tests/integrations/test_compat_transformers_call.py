@@ -12,10 +12,10 @@ from tiny_models import DECODERS, ENCODER_DECODERS, ENCODERS, N, padded, tokens
 
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
 
+from regard.call.hooks import AttentionCall, observing
 from regard.compat import transformers as compat
-from regard.compat.transformers_mask import lazy_mask
+from regard.compat.transformers.mask import lazy_mask
 from regard.core.errors import Unsupported
-from regard.core.hooks import AttentionCall, observing
 from regard.inspect.look_tensors import look
 
 Q, K, V = torch.randn(3, 2, 4, 5, 6, generator=torch.Generator().manual_seed(2)).unbind()

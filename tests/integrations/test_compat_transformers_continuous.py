@@ -21,10 +21,10 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 
 import served_models
+from regard.call.hooks import AttentionCall, observing
 from regard.compat.transformers import NAME, attention_forward
-from regard.compat.transformers_continuous import GatheredPart, Layout
+from regard.compat.transformers.continuous import GatheredPart, Layout
 from regard.core.errors import Unsupported
-from regard.core.hooks import AttentionCall, observing
 from regard.core.paged import Paged
 from tiny_models import Tiny
 

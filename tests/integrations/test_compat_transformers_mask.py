@@ -14,12 +14,12 @@ pytest.importorskip("transformers", reason="needs transformers: pip install 'reg
 
 from transformers import masking_utils
 
-from regard.compat.transformers_mask import LazyMask, lazy_mask
-from regard.compat.transformers_padding import Between
-from regard.compat.transformers_tensor import Form
+from regard.compat.transformers.mask import LazyMask, lazy_mask
+from regard.compat.transformers.written_out import Form
 from regard.core.errors import ShapeError, Unsupported
 from regard.core.positions import Positions, head, tail
 from regard.masks.algebra import Everything, Mask
+from regard.masks.between import Between
 from regard.masks.dense import Dense
 from regard.masks.positional import Causal
 from regard.masks.ragged import Documents, Lengths
@@ -90,7 +90,7 @@ def dense(mask: Mask, positions: Positions | None, lazy: LazyMask) -> Tensor:
 def briefly(lazy: LazyMask) -> Tensor:
     """What the short form lets through, of all keys."""
     _, _, nq, nk = lazy.shape
-    mask, positions, keys = lazy.brief
+    mask, positions, keys = lazy.reduced
     whole = torch.zeros(2, 1, nq, nk, dtype=torch.bool)
     part = whole if keys is None else whole[..., keys]
     part.copy_(mask.on(nq, part.shape[-1], positions=positions, batch=(2,)).dense())
@@ -119,8 +119,8 @@ INTERVALS = ("causal", "bidirectional", "window", "window around", "chunks", "pa
 def test_most_are_one_interval_a_query(name: str, real: str) -> None:
     lazy = ours(FUNCTIONS[name], "whole", REAL[real])
     assert "Where" not in repr(lazy.mask)
-    assert lazy.brief[0].on(11, batch=(2,)).rows() is not None
-    assert lazy.brief[1] is None
+    assert lazy.reduced[0].on(11, batch=(2,)).rows() is not None
+    assert lazy.reduced[1] is None
 
 
 def test_functions_for_one_pair_are_mapped() -> None:
@@ -139,26 +139,26 @@ def test_functions_for_one_pair_are_mapped() -> None:
 
 def test_short_forms() -> None:
     """What can be said in few words goes to the kernels in few words."""
-    assert ours(causal, "whole", None).brief == (Causal(), None, None)
-    assert ours(causal, "decoding", None).brief == (Everything(), None, None)
+    assert ours(causal, "whole", None).reduced == (Causal(), None, None)
+    assert ours(causal, "decoding", None).reduced == (Everything(), None, None)
     assert repr(ours(causal, "whole", REAL["right"]).mask).startswith("Causal() & Lengths")
-    assert isinstance(ours(causal, "whole", REAL["left"]).brief[0], Between)
+    assert isinstance(ours(causal, "whole", REAL["left"]).reduced[0], Between)
     # of a static cache, the keys that are there
-    assert ours(causal, "prefill", None).brief == (Causal(), None, slice(0, 4))
+    assert ours(causal, "prefill", None).reduced == (Causal(), None, slice(0, 4))
     one = lazy_mask(2, 1, 11, torch.tensor(7), 0)
-    assert one is not None and one.brief == (Everything(), None, slice(0, 8))
+    assert one is not None and one.reduced == (Everything(), None, slice(0, 8))
     window = lazy_mask(2, 2, 11, 7, 0, mask_function=FUNCTIONS["window"])
-    assert window is not None and window.brief.keys == slice(4, 9)
-    assert window.brief.positions is not None and window.brief.positions.span is not None
+    assert window is not None and window.reduced.keys == slice(4, 9)
+    assert window.reduced.positions is not None and window.reduced.positions.span is not None
     padded = lazy_mask(2, 1, 11, 7, 0, attention_mask=REAL["left"])
-    assert padded is not None and isinstance(padded.brief.mask, Between) and padded.brief.keys == slice(0, 8)
-    assert "Dense" in repr(ours(causal, "whole", REAL["holes"]).brief[0])
+    assert padded is not None and isinstance(padded.reduced.mask, Between) and padded.reduced.keys == slice(0, 8)
+    assert "Dense" in repr(ours(causal, "whole", REAL["holes"]).reduced[0])
 
 
 @pytest.mark.parametrize("real", ["right", "left", "holes"])
 def test_padding_is_never_written_out_by_pairs(real: str) -> None:
     lazy = ours(causal, "whole", REAL[real])
-    assert all(t.numel() <= 2 * 11 for t in (*lazy.mask.tensors(), *lazy.brief[0].tensors()))
+    assert all(t.numel() <= 2 * 11 for t in (*lazy.mask.tensors(), *lazy.reduced[0].tensors()))
 
 
 @pytest.mark.parametrize("name", ["causal", "window", "chunks", "blocks", "prefix of the user"])

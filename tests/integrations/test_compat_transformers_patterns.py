@@ -11,15 +11,15 @@ pytest.importorskip("transformers", reason="needs transformers: pip install 'reg
 
 from transformers import masking_utils
 
-from regard.compat import transformers_patterns as patterns
-from regard.compat.transformers_patterns import Sight, mask_of
+from regard.compat.transformers import patterns
+from regard.compat.transformers.patterns import MaskContext, mask_of
 from regard.core.positions import Positions, head
 from regard.masks.algebra import And, Everything, Mask
 from regard.masks.dense import Where
 from regard.masks.positional import Causal, Window
 from regard.masks.ragged import Documents
 
-AT = Sight(head(7, 7))
+AT = MaskContext(head(7, 7))
 IDS = torch.tensor([[0, 0, 1, 1, 1, 2, 2]])
 
 
@@ -116,7 +116,7 @@ def test_blocks_of_no_number_are_no_block() -> None:
 
 
 def test_functions_are_told_absolute_positions() -> None:
-    at = Sight(Positions(torch.tensor([9]), torch.arange(4, 11)))
+    at = MaskContext(Positions(torch.tensor([9]), torch.arange(4, 11)))
     mask = mask_of(lambda b, h, i, j: (i == 9) & (j >= 6) & (h == 0), at)
     assert (
         mask.on(1, 7, positions=at.positions, heads=2).dense().expand(2, 1, 7)[1, 0].tolist()

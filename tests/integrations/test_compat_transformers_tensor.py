@@ -14,9 +14,9 @@ pytest.importorskip("transformers", reason="needs transformers: pip install 'reg
 
 from transformers import masking_utils
 
-from regard.compat import transformers_warnings
-from regard.compat.transformers_mask import LazyMask, lazy_mask
-from regard.compat.transformers_tensor import Form
+from regard.compat.transformers import warnings as said_once
+from regard.compat.transformers.mask import LazyMask, lazy_mask
+from regard.compat.transformers.written_out import Form
 from regard.core.errors import Unsupported
 
 WINDOW = masking_utils.sliding_window_causal_mask_function(4)
@@ -67,7 +67,7 @@ FORMS += [(name, form) for name in COMPUTED if name not in LOGICAL for form in (
 
 @pytest.mark.parametrize(("name", "form"), FORMS)
 def test_who_computes_with_it_has_the_tensor(name: str, form: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers_warnings, "_SAID", set())
+    monkeypatch.setattr(said_once, "_SAID", set())
     lazy = replace(made(), form=Form(form, "LlamaModel"))
     tensor = full()
     if form != torch.bool:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.backends.native.ffi import chosen
-from regard.compat import doctor, folder
+from regard.cli import doctor
+from regard.compat import folder
 from regard_command import main
 from tiny_models import CLOSED, COMPUTING, DECODERS, ENCODER_DECODERS, ENCODERS, PICTURES, SILENT, SOUNDS, Tiny
 

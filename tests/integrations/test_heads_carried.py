@@ -13,11 +13,11 @@ import regard as rg
 
 pytest.importorskip("transformers")
 
-from regard.core.hooks import AttentionCall
+from regard.call.hooks import AttentionCall
 from regard.inspect.facts.inputs import CallFact
 from regard.inspect.heads.projections import at_projections, find_projections
 from regard.inspect.heads.reader import Reader
-from regard.inspect.report.layer import TOP
+from regard.inspect.report.element import TOP
 from tiny_models import DECODERS, ENCODERS, VOCABULARY
 
 IDS = [(7 * n) % (VOCABULARY - 5) + 5 for n in range(13)]

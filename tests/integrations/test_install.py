@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TRIED = """
 import torch, regard as rg
-from regard.compat import doctor
+from regard.cli import doctor
 q, k, v = (torch.randn(2, 4, 33, 16) for _ in range(3))
 out = rg.attention(q, k, v, mask=rg.Causal())
 torch.testing.assert_close(out, rg.attention(q, k, v, mask=rg.Causal(), backend=rg.Reference()))

@@ -49,6 +49,6 @@ def test_a_request_that_fails_ends_it(serve: Any, monkeypatch: pytest.MonkeyPatc
     def broken(*args: Any, **named: Any) -> Any:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr("regard.compat.transformers_continuous._read_layout", broken)
+    monkeypatch.setattr("regard.compat.transformers.continuous._read_layout", broken)
     with pytest.raises(SystemExit, match=r"2 of 2 requests failed: .*no memory"):
         serve.answers(served, [[5, 6], [7]], new=2, batch=16)

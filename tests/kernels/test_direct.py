@@ -20,9 +20,9 @@ import regard as rg
 from needed import needs_kernels
 from regard.backends.native.direct import direct
 from regard.backends.native.ffi import runnable
-from regard.compat.transformers_padding import Between
 from regard.core.deferred import written_out
 from regard.core.int8_rows import Int8Rows
+from regard.masks.between import Between
 from regard.runtime import plan_cache
 
 pytestmark = needs_kernels

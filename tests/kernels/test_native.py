@@ -19,7 +19,7 @@ from regard.backends.base import Backend
 from regard.backends.native.abi import CallArguments
 from regard.backends.native.bind import bind
 from regard.backends.native.ffi import Library, load, runnable
-from regard.core.problem import build_problem
+from regard.call.arguments import build_problem
 
 pytestmark = needs_kernels
 

@@ -14,7 +14,7 @@ from kernel_checks import check, frames
 from needed import needs_kernels
 from regard import testing
 from regard.backends.native.lower_mask import lower_mask
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 
 pytestmark = needs_kernels
 

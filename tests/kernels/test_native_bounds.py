@@ -23,8 +23,8 @@ from regard.backends.native.ffi import runnable
 from regard.backends.native.launch import library
 from regard.backends.native.lower_mask import lower_mask
 from regard.backends.native.torch_ops import traced
+from regard.call.arguments import build_problem
 from regard.core.int8_rows import Int8Rows, rounded
-from regard.core.problem import build_problem
 from regard.core.region import Region
 
 ROOT = Path(__file__).parents[2]

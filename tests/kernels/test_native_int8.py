@@ -21,9 +21,9 @@ from regard.backends.native.c_structs import Struct
 from regard.backends.native.ffi import runnable
 from regard.backends.native.launch import arguments, empty_results, library
 from regard.backends.native.lower_mask import lower_mask
+from regard.call.arguments import build_problem
 from regard.core.int8_rows import Int8Rows, rounded
 from regard.core.paged import Paged
-from regard.core.problem import build_problem
 from regard.runtime import plan_cache
 
 pytestmark = needs_kernels

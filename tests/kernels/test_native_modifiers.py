@@ -15,7 +15,7 @@ from needed import needs_kernels
 from regard import facts, testing
 from regard.backends.native.backward import why_not_backward
 from regard.backends.native.modifiers import offsets
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.core.region import Frame
 
 pytestmark = needs_kernels

@@ -16,8 +16,10 @@ from regard import testing
 from regard.backends.native.abi import CODES, RaggedArguments
 from regard.backends.native.launch import library
 from regard.nn import PagedCache
-from regard.ragged_queries import ragged_call
-from regard.runtime import plan_cache, ragged
+from regard.runtime import plan_cache
+from regard.sequences import one_list
+from regard.sequences.nested_queries import nested_queries
+from regard.sequences.ragged_call import ragged_call
 
 pytestmark = needs_kernels
 
@@ -79,14 +81,14 @@ class Batch:
 @pytest.fixture(autouse=True)
 def lists(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each call whether it ran as one list."""
-    found, attend = list[bool](), ragged.attend
+    found, attend = list[bool](), one_list.attend
 
     def seen(*given: Any) -> Tensor | None:
         out = attend(*given)
         found.append(out is not None)
         return out
 
-    monkeypatch.setattr("regard.runtime.ragged.attend", seen)
+    monkeypatch.setattr("regard.sequences.one_list.attend", seen)
     return found
 
 
@@ -229,9 +231,10 @@ def test_wrong_numbers_are_a_code_and_nothing_is_written(name: str, monkeypatch:
     q, kv = [torch.randn(HEADS, n, DK) for n in (1, 0, 3)], [torch.randn(3, KEY_HEADS, 8, d) for d in (DK, DV)]
     at = rg.Positions(torch.tensor([7, 2, 3, 4]), torch.arange(8))
     mask = rg.Causal() & rg.Lengths(keys=torch.tensor([8, 0, 5]))
-    call = ragged_call(jagged(q), kv[0], kv[1], rg.ScaledDot(), mask, at, None, None)
+    queries = nested_queries(jagged(q), kv[0], kv[1], rg.ScaledDot(), mask, at)
+    call = ragged_call(queries, kv[0], kv[1], rg.ScaledDot(), mask, at, None, None)
     assert call is not None
-    plan = ragged._plan(call, rg.ScaledDot(), None, None)
+    plan = one_list._plan(call, rg.ScaledDot(), None, None)
     assert plan is not None
 
     def seen(at: int, _: Any) -> int:

@@ -16,7 +16,7 @@ from needed import needs_kernels
 from regard.backends.native.args import lower
 from regard.backends.native.lower_mask import lower_mask
 from regard.backends.native.torch_ops import inputs_of, traced
-from regard.core.problem import build_problem
+from regard.call.arguments import build_problem
 from selection import few
 
 pytestmark = needs_kernels

@@ -13,7 +13,7 @@ import regard as rg
 from needed import needs_kernels
 from regard import testing
 from regard.backends.native.ffi import runnable
-from regard.compat.transformers_padding import Between
+from regard.masks.between import Between
 from regard.runtime import plan_cache
 
 pytestmark = needs_kernels

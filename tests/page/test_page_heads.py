@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import sample_reports as reports
-from regard.inspect.report.layer import HIDDEN
+from regard.inspect.report.element import HIDDEN
 
 # A visit takes half a second: a plain run makes those of test_page.py and test_served_page.py alone.
 pytestmark = pytest.mark.full

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import regard as rg
-from regard.core.hooks import AttentionCall
+from regard.call.hooks import AttentionCall
 from regard.demo.model import SEEN, load
 from regard.demo.reading import read
 from regard.inspect.report.kept_call import KeptCall

@@ -14,7 +14,7 @@ from torch import Tensor
 import regard as rg
 from fact_checks import AT, every, hold, looked, tiles
 from regard import facts, testing
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 
 PADDED = rg.Lengths(keys=torch.tensor([29, 11]), queries=torch.tensor([23, 13]))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 import torch
 
@@ -9,8 +11,9 @@ import regard as rg
 import sample_reports as reports
 from regard.inspect.report import heads
 from regard.inspect.report.axis import Axis
+from regard.inspect.report.columns import Column, Joining
 from regard.inspect.report.induction import induction
-from regard.inspect.report.layer import Layer
+from regard.inspect.report.layer import COLUMNS, Layer
 from regard.inspect.report.reach import Reach
 
 MASKS = [
@@ -123,3 +126,20 @@ def test_what_no_layer_can_be_made_of() -> None:
     seen = rg.look(q, q)
     with pytest.raises(ValueError, match=r"was not recorded with .*; a report needs facts=regard.Report.FACTS"):
         Layer.of(reports.Call("attention", seen, rg.Everything().on(5, batch=(2,), heads=3)), 0)
+
+
+def test_each_tensor_of_a_layer_is_a_column() -> None:
+    layer = Layer.of(reports.call(*torch.randn(2, 1, 2, 5, 8)), 0)
+    assert [one.name for one in fields(Layer) if isinstance(getattr(layer, one.name), torch.Tensor)] == list(COLUMNS)
+
+
+def test_a_column_is_joined_as_its_axes_say() -> None:
+    layers = [Layer.of(reports.call(*torch.randn(2, 1, 2, n, 8), rg.Causal()), 0) for n in (5, 3)]
+    steps = Joining(layers, [torch.arange(5), torch.tensor([0, 5, 6])], 8, 7)
+    a, b = layers
+    scores = steps.join("entropy", Column("head, query"))
+    assert torch.equal(scores, torch.cat([a.entropy, b.entropy], 1))
+    mass = steps.join("received", Column("head, key"))
+    assert torch.equal(mass[:, 1:5], a.received[:, 1:]) and torch.equal(mass[:, 5:], b.received[:, 1:])
+    assert torch.equal(mass[:, 0], a.received[:, 0] + b.received[:, 0])
+    assert steps.join("own", Column("query", indices=True)).tolist() == [0, 1, 2, 3, 4, 0, 5, 6]

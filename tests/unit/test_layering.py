@@ -32,13 +32,14 @@ LAYERS = (
         "core.mkl",
         "core.html",
     ),
-    ("core.arrays", "core.region", "core.state", "core.positions", "core.dropout", "masks", "scores"),
-    ("core.arguments", "core.problem", "core.hooks", "nested", "ragged_queries", "packed", "part_of_call"),
+    ("core.arrays", "core.region", "core.state", "core.positions", "core.dropout"),
+    ("masks", "scores"),
+    ("call", "sequences"),
     ("backends",),
-    ("runtime",),
+    ("runtime", "sequences.one_list", "sequences.nested_call"),
     ("api",),
     ("nn", "inspect", "parallel", "sources"),
-    ("compat", "demo", "cli", "command_compare", "terminal", "testing", "machine", "bench", "__main__"),
+    ("compat", "demo", "cli", "testing", "__main__"),
 )
 LAYER = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
 
@@ -49,7 +50,7 @@ ALLOWED = {("inspect", "nn")}
 SHARED_BY_BACKENDS = ("base", "streaming.tiling", "streaming.softmax", "streaming.backward")
 SHARED = f"backends share only {' and '.join(SHARED_BY_BACKENDS)}"
 # These use regard as its users do.
-AS_USERS = ("cli", "command_compare", "demo", "__main__")
+AS_USERS = ("cli", "demo", "__main__")
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def imports(source: Path) -> Iterator[Import]:
 
 
 def part(module: str) -> str:
-    """regard.masks.algebra -> masks, regard.core.problem -> core.problem; "" for regard itself and others."""
+    """regard.masks.algebra -> masks, regard.core.state -> core.state; "" for regard itself and others."""
     names = module.split(".")[1:] if module.startswith("regard.") else []
     longest = (".".join(names[:n]) for n in range(len(names), 0, -1))
     return next((name for name in longest if name in LAYER), names[0] if names else "")
@@ -183,11 +184,11 @@ SOUND = {
     "masks/algebra.py": "import torch\nfrom regard.core.errors import Refusal\nfrom regard.core.positions import head",
     "masks/positional.py": "from regard.masks.algebra import Mask",
     "core/positions.py": "if TYPE_CHECKING:\n    from regard.core.errors import Refusal",
-    "backends/base.py": "from regard.core.problem import Problem",
+    "backends/base.py": "from regard.call.problem import Problem",
     "backends/streaming/tiling.py": "from regard.backends.base import Backend",
     "backends/streaming/tiled.py": "from regard.backends.streaming.tiling import tiles",
-    "core/problem.py": "import regard.masks.algebra",
-    "nn/attention.py": "from regard.core.problem import Problem",
+    "call/problem.py": "import regard.masks.algebra",
+    "nn/attention.py": "from regard.call.problem import Problem",
     "inspect/look.py": "from regard.nn.attention import Attention",
     "demo/story.py": "from regard import nn\nfrom regard.masks import Mask\nimport regard as rg",
     "cli.py": "import regard\nfrom regard.demo.story import tell",
@@ -201,24 +202,26 @@ def test_a_sound_project_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "text", "said"),
     [
-        ("core/errors.py", "from regard.core.problem import Problem", "up from layer 0 to layer 2"),
-        ("core/errors.py", "def f():\n    from regard.cli import main", "up from layer 0 to layer 7"),
-        ("core/errors.py", "import regard.cli", "up from layer 0 to layer 7"),
-        ("masks/ragged.py", "if TYPE_CHECKING:\n    import regard.core.problem", "up from layer 1 to layer 2"),
+        ("core/errors.py", "from regard.call.problem import Problem", "up from layer 0 to layer 3"),
+        ("core/errors.py", "def f():\n    from regard.cli import main", "up from layer 0 to layer 8"),
+        ("core/errors.py", "import regard.cli", "up from layer 0 to layer 8"),
+        ("masks/ragged.py", "if TYPE_CHECKING:\n    import regard.call.problem", "up from layer 2 to layer 3"),
         ("masks/ragged.py", "from regard.scores.algebra import Score", "masks and scores do not see each other"),
         ("scores/algebra.py", "from regard.masks.algebra import Mask", "scores and masks do not see each other"),
         ("nn/cache.py", "from regard.inspect.look_tensors import look", "nn and inspect do not see each other"),
         ("parallel/ring.py", "from regard.nn.attention import Attention", "parallel and nn do not see each other"),
         ("backends/flex.py", "from regard.backends.streaming.tiled import Tiled", SHARED),
         ("backends/base.py", "from regard.backends.streaming.tiled import Tiled", SHARED),
-        ("core/problem.py", "from regard.masks import Mask", "a package's __init__"),
-        ("core/problem.py", "from regard import masks", "a package's __init__"),
-        ("core/problem.py", "import regard", "a package's __init__"),
+        ("call/problem.py", "from regard.masks import Mask", "a package's __init__"),
+        ("call/problem.py", "from regard import masks", "a package's __init__"),
+        ("call/problem.py", "import regard", "a package's __init__"),
         ("masks/ragged.py", "from regard.masks import algebra", "a package's __init__"),
         ("testing.py", "import regard as rg", "a package's __init__"),
         ("masks/ragged.py", "from .algebra import Mask", "relatively"),
-        ("core/positions.py", "from regard.masks.algebra import Mask", "a cycle: regard.masks.algebra ->"),
-        ("core/positions.py", "if TYPE_CHECKING:\n    import regard.masks.algebra", "a cycle: regard.masks.algebra ->"),
+        ("core/state.py", "from regard.masks.algebra import Mask", "up from layer 1 to layer 2"),
+        ("core/state.py", "def f():\n    from regard.scores.algebra import Score", "up from layer 1 to layer 2"),
+        ("masks/algebra.py", "from regard.masks.positional import Causal", "a cycle: regard.masks.algebra ->"),
+        ("masks/algebra.py", "def f():\n    import regard.masks.positional", "a cycle: regard.masks.algebra ->"),
         ("__init__.py", "def f():\n    import regard.cli", "a cycle: regard -> regard.cli -> regard"),
         ("cli.py", "import regard_command", "a cycle: regard.cli -> regard_command -> regard.cli"),
         ("lobby.py", "", "lobby has no layer"),

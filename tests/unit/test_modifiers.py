@@ -12,7 +12,7 @@ from torch import Tensor
 
 import regard as rg
 from regard import Positions
-from regard.core.problem import build_problem
+from regard.call.arguments import build_problem
 
 BATCH, HEADS, NQ, NK, WIDTH = 2, 3, 5, 7, 4
 CLOSE = {"rtol": 1e-13, "atol": 1e-13}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 import regard as rg
-from regard.core.hooks import AttentionCall, observing
+from regard.call.hooks import AttentionCall, observing
 from regard.nn import FixedCache, GrowingCache, KVCache, PagedCache, RollingCache
 
 exact = partial(torch.testing.assert_close, rtol=0, atol=1e-12)

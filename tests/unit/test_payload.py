@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 import regard as rg
 import sample_reports as reports
 from regard.inspect.report import payload
+from regard.inspect.report.layer import COLUMNS
 
 
 def content(report: rg.Report) -> dict[str, Any]:
@@ -87,3 +89,13 @@ def test_a_page_of_twelve_layers_is_small(heads: int, n: int, mask: rg.Mask, mos
 def test_a_page_of_one_layer_is_small() -> None:
     """A twelfth of 6 MB: weights of random queries are as hard to compress as those of a model."""
     assert len(payload.payload(reports.report(1, 12, 256, rg.Everything()), None)) < 500_000
+
+
+def test_a_column_is_put_on_the_page_by_its_declaration(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = COLUMNS["counts"]
+    monkeypatch.setitem(COLUMNS, "counts", replace(counts, on_page=True))
+    report = reports.report(1, 2, 23, rg.Causal())
+    given = content(report)["layers"][0]
+    assert given["columns"] == ["entropy", "received", "counts"] and given["countsScale"] == 23
+    shares = unpacked(given["counts"], "<u2") / payload.SHARES * 23
+    np.testing.assert_allclose(shares, report.layers[0].counts.flatten(), atol=1e-3)

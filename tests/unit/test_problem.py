@@ -14,7 +14,7 @@ from torch import Tensor, zeros
 
 import regard as rg
 from regard import testing
-from regard.core.problem import build_problem
+from regard.call.arguments import build_problem
 
 Q, K, V = zeros(5, 6, 13, 8), zeros(5, 2, 17, 8), zeros(5, 2, 17, 3)
 AXES = "expected (*batch, heads, n, d), (batch, n, d) or (n, d)"

@@ -9,7 +9,8 @@ import fact_checks
 import regard as rg
 import sample_reports as reports
 from regard.inspect.facts.quantised import dequantise, quantise
-from regard.inspect.report.layer import HIDDEN, Layer
+from regard.inspect.report.element import HIDDEN
+from regard.inspect.report.layer import Layer
 
 MASKS = (rg.Causal(), rg.Window(before=5, after=2), rg.Where(lambda b, h, i, j: (i + j + h) % 3 > 0))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -256,3 +258,24 @@ def test_wrong_arguments_are_refused() -> None:
     for other in (GrowingCache(), RollingCache(4), FixedCache(5, KEY_HEADS, 20, DK, DV, DOUBLE)):
         with pytest.raises(TypeError, match="use PagedCache"):
             other.append(*batch.later)
+
+
+@pytest.mark.parametrize("nested_keys", [False, True], ids=["q", "q, k and v"])
+def test_a_call_enters_the_package_once(nested_keys: bool) -> None:
+    q, (k, v) = jagged(tokens(NEW, HEADS, DK)), (torch.randn(len(NEW), KEY_HEADS, 9, d).double() for d in (DK, DV))
+    if nested_keys:
+        k, v = (jagged(tokens(NEW, KEY_HEADS, d)) for d in (DK, DV))
+    entered: list[str] = []
+
+    def see(frame: FrameType, event: str, _: Any) -> None:
+        by = None if frame.f_back is None else frame.f_back.f_code.co_filename
+        if event == "call" and by == api and "/regard/sequences/" in frame.f_code.co_filename:
+            entered.append(frame.f_code.co_name)
+
+    before, api = sys.getprofile(), rg.attention.__code__.co_filename
+    sys.setprofile(see)
+    try:
+        rg.attention(q, k, v)
+    finally:
+        sys.setprofile(before)
+    assert entered == ["attend"]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import regard as rg
 from fact_checks import tiles
-from regard.core.hooks import AttentionCall, observing
+from regard.call.hooks import AttentionCall, observing
 
 N = 13
 MASK = rg.Causal() & rg.Lengths(keys=torch.tensor([13, 7]), queries=torch.tensor([13, 7]))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import regard as rg
 from regard import testing
-from regard.core.problem import build_problem
+from regard.call.arguments import build_problem
 from regard.core.region import Region
 from regard.scores.algebra import Pipeline, as_pipeline
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from regard.core.problem import build_problem
+from regard.call.arguments import build_problem
 from regard.core.shapes import repeat_heads
 
 BATCH, HEADS, KEY_HEADS, NQ, NK, DQ, DK = 2, 6, 3, 5, 7, 4, 4

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import regard.terminal as terminal
+import regard.cli.terminal as terminal
 import sample_reports as reports
 from regard.inspect.report.texts import TextReports
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from regard.call.hooks import AttentionCall, notify, observing
 from regard.compat.torch import patch as patching
 from regard.core import tracing
-from regard.core.hooks import AttentionCall, notify, observing
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "regard"
 

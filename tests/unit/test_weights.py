@@ -10,7 +10,7 @@ from torch import Tensor
 
 import regard as rg
 from regard import testing
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 
 
 def gradients(weights: Tensor, given: tuple[Tensor, ...], g: Tensor) -> list[Tensor]:

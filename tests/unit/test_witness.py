@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard as rg
-from regard.core.hooks import AttentionCall, observing
+from regard.call.hooks import AttentionCall, observing
 
 
 def layer() -> rg.nn.MultiHeadAttention:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from regard.backends.streaming.backward import Cotangents, backward
 from regard.backends.streaming.tiling import Size, stream
+from regard.call.problem import Problem
 from regard.core.positions import Positions
-from regard.core.problem import Problem
 from regard.core.state import RowStats
 from regard.core.value import Value
 from regard.masks.algebra import Mask

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.backends.base import Backend, Kept, Result, recorded_backward
 from regard.backends.streaming.backward import Cotangents
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.core.region import Frame
 from regard.core.state import State
 from regard.masks.algebra import Cover, Everything

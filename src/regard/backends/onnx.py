@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Backend, Differentiable
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.core.state import RowStats
 from regard.masks.algebra import Everything, View
 from regard.masks.positional import Causal

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from regard.backends.base import Backend, Differentiable, Result
 from regard.backends.streaming.softmax import softmax_rows
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 
 
 @dataclass(frozen=True)

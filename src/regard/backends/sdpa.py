@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from regard.backends.base import Backend, Kept, Result, recorded_backward
 from regard.backends.streaming.backward import Cotangents
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.core.region import Frame
 from regard.core.shapes import repeat_heads
 from regard.masks.algebra import Everything, Mask, View

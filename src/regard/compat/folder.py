@@ -70,15 +70,15 @@ def own_model(folder: Path) -> Any:
     """The model in the class that its configuration names, in float32, on regard. Unsupported where it cannot be."""
     import transformers
 
-    import regard.compat.transformers as guest
+    from regard.compat.transformers.models import NAME
 
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     named = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
-    asked: dict[str, Any] = {"local_files_only": True, "dtype": torch.float32, "attn_implementation": guest.NAME}
+    asked: dict[str, Any] = {"local_files_only": True, "dtype": torch.float32, "attn_implementation": NAME}
     try:
         return named.from_pretrained(folder, **asked).eval()
     except KeyError as error:  # a table of classes by the implementation's name
-        if error.args != (guest.NAME,):
+        if error.args != (NAME,):
             raise
         why = "its classes are chosen by the implementation's name, and regard's is not among them"
         raise Unsupported(

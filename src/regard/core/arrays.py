@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from regard.core.deferred import written_out
+from regard.core.deferred import DeferredRows
 from regard.core.tracing import loaded, unwrapped_if_dead
 from regard.core.wrong_calls import kind_of
 
@@ -30,12 +30,17 @@ def tensor(x: Any, name: str) -> Tensor:
                 f"{name} is a nested tensor; regard.attention alone takes these, all of q, k and v with "
                 "layout=torch.jagged. Elsewhere pass pack(x).values, and mask=pack(x).mask."
             )
-        return in_memory(written_out(x), name)
+        return in_memory(x.written_out() if isinstance(x, DeferredRows) else x, name)
     if _is_numpy(x):
         return _from_numpy(x, name)
     if hasattr(x, "__dlpack__"):
         return torch.from_dlpack(x)
     raise TypeError(f"{name} is {kind_of(x)}; expected a torch tensor or an array (NumPy, or any with __dlpack__).")
+
+
+def any_nested(*tensors: Any) -> bool:
+    """Whether one of them is a nested tensor of torch."""
+    return any(isinstance(t, Tensor) and t.is_nested for t in tensors)
 
 
 def of_numbers(x: Any, dtype: torch.dtype) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.streaming.tiled import Tiled
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.core.state import RowStats
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.native_facts import ask, why_not, why_nothing

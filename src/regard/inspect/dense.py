@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.core.state import State
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.results import FactResults

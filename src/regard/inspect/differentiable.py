@@ -12,11 +12,11 @@ import regard.core.arrays as arrays
 from regard.backends.streaming.backward import ScoreGradients
 from regard.backends.streaming.tiled import Tiled
 from regard.backends.streaming.tiling import Size, Strip, strips
-from regard.core.arguments import answers_calls_of_pairs
+from regard.call.arguments import answers_calls_of_pairs
+from regard.call.problem import Problem
 from regard.core.cotangents import has_tangent, linear_in
 from regard.core.dtypes import exact
 from regard.core.positions import Positions
-from regard.core.problem import Problem
 from regard.core.region import Region
 from regard.core.state import RowStats, State
 from regard.core.tracing import data_unavailable

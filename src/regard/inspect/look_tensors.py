@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import regard.core.arrays as arrays
-from regard.core.arguments import answers_calls_of_pairs
+from regard.call.arguments import answers_calls_of_pairs
 from regard.core.errors import Unsupported
 from regard.core.positions import Positions, resolve_positions
 from regard.core.region import Frame

@@ -16,7 +16,7 @@ from regard.backends.native.bind import bind
 from regard.backends.native.launch import arguments, library
 from regard.backends.native.lower_mask import lower_mask
 from regard.backends.native.modifiers.distance import near
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.core.tracing import data_unavailable, watched
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.carried import KeyNorms

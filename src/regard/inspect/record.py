@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.call.hooks import AttentionCall, observing
 from regard.core.errors import Unsupported
-from regard.core.hooks import AttentionCall, observing
 from regard.core.tracing import data_unavailable, functorch, loaded
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.inspect.capture.interface import watching_interface

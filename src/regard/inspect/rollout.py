@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from regard.call.hooks import AttentionCall
 from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError
-from regard.core.hooks import AttentionCall
 from regard.core.shapes import count_of, listed
 from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.inputs import Inputs

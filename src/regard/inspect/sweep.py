@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.backends.streaming.tiling import Size, strips
+from regard.call.problem import Problem
 from regard.core.errors import ShapeError
-from regard.core.problem import Problem
 from regard.core.region import Index, Region
 from regard.core.shapes import blocks
 from regard.core.state import RowStats

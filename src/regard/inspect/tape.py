@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import regard.core.html as html
-from regard.core.hooks import AttentionCall
+from regard.call.hooks import AttentionCall
 from regard.core.positions import Positions, head, tail
 from regard.core.shapes import count_of
 from regard.inspect.facts.algebra import Fact

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from regard.api import attention, attention_weights
 from regard.backends.base import Backend
+from regard.call.hooks import AttentionCall, notify
 from regard.core.dropout import Dropout
 from regard.core.errors import ShapeError
-from regard.core.hooks import AttentionCall, notify
 from regard.core.positions import Positions, resolve_positions
 from regard.core.shapes import listed
 from regard.core.value import Value

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 from torch import Tensor
 
-from regard.core.arguments import check_tensors
+from regard.call.arguments import check_tensors
 from regard.core.cotangents import has_tangent
 from regard.core.dropout import Dropout
 from regard.core.errors import ShapeError, Unsupported

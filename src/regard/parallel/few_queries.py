@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.call.part import part_gradients
 from regard.core.dtypes import accumulator, exact
 from regard.core.state import RowStats, State
 from regard.parallel.ring_call import RingCall
-from regard.part_of_call import part_gradients
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from regard.call.part import PartOfCall
+from regard.core.region import Frame, Region, Tiling
+
 
 @dataclass(frozen=True)
-class Heads:
+class Heads(PartOfCall):
     """`count` query heads from `first` on, of `total`, and the key heads that they read.
 
     Each of `key_heads` is read by count / len(key_heads) query heads that follow one another; one that more of them
@@ -41,6 +44,15 @@ class Heads:
             for a, b in pairwise(bounds)
         ]
 
+    def frame(self, at: Frame) -> Frame:
+        return replace(at, heads=self.total)
+
+    def region(self, at: Region) -> Region:
+        return _RegionOfAllHeads(at, self)
+
+    def tiling(self, at: Tiling) -> Tiling:
+        return _TilingOfAllHeads(at, self)
+
     def of(self, t: Tensor, axis: int) -> Tensor:
         """Their part of a tensor with an entry a query head along `axis`, negative; all of it where that has one."""
         if self.count == self.total or t.dim() < -axis or t.shape[axis] == 1:
@@ -59,3 +71,65 @@ def _once(read: list[int]) -> tuple[int, ...]:
     distinct = sorted(set(read))
     even = all(read.count(n) * len(distinct) == len(read) for n in distinct)
     return tuple(distinct if even else read)
+
+
+class _RegionOfAllHeads(Region):
+    """A region of a call with some heads, which have there the numbers and the tensors that they have in the whole."""
+
+    def __init__(self, at: Region, some: Heads) -> None:
+        super().__init__(replace(at.frame, heads=some.total), at.rows, at.cols)
+        self._at, self._some = at, some
+
+    @property
+    def i(self) -> Tensor:
+        return self._at.i
+
+    @property
+    def j(self) -> Tensor:
+        return self._at.j
+
+    @property
+    def h(self) -> Tensor:
+        some = self._some
+        return torch.arange(some.first, some.first + some.count, device=self.frame.device, dtype=torch.int64)[
+            :, None, None
+        ]
+
+    def heads(self, t: Tensor) -> Tensor:
+        return self._at.heads(self._some.of(t, -1))
+
+    def pairs(self, t: Tensor) -> Tensor:
+        return self._at.pairs(self._some.of(t, -3))
+
+
+class _TilingOfAllHeads(Tiling):
+    """A tiling of a call with some heads that takes tensors of the whole."""
+
+    def __init__(self, at: Tiling, some: Heads) -> None:
+        super().__init__(at.frame, at.r, at.c)
+        self._at, self._some = at, some
+
+    @property
+    def row(self) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._at.row
+
+    @property
+    def col(self) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._at.col
+
+    def queries(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        return self._at.queries(t)
+
+    def keys(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        return self._at.keys(t)
+
+    @property
+    def i(self) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._at.i
+
+    @property
+    def j(self) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._at.j
+
+    def pairs(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        return self._at.pairs(self._some.of(t, -3))

@@ -11,12 +11,12 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from regard.call.part import QueriesAndKeys, part_gradients
 from regard.core.dtypes import accumulator, exact
 from regard.core.state import RowStats, State
 from regard.parallel.circulation import circulate
 from regard.parallel.ring_call import RingCall
 from regard.parallel.shards import Shards
-from regard.part_of_call import PartOfCall, part_gradients
 
 T = TypeVar("T")
 
@@ -103,7 +103,7 @@ class Pair(NamedTuple):
     of_keys: int
     rows: slice
     cols: slice
-    part: PartOfCall
+    part: QueriesAndKeys
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Backend
-from regard.core.arguments import answers_calls, batch_axes
+from regard.call.arguments import answers_calls, batch_axes
 from regard.core.dropout import Dropout
 from regard.core.dtypes import accumulator
 from regard.core.positions import Positions

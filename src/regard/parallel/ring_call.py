@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.api import attention_state
 from regard.backends.base import Backend
 from regard.backends.streaming.backward import output_cotangents
+from regard.call.part import QueriesAndKeys, mask_of_part, part_gradients, score_of_part
 from regard.core.cotangents import linear_in
 from regard.core.dropout import Dropout
 from regard.core.dtypes import exact
@@ -24,7 +25,6 @@ from regard.masks.algebra import Cover, Everything, Mask
 from regard.parallel.circulation import GradientsHome, circulate
 from regard.parallel.peers import Peers
 from regard.parallel.shards import Shards
-from regard.part_of_call import PartOfCall, mask_of_part, part_gradients, score_of_part
 from regard.scores.algebra import Score
 
 # Queries and keys of the tiles by which a block is known to be hidden.
@@ -71,7 +71,7 @@ class RingCall:
         seen = here.seen([here.part(r, s) for r in range(count) for s in range(count)])
         return replace(here, needed=tuple(tuple(seen[r * count : (r + 1) * count]) for r in range(count)))
 
-    def seen(self, parts: Sequence[PartOfCall]) -> list[bool]:
+    def seen(self, parts: Sequence[QueriesAndKeys]) -> list[bool]:
         """Whether some query of each part may see some of its keys, as far as the mask knows without looking at all.
 
         The device is read once, for all parts.
@@ -92,12 +92,12 @@ class RingCall:
         answers = iter(torch.stack(covered).tolist())
         return [possible and next(answers) for possible in found]
 
-    def part(self, rank: int, source: int) -> PartOfCall:
+    def part(self, rank: int, source: int) -> QueriesAndKeys:
         """The queries of one rank and the keys of another."""
         rows, cols = self.shards.of_ranks[rank], self.key_shards.of_ranks[source]
-        return PartOfCall(rows, cols, self.shards.n, self.key_shards.n)
+        return QueriesAndKeys(rows, cols, self.shards.n, self.key_shards.n)
 
-    def state(self, q: Tensor, k: Tensor, v: Tensor, part: PartOfCall, sink: Tensor | None = None) -> State:
+    def state(self, q: Tensor, k: Tensor, v: Tensor, part: QueriesAndKeys, sink: Tensor | None = None) -> State:
         """Of the queries of a part, for its keys."""
         at = self.positions
         return attention_state(

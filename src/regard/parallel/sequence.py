@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from regard.backends.base import Backend
+from regard.call.hooks import AttentionCall
+from regard.call.part import QueriesAndKeys, mask_of_part, score_of_part
 from regard.core.dropout import Dropout
-from regard.core.hooks import AttentionCall
 from regard.core.positions import Positions
 from regard.masks.algebra import Mask
 from regard.parallel.ranks import Ranks
 from regard.parallel.ring import ring_attention
 from regard.parallel.shards import Shards, unshard
-from regard.part_of_call import PartOfCall, mask_of_part, score_of_part
 from regard.scores.algebra import Score
 
 
@@ -83,7 +83,7 @@ class SequenceParallel:
     def with_all_keys(self, call: AttentionCall) -> AttentionCall:
         """The call of this rank's queries on the keys of all ranks. All ranks must call it."""
         shards, rank = self.shards, self.rank
-        own = PartOfCall(shards.of_ranks[rank], range(shards.n), shards.n, shards.n)
+        own = QueriesAndKeys(shards.of_ranks[rank], range(shards.n), shards.n, shards.n)
         k = self.unshard(call.k.detach())
         at = Positions(shards.indices[rank], torch.arange(shards.n, dtype=torch.int64, device="cpu"))
         return replace(call, k=k, score=score_of_part(call.score, own), mask=mask_of_part(call.mask, own), positions=at)

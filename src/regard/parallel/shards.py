@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from regard.call.part import Indices, select
 from regard.core.arrays import of_numbers
 from regard.core.cotangents import linear_in
 from regard.core.errors import ShapeError
@@ -20,7 +21,6 @@ from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Cover, Mask
 from regard.parallel.comparison import PartOfTokens, Told, agree
 from regard.parallel.ranks import Ranks
-from regard.part_of_call import Indices, select
 
 TILE, LEAST = 128, 8  # tokens that `balanced` deals out together at most, and how many such pieces a rank has at least
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from regard.api import attention_state
 from regard.backends.base import Backend
-from regard.core.arguments import answers_calls, batch_axes
+from regard.call.arguments import answers_calls, batch_axes
+from regard.call.part import QueriesAndKeys, mask_of_part, score_of_part
 from regard.core.dtypes import accumulator
 from regard.core.positions import Positions, resolve_positions
 from regard.core.state import State
@@ -20,7 +21,6 @@ from regard.masks.algebra import Everything, Mask
 from regard.parallel.agreement import agree_on_call
 from regard.parallel.peers import Peers
 from regard.parallel.shards import Shards
-from regard.part_of_call import PartOfCall, mask_of_part, score_of_part
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 
@@ -68,7 +68,7 @@ def tree_decode(
         positional = next((x for x in (mask, score) if x.compares_positions()), None)
         nq, nk, batch = q.shape[-2], shards.n, batch_axes(q, k, v, q.dim() >= 4)
         at = resolve_positions(positions, nq, nk, batch, positional, q.device)
-        part = PartOfCall(None, shards.of_ranks[peers.rank], nq, nk)
+        part = QueriesAndKeys(None, shards.of_ranks[peers.rank], nq, nk)
         state = attention_state(
             q,
             k,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.api import attention
 from regard.backends.base import Backend
-from regard.core.arguments import answers_calls, batch_axes, check_heads
+from regard.call.arguments import answers_calls, batch_axes, check_heads
 from regard.core.dropout import Dropout
 from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from regard.backends.base import Backend
-from regard.core.arguments import answers_calls
+from regard.call.arguments import answers_calls
 from regard.core.dropout import Dropout
 from regard.core.dtypes import accumulator
 from regard.core.errors import ShapeError

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from regard.backends.base import Backend
 from regard.backends.streaming.backward import Cotangents
+from regard.call.problem import Problem
 from regard.core.arrays import in_memory
 from regard.core.cotangents import has_tangent, linear_in, untransformed
 from regard.core.dtypes import exact
-from regard.core.problem import Problem
 from regard.core.state import RowStats
 from regard.core.tracing import data_unavailable, functorch, graphed, scripted, watched
 

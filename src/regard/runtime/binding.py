@@ -12,18 +12,19 @@ from torch import Tensor
 
 import regard.core.arrays as arrays
 from regard.backends.base import Backend
+from regard.call.arguments import Layout, build_problem
+from regard.call.problem import Problem
 from regard.core.deferred import kept_alike
 from regard.core.dropout import Dropout
 from regard.core.dtypes import autocast, exact
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
-from regard.core.problem import Layout, Problem, build_problem
 from regard.core.shapes import broadcasts, listed, repeat_heads
 from regard.core.state import RowStats
 from regard.core.tracing import scripted
 from regard.masks.algebra import Mask
 from regard.runtime.autograd import attend, attend_with_stats
-from regard.runtime.dispatch import choose, readable
+from regard.runtime.dispatch import Plan, choose, plan, readable
 from regard.scores.algebra import Score, number
 from regard.scores.similarity import Custom
 
@@ -60,6 +61,16 @@ class Call:
     def precision(self) -> AbstractContextManager[Any]:
         """Sums are kept in the accumulation dtype whatever autocast says."""
         return exact(self.device)
+
+    def output(self, backend: Backend | None) -> Any:
+        """What `attention` returns, in the caller's axes, dtype and kind of array."""
+        with self.precision():
+            return self.answer(self.layout.restore(self.run(backend).to(self.problem.dtype), 2))
+
+    def explain(self, backend: Backend | None) -> Plan:
+        """How `output` would run."""
+        with torch.no_grad():
+            return plan(self.problem, backend, lse=False)
 
     def run(self, backend: Backend | None) -> Tensor:
         """out (*batch, h, nq, dv) in the accumulation dtype."""

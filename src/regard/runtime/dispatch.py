@@ -11,10 +11,10 @@ from regard.backends.native.backend import Native
 from regard.backends.reference import Reference
 from regard.backends.sdpa import Sdpa
 from regard.backends.streaming.tiled import Tiled
+from regard.call.problem import Problem
 from regard.core.deferred import DeferredRows
 from regard.core.errors import Unsupported
 from regard.core.int8_rows import Int8Rows
-from regard.core.problem import Problem
 from regard.core.shapes import count_of
 from regard.core.value import written
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from regard.backends.streaming.backward import ScoreGradients
+from regard.call.problem import Problem, Tile
 from regard.core.cotangents import has_tangent, linear_in
 from regard.core.dtypes import exact
-from regard.core.problem import Problem, Tile
 from regard.core.shapes import blocks
 from regard.core.state import RowStats, State
 from regard.core.tracing import data_unavailable, finite

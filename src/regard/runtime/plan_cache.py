@@ -204,7 +204,7 @@ def _planned(
     """The plan of the structure of a call; None where there can be none."""
     problem, (q, k, v, *leaves) = call.problem, tensors
     frame, similarity = problem.frame, problem.similarity
-    prepares = type(similarity).prepare is not Similarity.prepare
+    prepares = similarity.prepares()
     if prepares and (isinstance(k, Int8Rows) or any(_lift(t).shape[:-3] != frame.batch for t in (q, k))):
         return None
     q, k = (problem.q, problem.k) if prepares else (q, k)

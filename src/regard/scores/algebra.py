@@ -125,6 +125,11 @@ class Similarity(Score):
         """What is done once for each query and key: (*batch, h, nq, dq), (*batch, hk, nk, dk) -> the same axes."""
         return q, k
 
+    @classmethod
+    def prepares(cls) -> bool:
+        """Whether `prepare` does anything."""
+        return cls.prepare is not Similarity.prepare
+
     def compare(self, q: Tensor, k: Tensor, at: Region) -> Tensor:
         """Scores (*batch, h, r, c) of prepared queries (*batch, h, r, d) and keys (*batch, h, c, d')."""
         raise NotImplementedError(f"{type(self).__name__} does not define compare(q, k, at).")

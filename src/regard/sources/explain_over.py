@@ -10,7 +10,7 @@ from torch import Tensor
 
 import regard.core.arrays as arrays
 from regard.backends.base import Backend
-from regard.core.arguments import answers_calls_over
+from regard.call.arguments import answers_calls_over
 from regard.core.shapes import count_of
 from regard.masks.algebra import Everything, Mask
 from regard.runtime.dispatch import Plan

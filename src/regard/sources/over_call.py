@@ -14,6 +14,7 @@ import regard.core.arrays as arrays
 from regard.api import attention_state
 from regard.backends.base import Backend
 from regard.backends.streaming.backward import output_cotangents
+from regard.call.part import QueriesAndKeys, mask_of_part, part_gradients, score_of_part
 from regard.core.dtypes import accumulator, exact
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
@@ -21,7 +22,6 @@ from regard.core.region import Frame
 from regard.core.shapes import count_of, listed
 from regard.core.state import RowStats, State
 from regard.masks.algebra import Cover, Everything, Mask
-from regard.part_of_call import PartOfCall, mask_of_part, part_gradients, score_of_part
 from regard.runtime.binding import Call
 from regard.runtime.dispatch import Plan
 from regard.runtime.dispatch import plan as plan_of
@@ -163,8 +163,8 @@ class OverCall:
         of = self._part(part)
         return score_of_part(self.score, of), mask_of_part(self.mask, of)
 
-    def _part(self, part: Part) -> PartOfCall:
-        return PartOfCall(None, range(part.first, part.first + part.count), None, self.source.keys)
+    def _part(self, part: Part) -> QueriesAndKeys:
+        return QueriesAndKeys(None, range(part.first, part.first + part.count), None, self.source.keys)
 
     def positions_of(self, part: Part) -> Positions | None:
         return None if self.positions is None else Positions(self.positions, part.positions)

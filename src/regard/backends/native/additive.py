@@ -18,7 +18,7 @@ from regard.backends.native.families import Gradients, KernelFamily
 from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.launch import Kept, arguments, run_backward, sink_weights, threads
 from regard.backends.streaming.backward import output_cotangents, sink_gradient
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.scores.activations import LeakyReLU
 from regard.scores.additive import Additive
 

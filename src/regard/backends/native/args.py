@@ -15,8 +15,8 @@ from regard.backends.native.call_operands import NUMBERS
 from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.modifiers.distance import MOST, place
 from regard.backends.native.modifiers.table import lower_modifiers, why_not_modifiers
+from regard.call.problem import Problem
 from regard.core.int8_rows import Int8Rows
-from regard.core.problem import Problem
 from regard.scores.activations import Activation, LeakyReLU, Sigmoid, Tanh
 from regard.scores.additive import Additive
 from regard.scores.algebra import by_head, by_row

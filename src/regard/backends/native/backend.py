@@ -35,13 +35,13 @@ from regard.backends.native.torch_ops import traced
 from regard.backends.native.training_plan import TrainingPlan
 from regard.backends.streaming.backward import Cotangents, backward
 from regard.backends.streaming.tiling import stream
+from regard.call.problem import Problem
 from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
-from regard.core.problem import Problem
 from regard.core.state import RowStats
 from regard.core.tracing import data_unavailable, graphed, watched
-from regard.ragged_queries import RaggedCall
 from regard.scores.additive import Additive
+from regard.sequences.ragged_call import RaggedCall
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from regard.backends.native.modifiers.table import (
     why_not_learned,
 )
 from regard.backends.streaming.backward import output_cotangents, sink_gradient
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.scores.similarity import Distance, ScaledDot
 
 Pair = tuple[Tensor, Tensor]

@@ -17,9 +17,9 @@ from regard.backends.native.c_structs import Struct
 from regard.backends.native.call_operands import LEAVES, OPERANDS
 from regard.backends.native.launch import Kept, pair_work
 from regard.backends.native.modifiers.table import programmed
+from regard.call.problem import Problem
 from regard.core.deferred import kept_alike
 from regard.core.dtypes import HALF
-from regard.core.problem import Problem
 from regard.scores.similarity import Bilinear, Distance, ScaledDot
 
 Gradients = Sequence["Tensor | None"]

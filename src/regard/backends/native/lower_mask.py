@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.backends.native.mask_text import MOST, read_mask, why_not_text, write_mask
+from regard.call.problem import Problem
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
-from regard.core.problem import Problem
 from regard.core.region import Frame
 from regard.core.shapes import blocks
 from regard.core.tracing import data_unavailable

@@ -40,9 +40,9 @@ from regard.backends.native.launch import (
 )
 from regard.backends.native.lower_mask import distances, lower_intervals, lower_rule
 from regard.backends.native.plan_limits import decided_by_tensors
+from regard.call.problem import Problem
 from regard.core.deferred import DeferredRows
 from regard.core.positions import Span, counting, resolve_positions
-from regard.core.problem import Problem
 from regard.core.region import Frame
 from regard.masks.intervals import IntervalRule
 from regard.scores.algebra import Score

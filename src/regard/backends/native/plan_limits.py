@@ -6,9 +6,9 @@ from regard.backends.base import Example
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.call_operands import OF_POSITIONS, OPERANDS, SCALES
 from regard.backends.native.families import KernelFamily
+from regard.call.problem import Problem
 from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
-from regard.core.problem import Problem
 from regard.masks.algebra import Mask
 
 _OF_CALLER = frozenset(("q", "k", "v", *(operand.name for operand in SCALES)))

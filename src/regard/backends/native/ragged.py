@@ -15,10 +15,10 @@ from regard.backends.native.call_operands import RAGGED
 from regard.backends.native.ffi import failure, parallel
 from regard.backends.native.launch import THREAD_WORK, arguments, keys_and_values, library, set_places
 from regard.backends.native.lower_mask import distances
+from regard.call.problem import Problem
 from regard.core.paged import Paged
-from regard.core.problem import Problem
-from regard.ragged_queries import RaggedCall
 from regard.scores.similarity import Dot, ScaledDot
+from regard.sequences.ragged_call import RaggedCall
 
 _REPLACED = frozenset(("start", "stop", "q_at", "k_at"))  # by the rule, and by the positions of all sequences
 _LEFT = CODES["REGARD_BAD_POSITION"], CODES["REGARD_BAD_INTERVAL"]  # to the general way, which says what is wrong

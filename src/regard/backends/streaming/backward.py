@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.streaming.tiling import Size, tiles
-from regard.core.problem import Problem, Tile
+from regard.call.problem import Problem, Tile
 from regard.core.region import Region
 from regard.core.shapes import repeat_heads, sum_groups
 from regard.core.state import RowStats, weigh

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.core.region import Region
 from regard.core.shapes import repeat_heads
 from regard.core.state import RowStats, weigh

@@ -8,7 +8,7 @@ import torch
 
 from regard.backends.base import Backend, Kept, Result
 from regard.backends.streaming.tiling import Size, stream, strips
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.core.shapes import blocks
 
 

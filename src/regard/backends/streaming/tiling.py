@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from regard.backends.streaming.softmax import softmax_rows
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.core.region import Region
 from regard.core.shapes import repeat_heads
 from regard.core.state import RowStats, State

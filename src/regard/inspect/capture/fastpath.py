@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
-from regard.core.hooks import AttentionCall
+from regard.call.hooks import AttentionCall
 from regard.inspect.capture.padding import asked_by
 from regard.masks.algebra import Everything, Mask
 from regard.masks.dense import Dense

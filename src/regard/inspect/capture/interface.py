@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.call.hooks import AttentionCall, notify, observing
 from regard.core.errors import Unsupported
-from regard.core.hooks import AttentionCall, notify, observing
 from regard.core.positions import Positions
 from regard.core.shapes import listed
 from regard.core.tracing import loaded

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, multi_head_attention_forward
 
-from regard.core.hooks import AttentionCall
+from regard.call.hooks import AttentionCall
 from regard.core.positions import head
 from regard.inspect.capture.padding import asked_by
 from regard.inspect.capture.sdpa import witnessed

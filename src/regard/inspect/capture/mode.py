@@ -14,7 +14,7 @@ from torch.nn.functional import multi_head_attention_forward, scaled_dot_product
 from torch.overrides import TorchFunctionMode
 
 from regard.api import attention
-from regard.core.hooks import AttentionCall, Observer
+from regard.call.hooks import AttentionCall, Observer
 from regard.inspect.capture.fastpath import encoder_layer, native_multi_head, remembering
 from regard.inspect.capture.mha import multi_head
 from regard.inspect.capture.own import of_attention

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import regard.core.arrays as arrays
-from regard.core.hooks import AttentionCall
+from regard.call.hooks import AttentionCall
 from regard.core.positions import Positions
 from regard.masks.algebra import Everything, Mask
 from regard.scores.algebra import Score

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regard.core.hooks import AttentionCall
+from regard.call.hooks import AttentionCall
 from regard.masks.causal_bias import is_causal_bias
 from regard.masks.convert import Converted, from_sdpa
 from regard.scores.algebra import Score

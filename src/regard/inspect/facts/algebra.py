@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.core.region import Frame, Region
 from regard.core.state import RowStats, weigh
 from regard.core.value import Value

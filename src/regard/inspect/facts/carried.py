@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.core.region import Frame, Region
 from regard.core.state import RowStats
 from regard.core.tracing import finite

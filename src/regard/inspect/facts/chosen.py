@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 import regard.core.arrays as arrays
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.core.region import Frame, Region
 from regard.core.state import RowStats
 from regard.core.wrong_calls import answers_wrong_calls

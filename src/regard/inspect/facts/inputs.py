@@ -7,8 +7,8 @@ from typing import NoReturn, TypeVar
 
 from torch import Tensor
 
-from regard.core.hooks import AttentionCall
-from regard.core.problem import Problem
+from regard.call.hooks import AttentionCall
+from regard.call.problem import Problem
 from regard.core.state import RowStats
 from regard.inspect.facts.algebra import Fact
 from regard.scores.algebra import Score

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import regard.core.arrays as arrays
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.core.region import Frame, Region
 from regard.core.shapes import listed
 from regard.core.state import RowStats

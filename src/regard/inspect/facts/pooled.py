@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.core.state import RowStats
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.inspect.facts.algebra import Accumulator, Fact, ScoreTile, room, sum_keys, sum_rows

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.core.region import Frame, Region
 from regard.core.state import RowStats
 from regard.inspect.facts.algebra import Accumulator, Fact, ScoreTile, room

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.call.hooks import AttentionCall
 from regard.core.errors import Unsupported
-from regard.core.hooks import AttentionCall
 from regard.core.shapes import count_of
 from regard.inspect.facts.carried import Carried
 from regard.inspect.facts.chosen import Rows
@@ -25,10 +25,10 @@ from regard.inspect.look_tensors import survey
 from regard.inspect.reading import Tokenizer, texts, tokenizer_for
 from regard.inspect.record import record
 from regard.inspect.report.carried_layer import CarriedLayer
+from regard.inspect.report.element import CELLS, TOP
 from regard.inspect.report.findings import Finding, Findings, quoted
 from regard.inspect.report.grids import Grid
 from regard.inspect.report.head_result import HeadArray, HeadResult, in_order
-from regard.inspect.report.layer import CELLS, TOP
 from regard.inspect.stacks import places
 
 TOLERANCE = 0.02  # of the largest: how well Σ_j p_ij v_j must be what the projection is given

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from regard.call.hooks import AttentionCall
 from regard.core.errors import Unsupported
-from regard.core.hooks import AttentionCall
 from regard.core.shapes import listed
 from regard.inspect.facts.inputs import CallFact
 from regard.inspect.heads.projections import inside, matrix

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from regard.core.arguments import MANY_HEADS, more_heads_than_tokens
+from regard.call.arguments import MANY_HEADS, more_heads_than_tokens
+from regard.call.problem import Problem
 from regard.core.positions import Positions
-from regard.core.problem import Problem
 from regard.core.shapes import count_of
 from regard.inspect.lint.defect import Defect
 

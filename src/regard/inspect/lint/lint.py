@@ -15,10 +15,10 @@ import regard.inspect.lint.layout_checks as layout_checks
 import regard.inspect.lint.mask_checks as mask_checks
 import regard.inspect.lint.value_checks as value_checks
 import regard.inspect.lint.weight_checks as weight_checks
-from regard.core.arguments import answers_calls
+from regard.call.arguments import answers_calls
+from regard.call.problem import Problem
 from regard.core.errors import ShapeError, Unsupported
 from regard.core.positions import Positions
-from regard.core.problem import Problem
 from regard.core.tracing import data_unavailable, graphed
 from regard.inspect.compute_facts import find
 from regard.inspect.facts.keys import Readers

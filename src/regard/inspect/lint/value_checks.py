@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from regard.core.problem import Layout
+from regard.call.arguments import Layout
 from regard.core.region import Frame
 from regard.core.shapes import sum_groups
 from regard.core.value import Value, names

@@ -13,7 +13,8 @@ from torch.nn.functional import pad
 
 from regard.inspect.report.alignment import NONE, Alignment
 from regard.inspect.report.axis import Axis
-from regard.inspect.report.layer import CELLS, Layer
+from regard.inspect.report.element import CELLS
+from regard.inspect.report.layer import Layer
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.api import attention_weights
-from regard.core.hooks import AttentionCall
+from regard.call.hooks import AttentionCall
 from regard.core.shapes import blocks
 from regard.inspect.report.reach import visible
 from regard.masks.algebra import View

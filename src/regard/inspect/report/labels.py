@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from regard.core.shapes import count_of
 from regard.inspect.layers import Layers, chosen, some
-from regard.inspect.report.layer import Layer, Looked
+from regard.inspect.report.element import Looked
+from regard.inspect.report.layer import Layer
 from regard.inspect.report.steps import Steps
 from regard.inspect.stacks import reads_another
 

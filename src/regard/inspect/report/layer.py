@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -13,32 +12,25 @@ from torch import Tensor
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.inputs import Inputs
 from regard.inspect.facts.keys import Readers, Received
-from regard.inspect.facts.pooled import Cells, Map
-from regard.inspect.facts.quantised import Quantised, dequantise
-from regard.inspect.facts.rows import Entropy, MaxScore, Top, Visible
+from regard.inspect.facts.quantised import dequantise
+from regard.inspect.facts.rows import Entropy, MaxScore, Visible
 from regard.inspect.report.axis import Axis
+from regard.inspect.report.columns import Column, Joining, cell_edges, columns_of, joined_weights
+from regard.inspect.report.element import HIDDEN, MAP, TOP, WEIGHTS, Element, Looked
 from regard.inspect.report.kept_call import KeptCall
-from regard.inspect.report.reach import Reach, visible
-from regard.inspect.results import FactResults
-from regard.masks.algebra import View
 
-CELLS = 128
-TOP, MAP, WEIGHTS = Top(4), Map(CELLS, CELLS), Quantised(512)
 SAVED = 2048  # queries and keys up to which every weight can be saved
-HIDDEN = 255  # in place of a weight, where a query may not see a key
-# The facts of each call that a Layer is made from.
-FACTS: tuple[Fact[Any], ...] = (Visible(), Entropy(), MaxScore(), TOP, Received(), Readers(), MAP, WEIGHTS)
+_OF_CELL = "weight on the column's keys, mean of the row's queries"
+_SEEN = "whether the cell holds a pair that may attend"
+_ROWS, _COLS = "first query of each row, and the end", "first key of each column, and the end"
 
 
-class Looked(Protocol):
-    """One call that was looked at: the layer's name, the answers to FACTS, and its mask on its frame."""
+def _row_edges(steps: Joining) -> Tensor:
+    return cell_edges(steps.nq)
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def seen(self) -> FactResults: ...
-    @property
-    def view(self) -> View: ...
+
+def _col_edges(steps: Joining) -> Tensor:
+    return cell_edges(steps.nk)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,21 +55,25 @@ class Layer:
     name: str
     queries: Axis
     keys: Axis
-    entropy: Tensor
-    max_score: Tensor
-    top_keys: Tensor
-    top_weights: Tensor
-    received: Tensor
-    readers: Tensor
-    counts: Tensor
-    earliest: Tensor
-    latest: Tensor
-    own: Tensor
-    maps: Tensor
-    cells: Tensor
-    weights: Tensor
-    row_edges: Tensor
-    col_edges: Tensor
+    entropy: Annotated[Tensor, Column("head, query", "nats", Entropy(), on_page=True)]
+    max_score: Annotated[Tensor, Column("head, query", "score, natural logarithm", MaxScore())]
+    top_keys: Annotated[Tensor, Column("head, query, rank", "key index, -1 for none", TOP, indices=True)]
+    top_weights: Annotated[Tensor, Column("head, query, rank", "weight", TOP, item=1)]
+    received: Annotated[Tensor, Column("head, key", "sum of weights over the queries", Received(), on_page=True)]
+    readers: Annotated[Tensor, Column("head, key", "queries that may see the key", Readers())]
+    counts: Annotated[Tensor, Column("head, query", "keys that the query may see", Visible())]
+    earliest: Annotated[Tensor, Column("query", read=lambda e: e.reach.earliest, indices=True)]
+    latest: Annotated[Tensor, Column("query", read=lambda e: e.reach.latest, indices=True)]
+    own: Annotated[Tensor, Column("query", read=lambda e: e.own, cut=False, indices=True)]
+    maps: Annotated[Tensor, Column("head, row, column", _OF_CELL, MAP, joined=lambda steps: steps.maps[0])]
+    cells: Annotated[
+        Tensor, Column("row, column", _SEEN, read=lambda e: e.reach.cells, joined=lambda steps: steps.maps[1])
+    ]
+    weights: Annotated[
+        Tensor, Column("head, query, key", fact=WEIGHTS, read=lambda e: e.weights(), joined=joined_weights)
+    ]
+    row_edges: Annotated[Tensor, Column("row", _ROWS, read=Element.row_edges, cut=False, joined=_row_edges)]
+    col_edges: Annotated[Tensor, Column("column", _COLS, read=Element.col_edges, cut=False, joined=_col_edges)]
     kept: int
     place: str = ""
     calls: tuple[KeptCall, ...] = ()
@@ -169,76 +165,23 @@ class Layer:
         at, `cross`; each is used where its length fits. Raises ValueError where a fact was not recorded, and
         IndexError for an element that is not there.
         """
-        answers, frame = _Element(call, element), call.view.frame
-        counts, readers, maps = (answers[fact][0] for fact in (Visible(), Readers(), MAP))
-        reach = Reach.of(call.view, element, maps.shape[-2], maps.shape[-1])
-        # A sequence shorter than its batch is padded at either end: tokens that neither see nor are seen.
-        rows, cols = _span(counts.sum(0)), _span(readers.sum(0))
-        a, b = _span(reach.cells.sum(1)), _span(reach.cells.sum(0))
-        q, k = (answers.pick(p, p.dim() - 1) for p in (frame.positions.q, frame.positions.k))
-        own = torch.full_like(q[rows], -1) if cross else _own(q[rows], k[cols])
-        within = bool((own >= 0).any())
-        top_keys, top_weights, _ = answers[TOP]
+        at, frame = Element(call, element, cross), call.view.frame
+        within = bool((at.own >= 0).any())
+        lengths = (frame.nq, frame.nk) if within else (frame.nq,)
+        columns: dict[str, Any] = {name: column.of(at) for name, column in COLUMNS.items()}
         return Layer(
             name=call.name,
-            queries=Axis(q[rows], _texts(tokens, rows, frame.nq, (frame.nq, frame.nk) if within else (frame.nq,))),
-            keys=Axis(k[cols], _texts(tokens if within else key_tokens, cols, frame.nk, (frame.nk,))),
-            entropy=answers[Entropy()][0][:, rows],
-            max_score=answers[MaxScore()][0][:, rows],
-            top_keys=torch.where(top_keys < 0, -1, top_keys - cols.start)[:, rows],
-            top_weights=top_weights[:, rows],
-            received=answers[Received()][0][:, cols],
-            readers=readers[:, cols],
-            counts=counts[:, rows],
-            earliest=(reach.earliest[rows] - cols.start).clamp(min=0),
-            latest=(reach.latest[rows] - cols.start).clamp(min=-1),
-            own=own,
-            maps=maps[:, a, b],
-            cells=reach.cells[a, b],
-            weights=_weights(answers[WEIGHTS][0], call.view, element)[:, rows, cols],
-            row_edges=_edges(frame.nq, maps.shape[-2], a, rows),
-            col_edges=_edges(frame.nk, maps.shape[-1], b, cols),
-            kept=answers.size,
-            calls=_kept_calls(call, element, rows, cols),
+            queries=Axis(at.queries, _texts(tokens, at.rows, frame.nq, lengths)),
+            keys=Axis(at.keys, _texts(tokens if within else key_tokens, at.cols, frame.nk, (frame.nk,))),
+            kept=at.size(FACTS),
+            calls=_kept_calls(call, element, at.rows, at.cols),
+            **columns,
         )
 
 
-class _Element:
-    """The answers of a call for one batch element, on the CPU, each as a tuple of tensors (h, ...)."""
-
-    def __init__(self, call: Looked, element: int) -> None:
-        self.call, self.element = call, element
-        self.batch = tuple(call.seen.lse.shape[:-2])
-        if not 0 <= element < math.prod(self.batch):
-            raise IndexError(
-                f"there is no batch element {element}; {call.name} was called with {math.prod(self.batch)}."
-            )
-        if 0 in call.view.frame.shape:
-            raise ValueError(
-                f"{call.name} was called with shape {call.view.frame.shape}; a report needs a pair to show."
-            )
-
-    def __getitem__(self, fact: Fact[Any]) -> tuple[Tensor, ...]:
-        return tuple(self.pick(t, len(self.batch)) for t in self._tensors(fact))
-
-    def pick(self, t: Tensor, lead: int) -> Tensor:
-        """The element of a tensor whose first `lead` axes are batch axes; without one it holds for every element."""
-        return (t.flatten(0, lead - 1)[self.element] if lead else t).detach().cpu()
-
-    @property
-    def size(self) -> int:
-        """Bytes that the answers take, the log-sum-exp included."""
-        kept = [self.call.seen.lse, *(t for fact in FACTS for t in self._tensors(fact))]
-        return sum(t.numel() * t.element_size() for t in kept) // math.prod(self.batch)
-
-    def _tensors(self, fact: Fact[Any]) -> tuple[Tensor, ...]:
-        try:
-            answer = self.call.seen[fact]
-        except KeyError:
-            raise ValueError(
-                f"{self.call.name} was not recorded with {fact!r}; a report needs facts=regard.Report.FACTS."
-            ) from None
-        return (answer,) if isinstance(answer, Tensor) else tuple(answer)
+COLUMNS = columns_of(Layer)
+# The facts of each call that a Layer is made from.
+FACTS: tuple[Fact[Any], ...] = tuple(dict.fromkeys(c.fact for c in COLUMNS.values() if c.fact is not None))
 
 
 def _kept_calls(call: Looked, element: int, rows: slice, cols: slice) -> tuple[KeptCall, ...]:
@@ -248,37 +191,6 @@ def _kept_calls(call: Looked, element: int, rows: slice, cols: slice) -> tuple[K
     return (KeptCall(call.seen[Inputs()], call.view, element, rows, cols, places),)
 
 
-def _weights(levels: Tensor, view: View, element: int) -> Tensor:
-    return levels.masked_fill(~visible(view, element), HIDDEN) if levels.numel() else levels
-
-
-def _span(count: Tensor) -> slice:
-    """From the first to the last that is not 0; all, where all are."""
-    found = count.nonzero().flatten().tolist()
-    return slice(found[0], found[-1] + 1) if found else slice(0, len(count))
-
-
-def _own(q: Tensor, k: Tensor) -> Tensor:
-    """The key at each query's position, -1 where there is none, or where the two are not of one sequence.
-
-    They are taken for one sequence when both end at the same position: q and k of self-attention do, and the last
-    tokens of a decoded sequence among all of its keys.
-    """
-    none = torch.full_like(q, -1)
-    if not len(q) or not len(k) or int(q[-1]) != int(k[-1]):
-        return none
-    order = k.argsort()
-    index = torch.searchsorted(k[order], q).clamp(max=len(k) - 1)
-    return torch.where(k[order][index] == q, order[index], none)
-
-
 def _texts(tokens: Sequence[str], span: slice, n: int, lengths: tuple[int, ...]) -> tuple[str, ...]:
     """The texts of n tokens, cut to a span: the last n of a sequence of one of these lengths, if so many are given."""
     return tuple(tokens[len(tokens) - n :][span]) if len(tokens) in lengths else ()
-
-
-def _edges(n: int, count: int, kept: slice, span: slice) -> Tensor:
-    """Where each of the kept cells begins, and the end, in tokens counted from the first of the span."""
-    cells = Cells(n, count)
-    starts = [cells.tokens(cell).start for cell in range(kept.start, kept.stop + 1)]
-    return torch.tensor(starts, dtype=torch.int64, device="cpu").clamp(span.start, span.stop) - span.start

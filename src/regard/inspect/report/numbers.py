@@ -15,25 +15,13 @@ from torch import Tensor
 from regard.inspect.report.axis import Axis
 from regard.inspect.report.content import Content
 from regard.inspect.report.head_result import HeadArray
-from regard.inspect.report.layer import Layer
+from regard.inspect.report.layer import COLUMNS, Layer
 
 SCHEMA = "regard-report-1"
 Array = Tensor | str | bool | list[str]  # what is written as an array
 DIGITS = 4  # significant digits in JSON
 # The arrays of a layer, their axes and what they count in.
-ARRAYS = {
-    "entropy": ("head, query", "nats"),
-    "max_score": ("head, query", "score, natural logarithm"),
-    "top_keys": ("head, query, rank", "key index, -1 for none"),
-    "top_weights": ("head, query, rank", "weight"),
-    "received": ("head, key", "sum of weights over the queries"),
-    "readers": ("head, key", "queries that may see the key"),
-    "counts": ("head, query", "keys that the query may see"),
-    "maps": ("head, row, column", "weight on the column's keys, mean of the row's queries"),
-    "cells": ("row, column", "whether the cell holds a pair that may attend"),
-    "row_edges": ("row", "first query of each row, and the end"),
-    "col_edges": ("column", "first key of each column, and the end"),
-}
+ARRAYS = {name: (column.axes, column.unit) for name, column in COLUMNS.items() if column.unit is not None}
 
 
 def write_json(report: Content, file: BinaryIO, head: tuple[int, int] | None) -> None:

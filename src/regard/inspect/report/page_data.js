@@ -26,7 +26,7 @@ function open(number) {
 }
 
 async function load(given, number) {
-  const names = ["weights", "maps", "topKeys", "topWeights", "entropy", "received"];
+  const names = ["weights", "maps", "topKeys", "topWeights", ...given.columns];
   const bytes = Object.fromEntries(await Promise.all(names.map(async (name) => [name, await inflate(given[name])])));
   const [first, last] = (await Promise.all(given.spans.map(inflate))).map(summed);
   return {
@@ -39,8 +39,8 @@ async function load(given, number) {
     cells: bytes.maps,
     heaviest: given.wide ? new Uint32Array(bytes.topKeys.buffer) : shorts(bytes.topKeys),
     heaviestWeights: shorts(bytes.topWeights),
-    entropies: shorts(bytes.entropy),
-    masses: shorts(bytes.received),
+    shares: Object.fromEntries(given.columns.map((name) => [name, shorts(bytes[name])])),
+    masses: shorts(bytes.received), // what is carried, where the page shows that
     first, // of each query, the first key that it may see, and the last; empty where every weight is here
     last,
     carried: given.rows ? given.rows.length : given.queries.n,

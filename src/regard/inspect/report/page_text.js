@@ -96,7 +96,7 @@ function said(one, count, mass, numbers, values) {
   }
   if (asked() === "queries") {
     const [number, query] = place(one, cursor().query);
-    const entropy = (one.entropies[state.head * one.carried + number] / SHARES) * one.entropyScale;
+    const entropy = (one.shares.entropy[state.head * one.carried + number] / SHARES) * one.entropyScale;
     const of =
       query === cursor().query ? "" : ` (of query ${query + one.queries.first}, the nearest one on this page)`;
     const share = percent(Math.min(mass, 1)); // the steps of weights may add up to a little more

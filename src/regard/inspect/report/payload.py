@@ -21,7 +21,7 @@ from regard.inspect.report.colours import LEAST, LEVELS, levels, palette
 from regard.inspect.report.content import Content
 from regard.inspect.report.findings import shown
 from regard.inspect.report.grids import Grid
-from regard.inspect.report.layer import Layer
+from regard.inspect.report.layer import COLUMNS, Layer
 from regard.inspect.report.picture import Picture
 
 WEIGHTS = 64_000_000  # weights that a page carries at most, a byte each before they are compressed
@@ -96,12 +96,23 @@ def layer_content(layer: Layer, texts: list[tuple[str, ...]], whole: bool, every
         "whole": whole,
         "wide": len(layer.keys) >= SHARES,
         **_heaviest(layer, layer.top_keys[:, rows], layer.top_weights[:, rows], whole),
-        "entropy": _shares(layer.entropy[:, rows], float(layer.entropy.max()) or 1.0),
-        "entropyScale": float(layer.entropy.max()) or 1.0,
         "rank": layer.top_keys.shape[-1],
         "keyEdges": None if len(layer.keys) <= KEYS else layer.col_edges.tolist(),
-        **_received(layer, layer.received),
+        "best": _best(layer, layer.received),
+        **_columns(layer, rows),
     }
+
+
+def _columns(layer: Layer, rows: Tensor) -> dict[str, Any]:
+    """Those that are on the page, their names as `columns`, and the number that the largest share stands for."""
+    found: dict[str, Any] = {"columns": [name for name, column in COLUMNS.items() if column.on_page]}
+    for name in found["columns"]:
+        values: Tensor = getattr(layer, name)
+        of_rows = COLUMNS[name].axes == "head, query"
+        values = values if of_rows else _of_page_keys(layer, values)
+        scale = float(values.max()) or 1.0
+        found |= {name: _shares(values[:, rows] if of_rows else values, scale), f"{name}Scale": scale}
+    return found
 
 
 def _carried(report: Content, whole: bool, every: bool) -> list[dict[str, Any]] | None:
@@ -139,17 +150,24 @@ def _heaviest(layer: Layer, keys: Tensor, weights: Tensor, whole: bool) -> dict[
 
 
 def _received(layer: Layer, received: Tensor) -> dict[str, Any]:
-    """What keys receive, (h, nk): of each key or, of many, the sums of cells; and the keys that receive most."""
+    """What keys receive, (h, nk), and which of them receive most."""
+    sums = _of_page_keys(layer, received)
+    return {"received": _shares(sums, float(sums.max()) or 1.0), "best": _best(layer, received)}
+
+
+def _of_page_keys(layer: Layer, values: Tensor) -> Tensor:
+    """A number a key, (h, nk): of each or, of many, the sums of cells."""
     edges = list(range(len(layer.keys) + 1)) if len(layer.keys) <= KEYS else layer.col_edges.tolist()
-    sums = torch.stack([received[:, a:b].sum(-1) for a, b in pairwise(edges)], -1)
+    return torch.stack([values[:, a:b].sum(-1) for a, b in pairwise(edges)], -1)
+
+
+def _best(layer: Layer, received: Tensor) -> list[list[list[float]]]:
+    """The keys that receive most, and how much, of each head."""
     best = received.topk(min(BEST, len(layer.keys)), -1)
-    return {
-        "received": _shares(sums, float(sums.max()) or 1.0),
-        "best": [
-            [[key, round(mass, 4)] for key, mass in zip(*of_head, strict=True)]
-            for of_head in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ],
-    }
+    return [
+        [[key, round(mass, 4)] for key, mass in zip(*of_head, strict=True)]
+        for of_head in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
 
 
 def _thumbnails(layer: Layer) -> tuple[Tensor, Tensor]:

@@ -19,9 +19,10 @@ from regard.inspect.facts.inputs import Inputs
 from regard.inspect.layers import Layers
 from regard.inspect.report.comparison import Comparison
 from regard.inspect.report.content import Content
+from regard.inspect.report.element import Looked
 from regard.inspect.report.head_result import HeadResult, matched
 from regard.inspect.report.labels import Labels
-from regard.inspect.report.layer import FACTS, SAVED, Layer, Looked
+from regard.inspect.report.layer import FACTS, SAVED, Layer
 from regard.inspect.report.page_parts import framed
 from regard.inspect.report.picture import Picture
 from regard.inspect.report.server import PageServer

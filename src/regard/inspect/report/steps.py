@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from regard.core.region import Frame
-from regard.inspect.facts.pooled import Cells
 from regard.inspect.report.axis import Axis
-from regard.inspect.report.layer import CELLS, HIDDEN, WEIGHTS, Layer, Looked
+from regard.inspect.report.columns import Joining
+from regard.inspect.report.element import Looked
+from regard.inspect.report.layer import COLUMNS, Layer
 from regard.inspect.stacks import reads_another
 
 
@@ -118,7 +119,7 @@ def merged(layers: Sequence[Layer], steps: Steps, tokens: Sequence[str]) -> Laye
     keys = torch.cat(stands).unique()
     places = [torch.searchsorted(keys, each) for each in stands]
     queries = torch.cat([layer.queries.positions + shift for layer, shift in zip(layers, shifts, strict=True)])
-    maps, cells = _joined_maps(layers, places, len(queries), len(keys))
+    joining = Joining(layers, places, len(queries), len(keys))
     nq, nk = steps.sizes
     begin = steps.start if len(tokens) == nq or cross else int(keys[0])  # where the first of the texts stands
     texts = tuple(tokens) if len(tokens) == nq or (len(tokens) == nk and not cross) else ()
@@ -126,21 +127,7 @@ def merged(layers: Sequence[Layer], steps: Steps, tokens: Sequence[str]) -> Laye
         first,
         queries=Axis(queries, _named(queries - begin, texts)),
         keys=first.keys if cross else Axis(keys, _named(keys - begin, texts)),
-        entropy=torch.cat([layer.entropy for layer in layers], -1),
-        max_score=torch.cat([layer.max_score for layer in layers], -1),
-        top_keys=torch.cat([_at(one.top_keys, place) for one, place in zip(layers, places, strict=True)], 1),
-        top_weights=torch.cat([layer.top_weights for layer in layers], 1),
-        received=_summed([layer.received for layer in layers], places, len(keys)),
-        readers=_summed([layer.readers for layer in layers], places, len(keys)),
-        counts=torch.cat([layer.counts for layer in layers], -1),
-        earliest=torch.cat([_at(one.earliest, place) for one, place in zip(layers, places, strict=True)]),
-        latest=torch.cat([_at(one.latest, place) for one, place in zip(layers, places, strict=True)]),
-        own=torch.cat([_at(one.own, place) for one, place in zip(layers, places, strict=True)]),
-        maps=maps,
-        cells=cells,
-        weights=_joined_weights(layers, places, len(queries), len(keys)),
-        row_edges=_edges(len(queries)),
-        col_edges=_edges(len(keys)),
+        **{name: joining.join(name, column) for name, column in COLUMNS.items()},
         kept=sum(layer.kept for layer in layers),
         calls=tuple(
             replace(call, places=place) for layer, place in zip(layers, places, strict=True) for call in layer.calls
@@ -152,61 +139,3 @@ def _named(index: Tensor, texts: tuple[str, ...]) -> tuple[str, ...]:
     """The texts with these numbers; none where one of them has no text."""
     there = bool(((index >= 0) & (index < len(texts))).all())
     return tuple(texts[n] for n in index.tolist()) if there else ()
-
-
-def _at(keys: Tensor, place: Tensor) -> Tensor:
-    """Indices among a step's keys as indices among all; what is none of them (-1, or their number) stays apart."""
-    real = (keys >= 0) & (keys < len(place))
-    return torch.where(real, place[keys.clamp(0, len(place) - 1)], keys.clamp(max=-1))
-
-
-def _summed(values: Sequence[Tensor], places: Sequence[Tensor], keys: int) -> Tensor:
-    """(h, nk) of each step, added up over all keys."""
-    total = values[0].new_zeros(len(values[0]), keys)
-    for of_step, place in zip(values, places, strict=True):
-        total.index_add_(1, place, of_step)
-    return total
-
-
-def _joined_maps(layers: Sequence[Layer], places: Sequence[Tensor], nq: int, nk: int) -> tuple[Tensor, Tensor]:
-    """The pooled weights and the cells with a visible pair of all steps, in CELLS × CELLS cells at most."""
-    rows, cols = min(nq, CELLS), min(nk, CELLS)
-    total = layers[0].maps.new_zeros(layers[0].heads, rows, cols)
-    size, some = total.new_zeros(*total.shape[:2], 1), torch.zeros(rows, cols, dtype=torch.int64, device="cpu")
-    start = 0
-    for layer, place in zip(layers, places, strict=True):
-        row_of, cell_of = _cell_of(layer.row_edges), _cell_of(layer.col_edges)
-        column, width = place * cols // nk, layer.col_edges.diff()[cell_of]
-        spread = total.new_zeros(*layer.maps.shape[:2], cols).index_add_(2, column, layer.maps[..., cell_of] / width)
-        seen = some.new_zeros(len(layer.cells), cols).index_add_(1, column, layer.cells[:, cell_of].long())
-        row = (start + torch.arange(len(row_of), dtype=torch.int64, device="cpu")) * rows // nq
-        sees = (layer.counts > 0)[..., None].to(total.dtype)
-        total.index_add_(1, row, spread[:, row_of] * sees)
-        size.index_add_(1, row, sees)
-        some.index_add_(0, row, seen[row_of])
-        start += len(row_of)
-    return total / size.clamp(min=1), some > 0
-
-
-def _joined_weights(layers: Sequence[Layer], places: Sequence[Tensor], nq: int, nk: int) -> Tensor:
-    """Every weight of all steps, where each has its own and together they are no more than those of one call."""
-    heads, whole = layers[0].heads, all(layer.weights.numel() for layer in layers)
-    if not whole or max(nq, nk) > WEIGHTS.limit:
-        return layers[0].weights.new_zeros(heads, 0, 0)
-    rows = list[Tensor]()
-    for layer, place in zip(layers, places, strict=True):
-        hidden = layer.weights.new_full((heads, layer.weights.shape[1], nk), HIDDEN)
-        rows.append(hidden.index_copy_(2, place, layer.weights))
-    return torch.cat(rows, 1)
-
-
-def _cell_of(edges: Tensor) -> Tensor:
-    """The cell of each token."""
-    return torch.arange(len(edges) - 1, dtype=torch.int64, device="cpu").repeat_interleave(edges.diff())
-
-
-def _edges(n: int) -> Tensor:
-    cells = Cells.of(n, CELLS)
-    return torch.tensor(
-        [cells.tokens(cell).start for cell in range(cells.count)] + [n], dtype=torch.int64, device="cpu"
-    )

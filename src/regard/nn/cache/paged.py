@@ -9,6 +9,7 @@ from torch.autograd.graph import increment_version
 import regard.core.arrays as arrays
 from regard.backends.native.direct import write_page_rows
 from regard.backends.native.pages import write_pages
+from regard.core.arrays import any_nested
 from regard.core.deferred import written_out
 from regard.core.errors import ShapeError
 from regard.core.paged import Paged, gather_rows
@@ -18,11 +19,11 @@ from regard.core.tracing import outside_of_graphs
 from regard.core.wrong_calls import answers_wrong_calls
 from regard.masks.algebra import Everything, Mask
 from regard.masks.ragged import Lengths, lengths_of_keys
-from regard.nested import any_nested, numbered, sequences
 from regard.nn.cache.base import KVCache, check_tokens
 from regard.nn.cache.block_tables import BlockTables
 from regard.nn.cache.forms import form_of
 from regard.nn.elsewhere import SIZES
+from regard.sequences.jagged import numbered, values_and_lengths
 
 
 class PagedCache(KVCache):
@@ -143,7 +144,7 @@ class PagedCache(KVCache):
 
     def _flattened(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, list[int]]:
         """Nested keys and values as (heads, total, d), and how many tokens each sequence gets."""
-        (keys, lengths), (values, others) = sequences(k, "k"), sequences(v, "v")
+        (keys, lengths), (values, others) = values_and_lengths(k, "k"), values_and_lengths(v, "v")
         new, batch = lengths.tolist(), len(self._tables.lengths)
         if k.dim() != 4 or v.dim() != 4:
             raise ShapeError(f"k has {count_of(k.dim(), 'axis')}, v {v.dim()}; expected nested (batch, heads, n*, d).")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from regard.backends.native.operands import HEAD, KernelNumber, KernelOperand, Sizes
+from regard.call.problem import Problem
 from regard.core.arrays import of_numbers
-from regard.core.problem import Problem
 from regard.scores.algebra import Score
 
 S = TypeVar("S", bound=Score)

@@ -12,8 +12,8 @@ from torch import Tensor
 from regard.backends.native.lower_mask import full
 from regard.backends.native.modifiers.base import KernelModifier, total
 from regard.backends.native.operands import BATCH, HEAD, KEY, QUERY, KernelOperand
+from regard.call.problem import Problem
 from regard.core.dtypes import HALF
-from regard.core.problem import Problem
 from regard.scores.algebra import finite_in, plus
 from regard.scores.modifiers import Bias
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.core.tracing import data_unavailable
 
 MOST = 1 << 31  # keys, and distances, are 32-bit numbers inside a block

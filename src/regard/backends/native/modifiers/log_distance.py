@@ -7,7 +7,7 @@ from typing import Any
 
 from regard.backends.native.modifiers.base import KernelModifier, by_head, number_by_head
 from regard.backends.native.modifiers.distance import place, why_not_near
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.scores.modifiers import LogDistance
 
 

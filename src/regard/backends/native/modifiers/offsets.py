@@ -20,8 +20,8 @@ from regard.backends.native.operands import (
     KernelOperand,
     Sizes,
 )
+from regard.call.problem import Problem
 from regard.core.errors import ShapeError
-from regard.core.problem import Problem
 from regard.core.tracing import data_unavailable
 from regard.scores.algebra import finite_in
 from regard.scores.buckets import Buckets, DifferenceBuckets

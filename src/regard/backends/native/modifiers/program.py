@@ -16,7 +16,7 @@ from regard.backends.native.programs.lower import Program, lower
 from regard.backends.native.programs.operations import OPERATIONS, PROGRAM_OPERANDS, SLOTS
 from regard.backends.native.programs.structure import graph_of
 from regard.backends.native.programs.trace import NotTraced
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.core.shapes import count_of
 from regard.core.tracing import data_unavailable, watched
 from regard.scores.additive import Additive

@@ -11,8 +11,8 @@ from torch import Tensor
 from regard.backends.native.modifiers.base import KernelModifier, by_head, number_by_head
 from regard.backends.native.modifiers.distance import place, why_not_near
 from regard.backends.native.operands import EACH_KEY, EACH_QUERY, Axis, Count, KernelOperand, Sizes
+from regard.call.problem import Problem
 from regard.core.errors import ShapeError
-from regard.core.problem import Problem
 from regard.scores.modifiers import Alibi
 
 DIMS = 4  # coordinates that a point can have

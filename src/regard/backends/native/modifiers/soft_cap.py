@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.backends.native.modifiers.base import KernelModifier, by_head, number_by_head
 from regard.backends.native.operands import KernelNumber
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.scores.modifiers import SoftCap
 
 

@@ -13,7 +13,7 @@ from regard.backends.native.modifiers.program import Programs, why_not_program_g
 from regard.backends.native.modifiers.slopes import Slopes
 from regard.backends.native.modifiers.soft_cap import SoftCaps
 from regard.backends.native.modifiers.temperature import Temperatures
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 
 # To add a modifier: its file in this folder, and its name here.
 STEPS: tuple[type[KernelModifier[Any]], ...] = (SoftCaps, Temperatures, Slopes, LogDistances, Offsets, Biases)

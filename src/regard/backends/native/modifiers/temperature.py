@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from regard.backends.native.modifiers.base import KernelModifier, by_head, number_by_head
-from regard.core.problem import Problem
+from regard.call.problem import Problem
 from regard.scores.modifiers import SoftCap
 from regard.scores.temperature import Temperature
 

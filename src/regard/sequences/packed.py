@@ -17,7 +17,7 @@ from regard.core.tracing import data_unavailable
 from regard.core.value import Value
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.masks.ragged import Documents
-from regard.nested import jagged, ragged_axis
+from regard.sequences.jagged import jagged, ragged_axis
 
 _REAL = " A padding mask (True = a real token, padding at the end) becomes lengths by mask.sum(-1)."
 

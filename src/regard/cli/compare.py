@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-import regard.terminal as terminal
+import regard.cli.terminal as terminal
 from regard.inspect.report.comparison import Comparison
 from regard.inspect.report.findings import percent
 from regard.inspect.report.report import Report

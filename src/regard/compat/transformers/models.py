@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from regard.compat.transformers_tensor import Form
-from regard.compat.transformers_warnings import warn_once
+from regard.compat.transformers.warnings import warn_once
+from regard.compat.transformers.written_out import Form
 
 NAME = "regard"  # of the implementation
 # Types of models whose layers append keys that they make of several tokens each, and append to the mask which queries

@@ -15,16 +15,16 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
 
 from regard.api import attention
-from regard.compat.transformers_models import NAME
-from regard.compat.transformers_padding import Between
+from regard.call.hooks import AttentionCall, notify
+from regard.compat.transformers.models import NAME
 from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
-from regard.core.hooks import AttentionCall, notify
 from regard.core.paged import Paged
 from regard.core.positions import Positions
 from regard.core.tracing import outside_of_graphs
 from regard.core.wrong_calls import kind_of
 from regard.masks.algebra import Mask
+from regard.masks.between import Between
 from regard.masks.positional import Causal
 from regard.masks.ragged import Lengths
 from regard.scores.algebra import Score

@@ -7,9 +7,9 @@ import torch
 
 import regard as rg
 from regard.backends.native.lower_mask import lower_intervals
+from regard.call.part import Indices, QueriesAndKeys, mask_of_part, select
 from regard.core.positions import Positions
 from regard.core.region import Frame
-from regard.part_of_call import Indices, PartOfCall, mask_of_part, select
 
 NQ, NK = 23, 37
 PARTS: dict[str, tuple[Indices | None, Indices]] = {
@@ -35,14 +35,14 @@ MASKS = {
 }
 
 
-def of_part(name: str) -> tuple[PartOfCall, Frame]:
+def of_part(name: str) -> tuple[QueriesAndKeys, Frame]:
     """A part, and the frame of a call with it, at the positions that its tokens have in the whole."""
-    part = PartOfCall(*PARTS[name], NQ, NK)
+    part = QueriesAndKeys(*PARTS[name], NQ, NK)
     at = Positions(part.of_queries(torch.arange(NK - NQ, NK)), part.of_keys(torch.arange(NK)))
     return part, Frame((2,), 3, at.q.shape[-1], at.k.shape[-1], at)
 
 
-def expected(mask: rg.Mask, part: PartOfCall) -> torch.Tensor:
+def expected(mask: rg.Mask, part: QueriesAndKeys) -> torch.Tensor:
     whole = mask.on(NQ, NK, positions=rg.tail(NQ, NK), batch=(2,), heads=3).dense().expand(2, 3, NQ, NK)
     return select(part.of_queries(whole, -2), part.cols)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from regard.compat.transformers_warnings import warn_once
+from regard.compat.transformers.warnings import warn_once
 from regard.core.errors import Unsupported
 from regard.core.shapes import listed
 

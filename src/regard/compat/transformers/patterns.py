@@ -30,7 +30,7 @@ MaskFunction = Callable[..., Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Sight:
+class MaskContext:
     """Where the queries (nq,) and the keys (nk,) of a mask stand, and how its functions want to be asked.
 
     mapped: they take one number each, and are mapped over all pairs by torch.vmap; otherwise they broadcast.
@@ -41,15 +41,15 @@ class Sight:
 
 
 # the mask of a function that captured these names; None where it is not sure
-Pattern = Callable[[dict[str, Any], Sight], "Mask | None"]
+Pattern = Callable[[dict[str, Any], MaskContext], "Mask | None"]
 
 
-def mask_of(fn: MaskFunction, at: Sight) -> Mask:
+def mask_of(fn: MaskFunction, at: MaskContext) -> Mask:
     """The mask that lets through what `fn` does: of regard's own where that is proven, else Where(fn).
 
     >>> from transformers.masking_utils import sliding_window_causal_mask_function
     >>> from regard.core.positions import head
-    >>> mask_of(sliding_window_causal_mask_function(3), Sight(head(5, 5)))
+    >>> mask_of(sliding_window_causal_mask_function(3), MaskContext(head(5, 5)))
     Window(before=2, after=None) & Causal()
     """
     if torch.compiler.is_compiling():
@@ -60,7 +60,7 @@ def mask_of(fn: MaskFunction, at: Sight) -> Mask:
     return _where(fn, at) if known is None else known
 
 
-def _plainly(fn: MaskFunction, at: Sight) -> Mask:
+def _plainly(fn: MaskFunction, at: MaskContext) -> Mask:
     """What a compiler can follow, which may not look into functions."""
     if fn is masking_utils.causal_mask_function:
         return Causal()
@@ -72,7 +72,7 @@ def _captured(fn: Any) -> dict[str, Any]:
     return dict(zip(fn.__code__.co_freevars, (cell.cell_contents for cell in cells), strict=True))
 
 
-def _where(fn: MaskFunction, at: Sight) -> Mask:
+def _where(fn: MaskFunction, at: MaskContext) -> Mask:
     """transformers asks about head 0 alone: one answer for all heads."""
     if not at.mapped:
         return Where(lambda b, h, i, j: fn(b, torch.zeros_like(h[:1]), i, j))
@@ -88,43 +88,43 @@ def _where(fn: MaskFunction, at: Sight) -> Mask:
     return Where(ask)
 
 
-def _every(captured: dict[str, Any], at: Sight) -> Mask:
+def _every(captured: dict[str, Any], at: MaskContext) -> Mask:
     return Everything()
 
 
-def _causal(captured: dict[str, Any], at: Sight) -> Mask:
+def _causal(captured: dict[str, Any], at: MaskContext) -> Mask:
     return Causal()
 
 
-def _window_behind(captured: dict[str, Any], at: Sight) -> Mask | None:
+def _window_behind(captured: dict[str, Any], at: MaskContext) -> Mask | None:
     width = captured["sliding_window"]
     return Window(before=width - 1, after=None) if isinstance(width, int) and width > 0 else None
 
 
-def _window_around(captured: dict[str, Any], at: Sight) -> Mask | None:
+def _window_around(captured: dict[str, Any], at: MaskContext) -> Mask | None:
     width = captured["sliding_window"]
     return Window(before=width, after=width) if isinstance(width, int) and width >= 0 else None
 
 
-def _chunks(captured: dict[str, Any], at: Sight) -> Mask:
+def _chunks(captured: dict[str, Any], at: MaskContext) -> Mask:
     first = captured["left_padding"].long()[:, None]
     q, k = ((p - first) // captured["chunk_size"] for p in (at.positions.q, at.positions.k))
     return Documents(q, k)
 
 
-def _blocks(captured: dict[str, Any], at: Sight) -> Mask:
+def _blocks(captured: dict[str, Any], at: MaskContext) -> Mask:
     """The number -1 belongs to no block, not to one block."""
     ids: Tensor = captured["block_sequence_ids"].long()
     q, k = ids[:, at.positions.q], ids[:, at.positions.k]
     return Documents(q.masked_fill(q < 0, -2), k.masked_fill(k < 0, -1))
 
 
-def _documents(captured: dict[str, Any], at: Sight) -> Mask:
+def _documents(captured: dict[str, Any], at: MaskContext) -> Mask:
     ids: Tensor = captured["packed_sequence_mask"].long()
     return Documents(ids[:, at.positions.q], ids[:, at.positions.k])
 
 
-def _intersection(captured: dict[str, Any], at: Sight) -> Mask:
+def _intersection(captured: dict[str, Any], at: MaskContext) -> Mask:
     functions: tuple[MaskFunction, ...] = captured["mask_functions"]
     packed = _packed(functions, at)
     if packed is not None:
@@ -135,7 +135,7 @@ def _intersection(captured: dict[str, Any], at: Sight) -> Mask:
     return mask
 
 
-def _union(captured: dict[str, Any], at: Sight) -> Mask:
+def _union(captured: dict[str, Any], at: MaskContext) -> Mask:
     first, *rest = captured["mask_functions"]
     mask = mask_of(first, at)
     for fn in rest:
@@ -143,7 +143,7 @@ def _union(captured: dict[str, Any], at: Sight) -> Mask:
     return mask
 
 
-def _packed(functions: tuple[MaskFunction, ...], at: Sight) -> Mask | None:
+def _packed(functions: tuple[MaskFunction, ...], at: MaskContext) -> Mask | None:
     """Documents, and inside each a pattern of differences alone: the documents' own positions need not be known."""
     inner = _inside_documents(functions)
     inside = None if inner is None else mask_of(inner, at)
@@ -228,7 +228,7 @@ _PATTERNS: dict[CodeType, Pattern] = {}
 def _recognise() -> None:
     for fn, pattern in _examples().values():
         try:
-            mask = pattern(_captured(fn), Sight(head(N, N)))
+            mask = pattern(_captured(fn), MaskContext(head(N, N)))
         except KeyError:  # a release that names what it captures otherwise
             continue
         if mask is not None and torch.equal(mask.on(N, batch=(2,)).dense().expand(2, 1, N, N), _says(fn)):

@@ -10,20 +10,21 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import and_masks, causal_mask_function, packed_sequence_mask_function
 
-from regard.compat.transformers_models import APPENDING_KEYS, form_of
-from regard.compat.transformers_padding import Between, Pack, real_at, real_interval, real_keys
-from regard.compat.transformers_patterns import MaskFunction, Sight, mask_of, of_differences
-from regard.compat.transformers_sharded_mask import ShardedMask, running
-from regard.compat.transformers_tensor import Form, WrittenOut
+from regard.compat.transformers.models import APPENDING_KEYS, form_of
+from regard.compat.transformers.padding import Pack, real_at, real_interval, real_keys
+from regard.compat.transformers.patterns import MaskContext, MaskFunction, mask_of, of_differences
+from regard.compat.transformers.sharded_mask import ShardedMask, running
+from regard.compat.transformers.written_out import Form, WrittenOut
 from regard.core.errors import Unsupported
 from regard.core.positions import Positions, counted, head, tail
 from regard.core.region import Frame
 from regard.core.tracing import data_unavailable
 from regard.masks.algebra import And, Everything, Mask, Or
+from regard.masks.between import Between
 from regard.masks.positional import Causal
 
 
-class Brief(NamedTuple):
+class ReducedMask(NamedTuple):
     """A mask as regard.attention is called with it: nothing hidden, a pattern, or one interval a query.
 
     keys: the only ones that any query sees, as indices; None = all. `mask` and `positions` are of those keys.
@@ -48,6 +49,7 @@ class LazyMask(WrittenOut):
     padding    booleans (batch, n) by absolute position, True = a real token; None = all are real
     mapped     whether fn takes one number each, and is to be mapped over pairs
     pattern    what fn lets through, padding or not, to be read at `positions`
+    reduced    the mask as regard.attention is called with it
 
     >>> lazy = LazyMask(1, tail(2, 4), causal_mask_function, Form(), torch.tensor([[False, True, True, True]]))
     >>> lazy.shape, lazy.mask
@@ -66,7 +68,7 @@ class LazyMask(WrittenOut):
     padding: Tensor | None = None
     mapped: bool = False
     pattern: Mask = field(init=False)
-    brief: Brief = field(init=False)
+    reduced: ReducedMask = field(init=False)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -122,9 +124,9 @@ class LazyMask(WrittenOut):
         return self.form.write(allowed.expand(self.shape))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pattern", mask_of(self.fn, Sight(self.positions, self.mapped)))
+        object.__setattr__(self, "pattern", mask_of(self.fn, MaskContext(self.positions, self.mapped)))
         # made here, once for all layers
-        object.__setattr__(self, "brief", self._by_numbers() or self._by_rows())
+        object.__setattr__(self, "reduced", self._by_numbers() or self._by_rows())
 
     @property
     def mask(self) -> Mask:
@@ -133,7 +135,7 @@ class LazyMask(WrittenOut):
             return self.pattern
         return self.pattern & real_keys(real_at(self.padding, self.positions.k), self.shape[-2])
 
-    def _by_numbers(self) -> Brief | None:
+    def _by_numbers(self) -> ReducedMask | None:
         """Where positions are known as numbers and the pattern is a band of distances: no tensors but the padding's."""
         rule, span = self.pattern.rule(), self.positions.span
         if rule is None or not rule.of_distances or span is None or torch.compiler.is_compiling():
@@ -151,24 +153,24 @@ class LazyMask(WrittenOut):
         keys = None if last - first == nk else slice(first, last)
         if behind and ahead:
             seen = real_interval(self.padding, nq, j + first, last - first)
-            return None if seen is None else Brief(seen, None, keys)
+            return None if seen is None else ReducedMask(seen, None, keys)
         if self.padding is not None or i + nq != j + last:
             return None
-        return Brief(self.pattern, None if nq == last - first else tail(nq, last - first), keys)
+        return ReducedMask(self.pattern, None if nq == last - first else tail(nq, last - first), keys)
 
-    def _by_rows(self) -> Brief:
+    def _by_rows(self) -> ReducedMask:
         mask, positions = self.mask, self.positions
         _, _, nq, nk = self.shape
         if data_unavailable(positions.q, *mask.tensors()):
-            return Brief(mask, positions)
+            return ReducedMask(mask, positions)
         interval = mask.rows(Frame.of(nq, nk, batch=(self.batch,), positions=positions))
         if interval is None:
-            return Brief(mask, positions)
+            return ReducedMask(mask, positions)
         if bool((interval.start <= 0).all()) and bool((interval.stop >= nk).all()):
-            return Brief(Everything(), None)
+            return ReducedMask(Everything(), None)
         if not mask.tensors() and nq == nk and positions.consecutive and torch.equal(positions.q, positions.k):
-            return Brief(mask, None)
-        return Brief(Between(interval.start[..., 0, :].int(), interval.stop[..., 0, :].int()), None)
+            return ReducedMask(mask, None)
+        return ReducedMask(Between(interval.start[..., 0, :].int(), interval.stop[..., 0, :].int()), None)
 
     @cached_property
     def packed(self) -> tuple[Pack, LazyMask] | None:

@@ -1,11 +1,4 @@
-"""transformers' models on regard: attn_implementation="regard".
-
-    import regard.compat.transformers
-    model = AutoModel.from_pretrained(..., attn_implementation="regard")
-
-Importing this module registers the name, with transformers' AttentionInterface and, so that padding and windows
-arrive, with its AttentionMaskInterface. Models that do not ask the interface are not reached: a warning says so.
-"""
+"""attention_forward: a call of attention as transformers' attention modules make it, on regard."""
 
 from __future__ import annotations
 
@@ -15,17 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from regard.api import attention
-from regard.compat.transformers_mask import Brief, LazyMask, lazy_mask
-from regard.compat.transformers_models import NAME, FirstForward, install
-from regard.compat.transformers_packed import packed as packed
-from regard.compat.transformers_sharded import sharded as sharded
-from regard.compat.transformers_sharded_mask import ShardedMask, running
+from regard.call.hooks import AttentionCall, notify
+from regard.compat.transformers.mask import LazyMask, ReducedMask
+from regard.compat.transformers.models import FirstForward
+from regard.compat.transformers.sharded_mask import ShardedMask, running
 from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
-from regard.core.hooks import AttentionCall, notify
 from regard.core.positions import Positions
 from regard.core.shapes import count_of, listed
 from regard.masks.algebra import Everything, Mask
@@ -168,13 +158,13 @@ def _check_continuous(position_bias: Tensor | None, indices: Tensor | None, othe
             )
 
 
-def _of_lazy(lazy: LazyMask, nq: int, nk: int, whole: bool) -> Brief:
+def _of_lazy(lazy: LazyMask, nq: int, nk: int, whole: bool) -> ReducedMask:
     if lazy.shape[-2:] != (nq, nk):
         raise Unsupported(
             f"the model's mask is for {listed(lazy.shape[-2:])} queries and keys, its attention has "
             f'{listed((nq, nk))}: a mask of another call. "eager" may broadcast it.'
         )
-    return Brief(lazy.mask, lazy.positions) if whole and lazy.brief.keys is not None else lazy.brief
+    return ReducedMask(lazy.mask, lazy.positions) if whole and lazy.reduced.keys is not None else lazy.reduced
 
 
 def _of_tensor(given: Tensor) -> tuple[Mask, Tensor | None]:
@@ -249,14 +239,5 @@ def _attention_call(
     return AttentionCall(module, query, key, score=score, mask=mask, positions=positions, sink=sink, v=value)
 
 
-AttentionInterface.register(NAME, attention_forward)
-AttentionMaskInterface.register(NAME, lazy_mask)
-install()
 if RECENT:
-    from regard.compat.transformers_cache import FixedCache as FixedCache
-    from regard.compat.transformers_cache import GrowingCache as GrowingCache
-    from regard.compat.transformers_cache import PagedCache as PagedCache
-    from regard.compat.transformers_continuous import attend as attend_pages
-    from regard.compat.transformers_continuous import install as install_continuous
-
-    install_continuous()
+    from regard.compat.transformers.continuous import attend as attend_pages

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.core.arguments import batch_axes, check_heads, check_kinds, check_tensors, warn_of_swapped_axes
 from regard.core.deferred import written_out
 from regard.core.dropout import Dropout
 from regard.core.dtypes import accumulator
-from regard.core.errors import ShapeError
 from regard.core.int8_rows import Int8Rows
-from regard.core.paged import Paged
-from regard.core.positions import Positions, resolve_positions
 from regard.core.region import Frame, Region
 from regard.core.shapes import repeat_heads
 from regard.core.state import State
 from regard.core.tracing import finite
 from regard.masks.algebra import Mask
-from regard.scores.algebra import Pipeline, Pull, Score, Similarity, as_pipeline, evaluate
+from regard.scores.algebra import Pipeline, Pull, Similarity, evaluate
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,71 +157,3 @@ def _shielded(score: Pipeline, q: Tensor, k: Tensor, at: Region) -> Tensor:
     clean = evaluate(score, q.masked_fill(~q_fine[..., None], 0), k.masked_fill(~k_fine[..., None], 0), at)
     raw = evaluate(score, q.detach(), k.detach(), at).detach()
     return torch.where(q_fine[..., :, None] & k_fine[..., None, :], clean, raw)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the caller's axes map to (*batch, h, n, d), and back."""
-
-    headed: bool
-    batch: tuple[int, ...]
-
-    def restore(self, t: Tensor, trailing: int) -> Tensor:
-        """(*batch, h, ...) in the caller's axes; `trailing` axes follow the head axis."""
-        return t if self.headed else t.squeeze(-trailing - 1)
-
-
-def build_problem(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    score: Score,
-    mask: Mask,
-    positions: Positions | None,
-    dropout: Dropout | None,
-) -> tuple[Problem, Layout]:
-    """A validated problem; ShapeError, TypeError or ValueError with the argument, the expectation and the way out."""
-    check_kinds(score, mask, positions, dropout)
-    pipeline = as_pipeline(score)
-    check_tensors(q, k, v)
-    headed = q.dim() >= 4
-    batch = batch_axes(q, k, v, headed)
-    q, k, v = (_lift(t, batch, headed) for t in (q, k, v))
-    heads, nq, nk = q.shape[-3], q.shape[-2], k.shape[-2]
-    check_heads(q, k, v)
-    if headed and positions is None:
-        warn_of_swapped_axes(q, k, v, pipeline)
-    similarity = pipeline.parts[0]
-    assert isinstance(similarity, Similarity)
-    complaint = similarity.widths(q.shape[-1], k.shape[-1])
-    if complaint:
-        raise ShapeError(f"{complaint}.")
-    positional: Any = mask if mask.compares_positions() else None
-    positional = pipeline if positional is None and pipeline.compares_positions() else positional
-    frame = Frame(batch, heads, nq, nk, resolve_positions(positions, nq, nk, batch, positional, q.device), headed)
-    _check_fit(pipeline, mask, frame)
-    dtype = q.dtype
-    q, k = similarity.prepare(q, k)
-    drop = None if dropout is None or dropout.p == 0 else dropout.seeded()
-    return Problem(q, k, v, pipeline, mask, frame, drop, dtype), Layout(headed, batch)
-
-
-def _lift(t: Tensor, batch: tuple[int, ...], headed: bool) -> Tensor:
-    if isinstance(t, Int8Rows):
-        return t.lifted(batch, headed)
-    if isinstance(t, Paged):
-        return t if t.shape[:-3] == batch else t.shared_by(*batch)
-    t = t if headed else t.unsqueeze(-3)
-    return t.expand(*batch, *t.shape[-3:])
-
-
-def _check_fit(score: Pipeline, mask: Mask, frame: Frame) -> None:
-    for name, value in (("score", score), ("mask", mask)):
-        complaint = value.shape_error(frame)
-        if complaint:
-            raise ShapeError(complaint)
-        for t in value.tensors():
-            if t.device != frame.device:
-                raise ValueError(
-                    f"{name} {value!r} holds a tensor on {t.device}, q is on {frame.device}; move it with .to(...)."
-                )

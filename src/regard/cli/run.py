@@ -12,8 +12,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import regard.terminal as terminal
-from regard.command_compare import compare
+import regard.cli.terminal as terminal
+from regard.cli.compare import compare
 from regard.core.shapes import count_of
 from regard.inspect.facts.inputs import Inputs
 from regard.inspect.report.report import Report
@@ -246,7 +246,7 @@ def _page(report: Report, head: tuple[int, int] | None) -> Path:
 
 
 def _doctor(model: str | None) -> int:
-    from regard.compat.doctor import examine, here
+    from regard.cli.doctor import examine, here
 
     terminal.show(terminal.hanging(here()), terminal.DOCTOR)
     if model is None:
@@ -258,7 +258,7 @@ def _doctor(model: str | None) -> int:
 
 
 def _bench(seconds: float) -> None:
-    from regard.bench import HEAD, bench
+    from regard.cli.bench import HEAD, bench
 
     found = bench(seconds)
     print(found.machine)

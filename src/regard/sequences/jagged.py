@@ -1,8 +1,4 @@
-"""Jagged nested tensors of torch: a batch of unequal lengths in one tensor, and attention over one.
-
-Attention runs on the values, the sequences one behind another along the ragged axis, under Documents; where q alone is
-nested, see ragged_queries.
-"""
+"""Jagged nested tensors of torch, a batch of unequal lengths in one tensor: their values and lengths, and back."""
 
 from __future__ import annotations
 
@@ -11,14 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.core.arguments import check_kinds
 from regard.core.errors import ShapeError
-from regard.core.positions import Positions
-from regard.core.shapes import count_of, listed
+from regard.core.shapes import listed
 from regard.core.tracing import watched
-from regard.masks.algebra import Mask
-from regard.masks.ragged import Documents
-from regard.scores.algebra import Score
 
 
 def jagged(x: Any, name: str) -> tuple[Tensor, Tensor]:
@@ -47,10 +38,6 @@ def ragged_axis(x: Tensor) -> int:
     return next(axis for axis, n in enumerate(sizes) if not isinstance(n, int))
 
 
-def any_nested(*tensors: Any) -> bool:
-    return any(isinstance(t, Tensor) and t.is_nested for t in tensors)
-
-
 def numbered(counts: list[int], starts: Tensor) -> tuple[Tensor, Tensor]:
     """counts[b] tokens of each sequence, one behind another: of which sequence b each is, and starts[b] + 0, 1, ...
 
@@ -61,34 +48,6 @@ def numbered(counts: list[int], starts: Tensor) -> tuple[Tensor, Tensor]:
     sequence = torch.arange(len(counts), dtype=torch.int64, device="cpu").repeat_interleave(lengths)
     first = lengths.cumsum(0) - lengths
     return sequence, torch.arange(len(sequence), dtype=torch.int64, device="cpu") - first[sequence] + starts[sequence]
-
-
-def flatten_call(
-    q: Tensor, k: Tensor, v: Tensor, score: Score, mask: Mask, positions: Positions | None
-) -> tuple[Tensor, Tensor, Tensor, Mask, Positions | None]:
-    """The same call on the values of q, k and v, (batch, heads, n*, d) or (batch, n*, d), as one sequence."""
-    check_kinds(score, mask, positions, None)
-    values, lengths = zip(*(sequences(t, name) for t, name in ((q, "q"), (k, "k"), (v, "v"))), strict=True)
-    if not torch.equal(lengths[1], lengths[2]):
-        raise ShapeError(f"v has lengths {lengths[2].tolist()}, k {lengths[1].tolist()}; expected one value a key.")
-    if len(lengths[0]) != len(lengths[1]):
-        raise ShapeError(f"k has {count_of(len(lengths[1]), 'sequence')}, q {len(lengths[0])}; expected as many.")
-    same = torch.equal(lengths[0], lengths[1])
-    numbers = torch.arange(len(lengths[0]), device=lengths[0].device, dtype=torch.int64)
-    ids = [numbers.repeat_interleave(n) for n in lengths[:2]]
-    if positions is None and (mask.compares_positions() or score.compares_positions()):
-        if not same:
-            raise ShapeError(
-                f"q has lengths {lengths[0].tolist()}, k {lengths[1].tolist()} under a mask or a score that compares "
-                "positions, and these are not given. Pass positions=Positions(q, k), a number for each token of the "
-                "concatenated sequences."
-            )
-        # distances are the same wherever a sequence begins; what else compares positions counts from there
-        if mask.rule() is None or score.compares_positions():
-            starts = (lengths[0].cumsum(0) - lengths[0]).repeat_interleave(lengths[0])
-            at = torch.arange(len(starts), device=starts.device, dtype=torch.int64) - starts
-            positions = Positions(at, at)
-    return *values, mask & (Documents(ids[0]) if same else Documents(*ids)), positions
 
 
 def nest_like(out: Tensor, q: Any) -> Tensor:
@@ -105,7 +64,7 @@ def offsets_of(q: Any) -> Tensor:
     return q.offsets() if lengths is None else torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
 
 
-def sequences(x: Any, name: str) -> tuple[Tensor, Tensor]:
+def values_and_lengths(x: Any, name: str) -> tuple[Tensor, Tensor]:
     """The values of q, k or v in axes of regard.attention, and the lengths of the sequences."""
     values, lengths = jagged(x, name)
     if x.dim() < 3 or ragged_axis(x) != x.dim() - 2:

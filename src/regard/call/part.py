@@ -1,7 +1,8 @@
-"""A mask and a score of a whole call, for a call with some of its queries and some of its keys."""
+"""A mask and a score of a whole call, for a call with a part of it: some of its queries and keys, or of its heads."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,17 +14,36 @@ from regard.core.shapes import listed
 from regard.core.state import RowStats, State
 from regard.masks.algebra import Mask
 from regard.masks.intervals import Interval, IntervalRule
-from regard.masks.positional import Window
-from regard.masks.ragged import Documents, Lengths
+from regard.masks.of_rule import mask_of_rule
 from regard.scores.algebra import Modifier, Pipeline, Score, Similarity, as_pipeline
 from regard.scores.modifiers import Alibi, Bias
 
 Indices = range | Tensor
 
 
+class PartOfCall(ABC):
+    """Which part of a whole call a call computes. No Value: its tensors are no operands."""
+
+    @abstractmethod
+    def frame(self, at: Frame) -> Frame:
+        """That of the whole, from the part's; positions stay the part's."""
+
+    @abstractmethod
+    def region(self, at: Region) -> Region:
+        """A region of the part, as one of the whole: its indices and the tensors that it places are the whole's."""
+
+    @abstractmethod
+    def tiling(self, at: Tiling) -> Tiling:
+        """A tiling of the part that takes tensors of the whole."""
+
+    def rule(self, rule: IntervalRule) -> IntervalRule | None:
+        """The whole's rule for the part; None where there is none."""
+        return None
+
+
 @dataclass(frozen=True, eq=False)
-class PartOfCall:
-    """Which queries and keys of a whole call a part has, by index. No Value: its tensors are no operands.
+class QueriesAndKeys(PartOfCall):
+    """Some queries and keys of a whole call, by index.
 
     rows, cols  integers (r,) and (c,), increasing; rows None: all queries
     nq, nk      how many the whole has; None where that is not known
@@ -35,7 +55,7 @@ class PartOfCall:
     nk: int | None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, PartOfCall) and self._key() == other._key()
+        return isinstance(other, QueriesAndKeys) and self._key() == other._key()
 
     def __hash__(self) -> int:
         return hash(self._key())
@@ -45,8 +65,23 @@ class PartOfCall:
         return (*(id(x) if isinstance(x, Tensor) else x for x in (self.rows, self.cols)), self.nq, self.nk)
 
     def frame(self, at: Frame) -> Frame:
-        """That of the whole, from the part's; positions stay the part's."""
         return replace(at, nq=at.nq if self.nq is None else self.nq, nk=at.nk if self.nk is None else self.nk)
+
+    def region(self, at: Region) -> Region:
+        return _RegionOfWhole(at, self)
+
+    def tiling(self, at: Tiling) -> Tiling:
+        return _TilingOfWhole(at, self)
+
+    def rule(self, rule: IntervalRule) -> IntervalRule | None:
+        """With the part's numbers of documents, and with lengths as counts of the part's own tokens."""
+        keys = None if rule.keys is None else _below(self.cols, rule.keys)
+        queries = rule.queries if rule.queries is None or self.rows is None else _below(self.rows, rule.queries)
+        if (keys is None) != (rule.keys is None) or (queries is None) != (rule.queries is None):
+            return None
+        q_ids = None if rule.q_ids is None else self.of_queries(rule.q_ids)
+        k_ids = None if rule.k_ids is None else self.of_keys(rule.k_ids)
+        return rule._replace(keys=keys, queries=queries, q_ids=q_ids, k_ids=k_ids)
 
     def of_queries(self, t: Tensor, axis: int = -1) -> Tensor:
         """What belongs to the part's queries, of a tensor with one entry a query along an axis."""
@@ -73,7 +108,7 @@ def _below(indices: Indices, count: Tensor) -> Tensor | None:
     return torch.searchsorted(indices, count.long()) if bool((indices[1:] >= indices[:-1]).all()) else None
 
 
-def mask_of_part(mask: Mask, part: PartOfCall) -> Mask:
+def mask_of_part(mask: Mask, part: QueriesAndKeys) -> Mask:
     """The mask of a call with that part, which is one for the whole.
 
     Raises Unsupported where it reads the indices of keys and their number is not known.
@@ -81,7 +116,7 @@ def mask_of_part(mask: Mask, part: PartOfCall) -> Mask:
     return PartMask(mask, _known(part, mask)) if mask.reads_indices() else mask
 
 
-def score_of_part(score: Score, part: PartOfCall) -> Score:
+def score_of_part(score: Score, part: QueriesAndKeys) -> Score:
     """The same of a score. A similarity sees the part as a call of its own."""
     return Pipeline(tuple(_stage_of_part(stage, part) for stage in as_pipeline(score).stages))
 
@@ -104,7 +139,7 @@ def part_gradients(
     return torch.autograd.grad(results, inputs, given, allow_unused=True)
 
 
-def _stage_of_part(stage: Score, part: PartOfCall) -> Score:
+def _stage_of_part(stage: Score, part: QueriesAndKeys) -> Score:
     if isinstance(stage, Bias):
         return _bias_of_part(stage, part)
     if isinstance(stage, Alibi) and stage.coordinates is not None:
@@ -119,7 +154,7 @@ def _stage_of_part(stage: Score, part: PartOfCall) -> Score:
     return stage if not stage.indexed else PartModifier(stage, _known(part, stage))
 
 
-def _bias_of_part(stage: Bias, part: PartOfCall) -> Score:
+def _bias_of_part(stage: Bias, part: QueriesAndKeys) -> Score:
     bias, axes = stage.bias, (("queries", -2, part.nq), ("keys", -1, part.nk))
     for name, axis, count in axes:
         if bias.dim() < -axis or bias.shape[axis] == 1 or (axis == -2 and part.rows is None):
@@ -132,7 +167,7 @@ def _bias_of_part(stage: Bias, part: PartOfCall) -> Score:
     return stage if bias is stage.bias else stage.with_tensors(iter([bias]))
 
 
-def _known(part: PartOfCall, value: Mask | Score) -> PartOfCall:
+def _known(part: QueriesAndKeys, value: Mask | Score) -> QueriesAndKeys:
     if part.nk is None:
         raise Unsupported(
             f"{value!r} reads indices of keys, and the source does not know how many it has. Pass a source that does: "
@@ -150,30 +185,18 @@ class PartMask(Mask):
     part: PartOfCall
 
     def visible(self, at: Region) -> Tensor:
-        return self.whole.visible(_RegionOfWhole(at, self.part))
+        return self.whole.visible(self.part.region(at))
 
     def cover(self, at: Tiling) -> Tensor:
-        return self.whole.cover(_TilingOfWhole(at, self.part))
+        return self.whole.cover(self.part.tiling(at))
 
     def rows(self, frame: Frame) -> Interval | None:
         rule = self.rule()
-        if rule is None:
-            return None
-        mask = Window(rule.before, rule.after) & Lengths(rule.keys, rule.queries)
-        return (mask if rule.q_ids is None else mask & Documents(rule.q_ids, rule.k_ids)).rows(frame)
+        return None if rule is None else mask_of_rule(rule).rows(frame)
 
     def rule(self) -> IntervalRule | None:
-        """The whole's, with the part's numbers of documents, and with lengths as counts of the part's own tokens."""
-        rule, part = self.whole.rule(), self.part
-        if rule is None:
-            return None
-        keys = None if rule.keys is None else _below(part.cols, rule.keys)
-        queries = rule.queries if rule.queries is None or part.rows is None else _below(part.rows, rule.queries)
-        if (keys is None) != (rule.keys is None) or (queries is None) != (rule.queries is None):
-            return None
-        q_ids = None if rule.q_ids is None else part.of_queries(rule.q_ids)
-        k_ids = None if rule.k_ids is None else part.of_keys(rule.k_ids)
-        return rule._replace(keys=keys, queries=queries, q_ids=q_ids, k_ids=k_ids)
+        rule = self.whole.rule()
+        return None if rule is None else self.part.rule(rule)
 
     def compares_positions(self) -> bool:
         return self.whole.compares_positions()
@@ -193,7 +216,7 @@ class PartModifier(Modifier):
     part: PartOfCall
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
-        return self.whole.modify(s, _RegionOfWhole(at, self.part))
+        return self.whole.modify(s, self.part.region(at))
 
     def compares_positions(self) -> bool:
         return self.whole.compares_positions()
@@ -205,7 +228,7 @@ class PartModifier(Modifier):
 class _RegionOfWhole(Region):
     """A region of a part, as one of the whole: rows and columns have their indices there, and the part's positions."""
 
-    def __init__(self, at: Region, part: PartOfCall) -> None:
+    def __init__(self, at: Region, part: QueriesAndKeys) -> None:
         frame = part.frame(at.frame)
         rows = at.rows if part.rows is None else _moved(at.rows, part.rows, at.frame.nq, frame.device)
         super().__init__(frame, rows, _moved(at.cols, part.cols, at.frame.nk, frame.device))
@@ -233,7 +256,7 @@ def _moved(index: Index, indices: Indices, count: int, device: torch.device) -> 
 class _TilingOfWhole(Tiling):
     """A tiling of a part that takes tensors of the whole."""
 
-    def __init__(self, at: Tiling, part: PartOfCall) -> None:
+    def __init__(self, at: Tiling, part: QueriesAndKeys) -> None:
         super().__init__(at.frame, at.r, at.c)
         self._part = part
 

@@ -16,11 +16,11 @@ from regard.backends.native.backend import Native
 from regard.backends.native.ffi import chosen
 from regard.backends.native.ragged import RaggedPlan
 from regard.core.paged import Paged, share_pages
-from regard.ragged_queries import RaggedCall
 from regard.runtime.binding import Call
-from regard.runtime.dispatch import Plan, choose, plan, readable
+from regard.runtime.dispatch import Plan, choose, readable
 from regard.runtime.outline import plain
 from regard.scores.algebra import Score
+from regard.sequences.ragged_call import RaggedCall
 
 
 def attend(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) -> Tensor | None:
@@ -42,8 +42,7 @@ def explain(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) 
     """How the sequences would run as one list, and the longest of them; None where they would not."""
     if _watched(call, score, sink) or not call.consecutive() or _plan(call, score, sink, backend) is None:
         return None
-    with torch.no_grad():
-        longest = plan(_longest(call, score, sink).problem, backend, lse=False)
+    longest = _longest(call, score, sink).explain(backend)
     return replace(longest, facts=(*longest.facts, ("nested", call.note())))
 
 

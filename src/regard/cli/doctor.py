@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from regard.api import explain
 from regard.backends.native.ffi import built, chosen, runnable, why_not_built
+from regard.call.hooks import AttentionCall, observing
+from regard.cli.machine import processor
 from regard.compat.folder import folder_of, own_model
 from regard.core.errors import Unsupported
-from regard.core.hooks import AttentionCall, observing
 from regard.core.shapes import count_of
-from regard.machine import processor
 from regard.runtime.dispatch import BACKENDS, Plan
 
 TOKENS, PADDING, NEW = 32, 5, 8

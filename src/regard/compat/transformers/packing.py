@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from typing_extensions import Self
 
-from regard.compat.transformers_mask import LazyMask
-from regard.compat.transformers_models import NAME
+from regard.compat.transformers.mask import LazyMask
+from regard.compat.transformers.models import NAME
 from regard.core.errors import Unsupported
 from regard.core.shapes import count_of
 from regard.core.wrong_calls import kind_of

@@ -16,9 +16,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from regard.api import attention
 from regard.backends.native.ffi import chosen
 from regard.backends.reference import Reference
+from regard.cli.machine import bandwidth, peak, processor
 from regard.core.positions import Positions
 from regard.core.shapes import count_of
-from regard.machine import bandwidth, peak, processor
 from regard.masks.algebra import Everything, Mask
 from regard.masks.positional import Causal
 from regard.testing import error, tolerance

@@ -9,12 +9,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from regard.compat.transformers_padding import real_keys
-from regard.compat.transformers_patterns import MaskFunction, Sight, mask_of, of_differences, without_documents
-from regard.compat.transformers_tensor import Form, WrittenOut
+from regard.call.hooks import AttentionCall, notify
+from regard.compat.transformers.padding import real_keys
+from regard.compat.transformers.patterns import MaskContext, MaskFunction, mask_of, of_differences, without_documents
+from regard.compat.transformers.written_out import Form, WrittenOut
 from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
-from regard.core.hooks import AttentionCall, notify
 from regard.core.positions import head
 from regard.core.shapes import count_of
 from regard.masks.algebra import Mask
@@ -63,7 +63,7 @@ class ShardedForward:
         """What transformers gets where it wants the mask of a function of absolute positions."""
         inner, found = without_documents(fn)
         n, count = self.parallel.shards.n, self.parallel.shards.lengths[self.parallel.rank]
-        mask = mask_of(inner, Sight(head(n, n), mapped))
+        mask = mask_of(inner, MaskContext(head(n, n), mapped))
         if not of_differences(mask):
             raise Unsupported(
                 f"{self.model} makes its mask of tensors or of a function of its own ({mask!r}), which know this "

@@ -14,8 +14,8 @@ from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
 from transformers.models.auto import modeling_auto
 from typing_extensions import Self
 
-from regard.compat.transformers_models import NAME
-from regard.compat.transformers_sharded_mask import ShardedForward, begin, end
+from regard.compat.transformers.models import NAME
+from regard.compat.transformers.sharded_mask import ShardedForward, begin, end
 from regard.core.errors import ShapeError, Unsupported
 from regard.core.shapes import count_of, listed
 from regard.parallel.sequence import SequenceParallel

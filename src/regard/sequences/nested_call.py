@@ -1,0 +1,78 @@
+"""attention and explain of calls in which q, or q, k and v, are jagged nested tensors of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+import regard.sequences.one_list as one_list
+from regard.backends.base import Backend
+from regard.call.arguments import check_kinds
+from regard.core.arrays import any_nested
+from regard.core.dropout import Dropout
+from regard.core.positions import Positions
+from regard.masks.algebra import Mask
+from regard.runtime.binding import Call
+from regard.runtime.dispatch import Plan
+from regard.scores.algebra import Score
+from regard.sequences.jagged import nest_like
+from regard.sequences.nested_queries import nested_queries
+from regard.sequences.plain_calls import flattened_call, plain_calls
+from regard.sequences.ragged_call import ragged_call
+
+
+def attend(
+    attention: Callable[..., Tensor],
+    q: Tensor,
+    k: Any,
+    v: Any,
+    score: Score,
+    mask: Mask,
+    positions: Positions | None,
+    sink: Tensor | float | None,
+    dropout: Dropout | None,
+    backend: Backend | None,
+) -> Tensor:
+    """The output, nested like q: the sequences run as one list where they can, else by `attention` of plain tensors."""
+    check_kinds(score, mask, positions, dropout)
+    if any_nested(k, v):
+        calls = flattened_call(q, k, v, score, mask, positions)
+    else:
+        queries = nested_queries(q, k, v, score, mask, positions)
+        together = ragged_call(queries, k, v, score, mask, positions, sink, dropout)
+        out = None if together is None else one_list.attend(together, score, sink, backend)
+        if out is not None:
+            return nest_like(out if queries.headed else out[0, 0], q)
+        calls = plain_calls(queries, k, v, score, mask, positions, sink, dropout)
+    options: dict[str, Any] = {"score": score, "sink": sink, "dropout": dropout, "backend": backend}
+    return calls.nest([attention(*qkv, mask=both, positions=at, **options) for *qkv, both, at in calls.parts], q)
+
+
+def explain(
+    q: Tensor,
+    k: Any,
+    v: Any,
+    score: Score,
+    mask: Mask,
+    positions: Positions | None,
+    sink: Tensor | float | None,
+    dropout: Dropout | None,
+    backend: Backend | None,
+) -> Plan:
+    """How `attend` would run the call."""
+    check_kinds(score, mask, positions, dropout)
+    if any_nested(k, v):
+        calls = flattened_call(q, k, v, score, mask, positions)
+    else:
+        queries = nested_queries(q, k, v, score, mask, positions)
+        together = ragged_call(queries, k, v, score, mask, positions, sink, dropout)
+        plan = None if together is None else one_list.explain(together, score, sink, backend)
+        if plan is not None:
+            return plan
+        calls = plain_calls(queries, k, v, score, mask, positions, sink, dropout)
+    q, k, v, mask, positions = calls.parts[-1]
+    plan = Call(q, k, v, score, mask, positions, sink, dropout).explain(backend)
+    return replace(plan, facts=(*plan.facts, ("nested", calls.note)))
