@@ -26,13 +26,15 @@ from regard.core.cotangents import linear_in
 from regard.core.state import RowStats
 
 _TENSORS = (*OPERANDS, *MASK_TENSORS)  # that a call may have or not
-_NAMES = ("q", "k", "v", *_TENSORS, *NUMBERS, "mask_text")
+_SYMBOLIC = tuple(name for name, number in NUMBERS.items() if number.in_graphs.startswith("Sym"))
+_FIXED = tuple(name for name in NUMBERS if name not in _SYMBOLIC)  # one argument: torch takes no more than 64
+_NAMES = ("q", "k", "v", *_TENSORS, *_SYMBOLIC, "numbers", "mask_text")
 _SCHEMA = ", ".join(
     (
         *("Tensor q", "Tensor k", "Tensor v"),
         *(f"Tensor? {name}" for name in _TENSORS),
-        *(f"{number.in_graphs} {name}" for name, number in NUMBERS.items()),
-        "str mask_text",
+        *(f"{NUMBERS[name].in_graphs} {name}" for name in _SYMBOLIC),
+        *("float[] numbers", "str mask_text"),
     )
 )
 
@@ -48,12 +50,15 @@ def traced(args: KernelArgs) -> tuple[Tensor, RowStats]:
 
 def inputs_of(args: KernelArgs) -> list[Any]:
     """What the operators are given, in the order of their schema."""
-    tensors = [args.operands.get(name) for name in _TENSORS]
-    return [args.q, args.k, args.v, *tensors, *[args.number(name) for name in NUMBERS], args.mask_text]
+    tensors, symbolic = [args.operands.get(name) for name in _TENSORS], [args.number(name) for name in _SYMBOLIC]
+    fixed = [float(args.number(name)) for name in _FIXED]
+    return [args.q, args.k, args.v, *tensors, *symbolic, fixed, args.mask_text]
 
 
 def _args(given: Sequence[Any]) -> KernelArgs:
     named = dict(zip(_NAMES, given, strict=True))
+    for name, number in zip(_FIXED, named.pop("numbers"), strict=True):
+        named[name] = type(NUMBERS[name].default)(number)
     return kernel_args(named.pop("q"), named.pop("k"), named.pop("v"), named)
 
 
@@ -137,7 +142,7 @@ torch.library.define("regard::forward", f"({_SCHEMA}) -> (Tensor, Tensor, Tensor
 torch.library.impl("regard::forward", "CPU", _forward)
 torch.library.register_fake("regard::forward", lambda *arguments: _empty(_args(arguments)))
 torch.library.register_autograd("regard::forward", _pull, setup_context=_keep)
-_GIVEN = "Tensor[] given, str wanted"  # out, lse, row_stats, dout, dlse; torch takes no more than 64 arguments
+_GIVEN = "Tensor[] given, str wanted"  # out, lse, row_stats, dout, dlse
 torch.library.define("regard::backward", f"({_SCHEMA}, {_GIVEN}) -> Tensor[]")
 torch.library.impl("regard::backward", "CPU", _backward)
 torch.library.register_fake("regard::backward", _backward_fake)
