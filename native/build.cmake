@@ -1,8 +1,16 @@
 # Builds the kernels. Where that fails it says why in OUTPUT/why_not.txt, which backends/native/ffi.py reads, and succeeds: an installation
-# without kernels works. SOURCE: this folder; BINARY: where to build; OPTIONS: of the configuration.
+# without kernels works. SOURCE: this folder; BINARY: where to build; OPTIONS: of the configuration; SYSTEM: what the
+# kernels are to run on.
 cmake_minimum_required(VERSION 3.20)
 file(GLOB old "${OUTPUT}/*regard_*.so")
 file(REMOVE "${OUTPUT}/why_not.txt" "${OUTPUT}/build.log")
+
+if(SYSTEM STREQUAL "Windows")
+  set(why "there are no native kernels for Windows yet, with any compiler; regard runs on its Tiled backend there")
+  file(WRITE "${OUTPUT}/why_not.txt" "${why}\n")
+  message(WARNING "regard is installed without its native kernels: ${why}")
+  return()
+endif()
 
 execute_process(COMMAND "${CMAKE_COMMAND}" ${OPTIONS} "-DOUTPUT=${OUTPUT}" -S "${SOURCE}" -B "${BINARY}"
   RESULT_VARIABLE failed OUTPUT_VARIABLE log ERROR_VARIABLE log ECHO_OUTPUT_VARIABLE ECHO_ERROR_VARIABLE)
@@ -21,6 +29,8 @@ endif()
 set(why "the C++ compiler failed when regard was installed")
 if(log MATCHES "No CMAKE_CXX_COMPILER could be found")
   set(why "no C++ compiler was found when regard was installed")
+elseif(log MATCHES "The CMAKE_CXX_COMPILER:[ \n]+([^\n]+)[ \n]+is not a full path")
+  set(why "no C++ compiler was found when regard was installed: there is no ${CMAKE_MATCH_1}")
 elseif(log MATCHES "([^\n]*error: [^\n]*)")
   string(STRIP "${CMAKE_MATCH_1}" first)
   string(APPEND why ": ${first}")

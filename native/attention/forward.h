@@ -30,6 +30,7 @@ static void accumulate_tile(Block<V>& b, const Tile& t, KvTile& x, const vf (&to
   const bool careful = (t.edge || t.bits) && !finite_values<Op>(c, b.w, x);
   if (Op::pairs && !careful) {
     weigh<V, true>(b, t, false);
+    zip_pairs<V>(b.w.s, kQueries, (t.count + 1) / 2);
     load_pairs(c, b.w, x);
     return value_tile<V, Op>(b, t, b.w.pairs + skip / 2 * c.dv, c.dv, alpha);
   }

@@ -28,7 +28,26 @@ REGARD_INLINE int kv_dtype(const regard_call& c) { return c.k_scales.data ? REGA
   return Isa::kPairs && kv_dtype(c) == REGARD_BF16 && c.dk % 2 == 0 && c.q.col == 1 && c.k.col == 1 && c.k.row % 2 == 0;
 }
 
-// Transposes rows × cols pairs of bfloat16 at src to dst[cols][ld], without conversion; missing rows are 0.
+template <int half>
+struct Zipped {
+  static constexpr int lane(int n) { return n / 2 + half * W / 2 + n % 2 * W; }
+};
+
+// Where the instruction set wants them so, zips rows 2n and 2n + 1 of `rows` rows of pairs, the right operand of a
+// product: a vector then holds two columns of four elements each. A last row without a partner stays as it is.
+template <int V>
+static void zip_pairs(float* b, int64_t ld, int64_t rows) {
+  if constexpr (Isa::kZippedPairs)
+    for (; rows >= 2; rows -= 2, b += 2 * ld)
+      for (int v = 0; v < V; ++v) {
+        const vf even = load(b + v * W), odd = load(b + ld + v * W);
+        store(b + v * W, shuffle<Zipped<0>>(even, odd));
+        store(b + ld + v * W, shuffle<Zipped<1>>(even, odd));
+      }
+}
+
+// Transposes rows × cols pairs of bfloat16 at src to dst[cols][ld], without conversion, and zips them; missing rows are
+// 0.
 template <int V>
 static void pack_pairs(float* dst, int64_t ld, const uint16_t* src, int64_t row, int64_t rows, int64_t cols) {
   int64_t c = 0;
@@ -46,6 +65,7 @@ static void pack_pairs(float* dst, int64_t ld, const uint16_t* src, int64_t row,
       if (i < rows) __builtin_memcpy(&pair, src + i * row + 2 * c, 4);
       __builtin_memcpy(dst + c * ld + i, &pair, 4);
     }
+  zip_pairs<V>(dst, ld, cols);
 }
 
 // Transposes rows × cols elements at src (strides row, col) to floats dst[cols][ld], and applies `map` to each vector;

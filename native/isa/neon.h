@@ -7,7 +7,8 @@
 
 namespace regard {
 
-struct Isa : PlainIsa<Isa> {
+template <class Own>
+struct NeonIsa : PlainIsa<Own> {
   REGARD_INLINE vf multiply_add(vf acc, vf a, vf b) {
     return (vf)vfmaq_f32((float32x4_t)acc, (float32x4_t)a, (float32x4_t)b);
   }
@@ -16,6 +17,8 @@ struct Isa : PlainIsa<Isa> {
     const uint32x4_t bit = {1, 2, 4, 8};
     return vaddvq_u32(vandq_u32((uint32x4_t)c, bit));
   }
+
+  REGARD_INLINE vf widen_fp16(vh h) { return (vf)vcvt_f32_f16((float16x4_t)h); }
 
   // Where four elements of A are neighbours they are loaded at once, and multiplied by lane. The compiler would load
   // and broadcast each, and broadcasts take the place of products. The order of additions is that of the plain one.
@@ -36,7 +39,7 @@ struct Isa : PlainIsa<Isa> {
         add_row<0>(acc[0], x, b), add_row<1>(acc[1], x, b), add_row<2>(acc[2], x, b), add_row<3>(acc[3], x, b);
       }
     }
-    PlainIsa::template multiply_tiles<Elements, M, V>(acc, a, rs, cs, b, ldb, count);
+    PlainIsa<Own>::template multiply_tiles<Elements, M, V>(acc, a, rs, cs, b, ldb, count);
   }
 
  private:
@@ -54,5 +57,9 @@ struct Isa : PlainIsa<Isa> {
     for (int i = 0; i < M; ++i) add_row<lane>(acc[i], x[i], b);
   }
 };
+
+#if !defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)  // isa/neonbf16.h has more
+struct Isa : NeonIsa<Isa> {};
+#endif
 
 }  // namespace regard

@@ -11,6 +11,8 @@ REGARD_INLINE vf exp2v(vf x);  // core/vec.h
 template <class Own>
 struct PlainIsa {
   static constexpr bool kPairs = false;  // whether one instruction multiplies pairs of bfloat16
+  // whether each two rows of pairs of B are zipped by words: core/pack.h
+  static constexpr bool kZippedPairs = false;
   static constexpr bool kMatrixUnit =
       false;  // whether there are multiply_blocks and MatrixUnitSession: isa/matrix_unit.h
 #if defined(__aarch64__)

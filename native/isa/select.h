@@ -12,8 +12,11 @@
 #include <cpuid.h>
 #endif
 #if defined(__linux__)
+#include <sys/auxv.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace regard {
@@ -50,6 +53,22 @@ static bool runs_amx() {
 }
 #endif
 
+#if defined(__aarch64__)
+// Whether the processor has BFDOT and BFMMLA, by what the system says of it.
+static bool runs_neonbf16() {
+#if defined(__linux__)
+  constexpr unsigned long kBFloat16 = 1ul << 14;  // HWCAP2_BF16
+  return getauxval(AT_HWCAP2) & kBFloat16;
+#elif defined(__APPLE__)
+  int has = 0;
+  size_t bytes = sizeof has;
+  return sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &bytes, nullptr, 0) == 0 && has;
+#else
+  return false;
+#endif
+}
+#endif
+
 constexpr InstructionSet kInstructionSets[] = {
 // of this kind of processor, best first
 #if defined(__x86_64__)
@@ -60,6 +79,7 @@ constexpr InstructionSet kInstructionSets[] = {
     {"avx512bf16", [] { return runs_avx512bf16() && slow_pairs(); }},
     {"avx2", runs_avx2},
 #elif defined(__aarch64__)
+    {"neonbf16", runs_neonbf16},
     {"neon", [] { return true; }},  // a part of the architecture
 #endif
     {"base", [] { return true; }},

@@ -1,7 +1,9 @@
 // Compares two shared objects of the kernels, of instruction sets with blocks of one size: the same random right calls,
 // some of which hold NaN or infinity, must leave the same results in every buffer. Floats may differ by kUnits units of
 // float32, relative to the largest number of their buffer, and half precision by one more rounding; NaN, infinities and
-// integers may not differ. Arguments: two paths, how many calls, a seed.
+// integers may not differ. Arguments: two paths, how many calls, a seed; "pairs" where one object multiplies pairs of
+// bfloat16 and so rounds weights to them: of the calls, those in bfloat16 with an even width are then compared, and may
+// differ by that rounding in every buffer; "without bfloat16": those in other dtypes are compared.
 #include "native_fuzz.h"
 
 #include <dlfcn.h>
@@ -59,8 +61,9 @@ void poison(Random& r, Case& a, Case& b) {
   }
 }
 
-// The largest difference, in units of what is allowed; infinite where NaN, infinities or integers differ.
-double difference(const Buffer& a, const Buffer& b) {
+// The largest difference, in units of what is allowed; infinite where NaN, infinities or integers differ. rounding: of
+// weights, relative to the largest number or to 1, since a gradient may be a sum of such numbers that cancel.
+double difference(const Buffer& a, const Buffer& b, double rounding) {
   if (!is_real(a)) return memcmp(a.at, b.at, (size_t)(a.count * bytes_of(a.kind))) ? INFINITY : 0;
   double largest = 0, worst = 0;
   for (int64_t n = 0; n < a.count; ++n) {
@@ -68,8 +71,8 @@ double difference(const Buffer& a, const Buffer& b) {
     if (isnan(x) != isnan(y) || (isinf(x) || isinf(y) ? x != y : false)) return INFINITY;
     if (isfinite(x)) largest = fmax(largest, fabs(x)), worst = fmax(worst, fabs(x - y));
   }
-  const double rounding = a.kind == kBF16 ? 0x1p-7 : a.kind == kF16 ? 0x1p-10 : 0;
-  return worst == 0 ? 0 : worst / (largest * (kUnits * kUnit + rounding));
+  const double half = a.kind == kBF16 ? 0x1p-7 : a.kind == kF16 ? 0x1p-10 : 0;
+  return worst == 0 ? 0 : worst / (largest * (kUnits * kUnit + half) + rounding * fmax(largest, 1));
 }
 
 }  // namespace
@@ -87,13 +90,19 @@ int main(int count, char** words) {
   }
   if (queries[0] != queries[1]) return printf("blocks of %d and %d queries\n", (int)queries[0], (int)queries[1]), 2;
   const long long calls = atoll(words[3]), seed = atoll(words[4]);
+  const bool pairs = count > 5 && strcmp(words[5], "pairs") == 0;
+  const bool others = count > 5 && strcmp(words[5], "without bfloat16") == 0;
   int64_t compared[5] = {}, different[5] = {};
   double worst = 0;
   for (long long n = 0; n < calls; ++n) {
     Random first{(uint64_t)(seed * 1000003 + n)}, second = first;
     Case a(first, (int)(n % 3)), b(second, (int)(n % 3));
+    if (others && a.c.dtype == REGARD_BF16) continue;
+    if (pairs && (a.c.dtype != REGARD_BF16 || a.c.dk % 2)) continue;
     if (n % 4 == 0) poison(first, a, b);
     for (Entry entry : a.entries()) {
+      // gradients of parameters are sums over all pairs of what cancels
+      const double rounding = !pairs ? 0 : entry == kBackward ? 0x1p-5 : 0x1p-7;
       object = objects[0];
       const int32_t one = a.run(entry, nullptr);
       object = objects[1];
@@ -101,7 +110,7 @@ int main(int count, char** words) {
       if (one || other)
         return printf("call %lld of seed %lld: %s returned %d and %d\n", n, seed, kEntries[entry], one, other), 1;
       for (size_t m = 0; m < a.memory.size(); ++m) {
-        const double found = difference(a.memory[m], b.memory[m]);
+        const double found = difference(a.memory[m], b.memory[m], rounding);
         if (!(found <= 1))
           return printf("call %lld of seed %lld: %s differs in buffer %d by %g of what is allowed\n", n, seed,
                         kEntries[entry], (int)m, found),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,13 +15,16 @@ COMPILER = shutil.which("aarch64-linux-gnu-g++")
 EMULATOR = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
 pytestmark = [
     pytest.mark.full,
-    # no "needs ...": a machine without them is complete (see MISSING in conftest.py)
     pytest.mark.skipif(
         not (COMPILER and EMULATOR and shutil.which("cmake")),
-        reason="only where cmake, a cross compiler and an emulator of aarch64 are (in Debian the packages cmake, "
-        "g++-aarch64-linux-gnu and qemu-user-static)",
+        reason="needs cmake, a cross compiler and an emulator of aarch64 (in Debian the packages cmake, "
+        "g++-aarch64-linux-gnu and qemu-user)",
     ),
 ]
+ENTRIES = ("forward", "backward", "additive_forward", "additive_backward", "facts")
+# Processors that the emulator knows, and what runs on them, best first, as ffi.runnable() asks: all that there is, and
+# Graviton 2's, which has no bfloat16.
+RUNS = {"max": "neonbf16 neon base", "neoverse-n1": "neon base", "cortex-a57": "neon base"}
 
 
 def run(*words: str | Path) -> str:
@@ -31,35 +36,70 @@ def run(*words: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of libregard_base.so and libregard_neon.so, built without a warning as an installation builds them."""
+    """The folder of the kernels: of a wheel for aarch64 (AARCH64_WHEEL), or built as an installation builds them."""
     folder = tmp_path_factory.mktemp("aarch64")
-    target = ("-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", f"-DCMAKE_CXX_COMPILER={COMPILER}")
-    given = (f"-DOUTPUT={folder}", "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS=-Werror")
-    run("cmake", *target, *given, "-S", ROOT / "native", "-B", folder / "build")
-    run("cmake", "--build", folder / "build", "--parallel", "2")
-    assert {path.name for path in folder.glob("*.so")} == {"libregard_base.so", "libregard_neon.so", "regard_python.so"}
+    if wheel := os.environ.get("AARCH64_WHEEL"):
+        with zipfile.ZipFile(wheel) as packed:
+            packed.extractall(folder)
+        folder = folder / "regard/backends/kernels"
+    else:
+        target = ("-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", f"-DCMAKE_CXX_COMPILER={COMPILER}")
+        given = (f"-DOUTPUT={folder}", "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS=-Werror")
+        run("cmake", *target, *given, "-S", ROOT / "native", "-B", folder / "build")
+        run("cmake", "--build", folder / "build", "--parallel", "2")
+    made = {path.name for path in folder.glob("*.so")}
+    assert made == {*(f"libregard_{isa}.so" for isa in RUNS["max"].split()), "regard_python.so"}
     return folder
 
 
-def emulated(folder: Path, source: str, objects: tuple[Path, ...], *words: str | Path) -> str:
-    """What a program of this folder, compiled for aarch64, prints."""
-    program, compiler = folder / Path(source).stem, str(COMPILER)
+@pytest.fixture(scope="module")
+def compare(built: Path) -> Path:
+    return compiled(built, "native_compare.cpp")
+
+
+def compiled(folder: Path, source: str, *objects: Path) -> Path:
+    """A program of this folder, compiled for aarch64."""
     flags = ("-std=c++17", "-O1", "-Wno-psabi", f"-I{ROOT / 'native'}", f"-Wl,-rpath,{folder}")
-    run(compiler, *flags, ROOT / "tests/kernels" / source, *objects, "-ldl", "-o", program)
-    libc = run(compiler, "-print-file-name=libc.so.6").strip()
-    return run(str(EMULATOR), "-L", Path(libc).parent.resolve().parent, program, *words)
+    program = folder / "_".join([Path(source).stem, *(path.stem for path in objects)])
+    run(str(COMPILER), *flags, ROOT / "tests/kernels" / source, *objects, "-ldl", "-o", program)
+    return program
 
 
-def test_neon_computes_what_plain_vectors_compute(built: Path) -> None:
+def emulated(processor: str, program: Path, *words: str | Path) -> str:
+    """What a program prints on a processor that the emulator knows."""
+    libc = run(str(COMPILER), "-print-file-name=libc.so.6").strip()
+    return run(str(EMULATOR), "-cpu", processor, "-L", Path(libc).parent.resolve().parent, program, *words)
+
+
+@pytest.mark.parametrize("processor", RUNS)
+def test_the_best_that_a_processor_runs_is_chosen(processor: str, built: Path, compare: Path) -> None:
+    neon = built / "libregard_neon.so"
+    assert emulated(processor, compare, neon, neon, "0", "1").count(f"runs {RUNS[processor]}\n") == 2
+
+
+def test_neon_computes_what_plain_vectors_compute(built: Path, compare: Path) -> None:
     objects = (built / "libregard_base.so", built / "libregard_neon.so")
-    said = emulated(built, "native_compare.cpp", (), *objects, "600", "1")
-    assert said.count("runs neon base\n") == 2, said  # best first, as ffi.runnable() asks
-    for entry in ("forward", "backward", "additive_forward", "additive_backward", "facts"):
+    said = emulated("neoverse-n1", compare, *objects, "200", "1")
+    for entry in ENTRIES:
         assert f"\n{entry}: 0 buffers" not in said and f"\n{entry}: " in said, said
 
 
+def test_products_of_bfloat16_are_those_of_floats_but_for_the_rounding_of_weights(built: Path, compare: Path) -> None:
+    objects = (built / "libregard_neon.so", built / "libregard_neonbf16.so")
+    said = emulated("max", compare, *objects, "800", "1", "pairs")
+    for entry in ("forward", "backward", "facts"):
+        line = next(line for line in said.splitlines() if line.startswith(f"{entry}: "))
+        assert int(line.split()[3]) > 20, said  # other bits: these calls did multiply pairs
+
+
+def test_the_other_dtypes_have_the_same_bits_with_bfloat16(built: Path, compare: Path) -> None:
+    objects = (built / "libregard_neon.so", built / "libregard_neonbf16.so")
+    said = emulated("max", compare, *objects, "60", "2", "without bfloat16")
+    assert "the largest difference is 0 of what is allowed" in said, said
+
+
 def test_wrong_arguments_are_refused(built: Path) -> None:
-    said = emulated(built, "native_fuzz.cpp", (built / "libregard_neon.so",), "200", "1")
-    for entry in ("forward", "backward", "additive_forward", "additive_backward", "facts"):
+    said = emulated("max", compiled(built, "native_fuzz.cpp", built / "libregard_neonbf16.so"), "200", "1")
+    for entry in ENTRIES:
         tried = [line for line in said.splitlines() if line.startswith(f"{entry}:")]
         assert len(tried) > 40, f"{entry} was called with {len(tried)} kinds of wrong arguments"

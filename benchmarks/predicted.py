@@ -1,0 +1,219 @@
+"""Multiply-adds a cycle of the kernels' inner loops, as llvm-mca predicts them from the compiler's assembly.
+
+`python -m benchmarks.predicted` writes results/predicted.md, and beside the predictions what this machine measures.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCE = Path(__file__).with_name("inner_loops.cpp")
+ANALYZER = shutil.which("llvm-mca-22")  # this release alone: others describe the processors otherwise
+X86, ARM = shutil.which("g++"), shutil.which("aarch64-linux-gnu-g++")
+
+MARCH = {
+    "avx2": "-march=x86-64-v3",
+    "avx512": "-march=x86-64-v4",
+    "avx512bf16": "-march=x86-64-v4 -mavx512bf16",
+    "neon": "-march=armv8-a",
+    "neonbf16": "-march=armv8.2-a+bf16",
+}
+# LLVM has one description for all of Apple's processors, of Cyclone (2013): three vector pipes, where they have four.
+PROCESSORS = {
+    "neoverse-n1": ("neon",),
+    "neoverse-v1": ("neon", "neonbf16"),
+    "neoverse-v2": ("neon", "neonbf16"),
+    "apple-m1": ("neon",),
+    "apple-m4": ("neon", "neonbf16"),
+    "znver4": ("avx2", "avx512", "avx512bf16"),
+    "sapphirerapids": ("avx2", "avx512", "avx512bf16"),
+}
+# Multiply-adds of one instruction, by its name and the registers it takes.
+PRODUCTS = {
+    r"vfmadd231ps\b.*%ymm": 8,
+    r"vfmadd231ps\b.*%zmm": 16,
+    r"vdpbf16ps\b.*%zmm": 32,
+    r"fmla\b.*\.4s": 4,
+    r"bfdot\b": 8,
+    r"bfmmla\b": 16,
+}
+JUMP = re.compile(r"\s(?:j\w+|b(?:\.?\w+)?|cbn?z|tbn?z)\s(?:.*\s)?(\.L\d+)$")
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The instructions of an inner loop; function: which product it is, of which elements."""
+
+    function: str
+    elements: str
+    lines: tuple[str, ...]
+
+    @property
+    def products(self) -> int:
+        return sum(map(products_of, self.lines))
+
+    @property
+    def spills(self) -> int:
+        """How many instructions reach for the stack: registers were too few."""
+        return sum(bool(re.search(r"\(%rsp|\[sp\b", line)) for line in self.lines)
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Multiply-adds a cycle, and the most that the processor's ports take of that instruction."""
+
+    rate: float
+    limit: float
+
+
+def products_of(line: str) -> int:
+    return next((count for form, count in PRODUCTS.items() if re.match(form, line)), 0)
+
+
+def flags(isa: str) -> list[str]:
+    """What CMakeLists.txt compiles the kernels with."""
+    listed = re.search(r"set\(flags ([^)]*)\)", (ROOT / "native/CMakeLists.txt").read_text())
+    assert listed
+    return [*listed[1].split(), *MARCH[isa].split(), f'-DREGARD_ISA="isa/{isa}.h"', f"-I{ROOT / 'native'}"]
+
+
+def compiler(isa: str) -> str | None:
+    return ARM if isa.startswith("neon") else X86
+
+
+def inner_loops(isa: str) -> list[Loop]:
+    """The loops with most products of the two microkernels, of floats and of pairs of bfloat16."""
+    made = [str(compiler(isa)), *flags(isa), "-S", str(SOURCE), "-o", "-"]
+    text = subprocess.run(made, check=True, capture_output=True, text=True).stdout
+    found: list[Loop] = []
+    for body in re.split(r"\n(?=_Z\w+:)", text)[1:]:
+        name = body[: body.index(":")]
+        known = re.match(r"_ZN6regardL\d+(dot_rows|value_rows)I.*?(Floats|BFloat16Pairs)", name)
+        loops = list(_loops(body)) if known else []
+        if known and loops:
+            found.append(Loop(known[1], known[2], max(loops, key=lambda lines: sum(map(products_of, lines)))))
+    return found
+
+
+def loops_of_dtype(isa: str) -> list[Loop]:
+    """Those that this instruction set is for: of pairs, where it has products of them."""
+    return [loop for loop in inner_loops(isa) if (loop.elements == "Floats") != isa.endswith("bf16")]
+
+
+def _loops(function: str) -> Iterator[tuple[str, ...]]:
+    """The instructions between each jump back and its target that hold no such jump themselves."""
+    lines = [line.split("//")[0].rstrip() for line in function.split("\n")]
+    targets: dict[str, int] = {}
+    last = -1  # the latest jump back
+    for n, line in enumerate(lines):
+        if label := re.match(r"(\.L\d+):", line):
+            targets[label[1]] = n
+        jump = JUMP.match(line)
+        if jump and jump[1] in targets:
+            first = targets[jump[1]]
+            inside = lines[first + 1 : n]
+            if last < first:
+                yield tuple(x.strip() for x in inside if re.match(r"\s+[a-z]", x))
+            last = n
+
+
+def predict(loop: Loop, processor: str, isa: str) -> Predicted:
+    """Of a loop that repeats without end, its data in the first-level cache."""
+    target = "aarch64-linux-gnu" if isa.startswith("neon") else "x86_64-linux-gnu"
+    words = [str(ANALYZER), f"-mtriple={target}", f"-mcpu={processor}", "-json", "-iterations=200"]
+    if isa == "neonbf16":
+        words.append("-mattr=+bf16")
+    said = subprocess.run(words, input="\n".join(loop.lines), check=True, capture_output=True, text=True).stdout
+    region = json.loads(said)["CodeRegions"][0]
+    summary, infos = region["SummaryView"], region["InstructionInfoView"]["InstructionList"]
+    assert len(infos) == len(loop.lines), "llvm-mca counts other instructions"
+    each = next((n for n, line in enumerate(loop.lines) if products_of(line)))
+    limit = products_of(loop.lines[each]) / infos[each]["RThroughput"]
+    return Predicted(loop.products * summary["Iterations"] / summary["TotalCycles"], limit)
+
+
+def measured(isa: str) -> dict[str, float]:
+    """Multiply-adds a cycle of dot_rows on this machine, which must run that instruction set."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "loops"
+        made = [str(compiler(isa)), *flags(isa), "-DREGARD_MEASURE", str(SOURCE), "-o", str(program)]
+        subprocess.run(made, check=True)
+        said = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    return {elements: float(rate) for elements, rate in (line.split() for line in said.splitlines())}
+
+
+PAGE = """# Predicted: multiply-adds a cycle of the inner loops
+
+What llvm-mca {version} *predicts* for the loops that the compiler made of the two products of the forward (dot_rows:
+keys times queries; value_rows: values times weights), repeated without end, data in the first-level cache: `python -m
+benchmarks.predicted`. Nobody ran these loops on the processors of this table. Spills: instructions that reach for the
+stack.
+
+The neonbf16 loops multiply by BFMMLA, the others of NEON by FMLA. float16 is widened to float32 by FCVTL and multiplied
+by the neon loops: FMLA on eight halves would round each product and sum to 11 bits, and FMLAL, whose sums are float32,
+multiplies no more numbers a cycle than FMLA. LLVM describes every Apple processor as Cyclone of 2013, with three vector
+pipes (an M1 has four: a limit of 16), and gives Sapphire Rapids one 512-bit multiplier where it has two.
+
+{predicted}
+
+## How far such predictions are from what is measured
+
+The same loops, measured on {machine} (dot_rows with its stores, 96 elements or pairs wide; the shortest of many runs; a
+cycle is the time of one of many additions that depend on each other; other programs ran).
+
+{measured}
+
+Where LLVM knows an instruction, its prediction was at most a fifth too low. It believes that VDPBF16PS takes three
+cycles on Zen 4; it takes one. So of a prediction for Arm, the order of loads and products, the dependences and the
+absence of spills are to be believed; a rate is as good as LLVM's table of that processor.
+"""
+
+
+def predicted_rows() -> list[str]:
+    """A table: each processor's loops, their predicted rate, its limit, the share, spills."""
+    lines = ["| processor | kernels | loop | *predicted* | limit of the ports | share | spills |"]
+    lines.append("| --- | --- | --- | --: | --: | --: | --: |")
+    loops = {isa: loops_of_dtype(isa) for isa in MARCH}
+    for processor, sets in PROCESSORS.items():
+        for isa in sets:
+            for loop in loops[isa]:
+                found = predict(loop, processor, isa)
+                row = (processor, isa, loop.function, f"{found.rate:.1f}", f"{found.limit:.0f}")
+                lines.append(f"| {' | '.join(row)} | {found.rate / found.limit:.0%} | {loop.spills} |")
+    return lines
+
+
+def measured_rows(processor: str) -> list[str]:
+    """A table of the prediction for this machine's processor beside what is measured on it."""
+    lines = ["| kernels | *predicted* | measured | predicted / measured |", "| --- | --: | --: | --: |"]
+    for isa in PROCESSORS[processor]:
+        rates = measured(isa)
+        for loop in loops_of_dtype(isa):
+            if loop.function == "dot_rows":
+                found, was = predict(loop, processor, isa), rates[loop.elements.removeprefix("BFloat16")]
+                lines.append(f"| {isa} | {found.rate:.1f} | {was:.1f} | {found.rate / was:.2f} |")
+    return lines
+
+
+if __name__ == "__main__":
+    if not (ANALYZER and X86 and ARM):
+        sys.exit("llvm-mca-22, g++ and aarch64-linux-gnu-g++ are needed (Debian: llvm-22, g++, g++-aarch64-linux-gnu)")
+    version = subprocess.run([ANALYZER, "--version"], capture_output=True, text=True).stdout
+    version = re.search(r"LLVM version (\S+)", version)[1]
+    page = PAGE.format(
+        version=version,
+        predicted="\n".join(predicted_rows()),
+        machine="a Zen 4",
+        measured="\n".join(measured_rows("znver4")),
+    )
+    (ROOT / "benchmarks/results/predicted.md").write_text(page)
+    print(page)

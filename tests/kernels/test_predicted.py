@@ -1,0 +1,59 @@
+"""The inner loops that the compiler makes: llvm-mca predicts that they keep the multipliers busy; no spills."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks import predicted
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        not (predicted.ANALYZER and predicted.ARM and predicted.X86),
+        reason="needs llvm-mca-22 and compilers for x86-64 and aarch64 (in Debian the packages llvm-22, g++ and "
+        "g++-aarch64-linux-gnu)",
+    ),
+]
+# Multiply-adds a cycle, at least. LLVM's own mistakes about a processor are in benchmarks/results/predicted.md.
+LEAST = {
+    ("neoverse-n1", "neon"): 6.5,
+    ("neoverse-v1", "neon"): 14,
+    ("neoverse-v2", "neon"): 13.5,
+    ("apple-m1", "neon"): 10.5,
+    ("neoverse-v1", "neonbf16"): 40,
+    ("neoverse-v2", "neonbf16"): 34,
+    ("apple-m4", "neonbf16"): 33,
+    ("znver4", "avx2"): 15,
+    ("znver4", "avx512"): 12,
+    ("sapphirerapids", "avx2"): 15,
+    ("sapphirerapids", "avx512"): 15,
+}
+
+loops = functools.lru_cache(predicted.loops_of_dtype)
+
+
+@pytest.mark.parametrize("isa", predicted.MARCH)
+def test_inner_loops_hold_their_sums_in_registers(isa: str) -> None:
+    found = loops(isa)
+    assert sorted(loop.function for loop in found) == ["dot_rows", "value_rows"]
+    assert [loop.spills for loop in found] == [0, 0], found
+
+
+@pytest.mark.parametrize(("processor", "isa"), LEAST)
+def test_inner_loops_are_predicted_to_be_fast(processor: str, isa: str) -> None:
+    for loop in loops(isa):
+        found = predicted.predict(loop, processor, isa)
+        assert LEAST[processor, isa] <= found.rate <= found.limit * 1.01, (loop.function, found, loop.lines)
+
+
+def test_a_loop_that_spills_is_noticed() -> None:
+    lines = ("ldr q1, [sp, 16]", "fmla v0.4s, v1.4s, v2.s[0]", "str q0, [sp, 32]")
+    slow = predicted.Loop("dot_rows", "Floats", lines)
+    assert slow.spills == 2
+    assert predicted.predict(slow, "neoverse-v1", "neon").rate < 4
