@@ -23,9 +23,9 @@ from regard.backends.native.launch import (
     library,
     natural_row_stats,
 )
-from regard.backends.native.lower_mask import lower_mask, needs_tiles
+from regard.backends.native.lower_mask import lower_mask, needs_tiles, program_of_mask, why_no_program
 from regard.backends.native.mask_text import why_not_text
-from regard.backends.native.modifiers.program import described
+from regard.backends.native.modifiers.program import OPERAND_NAMES, described
 from regard.backends.native.modifiers.table import programmed, why_not_learned
 from regard.backends.native.plan import ForwardPlan
 from regard.backends.native.plan_limits import repeats
@@ -94,7 +94,7 @@ class Native(Backend):
             return "with invariant, few queries run in the kernel for blocks of queries, which reads floats"
         if not library().reads_int8(frame.heads, problem.key_heads, frame.nq, invariant=False):
             return "the kernel for many queries, or for many heads of a key head, reads floats"
-        return "its mask is a map of tiles" if needs_tiles(problem) else None
+        return "its mask is known tile by tile" if needs_tiles(problem) else None
 
     def forward(self, problem: Problem) -> Result:
         with torch.no_grad():
@@ -167,13 +167,16 @@ class Native(Backend):
             found |= self._products(problem)
         if programmed(problem) and 0 not in problem.frame.shape:
             found["modifiers as"] = described(problem)
-        kinds = {"allowed": "booleans", "tiles": "a map of tiles"}
-        forms = [kinds[name] for name in args if name in kinds]
+        kinds = {"allowed": "booleans", "tiles": "a map of tiles", "mask_code": program_of_mask(problem)}
+        forms = [said for name, said in kinds.items() if name in args]
         if "k_documents" in args and problem.mask.rows(problem.frame) is None:
             forms.append("numbers of documents, compared pair by pair")
-        elif args.keys() - {*kinds, "bits"}:
+        elif args.keys() - {*kinds, "bits", *OPERAND_NAMES}:
             forms.append("an interval of keys for each query")
         found["mask as"] = " and ".join(forms) or "none: every query sees every key"
+        unlowered = why_no_program(problem)
+        if unlowered is not None:
+            found["mask as"] += f", since no program: {unlowered}"
         unwritten = why_not_text(problem.mask)
         if unwritten is not None and kinds.keys() & args.keys():
             found["in graphs"] = (
