@@ -29,6 +29,7 @@ __all__ = [
     "SLOTS",
     "ProgramGradients",
     "Programs",
+    "why_no_program_of_scores",
     "why_not_program_gradients",
 ]
 
@@ -87,6 +88,12 @@ class Programs(KernelModifier[Modifier]):
         """In float64 where an element may be the sum of many terms: of a table, or shared by queries or keys."""
         pairs = operand.dim() > 1 and 1 not in operand.shape[-2:]
         return torch.zeros(operand.shape, dtype=torch.float32 if pairs else torch.float64, device="cpu")
+
+
+def why_no_program_of_scores(problem: Problem) -> str | None:
+    """Why the modifiers of a score, all together, are no program, as a clause; None where they are."""
+    found = _program(problem)
+    return found if isinstance(found, str) else None
 
 
 def why_not_program_gradients(problem: Problem, wanted: Sequence[bool]) -> str | None:
