@@ -1,6 +1,6 @@
 // Random right calls of the kernels' C interface, each buffer of exactly the size that the call says.
 #pragma once
-#include "random_memory.h"
+#include "native_fuzz_programs.h"
 
 #include "additive/gradients.h"
 
@@ -41,6 +41,8 @@ struct Case : RandomMemory {
     if (!additive && !facts && r.chance(3)) pages();
     steps();
     hide();
+    if (!int8 && r.chance(3)) mask_program(*this);
+    if (!additive && r.chance(4)) score_program(*this);
     if (additive) weights();
     else if (facts) facts_of();
     else gradients();
@@ -248,6 +250,7 @@ struct Case : RandomMemory {
     if (c.slopes && !r.chance(4)) g.dslopes = (float*)make(kF32, c.heads);
     if (c.log_distance_weights && !r.chance(4)) g.dlog_distance_weights = (float*)make(kF32, c.heads);
     if (c.log_distance_weights && !r.chance(4)) g.dlog_distance_rates = (float*)make(kF32, c.heads);
+    gradients_of_program(*this);
     if (c.temperatures && !r.chance(4)) g.dtemperatures = (float*)make(kF32, c.heads);
     if (c.offsets && !r.chance(4)) g.doffsets = (float*)make(kF32, c.heads * c.offsets_count);
   }
