@@ -258,8 +258,7 @@ const Wrong kWrong[] = {
     FIELD_WHERE(x.c.offsets && !x.c.q_cell, c.offsets_count, x.c.nq + x.c.nk - 2),
     FIELD_WHERE(entry == kBackward || entry == kAdditiveBackward, c.row_stats.data, nullptr),
     FIELD_WHERE(entry == kBackward && x.c.dv, g.dout.data, nullptr),
-    FIELD_WHERE(entry == kBackward, g.dout_dtype, 3),
-    FIELD_WHERE(entry == kBackward, g.gradient_dtype, -1),
+    FIELD_WHERE(entry == kBackward && x.g.dout.data, g.dout.dtype, -1),
     FIELD_WHERE(entry == kBackward && x.g.dslopes, c.slopes, nullptr),
     WRONG("the gradient of no log distance", kBad,
           if (entry != kBackward || !(x.g.dlog_distance_weights || x.g.dlog_distance_rates)) return false;

@@ -234,8 +234,7 @@ struct Case : RandomMemory {
   }
 
   void gradients() {
-    g.dout_dtype = (int32_t)r.between(0, 2), g.gradient_dtype = c.dtype;
-    g.dout = tensor((Kind)g.dout_dtype, c.heads, c.nq, c.dv, false);
+    g.dout = tensor((Kind)r.between(0, 2), c.heads, c.nq, c.dv, false);
     if (r.chance(2)) g.dlse = tensor(kF32, c.heads, c.nq, 1, false);
     if (!r.chance(4)) g.dq = tensor((Kind)c.dtype, c.heads, c.nq, c.dk, false);
     if (!r.chance(4)) g.dk = tensor((Kind)c.dtype, c.key_heads, c.nk, c.dk, false);
