@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0x5b54167d27f77a  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0xef002a72dd2f72  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -179,18 +179,18 @@ typedef struct {
   regard_tensor bias;  // (batch, head, query, key): added to the scores
   const int32_t* program_code;  // int32 (instruction, number): a program that modifies scores
   int64_t program_count;
-  regard_tensor program_0;  // (...): what a program reads: (batch, head, query, key), or a table
-  regard_tensor program_1;  // (...): what a program reads: (batch, head, query, key), or a table
-  regard_tensor program_2;  // (...): what a program reads: (batch, head, query, key), or a table
-  regard_tensor program_3;  // (...): what a program reads: (batch, head, query, key), or a table
-  regard_tensor program_4;  // (...): what a program reads: (batch, head, query, key), or a table
-  regard_tensor program_5;  // (...): what a program reads: (batch, head, query, key), or a table
-  regard_tensor program_6;  // (...): what a program reads: (batch, head, query, key), or a table
-  regard_tensor program_7;  // (...): what a program reads: (batch, head, query, key), or a table
-  regard_tensor program_8;  // (...): what a program reads: (batch, head, query, key), or a table
-  regard_tensor program_9;  // (...): what a program reads: (batch, head, query, key), or a table
-  regard_tensor program_10;  // (...): what a program reads: (batch, head, query, key), or a table
-  regard_tensor program_11;  // (...): what a program reads: (batch, head, query, key), or a table
+  regard_tensor program_0;  // (...): what programs read: (batch, head, query, key), or a table
+  regard_tensor program_1;  // (...): what programs read: (batch, head, query, key), or a table
+  regard_tensor program_2;  // (...): what programs read: (batch, head, query, key), or a table
+  regard_tensor program_3;  // (...): what programs read: (batch, head, query, key), or a table
+  regard_tensor program_4;  // (...): what programs read: (batch, head, query, key), or a table
+  regard_tensor program_5;  // (...): what programs read: (batch, head, query, key), or a table
+  regard_tensor program_6;  // (...): what programs read: (batch, head, query, key), or a table
+  regard_tensor program_7;  // (...): what programs read: (batch, head, query, key), or a table
+  regard_tensor program_8;  // (...): what programs read: (batch, head, query, key), or a table
+  regard_tensor program_9;  // (...): what programs read: (batch, head, query, key), or a table
+  regard_tensor program_10;  // (...): what programs read: (batch, head, query, key), or a table
+  regard_tensor program_11;  // (...): what programs read: (batch, head, query, key), or a table
   regard_tensor start;  // int32 (batch, head, query, 1): each query sees keys [start, stop); or a rule (documents: also both):
   regard_tensor stop;  // int32 (batch, head, query, 1): each query sees keys [start, stop); or a rule (documents: also both):
   const int64_t* shifts;  // int64 (batch, 1): added to first and last
@@ -212,6 +212,8 @@ typedef struct {
   regard_tensor tiles;  // int32 (batch, head, block of queries, block of keys): -1: no pair is seen, -2: all are, else which of the bits
   const int64_t* bits;  // int64 (which, key of a block): bit r of word j is row r of a block, key j of it
   int64_t bits_count;
+  const int32_t* mask_code;  // int32 (instruction, number): a program that says whether a pair is seen
+  int64_t mask_count;
   const int64_t* q_at;  // int64 (batch, query): positions, where something compares them
   int64_t q_at_batch[4];
   const int64_t* k_at;  // int64 (batch, key): positions, where something compares them
@@ -224,7 +226,7 @@ typedef struct {
   regard_tensor k_scales;  // float32 (batch, key head, key, 1): k is int8; its rows are multiplied by these
   regard_tensor v_scales;  // float32 (batch, key head, key, 1): v is int8; its rows are multiplied by these
 } regard_call;
-static_assert(sizeof(regard_call) == 2976, "ctypes lays regard_call out in another way");
+static_assert(sizeof(regard_call) == 2992, "ctypes lays regard_call out in another way");
 
 // A call on sequences that have any number of queries each, one sequence behind another in q, out and q_at.
 // The batch of `call` is 1, nq counts all queries; batch[3] of k and v, or of block_table, strides over
@@ -237,7 +239,7 @@ typedef struct {
   const int64_t* key_counts;  // (sequences): the keys of each; null: nk
   int64_t thread_work;  // floating-point operations for which it is worth waking another thread
 } regard_ragged;
-static_assert(sizeof(regard_ragged) == 3008, "ctypes lays regard_ragged out in another way");
+static_assert(sizeof(regard_ragged) == 3024, "ctypes lays regard_ragged out in another way");
 
 // A call of the backward pass. A null address: that gradient is not wanted.
 typedef struct {
@@ -266,7 +268,7 @@ typedef struct {
   regard_tensor dprogram_10;  // added to, float; double where it sums queries or keys
   regard_tensor dprogram_11;  // added to, float; double where it sums queries or keys
 } regard_gradients;
-static_assert(sizeof(regard_gradients) == 4456, "ctypes lays regard_gradients out in another way");
+static_assert(sizeof(regard_gradients) == 4472, "ctypes lays regard_gradients out in another way");
 
 // A call whose scores are w · f(a + c): q and k are a and c, float whatever its dtype, which is that of v.
 typedef struct {
@@ -276,7 +278,7 @@ typedef struct {
   int32_t activation;
   float slope;  // of the leaky ReLU
 } regard_additive;
-static_assert(sizeof(regard_additive) == 3000, "ctypes lays regard_additive out in another way");
+static_assert(sizeof(regard_additive) == 3016, "ctypes lays regard_additive out in another way");
 
 // The backward pass of an additive call. All cotangents and gradients are float; every element is written.
 typedef struct {
@@ -288,7 +290,7 @@ typedef struct {
   regard_tensor dv;
   float* dw;  // (heads, dk)
 } regard_additive_gradients;
-static_assert(sizeof(regard_additive_gradients) == 3408, "ctypes lays regard_additive_gradients out in another way");
+static_assert(sizeof(regard_additive_gradients) == 3424, "ctypes lays regard_additive_gradients out in another way");
 
 // Facts about the weights of a call. Results are contiguous, (batch..., head, ...); a null address, or a count
 // of 0: not wanted. The call's lse, out and dropout are not read; its dv is 0.
@@ -324,7 +326,7 @@ typedef struct {
   const float* level;  // (levels,)
   int64_t* reached;  // (.., levels) how many visible pairs have a weight of at least that
 } regard_fact_args;
-static_assert(sizeof(regard_fact_args) == 3208, "ctypes lays regard_fact_args out in another way");
+static_assert(sizeof(regard_fact_args) == 3224, "ctypes lays regard_fact_args out in another way");
 
 // New keys and values of a batch of sequences, to be copied to their pages, whose columns are neighbours.
 // batch[3] is the stride from sequence to sequence, or from page to page.
@@ -415,6 +417,7 @@ static inline int32_t regard_not_ragged(const regard_call* c) {
          c->allowed.data ||
          c->tiles.data ||
          c->bits ||
+         c->mask_code ||
          c->k_scales.data ||
          c->v_scales.data;
 }

@@ -9,13 +9,13 @@ namespace regard {
 // Whether a call's backward is computed here: the backward of blocks, whose lanes are queries, is faster where lanes
 // are well filled.
 static bool few_additive_backward(const regard_call& c) {
-  return !c.invariant && !c.tiles.data && few_rows(c) <= kMaxRows && 2 * c.nq <= 3 * W;
+  return !c.invariant && !masks_tiles(c) && few_rows(c) <= kMaxRows && 2 * c.nq <= 3 * W;
 }
 
 // Whether its forward is. A forward that writes row statistics is computed where its backward is, which computes the
 // same scores again: the two kernels round scores differently, and weights of large scores would not sum to 1.
 static bool few_additive(const regard_call& c) {
-  return c.row_stats.data ? few_additive_backward(c) : !c.invariant && !c.tiles.data && few_rows(c) <= kMaxRows;
+  return c.row_stats.data ? few_additive_backward(c) : !c.invariant && !masks_tiles(c) && few_rows(c) <= kMaxRows;
 }
 
 REGARD_INLINE int64_t round_pairs(int64_t n) { return (n + 2 * W - 1) / (2 * W) * (2 * W); }

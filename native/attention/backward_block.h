@@ -143,7 +143,7 @@ static bool visit(const BackwardCall& w, const Place& p, int64_t j, int64_t coun
                   BlockShare& x) {
   const regard_call& c = w.c;
   const Limits& limits = w.limits[(p.b * c.heads + p.h) * w.blocks + p.row / kQueries];
-  t = Tile{j, count, p.rows % W != 0, nullptr, nullptr, nullptr, {}, {}};
+  t = Tile{j, count, p.rows % W != 0, nullptr, nullptr, nullptr, false, {}, {}};
   x.from = limits.lo > j ? limits.lo - j : 0, x.to = limits.hi < j + count ? limits.hi - j : count;
   if (x.from >= x.to) return false;
   // whole groups of rows of the products that follow
@@ -158,6 +158,9 @@ static bool visit(const BackwardCall& w, const Place& p, int64_t j, int64_t coun
   const Cover documents = Documents::cover(c, p, p.row, p.rows, j, count);
   if (documents == Cover::kNone) return false;
   if (documents == Cover::kSome) t.documents = Documents::of_keys(c, p) + j;
+  const Cover program = MaskProgram::cover(c, p, j, count);
+  if (program == Cover::kNone) return false;
+  t.program = program == Cover::kSome;
   if (c.allowed.data) t.allowed = at<uint8_t>(c.allowed, p, p.h) + p.row * c.allowed.row + j * c.allowed.col;
   load_bits(c, p, t, bits);
   if (t.bits == bits) {

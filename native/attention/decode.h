@@ -18,7 +18,7 @@ static bool has_few_rows(const regard_call& c) {
   const int64_t most = c.k_scales.data                                   ? kMaxQueriesInt8
                        : c.dtype == REGARD_F32 || c.heads == c.key_heads ? kMaxQueries
                                                                          : kMaxQueriesHalf;
-  return !c.invariant && few_rows(c) <= kMaxRows && c.nq <= most && !c.tiles.data;
+  return !c.invariant && few_rows(c) <= kMaxRows && c.nq <= most && !masks_tiles(c);
 }
 
 // Keys of a part: few enough for many threads, enough to be worth a merge. It depends on shapes only. all: keys of all

@@ -45,6 +45,7 @@ template <int V, class Op>
 static void run_tile(Block<V>& b, Tile& t, KvTile& x) {
   uint64_t bits[kKeys];
   load_extras<V>(b, t, bits);
+  if (t.program && hides_all(t)) return;
   if constexpr (Op::parts) return b.w.stream->template finish<Op::parts>(), run_matrix_tile<V, Op>(b, t, x);
   load_keys<Op>(b.c, b.w, x);
   vf top[V];
@@ -126,12 +127,15 @@ template <int V>
 static Tile tile_for_block(const Block<V>& b, const KvTile& x, int64_t j) {
   const regard_call& c = b.c;
   const int64_t from = x.j > b.lo ? x.j : b.lo, to = x.j + x.count < b.hi ? x.j + x.count : b.hi;
-  Tile t{from, to - from, false, nullptr, nullptr, nullptr, {}, {}};
+  Tile t{from, to - from, false, nullptr, nullptr, nullptr, false, {}, {}};
   const int32_t which = b.map ? b.map[j / kKeys * c.tiles.col] : -2;
   if (to <= from || which == -1) return t.count = 0, t;
   const Cover documents = Documents::cover(c, b.p, b.p.row, b.p.rows, from, to - from);
   if (documents == Cover::kNone) return t.count = 0, t;
   if (documents == Cover::kSome) t.documents = Documents::of_keys(c, b.p) + from;
+  const Cover program = MaskProgram::cover(c, b.p, from, to - from);
+  if (program == Cover::kNone) return t.count = 0, t;
+  t.program = program == Cover::kSome;
   t.edge = c.start.data && (from < b.inner_lo || to > b.inner_hi);
   if (which >= 0) t.bits = Bits::words(c, which) + (from - j);
   if (c.allowed.data) t.allowed = at<uint8_t>(c.allowed, b.p, b.p.h) + b.p.row * c.allowed.row + from * c.allowed.col;

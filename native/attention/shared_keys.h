@@ -10,8 +10,8 @@ namespace regard {
 // Whether heads of a group, and batch elements, differ only in their queries and intervals. Keys of int8 are read by
 // few rows alone.
 static bool rows_alike(const regard_call& c) {
-  return !Modifiers::differ_by_head(c) && !c.k_scales.data && !c.allowed.data && !c.tiles.data && !Documents::used(c) &&
-         !c.threshold && !c.sink.data;
+  return !Modifiers::differ_by_head(c) && !c.k_scales.data && !c.allowed.data && !masks_tiles(c) &&
+         !Documents::used(c) && !c.threshold && !c.sink.data;
 }
 
 // Whether the heads of a group become one: where the group has many rows, and each head alone would be a block with few

@@ -69,7 +69,14 @@ REGARD_INLINE vf remainder_of(vf a, vf b) {
 
 // The greatest whole number not above a / b, for b != 0: exact, since the quotient of two 32-bit numbers as a double is
 // no whole number unless it is one.
+// Rounded down. A quotient of floats is right where both are whole numbers below 2^24; others are divided in double.
 REGARD_INLINE vi floor_divide(vi a, vi b) {
+  const vi most = splat_int(1 << 24), far = (a > most) | (a < -most) | (b > most) | (b < -most);
+  if (!Isa::lanes_set(far)) {
+    const vf quotient = __builtin_convertvector(a, vf) / __builtin_convertvector(b, vf);
+    const vi whole = __builtin_convertvector(quotient, vi), rest = a - whole * b;
+    return whole + ((rest != 0) & ((rest ^ b) < 0));  // true is -1
+  }
   int32_t x[W], y[W];
   *(vi_any*)x = a, *(vi_any*)y = b;
   for (int n = 0; n < W; ++n) x[n] = (int32_t)__builtin_floor((double)x[n] / (double)y[n]);

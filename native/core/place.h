@@ -127,6 +127,7 @@ struct Tile {
   const uint64_t* bits;      // of each key, one bit a query, where bits hide some pair; else null
   const uint8_t* allowed;    // the boolean bytes of the tile, or null
   const int64_t* documents;  // the numbers of the keys' documents, where they are compared; else null
+  bool program;              // whether a program has to say which pairs are visible
   Prefetch keys, values;
 };
 

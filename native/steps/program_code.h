@@ -31,24 +31,26 @@ struct ProgramCode {
     return x.op == REGARD_DO_LOAD_GRADIENT || x.op == REGARD_DO_GATHER_GRADIENT;
   }
 
+  // Whether an instruction is known, and its slots and its operand are there.
+  static bool right_instruction(const regard_call& c, const Instruction& x) {
+    const auto slot = [](int32_t n) { return n >= 0 && n < REGARD_SLOTS; };
+    if (x.op < 0 || x.op >= REGARD_DO_COUNT || !slot(x.to) || !slot(x.a) || !slot(x.b) || !slot(x.c)) return false;
+    if (x.op != REGARD_DO_LOAD && x.op != REGARD_DO_GATHER && !is_gradient(x)) return true;
+    if (x.number < 0 || x.number >= REGARD_PROGRAM_OPERANDS || !operand(c, x.number).data) return false;
+    const regard_tensor& t = operand(c, x.number);
+    const bool table = x.op == REGARD_DO_GATHER || x.op == REGARD_DO_GATHER_GRADIENT;
+    if (t.dtype != REGARD_F32 && t.dtype != REGARD_I32 &&
+        (table || (t.dtype != REGARD_BOOL && !known_dtype((int32_t)t.dtype))))
+      return false;
+    return table ? t.size >= 1 && t.size <= INT32_MAX : fits(t, t.dtype, c.batch, c.heads, c.nq, c.nk);
+  }
+
   static int32_t check(const regard_call& c) {
     if (!c.program_code) return REGARD_DONE;
     int results = 0, derivatives = 0;
     for (const Instruction* x = begin_of(c); x < end_of(c); ++x) {
-      const auto slot = [](int32_t n) { return n >= 0 && n < REGARD_SLOTS; };
-      if (x->op < 0 || x->op >= REGARD_DO_COUNT || !slot(x->to) || !slot(x->a) || !slot(x->b) || !slot(x->c))
-        return REGARD_BAD_ARGUMENT;
+      if (!right_instruction(c, *x)) return REGARD_BAD_ARGUMENT;
       results += x->op == REGARD_DO_RESULT, derivatives += x->op == REGARD_DO_DERIVATIVE;
-      if (x->op != REGARD_DO_LOAD && x->op != REGARD_DO_GATHER && !is_gradient(*x)) continue;
-      if (x->number < 0 || x->number >= REGARD_PROGRAM_OPERANDS || !operand(c, x->number).data)
-        return REGARD_BAD_ARGUMENT;
-      const regard_tensor& t = operand(c, x->number);
-      const bool table = x->op == REGARD_DO_GATHER || x->op == REGARD_DO_GATHER_GRADIENT;
-      if (t.dtype != REGARD_F32 && t.dtype != REGARD_I32 &&
-          (table || (t.dtype != REGARD_BOOL && !known_dtype((int32_t)t.dtype))))
-        return REGARD_BAD_ARGUMENT;
-      if (table ? t.size < 1 || t.size > INT32_MAX : !fits(t, t.dtype, c.batch, c.heads, c.nq, c.nk))
-        return REGARD_BAD_ARGUMENT;
     }
     const bool closed = c.program_count > 0 && end_of(c)[-1].op == REGARD_DO_DERIVATIVE;
     return closed && results == 1 && derivatives == 1 ? REGARD_DONE : REGARD_BAD_ARGUMENT;

@@ -7,6 +7,7 @@
 #include "steps/dropout.h"
 #include "steps/interval.h"
 #include "steps/log_distance.h"
+#include "steps/mask_program.h"
 #include "steps/offsets.h"
 #include "steps/program.h"
 #include "steps/sink.h"
@@ -59,14 +60,22 @@ static void begin_steps(Block<V>& b) {
   if (c.threshold) Dropout::begin(b);
 }
 
-// Finds the bits of a tile: of its tile map, boolean bytes and documents together. bits: room for them.
+// Finds the bits of a tile: of its tile map, boolean bytes, documents and a program together. bits: room for them.
 static void load_bits(const regard_call& c, const Place& p, Tile& t, uint64_t* bits) {
-  if (!t.allowed && !t.documents) return;
+  if (!t.allowed && !t.documents && !t.program) return;
   if (t.allowed) Bits::pack(bits, t.allowed, c.allowed.row, c.allowed.col, p.rows, t.count);
   for (int64_t n = 0; !t.allowed && n < t.count; ++n) bits[n] = ~(uint64_t)0;
   if (t.documents) Documents::hide(bits, c, p, t.documents, t.count);
   for (int64_t n = 0; t.bits && n < t.count; ++n) bits[n] &= t.bits[n];
+  if (t.program) MaskProgram::hide(bits, c, p, t.j, t.count);
   t.bits = bits;
+}
+
+// Whether the bits of a tile, where it has any, hide all its pairs.
+static bool hides_all(const Tile& t) {
+  uint64_t some = !t.bits;
+  for (int64_t n = 0; t.bits && n < t.count; ++n) some |= t.bits[n];
+  return !some;
 }
 
 // Scores of one key for V vectors of queries: everything after the similarity, in base 2. kept: takes what the

@@ -25,6 +25,31 @@ class Temperature(rg.Modifier):
 
 
 @dataclass(frozen=True)
+class Near(rg.Modifier):
+    """A modifier of a user's own: a gate for each head, and a table of clipped distances."""
+
+    gate: torch.Tensor
+    table: torch.Tensor
+
+    def modify(self, s: torch.Tensor, at: Any) -> torch.Tensor:
+        reach = self.table.shape[1] // 2
+        bucket = (at.i - at.j).clamp(-reach, reach) + reach
+        return s * torch.sigmoid(at.heads(self.gate).to(s.dtype)) + self.table[at.h, bucket].to(s.dtype)
+
+
+@dataclass(frozen=True)
+class Grid(rg.Mask):
+    """A mask of a user's own: neighbours in a grid."""
+
+    columns: int
+    reach: int
+
+    def visible(self, at: Any) -> torch.Tensor:
+        rows, columns = at.i // self.columns - at.j // self.columns, at.i % self.columns - at.j % self.columns
+        return (rows.abs() <= self.reach) & (columns.abs() <= self.reach)
+
+
+@dataclass(frozen=True)
 class Stride(rg.Mask):
     """A mask of a user's own, from the README."""
 
@@ -72,13 +97,16 @@ def score(part: Part) -> rg.Score:
         return rg.Additive(t.get("w_q"), t.get("w_k"), t["w"], t.get("b"), activation)
     if part.kind == "custom":
         return rg.Custom(lambda q, k, w: (q * w).sin() @ k.mT, tensors=(t["w"],))
+    if part.kind == "product":
+        cap = n["cap"]
+        return rg.Custom(lambda q, k, w: cap * torch.tanh(q @ k.mT / cap) + w, tensors=(t["w"],))
     if part.kind == "relative":
         return rg.RelativeBias(t["table"], _buckets(n))
     if part.kind == "points":
         return rg.Alibi(t["slopes"], t["coordinates"], t.get("query_coordinates"))
     kinds = {"dot": rg.Dot, "scaled dot": rg.ScaledDot, "cosine": rg.Cosine, "distance": rg.Distance}
     kinds |= {"bilinear": rg.Bilinear, "soft cap": rg.SoftCap, "alibi": rg.Alibi, "bias": rg.Bias}
-    kinds |= {"log distance": rg.LogDistance, "divided": rg.Temperature, "temperature": Temperature}
+    kinds |= {"log distance": rg.LogDistance, "divided": rg.Temperature, "temperature": Temperature, "near": Near}
     return kinds[part.kind](**t, **n)
 
 
@@ -100,4 +128,4 @@ def mask(part: Part) -> rg.Mask:
         return rg.Lengths(**{name: t.tolist() for name, t in part.tensors.items()})
     kinds = {"everything": rg.Everything, "causal": rg.Causal, "window": rg.Window, "prefix": rg.Prefix}
     kinds |= {"dilated": rg.Dilated, "lengths": rg.Lengths, "documents": rg.Documents, "dense": rg.Dense}
-    return (kinds | {"stride": Stride})[part.kind](**part.tensors, **part.numbers)
+    return (kinds | {"stride": Stride, "grid": Grid})[part.kind](**part.tensors, **part.numbers)

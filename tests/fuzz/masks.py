@@ -5,7 +5,7 @@ from __future__ import annotations
 from .call import Part
 from .tensors import Size, Source
 
-POSITIONAL = ("causal", "window", "prefix", "dilated", "where", "stride")
+POSITIONAL = ("causal", "window", "prefix", "dilated", "where", "stride", "grid")
 
 
 def draw_mask(s: Source, at: Size) -> Part:
@@ -21,7 +21,7 @@ def draw_mask(s: Source, at: Size) -> Part:
 
 
 def _one(s: Source, at: Size) -> Part:
-    kinds = {"causal": 22, "window": 14, "prefix": 8, "dilated": 5, "where": 6, "stride": 2}
+    kinds = {"causal": 22, "window": 14, "prefix": 8, "dilated": 5, "where": 6, "stride": 2, "grid": 4}
     kinds = {} if at.unplaced else kinds
     kinds |= {"lengths": 14, "documents": 12, "dense": 14, "everything": 2}
     part = _leaf(s.choice.choices(list(kinds), list(kinds.values()))[0], s, at)
@@ -44,6 +44,8 @@ def _leaf(kind: str, s: Source, at: Size) -> Part:
         return Part(kind, numbers={"i": s.choice.randrange(1, 7), "j": s.choice.randrange(1, 7)})
     if kind == "stride":
         return Part(kind, numbers={"n": s.choice.choice((1, 2, 4))})
+    if kind == "grid":
+        return Part(kind, numbers={"columns": s.choice.randrange(1, 20), "reach": s.choice.randrange(4)})
     if kind == "lengths":
         named = {"keys": at.nk, "queries": at.nq}
         chosen = s.choice.choice((("keys",), ("queries",), ("keys", "queries"), ("keys",)))

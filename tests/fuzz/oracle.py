@@ -105,6 +105,9 @@ def _similarity(part: Part, call: Call, acc: torch.dtype, r: Unrounded) -> Tenso
         return (r(_unit(q)) @ r(_unit(k)).mT) * _scalar(part, t, "scale")
     if part.kind == "distance":
         return _distance(_scalar(part, t, "gamma"), q, k, r)
+    if part.kind == "product":
+        cap = part.numbers["cap"]
+        return cap * r(torch.tanh(r.product(q, k) / cap)) + t["w"]
     if part.kind == "custom":
         return r.product(r((q * t["w"]).sin()), k)
     raise AssertionError(part.kind)
@@ -178,6 +181,10 @@ def _modified(part: Part, call: Call, s: Tensor, t: dict[str, Tensor], r: Unroun
         bucket = _buckets(part.numbers, *positions(call))
         table = t["table"].expand(-1, call.heads)
         return s + table[bucket, torch.arange(call.heads)[:, None, None]]
+    if part.kind == "near":
+        (i, j), reach = positions(call), t["table"].shape[1] // 2
+        near = t["table"][torch.arange(call.heads)[:, None, None], (i - j).clamp(-reach, reach) + reach]
+        return r(s * torch.sigmoid(t["gate"])[..., None, None]) + near
     if part.kind == "divided":
         return s / _scalar(part, t, "t")
     if part.kind == "temperature":
@@ -245,6 +252,9 @@ def visible(part: Part, call: Call) -> Tensor:
         b = torch.arange(math.prod(call.batch)).reshape(*call.batch, 1, 1, 1)
         h = torch.arange(call.heads)[:, None, None]
         return (i * numbers["i"] + j * numbers["j"] + h + b) % 7 < 4
+    if part.kind == "grid":
+        columns, reach = numbers["columns"], numbers["reach"]
+        return ((i // columns - j // columns).abs() <= reach) & ((i % columns - j % columns).abs() <= reach)
     if part.kind == "stride":
         return (j % numbers["n"] == 0) | (i == j)
     raise AssertionError(part.kind)

@@ -13,7 +13,7 @@ HUGE = (1e2, -1e2, 1e4, -1e4, -1e9, "min / 2", "min")
 def draw_kind(s: Source, equal: bool) -> str:
     """The kind of a similarity of queries and keys, whose widths are equal or not."""
     kinds = {"bilinear": 10, "additive": 20}
-    kinds |= {"scaled dot": 40, "dot": 10, "cosine": 8, "distance": 9, "custom": 1} if equal else {}
+    kinds |= {"scaled dot": 40, "dot": 10, "cosine": 8, "distance": 9, "custom": 1, "product": 4} if equal else {}
     return s.choice.choices(list(kinds), list(kinds.values()))[0]
 
 
@@ -28,6 +28,9 @@ def draw_similarity(s: Source, kind: str, at: Size, dq: int, dk: int) -> Part:
     if kind == "bilinear":
         lead = s.choice.choice(((), (), (at.heads,), (1,)))
         return Part(kind, {"m": at.parameter(s, s.normal(*lead, dq, dk) / max(dq, 1) ** 0.5)})
+    if kind == "product":
+        w = s.normal(*s.choice.choice(((), (at.heads, 1, 1))))
+        return Part(kind, {"w": w.to(s.choice.choice((at.dtype, torch.float32)))}, {"cap": s.choice.choice((0.5, 6.0))})
     if kind == "custom":
         return Part(kind, {"w": s.normal(dq).to(s.choice.choice((at.dtype, torch.float32)))})
     return _additive(s, at, dq, dk) if kind == "additive" else Part(kind)
@@ -65,6 +68,7 @@ def _additive(s: Source, at: Size, dq: int, dk: int) -> Part:
 def draw_modifiers(s: Source, at: Size) -> tuple[Part, ...]:
     count = s.choice.choices((0, 1, 2, 3, 4), (42, 32, 15, 8, 3))[0]
     kinds = {"soft cap": 22, "alibi": 0 if at.unplaced else 16, "points": 9, "bias": 36, "temperature": 3}
+    kinds["near"] = 0 if at.unplaced else 5
     kinds["relative"] = 0 if at.unplaced else 16
     drawn = s.choice.choices(list(kinds), list(kinds.values()), k=count)
     parts, huge = [], s.maybe(0.5)
@@ -111,6 +115,9 @@ def _modifier(kind: str, s: Source, at: Size) -> Part:
         return Part(kind, {"slopes": slopes, **points})
     if kind == "temperature":
         return Part(kind, {"log": at.parameter(s, s.normal(at.heads) * 0.3)})
+    if kind == "near":
+        reach = s.choice.randrange(1, 9)
+        return Part(kind, {"gate": s.normal(at.heads), "table": at.parameter(s, s.normal(at.heads, 2 * reach + 1))})
     numbers, count = _buckets(s, at)
     table = s.normal(count, s.choice.choice((1, at.heads)))
     return Part(kind, {"table": at.parameter(s, table)}, numbers)

@@ -74,6 +74,27 @@ bool set_group(Case& x, int64_t group) {
   return true;
 }
 
+// Sets a part of an instruction of a program: of one that reads the operand whose number it has, or of any.
+bool set_code(Case& x, const int32_t* code, int64_t count, int part, int64_t value) {
+  if (!code) return false;
+  int64_t n = x.r.between(0, count - 1);
+  for (int64_t tried = 0;
+       part == 5 && tried < count && code[6 * n] != REGARD_DO_LOAD && code[6 * n] != REGARD_DO_GATHER; ++tried)
+    n = (n + 1) % count;
+  if (part == 5 && code[6 * n] != REGARD_DO_LOAD && code[6 * n] != REGARD_DO_GATHER) return false;
+  x.touch((int32_t*)code + 6 * n + part, value);
+  return true;
+}
+
+// Whether a program loads or gathers an operand.
+bool reads(const int32_t* code, int64_t count, int32_t which) {
+  bool found = false;
+  for (int64_t n = 0; code && n < count; ++n)
+    found |= (code[6 * n] == REGARD_DO_LOAD || code[6 * n] == REGARD_DO_GATHER) && code[6 * n + 5] == which;
+  return found;
+}
+#define LOADED(code, count, which) reads(x.c.code, x.c.count, which)
+
 constexpr int32_t kBad = REGARD_BAD_ARGUMENT;
 constexpr int64_t kFar = (int64_t)1 << 30;
 
@@ -95,6 +116,17 @@ bool needs_positions(const regard_call& c) {
   FIELD_WHERE(there, field.size, x.field.size - 1), FIELD_WHERE(there, field.size, 0), \
       FIELD_WHERE(there, field.dtype, REGARD_OTHER), FIELD_WHERE(there, field.data, nullptr)
 #define OPERAND(field) OPERAND_WHERE(x.field.data&& x.field.size, field)
+#define CODES(code, count)                                                                                           \
+  WRONG("an operation past the last of " #code, kBad, return set_code(x, x.c.code, x.c.count, 0, REGARD_DO_COUNT);), \
+      WRONG("an operation of -1 of " #code, kBad, return set_code(x, x.c.code, x.c.count, 0, -1);),                  \
+      WRONG("a slot past the last of " #code, kBad, return set_code(x, x.c.code, x.c.count, 1, REGARD_SLOTS);),      \
+      WRONG("a slot of -1 of " #code, kBad, return set_code(x, x.c.code, x.c.count, 2, -1);),                        \
+      WRONG("a slot far away of " #code, kBad, return set_code(x, x.c.code, x.c.count, 3, INT32_MAX);),              \
+      WRONG("an operand past the last of " #code, kBad,                                                              \
+            return set_code(x, x.c.code, x.c.count, 5, REGARD_PROGRAM_OPERANDS);),                                   \
+      WRONG("an operand of -1 of " #code, kBad, return set_code(x, x.c.code, x.c.count, 5, -1);),                    \
+      FIELD_WHERE(x.c.code, c.count, x.c.count - 1), FIELD_WHERE(x.c.code, c.count, 0),                              \
+      FIELD_WHERE(x.c.code, c.count, -1)
 #define OPERAND_OF(kind, field) OPERAND_WHERE(entry == kind && x.field.data && x.field.size, field)
 
 const Wrong kWrong[] = {
@@ -181,6 +213,12 @@ const Wrong kWrong[] = {
     OPERAND(c.tiles),
     OPERAND(c.sink),
     OPERAND(c.bias),
+    CODES(mask_code, mask_count),
+    CODES(program_code, program_count),
+    FIELD_WHERE(LOADED(mask_code, mask_count, 11), c.program_11.data, nullptr),
+    FIELD_WHERE(LOADED(mask_code, mask_count, 11), c.program_11.size, 0),
+    FIELD_WHERE(LOADED(program_code, program_count, 0), c.program_0.data, nullptr),
+    FIELD_WHERE(LOADED(program_code, program_count, 0), c.program_0.dtype, REGARD_OTHER),
     OPERAND_OF(kBackward, g.dout),
     OPERAND_OF(kBackward, g.dlse),
     OPERAND_OF(kBackward, g.dq),
@@ -220,8 +258,7 @@ const Wrong kWrong[] = {
     FIELD_WHERE(x.c.offsets && !x.c.q_cell, c.offsets_count, x.c.nq + x.c.nk - 2),
     FIELD_WHERE(entry == kBackward || entry == kAdditiveBackward, c.row_stats.data, nullptr),
     FIELD_WHERE(entry == kBackward && x.c.dv, g.dout.data, nullptr),
-    FIELD_WHERE(entry == kBackward, g.dout_dtype, 3),
-    FIELD_WHERE(entry == kBackward, g.gradient_dtype, -1),
+    FIELD_WHERE(entry == kBackward && x.g.dout.data, g.dout.dtype, -1),
     FIELD_WHERE(entry == kBackward && x.g.dslopes, c.slopes, nullptr),
     WRONG("the gradient of no log distance", kBad,
           if (entry != kBackward || !(x.g.dlog_distance_weights || x.g.dlog_distance_rates)) return false;

@@ -1,6 +1,6 @@
 // Random right calls of the kernels' C interface, each buffer of exactly the size that the call says.
 #pragma once
-#include "random_memory.h"
+#include "native_fuzz_programs.h"
 
 #include "additive/gradients.h"
 
@@ -41,6 +41,8 @@ struct Case : RandomMemory {
     if (!additive && !facts && r.chance(3)) pages();
     steps();
     hide();
+    if (!int8 && r.chance(3)) mask_program(*this);
+    if (!additive && r.chance(4)) score_program(*this);
     if (additive) weights();
     else if (facts) facts_of();
     else gradients();
@@ -232,8 +234,7 @@ struct Case : RandomMemory {
   }
 
   void gradients() {
-    g.dout_dtype = (int32_t)r.between(0, 2), g.gradient_dtype = c.dtype;
-    g.dout = tensor((Kind)g.dout_dtype, c.heads, c.nq, c.dv, false);
+    g.dout = tensor((Kind)r.between(0, 2), c.heads, c.nq, c.dv, false);
     if (r.chance(2)) g.dlse = tensor(kF32, c.heads, c.nq, 1, false);
     if (!r.chance(4)) g.dq = tensor((Kind)c.dtype, c.heads, c.nq, c.dk, false);
     if (!r.chance(4)) g.dk = tensor((Kind)c.dtype, c.key_heads, c.nk, c.dk, false);
@@ -248,6 +249,7 @@ struct Case : RandomMemory {
     if (c.slopes && !r.chance(4)) g.dslopes = (float*)make(kF32, c.heads);
     if (c.log_distance_weights && !r.chance(4)) g.dlog_distance_weights = (float*)make(kF32, c.heads);
     if (c.log_distance_weights && !r.chance(4)) g.dlog_distance_rates = (float*)make(kF32, c.heads);
+    gradients_of_program(*this);
     if (c.temperatures && !r.chance(4)) g.dtemperatures = (float*)make(kF32, c.heads);
     if (c.offsets && !r.chance(4)) g.doffsets = (float*)make(kF32, c.heads * c.offsets_count);
   }

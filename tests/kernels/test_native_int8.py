@@ -182,7 +182,7 @@ def test_explain_says_why() -> None:
         ("read as it is, widened in registers", 1, {}),
         ("widened to float32: the kernel for many queries, or for many heads of a key head, reads floats", 9, {}),
         ("widened to float32: with invariant, few queries run in", 1, {"backend": rg.Native(invariant=True)}),
-        ("widened to float32: its mask is a map of tiles", 4, {"mask": scattered}),
+        ("widened to float32: its mask is known tile by tile", 4, {"mask": scattered}),
         ("widened to float32: Cosine() prepares the keys", 1, {"score": rg.Cosine(1.0)}),
         ("widened to float32: it reads contiguous keys and values", 1, {"backend": rg.Tiled()}),
     ):

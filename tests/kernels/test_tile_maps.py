@@ -9,7 +9,6 @@ from torch import Tensor
 import regard as rg
 from regard import testing
 from regard.backends.native import lower_mask as lowering
-from regard.backends.native.lower_mask import lower_mask
 
 AT = testing.frame(nq=151, nk=331, batch=(3,), heads=2)
 BY_HEAD = rg.Where(lambda b, h, i, j: (i * 3 + j * 5 + h + b) % 7 < 4)
@@ -24,6 +23,11 @@ MASKS = {
     "not documents": ~rg.Documents(torch.arange(151) // 70, torch.arange(331) % 3),
     "nothing": rg.Where(lambda b, h, i, j: i < j - 1000) & rg.Dilated(3),
 }
+
+
+def tile_map(mask: rg.Mask, queries: int) -> dict[str, Tensor]:
+    """What is made of a mask that is no program."""
+    return lowering._lower(mask, AT, AT.heads, (queries, 128))
 
 
 def written_out(found: dict[str, Tensor], queries: int, keys: int) -> Tensor:
@@ -41,16 +45,15 @@ def written_out(found: dict[str, Tensor], queries: int, keys: int) -> Tensor:
 @pytest.mark.parametrize("name", MASKS)
 def test_a_map_is_its_mask(name: str, queries: int, strip: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lowering, "_STRIP", strip)
-    problem = testing.draw(AT, mask=MASKS[name]).problem
-    found = lower_mask(problem, (queries, 128))
+    found = tile_map(MASKS[name], queries)
     assert found.keys() == {"tiles", "bits"}
     assert torch.equal(written_out(found, queries, 128), MASKS[name].visible(AT.region()).expand(AT.shape))
 
 
 def test_a_tile_that_is_all_hidden_or_all_visible_has_no_bits() -> None:
     """Where cannot say so of a tile: its pairs do."""
-    found = lower_mask(testing.draw(AT, mask=MASKS["near"]).problem, (64, 128))
+    found = tile_map(MASKS["near"], 64)
     assert found["tiles"].tolist() == [[[-1, 0, 1], [-1, 2, 3], [-1, -1, 4]]]
     assert len(found["bits"]) == 5
-    assert len(lower_mask(testing.draw(AT, mask=MASKS["nothing"]).problem, (64, 128))["bits"]) == 1
-    assert (lower_mask(testing.draw(AT, mask=MASKS["constant"]).problem, (64, 128))["tiles"] == -2).all()
+    assert len(tile_map(MASKS["nothing"], 64)["bits"]) == 1
+    assert (tile_map(MASKS["constant"], 64)["tiles"] == -2).all()

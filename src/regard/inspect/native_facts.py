@@ -16,6 +16,7 @@ from regard.backends.native.bind import bind
 from regard.backends.native.launch import arguments, library
 from regard.backends.native.lower_mask import lower_mask
 from regard.backends.native.modifiers.distance import near
+from regard.backends.native.products import with_product
 from regard.call.problem import Problem
 from regard.core.tracing import data_unavailable, watched
 from regard.inspect.facts.algebra import Fact
@@ -91,6 +92,7 @@ def ask(problem: Problem, facts: tuple[Fact[Any], ...]) -> tuple[Tensor, dict[Fa
         if fields is None:
             sweeps.append(fields := {})
         fields.update(asked)
+    problem = with_product(problem)
     alone = replace(problem, v=problem.v[..., :0].to(problem.q.dtype), dropout=None)  # facts need no values
     args = lower(alone, lower_mask(alone, library().tile))
     call = arguments(args, out=lse[..., :0])

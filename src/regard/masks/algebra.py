@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, NoReturn
@@ -60,6 +61,10 @@ class Mask(Value):
     def visible(self, at: Region) -> Tensor:
         """True where the query may see the key: boolean, broadcastable to (*batch, heads, r, c)."""
         raise NotImplementedError(f"{type(self).__name__} does not define visible(at).")
+
+    def of_pair(self) -> Callable[..., Tensor] | None:
+        """The function fn(b, h, i, j) of single pairs of which `visible` is made, with i and j as indices, or None."""
+        return None
 
     def cover(self, at: Tiling) -> Tensor:
         """A Cover for each tile: integers, broadcastable to (*batch, heads, R, C)."""

@@ -15,6 +15,7 @@ from regard.backends.native.call_operands import NUMBERS
 from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.modifiers.distance import MOST, place
 from regard.backends.native.modifiers.table import lower_modifiers, why_not_modifiers
+from regard.backends.native.products import why_no_product
 from regard.call.problem import Problem
 from regard.core.int8_rows import Int8Rows
 from regard.scores.activations import Activation, LeakyReLU, Sigmoid, Tanh
@@ -91,7 +92,8 @@ def _why_not_similarity(problem: Problem) -> str | None:
     if type(similarity) is Additive:
         return None if type(similarity.activation) in ACTIVATIONS else _unknown(similarity.activation)
     if type(similarity) not in (Dot, ScaledDot, Bilinear, Cosine):
-        return f"its scores begin with a dot product, not with {similarity!r}"
+        why = why_no_product(problem)
+        return f"its scores begin with a dot product, not with {similarity!r}" + ("" if why is None else f": {why}")
     return None
 
 

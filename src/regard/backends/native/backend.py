@@ -23,12 +23,13 @@ from regard.backends.native.launch import (
     library,
     natural_row_stats,
 )
-from regard.backends.native.lower_mask import lower_mask, needs_tiles
+from regard.backends.native.lower_mask import lower_mask, needs_tiles, program_of_mask, why_no_program
 from regard.backends.native.mask_text import why_not_text
-from regard.backends.native.modifiers.program import described
+from regard.backends.native.modifiers.program import OPERAND_NAMES, described
 from regard.backends.native.modifiers.table import programmed, why_not_learned
 from regard.backends.native.plan import ForwardPlan
 from regard.backends.native.plan_limits import repeats
+from regard.backends.native.products import with_product
 from regard.backends.native.ragged import RaggedPlan, ragged_plan
 from regard.backends.native.saved_mask import save_mask, saved_mask
 from regard.backends.native.torch_ops import traced
@@ -75,6 +76,7 @@ class Native(Backend):
             return f"it serves cpu tensors; these are on {frame.device.type}"
         if not runnable():
             return f"it was not built: {why_not_built()}"
+        problem = with_product(problem)
         why = _why_unread(problem) or (_family(problem).why_not_invariant(problem) if self.invariant else None)
         return why or why_not(problem)
 
@@ -94,9 +96,10 @@ class Native(Backend):
             return "with invariant, few queries run in the kernel for blocks of queries, which reads floats"
         if not library().reads_int8(frame.heads, problem.key_heads, frame.nq, invariant=False):
             return "the kernel for many queries, or for many heads of a key head, reads floats"
-        return "its mask is a map of tiles" if needs_tiles(problem) else None
+        return "its mask is known tile by tile" if needs_tiles(problem) else None
 
     def forward(self, problem: Problem) -> Result:
+        problem = with_product(problem)
         with torch.no_grad():
             args = self._kernel_args(problem)
             out, lse = empty_results(args)
@@ -105,10 +108,12 @@ class Native(Backend):
 
     def ragged_plan(self, problem: Problem, call: RaggedCall) -> RaggedPlan | None:
         """A plan for calls on ragged sequences; None if they do not run as one list. problem: that of the longest."""
+        problem = with_product(problem)
         with torch.no_grad():
             return ragged_plan(self._kernel_args(problem), problem, call)
 
     def forward_for_backward(self, problem: Problem) -> Kept:
+        problem = with_product(problem)
         with torch.no_grad():
             args = self._kernel_args(problem)
             (out, lse), row_stats = empty_results(args), empty_row_stats(args)
@@ -145,12 +150,13 @@ class Native(Backend):
     def backward(
         self, problem: Problem, kept: Kept, cotangents: Cotangents, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
+        own, problem = problem, with_product(problem)
         family = _family(problem)
         if family.why_streamed(problem, needs) is not None or watched():
             # of scores rounded otherwise, neither the output nor the row statistics are those of this backward
             with torch.no_grad():
-                out, stats = stream(problem, self.size, quick=True)
-            return backward(problem, out, stats, cotangents, needs, self.size)
+                out, stats = stream(own, self.size, quick=True)
+            return backward(own, out, stats, cotangents, needs, self.size)
         out, lse, row_stats, *mask = kept
         g_out, g_lse = cotangents
         pair = g_out, torch.zeros_like(lse) if g_lse is None else g_lse
@@ -160,20 +166,23 @@ class Native(Backend):
             )
 
     def details(self, problem: Problem) -> dict[str, str]:
-        kernels = library()
+        problem, kernels = with_product(problem), library()
         args = lower_mask(problem, kernels.tile)
         found = {"kernels": f"{kernels.isa}, blocks of {kernels.tile[0]} queries × {kernels.tile[1]} keys"}
         if not isinstance(problem.similarity, Additive):
             found |= self._products(problem)
         if programmed(problem) and 0 not in problem.frame.shape:
             found["modifiers as"] = described(problem)
-        kinds = {"allowed": "booleans", "tiles": "a map of tiles"}
-        forms = [kinds[name] for name in args if name in kinds]
+        kinds = {"allowed": "booleans", "tiles": "a map of tiles", "mask_code": program_of_mask(problem)}
+        forms = [said for name, said in kinds.items() if name in args]
         if "k_documents" in args and problem.mask.rows(problem.frame) is None:
             forms.append("numbers of documents, compared pair by pair")
-        elif args.keys() - {*kinds, "bits"}:
+        elif args.keys() - {*kinds, "bits", *OPERAND_NAMES}:
             forms.append("an interval of keys for each query")
         found["mask as"] = " and ".join(forms) or "none: every query sees every key"
+        unlowered = why_no_program(problem)
+        if unlowered is not None:
+            found["mask as"] += f", since no program: {unlowered}"
         unwritten = why_not_text(problem.mask)
         if unwritten is not None and kinds.keys() & args.keys():
             found["in graphs"] = (

@@ -24,6 +24,8 @@ from regard.backends.native.operands import (
 
 _KEY_OF_A_BLOCK = Axis("key of a block", lambda s: s.block[1], shared=False)
 _NUMBER = Axis("which", lambda s: None, shared=False)
+_INSTRUCTION = Axis("instruction", lambda s: None, shared=False)
+_OF_INSTRUCTION = Axis("number", lambda s: 6, shared=False)
 _BOUND = "each query sees keys [start, stop); or a rule (documents: also both):"
 
 
@@ -65,6 +67,12 @@ PAIRS = (
         of_lengths=True,
         of_positions=True,
         count=Count("bits_count", len),
+    ),
+    KernelOperand(
+        *("mask_code", torch.int32, (_INSTRUCTION, _OF_INSTRUCTION), "a program that says whether a pair is seen"),
+        of_lengths=True,
+        of_positions=True,
+        count=Count("mask_count", len),
     ),
 )
 PLACES = (

@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from regard.backends.native.mask_program import MaskProgram, mask_program
 from regard.backends.native.mask_text import MOST, read_mask, why_not_text, write_mask
+from regard.backends.native.operands import full
 from regard.call.problem import Problem
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
 from regard.core.region import Frame
 from regard.core.shapes import blocks
-from regard.core.tracing import data_unavailable
+from regard.core.tracing import data_unavailable, watched
 from regard.masks.algebra import And, Cover, Everything, Mask
 from regard.masks.dense import Dense
 from regard.masks.intervals import Interval, IntervalRule
@@ -34,13 +40,14 @@ FEW = 16  # rows of a group below which the decoding kernel runs, where a mask w
 
 
 def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Any]:
-    """The mask as intervals, as booleans that the caller has, as a tile map with bits, or as intervals and booleans.
+    """The mask as intervals, as booleans that the caller has, as a program, as a map of tiles, or several of these.
 
     Without tiles (in a graph, which serves any) a mask that is known as no interval stays a mask, as a text and
     tensors, which lower_text reads where the graph runs; one that has no text is written out, a byte a pair.
     """
     if tile is not None:
-        return _lower(problem.mask, problem.frame, problem.key_heads, tile)
+        found = _lower_program(problem, tile)
+        return _lower(problem.mask, problem.frame, problem.key_heads, tile) if found is None else found
     mask, frame = problem.mask, problem.frame
     known = _without_pairs(mask, frame)
     if known is not None:
@@ -58,9 +65,77 @@ def lower_mask(problem: Problem, tile: tuple[int, int] | None) -> dict[str, Any]
 
 
 def needs_tiles(problem: Problem) -> bool:
-    """Whether lower_mask makes a map of tiles of a mask."""
+    """Whether lower_mask makes a map of tiles, or a program, of a mask."""
     frame = problem.frame
     return not _few(frame, problem.key_heads) and _without_pairs(problem.mask, frame) is None
+
+
+def _lower_program(problem: Problem, tile: tuple[int, int]) -> dict[str, Any] | None:
+    """A mask with a function of Python as a program, beside the intervals that the rest of it is; None: it is none.
+
+    Of a mask of regard's own a map is better: it serves all heads, and plans keep it.
+    """
+    found = _programmed(problem)
+    if found is None or not isinstance(found.program, MaskProgram):
+        return None
+    operands = {"mask_code": found.program.rows, **found.program.operands, **found.known}
+    tiling = problem.frame.tiling(*tile)
+    hidden = full(found.rest.cover(tiling)) == Cover.NONE
+    if bool(hidden.any()):
+        hidden = hidden.expand(*hidden.shape[:-2], *tiling.shape)
+        operands["tiles"] = torch.full(hidden.shape, -2, dtype=torch.int32, device="cpu").masked_fill(hidden, -1)
+    return operands
+
+
+@dataclass(frozen=True, eq=False)
+class _Programmed:
+    """A mask with a function of Python: known & rest, where `known` is intervals, as lower_intervals writes them.
+
+    program: of the rest, or why there is none
+    """
+
+    known: dict[str, Any]
+    rest: Mask
+    program: MaskProgram | str
+
+
+_programs: WeakKeyDictionary[Problem, _Programmed] = WeakKeyDictionary()
+
+
+def _programmed(problem: Problem) -> _Programmed | None:
+    """None of a mask that needs no program."""
+    if why_not_text(problem.mask) is None or 0 in problem.frame.shape or not needs_tiles(problem) or watched():
+        return None
+    if problem not in _programs:
+        known, rest = _intervals_beside(problem.mask, problem.frame)
+        _programs[problem] = _Programmed(known, rest, mask_program(rest, problem))
+    return _programs[problem]
+
+
+def program_of_mask(problem: Problem) -> str:
+    """The program of a mask, for `explain`; "" where it has none."""
+    found = _programmed(problem)
+    return found.program.described() if found is not None and isinstance(found.program, MaskProgram) else ""
+
+
+def why_no_program(problem: Problem) -> str | None:
+    """Why a mask that is a function of Python is no program, as a clause; None where it is one, or needs none."""
+    found = _programmed(problem)
+    return found.program if found is not None and isinstance(found.program, str) else None
+
+
+def _intervals_beside(mask: Mask, frame: Frame) -> tuple[dict[str, Any], Mask]:
+    """Those of the masks that & joins that are intervals together, as lower_intervals writes them; and the rest."""
+    own, others = list[Mask](), list[Mask]()
+    for part in _joined(mask):
+        known = why_not_text(part) is None and lower_intervals(part, frame) is not None
+        (own if known else others).append(part)
+    intervals = lower_intervals(reduce(and_, own), frame) if own and others else None
+    return ({}, mask) if intervals is None else (intervals, reduce(and_, others))
+
+
+def _joined(mask: Mask) -> list[Mask]:
+    return [*_joined(mask.a), *_joined(mask.b)] if type(mask) is And else [mask]
 
 
 def _few(frame: Frame, key_heads: int) -> bool:
@@ -157,11 +232,6 @@ def _table(interval: Interval) -> dict[str, Any]:
         most = torch.iinfo(torch.int32).max
         start, stop = start.clamp(-most, most), stop.clamp(-most, most)
     return {"start": start.int(), "stop": stop.int()}
-
-
-def full(t: Tensor) -> Tensor:
-    """With an axis of heads at least."""
-    return t.reshape((1,) * (3 - t.dim()) + tuple(t.shape)) if t.dim() < 3 else t
 
 
 def _tile_map(mask: Mask, frame: Frame, queries: int, keys: int) -> dict[str, Tensor]:

@@ -160,3 +160,8 @@ class KernelNumber:
 def members_of(declared: Iterable[KernelOperand | KernelNumber]) -> tuple[Member, ...]:
     """The members of all, one behind another."""
     return tuple(member for one in declared for member in one.members)
+
+
+def full(t: Tensor) -> Tensor:
+    """With an axis of heads at least."""
+    return t.reshape((1,) * (3 - t.dim()) + tuple(t.shape)) if t.dim() < 3 else t

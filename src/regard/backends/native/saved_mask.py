@@ -12,10 +12,13 @@ from regard.backends.native.call_operands import NUMBERS, OF_MASK
 
 
 def save_mask(lowered: KernelArgs) -> tuple[Tensor, ...]:
-    """What lower_mask said, for saved_mask; nothing of a mask that takes more memory than queries and keys."""
+    """What lower_mask said, for saved_mask; nothing of a mask that takes more memory than queries and keys.
+
+    Nor of a program, whose operands are modifiers' too.
+    """
     nothing = torch.empty(0, dtype=torch.float32, device="cpu")
     made = sum(t.nbytes for name, t in lowered.operands.items() if name in ("tiles", "bits"))
-    if made > lowered.q.nbytes + lowered.k.nbytes:
+    if made > lowered.q.nbytes + lowered.k.nbytes or "mask_code" in lowered.operands:
         return (nothing,) * len(OF_MASK)
     found = [lowered.number(name) if name in NUMBERS else lowered.operands.get(name) for name in OF_MASK]
     return tuple(

@@ -44,10 +44,11 @@ def flex_attention(
     and i and j are indices from 0, as in torch; the blocks of block_mask are not read, as in torch without
     torch.compile. regard traces both functions for one pair. Sums with a function of i - j (ALiBi, relative biases), of
     i or of j, or with a tensor indexed by b, h, i, j; soft caps; factors; where(condition, score, -inf); intervals of
-    i - j, documents, and & | ~ of masks run on the native kernels as regard's own scores and masks. Any other mask runs
-    there too, evaluated pair by pair; any other score_mod of elementwise operations runs there as a program, the rest
-    tile by tile in PyTorch; explain_flex_attention says which. kernel_options are ignored. With return_lse, or
-    return_aux=AuxRequest(lse=True), (out, natural log-sum-exp) as torch returns it.
+    i - j, documents, and & | ~ of masks run on the native kernels as regard's own scores and masks. Any other mask of
+    arithmetic and logic, and any other score_mod of elementwise operations, runs there as a program; other masks are
+    written out pair by pair, other score_mods run tile by tile in PyTorch; explain_flex_attention says which.
+    kernel_options are ignored. With return_lse, or return_aux=AuxRequest(lse=True), (out, natural log-sum-exp) as torch
+    returns it.
 
     Differentiable in query, key and value, which torch's function is not on a CPU. A query that sees nothing gives 0.
     Raises Unsupported, with the reason, for return_aux=AuxRequest(max_scores=True), a score_mod that uses a tensor that

@@ -36,6 +36,9 @@ class MaskMod(Mask):
     positional: ClassVar[bool] = False
     fn: Callable[..., Tensor]
 
+    def of_pair(self) -> Callable[..., Tensor]:
+        return self.fn
+
     def visible(self, at: Region) -> Tensor:
         seen = each_pair(self.fn, at)
         for axis in (0, 1):  # what does not depend on the batch element or the head is there once

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.native.lower_mask import full
 from regard.backends.native.modifiers.base import KernelModifier, total
-from regard.backends.native.operands import BATCH, HEAD, KEY, QUERY, KernelOperand
+from regard.backends.native.operands import BATCH, HEAD, KEY, QUERY, KernelOperand, full
 from regard.call.problem import Problem
 from regard.core.dtypes import HALF
 from regard.scores.algebra import finite_in, plus

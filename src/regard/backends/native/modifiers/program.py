@@ -22,11 +22,20 @@ from regard.core.tracing import data_unavailable, watched
 from regard.scores.additive import Additive
 from regard.scores.algebra import Modifier
 
-__all__ = ["OPERATIONS", "PROGRAM_OPERANDS", "SLOTS", "ProgramGradients", "Programs", "why_not_program_gradients"]
+__all__ = [
+    "OPERAND_NAMES",
+    "OPERATIONS",
+    "PROGRAM_OPERANDS",
+    "SLOTS",
+    "ProgramGradients",
+    "Programs",
+    "why_no_program_of_scores",
+    "why_not_program_gradients",
+]
 
 _INSTRUCTION = Axis("instruction", lambda s: None, shared=False)
 _NUMBER = Axis("number", lambda s: 6, shared=False)
-_NAMES = tuple(f"program_{n}" for n in range(PROGRAM_OPERANDS))
+OPERAND_NAMES = tuple(f"program_{n}" for n in range(PROGRAM_OPERANDS))
 
 
 class Programs(KernelModifier[Modifier]):
@@ -43,13 +52,13 @@ class Programs(KernelModifier[Modifier]):
         ),
         *(
             KernelOperand(
-                *(name, None, (ANY,), "what a program reads: (batch, head, query, key), or a table"),
+                *(name, None, (ANY,), "what programs read: (batch, head, query, key), or a table"),
                 strided=True,
                 of_lengths=True,
                 of_positions=True,
                 learned="tensors",
             )
-            for name in _NAMES
+            for name in OPERAND_NAMES
         ),
     )
 
@@ -81,6 +90,12 @@ class Programs(KernelModifier[Modifier]):
         return torch.zeros(operand.shape, dtype=torch.float32 if pairs else torch.float64, device="cpu")
 
 
+def why_no_program_of_scores(problem: Problem) -> str | None:
+    """Why the modifiers of a score, all together, are no program, as a clause; None where they are."""
+    found = _program(problem)
+    return found if isinstance(found, str) else None
+
+
 def why_not_program_gradients(problem: Problem, wanted: Sequence[bool]) -> str | None:
     """Why the kernels cannot find gradients of modifiers' tensors that are wanted, as a clause; None if they can."""
     if not any(wanted) or 0 in problem.frame.shape:
@@ -96,7 +111,7 @@ class ProgramGradients:
         program = _program(problem, tuple(wanted)) if 0 not in problem.frame.shape else _without_pairs(problem, wanted)
         assert isinstance(program, Program), program
         self.program, self.operands = program, _operands(program)
-        self.names = {_NAMES[n]: n for n in program.learned}  # of operands that have gradients
+        self.names = {OPERAND_NAMES[n]: n for n in program.learned}  # of operands that have gradients
 
     def of_tensors(self, found: Mapping[str, Tensor]) -> list[Tensor]:
         """The gradients of the tensors, from those of the operands."""
@@ -117,7 +132,7 @@ def _without_pairs(problem: Problem, wanted: Sequence[bool]) -> Program:
 def _operands(program: Program) -> dict[str, Tensor]:
     if not len(program.rows):
         return {}
-    return {"program_code": program.rows, **dict(zip(_NAMES, program.operands, strict=False))}
+    return {"program_code": program.rows, **dict(zip(OPERAND_NAMES, program.operands, strict=False))}
 
 
 def described(problem: Problem) -> str:
@@ -126,6 +141,14 @@ def described(problem: Problem) -> str:
     assert isinstance(found, Program), found
     read = f", which reads {count_of(len(found.operands), 'tensor')}" if found.operands else ""
     return f"a program of {count_of(len(found.rows), 'instruction')}{read}"
+
+
+def operands_of_modifiers(problem: Problem) -> int:
+    """How many operands the program of a problem's modifiers reads at most, whichever gradients are wanted."""
+    tensors = [t for stage in problem.score.parts[1:] for t in stage.tensors()]
+    learned = tuple(t.is_floating_point() for t in tensors)
+    found = [_program(problem), *([_program(problem, learned)] if any(learned) else [])]
+    return max(PROGRAM_OPERANDS if isinstance(x, str) else len(x.operands) for x in found)
 
 
 # Of each problem the programs that were made, by which gradients are wanted, or why there is none.

@@ -147,6 +147,12 @@ class Code:
         ]
         return self._placed(steps)
 
+    def mask_rows(self, result: int) -> list[list[int]]:
+        """The program that computes a boolean of a pair, which is its last row."""
+        needed = [n for n in self.needed([result]) if n]
+        ordered = sorted(needed, key=lambda n: not self.made[n].fixed)
+        return self._placed([*map(self._step, ordered), Step("RESULT", (result,))])
+
     def _step(self, value: int) -> Step:
         x = self.made[value]
         return Step(x.op, x.args, x.number, value)

@@ -244,3 +244,41 @@ HANDLERS: dict[str, Callable[..., int]] = {
     "log10": _by_constant("LOG", 1 / math.log(10)),
     "index": lambda low, x, table, indices: low.indexed(x, table, indices),
 }
+_ROUNDED = {  # by the kernels otherwise than by torch: a pair could be visible in one and hidden in the other
+    *("exp", "exp2", "log", "log2", "log10", "tanh", "sigmoid", "log1p", "expm1", "erf", "sin", "cos", "silu"),
+}
+
+
+def _of_last_digits(low: Lowering, x: Node, *_: Any, **__: Any) -> int:
+    raise NotLowered(f"which pairs it lets through depends on the last digit of {x.op}")
+
+
+def _exact_power(low: Lowering, x: Node, a: Any, b: Any) -> int:
+    return _power(low, x, a, b) if b in (1, 2, 0.5) or not x.value.is_floating_point() else _of_last_digits(low, x)
+
+
+def _exact_remainder(low: Lowering, x: Node, a: Any, b: Any) -> int:
+    return _of_last_digits(low, x) if x.value.is_floating_point() else _remainder(low, x, a, b)
+
+
+def _in_float32(handler: Callable[..., int]) -> Callable[..., int]:
+    """The handler of an operation whose result, of a pair, is not rounded to another dtype than the kernels'."""
+
+    def handled(low: Lowering, x: Node, *args: Any, **kwargs: Any) -> int:
+        if x.value.dtype == torch.float64:
+            raise NotLowered("it computes in float64")
+        return handler(low, x, *args, **kwargs)
+
+    return handled
+
+
+# Of masks: operations whose results are torch's to the last bit.
+EXACT_HANDLERS = {
+    name: _in_float32(handler)
+    for name, handler in {
+        **HANDLERS,
+        **dict.fromkeys(_ROUNDED, _of_last_digits),
+        "pow": _exact_power,
+        "remainder": _exact_remainder,
+    }.items()
+}

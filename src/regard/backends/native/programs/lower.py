@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from regard.backends.native.programs.code import Derivative
+from regard.backends.native.programs.code import Derivative, NotLowered
 from regard.backends.native.programs.graph import Graph, Values
-from regard.backends.native.programs.handlers import HANDLERS
+from regard.backends.native.programs.handlers import EXACT_HANDLERS, HANDLERS
 from regard.backends.native.programs.lowering import Lowering
+from regard.backends.native.programs.operations import OPERATIONS, PROGRAM_OPERANDS
 from regard.backends.native.programs.reads import Range, Read, extent, number_of
 from regard.backends.native.programs.reverse import bound, derivatives
 from regard.core.region import Frame
@@ -82,11 +83,35 @@ def lower(graph: Graph, frame: Frame, tensors: Sequence[Tensor], wanted: Sequenc
         lowering = Lowering(values, HANDLERS, recorded)
         result = lowering.as_float(lowering.value(graph.result))
     rows, learned = _rows(lowering, result)
+    _keep(graph, key, _Kept(rows, lowering.operands, lowering.extents, lowering.numbers, list(learned)))
+    return Program(rows, lowering.tensors, learned, inputs)
+
+
+def lower_mask_graph(graph: Graph, frame: Frame, tensors: Sequence[Tensor]) -> Program:
+    """The program of a mask's graph, whose operands are numbered from the last of all down. Raises NotLowered."""
+    values = Values(frame, [t.detach() for t in tensors])
+    key = frame.shape, frame.positions.q.shape, frame.positions.k.shape
+    known = graph.kept.get(key)
+    found = None if known is None else cast(_Kept, known).program(values, None, [])
+    if found is not None:
+        return found
+    lowering = Lowering(values, EXACT_HANDLERS)
+    code = lowering.code.mask_rows(lowering.as_bool(lowering.value(graph.result)))
+    reads = [*lowering.operands, *(read for read, _ in lowering.numbers)]
+    if any(read.elements(values).dtype == torch.float64 for read in reads):
+        raise NotLowered("it compares numbers of float64")
+    last = PROGRAM_OPERANDS - 1
+    rows = [[*row[:-1], last - row[-1] if OPERATIONS[row[0]] in ("LOAD", "GATHER") else row[-1]] for row in code]
+    made = torch.tensor(rows, dtype=torch.int32, device="cpu")
+    _keep(graph, key, _Kept(made, lowering.operands, lowering.extents, lowering.numbers, []))
+    return Program(made, lowering.tensors, {}, [])
+
+
+def _keep(graph: Graph, key: Any, kept: _Kept) -> None:
     if graph.fixed:
         if len(graph.kept) >= _MOST:
             graph.kept.clear()
-        graph.kept[key] = _Kept(rows, lowering.operands, lowering.extents, lowering.numbers, list(learned))
-    return Program(rows, lowering.tensors, learned, inputs)
+        graph.kept[key] = kept
 
 
 def _rows(lowering: Lowering, result: int) -> tuple[Tensor, dict[int, Tensor]]:

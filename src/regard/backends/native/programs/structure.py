@@ -1,8 +1,8 @@
-"""Graphs of modifiers, traced once for all calls that differ in nothing that modifiers see while they are traced."""
+"""Graphs of modifiers and masks, traced once for all calls that differ in nothing that these see while traced."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from regard.backends.native.programs.graph import Graph
-from regard.backends.native.programs.trace import trace
+from regard.backends.native.programs.trace import trace, trace_mask
 from regard.core.region import Frame
 from regard.core.value import Value, names
+from regard.masks.algebra import Mask
 from regard.scores.algebra import Modifier
 
 _MOST = 256
@@ -27,15 +28,24 @@ class _Unknown(Exception):
 
 def graph_of(stages: Sequence[Modifier], frame: Frame) -> Graph:
     """The graph of modifiers, which may be kept from another call. Raises NotTraced."""
+    return _kept(tuple(stages), frame, lambda: trace(stages, frame, torch.float32))
+
+
+def graph_of_mask(mask: Mask, frame: Frame) -> Graph:
+    """The graph of a mask, which may be kept from another call. Raises NotTraced."""
+    return _kept(mask, frame, lambda: trace_mask(mask, frame))
+
+
+def _kept(item: Any, frame: Frame, traced: Callable[[], Graph]) -> Graph:
     try:
         at = frame.positions
         sizes = frame.batch, frame.heads, min(frame.nq, 2), min(frame.nk, 3), frame.nq == frame.nk, frame.headed
-        key = tuple(_key(stage) for stage in stages), sizes, at.q.dim(), at.k.dim()
+        key = _key(item), sizes, at.q.dim(), at.k.dim()
         found = _graphs.get(key)
     except (_Unknown, TypeError):
-        return trace(stages, frame, torch.float32)
+        return traced()
     if found is None:
-        found = trace(stages, frame, torch.float32)
+        found = traced()
         if found.fixed:
             if len(_graphs) >= _MOST:
                 _graphs.clear()
@@ -55,6 +65,8 @@ def _key(item: Any) -> Any:
         return kind, code, *(_key(getattr(item, name)) for name in names(kind))
     if isinstance(item, _NUMBERS):
         return type(item), item
+    if isinstance(item, FunctionType):
+        return _read(item, 0)
     raise _Unknown
 
 
@@ -79,7 +91,8 @@ def _read_by(kind: type) -> Any:
 def _read(function: FunctionType, depth: int) -> Any:
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     outside = [function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__]
-    return function.__code__, tuple(_outside(x, depth) for x in (*cells, *outside, *(function.__defaults__ or ())))
+    defaults = *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
+    return function.__code__, tuple(_outside(x, depth) for x in (*cells, *outside, *defaults))
 
 
 def _settled(x: ModuleType | type | BuiltinFunctionType) -> bool:

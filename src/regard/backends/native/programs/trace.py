@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.backends.native.programs.graph import Graph, Node, flat, mapped
 from regard.core.region import Frame, Region
+from regard.masks.algebra import And, Mask, Not, Or
 from regard.scores.algebra import Modifier
 from regard.scores.modifiers import Bias
 
@@ -30,16 +31,14 @@ def trace(stages: Sequence[Modifier], frame: Frame, dtype: torch.dtype) -> Graph
     shape = (*frame.batch, frame.heads, *region.size)
     s = recorder.keep("score", (), "s", torch.zeros(shape, dtype=dtype, device="cpu"))
     tensors = [t for stage in stages for t in stage.tensors()]
-    # a tensor that stands twice is one operand; the recorder knows tensors by identity
-    given = [recorder.keep("tensor", (n,), "", t.detach().view_as(t), aligned=False) for n, t in enumerate(tensors)]
-    rest = iter(given)
+    rest = iter(recorder.given(tensors))
     own: list[Any] = [stage.with_tensors(rest) if stage.tensors() else stage for stage in stages]
     try:
         with torch.enable_grad(), recorder:  # nothing requires a gradient; where a modifier forbids them is recorded
             for stage in own:
                 pair = stage.of_pair()
                 if pair is not None:
-                    s = recorder.keep("same", (_of_pair(pair, recorder, s, dtype),), "sbhij", torch.zeros_like(s))
+                    s = recorder.keep("same", (_of_score(pair, recorder, s, dtype),), "sbhij", torch.zeros_like(s))
                 elif type(stage) is Bias:
                     s = _plus(s, region.pairs(stage.bias).to(dtype))
                 else:
@@ -55,6 +54,39 @@ def trace(stages: Sequence[Modifier], frame: Frame, dtype: torch.dtype) -> Graph
     return Graph(result, recorder.fixed)
 
 
+def trace_mask(mask: Mask, frame: Frame) -> Graph:
+    """The graph of what a mask says of a pair. Raises NotTraced."""
+    recorder = _Recorder(len(frame.batch) + 3)
+    region = _TracedRegion(frame, recorder)
+    try:
+        with torch.enable_grad(), recorder:
+            seen: Any = _visible(mask.with_tensors(iter(recorder.given(mask.tensors()))), region, recorder)
+    except NotTraced:
+        raise
+    except Exception as error:
+        raise NotTraced(f"{type(error).__name__} was raised while it ran on a few pairs") from error
+    result = recorder.node_of(seen)
+    if not isinstance(result, Node) or result.value.dtype != torch.bool or not result.aligned:
+        raise NotTraced("what it returns is no boolean that depends on the pair")
+    return Graph(result, recorder.fixed)
+
+
+def _visible(mask: Mask, region: _TracedRegion, recorder: _Recorder) -> Tensor:
+    """mask.visible(region), where parts of the mask may be functions of single pairs."""
+    if type(mask) is And:
+        return _visible(mask.a, region, recorder) & _visible(mask.b, region, recorder)
+    if type(mask) is Or:
+        return _visible(mask.a, region, recorder) | _visible(mask.b, region, recorder)
+    if type(mask) is Not:
+        return ~_visible(mask.a, region, recorder)
+    pair = mask.of_pair()
+    if pair is None:
+        return mask.visible(region)
+    node = _of_pair(pair, recorder)
+    whole = torch.zeros((1,) * (recorder.dims - 2) + region.size, dtype=torch.bool, device="cpu")
+    return recorder.keep("same", (node,), "".join(node.axes), whole)
+
+
 def _plus(s: Tensor, x: Tensor) -> Tensor:
     """regard.scores.algebra.plus, which looks at numbers, of every pair."""
     y, most = s + x, torch.finfo(s.dtype).max
@@ -62,21 +94,26 @@ def _plus(s: Tensor, x: Tensor) -> Tensor:
     return torch.where(lost, y.clamp(-most, most), y)
 
 
-def _of_pair(fn: Callable[..., Tensor], recorder: _Recorder, s: Tensor, dtype: torch.dtype) -> Node:
-    """fn(s, b, h, i, j) of single pairs, in the graph: all its numbers have no axes."""
-    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-
+def _of_score(fn: Callable[..., Tensor], recorder: _Recorder, s: Tensor, dtype: torch.dtype) -> Node:
+    """fn(s, b, h, i, j) of single pairs, in the graph."""
     before = recorder.node_of(s)
     assert isinstance(before, Node)
-    recorder.fixed = False  # the tensors that a function holds may be others in the next call
     score = torch.zeros((), dtype=dtype, device="cpu")
     recorder.nodes[id(score)] = Node("same", (before,), {}, before.axes, True, score)
+    return _of_pair(fn, recorder, score)
+
+
+def _of_pair(fn: Callable[..., Tensor], recorder: _Recorder, *scores: Tensor) -> Node:
+    """fn(*scores, b, h, i, j) of single pairs, in the graph: all its numbers have no axes."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    recorder.fixed = False  # the tensors that a function holds may be others in the next call
     index = [
         recorder.keep("index", (name,), _AXES[name], torch.zeros((), dtype=torch.int64, device="cpu"))
         for name in ("b", "h", "row", "col")
     ]
     with TransformGetItemToIndex():
-        found: Any = fn(score, *index)
+        found: Any = fn(*scores, *index)
     node = recorder.node_of(found)
     if not isinstance(found, Tensor) or found.dim() or not isinstance(node, Node):
         raise NotTraced("its function returns no number that depends on the pair")
@@ -94,9 +131,18 @@ class _Recorder(TorchDispatchMode):
         self.dims, self.fixed = dims, True
         self.quiet = False  # while the region works, not the modifier
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here; torch would import its compiler, which takes seconds, to leave this class out."""
+        return False
+
     def keep(self, op: Any, args: tuple[Any, ...], axes: str, value: Tensor, aligned: bool = True) -> Tensor:
         self._add(value, Node(op, args, {}, frozenset(axes), aligned, value))
         return value
+
+    def given(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors that modifiers or a mask hold; one that stands twice is two, known by identity."""
+        return [self.keep("tensor", (n,), "", t.detach().view_as(t), aligned=False) for n, t in enumerate(tensors)]
 
     def _add(self, value: Tensor, node: Node) -> None:
         """Remembers the node of a value: an earlier one, where that computes the same of the same."""
@@ -161,7 +207,7 @@ class _TracedRegion(Region):
     """A few queries and keys, of which the recorder knows what is asked of them."""
 
     def __init__(self, frame: Frame, recorder: _Recorder) -> None:
-        self.size = min(frame.nq, 2), min(frame.nk, 3)
+        self.size: tuple[int, int] = min(frame.nq, 2), min(frame.nk, 3)
         self._recorder, self._frame = recorder, frame
         self._plain = Region(frame, slice(0, self.size[0]), slice(0, self.size[1]))
         self._row = self._col = None

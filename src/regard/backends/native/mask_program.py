@@ -1,0 +1,52 @@
+"""Masks that a person wrote, as programs that the kernels run a tile at a time: native/steps/mask_program.h."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.backends.native.modifiers.program import OPERAND_NAMES, operands_of_modifiers
+from regard.backends.native.modifiers.table import programmed
+from regard.backends.native.programs.code import NotLowered
+from regard.backends.native.programs.lower import lower_mask_graph
+from regard.backends.native.programs.structure import graph_of_mask
+from regard.backends.native.programs.trace import NotTraced
+from regard.call.problem import Problem
+from regard.core.region import Frame
+from regard.core.shapes import count_of
+from regard.masks.algebra import Mask
+
+
+@dataclass(frozen=True, eq=False)
+class MaskProgram:
+    """What the kernels read of a mask: rows of code, int32 (n, 6), and operands, by name."""
+
+    rows: Tensor
+    operands: dict[str, Tensor]
+
+    def described(self) -> str:
+        """For `explain`."""
+        read = f", which reads {count_of(len(self.operands), 'tensor')}" if self.operands else ""
+        return f"a program of {count_of(len(self.rows), 'instruction')}{read}"
+
+
+def mask_program(mask: Mask, problem: Problem) -> MaskProgram | str:
+    """A mask, the problem's or a part of it, as a program; or why there is none, as a clause."""
+    taken = operands_of_modifiers(problem) if programmed(problem) else 0
+    return _lowered(mask, problem.frame, len(OPERAND_NAMES) - taken)
+
+
+def _lowered(mask: Mask, frame: Frame, room: int) -> MaskProgram | str:
+    """room: how many operands no modifier reads; a mask takes the last of all."""
+    try:
+        with torch.no_grad():
+            program = lower_mask_graph(graph_of_mask(mask, frame), frame, mask.tensors())
+    except (NotTraced, NotLowered) as why:
+        return str(why)
+    except Exception as error:  # an operation called in a way that nobody foresaw: PyTorch knows it
+        return f"{type(error).__name__} was raised while its program was made ({error})"
+    if len(program.operands) > room:
+        return f"it reads {len(program.operands)} tensors; the kernels have room for {room}"
+    return MaskProgram(program.rows, dict(zip(OPERAND_NAMES[::-1], program.operands, strict=False)))

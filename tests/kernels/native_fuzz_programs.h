@@ -1,0 +1,122 @@
+// Random programs of scores and of masks: any instructions, on slots that hold anything.
+#pragma once
+#include "random_memory.h"
+
+namespace {
+
+// One program while it is made, for a Case of native_fuzz.h.
+template <class Call>
+struct RandomProgram {
+  Call& x;
+  bool mask;
+  std::vector<int32_t> code;
+  std::vector<int32_t> gathers, loads;  // the operands of each
+  int32_t slots = 1;                    // that are written; those of a mask begin at 1
+
+  void add(int32_t op, int32_t to, int32_t a, int32_t b, int32_t c, int32_t number) {
+    for (int32_t part : {op, to, a, b, c, number}) code.push_back(part);
+  }
+  int32_t any() const { return (int32_t)x.r.between(mask ? 1 : 0, slots - 1); }
+
+  // Operands of a mask are the last ones.
+  int32_t place(int64_t n) const { return (int32_t)(mask ? REGARD_PROGRAM_OPERANDS - 1 - n : n); }
+  regard_tensor& operand(int32_t which) const { return (&x.c.program_0)[which]; }
+
+  void operands() {
+    for (int64_t n = 0, count = x.r.between(0, 5); n < count; ++n) {
+      const Kind kinds[] = {kF32, kI32, kByte, kBF16};
+      const int32_t which = place(n);
+      if (x.r.chance(3)) {
+        const int64_t size = x.r.between(1, 40);
+        operand(which) = {x.make(kinds[n % 2], size), {}, 0, 0, 0, size, kDtypes[kinds[n % 2]]};
+        gathers.push_back(which);
+        continue;
+      }
+      const Kind kind = kinds[x.r.between(0, 3)];
+      const int64_t rows = x.r.chance(2) ? 1 : x.c.nq, cols = x.r.chance(2) ? 1 : x.c.nk;
+      regard_tensor& t = operand(which) = x.tensor(kind, x.c.heads, rows, cols, true);
+      if (rows == 1) t.row = 0;
+      if (cols == 1) t.col = 0;
+      if (kind == kI32)
+        for (int64_t i = 0; i < t.size; ++i) ((int32_t*)t.data)[i] = (int32_t)x.r.between(-200, 200);
+      loads.push_back(which);
+    }
+  }
+
+  void begin() {
+    operands();
+    for (int64_t n = x.r.between(1, 3); n > 0; --n)
+      add(REGARD_DO_NUMBER, slots++, 0, 0, 0, (int32_t)(x.r.chance(2) ? x.r.between(-9, 200) : (int64_t)x.r.next()));
+    add(REGARD_DO_NUMBER, slots++, 0, 0, 0, (int32_t)x.r.between(1, 70));
+    for (int32_t which : loads) add(REGARD_DO_LOAD, slots++, 0, 0, 0, which);
+  }
+
+  // An instruction that computes; divisors are the last number, which is above 0.
+  void compute(int32_t divisor) {
+    const int32_t op = (int32_t)x.r.between(REGARD_DO_WHERE, REGARD_DO_COUNT - 1);
+    const int32_t to = slots < REGARD_SLOTS - 1 && !x.r.chance(3) ? slots : any();
+    if (!gathers.empty() && x.r.chance(6))
+      add(REGARD_DO_GATHER, to, any(), 0, 0, gathers[(size_t)x.r.between(0, (int64_t)gathers.size() - 1)]);
+    else add(op, to == divisor ? slots - 1 : to, any(), op == REGARD_DO_INT_DIV ? divisor : any(), any(), 0);
+    slots += to == slots;
+  }
+
+  void compute_some() {
+    int32_t divisor = 0;
+    for (size_t n = 0; n < code.size(); n += 6)
+      if (code[n] == REGARD_DO_NUMBER) divisor = code[n + 1];
+    // whatever another instruction would write to it goes elsewhere
+    ++slots;
+    for (int64_t n = x.r.between(0, 12); n > 0; --n) compute(divisor);
+  }
+
+  const int32_t* finished(int64_t& count) const {
+    count = (int64_t)code.size() / 6;
+    int32_t* to = (int32_t*)x.make(kI32, (int64_t)code.size());
+    memcpy(to, code.data(), code.size() * sizeof(int32_t));
+    return to;
+  }
+};
+
+template <class Call>
+void mask_program(Call& x) {
+  RandomProgram<Call> p{x, true, {}, {}, {}};
+  p.begin(), p.compute_some();
+  p.add(REGARD_DO_RESULT, 0, p.any(), 0, 0, 0);
+  x.c.mask_code = p.finished(x.c.mask_count);
+}
+
+// A program takes the place of all other steps.
+template <class Call>
+void score_program(Call& x) {
+  regard_call& c = x.c;
+  c.cap = 0, c.cap_last = 0, c.caps = c.temperatures = c.slopes = c.points_of_q = c.points_of_k = nullptr;
+  c.log_distance_weights = c.log_distance_rates = c.offsets = nullptr, c.offsets_count = 0;
+  c.q_cell = c.k_cell = nullptr, c.bias = {}, c.dims = 0;
+  RandomProgram<Call> p{x, false, {}, {}, {}};
+  p.begin(), p.compute_some();
+  p.add(REGARD_DO_RESULT, 0, p.any(), 0, 0, 0);
+  p.compute_some();
+  for (int32_t which : p.loads)
+    if (x.r.chance(2)) p.add(REGARD_DO_LOAD_GRADIENT, 0, p.any(), 0, x.r.chance(2), which);
+  for (int32_t which : p.gathers)
+    if (x.r.chance(2)) p.add(REGARD_DO_GATHER_GRADIENT, 0, p.any(), p.any(), x.r.chance(2), which);
+  p.add(REGARD_DO_DERIVATIVE, 0, p.any(), 0, 0, 0);
+  c.program_code = p.finished(c.program_count);
+}
+
+// Room for the gradients of a program's operands, of some of them.
+template <class Call>
+void gradients_of_program(Call& x) {
+  for (int64_t n = 0; n < x.c.program_count; ++n) {
+    const int32_t* one = x.c.program_code + 6 * n;
+    const bool table = one[0] == REGARD_DO_GATHER_GRADIENT;
+    if ((!table && one[0] != REGARD_DO_LOAD_GRADIENT) || x.r.chance(4)) continue;
+    const regard_tensor& t = (&x.c.program_0)[one[5]];
+    const bool shared = table || t.row == 0 || t.col == 0;
+    regard_tensor& to = (&x.g.dprogram_0)[one[5]] = t;
+    to.data = x.make(shared ? kF64 : kF32, t.size), to.dtype = shared ? REGARD_F64 : REGARD_F32;
+  }
+}
+
+}  // namespace
