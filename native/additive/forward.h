@@ -135,7 +135,7 @@ static void additive_block(const regard_additive& x, const Exponentials& keys, c
   prepare_block<V>(x, q, p);
   each_tile(b, [&](Tile& t, KvTile& from) {
     vf top[V];
-    for (int v = 0; v < V; ++v) top[v] = b.m[v];
+    for (int v = 0; v < V; ++v) top[v] = b.state[v].m;
     additive_tile(b, t, x, q, keys, top);
     accumulate_tile<V, Floats>(b, t, from, top);
   });

@@ -84,8 +84,7 @@ static void add_visible(const FewRows& f, const Chunk& t, const Rows& values, in
     for (int v = 0; v < vectors; ++v) {
       vf acc[1][1];
       weighted<1, 1, dtype, part, true>(acc, f, t, values, r + i, d + v * W);
-      float* o = f.states + (r + i) * state_size(f.c) + 2 + d + v * W;
-      store(o, load(o) * splat(f.alpha[r + i]) + acc[0][0]);
+      merge_values(state_of(f, r + i).o() + d + v * W, splat(f.alpha[r + i]), acc[0][0]);
     }
 }
 
@@ -97,10 +96,7 @@ static void add_values(const FewRows& f, const Chunk& t, const Rows& values, int
 #pragma GCC unroll 4
   for (int i = 0; i < R; ++i)
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) {
-      float* o = f.states + (r + i) * state_size(f.c) + 2 + d + v * W;
-      store(o, load(o) * splat(f.alpha[r + i]) + acc[i][v]);
-    }
+    for (int v = 0; v < V; ++v) merge_values(state_of(f, r + i).o() + d + v * W, splat(f.alpha[r + i]), acc[i][v]);
 }
 
 // All features of R rows: V vectors of them at once, then half as many, and so on.
