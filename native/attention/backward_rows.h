@@ -113,12 +113,7 @@ static void prepare(const BackwardCall& w, const BackwardScratch& s, int64_t ite
     if (dlse) delta[n] -= dlse[n * w.g.dlse.row];
   }
   if (!w.recompute_stats && !Modifiers::multiply_delta(w.g)) return;
-  switch ((p.rows + W - 1) / W) {
-    case 1: return sum_block<1>(w, s, p, shift, inverse, delta);
-    case 2: return sum_block<2>(w, s, p, shift, inverse, delta);
-    case 3: return sum_block<3>(w, s, p, shift, inverse, delta);
-    default: return sum_block<kVectors>(w, s, p, shift, inverse, delta);
-  }
+  with_vectors(p.rows, [&](auto vectors) { sum_block<vectors>(w, s, p, shift, inverse, delta); });
 }
 
 }  // namespace regard

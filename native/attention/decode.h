@@ -180,12 +180,7 @@ struct FewRowsForward {
     }
     const auto add = [&](const Chunk& t) {
       score.score(f, t);
-      switch (kv_dtype(c)) {
-        case REGARD_F32: return accumulate_chunk<REGARD_F32>(f, t, values);
-        case REGARD_BF16: return accumulate_chunk<REGARD_BF16>(f, t, values);
-        case REGARD_I8: return accumulate_chunk<REGARD_I8>(f, t, values);
-        default: return accumulate_chunk<REGARD_F16>(f, t, values);
-      }
+      with_kv_dtype(kv_dtype(c), [&](auto dtype) { accumulate_chunk<dtype>(f, t, values); });
     };
     each_chunk(f, limits, from, to < c.nk ? to : c.nk, add, [](int64_t, int64_t) {});
     if (__atomic_sub_fetch(&left[pair], 1, __ATOMIC_ACQ_REL) != 0) return;

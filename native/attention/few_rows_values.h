@@ -109,14 +109,8 @@ REGARD_INLINE void add_rows(const FewRows& f, const Chunk& t, const Rows& values
 
 template <int dtype, class Rows>
 static void add_chunk(const FewRows& f, const Chunk& t, const Rows& values) {
-  int64_t r = 0;
-  for (; r + kRowsAtOnce <= f.rows; r += kRowsAtOnce)
-    add_rows<kRowsAtOnce, vectors_at_once(kRowsAtOnce, 8), dtype>(f, t, values, r, 0);
-  switch (f.rows - r) {
-    case 3: return add_rows<3, vectors_at_once(3, 8), dtype>(f, t, values, r, 0);
-    case 2: return add_rows<2, vectors_at_once(2, 8), dtype>(f, t, values, r, 0);
-    case 1: return add_rows<1, vectors_at_once(1, 8), dtype>(f, t, values, r, 0);
-  }
+  with_rows<kRowsAtOnce>(
+      f.rows, [&](auto rows, int64_t r) { add_rows<rows, vectors_at_once(rows, 8), dtype>(f, t, values, r, 0); });
 }
 
 }  // namespace regard

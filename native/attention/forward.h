@@ -234,13 +234,9 @@ static void run_rows(const regard_call& c, const Scratch& w, Place p, int64_t he
   }
   const int64_t rest = p.rows - blocks * kQueries;
   if (rest <= 0) return;
-  p.row += blocks * kQueries, p.rows = rest;
-  switch ((rest + W - 1) / W) {
-    case 1: return run_blocks<1, Op>(c, w, p, heads, true);
-    case 2: return run_blocks<2, Op>(c, w, p, heads, true);
-    case 3: return run_blocks<3, Op>(c, w, p, heads, true);
-    default: return run_blocks<kVectors, Op>(c, w, p, heads, true);
-  }
+  p.row += blocks * kQueries;
+  p.rows = rest;
+  with_vectors(rest, [&](auto vectors) { run_blocks<vectors, Op>(c, w, p, heads, true); });
 }
 
 [[maybe_unused]] static void run_item(const regard_call& c, const Scratch& w, const Place& p, int64_t heads) {

@@ -195,12 +195,7 @@ template <class Op>
 static void item_facts(const regard_fact_args& a, FactScratch& d, const Sums& sums, Place p) {
   for (int64_t left = p.rows; left > 0; left -= kQueries, p.row += kQueries) {
     p.rows = left < kQueries ? left : kQueries;
-    switch ((p.rows + W - 1) / W) {
-      case 1: block_facts<1, Op>(a, d, sums, p); break;
-      case 2: block_facts<2, Op>(a, d, sums, p); break;
-      case 3: block_facts<3, Op>(a, d, sums, p); break;
-      default: block_facts<kVectors, Op>(a, d, sums, p);
-    }
+    with_vectors(p.rows, [&](auto vectors) { block_facts<vectors, Op>(a, d, sums, p); });
   }
 }
 

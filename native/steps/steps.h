@@ -1,6 +1,7 @@
 // Everything between the similarity and the sum: the modifiers of a score, the masks, dropout; and the state of a block
 // of queries.
 #pragma once
+#include "core/dispatch.h"
 #include "core/state.h"
 #include "steps/bias.h"
 #include "steps/bits.h"
