@@ -68,9 +68,9 @@ void join_queries(const BackwardCall& w, const BackwardScratch&, int64_t item) {
   const int64_t pair = item / w.blocks;
   const Place p = place_at(c, pair / c.heads, pair % c.heads, item % w.blocks * kQueries);
   const regard_tensor& to = w.g.dq;
-  write_rows((char*)to.data + size_of(w.g.call.dtype) * (offset(to, p, p.h) + p.row * to.row), w.g.call.dtype,
-             to.row, to.col, w.dq + (pair * c.nq + p.row) * w.ldk, w.ldk, w.key_parts,
-             w.elements * c.heads * c.nq * w.ldk, p.rows, c.dk, c.scale);
+  write_rows((char*)to.data + size_of(w.g.call.dtype) * (offset(to, p, p.h) + p.row * to.row), w.g.call.dtype, to.row,
+             to.col, w.dq + (pair * c.nq + p.row) * w.ldk, w.ldk, w.key_parts, w.elements * c.heads * c.nq * w.ldk,
+             p.rows, c.dk, c.scale);
 }
 
 void join_keys(const BackwardCall& w, const BackwardScratch&, int64_t item) {
