@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0xef002a72dd2f72  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0xd094bc3c7761a9  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -108,6 +108,10 @@ enum {
   REGARD_SLOTS = 48,
   REGARD_PROGRAM_OPERANDS = 12,
 };
+
+constexpr int64_t REGARD_TILE = 128;
+constexpr int64_t REGARD_FARTHEST = 4611686018427387904;
+constexpr float REGARD_SATURATED = 3.4027e+38;
 
 // A tensor (batch..., head, row, column). Strides count elements; axes that are missing or broadcast have 0.
 // All zero: the call has no such operand. Every entry point compares size and dtype with what it will read.

@@ -107,12 +107,7 @@ struct AdditiveBackward {
     for (int64_t h = head * group; h < (head + 1) * group; ++h)
       for (int64_t row = 0; row < c.nq; row += kQueries) {
         const Place p = place_at(c, there.b, h, row);
-        switch ((p.rows + W - 1) / W) {
-          case 1: block_gradients<1>(g, s, p, slice); break;
-          case 2: block_gradients<2>(g, s, p, slice); break;
-          case 3: block_gradients<3>(g, s, p, slice); break;
-          default: block_gradients<kVectors>(g, s, p, slice);
-        }
+        with_vectors(p.rows, [&](auto vectors) { block_gradients<vectors>(g, s, p, slice); });
       }
     float *dc = at<float>(g.g.dc, there, head), *dv = at<float>(g.g.dv, there, head);
     for (int64_t n = 0; n < g.span() && from + n < c.nk; ++n) {

@@ -73,7 +73,8 @@ struct FewRowsGradients {
   float *dc, *da, *dw;   // [W][width]; of the item
   bool finite_dout = true;
   vu word[kMaxRows];
-  float shift[kMaxRows], inverse[kMaxRows], delta[kMaxRows];
+  RowStats<float> stats[kMaxRows];
+  float delta[kMaxRows];
 
   static int64_t size(const FewRowsBackwardCall& all) {
     return all.rows * (2 * kChunk + 2 * all.ldv + 2 * W) + W * (all.ldv + all.width) +
@@ -97,7 +98,7 @@ struct FewRowsGradients {
     __builtin_memcpy(split_dout + r * all.ldv, dout + r * all.ldv, (size_t)all.ldv * sizeof(float));
     split_row(split_dout + r * all.ldv, c.dv);
     const float* row_stats = (const float*)row_ptr(c.row_stats, f.p, row.h, row.i, REGARD_F32);
-    shift[r] = row_stats[0], inverse[r] = row_stats[c.row_stats.col];
+    stats[r] = {row_stats[0], row_stats[c.row_stats.col]};
     if (c.threshold) word[r] = Dropout::row_word(f, row);
   }
 
@@ -111,7 +112,7 @@ struct FewRowsGradients {
                                                   t.count - n - 1, nullptr, 0);
     const vf s = load(f.s + r * kChunk + n);
     const vi hidden = s == splat(-kInf);
-    const vf weight = exp2v(s - splat(shift[r])) * splat(inverse[r]);
+    const vf weight = stats[r].weight(s);
     vf dropped = weight, dp = sums(x[0]);
     if (c.threshold) {
       dropped = Dropout::apply(c, word[r], f.word[n / W], weight);

@@ -135,7 +135,7 @@ static void additive_block(const regard_additive& x, const Exponentials& keys, c
   prepare_block<V>(x, q, p);
   each_tile(b, [&](Tile& t, KvTile& from) {
     vf top[V];
-    for (int v = 0; v < V; ++v) top[v] = b.m[v];
+    for (int v = 0; v < V; ++v) top[v] = b.state[v].m;
     additive_tile(b, t, x, q, keys, top);
     accumulate_tile<V, Floats>(b, t, from, top);
   });
@@ -157,12 +157,7 @@ struct AdditiveForward {
     const Place p = place_at(c, rest / c.heads, rest % c.heads, (blocks() - 1 - item % blocks()) * kQueries);
     Scratch w = forward_places(c, 1, memory);
     PreparedQueries q = prepared_places(c, memory + forward_scratch(c, 1));
-    switch ((p.rows + W - 1) / W) {
-      case 1: return additive_block<1>(x, keys, w, q, p);
-      case 2: return additive_block<2>(x, keys, w, q, p);
-      case 3: return additive_block<3>(x, keys, w, q, p);
-      default: return additive_block<kVectors>(x, keys, w, q, p);
-    }
+    with_vectors(p.rows, [&](auto vectors) { additive_block<vectors>(x, keys, w, q, p); });
   }
 };
 

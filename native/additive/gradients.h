@@ -57,12 +57,15 @@ struct GradientScratch {
 static int64_t carve_scratch(const Gradients& g, float* from, GradientScratch& s) {
   int64_t used = 0;
   auto take = [&](int64_t count) {
-    float* at = from + used;
+    float* at = from ? from + used : nullptr;
     used += (count + 15) / 16 * 16;
     return at;
   };
-  s.forward = forward_places(g.c, 1, take(forward_scratch(g.c, 1)));
-  s.q = prepared_places(g.c, take(prepared_size(g.c)));
+  float *const forward = take(forward_scratch(g.c, 1)), *const prepared = take(prepared_size(g.c));
+  if (from) {
+    s.forward = forward_places(g.c, 1, forward);
+    s.q = prepared_places(g.c, prepared);
+  }
   s.finite_a = take(g.width * kQueries), s.finite_c = take(kKeys * g.width);
   s.dout = take(kQueries * g.ldv), s.doutt = take(g.c.dv * kQueries);
   s.ds = take(kKeys * kQueries), s.kept = take(Modifiers::kept_size(g.c));

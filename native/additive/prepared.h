@@ -121,7 +121,10 @@ static void prepare_weights(const regard_additive& x, PreparedQueries& to, int64
   const auto half = [&](int64_t k) { return k < c.dk ? 0.5f * to.weight[k] : 1.0f; };
   for (int64_t k = 0; k < width; k += 2 * step)
     for (int64_t n = k; n < k + step; ++n) to.middle[n - k / 2] = half(n) + half(n + step);
-  for (; small < 1; small *= 2) ++to.bits;
+  while (small < 1) {
+    small *= 2;
+    ++to.bits;
+  }
   to.unit = SoftCap::used(c) ? 1 / SoftCap::of(c, head) : kLog2e;
 }
 

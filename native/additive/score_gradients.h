@@ -11,17 +11,22 @@ struct GradientBlock {
   const Gradients& g;
   const GradientScratch& s;
   Block<V>& b;
-  int64_t from;                       // the slice's first key
-  vf shift[V], inverse[V], delta[V];  // weights are exp2(s - shift) · inverse
-  vi finite[V];                       // lanes with a query whose features are all finite
+  int64_t from;  // the slice's first key
+  RowStats<vf> stats[V];
+  vf delta[V];
+  vi finite[V];  // lanes with a query whose features are all finite
   bool finite_dout;
 };
 
-// One number of each row, as lanes; 0 where there is no row.
+// The row statistics of a block, one row a lane; 0 where there is no row.
 template <int V>
-static void gather(vf (&dst)[V], const regard_tensor& t, const Place& p, int64_t col) {
-  const float* from = at<float>(t, p, p.h) + p.row * t.row + col * t.col;
-  for (int64_t n = 0; n < V * W; ++n) dst[n / W][n % W] = n < p.rows ? from[n * t.row] : 0;
+static void gather(RowStats<vf> (&to)[V], const regard_tensor& t, const Place& p) {
+  const float* from = at<float>(t, p, p.h) + p.row * t.row;
+  for (int64_t n = 0; n < V * W; ++n) {
+    const bool there = n < p.rows;
+    to[n / W].shift[n % W] = there ? from[n * t.row] : 0;
+    to[n / W].inverse[n % W] = there ? from[n * t.row + t.col] : 0;
+  }
 }
 
 template <int V>
@@ -35,7 +40,7 @@ static void begin_gradients(GradientBlock<V>& z) {
     z.delta[i / W][i % W] = row_delta(g.g, p, p.h, p.row + i, s.dout + i * g.ldv, g.ldv);
   z.finite_dout = all_finite(s.dout, 1, g.ldv, g.ldv, p.rows);
   pack<V>(s.doutt, kQueries, s.dout, REGARD_F32, g.ldv, 1, p.rows, g.c.dv, 1.0f);
-  gather(z.shift, g.c.row_stats, p, 0), gather(z.inverse, g.c.row_stats, p, 1);
+  gather(z.stats, g.c.row_stats, p);
   const int64_t rows = p.rows;
   for (int v = 0; v < V; ++v) z.finite[v] = lanes() + splat_int(v * W) < splat_int((int32_t)rows);
   for (int64_t k = 0; k < g.c.dk; ++k)
@@ -61,7 +66,7 @@ REGARD_INLINE void score_gradients(GradientBlock<V>& z, const Tile& t, const flo
     const vu key = (k_at ? Dropout::key_word(k_at[i]) : 0u) + vu{};
     for (int v = 0; v < V; ++v) {
       const int64_t at = (n + i) * kQueries + v * W;
-      const vf s = load(z.b.w.s + at), p = exp2v(s - z.shift[v]) * z.inverse[v];
+      const vf s = load(z.b.w.s + at), p = z.stats[v].weight(s);
       vf dropped = p, dp = acc[i][v];
       if (k_at) {
         dropped = Dropout::apply(c, z.b.word[v], key, p);

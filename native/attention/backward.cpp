@@ -15,7 +15,7 @@ int64_t carve_scratch(const BackwardCall& w, float* from, BackwardScratch& s) {
   const int64_t rows = (w.blocks + w.query_parts - 1) / w.query_parts * kQueries;
   int64_t used = 0;
   auto take = [&](float*& to, int64_t count) {
-    to = from + used;
+    to = from ? from + used : nullptr;
     used += (count + 15) / 16 * 16;
   };
   const int64_t parts = w.parts, held = parts ? held_tiles(c, parts) : 1;
@@ -68,9 +68,9 @@ void join_queries(const BackwardCall& w, const BackwardScratch&, int64_t item) {
   const int64_t pair = item / w.blocks;
   const Place p = place_at(c, pair / c.heads, pair % c.heads, item % w.blocks * kQueries);
   const regard_tensor& to = w.g.dq;
-  write_rows((char*)to.data + size_of(w.g.call.dtype) * (offset(to, p, p.h) + p.row * to.row), w.g.call.dtype,
-             to.row, to.col, w.dq + (pair * c.nq + p.row) * w.ldk, w.ldk, w.key_parts,
-             w.elements * c.heads * c.nq * w.ldk, p.rows, c.dk, c.scale);
+  write_rows((char*)to.data + size_of(w.g.call.dtype) * (offset(to, p, p.h) + p.row * to.row), w.g.call.dtype, to.row,
+             to.col, w.dq + (pair * c.nq + p.row) * w.ldk, w.ldk, w.key_parts, w.elements * c.heads * c.nq * w.ldk,
+             p.rows, c.dk, c.scale);
 }
 
 void join_keys(const BackwardCall& w, const BackwardScratch&, int64_t item) {
@@ -114,7 +114,7 @@ void* reserve(BackwardCall& w) {
   for (int pass = 0; pass < 2; ++pass) {
     int64_t used = 0;
     auto take = [&](float*& to, int64_t count) {
-      to = count ? base + used : nullptr;
+      to = base && count ? base + used : nullptr;
       used += (count + 15) / 16 * 16;
     };
     take(w.shift, rows), take(w.inverse, rows), take(w.delta, rows), take(w.unfit, w.elements * c.heads);

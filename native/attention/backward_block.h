@@ -107,7 +107,8 @@ REGARD_INLINE void weigh_some(const Block<V>& b, const Tile& t, const BackwardSc
     for (int v = 0; v < V; ++v) {
       float* at = x.p + (n + i) * kQueries + v * W;
       vf s = load(at), dp = acc[i][v];
-      vf p = exp2v(s - load(x.shift + v * W)) * load(x.inverse + v * W), dropped = p;
+      const vf p = RowStats<vf>{load(x.shift + v * W), load(x.inverse + v * W)}.weight(s);
+      vf dropped = p;
       if (k_at) {
         dropped = Dropout::apply(b.c, b.word[v], word, p);
         dp = Dropout::apply(b.c, b.word[v], word, dp);

@@ -11,16 +11,6 @@ struct KeyTile {
   int finite;                 // whether the keys are all finite; -1 before that is computed
 };
 
-static void run_share(const BackwardCall& w, const BackwardScratch& s, const Place& p, const Tile& t,
-                      const BlockShare& x, const float* dout, float* dq, int64_t part) {
-  switch ((p.rows + W - 1) / W) {
-    case 1: return run_block<1>(w, s, p, t, x, dout, dq, part);
-    case 2: return run_block<2>(w, s, p, t, x, dout, dq, part);
-    case 3: return run_block<3>(w, s, p, t, x, dout, dq, part);
-    default: return run_block<kVectors>(w, s, p, t, x, dout, dq, part);
-  }
-}
-
 // The queries [first, last) of a head, at most kQueriesAtOnce, against a tile of keys.
 static void run_group(const BackwardCall& w, const BackwardScratch& s, KeyTile& k, int64_t head, int64_t first,
                       int64_t last, float* dq) {
@@ -46,7 +36,8 @@ static void run_group(const BackwardCall& w, const BackwardScratch& s, KeyTile& 
       if (k.finite < 0) k.finite = all_finite(s.k, 1, w.ldk, w.ldk, k.count);
       x.mark = !k.finite || !all_finite(q, 1, w.ldk, w.ldk, p.rows) || !all_finite(dout, 1, w.ldv, w.ldv, p.rows);
     }
-    run_share(w, s, p, t, x, dout, dq ? dq + (row - k.first) * w.ldk : nullptr, k.part);
+    float* to = dq ? dq + (row - k.first) * w.ldk : nullptr;
+    with_vectors(p.rows, [&](auto vectors) { run_block<vectors>(w, s, p, t, x, dout, to, k.part); });
     const float* marks = x.mark ? x.p : nullptr;
     by_value[count] = Term{x.p, kQueries, 1, dout, w.ldv, p.rows, x.from, x.to, marks};
     by_score[count] = Term{x.ds, kQueries, 1, q, w.ldk, p.rows, x.from, x.to, marks};

@@ -32,19 +32,21 @@ static void find_unfit(const BackwardCall& w, const BackwardScratch&, int64_t it
   const regard_call& c = w.c;
   const int64_t head = item % c.heads, group = c.heads / c.key_heads;
   const Place p = place_at(c, item / c.heads, head, 0);
+  float& found = w.unfit[item];
   const auto unfit = [&](const regard_tensor& t, int dtype, int64_t of, int64_t rows, int64_t width, Sizes sizes) {
-    return unfit_rows(w.parts, advance(t.data, offset(t, p, of), dtype), dtype, t.row, t.col, rows, width, sizes);
+    const void* first = advance(t.data, offset(t, p, of), dtype);
+    return unfit_rows(w.parts, first, dtype, t.row, t.col, rows, width, sizes) ? 1.0f : 0.0f;
   };
   const Sizes sizes = Sizes::of_gradients(c.dtype);
-  w.unfit[item] = unfit(w.g.dout, w.g.dout.dtype, head, c.nq, c.dv, Sizes::of_gradients(w.g.dout.dtype));
-  if (w.parts == 1 || w.unfit[item]) return;
+  found = unfit(w.g.dout, w.g.dout.dtype, head, c.nq, c.dv, Sizes::of_gradients(w.g.dout.dtype));
+  if (w.parts == 1 || found != 0) return;
   Sizes of_queries = sizes;
   const float factor = __builtin_fabsf(dot_factor(c, head)), most = Sizes::of_scores(c.dtype).most;
   if (sizes.most * factor > most) of_queries.most = most / factor;
-  w.unfit[item] = unfit(c.q, c.dtype, head, c.nq, c.dk, of_queries);
+  found = unfit(c.q, c.dtype, head, c.nq, c.dk, of_queries);
   if (head % group) return;
-  w.unfit[item] += unfit(c.k, c.dtype, head / group, c.nk, c.dk, sizes);
-  w.unfit[item] += unfit(c.v, c.dtype, head / group, c.nk, c.dv, sizes);
+  found += unfit(c.k, c.dtype, head / group, c.nk, c.dk, sizes);
+  found += unfit(c.v, c.dtype, head / group, c.nk, c.dv, sizes);
 }
 
 }  // namespace regard

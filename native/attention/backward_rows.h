@@ -43,22 +43,21 @@ template <int V>
 static void sum_rows(const BackwardCall& w, const BackwardScratch& s, Block<V>& b, BlockShare& x, float* shift,
                      float* inverse) {
   const float sink = sink_of(w.c, b.p, b.p.h);
-  for (int v = 0; v < V; ++v) b.m[v] = splat(sink), b.l[v] = splat(sink == -kInf ? 0.0f : 1.0f);
+  for (int v = 0; v < V; ++v) b.state[v] = {splat(sink), splat(sink == -kInf ? 0.0f : 1.0f)};
   each_tile<V>(w, s, b, x, false, [&](const Tile&) {
     for (int v = 0; v < V; ++v) {
       const float* at = s.p + v * W;
-      vf top = b.m[v], sum = vf{};
+      vf top = b.state[v].m, sum = vf{};
       for (int64_t n = x.from; n < x.to; ++n) top = greater_of(load(at + n * kQueries), top);
-      const vf finite = top == splat(-kInf) ? vf{} : top;
-      for (int64_t n = x.from; n < x.to; ++n) sum += exp2v(load(at + n * kQueries) - finite);
-      b.l[v] = b.l[v] * exp2v(b.m[v] - finite) + sum;
-      b.m[v] = top;
+      const vf shift = finite_shift(top);
+      for (int64_t n = x.from; n < x.to; ++n) sum += exp2v(load(at + n * kQueries) - shift);
+      b.state[v].merge(top, sum);
     }
   });
   for (int v = 0; v < V; ++v) {
-    const vi empty = b.m[v] == splat(-kInf);
-    store(shift + v * W, empty ? vf{} : b.m[v]);
-    store(inverse + v * W, empty ? vf{} : splat(1.0f) / b.l[v]);
+    const SoftmaxState<vf>& state = b.state[v];
+    store(shift + v * W, state.shift());
+    store(inverse + v * W, select(state.m == splat(-kInf), vf{}, splat(1.0f) / state.l));
   }
 }
 
@@ -114,12 +113,7 @@ static void prepare(const BackwardCall& w, const BackwardScratch& s, int64_t ite
     if (dlse) delta[n] -= dlse[n * w.g.dlse.row];
   }
   if (!w.recompute_stats && !Modifiers::multiply_delta(w.g)) return;
-  switch ((p.rows + W - 1) / W) {
-    case 1: return sum_block<1>(w, s, p, shift, inverse, delta);
-    case 2: return sum_block<2>(w, s, p, shift, inverse, delta);
-    case 3: return sum_block<3>(w, s, p, shift, inverse, delta);
-    default: return sum_block<kVectors>(w, s, p, shift, inverse, delta);
-  }
+  with_vectors(p.rows, [&](auto vectors) { sum_block<vectors>(w, s, p, shift, inverse, delta); });
 }
 
 }  // namespace regard

@@ -48,8 +48,8 @@ static void run_pair(const BackwardCall& w, const BackwardScratch& s, int64_t el
   }
   if (!dq || w.dq) return;
   for (int64_t m = 0; m < group; ++m) {
-    char* to = (char*)w.g.dq.data +
-               size_of(w.g.call.dtype) * (offset(w.g.dq, p, key_head * group + m) + k.first * w.g.dq.row);
+    char* to =
+        (char*)w.g.dq.data + size_of(w.g.call.dtype) * (offset(w.g.dq, p, key_head * group + m) + k.first * w.g.dq.row);
     write_rows(to, w.g.call.dtype, w.g.dq.row, w.g.dq.col, dq + m * dq_head, w.ldk, 1, 0, rows, c.dk, c.scale);
   }
 }

@@ -28,7 +28,7 @@ static int64_t part_keys(int64_t all) {
   return even < 256 ? 256 : even > 2048 ? 2048 : even;
 }
 
-static int64_t part_size(const regard_call& c) { return few_rows(c) * state_size(c); }
+static int64_t part_size(const regard_call& c) { return few_rows(c) * StoredState::size(c); }
 
 // Room for what of a chunk's values cannot be read in place.
 template <class Rows>
@@ -67,12 +67,9 @@ template <int dtype, class Rows>
 static void accumulate_chunk(FewRows& f, const Chunk& t, Rows& values) {
   const regard_call& c = f.c;
   for (int64_t r = 0; r < f.rows; ++r) {
-    float* state = f.states + r * state_size(c);
-    const float top = greatest_lane(f.top[r]), m = top > state[0] ? top : state[0];
-    const float shift = m == -kInf ? 0 : m;
-    f.alpha[r] = exp2v(splat(state[0] - shift))[0];
-    state[0] = m;
-    state[1] = state[1] * f.alpha[r] + weigh_row(f, t, r, shift);
+    SoftmaxState<float>& state = state_of(f, r).sums();
+    const float most = greatest_lane(f.top[r]), top = most > state.m ? most : state.m;
+    f.alpha[r] = state.merge(top, weigh_row(f, t, r, finite_shift(top)));
   }
   if (c.v.col != 1) return add_chunk<REGARD_F32>(f, t, gather_rows(f, t, c.v, c.dv, f.v));
   values.find(f, t, c.v);
@@ -129,25 +126,27 @@ REGARD_INLINE void each_chunk(FewRows& f, const Limits& limits, int64_t from, in
 static void merge_row(const regard_call& c, const Place& p, int64_t h, int64_t i, float* states, int64_t step,
                       int64_t count) {
   const float sink = sink_of(c, p, h);
-  float m = sink;
-  for (int64_t n = 0; n < count; ++n) m = states[n * step] > m ? states[n * step] : m;
-  const float shift = m == -kInf ? 0 : m;
-  float l = exp2v(splat(sink - shift))[0];
+  const auto part = [&](int64_t n) { return StoredState{states + n * step}; };
+  float top = sink;
+  for (int64_t n = 0; n < count; ++n) top = part(n).sums().m > top ? part(n).sums().m : top;
+  SoftmaxState<float> whole;
+  whole.merge(top, exp2_of(sink - finite_shift(top)));
   for (int64_t n = 0; n < count; ++n) {
-    float* state = states + n * step;
-    state[0] = exp2v(splat(state[0] - shift))[0];  // from here on what o is multiplied by
-    l += state[1] * state[0];
+    SoftmaxState<float>& state = part(n).sums();
+    state.m = whole.merge(state);  // from here on what o is multiplied by
   }
-  if (c.lse.data) at<float>(c.lse, p, h)[i * c.lse.row] = l == 0 ? -kInf : natural(splat(m))[0] + __builtin_logf(l);
+  if (c.lse.data) at<float>(c.lse, p, h)[i * c.lse.row] = whole.lse();
   if (c.row_stats.data) {
+    const RowStats<float> stats = whole.stats();
     float* row_stats = at<float>(c.row_stats, p, h) + i * c.row_stats.row;
-    row_stats[0] = l == 0 ? 0 : m, row_stats[c.row_stats.col] = l == 0 ? 0 : 1 / l;
+    row_stats[0] = stats.shift;
+    row_stats[c.row_stats.col] = stats.inverse;
   }
   const int64_t to = offset(c.out, p, h) + i * c.out.row;
   for (int64_t d = 0; d < c.dv; d += W) {
     vf o = vf{};
-    for (int64_t n = 0; n < count; ++n) o += load(states + n * step + 2 + d) * splat(states[n * step]);
-    o = l == 0 ? vf{} : o / splat(l);
+    for (int64_t n = 0; n < count; ++n) o += load(part(n).o() + d) * splat(part(n).sums().m);
+    o = whole.empty() ? vf{} : o / splat(whole.l);
     store_row(c, to + d * c.out.col, c.dv - d < W ? c.dv - d : W, o);
   }
 }
@@ -177,23 +176,17 @@ struct FewRowsForward {
     const Limits limits = begin_rows(f, key_head);
     for (int64_t r = 0; r < f.rows; ++r) {
       score.begin(f, r);
-      float* state = f.states + r * state_size(c);
-      for (int64_t d = 0; d < state_size(c); ++d) state[d] = d == 0 ? -kInf : 0;
+      state_of(f, r).clear(c);
     }
     const auto add = [&](const Chunk& t) {
       score.score(f, t);
-      switch (kv_dtype(c)) {
-        case REGARD_F32: return accumulate_chunk<REGARD_F32>(f, t, values);
-        case REGARD_BF16: return accumulate_chunk<REGARD_BF16>(f, t, values);
-        case REGARD_I8: return accumulate_chunk<REGARD_I8>(f, t, values);
-        default: return accumulate_chunk<REGARD_F16>(f, t, values);
-      }
+      with_kv_dtype(kv_dtype(c), [&](auto dtype) { accumulate_chunk<dtype>(f, t, values); });
     };
     each_chunk(f, limits, from, to < c.nk ? to : c.nk, add, [](int64_t, int64_t) {});
     if (__atomic_sub_fetch(&left[pair], 1, __ATOMIC_ACQ_REL) != 0) return;
     float* all = states + pair * parts * part_size(c);
     for (int64_t r = 0; r < f.rows; ++r)
-      merge_row(c, f.p, f.row[r].h, f.row[r].i, all + r * state_size(c), part_size(c), parts);
+      merge_row(c, f.p, f.row[r].h, f.row[r].i, all + r * StoredState::size(c), part_size(c), parts);
   }
 };
 

@@ -122,14 +122,10 @@ template <int dtype, class Elements, bool part, class Rows>
 static void score_keys(FewRows& f, const Chunk& t, const float* q, const Rows& keys, int64_t n) {
   const Run k = keys.run(n);
   const Rows* ahead = t.more ? &keys : nullptr;
-  int64_t r = 0;
-  for (; r + kRowsAtOnce <= f.rows; r += kRowsAtOnce, ahead = nullptr)
-    score_rows<kRowsAtOnce, dtype, Elements, part>(f, t, q, k, ahead, n, r);
-  switch (f.rows - r) {
-    case 3: return score_rows<3, dtype, Elements, part>(f, t, q, k, ahead, n, r);
-    case 2: return score_rows<2, dtype, Elements, part>(f, t, q, k, ahead, n, r);
-    case 1: return score_rows<1, dtype, Elements, part>(f, t, q, k, ahead, n, r);
-  }
+  with_rows<kRowsAtOnce>(f.rows, [&](auto rows, int64_t r) {
+    score_rows<rows, dtype, Elements, part>(f, t, q, k, ahead, n, r);
+    ahead = nullptr;
+  });
 }
 
 template <int dtype, class Elements, class Rows>
@@ -178,12 +174,7 @@ struct Dots {
     }
     keys.find(f, t, c.k);
     if (multiplies_pairs(c)) return score_chunk<REGARD_BF16, Pairs>(f, t, q, keys);
-    switch (kv_dtype(c)) {
-      case REGARD_F32: return score_chunk<REGARD_F32, Floats>(f, t, q, keys);
-      case REGARD_BF16: return score_chunk<REGARD_BF16, Floats>(f, t, q, keys);
-      case REGARD_I8: return score_chunk<REGARD_I8, Floats>(f, t, q, keys);
-      default: return score_chunk<REGARD_F16, Floats>(f, t, q, keys);
-    }
+    with_kv_dtype(kv_dtype(c), [&](auto dtype) { score_chunk<dtype, Floats>(f, t, q, keys); });
   }
 };
 

@@ -84,8 +84,7 @@ static void add_visible(const FewRows& f, const Chunk& t, const Rows& values, in
     for (int v = 0; v < vectors; ++v) {
       vf acc[1][1];
       weighted<1, 1, dtype, part, true>(acc, f, t, values, r + i, d + v * W);
-      float* o = f.states + (r + i) * state_size(f.c) + 2 + d + v * W;
-      store(o, load(o) * splat(f.alpha[r + i]) + acc[0][0]);
+      merge_values(state_of(f, r + i).o() + d + v * W, splat(f.alpha[r + i]), acc[0][0]);
     }
 }
 
@@ -97,10 +96,7 @@ static void add_values(const FewRows& f, const Chunk& t, const Rows& values, int
 #pragma GCC unroll 4
   for (int i = 0; i < R; ++i)
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) {
-      float* o = f.states + (r + i) * state_size(f.c) + 2 + d + v * W;
-      store(o, load(o) * splat(f.alpha[r + i]) + acc[i][v]);
-    }
+    for (int v = 0; v < V; ++v) merge_values(state_of(f, r + i).o() + d + v * W, splat(f.alpha[r + i]), acc[i][v]);
 }
 
 // All features of R rows: V vectors of them at once, then half as many, and so on.
@@ -113,14 +109,8 @@ REGARD_INLINE void add_rows(const FewRows& f, const Chunk& t, const Rows& values
 
 template <int dtype, class Rows>
 static void add_chunk(const FewRows& f, const Chunk& t, const Rows& values) {
-  int64_t r = 0;
-  for (; r + kRowsAtOnce <= f.rows; r += kRowsAtOnce)
-    add_rows<kRowsAtOnce, vectors_at_once(kRowsAtOnce, 8), dtype>(f, t, values, r, 0);
-  switch (f.rows - r) {
-    case 3: return add_rows<3, vectors_at_once(3, 8), dtype>(f, t, values, r, 0);
-    case 2: return add_rows<2, vectors_at_once(2, 8), dtype>(f, t, values, r, 0);
-    case 1: return add_rows<1, vectors_at_once(1, 8), dtype>(f, t, values, r, 0);
-  }
+  with_rows<kRowsAtOnce>(
+      f.rows, [&](auto rows, int64_t r) { add_rows<rows, vectors_at_once(rows, 8), dtype>(f, t, values, r, 0); });
 }
 
 }  // namespace regard

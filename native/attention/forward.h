@@ -49,7 +49,7 @@ static void run_tile(Block<V>& b, Tile& t, KvTile& x) {
   if constexpr (Op::parts) return b.w.stream->template finish<Op::parts>(), run_matrix_tile<V, Op>(b, t, x);
   load_keys<Op>(b.c, b.w, x);
   vf top[V];
-  for (int v = 0; v < V; ++v) top[v] = b.m[v];
+  for (int v = 0; v < V; ++v) top[v] = b.state[v].m;
   score_tile<V, Op>(b, t, x.k + (t.j - x.j) * x.k_row, x.k_row, top);
   accumulate_tile<V, Op>(b, t, x, top);
 }
@@ -64,25 +64,24 @@ REGARD_NOINLINE void finish(Block<V>& b) {
   const int64_t base = offset(c.out, p, p.h) + p.row * c.out.row;
   const vf sink = splat(sink_of(c, p, p.h));
   for (int v = 0; v < V; ++v) {
-    vf alpha = splat(1.0f), total = b.rounded ? b.unrounded[v] : b.l[v];
+    SoftmaxState<vf> state = b.state[v], unrounded{state.m, b.rounded ? b.unrounded[v] : state.l};
+    vf alpha = splat(1.0f);
     if (c.sink.data) {
-      const vf most = greater_of(sink, b.m[v]), shift = most == splat(-kInf) ? splat(0.0f) : most;
-      alpha = exp2v(b.m[v] - shift);
-      b.l[v] = b.l[v] * alpha + exp2v(sink - shift), total = total * alpha + exp2v(sink - shift);
-      b.m[v] = most;
+      alpha = state.merge_sink(sink);
+      unrounded.merge_sink(sink);
     }
-    const vf scale = b.l[v] == splat(0.0f) ? splat(0.0f) : alpha / b.l[v];
+    const vf scale = select(state.empty(), vf{}, alpha / state.l);
     const int64_t rows = p.rows - v * W < W ? p.rows - v * W : W;
-    const vi empty = b.l[v] == splat(0.0f);
     if (lse) {
-      const vf sum = select(empty, splat(-kInf), natural(b.m[v]) + logv(total));
+      const vf sum = unrounded.lse();
       for (int64_t n = 0; n < rows; ++n) lse[(v * W + n) * c.lse.row] = sum[n];
     }
     if (row_stats) {
-      const vf shift = select(empty, vf{}, b.m[v]), inverse = select(empty, vf{}, splat(1.0f) / total);
+      const RowStats<vf> stats = unrounded.stats();
       for (int64_t n = 0; n < rows; ++n) {
         float* row = row_stats + (v * W + n) * c.row_stats.row;
-        row[0] = shift[n], row[c.row_stats.col] = inverse[n];
+        row[0] = stats.shift[n];
+        row[c.row_stats.col] = stats.inverse[n];
       }
     }
     for (int64_t f = 0; f < c.dv; f += W) {
@@ -105,7 +104,7 @@ static void begin_state(Block<V>& b) {
   b.hi = limits.hi, b.inner_lo = limits.inner_lo, b.inner_hi = limits.inner_hi;
   if (c.start.data) Interval::begin(b);
   for (int64_t n = 0; n < c.dv * kQueries; n += W) store(b.w.o + n, vf{});
-  for (int v = 0; v < V; ++v) b.m[v] = splat(-kInf), b.l[v] = vf{};
+  for (int v = 0; v < V; ++v) b.state[v] = {};
   begin_steps(b);
   b.map = c.tiles.data ? at<int32_t>(c.tiles, p, p.h) + p.row / kQueries * c.tiles.row : nullptr;
 }
@@ -235,13 +234,9 @@ static void run_rows(const regard_call& c, const Scratch& w, Place p, int64_t he
   }
   const int64_t rest = p.rows - blocks * kQueries;
   if (rest <= 0) return;
-  p.row += blocks * kQueries, p.rows = rest;
-  switch ((rest + W - 1) / W) {
-    case 1: return run_blocks<1, Op>(c, w, p, heads, true);
-    case 2: return run_blocks<2, Op>(c, w, p, heads, true);
-    case 3: return run_blocks<3, Op>(c, w, p, heads, true);
-    default: return run_blocks<kVectors, Op>(c, w, p, heads, true);
-  }
+  p.row += blocks * kQueries;
+  p.rows = rest;
+  with_vectors(rest, [&](auto vectors) { run_blocks<vectors, Op>(c, w, p, heads, true); });
 }
 
 [[maybe_unused]] static void run_item(const regard_call& c, const Scratch& w, const Place& p, int64_t heads) {

@@ -13,7 +13,7 @@ REGARD_INLINE const regard_call& call_of(const regard_additive& x) { return x.ca
 REGARD_INLINE const regard_call& call_of(const regard_additive_gradients& g) { return g.forward.call; }
 REGARD_INLINE const regard_call& call_of(const regard_fact_args& a) { return a.call; }
 
-constexpr int64_t kFarthest = (int64_t)1 << 62;  // bounds of a rule, so that adding a query's number does not overflow
+constexpr int64_t kFarthest = REGARD_FARTHEST;
 
 static bool far(const regard_call& c) {
   return c.first < -kFarthest || c.first > kFarthest || c.last < -kFarthest || c.last > kFarthest;

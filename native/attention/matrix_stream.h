@@ -21,13 +21,16 @@ struct StreamedRows {
 
   void set_shift() {
     for (int v = 0; v < 2; ++v) {
-      const vi empty = b.m[vector + v] == splat(-kInf);
-      shift[v] = select(empty, vf{}, b.m[vector + v]), limit[v] = select(empty, splat(-kInf), splat(kSlack));
+      const vf m = b.state[vector + v].m;
+      shift[v] = finite_shift(m);
+      limit[v] = select(m == splat(-kInf), splat(-kInf), splat(kSlack));
     }
   }
 
   // Whether some row has seen nothing.
-  bool some_empty() const { return Isa::lanes_set((b.m[vector] == splat(-kInf)) | (b.m[vector + 1] == splat(-kInf))); }
+  bool some_empty() const {
+    return Isa::lanes_set((b.state[vector].m == splat(-kInf)) | (b.state[vector + 1].m == splat(-kInf)));
+  }
 
   // The largest of a block's scores, in base 2.
   vf largest(const float* s, int v) const {
@@ -39,7 +42,7 @@ struct StreamedRows {
   // Rows that have seen nothing take the maxima of these scores.
   __attribute__((noinline)) void begin(const float* s) {
     for (int v = 0; v < 2; ++v) {
-      vf& m = b.m[vector + v];
+      vf& m = b.state[vector + v].m;
       m = select(m == splat(-kInf), greater_of(largest(s, v), m), m);
     }
     set_shift();
@@ -95,14 +98,14 @@ struct StreamedRows {
     const vf whole = splat(0x1p20f);
     vf alpha[2];
     for (int v = 0; v < 2; ++v) {
-      vf& m = b.m[vector + v];
+      SoftmaxState<vf>& state = b.state[vector + v];
       const vi near = (absolute(shift[v]) < whole) & (most[v] < whole);
       const vf raised = select(near, shift[v] + ceiling(most[v]), largest(s, v)),
-               top = select(most[v] > limit[v], raised, m);
-      const vf above = select(top == splat(-kInf), vf{}, top);
-      alpha[v] = exp2v(m - above);
-      m = top, b.l[vector + v] *= alpha[v], b.unrounded[vector + v] *= alpha[v];
-      sum[v] *= alpha[v], unrounded[v] *= alpha[v];
+               top = select(most[v] > limit[v], raised, state.m);
+      alpha[v] = state.raise(top);
+      b.unrounded[vector + v] *= alpha[v];
+      sum[v] *= alpha[v];
+      unrounded[v] *= alpha[v];
     }
     set_shift();
     for (int64_t f = 0; f < b.c.dv; ++f)
@@ -176,7 +179,10 @@ static void stream_rows(Block<V>& b, int vector, const StreamedTile* tiles, int6
       stream.waiting = {values, columns, b.sums(0, vector), sums, at + 1, 0, c.dv / kBlock};
       stream.turn ^= 1;
     }
-  for (int v = 0; v < 2; ++v) b.l[vector + v] += rows.sum[v], b.unrounded[vector + v] += rows.unrounded[v];
+  for (int v = 0; v < 2; ++v) {
+    b.state[vector + v].l += rows.sum[v];
+    b.unrounded[vector + v] += rows.unrounded[v];
+  }
 }
 
 // The keys [lo, hi) of a tile that may be streamed: whole blocks which every query sees, and no step changes.

@@ -71,10 +71,8 @@ struct OutputBlocks {
     const float* from = blocks[row / 32 % 2];
     for (int64_t n = 0; n < rows; ++n)
 #pragma GCC unroll 2
-      for (int v = 0; v < C; ++v) {
-        float* at = b.sums(row + n, vector + v);
-        store(at, load(at) * alpha[vector + v] + load(from + n * stride + v * W));
-      }
+      for (int v = 0; v < C; ++v)
+        merge_values(b.sums(row + n, vector + v), alpha[vector + v], load(from + n * stride + v * W));
   }
 };
 
@@ -109,11 +107,11 @@ static void clear_pairs(float* p, int64_t parts, int64_t part, int64_t from, int
 // the maximum was: else 2^ its last digit would be the weight of a score of 2^40), and their sums are added to l;
 // without dropout. One vector of queries after the other, so that everything stays in registers.
 template <int V, class Op>
-REGARD_NOINLINE void weigh_parts(float* p, int64_t part, const float* s, float factor, vf* l, const vf* m,
+REGARD_NOINLINE void weigh_parts(float* p, int64_t part, const float* s, float factor, SoftmaxState<vf>* state,
                                  int64_t count) {
   const vf unit = splat(factor);
   for (int v = 0; v < V; ++v) {
-    const vf shift = m[v] == splat(-kInf) ? splat(0.0f) : m[v];
+    const vf shift = state[v].shift();
     vf sum = vf{}, other = vf{};
     const float* from = s + v * W;
     float* to = p + v * W;
@@ -129,7 +127,7 @@ REGARD_NOINLINE void weigh_parts(float* p, int64_t part, const float* s, float f
       sum += w;
       store_parts<Op::parts>(to, part, w, vf{});
     }
-    l[v] += sum + other;
+    state[v].l += sum + other;
   }
 }
 
@@ -176,21 +174,27 @@ static void run_keys(Block<V>& b, const Tile& t, KvTile& x) {
   Isa::multiply_blocks<Op::parts, V>(scores, keys, queries, whole_rows(t.count), width);
 
   vf top[V];
-  for (int v = 0; v < V; ++v) top[v] = raw ? low : b.m[v];
+  for (int v = 0; v < V; ++v) top[v] = raw ? low : b.state[v].m;
   if (!raw && b.factor != 1) scale_rows<V>(s, t.count, b.factor);
   if (!raw || t.edge) step_rows<V>(b, t, 0, t.count, top);
   for (int v = 0; raw && v < V; ++v)
-    top[v] = greater_of(Isa::product(t.edge ? top[v] : scores.most[v], splat(b.factor)), b.m[v]);
+    top[v] = greater_of(Isa::product(t.edge ? top[v] : scores.most[v], splat(b.factor)), b.state[v].m);
   vf alpha[V];
   raise_state<V>(b, top, alpha);
 
   const int64_t part = kKeys / 2 * kQueries;
   float* p = Op::parts == 1 ? s : b.w.p_parts;
   vf before[V];
-  for (int v = 0; v < V; ++v) before[v] = b.l[v], b.l[v] = vf{};
+  for (int v = 0; v < V; ++v) {
+    before[v] = b.state[v].l;
+    b.state[v].l = vf{};
+  }
   if (careful || c.threshold) weigh<V, false>(b, t, careful);
-  else weigh_parts<V, Op>(p, part, s, raw ? b.factor : 1.0f, b.l, b.m, t.count);
-  for (int v = 0; v < V; ++v) b.unrounded[v] += b.l[v], b.l[v] += before[v];
+  else weigh_parts<V, Op>(p, part, s, raw ? b.factor : 1.0f, b.state, t.count);
+  for (int v = 0; v < V; ++v) {
+    b.unrounded[v] += b.state[v].l;
+    b.state[v].l += before[v];
+  }
   if (careful) {
     x.located = x.widened = false;  // there is memory for the floats of one tile, and several are held at once
     load_values(c, b.w, x);

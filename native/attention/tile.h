@@ -8,11 +8,8 @@ namespace regard {
 template <int V>
 static void raise_state(Block<V>& b, const vf (&top)[V], vf (&alpha)[V]) {
   for (int v = 0; v < V; ++v) {
-    const vf shift = top[v] == splat(-kInf) ? splat(0.0f) : top[v];
-    alpha[v] = exp2v(b.m[v] - shift);
-    b.l[v] = b.l[v] * alpha[v];
-    b.unrounded[v] = b.unrounded[v] * alpha[v];
-    b.m[v] = top[v];
+    alpha[v] = b.state[v].raise(top[v]);
+    b.unrounded[v] *= alpha[v];
   }
 }
 
@@ -131,9 +128,9 @@ static void score_tile(const Block<V>& b, const Tile& t, const float* k, int64_t
 // Scores become weights in place, and their sums are added to l; without dropout and marks. One vector of queries after
 // the other, so that everything stays in registers.
 template <int V, bool pairs>
-REGARD_NOINLINE void weigh_plain(float* s, vf* l, const vf* m, int64_t count) {
+REGARD_NOINLINE void weigh_plain(float* s, SoftmaxState<vf>* state, int64_t count) {
   for (int v = 0; v < V; ++v) {
-    const vf shift = m[v] == splat(-kInf) ? splat(0.0f) : m[v];
+    const vf shift = state[v].shift();
     vf sum = vf{}, other = vf{};
     const float* from = s + v * W;
     float* to = s + v * W;
@@ -150,17 +147,17 @@ REGARD_NOINLINE void weigh_plain(float* s, vf* l, const vf* m, int64_t count) {
       sum += p;
       store(to, pairs ? Isa::pair_of(p, vf{}) : p);
     }
-    l[v] += sum + other;
+    state[v].l += sum + other;
   }
 }
 
 // The same with dropout and marks. pairs: the weights of two keys in one word; mark: hidden weights become -1.
 template <int V, bool pairs>
 REGARD_NOINLINE void weigh(Block<V>& b, const Tile& t, bool mark) {
-  if (!mark && !b.c.threshold) return weigh_plain<V, pairs>(b.w.s, b.l, b.m, t.count);
+  if (!mark && !b.c.threshold) return weigh_plain<V, pairs>(b.w.s, b.state, t.count);
   vf shift[V], sum[V];
   for (int v = 0; v < V; ++v) {
-    shift[v] = b.m[v] == splat(-kInf) ? splat(0.0f) : b.m[v];
+    shift[v] = b.state[v].shift();
     sum[v] = vf{};
   }
   const int64_t* k_at = b.c.threshold ? b.c.k_at + offset(b.c.k_at_batch, b.p) + t.j : nullptr;
@@ -181,7 +178,7 @@ REGARD_NOINLINE void weigh(Block<V>& b, const Tile& t, bool mark) {
       }
     }
   }
-  for (int v = 0; v < V; ++v) b.l[v] += sum[v];
+  for (int v = 0; v < V; ++v) b.state[v].l += sum[v];
 }
 
 // o = o · alpha + Σ value · weight for features [f, last), in whole groups of M. A tile's sum starts at 0: long sums
@@ -200,10 +197,7 @@ REGARD_NOINLINE void value_rows(const Block<V>& b, const Tile& t, const vf* alph
 #pragma GCC unroll 32
     for (int i = 0; i < M; ++i)
 #pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) {
-        float* at = o + i * kQueries + v * W;
-        store(at, load(at) * alpha[v] + acc[i][v]);
-      }
+      for (int v = 0; v < V; ++v) merge_values(o + i * kQueries + v * W, alpha[v], acc[i][v]);
   }
 }
 
@@ -228,8 +222,7 @@ REGARD_NOINLINE void value_tile_careful(const Block<V>& b, const Tile& t, const 
         vf sum = acc + p * splat(x[f + n * row]);
         acc = p == splat(-1.0f) ? acc : sum;
       }
-      float* o = b.sums(f, v);
-      store(o, load(o) * alpha[v] + acc);
+      merge_values(b.sums(f, v), alpha[v], acc);
     }
 }
 

@@ -7,7 +7,7 @@ namespace regard {
 constexpr int kVectors = Isa::kBlockVectors;
 constexpr int kMR = 4;  // rows of A (keys, or features) that a microkernel takes at once
 constexpr int64_t kQueries = kVectors * W;
-constexpr int64_t kKeys = 128;  // keys of a tile, and of a tile of a tile map
+constexpr int64_t kKeys = REGARD_TILE;  // keys of a tile, and of a tile of a tile map
 // Where a block begins to read keys: so that pairs, groups of kMR keys and what a matrix unit sums over are whole.
 constexpr int64_t kKeyStep = Isa::kMatrixUnit ? 32 : kMR;
 constexpr int64_t kTile = 128;  // keys of a tile of the backward; divides kKeys

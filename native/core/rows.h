@@ -2,6 +2,7 @@
 // keys.
 #pragma once
 #include "core/place.h"
+#include "core/state.h"
 
 namespace regard {
 
@@ -22,7 +23,7 @@ struct FewRows {
   float* s;                     // [rows][kChunk] scores, then weights; the weight of a hidden key is -0
   float* derivative = nullptr;  // [rows][kChunk] of the modifiers; null where no gradient is computed
   float* v;                     // [kChunk][dv rounded up to W], values that cannot be read in place
-  float* states;                // of each row m, l, o[dv rounded up to W]
+  float* states;                // of each row a StoredState
   float alpha[kMaxRows];        // what the state so far is multiplied by
   Row row[kMaxRows];
   bool whole[kMaxRows];                    // every key of the chunk is visible and no modifier changes its score
@@ -50,7 +51,24 @@ struct RowKeys {
   int64_t valid() const { return t.count - n; }  // how many of them exist
 };
 
-REGARD_INLINE int64_t state_size(const regard_call& c) { return round_up(c.dv) + 2; }
+// The state of a row in memory: m and l, then o [dv rounded up to W].
+struct StoredState {
+  static constexpr int64_t kSums = 2;
+  float* at;
+
+  SoftmaxState<float>& sums() const { return *(SoftmaxState<float>*)at; }
+  float* o() const { return at + kSums; }
+
+  static int64_t size(const regard_call& c) { return round_up(c.dv) + kSums; }
+
+  void clear(const regard_call& c) const {
+    sums() = {};
+    for (int64_t d = 0; d < round_up(c.dv); d += W) store(o() + d, vf{});
+  }
+};
+
+// The state of row r.
+REGARD_INLINE StoredState state_of(const FewRows& f, int64_t r) { return {f.states + r * StoredState::size(f.c)}; }
 
 // W elements from n on, `step` elements from one to the next, as floats; 0 for those past `valid`.
 REGARD_INLINE vf floats(const void* p, int64_t n, int64_t step, int64_t valid, int dtype) {

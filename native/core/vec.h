@@ -2,6 +2,7 @@
 #pragma once
 #include <utility>
 
+#include "abi/structs.h"
 #include "isa/select.h"
 
 namespace regard {
@@ -37,7 +38,7 @@ REGARD_INLINE vf absolute(vf x) { return (vf)((vi)x & splat_int(0x7fffffff)); }
 // Natural logarithms (biases, sinks) are added to scores in base 2: s + x log2(e), in one rounding where there is a
 // fused multiply-add. Finite numbers stay finite, so that finfo.min hides no key of a row that has it everywhere: x is
 // bounded by kBound, and a score of kSaturated or more, in base 2, stands for all larger ones.
-constexpr float kBound = 2.3586e38f, kSaturated = 3.4027e38f;
+constexpr float kBound = 2.3586e38f, kSaturated = REGARD_SATURATED;
 
 REGARD_INLINE vi is_finite(vf x) { return absolute(x) < splat(kInf); }
 

@@ -116,7 +116,8 @@ REGARD_NOINLINE void fill_cells(const Block<V>& b, const Cells& m, const float* 
     transpose(x);
     for (int n = 0; n < W && i < end; ++n) {
       sum += x[n];
-      if (++i < next && i < end) continue;
+      ++i;
+      if (i < next && i < end) continue;
       float* to = m.to + (a - m.first) * m.cols + col;
       if (count == W) store(to, load(to) + sum);
       else

@@ -73,12 +73,8 @@ REGARD_INLINE void score(FactBlock<V, Op>& q, Tile& t, KvTile& x, vf (&top)[V]) 
 // Adds the weights of a tile to l, relative to the largest score so far.
 template <int V>
 static void sum_on(Block<V>& b, const RowFacts<V>& f, float* s, int64_t count) {
-  for (int v = 0; v < V; ++v) {
-    const vf shift = f.max[v] == splat(-kInf) ? vf{} : f.max[v];
-    b.l[v] = b.l[v] * exp2v(b.m[v] - shift);
-    b.m[v] = f.max[v];
-  }
-  weigh_plain<V, false>(s, b.l, b.m, count);
+  for (int v = 0; v < V; ++v) b.state[v].raise(f.max[v]);
+  weigh_plain<V, false>(s, b.state, count);
 }
 
 // First pass: scores, their maxima, and the threshold of the heaviest keys.
@@ -101,9 +97,10 @@ template <int V, class Op>
 static void shift_rows(FactBlock<V, Op>& q) {
   for (int v = 0; v < V; ++v) {
     const vf most = greater_of(q.sink, q.f.max[v]);
-    const vf shift = q.f.shift[v] = most == splat(-kInf) ? vf{} : most;
-    const vf sum = q.b.l[v] * exp2v((q.b.m[v] == splat(-kInf) ? vf{} : q.b.m[v]) - shift) + exp2v(q.sink - shift);
-    q.f.inverse[v] = sum == vf{} ? vf{} : splat(1.0f) / sum;
+    SoftmaxState<vf> state = q.b.state[v];
+    q.f.shift[v] = finite_shift(most);
+    state.merge(most, exp2v(q.sink - q.f.shift[v]));
+    q.f.inverse[v] = state.stats().inverse;
   }
 }
 
@@ -198,12 +195,7 @@ template <class Op>
 static void item_facts(const regard_fact_args& a, FactScratch& d, const Sums& sums, Place p) {
   for (int64_t left = p.rows; left > 0; left -= kQueries, p.row += kQueries) {
     p.rows = left < kQueries ? left : kQueries;
-    switch ((p.rows + W - 1) / W) {
-      case 1: block_facts<1, Op>(a, d, sums, p); break;
-      case 2: block_facts<2, Op>(a, d, sums, p); break;
-      case 3: block_facts<3, Op>(a, d, sums, p); break;
-      default: block_facts<kVectors, Op>(a, d, sums, p);
-    }
+    with_vectors(p.rows, [&](auto vectors) { block_facts<vectors, Op>(a, d, sums, p); });
   }
 }
 

@@ -69,7 +69,7 @@ PyObject* attend(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (!out || (training && !row_stats)) return leave_to_python();
   for (int n = 0; n < plan.leaves; ++n)
     *(const void**)((char*)&call + plan.leaf_at[n]) = address(leaves.tensors[plan.leaf[n]]);
-  void* const state = PyEval_SaveThread();
+  PyThreadState* const state = PyEval_SaveThread();
   const int32_t code = ((int32_t (*)(const void*, void*))plan.entry)(&call, plan.parallel);
   PyEval_RestoreThread(state);
   if (code != REGARD_DONE) return leave_to_python();
@@ -120,7 +120,7 @@ PyObject* differentiate(PyObject*, PyObject* const* given, Py_ssize_t count) {
   __builtin_memcpy(&x.call, PyBytes_AsString(given[1]), sizeof(x.call));
   Ref made[3], found{PyTuple_New(3)};
   if (!found || !bind_backward(plan, x, given[2], given[3], made)) return leave_to_python();
-  void* const state = PyEval_SaveThread();
+  PyThreadState* const state = PyEval_SaveThread();
   const int32_t code = ((int32_t (*)(const void*, void*))plan.entry)(&x, plan.parallel);
   PyEval_RestoreThread(state);
   if (code != REGARD_DONE) return PyLong_FromLongLong(code);

@@ -6,6 +6,7 @@
 extern "C" {
 
 struct PyObject;
+struct PyThreadState;
 typedef intptr_t Py_ssize_t;
 
 struct PyMethodDef {
@@ -44,8 +45,8 @@ PyObject* PyDict_GetItem(PyObject*, PyObject* key);     // borrowed; null withou
 void* PyCapsule_GetPointer(PyObject*, const char* name);
 PyObject* PyErr_Occurred();
 void PyErr_Clear();
-void* PyEval_SaveThread();
-void PyEval_RestoreThread(void*);
+PyThreadState* PyEval_SaveThread();
+void PyEval_RestoreThread(PyThreadState*);
 
 struct DLDataType {
   uint8_t code, bits;

@@ -48,7 +48,7 @@ struct Interpreter : ProgramCode {
       }
       return;
     }
-    if (t.dtype == REGARD_F32 || t.dtype == REGARD_I32 || t.dtype != REGARD_BOOL) {
+    if (t.dtype != REGARD_BOOL) {
       const int dtype = t.dtype == REGARD_I32 ? (int)REGARD_F32 : (int)t.dtype;
       const void* from = advance(t.data, first, dtype);
       return pack_by<V>(to, V * W, from, dtype, t.row, t.col, p.rows, keys,
@@ -156,6 +156,7 @@ struct Interpreter : ProgramCode {
       REGARD_MAP1(BOOL_TO_INT, (vi)a & splat_int(1))
       REGARD_MAP1(GATHER, gathered(operand(c, x.number), a))
       case REGARD_DO_WHERE: return choose<V>(s, x, keys);
+      default: return;  // those that read operands, which load() runs
     }
 #undef REGARD_MAP1
 #undef REGARD_MAP2

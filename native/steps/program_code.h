@@ -1,6 +1,8 @@
 // The code of a program: its instructions, the slots that they read and write, and what is checked before any of them
 // runs.
 #pragma once
+#include <stddef.h>
+
 #include "steps/list.h"
 
 namespace regard {
@@ -15,8 +17,15 @@ struct Slots {
   int16_t key[REGARD_SLOTS], vector[REGARD_SLOTS];
 };
 
+// The n-th of neighbouring tensors of a struct; the first lies `first` bytes behind its beginning.
+REGARD_INLINE const regard_tensor& nth_tensor(const void* of, size_t first, int64_t n) {
+  return ((const regard_tensor*)((const char*)of + first))[n];
+}
+
 struct ProgramCode {
-  static const regard_tensor& operand(const regard_call& c, int32_t which) { return (&c.program_0)[which]; }
+  static const regard_tensor& operand(const regard_call& c, int32_t which) {
+    return nth_tensor(&c, offsetof(regard_call, program_0), which);
+  }
   static const Instruction* begin_of(const regard_call& c) { return (const Instruction*)c.program_code; }
   static const Instruction* end_of(const regard_call& c) { return begin_of(c) + c.program_count; }
 

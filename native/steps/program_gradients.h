@@ -15,9 +15,11 @@ struct ProgramGradients : ProgramCode {
   static constexpr int64_t kMostSums =
       1 << 22;  // doubles; the gradients of larger tables are added in place, by one item of work
 
-  static const regard_tensor& gradient(const regard_gradients& g, const Instruction& x) {
-    return (&g.dprogram_0)[x.number];
+  static const regard_tensor& nth(const regard_gradients& g, int64_t n) {
+    return nth_tensor(&g, offsetof(regard_gradients, dprogram_0), n);
   }
+
+  static const regard_tensor& gradient(const regard_gradients& g, const Instruction& x) { return nth(g, x.number); }
 
   // Calls body(instruction) for each that takes a derivative by an operand.
   template <class Body>
@@ -44,7 +46,7 @@ struct ProgramGradients : ProgramCode {
 
   static bool wants_grad(const regard_gradients& g) {
     bool wanted = false;
-    for (int n = 0; n < REGARD_PROGRAM_OPERANDS; ++n) wanted |= (&g.dprogram_0)[n].data != nullptr;
+    for (int n = 0; n < REGARD_PROGRAM_OPERANDS; ++n) wanted |= nth(g, n).data != nullptr;
     return wanted;
   }
 
@@ -94,7 +96,7 @@ struct ProgramGradients : ProgramCode {
       if (x.op == REGARD_DO_GATHER_GRADIENT) right &= to.dtype == REGARD_F64 && to.size >= operand(c, x.number).size;
       else right &= fits(to, to.row == 0 || to.col == 0 ? REGARD_F64 : REGARD_F32, c.batch, c.heads, c.nq, c.nk);
     });
-    for (int n = 0; n < REGARD_PROGRAM_OPERANDS; ++n) right &= taken[n] || !(&g.dprogram_0)[n].data;
+    for (int n = 0; n < REGARD_PROGRAM_OPERANDS; ++n) right &= taken[n] || !nth(g, n).data;
     return right;
   }
 

@@ -1,6 +1,8 @@
 // Everything between the similarity and the sum: the modifiers of a score, the masks, dropout; and the state of a block
 // of queries.
 #pragma once
+#include "core/dispatch.h"
+#include "core/state.h"
 #include "steps/bias.h"
 #include "steps/bits.h"
 #include "steps/documents.h"
@@ -30,9 +32,9 @@ struct Block : Modifiers::State<V>, Interval::State<V>, Dropout::State<V> {
   const regard_call& c;
   const Scratch& w;
   Place p;
-  vf m[V] = {}, l[V] = {};  // running maximum (base 2) and sum
-  vf unrounded[V] = {};     // where l sums weights that were rounded: what it would be without, for lse
-  bool rounded = false;     // whether it does
+  SoftmaxState<vf> state[V];  // its o is w.o
+  vf unrounded[V] = {};       // where l sums weights that were rounded: what it would be without, for lse
+  bool rounded = false;       // whether it does
   bool unfit =
       false;  // whether a number of its queries, or of keys and values that they see, has no parts: see core/parts.h
   vi relative[V] = {};  // position of each lane relative to base

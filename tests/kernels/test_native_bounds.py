@@ -80,6 +80,16 @@ def test_the_c_interface_under_sanitizers(isa: str, tmp_path: Path) -> None:
         assert len(tried) > 40, f"{entry} was called with {len(tried)} kinds of wrong arguments"
 
 
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("clang++") is None, reason="needs Clang, as a second C++ compiler")
+@pytest.mark.parametrize("source", SOURCES)
+def test_clang_takes_the_kernels(source: str) -> None:
+    """All templates are instantiated; no code is written. The others are compiled by GCC, where that is there."""
+    for isa in instruction_sets():
+        given = ("-std=c++17", "-fsyntax-only", "-Wno-psabi", f'-DREGARD_ISA="isa/{isa}.h"', *MARCH[isa])
+        subprocess.run(["clang++", *given, f"-I{ROOT / 'native'}", ROOT / source], check=True)
+
+
 AT = rg.Positions(2 * torch.arange(7) + 60, 2 * torch.arange(33))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 
-from regard.backends.native.c_structs import AXES, STRUCTS, Member, Struct, laid_out, members
+from regard.backends.native.c_structs import AXES, FARTHEST, SATURATED, STRUCTS, TILE, Member, Struct, laid_out, members
 from regard.backends.native.call_operands import (
     DROPOUT,
     INTERVALS,
@@ -291,6 +291,12 @@ SIZES = {
     "REGARD_SLOTS": SLOTS,
     "REGARD_PROGRAM_OPERANDS": PROGRAM_OPERANDS,
 }
+# Other numbers that both sides know, with their types in C++.
+CONSTANTS = {
+    "REGARD_TILE": ("int64_t", TILE),
+    "REGARD_FARTHEST": ("int64_t", FARTHEST),
+    "REGARD_SATURATED": ("float", SATURATED),
+}
 _OPERATIONS = {f"REGARD_DO_{name}": n for n, name in enumerate((*OPERATIONS, "COUNT"))}  # of programs
 
 
@@ -301,7 +307,7 @@ ENUMS = (DTYPES | OPERAND_DTYPES, ACTIVATIONS, CODES, BOUNDS, _OPERATIONS)
 def _abi() -> int:
     """A number that changes with any name, type or order of a member, not with what is said about it."""
     layout = [(name, [(m.type, m.name, m.count) for m in struct.members]) for name, struct in STRUCTS.items()]
-    constants = *ENUMS, SIZES
+    constants = *ENUMS, SIZES, CONSTANTS
     return int.from_bytes(hashlib.sha256(repr((layout, *constants, sorted(RAGGED))).encode()).digest()[:7], "big")
 
 

@@ -6,7 +6,7 @@ import ctypes
 import sys
 from pathlib import Path
 
-from regard.backends.native.abi import ABI, ENUMS, SIZES
+from regard.backends.native.abi import ABI, CONSTANTS, ENUMS, SIZES
 from regard.backends.native.c_structs import STRUCTS
 from regard.backends.native.call_operands import OPERANDS
 
@@ -33,6 +33,7 @@ typedef int32_t (*regard_parallel)(int64_t begin, int64_t end, int64_t grain, re
 
 def _structs() -> str:
     parts = [_enum(values) for values in (*ENUMS, SIZES)]
+    parts.append("\n".join(f"constexpr {kind} {name} = {value!r};" for name, (kind, value) in CONSTANTS.items()))
     for name, struct in STRUCTS.items():
         body = "\n".join(map(str, struct.members))
         size = f'static_assert(sizeof({name}) == {ctypes.sizeof(struct)}, "ctypes lays {name} out in another way");'

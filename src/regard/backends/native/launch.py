@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.backends.native.abi import AXES, BOUNDS, INTERVAL_MEMBERS, CallArguments, Operand
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.bind import bind
-from regard.backends.native.c_structs import Struct
+from regard.backends.native.c_structs import SATURATED, Struct
 from regard.backends.native.call_operands import NUMBERS, OPERANDS
 from regard.backends.native.ffi import DTYPE_CODES, Library, chosen, load
 from regard.backends.native.modifiers.table import MODIFIERS
@@ -27,7 +27,6 @@ from regard.core.state import RowStats
 Kept = tuple[Tensor, Tensor, Tensor]
 
 MOST_FLOAT = torch.finfo(torch.float32).max
-SATURATED = 3.4027e38  # kSaturated of native/core/vec.h: scores in base 2 that stand for all that are larger
 _SET = tuple(name for name, number in NUMBERS.items() if number.as_it_is)
 COUNTS = {name: operand.count for name, operand in OPERANDS.items() if operand.count is not None}
 # The bytes of a call's members that say which keys each query sees.

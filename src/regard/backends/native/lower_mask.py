@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from regard.backends.native.c_structs import FARTHEST
 from regard.backends.native.mask_program import MaskProgram, mask_program
 from regard.backends.native.mask_text import MOST, read_mask, why_not_text, write_mask
 from regard.backends.native.operands import full
@@ -32,7 +33,7 @@ from regard.masks.intervals import Interval, IntervalRule
 from regard.masks.positional import Window
 from regard.masks.ragged import Lengths
 
-_FARTHEST = 1 << 61  # half of kFarthest in native/attention/interval_rule.h: positions come on top
+_FARTHEST = FARTHEST // 2  # positions come on top
 _STRIP = 1 << 20  # pairs that a mask is asked about at a time: 8 MB for each 64-bit number that it computes
 # operands of a mask that is a text: the positions of queries and keys, then the tensors of the mask
 MASK_TENSORS = tuple(f"mask_{n}" for n in range(2 + MOST))

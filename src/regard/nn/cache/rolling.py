@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from regard.backends.native.c_structs import TILE
 from regard.core.wrong_calls import answers_wrong_calls
 from regard.masks.positional import Window
 from regard.nn.cache.contiguous import ContiguousCache
 from regard.nn.cache.forms import form_of_any
-
-TILE = 128  # kKeys of native/core/place.h: sums are made tile by tile
 
 
 class RollingCache(ContiguousCache):
