@@ -160,6 +160,7 @@ GROUPS = (
         draw_curve,
         (
             Entry("SoftCap(2.0)", "Scores stay within ±2, as in Gemma 2 with 50."),
+            Entry("Clamp(-1.0, 2.0)", "Scores below -1 become -1, those above 2 become 2."),
             Entry("Temperature(2.0)", "Above 1 it makes the weights more uniform, below 1 it sharpens them."),
         ),
     ),

@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0xd094bc3c7761a9  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0xa43de8dda86c21  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -164,6 +164,8 @@ typedef struct {
   int32_t cap_last;  // whether it comes after the other modifiers, not before
   const float* temperatures;  // float32 (head): what scores are divided by
   int64_t temperatures_stride;  // from head to head; 0 where they share it
+  float clamp_low;  // natural; no score is below it, if it is below clamp_high
+  float clamp_high;  // natural; no score is above it, if it is above clamp_low
   const float* slopes;  // float32 (head): what a step of distance costs
   int64_t slopes_stride;  // from head to head; 0 where they share it
   const float* points_of_q;  // float32 (coordinate, query): coordinates of points, whose distance the slopes multiply; dims: at most REGARD_DIMS
@@ -230,7 +232,7 @@ typedef struct {
   regard_tensor k_scales;  // float32 (batch, key head, key, 1): k is int8; its rows are multiplied by these
   regard_tensor v_scales;  // float32 (batch, key head, key, 1): v is int8; its rows are multiplied by these
 } regard_call;
-static_assert(sizeof(regard_call) == 2992, "ctypes lays regard_call out in another way");
+static_assert(sizeof(regard_call) == 3000, "ctypes lays regard_call out in another way");
 
 // A call on sequences that have any number of queries each, one sequence behind another in q, out and q_at.
 // The batch of `call` is 1, nq counts all queries; batch[3] of k and v, or of block_table, strides over
@@ -243,7 +245,7 @@ typedef struct {
   const int64_t* key_counts;  // (sequences): the keys of each; null: nk
   int64_t thread_work;  // floating-point operations for which it is worth waking another thread
 } regard_ragged;
-static_assert(sizeof(regard_ragged) == 3024, "ctypes lays regard_ragged out in another way");
+static_assert(sizeof(regard_ragged) == 3032, "ctypes lays regard_ragged out in another way");
 
 // A call of the backward pass. A null address: that gradient is not wanted.
 typedef struct {
@@ -272,7 +274,7 @@ typedef struct {
   regard_tensor dprogram_10;  // added to, float; double where it sums queries or keys
   regard_tensor dprogram_11;  // added to, float; double where it sums queries or keys
 } regard_gradients;
-static_assert(sizeof(regard_gradients) == 4472, "ctypes lays regard_gradients out in another way");
+static_assert(sizeof(regard_gradients) == 4480, "ctypes lays regard_gradients out in another way");
 
 // A call whose scores are w · f(a + c): q and k are a and c, float whatever its dtype, which is that of v.
 typedef struct {
@@ -282,7 +284,7 @@ typedef struct {
   int32_t activation;
   float slope;  // of the leaky ReLU
 } regard_additive;
-static_assert(sizeof(regard_additive) == 3016, "ctypes lays regard_additive out in another way");
+static_assert(sizeof(regard_additive) == 3024, "ctypes lays regard_additive out in another way");
 
 // The backward pass of an additive call. All cotangents and gradients are float; every element is written.
 typedef struct {
@@ -294,7 +296,7 @@ typedef struct {
   regard_tensor dv;
   float* dw;  // (heads, dk)
 } regard_additive_gradients;
-static_assert(sizeof(regard_additive_gradients) == 3424, "ctypes lays regard_additive_gradients out in another way");
+static_assert(sizeof(regard_additive_gradients) == 3432, "ctypes lays regard_additive_gradients out in another way");
 
 // Facts about the weights of a call. Results are contiguous, (batch..., head, ...); a null address, or a count
 // of 0: not wanted. The call's lse, out and dropout are not read; its dv is 0.
@@ -330,7 +332,7 @@ typedef struct {
   const float* level;  // (levels,)
   int64_t* reached;  // (.., levels) how many visible pairs have a weight of at least that
 } regard_fact_args;
-static_assert(sizeof(regard_fact_args) == 3224, "ctypes lays regard_fact_args out in another way");
+static_assert(sizeof(regard_fact_args) == 3232, "ctypes lays regard_fact_args out in another way");
 
 // New keys and values of a batch of sequences, to be copied to their pages, whose columns are neighbours.
 // batch[3] is the stride from sequence to sequence, or from page to page.

@@ -5,6 +5,7 @@
 #include "core/state.h"
 #include "steps/bias.h"
 #include "steps/bits.h"
+#include "steps/clamp.h"
 #include "steps/documents.h"
 #include "steps/dropout.h"
 #include "steps/interval.h"
@@ -21,7 +22,7 @@ namespace regard {
 
 // The modifiers of the kernels, in the order in which they are applied. To add one: its file in this folder, and its
 // name here.
-using Modifiers = ModifierList<SoftCap, Temperature, Slopes, LogDistance, Offsets, Bias, LastSoftCap, Program>;
+using Modifiers = ModifierList<SoftCap, Temperature, Clamp, Slopes, LogDistance, Offsets, Bias, LastSoftCap, Program>;
 
 // One block of queries while it streams over keys. Lanes are queries.
 template <int V>

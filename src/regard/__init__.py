@@ -59,6 +59,7 @@ from regard.scores.buckets import DifferenceBuckets as DifferenceBuckets
 from regard.scores.buckets import GridBuckets as GridBuckets
 from regard.scores.buckets import T5Buckets as T5Buckets
 from regard.scores.buckets import T5CausalBuckets as T5CausalBuckets
+from regard.scores.clamp import Clamp as Clamp
 from regard.scores.modifiers import Alibi as Alibi
 from regard.scores.modifiers import Bias as Bias
 from regard.scores.modifiers import LogDistance as LogDistance
@@ -88,6 +89,7 @@ __all__ = [
     "Bilinear",
     "Buckets",
     "Causal",
+    "Clamp",
     "ClippedBuckets",
     "Cosine",
     "Cover",

@@ -30,6 +30,7 @@ from regard.core.value import Value
 from regard.masks.algebra import Cover, Everything, Mask
 from regard.runtime.binding import Call
 from regard.scores.algebra import Modifier, Pipeline, Score
+from regard.scores.clamp import Clamp
 from regard.scores.modifiers import SoftCap
 from regard.scores.similarity import ScaledDot
 from regard.scores.temperature import Temperature
@@ -111,8 +112,9 @@ def scores(at: Frame, width: int = 7) -> dict[str, Score]:
     examples = {kind: kind.examples(at, width) for kind in _kinds(Score)}
     found = {name: ScaledDot() >> one if isinstance(one, Modifier) else one for name, one in _named(examples).items()}
     modifiers = [kind for kind in examples if issubclass(kind, Modifier)]
-    # the order that the native kernels have too: a temperature before what is added, a soft cap after it
-    modifiers.sort(key=lambda kind: (kind is SoftCap) - (kind is Temperature))
+    # the order that the native kernels have too: a temperature, then a clamp, before what is added, a soft cap after it
+    order = {Temperature: -2, Clamp: -1, SoftCap: 1}
+    modifiers.sort(key=lambda kind: order.get(kind, 0))
     return {**found, "Pipeline": Pipeline((ScaledDot(), *(examples[kind][0] for kind in modifiers)))}
 
 

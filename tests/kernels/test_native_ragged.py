@@ -36,6 +36,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "soft cap": {"mask": rg.Causal(), "score": rg.ScaledDot(0.4) >> rg.SoftCap(2.0)},
     "slopes": {"mask": rg.Causal(), "score": rg.Dot() >> rg.Alibi(BY_HEAD)},
     "log distance": {"mask": rg.Causal(), "score": LOG},
+    "clamp": {"mask": rg.Causal(), "score": rg.ScaledDot() >> rg.Clamp(-0.3, 0.4)},
     "temperature": {"score": rg.ScaledDot() >> rg.Temperature(BY_HEAD)},
     "sink": {"mask": rg.Causal(), "sink": BY_HEAD},
     "one sink": {"mask": rg.Causal(), "sink": 0.7},
