@@ -113,7 +113,7 @@ def scores(at: Frame, width: int = 7) -> dict[str, Score]:
     found = {name: ScaledDot() >> one if isinstance(one, Modifier) else one for name, one in _named(examples).items()}
     modifiers = [kind for kind in examples if issubclass(kind, Modifier)]
     # the order that the native kernels have too: a temperature, then a clamp, before what is added, a soft cap after it
-    order = {Temperature: -2, Clamp: -1, SoftCap: 1}
+    order: dict[type, int] = {Temperature: -2, Clamp: -1, SoftCap: 1}
     modifiers.sort(key=lambda kind: order.get(kind, 0))
     return {**found, "Pipeline": Pipeline((ScaledDot(), *(examples[kind][0] for kind in modifiers)))}
 
