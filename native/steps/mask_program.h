@@ -35,8 +35,8 @@ struct MaskProgram : ProgramCode {
     Numbers joined(const Numbers& other) const {
       return {least < other.least ? least : other.least, most > other.most ? most : other.most};
     }
-    // What a whole number of 32 bits can be of these.
-    Numbers bounded() const { return {least < INT32_MIN ? INT32_MIN : least, most > INT32_MAX ? INT32_MAX : most}; }
+    // The same of a whole number of 32 bits: of what is beyond, nothing is known.
+    Numbers bounded() const { return least < INT32_MIN || most > INT32_MAX ? Numbers{} : *this; }
     // Of an operation that is monotone in each of its arguments.
     template <class F>
     static Numbers corners(const Numbers& a, const Numbers& b, const F& f) {
