@@ -142,9 +142,9 @@ void* reserve(BackwardCall& w) {
 int32_t check(const regard_gradients& g) {
   const regard_call& c = g.call;
   if (const int32_t wrong = check_contiguous_call(c, c.dtype)) return wrong;
-  if (!known_dtype(g.dout.dtype) || !known_dtype(g.call.dtype)) return REGARD_BAD_ARGUMENT;
+  if (!known_dtype(dtype_of(g.dout)) || !known_dtype(g.call.dtype)) return REGARD_BAD_ARGUMENT;
   if (!c.row_stats.data || (c.dv && !g.dout.data)) return REGARD_BAD_ARGUMENT;
-  const bool right = fits(g.dout, g.dout.dtype, c.batch, c.heads, c.nq, c.dv) &&
+  const bool right = fits(g.dout, dtype_of(g.dout), c.batch, c.heads, c.nq, c.dv) &&
                      fits(g.dlse, REGARD_F32, c.batch, c.heads, c.nq, 1) &&
                      fits(g.dq, g.call.dtype, c.batch, c.heads, c.nq, c.dk) &&
                      fits(g.dk, g.call.dtype, c.batch, c.key_heads, c.nk, c.dk) &&
@@ -156,7 +156,7 @@ int32_t check(const regard_gradients& g) {
 
 // Leaves the products to vectors if some number has no parts.
 int32_t check_parts(BackwardCall& w, regard_parallel parallel) {
-  const bool always = w.parts == 1 && w.g.dout.dtype == REGARD_BF16;
+  const bool always = w.parts == 1 && dtype_of(w.g.dout) == REGARD_BF16;
   if (!w.parts || always) return 0;
   const int64_t items = w.elements * w.c.heads;
   const int32_t failed = run(w, find_unfit, items, parallel);

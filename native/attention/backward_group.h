@@ -30,8 +30,8 @@ static void run_group(const BackwardCall& w, const BackwardScratch& s, KeyTile& 
     widen_rows(q, w.ldk, (const char*)c.q.data + size_of(c.dtype) * (offset(c.q, p, head) + row * c.q.row), c.dtype,
                c.q.row, c.q.col, p.rows, c.dk);
     const regard_tensor& g = w.g.dout;
-    widen_rows(dout, w.ldv, (const char*)g.data + size_of(w.g.dout.dtype) * (offset(g, p, head) + row * g.row),
-               w.g.dout.dtype, g.row, g.col, p.rows, c.dv);
+    widen_rows(dout, w.ldv, (const char*)g.data + size_of(dtype_of(w.g.dout)) * (offset(g, p, head) + row * g.row),
+               dtype_of(w.g.dout), g.row, g.col, p.rows, c.dv);
     if (t.edge || t.bits) {
       if (k.finite < 0) k.finite = all_finite(s.k, 1, w.ldk, w.ldk, k.count);
       x.mark = !k.finite || !all_finite(q, 1, w.ldk, w.ldk, p.rows) || !all_finite(dout, 1, w.ldv, w.ldv, p.rows);

@@ -38,7 +38,7 @@ static void find_unfit(const BackwardCall& w, const BackwardScratch&, int64_t it
     return unfit_rows(w.parts, first, dtype, t.row, t.col, rows, width, sizes) ? 1.0f : 0.0f;
   };
   const Sizes sizes = Sizes::of_gradients(c.dtype);
-  found = unfit(w.g.dout, w.g.dout.dtype, head, c.nq, c.dv, Sizes::of_gradients(w.g.dout.dtype));
+  found = unfit(w.g.dout, dtype_of(w.g.dout), head, c.nq, c.dv, Sizes::of_gradients(dtype_of(w.g.dout)));
   if (w.parts == 1 || found != 0) return;
   Sizes of_queries = sizes;
   const float factor = __builtin_fabsf(dot_factor(c, head)), most = Sizes::of_scores(c.dtype).most;

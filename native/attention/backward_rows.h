@@ -73,8 +73,8 @@ static void sum_block(const BackwardCall& w, const BackwardScratch& s, const Pla
   BlockShare x{0, 0, s.p, s.ds, shift, inverse, delta, false, false};
   if (w.recompute_stats) sum_rows<V>(w, s, b, x, shift, inverse);
   const regard_tensor& g = w.g.dout;
-  const char* dout = (const char*)g.data + size_of(w.g.dout.dtype) * (offset(g, p, p.h) + p.row * g.row);
-  pack<V>(s.doutt, kQueries, dout, w.g.dout.dtype, g.row, g.col, p.rows, c.dv, 1.0f);
+  const char* dout = (const char*)g.data + size_of(dtype_of(w.g.dout)) * (offset(g, p, p.h) + p.row * g.row);
+  pack<V>(s.doutt, kQueries, dout, dtype_of(w.g.dout), g.row, g.col, p.rows, c.dv, 1.0f);
   vf row_delta[V];
   for (int v = 0; v < V; ++v) row_delta[v] = vf{}, store(delta + v * W, vf{});
   each_tile<V>(w, s, b, x, true, [&](const Tile& t) {
@@ -102,13 +102,13 @@ static void prepare(const BackwardCall& w, const BackwardScratch& s, int64_t ite
   const float* dlse = w.g.dlse.data ? at<float>(w.g.dlse, p, p.h) + p.row * w.g.dlse.row : nullptr;
   const char* out = (const char*)c.out.data + size_of(c.out_dtype) * (offset(c.out, p, p.h) + p.row * c.out.row);
   const char* dout =
-      (const char*)w.g.dout.data + size_of(w.g.dout.dtype) * (offset(w.g.dout, p, p.h) + p.row * w.g.dout.row);
+      (const char*)w.g.dout.data + size_of(dtype_of(w.g.dout)) * (offset(w.g.dout, p, p.h) + p.row * w.g.dout.row);
   for (int64_t n = 0; n < kQueries; ++n) {
     shift[n] = inverse[n] = delta[n] = 0;
     if (n >= p.rows) continue;
     shift[n] = row_stats[n * c.row_stats.row], inverse[n] = row_stats[n * c.row_stats.row + c.row_stats.col];
     if (inverse[n] == 0) continue;
-    delta[n] = dot_row(dout + n * w.g.dout.row * size_of(w.g.dout.dtype), w.g.dout.dtype, w.g.dout.col,
+    delta[n] = dot_row(dout + n * w.g.dout.row * size_of(dtype_of(w.g.dout)), dtype_of(w.g.dout), w.g.dout.col,
                        out + n * c.out.row * size_of(c.out_dtype), c.out_dtype, c.out.col, c.dv);
     if (dlse) delta[n] -= dlse[n * w.g.dlse.row];
   }

@@ -47,8 +47,8 @@ static void pack_blocks(const BackwardCall& w, const BackwardScratch& s, const K
       bool finite = parts > 1 || finite_rows(rows.at, rows.row, p.rows, dk);
       if (parts < 3) pack_features<parts>(to.q, rows, p.rows, dk);
       pack_queries<parts>(to.q_rows, rows, p.rows, dk);
-      const void* dout = advance(g.data, offset(g, p, p.h) + row * g.row, w.g.dout.dtype);
-      const LeftParts more = left_rows<parts>(dout, w.g.dout.dtype, g.row, g.col, p.rows, kQueries, c.dv, copy(dv));
+      const void* dout = advance(g.data, offset(g, p, p.h) + row * g.row, dtype_of(w.g.dout));
+      const LeftParts more = left_rows<parts>(dout, dtype_of(w.g.dout), g.row, g.col, p.rows, kQueries, c.dv, copy(dv));
       finite &= parts > 1 || finite_rows(more.at, more.row, p.rows, dv);
       pack_features<parts>(to.dout, more, p.rows, dv);
       pack_queries<parts>(to.dout_rows, more, p.rows, dv);

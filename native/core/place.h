@@ -85,6 +85,8 @@ struct Limits {
   }
 };
 
+// Of the numbers of a call or an operand.
+REGARD_INLINE int dtype_of(const regard_tensor& t) { return (int)t.dtype; }
 REGARD_INLINE constexpr int64_t size_of(int dtype) { return dtype == REGARD_F32 ? 4 : dtype == REGARD_I8 ? 1 : 2; }
 
 static const void* advance(const void* p, int64_t n, int dtype) { return (const char*)p + n * size_of(dtype); }

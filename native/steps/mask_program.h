@@ -103,8 +103,8 @@ struct MaskProgram : ProgramCode {
       case REGARD_DO_NOT: return {-1 - a.most, -1 - a.least};
       case REGARD_DO_WHERE: return a.one() ? (a.least ? b : c) : b.joined(c);
       case REGARD_DO_BOOL_TO_INT: return {-a.most, -a.least};
+      default: return {};
     }
-    return {};
   }
 
   // Of the queries of a place and the keys [j, j + count).
