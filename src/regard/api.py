@@ -138,12 +138,12 @@ def attention_state(
     >>> torch.allclose(parts.finish()[0], rg.attention(q, k, v), atol=1e-6)
     True
     """
-    asked = plan_cache.Asked(q, k, v, score, mask, positions, sink, dropout)
-    known = plan_cache.attend_with_stats(asked) if backend is None else None
+    arguments = plan_cache.AttentionArguments(q, k, v, score, mask, positions, sink, dropout)
+    known = plan_cache.attend_with_stats(arguments) if backend is None else None
     if known is not None:
         out, stats = known
         return State(stats.m, stats.l, out * stats.l[..., None])
-    call = Call(*asked)
+    call = Call(*arguments)
     with call.precision():
         out, stats = call.run_with_stats(backend)
         m, l = (call.layout.restore(t, 1) for t in (stats.m, stats.l))

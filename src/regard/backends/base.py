@@ -62,7 +62,7 @@ class Inputs(NamedTuple):
     seed: Callable[[], int] | None
 
 
-class Done(NamedTuple):
+class ForwardResult(NamedTuple):
     """A call that a plan for training made.
 
     out        in the caller's shape, in the accumulation dtype
@@ -98,7 +98,7 @@ class TrainingPlan(Protocol):
         """As Plan.remember."""
         ...
 
-    def run_for_backward(self, call: Inputs) -> Done | None:
+    def run_for_backward(self, call: Inputs) -> ForwardResult | None:
         """The call, made; None where it must go the general way."""
         ...
 
@@ -107,7 +107,7 @@ class TrainingPlan(Protocol):
         ...
 
     def backward(
-        self, done: Done, given: Sequence[Tensor], leaves: Sequence[Tensor], g_out: Tensor
+        self, done: ForwardResult, given: Sequence[Tensor], leaves: Sequence[Tensor], g_out: Tensor
     ) -> tuple[Tensor | None, ...]:
         """The gradients of what is given and of the leaves, from what the forward gave and the cotangent of out."""
         ...

@@ -98,7 +98,7 @@ class Problem:
         tensors.
 
         `everything`: the mask is known to hide nothing here. Hidden scores may hold anything; what is hidden leaks into
-        no gradient, whatever q and k hold. `first`: what the similarity says here, where `quick` has told it.
+        no gradient, whatever q and k hold. `first`: what the similarity says here, where `quick` has found it.
         """
         visible = None if everything else self.mask.visible(at)
         if first is not None:

@@ -218,6 +218,6 @@ def _backward(
     sums = ScoreGradients(problem, needs)
     for strip in strips(problem, Size()) if sums.differentiated else ():
         for cols, everything in strip.tiles:
-            opened = sums.open(problem.frame.region(strip.rows, cols), everything)
-            sums.add_scores(opened, rule.pull(opened.at, opened.tile.masked.detach(), g, kept))
+            evaluated = sums.evaluate(problem.frame.region(strip.rows, cols), everything)
+            sums.add_scores(evaluated, rule.pull(evaluated.at, evaluated.tile.masked.detach(), g, kept))
     return sums.gradients(lambda sink: rule.sink_gradient(sink, g, kept))

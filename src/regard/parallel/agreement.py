@@ -16,7 +16,7 @@ from regard.core.errors import ShapeError, Unsupported
 from regard.core.positions import Positions
 from regard.core.tracing import functorch
 from regard.masks.algebra import Mask
-from regard.parallel.comparison import PartOfTokens, Told, agree, described
+from regard.parallel.comparison import CallDescription, PartOfTokens, agree, described
 from regard.parallel.peers import Peers
 from regard.parallel.shards import Shards
 from regard.scores.algebra import Score
@@ -52,7 +52,7 @@ def agree_on_call(
     check_tensors(q, k, v)
     peers.check_device("q", q)
     recorded = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *tensors))
-    told: Told = {
+    description: CallDescription = {
         "the function": function,
         "the version of regard": described(_version()),
         **{name: PartOfTokens(t) for name, t in (("q", q), ("k", k), ("v", v))},
@@ -71,7 +71,7 @@ def agree_on_call(
     }
     drawn = None if dropout is None or dropout.p == 0 else dropout.seeded()
     seed = 0 if drawn is None or drawn.seed is None else drawn.seed
-    queries, keys, values, seeds = zip(*agree(peers, told, *(t.shape[-2] for t in (q, k, v)), seed), strict=True)
+    queries, keys, values, seeds = zip(*agree(peers, description, *(t.shape[-2] for t in (q, k, v)), seed), strict=True)
     if values != keys:
         raise ShapeError(f"v has {values} values on the ranks of the group, k {keys} keys; expected one value a key.")
     if key_shards is None:

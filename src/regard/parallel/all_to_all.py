@@ -34,7 +34,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def between(compute: Callable[..., Tensor], tensors: Sequence[Tensor], peers: Peers) -> Tensor:
-    """compute(*tensors), differentiable as often as that is. An error of its first backward is told to all ranks,
+    """compute(*tensors), differentiable as often as that is. An error of its first backward is sent to all ranks,
     which wait for the next exchange meanwhile.
     """
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):

@@ -35,19 +35,19 @@ class PartOfTokens:
         return f"{self.t.dtype} {sizes}"
 
 
-Told = dict[str, str | PartOfTokens]
+CallDescription = dict[str, str | PartOfTokens]
 
 
-def agree(peers: Peers, told: Told, *numbers: int) -> list[list[int]]:
-    """These numbers of every rank, by rank. Raises PeerError on every rank where what they are told differs.
+def agree(peers: Peers, description: CallDescription, *numbers: int) -> list[list[int]]:
+    """These numbers of every rank, by rank. Raises PeerError on every rank where the descriptions differ.
 
-    What is told begins with the function that was called, which says what else is.
+    A description begins with the function that was called, which decides the rest of it.
     """
-    compared = {name: x if isinstance(x, str) else x.compared() for name, x in told.items()}
+    compared = {name: x if isinstance(x, str) else x.compared() for name, x in description.items()}
     digest = int.from_bytes(hashlib.blake2b(repr(sorted(compared.items())).encode(), digest_size=7).digest(), "little")
     found = peers.tell("the beginning of a call", digest, *numbers)
     if any(other[0] != digest for other in found):
-        shown = {name: x if isinstance(x, str) else x.shown() for name, x in told.items()}
+        shown = {name: x if isinstance(x, str) else x.shown() for name, x in description.items()}
         every = [json.loads(text) for text in _texts(peers, json.dumps([compared, shown]))]
         first, shown_first = every[0]
         unlike = (
@@ -55,7 +55,8 @@ def agree(peers: Peers, told: Told, *numbers: int) -> list[list[int]]:
         )
         rank, name = next(unlike)
         there, here = every[rank][1][name], shown_first[name]
-        expected = "" if isinstance(told.get(name), str) else "; expected what differs in the number of tokens alone"
+        is_tensor = not isinstance(description.get(name), str)
+        expected = "; expected what differs in the number of tokens alone" if is_tensor else ""
         message = f"the ranks make unlike calls: {name} is {there} on rank {rank}, {here} on rank 0{expected}."
         raise PeerError(message, known_to=peers.name)
     return [other[1 : 1 + len(numbers)] for other in found]

@@ -184,9 +184,9 @@ class Peers:
         process, text = (-1, step) if raised is None else raised
         record = RECORD.pack(process + 1, text.encode(errors="replace"), *numbers, *[0] * (NUMBERS - len(numbers)))
         found = self.exchange([torch.frombuffer(bytearray(record), dtype=torch.uint8)] * self.count)
-        told = [RECORD.unpack(t.numpy().tobytes()) for t in found]
-        texts = [text.rstrip(b"\0").decode(errors="ignore") for _, text, *_ in told]
-        for (process, *_), text in zip(told, texts, strict=True):
+        records = [RECORD.unpack(t.numpy().tobytes()) for t in found]
+        texts = [text.rstrip(b"\0").decode(errors="ignore") for _, text, *_ in records]
+        for (process, *_), text in zip(records, texts, strict=True):
             if process:
                 raise PeerError(
                     f"rank {process - 1} of {dist.get_world_size()} processes raised {text}. Every rank of this call "
@@ -198,7 +198,7 @@ class Peers:
             if text != texts[0]:
                 message = f"the ranks make unlike calls: rank {rank} has come to {text}, rank 0 to {texts[0]}."
                 raise PeerError(message, known_to=self.name)
-        return [numbers for _, _, *numbers in told]
+        return [numbers for _, _, *numbers in records]
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """These integers of every rank, by rank."""
@@ -249,7 +249,7 @@ def _by_device(backends: str) -> dict[str, str]:
 
 
 def _blamed(error: BaseException) -> Raised:
-    """Who raised the error from which this one came, if it was told of it, else this process."""
+    """Who raised the error from which this one came, if it is known, else this process."""
     if isinstance(error, PeerError) and error.raised is not None:
         return error.raised
     return dist.get_rank(), f"{type(error).__name__}: {error}".partition("\n")[0]

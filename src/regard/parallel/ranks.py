@@ -35,7 +35,7 @@ class Ranks:
 
     @contextmanager
     def telling(self) -> Generator[None]:
-        """As of `Peers`: an error is told to the row, which tells it to the columns."""
+        """As of `Peers`: an error is sent to the row, which sends it to the columns."""
         with ExitStack() as stack:
             for peers in reversed(self.levels):
                 stack.enter_context(peers.telling())

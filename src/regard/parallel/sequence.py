@@ -66,7 +66,7 @@ class SequenceParallel:
         backend: Backend | None,
     ) -> Tensor:
         """The output for this rank's tokens, from the keys and values of all."""
-        with torch._C.DisableTorchFunction():  # the layer has told of the call, and of all of it  # pyright: ignore
+        with torch._C.DisableTorchFunction():  # the layer has reported the call, whole  # pyright: ignore
             return self.attend(
                 q,
                 k,

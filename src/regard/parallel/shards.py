@@ -19,7 +19,7 @@ from regard.core.region import Frame
 from regard.core.shapes import blocks, count_of
 from regard.core.tracing import outside_of_graphs
 from regard.masks.algebra import Cover, Mask
-from regard.parallel.comparison import PartOfTokens, Told, agree
+from regard.parallel.comparison import CallDescription, PartOfTokens, agree
 from regard.parallel.ranks import Ranks
 
 TILE, LEAST = 128, 8  # tokens that `balanced` deals out together at most, and how many such pieces a rank has at least
@@ -164,9 +164,13 @@ def unshard(x: Tensor, shards: Shards, group: Any = None, dim: int = -2) -> Tens
     with ranks.telling():
         part = x.movedim(dim, 0)
         ranks.levels[0].check_device("x", x)
-        told: Told = {"the function": "unshard", "x": PartOfTokens(x, dim), "the device": x.device.type}
+        description: CallDescription = {
+            "the function": "unshard",
+            "x": PartOfTokens(x, dim),
+            "the device": x.device.type,
+        }
         for peers in ranks.levels:
-            agree(peers, told)
+            agree(peers, description)
             peers.connect(x.device)
     lengths = tuple(of_rank[0] for of_rank in ranks.gather([len(part)]))
     if lengths != shards.lengths:

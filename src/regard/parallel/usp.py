@@ -63,8 +63,8 @@ def usp_attention(
     ranks = Ranks.of(group, timeout)
     inner, outer = ranks.levels
     row, width = outer.rank, inner.count
-    # An error before the ring is told to the row, which tells it to the columns; the ring itself tells the columns of
-    # its errors, and the row then hears of them.
+    # An error before the ring is sent to the row, which sends it to the columns; the ring itself sends the columns its
+    # errors, and the row then receives them.
     with ranks.telling():
         queries, keys = (_by_row(x, width) for x in (shards, shards if key_shards is None else key_shards))
         logits = None if sink is None else torch.as_tensor(sink, dtype=accumulator(q.dtype), device=q.device)

@@ -69,7 +69,7 @@ def _differentiable_way(
     return backend.differentiable if dual or data_unavailable(*tensors) else None
 
 
-class Given(NamedTuple):
+class BackwardInputs(NamedTuple):
     """What a backward is given: the call's tensors, what its forward saved, the cotangents, and what has a gradient."""
 
     tensors: tuple[Tensor, ...]
@@ -91,11 +91,11 @@ class Call(Protocol):
         """Gradients of all tensors in one step, from what save_for_backward kept; None where that is not possible."""
         ...
 
-    def backward(self, given: Given) -> tuple[Tensor | None, ...]:
+    def backward(self, given: BackwardInputs) -> tuple[Tensor | None, ...]:
         """Gradients of the tensors for which `needs` is true, from the cotangents of the results."""
         ...
 
-    def differentiable(self, given: Given) -> tuple[Tensor | None, ...]:
+    def differentiable(self, given: BackwardInputs) -> tuple[Tensor | None, ...]:
         """The same by operations that can be differentiated again."""
         ...
 
@@ -129,8 +129,10 @@ class Attention(torch.autograd.Function):
         # create_graph: the gradient itself will be differentiated
         way = ctx.call.differentiable if torch.is_grad_enabled() else ctx.call.backward
         if untransformed(cotangents):
-            return (None, None, None, *way(Given(tensors, saved, cotangents, needs)))
-        found = linear_in(cotangents, lambda each: way(Given(tensors, saved, tuple(map(_readable, each)), needs)))
+            return (None, None, None, *way(BackwardInputs(tensors, saved, cotangents, needs)))
+        found = linear_in(
+            cotangents, lambda each: way(BackwardInputs(tensors, saved, tuple(map(_readable, each)), needs))
+        )
         return (None, None, None, *found)
 
 
@@ -157,13 +159,13 @@ class _OfProblem:
     def backward_of_saved(self, saved: tuple[Tensor, ...], cotangents: tuple[Tensor, ...]) -> None:
         return None
 
-    def backward(self, given: Given) -> tuple[Tensor | None, ...]:
+    def backward(self, given: BackwardInputs) -> tuple[Tensor | None, ...]:
         l, *kept = given.saved
         problem = self.problem.with_tensors(given.tensors)
         with exact(l.device.type):
             return self.backend.backward(problem, tuple(kept), _cotangents(given.cotangents, l), given.needs)
 
-    def differentiable(self, given: Given) -> tuple[Tensor | None, ...]:
+    def differentiable(self, given: BackwardInputs) -> tuple[Tensor | None, ...]:
         problem, l = self.problem.with_tensors(given.tensors), given.saved[0]
         with exact(l.device.type):
             return differentiable_backward(self.backend, problem, _cotangents(given.cotangents, l), given.needs)

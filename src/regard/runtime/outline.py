@@ -95,7 +95,7 @@ _environment = cast(dict[Any, Any], os.environ._data)  # pyright: ignore
 _ISA = os.environ.encodekey("REGARD_ISA")
 
 
-class Asked(NamedTuple):
+class AttentionArguments(NamedTuple):
     """The arguments of a call, but for the backend. None for q, k, v: what autograd saves."""
 
     q: Any

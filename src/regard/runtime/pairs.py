@@ -194,7 +194,7 @@ def _backward(
     sums = ScoreGradients(problem, needs)
     g_sink = problem.q.new_zeros(problem.q.shape[:-2], dtype=problem.accumulate)
     for to, of in _strips(problem, rows):
-        opened = sums.open(problem.frame.region(of), False)
+        opened = sums.evaluate(problem.frame.region(of), False)
         g_s, g_strip = value.pull(problem, _constant(opened.tile), g[..., to, :].to(problem.accumulate))
         if g_strip is not None:
             g_sink += g_strip

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from regard.backends.base import Done, Example, Inputs, Plan, TrainingPlan
+from regard.backends.base import Example, ForwardResult, Inputs, Plan, TrainingPlan
 from regard.backends.native.direct import direct, shortcut
 from regard.backends.native.ragged import RaggedPlan
 from regard.core.deferred import DeferredRows
@@ -24,10 +24,10 @@ from regard.core.positions import Positions
 from regard.core.state import RowStats
 from regard.core.tracing import watched
 from regard.masks.algebra import Mask
-from regard.runtime.autograd import Given, apply_untransformed, differentiable_backward
+from regard.runtime.autograd import BackwardInputs, apply_untransformed, differentiable_backward
 from regard.runtime.binding import Call
 from regard.runtime.dispatch import choose, readable
-from regard.runtime.outline import Asked, Structure, structure_of
+from regard.runtime.outline import AttentionArguments, Structure, structure_of
 from regard.scores.algebra import Score, Similarity
 
 _MOST = 256  # structures kept
@@ -77,18 +77,18 @@ def attend(
             return found
         if found is not None:
             plan, out, row_stats, kernel, read = found
-            asked = Asked(None, None, None, score, mask, positions, sink, None)
-            return _record(plan, Done(out, row_stats, kernel), asked, (q, k, v, *read))
+            arguments = AttentionArguments(None, None, None, score, mask, positions, sink, None)
+            return _record(plan, ForwardResult(out, row_stats, kernel), arguments, (q, k, v, *read))
     leaves: list[Tensor] = []
-    told = structure_of(q, k, v, score, mask, positions, sink, dropout, leaves)
-    if told is None:
+    described = structure_of(q, k, v, score, mask, positions, sink, dropout, leaves)
+    if described is None:
         return None
-    asked = Asked(q, k, v, score, mask, positions, sink, dropout)
-    found = _plan_for(*told, asked, leaves)
+    arguments = AttentionArguments(q, k, v, score, mask, positions, sink, dropout)
+    found = _plan_for(*described, arguments, leaves)
     if found is None:
         return None
     known, call = found
-    structure = told[0]
+    structure = described[0]
     if structure.needs is None:
         plan = cast(Plan, known.plan)
         out = plan.run(call)
@@ -96,31 +96,31 @@ def attend(
             plan.remember(call, score, sink, structure.outlines)
         return out
     plan = cast(TrainingPlan, known.plan)
-    done = plan.run_for_backward(call)
-    if done is None:
+    forward = plan.run_for_backward(call)
+    if forward is None:
         return None
     if not known.prepares and call.seed is None:
         plan.remember(call, score, sink, structure.outlines)
     # what the backward does not save: q and k from before they were prepared
     before = tuple(t.detach() for t in (q, k)) if known.prepares else (None, None)
     drawn = None if call.seed is None else cast(_Seed, call.seed).dropout
-    asked = Asked(before[0], before[1], None, score, mask, positions, sink, drawn)
-    return _record(plan, done, asked, (call.q, call.k, call.v, *leaves))
+    arguments = AttentionArguments(before[0], before[1], None, score, mask, positions, sink, drawn)
+    return _record(plan, forward, arguments, (call.q, call.k, call.v, *leaves))
 
 
-def attend_with_stats(asked: Asked) -> tuple[Tensor, RowStats] | None:
+def attend_with_stats(arguments: AttentionArguments) -> tuple[Tensor, RowStats] | None:
     """The same in the accumulation dtype, with the statistics of each row; None where there are gradients too."""
     leaves: list[Tensor] = []
-    told = structure_of(*asked, leaves)
-    if told is None or told[0].needs is not None:
+    described = structure_of(*arguments, leaves)
+    if described is None or described[0].needs is not None:
         return None
-    structure, nq, nk = told
-    found = _plan_for(structure._replace(stats=True), nq, nk, asked, leaves)
+    structure, nq, nk = described
+    found = _plan_for(structure._replace(stats=True), nq, nk, arguments, leaves)
     return None if found is None else cast(TrainingPlan, found[0].plan).run_with_stats(found[1])
 
 
 def _plan_for(
-    structure: Structure, nq: int, nk: int, asked: Asked, leaves: list[Tensor]
+    structure: Structure, nq: int, nk: int, arguments: AttentionArguments, leaves: list[Tensor]
 ) -> tuple[_Known, Inputs] | None:
     """The plan of a structure, made where there is none yet, and what it runs; None where there can be none."""
     known: Any = _plans.get(structure, _UNSEEN)
@@ -128,10 +128,10 @@ def _plan_for(
         known = known.get((nq, nk), _UNSEEN)
     if known is None:
         return None
-    q, k, v, score, mask, positions, _, dropout = asked
+    q, k, v, score, mask, positions, _, dropout = arguments
     seed = None if dropout is None or dropout.p == 0 else _Seed(dropout)
     if known is _UNSEEN:
-        known = _learn(structure, asked, leaves)
+        known = _learn(structure, arguments, leaves)
         if known is None:
             return None
     if known.prepares:
@@ -139,10 +139,12 @@ def _plan_for(
     return known, Inputs(q, k, v, leaves, nq, nk, mask, positions, seed)
 
 
-def _record(plan: TrainingPlan, done: Done, asked: Asked, tensors: tuple[Tensor, ...]) -> Tensor:
+def _record(
+    plan: TrainingPlan, forward: ForwardResult, arguments: AttentionArguments, tensors: tuple[Tensor, ...]
+) -> Tensor:
     """The output of a call that a plan made, with its gradients."""
-    out = done.out.to(tensors[2].dtype)
-    planned, saved = _Planned(plan, done, asked, tensors), (done.out, done.row_stats)
+    out = forward.out.to(tensors[2].dtype)
+    planned, saved = _Planned(plan, forward, arguments, tensors), (forward.out, forward.row_stats)
     (recorded,) = apply_untransformed(planned, (out,), saved, *tensors)  # plans serve no transforms
     return recorded
 
@@ -177,11 +179,11 @@ def _lift(t: Tensor) -> Tensor:
     return t if t.dim() > 3 else t.unsqueeze(-3)
 
 
-def _learn(structure: Structure, asked: Asked, leaves: list[Tensor]) -> _Known | None:
+def _learn(structure: Structure, arguments: AttentionArguments, leaves: list[Tensor]) -> _Known | None:
     """Makes the plan of a structure, and keeps it; None is kept too."""
     # a seed that nobody will use is not drawn: torch's generator would have moved
-    fixed = asked if asked.dropout is None else asked._replace(dropout=replace(asked.dropout, seed=0))
-    known = _planned(Call(*fixed), asked.positions, (*asked[:3], *leaves), structure)
+    fixed = arguments if arguments.dropout is None else arguments._replace(dropout=replace(arguments.dropout, seed=0))
+    known = _planned(Call(*fixed), arguments.positions, (*arguments[:3], *leaves), structure)
     if known is not None:
         global _shortcut
         _shortcut = shortcut()
@@ -194,7 +196,7 @@ def _learn(structure: Structure, asked: Asked, leaves: list[Tensor]) -> _Known |
         keep(structure, found)
     if len(found) >= _MOST:
         found.clear()
-    found[asked.q.shape[-2], asked.k.shape[-2]] = known
+    found[arguments.q.shape[-2], arguments.k.shape[-2]] = known
     return known
 
 
@@ -224,8 +226,10 @@ def _planned(
 class _Planned:
     """A call that a plan made, to autograd."""
 
-    def __init__(self, plan: TrainingPlan, done: Done, asked: Asked, tensors: tuple[Tensor, ...]) -> None:
-        self.plan, self.kernel, self.asked = plan, done.kernel, asked
+    def __init__(
+        self, plan: TrainingPlan, forward: ForwardResult, arguments: AttentionArguments, tensors: tuple[Tensor, ...]
+    ) -> None:
+        self.plan, self.kernel, self.arguments = plan, forward.kernel, arguments
         self.strides = [t.stride() for t in tensors[3:]]
 
     def constants(self, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -238,7 +242,7 @@ class _Planned:
             return None
         return self.plan.backward_of_saved(self.kernel, saved, cotangents[0])
 
-    def backward(self, given: Given) -> tuple[Tensor | None, ...]:
+    def backward(self, given: BackwardInputs) -> tuple[Tensor | None, ...]:
         if watched():  # who watches sees no kernel
             with torch.enable_grad():
                 return self.differentiable(given)
@@ -246,14 +250,14 @@ class _Planned:
         if [t.stride() for t in leaves] != self.strides:  # hooks on what is saved have laid it out anew
             leaves = list(map(_laid, leaves, self.strides))
         out, row_stats = given.saved
-        return self.plan.backward(Done(out, row_stats, self.kernel), (q, k, v), leaves, given.cotangents[0])
+        return self.plan.backward(ForwardResult(out, row_stats, self.kernel), (q, k, v), leaves, given.cotangents[0])
 
-    def differentiable(self, given: Given) -> tuple[Tensor | None, ...]:
+    def differentiable(self, given: BackwardInputs) -> tuple[Tensor | None, ...]:
         (q, k, v, *_), needs = given.tensors, given.needs
-        # what the similarity prepared is what the gradients are asked for
-        prepares = self.asked.q is not None
-        asked = self.asked if prepares else self.asked._replace(q=q, k=k)
-        call = Call(*asked._replace(v=v))
+        # what the similarity prepared is what the gradients are arguments for
+        prepares = self.arguments.q is not None
+        arguments = self.arguments if prepares else self.arguments._replace(q=q, k=k)
+        call = Call(*arguments._replace(v=v))
         problem = replace(call.problem, q=q, k=k) if prepares else call.problem
         frame = problem.frame
         g_out = given.cotangents[0].to(problem.accumulate)

@@ -1,4 +1,4 @@
-"""Which calls a plan can serve: those of which all that differs from call to call is told to it."""
+"""Which calls a plan can serve: those where everything that varies from call to call is one of its inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_KEPT = 1 << 20  # bytes made for a structure (intervals, tile maps) that a
 
 
 def repeats(family: KernelFamily, args: KernelArgs, example: Example) -> bool:
-    """Whether a plan can serve other calls of the example's structure: it is told all that changes between them."""
+    """Whether a plan can serve other calls of the example's structure: all that varies is one of its inputs."""
     problem = example.problem
     if family.copied(problem) or 0 in (*args.shape, *args.k.shape[-2:], args.v.shape[-1]):
         return False

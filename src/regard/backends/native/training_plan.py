@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.base import Done, Example, Inputs
+from regard.backends.base import Example, ForwardResult, Inputs
 from regard.backends.native.abi import LEAVES, BackwardPlanArguments, GradientArguments
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.bind import bind
@@ -66,11 +66,11 @@ class TrainingPlan(ForwardPlan):
             raise failure(found)
         return None if found is None else (*found, *self.others)
 
-    def run_for_backward(self, call: Inputs) -> Done | None:
+    def run_for_backward(self, call: Inputs) -> ForwardResult | None:
         """The call, made: its out and row statistics, and its struct with what that leads to."""
         row_stats = torch.empty((*self.batch, self.heads, call.nq, 2), dtype=torch.float32, device="cpu")
         made = self._made(call, row_stats)
-        return None if made is None else Done(made[0], row_stats, (bytes(made[1]), *made[1].held))
+        return None if made is None else ForwardResult(made[0], row_stats, (bytes(made[1]), *made[1].held))
 
     def run_with_stats(self, call: Inputs) -> tuple[Tensor, RowStats] | None:
         """out and the natural statistics of its rows, both without a head axis where the caller has none."""
@@ -80,7 +80,7 @@ class TrainingPlan(ForwardPlan):
         return done.out, natural_row_stats(done.row_stats if self.headed else done.row_stats.squeeze(-3))
 
     def backward(
-        self, done: Done, given: Sequence[Tensor], leaves: Sequence[Tensor], g_out: Tensor
+        self, done: ForwardResult, given: Sequence[Tensor], leaves: Sequence[Tensor], g_out: Tensor
     ) -> tuple[Tensor | None, ...]:
         """The gradients of what is given and of the leaves, from the cotangent of out."""
         g_out = self.family.cotangent(g_out if g_out.stride(-1) == 1 else g_out.contiguous()).resolve_neg()

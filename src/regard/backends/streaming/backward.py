@@ -31,7 +31,7 @@ def backward(
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class EvaluatedTile:
     """One tile of scores, evaluated so that it can be differentiated: from `leaves`, or through `first` by `pull`."""
 
     at: Region
@@ -54,7 +54,7 @@ class ScoreGradients:
         self.score_sums = problem.score.with_tensors(iter(self.sums[3:]))
         self.differentiated = [m for m in range(n) if m != 2 and needs[m]]
 
-    def open(self, at: Region, everything: bool) -> Opened:
+    def evaluate(self, at: Region, everything: bool) -> EvaluatedTile:
         """The scores of one tile. Where none of the gradients is wanted, they require none."""
         problem, rows, cols = self.problem, at.rows, at.cols
         q, k, v = problem.q[..., rows, :], problem.k[..., cols, :], problem.v[..., cols, :]
@@ -70,36 +70,36 @@ class ScoreGradients:
             first.requires_grad_(bool(self.differentiated))
         with torch.enable_grad():
             tile = problem.tile(at, leaves[0], leaves[1], local, everything, first)
-        return Opened(at, leaves, tile, first, pull)
+        return EvaluatedTile(at, leaves, tile, first, pull)
 
-    def add_scores(self, opened: Opened, g_s: Tensor) -> None:
+    def add_scores(self, evaluated: EvaluatedTile, g_s: Tensor) -> None:
         """One tile's share, from the gradient of its scores: 0 where hidden."""
-        gradients = self._by_autograd(opened, g_s) if opened.first is None else self._by_pull(opened, g_s)
+        gradients = self._by_autograd(evaluated, g_s) if evaluated.first is None else self._by_pull(evaluated, g_s)
         places = (
-            self.sums[0][..., opened.at.rows, :],
-            self.sums[1][..., opened.at.cols, :],
+            self.sums[0][..., evaluated.at.rows, :],
+            self.sums[1][..., evaluated.at.cols, :],
             None,
-            *self.score_sums.local(opened.at).tensors(),
+            *self.score_sums.local(evaluated.at).tensors(),
         )
         for m, g in gradients.items():
             place = places[m]
             if g is not None and place is not None:
                 place += g
 
-    def _by_autograd(self, opened: Opened, g_s: Tensor) -> dict[int, Tensor | None]:
+    def _by_autograd(self, evaluated: EvaluatedTile, g_s: Tensor) -> dict[int, Tensor | None]:
         """By place in `sums`, this tile's gradients, from those of its scores."""
-        wanted = [opened.leaves[m] for m in self.differentiated]
-        found = torch.autograd.grad(opened.tile.scores, wanted, g_s, allow_unused=True)
+        wanted = [evaluated.leaves[m] for m in self.differentiated]
+        found = torch.autograd.grad(evaluated.tile.scores, wanted, g_s, allow_unused=True)
         return dict(zip(self.differentiated, found, strict=True))
 
-    def _by_pull(self, opened: Opened, g_s: Tensor) -> dict[int, Tensor | None]:
+    def _by_pull(self, evaluated: EvaluatedTile, g_s: Tensor) -> dict[int, Tensor | None]:
         """The same where autograd has seen the modifiers only, and the similarity knows its own derivative."""
-        assert opened.first is not None and opened.pull is not None
+        assert evaluated.first is not None and evaluated.pull is not None
         known = len(self.problem.similarity.tensors())
         later = [m for m in self.differentiated if m >= 3 + known]
-        seen = [opened.first, *(opened.leaves[m] for m in later)]
-        g_first, *g_later = torch.autograd.grad(opened.tile.scores, seen, g_s, allow_unused=True)
-        g_q, g_k, *g_known = opened.pull(g_first)
+        seen = [evaluated.first, *(evaluated.leaves[m] for m in later)]
+        g_first, *g_later = torch.autograd.grad(evaluated.tile.scores, seen, g_s, allow_unused=True)
+        g_q, g_k, *g_known = evaluated.pull(g_first)
         g_k = None if g_k is None else sum_groups(g_k, self.problem.key_heads)
         found = dict(enumerate((g_q, g_k, None, *g_known))) | dict(zip(later, g_later, strict=True))
         return {m: found[m] for m in self.differentiated}
@@ -146,8 +146,8 @@ class _Sweep(ScoreGradients):
     def add(self, at: Region, everything: bool) -> None:
         """One tile's share of every gradient."""
         problem, rows, cols = self.problem, at.rows, at.cols
-        opened = self.open(at, everything)
-        tile = opened.tile
+        evaluated = self.evaluate(at, everything)
+        tile = evaluated.tile
         scores = tile.masked.detach()
         p = self.stats.rows(rows).weights(scores)
         keep, g_out = problem.keep(at), self.g_out[..., rows, :]
@@ -156,8 +156,8 @@ class _Sweep(ScoreGradients):
             g_v = weigh((p if keep is None else p * keep).mT, g_out, seen)
             self.sums[2][..., cols, :] += sum_groups(g_v, problem.key_heads)
         if tile.scores.requires_grad:
-            g_s = p * (self._weight_gradient(at, opened.leaves[2], keep) - self.delta[..., rows, None])
-            self.add_scores(opened, g_s.masked_fill(scores == -torch.inf, 0))  # hidden by the mask, or by a bias
+            g_s = p * (self._weight_gradient(at, evaluated.leaves[2], keep) - self.delta[..., rows, None])
+            self.add_scores(evaluated, g_s.masked_fill(scores == -torch.inf, 0))  # hidden by the mask, or by a bias
 
     def _weight_gradient(self, at: Region, v: Tensor, keep: Tensor | None) -> Tensor:
         """dP = keep ∘ (dO Vᵀ) of a tile whose values are v."""

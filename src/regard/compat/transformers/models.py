@@ -69,7 +69,7 @@ def install() -> None:
 class FirstForward:
     """Hooks on a model that took the name, for one forward: whether attention came to regard in it, or a warning.
 
-    A model without modules that are named attention (Mamba) is not told of; of models in each other the innermost is.
+    A model without modules that are named attention (Mamba) is not reported; of models in each other the innermost is.
     """
 
     # calls of attention that came to regard so far, and warnings, so that the models around are silent

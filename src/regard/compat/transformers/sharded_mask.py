@@ -158,11 +158,13 @@ class ShardedMask(WrittenOut):
             )
         self.forward.calls += 1
         parallel = self.forward.parallel
-        notify(lambda: parallel.with_all_keys(AttentionCall(module, q, k, score=score, mask=self._told(), sink=sink)))
+        notify(
+            lambda: parallel.with_all_keys(AttentionCall(module, q, k, score=score, mask=self._for_hooks(), sink=sink))
+        )
         return parallel.attention(q, k, v, score=score, mask=self.mask, sink=sink, dropout=drop, backend=None)
 
-    def _told(self) -> Mask:
-        """For who looks inside: padding asks nothing."""
+    def _for_hooks(self) -> Mask:
+        """For who looks inside: padded queries are masked."""
         real = self.forward.padding
         if real is None or bool(real.all()):
             return self.mask

@@ -23,7 +23,7 @@ def multi_head(*args: Any, **kwargs: Any) -> AttentionCall:
     """What a call with these arguments looks at (torch 2.13), as (batch, heads, n, d); batch is 1 where there is none.
 
     Keys that the function appends, bias_k's and the zero of add_zero_attn, are the last ones. Where a sequence reads
-    itself, what key_padding_mask hides of it asks nothing either.
+    itself, the queries that key_padding_mask hides are masked too.
     """
     bound = SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()

@@ -188,7 +188,7 @@ def _logit(
     token: int | None,
     at: int,
 ) -> Logit:
-    """The direct parts in a logit; Unsupported where they cannot be told."""
+    """The direct parts in a logit; Unsupported where they are not known."""
     matrix = direct_path(model, [one.layer for one in projections], norm, logits)
     assert logits is not None
     token = int(logits[at].argmax()) if token is None else token

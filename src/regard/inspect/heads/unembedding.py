@@ -62,7 +62,7 @@ class NormCall:
         if not torch.allclose(made, found * pulled, rtol=1e-2, atol=1e-3 * float(made.abs().max())):
             raise Unsupported(
                 f"a norm is {kind_of(self.module)}, which is neither a LayerNorm nor one of root mean square: what a "
-                "head adds to a logit cannot be told."
+                "head adds to a logit is not known."
             )
         return float(found)
 
@@ -126,5 +126,5 @@ def unembedding(model: nn.Module, norm: NormCall, logits: Tensor) -> Tensor:
             return weight.detach()
     raise Unsupported(
         f"the logits of {type(model).__name__} are not its last norm times an unembedding (they may be capped or "
-        "scaled, or another layer stands between): what a head adds to a logit cannot be told."
+        "scaled, or another layer stands between): what a head adds to a logit is not known."
     )

@@ -56,8 +56,8 @@ class PageServer(ThreadingTCPServer):
         return f"PageServer({self.url})"
 
     def _repr_html_(self) -> str:
-        told = f"{escape(self.report.title)}: {self.url}"
-        return f'<a href="{self.url}" target="_blank" rel="noopener noreferrer">{told}</a>'
+        described = f"{escape(self.report.title)}: {self.url}"
+        return f'<a href="{self.url}" target="_blank" rel="noopener noreferrer">{described}</a>'
 
     @property
     def hosts(self) -> tuple[str, str]:
