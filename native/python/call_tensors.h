@@ -6,8 +6,8 @@ namespace regard {
 
 struct CallTensors {
   bool paged = false, int8 = false;
-  DLTensor x[3], table;  // how q, k and v lie, or the pages of k and v, and their block table
-  DLTensor scales[2];    // of k and v, where they are rows of int8, or the pages of these
+  DLTensor x[3]{}, table{};  // how q, k and v lie, or the pages of k and v, and their block table
+  DLTensor scales[2]{};      // of k and v, where they are rows of int8, or the pages of these
   int64_t nq = 0, nk = 0;
 
   // Whether q, k and v are what the kernels can read.

@@ -32,7 +32,7 @@ bool span_of(PyObject* positions, Span& span) {
 // What attend() answers where Python must make the call, and say what is wrong with it.
 PyObject* leave_to_python() {
   PyErr_Clear();
-  return none();
+  return return_none();
 }
 
 // What Python needs to record a call: (plan, out, row_stats, (bytes of the struct, what it leads to), leaves).
@@ -42,23 +42,23 @@ PyObject* to_record(PyObject* owner, PyObject* out, PyObject* row_stats, const r
   Ref bytes{PyBytes_FromStringAndSize((const char*)&call, sizeof(call))};
   if (!all || !tensors || !kernel || !bytes) return nullptr;
   PyTuple_SetItem(kernel.get(), 0, bytes.release());
-  PyTuple_SetItem(kernel.get(), 1, span.shifts ? shared(span.shifts.get()) : none());
-  for (int n = 0; n < leaves.count; ++n) PyTuple_SetItem(tensors.get(), n, shared(leaves.objects[n]));
-  PyObject* const parts[5] = {shared(owner), shared(out), shared(row_stats), kernel.release(), tensors.release()};
+  PyTuple_SetItem(kernel.get(), 1, span.shifts ? new_ref(span.shifts.get()) : return_none());
+  for (int n = 0; n < leaves.count; ++n) PyTuple_SetItem(tensors.get(), n, new_ref(leaves.objects[n]));
+  PyObject* const parts[5] = {new_ref(owner), new_ref(out), new_ref(row_stats), kernel.release(), tensors.release()};
   for (int n = 0; n < 5; ++n) PyTuple_SetItem(all.get(), n, parts[n]);
   return all.release();
 }
 
 // attend(q, k, v, score, mask, positions, sink) -> out; of a call with gradients what to_record() says; or None.
 PyObject* attend(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 7 || !remembered) return none();
+  if (count != 7 || !remembered) return return_none();
   PyObject* const positions = arguments[5];
   Given given{arguments, positions != kNone};
   Leaves leaves;
   const Known* const one = given.read() && !watched() ? find(given, leaves) : nullptr;
   if (!one) return leave_to_python();
   const regard_plan& plan = *one->plan;
-  const Ref owner{shared(one->owner)};  // what is called from here on may make the plan forgotten
+  const Ref owner{new_ref(one->owner)};  // what is called from here on may make the plan forgotten
   const bool training = one->needs;
   const CallTensors& tensors = given.tensors;
   Span span{0, tensors.nq, 0, tensors.nk};
@@ -85,9 +85,9 @@ PyObject* bind_call(PyObject*, PyObject* const* given, Py_ssize_t count) {
   regard_call& call = *(regard_call*)PyLong_AsVoidPtr(given[1]);
   const bool placed = given[5] != kNone, told = !placed || PyTuple_Size(given[5]) > 0;
   Span span{0, tensors.nq, 0, tensors.nk};
-  if (placed ? told && !read_span(given[5], span) : tensors.nq != tensors.nk && plan.positional) return none();
+  if (placed ? told && !read_span(given[5], span) : tensors.nq != tensors.nk && plan.positional) return return_none();
   Ref out{bind(plan, call, given + 2, tensors, told ? &span : nullptr)};
-  if (!out) return PyErr_Occurred() ? nullptr : none();
+  if (!out) return PyErr_Occurred() ? nullptr : return_none();
   return out.release();
 }
 
@@ -124,7 +124,7 @@ PyObject* differentiate(PyObject*, PyObject* const* given, Py_ssize_t count) {
   const int32_t code = ((int32_t (*)(const void*, void*))plan.entry)(&x, plan.parallel);
   PyEval_RestoreThread(state);
   if (code != REGARD_DONE) return PyLong_FromLongLong(code);
-  for (int n = 0; n < 3; ++n) PyTuple_SetItem(found.get(), n, made[n] ? made[n].release() : none());
+  for (int n = 0; n < 3; ++n) PyTuple_SetItem(found.get(), n, made[n] ? made[n].release() : return_none());
   return found.release();
 }
 
@@ -147,7 +147,7 @@ PyObject* write_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
   }
   if (rows_of(from[0]) != rows_of(from[1]) || recorded(given[2], given[4])) return leave_to_python();
   for (int n = 0; n < 2; ++n) copy_rows(to[n], from[n], row);
-  return shared(given[0]);
+  return new_ref(given[0]);
 }
 
 // round_rows(x, numbers, scales): rounds rows (*lead, n, d) to int8 (*lead, n, d) and their scales (*lead, n, 1), both
@@ -160,7 +160,7 @@ PyObject* round_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
     return leave_to_python();
   if (!rows.fit() || recorded(given[0], given[0])) return leave_to_python();
   rows.round();
-  return shared(given[2]);
+  return new_ref(given[2]);
 }
 
 // write_page_rows(most, lengths, block_table, keys, k, values, v): copies k (batch, heads, n, dk), n <= most, behind
@@ -183,7 +183,7 @@ PyObject* write_page_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
 // remember(plan, owner, outlines, q, k, v, score, mask, positions, sink): lets attend() serve calls like this one.
 // plan: an address, which owner keeps.
 PyObject* remember(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 10) return none();
+  if (count != 10) return return_none();
   PyObject* const outlines = arguments[2];
   Given given{arguments + 3, arguments[8] != kNone};
   Leaves leaves, all;
@@ -197,8 +197,8 @@ PyObject* remember(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   }
   const uint32_t needs = given.recorded ? needs_of(given.objects, 3) | needs_of(all.objects, all.count) << 3 : 0;
   Known one{(const regard_plan*)PyLong_AsVoidPtr(arguments[0]),
-            shared(arguments[1]),
-            shared(outlines),
+            new_ref(arguments[1]),
+            new_ref(outlines),
             parts[0],
             parts[1],
             given.placed,
@@ -211,17 +211,17 @@ PyObject* remember(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
             {}};
   for (int n = 0; n < 2; ++n)
     if (parts[n]) Py_IncRef(parts[n]);
-  strcpy(one.isa, isa_named());
+  strncpy(one.isa, isa_named(), sizeof(one.isa) - 1);  // the rest is 0
   one.q.take(given.tensors.x[0]), one.k.take(given.tensors.x[1]), one.v.take(given.tensors.x[2]);
   replace(known[remembered++ % kMost], one);
-  return none();
+  return return_none();
 }
 
 // forget(): as if nothing had been remembered.
 PyObject* forget(PyObject*, PyObject* const*, Py_ssize_t) {
   remembered = 0;
   for (Known& place : known) replace(place, Known{});
-  return none();
+  return return_none();
 }
 
 PyMethodDef methods[] = {{"attend", attend, METH_FASTCALL, nullptr},
@@ -243,11 +243,11 @@ extern "C" __attribute__((visibility("default"))) PyObject* regard_start(PyObjec
                            &py.guards, &py.forward_ad, &py.float_tensor, &py.fields,          &py.dtype,
                            &py.tuple,  &py.lengths,    &py.int64};
   constexpr Py_ssize_t kCount = sizeof(to) / sizeof(to[0]);
-  if (PyTuple_Size(given) != kCount + 1) return none();
+  if (PyTuple_Size(given) != kCount + 1) return return_none();
   py.dlpack = (const DLPackExchangeAPI*)PyCapsule_GetPointer(PyTuple_GetItem(given, 0), "dlpack_exchange_api");
   if (!py.dlpack) return nullptr;
-  if (py.dlpack->version.major != 1 || !py.dlpack->read) return none();
-  for (Py_ssize_t n = 0; n < kCount; ++n) *to[n] = shared(PyTuple_GetItem(given, n + 1));
+  if (py.dlpack->version.major != 1 || !py.dlpack->read) return return_none();
+  for (Py_ssize_t n = 0; n < kCount; ++n) *to[n] = new_ref(PyTuple_GetItem(given, n + 1));
   const struct {
     PyObject** to;
     const char* name;

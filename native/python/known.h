@@ -69,7 +69,7 @@ static uint32_t needs_of(PyObject* const* tensors, int count) {
 struct Given {
   PyObject *const *objects, *score, *mask, *sink;
   bool placed, recorded;  // whether there are positions, and whether torch records gradients
-  CallTensors tensors;
+  CallTensors tensors{};
 
   Given(PyObject* const* given, bool has_positions)
       : objects(given),
@@ -90,7 +90,7 @@ static const Known* find(const Given& given, Leaves& leaves) {
   for (int n = 0; n < kMost && known[n].plan; ++n) {
     const Known& one = known[n];
     if ((one.needs & 7) != needs || one.placed != given.placed || one.paged != t.paged || one.int8 != t.int8) continue;
-    if (strcmp(one.isa, isa)) continue;
+    if (strcmp(one.isa, isa) != 0) continue;
     if (!one.q.holds(t.x[0], false) || !one.k.holds(t.x[1], one.paged) || !one.v.holds(t.x[2], one.paged)) continue;
     leaves.count = 0, leaves.reads_numbers = !one.needs;  // autograd saves tensors
     const bool same =

@@ -32,12 +32,12 @@ class Ref {
 
 static PyObject* const kNone = &_Py_NoneStruct;
 
-static PyObject* none() {
+static PyObject* return_none() {
   Py_IncRef(kNone);
   return kNone;
 }
 
-static PyObject* shared(PyObject* object) {
+static PyObject* new_ref(PyObject* object) {
   Py_IncRef(object);
   return object;
 }

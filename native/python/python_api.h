@@ -17,7 +17,7 @@ struct PyMethodDef {
 };
 constexpr int METH_FASTCALL = 0x80;
 
-extern PyObject _Py_NoneStruct;
+extern PyObject _Py_NoneStruct;  // NOLINT(bugprone-reserved-identifier): Python's name
 
 void Py_IncRef(PyObject*);
 void Py_DecRef(PyObject*);
