@@ -29,8 +29,7 @@ def bind(struct: Struct, tensors: Mapping[str, Tensor | None], axes: int = 0) ->
     the tensor of a regard_tensor has, heads included, so that one of an axis less has no heads; 0: it has its own.
     """
     given = [t if type(t) is Tensor or t is None else t.as_subclass(Tensor) for t in tensors.values()]
-    places = b"".join([place(type(struct), name) for name in tensors])
-    done = direct().set_operands(ctypes.addressof(struct), axes, places, *given)
+    done = direct().set_operands(ctypes.addressof(struct), axes, places(type(struct), tuple(tensors)), *given)
     if done < len(given):
         name, t = list(tensors.items())[done]
         assert t is not None
@@ -43,8 +42,12 @@ def bind(struct: Struct, tensors: Mapping[str, Tensor | None], axes: int = 0) ->
 
 
 @cache
-def place(struct: type[Struct], name: str) -> bytes:
-    """Where a struct holds what it says of a tensor, as native/python/ reads it: a regard_place."""
+def places(struct: type[Struct], names: tuple[str, ...]) -> bytes:
+    """Where a struct holds what it says of each tensor, as native/python/ reads it: a regard_place each."""
+    return b"".join([_place(struct, name) for name in names])
+
+
+def _place(struct: type[Struct], name: str) -> bytes:
     kind = next(member.type for member in struct.members if member.name == name)
 
     def offset(member: str) -> int:

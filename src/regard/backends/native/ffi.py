@@ -6,7 +6,7 @@ import ctypes
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import torch
@@ -41,7 +41,7 @@ class Library:
     isa: str
     handle: ctypes.CDLL
 
-    @property
+    @cached_property
     def tile(self) -> tuple[int, int]:
         """Queries and keys of a block."""
         return self.handle.regard_queries(), self.handle.regard_keys()

@@ -155,11 +155,12 @@ def arguments(args: KernelArgs, **results: Tensor) -> CallArguments:
     bind(call, {"q": args.q, **keys_and_values(args.k, args.v), **_laid_out(args.operands), **results})
     if isinstance(args.k, Paged):
         call.page_size, call.pages = args.k.page_size, len(args.k.pages)
-    sizes = sizes_of(args)
-    for modifier in MODIFIERS:
-        modifier.check(args.operands, sizes)
-    for name in args.operands.keys() & COUNTS.keys():
-        setattr(call, COUNTS[name].member, COUNTS[name].of(args.operands[name]))
+    if args.operands:
+        sizes = sizes_of(args)
+        for modifier in MODIFIERS:
+            modifier.check(args.operands, sizes)
+        for name in args.operands.keys() & COUNTS.keys():
+            setattr(call, COUNTS[name].member, COUNTS[name].of(args.operands[name]))
     return call
 
 
