@@ -34,8 +34,10 @@ def _served(problem: Problem) -> list[tuple[type[KernelModifier[Any]], list[Any]
     stages = list(problem.score.parts[1:])
     if programmed(problem):
         return [(Programs, stages)]
-    each = [(modifier, [stage for stage in stages if type(stage) is modifier.stage]) for modifier in STEPS]
-    return [(modifier, own) for modifier, own in each if own]
+    own: dict[type[KernelModifier[Any]], list[Any]] = {}
+    for stage in stages:
+        own.setdefault(BY_STAGE[type(stage)], []).append(stage)
+    return list(own.items())
 
 
 def why_not_modifiers(problem: Problem) -> str | None:
