@@ -24,9 +24,9 @@ class Clamps(KernelModifier[Clamp]):
 
     @classmethod
     def why_not(cls, problem: Problem, stage: Clamp) -> str | None:
-        parts = problem.score.parts[1:]
-        before = {type(part) for part in parts[: parts.index(stage)]}
-        return "its clamp comes before what is added to the scores" if before - {SoftCap, Temperature} else None
+        kinds = [type(part) for part in problem.score.parts[1:]]
+        added = any(kind not in (SoftCap, Temperature) for kind in kinds[: kinds.index(Clamp)])
+        return "its clamp comes before what is added to the scores" if added else None
 
     @classmethod
     def lower(cls, problem: Problem, stages: Sequence[Clamp]) -> dict[str, Any]:
