@@ -37,7 +37,7 @@ def _served(problem: Problem) -> list[tuple[type[KernelModifier[Any]], list[Any]
     own: dict[type[KernelModifier[Any]], list[Any]] = {}
     for stage in stages:
         own.setdefault(BY_STAGE[type(stage)], []).append(stage)
-    return list(own.items())
+    return [(modifier, own[modifier]) for modifier in STEPS if modifier in own]
 
 
 def why_not_modifiers(problem: Problem) -> str | None:
