@@ -194,10 +194,10 @@ def _backward(
     sums = ScoreGradients(problem, needs)
     g_sink = problem.q.new_zeros(problem.q.shape[:-2], dtype=problem.accumulate)
     for to, of in _strips(problem, rows):
-        opened = sums.evaluate(problem.frame.region(of), False)
-        g_s, g_strip = value.pull(problem, _constant(opened.tile), g[..., to, :].to(problem.accumulate))
+        evaluated = sums.evaluate(problem.frame.region(of), False)
+        g_s, g_strip = value.pull(problem, _constant(evaluated.tile), g[..., to, :].to(problem.accumulate))
         if g_strip is not None:
             g_sink += g_strip
-        if opened.tile.scores.requires_grad:
-            sums.add_scores(opened, g_s)
+        if evaluated.tile.scores.requires_grad:
+            sums.add_scores(evaluated, g_s)
     return sums.gradients(lambda _: g_sink)

@@ -31,7 +31,7 @@ from regard.runtime.outline import AttentionArguments, Structure, structure_of
 from regard.scores.algebra import Score, Similarity
 
 _MOST = 256  # structures kept
-_plans: dict[Any, _Known | _ByLength | RaggedPlan | None] = {}  # by structures; ragged ones by keys of ragged.py
+_plans: dict[Any, _Known | _ByLength | RaggedPlan | None] = {}  # by structures; ragged ones by keys of sequences/one_list.py
 _shortcut: Callable[..., Any] | None = None  # serves calls of remembered plans, once there is one
 _UNSEEN: Any = object()
 
@@ -254,7 +254,7 @@ class _Planned:
 
     def differentiable(self, given: BackwardInputs) -> tuple[Tensor | None, ...]:
         (q, k, v, *_), needs = given.tensors, given.needs
-        # what the similarity prepared is what the gradients are arguments for
+        # the gradients are those of what the similarity prepared
         prepares = self.arguments.q is not None
         arguments = self.arguments if prepares else self.arguments._replace(q=q, k=k)
         call = Call(*arguments._replace(v=v))
