@@ -31,7 +31,7 @@ from regard.runtime.outline import AttentionArguments, Structure, structure_of
 from regard.scores.algebra import Score, Similarity
 
 _MOST = 256  # structures kept
-_plans: dict[Any, _Known | _ByLength | RaggedPlan | None] = {}  # by structures; ragged ones by keys of sequences/one_list.py
+_plans: dict[Any, _Known | _ByLength | RaggedPlan | None] = {}  # ragged ones by the keys of one_list.py
 _shortcut: Callable[..., Any] | None = None  # serves calls of remembered plans, once there is one
 _UNSEEN: Any = object()
 

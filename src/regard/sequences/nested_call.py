@@ -19,9 +19,9 @@ from regard.runtime.binding import Call
 from regard.runtime.dispatch import Plan
 from regard.scores.algebra import Score
 from regard.sequences.jagged import nest_like
-from regard.sequences.nested_queries import nested_queries
-from regard.sequences.plain_calls import flattened_call, plain_calls
-from regard.sequences.ragged_call import ragged_call
+from regard.sequences.nested_queries import NestedQueries, nested_queries
+from regard.sequences.plain_calls import PlainCalls, flattened_call, plain_calls
+from regard.sequences.ragged_call import RaggedCall, ragged_call
 
 
 def attend(
@@ -37,16 +37,11 @@ def attend(
     backend: Backend | None,
 ) -> Tensor:
     """The output, nested like q: the sequences run as one list where they can, else by `attention` of plain tensors."""
-    check_kinds(score, mask, positions, dropout)
-    if any_nested(k, v):
-        calls = flattened_call(q, k, v, score, mask, positions)
-    else:
-        queries = nested_queries(q, k, v, score, mask, positions)
-        together = ragged_call(queries, k, v, score, mask, positions, sink, dropout)
-        out = None if together is None else one_list.attend(together, score, sink, backend)
-        if out is not None:
-            return nest_like(out if queries.headed else out[0, 0], q)
-        calls = plain_calls(queries, k, v, score, mask, positions, sink, dropout)
+    queries, together, plain = _read(q, k, v, score, mask, positions, sink, dropout)
+    out = None if together is None else one_list.attend(together, score, sink, backend)
+    if out is not None:
+        return nest_like(out if queries is None or queries.headed else out[0, 0], q)
+    calls = plain()
     options: dict[str, Any] = {"score": score, "sink": sink, "dropout": dropout, "backend": backend}
     return calls.nest([attention(*qkv, mask=both, positions=at, **options) for *qkv, both, at in calls.parts], q)
 
@@ -63,16 +58,30 @@ def explain(
     backend: Backend | None,
 ) -> Plan:
     """How `attend` would run the call."""
-    check_kinds(score, mask, positions, dropout)
-    if any_nested(k, v):
-        calls = flattened_call(q, k, v, score, mask, positions)
-    else:
-        queries = nested_queries(q, k, v, score, mask, positions)
-        together = ragged_call(queries, k, v, score, mask, positions, sink, dropout)
-        plan = None if together is None else one_list.explain(together, score, sink, backend)
-        if plan is not None:
-            return plan
-        calls = plain_calls(queries, k, v, score, mask, positions, sink, dropout)
+    _, together, plain = _read(q, k, v, score, mask, positions, sink, dropout)
+    plan = None if together is None else one_list.explain(together, score, sink, backend)
+    if plan is not None:
+        return plan
+    calls = plain()
     q, k, v, mask, positions = calls.parts[-1]
     plan = Call(q, k, v, score, mask, positions, sink, dropout).explain(backend)
     return replace(plan, facts=(*plan.facts, ("nested", calls.note)))
+
+
+def _read(
+    q: Tensor,
+    k: Any,
+    v: Any,
+    score: Score,
+    mask: Mask,
+    positions: Positions | None,
+    sink: Tensor | float | None,
+    dropout: Dropout | None,
+) -> tuple[NestedQueries | None, RaggedCall | None, Callable[[], PlainCalls]]:
+    """The queries, if they alone are nested; their call as one list, if it is one; what makes plain calls instead."""
+    check_kinds(score, mask, positions, dropout)
+    if any_nested(k, v):
+        return None, None, lambda: flattened_call(q, k, v, score, mask, positions)
+    queries = nested_queries(q, k, v, score, mask, positions)
+    together = ragged_call(queries, k, v, score, mask, positions, sink, dropout)
+    return queries, together, lambda: plain_calls(queries, k, v, score, mask, positions, sink, dropout)
