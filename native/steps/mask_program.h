@@ -18,10 +18,10 @@ struct MaskProgram : ProgramCode {
 
   static int32_t check(const regard_call& c) {
     if (!used(c)) return REGARD_DONE;
-    if (c.mask_count < 1) return REGARD_BAD_ARGUMENT;
+    if (c.mask_count < 1 || !right_instructions(c, begin_of(c), end_of(c))) return REGARD_BAD_ARGUMENT;
     for (const Instruction* x = begin_of(c); x < end_of(c); ++x) {
       const bool last = x + 1 == end_of(c), computes = x->op != REGARD_DO_DERIVATIVE && !is_gradient(*x);
-      if (!right_instruction(c, *x) || !computes || (x->op == REGARD_DO_RESULT) != last) return REGARD_BAD_ARGUMENT;
+      if (!computes || (x->op == REGARD_DO_RESULT) != last) return REGARD_BAD_ARGUMENT;
     }
     return REGARD_DONE;
   }

@@ -34,6 +34,17 @@ struct ProgramCode {
     return x.op == REGARD_DO_NUMBER || (x.op == REGARD_DO_LOAD && operand(c, x.number).col == 0);
   }
 
+  // Whether each instruction of a program is right; numbers stand before what differs by key, where alone they are
+  // read.
+  static bool right_instructions(const regard_call& c, const Instruction* begin, const Instruction* end) {
+    bool shared = true;
+    for (const Instruction* x = begin; x < end; ++x) {
+      if (!right_instruction(c, *x) || (x->op == REGARD_DO_NUMBER && !shared)) return false;
+      shared = shared && shared_by_keys(c, *x);
+    }
+    return true;
+  }
+
   // Whether it takes the derivative of the result by an element of an operand: a is the slot of the derivative; of a
   // table, b is the slot of the index; c is 1 where the derivative may be far above 1.
   static bool is_gradient(const Instruction& x) {
@@ -56,11 +67,10 @@ struct ProgramCode {
 
   static int32_t check(const regard_call& c) {
     if (!c.program_code) return REGARD_DONE;
+    if (!right_instructions(c, begin_of(c), end_of(c))) return REGARD_BAD_ARGUMENT;
     int results = 0, derivatives = 0;
-    for (const Instruction* x = begin_of(c); x < end_of(c); ++x) {
-      if (!right_instruction(c, *x)) return REGARD_BAD_ARGUMENT;
+    for (const Instruction* x = begin_of(c); x < end_of(c); ++x)
       results += x->op == REGARD_DO_RESULT, derivatives += x->op == REGARD_DO_DERIVATIVE;
-    }
     const bool closed = c.program_count > 0 && end_of(c)[-1].op == REGARD_DO_DERIVATIVE;
     return closed && results == 1 && derivatives == 1 ? REGARD_DONE : REGARD_BAD_ARGUMENT;
   }

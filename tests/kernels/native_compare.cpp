@@ -96,7 +96,7 @@ int main(int count, char** words) {
   double worst = 0;
   for (long long n = 0; n < calls; ++n) {
     Random first{(uint64_t)(seed * 1000003 + n)}, second = first;
-    Case a(first, (int)(n % 3)), b(second, (int)(n % 3));
+    Case a(first, (int)(n % 3), true), b(second, (int)(n % 3), true);
     if (others && a.c.dtype == REGARD_BF16) continue;
     if (pairs && (a.c.dtype != REGARD_BF16 || a.c.dk % 2)) continue;
     if (n % 4 == 0) poison(first, a, b);

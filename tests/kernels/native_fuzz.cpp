@@ -383,7 +383,7 @@ int main(int count, char** words) {
     Random random{(uint64_t)(seed * 1000003 + n)};
     if (!write_pages(random)) return printf("call %lld of seed %lld: write_pages\n", n, seed), 1;
     if (!ragged(random)) return printf("call %lld of seed %lld: forward_ragged\n", n, seed), 1;
-    Case one(random, (int)(n % 3));
+    Case one(random, (int)(n % 3), false);
     for (Entry entry : one.entries()) {
       int32_t code = one.run(entry, n % 2 ? in_turns : nullptr);
       if (code) return printf("call %lld of seed %lld: %s returned %d\n", n, seed, kEntries[entry], code), 1;

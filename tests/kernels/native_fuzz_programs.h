@@ -1,4 +1,5 @@
-// Random programs of scores and of masks: any instructions, on slots that hold anything.
+// Random programs of scores and of masks: any instructions, on slots that hold anything; or exact ones, of which every
+// instruction set makes the same result: whole numbers and bits, in slots that were written.
 #pragma once
 #include "random_memory.h"
 
@@ -8,7 +9,7 @@ namespace {
 template <class Call>
 struct RandomProgram {
   Call& x;
-  bool mask;
+  bool mask, exact;
   std::vector<int32_t> code;
   std::vector<int32_t> gathers, loads;  // the operands of each
   int32_t slots = 1;                    // that are written; those of a mask begin at 1
@@ -24,7 +25,8 @@ struct RandomProgram {
 
   void operands() {
     for (int64_t n = 0, count = x.r.between(0, 5); n < count; ++n) {
-      const Kind kinds[] = {kF32, kI32, kByte, kBF16};
+      const Kind any_kind[] = {kF32, kI32, kByte, kBF16}, exact_kind[] = {kI32, kI32, kByte, kByte};
+      const Kind* kinds = exact ? exact_kind : any_kind;
       const int32_t which = place(n);
       if (x.r.chance(3)) {
         const int64_t size = x.r.between(1, 40);
@@ -53,8 +55,11 @@ struct RandomProgram {
 
   // An instruction that computes; divisors are the last number, which is above 0.
   void compute(int32_t divisor) {
-    const int32_t op = (int32_t)x.r.between(REGARD_DO_WHERE, REGARD_DO_COUNT - 1);
-    const int32_t to = slots < REGARD_SLOTS - 1 && !x.r.chance(3) ? slots : any();
+    const int32_t first = exact ? REGARD_DO_INT_ADD : REGARD_DO_WHERE,
+                  last = exact ? REGARD_DO_NOT : REGARD_DO_COUNT - 1;
+    const int32_t op = (int32_t)x.r.between(first, last);
+    // a slot that keys share holds one number, of whichever of them was the last
+    const int32_t to = slots < REGARD_SLOTS - 1 && (exact || !x.r.chance(3)) ? slots : any();
     if (!gathers.empty() && x.r.chance(6))
       add(REGARD_DO_GATHER, to, any(), 0, 0, gathers[(size_t)x.r.between(0, (int64_t)gathers.size() - 1)]);
     else add(op, to == divisor ? slots - 1 : to, any(), op == REGARD_DO_INT_DIV ? divisor : any(), any(), 0);
@@ -66,7 +71,7 @@ struct RandomProgram {
     for (size_t n = 0; n < code.size(); n += 6)
       if (code[n] == REGARD_DO_NUMBER) divisor = code[n + 1];
     // whatever another instruction would write to it goes elsewhere
-    ++slots;
+    slots += !exact;
     for (int64_t n = x.r.between(0, 12); n > 0; --n) compute(divisor);
   }
 
@@ -79,10 +84,12 @@ struct RandomProgram {
 };
 
 template <class Call>
-void mask_program(Call& x) {
-  RandomProgram<Call> p{x, true, {}, {}, {}};
+void mask_program(Call& x, bool exact) {
+  RandomProgram<Call> p{x, true, exact, {}, {}, {}};
   p.begin(), p.compute_some();
-  p.add(REGARD_DO_RESULT, 0, p.any(), 0, 0, 0);
+  const int32_t result = exact ? p.slots : p.any();
+  if (exact) p.add(REGARD_DO_INT_LT, result, p.any(), p.any(), 0, 0);
+  p.add(REGARD_DO_RESULT, 0, result, 0, 0, 0);
   x.c.mask_code = p.finished(x.c.mask_count);
 }
 
@@ -93,7 +100,7 @@ void score_program(Call& x) {
   c.cap = 0, c.cap_last = 0, c.caps = c.temperatures = c.slopes = c.points_of_q = c.points_of_k = nullptr;
   c.log_distance_weights = c.log_distance_rates = c.offsets = nullptr, c.offsets_count = 0;
   c.q_cell = c.k_cell = nullptr, c.bias = {}, c.dims = 0;
-  RandomProgram<Call> p{x, false, {}, {}, {}};
+  RandomProgram<Call> p{x, false, false, {}, {}, {}};
   p.begin(), p.compute_some();
   p.add(REGARD_DO_RESULT, 0, p.any(), 0, 0, 0);
   p.compute_some();
