@@ -242,7 +242,7 @@ typedef struct {
   regard_call call;  // nk: the most keys of a sequence; threads: at most
   int64_t sequences;
   const int64_t* q_offsets;  // (sequences + 1): sequence b has queries [q_offsets[b], q_offsets[b + 1])
-  const int64_t* key_counts;  // (sequences): the keys of each; null: nk
+  const int64_t* key_counts;  // (sequences): only so many keys are seen
   int64_t thread_work;  // floating-point operations for which it is worth waking another thread
 } regard_ragged;
 static_assert(sizeof(regard_ragged) == 3032, "ctypes lays regard_ragged out in another way");

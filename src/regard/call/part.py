@@ -13,7 +13,7 @@ from regard.core.region import Frame, Index, Region, Tiling
 from regard.core.shapes import listed
 from regard.core.state import RowStats, State
 from regard.masks.algebra import Mask
-from regard.masks.intervals import Interval, IntervalRule
+from regard.masks.intervals import OF_KEYS, Interval, IntervalRule
 from regard.masks.of_rule import mask_of_rule
 from regard.scores.algebra import Modifier, Pipeline, Score, Similarity, as_pipeline
 from regard.scores.modifiers import Alibi, Bias
@@ -75,13 +75,16 @@ class QueriesAndKeys(PartOfCall):
 
     def rule(self, rule: IntervalRule) -> IntervalRule | None:
         """With the part's numbers of documents, and with lengths as counts of the part's own tokens."""
-        keys = None if rule.keys is None else _below(self.cols, rule.keys)
-        queries = rule.queries if rule.queries is None or self.rows is None else _below(self.rows, rule.queries)
-        if (keys is None) != (rule.keys is None) or (queries is None) != (rule.queries is None):
-            return None
+        lengths = dict[str, Tensor]()
+        for name, count in rule.by_sequence().items():
+            indices = self.cols if name in OF_KEYS else self.rows
+            own = count if indices is None else _below(indices, count)
+            if own is None:
+                return None
+            lengths[name] = own
         q_ids = None if rule.q_ids is None else self.of_queries(rule.q_ids)
         k_ids = None if rule.k_ids is None else self.of_keys(rule.k_ids)
-        return rule._replace(keys=keys, queries=queries, q_ids=q_ids, k_ids=k_ids)
+        return rule._replace(**lengths, q_ids=q_ids, k_ids=k_ids)
 
     def of_queries(self, t: Tensor, axis: int = -1) -> Tensor:
         """What belongs to the part's queries, of a tensor with one entry a query along an axis."""

@@ -19,6 +19,9 @@ class Interval(NamedTuple):
     stop: Tensor
 
 
+OF_KEYS, OF_QUERIES = ("keys",), ("queries",)  # the fields of IntervalRule that are numbers of tokens, one a sequence
+
+
 class IntervalRule(NamedTuple):
     """Intervals of keys as a rule, which need not be written out: a pair is visible where all of these hold.
 
@@ -38,6 +41,11 @@ class IntervalRule(NamedTuple):
     queries: Tensor | None = None
     q_ids: Tensor | None = None
     k_ids: Tensor | None = None
+
+    def by_sequence(self) -> dict[str, Tensor]:
+        """The numbers that are one a sequence, (*batch,), by name: those that it has, of OF_KEYS and OF_QUERIES."""
+        found = ((name, getattr(self, name)) for name in (*OF_KEYS, *OF_QUERIES))
+        return {name: numbers for name, numbers in found if numbers is not None}
 
     def both(self, other: IntervalRule) -> IntervalRule | None:
         """What both let through; None where both give lengths, or both documents."""

@@ -15,6 +15,7 @@ def mask_of_rule(rule: IntervalRule) -> Mask:
     Window(before=2, after=0)
     """
     mask: Mask = Window(rule.before, rule.after) if rule.compares_positions() else Everything()
-    if rule.keys is not None or rule.queries is not None:
-        mask = mask & Lengths(rule.keys, rule.queries)
+    lengths = rule.by_sequence()
+    if lengths:
+        mask = mask & Lengths(**lengths)
     return mask if rule.q_ids is None else mask & Documents(rule.q_ids, rule.k_ids)

@@ -75,7 +75,7 @@ def may_divide(score: Score, mask: Mask, batch: int, sink: Any, dropout: Dropout
     rule = mask.rule()
     if rule is None or rule.q_ids is not None or (dropout is not None and dropout.p):
         return False
-    if any(n is not None and tuple(n.shape) not in ((), (batch,)) for n in (rule.keys, rule.queries)):
+    if any(tuple(n.shape) not in ((), (batch,)) for n in rule.by_sequence().values()):
         return False  # where the call is refused
     own = all(
         type(part).__module__.startswith("regard.") and type(part) not in (Custom, Bias)

@@ -77,5 +77,5 @@ def _structure(call: RaggedCall, score: Score, sink: Any, backend: Backend | Non
     q, k, v = call.queries, call.k, call.v
     paged = k.page_size if isinstance(k, Paged) and share_pages(k, v) else (type(k), type(v))
     lying = (q.shape[1], q.shape[3], k.shape[1], k.shape[3], v.shape[1], v.shape[3], q.dtype, k.dtype, v.dtype, paged)
-    of_mask = call.rule.before, call.rule.after, call.rule.keys is None, call.positions is None
+    of_mask = call.rule.before, call.rule.after, tuple(call.rule.by_sequence()), call.positions is None
     return score, sink, backend, *of_mask, *lying, torch.get_num_threads(), chosen()

@@ -154,5 +154,4 @@ def _by_count(
 
 def _rule_of(rule: IntervalRule, chosen: list[int], batch: int) -> IntervalRule:
     """A rule without documents, for some of the sequences."""
-    keys, queries = (None if n is None else n.expand(batch)[chosen] for n in (rule.keys, rule.queries))
-    return rule._replace(keys=keys, queries=queries)
+    return rule._replace(**{name: n.expand(batch)[chosen] for name, n in rule.by_sequence().items()})

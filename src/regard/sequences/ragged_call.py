@@ -56,7 +56,7 @@ class RaggedCall:
         keys = [min(max(n, 0), nk) for n in lengths]
         b = max(range(len(counts)), key=lambda b: counts[b] * keys[b])
         rows = slice(int(self.offsets[b]), int(self.offsets[b + 1]))
-        mask = mask_of_rule(rule._replace(keys=None, queries=None))
+        mask = mask_of_rule(IntervalRule(rule.before, rule.after))
         own = None if at is None else Positions(at.q[rows], at.k[: keys[b]])
         return Part(self.queries[:, :, rows], *rows_of_sequences(self.k, self.v, [b], keys[b]), mask, own)
 

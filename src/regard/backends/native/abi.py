@@ -11,6 +11,7 @@ import hashlib
 
 from regard.backends.native.c_structs import AXES, FARTHEST, SATURATED, STRUCTS, TILE, Member, Struct, laid_out, members
 from regard.backends.native.call_operands import (
+    DIVIDED,
     DROPOUT,
     INTERVALS,
     INVARIANT,
@@ -132,7 +133,7 @@ class RaggedArguments(Struct):
         Member(
             "const int64_t*", "q_offsets", "(sequences + 1): sequence b has queries [q_offsets[b], q_offsets[b + 1])"
         ),
-        Member("const int64_t*", "key_counts", "(sequences): the keys of each; null: nk"),
+        *(Member("const int64_t*", one.name, f"(sequences): {one.about}") for one in DIVIDED),
         Member("int64_t", "thread_work", "floating-point operations for which it is worth waking another thread"),
     )
 

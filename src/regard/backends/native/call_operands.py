@@ -29,20 +29,25 @@ _OF_INSTRUCTION = Axis("number", lambda s: 6, shared=False)
 _BOUND = "each query sees keys [start, stop); or a rule (documents: also both):"
 
 
-def _numbers_of(name: str, axis: Axis, about: str, leaf: bool = False) -> KernelOperand:
+def _numbers_of(
+    name: str, axis: Axis, about: str, rule: str = "", leaf: bool = False, divided: bool = False
+) -> KernelOperand:
     """An operand of the rule for intervals: int64 (*batch, n)."""
-    return KernelOperand(name, torch.int64, (BATCH, axis), about, leaf=leaf)
+    return KernelOperand(name, torch.int64, (BATCH, axis), about, leaf=leaf, rule=rule, divided=divided)
 
 
+DOCUMENTS = (
+    _numbers_of("q_documents", EACH_QUERY, "seen are the keys of the query's number", "q_ids"),
+    _numbers_of("k_documents", EACH_KEY, "seen are the keys of the query's number", "k_ids"),
+)
 # The keys that each query sees: a rule whose numbers are the same for all queries or follow from the mask's tensors.
 INTERVALS = (
     KernelOperand("start", torch.int32, (BATCH, HEAD, QUERY, ONE), _BOUND, strided=True, leaf=True),
     KernelOperand("stop", torch.int32, (BATCH, HEAD, QUERY, ONE), _BOUND, strided=True, leaf=True),
     _numbers_of("shifts", ONE, "added to first and last"),
-    _numbers_of("key_counts", ONE, "only so many keys are seen", leaf=True),
-    _numbers_of("query_counts", ONE, "only so many queries see any", leaf=True),
-    _numbers_of("q_documents", EACH_QUERY, "seen are the keys of the query's number"),
-    _numbers_of("k_documents", EACH_KEY, "seen are the keys of the query's number"),
+    _numbers_of("key_counts", ONE, "only so many keys are seen", "keys", leaf=True, divided=True),
+    _numbers_of("query_counts", ONE, "only so many queries see any", "queries", leaf=True),
+    *DOCUMENTS,
 )
 RULE_BOUNDS = (
     KernelNumber("first", "int64_t", "SymInt?", None, "query i sees no key before first + i", as_it_is=False),
@@ -109,6 +114,7 @@ NUMBERS: dict[str, KernelNumber] = {
 }
 LEAVES = tuple(name for name, operand in OPERANDS.items() if operand.leaf)
 OF_MASK = tuple(one.name for one in (*INTERVALS, *RULE_BOUNDS, *PAIRS))
+DIVIDED = tuple(operand for operand in OPERANDS.values() if operand.divided)
 OF_LENGTHS = frozenset(name for name, operand in OPERANDS.items() if operand.of_lengths)
 OF_POSITIONS = frozenset(name for name, operand in OPERANDS.items() if operand.of_positions)
 RAGGED = frozenset(name for name, operand in OPERANDS.items() if operand.ragged)

@@ -6,7 +6,7 @@ A new mask touches nothing here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.backends.native.c_structs import FARTHEST
+from regard.backends.native.call_operands import DOCUMENTS, INTERVALS
 from regard.backends.native.mask_program import MaskProgram, mask_program
 from regard.backends.native.mask_text import MOST, read_mask, why_not_text, write_mask
-from regard.backends.native.operands import full
+from regard.backends.native.operands import ONE, KernelOperand, full
 from regard.call.problem import Problem
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
@@ -30,10 +31,9 @@ from regard.core.tracing import data_unavailable, watched
 from regard.masks.algebra import And, Cover, Everything, Mask
 from regard.masks.dense import Dense
 from regard.masks.intervals import Interval, IntervalRule
-from regard.masks.positional import Window
-from regard.masks.ragged import Lengths
+from regard.masks.of_rule import mask_of_rule
 
-_FARTHEST = FARTHEST // 2  # positions come on top
+_MOST_DISTANCE = FARTHEST // 2  # positions come on top
 _STRIP = 1 << 20  # pairs that a mask is asked about at a time: 8 MB for each 64-bit number that it computes
 # operands of a mask that is a text: the positions of queries and keys, then the tensors of the mask
 MASK_TENSORS = tuple(f"mask_{n}" for n in range(2 + MOST))
@@ -193,8 +193,8 @@ def lower_intervals(mask: Mask, frame: Frame) -> dict[str, Any] | None:
     interval = mask.rows(frame)
     if interval is not None or rule is None or rule.q_ids is None:
         return None if interval is None else _table(interval)
-    rest = (Window(rule.before, rule.after) & Lengths(rule.keys, rule.queries)).rows(frame)
-    return None if rest is None else {**_table(rest), **_documents(rule)}
+    rest = mask_of_rule(rule._replace(q_ids=None, k_ids=None)).rows(frame)
+    return None if rest is None else {**_table(rest), **_numbers(rule, DOCUMENTS)}
 
 
 def lower_rule(rule: IntervalRule, offset: int | tuple[int, ...]) -> dict[str, Any]:
@@ -209,20 +209,22 @@ def lower_rule(rule: IntervalRule, offset: int | tuple[int, ...]) -> dict[str, A
         found["first"] = offset - before
     if rule.after is not None:
         found["last"] = offset + after + 1
-    for name, counts in (("key_counts", rule.keys), ("query_counts", rule.queries)):
-        if counts is not None:
-            found[name] = counts.long()[..., None]
-    return {**found, **_documents(rule)}
+    return {**found, **_numbers(rule, INTERVALS)}
 
 
-def _documents(rule: IntervalRule) -> dict[str, Tensor]:
-    numbers = (("q_documents", rule.q_ids), ("k_documents", rule.k_ids))
-    return {name: ids.long() for name, ids in numbers if ids is not None}
+def _numbers(rule: IntervalRule, read: Iterable[KernelOperand]) -> dict[str, Tensor]:
+    """What these operands hold of a rule."""
+    found = dict[str, Tensor]()
+    for operand in read:
+        numbers = getattr(rule, operand.rule) if operand.rule else None
+        if numbers is not None:
+            found[operand.name] = numbers.long()[..., None] if operand.axes[-1] is ONE else numbers.long()
+    return found
 
 
 def distances(rule: IntervalRule) -> tuple[int, int]:
     """How far back and ahead a rule lets a query see, as numbers that a kernel can add to; 0 where it sets no bound."""
-    return min(rule.before or 0, _FARTHEST), min(rule.after or 0, _FARTHEST)
+    return min(rule.before or 0, _MOST_DISTANCE), min(rule.after or 0, _MOST_DISTANCE)
 
 
 def _table(interval: Interval) -> dict[str, Any]:

@@ -74,6 +74,8 @@ class KernelOperand:
     of_lengths    whether it belongs to one number of queries and keys: a plan with it serves no other
     of_positions  whether it is made from the numbers in positions: no plan with it serves calls that are given them
     ragged        whether sequences of any lengths in one call can share it, or find their part by their queries
+    rule          the field of IntervalRule that it holds
+    divided       whether a call on ragged sequences has its numbers, one for each sequence
     learned       the field of its score's stage of which it is the value, if it has a gradient: `d` and its name; of a
                   program "tensors", of which it is computed
     """
@@ -87,6 +89,8 @@ class KernelOperand:
     of_lengths: bool = False
     of_positions: bool = False
     ragged: bool = False
+    rule: str = ""
+    divided: bool = False
     learned: str = ""
     count: Count | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from regard.backends.base import Example
 from regard.backends.native.args import KernelArgs
-from regard.backends.native.call_operands import OF_POSITIONS, OPERANDS, SCALES
+from regard.backends.native.call_operands import INTERVALS, OF_POSITIONS, SCALES
 from regard.backends.native.families import KernelFamily
 from regard.call.problem import Problem
 from regard.core.int8_rows import Int8Rows
@@ -51,8 +51,8 @@ def decided_by_tensors(mask: Mask, args: KernelArgs) -> bool:
     """
     if "allowed" in args.operands or "tiles" in args.operands:
         return False
-    known = {name: t for name, t in args.operands.items() if name in ("key_counts", "query_counts", "start", "stop")}
-    read = {t.data_ptr() for name, t in known.items() if OPERANDS[name].strided or t.is_contiguous()}
+    leaves = ((one, args.operands[one.name]) for one in INTERVALS if one.leaf and one.name in args.operands)
+    read = {t.data_ptr() for one, t in leaves if one.strided or t.is_contiguous()}
     return any(t.data_ptr() not in read for t in mask.tensors())
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.backends.native.abi import AXES, CODES, RaggedArguments
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.bind import bind
-from regard.backends.native.call_operands import RAGGED
+from regard.backends.native.call_operands import DIVIDED, RAGGED
 from regard.backends.native.ffi import failure, parallel
 from regard.backends.native.launch import THREAD_WORK, arguments, keys_and_values, library, set_places
 from regard.backends.native.lower_mask import distances
@@ -54,8 +54,9 @@ class RaggedPlan:
         bind(of_all, {"q": call.queries, **keys_and_values(call.k, call.v), "out": out}, AXES)
         of_all.nq, of_all.nk = call.queries.shape[-2], call.k.shape[-2]
         sequences = struct.sequences = len(call.offsets) - 1
-        keys = None if rule.keys is None else rule.keys.expand(sequences).long().contiguous()
-        bind(struct, {"q_offsets": call.offsets.long().contiguous(), "key_counts": keys})
+        numbers = {one.name: getattr(rule, one.rule) for one in DIVIDED}
+        each = {name: None if n is None else n.expand(sequences).long().contiguous() for name, n in numbers.items()}
+        bind(struct, {"q_offsets": call.offsets.long().contiguous(), **each})
         if at is not None:
             set_places(struct, at.q, at.k)
         code = self.entry(ctypes.addressof(struct), self.parallel)
@@ -73,6 +74,8 @@ def ragged_plan(args: KernelArgs, problem: Problem, call: RaggedCall) -> RaggedP
     """
     similarity = problem.similarity
     if type(similarity) not in (Dot, ScaledDot) or similarity.tensors():  # what others make of q and k, each call makes
+        return None
+    if call.rule.by_sequence().keys() - {one.rule for one in DIVIDED} or call.rule.q_ids is not None:
         return None
     if not problem.q.dtype == call.k.dtype == call.v.dtype:
         return None
