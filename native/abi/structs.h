@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0xa43de8dda86c21  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0x281d40bcf0fd93  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -203,6 +203,8 @@ typedef struct {
   int64_t shifts_batch[4];
   const int64_t* key_counts;  // int64 (batch, 1): only so many keys are seen
   int64_t key_counts_batch[4];
+  const int64_t* key_starts;  // int64 (batch, 1): no key before this one is seen
+  int64_t key_starts_batch[4];
   const int64_t* query_counts;  // int64 (batch, 1): only so many queries see any
   int64_t query_counts_batch[4];
   const int64_t* q_documents;  // int64 (batch, query): seen are the keys of the query's number
@@ -232,7 +234,7 @@ typedef struct {
   regard_tensor k_scales;  // float32 (batch, key head, key, 1): k is int8; its rows are multiplied by these
   regard_tensor v_scales;  // float32 (batch, key head, key, 1): v is int8; its rows are multiplied by these
 } regard_call;
-static_assert(sizeof(regard_call) == 3000, "ctypes lays regard_call out in another way");
+static_assert(sizeof(regard_call) == 3040, "ctypes lays regard_call out in another way");
 
 // A call on sequences that have any number of queries each, one sequence behind another in q, out and q_at.
 // The batch of `call` is 1, nq counts all queries; batch[3] of k and v, or of block_table, strides over
@@ -243,9 +245,10 @@ typedef struct {
   int64_t sequences;
   const int64_t* q_offsets;  // (sequences + 1): sequence b has queries [q_offsets[b], q_offsets[b + 1])
   const int64_t* key_counts;  // (sequences): only so many keys are seen
+  const int64_t* key_starts;  // (sequences): no key before this one is seen
   int64_t thread_work;  // floating-point operations for which it is worth waking another thread
 } regard_ragged;
-static_assert(sizeof(regard_ragged) == 3032, "ctypes lays regard_ragged out in another way");
+static_assert(sizeof(regard_ragged) == 3080, "ctypes lays regard_ragged out in another way");
 
 // A call of the backward pass. A null address: that gradient is not wanted.
 typedef struct {
@@ -274,7 +277,7 @@ typedef struct {
   regard_tensor dprogram_10;  // added to, float; double where it sums queries or keys
   regard_tensor dprogram_11;  // added to, float; double where it sums queries or keys
 } regard_gradients;
-static_assert(sizeof(regard_gradients) == 4480, "ctypes lays regard_gradients out in another way");
+static_assert(sizeof(regard_gradients) == 4520, "ctypes lays regard_gradients out in another way");
 
 // A call whose scores are w · f(a + c): q and k are a and c, float whatever its dtype, which is that of v.
 typedef struct {
@@ -284,7 +287,7 @@ typedef struct {
   int32_t activation;
   float slope;  // of the leaky ReLU
 } regard_additive;
-static_assert(sizeof(regard_additive) == 3024, "ctypes lays regard_additive out in another way");
+static_assert(sizeof(regard_additive) == 3064, "ctypes lays regard_additive out in another way");
 
 // The backward pass of an additive call. All cotangents and gradients are float; every element is written.
 typedef struct {
@@ -296,7 +299,7 @@ typedef struct {
   regard_tensor dv;
   float* dw;  // (heads, dk)
 } regard_additive_gradients;
-static_assert(sizeof(regard_additive_gradients) == 3432, "ctypes lays regard_additive_gradients out in another way");
+static_assert(sizeof(regard_additive_gradients) == 3472, "ctypes lays regard_additive_gradients out in another way");
 
 // Facts about the weights of a call. Results are contiguous, (batch..., head, ...); a null address, or a count
 // of 0: not wanted. The call's lse, out and dropout are not read; its dv is 0.
@@ -332,7 +335,7 @@ typedef struct {
   const float* level;  // (levels,)
   int64_t* reached;  // (.., levels) how many visible pairs have a weight of at least that
 } regard_fact_args;
-static_assert(sizeof(regard_fact_args) == 3232, "ctypes lays regard_fact_args out in another way");
+static_assert(sizeof(regard_fact_args) == 3272, "ctypes lays regard_fact_args out in another way");
 
 // New keys and values of a batch of sequences, to be copied to their pages, whose columns are neighbours.
 // batch[3] is the stride from sequence to sequence, or from page to page.
@@ -417,6 +420,7 @@ static inline int32_t regard_not_ragged(const regard_call* c) {
          c->stop.data ||
          c->shifts ||
          c->key_counts ||
+         c->key_starts ||
          c->query_counts ||
          c->q_documents ||
          c->k_documents ||

@@ -28,7 +28,7 @@ static bool right_shifts(const regard_call& c) {
 }
 
 static bool has_rule(const regard_call& c) {
-  return c.bounds || c.key_counts || c.query_counts || c.q_documents || c.k_documents;
+  return c.bounds || c.key_counts || c.key_starts || c.query_counts || c.q_documents || c.k_documents;
 }
 
 // The keys [from, to) of a document, where the documents of keys are in order.
@@ -51,13 +51,14 @@ static int32_t write_intervals(const regard_call& c, const Place& p, int64_t row
                                bool& hides) {
   const int64_t keys = c.key_counts ? c.key_counts[offset(c.key_counts_batch, p)] : c.nk;
   const int64_t queries = c.query_counts ? c.query_counts[offset(c.query_counts_batch, p)] : c.nq;
-  if (keys < 0 || keys > c.nk || queries < 0 || queries > c.nq) return REGARD_BAD_INTERVAL;
+  const int64_t least = c.key_starts ? c.key_starts[offset(c.key_starts_batch, p)] : 0;
+  if (keys < 0 || keys > c.nk || least < 0 || least > c.nk || queries < 0 || queries > c.nq) return REGARD_BAD_INTERVAL;
   const int64_t* q = c.q_documents ? Documents::of_queries(c, p) : nullptr;
   const int64_t shift = c.shifts ? c.shifts[offset(c.shifts_batch, p)] : 0;
   int64_t from = 0, to = c.nk;
   for (int64_t i = 0; i < rows; ++i) {
     if (q && (i == 0 || q[i] != q[i - 1])) find_document(Documents::of_keys(c, p), c.nk, q[i], from, to);
-    int64_t first = from, last = to < keys ? to : keys;
+    int64_t first = from > least ? from : least, last = to < keys ? to : keys;
     const int64_t low = c.first + shift + i, high = c.last + shift + i;
     if (c.bounds & REGARD_FIRST) first = low > first ? low : first;
     if (c.bounds & REGARD_LAST) last = high < last ? high : last;
@@ -86,7 +87,7 @@ static int32_t with_table(regard_call& c, const regard_call& rule, const Run& ru
   const int64_t rows = rule.bounds || rule.query_counts || rule.q_documents ? c.nq : 1;
   int64_t own[REGARD_BATCH_AXES], count;  // own: where batch elements along an axis may have other intervals
   for (int n = 0; n < REGARD_BATCH_AXES; ++n) {
-    own[n] = rule.shifts_batch[n] || rule.key_counts_batch[n] || rule.query_counts_batch[n];
+    own[n] = rule.shifts_batch[n] || rule.key_counts_batch[n] || rule.key_starts_batch[n] || rule.query_counts_batch[n];
     if (rule.q_documents) own[n] |= rule.q_documents_batch[n] || rule.k_documents_batch[n];
   }
   const regard_tensor table = lay_out(c, own, rows, count);
@@ -148,7 +149,7 @@ static int32_t with_intervals(const Args& args, const Run& run) {
   regard_call& c = const_cast<regard_call&>(call_of(written));
   const bool tabled = c.start.data || c.stop.data;  // only documents may come with a table
   if (!right_sizes(c) || !both_or_none(c.q_documents, c.k_documents)) return REGARD_BAD_ARGUMENT;
-  if (tabled && (c.bounds || c.shifts || c.key_counts || c.query_counts)) return REGARD_BAD_ARGUMENT;
+  if (tabled && (c.bounds || c.shifts || c.key_counts || c.key_starts || c.query_counts)) return REGARD_BAD_ARGUMENT;
   if (far(c) || !right_shifts(c)) return REGARD_BAD_ARGUMENT;
   const bool compared = c.q_documents && (tabled || out_of_order(c));
   regard_call rule = c;

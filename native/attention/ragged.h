@@ -97,6 +97,7 @@ static int32_t divide(const regard_ragged& r, int64_t b, int32_t* start, int32_t
   else
     for (regard_tensor* t : {&c.k, &c.v}) t->data = (void*)advance(t->data, b * t->batch[kAxis], c.dtype);
   c.first += distance_of(r, b), c.last += distance_of(r, b);
+  if (r.key_starts) c.key_starts = r.key_starts + b;
   if (r.key_counts) c.key_counts = r.key_counts + b;  // where it is 0, the intervals hide the one key that nk counts
   const int64_t rows = c.bounds ? c.nq : 1;
   bool hides = false;

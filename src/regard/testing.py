@@ -253,7 +253,7 @@ def check_backend(backend: Backend, dtypes: tuple[torch.dtype, ...] = FLOATING, 
 
     >>> import regard as rg
     >>> check_backend(rg.Sdpa(devices=("cpu",)), at=frame((), 1, 3, 5))
-    8
+    12
     """
     tried = 0
     for name, call in calls(frame() if at is None else at):

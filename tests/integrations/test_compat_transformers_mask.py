@@ -22,7 +22,7 @@ from regard.masks.algebra import Everything, Mask
 from regard.masks.between import Between
 from regard.masks.dense import Dense
 from regard.masks.positional import Causal
-from regard.masks.ragged import Documents, Lengths
+from regard.masks.ragged import Lengths
 from regard.testing import frame
 
 LEFT = torch.tensor([0, 3])
@@ -240,7 +240,7 @@ def test_between_is_a_mask_like_others() -> None:
 
 
 def test_padding_kinds() -> None:
-    kinds = {"right": Lengths, "left": Documents, "both": Documents, "holes": Dense}
+    kinds = {"right": Lengths, "left": Lengths, "both": Lengths, "holes": Dense}
     for name, kind in kinds.items():
         lazy = ours(FUNCTIONS["bidirectional"], "whole", REAL[name])
         assert isinstance(lazy.mask, kind), name

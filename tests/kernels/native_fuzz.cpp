@@ -137,6 +137,8 @@ const Wrong kWrong[] = {
     WRONG("both beyond the keys", REGARD_BAD_INTERVAL, return set_interval(x, kFar, kFar + 5);),
     WRONG("more keys than there are", REGARD_BAD_INTERVAL, return set_count(x, x.c.key_counts, x.c.nk + 1);),
     WRONG("fewer keys than none", REGARD_BAD_INTERVAL, return set_count(x, x.c.key_counts, -1);),
+    WRONG("a first key behind the last", REGARD_BAD_INTERVAL, return set_count(x, x.c.key_starts, x.c.nk + 1);),
+    WRONG("a first key before the first", REGARD_BAD_INTERVAL, return set_count(x, x.c.key_starts, -1);),
     WRONG("more queries than there are", REGARD_BAD_INTERVAL, return set_count(x, x.c.query_counts, x.c.nq + 1);),
     WRONG("a shift too far", kBad, return set_shift<INT64_MAX>(x);),
     WRONG("a shift too far back", kBad, return set_shift<INT64_MIN>(x);),
@@ -147,6 +149,8 @@ const Wrong kWrong[] = {
     WRONG("a rule and a table", kBad, if (!x.c.start.data) return false; x.c.bounds = REGARD_LAST; return true;),
     WRONG("lengths and a table", kBad, if (!x.c.start.data) return false; static const int64_t none = 0;
           x.c.key_counts = &none; return true;),
+    WRONG("first keys and a table", kBad, if (!x.c.start.data) return false; static const int64_t none = 0;
+          x.c.key_starts = &none; return true;),
     WRONG("shifts and a table", kBad, if (!x.c.start.data || !x.c.q_documents) return false;
           static const int64_t none = 0; x.c.shifts = &none; return true;),
     WRONG("a tile past the bits", REGARD_BAD_TILE, return set_tile(x, x.c.bits_count);),

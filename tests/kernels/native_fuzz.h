@@ -217,6 +217,8 @@ struct Case : RandomMemory {
     int64_t step = 1;
     for (int n = 3; n >= 0; --n) c.key_counts_batch[n] = c.query_counts_batch[n] = step, step *= c.batch[n];
     memcpy(c.shifts_batch, c.key_counts_batch, sizeof c.shifts_batch);
+    memcpy(c.key_starts_batch, c.key_counts_batch, sizeof c.key_starts_batch);
+    if (r.chance(3)) c.key_starts = numbers<int64_t>(kI64, elements(), 0, c.nk);
     if (r.chance(3)) c.shifts = numbers<int64_t>(kI64, elements(), -500, 500);
     if (r.chance(3)) c.key_counts = numbers<int64_t>(kI64, elements(), 0, c.nk);
     if (r.chance(3)) c.query_counts = numbers<int64_t>(kI64, elements(), 0, c.nq);

@@ -9,7 +9,7 @@ namespace {
 
 struct RaggedCase : RandomMemory {
   regard_ragged a{};
-  int64_t *offsets, *keys, *q_at, *k_at;
+  int64_t *offsets, *keys, *starts, *q_at, *k_at;
 
   explicit RaggedCase(Random& random) : RandomMemory(random) {
     regard_call& c = a.call;
@@ -21,6 +21,9 @@ struct RaggedCase : RandomMemory {
     if (offsets[a.sequences] == 0) ++offsets[a.sequences];
     c.nq = offsets[a.sequences], c.nk = r.between(1, r.chance(2) ? 20 : 600);
     keys = numbers<int64_t>(kI64, a.sequences, 0, c.nk);
+    starts = numbers<int64_t>(kI64, a.sequences, 0, 0);  // where a sequence has no key, its first is 0
+    for (int64_t b = 0; b < a.sequences; ++b) starts[b] = r.between(0, keys[b]);
+    a.key_starts = r.chance(3) ? starts : nullptr;
     a.q_offsets = offsets, a.key_counts = r.chance(3) ? nullptr : keys;
     c.key_heads = r.between(1, 3), c.heads = c.key_heads * r.between(1, 3), c.dk = r.between(1, 40),
     c.dv = r.between(1, 40);
@@ -110,6 +113,8 @@ bool ragged(Random& random) {
   right &= x.refuses(REGARD_BAD_ARGUMENT, c.nq, c.nq + 1) && x.refuses(REGARD_BAD_ARGUMENT, c.nk, (int64_t)0);
   for (int64_t wrong : {(int64_t)-1, c.nk + 1, INT64_MAX})
     right &= !a.key_counts || x.refuses(REGARD_BAD_INTERVAL, x.keys[b], wrong);
+  for (int64_t wrong : {(int64_t)-1, c.nk + 1, INT64_MAX})
+    right &= !a.key_starts || x.offsets[b + 1] == x.offsets[b] || x.refuses(REGARD_BAD_INTERVAL, x.starts[b], wrong);
   if (x.offsets[b + 1] > x.offsets[b])
     for (int64_t wrong : {kFarAway, -kFarAway, INT64_MIN, INT64_MAX})
       right &= x.refuses(REGARD_BAD_POSITION, x.q_at[x.offsets[b]], wrong);
@@ -117,6 +122,7 @@ bool ragged(Random& random) {
   right &= x.refuses(REGARD_BAD_ARGUMENT, c.q_at, (const int64_t*)nullptr) &&
            x.refuses(REGARD_BAD_ARGUMENT, c.batch[2], (int64_t)2);
   right &= x.refuses(REGARD_BAD_ARGUMENT, c.key_counts, (const int64_t*)x.keys) &&
+           x.refuses(REGARD_BAD_ARGUMENT, c.key_starts, (const int64_t*)x.starts) &&
            x.refuses(REGARD_BAD_ARGUMENT, c.threshold, (uint32_t)1);
   right &= x.refuses(REGARD_BAD_ARGUMENT, c.lse.data, (void*)x.k_at) &&
            x.refuses(REGARD_BAD_ARGUMENT, c.bias.data, (void*)x.k_at);

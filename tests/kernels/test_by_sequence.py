@@ -134,14 +134,14 @@ WRONG: dict[str, tuple[str, Callable[[], object], str]] = {
     "too few lengths": (
         "mask",
         lambda: rg.Lengths([9, 5]),
-        r"Lengths.keys has shape \(2,\); expected a length a sequence",
+        r"Lengths.keys has shape \(2,\); expected a number a sequence",
     ),
     "too many lengths": (
         *("mask", lambda: rg.Lengths([9, 5, 4, 3])),
-        r"Lengths.keys has shape \(4,\); expected a length a sequence",
+        r"Lengths.keys has shape \(4,\); expected a number a sequence",
     ),
-    "too long": ("mask", lambda: rg.Lengths([10, 5, 4]), "Lengths.keys holds 4 to 10; expected lengths from 0 to 9"),
-    "below 0": ("mask", lambda: rg.Lengths([9, 5, -4]), "Lengths.keys holds -4 to 9; expected lengths from 0 to 9"),
+    "too long": ("mask", lambda: rg.Lengths([10, 5, 4]), "Lengths.keys holds 4 to 10; expected numbers from 0 to 9"),
+    "below 0": ("mask", lambda: rg.Lengths([9, 5, -4]), "Lengths.keys holds -4 to 9; expected numbers from 0 to 9"),
 }
 
 

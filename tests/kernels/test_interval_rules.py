@@ -17,6 +17,7 @@ from regard.core.region import Frame
 from regard.masks.intervals import IntervalRule
 
 KEYS = torch.tensor([31, 0, 17])
+FIRST = torch.tensor([0, 31, 5])
 IDS = torch.tensor([0, 0, 1, 1, 1, 4, 4])
 K_IDS = torch.tensor([0] * 5 + [1] * 11 + [2] * 3 + [4] * 12)
 EACH = torch.stack([K_IDS, K_IDS.flip(0).sort().values // 2, torch.zeros(31, dtype=torch.int64)])
@@ -26,6 +27,10 @@ RULES: dict[str, rg.Mask] = {
     "bounded before": rg.Window(2, None),
     "lengths": rg.Lengths(keys=KEYS),
     "int32 lengths": rg.Lengths(keys=KEYS.int()),
+    "first keys": rg.Lengths(first=FIRST),
+    "int32 first keys": rg.Lengths(first=FIRST.int()),
+    "causal from first keys": rg.Causal() & rg.Lengths(first=FIRST),
+    "keys in the middle": rg.Lengths(keys=KEYS, first=FIRST) & rg.Window(11, 11),
     "padded queries": rg.Lengths(keys=KEYS, queries=torch.tensor([7, 3, 0])),
     "causal within lengths": rg.Causal() & rg.Lengths(keys=KEYS) & rg.Window(11, 11),
     "documents": rg.Documents(IDS, K_IDS),
@@ -33,6 +38,8 @@ RULES: dict[str, rg.Mask] = {
     "causal documents": rg.Documents(IDS, K_IDS) & rg.Causal() & rg.Lengths(keys=KEYS),
     "documents out of order": rg.Documents(IDS.flip(0), K_IDS.flip(0)),
     "causal documents out of order": rg.Documents(IDS, EACH.flip(-1)) & rg.Causal() & rg.Lengths(keys=KEYS),
+    "documents from first keys": rg.Documents(IDS, K_IDS) & rg.Lengths(first=FIRST),
+    "documents out of order from first keys": rg.Documents(IDS.flip(0), K_IDS.flip(0)) & rg.Lengths(first=FIRST),
     "far": rg.Window(1 << 40, 1 << 62),
 }
 PLACES: dict[str, Callable[[int], rg.Positions]] = {
@@ -53,6 +60,8 @@ def visible_by(rule: IntervalRule, frame: Frame) -> torch.Tensor:
         seen = seen & (at.j - at.i <= rule.after)
     if rule.keys is not None:
         seen = seen & (at.col < at.sequences(rule.keys))
+    if rule.first is not None:
+        seen = seen & (at.col >= at.sequences(rule.first))
     if rule.queries is not None:
         seen = seen & (at.row < at.sequences(rule.queries))
     if rule.q_ids is not None and rule.k_ids is not None:
@@ -108,8 +117,17 @@ def test_a_length_that_is_wrong_later() -> None:
     x = torch.randn(2, 2, 6, 8)
     for _ in range(2):
         rg.attention(x, x, x, mask=rg.Lengths(keys=torch.tensor([6, 2])))
-    with pytest.raises(rg.ShapeError, match=r"Lengths\.keys holds 2 to 7; expected lengths from 0 to 6"):
+    with pytest.raises(rg.ShapeError, match=r"Lengths\.keys holds 2 to 7; expected numbers from 0 to 6"):
         rg.attention(x, x, x, mask=rg.Lengths(keys=torch.tensor([7, 2])))
+
+
+@needs_kernels
+def test_a_first_key_that_is_wrong_later() -> None:
+    x = torch.randn(2, 2, 6, 8)
+    for _ in range(2):
+        rg.attention(x, x, x, mask=rg.Lengths(first=torch.tensor([6, 2])))
+    with pytest.raises(rg.ShapeError, match=r"Lengths\.first holds -1 to 2; expected numbers from 0 to 6"):
+        rg.attention(x, x, x, mask=rg.Lengths(first=torch.tensor([-1, 2])))
 
 
 @needs_kernels

@@ -107,6 +107,19 @@ def test_each_sequence_is_as_if_alone(name: str, dtype: torch.dtype, paged: bool
 
 
 @pytest.mark.parametrize("paged", [True, False], ids=["pages", "contiguous"])
+@pytest.mark.parametrize("causal", [rg.Causal(), rg.Everything()], ids=repr)
+def test_each_sequence_begins_at_its_first_key(causal: rg.Mask, paged: bool, lists: list[bool]) -> None:
+    batch = Batch(torch.float32, paged)
+    first = [k.shape[1] * 2 // 5 for k in batch.k]
+    found = batch.together(causal & rg.Lengths(first=torch.tensor(first)))
+    assert lists == [True]
+    for n, q, k, v, out in zip(first, batch.q, batch.k, batch.v, found, strict=True):
+        at, kv = rg.tail(q.shape[1], k.shape[1]), (k[None], v[None])
+        expected = rg.attention(q[None], *kv, mask=causal & rg.Lengths(first=[n]), positions=at, backend=rg.Reference())
+        torch.testing.assert_close(out, expected[0])
+
+
+@pytest.mark.parametrize("paged", [True, False], ids=["pages", "contiguous"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", CALLS)
 def test_invariant_rows_have_the_bits_of_a_call_alone(name: str, dtype: torch.dtype, paged: bool) -> None:

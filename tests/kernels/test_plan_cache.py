@@ -163,7 +163,7 @@ def test_a_wrong_call_of_a_known_structure_is_refused_as_ever() -> None:
         (rg.ShapeError, "positions.q has shape", {"positions": rg.tail(4, 9)}),
         (rg.ShapeError, "positions.k has shape", {"positions": rg.tail(3, 8)}),
         (rg.ShapeError, "positions are not given", {"mask": rg.Causal()}),
-        (rg.ShapeError, "expected lengths from 0 to 9", {"mask": rg.Lengths(lengths + 1)}),
+        (rg.ShapeError, "expected numbers from 0 to 9", {"mask": rg.Lengths(lengths + 1)}),
         (
             rg.ShapeError,
             "Documents.k_ids has shape",

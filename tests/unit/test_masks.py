@@ -257,7 +257,7 @@ def test_batch_axes_that_disagree_are_refused() -> None:
     with pytest.raises(rg.ShapeError, match=r"the batch axes of one mask and its positions are \(2,\) and \(3,\)"):
         (rg.Lengths(keys=torch.tensor([1, 2])) & rg.Prefix(torch.tensor([1, 2, 3]))).dense(4)
     for mask in (rg.Causal() & rg.Lengths(keys=torch.tensor([9])), ~(rg.Causal() | rg.Lengths(keys=torch.tensor([9])))):
-        with pytest.raises(rg.ShapeError, match="expected lengths from 0 to 4"):
+        with pytest.raises(rg.ShapeError, match="expected numbers from 0 to 4"):
             mask.dense(4)
 
 

@@ -210,11 +210,11 @@ ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"mask": rg.Dense(ROWS.to(META) > 0)}, ValueError, "mask Dense(allowed=bool[13, 17]) holds a tensor on meta"),
     ({"score": rg.Bilinear(zeros(8, 8, device=META))}, ValueError, "score Bilinear(m=float32[8, 8]) holds a tensor on"),
     ({"mask": rg.Dense(zeros(5, 17) > 0)}, rg.ShapeError, "expected one that broadcasts to (5, 6, 13, 17); " + PADDING),
-    ({"mask": rg.Lengths(keys=torch.full((5,), 18))}, rg.ShapeError, "Lengths.keys holds 18 to 18; expected lengths"),
+    ({"mask": rg.Lengths(keys=torch.full((5,), 18))}, rg.ShapeError, "Lengths.keys holds 18 to 18; expected numbers"),
     (
         {"mask": rg.Lengths(keys=torch.full((4,), 7))},
         rg.ShapeError,
-        "Lengths.keys has shape (4,); expected a length a sequence",
+        "Lengths.keys has shape (4,); expected a number a sequence",
     ),
     ({"score": rg.ScaledDot() >> rg.Bias(zeros(16))}, rg.ShapeError, "Bias.bias has shape (16,); expected one that"),
 ]

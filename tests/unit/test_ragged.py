@@ -30,6 +30,8 @@ def test_lengths_in_lists() -> None:
         (rg.Lengths(tuple(keys)), rg.Lengths(k)),
         (rg.Lengths(queries=queries), rg.Lengths(queries=q)),
         (rg.Lengths(keys, queries), rg.Lengths(k, q)),
+        (rg.Lengths(first=keys), rg.Lengths(first=k)),
+        (rg.Lengths(keys, queries, [0, 1, 3]), rg.Lengths(k, q, torch.tensor([0, 1, 3]))),
         (rg.Lengths(keys, q), rg.Lengths(k, q)),
         (rg.Lengths(k, queries), rg.Lengths(k, q)),
         (replace(rg.Lengths(keys), queries=queries), rg.Lengths(k, q)),
@@ -42,9 +44,9 @@ def test_lengths_in_lists() -> None:
 def test_lengths_in_lists_stay_numbers_until_somebody_reads_them() -> None:
     mask = rg.Lengths([1, 2])
     for twin in (mask, copy.copy(mask), copy.deepcopy(mask), pickle.loads(pickle.dumps(mask))):
-        assert twin.__dict__ == {"_numbers": ((1, 2), None)}
+        assert twin.__dict__ == {"_numbers": ((1, 2), None, None)}
     assert mask.queries is None and torch.equal(mask.keys, torch.tensor([1, 2])) and mask.keys is mask.keys
-    assert mask.__dict__.keys() == {"keys", "queries"}, "what is written to the tensor from here on counts"
+    assert mask.__dict__.keys() == {"keys", "queries", "first"}, "what is written to the tensor from here on counts"
 
 
 def test_lengths_are_indices_and_not_positions() -> None:
@@ -85,22 +87,22 @@ def test_packing_equals_attending_one_by_one() -> None:
         (lambda: rg.Lengths(keys=[3.0]), TypeError, r"Lengths.keys is \[3.0\]; expected integers: a list of numbers"),
         (lambda: rg.Lengths(queries=(3, True)), TypeError, r"Lengths.queries is \(3, True\); expected integers"),
         (lambda: rg.Lengths(keys={3}), TypeError, "Lengths.keys is a set; expected a torch tensor or an array"),
-        (lambda: rg.Lengths([3, 8]).dense(5, 7), rg.ShapeError, "Lengths.keys holds 3 to 8; expected lengths from 0"),
+        (lambda: rg.Lengths([3, 8]).dense(5, 7), rg.ShapeError, "Lengths.keys holds 3 to 8; expected numbers from 0"),
         (
             lambda: rg.Lengths(keys=torch.tensor([3, 8])).dense(5, 7),
             rg.ShapeError,
-            "Lengths.keys holds 3 to 8; expected lengths from 0 to 7",
+            "Lengths.keys holds 3 to 8; expected numbers from 0 to 7",
         ),
         (lambda: rg.Lengths(keys=torch.tensor([-1])).dense(5), rg.ShapeError, "Lengths.keys holds -1 to -1"),
         (
             lambda: rg.Lengths(queries=torch.tensor([7])).dense(5, 7),
             rg.ShapeError,
-            "Lengths.queries holds 7 to 7; expected lengths from 0 to 5",
+            "Lengths.queries holds 7 to 7; expected numbers from 0 to 5",
         ),
         (
             lambda: rg.Lengths(keys=torch.tensor([1, 2, 3])).on(5, batch=(2,)),
             rg.ShapeError,
-            r"Lengths.keys has shape \(3,\); expected a length a sequence, \(2,\)",
+            r"Lengths.keys has shape \(3,\); expected a number a sequence, \(2,\)",
         ),
         (lambda: rg.Documents(torch.ones(3)), TypeError, "Documents.q_ids has dtype torch.float32"),
         (

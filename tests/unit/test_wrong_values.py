@@ -67,8 +67,8 @@ rg.attention(q, q, q, mask=rg.Dense(zeros(5, 4) > 0))  # Dense.allowed has shape
 rg.attention(q, q, q, mask=rg.Dense(zeros(5, 5)))  # Dense.allowed has dtype torch.float32; expected torch.bool, True = may attend: a float mask added to the scores is score=... >> Bias(mask); 0 and 1 become a mask by
 rg.attention(q, q, q, mask=rg.Dense(zeros(2, 5) > 0))  # Dense.allowed has shape (2, 5); expected one that broadcasts to (2, 3, 5, 5); a padding mask (batch, nk) is Dense(mask[:, None, None, :]), or Lengths(keys=mask.sum(-1))
 rg.attention(q, q, q, mask=rg.Dense([[True]]))  # Dense.allowed is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__).
-rg.attention(q, q, q, mask=rg.Lengths(torch.tensor([3, 5, 2])))  # Lengths.keys has shape (3,); expected a length a sequence, (2,).
-rg.attention(q, q, q, mask=rg.Lengths(torch.tensor([3, 9])))  # Lengths.keys holds 3 to 9; expected lengths from 0 to 5.
+rg.attention(q, q, q, mask=rg.Lengths(torch.tensor([3, 5, 2])))  # Lengths.keys has shape (3,); expected a number a sequence, (2,).
+rg.attention(q, q, q, mask=rg.Lengths(torch.tensor([3, 9])))  # Lengths.keys holds 3 to 9; expected numbers from 0 to 5.
 rg.attention(q, q, q, mask=rg.Lengths(torch.tensor([3.0, 5.0])))  # Lengths.keys has dtype torch.float32; expected integers.
 rg.attention(q, q, q, mask=rg.Lengths(5))  # Lengths.keys is an int; expected a torch tensor or an array (NumPy, or any with __dlpack__).
 rg.attention(q, q, q, mask=rg.Window(-1, 0))  # Window(before=-1): expected a count of keys besides the query's own, or None (unbounded).

@@ -75,7 +75,7 @@ class QueriesAndKeys(PartOfCall):
 
     def rule(self, rule: IntervalRule) -> IntervalRule | None:
         """With the part's numbers of documents, and with lengths as counts of the part's own tokens."""
-        lengths = dict[str, Tensor]()
+        lengths: dict[str, Tensor] = {}
         for name, count in rule.by_sequence().items():
             indices = self.cols if name in OF_KEYS else self.rows
             own = count if indices is None else _below(indices, count)

@@ -38,7 +38,7 @@ from regard.core.positions import Positions, tail
 from regard.core.shapes import count_of, listed
 from regard.masks.algebra import Everything, Mask
 from regard.masks.convert import cu_seqlens_positions, from_cu_seqlens, from_flash_window
-from regard.masks.positional import Causal, Prefix
+from regard.masks.positional import Causal
 from regard.masks.ragged import Lengths
 from regard.runtime.binding import Call
 from regard.scores.algebra import Score
@@ -228,7 +228,7 @@ def flash_attn_with_kvcache(
                 at = torch.arange(nq, device=q.device, dtype=torch.int64)
                 mask, positions = mask & Lengths(keys=total), Positions(total[:, None] - nq + at, positions.k)
             if cache_leftpad is not None:
-                mask = mask & ~Prefix(cache_leftpad)
+                mask = mask & Lengths(first=cache_leftpad.clamp(max=n))
             keys, values = (Paged(t.transpose(1, 2), table, n) for t in (k_cache, v_cache))
             score = _score(softmax_scale, softcap, alibi_slopes)
             out, lse = _attend(q.transpose(1, 2), keys, values, score, mask, positions, 0.0)

@@ -53,8 +53,8 @@ def from_key_padding(mask: Any) -> Dense:
     """A boolean padding mask (*batch, nk) in which True means padding: no query sees that key.
 
     This is the convention of nn.MultiheadAttention's key_padding_mask. If all padding is at the end,
-    Lengths(keys=(~mask).sum(-1)) is smaller and faster. A tokenizer's attention_mask (1 = a real token) is
-    from_key_padding(mask == 0).
+    Lengths(keys=(~mask).sum(-1)) is smaller and faster, and if all is in front, Lengths(first=mask.sum(-1)).
+    A tokenizer's attention_mask (1 = a real token) is from_key_padding(mask == 0).
     Raises TypeError for other dtypes.
 
     >>> from_key_padding(torch.tensor([[False, False, True]])).draw(2, 3)

@@ -19,7 +19,8 @@ class Interval(NamedTuple):
     stop: Tensor
 
 
-OF_KEYS, OF_QUERIES = ("keys",), ("queries",)  # the fields of IntervalRule that are numbers of tokens, one a sequence
+# The fields of IntervalRule that are numbers of keys, or of queries, one for each sequence.
+OF_KEYS, OF_QUERIES = ("keys", "first"), ("queries",)
 
 
 class IntervalRule(NamedTuple):
@@ -28,17 +29,19 @@ class IntervalRule(NamedTuple):
     before, after  -after ≤ i - j ≤ before, of the positions i of the query and j of the key; None is unbounded
     keys           the key's index is below this length of its sequence, (*batch,)
     queries        the query's index is below this length
+    first          the key's index is not below this number of its sequence, (*batch,)
     q_ids, k_ids   the query (.., nq) and the key (.., nk) have the same number: intervals where k_ids never decrease
     None: no such condition.
 
     >>> IntervalRule(before=3, after=0).both(IntervalRule(after=2))
-    IntervalRule(before=3, after=0, keys=None, queries=None, q_ids=None, k_ids=None)
+    IntervalRule(before=3, after=0, keys=None, queries=None, first=None, q_ids=None, k_ids=None)
     """
 
     before: int | None = None
     after: int | None = None
     keys: Tensor | None = None
     queries: Tensor | None = None
+    first: Tensor | None = None
     q_ids: Tensor | None = None
     k_ids: Tensor | None = None
 
@@ -65,4 +68,4 @@ class IntervalRule(NamedTuple):
     @property
     def of_distances(self) -> bool:
         """Whether it says nothing but how far apart queries and keys may be."""
-        return self[2:] == (None,) * 4
+        return self[2:] == (None,) * 5

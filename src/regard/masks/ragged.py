@@ -37,14 +37,14 @@ class _WhenAsked:
         if given is None:  # another thread has just made it
             return own[self.name]
         if is_compiling():
-            return _made(given[_FIELDS.index(self.name)])
+            return _made(given[LENGTHS_FIELDS.index(self.name)])
         with torch.inference_mode(False):  # autograd saves no tensor that such a mode has made
-            own.update({name: _made(x) for name, x in zip(_FIELDS, given, strict=True)})
+            own.update({name: _made(x) for name, x in zip(LENGTHS_FIELDS, given, strict=True)})
         own.pop("_numbers", None)
         return own[self.name]
 
 
-_FIELDS = "keys", "queries"
+LENGTHS_FIELDS = "keys", "queries", "first"
 
 
 def _checked(x: Any, name: str) -> Tensor | tuple[int, ...] | None:
@@ -62,20 +62,27 @@ def _made(x: Tensor | tuple[int, ...] | None) -> Tensor | None:
         **dict.fromkeys(("lengths", "seqlens", "seqused_k", "key_lengths"), "write keys=lengths"),
         **dict.fromkeys(
             ("key_padding_mask", "mask", "attention_mask", "padding_mask"),
-            "write keys=mask.sum(-1) where True = a real token and the padding is at the end; for padding elsewhere "
-            "Dense(mask[:, None, None, :])",
+            "write keys=mask.sum(-1) where True = a real token and the padding is at the end, first=(~mask).sum(-1) "
+            "where it is in front; for padding elsewhere Dense(mask[:, None, None, :])",
+        ),
+        **dict.fromkeys(
+            ("leftpad", "cache_leftpad", "left_padding", "left_pad", "start", "starts", "begin"),
+            "padding in front is first=, the number of padded keys of each sequence",
         ),
     }
 )
 @dataclass(frozen=True)
 class Lengths(Mask):
-    """Padding at the end: key j of batch element b is real if j < keys[b], query i if i < queries[b].
+    """Padding: key j of batch element b is real if first[b] ≤ j < keys[b], query i if i < queries[b].
 
-    keys, queries: integer tensors (*batch), or lists of numbers, one for each sequence; None = all real. A padded query
-    sees nothing, so its output is 0. j and i are indices. For padding elsewhere use Dense(mask[:, None, None, :]).
-    Lists become tensors, on the CPU, only when keys or queries are read: steps of decoding, each with other lengths,
-    need no tensors.
-    Raises TypeError for floats and booleans, ShapeError for another shape or a length outside 0..n.
+    keys, queries, first: integer tensors (*batch), or lists of numbers, one for each sequence; None = all real. Padding
+    at the end is what is not below keys and queries, padding in front (left padding) what is below first: with
+    Lengths(first=n - mask.sum(-1)) each query sees the real keys of a batch as tokenizers pad it for generation. A
+    padded query sees nothing, so its output is 0; under Causal() those before `first` see nothing either. j and i are
+    indices. For padding between real tokens use Dense(mask[:, None, None, :]).
+    Lists become tensors, on the CPU, only when a field is read: steps of decoding, each with other lengths, need no
+    tensors.
+    Raises TypeError for floats and booleans, ShapeError for another shape or a number outside 0..n.
 
     >>> Lengths(keys=torch.tensor([1, 3])).draw(2, 3)
     ■··
@@ -83,26 +90,34 @@ class Lengths(Mask):
     <BLANKLINE>
     ■■■
     ■■■
+    >>> Lengths(first=[1]).draw(3)
+    ·■■
+    ·■■
+    ·■■
     """
 
     positional: ClassVar[bool] = False
     per_head: ClassVar[bool] = False
     keys: Tensor | None = cast(Any, _WhenAsked())
     queries: Tensor | None = cast(Any, _WhenAsked())
+    first: Tensor | None = cast(Any, _WhenAsked())
 
     if TYPE_CHECKING:
 
         def __init__(
-            self, keys: Tensor | Sequence[int] | None = None, queries: Tensor | Sequence[int] | None = None
+            self,
+            keys: Tensor | Sequence[int] | None = None,
+            queries: Tensor | Sequence[int] | None = None,
+            first: Tensor | Sequence[int] | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        keys, queries = given = _checked(self.keys, "keys"), _checked(self.queries, "queries")
-        if isinstance(keys, Tensor) or isinstance(queries, Tensor) or given == (None, None) or is_compiling():
-            for name, x in zip(_FIELDS, given, strict=True):
+        given = _checked(self.keys, "keys"), _checked(self.queries, "queries"), _checked(self.first, "first")
+        if not any(isinstance(x, tuple) for x in given) or any(isinstance(x, Tensor) for x in given) or is_compiling():
+            for name, x in zip(LENGTHS_FIELDS, given, strict=True):
                 object.__setattr__(self, name, _made(x))
             return
-        for name in _FIELDS:
+        for name in LENGTHS_FIELDS:
             object.__delattr__(self, name)
         object.__setattr__(self, "_numbers", given)
 
@@ -110,6 +125,8 @@ class Lengths(Mask):
         seen = torch.ones_like(at.row >= at.col)
         if self.keys is not None:
             seen = seen & (at.col < at.sequences(self.keys))
+        if self.first is not None:
+            seen = seen & (at.col >= at.sequences(self.first))
         return seen if self.queries is None else seen & (at.row < at.sequences(self.queries))
 
     def cover(self, at: Tiling) -> Tensor:
@@ -118,41 +135,48 @@ class Lengths(Mask):
         if self.keys is not None:
             n = at.sequences(self.keys)
             none, all_ = none | (col >= n), all_ & (last_col < n)
+        if self.first is not None:
+            n = at.sequences(self.first)
+            none, all_ = none | (last_col < n), all_ & (col >= n)
         if self.queries is not None:
             n = at.sequences(self.queries)
             none, all_ = none | (row >= n), all_ & (last_row < n)
         return cover_of(none=none, all_=all_)
 
     def rows(self, frame: Frame) -> Interval:
-        n = torch.tensor(frame.nk, device=frame.device, dtype=torch.int64) if self.keys is None else self.keys
-        stop = n[..., None].expand(*n.shape, frame.nq)
+        start, stop = (
+            torch.tensor(bound, device=frame.device, dtype=torch.int64) if own is None else own
+            for bound, own in ((0, self.first), (frame.nk, self.keys))
+        )
+        start, stop = (n[..., None].expand(*n.shape, frame.nq) for n in (start, stop))
         if self.queries is not None:
             row = torch.arange(frame.nq, device=frame.device, dtype=torch.int64)
             stop = torch.where(row < self.queries[..., None], stop, 0)
-        return Interval(n.new_zeros(1, 1).expand(1, frame.nq), stop[..., None, :])
+        return Interval(start[..., None, :], stop[..., None, :])
 
     def rule(self) -> IntervalRule:
-        return IntervalRule(keys=self.keys, queries=self.queries)
+        return IntervalRule(keys=self.keys, queries=self.queries, first=self.first)
 
     def starts_at_first_key(self) -> bool:
-        return True
+        return self.first is None
 
     def shape_error(self, frame: Frame) -> str | None:
-        for name, n, most in (("keys", self.keys, frame.nk), ("queries", self.queries, frame.nq)):
+        for name in LENGTHS_FIELDS:
+            n, most = getattr(self, name), frame.nq if name == "queries" else frame.nk
             if n is None:
                 continue
             if n.dim() and tuple(n.shape) != frame.batch:
                 return (
-                    f"Lengths.{name} has shape {listed(n.shape)}; expected a length a sequence, {listed(frame.batch)}."
+                    f"Lengths.{name} has shape {listed(n.shape)}; expected a number a sequence, {listed(frame.batch)}."
                 )
             if n.numel() and not data_unavailable(n):
                 least, largest = (int(bound) for bound in n.aminmax())
                 if least < 0 or largest > most:
-                    return f"Lengths.{name} holds {least} to {largest}; expected lengths from 0 to {most}."
+                    return f"Lengths.{name} holds {least} to {largest}; expected numbers from 0 to {most}."
         return None
 
     def batch(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(*(n.shape for n in (self.keys, self.queries) if n is not None)))
+        return tuple(torch.broadcast_shapes(*(n.shape for n in self.tensors())))
 
     def extent(self) -> Extent:
         return Extent(tokens=max((int(n.amax()) for n in self.tensors() if n.numel()), default=0))
@@ -161,13 +185,14 @@ class Lengths(Mask):
     def examples(cls, frame: Frame) -> tuple[Mask, ...]:
         index = torch.arange(math.prod(frame.batch), device=frame.device, dtype=torch.int64).reshape(frame.batch)
         keys, queries = index * 7 % (frame.nk + 1), (index + 1) * 5 % (frame.nq + 1)
-        return cls(keys=keys), cls(keys=frame.nk - keys, queries=queries)
+        first = index * 3 % (frame.nk + 1)
+        return cls(keys=keys), cls(keys=frame.nk - keys, queries=queries), cls(first=first)
 
 
 def lengths_of_keys(keys: tuple[int, ...]) -> Lengths:
     """Lengths(keys=keys), of numbers that are known to be integers."""
     made = object.__new__(Lengths)
-    object.__setattr__(made, "_numbers", (keys, None))
+    object.__setattr__(made, "_numbers", (keys, None, None))
     return made
 
 

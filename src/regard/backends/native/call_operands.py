@@ -46,6 +46,7 @@ INTERVALS = (
     KernelOperand("stop", torch.int32, (BATCH, HEAD, QUERY, ONE), _BOUND, strided=True, leaf=True),
     _numbers_of("shifts", ONE, "added to first and last"),
     _numbers_of("key_counts", ONE, "only so many keys are seen", "keys", leaf=True, divided=True),
+    _numbers_of("key_starts", ONE, "no key before this one is seen", "first", leaf=True, divided=True),
     _numbers_of("query_counts", ONE, "only so many queries see any", "queries", leaf=True),
     *DOCUMENTS,
 )

@@ -214,7 +214,7 @@ def lower_rule(rule: IntervalRule, offset: int | tuple[int, ...]) -> dict[str, A
 
 def _numbers(rule: IntervalRule, read: Iterable[KernelOperand]) -> dict[str, Tensor]:
     """What these operands hold of a rule."""
-    found = dict[str, Tensor]()
+    found: dict[str, Tensor] = {}  # dict[...]() is nothing that torch.compile traces
     for operand in read:
         numbers = getattr(rule, operand.rule) if operand.rule else None
         if numbers is not None:

@@ -18,7 +18,7 @@ from regard.core.value import Value
 from regard.masks.algebra import And, Everything, Mask, Not, Or
 from regard.masks.dense import Dense
 from regard.masks.positional import Causal, Dilated, Prefix, Window
-from regard.masks.ragged import Documents, Lengths
+from regard.masks.ragged import LENGTHS_FIELDS, Documents, Lengths
 
 _FIELDS: dict[type, tuple[str, ...]] = {  # by type, not isinstance: a subclass may mean something else
     And: ("a", "b"),
@@ -29,7 +29,7 @@ _FIELDS: dict[type, tuple[str, ...]] = {  # by type, not isinstance: a subclass 
     Window: ("before", "after"),
     Prefix: ("n",),
     Dilated: ("step",),
-    Lengths: ("keys", "queries"),
+    Lengths: LENGTHS_FIELDS,
     Documents: ("q_ids", "k_ids"),
     Dense: ("allowed",),
 }

@@ -53,7 +53,7 @@ class LazyMask(WrittenOut):
 
     >>> lazy = LazyMask(1, tail(2, 4), causal_mask_function, Form(), torch.tensor([[False, True, True, True]]))
     >>> lazy.shape, lazy.mask
-    ((1, 1, 2, 4), Causal() & Documents(q_ids=int64[2], k_ids=int64[1, 4]))
+    ((1, 1, 2, 4), Causal() & Lengths(keys=int64[1], first=int64[1]))
     >>> lazy.mask.draw(2, 4, positions=lazy.positions)
     ·■■·
     ·■■■
@@ -133,7 +133,7 @@ class LazyMask(WrittenOut):
         """What may attend, to be read at `positions`."""
         if self.padding is None:
             return self.pattern
-        return self.pattern & real_keys(real_at(self.padding, self.positions.k), self.shape[-2])
+        return self.pattern & real_keys(real_at(self.padding, self.positions.k))
 
     def _by_numbers(self) -> ReducedMask | None:
         """Where positions are known as numbers and the pattern is a band of distances: no tensors but the padding's."""

@@ -12,7 +12,7 @@ from regard.core.tracing import data_unavailable
 from regard.masks.algebra import Everything, Mask
 from regard.masks.between import Between
 from regard.masks.dense import Dense
-from regard.masks.ragged import Documents, Lengths
+from regard.masks.ragged import Lengths
 
 
 def real_at(padding: Tensor, positions: Tensor) -> Tensor:
@@ -21,7 +21,7 @@ def real_at(padding: Tensor, positions: Tensor) -> Tensor:
     return padding[:, positions.clamp(0, last)] & (positions <= last)
 
 
-def real_keys(real: Tensor, nq: int) -> Mask:
+def real_keys(real: Tensor) -> Mask:
     """The keys that are real (batch, nk): as intervals where each sequence's are together."""
     if data_unavailable(real):
         return Dense(real[:, None, None, :])
@@ -30,12 +30,8 @@ def real_keys(real: Tensor, nq: int) -> Mask:
     begins = real & ~torch.nn.functional.pad(real, (1, 0))[:, :-1]
     if bool((begins.sum(-1) > 1).any()):
         return Dense(real[:, None, None, :])
-    count = real.sum(-1)
-    if torch.equal(begins.any(-1), real[:, 0]):
-        return Lengths(keys=count)
-    # -1 before the real keys, 0 for them, 1 behind
-    ids = (begins.long().cumsum(-1) - real.long()) - (begins.long().cumsum(-1) == 0).long()
-    return Documents(torch.zeros(nq, dtype=torch.int64, device=real.device), ids)
+    first = begins.long().argmax(-1)
+    return Lengths(keys=first + real.sum(-1), first=first)
 
 
 def real_interval(padding: Tensor | None, nq: int, first: int, count: int) -> Mask | None:

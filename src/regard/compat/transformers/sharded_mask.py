@@ -73,7 +73,7 @@ class ShardedForward:
         if self.documents is not None and self._has_documents(found):
             mask = Documents(self.documents, self.documents) & mask
         if self.padding is not None:
-            mask = mask & real_keys(self.padding, n)
+            mask = mask & real_keys(self.padding)
         return ShardedMask(self, mask, (batch, 1, count, count), form)
 
     def _has_documents(self, found: bool) -> bool:

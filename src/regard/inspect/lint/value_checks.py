@@ -93,5 +93,5 @@ def seen_padding(k: Tensor, v: Tensor, readers: Tensor, frame: Frame) -> Iterato
         f"are not are hidden from every query, in {int(wrong.sum()):,} of {wrong.numel():,} sequences (first seen: "
         f"{first_place(blank & ~hidden & wrong[..., None], ('key',))}).",
         "Lengths(keys=lengths) pads at the end. Padding in front, as generation has it, is "
-        "Dense(mask[:, None, None, :]), mask (batch, nk) true where a token is real.",
+        "Lengths(first=(~mask).sum(-1)), mask (batch, nk) true where a token is real.",
     )
