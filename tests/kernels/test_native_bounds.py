@@ -113,6 +113,13 @@ WRONG: dict[str, tuple[dict[str, Any], str, int, str]] = {
         "interval of keys",
     ),
     "a length below 0": ({"mask": LENGTHS}, "key_counts", -1, "interval of keys"),
+    "a first key beyond the keys": (
+        {"mask": rg.Lengths(first=torch.tensor([3, 0]))},
+        "key_starts",
+        34,
+        "interval of keys",
+    ),
+    "a first key below 0": ({"mask": rg.Lengths(first=torch.tensor([3, 0]))}, "key_starts", -1, "interval of keys"),
     "a cell beyond the table": ({"score": TABLE}, "q_cell", 1 << 20, "places of queries and keys"),
 }
 
@@ -154,7 +161,7 @@ HELD: dict[str, dict[str, Any]] = {  # a call for each operand
     "offsets": {"score": rg.ScaledDot() >> rg.RelativeBias(torch.randn(32, 4), rg.T5Buckets(32, 128))},
     "bias": {"score": rg.ScaledDot() >> rg.Bias(torch.randn(3, 4, 9, 33))},
     "a table of intervals": {"mask": rg.Prefix(torch.tensor([3, 5, 7])) & rg.Causal(), "positions": APART},
-    "lengths": {"mask": rg.Lengths(torch.tensor([3, 5, 7]), torch.tensor([2, 7, 9]))},
+    "lengths": {"mask": rg.Lengths(torch.tensor([13, 15, 17]), torch.tensor([2, 7, 9]), torch.tensor([3, 5, 7]))},
     "shifts": {"mask": rg.Causal(), "positions": rg.tail(9, [33, 20, 21])},
     "documents": {"mask": rg.Documents(torch.randint(3, (9,)), torch.randint(3, (33,)))},
     "booleans": {"mask": rg.Dense(torch.rand(3, 4, 9, 33) < 0.5)},
