@@ -38,17 +38,24 @@ def way_of(q: Tensor, call: Callable[[], object]) -> list[str]:
     return list(files)
 
 
+def near(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    """A function may compute something else each time, so that no plan is kept of a call with it."""
+    return i - j < 9
+
+
 def ways() -> dict[str, list[str]]:
-    """Of four calls on the native kernels."""
+    """Of calls on the native kernels."""
     q, k, v = (torch.randn(1, 4, 40, 24) for _ in range(3))
     learned = q.clone().requires_grad_()
     calls = {
         "the first call of its kind": (q, lambda: rg.attention(q, k, v, mask=rg.Causal())),
         "a later call": (q, lambda: rg.attention(q, k, v, mask=rg.Causal())),
         "a later call with a gradient": (learned, lambda: rg.attention(learned, k, v, mask=rg.Causal())),
-        "a call with `backend=`": (q, lambda: rg.attention(q, k, v, mask=rg.Causal(), backend=rg.Native())),
+        "a later call with `backend=`": (q, lambda: rg.attention(q, k, v, mask=rg.Causal(), backend=rg.Native())),
+        "a call without a plan": (q, lambda: rg.attention(q, k, v, mask=rg.Causal() & rg.Where(near))),
     }
     rg.attention(learned, k, v, mask=rg.Causal())
+    rg.attention(q, k, v, mask=rg.Causal(), backend=rg.Native())
     return {name: way_of(tensor, call) for name, (tensor, call) in calls.items()}
 
 

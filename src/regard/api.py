@@ -107,10 +107,9 @@ def attention(
             return nested_call.attend(attention, q, k, v, score, mask, positions, sink, dropout, backend)
         named: dict[str, Any] = {"score": score, "mask": mask, "positions": positions, "sink": sink}
         return handle_torch_function(attention, (q, k, v), q, k, v, **named, dropout=dropout, backend=backend)
-    if backend is None:
-        known = plan_cache.attend(q, k, v, score, mask, positions, sink, dropout)
-        if known is not None:
-            return known
+    known = plan_cache.attend(q, k, v, score, mask, positions, sink, dropout, backend)
+    if known is not None:
+        return known
     return Call(q, k, v, score, mask, positions, sink, dropout).output(backend)
 
 
@@ -139,7 +138,7 @@ def attention_state(
     True
     """
     arguments = plan_cache.AttentionArguments(q, k, v, score, mask, positions, sink, dropout)
-    known = plan_cache.attend_with_stats(arguments) if backend is None else None
+    known = plan_cache.attend_with_stats(arguments, backend)
     if known is not None:
         out, stats = known
         return State(stats.m, stats.l, out * stats.l[..., None])

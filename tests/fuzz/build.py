@@ -76,10 +76,18 @@ def positions(call: Call) -> rg.Positions | None:
     return rg.Positions(*call.positions) if counted is None else counted(call.nq, call.nk)
 
 
+@dataclass(frozen=True)
+class Unplanned(rg.Native):
+    """The native kernels without plans, which serve regard's own backends: each call goes the general way."""
+
+
 def backend(call: Call) -> rg.Native | rg.Tiled | rg.Reference | None:
+    """Calls that name no backend have plans; those that name the kernels have some with invariant alone."""
     if call.backend is None:
         return None
     kind, *options = call.backend
+    if call.backend == ("native", False):
+        return Unplanned()
     return {"native": rg.Native, "tiled": rg.Tiled, "reference": rg.Reference}[kind](*options)
 
 

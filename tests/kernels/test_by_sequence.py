@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 import regard as rg
+from fuzz.build import Unplanned
 from needed import needs_kernels
 from regard import testing
 from regard.backends.native.args import lower
@@ -83,7 +84,7 @@ def test_steps_are_one_plan_and_make_no_tensor(looks: Looks, mask: str) -> None:
         out = rg.attention(q, k, v, mask=numbers, positions=at)
         assert n == 9 or (looks.count == seen and not {"q", "k", "keys"} & at.__dict__.keys())
         assert torch.equal(
-            out, rg.attention(q, k, v, mask=written, positions=tensors(2, [n, n - 5, n - 8]), backend=rg.Native())
+            out, rg.attention(q, k, v, mask=written, positions=tensors(2, [n, n - 5, n - 8]), backend=Unplanned())
         )
     assert len(plan_cache.plans()) == 1
 
@@ -100,7 +101,7 @@ def test_one_plan_serves_sequences_of_one_length_and_of_many(looks: Looks) -> No
         ):
             mine = rg.attention(q, k, v, mask=rg.Causal(), positions=at)
             written = rg.Positions(at.q.clone(), at.k.clone())
-            assert torch.equal(mine, rg.attention(q, k, v, mask=rg.Causal(), positions=written, backend=rg.Native()))
+            assert torch.equal(mine, rg.attention(q, k, v, mask=rg.Causal(), positions=written, backend=Unplanned()))
     assert len(plan_cache.plans()) == 1
 
 
@@ -250,5 +251,5 @@ def test_a_paged_cache_of_unequal_lengths(looks: Looks) -> None:
         out = rg.attention(q, k, v, mask=rg.Causal() & mask, positions=at)
         written = {"mask": rg.Causal() & rg.Lengths(torch.tensor(lengths)), "positions": tensors(1, lengths)}
         assert step == 0 or not {"q", "k", "keys"} & (at.__dict__.keys() | mask.__dict__.keys())
-        assert torch.equal(out, rg.attention(q, k, v, **written, backend=rg.Native()))  # pyright: ignore
+        assert torch.equal(out, rg.attention(q, k, v, **written, backend=Unplanned()))  # pyright: ignore
     assert len(plan_cache.plans()) == 1

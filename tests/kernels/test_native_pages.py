@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from fuzz.build import Unplanned
 from kernel_checks import compare
 from needed import needs_kernels
 from regard import testing
@@ -76,7 +77,7 @@ def test_every_mask_and_score(name: str, dtype: torch.dtype) -> None:
     with torch.no_grad():
         for size in (16, 128):
             keys, values = paged(k, v, size)
-            for backend in (None, rg.Native()):
+            for backend in (None, Unplanned()):
                 out = rg.attention(q, keys, values, **given, backend=backend)
                 assert torch.equal(out, rg.attention(q, k, v, **given, backend=backend))
             said = "read where they lie" in str(rg.explain(q, keys, values, **given))
@@ -223,21 +224,21 @@ def test_generations_are_one_plan() -> None:
             given = {"mask": rg.Causal() & cache.mask, "positions": cache.positions}
             out = rg.attention(one, *seen, **given)
             assert len(plan_cache.plans()) == 1 and read_in_place(*seen)
-            assert torch.equal(out, rg.attention(one, *whole.append(one, one), **given, backend=rg.Native()))
+            assert torch.equal(out, rg.attention(one, *whole.append(one, one), **given, backend=Unplanned()))
 
 
 def test_pools_of_other_numbers_of_pages_share_a_plan() -> None:
     plan_cache.clear()
     q, k, v = (torch.randn(2, 4, n, 16) for n in (5, 33, 33))
     for spare in (0, 40, 1):
-        assert torch.equal(rg.attention(q, *paged(k, v, 8, spare)), rg.attention(q, k, v, backend=rg.Native()))
+        assert torch.equal(rg.attention(q, *paged(k, v, 8, spare)), rg.attention(q, k, v, backend=Unplanned()))
     assert len(plan_cache.plans()) == 1
 
 
 @pytest.mark.parametrize("page", [-1, 12, 2**31 - 1])
 def test_a_page_that_the_pool_does_not_have(page: int) -> None:
     q, k, v = (torch.randn(2, 4, n, 16) for n in (5, 33, 33))
-    for backend in (None, rg.Native()):
+    for backend in (None, Unplanned()):
         keys, values = paged(k, v, 8, spare=2)
         assert len(keys.pages) == 12
         rg.attention(q, keys, values, backend=backend)

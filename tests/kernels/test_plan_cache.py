@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from fuzz.build import Unplanned
 from needed import needs_kernels
 from regard import testing
 from regard.backends.native.ffi import runnable
@@ -39,7 +40,7 @@ def kept() -> int:
 
 def both(q: Tensor, k: Tensor, v: Tensor, **given: object) -> None:
     with torch.no_grad():
-        assert torch.equal(rg.attention(q, k, v, **given), rg.attention(q, k, v, **given, backend=rg.Native()))
+        assert torch.equal(rg.attention(q, k, v, **given), rg.attention(q, k, v, **given, backend=Unplanned()))
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
@@ -126,12 +127,31 @@ def test_a_mask_for_another_number_of_queries_is_refused(nq: int) -> None:
     both(*grown(nq, 41), mask=mask)
 
 
+def test_a_backend_that_is_named_has_plans_of_its_own() -> None:
+    q, k, v = draw()
+    with torch.no_grad():
+        rows = torch.cat([rg.attention(q[..., [n], :], k, v, backend=Unplanned(invariant=True)) for n in range(9)], -2)
+        for _ in range(2):
+            assert torch.equal(rg.attention(q, k, v, backend=rg.Native()), rg.attention(q, k, v, backend=Unplanned()))
+            assert torch.equal(rg.attention(q, k, v, backend=rg.Native(invariant=True))[..., :9, :], rows)
+            rg.attention(q, k, v, backend=rg.Tiled())
+    assert kept() == 2
+    both(q, k, v)
+    assert kept() == 3
+    state, other = (rg.attention_state(q, k, v, backend=backend) for backend in (rg.Native(), Unplanned()))
+    assert torch.equal(state.o, other.o) and kept() == 4
+    with pytest.raises(rg.Unsupported, match=r"backend Sdpa\(\) cannot run this call: it serves cuda tensors"):
+        rg.attention(q, k, v, backend=rg.Sdpa())
+    with pytest.raises(TypeError, match="backend"):
+        rg.attention(q, k, v, backend="native")
+
+
 def test_a_seed_is_drawn_for_each_call() -> None:
     q, k, v = draw()
     torch.manual_seed(3)
     drawn = [rg.attention(q, k, v, dropout=rg.Dropout(0.5)) for _ in range(3)]
     torch.manual_seed(3)
-    right = [rg.attention(q, k, v, dropout=rg.Dropout(0.5), backend=rg.Native()) for _ in range(3)]
+    right = [rg.attention(q, k, v, dropout=rg.Dropout(0.5), backend=Unplanned()) for _ in range(3)]
     assert all(map(torch.equal, drawn, right)) and not torch.equal(drawn[0], drawn[1])
     assert kept() == 1
     for n in range(3):
@@ -277,7 +297,7 @@ def test_many_threads_and_many_structures() -> None:
     def work(n: int) -> None:
         for m in range(80):
             q, k, v = draw(1, 2, 1 + (n * 80 + m) % 300, 8)
-            if not torch.equal(rg.attention(q, k, v), rg.attention(q, k, v, backend=rg.Native())):
+            if not torch.equal(rg.attention(q, k, v), rg.attention(q, k, v, backend=Unplanned())):
                 wrong.append(m)
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from fuzz.build import Unplanned
 from needed import needs_kernels
 from regard import testing
 from regard.backends.native.ffi import runnable
@@ -33,7 +34,7 @@ def _forgotten() -> None:
 
 def same(q: Tensor, k: Tensor, v: Tensor, **given: object) -> rg.State:
     """The state by a plan, made or kept, once it is compared with that of the general way."""
-    found, wanted = (rg.attention_state(q, k, v, **given, **way) for way in ({}, {"backend": rg.Native()}))  # pyright: ignore
+    found, wanted = (rg.attention_state(q, k, v, **given, **way) for way in ({}, {"backend": Unplanned()}))  # pyright: ignore
     assert all(map(torch.equal, (found.m, found.l, found.o), (wanted.m, wanted.l, wanted.o)))
     return found
 
@@ -99,11 +100,11 @@ def test_gradients_are_those_of_the_general_way(of: str) -> None:
     given = dict(zip("qkv", torch.randn(3, 2, 4, 9, 16), strict=True)) | {"sink": torch.randn(4)}
     given[of].requires_grad_()
 
-    def gradient(**way: rg.Native) -> Tensor:
+    def gradient(**way: rg.Backend) -> Tensor:
         out, lse = rg.attention_state(**given, **way).finish()  # pyright: ignore
         return torch.autograd.grad(out.square().sum() + lse.sum(), given[of])[0]
 
-    assert torch.equal(gradient(), gradient(backend=rg.Native()))
+    assert torch.equal(gradient(), gradient(backend=Unplanned()))
     with torch.no_grad():
         assert not rg.attention_state(**given).o.requires_grad  # pyright: ignore
 

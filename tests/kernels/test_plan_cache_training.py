@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from fuzz.build import Unplanned
 from needed import needs_kernels
 from regard import testing
 from regard.backends.native.training_plan import TrainingPlan
@@ -43,7 +44,7 @@ def gradients(given: tuple[Tensor, ...], cotangent: Tensor | None, **how: Any) -
 
 def same(given: tuple[Tensor, ...], cotangent: Tensor | None = None, **how: Any) -> None:
     """The short way, twice, and the long way."""
-    right = gradients(given, cotangent, **how, backend=rg.Native())
+    right = gradients(given, cotangent, **how, backend=Unplanned())
     for _ in range(2):
         for mine, exact in zip(gradients(given, cotangent, **how), right, strict=True):
             assert torch.equal(mine, exact) and mine.dtype == exact.dtype
@@ -148,14 +149,14 @@ def test_strides_groups_and_widths() -> None:
     q, k, v = (part.transpose(1, 2) for part in wide.split((8, 2, 2), 2))
     for cotangent in (None, torch.randn(2, 23, 8, 16).transpose(1, 2), torch.ones(1, 1, 1, 1).expand(2, 8, 23, 16)):
         cotangent = torch.ones(2, 8, 23, 16) if cotangent is None else cotangent
-        out = [rg.attention(q, k, v, mask=rg.Causal(), backend=backend) for backend in (None, None, rg.Native())]
+        out = [rg.attention(q, k, v, mask=rg.Causal(), backend=backend) for backend in (None, None, Unplanned())]
         first, second, right = (torch.autograd.grad(t, wide, cotangent, retain_graph=True)[0] for t in out)
         assert torch.equal(first, right) and torch.equal(second, right)
     assert kept() == 1
     q, k, v = draw(3, 40, 24)
     same((q, k[:, :9], v[:, :9, :5]), torch.randn(3, 5, 40).mT)
     x = draw()[0]
-    mine, right = (gradients((x, x, x), None, backend=backend)[1] for backend in (None, rg.Native()))
+    mine, right = (gradients((x, x, x), None, backend=backend)[1] for backend in (None, Unplanned()))
     torch.testing.assert_close(mine, right)  # autograd adds the three in another order
     assert kept() == 3
 
@@ -227,7 +228,7 @@ def test_scores_that_prepare_queries_and_keys(name: str, nq: int) -> None:
     for how in ({}, {"mask": rg.Dense(torch.rand(nq, 30) > 0.3)}):
         for learned in (True, False):
             score = scores(learned)[name]
-            right = answers(given, score, backend=rg.Native(), **how)
+            right = answers(given, score, backend=Unplanned(), **how)
             before = kept()
             for _ in range(2):
                 for mine, exact in zip(answers(given, score, **how), right, strict=True):
@@ -236,7 +237,7 @@ def test_scores_that_prepare_queries_and_keys(name: str, nq: int) -> None:
             # other numbers in the same structure
             other = scores(learned)[name]
             for mine, exact in zip(
-                answers(given, other, **how), answers(given, other, backend=rg.Native(), **how), strict=True
+                answers(given, other, **how), answers(given, other, backend=Unplanned(), **how), strict=True
             ):
                 assert torch.equal(mine, exact)
             assert kept() == before + (learned or bool(score.tensors()))
@@ -248,7 +249,7 @@ def test_additive_scores_in_half_precision(dtype: torch.dtype) -> None:
     score = rg.Additive(
         torch.randn(16, 12, requires_grad=True), torch.randn(16, 12), torch.randn(12, requires_grad=True)
     )
-    for mine, exact in zip(answers(given, score), answers(given, score, backend=rg.Native()), strict=True):
+    for mine, exact in zip(answers(given, score), answers(given, score, backend=Unplanned()), strict=True):
         assert torch.equal(mine, exact) and mine.dtype == exact.dtype
     assert kept() == 1
     # its w is copied on the way: each call must look

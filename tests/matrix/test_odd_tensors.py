@@ -13,9 +13,10 @@ from torch.nn.attention.bias import causal_upper_left
 from torch.testing._internal.two_tensor import TwoTensor
 
 import regard as rg
+from fuzz.build import Unplanned
 
 NQ, NK, D = 5, 7, 4
-BACKENDS = (None, rg.Native(), rg.Tiled(), rg.Reference())
+BACKENDS = (None, rg.Native(), Unplanned(), rg.Tiled(), rg.Reference())
 Wrap = Callable[[Tensor], Tensor]
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from fuzz.build import Unplanned
 from needed import needs_kernels
 from regard import testing
 from regard.backends.native.modifiers.table import why_not_learned
@@ -53,7 +54,7 @@ def calls(size: str) -> Iterator[testing.Case]:
             yield call
 
 
-@pytest.mark.parametrize("backend", [None, rg.Native()], ids=repr)
+@pytest.mark.parametrize("backend", [None, rg.Native(), Unplanned()], ids=repr)
 @pytest.mark.parametrize("size", FRAMES)
 def test_every_mask_and_score(size: str, backend: rg.Backend | None) -> None:
     tried = 0

@@ -119,6 +119,7 @@ class Structure(NamedTuple):
     kept      how keys and values are kept that are no ordinary tensors
     lying     dtypes, and sizes but for the numbers of queries and keys
     isa       what the environment says of it
+    backend   the one that must run it; None: the first that can
     """
 
     needs: tuple[bool, ...] | None
@@ -130,10 +131,20 @@ class Structure(NamedTuple):
     lying: tuple[Any, ...]
     threads: int
     isa: Any
+    backend: Any
 
 
 def structure_of(
-    q: Any, k: Any, v: Any, score: Score, mask: Mask, positions: Any, sink: Any, dropout: Any, leaves: list[Tensor]
+    q: Any,
+    k: Any,
+    v: Any,
+    score: Score,
+    mask: Mask,
+    positions: Any,
+    sink: Any,
+    dropout: Any,
+    backend: Any,
+    leaves: list[Tensor],
 ) -> tuple[Structure, int, int] | None:
     """A call's structure, and how many queries and keys there are; None where no plan can serve such a call.
 
@@ -143,6 +154,8 @@ def structure_of(
     if type(q) is not Tensor or not (kept or (type(k) is Tensor and type(v) is Tensor)) or transformed():
         return None
     if not (plain(q) and (kept or (plain(k) and plain(v)))) or q.dim() < 2 or k.dim() < 2 or v.dim() < 2:
+        return None
+    if backend is not None and not type(backend).__module__.startswith("regard."):
         return None
     try:
         outlines = outline(score, leaves), outline(mask, leaves), outline(sink, leaves)
@@ -159,7 +172,7 @@ def structure_of(
     lying = (q.dtype, k.dtype, v.dtype, len(q_lead), len(k_lead), *q_lead, q_width, *k_lead, k_width, *v_lead, v_width)
     structure = Structure(
         *(needs if True in needs else None, False, outlines, placed, dropped),
-        *(_form_of(k) if kept else None, lying, torch.get_num_threads(), _environment.get(_ISA)),
+        *(_form_of(k) if kept else None, lying, torch.get_num_threads(), _environment.get(_ISA), backend),
     )
     return structure, nq, nk
 

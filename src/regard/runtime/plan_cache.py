@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from regard.backends.base import Example, ForwardResult, Inputs, Plan, TrainingPlan
+from regard.backends.base import Backend, Example, ForwardResult, Inputs, Plan, TrainingPlan
 from regard.backends.native.direct import direct, shortcut
 from regard.backends.native.ragged import RaggedPlan
 from regard.core.deferred import DeferredRows
@@ -68,19 +68,20 @@ def attend(
     positions: Positions | None,
     sink: Any,
     dropout: Dropout | None,
+    backend: Backend | None,
 ) -> Tensor | None:
     """The output of a call whose structure has a plan; None where the call must go the general way."""
     # in this order: a graph that has read `_shortcut` would be made anew once there is one
-    if not is_compiling() and _shortcut is not None and dropout is None:
+    if not is_compiling() and _shortcut is not None and dropout is None and backend is None:
         found = _shortcut(q, k, v, score, mask, positions, sink)
         if type(found) is Tensor:
             return found
         if found is not None:
             plan, out, row_stats, kernel, read = found
             arguments = AttentionArguments(None, None, None, score, mask, positions, sink, None)
-            return _record(plan, ForwardResult(out, row_stats, kernel), arguments, (q, k, v, *read))
+            return _record(plan, ForwardResult(out, row_stats, kernel), arguments, None, (q, k, v, *read))
     leaves: list[Tensor] = []
-    described = structure_of(q, k, v, score, mask, positions, sink, dropout, leaves)
+    described = structure_of(q, k, v, score, mask, positions, sink, dropout, backend, leaves)
     if described is None:
         return None
     arguments = AttentionArguments(q, k, v, score, mask, positions, sink, dropout)
@@ -92,26 +93,26 @@ def attend(
     if structure.needs is None:
         plan = cast(Plan, known.plan)
         out = plan.run(call)
-        if out is not None and not known.prepares:
+        if out is not None and not known.prepares and backend is None:
             plan.remember(call, score, sink, structure.outlines)
         return out
     plan = cast(TrainingPlan, known.plan)
     forward = plan.run_for_backward(call)
     if forward is None:
         return None
-    if not known.prepares and call.seed is None:
+    if not known.prepares and call.seed is None and backend is None:
         plan.remember(call, score, sink, structure.outlines)
     # what the backward does not save: q and k from before they were prepared
     before = tuple(t.detach() for t in (q, k)) if known.prepares else (None, None)
     drawn = None if call.seed is None else cast(_Seed, call.seed).dropout
     arguments = AttentionArguments(before[0], before[1], None, score, mask, positions, sink, drawn)
-    return _record(plan, forward, arguments, (call.q, call.k, call.v, *leaves))
+    return _record(plan, forward, arguments, backend, (call.q, call.k, call.v, *leaves))
 
 
-def attend_with_stats(arguments: AttentionArguments) -> tuple[Tensor, RowStats] | None:
+def attend_with_stats(arguments: AttentionArguments, backend: Backend | None) -> tuple[Tensor, RowStats] | None:
     """The same in the accumulation dtype, with the statistics of each row; None where there are gradients too."""
     leaves: list[Tensor] = []
-    described = structure_of(*arguments, leaves)
+    described = structure_of(*arguments, backend, leaves)
     if described is None or described[0].needs is not None:
         return None
     structure, nq, nk = described
@@ -140,11 +141,15 @@ def _plan_for(
 
 
 def _record(
-    plan: TrainingPlan, forward: ForwardResult, arguments: AttentionArguments, tensors: tuple[Tensor, ...]
+    plan: TrainingPlan,
+    forward: ForwardResult,
+    arguments: AttentionArguments,
+    backend: Backend | None,
+    tensors: tuple[Tensor, ...],
 ) -> Tensor:
     """The output of a call that a plan made, with its gradients."""
     out = forward.out.to(tensors[2].dtype)
-    planned, saved = _Planned(plan, forward, arguments, tensors), (forward.out, forward.row_stats)
+    planned, saved = _Planned(plan, forward, arguments, backend, tensors), (forward.out, forward.row_stats)
     (recorded,) = apply_untransformed(planned, (out,), saved, *tensors)  # plans serve no transforms
     return recorded
 
@@ -211,7 +216,7 @@ def _planned(
         return None
     q, k = (problem.q, problem.k) if prepares else (q, k)
     with torch.no_grad():
-        backend = choose(problem, None, lse=False)
+        backend = choose(problem, structure.backend, lse=False)
         needs = tuple(structure.needs is not None and t.requires_grad for t in (q, k, v, *leaves))
         if readable(problem, backend) is not problem or (True in needs and isinstance(k, DeferredRows)):
             return None  # what is written out, each call writes out
@@ -227,9 +232,14 @@ class _Planned:
     """A call that a plan made, to autograd."""
 
     def __init__(
-        self, plan: TrainingPlan, forward: ForwardResult, arguments: AttentionArguments, tensors: tuple[Tensor, ...]
+        self,
+        plan: TrainingPlan,
+        forward: ForwardResult,
+        arguments: AttentionArguments,
+        backend: Backend | None,
+        tensors: tuple[Tensor, ...],
     ) -> None:
-        self.plan, self.kernel, self.arguments = plan, forward.kernel, arguments
+        self.plan, self.kernel, self.arguments, self.backend = plan, forward.kernel, arguments, backend
         self.strides = [t.stride() for t in tensors[3:]]
 
     def constants(self, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -264,7 +274,7 @@ class _Planned:
         g_out = g_out.reshape(*frame.batch, frame.heads, frame.nq, problem.dv)
         every = (*needs, *(False for _ in problem.tensors()[len(needs) :]))
         with call.precision():
-            found = differentiable_backward(choose(problem, None, lse=False), problem, (g_out, None), every)
+            found = differentiable_backward(choose(problem, self.backend, lse=False), problem, (g_out, None), every)
         shaped = (None if g is None else g.reshape(t.shape) for g, t in zip(found, (q, k, v), strict=False))
         return (*shaped, *found[3 : len(needs)])
 
