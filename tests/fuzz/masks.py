@@ -47,8 +47,8 @@ def _leaf(kind: str, s: Source, at: Size) -> Part:
     if kind == "grid":
         return Part(kind, numbers={"columns": s.choice.randrange(1, 20), "reach": s.choice.randrange(4)})
     if kind == "lengths":
-        named = {"keys": at.nk, "queries": at.nq}
-        chosen = s.choice.choice((("keys",), ("queries",), ("keys", "queries"), ("keys",)))
+        named = {"keys": at.nk, "queries": at.nq, "first": at.nk}
+        chosen = s.choice.choice((("keys",), ("queries",), ("keys", "queries"), ("first",), ("keys", "first")))
         shape = () if s.maybe(0.1) else at.batch
         return Part(kind, {name: s.integers(0, named[name] + 1, *shape) for name in chosen})
     if kind == "documents":

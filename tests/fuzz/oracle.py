@@ -243,6 +243,7 @@ def visible(part: Part, call: Call) -> Tensor:
     if part.kind == "lengths":
         seen = torch.ones(call.nq, call.nk, dtype=torch.bool)
         seen = seen & (col < t["keys"][..., None, None, None]) if "keys" in t else seen
+        seen = seen & (col >= t["first"][..., None, None, None]) if "first" in t else seen
         return seen & (row < t["queries"][..., None, None, None]) if "queries" in t else seen
     if part.kind == "documents":
         return t["q_ids"][..., None, :, None] == t.get("k_ids", t["q_ids"])[..., None, None, :]

@@ -65,7 +65,7 @@ def with_fewer_tokens(call: Call, s: Source) -> Call:
     nq, nk = (nq, nk) if call.positions is not None else (min(nq, nk), min(nq, nk))
     for tensors in lengths:
         for name, t in tensors.items():
-            t.clamp_(max=nk if name == "keys" else nq)
+            t.clamp_(max=nq if name == "queries" else nk)
     k = call.k[..., :nk, :]
     fewer = replace(
         call,
@@ -131,8 +131,11 @@ def decoding(call: Call, s: Source) -> Call:
 def _mask(kind: str, call: Call, s: Source) -> Part:
     if kind == "lengths":
         listed = {"listed": True} if len(call.batch) == 1 and s.maybe(0.4) else {}
-        keys = s.integers(0, call.nk + 1, *call.batch)
-        return Part(kind, {"keys": s.laid_out(keys, contiguous=20) if call.batch else keys}, listed)
+        found = {}
+        for name in s.choice.choice((("keys",), ("keys",), ("first",), ("keys", "first"))):
+            numbers = s.integers(0, call.nk + 1, *call.batch)
+            found[name] = s.laid_out(numbers, contiguous=20) if call.batch else numbers
+        return Part(kind, found, listed)
     if kind == "documents":
         return Part(kind, {"q_ids": s.integers(0, 3, call.nq), "k_ids": s.integers(0, 3, call.nk).sort().values})
     return Part(kind, numbers={"before": s.choice.randrange(20), "after": 0} if kind == "window" else {})
