@@ -113,21 +113,14 @@ def test_documents_that_come_in_another_order_later() -> None:
 
 
 @needs_kernels
-def test_a_length_that_is_wrong_later() -> None:
+@pytest.mark.parametrize("name", ["keys", "queries", "first"])
+@pytest.mark.parametrize(("wrong", "said"), [(7, "2 to 7"), (-1, "-1 to 2")])
+def test_a_number_that_is_wrong_later(name: str, wrong: int, said: str) -> None:
     x = torch.randn(2, 2, 6, 8)
     for _ in range(2):
-        rg.attention(x, x, x, mask=rg.Lengths(keys=torch.tensor([6, 2])))
-    with pytest.raises(rg.ShapeError, match=r"Lengths\.keys holds 2 to 7; expected numbers from 0 to 6"):
-        rg.attention(x, x, x, mask=rg.Lengths(keys=torch.tensor([7, 2])))
-
-
-@needs_kernels
-def test_a_first_key_that_is_wrong_later() -> None:
-    x = torch.randn(2, 2, 6, 8)
-    for _ in range(2):
-        rg.attention(x, x, x, mask=rg.Lengths(first=torch.tensor([6, 2])))
-    with pytest.raises(rg.ShapeError, match=r"Lengths\.first holds -1 to 2; expected numbers from 0 to 6"):
-        rg.attention(x, x, x, mask=rg.Lengths(first=torch.tensor([-1, 2])))
+        rg.attention(x, x, x, mask=rg.Lengths(**{name: torch.tensor([6, 2])}))
+    with pytest.raises(rg.ShapeError, match=rf"Lengths\.{name} holds {said}; expected numbers from 0 to 6"):
+        rg.attention(x, x, x, mask=rg.Lengths(**{name: torch.tensor([wrong, 2])}))
 
 
 @needs_kernels
