@@ -84,6 +84,11 @@ def test_packing_equals_attending_one_by_one() -> None:
             TypeError,
             r"Lengths.queries has dtype torch.bool; expected integers. A padding mask .* by mask.sum\(-1\)",
         ),
+        (
+            lambda: rg.Lengths(first=torch.ones(2, 5).bool()),
+            TypeError,
+            r"Lengths.first has dtype torch.bool; expected integers. A padding mask .* by \(~mask\).sum\(-1\)",
+        ),
         (lambda: rg.Lengths(keys=[3.0]), TypeError, r"Lengths.keys is \[3.0\]; expected integers: a list of numbers"),
         (lambda: rg.Lengths(queries=(3, True)), TypeError, r"Lengths.queries is \(3, True\); expected integers"),
         (lambda: rg.Lengths(keys={3}), TypeError, "Lengths.keys is a set; expected a torch tensor or an array"),

@@ -21,6 +21,7 @@ from regard.masks.intervals import Interval, IntervalRule
 from regard.masks.picture import Extent
 
 _REAL = " A padding mask (True = a real token) becomes lengths by mask.sum(-1)."
+_IN_FRONT = " A padding mask (True = a real token) becomes numbers of padded tokens in front by (~mask).sum(-1)."
 
 
 class _WhenAsked:
@@ -50,7 +51,7 @@ LENGTHS_FIELDS = "keys", "queries", "first"
 def _checked(x: Any, name: str) -> Tensor | tuple[int, ...] | None:
     if type(x) in (list, tuple):
         return numbers(x, f"Lengths.{name}")
-    return None if x is None else integers(x, f"Lengths.{name}", _REAL)
+    return None if x is None else integers(x, f"Lengths.{name}", _IN_FRONT if name == "first" else _REAL)
 
 
 def _made(x: Tensor | tuple[int, ...] | None) -> Tensor | None:
