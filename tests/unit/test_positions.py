@@ -44,7 +44,7 @@ def test_the_tail_of_each_sequence() -> None:
 def test_the_tail_of_each_sequence_stays_numbers_until_somebody_reads_it() -> None:
     p = tail(2, [7, 3])
     for twin in (p, copy.copy(p), copy.deepcopy(p), pickle.loads(pickle.dumps(p))):
-        assert twin.span is not None and twin.span.by_sequence and twin.span.offset == (5, 1)
+        assert twin.span is not None and twin.span.by_sequence() and twin.span.offset() == (5, 1)
         assert not {"q", "k"} & twin.__dict__.keys()
     assert p == tail(2, [7, 3]) != tail(2, [7, 4]) and hash(p) == hash(tail(2, [7, 3]))
     assert repr(p) == "Positions(q=int64[2, 2], k=int64[7])"

@@ -69,7 +69,7 @@ class Positions(Value):
         on the meta device).
         """
         if self.span is not None:
-            return not self.span.by_sequence
+            return not self.span.by_sequence()
         if data_unavailable(self.q, self.k) or self.q.dim() != 1 or self.k.dim() != 1:
             return False
         return all(bool((p[1:] - p[:-1] == 1).all()) for p in (self.q, self.k))
@@ -78,19 +78,18 @@ class Positions(Value):
 class Span(NamedTuple):
     """Positions that count up by one: the first and how many, of the queries and of the keys.
 
-    The first of the queries may be a tuple, a number for each sequence. device: where tensors of them are made.
+    The first of the queries may be a tuple, a number for each sequence. device: where tensors of them are made. Its
+    questions are no properties: graphs of torch 2.10 read none of a named tuple.
     """
 
     q: tuple[int | tuple[int, ...], int]
     k: tuple[int, int]
     device: torch.device | str | None
 
-    @property
     def by_sequence(self) -> bool:
         """Whether the queries have a first position for each sequence."""
         return type(self.q[0]) is tuple
 
-    @property
     def offset(self) -> int | tuple[int, ...]:
         """How far the first query stands after the first key; of each sequence, where they differ."""
         first, k_first = self.q[0], self.k[0]

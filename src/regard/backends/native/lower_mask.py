@@ -189,7 +189,7 @@ def lower_intervals(mask: Mask, frame: Frame) -> dict[str, Any] | None:
     """
     rule, span = mask.rule(), frame.positions.span
     if rule is not None and (span is not None or not rule.compares_positions()):
-        return lower_rule(rule, 0 if span is None else span.offset)
+        return lower_rule(rule, 0 if span is None else span.offset())
     interval = mask.rows(frame)
     if interval is not None or rule is None or rule.q_ids is None:
         return None if interval is None else _table(interval)

@@ -150,7 +150,7 @@ class ForwardPlan:
         """out, and the struct of the call, which holds what it leads to besides the call's own tensors."""
         q, k, v, leaves, nq, nk, _, positions, seed = call
         span = None if positions is None else positions.span or ()
-        if span and span.by_sequence:
+        if span and span.by_sequence():
             span = ()  # shifts are a tensor here, which the call holds
         struct = type(self.struct).from_buffer_copy(self.struct)
         struct.held = self.held
@@ -188,12 +188,12 @@ class ForwardPlan:
         """Fills in what depends on the numbers in positions and in the mask; whether they are right."""
         nq, nk, rule = call.nq, call.nk, call.mask.rule()
         span = Span((0, nq), (0, nk), None) if call.positions is None else call.positions.span
-        if rule is not None and span is not None and not span.by_sequence and call.seed is None:
+        if rule is not None and span is not None and not span.by_sequence() and call.seed is None:
             # the kernel finds out whether the numbers are right
             for ids, n in ((rule.q_ids, nq), (rule.k_ids, nk)):
                 if ids is not None and ids.shape[-1] != n:
                     return False
-            set_visible(struct, lower_rule(rule, span.offset))
+            set_visible(struct, lower_rule(rule, span.offset()))
             return True
         frame = self._frame(call)
         if call.mask.shape_error(frame) is not None:
