@@ -48,7 +48,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     command = [sys.executable, "-c", HEAVY.format(arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.stdout.startswith(("usage: regard", f"regard {__version__}\n")) and done.stdout.endswith("False\n"), (
         done.stderr
     )
@@ -67,7 +67,7 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
 )
 def test_wrong_paths_are_found_before_torch_is_loaded(arguments: list[str], said: str) -> None:
     command = [sys.executable, "-c", HEAVY.format(arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert said in done.stderr and done.stderr.count("\n") == 1 and done.stdout == "False\n"
 
 
@@ -133,7 +133,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     command = [sys.executable, "-c", COMMAND.format(["look", "-t", "the cat sat on the cat"])]
     ours, theirs = os.pipe()
     os.close(ours)
-    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False, timeout=300)
     os.close(theirs)
     assert (done.returncode, done.stderr) == (141, "")
 
@@ -143,7 +143,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 def test_a_full_disk_is_named(arguments: list[str]) -> None:
     command = [sys.executable, "-c", COMMAND.format(arguments)]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (1, f"regard {arguments[0]}: standard output: No space left on device\n")
 
 
