@@ -75,7 +75,7 @@ def ragged_plan(args: KernelArgs, problem: Problem, call: RaggedCall) -> RaggedP
     similarity = problem.similarity
     if type(similarity) not in (Dot, ScaledDot) or similarity.tensors():  # what others make of q and k, each call makes
         return None
-    if call.rule.by_sequence().keys() - {one.rule for one in DIVIDED} or call.rule.q_ids is not None:
+    if call.rule.by_sequence().keys() - {one.rule for one in DIVIDED}:
         return None
     if not problem.q.dtype == call.k.dtype == call.v.dtype:
         return None
