@@ -36,12 +36,13 @@ REGARD_API int64_t regard_matrix_parts(int64_t dtype, int64_t nq, int64_t heads,
   return has_few_rows(c) ? 0 : matrix_parts(c);
 }
 
-// Whether a forward of these shapes reads keys and values of int8; the mask is no map of tiles.
-REGARD_API int64_t regard_reads_int8(int64_t heads, int64_t key_heads, int64_t nq, int64_t invariant) {
+// The most queries of a forward that reads keys and values of int8; the mask is no map of tiles. 0: none reads them.
+REGARD_API int64_t regard_int8_queries(int64_t heads, int64_t key_heads) {
   regard_call c{};
   float scales = 0;
-  c.heads = heads, c.key_heads = key_heads, c.nq = nq, c.invariant = (int32_t)invariant, c.k_scales.data = &scales;
-  return has_few_rows(c);
+  c.heads = heads, c.key_heads = key_heads, c.k_scales.data = &scales;
+  for (c.nq = kMaxRows; c.nq && !has_few_rows(c);) --c.nq;
+  return c.nq;
 }
 
 // The name of the n-th instruction set that this processor runs, best first; null past the last.

@@ -209,6 +209,23 @@ def test_steps_of_a_cache_share_a_plan(isa: str) -> None:
         assert len(plan_cache.plans()) == n + 1
 
 
+@pytest.mark.parametrize("numbers", [(1, 15, 16, 1, 40, 15), (16, 1, 16, 15, 1)])
+@pytest.mark.parametrize("pages", [0, 16])
+def test_a_plan_for_few_queries_serves_no_more(numbers: tuple[int, ...], pages: int) -> None:
+    """Prompts and steps in any order: more queries than the kernel takes are widened, steps are not."""
+    plan_cache.clear()
+    for nq in numbers:
+        q, k, v = (torch.randn(2, h, n, 16) for h, n in ((2, nq), (2, 70), (2, 70)))
+        held = in_pages(k, v, q.dtype, pages) if pages else [in_tensors(t, q.dtype) for t in (k, v)]
+        given = {"mask": rg.Causal(), "positions": rg.tail(nq, 70)}
+        for _ in range(2):
+            with widenings() as widened:
+                out = rg.attention(q, *held, **given)
+            assert bool(widened) == (nq > 15)
+            assert torch.equal(out, rg.attention(q, *held, **given, backend=Unplanned()))
+    assert len(plan_cache.plans()) == 1
+
+
 @pytest.mark.parametrize("struct", [CallArguments, GradientArguments, FactArguments])
 def test_kernels_that_do_not_read_int8_refuse_it(isa: str, struct: type[Struct]) -> None:
     """What Python never asks for."""

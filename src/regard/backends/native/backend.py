@@ -94,7 +94,7 @@ class Native(Backend):
         frame = problem.frame
         if self.invariant:
             return "with invariant, few queries run in the kernel for blocks of queries, which reads floats"
-        if not library().reads_int8(frame.heads, problem.key_heads, frame.nq, invariant=False):
+        if frame.nq > library().int8_queries(frame.heads, problem.key_heads):
             return "the kernel for many queries, or for many heads of a key head, reads floats"
         return "its mask is known tile by tile" if needs_tiles(problem) else None
 

@@ -55,9 +55,9 @@ class Library:
         parts = self.handle.regard_matrix_parts(DTYPE_CODES[q.dtype], nq, heads, key_heads, invariant, training)
         return None if parts < 0 else parts
 
-    def reads_int8(self, heads: int, key_heads: int, nq: int, *, invariant: bool) -> bool:
-        """Whether a forward of these shapes reads keys and values of int8; the mask is no map of tiles."""
-        return bool(self.handle.regard_reads_int8(heads, key_heads, nq, invariant))
+    def int8_queries(self, heads: int, key_heads: int) -> int:
+        """The most queries of a forward that reads keys and values of int8; the mask is no map of tiles."""
+        return self.handle.regard_int8_queries(heads, key_heads)
 
     def entry(self, struct: type[Struct]) -> Callable[..., int]:
         """The function for such structs; takes the address of one and parallel(); anything but 0 is for failure()."""
@@ -171,10 +171,10 @@ def load(isa: str) -> Library:
         entry.argtypes, entry.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int32
     handle.regard_bandwidth.argtypes = (ctypes.c_void_p, ctypes.c_int64)
     handle.regard_bandwidth.restype = ctypes.c_float
-    for name in ("regard_queries", "regard_keys", "regard_matrix_parts", "regard_reads_int8"):
+    for name in ("regard_queries", "regard_keys", "regard_matrix_parts", "regard_int8_queries"):
         getattr(handle, name).restype = ctypes.c_int64
     handle.regard_matrix_parts.argtypes = (ctypes.c_int64,) * 6
-    handle.regard_reads_int8.argtypes = (ctypes.c_int64,) * 4
+    handle.regard_int8_queries.argtypes = (ctypes.c_int64,) * 2
     return Library(isa, handle)
 
 

@@ -42,6 +42,7 @@ from regard.backends.native.lower_mask import distances, lower_intervals, lower_
 from regard.backends.native.plan_limits import decided_by_tensors
 from regard.call.problem import Problem
 from regard.core.deferred import DeferredRows
+from regard.core.int8_rows import Int8Rows
 from regard.core.positions import Span, counting, resolve_positions
 from regard.core.region import Frame
 from regard.masks.intervals import IntervalRule
@@ -125,6 +126,7 @@ class ForwardPlan:
             positional=problem.mask.compares_positions() or problem.score.compares_positions(),
             float_out=self.training,
             queries=self.queries,
+            most_queries=library().int8_queries(self.heads, problem.key_heads) if isinstance(problem.k, Int8Rows) else 0,
             **self._leaf_members(),
         )
 
