@@ -19,6 +19,7 @@ from regard.runtime import plan_cache
 
 from .call import Call
 from .gradients import Dress, Tensors, bare
+from .kept import Kept, draw_kept
 from .subclasses import KINDS, Kind
 from .tensors import Source
 from .variations import decoding, laid_out, with_fewer_tokens, with_other_numbers
@@ -38,6 +39,7 @@ class Surroundings:
     leaves the structure, fewer tokens; outside: in torch's usual state.
     threads: so many ask at once, about the call and the earlier ones.
     kind: the class of the operands that `dressed` names, which are plain tensors in the earlier calls.
+    kept: how the keys and values of all calls are kept; None: as plain tensors.
     """
 
     default_dtype: torch.dtype | None = None
@@ -48,6 +50,7 @@ class Surroundings:
     threads: int = 1
     kind: Kind | None = None
     dressed: tuple[str, ...] = ()
+    kept: Kept | None = None
     seed: int = 0
 
     def ask(self, call: Call, ask: Ask) -> Tensors:
@@ -60,6 +63,8 @@ class Surroundings:
         s = Source.of(self.seed)
         earlier = [with_other_numbers(call, s) for _ in range(self.earlier)]
         earlier = [with_fewer_tokens(each, s) if s.maybe(0.4) else each for each in earlier]
+        if self.kept is not None:
+            ask = self._asks_kept(ask, self.kept)
         if self.threads > 1:
             with self._state():
                 return self._at_once([call, *earlier], ask)
@@ -69,6 +74,10 @@ class Surroundings:
                 ask(each, learning)
         with self._state():
             return ask(call, learning) if self.kind is None else self._of_kind(call, ask, self.kind)
+
+    @staticmethod
+    def _asks_kept(ask: Ask, kept: Kept) -> Ask:
+        return lambda call, dress: ask(call, kept.over(call, dress))
 
     @contextmanager
     def _state(self) -> Iterator[None]:
@@ -125,18 +134,20 @@ def draw_surroundings(s: Source, call: Call) -> tuple[Surroundings, Call]:
     """Random surroundings of a call, and the call with its operands as these have them."""
     call = decoding(call, s) if s.maybe(0.4) else call
     call = laid_out(call, s) if s.maybe(0.3) else call
+    kept, call = draw_kept(s, call) if s.maybe(0.4) else (None, call)
     around = Surroundings(
         default_dtype=s.choice.choice(DTYPES) if s.maybe(0.35) else None,
         earlier=s.choice.choice((0, 1, 1, 2, 3)),
         outside=s.maybe(0.3),
         threads=s.choice.choice((2, 3, 4)) if s.maybe(0.1) else 1,
+        kept=kept,
         seed=s.choice.randrange(1 << 40),
     )
     if around.threads > 1:
         return around, call
     if s.maybe(0.1):
         around = replace(around, device=s.choice.choice(("cpu", "meta")))
-    if s.maybe(0.3):
+    if kept is None and s.maybe(0.3):
         around, call = _dressed(around, call, s)
     if s.maybe(0.3):
         around = replace(around, grad_mode=s.choice.choice(list(GRAD_MODES)))

@@ -124,3 +124,12 @@ def test_rows_lie_alike_or_not() -> None:
     c = Int8Rows(pages(k.numbers, table), pages(k.scales, table.clone()), torch.float32)
     assert kept_alike(a, b) and not kept_alike(a, v) and not kept_alike(a, c) and not kept_alike(k, b)
     assert a.in_pages and not k.in_pages
+
+
+def test_numbers_that_lie_across_are_written_out_in_rows() -> None:
+    """torch takes rows that are kept in another form to be contiguous."""
+    x = torch.randn(1, 2, 17, 6)
+    numbers, scales = rounded(x)
+    across = Int8Rows(numbers.mT.contiguous().mT, scales, torch.float32)
+    assert torch.equal(across @ x[0, 0].mT, (numbers * scales) @ x[0, 0].mT)
+    assert across.written_out().is_contiguous()

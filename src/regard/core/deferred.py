@@ -42,9 +42,9 @@ class DeferredRows(Tensor):
         raise NotImplementedError
 
     def written_out(self) -> Tensor:
-        """The same rows in a tensor of their own."""
+        """The same rows in a contiguous tensor, as torch takes this one to be."""
         if self._written is None:
-            self._written = self._write_out()
+            self._written = self._write_out().contiguous()
         return self._written
 
     @classmethod

@@ -110,6 +110,7 @@ class ForwardPlan:
         bounded = rule is not None and rule.compares_positions()
         before, after = (0, 0) if rule is None else distances(rule)
         lead = out.shape[:-2]
+        most = library().int8_queries(self.heads, problem.key_heads) if isinstance(problem.k, Int8Rows) else 0
         return PlanArguments(
             call=ctypes.addressof(self.struct),
             entry=ctypes.cast(self.entry, ctypes.c_void_p).value,  # pyright: ignore[reportArgumentType]
@@ -126,7 +127,7 @@ class ForwardPlan:
             positional=problem.mask.compares_positions() or problem.score.compares_positions(),
             float_out=self.training,
             queries=self.queries,
-            most_queries=library().int8_queries(self.heads, problem.key_heads) if isinstance(problem.k, Int8Rows) else 0,
+            most_queries=most,
             **self._leaf_members(),
         )
 
