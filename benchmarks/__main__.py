@@ -102,9 +102,10 @@ def _line(report: Report, took: float) -> str:
 
 
 def _write(report: Report, folder: Path, name: str) -> None:
-    (folder / f"{name}.md").write_text(markdown(report) + f"\n![{report.table}]({name}.png)\n", encoding="utf-8")
-    draw(report, folder / f"{name}.png")
-    print(f"wrote {folder / name}.md and .png", file=sys.stderr)
+    pictured = draw(report, folder / f"{name}.png")
+    picture = f"\n![{report.table}]({name}.png)\n" if pictured else ""
+    (folder / f"{name}.md").write_text(markdown(report) + picture, encoding="utf-8")
+    print(f"wrote {folder / name}.md{' and .png' if pictured else ''}", file=sys.stderr)
 
 
 if __name__ == "__main__":

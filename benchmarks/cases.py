@@ -38,7 +38,7 @@ class Case:
     what: full, causal, window, bool (a mask n × n), bias (a float mask n × n), padding (a mask (b, 1, 1, n)), ragged
     (sentences, packed one behind the other), dropout; in training also t5 (a table of relative biases), additive.
     lengths: of the sequences, where what is padding, ragged or left. passes: forward, backward or both. only: who takes
-    part, () for everybody. In generation also
+    part, () for everybody; another checkout of regard does where regard does. In generation also
 
     growing   decoding: query i is a call of its own, and sees all keys but the last nq - 1 - i
     sliding   the same within a window; size: its keys
@@ -74,6 +74,10 @@ class Case:
     def parse(cls, fields: dict[str, Any]) -> Case:
         """A case from its fields as JSON has them."""
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+
+    def is_for(self, candidate: str) -> bool:
+        """Whether a candidate takes part."""
+        return not self.only or ("regard" if candidate == "other" else candidate) in self.only
 
     @property
     def title(self) -> str:

@@ -170,7 +170,7 @@ class Row:
 
 def measure(case: Case, workers: dict[str, Worker], seconds: float) -> Row:
     """Checks all results, picks the fastest way of each candidate, then lets them take turns."""
-    taking = {name: worker for name, worker in workers.items() if name in (case.only or workers)}
+    taking = {name: worker for name, worker in workers.items() if case.is_for(name)}
     if case.lacking:
         why = f"not installed ({', '.join(case.lacking)})"
         return Row(case, math.nan, {name: Entry(why=why) for name in taking})

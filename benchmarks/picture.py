@@ -27,12 +27,14 @@ BASES = ("torch", "eager", "contiguous")  # who is 1: SDPA, or where it takes no
 TICKS = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
-def draw(report: Report, file: Path) -> None:
-    """Writes the picture, its format by suffix."""
+def draw(report: Report, file: Path) -> bool:
+    """Writes the picture, its format by suffix; nothing where no case has two to compare. Whether it did."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rows = [row for row in report.rows if any(not math.isnan(_ahead(row, name)) for name in report.versions)]
+    if not rows:
+        return False
     groups = list(dict.fromkeys(row.case.group for row in rows))
     panels = {group: [row for row in rows if row.case.group == group] for group in groups}
     names = list(report.versions)
@@ -49,6 +51,7 @@ def draw(report: Report, file: Path) -> None:
             _panel(axes, group, panels[group], report, limits)
     _title(figure, report)
     figure.savefig(file, dpi=130)
+    return True
 
 
 def _columns(panels: dict[str, list[Row]], names: list[str]) -> list[list[str]]:

@@ -131,6 +131,13 @@ def test_cases_have_names_of_their_own_and_survive_json() -> None:
         assert all(Case.parse(dataclasses.asdict(case)) == case for case in table)
 
 
+def test_another_checkout_takes_part_where_regard_does() -> None:
+    case = TINY["full"]
+    for only, expected in (((), "regard other torch"), (("regard",), "regard other"), (("torch",), "torch")):
+        taking = [name for name in ("regard", "other", "torch") if dataclasses.replace(case, only=only).is_for(name)]
+        assert taking == expected.split()
+
+
 @pytest.fixture(scope="module")
 def process() -> Iterator[Worker]:
     found = Worker("torch", 1)
@@ -228,8 +235,15 @@ def test_picture_is_drawn_with_gaps(tmp_path: Path) -> None:
 
     rows = [row(case, regard=0.1, torch=0.2) for case in tables.INFERENCE[::5]]
     rows[1].entries["torch"] = Entry(why="too old")
-    picture(made(*rows), tmp_path / "x.png")
+    assert picture(made(*rows), tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_picture_is_drawn_of_one_candidate(tmp_path: Path) -> None:
+    from benchmarks.picture import draw as picture
+
+    assert not picture(made(row(tables.INFERENCE[0], regard=0.1)), tmp_path / "x.png")
+    assert not (tmp_path / "x.png").exists()
 
 
 def test_times_and_factors_read_well() -> None:
