@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -15,11 +15,11 @@ from regard.backends.native.programs.graph import Graph, Values
 from regard.backends.native.programs.handlers import EXACT_HANDLERS, HANDLERS
 from regard.backends.native.programs.lowering import Lowering
 from regard.backends.native.programs.operations import OPERATIONS, PROGRAM_OPERANDS
-from regard.backends.native.programs.reads import Range, Read, extent, number_of
+from regard.backends.native.programs.reads import Range, Read, broadcasts, extent, number_of
 from regard.backends.native.programs.reverse import bound, derivatives
 from regard.core.region import Frame
 
-_MOST = 16  # programs of a graph that are kept: of as many sizes, and sets of gradients
+_MOST = 8  # programs of a graph that are kept for the same gradients: of other numbers, or longer sequences
 _FAR = 4.0  # a derivative that is larger multiplies the rounding of weights
 
 
@@ -48,21 +48,40 @@ class Program:
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """The rows of a program, and what they follow from besides shapes: numbers in them, and ranges of whole numbers."""
+    """The rows of a program, and what they follow from besides what its key says.
+
+    operands  what is read, and `shapes`, those of tables: elsewhere only whether a size is 1
+    extents   the ranges in which whole numbers must lie
+    numbers   those in the code
+    learned   the operands that have gradients
+    """
 
     rows: Tensor
     operands: list[Read]
+    shapes: list[tuple[int | bool, ...]]
     extents: dict[int, Range]
     numbers: list[tuple[Read, bool | int | float]]
     learned: list[int]
 
+    @staticmethod
+    def of(lowering: Lowering, rows: Tensor, learned: list[int]) -> _Kept:
+        shapes = [read.shape(t) for read, t in zip(lowering.operands, lowering.tensors, strict=True)]
+        return _Kept(rows, lowering.operands, shapes, lowering.extents, lowering.numbers, learned)
+
     def program(self, values: Values, exact: Values | None, inputs: list[Tensor]) -> Program | None:
         """The program of other tensors; None where it has other rows."""
-        if not all(_same(number_of(read.elements(values)), one) for read, one in self.numbers):
+        numbers = [(read.elements(values), one) for read, one in self.numbers]
+        if any(t.numel() != 1 or not _same(number_of(t), one) for t, one in numbers):
             return None
         elements = [read.elements(values) for read in self.operands]
-        if any(extent(elements[n]) != known for n, known in self.extents.items()):
+        if any(read.shape(t) != known for read, t, known in zip(self.operands, elements, self.shapes, strict=True)):
             return None
+        if not all(read.table or broadcasts(t, values.frame) for read, t in zip(self.operands, elements, strict=True)):
+            return None
+        for n, (low, high) in self.extents.items():
+            found = extent(elements[n])
+            if found is None or found[0] < low or found[1] > high:
+                return None
         operands = [read.operand(t) for read, t in zip(self.operands, elements, strict=True)]
         learned = {} if exact is None else {n: self.operands[n].elements(exact) for n in self.learned}
         return Program(self.rows, operands, learned, inputs)
@@ -74,44 +93,58 @@ def lower(graph: Graph, frame: Frame, tensors: Sequence[Tensor], wanted: Sequenc
     exact = [_exact(t, want) for t, want in zip(given, wanted, strict=True)] if any(wanted) else []
     values, recorded = Values(frame, given), Values(frame, exact) if exact else None
     inputs = [t for t in exact if t.requires_grad]
-    key = frame.shape, frame.positions.q.shape, frame.positions.k.shape, tuple(wanted)
-    known = graph.kept.get(key)
+
+    def made(lasting: bool) -> tuple[Program, _Kept]:
+        lowering = Lowering(values, HANDLERS, recorded, lasting)
+        rows, learned = _rows(lowering, lowering.as_float(lowering.value(graph.result)))
+        return Program(rows, lowering.tensors, learned, inputs), _Kept.of(lowering, rows, list(learned))
+
     with torch.enable_grad():
-        found = None if known is None else cast(_Kept, known).program(values, recorded, inputs)
-        if found is not None:
-            return found
-        lowering = Lowering(values, HANDLERS, recorded)
-        result = lowering.as_float(lowering.value(graph.result))
-    rows, learned = _rows(lowering, result)
-    _keep(graph, key, _Kept(rows, lowering.operands, lowering.extents, lowering.numbers, list(learned)))
-    return Program(rows, lowering.tensors, learned, inputs)
+        return _kept_or_made(graph, values, recorded, inputs, tuple(wanted), made)
 
 
 def lower_mask_graph(graph: Graph, frame: Frame, tensors: Sequence[Tensor]) -> Program:
     """The program of a mask's graph, whose operands are numbered from the last of all down. Raises NotLowered."""
-    values = Values(frame, [t.detach() for t in tensors])
-    key = frame.shape, frame.positions.q.shape, frame.positions.k.shape
-    known = graph.kept.get(key)
-    found = None if known is None else cast(_Kept, known).program(values, None, [])
-    if found is not None:
-        return found
-    lowering = Lowering(values, EXACT_HANDLERS)
-    code = lowering.code.mask_rows(lowering.as_bool(lowering.value(graph.result)))
-    reads = [*lowering.operands, *(read for read, _ in lowering.numbers)]
-    if any(read.elements(values).dtype == torch.float64 for read in reads):
-        raise NotLowered("it compares numbers of float64")
-    last = PROGRAM_OPERANDS - 1
-    rows = [[*row[:-1], last - row[-1] if OPERATIONS[row[0]] in ("LOAD", "GATHER") else row[-1]] for row in code]
-    made = torch.tensor(rows, dtype=torch.int32, device="cpu")
-    _keep(graph, key, _Kept(made, lowering.operands, lowering.extents, lowering.numbers, []))
-    return Program(made, lowering.tensors, {}, [])
+    values, last = Values(frame, [t.detach() for t in tensors]), PROGRAM_OPERANDS - 1
+
+    def made(lasting: bool) -> tuple[Program, _Kept]:
+        lowering = Lowering(values, EXACT_HANDLERS, lasting=lasting)
+        code = lowering.code.mask_rows(lowering.as_bool(lowering.value(graph.result)))
+        reads = [*lowering.operands, *(read for read, _ in lowering.numbers)]
+        if any(read.elements(values).dtype == torch.float64 for read in reads):
+            raise NotLowered("it compares numbers of float64")
+        numbered = [
+            [*row[:-1], last - row[-1] if OPERATIONS[row[0]] in ("LOAD", "GATHER") else row[-1]] for row in code
+        ]
+        rows = torch.tensor(numbered, dtype=torch.int32, device="cpu")
+        return Program(rows, lowering.tensors, {}, []), _Kept.of(lowering, rows, [])
+
+    return _kept_or_made(graph, values, None, [], (), made)
 
 
-def _keep(graph: Graph, key: Any, kept: _Kept) -> None:
-    if graph.fixed:
-        if len(graph.kept) >= _MOST:
-            graph.kept.clear()
-        graph.kept[key] = kept
+def _kept_or_made(
+    graph: Graph,
+    values: Values,
+    exact: Values | None,
+    inputs: list[Tensor],
+    wanted: tuple[bool, ...],
+    made: Callable[[bool], tuple[Program, _Kept]],
+) -> Program:
+    """A program that serves these values among those that are kept, or a new one: for other lengths too if possible."""
+    frame = values.frame
+    key = tuple(n > 1 for n in frame.shape), frame.positions.q.shape[:-1], frame.positions.k.shape[:-1], wanted
+    known: list[_Kept] = graph.kept.setdefault(key, []) if graph.fixed else []
+    for one in known:
+        found = one.program(values, exact, inputs)
+        if found is not None:
+            return found
+    try:
+        program, kept = made(True)
+    except NotLowered:
+        program, kept = made(False)
+    known.insert(0, kept)
+    del known[_MOST:]
+    return program
 
 
 def _rows(lowering: Lowering, result: int) -> tuple[Tensor, dict[int, Tensor]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.backends.native.programs.code import MOST_INT, Code, Instruction, NotLowered
 from regard.backends.native.programs.graph import Node, Values
 from regard.backends.native.programs.operations import PROGRAM_OPERANDS
-from regard.backends.native.programs.reads import Range, Read, axes_of, extent, number_of
+from regard.backends.native.programs.reads import Range, Read, axes_of, broadcasts, extent, number_of, widened
 
 
 @dataclass
@@ -22,6 +22,7 @@ class Lowering:
 
     values   what the nodes are that torch computes once
     exact    the same in float64, recorded by autograd where tensors are learned; None where none is
+    lasting  whether the code shall serve other lengths: it holds for wider ranges, and no position is a number of it
     operands, extents  what the program reads, and the ranges of those that are whole numbers
     numbers  what became a number of the code
     learned  by operand, those of `exact` that it holds
@@ -31,6 +32,7 @@ class Lowering:
     values: Values
     handlers: Mapping[str, Callable[..., int]]
     exact: Values | None = None
+    lasting: bool = False
     code: Code = field(default_factory=Code)
     operands: list[Read] = field(default_factory=list[Read])
     tensors: list[Tensor] = field(default_factory=list[Tensor])
@@ -89,9 +91,10 @@ class Lowering:
     def load(self, read: Read) -> int:
         """What broadcasts to (*batch, h, nq, nk): a number in the code where it is one, else an operand."""
         shape, t = self.values.frame.shape, read.elements(self.values)
-        if t.dim() > len(shape) or any(n not in (1, size) for n, size in zip(t.shape[::-1], shape[::-1], strict=False)):
+        if not broadcasts(t, self.values.frame):
             raise NotLowered(f"a tensor of shape {tuple(t.shape)} meets scores of {shape}")
-        if t.numel() == 1 and self._recorded(read) is None:
+        placed = isinstance(read.node, Node) and not read.node.axes.isdisjoint(("i", "j"))
+        if t.numel() == 1 and self._recorded(read) is None and not (self.lasting and placed):
             one = number_of(t)
             self.numbers.append((read, one))
             return self.value(one)
@@ -110,7 +113,7 @@ class Lowering:
         self.operands.append(read)
         self.tensors.append(read.operand(t))
         if (found := extent(t)) is not None:
-            self.extents[which] = found
+            self.extents[which] = widened(found) if self.lasting else found
         if (recorded := self._recorded(read)) is not None:
             self.learned[which] = recorded
         return which

@@ -34,6 +34,10 @@ class Read:
             t = viewed(t, self.axes, values.frame)
         return t.contiguous().flatten() if self.table else t[(None,) * max(0, 3 - t.dim())]
 
+    def shape(self, elements: Tensor) -> tuple[int | bool, ...]:
+        """What the code depends on: the shape of a table, and of others which sizes are 1."""
+        return tuple(elements.shape) if self.table else tuple([n == 1 for n in elements.shape])
+
     def operand(self, elements: Tensor) -> Tensor:
         """The numbers in a dtype that the kernels read."""
         known = (torch.float32, torch.int32) if self.table else _WORDS
@@ -59,6 +63,13 @@ def viewed(t: Tensor, axes: tuple[str, ...], frame: Frame) -> Tensor:
     return t.reshape([counts[name] if name in axes else 1 for name in counts])
 
 
+def broadcasts(t: Tensor, frame: Frame) -> bool:
+    """Whether a tensor broadcasts to the scores of a call, (*batch, h, nq, nk)."""
+    shape = frame.shape
+    sizes = zip(t.shape[::-1], shape[::-1], strict=False)
+    return t.dim() <= len(shape) and all(n in (1, size) for n, size in sizes)
+
+
 def extent(t: Tensor) -> Range | None:
     """The least and the greatest of whole numbers; None of others."""
     if t.is_floating_point() or t.dtype == torch.bool:
@@ -69,6 +80,19 @@ def extent(t: Tensor) -> Range | None:
     if max(-low, high) > MOST_INT:
         raise NotLowered("its whole numbers reach beyond 2^31")
     return low, high
+
+
+def widened(of: Range) -> Range:
+    """A range as wide as bits can count to, on either side of 0: longer sequences lie in it for a while.
+
+    >>> widened((3, 100)), widened((-1, -1)), widened((-5, 0))
+    ((0, 127), (-1, -1), (-7, 0))
+    """
+    low, high = of
+    return (
+        0 if low >= 0 else 1 - (1 << (-low).bit_length()),
+        (1 << high.bit_length()) - 1 if high >= 0 else -1,
+    )
 
 
 def number_of(t: Tensor) -> bool | int | float:
