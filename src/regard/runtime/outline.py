@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
+from regard.backends.native.modifiers.table import has_no_step
+from regard.backends.native.programs.structure import Unknown, key_of, sizes_traced
 from regard.core.deferred import kept_alike
 from regard.core.dropout import Dropout
 from regard.core.int8_rows import Int8Rows
@@ -54,12 +56,24 @@ def outline(item: Any, leaves: list[Tensor]) -> Any:
     if isinstance(item, Tensor) and plain(item):
         leaves.append(item)
         return item.dtype, item.shape, item.stride()
+    if has_no_step(item):
+        leaves.extend(map(_plain, item.tensors()))
+        try:
+            return key_of(item)
+        except Unknown:
+            raise Open from None
     if isinstance(item, Value) and kind.__module__.startswith("regard."):
         if issubclass(kind, Mask) and kind.per_token:
             _per_token.add(kind)
         _parts[kind] = names(kind)  # last: another thread may read it at once
         return outline(item, leaves)
     raise Open
+
+
+def _plain(t: Tensor) -> Tensor:
+    if not plain(t):
+        raise Open
+    return t
 
 
 def outline_of_positions(positions: Any) -> Any:
@@ -118,6 +132,7 @@ class Structure(NamedTuple):
     dropped   the probability of dropout; None where nothing is dropped
     kept      how keys and values are kept that are no ordinary tensors
     lying     dtypes, and sizes but for the numbers of queries and keys
+    traced    what a graph of modifiers that a person wrote follows from of these; () where there are none
     isa       what the environment says of it
     backend   the one that must run it; None: the first that can
     """
@@ -129,6 +144,7 @@ class Structure(NamedTuple):
     dropped: float | None
     kept: tuple[type, int | None] | None
     lying: tuple[Any, ...]
+    traced: tuple[int | bool, ...]
     threads: int
     isa: Any
     backend: Any
@@ -169,10 +185,12 @@ def structure_of(
     if v_count != nk:
         return None
     needs = tuple([t.requires_grad for t in (q, k, v, *leaves)]) if torch.is_grad_enabled() else ()
+    stages = getattr(score, "stages", ())  # it may be no score at all
+    traced = sizes_traced(nq, nk) if any(map(has_no_step, stages)) else ()
     lying = (q.dtype, k.dtype, v.dtype, len(q_lead), len(k_lead), *q_lead, q_width, *k_lead, k_width, *v_lead, v_width)
     structure = Structure(
         *(needs if True in needs else None, False, outlines, placed, dropped),
-        *(_form_of(k) if kept else None, lying, torch.get_num_threads(), _environment.get(_ISA), backend),
+        *(_form_of(k) if kept else None, lying, traced, torch.get_num_threads(), _environment.get(_ISA), backend),
     )
     return structure, nq, nk
 

@@ -140,7 +140,7 @@ class Native(Backend):
     def plan(self, example: Example, training: bool) -> Plan | None:
         family, problem = _family(example.problem), example.problem
         rest = len(problem.tensors()) - len(example.needs)
-        if training and family.why_streamed(problem, (*example.needs, *(False,) * rest)) is not None:
+        if training and (programmed(problem) or family.why_streamed(problem, (*example.needs, *(False,) * rest))):
             return None
         args = self._kernel_args(problem)
         if not repeats(family, args, example):

@@ -16,6 +16,7 @@ from regard.backends.native.backward import backward, why_not_backward
 from regard.backends.native.c_structs import Struct
 from regard.backends.native.call_operands import LEAVES, OPERANDS
 from regard.backends.native.launch import Kept, pair_work
+from regard.backends.native.modifiers.program import RepeatedProgram
 from regard.backends.native.modifiers.table import programmed
 from regard.call.problem import Problem
 from regard.core.deferred import kept_alike
@@ -87,7 +88,11 @@ class KernelFamily:
 
     def copied(self, problem: Problem) -> bool:
         """Whether the struct leads to a copy of what the caller has, which the next call would find old."""
-        return programmed(problem)  # its operands are computed from what modifiers hold
+        return False
+
+    def program(self, problem: Problem) -> RepeatedProgram | None:
+        """What makes the operands of a score's modifiers anew for each call, where they are computed from tensors."""
+        return RepeatedProgram(problem) if programmed(problem) else None
 
     def cotangent(self, g_out: Tensor) -> Tensor:
         """In a dtype that the backward reads."""

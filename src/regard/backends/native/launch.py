@@ -159,8 +159,7 @@ def arguments(args: KernelArgs, **results: Tensor) -> CallArguments:
         sizes = sizes_of(args)
         for modifier in MODIFIERS:
             modifier.check(args.operands, sizes)
-        for name in args.operands.keys() & COUNTS.keys():
-            setattr(call, COUNTS[name].member, COUNTS[name].of(args.operands[name]))
+        _set_counts(call, args.operands)
     return call
 
 
@@ -211,6 +210,27 @@ def set_visible(struct: Struct, found: dict[str, Any]) -> None:
     bind(call, _laid_out({name: t for name, t in found.items() if isinstance(t, Tensor)}))
     memoryview(struct).cast("B")[VISIBLE] = memoryview(call).cast("B")[VISIBLE]
     struct.hold(call.held)
+
+
+def set_operands(struct: Struct, operands: dict[str, Tensor]) -> None:
+    """Tells a struct that begins with a call some operands, each as the kernels read it."""
+    call = call_of(struct)
+    bind(call, operands)
+    _set_counts(call, operands)
+    struct.hold(call.held)
+
+
+def clear(struct: Struct, operand: str) -> None:
+    """Takes an operand from a struct that begins with a call."""
+    call = call_of(struct)
+    setattr(call, operand, type(getattr(call, operand))())
+    if operand in COUNTS:
+        setattr(call, COUNTS[operand].member, 0)
+
+
+def _set_counts(call: CallArguments, operands: Mapping[str, Tensor]) -> None:
+    for name in operands.keys() & COUNTS.keys():
+        setattr(call, COUNTS[name].member, COUNTS[name].of(operands[name]))
 
 
 def set_places(struct: Struct, q: Tensor, k: Tensor) -> None:

@@ -1,7 +1,8 @@
 """Plans: the struct of a call, kept for other calls of its structure and filled with what changes from call to call.
 
 What changes: where the caller's tensors lie, how many queries and keys there are, their strides, positions, the seed of
-dropout, and the intervals of a mask whose tensors decide them (Lengths, Documents).
+dropout, the intervals of a mask whose tensors decide them (Lengths, Documents), and what a program reads that modifiers
+of one's own became.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ from regard.backends.native.launch import (
     VISIBLE,
     arguments,
     call_of,
+    clear,
     empty_row_stats,
     library,
+    set_operands,
     set_places,
     set_visible,
 )
@@ -77,9 +80,14 @@ class ForwardPlan:
             results["row_stats"] = empty_row_stats(args)
         struct = family.struct(problem, arguments(args, **results))
         self.struct = type(struct).from_buffer_copy(struct)
+        self.program = family.program(problem)
+        computed = () if self.program is None else self.program.names
+        for name in computed:
+            clear(self.struct, name)
         # what was made for this structure lives as long as the plan; the tensors of one call do not
         given_parts = [t.parts if isinstance(t, DeferredRows) else (t,) for t in example.given]
-        theirs = {t.data_ptr() for t in (*chain(*given_parts), *example.leaves, *results.values())}
+        of_call = (*example.leaves, *results.values(), *(args.operands[name] for name in computed))
+        theirs = {t.data_ptr() for t in (*chain(*given_parts), *of_call)}
         self.held = [t for t in struct.held if t.data_ptr() not in theirs]
         # positions in tensors, and lengths that do not lie as the kernels read them, are lowered call by call
         looks = self.by_content or (self.ruled and example.positions is not None and example.positions.span is None)
@@ -90,7 +98,7 @@ class ForwardPlan:
         self.address = ctypes.addressof(self.constants)
         changing = self.by_content or self.of_lengths or self.placed or len(self.leaves) > LEAVES
         whole = type(struct) is CallArguments  # native/python/ knows no other
-        self.remembered = whole and not (changing or args.number("threshold"))
+        self.remembered = whole and not (changing or args.number("threshold") or self.program)
 
     def _leaves(self, offsets: tuple[int, ...], example: Example, anew: slice | None) -> list[tuple[int, int]]:
         """Which of the example's leaves the struct leads to itself, not to a copy: (offset of the address, which).
@@ -165,6 +173,11 @@ class ForwardPlan:
             bind(call_of(struct), {"row_stats": row_stats})
         for at, n in self.leaves:
             _ADDRESS.pack_into(struct, at, address_of(leaves[n]))
+        if self.program is not None:
+            operands = self.program.operands(self._frame(call), leaves)
+            if operands is None:
+                return None
+            set_operands(struct, operands)
         if self.placed and span != ():
             self._set_places(struct, span or Span((0, nq), (0, nk), None))
         if (self.by_content or span == ()) and not self._look(struct, call):

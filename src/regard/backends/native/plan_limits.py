@@ -20,6 +20,10 @@ def repeats(family: KernelFamily, args: KernelArgs, example: Example) -> bool:
     problem = example.problem
     if family.copied(problem) or 0 in (*args.shape, *args.k.shape[-2:], args.v.shape[-1]):
         return False
+    program = family.program(problem)
+    if program is not None and not program.lasts:
+        return False
+    names, computed = ((), ()) if program is None else (program.names, program.tensors)
     given = [t.numbers if isinstance(t, Int8Rows) else t for t in example.given]
     for t, own in zip((args.q, args.k, args.v), given, strict=True):
         # converted, or read several times: then gradients are sums
@@ -32,7 +36,7 @@ def repeats(family: KernelFamily, args: KernelArgs, example: Example) -> bool:
     scored = len(problem.score.tensors())
     masked = range(scored, scored + len(problem.mask.tensors()) if decided_by_tensors(problem.mask, args) else scored)
     read = [t.data_ptr() for t in family.leaves(problem, args).values() if t is not None]
-    addresses = [t.data_ptr() for n, t in enumerate(example.leaves) if n not in masked]
+    addresses = [t.data_ptr() for n, t in enumerate(example.leaves) if n not in masked and n not in computed]
     # one tensor in two roles: the next call may have two
     if any(a not in read for a in addresses[example.spent :]) or len(set(addresses)) < len(addresses):
         return False
@@ -40,7 +44,8 @@ def repeats(family: KernelFamily, args: KernelArgs, example: Example) -> bool:
     for t, need in zip(example.leaves, example.needs[3:], strict=True):
         if need and t.data_ptr() in read and (learned is None or t.data_ptr() != learned.data_ptr()):
             return False
-    kept = [t for name, t in args.tensors().items() if name not in _OF_CALLER and t.data_ptr() not in addresses]
+    apart = _OF_CALLER.union(names)
+    kept = [t for name, t in args.tensors().items() if name not in apart and t.data_ptr() not in addresses]
     return sum(t.nbytes for t in kept) <= _MOST_KEPT
 
 

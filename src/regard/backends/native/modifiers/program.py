@@ -17,6 +17,7 @@ from regard.backends.native.programs.operations import OPERATIONS, PROGRAM_OPERA
 from regard.backends.native.programs.structure import graph_of
 from regard.backends.native.programs.trace import NotTraced
 from regard.call.problem import Problem
+from regard.core.region import Frame
 from regard.core.shapes import count_of
 from regard.core.tracing import data_unavailable, watched
 from regard.scores.additive import Additive
@@ -29,6 +30,7 @@ __all__ = [
     "SLOTS",
     "ProgramGradients",
     "Programs",
+    "RepeatedProgram",
     "why_no_program_of_scores",
     "why_not_program_gradients",
 ]
@@ -46,16 +48,12 @@ class Programs(KernelModifier[Modifier]):
     operands = (
         KernelOperand(
             *("program_code", torch.int32, (_INSTRUCTION, _NUMBER), "a program that modifies scores"),
-            of_lengths=True,
-            of_positions=True,
             count=Count("program_count", len),
         ),
         *(
             KernelOperand(
                 *(name, None, (ANY,), "what programs read: (batch, head, query, key), or a table"),
                 strided=True,
-                of_lengths=True,
-                of_positions=True,
                 learned="tensors",
             )
             for name in OPERAND_NAMES
@@ -116,6 +114,38 @@ class ProgramGradients:
     def of_tensors(self, found: Mapping[str, Tensor]) -> list[Tensor]:
         """The gradients of the tensors, from those of the operands."""
         return self.program.gradients({n: found[name] for name, n in self.names.items()})
+
+
+class RepeatedProgram:
+    """The program of a problem's modifiers for other calls of its structure: with their tensors, lengths, positions.
+
+    names    of the operands that a call may have
+    tensors  which of the leaves of a call belong to modifiers
+    lasts    whether there are other calls that the program serves
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        first, *rest = (len(stage.tensors()) for stage in problem.score.parts)
+        program = _program(problem)
+        assert isinstance(program, Program), program
+        self.names, self.tensors = tuple(_operands(program)), range(first, first + sum(rest))
+        self._graph = graph_of(cast("tuple[Modifier, ...]", problem.score.parts[1:]), problem.frame)
+        self.lasts, self._axes = self._graph.fixed, _axes(problem.frame)
+
+    def operands(self, frame: Frame, leaves: Sequence[Tensor]) -> dict[str, Tensor] | None:
+        """The operands of a call; None where the call must go the general way."""
+        tensors = [leaves[n] for n in self.tensors]
+        if _axes(frame) != self._axes:
+            return None
+        try:
+            found = _operands(lower(self._graph, frame, tensors, (False,) * len(tensors)))
+        except (NotLowered, RuntimeError, IndexError):
+            return None
+        return found if len(found) <= len(self.names) else None
+
+
+def _axes(frame: Frame) -> tuple[int, int]:
+    return frame.positions.q.dim(), frame.positions.k.dim()
 
 
 def _without_pairs(problem: Problem, wanted: Sequence[bool]) -> Program:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from regard.backends.native.modifiers.base import KernelModifier
 from regard.backends.native.modifiers.biases import Biases
@@ -15,6 +15,7 @@ from regard.backends.native.modifiers.slopes import Slopes
 from regard.backends.native.modifiers.soft_cap import SoftCaps
 from regard.backends.native.modifiers.temperature import Temperatures
 from regard.call.problem import Problem
+from regard.scores.algebra import Modifier
 
 # To add a modifier: its file in this folder, and its name here.
 STEPS: tuple[type[KernelModifier[Any]], ...] = (SoftCaps, Temperatures, Clamps, Slopes, LogDistances, Offsets, Biases)
@@ -26,7 +27,12 @@ BY_LEARNED = {own.name: modifier for modifier in MODIFIERS for own in modifier.o
 
 def programmed(problem: Problem) -> bool:
     """Whether the modifiers of a score reach the kernels as a program: one of them is not regard's own."""
-    return any(type(stage) not in BY_STAGE for stage in problem.score.parts[1:])
+    return any(has_no_step(stage) for stage in problem.score.parts[1:])
+
+
+def has_no_step(stage: object) -> TypeGuard[Modifier]:
+    """Whether a stage of a score is a modifier that a person wrote."""
+    return isinstance(stage, Modifier) and type(stage) not in BY_STAGE
 
 
 def _served(problem: Problem) -> list[tuple[type[KernelModifier[Any]], list[Any]]]:

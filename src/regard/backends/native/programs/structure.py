@@ -22,7 +22,7 @@ _SETTLED = frozenset(("builtins", "math", "regard", "torch", "typing"))
 _NUMBERS = (int, float, bool, str, type(None), torch.dtype)
 
 
-class _Unknown(Exception):
+class Unknown(Exception):
     """A modifier reads what no key can hold."""
 
 
@@ -39,10 +39,10 @@ def graph_of_mask(mask: Mask, frame: Frame) -> Graph:
 def _kept(item: Any, frame: Frame, traced: Callable[[], Graph]) -> Graph:
     try:
         at = frame.positions
-        sizes = frame.batch, frame.heads, min(frame.nq, 2), min(frame.nk, 3), frame.nq == frame.nk, frame.headed
-        key = _key(item), sizes, at.q.dim(), at.k.dim()
+        sizes = frame.batch, frame.heads, *sizes_traced(frame.nq, frame.nk), frame.headed
+        key = key_of(item), sizes, at.q.dim(), at.k.dim()
         found = _graphs.get(key)
-    except (_Unknown, TypeError):
+    except (Unknown, TypeError):
         return traced()
     if found is None:
         found = traced()
@@ -53,21 +53,26 @@ def _kept(item: Any, frame: Frame, traced: Callable[[], Graph]) -> Graph:
     return found
 
 
-def _key(item: Any) -> Any:
-    """What a modifier, or a field of it, is while it is traced: not the numbers in its tensors."""
+def sizes_traced(nq: int, nk: int) -> tuple[int | bool, ...]:
+    """What a graph follows from of the numbers of queries and keys: of the few pairs that it was traced on."""
+    return min(nq, 2), min(nk, 3), nq == nk
+
+
+def key_of(item: Any) -> Any:
+    """What a modifier, or a field of it, is while it is traced: not the numbers in its tensors. Raises Unknown."""
     if isinstance(item, Tensor):
         return item.dtype, tuple(item.shape)
     if isinstance(item, tuple):
-        return tuple(_key(part) for part in item)
+        return tuple(key_of(part) for part in item)
     if isinstance(item, Value):
         kind = type(item)
         code = () if kind.__module__.startswith("regard.") else _read_by(kind)
-        return kind, code, *(_key(getattr(item, name)) for name in names(kind))
+        return kind, code, *(key_of(getattr(item, name)) for name in names(kind))
     if isinstance(item, _NUMBERS):
         return type(item), item
     if isinstance(item, FunctionType):
         return _read(item, 0)
-    raise _Unknown
+    raise Unknown
 
 
 def _read_by(kind: type) -> Any:
@@ -84,7 +89,7 @@ def _read_by(kind: type) -> Any:
             elif isinstance(member, _NUMBERS):
                 found.append((type(member), member))
             else:
-                raise _Unknown
+                raise Unknown
     return tuple(found)
 
 
@@ -108,4 +113,4 @@ def _outside(x: Any, depth: int) -> Any:
         return id(x)
     if isinstance(x, FunctionType) and depth < 8:
         return _read(x, depth + 1)
-    raise _Unknown
+    raise Unknown

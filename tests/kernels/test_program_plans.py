@@ -1,0 +1,131 @@
+"""Plans of calls with modifiers of one's own: other tensors, lengths, positions give the bits of the general way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard as rg
+from fuzz.build import Unplanned
+from needed import needs_kernels
+from regard.backends.native.programs import lower as lowering
+from regard.core.region import Region
+from regard.runtime import plan_cache
+
+pytestmark = needs_kernels
+
+RATE = 0.25
+
+
+@dataclass(frozen=True, eq=False)
+class Near(rg.Modifier):
+    """Costs per head by distance, from a rate outside of the class."""
+
+    gate: Tensor
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return s - RATE * at.heads(self.gate) * (at.i - at.j).abs().clamp(max=8)
+
+
+@dataclass(frozen=True, eq=False)
+class Looked(rg.Modifier):
+    table: Tensor
+    which: Tensor
+    factor: Tensor
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return s * self.factor + self.table[at.queries(self.which) + 0 * at.j]
+
+
+@dataclass(frozen=True, eq=False)
+class OfDistance(rg.Modifier):
+    """A table of 64 distances, for positions that are less far apart."""
+
+    table: Tensor
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return s + self.table[(at.i - at.j).clamp(min=0)]
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> None:
+    plan_cache.clear()
+
+
+def both(nq: int, nk: int, modifier: rg.Modifier, **given: object) -> Tensor:
+    """The output of random tensors, which must be that of the general way."""
+    q, k, v = (torch.randn(2, h, n, 16) for h, n in ((4, nq), (2, nk), (2, nk)))
+    score = rg.ScaledDot() >> modifier
+    with torch.no_grad():
+        found = rg.attention(q, k, v, score=score, **given)
+        general = rg.attention(q, k, v, score=score, **given, backend=Unplanned())
+        assert torch.allclose(found, general, rtol=0, atol=0, equal_nan=True)
+        right = rg.attention(*(t.double() for t in (q, k, v)), score=score, **given, backend=rg.Reference())
+    assert torch.allclose(found.double(), right, atol=1e-5, equal_nan=True)
+    return found
+
+
+LENGTHS = [(1, 3), (1, 4), (1, 9), (1, 64), (3, 64), (3, 7), (9, 4), (40, 64), (1, 10), (7, 7), (8, 8)]
+POSITIONS = {
+    "tail": rg.tail,
+    "given": lambda nq, nk: rg.Positions(torch.arange(nk - nq, nk) * 2, torch.arange(nk)),
+    "each": lambda nq, nk: rg.tail(nq, [nk, max(nk - 2, 1)]),
+}
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("mask", [rg.Everything(), rg.Causal(), rg.Causal() & rg.Dilated(3)], ids=repr)
+def test_lengths_positions_and_tensors_are_those_of_the_call(mask: rg.Mask, positions: str) -> None:
+    for nq, nk in LENGTHS:
+        both(nq, nk, Near(torch.rand(4)), mask=mask, positions=POSITIONS[positions](nq, nk))
+    if mask != rg.Causal() & rg.Dilated(3):  # its map of tiles belongs to one size
+        assert len(plan_cache.plans()) == len({(min(nq, 2), nq == nk) for nq, nk in LENGTHS})
+
+
+def test_steps_make_few_programs() -> None:
+    near, made = Near(torch.rand(4)), lowering.Lowering
+    with patch.object(lowering, "Lowering", side_effect=made) as programs:
+        for nk in range(3, 150):
+            both(1, nk, near, mask=rg.Causal(), positions=rg.tail(1, nk))
+    assert programs.call_count <= 8  # for keys of 2 to 8 bits
+    assert len(plan_cache.plans()) == 1
+
+
+def test_numbers_decide_which_program_and_whether_there_is_one() -> None:
+    table, which = torch.randn(4), torch.tensor([0, 1, 2, 1, 0])
+    for factor in (2.0, 2.0, -0.0, 0.0, 3.0, torch.nan, 2.0):
+        both(5, 5, Looked(table, which, torch.tensor(factor)), positions=rg.head(5, 5))
+    for other in (which + 1, -1 - which, which):
+        both(5, 5, Looked(table, other, torch.tensor(2.0)), positions=rg.head(5, 5))
+    assert len(plan_cache.plans()) == 1
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            both(5, 5, Looked(table, which + 3, torch.tensor(2.0)), positions=rg.head(5, 5))
+
+
+def test_a_table_serves_all_lengths_that_it_reaches() -> None:
+    """Wider ranges of positions than those of the call would reach beyond: then the program is of its range alone."""
+    table = torch.randn(40)
+    for n in (3, 17, 32, 33, 40, 5):
+        both(1, n, OfDistance(table), positions=rg.tail(1, n))
+        both(n, n, OfDistance(table))
+    with pytest.raises(IndexError):
+        both(41, 41, OfDistance(table))
+
+
+def test_a_number_that_changes_outside_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    near = Near(torch.rand(4))
+    for rate in (0.25, 2.0, 0.25):
+        monkeypatch.setitem(globals(), "RATE", rate)
+        both(7, 7, near)
+
+
+def test_gradients_go_the_general_way() -> None:
+    q, gate = torch.randn(1, 4, 9, 16), torch.rand(4, requires_grad=True)
+    rg.attention(q, q, q, score=rg.ScaledDot() >> Near(gate)).sum().backward()
+    assert gate.grad is not None and gate.grad.abs().sum() > 0
+    assert not plan_cache.plans()
