@@ -210,6 +210,19 @@ def test_steps_of_generate_read_int8(cache: str, monkeypatch: pytest.MonkeyPatch
     assert set(widened) <= {PROMPT}  # the prompt alone may have many queries
 
 
+@pytest.mark.parametrize("cache", INT8)
+def test_what_a_reader_writes_out_is_not_kept(cache: str) -> None:
+    """Else an implementation that computes with floats would leave a copy of all keys in each layer."""
+    layer = INT8[cache](MODELS["grouped"].build(NAME).config).layers[0]
+    k = torch.randn(2, 1, 5, 8)
+    keys, values = layer.update(k, k)
+    assert torch.equal(keys + 0, layer.keys + 0) and torch.equal(values + 0, keys + 0)
+    assert layer.update(k, k)[0]._written is None and layer.keys is not keys
+    keys, values = layer.update(k, k)
+    assert (keys + values).shape[-2] == 15
+    assert layer.keys._written is None and layer.values._written is None
+
+
 def test_a_cache_of_another_dtype_is_refused() -> None:
     config = MODELS["grouped"].build(NAME).config
     with pytest.raises(ValueError, match=r"GrowingCache\(dtype=torch\.float16\): expected None, .* or torch\.int8"):

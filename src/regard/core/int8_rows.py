@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.core.deferred import DeferredRows, wrapper
+from regard.core.deferred import DeferredRows, unwritten, wrapper
 from regard.core.dtypes import FLOATING, widen
 from regard.core.paged import Paged, share_pages
 
@@ -56,6 +56,9 @@ class Int8Rows(DeferredRows):
         if self.shape[:-3] == batch and headed:
             return self
         return Int8Rows(_lifted(self.numbers, batch, headed), _lifted(self.scales, batch, headed), self.dtype)
+
+    def unwritten(self) -> Int8Rows:
+        return Int8Rows(unwritten(self.numbers), unwritten(self.scales), self.dtype)
 
     def lies_like(self, other: Any) -> bool:
         """Whether `other` is rows of int8 too, and all numbers and scales lie in tensors, or in pages of one table."""

@@ -14,6 +14,7 @@ from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, CacheLayerMixin
 import regard.nn.cache.fixed as fixed
 import regard.nn.cache.growing as growing
 import regard.nn.cache.paged as paged
+from regard.core.deferred import unwritten
 from regard.core.wrong_calls import kind_of
 from regard.nn.cache.base import KVCache
 from regard.nn.cache.forms import form_of_any
@@ -51,8 +52,10 @@ class Layer(CacheLayerMixin):
         if self.cache is None:
             self.lazy_initialization(key_states, value_states)
         assert self.cache is not None
-        self.keys, self.values = read = self.cache.append(key_states, value_states)
-        return read
+        keys, values = self.cache.append(key_states, value_states)
+        # whoever reads what is returned may write it out, and the copies of all layers would stay until the next step
+        self.keys, self.values = unwritten(keys), unwritten(values)
+        return keys, values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """How many keys the next update returns, and the position of the first of them."""
