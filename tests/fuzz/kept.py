@@ -26,44 +26,39 @@ class Kept:
     def over(self, call: Call, dress: Dress) -> Dress:
         """The same dress with the keys and values of a call kept so."""
         kept: dict[int, Tensor] = {}
+        tables: dict[tuple[int, ...], Tensor] = {}  # one for keys and values: caches have one
 
         def of(t: Tensor, own: Tensor) -> Tensor:
             if t is not call.k and t is not call.v:
                 return dress(t, own)
             if id(t) not in kept:
-                kept[id(t)] = self._of(own)
+                kept[id(t)] = self._of(own, tables)
             return kept[id(t)]
 
         return of
 
-    def _of(self, rows: Tensor) -> Tensor:
+    def _of(self, rows: Tensor, tables: dict[tuple[int, ...], Tensor]) -> Tensor:
         if not self.int8:
-            return self._in_pages(rows)
+            return self._in_pages(rows, tables)
         scales = scales_of(rows)
         numbers = (rows.double() / scales).round().to(torch.int8)
-        return Int8Rows(self._in_pages(numbers), self._in_pages(scales), rows.dtype)
+        return Int8Rows(self._in_pages(numbers, tables), self._in_pages(scales, tables), rows.dtype)
 
-    def _in_pages(self, rows: Tensor) -> Tensor:
+    def _in_pages(self, rows: Tensor, tables: dict[tuple[int, ...], Tensor]) -> Tensor:
         """Rows in pages of a pool in any order, among others and before rows that mean nothing."""
         if self.page_size is None:
             return rows
         batch, heads, n, d = rows.shape
-        each, s = -(-n // self.page_size) + 1, Source.of(self.seed)  # keys and values have one table
-        order = s.choice.sample(range(batch * each + 2), batch * each)
-        table = torch.tensor(order, device="cpu").reshape(batch, each)
+        each = -(-n // self.page_size) + 1
+        order = Source.of(self.seed).choice.sample(range(batch * each + 2), batch * each)
+        numbers = torch.tensor(order, dtype=torch.int32, device="cpu").reshape(batch, each)
+        table = tables.setdefault((batch, each), numbers)
         nothing = torch.nan if rows.is_floating_point() else 99
         pool = torch.full((batch * each + 2, heads, self.page_size, d), nothing, dtype=rows.dtype, device="cpu")
         for b in range(batch):
             for t in range(n):
                 pool[table[b, t // self.page_size], :, t % self.page_size] = rows[b, :, t]
-        return Paged(pool, self._table(table), n)
-
-    def _table(self, table: Tensor) -> Tensor:
-        """One tensor for all that name the same pages: caches have one."""
-        return _tables.setdefault((self.seed, *table.shape), table.int())
-
-
-_tables: dict[tuple[int, ...], Tensor] = {}  # of the call that is asked about
+        return Paged(pool, table, n)
 
 
 def draw_kept(s: Source, call: Call) -> tuple[Kept | None, Call]:
@@ -74,7 +69,6 @@ def draw_kept(s: Source, call: Call) -> tuple[Kept | None, Call]:
     four = call.k.dim() == call.v.dim() == 4 and call.k.shape[0] == call.v.shape[0]
     if not four or call.poisoned or call.q is call.k or call.q is call.v or not call.k.numel() or not call.v.numel():
         return None, call
-    _tables.clear()
     sizes = s.choice.choice((None, None, 1, 3, 4, 16))
     kept = Kept(sizes, sizes is None or s.maybe(0.5), s.choice.randrange(1 << 40))
     call = replace(call, needs=tuple(name for name in call.needs if name not in ("k", "v")))

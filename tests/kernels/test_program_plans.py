@@ -43,7 +43,7 @@ class Looked(rg.Modifier):
 
 @dataclass(frozen=True, eq=False)
 class OfDistance(rg.Modifier):
-    """A table of 64 distances, for positions that are less far apart."""
+    """Adds a number for the distance to keys before the query; one number for all others."""
 
     table: Tensor
 

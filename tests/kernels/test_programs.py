@@ -233,35 +233,6 @@ def test_half_precision(isa: str) -> None:
         compare(replace(draw(size, "a table"), sink=None), torch.bfloat16)
 
 
-@dataclass(frozen=True)
-class Looked(rg.Modifier):
-    """An element of a table for each query, by numbers that the modifier holds, times a number."""
-
-    table: Tensor
-    which: Tensor
-    factor: Tensor
-
-    def modify(self, s: Tensor, at: Region) -> Tensor:
-        return s * self.factor + self.table[at.queries(self.which) + 0 * at.j]
-
-
-def test_a_kept_program_sees_other_numbers() -> None:
-    """The rows of a program follow from numbers and ranges too: another number, another index, an index beyond."""
-    q = torch.randn(1, 2, 5, 8)
-    table, which = torch.randn(4), torch.tensor([0, 1, 2, 1, 0])
-
-    def result(which: Tensor, factor: float, backend: rg.Backend | None = None) -> Tensor:
-        score = rg.ScaledDot() >> Looked(table, which, torch.tensor(factor))
-        return rg.attention(q, q, q, score=score, positions=rg.head(5, 5), backend=backend)
-
-    numbers = [(which, factor) for factor in (2.0, 2.0, -0.0, 0.0, 3.0, torch.nan, 2.0)]
-    for other, factor in (*numbers, (which + 1, 2.0), (-1 - which, 2.0)):
-        right = result(other, factor, rg.Reference())
-        assert torch.allclose(result(other, factor, rg.Native()), right, atol=1e-5, equal_nan=True)
-    with pytest.raises(IndexError):
-        result(which + 3, 2.0)
-
-
 def test_rows_of_a_program_are_kept() -> None:
     at = FRAMES["blocks"]
     table = Table(torch.ones(at.heads), torch.zeros(at.heads, 15))

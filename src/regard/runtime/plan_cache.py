@@ -17,7 +17,7 @@ from torch.compiler import is_compiling
 from regard.backends.base import Backend, Example, ForwardResult, Inputs, Plan, TrainingPlan
 from regard.backends.native.direct import direct, shortcut
 from regard.backends.native.ffi import runnable
-from regard.backends.native.launch import library
+from regard.backends.native.launch import reads_int8
 from regard.backends.native.ragged import RaggedPlan
 from regard.core.deferred import DeferredRows
 from regard.core.dropout import Dropout
@@ -126,8 +126,8 @@ def _plan_for(
     structure: Structure, nq: int, nk: int, arguments: AttentionArguments, leaves: list[Tensor]
 ) -> tuple[_Known, Inputs] | None:
     """The plan of a structure, made where there is none yet, and what it runs; None where there can be none."""
-    if _widens(arguments.q, arguments.k):
-        return None
+    if isinstance(arguments.k, Int8Rows) and runnable() and not reads_int8(arguments.q, arguments.k):
+        return None  # what is widened, each call widens
     known: Any = _plans.get(structure, _UNSEEN)
     if isinstance(known, _ByLength):
         known = known.get((nq, nk), _UNSEEN)
@@ -186,14 +186,6 @@ def clear() -> None:
 
 def _lift(t: Tensor) -> Tensor:
     return t if t.dim() > 3 else t.unsqueeze(-3)
-
-
-def _widens(q: Tensor, k: Tensor) -> bool:
-    """Whether rows of int8 are widened first, as each call does anew: the kernels read them for few queries alone."""
-    if not isinstance(k, Int8Rows) or not runnable():
-        return False
-    heads, key_heads = (t.shape[-3] if t.dim() > 2 else 1 for t in (q, k))
-    return not key_heads or q.shape[-2] > library().int8_queries(heads, key_heads)
 
 
 def _learn(structure: Structure, arguments: AttentionArguments, leaves: list[Tensor]) -> _Known | None:

@@ -22,6 +22,7 @@ from regard.backends.native.launch import (
     filled_without_pairs,
     library,
     natural_row_stats,
+    reads_int8,
 )
 from regard.backends.native.lower_mask import lower_mask, needs_tiles, program_of_mask, why_no_program
 from regard.backends.native.mask_text import why_not_text
@@ -91,10 +92,9 @@ class Native(Backend):
         """Why the kernels do not read int8 where they lie, as a clause; None if they do, or the keys are no int8."""
         if not isinstance(problem.k, Int8Rows):
             return None
-        frame = problem.frame
         if self.invariant:
             return "with invariant, few queries run in the kernel for blocks of queries, which reads floats"
-        if frame.nq > library().int8_queries(frame.heads, problem.key_heads):
+        if not reads_int8(problem.q, problem.k):
             return "the kernel for many queries, or for many heads of a key head, reads floats"
         return "its mask is known tile by tile" if needs_tiles(problem) else None
 
