@@ -11,6 +11,7 @@
 namespace regard {
 
 constexpr float kMaxExponent = 86;  // up to this |rate · a| and |rate · c|, A and C are finite and A C is not 0 · inf
+constexpr float kFarEnd = 0x1p64f;  // stands for infinity where derivatives are taken
 constexpr int kProductBits = 59;    // two sums 1 + A C below 2^kProductBits have a finite product
 constexpr int kWeightBits =
     30;  // weights below 2^-kWeightBits of the largest are replaced by that: what it adds is below rounding
@@ -43,6 +44,12 @@ struct LeakyReluOf {
   REGARD_INLINE vf value(vf x, float slope) { return x > splat(0.0f) ? x : x * splat(slope); }
   REGARD_INLINE vf slope(vf x, vf, float slope) { return x > splat(0.0f) ? splat(1.0f) : splat(slope); }
 };
+
+// x where it is finite. Else a number at which f' is that of x, and whose product with 0 is 0: 0 for NaN.
+REGARD_INLINE vf finite_end(vf x) {
+  const vf end = x > splat(0.0f) ? splat(kFarEnd) : x < splat(0.0f) ? splat(-kFarEnd) : vf{};
+  return x - x == vf{} ? x : end;
+}
 
 // The largest |x| of `count` numbers; infinite if one is not finite. Absolute values are compared as integers, of which
 // NaN is the largest.

@@ -43,7 +43,7 @@ REGARD_NOINLINE void tile_gradients(const float* exponentials, const float* c, i
   }
 }
 
-// By f and f' themselves; adds to tile_da and tile_dw. a, c: finite; c [count][width].
+// By f and f' themselves; adds to tile_da and tile_dw. a, c: finite_end(); c [count][width].
 template <int V, class F>
 REGARD_NOINLINE void tile_gradients_direct(const float* a, const float* c, int64_t width, int64_t count,
                                            const float* ds, float slope, const float* scale, float* tile_da,

@@ -22,7 +22,7 @@ static void similarity_gradients(GradientBlock<V>& z, const Tile& t) {
                           // digits cancel early
   for (int64_t n = t.count; n % W != 0; ++n) zero(s.ds + n * kQueries, kQueries);
   if (method == kDirect) {
-    zero_nonfinite_keys(z, t, at<float>(c.k, z.b.p, pair % c.key_heads) + t.j * c.k.row);
+    bound_keys(z, t, at<float>(c.k, z.b.p, pair % c.key_heads) + t.j * c.k.row);
   } else {
     const Separable form = separable(g.x.activation);
     one = g.x.activation == REGARD_TANH ? 4 : 1, value = form.factor;
@@ -38,13 +38,13 @@ static void similarity_gradients(GradientBlock<V>& z, const Tile& t) {
   for (int64_t k = 0; k < width; ++k) scale[k] = s.q.plain[k] * one;
   if (method != kDirect)
     for (int64_t n = 0; n < t.count; n += W)
-      pack<1>(s.finite_c + n, kKeys, exponentials + n * width, REGARD_F32, width, 1, t.count - n < W ? t.count - n : W,
+      pack<1>(s.bounded_c + n, kKeys, exponentials + n * width, REGARD_F32, width, 1, t.count - n < W ? t.count - n : W,
               width, 1.0f);
   const auto direct = [&](auto gradients, float slope) {
-    gradients(s.finite_a, s.finite_c, width, t.count, s.ds, slope, scale, s.tile_da, s.tile_dw, dc, dc_stride);
+    gradients(s.bounded_a, s.bounded_c, width, t.count, s.ds, slope, scale, s.tile_da, s.tile_dw, dc, dc_stride);
   };
   if (method != kDirect)
-    tile_gradients<V>(s.q.exponentials, s.finite_c, width, t.count, s.ds, constant, scale, s.tile_da, s.tile_dw, dc,
+    tile_gradients<V>(s.q.exponentials, s.bounded_c, width, t.count, s.ds, constant, scale, s.tile_da, s.tile_dw, dc,
                       dc_stride);
   else if (g.x.activation == REGARD_TANH) direct(tile_gradients_direct<V, TanhOf>, 0);
   else if (g.x.activation == REGARD_SIGMOID) direct(tile_gradients_direct<V, SigmoidOf>, 0);

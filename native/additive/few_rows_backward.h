@@ -45,15 +45,15 @@ REGARD_NOINLINE void gradients_by_exponentials(const PreparedQueries& q, const f
   }
 }
 
-// From f and f' themselves. A key that is not finite adds nothing.
+// From f and f' themselves.
 template <class F>
 REGARD_NOINLINE void gradients_direct(const PreparedQueries& q, const KeyVector& keys, const ScoreShare& to) {
   for (int m = 0; m < W; ++m) {
     const float* c = keys.plain + m * keys.row;
-    if (!(max_abs(c, keys.width) < kInf)) continue;
     const vf ds = splat_any(to.ds + m);
     for (int64_t d = 0; d < keys.width; d += W) {
-      const vf z = load(q.a + d) + load(c + d), y = F::value(z, keys.x.slope), p = ds * F::slope(z, y, keys.x.slope);
+      const vf z = finite_end(load(q.a + d)) + finite_end(load(c + d)), y = F::value(z, keys.x.slope);
+      const vf p = ds * F::slope(z, y, keys.x.slope);
       store(to.da + d, load(to.da + d) + p);
       store(to.dw + d, load(to.dw + d) + ds * y);
       float* dc = to.dc + m * to.row + d;
@@ -170,7 +170,6 @@ struct FewRowsGradients {
     for (int64_t m = 0; m < W; ++m) zero(sum + m * row, all.width);
     for (int64_t r = 0; r < f.rows; ++r) {
       const PreparedQueries& q = score.row[r];
-      if (!(q.max_abs < kInf)) continue;
       const ScoreShare to_add{ds + r * W, da + r * all.width, dw + r * all.width, sum, row};
       if (score.method(r) != kDirect)
         gradients_by_exponentials(q, score.keys.exponentials, all.width, activation == REGARD_TANH ? 4 : 1, form.factor,

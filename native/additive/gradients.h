@@ -45,13 +45,13 @@ struct Gradients {
 struct GradientScratch {
   Scratch forward;
   PreparedQueries q;
-  float *finite_a, *finite_c;  // a [width][kQueries] and c [kKeys][width] with 0 in rows that are not finite
-  float *dout, *doutt;         // [kQueries][ldv], [dv][kQueries]
-  float *ds, *kept;            // [kKeys][kQueries] gradients of the scores; what the modifiers keep of a tile
-  float *tile_da, *tile_dw;    // one tile's da [width][kQueries] and dw [width][W]
-  float *da, *dw;              // one block's
-  float *dc, *dv;              // one slice's: [width][dc_stride], [span][ldv]
-  float* scale;                // [width] w, times f's factor
+  float *bounded_a, *bounded_c;  // a [width][kQueries] and c [kKeys][width], finite_end()
+  float *dout, *doutt;           // [kQueries][ldv], [dv][kQueries]
+  float *ds, *kept;              // [kKeys][kQueries] gradients of the scores; what the modifiers keep of a tile
+  float *tile_da, *tile_dw;      // one tile's da [width][kQueries] and dw [width][W]
+  float *da, *dw;                // one block's
+  float *dc, *dv;                // one slice's: [width][dc_stride], [span][ldv]
+  float* scale;                  // [width] w, times f's factor
 };
 
 static int64_t carve_scratch(const Gradients& g, float* from, GradientScratch& s) {
@@ -66,7 +66,7 @@ static int64_t carve_scratch(const Gradients& g, float* from, GradientScratch& s
     s.forward = forward_places(g.c, 1, forward);
     s.q = prepared_places(g.c, prepared);
   }
-  s.finite_a = take(g.width * kQueries), s.finite_c = take(kKeys * g.width);
+  s.bounded_a = take(g.width * kQueries), s.bounded_c = take(kKeys * g.width);
   s.dout = take(kQueries * g.ldv), s.doutt = take(g.c.dv * kQueries);
   s.ds = take(kKeys * kQueries), s.kept = take(Modifiers::kept_size(g.c));
   s.tile_da = take(g.width * kQueries), s.tile_dw = take(g.width * W);

@@ -14,7 +14,7 @@ struct GradientBlock {
   int64_t from;  // the slice's first key
   RowStats<vf> stats[V];
   vf delta[V];
-  vi finite[V];  // lanes with a query whose features are all finite
+  vi there[V];  // lanes with a query
   bool finite_dout;
 };
 
@@ -42,16 +42,12 @@ static void begin_gradients(GradientBlock<V>& z) {
   pack<V>(s.doutt, kQueries, s.dout, REGARD_F32, g.ldv, 1, p.rows, g.c.dv, 1.0f);
   gather(z.stats, g.c.row_stats, p);
   const int64_t rows = p.rows;
-  for (int v = 0; v < V; ++v) z.finite[v] = lanes() + splat_int(v * W) < splat_int((int32_t)rows);
-  for (int64_t k = 0; k < g.c.dk; ++k)
-    for (int v = 0; v < V; ++v) {
-      const vf a = load(s.q.a + k * kQueries + v * W);
-      z.finite[v] = z.finite[v] & (a - a == vf{});
-    }
+  for (int v = 0; v < V; ++v) z.there[v] = lanes() + splat_int(v * W) < splat_int((int32_t)rows);
   for (int64_t k = 0; k < g.width; ++k)
-    for (int v = 0; v < V; ++v)
-      store(s.finite_a + k * kQueries + v * W,
-            k < g.c.dk ? select(z.finite[v], load(s.q.a + k * kQueries + v * W), vf{}) : vf{});
+    for (int v = 0; v < V; ++v) {
+      const vf a = k < g.c.dk ? load(s.q.a + k * kQueries + v * W) : vf{};
+      store(s.bounded_a + k * kQueries + v * W, select(z.there[v], finite_end(a), vf{}));
+    }
 }
 
 // Scores of M keys become weights, -1 where hidden; writes the gradients of the scores to ds.
@@ -74,7 +70,7 @@ REGARD_INLINE void score_gradients(GradientBlock<V>& z, const Tile& t, const flo
       }
       const vi hidden = s == splat(-kInf);
       vf ds = select(hidden, vf{}, p * (dp - z.delta[v]));
-      ds = select(z.finite[v], ds, vf{});
+      ds = select(z.there[v], ds, vf{});
       store(z.b.w.s + at, select(hidden, splat(-1.0f), dropped));
       store(z.s.ds + at, ds);
     }
@@ -138,20 +134,15 @@ static void tile_value_gradients(const GradientBlock<V>& z, const Tile& t) {
   for (; f < ldv; f += W) add_dv_columns<1>(dv + f, ldv, s, z.s.dout + f, rows, t.count);
 }
 
-// Copies the keys of a tile to finite_c. Keys that are not finite become 0, and so do the gradients of their scores.
+// Copies the keys of a tile to bounded_c.
 template <int V>
-static void zero_nonfinite_keys(const GradientBlock<V>& z, const Tile& t, const float* c) {
+static void bound_keys(const GradientBlock<V>& z, const Tile& t, const float* c) {
   const regard_call& call = z.g.c;
-  for (int64_t n = 0; n < t.count; ++n) {
-    float* row = z.s.finite_c + n * z.g.width;
-    bool finite = true;
-    for (int64_t k = 0; k < z.g.width; ++k) {
-      row[k] = k < call.dk ? c[n * call.k.row + k * call.k.col] : 0;
-      finite &= row[k] - row[k] == 0;
-    }
-    if (finite) continue;
-    zero(row, z.g.width), zero(z.s.ds + n * kQueries, kQueries);
-  }
+  const int64_t width = z.g.width;
+  float* const to = z.s.bounded_c;
+  for (int64_t n = 0; n < t.count; ++n)
+    for (int64_t k = 0; k < width; ++k) to[n * width + k] = k < call.dk ? c[n * call.k.row + k * call.k.col] : 0;
+  for (int64_t n = 0; n < t.count * width; n += W) store(to + n, finite_end(load(to + n)));
 }
 
 }  // namespace regard

@@ -149,11 +149,14 @@ class Tile:
 
 
 def _shielded(score: Pipeline, q: Tensor, k: Tensor, at: Region) -> Tensor:
-    """The same scores; but no gradient passes through a pair whose query or key is not finite.
+    """The same scores; but the gradient of a hidden pair, which is 0, stays 0 whatever its query and key hold.
 
-    0 · NaN is NaN: the zero gradient of a hidden pair, multiplied by what is hidden there, would leak.
+    0 · NaN is NaN, so gradients are those at queries and keys with 0 in the place of NaN, and a large number in that of
+    infinity, where activations have saturated too. The derivative of nan_to_num is 0 there, times the gradient: a
+    pair that is visible, and whose gradient is NaN, passes NaN on.
     """
-    q_fine, k_fine = q.isfinite().all(-1), k.isfinite().all(-1)
-    clean = evaluate(score, q.masked_fill(~q_fine[..., None], 0), k.masked_fill(~k_fine[..., None], 0), at)
+    fine = q.isfinite().all(-1)[..., :, None] & k.isfinite().all(-1)[..., None, :]
+    large = torch.finfo(q.dtype).max ** 0.5
+    clean = evaluate(score, q.nan_to_num(0.0, large, -large), k.nan_to_num(0.0, large, -large), at)
     raw = evaluate(score, q.detach(), k.detach(), at).detach()
-    return torch.where(q_fine[..., :, None] & k_fine[..., None, :], clean, raw)
+    return torch.where(fine, clean, clean + (raw - clean.detach()))
