@@ -33,14 +33,16 @@ def serious(seen: Any, axe: str) -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_in_what_heads_add(visit: Any, axe: str, tmp_path: Path, scheme: str) -> None:
+@pytest.mark.parametrize("width", WIDTHS)
+def test_axe_finds_nothing_in_what_heads_add(visit: Any, axe: str, tmp_path: Path, width: int, scheme: str) -> None:
     report = reports.report(2, 3, 23)
     held = report.with_heads(*reports.results(report))
     held.save(tmp_path / "a.html")
-    seen = visit(tmp_path / "a.html", color_scheme=scheme)
+    seen = visit(tmp_path / "a.html", color_scheme=scheme, viewport={"width": width, "height": 900})
     seen.page.select_option("#sort", str(len(held.grids) - 1))
     seen.settle()
     assert serious(seen, axe) == []
+    assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

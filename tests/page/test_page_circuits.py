@@ -13,7 +13,7 @@ import regard as rg
 from regard.demo.model import ByteTokenizer, load
 from regard.demo.reading import read
 from regard.inspect.report.findings import shown
-from test_access import axe, serious
+from test_access import WIDTHS, axe, serious
 
 pytestmark = pytest.mark.full
 __all__ = ["axe"]  # the fixture
@@ -67,8 +67,12 @@ def test_without_circuits_there_is_no_such_part(visit: Any) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(visit: Any, axe: str, found: Any, tmp_path: Path, scheme: str) -> None:
-    read(load(), TEXT).with_heads(found).save(tmp_path / "a.html")
-    seen = visit(tmp_path / "a.html", color_scheme=scheme, viewport={"width": 390, "height": 900})
+@pytest.mark.parametrize("width", WIDTHS)
+def test_axe_finds_nothing(visit: Any, axe: str, found: Any, tmp_path: Path, width: int, scheme: str) -> None:
+    read(load(), TEXT).with_heads(found).save(tmp_path / "a.html", head="L3H1")
+    form = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}}
+    seen = visit(tmp_path / "a.html", address="#L3H1&query=4", **form)
+    assert seen.page.locator("#raised").is_visible()
     assert serious(seen, axe) == []
-    assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert seen.said == [] and len(seen.asked) == 1
