@@ -128,6 +128,42 @@ def test_a_model_that_takes_ids_by_position_is_looked_at() -> None:
     assert [len(one.keys.positions) for one in rg.look(Plain(), [1, 5, 10]).layers] == [3]
 
 
+@pytest.mark.parametrize("measure", ["look", "contributions", "ablation", "carried", "circuits"])
+def test_a_number_that_is_no_byte_is_refused(model: ByteTransformer, measure: str) -> None:
+    measured = rg.look if measure == "look" else getattr(rg.heads, measure)
+    with pytest.raises(ValueError, match=r"the text holds token 300; ByteTransformer knows 256\. Pass the tokenizer"):
+        measured(model, [104, 300, 105])
+    with pytest.raises(ValueError, match="the text is blank"):
+        measured(model, [])
+    with pytest.raises(TypeError, match=r"reads a text, not bytes; write given\.decode\(\), or list\(given\)"):
+        measured(model, b"hello")
+
+
+def test_a_probe_of_tokens_that_are_no_bytes_is_refused(model: ByteTransformer) -> None:
+    with pytest.raises(ValueError, match=r"the text holds token 2[5-9][0-9]; ByteTransformer knows 256"):
+        rg.heads.probe(model, among=range(250, 270), length=20)
+
+
+def test_a_text_that_is_not_encoded_is_refused(model: ByteTransformer) -> None:
+    with pytest.raises(TypeError, match=r"the text is a str; expected bytes: text\.encode\(\)"):
+        read(model, "hello")  # pyright: ignore[reportArgumentType]
+
+
+def test_positions_that_a_model_does_not_have_are_named() -> None:
+    class Placed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places = torch.nn.Embedding(11, 8), torch.nn.Embedding(4, 8)
+            self.attention = rg.nn.MultiHeadAttention(8, 2)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.attention(self.words(tokens) + self.places(torch.arange(tokens.shape[1])))
+
+    assert len(rg.look(Placed(), [1, 5, 10, 2]).layers) == 1
+    with pytest.raises(ValueError, match=r"places of Placed has 4 rows, and is asked for row 4\. Shorten the text"):
+        rg.look(Placed(), [1, 5, 10, 2, 3])
+
+
 def test_a_text_of_one_byte_is_refused(model: ByteTransformer) -> None:
     with pytest.raises(ValueError, match="the text has 1 byte; expected 2 or more"):
         read(model, b"a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,22 @@ def test_models_that_are_served(name: str, tmp_path: Path) -> None:
     assert found.difference < 1e-5
     assert found.generated == (doctor.NEW if name in DECODERS or name in ("T5", "BART") else None)
     assert sum(count for _, count in found.plans) == found.calls
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "BERT", "BART", "OPT"])
+def test_models_with_few_positions_read_fewer_tokens(name: str, tmp_path: Path) -> None:
+    tiny = (DECODERS | ENCODERS | ENCODER_DECODERS)[name]
+    few = {"n_positions": 20} if name == "GPT-2" else {"max_position_embeddings": 20}
+    found = doctor.examine(saved(replace(tiny, options={**tiny.options, **few}), tmp_path))
+    assert found.sound, str(found)
+    assert found.tokens == (20 - doctor.NEW if name in DECODERS else 20)
+    assert f"{found.tokens} tokens, float32" in str(found)
+
+
+def test_a_model_with_too_few_positions_is_refused(tmp_path: Path) -> None:
+    few = replace(DECODERS["GPT-2"], options={**DECODERS["GPT-2"].options, "n_positions": 12})
+    with pytest.raises(ValueError, match="GPT2LMHeadModel has positions for 12 tokens; the doctor needs 14 or more"):
+        doctor.examine(saved(few, tmp_path))
 
 
 def test_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

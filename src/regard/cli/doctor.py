@@ -22,9 +22,10 @@ from regard.cli.machine import processor
 from regard.compat.folder import folder_of, own_model
 from regard.core.errors import Unsupported
 from regard.core.shapes import count_of
+from regard.inspect.reading import positions
 from regard.runtime.dispatch import BACKENDS, Plan
 
-TOKENS, PADDING, NEW = 32, 5, 8
+TOKENS, PADDING, NEW = 32, 5, 8  # of a sequence; of those, padding; generated after them
 FAR = 1e-3  # of the largest output: rounding in float32 stays far below, a wrong mask far above
 
 # optional packages, and the extra that brings each
@@ -90,6 +91,7 @@ class Examined:
     calls       how many calls of attention one forward makes
     difference  the largest difference to eager attention, of real tokens, as a share of the largest output
     largest     that output
+    tokens      how many tokens each sequence has
     generated   how many tokens of NEW are the same when generated, None where the model generates none
     plans       how regard runs the calls, and how many of them
     """
@@ -100,6 +102,7 @@ class Examined:
     calls: int
     difference: float
     largest: float
+    tokens: int
     generated: int | None
     plans: tuple[tuple[Plan, int], ...]
 
@@ -109,11 +112,12 @@ class Examined:
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{n} × {kind}" for kind, n in Counter(self.modules.values()).items())
+        read = f"{self.tokens} tokens, float32"
         rows = [
             ("model", self.model),
             ("attention", f"{count_of(self.calls, 'call')} of {kinds}: {_few(list(self.modules))}"),
             ("not reached", _few([f"{path} ({kind})" for path, kind in self.missed.items()]) or "none"),
-            ("to eager", f"{self.difference:.1e} of the largest output ({self.largest:.3g}), {TOKENS} tokens, float32"),
+            ("to eager", f"{self.difference:.1e} of the largest output ({self.largest:.3g}), {read}"),
             *self._generation(),
             *(row for plan, count in self.plans for row in self._plan(plan, count)),
             ("verdict", "regard serves this model" if self.sound else "do not use regard here: see above"),
@@ -137,9 +141,10 @@ def _few(names: list[str]) -> str:
 def examine(name: str) -> Examined:
     """Runs a model of transformers (a folder, or "minilm") with its eager attention and with regard's.
 
-    In float32, on 32 random tokens a sequence, one of two sequences padded (or on a random picture or sound). Nothing
-    is looked up outside of the folder. Raises ValueError where there is no such model, Unsupported where its attention
-    does not come to regard.
+    In float32, on two sequences of 32 random tokens, one of them padded, or on a random picture or sound. A model with
+    few positions reads fewer tokens. Nothing is looked up outside of the folder.
+
+    Raises ValueError where there is no such model, Unsupported where its attention does not come to regard.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # what regard would warn of is what this finds out
@@ -169,6 +174,7 @@ def _examined(model: Any) -> Examined:
         calls=len(heard),
         difference=float(_of_real((ours - theirs).abs(), real).max()) / largest,
         largest=largest,
+        tokens=_tokens(model),
         generated=None if tokens is None else int((tokens == expected).sum()),
         plans=_plans(heard),
     )
@@ -188,10 +194,15 @@ def _inputs(model: Any) -> tuple[dict[str, Tensor], Tensor | None]:
     name, config = model.main_input_name, model.config
     if name == "input_ids":
         ids = torch.randint(
-            4, config.get_text_config().vocab_size, (2, TOKENS), generator=random, dtype=torch.int64, device="cpu"
+            4,
+            config.get_text_config().vocab_size,
+            (2, _tokens(model)),
+            generator=random,
+            dtype=torch.int64,
+            device="cpu",
         )
         real = torch.ones_like(ids)
-        real[1, TOKENS - PADDING :] = 0
+        real[1, -PADDING:] = 0
         feed = {"input_ids": ids, "attention_mask": real}
         if config.is_encoder_decoder:
             return {**feed, "decoder_input_ids": ids[:, :NEW]}, None
@@ -203,6 +214,20 @@ def _inputs(model: Any) -> tuple[dict[str, Tensor], Tensor | None]:
             4, config.vocab_size, (shape[0], NEW), generator=random, dtype=torch.int64, device="cpu"
         )
     return feed, None
+
+
+def _tokens(model: Any) -> int:
+    """How many tokens the model reads: TOKENS, or fewer where they, and those generated after them, need positions."""
+    limit = positions(model)
+    if limit is None:
+        return TOKENS
+    new = NEW if model.can_generate() and not model.config.is_encoder_decoder else 0
+    if limit - new <= PADDING:
+        raise ValueError(
+            f"{type(model).__name__} has positions for {count_of(limit, 'token')}; the doctor needs "
+            f"{PADDING + 1 + new} or more."
+        )
+    return min(TOKENS, limit - new)
 
 
 def _shape(name: str, config: Any) -> tuple[int, ...]:

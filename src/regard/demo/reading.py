@@ -30,8 +30,10 @@ def read(
     facts: what is recorded of each layer; the default is Report.FACTS and, for texts of up to 2,048 bytes,
     facts.Inputs(), from which Report.row and the weights in .npz are computed.
 
-    Raises ValueError for a shorter text.
+    Raises ValueError for a shorter text, TypeError for a str.
     """
+    if isinstance(text, str):
+        raise TypeError("the text is a str; expected bytes: text.encode().")
     if len(text) < 2:
         raise ValueError(f"the text has {count_of(len(text), 'byte')}; expected 2 or more.")
     tokens, start = torch.tensor(list(text), dtype=torch.int64, device="cpu"), time.perf_counter()

@@ -14,6 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from regard.core.arrays import of_numbers
 from regard.core.shapes import count_of
 from regard.core.wrong_calls import kind_of
+from regard.inspect.embeddings import checked_embeddings, unknown_token
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.model_inputs import TextInputs, of_mapping, of_pair, takes
 from regard.inspect.record import record
@@ -72,10 +73,11 @@ def model_report(
     facts = Report.facts_of_text(max(len(ids), len(tokens))) if facts is None else facts
     tensors = {name: torch.tensor([each], dtype=torch.int64, device="cpu") for name, each in inputs.items()}
     start = time.perf_counter()
-    if takes_input_ids(model):
-        tape = observed(model, facts, progress, **tensors)
-    else:
-        tape = observed(model, facts, progress, *tensors.values())
+    with checked_embeddings(model, ids):
+        if takes_input_ids(model):
+            tape = observed(model, facts, progress, **tensors)
+        else:
+            tape = observed(model, facts, progress, *tensors.values())
     return Report.of(
         tape.calls,
         title=title or model_name(model),
@@ -114,6 +116,12 @@ def _feed(model: nn.Module, read: dict[str, list[int]]) -> tuple[dict[str, list[
     if not getattr(config, "is_encoder_decoder", False):
         return read, ids
     asking = read.get("decoder_input_ids", [_start(config), *ids])
+    limit = positions(model)
+    if limit is not None and len(asking) > limit:
+        raise ValueError(
+            f"the text has {count_of(len(ids), 'token', ',')}, {len(asking):,} with the decoder's start token; "
+            f"{type(model).__name__} has positions for {limit:,}. Shorten the text by a token."
+        )
     return {**read, "decoder_input_ids": asking}, asking
 
 
@@ -147,6 +155,12 @@ def read_inputs(model: nn.Module, given: Any, tokenizer: Tokenizer | None, pair:
 
 def _ids(model: nn.Module, given: Any, tokenizer: Tokenizer | None) -> list[int]:
     name = type(model).__name__
+    if isinstance(given, (list, tuple)) and not given:
+        return []
+    if isinstance(given, bytes):
+        raise TypeError(
+            f"{name} reads a text, not bytes; write given.decode(), or list(given) where its tokens are bytes."
+        )
     if is_ids(given):
         return of_numbers(given, torch.int64).flatten().tolist()
     if not isinstance(given, str):
@@ -168,10 +182,7 @@ def _check_ids(ids: list[int], model: nn.Module) -> None:
         raise ValueError("the text is blank; expected something to read.")
     limit, known = positions(model), _vocabulary(model)
     if known is not None and max(ids) >= known:
-        raise ValueError(
-            f"the text holds token {max(ids):,}; {type(model).__name__} knows {known:,}. Pass the tokenizer that "
-            "belongs to the model, or other ids."
-        )
+        raise ValueError(unknown_token(model, max(ids), known))
     if min(ids) < 0:
         raise ValueError(f"the token ids hold {min(ids)}; expected numbers from 0 on.")
     if limit is not None and len(ids) > limit:

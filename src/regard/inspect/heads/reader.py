@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.core.errors import Unsupported
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
+from regard.inspect.embeddings import checked_embeddings
 from regard.inspect.reading import Tokenizer, evaluating, read_ids, takes_input_ids, tokenizer_for
 from regard.inspect.tape import Recorded
 
@@ -50,7 +51,7 @@ class Reader:
     @torch.no_grad()
     def run(self) -> Any:
         """What the model answers to the ids, as one sequence (1, n)."""
-        with evaluating(self.model):
+        with evaluating(self.model), checked_embeddings(self.model, self.ids.tolist()):
             return self.model(input_ids=self.ids[None]) if takes_input_ids(self.model) else self.model(self.ids[None])
 
     def logits(self, answer: Any) -> Tensor | None:
