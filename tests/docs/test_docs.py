@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from generate.notebook import is_notebook
+from regard import facts
 from selection import few
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,6 +116,17 @@ def test_readme_shows_what_the_demo_prints() -> None:
     assert shown is not None
     lines = [line[4:].removesuffix(", ...") for line in shown[0].splitlines()]
     assert len(lines) == 10 and [line for line in lines if line not in printed] == []
+
+
+def test_pages_give_the_number_of_facts() -> None:
+    """The table of facts has a row for each; Mass.first, Received(weights) and Received.last are forms of two."""
+    kinds = [kind for kind in vars(facts).values() if isinstance(kind, type) and issubclass(kind, facts.Fact)]
+    of_weights = {kind.__name__ for kind in kinds} - {"Fact", "Inputs"}
+    table = set(re.findall(r"^\| `(\w+)[(.]", (ROOT / "docs" / "facts.md").read_text(encoding="utf-8"), re.MULTILINE))
+    assert table == of_weights
+    assert f"any of [{len(table)} facts](docs/facts.md)" in " ".join(README.read_text(encoding="utf-8").split())
+    compared = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
+    assert f"| facts about the weights | {len(table)}, in linear memory |" in compared
 
 
 def test_readme_shows_code() -> None:
