@@ -75,12 +75,12 @@ def attention(
     i // (h // hk). dv may differ from dk. float16, bfloat16 (sums in float32), float32, float64. Memory is linear in nq
     and nk.
 
-    NumPy arrays (and other DLPack arrays) are taken without a copy and answered in kind. Jagged nested tensors of
-    torch, (batch, h, n*, d), are sequences of unequal lengths: each attends to its own keys, and the output is nested
-    like q. Masks and scores then see one batch element, and the positions of each sequence. If only q is nested, and k
-    and v are (batch, hk, nk, d), sequence b of q attends to the keys of batch element b: the new tokens of a batch with
-    a cache, many in some sequences and one in others. Masks and scores then see batch element b; positions.q has a
-    number for each query, the sequences one after another.
+    NumPy arrays (and other DLPack arrays) are taken without a copy, and the output is of the same kind. Jagged nested
+    tensors of torch, (batch, h, n*, d), are sequences of unequal lengths: each attends to its own keys, and the output
+    is nested like q. Masks and scores then see one batch element, and the positions of each sequence. If only q is
+    nested, and k and v are (batch, hk, nk, d), sequence b of q attends to the keys of batch element b: the new tokens
+    of a batch with a cache, many in some sequences and one in others. Masks and scores then see batch element b;
+    positions.q has a number for each query, the sequences one after another.
 
     score      similarity and modifiers; default q · k / sqrt(dk)
     mask       which keys a query may see; a query that may see nothing gets 0, and gradients 0

@@ -23,7 +23,7 @@ _HEAD = 0x85EBCA77
 @answers_wrong_calls(dict.fromkeys(("dropout_p", "dropout", "prob", "rate"), "write Dropout(p)"))
 @dataclass(frozen=True)
 class Dropout(Value):
-    """Each weight is dropped with probability p, the others multiplied by 1 / (1 - p), after the softmax.
+    """Drops each weight with probability p after the softmax, and multiplies the others by 1 / (1 - p).
 
     Whether a weight is kept depends only on (seed, batch, head, position of query, position of key). Without a seed,
     each call draws one from torch's generator, so that torch.manual_seed makes it reproducible.

@@ -42,8 +42,8 @@ def entropy(
 ) -> Any:
     """H_i = -Σ_j p_ij ln p_ij in nats, (*batch, h, nq), differentiable: the fact Entropy as a term of a loss.
 
-    Arguments and errors as `attention`, axes too; float32, or float64 for float64 inputs. A row that sees nothing has
-    entropy 0 and gradients 0. With a sink, H is the sum over the keys alone, of weights that sum to 1 - p_sink.
+    Arguments, axes and errors as `attention`; float32, or float64 for float64 inputs. A row that sees nothing has
+    entropy 0 and gradients 0. With a sink, H sums over the keys only, whose weights sum to 1 - p_sink.
     Gradients flow to q, k, the sink and every tensor in the score:
         dH_i/ds_ij = -p_ij (ln p_ij + H_i + p_sink,i),   dH_i/dsink = p_sink,i (1 - p_sink,i - H_i).
     Memory is linear in nq and nk, forward and backward; higher derivatives, forward mode, torch.func hold all scores.
@@ -71,7 +71,7 @@ def max_score(
 ) -> Any:
     """max_j s_ij over the keys that query i may see, (*batch, h, nq), differentiable: a term against exploding scores.
 
-    Arguments and errors as `attention`, axes too; float32, or float64 for float64 inputs. A row that sees nothing has
+    Arguments, axes and errors as `attention`; float32, or float64 for float64 inputs. A row that sees nothing has
     -inf and gradients 0. A sink is not a key and has no effect. The gradient goes only to the largest score, or to the
     first of equal ones. Memory as `entropy`. Source: Kimi Team 2025, QK-clip (arXiv 2507.20534).
 

@@ -84,8 +84,9 @@ class Monitor:
 def monitor(model: nn.Module, *, every: int = 100, layers: Layers = "*") -> Monitor:
     """A Monitor of a model in training: open it with `with` around each step, and log its `scalars()`.
 
-    For each layer and each head they hold the largest score of the step (over batch and queries; growing, it announces
-    divergence) and the mean entropy, in nats, of the queries that see a key (at 0 a head has collapsed; NaN of none):
+    For each layer and each head they hold the largest score of the step over batch and queries (a score that grows is
+    a sign of divergence), and the mean entropy in nats of the queries that see a key (0: the head has collapsed; NaN:
+    no query sees a key):
     attention/<layer>/max_score, .../entropy, attention/<layer>/head<h>/max_score, .../entropy.
 
     Only each `every`-th step is observed, the first one included; the other steps cost nothing and have no scalars. An

@@ -40,7 +40,7 @@ def record(
 
     It records the calls of regard's own layers and functions, of torch's scaled_dot_product_attention,
     nn.MultiheadAttention and nn.TransformerEncoder (also on its fused path), and of the models of transformers with any
-    implementation. The outputs of the model keep their bits. Facts are computed at once, without gradients. Memory: the
+    implementation. The outputs stay bit for bit the same. Facts are computed at once, without gradients. Memory: the
     facts, one copy of each mask that differs from the ones before, and with Inputs() the queries and keys. Calls that
     are recomputed in a backward pass (checkpointing) are not recorded again.
 

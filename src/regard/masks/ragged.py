@@ -76,12 +76,12 @@ def _made(x: Tensor | tuple[int, ...] | None) -> Tensor | None:
 class Lengths(Mask):
     """Padding: key j of batch element b is real if first[b] ≤ j < keys[b], query i if i < queries[b].
 
-    keys, queries, first: integer tensors (*batch), or lists of numbers, one for each sequence; None = all real. Padding
-    at the end is what is not below keys and queries, padding in front (left padding) what is below first: with
-    Lengths(first=n - mask.sum(-1)) each query sees the real keys of a batch as tokenizers pad it for generation. A
-    padded query sees nothing, so its output is 0; under Causal() those before `first` see nothing either. j and i are
-    indices. For padding between real tokens use Dense(mask[:, None, None, :]).
-    Lists become tensors, on the CPU, only when a field is read: steps of decoding, each with other lengths, need no
+    keys, queries, first: integer tensors (*batch), or lists of numbers, one for each sequence; None = all real. `keys`
+    and `queries` describe padding at the end. `first` describes padding in front (left padding), as tokenizers pad a
+    batch for generation: Lengths(first=n - mask.sum(-1)). A query that `queries` makes padding sees nothing, so its
+    output is 0; under Causal() the queries before `first` see nothing either. j and i are indices. For padding between
+    real tokens use Dense(mask[:, None, None, :]).
+    Lists become tensors, on the CPU, only when a field is read, so steps of decoding, whose lengths change, need no
     tensors.
     Raises TypeError for floats and booleans, ShapeError for another shape or a number outside 0..n.
 

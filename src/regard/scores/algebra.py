@@ -25,7 +25,7 @@ class Score(Value):
     """How well a key matches a query: a similarity, then modifiers, applied left to right.
 
     Any tensor field of a score (a matrix, slopes, a table, a bias) receives its gradient if it requires one. `formula`
-    is what a notebook shows of a stage; a subclass says the same until it says something else.
+    is the text that a notebook shows for a stage; a subclass inherits it.
 
     >>> from regard.scores.similarity import ScaledDot
     >>> from regard.scores.modifiers import SoftCap
@@ -97,7 +97,7 @@ class Score(Value):
 class Similarity(Score):
     """The first stage: s_ij from q_i and k_j. Subclass with `compare`, and `prepare` for work done once an element.
 
-    footprint: numbers held for each pair while it is compared; tiles shrink by it.
+    footprint: how many numbers `compare` holds for each pair; the more, the smaller the tiles.
 
     >>> import regard as rg
     >>> @dataclass(frozen=True)
@@ -147,9 +147,9 @@ class Similarity(Score):
 class Modifier(Score):
     """A later stage: a score from a score. Subclass as a frozen dataclass with `modify`.
 
-    Set `positional = False` where it does not read at.i and at.j, and `indexed = False` where it reads no index of a
-    query or key either (at.row, at.col, a tensor with a number for each key); a subclass says the same until it says
-    something else. What reads no index goes over sources of unknown length (attention_over).
+    Set `positional = False` if it does not read at.i and at.j, and `indexed = False` if it reads no index of a query or
+    key either (at.row, at.col, a tensor with a number for each key); a subclass inherits both. A modifier that reads no
+    index runs over sources of unknown length (attention_over).
 
     >>> import regard as rg
     >>> @dataclass(frozen=True)

@@ -222,8 +222,8 @@ class Custom(Similarity):
     fn gets a tile of queries (*batch, h, r, dq), of keys (*batch, h, c, dk) and the tensors whole, and returns (*batch,
     h, r, c), by differentiable operations that treat every pair alike. It is called once per tile, forward and
     backward. Every tensor that needs a gradient must be in `tensors`; a fn that uses another such tensor raises an
-    error. `footprint`: how many numbers fn holds for each pair, so that tiles are made smaller. A fn of q @ k.mT alone
-    runs in the native kernels: it is traced there, on stand-ins for q and k.
+    error. `footprint`: how many numbers fn holds for each pair; the more, the smaller the tiles. If fn reads q and k
+    only in q @ k.mT, it runs on the native kernels, which trace it on stand-ins for q and k.
 
     >>> import regard as rg
     >>> manhattan = Custom(lambda q, k: -torch.cdist(q, k, p=1))

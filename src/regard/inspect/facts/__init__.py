@@ -1,9 +1,10 @@
-"""Facts: what can be known about the weights of attention without writing them out. `look` answers them.
+"""Facts: questions about the weights of attention. `look` and `record` answer them without the n × n weights.
 
-Each is a value that says what is wanted; its docstring is its definition. By rows: Visible, Entropy, RelativeEntropy,
-EffectiveKeys, Concentration, MaxScore, Top, Mass, SinkMass, Distance, Within, Offsets. By keys: Received, MeanReceived,
-MaxReceived, Readers. Pooled: Map, ScoreMap, Histogram. The weights themselves: Rows, Columns, Quantised. Of your own:
-Fact. Of `record`: Inputs. Times the norm of what each key's value adds: Carried.
+Each fact is a value, and its docstring is its definition. For each query: Visible, Entropy, RelativeEntropy,
+EffectiveKeys, Concentration, MaxScore, Top, Mass, SinkMass, Distance, Within, Offsets. For each key: Received,
+MeanReceived, MaxReceived, Readers. Pooled: Map, ScoreMap, Histogram. The weights themselves: Rows, Columns, Quantised.
+Weights times the norm that each key's value adds: Carried. The inputs of a recorded call: Inputs. Subclass Fact for
+your own.
 
 >>> import regard as rg, torch
 >>> x = torch.zeros(4, 8)

@@ -33,8 +33,8 @@ class Carried(Fact[Any]):
     """The answer of another fact, with p_ij c_j in place of each weight p_ij: how much is carried, not only looked at.
 
     With c_j = ‖v_j W^O_h‖, the norm of what key j's value adds to the output of head h, p_ij c_j = ‖p_ij v_j W^O_h‖ is
-    the norm of what query i receives from key j. A key with a large weight and a small value carries little. The norm
-    of a sum is at most the sum of the norms: Σ_j p_ij c_j is no norm of the head's output.
+    the norm of what query i receives from key j. A key with a large weight and a small value carries little. Σ_j p_ij
+    c_j is an upper bound of the norm of the head's output.
 
     norms  c_j ≥ 0 in the units of the output, (nk,) or a tensor that broadcasts to (*batch, h, nk): see
            regard.heads.value_norms; for a model on a text see regard.heads.carried

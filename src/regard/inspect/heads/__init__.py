@@ -1,4 +1,4 @@
-"""Heads: what each adds to the residual stream and to a logit, the loss without it, and which kind it is of.
+"""Heads: what each one adds to the residual stream and to a logit, the loss without it, and its kind.
 
 >>> from regard.demo.model import load
 >>> print(contributions(load(), list(b"to be or not to b")))

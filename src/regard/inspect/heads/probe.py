@@ -47,11 +47,11 @@ class Probe(HeadResult):
 
     ids     what was read: a start token, where the model has one, and `length` random tokens, twice
     layers  the paths of the attention layers, in the order of their calls
-    scores  of each kind one tensor (h,) a layer: the mean weight on what that kind looks at, over the second copy; NaN
-            for a layer that does not see that (a window)
-    error   the same for half the interval of each mean: 95 % for all heads together (Bonferroni), as if positions did
-            not depend on each other; more seeds narrow it
-    chance  of each layer the mean weight of a head that looks everywhere alike
+    scores  for each kind one tensor (h,) a layer: the mean weight on the keys of that kind, over the second copy; NaN
+            for a layer that does not see these keys (a window)
+    error   for each kind one tensor (h,) a layer: half the interval of each mean, 95 % for all heads together
+            (Bonferroni), as if positions were independent; the means over several seeds have smaller intervals
+    chance  for each layer the mean weight that a head with equal weights gives to such a key
     """
 
     ids: tuple[int, ...]
