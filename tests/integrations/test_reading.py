@@ -89,16 +89,6 @@ def test_a_text_longer_than_the_model() -> None:
             rg.look(bert(), blank, tokenizer=Words())
 
 
-def test_the_start_token_of_a_decoder_takes_a_position() -> None:
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_start_token_id": 1}
-    config = transformers.BartConfig(vocab_size=50, max_position_embeddings=13, **sizes, **heads)
-    model = transformers.BartModel(config)
-    assert len(rg.look(model, list(range(3, 15))).layers) == 3
-    with pytest.raises(ValueError, match="the text has 13 tokens, 14 with the decoder's start token; BartModel has"):
-        rg.look(model, TEXT, tokenizer=Words())
-
-
 def test_a_tokenizer_of_another_model_is_refused() -> None:
     model, words = bert(), Words()
     model.set_input_embeddings(torch.nn.Embedding(7, 16))

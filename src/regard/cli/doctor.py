@@ -19,13 +19,12 @@ from regard.api import explain
 from regard.backends.native.ffi import built, chosen, runnable, why_not_built
 from regard.call.hooks import AttentionCall, observing
 from regard.cli.machine import processor
-from regard.compat.folder import folder_of, own_model
+from regard.cli.random_inputs import NEW, random_inputs, token_count
+from regard.compat.folder import folder_of, own_model, said
 from regard.core.errors import Unsupported
 from regard.core.shapes import count_of
-from regard.inspect.reading import positions
 from regard.runtime.dispatch import BACKENDS, Plan
 
-TOKENS, PADDING, NEW = 32, 5, 8  # of a sequence; of those, padding; generated after them
 FAR = 1e-3  # of the largest output: rounding in float32 stays far below, a wrong mask far above
 
 # optional packages, and the extra that brings each
@@ -152,19 +151,19 @@ def examine(name: str) -> Examined:
 
 
 def _examined(model: Any) -> Examined:
-    feed, real = _inputs(model)
+    feed, real = random_inputs(model)
     heard: list[AttentionCall] = []
     with torch.no_grad():
         try:
             with observing(heard.append), _watched(model) as ran:
-                ours = _output(model(**feed))
+                ours = _run(model, feed)
         except Unsupported as error:
             raise Unsupported(_unreached(model, str(error).splitlines()[0])) from None
         if not heard:
             raise Unsupported(_unreached(model, "not one call of attention came to regard"))
         tokens = _generate(model, feed)
         model.set_attn_implementation("eager")
-        theirs = _output(model(**feed))
+        theirs = _run(model, feed)
         expected = _generate(model, feed)
     seen, largest = {id(call.layer) for call in heard}, float(theirs.abs().max())
     return Examined(
@@ -174,10 +173,21 @@ def _examined(model: Any) -> Examined:
         calls=len(heard),
         difference=float(_of_real((ours - theirs).abs(), real).max()) / largest,
         largest=largest,
-        tokens=_tokens(model),
+        tokens=token_count(model),
         generated=None if tokens is None else int((tokens == expected).sum()),
         plans=_plans(heard),
     )
+
+
+def _run(model: Any, feed: dict[str, Tensor]) -> Tensor:
+    """The output of the model, or a ValueError, with the model's own error, where it does not read such inputs."""
+    try:
+        return _output(model(**feed))
+    except Unsupported:
+        raise
+    except Exception as error:  # what models raise on inputs that they cannot read has no type in common
+        name, why = type(model).__name__, f"{type(error).__name__}: {said(error).rstrip('.')}"
+        raise ValueError(f"{name} does not read {', '.join(feed)} alone: {why}.") from error
 
 
 def _of_real(difference: Tensor, real: Tensor | None) -> Tensor:
@@ -186,60 +196,6 @@ def _of_real(difference: Tensor, real: Tensor | None) -> Tensor:
 
 def _unreached(model: nn.Module, why: str) -> str:
     return f"{type(model).__name__} does not route its attention through transformers' interface: {why.rstrip('.')}."
-
-
-def _inputs(model: Any) -> tuple[dict[str, Tensor], Tensor | None]:
-    """What the model reads, and which of its tokens are real."""
-    random = torch.Generator().manual_seed(0)
-    name, config = model.main_input_name, model.config
-    if name == "input_ids":
-        ids = torch.randint(
-            4,
-            config.get_text_config().vocab_size,
-            (2, _tokens(model)),
-            generator=random,
-            dtype=torch.int64,
-            device="cpu",
-        )
-        real = torch.ones_like(ids)
-        real[1, -PADDING:] = 0
-        feed = {"input_ids": ids, "attention_mask": real}
-        if config.is_encoder_decoder:
-            return {**feed, "decoder_input_ids": ids[:, :NEW]}, None
-        return feed, real
-    shape = _shape(name, config)
-    feed = {name: torch.randn(*shape, generator=random, dtype=torch.float32, device="cpu")}
-    if config.is_encoder_decoder:
-        feed["decoder_input_ids"] = torch.randint(
-            4, config.vocab_size, (shape[0], NEW), generator=random, dtype=torch.int64, device="cpu"
-        )
-    return feed, None
-
-
-def _tokens(model: Any) -> int:
-    """How many tokens the model reads: TOKENS, or fewer where they, and those generated after them, need positions."""
-    limit = positions(model)
-    if limit is None:
-        return TOKENS
-    new = NEW if model.can_generate() and not model.config.is_encoder_decoder else 0
-    if limit - new <= PADDING:
-        raise ValueError(
-            f"{type(model).__name__} has positions for {count_of(limit, 'token')}; the doctor needs "
-            f"{PADDING + 1 + new} or more."
-        )
-    return min(TOKENS, limit - new)
-
-
-def _shape(name: str, config: Any) -> tuple[int, ...]:
-    if name == "pixel_values":
-        size = config.image_size
-        height, width = (size, size) if isinstance(size, int) else size
-        return 1, getattr(config, "num_channels", 3), height, width
-    if name == "input_values":
-        return 1, 16000  # a second of sound
-    if name == "input_features" and hasattr(config, "max_source_positions"):
-        return 1, config.num_mel_bins, 2 * config.max_source_positions
-    raise ValueError(f"the doctor has no {name} to give to this model; it has tokens, pictures and sounds.")
 
 
 def _output(out: Any) -> Tensor:

@@ -66,7 +66,8 @@ def model_report(
     model's, and a model that reads no text; TypeError without a text or a tokenizer; LookupError where no attention
     call was seen, which says why.
     """
-    tokenizer = tokenizer_for(model, tokenizer)
+    tokenizer, title = tokenizer_for(model, tokenizer), title or model_name(model)
+    model = text_part(model)
     read = read_inputs(model, given, tokenizer, pair)
     ids = read.arguments["input_ids"]
     inputs, tokens = _feed(model, read.arguments)
@@ -80,7 +81,7 @@ def model_report(
             tape = observed(model, facts, progress, *tensors.values())
     return Report.of(
         tape.calls,
-        title=title or model_name(model),
+        title=title,
         model=type(model).__name__,
         tokens=texts(tokenizer, tokens),
         key_tokens=texts(tokenizer, ids),
@@ -88,6 +89,12 @@ def model_report(
         context=context,
         second_text=read.second if tokens is ids else 0,
     )
+
+
+def text_part(model: nn.Module) -> nn.Module:
+    """The part of a model of images and texts that reads texts (CLIP and its like); any other model as it is."""
+    text = getattr(model, "text_model", None)
+    return text if isinstance(text, nn.Module) and hasattr(model, "vision_model") else model
 
 
 def takes_input_ids(model: nn.Module) -> bool:

@@ -99,6 +99,7 @@ def ablation(
     (3, 1)
     """
     reader = Reader.of(model, given, tokenizer, most)
+    model = reader.model
     if len(reader.ids) < 2:
         raise ValueError(f"the text has {len(reader.ids)} token; expected 2 or more.")
     projections = find_projections(model, reader.run)

@@ -130,6 +130,7 @@ def carried(model: nn.Module, given: Any, *, tokenizer: Tokenizer | None = None)
     """
     tokenizer = tokenizer_for(model, tokenizer)
     reader = Reader.of(model, given, tokenizer)
+    model = reader.model
     projections = find_projections(model, reader.run)
     called = tuple((one.layer, one.call.number) for one in projections)
     asked = _CarriedOfCall(called, tuple(one.weight for one in projections))

@@ -201,6 +201,7 @@ def circuits(model: nn.Module, given: Any, *, tokenizer: Tokenizer | None = None
     """
     tokenizer = tokenizer_for(model, tokenizer)
     whole, reader = (Reader.of(model, given, tokenizer, most) for most in (None, READ))
+    model = reader.model
     projections = find_projections(model, reader.run)
     inputs = find_input_projections(model, reader.run)
     stream, seen = Stream(), list[Projection]()

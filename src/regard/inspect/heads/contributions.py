@@ -149,6 +149,7 @@ def contributions(
     check_number(token, "token")
     tokenizer = tokenizer_for(model, tokenizer)
     reader = Reader.of(model, given, tokenizer)
+    model = reader.model
     at = _position(at, len(reader.ids))
     projections = find_projections(model, reader.run)
     stream, inputs, norms = Stream(), list[Tensor](), list[Tensor]()

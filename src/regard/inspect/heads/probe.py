@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.inspect.facts.places import Mass, Offsets
 from regard.inspect.facts.rows import Visible
 from regard.inspect.heads.reader import Reader, answers_head_calls, check_causal, check_number
-from regard.inspect.reading import positions
+from regard.inspect.reading import positions, text_part
 from regard.inspect.record import record
 from regard.inspect.report.findings import Finding, Findings, Head
 from regard.inspect.report.grids import Grid
@@ -141,6 +141,7 @@ def probe(model: nn.Module, *, length: int | None = None, seed: int = 0, among: 
     ['L3H1']
     """
     check_number(length, "length")
+    model = text_part(model)
     ids = draw(model, length, seed, among)
     length = len(ids) // 2
     reader = Reader.of(model, ids, None)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.core.errors import Unsupported
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.inspect.embeddings import checked_embeddings
-from regard.inspect.reading import Tokenizer, evaluating, read_ids, takes_input_ids, tokenizer_for
+from regard.inspect.reading import Tokenizer, evaluating, is_ids, read_ids, takes_input_ids, text_part, tokenizer_for
 from regard.inspect.tape import Recorded
 
 answers_head_calls = answers_wrong_calls(
@@ -44,8 +44,11 @@ class Reader:
                 f"{type(model).__name__} has an encoder and a decoder; expected a model with one of them: pass "
                 "model.get_encoder() for the encoder's heads."
             )
+        if isinstance(given, (list, tuple)) and given and not is_ids(given):
+            raise TypeError(f"heads are measured on one text, or its token ids (n,), not on a list of {len(given)}.")
+        tokenizer, model = tokenizer_for(model, tokenizer), text_part(model)
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        ids = read_ids(model, given, tokenizer_for(model, tokenizer))
+        ids = read_ids(model, given, tokenizer)
         return Reader(model, torch.tensor(ids[:most], device=device, dtype=torch.int64))
 
     @torch.no_grad()

@@ -6,6 +6,7 @@ from abc import ABC
 from dataclasses import dataclass
 from functools import cached_property
 
+from regard.core.wrong_calls import kind_of
 from regard.inspect.report.findings import Findings, Head
 from regard.inspect.report.grids import Grid, worth_showing
 from regard.inspect.report.head_result import HeadResult
@@ -116,6 +117,8 @@ class Content(ABC):
 
         Raises ValueError for no label, and for one that fits no layer, or several.
         """
+        if not isinstance(label, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"the label is {kind_of(label)}; expected a str such as 'L3H1'.")
         place, head = parse_head(label)
         if isinstance(place, int):
             return place, head

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.inputs import Inputs
 from regard.inspect.facts.keys import Readers, Received
@@ -113,6 +114,8 @@ class Layer:
 
         Raises IndexError for a query that is not there, ValueError where queries and keys were not recorded.
         """
+        if not isinstance(query, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"query is {kind_of(query)}; expected an integer.")
         self.check_kept()
         if not -len(self.queries) <= query < len(self.queries):
             raise IndexError(f"there is no query {query}; {self.name} has queries 0 to {len(self.queries) - 1}.")
