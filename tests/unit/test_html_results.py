@@ -11,6 +11,7 @@ import torch
 
 import regard as rg
 import sample_reports as reports
+from regard.demo.model import load
 from regard.inspect.lint.defect import Defect, Lint
 from regard.inspect.report.findings import Finding, Findings
 from regard.inspect.report.grids import Grid
@@ -65,6 +66,26 @@ def test_lint_is_a_table_with_its_cures() -> None:
 def test_a_state_shows_its_shapes() -> None:
     x = torch.randn(2, 5, 8)
     assert repr(rg.attention_state(x, x, x)) == "State(m=float32[2, 5], l=float32[2, 5], o=float32[2, 5, 8])"
+
+
+def test_what_holds_tensors_shows_their_shapes() -> None:
+    model, text = load(), "She sells sea shells by the shore. "
+    carried = rg.heads.carried(model, text)
+    assert repr(carried.carried[3]) == (
+        "CarriedLayer(norms=float32[4, 35], weights=float32[4, 35], received=float32[4, 35], "
+        "top=(int64[4, 35, 4], float32[4, 35, 4], float32[4, 35]), map=float32[4, 35, 35])"
+    )
+    circuit = rg.heads.circuits(model, text).circuits[0]
+    assert repr(circuit) == (
+        "Circuit(inputs=InputProjections(w_v=float64[4, 128, 32], w_q=float64[4, 128, 32], w_k=float64[4, 128, 32]), "
+        "w_o=float64[4, 32, 128])"
+    )
+    with rg.record(model, (rg.facts.Inputs(),)) as tape:
+        model(torch.zeros(1, 5, dtype=torch.int64))
+    assert repr(tape.calls[0][rg.facts.Inputs()]) == (
+        "AttentionCall(layer=MultiHeadAttention, q=float32[1, 4, 5, 32], k=float32[1, 4, 5, 32], "
+        "score=ScaledDot(), mask=Causal() & Window(before=255, after=0), positions=Positions(q=int64[5], k=int64[5]))"
+    )
 
 
 @pytest.mark.parametrize(

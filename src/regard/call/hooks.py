@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from regard.core.positions import Positions
+from regard.core.value import with_shapes
 from regard.masks.algebra import Everything, Mask
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
@@ -32,6 +33,9 @@ class AttentionCall:
     positions: Positions | None = None
     sink: Tensor | float | None = None
     v: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return with_shapes("AttentionCall", vars(self))
 
 
 Observer = Callable[[AttentionCall], None]

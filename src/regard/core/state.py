@@ -16,6 +16,7 @@ from regard.core.dtypes import widen
 from regard.core.errors import ShapeError
 from regard.core.shapes import listed
 from regard.core.tracing import data_unavailable, finite
+from regard.core.value import with_shapes
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +125,7 @@ class State:
     o: Tensor
 
     def __repr__(self) -> str:
-        fields = (f"{name}={str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for name, t in vars(self).items())
-        return f"State({', '.join(fields)})"
+        return with_shapes("State", vars(self))
 
     @staticmethod
     def empty(

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from types import FunctionType
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Self
 
 
@@ -129,6 +129,15 @@ def _leaves(item: Any) -> Iterator[Tensor]:
             yield from _leaves(part)
 
 
+def with_shapes(name: str, held: Mapping[str, Any]) -> str:
+    """A class and its fields in a line: dtype and shape of each tensor; fields that are None are left out.
+
+    >>> with_shapes("Pair", {"x": torch.zeros(2, 3), "y": None})
+    'Pair(x=float32[2, 3])'
+    """
+    return f"{name}({', '.join(f'{field}={_show(item)}' for field, item in held.items() if item is not None)})"
+
+
 def _exchange(item: Any, tensors: Iterator[Tensor]) -> Any:
     if isinstance(item, Tensor):
         return next(tensors)
@@ -165,4 +174,6 @@ def _show(item: Any) -> str:
     if isinstance(item, tuple):
         shown = [_show(part) for part in item]  # pyright: ignore[reportUnknownVariableType]
         return f"({', '.join(shown)}{',' * (len(shown) == 1)})"
+    if isinstance(item, nn.Module):
+        return type(item).__name__
     return item.__name__ if isinstance(item, FunctionType) else repr(item)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regard.core.errors import Unsupported
 from regard.core.shapes import blocks
+from regard.core.value import with_shapes
 from regard.inspect.heads.projections import Projection, at_projections, find_projections
 from regard.inspect.heads.query_key_value import InputProjections, find_input_projections
 from regard.inspect.heads.reader import Reader, answers_head_calls
@@ -40,6 +41,9 @@ class Circuit:
 
     inputs: InputProjections
     w_o: Tensor
+
+    def __repr__(self) -> str:
+        return with_shapes("Circuit", vars(self))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

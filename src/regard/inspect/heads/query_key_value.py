@@ -13,6 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from regard.call.hooks import AttentionCall
 from regard.core.errors import Unsupported
 from regard.core.shapes import listed
+from regard.core.value import with_shapes
 from regard.inspect.facts.inputs import CallFact
 from regard.inspect.heads.projections import inside, matrix
 from regard.inspect.heads.unembedding import NormCall
@@ -35,6 +36,9 @@ class InputProjections:
     w_q: Tensor | None = None
     w_k: Tensor | None = None
     why_not: str | None = None
+
+    def __repr__(self) -> str:
+        return with_shapes("InputProjections", vars(self))
 
 
 class _Made(NamedTuple):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from regard.core.value import with_shapes
 from regard.inspect.facts.rows import TopKeys
 
 
@@ -24,3 +25,6 @@ class CarriedLayer(NamedTuple):
     received: Tensor
     top: TopKeys
     map: Tensor
+
+    def __repr__(self) -> str:
+        return with_shapes("CarriedLayer", self._asdict())
