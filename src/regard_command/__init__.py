@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
 def _add_look(command: argparse.ArgumentParser) -> None:
     """A text, a model, and what is measured besides."""
     command.add_argument("file", metavar="FILE", nargs="?", help="a text, or - for standard input")
-    command.add_argument("--text", dest="text", metavar="FILE", help="a text file, as an option")
+    command.add_argument("--text", dest="text", metavar="FILE", help="a text file, the same as FILE")
     command.add_argument("-t", "--words", dest="words", metavar="WORDS", help="the text itself, in quotes")
     command.add_argument(
         "--encoding",
@@ -144,7 +144,7 @@ def _add_compare(command: argparse.ArgumentParser) -> None:
     command.add_argument("--with-model", metavar="DIR", help="the model after (default: the same one)")
     command.add_argument("--head", type=_head, metavar="L3H1", help="the head before that is shown first")
     command.add_argument("--with-head", type=_head, metavar="L5H0", help="the head after (default: the same one)")
-    where = "the file for the comparison: .html .json or .npz (default printed only)"
+    where = "the file for the comparison: .html .json or .npz (default: only printed)"
     command.add_argument("-o", "--output", type=Path, metavar="FILE", help=where)
     command.add_argument("--open", action="store_true", help="show the page in the browser")
 

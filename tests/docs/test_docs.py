@@ -129,6 +129,12 @@ def test_pages_give_the_number_of_facts() -> None:
     assert f"| facts about the weights | {len(table)}, in linear memory |" in compared
 
 
+def test_pages_give_the_additive_score_its_weights_alike() -> None:
+    """A paper's W_q (h, dq) is transposed: Additive's w_q is (dq, h)."""
+    for page in (README, ROOT / "docs" / "seeds.md"):
+        assert "Additive(W_q.T, W_k.T, v" in page.read_text(encoding="utf-8")
+
+
 def test_readme_shows_code() -> None:
     assert blocks(README.read_text(encoding="utf-8"))
 

@@ -2,7 +2,7 @@
 
 Each line is a command line, its exit status, and a part of what is printed: on standard output where the status is 0,
 on standard error where it is 1 (it could not be done) or 2 (there is no such command, option or value). `< file` is
-standard input. m is a small model of transformers.
+standard input. m is a small model of transformers, few is one with 20 positions.
 """
 
 from __future__ import annotations
@@ -122,6 +122,8 @@ regard look one.txt --probe  # 0  induction heads on random tokens: L3H1
 
 MODELS = """
 regard look one.txt --model m  # 0  m (GPT2Model)  13 tokens, 2 × 2 heads
+regard look one.txt --model few  # 0  few (GPT2Model)  13 tokens, 2 × 2 heads
+regard look one.txt --model few --probe  # 0  induction heads on random tokens
 regard look one.txt --model ./m --head L0H1 -o m.html  # 0  wrote m.html  (L0H1: h.0.attn)
 regard look one.txt --model m --contributions  # 0  part in the logit of
 regard look one.txt --model minilm  # 0  minilm (BertModel)  15 tokens, 6 × 12 heads
@@ -159,6 +161,7 @@ regard compare one.txt two.txt --heads L1H1  # 2  regard compare has no option -
 MACHINE = """
 regard doctor  # 0  kernels
 regard doctor m  # 0  regard serves this model
+regard doctor few  # 0  12 tokens, float32
 regard doctor folder  # 1  folder is no model of transformers: expected a folder with config.json and weights.
 regard doctor gpt2  # 1  regard downloads nothing: save the model, and name its folder.
 regard doctor m other  # 2  regard doctor does not take 'other'; it examines one model.
@@ -181,10 +184,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "folder").mkdir()
     if find_spec("transformers") is not None:
         _save_model(path / "m")
+        _save_model(path / "few", positions=20)
     return path
 
 
-def _save_model(path: Path) -> None:
+def _save_model(path: Path, positions: int = 64) -> None:
     """A model with random weights, and a tokenizer that knows the words of one.txt."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
@@ -194,7 +198,7 @@ def _save_model(path: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(path)
     ends = {"bos_token_id": 0, "eos_token_id": 0}
-    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": len(words), "n_positions": 64}
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": len(words), "n_positions": positions}
     GPT2LMHeadModel(GPT2Config(**sizes, **ends)).save_pretrained(path)
 
 
@@ -208,7 +212,13 @@ def lines(*tables: str) -> list[Any]:
 def test_a_command_line_is_answered(
     line: str, status: int, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for word, module in ((" m", "transformers"), ("minilm", MINILM), (".png", "matplotlib"), (".svg", "matplotlib")):
+    for word, module in (
+        (" m", "transformers"),
+        (" few", "transformers"),
+        ("minilm", MINILM),
+        (".png", "matplotlib"),
+        (".svg", "matplotlib"),
+    ):
         if word in line and status != 2 and find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
     monkeypatch.chdir(folder)

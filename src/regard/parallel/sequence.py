@@ -26,8 +26,8 @@ class SequenceParallel:
     """The tokens of each rank, for layers of regard.nn: MultiHeadAttention(..., parallel=SequenceParallel(shards)).
 
     A layer then takes x (*batch, n_r, d_model), the tokens of its rank in the order of shards.indices[rank], rotates
-    them by their positions in the whole sequence, and attends to all of it; its mask and its score are the whole's. A
-    layer's sequence has shards.n tokens; for another one, set `layer.parallel` anew. The gradient of a parameter is
+    them by their positions in the whole sequence, and attends to all of it; its mask and score are those of the whole.
+    A layer's sequence has shards.n tokens; for another one, set `layer.parallel` anew. The gradient of a parameter is
     what this rank's tokens add to it: sum it over the group, as for the layers around it.
 
     shards  which tokens each rank has

@@ -30,8 +30,8 @@ class Ablation(HeadResult):
     """The loss of a model on a text, and how much larger it is without each head.
 
     layers  the paths of the attention layers, in the order of their calls
-    change  one tensor (h,) per layer: the loss with that head set to its mean, minus the model's own
-    loss    the model's own: nats per token, or the value of `loss`
+    change  one tensor (h,) per layer: the loss with that head set to its mean, minus that of the whole model
+    loss    the loss of the whole model: nats per token, or the value of `loss`
     tokens  how many of the text's tokens were read
     """
 

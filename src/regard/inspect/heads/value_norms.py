@@ -19,7 +19,7 @@ def value_norms(v: Tensor, weight: Tensor) -> Tensor:
     The bias of the output projection belongs to no head and to no key, and is not in it. float32, or float64 for
     float64 values. With W^O_h = R^T Q^T, its QR factorisation, the norm is ‖v_j R^T‖: memory is that of v for each
     query head. Raises ShapeError where the heads or widths do not fit.
-    Source: Kobayashi et al. 2020 (arXiv 2004.10102), ‖f(x_j)‖ of eq. 4, there with the bias of the values, which v has.
+    Source: Kobayashi et al. 2020 (arXiv 2004.10102), ‖f(x_j)‖ of eq. 4, whose values include their bias, as v does.
 
     >>> v = torch.tensor([[[3.0, 4.0], [1.0, 0.0]]])                    # one head, two keys
     >>> value_norms(v, torch.tensor([[[1.0, 0.0, 0.0], [0.0, 0.0, 2.0]]]))

@@ -15,7 +15,7 @@ class CarriedLayer(NamedTuple):
 
     norms     (h, nk) c_j
     weights   (h, nk) Σ_i p_ij, the mass of weights that each key receives
-    received  (h, nk) Σ_i p_ij c_j, the same of what is carried
+    received  (h, nk) Σ_i p_ij c_j, how much of each key's value all queries receive
     top       (h, nq, 4) the keys that carry most, and how much: p_ij c_j; of all other keys (h, nq) the sum
     map       (h, rows, cols) up to 128 × 128 cells: Σ_j p_ij c_j over a cell's keys, mean of its queries
     """

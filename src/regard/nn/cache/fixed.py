@@ -11,7 +11,7 @@ from regard.nn.elsewhere import SIZES
 
 
 class FixedCache(ContiguousCache):
-    """Memory for `capacity` tokens, allocated here and never moved but by `reorder`.
+    """Memory for `capacity` tokens, allocated once; only `reorder` moves it.
 
     Keys are (batch, heads, n, dk), values (batch, heads, n, dv). An append that does not fit raises ValueError, and
     adds nothing. dtype and device as in torch.empty; torch.int8 rounds each token of any floating dtype once, when it

@@ -10,7 +10,7 @@ from regard.nn.cache.forms import form_of_any
 
 
 class GrowingCache(ContiguousCache):
-    """Keeps all tokens. The memory doubles when it is full; a step in between copies the new tokens alone.
+    """Keeps all tokens. The memory doubles when it is full; other steps copy only the new tokens.
 
     Takes any axes, (*batch, heads, n, d), (batch, n, d) or (n, d), as the first append has them. All copies together
     are less than twice the cache's size. Memory is reserved for up to twice the tokens, plus two. See KVCache for
