@@ -125,6 +125,7 @@ def test_pages_give_the_number_of_facts() -> None:
     table = set(re.findall(r"^\| `(\w+)[(.]", (ROOT / "docs" / "facts.md").read_text(encoding="utf-8"), re.MULTILINE))
     assert table == of_weights
     assert f"any of [{len(table)} facts](docs/facts.md)" in " ".join(README.read_text(encoding="utf-8").split())
+    assert f"and {len(table)} facts about the weights" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     compared = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
     assert f"| facts about the weights | {len(table)}, in linear memory |" in compared
 
