@@ -15,76 +15,24 @@ pytest.importorskip(
     "transformers.generation.continuous_batching.cache_allocators", reason="needs transformers 5.23 or later"
 )
 
-from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.configuration_utils import CompileConfig
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
-from transformers.generation.continuous_batching.model_runner import ModelRunner
 
-import served_models
+from continuous_requests import HYBRID, LENGTHS, MODELS, NEW, batching, each_forward, greedy, prompts
 from regard.call.hooks import AttentionCall, observing
 from regard.compat.transformers import NAME, attention_forward
 from regard.compat.transformers.continuous import GatheredPart, Layout
 from regard.core.errors import Unsupported
 from regard.core.paged import Paged
-from tiny_models import Tiny
 
-VOCABULARY, NEW = 97, 12
-SHAPE = served_models.SHAPE | {"vocab_size": VOCABULARY, "head_dim": 10, "max_position_embeddings": 128}
-HYBRID: dict[str, Any] = {
-    "sliding_window": 13,
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-}
-MODELS = {
-    "grouped": Tiny("LlamaForCausalLM", "LlamaConfig", SHAPE),
-    "every head": Tiny("LlamaForCausalLM", "LlamaConfig", SHAPE | {"num_key_value_heads": 4}),
-    "window": Tiny("MistralForCausalLM", "MistralConfig", SHAPE | {"sliding_window": 11}),
-    "window of pages": Tiny("MistralForCausalLM", "MistralConfig", SHAPE | {"sliding_window": 16}),
-    "hybrid": Tiny("Gemma3ForCausalLM", "Gemma3TextConfig", SHAPE | HYBRID),
-    "soft cap": Tiny("Gemma2ForCausalLM", "Gemma2Config", SHAPE | HYBRID),
-    "sinks": Tiny(
-        "GptOssForCausalLM", "GptOssConfig", SHAPE | HYBRID | {"num_local_experts": 2, "num_experts_per_tok": 1}
-    ),
-}
 # sdpa has neither caps nor sinks
 PEERS = {name: "paged|eager" if name in ("soft cap", "sinks") else "sdpa" for name in MODELS}
-LENGTHS = (5, 1, 40, 17, 23, 3, 61, 9)
-
-
-def prompts() -> list[list[int]]:
-    generator = torch.Generator().manual_seed(5)
-    made = [torch.randint(3, VOCABULARY, (n,), generator=generator).tolist() for n in LENGTHS]
-    return [*made, [*made[2][:32], 9, 8, 7]]  # the last begins as the third does
-
-
-def batching(**options: Any) -> ContinuousBatchingConfig:
-    """Pages of 8 tokens; at most 32 tokens a forward, so that longer prompts come in parts."""
-    sizes = {"num_blocks": 64, "max_batch_tokens": 32, "page_size": 8, "auto_switch_to_flash": False}
-    return ContinuousBatchingConfig(**(sizes | options))
-
-
-def greedy(**options: Any) -> GenerationConfig:
-    plain = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
-    return GenerationConfig(**(plain | options))
 
 
 def generated(model: Any, texts: list[list[int]], **options: Any) -> list[list[int]]:
     answers = model.generate_batch(texts, generation_config=greedy(), continuous_batching_config=batching(**options))
     assert [answer.error for answer in answers.values()] == [None] * len(texts)
     return [answer.generated_tokens for answer in answers.values()]
-
-
-@contextmanager
-def each_forward(monkeypatch: pytest.MonkeyPatch, around: Any) -> Iterator[None]:
-    """Opens around(data) for each forward, in the thread of the manager."""
-    own = ModelRunner.compute_batch
-
-    def compute_batch(self: Any, model: Any, data: dict[str, Any]) -> None:
-        with around(data):
-            own(self, model, data)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ModelRunner, "compute_batch", compute_batch)
-        yield
 
 
 @pytest.mark.parametrize("name", MODELS)

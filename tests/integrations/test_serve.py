@@ -17,7 +17,7 @@ pytest.importorskip(
 )
 
 SMALL = [
-    *("serve", "--requests=3", "--shortest=2", "--longest=40", "--new=3"),
+    *("serve", "--requests=3", "--shortest=2", "--longest=40", "--system=19", "--new=3", "--page=8", "--batch=32"),
     *("--heads=2", "--key-heads=1", "--layers=2", "--repeats=1"),
 ]
 
@@ -32,14 +32,23 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("window", [[], ["--window", "16"]], ids=["full", "window"])
-def test_both_give_the_same_answers(
+def test_every_way_gives_the_same_answers(
     serve: Any, window: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", [*SMALL, *window])
     serve.main()
-    lines = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"regard: [\d.]+ s, [\d.]+ requests a second", lines[0])
-    assert re.fullmatch(r"[\d.]+x; 3 of 3 answers equal", lines[-1])
+    sdpa, ours, int8, loop = capsys.readouterr().out.splitlines()
+    speed = r"[\d.]+ s, [\d.]+ requests a second"
+    assert re.fullmatch(rf"sdpa: {speed}", sdpa)
+    assert re.fullmatch(rf"regard: {speed}, [\d.]+x; 3 of 3 answers as by sdpa", ours)
+    assert re.fullmatch(rf"regard, int8 pages: {speed}, [\d.]+x; 3 of 3 answers as by {serve.PEER}", int8)
+    assert re.fullmatch(rf"{serve.PEER}: {speed}", loop)
+
+
+def test_prompts_begin_alike(serve: Any) -> None:
+    texts = serve.prompts(4, 2, 9, system=5)
+    assert len({tuple(text[:5]) for text in texts}) == 1 and len({tuple(text) for text in texts}) == 4
+    assert all(7 <= len(text) <= 14 for text in texts)
 
 
 def test_a_request_that_fails_ends_it(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,4 +60,4 @@ def test_a_request_that_fails_ends_it(serve: Any, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("regard.compat.transformers.continuous._read_layout", broken)
     with pytest.raises(SystemExit, match=r"2 of 2 requests failed: .*no memory"):
-        serve.answers(served, [[5, 6], [7]], new=2, batch=16)
+        serve.answered(served, serve.WAYS["regard"], [[5, 6], [7]], new=2, batch=16, page=8)

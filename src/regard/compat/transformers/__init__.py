@@ -20,9 +20,12 @@ AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, lazy_mask)
 install()
 if RECENT:
+    from regard.compat.transformers.batching import BatchingConfig as BatchingConfig
+    from regard.compat.transformers.batching import install as install_batching
     from regard.compat.transformers.cache import FixedCache as FixedCache
     from regard.compat.transformers.cache import GrowingCache as GrowingCache
     from regard.compat.transformers.cache import PagedCache as PagedCache
     from regard.compat.transformers.continuous import install as install_continuous
 
+    install_batching()
     install_continuous()

@@ -17,9 +17,10 @@ from transformers.generation.continuous_batching.cache_allocators import FullAtt
 from regard.api import attention
 from regard.call.hooks import AttentionCall, notify
 from regard.compat.transformers.models import NAME
+from regard.compat.transformers.page_rows import PageRows, page_rows
+from regard.core.deferred import written_out
 from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
-from regard.core.paged import Paged
 from regard.core.positions import Positions
 from regard.core.tracing import outside_of_graphs
 from regard.core.wrong_calls import kind_of
@@ -129,10 +130,10 @@ class PagedPart:
     table: Tensor
     positions: Tensor
 
-    def attend(self, q: Tensor, key_pages: Tensor, value_pages: Tensor, **options: Any) -> Tensor:
-        """q (heads, n, dk), the cache's pages (pages, page_size, key heads, d) -> (n, heads, dv)."""
+    def attend(self, q: Tensor, rows: PageRows, pages: tuple[Tensor, Tensor], **options: Any) -> Tensor:
+        """q (heads, n, dk), the cache's pages of keys and of values -> (n, heads, dv)."""
         most = int(self.keys.max())
-        k, v = (Paged(pages.transpose(1, 2), self.table, most) for pages in (key_pages, value_pages))
+        k, v = (rows.in_pages(of_one, self.table, most) for of_one in pages)
         lengths = Lengths(keys=self.keys)
         if q.shape[1] == len(self.counts):  # one new token each, which sees all keys
             return attention(q.transpose(0, 1)[:, :, None], k, v, mask=lengths, **options)[:, :, 0]
@@ -157,10 +158,9 @@ class GatheredPart:
     new: Tensor
     mask: Mask
 
-    def copy(self, cached: Tensor, tokens: Tensor) -> Tensor:
-        """Rows of the cache (rows, heads, d) and all new tokens (heads, total, d) -> the keys (heads, keys, d)."""
-        keys = cached.index_select(0, self.slots)
-        return keys.index_copy_(0, self.new, tokens.transpose(0, 1)[self.rows]).transpose(0, 1)
+    def copy(self, rows: PageRows, cached: Tensor, new: Tensor) -> Tensor:
+        """Rows of the cache, and of all new tokens (total, heads, width) -> the keys (heads, keys, d)."""
+        return rows.unpacked(cached.index_select(0, self.slots).index_copy_(0, self.new, new[self.rows]))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """q (heads, n, dk), k, v (key heads, keys, d) -> (n, heads, dv)."""
@@ -206,21 +206,22 @@ def attend(
     layout = _layout(cache, allocator, named)
     # the class for sliding windows declines, since its rows are a ring; Layout reads that
     key_pages, value_pages = FullAttentionCacheAllocator.get_cache_for_block_table(allocator, layer)
-    key_rows, value_rows = key_pages.flatten(0, 1), value_pages.flatten(0, 1)
-    notify(lambda: _attention_call(module, query, key, score, sink, layout, key_rows))
+    rows, both = page_rows(key_pages, key), (key_pages, value_pages)
+    parts = [(of_one.flatten(0, 1), rows.packed(new[0])) for of_one, new in zip(both, (key, value), strict=True)]
+    notify(lambda: _attention_call(module, query, score, sink, layout, rows, *parts[0]))
     gathered, pages = layout.gathered, layout.pages
-    copies = None if gathered is None else (gathered.copy(key_rows, key[0]), gathered.copy(value_rows, value[0]))
+    copies = None if gathered is None else [gathered.copy(rows, *part) for part in parts]
     write_index = named["write_index"][allocator.index]
-    for rows, new in ((key_rows, key), (value_rows, value)):
-        rows.index_copy_(0, write_index, new[0, :, : len(write_index)].transpose(0, 1))
+    for cached, new in parts:
+        cached.index_copy_(0, write_index, new[: len(write_index)])
     total = len(layout.sequence)
     options: dict[str, Any] = {"score": score, "sink": sink, "dropout": dropout}
     if copies is None and pages is not None and total == query.shape[2]:
-        return pages.attend(query[0], key_pages, value_pages, **options)[None]
+        return pages.attend(query[0], rows, both, **options)[None]
     out = query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
     if pages is not None:
-        rows = torch.arange(total, device=query.device, dtype=torch.int64) if pages.rows is None else pages.rows
-        out[0, rows] = pages.attend(query[0].index_select(1, rows), key_pages, value_pages, **options)
+        own = torch.arange(total, device=query.device, dtype=torch.int64) if pages.rows is None else pages.rows
+        out[0, own] = pages.attend(query[0].index_select(1, own), rows, both, **options)
     if gathered is not None and copies is not None:
         out[0, gathered.rows] = gathered.attend(query[0].index_select(1, gathered.rows), *copies, **options)
     return out
@@ -258,11 +259,18 @@ def _read_layout(allocator: Any, offsets: Tensor, named: dict[str, Any]) -> Layo
 
 
 def _attention_call(
-    module: nn.Module, query: Tensor, key: Tensor, score: Score, sink: Tensor | None, layout: Layout, key_rows: Tensor
+    module: nn.Module,
+    query: Tensor,
+    score: Score,
+    sink: Tensor | None,
+    layout: Layout,
+    rows: PageRows,
+    cached: Tensor,
+    new: Tensor,
 ) -> AttentionCall:
     """The call for observers: all sequences one after another, with a copy of their keys."""
     everything = layout.gather(torch.ones_like(layout.counts, dtype=torch.bool))
-    keys = everything.copy(key_rows, key[0])[None]
+    keys = written_out(everything.copy(rows, cached, new))[None]
     return AttentionCall(
         module, query[:, :, : len(layout.sequence)], keys, score=score, mask=everything.mask, sink=sink
     )
