@@ -54,11 +54,7 @@ static void place_keys(FewRows& f, const Chunk& t) {
 
 // The scales of a chunk's keys, or values: 0 for those that fill up a vector.
 static void place_scales(const FewRows& f, const Chunk& t, const regard_tensor& scales, float* to) {
-  const auto copy = [&](const char* from, int64_t n, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) to[n + i] = ((const float*)from)[i * scales.row];
-  };
-  if (f.c.block_table) each_run(f.c, scales, f.p, f.key_head, t.j, t.count, copy);
-  else copy(row_ptr(scales, f.p, f.key_head, t.j, REGARD_F32), 0, t.count);
+  read_scales(f.c, scales, f.p, f.key_head, t.j, t.count, to);
   for (int64_t n = t.count; n % W; ++n) to[n] = 0;
 }
 

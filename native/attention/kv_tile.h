@@ -37,6 +37,17 @@ static const RawRows& raw_values(const regard_call& c, const Scratch& w, KvTile&
   return x.values;
 }
 
+// Converts the rows of a tile to floats without gaps. scales: of rows of int8.
+static void widen_tile(const regard_call& c, const KvTile& x, const RawRows& rows, const regard_tensor& scales,
+                       int64_t width, float* to) {
+  widen(to, rows.at, kv_dtype(c), rows.row, rows.col, x.count, width);
+  if (!scales.data) return;
+  float scale[kKeys];
+  read_scales(c, scales, x.p, x.key_head, x.j, x.count, scale);
+  for (int64_t n = 0; n < x.count; ++n)
+    for (int64_t f = 0; f < width; ++f) to[n * width + f] *= scale[n];
+}
+
 template <class Op>
 static void load_keys(const regard_call& c, const Scratch& w, KvTile& x) {
   if (x.ready) return;
@@ -44,7 +55,7 @@ static void load_keys(const regard_call& c, const Scratch& w, KvTile& x) {
   const RawRows keys = raw_rows(c, c.k, x, c.dk, w.k_rows);
   x.k = (const float*)keys.at, x.k_row = Op::pairs ? keys.row / 2 : keys.row;
   if (Op::pairs || in_place(c, c.k)) return;
-  widen(w.k, keys.at, c.dtype, keys.row, keys.col, x.count, c.dk);
+  widen_tile(c, x, keys, c.k_scales, c.dk, w.k);
   x.k = w.k, x.k_row = c.dk;
 }
 
@@ -54,7 +65,7 @@ static void load_values(const regard_call& c, const Scratch& w, KvTile& x) {
   const RawRows& values = raw_values(c, w, x);
   x.v = (const float*)values.at, x.v_row = values.row;
   if (in_place(c, c.v)) return;
-  widen(w.v, values.at, c.dtype, values.row, values.col, x.count, c.dv);
+  widen_tile(c, x, values, c.v_scales, c.dv, w.v);
   x.v = w.v, x.v_row = c.dv;
 }
 

@@ -31,11 +31,12 @@ static int64_t distance_of(const regard_ragged& r, int64_t b) {
 static bool right_rows(const regard_ragged& r) {
   const regard_call& c = r.call;
   const int64_t sequences[REGARD_BATCH_AXES] = {1, 1, 1, r.sequences};
-  const auto of_keys = [&](const regard_tensor& t, int64_t width) {
-    return c.block_table ? right_keys(c, t, c.dtype, width) : fits(t, c.dtype, sequences, c.key_heads, c.nk, width);
+  const auto of_keys = [&](const regard_tensor& t, int64_t dtype, int64_t width) {
+    return c.block_table ? right_keys(c, t, dtype, width) : fits(t, dtype, sequences, c.key_heads, c.nk, width);
   };
   return fits(c.q, c.dtype, c.batch, c.heads, c.nq, c.dk) && fits(c.out, c.out_dtype, c.batch, c.heads, c.nq, c.dv) &&
-         of_keys(c.k, c.dk) && of_keys(c.v, c.dv);
+         of_keys(c.k, kv_dtype(c), c.dk) && of_keys(c.v, kv_dtype(c), c.dv) && of_keys(c.k_scales, REGARD_F32, 1) &&
+         of_keys(c.v_scales, REGARD_F32, 1);
 }
 
 // Whether the sequences lie within the queries and keys of the call, and it has nothing that is not divided among them.
@@ -95,7 +96,8 @@ static int32_t divide(const regard_ragged& r, int64_t b, int32_t* start, int32_t
   else c.q_at = c.k_at = nullptr;  // bounds alone ask for them
   if (c.block_table) c.block_table += b * c.block_table_batch[kAxis];
   else
-    for (regard_tensor* t : {&c.k, &c.v}) t->data = (void*)advance(t->data, b * t->batch[kAxis], c.dtype);
+    for (regard_tensor* t : {&c.k, &c.v, &c.k_scales, &c.v_scales})
+      if (t->data) t->data = (void*)advance(t->data, b * t->batch[kAxis], dtype_of(*t));
   c.first += distance_of(r, b), c.last += distance_of(r, b);
   if (r.key_starts) c.key_starts = r.key_starts + b;
   if (r.key_counts) c.key_counts = r.key_counts + b;  // where it is 0, the intervals hide the one key that nk counts

@@ -8,7 +8,7 @@
 namespace regard {
 
 // Whether heads of a group, and batch elements, differ only in their queries and intervals. Keys of int8 are read by
-// few rows alone.
+// few rows, and in ragged calls.
 static bool rows_alike(const regard_call& c) {
   return !Modifiers::differ_by_head(c) && !c.k_scales.data && !c.allowed.data && !masks_tiles(c) &&
          !Documents::used(c) && !c.threshold && !c.sink.data;

@@ -57,6 +57,16 @@ static void copy_from_pages(char* to, const regard_call& c, const regard_tensor&
   });
 }
 
+// Copies the scales of keys (values) [j, j + count) of a head.
+static void read_scales(const regard_call& c, const regard_tensor& scales, const Place& p, int64_t head, int64_t j,
+                        int64_t count, float* to) {
+  const auto copy = [&](const void* from, int64_t n, int64_t some) {
+    for (int64_t i = 0; i < some; ++i) to[n + i] = ((const float*)from)[i * scales.row];
+  };
+  if (c.block_table) each_run(c, scales, p, head, j, count, copy);
+  else copy(row_of(c, scales, p, head, j), 0, count);
+}
+
 // Whether every page of keys that some query can see is one of the pool.
 static int32_t check_pages(const regard_call& c) {
   if (!c.block_table) return REGARD_DONE;

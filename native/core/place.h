@@ -92,7 +92,9 @@ REGARD_INLINE constexpr int64_t size_of(int dtype) { return dtype == REGARD_F32 
 static const void* advance(const void* p, int64_t n, int dtype) { return (const char*)p + n * size_of(dtype); }
 
 // Whether rows of K (of V) can be read in place: as floats whose features are neighbours.
-static bool in_place(const regard_call& c, const regard_tensor& t) { return c.dtype == REGARD_F32 && t.col == 1; }
+static bool in_place(const regard_call& c, const regard_tensor& t) {
+  return c.dtype == REGARD_F32 && dtype_of(t) != REGARD_I8 && t.col == 1;
+}
 
 // Prefetches to the second-level cache. Always inlined: GCC takes a function that only prefetches for one without
 // effect, and drops its calls.

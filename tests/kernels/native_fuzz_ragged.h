@@ -31,9 +31,7 @@ struct RaggedCase : RandomMemory {
     c.threads = (int32_t)r.between(1, 3), c.scale = 0.3f, c.keep = 1, c.invariant = r.chance(4);
     c.q = rows((Kind)c.dtype, 1, c.heads, c.nq, c.dk), c.out = rows((Kind)c.out_dtype, 1, c.heads, c.nq, c.dv);
     if (r.chance(2)) pages();
-    else
-      c.k = rows((Kind)c.dtype, a.sequences, c.key_heads, c.nk, c.dk),
-      c.v = rows((Kind)c.dtype, a.sequences, c.key_heads, c.nk, c.dv);
+    else key_rows(a.sequences, c.nk);
     positions();
     if (r.chance(4)) c.cap = 2;
     if (r.chance(3)) c.sink = {make(kF32, c.heads), {}, 1, 0, 0, c.heads, REGARD_F32};
@@ -56,11 +54,20 @@ struct RaggedCase : RandomMemory {
             kDtypes[kind]};
   }
 
+  // Keys and values, with the scales of int8.
+  void key_rows(int64_t batch, int64_t count) {
+    regard_call& c = a.call;
+    const bool int8 = r.chance(3);
+    const Kind kind = int8 ? kI8 : (Kind)c.dtype;
+    c.k = rows(kind, batch, c.key_heads, count, c.dk), c.v = rows(kind, batch, c.key_heads, count, c.dv);
+    if (int8)
+      c.k_scales = rows(kF32, batch, c.key_heads, count, 1), c.v_scales = rows(kF32, batch, c.key_heads, count, 1);
+  }
+
   void pages() {
     regard_call& c = a.call;
     c.page_size = r.between(1, 50), c.pages = r.between(1, 5);
-    c.k = rows((Kind)c.dtype, c.pages, c.key_heads, c.page_size, c.dk),
-    c.v = rows((Kind)c.dtype, c.pages, c.key_heads, c.page_size, c.dv);
+    key_rows(c.pages, c.page_size);
     const int64_t room = (c.nk + c.page_size - 1) / c.page_size;
     int32_t* table = numbers<int32_t>(kI32, a.sequences * room, 0, c.pages - 1);
     c.block_table = table, c.block_table_batch[REGARD_BATCH_AXES - 1] = room;
@@ -127,11 +134,13 @@ bool ragged(Random& random) {
   right &= x.refuses(REGARD_BAD_ARGUMENT, c.lse.data, (void*)x.k_at) &&
            x.refuses(REGARD_BAD_ARGUMENT, c.bias.data, (void*)x.k_at);
   right &= x.refuses(REGARD_BAD_ARGUMENT, c.first, INT64_MAX) && x.refuses(REGARD_BAD_ARGUMENT, c.dtype, 3);
-  for (regard_tensor* t : {&c.q, &c.k, &c.v, &c.out})
+  for (regard_tensor* t : {&c.q, &c.k, &c.v, &c.out, &c.k_scales, &c.v_scales}) {
+    if (!t->data) continue;
     for (int64_t wrong : {t->size - 1, t->size / 2, (int64_t)0})
       right &= x.refuses(REGARD_BAD_ARGUMENT, t->size, wrong);
-  for (regard_tensor* t : {&c.q, &c.k, &c.v, &c.out})
     right &= x.refuses(REGARD_BAD_ARGUMENT, t->dtype, (int64_t)REGARD_I32);
+  }
+  if (c.k_scales.data) right &= x.refuses(REGARD_BAD_ARGUMENT, c.v_scales, regard_tensor{});
   if (c.block_table && x.offsets[b + 1] > x.offsets[b] && x.keys_of(b)) {
     int32_t& page = ((int32_t*)c.block_table)[b * c.block_table_batch[REGARD_BATCH_AXES - 1]];
     right &= x.refuses(REGARD_BAD_PAGE, page, (int32_t)c.pages) && x.refuses(REGARD_BAD_PAGE, page, -1);

@@ -15,6 +15,7 @@ from needed import needs_kernels
 from regard import testing
 from regard.backends.native.abi import CODES, RaggedArguments
 from regard.backends.native.launch import library
+from regard.core.int8_rows import Int8Rows, products, rounded
 from regard.nn import PagedCache
 from regard.runtime import plan_cache
 from regard.sequences import one_list
@@ -50,7 +51,9 @@ def jagged(parts: list[Tensor]) -> Tensor:
 class Batch:
     """Queries of each sequence, its keys and values, and where these are read: in pages, or one behind another."""
 
-    def __init__(self, dtype: torch.dtype, paged: bool, new: list[int] = NEW, held: list[int] = HELD) -> None:
+    def __init__(
+        self, dtype: torch.dtype, paged: bool, new: list[int] = NEW, held: list[int] = HELD, int8: bool = False
+    ) -> None:
         counts = [a + b for a, b in zip(new, held, strict=True)]
         self.q = [torch.randn(HEADS, n, DK).to(dtype) for n in new]
         self.k, self.v = ([torch.randn(KEY_HEADS, n, d).to(dtype) for n in counts] for d in (DK, DV))
@@ -58,12 +61,17 @@ class Batch:
         firsts = [torch.arange(a, a + n) for a, n in zip(held, new, strict=True)]
         self.positions = rg.Positions(torch.cat(firsts), torch.arange(max(counts)))
         if paged:
-            cache = PagedCache(len(new), KEY_HEADS, sum(-(-n // SIZE) for n in counts), SIZE, DK, DV, dtype)
+            pages = sum(-(-n // SIZE) for n in counts)
+            cache = PagedCache(len(new), KEY_HEADS, pages, SIZE, DK, DV, torch.int8 if int8 else dtype)
             self.kv = cache.append(jagged(self.k), jagged(self.v))
         else:
             self.kv = tuple(torch.full((len(new), KEY_HEADS, max(counts), d), torch.nan).to(dtype) for d in (DK, DV))
             for b, n in enumerate(counts):
                 self.kv[0][b, :, :n], self.kv[1][b, :, :n] = self.k[b], self.v[b]
+            if int8:
+                self.kv = tuple(Int8Rows(*rounded(t), dtype) for t in self.kv)
+        if int8:  # what the kept numbers are
+            self.k, self.v = ([products(*rounded(t), torch.float32) for t in x] for x in (self.k, self.v))
 
     def together(self, mask: rg.Mask = rg.Everything(), **options: Any) -> list[Tensor]:
         out = rg.attention(jagged(self.q), *self.kv, mask=mask & self.mask, positions=self.positions, **options)
@@ -104,6 +112,30 @@ def test_each_sequence_is_as_if_alone(name: str, dtype: torch.dtype, paged: bool
         assert found.dtype == dtype and found.shape == exact.shape
         assert not found.numel() or testing.error(found, exact) <= testing.tolerance(exact, rough)
     assert lists == [True]
+
+
+@pytest.mark.parametrize("paged", [True, False], ids=["pages", "contiguous"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_int8_is_read_where_it_lies(
+    name: str, dtype: torch.dtype, paged: bool, lists: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, widened, own = Batch(dtype, paged, int8=True), list[Int8Rows](), Int8Rows.widened
+    true = batch.alone(torch.float64, **CALLS[name], backend=rg.Reference())
+    plain = batch.alone(torch.float32, **CALLS[name], backend=rg.Reference())
+    monkeypatch.setattr(Int8Rows, "widened", lambda self, to: (widened.append(self), own(self, to))[1])
+    for found, exact, rough in zip(batch.together(**CALLS[name]), true, plain, strict=True):
+        assert not found.numel() or testing.error(found, exact) <= testing.tolerance(exact, rough.to(found.dtype))
+    unit = library().matrix_parts(batch.q[0], KEY_HEADS, invariant=False, training=False)
+    assert lists == [not unit] and bool(widened) == bool(unit)
+    plan = str(rg.explain(jagged(batch.q), *batch.kv, mask=rg.Causal() & batch.mask, positions=batch.positions))
+    assert ("read as it is" in plan) != bool(unit)
+
+
+@pytest.mark.parametrize("paged", [True, False], ids=["pages", "contiguous"])
+def test_invariant_rows_of_int8_have_the_bits_of_their_floats(paged: bool, lists: list[bool]) -> None:
+    batch, options = Batch(torch.float32, paged, int8=True), {"mask": rg.Causal(), "backend": rg.Native(invariant=True)}
+    assert all(map(torch.equal, batch.together(**options), batch.alone(**options))) and lists == [True]
 
 
 @pytest.mark.parametrize("paged", [True, False], ids=["pages", "contiguous"])

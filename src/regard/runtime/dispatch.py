@@ -19,6 +19,7 @@ from regard.core.shapes import count_of
 from regard.core.value import written
 
 BACKENDS: tuple[Backend, ...] = (Native(), Sdpa(), Flex(), Tiled(), Reference())
+READ_IN_PLACE = "read where they lie"  # what plans say of pages
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def _kept_as(chosen: Backend, problem: Problem) -> list[tuple[str, str]]:
         wide = str(problem.accumulate).removeprefix("torch.")
         facts.append(("int8", "read as it is, widened in registers" if why is None else f"widened to {wide}: {why}"))
     if any(t.in_pages for t in read):
-        facts.append(("pages", "read where they lie" if why is None else f"gathered into contiguous tensors: {why}"))
+        facts.append(("pages", READ_IN_PLACE if why is None else f"gathered into contiguous tensors: {why}"))
     return facts
 
 

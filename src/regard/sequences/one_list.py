@@ -15,12 +15,16 @@ from regard.backends.base import Backend
 from regard.backends.native.backend import Native
 from regard.backends.native.ffi import chosen
 from regard.backends.native.ragged import RaggedPlan
-from regard.core.paged import Paged, share_pages
+from regard.core.deferred import DeferredRows
+from regard.core.int8_rows import Int8Rows
+from regard.core.paged import Paged
 from regard.runtime.binding import Call
-from regard.runtime.dispatch import Plan, choose, readable
+from regard.runtime.dispatch import READ_IN_PLACE, Plan, choose
 from regard.runtime.outline import plain
 from regard.scores.algebra import Score
 from regard.sequences.ragged_call import RaggedCall
+
+_INT8 = "read as it is, widened in registers, or a tile at a time for many queries"
 
 
 def attend(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) -> Tensor | None:
@@ -43,7 +47,10 @@ def explain(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) 
     if _watched(call, score, sink) or not call.consecutive() or _plan(call, score, sink, backend) is None:
         return None
     longest = _longest(call, score, sink).explain(backend)
-    return replace(longest, facts=(*longest.facts, ("nested", call.note())))
+    facts = dict(longest.facts)
+    # alone, the longest might be written out
+    facts |= {name: said for name, said in (("int8", _INT8), ("pages", READ_IN_PLACE)) if name in facts}
+    return replace(longest, facts=(*facts.items(), ("nested", call.note())))
 
 
 def _longest(call: RaggedCall, score: Score, sink: Any) -> Call:
@@ -54,7 +61,7 @@ def _longest(call: RaggedCall, score: Score, sink: Any) -> Call:
 def _plan(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) -> RaggedPlan | None:
     problem = _longest(call, score, sink).problem
     taken = choose(problem, backend, lse=False)
-    if not isinstance(taken, Native) or 0 in problem.frame.shape or readable(problem, taken) is not problem:
+    if not isinstance(taken, Native) or 0 in problem.frame.shape:
         return None
     return taken.ragged_plan(problem, call)
 
@@ -63,11 +70,17 @@ def _watched(call: RaggedCall, score: Score, sink: Any) -> bool:
     """Whether somebody between the caller and the kernels asks for more than the output."""
     if torch.compiler.is_compiling() or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
         return True
-    read = call.queries, *(() if share_pages(call.k, call.v) else (call.k, call.v))
-    if any(guard() for guard in tracing.GUARDS) or not all(map(plain, read)):
+    if any(guard() for guard in tracing.GUARDS) or not all(map(plain, (call.queries, *_parts(call.k, call.v)))):
         return True
     tensors = call.queries, call.k, call.v, *score.tensors(), *((sink,) if isinstance(sink, Tensor) else ())
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _parts(k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    """The tensors that hold keys and values outside of pages; k and v themselves where they are not kept alike."""
+    if isinstance(k, DeferredRows) and isinstance(v, DeferredRows) and k.lies_like(v):
+        return () if k.in_pages else (*k.parts, *v.parts)
+    return k, v
 
 
 def _structure(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) -> Any:
@@ -75,7 +88,8 @@ def _structure(call: RaggedCall, score: Score, sink: Any, backend: Backend | Non
     if isinstance(sink, Tensor) or score.tensors():
         return None
     q, k, v = call.queries, call.k, call.v
-    paged = k.page_size if isinstance(k, Paged) and share_pages(k, v) else (type(k), type(v))
-    lying = (q.shape[1], q.shape[3], k.shape[1], k.shape[3], v.shape[1], v.shape[3], q.dtype, k.dtype, v.dtype, paged)
+    numbers = k.numbers if isinstance(k, Int8Rows) else k
+    kept = type(k), type(v), numbers.page_size if isinstance(numbers, Paged) else None
+    lying = (q.shape[1], q.shape[3], k.shape[1], k.shape[3], v.shape[1], v.shape[3], q.dtype, k.dtype, v.dtype, kept)
     of_mask = call.rule.before, call.rule.after, tuple(call.rule.by_sequence()), call.positions is None
     return score, sink, backend, *of_mask, *lying, torch.get_num_threads(), chosen()

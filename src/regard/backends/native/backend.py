@@ -38,6 +38,7 @@ from regard.backends.native.training_plan import TrainingPlan
 from regard.backends.streaming.backward import Cotangents, backward
 from regard.backends.streaming.tiling import stream
 from regard.call.problem import Problem
+from regard.core.deferred import DeferredRows
 from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 from regard.core.state import RowStats
@@ -83,11 +84,15 @@ class Native(Backend):
         return why or why_not(problem)
 
     def why_gathers(self, problem: Problem) -> str | None:
+        return self._why_written_out(problem) or self._why_widens(problem)
+
+    def _why_written_out(self, problem: Problem) -> str | None:
+        """Why the kernels read neither pages nor int8 in a call, as a clause; None if some of them do."""
         if data_unavailable(*problem.tensors()) or watched():
             return "a graph, a transform or a mode sees the call"
         if torch.is_grad_enabled() and any(t.requires_grad for t in problem.tensors()):
             return "the backward reads ordinary tensors"
-        return _family(problem).why_gathers(problem) or self._why_widens(problem)
+        return _family(problem).why_gathers(problem)
 
     def _why_widens(self, problem: Problem) -> str | None:
         """Why the kernels do not read int8 where they lie, as a clause; None if they do, or the keys are no int8."""
@@ -109,6 +114,11 @@ class Native(Backend):
 
     def ragged_plan(self, problem: Problem, call: RaggedCall) -> RaggedPlan | None:
         """A plan for calls on ragged sequences; None if they do not run as one list. problem: that of the longest."""
+        if isinstance(problem.k, DeferredRows) or isinstance(problem.v, DeferredRows):
+            unit = library().matrix_parts(problem.q, problem.key_heads, invariant=self.invariant, training=False)
+            # what the matrix unit multiplies is no int8
+            if self._why_written_out(problem) or (isinstance(problem.k, Int8Rows) and unit):
+                return None
         problem = with_product(problem)
         with torch.no_grad():
             return ragged_plan(self._kernel_args(problem), problem, call)

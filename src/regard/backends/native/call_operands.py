@@ -98,9 +98,13 @@ SINK = KernelOperand(
 )
 _ROW_SCALE = (BATCH, EACH_KEY_HEAD, EACH_KEY, ONE)
 # Both or neither. In pages they lie as k and v do.
-SCALES = (
-    KernelOperand("k_scales", torch.float32, _ROW_SCALE, "k is int8; its rows are multiplied by these", strided=True),
-    KernelOperand("v_scales", torch.float32, _ROW_SCALE, "v is int8; its rows are multiplied by these", strided=True),
+SCALES = tuple(
+    KernelOperand(
+        *(f"{name}_scales", torch.float32, _ROW_SCALE, f"{name} is int8; its rows are multiplied by these"),
+        strided=True,
+        ragged=True,
+    )
+    for name in "kv"
 )
 SCALE = KernelNumber("scale", "float", "float", 1.0, "of the dot product")
 INVARIANT = KernelNumber("invariant", "int32_t", "bool", False, "whether a row's bits do not depend on the other rows")

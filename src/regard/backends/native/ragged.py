@@ -16,6 +16,7 @@ from regard.backends.native.ffi import failure, parallel
 from regard.backends.native.launch import THREAD_WORK, arguments, keys_and_values, library, set_places
 from regard.backends.native.lower_mask import distances
 from regard.call.problem import Problem
+from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 from regard.scores.similarity import Dot, ScaledDot
 from regard.sequences.ragged_call import RaggedCall
@@ -36,7 +37,8 @@ class RaggedPlan:
         first, last = None if rule.before is None else -before, None if rule.after is None else after + 1
         shared = {name: t for name, t in args.operands.items() if name not in _REPLACED}
         one = replace(args, operands=shared, numbers={**args.numbers, "first": first, "last": last})
-        out = torch.empty(*args.shape, args.v.shape[-1], dtype=args.v.dtype, device="cpu")  # v may be pages
+        # of q's dtype, which is that of v where v is no int8
+        out = torch.empty(*args.shape, args.v.shape[-1], dtype=args.q.dtype, device="cpu")
         self.struct = RaggedArguments(arguments(one, out=out), thread_work=THREAD_WORK)
         self.struct.call.threads = torch.get_num_threads()
         self.entry, self.parallel = library().entry(RaggedArguments), parallel()
@@ -49,9 +51,10 @@ class RaggedPlan:
         """out (1, heads, total, dv), in v's dtype; None where positions or lengths are not as one list has them."""
         struct = RaggedArguments.from_buffer_copy(self.struct)
         of_all, out, rule, at = struct.call, self._empty(call), call.rule, call.positions
-        if isinstance(call.k, Paged):
-            of_all.pages = len(call.k.pages)
-        bind(of_all, {"q": call.queries, **keys_and_values(call.k, call.v), "out": out}, AXES)
+        k, v, scales = _numbers(call.k, call.v)
+        if isinstance(k, Paged):
+            of_all.pages = len(k.pages)
+        bind(of_all, {"q": call.queries, **keys_and_values(k, v), **scales, "out": out}, AXES)
         of_all.nq, of_all.nk = call.queries.shape[-2], call.k.shape[-2]
         sequences = struct.sequences = len(call.offsets) - 1
         numbers = {one.name: getattr(rule, one.rule) for one in DIVIDED}
@@ -65,6 +68,14 @@ class RaggedPlan:
         if code:
             raise failure(code)
         return out
+
+
+def _numbers(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Keys and values, or their int8 numbers, and the operands that scales are: tensors, or pages of the same table."""
+    if not (isinstance(k, Int8Rows) and isinstance(v, Int8Rows)):
+        return k, v, {}
+    scales = {"k_scales": k.scales, "v_scales": v.scales}
+    return k.numbers, v.numbers, {name: t.pages if isinstance(t, Paged) else t for name, t in scales.items()}
 
 
 def ragged_plan(args: KernelArgs, problem: Problem, call: RaggedCall) -> RaggedPlan | None:
