@@ -38,6 +38,9 @@ def main() -> int:
             outcome, process = Outcome(findings=["it ended the process"]), new_process(given.threads)
         counts["calls"] += 1
         counts["refused"] += outcome.refused is not None
+        how = kept_as(seed) if outcome.refused is None else ""
+        if how:
+            counts[how] += 1
         if outcome.findings:
             counts["findings"] += 1
             print(f"\nseed {seed}\n{in_words(seed)}\n" + "\n".join(f"  ! {f}" for f in outcome.findings), flush=True)
@@ -45,6 +48,14 @@ def main() -> int:
     spent = time.monotonic() - start
     print(f"\nseeds {given.first} to {seed - 1} in {spent:.0f} s: {dict(counts)}")
     return bool(counts["findings"])
+
+
+def kept_as(seed: int) -> str:
+    """How the keys and values of a seed's call in its surroundings are kept; empty: as plain tensors."""
+    kept = draw_surroundings(Source.of(seed + 4), draw(seed))[0].kept
+    if kept is None:
+        return ""
+    return " in ".join(name for name, there in (("int8", kept.int8), ("pages", kept.page_size is not None)) if there)
 
 
 def in_words(seed: int) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import regard as rg
 from fuzz import check
+from fuzz.__main__ import kept_as
 from fuzz.call import Call, Part
 from fuzz.draw import draw
 from fuzz.subclasses import KINDS
@@ -176,3 +177,8 @@ def test_the_state_of_torch_comes_back_when_a_call_raises() -> None:
     with pytest.raises(ArithmeticError):
         Surroundings(default_dtype=torch.float16, device="meta", grad_mode="inference_mode").ask(CALL, raises)
     assert before == (torch.get_default_dtype(), torch.get_default_device(), torch.is_inference_mode_enabled())
+
+
+def test_it_says_how_keys_are_kept() -> None:
+    """What `python -m tests.fuzz` counts."""
+    assert {kept_as(seed) for seed in range(60)} == {"", "int8", "pages", "int8 in pages"}
