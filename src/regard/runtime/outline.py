@@ -6,6 +6,7 @@ whether there are positions and dropout.
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any, NamedTuple, cast
 
@@ -22,7 +23,7 @@ from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 from regard.core.positions import Positions
 from regard.core.tracing import functorch, watched, wrapped
-from regard.core.value import Value, names
+from regard.core.value import Value, names, number_key
 from regard.masks.algebra import Mask
 from regard.scores.algebra import Score
 
@@ -46,7 +47,7 @@ def outline(item: Any, leaves: list[Tensor]) -> Any:
     """What stays of a value when its tensors are reduced to dtype, shape and strides; they go to `leaves`."""
     kind = type(item)
     if kind in _CONSTANTS:
-        return item
+        return number_key(item) if kind is float and _equals_others(item) else item
     parts = _parts.get(kind)
     if parts is not None:
         of_part = _of_tokens if kind in _per_token else outline
@@ -68,6 +69,11 @@ def outline(item: Any, leaves: list[Tensor]) -> Any:
         _parts[kind] = names(kind)  # last: another thread may read it at once
         return outline(item, leaves)
     raise Open
+
+
+def _equals_others(x: float) -> bool:
+    """Whether == does not say which number it is: NaN, which is not found again, and -0.0."""
+    return x != x or (x == 0 and math.copysign(1, x) < 0)
 
 
 def _plain(t: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from regard.backends.native.ragged import RaggedPlan
 from regard.core.paged import Paged, share_pages
 from regard.runtime.binding import Call
 from regard.runtime.dispatch import Plan, choose, readable
-from regard.runtime.outline import plain
+from regard.runtime.outline import Open, outline, plain
 from regard.scores.algebra import Score
 from regard.sequences.ragged_call import RaggedCall
 
@@ -74,8 +74,12 @@ def _structure(call: RaggedCall, score: Score, sink: Any, backend: Backend | Non
     """What calls of one plan have in common; None where tensors in the score, or the sink, would be part of it."""
     if isinstance(sink, Tensor) or score.tensors():
         return None
+    try:
+        described = outline(score, []), outline(sink, [])
+    except Open:
+        return None
     q, k, v = call.queries, call.k, call.v
     paged = k.page_size if isinstance(k, Paged) and share_pages(k, v) else (type(k), type(v))
     lying = (q.shape[1], q.shape[3], k.shape[1], k.shape[3], v.shape[1], v.shape[3], q.dtype, k.dtype, v.dtype, paged)
     of_mask = call.rule.before, call.rule.after, tuple(call.rule.by_sequence()), call.positions is None
-    return score, sink, backend, *of_mask, *lying, torch.get_num_threads(), chosen()
+    return described, backend, *of_mask, *lying, torch.get_num_threads(), chosen()

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.backends.native.programs.graph import Graph
 from regard.backends.native.programs.trace import trace, trace_mask
 from regard.core.region import Frame
-from regard.core.value import Value, names
+from regard.core.value import Value, names, number_key
 from regard.masks.algebra import Mask
 from regard.scores.algebra import Modifier
 
@@ -69,7 +69,7 @@ def key_of(item: Any) -> Any:
         code = () if kind.__module__.startswith("regard.") else _read_by(kind)
         return kind, code, *(key_of(getattr(item, name)) for name in names(kind))
     if isinstance(item, _NUMBERS):
-        return type(item), item
+        return number_key(item)
     if isinstance(item, FunctionType):
         return _read(item, 0)
     raise Unknown
@@ -87,7 +87,7 @@ def _read_by(kind: type) -> Any:
             if isinstance(member, FunctionType):
                 found.append(_read(member, 0))
             elif isinstance(member, _NUMBERS):
-                found.append((type(member), member))
+                found.append(number_key(member))
             else:
                 raise Unknown
     return tuple(found)
@@ -108,7 +108,7 @@ def _settled(x: ModuleType | type | BuiltinFunctionType) -> bool:
 
 def _outside(x: Any, depth: int) -> Any:
     if isinstance(x, _NUMBERS):
-        return type(x), x
+        return number_key(x)
     if isinstance(x, (ModuleType, type, BuiltinFunctionType)) and _settled(x):
         return id(x)
     if isinstance(x, FunctionType) and depth < 8:

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.backends.native.programs.graph import Graph, Node, flat, mapped
 from regard.core.region import Frame, Region
+from regard.core.value import number_key
 from regard.masks.algebra import And, Mask, Not, Or
 from regard.scores.algebra import Modifier
 from regard.scores.modifiers import Bias
@@ -189,10 +190,10 @@ class _Recorder(TorchDispatchMode):
 
 
 def _key(x: Any) -> Any:
-    """What tells the arguments of an operation apart: of numbers their types too, of tensors which they are."""
+    """What tells the arguments of an operation apart: of tensors which they are."""
     if isinstance(x, (list, tuple)):
         return tuple(_key(one) for one in x)
-    return id(x) if isinstance(x, (Node, Tensor)) else (type(x), x)
+    return id(x) if isinstance(x, (Node, Tensor)) else number_key(x)
 
 
 def _heads_of(node: Node) -> str:
