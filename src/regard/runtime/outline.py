@@ -16,27 +16,17 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from regard.backends.native.modifiers.table import has_no_step
-from regard.backends.native.programs.structure import Unknown, key_of, sizes_traced
+from regard.backends.native.programs.structure import key_of, sizes_traced
 from regard.core.deferred import kept_alike
 from regard.core.dropout import Dropout
+from regard.core.functions import Unknown, settled
 from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 from regard.core.positions import Positions
-from regard.core.tracing import functorch, watched, wrapped
+from regard.core.tracing import functorch, plain, watched
 from regard.core.value import Value, names, number_key
 from regard.masks.algebra import Mask
 from regard.scores.algebra import Score
-
-
-def plain(t: Tensor) -> bool:
-    """Whether the kernels can read a tensor where it lies. A subclass may hold its numbers elsewhere, or none."""
-    if type(t) not in _PLAIN or not t.is_cpu or t.layout is not _STRIDED:
-        return False
-    return not (t.is_neg() or t._is_zerotensor() or wrapped(t))
-
-
-_PLAIN = frozenset({Tensor, torch.nn.Parameter})
-_STRIDED = torch.strided
 
 
 class Open(Exception):
@@ -68,6 +58,8 @@ def outline(item: Any, leaves: list[Tensor]) -> Any:
             _per_token.add(kind)
         _parts[kind] = names(kind)  # last: another thread may read it at once
         return outline(item, leaves)
+    if settled(item):
+        return item
     raise Open
 
 
@@ -150,7 +142,7 @@ class Structure(NamedTuple):
     dropped: float | None
     kept: tuple[type, int | None] | None
     lying: tuple[Any, ...]
-    traced: tuple[int | bool, ...]
+    traced: tuple[Any, ...]
     threads: int
     isa: Any
     backend: Any

@@ -18,7 +18,7 @@ from regard.backends.native.ragged import RaggedPlan
 from regard.core.paged import Paged, share_pages
 from regard.runtime.binding import Call
 from regard.runtime.dispatch import Plan, choose, readable
-from regard.runtime.outline import Open, outline, plain
+from regard.runtime.outline import Open, outline
 from regard.scores.algebra import Score
 from regard.sequences.ragged_call import RaggedCall
 
@@ -64,7 +64,7 @@ def _watched(call: RaggedCall, score: Score, sink: Any) -> bool:
     if torch.compiler.is_compiling() or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
         return True
     read = call.queries, *(() if share_pages(call.k, call.v) else (call.k, call.v))
-    if any(guard() for guard in tracing.GUARDS) or not all(map(plain, read)):
+    if any(guard() for guard in tracing.GUARDS) or not all(map(tracing.plain, read)):
         return True
     tensors = call.queries, call.k, call.v, *score.tensors(), *((sink,) if isinstance(sink, Tensor) else ())
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
