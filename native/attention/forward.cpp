@@ -4,6 +4,7 @@
 #include "attention/interval_rule.h"
 #include "attention/ragged.h"
 #include "attention/shared_keys.h"
+#include "attention/tile_counts.h"
 
 using namespace regard;
 
@@ -94,6 +95,17 @@ REGARD_API int32_t regard_forward(const regard_call* call, regard_parallel paral
     if (packs_batch(c) || packs_heads(c))
       return forward_packed(c, [parallel](const regard_call& rows) { return forward(rows, parallel); });
     return forward(c, parallel);
+  });
+}
+
+// Fills in TileCounts of a forward that takes blocks of queries.
+REGARD_API int32_t regard_count_tiles(const regard_call* call, int64_t* counts) {
+  return with_intervals(*call, [counts](const regard_call& c) {
+    if (const int32_t wrong = check_call(c, c.dtype)) return wrong;
+    const TileCounts found = TileCounts::of(c);
+    const int64_t each[] = {found.skipped, found.hidden, found.whole, found.mixed};
+    for (int n = 0; n < 4; ++n) counts[n] = each[n];
+    return (int32_t)REGARD_DONE;
   });
 }
 

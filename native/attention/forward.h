@@ -94,19 +94,26 @@ REGARD_NOINLINE void finish(Block<V>& b) {
   }
 }
 
-// Starts an empty state, and fills what the steps need to know of the block's queries.
+// Which keys a block may see: its intervals, and its row of the tile map.
 template <int V>
-static void begin_state(Block<V>& b) {
+static void set_limits(Block<V>& b) {
   const regard_call& c = b.c;
   const Place& p = b.p;
   const Limits limits = Interval::limits(c, p);
   b.lo = limits.lo / kKeyStep * kKeyStep;
   b.hi = limits.hi, b.inner_lo = limits.inner_lo, b.inner_hi = limits.inner_hi;
+  b.map = c.tiles.data ? at<int32_t>(c.tiles, p, p.h) + p.row / kQueries * c.tiles.row : nullptr;
+}
+
+// Starts an empty state, and fills what the steps need to know of the block's queries.
+template <int V>
+static void begin_state(Block<V>& b) {
+  const regard_call& c = b.c;
+  set_limits(b);
   if (c.start.data) Interval::begin(b);
   for (int64_t n = 0; n < c.dv * kQueries; n += W) store(b.w.o + n, vf{});
   for (int v = 0; v < V; ++v) b.state[v] = {};
   begin_steps(b);
-  b.map = c.tiles.data ? at<int32_t>(c.tiles, p, p.h) + p.row / kQueries * c.tiles.row : nullptr;
 }
 
 template <int V, class Op>

@@ -95,7 +95,7 @@ def test_gradients(mask: str) -> None:
 
 def test_a_mask_runs_natively_and_is_asked_once_for_all_heads() -> None:
     q, k, v = drawn()
-    from regard.compat.torch.flex import MaskMod
+    from regard.compat.torch.mask_mods import MaskMod
 
     mask = MaskMod(lambda b, h, i, j: i >= j)
     assert "native" in str(rg.explain(q, k, v, mask=mask)).lower().splitlines()[0]

@@ -313,3 +313,27 @@ def test_a_wrong_call_is_refused_each_time() -> None:
     for _ in range(2):
         with pytest.raises(rg.ShapeError, match="positions are not given"):
             rg.attention(q[..., :5, :], k, v, mask=rg.Causal())
+
+
+def test_relative_biases_have_a_plan_for_each_length() -> None:
+    plan_cache.clear()
+    tables = torch.randn(3, 5, 4)
+    tables[1, 2, 0] = -torch.inf
+    for n in (7, 11, 7):
+        q, k, v = (torch.randn(2, 4, n, 16) for _ in "qkv")
+        for table in (*tables, tables[0].double(), tables[0].T.contiguous().T):
+            score = rg.ScaledDot() >> rg.RelativeBias(table, rg.ClippedBuckets(2, 2)) >> rg.SoftCap(9.0)
+            right = rg.attention(q, k, v, score=score, mask=rg.Causal(), backend=rg.Reference())
+            torch.testing.assert_close(rg.attention(q, k, v, score=score, mask=rg.Causal()), right)
+            state = rg.attention_state(q, k, v, score=score, mask=rg.Causal())
+            torch.testing.assert_close(state.finish()[0], right)
+    assert len(plan_cache.plans()) == 12  # of two lengths and three layouts, with and without statistics
+
+
+def test_relative_biases_with_gradients_go_the_general_way() -> None:
+    plan_cache.clear()
+    q, table = torch.randn(1, 4, 7, 16, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    score = rg.ScaledDot() >> rg.RelativeBias(table, rg.ClippedBuckets(2, 2))
+    for _ in range(2):
+        rg.attention(q, q, q, score=score).sum().backward()
+    assert table.grad is not None and not plan_cache.plans()

@@ -51,6 +51,22 @@ class OfDistance(rg.Modifier):
         return s + self.table[(at.i - at.j).clamp(min=0)]
 
 
+@dataclass(frozen=True)
+class Parts(rg.Modifier):
+    """Reads the rate from a function inside of its own."""
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return sum(((lambda x: x * RATE)(s * n) for n in range(2)), start=s)
+
+
+@dataclass(frozen=True)
+class Quotient(rg.Modifier):
+    """A quotient of whole numbers, whose dtype is torch's default."""
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return s + at.j / 3 if (at.j / 3).dtype == torch.float32 else s - at.j / 3
+
+
 @pytest.fixture(autouse=True)
 def _forgotten() -> None:
     plan_cache.clear()
@@ -122,6 +138,22 @@ def test_a_number_that_changes_outside_is_seen(monkeypatch: pytest.MonkeyPatch) 
     for rate in (0.25, 2.0, 0.25):
         monkeypatch.setitem(globals(), "RATE", rate)
         both(7, 7, near)
+        both(7, 7, Parts())
+
+
+def test_the_default_dtype_is_that_of_the_call() -> None:
+    given = [torch.randn(1, 2, 7, 16) for _ in "qkv"]
+    found = []
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        torch.set_default_dtype(dtype)
+        try:
+            score = rg.ScaledDot() >> Quotient()
+            pair = [rg.attention(*given, score=score, backend=b) for b in (None, rg.Reference())]
+        finally:
+            torch.set_default_dtype(torch.float32)
+        torch.testing.assert_close(*pair)
+        found.append(pair[0])
+    assert not torch.allclose(found[0], found[1])
 
 
 def test_gradients_go_the_general_way() -> None:

@@ -23,6 +23,7 @@ LAYERS = (
         "core.wrong_calls",
         "core.elsewhere",
         "core.tracing",
+        "core.functions",
         "core.cotangents",
         "core.dtypes",
         "core.shapes",

@@ -54,6 +54,15 @@ def attending(n):
     rg.attention(q[None], k[None], v[None], score=score, backend=backend).square().sum().backward()
     assert all(t.grad.isfinite().all() for t in (q, k, v, w_q, w_k, w))
 
+def neighbours(n):
+    def near(b, h, i, j):
+        return ((i // 256 - j // 256).abs() <= 3) & ((i % 256 - j % 256).abs() <= 3)
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, n, 16, requires_grad=True) for _ in range(3))
+    rg.attention(q, k, v, mask=rg.Where(near), backend=rg.Native()).square().sum().backward()
+    assert all(t.grad.isfinite().all() for t in (q, k, v))
+
 def pairs(n):
     function = {"weights": rg.attention_weights, "scores": rg.attention_scores}[what]
     torch.manual_seed(0)
@@ -69,6 +78,7 @@ def peak():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 known = {"looking": looking, "linting": linting, "losing": losing, "dense": dense, "weights": pairs, "scores": pairs}
+known["neighbours"] = neighbours
 run = known.get(what, attending)
 run(64)  # what loads once is no growth
 before = peak()
@@ -145,3 +155,12 @@ def test_an_additive_score_of_16384_keys() -> None:
 @needs_kernels
 def test_an_additive_score_of_16384_keys_natively() -> None:
     assert growth(16384, "Native") < LIMIT // 2
+
+
+@pytest.mark.full
+@needs_kernels
+def test_neighbours_in_an_image_of_65536_tokens() -> None:
+    """Both passes: 3 KB a token; a bit a pair would be 8 KB, and 2 KB with a quarter of the tokens."""
+    few, many = growth(1 << 14, "neighbours"), growth(1 << 16, "neighbours")
+    assert many < 5 * few
+    assert many < 250_000_000 < (1 << 32) // 8 // 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from types import FunctionType
@@ -83,6 +84,15 @@ def names(kind: type) -> tuple[str, ...]:
 
 
 NAMES: dict[type, tuple[str, ...]] = {}  # of the classes that were asked for
+
+
+def number_key(number: Any) -> Any:
+    """A number as a key of a cache, which says its type and its bits: 0.0 is not -0.0, and NaN is NaN.
+
+    >>> number_key(-0.0) == number_key(0.0), number_key(float("nan")) == number_key(float("nan"))
+    (False, True)
+    """
+    return type(number), struct.pack("=d", number) if type(number) is float else number
 
 
 def described(value: Value) -> str:

@@ -6,6 +6,7 @@ whether there are positions and dropout.
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any, NamedTuple, cast
 
@@ -15,27 +16,17 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from regard.backends.native.modifiers.table import has_no_step
-from regard.backends.native.programs.structure import Unknown, key_of, sizes_traced
+from regard.backends.native.programs.structure import key_of, sizes_traced
 from regard.core.deferred import kept_alike
 from regard.core.dropout import Dropout
+from regard.core.functions import Unknown, settled
 from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 from regard.core.positions import Positions
-from regard.core.tracing import functorch, watched, wrapped
-from regard.core.value import Value, names
+from regard.core.tracing import functorch, plain, watched
+from regard.core.value import Value, names, number_key
 from regard.masks.algebra import Mask
 from regard.scores.algebra import Score
-
-
-def plain(t: Tensor) -> bool:
-    """Whether the kernels can read a tensor where it lies. A subclass may hold its numbers elsewhere, or none."""
-    if type(t) not in _PLAIN or not t.is_cpu or t.layout is not _STRIDED:
-        return False
-    return not (t.is_neg() or t._is_zerotensor() or wrapped(t))
-
-
-_PLAIN = frozenset({Tensor, torch.nn.Parameter})
-_STRIDED = torch.strided
 
 
 class Open(Exception):
@@ -46,7 +37,7 @@ def outline(item: Any, leaves: list[Tensor]) -> Any:
     """What stays of a value when its tensors are reduced to dtype, shape and strides; they go to `leaves`."""
     kind = type(item)
     if kind in _CONSTANTS:
-        return item
+        return number_key(item) if kind is float and _equals_others(item) else item
     parts = _parts.get(kind)
     if parts is not None:
         of_part = _of_tokens if kind in _per_token else outline
@@ -67,7 +58,14 @@ def outline(item: Any, leaves: list[Tensor]) -> Any:
             _per_token.add(kind)
         _parts[kind] = names(kind)  # last: another thread may read it at once
         return outline(item, leaves)
+    if settled(item):
+        return item
     raise Open
+
+
+def _equals_others(x: float) -> bool:
+    """Whether == does not say which number it is: NaN, which is not found again, and -0.0."""
+    return x != x or (x == 0 and math.copysign(1, x) < 0)
 
 
 def _plain(t: Tensor) -> Tensor:
@@ -144,7 +142,7 @@ class Structure(NamedTuple):
     dropped: float | None
     kept: tuple[type, int | None] | None
     lying: tuple[Any, ...]
-    traced: tuple[int | bool, ...]
+    traced: tuple[Any, ...]
     threads: int
     isa: Any
     backend: Any

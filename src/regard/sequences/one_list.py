@@ -20,7 +20,7 @@ from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 from regard.runtime.binding import Call
 from regard.runtime.dispatch import READ_IN_PLACE, Plan, choose
-from regard.runtime.outline import plain
+from regard.runtime.outline import Open, outline
 from regard.scores.algebra import Score
 from regard.sequences.ragged_call import RaggedCall
 
@@ -70,7 +70,7 @@ def _watched(call: RaggedCall, score: Score, sink: Any) -> bool:
     """Whether somebody between the caller and the kernels asks for more than the output."""
     if torch.compiler.is_compiling() or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
         return True
-    if any(guard() for guard in tracing.GUARDS) or not all(map(plain, (call.queries, *_parts(call.k, call.v)))):
+    if any(guard() for guard in tracing.GUARDS) or not all(map(tracing.plain, (call.queries, *_parts(call.k, call.v)))):
         return True
     tensors = call.queries, call.k, call.v, *score.tensors(), *((sink,) if isinstance(sink, Tensor) else ())
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
@@ -87,9 +87,13 @@ def _structure(call: RaggedCall, score: Score, sink: Any, backend: Backend | Non
     """What calls of one plan have in common; None where tensors in the score, or the sink, would be part of it."""
     if isinstance(sink, Tensor) or score.tensors():
         return None
+    try:
+        described = outline(score, []), outline(sink, [])
+    except Open:
+        return None
     q, k, v = call.queries, call.k, call.v
     numbers = k.numbers if isinstance(k, Int8Rows) else k
     kept = type(k), type(v), numbers.page_size if isinstance(numbers, Paged) else None
     lying = (q.shape[1], q.shape[3], k.shape[1], k.shape[3], v.shape[1], v.shape[3], q.dtype, k.dtype, v.dtype, kept)
     of_mask = call.rule.before, call.rule.after, tuple(call.rule.by_sequence()), call.positions is None
-    return score, sink, backend, *of_mask, *lying, torch.get_num_threads(), chosen()
+    return described, backend, *of_mask, *lying, torch.get_num_threads(), chosen()

@@ -16,11 +16,14 @@ from regard.backends.native.backward import backward, why_not_backward
 from regard.backends.native.c_structs import Struct
 from regard.backends.native.call_operands import LEAVES, OPERANDS
 from regard.backends.native.launch import Kept, pair_work
+from regard.backends.native.modifiers.offsets import RepeatedOffsets
 from regard.backends.native.modifiers.program import RepeatedProgram
 from regard.backends.native.modifiers.table import programmed
 from regard.call.problem import Problem
 from regard.core.deferred import kept_alike
 from regard.core.dtypes import HALF
+from regard.scores.additive import Additive
+from regard.scores.modifiers import RelativeBias
 from regard.scores.similarity import Bilinear, Distance, ScaledDot
 
 Gradients = Sequence["Tensor | None"]
@@ -90,9 +93,12 @@ class KernelFamily:
         """Whether the struct leads to a copy of what the caller has, which the next call would find old."""
         return False
 
-    def program(self, problem: Problem) -> RepeatedProgram | None:
+    def repeated(self, problem: Problem) -> RepeatedProgram | RepeatedOffsets | None:
         """What makes the operands of a score's modifiers anew for each call, where they are computed from tensors."""
-        return RepeatedProgram(problem) if programmed(problem) else None
+        if programmed(problem):
+            return RepeatedProgram(problem)
+        biased = any(isinstance(stage, RelativeBias) for stage in problem.score.parts)
+        return RepeatedOffsets(problem) if biased and not isinstance(problem.similarity, Additive) else None
 
     def cotangent(self, g_out: Tensor) -> Tensor:
         """In a dtype that the backward reads."""

@@ -59,6 +59,14 @@ class Library:
         """The most queries of a forward that reads keys and values of int8; the mask is no map of tiles."""
         return self.handle.regard_int8_queries(heads, key_heads)
 
+    def count_tiles(self, struct: Struct) -> tuple[int, ...]:
+        """What a forward does with its tiles: native/attention/tile_counts.h."""
+        counts, count = (ctypes.c_int64 * 4)(), self.handle.regard_count_tiles
+        count.argtypes, count.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int32
+        if code := count(ctypes.addressof(struct), ctypes.addressof(counts)):
+            raise failure(code)
+        return tuple(counts)
+
     def entry(self, struct: type[Struct]) -> Callable[..., int]:
         """The function for such structs; takes the address of one and parallel(); anything but 0 is for failure()."""
         return getattr(self.handle, struct.function)

@@ -1,8 +1,8 @@
 """Plans: the struct of a call, kept for other calls of its structure and filled with what changes from call to call.
 
 What changes: where the caller's tensors lie, how many queries and keys there are, their strides, positions, the seed of
-dropout, the intervals of a mask whose tensors decide them (Lengths, Documents), and what a program reads that modifiers
-of one's own became.
+dropout, the intervals of a mask whose tensors decide them (Lengths, Documents), what a program reads that modifiers of
+one's own became, and a table of relative biases.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class ForwardPlan:
             results["row_stats"] = empty_row_stats(args)
         struct = family.struct(problem, arguments(args, **results))
         self.struct = type(struct).from_buffer_copy(struct)
-        self.program = family.program(problem)
-        computed = () if self.program is None else self.program.names
+        self.repeated = family.repeated(problem)
+        computed = () if self.repeated is None else self.repeated.names
         for name in computed:
             clear(self.struct, name)
         # what was made for this structure lives as long as the plan; the tensors of one call do not
@@ -98,7 +98,7 @@ class ForwardPlan:
         self.address = ctypes.addressof(self.constants)
         changing = self.by_content or self.of_lengths or self.placed or len(self.leaves) > LEAVES
         whole = type(struct) is CallArguments  # native/python/ knows no other
-        self.remembered = whole and not (changing or args.number("threshold") or self.program)
+        self.remembered = whole and not (changing or args.number("threshold") or self.repeated)
 
     def _leaves(self, offsets: tuple[int, ...], example: Example, anew: slice | None) -> list[tuple[int, int]]:
         """Which of the example's leaves the struct leads to itself, not to a copy: (offset of the address, which).
@@ -173,8 +173,8 @@ class ForwardPlan:
             bind(call_of(struct), {"row_stats": row_stats})
         for at, n in self.leaves:
             _ADDRESS.pack_into(struct, at, address_of(leaves[n]))
-        if self.program is not None:
-            operands = self.program.operands(self._frame(call), leaves)
+        if self.repeated is not None:
+            operands = self.repeated.operands(self._frame(call), leaves)
             if operands is None:
                 return None
             set_operands(struct, operands)

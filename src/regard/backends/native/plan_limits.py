@@ -20,10 +20,10 @@ def repeats(family: KernelFamily, args: KernelArgs, example: Example) -> bool:
     problem = example.problem
     if family.copied(problem) or 0 in (*args.shape, *args.k.shape[-2:], args.v.shape[-1]):
         return False
-    program = family.program(problem)
-    if program is not None and not program.lasts:
+    repeated = family.repeated(problem)
+    if repeated is not None and (not repeated.lasts or any(example.needs)):
         return False
-    names, computed = ((), ()) if program is None else (program.names, program.tensors)
+    names, computed = ((), ()) if repeated is None else (repeated.names, repeated.tensors)
     given = [t.numbers if isinstance(t, Int8Rows) else t for t in example.given]
     for t, own in zip((args.q, args.k, args.v), given, strict=True):
         # converted, or read several times: then gradients are sums

@@ -9,20 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.compat.torch.mask_mods import MaskMod, translate_mask
-from regard.compat.torch.pair_functions import NotRecorded, Sizes, indexing
-from regard.compat.torch.score_mods import ScoreMod, translate_score
+import regard.runtime.plan_cache as plan_cache
+from regard.compat.torch.pair_functions import Sizes, indexing
+from regard.compat.torch.translations import Translation, may_read_gradients, translated
 from regard.core.dtypes import accumulator
 from regard.core.errors import Unsupported
-from regard.core.positions import head
+from regard.core.positions import Positions, head
 from regard.core.shapes import listed
-from regard.core.wrong_calls import check_parameters, kind_of
-from regard.masks.algebra import Everything, Mask
+from regard.core.wrong_calls import kind_of
+from regard.masks.algebra import Mask
 from regard.runtime.binding import Call
 from regard.runtime.dispatch import Plan
-from regard.runtime.dispatch import plan as plan_of
+from regard.runtime.outline import AttentionArguments
 from regard.scores.algebra import Score
-from regard.scores.similarity import ScaledDot
 
 
 def flex_attention(
@@ -65,12 +64,12 @@ def flex_attention(
     why = why_left_flex(query, key, value, score_mod, block_mask, scale, *aux, return_aux=return_aux)
     if why is not None:
         raise Unsupported(f"flex_attention: {why}.")
-    call, _ = _translated(query, key, value, score_mod, block_mask, scale)
-    with call.precision():
-        if not return_lse and return_aux is None:
-            return call.run(None).to(call.problem.dtype)
-        out, stats = call.run_with_stats(None)
-        out, lse = out.to(call.problem.dtype), stats.lse
+    (score, mask, _), positions = _translated(query, key, score_mod, block_mask, scale)
+    given = AttentionArguments(query, key, value, score, mask, positions, None, None)
+    if not return_lse and return_aux is None:
+        known = plan_cache.attend(*given, None)
+        return Call(*given).output(None) if known is None else known
+    out, lse = _with_lse(given)
     if return_aux is None:
         return out, lse
     from torch.nn.attention.flex_attention import AuxOutput
@@ -94,10 +93,20 @@ def explain_flex_attention(
     'a function of single pairs: aten.sin.default of a score is no step that regard has'
     """
     _check_functions(score_mod, block_mask)
-    call, facts = _translated(query, key, value, score_mod, block_mask, scale)
-    with torch.no_grad():
-        plan = plan_of(call.problem, None, lse=False)
+    (score, mask, facts), positions = _translated(query, key, score_mod, block_mask, scale)
+    plan = Call(query, key, value, score, mask, positions, None, None).explain(None)
     return replace(plan, facts=(*facts, *plan.facts))
+
+
+def _with_lse(given: AttentionArguments) -> tuple[Tensor, Tensor]:
+    """out in the dtype of the call, and the log-sum-exp."""
+    known = plan_cache.attend_with_stats(given, None)
+    if known is None:
+        call = Call(*given)
+        with call.precision():
+            known = call.run_with_stats(None)
+    out, stats = known
+    return out.to(given.v.dtype), stats.lse
 
 
 def _check_functions(score_mod: Any, block_mask: Any) -> None:
@@ -114,34 +123,16 @@ def _check_functions(score_mod: Any, block_mask: Any) -> None:
 def _translated(
     query: Tensor,
     key: Tensor,
-    value: Tensor,
     score_mod: Callable[..., Tensor] | None,
     block_mask: Any,
     scale: float | None,
-) -> tuple[Call, tuple[tuple[str, str], ...]]:
-    """The call as one of regard.attention, and how each of the two functions was read."""
+) -> tuple[Translation, Positions | None]:
+    """Score and mask of a call of regard.attention, and the positions."""
     (batch, heads, nq, width), nk = query.shape, key.shape[-2]
     sizes = Sizes(batch, heads, nq, nk, accumulator(query.dtype))
-    score: Score = ScaledDot(scale)
-    mask: Mask = Everything()
-    facts = list[tuple[str, str]]()
-    if score_mod is not None:
-        try:
-            score, mask = translate_score(score_mod, max(width, 1) ** -0.5 if scale is None else scale, sizes)
-            facts.append(("score_mod", "read as regard's own score and mask"))
-        except NotRecorded as why:
-            score = score >> ScoreMod(score_mod)
-            facts.append(("score_mod", f"a function of single pairs: {why}"))
-        except TypeError:
-            check_parameters(score_mod, "score_mod", ("score", "b", "h", "i", "j"))
-            raise
-    if block_mask is not None:
-        seen = translate_mask(block_mask.mask_mod, sizes)
-        how = "called for each pair" if isinstance(seen, MaskMod) else "read as regard's own mask"
-        facts.append(("mask_mod", how))
-        mask = mask & seen
-    positions = head(nq, nk, query.device) if nq != nk else None  # i and j are indices
-    return Call(query, key, value, score, mask, positions, None, None), tuple(facts)
+    mask_mod = None if block_mask is None else block_mask.mask_mod
+    found = translated(score_mod, mask_mod, max(width, 1) ** -0.5 if scale is None else scale, sizes)
+    return found, head(nq, nk, query.device) if nq != nk else None  # i and j are indices
 
 
 def why_left_flex(
@@ -173,7 +164,8 @@ def why_left_flex(
         n = query.shape[2], key.shape[2]
         if tuple(block_mask.shape[-2:]) != n:
             return f"its block_mask was created for {listed(block_mask.shape)}; q and k have lengths {n}"
-    if score_mod is not None and torch.is_grad_enabled() and 0 not in (*query.shape, *key.shape):
+    pairs = 0 not in (*query.shape, *key.shape)
+    if score_mod is not None and torch.is_grad_enabled() and pairs and may_read_gradients(score_mod):
         first = torch.zeros((), dtype=torch.int64, device="cpu")
         with indexing():
             s = score_mod(torch.zeros((), dtype=torch.float32, device="cpu"), first, first, first, first)

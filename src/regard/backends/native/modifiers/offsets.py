@@ -22,6 +22,7 @@ from regard.backends.native.operands import (
 )
 from regard.call.problem import Problem
 from regard.core.errors import ShapeError
+from regard.core.region import Frame
 from regard.core.tracing import data_unavailable
 from regard.scores.algebra import finite_in
 from regard.scores.buckets import Buckets, DifferenceBuckets
@@ -76,8 +77,7 @@ class Offsets(KernelModifier[RelativeBias]):
     def lower(cls, problem: Problem, stages: Sequence[RelativeBias]) -> dict[str, Any]:
         (stage,) = stages
         table = _relative_table(problem, stage.buckets)
-        offsets = finite_in(stage.table, torch.float32)[table.buckets].T.contiguous()
-        return {"offsets": torch.nn.functional.pad(offsets, (0, ROOM)), **table.cells}
+        return {"offsets": _offsets(stage.table, table.buckets), **table.cells}
 
     @classmethod
     def check(cls, operands: Mapping[str, Tensor], sizes: Sizes) -> None:
@@ -110,6 +110,33 @@ class Offsets(KernelModifier[RelativeBias]):
         stage = next(stage for stage in problem.score.parts if isinstance(stage, RelativeBias))
         table, index = g.new_zeros(stage.table.shape), _relative_table(problem, stage.buckets).buckets
         return table.index_add_(0, index, g.T.contiguous())
+
+
+class RepeatedOffsets:
+    """The table of a problem's relative bias for other calls of its structure and length: with their numbers.
+
+    names    of the operands that are made anew
+    tensors  which of the leaves of a call is the table
+    lasts    whether there are other calls that it serves
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        parts = problem.score.parts
+        at = next(n for n, stage in enumerate(parts) if isinstance(stage, RelativeBias))
+        first = sum(len(stage.tensors()) for stage in parts[:at])
+        stage = parts[at]
+        assert isinstance(stage, RelativeBias)
+        self.names, self.tensors, self.lasts = ("offsets",), range(first, first + 1), len(stage.tensors()) == 1
+        self._buckets = _relative_table(problem, stage.buckets).buckets
+
+    def operands(self, frame: Frame, leaves: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The operands of a call."""
+        return {"offsets": _offsets(leaves[self.tensors[0]].detach(), self._buckets)}
+
+
+def _offsets(table: Tensor, buckets: Tensor) -> Tensor:
+    """The numbers of these buckets a head, and the room behind them."""
+    return torch.nn.functional.pad(finite_in(table, torch.float32)[buckets].T.contiguous(), (0, ROOM))
 
 
 @dataclass(frozen=True, eq=False)

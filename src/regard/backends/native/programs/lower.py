@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -18,6 +17,7 @@ from regard.backends.native.programs.operations import OPERATIONS, PROGRAM_OPERA
 from regard.backends.native.programs.reads import Range, Read, broadcasts, extent, number_of
 from regard.backends.native.programs.reverse import bound, derivatives
 from regard.core.region import Frame
+from regard.core.value import number_key
 
 _MOST = 8  # programs of a graph that are kept for the same gradients: of other numbers, or longer sequences
 _FAR = 4.0  # a derivative that is larger multiplies the rounding of weights
@@ -71,7 +71,7 @@ class _Kept:
     def program(self, values: Values, exact: Values | None, inputs: list[Tensor]) -> Program | None:
         """The program of other tensors; None where it has other rows."""
         numbers = [(read.elements(values), one) for read, one in self.numbers]
-        if any(t.numel() != 1 or not _same(number_of(t), one) for t, one in numbers):
+        if any(t.numel() != 1 or number_key(number_of(t)) != number_key(one) for t, one in numbers):
             return None
         elements = [read.elements(values) for read in self.operands]
         if any(read.shape(t) != known for read, t, known in zip(self.operands, elements, self.shapes, strict=True)):
@@ -159,8 +159,3 @@ def _rows(lowering: Lowering, result: int) -> tuple[Tensor, dict[int, Tensor]]:
 
 def _exact(t: Tensor, wanted: bool) -> Tensor:
     return t.to(torch.float64, copy=True).requires_grad_(wanted) if t.is_floating_point() else t
-
-
-def _same(a: float, b: float) -> bool:
-    """Whether two numbers have the same bits."""
-    return a == b and math.copysign(1, a) == math.copysign(1, b)

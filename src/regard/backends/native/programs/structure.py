@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -11,19 +11,14 @@ from torch import Tensor
 
 from regard.backends.native.programs.graph import Graph
 from regard.backends.native.programs.trace import trace, trace_mask
+from regard.core.functions import NUMBERS, Unknown, function_key
 from regard.core.region import Frame
-from regard.core.value import Value, names
+from regard.core.value import Value, names, number_key
 from regard.masks.algebra import Mask
 from regard.scores.algebra import Modifier
 
 _MOST = 256
 _graphs: dict[Any, Graph] = {}
-_SETTLED = frozenset(("builtins", "math", "regard", "torch", "typing"))
-_NUMBERS = (int, float, bool, str, type(None), torch.dtype)
-
-
-class Unknown(Exception):
-    """A modifier reads what no key can hold."""
 
 
 def graph_of(stages: Sequence[Modifier], frame: Frame) -> Graph:
@@ -46,16 +41,23 @@ def _kept(item: Any, frame: Frame, traced: Callable[[], Graph]) -> Graph:
         return traced()
     if found is None:
         found = traced()
-        if found.fixed:
+        if found.fixed and _key_or_none(item) == key[0]:  # else another thread changed what it read meanwhile
             if len(_graphs) >= _MOST:
                 _graphs.clear()
             _graphs[key] = found
     return found
 
 
-def sizes_traced(nq: int, nk: int) -> tuple[int | bool, ...]:
-    """What a graph follows from of the numbers of queries and keys: of the few pairs that it was traced on."""
-    return min(nq, 2), min(nk, 3), nq == nk
+def sizes_traced(nq: int, nk: int) -> tuple[Any, ...]:
+    """What a graph follows from of the numbers of queries and keys, and the dtype of quotients of whole numbers."""
+    return min(nq, 2), min(nk, 3), nq == nk, torch.get_default_dtype()
+
+
+def _key_or_none(item: Any) -> Any:
+    try:
+        return key_of(item)
+    except Unknown:
+        return None
 
 
 def key_of(item: Any) -> Any:
@@ -68,10 +70,10 @@ def key_of(item: Any) -> Any:
         kind = type(item)
         code = () if kind.__module__.startswith("regard.") else _read_by(kind)
         return kind, code, *(key_of(getattr(item, name)) for name in names(kind))
-    if isinstance(item, _NUMBERS):
-        return type(item), item
+    if isinstance(item, NUMBERS):
+        return number_key(item)
     if isinstance(item, FunctionType):
-        return _read(item, 0)
+        return function_key(item)
     raise Unknown
 
 
@@ -85,32 +87,9 @@ def _read_by(kind: type) -> Any:
             if name.startswith(("__", "_abc_")):
                 continue
             if isinstance(member, FunctionType):
-                found.append(_read(member, 0))
-            elif isinstance(member, _NUMBERS):
-                found.append((type(member), member))
+                found.append(function_key(member))
+            elif isinstance(member, NUMBERS):
+                found.append(number_key(member))
             else:
                 raise Unknown
     return tuple(found)
-
-
-def _read(function: FunctionType, depth: int) -> Any:
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    outside = [function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__]
-    defaults = *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
-    return function.__code__, tuple(_outside(x, depth) for x in (*cells, *outside, *defaults))
-
-
-def _settled(x: ModuleType | type | BuiltinFunctionType) -> bool:
-    """Whether nobody changes the numbers in a module or a class: those of Python, torch and regard."""
-    name = x.__name__ if isinstance(x, ModuleType) else x.__module__
-    return (name or "builtins").partition(".")[0] in _SETTLED
-
-
-def _outside(x: Any, depth: int) -> Any:
-    if isinstance(x, _NUMBERS):
-        return type(x), x
-    if isinstance(x, (ModuleType, type, BuiltinFunctionType)) and _settled(x):
-        return id(x)
-    if isinstance(x, FunctionType) and depth < 8:
-        return _read(x, depth + 1)
-    raise Unknown

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.backends.native.programs.graph import Graph, Node, flat, mapped
+from regard.core.functions import settled
 from regard.core.region import Frame, Region
+from regard.core.value import number_key
 from regard.masks.algebra import And, Mask, Not, Or
 from regard.scores.algebra import Modifier
 from regard.scores.modifiers import Bias
@@ -107,13 +109,14 @@ def _of_pair(fn: Callable[..., Tensor], recorder: _Recorder, *scores: Tensor) ->
     """fn(*scores, b, h, i, j) of single pairs, in the graph: all its numbers have no axes."""
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
-    recorder.fixed = False  # the tensors that a function holds may be others in the next call
     index = [
         recorder.keep("index", (name,), _AXES[name], torch.zeros((), dtype=torch.int64, device="cpu"))
         for name in ("b", "h", "row", "col")
     ]
+    recorder.constants = settled(fn)
     with TransformGetItemToIndex():
         found: Any = fn(*scores, *index)
+    recorder.constants = False
     node = recorder.node_of(found)
     if not isinstance(found, Tensor) or found.dim() or not isinstance(node, Node):
         raise NotTraced("its function returns no number that depends on the pair")
@@ -130,6 +133,7 @@ class _Recorder(TorchDispatchMode):
         self.known: dict[Any, Node] = {}
         self.dims, self.fixed = dims, True
         self.quiet = False  # while the region works, not the modifier
+        self.constants = False  # while a function works whose tensors nobody changes
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -167,7 +171,7 @@ class _Recorder(TorchDispatchMode):
         kwargs = {name: mapped((x,), self.node_of)[0] for name, x in kwargs.items()}
         every = flat((*args, *kwargs.values()))
         read = [x for x in every if isinstance(x, Node)]
-        if any(isinstance(x, Tensor) for x in every):
+        if not self.constants and any(isinstance(x, Tensor) for x in every):
             self.fixed = False  # a tensor that no field of a modifier holds
         if not read:
             return out
@@ -189,10 +193,10 @@ class _Recorder(TorchDispatchMode):
 
 
 def _key(x: Any) -> Any:
-    """What tells the arguments of an operation apart: of numbers their types too, of tensors which they are."""
+    """What tells the arguments of an operation apart: of tensors which they are."""
     if isinstance(x, (list, tuple)):
         return tuple(_key(one) for one in x)
-    return id(x) if isinstance(x, (Node, Tensor)) else (type(x), x)
+    return id(x) if isinstance(x, (Node, Tensor)) else number_key(x)
 
 
 def _heads_of(node: Node) -> str:

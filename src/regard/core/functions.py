@@ -1,0 +1,156 @@
+"""What functions that a person wrote read: as keys of what is kept for them, and as copies that nobody changes."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Hashable
+from functools import lru_cache
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from regard.core.tracing import plain
+from regard.core.value import number_key
+
+NUMBERS = (int, float, bool, str, type(None), torch.dtype)
+_SETTLED = frozenset(("builtins", "math", "regard", "torch", "typing"))  # packages in which nobody changes a number
+_DEEPEST = 8  # functions that read functions
+_MOST_BYTES = 1 << 16  # of a tensor whose numbers are part of a key
+_IN_EVERY_MODULE = ("__builtins__", "__name__", "__package__")
+_settled_functions: WeakSet[FunctionType] = WeakSet()
+
+
+class Unknown(Exception):
+    """A function reads what no key can hold."""
+
+
+def function_key(function: FunctionType, content: bool = False, depth: int = 0) -> Hashable:
+    """The code of a function and all that it reads: what is kept for a key serves every function that has it.
+
+    content: tensors are known by their numbers, where they are few; else they are Unknown. Raises Unknown.
+
+    >>> def scaled(factor):
+    ...     return lambda s: s * factor
+    >>> function_key(scaled(2.0)) == function_key(scaled(2.0)), function_key(scaled(2.0)) == function_key(scaled(3.0))
+    (True, False)
+    """
+    if function in _settled_functions:
+        return function
+    if depth > _DEEPEST:
+        raise Unknown
+    read = _read_by(function)
+    every = *read.cells, *read.outside.values(), *read.defaults, *read.named.values()
+    return function.__code__, tuple([_key_of(x, content, depth) for x in every])
+
+
+def frozen(function: FunctionType, depth: int = 0) -> FunctionType:
+    """The same function of copies of all that it reads: nobody changes what it computes. Raises Unknown."""
+    if function in _settled_functions:
+        return function
+    if depth > _DEEPEST:
+        raise Unknown
+    read, around = _read_by(function), function.__globals__
+    outside = {name: around[name] for name in _IN_EVERY_MODULE if name in around}
+    outside |= {name: _copy_of(x, depth) for name, x in read.outside.items()}
+    cells = tuple([CellType(_copy_of(x, depth)) for x in read.cells])
+    defaults = tuple([_copy_of(x, depth) for x in read.defaults])
+    made = FunctionType(function.__code__, outside, function.__name__, defaults, cells)
+    made.__kwdefaults__ = {name: _copy_of(x, depth) for name, x in read.named.items()}
+    return made
+
+
+def settle(function: FunctionType) -> None:
+    """Makes a function that `frozen` returned known by identity."""
+    _settled_functions.add(function)
+
+
+def settled(function: Any) -> bool:
+    """Whether a function is known by identity."""
+    return isinstance(function, FunctionType) and function in _settled_functions
+
+
+class _Read(NamedTuple):
+    """What a function reads that is not given to it: of its cells, its module, and its defaults."""
+
+    cells: tuple[Any, ...]
+    outside: dict[str, Any]
+    defaults: tuple[Any, ...]
+    named: dict[str, Any]
+
+
+def _read_by(function: FunctionType) -> _Read:
+    code, around = function.__code__, function.__globals__
+    read = _names_read(code)
+    if read is None:
+        raise Unknown
+    try:
+        cells = tuple([cell.cell_contents for cell in function.__closure__ or ()])
+    except ValueError:  # a name that has no value yet
+        raise Unknown from None
+    outside = {name: around[name] for name in read if name in around}
+    return _Read(cells, outside, function.__defaults__ or (), function.__kwdefaults__ or {})
+
+
+@lru_cache(1024)
+def _names_read(code: CodeType) -> tuple[str, ...] | None:
+    """The names outside of a function that it may read; None where it changes them, or imports what may change."""
+    found = dict.fromkeys(code.co_names)
+    for inner in _codes(code):
+        found |= dict.fromkeys(inner.co_names)
+        for step in dis.get_instructions(inner):
+            changes = step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in code.co_freevars
+            imports = step.opname == "IMPORT_NAME" and step.argval.partition(".")[0] not in _SETTLED
+            if changes or imports or step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                return None
+    return tuple(found)
+
+
+def _codes(code: CodeType) -> list[CodeType]:
+    """The code of a function and of those inside of it."""
+    return [code, *(inner for x in code.co_consts if isinstance(x, CodeType) for inner in _codes(x))]
+
+
+def _is_settled(x: Any) -> bool:
+    """Whether nobody changes what a module, a class or a function is: those of Python, torch and regard."""
+    if isinstance(x, FunctionType):
+        return not x.__closure__ and str(x.__globals__.get("__name__")).partition(".")[0] in _SETTLED
+    if not isinstance(x, (ModuleType, type, BuiltinFunctionType)):
+        return False
+    name = x.__name__ if isinstance(x, ModuleType) else x.__module__
+    return (name or "builtins").partition(".")[0] in _SETTLED
+
+
+def _key_of(x: Any, content: bool, depth: int) -> Hashable:
+    if isinstance(x, NUMBERS):
+        return number_key(x)
+    if type(x) is tuple:
+        return tuple([_key_of(part, content, depth) for part in x])  # pyright: ignore[reportUnknownVariableType]
+    if _is_settled(x):
+        return id(x)
+    if isinstance(x, FunctionType):
+        return function_key(x, content, depth + 1)
+    if content and isinstance(x, Tensor):
+        return _content(x)
+    raise Unknown
+
+
+def _copy_of(x: Any, depth: int) -> Any:
+    if type(x) is tuple:
+        return tuple([_copy_of(part, depth) for part in x])  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(x, NUMBERS) or _is_settled(x):
+        return x
+    if isinstance(x, FunctionType):
+        return frozen(x, depth + 1)
+    if isinstance(x, Tensor) and plain(x):
+        return x.detach().clone(memory_format=torch.contiguous_format)
+    raise Unknown
+
+
+def _content(t: Tensor) -> Hashable:
+    """A tensor by its numbers. Raises Unknown where they are many, or cannot be read, or have a gradient."""
+    if t.requires_grad or not plain(t) or t.is_complex() or t.nbytes > _MOST_BYTES:
+        raise Unknown
+    return t.dtype, t.shape, t.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
