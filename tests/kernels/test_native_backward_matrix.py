@@ -39,7 +39,8 @@ def judged(size: str, score: str) -> bool:
     return all(t.numel() > 1 for t in testing.scores(FRAMES[size])[score].tensors())
 
 
-# Custom and Elementwise are refused; additive scores have kernels and tests of their own (test_native_additive.py)
+# Custom is refused (test_native.py); additive scores and sums over features have kernels and tests of their own
+# (test_native_additive.py, test_native_elementwise.py)
 OTHERWISE = "Custom", "Additive", "Elementwise"
 NATIVELY = [call for call in CALLS if call[2] not in OVER_TILES and not call[2].startswith(OTHERWISE)]
 

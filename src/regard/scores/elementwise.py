@@ -30,7 +30,8 @@ class Elementwise(Similarity):
 
     tensors: widths, weights or gates, of shape (), (d,) or (heads, d), d the width of q and k; an axis of size 1 is
     shared. Each gets its gradient if it requires one; a fn that uses another such tensor raises an error. Memory is
-    linear in the sequence: features are summed a few at a time, and no (nq, nk, d) is made.
+    linear in the sequence: features are summed a few at a time, and no (nq, nk, d) is made. From 4 queries on, the
+    native kernels run fn as a program, where it consists of elementwise operations that they know.
 
     >>> import regard as rg
     >>> manhattan = Elementwise(lambda q, k: -(q - k).abs())
@@ -114,9 +115,13 @@ class Elementwise(Similarity):
 
         return s, pull
 
+    @staticmethod
+    def aligned(tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors, shaped to meet pairs (*batch, h, r, c, f): (), (d,) or (heads, 1, 1, d)."""
+        return [t if t.dim() < 2 else t[:, None, None, :] for t in tensors]
+
     def _aligned(self, dtype: torch.dtype) -> list[Tensor]:
-        """The tensors, shaped to meet pairs (*batch, h, r, c, f)."""
-        return [(t if t.dim() < 2 else t[:, None, None, :]).to(dtype) for t in self.inputs]
+        return [t.to(dtype) for t in self.aligned(self.inputs)]
 
     def _terms(self, q: Tensor, k: Tensor, tensors: Sequence[Tensor], part: slice) -> Tensor:
         """What some of the features add to the score of each pair, (*batch, h, r, c, f)."""
