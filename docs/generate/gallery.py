@@ -135,6 +135,10 @@ GROUPS = (
             Entry(
                 "Custom(lambda q, k: -torch.cdist(q, k, p=1))", "A function of your own: here the Manhattan distance."
             ),
+            Entry(
+                "Elementwise(lambda q, k: -(q - k).abs().sqrt())",
+                "A sum over features of a function of your own: here the square root of their difference.",
+            ),
         ),
     ),
     Group(

@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0xacf0ab56c832f2  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0x94b7dc296d47a  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -279,15 +279,20 @@ typedef struct {
 } regard_gradients;
 static_assert(sizeof(regard_gradients) == 4520, "ctypes lays regard_gradients out in another way");
 
-// A call whose scores are w · f(a + c): q and k are a and c, float whatever its dtype, which is that of v.
+// A call whose scores are w · f(a + c), or the sum over features of a program of a and c: q and k are a and c,
+// float whatever its dtype, which is that of v.
 typedef struct {
   regard_call call;  // it has no scale
   const float* w;  // (heads, dk), contiguous
   int64_t w_stride;  // 0 where the heads share it
   int32_t activation;
   float slope;  // of the leaky ReLU
+  const int32_t* code;  // (code_count, 6) instructions of a program; null: none. It has no w
+  int64_t code_count;
+  const float* parameters;  // (parameter_count, heads, dk), contiguous: what a program reads besides
+  int64_t parameter_count;
 } regard_additive;
-static_assert(sizeof(regard_additive) == 3064, "ctypes lays regard_additive out in another way");
+static_assert(sizeof(regard_additive) == 3096, "ctypes lays regard_additive out in another way");
 
 // The backward pass of an additive call. All cotangents and gradients are float; every element is written.
 typedef struct {
@@ -297,9 +302,9 @@ typedef struct {
   regard_tensor da;
   regard_tensor dc;
   regard_tensor dv;
-  float* dw;  // (heads, dk)
+  float* dw;  // (heads, dk); of a program's parameters (parameter_count, heads, dk)
 } regard_additive_gradients;
-static_assert(sizeof(regard_additive_gradients) == 3472, "ctypes lays regard_additive_gradients out in another way");
+static_assert(sizeof(regard_additive_gradients) == 3504, "ctypes lays regard_additive_gradients out in another way");
 
 // Facts about the weights of a call. Results are contiguous, (batch..., head, ...); a null address, or a count
 // of 0: not wanted. The call's lse, out and dropout are not read; its dv is 0.

@@ -19,8 +19,10 @@ Exponentials exponentials_places(const regard_call& c, float* memory) {
 
 int32_t check(const regard_additive& x) {
   const int64_t dk = x.call.dk;
-  if (x.activation < REGARD_TANH || x.activation > REGARD_LEAKY_RELU || (dk && !x.w) || (x.w_stride && x.w_stride < dk))
+  if (x.activation < REGARD_TANH || x.activation > REGARD_LEAKY_RELU || (x.w_stride && x.w_stride < dk))
     return REGARD_BAD_ARGUMENT;
+  if (dk && !x.w && !x.code) return REGARD_BAD_ARGUMENT;
+  if (const int32_t wrong = FeatureProgram::check(x)) return wrong;
   return check_contiguous_call(x.call, REGARD_F32);
 }
 
@@ -36,13 +38,14 @@ int32_t check(const regard_additive_gradients& g) {
   if (!right) return REGARD_BAD_ARGUMENT;
   if (c.out_dtype != REGARD_F32 || !c.row_stats.data || (c.dv && (!g.dout.data || !g.dv.data)))
     return REGARD_BAD_ARGUMENT;
-  return c.dk && (!g.da.data || !g.dc.data || !g.dw) ? REGARD_BAD_ARGUMENT : REGARD_DONE;
+  const bool sums = !g.forward.code || g.forward.parameter_count;
+  return c.dk && (!g.da.data || !g.dc.data || (sums && !g.dw)) ? REGARD_BAD_ARGUMENT : REGARD_DONE;
 }
 
 int32_t forward(const regard_additive& x, regard_parallel parallel) {
   const regard_call& c = x.call;
   if (const int32_t wrong = check(x)) return wrong;
-  if (few_additive(c)) return forward_few_rows<AdditiveFewRows>(x, parallel);
+  if (!x.code && few_additive(c)) return forward_few_rows<AdditiveFewRows>(x, parallel);
   float* memory = (float*)malloc((size_t)exponentials_size(c) * sizeof(float));
   if (!memory) return 1;
   const Exponentials keys = exponentials_places(c, memory);
@@ -58,7 +61,7 @@ int32_t backward(const regard_additive_gradients& given, regard_parallel paralle
   const regard_additive& x = given.forward;
   const regard_call& c = x.call;
   if (const int32_t wrong = check(given)) return wrong;
-  if (few_additive_backward(c)) return backward_few_rows(given, parallel);
+  if (!x.code && few_additive_backward(c)) return backward_few_rows(given, parallel);
   const Exponentials none{};
   Gradients g{given, x, c, none};
   const int64_t heads = elements(c) * c.heads;
@@ -66,7 +69,7 @@ int32_t backward(const regard_additive_gradients& given, regard_parallel paralle
   g.width = round_even(c.dk), g.ldv = round_up(c.dv);
   g.slices = (kSlices + g.pairs - 1) / g.pairs;
   g.slices = g.slices < key_tiles(c) ? g.slices : key_tiles(c);
-  const int64_t da = g.slices * heads * g.blocks * g.width * kQueries, dw = g.slices * heads * g.width;
+  const int64_t da = g.slices * heads * g.blocks * g.width * kQueries, dw = g.slices * heads * g.learned();
   float* memory = (float*)malloc((size_t)(exponentials_size(c) + da + dw) * sizeof(float));
   if (!memory) return 1;
   const Exponentials keys = exponentials_places(c, memory);
@@ -79,12 +82,14 @@ int32_t backward(const regard_additive_gradients& given, regard_parallel paralle
   int32_t failed = share(exponentials, exponentials.items(), c.threads, parallel);
   if (!failed) failed = share(backward, backward.items(), c.threads, parallel);
   if (!failed) failed = share(join, join.items(), c.threads, parallel);
-  for (int64_t h = 0; h < c.heads && !failed; ++h)
-    for (int64_t k = 0; k < c.dk; ++k) {
-      double sum = 0;
-      for (int64_t n = 0; n < g.slices * elements(c); ++n) sum += all.dw[(n * c.heads + h) * g.width + k];
-      given.dw[h * c.dk + k] = (float)sum;
-    }
+  for (int64_t row = 0; row < g.learned() / (g.width ? g.width : 1) && !failed; ++row)
+    for (int64_t h = 0; h < c.heads; ++h)
+      for (int64_t k = 0; k < c.dk; ++k) {
+        const float* sums_of_slices = all.dw + h * g.learned() + row * g.width + k;
+        double sum = 0;
+        for (int64_t n = 0; n < g.slices * elements(c); ++n) sum += sums_of_slices[n * c.heads * g.learned()];
+        given.dw[(row * c.heads + h) * c.dk + k] = (float)sum;
+      }
   free(memory);
   return failed;
 }

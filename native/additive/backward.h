@@ -33,7 +33,7 @@ static void similarity_gradients(GradientBlock<V>& z, const Tile& t) {
       store(constant + n, sum * splat((form.middle - form.factor / 2) / form.factor));
     }
   }
-  zero(s.tile_da, width * kQueries), zero(s.tile_dw, width * W);
+  zero(s.tile_da, width * kQueries), zero(s.tile_dw, g.learned() * W);
   float* scale = s.scale;
   for (int64_t k = 0; k < width; ++k) scale[k] = s.q.plain[k] * one;
   if (method != kDirect)
@@ -43,14 +43,17 @@ static void similarity_gradients(GradientBlock<V>& z, const Tile& t) {
   const auto direct = [&](auto gradients, float slope) {
     gradients(s.bounded_a, s.bounded_c, width, t.count, s.ds, slope, scale, s.tile_da, s.tile_dw, dc, dc_stride);
   };
-  if (method != kDirect)
+  if (FeatureProgram::used(g.x))
+    FeatureProgram::gradients<V>(g.x, s.q.slots, z.b.p.h, s.bounded_a, s.bounded_c, t.count, s.ds,
+                                 {s.tile_da, dc, s.tile_dw, dc_stride, width});
+  else if (method != kDirect)
     tile_gradients<V>(s.q.exponentials, s.bounded_c, width, t.count, s.ds, constant, scale, s.tile_da, s.tile_dw, dc,
                       dc_stride);
   else if (g.x.activation == REGARD_TANH) direct(tile_gradients_direct<V, TanhOf>, 0);
   else if (g.x.activation == REGARD_SIGMOID) direct(tile_gradients_direct<V, SigmoidOf>, 0);
   else direct(tile_gradients_direct<V, LeakyReluOf>, g.x.slope);
   for (int64_t n = 0; n < width * kQueries; n += W) store(s.da + n, load(s.da + n) + load(s.tile_da + n) * splat(one));
-  for (int64_t n = 0; n < width * W; n += W) store(s.dw + n, load(s.dw + n) + load(s.tile_dw + n) * splat(value));
+  for (int64_t n = 0; n < g.learned() * W; n += W) store(s.dw + n, load(s.dw + n) + load(s.tile_dw + n) * splat(value));
 }
 
 template <int V>
@@ -79,8 +82,8 @@ static void block_gradients(const Gradients& g, const GradientScratch& s, const 
   const int64_t head = p.b * c.heads + p.h, heads = elements(c) * c.heads, all = g.width * kQueries;
   __builtin_memcpy(g.da + ((slice * heads + head) * g.blocks + p.row / kQueries) * all, s.da,
                    (size_t)all * sizeof(float));
-  float* dw = g.dw + (slice * heads + head) * g.width;
-  for (int64_t k = 0; k < g.width; ++k) {
+  float* dw = g.dw + (slice * heads + head) * g.learned();
+  for (int64_t k = 0; k < g.learned(); ++k) {
     float sum = 0;
     for (int n = 0; n < W; ++n) sum += s.dw[k * W + n];
     dw[k] += sum;
@@ -128,14 +131,13 @@ struct AdditiveJoin {
     const regard_call& c = g.c;
     const int64_t head = item / g.blocks, all = g.width * kQueries;
     const Place p = place_at(c, head / c.heads, head % c.heads, item % g.blocks * kQueries);
-    const float* w = g.x.w + p.h * g.x.w_stride;
     float* to = at<float>(g.g.da, p, p.h) + p.row * g.g.da.row;
     for (int64_t k = 0; k < c.dk; ++k)
       for (int64_t i = 0; i < p.rows; ++i) {
         float sum = 0;
         for (int64_t slice = 0; slice < g.slices; ++slice)
           sum += g.da[(slice * items() + item) * all + k * kQueries + i];
-        to[i * g.g.da.row + k * g.g.da.col] = w[k] * sum;
+        to[i * g.g.da.row + k * g.g.da.col] = weight_of(g.x, p.h, k) * sum;
       }
   }
 };

@@ -1,6 +1,6 @@
 // The forward of the additive similarity. Lanes are queries; see activation.h for the formulas.
 #pragma once
-#include "additive/prepared.h"
+#include "additive/features.h"
 
 namespace regard {
 
@@ -94,7 +94,8 @@ static void additive_tile(const Block<V>& b, const Tile& t, const regard_additiv
   const Method method = method_of(x, q, keys.max_abs[pair * key_tiles(c) + t.j / kKeys]);
   const float* exponentials = keys.c + (pair * c.nk + t.j) * width;
   const float* plain = at<float>(c.k, b.p, pair % c.key_heads) + t.j * c.k.row;
-  if (method == kUnclamped) unclamped_tile<V>(q, exponentials, width, t.count, b.w.s);
+  if (FeatureProgram::used(x)) FeatureProgram::sum_tile<V>(x, q, b.p.h, plain, c.k.row, c.k.col, t.count, b.w.s);
+  else if (method == kUnclamped) unclamped_tile<V>(q, exponentials, width, t.count, b.w.s);
   else if (method == kClamped) clamped_tile<V>(q, exponentials, width, t.count, b.w.s);
   else if (x.activation == REGARD_TANH) direct_tile<V, TanhOf>(q, x, plain, t.count, b.w.s);
   else if (x.activation == REGARD_SIGMOID) direct_tile<V, SigmoidOf>(q, x, plain, t.count, b.w.s);
@@ -148,7 +149,9 @@ struct AdditiveForward {
 
   int64_t blocks() const { return (x.call.nq + kQueries - 1) / kQueries; }
   int64_t items() const { return elements(x.call) * x.call.heads * blocks(); }
-  int64_t scratch() const { return forward_scratch(x.call, 1) + prepared_size(x.call); }
+  int64_t scratch() const {
+    return forward_scratch(x.call, 1) + prepared_size(x.call) + FeatureProgram::scratch_size(x);
+  }
 
   void run(int64_t item, float* memory) const {
     const regard_call& c = x.call;

@@ -34,8 +34,10 @@ struct Gradients {
   const Exponentials& keys;
   int64_t pairs, slices, blocks, width, ldv;  // width: dk rounded up to 2; ldv: dv to whole vectors
   float* da;                                  // [slice][batch element, head][block][width][kQueries], before w
-  float* dw;                                  // [slice][batch element, head][width]
+  float* dw;                                  // [slice][batch element, head][learned()]
 
+  // Sums for what the features have besides a and c: w, or the parameters of a program.
+  int64_t learned() const { return x.code ? x.parameter_count * width : width; }
   int64_t tiles_of_slice() const { return (key_tiles(c) + slices - 1) / slices; }
   int64_t span() const { return tiles_of_slice() * kKeys; }
   int64_t dc_stride() const { return span() + W; }  // whole vectors from any key on
@@ -48,7 +50,7 @@ struct GradientScratch {
   float *bounded_a, *bounded_c;  // a [width][kQueries] and c [kKeys][width], finite_end()
   float *dout, *doutt;           // [kQueries][ldv], [dv][kQueries]
   float *ds, *kept;              // [kKeys][kQueries] gradients of the scores; what the modifiers keep of a tile
-  float *tile_da, *tile_dw;      // one tile's da [width][kQueries] and dw [width][W]
+  float *tile_da, *tile_dw;      // one tile's da [width][kQueries] and dw [learned()][W]
   float *da, *dw;                // one block's
   float *dc, *dv;                // one slice's: [width][dc_stride], [span][ldv]
   float* scale;                  // [width] w, times f's factor
@@ -61,7 +63,8 @@ static int64_t carve_scratch(const Gradients& g, float* from, GradientScratch& s
     used += (count + 15) / 16 * 16;
     return at;
   };
-  float *const forward = take(forward_scratch(g.c, 1)), *const prepared = take(prepared_size(g.c));
+  float *const forward = take(forward_scratch(g.c, 1)), *const prepared = take(prepared_size(g.c) +
+                                                                               FeatureProgram::scratch_size(g.x));
   if (from) {
     s.forward = forward_places(g.c, 1, forward);
     s.q = prepared_places(g.c, prepared);
@@ -69,8 +72,8 @@ static int64_t carve_scratch(const Gradients& g, float* from, GradientScratch& s
   s.bounded_a = take(g.width * kQueries), s.bounded_c = take(kKeys * g.width);
   s.dout = take(kQueries * g.ldv), s.doutt = take(g.c.dv * kQueries);
   s.ds = take(kKeys * kQueries), s.kept = take(Modifiers::kept_size(g.c));
-  s.tile_da = take(g.width * kQueries), s.tile_dw = take(g.width * W);
-  s.da = take(g.width * kQueries), s.dw = take(g.width * W);
+  s.tile_da = take(g.width * kQueries), s.tile_dw = take(g.learned() * W);
+  s.da = take(g.width * kQueries), s.dw = take(g.learned() * W);
   s.dc = take(g.width * g.dc_stride()), s.dv = take(g.span() * g.ldv);
   s.scale = take(g.width);
   return used;

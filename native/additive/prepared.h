@@ -8,9 +8,10 @@ namespace regard {
 
 REGARD_INLINE int64_t round_even(int64_t n) { return (n + 1) / 2 * 2; }
 
-// Whether numbers up to max_abs have exponentials. (Leaky ReLU has none.)
+// Whether numbers up to max_abs have exponentials. (Leaky ReLU has none, nor have features of a program.)
 REGARD_INLINE bool has_exponentials(const regard_additive& x, float max_abs) {
-  return x.activation != REGARD_LEAKY_RELU && max_abs * __builtin_fabsf(separable(x.activation).rate) <= kMaxExponent;
+  return !x.code && x.activation != REGARD_LEAKY_RELU &&
+         max_abs * __builtin_fabsf(separable(x.activation).rate) <= kMaxExponent;
 }
 
 // Computed once for the keys of each (batch element, key head): C, and the largest |c| of each tile.
@@ -66,6 +67,7 @@ struct PreparedQueries {
   float* weight;         // w / largest, at least 2^-kWeightBits in size; 0 past dk
   float* inverse;        // 1 / weight; 1 past dk
   float* middle;         // [width / 2] what two features that share a division add up to at r = 1/2
+  float* slots;          // of a program of features: FeatureProgram::place
   float largest, total;  // the largest |w|, Σ w
   float unit;            // what scores are multiplied by to be in base 2, or divided by the soft cap
   float max_abs;
@@ -94,24 +96,30 @@ static PreparedQueries prepared_places(const regard_call& c, float* at) {
   const int64_t width = round_even(c.dk);
   PreparedQueries x{};
   weight_places(x, width, query_places(x, width * kQueries, at));
+  x.slots = at + prepared_size(c);
   return x;
+}
+
+// What w · f is multiplied by for a feature; a program has no weights.
+REGARD_INLINE float weight_of(const regard_additive& x, int64_t head, int64_t k) {
+  return x.code ? 1 : x.w[head * x.w_stride + k];
 }
 
 static void prepare_weights(const regard_additive& x, PreparedQueries& to, int64_t head, int64_t width, int64_t step) {
   const regard_call& c = x.call;
-  const float* w = x.w + head * x.w_stride;
+  const auto w = [&](int64_t k) { return weight_of(x, head, k); };
   double total = 0;
   to.largest = 0, to.bits = 0;
   for (int64_t k = 0; k < c.dk; ++k) {
-    float size = __builtin_fabsf(w[k]);
-    total += w[k];
+    float size = __builtin_fabsf(w(k));
+    total += w(k);
     to.largest = size > to.largest ? size : to.largest;
   }
   to.total = (float)total;
   const float scale = to.largest > 0 ? to.largest : 1, least = __builtin_ldexpf(1, -kWeightBits);
   float small = 1;
   for (int64_t k = 0; k < c.dk; ++k) {
-    to.plain[k] = w[k];
+    to.plain[k] = w(k);
     float weight = to.plain[k] / scale;
     if (__builtin_fabsf(weight) < least) weight = __builtin_copysignf(least, weight);
     small = __builtin_fabsf(weight) < small ? __builtin_fabsf(weight) : small;

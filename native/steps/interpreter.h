@@ -83,10 +83,12 @@ struct Interpreter : ProgramCode {
   REGARD_INLINE void choose(const Slots& s, const Instruction& x, int64_t keys) {
     float* to = s.at[x.to];
     const float *a = s.at[x.a], *b = s.at[x.b], *c = s.at[x.c];
-    for (int64_t n = 0; n < keys; ++n, to += V * W, a += s.key[x.a], b += s.key[x.b], c += s.key[x.c])
+    const int64_t a_key = s.key[x.a], a_vector = s.vector[x.a], b_key = s.key[x.b], b_vector = s.vector[x.b];
+    const int64_t c_key = s.key[x.c], c_vector = s.vector[x.c];
+    for (int64_t n = 0; n < keys; ++n, to += V * W, a += a_key, b += b_key, c += c_key)
+#pragma GCC unroll 4
       for (int v = 0; v < V; ++v)
-        store(to + v * W,
-              select((vi)load(a + v * s.vector[x.a]), load(b + v * s.vector[x.b]), load(c + v * s.vector[x.c])));
+        store(to + v * W, select((vi)load(a + v * a_vector), load(b + v * b_vector), load(c + v * c_vector)));
   }
 
   // An element of a table for each index. Python proves that they lie inside; nothing else may be read either.

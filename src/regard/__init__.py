@@ -60,6 +60,7 @@ from regard.scores.buckets import GridBuckets as GridBuckets
 from regard.scores.buckets import T5Buckets as T5Buckets
 from regard.scores.buckets import T5CausalBuckets as T5CausalBuckets
 from regard.scores.clamp import Clamp as Clamp
+from regard.scores.elementwise import Elementwise as Elementwise
 from regard.scores.modifiers import Alibi as Alibi
 from regard.scores.modifiers import Bias as Bias
 from regard.scores.modifiers import LogDistance as LogDistance
@@ -101,6 +102,7 @@ __all__ = [
     "Documents",
     "Dot",
     "Dropout",
+    "Elementwise",
     "Everything",
     "Flex",
     "GridBuckets",

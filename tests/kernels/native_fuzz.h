@@ -45,7 +45,7 @@ struct Case : RandomMemory {
     hide();
     if (!int8 && r.chance(3)) mask_program(*this, exact);
     if (!exact && !additive && r.chance(4)) score_program(*this);
-    if (additive) weights();
+    if (additive) weights(exact);
     else if (facts) facts_of();
     else gradients();
   }
@@ -258,14 +258,16 @@ struct Case : RandomMemory {
     if (c.offsets && !r.chance(4)) g.doffsets = (float*)make(kF32, c.heads * c.offsets_count);
   }
 
-  void weights() {
+  void weights(bool exact) {
     regard_additive& w = x.forward;
     w.activation = (int32_t)r.between(0, 2), w.slope = 0.1f;
-    w.w_stride = r.chance(2) ? 0 : c.dk, w.w = (float*)make(kF32, w.w_stride ? c.heads * c.dk : c.dk);
+    if (!exact && r.chance(3)) feature_program(*this);
+    else w.w_stride = r.chance(2) ? 0 : c.dk, w.w = (float*)make(kF32, w.w_stride ? c.heads * c.dk : c.dk);
     x.dout = tensor(kF32, c.heads, c.nq, c.dv, false);
     if (r.chance(2)) x.dlse = tensor(kF32, c.heads, c.nq, 1, false);
     x.da = tensor(kF32, c.heads, c.nq, c.dk, false), x.dc = tensor(kF32, c.key_heads, c.nk, c.dk, false);
-    x.dv = tensor(kF32, c.key_heads, c.nk, c.dv, false), x.dw = (float*)make(kF32, c.heads * c.dk);
+    x.dv = tensor(kF32, c.key_heads, c.nk, c.dv, false),
+    x.dw = (float*)make(kF32, (w.code ? w.parameter_count : 1) * c.heads * c.dk);
   }
 
   void facts_of() {

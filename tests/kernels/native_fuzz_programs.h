@@ -112,6 +112,32 @@ void score_program(Call& x) {
   c.program_code = p.finished(c.program_count);
 }
 
+// A program takes the place of w · f of an additive score. What is loaded or a number is written by nothing else.
+template <class Call>
+void feature_program(Call& x) {
+  regard_additive& to = x.x.forward;
+  to.parameter_count = x.r.between(0, 3);
+  to.parameters = (float*)x.make(kF32, to.parameter_count * x.c.heads * x.c.dk);
+  RandomProgram<Call> p{x, true, false, {}, {}, {}};
+  for (int64_t n = x.r.between(0, 2); n > 0; --n) p.add(REGARD_DO_NUMBER, p.slots++, 0, 0, 0, (int32_t)x.r.next());
+  for (int32_t which = 0; which < 2 + to.parameter_count; ++which)
+    if (which < 1 || !x.r.chance(4)) p.add(REGARD_DO_LOAD, p.slots++, 0, 0, 0, which);
+  const auto compute_some = [&] {
+    for (int64_t n = x.r.between(0, 9); n > 0; --n) {
+      const int32_t op = (int32_t)x.r.between(REGARD_DO_WHERE, REGARD_DO_COUNT - 1);
+      p.add(op == REGARD_DO_INT_DIV ? REGARD_DO_INT_ADD : op, p.slots, p.any(), p.any(), p.any(), 0);
+      ++p.slots;
+    }
+  };
+  compute_some();
+  p.add(REGARD_DO_RESULT, 0, p.any(), 0, 0, 0);
+  compute_some();
+  for (int32_t which = 0; which < 2 + to.parameter_count; ++which)
+    if (x.r.chance(2)) p.add(REGARD_DO_LOAD_GRADIENT, 0, p.any(), 0, 0, which);
+  p.add(REGARD_DO_DERIVATIVE, 0, p.any(), 0, 0, 0);
+  to.code = p.finished(to.code_count);
+}
+
 // Room for the gradients of a program's operands, of some of them.
 template <class Call>
 void gradients_of_program(Call& x) {

@@ -43,7 +43,7 @@ def test_the_number_follows_names_types_and_order(monkeypatch: pytest.MonkeyPatc
     for changed in (members[::-1], members[:-1], (*members[:-1], abi.Member("int32_t", "slope"))):
         monkeypatch.setattr(abi.AdditiveArguments, "members", changed)
         assert abi._abi() != abi.ABI
-    other = abi.Member("float", "slope", "said in other words")
+    other = abi.Member(members[-1].type, members[-1].name, "said in other words")
     monkeypatch.setattr(abi.AdditiveArguments, "members", (*members[:-1], other))
     assert abi._abi() == abi.ABI
 

@@ -39,8 +39,10 @@ def judged(size: str, score: str) -> bool:
     return all(t.numel() > 1 for t in testing.scores(FRAMES[size])[score].tensors())
 
 
-# Custom is refused (test_native.py); additive scores have kernels and tests of their own (test_native_additive.py)
-NATIVELY = [call for call in CALLS if call[2] not in OVER_TILES and not call[2].startswith(("Custom", "Additive"))]
+# Custom is refused (test_native.py); additive scores and sums over features have kernels and tests of their own
+# (test_native_additive.py, test_native_elementwise.py)
+OTHERWISE = "Custom", "Additive", "Elementwise"
+NATIVELY = [call for call in CALLS if call[2] not in OVER_TILES and not call[2].startswith(OTHERWISE)]
 
 
 @pytest.mark.parametrize(("size", "mask", "score"), [call for call in NATIVELY if judged(call[0], call[2])])

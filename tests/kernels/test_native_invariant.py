@@ -24,6 +24,7 @@ REFUSED = {
     "Bilinear": "the product of q and M is torch's, whose rounding depends on how many queries there are",
     "Custom": "its scores begin with a dot product",
     "Distance": "distances are measured from the middle of all keys, hidden ones too",
+    "Elementwise": "have no rows that depend on no other",
 }
 SCORES = {
     **testing.scores(AT, WIDTH),

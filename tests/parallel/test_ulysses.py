@@ -38,6 +38,7 @@ SCORES = [
     "Bilinear 2",
     "Cosine 2",
     "Custom",
+    "Elementwise 3",
     "LogDistance",
     "Pipeline",
     "RelativeBias",

@@ -17,6 +17,10 @@ def causal(b: object, h: object, i: torch.Tensor, j: torch.Tensor) -> torch.Tens
     return j <= i
 
 
+def scaled_difference(q: torch.Tensor, k: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return -w * (q - k).abs()
+
+
 def manhattan(q: torch.Tensor, k: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return -torch.cdist(q * w, k * w, p=1)
 
@@ -54,6 +58,7 @@ def make() -> list[Value]:
         rg.Cosine(2.0),
         rg.Distance(0.25),
         rg.Custom(manhattan, (torch.ones(3),)),
+        rg.Elementwise(scaled_difference, (torch.ones(3),)),
         rg.SoftCap(50.0),
         slopes,
         rg.LogDistance(0.5, 0.1),

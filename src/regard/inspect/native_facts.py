@@ -28,6 +28,7 @@ from regard.inspect.facts.quantised import Quantised, quantise
 from regard.inspect.facts.rows import Concentration, Entropy, MaxScore, Peak, Top, TopKeys, Visible
 from regard.inspect.kept import empty
 from regard.scores.additive import Additive
+from regard.scores.elementwise import Elementwise
 
 _FAR = (1 << 31) - 1
 
@@ -59,8 +60,8 @@ def why_nothing(problem: Problem) -> str | None:
         return "a transform, a graph or a TorchDispatchMode does not see a kernel"
     if 0 in problem.q.shape[:-1] or 0 in problem.k.shape[:-1]:
         return "there are no queries or no keys"
-    if isinstance(problem.similarity, Additive):
-        return "its additive scores have no facts"
+    if isinstance(problem.similarity, (Additive, Elementwise)):
+        return f"scores of {type(problem.similarity).__name__} have no facts"
     return Native().why_not(problem, lse=True)
 
 

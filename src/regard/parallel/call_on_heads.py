@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from regard.call.part import PartMask, PartModifier
@@ -31,7 +33,7 @@ def score_of_heads(score: Score, heads: Heads) -> Score:
 def _stage_of_heads(stage: Score, heads: Heads) -> Score:
     axes = vars(type(stage)).get("head_axes")  # not inherited: a subclass may mean something else
     if axes is not None:
-        of = {id(getattr(stage, name)): (name, axis) for name, axis in axes.items()}
+        of = {id(t): (name, axis) for name, axis in axes.items() for t in _tensors(getattr(stage, name))}
 
         def cut(t: Tensor) -> Tensor:
             if id(t) not in of:
@@ -49,3 +51,8 @@ def _stage_of_heads(stage: Score, heads: Heads) -> Score:
         )
     assert isinstance(stage, Modifier)
     return PartModifier(stage, heads)
+
+
+def _tensors(item: Any) -> tuple[Any, ...]:
+    """The tensors of a field, which may hold several."""
+    return item if isinstance(item, tuple) else (item,)

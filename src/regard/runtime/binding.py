@@ -26,6 +26,7 @@ from regard.masks.algebra import Mask
 from regard.runtime.autograd import attend, attend_with_stats
 from regard.runtime.dispatch import Plan, choose, plan, readable
 from regard.scores.algebra import Score, number
+from regard.scores.elementwise import Elementwise
 from regard.scores.similarity import Custom
 
 
@@ -116,10 +117,10 @@ def _sink(sink: float | Tensor, problem: Problem) -> Tensor:
 
 
 def _refuse_hidden_parameters(problem: Problem) -> None:
-    """A Custom whose fn reaches a tensor that requires a gradient by itself would lose that gradient silently."""
+    """A fn that reaches a tensor which requires a gradient by itself would lose that gradient silently."""
     similarity = problem.similarity
     empty = 0 in problem.q.shape or 0 in problem.k.shape
-    if not isinstance(similarity, Custom) or not torch.is_grad_enabled() or empty:
+    if not isinstance(similarity, (Custom, Elementwise)) or not torch.is_grad_enabled() or empty:
         return
     at = problem.frame.region(slice(0, 1), slice(0, 1))
     q, k = (t[..., :1, :].detach().to(problem.accumulate) for t in (problem.q, problem.k))
@@ -128,7 +129,8 @@ def _refuse_hidden_parameters(problem: Problem) -> None:
     with torch.enable_grad():
         s = own.compare(q, k, at)
     if s.requires_grad:
+        name = type(similarity).__name__
         raise ValueError(
-            "score Custom(fn): fn uses a tensor that requires a gradient and that regard cannot see. "
-            "Pass it along: Custom(lambda q, k, w: ..., tensors=(w,))."
+            f"score {name}(fn): fn uses a tensor that requires a gradient and that regard cannot see. "
+            f"Pass it along: {name}(lambda q, k, w: ..., tensors=(w,))."
         )

@@ -154,13 +154,20 @@ class GradientArguments(Struct):
 @laid_out
 class AdditiveArguments(Struct):
     c_name, function = "regard_additive", "regard_additive_forward"
-    about = "A call whose scores are w · f(a + c): q and k are a and c, float whatever its dtype, which is that of v."
+    about = (
+        "A call whose scores are w · f(a + c), or the sum over features of a program of a and c: q and k are a and c,\n"
+        "// float whatever its dtype, which is that of v."
+    )
     members = (
         Member("regard_call", "call", "it has no scale"),
         Member("const float*", "w", "(heads, dk), contiguous"),
         Member("int64_t", "w_stride", "0 where the heads share it"),
         Member("int32_t", "activation"),
         Member("float", "slope", "of the leaky ReLU"),
+        Member("const int32_t*", "code", "(code_count, 6) instructions of a program; null: none. It has no w"),
+        Member("int64_t", "code_count"),
+        Member("const float*", "parameters", "(parameter_count, heads, dk), contiguous: what a program reads besides"),
+        Member("int64_t", "parameter_count"),
     )
 
 
@@ -173,7 +180,7 @@ class AdditiveGradientArguments(Struct):
         Member("regard_tensor", "dout"),
         Member("regard_tensor", "dlse", "data 0 for none"),
         *members("regard_tensor", "da dc dv"),
-        Member("float*", "dw", "(heads, dk)"),
+        Member("float*", "dw", "(heads, dk); of a program's parameters (parameter_count, heads, dk)"),
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -48,14 +49,14 @@ class AdditiveKernels(KernelFamily):
     def backward(
         self, problem: Problem, args: KernelArgs, kept: Kept, cotangents: Result, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
-        da, dc, dv, dw = _run(problem, args, kept, cotangents)
         similarity = _similarity(problem)
+        sums = problem.frame.heads, problem.q.shape[-1]
+        struct = partial(_arguments, problem)
+        da, dc, dv, dw = additive_gradients(problem, args, kept, cotangents, struct, sums)
         known = (da, dc, dv, *similarity.in_place_of_w(_total(dw, similarity.w)))
         found = [*known, *(None for _ in problem.tensors()[len(known) :])]
         if problem.sink is not None and needs[-1]:
-            out, _, row_stats = kept
-            delta = output_cotangents(out, row_stats[..., 1] == 0, (cotangents[0].float(), cotangents[1]))[1]
-            found[-1] = sink_gradient(sink_weights(row_stats, problem.sink), delta)
+            found[-1] = gradient_of_sink(problem.sink, kept, cotangents)
         given = zip(found, problem.tensors(), needs, strict=True)
         return tuple(g.to(t.dtype) if need and g is not None else None for g, t, need in given)
 
@@ -87,19 +88,33 @@ class AdditiveKernels(KernelFamily):
         return da, dc, dv.to(given[2].dtype), _total(dw, learned)
 
 
-def _run(problem: Problem, args: KernelArgs, kept: Kept, cotangents: Result) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of a, c and v, and of w for each head."""
+def additive_gradients(
+    problem: Problem,
+    args: KernelArgs,
+    kept: Kept,
+    cotangents: Result,
+    struct: Callable[[CallArguments], Struct],
+    sums: tuple[int, ...],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of a, c and v, and of what is learned besides, of shape `sums`: of w (heads, h)."""
     out, lse, row_stats = kept
     there = lse.numel() and problem.frame.nk
     made = torch.empty if there else torch.zeros
     da, dc, dv = (made(t.shape, dtype=torch.float32, device="cpu") for t in (problem.q, problem.k, problem.v))
-    dw = made(problem.frame.heads, problem.q.shape[-1], dtype=torch.float32, device="cpu")
+    dw = made(sums, dtype=torch.float32, device="cpu")
     if there:
         call = arguments(args, out=out.contiguous(), lse=lse, row_stats=row_stats.contiguous())
         given = {"dout": cotangents[0].float(), "dlse": cotangents[1].float()[..., None]}
         gradients = {"da": da, "dc": dc, "dv": dv, "dw": dw}
-        run_backward(AdditiveGradientArguments, _arguments(problem, call), {**given, **gradients})
+        run_backward(AdditiveGradientArguments, struct(call), {**given, **gradients})
     return da, dc, dv, dw
+
+
+def gradient_of_sink(sink: Tensor, kept: Kept, cotangents: Result) -> Tensor:
+    """The gradient of a sink, from what the forward kept and the cotangents of its results."""
+    out, _, row_stats = kept
+    delta = output_cotangents(out, row_stats[..., 1] == 0, (cotangents[0].float(), cotangents[1]))[1]
+    return sink_gradient(sink_weights(row_stats, sink), delta)
 
 
 def _pair_work(problem: Problem) -> int:

@@ -16,11 +16,14 @@ from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.modifiers.distance import MOST, place
 from regard.backends.native.modifiers.table import lower_modifiers, why_not_modifiers
 from regard.backends.native.products import why_no_product
+from regard.backends.native.programs.features import why_no_program_of_features
 from regard.call.problem import Problem
 from regard.core.int8_rows import Int8Rows
+from regard.core.tracing import data_unavailable, watched
 from regard.scores.activations import Activation, LeakyReLU, Sigmoid, Tanh
 from regard.scores.additive import Additive
 from regard.scores.algebra import by_head, by_row
+from regard.scores.elementwise import Elementwise
 from regard.scores.similarity import Bilinear, Cosine, Distance, Dot, ScaledDot
 
 ACTIVATIONS: dict[type, int] = {  # by type, not isinstance: a subclass may mean something else
@@ -28,6 +31,9 @@ ACTIVATIONS: dict[type, int] = {  # by type, not isinstance: a subclass may mean
     Sigmoid: abi.ACTIVATIONS["REGARD_SIGMOID"],
     LeakyReLU: abi.ACTIVATIONS["REGARD_LEAKY_RELU"],
 }
+
+
+_LEAST = 4  # queries of a sum over features
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,10 +97,23 @@ def _why_not_similarity(problem: Problem) -> str | None:
         return "points lie so far apart that their distances, as dot products, would lose digits" if far else None
     if type(similarity) is Additive:
         return None if type(similarity.activation) in ACTIVATIONS else _unknown(similarity.activation)
+    if type(similarity) is Elementwise:
+        return _why_not_elementwise(problem)
     if type(similarity) not in (Dot, ScaledDot, Bilinear, Cosine):
         why = why_no_product(problem)
         return f"its scores begin with a dot product, not with {similarity!r}" + ("" if why is None else f": {why}")
     return None
+
+
+def _why_not_elementwise(problem: Problem) -> str | None:
+    if data_unavailable(*problem.tensors()) or watched():
+        return "a graph records the call, whose function of features it would run on these numbers alone"
+    if 0 in (*problem.frame.shape, problem.q.shape[-1]):
+        return f"{problem.similarity!r} has no pairs or no features"
+    if problem.frame.nq < _LEAST:
+        return f"{problem.similarity!r} of fewer than {_LEAST} queries is faster in PyTorch: its lanes are queries"
+    why = why_no_program_of_features(problem)
+    return None if why is None else f"it has no program for {problem.similarity!r}: {why}"
 
 
 def _unknown(activation: Activation) -> str:
@@ -114,9 +133,12 @@ def lower(problem: Problem, mask: dict[str, Any], invariant: bool = False) -> Ke
 
 
 def _similarity_operands(problem: Problem) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Queries and keys whose dot product, times the scale, is the similarity, and values; of Additive a, c and v."""
+    """Queries and keys whose dot product, times the scale, is the similarity, and values.
+
+    Of Additive a, c and v; of Elementwise queries and keys as they are, in float32.
+    """
     similarity, q, k, v = problem.similarity, problem.q, problem.k, problem.v
-    if isinstance(similarity, Additive):
+    if isinstance(similarity, (Additive, Elementwise)):
         return q.float(), k.float(), v, 1.0
     dtype, scale = torch.promote_types(q.dtype, k.dtype), 1.0
     q, k = q.to(dtype), k.to(dtype)

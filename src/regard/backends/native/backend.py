@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from regard.backends.base import Backend, Differentiable, Example, Kept, Plan, Result
 from regard.backends.native.additive import AdditiveKernels
 from regard.backends.native.args import KernelArgs, lower, why_not
+from regard.backends.native.elementwise import ElementwiseKernels, described_features
 from regard.backends.native.families import KernelFamily
 from regard.backends.native.ffi import runnable, why_not_built
 from regard.backends.native.launch import (
@@ -44,6 +45,7 @@ from regard.core.paged import Paged
 from regard.core.state import RowStats
 from regard.core.tracing import data_unavailable, graphed, watched
 from regard.scores.additive import Additive
+from regard.scores.elementwise import Elementwise
 from regard.sequences.ragged_call import RaggedCall
 
 
@@ -51,19 +53,19 @@ from regard.sequences.ragged_call import RaggedCall
 class Native(Backend):
     """Fused C++ kernels for the CPU: scores, softmax and values of a block in one pass, on torch's threads.
 
-    float32, bfloat16 and float16; sums in float32. Dot products (scaled, bilinear, cosine), additive scores, regard's
-    own modifiers, any mask, dropout; a separate kernel for few queries (decoding). The backward computes the weights
-    again, tile by tile. On processors that multiply bfloat16 (avx512bf16; neonbf16: BFMMLA of Arm; amx: the matrix unit
-    of Intel's servers), the weights of a bfloat16 call are rounded to bfloat16 before they multiply the values. amx
-    also multiplies float16 and float32, as exact sums of bfloat16 numbers, from 32 queries (float16) and 96 queries
-    (float32) on; from 128 and 256 where a backward may follow. The kernels are compiled once for each instruction set;
-    regard uses the best one that runs here, or the one in the environment variable REGARD_ISA (base, avx2, avx512,
-    avx512bf16, amx; base, neon, neonbf16). The matrix unit needs the system's permission, which regard requests when it
-    first loads kernels; without it, avx512 is used.
+    float32, bfloat16 and float16; sums in float32. Dot products (scaled, bilinear, cosine), additive scores, sums over
+    features (Elementwise), regard's own modifiers, any mask, dropout; a separate kernel for few queries (decoding). The
+    backward computes the weights again, tile by tile. On processors that multiply bfloat16 (avx512bf16; neonbf16:
+    BFMMLA of Arm; amx: the matrix unit of Intel's servers), the weights of a bfloat16 call are rounded to bfloat16
+    before they multiply the values. amx also multiplies float16 and float32, as exact sums of bfloat16 numbers, from 32
+    queries (float16) and 96 queries (float32) on; from 128 and 256 where a backward may follow. The kernels are
+    compiled once for each instruction set; regard uses the best one that runs here, or the one in the environment
+    variable REGARD_ISA (base, avx2, avx512, avx512bf16, amx; base, neon, neonbf16). The matrix unit needs the system's
+    permission, which regard requests when it first loads kernels; without it, avx512 is used.
 
     invariant: the bits of a query's row depend on no other query of the call, nor on their number: a batch of one, a
     chunk of a prompt and one token decoded against a cache agree. It is slower for few queries. Not available for
-    Additive, Bilinear and Distance, whose rows depend on each other before the kernels read them.
+    Additive, Elementwise, Bilinear and Distance, whose rows depend on each other before the kernels read them.
 
     >>> import regard as rg
     >>> rg.Native()
@@ -180,7 +182,9 @@ class Native(Backend):
         problem, kernels = with_product(problem), library()
         args = lower_mask(problem, kernels.tile)
         found = {"kernels": f"{kernels.isa}, blocks of {kernels.tile[0]} queries × {kernels.tile[1]} keys"}
-        if not isinstance(problem.similarity, Additive):
+        if isinstance(problem.similarity, Elementwise):
+            found["scores as"] = described_features(problem)
+        elif not isinstance(problem.similarity, Additive):
             found |= self._products(problem)
         if programmed(problem) and 0 not in problem.frame.shape:
             found["modifiers as"] = described(problem)
@@ -252,4 +256,6 @@ _NO_TORCH_DISPATCH = torch._C._disabled_torch_dispatch_impl  # pyright: ignore[r
 
 def _family(problem: Problem) -> KernelFamily:
     """The kernels of a problem's similarity."""
+    if isinstance(problem.similarity, Elementwise):
+        return ElementwiseKernels()
     return AdditiveKernels() if isinstance(problem.similarity, Additive) else KernelFamily()

@@ -22,6 +22,7 @@ from regard.core.shapes import count_of
 from regard.core.tracing import data_unavailable, watched
 from regard.scores.additive import Additive
 from regard.scores.algebra import Modifier
+from regard.scores.elementwise import Elementwise
 
 __all__ = [
     "OPERAND_NAMES",
@@ -63,8 +64,8 @@ class Programs(KernelModifier[Modifier]):
     @classmethod
     def why_not(cls, problem: Problem, stage: Modifier) -> str | None:
         """Of all modifiers at once."""
-        if isinstance(problem.similarity, Additive):
-            return "it has no programs after additive scores"
+        if isinstance(problem.similarity, (Additive, Elementwise)):
+            return f"it has no programs after {type(problem.similarity).__name__}"
         if data_unavailable(*problem.tensors()) or watched():
             return "a graph records the call, whose modifiers it would run on these numbers alone"
         if 0 in problem.frame.shape:

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from regard.backends.native.programs.graph import Graph
 from regard.backends.native.programs.trace import trace, trace_mask
+from regard.backends.native.programs.trace_features import trace_features
 from regard.core.functions import NUMBERS, Unknown, function_key
 from regard.core.region import Frame
 from regard.core.value import Value, names, number_key
 from regard.masks.algebra import Mask
 from regard.scores.algebra import Modifier
+from regard.scores.elementwise import Elementwise
 
 _MOST = 256
 _graphs: dict[Any, Graph] = {}
@@ -29,6 +31,11 @@ def graph_of(stages: Sequence[Modifier], frame: Frame) -> Graph:
 def graph_of_mask(mask: Mask, frame: Frame) -> Graph:
     """The graph of a mask, which may be kept from another call. Raises NotTraced."""
     return _kept(mask, frame, lambda: trace_mask(mask, frame))
+
+
+def graph_of_features(similarity: Elementwise, frame: Frame) -> Graph:
+    """The graph of what a feature adds to scores, kept as the others are. frame: (heads, 1, 1, d). Raises NotTraced."""
+    return _kept((similarity, *frame.shape), frame, lambda: trace_features(similarity, frame))
 
 
 def _kept(item: Any, frame: Frame, traced: Callable[[], Graph]) -> Graph:

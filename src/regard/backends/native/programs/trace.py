@@ -28,7 +28,7 @@ class NotTraced(Exception):
 
 def trace(stages: Sequence[Modifier], frame: Frame, dtype: torch.dtype) -> Graph:
     """The graph of the modifiers of a call. Raises NotTraced."""
-    recorder = _Recorder(len(frame.batch) + 3)
+    recorder = Recorder(len(frame.batch) + 3)
     region = _TracedRegion(frame, recorder)
     shape = (*frame.batch, frame.heads, *region.size)
     s = recorder.keep("score", (), "s", torch.zeros(shape, dtype=dtype, device="cpu"))
@@ -58,7 +58,7 @@ def trace(stages: Sequence[Modifier], frame: Frame, dtype: torch.dtype) -> Graph
 
 def trace_mask(mask: Mask, frame: Frame) -> Graph:
     """The graph of what a mask says of a pair. Raises NotTraced."""
-    recorder = _Recorder(len(frame.batch) + 3)
+    recorder = Recorder(len(frame.batch) + 3)
     region = _TracedRegion(frame, recorder)
     try:
         with torch.enable_grad(), recorder:
@@ -73,7 +73,7 @@ def trace_mask(mask: Mask, frame: Frame) -> Graph:
     return Graph(result, recorder.fixed)
 
 
-def _visible(mask: Mask, region: _TracedRegion, recorder: _Recorder) -> Tensor:
+def _visible(mask: Mask, region: _TracedRegion, recorder: Recorder) -> Tensor:
     """mask.visible(region), where parts of the mask may be functions of single pairs."""
     if type(mask) is And:
         return _visible(mask.a, region, recorder) & _visible(mask.b, region, recorder)
@@ -96,7 +96,7 @@ def _plus(s: Tensor, x: Tensor) -> Tensor:
     return torch.where(lost, y.clamp(-most, most), y)
 
 
-def _of_score(fn: Callable[..., Tensor], recorder: _Recorder, s: Tensor, dtype: torch.dtype) -> Node:
+def _of_score(fn: Callable[..., Tensor], recorder: Recorder, s: Tensor, dtype: torch.dtype) -> Node:
     """fn(s, b, h, i, j) of single pairs, in the graph."""
     before = recorder.node_of(s)
     assert isinstance(before, Node)
@@ -105,7 +105,7 @@ def _of_score(fn: Callable[..., Tensor], recorder: _Recorder, s: Tensor, dtype: 
     return _of_pair(fn, recorder, score)
 
 
-def _of_pair(fn: Callable[..., Tensor], recorder: _Recorder, *scores: Tensor) -> Node:
+def _of_pair(fn: Callable[..., Tensor], recorder: Recorder, *scores: Tensor) -> Node:
     """fn(*scores, b, h, i, j) of single pairs, in the graph: all its numbers have no axes."""
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
@@ -123,7 +123,7 @@ def _of_pair(fn: Callable[..., Tensor], recorder: _Recorder, *scores: Tensor) ->
     return node
 
 
-class _Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):
     """While it is open, every operation of torch on a tensor that it knows becomes a Node."""
 
     def __init__(self, dims: int) -> None:
@@ -210,7 +210,7 @@ def _heads_of(node: Node) -> str:
 class _TracedRegion(Region):
     """A few queries and keys, of which the recorder knows what is asked of them."""
 
-    def __init__(self, frame: Frame, recorder: _Recorder) -> None:
+    def __init__(self, frame: Frame, recorder: Recorder) -> None:
         self.size: tuple[int, int] = min(frame.nq, 2), min(frame.nk, 3)
         self._recorder, self._frame = recorder, frame
         self._plain = Region(frame, slice(0, self.size[0]), slice(0, self.size[1]))

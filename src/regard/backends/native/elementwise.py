@@ -1,0 +1,103 @@
+"""Elementwise similarities on the native kernels: the kernels of additive scores, with a program over features."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from regard.backends.base import Result
+from regard.backends.native.abi import AdditiveArguments, AdditiveGradientArguments, CallArguments
+from regard.backends.native.additive import additive_gradients, gradient_of_sink
+from regard.backends.native.args import KernelArgs
+from regard.backends.native.bind import bind
+from regard.backends.native.c_structs import Struct
+from regard.backends.native.families import KernelFamily
+from regard.backends.native.ffi import DTYPE_CODES
+from regard.backends.native.launch import Kept, threads
+from regard.backends.native.programs.features import program_of_features, why_no_program_of_features
+from regard.backends.native.programs.lower import Program
+from regard.call.problem import Problem
+from regard.core.shapes import count_of
+
+_WORK = 4  # what an instruction costs for a query and a key, in operations of a dot product
+
+
+@dataclass(frozen=True)
+class ElementwiseKernels(KernelFamily):
+    """The kernels of sums over features."""
+
+    whole = False  # the program is the problem's
+    backward_struct = AdditiveGradientArguments
+    gradients = "da", "dc", "dv", "dw"
+
+    def why_gathers(self, problem: Problem) -> str | None:
+        return "the kernels of sums over features read ordinary tensors"
+
+    def why_not_invariant(self, problem: Problem) -> str | None:
+        return "the kernels of sums over features have no rows that depend on no other"
+
+    def why_streamed(self, problem: Problem, needs: tuple[bool, ...]) -> str | None:
+        known = 3 + len(problem.similarity.tensors())
+        if any(needs[known : 3 + len(problem.score.tensors())]):
+            return "a tensor of a modifier asks for its gradient"
+        return why_no_program_of_features(problem, needs[3:known])
+
+    def backward(
+        self, problem: Problem, args: KernelArgs, kept: Kept, cotangents: Result, needs: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        tensors, inputs = problem.tensors(), problem.similarity.tensors()
+        known = 3 + len(inputs)
+        program = program_of_features(problem, needs[3:known])
+        struct = partial(_arguments, problem, program)
+        shape = len(program.operands), problem.frame.heads, problem.q.shape[-1]
+        *found, sums = additive_gradients(problem, args, kept, cotangents, struct, shape)
+        by_operand = {n: _total(sums[n], t) for n, t in program.learned.items()}
+        learned = iter(program.gradients(by_operand))
+        found += [next(learned).reshape(t.shape) if need else None for t, need in zip(inputs, needs[3:], strict=False)]
+        found += [None for _ in tensors[known:]]
+        if problem.sink is not None and needs[-1]:
+            found[-1] = gradient_of_sink(problem.sink, kept, cotangents)
+        given = zip(found, tensors, needs, strict=True)
+        return tuple(g.to(t.dtype) if need and g is not None else None for g, t, need in given)
+
+    def copied(self, problem: Problem) -> bool:
+        return True  # the parameters of the program
+
+    def pair_work(self, problem: Problem, args: KernelArgs) -> int:
+        return _pair_work(problem, program_of_features(problem))
+
+    def struct(self, problem: Problem, call: CallArguments) -> Struct:
+        return _arguments(problem, program_of_features(problem), call)
+
+
+def described_features(problem: Problem) -> str:
+    """The program of a call, for `explain`."""
+    program = program_of_features(problem)
+    read = f", which reads {count_of(len(program.operands), 'tensor')}" if program.operands else ""
+    return f"the sum over features of a program of {count_of(len(program.rows), 'instruction')}{read}"
+
+
+def _pair_work(problem: Problem, program: Program) -> int:
+    """What a query and a key cost over the batch and all heads, in floating-point operations."""
+    width = problem.q.shape[-1] * len(program.rows)
+    return _WORK * math.prod(problem.frame.batch) * problem.frame.heads * width
+
+
+def _arguments(problem: Problem, program: Program, call: CallArguments) -> AdditiveArguments:
+    """The call with the program of its features."""
+    shape = problem.frame.heads, 1, 1, problem.q.shape[-1]
+    call.dtype = DTYPE_CODES[problem.v.dtype]
+    call.threads = threads(_pair_work(problem, program) * problem.frame.nq * problem.frame.nk)
+    x = AdditiveArguments(call, code_count=len(program.rows), parameter_count=len(program.operands))
+    parameters = [t.float().expand(shape) for t in program.operands]
+    bind(x, {"code": program.rows, "parameters": torch.stack(parameters) if parameters else None})
+    return x
+
+
+def _total(g: Tensor, parameter: Tensor) -> Tensor:
+    """The gradient of a parameter from those of all heads and features, (heads, d)."""
+    return g[:, None, None, :].sum_to_size(parameter.shape)

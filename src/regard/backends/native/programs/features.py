@@ -1,0 +1,117 @@
+"""Elementwise similarities as programs over features: native/additive/features.h."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from regard.backends.native.programs.code import Derivative, Instruction, NotLowered
+from regard.backends.native.programs.graph import Graph, Node, Values
+from regard.backends.native.programs.handlers import HANDLERS
+from regard.backends.native.programs.lower import Kept, Program, exact_copy, kept_or_made
+from regard.backends.native.programs.lowering import Lowering
+from regard.backends.native.programs.operations import OPERATIONS, PROGRAM_OPERANDS
+from regard.backends.native.programs.reverse import derivatives
+from regard.backends.native.programs.structure import graph_of_features
+from regard.backends.native.programs.trace import NotTraced
+from regard.call.problem import Problem
+from regard.core.region import Frame
+from regard.scores.elementwise import Elementwise
+
+_OF_PAIR = {"query": PROGRAM_OPERANDS, "key": PROGRAM_OPERANDS + 1}  # which operands q and k are, while code is made
+
+
+@dataclass
+class _Features(Lowering):
+    """A graph of one feature of a query and a key."""
+
+    def _computed(self, x: Node) -> int:
+        if x.op in _OF_PAIR:
+            return self.code.add(Instruction("LOAD", (), _OF_PAIR[x.op]))
+        return super()._computed(x)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        if not all(t.is_floating_point() for t in self.tensors):
+            raise NotLowered("it computes whole numbers or booleans of its tensors")
+        return self.tensors
+
+
+def why_no_program_of_features(problem: Problem, wanted: tuple[bool, ...] = ()) -> str | None:
+    """Why an Elementwise is no program with gradients of the tensors that are wanted, as a clause; None if it is."""
+    found = _program(problem, wanted)
+    return found if isinstance(found, str) else None
+
+
+def program_of_features(problem: Problem, wanted: tuple[bool, ...] = ()) -> Program:
+    """The program of an Elementwise; its operands are the parameters, each of a shape that broadcasts to (heads, 1, 1,
+    d). LOAD and LOAD_GRADIENT of its rows count them from 2 on: 0 is the query, 1 the key.
+    """
+    found = _program(problem, wanted)
+    assert isinstance(found, Program), found
+    return found
+
+
+# Of each problem the programs that were made, by which gradients are wanted, or why there is none.
+_found: WeakKeyDictionary[Problem, dict[tuple[bool, ...], Program | str]] = WeakKeyDictionary()
+
+
+def _program(problem: Problem, wanted: tuple[bool, ...]) -> Program | str:
+    similarity = problem.similarity
+    assert isinstance(similarity, Elementwise)
+    wanted = wanted or (False,) * len(similarity.inputs)
+    found = _found.setdefault(problem, {})
+    if wanted not in found:
+        found[wanted] = _lowered(similarity, problem.frame.heads, problem.q.shape[-1], wanted)
+    return found[wanted]
+
+
+def _lowered(similarity: Elementwise, heads: int, width: int, wanted: tuple[bool, ...]) -> Program | str:
+    # (heads, 1, 1, width): the features of a feature program are what keys are elsewhere
+    frame = Frame.of(1, width, batch=(heads,), device="cpu")
+    try:
+        return _lower(graph_of_features(similarity, frame), frame, similarity.aligned(similarity.inputs), wanted)
+    except (NotTraced, NotLowered) as why:
+        return str(why)
+    except Exception as error:  # an operation called in a way that nobody foresaw: PyTorch knows it
+        return f"{type(error).__name__} was raised while its program was made ({error})"
+
+
+def _lower(graph: Graph, frame: Frame, tensors: Sequence[Tensor], wanted: tuple[bool, ...]) -> Program:
+    given = [t.detach().float() for t in tensors]
+    exact = [exact_copy(t.detach(), want) for t, want in zip(tensors, wanted, strict=True)] if any(wanted) else []
+    values, recorded = Values(frame, given), Values(frame, exact) if exact else None
+    inputs = [t for t in exact if t.requires_grad]
+
+    def made(lasting: bool) -> tuple[Program, Kept]:
+        lowering = _Features(values, HANDLERS, recorded, lasting)
+        rows, learned = _rows(lowering, lowering.as_float(lowering.value(graph.result)))
+        return Program(rows, lowering.parameters, learned, inputs), Kept.of(lowering, rows, list(learned))
+
+    with torch.enable_grad():
+        return kept_or_made(graph, values, recorded, inputs, wanted, made)
+
+
+def _rows(lowering: _Features, result: int) -> tuple[Tensor, dict[int, Tensor]]:
+    """The code of what a feature adds, with its derivatives by the query, by the key and by learned parameters."""
+    code = lowering.code
+    pair = {n: x for n, x in enumerate(code.made) if x.op == "LOAD" and x.number in _OF_PAIR.values()}
+    reads = {**pair, **lowering.reads}
+    found = derivatives(code, result, set(reads))
+    by_operand = [Derivative(found[n], read, False) for n, read in reads.items() if n in found]
+    rows = [_renumbered(row) for row in code.rows(result, None, by_operand)]
+    used = {one.read.number for one in by_operand}
+    learned = {n: t for n, t in lowering.learned.items() if n in used}
+    return torch.tensor(rows, dtype=torch.int32, device="cpu"), learned
+
+
+def _renumbered(row: list[int]) -> list[int]:
+    """A row whose operand is 0 for the query, 1 for the key, and from 2 on for parameters."""
+    *slots, number = row
+    if OPERATIONS[row[0]] not in ("LOAD", "LOAD_GRADIENT"):
+        return row
+    return [*slots, number - PROGRAM_OPERANDS if number >= PROGRAM_OPERANDS else number + 2]

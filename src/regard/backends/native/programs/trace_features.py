@@ -1,0 +1,37 @@
+"""What one feature adds to a score as a graph of torch's operations: see trace.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from regard.backends.native.programs.graph import Graph, Node
+from regard.backends.native.programs.trace import NotTraced, Recorder
+from regard.core.region import Frame
+from regard.scores.elementwise import Elementwise
+
+
+def trace_features(similarity: Elementwise, frame: Frame) -> Graph:
+    """The graph of what a feature of a pair adds to its score. frame: (heads, 1, 1, d). Raises NotTraced."""
+    heads, _, _, width = frame.shape
+    recorder = Recorder(4)
+    q, k = (
+        recorder.keep(name, (), "s", torch.zeros(heads, *pairs, width, device="cpu"))
+        for name, pairs in (("query", (2, 1)), ("key", (1, 3)))
+    )
+    tensors = [
+        recorder.keep("tensor", (n,), "", t.detach().float())
+        for n, t in enumerate(similarity.aligned(similarity.inputs))
+    ]
+    try:
+        with torch.enable_grad(), recorder:
+            found: Any = similarity.fn(q, k, *tensors)
+    except NotTraced:
+        raise
+    except Exception as error:
+        raise NotTraced(f"{type(error).__name__} was raised while it ran on a few pairs") from error
+    result = recorder.node_of(found)
+    if not isinstance(result, Node):
+        raise NotTraced("what its function returns does not depend on the pair")
+    return Graph(result, recorder.fixed)

@@ -1,0 +1,145 @@
+"""Sums over features of a person's own function, as programs in the native kernels, against the dense definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard as rg
+from kernel_checks import check, frames
+from needed import needs_kernels
+from regard import testing
+from regard.backends.native.programs import structure
+
+pytestmark = needs_kernels
+
+FRAMES = frames(few=331) | {"few rows": testing.frame(nq=5, nk=331, batch=(2,), heads=6)}
+del FRAMES["small"]
+WIDTH = 19
+Drawn = Callable[[int], rg.Elementwise]  # of so many heads
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def norm(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
+    return -w.exp() * (q - k).abs() / 4
+
+
+def gaussian(q: Tensor, k: Tensor, width: Tensor, scale: Tensor) -> Tensor:
+    return -scale.abs() * ((q - k) / (1 + width.square())) ** 2 / 8
+
+
+def gat(q: Tensor, k: Tensor, a: Tensor) -> Tensor:
+    return a * torch.nn.functional.leaky_relu(q + k, 0.2)
+
+
+def gated(q: Tensor, k: Tensor, gate: Tensor, bias: Tensor) -> Tensor:
+    return q * k * torch.sigmoid(gate * q + bias) / 2
+
+
+def clipped(q: Tensor, k: Tensor) -> Tensor:
+    return torch.where(q > k, torch.tanh(q * k), torch.minimum(q, 0.5 - k)).clamp(-0.9, 0.9)
+
+
+SCORES: dict[str, Drawn] = {
+    "norm": lambda heads: rg.Elementwise(norm, (randn(WIDTH),)),
+    "gaussian": lambda heads: rg.Elementwise(gaussian, (randn(WIDTH), randn(heads, 1))),
+    "gat": lambda heads: rg.Elementwise(gat, (randn(heads, WIDTH),)),
+    "gated": lambda heads: rg.Elementwise(gated, (randn(1, WIDTH), randn(heads, 1))),
+    "clipped": lambda heads: rg.Elementwise(clipped),
+    "of queries alone": lambda heads: rg.Elementwise(lambda q, k, w: (q * w).sin(), (randn(WIDTH),)),
+    "of keys alone": lambda heads: rg.Elementwise(lambda q, k, w: (k * w).exp() / 9, (randn(WIDTH),)),
+}
+
+
+def why_not(case: testing.Case) -> str | None:
+    return rg.Native().why_not(case.leaves(torch.float32).problem, lse=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", FRAMES)
+@pytest.mark.parametrize("name", SCORES)
+def test_values_and_gradients(isa: str, name: str, size: str, dtype: torch.dtype) -> None:
+    at = FRAMES[size]
+    case = testing.draw(at, dk=WIDTH, dv=21, score=SCORES[name](at.heads), mask=testing.masks(at)["Or"], sink=True)
+    assert why_not(case) is None
+    check(case, dtype)
+    check(replace(case, mask=rg.Causal(), dropout=rg.Dropout(0.3, seed=11)), dtype)
+
+
+@pytest.mark.parametrize("modifier", ["SoftCap", "Alibi", "Bias"])
+def test_before_modifiers(isa: str, modifier: str) -> None:
+    at = FRAMES["blocks"]
+    score = SCORES["gaussian"](at.heads) >> testing.scores(at)[modifier].stages[-1]
+    check(testing.draw(at, dk=WIDTH, dv=5, score=score, mask=rg.Causal()))
+
+
+@pytest.mark.parametrize("width", [1, 2, 7, 64, 131])
+def test_widths(isa: str, width: int) -> None:
+    """Of a tensor of one or two numbers the gradient is off by chance."""
+    tensors = (randn(width) / width**0.5,) if width > 2 else ()
+    score = rg.Elementwise(lambda q, k, *w: q * k / 2 if not w else q * k * w[0] / 2, tensors)
+    check(testing.draw(testing.frame(nq=70, nk=150, batch=(1,), heads=2), dk=width, dv=9, score=score))
+
+
+def test_the_bits_do_not_depend_on_the_number_of_threads() -> None:
+    at = testing.frame(nq=141, nk=333, batch=(2,), heads=4)
+    case = testing.draw(at, key_heads=2, dk=WIDTH, score=SCORES["gated"](4), mask=rg.Causal())
+    threads, found = torch.get_num_threads(), list[dict[str, Tensor]]()
+    try:
+        for n in (1, 3):
+            torch.set_num_threads(n)
+            found.append(testing.answers(case, rg.Native(), torch.float32))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(one, found[1][name]) for name, one in found[0].items())
+
+
+def test_an_infinite_derivative_of_a_hidden_pair_reaches_nobody() -> None:
+    """The root of 0 has an infinite slope; the pairs of equal features are all hidden."""
+    q = torch.randn(1, 2, 8, WIDTH)
+    k, allowed = q.clone(), ~torch.eye(8, dtype=torch.bool)
+    given = [t.requires_grad_() for t in (q, k, torch.randn(1, 2, 8, 3))]
+    score = rg.Elementwise(lambda q, k: -(q - k).abs().sqrt() / 4)
+    out = rg.attention(*given, score=score, mask=rg.Dense(allowed), backend=rg.Native())
+    assert all(g.isfinite().all() for g in torch.autograd.grad(out.square().sum(), given))
+
+
+def test_it_is_traced_once_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced, trace = list[Any](), structure.trace_features
+    monkeypatch.setattr(structure, "trace_features", lambda *args: traced.append(args) or trace(*args))
+    score = rg.Elementwise(lambda q, k, w: -w * (q - k).abs(), (torch.ones(8),))
+    for n in (5, 9, 70):
+        q = torch.randn(1, 2, n, 8)
+        other = score.with_tensors(iter([torch.rand(8)]))
+        rg.attention(q, q, q, score=other, backend=rg.Native())
+    assert len(traced) == 1
+
+
+@pytest.mark.parametrize(
+    ("fn", "why"),
+    [
+        (lambda q, k: torch.special.i0(q * k), "no instruction for aten.i0"),
+        (lambda q, k: torch.lgamma(q + k), "no instruction for aten.lgamma"),
+        (lambda q, k: q * k if q.dtype == torch.float64 else (q * k).bfloat16(), "rounds what it computes"),
+    ],
+)
+def test_what_is_no_program_goes_over_tiles_and_says_why(fn: Any, why: str) -> None:
+    case = testing.draw(FRAMES["blocks"], score=rg.Elementwise(fn)).leaves(torch.float32)
+    found = why_not(case)
+    assert found is not None and why in found and why in str(rg.explain(case.q, case.k, case.v, score=case.score))
+
+
+def test_explain_tells_of_its_program_and_of_few_queries() -> None:
+    q = torch.randn(1, 2, 8, 4)
+    said = str(rg.explain(q, q, q, score=rg.Elementwise(gat, (torch.ones(4),))))
+    assert "the sum over features of a program of" in said and "which reads 1 tensor" in said
+    few = str(rg.explain(q[:, :, :3], q, q, score=rg.Elementwise(gat, (torch.ones(4),))))
+    assert "Tiled()" in few and "fewer than 4 queries" in few
