@@ -29,7 +29,7 @@ from regard import facts as f
 from regard.backends.native.ffi import chosen
 from regard.cli.machine import peak, processor
 from regard.inspect.dense import dense
-from regard.runtime.binding import Call
+from regard.runtime.binding import BoundCall
 
 SHAPE = (1, 12, 4096, 64)
 TURNS = 9
@@ -110,7 +110,9 @@ def _calls(shape: tuple[int, ...]) -> str:
 def check(q: Tensor, k: Tensor) -> None:
     """Raises ValueError where an answer is not its definition in float64."""
     nothing = k.new_zeros(*k.shape[:-1], 0, dtype=torch.float64)
-    exact = dense(Call(q.double(), k.double(), nothing, rg.ScaledDot(), rg.Everything(), None, None, None).problem, ALL)
+    exact = dense(
+        BoundCall(q.double(), k.double(), nothing, rg.ScaledDot(), rg.Everything(), None, None, None).problem, ALL
+    )
     seen = rg.look(q, k, facts=ALL)
     for fact in ALL:
         for got, right in zip(_tensors(seen[fact]), _tensors(exact[fact]), strict=True):

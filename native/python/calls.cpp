@@ -53,7 +53,7 @@ PyObject* to_record(PyObject* owner, PyObject* out, PyObject* row_stats, const r
 PyObject* attend(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 7 || !remembered) return return_none();
   PyObject* const positions = arguments[5];
-  Given given{arguments, positions != kNone};
+  CallObjects given{arguments, positions != kNone};
   Leaves leaves;
   const Known* const one = given.read() && !watched() ? find(given, leaves) : nullptr;
   if (!one) return leave_to_python();
@@ -83,10 +83,10 @@ PyObject* bind_call(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (count != 6 || !tensors.read(given + 2)) return leave_to_python();
   const regard_plan& plan = *(const regard_plan*)PyLong_AsVoidPtr(given[0]);
   regard_call& call = *(regard_call*)PyLong_AsVoidPtr(given[1]);
-  const bool placed = given[5] != kNone, told = !placed || PyTuple_Size(given[5]) > 0;
+  const bool placed = given[5] != kNone, counted = !placed || PyTuple_Size(given[5]) > 0;
   Span span{0, tensors.nq, 0, tensors.nk};
-  if (placed ? told && !read_span(given[5], span) : tensors.nq != tensors.nk && plan.positional) return return_none();
-  Ref out{bind(plan, call, given + 2, tensors, told ? &span : nullptr)};
+  if (placed ? counted && !read_span(given[5], span) : tensors.nq != tensors.nk && plan.positional) return return_none();
+  Ref out{bind(plan, call, given + 2, tensors, counted ? &span : nullptr)};
   if (!out) return PyErr_Occurred() ? nullptr : return_none();
   return out.release();
 }
@@ -185,7 +185,7 @@ PyObject* write_page_rows(PyObject*, PyObject* const* given, Py_ssize_t count) {
 PyObject* remember(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 10) return return_none();
   PyObject* const outlines = arguments[2];
-  Given given{arguments + 3, arguments[8] != kNone};
+  CallObjects given{arguments + 3, arguments[8] != kNone};
   Leaves leaves, all;
   if (!given.read() || strlen(isa_named()) >= sizeof(Known::isa) || find(given, leaves)) return leave_to_python();
   PyObject* parts[3] = {given.score, given.mask, given.sink};

@@ -66,12 +66,12 @@ static uint32_t needs_of(PyObject* const* tensors, int count) {
 }
 
 // A call as attend() is given it.
-struct Given {
+struct CallObjects {
   PyObject *const *objects, *score, *mask, *sink;
   bool placed, recorded;  // whether there are positions, and whether torch records gradients
   CallTensors tensors{};
 
-  Given(PyObject* const* given, bool has_positions)
+  CallObjects(PyObject* const* given, bool has_positions)
       : objects(given),
         score(given[3]),
         mask(given[4]),
@@ -83,7 +83,7 @@ struct Given {
 };
 
 // The plan for a call; the tensors of its score, mask and sink go to `leaves`.
-static const Known* find(const Given& given, Leaves& leaves) {
+static const Known* find(const CallObjects& given, Leaves& leaves) {
   const char* const isa = isa_named();
   const CallTensors& t = given.tensors;
   const uint32_t needs = given.recorded ? needs_of(given.objects, 3) : 0;

@@ -20,10 +20,10 @@ struct Leaves {
     const Ref dtype{PyObject_GetAttr(object, py.dtype_name)};
     if (dtype.get() != PyTuple_GetItem(outline, 0)) return false;
     for (int part = 1; part < 3; ++part) {
-      PyObject* const told = PyTuple_GetItem(outline, part);
-      if (PyTuple_Size(told) != t.ndim) return false;
+      PyObject* const expected = PyTuple_GetItem(outline, part);
+      if (PyTuple_Size(expected) != t.ndim) return false;
       for (int n = 0; n < t.ndim; ++n)
-        if (PyLong_AsLongLong(PyTuple_GetItem(told, n)) != (part == 1 ? t.shape : t.strides)[n]) return false;
+        if (PyLong_AsLongLong(PyTuple_GetItem(expected, n)) != (part == 1 ? t.shape : t.strides)[n]) return false;
     }
     objects[count++] = object;
     return true;
@@ -70,8 +70,8 @@ static bool has_outline(PyObject* item, PyObject* outline, Leaves& leaves) {
     PyObject* const numbers = same && leaves.reads_numbers ? numbers_of(item, first) : nullptr;
     for (Py_ssize_t n = 0; same && n < PyTuple_Size(names); ++n) {
       if (numbers) {
-        PyObject *const part = PyTuple_GetItem(numbers, n), *const told = PyTuple_GetItem(outline, n + 1);
-        same = part == kNone || told == kNone ? part == told : leaves.take_numbers(part, told);
+        PyObject *const part = PyTuple_GetItem(numbers, n), *const expected = PyTuple_GetItem(outline, n + 1);
+        same = part == kNone || expected == kNone ? part == expected : leaves.take_numbers(part, expected);
         continue;
       }
       const Ref part{PyObject_GetAttr(item, PyTuple_GetItem(names, n))};

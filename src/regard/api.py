@@ -19,8 +19,8 @@ from regard.core.dropout import Dropout
 from regard.core.positions import Positions
 from regard.core.state import State
 from regard.masks.algebra import Everything, Mask
-from regard.runtime.binding import Call
-from regard.runtime.dispatch import Plan
+from regard.runtime.binding import BoundCall
+from regard.runtime.dispatch import Explanation
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 
@@ -110,7 +110,7 @@ def attention(
     known = plan_cache.attend(q, k, v, score, mask, positions, sink, dropout, backend)
     if known is not None:
         return known
-    return Call(q, k, v, score, mask, positions, sink, dropout).output(backend)
+    return BoundCall(q, k, v, score, mask, positions, sink, dropout).output(backend)
 
 
 @answers_calls
@@ -142,7 +142,7 @@ def attention_state(
     if known is not None:
         out, stats = known
         return State(stats.m, stats.l, out * stats.l[..., None])
-    call = Call(*arguments)
+    call = BoundCall(*arguments)
     with call.precision():
         out, stats = call.run_with_stats(backend)
         m, l = (call.layout.restore(t, 1) for t in (stats.m, stats.l))
@@ -263,7 +263,7 @@ def explain(
     sink: Tensor | float | None = None,
     dropout: Dropout | None = None,
     backend: Backend | None = None,
-) -> Plan:
+) -> Explanation:
     """How `attention` would run this call: the backend, why not the others, tiles skipped, bytes needed.
 
     >>> import regard as rg
@@ -273,7 +273,7 @@ def explain(
     """
     if any_nested(q, k, v):
         return nested_call.explain(q, k, v, score, mask, positions, sink, dropout, backend)
-    return Call(q, k, v, score, mask, positions, sink, dropout).explain(backend)
+    return BoundCall(q, k, v, score, mask, positions, sink, dropout).explain(backend)
 
 
 def _of_pairs(
@@ -287,7 +287,7 @@ def _of_pairs(
     rows: Any,
 ) -> Any:
     keys = arrays.tensor(k, "k")
-    call = Call(q, k, keys[..., :0] if keys.dim() else keys, score, mask, positions, sink, None, like=q)
+    call = BoundCall(q, k, keys[..., :0] if keys.dim() else keys, score, mask, positions, sink, None, like=q)
     frame = call.problem.frame
     with call.precision():
         chosen = None

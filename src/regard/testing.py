@@ -28,7 +28,7 @@ from regard.core.region import Frame
 from regard.core.shapes import blocks
 from regard.core.value import Value
 from regard.masks.algebra import Cover, Everything, Mask
-from regard.runtime.binding import Call
+from regard.runtime.binding import BoundCall
 from regard.scores.algebra import Modifier, Pipeline, Score
 from regard.scores.clamp import Clamp
 from regard.scores.modifiers import SoftCap
@@ -60,7 +60,7 @@ class Case(Value):
 
     @property
     def problem(self) -> Problem:
-        call = Call(self.q, self.k, self.v, self.score, self.mask, self.positions, self.sink, self.dropout)
+        call = BoundCall(self.q, self.k, self.v, self.score, self.mask, self.positions, self.sink, self.dropout)
         return call.problem
 
     @property

@@ -19,7 +19,7 @@ import torch
 import regard as rg
 from benchmark_checks import GENERATED, LLAMA, made, right, row
 from regard.cli import bench as short
-from regard.cli.bench import Call
+from regard.cli.bench import TimedCall
 from regard_command import main
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -253,7 +253,7 @@ def test_times_and_factors_read_well() -> None:
 
 @needs_kernels
 def test_bench_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    tiny = (Call("small", (1, 2, 13, 8)), Call("decode", (1, 4, 1, 8), torch.bfloat16, key_heads=2, nk=29))
+    tiny = (TimedCall("small", (1, 2, 13, 8)), TimedCall("decode", (1, 4, 1, 8), torch.bfloat16, key_heads=2, nk=29))
     monkeypatch.setattr(short, "CALLS", tiny)
     assert main(["bench", "--seconds", "0"]) == 0
     shown = capsys.readouterr().out
@@ -266,7 +266,7 @@ def test_bench_ends_in_time_and_says_what_disturbed_it(monkeypatch: pytest.Monke
         monkeypatch.setattr(short, measured, lambda threads: 1e9)
     clock = itertools.count(0, 1.0)  # a second passes whenever somebody looks
     monkeypatch.setattr(short.time, "perf_counter", lambda: float(next(clock)))
-    found = short.bench(200.0, (Call("first", (1, 2, 13, 8)), Call("last", (1, 2, 13, 8), torch.bfloat16)))
+    found = short.bench(200.0, (TimedCall("first", (1, 2, 13, 8)), TimedCall("last", (1, 2, 13, 8), torch.bfloat16)))
     rows = list(found.rows)
     assert next(clock) <= 200 + 10 and rows[0][-1].endswith("% peak") and rows[1][-1] == "-"
     monkeypatch.setattr(short, "_load", lambda: 0.5)
@@ -285,7 +285,7 @@ def test_bench_needs_a_time(seconds: str, capsys: pytest.CaptureFixture[str]) ->
 
 @needs_kernels
 def test_bench_times_no_wrong_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(short, "CALLS", (Call("small", (1, 2, 13, 8)),))
+    monkeypatch.setattr(short, "CALLS", (TimedCall("small", (1, 2, 13, 8)),))
     for measured in ("peak", "bandwidth"):
         monkeypatch.setattr(short, measured, lambda threads: 1e9)
     monkeypatch.setattr(short, "tolerance", lambda exact, plain: 0.0)

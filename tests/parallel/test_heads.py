@@ -14,7 +14,7 @@ import regard as rg
 from regard.core.region import Region, Tiling
 from regard.masks.algebra import cover_of
 from regard.parallel.call_on_heads import mask_of_heads, score_of_heads
-from regard.parallel.heads import Heads
+from regard.parallel.heads import HeadShare
 from regard.scores.modifiers import Modifier
 from regard.testing import Case, draw, frame, masks, scores
 
@@ -26,7 +26,7 @@ KEY_HEADS = 3
 @pytest.mark.parametrize("heads", [(7, 7), (8, 2), (12, 3), (30, 5), (11, 1)])
 def test_split_gives_each_head_to_one_rank(heads: tuple[int, int], ranks: int) -> None:
     h, hk = heads
-    shares = Heads.split(h, hk, ranks)
+    shares = HeadShare.split(h, hk, ranks)
     assert [share.first for share in shares] == [sum(s.count for s in shares[:n]) for n in range(ranks)]
     assert sum(share.count for share in shares) == h and min(share.count for share in shares) >= 1
     for share in shares:
@@ -36,10 +36,10 @@ def test_split_gives_each_head_to_one_rank(heads: tuple[int, int], ranks: int) -
 
 
 def test_split_is_even_where_it_can_be() -> None:
-    assert [s.count for s in Heads.split(12, 3, 2)] == [6, 6]
-    assert [s.key_heads for s in Heads.split(12, 2, 4)] == [(0,), (0,), (1,), (1,)]
-    assert [s.key_heads for s in Heads.split(8, 4, 2)] == [(0, 1), (2, 3)]
-    assert [s.key_heads for s in Heads.split(8, 2, 3)] == [(0,), (0, 0, 1), (1,)]
+    assert [s.count for s in HeadShare.split(12, 3, 2)] == [6, 6]
+    assert [s.key_heads for s in HeadShare.split(12, 2, 4)] == [(0,), (0,), (1,), (1,)]
+    assert [s.key_heads for s in HeadShare.split(8, 4, 2)] == [(0, 1), (2, 3)]
+    assert [s.key_heads for s in HeadShare.split(8, 2, 3)] == [(0,), (0, 0, 1), (1,)]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ SCORES = {**scores(AT), "own": OWN, "Additive by key head": KEYED}
 MASKS = {**masks(AT), "own": Far(BLOCKS)}
 
 
-def of_heads(case: Case, share: Heads) -> Case:
+def of_heads(case: Case, share: HeadShare) -> Case:
     return replace(
         case,
         q=share.of(case.q, -3),
@@ -88,7 +88,7 @@ def of_heads(case: Case, share: Heads) -> Case:
 
 def check(case: Case, backend: rg.Reference | rg.Tiled) -> None:
     whole = run(case, backend)
-    for share in Heads.split(6, KEY_HEADS, 4):
+    for share in HeadShare.split(6, KEY_HEADS, 4):
         found = run(of_heads(case, share), backend)
         torch.testing.assert_close(found, share.of(whole, -3), rtol=0, atol=1e-13)
 
@@ -112,7 +112,7 @@ def test_masks(name: str) -> None:
 @pytest.mark.parametrize("name", ["own", "Dense", "Not"])
 def test_covers(name: str) -> None:
     whole = MASKS[name].cover(AT.tiling(4, 5)).expand(5, 6, 4, 4)
-    for share in Heads.split(6, KEY_HEADS, 4):
+    for share in HeadShare.split(6, KEY_HEADS, 4):
         at = replace(AT, heads=share.count).tiling(4, 5)
         found = mask_of_heads(MASKS[name], share).cover(at)
         assert torch.equal(found.expand(5, share.count, 4, 4), share.of(whole, -3))
@@ -145,13 +145,13 @@ class GatedByHead(Gated):
 @pytest.mark.parametrize("kind", [Gated, type("Derived", (GatedByHead,), {})])
 def test_a_similarity_of_ones_own_is_refused_if_its_class_does_not_name_its_head_axes(kind: type[Gated]) -> None:
     with pytest.raises(rg.Unsupported, match=r"head_axes = \{'w': -2\}"):
-        score_of_heads(kind(torch.rand(4, 1, 1)), Heads.split(4, 4, 2)[0])
+        score_of_heads(kind(torch.rand(4, 1, 1)), HeadShare.split(4, 4, 2)[0])
 
 
 def test_a_similarity_of_ones_own_names_its_head_axes() -> None:
     q, k, v, gate = torch.randn(1, 4, 7, 8), torch.randn(1, 4, 9, 8), torch.randn(1, 4, 9, 8), torch.rand(4, 1, 1)
     whole = rg.attention(q, k, v, score=GatedByHead(gate))
-    for share in Heads.split(4, 4, 2):
+    for share in HeadShare.split(4, 4, 2):
         score = score_of_heads(GatedByHead(gate), share)
         found = rg.attention(*(share.of(t, -3) for t in (q, k, v)), score=score)
         torch.testing.assert_close(found, share.of(whole, -3))

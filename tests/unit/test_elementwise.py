@@ -13,7 +13,7 @@ from torch import Tensor
 import regard as rg
 from regard import testing
 from regard.parallel.call_on_heads import score_of_heads
-from regard.parallel.heads import Heads
+from regard.parallel.heads import HeadShare
 from regard.scores import elementwise
 
 F64 = torch.float64
@@ -158,7 +158,7 @@ def test_no_pair_holds_all_features_at_once(grad: bool, monkeypatch: pytest.Monk
 
 def test_some_of_the_heads() -> None:
     a, b = randn(HEADS, WIDTH), randn(WIDTH)
-    some = score_of_heads(rg.Elementwise(lambda q, k, a, b: a * (q - k) * b, (a, b)), Heads(2, 3, HEADS, (1, 2, 2)))
+    some = score_of_heads(rg.Elementwise(lambda q, k, a, b: a * (q - k) * b, (a, b)), HeadShare(2, 3, HEADS, (1, 2, 2)))
     first = some.stages[0]
     assert isinstance(first, rg.Elementwise)
     close(first.inputs[0], a[2:5])

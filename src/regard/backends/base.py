@@ -19,7 +19,7 @@ from regard.masks.algebra import Mask
 from regard.scores.algebra import Score
 
 Result = tuple[Tensor, Tensor]  # out (*batch, h, nq, dv) and lse (*batch, h, nq), in the accumulation dtype
-Kept = tuple[Tensor, ...]  # out, and what `row_stats` and `backward` of the same backend read besides
+SavedResults = tuple[Tensor, ...]  # out, and what `row_stats` and `backward` of the same backend read besides
 Differentiable = tuple[Tensor, RowStats]
 
 
@@ -44,7 +44,7 @@ class Example:
     positions: Positions | None
 
 
-class Inputs(NamedTuple):
+class PlanInputs(NamedTuple):
     """What differs between the calls of a structure.
 
     q and k as the similarity prepared them, v and the leaves, as in Example; how many queries and keys there are; the
@@ -80,12 +80,12 @@ class Plan(Protocol):
 
     of_lengths: bool  # whether it serves one number of queries and of keys only
 
-    def run(self, call: Inputs) -> Tensor | None:
+    def run(self, call: PlanInputs) -> Tensor | None:
         """out, in the caller's shape and dtype; None where the call must go the general way."""
         ...
 
-    def remember(self, call: Inputs, score: Score, sink: Tensor | float | None, outlines: tuple[Any, ...]) -> None:
-        """Hears of a call that ran, with the outlines of score, mask and sink: may serve calls like it sooner."""
+    def remember(self, call: PlanInputs, score: Score, sink: Tensor | float | None, outlines: tuple[Any, ...]) -> None:
+        """Registers a call that ran, with the outlines of score, mask and sink: they may then take a shorter way."""
         ...
 
 
@@ -94,15 +94,15 @@ class TrainingPlan(Protocol):
 
     of_lengths: bool
 
-    def remember(self, call: Inputs, score: Score, sink: Tensor | float | None, outlines: tuple[Any, ...]) -> None:
+    def remember(self, call: PlanInputs, score: Score, sink: Tensor | float | None, outlines: tuple[Any, ...]) -> None:
         """As Plan.remember."""
         ...
 
-    def run_for_backward(self, call: Inputs) -> ForwardResult | None:
+    def run_for_backward(self, call: PlanInputs) -> ForwardResult | None:
         """The call, made; None where it must go the general way."""
         ...
 
-    def run_with_stats(self, call: Inputs) -> Differentiable | None:
+    def run_with_stats(self, call: PlanInputs) -> Differentiable | None:
         """out, in the caller's shape, and the statistics of its rows, in the accumulation dtype; None as above."""
         ...
 
@@ -144,21 +144,21 @@ class Backend(Value):
         """(out, lse). Where the caller did not want the lse it may hold anything."""
         raise NotImplementedError
 
-    def forward_for_backward(self, problem: Problem) -> Kept:
+    def forward_for_backward(self, problem: Problem) -> SavedResults:
         """The forward of a call that will be differentiated, or whose row statistics are wanted."""
         out, lse = self.forward(problem)
         stats = RowStats.of_lse(lse)
         return out, stats.m, stats.l
 
-    def row_stats(self, kept: Kept) -> RowStats:
+    def row_stats(self, saved: SavedResults) -> RowStats:
         """The statistics of each row, from what `forward_for_backward` gave."""
-        return RowStats(kept[1], kept[2])
+        return RowStats(saved[1], saved[2])
 
     def backward(
-        self, problem: Problem, kept: Kept, cotangents: Cotangents, needs: tuple[bool, ...]
+        self, problem: Problem, saved: SavedResults, cotangents: Cotangents, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         """Gradients of problem.tensors() for which `needs` is true, None for the rest."""
-        return backward(problem, kept[0], self.row_stats(kept), cotangents, needs, self.size)
+        return backward(problem, saved[0], self.row_stats(saved), cotangents, needs, self.size)
 
     def differentiable(self, problem: Problem) -> Differentiable:
         """out and the row statistics, by operations that autograd, forward mode and torch.func see, to any order."""

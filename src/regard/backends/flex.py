@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.base import Backend, Kept, Result, recorded_backward
+from regard.backends.base import Backend, Result, SavedResults, recorded_backward
 from regard.backends.streaming.backward import Cotangents
 from regard.call.problem import Problem
 from regard.core.region import Frame
@@ -63,7 +63,7 @@ class Flex(Backend):
             return _flex(problem)
 
     def backward(
-        self, problem: Problem, kept: Kept, cotangents: Cotangents, needs: tuple[bool, ...]
+        self, problem: Problem, saved: SavedResults, cotangents: Cotangents, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         return recorded_backward(_flex, problem, cotangents, needs)
 

@@ -31,7 +31,7 @@ HEAD = ("call", "q", "regard", "torch", "ahead", "share")
 
 
 @dataclass(frozen=True)
-class Call:
+class TimedCall:
     """q (1, heads, n, d) against keys (1, key heads, nk, d)."""
 
     name: str
@@ -63,14 +63,14 @@ class Call:
 
 
 CALLS = (
-    Call("small", (1, 4, 16, 32)),
-    Call("float32", (1, 12, 512, 64)),
-    Call("float32", (1, 12, 2048, 64)),
-    Call("float32 causal", (1, 12, 2048, 64), mask=Causal()),
-    Call("bfloat16", (1, 12, 2048, 64), torch.bfloat16),
-    Call("bfloat16 causal", (1, 12, 2048, 64), torch.bfloat16, Causal()),
-    Call("decode float32", (1, 32, 1, 128), key_heads=8, nk=8192),
-    Call("decode bfloat16", (1, 32, 1, 128), torch.bfloat16, key_heads=8, nk=8192),
+    TimedCall("small", (1, 4, 16, 32)),
+    TimedCall("float32", (1, 12, 512, 64)),
+    TimedCall("float32", (1, 12, 2048, 64)),
+    TimedCall("float32 causal", (1, 12, 2048, 64), mask=Causal()),
+    TimedCall("bfloat16", (1, 12, 2048, 64), torch.bfloat16),
+    TimedCall("bfloat16 causal", (1, 12, 2048, 64), torch.bfloat16, Causal()),
+    TimedCall("decode float32", (1, 32, 1, 128), key_heads=8, nk=8192),
+    TimedCall("decode bfloat16", (1, 32, 1, 128), torch.bfloat16, key_heads=8, nk=8192),
 )
 
 
@@ -102,7 +102,7 @@ class Bench:
         return tuple(found)
 
 
-def bench(seconds: float, calls: tuple[Call, ...] | None = None) -> Bench:
+def bench(seconds: float, calls: tuple[TimedCall, ...] | None = None) -> Bench:
     """Measures the machine at once and the calls as the rows are asked for, within so many seconds.
 
     The time counts from here: what the machine's own limits and the checks of the results take is part of it. Raises
@@ -134,7 +134,7 @@ def _load() -> float:
 
 
 @torch.no_grad()
-def _row(call: Call, seconds: float, flops: float, read: float) -> tuple[tuple[str, ...], float]:
+def _row(call: TimedCall, seconds: float, flops: float, read: float) -> tuple[tuple[str, ...], float]:
     """The texts of a row, and the larger spread of its two times."""
     end = time.perf_counter() + seconds
     q, k, v = call.inputs()
@@ -154,7 +154,7 @@ def _row(call: Call, seconds: float, flops: float, read: float) -> tuple[tuple[s
     return row, max(first.spread, second.spread)
 
 
-def _check(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+def _check(call: TimedCall, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
     """Some rows of the result against Reference in float64."""
     rows = torch.linspace(0, q.shape[-2] - 1, min(ROWS, q.shape[-2]), dtype=torch.float32, device="cpu").long()
     positions = Positions(rows, torch.arange(k.shape[-2], dtype=torch.int64, device="cpu"))

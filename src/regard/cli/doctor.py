@@ -23,7 +23,7 @@ from regard.cli.random_inputs import NEW, random_inputs, token_count
 from regard.compat.folder import folder_of, own_model, said
 from regard.core.errors import Unsupported
 from regard.core.shapes import count_of
-from regard.runtime.dispatch import BACKENDS, Plan
+from regard.runtime.dispatch import BACKENDS, Explanation
 
 FAR = 1e-3  # of the largest output: rounding in float32 stays far below, a wrong mask far above
 
@@ -103,7 +103,7 @@ class Examined:
     largest: float
     tokens: int
     generated: int | None
-    plans: tuple[tuple[Plan, int], ...]
+    plans: tuple[tuple[Explanation, int], ...]
 
     @property
     def sound(self) -> bool:
@@ -126,7 +126,7 @@ class Examined:
     def _generation(self) -> list[tuple[str, str]]:
         return [] if self.generated is None else [("generated", f"{self.generated} of {NEW} tokens as eager's")]
 
-    def _plan(self, plan: Plan, count: int) -> list[tuple[str, str]]:
+    def _plan(self, plan: Explanation, count: int) -> list[tuple[str, str]]:
         said = dict(plan.facts)
         rows = [("backend", f"{plan.backend!r} for {count_of(count, 'call')}; {said['score']}, {said['mask']}")]
         native = [why for backend, why in plan.reasons if backend == BACKENDS[0]]
@@ -243,9 +243,9 @@ def _missed(model: nn.Module, seen: set[int], ran: set[int]) -> dict[str, str]:
     }
 
 
-def _plans(heard: list[AttentionCall]) -> tuple[tuple[Plan, int], ...]:
+def _plans(heard: list[AttentionCall]) -> tuple[tuple[Explanation, int], ...]:
     """How the calls run, those that run alike counted together."""
-    found: dict[str, tuple[Plan, int]] = {}
+    found: dict[str, tuple[Explanation, int]] = {}
     for call in heard:
         plan = explain(
             *(call.q, call.k, call.k), score=call.score, mask=call.mask, positions=call.positions, sink=call.sink

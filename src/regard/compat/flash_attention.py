@@ -40,7 +40,7 @@ from regard.masks.algebra import Everything, Mask
 from regard.masks.convert import cu_seqlens_positions, from_cu_seqlens, from_flash_window
 from regard.masks.positional import Causal
 from regard.masks.ragged import Lengths
-from regard.runtime.binding import Call
+from regard.runtime.binding import BoundCall
 from regard.scores.algebra import Score
 from regard.scores.modifiers import Alibi, SoftCap
 from regard.scores.similarity import ScaledDot
@@ -239,7 +239,7 @@ def _attend(
     q: Tensor, k: Tensor, v: Tensor, score: Score, mask: Mask, positions: Positions, dropout_p: float
 ) -> tuple[Tensor, Tensor]:
     """out (batch, nq, heads, dv) and lse (batch, heads, nq) of q (batch, heads, nq, d)."""
-    call = Call(q, k, v, score, mask, positions, None, Dropout(dropout_p) if dropout_p else None)
+    call = BoundCall(q, k, v, score, mask, positions, None, Dropout(dropout_p) if dropout_p else None)
     with call.precision():
         out, stats = call.run_with_stats(None)
         return out.to(call.problem.dtype).transpose(1, 2).contiguous(), stats.lse.masked_fill(stats.empty, math.inf)

@@ -22,7 +22,7 @@ from regard.core.errors import ShapeError
 from regard.core.shapes import listed
 from regard.core.tracing import loaded
 from regard.masks.peers import from_jax
-from regard.runtime.binding import Call
+from regard.runtime.binding import BoundCall
 from regard.scores.algebra import Score
 from regard.scores.modifiers import Bias
 from regard.scores.similarity import ScaledDot
@@ -116,7 +116,7 @@ def _attend(
     )
     score: Score = ScaledDot(options.scale)
     score = score if given.bias is None else score >> Bias(given.bias)
-    call = Call(q, k, v, score, given.mask, given.positions, None, None)
+    call = BoundCall(q, k, v, score, given.mask, given.positions, None, None)
     with call.precision():
         out, stats = call.run_with_stats(None)
         out, lse = out.to(call.problem.dtype).transpose(1, 2), stats.lse.detach().to(key.dtype).transpose(1, 2)

@@ -22,7 +22,7 @@ _TRUST = 16.0
 
 @torch.no_grad()
 def find(problem: Problem, facts: tuple[Fact[Any], ...]) -> FactResults:
-    """The facts of a problem; what it answers tells which way each was found. Memory: the answers, and linear in nk.
+    """The facts of a problem; what it answers says which way each was found. Memory: the answers, and linear in nk.
 
     Raises ShapeError or IndexError for facts that do not fit the problem.
     """

@@ -25,7 +25,7 @@ from regard.inspect.facts.rows import Entropy, MaxScore
 from regard.inspect.sweep import sweep
 from regard.masks.algebra import Everything, Mask
 from regard.runtime.autograd import differentiable_gradients
-from regard.runtime.binding import Call
+from regard.runtime.binding import BoundCall
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 
@@ -56,7 +56,7 @@ def entropy(
     >>> q.grad.shape
     torch.Size([2, 4, 9, 8])
     """
-    return _answer(_EntropyRule(), Call(q, k, _no_values(k), score, mask, positions, sink, None, like=q))
+    return _answer(_EntropyRule(), BoundCall(q, k, _no_values(k), score, mask, positions, sink, None, like=q))
 
 
 @answers_calls_of_pairs
@@ -81,7 +81,7 @@ def max_score(
     >>> q.grad
     tensor([[0., 3.]])
     """
-    return _answer(_MaxRule(), Call(q, k, _no_values(k), score, mask, positions, sink, None, like=q))
+    return _answer(_MaxRule(), BoundCall(q, k, _no_values(k), score, mask, positions, sink, None, like=q))
 
 
 def _no_values(k: Any) -> Tensor:
@@ -159,7 +159,7 @@ class _MaxRule(_Rule):
         return padded.gather(-1, padded.detach().argmax(-1, keepdim=True))[..., 0]
 
 
-def _answer(rule: _Rule, call: Call) -> Any:
+def _answer(rule: _Rule, call: BoundCall) -> Any:
     problem = call.problem
     tensors = problem.tensors()
     with call.precision():

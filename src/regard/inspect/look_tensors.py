@@ -20,7 +20,7 @@ from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.rows import Entropy, MaxScore
 from regard.inspect.results import FactResults
 from regard.masks.algebra import Everything, Mask
-from regard.runtime.binding import Call
+from regard.runtime.binding import BoundCall
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 
@@ -77,10 +77,10 @@ def survey(
     mask: Mask,
     positions: Positions | None,
     sink: Tensor | float | None,
-) -> tuple[FactResults, Call]:
+) -> tuple[FactResults, BoundCall]:
     """The answers, with the head axis that q may lack, and the call that they are about."""
     check_facts(facts)
-    call = Call(q, k, arrays.tensor(k, "k")[..., :0], score, mask, positions, sink, None, like=q)
+    call = BoundCall(q, k, arrays.tensor(k, "k")[..., :0], score, mask, positions, sink, None, like=q)
     if not torch.compiler.is_dynamo_compiling() and graphed(*call.problem.tensors()):  # dynamo runs look outside
         raise Unsupported(
             "look cannot be traced (torch.export, torch.jit.trace, make_fx, fake tensors): call it outside of the "

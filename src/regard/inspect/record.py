@@ -91,7 +91,7 @@ class _Listener:
         self._notified: tuple[weakref.ref[Tensor], ...] = ()  # queries and keys: held, they could not be freed
 
     def notified(self, call: AttentionCall) -> None:
-        """From a layer that tells of itself, before it calls regard.attention."""
+        """From a layer that names itself, before it calls regard.attention."""
         self._notified = weakref.ref(call.q), weakref.ref(call.k)
         self._keep(call)
 

@@ -145,7 +145,7 @@ class Tape:
 
 
 def _standing(call: AttentionCall) -> Positions:
-    """Where nothing tells: queries fewer than the keys are the last ones, as in decoding; or both count from 0."""
+    """Where nothing says it: queries fewer than the keys are the last ones, as in decoding; or both count from 0."""
     nq, nk = call.q.shape[-2], call.k.shape[-2]
     if call.positions is not None:
         return call.positions

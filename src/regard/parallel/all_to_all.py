@@ -43,7 +43,7 @@ def between(compute: Callable[..., Tensor], tensors: Sequence[Tensor], peers: Pe
 
 
 class _Between(torch.autograd.Function):
-    """A graph of its own, so that an error in it passes through here: autograd tells nobody else."""
+    """A graph of its own, so that an error in it passes through here: autograd reports it nowhere else."""
 
     @staticmethod
     def forward(ctx: Any, compute: Callable[..., Tensor], peers: Peers, *tensors: Tensor) -> Tensor:

@@ -10,11 +10,11 @@ from regard.call.part import PartMask, PartModifier
 from regard.core.errors import Unsupported
 from regard.masks.algebra import And, Mask, Not, Or
 from regard.masks.dense import Dense
-from regard.parallel.heads import Heads
+from regard.parallel.heads import HeadShare
 from regard.scores.algebra import Modifier, Pipeline, Score, Similarity, as_pipeline
 
 
-def mask_of_heads(mask: Mask, heads: Heads) -> Mask:
+def mask_of_heads(mask: Mask, heads: HeadShare) -> Mask:
     """The mask of a call with `heads`, which is one for all of them."""
     if not mask.differs_by_head():
         return mask
@@ -25,12 +25,12 @@ def mask_of_heads(mask: Mask, heads: Heads) -> Mask:
     return Dense(heads.of(mask.allowed, -3)) if type(mask) is Dense else PartMask(mask, heads)
 
 
-def score_of_heads(score: Score, heads: Heads) -> Score:
+def score_of_heads(score: Score, heads: HeadShare) -> Score:
     """The same of a score. Raises Unsupported for a similarity of your own that is no Custom."""
     return Pipeline(tuple(_stage_of_heads(stage, heads) for stage in as_pipeline(score).stages))
 
 
-def _stage_of_heads(stage: Score, heads: Heads) -> Score:
+def _stage_of_heads(stage: Score, heads: HeadShare) -> Score:
     axes = vars(type(stage)).get("head_axes")  # not inherited: a subclass may mean something else
     if axes is not None:
         of = {id(t): (name, axis) for name, axis in axes.items() for t in _tensors(getattr(stage, name))}

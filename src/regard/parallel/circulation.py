@@ -16,7 +16,7 @@ def circulate(
     own: Sequence[Tensor],
     sizes: Sequence[int],
     needed: Sequence[Sequence[bool]],
-    gradients: GradientsHome | None = None,
+    gradients: ReturnedGradients | None = None,
 ) -> Generator[tuple[int, Tensor | None], None, None]:
     """The blocks of all ranks, one after the other around the ring: (rank whose block it is, the block), own first.
 
@@ -25,7 +25,7 @@ def circulate(
     stands for it. The next block is on its way while this one is in use, so that three are held at most. With each
     block travels a number, on the CPU wherever the block is, which is 1 where a rank on its way has given up.
 
-    A rank that gives up (`close()`, within `Peers.together`) still passes on blocks and gradients, and tells those whom
+    A rank that gives up (`close()`, within `Peers.together`) still passes on blocks and gradients, and informs all whom
     its blocks reach, which then raise Stopped.
     """
     count, rank = peers.count, peers.rank
@@ -69,12 +69,12 @@ def circulate(
 
 
 @dataclass(eq=False)
-class GradientsHome:
-    """Each block's gradient, on its way from each rank that computes the block to the next, and from the last home.
+class ReturnedGradients:
+    """The gradient of each block: passed on by the ranks that compute the block, then returned to its owner.
 
     needed as of `circulate`, sizes: how many numbers the gradient of each rank's block has, of like's dtype. Where
     nothing is added, by a rank that has given up, zeros are. A gradient arrives during the step in which the block is
-    in use, and at home during the step after the last use: both ranks then post it together with their blocks.
+    in use, and at its owner during the step after the last use: both ranks then post it together with their blocks.
 
     found: what other ranks have added to the gradient of this rank's block; None without such ranks.
     """

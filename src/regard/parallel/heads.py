@@ -1,4 +1,4 @@
-"""Heads: which heads of a call a rank computes."""
+"""Which heads of a call a rank computes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regard.core.region import Frame, Region, Tiling
 
 
 @dataclass(frozen=True)
-class Heads(PartOfCall):
+class HeadShare(PartOfCall):
     """`count` query heads from `first` on, of `total`, and the key heads that they read.
 
     Each of `key_heads` is read by count / len(key_heads) query heads that follow one another; one that more of them
@@ -26,13 +26,13 @@ class Heads(PartOfCall):
     key_heads: tuple[int, ...]
 
     @staticmethod
-    def split(heads: int, key_heads: int, ranks: int) -> list[Heads]:
+    def split(heads: int, key_heads: int, ranks: int) -> list[HeadShare]:
         """The heads of each rank, of `ranks` <= heads: consecutive ones, as evenly as grouped queries allow.
 
         What is dealt out is a run of query heads that read one key head: a head group, or an equal part of one; the
         longest run with which the largest share is as small as it can be.
 
-        >>> [(h.count, h.key_heads) for h in Heads.split(12, 3, 2)]   # runs of 2: key head 1 is read on both ranks
+        >>> [(h.count, h.key_heads) for h in HeadShare.split(12, 3, 2)]   # runs of 2: key head 1 is read on both ranks
         [(6, (0, 0, 1)), (6, (1, 2, 2))]
         """
         group = heads // key_heads
@@ -40,7 +40,7 @@ class Heads(PartOfCall):
         run = min(lengths, key=lambda n: (-(heads // n // -ranks) * n, -n))
         bounds = [heads // run * rank // ranks for rank in range(ranks + 1)]
         return [
-            Heads(a * run, (b - a) * run, heads, _once([n * run // group for n in range(a, b)]))
+            HeadShare(a * run, (b - a) * run, heads, _once([n * run // group for n in range(a, b)]))
             for a, b in pairwise(bounds)
         ]
 
@@ -76,7 +76,7 @@ def _once(read: list[int]) -> tuple[int, ...]:
 class _RegionOfAllHeads(Region):
     """A region of a call with some heads, which have there the numbers and the tensors that they have in the whole."""
 
-    def __init__(self, at: Region, some: Heads) -> None:
+    def __init__(self, at: Region, some: HeadShare) -> None:
         super().__init__(replace(at.frame, heads=some.total), at.rows, at.cols)
         self._at, self._some = at, some
 
@@ -105,7 +105,7 @@ class _RegionOfAllHeads(Region):
 class _TilingOfAllHeads(Tiling):
     """A tiling of a call with some heads that takes tensors of the whole."""
 
-    def __init__(self, at: Tiling, some: Heads) -> None:
+    def __init__(self, at: Tiling, some: HeadShare) -> None:
         super().__init__(at.frame, at.r, at.c)
         self._at, self._some = at, some
 

@@ -179,7 +179,7 @@ class Peers:
     def tell(self, step: str, *numbers: int, raised: Raised | None = None) -> list[list[int]]:
         """Tells every rank of the step that this one has come to, or of an error, with numbers; those of all, by rank.
 
-        Raises PeerError, on every rank, where one tells of an error or has come to another step.
+        Raises PeerError, on every rank, where one reports an error or has come to another step.
         """
         process, text = (-1, step) if raised is None else raised
         record = RECORD.pack(process + 1, text.encode(errors="replace"), *numbers, *[0] * (NUMBERS - len(numbers)))
@@ -223,7 +223,7 @@ class Messages:
     """Tensors on their way to and from peers, kept until they are waited for: once, as gloo would block for ever.
 
     The last that was launched is waited for first: on the CPU, the byte behind all that a rank sends. Where that rank
-    dies in the middle of a tensor, gloo tells whoever waits for the byte at once, and for the tensor never: its receive
+    dies in the middle of a tensor, gloo wakes whoever waits for the byte at once, and for the tensor never: its receive
     is no longer among those that are pending when the connection breaks, and ends when its time-out does.
 
     Given a time-out, nccl's wait returns when the messages have arrived, like gloo's; without one it would at once, and

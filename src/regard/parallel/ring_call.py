@@ -22,7 +22,7 @@ from regard.core.positions import Positions, resolve_positions
 from regard.core.region import Frame
 from regard.core.state import RowStats, State
 from regard.masks.algebra import Cover, Everything, Mask
-from regard.parallel.circulation import GradientsHome, circulate
+from regard.parallel.circulation import ReturnedGradients, circulate
 from regard.parallel.peers import Peers
 from regard.parallel.shards import Shards
 from regard.scores.algebra import Score
@@ -137,7 +137,7 @@ class RingCall:
         ]
         call, wanted = self.with_tensors(tuple(fixed[1:])), [t for t, need in zip((k, v), need_kv, strict=True) if need]
         sizes = [sum(_numbers(t, n) for t in wanted) for n in self.key_shards.lengths]
-        travelling = GradientsHome(self.peers, self.needed, sizes, g) if wanted else None
+        travelling = ReturnedGradients(self.peers, self.needed, sizes, g) if wanted else None
         sums, places = list[Tensor | None](), list[Tensor]()
         with exact(q.device.type), closing(self.blocks(k, v, travelling)) as blocks:
             for source, *there in blocks:
@@ -171,7 +171,7 @@ class RingCall:
         ]
 
     def blocks(
-        self, k: Tensor, v: Tensor, gradients: GradientsHome | None = None
+        self, k: Tensor, v: Tensor, gradients: ReturnedGradients | None = None
     ) -> Generator[tuple[int, Tensor, Tensor], None, None]:
         """(rank, its keys, its values) of each block that this rank computes, its own first."""
         rank, dtype = self.peers.rank, self.wire or k.dtype

@@ -24,7 +24,7 @@ from regard.masks.algebra import Everything, Mask
 from regard.parallel.agreement import agree_on_call
 from regard.parallel.all_to_all import all_to_all, between
 from regard.parallel.call_on_heads import mask_of_heads, score_of_heads
-from regard.parallel.heads import Heads
+from regard.parallel.heads import HeadShare
 from regard.parallel.peers import Peers
 from regard.parallel.shards import Shards, divided, joined
 from regard.scores.algebra import Score
@@ -92,7 +92,7 @@ class Deal:
     """
 
     peers: Peers
-    heads: list[Heads]
+    heads: list[HeadShare]
     queries: Shards
     keys: Shards
 
@@ -106,7 +106,7 @@ class Deal:
                 "them."
             )
         check_heads(q, k, v)
-        return Deal(peers, Heads.split(q.shape[-3], k.shape[-3], peers.count), queries, keys)
+        return Deal(peers, HeadShare.split(q.shape[-3], k.shape[-3], peers.count), queries, keys)
 
     def to_heads(
         self, q: Tensor, k: Tensor, v: Tensor, score: Score, mask: Mask, sink: Tensor | None, dropout: Dropout | None

@@ -78,7 +78,7 @@ class BackwardInputs(NamedTuple):
     needs: tuple[bool, ...]
 
 
-class Call(Protocol):
+class DifferentiableCall(Protocol):
     """How the gradients of one call are found."""
 
     def constants(self, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -108,7 +108,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, call: Call, results: tuple[Tensor, ...], saved: tuple[Tensor, ...], *tensors: Tensor
+        ctx: Any, call: DifferentiableCall, results: tuple[Tensor, ...], saved: tuple[Tensor, ...], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.call, ctx.count = call, len(tensors)
         # all tensors, also those without a gradient: autograd then notices when one is changed in place before backward

@@ -1,4 +1,4 @@
-"""Call: the arguments of one call made a Problem, run, and its results turned back into what the caller has."""
+"""BoundCall: the arguments of one call made a Problem, run, and its results turned back into what the caller has."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from regard.core.state import RowStats
 from regard.core.tracing import scripted
 from regard.masks.algebra import Mask
 from regard.runtime.autograd import attend, attend_with_stats
-from regard.runtime.dispatch import Plan, choose, plan, readable
+from regard.runtime.dispatch import Explanation, choose, plan, readable
 from regard.scores.algebra import Score, number
 from regard.scores.elementwise import Elementwise
 from regard.scores.similarity import Custom
 
 
-class Call:
+class BoundCall:
     """The arguments of one call, made tensors, posed as a Problem, and the way back to what the caller has."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Call:
         with self.precision():
             return self.answer(self.layout.restore(self.run(backend).to(self.problem.dtype), 2))
 
-    def explain(self, backend: Backend | None) -> Plan:
+    def explain(self, backend: Backend | None) -> Explanation:
         """How `output` would run."""
         with torch.no_grad():
             return plan(self.problem, backend, lse=False)

@@ -23,7 +23,7 @@ READ_IN_PLACE = "read where they lie"  # what plans say of pages
 
 
 @dataclass(frozen=True)
-class Plan:
+class Explanation:
     """What `explain` answers; printing it shows the backend, why the others were passed over, and what it will cost."""
 
     backend: Backend
@@ -91,7 +91,7 @@ def _kept_as(chosen: Backend, problem: Problem) -> list[tuple[str, str]]:
     return facts
 
 
-def plan(problem: Problem, backend: Backend | None, lse: bool) -> Plan:
+def plan(problem: Problem, backend: Backend | None, lse: bool) -> Explanation:
     """How a call would run."""
     chosen = choose(problem, backend, lse)
     reasons: list[tuple[Backend, str]] = []
@@ -113,4 +113,4 @@ def plan(problem: Problem, backend: Backend | None, lse: bool) -> Plan:
         *chosen.details(problem).items(),
     ]
     facts += _kept_as(chosen, problem)
-    return Plan(chosen, tuple(reasons), tuple(facts))
+    return Explanation(chosen, tuple(reasons), tuple(facts))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from regard.backends.base import Backend, Example, ForwardResult, Inputs, Plan, TrainingPlan
+from regard.backends.base import Backend, Example, ForwardResult, Plan, PlanInputs, TrainingPlan
 from regard.backends.native.direct import direct, shortcut
 from regard.backends.native.ffi import runnable
 from regard.backends.native.launch import reads_int8
@@ -27,7 +27,7 @@ from regard.core.state import RowStats
 from regard.core.tracing import watched
 from regard.masks.algebra import Mask
 from regard.runtime.autograd import BackwardInputs, apply_untransformed, differentiable_backward
-from regard.runtime.binding import Call
+from regard.runtime.binding import BoundCall
 from regard.runtime.dispatch import choose, readable
 from regard.runtime.outline import AttentionArguments, Structure, structure_of
 from regard.scores.algebra import Score, Similarity
@@ -124,7 +124,7 @@ def attend_with_stats(arguments: AttentionArguments, backend: Backend | None) ->
 
 def _plan_for(
     structure: Structure, nq: int, nk: int, arguments: AttentionArguments, leaves: list[Tensor]
-) -> tuple[_Known, Inputs] | None:
+) -> tuple[_Known, PlanInputs] | None:
     """The plan of a structure, made where there is none yet, and what it runs; None where there can be none."""
     if isinstance(arguments.k, Int8Rows) and runnable() and not reads_int8(arguments.q, arguments.k):
         return None  # what is widened, each call widens
@@ -141,7 +141,7 @@ def _plan_for(
             return None
     if known.prepares:
         q, k = cast(Similarity, score.stages[0]).prepare(_lift(q), _lift(k))
-    return known, Inputs(q, k, v, leaves, nq, nk, mask, positions, seed)
+    return known, PlanInputs(q, k, v, leaves, nq, nk, mask, positions, seed)
 
 
 def _record(
@@ -192,7 +192,7 @@ def _learn(structure: Structure, arguments: AttentionArguments, leaves: list[Ten
     """Makes the plan of a structure, and keeps it; None is kept too."""
     # a seed that nobody will use is not drawn: torch's generator would have moved
     fixed = arguments if arguments.dropout is None else arguments._replace(dropout=replace(arguments.dropout, seed=0))
-    known = _planned(Call(*fixed), arguments.positions, (*arguments[:3], *leaves), structure)
+    known = _planned(BoundCall(*fixed), arguments.positions, (*arguments[:3], *leaves), structure)
     if known is not None:
         global _shortcut
         _shortcut = shortcut()
@@ -210,7 +210,7 @@ def _learn(structure: Structure, arguments: AttentionArguments, leaves: list[Ten
 
 
 def _planned(
-    call: Call, positions: Positions | None, tensors: tuple[Tensor, ...], structure: Structure
+    call: BoundCall, positions: Positions | None, tensors: tuple[Tensor, ...], structure: Structure
 ) -> _Known | None:
     """The plan of the structure of a call; None where there can be none."""
     problem, (q, k, v, *leaves) = call.problem, tensors
@@ -271,7 +271,7 @@ class _Planned:
         # the gradients are those of what the similarity prepared
         prepares = self.arguments.q is not None
         arguments = self.arguments if prepares else self.arguments._replace(q=q, k=k)
-        call = Call(*arguments._replace(v=v))
+        call = BoundCall(*arguments._replace(v=v))
         problem = replace(call.problem, q=q, k=k) if prepares else call.problem
         frame = problem.frame
         g_out = given.cotangents[0].to(problem.accumulate)

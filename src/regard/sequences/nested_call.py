@@ -15,8 +15,8 @@ from regard.core.arrays import any_nested
 from regard.core.dropout import Dropout
 from regard.core.positions import Positions
 from regard.masks.algebra import Mask
-from regard.runtime.binding import Call
-from regard.runtime.dispatch import Plan
+from regard.runtime.binding import BoundCall
+from regard.runtime.dispatch import Explanation
 from regard.scores.algebra import Score
 from regard.sequences.jagged import nest_like
 from regard.sequences.nested_queries import NestedQueries, nested_queries
@@ -56,7 +56,7 @@ def explain(
     sink: Tensor | float | None,
     dropout: Dropout | None,
     backend: Backend | None,
-) -> Plan:
+) -> Explanation:
     """How `attend` would run the call."""
     _, together, plain = _read(q, k, v, score, mask, positions, sink, dropout)
     plan = None if together is None else one_list.explain(together, score, sink, backend)
@@ -64,7 +64,7 @@ def explain(
         return plan
     calls = plain()
     q, k, v, mask, positions = calls.parts[-1]
-    plan = Call(q, k, v, score, mask, positions, sink, dropout).explain(backend)
+    plan = BoundCall(q, k, v, score, mask, positions, sink, dropout).explain(backend)
     return replace(plan, facts=(*plan.facts, ("nested", calls.note)))
 
 

@@ -18,8 +18,8 @@ from regard.backends.native.ragged import RaggedPlan
 from regard.core.deferred import DeferredRows
 from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
-from regard.runtime.binding import Call
-from regard.runtime.dispatch import READ_IN_PLACE, Plan, choose
+from regard.runtime.binding import BoundCall
+from regard.runtime.dispatch import READ_IN_PLACE, Explanation, choose
 from regard.runtime.outline import Open, outline
 from regard.scores.algebra import Score
 from regard.sequences.ragged_call import RaggedCall
@@ -42,7 +42,7 @@ def attend(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) -
     return known.run(call)
 
 
-def explain(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) -> Plan | None:
+def explain(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) -> Explanation | None:
     """How the sequences would run as one list, and the longest of them; None where they would not."""
     if _watched(call, score, sink) or not call.consecutive() or _plan(call, score, sink, backend) is None:
         return None
@@ -53,9 +53,9 @@ def explain(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) 
     return replace(longest, facts=(*facts.items(), ("nested", call.note())))
 
 
-def _longest(call: RaggedCall, score: Score, sink: Any) -> Call:
+def _longest(call: RaggedCall, score: Score, sink: Any) -> BoundCall:
     q, k, v, mask, positions = call.longest()
-    return Call(q, k, v, score, mask, positions, sink, None)
+    return BoundCall(q, k, v, score, mask, positions, sink, None)
 
 
 def _plan(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) -> RaggedPlan | None:

@@ -25,7 +25,7 @@ from regard.masks.ragged import Documents, Lengths
 from regard.scores.algebra import Score
 from regard.sequences.jagged import nest_like, numbered, values_and_lengths
 from regard.sequences.nested_queries import NestedQueries, may_divide
-from regard.sequences.ragged_call import Part, rows_of_sequences
+from regard.sequences.ragged_call import PlainCall, rows_of_sequences
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class PlainCalls:
     note   what `explain` says
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[PlainCall, ...]
     rows: Tensor | None
     note: str
 
@@ -77,7 +77,7 @@ def flattened_call(
             at = torch.arange(len(starts), device=starts.device, dtype=torch.int64) - starts
             positions = Positions(at, at)
     own = Documents(ids[0]) if same else Documents(*ids)
-    flat = Part(values[0], values[1], values[2], mask & own, positions)
+    flat = PlainCall(values[0], values[1], values[2], mask & own, positions)
     return PlainCalls((flat,), None, "one call on the concatenated sequences, each of which sees its own keys")
 
 
@@ -111,7 +111,7 @@ def plain_calls(
         f"{count_of(sum(counts), 'query')} of {count_of(len(counts), 'sequence')} in one call, padded to "
         f"{taken.numel()}"
     )
-    return PlainCalls((Part(padded, k, v, mask, positions),), numbered(counts, starts)[1].to(device), note)
+    return PlainCalls((PlainCall(padded, k, v, mask, positions),), numbered(counts, starts)[1].to(device), note)
 
 
 def _by_count(
@@ -128,7 +128,7 @@ def _by_count(
     for b, n in enumerate(counts):
         if n:
             groups.setdefault((n, 0 if paged else b), []).append(b)
-    parts, starts, rows = list[Part](), torch.zeros(len(counts), dtype=torch.int64, device="cpu"), 0
+    parts, starts, rows = list[PlainCall](), torch.zeros(len(counts), dtype=torch.int64, device="cpu"), 0
     for (n, _), chosen in sorted(groups.items()):
         nk = k.shape[-2]
         if rule.keys is not None:
@@ -141,7 +141,7 @@ def _by_count(
             at = Positions(q_at[..., :n], k_at[..., :nk])
         keys = rows_of_sequences(k, v, chosen, nk)
         seen = mask_of_rule(_rule_of(rule, chosen, len(counts)))
-        parts.append(Part(queries.rows(taken[chosen, :n]), *keys, seen, at))
+        parts.append(PlainCall(queries.rows(taken[chosen, :n]), *keys, seen, at))
         starts[chosen] = rows + n * torch.arange(len(chosen), dtype=torch.int64, device="cpu")
         rows += n * len(chosen)
     how = "a number of queries" if paged else "a sequence"

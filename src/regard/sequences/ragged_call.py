@@ -21,7 +21,7 @@ from regard.sequences.jagged import numbered
 from regard.sequences.nested_queries import NestedQueries, may_divide
 
 
-class Part(NamedTuple):
+class PlainCall(NamedTuple):
     """The arguments of one call on plain tensors."""
 
     q: Tensor
@@ -49,7 +49,7 @@ class RaggedCall:
     rule: IntervalRule
     positions: Positions | None
 
-    def longest(self) -> Part:
+    def longest(self) -> PlainCall:
         """The arguments of the sequence with most pairs, as a call of its own: it stands for all of them."""
         counts, nk, rule, at = self.offsets.diff().tolist(), self.k.shape[-2], self.rule, self.positions
         lengths = [nk] * len(counts) if rule.keys is None else rule.keys.expand(len(counts)).tolist()
@@ -58,7 +58,7 @@ class RaggedCall:
         rows = slice(int(self.offsets[b]), int(self.offsets[b + 1]))
         mask = mask_of_rule(IntervalRule(rule.before, rule.after))
         own = None if at is None else Positions(at.q[rows], at.k[: keys[b]])
-        return Part(self.queries[:, :, rows], *rows_of_sequences(self.k, self.v, [b], keys[b]), mask, own)
+        return PlainCall(self.queries[:, :, rows], *rows_of_sequences(self.k, self.v, [b], keys[b]), mask, own)
 
     def consecutive(self) -> bool:
         """Whether positions of keys, and of the queries of each sequence, count up by one."""

@@ -13,7 +13,7 @@ from regard.backends.base import Backend
 from regard.call.arguments import answers_calls_over
 from regard.core.shapes import count_of
 from regard.masks.algebra import Everything, Mask
-from regard.runtime.dispatch import Plan
+from regard.runtime.dispatch import Explanation
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 from regard.sources.over_call import over_call
@@ -31,7 +31,7 @@ def explain_over(
     sink: Tensor | float | None = None,
     backend: Backend | None = None,
     ahead: int = 2,
-) -> Plan:
+) -> Explanation:
     """How `attention_over` would run this call: the parts it skips, the bytes it holds, and the backend of a part.
 
     It reads one part of the keys and values, the largest that some query may see, and finds the backend for it, and why
@@ -77,7 +77,7 @@ def explain_over(
         ),
         *((f"a part's {name}" if name in ("call", "score", "mask") else name, text) for name, text in plan.facts),
     )
-    return Plan(plan.backend, plan.reasons, facts)
+    return Explanation(plan.backend, plan.reasons, facts)
 
 
 def _counted(parts: list[Part], what: str, why: str) -> str:

@@ -22,8 +22,8 @@ from regard.core.region import Frame
 from regard.core.shapes import count_of, listed
 from regard.core.state import RowStats, State
 from regard.masks.algebra import Cover, Everything, Mask
-from regard.runtime.binding import Call
-from regard.runtime.dispatch import Plan
+from regard.runtime.binding import BoundCall
+from regard.runtime.dispatch import Explanation
 from regard.runtime.dispatch import plan as plan_of
 from regard.scores.algebra import Score, as_pipeline
 from regard.sources.chunks import Chunks
@@ -153,9 +153,9 @@ class OverCall:
             backend=self.backend,
         )
 
-    def plan(self, q: Tensor, part: Part, k: Tensor, v: Tensor) -> Plan:
+    def plan(self, q: Tensor, part: Part, k: Tensor, v: Tensor) -> Explanation:
         """How a part would run."""
-        given = Call(q, k, v, *self._values(part), self.positions_of(part), self.sink, None)
+        given = BoundCall(q, k, v, *self._values(part), self.positions_of(part), self.sink, None)
         return plan_of(given.problem, self.backend, lse=True)
 
     def _values(self, part: Part) -> tuple[Score, Mask]:

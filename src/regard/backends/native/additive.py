@@ -17,7 +17,7 @@ from regard.backends.native.bind import bind
 from regard.backends.native.c_structs import Struct
 from regard.backends.native.families import Gradients, KernelFamily
 from regard.backends.native.ffi import DTYPE_CODES
-from regard.backends.native.launch import Kept, arguments, run_backward, sink_weights, threads
+from regard.backends.native.launch import KernelResults, arguments, run_backward, sink_weights, threads
 from regard.backends.streaming.backward import output_cotangents, sink_gradient
 from regard.call.problem import Problem
 from regard.scores.activations import LeakyReLU
@@ -47,16 +47,16 @@ class AdditiveKernels(KernelFamily):
         return None
 
     def backward(
-        self, problem: Problem, args: KernelArgs, kept: Kept, cotangents: Result, needs: tuple[bool, ...]
+        self, problem: Problem, args: KernelArgs, saved: KernelResults, cotangents: Result, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         similarity = _similarity(problem)
         sums = problem.frame.heads, problem.q.shape[-1]
         struct = partial(_arguments, problem)
-        da, dc, dv, dw = additive_gradients(problem, args, kept, cotangents, struct, sums)
+        da, dc, dv, dw = additive_gradients(problem, args, saved, cotangents, struct, sums)
         known = (da, dc, dv, *similarity.in_place_of_w(_total(dw, similarity.w)))
         found = [*known, *(None for _ in problem.tensors()[len(known) :])]
         if problem.sink is not None and needs[-1]:
-            found[-1] = gradient_of_sink(problem.sink, kept, cotangents)
+            found[-1] = gradient_of_sink(problem.sink, saved, cotangents)
         given = zip(found, problem.tensors(), needs, strict=True)
         return tuple(g.to(t.dtype) if need and g is not None else None for g, t, need in given)
 
@@ -91,13 +91,13 @@ class AdditiveKernels(KernelFamily):
 def additive_gradients(
     problem: Problem,
     args: KernelArgs,
-    kept: Kept,
+    saved: KernelResults,
     cotangents: Result,
     struct: Callable[[CallArguments], Struct],
     sums: tuple[int, ...],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of a, c and v, and of what is learned besides, of shape `sums`: of w (heads, h)."""
-    out, lse, row_stats = kept
+    out, lse, row_stats = saved
     there = lse.numel() and problem.frame.nk
     made = torch.empty if there else torch.zeros
     da, dc, dv = (made(t.shape, dtype=torch.float32, device="cpu") for t in (problem.q, problem.k, problem.v))
@@ -110,9 +110,9 @@ def additive_gradients(
     return da, dc, dv, dw
 
 
-def gradient_of_sink(sink: Tensor, kept: Kept, cotangents: Result) -> Tensor:
-    """The gradient of a sink, from what the forward kept and the cotangents of its results."""
-    out, _, row_stats = kept
+def gradient_of_sink(sink: Tensor, saved: KernelResults, cotangents: Result) -> Tensor:
+    """The gradient of a sink, from what the forward saved and the cotangents of its results."""
+    out, _, row_stats = saved
     delta = output_cotangents(out, row_stats[..., 1] == 0, (cotangents[0].float(), cotangents[1]))[1]
     return sink_gradient(sink_weights(row_stats, sink), delta)
 

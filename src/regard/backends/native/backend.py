@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from regard.backends.base import Backend, Differentiable, Example, Kept, Plan, Result
+from regard.backends.base import Backend, Differentiable, Example, Plan, Result, SavedResults
 from regard.backends.native.additive import AdditiveKernels
 from regard.backends.native.args import KernelArgs, lower, why_not
 from regard.backends.native.elementwise import ElementwiseKernels, described_features
@@ -125,7 +125,7 @@ class Native(Backend):
         with torch.no_grad():
             return ragged_plan(self._kernel_args(problem), problem, call)
 
-    def forward_for_backward(self, problem: Problem) -> Kept:
+    def forward_for_backward(self, problem: Problem) -> SavedResults:
         problem = with_product(problem)
         with torch.no_grad():
             args = self._kernel_args(problem)
@@ -140,8 +140,8 @@ class Native(Backend):
             call = arguments(args, **{name: t for name, t in results.items() if t is not None})
             library().run(_family(problem).struct(problem, call))
 
-    def row_stats(self, kept: Kept) -> RowStats:
-        return natural_row_stats(kept[2])
+    def row_stats(self, saved: SavedResults) -> RowStats:
+        return natural_row_stats(saved[2])
 
     def traced(self, problem: Problem) -> Differentiable:
         needs = tuple(t.requires_grad for t in problem.tensors())
@@ -161,7 +161,7 @@ class Native(Backend):
         return TrainingPlan(family, args, example) if training else ForwardPlan(family, args, example)
 
     def backward(
-        self, problem: Problem, kept: Kept, cotangents: Cotangents, needs: tuple[bool, ...]
+        self, problem: Problem, saved: SavedResults, cotangents: Cotangents, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         own, problem = problem, with_product(problem)
         family = _family(problem)
@@ -170,7 +170,7 @@ class Native(Backend):
             with torch.no_grad():
                 out, stats = stream(own, self.size, quick=True)
             return backward(own, out, stats, cotangents, needs, self.size)
-        out, lse, row_stats, *mask = kept
+        out, lse, row_stats, *mask = saved
         g_out, g_lse = cotangents
         pair = g_out, torch.zeros_like(lse) if g_lse is None else g_lse
         with torch.no_grad():

@@ -9,7 +9,7 @@ from regard.backends.native.abi import GradientArguments
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.call_operands import OPERANDS
 from regard.backends.native.ffi import DTYPE_CODES
-from regard.backends.native.launch import arguments, run_backward, sink_weights
+from regard.backends.native.launch import KernelResults, arguments, run_backward, sink_weights
 from regard.backends.native.modifiers.base import total
 from regard.backends.native.modifiers.program import ProgramGradients
 from regard.backends.native.modifiers.table import (
@@ -24,7 +24,6 @@ from regard.call.problem import Problem
 from regard.scores.similarity import Distance, ScaledDot
 
 Pair = tuple[Tensor, Tensor]
-Kept = tuple[Tensor, Tensor, Tensor]  # out, lse, row_stats
 _BY_HEAD = {name for name, operand in OPERANDS.items() if operand.learned and not operand.strided}
 # Operands that have gradients, in graphs too: no program runs there.
 LEARNED = ("q", "k", "v", *(name for name, modifier in BY_LEARNED.items() if modifier in STEPS), "sink")
@@ -38,9 +37,9 @@ def why_not_backward(problem: Problem, needs: tuple[bool, ...]) -> str | None:
 
 
 def backward(
-    problem: Problem, args: KernelArgs, kept: Kept, cotangents: Pair, needs: tuple[bool, ...]
+    problem: Problem, args: KernelArgs, saved: KernelResults, cotangents: Pair, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of problem.tensors() for which `needs` is true, from what the forward kept and the cotangents."""
+    """Gradients of problem.tensors() for which `needs` is true, from what the forward saved and the cotangents."""
     given, kinds = problem.tensors(), _kinds_of_tensors(problem)
     wanted = {kind for kind, need in zip(kinds, needs, strict=True) if need} - {"prepared", "program"}
     operands = wanted - {"scale"} | ({"q"} if "scale" in wanted else set[str]())
@@ -48,7 +47,7 @@ def backward(
     program = ProgramGradients(problem, of_modifiers) if any(of_modifiers) else None
     if program is not None:
         args, operands = args.with_operands(**program.operands), operands | program.names.keys()
-    found = operand_gradients(args, kept, cotangents, operands)
+    found = operand_gradients(args, saved, cotangents, operands)
     of_program = iter(() if program is None else program.of_tensors(found))
 
     def gradient(kind: str, t: Tensor) -> Tensor | None:
@@ -75,12 +74,12 @@ def _kinds_of_tensors(problem: Problem) -> list[str]:
     return kinds
 
 
-def operand_gradients(args: KernelArgs, kept: Kept, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
+def operand_gradients(args: KernelArgs, saved: KernelResults, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
     """The gradients of the operands that are wanted: in their shapes, but those of offsets have no room at the end."""
-    found = _run(args, kept, cotangents, wanted - {"sink"})
+    found = _run(args, saved, cotangents, wanted - {"sink"})
     if "sink" in wanted:
         sink = args.operands["sink"]
-        out, _, row_stats = kept
+        out, _, row_stats = saved
         delta = output_cotangents(out, row_stats[..., 1] == 0, cotangents)[1]
         found["sink"] = sink_gradient(sink_weights(row_stats, sink[..., 0, 0]), delta)[..., None, None]
     for name in found.keys() & _BY_HEAD:
@@ -89,7 +88,7 @@ def operand_gradients(args: KernelArgs, kept: Kept, cotangents: Pair, wanted: se
     return found
 
 
-def _run(args: KernelArgs, kept: Kept, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
+def _run(args: KernelArgs, saved: KernelResults, cotangents: Pair, wanted: set[str]) -> dict[str, Tensor]:
     """The gradients of the kernels' operands, by name; those of numbers and offsets by head for each head."""
     heads, nk = args.shape[-2], args.k.shape[-2]
     tensors = args.tensors()
@@ -99,7 +98,7 @@ def _run(args: KernelArgs, kept: Kept, cotangents: Pair, wanted: set[str]) -> di
             found[name] = BY_LEARNED[name].empty_gradient(name, tensors[name], heads)
     if 0 in args.shape or nk == 0:
         return {name: g.zero_() for name, g in found.items()}
-    out, lse, row_stats = (t.contiguous() for t in kept)
+    out, lse, row_stats = (t.contiguous() for t in saved)
     dout, dlse = cotangents
     dout = dout if dout.dtype in DTYPE_CODES and dout.stride(-1) == 1 else dout.float().contiguous()
     dlse = dlse.float()

@@ -22,7 +22,7 @@ from regard.masks.ragged import Lengths
 
 
 class Direct(NamedTuple):
-    """The functions of native/python/calls.cpp, which tells what they take.
+    """The functions of native/python/calls.cpp, which says what they take.
 
     attend        the output of a call, or of one with gradients what autograd needs; None: no plan is remembered for it
     bind          fills in a plan's struct for a call; out, or None where the plan does not serve such a call

@@ -15,7 +15,7 @@ from regard.backends.native.args import KernelArgs
 from regard.backends.native.backward import backward, why_not_backward
 from regard.backends.native.c_structs import Struct
 from regard.backends.native.call_operands import LEAVES, OPERANDS
-from regard.backends.native.launch import Kept, pair_work
+from regard.backends.native.launch import KernelResults, pair_work
 from regard.backends.native.modifiers.offsets import RepeatedOffsets
 from regard.backends.native.modifiers.program import RepeatedProgram
 from regard.backends.native.modifiers.table import programmed
@@ -70,10 +70,10 @@ class KernelFamily:
         return why_not_backward(problem, needs)
 
     def backward(
-        self, problem: Problem, args: KernelArgs, kept: Kept, cotangents: Result, needs: tuple[bool, ...]
+        self, problem: Problem, args: KernelArgs, saved: KernelResults, cotangents: Result, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         """Gradients of problem.tensors() for which `needs` is true, where why_streamed has nothing to say."""
-        return backward(problem, args, kept, cotangents, needs)
+        return backward(problem, args, saved, cotangents, needs)
 
     def leaves(self, problem: Problem, args: KernelArgs) -> dict[int, Tensor | None]:
         """The tensors besides q, k and v that are read where the caller has them, by the offset of their address.

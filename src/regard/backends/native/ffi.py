@@ -72,7 +72,7 @@ class Library:
         return getattr(self.handle, struct.function)
 
     def run(self, struct: Struct) -> None:
-        """Makes the call that a struct tells, on torch's threads; raises what failure() says."""
+        """Makes the call that a struct describes, on torch's threads; raises what failure() says."""
         if code := self.entry(type(struct))(ctypes.addressof(struct), parallel()):
             raise failure(code)
 

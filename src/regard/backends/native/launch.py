@@ -24,7 +24,7 @@ from regard.core.paged import Paged
 from regard.core.shapes import count_of, listed
 from regard.core.state import RowStats
 
-Kept = tuple[Tensor, Tensor, Tensor]
+KernelResults = tuple[Tensor, Tensor, Tensor]  # out, lse, row_stats
 
 MOST_FLOAT = torch.finfo(torch.float32).max
 _SET = tuple(name for name, number in NUMBERS.items() if number.as_it_is)
@@ -195,7 +195,7 @@ def set_bounds(call: CallArguments, first: int | None, last: int | None) -> None
 
 
 def run_backward(backward: type[Struct], forward: Struct, tensors: Mapping[str, Tensor | None], axes: int = 0) -> None:
-    """The backward of the call that its forward's struct tells: reads cotangents, writes gradients, each by name.
+    """The backward of the call that its forward's struct describes: reads cotangents, writes gradients, each by name.
 
     axes: see bind.
     """

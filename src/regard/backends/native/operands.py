@@ -66,7 +66,7 @@ class Count:
 class KernelOperand:
     """A tensor that the kernels read, on the CPU.
 
-    dtype         None: one of several, which its regard_tensor tells
+    dtype         None: one of several, which its regard_tensor says
     axes          in order; an axis of sequences or heads along which all numbers are alike may have size 1. (ANY,): the
                   kernels check which elements they read
     strided       whether it may lie in any way, as a regard_tensor; else it has no gaps, and a member is its address

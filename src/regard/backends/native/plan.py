@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.backends.base import Example, Inputs
+from regard.backends.base import Example, PlanInputs
 from regard.backends.native.abi import (
     AXES,
     CODES,
@@ -146,18 +146,18 @@ class ForwardPlan:
         of = ctypes.c_int64 * LEAVES
         return {"leaves": len(read), "leaf": of(*which), "leaf_at": of(*offsets)}
 
-    def run(self, call: Inputs) -> Tensor | None:
+    def run(self, call: PlanInputs) -> Tensor | None:
         """out; None where the call must go the general way, which says what is wrong, or looks at the mask anew."""
         made = self._made(call, None)
         return None if made is None else made[0]
 
-    def remember(self, call: Inputs, score: Score, sink: Tensor | float | None, outlines: tuple[Any, ...]) -> None:
+    def remember(self, call: PlanInputs, score: Score, sink: Tensor | float | None, outlines: tuple[Any, ...]) -> None:
         """Lets attend() of native/python/ find this plan for calls like this one, if only what it knows changes."""
         if self.remembered and (call.positions is None or call.positions.span is not None):
             given = call.q, call.k, call.v, score, call.mask, call.positions, sink
             self.direct.remember(self.address, self, outlines, *given)
 
-    def _made(self, call: Inputs, row_stats: Tensor | None) -> tuple[Tensor, Struct] | None:
+    def _made(self, call: PlanInputs, row_stats: Tensor | None) -> tuple[Tensor, Struct] | None:
         """out, and the struct of the call, which holds what it leads to besides the call's own tensors."""
         q, k, v, leaves, nq, nk, _, positions, seed = call
         span = None if positions is None else positions.span or ()
@@ -200,7 +200,7 @@ class ForwardPlan:
             self.places = span[:2], (counting(*span.q), counting(*span.k))
         set_places(struct, *self.places[1])
 
-    def _look(self, struct: Struct, call: Inputs) -> bool:
+    def _look(self, struct: Struct, call: PlanInputs) -> bool:
         """Fills in what depends on the numbers in positions and in the mask; whether they are right."""
         nq, nk, rule = call.nq, call.nk, call.mask.rule()
         span = Span((0, nq), (0, nk), None) if call.positions is None else call.positions.span
@@ -223,7 +223,7 @@ class ForwardPlan:
             set_places(struct, frame.positions.q, frame.positions.k)
         return True
 
-    def _frame(self, call: Inputs) -> Frame:
+    def _frame(self, call: PlanInputs) -> Frame:
         at = resolve_positions(call.positions, call.nq, call.nk, self.batch, None, call.q.device)
         return Frame(self.batch, self.heads, call.nq, call.nk, at, self.headed)
 

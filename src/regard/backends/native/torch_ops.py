@@ -12,7 +12,7 @@ from regard.backends.native.args import KernelArgs, kernel_args
 from regard.backends.native.backward import LEARNED, operand_gradients
 from regard.backends.native.call_operands import NUMBERS, OPERANDS
 from regard.backends.native.launch import (
-    Kept,
+    KernelResults,
     arguments,
     check_shapes,
     empty_results,
@@ -62,7 +62,7 @@ def _args(given: Sequence[Any]) -> KernelArgs:
     return kernel_args(named.pop("q"), named.pop("k"), named.pop("v"), named)
 
 
-def _forward(*given: Any) -> Kept:
+def _forward(*given: Any) -> KernelResults:
     args = _args(given)
     check_shapes(args)
     args = _with_mask(args)
@@ -83,7 +83,7 @@ def _with_mask(args: KernelArgs) -> KernelArgs:
     return kernel_args(args.q, args.k, args.v, {**rest, **args.numbers, **mask})
 
 
-def _empty(args: KernelArgs) -> Kept:
+def _empty(args: KernelArgs) -> KernelResults:
     return *empty_results(args), empty_row_stats(args)
 
 
@@ -111,7 +111,7 @@ def _backward_fake(*arguments: Any) -> list[Tensor]:
     ]
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Kept) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: KernelResults) -> None:
     ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in inputs), *output)
     ctx.numbers = [None if isinstance(x, Tensor) else x for x in inputs]
 

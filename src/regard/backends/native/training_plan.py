@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.base import Example, ForwardResult, Inputs
+from regard.backends.base import Example, ForwardResult, PlanInputs
 from regard.backends.native.abi import LEAVES, BackwardPlanArguments, GradientArguments
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.bind import bind
@@ -66,13 +66,13 @@ class TrainingPlan(ForwardPlan):
             raise failure(found)
         return None if found is None else (*found, *self.others)
 
-    def run_for_backward(self, call: Inputs) -> ForwardResult | None:
+    def run_for_backward(self, call: PlanInputs) -> ForwardResult | None:
         """The call, made: its out and row statistics, and its struct with what that leads to."""
         row_stats = torch.empty((*self.batch, self.heads, call.nq, 2), dtype=torch.float32, device="cpu")
         made = self._made(call, row_stats)
         return None if made is None else ForwardResult(made[0], row_stats, (bytes(made[1]), *made[1].held))
 
-    def run_with_stats(self, call: Inputs) -> tuple[Tensor, RowStats] | None:
+    def run_with_stats(self, call: PlanInputs) -> tuple[Tensor, RowStats] | None:
         """out and the natural statistics of its rows, both without a head axis where the caller has none."""
         done = self.run_for_backward(call)
         if done is None:

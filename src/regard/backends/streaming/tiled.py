@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from regard.backends.base import Backend, Kept, Result
+from regard.backends.base import Backend, Result, SavedResults
 from regard.backends.streaming.tiling import Size, stream, strips
 from regard.call.problem import Problem
 from regard.core.shapes import blocks
@@ -43,7 +43,7 @@ class Tiled(Backend):
             out, stats = stream(problem, self.size, quick=True)
             return out, stats.lse
 
-    def forward_for_backward(self, problem: Problem) -> Kept:
+    def forward_for_backward(self, problem: Problem) -> SavedResults:
         with torch.no_grad():
             out, stats = stream(problem, self.size, quick=True)
             return out, stats.m, stats.l

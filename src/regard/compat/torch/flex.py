@@ -18,8 +18,8 @@ from regard.core.positions import Positions, head
 from regard.core.shapes import listed
 from regard.core.wrong_calls import kind_of
 from regard.masks.algebra import Mask
-from regard.runtime.binding import Call
-from regard.runtime.dispatch import Plan
+from regard.runtime.binding import BoundCall
+from regard.runtime.dispatch import Explanation
 from regard.runtime.outline import AttentionArguments
 from regard.scores.algebra import Score
 
@@ -68,7 +68,7 @@ def flex_attention(
     given = AttentionArguments(query, key, value, score, mask, positions, None, None)
     if not return_lse and return_aux is None:
         known = plan_cache.attend(*given, None)
-        return Call(*given).output(None) if known is None else known
+        return BoundCall(*given).output(None) if known is None else known
     out, lse = _with_lse(given)
     if return_aux is None:
         return out, lse
@@ -84,7 +84,7 @@ def explain_flex_attention(
     score_mod: Callable[..., Tensor] | None = None,
     block_mask: Any = None,
     scale: float | None = None,
-) -> Plan:
+) -> Explanation:
     """How flex_attention would run this call: what regard read from its functions, and what `regard.explain` says.
 
     >>> q = torch.zeros(1, 2, 5, 8)
@@ -94,7 +94,7 @@ def explain_flex_attention(
     """
     _check_functions(score_mod, block_mask)
     (score, mask, facts), positions = _translated(query, key, score_mod, block_mask, scale)
-    plan = Call(query, key, value, score, mask, positions, None, None).explain(None)
+    plan = BoundCall(query, key, value, score, mask, positions, None, None).explain(None)
     return replace(plan, facts=(*facts, *plan.facts))
 
 
@@ -102,7 +102,7 @@ def _with_lse(given: AttentionArguments) -> tuple[Tensor, Tensor]:
     """out in the dtype of the call, and the log-sum-exp."""
     known = plan_cache.attend_with_stats(given, None)
     if known is None:
-        call = Call(*given)
+        call = BoundCall(*given)
         with call.precision():
             known = call.run_with_stats(None)
     out, stats = known

@@ -250,7 +250,7 @@ def lazy_mask(
 
 
 def _positions(nq: int, nk: int, q_offset: int | Tensor, k_offset: int | Tensor, device: Any) -> Positions:
-    """As numbers where they are known: a static cache tells its offset as a tensor."""
+    """As numbers where they are known: a static cache has its offset as a tensor."""
     offsets = [x for x in (q_offset, k_offset) if isinstance(x, Tensor)]
     if offsets and data_unavailable(*offsets):
         return Positions(

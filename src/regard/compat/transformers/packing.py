@@ -51,7 +51,7 @@ LAYERS = {
 
 @dataclass(eq=False, repr=False)
 class Packing:
-    """A model that runs packed, until `remove()` or the end of a `with` block. Printed, it tells what that saved.
+    """A model that runs packed, until `remove()` or the end of a `with` block. Printed, it shows what that saved.
 
     Each call of a layer counts, so a batch counts as often as there are layers:
 

@@ -28,9 +28,9 @@ from regard.scores.similarity import ScaledDot
 
 
 def watching_interface() -> AbstractContextManager[None]:
-    """Where transformers is loaded: tells those who listen of each call that its attention modules make.
+    """Where transformers is loaded: reports each call of its attention modules to the observers.
 
-    The implementation runs as it would. One that tells of itself (regard's) is left to do so.
+    The implementation runs as it would. One that reports itself (regard's) is left to do so.
     """
     interface: Any = getattr(loaded("transformers.modeling_utils"), "AttentionInterface", None)
     if not hasattr(interface, "get_interface"):

@@ -29,7 +29,7 @@ READERS: dict[Any, Callable[..., AttentionCall]] = {
     torch._native_multi_head_attention: native_multi_head,  # pyright: ignore
 }
 
-_QUIET: ContextVar[bool] = ContextVar("someone else tells of what is called here", default=False)
+_QUIET: ContextVar[bool] = ContextVar("someone else reports what is called here", default=False)
 
 
 class Watching(TorchFunctionMode):

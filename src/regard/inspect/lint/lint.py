@@ -26,7 +26,7 @@ from regard.inspect.facts.rows import Concentration, MaxScore, RelativeEntropy, 
 from regard.inspect.lint.defect import Defect, Lint
 from regard.masks.algebra import Everything, Mask
 from regard.masks.dense import Dense
-from regard.runtime.binding import Call
+from regard.runtime.binding import BoundCall
 from regard.scores.algebra import Score
 from regard.scores.modifiers import Bias
 from regard.scores.similarity import ScaledDot
@@ -84,7 +84,7 @@ def lint(
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "q, k and v are read as")  # a finding here
-        call = Call(q, k, v, score, mask, positions, sink, None)
+        call = BoundCall(q, k, v, score, mask, positions, sink, None)
     problem = call.problem
     if graphed(*problem.tensors()) or data_unavailable(*problem.tensors()):
         raise Unsupported("lint looks at numbers, which a graph, a transform and the meta device do not have.")
@@ -96,7 +96,7 @@ def lint(
 
 
 def _defects(
-    call: Call,
+    call: BoundCall,
     given: tuple[Any, Any, Any],
     positions: Positions | None,
     sink: Tensor | float | None,

@@ -44,7 +44,7 @@ class Compared(ABC):
 
     @property
     def labels(self) -> tuple[str, str]:
-        """What tells the two apart: their titles, or where these are the same, how their texts begin."""
+        """What distinguishes the two: their titles, or where these are the same, how their texts begin."""
         titles = self.before.title, self.after.title
         texts = [beginning(report.layers[0].keys.tokens) for report in (self.before, self.after)]
         return titles if titles[0] != titles[1] or texts[0] == texts[1] else (f"‘{texts[0]}’", f"‘{texts[1]}’")

@@ -13,10 +13,10 @@ from regard.inspect.report.compared import Compared
 from regard.inspect.report.numbers import Array, plain, write_arrays
 
 SCHEMA = "regard-comparison-1"
-Heads = tuple[tuple[int, int], tuple[int, int]]
+HeadPair = tuple[tuple[int, int], tuple[int, int]]
 
 
-def write_json(found: Compared, file: BinaryIO, heads: Heads) -> None:
+def write_json(found: Compared, file: BinaryIO, heads: HeadPair) -> None:
     """What is shown, as one JSON object: the change of each head, findings, which tokens correspond."""
     content = {
         "schema": SCHEMA,
@@ -38,7 +38,7 @@ def _layer(found: Compared, number: int) -> dict[str, Any]:
     return {"name": found.before.layers[number].name, "queries": sides[0], "keys": sides[1]}
 
 
-def write_npz(found: Compared, file: BinaryIO, heads: Heads) -> None:
+def write_npz(found: Compared, file: BinaryIO, heads: HeadPair) -> None:
     """The arrays of each layer: `moved/0`, the signed maps of its heads, and what their rows and columns are."""
     del heads  # arrays have none in front
     write_arrays(file, _arrays(found))

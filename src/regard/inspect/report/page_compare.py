@@ -16,6 +16,7 @@ from regard.inspect.report.alignment import NONE, Alignment
 from regard.inspect.report.axis import Axis
 from regard.inspect.report.colours import LEAST, LEVELS, palette
 from regard.inspect.report.compared import Compared, joined
+from regard.inspect.report.comparison_numbers import HeadPair
 from regard.inspect.report.findings import percent, shown
 from regard.inspect.report.page import findings_list, head_of, policy_of, script_of
 from regard.inspect.report.page_parts import asset, data_uri, table
@@ -24,7 +25,6 @@ from regard.inspect.report.picture import Picture
 from regard.inspect.report.png import png_of_pixels
 from regard.inspect.report.text import facts, name
 
-Heads = tuple[tuple[int, int], tuple[int, int]]
 Numbers = list[list[int]]  # of each layer before with each layer after
 SCRIPTS = (
     *("page_data", "page_address", "compare_state", "page_colour", "compare_colour", "page_frame", "page_tokens"),
@@ -33,12 +33,12 @@ SCRIPTS = (
 LISTED = 12  # heads whose numbers are listed, those that changed most
 
 
-def write(found: Compared, file: BinaryIO, heads: Heads) -> None:
+def write(found: Compared, file: BinaryIO, heads: HeadPair) -> None:
     """Writes the page into a file, UTF-8."""
     file.write(html(found, heads).encode("utf-8", "replace"))  # a lone surrogate is no text
 
 
-def html(found: Compared, heads: Heads) -> str:
+def html(found: Compared, heads: HeadPair) -> str:
     """The page as one text; `heads` are shown first, one before and one after."""
     labels = found.labels
     title = " → ".join(labels) if labels[0] != labels[1] else labels[0]
@@ -86,7 +86,7 @@ def _changed(found: Compared) -> str:
     )
 
 
-def _data(found: Compared, heads: Heads) -> str:
+def _data(found: Compared, heads: HeadPair) -> str:
     """What the script is given: the layers before, then those after, and how their rows and columns correspond."""
     texts: list[tuple[str, ...]] = []
     layers = [layer_content(layer, texts, found.by == "tokens", every=False) for side in found.layers for layer in side]

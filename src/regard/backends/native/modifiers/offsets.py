@@ -40,7 +40,7 @@ def _count(offsets: Tensor) -> int:
     return offsets.shape[1] - ROOM
 
 
-class Offsets(KernelModifier[RelativeBias]):
+class RelativeOffsets(KernelModifier[RelativeBias]):
     """A table of offsets, with a number for each difference of positions."""
 
     stage = RelativeBias
@@ -165,7 +165,7 @@ def _relative_table(problem: Problem, buckets: Buckets) -> _Table:
 
 
 def _by_index(problem: Problem, buckets: DifferenceBuckets) -> bool:
-    """Whether the difference of two indices tells that of the places."""
+    """Whether the difference of two indices is that of their positions."""
     own = type(buckets).place is not DifferenceBuckets.place
     return problem.frame.positions.consecutive and not own
 

@@ -9,7 +9,7 @@ from regard.backends.native.modifiers.base import KernelModifier
 from regard.backends.native.modifiers.biases import Biases
 from regard.backends.native.modifiers.clamp import Clamps
 from regard.backends.native.modifiers.log_distance import LogDistances
-from regard.backends.native.modifiers.offsets import Offsets
+from regard.backends.native.modifiers.offsets import RelativeOffsets
 from regard.backends.native.modifiers.program import Programs, why_not_program_gradients
 from regard.backends.native.modifiers.slopes import Slopes
 from regard.backends.native.modifiers.soft_cap import SoftCaps
@@ -18,7 +18,15 @@ from regard.call.problem import Problem
 from regard.scores.algebra import Modifier
 
 # To add a modifier: its file in this folder, and its name here.
-STEPS: tuple[type[KernelModifier[Any]], ...] = (SoftCaps, Temperatures, Clamps, Slopes, LogDistances, Offsets, Biases)
+STEPS: tuple[type[KernelModifier[Any]], ...] = (
+    SoftCaps,
+    Temperatures,
+    Clamps,
+    Slopes,
+    LogDistances,
+    RelativeOffsets,
+    Biases,
+)
 MODIFIERS: tuple[type[KernelModifier[Any]], ...] = (*STEPS, Programs)
 
 BY_STAGE: dict[type, type[KernelModifier[Any]]] = {modifier.stage: modifier for modifier in STEPS}
