@@ -17,7 +17,10 @@ REGARD_NOINLINE void tile_gradients(const float* exponentials, const float* c, i
   for (int64_t k = 0; k < width; ++k) {
     vf da[V], a[V], dw = vf{};
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) da[v] = vf{}, a[v] = load(exponentials + k * kQueries + v * W);
+    for (int v = 0; v < V; ++v) {
+      da[v] = vf{};
+      a[v] = load(exponentials + k * kQueries + v * W);
+    }
     for (int64_t n = 0; n < count; n += W) {
       vf by_key[W], part = load(constant + n);
 #pragma GCC unroll 2

@@ -65,8 +65,10 @@ int32_t backward(const regard_additive_gradients& given, regard_parallel paralle
   const Exponentials none{};
   Gradients g{given, x, c, none};
   const int64_t heads = elements(c) * c.heads;
-  g.pairs = elements(c) * c.key_heads, g.blocks = (c.nq + kQueries - 1) / kQueries;
-  g.width = round_even(c.dk), g.ldv = round_up(c.dv);
+  g.pairs = elements(c) * c.key_heads;
+  g.blocks = (c.nq + kQueries - 1) / kQueries;
+  g.width = round_even(c.dk);
+  g.ldv = round_up(c.dv);
   g.slices = (kSlices + g.pairs - 1) / g.pairs;
   g.slices = g.slices < key_tiles(c) ? g.slices : key_tiles(c);
   const int64_t da = g.slices * heads * g.blocks * g.width * kQueries, dw = g.slices * heads * g.learned();

@@ -25,7 +25,8 @@ static void similarity_gradients(GradientBlock<V>& z, const Tile& t) {
     bound_keys(z, t, at<float>(c.k, z.b.p, pair % c.key_heads) + t.j * c.k.row);
   } else {
     const Separable form = separable(g.x.activation);
-    one = g.x.activation == REGARD_TANH ? 4 : 1, value = form.factor;
+    one = g.x.activation == REGARD_TANH ? 4 : 1;
+    value = form.factor;
     for (int64_t n = 0; n < t.count; n += W) {
       vf sum = vf{};
       for (int64_t m = n; m < n + W; ++m)
@@ -33,7 +34,8 @@ static void similarity_gradients(GradientBlock<V>& z, const Tile& t) {
       store(constant + n, sum * splat((form.middle - form.factor / 2) / form.factor));
     }
   }
-  zero(s.tile_da, width * kQueries), zero(s.tile_dw, g.learned() * W);
+  zero(s.tile_da, width * kQueries);
+  zero(s.tile_dw, g.learned() * W);
   float* scale = s.scale;
   for (int64_t k = 0; k < width; ++k) scale[k] = s.q.plain[k] * one;
   if (method != kDirect)
@@ -104,7 +106,8 @@ struct AdditiveBackward {
     const int64_t pair = item / g.slices, slice = item % g.slices, from = slice * g.span(), head = pair % c.key_heads;
     GradientScratch s;
     carve_scratch(g, memory, s);
-    zero(s.dc, g.width * g.dc_stride()), zero(s.dv, g.span() * g.ldv);
+    zero(s.dc, g.width * g.dc_stride());
+    zero(s.dv, g.span() * g.ldv);
     const Place there = place_in_batch(c, pair / c.key_heads);
     const int64_t group = c.heads / c.key_heads;
     for (int64_t h = head * group; h < (head + 1) * group; ++h)

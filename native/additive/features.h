@@ -43,7 +43,8 @@ struct FeatureProgram {
     int results = 0, derivatives = 0;
     for (const Instruction* i = begin_of(x); i < end_of(x); ++i) {
       if (!right_instruction(x, *i)) return REGARD_BAD_ARGUMENT;
-      results += i->op == REGARD_DO_RESULT, derivatives += i->op == REGARD_DO_DERIVATIVE;
+      results += i->op == REGARD_DO_RESULT;
+      derivatives += i->op == REGARD_DO_DERIVATIVE;
     }
     const bool closed = end_of(x)[-1].op == REGARD_DO_DERIVATIVE;
     return closed && results == 1 && derivatives == 1 ? REGARD_DONE : REGARD_BAD_ARGUMENT;
@@ -75,9 +76,11 @@ struct FeatureProgram {
   };
 
   REGARD_INLINE void load_feature(const regard_additive& x, Slots& s, const Instruction& i, const Feature& f) {
-    s.key[i.to] = 0, s.vector[i.to] = 0;
+    s.key[i.to] = 0;
+    s.vector[i.to] = 0;
     if (i.number == kQuery) {
-      s.at[i.to] = f.a, s.vector[i.to] = W;  // in place: nothing else is written there
+      s.at[i.to] = f.a;
+      s.vector[i.to] = W;  // in place: nothing else is written there
     } else if (i.number == kKey) {
       s.key[i.to] = W;
       for (int64_t n = 0; n < f.keys; ++n) store(s.at[i.to] + n * W, splat(f.c[n * f.key_row]));
@@ -121,7 +124,10 @@ struct FeatureProgram {
       keys = count - j < kKeysAtOnce<V> ? count - j : kKeysAtOnce<V>;
       float* row = scores + j * kQueries;
       for (int64_t n = 0; n < keys; ++n)
-        for (int v = 0; v < V; ++v) store(row + n * kQueries + v * W, vf{}), store(part + (n * V + v) * W, vf{});
+        for (int v = 0; v < V; ++v) {
+          store(row + n * kQueries + v * W, vf{});
+          store(part + (n * V + v) * W, vf{});
+        }
       for (int64_t k = 0; k < x.call.dk; ++k) {
         const Feature f{q.a + k * kQueries, c + j * key_row + k * key_col, key_row, keys, k, head};
         interpret<V>(

@@ -32,12 +32,14 @@ struct KeyVector {
   // Reads the keys at `rows`; `there` of W exist.
   void read(const float* rows, int64_t there) {
     const regard_call& c = x.call;
-    plain = rows, row = c.k.row;
+    plain = rows;
+    row = c.k.row;
     if (there < W || c.k.col != 1 || width != c.dk) {
       for (int64_t m = 0; m < W; ++m)
         gather(copied + m * width, width, (const char*)(rows + (m < there ? m : there - 1) * c.k.row), c.k, REGARD_F32,
                c.dk, 1);
-      plain = copied, row = width;
+      plain = copied;
+      row = width;
     }
     max_abs = 0;
     for (int64_t m = 0; m < W; ++m) {
@@ -80,7 +82,8 @@ REGARD_NOINLINE void clamped_keys(vf (&sum)[W], const PreparedQueries& q, const 
     for (int64_t d = 0; d < keys.width; d += 2 * W) {
       const vf u = load(q.weight + d), v = load(q.weight + d + W);
       vf s = one + load(q.exponentials + d) * load(c + d), t = one + load(q.exponentials + d + W) * load(c + d + W);
-      s = s < most ? s : most, t = t < most ? t : most;
+      s = s < most ? s : most;
+      t = t < most ? t : most;
       acc += (u * t + v * s) / (s * t) - half * (u + v);
     }
     sum[m] = acc;

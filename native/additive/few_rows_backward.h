@@ -84,9 +84,14 @@ struct FewRowsGradients {
   FewRowsGradients(const FewRowsBackwardCall& g, const Place& p, int64_t item, float* at)
       : all(g), f(g.c), score(g.x, g.rows, at), da(g.share_of(g.da, item)), dw(g.share_of(g.dw, item)) {
     f.p = p;
-    f.s = at + AdditiveFewRows::size(g.x, g.rows), f.derivative = f.s + g.rows * kChunk;
-    dout = f.derivative + g.rows * kChunk, weights = dout + g.rows * g.ldv, ds = weights + g.rows * W;
-    values = ds + g.rows * W, dc = values + W * g.ldv, split_dout = dc + W * g.width;
+    f.s = at + AdditiveFewRows::size(g.x, g.rows);
+    f.derivative = f.s + g.rows * kChunk;
+    dout = f.derivative + g.rows * kChunk;
+    weights = dout + g.rows * g.ldv;
+    ds = weights + g.rows * W;
+    values = ds + g.rows * W;
+    dc = values + W * g.ldv;
+    split_dout = dc + W * g.width;
   }
 
   void begin(int64_t r) {
@@ -224,12 +229,14 @@ struct AdditiveFewBackward {
     const int64_t pair = item / all.parts, head = pair % c.key_heads, from = item % all.parts * all.keys;
     const int64_t to = from + all.keys < c.nk ? from + all.keys : c.nk;
     FewRowsGradients gradients(all, place_in_batch(c, pair / c.key_heads), item, memory);
-    zero(gradients.da, all.rows * all.width), zero(gradients.dw, all.rows * all.width);
+    zero(gradients.da, all.rows * all.width);
+    zero(gradients.dw, all.rows * all.width);
     const Limits limits = begin_rows(gradients.f, head);
     for (int64_t r = 0; r < all.rows; ++r) gradients.begin(r);
     const int64_t lo = limits.lo < from ? from : limits.lo < to ? limits.lo : to;
     const int64_t hi = limits.hi < lo ? lo : limits.hi < to ? limits.hi : to;
-    clear_keys(gradients.f.p, head, from, lo), clear_keys(gradients.f.p, head, hi, to);
+    clear_keys(gradients.f.p, head, from, lo);
+    clear_keys(gradients.f.p, head, hi, to);
     const auto add = [&](const Chunk& t) {
       if (c.dtype == REGARD_F32) gradients.gradients<REGARD_F32>(t);
       else if (c.dtype == REGARD_BF16) gradients.gradients<REGARD_BF16>(t);
@@ -275,7 +282,8 @@ static int32_t backward_few_rows(const regard_additive_gradients& given, regard_
   const int64_t size = pairs * parts * all.rows * all.width;
   const Workspace memory((size_t)(all.width * 2 + 2 * size + 1) * sizeof(float));
   if (!memory.at) return 1;
-  all.da = (float*)memory.at + 2 * all.width, all.dw = all.da + size;
+  all.da = (float*)memory.at + 2 * all.width;
+  all.dw = all.da + size;
   const AdditiveFewBackward backward{all};
   const int32_t failed = share(backward, backward.items(), c.threads, parallel);
   if (!failed) backward.join((double*)memory.at);

@@ -55,7 +55,8 @@ REGARD_NOINLINE void clamped_tile(const PreparedQueries& q, const float* c, int6
       for (int64_t k = 0; k < width; k += 2) {
         vf a = one + load(q.exponentials + k * kQueries + v * W) * splat(c[n * width + k]);
         vf b = one + load(q.exponentials + (k + 1) * kQueries + v * W) * splat(c[n * width + k + 1]);
-        a = a < most ? a : most, b = b < most ? b : most;
+        a = a < most ? a : most;
+        b = b < most ? b : most;
         sum += (splat(q.weight[k]) * b + splat(q.weight[k + 1]) * a) / (a * b) -
                splat(0.5f * (q.weight[k] + q.weight[k + 1]));
       }

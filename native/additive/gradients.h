@@ -17,7 +17,10 @@ static float row_delta(const regard_additive_gradients& g, const Place& p, int64
                        int64_t ldv) {
   const regard_call& c = g.forward.call;
   const auto of = [&](const regard_tensor& t) { return (const float*)row_ptr(t, p, head, row, REGARD_F32); };
-  if (of(c.row_stats)[c.row_stats.col] == 0) return zero(to, ldv), 0.0f;
+  if (of(c.row_stats)[c.row_stats.col] == 0) {
+    zero(to, ldv);
+    return 0.0f;
+  }
   gather(to, ldv, (const char*)of(g.dout), g.dout, REGARD_F32, c.dv, 1);
   vf sum = vf{};
   for (int64_t d = 0; d < ldv; d += W)
@@ -69,12 +72,18 @@ static int64_t carve_scratch(const Gradients& g, float* from, GradientScratch& s
     s.forward = forward_places(g.c, 1, forward);
     s.q = prepared_places(g.c, prepared);
   }
-  s.bounded_a = take(g.width * kQueries), s.bounded_c = take(kKeys * g.width);
-  s.dout = take(kQueries * g.ldv), s.doutt = take(g.c.dv * kQueries);
-  s.ds = take(kKeys * kQueries), s.kept = take(Modifiers::kept_size(g.c));
-  s.tile_da = take(g.width * kQueries), s.tile_dw = take(g.learned() * W);
-  s.da = take(g.width * kQueries), s.dw = take(g.learned() * W);
-  s.dc = take(g.width * g.dc_stride()), s.dv = take(g.span() * g.ldv);
+  s.bounded_a = take(g.width * kQueries);
+  s.bounded_c = take(kKeys * g.width);
+  s.dout = take(kQueries * g.ldv);
+  s.doutt = take(g.c.dv * kQueries);
+  s.ds = take(kKeys * kQueries);
+  s.kept = take(Modifiers::kept_size(g.c));
+  s.tile_da = take(g.width * kQueries);
+  s.tile_dw = take(g.learned() * W);
+  s.da = take(g.width * kQueries);
+  s.dw = take(g.learned() * W);
+  s.dc = take(g.width * g.dc_stride());
+  s.dv = take(g.span() * g.ldv);
   s.scale = take(g.width);
   return used;
 }

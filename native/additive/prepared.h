@@ -78,16 +78,21 @@ static int64_t prepared_size(const regard_call& c) { return round_even(c.dk) * (
 
 // Point to the places of the weights, and of the queries, from `at` on; return the end.
 static float* weight_places(PreparedQueries& x, int64_t width, float* at) {
-  x.plain = at, at += width;
-  x.weight = at, at += width;
-  x.inverse = at, at += width;
+  x.plain = at;
+  at += width;
+  x.weight = at;
+  at += width;
+  x.inverse = at;
+  at += width;
   x.middle = at;
   return at + width / 2;
 }
 
 static float* query_places(PreparedQueries& x, int64_t size, float* at) {
-  x.a = at, at += size;
-  x.exponentials = at, at += size;
+  x.a = at;
+  at += size;
+  x.exponentials = at;
+  at += size;
   x.near = at;
   return at + size;
 }
@@ -109,7 +114,8 @@ static void prepare_weights(const regard_additive& x, PreparedQueries& to, int64
   const regard_call& c = x.call;
   const auto w = [&](int64_t k) { return weight_of(x, head, k); };
   double total = 0;
-  to.largest = 0, to.bits = 0;
+  to.largest = 0;
+  to.bits = 0;
   for (int64_t k = 0; k < c.dk; ++k) {
     float size = __builtin_fabsf(w(k));
     total += w(k);
@@ -123,9 +129,13 @@ static void prepare_weights(const regard_additive& x, PreparedQueries& to, int64
     float weight = to.plain[k] / scale;
     if (__builtin_fabsf(weight) < least) weight = __builtin_copysignf(least, weight);
     small = __builtin_fabsf(weight) < small ? __builtin_fabsf(weight) : small;
-    to.weight[k] = weight, to.inverse[k] = 1 / weight;
+    to.weight[k] = weight;
+    to.inverse[k] = 1 / weight;
   }
-  for (int64_t k = c.dk; k < width; ++k) to.plain[k] = to.weight[k] = 0, to.inverse[k] = 1;
+  for (int64_t k = c.dk; k < width; ++k) {
+    to.plain[k] = to.weight[k] = 0;
+    to.inverse[k] = 1;
+  }
   const auto half = [&](int64_t k) { return k < c.dk ? 0.5f * to.weight[k] : 1.0f; };
   for (int64_t k = 0; k < width; k += 2 * step)
     for (int64_t n = k; n < k + step; ++n) to.middle[n - k / 2] = half(n) + half(n + step);

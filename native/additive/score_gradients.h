@@ -34,7 +34,9 @@ static void begin_gradients(GradientBlock<V>& z) {
   const Gradients& g = z.g;
   const GradientScratch& s = z.s;
   const Place& p = z.b.p;
-  zero(s.dout, kQueries * g.ldv), zero(s.da, g.width * kQueries), zero(s.dw, g.learned() * W);
+  zero(s.dout, kQueries * g.ldv);
+  zero(s.da, g.width * kQueries);
+  zero(s.dw, g.learned() * W);
   for (int v = 0; v < V; ++v) z.delta[v] = vf{};
   for (int64_t i = 0; i < p.rows; ++i)
     z.delta[i / W][i % W] = row_delta(g.g, p, p.h, p.row + i, s.dout + i * g.ldv, g.ldv);

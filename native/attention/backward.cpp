@@ -19,26 +19,38 @@ int64_t carve_scratch(const BackwardCall& w, float* from, BackwardScratch& s) {
     used += (count + 15) / 16 * 16;
   };
   const int64_t parts = w.parts, held = parts ? held_tiles(c, parts) : 1;
-  take(s.k, kTile * w.ldk), take(s.v, kTile * w.ldv), take(s.dk, held * kTile * w.ldk),
-      take(s.dv, held * kTile * w.ldv);
-  take(s.q, kQueriesAtOnce * w.ldk), take(s.dout, kQueriesAtOnce * w.ldv), take(s.qt, c.dk * kQueries),
-      take(s.doutt, c.dv * kQueries);
-  take(s.p, kBlocksAtOnce * kTile * kQueries), take(s.ds, kBlocksAtOnce * kTile * kQueries);
-  take(s.modifiers, Modifiers::scratch_size(c)), take(s.kept, Modifiers::kept_size(c));
+  take(s.k, kTile * w.ldk);
+  take(s.v, kTile * w.ldv);
+  take(s.dk, held * kTile * w.ldk);
+  take(s.dv, held * kTile * w.ldv);
+  take(s.q, kQueriesAtOnce * w.ldk);
+  take(s.dout, kQueriesAtOnce * w.ldv);
+  take(s.qt, c.dk * kQueries);
+  take(s.doutt, c.dv * kQueries);
+  take(s.p, kBlocksAtOnce * kTile * kQueries);
+  take(s.ds, kBlocksAtOnce * kTile * kQueries);
+  take(s.modifiers, Modifiers::scratch_size(c));
+  take(s.kept, Modifiers::kept_size(c));
   const int64_t group = c.heads / c.key_heads, blocks = group * rows / kQueries;
   take(s.dq, w.dq || parts ? 0 : group * rows * w.ldk);
   const int64_t dk = whole_depth(c.dk), dv = whole_depth(c.dv), wide = dk > dv ? dk : dv;
   const auto take_halves = [&](uint16_t*& to, int64_t count) {
     float* at;
-    take(at, (parts * count + 1) / 2), to = (uint16_t*)at;
+    take(at, (parts * count + 1) / 2);
+    to = (uint16_t*)at;
   };
-  take(s.blocks, blocks * packed_size(c, parts)), take(s.finite, parts ? blocks : 0),
-      take(s.dqt, parts ? blocks * dk * kQueries : 0);
-  take_halves(s.block_rows, kQueries * wide), take_halves(s.k_rows, held * kTile * dk),
-      take_halves(s.v_rows, held * kTile * dv);
-  take_halves(s.kt, held * kTile * dk), take_halves(s.split, 32 * dk);
-  take_halves(s.p_parts, kTile * kQueries), take_halves(s.ds_parts, kTile * kQueries);
-  take(s.ds_pairs, parts * kTile / 2 * kQueries), take(s.spare, parts ? kQueries * w.ldk : 0);
+  take(s.blocks, blocks * packed_size(c, parts));
+  take(s.finite, parts ? blocks : 0);
+  take(s.dqt, parts ? blocks * dk * kQueries : 0);
+  take_halves(s.block_rows, kQueries * wide);
+  take_halves(s.k_rows, held * kTile * dk);
+  take_halves(s.v_rows, held * kTile * dv);
+  take_halves(s.kt, held * kTile * dk);
+  take_halves(s.split, 32 * dk);
+  take_halves(s.p_parts, kTile * kQueries);
+  take_halves(s.ds_parts, kTile * kQueries);
+  take(s.ds_pairs, parts * kTile / 2 * kQueries);
+  take(s.spare, parts ? kQueries * w.ldk : 0);
   return used;
 }
 
@@ -117,7 +129,10 @@ void* reserve(BackwardCall& w) {
       to = base && count ? base + used : nullptr;
       used += (count + 15) / 16 * 16;
     };
-    take(w.shift, rows), take(w.inverse, rows), take(w.delta, rows), take(w.unfit, w.elements * c.heads);
+    take(w.shift, rows);
+    take(w.inverse, rows);
+    take(w.delta, rows);
+    take(w.unfit, w.elements * c.heads);
     float *limits, *sums;
     take(limits, rows / kQueries * (int64_t)(sizeof(Limits) / sizeof(float)));
     w.limits = (Limits*)limits;
@@ -170,8 +185,10 @@ int32_t backward(const regard_gradients& g, regard_parallel parallel) {
   if (const int32_t wrong = check(g)) return wrong;
   BackwardCall w{g, c};
   w.elements = elements(c);
-  w.blocks = (c.nq + kQueries - 1) / kQueries, w.tiles = (c.nk + kTile - 1) / kTile;
-  w.ldk = leading_dim(c.dk), w.ldv = leading_dim(c.dv);
+  w.blocks = (c.nq + kQueries - 1) / kQueries;
+  w.tiles = (c.nk + kTile - 1) / kTile;
+  w.ldk = leading_dim(c.dk);
+  w.ldv = leading_dim(c.dv);
   w.scores = g.dq.data || g.dk.data || Modifiers::wants_grad(g);
   w.parts = backward_parts(g);
   split(w);

@@ -145,10 +145,12 @@ static bool visit(const BackwardCall& w, const Place& p, int64_t j, int64_t coun
   const regard_call& c = w.c;
   const Limits& limits = w.limits[(p.b * c.heads + p.h) * w.blocks + p.row / kQueries];
   t = Tile{j, count, p.rows % W != 0, nullptr, nullptr, nullptr, false, {}, {}};
-  x.from = limits.lo > j ? limits.lo - j : 0, x.to = limits.hi < j + count ? limits.hi - j : count;
+  x.from = limits.lo > j ? limits.lo - j : 0;
+  x.to = limits.hi < j + count ? limits.hi - j : count;
   if (x.from >= x.to) return false;
   // whole groups of rows of the products that follow
-  x.from = x.from / kGradMR * kGradMR, x.to = (x.to + kGradMR - 1) / kGradMR * kGradMR;
+  x.from = x.from / kGradMR * kGradMR;
+  x.to = (x.to + kGradMR - 1) / kGradMR * kGradMR;
   x.to = x.to < count ? x.to : count;
   t.edge |= j + x.from < limits.inner_lo || j + x.to > limits.inner_hi;
   if (c.tiles.data) {

@@ -24,8 +24,11 @@ static void run_group(const BackwardCall& w, const BackwardScratch& s, KeyTile& 
     BlockShare x{};
     if (!visit(w, p, k.j, k.count, bits, t, x)) continue;
     const int64_t at = ((k.element * c.heads + head) * w.blocks) * kQueries + row;
-    x.p = s.p + count * kTile * kQueries, x.ds = s.ds + count * kTile * kQueries;
-    x.shift = w.shift + at, x.inverse = w.inverse + at, x.delta = w.delta + at;
+    x.p = s.p + count * kTile * kQueries;
+    x.ds = s.ds + count * kTile * kQueries;
+    x.shift = w.shift + at;
+    x.inverse = w.inverse + at;
+    x.delta = w.delta + at;
     float *q = s.q + count * kQueries * w.ldk, *dout = s.dout + count * kQueries * w.ldv;
     widen_rows(q, w.ldk, (const char*)c.q.data + size_of(c.dtype) * (offset(c.q, p, head) + row * c.q.row), c.dtype,
                c.q.row, c.q.col, p.rows, c.dk);

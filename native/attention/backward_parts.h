@@ -21,7 +21,8 @@ static bool unfit_rows(int64_t parts, const void* src, int dtype, int64_t row, i
   for (int64_t n = 0; n < count; ++n)
     for (int64_t f = 0; f < width; f += W) {
       const vf x = floats(src, n * row + f * col, col, width - f, dtype);
-      range.take(x), bits |= (vu)x;
+      range.take(x);
+      bits |= (vu)x;
     }
   return (parts > 1 && !range.within(sizes)) || Isa::lanes_set((vi)((bits & low) != 0u));
 }

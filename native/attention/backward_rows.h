@@ -76,7 +76,10 @@ static void sum_block(const BackwardCall& w, const BackwardScratch& s, const Pla
   const char* dout = (const char*)g.data + size_of(dtype_of(w.g.dout)) * (offset(g, p, p.h) + p.row * g.row);
   pack<V>(s.doutt, kQueries, dout, dtype_of(w.g.dout), g.row, g.col, p.rows, c.dv, 1.0f);
   vf row_delta[V];
-  for (int v = 0; v < V; ++v) row_delta[v] = vf{}, store(delta + v * W, vf{});
+  for (int v = 0; v < V; ++v) {
+    row_delta[v] = vf{};
+    store(delta + v * W, vf{});
+  }
   each_tile<V>(w, s, b, x, true, [&](const Tile& t) {
     weigh_keys<V>(b, t, s, w.ldv, x);
     for (int v = 0; v < V; ++v) {
@@ -106,7 +109,8 @@ static void prepare(const BackwardCall& w, const BackwardScratch& s, int64_t ite
   for (int64_t n = 0; n < kQueries; ++n) {
     shift[n] = inverse[n] = delta[n] = 0;
     if (n >= p.rows) continue;
-    shift[n] = row_stats[n * c.row_stats.row], inverse[n] = row_stats[n * c.row_stats.row + c.row_stats.col];
+    shift[n] = row_stats[n * c.row_stats.row];
+    inverse[n] = row_stats[n * c.row_stats.row + c.row_stats.col];
     if (inverse[n] == 0) continue;
     delta[n] = dot_row(dout + n * w.g.dout.row * size_of(dtype_of(w.g.dout)), dtype_of(w.g.dout), w.g.dout.col,
                        out + n * c.out.row * size_of(c.out_dtype), c.out_dtype, c.out.col, c.dv);

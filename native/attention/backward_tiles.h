@@ -31,7 +31,9 @@ static void run_pair(const BackwardCall& w, const BackwardScratch& s, int64_t el
   const char* values = (const char*)c.v.data;
   const Place p = place_at(c, element, 0, 0);
   for (int64_t tile = cut(w.tiles, key_part, w.key_parts); tile < cut(w.tiles, key_part + 1, w.key_parts); ++tile) {
-    k.j = tile * kTile, k.count = c.nk - k.j < kTile ? c.nk - k.j : kTile, k.finite = -1;
+    k.j = tile * kTile;
+    k.count = c.nk - k.j < kTile ? c.nk - k.j : kTile;
+    k.finite = -1;
     widen_rows(s.k, w.ldk, keys + size_of(c.dtype) * (offset(c.k, p, key_head) + k.j * c.k.row), c.dtype, c.k.row,
                c.k.col, k.count, c.dk);
     widen_rows(s.v, w.ldv, values + size_of(c.dtype) * (offset(c.v, p, key_head) + k.j * c.v.row), c.dtype, c.v.row,
@@ -63,8 +65,9 @@ static void run_item(const BackwardCall& w, const BackwardScratch& s, int64_t it
   const int64_t pairs = w.elements * c.key_heads / w.independent;
   for (int64_t n = 0; n < pairs; ++n) {
     int64_t free = own, shared = n, element = 0, step = 1;
-    const int64_t key_head = w.sharing.heads ? shared % c.key_heads : free % c.key_heads;
-    (w.sharing.heads ? shared : free) /= c.key_heads;
+    int64_t& of_heads = w.sharing.heads ? shared : free;
+    const int64_t key_head = of_heads % c.key_heads;
+    of_heads /= c.key_heads;
     for (int m = REGARD_BATCH_AXES - 1; m >= 0; --m) {
       int64_t& rest = w.sharing.batch[m] ? shared : free;
       element += rest % c.batch[m] * step;

@@ -75,11 +75,15 @@ static void accumulate_chunk(FewRows& f, const Chunk& t, Rows& values) {
 // The rows of one (batch element, key head): which queries they are, and which keys they see.
 static Limits begin_rows(FewRows& f, int64_t key_head) {
   const regard_call& c = f.c;
-  f.rows = few_rows(c), f.key_head = key_head;
+  f.rows = few_rows(c);
+  f.key_head = key_head;
   Limits limits = Limits::none(c);
   for (int64_t r = 0; r < f.rows; ++r) {
     Row& row = f.row[r];
-    row.h = key_head * (c.heads / c.key_heads) + r / c.nq, row.i = r % c.nq, row.first = 0, row.last = c.nk;
+    row.h = key_head * (c.heads / c.key_heads) + r / c.nq;
+    row.i = r % c.nq;
+    row.first = 0;
+    row.last = c.nk;
     if (c.start.data) {
       row.first = at<int32_t>(c.start, f.p, row.h)[row.i * c.start.row];
       row.last = at<int32_t>(c.stop, f.p, row.h)[row.i * c.stop.row];
@@ -113,7 +117,10 @@ REGARD_INLINE void each_chunk(FewRows& f, const Limits& limits, int64_t from, in
     if (documents == Cover::kSome) t.documents = Documents::of_keys(f.c, f.p) + j;
     t.some = f.c.allowed.data || t.documents || limits.inner_lo > j || limits.inner_hi < j + t.count;
     place_keys(f, t);
-    if (f.c.k_scales.data) place_scales(f, t, f.c.k_scales, f.k_scale), place_scales(f, t, f.c.v_scales, f.v_scale);
+    if (f.c.k_scales.data) {
+      place_scales(f, t, f.c.k_scales, f.k_scale);
+      place_scales(f, t, f.c.v_scales, f.v_scale);
+    }
     run(t);
   }
 }
@@ -165,7 +172,8 @@ struct FewRowsForward {
                   to = from + keys;
     FewRows f(c);
     f.p = place_in_batch(c, pair / c.key_heads);
-    f.s = memory, f.v = f.s + few_rows(c) * kChunk;
+    f.s = memory;
+    f.v = f.s + few_rows(c) * kChunk;
     Score score(given, few_rows(c), f.v + value_scratch<Rows>(c));
     f.states = states + item * part_size(c);
     Rows values(c, c.dv, f.v);

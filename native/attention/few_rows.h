@@ -169,8 +169,11 @@ struct PagedRows {
 
   void find(const FewRows& f, const Chunk& t, const regard_tensor& x) {
     const regard_call& c = f.c;
-    step = x.row * size_of(kv_dtype(c)), page_step = x.batch[REGARD_BATCH_AXES - 1] * size_of(kv_dtype(c));
-    first_page = page_row(x, f.key_head, 0, 0), table = table_of(c, f.p), j = t.j;
+    step = x.row * size_of(kv_dtype(c));
+    page_step = x.batch[REGARD_BATCH_AXES - 1] * size_of(kv_dtype(c));
+    first_page = page_row(x, f.key_head, 0, 0);
+    table = table_of(c, f.p);
+    j = t.j;
     if (j % W == 0 && page_size % W == 0) return;
     for (int64_t n = 0; n < t.count; n += W) {
       char* const to = copies + n * width;

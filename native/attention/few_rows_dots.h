@@ -67,7 +67,8 @@ REGARD_INLINE void times_pairs(vf (&acc)[K][R], const float* q, int64_t width, c
 static void split_row(float* row, int64_t dk) {
   for (int64_t d = 0; d + 2 * W <= dk; d += 2 * W) {
     const TwoVectors x = TwoVectors{load(row + d), load(row + d + W)}.split();
-    store(row + d, x.a), store(row + d + W, x.b);
+    store(row + d, x.a);
+    store(row + d + W, x.b);
   }
 }
 

@@ -43,7 +43,8 @@ REGARD_INLINE void weighted(vf (&acc)[R][V], const FewRows& f, const Chunk& t, c
 #pragma GCC unroll 4
         for (int v = 0; v < V; v += 2) {
           const TwoVectors two = TwoVectors::read<dtype>(rows[n], d + v * W);
-          column[v] = two.a, column[v + 1] = two.b;
+          column[v] = two.a;
+          column[v + 1] = two.b;
         }
       }
 #pragma GCC unroll 4
@@ -61,7 +62,8 @@ REGARD_INLINE void weighted(vf (&acc)[R][V], const FewRows& f, const Chunk& t, c
 #pragma GCC unroll 4
       for (int v = 0; v < V; v += 2) {
         const TwoVectors two = TwoVectors{acc[i][v], acc[i][v + 1]}.in_order<dtype>();
-        acc[i][v] = two.a, acc[i][v + 1] = two.b;
+        acc[i][v] = two.a;
+        acc[i][v + 1] = two.b;
       }
 }
 

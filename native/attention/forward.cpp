@@ -31,7 +31,11 @@ REGARD_API int64_t regard_matrix_parts(int64_t dtype, int64_t nq, int64_t heads,
   if (!Isa::kMatrixUnit) return -1;
   regard_call c{};
   float stats = 0;
-  c.dtype = (int32_t)dtype, c.nq = nq, c.heads = heads, c.key_heads = key_heads, c.invariant = (int32_t)invariant,
+  c.dtype = (int32_t)dtype;
+  c.nq = nq;
+  c.heads = heads;
+  c.key_heads = key_heads;
+  c.invariant = (int32_t)invariant;
   c.dk = c.dv = 1;
   if (training) c.row_stats.data = &stats;
   return has_few_rows(c) ? 0 : matrix_parts(c);
@@ -41,7 +45,9 @@ REGARD_API int64_t regard_matrix_parts(int64_t dtype, int64_t nq, int64_t heads,
 REGARD_API int64_t regard_int8_queries(int64_t heads, int64_t key_heads) {
   regard_call c{};
   float scales = 0;
-  c.heads = heads, c.key_heads = key_heads, c.k_scales.data = &scales;
+  c.heads = heads;
+  c.key_heads = key_heads;
+  c.k_scales.data = &scales;
   for (c.nq = kMaxRows; c.nq && !has_few_rows(c);) --c.nq;
   return c.nq;
 }

@@ -46,7 +46,10 @@ static void run_tile(Block<V>& b, Tile& t, KvTile& x) {
   uint64_t bits[kKeys];
   load_extras<V>(b, t, bits);
   if (t.program && hides_all(t)) return;
-  if constexpr (Op::parts) return b.w.stream->template finish<Op::parts>(), run_matrix_tile<V, Op>(b, t, x);
+  if constexpr (Op::parts) {
+    b.w.stream->template finish<Op::parts>();
+    return run_matrix_tile<V, Op>(b, t, x);
+  }
   load_keys<Op>(b.c, b.w, x);
   vf top[V];
   for (int v = 0; v < V; ++v) top[v] = b.state[v].m;
@@ -101,7 +104,9 @@ static void set_limits(Block<V>& b) {
   const Place& p = b.p;
   const Limits limits = Interval::limits(c, p);
   b.lo = limits.lo / kKeyStep * kKeyStep;
-  b.hi = limits.hi, b.inner_lo = limits.inner_lo, b.inner_hi = limits.inner_hi;
+  b.hi = limits.hi;
+  b.inner_lo = limits.inner_lo;
+  b.inner_hi = limits.inner_hi;
   b.map = c.tiles.data ? at<int32_t>(c.tiles, p, p.h) + p.row / kQueries * c.tiles.row : nullptr;
 }
 
@@ -135,12 +140,21 @@ static Tile tile_for_block(const Block<V>& b, const KvTile& x, int64_t j) {
   const int64_t from = x.j > b.lo ? x.j : b.lo, to = x.j + x.count < b.hi ? x.j + x.count : b.hi;
   Tile t{from, to - from, false, nullptr, nullptr, nullptr, false, {}, {}};
   const int32_t which = b.map ? b.map[j / kKeys * c.tiles.col] : -2;
-  if (to <= from || which == -1) return t.count = 0, t;
+  if (to <= from || which == -1) {
+    t.count = 0;
+    return t;
+  }
   const Cover documents = Documents::cover(c, b.p, b.p.row, b.p.rows, from, to - from);
-  if (documents == Cover::kNone) return t.count = 0, t;
+  if (documents == Cover::kNone) {
+    t.count = 0;
+    return t;
+  }
   if (documents == Cover::kSome) t.documents = Documents::of_keys(c, b.p) + from;
   const Cover program = MaskProgram::cover(c, b.p, from, to - from);
-  if (program == Cover::kNone) return t.count = 0, t;
+  if (program == Cover::kNone) {
+    t.count = 0;
+    return t;
+  }
   t.program = program == Cover::kSome;
   t.edge = c.start.data && (from < b.inner_lo || to > b.inner_hi);
   if (which >= 0) t.bits = Bits::words(c, which) + (from - j);
@@ -155,7 +169,10 @@ static void run_tiles(Block<V>& b, KvTile* x, int64_t count) {
   int64_t some = 0;
   const auto run_others = [&](const Tile& t, KvTile& of, int64_t from, int64_t to) {
     if (from >= to) return;
-    if constexpr (V % 2 == 0) stream_tiles<V, Op>(b, streamed, some), some = 0;
+    if constexpr (V % 2 == 0) {
+      stream_tiles<V, Op>(b, streamed, some);
+      some = 0;
+    }
     Tile others = piece(b, t, from, to);
     run_tile<V, Op>(b, others, of);
   };
@@ -175,7 +192,8 @@ static void run_tiles(Block<V>& b, KvTile* x, int64_t count) {
     const int64_t skip = middle.lo - x[n].j;
     StreamedTile& to = streamed[some++];
     to = {x[n].key_parts, x[n].value_parts, (middle.hi - middle.lo) / kBlock};
-    to.keys.at += skip * to.keys.row, to.values.at += skip / kBlock * to.values.step;
+    to.keys.at += skip * to.keys.row;
+    to.values.at += skip / kBlock * to.values.step;
     run_others(t, x[n], middle.hi, end);
   }
   if constexpr (V % 2 == 0) stream_tiles<V, Op>(b, streamed, some);
@@ -192,11 +210,17 @@ static void run_blocks(const regard_call& c, const Scratch& w, const Place& all,
   for (int64_t g = 0; g < blocks; ++g) {
     Place p = all;
     if (across) p.h += g;
-    else p.row += g * kQueries, p.rows = all.rows - g * kQueries < kQueries ? all.rows - g * kQueries : kQueries;
-    part[g] = w, part[g].stream = &stream, part[g].q += g * query_floats(c) * kQueries,
+    else {
+      p.row += g * kQueries;
+      p.rows = all.rows - g * kQueries < kQueries ? all.rows - g * kQueries : kQueries;
+    }
+    part[g] = w;
+    part[g].stream = &stream;
+    part[g].q += g * query_floats(c) * kQueries;
     part[g].o += g * c.dv * kQueries;
     begin<V, Op>(*new (b + g) Block<V>{c, part[g], p});
-    lo = b[g].lo < lo ? b[g].lo : lo, hi = b[g].hi > hi ? b[g].hi : hi;
+    lo = b[g].lo < lo ? b[g].lo : lo;
+    hi = b[g].hi > hi ? b[g].hi : hi;
   }
   const int64_t key_head = all.h / (c.heads / c.key_heads);
   // tiles lie on a grid, so that a row's bits do not depend on the other rows

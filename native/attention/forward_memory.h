@@ -34,10 +34,13 @@ static Scratch take_scratch(const regard_call& c, int64_t group, ForwardMemory& 
   w.v = memory.take(in_place(c, c.v) ? 0 : kKeys * c.dv);
   w.pairs = memory.take(c.dtype == REGARD_BF16 && !parts ? kKeys / 2 * c.dv : 0);
   const int64_t held = tiles_at_once(parts) * parts * kKeys;
-  w.q_parts = memory.take_halves(parts * kQueries * dk), w.k_parts = memory.take_halves(held * dk);
-  w.v_parts = memory.take_halves(held * dv), w.v_split = memory.take_halves(parts * 32 * dv);
+  w.q_parts = memory.take_halves(parts * kQueries * dk);
+  w.k_parts = memory.take_halves(held * dk);
+  w.v_parts = memory.take_halves(held * dv);
+  w.v_split = memory.take_halves(parts * 32 * dv);
   w.p_parts = memory.take(parts * kKeys / 2 * kQueries);
-  w.k_rows = (char*)memory.take(rows_scratch(c, c.dk)), w.v_rows = (char*)memory.take(rows_scratch(c, c.dv));
+  w.k_rows = (char*)memory.take(rows_scratch(c, c.dk));
+  w.v_rows = (char*)memory.take(rows_scratch(c, c.dv));
   return w;
 }
 

@@ -63,7 +63,8 @@ static int32_t write_intervals(const regard_call& c, const Place& p, int64_t row
     if (c.bounds & REGARD_FIRST) first = low > first ? low : first;
     if (c.bounds & REGARD_LAST) last = high < last ? high : last;
     if (first >= last || i >= queries) first = last = 0;
-    start[i] = (int32_t)first, stop[i] = (int32_t)last;
+    start[i] = (int32_t)first;
+    stop[i] = (int32_t)last;
     hides |= first > 0 || last < c.nk;
   }
   return REGARD_DONE;
@@ -73,10 +74,12 @@ static int32_t write_intervals(const regard_call& c, const Place& p, int64_t row
 // in all.
 static regard_tensor lay_out(const regard_call& c, const int64_t* strides, int64_t rows, int64_t& count) {
   regard_tensor table{};
-  table.row = rows > 1, count = rows;
+  table.row = rows > 1;
+  count = rows;
   for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) {
     if (strides[n] == 0) continue;
-    table.batch[n] = count, count *= c.batch[n];
+    table.batch[n] = count;
+    count *= c.batch[n];
   }
   return table;
 }
@@ -102,8 +105,10 @@ static int32_t with_table(regard_call& c, const regard_call& rule, const Run& ru
   });
   if (hides) {
     c.start = c.stop = table;
-    c.start.size = c.stop.size = count, c.start.dtype = c.stop.dtype = REGARD_I32;
-    c.start.data = memory, c.stop.data = memory + count;
+    c.start.size = c.stop.size = count;
+    c.start.dtype = c.stop.dtype = REGARD_I32;
+    c.start.data = memory;
+    c.stop.data = memory + count;
   }
   if (!failed) failed = run();
   free(memory);
@@ -118,13 +123,15 @@ static int32_t with_ranges(regard_call& c, const Run& run) {
   c.k_ranges = lay_out(c, c.k_documents_batch, (c.nk + kKeys - 1) / kKeys, of_keys);
   DocumentRange* memory = (DocumentRange*)malloc((size_t)(of_queries + of_keys) * sizeof(DocumentRange));
   if (!memory) return REGARD_NO_MEMORY;
-  c.q_ranges.data = memory, c.k_ranges.data = memory + of_queries;
+  c.q_ranges.data = memory;
+  c.k_ranges.data = memory + of_queries;
   each_element(c, c.q_documents_batch, c.q_documents_batch, [&](const Place& p) {
-    return Documents::write_ranges(at<DocumentRange>(c.q_ranges, p, 0), Documents::of_queries(c, p), c.nq, kQueries),
-           true;
+    Documents::write_ranges(at<DocumentRange>(c.q_ranges, p, 0), Documents::of_queries(c, p), c.nq, kQueries);
+    return true;
   });
   each_element(c, c.k_documents_batch, c.k_documents_batch, [&](const Place& p) {
-    return Documents::write_ranges(at<DocumentRange>(c.k_ranges, p, 0), Documents::of_keys(c, p), c.nk, kKeys), true;
+    Documents::write_ranges(at<DocumentRange>(c.k_ranges, p, 0), Documents::of_keys(c, p), c.nk, kKeys);
+    return true;
   });
   const int32_t failed = run();
   free(memory);

@@ -33,7 +33,10 @@ static RawRows raw_rows(const regard_call& c, const regard_tensor& t, const KvTi
 }
 
 static const RawRows& raw_values(const regard_call& c, const Scratch& w, KvTile& x) {
-  if (!x.located) x.values = raw_rows(c, c.v, x, c.dv, w.v_rows), x.located = true;
+  if (!x.located) {
+    x.values = raw_rows(c, c.v, x, c.dv, w.v_rows);
+    x.located = true;
+  }
   return x.values;
 }
 
@@ -53,20 +56,24 @@ static void load_keys(const regard_call& c, const Scratch& w, KvTile& x) {
   if (x.ready) return;
   x.ready = true;
   const RawRows keys = raw_rows(c, c.k, x, c.dk, w.k_rows);
-  x.k = (const float*)keys.at, x.k_row = Op::pairs ? keys.row / 2 : keys.row;
+  x.k = (const float*)keys.at;
+  x.k_row = Op::pairs ? keys.row / 2 : keys.row;
   if (Op::pairs || in_place(c, c.k)) return;
   widen_tile(c, x, keys, c.k_scales, c.dk, w.k);
-  x.k = w.k, x.k_row = c.dk;
+  x.k = w.k;
+  x.k_row = c.dk;
 }
 
 static void load_values(const regard_call& c, const Scratch& w, KvTile& x) {
   if (x.widened) return;
   x.widened = true;
   const RawRows& values = raw_values(c, w, x);
-  x.v = (const float*)values.at, x.v_row = values.row;
+  x.v = (const float*)values.at;
+  x.v_row = values.row;
   if (in_place(c, c.v)) return;
   widen_tile(c, x, values, c.v_scales, c.dv, w.v);
-  x.v = w.v, x.v_row = c.dv;
+  x.v = w.v;
+  x.v_row = c.dv;
 }
 
 // Keys as the left operand of S^T = K Q^T, in place where they are bfloat16 in whole rows. Keys past the tile may be

@@ -176,7 +176,8 @@ static void weigh_block(const BackwardCall& w, const BackwardScratch& s, const P
   Modifiers::load_tile(b, t);
   const auto weigh_others = [&](int64_t from, int64_t to, const KeyRange& others) {
     BlockShare share = x;
-    share.from = from, share.to = to;
+    share.from = from;
+    share.to = to;
     if (from < to) weigh_steps<parts>(w, s, b, t, share, q, tile, weights, others, part);
   };
   if (streamed.from == streamed.to) return weigh_others(x.from, x.to, keys);
@@ -207,7 +208,8 @@ static void run_matrix_block(const BackwardCall& w, const BackwardScratch& s, co
   if (!dq) return;
   LeftParts kt = tile.kt;
   RightParts ds = weights.right();
-  kt.at += keys.from / 32 * kt.step, ds.at += keys.from / 2 * ds.row;
+  kt.at += keys.from / 32 * kt.step;
+  ds.at += keys.from / 2 * ds.row;
   add_blocks<parts, kVectors>(dq, kQueries, kt, ds, whole_rows(c.dk), keys.to - keys.from);
 }
 

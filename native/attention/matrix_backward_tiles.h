@@ -12,12 +12,14 @@ static void run_block_marked(const BackwardCall& w, const BackwardScratch& s, Ke
   const regard_call& c = w.c;
   const Place origin = place_at(c, k.element, 0, 0);
   BackwardScratch of = s;
-  of.dk = tile.dk, of.dv = tile.dv;
+  of.dk = tile.dk;
+  of.dv = tile.dv;
   const auto widen_tile = [&](float* to, int64_t ld, const regard_tensor& t, int64_t width) {
     const void* at = advance(t.data, offset(t, origin, k.key_head) + k.j * t.row, c.dtype);
     widen_rows(to, ld, (const char*)at, c.dtype, t.row, t.col, k.count, width);
   };
-  widen_tile(s.k, w.ldk, c.k, c.dk), widen_tile(s.v, w.ldv, c.v, c.dv);
+  widen_tile(s.k, w.ldk, c.k, c.dk);
+  widen_tile(s.v, w.ldv, c.v, c.dv);
   __builtin_memset(s.spare, 0, sizeof(float) * (size_t)(kQueries * w.ldk));
   k.first = p.row;
   run_group(w, of, k, p.h, p.row, p.row + p.rows, dq ? s.spare : nullptr);
@@ -92,13 +94,19 @@ static void run_tile(const BackwardCall& w, const BackwardScratch& s, KeyTile k,
   uint64_t bits[kTile];
   Tile t;
   BlockShare x{};
-  k.j = tile.j, k.count = tile.count, k.finite = -1;
+  k.j = tile.j;
+  k.count = tile.count;
+  k.finite = -1;
   if (!visit(w, p, k.j, k.count, bits, t, x)) return;
   t.edge |= p.rows % 32 != 0;  // queries that are missing see nothing: 0 times a key may be NaN
   float* dq = w.g.dq.data ? s.dqt + block * whole_depth(c.dk) * kQueries : nullptr;
   if ((t.edge || t.bits) && !(tile.finite && s.finite[block] != 0)) return run_block_marked(w, s, k, tile, p, dq);
   const int64_t at = (p.b * c.heads + p.h) * w.blocks * kQueries + p.row;
-  x.p = s.p, x.ds = s.ds, x.shift = w.shift + at, x.inverse = w.inverse + at, x.delta = w.delta + at;
+  x.p = s.p;
+  x.ds = s.ds;
+  x.shift = w.shift + at;
+  x.inverse = w.inverse + at;
+  x.delta = w.delta + at;
   run_matrix_block<parts>(w, s, p, t, x, packed_block(c, parts, s.blocks + block * packed_size(c, parts)), tile, dq,
                           k.part);
 }
@@ -147,7 +155,8 @@ static void run_pair_on_unit(const BackwardCall& w, const BackwardScratch& s, Ke
       for (int64_t i = 0; i < count; ++i) run_tile<parts>(w, s, k, tiles[i], p, block);
     }
     for (int64_t i = 0; i < count; ++i) {
-      k.j = tiles[i].j, k.count = tiles[i].count;
+      k.j = tiles[i].j;
+      k.count = tiles[i].count;
       put_rows(w, k, w.g.dk, w.dk, query_part, tiles[i].dk, w.ldk, c.dk, c.scale);
       put_rows(w, k, w.g.dv, w.dv, query_part, tiles[i].dv, w.ldv, c.dv, 1.0f);
     }

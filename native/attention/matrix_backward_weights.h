@@ -20,7 +20,8 @@ struct WeightParts {
   // Of a key, and of vectors v and v + 1 of queries.
   __attribute__((always_inline)) void put_key(int64_t n, int v, const vf (&of_p)[2], const vf (&of_ds)[2]) const {
     const int64_t at = v / 2 * kStep + n * 32;
-    split<parts>(p + at, kPart, of_p[0], of_p[1]), split<parts>(ds + at, kPart, of_ds[0], of_ds[1]);
+    split<parts>(p + at, kPart, of_p[0], of_p[1]);
+    split<parts>(ds + at, kPart, of_ds[0], of_ds[1]);
   }
 
   // Of the keys n and n + 1: of_ds[key][vector].
@@ -45,7 +46,9 @@ struct WeighedBlock {
       : s(s), dp(dp), to(to), n(n), v(v), unit(splat(factor)) {
     for (int m = 0; m < 2; ++m) {
       const int64_t at = (v + m) * W;
-      shift[m] = load(x.shift + at), inverse[m] = load(x.inverse + at), delta[m] = load(x.delta + at);
+      shift[m] = load(x.shift + at);
+      inverse[m] = load(x.inverse + at);
+      delta[m] = load(x.delta + at);
     }
   }
 
@@ -59,8 +62,12 @@ struct WeighedBlock {
       ds[i][m] = p[i][m] * (load(dp + m * W) - delta[m]);
     }
     to.put_key(n + i, v, p[i], ds[i]);
-    s += kBlock, dp += kBlock;
-    if (i) to.put_pairs(n, v, ds), n += 2;
+    s += kBlock;
+    dp += kBlock;
+    if (i) {
+      to.put_pairs(n, v, ds);
+      n += 2;
+    }
   }
 };
 
@@ -93,7 +100,8 @@ static void weigh_stream(const BlockShare& x, const WeightParts<parts>& to, cons
     if (block >= blocks) return;
     const int64_t n = block % of_keys * kBlock, column = block / of_keys, at = block % kHeld * kBlock * kBlock;
     LeftParts k = keys, v = values;
-    k.at += n * k.row, v.at += n * v.row;
+    k.at += n * k.row;
+    v.at += n * v.row;
     plan.add(
         {k, {by_key.at + column * by_key.column, by_key.row, 0, by_key.part}, dk / kBlock, x.p + at, nullptr, nullptr});
     plan.add({v,
@@ -133,7 +141,8 @@ static void weigh_floats(const Block<kVectors>& b, const Tile& t, const BlockSha
       p = hidden ? vf{} : p;
       const vf dropped = k_at ? Dropout::apply(b.c, b.word[v], word, p) : p;
       if (k_at) dp = Dropout::apply(b.c, b.word[v], word, dp);
-      store(at, dropped), store(ds, hidden ? vf{} : p * (dp - load(x.delta + v * W)));
+      store(at, dropped);
+      store(ds, hidden ? vf{} : p * (dp - load(x.delta + v * W)));
     }
   }
 }
@@ -148,9 +157,11 @@ static void split_floats(const BlockShare& x, const WeightParts<parts>& to, cons
         for (int m = 0; m < 2; ++m) {
           const bool there = n + i >= x.from && n + i < x.to;
           const int64_t at = (n + i) * kQueries + (v + m) * W;
-          p[i][m] = there ? load(x.p + at) : vf{}, ds[i][m] = there ? load(x.ds + at) : vf{};
+          p[i][m] = there ? load(x.p + at) : vf{};
+          ds[i][m] = there ? load(x.ds + at) : vf{};
         }
-      to.put_key(n, v, p[0], ds[0]), to.put_key(n + 1, v, p[1], ds[1]);
+      to.put_key(n, v, p[0], ds[0]);
+      to.put_key(n + 1, v, p[1], ds[1]);
       to.put_pairs(n, v, ds);
     }
 }

@@ -52,7 +52,11 @@ struct MatrixStream {
   // The sums of a job begin in registers, those of the job before are in memory.
   template <bool totals>
   __attribute__((always_inline)) void begun(const UnitJob& job) {
-    if (totals) stored = before, added = total, total = job.total;
+    if (totals) {
+      stored = before;
+      added = total;
+      total = job.total;
+    }
     before = job.sums;
   }
 
@@ -68,7 +72,9 @@ struct MatrixStream {
   void store_sums() {
     add();
     if (before) Isa::store_block<2, 2>(before, kBlock);
-    stored = before, added = total, before = total = nullptr;
+    stored = before;
+    added = total;
+    before = total = nullptr;
     add();
   }
 
@@ -132,7 +138,8 @@ struct UnitPlan {
 
   template <class Work>
   static __attribute__((always_inline)) void whole_pair(Work& work) {
-    work.template half<0>(), work.template half<1>();
+    work.template half<0>();
+    work.template half<1>();
   }
 
   // A step with `due` pairs, of at most `pairs`.
@@ -159,7 +166,8 @@ struct UnitPlan {
                                                     Work& work) {
     constexpr MatrixTerm term = Terms::kChain[chain].terms[tile / 4];
     constexpr int X = tile % 4, stored = 6;  // by then the sums are in memory
-    a += term.a * job.a.part, b += term.b * job.b.part;
+    a += term.a * job.a.part;
+    b += term.b * job.b.part;
     if constexpr (begins && tile < 4)
       Isa::begin_tile<X>(a, job.a.row, b, job.b.row, stream.before, kBlock, job.from, kBlock);
     else Isa::multiply_tile<X, term.loads != Loads::kRight, term.loads != Loads::kLeft>(a, job.a.row, b, job.b.row);

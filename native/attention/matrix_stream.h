@@ -63,7 +63,8 @@ struct StreamedRows {
     template <int v>
     __attribute__((always_inline)) void half() {
       const vf a = above(s + v * W, v), z = above(s + kBlock + v * W, v);
-      most[v] = greater_of(a, most[v]), most[v] = greater_of(z, most[v]);
+      most[v] = greater_of(a, most[v]);
+      most[v] = greater_of(z, most[v]);
       if constexpr (parts == 1) {
         const vf ones = (vf)splat_int(0x3f803f80), pairs = cut_pair(Isa::exp2_to_cut(a), Isa::exp2_to_cut(z));
         sum[v] = Isa::multiply_add_pairs(sum[v], pairs, ones);
@@ -74,7 +75,10 @@ struct StreamedRows {
         sum[v] += first + second;
         store_parts<parts>(p + v * W, kPart, first, second);
       }
-      if (v) s += 2 * kBlock, p += kBlock;
+      if (v) {
+        s += 2 * kBlock;
+        p += kBlock;
+      }
     }
   };
 
@@ -84,9 +88,13 @@ struct StreamedRows {
     const vf low = splat(-kInf);
     Weights w{s, p, splat(b.factor), {shift[0], shift[1]}, {vf{}, vf{}}, {vf{}, vf{}}, {low, low}};
     plan.run(w, kBlock / 2);
-    most[0] = w.most[0], most[1] = w.most[1];
+    most[0] = w.most[0];
+    most[1] = w.most[1];
     if (Isa::lanes_set((most[0] > limit[0]) | (most[1] > limit[1]))) return true;
-    for (int v = 0; v < 2; ++v) sum[v] += w.sum[v], unrounded[v] += w.unrounded[v];
+    for (int v = 0; v < 2; ++v) {
+      sum[v] += w.sum[v];
+      unrounded[v] += w.unrounded[v];
+    }
     return false;
   }
 
@@ -117,7 +125,8 @@ struct StreamedRows {
       vf first{}, second{};
       for (int part = parts - 1; part >= 0; --part) {
         const vu pair = (vu)load(weights + part * kPart + n * W);
-        first += (vf)(pair << 16), second += (vf)(pair & 0xffff0000u);
+        first += (vf)(pair << 16);
+        second += (vf)(pair & 0xffff0000u);
       }
       store_parts<parts>(weights + n * W, kPart, first * alpha[n % 2], second * alpha[n % 2]);
     }
@@ -192,7 +201,10 @@ static Limits streamed_keys(const Block<V>& b, const Tile& t) {
   const bool whole = V % 2 == 0 && c.dv % kBlock == 0 && c.dv <= 16 * kBlock;
   if (!Op::parts || !whole || !unchanged(b, t)) return {};
   int64_t lo = t.j, hi = t.j + t.count;
-  if (t.edge) lo = b.inner_lo > lo ? b.inner_lo : lo, hi = b.inner_hi < hi ? b.inner_hi : hi;
+  if (t.edge) {
+    lo = b.inner_lo > lo ? b.inner_lo : lo;
+    hi = b.inner_hi < hi ? b.inner_hi : hi;
+  }
   lo = t.j + (lo - t.j + kBlock - 1) / kBlock * kBlock;
   return {lo, hi > lo ? lo + (hi - lo) / kBlock * kBlock : lo, 0, 0};
 }

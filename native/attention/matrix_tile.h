@@ -18,10 +18,13 @@ static void pack_parts(Block<V>& b, const void* q) {
     const Sizes sizes = Sizes::of_scores(c.dtype);
     b.unfit = !split_rows<Op::parts>({b.w.q_parts, depth, 32, part}, depth, q, c.dtype, c.q.row, c.q.col, b.p.rows,
                                      c.dk, factor, sizes);
-    rows = b.w.q_parts, row = depth;
+    rows = b.w.q_parts;
+    row = depth;
   }
   if (c.dtype == REGARD_F32) b.factor = 1;
-  b.rounded = Op::parts == 1, b.o_row = 2 * W, b.o_pair = c.dv * 2 * W;
+  b.rounded = Op::parts == 1;
+  b.o_row = 2 * W;
+  b.o_pair = c.dv * 2 * W;
   for (int n = 0; n < Op::parts; ++n) pack_columns<V>(b.w.q + n * part / 2, rows + n * part, row, b.p.rows, depth);
 }
 
@@ -45,8 +48,10 @@ struct ScoreBlocks {
     int64_t n = 0;
     for (; n + 2 <= rows; n += 2, from += 2 * kQueries)
 #pragma GCC unroll 2
-      for (int v = 0; v < C; ++v)
-        one[v] = greater_of(load(from + v * W), one[v]), other[v] = greater_of(load(from + kQueries + v * W), other[v]);
+      for (int v = 0; v < C; ++v) {
+        one[v] = greater_of(load(from + v * W), one[v]);
+        other[v] = greater_of(load(from + kQueries + v * W), other[v]);
+      }
     for (int v = 0; v < C; ++v) {
       if (n < rows) one[v] = greater_of(load(from + v * W), one[v]);
       most[vector + v] = greater_of(one[v], other[v]);
@@ -91,7 +96,8 @@ REGARD_INLINE void store_parts(float* to, int64_t part, vf p, vf next) {
     const vf pairs = n ? cut_pair(p, next) : Isa::pair_of(p, next);
     store(to, pairs);
     if (n + 1 == parts) return;
-    p -= n ? (vf)((vu)p & 0xffff0000u) : (vf)((vu)pairs << 16), next -= (vf)((n ? (vu)next : (vu)pairs) & 0xffff0000u);
+    p -= n ? (vf)((vu)p & 0xffff0000u) : (vf)((vu)pairs << 16);
+    next -= (vf)((n ? (vu)next : (vu)pairs) & 0xffff0000u);
   }
 }
 
@@ -119,7 +125,8 @@ REGARD_NOINLINE void weigh_parts(float* p, int64_t part, const float* s, float f
     for (; n + 2 <= count; n += 2, from += 2 * kQueries, to += kQueries) {
       const vf w = weight_in_parts<Op::parts>(Isa::product(load(from), unit) - shift);
       const vf next = weight_in_parts<Op::parts>(Isa::product(load(from + kQueries), unit) - shift);
-      sum += w, other += next;
+      sum += w;
+      other += next;
       store_parts<Op::parts>(to, part, w, next);
     }
     if (n < count) {
@@ -164,7 +171,8 @@ static void run_keys(Block<V>& b, const Tile& t, KvTile& x) {
   const regard_call& c = b.c;
   const int64_t skip = t.j - x.j, depth = whole_depth(t.count), width = whole_depth(c.dk);
   LeftParts keys = x.key_parts, values = x.value_parts;
-  keys.at += skip * keys.row, values.at += skip / 32 * values.step;
+  keys.at += skip * keys.row;
+  values.at += skip / 32 * values.step;
   const RightParts queries{(const uint16_t*)b.w.q, 64, width * 32, width * kQueries};
   const bool careful = (t.edge || t.bits || depth != t.count) && !x.finite, raw = unchanged(b, t) && !careful;
   const vf low = splat(-kInf);
@@ -212,7 +220,8 @@ static void run_keys(Block<V>& b, const Tile& t, KvTile& x) {
 template <int V>
 static Tile piece(const Block<V>& b, const Tile& t, int64_t from, int64_t to) {
   Tile some = t;
-  some.j = from, some.count = to - from;
+  some.j = from;
+  some.count = to - from;
   some.edge = t.edge && (from < b.inner_lo || to > b.inner_hi);
   return some;
 }

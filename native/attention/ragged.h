@@ -89,8 +89,9 @@ static int32_t divide(const regard_ragged& r, int64_t b, int32_t* start, int32_t
   constexpr int kAxis = REGARD_BATCH_AXES - 1;
   const int64_t row = r.q_offsets[b];
   c = r.call;
-  c.nq = r.q_offsets[b + 1] - row, c.nk = keys_of(r, b) > 1 ? keys_of(r, b) : 1;
-  c.q.data = (void*)advance(c.q.data, row * c.q.row, c.dtype),
+  c.nq = r.q_offsets[b + 1] - row;
+  c.nk = keys_of(r, b) > 1 ? keys_of(r, b) : 1;
+  c.q.data = (void*)advance(c.q.data, row * c.q.row, c.dtype);
   c.out.data = (void*)advance(c.out.data, row * c.out.row, c.out_dtype);
   if (c.q_at && (c.slopes || c.log_distance_weights)) c.q_at += row;
   else c.q_at = c.k_at = nullptr;  // bounds alone ask for them
@@ -98,7 +99,8 @@ static int32_t divide(const regard_ragged& r, int64_t b, int32_t* start, int32_t
   else
     for (regard_tensor* t : {&c.k, &c.v, &c.k_scales, &c.v_scales})
       if (t->data) t->data = (void*)advance(t->data, b * t->batch[kAxis], dtype_of(*t));
-  c.first += distance_of(r, b), c.last += distance_of(r, b);
+  c.first += distance_of(r, b);
+  c.last += distance_of(r, b);
   if (r.key_starts) c.key_starts = r.key_starts + b;
   if (r.key_counts) c.key_counts = r.key_counts + b;  // where it is 0, the intervals hide the one key that nk counts
   const int64_t rows = c.bounds ? c.nq : 1;
@@ -106,7 +108,8 @@ static int32_t divide(const regard_ragged& r, int64_t b, int32_t* start, int32_t
   if (const int32_t wrong = write_intervals(c, Place{}, rows, start, stop, hides)) return wrong;
   if (hides) {
     c.start = c.stop = regard_tensor{nullptr, {}, 0, rows > 1, 0, rows, REGARD_I32};
-    c.start.data = start, c.stop.data = stop;
+    c.start.data = start;
+    c.stop.data = stop;
   }
   return check_call(c, c.dtype);
 }
@@ -170,7 +173,10 @@ struct RaggedForward {
   void sort() {
     qsort(list, (size_t)count, sizeof(Items), heavier);
     int64_t before = 0;
-    for (int64_t n = 0; n < count; ++n) list[n].before = before, before += list[n].count;
+    for (int64_t n = 0; n < count; ++n) {
+      list[n].before = before;
+      before += list[n].count;
+    }
   }
 };
 

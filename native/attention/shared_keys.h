@@ -48,7 +48,8 @@ struct SharedKeys {
     const bool packs = packs_batch(c);
     for (int n = 0; n < REGARD_BATCH_AXES; ++n) {
       const bool shared = packs && shares_keys(c, n);
-      batch[n] = shared ? 1 : c.batch[n], sharing *= shared ? c.batch[n] : 1;
+      batch[n] = shared ? 1 : c.batch[n];
+      sharing *= shared ? c.batch[n] : 1;
     }
   }
 
@@ -58,9 +59,15 @@ struct SharedKeys {
   // A contiguous tensor.
   regard_tensor tensor(void* data, int64_t width) const {
     regard_tensor t{};
-    t.data = data, t.col = 1, t.row = width, t.head = rows() * width;
+    t.data = data;
+    t.col = 1;
+    t.row = width;
+    t.head = rows() * width;
     int64_t step = c.key_heads * t.head;
-    for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) t.batch[n] = batch[n] == c.batch[n] ? step : 0, step *= batch[n];
+    for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) {
+      t.batch[n] = batch[n] == c.batch[n] ? step : 0;
+      step *= batch[n];
+    }
     return t;
   }
 
@@ -103,14 +110,19 @@ static int32_t forward_packed(const regard_call& c, const Run& run) {
   float* memory = (float*)malloc((size_t)(rows * (c.dk + c.dv + 5)) * sizeof(float));
   if (!memory) return 1;
   float* next = memory;
-  const auto take = [&](int64_t width) { return next += rows * width, packing.tensor(next - rows * width, width); };
+  const auto take = [&](int64_t width) {
+    next += rows * width;
+    return packing.tensor(next - rows * width, width);
+  };
   regard_call packed = c;
   __builtin_memcpy(packed.batch, packing.batch, sizeof packed.batch);
   packed.q_at = packed.k_at = nullptr;  // read by what tells rows apart
-  packed.q = take(c.dk), packed.out = take(c.dv);
+  packed.q = take(c.dk);
+  packed.out = take(c.dv);
   packing.copy(c.q, packed.q, c.dtype, c.dk, false);
   if (c.start.data) {
-    packed.start = take(1), packed.stop = take(1);
+    packed.start = take(1);
+    packed.stop = take(1);
     packing.copy<int32_t>(c.start, packed.start, 1, false);
     packing.copy<int32_t>(c.stop, packed.stop, 1, false);
   }
@@ -120,7 +132,8 @@ static int32_t forward_packed(const regard_call& c, const Run& run) {
   grouped.heads = c.key_heads * packing.sharing * packing.group();
   for (regard_tensor* t : {&grouped.q, &grouped.out, &grouped.start, &grouped.stop, &grouped.lse, &grouped.row_stats})
     t->head = c.nq * t->row;
-  packed.heads = c.key_heads, packed.nq = packing.rows();
+  packed.heads = c.key_heads;
+  packed.nq = packing.rows();
   const int32_t failed = run(packs_heads(grouped) ? packed : grouped);
   if (!failed) {
     packing.copy(c.out, packed.out, c.out_dtype, c.dv, true);

@@ -137,7 +137,8 @@ REGARD_NOINLINE void weigh_plain(float* s, SoftmaxState<vf>* state, int64_t coun
     int64_t n = 0;
     for (; n + 2 <= count; n += 2, from += 2 * kQueries) {
       vf p = exp2v(load(from) - shift), next = exp2v(load(from + kQueries) - shift);
-      sum += p, other += next;
+      sum += p;
+      other += next;
       store(to, pairs ? Isa::pair_of(p, next) : p);
       if (!pairs) store(to + kQueries, next);
       to += pairs ? kQueries : 2 * kQueries;

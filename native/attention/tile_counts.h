@@ -32,7 +32,9 @@ struct TileCounts {
       for (int64_t h = 0; h < c.heads; ++h)
         for (int64_t row = 0; row < c.nq; row += kQueries) {
           Place p = place_in_batch(c, element);
-          p.h = h, p.row = row, p.rows = c.nq - row < kQueries ? c.nq - row : kQueries;
+          p.h = h;
+          p.row = row;
+          p.rows = c.nq - row < kQueries ? c.nq - row : kQueries;
           Block<kVectors> b{c, none, p};
           set_limits(b);
           for (int64_t j = 0; j < c.nk; j += kKeys) counts.add(b, j);

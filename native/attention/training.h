@@ -110,7 +110,10 @@ static void add_visible(float* to, int64_t ld, const Term& t, int64_t rows, int6
 static void add_product(float* to, int64_t ld, const Term* terms, int64_t count, int64_t rows, int64_t cols) {
   int64_t col = 0;
   for (; col + kGradNR * W <= cols; col += kGradNR * W) add_panel<kGradNR>(to, ld, terms, count, rows, col);
-  if (kGradNR > 2 && col + 2 * W <= cols) add_panel<2>(to, ld, terms, count, rows, col), col += 2 * W;
+  if (kGradNR > 2 && col + 2 * W <= cols) {
+    add_panel<2>(to, ld, terms, count, rows, col);
+    col += 2 * W;
+  }
   for (; col < cols; col += W) add_panel<1>(to, ld, terms, count, rows, col);
   for (int64_t n = 0; n < count; ++n)
     if (terms[n].marks) add_visible(to, ld, terms[n], rows, cols);

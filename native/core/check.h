@@ -35,11 +35,17 @@ REGARD_INLINE int64_t distinct(int64_t size, int64_t stride) { return stride == 
 template <class Body>
 static bool each_element(const regard_call& c, const int64_t* a, const int64_t* b, const Body& body) {
   int64_t size[REGARD_BATCH_AXES], count = 1;
-  for (int n = 0; n < REGARD_BATCH_AXES; ++n) size[n] = distinct(c.batch[n], a[n] | b[n]), count *= size[n];
+  for (int n = 0; n < REGARD_BATCH_AXES; ++n) {
+    size[n] = distinct(c.batch[n], a[n] | b[n]);
+    count *= size[n];
+  }
   for (int64_t element = 0; element < count; ++element) {
     Place p{};
     int64_t rest = element;
-    for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) p.at[n] = rest % size[n], rest /= size[n];
+    for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) {
+      p.at[n] = rest % size[n];
+      rest /= size[n];
+    }
     if (!body(p)) return false;
   }
   return true;
@@ -55,12 +61,18 @@ static Range range_of(const int32_t* x, int64_t count) {
   int64_t n = 0;
   for (; n + W <= count; n += W) {
     const vi here = *(const vi_any*)(x + n);
-    low = here < low ? here : low, high = here > high ? here : high;
+    low = here < low ? here : low;
+    high = here > high ? here : high;
   }
   Range r{x[0], x[0]};
-  for (int m = 0; m < W; ++m)
-    r.least = low[m] < r.least ? low[m] : r.least, r.most = high[m] > r.most ? high[m] : r.most;
-  for (; n < count; ++n) r.least = x[n] < r.least ? x[n] : r.least, r.most = x[n] > r.most ? x[n] : r.most;
+  for (int m = 0; m < W; ++m) {
+    r.least = low[m] < r.least ? low[m] : r.least;
+    r.most = high[m] > r.most ? high[m] : r.most;
+  }
+  for (; n < count; ++n) {
+    r.least = x[n] < r.least ? x[n] : r.least;
+    r.most = x[n] > r.most ? x[n] : r.most;
+  }
   return r;
 }
 

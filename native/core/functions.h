@@ -20,7 +20,8 @@ REGARD_INLINE vf each_lane(vf x, const F& f) {
 template <class F>
 REGARD_INLINE vf each_lane(vf a, vf b, const F& f) {
   float x[W], y[W];
-  store(x, a), store(y, b);
+  store(x, a);
+  store(y, b);
   for (int n = 0; n < W; ++n) x[n] = f(x[n], y[n]);
   return load(x);
 }
@@ -78,7 +79,8 @@ REGARD_INLINE vi floor_divide(vi a, vi b) {
     return whole + ((rest != 0) & ((rest ^ b) < 0));  // true is -1
   }
   int32_t x[W], y[W];
-  *(vi_any*)x = a, *(vi_any*)y = b;
+  *(vi_any*)x = a;
+  *(vi_any*)y = b;
   for (int n = 0; n < W; ++n) x[n] = (int32_t)__builtin_floor((double)x[n] / (double)y[n]);
   return *(const vi_any*)x;
 }

@@ -39,7 +39,8 @@ REGARD_INLINE void each_run(const regard_call& c, const regard_tensor& t, const 
   for (int64_t n = 0; n < count; ++table) {
     const int64_t left = c.page_size - first, some = left < count - n ? left : count - n;
     run(page_row(t, head, *table, first), n, some);
-    n += some, first = 0;
+    n += some;
+    first = 0;
   }
 }
 

@@ -58,7 +58,8 @@ struct SizeRange {
   __attribute__((always_inline)) void take(vf x) {
     const vi size = (vi)absolute(x);
     const vu less = (vu)size - 1;
-    less_one = less < less_one ? less : less_one, most = size > most ? size : most;
+    less_one = less < less_one ? less : less_one;
+    most = size > most ? size : most;
   }
   bool within(const Sizes& sizes) const {
     const vi small = ((vf)(less_one + 1) < splat(sizes.least)) & (vi)(less_one != ~vu{}),
@@ -76,7 +77,10 @@ REGARD_INLINE void split(uint16_t* to, int64_t part, vf x, vf next) {
   for (int n = 0; n < parts; ++n, to += part) {
     const vu bias = (vu)splat_int(n ? 0 : 0x8000), first = (vu)x + bias, second = (vu)next + bias;
     store((float*)to, Isa::cut_row((vf)first, (vf)second));
-    if (n + 1 < parts) x -= (vf)(first & 0xffff0000u), next -= (vf)(second & 0xffff0000u);
+    if (n + 1 < parts) {
+      x -= (vf)(first & 0xffff0000u);
+      next -= (vf)(second & 0xffff0000u);
+    }
   }
 }
 
@@ -90,15 +94,23 @@ static bool split_rows(const PartRows& to, int64_t width, const void* src, int d
     for (int64_t f = 0; f < width; f += 2 * W) {
       vf x, next;
       if (col == 1 && f + 2 * W <= cols) {
-        x = load_some(src, n * row + f, dtype), next = load_some(src, n * row + f + W, dtype);
+        x = load_some(src, n * row + f, dtype);
+        next = load_some(src, n * row + f + W, dtype);
       } else {
         float some[2 * W];
         for (int64_t m = 0; m < 2 * W; ++m)
           some[m] = f + m < cols ? load_one(src, n * row + (f + m) * col, dtype) : 0.0f;
-        x = load(some), next = load(some + W);
+        x = load(some);
+        next = load(some + W);
       }
-      if (factor != 1) x *= splat(factor), next *= splat(factor);
-      if (parts > 1) range.take(x), range.take(next);
+      if (factor != 1) {
+        x *= splat(factor);
+        next *= splat(factor);
+      }
+      if (parts > 1) {
+        range.take(x);
+        range.take(next);
+      }
       split<parts>(to.at + f / 32 * to.step + n * to.row, to.part, x, next);
     }
   return range.within(sizes);
@@ -120,9 +132,11 @@ REGARD_INLINE void transpose_block(uint16_t* to, int64_t ld, const uint16_t* src
 #pragma GCC unroll 16
   for (int n = 0; n < W; ++n) {
     const vu a = (vu)load((const float*)(src + 2 * n * row)), b = (vu)load((const float*)(src + (2 * n + 1) * row));
-    even[n] = (vf)((a & 0xffffu) | (b << 16)), odd[n] = (vf)((a >> 16) | (b & 0xffff0000u));
+    even[n] = (vf)((a & 0xffffu) | (b << 16));
+    odd[n] = (vf)((a >> 16) | (b & 0xffff0000u));
   }
-  transpose(even), transpose(odd);
+  transpose(even);
+  transpose(odd);
 #pragma GCC unroll 16
   for (int w = 0; w < W; ++w) {
     store((float*)(to + 2 * w * ld), even[w]);
@@ -159,7 +173,8 @@ static bool transpose_values(uint16_t* to, const void* src, int dtype, int64_t r
                                  Sizes::of_values(dtype));
       for (int n = 0; n < parts; ++n)
         for (int64_t i = some * width; i < part; i += W) *(vh_any*)(rows + n * part + i) = vh{};
-      from = rows, step = width;
+      from = rows;
+      step = width;
     }
     if (parts == 1) right &= finite_rows(from, step, some, width);
     for (int n = 0; n < parts; ++n)

@@ -60,14 +60,18 @@ REGARD_INLINE T* at(const regard_tensor& t, const Place& p, int64_t head) {
 static Place place_in_batch(const regard_call& c, int64_t b) {
   Place p{};
   p.b = b;
-  for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) p.at[n] = b % c.batch[n], b /= c.batch[n];
+  for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) {
+    p.at[n] = b % c.batch[n];
+    b /= c.batch[n];
+  }
   return p;
 }
 
 // A block of at most `most` queries, from `row` on.
 static Place place_at(const regard_call& c, int64_t b, int64_t head, int64_t row, int64_t most = kQueries) {
   Place p = place_in_batch(c, b);
-  p.h = head, p.row = row;
+  p.h = head;
+  p.row = row;
   p.rows = c.nq - row < most ? c.nq - row : most;
   return p;
 }
@@ -79,7 +83,10 @@ struct Limits {
   static Limits none(const regard_call& c) { return {c.nk, 0, 0, c.nk}; }
 
   void add(int64_t first, int64_t last) {
-    if (first < last) lo = first < lo ? first : lo, hi = last > hi ? last : hi;
+    if (first < last) {
+      lo = first < lo ? first : lo;
+      hi = last > hi ? last : hi;
+    }
     inner_lo = first > inner_lo ? first : inner_lo;
     inner_hi = last < inner_hi ? last : inner_hi;
   }

@@ -122,7 +122,8 @@ REGARD_NOINLINE void fill_cells(const Block<V>& b, const Cells& m, const float* 
       if (count == W) store(to, load(to) + sum);
       else
         for (int64_t k = 0; k < count; ++k) to[k] += sum[k];
-      sum = vf{}, next = cell_start(++a + 1, m.rows, b.c.nq);
+      sum = vf{};
+      next = cell_start(++a + 1, m.rows, b.c.nq);
     }
   }
 }
@@ -141,7 +142,8 @@ REGARD_NOINLINE void pool(const Block<V>& b, const Cells& m, const float* e, con
     for (int v = 0; v < V; ++v) store(runs + held * kQueries + v * W, run[v]);
     if (++held < W && n < count) continue;
     fill_cells(b, m, runs, share, col, held);
-    col += held, held = 0;
+    col += held;
+    held = 0;
   }
 }
 

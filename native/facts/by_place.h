@@ -80,11 +80,13 @@ static Span span_of(const Distances<V>& at, int64_t count) {
   Span q{0, 0}, k{at.k_at[0], at.k_at[0]};
   for (int64_t n = 0; n < V * W; ++n) {
     const int32_t x = at.relative[n / W][n % W];
-    q.least = x < q.least ? x : q.least, q.greatest = x > q.greatest ? x : q.greatest;
+    q.least = x < q.least ? x : q.least;
+    q.greatest = x > q.greatest ? x : q.greatest;
   }
   for (int64_t n = 1; n < count; ++n) {
     const int64_t x = at.k_at[n];
-    k.least = x < k.least ? x : k.least, k.greatest = x > k.greatest ? x : k.greatest;
+    k.least = x < k.least ? x : k.least;
+    k.greatest = x > k.greatest ? x : k.greatest;
   }
   return Span{at.base + q.least - k.greatest, at.base + q.greatest - k.least};
 }

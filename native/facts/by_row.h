@@ -25,7 +25,8 @@ struct RowFacts {
 template <int V>
 static void clear_rows(RowFacts<V>& f) {
   for (int v = 0; v < V; ++v) {
-    f.max[v] = f.threshold[v] = splat(-kInf), f.max_tile[v] = splat_int(-1);
+    f.max[v] = f.threshold[v] = splat(-kInf);
+    f.max_tile[v] = splat_int(-1);
     f.lesser_sum[v] = f.entropy_sum[v] = f.square_sum[v] = f.rest_sum[v] = vf{};
     f.has_nan[v] = f.visible[v] = f.ones[v] = vi{};
   }
@@ -56,7 +57,10 @@ REGARD_NOINLINE void weigh_tile(float* s, int64_t count, RowFacts<V>& f) {
       if (top) left += (vf)((vi)e & ~(score > least));
       if (later) store(place, e);
     }
-    f.ones[v] += ones, f.lesser_sum[v] += others, f.entropy_sum[v] -= lack, f.rest_sum[v] += left;
+    f.ones[v] += ones;
+    f.lesser_sum[v] += others;
+    f.entropy_sum[v] -= lack;
+    f.rest_sum[v] += left;
   }
 }
 

@@ -79,7 +79,9 @@ struct FactCall {
     d.places.within = take(a.bands * kQueries);
     d.w.k = memory;
     Place p = place_in_batch(c, head / c.heads);
-    p.h = head % c.heads, p.row = first(part), p.rows = first(part + 1) - p.row;
+    p.h = head % c.heads;
+    p.row = first(part);
+    p.rows = first(part + 1) - p.row;
     part_facts(a, d, sums(head, part), p);
   }
 };
@@ -164,9 +166,11 @@ int32_t compute_facts(const regard_fact_args& a, regard_parallel parallel) {
   void* memory = malloc((size_t)whole * sizeof(int64_t) + (size_t)real * sizeof(float) + 1);
   if (!memory) return 1;
   Sums& all = facts.all;
-  all.readers = (int64_t*)memory, all.reached = all.readers + readers,
+  all.readers = (int64_t*)memory;
+  all.reached = all.readers + readers;
   all.cells.queries = all.reached + facts.items() * a.levels;
-  all.received = (float*)(all.cells.queries + cells), all.most = all.received + received,
+  all.received = (float*)(all.cells.queries + cells);
+  all.most = all.received + received;
   all.cells.to = all.most + most;
   int32_t failed = share(facts, facts.items(), c.threads, parallel);
   if (!failed) failed = share(Join{facts}, facts.heads, c.threads, parallel);

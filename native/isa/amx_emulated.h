@@ -47,7 +47,10 @@ struct Isa : PlainIsa<Isa>, MatrixUnit<Isa> {
   REGARD_INLINE vf cut_row(vf first, vf second) {
     const vu a = (vu)first, b = (vu)second;
     uint16_t row[2 * W];
-    for (int n = 0; n < W; ++n) row[n] = (uint16_t)(a[n] >> 16), row[W + n] = (uint16_t)(b[n] >> 16);
+    for (int n = 0; n < W; ++n) {
+      row[n] = (uint16_t)(a[n] >> 16);
+      row[W + n] = (uint16_t)(b[n] >> 16);
+    }
     vf both;
     __builtin_memcpy(&both, row, sizeof both);
     return both;

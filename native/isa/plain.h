@@ -61,10 +61,14 @@ struct PlainIsa {
     // four at a time, written out: the compiler declines to unroll this loop, and its end is mispredicted the less
     int64_t k = count;
     for (; k >= 4; k -= 4, b += 4 * ldb) {
-      multiply_column<Elements, M, V>(acc, a, rs, b), a += cs;
-      multiply_column<Elements, M, V>(acc, a, rs, b + ldb), a += cs;
-      multiply_column<Elements, M, V>(acc, a, rs, b + 2 * ldb), a += cs;
-      multiply_column<Elements, M, V>(acc, a, rs, b + 3 * ldb), a += cs;
+      multiply_column<Elements, M, V>(acc, a, rs, b);
+      a += cs;
+      multiply_column<Elements, M, V>(acc, a, rs, b + ldb);
+      a += cs;
+      multiply_column<Elements, M, V>(acc, a, rs, b + 2 * ldb);
+      a += cs;
+      multiply_column<Elements, M, V>(acc, a, rs, b + 3 * ldb);
+      a += cs;
     }
     for (; k; --k, a += cs, b += ldb) multiply_column<Elements, M, V>(acc, a, rs, b);
   }

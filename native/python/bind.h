@@ -17,9 +17,12 @@ static bool read_span(PyObject* tuple, Span& span) {
   PyObject* const first = q && k ? PyTuple_GetItem(q, 0) : nullptr;
   if (!first) return false;
   span.queries = PyLong_AsLongLong(PyTuple_GetItem(q, 1));
-  span.k_first = PyLong_AsLongLong(PyTuple_GetItem(k, 0)), span.keys = PyLong_AsLongLong(PyTuple_GetItem(k, 1));
-  if (has_type(first, py.tuple)) span.q_first = span.k_first, span.shifts.own(packed(first, span.k_first));
-  else span.q_first = PyLong_AsLongLong(first);
+  span.k_first = PyLong_AsLongLong(PyTuple_GetItem(k, 0));
+  span.keys = PyLong_AsLongLong(PyTuple_GetItem(k, 1));
+  if (has_type(first, py.tuple)) {
+    span.q_first = span.k_first;
+    span.shifts.own(packed(first, span.k_first));
+  } else span.q_first = PyLong_AsLongLong(first);
   return !PyErr_Occurred();
 }
 
@@ -34,8 +37,10 @@ static bool set_positions(const regard_plan& plan, regard_call& c, const Span& s
     if (each[n] <= -most || each[n] >= most) return false;
   if (shifts && (plan.axes < 4 || (count != 1 && count != c.batch[kAxis]))) return false;
   if (!plan.bounded) return true;
-  c.first = offset - plan.before, c.last = offset + plan.after + 1;
-  c.shifts = shifts ? each : nullptr, c.shifts_batch[kAxis] = count > 1;
+  c.first = offset - plan.before;
+  c.last = offset + plan.after + 1;
+  c.shifts = shifts ? each : nullptr;
+  c.shifts_batch[kAxis] = count > 1;
   return true;
 }
 
@@ -66,7 +71,8 @@ static bool set_pages(regard_call& c, const DLTensor& pages, const DLTensor& tab
   if (table.strides[1] != 1 || table.shape[1] * pages.shape[2] < c.nk) return false;
   c.block_table = (const int32_t*)address(table);
   c.block_table_batch[REGARD_BATCH_AXES - 1] = table.strides[0];
-  c.page_size = pages.shape[2], c.pages = pages.shape[0];
+  c.page_size = pages.shape[2];
+  c.pages = pages.shape[0];
   return true;
 }
 
@@ -98,7 +104,8 @@ static PyObject* bind(const regard_plan& plan, regard_call& c, PyObject* const* 
   regard_tensor* const scales[2] = {&c.k_scales, &c.v_scales};
   for (int n = 0; n < 2 && given.int8; ++n)
     if (!as_operand(given.scales[n], plan.axes, *scales[n])) return nullptr;
-  c.nq = nq, c.nk = nk;
+  c.nq = nq;
+  c.nk = nk;
   if (given.paged && !set_pages(c, given.x[1], given.table)) return nullptr;
   if (span) {
     if (span->queries != nq || span->keys != nk || !set_positions(plan, c, *span, kMost - nq - nk)) return nullptr;

@@ -85,7 +85,8 @@ PyObject* bind_call(PyObject*, PyObject* const* given, Py_ssize_t count) {
   regard_call& call = *(regard_call*)PyLong_AsVoidPtr(given[1]);
   const bool placed = given[5] != kNone, counted = !placed || PyTuple_Size(given[5]) > 0;
   Span span{0, tensors.nq, 0, tensors.nk};
-  if (placed ? counted && !read_span(given[5], span) : tensors.nq != tensors.nk && plan.positional) return return_none();
+  if (placed ? counted && !read_span(given[5], span) : tensors.nq != tensors.nk && plan.positional)
+    return return_none();
   Ref out{bind(plan, call, given + 2, tensors, counted ? &span : nullptr)};
   if (!out) return PyErr_Occurred() ? nullptr : return_none();
   return out.release();
@@ -212,7 +213,9 @@ PyObject* remember(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   for (int n = 0; n < 2; ++n)
     if (parts[n]) Py_IncRef(parts[n]);
   strncpy(one.isa, isa_named(), sizeof(one.isa) - 1);  // the rest is 0
-  one.q.take(given.tensors.x[0]), one.k.take(given.tensors.x[1]), one.v.take(given.tensors.x[2]);
+  one.q.take(given.tensors.x[0]);
+  one.k.take(given.tensors.x[1]);
+  one.v.take(given.tensors.x[2]);
   replace(known[remembered++ % kMost], one);
   return return_none();
 }

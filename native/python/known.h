@@ -16,7 +16,8 @@ struct Layout {
   int64_t sizes[kAxes];
 
   void take(const DLTensor& t) {
-    dtype = t.dtype, axes = t.ndim;
+    dtype = t.dtype;
+    axes = t.ndim;
     for (int n = 0; n < axes; ++n) sizes[n] = t.shape[n];
   }
   bool holds(const DLTensor& t, bool paged) const {
@@ -92,7 +93,8 @@ static const Known* find(const CallObjects& given, Leaves& leaves) {
     if ((one.needs & 7) != needs || one.placed != given.placed || one.paged != t.paged || one.int8 != t.int8) continue;
     if (strcmp(one.isa, isa) != 0) continue;
     if (!one.q.holds(t.x[0], false) || !one.k.holds(t.x[1], one.paged) || !one.v.holds(t.x[2], one.paged)) continue;
-    leaves.count = 0, leaves.reads_numbers = !one.needs;  // autograd saves tensors
+    leaves.count = 0;
+    leaves.reads_numbers = !one.needs;  // autograd saves tensors
     const bool same =
         (given.score == one.score || has_outline(given.score, PyTuple_GetItem(one.outlines, 0), leaves)) &&
         (given.mask == one.mask || has_outline(given.mask, PyTuple_GetItem(one.outlines, 1), leaves)) &&

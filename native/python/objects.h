@@ -123,8 +123,11 @@ static bool as_operand(const DLTensor& t, int64_t axes, regard_tensor& operand) 
   }
   operand.data = address(t);
   for (int n = 0; n < REGARD_BATCH_AXES; ++n) operand.batch[n] = steps[n];
-  operand.head = steps[kAxes - 3], operand.row = steps[kAxes - 2], operand.col = steps[kAxes - 1];
-  operand.size = empty(t) ? 0 : last + 1, operand.dtype = dtype_of(t.dtype);
+  operand.head = steps[kAxes - 3];
+  operand.row = steps[kAxes - 2];
+  operand.col = steps[kAxes - 1];
+  operand.size = empty(t) ? 0 : last + 1;
+  operand.dtype = dtype_of(t.dtype);
   return true;
 }
 

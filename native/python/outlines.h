@@ -35,8 +35,13 @@ struct Leaves {
     if (PyTuple_GetItem(outline, 0) != py.int64 || PyTuple_Size(PyTuple_GetItem(outline, 1)) != 1) return false;
     if (PyLong_AsLongLong(PyTuple_GetItem(PyTuple_GetItem(outline, 1), 0)) != PyTuple_Size(numbers)) return false;
     bytes_[count].own(packed(numbers, 0));
-    if (!bytes_[count]) return PyErr_Clear(), false;  // too large a number
-    objects[count] = nullptr, tensors[count] = DLTensor{}, tensors[count].data = PyBytes_AsString(bytes_[count].get());
+    if (!bytes_[count]) {
+      PyErr_Clear();
+      return false;
+    }  // too large a number
+    objects[count] = nullptr;
+    tensors[count] = DLTensor{};
+    tensors[count].data = PyBytes_AsString(bytes_[count].get());
     ++count;
     return true;
   }

@@ -67,8 +67,10 @@ static bool copy_to_pages(const Sequences& to, const NewRows (&given)[2]) {
   if (!to.each_new_row(n, k.pool, [](int64_t, int64_t, int64_t page, int64_t) { return page >= 0; })) return false;
   for (const NewRows& x : given)
     if (!empty(x.rows))  // such tensors may have no address
-      to.each_new_row(n, x.pool,
-                      [&x](int64_t b, int64_t i, int64_t page, int64_t row) { return x.copy(b, i, page, row), true; });
+      to.each_new_row(n, x.pool, [&x](int64_t b, int64_t i, int64_t page, int64_t row) {
+        x.copy(b, i, page, row);
+        return true;
+      });
   return true;
 }
 

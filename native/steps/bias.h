@@ -99,7 +99,8 @@ struct Bias : Modifier {
       vf sum = vf{};
       for (int v = 0; v < V; ++v) {
         const vf g = load(ds + n * kQueries + v * W);
-        sum += g, by_query[v] += g;
+        sum += g;
+        by_query[v] += g;
       }
       for (int m = 0; m < W && x.row == 0; ++m) bias[n * x.col] += sum[m];
     }

@@ -15,12 +15,14 @@ struct DocumentRange {
   uint64_t signature = 0;
 
   void add(int64_t number) {
-    least = number < least ? number : least, most = number > most ? number : most;
+    least = number < least ? number : least;
+    most = number > most ? number : most;
     signature |= (uint64_t)1 << ((uint64_t)number * 0x9E3779B97F4A7C15u >> 58);
   }
 
   void add(const DocumentRange& other) {
-    least = other.least < least ? other.least : least, most = other.most > most ? other.most : most;
+    least = other.least < least ? other.least : least;
+    most = other.most > most ? other.most : most;
     signature |= other.signature;
   }
 

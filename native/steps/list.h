@@ -25,13 +25,17 @@ struct GradientSharing {
   static GradientSharing of(const regard_tensor& t) {
     GradientSharing found{};
     for (int n = 0; n < REGARD_BATCH_AXES; ++n) found.batch[n] = t.batch[n] == 0;
-    found.heads = t.head == 0, found.queries = t.row == 0, found.keys = t.col == 0;
+    found.heads = t.head == 0;
+    found.queries = t.row == 0;
+    found.keys = t.col == 0;
     return found;
   }
 
   void operator|=(const GradientSharing& other) {
     for (int n = 0; n < REGARD_BATCH_AXES; ++n) batch[n] |= other.batch[n];
-    heads |= other.heads, queries |= other.queries, keys |= other.keys;
+    heads |= other.heads;
+    queries |= other.queries;
+    keys |= other.keys;
   }
 };
 
@@ -190,7 +194,10 @@ struct ModifierList {
   template <class One, class F>
   static bool call_simple(const regard_call& c, const F& f) {
     if constexpr (One::simple)
-      if (One::used(c)) return f(One{}), true;
+      if (One::used(c)) {
+        f(One{});
+        return true;
+      }
     return false;
   }
 

@@ -70,7 +70,10 @@ struct LogDistance : Modifier {
           by_rate -= ds * (weight * distance[v] / (splat(1.0f) + x));
         }
       }
-      for (int n = 0; n < W; ++n) sum[0] += by_weight[n], sum[1] += by_rate[n];
+      for (int n = 0; n < W; ++n) {
+        sum[0] += by_weight[n];
+        sum[1] += by_rate[n];
+      }
     }
   }
 

@@ -33,7 +33,8 @@ struct Program : Modifier, ProgramGradients {
 
   template <int V>
   static void begin(Block<V>& b, float* scratch) {
-    b.slots = (Slots*)(((uintptr_t)scratch + 15) / 16 * 16), b.memory = scratch + kSlotsSize;
+    b.slots = (Slots*)(((uintptr_t)scratch + 15) / 16 * 16);
+    b.memory = scratch + kSlotsSize;
   }
 
   // Places the slots, and runs what keys share: for each tile, since the blocks of an item share scratch.
@@ -95,7 +96,8 @@ struct Program : Modifier, ProgramGradients {
           [&](const Instruction& x) { Interpreter::load_operand<V>(b.c, b.p, *b.slots, x, t.j + j, keys); },
           [&](int64_t n, int v, vf y) { store(row + n * kQueries + v * W, y); },
           [&](const Instruction& x) {
-            keep(next += kTileSize, x.a), next += kTileSize;
+            keep(next += kTileSize, x.a);
+            next += kTileSize;
             if (x.op == REGARD_DO_GATHER_GRADIENT) keep(next, x.b);
           },
           [&](int64_t n, int v, vf y) { store(place + n * kQueries + v * W, y); });

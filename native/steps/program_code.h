@@ -69,8 +69,10 @@ struct ProgramCode {
     if (!c.program_code) return REGARD_DONE;
     if (!right_instructions(c, begin_of(c), end_of(c))) return REGARD_BAD_ARGUMENT;
     int results = 0, derivatives = 0;
-    for (const Instruction* x = begin_of(c); x < end_of(c); ++x)
-      results += x->op == REGARD_DO_RESULT, derivatives += x->op == REGARD_DO_DERIVATIVE;
+    for (const Instruction* x = begin_of(c); x < end_of(c); ++x) {
+      results += x->op == REGARD_DO_RESULT;
+      derivatives += x->op == REGARD_DO_DERIVATIVE;
+    }
     const bool closed = c.program_count > 0 && end_of(c)[-1].op == REGARD_DO_DERIVATIVE;
     return closed && results == 1 && derivatives == 1 ? REGARD_DONE : REGARD_BAD_ARGUMENT;
   }

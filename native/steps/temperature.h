@@ -33,7 +33,8 @@ struct Temperature : Modifier {
 
   REGARD_INLINE void apply(const RowKeys& x, vf& s, vf& derivative) {
     const vf factor = splat(inverse(x.f.c, x.row.h));
-    s *= factor, derivative *= factor;
+    s *= factor;
+    derivative *= factor;
   }
 
   static constexpr bool simple = true;
