@@ -273,7 +273,7 @@ rg.nn.RotaryEmbedding  # it is Rotary(width).
 TORCHS = """
 ct.scaled_dot_product_attention(q, q, q, attn_mask=rg.Causal())  # attn_mask is a Causal; expected a tensor: call regard.attention(q, k, v, mask=Causal()).
 ct.scaled_dot_product_attention(q, q, q, attn_mask=bool_mask, is_causal=True)  # attn_mask and is_causal are both given; pass the one mask that has both.
-ct.flex_attention(q, q, q, mask_mod)  # <lambda>() takes 4 positional arguments but 5 were given
+ct.flex_attention(q, q, q, mask_mod)  # score_mod cannot be called as fn(score, b, h, i, j): too many positional arguments.
 ct.flex_attention(q, q, q, block_mask=rg.Causal())  # block_mask is a Causal; call regard.attention(q, k, v, mask=...), which takes it.
 ct.flex_attention(q, q, q, score_mod=rg.SoftCap(5))  # score_mod is a SoftCap; call regard.attention(q, k, v, score=...), which takes it.
 """  # noqa: E501

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -12,14 +12,13 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from regard.core.tracing import plain
 from regard.core.value import number_key
 
 NUMBERS = (int, float, bool, str, type(None), torch.dtype)
 _SETTLED = frozenset(("builtins", "math", "regard", "torch", "typing"))  # packages in which nobody changes a number
 _DEEPEST = 8  # functions that read functions
-_MOST_BYTES = 1 << 16  # of a tensor whose numbers are part of a key
 _IN_EVERY_MODULE = ("__builtins__", "__name__", "__package__")
+Content = Callable[[Tensor], Hashable] | None
 _settled_functions: WeakSet[FunctionType] = WeakSet()
 
 
@@ -27,10 +26,10 @@ class Unknown(Exception):
     """A function reads what no key can hold."""
 
 
-def function_key(function: FunctionType, content: bool = False, depth: int = 0) -> Hashable:
+def function_key(function: FunctionType, content: Content = None, depth: int = 0) -> Hashable:
     """The code of a function and all that it reads: what is kept for a key serves every function that has it.
 
-    content: tensors are known by their numbers, where they are few; else they are Unknown. Raises Unknown.
+    content: the key of a tensor; without it, one that reads tensors is Unknown. Raises Unknown.
 
     >>> def scaled(factor):
     ...     return lambda s: s * factor
@@ -123,7 +122,7 @@ def _is_settled(x: Any) -> bool:
     return (name or "builtins").partition(".")[0] in _SETTLED
 
 
-def _key_of(x: Any, content: bool, depth: int) -> Hashable:
+def _key_of(x: Any, content: Content, depth: int) -> Hashable:
     if isinstance(x, NUMBERS):
         return number_key(x)
     if type(x) is tuple:
@@ -132,8 +131,8 @@ def _key_of(x: Any, content: bool, depth: int) -> Hashable:
         return id(x)
     if isinstance(x, FunctionType):
         return function_key(x, content, depth + 1)
-    if content and isinstance(x, Tensor):
-        return _content(x)
+    if content is not None and isinstance(x, Tensor):
+        return content(x)
     raise Unknown
 
 
@@ -144,13 +143,6 @@ def _copy_of(x: Any, depth: int) -> Any:
         return x
     if isinstance(x, FunctionType):
         return frozen(x, depth + 1)
-    if isinstance(x, Tensor) and plain(x):
+    if isinstance(x, Tensor):
         return x.detach().clone(memory_format=torch.contiguous_format)
     raise Unknown
-
-
-def _content(t: Tensor) -> Hashable:
-    """A tensor by its numbers. Raises Unknown where they are many, or cannot be read, or have a gradient."""
-    if t.requires_grad or not plain(t) or t.is_complex() or t.nbytes > _MOST_BYTES:
-        raise Unknown
-    return t.dtype, t.shape, t.contiguous().view(-1).view(torch.uint8).numpy().tobytes()

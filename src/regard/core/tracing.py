@@ -107,17 +107,6 @@ wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_ten
 unwrapped_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead  # pyright: ignore
 
 
-def plain(t: Tensor) -> bool:
-    """Whether the kernels can read a tensor where it lies. A subclass may hold its numbers elsewhere, or none."""
-    if type(t) not in _PLAIN or not t.is_cpu or t.layout is not _STRIDED:
-        return False
-    return not (t.is_neg() or t._is_zerotensor() or wrapped(t))
-
-
-_PLAIN = frozenset({Tensor, torch.nn.Parameter})
-_STRIDED = torch.strided
-
-
 def finite(*tensors: Tensor) -> bool:
     """Whether every element is known to be finite. False where nobody may look."""
     return not data_unavailable(*tensors) and all(_finite(t.detach()) for t in tensors)

@@ -23,10 +23,21 @@ from regard.core.functions import Unknown, settled
 from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 from regard.core.positions import Positions
-from regard.core.tracing import functorch, plain, watched
+from regard.core.tracing import functorch, watched, wrapped
 from regard.core.value import Value, names, number_key
 from regard.masks.algebra import Mask
 from regard.scores.algebra import Score
+
+
+def plain(t: Tensor) -> bool:
+    """Whether the kernels can read a tensor where it lies. A subclass may hold its numbers elsewhere, or none."""
+    if type(t) not in _PLAIN or not t.is_cpu or t.layout is not _STRIDED:
+        return False
+    return not (t.is_neg() or t._is_zerotensor() or wrapped(t))
+
+
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
+_STRIDED = torch.strided
 
 
 class Open(Exception):

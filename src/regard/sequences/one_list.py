@@ -20,7 +20,7 @@ from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 from regard.runtime.binding import BoundCall
 from regard.runtime.dispatch import READ_IN_PLACE, Explanation, choose
-from regard.runtime.outline import Open, outline
+from regard.runtime.outline import Open, outline, plain
 from regard.scores.algebra import Score
 from regard.sequences.ragged_call import RaggedCall
 
@@ -70,7 +70,7 @@ def _watched(call: RaggedCall, score: Score, sink: Any) -> bool:
     """Whether somebody between the caller and the kernels asks for more than the output."""
     if torch.compiler.is_compiling() or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
         return True
-    if any(guard() for guard in tracing.GUARDS) or not all(map(tracing.plain, (call.queries, *_parts(call.k, call.v)))):
+    if any(guard() for guard in tracing.GUARDS) or not all(map(plain, (call.queries, *_parts(call.k, call.v)))):
         return True
     tensors = call.queries, call.k, call.v, *score.tensors(), *((sink,) if isinstance(sink, Tensor) else ())
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)

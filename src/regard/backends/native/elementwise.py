@@ -17,7 +17,7 @@ from regard.backends.native.bind import bind
 from regard.backends.native.c_structs import Struct
 from regard.backends.native.families import KernelFamily
 from regard.backends.native.ffi import DTYPE_CODES
-from regard.backends.native.launch import Kept, threads
+from regard.backends.native.launch import KernelResults, threads
 from regard.backends.native.programs.features import program_of_features, why_no_program_of_features
 from regard.backends.native.programs.lower import Program
 from regard.call.problem import Problem
@@ -47,20 +47,20 @@ class ElementwiseKernels(KernelFamily):
         return why_no_program_of_features(problem, needs[3:known])
 
     def backward(
-        self, problem: Problem, args: KernelArgs, kept: Kept, cotangents: Result, needs: tuple[bool, ...]
+        self, problem: Problem, args: KernelArgs, saved: KernelResults, cotangents: Result, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         tensors, inputs = problem.tensors(), problem.similarity.tensors()
         known = 3 + len(inputs)
         program = program_of_features(problem, needs[3:known])
         struct = partial(_arguments, problem, program)
         shape = len(program.operands), problem.frame.heads, problem.q.shape[-1]
-        *found, sums = additive_gradients(problem, args, kept, cotangents, struct, shape)
+        *found, sums = additive_gradients(problem, args, saved, cotangents, struct, shape)
         by_operand = {n: _total(sums[n], t) for n, t in program.learned.items()}
         learned = iter(program.gradients(by_operand))
         found += [next(learned).reshape(t.shape) if need else None for t, need in zip(inputs, needs[3:], strict=False)]
         found += [None for _ in tensors[known:]]
         if problem.sink is not None and needs[-1]:
-            found[-1] = gradient_of_sink(problem.sink, kept, cotangents)
+            found[-1] = gradient_of_sink(problem.sink, saved, cotangents)
         given = zip(found, tensors, needs, strict=True)
         return tuple(g.to(t.dtype) if need and g is not None else None for g, t, need in given)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from threading import Lock
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -17,12 +17,13 @@ from regard.core.functions import Unknown, frozen, function_key, settle
 from regard.core.value import number_key
 from regard.core.wrong_calls import check_parameters
 from regard.masks.algebra import Everything, Mask
-from regard.runtime.outline import transformed
+from regard.runtime.outline import plain, transformed
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 
 Mod = Callable[..., Tensor]
 _MOST, _MOST_BYTES = 256, 1 << 25  # translations that are kept, and their tensors
+_MOST_OF_A_TENSOR = 1 << 16  # bytes that are part of a key
 _kept: dict[Any, Translation] = {}
 _functions: dict[Any, FunctionType] = {}  # copies of functions, by what these read
 _changing = Lock()
@@ -77,16 +78,23 @@ def _copy_of(fn: Mod | None) -> FunctionType | None:
         return None
     if type(fn) is not FunctionType:
         raise Unknown
-    found = _functions.get(function_key(fn, content=True))
+    found = _functions.get(function_key(fn, content=_content))
     if found is None:
         made = frozen(fn)
-        key = function_key(made, content=True)  # another thread may have changed what fn reads
+        key = function_key(made, content=_content)  # another thread may have changed what fn reads
         with _changing:
             if len(_functions) >= _MOST:
                 _functions.clear()
             found = _functions.setdefault(key, made)
             settle(found)
     return found
+
+
+def _content(t: Tensor) -> Hashable:
+    """A tensor by its numbers. Raises Unknown where they are many, or cannot be read, or have a gradient."""
+    if t.requires_grad or not plain(t) or t.is_complex() or t.nbytes > _MOST_OF_A_TENSOR:
+        raise Unknown
+    return t.dtype, t.shape, t.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _translated(score_mod: Mod | None, mask_mod: Mod | None, scale: float, sizes: Sizes) -> Translation:

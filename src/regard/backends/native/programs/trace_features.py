@@ -17,7 +17,7 @@ def trace_features(similarity: Elementwise, frame: Frame) -> Graph:
     heads, _, _, width = frame.shape
     recorder = Recorder(4)
     q, k = (
-        recorder.keep(name, (), "s", torch.zeros(heads, *pairs, width, device="cpu"))
+        recorder.keep(name, (), "s", torch.zeros(heads, *pairs, width, dtype=torch.float32, device="cpu"))
         for name, pairs in (("query", (2, 1)), ("key", (1, 3)))
     )
     tensors = [
