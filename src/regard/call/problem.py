@@ -156,7 +156,7 @@ def _shielded(score: Pipeline, q: Tensor, k: Tensor, at: Region) -> Tensor:
     pair that is visible, and whose gradient is NaN, passes NaN on.
     """
     fine = q.isfinite().all(-1)[..., :, None] & k.isfinite().all(-1)[..., None, :]
-    large = torch.finfo(q.dtype).max ** 0.5
+    large = torch.finfo(q.dtype).max ** 0.25  # a product of two of them is finite
     clean = evaluate(score, q.nan_to_num(0.0, large, -large), k.nan_to_num(0.0, large, -large), at)
     raw = evaluate(score, q.detach(), k.detach(), at).detach()
     return torch.where(fine, clean, clean + (raw - clean.detach()))
