@@ -88,11 +88,16 @@ class Elementwise(Similarity):
         return None
 
     def compare(self, q: Tensor, k: Tensor, at: Region) -> Tensor:
-        shape = _scores_shape(q, k)
-        total = q.new_zeros(shape)
-        for part in _parts(shape, q.shape[-1]):
-            total = total + self._terms(q, k, self._aligned(q.dtype), part).sum(-1)
-        return total
+        shape, tensors = _scores_shape(q, k), self._aligned(q.dtype)
+        parts, total = _parts(shape, q.shape[-1]), q.new_zeros(shape)
+        for part in parts:
+            total = total + self._terms(q, k, tensors, part).sum(-1)
+        if not (total.requires_grad and finite(q, k)) or finite(total):
+            return total
+        # scores overflow: where the pair is hidden, 0 times its derivative would be NaN
+        some = total.isfinite()
+        rest = sum((self._some((q, k, *tensors), part, some) for part in parts), q.new_zeros(shape))
+        return torch.where(some, rest, total.detach())
 
     def quick(self, q: Tensor, k: Tensor, at: Region) -> tuple[Tensor, Pull] | None:
         if not finite(q, k):
@@ -105,15 +110,27 @@ class Elementwise(Similarity):
             for part in _parts(s.shape, q.shape[-1]):
                 with torch.enable_grad():
                     terms = self._terms(given[0], given[1], given[2:], part).sum(-1)
-                if terms.requires_grad:
+                if not terms.requires_grad:
+                    continue
+                found = cast("tuple[Tensor | None, ...]", torch.autograd.grad(terms, given, g, allow_unused=True))
+                if not finite(*(x for x in found if x is not None)):
+                    with torch.enable_grad():  # 0 times an infinite derivative is NaN
+                        terms = self._some(given, part, g != 0)
                     found = torch.autograd.grad(terms, given, g, allow_unused=True)
-                    for to, x in zip(sums, cast("tuple[Tensor | None, ...]", found), strict=True):
-                        if x is not None:
-                            to += x
+                for to, x in zip(sums, found, strict=True):
+                    if x is not None:
+                        to += x
             shapes = (x.shape for x in self.inputs)
             return sums[0], sums[1], *(x.reshape(shape) for x, shape in zip(sums[2:], shapes, strict=True))
 
         return s, pull
+
+    def _some(self, given: Sequence[Tensor], part: slice, some: Tensor) -> Tensor:
+        """What some of the features add to the scores of some pairs; anything, without a derivative, to the others."""
+        q, k = given[0][..., :, None, part], given[1][..., None, :, part]
+        q, k = torch.where(some[..., None], q, 1.5), torch.where(some[..., None], k, 0.75)  # few functions have a pole
+        tensors = [t if not t.dim() or t.shape[-1] == 1 else t[..., part] for t in given[2:]]
+        return self.fn(q, k, *tensors).expand(q.shape).sum(-1)
 
     @staticmethod
     def aligned(tensors: Sequence[Tensor]) -> list[Tensor]:
