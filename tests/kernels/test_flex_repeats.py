@@ -16,6 +16,7 @@ from torch.nn.attention.flex_attention import and_masks, create_block_mask
 from needed import needs_kernels
 from regard.compat.torch import flex_attention, translations
 from regard.core.errors import Unsupported
+from regard.core.functions import Unknown, function_key
 from regard.runtime import plan_cache
 
 pytestmark = needs_kernels
@@ -121,6 +122,12 @@ def test_a_kept_translation_reads_none_of_the_callers_tensors() -> None:
         table.mul_(7)
         compare(of(before))
         compare(of(table))
+
+
+def test_a_method_of_a_tensor_is_not_known_by_identity() -> None:
+    read = TABLE.clone().take
+    with pytest.raises(Unknown):
+        function_key(lambda s, b, h, i, j: s + read(h))
 
 
 def test_tensors_of_many_numbers() -> None:

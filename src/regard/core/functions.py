@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 from collections.abc import Callable, Hashable
 from functools import lru_cache
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType, NoneType
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -118,6 +118,8 @@ def _is_settled(x: Any) -> bool:
         return not x.__closure__ and str(x.__globals__.get("__name__")).partition(".")[0] in _SETTLED
     if not isinstance(x, (ModuleType, type, BuiltinFunctionType)):
         return False
+    if not isinstance(getattr(x, "__self__", None), (ModuleType, type, NoneType)):
+        return False  # a method of a tensor or a list, which may change
     name = x.__name__ if isinstance(x, ModuleType) else x.__module__
     return (name or "builtins").partition(".")[0] in _SETTLED
 
