@@ -17,7 +17,10 @@ struct Isa : Avx512Isa<Isa> {
     __m512i order;
     {
       alignas(64) uint16_t index[32];
-      for (int n = 0; n < 16; ++n) index[2 * n] = (uint16_t)n, index[2 * n + 1] = (uint16_t)(16 + n);
+      for (int n = 0; n < 16; ++n) {
+        index[2 * n] = (uint16_t)n;
+        index[2 * n + 1] = (uint16_t)(16 + n);
+      }
       order = _mm512_load_si512(index);
     }
     return (vf)_mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));

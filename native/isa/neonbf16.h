@@ -58,9 +58,11 @@ struct Isa : NeonIsa<Isa> {
 #pragma GCC unroll 32
       for (int i = 0; i < M; i += 2) {
         const vf row = load_pairs(a + i * rs), next = load_pairs(a + (i + 1) * rs);
-        left[0][i / 2] = low_halves(row, next), left[1][i / 2] = high_halves(row, next);
+        left[0][i / 2] = low_halves(row, next);
+        left[1][i / 2] = high_halves(row, next);
       }
-      add_blocks(acc, left[0], b, ldb), add_blocks(acc, left[1], b + 2 * ldb, ldb);
+      add_blocks(acc, left[0], b, ldb);
+      add_blocks(acc, left[1], b + 2 * ldb, ldb);
     }
     if constexpr (M % 4 == 0)
       for (; rs == 1 && count; count -= 2, a += 2 * cs, b += 2 * ldb) {
