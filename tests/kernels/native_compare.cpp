@@ -69,7 +69,10 @@ double difference(const Buffer& a, const Buffer& b, double rounding) {
   for (int64_t n = 0; n < a.count; ++n) {
     const double x = real(a, n), y = real(b, n);
     if (isnan(x) != isnan(y) || (isinf(x) || isinf(y) ? x != y : false)) return INFINITY;
-    if (isfinite(x)) largest = fmax(largest, fabs(x)), worst = fmax(worst, fabs(x - y));
+    if (isfinite(x)) {
+      largest = fmax(largest, fabs(x));
+      worst = fmax(worst, fabs(x - y));
+    }
   }
   const double half = a.kind == kBF16 ? 0x1p-7 : a.kind == kF16 ? 0x1p-10 : 0;
   return worst == 0 ? 0 : worst / (largest * (kUnits * kUnit + half) + rounding * fmax(largest, 1));
@@ -78,17 +81,26 @@ double difference(const Buffer& a, const Buffer& b, double rounding) {
 }  // namespace
 
 int main(int count, char** words) {
-  if (count < 5) return printf("expected two paths, a number of calls and a seed\n"), 2;
+  if (count < 5) {
+    printf("expected two paths, a number of calls and a seed\n");
+    return 2;
+  }
   void* objects[2];
   int64_t queries[2];
   for (int n = 0; n < 2; ++n) {
-    if (!(objects[n] = object = dlopen(words[1 + n], RTLD_NOW | RTLD_LOCAL))) return printf("%s\n", dlerror()), 2;
+    if (!(objects[n] = object = dlopen(words[1 + n], RTLD_NOW | RTLD_LOCAL))) {
+      printf("%s\n", dlerror());
+      return 2;
+    }
     queries[n] = regard_queries();
     printf("%s: runs", words[1 + n]);
     for (int64_t m = 0; const char* name = call<const char*>("regard_runnable", m); ++m) printf(" %s", name);
     printf("\n");
   }
-  if (queries[0] != queries[1]) return printf("blocks of %d and %d queries\n", (int)queries[0], (int)queries[1]), 2;
+  if (queries[0] != queries[1]) {
+    printf("blocks of %d and %d queries\n", (int)queries[0], (int)queries[1]);
+    return 2;
+  }
   const long long calls = atoll(words[3]), seed = atoll(words[4]);
   const bool pairs = count > 5 && strcmp(words[5], "pairs") == 0;
   const bool others = count > 5 && strcmp(words[5], "without bfloat16") == 0;
@@ -107,15 +119,20 @@ int main(int count, char** words) {
       const int32_t one = a.run(entry, nullptr);
       object = objects[1];
       const int32_t other = b.run(entry, nullptr);
-      if (one || other)
-        return printf("call %lld of seed %lld: %s returned %d and %d\n", n, seed, kEntries[entry], one, other), 1;
+      if (one || other) {
+        printf("call %lld of seed %lld: %s returned %d and %d\n", n, seed, kEntries[entry], one, other);
+        return 1;
+      }
       for (size_t m = 0; m < a.memory.size(); ++m) {
         const double found = difference(a.memory[m], b.memory[m], rounding);
-        if (!(found <= 1))
-          return printf("call %lld of seed %lld: %s differs in buffer %d by %g of what is allowed\n", n, seed,
-                        kEntries[entry], (int)m, found),
-                 1;
-        ++compared[entry], different[entry] += found > 0, worst = fmax(worst, found);
+        if (!(found <= 1)) {
+          printf("call %lld of seed %lld: %s differs in buffer %d by %g of what is allowed\n", n, seed, kEntries[entry],
+                 (int)m, found);
+          return 1;
+        }
+        ++compared[entry];
+        different[entry] += found > 0;
+        worst = fmax(worst, found);
       }
     }
   }

@@ -318,7 +318,10 @@ bool run_wrong(Case& x, Entry entry, const Wrong& wrong, int32_t& code) {
   const auto f = x.f;
   const bool applies = wrong.apply(x, entry);
   if (applies) code = x.run(entry, nullptr);
-  memcpy(&x.c, &c, sizeof c), memcpy(&x.g, &g, sizeof g), memcpy(&x.x, &a, sizeof a), memcpy(&x.f, &f, sizeof f);
+  memcpy(&x.c, &c, sizeof c);
+  memcpy(&x.g, &g, sizeof g);
+  memcpy(&x.x, &a, sizeof a);
+  memcpy(&x.f, &f, sizeof f);
   for (auto change = x.touched.rbegin(); change != x.touched.rend(); ++change) *change->first = change->second;
   x.touched.clear();
   return applies;
@@ -338,12 +341,18 @@ bool write_pages(Random& r) {
         REGARD_OTHER};
   };
   regard_page_write w{batch, heads, n, dk, dv, element};
-  w.k = tensor(batch, n, dk), w.v = tensor(batch, n, dv), w.k_pages = tensor(pages, page_size, dk),
+  w.k = tensor(batch, n, dk);
+  w.v = tensor(batch, n, dv);
+  w.k_pages = tensor(pages, page_size, dk);
   w.v_pages = tensor(pages, page_size, dv);
   std::vector<int32_t> table((size_t)(batch * room), -1);
   std::vector<int64_t> lengths((size_t)batch), offsets((size_t)batch + 1);
   for (int64_t b = 0; b < batch; ++b) offsets[(size_t)b + 1] = b + 1 == batch ? n : r.between(offsets[(size_t)b], n);
-  if (r.chance(2)) w.offsets = offsets.data(), w.k = tensor(1, n, dk), w.v = tensor(1, n, dv);
+  if (r.chance(2)) {
+    w.offsets = offsets.data();
+    w.k = tensor(1, n, dk);
+    w.v = tensor(1, n, dv);
+  }
   bool fits = true;
   for (int64_t b = 0; b < batch; ++b) {
     const int64_t rows = w.offsets ? offsets[(size_t)b + 1] - offsets[(size_t)b] : n;
@@ -353,32 +362,55 @@ bool write_pages(Random& r) {
     for (int64_t page = lengths[(size_t)b] / page_size; rows && page <= last && page < room; ++page)
       table[(size_t)(b * room + page)] = (int32_t)r.between(0, pages - 1);
   }
-  w.page_size = page_size, w.pages = pages, w.block_table = table.data(), w.room = room, w.lengths = lengths.data();
+  w.page_size = page_size;
+  w.pages = pages;
+  w.block_table = table.data();
+  w.room = room;
+  w.lengths = lengths.data();
   const auto refused = [](const regard_page_write& wrong) {
     return regard_write_pages(&wrong, nullptr) == REGARD_BAD_PAGE;
   };
   bool right = regard_write_pages(&w, nullptr) == (fits ? REGARD_DONE : REGARD_BAD_PAGE);
   regard_page_write wrong = w;
-  wrong.element = 3, right &= refused(wrong), wrong = w;
-  wrong.page_size = 0, right &= refused(wrong), wrong = w;
-  wrong.n = -1, right &= refused(wrong), wrong = w;
+  wrong.element = 3;
+  right &= refused(wrong);
+  wrong = w;
+  wrong.page_size = 0;
+  right &= refused(wrong);
+  wrong = w;
+  wrong.n = -1;
+  right &= refused(wrong);
+  wrong = w;
   for (regard_tensor* t : {&wrong.k, &wrong.v, &wrong.k_pages, &wrong.v_pages}) {
     if (!t->size) continue;
-    --t->size, right &= refused(wrong), wrong = w;
-    t->data = nullptr, right &= refused(wrong), wrong = w;
+    --t->size;
+    right &= refused(wrong);
+    wrong = w;
+    t->data = nullptr;
+    right &= refused(wrong);
+    wrong = w;
   }
-  wrong.k_pages.dtype = REGARD_F32, right &= w.k_pages.size == 0 || refused(wrong), wrong = w;
+  wrong.k_pages.dtype = REGARD_F32;
+  right &= w.k_pages.size == 0 || refused(wrong);
+  wrong = w;
   if (!batch || !n || !fits) return right;
   for (int64_t wrong_offset : {(int64_t)-1, n + 1, INT64_MAX}) {
     const int64_t was = offsets[1];
-    offsets[1] = wrong_offset, right &= !w.offsets || refused(w), offsets[1] = was;
+    offsets[1] = wrong_offset;
+    right &= !w.offsets || refused(w);
+    offsets[1] = was;
   }
   if (w.offsets && offsets[1] == 0) return right;
   int32_t& page = table[(size_t)(lengths[0] / page_size)];
-  page = (int32_t)pages, right &= refused(w);
-  page = -1, right &= refused(w);
-  page = 0, lengths[0] = -1, right &= refused(w);
-  lengths[0] = INT64_MAX, right &= refused(w);
+  page = (int32_t)pages;
+  right &= refused(w);
+  page = -1;
+  right &= refused(w);
+  page = 0;
+  lengths[0] = -1;
+  right &= refused(w);
+  lengths[0] = INT64_MAX;
+  right &= refused(w);
   return right;
 }
 
@@ -389,19 +421,29 @@ int main(int count, char** words) {
   std::map<std::string, int> tried;
   for (long long n = 0; n < calls; ++n) {
     Random random{(uint64_t)(seed * 1000003 + n)};
-    if (!write_pages(random)) return printf("call %lld of seed %lld: write_pages\n", n, seed), 1;
-    if (!ragged(random)) return printf("call %lld of seed %lld: forward_ragged\n", n, seed), 1;
+    if (!write_pages(random)) {
+      printf("call %lld of seed %lld: write_pages\n", n, seed);
+      return 1;
+    }
+    if (!ragged(random)) {
+      printf("call %lld of seed %lld: forward_ragged\n", n, seed);
+      return 1;
+    }
     Case one(random, (int)(n % 3), false);
     for (Entry entry : one.entries()) {
       int32_t code = one.run(entry, n % 2 ? in_turns : nullptr);
-      if (code) return printf("call %lld of seed %lld: %s returned %d\n", n, seed, kEntries[entry], code), 1;
+      if (code) {
+        printf("call %lld of seed %lld: %s returned %d\n", n, seed, kEntries[entry], code);
+        return 1;
+      }
       for (const Wrong& wrong : kWrong) {
         if (!run_wrong(one, entry, wrong, code)) continue;
         ++tried[std::string(kEntries[entry]) + ": " + wrong.name];
-        if (code != wrong.code)
-          return printf("call %lld of seed %lld: %s with %s returned %d, not %d\n", n, seed, kEntries[entry],
-                        wrong.name, code, wrong.code),
-                 1;
+        if (code != wrong.code) {
+          printf("call %lld of seed %lld: %s with %s returned %d, not %d\n", n, seed, kEntries[entry], wrong.name, code,
+                 wrong.code);
+          return 1;
+        }
       }
     }
   }

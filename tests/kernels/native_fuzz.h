@@ -57,7 +57,8 @@ struct Case : RandomMemory {
     if (r.chance(3)) {
       const int64_t from = r.between(0, 2), to = r.between(0, 2);
       const int axis = order[from];
-      order[from] = order[to], order[to] = axis;
+      order[from] = order[to];
+      order[to] = axis;
     }
     int64_t count = 1;
     for (int axis : order) {
@@ -74,16 +75,23 @@ struct Case : RandomMemory {
 
   void sizes() {
     for (int64_t& n : c.batch) n = r.chance(4) ? r.between(1, 3) : 1;
-    c.key_heads = r.between(1, 3), c.heads = c.key_heads * r.between(1, 3);
+    c.key_heads = r.between(1, 3);
+    c.heads = c.key_heads * r.between(1, 3);
     c.nq = r.chance(2) ? r.between(1, 9) : r.between(1, 150);
     c.nk = r.chance(3) ? r.between(1, 20) : r.between(1, 400);
-    c.dk = r.chance(20) ? 0 : r.between(1, 40), c.dv = facts ? 0 : r.chance(20) ? 0 : r.between(1, 40);
-    c.dtype = (int32_t)r.between(0, 2), c.out_dtype = additive || r.chance(2) ? REGARD_F32 : c.dtype;
+    c.dk = r.chance(20) ? 0 : r.between(1, 40);
+    c.dv = facts ? 0 : r.chance(20) ? 0 : r.between(1, 40);
+    c.dtype = (int32_t)r.between(0, 2);
+    c.out_dtype = additive || r.chance(2) ? REGARD_F32 : c.dtype;
     c.threads = (int32_t)r.between(1, 3);
     c.invariant = r.chance(4);
     int8 = !additive && !facts && r.chance(4);
-    if (int8) c.nq = r.between(1, 15), c.invariant = 0;  // what few rows read
-    c.scale = 0.3f, c.keep = 1;
+    if (int8) {
+      c.nq = r.between(1, 15);
+      c.invariant = 0;
+    }  // what few rows read
+    c.scale = 0.3f;
+    c.keep = 1;
   }
 
   void operands() {
@@ -101,20 +109,24 @@ struct Case : RandomMemory {
     c.k = tensor(additive ? kF32 : kind, c.key_heads, rows, c.dk, share_keys);
     if (!facts) c.v = tensor(kind, c.key_heads, rows, c.dv, share_values);
     if (!int8) return;
-    c.k_scales = tensor(kF32, c.key_heads, rows, 1, share_keys),
+    c.k_scales = tensor(kF32, c.key_heads, rows, 1, share_keys);
     c.v_scales = tensor(kF32, c.key_heads, rows, 1, share_values);
   }
 
   // Keys and values in pages, some of which several sequences share.
   void pages() {
-    c.page_size = r.chance(2) ? r.between(1, 20) : r.between(1, 300), c.pages = r.between(1, 5);
+    c.page_size = r.chance(2) ? r.between(1, 20) : r.between(1, 300);
+    c.pages = r.between(1, 5);
     int64_t batch[REGARD_BATCH_AXES];
     memcpy(batch, c.batch, sizeof batch);
     for (int n = 0; n < REGARD_BATCH_AXES; ++n) c.batch[n] = n + 1 < REGARD_BATCH_AXES ? 1 : c.pages;
     keys(c.page_size, false, false);
     memcpy(c.batch, batch, sizeof batch);
     int64_t step = table_pages();
-    for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) c.block_table_batch[n] = step, step *= c.batch[n];
+    for (int n = REGARD_BATCH_AXES - 1; n >= 0; --n) {
+      c.block_table_batch[n] = step;
+      step *= c.batch[n];
+    }
     c.block_table = numbers<int32_t>(kI32, elements() * table_pages(), 0, c.pages - 1);
   }
 
@@ -133,42 +145,61 @@ struct Case : RandomMemory {
   void steps() {
     const int64_t far = r.chance(3) ? (int64_t)1 << 40 : 500;
     int64_t step = c.nq;
-    for (int n = 3; n >= 0; --n) c.q_at_batch[n] = step, step *= c.batch[n];
+    for (int n = 3; n >= 0; --n) {
+      c.q_at_batch[n] = step;
+      step *= c.batch[n];
+    }
     step = c.nk;
-    for (int n = 3; n >= 0; --n) c.k_at_batch[n] = step, step *= c.batch[n];
+    for (int n = 3; n >= 0; --n) {
+      c.k_at_batch[n] = step;
+      step *= c.batch[n];
+    }
     const int64_t queries = elements() * c.nq, keys = elements() * c.nk;
-    if (r.chance(4)) c.cap = 2, c.cap_last = r.chance(2);
+    if (r.chance(4)) {
+      c.cap = 2;
+      c.cap_last = r.chance(2);
+    }
     if (c.cap != 0 && r.chance(2)) {
-      c.caps_stride = r.between(0, 1), c.caps = numbers<float>(kF32, c.caps_stride ? c.heads : 1, 1, 3);
+      c.caps_stride = r.between(0, 1);
+      c.caps = numbers<float>(kF32, c.caps_stride ? c.heads : 1, 1, 3);
     }
     if (r.chance(4)) {
-      c.temperatures_stride = r.between(0, 1),
+      c.temperatures_stride = r.between(0, 1);
       c.temperatures = numbers<float>(kF32, c.temperatures_stride ? c.heads : 1, 1, 3);
     }
-    if (r.chance(4)) c.threshold = 1 << 22, c.seed = r.next(), c.keep = 4.0f / 3;
-    if (r.chance(4))
-      c.slopes_stride = r.between(0, 1), c.slopes = numbers<float>(kF32, c.slopes_stride ? c.heads : 1, 0, 1);
-    if (c.slopes && r.chance(2)) {
-      c.dims = r.between(1, REGARD_DIMS);
-      c.points_of_q = (float*)make(kF32, c.dims * c.nq), c.points_of_k = (float*)make(kF32, c.dims * c.nk);
+    if (r.chance(4)) {
+      c.threshold = 1 << 22;
+      c.seed = r.next();
+      c.keep = 4.0f / 3;
     }
     if (r.chance(4)) {
-      c.log_distance_weights_stride = r.between(0, 1), c.log_distance_rates_stride = r.between(0, 1);
+      c.slopes_stride = r.between(0, 1);
+      c.slopes = numbers<float>(kF32, c.slopes_stride ? c.heads : 1, 0, 1);
+    }
+    if (c.slopes && r.chance(2)) {
+      c.dims = r.between(1, REGARD_DIMS);
+      c.points_of_q = (float*)make(kF32, c.dims * c.nq);
+      c.points_of_k = (float*)make(kF32, c.dims * c.nk);
+    }
+    if (r.chance(4)) {
+      c.log_distance_weights_stride = r.between(0, 1);
+      c.log_distance_rates_stride = r.between(0, 1);
       c.log_distance_weights = numbers<float>(kF32, c.log_distance_weights_stride ? c.heads : 1, 0, 2);
       c.log_distance_rates = numbers<float>(kF32, c.log_distance_rates_stride ? c.heads : 1, 0, 3);
     }
     if (c.threshold || (c.slopes && !c.points_of_q) || c.log_distance_weights || r.chance(4)) {
-      c.q_at = numbers<int64_t>(kI64, queries, -far, far), c.k_at = numbers<int64_t>(kI64, keys, -far, far);
+      c.q_at = numbers<int64_t>(kI64, queries, -far, far);
+      c.k_at = numbers<int64_t>(kI64, keys, -far, far);
     }
     if (r.chance(4)) {
       c.offsets_count = c.nq + c.nk - 1;
       if (r.chance(2)) {
         const int64_t reach = r.between(1, 50);
         c.offsets_count = 2 * reach + 1;
-        c.q_cell = numbers<int32_t>(kI32, queries, 2 * reach, 2 * reach),
+        c.q_cell = numbers<int32_t>(kI32, queries, 2 * reach, 2 * reach);
         c.k_cell = numbers<int32_t>(kI32, keys, 0, 2 * reach);
-        memcpy(c.q_cell_batch, c.q_at_batch, sizeof c.q_at_batch),
-            memcpy(c.k_cell_batch, c.k_at_batch, sizeof c.k_at_batch);
+        memcpy(c.q_cell_batch, c.q_at_batch, sizeof c.q_at_batch);
+        memcpy(c.k_cell_batch, c.k_at_batch, sizeof c.k_at_batch);
       }
       const bool shared = r.chance(2);
       c.offsets_stride = shared ? 0 : c.offsets_count + kRoom;
@@ -189,7 +220,8 @@ struct Case : RandomMemory {
     if (r.chance(3)) {
       c.start = tensor(kI32, c.heads, c.nq, 1, true);
       const int64_t count = extent(c.start, c.heads, c.nq, 1);
-      c.stop = c.start, c.stop.data = make(kI32, count);
+      c.stop = c.start;
+      c.stop.data = make(kI32, count);
       for (int64_t n = 0; n < count; ++n) {
         const bool nothing = r.chance(8);  // then any numbers will do
         ((int32_t*)c.start.data)[n] = (int32_t)(nothing ? r.between(0, INT32_MAX) : r.between(0, c.nk));
@@ -213,9 +245,13 @@ struct Case : RandomMemory {
   // Intervals as a rule, all of whose numbers are right.
   void rule() {
     c.bounds = (int32_t)r.between(0, REGARD_FIRST | REGARD_LAST);
-    c.first = r.between(-500, 500), c.last = r.between(-500, 500);
+    c.first = r.between(-500, 500);
+    c.last = r.between(-500, 500);
     int64_t step = 1;
-    for (int n = 3; n >= 0; --n) c.key_counts_batch[n] = c.query_counts_batch[n] = step, step *= c.batch[n];
+    for (int n = 3; n >= 0; --n) {
+      c.key_counts_batch[n] = c.query_counts_batch[n] = step;
+      step *= c.batch[n];
+    }
     memcpy(c.shifts_batch, c.key_counts_batch, sizeof c.shifts_batch);
     memcpy(c.key_starts_batch, c.key_counts_batch, sizeof c.key_starts_batch);
     if (r.chance(3)) c.key_starts = numbers<int64_t>(kI64, elements(), 0, c.nk);
@@ -229,10 +265,10 @@ struct Case : RandomMemory {
   void documents() {
     const int64_t piece = r.chance(2) ? r.between(1, 200) : 1;
     const bool ordered = r.chance(2);
-    c.q_documents = numbers<int64_t>(kI64, elements() * c.nq, -1, 3),
+    c.q_documents = numbers<int64_t>(kI64, elements() * c.nq, -1, 3);
     c.k_documents = numbers<int64_t>(kI64, elements() * c.nk, 0, 0);
-    memcpy(c.q_documents_batch, c.q_at_batch, sizeof c.q_at_batch),
-        memcpy(c.k_documents_batch, c.k_at_batch, sizeof c.k_at_batch);
+    memcpy(c.q_documents_batch, c.q_at_batch, sizeof c.q_at_batch);
+    memcpy(c.k_documents_batch, c.k_at_batch, sizeof c.k_at_batch);
     for (int64_t n = 0; n < elements() * c.nk; ++n)
       ((int64_t*)c.k_documents)[n] = ordered ? n % c.nk * 3 / c.nk : n / piece * 5 % 4;
   }
@@ -247,7 +283,8 @@ struct Case : RandomMemory {
       g.dbias = c.bias;
       const bool shared = c.bias.row == 0 || c.bias.col == 0;
       const int64_t count = extent(c.bias, c.heads, c.nq, c.nk);
-      g.dbias.data = make(shared ? kF64 : kF32, count), g.dbias.size = count,
+      g.dbias.data = make(shared ? kF64 : kF32, count);
+      g.dbias.size = count;
       g.dbias.dtype = shared ? REGARD_F64 : REGARD_F32;
     }
     if (c.slopes && !r.chance(4)) g.dslopes = (float*)make(kF32, c.heads);
@@ -260,13 +297,18 @@ struct Case : RandomMemory {
 
   void weights(bool exact) {
     regard_additive& w = x.forward;
-    w.activation = (int32_t)r.between(0, 2), w.slope = 0.1f;
+    w.activation = (int32_t)r.between(0, 2);
+    w.slope = 0.1f;
     if (!exact && r.chance(3)) feature_program(*this);
-    else w.w_stride = r.chance(2) ? 0 : c.dk, w.w = (float*)make(kF32, w.w_stride ? c.heads * c.dk : c.dk);
+    else {
+      w.w_stride = r.chance(2) ? 0 : c.dk;
+      w.w = (float*)make(kF32, w.w_stride ? c.heads * c.dk : c.dk);
+    }
     x.dout = tensor(kF32, c.heads, c.nq, c.dv, false);
     if (r.chance(2)) x.dlse = tensor(kF32, c.heads, c.nq, 1, false);
-    x.da = tensor(kF32, c.heads, c.nq, c.dk, false), x.dc = tensor(kF32, c.key_heads, c.nk, c.dk, false);
-    x.dv = tensor(kF32, c.key_heads, c.nk, c.dv, false),
+    x.da = tensor(kF32, c.heads, c.nq, c.dk, false);
+    x.dc = tensor(kF32, c.key_heads, c.nk, c.dk, false);
+    x.dv = tensor(kF32, c.key_heads, c.nk, c.dv, false);
     x.dw = (float*)make(kF32, (w.code ? w.parameter_count : 1) * c.heads * c.dk);
   }
 
@@ -274,23 +316,37 @@ struct Case : RandomMemory {
     const int64_t heads = elements() * c.heads, rows = heads * c.nq, keys = heads * c.nk;
     auto some = [&](int64_t count) { return r.chance(2) ? (float*)make(kF32, count) : nullptr; };
     auto counts = [&](int64_t count) { return r.chance(2) ? (int64_t*)make(kI64, count) : nullptr; };
-    f.lse = some(rows), f.entropy = some(rows), f.visible = counts(rows), f.readers = counts(keys);
-    f.received = some(keys), f.shares = some(rows), f.most = some(keys), f.distance = some(rows);
+    f.lse = some(rows);
+    f.entropy = some(rows);
+    f.visible = counts(rows);
+    f.readers = counts(keys);
+    f.received = some(keys);
+    f.shares = some(rows);
+    f.most = some(keys);
+    f.distance = some(rows);
     if ((f.max_score = some(rows))) f.max_key = (int64_t*)make(kI64, rows);
     if ((f.top = r.chance(2) ? r.between(1, REGARD_TOP) : 0)) {
-      f.top_weights = (float*)make(kF32, rows * f.top), f.top_keys = (int64_t*)make(kI64, rows * f.top),
+      f.top_weights = (float*)make(kF32, rows * f.top);
+      f.top_keys = (int64_t*)make(kI64, rows * f.top);
       f.top_rest = (float*)make(kF32, rows);
     }
-    f.map_rows = r.between(1, c.nq), f.map_cols = r.between(1, c.nk), f.map = some(heads * f.map_rows * f.map_cols);
-    if ((f.groups = r.chance(2) ? r.between(1, REGARD_SETS) : 0))
-      f.group = numbers<int32_t>(kI32, elements() * c.nk, -3, f.groups - 1),
+    f.map_rows = r.between(1, c.nq);
+    f.map_cols = r.between(1, c.nk);
+    f.map = some(heads * f.map_rows * f.map_cols);
+    if ((f.groups = r.chance(2) ? r.between(1, REGARD_SETS) : 0)) {
+      f.group = numbers<int32_t>(kI32, elements() * c.nk, -3, f.groups - 1);
       f.mass = (float*)make(kF32, rows * f.groups);
-    f.q_at = numbers<int64_t>(kI64, elements() * c.nq, -900, 900),
+    }
+    f.q_at = numbers<int64_t>(kI64, elements() * c.nq, -900, 900);
     f.k_at = numbers<int64_t>(kI64, elements() * c.nk, -900, 900);
-    if ((f.bands = r.chance(2) ? r.between(1, REGARD_SETS) : 0))
-      f.band = numbers<int32_t>(kI32, f.bands * 2, -1000, 1000), f.within = (float*)make(kF32, rows * f.bands);
-    if ((f.levels = r.chance(2) ? r.between(1, 5) : 0))
-      f.level = (float*)make(kF32, f.levels), f.reached = (int64_t*)make(kI64, heads * f.levels);
+    if ((f.bands = r.chance(2) ? r.between(1, REGARD_SETS) : 0)) {
+      f.band = numbers<int32_t>(kI32, f.bands * 2, -1000, 1000);
+      f.within = (float*)make(kF32, rows * f.bands);
+    }
+    if ((f.levels = r.chance(2) ? r.between(1, 5) : 0)) {
+      f.level = (float*)make(kF32, f.levels);
+      f.reached = (int64_t*)make(kI64, heads * f.levels);
+    }
     f.concentration = some(rows);
   }
 

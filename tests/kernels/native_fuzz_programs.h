@@ -86,7 +86,8 @@ struct RandomProgram {
 template <class Call>
 void mask_program(Call& x, bool exact) {
   RandomProgram<Call> p{x, true, exact, {}, {}, {}};
-  p.begin(), p.compute_some();
+  p.begin();
+  p.compute_some();
   const int32_t result = exact ? p.slots : p.any();
   if (exact) p.add(REGARD_DO_INT_LT, result, p.any(), p.any(), 0, 0);
   p.add(REGARD_DO_RESULT, 0, result, 0, 0, 0);
@@ -97,11 +98,17 @@ void mask_program(Call& x, bool exact) {
 template <class Call>
 void score_program(Call& x) {
   regard_call& c = x.c;
-  c.cap = 0, c.cap_last = 0, c.caps = c.temperatures = c.slopes = c.points_of_q = c.points_of_k = nullptr;
-  c.log_distance_weights = c.log_distance_rates = c.offsets = nullptr, c.offsets_count = 0;
-  c.q_cell = c.k_cell = nullptr, c.bias = {}, c.dims = 0;
+  c.cap = 0;
+  c.cap_last = 0;
+  c.caps = c.temperatures = c.slopes = c.points_of_q = c.points_of_k = nullptr;
+  c.log_distance_weights = c.log_distance_rates = c.offsets = nullptr;
+  c.offsets_count = 0;
+  c.q_cell = c.k_cell = nullptr;
+  c.bias = {};
+  c.dims = 0;
   RandomProgram<Call> p{x, false, false, {}, {}, {}};
-  p.begin(), p.compute_some();
+  p.begin();
+  p.compute_some();
   p.add(REGARD_DO_RESULT, 0, p.any(), 0, 0, 0);
   p.compute_some();
   for (int32_t which : p.loads)
@@ -148,7 +155,8 @@ void gradients_of_program(Call& x) {
     const regard_tensor& t = (&x.c.program_0)[one[5]];
     const bool shared = table || t.row == 0 || t.col == 0;
     regard_tensor& to = (&x.g.dprogram_0)[one[5]] = t;
-    to.data = x.make(shared ? kF64 : kF32, t.size), to.dtype = shared ? REGARD_F64 : REGARD_F32;
+    to.data = x.make(shared ? kF64 : kF32, t.size);
+    to.dtype = shared ? REGARD_F64 : REGARD_F32;
   }
 }
 

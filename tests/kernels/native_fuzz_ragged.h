@@ -14,30 +14,43 @@ struct RaggedCase : RandomMemory {
   explicit RaggedCase(Random& random) : RandomMemory(random) {
     regard_call& c = a.call;
     for (int64_t& n : c.batch) n = 1;
-    a.sequences = r.between(1, 6), a.thread_work = r.between(1, 1000);
+    a.sequences = r.between(1, 6);
+    a.thread_work = r.between(1, 1000);
     offsets = numbers<int64_t>(kI64, a.sequences + 1, 0, 0);
     const int64_t most = r.chance(2) ? 9 : 150;
     for (int64_t b = 0; b < a.sequences; ++b) offsets[b + 1] = offsets[b] + (r.chance(4) ? 0 : r.between(1, most));
     if (offsets[a.sequences] == 0) ++offsets[a.sequences];
-    c.nq = offsets[a.sequences], c.nk = r.between(1, r.chance(2) ? 20 : 600);
+    c.nq = offsets[a.sequences];
+    c.nk = r.between(1, r.chance(2) ? 20 : 600);
     keys = numbers<int64_t>(kI64, a.sequences, 0, c.nk);
     starts = numbers<int64_t>(kI64, a.sequences, 0, 0);  // where a sequence has no key, its first is 0
     for (int64_t b = 0; b < a.sequences; ++b) starts[b] = r.between(0, keys[b]);
     a.key_starts = r.chance(3) ? starts : nullptr;
-    a.q_offsets = offsets, a.key_counts = r.chance(3) ? nullptr : keys;
-    c.key_heads = r.between(1, 3), c.heads = c.key_heads * r.between(1, 3), c.dk = r.between(1, 40),
+    a.q_offsets = offsets;
+    a.key_counts = r.chance(3) ? nullptr : keys;
+    c.key_heads = r.between(1, 3);
+    c.heads = c.key_heads * r.between(1, 3);
+    c.dk = r.between(1, 40);
     c.dv = r.between(1, 40);
-    c.dtype = (int32_t)r.between(0, 2), c.out_dtype = r.chance(2) ? REGARD_F32 : c.dtype;
-    c.threads = (int32_t)r.between(1, 3), c.scale = 0.3f, c.keep = 1, c.invariant = r.chance(4);
-    c.q = rows((Kind)c.dtype, 1, c.heads, c.nq, c.dk), c.out = rows((Kind)c.out_dtype, 1, c.heads, c.nq, c.dv);
+    c.dtype = (int32_t)r.between(0, 2);
+    c.out_dtype = r.chance(2) ? REGARD_F32 : c.dtype;
+    c.threads = (int32_t)r.between(1, 3);
+    c.scale = 0.3f;
+    c.keep = 1;
+    c.invariant = r.chance(4);
+    c.q = rows((Kind)c.dtype, 1, c.heads, c.nq, c.dk);
+    c.out = rows((Kind)c.out_dtype, 1, c.heads, c.nq, c.dv);
     if (r.chance(2)) pages();
     else key_rows(a.sequences, c.nk);
     positions();
     if (r.chance(4)) c.cap = 2;
     if (r.chance(3)) c.sink = {make(kF32, c.heads), {}, 1, 0, 0, c.heads, REGARD_F32};
-    if (r.chance(3))
-      c.slopes_stride = r.between(0, 1), c.slopes = numbers<float>(kF32, c.slopes_stride ? c.heads : 1, 0, 1);
-    c.bounds = (int32_t)r.between(0, REGARD_FIRST | REGARD_LAST), c.first = r.between(-300, 100),
+    if (r.chance(3)) {
+      c.slopes_stride = r.between(0, 1);
+      c.slopes = numbers<float>(kF32, c.slopes_stride ? c.heads : 1, 0, 1);
+    }
+    c.bounds = (int32_t)r.between(0, REGARD_FIRST | REGARD_LAST);
+    c.first = r.between(-300, 100);
     c.last = r.between(-100, 300);
   }
 
@@ -59,18 +72,23 @@ struct RaggedCase : RandomMemory {
     regard_call& c = a.call;
     const bool int8 = r.chance(3);
     const Kind kind = int8 ? kI8 : (Kind)c.dtype;
-    c.k = rows(kind, batch, c.key_heads, count, c.dk), c.v = rows(kind, batch, c.key_heads, count, c.dv);
-    if (int8)
-      c.k_scales = rows(kF32, batch, c.key_heads, count, 1), c.v_scales = rows(kF32, batch, c.key_heads, count, 1);
+    c.k = rows(kind, batch, c.key_heads, count, c.dk);
+    c.v = rows(kind, batch, c.key_heads, count, c.dv);
+    if (int8) {
+      c.k_scales = rows(kF32, batch, c.key_heads, count, 1);
+      c.v_scales = rows(kF32, batch, c.key_heads, count, 1);
+    }
   }
 
   void pages() {
     regard_call& c = a.call;
-    c.page_size = r.between(1, 50), c.pages = r.between(1, 5);
+    c.page_size = r.between(1, 50);
+    c.pages = r.between(1, 5);
     key_rows(c.pages, c.page_size);
     const int64_t room = (c.nk + c.page_size - 1) / c.page_size;
     int32_t* table = numbers<int32_t>(kI32, a.sequences * room, 0, c.pages - 1);
-    c.block_table = table, c.block_table_batch[REGARD_BATCH_AXES - 1] = room;
+    c.block_table = table;
+    c.block_table_batch[REGARD_BATCH_AXES - 1] = room;
     for (int64_t b = 0; b < a.sequences; ++b)  // behind the last page of a sequence, any numbers will do
       for (int64_t n = (keys_of(b) + c.page_size - 1) / c.page_size; n < room; ++n) table[b * room + n] = -7;
   }
@@ -78,12 +96,14 @@ struct RaggedCase : RandomMemory {
   int64_t keys_of(int64_t b) const { return a.key_counts ? keys[b] : a.call.nk; }
 
   void positions() {
-    q_at = numbers<int64_t>(kI64, a.call.nq, 0, 0), k_at = numbers<int64_t>(kI64, a.call.nk, 0, 0);
+    q_at = numbers<int64_t>(kI64, a.call.nq, 0, 0);
+    k_at = numbers<int64_t>(kI64, a.call.nk, 0, 0);
     const int64_t first = r.between(-900, 900);
     for (int64_t j = 0; j < a.call.nk; ++j) k_at[j] = first + j;
     for (int64_t b = 0; b < a.sequences; ++b)
       for (int64_t i = offsets[b]; i < offsets[b + 1]; ++i) q_at[i] = first + keys_of(b) - offsets[b + 1] + i;
-    a.call.q_at = q_at, a.call.k_at = k_at;
+    a.call.q_at = q_at;
+    a.call.k_at = k_at;
   }
 
   int32_t run() const {
