@@ -55,7 +55,7 @@ SCORES: dict[str, Drawn] = {
     "gated": lambda heads: rg.Elementwise(gated, (randn(1, WIDTH), randn(heads, 1))),
     "clipped": lambda heads: rg.Elementwise(clipped),
     "of queries alone": lambda heads: rg.Elementwise(lambda q, k, w: (q * w).sin(), (randn(WIDTH),)),
-    "of keys alone": lambda heads: rg.Elementwise(lambda q, k, w: (k * w).exp() / 9, (randn(WIDTH),)),
+    "of keys alone": lambda heads: rg.Elementwise(lambda q, k, w: (k * w / 4).exp() / 9, (randn(WIDTH),)),
 }
 
 

@@ -212,7 +212,7 @@ def _manhattan(q: Tensor, k: Tensor) -> Tensor:
 
 
 def _gaussian(q: Tensor, k: Tensor, width: Tensor) -> Tensor:
-    return -(((q - k) * width.exp()) ** 2)
+    return -(((q - k) * width.sigmoid()) ** 2)
 
 
 def _gat(q: Tensor, k: Tensor, a: Tensor) -> Tensor:
