@@ -88,15 +88,15 @@ class Elementwise(Similarity):
         return None
 
     def compare(self, q: Tensor, k: Tensor, at: Region) -> Tensor:
-        shape, tensors = _scores_shape(q, k), self._aligned(q.dtype)
+        shape, given = _scores_shape(q, k), (q, k, *self._aligned(q.dtype))
         parts, total = _parts(shape, q.shape[-1]), q.new_zeros(shape)
         for part in parts:
-            total = total + self._terms(q, k, tensors, part).sum(-1)
+            total = total + self._terms(given, part).sum(-1)
         if not (total.requires_grad and finite(q, k)) or finite(total):
             return total
         # scores overflow: where the pair is hidden, 0 times its derivative would be NaN
         some = total.isfinite()
-        rest = sum((self._some((q, k, *tensors), part, some) for part in parts), q.new_zeros(shape))
+        rest = sum((self._some(given, part, some) for part in parts), q.new_zeros(shape))
         return torch.where(some, rest, total.detach())
 
     def quick(self, q: Tensor, k: Tensor, at: Region) -> tuple[Tensor, Pull] | None:
@@ -109,7 +109,7 @@ class Elementwise(Similarity):
             sums = [torch.zeros_like(x) for x in given]
             for part in _parts(s.shape, q.shape[-1]):
                 with torch.enable_grad():
-                    terms = self._terms(given[0], given[1], given[2:], part).sum(-1)
+                    terms = self._terms(given, part).sum(-1)
                 if not terms.requires_grad:
                     continue
                 found = cast("tuple[Tensor | None, ...]", torch.autograd.grad(terms, given, g, allow_unused=True))
@@ -127,9 +127,8 @@ class Elementwise(Similarity):
 
     def _some(self, given: Sequence[Tensor], part: slice, some: Tensor) -> Tensor:
         """What some of the features add to the scores of some pairs; anything, without a derivative, to the others."""
-        q, k = given[0][..., :, None, part], given[1][..., None, :, part]
+        q, k, *tensors = _of_part(given, part)
         q, k = torch.where(some[..., None], q, 1.5), torch.where(some[..., None], k, 0.75)  # few functions have a pole
-        tensors = [t if not t.dim() or t.shape[-1] == 1 else t[..., part] for t in given[2:]]
         return self.fn(q, k, *tensors).expand(q.shape).sum(-1)
 
     @staticmethod
@@ -140,10 +139,9 @@ class Elementwise(Similarity):
     def _aligned(self, dtype: torch.dtype) -> list[Tensor]:
         return [t.to(dtype) for t in self.aligned(self.inputs)]
 
-    def _terms(self, q: Tensor, k: Tensor, tensors: Sequence[Tensor], part: slice) -> Tensor:
-        """What some of the features add to the score of each pair, (*batch, h, r, c, f)."""
-        q, k = q[..., :, None, part], k[..., None, :, part]
-        tensors = [t if not t.dim() or t.shape[-1] == 1 else t[..., part] for t in tensors]
+    def _terms(self, given: Sequence[Tensor], part: slice) -> Tensor:
+        """What some of the features add to the score of each pair, (*batch, h, r, c, f). given: q, k, the tensors."""
+        q, k, *tensors = _of_part(given, part)
         expected = torch.broadcast_shapes(q.shape, k.shape)
         try:
             terms: Any = self.fn(q, k, *tensors)
@@ -170,9 +168,9 @@ class Elementwise(Similarity):
         # no two alike, and none so large that a sum of exponentials would lose one
         x = torch.arange(heads * 5 * width, dtype=torch.float64, device=device).reshape(heads, 5, width).sin() + 1.5
         q, k, tensors = x[:, :2], x[:, 2:], self._aligned(torch.float64)
-        whole = self._terms(q, k, tensors, slice(0, width))
+        whole = self._terms((q, k, *tensors), slice(0, width))
         try:
-            part = self._terms(q[:, 1:], k[:, 1:], tensors, slice(0, 2))
+            part = self._terms((q[:, 1:], k[:, 1:], *tensors), slice(0, 2))
         except RuntimeError as error:
             raise TypeError(
                 f"Elementwise.fn raises an error for some of the features ({error}). It is called with a few of them "
@@ -197,6 +195,16 @@ class Elementwise(Similarity):
 
 def _scores_shape(q: Tensor, k: Tensor) -> tuple[int, ...]:
     return (*torch.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
+
+
+def _of_part(given: Sequence[Tensor], part: slice) -> list[Tensor]:
+    """Some of the features of q and k, as pairs, and of the tensors."""
+    q, k, *tensors = given
+    return [
+        q[..., :, None, part],
+        k[..., None, :, part],
+        *(t if t.shape[-1:] in ((), (1,)) else t[..., part] for t in tensors),
+    ]
 
 
 def _parts(shape: Sequence[int], width: int) -> list[slice]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
 
 from regard.backends.native.programs.code import Derivative, Instruction, NotLowered
-from regard.backends.native.programs.graph import Graph, Node, Values
-from regard.backends.native.programs.handlers import HANDLERS
-from regard.backends.native.programs.lower import Kept, Program, exact_copy, kept_or_made
+from regard.backends.native.programs.graph import Node
+from regard.backends.native.programs.lower import Program, Rows, lower
 from regard.backends.native.programs.lowering import Lowering
 from regard.backends.native.programs.operations import OPERATIONS, PROGRAM_OPERANDS
 from regard.backends.native.programs.reverse import derivatives
@@ -33,12 +30,6 @@ class _Features(Lowering):
         if x.op in _OF_PAIR:
             return self.code.add(Instruction("LOAD", (), _OF_PAIR[x.op]))
         return super()._computed(x)
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        if not all(t.is_floating_point() for t in self.tensors):
-            raise NotLowered("it computes whole numbers or booleans of its tensors")
-        return self.tensors
 
 
 def why_no_program_of_features(problem: Problem, wanted: tuple[bool, ...] = ()) -> str | None:
@@ -74,30 +65,18 @@ def _lowered(similarity: Elementwise, heads: int, width: int, wanted: tuple[bool
     # (heads, 1, 1, width): the features of a feature program are what keys are elsewhere
     frame = Frame.of(1, width, batch=(heads,), device="cpu")
     try:
-        return _lower(graph_of_features(similarity, frame), frame, similarity.aligned(similarity.inputs), wanted)
+        tensors = [t.float() for t in similarity.aligned(similarity.inputs)]  # the kernels read floats
+        return lower(graph_of_features(similarity, frame), frame, tensors, wanted, _Features, _rows)
     except (NotTraced, NotLowered) as why:
         return str(why)
     except Exception as error:  # an operation called in a way that nobody foresaw: PyTorch knows it
         return f"{type(error).__name__} was raised while its program was made ({error})"
 
 
-def _lower(graph: Graph, frame: Frame, tensors: Sequence[Tensor], wanted: tuple[bool, ...]) -> Program:
-    given = [t.detach().float() for t in tensors]
-    exact = [exact_copy(t.detach(), want) for t, want in zip(tensors, wanted, strict=True)] if any(wanted) else []
-    values, recorded = Values(frame, given), Values(frame, exact) if exact else None
-    inputs = [t for t in exact if t.requires_grad]
-
-    def made(lasting: bool) -> tuple[Program, Kept]:
-        lowering = _Features(values, HANDLERS, recorded, lasting)
-        rows, learned = _rows(lowering, lowering.as_float(lowering.value(graph.result)))
-        return Program(rows, lowering.parameters, learned, inputs), Kept.of(lowering, rows, list(learned))
-
-    with torch.enable_grad():
-        return kept_or_made(graph, values, recorded, inputs, wanted, made)
-
-
-def _rows(lowering: _Features, result: int) -> tuple[Tensor, dict[int, Tensor]]:
+def _rows(lowering: Lowering, result: int) -> Rows:
     """The code of what a feature adds, with its derivatives by the query, by the key and by learned parameters."""
+    if not all(t.is_floating_point() for t in lowering.tensors):
+        raise NotLowered("it computes whole numbers or booleans of its tensors")
     code = lowering.code
     pair = {n: x for n, x in enumerate(code.made) if x.op == "LOAD" and x.number in _OF_PAIR.values()}
     reads = {**pair, **lowering.reads}

@@ -47,7 +47,7 @@ class Program:
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class _Kept:
     """The rows of a program, and what they follow from besides what its key says.
 
     operands  what is read, and `shapes`, those of tables: elsewhere only whether a size is 1
@@ -64,9 +64,9 @@ class Kept:
     learned: list[int]
 
     @staticmethod
-    def of(lowering: Lowering, rows: Tensor, learned: list[int]) -> Kept:
+    def of(lowering: Lowering, rows: Tensor, learned: list[int]) -> _Kept:
         shapes = [read.shape(t) for read, t in zip(lowering.operands, lowering.tensors, strict=True)]
-        return Kept(rows, lowering.operands, shapes, lowering.extents, lowering.numbers, learned)
+        return _Kept(rows, lowering.operands, shapes, lowering.extents, lowering.numbers, learned)
 
     def program(self, values: Values, exact: Values | None, inputs: list[Tensor]) -> Program | None:
         """The program of other tensors; None where it has other rows."""
@@ -87,27 +87,40 @@ class Kept:
         return Program(self.rows, operands, learned, inputs)
 
 
-def lower(graph: Graph, frame: Frame, tensors: Sequence[Tensor], wanted: Sequence[bool]) -> Program:
-    """The program of a graph of these tensors, with derivatives by those that are wanted. Raises NotLowered."""
+Rows = tuple[Tensor, dict[int, Tensor]]  # code, and the operands by which it has a derivative, as autograd has them
+
+
+def lower(
+    graph: Graph,
+    frame: Frame,
+    tensors: Sequence[Tensor],
+    wanted: Sequence[bool],
+    kind: type[Lowering] = Lowering,
+    rows_of: Callable[[Lowering, int], Rows] | None = None,
+) -> Program:
+    """The program of a graph of these tensors, with derivatives by those that are wanted. Raises NotLowered.
+
+    kind, rows_of: how the graph's operations, and its result with the derivatives, become code; of scores by default.
+    """
     given = [t.detach() for t in tensors]
-    exact = [exact_copy(t, want) for t, want in zip(given, wanted, strict=True)] if any(wanted) else []
+    exact = [_exact_copy(t, want) for t, want in zip(given, wanted, strict=True)] if any(wanted) else []
     values, recorded = Values(frame, given), Values(frame, exact) if exact else None
     inputs = [t for t in exact if t.requires_grad]
 
-    def made(lasting: bool) -> tuple[Program, Kept]:
-        lowering = Lowering(values, HANDLERS, recorded, lasting)
-        rows, learned = _rows(lowering, lowering.as_float(lowering.value(graph.result)))
-        return Program(rows, lowering.tensors, learned, inputs), Kept.of(lowering, rows, list(learned))
+    def made(lasting: bool) -> tuple[Program, _Kept]:
+        lowering = kind(values, HANDLERS, recorded, lasting)
+        rows, learned = (rows_of or _rows)(lowering, lowering.as_float(lowering.value(graph.result)))
+        return Program(rows, lowering.tensors, learned, inputs), _Kept.of(lowering, rows, list(learned))
 
     with torch.enable_grad():
-        return kept_or_made(graph, values, recorded, inputs, tuple(wanted), made)
+        return _kept_or_made(graph, values, recorded, inputs, tuple(wanted), made)
 
 
 def lower_mask_graph(graph: Graph, frame: Frame, tensors: Sequence[Tensor]) -> Program:
     """The program of a mask's graph, whose operands are numbered from the last of all down. Raises NotLowered."""
     values, last = Values(frame, [t.detach() for t in tensors]), PROGRAM_OPERANDS - 1
 
-    def made(lasting: bool) -> tuple[Program, Kept]:
+    def made(lasting: bool) -> tuple[Program, _Kept]:
         lowering = Lowering(values, EXACT_HANDLERS, lasting=lasting)
         code = lowering.code.mask_rows(lowering.as_bool(lowering.value(graph.result)))
         reads = [*lowering.operands, *(read for read, _ in lowering.numbers)]
@@ -117,23 +130,23 @@ def lower_mask_graph(graph: Graph, frame: Frame, tensors: Sequence[Tensor]) -> P
             [*row[:-1], last - row[-1] if OPERATIONS[row[0]] in ("LOAD", "GATHER") else row[-1]] for row in code
         ]
         rows = torch.tensor(numbered, dtype=torch.int32, device="cpu")
-        return Program(rows, lowering.tensors, {}, []), Kept.of(lowering, rows, [])
+        return Program(rows, lowering.tensors, {}, []), _Kept.of(lowering, rows, [])
 
-    return kept_or_made(graph, values, None, [], (), made)
+    return _kept_or_made(graph, values, None, [], (), made)
 
 
-def kept_or_made(
+def _kept_or_made(
     graph: Graph,
     values: Values,
     exact: Values | None,
     inputs: list[Tensor],
     wanted: tuple[bool, ...],
-    made: Callable[[bool], tuple[Program, Kept]],
+    made: Callable[[bool], tuple[Program, _Kept]],
 ) -> Program:
     """A program that serves these values among those that are kept, or a new one: for other lengths too if possible."""
     frame = values.frame
     key = tuple(n > 1 for n in frame.shape), frame.positions.q.shape[:-1], frame.positions.k.shape[:-1], wanted
-    known: list[Kept] = graph.kept.setdefault(key, []) if graph.fixed else []
+    known: list[_Kept] = graph.kept.setdefault(key, []) if graph.fixed else []
     for one in known:
         found = one.program(values, exact, inputs)
         if found is not None:
@@ -147,8 +160,8 @@ def kept_or_made(
     return program
 
 
-def _rows(lowering: Lowering, result: int) -> tuple[Tensor, dict[int, Tensor]]:
-    """The code of a result and its derivatives, and the operands by which there is one, as autograd recorded them."""
+def _rows(lowering: Lowering, result: int) -> Rows:
+    """The code of a score and its derivatives."""
     code, reads = lowering.code, lowering.reads
     found = derivatives(code, result, {0, *reads})
     by_operand = [Derivative(found[n], read, bound(code, found[n]) > _FAR) for n, read in reads.items() if n in found]
@@ -157,6 +170,6 @@ def _rows(lowering: Lowering, result: int) -> tuple[Tensor, dict[int, Tensor]]:
     return rows, {n: t for n, t in lowering.learned.items() if n in used}
 
 
-def exact_copy(t: Tensor, wanted: bool) -> Tensor:
+def _exact_copy(t: Tensor, wanted: bool) -> Tensor:
     """A tensor in float64, of which autograd records what is computed where its gradient is wanted."""
     return t.to(torch.float64, copy=True).requires_grad_(wanted) if t.is_floating_point() else t

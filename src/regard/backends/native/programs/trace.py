@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,21 +36,16 @@ def trace(stages: Sequence[Modifier], frame: Frame, dtype: torch.dtype) -> Graph
     tensors = [t for stage in stages for t in stage.tensors()]
     rest = iter(recorder.given(tensors))
     own: list[Any] = [stage.with_tensors(rest) if stage.tensors() else stage for stage in stages]
-    try:
-        with torch.enable_grad(), recorder:  # nothing requires a gradient; where a modifier forbids them is recorded
-            for stage in own:
-                pair = stage.of_pair()
-                if pair is not None:
-                    s = recorder.keep("same", (_of_score(pair, recorder, s, dtype),), "sbhij", torch.zeros_like(s))
-                elif type(stage) is Bias:
-                    s = _plus(s, region.pairs(stage.bias).to(dtype))
-                else:
-                    s = stage.local(region).modify(s, region)
-                    recorder.check_scores(s, shape, stage)
-    except NotTraced:
-        raise
-    except Exception as error:
-        raise NotTraced(f"{type(error).__name__} was raised while it ran on a few pairs") from error
+    with recorder.recording():
+        for stage in own:
+            pair = stage.of_pair()
+            if pair is not None:
+                s = recorder.keep("same", (_of_score(pair, recorder, s, dtype),), "sbhij", torch.zeros_like(s))
+            elif type(stage) is Bias:
+                s = _plus(s, region.pairs(stage.bias).to(dtype))
+            else:
+                s = stage.local(region).modify(s, region)
+                recorder.check_scores(s, shape, stage)
     result = recorder.node_of(s)
     if not isinstance(result, Node):
         raise NotTraced("what its modifiers return does not depend on the pair")
@@ -60,13 +56,8 @@ def trace_mask(mask: Mask, frame: Frame) -> Graph:
     """The graph of what a mask says of a pair. Raises NotTraced."""
     recorder = Recorder(len(frame.batch) + 3)
     region = _TracedRegion(frame, recorder)
-    try:
-        with torch.enable_grad(), recorder:
-            seen: Any = _visible(mask.with_tensors(iter(recorder.given(mask.tensors()))), region, recorder)
-    except NotTraced:
-        raise
-    except Exception as error:
-        raise NotTraced(f"{type(error).__name__} was raised while it ran on a few pairs") from error
+    with recorder.recording():
+        seen: Any = _visible(mask.with_tensors(iter(recorder.given(mask.tensors()))), region, recorder)
     result = recorder.node_of(seen)
     if not isinstance(result, Node) or result.value.dtype != torch.bool or not result.aligned:
         raise NotTraced("what it returns is no boolean that depends on the pair")
@@ -140,6 +131,18 @@ class Recorder(TorchDispatchMode):
         """Nothing is compiled here; torch would import its compiler, which takes seconds, to leave this class out."""
         return False
 
+    @contextmanager
+    def recording(self) -> Generator[None, None, None]:
+        """Records what runs inside. Raises NotTraced for any error that comes of it."""
+        try:
+            # nothing requires a gradient; but where a function forbids them is recorded
+            with torch.enable_grad(), self:
+                yield
+        except NotTraced:
+            raise
+        except Exception as error:
+            raise NotTraced(f"{type(error).__name__} was raised while it ran on a few pairs") from error
+
     def keep(self, op: Any, args: tuple[Any, ...], axes: str, value: Tensor, aligned: bool = True) -> Tensor:
         self._add(value, Node(op, args, {}, frozenset(axes), aligned, value))
         return value
@@ -193,7 +196,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _key(x: Any) -> Any:
-    """What tells the arguments of an operation apart: of tensors which they are."""
+    """What distinguishes the arguments of an operation: numbers by their bits, tensors by identity."""
     if isinstance(x, (list, tuple)):
         return tuple(_key(one) for one in x)
     return id(x) if isinstance(x, (Node, Tensor)) else number_key(x)

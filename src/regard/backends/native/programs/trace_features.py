@@ -24,13 +24,8 @@ def trace_features(similarity: Elementwise, frame: Frame) -> Graph:
         recorder.keep("tensor", (n,), "", t.detach().float())
         for n, t in enumerate(similarity.aligned(similarity.inputs))
     ]
-    try:
-        with torch.enable_grad(), recorder:
-            found: Any = similarity.fn(q, k, *tensors)
-    except NotTraced:
-        raise
-    except Exception as error:
-        raise NotTraced(f"{type(error).__name__} was raised while it ran on a few pairs") from error
+    with recorder.recording():
+        found: Any = similarity.fn(q, k, *tensors)
     result = recorder.node_of(found)
     if not isinstance(result, Node):
         raise NotTraced("what its function returns does not depend on the pair")
