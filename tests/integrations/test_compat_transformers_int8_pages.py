@@ -23,7 +23,7 @@ from needed import needs_kernels
 from regard.backends.native.launch import library
 from regard.call.hooks import observing
 from regard.compat.transformers import NAME, BatchingConfig, GrowingCache
-from regard.compat.transformers.page_rows import AsGiven, Int8, page_rows, width_of_int8
+from regard.compat.transformers.page_rows import RowsAsGiven, RowsOfInt8, page_rows, width_of_int8
 from regard.core.deferred import DeferredRows, written_out
 from regard.core.int8_rows import Int8Rows, products, rounded
 
@@ -141,7 +141,7 @@ def test_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_of_pages(d: int, dtype: torch.dtype) -> None:
     x = torch.randn(3, 5, d, generator=torch.Generator().manual_seed(1)).to(dtype)
     x[1, 2] = 0
-    form = Int8(d, dtype)
+    form = RowsOfInt8(d, dtype)
     rows = form.packed(x)
     assert rows.shape == (5, 3, width_of_int8(d)) and rows.dtype == torch.int8
     kept = form.unpacked(rows.contiguous())
@@ -154,8 +154,8 @@ def test_rows_of_pages(d: int, dtype: torch.dtype) -> None:
 
 def test_which_rows_pages_hold() -> None:
     x = torch.zeros(3, 5, 8, dtype=torch.bfloat16)
-    assert page_rows(torch.zeros(1, 2, 3, 8, dtype=torch.bfloat16), x) == AsGiven()
-    assert page_rows(torch.zeros(1, 2, 3, 12, dtype=torch.int8), x) == Int8(8, torch.bfloat16)
+    assert page_rows(torch.zeros(1, 2, 3, 8, dtype=torch.bfloat16), x) == RowsAsGiven()
+    assert page_rows(torch.zeros(1, 2, 3, 12, dtype=torch.int8), x) == RowsOfInt8(8, torch.bfloat16)
 
 
 def test_what_is_refused() -> None:

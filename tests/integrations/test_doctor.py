@@ -76,7 +76,7 @@ def test_models_that_are_served(name: str, tmp_path: Path) -> None:
     assert found.calls == len(found.modules) == (6 if name in ENCODER_DECODERS else 2)
     assert found.difference < 1e-5
     assert found.generated == (doctor.NEW if name in DECODERS or name in ("T5", "BART") else None)
-    assert sum(count for _, count in found.plans) == found.calls
+    assert sum(count for _, count in found.explanations) == found.calls
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "BERT", "BART", "OPT"])

@@ -10,7 +10,7 @@ import torch
 import regard as rg
 from regard import testing
 from regard.backends.base import Backend
-from regard.runtime.dispatch import BACKENDS, choose, plan
+from regard.runtime.dispatch import BACKENDS, choose, explanation
 
 PROBLEM = testing.draw(testing.frame()).problem
 X = torch.zeros(2, 3, 5, 8, dtype=torch.float64)
@@ -52,9 +52,9 @@ def test_a_backend_is_a_value(backend: object, way: str) -> None:
 
 
 def test_a_plan_gives_every_reason() -> None:
-    found = plan(PROBLEM, rg.Reference(), lse=False)
+    found = explanation(PROBLEM, rg.Reference(), lse=False)
     assert tuple(b for b, _ in found.reasons) == BACKENDS[:-1]
     assert dict(found.reasons)[rg.Tiled()] == "another was named"
-    free = dict(plan(PROBLEM, None, lse=True).reasons)
+    free = dict(explanation(PROBLEM, None, lse=True).reasons)
     assert free[rg.Reference()] == "Tiled() is preferred"
     assert free[rg.Sdpa()] == "it serves cuda tensors; these are on cpu"

@@ -84,15 +84,15 @@ def _aligned(rows: list[tuple[str, str]]) -> str:
 class Examined:
     """What an examination of a model found; printing it shows that.
 
-    model       the class of the model
-    modules     path -> class of every module whose attention came to regard
-    missed      the same for modules that are named attention and ran, and whose calls did not come
-    calls       how many calls of attention one forward makes
-    difference  the largest difference to eager attention, of real tokens, as a share of the largest output
-    largest     that output
-    tokens      how many tokens each sequence has
-    generated   how many tokens of NEW are the same when generated, None where the model generates none
-    plans       how regard runs the calls, and how many of them
+    model         the class of the model
+    modules       path -> class of every module whose attention came to regard
+    missed        the same for modules that are named attention and ran, and whose calls did not come
+    calls         how many calls of attention one forward makes
+    difference    the largest difference to eager attention, of real tokens, as a share of the largest output
+    largest       that output
+    tokens        how many tokens each sequence has
+    generated     how many tokens of NEW are the same when generated, None where the model generates none
+    explanations  how regard runs the calls, and how many of them
     """
 
     model: str
@@ -103,7 +103,7 @@ class Examined:
     largest: float
     tokens: int
     generated: int | None
-    plans: tuple[tuple[Explanation, int], ...]
+    explanations: tuple[tuple[Explanation, int], ...]
 
     @property
     def sound(self) -> bool:
@@ -118,7 +118,7 @@ class Examined:
             ("not reached", _few([f"{path} ({kind})" for path, kind in self.missed.items()]) or "none"),
             ("to eager", f"{self.difference:.1e} of the largest output ({self.largest:.3g}), {read}"),
             *self._generation(),
-            *(row for plan, count in self.plans for row in self._plan(plan, count)),
+            *(row for found, count in self.explanations for row in self._explained(found, count)),
             ("verdict", "regard serves this model" if self.sound else "do not use regard here: see above"),
         ]
         return _aligned(rows)
@@ -126,10 +126,10 @@ class Examined:
     def _generation(self) -> list[tuple[str, str]]:
         return [] if self.generated is None else [("generated", f"{self.generated} of {NEW} tokens as eager's")]
 
-    def _plan(self, plan: Explanation, count: int) -> list[tuple[str, str]]:
-        said = dict(plan.facts)
-        rows = [("backend", f"{plan.backend!r} for {count_of(count, 'call')}; {said['score']}, {said['mask']}")]
-        native = [why for backend, why in plan.reasons if backend == BACKENDS[0]]
+    def _explained(self, found: Explanation, count: int) -> list[tuple[str, str]]:
+        said = dict(found.facts)
+        rows = [("backend", f"{found.backend!r} for {count_of(count, 'call')}; {said['score']}, {said['mask']}")]
+        native = [why for backend, why in found.reasons if backend == BACKENDS[0]]
         return rows + [(f"not {BACKENDS[0]!r}", why) for why in native]
 
 
@@ -175,7 +175,7 @@ def _examined(model: Any) -> Examined:
         largest=largest,
         tokens=token_count(model),
         generated=None if tokens is None else int((tokens == expected).sum()),
-        plans=_plans(heard),
+        explanations=_explanations(heard),
     )
 
 
@@ -243,13 +243,14 @@ def _missed(model: nn.Module, seen: set[int], ran: set[int]) -> dict[str, str]:
     }
 
 
-def _plans(heard: list[AttentionCall]) -> tuple[tuple[Explanation, int], ...]:
+def _explanations(heard: list[AttentionCall]) -> tuple[tuple[Explanation, int], ...]:
     """How the calls run, those that run alike counted together."""
     found: dict[str, tuple[Explanation, int]] = {}
     for call in heard:
-        plan = explain(
+        one = explain(
             *(call.q, call.k, call.k), score=call.score, mask=call.mask, positions=call.positions, sink=call.sink
         )
-        key = str((plan.backend, [fact for fact in plan.facts if fact[0] in ("score", "mask")]))
-        found[key] = found.get(key, (plan, 0))[0], found.get(key, (plan, 0))[1] + 1
+        key = str((one.backend, [fact for fact in one.facts if fact[0] in ("score", "mask")]))
+        first, count = found.get(key, (one, 0))
+        found[key] = first, count + 1
     return tuple(found.values())

@@ -24,7 +24,7 @@ from regard.core.state import RowStats
 from regard.core.tracing import scripted
 from regard.masks.algebra import Mask
 from regard.runtime.autograd import attend, attend_with_stats
-from regard.runtime.dispatch import Explanation, choose, plan, readable
+from regard.runtime.dispatch import Explanation, choose, explanation, readable
 from regard.scores.algebra import Score, number
 from regard.scores.elementwise import Elementwise
 from regard.scores.similarity import Custom
@@ -71,7 +71,7 @@ class BoundCall:
     def explain(self, backend: Backend | None) -> Explanation:
         """How `output` would run."""
         with torch.no_grad():
-            return plan(self.problem, backend, lse=False)
+            return explanation(self.problem, backend, lse=False)
 
     def run(self, backend: Backend | None) -> Tensor:
         """out (*batch, h, nq, dv) in the accumulation dtype."""

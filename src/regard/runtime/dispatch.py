@@ -19,7 +19,7 @@ from regard.core.shapes import count_of
 from regard.core.value import written
 
 BACKENDS: tuple[Backend, ...] = (Native(), Sdpa(), Flex(), Tiled(), Reference())
-READ_IN_PLACE = "read where they lie"  # what plans say of pages
+READ_IN_PLACE = "read where they lie"  # what an explanation says of pages
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _kept_as(chosen: Backend, problem: Problem) -> list[tuple[str, str]]:
     return facts
 
 
-def plan(problem: Problem, backend: Backend | None, lse: bool) -> Explanation:
+def explanation(problem: Problem, backend: Backend | None, lse: bool) -> Explanation:
     """How a call would run."""
     chosen = choose(problem, backend, lse)
     reasons: list[tuple[Backend, str]] = []

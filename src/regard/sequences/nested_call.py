@@ -59,13 +59,13 @@ def explain(
 ) -> Explanation:
     """How `attend` would run the call."""
     _, together, plain = _read(q, k, v, score, mask, positions, sink, dropout)
-    plan = None if together is None else one_list.explain(together, score, sink, backend)
-    if plan is not None:
-        return plan
+    found = None if together is None else one_list.explain(together, score, sink, backend)
+    if found is not None:
+        return found
     calls = plain()
     q, k, v, mask, positions = calls.parts[-1]
-    plan = BoundCall(q, k, v, score, mask, positions, sink, dropout).explain(backend)
-    return replace(plan, facts=(*plan.facts, ("nested", calls.note)))
+    found = BoundCall(q, k, v, score, mask, positions, sink, dropout).explain(backend)
+    return replace(found, facts=(*found.facts, ("nested", calls.note)))
 
 
 def _read(

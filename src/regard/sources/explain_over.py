@@ -41,8 +41,8 @@ def explain_over(
     >>> import regard as rg
     >>> k, v = torch.zeros(2, 9, 8).unbind(0)
     >>> parts = [(k[:3], v[:3]), (k[3:5], v[3:5]), (k[5:], v[5:])]
-    >>> plan = rg.explain_over(torch.zeros(1, 8), parts, mask=rg.Causal(), positions=torch.tensor([4]))
-    >>> dict(plan.facts)["parts"]
+    >>> found = rg.explain_over(torch.zeros(1, 8), parts, mask=rg.Causal(), positions=torch.tensor([4]))
+    >>> dict(found.facts)["parts"]
     '2 read (5 keys), 1 skipped (4 keys): the mask hides all of it'
     """
     q = arrays.tensor(q, "q")
@@ -65,7 +65,7 @@ def explain_over(
             largest = skipped.pop(0)
             read.append(largest)
         k, v = (arrays.tensor(x, name).to(q.device) for x, name in zip(largest.read(), "kv", strict=True))
-        plan = call.plan(q, largest, k, v)
+        found = call.explain(q, largest, k, v)
     held = k.nbytes + v.nbytes
     facts = (
         ("source", repr(source)),
@@ -75,9 +75,9 @@ def explain_over(
             f"{count_of(held, 'byte', ',')} of keys and values a part, {count_of(ahead + 1, 'part')} "
             f"at a time: {held * (ahead + 1):,}",
         ),
-        *((f"a part's {name}" if name in ("call", "score", "mask") else name, text) for name, text in plan.facts),
+        *((f"a part's {name}" if name in ("call", "score", "mask") else name, text) for name, text in found.facts),
     )
-    return Explanation(plan.backend, plan.reasons, facts)
+    return Explanation(found.backend, found.reasons, facts)
 
 
 def _counted(parts: list[Part], what: str, why: str) -> str:

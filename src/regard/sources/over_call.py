@@ -23,8 +23,7 @@ from regard.core.shapes import count_of, listed
 from regard.core.state import RowStats, State
 from regard.masks.algebra import Cover, Everything, Mask
 from regard.runtime.binding import BoundCall
-from regard.runtime.dispatch import Explanation
-from regard.runtime.dispatch import plan as plan_of
+from regard.runtime.dispatch import Explanation, explanation
 from regard.scores.algebra import Score, as_pipeline
 from regard.sources.chunks import Chunks
 from regard.sources.progress import Progress, progress_bar
@@ -153,10 +152,10 @@ class OverCall:
             backend=self.backend,
         )
 
-    def plan(self, q: Tensor, part: Part, k: Tensor, v: Tensor) -> Explanation:
+    def explain(self, q: Tensor, part: Part, k: Tensor, v: Tensor) -> Explanation:
         """How a part would run."""
         given = BoundCall(q, k, v, *self._values(part), self.positions_of(part), self.sink, None)
-        return plan_of(given.problem, self.backend, lse=True)
+        return explanation(given.problem, self.backend, lse=True)
 
     def _values(self, part: Part) -> tuple[Score, Mask]:
         """Score and mask of a part."""

@@ -32,7 +32,7 @@ class PageRows(ABC):
 
 
 @dataclass(frozen=True)
-class AsGiven(PageRows):
+class RowsAsGiven(PageRows):
     """Each row is the d features."""
 
     def packed(self, x: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class AsGiven(PageRows):
 
 
 @dataclass(frozen=True)
-class Int8(PageRows):
+class RowsOfInt8(PageRows):
     """Each row is d numbers of int8, up to 3 bytes without meaning, and the float32 scale of the numbers.
 
     d      features
@@ -75,10 +75,10 @@ class Int8(PageRows):
 
 
 def width_of_int8(d: int) -> int:
-    """Bytes of a row of Int8."""
+    """Bytes of a row of RowsOfInt8."""
     return d + -d % _SCALE + _SCALE
 
 
 def page_rows(pages: Tensor, x: Tensor) -> PageRows:
     """How pages hold tokens like x."""
-    return Int8(x.shape[-1], x.dtype) if pages.dtype == torch.int8 else AsGiven()
+    return RowsOfInt8(x.shape[-1], x.dtype) if pages.dtype == torch.int8 else RowsAsGiven()
