@@ -1,4 +1,4 @@
-"""Processes of one gloo group, started once, that run functions of the tests: `Group(4).run(function, argument)`."""
+"""Processes of one group, started once, that run functions of the tests: `Group(4).run(function, argument)`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ WAIT = 120  # seconds for an answer of a process
 
 
 class Group:
-    """`count` processes, each a rank of one gloo group, and subgroups of the first 1, 2, ... of them.
+    """`count` processes, each a rank of one group, and subgroups of the first 1, 2, ... of them.
 
-    They take seconds to load torch and regard, for which the first call waits, not this one.
+    They take seconds to load torch and regard, for which the first call waits, not this one. With nccl for tensors on
+    CUDA, all ranks share the first GPU: nccl refuses that on one host, so each names another host (NCCL_HOSTID), and
+    they exchange messages over sockets.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, backends: str = "gloo") -> None:
         context = mp.get_context("spawn")
         self.folder = tempfile.TemporaryDirectory()
         store = Path(self.folder.name) / "store"
@@ -31,7 +33,7 @@ class Group:
         self.processes: list[SpawnProcess] = []
         for rank in range(count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, count, str(store), theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, count, backends, str(store), theirs), daemon=True)
             process.start()
             self.pipes.append(ours)
             self.processes.append(process)
@@ -71,7 +73,7 @@ class Group:
         self.folder.cleanup()
 
 
-def _serve(rank: int, count: int, store: str, pipe: Connection) -> None:
+def _serve(rank: int, count: int, backends: str, store: str, pipe: Connection) -> None:
     import pytest  # noqa: F401
     import torch
     import torch.distributed as dist
@@ -79,8 +81,10 @@ def _serve(rank: int, count: int, store: str, pipe: Connection) -> None:
     import regard.parallel  # noqa: F401
 
     torch.set_num_threads(1)
+    if "nccl" in backends:
+        os.environ |= {"NCCL_HOSTID": f"host of rank {rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
     dist.init_process_group(
-        "gloo", store=dist.FileStore(store, count), rank=rank, world_size=count, timeout=timedelta(seconds=WAIT)
+        backends, store=dist.FileStore(store, count), rank=rank, world_size=count, timeout=timedelta(seconds=WAIT)
     )
     groups = [dist.new_group(list(range(n + 1))) for n in range(count)]
     pipe.send((True, "ready"))

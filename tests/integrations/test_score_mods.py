@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:return_lse is deprecated"),
 ]
 BATCH, HEADS, NQ, NK, WIDTH = 2, 4, 11, 13, 8
-SIZES = Sizes(BATCH, HEADS, NQ, NK, torch.float32)
+SIZES = Sizes(BATCH, HEADS, NQ, NK, torch.float32, torch.device("cpu"))
 SLOPES, PER_HEAD = torch.rand(HEADS), 0.5 + torch.rand(HEADS)
 TABLE = torch.randn(HEADS, 2 * 16 - 1)
 BUCKETS = torch.randn(8, HEADS)
@@ -96,7 +97,7 @@ def test_a_score_that_is_read_is_the_one_that_is_asked_pair_by_pair(name: str) -
     fn, kinds = READ[name]
     for dtype in (torch.float64, torch.float32):
         q, k, v = drawn(dtype)
-        score, mask = translate_score(fn, WIDTH**-0.5, Sizes(BATCH, HEADS, NQ, NK, dtype))
+        score, mask = translate_score(fn, WIDTH**-0.5, replace(SIZES, dtype=dtype))
         assert {type(part) for part in (score >> rg.Bias(torch.zeros(1, 1))).parts[1:-1]} == kinds
         assert not any(isinstance(part, (ScoreMod, MaskMod)) for part in (score, mask))
         given = {"score": score, "mask": mask, "positions": rg.head(NQ, NK)}
@@ -252,4 +253,4 @@ def test_no_pairs() -> None:
     q = torch.zeros(1, 2, 0, 8)
     mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 1, 1, device="cpu")
     assert flex_attention(q, q, q, alibi).shape == q.shape
-    assert isinstance(translate_mask(mask.mask_mod, Sizes(1, 2, 0, 5, torch.float32)), MaskMod)
+    assert isinstance(translate_mask(mask.mask_mod, replace(SIZES, batch=1, heads=2, nq=0, nk=5)), MaskMod)

@@ -32,7 +32,7 @@ REFUSED = [
     ({"mask": rg.Window(3, 0)}, WRITTEN_OUT),
     ({"mask": rg.Causal() & rg.Prefix(3)}, WRITTEN_OUT),
     ({"mask": rg.Lengths(queries=torch.full((5,), 3))}, WRITTEN_OUT),
-    ({"mask": rg.Causal()}, "its is_causal counts both sides from 0 and needs as many keys as queries"),
+    ({"mask": rg.Causal()}, "its is_causal compares indices and needs as many keys as queries, at the same positions"),
     ({"mask": rg.Dense(torch.zeros(17, dtype=torch.bool))}, "the mask leaves a query without a key"),
     ({"mask": rg.Lengths(keys=torch.tensor([1, 2, 0, 4, 5]))}, "the mask leaves a query without a key"),
 ]
@@ -50,8 +50,12 @@ def test_more_refusals() -> None:
         assert why(testing.draw(testing.frame(**size))) == "an axis is empty"
     square = replace(testing.draw(testing.frame(nk=13), mask=rg.Causal()), positions=rg.head(13, 13))
     assert why(square) is None
-    moved = replace(square, positions=rg.Positions(torch.arange(1, 14), torch.arange(13)))
-    assert "counts both sides from 0" in (why(moved) or "")
+    for same in (rg.Positions(torch.arange(5, 18), torch.arange(5, 18)), rg.Positions(*(torch.arange(0, 26, 2),) * 2)):
+        assert why(replace(square, positions=same)) is None
+        testing.check(replace(square, positions=same), SDPA)
+    backwards = torch.arange(13).flip(0)
+    for others in ((torch.arange(1, 14), torch.arange(13)), (backwards, backwards), (torch.ones(13).long(),) * 2):
+        assert "at the same positions" in (why(replace(square, positions=rg.Positions(*others))) or "")
     for name in "qkv":
         bad = getattr(square, name).clone()
         bad[1, 0, 3, 2] = math.nan

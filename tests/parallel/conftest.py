@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from gloo_processes import Group
 
@@ -28,5 +29,15 @@ def gloo(pytestconfig: pytest.Config) -> Iterator[Group]:
 def gpus(pytestconfig: pytest.Config) -> Iterator[Group]:
     """Four more, for those that pretend to have GPUs and cannot go back (pretended_device)."""
     group = pytestconfig.stash[GROUPS]["gpus"]
+    yield group
+    group.close()
+
+
+@pytest.fixture(scope="session")
+def nccl() -> Iterator[Group]:
+    """Four processes whose tensors on the first GPU travel by nccl."""
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    group = Group(4, "cpu:gloo,cuda:nccl")
     yield group
     group.close()

@@ -14,6 +14,7 @@ from regard.backends.streaming.tiling import Size, stream
 from regard.call.problem import Problem
 from regard.core.positions import Positions
 from regard.core.state import RowStats
+from regard.core.tracing import data_unavailable
 from regard.core.value import Value
 from regard.masks.algebra import Mask
 from regard.scores.algebra import Score
@@ -197,3 +198,14 @@ def recorded_backward(
     outputs, grads = zip(*recorded, strict=True)
     found = iter(torch.autograd.grad(outputs, wanted, grads, allow_unused=True))
     return tuple(next(found) if need else None for need in needs)
+
+
+def why_leaks(problem: Problem) -> str | None:
+    """Why functions of torch that multiply what is hidden by 0 cannot run a call; None where all numbers are finite."""
+    tensors = problem.q, problem.k, problem.v
+    if data_unavailable(*tensors):
+        return "it lets what is not finite leak out of masked places, and in a graph nobody can look for it"
+    sums = [t.detach().sum(dtype=problem.accumulate) for t in tensors]  # on a GPU: what is waited for once
+    if bool(torch.stack(sums).isfinite().all()) or all(bool(t.isfinite().all()) for t in tensors):
+        return None
+    return "it lets what is not finite leak out of masked places"

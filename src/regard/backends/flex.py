@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import lru_cache
+from itertools import count
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from regard.backends.base import Backend, Result, SavedResults, recorded_backward
+from regard.backends.base import Backend, Result, SavedResults, recorded_backward, why_leaks
 from regard.backends.streaming.backward import Cotangents
 from regard.call.problem import Problem
 from regard.core.region import Frame
 from regard.core.state import State
+from regard.core.value import Value, names
 from regard.masks.algebra import Cover, Everything
 from regard.scores.algebra import Modifier
 from regard.scores.similarity import Bilinear, Cosine, Dot, ScaledDot
@@ -52,11 +54,7 @@ class Flex(Backend):
             problem.dtype == torch.float64 or min(problem.q.shape[-1], problem.dv) < 16
         ):
             return "its compiled kernels need float32 or less and widths of 16 or more"
-        if not isinstance(problem.mask, Everything) and not all(
-            bool(t.isfinite().all()) for t in (problem.q, problem.k, problem.v)
-        ):
-            return "it lets what is not finite leak out of masked places"
-        return None
+        return None if isinstance(problem.mask, Everything) else why_leaks(problem)
 
     def forward(self, problem: Problem) -> Result:
         with torch.no_grad():
@@ -148,11 +146,42 @@ def block_mask(problem: Problem) -> Any:
     )
 
 
-@cache
-def _kernel(compiled: bool) -> Callable[..., Any]:
+_numbers = count()
+
+
+@lru_cache(maxsize=256)
+def _compiled(structure: Any) -> Callable[..., Any]:
+    """flex_attention, compiled for calls of one structure apart from all others.
+
+    torch compiles one piece of code for 8 structures, and for a ninth runs it as it is, with n × n weights: so every
+    structure gets code of its own, and fullgraph raises an error where torch would not compile.
+    """
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention) if compiled else flex_attention
+    def flex(*given: Any, **options: Any) -> Any:
+        return flex_attention(*given, **options)
+
+    flex.__code__ = flex.__code__.replace(co_name=f"flex_{next(_numbers)}")  # so that no two are equal
+    return torch.compile(flex, fullgraph=True)
+
+
+def _structure(problem: Problem) -> Any:
+    """What torch compiles a call for: all but its numbers, and sizes of 2 and more, which one code serves."""
+    tensors = problem.q, problem.k, problem.v
+    sizes = [(t.dtype, t.shape[-1], *(size == 1 for size in t.shape)) for t in tensors]
+    kinds = _kinds(problem.score), _kinds(problem.mask)
+    return (*sizes, *kinds, problem.frame.heads == problem.key_heads, torch.is_grad_enabled(), problem.frame.device)
+
+
+def _kinds(item: Any) -> Any:
+    """The classes of which a value is made; a function stands for itself, a tensor for its dtype and axes."""
+    if isinstance(item, Value):
+        return type(item), *(_kinds(getattr(item, name)) for name in names(type(item)))
+    if isinstance(item, tuple):
+        return tuple(map(_kinds, cast(tuple[Any, ...], item)))
+    if isinstance(item, Tensor):
+        return item.dtype, *(size == 1 for size in item.shape)
+    return item if callable(item) else type(item)
 
 
 def _out_and_lse(kernel: Callable[..., Any], *given: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
@@ -164,6 +193,8 @@ def _out_and_lse(kernel: Callable[..., Any], *given: Tensor, **options: Any) -> 
 
 
 def _flex(problem: Problem) -> Result:
+    from torch.nn.attention.flex_attention import flex_attention
+
     similarity, batch = problem.similarity, problem.frame.batch
     q = problem.q
     scale: float | None = 1.0
@@ -174,7 +205,7 @@ def _flex(problem: Problem) -> Result:
     q, k, v = (t.flatten(0, len(batch) - 1) if batch else t[None] for t in (q, problem.k, problem.v))
     masked = not isinstance(problem.mask, Everything)
     found = _out_and_lse(
-        _kernel(q.is_cuda),
+        _compiled(_structure(problem)) if q.is_cuda else flex_attention,
         q,
         k.to(q.dtype),
         v.to(q.dtype),

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from regard.backends.base import Backend, Result, SavedResults, recorded_backward
+from regard.backends.base import Backend, Result, SavedResults, recorded_backward, why_leaks
 from regard.backends.streaming.backward import Cotangents
 from regard.call.problem import Problem
+from regard.core.positions import Positions
 from regard.core.region import Frame
 from regard.core.shapes import repeat_heads
+from regard.core.tracing import data_unavailable
 from regard.masks.algebra import Everything, Mask, View
 from regard.masks.dense import Dense
 from regard.masks.positional import Causal
@@ -64,17 +66,25 @@ def _why_not_mask(mask: Mask, frame: Frame, problem: Problem) -> str | None:
     if isinstance(mask, Everything):
         return None
     if isinstance(mask, Causal):
-        # by content: the caller may have passed positions equal to the default ones
-        index = torch.arange(frame.nq, device=frame.device, dtype=torch.int64)
-        if frame.nq != frame.nk or any(bool((p != index).any()) for p in (frame.positions.q, frame.positions.k)):
-            return "its is_causal counts both sides from 0 and needs as many keys as queries"
+        if frame.nq != frame.nk or not _same_positions(frame.positions):
+            return "its is_causal compares indices and needs as many keys as queries, at the same positions"
     elif not isinstance(mask, Dense) and not (isinstance(mask, Lengths) and mask.queries is None):
         return f"{mask!r} would have to be written out, {frame.nq} × {frame.nk}"
+    elif data_unavailable(*mask.tensors()):
+        return "in a graph nobody knows whether the mask leaves a query without a key"
     elif bool(View(mask, frame).empty_rows().any()):
         return "the mask leaves a query without a key, which its paths answer differently"
-    if not all(bool(t.isfinite().all()) for t in (problem.q, problem.k, problem.v)):
-        return "it lets what is not finite leak out of masked places"
-    return None
+    return why_leaks(problem)
+
+
+def _same_positions(positions: Positions) -> bool:
+    """Whether query i stands where key i does and later ones behind it, by content: the caller may have made them."""
+    if positions.span is not None:
+        return positions.span.q == positions.span.k
+    q, k = positions.q, positions.k
+    if data_unavailable(q, k) or q.shape != k.shape:
+        return False
+    return bool((q == k).all() & (q.diff(dim=-1) > 0).all())
 
 
 def _sdpa(problem: Problem) -> Result:

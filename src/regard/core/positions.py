@@ -215,6 +215,7 @@ def resolve_positions(
             )
     span = positions.span
     if span is not None:
+        device = span.device if device is None else device
         return _with_span(counting(*span.q, device), counting(*span.k, device), Span(span.q, span.k, device))
     if positions.q.is_cpu and positions.consecutive:  # found out by looking
         firsts = [int(x[0]) if x.numel() else 0 for x in (positions.q, positions.k)]

@@ -20,9 +20,9 @@ from regard.core.tracing import data_unavailable, symbolic
 from regard.masks.algebra import Cover, Everything
 
 # Pairs × heads × batch × footprint held at once: 4 MB in float32, which stays in the last cache and hides Python's own
-# time.
-BUDGET = 1 << 20
-LEAST, MOST = 16, 1024
+# time. A GPU needs 64 MB to hide it: each operation takes Python as long as the GPU takes for some 20 MB.
+BUDGET, BUDGET_OF_GPU = 1 << 20, 1 << 24
+LEAST, MOST, MOST_OF_GPU = 16, 1024, 1 << 13
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,12 @@ class Size:
         lanes = max(problem.lanes, 1)
         if symbolic(lanes):  # a dynamic batch: no number is known
             lanes = 1
-        side = max(LEAST, min(MOST, math.isqrt(BUDGET // lanes)))
+        on_gpu = problem.frame.device.type == "cuda"
+        budget, most = (BUDGET_OF_GPU, MOST_OF_GPU) if on_gpu else (BUDGET, MOST)
+        side = max(LEAST, min(most, math.isqrt(budget // lanes)))
         r = self.rows or max(1, min(side, problem.frame.nq))
         # few rows (decoding) leave room for long strips of keys
-        return r, self.keys or max(side, min(MOST * 8, BUDGET // (lanes * r)))
+        return r, self.keys or max(side, min(most * 8, budget // (lanes * r)))
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def _translated(
 ) -> tuple[Translation, Positions | None]:
     """Score and mask of a call of regard.attention, and the positions."""
     (batch, heads, nq, width), nk = query.shape, key.shape[-2]
-    sizes = Sizes(batch, heads, nq, nk, accumulator(query.dtype))
+    sizes = Sizes(batch, heads, nq, nk, accumulator(query.dtype), query.device)
     mask_mod = None if block_mask is None else block_mask.mask_mod
     found = translated(score_mod, mask_mod, max(width, 1) ** -0.5 if scale is None else scale, sizes)
     return found, head(nq, nk, query.device) if nq != nk else None  # i and j are indices
@@ -166,9 +166,9 @@ def why_left_flex(
             return f"its block_mask was created for {listed(block_mask.shape)}; q and k have lengths {n}"
     pairs = 0 not in (*query.shape, *key.shape)
     if score_mod is not None and torch.is_grad_enabled() and pairs and may_read_gradients(score_mod):
-        first = torch.zeros((), dtype=torch.int64, device="cpu")
+        first = torch.zeros((), dtype=torch.int64, device=query.device)
         with indexing():
-            s = score_mod(torch.zeros((), dtype=torch.float32, device="cpu"), first, first, first, first)
+            s = score_mod(torch.zeros((), dtype=torch.float32, device=query.device), first, first, first, first)
         if s.requires_grad:
             return "its score_mod uses a tensor that requires a gradient, which would get none"
     return None

@@ -54,7 +54,7 @@ def translate_mask(fn: Callable[..., Tensor], sizes: Sizes) -> Mask:
     if not sizes.pairs:
         return MaskMod(fn)
     try:
-        result = record(fn, "bhij", sizes.dtype)
+        result = record(fn, "bhij", sizes.dtype, sizes.device)
     except NotRecorded:
         return MaskMod(fn)
     found = mask_of(result, sizes)
@@ -64,7 +64,7 @@ def translate_mask(fn: Callable[..., Tensor], sizes: Sizes) -> Mask:
 def mask_of(x: Any, sizes: Sizes) -> Mask | None:
     """The pairs for which a boolean Node is True; None where regard has no such mask."""
     if not isinstance(x, Node):
-        seen = of_numbers(x, torch.bool)
+        seen = of_numbers(x, torch.bool).to(sizes.device)
         return Everything() if bool(seen) else Dense(seen.bool().expand(1, 1, 1, 1))
     if x.value.dtype != torch.bool:
         return None
@@ -95,7 +95,7 @@ def _interval(node: Node, sizes: Sizes) -> Mask | None:
         return None
     seen = sizes.by_difference(node).nonzero()[:, 0] - (sizes.nk - 1)
     if not len(seen):
-        return Dense(torch.zeros(1, 1, 1, 1, dtype=torch.bool, device="cpu"))
+        return Dense(torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=sizes.device))
     least, most = int(seen[0]), int(seen[-1])
     if len(seen) != most - least + 1:
         return None

@@ -52,14 +52,14 @@ class Node:
         return {"i", "j"} <= self.reads and self.shift == 0
 
 
-def record(fn: Callable[..., Any], names: str, dtype: torch.dtype) -> Node | Tensor:
+def record(fn: Callable[..., Any], names: str, dtype: torch.dtype, device: torch.device) -> Node | Tensor:
     """fn(*names), each of "s" (a score, of that dtype) and "b", "h", "i", "j" (int64): its result as a Node.
 
     A Tensor where the result depends on no argument. Raises NotRecorded for what is no tensor, and for functions that
     look at a number or write into a tensor.
     """
     recorder = _Recorder()
-    given = [recorder.argument(name, dtype) for name in names]
+    given = [recorder.argument(name, dtype, device) for name in names]
     with torch.no_grad(), indexing(), recorder:
         result = fn(*given)
     if not isinstance(result, Tensor) or result.dim():
@@ -74,8 +74,8 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.nodes: dict[int, Node] = {}  # by the id of the value, which the Node keeps alive
 
-    def argument(self, name: str, dtype: torch.dtype) -> Tensor:
-        value = torch.zeros((), dtype=dtype if name == "s" else torch.int64, device="cpu")
+    def argument(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+        value = torch.zeros((), dtype=dtype if name == "s" else torch.int64, device=device)
         self._keep(Node(None, (name,), {}, frozenset(name), int(name in "ij"), value))
         return value
 
@@ -118,18 +118,16 @@ def _shift(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], read: list[Nod
     return 0 if op in _COMPARISONS and a == b else None
 
 
-_ZERO = torch.zeros((), dtype=torch.int64, device="cpu")
-
-
 def evaluate(node: Node, **index: Tensor) -> Tensor:
     """The node's numbers for vectors of indices b, h, i, j: one axis for each that is given, in this order; others 0.
 
     They are computed as torch computes them, one pair at a time under vmap.
     """
     names = [name for name in "bhij" if name in index]
+    zero = torch.zeros((), dtype=torch.int64, device=node.value.device)
 
     def one(*at: Tensor) -> Tensor:
-        return pair_function(node)(*(dict(zip(names, at, strict=True)).get(name, _ZERO) for name in "bhij"))
+        return pair_function(node)(*(dict(zip(names, at, strict=True)).get(name, zero) for name in "bhij"))
 
     fn: Callable[..., Any] = one
     for axis in reversed(range(len(names))):
@@ -140,13 +138,14 @@ def evaluate(node: Node, **index: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The pairs of a call of flex_attention: (batch, heads, nq, nk), and the dtype of its scores."""
+    """The pairs of a call of flex_attention: (batch, heads, nq, nk), the dtype of its scores, and their device."""
 
     batch: int
     heads: int
     nq: int
     nk: int
     dtype: torch.dtype
+    device: torch.device
 
     @property
     def pairs(self) -> int:
@@ -156,12 +155,12 @@ class Sizes:
     def indices(self, names: frozenset[str] | str) -> dict[str, Tensor]:
         """All indices of these axes, of "b", "h", "i", "j"."""
         of = {"b": self.batch, "h": self.heads, "i": self.nq, "j": self.nk}
-        return {name: torch.arange(of[name], dtype=torch.int64, device="cpu") for name in "bhij" if name in names}
+        return {name: torch.arange(of[name], dtype=torch.int64, device=self.device) for name in "bhij" if name in names}
 
     def by_difference(self, node: Node) -> Tensor:
         """What a node that depends on i - j is for -(nk - 1), ..., nq - 1, for each head where it depends on that."""
         index = self.indices(node.reads & {"h"})
-        return evaluate(node, **index, i=torch.arange(1 - self.nk, self.nq, dtype=torch.int64, device="cpu"))
+        return evaluate(node, **index, i=torch.arange(1 - self.nk, self.nq, dtype=torch.int64, device=self.device))
 
     def by_axes(self, node: Node) -> Tensor:
         """What a node is for all indices that it reads, shaped to broadcast to (batch, heads, nq, nk)."""

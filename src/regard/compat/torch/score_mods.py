@@ -56,7 +56,7 @@ def translate_score(fn: Callable[..., Tensor], scale: float, sizes: Sizes) -> tu
     """
     if not sizes.pairs:
         raise NotRecorded("there are no pairs")
-    result = record(fn, "sbhij", sizes.dtype)
+    result = record(fn, "sbhij", sizes.dtype, sizes.device)
     reading = _ScoreReading(sizes)
     if not isinstance(result, Node) or "s" not in result.reads:
         raise NotRecorded("its result does not depend on the score")
@@ -111,7 +111,8 @@ class _ScoreReading:
         if _scores(b):
             raise NotRecorded("a score is added to a score")
         if not isinstance(b, Node):
-            self._append(Bias(_sign(of_numbers(b, self.sizes.dtype).to(self.sizes.dtype), negative).expand(1, 1)))
+            number = of_numbers(b, self.sizes.dtype).to(self.sizes.device, self.sizes.dtype)
+            self._append(Bias(_sign(number, negative).expand(1, 1)))
         elif b.by_difference and "b" not in b.reads:
             table = _sign(self.sizes.by_difference(b).to(self.sizes.dtype), negative)
             self._append(RelativeBias(table.reshape(-1, table.shape[-1]).T.flip(0), _every_difference(self.sizes)))
