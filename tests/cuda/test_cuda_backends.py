@@ -138,11 +138,11 @@ def test_which_backend_runs(given: dict[str, Any], backend: rg.Backend) -> None:
 
 
 def test_memory_is_linear_in_the_keys() -> None:
-    """(1, 2, 32768, 64) float32 forward and backward: weights of one head would be 4.3 GB."""
+    """(1, 2, 32768, 64) float32 forward and backward: the weights would be 8.6 GB, a tile of both heads is 64 MB."""
     q, k, v = (torch.randn(1, 2, 32768, 64, device="cuda", requires_grad=True) for _ in range(3))
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     rg.attention(
         q, k, v, score=rg.ScaledDot() >> rg.SoftCap(3.0), mask=rg.Causal(), backend=rg.Tiled()
     ).sum().backward()
-    assert torch.cuda.max_memory_allocated() - before < 2**29
+    assert torch.cuda.max_memory_allocated() - before < 2**30

@@ -23,6 +23,7 @@ from regard import testing
 from regard.compat import flash_attention as flash
 from regard.compat import torch as like_torch
 from regard.nn import FixedCache, GrowingCache, KVCache, PagedCache, RollingCache
+from tiny_models import DECODERS
 
 DEVICE = os.environ.get("REGARD_TEST_DEVICE", "cuda")
 if DEVICE == "cuda":
@@ -111,11 +112,11 @@ def test_states_merge() -> None:
 
 def test_weights_scores_and_numbers() -> None:
     q, k, _ = qkv()
-    given = {"mask": rg.Causal()}
-    agrees(lambda q, k: rg.attention_weights(q, k, **given), q, k)
-    agrees(lambda q, k: rg.attention_scores(q, k, **given), q, k)
-    agrees(with_gradients(lambda q, k: rg.entropy(q, k, **given)), q, k)
-    agrees(lambda q, k: rg.max_score(q, k, **given), q, k)
+    mask = rg.Causal()
+    agrees(lambda q, k: rg.attention_weights(q, k, mask=mask), q, k)
+    agrees(lambda q, k: rg.attention_scores(q, k, mask=mask), q, k)
+    agrees(with_gradients(lambda q, k: rg.entropy(q, k, mask=mask)), q, k)
+    agrees(lambda q, k: rg.max_score(q, k, mask=mask), q, k)
 
 
 def moved(fact: Any) -> Any:
@@ -129,7 +130,7 @@ def test_facts() -> None:
     q, k, _ = qkv()
     wanted = every(testing.frame((2,), 6, 37, 37))
     expected = rg.look(q, k, facts=wanted, mask=rg.Causal())
-    there = [moved(fact) for fact in wanted]
+    there = tuple(map(moved, wanted))
     found = rg.look(q.to(DEVICE), k.to(DEVICE), facts=there, mask=rg.Causal())
     for on_cpu, on_gpu in zip(wanted, there, strict=True):
         pairs = zip(pytree.tree_leaves(found[on_gpu]), pytree.tree_leaves(expected[on_cpu]), strict=True)
@@ -258,7 +259,6 @@ def test_compiled(mask: rg.Mask) -> None:
 def test_models_of_transformers() -> None:
     pytest.importorskip("transformers", reason="needs transformers")
     import regard.compat.transformers  # noqa: F401
-    from tiny_models import DECODERS
 
     tiny = DECODERS["Llama"]
     x = torch.randint(3, 60, (2, 13))

@@ -102,6 +102,20 @@ def test_the_block_table_is_the_mask_s_cover(mask: str) -> None:
         assert torch.equal(found, cover == kind)
 
 
+def test_the_block_table_is_made_once_where_nothing_in_it_can_change() -> None:
+    def twice(mask: rg.Mask, positions: rg.Positions | None = None) -> bool:
+        made = [block_mask(replace(testing.draw(AT, mask=mask), positions=positions).problem) for _ in range(2)]
+        return made[0] is made[1]
+
+    assert twice(rg.Causal() & rg.Window(before=3, after=0), rg.tail(13, 17))
+    assert not twice(rg.Causal(), rg.Positions(2 * torch.arange(4, 17), torch.arange(17)))
+    assert not twice(rg.Dense(torch.ones(13, 17, dtype=torch.bool)))
+    assert not twice(rg.Where(lambda b, h, i, j: i >= j), rg.tail(13, 17))
+    with torch.inference_mode():
+        made = block_mask(replace(testing.draw(AT, mask=rg.Causal()), positions=rg.tail(13, 17)).problem)
+    assert not made.kv_indices.is_inference()
+
+
 def test_refusals() -> None:
     case = testing.draw(AT)
 

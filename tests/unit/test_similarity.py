@@ -14,6 +14,7 @@ from torch import Tensor
 import regard as rg
 from regard.call.arguments import build_problem
 from regard.core.shapes import repeat_heads
+from regard.scores.similarity import _sorted_median
 
 BATCH, HEADS, KEY_HEADS, NQ, NK, DQ, DK = 2, 6, 3, 5, 7, 4, 4
 HIDDEN, WIDE = 11, 9
@@ -306,3 +307,11 @@ def test_distances_to_keys_that_share_one_row_as_a_dot_product() -> None:
     assert found is not None and expected is not None
     assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
     assert not found[1][..., :3].any()
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 7, 4), (1, 1, 4), (2, 6, 5)])
+def test_the_median_of_a_gpu_is_that_of_a_cpu(shape: tuple[int, ...]) -> None:
+    rows = torch.randn(shape).masked_fill(torch.rand(shape) < 0.3, torch.nan)
+    rows[..., 0] = torch.nan
+    expected = rows.nanmedian(-2, keepdim=True).values
+    torch.testing.assert_close(_sorted_median(rows), expected, rtol=0, atol=0, equal_nan=True)

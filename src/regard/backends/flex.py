@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
 from typing import Any, cast
@@ -15,10 +15,11 @@ from torch import Tensor
 from regard.backends.base import Backend, Result, SavedResults, recorded_backward, why_leaks
 from regard.backends.streaming.backward import Cotangents
 from regard.call.problem import Problem
+from regard.core.positions import Span, counted
 from regard.core.region import Frame
 from regard.core.state import State
 from regard.core.value import Value, names
-from regard.masks.algebra import Cover, Everything
+from regard.masks.algebra import Cover, Everything, Mask
 from regard.scores.algebra import Modifier
 from regard.scores.similarity import Bilinear, Cosine, Dot, ScaledDot
 
@@ -107,31 +108,59 @@ class Point:
         return t[tuple(n if size > 1 else n * 0 for n, size in zip(index, t.shape, strict=True))] if index else t
 
 
-def lower(problem: Problem) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """The score_mod and mask_mod of a problem."""
+def score_mod(problem: Problem) -> Callable[..., Tensor] | None:
+    """The modifiers of a problem as FlexAttention's function of one pair."""
     frame, modifiers = problem.frame, problem.score.parts[1:]
 
-    def score_mod(s: Tensor, b: Tensor, h: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    def modified(s: Tensor, b: Tensor, h: Tensor, row: Tensor, col: Tensor) -> Tensor:
         at: Any = Point(frame, b, h, row, col)
         for stage in modifiers:
             assert isinstance(stage, Modifier)
             s = stage.modify(s, at)
         return s
 
-    def mask_mod(b: Tensor, h: Tensor, row: Tensor, col: Tensor) -> Tensor:
-        at: Any = Point(frame, b, h, row, col)
-        return problem.mask.visible(at)
-
-    return score_mod, mask_mod
+    return modified if modifiers else None
 
 
 def block_mask(problem: Problem) -> Any:
-    """The BlockMask of a problem, from the mask's covers: linear in blocks, nothing is evaluated pair by pair."""
+    """The BlockMask of a problem, from the mask's covers: linear in blocks, nothing is evaluated pair by pair.
+
+    It is made once for masks of regard's own that hold no tensor, where positions are known without reading any.
+    """
+    frame, mask = problem.frame, problem.mask
+    if frame.positions.span is None or not _of_numbers(mask):
+        return _block_mask(mask, frame)
+    return _known_block_mask(mask, frame.positions.span, frame.batch, frame.heads, frame.headed)
+
+
+def _of_numbers(item: Any) -> bool:
+    """Whether a value consists of classes of regard's own and of numbers, which nobody can change."""
+    if isinstance(item, Value):
+        kind = type(item)
+        return kind.__module__.startswith("regard.") and all(_of_numbers(getattr(item, name)) for name in names(kind))
+    return item is None or type(item) in (int, float, bool)
+
+
+@lru_cache(maxsize=64)
+def _known_block_mask(mask: Mask, span: Span, batch: tuple[int, ...], heads: int, headed: bool) -> Any:
+    positions = counted(span.q, span.k, span.device)
+    with torch.inference_mode(False):  # a backward saves no tensor that such a mode has made
+        frame = Frame.of(span.q[1], span.k[1], batch=batch, heads=heads, positions=positions)
+        made = _block_mask(mask, replace(frame, headed=headed))
+    if made.kv_indices.is_cuda:
+        torch.cuda.current_stream(made.kv_indices.device).synchronize()  # the next call may be on another stream
+    return made
+
+
+def _block_mask(mask: Mask, frame: Frame) -> Any:
     from torch.nn.attention.flex_attention import BlockMask
 
-    frame, count = problem.frame, math.prod(problem.frame.batch)
-    tiling = frame.tiling(BLOCK, BLOCK)
-    cover = problem.mask.cover(tiling).expand(*frame.batch, frame.heads, *tiling.shape)
+    def mask_mod(b: Tensor, h: Tensor, row: Tensor, col: Tensor) -> Tensor:
+        at: Any = Point(frame, b, h, row, col)
+        return mask.visible(at)
+
+    count, tiling = math.prod(frame.batch), frame.tiling(BLOCK, BLOCK)
+    cover = mask.cover(tiling).expand(*frame.batch, frame.heads, *tiling.shape)
     cover = cover.reshape(count, frame.heads, *tiling.shape)
     partial, full = ((cover == which).to(torch.int32) for which in (Cover.SOME, Cover.ALL))
     order = [kind.argsort(dim=-1, descending=True, stable=True).to(torch.int32) for kind in (partial, full)]
@@ -141,7 +170,7 @@ def block_mask(problem: Problem) -> Any:
         full.sum(-1, dtype=torch.int32),
         order[1],
         BLOCK_SIZE=BLOCK,
-        mask_mod=lower(problem)[1],
+        mask_mod=mask_mod,
         seq_lengths=(frame.nq, frame.nk),
     )
 
@@ -158,8 +187,10 @@ def _compiled(structure: Any) -> Callable[..., Any]:
     """
     from torch.nn.attention.flex_attention import flex_attention
 
+    kernel: Callable[..., Any] = flex_attention
+
     def flex(*given: Any, **options: Any) -> Any:
-        return flex_attention(*given, **options)
+        return kernel(*given, **options)
 
     flex.__code__ = flex.__code__.replace(co_name=f"flex_{next(_numbers)}")  # so that no two are equal
     return torch.compile(flex, fullgraph=True)
@@ -204,12 +235,13 @@ def _flex(problem: Problem) -> Result:
             q, scale = q * similarity.scale[..., None, None].to(q.dtype), 1.0
     q, k, v = (t.flatten(0, len(batch) - 1) if batch else t[None] for t in (q, problem.k, problem.v))
     masked = not isinstance(problem.mask, Everything)
+    kernel: Callable[..., Any] = _compiled(_structure(problem)) if q.is_cuda else flex_attention
     found = _out_and_lse(
-        _compiled(_structure(problem)) if q.is_cuda else flex_attention,
+        kernel,
         q,
         k.to(q.dtype),
         v.to(q.dtype),
-        score_mod=lower(problem)[0] if len(problem.score.parts) > 1 else None,
+        score_mod=score_mod(problem),
         block_mask=block_mask(problem) if masked else None,
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],

@@ -301,10 +301,15 @@ def _centre(q: Tensor) -> Tensor:
     if 0 in q.shape:
         return q.new_zeros(())
     rows = q.detach().contiguous()  # of an expanded tensor, torch 2.13 takes numbers from elsewhere
-    if rows.is_cuda:  # torch has no median there that torch.use_deterministic_algorithms allows
-        last = (~rows.isnan()).sum(-2, keepdim=True) - 1  # NaN comes behind all numbers
-        return rows.sort(-2, stable=True).values.gather(-2, last.clamp(min=0) // 2).nan_to_num()
-    return rows.nanmedian(-2, keepdim=True).values.nan_to_num()
+    # torch has no median on a GPU that torch.use_deterministic_algorithms allows
+    median = _sorted_median(rows) if rows.is_cuda else rows.nanmedian(-2, keepdim=True).values
+    return median.nan_to_num()
+
+
+def _sorted_median(rows: Tensor) -> Tensor:
+    """The median of the rows that are not NaN, which comes behind all numbers."""
+    last = (~rows.isnan()).sum(-2, keepdim=True) - 1
+    return rows.sort(dim=-2, stable=True).values.gather(-2, last.clamp(min=0) // 2)
 
 
 def _far(gamma: float | Tensor, q: Tensor) -> Tensor:
