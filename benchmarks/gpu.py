@@ -46,8 +46,9 @@ def near(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return (i >= j) & (i - j <= 255)
 
 
-SLOPES = torch.logspace(-1, -8, 16, base=2, device="cuda")
-IDS = torch.arange(8192, device="cuda") // 600
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the module can be imported anywhere
+SLOPES = torch.logspace(-1, -8, 16, base=2, device=DEVICE)
+IDS = torch.arange(8192, device=DEVICE) // 600
 
 
 def cases() -> list[Case]:
@@ -182,6 +183,8 @@ def measure(case: Case, limit: float) -> None:
 
 
 if __name__ == "__main__":
+    if DEVICE == "cpu":
+        sys.exit("benchmarks.gpu: torch sees no GPU here; expected an environment whose torch has CUDA.")
     torch._dynamo.config.recompile_limit = 100  # torch's flex_attention compiles each case
     PEAK = peak()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; bfloat16 product: {PEAK / 1e12:.0f} TFLOP/s")
