@@ -87,6 +87,18 @@ def test_attention_with_gradients(mask: rg.Mask, score: str) -> None:
     agrees(with_gradients(lambda q, k, v: rg.attention(q, k, v, score=SCORES[score](q), mask=mask)), *qkv())
 
 
+def test_lengths_in_lists_have_no_device() -> None:
+    lists = rg.Causal() & rg.Lengths([30, 7], first=[2, 0])
+    for _ in range(2):  # the second time somebody has looked at the mask
+        agrees(with_gradients(lambda q, k, v: rg.attention(q, k, v, mask=lists)), *qkv())
+        assert str(lists)
+
+    def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return rg.attention(q, k, v, mask=rg.Lengths([30, 7], first=torch.tensor([2, 0], device=q.device)))
+
+    agrees(with_gradients(mixed), *qkv())
+
+
 def test_dropout_has_the_bits_of_the_cpu() -> None:
     call = lambda q, k, v: rg.attention(q, k, v, dropout=rg.Dropout(0.3, seed=7))  # noqa: E731
     agrees(with_gradients(call), *qkv())

@@ -21,6 +21,7 @@ from regard.core.region import Frame
 from regard.core.shapes import count_of, listed
 from regard.core.wrong_calls import answers_wrong_calls, kind_of, no_argument
 from regard.masks.algebra import Mask
+from regard.masks.ragged import numbers_on
 from regard.masks.ways import way_to_mask
 from regard.scores.algebra import Pipeline, Score, Similarity, as_pipeline
 from regard.scores.similarity import ScaledDot
@@ -214,6 +215,8 @@ def build_problem(
     check_kinds(score, mask, positions, dropout)
     pipeline = as_pipeline(score)
     check_tensors(q, k, v)
+    if not q.is_cpu:
+        mask = numbers_on(mask, q.device)
     headed = q.dim() >= 4
     batch = batch_axes(q, k, v, headed)
     q, k, v = (_lift(t, batch, headed) for t in (q, k, v))

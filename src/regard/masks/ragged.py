@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -15,6 +15,7 @@ from regard.core.arrays import integers, numbers
 from regard.core.region import Frame, Region, Tiling
 from regard.core.shapes import listed
 from regard.core.tracing import data_unavailable
+from regard.core.value import names
 from regard.core.wrong_calls import answers_wrong_calls
 from regard.masks.algebra import Mask, cover_of
 from regard.masks.intervals import Interval, IntervalRule
@@ -42,6 +43,7 @@ class _WhenAsked:
         with torch.inference_mode(False):  # autograd saves no tensor that such a mode has made
             own.update({name: _made(x) for name, x in zip(LENGTHS_FIELDS, given, strict=True)})
         own.pop("_numbers", None)
+        own["_of_numbers"] = True
         return own[self.name]
 
 
@@ -54,8 +56,8 @@ def _checked(x: Any, name: str) -> Tensor | tuple[int, ...] | None:
     return None if x is None else integers(x, f"Lengths.{name}", _IN_FRONT if name == "first" else _REAL)
 
 
-def _made(x: Tensor | tuple[int, ...] | None) -> Tensor | None:
-    return torch.tensor(x, dtype=torch.int64, device="cpu") if isinstance(x, tuple) else x
+def _made(x: Tensor | tuple[int, ...] | None, device: torch.device | str = "cpu") -> Tensor | None:
+    return torch.tensor(x, dtype=torch.int64, device=device) if isinstance(x, tuple) else x
 
 
 @answers_wrong_calls(
@@ -115,8 +117,11 @@ class Lengths(Mask):
     def __post_init__(self) -> None:
         given = _checked(self.keys, "keys"), _checked(self.queries, "queries"), _checked(self.first, "first")
         if not any(isinstance(x, tuple) for x in given) or any(isinstance(x, Tensor) for x in given) or is_compiling():
+            places = [x.device for x in given if isinstance(x, Tensor)]
             for name, x in zip(LENGTHS_FIELDS, given, strict=True):
-                object.__setattr__(self, name, _made(x))
+                object.__setattr__(self, name, _made(x, *places[:1]))
+            if not places:
+                object.__setattr__(self, "_of_numbers", True)
             return
         for name in LENGTHS_FIELDS:
             object.__delattr__(self, name)
@@ -188,6 +193,17 @@ class Lengths(Mask):
         keys, queries = index * 7 % (frame.nk + 1), (index + 1) * 5 % (frame.nq + 1)
         first = index * 3 % (frame.nk + 1)
         return cls(keys=keys), cls(keys=frame.nk - keys, queries=queries), cls(first=first)
+
+
+def numbers_on(mask: Mask, device: torch.device) -> Mask:
+    """The mask with the lengths that were given as numbers, which have no device, on this one."""
+    if isinstance(mask, Lengths):
+        if not mask.__dict__.keys() & {"_numbers", "_of_numbers"}:
+            return mask
+        return Lengths(*(None if t is None else t.to(device) for t in (mask.keys, mask.queries, mask.first)))
+    parts = {name: part for name in names(type(mask)) if isinstance(part := getattr(mask, name), Mask)}
+    moved = {name: numbers_on(part, device) for name, part in parts.items()}
+    return mask if all(moved[name] is part for name, part in parts.items()) else replace(mask, **moved)
 
 
 def lengths_of_keys(keys: tuple[int, ...]) -> Lengths:
