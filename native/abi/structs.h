@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0x94b7dc296d47a  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0x50caa806edb50f  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
@@ -381,12 +381,11 @@ typedef struct {
   int32_t positional;  // whether anything compares positions
   int32_t float_out;  // out is float, whatever v is
   int64_t queries;  // how many there must be, where a tensor has a number for each; 0: any number
-  int64_t most_queries;  // the most that the kernel takes; 0: any number
   int32_t leaves;  // tensors of score, mask and sink that are read where they lie
   int64_t leaf[8];  // which of all such tensors, depth first
   int64_t leaf_at[8];  // where the call has its address
 } regard_plan;
-static_assert(sizeof(regard_plan) == 288, "ctypes lays regard_plan out in another way");
+static_assert(sizeof(regard_plan) == 280, "ctypes lays regard_plan out in another way");
 
 // What native/python/ makes the backward calls of one structure from, where q, k and v alone have gradients.
 typedef struct {

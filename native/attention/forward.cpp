@@ -24,32 +24,22 @@ int32_t forward(const regard_call& c, regard_parallel parallel) {
 REGARD_API int64_t regard_queries() { return kQueries; }
 
 // Of how many bfloat16 numbers the matrix unit multiplies each number in a forward of these shapes; 0: vectors
-// multiply; -1: there is no unit. The mask is no map of tiles where queries are few; training: whether row statistics
-// are written.
-REGARD_API int64_t regard_matrix_parts(int64_t dtype, int64_t nq, int64_t heads, int64_t key_heads, int64_t invariant,
-                                       int64_t training) {
+// multiply; -1: there is no unit. The mask is no map of tiles where queries are few; int8: whether keys and values are
+// int8; training: whether row statistics are written.
+REGARD_API int64_t regard_matrix_parts(int64_t dtype, int64_t int8, int64_t nq, int64_t heads, int64_t key_heads,
+                                       int64_t invariant, int64_t training) {
   if (!Isa::kMatrixUnit) return -1;
   regard_call c{};
-  float stats = 0;
+  float scales = 0, stats = 0;
   c.dtype = (int32_t)dtype;
   c.nq = nq;
   c.heads = heads;
   c.key_heads = key_heads;
   c.invariant = (int32_t)invariant;
   c.dk = c.dv = 1;
+  if (int8) c.k_scales.data = &scales;
   if (training) c.row_stats.data = &stats;
   return has_few_rows(c) ? 0 : matrix_parts(c);
-}
-
-// The most queries of a forward that reads keys and values of int8; the mask is no map of tiles. 0: none reads them.
-REGARD_API int64_t regard_int8_queries(int64_t heads, int64_t key_heads) {
-  regard_call c{};
-  float scales = 0;
-  c.heads = heads;
-  c.key_heads = key_heads;
-  c.k_scales.data = &scales;
-  for (c.nq = kMaxRows; c.nq && !has_few_rows(c);) --c.nq;
-  return c.nq;
 }
 
 // The name of the n-th instruction set that this processor runs, best first; null past the last.
@@ -97,7 +87,6 @@ REGARD_API int64_t regard_keys() { return kKeys; }
 REGARD_API int32_t regard_forward(const regard_call* call, regard_parallel parallel) {
   return with_intervals(*call, [parallel](const regard_call& c) {
     if (const int32_t wrong = check_call(c, c.dtype)) return wrong;
-    if (c.k_scales.data && !has_few_rows(c)) return (int32_t)REGARD_BAD_ARGUMENT;
     if (packs_batch(c) || packs_heads(c))
       return forward_packed(c, [parallel](const regard_call& rows) { return forward(rows, parallel); });
     return forward(c, parallel);

@@ -288,7 +288,8 @@ static void run_rows(const regard_call& c, const Scratch& w, Place p, int64_t he
 // Blocks of an item: as many as the second-level cache holds besides a tile, but few enough to give items to all
 // threads. blocks: of the whole call.
 [[maybe_unused]] static int64_t group_of(const regard_call& c, int64_t blocks) {
-  const int64_t held = kGroupFloats / ((c.dk + c.dv + 1) * kQueries),
+  const int64_t floats = c.k_scales.data ? kGroupFloatsInt8 : kGroupFloats;
+  const int64_t held = floats / ((c.dk + c.dv + 1) * kQueries),
                 busy = c.threads > 1 ? blocks / (4 * c.threads) : kGroup;
   int64_t most = held < kGroup ? held : kGroup;
   most = busy < most ? busy : most;

@@ -5,7 +5,7 @@
 
 namespace regard {
 
-// Rows of keys (of values) in the call's dtype: the caller's, or copied from several pages to scratch.
+// Rows of keys (of values) in their own dtype: the caller's, or copied from several pages to scratch.
 struct RawRows {
   const void* at = nullptr;
   int64_t row = 0, col = 0;
@@ -43,12 +43,18 @@ static const RawRows& raw_values(const regard_call& c, const Scratch& w, KvTile&
 // Converts the rows of a tile to floats without gaps. scales: of rows of int8.
 static void widen_tile(const regard_call& c, const KvTile& x, const RawRows& rows, const regard_tensor& scales,
                        int64_t width, float* to) {
-  widen(to, rows.at, kv_dtype(c), rows.row, rows.col, x.count, width);
-  if (!scales.data) return;
+  if (!scales.data) return widen(to, rows.at, c.dtype, rows.row, rows.col, x.count, width);
   float scale[kKeys];
   read_scales(c, scales, x.p, x.key_head, x.j, x.count, scale);
-  for (int64_t n = 0; n < x.count; ++n)
-    for (int64_t f = 0; f < width; ++f) to[n * width + f] *= scale[n];
+  widen_scaled(to, rows.at, scale, rows.row, rows.col, x.count, width);
+}
+
+// The rows of a tile in the dtype of the products: int8 is widened to `floats`.
+static RawRows product_rows(const regard_call& c, const KvTile& x, const RawRows& rows, const regard_tensor& scales,
+                            int64_t width, float* floats) {
+  if (!scales.data) return rows;
+  widen_tile(c, x, rows, scales, width, floats);
+  return {floats, width, 1};
 }
 
 template <class Op>
@@ -83,17 +89,18 @@ static void load_key_parts(const regard_call& c, const Scratch& w, KvTile& x) {
   if (x.ready) return;
   x.ready = true;
   const int64_t depth = whole_depth(c.dk), rows = whole_rows(x.count);
-  const RawRows keys = raw_rows(c, c.k, x, c.dk, w.k_rows);
+  const int dtype = product_dtype(c);
+  const RawRows keys = product_rows(c, x, raw_rows(c, c.k, x, c.dk, w.k_rows), c.k_scales, c.dk, w.k);
   const bool readable = c.block_table ? in_one_piece(c, x.j, rows) : x.j + rows <= c.nk;
-  if (c.dtype == REGARD_BF16 && keys.col == 1 && depth == c.dk && readable) {
+  if (dtype == REGARD_BF16 && keys.col == 1 && depth == c.dk && readable) {
     x.key_parts = {(const uint16_t*)keys.at, keys.row, 32, 0};
     return;
   }
   uint16_t* to = w.k_parts + x.place * Op::parts * kKeys * depth;
   // a tile of the unit is read from neighbouring lines of the cache
   const PartRows split{to, 32, kKeys * 32, kKeys * depth};
-  x.unfit |= !split_rows<Op::parts>(split, depth, keys.at, c.dtype, keys.row, keys.col, x.count, c.dk, 1,
-                                    Sizes::of_scores(c.dtype));
+  x.unfit |= !split_rows<Op::parts>(split, depth, keys.at, dtype, keys.row, keys.col, x.count, c.dk, 1,
+                                    Sizes::of_scores(dtype));
   x.key_parts = split;
 }
 
@@ -102,10 +109,11 @@ template <class Op>
 static void load_value_parts(const regard_call& c, const Scratch& w, KvTile& x) {
   if (x.paired) return;
   x.paired = true;
-  const RawRows& values = raw_values(c, w, x);
+  const RawRows values = product_rows(c, x, raw_values(c, w, x), c.v_scales, c.dv, w.v);
   const int64_t width = whole_depth(c.dv);
   uint16_t* to = w.v_parts + x.place * Op::parts * width * kKeys;
-  x.finite = transpose_values<Op::parts>(to, values.at, c.dtype, values.row, values.col, x.count, c.dv, w.v_split);
+  x.finite =
+      transpose_values<Op::parts>(to, values.at, product_dtype(c), values.row, values.col, x.count, c.dv, w.v_split);
   x.unfit |= Op::parts > 1 && !x.finite;
   x.value_parts = {to, 32, Op::parts * width * 32, width * 32};
 }

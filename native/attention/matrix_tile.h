@@ -5,23 +5,24 @@
 
 namespace regard {
 
-// Queries as the right operand of S^T = K Q^T: as they are, and scores are multiplied; of float32, multiplied like
-// those of pack.
+// Queries as the right operand of S^T = K Q^T: as they are, and scores are multiplied; where products are of float32,
+// multiplied like those of pack.
 template <int V, class Op>
 static void pack_parts(Block<V>& b, const void* q) {
   const regard_call& c = b.c;
   const int64_t depth = whole_depth(c.dk), part = kQueries * depth;
+  const bool floats = product_dtype(c) == REGARD_F32;
   const uint16_t* rows = (const uint16_t*)q;
   int64_t row = c.q.row;
-  if (c.dtype != REGARD_BF16 || c.q.col != 1 || depth != c.dk) {
-    const float factor = c.dtype == REGARD_F32 ? b.factor : 1.0f;
-    const Sizes sizes = Sizes::of_scores(c.dtype);
+  if (Op::parts > 1 || c.q.col != 1 || depth != c.dk) {
+    const float factor = floats ? b.factor : 1.0f;
+    const Sizes sizes = Sizes::of_scores(product_dtype(c));
     b.unfit = !split_rows<Op::parts>({b.w.q_parts, depth, 32, part}, depth, q, c.dtype, c.q.row, c.q.col, b.p.rows,
                                      c.dk, factor, sizes);
     rows = b.w.q_parts;
     row = depth;
   }
-  if (c.dtype == REGARD_F32) b.factor = 1;
+  if (floats) b.factor = 1;
   b.rounded = Op::parts == 1;
   b.o_row = 2 * W;
   b.o_pair = c.dv * 2 * W;

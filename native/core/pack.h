@@ -23,6 +23,9 @@ REGARD_INLINE vf load_some(const void* p, int64_t n, int dtype) {
 // The dtype of keys and values.
 REGARD_INLINE int kv_dtype(const regard_call& c) { return c.k_scales.data ? REGARD_I8 : c.dtype; }
 
+// The dtype of the numbers that are multiplied: int8 times its scale is float.
+REGARD_INLINE int product_dtype(const regard_call& c) { return c.k_scales.data ? REGARD_F32 : c.dtype; }
+
 // Whether queries and keys are read in place as pairs of neighbouring features.
 [[maybe_unused]] static bool reads_pairs(const regard_call& c) {
   return Isa::kPairs && kv_dtype(c) == REGARD_BF16 && c.dk % 2 == 0 && c.q.col == 1 && c.k.col == 1 && c.k.row % 2 == 0;
@@ -109,6 +112,18 @@ static void widen(float* dst, const void* src, int dtype, int64_t row, int64_t c
     if (col == 1)
       for (; c + W <= cols; c += W) store(dst + r * cols + c, load_some(src, r * row + c, dtype));
     for (; c < cols; ++c) dst[r * cols + c] = load_one(src, r * row + c * col, dtype);
+  }
+}
+
+// Multiplies rows × cols of int8 by a scale each, to contiguous floats.
+static void widen_scaled(float* dst, const void* src, const float* scales, int64_t row, int64_t col, int64_t rows,
+                         int64_t cols) {
+  for (int64_t r = 0; r < rows; ++r, dst += cols) {
+    const int8_t* from = (const int8_t*)src + r * row;
+    int64_t c = 0;
+    if (col == 1)
+      for (; c + W <= cols; c += W) store(dst + c, load_int8(from + c) * splat(scales[r]));
+    for (; c < cols; ++c) dst[c] = from[c * col] * scales[r];
   }
 }
 

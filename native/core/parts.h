@@ -15,14 +15,14 @@ constexpr int parts_of(int dtype) { return dtype == REGARD_BF16 ? 1 : dtype == R
 // it does
 //   where many queries share the time that it takes to split keys and values; more of them where a backward may follow;
 //   not where rows must not depend on others: a number that has no parts takes its block of queries to other
-//   instructions;
-//   not for keys of int8, whose products with their scales are float.
+//   instructions.
 REGARD_INLINE int matrix_parts(const regard_call& c) {
-  if (!Isa::kMatrixUnit || c.k_scales.data) return 0;
-  const bool half = c.dtype == REGARD_F16;
+  if (!Isa::kMatrixUnit) return 0;
+  const int dtype = product_dtype(c);
+  const bool half = dtype == REGARD_F16;
   const int64_t least = c.row_stats.data ? (half ? 2 : 4) * kQueries : (half ? 1 : 3) * kQueries / 2;  // measured
-  const bool pays = c.dtype == REGARD_BF16 || (c.nq >= least && !c.invariant);
-  return pays && c.dk > 0 && c.dv > 0 ? parts_of(c.dtype) : 0;
+  const bool pays = dtype == REGARD_BF16 || (c.nq >= least && !c.invariant);
+  return pays && c.dk > 0 && c.dv > 0 ? parts_of(dtype) : 0;
 }
 
 // Which numbers have parts whose products are as exact as those of the numbers: 0, and sizes from `least` up to below

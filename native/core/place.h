@@ -17,6 +17,9 @@ constexpr int64_t kGroup = Isa::kMatrixUnit ? 16 : W == 16 ? 4 : 8;
 constexpr int64_t tiles_at_once(int64_t parts) { return parts == 1 ? 8 : parts ? 4 : 1; }
 // Floats of q and o of those blocks, at most. Processors with a matrix unit have 2 MB of second-level cache.
 constexpr int64_t kGroupFloats = Isa::kMatrixUnit ? 1 << 19 : 1 << 15;
+// The same where keys and values are int8: more blocks share what it takes to widen a tile. Measured with 32 heads of
+// 128 features on 8 key heads, 8,192 keys and 128 to 2,048 queries: 4 to 9 % faster.
+constexpr int64_t kGroupFloatsInt8 = Isa::kMatrixUnit ? kGroupFloats : 3 * kGroupFloats;
 
 // Scratch of one thread. All float; sizes in forward_scratch.
 struct Scratch {

@@ -97,7 +97,6 @@ static PyObject* bind(const regard_plan& plan, regard_call& c, PyObject* const* 
   constexpr int64_t kMost = (int64_t)1 << 31;  // kernels count keys, and distances, in 32 bits
   const int64_t nq = given.nq, nk = given.nk;
   if (nq <= 0 || nq >= kMost || nk <= 0 || nk >= kMost || (plan.queries && nq != plan.queries)) return nullptr;
-  if (plan.most_queries && nq > plan.most_queries) return nullptr;
   regard_tensor* const operands[3] = {&c.q, &c.k, &c.v};
   for (int n = 0; n < 3; ++n)
     if (!as_operand(given.x[n], plan.axes, *operands[n])) return nullptr;

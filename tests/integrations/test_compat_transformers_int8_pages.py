@@ -20,7 +20,6 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 
 from continuous_requests import MODELS, NEW, batching, each_forward, greedy, prompts
 from needed import needs_kernels
-from regard.backends.native.launch import library
 from regard.call.hooks import observing
 from regard.compat.transformers import NAME, BatchingConfig, GrowingCache
 from regard.compat.transformers.page_rows import RowsAsGiven, RowsOfInt8, page_rows, width_of_int8
@@ -86,7 +85,7 @@ def test_a_shared_prefix_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> No
 @needs_kernels
 @pytest.mark.parametrize("name", ["grouped", "window", "hybrid"])
 def test_int8_is_read_where_it_lies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for parts of prompts in a window, which are copied, and on a matrix unit, which multiplies floats."""
+    """But for parts of prompts in a window, which are copied."""
     widened, now = list[int](), list[int]()
     own = Int8Rows.widened
     monkeypatch.setattr(Int8Rows, "widened", lambda self, dtype: (widened.append(now[-1]), own(self, dtype))[1])
@@ -99,8 +98,7 @@ def test_int8_is_read_where_it_lies(name: str, monkeypatch: pytest.MonkeyPatch) 
     with each_forward(monkeypatch, longest):
         generated(MODELS[name].build(NAME), prompts()[:4])
     assert 1 in now and 1 not in widened
-    unit = library().matrix_parts(torch.zeros(4, 32, 10), 2, invariant=False, training=False)
-    assert bool(widened) == (name != "grouped" or bool(unit))
+    assert bool(widened) == (name != "grouped")
 
 
 def test_observers_get_the_rounded_keys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,9 +171,6 @@ const Wrong kWrong[] = {
           x.c.block_table = &first; x.c.page_size = x.c.nk; x.c.pages = 1; return true;),
     WRONG("scales that no kernel reads", kBad, if (x.int8 || !x.c.dk) return false; static const float one = 1;
           x.c.k_scales.data = x.c.v_scales.data = (void*)&one; x.c.k_scales.size = x.c.v_scales.size = 1; return true;),
-    WRONG("int8 and invariant rows", kBad, if (!x.int8) return false; x.c.invariant = 1; return true;),
-    WRONG("int8 and a map of tiles", kBad, if (!x.int8) return false; static const int32_t all = -2;
-          x.c.tiles.data = (void*)&all; x.c.tiles.size = 1; x.c.tiles.dtype = REGARD_I32; return true;),
     WRONG("a group past the last", REGARD_BAD_GROUP, return set_group(x, x.f.groups);),
     WRONG("a group far past the last", REGARD_BAD_GROUP, return set_group(x, INT32_MAX);),
     FIELD(c.batch[0], 0),

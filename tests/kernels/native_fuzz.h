@@ -43,7 +43,7 @@ struct Case : RandomMemory {
     if (!additive && !facts && r.chance(3)) pages();
     steps();
     hide();
-    if (!int8 && r.chance(3)) mask_program(*this, exact);
+    if (r.chance(3)) mask_program(*this, exact);
     if (!exact && !additive && r.chance(4)) score_program(*this);
     if (additive) weights(exact);
     else if (facts) facts_of();
@@ -86,10 +86,6 @@ struct Case : RandomMemory {
     c.threads = (int32_t)r.between(1, 3);
     c.invariant = r.chance(4);
     int8 = !additive && !facts && r.chance(4);
-    if (int8) {
-      c.nq = r.between(1, 15);
-      c.invariant = 0;
-    }  // what few rows read
     c.scale = 0.3f;
     c.keep = 1;
   }
@@ -232,7 +228,7 @@ struct Case : RandomMemory {
     if (r.chance(3)) documents();
     if (c.block_table) forget_pages();
     if (r.chance(4)) c.allowed = tensor(kByte, c.heads, c.nq, c.nk, true);
-    if (int8 || !r.chance(4)) return;
+    if (!r.chance(4)) return;
     const int64_t rows = (c.nq + regard_queries() - 1) / regard_queries(),
                   cols = (c.nk + regard_keys() - 1) / regard_keys();
     c.bits_count = r.between(0, 3);

@@ -70,8 +70,7 @@ class BoundCall:
 
     def explain(self, backend: Backend | None) -> Explanation:
         """How `output` would run."""
-        with torch.no_grad():
-            return explanation(self.problem, backend, lse=False)
+        return explanation(self.problem, backend, lse=False)
 
     def run(self, backend: Backend | None) -> Tensor:
         """out (*batch, h, nq, dv) in the accumulation dtype."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 import regard.core.html as html
 from regard.backends.base import Backend
 from regard.backends.flex import Flex
@@ -19,7 +21,7 @@ from regard.core.shapes import count_of
 from regard.core.value import written
 
 BACKENDS: tuple[Backend, ...] = (Native(), Sdpa(), Flex(), Tiled(), Reference())
-READ_IN_PLACE = "read where they lie"  # what an explanation says of pages
+_INT8 = "read as it is, widened in registers, or a tile at a time for many queries"
 
 
 @dataclass(frozen=True)
@@ -85,21 +87,19 @@ def _kept_as(chosen: Backend, problem: Problem) -> list[tuple[str, str]]:
     read = [t for t in (problem.k, problem.v) if isinstance(t, DeferredRows)]
     if any(isinstance(t, Int8Rows) for t in read):
         wide = str(problem.accumulate).removeprefix("torch.")
-        facts.append(("int8", "read as it is, widened in registers" if why is None else f"widened to {wide}: {why}"))
+        facts.append(("int8", _INT8 if why is None else f"widened to {wide}: {why}"))
     if any(t.in_pages for t in read):
-        facts.append(("pages", READ_IN_PLACE if why is None else f"gathered into contiguous tensors: {why}"))
+        facts.append(("pages", "read where they lie" if why is None else f"gathered into contiguous tensors: {why}"))
     return facts
 
 
 def explanation(problem: Problem, backend: Backend | None, lse: bool) -> Explanation:
     """How a call would run."""
-    chosen = choose(problem, backend, lse)
-    reasons: list[tuple[Backend, str]] = []
-    for other in BACKENDS:
-        if other == chosen:
-            continue
-        why = other.why_not(problem, lse)
-        reasons.append((other, why or ("another was named" if backend is not None else f"{chosen!r} is preferred")))
+    with torch.no_grad():
+        chosen = choose(problem, backend, lse)
+        details, why_not = chosen.details(problem), {b: b.why_not(problem, lse) for b in BACKENDS if b != chosen}
+    otherwise = "another was named" if backend is not None else f"{chosen!r} is preferred"
+    reasons = tuple((other, why or otherwise) for other, why in why_not.items())
     frame = problem.frame
     call = (
         f"{count_of(frame.nq, 'query')} × {count_of(frame.nk, 'key')}, batch {frame.batch}, "
@@ -110,7 +110,7 @@ def explanation(problem: Problem, backend: Backend | None, lse: bool) -> Explana
         ("call", call),
         ("score", repr(problem.score)),
         ("mask", repr(problem.mask)),
-        *chosen.details(problem).items(),
+        *details.items(),
     ]
     facts += _kept_as(chosen, problem)
-    return Explanation(chosen, tuple(reasons), tuple(facts))
+    return Explanation(chosen, reasons, tuple(facts))

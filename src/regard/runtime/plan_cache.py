@@ -16,8 +16,6 @@ from torch.compiler import is_compiling
 
 from regard.backends.base import Backend, Example, ForwardResult, Plan, PlanInputs, TrainingPlan
 from regard.backends.native.direct import direct, shortcut
-from regard.backends.native.ffi import runnable
-from regard.backends.native.launch import reads_int8
 from regard.backends.native.ragged import RaggedPlan
 from regard.core.deferred import DeferredRows
 from regard.core.dropout import Dropout
@@ -126,8 +124,6 @@ def _plan_for(
     structure: Structure, nq: int, nk: int, arguments: AttentionArguments, leaves: list[Tensor]
 ) -> tuple[_Known, PlanInputs] | None:
     """The plan of a structure, made where there is none yet, and what it runs; None where there can be none."""
-    if isinstance(arguments.k, Int8Rows) and runnable() and not reads_int8(arguments.q, arguments.k):
-        return None  # what is widened, each call widens
     known: Any = _plans.get(structure, _UNSEEN)
     if isinstance(known, _ByLength):
         known = known.get((nq, nk), _UNSEEN)

@@ -19,12 +19,10 @@ from regard.core.deferred import DeferredRows
 from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 from regard.runtime.binding import BoundCall
-from regard.runtime.dispatch import READ_IN_PLACE, Explanation, choose
+from regard.runtime.dispatch import Explanation, choose
 from regard.runtime.outline import Open, outline, plain
 from regard.scores.algebra import Score
 from regard.sequences.ragged_call import RaggedCall
-
-_INT8 = "read as it is, widened in registers, or a tile at a time for many queries"
 
 
 def attend(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) -> Tensor | None:
@@ -47,10 +45,7 @@ def explain(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) 
     if _watched(call, score, sink) or not call.consecutive() or _plan(call, score, sink, backend) is None:
         return None
     longest = _longest(call, score, sink).explain(backend)
-    facts = dict(longest.facts)
-    # alone, the longest might be written out
-    facts |= {name: said for name, said in (("int8", _INT8), ("pages", READ_IN_PLACE)) if name in facts}
-    return replace(longest, facts=(*facts.items(), ("nested", call.note())))
+    return replace(longest, facts=(*longest.facts, ("nested", call.note())))
 
 
 def _longest(call: RaggedCall, score: Score, sink: Any) -> BoundCall:

@@ -272,7 +272,6 @@ class PlanArguments(Struct):
         Member("int32_t", "positional", "whether anything compares positions"),
         Member("int32_t", "float_out", "out is float, whatever v is"),
         Member("int64_t", "queries", "how many there must be, where a tensor has a number for each; 0: any number"),
-        Member("int64_t", "most_queries", "the most that the kernel takes; 0: any number"),
         *LEAF_MEMBERS,
     )
 

@@ -23,9 +23,8 @@ from regard.backends.native.launch import (
     filled_without_pairs,
     library,
     natural_row_stats,
-    reads_int8,
 )
-from regard.backends.native.lower_mask import lower_mask, needs_tiles, program_of_mask, why_no_program
+from regard.backends.native.lower_mask import lower_mask, program_of_mask, why_no_program
 from regard.backends.native.mask_text import why_not_text
 from regard.backends.native.modifiers.program import OPERAND_NAMES, described
 from regard.backends.native.modifiers.table import programmed, why_not_learned
@@ -86,25 +85,11 @@ class Native(Backend):
         return why or why_not(problem)
 
     def why_gathers(self, problem: Problem) -> str | None:
-        return self._why_written_out(problem) or self._why_widens(problem)
-
-    def _why_written_out(self, problem: Problem) -> str | None:
-        """Why the kernels read neither pages nor int8 in a call, as a clause; None if some of them do."""
         if data_unavailable(*problem.tensors()) or watched():
             return "a graph, a transform or a mode sees the call"
         if torch.is_grad_enabled() and any(t.requires_grad for t in problem.tensors()):
             return "the backward reads ordinary tensors"
         return _family(problem).why_gathers(problem)
-
-    def _why_widens(self, problem: Problem) -> str | None:
-        """Why the kernels do not read int8 where they lie, as a clause; None if they do, or the keys are no int8."""
-        if not isinstance(problem.k, Int8Rows):
-            return None
-        if self.invariant:
-            return "with invariant, few queries run in the kernel for blocks of queries, which reads floats"
-        if not reads_int8(problem.q, problem.k):
-            return "the kernel for many queries, or for many heads of a key head, reads floats"
-        return "its mask is known tile by tile" if needs_tiles(problem) else None
 
     def forward(self, problem: Problem) -> Result:
         problem = with_product(problem)
@@ -116,11 +101,9 @@ class Native(Backend):
 
     def ragged_plan(self, problem: Problem, call: RaggedCall) -> RaggedPlan | None:
         """A plan for calls on ragged sequences; None if they do not run as one list. problem: that of the longest."""
-        if isinstance(problem.k, DeferredRows) or isinstance(problem.v, DeferredRows):
-            unit = library().matrix_parts(problem.q, problem.key_heads, invariant=self.invariant, training=False)
-            # what the matrix unit multiplies is no int8
-            if self._why_written_out(problem) or (isinstance(problem.k, Int8Rows) and unit):
-                return None
+        kept = isinstance(problem.k, DeferredRows) or isinstance(problem.v, DeferredRows)
+        if kept and self.why_gathers(problem) is not None:
+            return None
         problem = with_product(problem)
         with torch.no_grad():
             return ragged_plan(self._kernel_args(problem), problem, call)
@@ -209,10 +192,8 @@ class Native(Backend):
 
     def _products(self, problem: Problem) -> dict[str, str]:
         """What multiplies where there is a matrix unit, if tensors that require gradients get them."""
-        if isinstance(problem.k, Int8Rows) and self.why_gathers(problem) is None:
-            return {}
         training = any(t.requires_grad for t in problem.tensors())
-        parts = library().matrix_parts(problem.q, problem.key_heads, invariant=self.invariant, training=training)
+        parts = library().matrix_parts(problem.q, problem.k, invariant=self.invariant, training=training)
         if parts is None:
             return {}
         if parts == 0:

@@ -15,6 +15,7 @@ from torch import Tensor
 import regard.backends.native.abi as abi
 from regard.backends.native.c_structs import Struct
 from regard.core.errors import ShapeError
+from regard.core.int8_rows import Int8Rows
 from regard.core.tracing import constant_in_graphs
 
 _FOLDER = Path(__file__).parent.parent / "kernels"
@@ -46,18 +47,15 @@ class Library:
         """Queries and keys of a block."""
         return self.handle.regard_queries(), self.handle.regard_keys()
 
-    def matrix_parts(self, q: Tensor, key_heads: int, *, invariant: bool, training: bool) -> int | None:
+    def matrix_parts(self, q: Tensor, k: Tensor, *, invariant: bool, training: bool) -> int | None:
         """Of how many bfloat16 numbers a matrix unit multiplies each number in a forward; None where there is no unit.
 
         0: vectors multiply.
         """
-        nq, heads = q.shape[-2], q.shape[-3]
-        parts = self.handle.regard_matrix_parts(DTYPE_CODES[q.dtype], nq, heads, key_heads, invariant, training)
+        sizes = q.shape[-2], q.shape[-3], k.shape[-3]
+        int8 = isinstance(k, Int8Rows)
+        parts = self.handle.regard_matrix_parts(DTYPE_CODES[q.dtype], int8, *sizes, invariant, training)
         return None if parts < 0 else parts
-
-    def int8_queries(self, heads: int, key_heads: int) -> int:
-        """The most queries of a forward that reads keys and values of int8; the mask is no map of tiles."""
-        return self.handle.regard_int8_queries(heads, key_heads)
 
     def count_tiles(self, struct: Struct) -> tuple[int, ...]:
         """What a forward does with its tiles: native/attention/tile_counts.h."""
@@ -179,10 +177,9 @@ def load(isa: str) -> Library:
         entry.argtypes, entry.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int32
     handle.regard_bandwidth.argtypes = (ctypes.c_void_p, ctypes.c_int64)
     handle.regard_bandwidth.restype = ctypes.c_float
-    for name in ("regard_queries", "regard_keys", "regard_matrix_parts", "regard_int8_queries"):
+    for name in ("regard_queries", "regard_keys", "regard_matrix_parts"):
         getattr(handle, name).restype = ctypes.c_int64
-    handle.regard_matrix_parts.argtypes = (ctypes.c_int64,) * 6
-    handle.regard_int8_queries.argtypes = (ctypes.c_int64,) * 2
+    handle.regard_matrix_parts.argtypes = (ctypes.c_int64,) * 7
     return Library(isa, handle)
 
 

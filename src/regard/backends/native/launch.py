@@ -45,12 +45,6 @@ def library() -> Library:
     return load(isa)
 
 
-def reads_int8(q: Tensor, k: Tensor) -> bool:
-    """Whether a forward reads keys of int8 where they lie: of few queries, and few heads a key head."""
-    heads, key_heads = (t.shape[-3] if t.dim() > 2 else 1 for t in (q, k))
-    return bool(key_heads) and q.shape[-2] <= library().int8_queries(heads, key_heads)
-
-
 def empty_results(args: KernelArgs) -> tuple[Tensor, Tensor]:
     """out (*batch, h, nq, dv) and lse (*batch, h, nq), float32, to be filled."""
     lse = torch.empty(args.shape, dtype=torch.float32, device=args.q.device)

@@ -45,7 +45,6 @@ from regard.backends.native.lower_mask import distances, lower_intervals, lower_
 from regard.backends.native.plan_limits import decided_by_tensors
 from regard.call.problem import Problem
 from regard.core.deferred import DeferredRows
-from regard.core.int8_rows import Int8Rows
 from regard.core.positions import Span, counting, resolve_positions
 from regard.core.region import Frame
 from regard.masks.intervals import IntervalRule
@@ -118,7 +117,6 @@ class ForwardPlan:
         bounded = rule is not None and rule.compares_positions()
         before, after = (0, 0) if rule is None else distances(rule)
         lead = out.shape[:-2]
-        most = library().int8_queries(self.heads, problem.key_heads) if isinstance(problem.k, Int8Rows) else 0
         return PlanArguments(
             call=ctypes.addressof(self.struct),
             entry=ctypes.cast(self.entry, ctypes.c_void_p).value,  # pyright: ignore[reportArgumentType]
@@ -135,7 +133,6 @@ class ForwardPlan:
             positional=problem.mask.compares_positions() or problem.score.compares_positions(),
             float_out=self.training,
             queries=self.queries,
-            most_queries=most,
             **self._leaf_members(),
         )
 

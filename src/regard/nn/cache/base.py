@@ -41,8 +41,8 @@ class KVCache(ABC):
     A cache of dtype=torch.int8 takes about half of the memory of bfloat16: each token's key and value of a head is
     rounded once, when it is appended, to int8 numbers and one float32 scale, max|x| / 127. From then on attention is
     exact attention of the rounded numbers. A row of zeros has the scale 0; one that holds NaN or infinity becomes NaN.
-    With few queries the native kernels read the int8 numbers where they lie; other calls widen all keys first, and
-    `explain` says so.
+    The native kernels read the int8 numbers where they lie; other calls (with gradients, on other backends) widen all
+    keys first, and `explain` says so.
 
     A cache is for inference. It records no gradients: appending a tensor that requires one raises ValueError, unless
     gradients are switched off (torch.no_grad, torch.inference_mode; the two may alternate). The result of `append` may
