@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import regard as rg
 from fuzz.build import Unplanned
@@ -99,3 +100,35 @@ def test_a_shared_key_head_that_was_expanded() -> None:
     q, v = (torch.randn(2, 4, 23, 16, requires_grad=True) for _ in range(2))
     k = torch.randn(2, 1, 23, 16, requires_grad=True)
     check_gradients([q, k, v], lambda: rg.attention(q, k.expand(2, 4, 23, 16), v))
+
+
+RUNS: dict[str, Callable[[Tensor, Tensor, Tensor, rg.Score], Tensor]] = {
+    "a plan": lambda q, k, v, score: rg.attention(q, k, v, mask=rg.Causal()),
+    "native": lambda q, k, v, score: rg.attention(q, k, v, score=score, mask=rg.Causal(), backend=Unplanned()),
+    "tiled": lambda q, k, v, score: rg.attention(q, k, v, score=score, mask=rg.Causal(), backend=rg.Tiled()),
+    "reference": lambda q, k, v, score: rg.attention(q, k, v, score=score, mask=rg.Causal(), backend=rg.Reference()),
+    "state": lambda q, k, v, score: rg.attention_state(q, k, v, score=score, mask=rg.Causal()).o,
+    "weights": lambda q, k, v, score: rg.attention_weights(q, k, score=score, mask=rg.Causal()) @ v,
+    "entropy": lambda q, k, v, score: rg.entropy(q, k, score=score, mask=rg.Causal()),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_autograd_alone_keeps_the_tensors_of_a_call(name: str) -> None:
+    """Hooks may put them elsewhere (offloading, checkpoints): their memory is then free until the backward."""
+    at = FRAMES["blocks"]
+    x = torch.randn(3, *at.batch, at.heads, at.nq, 16, requires_grad=True)
+    table = torch.randn(at.nq, at.nq, requires_grad=True)
+
+    def run() -> tuple[Tensor, list[StorageWeakRef]]:
+        (q, k, v), bias = (part * 3 for part in x), table * 3
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t):
+            out = RUNS[name](q, k, v, rg.ScaledDot() >> rg.Bias(bias))
+        return out, [StorageWeakRef(t.untyped_storage()) for t in (q, k, v, bias)]
+
+    plan_cache.clear()
+    for _ in range(2):  # the second call of its kind may have a plan
+        out, held = run()
+        assert [storage.expired() for storage in held] == [True] * 4
+        found = torch.autograd.grad(out.sum(), (x, table), allow_unused=True)
+        assert found[0] is not None

@@ -78,6 +78,10 @@ class Problem:
         sink = None if self.sink is None else next(rest)
         return replace(self, q=q, k=k, v=v, score=score, mask=mask, frame=frame, sink=sink)
 
+    def without_tensors(self) -> Problem:
+        """The same call on nothing, for `with_tensors` later: it holds no memory of its tensors."""
+        return self.with_tensors((self.q.new_empty(0),) * len(self.tensors()))
+
     def written_out(self) -> Problem:
         """The same call on ordinary tensors: keys and values gathered from pages, rows of int8 widened.
 

@@ -191,7 +191,7 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rule: _Rule, problem: Problem, *tensors: Tensor) -> Tensor:
         found = rule.values(problem)
-        ctx.rule, ctx.problem, ctx.given = rule, problem.with_tensors(tuple(t.detach() for t in tensors)), len(tensors)
+        ctx.rule, ctx.problem, ctx.given = rule, problem.without_tensors(), len(tensors)
         ctx.save_for_backward(*tensors, *found)
         return found[0]
 

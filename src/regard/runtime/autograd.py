@@ -28,7 +28,7 @@ def attend(backend: Backend, problem: Problem) -> Tensor:
         return backend.forward(problem)[0]
     call = _OfProblem(backend, problem)
     with torch.no_grad():
-        kept = backend.forward_for_backward(call.problem)
+        kept = backend.forward_for_backward(_detached(problem))
     (out,) = Attention.apply(call, (kept[0],), (kept[0].new_empty(0), *kept), *tensors)
     return out
 
@@ -44,10 +44,14 @@ def attend_with_stats(backend: Backend, problem: Problem) -> tuple[Tensor, RowSt
         return kept[0], backend.row_stats(kept)
     call = _OfProblem(backend, problem)
     with torch.no_grad():
-        kept = backend.forward_for_backward(call.problem)
+        kept = backend.forward_for_backward(_detached(problem))
         stats = backend.row_stats(kept)
     out, m, l = Attention.apply(call, (kept[0], stats.m, stats.l), (stats.l, *kept), *tensors)
     return out, RowStats(m, l)
+
+
+def _detached(problem: Problem) -> Problem:
+    return problem.with_tensors(tuple([t.detach() for t in problem.tensors()]))
 
 
 def _recorded(tensors: tuple[Tensor, ...]) -> bool:
@@ -151,7 +155,7 @@ class _OfProblem:
 
     def __init__(self, backend: Backend, problem: Problem) -> None:
         self.backend = backend
-        self.problem = problem.with_tensors(tuple(t.detach() for t in problem.tensors()))
+        self.problem = problem.without_tensors()  # autograd keeps them, or its hooks put them elsewhere
 
     def constants(self, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return results[1:2]  # m

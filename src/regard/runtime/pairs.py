@@ -169,9 +169,9 @@ class _WrittenOut(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: PairValue, problem: Problem, rows: Tensor | None, *tensors: Tensor) -> Tensor:
-        ctx.value, ctx.problem, ctx.rows = value, problem.with_tensors(tuple(t.detach() for t in tensors)), rows
+        ctx.value, ctx.problem, ctx.rows = value, problem.without_tensors(), rows
         ctx.save_for_backward(*tensors)
-        return _filled(value, ctx.problem, rows)
+        return _filled(value, problem, rows)
 
     @staticmethod  # torch's stub has *args here, but calls it with one cotangent a result
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
