@@ -20,7 +20,6 @@ from regard.masks.algebra import Mask
 from regard.scores.algebra import Score
 
 Result = tuple[Tensor, Tensor]  # out (*batch, h, nq, dv) and lse (*batch, h, nq), in the accumulation dtype
-SavedResults = tuple[Tensor, ...]  # out, and what `row_stats` and `backward` of the same backend read besides
 Differentiable = tuple[Tensor, RowStats]
 
 
@@ -64,16 +63,16 @@ class PlanInputs(NamedTuple):
 
 
 class ForwardResult(NamedTuple):
-    """A call that a plan for training made.
+    """What the forward of a call leaves to its backward.
 
-    out        in the caller's shape, in the accumulation dtype
-    row_stats  m and 1 / l of each row, from which the backward computes the weights again
-    kernel     what the plan itself wants to have again for the backward; it leads to none of the others
+    out     in the accumulation dtype: (*batch, h, nq, dv), of a plan in the caller's shape
+    saved   the statistics of rows, and what else the backward reads: autograd keeps them, with out and the call's own
+    kernel  what is kept besides, for the same backend or plan; it leads to none of these tensors
     """
 
     out: Tensor
-    row_stats: Tensor
-    kernel: Any
+    saved: tuple[Tensor, ...]
+    kernel: Any = None
 
 
 class Plan(Protocol):
@@ -108,7 +107,7 @@ class TrainingPlan(Protocol):
         ...
 
     def backward(
-        self, done: ForwardResult, given: Sequence[Tensor], leaves: Sequence[Tensor], g_out: Tensor
+        self, forward: ForwardResult, given: Sequence[Tensor], leaves: Sequence[Tensor], g_out: Tensor
     ) -> tuple[Tensor | None, ...]:
         """The gradients of what is given and of the leaves, from what the forward gave and the cotangent of out."""
         ...
@@ -145,21 +144,21 @@ class Backend(Value):
         """(out, lse). Where the caller did not want the lse it may hold anything."""
         raise NotImplementedError
 
-    def forward_for_backward(self, problem: Problem) -> SavedResults:
+    def forward_for_backward(self, problem: Problem) -> ForwardResult:
         """The forward of a call that will be differentiated, or whose row statistics are wanted."""
         out, lse = self.forward(problem)
         stats = RowStats.of_lse(lse)
-        return out, stats.m, stats.l
+        return ForwardResult(out, (stats.m, stats.l))
 
-    def row_stats(self, saved: SavedResults) -> RowStats:
-        """The statistics of each row, from what `forward_for_backward` gave."""
-        return RowStats(saved[1], saved[2])
+    def row_stats(self, forward: ForwardResult) -> RowStats:
+        """The statistics of each row, from what `forward_for_backward` returned."""
+        return RowStats(*forward.saved)
 
     def backward(
-        self, problem: Problem, saved: SavedResults, cotangents: Cotangents, needs: tuple[bool, ...]
+        self, problem: Problem, forward: ForwardResult, cotangents: Cotangents, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         """Gradients of problem.tensors() for which `needs` is true, None for the rest."""
-        return backward(problem, saved[0], self.row_stats(saved), cotangents, needs, self.size)
+        return backward(problem, forward.out, self.row_stats(forward), cotangents, needs, self.size)
 
     def differentiable(self, problem: Problem) -> Differentiable:
         """out and the row statistics, by operations that autograd, forward mode and torch.func see, to any order."""

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from regard.backends.base import Backend, Result, SavedResults, recorded_backward, why_leaks
+from regard.backends.base import Backend, ForwardResult, Result, recorded_backward, why_leaks
 from regard.backends.streaming.backward import Cotangents
 from regard.call.problem import Problem
 from regard.core.positions import Span, counted
@@ -62,7 +62,7 @@ class Flex(Backend):
             return _flex(problem)
 
     def backward(
-        self, problem: Problem, saved: SavedResults, cotangents: Cotangents, needs: tuple[bool, ...]
+        self, problem: Problem, forward: ForwardResult, cotangents: Cotangents, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         return recorded_backward(_flex, problem, cotangents, needs)
 

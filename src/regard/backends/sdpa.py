@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from regard.backends.base import Backend, Result, SavedResults, recorded_backward, why_leaks
+from regard.backends.base import Backend, ForwardResult, Result, recorded_backward, why_leaks
 from regard.backends.streaming.backward import Cotangents
 from regard.call.problem import Problem
 from regard.core.positions import Positions
@@ -57,7 +57,7 @@ class Sdpa(Backend):
             return _sdpa(problem)
 
     def backward(
-        self, problem: Problem, saved: SavedResults, cotangents: Cotangents, needs: tuple[bool, ...]
+        self, problem: Problem, forward: ForwardResult, cotangents: Cotangents, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         return recorded_backward(_sdpa, problem, cotangents, needs)
 

@@ -111,7 +111,7 @@ class _Rule:
 
 class _EntropyRule(_Rule):
     def values(self, problem: Problem) -> tuple[Tensor, ...]:
-        _, m, l = Tiled().forward_for_backward(replace(problem, sink=None))
+        m, l = Tiled().forward_for_backward(replace(problem, sink=None)).saved
         stats = problem.joined(State(m, l, m.new_zeros((*m.shape, 0)))).stats
         p_sink = torch.zeros_like(m) if problem.sink is None else stats.sink_weights(problem.sink)
         # the mass of the keys by itself: 1 - p_sink has lost the digits of a small one

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from regard.backends.base import Backend
+from regard.backends.base import Backend, ForwardResult
 from regard.backends.streaming.backward import Cotangents
 from regard.call.problem import Problem
 from regard.core.arrays import in_memory
@@ -26,10 +26,9 @@ def attend(backend: Backend, problem: Problem) -> Tensor:
         return way(problem)[0]
     if not _recorded(tensors):
         return backend.forward(problem)[0]
-    call = _OfProblem(backend, problem)
-    with torch.no_grad():
-        kept = backend.forward_for_backward(_detached(problem))
-    (out,) = Attention.apply(call, (kept[0],), (kept[0].new_empty(0), *kept), *tensors)
+    forward = _forward(backend, problem, tensors)
+    call = _OfProblem(backend, problem, forward.kernel)
+    (out,) = Attention.apply(call, (forward.out,), (forward.out, *forward.saved), *tensors)
     return out
 
 
@@ -40,18 +39,20 @@ def attend_with_stats(backend: Backend, problem: Problem) -> tuple[Tensor, RowSt
     if way is not None:
         return way(problem)
     if not _recorded(tensors):
-        kept = backend.forward_for_backward(problem)
-        return kept[0], backend.row_stats(kept)
-    call = _OfProblem(backend, problem)
+        forward = backend.forward_for_backward(problem)
+        return forward.out, backend.row_stats(forward)
+    forward = _forward(backend, problem, tensors)
     with torch.no_grad():
-        kept = backend.forward_for_backward(_detached(problem))
-        stats = backend.row_stats(kept)
-    out, m, l = Attention.apply(call, (kept[0], stats.m, stats.l), (stats.l, *kept), *tensors)
+        stats = backend.row_stats(forward)
+    call, results = _OfProblem(backend, problem, forward.kernel), (forward.out, stats.m, stats.l)
+    out, m, l = Attention.apply(call, results, (forward.out, *forward.saved, stats.l), *tensors)
     return out, RowStats(m, l)
 
 
-def _detached(problem: Problem) -> Problem:
-    return problem.with_tensors(tuple([t.detach() for t in problem.tensors()]))
+def _forward(backend: Backend, problem: Problem, tensors: tuple[Tensor, ...]) -> ForwardResult:
+    """The forward of a call that will be recorded, as one step."""
+    with torch.no_grad():
+        return backend.forward_for_backward(problem.with_tensors(tuple([t.detach() for t in tensors])))
 
 
 def _recorded(tensors: tuple[Tensor, ...]) -> bool:
@@ -151,10 +152,10 @@ apply_untransformed: Callable[..., Any] = super(torch.autograd.Function, Attenti
 
 
 class _OfProblem:
-    """A call that a backend made of a problem: out, or out, m and l."""
+    """A call that a backend made of a problem: out, or out, m and l, and then l is saved last."""
 
-    def __init__(self, backend: Backend, problem: Problem) -> None:
-        self.backend = backend
+    def __init__(self, backend: Backend, problem: Problem, kernel: Any) -> None:
+        self.backend, self.kernel = backend, kernel
         self.problem = problem.without_tensors()  # autograd keeps them, or its hooks put them elsewhere
 
     def constants(self, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -164,20 +165,23 @@ class _OfProblem:
         return None
 
     def backward(self, given: BackwardInputs) -> tuple[Tensor | None, ...]:
-        l, *kept = given.saved
+        out, *saved = given.saved
+        if len(given.cotangents) > 1:
+            del saved[-1]
+        forward = ForwardResult(out, tuple(saved), self.kernel)
         problem = self.problem.with_tensors(given.tensors)
-        with exact(l.device.type):
-            return self.backend.backward(problem, tuple(kept), _cotangents(given.cotangents, l), given.needs)
+        with exact(out.device.type):
+            return self.backend.backward(problem, forward, _cotangents(given), given.needs)
 
     def differentiable(self, given: BackwardInputs) -> tuple[Tensor | None, ...]:
-        problem, l = self.problem.with_tensors(given.tensors), given.saved[0]
-        with exact(l.device.type):
-            return differentiable_backward(self.backend, problem, _cotangents(given.cotangents, l), given.needs)
+        problem = self.problem.with_tensors(given.tensors)
+        with exact(problem.q.device.type):
+            return differentiable_backward(self.backend, problem, _cotangents(given), given.needs)
 
 
-def _cotangents(given: tuple[Tensor, ...], l: Tensor) -> Cotangents:
+def _cotangents(given: BackwardInputs) -> Cotangents:
     """Of out and of the log-sum-exp, from those of out or of (out, m, l): l = exp(lse - m)."""
-    return given[0], None if len(given) == 1 else given[2] * l
+    return given.cotangents[0], None if len(given.cotangents) == 1 else given.cotangents[2] * given.saved[-1]
 
 
 def differentiable_backward(

@@ -79,7 +79,7 @@ def attend(
         if found is not None:
             plan, out, row_stats, kernel, read = found
             arguments = AttentionArguments(None, None, None, score, mask, positions, sink, None)
-            return _record(plan, ForwardResult(out, row_stats, kernel), arguments, None, (q, k, v, *read))
+            return _record(plan, ForwardResult(out, (row_stats,), kernel), arguments, None, (q, k, v, *read))
     leaves: list[Tensor] = []
     described = structure_of(q, k, v, score, mask, positions, sink, dropout, backend, leaves)
     if described is None:
@@ -149,7 +149,7 @@ def _record(
 ) -> Tensor:
     """The output of a call that a plan made, with its gradients."""
     out = forward.out.to(tensors[2].dtype)
-    planned, saved = _Planned(plan, forward, arguments, backend, tensors), (forward.out, forward.row_stats)
+    planned, saved = _Planned(plan, forward, arguments, backend, tensors), (forward.out, *forward.saved)
     (recorded,) = apply_untransformed(planned, (out,), saved, *tensors)  # plans serve no transforms
     return recorded
 
@@ -259,8 +259,9 @@ class _Planned:
         q, k, v, *leaves = given.tensors
         if [t.stride() for t in leaves] != self.strides:  # hooks on what is saved have laid it out anew
             leaves = list(map(_laid, leaves, self.strides))
-        out, row_stats = given.saved
-        return self.plan.backward(ForwardResult(out, row_stats, self.kernel), (q, k, v), leaves, given.cotangents[0])
+        out, *saved = given.saved
+        forward = ForwardResult(out, tuple(saved), self.kernel)
+        return self.plan.backward(forward, (q, k, v), leaves, given.cotangents[0])
 
     def differentiable(self, given: BackwardInputs) -> tuple[Tensor | None, ...]:
         (q, k, v, *_), needs = given.tensors, given.needs

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import regard.backends.native.abi as abi
 from regard.backends.native.abi import AXES
-from regard.backends.native.call_operands import NUMBERS
+from regard.backends.native.call_operands import NUMBERS, OF_MASK, PAIRS
 from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.modifiers.distance import MOST, place
 from regard.backends.native.modifiers.table import lower_modifiers, why_not_modifiers
@@ -61,6 +61,18 @@ class KernelArgs:
     def number(self, name: str) -> Any:
         """One of call_operands.NUMBERS."""
         return self.numbers.get(name, NUMBERS[name].default)
+
+    def mask_to_keep(self) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """The mask's operands and numbers, for a backward that does not lower the mask again.
+
+        None of tile maps that take more memory than queries and keys, nor of a program, whose operands are modifiers'
+        too.
+        """
+        tensors = {name: self.operands[name] for name in OF_MASK if name in self.operands}
+        made = sum(tensors[one.name].nbytes for one in PAIRS if one.name in tensors and not one.leaf)
+        if made > self.q.nbytes + self.k.nbytes or "mask_code" in tensors:
+            return {}, {}
+        return tensors, {name: self.numbers[name] for name in OF_MASK if self.numbers.get(name) is not None}
 
     def with_operands(self, **changed: Tensor) -> KernelArgs:
         """The same call with other tensors in the place of some operands, or more of them."""

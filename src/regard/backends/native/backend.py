@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from regard.backends.base import Backend, Differentiable, Example, Plan, Result, SavedResults
+from regard.backends.base import Backend, Differentiable, Example, ForwardResult, Plan, Result
 from regard.backends.native.additive import AdditiveKernels
 from regard.backends.native.args import KernelArgs, lower, why_not
 from regard.backends.native.elementwise import ElementwiseKernels, described_features
@@ -32,7 +32,6 @@ from regard.backends.native.plan import ForwardPlan
 from regard.backends.native.plan_limits import repeats
 from regard.backends.native.products import with_product
 from regard.backends.native.ragged import RaggedPlan, ragged_plan
-from regard.backends.native.saved_mask import save_mask, saved_mask
 from regard.backends.native.torch_ops import traced
 from regard.backends.native.training_plan import TrainingPlan
 from regard.backends.streaming.backward import Cotangents, backward
@@ -108,13 +107,14 @@ class Native(Backend):
         with torch.no_grad():
             return ragged_plan(self._kernel_args(problem), problem, call)
 
-    def forward_for_backward(self, problem: Problem) -> SavedResults:
+    def forward_for_backward(self, problem: Problem) -> ForwardResult:
         problem = with_product(problem)
         with torch.no_grad():
             args = self._kernel_args(problem)
             (out, lse), row_stats = empty_results(args), empty_row_stats(args)
             self._run(problem, args, out, lse, row_stats)
-            return out, lse, row_stats, *save_mask(args)
+            mask, numbers = args.mask_to_keep()
+            return ForwardResult(out, (lse, row_stats, *mask.values()), (tuple(mask), numbers))
 
     def _run(self, problem: Problem, args: KernelArgs, out: Tensor, lse: Tensor, row_stats: Tensor | None) -> None:
         """Fills in the results."""
@@ -123,8 +123,8 @@ class Native(Backend):
             call = arguments(args, **{name: t for name, t in results.items() if t is not None})
             library().run(_family(problem).struct(problem, call))
 
-    def row_stats(self, saved: SavedResults) -> RowStats:
-        return natural_row_stats(saved[2])
+    def row_stats(self, forward: ForwardResult) -> RowStats:
+        return natural_row_stats(forward.saved[1])
 
     def traced(self, problem: Problem) -> Differentiable:
         needs = tuple(t.requires_grad for t in problem.tensors())
@@ -144,7 +144,7 @@ class Native(Backend):
         return TrainingPlan(family, args, example) if training else ForwardPlan(family, args, example)
 
     def backward(
-        self, problem: Problem, saved: SavedResults, cotangents: Cotangents, needs: tuple[bool, ...]
+        self, problem: Problem, forward: ForwardResult, cotangents: Cotangents, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         own, problem = problem, with_product(problem)
         family = _family(problem)
@@ -153,13 +153,14 @@ class Native(Backend):
             with torch.no_grad():
                 out, stats = stream(own, self.size, quick=True)
             return backward(own, out, stats, cotangents, needs, self.size)
-        out, lse, row_stats, *mask = saved
+        lse, row_stats, *mask = forward.saved
+        names, numbers = forward.kernel
         g_out, g_lse = cotangents
         pair = g_out, torch.zeros_like(lse) if g_lse is None else g_lse
         with torch.no_grad():
-            return family.backward(
-                problem, self._kernel_args(problem, saved_mask(tuple(mask))), (out, lse, row_stats), pair, needs
-            )
+            kept = {**dict(zip(names, mask, strict=True)), **numbers} or None  # None: it is lowered anew
+            args = self._kernel_args(problem, kept)
+            return family.backward(problem, args, (forward.out, lse, row_stats), pair, needs)
 
     def details(self, problem: Problem) -> dict[str, str]:
         problem, kernels = with_product(problem), library()

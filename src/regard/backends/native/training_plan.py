@@ -70,28 +70,29 @@ class TrainingPlan(ForwardPlan):
         """The call, made: its out and row statistics, and its struct with what that leads to."""
         row_stats = torch.empty((*self.batch, self.heads, call.nq, 2), dtype=torch.float32, device="cpu")
         made = self._made(call, row_stats)
-        return None if made is None else ForwardResult(made[0], row_stats, (bytes(made[1]), *made[1].held))
+        return None if made is None else ForwardResult(made[0], (row_stats,), (bytes(made[1]), *made[1].held))
 
     def run_with_stats(self, call: PlanInputs) -> tuple[Tensor, RowStats] | None:
         """out and the natural statistics of its rows, both without a head axis where the caller has none."""
-        done = self.run_for_backward(call)
-        if done is None:
+        forward = self.run_for_backward(call)
+        if forward is None:
             return None
-        return done.out, natural_row_stats(done.row_stats if self.headed else done.row_stats.squeeze(-3))
+        (row_stats,) = forward.saved
+        return forward.out, natural_row_stats(row_stats if self.headed else row_stats.squeeze(-3))
 
     def backward(
-        self, done: ForwardResult, given: Sequence[Tensor], leaves: Sequence[Tensor], g_out: Tensor
+        self, forward: ForwardResult, given: Sequence[Tensor], leaves: Sequence[Tensor], g_out: Tensor
     ) -> tuple[Tensor | None, ...]:
         """The gradients of what is given and of the leaves, from the cotangent of out."""
         g_out = self.family.cotangent(g_out if g_out.stride(-1) == 1 else g_out.contiguous()).resolve_neg()
         made = self.family.empty_gradients(given, self.heads, self.needs)
-        forward = type(self.struct).from_buffer_copy(done.kernel[0])
+        struct = type(self.struct).from_buffer_copy(forward.kernel[0])
         q, k, v = given
-        read = {"q": q, "k": k, "v": v, "out": done.out, "row_stats": done.row_stats}
-        bind(call_of(forward), read, self.axes)
+        (row_stats,) = forward.saved
+        bind(call_of(struct), {"q": q, "k": k, "v": v, "out": forward.out, "row_stats": row_stats}, self.axes)
         for at, n in self.leaves:
-            _ADDRESS.pack_into(forward, at, address_of(leaves[n]))
+            _ADDRESS.pack_into(struct, at, address_of(leaves[n]))
         gradients = dict(zip(self.family.gradients, made, strict=True))
-        run_backward(self.family.backward_struct, forward, {"dout": g_out, **gradients}, self.axes)
+        run_backward(self.family.backward_struct, struct, {"dout": g_out, **gradients}, self.axes)
         found = self.family.own(made, given, None if self.learned is None else leaves[self.learned])
         return tuple([None if n is None else found[n] for n in self.order])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from regard.backends.base import Backend, Result, SavedResults
+from regard.backends.base import Backend, ForwardResult, Result
 from regard.backends.streaming.tiling import Size, stream, strips
 from regard.call.problem import Problem
 from regard.core.shapes import blocks
@@ -43,10 +43,10 @@ class Tiled(Backend):
             out, stats = stream(problem, self.size, quick=True)
             return out, stats.lse
 
-    def forward_for_backward(self, problem: Problem) -> SavedResults:
+    def forward_for_backward(self, problem: Problem) -> ForwardResult:
         with torch.no_grad():
             out, stats = stream(problem, self.size, quick=True)
-            return out, stats.m, stats.l
+            return ForwardResult(out, (stats.m, stats.l))
 
     def details(self, problem: Problem) -> dict[str, str]:
         r, c = self.size.settled(problem)
