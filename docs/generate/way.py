@@ -17,11 +17,18 @@ SOURCES = Path(rg.__file__).parent
 
 
 def way_of(q: Tensor, call: Callable[[], object]) -> list[str]:
-    """The files in which some function had a tensor of q's memory in a variable during a call, in that order."""
+    """The files in which some function had a tensor of q's memory in a variable during a call, in that order.
+
+    Also one in a tuple, a list or a dict, which many functions pass on.
+    """
     files: dict[str, None] = {}
     memory = q.untyped_storage().data_ptr()
 
     def holds(x: object) -> bool:
+        if type(x) in (tuple, list):
+            return any(map(holds, x))
+        if type(x) is dict:
+            return any(map(holds, x.values()))
         return type(x) is Tensor and x.untyped_storage().data_ptr() == memory
 
     def see(frame: FrameType, event: str, _: Any) -> None:
