@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -65,11 +67,10 @@ class Problem:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor of the call: q, k, v, then those of the score, the mask and the positions, then the sink."""
-        values = (self.score, self.mask, self.frame.positions)
-        sink = () if self.sink is None else (self.sink,)
-        return (self.q, self.k, self.v, *(t for value in values for t in value.tensors()), *sink)
+        described = *self.score.tensors(), *self.mask.tensors(), *self.frame.positions.tensors()
+        return self.q, self.k, self.v, *described, *(() if self.sink is None else (self.sink,))
 
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Problem:
+    def with_tensors(self, tensors: Iterable[Tensor]) -> Problem:
         """The same call on other tensors, in the order of `tensors()`."""
         rest = iter(tensors)
         q, k, v = next(rest), next(rest), next(rest)
@@ -80,7 +81,7 @@ class Problem:
 
     def without_tensors(self) -> Problem:
         """The same call on nothing, for `with_tensors` later: it holds no memory of its tensors."""
-        return self.with_tensors((self.q.new_empty(0),) * len(self.tensors()))
+        return self.with_tensors(repeat(self.q.new_empty(0)))
 
     def written_out(self) -> Problem:
         """The same call on ordinary tensors: keys and values gathered from pages, rows of int8 widened.

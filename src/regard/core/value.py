@@ -56,7 +56,9 @@ class Value:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor held here, depth first, in the order of the fields."""
-        return tuple(t for item in _items(self) for t in _leaves(item))
+        found: list[Tensor] = []
+        _gather(self, found)
+        return tuple(found)
 
     def with_tensors(self, tensors: Iterator[Tensor]) -> Self:
         """The same value around other tensors, taken from the iterator in the order of `tensors()`."""
@@ -129,14 +131,16 @@ def _names_of(value: Value) -> tuple[str, ...]:
     return names(type(value))
 
 
-def _leaves(item: Any) -> Iterator[Tensor]:
+def _gather(item: Any, found: list[Tensor]) -> None:
+    """Appends every tensor of an item, depth first: each call of attention does so several times."""
     if isinstance(item, Tensor):
-        yield item
+        found.append(item)
     elif isinstance(item, Value):
-        yield from item.tensors()
+        for name in _names_of(item):
+            _gather(getattr(item, name), found)
     elif isinstance(item, tuple):
         for part in item:  # pyright: ignore[reportUnknownVariableType]
-            yield from _leaves(part)
+            _gather(part, found)
 
 
 def with_shapes(name: str, held: Mapping[str, Any]) -> str:
@@ -152,13 +156,19 @@ def _exchange(item: Any, tensors: Iterator[Tensor]) -> Any:
     if isinstance(item, Tensor):
         return next(tensors)
     if isinstance(item, tuple):
-        return tuple(_exchange(part, tensors) for part in item)  # pyright: ignore[reportUnknownVariableType]
-    if not isinstance(item, Value) or not item.tensors():
+        parts = tuple([_exchange(part, tensors) for part in item])  # pyright: ignore[reportUnknownVariableType]
+        same = all(a is b for a, b in zip(parts, item, strict=True))  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
+        return item if same else parts  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(item, Value):
         return item
-    twin = copy.copy(item)
+    twin = item  # where it holds no tensor
     for name in _names_of(item):
-        # The class is frozen and already validated: the exchanged tensors stand for the same quantities.
-        object.__setattr__(twin, name, _exchange(getattr(item, name), tensors))
+        part = getattr(item, name)
+        exchanged = _exchange(part, tensors)
+        if exchanged is not part:
+            twin = copy.copy(item) if twin is item else twin
+            # The class is frozen and already validated: the exchanged tensors stand for the same quantities.
+            object.__setattr__(twin, name, exchanged)
     return twin
 
 

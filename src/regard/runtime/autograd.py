@@ -15,7 +15,7 @@ from regard.core.arrays import in_memory
 from regard.core.cotangents import has_tangent, linear_in, untransformed
 from regard.core.dtypes import exact
 from regard.core.state import RowStats
-from regard.core.tracing import data_unavailable, functorch, graphed, scripted, watched
+from regard.core.tracing import functorch, graphed, scripted, watched
 
 
 def attend(backend: Backend, problem: Problem) -> Tensor:
@@ -63,15 +63,14 @@ def _differentiable_way(
     backend: Backend, tensors: tuple[Tensor, ...]
 ) -> Callable[[Problem], tuple[Tensor, RowStats]] | None:
     """The backend's method for whoever watches the operations themselves: a compiler, a transform, autograd."""
-    if backend.recorded:
-        return backend.differentiable
-    if scripted():  # TorchScript runs where regard's operations may not be
+    if backend.recorded or scripted():  # TorchScript runs where regard's operations may not be
         return backend.differentiable
     # a node has no forward derivative: torch.func.linearize traces dual tensors, outside of its transforms
-    dual = has_tangent(*tensors)
-    if (graphed(*tensors) or (watched() and not backend.visible)) and not functorch() and not dual:
+    if functorch() or has_tangent(*tensors):
+        return backend.differentiable
+    if graphed(*tensors) or (watched() and not backend.visible):
         return backend.traced
-    return backend.differentiable if dual or data_unavailable(*tensors) else None
+    return backend.differentiable if any(t.is_meta for t in tensors) else None
 
 
 class BackwardInputs(NamedTuple):

@@ -7,14 +7,14 @@ whether there are positions and dropout.
 from __future__ import annotations
 
 import math
-import os
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
+from regard.backends.native.ffi import isa_written
 from regard.backends.native.modifiers.table import has_no_step
 from regard.backends.native.programs.structure import key_of, sizes_traced
 from regard.core.deferred import kept_alike
@@ -113,10 +113,6 @@ _CONSTANTS = frozenset({int, float, bool, type(None)})
 _parts: dict[type, tuple[str, ...]] = {}  # of regard's own classes
 _per_token = set[type]()
 
-# os.environ.get would take a tenth of a small call: it encodes the name each time
-_environment = cast(dict[Any, Any], os.environ._data)  # pyright: ignore
-_ISA = os.environ.encodekey("REGARD_ISA")
-
 
 class AttentionArguments(NamedTuple):
     """The arguments of a call, but for the backend. None for q, k, v: what autograd saves."""
@@ -199,7 +195,7 @@ def structure_of(
     lying = (q.dtype, k.dtype, v.dtype, len(q_lead), len(k_lead), *q_lead, q_width, *k_lead, k_width, *v_lead, v_width)
     structure = Structure(
         *(needs if True in needs else None, False, outlines, placed, dropped),
-        *(_form_of(k) if kept else None, lying, traced, torch.get_num_threads(), _environment.get(_ISA), backend),
+        *(_form_of(k) if kept else None, lying, traced, torch.get_num_threads(), isa_written(), backend),
     )
     return structure, nq, nk
 

@@ -40,7 +40,8 @@ def backward(
     problem: Problem, args: KernelArgs, saved: KernelResults, cotangents: Pair, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """Gradients of problem.tensors() for which `needs` is true, from what the forward saved and the cotangents."""
-    given, kinds = problem.tensors(), _kinds_of_tensors(problem)
+    given = problem.tensors()
+    kinds = _kinds_of_tensors(problem, len(given))
     wanted = {kind for kind, need in zip(kinds, needs, strict=True) if need} - {"prepared", "program"}
     operands = wanted - {"scale"} | ({"q"} if "scale" in wanted else set[str]())
     of_modifiers = needs_of_modifiers(problem, needs) if programmed(problem) else ()
@@ -58,9 +59,12 @@ def backward(
     return tuple(gradient(kind, t) if need else None for kind, t, need in zip(kinds, given, needs, strict=True))
 
 
-def _kinds_of_tensors(problem: Problem) -> list[str]:
-    """What each of problem.tensors() is to the kernels: an operand, by name; "prepared"; "program", a part of one."""
-    given, kinds = problem.tensors(), ["q", "k", "v"]
+def _kinds_of_tensors(problem: Problem, count: int) -> list[str]:
+    """What each of problem.tensors() is to the kernels: an operand, by name; "prepared"; "program", a part of one.
+
+    count: how many they are.
+    """
+    kinds = ["q", "k", "v"]
     similarity, *modifiers = problem.score.parts
     for stage in (similarity,) if programmed(problem) else problem.score.parts:
         fields = _KINDS.get(type(stage), {}).items()
@@ -68,7 +72,7 @@ def _kinds_of_tensors(problem: Problem) -> list[str]:
         kinds += first + ["prepared"] * (len(stage.tensors()) - len(first))
     if programmed(problem):
         kinds += ["program"] * sum(len(stage.tensors()) for stage in modifiers)
-    kinds += ["prepared"] * (len(given) - len(kinds))
+    kinds += ["prepared"] * (count - len(kinds))
     if problem.sink is not None:
         kinds[-1] = "sink"
     return kinds

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -183,11 +184,22 @@ def load(isa: str) -> Library:
     return Library(isa, handle)
 
 
+# os.environ.get would take a tenth of a small call: it encodes the name each time
+_environment = cast(dict[Any, Any], os.environ._data)  # pyright: ignore
+_ISA = os.environ.encodekey("REGARD_ISA")
+
+
+def isa_written() -> Any:
+    """What the environment says of REGARD_ISA, as os.environ keeps it; None: nothing."""
+    return _environment.get(_ISA)
+
+
 def chosen() -> str | None:
     """The best runnable instruction set, or the one that REGARD_ISA names; None if there are no kernels."""
-    able, named = runnable(), os.environ.get("REGARD_ISA")
-    if named is None or not able:
+    able, written = runnable(), isa_written()
+    if written is None or not able:
         return able[0] if able else None
+    named = os.environ.decodevalue(written)
     if named not in able:
         raise ValueError(f"REGARD_ISA={named}: this processor and installation run {', '.join(able)}.")
     return named

@@ -27,7 +27,8 @@ from regard.core.state import RowStats
 KernelResults = tuple[Tensor, Tensor, Tensor]  # out, lse, row_stats
 
 MOST_FLOAT = torch.finfo(torch.float32).max
-_SET = tuple(name for name, number in NUMBERS.items() if number.as_it_is)
+_AS_THEY_ARE = tuple(name for name, number in NUMBERS.items() if number.as_it_is)
+_DEFAULTS = {name: number.default for name, number in NUMBERS.items()}
 COUNTS = {name: operand.count for name, operand in OPERANDS.items() if operand.count is not None}
 # The bytes of a call's members that say which keys each query sees.
 VISIBLE = slice(
@@ -146,10 +147,11 @@ def arguments(args: KernelArgs, **results: Tensor) -> CallArguments:
     call.heads, call.key_heads, call.nq, call.nk, call.dk, call.dv = heads, key_heads, nq, nk, dk, dv
     call.dtype, call.out_dtype = DTYPE_CODES[args.q.dtype], DTYPE_CODES[results["out"].dtype]
     call.threads = threads(pair_work(args) * nq * nk)
-    for name in _SET:
-        setattr(call, name, args.number(name))
-    call.seed = args.number("seed") & (2**64 - 1)
-    set_bounds(call, args.number("first"), args.number("last"))
+    numbers = {**_DEFAULTS, **args.numbers}
+    for name in _AS_THEY_ARE:
+        setattr(call, name, numbers[name])
+    call.seed = numbers["seed"] & (2**64 - 1)
+    set_bounds(call, numbers["first"], numbers["last"])
     if "lse" in results:
         results["lse"] = results["lse"][..., None]
     bind(call, {"q": args.q, **keys_and_values(args.k, args.v), **_laid_out(args.operands), **results})
@@ -175,8 +177,11 @@ def _laid_out(operands: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     A graph, or a hook on what is saved, may have laid out anew what was made without gaps.
     """
-    tensors = {name: t.pages if isinstance(t, Paged) else t for name, t in operands.items()}
-    return {name: t if OPERANDS[name].strided else t.contiguous() for name, t in tensors.items()}
+    found: dict[str, Tensor] = {}
+    for name, t in operands.items():
+        t = t.pages if isinstance(t, Paged) else t
+        found[name] = t if OPERANDS[name].strided else t.contiguous()
+    return found
 
 
 def set_bounds(call: CallArguments, first: int | None, last: int | None) -> None:
