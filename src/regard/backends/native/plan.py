@@ -32,7 +32,6 @@ from regard.backends.native.launch import (
     call_of,
     clear,
     empty_row_stats,
-    library,
     set_operands,
     set_places,
     set_visible,
