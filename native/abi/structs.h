@@ -407,20 +407,6 @@ static inline int32_t regard_not_ragged(const regard_call* c) {
          c->offsets ||
          c->q_cell ||
          c->k_cell ||
-         c->bias.data ||
-         c->program_code ||
-         c->program_0.data ||
-         c->program_1.data ||
-         c->program_2.data ||
-         c->program_3.data ||
-         c->program_4.data ||
-         c->program_5.data ||
-         c->program_6.data ||
-         c->program_7.data ||
-         c->program_8.data ||
-         c->program_9.data ||
-         c->program_10.data ||
-         c->program_11.data ||
          c->start.data ||
          c->stop.data ||
          c->shifts ||
@@ -428,11 +414,30 @@ static inline int32_t regard_not_ragged(const regard_call* c) {
          c->key_starts ||
          c->query_counts ||
          c->q_documents ||
-         c->k_documents ||
-         c->allowed.data ||
-         c->tiles.data ||
-         c->bits ||
-         c->mask_code;
+         c->k_documents;
+}
+
+// The n-th of the operands of which each sequence of a ragged call has a part; null after the last.
+static inline regard_tensor* regard_parted(regard_call* c, int n) {
+  regard_tensor* const all[] = {
+    &c->bias,
+    &c->program_0,
+    &c->program_1,
+    &c->program_2,
+    &c->program_3,
+    &c->program_4,
+    &c->program_5,
+    &c->program_6,
+    &c->program_7,
+    &c->program_8,
+    &c->program_9,
+    &c->program_10,
+    &c->program_11,
+    &c->allowed,
+    &c->tiles,
+    &c->sink,
+  };
+  return n < 16 ? all[n] : nullptr;
 }
 
 typedef void (*regard_body)(int64_t begin, int64_t end, void* context);

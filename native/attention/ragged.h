@@ -83,6 +83,21 @@ static int heavier(const void* a, const void* b) {
   return x.sequence < y.sequence ? -1 : x.sequence > y.sequence;
 }
 
+static int64_t element_size(const regard_tensor& t) {
+  return t.dtype == REGARD_I32 ? 4 : t.dtype == REGARD_BOOL ? 1 : size_of(dtype_of(t));
+}
+
+// Leads an operand to the part of sequence b; whether it has one. What of it is read there, check_call checks.
+static bool move_to_part(regard_tensor& t, int64_t b) {
+  int64_t skipped;
+  if (!t.data) return true;
+  if (__builtin_mul_overflow(b, t.batch[REGARD_BATCH_AXES - 1], &skipped) || skipped < 0 || skipped > t.size)
+    return false;
+  t.data = (char*)t.data + skipped * element_size(t);
+  t.size -= skipped;
+  return true;
+}
+
 // Fills in the call of sequence b, whose intervals are written to start and stop; returns the code of what is wrong
 // with it.
 static int32_t divide(const regard_ragged& r, int64_t b, int32_t* start, int32_t* stop, regard_call& c) {
@@ -99,6 +114,8 @@ static int32_t divide(const regard_ragged& r, int64_t b, int32_t* start, int32_t
   else
     for (regard_tensor* t : {&c.k, &c.v, &c.k_scales, &c.v_scales})
       if (t->data) t->data = (void*)advance(t->data, b * t->batch[kAxis], dtype_of(*t));
+  for (int n = 0; regard_tensor* t = regard_parted(&c, n); ++n)
+    if (!move_to_part(*t, b)) return REGARD_BAD_ARGUMENT;
   c.first += distance_of(r, b);
   c.last += distance_of(r, b);
   if (r.key_starts) c.key_starts = r.key_starts + b;

@@ -33,9 +33,10 @@ def test_every_operand_and_number_is_a_member() -> None:
 
 def test_a_new_operand_is_refused_where_sequences_have_any_lengths() -> None:
     """Until its declaration says that they can share it: C++ and Python ask the same declaration."""
-    written = header().split("regard_not_ragged", 1)[1]
+    written, parted = header().split("regard_not_ragged", 1)[1].split("regard_parted", 1)
     for name, operand in OPERANDS.items():
         assert (re.search(rf"c->{name}\b", written) is None) == operand.ragged
+        assert (re.search(rf"c->{name}\b", parted) is not None) == operand.parted
 
 
 def test_the_number_follows_names_types_and_order(monkeypatch: pytest.MonkeyPatch) -> None:

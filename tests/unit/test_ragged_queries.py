@@ -234,7 +234,10 @@ def test_explain_says_what_is_run() -> None:
     plan = rg.explain(jagged(batch.q), *dense, mask=batch.cache.mask, backend=rg.Tiled())
     assert dict(plan.facts)["nested"].startswith("14 queries of 4 sequences in 4 calls, one a sequence")
     plan = rg.explain(jagged(batch.q), *kv, mask=batch.cache.mask, dropout=rg.Dropout(0.5))
-    assert dict(plan.facts)["nested"] == "14 queries of 5 sequences in one call, padded to 35"
+    assert (
+        dict(plan.facts)["nested"]
+        == "14 queries of 5 sequences in one call, padded to 35, since dropout is drawn for a padded batch"
+    )
     assert "queries=int64[5]" in dict(plan.facts)["mask"]  # rows that pad cost nothing where a block has no others
 
 

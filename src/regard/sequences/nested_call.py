@@ -38,7 +38,7 @@ def attend(
 ) -> Tensor:
     """The output, nested like q: the sequences run as one list where they can, else by `attention` of plain tensors."""
     queries, together, plain = _read(q, k, v, score, mask, positions, sink, dropout)
-    out = None if together is None else one_list.attend(together, score, sink, backend)
+    out = None if isinstance(together, str) else one_list.attend(together, score, sink, backend)
     if out is not None:
         return nest_like(out if queries is None or queries.headed else out[0, 0], q)
     calls = plain()
@@ -59,13 +59,13 @@ def explain(
 ) -> Explanation:
     """How `attend` would run the call."""
     _, together, plain = _read(q, k, v, score, mask, positions, sink, dropout)
-    found = None if together is None else one_list.explain(together, score, sink, backend)
-    if found is not None:
-        return found
+    one = together if isinstance(together, str) else one_list.explain(together, score, sink, backend)
+    if isinstance(one, Explanation):
+        return one
     calls = plain()
     q, k, v, mask, positions = calls.parts[-1]
     found = BoundCall(q, k, v, score, mask, positions, sink, dropout).explain(backend)
-    return replace(found, facts=(*found.facts, ("nested", calls.note)))
+    return replace(found, facts=(*found.facts, ("nested", calls.note + (f", since {one}" if calls.padded else ""))))
 
 
 def _read(
@@ -77,11 +77,11 @@ def _read(
     positions: Positions | None,
     sink: Tensor | float | None,
     dropout: Dropout | None,
-) -> tuple[NestedQueries | None, RaggedCall | None, Callable[[], PlainCalls]]:
-    """The queries, if they alone are nested; their call as one list, if it is one; what makes plain calls instead."""
+) -> tuple[NestedQueries | None, RaggedCall | str, Callable[[], PlainCalls]]:
+    """The queries, if they alone are nested; their call as one list, or why not; what makes plain calls instead."""
     check_kinds(score, mask, positions, dropout)
     if any_nested(k, v):
-        return None, None, lambda: flattened_call(q, k, v, score, mask, positions)
+        return None, "all are nested", lambda: flattened_call(q, k, v, score, mask, positions)
     queries = nested_queries(q, k, v, score, mask, positions)
     together = ragged_call(queries, k, v, score, mask, positions, sink, dropout)
     return queries, together, lambda: plain_calls(queries, k, v, score, mask, positions, sink, dropout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard.core.dropout import Dropout
@@ -12,7 +13,7 @@ from regard.core.errors import ShapeError
 from regard.core.positions import Positions
 from regard.core.shapes import count_of, listed
 from regard.masks.algebra import Mask
-from regard.scores.algebra import Score, as_pipeline
+from regard.scores.algebra import Modifier, Score, as_pipeline
 from regard.scores.modifiers import Bias
 from regard.scores.similarity import Custom
 from regard.sequences.jagged import offsets_of, values_and_lengths
@@ -33,6 +34,19 @@ class NestedQueries:
     lengths: Tensor
     counts: list[int]
     offsets: Tensor
+
+    def padded(self) -> Tensor:
+        """Which query stands in each row of the padded batch: (batch, most). Behind a sequence's last, it again."""
+        device, ends = self.lengths.device, self.lengths.cumsum(0)[:, None]
+        rows = torch.arange(max(self.counts, default=0), device=device, dtype=torch.int64)
+        return torch.minimum(ends - self.lengths[:, None] + rows, ends - 1).clamp(min=0)
+
+    def padded_positions(self, positions: Positions | None, padded: Tensor) -> Positions | None:
+        """The positions of a call on the padded batch, from those of the call on the nested queries."""
+        counts = self.counts
+        if positions is None or len(counts) < 2 or tuple(positions.q.shape) != (sum(counts),):
+            return positions
+        return Positions(positions.q[padded.to(positions.q.device)], positions.k)
 
     def rows(self, chosen: Tensor) -> Tensor:
         """The queries with these numbers (batch, n), as (batch, heads, n, dk); without heads (batch, n, dk)."""
@@ -77,9 +91,17 @@ def may_divide(score: Score, mask: Mask, batch: int, sink: Any, dropout: Dropout
         return False
     if any(tuple(n.shape) not in ((), (batch,)) for n in rule.by_sequence().values()):
         return False  # where the call is refused
-    own = all(
-        type(part).__module__.startswith("regard.") and type(part) not in (Custom, Bias)
-        for part in as_pipeline(score).parts
-    )
+    own = all(_regards_own(part) and type(part) not in (Custom, Bias) for part in as_pipeline(score).parts)
     tensors = (*score.tensors(), *((sink,) if isinstance(sink, Tensor) else ()))
     return own and all(t.dim() < 2 for t in tensors)
+
+
+def has_own_modifier(score: Score) -> bool:
+    """Whether one of its modifiers is not regard's own: then all of them reach the kernels as a program."""
+    return not all(map(_regards_own, as_pipeline(score).parts[1:]))
+
+
+def _regards_own(part: Score) -> bool:
+    """Whether a stage is one of regard's, and no function of a person's."""
+    pair = part.of_pair() if isinstance(part, Modifier) else None
+    return type(part).__module__.startswith("regard.") and pair is None

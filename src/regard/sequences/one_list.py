@@ -22,7 +22,7 @@ from regard.runtime.binding import BoundCall
 from regard.runtime.dispatch import Explanation, choose
 from regard.runtime.outline import Open, outline, plain
 from regard.scores.algebra import Score
-from regard.sequences.ragged_call import RaggedCall
+from regard.sequences.ragged_call import PlainCall, RaggedCall
 
 
 def attend(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) -> Tensor | None:
@@ -33,32 +33,38 @@ def attend(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) -
     known = None if key is None else plan_cache.ragged_plan(key)
     if known is None:
         known = _plan(call, score, sink, backend)
-        if known is None:
+        if isinstance(known, str):
             return None
         if key is not None:
             plan_cache.keep(key, known)
     return known.run(call)
 
 
-def explain(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) -> Explanation | None:
-    """How the sequences would run as one list, and the longest of them; None where they would not."""
-    if _watched(call, score, sink) or not call.consecutive() or _plan(call, score, sink, backend) is None:
-        return None
-    longest = _longest(call, score, sink).explain(backend)
+def explain(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) -> Explanation | str:
+    """How the sequences would run as one list, and a plain call like it; or why they would not, as a clause."""
+    if _watched(call, score, sink):
+        return "a gradient, a graph or a mode asks for more than the output"
+    if not call.consecutive():
+        return "the positions of its queries or keys do not count up by one"
+    plan = _plan(call, score, sink, backend)
+    if isinstance(plan, str):
+        return plan
+    longest = _bound(call.shown(), score, sink).explain(backend)
     return replace(longest, facts=(*longest.facts, ("nested", call.note())))
 
 
-def _longest(call: RaggedCall, score: Score, sink: Any) -> BoundCall:
-    q, k, v, mask, positions = call.longest()
+def _bound(call: PlainCall, score: Score, sink: Any) -> BoundCall:
+    q, k, v, mask, positions = call
     return BoundCall(q, k, v, score, mask, positions, sink, None)
 
 
-def _plan(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) -> RaggedPlan | None:
-    problem = _longest(call, score, sink).problem
+def _plan(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) -> RaggedPlan | str:
+    """The plan, or why there is none, as a clause."""
+    problem = _bound(call.example(), score, sink).problem
     taken = choose(problem, backend, lse=False)
-    if not isinstance(taken, Native) or 0 in problem.frame.shape:
-        return None
-    return taken.ragged_plan(problem, call)
+    if not isinstance(taken, Native):
+        return f"{taken!r} has no call on sequences of unequal lengths"
+    return "there is no key" if 0 in problem.frame.shape else taken.ragged_plan(problem, call)
 
 
 def _watched(call: RaggedCall, score: Score, sink: Any) -> bool:
@@ -80,7 +86,7 @@ def _parts(k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 
 def _structure(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) -> Any:
     """What calls of one plan have in common; None where tensors in the score, or the sink, would be part of it."""
-    if isinstance(sink, Tensor) or score.tensors():
+    if call.padded is not None or isinstance(sink, Tensor) or score.tensors():
         return None
     try:
         described = outline(score, []), outline(sink, [])

@@ -36,11 +36,13 @@ class PlainCalls:
     rows   where each query of the nested q stands in the outputs of the parts, one behind another: (total,). None where
            the output of the only part is in order
     note   what `explain` says
+    padded  whether there are rows that no query has
     """
 
     parts: tuple[PlainCall, ...]
     rows: Tensor | None
     note: str
+    padded: bool = False
 
     def nest(self, outputs: list[Tensor], q: Any) -> Tensor:
         """The outputs of the parts as a nested tensor with the sequences of the nested q."""
@@ -92,26 +94,20 @@ def plain_calls(
     dropout: Dropout | None,
 ) -> PlainCalls:
     """The calls on plain tensors that a call on nested queries is made of."""
-    counts, lengths = queries.counts, queries.lengths
-    most, device = max(counts, default=0), lengths.device
-    # which of the concatenated queries stands in each padded row; behind a sequence's last query, that one again
-    ends = lengths.cumsum(0)[:, None]
-    taken = torch.minimum(
-        ends - lengths[:, None] + torch.arange(most, device=device, dtype=torch.int64), ends - 1
-    ).clamp(min=0)
-    if positions is not None and len(counts) > 1 and tuple(positions.q.shape) == (sum(counts),):
-        positions = Positions(positions.q[taken.to(positions.q.device)], positions.k)
+    counts, lengths, taken = queries.counts, queries.lengths, queries.padded()
+    positions = queries.padded_positions(positions, taken)
     if len(set(counts)) > 1 and may_divide(score, mask, len(counts), sink, dropout):
         return _by_count(queries, k, v, taken, mask, positions)
     padded = queries.rows(taken)
     if len(set(counts)) > 1:
         mask = mask & Lengths(queries=lengths)
-    starts = torch.arange(len(counts), dtype=torch.int64, device="cpu") * most
+    starts = torch.arange(len(counts), dtype=torch.int64, device="cpu") * max(counts, default=0)
     note = (
         f"{count_of(sum(counts), 'query')} of {count_of(len(counts), 'sequence')} in one call, padded to "
         f"{taken.numel()}"
     )
-    return PlainCalls((PlainCall(padded, k, v, mask, positions),), numbered(counts, starts)[1].to(device), note)
+    rows = numbered(counts, starts)[1].to(lengths.device)
+    return PlainCalls((PlainCall(padded, k, v, mask, positions),), rows, note, padded=len(set(counts)) > 1)
 
 
 def _by_count(

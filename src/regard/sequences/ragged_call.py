@@ -1,4 +1,4 @@
-"""RaggedCall: a call on sequences that differ by numbers alone, which the native kernels run as one list."""
+"""RaggedCall: a call on sequences with any numbers of queries, which the native kernels run as one list."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged, share_pages
 from regard.core.positions import Positions
 from regard.core.shapes import count_of
-from regard.masks.algebra import Mask
+from regard.masks.algebra import Everything, Mask
 from regard.masks.intervals import IntervalRule
-from regard.masks.of_rule import mask_of_rule
+from regard.masks.of_rule import mask_of_rule, rule_and_rest
 from regard.scores.algebra import Score
 from regard.sequences.jagged import numbered
-from regard.sequences.nested_queries import NestedQueries, may_divide
+from regard.sequences.nested_queries import NestedQueries, has_own_modifier, may_divide
 
 
 class PlainCall(NamedTuple):
@@ -33,13 +33,16 @@ class PlainCall(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RaggedCall:
-    """A call on sequences that differ by numbers alone.
+    """A call on sequences with any numbers of queries.
 
     queries    (1, heads, total, dk), one sequence behind another
     k, v       (batch, key heads, nk, d), which may lie in pages
     offsets    int64 (batch + 1): the queries of sequence b are [offsets[b], offsets[b + 1])
     rule       the mask's, of lengths of keys and bounds of positions
-    positions  of the queries (total,), and of the keys (nk,), where anything compares them
+    positions  of the queries (total,), and of the keys (nk,), where the rule or a step of the kernels compares them
+    padded     None: the sequences differ by these numbers alone. Else the call on the padded batch, its mask without
+               the rule, from whose operands each sequence takes its part; one element stands for all of its queries
+    mask       all of it
     """
 
     queries: Tensor
@@ -48,6 +51,16 @@ class RaggedCall:
     offsets: Tensor
     rule: IntervalRule
     positions: Positions | None
+    padded: PlainCall | None
+    mask: Mask
+
+    def example(self) -> PlainCall:
+        """The arguments of a plain call that stands for this one."""
+        return self.longest() if self.padded is None else self.padded
+
+    def shown(self) -> PlainCall:
+        """Those of the call that `explain` describes."""
+        return self.longest() if self.padded is None else self.padded._replace(mask=self.mask)
 
     def longest(self) -> PlainCall:
         """The arguments of the sequence with most pairs, as a call of its own: it stands for all of them."""
@@ -71,10 +84,8 @@ class RaggedCall:
     def note(self) -> str:
         """What `explain` says."""
         sequences = int((self.offsets.diff() > 0).sum())
-        return (
-            f"{count_of(self.queries.shape[-2], 'query')} of {count_of(sequences, 'sequence')} in one "
-            "call; above, the longest"
-        )
+        said = f"{count_of(self.queries.shape[-2], 'query')} of {count_of(sequences, 'sequence')} in one call"
+        return f"{said}; above, {'the longest' if self.padded is None else 'as if all were as long as the longest'}"
 
 
 def ragged_call(
@@ -86,21 +97,37 @@ def ragged_call(
     positions: Positions | None,
     sink: Any,
     dropout: Dropout | None,
-) -> RaggedCall | None:
-    """The call on nested queries as one list; None where sequences differ by more than numbers, or not in these."""
+) -> RaggedCall | str:
+    """The call on nested queries as one list; or why it is none, as a clause."""
     counts = queries.counts
-    rule = mask.rule()
-    if len(set(counts)) < 2 or rule is None or rule.queries is not None or k.shape[-2] != v.shape[-2]:
-        return None
-    if not may_divide(score, mask, len(counts), sink, dropout):
-        return None
-    if not (mask.compares_positions() or score.compares_positions()):
+    rule, rest = rule_and_rest(mask)
+    why = _why_not(counts, k, v, rule, dropout)
+    if why is not None:
+        return why
+    padded = None
+    if type(rest) is not Everything or not may_divide(score, mask, len(counts), sink, dropout):
+        rows = queries.padded()
+        one = queries.values.new_zeros(()).expand(*rows.shape, queries.values.shape[-1])
+        one = one[:, None].expand(-1, queries.values.shape[1], -1, -1) if queries.headed else one
+        padded = PlainCall(one, k, v, rest, queries.padded_positions(positions, rows))
+    by_steps = score.compares_positions() and not has_own_modifier(score)
+    if not (rule.compares_positions() or by_steps):
         positions = None
     elif positions is None or positions.k.dim() != 1:
-        return None
+        return "the keys of each sequence have positions of their own"
     values = queries.values
     lifted = (values, k, v) if queries.headed else (values[None, None], k[:, None], v[:, None])
-    return RaggedCall(*lifted, queries.offsets, rule, positions)
+    return RaggedCall(*lifted, queries.offsets, rule, positions, padded, mask)
+
+
+def _why_not(counts: list[int], k: Tensor, v: Tensor, rule: IntervalRule, dropout: Dropout | None) -> str | None:
+    """Why a call is no list for any score and any rest of its mask, as a clause; None if there is no such reason."""
+    if len(set(counts)) < 2:
+        return "all sequences have as many queries"
+    lengths = [tuple(n.shape) for n in rule.by_sequence().values()]
+    if k.shape[-2] != v.shape[-2] or any(shape not in ((), (len(counts),)) for shape in lengths):
+        return "its shapes do not fit"
+    return "dropout is drawn for a padded batch" if dropout is not None and dropout.p else None
 
 
 def rows_of_sequences(k: Tensor, v: Tensor, sequences: list[int], nk: int) -> tuple[Tensor, Tensor]:

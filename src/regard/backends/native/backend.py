@@ -98,11 +98,15 @@ class Native(Backend):
             self._run(problem, args, out, lse, None)
             return out, lse
 
-    def ragged_plan(self, problem: Problem, call: RaggedCall) -> RaggedPlan | None:
-        """A plan for calls on ragged sequences; None if they do not run as one list. problem: that of the longest."""
-        kept = isinstance(problem.k, DeferredRows) or isinstance(problem.v, DeferredRows)
-        if kept and self.why_gathers(problem) is not None:
-            return None
+    def ragged_plan(self, problem: Problem, call: RaggedCall) -> RaggedPlan | str:
+        """A plan for calls on ragged sequences; or why they do not run as one list, as a clause.
+
+        problem: that of the call that stands for it.
+        """
+        if isinstance(problem.k, DeferredRows) or isinstance(problem.v, DeferredRows):
+            why = self.why_gathers(problem)
+            if why is not None:
+                return why
         problem = with_product(problem)
         with torch.no_grad():
             return ragged_plan(self._kernel_args(problem), problem, call)

@@ -25,6 +25,8 @@ extern "C" {{
 
 {_not_ragged()}
 
+{_parted()}
+
 typedef void (*regard_body)(int64_t begin, int64_t end, void* context);
 typedef int32_t (*regard_parallel)(int64_t begin, int64_t end, int64_t grain, regard_body body, void* context);
 }}
@@ -52,6 +54,18 @@ def _not_ragged() -> str:
     return (
         "// Whether a call has an operand that sequences of any lengths cannot share.\n"
         f"static inline int32_t regard_not_ragged(const regard_call* c) {{\n  return {found[0]}{lines};\n}}"
+    )
+
+
+def _parted() -> str:
+    """A function of C that leads to the operands of which each sequence of a ragged call has a part."""
+    found = [operand.name for operand in OPERANDS.values() if operand.parted]
+    lines = "".join(f"    &c->{name},\n" for name in found)
+    return (
+        "// The n-th of the operands of which each sequence of a ragged call has a part; null after the last.\n"
+        "static inline regard_tensor* regard_parted(regard_call* c, int n) {\n"
+        f"  regard_tensor* const all[] = {{\n{lines}  }};\n"
+        f"  return n < {len(found)} ? all[n] : nullptr;\n}}"
     )
 
 

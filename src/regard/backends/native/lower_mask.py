@@ -31,7 +31,7 @@ from regard.core.tracing import data_unavailable, watched
 from regard.masks.algebra import And, Cover, Everything, Mask
 from regard.masks.dense import Dense
 from regard.masks.intervals import Interval, IntervalRule
-from regard.masks.of_rule import mask_of_rule
+from regard.masks.of_rule import joined, mask_of_rule
 
 _MOST_DISTANCE = FARTHEST // 2  # positions come on top
 _STRIP = 1 << 20  # pairs that a mask is asked about at a time: 8 MB for each 64-bit number that it computes
@@ -128,15 +128,11 @@ def why_no_program(problem: Problem) -> str | None:
 def _intervals_beside(mask: Mask, frame: Frame) -> tuple[dict[str, Any], Mask]:
     """Those of the masks that & joins that are intervals together, as lower_intervals writes them; and the rest."""
     own, others = list[Mask](), list[Mask]()
-    for part in _joined(mask):
+    for part in joined(mask):
         known = why_not_text(part) is None and lower_intervals(part, frame) is not None
         (own if known else others).append(part)
     intervals = lower_intervals(reduce(and_, own), frame) if own and others else None
     return ({}, mask) if intervals is None else (intervals, reduce(and_, others))
-
-
-def _joined(mask: Mask) -> list[Mask]:
-    return [*_joined(mask.a), *_joined(mask.b)] if type(mask) is And else [mask]
 
 
 def _few(frame: Frame, key_heads: int) -> bool:

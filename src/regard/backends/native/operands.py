@@ -73,7 +73,8 @@ class KernelOperand:
     leaf          whether the kernels may read it where the caller has it
     of_lengths    whether it belongs to one number of queries and keys: a plan with it serves no other
     of_positions  whether it is made from the numbers in positions: no plan with it serves calls that are given them
-    ragged        whether sequences of any lengths in one call can share it, or find their part by their queries
+    ragged        whether a call on sequences of any lengths can have it: they share it, or find their part by their
+                  queries, or are `parted`
     rule          the field of IntervalRule that it holds
     divided       whether a call on ragged sequences has its numbers, one for each sequence
     learned       the field of its score's stage of which it is the value, if it has a gradient: `d` and its name; of a
@@ -110,6 +111,11 @@ class KernelOperand:
         if self.count is not None:
             found.append(Member("int64_t", self.count.member))
         return tuple(found)
+
+    @property
+    def parted(self) -> bool:
+        """Whether its axis of sequences leads each sequence of a ragged call to its part; with keys, pages may do."""
+        return self.ragged and self.strided and self.axes[0] in (BATCH, ANY) and EACH_KEY_HEAD not in self.axes
 
     @property
     def gradients(self) -> tuple[Member, ...]:

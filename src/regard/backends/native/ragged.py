@@ -22,13 +22,14 @@ from regard.scores.similarity import Dot, ScaledDot
 from regard.sequences.ragged_call import RaggedCall
 
 _REPLACED = frozenset(("start", "stop", "q_at", "k_at"))  # by the rule, and by the positions of all sequences
+_OF_INTERVALS = frozenset(("start", "stop"))
 _LEFT = CODES["REGARD_BAD_POSITION"], CODES["REGARD_BAD_INTERVAL"]  # to the general way, which says what is wrong
 
 
 class RaggedPlan:
     """Calls on ragged sequences that differ from an example by their numbers and by where their tensors lie.
 
-    args   the operands of the example's longest sequence, as a call of its own
+    args   the operands of the call that stands for it: of the longest sequence, or of the padded batch
     """
 
     def __init__(self, args: KernelArgs, call: RaggedCall) -> None:
@@ -38,8 +39,9 @@ class RaggedPlan:
         shared = {name: t for name, t in args.operands.items() if name not in _REPLACED}
         one = replace(args, operands=shared, numbers={**args.numbers, "first": first, "last": last})
         # of q's dtype, which is that of v where v is no int8
-        out = torch.empty(*args.shape, args.v.shape[-1], dtype=args.q.dtype, device="cpu")
+        out = torch.empty((), dtype=args.q.dtype, device="cpu").expand(*args.shape, args.v.shape[-1])
         self.struct = RaggedArguments(arguments(one, out=out), thread_work=THREAD_WORK)
+        self.struct.call.batch = (ctypes.c_int64 * AXES)(*(1,) * AXES)  # of the sequence that a part belongs to
         self.struct.call.threads = torch.get_num_threads()
         self.entry, self.parallel = library().entry(RaggedArguments), parallel()
 
@@ -78,16 +80,23 @@ def _numbers(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     return k.numbers, v.numbers, {name: t.pages if isinstance(t, Paged) else t for name, t in scales.items()}
 
 
-def ragged_plan(args: KernelArgs, problem: Problem, call: RaggedCall) -> RaggedPlan | None:
-    """The plan for calls like one; None where they are more than the kernels have as one list.
+def ragged_plan(args: KernelArgs, problem: Problem, call: RaggedCall) -> RaggedPlan | str:
+    """The plan for calls like one; or why the kernels do not run them as one list, as a clause.
 
-    problem, args: that of the longest sequence.
+    problem, args: those of the call that stands for it, see RaggedCall.example.
     """
     similarity = problem.similarity
     if type(similarity) not in (Dot, ScaledDot) or similarity.tensors():  # what others make of q and k, each call makes
-        return None
+        return f"{similarity!r} makes other queries and keys first"
     if call.rule.by_sequence().keys() - {one.rule for one in DIVIDED}:
-        return None
+        return "lengths of its mask are not divided"
     if not problem.q.dtype == call.k.dtype == call.v.dtype:
-        return None
-    return None if args.operands.keys() - RAGGED - _REPLACED else RaggedPlan(args, call)
+        return "q, k and v have several dtypes"
+    given = args.operands.keys()
+    if call.padded is not None and given & _OF_INTERVALS:
+        return f"{call.padded.mask!r} gives each query an interval of keys that is no rule of distances and lengths"
+    unplaced = call.positions is None and "q_at" in given
+    if unplaced or given - RAGGED - _REPLACED:
+        one = "q_at" if unplaced else min(given - RAGGED - _REPLACED)
+        return f"sequences of unequal lengths have no part of an operand of the kernels, {one}"
+    return RaggedPlan(args, call)

@@ -27,6 +27,7 @@ class Biases(KernelModifier[Bias]):
             strided=True,
             leaf=True,
             of_lengths=True,
+            ragged=True,
             learned="bias",
         ),
     )

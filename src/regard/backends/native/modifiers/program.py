@@ -49,12 +49,14 @@ class Programs(KernelModifier[Modifier]):
     operands = (
         KernelOperand(
             *("program_code", torch.int32, (_INSTRUCTION, _NUMBER), "a program that modifies scores"),
+            ragged=True,
             count=Count("program_count", len),
         ),
         *(
             KernelOperand(
                 *(name, None, (ANY,), "what programs read: (batch, head, query, key), or a table"),
                 strided=True,
+                ragged=True,
                 learned="tensors",
             )
             for name in OPERAND_NAMES
