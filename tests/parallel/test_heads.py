@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from needed import needs_kernels
 from regard.core.region import Region, Tiling
 from regard.masks.algebra import cover_of
 from regard.parallel.call_on_heads import mask_of_heads, score_of_heads
@@ -155,3 +156,34 @@ def test_a_similarity_of_ones_own_names_its_head_axes() -> None:
         score = score_of_heads(GatedByHead(gate), share)
         found = rg.attention(*(share.of(t, -3) for t in (q, k, v)), score=score)
         torch.testing.assert_close(found, share.of(whole, -3))
+
+
+WHERE = rg.Where(lambda b, h, i, j: (i + 2 * j + h) % 3 != 0)
+
+
+@needs_kernels
+@pytest.mark.parametrize("mask", [rg.Causal(), WHERE, WHERE & rg.Causal()], ids=["causal", "where", "where and causal"])
+def test_a_score_and_a_mask_of_ones_own_are_programs_of_some_heads(mask: rg.Mask) -> None:
+    """Values and gradients are those of the whole."""
+    q, k, v = (torch.randn(2, heads, 29, 8).double() for heads in (6, KEY_HEADS, KEY_HEADS))
+    by_head, by_pair = torch.linspace(-1, 1, 6).double(), torch.linspace(0, 2, 6 * 29 * 29).reshape(6, 29, 29).double()
+    inputs = [t.requires_grad_() for t in (q, k, v, by_head, by_pair)]
+    whole = rg.attention(q, k, v, score=rg.ScaledDot() >> Tilted(by_head, by_pair), mask=mask, backend=rg.Reference())
+    weights = torch.randn_like(whole)
+    true = torch.autograd.grad((whole * weights).sum(), inputs)
+    sums = [torch.zeros_like(t) for t in inputs]
+    for share in HeadShare.split(6, KEY_HEADS, 4):
+        single = [t.detach().float().requires_grad_() for t in inputs]
+        tilted = rg.ScaledDot() >> Tilted(*single[3:])
+        own = share.of(single[0], -3), share.of_keys(single[1], -3), share.of_keys(single[2], -3)
+        options = {"score": score_of_heads(tilted, share), "mask": mask_of_heads(mask, share)}
+        plan = rg.explain(*own, **options)
+        assert plan.backend == rg.Native() and "a program of" in dict(plan.facts)["modifiers as"]
+        assert (mask.rule() is not None) == ("a program of" not in dict(plan.facts)["mask as"])
+        assert dict(plan.facts)["backward"] == "the same kernels"
+        out = rg.attention(*own, **options)
+        torch.testing.assert_close(out.double(), share.of(whole, -3), rtol=0, atol=1e-5)
+        found = torch.autograd.grad((out * share.of(weights, -3)).sum(), single)
+        sums = [a + b for a, b in zip(sums, found, strict=True)]
+    for a, b in zip(sums, true, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)

@@ -40,6 +40,14 @@ class Half(rg.Modifier):
         return s / 2
 
 
+@dataclass(frozen=True)
+class Bent(Half):
+    """An operation that programs do not have."""
+
+    def modify(self, s: Tensor, at: Any) -> Tensor:
+        return torch.special.i0e(s)
+
+
 Q, AT = torch.randn(2, 3, 8), torch.arange(9, 12)
 
 
@@ -72,11 +80,13 @@ def test_the_bytes_that_are_held() -> None:
 def test_the_backend_of_a_part_and_why_not_another() -> None:
     assert rg.explain_over(Q, Counted()).backend == rg.Native()
     plan = rg.explain_over(Q, Counted(), score=rg.ScaledDot() >> Half())
+    assert plan.backend == rg.Native() and "a program of" in dict(plan.facts)["modifiers as"]
+    plan = rg.explain_over(Q, Counted(), score=rg.ScaledDot() >> Bent())
     assert plan.backend == rg.Tiled()
-    assert "Half()" in dict(plan.reasons)[rg.Native()]
+    assert "Bent()" in dict(plan.reasons)[rg.Native()]
     assert "not Native()" in str(plan)
-    with pytest.raises(rg.Unsupported, match="Half"):
-        rg.explain_over(Q, Counted(), score=rg.ScaledDot() >> Half(), backend=rg.Native())
+    with pytest.raises(rg.Unsupported, match="Bent"):
+        rg.explain_over(Q, Counted(), score=rg.ScaledDot() >> Bent(), backend=rg.Native())
 
 
 def test_an_iterator_is_refused_and_not_used_up() -> None:

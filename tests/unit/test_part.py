@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
+from torch import Tensor
 
 import regard as rg
-from regard.backends.native.lower_mask import lower_intervals
-from regard.call.part import Indices, QueriesAndKeys, mask_of_part, select
+from needed import needs_kernels
+from regard.backends.native.lower_mask import FEW, lower_intervals
+from regard.call.part import Indices, QueriesAndKeys, mask_of_part, score_of_part, select
 from regard.core.positions import Positions
-from regard.core.region import Frame
+from regard.core.region import Frame, Region
 
 NQ, NK = 23, 37
 PARTS: dict[str, tuple[Indices | None, Indices]] = {
@@ -85,3 +89,75 @@ def test_native_attends_as_the_whole_does(mask: str, name: str) -> None:
     own = rg.attention(q, k, v, mask=mask_of_part(MASKS[mask], part), positions=frame.positions, backend=rg.Native())
     dense = rg.attention(q, k, v, mask=rg.Dense(expected(MASKS[mask], part)), backend=rg.Reference())
     torch.testing.assert_close(own, dense)
+
+
+@dataclass(frozen=True)
+class Placed(rg.Modifier):
+    """A modifier of one's own, with numbers of queries, keys and pairs, and with indices and positions."""
+
+    by_query: Tensor
+    by_key: Tensor
+    by_pair: Tensor
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        s = s + at.queries(self.by_query) * at.keys(self.by_key) + at.pairs(self.by_pair) * at.b
+        return s + 0.01 * (at.row - 2 * at.col) + 0.02 * (at.i - at.j)
+
+
+@dataclass(frozen=True)
+class Every(rg.Mask):
+    """A mask of one's own that reads indices."""
+
+    def visible(self, at: Region) -> Tensor:
+        return (at.row + at.col) % 3 != 0
+
+
+PROGRAMS: dict[str, rg.Mask] = {
+    "window": rg.Window(9, 2),
+    "own": Every(),
+    "where": rg.Where(lambda b, h, i, j: (i + 2 * j + h) % 3 != 0) & rg.Causal(),
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["contiguous", "striped", "all queries"])
+@pytest.mark.parametrize("mask", list(PROGRAMS))
+def test_a_score_and_a_mask_of_ones_own_are_programs_of_a_part(mask: str, name: str) -> None:
+    """Where its queries and keys are ranges of the whole's. Values and gradients are those of the same pairs there."""
+    part, frame = of_part(name)
+    q, k, v = (torch.randn(2, 3, n, 8) for n in (frame.nq, frame.nk, frame.nk))
+    tensors = torch.randn(NQ), torch.randn(2, NK), torch.randn(3, NQ, NK)
+    found, true = list[Tensor](), list[Tensor]()
+    for dtype, results in ((torch.float32, found), (torch.float64, true)):
+        inputs = [t.to(dtype).requires_grad_() for t in (q, k, v, *tensors)]
+        *qkv, by_query, by_key, by_pair = inputs
+        if dtype == torch.float32:
+            score = score_of_part(rg.ScaledDot() >> Placed(by_query, by_key, by_pair), part)
+            options = {"score": score, "mask": mask_of_part(PROGRAMS[mask], part), "positions": frame.positions}
+            facts = dict(rg.explain(*qkv, **options).facts)
+            assert "a program of" in facts["modifiers as"] and facts["backward"] == "the same kernels"
+            assert ("a program of" in facts["mask as"]) == (mask != "window" and frame.nq >= FEW)
+            out = rg.attention(*qkv, **options)
+        else:
+            rows, cols = part.of_queries(torch.arange(NQ)), part.of_keys(torch.arange(NK))
+            at = frame.positions
+            bias = (by_query[:, None] * by_key[:, None, None] + by_pair * torch.arange(2)[:, None, None, None])[
+                ..., rows, :
+            ][..., cols]
+            bias = bias + 0.01 * (rows[:, None] - 2 * cols) + 0.02 * (at.q[:, None] - at.k)
+            seen = rg.Dense(expected(PROGRAMS[mask], part))
+            out = rg.attention(*qkv, score=rg.ScaledDot() >> rg.Bias(bias), mask=seen, backend=rg.Reference())
+        weights = torch.linspace(-1, 1, out.numel()).reshape(out.shape).to(dtype)
+        results += [out, *torch.autograd.grad((out * weights).sum(), inputs)]
+    for one, other in zip(found, true, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+
+
+def test_a_part_of_any_indices_stays_on_tiles() -> None:
+    part, frame = of_part("zigzag")
+    q, k = torch.randn(2, 3, frame.nq, 8), torch.randn(2, 3, frame.nk, 8)
+    placed = Placed(torch.randn(NQ), torch.randn(2, NK), torch.randn(3, NQ, NK))
+    score = score_of_part(rg.ScaledDot() >> placed, part)
+    why = rg.explain(q, k, k, score=score, positions=frame.positions)
+    assert why.backend == rg.Tiled()
+    assert "in a part of a call whose queries or keys are not evenly spaced" in str(why)

@@ -68,7 +68,8 @@ class QueriesAndKeys(PartOfCall):
         return replace(at, nq=at.nq if self.nq is None else self.nq, nk=at.nk if self.nk is None else self.nk)
 
     def region(self, at: Region) -> Region:
-        return _RegionOfWhole(at, self)
+        ranges = not isinstance(self.rows, Tensor) and not isinstance(self.cols, Tensor)
+        return _RegionOfRanges(at, self) if ranges else _RegionOfWhole(at, self)
 
     def tiling(self, at: Tiling) -> Tiling:
         return _TilingOfWhole(at, self)
@@ -226,6 +227,112 @@ class PartModifier(Modifier):
 
     def shape_error(self, frame: Frame) -> str | None:
         return self.whole.shape_error(self.part.frame(frame))
+
+
+class RegionOfPart(Region):
+    """A region of a part, as one of the whole, whose every answer is one of the part's region: see the subclasses.
+
+    The part's region may be one that nobody knows the rows of: that of a modifier while it is traced.
+    """
+
+    def __init__(self, at: Region, part: PartOfCall) -> None:  # pyright: ignore[reportMissingSuperCall]
+        self.at, self.part = at, part
+
+    @property
+    def frame(self) -> Frame:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.part.frame(self.at.frame)
+
+    @property
+    def rows(self) -> Index:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.at.rows
+
+    @property
+    def cols(self) -> Index:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.at.cols
+
+    @property
+    def i(self) -> Tensor:
+        return self.at.i
+
+    @property
+    def j(self) -> Tensor:
+        return self.at.j
+
+    @property
+    def row(self) -> Tensor:
+        return self.at.row
+
+    @property
+    def col(self) -> Tensor:
+        return self.at.col
+
+    @property
+    def b(self) -> Tensor:
+        return self.at.b
+
+    @property
+    def h(self) -> Tensor:
+        return self.at.h
+
+    def queries(self, t: Tensor) -> Tensor:
+        return self.at.queries(t)
+
+    def keys(self, t: Tensor) -> Tensor:
+        return self.at.keys(t)
+
+    def sequences(self, t: Tensor) -> Tensor:
+        return self.at.sequences(t)
+
+    def heads(self, t: Tensor) -> Tensor:
+        return self.at.heads(t)
+
+    def pairs(self, t: Tensor) -> Tensor:
+        return self.at.pairs(t)
+
+
+class _RegionOfRanges(RegionOfPart):
+    """Where the part's queries and keys are ranges of the whole's: indices are computed, and tensors are narrowed."""
+
+    def __init__(self, at: Region, part: QueriesAndKeys) -> None:
+        super().__init__(at, part)
+        self._some = part
+
+    @property
+    def rows(self) -> Index:
+        some = self._some.rows
+        return self.at.rows if some is None else _moved(self.at.rows, some, self.at.frame.nq, self.at.frame.device)
+
+    @property
+    def cols(self) -> Index:
+        return _moved(self.at.cols, self._some.cols, self.at.frame.nk, self.at.frame.device)
+
+    @property
+    def row(self) -> Tensor:
+        return _in_whole(self.at.row, self._some.rows)
+
+    @property
+    def col(self) -> Tensor:
+        return _in_whole(self.at.col, self._some.cols)
+
+    def queries(self, t: Tensor) -> Tensor:
+        return self.at.queries(self._some.of_queries(t))
+
+    def keys(self, t: Tensor) -> Tensor:
+        return self.at.keys(self._some.of_keys(t))
+
+    def pairs(self, t: Tensor) -> Tensor:
+        nq, nk = self._some.nq, self._some.nk
+        if t.dim() and not (t.shape[-1] == 1 != nk):
+            t = self._some.of_keys(t)
+        if t.dim() > 1 and not (t.shape[-2] == 1 != nq):
+            t = self._some.of_queries(t, -2)
+        return self.at.pairs(t)
+
+
+def _in_whole(index: Tensor, indices: Indices | None) -> Tensor:
+    """Indices in a range, as those of the whole."""
+    assert not isinstance(indices, Tensor)
+    return index if indices is None else index * indices.step + indices.start
 
 
 class _RegionOfWhole(Region):

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from regard.call.part import PartOfCall
+from regard.call.part import PartOfCall, RegionOfPart
 from regard.core.region import Frame, Region, Tiling
 
 
@@ -73,33 +73,22 @@ def _once(read: list[int]) -> tuple[int, ...]:
     return tuple(distinct if even else read)
 
 
-class _RegionOfAllHeads(Region):
+class _RegionOfAllHeads(RegionOfPart):
     """A region of a call with some heads, which have there the numbers and the tensors that they have in the whole."""
 
     def __init__(self, at: Region, some: HeadShare) -> None:
-        super().__init__(replace(at.frame, heads=some.total), at.rows, at.cols)
-        self._at, self._some = at, some
-
-    @property
-    def i(self) -> Tensor:
-        return self._at.i
-
-    @property
-    def j(self) -> Tensor:
-        return self._at.j
+        super().__init__(at, some)
+        self._some = some
 
     @property
     def h(self) -> Tensor:
-        some = self._some
-        return torch.arange(some.first, some.first + some.count, device=self.frame.device, dtype=torch.int64)[
-            :, None, None
-        ]
+        return self.at.h + self._some.first
 
     def heads(self, t: Tensor) -> Tensor:
-        return self._at.heads(self._some.of(t, -1))
+        return self.at.heads(self._some.of(t, -1))
 
     def pairs(self, t: Tensor) -> Tensor:
-        return self._at.pairs(self._some.of(t, -3))
+        return self.at.pairs(self._some.of(t, -3))
 
 
 class _TilingOfAllHeads(Tiling):

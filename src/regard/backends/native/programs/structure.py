@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.backends.native.programs.graph import Graph
 from regard.backends.native.programs.trace import trace, trace_mask
 from regard.backends.native.programs.trace_features import trace_features
+from regard.call.part import PartOfCall
 from regard.core.functions import NUMBERS, Unknown, function_key
 from regard.core.region import Frame
 from regard.core.value import Value, names, number_key
@@ -73,6 +74,8 @@ def key_of(item: Any) -> Any:
         return item.dtype, tuple(item.shape)
     if isinstance(item, tuple):
         return tuple(key_of(part) for part in item)
+    if isinstance(item, PartOfCall):
+        return item  # what is equal to it has the same ranges; those of tensors are the same tensors
     if isinstance(item, Value):
         kind = type(item)
         code = () if kind.__module__.startswith("regard.") else _read_by(kind)

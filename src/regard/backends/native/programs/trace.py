@@ -20,6 +20,7 @@ from regard.scores.modifiers import Bias
 
 _AXES = {"i": "i", "row": "i", "j": "j", "col": "j", "b": "b", "h": "h"}  # of an index
 _TAKEN = {"heads": "h", "queries": "i", "keys": "j", "sequences": "b", "pairs": "ij"}  # axes of what a region takes
+_SOME = ", as in a part of a call whose queries or keys are not evenly spaced"
 _DIMS = {"h": -3, "i": -2, "j": -1}
 
 
@@ -226,11 +227,11 @@ class _TracedRegion(Region):
 
     @property
     def rows(self) -> Any:
-        raise NotTraced("it asks which rows a region has")
+        raise NotTraced(f"it asks which rows a region has{_SOME}")
 
     @property
     def cols(self) -> Any:
-        raise NotTraced("it asks which columns a region has")
+        raise NotTraced(f"it asks which columns a region has{_SOME}")
 
     def _index(self, name: str) -> Tensor:
         value = self._quietly(lambda: getattr(self._plain, name).clone())
