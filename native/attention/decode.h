@@ -10,15 +10,15 @@ namespace regard {
 
 static int64_t few_rows(const regard_call& c) { return c.heads / c.key_heads * c.nq; }
 
-// Whether a call is computed here: with more queries, the lanes of a block are well filled. Half precision is widened
-// here for every few rows, in a block once for all heads of a group.
+// Whether a call is computed here: with more queries, the lanes of a block are well filled, and blocks alone read a map
+// of tiles. Half precision is widened here for every few rows, in a block once for all heads of a group.
 static bool has_few_rows(const regard_call& c) {
   constexpr int64_t kMaxQueries = 8, kMaxQueriesHalf = 5 * W / 8 < kMaxQueries ? 5 * W / 8 : kMaxQueries;
   constexpr int64_t kMaxQueriesInt8 = 15;  // measured: with more, a block of queries is as fast
   const int64_t most = c.k_scales.data                                   ? kMaxQueriesInt8
                        : c.dtype == REGARD_F32 || c.heads == c.key_heads ? kMaxQueries
                                                                          : kMaxQueriesHalf;
-  return !c.invariant && few_rows(c) <= kMaxRows && c.nq <= most && !masks_tiles(c);
+  return !c.invariant && few_rows(c) <= kMaxRows && c.nq <= most && !c.tiles.data;
 }
 
 // Keys of a part: few enough for many threads, enough to be worth a merge. It depends on shapes only. all: keys of all
@@ -115,7 +115,8 @@ REGARD_INLINE void each_chunk(FewRows& f, const Limits& limits, int64_t from, in
       continue;
     }
     if (documents == Cover::kSome) t.documents = Documents::of_keys(f.c, f.p) + j;
-    t.some = f.c.allowed.data || t.documents || limits.inner_lo > j || limits.inner_hi < j + t.count;
+    t.some = f.c.allowed.data || t.documents || MaskProgram::used(f.c) || limits.inner_lo > j ||
+             limits.inner_hi < j + t.count;
     place_keys(f, t);
     if (f.c.k_scales.data) {
       place_scales(f, t, f.c.k_scales, f.k_scale);

@@ -141,9 +141,23 @@ struct MaskProgram : ProgramCode {
       for (int64_t m = 0; m < keys; ++m) bits[n + m] &= seen[m];
     }
   }
+
+  // Which of W keys a row sees.
+  REGARD_NOINLINE vi visible(const RowKeys& keys) {
+    const regard_call& c = keys.f.c;
+    alignas(64) float memory[REGARD_SLOTS * W];
+    Slots s;
+    Interpreter::place_slots(s, memory, W, 1);
+    const Instruction* x = Interpreter::run_shared(keys, s, begin_of(c));
+    for (; x->op != REGARD_DO_RESULT; ++x) {
+      if (x->op == REGARD_DO_LOAD) Interpreter::load_row(keys, s, *x);
+      else Interpreter::compute<1>(c, s, *x, 1);
+    }
+    return (vi)load(s.at[x->a]) < 0;  // as lanes_set reads it
+  }
 };
 
-// Whether a mask is known a tile at a time: only kernels for blocks of queries read it.
+// Whether a mask is known a tile at a time, or a program: kernels for blocks of queries read both.
 static bool masks_tiles(const regard_call& c) { return c.tiles.data || MaskProgram::used(c); }
 
 }  // namespace regard

@@ -114,6 +114,7 @@ static vf apply_steps(const RowKeys& x, vf s, vf& derivative) {
   vi visible = Interval::visible(x);
   if (x.f.c.allowed.data) visible &= Bits::visible(x);
   if (x.t.documents) visible &= Documents::visible(x);
+  if (MaskProgram::used(x.f.c)) visible &= MaskProgram::visible(x);
   return select(visible, s, splat(-kInf));
 }
 

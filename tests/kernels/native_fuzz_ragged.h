@@ -1,11 +1,54 @@
 // Fuzz of ragged calls: sequences with any numbers of queries and keys, right and wrong, each buffer of exactly the
 // size that they say.
 #pragma once
-#include "random_memory.h"
+#include "native_fuzz_programs.h"
 
-extern "C" int32_t regard_forward_ragged(const regard_ragged*, regard_parallel);
+extern "C" {
+int64_t regard_queries();
+int64_t regard_keys();
+int32_t regard_forward_ragged(const regard_ragged*, regard_parallel);
+}
 
 namespace {
+
+// Operands of which each sequence has a part: tensors of the padded batch, some of whose axes are shared.
+struct PaddedOperands {
+  RandomMemory& memory;
+  Random& r;
+  regard_call& c;
+  int64_t sequences;
+
+  void* make(Kind kind, int64_t count) { return memory.make(kind, count); }
+
+  regard_tensor tensor(Kind kind, int64_t heads, int64_t rows, int64_t cols, bool) {
+    const int64_t size[4] = {sequences, heads, rows, cols};
+    int64_t step[4], count = 1;
+    for (int axis = 3; axis >= 0; --axis) {
+      const bool once = size[axis] == 1 || (axis != 3 && r.chance(3));
+      step[axis] = once ? 0 : count;
+      count *= once ? 1 : size[axis];
+    }
+    return {make(kind, count), {0, 0, 0, step[0]}, step[1], step[2], cols == 1 ? 1 : step[3], count, kDtypes[kind]};
+  }
+
+  void tiles() {
+    const int64_t rows = (c.nq + regard_queries() - 1) / regard_queries();
+    const int64_t cols = (c.nk + regard_keys() - 1) / regard_keys();
+    c.bits_count = r.between(0, 3);
+    if (c.bits_count) c.bits = memory.numbers<int64_t>(kI64, c.bits_count * regard_keys(), 0, INT64_MAX - 1);
+    c.tiles = tensor(kI32, c.heads, rows, cols, true);
+    for (int64_t n = 0; n < c.tiles.size; ++n) ((int32_t*)c.tiles.data)[n] = (int32_t)r.between(-2, c.bits_count - 1);
+  }
+
+  void all() {
+    if (r.chance(3)) c.bias = tensor((Kind)r.between(0, 2), c.heads, c.nq, c.nk, true);
+    if (r.chance(4)) c.allowed = tensor(kByte, c.heads, c.nq, c.nk, true);
+    if (r.chance(4)) tiles();
+    if (r.chance(4)) c.sink = tensor(kF32, c.heads, 1, 1, true);
+    if (r.chance(3)) mask_program(*this, false);
+    if (r.chance(3)) score_program(*this);
+  }
+};
 
 struct RaggedCase : RandomMemory {
   regard_ragged a{};
@@ -52,6 +95,17 @@ struct RaggedCase : RandomMemory {
     c.bounds = (int32_t)r.between(0, REGARD_FIRST | REGARD_LAST);
     c.first = r.between(-300, 100);
     c.last = r.between(-100, 300);
+    PaddedOperands padded{*this, r, c, a.sequences};
+    c.nq = longest();
+    padded.all();
+    c.nq = offsets[a.sequences];
+  }
+
+  int64_t longest() const {
+    int64_t most = 1;
+    for (int64_t b = 0; b < a.sequences; ++b)
+      most = offsets[b + 1] - offsets[b] > most ? offsets[b + 1] - offsets[b] : most;
+    return most;
   }
 
   // (batch, head, row, column), heads or rows first.
@@ -152,7 +206,18 @@ bool ragged(Random& random) {
            x.refuses(REGARD_BAD_ARGUMENT, c.key_starts, (const int64_t*)x.starts) &&
            x.refuses(REGARD_BAD_ARGUMENT, c.threshold, (uint32_t)1);
   right &= x.refuses(REGARD_BAD_ARGUMENT, c.lse.data, (void*)x.k_at) &&
-           x.refuses(REGARD_BAD_ARGUMENT, c.bias.data, (void*)x.k_at);
+           x.refuses(REGARD_BAD_ARGUMENT, c.offsets, (const float*)x.k_at);
+  for (regard_tensor* t : {&c.bias, &c.allowed, &c.tiles, &c.sink}) {
+    if (!t->data) {
+      right &= x.refuses(REGARD_BAD_ARGUMENT, t->data, (void*)x.k_at);
+      continue;
+    }
+    right &= x.refuses(REGARD_BAD_ARGUMENT, t->size, (int64_t)0) &&
+             x.refuses(REGARD_BAD_ARGUMENT, t->dtype, (int64_t)REGARD_I64);
+    for (int64_t wrong : {t->size, (int64_t)-1, kFarAway, INT64_MIN})
+      right &= b == 0 || x.offsets[b + 1] == x.offsets[b] ||
+               x.refuses(REGARD_BAD_ARGUMENT, t->batch[REGARD_BATCH_AXES - 1], wrong);
+  }
   right &= x.refuses(REGARD_BAD_ARGUMENT, c.first, INT64_MAX) && x.refuses(REGARD_BAD_ARGUMENT, c.dtype, 3);
   for (regard_tensor* t : {&c.q, &c.k, &c.v, &c.out, &c.k_scales, &c.v_scales}) {
     if (!t->data) continue;

@@ -32,13 +32,13 @@ BY_HEAD = torch.linspace(0.2, 1, HEADS)
 
 @dataclass(frozen=True)
 class Taken(rg.Modifier):
-    """Adds what a method of the region takes of a tensor."""
+    """Multiplies by what a method of the region takes of a tensor: adding a number of the query changes no weight."""
 
     method: str
     t: Tensor
 
     def modify(self, s: Tensor, at: Any) -> Tensor:
-        return s + torch.tanh(getattr(at, self.method)(self.t)).to(s.dtype)
+        return s * (1 + torch.tanh(getattr(at, self.method)(self.t)).to(s.dtype))
 
 
 @dataclass(frozen=True)
