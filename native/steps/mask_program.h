@@ -32,6 +32,7 @@ struct MaskProgram : ProgramCode {
 
     static Numbers truth(bool surely, bool surely_not) { return {surely_not ? 0 : -1, surely ? -1 : 0}; }
     bool one() const { return least == most; }
+    bool truths() const { return least >= -1 && most <= 0; }
     Numbers joined(const Numbers& other) const {
       return {least < other.least ? least : other.least, most > other.most ? most : other.most};
     }
@@ -72,6 +73,13 @@ struct MaskProgram : ProgramCode {
     return all;
   }
 
+  // Of what an operation on booleans gives.
+  static Numbers logic(int32_t op, const Numbers& a, const Numbers& b) {
+    if (op == REGARD_DO_AND) return Numbers::corners(a, b, [](int64_t p, int64_t q) { return p > q ? p : q; });
+    if (op == REGARD_DO_OR) return Numbers::corners(a, b, [](int64_t p, int64_t q) { return p < q ? p : q; });
+    return a.one() && b.one() ? Numbers::truth(a.least != b.least, a.least == b.least) : Numbers{-1, 0};
+  }
+
   // Of what an instruction computes of numbers in these ranges.
   static Numbers computed(const Instruction& x, const Numbers& a, const Numbers& b, const Numbers& c) {
     switch (x.op) {
@@ -95,11 +103,9 @@ struct MaskProgram : ProgramCode {
       case REGARD_DO_LT:
       case REGARD_DO_LE:
       case REGARD_DO_EQ: return {-1, 0};
-      // of booleans; of other bits nothing is known before nor after
-      case REGARD_DO_AND: return Numbers::corners(a, b, [](int64_t p, int64_t q) { return p > q ? p : q; });
-      case REGARD_DO_OR: return Numbers::corners(a, b, [](int64_t p, int64_t q) { return p < q ? p : q; });
-      case REGARD_DO_XOR:
-        return a.one() && b.one() ? Numbers::truth(a.least != b.least, a.least == b.least) : Numbers{-1, 0};
+      case REGARD_DO_AND:
+      case REGARD_DO_OR:
+      case REGARD_DO_XOR: return a.truths() && b.truths() ? logic(x.op, a, b) : Numbers{};
       case REGARD_DO_NOT: return {-1 - a.most, -1 - a.least};
       case REGARD_DO_WHERE: return a.one() ? (a.least ? b : c) : b.joined(c);
       case REGARD_DO_BOOL_TO_INT: return {-a.most, -a.least};
