@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define REGARD_ABI 0x50caa806edb50f  // what regard_abi() of a shared object answers, for Python to compare
+#define REGARD_ABI 0xf403b7e2071299  // what regard_abi() of a shared object answers, for Python to compare
 
 extern "C" {
 
