@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from exact_checks import check_both
+from exact_checks import check_both, check_gradients
 from needed import needs_kernels
-from regard import testing
 
 pytestmark = needs_kernels
 
@@ -56,15 +55,7 @@ def test_every_mask(isa: str, dtype: torch.dtype, size: str, mask: str) -> None:
 def test_gradients(isa: str, dtype: torch.dtype, size: str, mask: str) -> None:
     """The backward computes the weights again by other instructions, from the row statistics of the forward."""
     tensors, call = drawn(size, dtype), given(size, mask)
-    g = torch.randn(*tensors[0].shape[:-1], tensors[2].shape[-1]).to(dtype)
-
-    def gradients(of: torch.dtype, backend: rg.Backend | None) -> tuple[Tensor, ...]:
-        leaves = tuple(t.to(of).requires_grad_() for t in tensors)
-        return torch.autograd.grad(rg.attention(*leaves, backend=backend, **call), leaves, g.to(of))
-
-    exact, usual = gradients(torch.float64, rg.Reference()), gradients(dtype, rg.Reference())
-    for got, right, plain in zip(gradients(dtype, None), exact, usual, strict=True):
-        assert testing.error(got, right) <= testing.tolerance(right, plain)
+    check_gradients(*tensors, torch.randn(*tensors[0].shape[:-1], tensors[2].shape[-1]).to(dtype), **call)
 
 
 def normal(*shape: int) -> Tensor:

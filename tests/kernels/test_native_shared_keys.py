@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -66,6 +67,21 @@ def results(q: Tensor, k: Tensor, v: Tensor, g: Tensor, dtype: torch.dtype, back
     return [out.detach(), lse.detach(), *torch.autograd.grad(loss, (q, k, v))]
 
 
+@lru_cache(maxsize=4)
+def expected(
+    batches: str, nq: int, heads: tuple[int, int], kind: str, dtype: torch.dtype
+) -> tuple[tuple[Tensor, ...], dict[str, Any], list[Tensor], list[Tensor]]:
+    """q, k, v and a cotangent, what else a call is given, and the definition's results: in float64, and in its dtype.
+
+    Once for all instruction sets.
+    """
+    nk = 331
+    q, k, v = drawn(batches, heads, nq, nk, dtype)
+    given, g = given_for(kind, BATCHES[batches][0], nq, nk), torch.randn(*q.shape[:-1], v.shape[-1])
+    truth, plain = (results(q, k, v, g, of, rg.Reference(), given) for of in (torch.float64, dtype))
+    return (q, k, v, g), given, truth, plain
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", GIVEN)
 @pytest.mark.parametrize(("nq", "heads"), SIZES, ids=str)
@@ -73,12 +89,8 @@ def results(q: Tensor, k: Tensor, v: Tensor, g: Tensor, dtype: torch.dtype, back
 def test_values_and_gradients(
     isa: str, batches: str, nq: int, heads: tuple[int, int], kind: str, dtype: torch.dtype
 ) -> None:
-    nk = 331
-    q, k, v = drawn(batches, heads, nq, nk, dtype)
-    given, g = given_for(kind, BATCHES[batches][0], nq, nk), torch.randn(*q.shape[:-1], v.shape[-1])
-    truth = results(q, k, v, g, torch.float64, rg.Reference(), given)
-    plain = results(q, k, v, g, dtype, rg.Reference(), given)
-    for mine, right, usual in zip(results(q, k, v, g, dtype, rg.Native(), given), truth, plain, strict=True):
+    tensors, given, truth, plain = expected(batches, nq, heads, kind, dtype)
+    for mine, right, usual in zip(results(*tensors, dtype, rg.Native(), given), truth, plain, strict=True):
         assert testing.error(mine, right) <= testing.tolerance(right, usual)
 
 

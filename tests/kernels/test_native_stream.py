@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from exact_checks import check_both
+from exact_checks import check_both, check_gradients
 from needed import needs_kernels
 from regard import testing
 
@@ -54,17 +54,8 @@ def test_every_mask(isa: str, size: str, mask: str) -> None:
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("size", SIZES)
 def test_gradients_under_every_mask(isa: str, size: str, mask: str) -> None:
-    """Of q, k and v, within twice the error of a plain evaluation in bfloat16."""
     tensors, call = drawn(size), given(size, mask)
-    g = torch.randn(*tensors[0].shape[:-1], tensors[2].shape[-1]).bfloat16()
-
-    def gradients(dtype: torch.dtype, backend: rg.Backend | None) -> tuple[Tensor, ...]:
-        leaves = tuple(t.to(dtype).requires_grad_() for t in tensors)
-        return torch.autograd.grad(rg.attention(*leaves, backend=backend, **call), leaves, g.to(dtype))
-
-    exact, usual = gradients(torch.float64, rg.Reference()), gradients(torch.bfloat16, rg.Reference())
-    for got, right, plain in zip(gradients(torch.bfloat16, None), exact, usual, strict=True):
-        assert testing.error(got, right) <= testing.tolerance(right, plain)
+    check_gradients(*tensors, torch.randn(*tensors[0].shape[:-1], tensors[2].shape[-1]).bfloat16(), **call)
 
 
 @pytest.mark.parametrize("nq", [15, 48, 64, 80])
