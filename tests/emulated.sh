@@ -2,6 +2,7 @@
 # emulated.sh: builds the kernels for a matrix unit that plain code emulates (native/isa/amx_emulated.h), then runs tests/kernels and
 # $CALLS (300) random calls of tests/fuzz on them: five minutes, on any x86-64 processor with AVX2. Needs a C++ compiler and an
 # environment with regard's test extras ($PYTHON, python3). The build stays in $BUILD where that is set. $PYTEST: more arguments of pytest.
+# $WHEEL: one of this source and machine, whose plain kernels and call module are taken, not compiled again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unset PYTHONPATH PYTHONHOME REGARD_ISA
@@ -15,7 +16,14 @@ python=${PYTHON:-python3}
 build=${BUILD:-$(mktemp -d)}
 [ -n "${BUILD:-}" ] || trap 'rm -rf "$build"' EXIT
 cmake -S native -B "$build/objects" -DCMAKE_BUILD_TYPE=Release -DREGARD_EMULATED=ON -DOUTPUT="$build/kernels" >/dev/null
-for target in python base amx_emulated; do
+targets=(python base amx_emulated)
+if [ -n "${WHEEL:-}" ]; then
+  targets=(amx_emulated)
+  "$python" -m zipfile --extract "$WHEEL" "$build/wheel"
+  mkdir -p "$build/kernels"
+  cp "$build"/wheel/regard/backends/kernels/{regard_python,libregard_base}.so "$build/kernels"
+fi
+for target in "${targets[@]}"; do
   cmake --build "$build/objects" --target "regard_$target" --parallel "${CMAKE_BUILD_PARALLEL_LEVEL:-2}" >/dev/null
 done
 package_kernels "$build/package" "$build/kernels" amx_emulated
