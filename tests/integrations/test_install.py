@@ -24,7 +24,7 @@ COMPILERS = {
     "fails": ("echo 'x.cpp:1:2: error: no licence' >&2; exit 1", "the C++ compiler failed when regard was installed"),
     "fails with the kernels": (
         """case "$*" in
-*kernel.cpp*|*backward.cpp*|*additive.cpp*|*facts.cpp*) echo 'x.cpp:1:2: error: no shuffle' >&2; exit 1;;
+*attention/*.cpp*|*additive/*.cpp*|*facts/*.cpp*) echo 'x.cpp:1:2: error: no shuffle' >&2; exit 1;;
 esac
 exec c++ "$@" """,
         "the C++ compiler failed when regard was installed: x.cpp:1:2: error: no shuffle",
