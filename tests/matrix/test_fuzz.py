@@ -8,13 +8,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
 import regard as rg
-from fuzz.check import run
+from fuzz.check import Outcome, run
 from fuzz.draw import draw
 
 CALLS, CHUNK = 2000, 50  # a plain run has the first chunk
@@ -29,16 +30,21 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@cache
+def outcome(seed: int) -> Outcome:
+    return run(seed)
+
+
 @pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(CHUNK, CALLS, CHUNK))])
 def test_random_calls_answer_what_the_documentation_says(first: int) -> None:
-    found = {seed: outcome.findings for seed in range(first, first + CHUNK) if (outcome := run(seed)).findings}
+    found = {seed: findings for seed in range(first, first + CHUNK) if (findings := outcome(seed).findings)}
     told = [f"seed {seed}\n{draw(seed)}\n  " + "\n  ".join(findings) for seed, findings in found.items()]
     assert not told, "python -m tests.fuzz --seed N repeats one:\n" + "\n\n".join(told)
 
 
 @pytest.mark.full
 def test_few_calls_are_refused() -> None:
-    refused = sum(run(seed).refused is not None for seed in range(100))
+    refused = sum(outcome(seed).refused is not None for seed in range(100))
     assert refused <= 15
 
 
@@ -52,7 +58,7 @@ def one_row_wrong(out: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.full
 @pytest.mark.parametrize("wrong", [slightly_more, one_row_wrong])
-@pytest.mark.parametrize(("first", "calls"), [(200, 5), (220, 20), (240, 20)])
+@pytest.mark.parametrize(("first", "calls"), [(200, 5), (220, 20)])
 def test_a_wrong_answer_is_found(wrong: object, first: int, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in calls without values, nor where rounding leaves nothing: in most."""
     right = rg.attention
