@@ -85,7 +85,7 @@ def calls() -> dict[str, tuple[Case, rg.Backend | None]]:
     found |= {f"readme: {name}": (call, None) for name, call in readme().items()}
     found |= {f"mask {name}": (draw(AT, mask=mask), None) for name, mask in masks(AT).items()}
     found |= {f"score {name}": (draw(AT, score=score), None) for name, score in scores(AT).items()}
-    for backend in (rg.Tiled(), rg.Tiled(rows=4, keys=3), rg.Reference()):
+    for backend in (rg.Tiled(), rg.Tiled(rows=5, keys=7), rg.Reference()):
         found[f"backend {backend}"] = draw(AT, mask=rg.Causal(), sink=True), backend
     return found
 
