@@ -187,9 +187,10 @@ def test_training_learns_and_repeats_itself(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     script = Path(__file__).parents[2] / "examples" / "train_bytes.py"
+    small = ("--steps", "8", "--batch", "8", "--length", "65")
     runs = [
         subprocess.run(
-            [sys.executable, str(script), "--steps", "8", "--out", str(tmp_path / f"{n}.safetensors")],
+            [sys.executable, str(script), *small, "--out", str(tmp_path / f"{n}.safetensors")],
             capture_output=True, text=True, check=True,
         ).stdout
         for n in range(2)
