@@ -123,7 +123,7 @@ static void widen_scaled(float* dst, const void* src, const float* scales, int64
     int64_t c = 0;
     if (col == 1)
       for (; c + W <= cols; c += W) store(dst + c, load_int8(from + c) * splat(scales[r]));
-    for (; c < cols; ++c) dst[c] = from[c * col] * scales[r];
+    for (; c < cols; ++c) dst[c] = (float)from[c * col] * scales[r];
   }
 }
 

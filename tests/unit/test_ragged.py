@@ -46,7 +46,8 @@ def test_lengths_in_lists_stay_numbers_until_somebody_reads_them() -> None:
     for twin in (mask, copy.copy(mask), copy.deepcopy(mask), pickle.loads(pickle.dumps(mask))):
         assert twin.__dict__ == {"_numbers": ((1, 2), None, None)}
     assert mask.queries is None and torch.equal(mask.keys, torch.tensor([1, 2])) and mask.keys is mask.keys
-    assert mask.__dict__.keys() - {"_of_numbers"} == {"keys", "queries", "first"}, "what is written to the tensor from here on counts"
+    held = mask.__dict__.keys() - {"_of_numbers"}
+    assert held == {"keys", "queries", "first"}, "what is written to the tensor from here on counts"
 
 
 def test_lengths_are_indices_and_not_positions() -> None:
