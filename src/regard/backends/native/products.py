@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from regard.backends.native.modifiers.program import why_no_program_of_scores
-from regard.backends.native.programs.trace import NotTraced
+from regard.backends.native.programs.recorder import NotTraced
 from regard.call.problem import Problem
 from regard.core.region import Region
 from regard.core.tracing import data_unavailable, watched

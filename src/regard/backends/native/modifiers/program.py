@@ -14,8 +14,8 @@ from regard.backends.native.operands import ANY, Axis, Count, KernelOperand
 from regard.backends.native.programs.code import NotLowered
 from regard.backends.native.programs.lower import Program, lower
 from regard.backends.native.programs.operations import OPERATIONS, PROGRAM_OPERANDS, SLOTS
+from regard.backends.native.programs.recorder import NotTraced
 from regard.backends.native.programs.structure import graph_of
-from regard.backends.native.programs.trace import NotTraced
 from regard.call.problem import Problem
 from regard.core.region import Frame
 from regard.core.shapes import count_of

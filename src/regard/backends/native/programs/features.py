@@ -12,9 +12,9 @@ from regard.backends.native.programs.graph import Node
 from regard.backends.native.programs.lower import Program, Rows, lower
 from regard.backends.native.programs.lowering import Lowering
 from regard.backends.native.programs.operations import OPERATIONS, PROGRAM_OPERANDS
+from regard.backends.native.programs.recorder import NotTraced
 from regard.backends.native.programs.reverse import derivatives
 from regard.backends.native.programs.structure import graph_of_features
-from regard.backends.native.programs.trace import NotTraced
 from regard.call.problem import Problem
 from regard.core.region import Frame
 from regard.scores.elementwise import Elementwise

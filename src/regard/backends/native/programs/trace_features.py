@@ -1,4 +1,4 @@
-"""What one feature adds to a score as a graph of torch's operations: see trace.py."""
+"""What one feature adds to a score as a graph of torch's operations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from regard.backends.native.programs.graph import Graph, Node
-from regard.backends.native.programs.trace import NotTraced, Recorder
+from regard.backends.native.programs.recorder import NotTraced, Recorder
 from regard.core.region import Frame
 from regard.scores.elementwise import Elementwise
 
