@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,7 +11,7 @@ import torch
 
 import regard as rg
 from regard import testing
-from regard.backends.flex import BLOCK, block_mask
+from regard.backends.flex import BLOCK, _structure, block_mask
 
 FLEX = rg.Flex(devices=("cpu",))
 AT = testing.frame((2, 3))
@@ -114,6 +114,26 @@ def test_the_block_table_is_made_once_where_nothing_in_it_can_change() -> None:
     with torch.inference_mode():
         made = block_mask(replace(testing.draw(AT, mask=rg.Causal()), positions=rg.tail(13, 17)).problem)
     assert not made.kv_indices.is_inference()
+
+
+def test_calls_of_one_structure_share_what_is_compiled() -> None:
+    def structure(score: rg.Score = rg.ScaledDot(), mask: rg.Mask = rg.Causal(), n: int = 13) -> object:
+        return _structure(testing.draw(testing.frame(nq=n, nk=n), score=score, mask=mask).problem)
+
+    def near(n: int) -> rg.Mask:
+        return rg.Where(lambda b, h, i, j: i - j < n)
+
+    def of(fn: Callable[..., torch.Tensor]) -> rg.Mask:
+        return rg.Where(lambda b, h, i, j: fn(i, j))
+
+    def capped(cap: float) -> rg.Score:
+        return rg.ScaledDot() >> rg.SoftCap(cap)
+
+    assert structure(n=13) == structure(n=29) and hash(structure()) == hash(structure())
+    assert structure(capped(3.0)) == structure(capped(5.0)) != structure()
+    assert structure(mask=near(3)) == structure(mask=near(4)) != structure(mask=rg.Where(lambda b, h, i, j: i > j))
+    assert structure(mask=of(torch.ge)) != structure(mask=of(torch.gt))
+    assert structure(n=1) != structure() != structure(mask=rg.Window(before=3, after=0))
 
 
 def test_refusals() -> None:

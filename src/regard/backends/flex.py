@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
+from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -205,13 +206,18 @@ def _structure(problem: Problem) -> Any:
 
 
 def _kinds(item: Any) -> Any:
-    """The classes of which a value is made; a function stands for itself, a tensor for its dtype and axes."""
+    """The classes of which a value is made; of a function its code and what it closes over, of a tensor dtype and axes.
+
+    torch compiles again where a global differs that a function reads.
+    """
     if isinstance(item, Value):
         return type(item), *(_kinds(getattr(item, name)) for name in names(type(item)))
     if isinstance(item, tuple):
         return tuple(map(_kinds, cast(tuple[Any, ...], item)))
     if isinstance(item, Tensor):
         return item.dtype, *(size == 1 for size in item.shape)
+    if isinstance(item, FunctionType):
+        return item.__code__, *(_kinds(cell.cell_contents) for cell in item.__closure__ or ())
     return item if callable(item) else type(item)
 
 
