@@ -46,6 +46,7 @@ class Counted(rg.Modifier):
     """Scores as they are, each evaluation counted: one for each pair of blocks, two with gradients."""
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
+        assert at.rows is not None  # which no program may ask, so that Python runs it for each pair of blocks
         SEEN.count += 1
         if SEEN.count - 1 == SEEN.fatal:
             raise ERRORS[SEEN.error]

@@ -156,19 +156,13 @@ def _exchange(item: Any, tensors: Iterator[Tensor]) -> Any:
     if isinstance(item, Tensor):
         return next(tensors)
     if isinstance(item, tuple):
-        parts = tuple([_exchange(part, tensors) for part in item])  # pyright: ignore[reportUnknownVariableType]
-        same = all(a is b for a, b in zip(parts, item, strict=True))  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
-        return item if same else parts  # pyright: ignore[reportUnknownVariableType]
-    if not isinstance(item, Value):
+        return tuple([_exchange(part, tensors) for part in item])  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(item, Value) or not item.tensors():
         return item
-    twin = item  # where it holds no tensor
+    twin = copy.copy(item)
     for name in _names_of(item):
-        part = getattr(item, name)
-        exchanged = _exchange(part, tensors)
-        if exchanged is not part:
-            twin = copy.copy(item) if twin is item else twin
-            # The class is frozen and already validated: the exchanged tensors stand for the same quantities.
-            object.__setattr__(twin, name, exchanged)
+        # The class is frozen and already validated: the exchanged tensors stand for the same quantities.
+        object.__setattr__(twin, name, _exchange(getattr(item, name), tensors))
     return twin
 
 
