@@ -11,7 +11,8 @@ from torch import Tensor
 import regard as rg
 from needed import needs_kernels
 from regard.backends.native.lower_mask import FEW, lower_intervals
-from regard.call.part import Indices, QueriesAndKeys, mask_of_part, score_of_part, select
+from regard.call.of_part import mask_of_part, score_of_part
+from regard.call.part import Indices, QueriesAndKeys, select
 from regard.core.positions import Positions
 from regard.core.region import Frame, Region
 

@@ -1,4 +1,4 @@
-"""A mask and a score of a whole call, for a call with a part of it: some of its queries and keys, or of its heads."""
+"""Which part of a whole call a call computes, some of its queries and keys or of its heads, and regions of it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.core.errors import ShapeError, Unsupported
 from regard.core.region import Frame, Index, Region, Tiling
-from regard.core.shapes import listed
-from regard.core.state import RowStats, State
-from regard.masks.algebra import Mask
-from regard.masks.intervals import OF_KEYS, Interval, IntervalRule
-from regard.masks.of_rule import mask_of_rule
-from regard.scores.algebra import Modifier, Pipeline, Score, Similarity, as_pipeline
-from regard.scores.modifiers import Alibi, Bias
+from regard.masks.intervals import OF_KEYS, IntervalRule
 
 Indices = range | Tensor
 
@@ -95,6 +88,14 @@ class QueriesAndKeys(PartOfCall):
         """The same of keys."""
         return select(t, self.cols, axis)
 
+    def of_pairs(self, t: Tensor, nq: int | None, nk: int | None) -> Tensor:
+        """The same of pairs (..., nq, nk), the whole's numbers; an axis of size 1 is shared."""
+        if t.dim() and not (t.shape[-1] == 1 != nk):
+            t = self.of_keys(t)
+        if t.dim() > 1 and not (t.shape[-2] == 1 != nq):
+            t = self.of_queries(t, -2)
+        return t
+
 
 def select(t: Tensor, indices: Indices, axis: int = -1) -> Tensor:
     """The entries with these indices along an axis: a view where the indices are a range."""
@@ -110,123 +111,6 @@ def _below(indices: Indices, count: Tensor) -> Tensor | None:
         return ((count - indices.start + indices.step - 1) // indices.step).clamp(0, len(indices))
     indices = indices.to(count.device)
     return torch.searchsorted(indices, count.long()) if bool((indices[1:] >= indices[:-1]).all()) else None
-
-
-def mask_of_part(mask: Mask, part: QueriesAndKeys) -> Mask:
-    """The mask of a call with that part, which is one for the whole.
-
-    Raises Unsupported where it reads the indices of keys and their number is not known.
-    """
-    return PartMask(mask, _known(part, mask)) if mask.reads_indices() else mask
-
-
-def score_of_part(score: Score, part: QueriesAndKeys) -> Score:
-    """The same of a score. A similarity sees the part as a call of its own."""
-    return Pipeline(tuple(_stage_of_part(stage, part) for stage in as_pipeline(score).stages))
-
-
-def part_gradients(
-    state: State, whole: RowStats, g: Tensor, delta: Tensor, inputs: list[Tensor]
-) -> tuple[Tensor | None, ...]:
-    """What the state of some keys, a differentiable result of `inputs`, adds to the gradients of these.
-
-    whole: the row statistics over all keys; g and delta: the cotangent of the output, and rowsum(g · out) less the
-    cotangent of its log-sum-exp. With m, l of the whole and (m', l', o') of the part,  out = Σ o' e^(m' - m) / l  and
-    l = Σ l' e^(m' - m):  so o' has the cotangent g e^(m' - m) / l, and l' has -delta e^(m' - m) / l.
-    """
-    share = whole.weight_of(state.m)
-    cotangents = ((state.o, g * share[..., None]), (state.l, -delta * share))
-    pairs = [pair for pair in cotangents if pair[0].requires_grad]
-    if not pairs:
-        return (None,) * len(inputs)
-    results, given = zip(*pairs, strict=True)
-    return torch.autograd.grad(results, inputs, given, allow_unused=True)
-
-
-def _stage_of_part(stage: Score, part: QueriesAndKeys) -> Score:
-    if isinstance(stage, Bias):
-        return _bias_of_part(stage, part)
-    if isinstance(stage, Alibi) and stage.coordinates is not None:
-        at = stage.coordinates
-        if at.shape[0] != _known(part, stage).nk:
-            raise ShapeError(f"Alibi.coordinates has shape {listed(at.shape)}; the whole call has {part.nk} keys.")
-        queries = at if stage.query_coordinates is None else stage.query_coordinates
-        return replace(stage, coordinates=part.of_keys(at, 0), query_coordinates=part.of_queries(queries, 0))
-    if isinstance(stage, Similarity) or type(stage) is Alibi:
-        return stage
-    assert isinstance(stage, Modifier)
-    return stage if not stage.indexed else PartModifier(stage, _known(part, stage))
-
-
-def _bias_of_part(stage: Bias, part: QueriesAndKeys) -> Score:
-    bias, axes = stage.bias, (("queries", -2, part.nq), ("keys", -1, part.nk))
-    for name, axis, count in axes:
-        if bias.dim() < -axis or bias.shape[axis] == 1 or (axis == -2 and part.rows is None):
-            continue
-        if axis == -1:
-            count = _known(part, stage).nk
-        if bias.shape[axis] != count:
-            raise ShapeError(f"Bias.bias has shape {listed(bias.shape)}; the whole call has {count} {name}.")
-        bias = part.of_keys(bias, axis) if axis == -1 else part.of_queries(bias, axis)
-    return stage if bias is stage.bias else stage.with_tensors(iter([bias]))
-
-
-def _known(part: QueriesAndKeys, value: Mask | Score) -> QueriesAndKeys:
-    if part.nk is None:
-        raise Unsupported(
-            f"{value!r} reads indices of keys, and the source does not know how many it has. Pass a source that does: "
-            "Chunks of a list, Arrays, Safetensors. What compares positions alone (Causal(), Window(...), Alibi(...)) "
-            "goes over any source."
-        )
-    return part
-
-
-@dataclass(frozen=True)
-class PartMask(Mask):
-    """A mask of a whole call, for a call with a part of it."""
-
-    whole: Mask
-    part: PartOfCall
-
-    def visible(self, at: Region) -> Tensor:
-        return self.whole.visible(self.part.region(at))
-
-    def cover(self, at: Tiling) -> Tensor:
-        return self.whole.cover(self.part.tiling(at))
-
-    def rows(self, frame: Frame) -> Interval | None:
-        rule = self.rule()
-        return None if rule is None else mask_of_rule(rule).rows(frame)
-
-    def rule(self) -> IntervalRule | None:
-        rule = self.whole.rule()
-        return None if rule is None else self.part.rule(rule)
-
-    def compares_positions(self) -> bool:
-        return self.whole.compares_positions()
-
-    def shape_error(self, frame: Frame) -> str | None:
-        return self.whole.shape_error(self.part.frame(frame))
-
-    def batch(self) -> tuple[int, ...]:
-        return self.whole.batch()
-
-
-@dataclass(frozen=True)
-class PartModifier(Modifier):
-    """A modifier of a whole call, for a call with a part of it."""
-
-    whole: Modifier
-    part: PartOfCall
-
-    def modify(self, s: Tensor, at: Region) -> Tensor:
-        return self.whole.modify(s, self.part.region(at))
-
-    def compares_positions(self) -> bool:
-        return self.whole.compares_positions()
-
-    def shape_error(self, frame: Frame) -> str | None:
-        return self.whole.shape_error(self.part.frame(frame))
 
 
 class RegionOfPart(Region):
@@ -321,12 +205,7 @@ class _RegionOfRanges(RegionOfPart):
         return self.at.keys(self._some.of_keys(t))
 
     def pairs(self, t: Tensor) -> Tensor:
-        nq, nk = self._some.nq, self._some.nk
-        if t.dim() and not (t.shape[-1] == 1 != nk):
-            t = self._some.of_keys(t)
-        if t.dim() > 1 and not (t.shape[-2] == 1 != nq):
-            t = self._some.of_queries(t, -2)
-        return self.at.pairs(t)
+        return self.at.pairs(self._some.of_pairs(t, self._some.nq, self._some.nk))
 
 
 def _in_whole(index: Tensor, indices: Indices | None) -> Tensor:
@@ -394,8 +273,4 @@ class _TilingOfWhole(Tiling):
 
     def pairs(self, t: Tensor) -> tuple[Tensor, Tensor]:
         whole = self._part.frame(self.frame)
-        if t.dim() > 0 and not (t.shape[-1] == 1 != whole.nk):
-            t = self._part.of_keys(t)
-        if t.dim() > 1 and not (t.shape[-2] == 1 != whole.nq):
-            t = self._part.of_queries(t, -2)
-        return super().pairs(t)
+        return super().pairs(self._part.of_pairs(t, whole.nq, whole.nk))

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.call.part import PartMask, PartModifier
+from regard.call.of_part import PartMask, PartModifier
 from regard.core.errors import Unsupported
 from regard.masks.algebra import And, Mask, Not, Or
 from regard.masks.dense import Dense

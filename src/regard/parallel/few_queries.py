@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.call.part import part_gradients
+from regard.call.of_part import part_gradients
 from regard.core.dtypes import accumulator, exact
 from regard.core.state import RowStats, State
 from regard.parallel.ring_call import RingCall

@@ -11,7 +11,8 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from regard.call.part import QueriesAndKeys, part_gradients
+from regard.call.of_part import part_gradients
+from regard.call.part import QueriesAndKeys
 from regard.core.dtypes import accumulator, exact
 from regard.core.state import RowStats, State
 from regard.parallel.circulation import circulate

@@ -13,7 +13,8 @@ from torch import Tensor
 from regard.api import attention_state
 from regard.backends.base import Backend
 from regard.backends.streaming.backward import output_cotangents
-from regard.call.part import QueriesAndKeys, mask_of_part, part_gradients, score_of_part
+from regard.call.of_part import mask_of_part, part_gradients, score_of_part
+from regard.call.part import QueriesAndKeys
 from regard.core.cotangents import linear_in
 from regard.core.dropout import Dropout
 from regard.core.dtypes import exact

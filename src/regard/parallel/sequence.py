@@ -11,7 +11,8 @@ from torch import Tensor
 
 from regard.backends.base import Backend
 from regard.call.hooks import AttentionCall
-from regard.call.part import QueriesAndKeys, mask_of_part, score_of_part
+from regard.call.of_part import mask_of_part, score_of_part
+from regard.call.part import QueriesAndKeys
 from regard.core.dropout import Dropout
 from regard.core.positions import Positions
 from regard.masks.algebra import Mask

@@ -12,7 +12,8 @@ from torch import Tensor
 from regard.api import attention_state
 from regard.backends.base import Backend
 from regard.call.arguments import answers_calls, batch_axes
-from regard.call.part import QueriesAndKeys, mask_of_part, score_of_part
+from regard.call.of_part import mask_of_part, score_of_part
+from regard.call.part import QueriesAndKeys
 from regard.core.dtypes import accumulator
 from regard.core.positions import Positions, resolve_positions
 from regard.core.state import State

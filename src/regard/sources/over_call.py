@@ -14,7 +14,8 @@ import regard.core.arrays as arrays
 from regard.api import attention_state
 from regard.backends.base import Backend
 from regard.backends.streaming.backward import output_cotangents
-from regard.call.part import QueriesAndKeys, mask_of_part, part_gradients, score_of_part
+from regard.call.of_part import mask_of_part, part_gradients, score_of_part
+from regard.call.part import QueriesAndKeys
 from regard.core.dtypes import accumulator, exact
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
