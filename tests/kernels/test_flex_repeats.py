@@ -130,6 +130,20 @@ def test_a_method_of_a_tensor_is_not_known_by_identity() -> None:
         function_key(lambda s, b, h, i, j: s + read(h))
 
 
+def test_an_attribute_is_no_name_of_the_module() -> None:
+    """A modifier reads self.TABLE, and its module has a TABLE of its own: what is made for the modifier is kept."""
+    by_attribute: Any = lambda self, s: s * self.TABLE  # noqa: E731
+    assert function_key(by_attribute) == function_key(by_attribute)
+    with pytest.raises(Unknown):
+        function_key(lambda s: s * TABLE)  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize("code", ["globals()['TABLE']", "eval('TABLE')", "vars()['TABLE']"])
+def test_what_asks_for_any_name_is_unknown(code: str) -> None:
+    with pytest.raises(Unknown):
+        function_key(eval(f"lambda s: s * {code}"))
+
+
 def test_tensors_of_many_numbers() -> None:
     bias = torch.randn(2, HEADS, 50, 50)
     score: Mod = lambda s, b, h, i, j: s + bias[b, h, i, j]  # noqa: E731

@@ -17,6 +17,8 @@ from regard.core.value import number_key
 NUMBERS = (int, float, bool, str, type(None), torch.dtype)
 _SETTLED = frozenset(("builtins", "math", "regard", "torch", "typing"))  # packages in which nobody changes a number
 _DEEPEST = 8  # functions that read functions
+_READS_OUTSIDE = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")  # the last in classes, from Python 3.12 on
+_READ_ANY_NAME = ("eval", "exec", "globals", "locals", "vars")
 _IN_EVERY_MODULE = ("__builtins__", "__name__", "__package__")
 Content = Callable[[Tensor], Hashable] | None
 _settled_functions: WeakSet[FunctionType] = WeakSet()
@@ -95,15 +97,19 @@ def _read_by(function: FunctionType) -> _Read:
 
 @lru_cache(1024)
 def _names_read(code: CodeType) -> tuple[str, ...] | None:
-    """The names outside of a function that it may read; None where it changes them, or imports what may change."""
-    found = dict.fromkeys(code.co_names)
+    """The names outside of a function that it may read; None where it changes them, asks for all, or imports what may
+    change."""
+    found: dict[str, None] = {}
     for inner in _codes(code):
-        found |= dict.fromkeys(inner.co_names)
         for step in dis.get_instructions(inner):
             changes = step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in code.co_freevars
             imports = step.opname == "IMPORT_NAME" and step.argval.partition(".")[0] not in _SETTLED
             if changes or imports or step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 return None
+            if step.opname in _READS_OUTSIDE:
+                if step.argval in _READ_ANY_NAME:
+                    return None
+                found[step.argval] = None
     return tuple(found)
 
 
