@@ -26,7 +26,7 @@ from regard.core.dtypes import FLOATING
 from regard.core.positions import Positions, tail
 from regard.core.region import Frame
 from regard.core.shapes import blocks
-from regard.core.value import Value
+from regard.core.value import Value, is_regards_own
 from regard.masks.algebra import Cover, Everything, Mask
 from regard.runtime.binding import BoundCall
 from regard.scores.algebra import Modifier, Pipeline, Score
@@ -125,7 +125,7 @@ def _kinds(base: type) -> list[type[Any]]:
     while below:
         kind = below.pop()
         below += kind.__subclasses__()
-        if kind.__module__.startswith("regard.") and "examples" in kind.__dict__ and kind not in found:
+        if is_regards_own(kind) and "examples" in kind.__dict__ and kind not in found:
             found.append(kind)
     return sorted(found, key=lambda kind: kind.__name__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor, zeros
 import regard as rg
 from regard import testing
 from regard.call.arguments import build_problem
+from regard.core.region import Region
 
 Q, K, V = zeros(5, 6, 13, 8), zeros(5, 2, 17, 8), zeros(5, 2, 17, 3)
 AXES = "expected (*batch, heads, n, d), (batch, n, d) or (n, d)"
@@ -282,6 +284,75 @@ def test_a_custom_score_with_hidden_parameters() -> None:
         rg.attention(Q, K, V, score=hidden)
     told = rg.Custom(lambda q, k, w: (q * w) @ k.mT, tensors=(w,))
     assert rg.attention(Q, K, V, score=told).requires_grad
+
+
+WEIGHT = torch.ones(6, requires_grad=True)
+
+
+class NoDataclass(rg.Modifier):
+    def __init__(self, w: torch.Tensor) -> None:
+        self.w = w
+
+    def modify(self, s: torch.Tensor, at: Region) -> torch.Tensor:
+        return s * at.heads(self.w)
+
+
+@dataclass(frozen=True)
+class OfList(rg.Modifier):
+    w: Any
+
+    def modify(self, s: torch.Tensor, at: Region) -> torch.Tensor:
+        return s * at.heads(self.w[0])
+
+
+@dataclass(frozen=True)
+class OfModule(rg.Similarity):
+    layer: Any
+
+    def compare(self, q: torch.Tensor, k: torch.Tensor, at: Region) -> torch.Tensor:
+        return self.layer(q) @ k.mT
+
+
+@dataclass(frozen=True)
+class OfGlobal(rg.Modifier):
+    def modify(self, s: torch.Tensor, at: Region) -> torch.Tensor:
+        return s + at.heads(WEIGHT)
+
+
+@pytest.mark.parametrize("backend", [None, rg.Tiled(), rg.Reference()], ids=repr)
+@pytest.mark.parametrize(
+    "score",
+    [
+        rg.ScaledDot() >> NoDataclass(WEIGHT),
+        rg.ScaledDot() >> rg.SoftCap(5.0) >> OfList([WEIGHT]) >> rg.SoftCap(7.0),
+        OfModule(torch.nn.Linear(8, 8)),
+        rg.ScaledDot() >> OfGlobal(),
+    ],
+    ids=lambda score: type(score.stages[-1]).__name__ if len(score.stages) < 4 else "OfList",
+)
+def test_hidden_parameters_are_refused(score: rg.Score, backend: rg.Backend | None) -> None:
+    """They would get no gradient, whether or not q requires one."""
+    for q in (zeros(5, 6, 17, 8), zeros(5, 6, 17, 8, requires_grad=True)):
+        with pytest.raises(ValueError, match=r"a tensor that requires a gradient and that regard cannot see.*a field"):
+            rg.attention(q, K, V, score=score, backend=backend)
+    with torch.no_grad():
+        rg.attention(zeros(5, 6, 17, 8), K, V, score=score, backend=backend)
+
+
+def test_fields_of_own_scores_get_gradients() -> None:
+    @dataclass(frozen=True)
+    class OfTensor(rg.Modifier):
+        w: torch.Tensor
+
+        def modify(self, s: torch.Tensor, at: Region) -> torch.Tensor:
+            return s * at.heads(self.w)
+
+    w, (q, k, v) = (
+        torch.ones(6, requires_grad=True),
+        (torch.randn(t.shape) for t in (Q, K[..., :13, :], V[..., :13, :])),
+    )
+    rg.attention(q, k, v, score=rg.ScaledDot() >> OfTensor(w)).sum().backward()
+    assert w.grad is not None and w.grad.abs().min() > 0
 
 
 @pytest.mark.parametrize(

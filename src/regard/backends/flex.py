@@ -19,7 +19,7 @@ from regard.call.problem import Problem
 from regard.core.positions import Span, counted
 from regard.core.region import Frame
 from regard.core.state import State
-from regard.core.value import Value, names
+from regard.core.value import Value, is_regards_own, names
 from regard.masks.algebra import Cover, Everything, Mask
 from regard.scores.algebra import Modifier
 from regard.scores.similarity import Bilinear, Cosine, Dot, ScaledDot
@@ -138,7 +138,7 @@ def _of_numbers(item: Any) -> bool:
     """Whether a value consists of classes of regard's own and of numbers, which nobody can change."""
     if isinstance(item, Value):
         kind = type(item)
-        return kind.__module__.startswith("regard.") and all(_of_numbers(getattr(item, name)) for name in names(kind))
+        return is_regards_own(kind) and all(_of_numbers(getattr(item, name)) for name in names(kind))
     return item is None or type(item) in (int, float, bool)
 
 

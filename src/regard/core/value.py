@@ -65,6 +65,26 @@ class Value:
         return _exchange(self, tensors)
 
 
+def is_regards_own(kind: type) -> bool:
+    """Whether a class comes with regard, and is none that a person wrote.
+
+    >>> is_regards_own(Value), is_regards_own(int)
+    (True, False)
+    """
+    return kind.__module__.startswith("regard.")
+
+
+def calls_functions_of_others(item: Any) -> bool:
+    """Whether what a value computes may follow from code that is not regard's: a class of others, or a function."""
+    if isinstance(item, Value):
+        return not is_regards_own(type(item)) or any(
+            calls_functions_of_others(getattr(item, name)) for name in _names_of(item)
+        )
+    if isinstance(item, tuple):
+        return any(map(calls_functions_of_others, item))  # pyright: ignore[reportUnknownVariableType]
+    return callable(item)
+
+
 def written(kind: type) -> str:
     """How a value of a class is written: Causal(), or Prefix(...) where something has to be said.
 

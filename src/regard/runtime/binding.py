@@ -22,10 +22,11 @@ from regard.core.positions import Positions
 from regard.core.shapes import broadcasts, listed, repeat_heads
 from regard.core.state import RowStats
 from regard.core.tracing import scripted
+from regard.core.value import calls_functions_of_others
 from regard.masks.algebra import Mask
 from regard.runtime.autograd import attend, attend_with_stats
 from regard.runtime.dispatch import Explanation, choose, explanation, readable
-from regard.scores.algebra import Score, number
+from regard.scores.algebra import Modifier, Score, Similarity, number
 from regard.scores.elementwise import Elementwise
 from regard.scores.similarity import Custom
 
@@ -116,20 +117,37 @@ def _sink(sink: float | Tensor, problem: Problem) -> Tensor:
 
 
 def _refuse_hidden_parameters(problem: Problem) -> None:
-    """A fn that reaches a tensor which requires a gradient by itself would lose that gradient silently."""
-    similarity = problem.similarity
+    """A tensor that requires a gradient, and that code of others reaches by itself, would get none, silently."""
+    stages = problem.score.parts
     empty = 0 in problem.q.shape or 0 in problem.k.shape
-    if not isinstance(similarity, (Custom, Elementwise)) or not torch.is_grad_enabled() or empty:
+    if not torch.is_grad_enabled() or empty or not any(map(calls_functions_of_others, stages)):
         return
     at = problem.frame.region(slice(0, 1), slice(0, 1))
     q, k = (t[..., :1, :].detach().to(problem.accumulate) for t in (problem.q, problem.k))
     k = repeat_heads(k, problem.frame.heads)
-    own = similarity.with_tensors(iter([t.detach() for t in similarity.inputs]))
+    score = problem.score.with_tensors(iter([t.detach() for t in problem.score.tensors()])).local(at)
+    s = q.new_zeros(())
     with torch.enable_grad():
-        s = own.compare(q, k, at)
-    if s.requires_grad:
-        name = type(similarity).__name__
-        raise ValueError(
+        for stage, part in zip(stages, score.parts, strict=True):
+            if isinstance(part, Similarity):
+                s = part.compare(q, k, at)
+            elif isinstance(part, Modifier):
+                s = part.modify(s, at)
+            if s.requires_grad:
+                raise ValueError(_way_to_show(stage))
+
+
+def _way_to_show(stage: Score) -> str:
+    """The sentence about a stage that uses a tensor which none of its fields shows."""
+    name = type(stage).__name__
+    if isinstance(stage, (Custom, Elementwise)):
+        return (
             f"score {name}(fn): fn uses a tensor that requires a gradient and that regard cannot see. "
             f"Pass it along: {name}(lambda q, k, w: ..., tensors=(w,))."
         )
+    kind = "Similarity" if isinstance(stage, Similarity) else "Modifier"
+    return (
+        f"score {stage!r} uses a tensor that requires a gradient and that regard cannot see: it would get none. "
+        f"Make it a field: @dataclass(frozen=True) class {name}({kind}): w: Tensor. "
+        "regard sees tensors, and tuples of them, in fields of frozen dataclasses, not in modules, lists or closures."
+    )

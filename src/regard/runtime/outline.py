@@ -24,7 +24,7 @@ from regard.core.int8_rows import Int8Rows
 from regard.core.paged import Paged
 from regard.core.positions import Positions
 from regard.core.tracing import functorch, watched, wrapped
-from regard.core.value import Value, names, number_key
+from regard.core.value import Value, is_regards_own, names, number_key
 from regard.masks.algebra import Mask
 from regard.scores.algebra import Score
 
@@ -64,7 +64,7 @@ def outline(item: Any, leaves: list[Tensor]) -> Any:
             return key_of(item)
         except Unknown:
             raise Open from None
-    if isinstance(item, Value) and kind.__module__.startswith("regard."):
+    if isinstance(item, Value) and is_regards_own(kind):
         if issubclass(kind, Mask) and kind.per_token:
             _per_token.add(kind)
         _parts[kind] = names(kind)  # last: another thread may read it at once
@@ -176,7 +176,7 @@ def structure_of(
         return None
     if not (plain(q) and (kept or (plain(k) and plain(v)))) or q.dim() < 2 or k.dim() < 2 or v.dim() < 2:
         return None
-    if backend is not None and not type(backend).__module__.startswith("regard."):
+    if backend is not None and not is_regards_own(type(backend)):
         return None
     try:
         outlines = outline(score, leaves), outline(mask, leaves), outline(sink, leaves)

@@ -12,6 +12,7 @@ from regard.core.dropout import Dropout
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
 from regard.core.shapes import count_of, listed
+from regard.core.value import is_regards_own
 from regard.masks.algebra import Mask
 from regard.scores.algebra import Modifier, Score, as_pipeline
 from regard.scores.modifiers import Bias
@@ -104,4 +105,4 @@ def has_own_modifier(score: Score) -> bool:
 def _regards_own(part: Score) -> bool:
     """Whether a stage is one of regard's, and no function of a person's."""
     pair = part.of_pair() if isinstance(part, Modifier) else None
-    return type(part).__module__.startswith("regard.") and pair is None
+    return is_regards_own(type(part)) and pair is None

@@ -15,7 +15,7 @@ from regard.backends.native.programs.trace_features import trace_features
 from regard.call.part import PartOfCall
 from regard.core.functions import NUMBERS, Unknown, function_key
 from regard.core.region import Frame
-from regard.core.value import Value, names, number_key
+from regard.core.value import Value, is_regards_own, names, number_key
 from regard.masks.algebra import Mask
 from regard.scores.algebra import Modifier
 from regard.scores.elementwise import Elementwise
@@ -78,7 +78,7 @@ def key_of(item: Any) -> Any:
         return item  # what is equal to it has the same ranges; those of tensors are the same tensors
     if isinstance(item, Value):
         kind = type(item)
-        code = () if kind.__module__.startswith("regard.") else _read_by(kind)
+        code = () if is_regards_own(kind) else _read_by(kind)
         return kind, code, *(key_of(getattr(item, name)) for name in names(kind))
     if isinstance(item, NUMBERS):
         return number_key(item)
@@ -91,7 +91,7 @@ def _read_by(kind: type) -> Any:
     """The functions of a class, and the numbers outside of it that they read."""
     found: list[Any] = []
     for base in kind.__mro__:
-        if base.__module__.startswith("regard.") or base is object:
+        if is_regards_own(base) or base is object:
             continue
         for name, member in vars(base).items():
             if name.startswith(("__", "_abc_")):
