@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard.core.region import Frame
@@ -19,7 +20,8 @@ class Node:
              modifiers; "take", of which args are a method of Region and what it is given
     axes     what it may differ by, of "s" (the score), "b", "h", "i", "j"
     aligned  whether its axes are those of scores, (*batch, h, r, c), or it broadcasts to them
-    value    what was computed of the few pairs
+    dtype    of its numbers
+    shape    for the few pairs
     recorded whether autograd would record it: its derivative is 0 where it stands under torch.no_grad
     """
 
@@ -28,7 +30,8 @@ class Node:
     kwargs: dict[str, Any]
     axes: frozenset[str]
     aligned: bool
-    value: Tensor
+    dtype: torch.dtype
+    shape: torch.Size
     recorded: bool = True
 
     @property

@@ -28,7 +28,7 @@ _LOGIC = {"and": "AND", "or": "OR", "xor": "XOR"}
 
 
 def _function(low: Lowering, x: Node, a: Any) -> int:
-    if name_of(x) in ("neg", "sgn", "sign", "floor", "ceil") and not x.value.is_floating_point():
+    if name_of(x) in ("neg", "sgn", "sign", "floor", "ceil") and not x.dtype.is_floating_point:
         if name_of(x) != "neg":
             raise NotLowered(f"it has no instruction for {x.op} of whole numbers")
         return low.integer("INT_SUB", low.whole(0), low.as_int(low.value(a)))
@@ -41,9 +41,9 @@ def _function(low: Lowering, x: Node, a: Any) -> int:
 def _arithmetic(low: Lowering, x: Node, a: Any, b: Any, alpha: Any = 1) -> int:
     name = {"rsub": "sub"}.get(name_of(x), name_of(x)).upper()
     p, q = low.value(a), low.value(b)
-    if x.value.dtype == torch.bool:
+    if x.dtype == torch.bool:
         return low.code.do({"MUL": "AND", "ADD": "OR"}[name], low.as_bool(p), low.as_bool(q))
-    floats = x.value.is_floating_point()
+    floats = x.dtype.is_floating_point
     p, q = (low.as_float(p), low.as_float(q)) if floats else (low.as_int(p), low.as_int(q))
     if alpha != 1:
         factor = low.code.number(float(alpha)) if floats else low.whole(int(alpha))
@@ -59,7 +59,7 @@ def _arithmetic(low: Lowering, x: Node, a: Any, b: Any, alpha: Any = 1) -> int:
 def _divided(low: Lowering, x: Node, a: Any, b: Any, rounding_mode: str | None = None) -> int:
     rounding_mode = "floor" if name_of(x) == "floor_divide" else rounding_mode
     p, q = low.value(a), low.value(b)
-    if not x.value.is_floating_point():
+    if not x.dtype.is_floating_point:
         divisor = _divisor(low, q)
         if rounding_mode != "floor":
             raise NotLowered(f"it has no instruction for {x.op} that rounds to 0")
@@ -84,7 +84,7 @@ def _divisor(low: Lowering, value: int) -> int:
 
 def _remainder(low: Lowering, x: Node, a: Any, b: Any) -> int:
     p, q = low.value(a), low.value(b)
-    if x.value.is_floating_point():
+    if x.dtype.is_floating_point:
         return low.code.do("REMAINDER", low.as_float(p), low.as_float(q))
     p, q = low.as_int(p), _divisor(low, q)
     value = low.integer("INT_SUB", p, low.integer("INT_MUL", low.integer("INT_DIV", p, q), q))
@@ -95,7 +95,7 @@ def _remainder(low: Lowering, x: Node, a: Any, b: Any) -> int:
 
 def _power(low: Lowering, x: Node, a: Any, b: Any) -> int:
     p = low.value(a)
-    if not x.value.is_floating_point():
+    if not x.dtype.is_floating_point:
         if b not in (1, 2):
             raise NotLowered(f"it has no instruction for {x.op} of whole numbers")
         return low.as_int(p) if b == 1 else low.integer("INT_MUL", low.as_int(p), low.as_int(p))
@@ -110,7 +110,7 @@ def _power(low: Lowering, x: Node, a: Any, b: Any) -> int:
 
 def _absolute(low: Lowering, x: Node, a: Any) -> int:
     value = low.value(a)
-    if x.value.is_floating_point():
+    if x.dtype.is_floating_point:
         return low.code.do("ABS", low.as_float(value))
     value = low.as_int(value)
     at_least, at_most = low.ranges[value]
@@ -122,12 +122,10 @@ def _absolute(low: Lowering, x: Node, a: Any) -> int:
 def _extreme(low: Lowering, x: Node, a: Any, b: Any) -> int:
     op = {"maximum": "MAX", "max": "MAX"}.get(name_of(x), "MIN")
     p, q = low.like(x, low.value(a)), low.like(x, low.value(b))
-    if x.value.is_floating_point():
+    if x.dtype.is_floating_point:
         return low.code.do(op, p, q)
     return (
-        low.integer(f"INT_{op}", p, q)
-        if x.value.dtype != torch.bool
-        else low.code.do("OR" if op == "MAX" else "AND", p, q)
+        low.integer(f"INT_{op}", p, q) if x.dtype != torch.bool else low.code.do("OR" if op == "MAX" else "AND", p, q)
     )
 
 
@@ -135,7 +133,7 @@ def _clamp(low: Lowering, x: Node, a: Any, min: Any = None, max: Any = None) -> 
     value = low.like(x, low.value(a))
     if name_of(x) == "clamp_max":
         min, max = None, min
-    floats = x.value.is_floating_point()
+    floats = x.dtype.is_floating_point
     for bound, op in ((min, "MAX"), (max, "MIN")):
         if bound is None:
             continue
@@ -163,13 +161,13 @@ def _logic(low: Lowering, x: Node, a: Any, b: Any) -> int:
     kind, name = (
         name_of(x).strip("_").split("_")[:2] if not name_of(x).startswith("__") else ("bitwise", name_of(x).strip("_"))
     )
-    if kind == "bitwise" and x.value.dtype != torch.bool:
+    if kind == "bitwise" and x.dtype != torch.bool:
         raise NotLowered(f"it has no instruction for {x.op} of whole numbers")
     return low.code.do(_LOGIC[name], low.as_bool(low.value(a)), low.as_bool(low.value(b)))
 
 
 def _not(low: Lowering, x: Node, a: Any) -> int:
-    if x.value.dtype != torch.bool:
+    if x.dtype != torch.bool:
         raise NotLowered(f"it has no instruction for {x.op} of whole numbers")
     return low.code.do("NOT", low.as_bool(low.value(a)))
 
@@ -254,18 +252,18 @@ def _of_last_digits(low: Lowering, x: Node, *_: Any, **__: Any) -> int:
 
 
 def _exact_power(low: Lowering, x: Node, a: Any, b: Any) -> int:
-    return _power(low, x, a, b) if b in (1, 2, 0.5) or not x.value.is_floating_point() else _of_last_digits(low, x)
+    return _power(low, x, a, b) if b in (1, 2, 0.5) or not x.dtype.is_floating_point else _of_last_digits(low, x)
 
 
 def _exact_remainder(low: Lowering, x: Node, a: Any, b: Any) -> int:
-    return _of_last_digits(low, x) if x.value.is_floating_point() else _remainder(low, x, a, b)
+    return _of_last_digits(low, x) if x.dtype.is_floating_point else _remainder(low, x, a, b)
 
 
 def _in_float32(handler: Callable[..., int]) -> Callable[..., int]:
     """The handler of an operation whose result, of a pair, is not rounded to another dtype than the kernels'."""
 
     def handled(low: Lowering, x: Node, *args: Any, **kwargs: Any) -> int:
-        if x.value.dtype == torch.float64:
+        if x.dtype == torch.float64:
             raise NotLowered("it computes in float64")
         return handler(low, x, *args, **kwargs)
 

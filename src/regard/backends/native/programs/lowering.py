@@ -77,8 +77,8 @@ class Lowering:
                 return self.load(Read(x))
             except (RuntimeError, IndexError) as error:
                 raise NotLowered(f"{name_of(x)} cannot be computed for all queries and keys: {error}") from error
-        if x.value.dtype in (torch.bfloat16, torch.float16) and name_of(x) != "index":
-            raise NotLowered(f"{name_of(x)} rounds what it computes for pairs to {x.value.dtype}")
+        if x.dtype in (torch.bfloat16, torch.float16) and name_of(x) != "index":
+            raise NotLowered(f"{name_of(x)} rounds what it computes for pairs to {x.dtype}")
         name = name_of(x)
         handler = self.handlers.get(name)
         if handler is None:
@@ -195,7 +195,7 @@ class Lowering:
 
     def like(self, x: Node, value: int) -> int:
         """A value in the kind that torch gives the node."""
-        dtype = x.value.dtype
+        dtype = x.dtype
         return (
             self.as_float(value)
             if dtype.is_floating_point

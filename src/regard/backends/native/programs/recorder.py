@@ -49,7 +49,7 @@ class Recorder(TorchDispatchMode):
             raise NotTraced(f"{type(error).__name__} was raised while it ran on a few pairs") from error
 
     def keep(self, op: Any, args: tuple[Any, ...], axes: str, value: Tensor, aligned: bool = True) -> Tensor:
-        self._add(value, Node(op, args, {}, frozenset(axes), aligned, value))
+        self._add(value, Node(op, args, {}, frozenset(axes), aligned, value.dtype, value.shape))
         return value
 
     def given(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -96,7 +96,8 @@ class Recorder(TorchDispatchMode):
                 axes |= {name for node in read if not node.aligned for name in _heads_of(node)}
             if aligned and out.dim() > self.dims:
                 raise NotTraced(f"{func} adds an axis")
-            self._add(out, Node(func, tuple(args), kwargs, axes, aligned, out, torch.is_grad_enabled()))
+            recorded = torch.is_grad_enabled()
+            self._add(out, Node(func, tuple(args), kwargs, axes, aligned, out.dtype, out.shape, recorded))
         return out
 
 
@@ -109,7 +110,7 @@ def _key(x: Any) -> Any:
 
 def _heads_of(node: Node) -> str:
     """The axes of a tensor that meets scores as it is: it may have heads and batch elements."""
-    shape = node.value.shape
+    shape = node.shape
     if any(n != 1 for n in shape[-2:]):
         raise NotTraced("a tensor meets the scores that no method of the region took its queries and keys from")
     return "bh" if len(shape) > 3 else "h" if len(shape) == 3 else ""

@@ -50,7 +50,7 @@ def trace_mask(mask: Mask, frame: Frame) -> Graph:
     with recorder.recording():
         seen: Any = _visible(mask.with_tensors(iter(recorder.given(mask.tensors()))), region, recorder)
     result = recorder.node_of(seen)
-    if not isinstance(result, Node) or result.value.dtype != torch.bool or not result.aligned:
+    if not isinstance(result, Node) or result.dtype != torch.bool or not result.aligned:
         raise NotTraced("what it returns is no boolean that depends on the pair")
     return Graph(result, recorder.fixed)
 
@@ -83,7 +83,8 @@ def _of_score(fn: Callable[..., Tensor], recorder: Recorder, s: Tensor, dtype: t
     before = recorder.node_of(s)
     assert isinstance(before, Node)
     score = torch.zeros((), dtype=dtype, device="cpu")
-    recorder.nodes[id(score)] = Node("same", (before,), {}, before.axes, True, score)
+    recorder.values.append(score)
+    recorder.nodes[id(score)] = Node("same", (before,), {}, before.axes, True, dtype, score.shape)
     return _of_pair(fn, recorder, score)
 
 
