@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import regard as rg
 from fuzz.build import Unplanned
@@ -156,8 +158,102 @@ def test_the_default_dtype_is_that_of_the_call() -> None:
     assert not torch.allclose(found[0], found[1])
 
 
-def test_gradients_go_the_general_way() -> None:
-    q, gate = torch.randn(1, 4, 9, 16), torch.rand(4, requires_grad=True)
-    rg.attention(q, q, q, score=rg.ScaledDot() >> Near(gate)).sum().backward()
-    assert gate.grad is not None and gate.grad.abs().sum() > 0
-    assert not plan_cache.plans()
+def gradients(given: list[Tensor], modifier: rg.Modifier, backend: rg.Backend | None, **named: object) -> list[Tensor]:
+    """Of those of q, k, v and the modifier's tensors that require one."""
+    wanted = [t for t in (*given, *modifier.tensors()) if t.requires_grad]
+    out = rg.attention(*given, score=rg.ScaledDot() >> modifier, backend=backend, **named)
+    return list(torch.autograd.grad(out, wanted, torch.linspace(-1, 1, out.numel()).reshape(out.shape).to(out)))
+
+
+def exact(t: Tensor) -> Tensor:
+    """In float64, a leaf of its own."""
+    return t.detach().double().requires_grad_(t.requires_grad) if t.is_floating_point() else t
+
+
+def check_gradients(nq: int, nk: int, modifier: rg.Modifier, wanted: str = "qkv", **named: object) -> None:
+    """A plan's are the bits of the general way, and those of float64."""
+    shapes = {"q": (2, 4, nq, 16), "k": (2, 2, nk, 16), "v": (2, 2, nk, 16)}
+    given = [torch.randn(shape).requires_grad_(name in wanted) for name, shape in shapes.items()]
+    found, general = (gradients(given, modifier, backend, **named) for backend in (None, Unplanned()))
+    doubles = modifier.with_tensors(iter([exact(t) for t in modifier.tensors()]))
+    right = gradients([exact(t) for t in given], doubles, rg.Reference(), **named)
+    for mine, same, true in zip(found, general, right, strict=True):
+        assert mine.dtype == same.dtype and torch.equal(mine, same)
+        torch.testing.assert_close(mine.double(), true, rtol=0, atol=1e-4 * max(1.0, float(true.abs().max())))
+
+
+@pytest.mark.parametrize("wanted", ["qkv", "q", "v", ""])
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_gradients_are_those_of_the_call(positions: str, wanted: str) -> None:
+    for nq, nk in LENGTHS[::2]:
+        gate = torch.rand(4, requires_grad=True)
+        check_gradients(nq, nk, Near(gate), wanted, mask=rg.Causal(), positions=POSITIONS[positions](nq, nk))
+    assert len(plan_cache.plans()) == len({(min(nq, 2), nq == nk) for nq, nk in LENGTHS[::2]})
+
+
+def test_some_of_several_tensors_are_learned() -> None:
+    for learned in (True, False, True):
+        table = torch.randn(4).requires_grad_(learned)
+        for factor in (torch.tensor(2.0), torch.tensor(0.5, requires_grad=True), torch.tensor(-0.0)):
+            for which in (torch.tensor([0, 1, 2, 1, 0]), torch.tensor([3, 1, 2, 1, -1])):
+                check_gradients(5, 5, Looked(table, which, factor), positions=rg.head(5, 5))
+                check_gradients(5, 9, Looked(table, which, factor), positions=rg.head(5, 9))
+
+
+@dataclass(frozen=True, eq=False)
+class OfPairs(rg.Modifier):
+    """Adds a number of a table for each pair; the kernels read a copy of the indices, which are int64."""
+
+    which: Tensor
+    table: Tensor
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return s + self.table[at.pairs(self.which)]
+
+
+def test_what_the_forward_read_is_not_kept() -> None:
+    """The backward makes it again: between the two, only the caller has something as large as the weights."""
+    which, table = torch.randint(9, (4, 61, 67)), torch.randn(9, requires_grad=True)
+    modifier, places = OfPairs(which, table), rg.head(61, 67)
+    check_gradients(61, 67, modifier, positions=places)
+    q, k, v = (torch.randn(2, 4, n, 16) for n in (61, 67, 67))
+    out = rg.attention(q, k, v, score=rg.ScaledDot() >> modifier, positions=places)
+    assert plan_cache.plans()
+    alive = [t for t in gc.get_objects() if type(t) is Tensor and t.shape[-2:] == (61, 67)]
+    assert {t.data_ptr() for t in alive} == {which.data_ptr()}
+    out.sum().backward()
+    assert table.grad is not None and table.grad.abs().sum() > 0
+
+
+def test_what_is_kept_of_a_modifier_does_not_hold_its_tensors() -> None:
+    which, table = torch.randint(9, (4, 61, 67)), torch.randn(9)
+    both(61, 67, OfPairs(which, table), positions=rg.head(61, 67))
+    storages = [StorageWeakRef(t.untyped_storage()) for t in (which, table)]
+    del which, table
+    gc.collect()
+    assert plan_cache.plans() and all(storage.expired() for storage in storages)
+
+
+def test_half_precision_and_hooks_that_lay_tensors_out_anew() -> None:
+    table = torch.randn(9, dtype=torch.bfloat16, requires_grad=True)
+    q = torch.randn(1, 4, 9, 16, dtype=torch.bfloat16, requires_grad=True)
+    given, modifier = [q, q.detach(), q.detach()], OfDistance(table)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t.mT.contiguous().mT if t.dim() > 1 else t):
+        found, right = (gradients(given, modifier, backend) for backend in (None, Unplanned()))
+    assert plan_cache.plans()
+    for mine, true in zip(found, right, strict=True):  # sums in another order, where out is laid out anew
+        torch.testing.assert_close(mine, true, rtol=2**-7, atol=1e-4)
+
+
+def test_a_backward_that_can_be_differentiated_again() -> None:
+    gate = torch.rand(4, requires_grad=True)
+    q = torch.randn(1, 4, 9, 16, requires_grad=True)
+    k, v = torch.randn(1, 4, 9, 16), torch.randn(1, 4, 9, 16)
+    found = []
+    for backend in (None, rg.Reference()):
+        out = rg.attention(q, k, v, score=rg.ScaledDot() >> Near(gate), backend=backend)
+        first = torch.autograd.grad(out.square().sum(), (q, gate), create_graph=True)
+        found.append([*first, *torch.autograd.grad(sum(g.square().sum() for g in first), (q, gate))])
+    for mine, true in zip(*found, strict=True):
+        torch.testing.assert_close(mine, true, rtol=1e-3, atol=1e-3 * float(true.detach().abs().max()))
+    assert plan_cache.plans()

@@ -108,8 +108,11 @@ class TrainingPlan(Protocol):
 
     def backward(
         self, forward: ForwardResult, given: Sequence[Tensor], leaves: Sequence[Tensor], g_out: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        """The gradients of what is given and of the leaves, from what the forward gave and the cotangent of out."""
+    ) -> tuple[Tensor | None, ...] | None:
+        """The gradients of what is given and of the leaves, from what the forward gave and the cotangent of out.
+
+        None where they must be found by operations that autograd records.
+        """
         ...
 
     def backward_of_saved(

@@ -254,14 +254,18 @@ class _Planned:
 
     def backward(self, given: BackwardInputs) -> tuple[Tensor | None, ...]:
         if watched():  # who watches sees no kernel
-            with torch.enable_grad():
-                return self.differentiable(given)
+            return self._by_operations(given)
         q, k, v, *leaves = given.tensors
         if [t.stride() for t in leaves] != self.strides:  # hooks on what is saved have laid it out anew
             leaves = list(map(_laid, leaves, self.strides))
         out, *saved = given.saved
         forward = ForwardResult(out, tuple(saved), self.kernel)
-        return self.plan.backward(forward, (q, k, v), leaves, given.cotangents[0])
+        found = self.plan.backward(forward, (q, k, v), leaves, given.cotangents[0])
+        return self._by_operations(given) if found is None else found
+
+    def _by_operations(self, given: BackwardInputs) -> tuple[Tensor | None, ...]:
+        with torch.enable_grad():
+            return self.differentiable(given)
 
     def differentiable(self, given: BackwardInputs) -> tuple[Tensor | None, ...]:
         (q, k, v, *_), needs = given.tensors, given.needs

@@ -26,11 +26,12 @@ from regard.backends.native.launch import (
 )
 from regard.backends.native.lower_mask import lower_mask, program_of_mask, why_no_program
 from regard.backends.native.mask_text import why_not_text
-from regard.backends.native.modifiers.program import OPERAND_NAMES, described
+from regard.backends.native.modifiers.program import OPERAND_NAMES, RepeatedProgram, described
 from regard.backends.native.modifiers.table import programmed, why_not_learned
 from regard.backends.native.plan import ForwardPlan
 from regard.backends.native.plan_limits import repeats
 from regard.backends.native.products import with_product
+from regard.backends.native.program_training_plan import ProgramTrainingPlan
 from regard.backends.native.ragged import RaggedPlan, ragged_plan
 from regard.backends.native.torch_ops import traced
 from regard.backends.native.training_plan import TrainingPlan
@@ -140,12 +141,17 @@ class Native(Backend):
     def plan(self, example: Example, training: bool) -> Plan | None:
         family, problem = _family(example.problem), example.problem
         rest = len(problem.tensors()) - len(example.needs)
-        if training and (programmed(problem) or family.why_streamed(problem, (*example.needs, *(False,) * rest))):
+        if training and family.why_streamed(problem, (*example.needs, *(False,) * rest)):
             return None
         args = self._kernel_args(problem)
         if not repeats(family, args, example):
             return None
-        return TrainingPlan(family, args, example) if training else ForwardPlan(family, args, example)
+        if not training:
+            return ForwardPlan(family, args, example)
+        repeated = family.repeated(problem)
+        if isinstance(repeated, RepeatedProgram):
+            return ProgramTrainingPlan(family, args, example, repeated)
+        return TrainingPlan(family, args, example)
 
     def backward(
         self, problem: Problem, forward: ForwardResult, cotangents: Cotangents, needs: tuple[bool, ...]

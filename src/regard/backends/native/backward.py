@@ -45,7 +45,7 @@ def backward(
     wanted = {kind for kind, need in zip(kinds, needs, strict=True) if need} - {"prepared", "program"}
     operands = wanted - {"scale"} | ({"q"} if "scale" in wanted else set[str]())
     of_modifiers = needs_of_modifiers(problem, needs) if programmed(problem) else ()
-    program = ProgramGradients(problem, of_modifiers) if any(of_modifiers) else None
+    program = ProgramGradients.of(problem, of_modifiers) if any(of_modifiers) else None
     if program is not None:
         args, operands = args.with_operands(**program.operands), operands | program.names.keys()
     found = operand_gradients(args, saved, cotangents, operands)

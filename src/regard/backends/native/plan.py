@@ -184,8 +184,11 @@ class ForwardPlan:
             given = call.q, call.k, call.v, score, call.mask, call.positions, sink
             direct().remember(ctypes.addressof(self.constants), self, outlines, *given)
 
-    def _made(self, call: PlanInputs, row_stats: Tensor | None) -> tuple[Tensor, Struct] | None:
-        """out, and the struct of the call, which holds what it leads to besides the call's own tensors."""
+    def _made(self, call: PlanInputs, row_stats: Tensor | None) -> tuple[Tensor, Struct, list[Tensor]] | None:
+        """out, and the struct of the call, which holds what it leads to besides the call's own tensors.
+
+        Third what it holds without the operands of modifiers that were made for this call.
+        """
         q, k, v, leaves, nq, nk, _, positions, seed = call
         anew, template = self.anew, self.template
         span = None if positions is None else positions.span or ()
@@ -200,15 +203,16 @@ class ForwardPlan:
             bind(call_of(struct), {"row_stats": row_stats})
         if template.leaves:
             template.set_leaves(struct, leaves)
+        if anew.places and span != ():
+            self._set_places(struct, span or Span((0, nq), (0, nk), None))
+        if (anew.intervals or span == ()) and not self._look(struct, call):
+            return None
+        held = struct.held
         if anew.modifiers is not None:
             operands = anew.modifiers.operands(self.axes.frame(call), leaves)
             if operands is None:
                 return None
             set_operands(struct, operands)
-        if anew.places and span != ():
-            self._set_places(struct, span or Span((0, nq), (0, nk), None))
-        if (anew.intervals or span == ()) and not self._look(struct, call):
-            return None
         if seed is not None:
             # a call that is refused, or goes the general way, draws no seed
             if anew.checked and call.mask.shape_error(self.axes.frame(call)) is not None:
@@ -219,7 +223,7 @@ class ForwardPlan:
             return None
         if code:
             raise failure(code)
-        return out, struct
+        return out, struct, held
 
     def _look(self, struct: Struct, call: PlanInputs) -> bool:
         """Fills in what depends on the numbers in positions and in the mask; whether they are right."""

@@ -21,7 +21,7 @@ def repeats(family: KernelFamily, args: KernelArgs, example: Example) -> bool:
     if family.copied(problem) or 0 in (*args.shape, *args.k.shape[-2:], args.v.shape[-1]):
         return False
     repeated = family.repeated(problem)
-    if repeated is not None and (not repeated.lasts or any(example.needs)):
+    if repeated is not None and (not repeated.lasts or (any(example.needs) and not repeated.differentiable)):
         return False
     names, computed = ((), ()) if repeated is None else (repeated.names, repeated.tensors)
     given = [t.numbers if isinstance(t, Int8Rows) else t for t in example.given]

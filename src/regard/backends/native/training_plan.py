@@ -14,6 +14,7 @@ from regard.backends.base import Example, ForwardResult, PlanInputs
 from regard.backends.native.abi import LEAVES, BackwardPlanArguments, GradientArguments
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.bind import bind
+from regard.backends.native.c_structs import Struct
 from regard.backends.native.call_template import members_of_entry
 from regard.backends.native.direct import direct
 from regard.backends.native.families import KernelFamily
@@ -87,10 +88,12 @@ class TrainingPlan(ForwardPlan):
 
     def run_for_backward(self, call: PlanInputs) -> ForwardResult | None:
         """The call, made: its out and row statistics, and its struct with what that leads to."""
-        shape = (*self.axes.batch, self.axes.heads, call.nq, 2)
-        row_stats = torch.empty(shape, dtype=torch.float32, device="cpu")
+        row_stats = self._empty_row_stats(call)
         made = self._made(call, row_stats)
-        return None if made is None else ForwardResult(made[0], (row_stats,), (bytes(made[1]), *made[1].held))
+        if made is None:
+            return None
+        out, struct, _ = made
+        return ForwardResult(out, (row_stats,), (bytes(struct), *struct.held))
 
     def run_with_stats(self, call: PlanInputs) -> tuple[Tensor, RowStats] | None:
         """out and the natural statistics of its rows, both without a head axis where the caller has none."""
@@ -102,17 +105,30 @@ class TrainingPlan(ForwardPlan):
 
     def backward(
         self, forward: ForwardResult, given: Sequence[Tensor], leaves: Sequence[Tensor], g_out: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        """The gradients of what is given and of the leaves, from the cotangent of out."""
+    ) -> tuple[Tensor | None, ...] | None:
+        """See base.TrainingPlan."""
         gradients, family, axes = self.gradients, self.family, self.axes.operand
-        g_out = family.cotangent(g_out if g_out.stride(-1) == 1 else g_out.contiguous()).resolve_neg()
         made = family.empty_gradients(given, self.axes.heads, gradients.needs)
+        struct = self._struct_of_forward(forward, given, leaves)
+        named = dict(zip(family.gradients, made, strict=True))
+        run_backward(family.backward_struct, struct, {"dout": self._cotangent(g_out), **named}, axes)
+        found = family.own(made, given, None if gradients.learned is None else leaves[gradients.learned])
+        return tuple([None if n is None else found[n] for n in gradients.order])
+
+    def _empty_row_stats(self, call: PlanInputs) -> Tensor:
+        shape = (*self.axes.batch, self.axes.heads, call.nq, 2)
+        return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+    def _struct_of_forward(self, forward: ForwardResult, given: Sequence[Tensor], leaves: Sequence[Tensor]) -> Struct:
+        """What the forward of a call read, and what it wrote."""
         struct = type(self.template.struct).from_buffer_copy(forward.kernel[0])
         q, k, v = given
         (row_stats,) = forward.saved
-        bind(call_of(struct), {"q": q, "k": k, "v": v, "out": forward.out, "row_stats": row_stats}, axes)
+        named = {"q": q, "k": k, "v": v, "out": forward.out, "row_stats": row_stats}
+        bind(call_of(struct), named, self.axes.operand)
         self.template.set_leaves(struct, leaves)
-        named = dict(zip(family.gradients, made, strict=True))
-        run_backward(family.backward_struct, struct, {"dout": g_out, **named}, axes)
-        found = family.own(made, given, None if gradients.learned is None else leaves[gradients.learned])
-        return tuple([None if n is None else found[n] for n in gradients.order])
+        return struct
+
+    def _cotangent(self, g_out: Tensor) -> Tensor:
+        """That of out, as the backward reads it."""
+        return self.family.cotangent(g_out if g_out.stride(-1) == 1 else g_out.contiguous()).resolve_neg()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -118,7 +118,10 @@ class RepeatedOffsets:
     names    of the operands that are made anew
     tensors  which of the leaves of a call is the table
     lasts    whether there are other calls that it serves
+    differentiable  whether it finds the gradient of the table
     """
+
+    differentiable: ClassVar[bool] = False
 
     def __init__(self, problem: Problem) -> None:
         parts = problem.score.parts

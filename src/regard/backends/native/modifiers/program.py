@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -108,11 +108,19 @@ def why_not_program_gradients(problem: Problem, wanted: Sequence[bool]) -> str |
 class ProgramGradients:
     """The gradients of those of the modifiers' tensors that are wanted, and what the kernels read to find them."""
 
-    def __init__(self, problem: Problem, wanted: Sequence[bool]) -> None:
-        program = _program(problem, tuple(wanted)) if 0 not in problem.frame.shape else _without_pairs(problem, wanted)
-        assert isinstance(program, Program), program
+    def __init__(self, program: Program) -> None:
         self.program, self.operands = program, _operands(program)
         self.names = {OPERAND_NAMES[n]: n for n in program.learned}  # of operands that have gradients
+
+    @staticmethod
+    def of(problem: Problem, wanted: Sequence[bool]) -> ProgramGradients:
+        program = _program(problem, tuple(wanted)) if 0 not in problem.frame.shape else _without_pairs(problem, wanted)
+        assert isinstance(program, Program), program
+        return ProgramGradients(program)
+
+    def empty(self) -> dict[str, Tensor]:
+        """What the kernels add to: the gradients of operands, by their names."""
+        return {name: Programs.empty_gradient(name, self.operands[name], 0) for name in self.names}
 
     def of_tensors(self, found: Mapping[str, Tensor]) -> list[Tensor]:
         """The gradients of the tensors, from those of the operands."""
@@ -125,7 +133,10 @@ class RepeatedProgram:
     names    of the operands that a call may have
     tensors  which of the leaves of a call belong to modifiers
     lasts    whether there are other calls that the program serves
+    differentiable  whether it finds the gradients of the tensors
     """
+
+    differentiable: ClassVar[bool] = True
 
     def __init__(self, problem: Problem) -> None:
         first, *rest = (len(stage.tensors()) for stage in problem.score.parts)
@@ -137,14 +148,22 @@ class RepeatedProgram:
 
     def operands(self, frame: Frame, leaves: Sequence[Tensor]) -> dict[str, Tensor] | None:
         """The operands of a call; None where the call must go the general way."""
-        tensors = [leaves[n] for n in self.tensors]
+        program = self._program(frame, leaves, (False,) * len(self.tensors))
+        found = None if program is None else _operands(program)
+        return found if found is None or len(found) <= len(self.names) else None
+
+    def gradients(self, frame: Frame, leaves: Sequence[Tensor], wanted: Sequence[bool]) -> ProgramGradients | None:
+        """Of the tensors that are wanted, in a call whose operands were found; None as above."""
+        program = self._program(frame, leaves, wanted)
+        return None if program is None else ProgramGradients(program)
+
+    def _program(self, frame: Frame, leaves: Sequence[Tensor], wanted: Sequence[bool]) -> Program | None:
         if _axes(frame) != self._axes:
             return None
         try:
-            found = _operands(lower(self._graph, frame, tensors, (False,) * len(tensors)))
+            return lower(self._graph, frame, [leaves[n] for n in self.tensors], wanted)
         except (NotLowered, RuntimeError, IndexError):
             return None
-        return found if len(found) <= len(self.names) else None
 
 
 def _axes(frame: Frame) -> tuple[int, int]:
