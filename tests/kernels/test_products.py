@@ -41,12 +41,96 @@ CUSTOM: dict[str, Callable[[], rg.Custom]] = {
 }
 
 
+def gated(q: Tensor, k: Tensor, gate: Tensor) -> Tensor:
+    return torch.tanh((q * gate.exp()) @ k.mT / 5) * gate.sum()
+
+
+def mapped(q: Tensor, k: Tensor, w_q: Tensor, w_k: Tensor, b: Tensor) -> Tensor:
+    """Other widths of queries and keys, and a matrix for each head."""
+    return torch.nn.functional.gelu(q @ w_q) @ torch.relu(torch.nn.functional.linear(k[..., :20], w_k, b) + 1).mT
+
+
+def unit(q: Tensor, k: Tensor) -> Tensor:
+    q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
+    return 7 * (q @ k.mT) - (q @ k.mT).square()
+
+
+ROWS: dict[str, Callable[[], rg.Custom]] = {
+    "gate": lambda: rg.Custom(gated, (number(24),)),
+    "only the keys": lambda: rg.Custom(lambda q, k, m: q @ (k @ m).mT / 5, (number(24, 24),)),
+    "maps": lambda: rg.Custom(mapped, (number(6, 24, 9) - 1, number(9, 20) - 1, number(9))),
+    "unit": lambda: rg.Custom(unit),
+    "numbers": lambda: rg.Custom(lambda q, k: (1 - q.sigmoid() * 2 + 0.5) @ torch.exp(-k / 4).transpose(-2, -1)),
+    "a tensor before": lambda: rg.Custom(lambda q, k, w: (w * q + w) @ k.mT, (number(24),)),
+    "softmax": lambda: rg.Custom(lambda q, k: 9 * (q.softmax(dim=-1) @ (k**2).mT)),
+}
+
+
 @pytest.mark.parametrize("size", FRAMES)
 @pytest.mark.parametrize("name", CUSTOM)
 def test_values_and_gradients(isa: str, name: str, size: str) -> None:
     at, score = FRAMES[size], CUSTOM[name]()
     assert rg.Native().why_not(testing.draw(at, score=score).leaves(torch.float32).problem, lse=True) is None
     check(testing.draw(at, key_heads=3, dk=24, dv=19, score=score, mask=rg.Window(90, 2), sink=True))
+
+
+@pytest.mark.parametrize("size", FRAMES)
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_that_the_function_makes(isa: str, name: str, size: str) -> None:
+    at, score = FRAMES[size], ROWS[name]()
+    drawn = testing.draw(at, key_heads=3, dk=24, dv=19, score=score, mask=rg.Window(90, 2), sink=True)
+    assert rg.Native().why_not(drawn.leaves(torch.float32).problem, lse=True) is None
+    check(drawn)
+
+
+@pytest.mark.parametrize("learned", ["q", "k", "v", "gate", "q gate"])
+def test_some_gradients_of_rows(learned: str) -> None:
+    q, k, v = (torch.randn(2, 4, n, 24) for n in (7, 9, 9))
+    given = {"q": q, "k": k, "v": v, "gate": torch.randn(24)}
+    found = []
+    for dtype, backend in ((torch.float32, rg.Native()), (torch.float64, rg.Reference())):
+        own = {name: t.to(dtype).requires_grad_(name in learned.split()) for name, t in given.items()}
+        score = rg.Custom(gated, (own["gate"],))
+        out = rg.attention(own["q"], own["k"], own["v"], score=score, backend=backend)
+        found.append(torch.autograd.grad(out.square().sum(), [t for t in own.values() if t.requires_grad]))
+    for mine, right in zip(*found, strict=True):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine.double(), right, rtol=1e-4, atol=1e-4 * float(right.abs().max()))
+
+
+def test_rows_of_padding_pass_no_gradient() -> None:
+    """Hidden queries and keys may hold NaN."""
+    q, k, v = (torch.randn(2, 4, n, 24) for n in (7, 9, 9))
+    q[1, :, 5:], k[1, :, 6:], v[1, :, 6:] = torch.nan, torch.nan, torch.nan
+    gate = torch.randn(24, requires_grad=True)
+    mask = rg.Lengths(keys=torch.tensor([9, 6]), queries=torch.tensor([7, 5]))
+    out = rg.attention(q, k, v, score=rg.Custom(gated, (gate,)), mask=mask, backend=rg.Native())
+    out.sum().backward()
+    assert out.isfinite().all() and gate.grad is not None and gate.grad.isfinite().all()
+
+
+def test_rows_in_facts_and_in_half_precision(isa: str) -> None:
+    asked = (facts.MaxScore(), facts.Entropy(), facts.Received())
+    hold(testing.draw(FRAMES["blocks"], dk=24, score=ROWS["gate"]()), asked)
+    q, k, v = (torch.randn(1, 4, 40, 24).bfloat16() for _ in "qkv")
+    own = rg.Custom(gated, (torch.randn(24),))
+    right = rg.attention(q.double(), k.double(), v.double(), score=rg.Custom(gated, (own.inputs[0].double(),)))
+    found = rg.attention(q, k, v, score=own, backend=rg.Native())
+    torch.testing.assert_close(found.double(), right, rtol=1e-2, atol=1e-2)
+
+
+def test_the_function_may_not_write_into_queries() -> None:
+    q = torch.randn(1, 4, 7, 24)
+    before = q.clone()
+    own = rg.Custom(lambda q, k: torch.nn.functional.relu(q, inplace=True) @ k.mT)
+    assert rg.Native().why_not(testing.draw(FRAMES["blocks"], score=own).leaves(torch.float32).problem, lse=True)
+    rg.attention(q, q, q, score=rg.Custom(lambda q, k: torch.nn.functional.relu(q) @ k.mT), backend=rg.Native())
+    assert torch.equal(q, before)
+
+
+def test_explain_says_that_rows_are_made() -> None:
+    x = torch.randn(1, 4, 7, 24)
+    assert "which the score's function makes once" in str(rg.explain(x, x, x, score=ROWS["unit"]()))
 
 
 @pytest.mark.parametrize("name", ["tanh", "numbers that are learned"])
@@ -79,7 +163,10 @@ def test_second_derivatives() -> None:
         (lambda q, k: -torch.cdist(q, k), "otherwise than in q @ k.mT"),
         (lambda q, k: q @ k.mT - k.square().sum(-1)[..., None, :], "otherwise than in q @ k.mT"),
         (lambda q, k: (k @ q.mT).mT, "otherwise than in q @ k.mT"),
-        (lambda q, k: q.sin() @ k.mT, "otherwise than in q @ k.mT"),
+        (lambda q, k: torch.special.i0(q) @ k.mT, "otherwise than in q @ k.mT"),
+        (lambda q, k: (q - q.mean(-2, keepdim=True)) @ k.mT, "otherwise than in q @ k.mT"),
+        (lambda q, k: torch.nn.functional.normalize(q) @ k.mT, "otherwise than in q @ k.mT"),
+        (lambda q, k: q @ k.mT + q.sin() @ k.mT, "several products"),
         (lambda q, k: q @ k.mT / q.shape[-2], "otherwise than in q @ k.mT"),
         (lambda q, k: torch.einsum("bhid,bhje->bhij", q, k), "otherwise than in q @ k.mT"),
         (lambda q, k: torch.special.i0(q @ k.mT), "no instruction for aten.i0"),

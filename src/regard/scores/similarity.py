@@ -223,7 +223,8 @@ class Custom(Similarity):
     h, r, c), by differentiable operations that treat every pair alike. It is called once per tile, forward and
     backward. Every tensor that needs a gradient must be in `tensors`; a fn that uses another such tensor raises an
     error. `footprint`: how many numbers fn holds for each pair; the more, the smaller the tiles. If fn reads q and k
-    only in q @ k.mT, it runs on the native kernels, which trace it on stand-ins for q and k.
+    only in q @ k.mT, it runs on the native kernels, which trace it on stand-ins for q and k; both may first be gated
+    (q * w), projected (q @ w) or changed by elementwise functions, a row by itself.
 
     >>> import regard as rg
     >>> manhattan = Custom(lambda q, k: -torch.cdist(q, k, p=1))

@@ -30,7 +30,7 @@ from regard.backends.native.modifiers.program import OPERAND_NAMES, RepeatedProg
 from regard.backends.native.modifiers.table import programmed, why_not_learned
 from regard.backends.native.plan import ForwardPlan
 from regard.backends.native.plan_limits import repeats
-from regard.backends.native.products import with_product
+from regard.backends.native.products import gradients_of_product, needs_of_product, rows_made, with_product
 from regard.backends.native.program_training_plan import ProgramTrainingPlan
 from regard.backends.native.ragged import RaggedPlan, ragged_plan
 from regard.backends.native.torch_ops import traced
@@ -80,8 +80,10 @@ class Native(Backend):
             return f"it serves cpu tensors; these are on {frame.device.type}"
         if not runnable():
             return f"it was not built: {why_not_built()}"
-        problem = with_product(problem)
+        own, problem = problem, with_product(problem)
         why = _why_unread(problem) or (_family(problem).why_not_invariant(problem) if self.invariant else None)
+        if why is None and self.invariant and rows_made(own):
+            why = "torch makes rows of q and k, by products whose rounding depends on how many there are"
         return why or why_not(problem)
 
     def why_gathers(self, problem: Problem) -> str | None:
@@ -108,6 +110,8 @@ class Native(Backend):
             why = self.why_gathers(problem)
             if why is not None:
                 return why
+        if rows_made(problem):
+            return "torch makes rows of q and k for its function"
         problem = with_product(problem)
         with torch.no_grad():
             return ragged_plan(self._kernel_args(problem), problem, call)
@@ -157,8 +161,8 @@ class Native(Backend):
         self, problem: Problem, forward: ForwardResult, cotangents: Cotangents, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         own, problem = problem, with_product(problem)
-        family = _family(problem)
-        if family.why_streamed(problem, needs) is not None or watched():
+        family, wanted = _family(problem), needs_of_product(own, needs)
+        if family.why_streamed(problem, wanted) is not None or watched():
             # of scores rounded otherwise, neither the output nor the row statistics are those of this backward
             with torch.no_grad():
                 out, stats = stream(own, self.size, quick=True)
@@ -170,16 +174,19 @@ class Native(Backend):
         with torch.no_grad():
             kept = {**dict(zip(names, mask, strict=True)), **numbers} or None  # None: it is lowered anew
             args = self._kernel_args(problem, kept)
-            return family.backward(problem, args, (forward.out, lse, row_stats), pair, needs)
+            found = family.backward(problem, args, (forward.out, lse, row_stats), pair, wanted)
+            return gradients_of_product(own, found, needs)
 
     def details(self, problem: Problem) -> dict[str, str]:
-        problem, kernels = with_product(problem), library()
+        own, problem, kernels = problem, with_product(problem), library()
         args = lower_mask(problem, kernels.tile)
         found = {"kernels": f"{kernels.isa}, blocks of {kernels.tile[0]} queries × {kernels.tile[1]} keys"}
         if isinstance(problem.similarity, Elementwise):
             found["scores as"] = described_features(problem)
         elif not isinstance(problem.similarity, Additive):
             found |= self._products(problem)
+        if rows_made(own):
+            found["rows"] = "of q and k, which the score's function makes once, in PyTorch"
         if programmed(problem) and 0 not in problem.frame.shape:
             found["modifiers as"] = described(problem)
         kinds = {"allowed": "booleans", "tiles": "a map of tiles", "mask_code": program_of_mask(problem)}

@@ -1,21 +1,26 @@
-"""A Custom similarity that is a function of the dot product of q and k: that product, and a modifier of it."""
+"""A Custom similarity that is a function of a dot product: that product, and a modifier of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor
 
 from regard.backends.native.modifiers.program import why_no_program_of_scores
 from regard.backends.native.programs.recorder import NotTraced
+from regard.backends.native.rows import Rows, other_use
 from regard.call.problem import Problem
+from regard.core.deferred import DeferredRows
 from regard.core.region import Region
 from regard.core.tracing import data_unavailable, watched
 from regard.scores.algebra import Modifier, Pipeline
 from regard.scores.similarity import Custom, Dot
+
+Gradients = tuple["Tensor | None", ...]
 
 
 def with_product(problem: Problem) -> Problem:
@@ -25,9 +30,15 @@ def with_product(problem: Problem) -> Problem:
 
 
 def why_no_product(problem: Problem) -> str | None:
-    """Why a Custom is no function of the dot product that the kernels can run, as a clause; None where it is."""
+    """Why a Custom is no function of a dot product that the kernels can run, as a clause; None where it is."""
     found = _rewritten(problem)
     return found if isinstance(found, str) else None
+
+
+def rows_made(problem: Problem) -> bool:
+    """Whether with_product(problem) has other queries or keys than the problem: its function makes them of these."""
+    found = with_product(problem)
+    return found.q is not problem.q or found.k is not problem.k
 
 
 _found: WeakKeyDictionary[Problem, Problem | str] = WeakKeyDictionary()
@@ -46,114 +57,116 @@ def _rewritten(problem: Problem) -> Problem | str | None:
 
 
 def _product(problem: Problem, similarity: Custom) -> Problem | str:
-    width = problem.q.shape[-1]
-    if width != problem.k.shape[-1]:
-        return "queries and keys have other widths"
-    modifier = OfProduct(similarity.fn, similarity.inputs, width)
-    found = replace(problem, score=Pipeline((Dot(), modifier, *problem.score.parts[1:])))
+    try:
+        with torch.no_grad():
+            q, k = _rows(problem, similarity.inputs)
+    except NotTraced as why:
+        return str(why)
+    except Exception as error:  # PyTorch says it where it runs the function
+        return f"{type(error).__name__} was raised while it ran on stand-ins for q and k"
+    widths = problem.q.shape[-1], problem.k.shape[-1]
+    modifier = OfProduct(similarity.fn, similarity.inputs, problem.frame.heads, problem.key_heads, widths)
+    found = replace(problem, q=q, k=k, score=Pipeline((Dot(), modifier, *problem.score.parts[1:])))
     return why_no_program_of_scores(found) or found
+
+
+def _rows(problem: Problem, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The queries and keys whose dot product a problem's Custom computes; those of the problem where only multiples.
+
+    Raises NotTraced where there is not one such product.
+    """
+    similarity, met = problem.similarity, list[tuple[Rows, Rows]]()
+    assert isinstance(similarity, Custom)
+    pair = torch.zeros(problem.frame.heads, 1, 1, dtype=problem.accumulate, device="cpu")
+
+    def product(q: Rows, k: Rows) -> Tensor:
+        met.append((q, k))
+        return pair
+
+    widths = problem.q.shape[-1], problem.k.shape[-1]
+    similarity.fn(*_stand_ins(problem.frame.heads, problem.key_heads, widths, product), *inputs)
+    if not met:
+        raise other_use()
+    (q, k), *others = met
+    if all(rows.factor is not None for both in met for rows in both):
+        return problem.q, problem.k
+    keys = [[step.key for step in rows.steps] for rows in (q, k)]
+    if any([[step.key for step in rows.steps] for rows in both] != keys for both in others):
+        raise NotTraced("it computes several products of rows")
+    return _made(q, problem.q, problem.accumulate), _made(k, problem.k, problem.accumulate)
+
+
+def _made(rows: Rows, t: Tensor, dtype: torch.dtype) -> Tensor:
+    if not rows.steps:
+        return t
+    if isinstance(t, DeferredRows):
+        raise NotTraced("keys that lie in pages or in int8 are read where they are")
+    found = rows.made_of(t.to(dtype))
+    if found.dtype != dtype:
+        raise NotTraced(f"it computes in {str(found.dtype).removeprefix('torch.')}")
+    return found
+
+
+def _stand_ins(
+    heads: int, key_heads: int, widths: tuple[int, int], product: Callable[[Rows, Rows], Tensor]
+) -> tuple[Rows, Rows]:
+    return Rows("q", heads, widths[0], product), Rows("k", key_heads, widths[1], product)
+
+
+def needs_of_product(problem: Problem, needs: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Which tensors of with_product(problem) need gradients, so that those of the problem find theirs."""
+    if not rows_made(problem):
+        return needs
+    learned = any(needs[3 : 3 + len(problem.similarity.tensors())])
+    return needs[0] or learned, needs[1] or learned, *needs[2:]
+
+
+def gradients_of_product(problem: Problem, found: Gradients, needs: tuple[bool, ...]) -> Gradients:
+    """The gradients of a problem's tensors from those of with_product(problem)."""
+    if not rows_made(problem):
+        return found
+    count = len(problem.similarity.tensors())
+    places = (0, 1, *range(3, 3 + count))  # of q, k and what the function is given
+    tensors = problem.tensors()
+    with torch.enable_grad():
+        own = {n: tensors[n].detach().requires_grad_(needs[n]) for n in places}
+        made = _rows(replace(problem, q=own[0], k=own[1]), [own[n] for n in places[2:]])
+        pairs = [(t, g) for t, g in zip(made, found, strict=False) if t.requires_grad and g is not None]
+        wanted = [n for n in places if needs[n]]
+        outputs, cotangents = [t for t, _ in pairs], [g.to(t.dtype) for t, g in pairs]
+        pulled: Sequence[Tensor | None] = [None for _ in wanted]
+        if pairs:
+            pulled = torch.autograd.grad(outputs, [own[n] for n in wanted], cotangents, allow_unused=True)
+    result = [g if need else None for g, need in zip(found, needs, strict=True)]
+    for n, g in zip(wanted, pulled, strict=True):
+        before = found[n] if n > 2 else None  # what the function does with the product has a gradient too
+        terms = [x.to(tensors[n].dtype) for x in (before, g) if x is not None]
+        result[n] = sum(terms[1:], start=terms[0]) if terms else torch.zeros_like(tensors[n])
+    return tuple(result)
 
 
 @dataclass(frozen=True)
 class OfProduct(Modifier):
-    """fn(q, k, *tensors), where it computes what it says of a pair from q · k alone. width: of q and k."""
+    """fn(q, k, *tensors), where it computes what it says of a pair from one product of rows of q and k alone.
+
+    heads, key_heads, widths: of q and k.
+    """
 
     positional: ClassVar[bool] = False
     indexed: ClassVar[bool] = False
 
     fn: Callable[..., Tensor]
     inputs: tuple[Tensor, ...]
-    width: int
+    heads: int
+    key_heads: int
+    widths: tuple[int, int]
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
-        return self.fn(Rows(s, self.width, "q"), Rows(s, self.width, "k"), *self.inputs)
+        def product(q: Rows, k: Rows) -> Tensor:
+            if q.factor is None or k.factor is None:
+                return s  # the product of rows that were made before
+            factor = q.factor * k.factor
+            return s if factor == 1.0 else s * factor
 
-
-class Rows:
-    """Queries or keys of which only the dot products s are known, and multiples of them."""
-
-    def __init__(self, s: Tensor, width: int, name: str, factor: float = 1.0, transposed: bool = False) -> None:
-        self._s, self._width, self._name, self._factor, self._transposed = s, width, name, factor, transposed
-
-    @property
-    def mT(self) -> Rows:
-        return Rows(self._s, self._width, self._name, self._factor, not self._transposed)
-
-    def transpose(self, a: int, b: int) -> Rows:
-        if {a, b} != {-1, -2}:
-            raise _other_use()
-        return self.mT
-
-    def size(self, axis: int) -> int:
-        """Of features; how many rows there are is not known."""
-        if axis != (-2 if self._transposed else -1):
-            raise _other_use()
-        return self._width
-
-    @property
-    def shape(self) -> _Shape:
-        return _Shape(self)
-
-    def __mul__(self, x: Any) -> Rows:
-        if type(x) not in (int, float):
-            raise _other_use()
-        return Rows(self._s, self._width, self._name, self._factor * x, self._transposed)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, x: Any) -> Rows:
-        if type(x) not in (int, float) or x == 0:
-            raise _other_use()
-        return self * (1 / x)
-
-    def __matmul__(self, other: Any) -> Tensor:
-        if not isinstance(other, Rows) or (self._transposed, other._transposed) != (False, True):
-            raise _other_use()
-        return self._times(other)
-
-    def _times(self, other: Rows) -> Tensor:
-        if (self._name, other._name) != ("q", "k"):
-            raise _other_use()
-        factor = self._factor * other._factor
-        return self._s if factor == 1.0 else self._s * factor
-
-    def __getattr__(self, name: str) -> Any:
-        raise _other_use()
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if kwargs or name not in ("matmul", "einsum", "transpose", "swapaxes", "mul", "div"):
-            raise _other_use()
-        if name == "matmul" and isinstance(args[0], Rows):
-            return args[0] @ args[1]
-        if name in ("transpose", "swapaxes"):
-            return args[0].transpose(*args[1:])
-        if name == "einsum":
-            text, *rows = args
-            rows = rows[0] if len(rows) == 1 else rows
-            if _is_product(text) and all(isinstance(x, Rows) and not x._transposed for x in rows):
-                return rows[0]._times(rows[1])
-        raise _other_use()
-
-
-class _Shape:
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-
-    def __getitem__(self, axis: Any) -> int:
-        return self._rows.size(axis)
-
-
-def _is_product(text: Any) -> bool:
-    """Whether an equation of einsum is a dot product of all queries and keys: bhid,bhjd->bhij."""
-    if not isinstance(text, str) or "->" not in text or text.count(",") != 1:
-        return False
-    sides, result = text.replace(" ", "").split("->")
-    q, k = sides.split(",")
-    lead, i, j, d = q[:-2], q[-2:-1], k[-2:-1], q[-1:]
-    return k[:-2] == lead and k[-1:] == d and result == lead + i + j and len({i, j, d}) == 3 and not {i, j, d} & {*lead}
-
-
-def _other_use() -> NotTraced:
-    return NotTraced("it uses q and k otherwise than in q @ k.mT")
+        rows: tuple[Any, Any] = _stand_ins(self.heads, self.key_heads, self.widths, product)
+        return self.fn(*rows, *self.inputs)
