@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -69,6 +70,35 @@ def test_every_mask_and_score(size: str, backend: rg.Backend | None) -> None:
         check_gradients(list(call.differentiable.values()), run)
         tried += 1
     assert tried > 30
+
+
+def fixed(call: testing.Case) -> testing.Case:
+    """The same call with a score that learns nothing, which has a plan."""
+    for t in call.score.tensors():
+        t.requires_grad_(False)
+    return call
+
+
+def given_to(call: testing.Case) -> dict[str, Any]:
+    """What `attention` is given besides q, k and v."""
+    how = {"score": call.score, "mask": call.mask, "sink": call.sink, "positions": call.positions}
+    return {**how, "dropout": call.dropout}
+
+
+@pytest.mark.parametrize("size", FRAMES)
+def test_the_first_call_saves_as_many_tensors_as_those_with_a_plan(size: str) -> None:
+    """A checkpoint compares the two, and fails where they differ."""
+    at = FRAMES[size]
+    additive = rg.Additive(torch.randn(7, 12), torch.randn(7, 12), torch.randn(12))
+    for call in [*calls(size), *map(fixed, calls(size)), testing.draw(at, score=additive).leaves(torch.float32)]:
+        plan_cache.clear()
+        counts = []
+        for _ in range(3):
+            saved: list[Tensor] = []
+            with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.append(t) or t, lambda t: t):
+                rg.attention(call.q, call.k, call.v, **given_to(call))
+            counts.append(len(saved))
+        assert len(set(counts)) == 1, (call.score, call.mask, counts)
 
 
 @pytest.mark.parametrize("size", FRAMES)

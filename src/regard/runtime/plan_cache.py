@@ -24,7 +24,7 @@ from regard.core.positions import Positions
 from regard.core.state import RowStats
 from regard.core.tracing import watched
 from regard.masks.algebra import Mask
-from regard.runtime.autograd import BackwardInputs, apply_untransformed, differentiable_backward
+from regard.runtime.autograd import BackwardInputs, apply_untransformed, differentiable_backward, unseen_by_hooks
 from regard.runtime.binding import BoundCall
 from regard.runtime.dispatch import choose, readable
 from regard.runtime.outline import AttentionArguments, Structure, structure_of
@@ -188,7 +188,8 @@ def _learn(structure: Structure, arguments: AttentionArguments, leaves: list[Ten
     """Makes the plan of a structure, and keeps it; None is kept too."""
     # a seed that nobody will use is not drawn: torch's generator would have moved
     fixed = arguments if arguments.dropout is None else arguments._replace(dropout=replace(arguments.dropout, seed=0))
-    known = _planned(BoundCall(*fixed), arguments.positions, (*arguments[:3], *leaves), structure)
+    with unseen_by_hooks():  # they would see the preparation of q and k, which is of no call
+        known = _planned(BoundCall(*fixed), arguments.positions, (*arguments[:3], *leaves), structure)
     if known is not None:
         global _shortcut
         _shortcut = shortcut()
