@@ -149,6 +149,9 @@ def _record(
 ) -> Tensor:
     """The output of a call that a plan made, with its gradients."""
     out = forward.out.to(tensors[2].dtype)
+    positions = arguments.positions
+    if positions is not None and positions.span is None:  # autograd notices when they are changed before the backward
+        tensors = (*tensors, *positions.tensors())
     planned, saved = _Planned(plan, forward, arguments, backend, tensors), (forward.out, *forward.saved)
     (recorded,) = apply_untransformed(planned, (out,), saved, *tensors)  # plans serve no transforms
     return recorded
@@ -251,7 +254,8 @@ class _Planned:
     ) -> tuple[Tensor | None, ...] | None:
         if self.strides and [t.stride() for t in saved[3:-2]] != self.strides:
             return None
-        return self.plan.backward_of_saved(self.kernel, saved, cotangents[0])
+        found = self.plan.backward_of_saved(self.kernel, saved, cotangents[0])
+        return None if found is None else self._of_all(found)
 
     def backward(self, given: BackwardInputs) -> tuple[Tensor | None, ...]:
         if watched():  # who watches sees no kernel
@@ -262,7 +266,11 @@ class _Planned:
         out, *saved = given.saved
         forward = ForwardResult(out, tuple(saved), self.kernel)
         found = self.plan.backward(forward, (q, k, v), leaves, given.cotangents[0])
-        return self._by_operations(given) if found is None else found
+        return self._by_operations(given) if found is None else self._of_all(found)
+
+    def _of_all(self, found: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        """The gradients of q, k, v and the leaves; positions, which may follow them, have none."""
+        return *found, *(None,) * (3 + len(self.strides) - len(found))
 
     def _by_operations(self, given: BackwardInputs) -> tuple[Tensor | None, ...]:
         with torch.enable_grad():
