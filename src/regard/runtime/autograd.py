@@ -223,7 +223,12 @@ def differentiable_gradients(
     # where v alone requires a gradient, the lse has none to give; where no query sees a key, neither has any
     pairs = [(t, g) for t, g in results(problem.with_tensors(own)) if t.requires_grad]
     if not pairs:
-        return tuple(torch.zeros_like(t) if need else None for t, need in zip(tensors, needs, strict=True))
+        return tuple(_zeros_of(t) if need else None for t, need in zip(tensors, needs, strict=True))
     outputs, cotangents = [t for t, _ in pairs], [g for _, g in pairs]
     found = iter(torch.autograd.grad(outputs, wanted, cotangents, create_graph=True, materialize_grads=True))
     return tuple(next(found) if need else None for need in needs)
+
+
+def _zeros_of(t: Tensor) -> Tensor:
+    """A gradient of 0 that has a gradient itself, which is 0 too: who differentiates it again is given no error."""
+    return t.masked_fill(torch.ones((), dtype=torch.bool, device=t.device), 0)
