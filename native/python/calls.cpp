@@ -86,7 +86,7 @@ PyObject* bind_call(PyObject*, PyObject* const* given, Py_ssize_t count) {
   const bool placed = given[5] != kNone, counted = !placed || PyTuple_Size(given[5]) > 0;
   Span span{0, tensors.nq, 0, tensors.nk};
   if (placed ? counted && !read_span(given[5], span) : tensors.nq != tensors.nk && plan.positional)
-    return return_none();
+    return leave_to_python();
   Ref out{bind(plan, call, given + 2, tensors, counted ? &span : nullptr)};
   if (!out) return PyErr_Occurred() ? nullptr : return_none();
   return out.release();
@@ -227,15 +227,25 @@ PyObject* forget(PyObject*, PyObject* const*, Py_ssize_t) {
   return return_none();
 }
 
-PyMethodDef methods[] = {{"attend", attend, METH_FASTCALL, nullptr},
-                         {"bind", bind_call, METH_FASTCALL, nullptr},
-                         {"set_operands", set_operands, METH_FASTCALL, nullptr},
-                         {"differentiate", differentiate, METH_FASTCALL, nullptr},
-                         {"write_rows", write_rows, METH_FASTCALL, nullptr},
-                         {"write_page_rows", write_page_rows, METH_FASTCALL, nullptr},
-                         {"round_rows", round_rows, METH_FASTCALL, nullptr},
-                         {"remember", remember, METH_FASTCALL, nullptr},
-                         {"forget", forget, METH_FASTCALL, nullptr}};
+using Method = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
+
+// A method that answers without an error of Python's: one that is set beside an answer would be raised by another call.
+template <Method kMethod>
+PyObject* settled(PyObject* self, PyObject* const* given, Py_ssize_t count) {
+  PyObject* const answer = kMethod(self, given, count);
+  if (answer && PyErr_Occurred()) PyErr_Clear();
+  return answer;
+}
+
+PyMethodDef methods[] = {{"attend", settled<attend>, METH_FASTCALL, nullptr},
+                         {"bind", settled<bind_call>, METH_FASTCALL, nullptr},
+                         {"set_operands", settled<set_operands>, METH_FASTCALL, nullptr},
+                         {"differentiate", settled<differentiate>, METH_FASTCALL, nullptr},
+                         {"write_rows", settled<write_rows>, METH_FASTCALL, nullptr},
+                         {"write_page_rows", settled<write_page_rows>, METH_FASTCALL, nullptr},
+                         {"round_rows", settled<round_rows>, METH_FASTCALL, nullptr},
+                         {"remember", settled<remember>, METH_FASTCALL, nullptr},
+                         {"forget", settled<forget>, METH_FASTCALL, nullptr}};
 
 }  // namespace
 

@@ -254,3 +254,70 @@ Q, K = torch.zeros(2, 3, 4, 8), torch.zeros(2, 5, 4, 8)
 def test_refusals(call: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         call()
+
+
+def many(*numbers: int) -> Tensor:
+    return torch.tensor(numbers)
+
+
+POOL, SLOPES = torch.zeros(6, 4, 4, 8), torch.rand(2, 4)
+PACKED = torch.zeros(7, 4, 8)
+
+
+def packed(cu: Tensor, cu_k: Tensor | None = None, **given: Any) -> Tensor:
+    k = POOL if "block_table" in given else PACKED
+    return flash_attn_varlen_func(PACKED, k, k, cu, cu if cu_k is None else cu_k, 1, 1, **given)
+
+
+@pytest.mark.parametrize("slopes", [None, SLOPES])
+@pytest.mark.parametrize(
+    ("cu", "error"),
+    [
+        (many(0, 3, 8), rg.ShapeError),
+        (many(0, 3, 6), rg.ShapeError),
+        (many(1, 3, 7), ValueError),
+        (many(-1, 3, 7), ValueError),
+        (many(0, 1 << 30, 7), ValueError),
+    ],
+)
+def test_totals_that_do_not_fit(cu: Tensor, error: type[Exception], slopes: Tensor | None) -> None:
+    """Slices of packed rows would leave out what is beyond their end."""
+    with pytest.raises(error, match="cu_seqlens_q"):
+        packed(cu, alibi_slopes=slopes)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (
+            lambda: flash_attn_func(Q, K, K, alibi_slopes=torch.rand(3, 4)),
+            rg.ShapeError,
+            r"expected \(4,\) or \(2",
+        ),
+        (lambda: packed(many(0, 3, 7), alibi_slopes=torch.rand(3, 4)), rg.ShapeError, "alibi_slopes has shape"),
+        (lambda: packed(many(0, 3, 7), many(0, 3, 5, 7), alibi_slopes=SLOPES), rg.ShapeError, "expected as many"),
+        (lambda: packed(many(0, 3, 7), block_table=many(0, 1).view(1, 2)), rg.ShapeError, "block_table has shape"),
+        (lambda: packed(many(0, 3, 7), block_table=many(0, 9).view(2, 1)), rg.ShapeError, "of 6 pages, does not have"),
+        (lambda: packed(many(0, 1, 7), block_table=many(0, 1).view(2, 1)), rg.ShapeError, "room for 4 rows"),
+        (lambda: stepped(cache_batch_idx=many(0, 1 << 33)), ValueError, "cache_batch_idx is"),
+        (lambda: stepped(cache_batch_idx=many(0, -1)), ValueError, "0 to 5"),
+        (lambda: stepped(cache_batch_idx=many(0)), rg.ShapeError, "cache_batch_idx has shape"),
+        (lambda: stepped(block_table=many(0, 1).view(1, 2)), rg.ShapeError, r"expected \(2, most pages\)"),
+        (lambda: stepped(block_table=many(0, 1 << 32).view(2, 1)), rg.ShapeError, "a page that the pool"),
+        (lambda: stepped(block_table=many(0, -1).view(2, 1)), rg.ShapeError, "a page that the pool"),
+        (lambda: stepped(many(-1, 2)), ValueError, "lengths of 0 or more"),
+        (lambda: stepped(many(1, 2, 3)), rg.ShapeError, "cache_seqlens has shape"),
+        (lambda: stepped(rotary_cos=torch.ones(2, 4), rotary_sin=torch.ones(2, 4)), rg.ShapeError, "position 3 is rot"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(call: Any, error: type[Exception], said: str) -> None:
+    before = POOL.clone()
+    with pytest.raises(error, match=said):
+        call()
+    assert torch.equal(POOL, before)
+
+
+def stepped(lengths: Tensor | None = None, **given: Any) -> Tensor:
+    """A step of two sequences that would write ones to the pool."""
+    new, seqlens = torch.ones(2, 1, 4, 8), many(1, 3) if lengths is None else lengths
+    return flash_attn_with_kvcache(new, POOL, POOL, new, new, cache_seqlens=seqlens, causal=True, **given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 import warnings
@@ -294,3 +295,15 @@ def test_steps_over_keys_of_int8(looks: Looks, pages: int) -> None:
     assert looks.during(lambda: same(q, *apart, **given, positions=at)) == bool(pages)
     with pytest.raises(TypeError, match=r"k has dtype torch\.int8"):
         rg.attention(q, *(written_out(t.numbers) for t in kv), **given, positions=at)
+
+
+def test_no_answer_leaves_an_error_behind() -> None:
+    """Python would raise it in the middle of another call, as a SystemError."""
+    q, k, v = draw()
+    plan_cache.clear()
+    rg.attention(q, k, v, mask=rg.Causal(), positions=rg.tail(5, 5))
+    (plan,) = plan_cache.plans()
+    constants, struct = ctypes.addressof(plan.constants), plan.template.copy()  # pyright: ignore
+    for span in (((1 << 70, 5), (0, 5), None), (((1 << 70, 0), 5), (0, 5), None), ((0, 5), (-(1 << 70), 5), None)):
+        assert direct().bind(constants, ctypes.addressof(struct), q, k, v, span) is None
+    assert direct().bind(constants, ctypes.addressof(struct), q, k, v, ((0, 5), (0, 5), None)) is not None

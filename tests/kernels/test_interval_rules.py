@@ -180,3 +180,22 @@ def test_positions_that_change_while_all_else_is_the_same(name: str, drop: rg.Dr
             assert torch.equal(rg.attention(*inputs, **given, positions=PLACED[at]), found[0][0]), at
         for mine, right in zip(*found, strict=True):
             torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-5, msg=lambda text, at=at: f"{at}: {text}")
+
+
+@pytest.mark.parametrize("far", [1 << 61, -(1 << 61), 1 << 62, -(1 << 62), (1 << 63) - 9, -(1 << 63)])
+def test_positions_as_far_apart_as_int64_can_hold(far: int) -> None:
+    q, at = torch.randn(1, 2, 6, 8), torch.arange(6)
+    here, there = rg.Positions(at, at), rg.Positions(at + far, at)
+    whole = rg.attention(q, q, q)
+    seen = {"causal": far > 0, "ahead": far < 0, "near": False, "all": True}
+    masks = {
+        "causal": rg.Causal(),
+        "ahead": rg.Window(before=0, after=None),
+        "near": rg.Window(3, 3),
+        "all": rg.Window(before=1 << 70, after=1 << 70),
+    }
+    for name, mask in masks.items():
+        for _ in range(2):
+            rg.attention(q, q, q, mask=mask, positions=here)
+            out = rg.attention(q, q, q, mask=mask, positions=there)
+            torch.testing.assert_close(out, whole if seen[name] else torch.zeros_like(out))

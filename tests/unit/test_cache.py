@@ -174,6 +174,41 @@ def test_a_crop_says_where_it_cannot_go() -> None:
     assert rolling.length == 400
 
 
+@pytest.mark.parametrize("name", CACHES)
+def test_a_crop_takes_one_integer_and_keeps_no_tensor(name: str) -> None:
+    _, k, v = tensors()
+    cache = CACHES[name](k.dtype)
+    cache.append(k[..., :7, :], v[..., :7, :])
+    for wrong in (2.5, "3", None, torch.tensor(2.0)):
+        with pytest.raises(TypeError, match=r"crop: length is .*; expected an integer"):
+            cache.crop(wrong)
+    if name != "paged":
+        with pytest.raises(rg.ShapeError, match=r"crop: length has shape \(3,\)"):
+            cache.crop(torch.tensor([6, 5, 6]))
+    length = torch.tensor(6)
+    cache.crop(length)
+    length += 1  # of the caller
+    assert cache.length == 6 and cache.append(k[..., :1, :], v[..., :1, :])[0].shape[-2] <= 7
+    assert cache.length == 7
+    with pytest.raises(TypeError, match=r"RollingCache.window is 2.5; expected an integer"):
+        RollingCache(2.5)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_what_is_no_dense_tensor_is_refused(name: str) -> None:
+    _, k, v = tensors()
+    for dtype in (k.dtype, torch.int8):
+        cache = CACHES[name](dtype)
+        cache.append(k[..., :2, :], v[..., :2, :])
+        for wrong, said in (
+            (k[..., :1, :].numpy(), "k is a ndarray of float64"),
+            (k[..., :1, :].to_sparse(), "torch.sparse_coo"),
+        ):
+            with pytest.raises(TypeError, match=said):
+                cache.append(wrong, v[..., :1, :])
+        assert cache.length == 2
+
+
 def test_growth_of_100_000_steps_copies_less_than_twice_what_is_held() -> None:
     cache, copied, place = GrowingCache(), 0, None
     k, v = torch.zeros(1, 1), torch.zeros(1, 1)

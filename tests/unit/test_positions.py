@@ -157,6 +157,13 @@ def test_small_integers_do_not_wrap(dtype: torch.dtype) -> None:
         assert torch.equal(mask.on(3, positions=small).counts(), mask.on(3).counts())
 
 
+@pytest.mark.parametrize("first", [1 << 70, -(1 << 70), (1 << 63) - 1])
+def test_numbers_beyond_int64_are_refused(first: int) -> None:
+    for made in (lambda: rg.tail(5, 5, start=first), lambda: rg.tail(1, [5, 5], start=first)):
+        with pytest.raises(ValueError, match=r"expected numbers from -2\^62 to 2\^62"):
+            made()
+
+
 def test_only_differences_count_past_2_31() -> None:
     x = torch.randn(5, 7)
     score = rg.ScaledDot() >> rg.Alibi(torch.ones(1))

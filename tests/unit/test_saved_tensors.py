@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -69,6 +71,66 @@ def test_every_mask_and_score(size: str, backend: rg.Backend | None) -> None:
         check_gradients(list(call.differentiable.values()), run)
         tried += 1
     assert tried > 30
+
+
+def fixed(call: testing.Case) -> testing.Case:
+    """The same call with a score that learns nothing, which has a plan."""
+    for t in call.score.tensors():
+        t.requires_grad_(False)
+    return call
+
+
+def given_to(call: testing.Case) -> dict[str, Any]:
+    """What `attention` is given besides q, k and v."""
+    how = {"score": call.score, "mask": call.mask, "sink": call.sink, "positions": call.positions}
+    return {**how, "dropout": call.dropout}
+
+
+@pytest.mark.parametrize("size", FRAMES)
+def test_the_first_call_saves_as_many_tensors_as_those_with_a_plan(size: str) -> None:
+    """A checkpoint compares the two, and fails where they differ."""
+    at = FRAMES[size]
+    additive = rg.Additive(torch.randn(7, 12), torch.randn(7, 12), torch.randn(12))
+    for call in [*calls(size), *map(fixed, calls(size)), testing.draw(at, score=additive).leaves(torch.float32)]:
+        plan_cache.clear()
+        counts = []
+        for _ in range(3):
+            saved: list[Tensor] = []
+            with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.append(t) or t, lambda t: t):
+                rg.attention(call.q, call.k, call.v, **given_to(call))
+            counts.append(len(saved))
+        assert len(set(counts)) == 1, (call.score, call.mask, counts)
+
+
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("size", FRAMES)
+def test_what_is_changed_in_place_is_noticed_or_changes_no_gradient(size: str, twice: bool) -> None:
+    """Every tensor of a call, between its forward and its backward; with and without a plan."""
+    noticed = 0
+    for call in map(fixed, calls(size)):
+        at = call.problem.frame.positions
+        call = replace(call, positions=rg.Positions(at.q.clone(), at.k.clone()))
+        leaves = [t for t in call.differentiable.values() if t.requires_grad]
+        described = *call.score.tensors(), *call.mask.tensors(), *call.positions.tensors()
+        for t in (call.q, call.k, call.v, *described, *(() if call.sink is None else (call.sink,))):
+            for way in ("general", "plan") if t.numel() else ():
+                backend = Unplanned() if way == "general" else None
+                out = rg.attention(call.q, call.k, call.v, **given_to(call), backend=backend)
+                right = torch.autograd.grad(out.sum(), leaves, retain_graph=True, allow_unused=True)
+                before = t.detach().clone()
+                with torch.no_grad():
+                    t.copy_(~t if t.dtype == torch.bool else t.flip(0) + 1)
+                try:
+                    mine = torch.autograd.grad(out.sum(), leaves, create_graph=twice, allow_unused=True)
+                except RuntimeError as error:
+                    assert "modified by an inplace operation" in str(error)  # noqa: PT017
+                    noticed += 1
+                else:
+                    for a, b in zip(mine, right, strict=True):
+                        assert a is b or testing.error(a.detach(), b) < 1e-5, (call.score, call.mask, t)
+                with torch.no_grad():
+                    t.copy_(before)
+    assert noticed > 100
 
 
 @pytest.mark.parametrize("size", FRAMES)

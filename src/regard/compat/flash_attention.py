@@ -29,15 +29,21 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from regard.compat.flash_attention_checks import (
+    check_slopes,
+    checked_lengths,
+    checked_rows,
+    checked_table,
+    checked_totals,
+)
 from regard.compat.flash_attention_rows import packed_rows, rotated, write_rows
-from regard.core.arrays import integers
 from regard.core.dropout import Dropout
 from regard.core.errors import ShapeError, Unsupported
 from regard.core.paged import Paged
 from regard.core.positions import Positions, tail
 from regard.core.shapes import count_of, listed
 from regard.masks.algebra import Everything, Mask
-from regard.masks.convert import cu_seqlens_positions, from_cu_seqlens, from_flash_window
+from regard.masks.convert import check_as_many, cu_seqlens_positions, from_cu_seqlens, from_flash_window
 from regard.masks.positional import Causal
 from regard.masks.ragged import Lengths
 from regard.runtime.binding import BoundCall
@@ -75,6 +81,7 @@ def flash_attn_func(
     _refuse_probabilities(return_attn_probs, dropout_p)
 
     if _by_sequence(alibi_slopes):
+        check_slopes(alibi_slopes, len(q), q.shape[2])
         options = (dropout_p, softmax_scale, causal, window_size, softcap)
         rows = (slice(b, b + 1) for b in range(len(q)))
         parts = [flash_attn_func(q[b], k[b], v[b], *options, alibi_slopes[b.start], False, True) for b in rows]
@@ -123,7 +130,11 @@ def flash_attn_varlen_func(
     if block_table is not None:
         k, v = (packed_rows(pool, block_table, cu_seqlens_k) for pool in (k, v))
     _check_axes(("k", k), ("v", v), shape="(total, heads, d)")
+    cu_seqlens_q = checked_totals(cu_seqlens_q, "cu_seqlens_q", len(q))
+    cu_seqlens_k = checked_totals(cu_seqlens_k, "cu_seqlens_k", len(k))
     if _by_sequence(alibi_slopes):
+        check_as_many(cu_seqlens_q, cu_seqlens_k)
+        check_slopes(alibi_slopes, len(cu_seqlens_q) - 1, q.shape[1])
         options = (dropout_p, softmax_scale, causal, window_size, softcap)
         bounds = (cu.unfold(0, 2, 1).tolist() for cu in (cu_seqlens_q, cu_seqlens_k))
         parts = [
@@ -185,15 +196,16 @@ def flash_attn_with_kvcache(
     _check_axes(("q", q), ("k_cache", k_cache), ("v_cache", v_cache), shape="(batch, n, heads, d)")
     with torch.no_grad():
         batch, nq = q.shape[:2]
-        table = block_table
-        if table is None:  # each row of the cache is the one page of its sequence
-            own = torch.arange(batch, dtype=torch.int32, device="cpu") if cache_batch_idx is None else cache_batch_idx
-            table = own[:, None]
+        if block_table is not None:
+            table = checked_table(block_table, "block_table", batch, len(k_cache))
+        else:  # each row of the cache is the one page of its sequence
+            own = torch.arange(batch, dtype=torch.int64, device="cpu") if cache_batch_idx is None else cache_batch_idx
+            table = checked_rows(own, batch, len(k_cache))[:, None]
         table, room = table.to(k_cache.device, torch.int32), table.shape[1] * k_cache.shape[1]
         lengths = room if cache_seqlens is None else cache_seqlens
         if not isinstance(lengths, Tensor):
             lengths = torch.as_tensor(lengths, dtype=None, device="cpu")
-        held = integers(lengths, "cache_seqlens")
+        held = checked_lengths(lengths, batch)
         each, held = held.dim() > 0, held.to(q.device).expand(batch)
         if rotary_cos is not None and rotary_sin is not None:
             if k is None:
@@ -212,6 +224,7 @@ def flash_attn_with_kvcache(
         if k is not None and v is not None:
             write_rows((k_cache, v_cache), (k, v), table, held)
         if _by_sequence(alibi_slopes):
+            check_slopes(alibi_slopes, batch, q.shape[2])
             pads = [None] * batch if cache_leftpad is None else cache_leftpad[:, None]
             options = (softmax_scale, causal, window_size, softcap, rotary_interleaved)
             parts = [

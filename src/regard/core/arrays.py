@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -94,6 +95,18 @@ def integers(x: Any, name: str, of_booleans: str = "") -> Tensor:
         hint = of_booleans if t.dtype == torch.bool else ""
         raise TypeError(f"{name} has dtype {t.dtype}; expected integers.{hint}")
     return t.long()
+
+
+def whole_number(x: Any, name: str) -> int:
+    """x as an int, of whatever is one integer; TypeError, naming the argument, if it is anything else.
+
+    >>> whole_number(torch.tensor(3), "length")
+    3
+    """
+    try:
+        return operator.index(x)
+    except TypeError:
+        raise TypeError(f"{name} is {x!r}; expected an integer.") from None
 
 
 def numbers(x: list[Any] | tuple[Any, ...], name: str) -> tuple[int, ...]:

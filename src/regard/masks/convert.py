@@ -157,9 +157,9 @@ def from_cu_seqlens(cu_q: Any, cu_k: Any | None = None) -> Documents:
     ·■■
     ·■■
     """
-    q = _totals(cu_q, "cu_q")
-    k = q if cu_k is None else _totals(cu_k, "cu_k")
-    _check_as_many(q, k)
+    q = running_totals(cu_q, "cu_q")
+    k = q if cu_k is None else running_totals(cu_k, "cu_k")
+    check_as_many(q, k)
     q_ids, k_ids = (
         torch.arange(len(cu) - 1, device=cu.device, dtype=torch.int64).repeat_interleave(cu.diff()) for cu in (q, k)
     )
@@ -174,9 +174,9 @@ def cu_seqlens_positions(cu_q: Any, cu_k: Any | None = None) -> Positions:
     >>> cu_seqlens_positions(torch.tensor([0, 1, 2]), torch.tensor([0, 3, 5])).q   # a token decoded in each
     tensor([2, 4])
     """
-    q = _totals(cu_q, "cu_q")
-    k = q if cu_k is None else _totals(cu_k, "cu_k")
-    _check_as_many(q, k)
+    q = running_totals(cu_q, "cu_q")
+    k = q if cu_k is None else running_totals(cu_k, "cu_k")
+    check_as_many(q, k)
     index = torch.arange(int(q[-1]), device=q.device, dtype=torch.int64)
     return Positions(
         index + (k[1:] - q[1:]).repeat_interleave(q.diff()),
@@ -284,7 +284,8 @@ def _by_key(t: Tensor) -> Tensor:
     raise ShapeError(f"key_padding_mask has shape {listed(t.shape)}; expected (batch, S), or (S,) without batch.")
 
 
-def _totals(x: Any, name: str) -> Tensor:
+def running_totals(x: Any, name: str) -> Tensor:
+    """Running totals of lengths as int64 (sequences + 1,). Raises as from_cu_seqlens."""
     t = integers(x, name)
     if t.dim() != 1 or len(t) == 0:
         raise ShapeError(f"{name} has shape {listed(t.shape)}; expected (sequences + 1,).")
@@ -293,7 +294,8 @@ def _totals(x: Any, name: str) -> Tensor:
     return t
 
 
-def _check_as_many(q: Tensor, k: Tensor) -> None:
+def check_as_many(q: Tensor, k: Tensor) -> None:
+    """ShapeError where running totals of queries and of keys are of other numbers of sequences."""
     if len(q) != len(k):
         raise ShapeError(f"cu_q has {count_of(len(q) - 1, 'sequence')}, cu_k {len(k) - 1}; expected as many.")
 

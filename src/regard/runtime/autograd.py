@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from regard.backends.base import Backend, ForwardResult
 from regard.backends.streaming.backward import Cotangents
@@ -150,6 +152,20 @@ def _readable(cotangent: Tensor) -> Tensor:
 apply_untransformed: Callable[..., Any] = super(torch.autograd.Function, Attention).apply  # pyright: ignore
 
 
+def unseen_by_hooks() -> AbstractContextManager[Any]:
+    """Hides what autograd saves from the caller's hooks, for operations that are part of no call's result.
+
+    A checkpoint counts what its function saves, and refuses another number when it runs the function again.
+    """
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # pyright: ignore
+        return nullcontext()
+    return saved_tensors_hooks(_as_it_is, _as_it_is)
+
+
+def _as_it_is(t: Any) -> Any:
+    return t
+
+
 class _OfProblem:
     """A call that a backend made of a problem: out, or out, m and l, and then l is saved last."""
 
@@ -207,7 +223,12 @@ def differentiable_gradients(
     # where v alone requires a gradient, the lse has none to give; where no query sees a key, neither has any
     pairs = [(t, g) for t, g in results(problem.with_tensors(own)) if t.requires_grad]
     if not pairs:
-        return tuple(torch.zeros_like(t) if need else None for t, need in zip(tensors, needs, strict=True))
+        return tuple(_zeros_of(t) if need else None for t, need in zip(tensors, needs, strict=True))
     outputs, cotangents = [t for t, _ in pairs], [g for _, g in pairs]
     found = iter(torch.autograd.grad(outputs, wanted, cotangents, create_graph=True, materialize_grads=True))
     return tuple(next(found) if need else None for need in needs)
+
+
+def _zeros_of(t: Tensor) -> Tensor:
+    """A gradient of 0 that has a gradient itself, which is 0 too: who differentiates it again is given no error."""
+    return t.masked_fill(torch.ones((), dtype=torch.bool, device=t.device), 0)

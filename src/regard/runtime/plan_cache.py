@@ -24,7 +24,7 @@ from regard.core.positions import Positions
 from regard.core.state import RowStats
 from regard.core.tracing import watched
 from regard.masks.algebra import Mask
-from regard.runtime.autograd import BackwardInputs, apply_untransformed, differentiable_backward
+from regard.runtime.autograd import BackwardInputs, apply_untransformed, differentiable_backward, unseen_by_hooks
 from regard.runtime.binding import BoundCall
 from regard.runtime.dispatch import choose, readable
 from regard.runtime.outline import AttentionArguments, Structure, structure_of
@@ -149,6 +149,9 @@ def _record(
 ) -> Tensor:
     """The output of a call that a plan made, with its gradients."""
     out = forward.out.to(tensors[2].dtype)
+    positions = arguments.positions
+    if positions is not None and positions.span is None:  # autograd notices when they are changed before the backward
+        tensors = (*tensors, *positions.tensors())
     planned, saved = _Planned(plan, forward, arguments, backend, tensors), (forward.out, *forward.saved)
     (recorded,) = apply_untransformed(planned, (out,), saved, *tensors)  # plans serve no transforms
     return recorded
@@ -188,7 +191,8 @@ def _learn(structure: Structure, arguments: AttentionArguments, leaves: list[Ten
     """Makes the plan of a structure, and keeps it; None is kept too."""
     # a seed that nobody will use is not drawn: torch's generator would have moved
     fixed = arguments if arguments.dropout is None else arguments._replace(dropout=replace(arguments.dropout, seed=0))
-    known = _planned(BoundCall(*fixed), arguments.positions, (*arguments[:3], *leaves), structure)
+    with unseen_by_hooks():  # they would see the preparation of q and k, which is of no call
+        known = _planned(BoundCall(*fixed), arguments.positions, (*arguments[:3], *leaves), structure)
     if known is not None:
         global _shortcut
         _shortcut = shortcut()
@@ -250,7 +254,8 @@ class _Planned:
     ) -> tuple[Tensor | None, ...] | None:
         if self.strides and [t.stride() for t in saved[3:-2]] != self.strides:
             return None
-        return self.plan.backward_of_saved(self.kernel, saved, cotangents[0])
+        found = self.plan.backward_of_saved(self.kernel, saved, cotangents[0])
+        return None if found is None else self._of_all(found)
 
     def backward(self, given: BackwardInputs) -> tuple[Tensor | None, ...]:
         if watched():  # who watches sees no kernel
@@ -261,7 +266,11 @@ class _Planned:
         out, *saved = given.saved
         forward = ForwardResult(out, tuple(saved), self.kernel)
         found = self.plan.backward(forward, (q, k, v), leaves, given.cotangents[0])
-        return self._by_operations(given) if found is None else found
+        return self._by_operations(given) if found is None else self._of_all(found)
+
+    def _of_all(self, found: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+        """The gradients of q, k, v and the leaves; positions, which may follow them, have none."""
+        return *found, *(None,) * (3 + len(self.strides) - len(found))
 
     def _by_operations(self, given: BackwardInputs) -> tuple[Tensor | None, ...]:
         with torch.enable_grad():

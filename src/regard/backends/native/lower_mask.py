@@ -196,15 +196,15 @@ def lower_intervals(mask: Mask, frame: Frame) -> dict[str, Any] | None:
 def lower_rule(rule: IntervalRule, offset: int | tuple[int, ...]) -> dict[str, Any]:
     """A rule in indices: query i stands `offset` + i positions after the first key; a tuple is of each sequence."""
     found: dict[str, Any] = {}
-    before, after = distances(rule)
     if isinstance(offset, tuple):
         if rule.compares_positions():
-            found["shifts"] = torch.tensor(offset, dtype=torch.int64, device="cpu")[:, None]
+            shifts = [_readable(n) for n in offset]
+            found["shifts"] = torch.tensor(shifts, dtype=torch.int64, device="cpu")[:, None]
         offset = 0
     if rule.before is not None:
-        found["first"] = offset - before
+        found["first"] = _readable(offset - rule.before)
     if rule.after is not None:
-        found["last"] = offset + after + 1
+        found["last"] = _readable(offset + rule.after + 1)
     return {**found, **_numbers(rule, INTERVALS)}
 
 
@@ -221,6 +221,11 @@ def _numbers(rule: IntervalRule, read: Iterable[KernelOperand]) -> dict[str, Ten
 def distances(rule: IntervalRule) -> tuple[int, int]:
     """How far back and ahead a rule lets a query see, as numbers that a kernel can add to; 0 where it sets no bound."""
     return min(rule.before or 0, _MOST_DISTANCE), min(rule.after or 0, _MOST_DISTANCE)
+
+
+def _readable(bound: int) -> int:
+    """A bound of positions as a kernel can add to it: one that is as far beyond every key."""
+    return max(-_MOST_DISTANCE, min(bound, _MOST_DISTANCE))
 
 
 def _table(interval: Interval) -> dict[str, Any]:

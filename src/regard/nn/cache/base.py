@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
 from regard.core.shapes import listed
+from regard.core.wrong_calls import kind_of
 from regard.masks.algebra import Everything, Mask
 
 # What generate and the models of transformers read of a cache first.
@@ -123,6 +124,10 @@ class KVCache(ABC):
 
 def check_tokens(k: Tensor, v: Tensor) -> None:
     """That k and v are keys and values of the same tokens, without gradients."""
+    for name, t in (("k", k), ("v", v)):
+        if not isinstance(t, Tensor) or t.layout not in (torch.strided, torch.jagged):  # pyright: ignore
+            kind = kind_of(t) if not isinstance(t, Tensor) else f"a tensor of layout {t.layout}"  # pyright: ignore
+            raise TypeError(f"{name} is {kind}; a cache keeps tensors (*batch, heads, n, d).")
     if k.is_nested or v.is_nested:
         raise TypeError(
             "k or v is a nested tensor, and this cache adds as many tokens to every sequence; use PagedCache, which "

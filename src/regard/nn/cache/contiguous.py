@@ -95,6 +95,12 @@ class ContiguousCache(KVCache):
         return new
 
     def crop(self, length: int) -> None:
+        if isinstance(length, Tensor) and length.dim():  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ShapeError(
+                f"crop: length has shape {listed(length.shape)}; expected one for all sequences. PagedCache has a "
+                "length for each."
+            )
+        length = arrays.whole_number(length, "crop: length")
         if not 0 <= length <= self._length:
             raise ValueError(
                 f"crop({length}): the cache has {count_of(self._length, 'token')}; expected 0 to {self._length}."

@@ -181,7 +181,7 @@ class PagedCache(KVCache):
         if isinstance(length, Tensor) and length.dim():
             wanted: list[int] = arrays.indices(length, "length").tolist()
         else:
-            wanted = [int(length)] * len(had)
+            wanted = [arrays.whole_number(length, "crop: length")] * len(had)
         if len(wanted) != len(had):
             raise ShapeError(
                 f"crop: {count_of(len(wanted), 'length')}; expected one for each of {count_of(len(had), 'sequence')}."
