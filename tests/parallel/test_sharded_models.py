@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import regard as rg
 from gloo_processes import Group
 from regard.parallel import SequenceParallel, Shards, ring_attention, shard, ulysses_attention, usp_attention
+from selection import in_turn
 from tiny_models import DECODERS, ENCODERS, VOCABULARY, N, padded, tokens
 
 pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[hf]'")
@@ -122,14 +123,11 @@ def assert_small(found: list[tuple[dict[str, float], dict[str, float]]], bound: 
             assert error < max(2e-6 if kind == "loss" else bound, 2 * plain[kind]), (kind, errors, plain)
 
 
+DEALT = [(layout, ranks) for layout, of_ranks in LAYOUTS.items() for ranks in of_ranks]
 CASES = [  # an encoder of transformers does not look for documents
-    pytest.param(name, attend, padding, layout, ranks, marks=[] if ranks == 2 else pytest.mark.full)
-    for name in NAMES
-    for attend in (ring_attention, ulysses_attention)
-    for padding in PADDINGS
+    pytest.param(name, attend, padding, *dealt, marks=[] if dealt[1] == 2 else pytest.mark.full)
+    for attend, name, padding, dealt in in_turn([ring_attention, ulysses_attention], NAMES, PADDINGS, DEALT)
     if name in DECODERS or padding != "documents"
-    for layout, of_ranks in LAYOUTS.items()
-    for ranks in of_ranks
 ]
 
 

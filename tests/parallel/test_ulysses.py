@@ -17,6 +17,7 @@ from gloo_processes import Group
 from regard.core.region import Frame
 from regard.parallel import Shards, shard, ulysses_attention, usp_attention
 from regard.testing import Case, draw, masks, scores
+from selection import in_turn
 
 N, HEADS = 23, 6
 AT = Frame.of(N, batch=(2,), heads=HEADS)
@@ -98,10 +99,7 @@ def compare(group: Any, given: tuple[Any, ...], layout: str, dtype: torch.dtype,
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True) if b.numel())
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("layout", "mask", "score", "ranks"), in_turn(list(LAYOUTS), MASKS, SCORES, [1, 2, 3, 4]))
 def test_float64(gloo: Group, ranks: int, layout: str, score: str, mask: str) -> None:
     given = (score, mask, 3, 5 << 40)
     assert max(gloo.run(compare, given, layout, torch.float64, rg.Tiled(), ranks=ranks)) < 1e-13
