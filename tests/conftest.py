@@ -25,6 +25,7 @@ import torch
 
 import selection
 from regard.backends.native.ffi import runnable
+from seeding import seed_torch
 
 SEED = 20170612  # "Attention Is All You Need" came out on this day
 
@@ -78,7 +79,7 @@ class TorchRandom:
     """torch's generator as hypothesis wants it: seeded anew for every example, so that a failure repeats."""
 
     def seed(self, a: int = SEED) -> None:
-        torch.manual_seed(a)
+        seed_torch(a)
 
     def getstate(self) -> torch.Tensor:
         return torch.get_rng_state()
@@ -119,7 +120,7 @@ def fixed_seed() -> None:
     """Every test starts from the same random numbers, whichever tests ran before it."""
     random.seed(SEED)
     np.random.seed(SEED)
-    torch.manual_seed(SEED)
+    seed_torch(SEED)
 
 
 @pytest.fixture(params=runnable())

@@ -79,6 +79,7 @@ def _serve(rank: int, count: int, backends: str, store: str, pipe: Connection) -
     import torch.distributed as dist
 
     import regard.parallel  # noqa: F401
+    from seeding import seed_torch
 
     torch.set_num_threads(1)
     if "nccl" in backends:
@@ -93,7 +94,7 @@ def _serve(rank: int, count: int, backends: str, store: str, pipe: Connection) -
             function, given, ranks = pipe.recv()
         except EOFError:
             return
-        torch.manual_seed(0)
+        seed_torch(0)
         try:
             pipe.send((True, function(groups[ranks - 1], *given)))
         except Exception:

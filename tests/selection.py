@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import Any
 from zlib import crc32
 
@@ -30,6 +31,15 @@ def plain(items: Sequence[Item]) -> list[Item]:
 def few(values: Iterable[Any], *kept: Any) -> list[Any]:
     """The values of a parameter of which a run without --full has only those that are `kept`."""
     return [value if value in kept else pytest.param(value, marks=pytest.mark.full) for value in values]
+
+
+def in_turn(values: Sequence[Any], *axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Every combination of the axes, before which the values stand in turn: not with every combination each.
+
+    Each value meets each one of every axis, where another axis is as long as the list of values.
+    """
+    places = product(*(range(len(axis)) for axis in axes))
+    return [(values[sum(at) % len(values)], *(axis[n] for axis, n in zip(axes, at, strict=True))) for at in places]
 
 
 def by_case(items: Sequence[Item]) -> list[Item]:

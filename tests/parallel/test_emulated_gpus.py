@@ -15,6 +15,7 @@ from gloo_processes import Group
 from gpu_calls import difference, layer, refused, some_ranks_see_some_others
 from pretended_device import DEVICE
 from ring_cases import Case, errors, layouts
+from selection import in_turn
 from test_raised_alone import checked, raising
 
 
@@ -31,10 +32,12 @@ def answers(gpus: Group, ranks: int, call: Any, *given: Any) -> list[Any]:
     return list(found)
 
 
-@pytest.mark.parametrize("ranks", [3, 2, 4])
-@pytest.mark.parametrize("layout", list(layouts(9, 2)))
-@pytest.mark.parametrize("mask", ["causal", "window", "documents", "lengths", "dense", "your own"])
-@pytest.mark.parametrize("score", ["scaled", "slopes, bias"])
+MASKS = ["causal", "window", "documents", "lengths", "dense", "your own"]
+
+
+@pytest.mark.parametrize(
+    ("score", "mask", "layout", "ranks"), in_turn(["scaled", "slopes, bias"], MASKS, list(layouts(9, 2)), [3, 2, 4])
+)
 def test_ring(gpus: Group, score: str, mask: str, layout: str, ranks: int) -> None:
     case = Case(layout, mask, score, device=DEVICE, sink=True)
     assert max(max(of_rank) for of_rank in answers(gpus, ranks, errors, case)) < 1e-12

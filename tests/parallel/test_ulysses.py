@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from gloo_processes import Group
 from regard.core.region import Frame
 from regard.parallel import Shards, shard, ulysses_attention, usp_attention
 from regard.testing import Case, draw, masks, scores
+from selection import in_turn
 
 N, HEADS = 23, 6
 AT = Frame.of(N, batch=(2,), heads=HEADS)
@@ -66,6 +67,15 @@ def results(case: Case, out: Tensor, cotangent: Tensor) -> list[Tensor]:
     return [out.detach(), *found]
 
 
+@lru_cache(maxsize=4)
+def in_one_process(given: tuple[Any, ...], dtype: torch.dtype, backend: Any) -> tuple[list[Tensor], Tensor]:
+    """Results of one process, which are the same for every layout and number of ranks, and their cotangent."""
+    whole = case(*given).leaves(dtype)
+    out = called(rg.attention, whole, backend=backend)
+    cotangent = torch.randn_like(out)
+    return results(whole, out, cotangent), cotangent
+
+
 @cache
 def mesh_of(shape: tuple[int, ...]) -> DeviceMesh:
     return init_device_mesh("cpu", shape)
@@ -74,10 +84,9 @@ def mesh_of(shape: tuple[int, ...]) -> DeviceMesh:
 def compare(group: Any, given: tuple[Any, ...], layout: str, dtype: torch.dtype, backend: Any, *mesh: int) -> float:
     """On one rank: the largest difference from one process, relative to the largest number there."""
     shards, rank = LAYOUTS[layout][dist.get_world_size(group)], dist.get_rank(group)
-    whole = case(*given).leaves(dtype)
-    out = called(rg.attention, whole, backend=backend)
-    cotangent, mine = torch.randn_like(out), shards.indices[rank]
-    expected = results(whole, out, cotangent)
+    whole, mine = case(*given).leaves(dtype), shards.indices[rank]
+    expected, cotangent = in_one_process(given, dtype, backend)
+    expected = [*expected]
     part = replace(whole, **{name: getattr(whole, name)[..., mine, :] for name in "qkv"}).leaves(dtype)
     if mesh:
         out = called(usp_attention, part, backend=backend, group=mesh_of(mesh), shards=shards)
@@ -90,10 +99,7 @@ def compare(group: Any, given: tuple[Any, ...], layout: str, dtype: torch.dtype,
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True) if b.numel())
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("layout", "mask", "score", "ranks"), in_turn(list(LAYOUTS), MASKS, SCORES, [1, 2, 3, 4]))
 def test_float64(gloo: Group, ranks: int, layout: str, score: str, mask: str) -> None:
     given = (score, mask, 3, 5 << 40)
     assert max(gloo.run(compare, given, layout, torch.float64, rg.Tiled(), ranks=ranks)) < 1e-13

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,14 @@ def test_each_mask_and_each_score_comes_twice_with_each_backend(file: str, reque
     assert len(few) < len(every) / 5
     assert {mask for _, name, mask in wanted if name == "mask"} == testing.masks(testing.frame()).keys()
     assert [one for one in wanted if times[one] < 2] == []
+
+
+def test_values_in_turn_meet_each_one_of_every_axis() -> None:
+    axes = "cdefg", "hij", "kl"
+    found = selection.in_turn("ab", *axes)
+    assert [one[1:] for one in found] == list(product(*axes))
+    for n, axis in enumerate(axes, 1):
+        assert {(one[0], one[n]) for one in found} == set(product("ab", axis))
 
 
 @pytest.mark.skipif(len(runnable()) < 2, reason="one instruction set runs here")
