@@ -1,5 +1,6 @@
-// The two microkernels of the forward as the kernels hold them, for benchmarks/predicted.py: compiled to assembly, or
-// as a program that prints how many cycles a multiply-add takes, both operands in the first-level cache.
+// The two microkernels of the forward, and what turns scores into weights between them, as the kernels hold them, for
+// benchmarks/predicted.py: compiled to assembly, or as a program that prints how many cycles a multiply-add takes, both
+// operands in the first-level cache.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -13,7 +14,8 @@ constexpr int kRows = rows_at_once(kVectors);
 // Where there are no products of pairs, Pairs are Floats.
 extern "C" __attribute__((used)) const void* const inner_loops[] = {
     (const void*)&dot_rows<kVectors, Floats, kRows>, (const void*)&value_rows<kVectors, Floats, kRows>,
-    (const void*)&dot_rows<kVectors, Pairs, kRows>, (const void*)&value_rows<kVectors, Pairs, kRows>};
+    (const void*)&dot_rows<kVectors, Pairs, kRows>,  (const void*)&value_rows<kVectors, Pairs, kRows>,
+    (const void*)&weigh_plain<kVectors, false>,      (const void*)&weigh_plain<kVectors, Isa::kPairs>};
 
 }  // namespace regard
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -26,11 +27,13 @@ MARCH = {
     "avx512bf16": "-march=x86-64-v4 -mavx512bf16",
     "neon": "-march=armv8-a",
     "neonbf16": "-march=armv8.2-a+bf16",
+    "sve256": "-march=armv8.2-a+sve+bf16 -msve-vector-bits=256",
 }
+LANES = {"avx2": 8, "avx512": 16, "avx512bf16": 16, "neon": 4, "neonbf16": 4, "sve256": 8}
 # LLVM has one description for all of Apple's processors, of Cyclone (2013): three vector pipes, where they have four.
 PROCESSORS = {
     "neoverse-n1": ("neon",),
-    "neoverse-v1": ("neon", "neonbf16"),
+    "neoverse-v1": ("neon", "neonbf16", "sve256"),
     "neoverse-v2": ("neon", "neonbf16"),
     "apple-m1": ("neon",),
     "apple-m4": ("neon", "neonbf16"),
@@ -43,9 +46,13 @@ PRODUCTS = {
     r"vfmadd231ps\b.*%zmm": 16,
     r"vdpbf16ps\b.*%zmm": 32,
     r"fmla\b.*\.4s": 4,
-    r"bfdot\b": 8,
-    r"bfmmla\b": 16,
+    r"fmla\b.*\bz\d+\.s": 8,
+    r"bfdot\b.*\.4s": 8,
+    r"bfdot\b.*\bz\d+\.s": 16,
+    r"bfmmla\b.*\.4s": 16,
+    r"bfmmla\b.*\bz\d+\.s": 32,
 }
+NUMBERS = {"Floats": "float32", "BFloat16Pairs": "bfloat16"}
 JUMP = re.compile(r"\s(?:j\w+|b(?:\.?\w+)?|cbn?z|tbn?z)\s(?:.*\s)?(\.L\d+)$")
 
 
@@ -87,16 +94,21 @@ def flags(isa: str) -> list[str]:
 
 
 def compiler(isa: str) -> str | None:
-    return ARM if isa.startswith("neon") else X86
+    return ARM if isa.startswith(("neon", "sve")) else X86
+
+
+@functools.cache
+def functions(isa: str) -> tuple[tuple[str, str], ...]:
+    """The compiler's assembly of inner_loops.cpp: the name of each function, and its lines."""
+    made = [str(compiler(isa)), *flags(isa), "-S", str(SOURCE), "-o", "-"]
+    text = subprocess.run(made, check=True, capture_output=True, text=True).stdout
+    return tuple((body[: body.index(":")], body) for body in re.split(r"\n(?=_Z\w+:)", text)[1:])
 
 
 def inner_loops(isa: str) -> list[Loop]:
     """The loops with most products of the two microkernels, of floats and of pairs of bfloat16."""
-    made = [str(compiler(isa)), *flags(isa), "-S", str(SOURCE), "-o", "-"]
-    text = subprocess.run(made, check=True, capture_output=True, text=True).stdout
     found: list[Loop] = []
-    for body in re.split(r"\n(?=_Z\w+:)", text)[1:]:
-        name = body[: body.index(":")]
+    for name, body in functions(isa):
         known = re.match(r"_ZN6regardL\d+(dot_rows|value_rows)I.*?(Floats|BFloat16Pairs)", name)
         loops = list(_loops(body)) if known else []
         if known and loops:
@@ -105,8 +117,18 @@ def inner_loops(isa: str) -> list[Loop]:
 
 
 def loops_of_dtype(isa: str) -> list[Loop]:
-    """Those that this instruction set is for: of pairs, where it has products of them."""
-    return [loop for loop in inner_loops(isa) if (loop.elements == "Floats") != isa.endswith("bf16")]
+    """Those that this instruction set is for. Where another has the same loops of floats, only those of pairs."""
+    return [loop for loop in inner_loops(isa) if loop.elements != "Floats" or not isa.endswith("bf16")]
+
+
+def weight_loops(isa: str) -> list[Loop]:
+    """The loops that turn the scores of two keys and a vector of queries into weights."""
+    found: list[Loop] = []
+    for name, body in functions(isa):
+        if known := re.match(r"_ZN6regardL11weigh_plainILi\d+ELb([01])E", name):
+            elements = "Floats" if known[1] == "0" else "BFloat16Pairs"
+            found.append(Loop("weigh_plain", elements, max(_loops(body), key=len)))
+    return [loop for loop in found if loop.elements != "Floats" or not isa.endswith("bf16")]
 
 
 def _loops(function: str) -> Iterator[tuple[str, ...]]:
@@ -127,18 +149,28 @@ def _loops(function: str) -> Iterator[tuple[str, ...]]:
 
 
 def predict(loop: Loop, processor: str, isa: str) -> Predicted:
-    """Of a loop that repeats without end, its data in the first-level cache."""
-    target = "aarch64-linux-gnu" if isa.startswith("neon") else "x86_64-linux-gnu"
+    """Of a loop of products that repeats without end, its data in the first-level cache."""
+    cycles, infos = analyze(loop, processor, isa)
+    each = next((n for n, line in enumerate(loop.lines) if products_of(line)))
+    limit = products_of(loop.lines[each]) / infos[each]["RThroughput"]
+    return Predicted(loop.products / cycles, limit)
+
+
+def weights_per_cycle(loop: Loop, processor: str, isa: str) -> float:
+    return 2 * LANES[isa] / analyze(loop, processor, isa)[0]
+
+
+def analyze(loop: Loop, processor: str, isa: str) -> tuple[float, list[dict[str, float]]]:
+    """Cycles of one round of a loop, and what llvm-mca says of each of its instructions."""
+    target = "aarch64-linux-gnu" if compiler(isa) == ARM else "x86_64-linux-gnu"
     words = [str(ANALYZER), f"-mtriple={target}", f"-mcpu={processor}", "-json", "-iterations=200"]
-    if isa == "neonbf16":
+    if isa in ("neonbf16", "sve256"):
         words.append("-mattr=+bf16")
     said = subprocess.run(words, input="\n".join(loop.lines), check=True, capture_output=True, text=True).stdout
     region = json.loads(said)["CodeRegions"][0]
     summary, infos = region["SummaryView"], region["InstructionInfoView"]["InstructionList"]
     assert len(infos) == len(loop.lines), "llvm-mca counts other instructions"
-    each = next((n for n, line in enumerate(loop.lines) if products_of(line)))
-    limit = products_of(loop.lines[each]) / infos[each]["RThroughput"]
-    return Predicted(loop.products * summary["Iterations"] / summary["TotalCycles"], limit)
+    return summary["TotalCycles"] / summary["Iterations"], infos
 
 
 def measured(isa: str) -> dict[str, float]:
@@ -158,12 +190,22 @@ keys times queries; value_rows: values times weights), repeated without end, dat
 benchmarks.predicted`. Nobody ran these loops on the processors of this table. Spills: instructions that reach for the
 stack.
 
-The neonbf16 loops multiply by BFMMLA, the others of NEON by FMLA. float16 is widened to float32 by FCVTL and multiplied
-by the neon loops: FMLA on eight halves would round each product and sum to 11 bits, and FMLAL, whose sums are float32,
-multiplies no more numbers a cycle than FMLA. LLVM describes every Apple processor as Cyclone of 2013, with three vector
-pipes (an M1 has four: a limit of 16), and gives Sapphire Rapids one 512-bit multiplier where it has two.
+On Arm the loops of bfloat16 multiply by BFMMLA, those of float32 by FMLA. float16 is widened to float32 and multiplied
+by the latter: FMLA on halves would round each product and sum to 11 bits, and FMLAL, whose sums are float32, multiplies
+no more numbers a cycle than FMLA. Neoverse V1 has four vector pipes of 128 bits, which take two instructions of 256:
+the limits of neon and sve256 are the same, and sve256 reaches them with half the instructions. LLVM describes every
+Apple processor as Cyclone of 2013, with three vector pipes (an M1 has four: a limit of 16), and gives Sapphire Rapids
+one 512-bit multiplier where it has two.
 
 {predicted}
+
+## Weights
+
+Between the two products scores become weights: two exponentials, two sums, two stores (weigh_plain), for two keys and a
+vector of queries a round. sve256 reads powers of 2 from a table that the processor has (FEXPA), the others compute a
+longer polynomial.
+
+{weights}
 
 ## How far such predictions are from what is measured
 
@@ -180,15 +222,26 @@ absence of spills are to be believed; a rate is as good as LLVM's table of that 
 
 def predicted_rows() -> list[str]:
     """A table: each processor's loops, their predicted rate, its limit, the share, spills."""
-    lines = ["| processor | kernels | loop | *predicted* | limit of the ports | share | spills |"]
-    lines.append("| --- | --- | --- | --: | --: | --: | --: |")
+    lines = ["| processor | kernels | loop | numbers | *predicted* | limit of the ports | share | spills |"]
+    lines.append("| --- | --- | --- | --- | --: | --: | --: | --: |")
     loops = {isa: loops_of_dtype(isa) for isa in MARCH}
     for processor, sets in PROCESSORS.items():
         for isa in sets:
             for loop in loops[isa]:
                 found = predict(loop, processor, isa)
-                row = (processor, isa, loop.function, f"{found.rate:.1f}", f"{found.limit:.0f}")
+                row = (processor, isa, loop.function, NUMBERS[loop.elements], f"{found.rate:.1f}", f"{found.limit:.0f}")
                 lines.append(f"| {' | '.join(row)} | {found.rate / found.limit:.0%} | {loop.spills} |")
+    return lines
+
+
+def weight_rows() -> list[str]:
+    """A table: how many weights a cycle each processor computes of scores."""
+    lines = ["| processor | kernels | numbers | *weights a cycle* |", "| --- | --- | --- | --: |"]
+    for processor, sets in PROCESSORS.items():
+        for isa in sets:
+            for loop in weight_loops(isa):
+                row = (processor, isa, NUMBERS[loop.elements], f"{weights_per_cycle(loop, processor, isa):.2f}")
+                lines.append(f"| {' | '.join(row)} |")
     return lines
 
 
@@ -212,6 +265,7 @@ if __name__ == "__main__":
     page = PAGE.format(
         version=version,
         predicted="\n".join(predicted_rows()),
+        weights="\n".join(weight_rows()),
         machine="a Zen 4",
         measured="\n".join(measured_rows("znver4")),
     )

@@ -15,12 +15,13 @@ constexpr int vectors_at_once(int rows, int most) {
   return n;
 }
 
-// Which lanes of two vectors are added, where sums are spread over lanes. Blocks of `span` lanes keep the shuffles
-// cheap: first within 128 bits, whole quarters last.
+// Which lanes of two vectors are added, where sums are spread over lanes: neighbours, or, where that costs more, lanes
+// of blocks of `span`: first within 128 bits, whole quarters last.
 template <int step, bool second>
 struct Folded {
   static constexpr int span = step <= 2 ? 4 : W;
   static constexpr int lane(int n) {
+    if (Isa::kUnzips) return 2 * n + second;
     return n / span * span + n % step + n % span / (2 * step) * step + (n & step ? W : 0) + (second ? span / 2 : 0);
   }
 };

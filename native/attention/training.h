@@ -8,7 +8,7 @@ namespace regard {
 constexpr int64_t kBlocksAtOnce = W == 16 ? 1 : 4;  // blocks of queries whose weights are held at once
 constexpr int64_t kQueriesAtOnce = kBlocksAtOnce * kQueries;
 // Rows of A, and vectors of features of B, in a product whose lanes are features.
-constexpr int kGradMR = W == 8 ? 6 : 4;
+constexpr int kGradMR = W != 8 ? 4 : Isa::kManyRegisters ? 8 : 6;
 constexpr int kGradNR = W == 16 ? 4 : 2;
 
 constexpr int64_t kWantedItems = 32;  // where batch and heads give fewer items, keys and queries are split into parts

@@ -137,8 +137,8 @@ static void interleave(float* dst, const uint16_t* src, int64_t row, int64_t col
     bool alone = n + 1 == count;
     if (col == 1)
       for (; f + W <= cols; f += W) {
-        vu low = __builtin_convertvector(*(const vh_any*)(a + f), vu);
-        vu high = alone ? vu{} : __builtin_convertvector(*(const vh_any*)(b + f), vu);
+        vu low = Isa::widen_uint16(*(const vh_any*)(a + f));
+        vu high = alone ? vu{} : Isa::widen_uint16(*(const vh_any*)(b + f));
         *(vu_any*)(to + f) = low | (high << 16);
       }
     for (; f < cols; ++f) to[f] = a[f * col] | (alone ? 0u : (uint32_t)b[f * col] << 16);

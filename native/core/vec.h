@@ -1,7 +1,5 @@
 // Vectors of W float lanes and what can be done with them, on compiler vectors: GCC and Clang, every processor.
 #pragma once
-#include <utility>
-
 #include "abi/structs.h"
 #include "isa/select.h"
 
@@ -89,8 +87,10 @@ REGARD_INLINE vf exp2_parts(vf t, vf f) {
   return p * (f * scale) + scale;
 }
 
-// 2^x to 1 ulp: 0 below -126.5, NaN stays NaN. x ≤ 127.
+// 2^x to 1.1 ulp: at most 2^-126 from it below -126, where numbers are not normal, and 0 below -127; NaN stays NaN.
+// x ≤ 127.
 REGARD_INLINE vf exp2v(vf x) {
+  if constexpr (Isa::kExp2) return Isa::exp2(x);
   vf y = greater_of(splat(-127.0f), x), t = y + splat(kMagic);
   return exp2_parts(t, y - (t - splat(kMagic)));
 }
@@ -198,7 +198,7 @@ REGARD_INLINE vf load_int8(const int8_t* p) { return __builtin_convertvector(Isa
 
 REGARD_INLINE vf load_bf16(const uint16_t* p) {
   vh h = *(const vh_any*)p;
-  return (vf)(__builtin_convertvector(h, vu) << 16);
+  return (vf)(Isa::widen_uint16(h) << 16);
 }
 
 REGARD_INLINE vf load_fp16(const uint16_t* p) { return Isa::widen_fp16(*(const vh_any*)p); }
@@ -220,21 +220,6 @@ REGARD_INLINE void store_fp16(uint16_t* p, vf x) {
   *(vh_any*)p = __builtin_convertvector(sign | h, vh);
 }
 
-// Lane n of the result is lane Pick::lane(n) of a, or, from W on, of b.
-template <class Pick, int... n>
-REGARD_INLINE vf shuffle(vf a, vf b, std::integer_sequence<int, n...>) {
-#if __has_builtin(__builtin_shufflevector)
-  return __builtin_shufflevector(a, b, Pick::lane(n)...);
-#else  // before GCC 12
-  return __builtin_shuffle(a, b, vi{Pick::lane(n)...});
-#endif
-}
-
-template <class Pick>
-REGARD_INLINE vf shuffle(vf a, vf b) {
-  return shuffle<Pick>(a, b, std::make_integer_sequence<int, W>{});
-}
-
 // Lane n of the result is lane n + step, around the end.
 template <int step>
 struct Turned {
@@ -254,29 +239,12 @@ REGARD_INLINE float greatest_lane(vf x) {
   else return greatest_lane<step / 2>(greater_of(x, shuffle<Turned<step>>(x, x)));
 }
 
-// The off-diagonal step × step blocks of each 2 step × 2 step block, exchanged.
-template <int step>
-struct Low {
-  static constexpr int lane(int n) { return n & step ? (n - step) + W : n; }
-};
-
-template <int step>
-struct High {
-  static constexpr int lane(int n) { return n & step ? n + W : n + step; }
-};
-
 // W × W transpose in registers: row[n][m] becomes row[m][n].
 template <int step = 1>
 REGARD_INLINE void transpose(vf row[W]) {
-  vf next[W];
 #pragma GCC unroll 16
-  for (int n = 0; n < W; ++n) {
-    if (n & step) continue;
-    next[n] = shuffle<Low<step>>(row[n], row[n + step]);
-    next[n + step] = shuffle<High<step>>(row[n], row[n + step]);
-  }
-#pragma GCC unroll 16
-  for (int n = 0; n < W; ++n) row[n] = next[n];
+  for (int n = 0; n < W; ++n)
+    if (!(n & step)) Isa::exchange_blocks<step>(row[n], row[n + step]);
   if constexpr (2 * step < W) transpose<2 * step>(row);
 }
 

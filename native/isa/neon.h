@@ -25,7 +25,12 @@ struct NeonIsa : PlainIsa<Own> {
   template <class Elements, int M, int V>
   REGARD_INLINE void multiply_tiles(vf (&acc)[M][V], const float* a, int64_t rs, int64_t cs, const float* b,
                                     int64_t ldb, int64_t count) {
-    if (cs == 1) {
+    if constexpr (M == 4)
+      for (; rs == 1 && count; --count, a += cs, b += ldb) {
+        const vf x = load(a);
+        add_row<0>(acc[0], x, b), add_row<1>(acc[1], x, b), add_row<2>(acc[2], x, b), add_row<3>(acc[3], x, b);
+      }
+    if (cs == 1)
       for (; count >= 4; count -= 4, a += 4, b += 4 * ldb) {
         vf x[M];
 #pragma GCC unroll 32
@@ -33,12 +38,6 @@ struct NeonIsa : PlainIsa<Own> {
         add_column<0>(acc, x, b), add_column<1>(acc, x, b + ldb), add_column<2>(acc, x, b + 2 * ldb),
             add_column<3>(acc, x, b + 3 * ldb);
       }
-    } else if constexpr (M == 4) {
-      for (; rs == 1 && count; --count, a += cs, b += ldb) {
-        const vf x = load(a);
-        add_row<0>(acc[0], x, b), add_row<1>(acc[1], x, b), add_row<2>(acc[2], x, b), add_row<3>(acc[3], x, b);
-      }
-    }
     PlainIsa<Own>::template multiply_tiles<Elements, M, V>(acc, a, rs, cs, b, ldb, count);
   }
 

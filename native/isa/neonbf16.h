@@ -53,6 +53,16 @@ struct Isa : NeonIsa<Isa> {
   REGARD_INLINE void multiply_zipped(vf (&acc)[M][V], const float* a, int64_t rs, int64_t cs, const float* b,
                                      int64_t ldb, int64_t count) {
     exchange_halves(acc);
+    if constexpr (M % 4 == 0)
+      for (; rs == 1 && count; count -= 2, a += 2 * cs, b += 2 * ldb) {
+        vf left[M / 2];
+#pragma GCC unroll 32
+        for (int i = 0; i < M; i += 4) {
+          const float32x4_t column = (float32x4_t)load_pairs(a + i), next = (float32x4_t)load_pairs(a + i + cs);
+          left[i / 2] = (vf)vzip1q_f32(column, next), left[i / 2 + 1] = (vf)vzip2q_f32(column, next);
+        }
+        add_blocks(acc, left, b, ldb);
+      }
     for (; cs == 1 && count >= 4; count -= 4, a += 4, b += 4 * ldb) {
       vf left[2][M / 2];
 #pragma GCC unroll 32
@@ -64,16 +74,6 @@ struct Isa : NeonIsa<Isa> {
       add_blocks(acc, left[0], b, ldb);
       add_blocks(acc, left[1], b + 2 * ldb, ldb);
     }
-    if constexpr (M % 4 == 0)
-      for (; rs == 1 && count; count -= 2, a += 2 * cs, b += 2 * ldb) {
-        vf left[M / 2];
-#pragma GCC unroll 32
-        for (int i = 0; i < M; i += 4) {
-          const float32x4_t column = (float32x4_t)load_pairs(a + i), next = (float32x4_t)load_pairs(a + i + cs);
-          left[i / 2] = (vf)vzip1q_f32(column, next), left[i / 2 + 1] = (vf)vzip2q_f32(column, next);
-        }
-        add_blocks(acc, left, b, ldb);
-      }
     for (; count; count -= 2, a += 2 * cs, b += 2 * ldb) {
       vf left[M / 2];
 #pragma GCC unroll 32

@@ -7,10 +7,23 @@ namespace regard {
 
 REGARD_INLINE vf exp2v(vf x);  // core/vec.h
 
+// The off-diagonal step × step blocks of each 2 step × 2 step block, exchanged.
+template <int step>
+struct Low {
+  static constexpr int lane(int n) { return n & step ? (n - step) + W : n; }
+};
+
+template <int step>
+struct High {
+  static constexpr int lane(int n) { return n & step ? n + W : n + step; }
+};
+
 // Own: the instruction set that inherits this one, so that the functions here call its functions.
 template <class Own>
 struct PlainIsa {
-  static constexpr bool kPairs = false;  // whether one instruction multiplies pairs of bfloat16
+  static constexpr bool kPairs = false;   // whether one instruction multiplies pairs of bfloat16
+  static constexpr bool kExp2 = false;    // whether there is an exp2 that is quicker than exp2v's polynomial
+  static constexpr bool kUnzips = false;  // whether one instruction takes the even, or odd, lanes of two vectors
   // whether each two rows of pairs of B are zipped by words: core/pack.h
   static constexpr bool kZippedPairs = false;
   static constexpr bool kMatrixUnit =
@@ -32,13 +45,25 @@ struct PlainIsa {
   REGARD_INLINE vf pair_of(vf first, vf) { return first; }
 
   REGARD_INLINE vf widen_fp16(vh h) {
-    const vu u = __builtin_convertvector(h, vu), sign = (u & 0x8000u) << 16, body = (u & 0x7fffu) << 13;
+    const vu u = Own::widen_uint16(h), sign = (u & 0x8000u) << 16, body = (u & 0x7fffu) << 13;
     const vf scaled = (vf)body * splat(0x1p112f);  // exact, and normalises denormals
     return (vf)((body >= 0x0f800000u ? (body | 0x7f800000u) : (vu)scaled) | sign);
   }
 
+  REGARD_INLINE vu widen_uint16(vh x) { return __builtin_convertvector(x, vu); }
+
   // In two steps, each of which compilers know as few instructions; of one step they make one a lane.
   REGARD_INLINE vi widen_int8(vb x) { return __builtin_convertvector(__builtin_convertvector(x, vs), vi); }
+
+  // Exchanges the off-diagonal step × step blocks of a and b, a step of a transpose.
+  template <int step>
+  REGARD_INLINE void exchange_blocks(vf& a, vf& b) {
+    const vf low = shuffle<Low<step>>(a, b);
+    b = shuffle<High<step>>(a, b);
+    a = low;
+  }
+
+  REGARD_INLINE vf exp2(vf x) { return x; }
 
   // 2^x to 2 ulp, with what is quickest: see exp2v.
   REGARD_INLINE vf exp2_quick(vf x) { return exp2v(x); }

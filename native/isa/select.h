@@ -13,6 +13,7 @@
 #endif
 #if defined(__linux__)
 #include <sys/auxv.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #elif defined(__APPLE__)
@@ -67,6 +68,20 @@ static bool runs_neonbf16() {
   return false;
 #endif
 }
+
+// Whether vectors of SVE have the 256 bits for which isa/sve256.h is compiled, with BFMMLA on them. Where they are
+// shorter (Neoverse V2), NEON does as much in a cycle.
+static bool runs_sve256() {
+#if defined(__linux__)
+  constexpr unsigned long kSve = 1ul << 22, kSveBFloat16 = 1ul << 12;  // HWCAP_SVE, HWCAP2_SVEBF16
+  constexpr int kGetVectorLength = 51, kLengthMask = 0xffff;           // PR_SVE_GET_VL: bytes, and flags above them
+  if (!(getauxval(AT_HWCAP) & kSve) || !(getauxval(AT_HWCAP2) & kSveBFloat16)) return false;
+  const int length = prctl(kGetVectorLength);
+  return length > 0 && (length & kLengthMask) == 32;
+#else
+  return false;
+#endif
+}
 #endif
 
 constexpr InstructionSet kInstructionSets[] = {
@@ -79,6 +94,7 @@ constexpr InstructionSet kInstructionSets[] = {
     {"avx512bf16", [] { return runs_avx512bf16() && slow_pairs(); }},
     {"avx2", runs_avx2},
 #elif defined(__aarch64__)
+    {"sve256", runs_sve256},
     {"neonbf16", runs_neonbf16},
     {"neon", [] { return true; }},  // a part of the architecture
 #endif

@@ -2,6 +2,8 @@
 #pragma once
 #include <stdint.h>
 
+#include <utility>
+
 #define REGARD_INLINE static inline __attribute__((always_inline))
 
 namespace regard {
@@ -29,6 +31,21 @@ REGARD_INLINE vf splat_any(const float* p) {  // 4 bytes of any meaning and alig
   return (vf)(x - (vi){});
 }
 REGARD_INLINE vi splat_int(int32_t x) { return x + (vi){}; }
+
+// Lane n of the result is lane Pick::lane(n) of a, or, from W on, of b.
+template <class Pick, int... n>
+REGARD_INLINE vf shuffle(vf a, vf b, std::integer_sequence<int, n...>) {
+#if __has_builtin(__builtin_shufflevector)
+  return __builtin_shufflevector(a, b, Pick::lane(n)...);
+#else  // before GCC 12
+  return __builtin_shuffle(a, b, vi{Pick::lane(n)...});
+#endif
+}
+
+template <class Pick>
+REGARD_INLINE vf shuffle(vf a, vf b) {
+  return shuffle<Pick>(a, b, std::make_integer_sequence<int, W>{});
+}
 
 struct Floats {
   static constexpr bool pairs = false;

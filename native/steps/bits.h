@@ -68,8 +68,7 @@ struct Bits {
   REGARD_INLINE vi visible(const RowKeys& x) {
     const regard_tensor& allowed = x.f.c.allowed;
     const uint8_t* p = at<uint8_t>(allowed, x.f.p, x.row.h) + x.row.i * allowed.row + x.key() * allowed.col;
-    typedef uint8_t bytes __attribute__((vector_size(W), aligned(1), may_alias));
-    if (allowed.col == 1 && x.valid() >= W) return __builtin_convertvector(*(const bytes*)p, vi) != 0;
+    if (allowed.col == 1 && x.valid() >= W) return Isa::widen_int8(*(const vb_any*)p) != 0;
     float flag[W];
     for (int m = 0; m < W; ++m) flag[m] = m < x.valid() ? (float)p[m * allowed.col] : 0.0f;
     return load(flag) != vf{};

@@ -1,4 +1,4 @@
-"""The kernels for aarch64, cross-compiled and run in an emulator: NEON does what plain vectors do."""
+"""The kernels for aarch64, cross-compiled and run in an emulator: NEON and SVE do what plain vectors do."""
 
 from __future__ import annotations
 
@@ -22,9 +22,18 @@ pytestmark = [
     ),
 ]
 ENTRIES = ("forward", "backward", "additive_forward", "additive_backward", "facts")
-# Processors that the emulator knows, and what runs on them, best first, as ffi.runnable() asks: all that there is, and
-# Graviton 2's, which has no bfloat16.
-RUNS = {"max": "neonbf16 neon base", "neoverse-n1": "neon base", "cortex-a57": "neon base"}
+SVE256 = "max,sve256=on"
+# Processors that the emulator knows, and what runs on them, best first, as ffi.runnable() asks: all that there is, with
+# vectors of 256 bits (as Graviton 3's), of 512, of 128 (as Graviton 4's) and none of SVE; and Graviton 2's, which has
+# no bfloat16.
+RUNS = {
+    SVE256: "sve256 neonbf16 neon base",
+    "max": "neonbf16 neon base",
+    "max,sve-default-vector-length=16": "neonbf16 neon base",
+    "max,sve=off": "neonbf16 neon base",
+    "neoverse-n1": "neon base",
+    "cortex-a57": "neon base",
+}
 
 
 def run(*words: str | Path) -> str:
@@ -48,7 +57,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run("cmake", *target, *given, "-S", ROOT / "native", "-B", folder / "build")
         run("cmake", "--build", folder / "build", "--parallel", "2")
     made = {path.name for path in folder.glob("*.so")}
-    assert made == {*(f"libregard_{isa}.so" for isa in RUNS["max"].split()), "regard_python.so"}
+    assert made == {*(f"libregard_{isa}.so" for isa in RUNS[SVE256].split()), "regard_python.so"}
     return folder
 
 
@@ -71,6 +80,11 @@ def emulated(processor: str, program: Path, *words: str | Path) -> str:
     return run(str(EMULATOR), "-cpu", processor, "-L", Path(libc).parent.resolve().parent, program, *words)
 
 
+def different(said: str, entry: str) -> int:
+    """How many buffers of an entry had other bits."""
+    return int(next(line for line in said.splitlines() if line.startswith(f"{entry}: ")).split()[3])
+
+
 @pytest.mark.parametrize("processor", RUNS)
 def test_the_best_that_a_processor_runs_is_chosen(processor: str, built: Path, compare: Path) -> None:
     neon = built / "libregard_neon.so"
@@ -88,8 +102,7 @@ def test_products_of_bfloat16_are_those_of_floats_but_for_the_rounding_of_weight
     objects = (built / "libregard_neon.so", built / "libregard_neonbf16.so")
     said = emulated("max", compare, *objects, "800", "1", "pairs")
     for entry in ("forward", "backward", "facts"):
-        line = next(line for line in said.splitlines() if line.startswith(f"{entry}: "))
-        assert int(line.split()[3]) > 20, said  # other bits: these calls did multiply pairs
+        assert different(said, entry) > 20, said  # these calls did multiply pairs
 
 
 def test_the_other_dtypes_have_the_same_bits_with_bfloat16(built: Path, compare: Path) -> None:
@@ -98,8 +111,22 @@ def test_the_other_dtypes_have_the_same_bits_with_bfloat16(built: Path, compare:
     assert "the largest difference is 0 of what is allowed" in said, said
 
 
-def test_wrong_arguments_are_refused(built: Path) -> None:
-    said = emulated("max", compiled(built, "native_fuzz.cpp", built / "libregard_neonbf16.so"), "200", "1")
+def test_sve_computes_what_neon_computes(built: Path, compare: Path) -> None:
+    objects = (built / "libregard_neon.so", built / "libregard_sve256.so")
+    said = emulated(SVE256, compare, *objects, "120", "7", "without bfloat16")
+    for entry in ENTRIES:
+        assert f"\n{entry}: 0 buffers" not in said and f"\n{entry}: " in said, said
+
+
+def test_products_of_bfloat16_are_those_of_floats_with_sve(built: Path, compare: Path) -> None:
+    objects = (built / "libregard_neon.so", built / "libregard_sve256.so")
+    said = emulated(SVE256, compare, *objects, "400", "1", "pairs")
+    assert different(said, "forward") > 5 and different(said, "backward") > 5, said  # these calls did multiply pairs
+
+
+@pytest.mark.parametrize(("processor", "isa", "calls"), [("max", "neonbf16", 200), (SVE256, "sve256", 80)])
+def test_wrong_arguments_are_refused(processor: str, isa: str, calls: int, built: Path) -> None:
+    said = emulated(processor, compiled(built, "native_fuzz.cpp", built / f"libregard_{isa}.so"), str(calls), "1")
     for entry in ENTRIES:
         tried = [line for line in said.splitlines() if line.startswith(f"{entry}:")]
         assert len(tried) > 40, f"{entry} was called with {len(tried)} kinds of wrong arguments"
