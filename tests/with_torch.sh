@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # with_torch.sh oldest|newest|VERSION [pytest's arguments]: runs pytest on another torch than that of constraints.txt, in a
 # virtual environment of its own: the oldest that pyproject.toml admits, the newest of the package index, or one by name.
-# Everything else is installed as constraints.txt has it.
+# The oldest torch runs on the oldest Python that is found here of those that regard admits, the newest on the newest, another
+# version on python3; $PYTHON overrides. Everything else is installed as constraints.txt has it.
 # The environment stays in $VENV where that is set, so that a second run installs regard alone. A wheel of torch for Linux
 # brings the CUDA libraries, some 3 GB. Exits with 75 where that torch cannot be downloaded: no test was run.
 set -euo pipefail
@@ -13,17 +14,33 @@ shift
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 venv=${VENV:-$scratch/venv}
+# The first of these minor versions of Python 3 that can make an environment here, else python3. What pyenv has stands on
+# PATH too, and runs where $PYENV_VERSION names it.
+python_of() {
+  local minor
+  for minor; do
+    PYENV_VERSION=3.$minor "python3.$minor" -c 'import ensurepip, ssl, sys; print(sys.executable)' 2>/dev/null && return
+    echo "$wanted: no python3.$minor is found" >&2
+  done
+  echo python3
+}
+
 case $wanted in
   oldest) torch="torch==$(sed -n 's/^dependencies = \["torch>=\([0-9.]*\)"\]$/\1/p' pyproject.toml).*" ;;
   newest) torch=torch ;;
   *) torch="torch==$wanted" ;;
 esac
+case $wanted in
+  oldest) python=${PYTHON:-$(python_of 10 11 12 13 14)} ;;
+  newest) python=${PYTHON:-$(python_of 14 13 12 11 10)} ;;
+  *) python=${PYTHON:-python3} ;;
+esac
 grep -v '^torch==' constraints.txt >"$scratch/constraints.txt"
 
-[ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
-echo "$wanted: $torch"
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+echo "$wanted: $torch on $("$venv/bin/python" --version)"
 "$venv/bin/pip" install --quiet --upgrade -c "$scratch/constraints.txt" "$torch" || exit 75
 "$venv/bin/pip" freeze | grep '^torch==' >>"$scratch/constraints.txt"
 "$venv/bin/pip" install --quiet -c "$scratch/constraints.txt" "${WHEEL:-.}[test]"
-"$venv/bin/python" -c 'import torch; print("torch", torch.__version__)'
+"$venv/bin/python" -c 'import platform, torch; print("Python", platform.python_version(), "torch", torch.__version__)'
 "$venv/bin/python" -m pytest "$@"

@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounter
 
 import regard as rg
 from fuzz.build import Unplanned
-from needed import needs_kernels
+from needed import needs_kernels, needs_shortcut
 from regard import testing
 from regard.backends.native.args import lower
 from regard.backends.native.lower_mask import lower_mask
@@ -75,6 +75,7 @@ def test_numbers_give_the_bits_of_tensors(looks: Looks, mask: str, score: str, g
                 assert torch.equal(mine, theirs), lengths
 
 
+@needs_shortcut
 @pytest.mark.parametrize("mask", ["causal", "causal, lengths", "lengths", "padded queries"])
 def test_steps_are_one_plan_and_make_no_tensor(looks: Looks, mask: str) -> None:
     for n in range(9, 109):
@@ -165,6 +166,7 @@ def test_a_call_without_batch_axes_has_no_sequences(looks: Looks) -> None:
             rg.attention(q[0], k[0], v[0], mask=rg.Causal(), positions=rg.tail(1, [9]))
 
 
+@needs_shortcut
 def test_far_positions(looks: Looks) -> None:
     q, k, v = draw(1, 9)
     for start in (0, 2**40, -(2**33)):
@@ -236,6 +238,7 @@ def test_references_to_numbers_are_counted(looks: Looks) -> None:
     assert all(abs(sys.getrefcount(x) - b) < 100 for x, b in zip(held, before, strict=True))
 
 
+@needs_shortcut
 def test_a_paged_cache_of_unequal_lengths(looks: Looks) -> None:
     """Its positions and its mask are numbers, and all its steps one plan, from the first on."""
     cache, tokens = PagedCache(batch=3, heads=2, pages=60, page_size=4, dk=16, dv=16), torch.randn(3, 2, 9, 16)

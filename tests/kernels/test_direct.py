@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard as rg
 from fuzz.build import Unplanned
-from needed import needs_kernels
+from needed import needs_kernels, needs_shortcut
 from regard.backends.native.direct import direct
 from regard.backends.native.ffi import runnable
 from regard.core.deferred import written_out
@@ -76,6 +76,7 @@ VALUES: dict[str, Callable[[int], dict[str, object]]] = {
 }
 
 
+@needs_shortcut
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", VALUES)
 def test_values_that_are_made_anew_for_each_call(looks: Looks, name: str, dtype: torch.dtype) -> None:
@@ -88,6 +89,7 @@ def test_values_that_are_made_anew_for_each_call(looks: Looks, name: str, dtype:
         same(q, k, v, **given)
 
 
+@needs_shortcut
 @pytest.mark.parametrize("axes", [2, 3, 4, 5])
 def test_axes_and_strides(looks: Looks, axes: int) -> None:
     def laid(n: int, d: int, spread: bool) -> Tensor:
@@ -101,6 +103,7 @@ def test_axes_and_strides(looks: Looks, axes: int) -> None:
     assert looks.during(lambda: same(q, k, v)) == 0
 
 
+@needs_shortcut
 def test_gradients(looks: Looks) -> None:
     for n in range(4, 8):
         q, k, v = (t.requires_grad_() for t in draw(n, n))
@@ -115,6 +118,7 @@ def test_gradients(looks: Looks) -> None:
             assert torch.equal(a, b)
 
 
+@needs_shortcut
 @pytest.mark.parametrize("which", range(1, 8))
 def test_who_has_a_gradient_is_told_apart(looks: Looks, which: int) -> None:
     q, k, v = draw()
@@ -156,6 +160,7 @@ def test_dtypes_and_widths_are_told_apart(looks: Looks) -> None:
                 same(*(torch.randn(1, 2, 5, d, dtype=dtype) for _ in range(3)))
 
 
+@needs_shortcut
 def test_positions(looks: Looks) -> None:
     q, k, v = draw(3, 9)
     at = rg.tail(3, 9)
@@ -174,6 +179,7 @@ def test_positions(looks: Looks) -> None:
         rg.attention(q, k, v[..., 1:, :])
 
 
+@needs_shortcut
 def test_who_watches_sees_the_call(looks: Looks) -> None:
     q, k, v = draw()
     for _ in range(2):
@@ -279,6 +285,7 @@ def test_references_are_counted(looks: Looks) -> None:
     assert all(b - a < 100 for a, b in zip(before, counts(), strict=True))
 
 
+@needs_shortcut
 @pytest.mark.parametrize("pages", [0, 4])
 def test_steps_over_keys_of_int8(looks: Looks, pages: int) -> None:
     """In tensors and in pages; tensors of int8, and rows whose scales lie elsewhere, are no such steps."""

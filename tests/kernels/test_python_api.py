@@ -17,6 +17,9 @@ FIELDS = {"name": "ml_name", "function": "ml_meth", "flags": "ml_flags", "doc": 
 pytestmark = [
     pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler"),
     pytest.mark.skipif(not (INCLUDE / "Python.h").exists(), reason="needs Python's own headers"),
+    pytest.mark.skipif(
+        bool(sysconfig.get_config_var("Py_GIL_DISABLED")), reason="without the lock Python's headers have no stable ABI"
+    ),
 ]
 
 

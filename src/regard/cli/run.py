@@ -283,8 +283,9 @@ def _sentence(error: Exception) -> str:
     from regard.compat.folder import said
 
     if isinstance(error, ModuleNotFoundError) and error.name:
-        extra = "hf" if error.name == "transformers" else "demo"
-        return f"needs {error.name}; install it with: pip install 'regard[{extra}]'"
+        package = error.name.partition(".")[0]  # the module may be transformers.utils
+        extra = "hf" if package == "transformers" else "demo"
+        return f"needs {package}; install it with: pip install 'regard[{extra}]'"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'standard output'}: {error.strerror}"  # a file has its name
     return said(error)
