@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # with_torch.sh oldest|newest|VERSION [pytest's arguments]: runs pytest on another torch than that of constraints.txt, in a
 # virtual environment of its own: the oldest that pyproject.toml admits, the newest of the package index, or one by name.
-# The oldest torch runs on the oldest Python that is found here of those that regard admits, the newest on the newest, another
-# version on python3; $PYTHON overrides. Everything else is installed as constraints.txt has it.
+# The newest torch runs on the newest Python that is found here of those that regard admits; the oldest on Python 3.12, or the one
+# nearest to it (transformers has no release for 3.10); another version on python3. $PYTHON overrides. Everything else is installed
+# as constraints.txt has it.
 # The environment stays in $VENV where that is set, so that a second run installs regard alone. A wheel of torch for Linux
 # brings the CUDA libraries, some 3 GB. Exits with 75 where that torch cannot be downloaded: no test was run.
 set -euo pipefail
@@ -31,7 +32,7 @@ case $wanted in
   *) torch="torch==$wanted" ;;
 esac
 case $wanted in
-  oldest) python=${PYTHON:-$(python_of 10 11 12 13 14)} ;;
+  oldest) python=${PYTHON:-$(python_of 12 11 13 14 10)} ;;
   newest) python=${PYTHON:-$(python_of 14 13 12 11 10)} ;;
   *) python=${PYTHON:-python3} ;;
 esac
