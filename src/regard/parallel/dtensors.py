@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.core.errors import ShapeError
+from regard.core.wrong_calls import kind_of
 
 
 def is_dtensor(*tensors: Any) -> bool:
@@ -25,7 +26,7 @@ def local_tokens(q: Any, k: Any, v: Any, group: Any) -> tuple[tuple[Tensor, Tens
 
     for name, t in (("q", q), ("k", k), ("v", v)):
         if not isinstance(t, DTensor):
-            raise TypeError(f"{name} is a {type(t).__name__}, and others are DTensors; expected three of them.")
+            raise TypeError(f"{name} is {kind_of(t)}, and others are DTensors; expected three of them.")
         sharded = [n for n, placement in enumerate(t.placements) if placement.is_shard(t.dim() - 2)]
         rest = [placement for n, placement in enumerate(t.placements) if n not in sharded]
         if len(sharded) != 1 or not all(placement.is_replicate() for placement in rest):

@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from regard.core.region import Frame, Region
-from regard.core.wrong_calls import answers_wrong_calls
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.scores.algebra import Modifier, Score
 
 
@@ -49,7 +49,7 @@ class Clamp(Modifier):
         for name in ("low", "high"):
             x = getattr(self, name)
             if isinstance(x, bool) or not isinstance(x, (int, float)):
-                raise TypeError(f"Clamp.{name} is a {type(x).__name__}; expected a number, or ±inf for no bound.")
+                raise TypeError(f"Clamp.{name} is {kind_of(x)}; expected a number, or ±inf for no bound.")
             object.__setattr__(self, name, float(x))
         if not self.low < self.high or (self.low, self.high) == (-math.inf, math.inf):
             raise ValueError(f"Clamp(low={self.low}, high={self.high}): expected low < high, one of them finite.")

@@ -17,6 +17,8 @@ from io import FileIO
 import torch
 from torch import Tensor
 
+from regard.core.shapes import count_of
+
 
 @dataclass(frozen=True, eq=False)
 class StoredArray:
@@ -46,8 +48,8 @@ class StoredArray:
         size = os.stat(self.file).st_size
         if size < self._end:
             raise ValueError(
-                f"{self.file} has {size} bytes; by its header, {self.name} needs {self._end}. The file was cut short: "
-                "copy it or write it again."
+                f"{self.file} has {count_of(size, 'byte')}; by its header, {self.name} needs {self._end}. "
+                "The file was cut short: copy it or write it again."
             )
 
     def read(self, keys: slice) -> Tensor:

@@ -180,7 +180,7 @@ def _refuse(model: nn.Module, layers: tuple[nn.Module, ...], models: list[PreTra
     if others or not layers:
         what = f"layers of class {', '.join(sorted(others))}" if others else "no layers of a known class"
         raise Unsupported(
-            f"{name} has {what}. Packed, tokens may meet in attention alone, and that must come to regard; so it is in "
+            f"{name} has {what}. Packing needs layers that mix tokens only in attention that regard runs: "
             f"the encoders of {', '.join(LAYERS)}. Pass one of these, or leave the model padded."
         )
     for layer in layers:

@@ -18,6 +18,7 @@ from regard.compat.transformers.models import NAME
 from regard.compat.transformers.sharded_mask import ShardedForward, begin, end
 from regard.core.errors import ShapeError, Unsupported
 from regard.core.shapes import count_of, listed
+from regard.core.wrong_calls import kind_of
 from regard.parallel.sequence import SequenceParallel
 from regard.parallel.shards import shard
 
@@ -135,7 +136,7 @@ class Sharding:
                 )
         ids, mask = given.get("position_ids"), given.get("attention_mask")
         if ids is None or not isinstance(mask, Tensor | None):
-            what = "position_ids is not given" if ids is None else f"attention_mask is a {type(mask).__name__}"
+            what = "position_ids is not given" if ids is None else f"attention_mask is {kind_of(mask)}"
             raise ValueError(
                 f"{what}; expected tensors (batch, {tokens}): position_ids by which the model knows where this rank's "
                 "tokens stand, and maybe attention_mask. Sharding.batch(whole) makes them."
@@ -241,7 +242,7 @@ def _refuse(model: PreTrainedModel) -> None:
     elif "forward" in vars(model):
         why = "has a forward that is not its class's"
     if why is not None:
-        raise Unsupported(f"{name} {why}. Over a group tokens meet in attention alone; run it in one process.")
+        raise Unsupported(f"{name} {why}. Over several processes, only attention may mix tokens; run it in one.")
 
 
 def _parameters(module: nn.Module) -> Mapping[str, Any]:

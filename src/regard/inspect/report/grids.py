@@ -10,6 +10,7 @@ from torch import Tensor
 
 import regard.core.html as html
 import regard.inspect.report.heads as heads
+from regard.core.shapes import count_of
 from regard.inspect.report.induction import induction
 from regard.inspect.report.layer import Layer
 from regard.inspect.report.notebook import head_figure
@@ -39,8 +40,8 @@ class Grid:
         return Grid(title, unit, tuple(tuple(t.tolist()) for t in values), -most, most, tuple(places), signs)
 
     def __repr__(self) -> str:
-        layers, heads = len(self.values), sum(map(len, self.values))
-        return f"Grid({self.label!r}, {layers} layers, {heads} heads, {self.low:.4g} to {self.high:.4g})"
+        layers, heads = count_of(len(self.values), "layer"), count_of(sum(map(len, self.values)), "head")
+        return f"Grid({self.label!r}, {layers}, {heads}, {self.low:.4g} to {self.high:.4g})"
 
     def _repr_html_(self) -> str:
         """Its picture for a notebook."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from regard.core.shapes import count_of
 from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.inputs import Inputs
@@ -80,7 +81,8 @@ class Layer:
     calls: tuple[KeptCall, ...] = ()
 
     def __repr__(self) -> str:
-        return f"Layer({self.name}, {self.heads} heads, {len(self.queries):,} queries, {len(self.keys):,} keys)"
+        counts = {"head": self.heads, "query": len(self.queries), "key": len(self.keys)}
+        return f"Layer({self.name}, {', '.join(count_of(n, noun, ',') for noun, n in counts.items())})"
 
     @property
     def heads(self) -> int:
