@@ -138,6 +138,16 @@ def test_an_attribute_is_no_name_of_the_module() -> None:
         function_key(lambda s: s * TABLE)  # type: ignore[arg-type, return-value]
 
 
+def test_a_function_with_attributes_is_unknown() -> None:
+    """What reads helper.scale finds another number after helper.scale = 5."""
+
+    def helper() -> None: ...
+
+    helper.scale = 2.0  # type: ignore[attr-defined]
+    with pytest.raises(Unknown):
+        function_key(lambda s, b, h, i, j: s * helper.scale)  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("code", ["globals()['TABLE']", "eval('TABLE')", "vars()['TABLE']"])
 def test_what_asks_for_any_name_is_unknown(code: str) -> None:
     with pytest.raises(Unknown):

@@ -119,6 +119,67 @@ def test_rows_in_facts_and_in_half_precision(isa: str) -> None:
     torch.testing.assert_close(found.double(), right, rtol=1e-2, atol=1e-2)
 
 
+def written_later(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
+    total, x = torch.zeros(()), torch.zeros_like(w)
+    for n in range(3):
+        x.zero_()
+        x[n] = 1
+        total = total + ((q * x) @ k.mT).tanh()
+    return total
+
+
+def without_gradients(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
+    with torch.no_grad():
+        gated_rows = (q * w).tanh()
+    return gated_rows @ k.mT * w.sum()
+
+
+SUBTLE: dict[str, Callable[[Tensor], rg.Custom]] = {
+    "compares with a number": lambda w: rg.Custom(lambda q, k: (q + (q == 0)) @ k.mT),
+    "compares shapes": lambda w: rg.Custom(lambda q, k: q.tanh() @ k.mT * (2.0 if q.shape != k.shape else 1.0)),
+    "asks for the class": lambda w: rg.Custom(lambda q, k: (q.tanh() if isinstance(q, Tensor) else q) @ k.mT),
+    "forbids gradients": lambda w: rg.Custom(without_gradients, (w,)),
+    "one tensor twice": lambda w: rg.Custom(lambda q, k, a, b: (q * a) @ k.mT + ((q * b) @ k.mT).tanh(), (w, w)),
+    "makes infinity finite": lambda w: rg.Custom(lambda q, k, w: ((q * w).exp() @ k.tanh().mT) / 8, (w,)),
+}
+
+
+@pytest.mark.parametrize("name", SUBTLE)
+def test_subtle_functions_have_their_values_and_gradients(name: str) -> None:
+    """On the kernels or not: what stands in for q and k changes nothing."""
+    q, k, v = (torch.randn(2, h, n, 8) for h, n in ((4, 7), (2, 9), (2, 9)))
+    q[0, 1, 2], q[0, 0, 1, 2], k[1, 0, 3, 4] = 0, -torch.inf, torch.inf
+    if name != "makes infinity finite":
+        q, k = q.nan_to_num(neginf=0), k.nan_to_num(posinf=0)
+    found = []
+    for dtype, backend in ((torch.float32, None), (torch.float64, rg.Reference())):
+        own = [t.to(dtype).requires_grad_() for t in (q, k, v, torch.linspace(0.5, 1.5, 8))]
+        out = rg.attention(*own[:3], score=SUBTLE[name](own[3]), backend=backend)
+        with torch.no_grad():
+            same = rg.attention(*own[:3], score=SUBTLE[name](own[3]), backend=backend)
+        assert torch.allclose(out, same)
+        found.append(
+            [out.detach(), *torch.autograd.grad(out.square().sum(), own, allow_unused=True, materialize_grads=True)]
+        )
+    for mine, right in zip(*found, strict=True):
+        torch.testing.assert_close(mine.double(), right, rtol=1e-4, atol=1e-4 * max(1.0, float(right.abs().max())))
+
+
+def test_a_tensor_that_is_written_into_between_products() -> None:
+    q, k = torch.randn(2, 4, 7, 8), torch.randn(2, 4, 9, 8)
+    own, right = (
+        rg.attention(q, k, k, score=rg.Custom(written_later, (torch.ones(8),)), backend=b) for b in (None, rg.Tiled())
+    )
+    torch.testing.assert_close(own, right)
+
+
+def test_a_matrix_for_each_head_does_not_meet_keys_that_heads_share() -> None:
+    q, k = torch.randn(2, 4, 7, 8), torch.randn(2, 2, 9, 8)
+    own = rg.Custom(lambda q, k, w: q @ (k * w).mT, (torch.randn(2, 1, 8),))
+    with pytest.raises(RuntimeError, match="must match the size"):
+        rg.attention(q, k, k, score=own)
+
+
 def test_the_function_may_not_write_into_queries() -> None:
     q = torch.randn(1, 4, 7, 24)
     before = q.clone()

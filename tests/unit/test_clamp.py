@@ -47,7 +47,7 @@ def test_bounds_alone_make_hidden_pairs_no_visible_ones() -> None:
         ((), ValueError, "one of them finite"),
         ((math.nan, 1.0), ValueError, "expected low < high"),
         (("a", 1.0), TypeError, "Clamp.low is a str; expected a number"),
-        ((0.0, torch.tensor(1.0)), TypeError, "Clamp.high is a Tensor; expected a number"),
+        ((0.0, torch.tensor(1.0)), TypeError, "Clamp.high is a Tensor of float32; expected a number"),
         ((False, 1.0), TypeError, "Clamp.low is a bool"),
     ],
     ids=str,

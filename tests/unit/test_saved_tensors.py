@@ -194,3 +194,20 @@ def test_autograd_alone_keeps_the_tensors_of_a_call(name: str) -> None:
         assert [storage.expired() for storage in held] == [True] * 4
         found = torch.autograd.grad(out.sum(), (x, table), allow_unused=True)
         assert found[0] is not None
+
+
+def test_positions_that_change_while_hooks_hold_copies() -> None:
+    """Gradients are those at the positions of the forward, which the hooks saved."""
+    found = []
+    for changed in (False, True):
+        plan_cache.clear()
+        torch.manual_seed(0)
+        q, k, v = (torch.randn(1, 2, 5, 8, requires_grad=True) for _ in "qkv")
+        at = rg.Positions(torch.arange(5) * 3, torch.arange(5) * 2)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+            out = rg.attention(q, k, v, score=rg.ScaledDot() >> rg.Alibi(torch.tensor([0.5, 0.25])), positions=at)
+        if changed:
+            at.q.add_(7)
+        found.append(torch.autograd.grad(out.square().sum(), (q, k, v)))
+    for mine, right in zip(*found, strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5)

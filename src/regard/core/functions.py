@@ -85,7 +85,7 @@ class _Read(NamedTuple):
 def _read_by(function: FunctionType) -> _Read:
     code, around = function.__code__, function.__globals__
     read = _names_read(code)
-    if read is None:
+    if read is None or function.__dict__.keys() - {"__wrapped__"}:  # whoever calls it may read its attributes
         raise Unknown
     try:
         cells = tuple([cell.cell_contents for cell in function.__closure__ or ()])

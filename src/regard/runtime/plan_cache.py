@@ -252,13 +252,13 @@ class _Planned:
     def backward_of_saved(
         self, saved: tuple[Tensor, ...], cotangents: tuple[Tensor, ...]
     ) -> tuple[Tensor | None, ...] | None:
-        if self.strides and [t.stride() for t in saved[3:-2]] != self.strides:
+        if self.strides and ([t.stride() for t in saved[3:-2]] != self.strides or self._moved(saved[:-2])):
             return None
         found = self.plan.backward_of_saved(self.kernel, saved, cotangents[0])
         return None if found is None else self._of_all(found)
 
     def backward(self, given: BackwardInputs) -> tuple[Tensor | None, ...]:
-        if watched():  # who watches sees no kernel
+        if watched() or self._moved(given.tensors):  # who watches sees no kernel
             return self._by_operations(given)
         q, k, v, *leaves = given.tensors
         if [t.stride() for t in leaves] != self.strides:  # hooks on what is saved have laid it out anew
@@ -267,6 +267,13 @@ class _Planned:
         forward = ForwardResult(out, tuple(saved), self.kernel)
         found = self.plan.backward(forward, (q, k, v), leaves, given.cotangents[0])
         return self._by_operations(given) if found is None else self._of_all(found)
+
+    def _moved(self, tensors: tuple[Tensor, ...]) -> bool:
+        """Whether hooks gave copies of the positions for those which the call's struct and frame still read."""
+        places = self.arguments.positions
+        if places is None or places.span is not None:
+            return False
+        return any(a.data_ptr() != b.data_ptr() for a, b in zip(tensors[-2:], places.tensors(), strict=True))
 
     def _of_all(self, found: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         """The gradients of q, k, v and the leaves; positions, which may follow them, have none."""
@@ -281,6 +288,9 @@ class _Planned:
         # the gradients are those of what the similarity prepared
         prepares = self.arguments.q is not None
         arguments = self.arguments if prepares else self.arguments._replace(q=q, k=k)
+        places = arguments.positions
+        if places is not None and places.span is None:  # as they were saved: the caller's may have changed since
+            arguments = arguments._replace(positions=places.with_tensors(iter(given.tensors[-2:])))
         call = BoundCall(*arguments._replace(v=v))
         problem = replace(call.problem, q=q, k=k) if prepares else call.problem
         frame = problem.frame

@@ -16,6 +16,7 @@ from regard.backends.native.rows import Rows, other_use
 from regard.call.problem import Problem
 from regard.core.deferred import DeferredRows
 from regard.core.region import Region
+from regard.core.shapes import repeat_heads
 from regard.core.tracing import data_unavailable, watched
 from regard.scores.algebra import Modifier, Pipeline
 from regard.scores.similarity import Custom, Dot
@@ -57,17 +58,49 @@ def _rewritten(problem: Problem) -> Problem | str | None:
 
 
 def _product(problem: Problem, similarity: Custom) -> Problem | str:
+    widths = problem.q.shape[-1], problem.k.shape[-1]
+    modifier = OfProduct(similarity.fn, similarity.inputs, problem.frame.heads, problem.key_heads, widths)
+    inputs = [t.detach() for t in similarity.inputs]
+    given = problem.q.detach(), problem.k.detach()
     try:
-        with torch.no_grad():
-            q, k = _rows(problem, similarity.inputs)
+        with torch.enable_grad():  # of nothing; but where the function forbids gradients is seen
+            q, k = _rows(replace(problem, q=given[0], k=given[1]), inputs)
+            if not _agrees(problem, modifier, inputs):
+                return "it computes something else of stand-ins for q and k"
     except NotTraced as why:
         return str(why)
     except Exception as error:  # PyTorch says it where it runs the function
         return f"{type(error).__name__} was raised while it ran on stand-ins for q and k"
-    widths = problem.q.shape[-1], problem.k.shape[-1]
-    modifier = OfProduct(similarity.fn, similarity.inputs, problem.frame.heads, problem.key_heads, widths)
+    if q is given[0] and k is given[1]:
+        q, k = problem.q, problem.k
     found = replace(problem, q=q, k=k, score=Pipeline((Dot(), modifier, *problem.score.parts[1:])))
     return why_no_program_of_scores(found) or found
+
+
+def _agrees(problem: Problem, modifier: OfProduct, inputs: Sequence[Tensor]) -> bool:
+    """Whether a Custom's function computes of a few rows what it does of stand-ins for them.
+
+    It may ask what they are, or how many: isinstance(q, Tensor). The rows are the same for all calls.
+    """
+    lead = (1,) * len(problem.frame.batch)
+    q, k = (
+        (0.7 * torch.arange(heads * rows * width, dtype=problem.accumulate, device="cpu") + rows)
+        .sin()
+        .reshape(*lead, heads, rows, width)
+        for heads, rows, width in (
+            (problem.frame.heads, 2, problem.q.shape[-1]),
+            (problem.key_heads, 3, problem.k.shape[-1]),
+        )
+    )
+    made = _rows(replace(problem, q=q, k=k), inputs)
+    own = modifier.with_tensors(iter(inputs))
+    at = problem.frame.region(slice(0, 1), slice(0, 1))  # which the modifier does not read
+    s = own.modify(made[0] @ repeat_heads(made[1], problem.frame.heads).mT, at)
+    right = modifier.fn(q.clone(), repeat_heads(k, problem.frame.heads).clone(), *inputs)
+    if s.shape != right.shape or s.dtype != right.dtype:
+        return False
+    close = 1e-3 * float(right.abs().nan_to_num(0, 0, 0).amax())  # rounding may be multiplied by what it does
+    return torch.allclose(s, right, rtol=1e-3, atol=close, equal_nan=True)
 
 
 def _rows(problem: Problem, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -102,6 +135,8 @@ def _made(rows: Rows, t: Tensor, dtype: torch.dtype) -> Tensor:
     if isinstance(t, DeferredRows):
         raise NotTraced("keys that lie in pages or in int8 are read where they are")
     found = rows.made_of(t.to(dtype))
+    if found.shape[:-1] != t.shape[:-1]:
+        raise other_use()
     if found.dtype != dtype:
         raise NotTraced(f"it computes in {str(found.dtype).removeprefix('torch.')}")
     return found
@@ -110,7 +145,8 @@ def _made(rows: Rows, t: Tensor, dtype: torch.dtype) -> Tensor:
 def _stand_ins(
     heads: int, key_heads: int, widths: tuple[int, int], product: Callable[[Rows, Rows], Tensor]
 ) -> tuple[Rows, Rows]:
-    return Rows("q", heads, widths[0], product), Rows("k", key_heads, widths[1], product)
+    # a function is given keys of all heads: where they share keys, what differs by head is not a row of the caller's
+    return Rows("q", heads, widths[0], product), Rows("k", key_heads if key_heads == heads else 1, widths[1], product)
 
 
 def needs_of_product(problem: Problem, needs: tuple[bool, ...]) -> tuple[bool, ...]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from regard.backends.native.programs.recorder import NotTraced
+from regard.core.tracing import finite
 from regard.core.value import number_key
-from regard.scores.algebra import by_row
 
 _NUMBERS = (int, float, bool, str, type(None))
 _ELEMENTWISE = frozenset(
@@ -66,8 +66,17 @@ class Rows:
         return None if None in factors else math.prod(cast("list[float]", factors))
 
     def made_of(self, t: Tensor) -> Tensor:
-        """The rows that are made of a tensor's."""
-        return by_row(t, self._run) if self.steps else t
+        """The rows that are made of a tensor's.
+
+        The gradient of a row that is not finite stays 0 where it comes as 0, as in Problem.tile: it is that at 0 in the
+        place of NaN, and at a large number in that of infinity. A row that stays not finite passes none.
+        """
+        if not self.steps or finite(t):
+            return self._run(t)
+        fine, raw = t.isfinite().all(-1, keepdim=True), self._run(t.detach()).detach()
+        usable, large = fine | raw.isfinite().all(-1, keepdim=True), torch.finfo(t.dtype).max ** 0.25
+        clean = self._run(t.nan_to_num(0.0, large, -large).masked_fill(~usable, 0))
+        return torch.where(fine, clean, torch.where(usable, raw + (clean - clean.detach()), raw))
 
     def _run(self, t: Tensor) -> Tensor:
         for step in self.steps:
@@ -75,6 +84,12 @@ class Rows:
         return t
 
     # What is asked of them.
+
+    def __eq__(self, other: object) -> Any:
+        raise other_use()
+
+    def __bool__(self) -> bool:
+        raise other_use()
 
     @property
     def mT(self) -> Rows:
@@ -135,7 +150,8 @@ class Rows:
         shared = shape[-2] == 1 and shape[-3] in (1, self.heads) and not any(n != 1 for n in shape[:-3])
         if self.turned or not shared or shape[-1] not in (1, self.width):
             raise other_use()
-        return self._then(Step(lambda t: fn(t, x), (name, id(x))), self.width)
+        same = _unchanged(x)
+        return self._then(Step(lambda t: fn(t, same()), (name, id(x), _version(x))), self.width)
 
     def projected(self, matrix: Tensor, fn: Callable[[Tensor], Tensor], key: Any) -> Rows:
         """Rows times a matrix (width, other width), one for all or one a head."""
@@ -145,16 +161,19 @@ class Rows:
         return self._then(Step(fn, key), matrix.shape[-1])
 
     def _then(self, step: Step, width: int) -> Rows:
+        _refuse_no_grad()
         return replace(self, steps=(*self.steps, step), width=width)
 
     def _met(self, other: Rows) -> Tensor:
         if (self.name, other.name) != ("q", "k") or self.width != other.width:
             raise other_use()
+        _refuse_no_grad()
         return self.product(self, other)
 
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, Tensor):
-            return self.projected(other, lambda t: t @ other, ("matmul", id(other)))
+            same = _unchanged(other)
+            return self.projected(other, lambda t: t @ same(), ("matmul", id(other), _version(other)))
         if not isinstance(other, Rows) or (self.turned, other.turned) != (False, True):
             raise other_use()
         return self._met(other)
@@ -214,8 +233,9 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> Rows:
     fits = isinstance(x, Rows) and isinstance(weight, Tensor) and weight.dim() == 2
     if not fits or not (bias is None or isinstance(bias, Tensor)):
         raise other_use()
-    key = "linear", id(weight), id(bias)
-    return x.projected(weight.T, lambda t: torch.nn.functional.linear(t, weight, bias), key)
+    w, b = _unchanged(weight), _unchanged(bias)
+    key = "linear", id(weight), _version(weight), id(bias), _version(bias)
+    return x.projected(weight.T, lambda t: torch.nn.functional.linear(t, w(), b()), key)
 
 
 class _Shape:
@@ -224,6 +244,9 @@ class _Shape:
 
     def __getitem__(self, axis: Any) -> int:
         return self._rows.size(axis)
+
+    def __eq__(self, other: object) -> Any:
+        raise other_use()
 
 
 def _is_product(text: Any) -> bool:
@@ -234,6 +257,28 @@ def _is_product(text: Any) -> bool:
     q, k = sides.split(",")
     lead, i, j, d = q[:-2], q[-2:-1], k[-2:-1], q[-1:]
     return k[:-2] == lead and k[-1:] == d and result == lead + i + j and len({i, j, d}) == 3 and not {i, j, d} & {*lead}
+
+
+def _version(x: Tensor | None) -> int | None:
+    """How often a tensor has been written into; None where nobody counts."""
+    return None if x is None or x.is_inference() else x._version
+
+
+def _unchanged(x: Any) -> Callable[[], Any]:
+    """The tensor, later; NotTraced where it was written into meanwhile."""
+    before = _version(x)
+
+    def same() -> Any:
+        if _version(x) != before:
+            raise NotTraced("it writes into a tensor")
+        return x
+
+    return same
+
+
+def _refuse_no_grad() -> None:
+    if not torch.is_grad_enabled():
+        raise NotTraced("it uses q and k under torch.no_grad()")
 
 
 def other_use() -> NotTraced:
