@@ -195,7 +195,7 @@ def test_what_is_refused() -> None:
 
     BertLayer.__module__ = "others.models.bert"
     model.encoder.layer[1].__class__ = BertLayer
-    with pytest.raises(Unsupported, match=r"^BertModel has layers of class BertLayer\. Packed, tokens may meet"):
+    with pytest.raises(Unsupported, match=r"^BertModel has layers of class BertLayer\. Packing needs layers"):
         packed(model)
     assert model.config._attn_implementation == "eager"
     assert not any("forward" in vars(module) for module in model.modules())

@@ -72,7 +72,7 @@ def wrong(group: Any) -> list[str]:
 
 def test_other_placements_are_refused(gloo: Group) -> None:
     mixed, whole_keys = gloo.run(wrong, ranks=2)[0]
-    assert mixed == "k is a Tensor of float32, and others are DTensors; expected three of them."
+    assert mixed == "k is a Tensor of float64, and others are DTensors; expected three of them."
     assert whole_keys == (
         "k has the placements (Replicate(),); expected Shard(2), its tokens, over one dimension of the mesh and "
         "Replicate() over the others."
