@@ -82,16 +82,8 @@ def _agrees(problem: Problem, modifier: OfProduct, inputs: Sequence[Tensor]) -> 
 
     It may ask what they are, or how many: isinstance(q, Tensor). The rows are the same for all calls.
     """
-    lead = (1,) * len(problem.frame.batch)
-    q, k = (
-        (0.7 * torch.arange(heads * rows * width, dtype=problem.accumulate, device="cpu") + rows)
-        .sin()
-        .reshape(*lead, heads, rows, width)
-        for heads, rows, width in (
-            (problem.frame.heads, 2, problem.q.shape[-1]),
-            (problem.key_heads, 3, problem.k.shape[-1]),
-        )
-    )
+    q = _some_rows(problem, problem.frame.heads, 2, problem.q.shape[-1])
+    k = _some_rows(problem, problem.key_heads, 3, problem.k.shape[-1])
     made = _rows(replace(problem, q=q, k=k), inputs)
     own = modifier.with_tensors(iter(inputs))
     at = problem.frame.region(slice(0, 1), slice(0, 1))  # which the modifier does not read
@@ -99,8 +91,14 @@ def _agrees(problem: Problem, modifier: OfProduct, inputs: Sequence[Tensor]) -> 
     right = modifier.fn(q.clone(), repeat_heads(k, problem.frame.heads).clone(), *inputs)
     if s.shape != right.shape or s.dtype != right.dtype:
         return False
-    close = 1e-3 * float(right.abs().nan_to_num(0, 0, 0).amax())  # rounding may be multiplied by what it does
-    return torch.allclose(s, right, rtol=1e-3, atol=close, equal_nan=True)
+    error = 1e-3 * float(right.abs().nan_to_num(0, 0, 0).amax())  # the function may multiply the rounding of a product
+    return torch.allclose(s, right, rtol=1e-3, atol=error, equal_nan=True)
+
+
+def _some_rows(problem: Problem, heads: int, rows: int, width: int) -> Tensor:
+    """Numbers between -1 and 1, without a pattern and without a generator, which the caller may have seeded."""
+    numbers = torch.arange(heads * rows * width, dtype=problem.accumulate, device="cpu")
+    return (0.7 * numbers + rows).sin().reshape(*(1 for _ in problem.frame.batch), heads, rows, width)
 
 
 def _rows(problem: Problem, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -22,9 +22,10 @@ _ELEMENTWISE = frozenset(
         *("softsign", "sqrt", "square", "tan", "tanh"),
     )
 )
-_WITH_TENSORS = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "rsub": torch.rsub}
+_WITH_TENSORS = frozenset(("add", "sub", "mul", "div", "rsub"))
 _ALIASES = {"multiply": "mul", "divide": "div", "true_divide": "div", "subtract": "sub"}
 _OF_FEATURES = frozenset(("softmax", "log_softmax", "normalize"))  # with dim=-1
+_KNOWN = _ELEMENTWISE | _WITH_TENSORS | _OF_FEATURES
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of which only is known what they are made by.
+    """Queries or keys, of which only the operations that make them are known.
 
     name    "q" or "k"
     heads   how many they have
@@ -56,7 +57,7 @@ class Rows:
     heads: int
     width: int
     product: Callable[[Rows, Rows], Tensor]
-    steps: tuple[Step, ...] = field(default=())
+    steps: tuple[Step, ...] = ()
     turned: bool = False
 
     @property
@@ -118,7 +119,7 @@ class Rows:
         return self._then(Step(lambda t: t[..., some], key), len(range(self.width)[some]))
 
     def __getattr__(self, name: str) -> Any:
-        if _ALIASES.get(name, name) not in _ELEMENTWISE | _WITH_TENSORS.keys() | _OF_FEATURES:
+        if _ALIASES.get(name, name) not in _KNOWN:
             raise other_use()
         return lambda *args, **named: self._by(name, getattr(Tensor, name), args, named)
 
@@ -128,7 +129,7 @@ class Rows:
         """fn(self, *args, **named)."""
         name = _ALIASES.get(name, name)
         if name in _WITH_TENSORS and len(args) == 1 and isinstance(args[0], Tensor) and not named:
-            return self._with(name, args[0], lambda t, x: fn(t, x))
+            return self._with(name, args[0], fn)
         if not all(isinstance(x, _NUMBERS) for x in (*args, *named.values())) or named.get("inplace"):
             raise other_use()
         if name in _OF_FEATURES and (self.turned or args or named.get("dim") != -1):
@@ -217,7 +218,7 @@ class Rows:
             return _linear(*args, **named)
         if name in ("add", "mul") and isinstance(args[1], Rows) and isinstance(args[0], Tensor):
             return args[1]._by(name, func, args[:1], named)
-        if name in _ELEMENTWISE | _WITH_TENSORS.keys() | _OF_FEATURES and isinstance(args[0], Rows):
+        if name in _KNOWN and isinstance(args[0], Rows):
             return args[0]._by(name, func, args[1:], named)
         raise other_use()
 
