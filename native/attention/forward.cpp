@@ -23,23 +23,12 @@ int32_t forward(const regard_call& c, regard_parallel parallel) {
 
 REGARD_API int64_t regard_queries() { return kQueries; }
 
-// Of how many bfloat16 numbers the matrix unit multiplies each number in a forward of these shapes; 0: vectors
-// multiply; -1: there is no unit. The mask is no map of tiles where queries are few; int8: whether keys and values are
-// int8; training: whether row statistics are written.
-REGARD_API int64_t regard_matrix_parts(int64_t dtype, int64_t int8, int64_t nq, int64_t heads, int64_t key_heads,
-                                       int64_t invariant, int64_t training) {
+// Of how many bfloat16 numbers the matrix unit multiplies each number in a forward; 0: vectors multiply; -1: there is
+// no unit. Nothing is read of tensors but whether they are there.
+REGARD_API int64_t regard_matrix_parts(const regard_call* call) {
   if (!Isa::kMatrixUnit) return -1;
-  regard_call c{};
-  float scales = 0, stats = 0;
-  c.dtype = (int32_t)dtype;
-  c.nq = nq;
-  c.heads = heads;
-  c.key_heads = key_heads;
-  c.invariant = (int32_t)invariant;
-  c.dk = c.dv = 1;
-  if (int8) c.k_scales.data = &scales;
-  if (training) c.row_stats.data = &stats;
-  return has_few_rows(c) ? 0 : matrix_parts(c);
+  if (packs_heads(*call)) return matrix_parts(*call, few_rows(*call));
+  return has_few_rows(*call) ? 0 : matrix_parts(*call);
 }
 
 // The name of the n-th instruction set that this processor runs, best first; null past the last.

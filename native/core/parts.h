@@ -11,19 +11,20 @@ REGARD_INLINE int64_t whole_depth(int64_t n) { return (n + 31) / 32 * 32; }
 // How many bfloat16 a number of this dtype is the sum of.
 constexpr int parts_of(int dtype) { return dtype == REGARD_BF16 ? 1 : dtype == REGARD_F16 ? 2 : 3; }
 
-// The parts of the numbers that a call's forward multiplies on the matrix unit; 0 where it does not. Of several parts
-// it does
+// The parts of the numbers that a call's forward multiplies on the matrix unit, for nq queries of a head; 0 where it
+// does not. Of several parts it does
 //   where many queries share the time that it takes to split keys and values; more of them where a backward may follow;
 //   not where rows must not depend on others: a number that has no parts takes its block of queries to other
 //   instructions.
-REGARD_INLINE int matrix_parts(const regard_call& c) {
+REGARD_INLINE int matrix_parts(const regard_call& c, int64_t nq) {
   if (!Isa::kMatrixUnit) return 0;
   const int dtype = product_dtype(c);
   const bool half = dtype == REGARD_F16;
   const int64_t least = c.row_stats.data ? (half ? 2 : 4) * kQueries : (half ? 1 : 3) * kQueries / 2;  // measured
-  const bool pays = dtype == REGARD_BF16 || (c.nq >= least && !c.invariant);
+  const bool pays = dtype == REGARD_BF16 || (nq >= least && !c.invariant);
   return pays && c.dk > 0 && c.dv > 0 ? parts_of(dtype) : 0;
 }
+REGARD_INLINE int matrix_parts(const regard_call& c) { return matrix_parts(c, c.nq); }
 
 // Which numbers have parts whose products are as exact as those of the numbers: 0, and sizes from `least` up to below
 // `most`.

@@ -173,5 +173,28 @@ def test_explain_says_what_multiplies(
     told = dict(rg.explain(x, x, x, mask=MASKS[mask](queries, queries), backend=rg.Native()).facts)
     if isa.startswith("amx"):
         assert told["products"].partition(";")[0] == said
+
+
+IN_PARTS = "on the matrix unit, each number as the sum of {} bfloat16 numbers"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "queries", "heads", "score", "said"),
+    [
+        (torch.float32, 15, (32, 4), rg.ScaledDot(), IN_PARTS.format(3)),
+        (torch.float32, 15, (32, 8), rg.ScaledDot(), "by vectors"),
+        (torch.float16, 9, (32, 8), rg.ScaledDot(), IN_PARTS.format(2)),
+        (torch.float16, 9, (32, 8), rg.ScaledDot() >> rg.Alibi(torch.rand(32)), "by vectors"),
+        (torch.bfloat16, 4, (32, 8), rg.ScaledDot(), "on the matrix unit"),
+        (torch.bfloat16, 2, (32, 8), rg.ScaledDot(), "by vectors"),
+    ],
+)
+def test_explain_counts_the_queries_of_a_group(
+    isa: str, dtype: torch.dtype, queries: int, heads: tuple[int, int], score: rg.Score, said: str
+) -> None:
+    q, k = (torch.randn(1, n, length, 32).to(dtype) for n, length in zip(heads, (queries, 64), strict=True))
+    told = dict(rg.explain(q, k, k, score=score, positions=rg.tail(queries, 64), backend=rg.Native()).facts)
+    if isa.startswith("amx"):
+        assert told["products"].partition(";")[0] == said
     else:
         assert "products" not in told

@@ -24,7 +24,9 @@ BATCHES = {
     "both, others between": ((3, 2, 5), (1, 2, 1)),
     "no batch element": ((0,), (1,)),
 }
+OWN = {"keys of their own": ((5,), (5,))}
 SIZES = [(1, (8, 8)), (1, (6, 2)), (3, (1, 1)), (8, (2, 2)), (9, (6, 2))]  # queries; their heads, those of the keys
+GROUPS = [(9, (6, 2)), (15, (8, 2)), (20, (16, 2)), (24, (4, 2)), (31, (8, 2))]  # more queries of a group's heads
 DTYPES = [torch.float32, torch.bfloat16]
 GIVEN: dict[str, dict[str, Any]] = {
     "everything": {},
@@ -51,7 +53,7 @@ def given_for(kind: str, batch: tuple[int, ...], nq: int, nk: int) -> dict[str, 
 
 
 def drawn(batches: str, heads: tuple[int, int], nq: int, nk: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    batch, shared = BATCHES[batches]
+    batch, shared = (BATCHES | OWN)[batches]
     q, k, v = torch.randn(*batch, heads[0], nq, 24), *torch.randn(2, *shared, heads[1], nk, 24).unbind(0)
     return q.to(dtype), k.to(dtype), v[..., :19].to(dtype)
 
@@ -77,7 +79,7 @@ def expected(
     """
     nk = 331
     q, k, v = drawn(batches, heads, nq, nk, dtype)
-    given, g = given_for(kind, BATCHES[batches][0], nq, nk), torch.randn(*q.shape[:-1], v.shape[-1])
+    given, g = given_for(kind, (BATCHES | OWN)[batches][0], nq, nk), torch.randn(*q.shape[:-1], v.shape[-1])
     truth, plain = (results(q, k, v, g, of, rg.Reference(), given) for of in (torch.float64, dtype))
     return (q, k, v, g), given, truth, plain
 
@@ -92,6 +94,24 @@ def test_values_and_gradients(
     tensors, given, truth, plain = expected(batches, nq, heads, kind, dtype)
     for mine, right, usual in zip(results(*tensors, dtype, rg.Native(), given), truth, plain, strict=True):
         assert testing.error(mine, right) <= testing.tolerance(right, usual)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["everything", "causal", "lengths a sequence", "slopes"])
+@pytest.mark.parametrize(("nq", "heads"), GROUPS, ids=str)
+def test_heads_of_a_group(isa: str, nq: int, heads: tuple[int, int], kind: str, dtype: torch.dtype) -> None:
+    """Values and gradients where the few queries of several heads fill a block, and bits for one thread and two."""
+    (q, k, v, g), given, truth, plain = expected("keys of their own", nq, heads, kind, dtype)
+    for mine, right, usual in zip(results(q, k, v, g, dtype, rg.Native(), given), truth, plain, strict=True):
+        assert testing.error(mine, right) <= testing.tolerance(right, usual)
+    threads, found = torch.get_num_threads(), list[Tensor]()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            found.append(rg.attention(q, k, v, **given))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("nq", [1, 2, 8])

@@ -184,7 +184,7 @@ class Native(Backend):
         if isinstance(problem.similarity, Elementwise):
             found["scores as"] = described_features(problem)
         elif not isinstance(problem.similarity, Additive):
-            found |= self._products(problem)
+            found |= self._products(problem, args)
         if rows_made(own):
             found["rows"] = "of q and k, which the score's function makes once, in PyTorch"
         if programmed(problem) and 0 not in problem.frame.shape:
@@ -208,16 +208,20 @@ class Native(Backend):
         streamed = _family(problem).why_streamed(problem, tuple(t.requires_grad for t in problem.tensors()))
         return {**found, "backward": f"streamed over tiles in PyTorch: {streamed}" if streamed else "the same kernels"}
 
-    def _products(self, problem: Problem) -> dict[str, str]:
+    def _products(self, problem: Problem, mask: dict[str, Any]) -> dict[str, str]:
         """What multiplies where there is a matrix unit, if tensors that require gradients get them."""
-        training = any(t.requires_grad for t in problem.tensors())
-        parts = library().matrix_parts(problem.q, problem.k, invariant=self.invariant, training=training)
+        with torch.no_grad():
+            args = self._kernel_args(problem, mask)
+            out, lse = empty_results(args)
+            training = any(t.requires_grad for t in problem.tensors())
+            saved = {"row_stats": empty_row_stats(args)} if training else {}
+            parts = library().matrix_parts(arguments(args, out=out, lse=lse, **saved))
         if parts is None:
             return {}
         if parts == 0:
             said = (
                 "by vectors; the unit multiplies bfloat16 unless there are few queries, and other numbers for many "
-                "queries without invariant"
+                "queries (of all heads that share a key head) without invariant"
             )
         else:
             said = "on the matrix unit"

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 import regard.backends.native.abi as abi
 from regard.backends.native.c_structs import Struct
 from regard.core.errors import ShapeError
-from regard.core.int8_rows import Int8Rows
 from regard.core.tracing import constant_in_graphs
 
 _FOLDER = Path(__file__).parent.parent / "kernels"
@@ -48,14 +46,12 @@ class Library:
         """Queries and keys of a block."""
         return self.handle.regard_queries(), self.handle.regard_keys()
 
-    def matrix_parts(self, q: Tensor, k: Tensor, *, invariant: bool, training: bool) -> int | None:
+    def matrix_parts(self, struct: Struct) -> int | None:
         """Of how many bfloat16 numbers a matrix unit multiplies each number in a forward; None where there is no unit.
 
         0: vectors multiply.
         """
-        sizes = q.shape[-2], q.shape[-3], k.shape[-3]
-        int8 = isinstance(k, Int8Rows)
-        parts = self.handle.regard_matrix_parts(DTYPE_CODES[q.dtype], int8, *sizes, invariant, training)
+        parts = self.handle.regard_matrix_parts(ctypes.byref(struct))
         return None if parts < 0 else parts
 
     def count_tiles(self, struct: Struct) -> tuple[int, ...]:
@@ -180,7 +176,7 @@ def load(isa: str) -> Library:
     handle.regard_bandwidth.restype = ctypes.c_float
     for name in ("regard_queries", "regard_keys", "regard_matrix_parts"):
         getattr(handle, name).restype = ctypes.c_int64
-    handle.regard_matrix_parts.argtypes = (ctypes.c_int64,) * 7
+    handle.regard_matrix_parts.argtypes = (ctypes.c_void_p,)
     return Library(isa, handle)
 
 
