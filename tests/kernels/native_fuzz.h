@@ -7,6 +7,7 @@
 extern "C" {
 int64_t regard_queries();
 int64_t regard_keys();
+const char* regard_runnable(int64_t);
 int32_t regard_forward(const regard_call*, regard_parallel);
 int32_t regard_backward(const regard_gradients*, regard_parallel);
 int32_t regard_additive_forward(const regard_additive*, regard_parallel);

@@ -40,7 +40,13 @@ FUZZ = SOURCES[-1]
 FLAGS = ("-std=c++17", "-O0", "-g1", "-Wno-psabi", "-fsanitize=address", "-fno-sanitize-recover=all")
 # Of kernels alone, not of the program that calls them. AddressSanitizer reports what is read at a null pointer.
 UNDEFINED = ("-fsanitize=undefined", "-fno-sanitize=null")
-X86 = {"base": ["-march=x86-64"], "avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"]}
+X86 = {
+    "base": ["-march=x86-64"],
+    "avx2": ["-march=x86-64-v3"],
+    "avx512": ["-march=x86-64-v4"],
+    "avx512bf16": ["-march=x86-64-v4", "-mavx512bf16"],
+    "amx": ["-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
+}
 MARCH = X86 if platform.machine() == "x86_64" else {"base": [], "neon": []}
 ENTRIES = (
     *(f"{kind}{entry}" for kind in ("", "additive_") for entry in ("forward", "backward")),
