@@ -299,7 +299,7 @@ def test_a_rolling_cache_forgets_whole_tiles() -> None:
 
 
 def test_a_window_has_a_key() -> None:
-    with pytest.raises(ValueError, match=r"RollingCache\(window=0\)"):
+    with pytest.raises(ValueError, match=r"RollingCache.window is 0; expected 1 or more"):
         RollingCache(0)
 
 

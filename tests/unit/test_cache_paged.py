@@ -186,6 +186,6 @@ def test_wrong_arguments_are_refused() -> None:
         cache.crop(torch.tensor([1.0, 2.0, 0.0]))
     with pytest.raises(rg.ShapeError, match=r"k has shape \(2, 11, 5\); this cache holds \(3, 2, n, 5\)"):
         cache.append(k[0], v[0])
-    with pytest.raises(ValueError, match=r"PagedCache\(page_size=0\)"):
+    with pytest.raises(ValueError, match=r"PagedCache.page_size is 0; expected 1 or more"):
         PagedCache(1, 1, 1, 0, 1, 1)
     assert cache.length == 11

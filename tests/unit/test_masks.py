@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -273,3 +274,14 @@ def test_no_mask_is_true_or_false(mask: Mask) -> None:
     for way in (lambda: mask and other, lambda: mask or other, lambda: not mask, lambda: bool(mask)):
         with pytest.raises(TypeError, match=r"is neither true nor false.*write &, \| and ~\.$"):
             way()
+
+
+@pytest.mark.parametrize("far", [2**62 + 1, 2**63 - 1, 2**70])
+@pytest.mark.parametrize("backend", [rg.Reference(), rg.Tiled(), None], ids=str)
+def test_a_window_wider_than_positions_is_unbounded(far: int, backend: Any) -> None:
+    q, at = torch.randn(1, 2, 6, 8), torch.arange(6) - 3
+    for mask, same in ((rg.Window(0, far), rg.Window(0, None)), (rg.Window(far, 0), rg.Window(None, 0))):
+        assert mask == same
+        found = rg.attention(q, q, q, mask=mask, positions=Positions(at, at), backend=backend)
+        allowed = at[:, None] <= at if mask.before == 0 else at[:, None] >= at
+        torch.testing.assert_close(found, rg.attention(q, q, q, mask=rg.Dense(allowed), backend=rg.Reference()))

@@ -122,6 +122,11 @@ rg.attention(q, q, q, out=q)  # attention has no argument 'out'; it has score, m
 """  # noqa: E501
 
 VALUES = """
+rg.tail(1.5, 5)  # 1.5 positions: expected an integer.
+rg.Prefix(2**70)  # Prefix(n=1180591620717411303424): expected a number from -2^62 to 2^62.
+rg.Prefix(-(2**62) - 1)  # Prefix(n=-4611686018427387905): expected a number from -2^62 to 2^62.
+rg.Dilated(2**64)  # Dilated(step=18446744073709551616): expected a number from -2^62 to 2^62.
+rg.Lengths(keys=[3, 2**70])  # Lengths.keys holds 1180591620717411303424; expected integers of 64 bits.
 rg.tail(-1, 5)  # -1 positions from 6 on: expected 0 or more.
 rg.Positions(3, 5)  # Positions.q is an int; expected an integer tensor (n,) or (*batch, n).
 rg.Dropout("0.1")  # Dropout.p is a str; expected a number from 0 to 1.
@@ -159,9 +164,18 @@ layer(x, attention_mask=None)  # MultiHeadAttention.forward has no argument 'att
 layer(x, use_cache=True)  # MultiHeadAttention.forward has no argument 'use_cache'; did you mean cache?
 layer(x, output_attentions=True)  # MultiHeadAttention.forward has no argument 'output_attentions'; layer.weights(x, ...) gives them.
 rg.nn.PagedCache()  # PagedCache needs batch and heads and pages and page_size and dk and dv; it has batch, heads, pages, page_size, dk, dv, dtype, device.
-rg.nn.PagedCache(batch=1, heads=2, pages=0, page_size=4, dk=8, dv=8)  # PagedCache(pages=0): expected 1 page or more, for all sequences together.
+rg.nn.PagedCache(batch=1, heads=2, pages=0, page_size=4, dk=8, dv=8)  # PagedCache.pages is 0; expected 1 or more.
+rg.nn.PagedCache(batch=-1, heads=2, pages=3, page_size=4, dk=8, dv=8)  # PagedCache.batch is -1; expected 0 or more.
+rg.nn.PagedCache(batch=1, heads=2, pages=3, page_size=4.5, dk=8, dv=8)  # PagedCache.page_size is 4.5; expected an integer.
 rg.nn.RollingCache()  # RollingCache needs window; it has window, dtype.
-rg.nn.RollingCache(window=0)  # RollingCache(window=0): expected 1 key or more, the query's own included.
+rg.nn.RollingCache(window=0)  # RollingCache.window is 0; expected 1 or more.
+rg.nn.RollingCache(window=2**70)  # RollingCache.window is 1180591620717411303424; expected less than 2^62.
+rg.nn.FixedCache(2, 2, -1, 8, 8)  # FixedCache.capacity is -1; expected 0 or more.
+rg.nn.FixedCache(2, 2, 2**70, 8, 8)  # FixedCache.capacity is 1180591620717411303424; expected less than 2^62.
+rg.nn.FixedCache("2", 2, 8, 8, 8)  # FixedCache.batch is '2'; expected an integer.
+rg.nn.GrowingCache().next_positions(-1)  # next_positions: n is -1; expected 0 or more.
+rg.nn.GrowingCache().next_positions(1.5)  # next_positions: n is 1.5; expected an integer.
+rg.nn.PagedCache(1, 2, 3, 4, 8, 8).next_positions(-1)  # next_positions: n is -1; expected 0 or more.
 rg.nn.FixedCache()  # FixedCache needs batch and heads and capacity and dk and dv; it has batch, heads, capacity, dk, dv, dtype, device.
 rg.nn.GrowingCache(12)  # GrowingCache(dtype=12): expected None, which keeps tokens in their own dtype, or torch.int8, which rounds them; convert tokens with .to(...) before they are appended.
 rg.nn.Rotary()  # Rotary needs width; it has width, base.

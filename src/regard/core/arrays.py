@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.core.deferred import DeferredRows
+from regard.core.shapes import FARTHEST
 from regard.core.tracing import loaded, unwrapped_if_dead
 from regard.core.wrong_calls import kind_of
 
@@ -109,10 +110,22 @@ def whole_number(x: Any, name: str) -> int:
         raise TypeError(f"{name} is {x!r}; expected an integer.") from None
 
 
+def size(x: Any, name: str, least: int = 0) -> int:
+    """x as an int; TypeError, naming the argument, where it is no integer, ValueError where it is no possible size."""
+    n = whole_number(x, name)
+    if not least <= n < FARTHEST:
+        raise ValueError(f"{name} is {n}; expected {f'{least} or more' if n < least else 'less than 2^62'}.")
+    return n
+
+
 def numbers(x: list[Any] | tuple[Any, ...], name: str) -> tuple[int, ...]:
-    """The integers in a list; TypeError, naming the argument, if it holds anything else."""
+    """The integers in a list; an error, naming the argument, if it holds anything else: TypeError, or ValueError for
+    one of more than 64 bits."""
     if not set(map(type, x)) <= {int}:
         raise TypeError(f"{name} is {x!r}; expected integers: a list of numbers, or a tensor.")
+    far = [n for n in x if not -(2**63) <= n < 2**63]
+    if far:
+        raise ValueError(f"{name} holds {far[0]}; expected integers of 64 bits.")
     return tuple(x)
 
 

@@ -11,12 +11,10 @@ from torch import Tensor
 
 from regard.core.arrays import integers, numbers, plain_tensor
 from regard.core.errors import ShapeError
-from regard.core.shapes import count_of, listed
+from regard.core.shapes import FARTHEST, count_of, listed
 from regard.core.tracing import data_unavailable, scripted
 from regard.core.value import Value
 from regard.core.wrong_calls import kind_of
-
-_FARTHEST = 1 << 62  # of positions that are numbers: differences, and the numbers of queries on top, are int64
 
 
 @dataclass(frozen=True)
@@ -119,8 +117,11 @@ def counted(
     if q[1] < 0 or k[1] < 0:
         first, count = q if q[1] < 0 else k
         raise ValueError(f"{count_of(count, 'position')} from {first} on: expected 0 or more.")
+    for count in (q[1], k[1]):
+        if isinstance(count, float):  # no other check: a graph has numbers of its own
+            raise TypeError(f"{count} positions: expected an integer.")
     firsts = *(q[0] if type(q[0]) is tuple else (q[0],)), k[0]
-    if not torch.compiler.is_compiling() and any(type(n) is int and not -_FARTHEST <= n <= _FARTHEST for n in firsts):
+    if not torch.compiler.is_compiling() and any(type(n) is int and not -FARTHEST <= n <= FARTHEST for n in firsts):
         raise ValueError(f"positions from {firsts[0]} and {firsts[-1]} on: expected numbers from -2^62 to 2^62.")
     span = Span(q, k, device)
     if torch.compiler.is_compiling() or scripted():

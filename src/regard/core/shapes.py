@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+FARTHEST = 1 << 62  # positions, and what is added to them, are no larger, so that sums are int64
+
 
 def repeat_heads(x: Tensor, heads: int) -> Tensor:
     """(*batch, hk, n, d) as (*batch, heads, n, d): query head i reads key head i // (heads // hk)."""

@@ -11,11 +11,17 @@ from torch import Tensor
 
 from regard.core.arrays import plain_tensor
 from regard.core.region import Frame, Region, Tiling
-from regard.core.shapes import listed
+from regard.core.shapes import FARTHEST, listed
 from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.masks.algebra import Cover, Mask, cover_of
 from regard.masks.intervals import Interval, IntervalRule
 from regard.masks.picture import Extent
+
+
+def _check_near(mask: str, name: str, n: int) -> None:
+    """ValueError for a number so large that a position plus it may be no int64."""
+    if not -FARTHEST <= n <= FARTHEST:
+        raise ValueError(f"{mask}({name}={n}): expected a number from -2^62 to 2^62.")
 
 
 def _interval(frame: Frame, least: Tensor | None, largest: Tensor | None) -> Interval | None:
@@ -94,7 +100,8 @@ _WIDTH = "a sliding window of w keys, the query's own included, is Window(before
 )
 @dataclass(frozen=True)
 class Window(Mask):
-    """Keys at most `before` positions behind and `after` positions ahead of the query; None is unbounded.
+    """Keys at most `before` positions behind and `after` positions ahead of the query; None, or more than 2^62, is
+    unbounded.
 
     A "sliding window of w" (Mistral) is Window(before=w - 1, after=0): w keys, the query's own included.
     Raises ValueError for a negative bound.
@@ -121,6 +128,8 @@ class Window(Mask):
                 raise ValueError(
                     f"Window({name}={bound}): expected a count of keys besides the query's own, or None (unbounded)."
                 )
+            if bound is not None and bound > FARTHEST:  # a position plus it may be no int64
+                object.__setattr__(self, name, None)
 
     def visible(self, at: Region) -> Tensor:
         i, j = at.i, at.j
@@ -177,7 +186,9 @@ class Prefix(Mask):
     n: int | Tensor
 
     def __post_init__(self) -> None:
-        if not isinstance(self.n, int):
+        if isinstance(self.n, int):
+            _check_near("Prefix", "n", self.n)
+        else:
             if isinstance(self.n, float):
                 raise TypeError(f"Prefix.n is {self.n}, a float; expected an integer, or an integer tensor (*batch).")
             n = plain_tensor(self.n, "Prefix.n")
@@ -246,6 +257,7 @@ class Dilated(Mask):
             raise TypeError(f"Dilated.step is {kind_of(self.step)}; expected an integer.")
         if self.step < 1:
             raise ValueError(f"Dilated(step={self.step}): expected a step of 1 or more.")
+        _check_near("Dilated", "step", self.step)
 
     def visible(self, at: Region) -> Tensor:
         return (at.i - at.j) % self.step == 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 
-from regard.backends.native.c_structs import AXES, FARTHEST, SATURATED, STRUCTS, TILE, Member, Struct, laid_out, members
+from regard.backends.native.c_structs import AXES, SATURATED, STRUCTS, TILE, Member, Struct, laid_out, members
 from regard.backends.native.call_operands import (
     DIVIDED,
     DROPOUT,
@@ -28,6 +28,7 @@ from regard.backends.native.modifiers.slopes import DIMS
 from regard.backends.native.modifiers.table import MODIFIERS
 from regard.backends.native.operands import members_of
 from regard.backends.native.programs.operations import OPERATIONS, PROGRAM_OPERANDS, SLOTS
+from regard.core.shapes import FARTHEST
 
 TOP, SETS = 64, 64  # keys that the fact `top` can keep; groups, bands of distance that one call can ask for
 LEAVES = 8  # tensors of a score, a mask and a sink that native/python/ finds

@@ -11,7 +11,6 @@ from torch import Tensor
 
 AXES = 4  # batch axes that a call can have
 TILE = 128  # keys whose weighted values are summed before they are added to a row's
-FARTHEST = 1 << 62  # bounds of a rule are no larger, so that adding a query's number does not overflow
 SATURATED = 3.4027e38  # a score of this size or more, in base 2, stands for all larger ones
 _NUMBERS: dict[str, Any] = {
     "int32_t": ctypes.c_int32,

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.backends.native.c_structs import FARTHEST
 from regard.backends.native.call_operands import DOCUMENTS, INTERVALS
 from regard.backends.native.mask_program import MaskProgram, mask_program
 from regard.backends.native.mask_text import MOST, read_mask, why_not_text, write_mask
@@ -26,7 +25,7 @@ from regard.call.problem import Problem
 from regard.core.errors import ShapeError
 from regard.core.positions import Positions
 from regard.core.region import Frame
-from regard.core.shapes import blocks
+from regard.core.shapes import FARTHEST, blocks
 from regard.core.tracing import data_unavailable, watched
 from regard.masks.algebra import And, Cover, Everything, Mask
 from regard.masks.dense import Dense

@@ -138,6 +138,7 @@ class ContiguousCache(KVCache):
         return tail(self._appended, self._length - start, device, start=start)
 
     def next_positions(self, n: int) -> Tensor:
+        n = n if torch.compiler.is_compiling() else arrays.size(n, "next_positions: n")
         device = None if self._buffers is None else self._buffers[0].device
         return torch.arange(self._length, self._length + n, device=device, dtype=torch.int64)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from regard.core.arrays import size
 from regard.core.wrong_calls import answers_wrong_calls
 from regard.nn.cache.contiguous import ContiguousCache
 from regard.nn.cache.forms import form_of
@@ -35,6 +36,8 @@ class FixedCache(ContiguousCache):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(form_of(dtype))
+        given = {"batch": batch, "heads": heads, "capacity": capacity, "dk": dk, "dv": dv}
+        batch, heads, capacity, dk, dv = (size(n, f"FixedCache.{name}") for name, n in given.items())
         with torch.inference_mode(False):  # as in ContiguousCache
             self._buffers = tuple(
                 torch.empty(batch, heads, capacity, width, dtype=kept, device=device)

@@ -76,10 +76,10 @@ class PagedCache(KVCache):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        if page_size < 1:
-            raise ValueError(f"PagedCache(page_size={page_size}): expected 1 token or more.")
-        if pages < 1:
-            raise ValueError(f"PagedCache(pages={pages}): expected 1 page or more, for all sequences together.")
+        given = {"batch": batch, "heads": heads, "dk": dk, "dv": dv}
+        batch, heads, dk, dv = (arrays.size(n, f"PagedCache.{name}") for name, n in given.items())
+        pages = arrays.size(pages, "PagedCache.pages", 1)
+        page_size = arrays.size(page_size, "PagedCache.page_size", 1)
         self._form = form_of(dtype)
         with torch.inference_mode(False):  # a pool made in inference mode could be written in no other mode
             # zeros: what is gathered from behind a sequence's end is hidden, but finite
@@ -277,7 +277,7 @@ class PagedCache(KVCache):
 
     @outside_of_graphs
     def next_positions(self, n: int) -> Tensor:
-        ahead = torch.arange(n, device=self.key_pages.device, dtype=torch.int64)
+        ahead = torch.arange(arrays.size(n, "next_positions: n"), device=self.key_pages.device, dtype=torch.int64)
         return self.length + ahead if self._even else self.lengths[:, None] + ahead
 
     @property

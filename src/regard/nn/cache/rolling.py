@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from regard.backends.native.c_structs import TILE
-from regard.core.arrays import whole_number
+from regard.core.arrays import size
 from regard.core.wrong_calls import answers_wrong_calls
 from regard.masks.positional import Window
 from regard.nn.cache.contiguous import ContiguousCache
@@ -36,10 +36,7 @@ class RollingCache(ContiguousCache):
     @answers_wrong_calls(dict.fromkeys(("size", "capacity", "window_size", "max_length"), "write window=, in keys"))
     def __init__(self, window: int, dtype: torch.dtype | None = None) -> None:
         super().__init__(form_of_any(dtype, type(self).__name__))
-        window = whole_number(window, "RollingCache.window")
-        if window < 1:
-            raise ValueError(f"RollingCache(window={window}): expected 1 key or more, the query's own included.")
-        self.window = window
+        self.window = size(window, "RollingCache.window", 1)
         self._kept: int | None = None  # the length that crop can come back to; None: that before the last append
 
     def keep(self) -> None:
