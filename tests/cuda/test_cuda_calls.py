@@ -87,6 +87,16 @@ def test_attention_with_gradients(mask: rg.Mask, score: str) -> None:
     agrees(with_gradients(lambda q, k, v: rg.attention(q, k, v, score=SCORES[score](q), mask=mask)), *qkv())
 
 
+@pytest.mark.parametrize("mask", [rg.Everything(), rg.Causal()], ids=str)
+@pytest.mark.parametrize("headed", [True, False])
+def test_calls_of_a_structure_seen_before(mask: rg.Mask, headed: bool) -> None:
+    q, k, v = qkv() if headed else [t[:, 0] for t in qkv()]
+    for n in (37, 37, 12, 1):
+        agrees(lambda q, k, v: rg.attention(q, k, v, mask=mask), *(t[..., :n, :] for t in (q, k, v)))
+    v[..., 5, 0] = torch.nan  # what a query may not see does not reach it
+    agrees(lambda q, k, v: rg.attention(q, k, v, mask=mask), q, k, v)
+
+
 def test_lengths_in_lists_have_no_device() -> None:
     lists = rg.Causal() & rg.Lengths([30, 7], first=[2, 0])
     for _ in range(2):  # the second time somebody has looked at the mask

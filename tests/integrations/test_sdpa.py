@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 import regard as rg
+import regard.runtime.plan_cache as plan_cache
 from regard import testing
 
 SDPA = rg.Sdpa(devices=("cpu",))
@@ -106,3 +108,36 @@ def test_shared_batch_axes_and_second_derivatives() -> None:
 
 def test_it_prints_as_it_is_written() -> None:
     assert repr(rg.Sdpa()) == "Sdpa()" and eval(repr(SDPA), {"Sdpa": rg.Sdpa}) == SDPA
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("mask", [rg.Everything(), rg.Causal()], ids=str)
+@pytest.mark.parametrize("lead", [(2, 4), (2,), (), (2, 3, 4)])
+def test_calls_of_a_structure_seen_before(
+    lead: tuple[int, ...], mask: rg.Mask, kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan serves all lengths, looks for what is not finite each time, and needs no native kernels."""
+    if not kernels:
+        monkeypatch.setattr("regard.backends.native.direct.runnable", lambda: ())
+    plan_cache.clear()
+    q, k, v = torch.randn(3, *lead, 16, 8, dtype=F64).unbind(0)
+    asked = list[rg.Mask]()
+    choose = plan_cache.choose
+
+    def counted(*args: Any, **options: Any) -> Any:
+        asked.append(mask)
+        return choose(*args, **options)
+
+    monkeypatch.setattr(plan_cache, "choose", counted)
+    for n in (16, 9, 1):
+        given = [t[..., :n, :] for t in (q, k, v)]
+        found = rg.attention(*given, mask=mask, backend=SDPA)
+        torch.testing.assert_close(found, rg.attention(*given, mask=mask, backend=rg.Reference()))
+    assert len(asked) == 2  # once for this structure, once for that of Reference
+    v[..., 3, :] = torch.nan
+    if isinstance(mask, rg.Causal):
+        with pytest.raises(rg.Unsupported, match="lets what is not finite leak"):
+            rg.attention(q, k, v, mask=mask, backend=SDPA)
+    else:
+        assert rg.attention(q, k, v, backend=SDPA).isnan().all()
+    plan_cache.clear()

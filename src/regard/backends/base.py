@@ -202,12 +202,12 @@ def recorded_backward(
     return tuple(next(found) if need else None for need in needs)
 
 
-def why_leaks(problem: Problem) -> str | None:
-    """Why functions of torch that multiply what is hidden by 0 cannot run a call; None where all numbers are finite."""
-    tensors = problem.q, problem.k, problem.v
+def why_leaks(tensors: tuple[Tensor, ...], accumulate: torch.dtype) -> str | None:
+    """Why functions of torch that multiply what is hidden by 0 cannot run a call of q, k and v; None where all numbers
+    are finite."""
     if data_unavailable(*tensors):
         return "it lets what is not finite leak out of masked places, and in a graph nobody can look for it"
-    sums = [t.detach().sum(dtype=problem.accumulate) for t in tensors]  # on a GPU: what is waited for once
+    sums = [t.detach().sum(dtype=accumulate) for t in tensors]  # on a GPU: what is waited for once
     if bool(torch.stack(sums).isfinite().all()) or all(bool(t.isfinite().all()) for t in tensors):
         return None
     return "it lets what is not finite leak out of masked places"

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from regard.backends.base import Backend, ForwardResult, Result, recorded_backward, why_leaks
+from regard.backends.base import (
+    Backend,
+    Example,
+    ForwardResult,
+    Plan,
+    PlanInputs,
+    Result,
+    TrainingPlan,
+    recorded_backward,
+    why_leaks,
+)
 from regard.backends.streaming.backward import Cotangents
 from regard.call.problem import Problem
 from regard.core.positions import Positions
@@ -19,6 +30,7 @@ from regard.masks.algebra import Everything, Mask, View
 from regard.masks.dense import Dense
 from regard.masks.positional import Causal
 from regard.masks.ragged import Lengths
+from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 
 
@@ -56,6 +68,12 @@ class Sdpa(Backend):
         with torch.no_grad():
             return _sdpa(problem)
 
+    def plan(self, example: Example, training: bool) -> Plan | TrainingPlan | None:
+        mask, placed = example.problem.mask, example.positions is not None
+        alike = {(t.dtype, t.shape[: -3 if t.dim() > 3 else -2]) for t in example.given}
+        simple = isinstance(mask, Everything) or (isinstance(mask, Causal) and not placed)
+        return _SdpaPlan(example) if simple and not training and len(alike) == 1 else None
+
     def backward(
         self, problem: Problem, forward: ForwardResult, cotangents: Cotangents, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
@@ -74,7 +92,7 @@ def _why_not_mask(mask: Mask, frame: Frame, problem: Problem) -> str | None:
         return "in a graph nobody knows whether the mask leaves a query without a key"
     elif bool(View(mask, frame).empty_rows().any()):
         return "the mask leaves a query without a key, which its paths answer differently"
-    return why_leaks(problem)
+    return why_leaks((problem.q, problem.k, problem.v), problem.accumulate)
 
 
 def _same_positions(positions: Positions) -> bool:
@@ -91,12 +109,39 @@ def _sdpa(problem: Problem) -> Result:
     similarity, mask, frame = problem.similarity, problem.mask, problem.frame
     assert isinstance(similarity, ScaledDot) and not isinstance(similarity.scale, Tensor)
     allowed = None if isinstance(mask, (Everything, Causal)) else View(mask, frame).dense()
-    out = scaled_dot_product_attention(
-        problem.q,
-        repeat_heads(problem.k, frame.heads),
-        repeat_heads(problem.v, frame.heads),
-        attn_mask=allowed,
-        is_causal=isinstance(mask, Causal),
-        scale=similarity.scale,
-    )
+    out = _fused(problem.q, problem.k, problem.v, allowed, isinstance(mask, Causal), similarity.scale)
     return out, out.new_full(out.shape[:-1], torch.nan)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, causal: bool, scale: float | None) -> Tensor:
+    """torch's function on (*batch, h, n, d); allowed: (*batch, h, nq, nk)."""
+    k, v = repeat_heads(k, q.shape[-3]), repeat_heads(v, q.shape[-3])
+    return scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=causal, scale=scale)
+
+
+class _SdpaPlan:
+    """Calls without gradients of one structure: every query sees all keys, or those up to its own."""
+
+    of_lengths = False
+
+    def __init__(self, example: Example) -> None:
+        problem = example.problem
+        assert isinstance(problem.similarity, ScaledDot) and not isinstance(problem.similarity.scale, Tensor)
+        self.scale, self.causal = problem.similarity.scale, isinstance(problem.mask, Causal)
+        self.accumulate = problem.accumulate
+
+    def run(self, call: PlanInputs) -> Tensor | None:
+        """See base.Plan. What only numbers and lengths tell is looked at in each call."""
+        q, k, v = call.q, call.k, call.v
+        if not call.nq or not call.nk:
+            return None
+        if self.causal and (call.nq != call.nk or why_leaks((q, k, v), self.accumulate)):
+            return None
+        headed = q.dim() > 3
+        if not headed:
+            q, k, v = (t.unsqueeze(-3) for t in (q, k, v))
+        out = _fused(q, k, v, None, self.causal, self.scale)
+        return out if headed else out.squeeze(-3)
+
+    def remember(self, call: PlanInputs, score: Score, sink: Tensor | float | None, outlines: tuple[Any, ...]) -> None:
+        """The shorter way is the native kernels' alone."""

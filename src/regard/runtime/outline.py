@@ -30,8 +30,13 @@ from regard.scores.algebra import Score
 
 
 def plain(t: Tensor) -> bool:
-    """Whether the kernels can read a tensor where it lies. A subclass may hold its numbers elsewhere, or none."""
-    if type(t) not in _PLAIN or not t.is_cpu or t.layout is not _STRIDED:
+    """Whether the kernels can read a tensor where it lies."""
+    return t.is_cpu and _ordinary(t)
+
+
+def _ordinary(t: Tensor) -> bool:
+    """Whether a tensor is its numbers, as they lie. A subclass may hold its numbers elsewhere, or none."""
+    if type(t) not in _PLAIN or t.layout is not _STRIDED:
         return False
     return not (t.is_neg() or t._is_zerotensor() or wrapped(t))
 
@@ -136,6 +141,7 @@ class Structure(NamedTuple):
     placed    of the positions; None where there are none
     dropped   the probability of dropout; None where nothing is dropped
     kept      how keys and values are kept that are no ordinary tensors
+    device    None: the CPU
     lying     dtypes, and sizes but for the numbers of queries and keys
     traced    what a graph of modifiers that a person wrote follows from of these; () where there are none
     isa       what the environment says of it
@@ -148,6 +154,7 @@ class Structure(NamedTuple):
     placed: Any
     dropped: float | None
     kept: tuple[type, int | None] | None
+    device: torch.device | None
     lying: tuple[Any, ...]
     traced: tuple[Any, ...]
     threads: int
@@ -174,7 +181,13 @@ def structure_of(
     kept = kept_alike(k, v)
     if type(q) is not Tensor or not (kept or (type(k) is Tensor and type(v) is Tensor)) or transformed():
         return None
-    if not (plain(q) and (kept or (plain(k) and plain(v)))) or q.dim() < 2 or k.dim() < 2 or v.dim() < 2:
+    given = (q,) if kept else (q, k, v)
+    if not all(map(_ordinary, given)) or len({t.device for t in given}) > 1:
+        return None
+    device = None if q.is_cpu else q.device
+    if device is not None and (kept or not q.is_cuda):
+        return None
+    if q.dim() < 2 or k.dim() < 2 or v.dim() < 2:
         return None
     if backend is not None and not is_regards_own(type(backend)):
         return None
@@ -195,7 +208,7 @@ def structure_of(
     lying = (q.dtype, k.dtype, v.dtype, len(q_lead), len(k_lead), *q_lead, q_width, *k_lead, k_width, *v_lead, v_width)
     structure = Structure(
         *(needs if True in needs else None, False, outlines, placed, dropped),
-        *(_form_of(k) if kept else None, lying, traced, torch.get_num_threads(), isa_written(), backend),
+        *(_form_of(k) if kept else None, device, lying, traced, torch.get_num_threads(), isa_written(), backend),
     )
     return structure, nq, nk
 

@@ -70,8 +70,9 @@ def direct() -> Direct:
 
 
 def shortcut() -> Callable[..., Any] | None:
-    """attend() of native/python/; None where several threads may run Python at once, which it is not made for."""
-    return None if sysconfig.get_config_var("Py_GIL_DISABLED") else direct().attend
+    """attend() of native/python/; None without kernels, and where several threads may run Python at once, which it is
+    not made for."""
+    return None if not runnable() or sysconfig.get_config_var("Py_GIL_DISABLED") else direct().attend
 
 
 def write_rows(row: int, keys: Tensor, k: Tensor, values: Tensor, v: Tensor) -> bool:
