@@ -147,8 +147,16 @@ def check(case: Case, call: Call, q: Tensor, k: Tensor, v: Tensor) -> None:
     assert off < (2e-2 if case.dtype == BF16 else 1e-4), f"off by {off:.1e}"
 
 
+@torch.no_grad()
+def _without_gradients(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return call(q, k, v)
+
+
 def measure(case: Case, limit: float) -> None:
-    """A line for each candidate: forward, and forward with the gradients of q, k and v. limit: seconds for each."""
+    """A line for each candidate: forward without gradients, forward that keeps what its backward needs, and both.
+
+    limit: seconds for each.
+    """
     batch, heads, n, d = case.shape
     q, k, v = (torch.randn(case.shape, device="cuda", dtype=case.dtype, requires_grad=True) for _ in range(3))
     g = torch.randn_like(q)
@@ -166,6 +174,7 @@ def measure(case: Case, limit: float) -> None:
     given = {"score": case.score, "mask": case.mask, "dropout": rg.Dropout(case.dropout) if case.dropout else None}
     print(f"{case.name} {case.shape}: regard takes {rg.explain(q, k, v, **given).backend!r}", flush=True)
     passes: dict[str, Callable[[Call], object]] = {
+        "inference": lambda call: _without_gradients(call, q, k, v),
         "forward": lambda call: call(q, k, v),
         "both": lambda call: torch.autograd.grad(call(q, k, v), (q, k, v), g),
     }
@@ -179,7 +188,7 @@ def measure(case: Case, limit: float) -> None:
         work = 4 * batch * heads * n * n * d * case.seen * (3.5 if kind == "both" else 1)
         for name, t in medians.items():
             times = f"{t * 1e6:9.0f} µs  {t / medians['regard']:6.2f}  {work / t / PEAK:5.1%}"
-            print(f"  {kind:<8} {name:<16} {times}", flush=True)
+            print(f"  {kind:<10} {name:<16} {times}", flush=True)
 
 
 if __name__ == "__main__":
