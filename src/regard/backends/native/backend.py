@@ -57,10 +57,11 @@ class Native(Backend):
     backward computes the weights again, tile by tile. On processors that multiply bfloat16 (avx512bf16; neonbf16 and
     sve256: BFMMLA of Arm; amx: the matrix unit of Intel's servers), the weights of a bfloat16 call are rounded to
     bfloat16 before they multiply the values. amx also multiplies float16 and float32, as exact sums of bfloat16
-    numbers, from 32 queries (float16) and 96 queries (float32) on; from 128 and 256 where a backward may follow. The
-    kernels are compiled once for each instruction set; regard uses the best one that runs here, or the one in the
-    environment variable REGARD_ISA (base, avx2, avx512, avx512bf16, amx; base, neon, neonbf16, sve256). The matrix unit
-    needs the system's permission, which regard requests when it first loads kernels; without it, avx512 is used.
+    numbers, from 32 queries (float16) and 96 queries (float32) on; from 128 and 256 where a backward may follow. A head
+    with fewer than 32 queries counts those of all heads that share its keys. The kernels are compiled once for each
+    instruction set; regard uses the best one that runs here, or the one in the environment variable REGARD_ISA (base,
+    avx2, avx512, avx512bf16, amx; base, neon, neonbf16, sve256). The matrix unit needs the system's permission, which
+    regard requests when it first loads kernels; without it, avx512 is used.
 
     invariant: the bits of a query's row depend on no other query of the call, nor on their number: a batch of one, a
     chunk of a prompt and one token decoded against a cache agree. It is slower for few queries. Not available for
