@@ -23,12 +23,19 @@ int32_t forward(const regard_call& c, regard_parallel parallel) {
 
 REGARD_API int64_t regard_queries() { return kQueries; }
 
-// Of how many bfloat16 numbers the matrix unit multiplies each number in a forward; 0: vectors multiply; -1: there is
-// no unit. Nothing is read of tensors but whether they are there.
+// Of how many bfloat16 numbers the matrix unit multiplies each number in a forward; 0: vectors multiply, or there is no
+// call; -1: there is no unit. Of the results only whether they are there counts.
 REGARD_API int64_t regard_matrix_parts(const regard_call* call) {
   if (!Isa::kMatrixUnit) return -1;
-  if (packs_heads(*call)) return matrix_parts(*call, few_rows(*call));
-  return has_few_rows(*call) ? 0 : matrix_parts(*call);
+  if (!call || !call->key_heads) return 0;
+  int64_t parts = 0;
+  with_intervals(*call, [&parts](const regard_call& c) {
+    const regard_call rows = packs_batch(c) ? SharedKeys(c).grouped() : c;
+    if (packs_heads(rows)) parts = matrix_parts(rows, few_rows(rows));
+    else parts = has_few_rows(rows) ? 0 : matrix_parts(rows);
+    return (int32_t)REGARD_DONE;
+  });
+  return parts;
 }
 
 // The name of the n-th instruction set that this processor runs, best first; null past the last.

@@ -267,6 +267,8 @@ static void run_rows(const regard_call& c, const Scratch& w, Place p, int64_t he
   if (rest <= 0) return;
   p.row += blocks * kQueries;
   p.rows = rest;
+  // as one head alone: an item's heads follow from the number of threads, the bits of a row must not
+  if constexpr (Op::parts > 1) return run_blocks<kVectors, Op>(c, w, p, heads, true);
   with_vectors(rest, [&](auto vectors) { run_blocks<vectors, Op>(c, w, p, heads, true); });
 }
 

@@ -14,18 +14,19 @@ static bool rows_alike(const regard_call& c) {
 }
 
 // Whether the heads of a group become one: where the group has many rows, and each head alone would be a block with few
-// lanes or vectors filled. Where that leaves too few items of work for many threads, they do not: split keys
-// (decode.h), or a block for each head, give more.
+// lanes or vectors filled. Where few rows, or rows that the unit would not multiply by themselves, leave too few items
+// of work for many threads, they do not: split keys (decode.h), or a block for each head, give more.
 static bool packs_heads(const regard_call& c) {
   constexpr int64_t kMinRows = 16, kMinItems = 8;
   constexpr int64_t kMinRowsInt8 = 3 * W;  // measured: fewer took up to 25 % longer as a block, more up to 15 % less
   if (c.heads == c.key_heads || !rows_alike(c)) return false;
   const int64_t rows = few_rows(c), pairs = elements(c) * c.key_heads;
   if (has_few_rows(c)) return rows >= (c.k_scales.data ? kMinRowsInt8 : kMinRows) && pairs >= kMinItems;
-  if (matrix_parts(c, rows)) return c.nq < kQueries / 2;  // it multiplies 32 rows at once
+  if (matrix_parts(c)) return c.nq < kQueries / 2;  // it multiplies 32 rows at once
   if (rows > kMaxRows && 2 * c.nq <= W) return true;
-  // measured, 2 to 8 heads of a group: 9 to 24 queries took 50 to 90 % of the time, 31 as long as by themselves
-  return 8 * c.nq <= 3 * kQueries && pairs * ((rows + kQueries - 1) / kQueries) >= kMinItems;
+  if (pairs * ((rows + kQueries - 1) / kQueries) < kMinItems) return false;
+  // measured, 2 to 8 heads of a group: by vectors 9 to 24 queries took 50 to 90 % of the time, 31 as long as alone
+  return matrix_parts(c, rows) ? c.nq < kQueries / 2 : 8 * c.nq <= 3 * kQueries;
 }
 
 // Whether batch elements along an axis have the same keys and values: tensors that were expanded.
@@ -61,6 +62,14 @@ struct SharedKeys {
 
   int64_t group() const { return c.heads / c.key_heads; }
   int64_t rows() const { return sharing * few_rows(c); }
+
+  // The call with the batch elements that share keys as heads of a group; its tensors are still those of the call.
+  regard_call grouped() const {
+    regard_call rows = c;
+    __builtin_memcpy(rows.batch, batch, sizeof rows.batch);
+    rows.heads = c.key_heads * sharing * group();
+    return rows;
+  }
 
   // A contiguous tensor.
   regard_tensor tensor(void* data, int64_t width) const {
@@ -120,8 +129,7 @@ static int32_t forward_packed(const regard_call& c, const Run& run) {
     next += rows * width;
     return packing.tensor(next - rows * width, width);
   };
-  regard_call packed = c;
-  __builtin_memcpy(packed.batch, packing.batch, sizeof packed.batch);
+  regard_call packed = packing.grouped();
   packed.q_at = packed.k_at = nullptr;  // read by what tells rows apart
   packed.q = take(c.dk);
   packed.out = take(c.dv);
@@ -135,7 +143,6 @@ static int32_t forward_packed(const regard_call& c, const Run& run) {
   if (c.lse.data) packed.lse = take(1);
   if (c.row_stats.data) packed.row_stats = take(2);
   regard_call grouped = packed;
-  grouped.heads = c.key_heads * packing.sharing * packing.group();
   for (regard_tensor* t : {&grouped.q, &grouped.out, &grouped.start, &grouped.stop, &grouped.lse, &grouped.row_stats})
     t->head = c.nq * t->row;
   packed.heads = c.key_heads;

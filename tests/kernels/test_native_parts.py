@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -187,6 +188,7 @@ IN_PARTS = "on the matrix unit, each number as the sum of {} bfloat16 numbers"
         (torch.float16, 9, (32, 8), rg.ScaledDot() >> rg.Alibi(torch.rand(32)), "by vectors"),
         (torch.bfloat16, 4, (32, 8), rg.ScaledDot(), "on the matrix unit"),
         (torch.bfloat16, 2, (32, 8), rg.ScaledDot(), "by vectors"),
+        (torch.float32, 24, (4, 1), rg.ScaledDot(), "by vectors"),  # too few items for many threads
     ],
 )
 def test_explain_counts_the_queries_of_a_group(
@@ -198,3 +200,35 @@ def test_explain_counts_the_queries_of_a_group(
         assert told["products"].partition(";")[0] == said
     else:
         assert "products" not in told
+
+
+def products(*given: Any, **options: Any) -> str:
+    return dict(rg.explain(*given, **options, backend=rg.Native()).facts).get("products", "").partition(";")[0]
+
+
+def test_explain_sees_calls_as_the_kernels_do(isa: str) -> None:
+    """Documents in order are intervals, batch elements that share keys are heads of a group, 0 heads are no call."""
+    q, k = torch.randn(1, 32, 15, 32), torch.randn(1, 4, 64, 32)
+    ordered = rg.Documents(torch.zeros(15, dtype=torch.int64), torch.arange(64) // 40)
+    expanded = torch.randn(1, 8, 64, 32).expand(16, -1, -1, -1)
+    on_unit = IN_PARTS.format(3) if isa.startswith("amx") else ""
+    assert products(q, k, k, mask=ordered) == products(torch.randn(16, 8, 8, 32), expanded, expanded) == on_unit
+    none = torch.randn(1, 0, 9, 8)
+    assert products(none, none, none) == ("by vectors" if isa.startswith("amx") else "")
+    many = torch.empty(()).expand(64, 10_000_000, 128)  # nothing is allocated
+    assert products(many[None], many[None, :, :64], many[None, :, :64]) == on_unit
+
+
+@pytest.mark.parametrize("queries", [33, 40, 48, 64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_bits_of_heads_of_a_group(isa: str, dtype: torch.dtype, queries: int) -> None:
+    """How many heads an item of work has follows from the threads; no bit does."""
+    q, k, v = (torch.randn(1, heads, n, 64).to(dtype) for heads, n in ((8, queries), (2, 700), (2, 700)))
+    threads, found = torch.get_num_threads(), list[torch.Tensor]()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            found.append(rg.attention(q, k, v))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*found)

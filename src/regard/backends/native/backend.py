@@ -58,10 +58,10 @@ class Native(Backend):
     sve256: BFMMLA of Arm; amx: the matrix unit of Intel's servers), the weights of a bfloat16 call are rounded to
     bfloat16 before they multiply the values. amx also multiplies float16 and float32, as exact sums of bfloat16
     numbers, from 32 queries (float16) and 96 queries (float32) on; from 128 and 256 where a backward may follow. A head
-    with fewer than 32 queries counts those of all heads that share its keys. The kernels are compiled once for each
-    instruction set; regard uses the best one that runs here, or the one in the environment variable REGARD_ISA (base,
-    avx2, avx512, avx512bf16, amx; base, neon, neonbf16, sve256). The matrix unit needs the system's permission, which
-    regard requests when it first loads kernels; without it, avx512 is used.
+    with fewer than 32 queries counts those of all heads that share its keys, where nothing but these tells heads apart.
+    The kernels are compiled once for each instruction set; regard uses the best one that runs here, or the one in the
+    environment variable REGARD_ISA (base, avx2, avx512, avx512bf16, amx; base, neon, neonbf16, sve256). The matrix unit
+    needs the system's permission, which regard requests when it first loads kernels; without it, avx512 is used.
 
     invariant: the bits of a query's row depend on no other query of the call, nor on their number: a batch of one, a
     chunk of a prompt and one token decoded against a cache agree. It is slower for few queries. Not available for
@@ -211,14 +211,14 @@ class Native(Backend):
 
     def _products(self, problem: Problem, mask: dict[str, Any]) -> dict[str, str]:
         """What multiplies where there is a matrix unit, if tensors that require gradients get them."""
+        if not library().has_matrix_unit:
+            return {}
         with torch.no_grad():
             args = self._kernel_args(problem, mask)
-            out, lse = empty_results(args)
+            out = torch.empty((), device=args.q.device).expand(*args.shape, args.v.shape[-1])  # without memory
             training = any(t.requires_grad for t in problem.tensors())
-            saved = {"row_stats": empty_row_stats(args)} if training else {}
-            parts = library().matrix_parts(arguments(args, out=out, lse=lse, **saved))
-        if parts is None:
-            return {}
+            saved = {"row_stats": out[..., :1].expand(*args.shape, 2)} if training else {}
+            parts = library().matrix_parts(arguments(args, out=out, **saved))
         if parts == 0:
             said = (
                 "by vectors; the unit multiplies bfloat16 unless there are few queries, and other numbers for many "

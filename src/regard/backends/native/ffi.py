@@ -46,13 +46,13 @@ class Library:
         """Queries and keys of a block."""
         return self.handle.regard_queries(), self.handle.regard_keys()
 
-    def matrix_parts(self, struct: Struct) -> int | None:
-        """Of how many bfloat16 numbers a matrix unit multiplies each number in a forward; None where there is no unit.
+    @cached_property
+    def has_matrix_unit(self) -> bool:
+        return self.handle.regard_matrix_parts(None) >= 0
 
-        0: vectors multiply.
-        """
-        parts = self.handle.regard_matrix_parts(ctypes.byref(struct))
-        return None if parts < 0 else parts
+    def matrix_parts(self, struct: Struct) -> int:
+        """Of how many bfloat16 numbers a matrix unit multiplies each number in a forward; 0: vectors multiply."""
+        return self.handle.regard_matrix_parts(ctypes.byref(struct))
 
     def count_tiles(self, struct: Struct) -> tuple[int, ...]:
         """What a forward does with its tiles: native/attention/tile_counts.h."""
