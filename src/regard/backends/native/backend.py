@@ -215,7 +215,8 @@ class Native(Backend):
             return {}
         with torch.no_grad():
             args = self._kernel_args(problem, mask)
-            out = torch.empty((), device=args.q.device).expand(*args.shape, args.v.shape[-1])  # without memory
+            out = torch.empty((), dtype=torch.float32, device=args.q.device)  # a number, whatever the shape
+            out = out.expand(*args.shape, args.v.shape[-1])
             training = any(t.requires_grad for t in problem.tensors())
             saved = {"row_stats": out[..., :1].expand(*args.shape, 2)} if training else {}
             parts = library().matrix_parts(arguments(args, out=out, **saved))
