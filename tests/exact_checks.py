@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -61,3 +62,15 @@ def check_gradients(q: Tensor, k: Tensor, v: Tensor, cotangent: Tensor, **call: 
 def _expected_gradients(given: _Differentiated) -> tuple[Tensors, Tensors]:
     """Reference's in float64, and in the dtype of the call."""
     return given.gradients(torch.float64, rg.Reference()), given.gradients(given.call.q.dtype, rg.Reference())
+
+
+def check_threads(call: Callable[[], Tensor]) -> None:
+    """That a call has the same bits with one thread and with two; NaN are alike."""
+    threads, found = torch.get_num_threads(), list[Tensor]()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            found.append(call().nan_to_num(7.0))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*found)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from exact_checks import check_both, check_gradients
+from exact_checks import check_both, check_gradients, check_threads
 from needed import needs_kernels
 
 pytestmark = needs_kernels
@@ -143,15 +143,7 @@ def test_bits(isa: str, dtype: torch.dtype) -> None:
     q, k, v = (torch.randn(2, 4, 500, 64).to(dtype) for _ in range(3))
     v[0, 1, 400] = -torch.inf
     q[1, 2, 70, 3] = torch.inf
-    threads = torch.get_num_threads()
-    results = []
-    try:
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            results.append(rg.attention(q, k, v, mask=rg.Causal()))
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(*(t.nan_to_num(7.0) for t in results))
+    check_threads(lambda: rg.attention(q, k, v, mask=rg.Causal()))
 
 
 @pytest.mark.parametrize(
@@ -224,11 +216,4 @@ def test_explain_sees_calls_as_the_kernels_do(isa: str) -> None:
 def test_bits_of_heads_of_a_group(isa: str, dtype: torch.dtype, queries: int) -> None:
     """How many heads an item of work has follows from the threads; no bit does."""
     q, k, v = (torch.randn(1, heads, n, 64).to(dtype) for heads, n in ((8, queries), (2, 700), (2, 700)))
-    threads, found = torch.get_num_threads(), list[torch.Tensor]()
-    try:
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            found.append(rg.attention(q, k, v))
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(*found)
+    check_threads(lambda: rg.attention(q, k, v))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from exact_checks import check_threads
 from needed import needs_kernels
 from regard import testing
 
@@ -104,14 +105,7 @@ def test_heads_of_a_group(isa: str, nq: int, heads: tuple[int, int], kind: str, 
     (q, k, v, g), given, truth, plain = expected("keys of their own", nq, heads, kind, dtype)
     for mine, right, usual in zip(results(q, k, v, g, dtype, rg.Native(), given), truth, plain, strict=True):
         assert testing.error(mine, right) <= testing.tolerance(right, usual)
-    threads, found = torch.get_num_threads(), list[Tensor]()
-    try:
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            found.append(rg.attention(q, k, v, **given))
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(*found)
+    check_threads(lambda: rg.attention(q, k, v, **given))
 
 
 @pytest.mark.parametrize("nq", [1, 2, 8])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from exact_checks import check_both, check_gradients
+from exact_checks import check_both, check_gradients, check_threads
 from needed import needs_kernels
 from regard import testing
 
@@ -152,15 +152,7 @@ def test_bits(isa: str, size: str, mask: str) -> None:
     """The same for one thread and two; with `invariant`, a row has them alone, too."""
     q, k, v = drawn(size)
     call = given(size, mask)
-    threads = torch.get_num_threads()
-    results = []
-    try:
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            results.append(rg.attention(q, k, v, **call))
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(*results)
+    check_threads(lambda: rg.attention(q, k, v, **call))
     row = q.shape[-2] // 2
     alone = call | {"positions": rg.Positions(call["positions"].q[row : row + 1], call["positions"].k)}
     backend = rg.Native(invariant=True)

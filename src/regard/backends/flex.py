@@ -56,11 +56,9 @@ class Flex(Backend):
             problem.dtype == torch.float64 or min(problem.q.shape[-1], problem.dv) < 16
         ):
             return "its compiled kernels need float32 or less and widths of 16 or more"
-        return (
-            None
-            if isinstance(problem.mask, Everything)
-            else why_leaks((problem.q, problem.k, problem.v), problem.accumulate)
-        )
+        if isinstance(problem.mask, Everything):
+            return None
+        return why_leaks((problem.q, problem.k, problem.v), problem.accumulate)
 
     def forward(self, problem: Problem) -> Result:
         with torch.no_grad():
