@@ -146,12 +146,12 @@ static void merge_row(const regard_call& c, const Place& p, int64_t h, int64_t i
     row_stats[0] = stats.shift;
     row_stats[c.row_stats.col] = stats.inverse;
   }
-  const int64_t to = offset(c.out, p, h) + i * c.out.row;
+  char* to = (char*)c.out.data + size_of(c.out_dtype) * (offset(c.out, p, h) + i * c.out.row);
   for (int64_t d = 0; d < c.dv; d += W) {
     vf o = vf{};
     for (int64_t n = 0; n < count; ++n) o += load(part(n).o() + d) * splat(part(n).sums().m);
     o = whole.empty() ? vf{} : o / splat(whole.l);
-    store_row(c, to + d * c.out.col, c.dv - d < W ? c.dv - d : W, o);
+    store_some(to + size_of(c.out_dtype) * d * c.out.col, c.out_dtype, c.out.col, c.dv - d < W ? c.dv - d : W, o);
   }
 }
 

@@ -57,6 +57,42 @@ static void run_tile(Block<V>& b, Tile& t, KvTile& x) {
   accumulate_tile<V, Op>(b, t, x, top);
 }
 
+// Writes the o of vector v of a block, times scale, to `rows` rows of out.
+template <int V>
+static void write_values(const Block<V>& b, int v, vf scale, char* out, int64_t rows) {
+  const regard_call& c = b.c;
+  for (int64_t f = 0; f < c.dv; f += W) {
+    const int64_t features = c.dv - f < W ? c.dv - f : W;
+    const float* from = b.sums(f, v);
+    vf r[W];
+#pragma GCC unroll 16
+    for (int n = 0; n < W; ++n) r[n] = load(from + (n < features ? n : 0) * b.o_row) * scale;
+    transpose(r);
+    for (int64_t i = 0; i < rows; ++i)
+      store_some(out + size_of(c.out_dtype) * (i * c.out.row + f * c.out.col), c.out_dtype, c.out.col, features, r[i]);
+  }
+}
+
+// The same in half precision, where the features of a row are neighbours: two features are transposed as one number.
+template <int dtype, int V>
+static void write_halves(const Block<V>& b, int v, vf scale, uint16_t* out, int64_t rows) {
+  const regard_call& c = b.c;
+  for (int64_t f = 0; f < c.dv; f += 2 * W) {
+    const int64_t features = c.dv - f < 2 * W ? c.dv - f : 2 * W;
+    const float* from = b.sums(f, v);
+    const auto value = [&](int64_t n) { return load(from + (n < features ? n : 0) * b.o_row) * scale; };
+    vf r[W];
+#pragma GCC unroll 16
+    for (int n = 0; n < W; ++n) r[n] = half_pair<dtype>(value(2 * n), value(2 * n + 1));
+    transpose(r);
+    for (int64_t i = 0; i < rows; ++i) {
+      uint16_t* to = out + i * c.out.row + f;
+      if (features == 2 * W) store((float*)to, r[i]);
+      else __builtin_memcpy(to, &r[i], (size_t)features * sizeof(uint16_t));
+    }
+  }
+}
+
 // Adds the sink to the state, and writes out, lse and row statistics.
 template <int V>
 REGARD_NOINLINE void finish(Block<V>& b) {
@@ -66,7 +102,7 @@ REGARD_NOINLINE void finish(Block<V>& b) {
   float* row_stats = c.row_stats.data ? at<float>(c.row_stats, p, p.h) + p.row * c.row_stats.row : nullptr;
   const int64_t base = offset(c.out, p, p.h) + p.row * c.out.row;
   const vf sink = splat(sink_of(c, p, p.h));
-  for (int v = 0; v < V; ++v) {
+  for (int v = 0; v < V && v * W < p.rows; ++v) {
     SoftmaxState<vf> state = b.state[v], unrounded{state.m, b.rounded ? b.unrounded[v] : state.l};
     vf alpha = splat(1.0f);
     if (c.sink.data) {
@@ -87,13 +123,10 @@ REGARD_NOINLINE void finish(Block<V>& b) {
         row[c.row_stats.col] = stats.inverse[n];
       }
     }
-    for (int64_t f = 0; f < c.dv; f += W) {
-      vf r[W];
-      const int64_t features = c.dv - f < W ? c.dv - f : W;
-      for (int n = 0; n < W; ++n) r[n] = n < features ? load(b.sums(f + n, v)) * scale : vf{};
-      transpose(r);
-      for (int64_t i = 0; i < rows; ++i) store_row(c, base + (v * W + i) * c.out.row + f * c.out.col, features, r[i]);
-    }
+    char* out = (char*)c.out.data + size_of(c.out_dtype) * (base + v * W * c.out.row);
+    if (c.out_dtype == REGARD_F32 || c.out.col != 1) write_values(b, v, scale, out, rows);
+    else if (c.out_dtype == REGARD_BF16) write_halves<REGARD_BF16>(b, v, scale, (uint16_t*)out, rows);
+    else write_halves<REGARD_F16>(b, v, scale, (uint16_t*)out, rows);
   }
 }
 
@@ -162,41 +195,59 @@ static Tile tile_for_block(const Block<V>& b, const KvTile& x, int64_t j) {
   return t;
 }
 
-// Runs the tiles that a block sees: what no step changes in a stream, the rest by itself.
+// Runs the tiles that a block sees: what can be in a stream, of several tiles where no modifier loads what it needs for
+// one; the rest by itself.
 template <int V, class Op>
 static void run_tiles(Block<V>& b, KvTile* x, int64_t count) {
-  StreamedTile streamed[tiles_at_once(Op::parts)];
+  constexpr int64_t kTiles = tiles_at_once(Op::parts);
+  const regard_call& c = b.c;
+  const bool modified = Modifiers::used(c), in_stream = streams<V, Op>(b);
+  StreamedTile streamed[kTiles];
+  uint64_t bits[kTiles * kKeys];
   int64_t some = 0;
+  const auto run_streamed = [&] {
+    if constexpr (V % 2 == 0) stream_tiles<V, Op>(b, streamed, some);
+    some = 0;
+  };
   const auto run_others = [&](const Tile& t, KvTile& of, int64_t from, int64_t to) {
     if (from >= to) return;
-    if constexpr (V % 2 == 0) {
-      stream_tiles<V, Op>(b, streamed, some);
-      some = 0;
-    }
+    run_streamed();
     Tile others = piece(b, t, from, to);
     run_tile<V, Op>(b, others, of);
   };
   for (int64_t n = 0; n < count && !b.unfit; ++n) {
-    const Tile t = tile_for_block(b, x[n], x[n].j / kKeys * kKeys);
+    Tile t = tile_for_block(b, x[n], x[n].j / kKeys * kKeys);
     if (!t.count) continue;
-    load_key_parts<Op>(b.c, b.w, x[n]);
-    load_value_parts<Op>(b.c, b.w, x[n]);
+    load_key_parts<Op>(c, b.w, x[n]);
+    load_value_parts<Op>(c, b.w, x[n]);
     b.unfit = x[n].unfit;
-    const Limits middle = streamed_keys<V, Op>(b, t);
     const int64_t end = t.j + t.count;
+    if (!in_stream) {
+      run_others(t, x[n], t.j, end);
+      continue;
+    }
+    load_bits(c, b.p, t, bits + n * kKeys);
+    if (hides_all(t)) continue;
+    const Limits middle = streamed_keys(b, t, x[n].finite > 0);
     if (middle.lo >= middle.hi) {
       run_others(t, x[n], t.j, end);
       continue;
     }
     run_others(t, x[n], t.j, middle.lo);
+    if (modified) {
+      run_streamed();
+      Modifiers::load_tile(b, t);
+      Bias::fetch_next(b, t, b.hi);
+    }
     const int64_t skip = middle.lo - x[n].j;
+    const int64_t keys = middle.hi - middle.lo;
     StreamedTile& to = streamed[some++];
-    to = {x[n].key_parts, x[n].value_parts, (middle.hi - middle.lo) / kBlock};
+    to = {middle.lo, middle.lo - t.j, keys, (keys + kBlock - 1) / kBlock, x[n].key_parts, x[n].value_parts, t.bits};
     to.keys.at += skip * to.keys.row;
     to.values.at += skip / kBlock * to.values.step;
     run_others(t, x[n], middle.hi, end);
   }
-  if constexpr (V % 2 == 0) stream_tiles<V, Op>(b, streamed, some);
+  run_streamed();
 }
 
 // Runs `blocks` blocks from `all` on: of the same head (across: of the same queries of neighbouring heads).
@@ -223,13 +274,14 @@ static void run_blocks(const regard_call& c, const Scratch& w, const Place& all,
     hi = b[g].hi > hi ? b[g].hi : hi;
   }
   const int64_t key_head = all.h / (c.heads / c.key_heads);
-  // tiles lie on a grid, so that a row's bits do not depend on the other rows
-  constexpr int64_t kTiles = tiles_at_once(Op::parts);
-  for (int64_t j = lo / kKeys * kKeys; j < hi; j += kTiles * kKeys) {
+  // tiles, and those that are held at once, lie on a grid, so that a row's bits do not depend on the other rows
+  constexpr int64_t kTiles = tiles_at_once(Op::parts), kHeld = kTiles * kKeys;
+  for (int64_t held = lo / kHeld * kHeld; held < hi; held += kHeld) {
     alignas(KvTile) char tiles[kTiles * sizeof(KvTile)];
     KvTile* x = (KvTile*)tiles;
     int64_t count = 0;
-    for (int64_t from = j; count < kTiles && from < hi; from += kKeys, ++count) {
+    const int64_t j = held > lo ? held : lo / kKeys * kKeys;
+    for (int64_t from = j; from < held + kHeld && from < hi; from += kKeys, ++count) {
       const int64_t first = from > lo ? from : lo, last = from + kKeys < hi ? from + kKeys : hi;
       new (x + count) KvTile{all, key_head, first, last - first, (int)count};
     }

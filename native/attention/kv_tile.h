@@ -88,7 +88,7 @@ template <class Op>
 static void load_key_parts(const regard_call& c, const Scratch& w, KvTile& x) {
   if (x.ready) return;
   x.ready = true;
-  const int64_t depth = whole_depth(c.dk), rows = whole_rows(x.count);
+  const int64_t depth = whole_depth(c.dk), rows = whole_depth(x.count);
   const int dtype = product_dtype(c);
   const RawRows keys = product_rows(c, x, raw_rows(c, c.k, x, c.dk, w.k_rows), c.k_scales, c.dk, w.k);
   const bool readable = c.block_table ? in_one_piece(c, x.j, rows) : x.j + rows <= c.nk;

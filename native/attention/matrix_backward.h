@@ -95,7 +95,7 @@ template <int parts>
 static LeftParts left_rows(const void* src, int dtype, int64_t row, int64_t col, int64_t count, int64_t readable,
                            int64_t width, const PartRows& copy) {
   const int64_t depth = whole_depth(width);
-  if (dtype == REGARD_BF16 && col == 1 && depth == width && whole_rows(count) <= readable)
+  if (dtype == REGARD_BF16 && col == 1 && depth == width && whole_depth(count) <= readable)
     return {(const uint16_t*)src, row, 32, 0};
   split_rows<parts>(copy, depth, src, dtype, row, col, count, width, 1, Sizes::of_scores(dtype));
   return copy;
@@ -157,7 +157,7 @@ static void weigh_steps(const BackwardCall& w, const BackwardScratch& s, const B
   split_floats<parts>(x, weights, keys);
 }
 
-// The same of all keys [x.from, x.to): those that every query sees, and no step changes, in a stream.
+// The same of all keys [x.from, x.to): in a stream, where no step but intervals changes a score.
 template <int parts>
 static void weigh_block(const BackwardCall& w, const BackwardScratch& s, const Place& p, const Tile& t,
                         const BlockShare& x, const PackedBlock& q, const MatrixTile& tile,
@@ -166,23 +166,11 @@ static void weigh_block(const BackwardCall& w, const BackwardScratch& s, const P
   const Scratch scratch{s.qt, x.p, nullptr, s.modifiers, nullptr, nullptr};
   Block<kVectors> b{c, scratch, p};
   b.factor = parts == 3 ? 1 : dot_factor(c, p.h);  // of float32, queries were multiplied by it
-  const KeyRange streamed = streamed_keys(w, p, t, x);
-  if (streamed.from < streamed.to)
-    weigh_stream<parts>(x, weights, from_row(tile.k, streamed.from), from_row(tile.v, streamed.from), q.q, q.dout,
-                        whole_depth(c.dk), whole_depth(c.dv), b.factor, streamed);
-  if (streamed.from == keys.from && streamed.to == keys.to) return;
+  if (hides_alone(w, p, t, x)) return weigh_stream<parts>(w, b, t, x, weights, tile.k, tile.v, q.q, q.dout, keys);
   Interval::begin(b);
   begin_steps(b);
   Modifiers::load_tile(b, t);
-  const auto weigh_others = [&](int64_t from, int64_t to, const KeyRange& others) {
-    BlockShare share = x;
-    share.from = from;
-    share.to = to;
-    if (from < to) weigh_steps<parts>(w, s, b, t, share, q, tile, weights, others, part);
-  };
-  if (streamed.from == streamed.to) return weigh_others(x.from, x.to, keys);
-  weigh_others(x.from, streamed.from, {keys.from, streamed.from});
-  weigh_others(streamed.to, x.to, {streamed.to, keys.to});
+  weigh_steps<parts>(w, s, b, t, x, q, tile, weights, keys, part);
 }
 
 // One block of queries against one tile of keys.

@@ -76,29 +76,82 @@ struct KeyRange {
   int64_t from = 0, to = 0;
 };
 
-// The keys of a tile whose scores no step changes, for all queries of a block: whole blocks.
-static KeyRange streamed_keys(const BackwardCall& w, const Place& p, const Tile& t, const BlockShare& x) {
-  if (Modifiers::used(w.c) || t.bits || w.c.threshold || p.rows % 32) return {};
-  const Limits& limits = w.limits[(p.b * w.c.heads + p.h) * w.blocks + p.row / kQueries];
-  const int64_t lo = limits.inner_lo - t.j > x.from ? limits.inner_lo - t.j : x.from;
-  const int64_t hi = limits.inner_hi - t.j < x.to ? limits.inner_hi - t.j : x.to;
-  const KeyRange keys{whole_depth(lo), hi > 0 ? hi / 32 * 32 : 0};
-  return keys.from < keys.to ? keys : KeyRange{};
+// Whether intervals are all that changes a score of a block of queries, and its rows are finite: what hidden pairs
+// multiply by 0 is then finite, too.
+static bool hides_alone(const BackwardCall& w, const Place& p, const Tile& t, const BlockShare& x) {
+  if (Modifiers::used(w.c) || t.bits || w.c.threshold || p.rows % 32) return false;
+  vf sum = vf{};  // of zeros
+  for (int64_t n = 0; n < p.rows; n += W) sum += (load(x.shift + n) + load(x.inverse + n) + load(x.delta + n)) * vf{};
+  return Isa::lanes_set(sum != sum) == 0;
+}
+
+// A block of 32 keys and 32 queries: the first of its keys, which of the two columns of queries, and whether intervals
+// hide some of its pairs.
+struct WeightBlock {
+  int64_t key;
+  int column;
+  bool edge;
+};
+
+// Makes scores that intervals hide -inf, and dP there 0.
+static void hide_pairs(const Block<kVectors>& b, const Tile& t, const WeightBlock& of, float* s, float* dp) {
+  for (int v = 0; v < 2; ++v)
+    for (int64_t n = 0; n < kBlock; ++n) {
+      const int64_t at = n * kBlock + v * W;
+      const int vector = 2 * of.column + v;
+      const vf score = Interval::apply(load(s + at), t.j + of.key + n, b.first[vector], b.last[vector]);
+      store(s + at, score);
+      store(dp + at, score == splat(-kInf) ? vf{} : load(dp + at));
+    }
+}
+
+template <int parts>
+static void clear_weights(const WeightParts<parts>& to, const WeightBlock& of) {
+  const vf none[2][2] = {};
+  for (int64_t n = of.key; n < of.key + kBlock; n += 2) {
+    to.put_key(n, 2 * of.column, none[0], none[0]);
+    to.put_key(n + 1, 2 * of.column, none[0], none[0]);
+    to.put_pairs(n, 2 * of.column, none);
+  }
+}
+
+// Lists the blocks of keys [range.from, range.to) that some query sees; the weights of the others become 0.
+template <int parts>
+static int64_t seen_blocks(const BackwardCall& w, Block<kVectors>& b, const Tile& t, const WeightParts<parts>& to,
+                           const KeyRange& range, WeightBlock* list) {
+  const Limits& limits = w.limits[(b.p.b * w.c.heads + b.p.h) * w.blocks + b.p.row / kQueries];
+  const bool whole = t.j + range.from >= limits.inner_lo && t.j + range.to <= limits.inner_hi;
+  if (!whole) Interval::begin(b);
+  int64_t count = 0;
+  for (int column = 0; column * kBlock < b.p.rows; ++column) {
+    Place rows = b.p;
+    rows.row += column * kBlock;
+    rows.rows = kBlock;
+    const Limits seen = whole ? limits : Interval::limits(w.c, rows);
+    for (int64_t n = range.from; n < range.to; n += kBlock) {
+      const int64_t key = t.j + n;
+      const WeightBlock block{n, column, key < seen.inner_lo || key + kBlock > seen.inner_hi};
+      if (key < seen.hi && key + kBlock > seen.lo) list[count++] = block;
+      else clear_weights(to, block);
+    }
+  }
+  return count;
 }
 
 // Weights and gradients of scores of whole blocks of keys: while one block of 32 keys and 32 queries is weighed, the
-// unit multiplies the next but one. keys, values: from those of the range on; by_key, by_value: the block's queries and
-// cotangents.
+// unit multiplies the next but one. keys, values: of the tile; by_key, by_value: the block's queries and cotangents.
 template <int parts>
-static void weigh_stream(const BlockShare& x, const WeightParts<parts>& to, const LeftParts& keys,
-                         const LeftParts& values, const RightParts& by_key, const RightParts& by_value, int64_t dk,
-                         int64_t dv, float factor, const KeyRange& range) {
+static void weigh_stream(const BackwardCall& w, Block<kVectors>& b, const Tile& t, const BlockShare& x,
+                         const WeightParts<parts>& to, const LeftParts& keys, const LeftParts& values,
+                         const RightParts& by_key, const RightParts& by_value, const KeyRange& range) {
   constexpr int kAhead = 2, kHeld = kAhead + 1;
-  const int64_t of_keys = (range.to - range.from) / kBlock, blocks = of_keys * (kVectors / 2);
+  const int64_t dk = whole_depth(b.c.dk), dv = whole_depth(b.c.dv);
+  WeightBlock list[kTile / kBlock * kVectors / 2];
+  const int64_t blocks = seen_blocks(w, b, t, to, range, list);
   MatrixStream stream;
   const auto add = [&](UnitPlan<parts>& plan, int64_t block) {
     if (block >= blocks) return;
-    const int64_t n = block % of_keys * kBlock, column = block / of_keys, at = block % kHeld * kBlock * kBlock;
+    const int64_t n = list[block].key, column = list[block].column, at = block % kHeld * kBlock * kBlock;
     LeftParts k = keys, v = values;
     k.at += n * k.row;
     v.at += n * v.row;
@@ -119,9 +172,10 @@ static void weigh_stream(const BlockShare& x, const WeightParts<parts>& to, cons
     add(plan, block + kAhead);
     // what the unit's registers hold is of the next block, and is stored when its next product begins
     if (!plan.count) stream.store_sums();
+    const WeightBlock& of = list[block];
     const int64_t at = block % kHeld * kBlock * kBlock;
-    WeighedBlock<parts> work(x, to, x.p + at, x.ds + at, factor, range.from + block % of_keys * kBlock,
-                             (int)(block / of_keys) * 2);
+    if (of.edge) hide_pairs(b, t, of, x.p + at, x.ds + at);
+    WeighedBlock<parts> work(x, to, x.p + at, x.ds + at, b.factor, of.key, 2 * of.column);
     plan.run(work, kBlock / 2);
   }
 }

@@ -15,9 +15,13 @@ struct StreamedRows {
   static constexpr int64_t kPart = kWaiting * kPairs;  // floats from part to part of weights
   Block<V>& b;
   int vector;
+  float factor;  // what scores are multiplied by: 1 where a modifier has changed them
   vf shift[2], limit[2], sum[2], unrounded[2];
 
-  StreamedRows(Block<V>& b, int vector) : b(b), vector(vector), sum{vf{}, vf{}}, unrounded{vf{}, vf{}} { set_shift(); }
+  StreamedRows(Block<V>& b, int vector)
+      : b(b), vector(vector), factor(Modifiers::used(b.c) ? 1.0f : b.factor), sum{vf{}, vf{}}, unrounded{vf{}, vf{}} {
+    set_shift();
+  }
 
   void set_shift() {
     for (int v = 0; v < 2; ++v) {
@@ -32,11 +36,17 @@ struct StreamedRows {
     return Isa::lanes_set((b.state[vector].m == splat(-kInf)) | (b.state[vector + 1].m == splat(-kInf)));
   }
 
+  // Whether a maximum must be raised for scores whose largest are `top`, in base 2; most: how far they are above it.
+  bool exceeded(const vf (&top)[2], vf (&most)[2]) const {
+    for (int v = 0; v < 2; ++v) most[v] = top[v] - shift[v];
+    return Isa::lanes_set((most[0] > limit[0]) | (most[1] > limit[1]));
+  }
+
   // The largest of a block's scores, in base 2.
   vf largest(const float* s, int v) const {
     vf top = splat(-kInf);
     for (int64_t n = 0; n < kBlock; ++n) top = greater_of(load(s + n * kBlock + v * W), top);
-    return Isa::product(top, splat(b.factor));
+    return Isa::product(top, splat(factor));
   }
 
   // Rows that have seen nothing take the maxima of these scores.
@@ -86,7 +96,7 @@ struct StreamedRows {
   // maximum must be raised; most: how far scores are above the maxima.
   __attribute__((always_inline)) bool weigh(const float* s, float* p, UnitPlan<parts>& plan, vf (&most)[2]) {
     const vf low = splat(-kInf);
-    Weights w{s, p, splat(b.factor), {shift[0], shift[1]}, {vf{}, vf{}}, {vf{}, vf{}}, {low, low}};
+    Weights w{s, p, splat(factor), {shift[0], shift[1]}, {vf{}, vf{}}, {vf{}, vf{}}, {low, low}};
     plan.run(w, kBlock / 2);
     most[0] = w.most[0];
     most[1] = w.most[1];
@@ -133,15 +143,96 @@ struct StreamedRows {
   }
 };
 
-// A tile that is streamed: its keys and values from the block's first on, and how many blocks of keys.
+// A tile that is streamed: its first key, which of the tile's that is, how many keys and blocks of keys (the last one
+// may have fewer), its keys and values from the first on, and their bits, or null.
 struct StreamedTile {
+  int64_t j, from, count, blocks;
   LeftParts keys, values;
-  int64_t blocks;
+  const uint64_t* bits;
+
+  // Its blocks that hold keys of [lo, hi).
+  StreamedTile within(int64_t lo, int64_t hi) const {
+    const int64_t first = lo > j ? (lo - j) / kBlock : 0, end = hi > j ? (hi - j + kBlock - 1) / kBlock : 0;
+    StreamedTile some = *this;
+    some.blocks = (end < blocks ? end : blocks) - first;
+    some.j += first * kBlock;
+    some.from += first * kBlock;
+    some.count -= first * kBlock;
+    some.keys.at += first * kBlock * keys.row;
+    some.values.at += first * values.step;
+    if (bits) some.bits += first * kBlock;
+    return some;
+  }
+
+  // Whether the bits of a block of keys hide some of the queries [W vector, W vector + 32).
+  bool hidden_bits(int64_t block, int vector) const {
+    if (!bits) return false;
+    uint64_t all = ~(uint64_t)0;
+    for (int64_t n = block * kBlock; n < (block + 1) * kBlock && n < count; ++n) all &= bits[n];
+    return (uint32_t)(all >> (vector * W)) != ~(uint32_t)0;
+  }
 };
 
-// Streams the queries [W vector, W vector + 32) of a block over some tiles.
+// The keys that some of the queries [W vector, W vector + 32) of a block sees, and those that all of them see.
+template <int V>
+static Limits limits_of_rows(const Block<V>& b, int vector) {
+  Place p = b.p;
+  p.row += vector * W;
+  p.rows -= vector * W;
+  p.rows = p.rows < kBlock ? p.rows : kBlock;
+  return Interval::limits(b.c, p);
+}
+
+// The steps of a block of scores: times factor, a modifier, intervals, bits. Scores of keys past the tile become -inf.
+// top: takes the largest.
+template <int V, class One, bool edge, bool bits>
+REGARD_NOINLINE void step_block(const Block<V>& b, const StreamedTile& t, int64_t block, int vector, float factor,
+                                float* s, vf (&top)[2]) {
+  const int64_t first = block * kBlock, keys = t.count - first < kBlock ? t.count - first : kBlock;
+  for (int v = 0; v < 2; ++v) {
+    const auto modify = One::simply(b, t.j - t.from, vector + v);
+    const vi start = b.first[vector + v], stop = b.last[vector + v];
+    vf most = splat(-kInf);
+    for (int64_t n = keys; n < kBlock; ++n) store(s + n * kBlock + v * W, splat(-kInf));
+    for (int64_t n = 0; n < keys; ++n) {
+      float* at = s + n * kBlock + v * W;
+      vf x = modify(Isa::product(load(at), splat(factor)), t.from + first + n);
+      if (edge) x = Interval::apply(x, t.j + first + n, start, stop);
+      if (bits) x = Bits::apply(x, t.bits[first + n] >> ((vector + v) * W));
+      most = greater_of(x, most);
+      store(at, x);
+    }
+    top[v] = most;
+  }
+}
+
+// The same where there is something to do. seen: the keys that some, and all, of the queries see.
+template <int V>
+static void step_block(const Block<V>& b, const StreamedTile& t, int64_t block, int vector, const Limits& seen,
+                       float* s, vf (&top)[2]) {
+  const int64_t key = t.j + block * kBlock;
+  const bool edge = b.c.start.data && (key < seen.inner_lo || key + kBlock > seen.inner_hi);
+  const bool bits = t.hidden_bits(block, vector);
+  if (!edge && !bits && !Modifiers::used(b.c) && t.count >= (block + 1) * kBlock) return;
+  Modifiers::simply(b.c, [&](auto one) {
+    using One = decltype(one);
+    const auto step = edge ? (bits ? step_block<V, One, true, true> : step_block<V, One, true, false>)
+                           : (bits ? step_block<V, One, false, true> : step_block<V, One, false, false>);
+    step(b, t, block, vector, Modifiers::used(b.c) ? b.factor : 1.0f, s, top);
+  });
+}
+
+// Streams the queries [W vector, W vector + 32) of a block over what they see of some tiles.
 template <int V, int parts, bool with_lse>
-static void stream_rows(Block<V>& b, int vector, const StreamedTile* tiles, int64_t count) {
+static void stream_rows(Block<V>& b, int vector, const StreamedTile* all, int64_t of_all) {
+  const Limits seen = limits_of_rows(b, vector);
+  StreamedTile tiles[tiles_at_once(parts)];
+  int64_t count = 0;
+  for (int64_t n = 0; n < of_all; ++n) {
+    tiles[count] = all[n].within(seen.lo, seen.hi);
+    count += tiles[count].blocks > 0;
+  }
+  if (!count) return;
   using Rows = StreamedRows<V, parts, with_lse>;
   const regard_call& c = b.c;
   MatrixStream& stream = *b.w.stream;
@@ -160,19 +251,26 @@ static void stream_rows(Block<V>& b, int vector, const StreamedTile* tiles, int6
   first.run();
   stream.store_sums();
   Rows rows(b, vector);
+  const bool modified = Modifiers::used(c);
   for (int64_t n = 0; n < count; ++n)
     for (int64_t i = 0; i < tiles[n].blocks; ++i) {
-      const float* s = scores[turn];
+      float* s = scores[turn];
       turn ^= 1;
+      vf top[2], most[2];
+      step_block(b, tiles[n], i, vector, seen, s, top);
       if (rows.some_empty()) rows.begin(s);
+      const int64_t at = i % kWaiting;
+      float *weights = b.w.p_parts + stream.turn * parts * Rows::kPart, *p = weights + at * kPairs;
+      if (modified && rows.exceeded(top, most)) {
+        stream.finish<parts>();
+        rows.raise(s, most, weights, at * kPairs);
+      }
       UnitPlan<parts> plan{stream};
       if (i + 1 < tiles[n].blocks) plan.add(score_block(tiles[n], i + 1));
       else if (n + 1 < count) plan.add(score_block(tiles[n + 1], 0));
-      const int64_t at = i % kWaiting, waiting = stream.waiting.count - stream.waiting.next;
+      const int64_t waiting = stream.waiting.count - stream.waiting.next;
       const int64_t left = i - at + kWaiting < tiles[n].blocks ? kWaiting - at : tiles[n].blocks - i;
       for (int64_t share = (waiting + left - 1) / left; share; --share) plan.add(stream.waiting.take());
-      float *weights = b.w.p_parts + stream.turn * parts * Rows::kPart, *p = weights + at * kPairs;
-      vf most[2];
       const bool large = rows.weigh(s, p, plan, most);
       if (large || plan.count < 2) stream.store_sums();
       if (large) {
@@ -194,13 +292,23 @@ static void stream_rows(Block<V>& b, int vector, const StreamedTile* tiles, int6
   }
 }
 
-// The keys [lo, hi) of a tile that may be streamed: whole blocks which every query sees, and no step changes.
+// Whether the tiles of a block are streamed: scores change by intervals, bits and one simple modifier alone. Not where
+// rows must not depend on others: which scores share a maximum would then depend on whether a mask has bits for another
+// row.
 template <int V, class Op>
-static Limits streamed_keys(const Block<V>& b, const Tile& t) {
+static bool streams(const Block<V>& b) {
   const regard_call& c = b.c;
   const bool whole = V % 2 == 0 && c.dv % kBlock == 0 && c.dv <= 16 * kBlock;
-  if (!Op::parts || !whole || !unchanged(b, t)) return {};
+  return Op::parts && whole && !c.threshold && !c.invariant && b.factor > 0 && Modifiers::simply(c, [](auto) {});
+}
+
+// The keys [lo, hi) of a tile that may be streamed: whole blocks that nothing hides. Where values are finite, so that 0
+// times what is hidden is 0: all of them. finite: the tile's values.
+template <int V>
+static Limits streamed_keys(const Block<V>& b, const Tile& t, bool finite) {
   int64_t lo = t.j, hi = t.j + t.count;
+  if (finite) return {lo, hi, 0, 0};
+  if (t.bits) return {};
   if (t.edge) {
     lo = b.inner_lo > lo ? b.inner_lo : lo;
     hi = b.inner_hi < hi ? b.inner_hi : hi;

@@ -46,7 +46,7 @@ template <int V, class One, bool edge, bool bits>
 REGARD_NOINLINE void step_simply(const Block<V>& b, const Tile& t, int64_t from, int64_t to, vf* top) {
   for (int v = 0; v < V; ++v) {
     const vi first = b.first[v], last = b.last[v];
-    const auto modify = One::simply(b, v);
+    const auto modify = One::simply(b, t.j, v);
     float* scores = b.w.s + v * W;
     vf most = top[v];
     for (int64_t n = from; n < to; ++n) {

@@ -148,15 +148,7 @@ static void write_rows(void* to, int dtype, int64_t row, int64_t col, const floa
       vf x = load(at);
       for (int64_t m = 1; m < parts; ++m) x += load(at + m * part_stride);
       x *= splat(scale);
-      const int64_t place = r * row + n * col;
-      if (dtype == REGARD_F32 && col == 1 && n + W <= cols) {
-        store((float*)to + place, x);
-        continue;
-      }
-      for (int64_t m = 0; m < W && n + m < cols; ++m) {
-        if (dtype == REGARD_F32) ((float*)to)[place + m * col] = x[m];
-        else ((uint16_t*)to)[place + m * col] = dtype == REGARD_BF16 ? float_to_bf16(x[m]) : float_to_fp16(x[m]);
-      }
+      store_some((char*)to + size_of(dtype) * (r * row + n * col), dtype, col, cols - n < W ? cols - n : W, x);
     }
 }
 

@@ -20,6 +20,20 @@ REGARD_INLINE vf load_some(const void* p, int64_t n, int dtype) {
   return dtype == REGARD_BF16 ? load_bf16(h) : load_fp16(h);
 }
 
+// Stores the first `count` of W numbers, `col` elements from one to the next.
+REGARD_INLINE void store_some(void* p, int dtype, int64_t col, int64_t count, vf x) {
+  const bool whole = count == W && col == 1;
+  if (dtype == REGARD_F32) {
+    if (whole) return store((float*)p, x);
+    for (int64_t n = 0; n < count; ++n) ((float*)p)[n * col] = x[n];
+    return;
+  }
+  uint16_t some[W], *at = whole ? (uint16_t*)p : some;
+  if (dtype == REGARD_BF16) store_bf16(at, x);
+  else store_fp16(at, x);
+  for (int64_t n = 0; !whole && n < count; ++n) ((uint16_t*)p)[n * col] = some[n];
+}
+
 // The dtype of keys and values.
 REGARD_INLINE int kv_dtype(const regard_call& c) { return c.k_scales.data ? REGARD_I8 : c.dtype; }
 
@@ -168,22 +182,6 @@ REGARD_INLINE bool all_finite(const float* x, int64_t rs, int64_t cs, int64_t fe
       for (int64_t f = 0; f < features; ++f) sum += x[f * rs + n * cs] - x[f * rs + n * cs];
   }
   return sum == 0;
-}
-
-// Stores W features of an output row in out's dtype; `features` of them exist.
-REGARD_INLINE void store_row(const regard_call& c, int64_t to, int64_t features, vf x) {
-  const bool whole = features == W && c.out.col == 1;
-  if (c.out_dtype == REGARD_F32) {
-    float* out = (float*)c.out.data + to;
-    if (whole) return store(out, x);
-    for (int64_t n = 0; n < features; ++n) out[n * c.out.col] = x[n];
-    return;
-  }
-  uint16_t h[W], *out = (uint16_t*)c.out.data + to;
-  uint16_t* at = whole ? out : h;
-  if (c.out_dtype == REGARD_BF16) store_bf16(at, x);
-  else store_fp16(at, x);
-  for (int64_t n = 0; !whole && n < features; ++n) out[n * c.out.col] = h[n];
 }
 
 }  // namespace regard

@@ -69,6 +69,14 @@ struct SizeRange {
   }
 };
 
+// The same of numbers that have two parts, which are right where they are finite.
+struct FiniteRange {
+  vf sum = vf{};  // of zeros: NaN where a number is not finite
+
+  __attribute__((always_inline)) void take(vf x) { sum = Isa::multiply_add(sum, x, vf{}); }
+  bool within(const Sizes&) const { return Isa::lanes_set(sum != sum) == 0; }
+};
+
 // Splits 2 W floats into parts, `part` elements apart. Of several, the first is rounded, so that what is left has 16
 // bits; the others are cut off, which loses nothing and takes the fewest instructions.
 template <int parts>
@@ -87,12 +95,13 @@ REGARD_INLINE void split(uint16_t* to, int64_t part, vf x, vf next) {
 
 // rows × cols elements at src, times factor, as parts of `width` columns, a multiple of 32: what is missing is 0.
 // Returns whether no number is outside these sizes.
-template <int parts>
-static bool split_rows(const PartRows& to, int64_t width, const void* src, int dtype, int64_t row, int64_t col,
-                       int64_t rows, int64_t cols, float factor, const Sizes& sizes) {
-  SizeRange range;
-  for (int64_t n = 0; n < rows; ++n)
-    for (int64_t f = 0; f < width; f += 2 * W) {
+template <int parts, int dtype>
+static bool split_rows_of(const PartRows& to, int64_t width, const void* src, int64_t row, int64_t col, int64_t rows,
+                          int64_t cols, float factor, const Sizes& sizes) {
+  std::conditional_t<parts == 3, SizeRange, FiniteRange> range[2];
+  for (int64_t n = 0; n < rows; ++n) {
+    uint16_t* at = to.at + n * to.row;
+    for (int64_t f = 0; f < width; f += 2 * W, at += to.step) {
       vf x, next;
       if (col == 1 && f + 2 * W <= cols) {
         x = load_some(src, n * row + f, dtype);
@@ -104,17 +113,28 @@ static bool split_rows(const PartRows& to, int64_t width, const void* src, int d
         x = load(some);
         next = load(some + W);
       }
-      if (factor != 1) {
+      if (parts == 3) {
         x *= splat(factor);
         next *= splat(factor);
       }
       if (parts > 1) {
-        range.take(x);
-        range.take(next);
+        range[0].take(x);
+        range[1].take(next);
       }
-      split<parts>(to.at + f / 32 * to.step + n * to.row, to.part, x, next);
+      split<parts>(at, to.part, x, next);
     }
-  return range.within(sizes);
+  }
+  return range[0].within(sizes) && range[1].within(sizes);
+}
+
+// The same of a dtype. factor: 1 but for three parts.
+template <int parts>
+static bool split_rows(const PartRows& to, int64_t width, const void* src, int dtype, int64_t row, int64_t col,
+                       int64_t rows, int64_t cols, float factor, const Sizes& sizes) {
+  const auto split = dtype == REGARD_F32    ? split_rows_of<parts, REGARD_F32>
+                     : dtype == REGARD_BF16 ? split_rows_of<parts, REGARD_BF16>
+                                            : split_rows_of<parts, REGARD_F16>;
+  return split(to, width, src, row, col, rows, cols, factor, sizes);
 }
 
 // Rows of bfloat16 as columns of a right operand, V vectors of them: to[vector / 2][depth / 2][32], pairs of features.

@@ -148,13 +148,6 @@ REGARD_INLINE float bf16_to_float(uint16_t h) {
   return f;
 }
 
-REGARD_INLINE uint16_t float_to_bf16(float f) {
-  uint32_t u;
-  __builtin_memcpy(&u, &f, 4);
-  if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)((u >> 16) | 0x40);  // NaN, kept quiet
-  return (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
-}
-
 REGARD_INLINE float fp16_to_float(uint16_t h) {
   uint32_t sign = (uint32_t)(h & 0x8000) << 16, body = (uint32_t)(h & 0x7fff) << 13, u;
   if (body >= 0x0f800000) {
@@ -171,26 +164,6 @@ REGARD_INLINE float fp16_to_float(uint16_t h) {
   return f;
 }
 
-REGARD_INLINE uint16_t float_to_fp16(float f) {
-  uint32_t u;
-  __builtin_memcpy(&u, &f, 4);
-  uint32_t sign = (u >> 16) & 0x8000, body = u & 0x7fffffff;
-  if (body > 0x7f800000) return (uint16_t)(sign | 0x7e00);
-  if (body >= 0x477ff000) return (uint16_t)(sign | 0x7c00);  // rounds to 65536 or more
-  float a, magic;
-  if (body < 0x38800000) {  // below 2^-14: fixed point, by adding 0.5, whose last place is 2^-24
-    __builtin_memcpy(&a, &body, 4);
-    a += 0.5f;
-    __builtin_memcpy(&body, &a, 4);
-    magic = 0.5f;
-    uint32_t m;
-    __builtin_memcpy(&m, &magic, 4);
-    return (uint16_t)(sign | (body - m));
-  }
-  body += 0xfff + ((body >> 13) & 1) - (112u << 23);
-  return (uint16_t)(sign | (body >> 13));
-}
-
 // Two vectors of floats as one of pairs of bfloat16, cut off.
 REGARD_INLINE vf cut_pair(vf first, vf second) { return (vf)(((vu)first >> 16) | ((vu)second & 0xffff0000u)); }
 
@@ -203,21 +176,21 @@ REGARD_INLINE vf load_bf16(const uint16_t* p) {
 
 REGARD_INLINE vf load_fp16(const uint16_t* p) { return Isa::widen_fp16(*(const vh_any*)p); }
 
-// To half precision as the scalar functions above do.
-REGARD_INLINE void store_bf16(uint16_t* p, vf x) {
-  vu u = (vu)x;
-  vu kept = (u >> 16) | 0x40u, rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  *(vh_any*)p = __builtin_convertvector(x == x ? rounded : kept, vh);
+// The bits of the nearest bfloat16, ties to even; NaN stays NaN, kept quiet.
+REGARD_INLINE vu bf16_bits(vf x) {
+  const vu u = (vu)x, kept = (u >> 16) | 0x40u, rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  return x == x ? rounded : kept;
 }
 
-REGARD_INLINE void store_fp16(uint16_t* p, vf x) {
-  vu u = (vu)x, sign = (u >> 16) & 0x8000u, body = u & 0x7fffffffu;
-  vu tiny = (vu)((vf)body + splat(0.5f)) - 0x3f000000u;
-  vu normal = (body + 0xfffu + ((body >> 13) & 1u) - (112u << 23)) >> 13;
-  vu h = body < 0x38800000u ? tiny : normal;
-  h = body >= 0x477ff000u ? 0x7c00u + vu{} : h;
-  h = body > 0x7f800000u ? 0x7e00u + vu{} : h;
-  *(vh_any*)p = __builtin_convertvector(sign | h, vh);
+REGARD_INLINE void store_bf16(uint16_t* p, vf x) { *(vh_any*)p = __builtin_convertvector(bf16_bits(x), vh); }
+REGARD_INLINE void store_fp16(uint16_t* p, vf x) { *(vh_any*)p = Isa::narrow_fp16(x); }
+
+// Two vectors of floats as one of pairs of half precision.
+template <int dtype>
+REGARD_INLINE vf half_pair(vf first, vf second) {
+  if constexpr (dtype == REGARD_BF16 && (Isa::kPairs || Isa::kMatrixUnit)) return Isa::pair_of(first, second);
+  const auto bits = [](vf x) { return dtype == REGARD_BF16 ? bf16_bits(x) : Isa::widen_uint16(Isa::narrow_fp16(x)); };
+  return (vf)(bits(first) | bits(second) << 16);
 }
 
 // Lane n of the result is lane n + step, around the end.

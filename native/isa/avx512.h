@@ -16,6 +16,8 @@ struct Avx512Isa : PlainIsa<Own> {
 
   REGARD_INLINE vf widen_fp16(vh h) { return (vf)_mm512_maskz_cvtph_ps(0xffff, (__m256i)h); }
 
+  REGARD_INLINE vh narrow_fp16(vf x) { return (vh)_mm512_maskz_cvtps_ph(0xffff, (__m512)x, _MM_FROUND_TO_NEAREST_INT); }
+
   REGARD_INLINE vi widen_int8(vb x) { return (vi)_mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)x); }
 
   REGARD_INLINE uint32_t lanes_set(vi c) {

@@ -20,6 +20,8 @@ struct NeonIsa : PlainIsa<Own> {
 
   REGARD_INLINE vf widen_fp16(vh h) { return (vf)vcvt_f32_f16((float16x4_t)h); }
 
+  REGARD_INLINE vh narrow_fp16(vf x) { return (vh)vcvt_f16_f32((float32x4_t)x); }
+
   // Where four elements of A are neighbours they are loaded at once, and multiplied by lane. The compiler would load
   // and broadcast each, and broadcasts take the place of products. The order of additions is that of the plain one.
   template <class Elements, int M, int V>

@@ -50,6 +50,18 @@ struct PlainIsa {
     return (vf)((body >= 0x0f800000u ? (body | 0x7f800000u) : (vu)scaled) | sign);
   }
 
+  // The nearest float16, ties to even: infinite from 65520 on; NaN stays NaN.
+  REGARD_INLINE vh narrow_fp16(vf x) {
+    const vu u = (vu)x, sign = (u >> 16) & 0x8000u, body = u & 0x7fffffffu;
+    // below 2^-14 fixed point, by adding 0.5, whose last place is 2^-24
+    const vu tiny = (vu)((vf)body + splat(0.5f)) - 0x3f000000u;
+    const vu normal = (body + 0xfffu + ((body >> 13) & 1u) - (112u << 23)) >> 13;
+    vu h = body < 0x38800000u ? tiny : normal;
+    h = body >= 0x477ff000u ? 0x7c00u + vu{} : h;
+    h = body > 0x7f800000u ? 0x7e00u + vu{} : h;
+    return __builtin_convertvector(sign | h, vh);
+  }
+
   REGARD_INLINE vu widen_uint16(vh x) { return __builtin_convertvector(x, vu); }
 
   // In two steps, each of which compilers know as few instructions; of one step they make one a lane.

@@ -46,6 +46,10 @@ struct Isa : PlainIsa<Isa> {
 
   REGARD_INLINE vf widen_fp16(vh x) { return (vf)(sve_float)svcvt_f32_f16_x(svptrue_b32(), (sve_half)widen_uint16(x)); }
 
+  REGARD_INLINE vh narrow_fp16(vf x) {
+    return __builtin_convertvector((vu)(sve_half)svcvt_f16_f32_x(svptrue_b32(), (sve_float)x), vh);
+  }
+
   REGARD_INLINE vi widen_int8(vb x) {
     vi wide;
     __asm__("sunpklo %0.h, %0.b\n\tsunpklo %0.s, %0.h" : "=w"(wide) : "0"(x));

@@ -62,7 +62,7 @@ struct Bias : Modifier {
   static constexpr bool simple = true;
 
   template <int V>
-  static auto simply(const Block<V>& b, int v) {
+  static auto simply(const Block<V>& b, int64_t, int v) {
     const float* bias = b.bias + v * W;
     return [bias](vf s, int64_t n)
                __attribute__((always_inline)) { return plus_bounded(s, load(bias + n * kQueries)); };

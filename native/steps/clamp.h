@@ -37,7 +37,7 @@ struct Clamp : Modifier {
   static constexpr bool simple = true;
 
   template <int V>
-  static auto simply(const Block<V>& b, int) {
+  static auto simply(const Block<V>& b, int64_t, int) {
     const vf low = bound(b.c.clamp_low), high = bound(b.c.clamp_high);
     return [low, high](vf s, int64_t) __attribute__((always_inline)) {
       vf derivative;

@@ -4,11 +4,16 @@
 
 namespace regard {
 
-// |position of the query - position of the key|, of the block's queries and one key.
+// |position of the query - position of the key|, of queries at `relative` to base and a key.
+REGARD_INLINE vf position_distance(vi relative, int64_t at, int64_t base) {
+  return absolute(__builtin_convertvector(wrapping_sub(relative, splat_int(wrapping_sub(at, base))), vf));
+}
+
+// The same of a block's queries and one key.
 template <int V>
 REGARD_INLINE void position_distances(const Block<V>& b, int64_t key, vf (&distance)[V]) {
-  const vi ahead = splat_int(wrapping_sub(b.c.k_at[offset(b.c.k_at_batch, b.p) + key], b.base));
-  for (int v = 0; v < V; ++v) distance[v] = absolute(__builtin_convertvector(wrapping_sub(b.relative[v], ahead), vf));
+  const int64_t at = b.c.k_at[offset(b.c.k_at_batch, b.p) + key];
+  for (int v = 0; v < V; ++v) distance[v] = position_distance(b.relative[v], at, b.base);
 }
 
 // The same of a row's query and W keys.

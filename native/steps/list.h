@@ -42,7 +42,7 @@ struct GradientSharing {
 // In the place of a modifier, for calls without one.
 struct NoModifier {
   template <int V>
-  static auto simply(const Block<V>&, int) {
+  static auto simply(const Block<V>&, int64_t, int) {
     return [](vf s, int64_t) __attribute__((always_inline)) { return s; };
   }
 };
@@ -72,7 +72,7 @@ struct Modifier {
   static constexpr int64_t scratch_size = 0;
 
   // Whether it defines `simply`, for the calls whose only modifier it is: a function of scores and a key of the tile,
-  // for one vector of queries. What that reads is loaded once for all keys.
+  // whose first is given, for one vector of queries. What that reads is loaded once for all keys.
   static constexpr bool simple = false;
 
   // Fills the state, once for each block of queries; scratch: scratch_size floats.

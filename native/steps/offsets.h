@@ -53,9 +53,19 @@ struct Offsets : Modifier {
 
   template <int V>
   REGARD_INLINE void apply(const Block<V>& b, const Tile& t, int64_t n, vf (&s)[V], vf (&)[V]) {
-    const float* table = b.offsets - key_cell(b, t.j + n);
-    for (int v = 0; v < V; ++v)
-      s[v] = plus_natural(s[v], b.first_cell[v] < 0 ? take(table, b.cell[v]) : load(table + b.first_cell[v]));
+    for (int v = 0; v < V; ++v) s[v] = simply(b, t.j, v)(s[v], n);
+  }
+
+  static constexpr bool simple = true;
+
+  template <int V>
+  static auto simply(const Block<V>& b, int64_t first, int v) {
+    const int32_t* cells = b.c.k_cell ? b.c.k_cell + offset(b.c.k_cell_batch, b.p) + first : nullptr;
+    return [cells, first, table = b.offsets, start = b.first_cell[v], cell = b.cell[v]](vf s, int64_t n)
+               __attribute__((always_inline)) {
+                 const float* from = table - (cells ? cells[n] : (int32_t)(first + n));
+                 return plus_natural(s, start < 0 ? take(from, cell) : load(from + start));
+               };
   }
 
   // The offsets of a row's query and W keys.

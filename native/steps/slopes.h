@@ -54,21 +54,33 @@ struct Slopes : Modifier {
   // How far the block's queries are from a key.
   template <int V>
   REGARD_INLINE void distances(const Block<V>& b, int64_t key, vf (&distance)[V]) {
-    const regard_call& c = b.c;
-    if (!c.points_of_k) return position_distances(b, key, distance);
-    for (int v = 0; v < V; ++v) {
-      vf square = vf{};
-      for (int64_t d = 0; d < c.dims; ++d)
-        square = add_coordinate(square, b.point[d][v], splat(c.points_of_k[d * c.nk + key]));
-      distance[v] = sqrtv(square);
-    }
+    if (!b.c.points_of_k) return position_distances(b, key, distance);
+    for (int v = 0; v < V; ++v) distance[v] = point_distance(b, key, v);
+  }
+
+  // How far the points of vector v of a block's queries are from that of a key.
+  template <int V>
+  REGARD_INLINE vf point_distance(const Block<V>& b, int64_t key, int v) {
+    vf square = vf{};
+    for (int64_t d = 0; d < b.c.dims; ++d)
+      square = add_coordinate(square, b.point[d][v], splat(b.c.points_of_k[d * b.c.nk + key]));
+    return sqrtv(square);
   }
 
   template <int V>
   REGARD_INLINE void apply(const Block<V>& b, const Tile& t, int64_t n, vf (&s)[V], vf (&)[V]) {
-    vf distance[V];
-    distances(b, t.j + n, distance);
-    for (int v = 0; v < V; ++v) s[v] = b.slope.subtract(s[v], distance[v]);
+    for (int v = 0; v < V; ++v) s[v] = simply(b, t.j, v)(s[v], n);
+  }
+
+  static constexpr bool simple = true;
+
+  template <int V>
+  static auto simply(const Block<V>& b, int64_t first, int v) {
+    const int64_t* k_at = b.c.points_of_k ? nullptr : b.c.k_at + offset(b.c.k_at_batch, b.p) + first;
+    return [&b, k_at, first, v, slope = b.slope, relative = b.relative[v], base = b.base](
+               vf s, int64_t n) __attribute__((always_inline)) {
+      return slope.subtract(s, k_at ? position_distance(relative, k_at[n], base) : point_distance(b, first + n, v));
+    };
   }
 
   // How far a row's query is from W keys.

@@ -43,6 +43,17 @@ struct SoftCap : Modifier {
     derivative *= own;
   }
 
+  static constexpr bool simple = true;
+
+  template <int V>
+  static auto simply(const Block<V>& b, int64_t, int) {
+    const float cap = b.cap;
+    return [cap](vf s, int64_t) __attribute__((always_inline)) {
+      vf derivative;
+      return capped(s, cap, derivative);
+    };
+  }
+
   template <int V>
   static void backward(const Block<V>&, const Tile&, const ScoreGradients& g, double*) {
     multiply<V>(g.ds, g.ds, g.kept, g.from, g.to);
@@ -82,16 +93,31 @@ struct LastSoftCap : Modifier {
     b.last_cap = SoftCap::of(b.c, b.p.h);
   }
 
+  // s: in base 2.
+  REGARD_INLINE vf capped(vf s, float cap, vf& derivative) {
+    return SoftCap::capped(s * splat(1 / (cap * kLog2e)), cap, derivative);
+  }
+
   template <int V>
   REGARD_INLINE void apply(const Block<V>& b, const Tile&, int64_t, vf (&s)[V], vf (&kept)[V]) {
-    for (int v = 0; v < V; ++v) s[v] = SoftCap::capped(s[v] * splat(1 / (b.last_cap * kLog2e)), b.last_cap, kept[v]);
+    for (int v = 0; v < V; ++v) s[v] = capped(s[v], b.last_cap, kept[v]);
   }
 
   REGARD_INLINE void apply(const RowKeys& x, vf& s, vf& derivative) {
-    const float cap = SoftCap::of(x.f.c, x.row.h);
     vf own;
-    s = SoftCap::capped(s * splat(1 / (cap * kLog2e)), cap, own);
+    s = capped(s, SoftCap::of(x.f.c, x.row.h), own);
     derivative *= own;
+  }
+
+  static constexpr bool simple = true;
+
+  template <int V>
+  static auto simply(const Block<V>& b, int64_t, int) {
+    const float cap = b.last_cap;
+    return [cap](vf s, int64_t) __attribute__((always_inline)) {
+      vf derivative;
+      return capped(s, cap, derivative);
+    };
   }
 
   template <int V>

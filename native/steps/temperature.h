@@ -40,7 +40,7 @@ struct Temperature : Modifier {
   static constexpr bool simple = true;
 
   template <int V>
-  static auto simply(const Block<V>& b, int) {
+  static auto simply(const Block<V>& b, int64_t, int) {
     const vf factor = splat(b.inverse_temperature);
     return [factor](vf s, int64_t) __attribute__((always_inline)) { return s * factor; };
   }

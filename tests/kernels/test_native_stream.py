@@ -1,4 +1,4 @@
-"""bfloat16 calls of many keys, both ways: a matrix unit streams the tiles that no step changes, eight at once."""
+"""Calls of many keys, both ways: a matrix unit streams their tiles, several at once."""
 
 from __future__ import annotations
 
@@ -31,6 +31,16 @@ MASKS: dict[str, Callable[[int, int], rg.Mask]] = {
     "documents": lambda nq, nk: rg.Documents(torch.arange(nq) % 3, torch.arange(nk) % 3),
     "dense": lambda nq, nk: rg.Dense(torch.rand(nq, nk) > 0.3),
 }
+SCORES: dict[str, Callable[[int, int, int], rg.Modifier]] = {  # nq, nk, heads
+    "bias": lambda nq, nk, heads: rg.Bias(3 * torch.randn(heads, nq, nk)),
+    "bias that hides": lambda nq, nk, heads: rg.Bias(torch.where(torch.rand(nq, nk) > 0.7, -torch.inf, 0.5)),
+    "soft cap": lambda nq, nk, heads: rg.SoftCap(2.0),
+    "clamp": lambda nq, nk, heads: rg.Clamp(-1.0, 0.5),
+    "temperature": lambda nq, nk, heads: rg.Temperature(torch.rand(heads) + 0.5),
+    "slopes": lambda nq, nk, heads: rg.Alibi(0.5 ** torch.arange(1, heads + 1)),
+    "slopes of points": lambda nq, nk, heads: rg.Alibi(torch.rand(heads), torch.rand(nk, 2), torch.rand(nq, 2)),
+    "relative bias": lambda nq, nk, heads: rg.RelativeBias(torch.randn(32, heads), rg.T5Buckets(32, 128)),
+}
 
 
 def drawn(size: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -56,6 +66,35 @@ def test_every_mask(isa: str, size: str, mask: str) -> None:
 def test_gradients_under_every_mask(isa: str, size: str, mask: str) -> None:
     tensors, call = drawn(size), given(size, mask)
     check_gradients(*tensors, torch.randn(*tensors[0].shape[:-1], tensors[2].shape[-1]).bfloat16(), **call)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("mask", ["everything", "causal", "dense"])
+@pytest.mark.parametrize("modifier", SCORES)
+def test_scores_that_a_modifier_changes(isa: str, modifier: str, mask: str, dtype: torch.dtype) -> None:
+    for size in ("two groups of tiles", "one block of keys", "odd widths"):
+        nq, nk, _, _, heads, _ = SIZES[size]
+        score = rg.ScaledDot() >> SCORES[modifier](nq, nk, heads)
+        check_both(*(t.to(dtype) for t in drawn(size)), score=score, **given(size, mask))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("n", [97, 128, 200, 352])
+@pytest.mark.parametrize("mask", [rg.Causal(), rg.Window(33, 0), rg.Window(5, 70)])
+def test_masks_that_cross_blocks(isa: str, mask: rg.Mask, n: int, dtype: torch.dtype) -> None:
+    """The last row's key and value are not finite, and only rows that see them show it; both ways."""
+    q, k, v = (torch.randn(2, 3, n, 64).to(dtype) for _ in range(3))
+    check_both(q, k, v, mask=mask)
+    check_gradients(q.clone(), k.clone(), v.clone(), torch.randn(2, 3, n, 64).to(dtype), mask=mask)
+    seen = rg.attention_weights(torch.ones(n, 1), torch.ones(n, 1), mask=mask)[:, -1] > 0
+    for tensor, value in ((k, torch.nan), (v, torch.nan), (v, torch.inf)):
+        whole = rg.attention(q, k, v, mask=mask)
+        holed = tensor.clone()
+        holed[..., -1, :] = value
+        out = rg.attention(q, holed if tensor is k else k, holed if tensor is v else v, mask=mask)
+        assert not out[..., seen, :].isfinite().any()
+        exact = whole[..., ~seen, :].double()
+        assert testing.error(out[..., ~seen, :], exact) <= testing.tolerance(exact, whole[..., ~seen, :])
 
 
 @pytest.mark.parametrize("nq", [15, 48, 64, 80])
@@ -146,7 +185,12 @@ def test_sinks_dropout_and_strides(isa: str, size: str) -> None:
     check_both(*(torch.stack([t, t * torch.nan], -1)[..., 0] for t in (q, k, v)))
 
 
-@pytest.mark.parametrize("mask", ["everything", "causal"])
+def test_bits_of_a_window_of_several_groups_of_tiles(isa: str) -> None:
+    q, k, v = (torch.randn(1, 1, 5000, 32).bfloat16() for _ in range(3))
+    check_threads(lambda: rg.attention(q, k, v, mask=rg.Window(3000, 0)))
+
+
+@pytest.mark.parametrize("mask", ["everything", "causal", "window"])
 @pytest.mark.parametrize("size", SIZES)
 def test_bits(isa: str, size: str, mask: str) -> None:
     """The same for one thread and two; with `invariant`, a row has them alone, too."""
