@@ -1,8 +1,9 @@
-// Tiles of keys that no step changes, on a matrix unit: while the vector units turn the scores of one block of 32 keys
-// × 32 queries into weights, the matrix unit multiplies the next block of scores, and the values of the tile before.
+// Tiles of keys in a stream, on a matrix unit: while the vector units turn the scores of one block of 32 keys × 32
+// queries into weights, the matrix unit multiplies the next block of scores, and the values of the tile before.
 // Maxima are raised lazily: a row's weights may be up to 2^kSlack, so that o is rarely multiplied.
 #pragma once
 #include "attention/matrix_plan.h"
+#include "attention/matrix_steps.h"
 
 namespace regard {
 
@@ -143,85 +144,6 @@ struct StreamedRows {
   }
 };
 
-// A tile that is streamed: its first key, which of the tile's that is, how many keys and blocks of keys (the last one
-// may have fewer), its keys and values from the first on, and their bits, or null.
-struct StreamedTile {
-  int64_t j, from, count, blocks;
-  LeftParts keys, values;
-  const uint64_t* bits;
-
-  // Its blocks that hold keys of [lo, hi).
-  StreamedTile within(int64_t lo, int64_t hi) const {
-    const int64_t first = lo > j ? (lo - j) / kBlock : 0, end = hi > j ? (hi - j + kBlock - 1) / kBlock : 0;
-    StreamedTile some = *this;
-    some.blocks = (end < blocks ? end : blocks) - first;
-    some.j += first * kBlock;
-    some.from += first * kBlock;
-    some.count -= first * kBlock;
-    some.keys.at += first * kBlock * keys.row;
-    some.values.at += first * values.step;
-    if (bits) some.bits += first * kBlock;
-    return some;
-  }
-
-  // Whether the bits of a block of keys hide some of the queries [W vector, W vector + 32).
-  bool hidden_bits(int64_t block, int vector) const {
-    if (!bits) return false;
-    uint64_t all = ~(uint64_t)0;
-    for (int64_t n = block * kBlock; n < (block + 1) * kBlock && n < count; ++n) all &= bits[n];
-    return (uint32_t)(all >> (vector * W)) != ~(uint32_t)0;
-  }
-};
-
-// The keys that some of the queries [W vector, W vector + 32) of a block sees, and those that all of them see.
-template <int V>
-static Limits limits_of_rows(const Block<V>& b, int vector) {
-  Place p = b.p;
-  p.row += vector * W;
-  p.rows -= vector * W;
-  p.rows = p.rows < kBlock ? p.rows : kBlock;
-  return Interval::limits(b.c, p);
-}
-
-// The steps of a block of scores: times factor, a modifier, intervals, bits. Scores of keys past the tile become -inf.
-// top: takes the largest.
-template <int V, class One, bool edge, bool bits>
-REGARD_NOINLINE void step_block(const Block<V>& b, const StreamedTile& t, int64_t block, int vector, float factor,
-                                float* s, vf (&top)[2]) {
-  const int64_t first = block * kBlock, keys = t.count - first < kBlock ? t.count - first : kBlock;
-  for (int v = 0; v < 2; ++v) {
-    const auto modify = One::simply(b, t.j - t.from, vector + v);
-    const vi start = b.first[vector + v], stop = b.last[vector + v];
-    vf most = splat(-kInf);
-    for (int64_t n = keys; n < kBlock; ++n) store(s + n * kBlock + v * W, splat(-kInf));
-    for (int64_t n = 0; n < keys; ++n) {
-      float* at = s + n * kBlock + v * W;
-      vf x = modify(Isa::product(load(at), splat(factor)), t.from + first + n);
-      if (edge) x = Interval::apply(x, t.j + first + n, start, stop);
-      if (bits) x = Bits::apply(x, t.bits[first + n] >> ((vector + v) * W));
-      most = greater_of(x, most);
-      store(at, x);
-    }
-    top[v] = most;
-  }
-}
-
-// The same where there is something to do. seen: the keys that some, and all, of the queries see.
-template <int V>
-static void step_block(const Block<V>& b, const StreamedTile& t, int64_t block, int vector, const Limits& seen,
-                       float* s, vf (&top)[2]) {
-  const int64_t key = t.j + block * kBlock;
-  const bool edge = b.c.start.data && (key < seen.inner_lo || key + kBlock > seen.inner_hi);
-  const bool bits = t.hidden_bits(block, vector);
-  if (!edge && !bits && !Modifiers::used(b.c) && t.count >= (block + 1) * kBlock) return;
-  Modifiers::simply(b.c, [&](auto one) {
-    using One = decltype(one);
-    const auto step = edge ? (bits ? step_block<V, One, true, true> : step_block<V, One, true, false>)
-                           : (bits ? step_block<V, One, false, true> : step_block<V, One, false, false>);
-    step(b, t, block, vector, Modifiers::used(b.c) ? b.factor : 1.0f, s, top);
-  });
-}
-
 // Streams the queries [W vector, W vector + 32) of a block over what they see of some tiles.
 template <int V, int parts, bool with_lse>
 static void stream_rows(Block<V>& b, int vector, const StreamedTile* all, int64_t of_all) {
@@ -290,31 +212,6 @@ static void stream_rows(Block<V>& b, int vector, const StreamedTile* all, int64_
     b.state[vector + v].l += rows.sum[v];
     b.unrounded[vector + v] += rows.unrounded[v];
   }
-}
-
-// Whether the tiles of a block are streamed: scores change by intervals, bits and one simple modifier alone. Not where
-// rows must not depend on others: which scores share a maximum would then depend on whether a mask has bits for another
-// row.
-template <int V, class Op>
-static bool streams(const Block<V>& b) {
-  const regard_call& c = b.c;
-  const bool whole = V % 2 == 0 && c.dv % kBlock == 0 && c.dv <= 16 * kBlock;
-  return Op::parts && whole && !c.threshold && !c.invariant && b.factor > 0 && Modifiers::simply(c, [](auto) {});
-}
-
-// The keys [lo, hi) of a tile that may be streamed: whole blocks that nothing hides. Where values are finite, so that 0
-// times what is hidden is 0: all of them. finite: the tile's values.
-template <int V>
-static Limits streamed_keys(const Block<V>& b, const Tile& t, bool finite) {
-  int64_t lo = t.j, hi = t.j + t.count;
-  if (finite) return {lo, hi, 0, 0};
-  if (t.bits) return {};
-  if (t.edge) {
-    lo = b.inner_lo > lo ? b.inner_lo : lo;
-    hi = b.inner_hi < hi ? b.inner_hi : hi;
-  }
-  lo = t.j + (lo - t.j + kBlock - 1) / kBlock * kBlock;
-  return {lo, hi > lo ? lo + (hi - lo) / kBlock * kBlock : lo, 0, 0};
 }
 
 template <int V, class Op>
