@@ -98,7 +98,10 @@ static void run_tile(const BackwardCall& w, const BackwardScratch& s, KeyTile k,
   k.count = tile.count;
   k.finite = -1;
   if (!visit(w, p, k.j, k.count, bits, t, x)) return;
-  t.edge |= p.rows % 32 != 0;  // queries that are missing see nothing: 0 times a key may be NaN
+  const Limits& limits = w.limits[(p.b * c.heads + p.h) * w.blocks + p.row / kQueries];
+  const int64_t whole = whole_depth(x.to), to = whole < k.count ? whole : k.count;
+  // queries that are missing, and those of other keys of a block of 32, see nothing: 0 times a key may be NaN
+  t.edge |= p.rows % 32 != 0 || k.j + x.from / 32 * 32 < limits.inner_lo || k.j + to > limits.inner_hi;
   float* dq = w.g.dq.data ? s.dqt + block * whole_depth(c.dk) * kQueries : nullptr;
   if ((t.edge || t.bits) && !(tile.finite && s.finite[block] != 0)) return run_block_marked(w, s, k, tile, p, dq);
   const int64_t at = (p.b * c.heads + p.h) * w.blocks * kQueries + p.row;

@@ -50,6 +50,17 @@ def test_what_is_hidden_leaks_nowhere(isa: str, dtype: torch.dtype, bad: float, 
     assert g_q[..., :60, :].any() and g_k[..., :100, :].any()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("length", [33, 36, 40, 44, 60, 64, 127, 460])
+def test_hidden_keys_beside_keys_that_are_seen(isa: str, length: int, dtype: torch.dtype) -> None:
+    """The products that give dQ multiply blocks of keys, whose gradients of scores are 0 where they are hidden."""
+    q, k, v = (torch.randn(1, 1, n, 64).to(dtype) for n in (64, 512, 512))
+    k[..., length:, :] = torch.nan
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    out = rg.attention(*leaves, mask=rg.Lengths(keys=torch.tensor([length])), backend=rg.Native())
+    assert all(g.isfinite().all() for g in torch.autograd.grad(out, leaves, torch.ones_like(out)))
+
+
 @pytest.mark.parametrize("what", ["q", "k", "v", "g"])
 def test_what_is_seen_and_no_number_stays_visible(isa: str, what: str) -> None:
     torch.manual_seed(0)
