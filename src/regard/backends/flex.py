@@ -132,7 +132,7 @@ def block_mask(problem: Problem) -> Any:
     """
     frame, mask = problem.frame, problem.mask
     if frame.positions.span is None or not _of_numbers(mask):
-        return _block_mask(mask, frame)
+        return _block_mask(mask, frame, differentiated=torch.is_grad_enabled())
     return _known_block_mask(mask, frame.positions.span, frame.batch, frame.heads, frame.headed)
 
 
@@ -149,13 +149,14 @@ def _known_block_mask(mask: Mask, span: Span, batch: tuple[int, ...], heads: int
     positions = counted(span.q, span.k, span.device)
     with torch.inference_mode(False):  # a backward saves no tensor that such a mode has made
         frame = Frame.of(span.q[1], span.k[1], batch=batch, heads=heads, positions=positions)
-        made = _block_mask(mask, replace(frame, headed=headed))
+        made = _block_mask(mask, replace(frame, headed=headed), differentiated=True)
     if made.kv_indices.is_cuda:
         torch.cuda.current_stream(made.kv_indices.device).synchronize()  # the next call may be on another stream
     return made
 
 
-def _block_mask(mask: Mask, frame: Frame) -> Any:
+def _block_mask(mask: Mask, frame: Frame, differentiated: bool) -> Any:
+    """differentiated: with the blocks of queries of each block of keys, which the backward alone reads."""
     from torch.nn.attention.flex_attention import BlockMask
 
     def mask_mod(b: Tensor, h: Tensor, row: Tensor, col: Tensor) -> Tensor:
@@ -163,8 +164,9 @@ def _block_mask(mask: Mask, frame: Frame) -> Any:
         return mask.visible(at)
 
     count, tiling = math.prod(frame.batch), frame.tiling(BLOCK, BLOCK)
-    cover = mask.cover(tiling).expand(*frame.batch, frame.heads, *tiling.shape)
-    cover = cover.reshape(count, frame.heads, *tiling.shape)
+    cover = mask.cover(tiling)
+    heads = cover.shape[-3] if cover.dim() > 2 else 1  # 1 where all have the same
+    cover = cover.expand(*frame.batch, heads, *tiling.shape).reshape(count, heads, *tiling.shape)
     partial, full = ((cover == which).to(torch.int32) for which in (Cover.SOME, Cover.ALL))
     order = [kind.argsort(dim=-1, descending=True, stable=True).to(torch.int32) for kind in (partial, full)]
     return BlockMask.from_kv_blocks(
@@ -175,6 +177,7 @@ def _block_mask(mask: Mask, frame: Frame) -> Any:
         BLOCK_SIZE=BLOCK,
         mask_mod=mask_mod,
         seq_lengths=(frame.nq, frame.nk),
+        compute_q_blocks=differentiated,
     )
 
 
