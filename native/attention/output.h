@@ -34,7 +34,7 @@ static void write_halves(const Block<V>& b, int v, vf scale, uint16_t* out, int6
     transpose(r);
     for (int64_t i = 0; i < rows; ++i) {
       uint16_t* to = out + i * c.out.row + f;
-      if (features == 2 * W) store((float*)to, r[i]);
+      if (features == 2 * W) __builtin_memcpy(to, &r[i], sizeof(vf));  // aligned to 2 bytes alone
       else __builtin_memcpy(to, &r[i], (size_t)features * sizeof(uint16_t));
     }
   }
