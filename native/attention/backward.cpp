@@ -21,8 +21,8 @@ int64_t carve_scratch(const BackwardCall& w, float* from, BackwardScratch& s) {
   const int64_t parts = w.parts, held = parts ? held_tiles(c, parts) : 1;
   take(s.k, kTile * w.ldk);
   take(s.v, kTile * w.ldv);
-  take(s.dk, held * kTile * w.ldk);
-  take(s.dv, held * kTile * w.ldv);
+  take(s.dk, held * kTile * (parts ? whole_depth(c.dk) : w.ldk));
+  take(s.dv, held * kTile * (parts ? whole_depth(c.dv) : w.ldv));
   take(s.q, kQueriesAtOnce * w.ldk);
   take(s.dout, kQueriesAtOnce * w.ldv);
   take(s.qt, c.dk * kQueries);
@@ -51,6 +51,8 @@ int64_t carve_scratch(const BackwardCall& w, float* from, BackwardScratch& s) {
   take_halves(s.ds_parts, kTile * kQueries);
   take(s.ds_pairs, parts * kTile / 2 * kQueries);
   take(s.spare, parts ? kQueries * w.ldk : 0);
+  take(s.rows_dk, parts ? kTile * w.ldk : 0);
+  take(s.rows_dv, parts ? kTile * w.ldv : 0);
   return used;
 }
 

@@ -5,15 +5,15 @@
 
 namespace regard {
 
-// A block of queries against a tile of keys as without a matrix unit: where 0 · NaN is to be skipped. dq:
-// [dk][kQueries].
+// A block of queries against a tile of keys as without a matrix unit: where 0 · NaN is to be skipped. dq: as of
+// GradientProducts.
 static void run_block_marked(const BackwardCall& w, const BackwardScratch& s, KeyTile k, const MatrixTile& tile,
                              const Place& p, float* dq) {
   const regard_call& c = w.c;
   const Place origin = place_at(c, k.element, 0, 0);
   BackwardScratch of = s;
-  of.dk = tile.dk;
-  of.dv = tile.dv;
+  of.dk = s.rows_dk;
+  of.dv = s.rows_dv;
   const auto widen_tile = [&](float* to, int64_t ld, const regard_tensor& t, int64_t width) {
     const void* at = advance(t.data, offset(t, origin, k.key_head) + k.j * t.row, c.dtype);
     widen_rows(to, ld, (const char*)at, c.dtype, t.row, t.col, k.count, width);
@@ -21,10 +21,15 @@ static void run_block_marked(const BackwardCall& w, const BackwardScratch& s, Ke
   widen_tile(s.k, w.ldk, c.k, c.dk);
   widen_tile(s.v, w.ldv, c.v, c.dv);
   __builtin_memset(s.spare, 0, sizeof(float) * (size_t)(kQueries * w.ldk));
+  __builtin_memset(of.dk, 0, sizeof(float) * (size_t)(k.count * w.ldk));
+  __builtin_memset(of.dv, 0, sizeof(float) * (size_t)(k.count * w.ldv));
   k.first = p.row;
   run_group(w, of, k, p.h, p.row, p.row + p.rows, dq ? s.spare : nullptr);
+  add_rows_to_blocks(tile.dk, of.dk, w.ldk, k.count, c.dk);
+  add_rows_to_blocks(tile.dv, of.dv, w.ldv, k.count, c.dv);
   for (int64_t i = 0; dq && i < kQueries; ++i)
-    for (int64_t f = 0; f < c.dk; ++f) dq[f * kQueries + i] += s.spare[i * w.ldk + f];
+    for (int64_t f = 0; f < c.dk; ++f)
+      dq[(i / kBlock * whole_depth(c.dk) + f) * kBlock + i % kBlock] += s.spare[i * w.ldk + f];
 }
 
 // Packs the blocks of queries of a part, of all heads of a group.
@@ -73,16 +78,16 @@ static MatrixTile load_tile(const BackwardCall& w, const BackwardScratch& s, con
   MatrixTile tile{rows(c.k, c.dk, s.k_rows),
                   rows(c.v, c.dv, s.v_rows),
                   {s.kt + n * parts * kTile * dk, 32, parts * dk * 32, dk * 32},
-                  s.dk + n * kTile * w.ldk,
-                  s.dv + n * kTile * w.ldv,
+                  s.dk + n * kTile * dk,
+                  s.dv + n * kTile * whole_depth(c.dv),
                   j,
                   count,
                   true};
   const void* keys = advance(c.k.data, offset(c.k, origin, k.key_head) + j * c.k.row, c.dtype);
   tile.finite = transpose_values<parts>((uint16_t*)tile.kt.at, keys, c.dtype, c.k.row, c.k.col, count, c.dk, s.split) ||
                 parts > 1;
-  __builtin_memset(tile.dk, 0, sizeof(float) * (size_t)(kTile * w.ldk));
-  __builtin_memset(tile.dv, 0, sizeof(float) * (size_t)(kTile * w.ldv));
+  __builtin_memset(tile.dk, 0, sizeof(float) * (size_t)(kTile * dk));
+  __builtin_memset(tile.dv, 0, sizeof(float) * (size_t)(kTile * whole_depth(c.dv)));
   return tile;
 }
 
@@ -125,7 +130,7 @@ static void put_queries(const BackwardCall& w, const BackwardScratch& s, const K
       for (int64_t f = 0; f < round_up(c.dk); f += W)
         for (int64_t i = 0; i < kQueries; i += W) {
           vf x[W];
-          for (int n = 0; n < W; ++n) x[n] = load(from + (f + n) * kQueries + i);
+          for (int n = 0; n < W; ++n) x[n] = load(from + (i / kBlock * dk + f + n) * kBlock + i % kBlock);
           transpose(x);
           for (int n = 0; n < W; ++n) store(s.spare + (i + n) * w.ldk + f, x[n]);
         }
@@ -160,8 +165,10 @@ static void run_pair_on_unit(const BackwardCall& w, const BackwardScratch& s, Ke
     for (int64_t i = 0; i < count; ++i) {
       k.j = tiles[i].j;
       k.count = tiles[i].count;
-      put_rows(w, k, w.g.dk, w.dk, query_part, tiles[i].dk, w.ldk, c.dk, c.scale);
-      put_rows(w, k, w.g.dv, w.dv, query_part, tiles[i].dv, w.ldv, c.dv, 1.0f);
+      rows_of_blocks(s.rows_dk, w.ldk, tiles[i].dk, k.count, c.dk);
+      rows_of_blocks(s.rows_dv, w.ldv, tiles[i].dv, k.count, c.dv);
+      put_rows(w, k, w.g.dk, w.dk, query_part, s.rows_dk, w.ldk, c.dk, c.scale);
+      put_rows(w, k, w.g.dv, w.dv, query_part, s.rows_dv, w.ldv, c.dv, 1.0f);
     }
   }
   if (w.g.dq.data) put_queries(w, s, k, key_part);

@@ -1,33 +1,37 @@
 // Weights and gradients of scores of a block of queries and a tile of keys, as operands of the backward's products on a
 // matrix unit.
 #pragma once
-#include "attention/backward_block.h"
-#include "attention/matrix_plan.h"
+#include "attention/matrix_backward_operands.h"
 
 namespace regard {
 
-// Weights and gradients of scores of neighbouring keys, as left operands, and the latter as a right one, of pairs of
-// keys.
+// Weights and gradients of scores, as parts: as left operands, [kTile / 32][part][32 queries after the other][32
+// keys][32], and the latter as a right one, of pairs of keys: [part][32 queries after the other][kTile / 2][32].
 template <int parts>
 struct WeightParts {
   uint16_t *p, *ds;
   float* pairs;
-  static constexpr int64_t kStep = kTile * 32, kPart = kTile * kQueries, kPairsPart = kTile / 2 * kQueries;
+  static constexpr int64_t kStep = kBlock * kBlock, kPart = kBlock * kQueries, kKeys = parts * kPart;
+  static constexpr int64_t kPairsColumn = kTile / 2 * kBlock, kPairsPart = kTile / 2 * kQueries;
 
-  static LeftParts rows(const uint16_t* at) { return {at, 32, kStep, kPart}; }
-  RightParts right() const { return {(const uint16_t*)pairs, 2 * kQueries, 64, 2 * kPairsPart}; }
+  // Of 32 keys from `key` on.
+  static LeftParts rows(const uint16_t* at, int64_t key) { return {at + key / kBlock * kKeys, kBlock, kStep, kPart}; }
+  // Of all keys, and the n-th 32 queries.
+  RightParts right(int64_t n) const {
+    return {(const uint16_t*)(pairs + n * kPairsColumn), 2 * kBlock, 0, 2 * kPairsPart};
+  }
 
   // Of a key, and of vectors v and v + 1 of queries.
   __attribute__((always_inline)) void put_key(int64_t n, int v, const vf (&of_p)[2], const vf (&of_ds)[2]) const {
-    const int64_t at = v / 2 * kStep + n * 32;
+    const int64_t at = n / kBlock * kKeys + v / 2 * kStep + n % kBlock * kBlock;
     split<parts>(p + at, kPart, of_p[0], of_p[1]);
     split<parts>(ds + at, kPart, of_ds[0], of_ds[1]);
   }
 
   // Of the keys n and n + 1: of_ds[key][vector].
   __attribute__((always_inline)) void put_pairs(int64_t n, int v, const vf (&of_ds)[2][2]) const {
-    for (int m = 0; m < 2; ++m)
-      store_parts<parts>(pairs + n / 2 * kQueries + (v + m) * W, kPairsPart, of_ds[0][m], of_ds[1][m]);
+    float* at = pairs + v / 2 * kPairsColumn + n / 2 * kBlock;
+    for (int m = 0; m < 2; ++m) store_parts<parts>(at + m * W, kPairsPart, of_ds[0][m], of_ds[1][m]);
   }
 };
 
@@ -105,83 +109,8 @@ static void hide_pairs(const Block<kVectors>& b, const Tile& t, const WeightBloc
     }
 }
 
-template <int parts>
-static void clear_weights(const WeightParts<parts>& to, const WeightBlock& of) {
-  const vf none[2][2] = {};
-  for (int64_t n = of.key; n < of.key + kBlock; n += 2) {
-    to.put_key(n, 2 * of.column, none[0], none[0]);
-    to.put_key(n + 1, 2 * of.column, none[0], none[0]);
-    to.put_pairs(n, 2 * of.column, none);
-  }
-}
-
-// Lists the blocks of keys [range.from, range.to) that some query sees; the weights of the others become 0.
-template <int parts>
-static int64_t seen_blocks(const BackwardCall& w, Block<kVectors>& b, const Tile& t, const WeightParts<parts>& to,
-                           const KeyRange& range, WeightBlock* list) {
-  const Limits& limits = w.limits[(b.p.b * w.c.heads + b.p.h) * w.blocks + b.p.row / kQueries];
-  const bool whole = t.j + range.from >= limits.inner_lo && t.j + range.to <= limits.inner_hi;
-  if (!whole) Interval::begin(b);
-  int64_t count = 0;
-  for (int column = 0; column * kBlock < b.p.rows; ++column) {
-    Place rows = b.p;
-    rows.row += column * kBlock;
-    rows.rows = kBlock;
-    const Limits seen = whole ? limits : Interval::limits(w.c, rows);
-    for (int64_t n = range.from; n < range.to; n += kBlock) {
-      const int64_t key = t.j + n;
-      const WeightBlock block{n, column, key < seen.inner_lo || key + kBlock > seen.inner_hi};
-      if (key < seen.hi && key + kBlock > seen.lo) list[count++] = block;
-      else clear_weights(to, block);
-    }
-  }
-  return count;
-}
-
-// Weights and gradients of scores of whole blocks of keys: while one block of 32 keys and 32 queries is weighed, the
-// unit multiplies the next but one. keys, values: of the tile; by_key, by_value: the block's queries and cotangents.
-template <int parts>
-static void weigh_stream(const BackwardCall& w, Block<kVectors>& b, const Tile& t, const BlockShare& x,
-                         const WeightParts<parts>& to, const LeftParts& keys, const LeftParts& values,
-                         const RightParts& by_key, const RightParts& by_value, const KeyRange& range) {
-  constexpr int kAhead = 2, kHeld = kAhead + 1;
-  const int64_t dk = whole_depth(b.c.dk), dv = whole_depth(b.c.dv);
-  WeightBlock list[kTile / kBlock * kVectors / 2];
-  const int64_t blocks = seen_blocks(w, b, t, to, range, list);
-  MatrixStream stream;
-  const auto add = [&](UnitPlan<parts>& plan, int64_t block) {
-    if (block >= blocks) return;
-    const int64_t n = list[block].key, column = list[block].column, at = block % kHeld * kBlock * kBlock;
-    LeftParts k = keys, v = values;
-    k.at += n * k.row;
-    v.at += n * v.row;
-    plan.add(
-        {k, {by_key.at + column * by_key.column, by_key.row, 0, by_key.part}, dk / kBlock, x.p + at, nullptr, nullptr});
-    plan.add({v,
-              {by_value.at + column * by_value.column, by_value.row, 0, by_value.part},
-              dv / kBlock,
-              x.ds + at,
-              nullptr,
-              nullptr});
-  };
-  UnitPlan<parts> first{stream};
-  for (int64_t block = 0; block < kAhead; ++block) add(first, block);
-  first.run();
-  for (int64_t block = 0; block < blocks; ++block) {
-    UnitPlan<parts> plan{stream};
-    add(plan, block + kAhead);
-    // what the unit's registers hold is of the next block, and is stored when its next product begins
-    if (!plan.count) stream.store_sums();
-    const WeightBlock& of = list[block];
-    const int64_t at = block % kHeld * kBlock * kBlock;
-    if (of.edge) hide_pairs(b, t, of, x.p + at, x.ds + at);
-    WeighedBlock<parts> work(x, to, x.p + at, x.ds + at, b.factor, of.key, 2 * of.column);
-    plan.run(work, kBlock / 2);
-  }
-}
-
-// The same for any steps, after which scores lie in x.p and dP in x.ds, as floats; x.p takes weights, x.ds gradients of
-// scores.
+// Weights and gradients of scores after any steps, when scores lie in x.p and dP in x.ds, as floats; x.p takes weights,
+// x.ds gradients of scores.
 template <int parts>
 static void weigh_floats(const Block<kVectors>& b, const Tile& t, const BlockShare& x) {
   const int64_t* k_at = b.c.threshold ? b.c.k_at + offset(b.c.k_at_batch, b.p) + t.j : nullptr;

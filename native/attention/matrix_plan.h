@@ -91,7 +91,8 @@ struct UnitPlan {
   using Terms = MatrixTerms<parts>;
   explicit UnitPlan(MatrixStream& stream) : stream(stream) {}
   MatrixStream& stream;
-  UnitJob jobs[16 + 1];
+  static constexpr int64_t kJobs = 17;
+  UnitJob jobs[kJobs];
   int64_t count = 0, products = 0;  // products: of 32 columns, of all jobs
 
   void add(const UnitJob& job) {

@@ -36,19 +36,20 @@ struct BackwardCall {
 // Scratch of one thread.
 struct BackwardScratch {
   float *k, *v;             // [kTile][ld] a tile of keys and values, as floats
-  float *dk, *dv;           // [kTile][ld] its gradients
+  float *dk, *dv;           // [kTile][ld] its gradients; of a matrix unit, of all tiles that are held, see MatrixTile
   float *q, *dout;          // [kQueriesAtOnce][ld] queries and cotangents, lanes are features
   float *qt, *doutt;        // [dk], [dv][kQueries], lanes are queries
   float *p, *ds;            // [kBlocksAtOnce][kTile][kQueries] weights after dropout, gradients of scores
   float *modifiers, *kept;  // what the modifiers load of a tile; what they keep of it for their backward
   float* dq;                // [heads of a group][queries of a part][ldk], where keys are not split
   // where a matrix unit multiplies: blocks of queries as its operands, whether each is finite, and their dQ^T,
-  // [dk][kQueries], of all heads of a group; rows of a block as they are packed; the keys and values of the tiles that
-  // are held, and their keys transposed in blocks of 32; room for transposing; weights after dropout and gradients of
-  // scores, [kTile][kQueries], and the latter in pairs of keys; [kQueries][ldk] of one block
+  // [32 queries after the other][dk][32], of all heads of a group; rows of a block as they are packed; the keys and
+  // values of the tiles that are held, and their keys transposed in blocks of 32; room for transposing; weights after
+  // dropout and gradients of scores, see WeightParts, and the latter in pairs of keys; [kQueries][ldk] of one block;
+  // [kTile][ld] of one tile
   float *blocks, *finite, *dqt;
   uint16_t *block_rows, *k_rows, *v_rows, *kt, *split, *p_parts, *ds_parts;
-  float *ds_pairs, *spare;
+  float *ds_pairs, *spare, *rows_dk, *rows_dv;
 };
 
 // The leading dimension of rows of n floats in scratch: not a power of two, since such rows map to few sets of the
