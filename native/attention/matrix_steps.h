@@ -46,41 +46,33 @@ static Limits limits_of_rows(const Block<V>& b, int vector) {
 }
 
 // The steps of a block of scores: times factor, a modifier, intervals, bits. Scores of keys past the tile become -inf.
-// top: takes the largest.
+// largest: of the scores of each vector.
 template <int V, class One, bool edge, bool bits>
-REGARD_NOINLINE void step_block(const Block<V>& b, const StreamedTile& t, int64_t block, int vector, float factor,
-                                float* s, vf (&top)[2]) {
-  const int64_t first = block * kBlock, keys = t.count - first < kBlock ? t.count - first : kBlock;
+REGARD_NOINLINE void step_block(const Block<V>& b, const SteppedKeys& keys, int vector, float factor, float* s,
+                                vf (&largest)[2]) {
+  const auto read = [factor](const float* at)
+                        __attribute__((always_inline)) { return Isa::product(load(at), splat(factor)); };
   for (int v = 0; v < 2; ++v) {
-    const auto modify = One::simply(b, t.j - t.from, vector + v);
-    const vi start = b.first[vector + v], stop = b.last[vector + v];
-    vf most = splat(-kInf);
-    for (int64_t n = keys; n < kBlock; ++n) store(s + n * kBlock + v * W, splat(-kInf));
-    for (int64_t n = 0; n < keys; ++n) {
-      float* at = s + n * kBlock + v * W;
-      vf x = modify(Isa::product(load(at), splat(factor)), t.from + first + n);
-      if (edge) x = Interval::apply(x, t.j + first + n, start, stop);
-      if (bits) x = Bits::apply(x, t.bits[first + n] >> ((vector + v) * W));
-      most = greater_of(x, most);
-      store(at, x);
-    }
-    top[v] = most;
+    for (int64_t n = keys.to - keys.from; n < kBlock; ++n) store(s + n * kBlock + v * W, splat(-kInf));
+    largest[v] = step_vector<V, One, edge, bits>(b, vector + v, keys, s + v * W, kBlock, splat(-kInf), read);
   }
 }
 
 // The same where there is something to do. seen: the keys that some, and all, of the queries see.
 template <int V>
 static void step_block(const Block<V>& b, const StreamedTile& t, int64_t block, int vector, const Limits& seen,
-                       float* s, vf (&top)[2]) {
-  const int64_t key = t.j + block * kBlock;
+                       float* s, vf (&largest)[2]) {
+  const int64_t first = block * kBlock, key = t.j + first, count = t.count - first < kBlock ? t.count - first : kBlock;
   const bool edge = b.c.start.data && (key < seen.inner_lo || key + kBlock > seen.inner_hi);
-  const bool bits = t.hidden_bits(block, vector);
-  if (!edge && !bits && !Modifiers::used(b.c) && t.count >= (block + 1) * kBlock) return;
+  const bool bits = t.hidden_bits(block, vector), modified = Modifiers::used(b.c);
+  if (!edge && !bits && !modified && count == kBlock) return;
+  const int64_t from = t.from + first;
+  const SteppedKeys keys{t.j - t.from, from, from + count, bits ? t.bits + first : nullptr};
   Modifiers::simply(b.c, [&](auto one) {
-    using One = decltype(one);
-    const auto step = edge ? (bits ? step_block<V, One, true, true> : step_block<V, One, true, false>)
-                           : (bits ? step_block<V, One, false, true> : step_block<V, One, false, false>);
-    step(b, t, block, vector, Modifiers::used(b.c) ? b.factor : 1.0f, s, top);
+    with_hiding(edge, bits, [&](auto hides, auto has_bits) {
+      step_block<V, decltype(one), decltype(hides)::value, decltype(has_bits)::value>(
+          b, keys, vector, modified ? b.factor : 1.0f, s, largest);
+    });
   });
 }
 

@@ -1,5 +1,7 @@
 // One block of queries and one tile of keys: scores, weights, weighted values.
 #pragma once
+#include <type_traits>
+
 #include "steps/steps.h"
 
 namespace regard {
@@ -40,32 +42,46 @@ REGARD_NOINLINE void dot_rows(float* s, vf* top, const float* k, int64_t row, co
   }
 }
 
-// The most frequent steps, for the keys [from, to) of a tile: no modifier or a simple one, intervals, bits. One vector
-// of queries after the other, so that nothing is loaded twice.
-template <int V, class One, bool edge, bool bits>
-REGARD_NOINLINE void step_simply(const Block<V>& b, const Tile& t, int64_t from, int64_t to, vf* top) {
-  for (int v = 0; v < V; ++v) {
-    const vi first = b.first[v], last = b.last[v];
-    const auto modify = One::simply(b, t.j, v);
-    float* scores = b.w.s + v * W;
-    vf most = top[v];
-    for (int64_t n = from; n < to; ++n) {
-      vf s = modify(load(scores + n * kQueries), n);
-      if (edge) s = Interval::apply(s, t.j + n, first, last);
-      if (bits) s = Bits::apply(s, t.bits[n] >> (v * W));
-      most = greater_of(s, most);
-      store(scores + n * kQueries, s);
-    }
-    top[v] = most;
+// The keys [from, to) of a tile that begins at key j, and their bits, or null: those of key `from` first.
+struct SteppedKeys {
+  int64_t j, from, to;
+  const uint64_t* bits;
+};
+
+// The most frequent steps, of one vector of queries: no modifier or a simple one, intervals, bits. at: the scores of
+// key `from`, in rows of ld; read: how one is loaded. Returns the largest of `most` and them.
+template <int V, class One, bool edge, bool bits, class Read>
+REGARD_INLINE vf step_vector(const Block<V>& b, int v, const SteppedKeys& keys, float* at, int64_t ld, vf most,
+                             const Read& read) {
+  const vi first = b.first[v], last = b.last[v];
+  const auto modify = One::simply(b, keys.j, v);
+  for (int64_t n = keys.from; n < keys.to; ++n, at += ld) {
+    vf s = modify(read(at), n);
+    if (edge) s = Interval::apply(s, keys.j + n, first, last);
+    if (bits) s = Bits::apply(s, keys.bits[n - keys.from] >> (v * W));
+    most = greater_of(s, most);
+    store(at, s);
   }
+  return most;
 }
 
-template <int V, class One>
-static void step_simply(const Block<V>& b, const Tile& t, int64_t from, int64_t to, vf* top) {
-  if (t.edge && t.bits) return step_simply<V, One, true, true>(b, t, from, to, top);
-  if (t.edge) return step_simply<V, One, true, false>(b, t, from, to, top);
-  if (t.bits) return step_simply<V, One, false, true>(b, t, from, to, top);
-  step_simply<V, One, false, false>(b, t, from, to, top);
+// f(edge, bits), as types.
+template <class F>
+static void with_hiding(bool edge, bool bits, const F& f) {
+  using Yes = std::true_type;
+  using No = std::false_type;
+  if (edge && bits) return f(Yes(), Yes());
+  if (edge) return f(Yes(), No());
+  if (bits) return f(No(), Yes());
+  f(No(), No());
+}
+
+// The same of all vectors, one after the other, so that nothing is loaded twice.
+template <int V, class One, bool edge, bool bits>
+REGARD_NOINLINE void step_simply(const Block<V>& b, const SteppedKeys& keys, vf* top) {
+  const auto read = [](const float* at) __attribute__((always_inline)) { return load(at); };
+  for (int v = 0; v < V; ++v)
+    top[v] = step_vector<V, One, edge, bits>(b, v, keys, b.w.s + keys.from * kQueries + v * W, kQueries, top[v], read);
 }
 
 // Everything after the similarity for the keys [from, to) of a tile.
@@ -77,7 +93,13 @@ REGARD_NOINLINE void step_rows(const Block<V>& b, const Tile& t, int64_t from, i
       for (int v = 0; v < V; ++v) top[v] = greater_of(load(b.w.s + n * kQueries + v * W), top[v]);
     return;
   }
-  if (Modifiers::simply(b.c, [&](auto one) { step_simply<V, decltype(one)>(b, t, from, to, top); })) return;
+  const SteppedKeys keys{t.j, from, to, t.bits ? t.bits + from : nullptr};
+  const bool simple = Modifiers::simply(b.c, [&](auto one) {
+    with_hiding(t.edge, t.bits, [&](auto edge, auto bits) {
+      step_simply<V, decltype(one), decltype(edge)::value, decltype(bits)::value>(b, keys, top);
+    });
+  });
+  if (simple) return;
   for (int64_t n = from; n < to; ++n) {
     vf s[V];
     for (int v = 0; v < V; ++v) s[v] = load(b.w.s + n * kQueries + v * W);

@@ -47,7 +47,7 @@ struct Clamp : Modifier {
 
   template <int V>
   static void backward(const Block<V>&, const Tile&, const ScoreGradients& g, double*) {
-    SoftCap::multiply<V>(g.ds, g.ds, g.kept, g.from, g.to);
+    multiply_derivatives<V>(g.ds, g.ds, g.kept, g.from, g.to);
   }
 };
 

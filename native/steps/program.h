@@ -130,7 +130,7 @@ struct Program : Modifier, ProgramGradients {
   template <int V>
   static void backward(const Block<V>& b, const Tile& t, const ScoreGradients& g, double* sum) {
     add<V>(b, t, g, sum);
-    SoftCap::multiply<V>(g.ds, g.ds, g.kept, g.from, g.to);
+    multiply_derivatives<V>(g.ds, g.ds, g.kept, g.from, g.to);
   }
 };
 

@@ -110,7 +110,7 @@ struct ProgramGradients : ProgramCode {
       kept += 2 * kTileSize;
       const regard_tensor& to = gradient(g.wanted, x);
       if (!to.data) return;
-      SoftCap::multiply<V>(terms, g.ds, terms, g.from, g.to);
+      multiply_derivatives<V>(terms, g.ds, terms, g.from, g.to);
       const int64_t size = sums_of(g.wanted, x);
       if (x.op == REGARD_DO_GATHER_GRADIENT)
         add_by_index<V>(size ? sum : (double*)to.data, operand(b.c, x.number).size, b.p.rows, terms, index, g.from,
