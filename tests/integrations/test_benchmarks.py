@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -25,7 +26,7 @@ from regard_command import main
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import benchmarks.__main__ as command
-from benchmarks import candidates, cases, looking, measure, report, tables, truth
+from benchmarks import candidates, cases, errors, looking, measure, report, tables, truth
 from benchmarks.cases import Case
 from benchmarks.inputs import Inputs, draw
 from benchmarks.measure import Entry, Lost, Timed, Worker
@@ -350,3 +351,14 @@ def test_first_word_names_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert asked == [candidates.TAKING_PART[table] for table in ("generation", "training", "inference")]
     shown = capsys.readouterr().out
     assert all(f"# {table}: regard" in shown for table in ("Generation", "Training", "Inference"))
+
+
+@needs_kernels
+def test_errors_of_each_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small integers, whose scores are exact: an error of some last places, and none of 0."""
+    monkeypatch.setattr(errors, "DRAWS", 1)
+    monkeypatch.setenv("REGARD_ISA", "base")
+    found = errors.errors("small integers", ["base"])
+    assert set(found) == {"base", "torch SDPA", "the formula"}
+    assert all(0 < error < 2e-5 for both in found.values() for error in both)
+    assert os.environ["REGARD_ISA"] == "base"
