@@ -67,7 +67,7 @@ static void run_matrix_block(const BackwardCall& w, const BackwardScratch& s, co
   const Scratch scratch{s.qt, x.p, nullptr, s.modifiers, nullptr, nullptr};
   Block<kVectors> b{c, scratch, p};
   b.factor = parts == 3 ? 1 : dot_factor(c, p.h);  // of float32, queries were multiplied by it
-  if (hides_alone(w, p, t, x)) return stream_block<parts>(w, b, t, x, products, keys);
+  if (hides_alone(w, b, t, x)) return stream_block<parts>(w, b, t, x, products, keys);
   Interval::begin(b);
   begin_steps(b);
   Modifiers::load_tile(b, t);

@@ -81,11 +81,11 @@ struct KeyRange {
 };
 
 // Whether intervals are all that changes a score of a block of queries, and its rows are finite: what hidden pairs
-// multiply by 0 is then finite, too.
-static bool hides_alone(const BackwardCall& w, const Place& p, const Tile& t, const BlockShare& x) {
-  if (Modifiers::used(w.c) || t.bits || w.c.threshold || p.rows % 32) return false;
+// multiply by 0 is then finite, too. Hidden scores are -inf before they are multiplied by the block's factor.
+static bool hides_alone(const BackwardCall& w, const Block<kVectors>& b, const Tile& t, const BlockShare& x) {
+  if (Modifiers::used(w.c) || t.bits || w.c.threshold || b.p.rows % 32 || !(b.factor > 0)) return false;
   vf sum = vf{};  // of zeros
-  for (int64_t n = 0; n < p.rows; n += W) sum += (load(x.shift + n) + load(x.inverse + n) + load(x.delta + n)) * vf{};
+  for (int64_t n = 0; n < b.p.rows; n += W) sum += (load(x.shift + n) + load(x.inverse + n) + load(x.delta + n)) * vf{};
   return Isa::lanes_set(sum != sum) == 0;
 }
 

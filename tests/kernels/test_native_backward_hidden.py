@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from exact_checks import check_gradients
 from needed import needs_kernels
 from regard import testing
 from regard.runtime.autograd import attend_with_stats
@@ -126,3 +127,17 @@ def test_what_is_hidden_reaches_no_tensor_of_any_score(name: str, bad: float, dt
         most = float(clean[name].abs().max())
         assert most > 0
         torch.testing.assert_close(spoiled, clean[name], rtol=near, atol=near * most)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scale", [-0.3, 0.0, -0.02])
+@pytest.mark.parametrize(
+    "mask",
+    [rg.Causal(), rg.Window(64, 0), rg.Lengths(keys=torch.tensor([200])), rg.Everything()],
+    ids=["causal", "window", "lengths", "a last tile of 44 keys"],
+)
+def test_scales_that_turn_scores_round(isa: str, mask: rg.Mask, scale: float, dtype: torch.dtype) -> None:
+    """A score that a mask hides is -inf after it was multiplied by the scale, not before."""
+    n = 300 if isinstance(mask, rg.Everything) else 320
+    q, k, v = (torch.randn(1, 1, rows, 64).to(dtype) for rows in (320, n, n))
+    check_gradients(q, k, v, torch.randn(1, 1, 320, 64).to(dtype), score=rg.ScaledDot(scale=scale), mask=mask)
