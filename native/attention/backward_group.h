@@ -51,6 +51,12 @@ static void run_group(const BackwardCall& w, const BackwardScratch& s, KeyTile& 
   if (w.g.dk.data) add_product(s.dk, w.ldk, by_score, count, k.count, round_up(c.dk));
 }
 
+// Where the rows of a tile's keys lie in the sums of a part of the queries.
+static float* part_rows(const BackwardCall& w, const KeyTile& k, float* sums, int64_t query_part, int64_t ld) {
+  const regard_call& c = w.c;
+  return sums + (((query_part * w.elements + k.element) * c.key_heads + k.key_head) * c.nk + k.j) * ld;
+}
+
 // Writes the gradients of a tile of keys or values to their tensor, or, where queries are split, to the sums of the
 // part.
 static void put_rows(const BackwardCall& w, const KeyTile& k, const regard_tensor& to, float* sums, int64_t query_part,
@@ -62,8 +68,7 @@ static void put_rows(const BackwardCall& w, const KeyTile& k, const regard_tenso
     char* at = (char*)to.data + size_of(w.g.call.dtype) * (offset(to, p, k.key_head) + k.j * to.row);
     return write_rows(at, w.g.call.dtype, to.row, to.col, from, ld, 1, 0, k.count, cols, scale);
   }
-  float* at = sums + (((query_part * w.elements + k.element) * c.key_heads + k.key_head) * c.nk + k.j) * ld;
-  __builtin_memcpy(at, from, sizeof(float) * (size_t)(k.count * ld));
+  __builtin_memcpy(part_rows(w, k, sums, query_part, ld), from, sizeof(float) * (size_t)(k.count * ld));
 }
 
 }  // namespace regard

@@ -81,13 +81,7 @@ struct MatrixTile {
   static int64_t place(int64_t key, int64_t f) { return f * kTile * kBlock + key * kBlock; }
 };
 
-// The same as rows: to[count][ld].
-static void rows_of_blocks(float* to, int64_t ld, const float* from, int64_t count, int64_t width) {
-  for (int64_t f = 0; f < width; f += W)
-    for (int64_t n = 0; n < count; ++n)
-      store(to + n * ld + f, load(from + MatrixTile::place(n, f / kBlock) + f % kBlock));
-}
-
+// Adds rows of ld floats to gradients that are laid out so.
 static void add_rows_to_blocks(float* to, const float* from, int64_t ld, int64_t count, int64_t width) {
   for (int64_t f = 0; f < width; f += W)
     for (int64_t n = 0; n < count; ++n) {

@@ -7,6 +7,10 @@
 
 namespace regard {
 
+// A block of queries is read for each 32 keys of a tile, then for the next tile.
+template <int parts>
+using BackwardPlan = UnitPlan<parts, true>;
+
 // The products of weights: dV += P dO and dK += dS Q of 32 keys, dQ^T += K^T dS of 32 queries, 32 features each.
 template <int parts>
 struct GradientProducts {
@@ -58,8 +62,8 @@ struct GradientProducts {
   // Runs all that wait.
   void finish(MatrixStream& stream) {
     while (next < count) {
-      UnitPlan<parts> plan{stream};
-      for (int64_t n = 0; n < UnitPlan<parts>::kJobs && next < count; ++n) plan.add(take());
+      BackwardPlan<parts> plan{stream};
+      for (int64_t n = 0; n < BackwardPlan<parts>::kJobs && next < count; ++n) plan.add(take());
       plan.run();
     }
   }
@@ -68,7 +72,7 @@ struct GradientProducts {
   void finish_queries(MatrixStream& stream, int64_t n, int64_t from, int64_t to) const {
     if (!dq || from == to) return;
     for (int64_t f = 0; f < whole_depth(w.c.dk) / kBlock; ++f) {
-      UnitPlan<parts> plan{stream};
+      BackwardPlan<parts> plan{stream};
       plan.add(of_queries(n, f, from, to));
       plan.run();
     }
@@ -122,7 +126,7 @@ static void stream_block(const BackwardCall& w, Block<kVectors>& b, const Tile& 
   const SeenBlocks seen(w, b, t, range);
   MatrixStream stream;
   const auto place = [](float* of, int64_t block) { return of + block % 2 * kBlock * kBlock; };
-  const auto add_scores = [&](UnitPlan<parts>& plan, int64_t block) {
+  const auto add_scores = [&](BackwardPlan<parts>& plan, int64_t block) {
     if (block >= seen.count) return;
     const auto rows = [&](LeftParts left) { return from_row(left, seen.list[block].key); };
     const auto column = [&](RightParts right) {
@@ -132,7 +136,7 @@ static void stream_block(const BackwardCall& w, Block<kVectors>& b, const Tile& 
     plan.add({rows(products.tile.k), column(q.q), dk / kBlock, place(x.p, block), nullptr, nullptr});
     plan.add({rows(products.tile.v), column(q.dout), dv / kBlock, place(x.ds, block), nullptr, nullptr});
   };
-  UnitPlan<parts> first{stream};
+  BackwardPlan<parts> first{stream};
   add_scores(first, 0);
   first.run();
   for (int64_t block = 0, end = 0, begin = 0; block < seen.count; ++block) {
@@ -141,9 +145,9 @@ static void stream_block(const BackwardCall& w, Block<kVectors>& b, const Tile& 
       end = seen.end(block);
     }
     const WeightBlock& of = seen.list[block];
-    UnitPlan<parts> plan{stream};
+    BackwardPlan<parts> plan{stream};
     add_scores(plan, block + 1);
-    const int64_t waiting = products.count - products.next, room = UnitPlan<parts>::kJobs - plan.count;
+    const int64_t waiting = products.count - products.next, room = BackwardPlan<parts>::kJobs - plan.count;
     const int64_t share = (waiting + end - block - 1) / (end - block);
     for (int64_t n = 0; n < share && n < room; ++n) plan.add(products.take());
     float *s = place(x.p, block), *dp = place(x.ds, block);

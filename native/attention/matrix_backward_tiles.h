@@ -119,6 +119,21 @@ static void run_tile(const BackwardCall& w, const BackwardScratch& s, KeyTile k,
                           k.part);
 }
 
+// Writes the gradients of a tile's keys, which are laid out as in MatrixTile.
+static void put_blocks(const BackwardCall& w, const KeyTile& k, const regard_tensor& to, float* sums,
+                       int64_t query_part, const float* from, int64_t ld, int64_t cols, float scale) {
+  if (!to.data) return;
+  const int dtype = w.g.call.dtype;
+  const Place p = place_at(w.c, k.element, 0, 0);
+  for (int64_t f = 0; f < cols; f += kBlock, from += MatrixTile::place(0, 1)) {
+    const int64_t some = cols - f < kBlock ? cols - f : kBlock;
+    char* at = (char*)to.data + size_of(dtype) * (offset(to, p, k.key_head) + k.j * to.row + f * to.col);
+    if (sums)
+      write_rows(part_rows(w, k, sums, query_part, ld) + f, REGARD_F32, ld, 1, from, kBlock, 1, 0, k.count, some, 1);
+    else write_rows(at, dtype, to.row, to.col, from, kBlock, 1, 0, k.count, some, scale);
+  }
+}
+
 // Writes dQ of the blocks of a part.
 static void put_queries(const BackwardCall& w, const BackwardScratch& s, const KeyTile& k, int64_t key_part) {
   const regard_call& c = w.c;
@@ -165,10 +180,8 @@ static void run_pair_on_unit(const BackwardCall& w, const BackwardScratch& s, Ke
     for (int64_t i = 0; i < count; ++i) {
       k.j = tiles[i].j;
       k.count = tiles[i].count;
-      rows_of_blocks(s.rows_dk, w.ldk, tiles[i].dk, k.count, c.dk);
-      rows_of_blocks(s.rows_dv, w.ldv, tiles[i].dv, k.count, c.dv);
-      put_rows(w, k, w.g.dk, w.dk, query_part, s.rows_dk, w.ldk, c.dk, c.scale);
-      put_rows(w, k, w.g.dv, w.dv, query_part, s.rows_dv, w.ldv, c.dv, 1.0f);
+      put_blocks(w, k, w.g.dk, w.dk, query_part, tiles[i].dk, w.ldk, c.dk, c.scale);
+      put_blocks(w, k, w.g.dv, w.dv, query_part, tiles[i].dv, w.ldv, c.dv, 1.0f);
     }
   }
   if (w.g.dq.data) put_queries(w, s, k, key_part);

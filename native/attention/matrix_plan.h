@@ -85,8 +85,9 @@ struct MatrixStream {
 
 // What the unit multiplies while one block of scores becomes weights, a step at a time: the terms of one chain, of 32
 // columns of A. What the vector units do meanwhile stands between the products of a step, without branches but for
-// those of a job's first step: the processor's window holds few instructions of either kind at once.
-template <int parts>
+// those of a job's first step: the processor's window holds few instructions of either kind at once. passing: whether
+// right operands are used a few times, then not for long: they then leave the first-level cache to other things.
+template <int parts, bool passing = false>
 struct UnitPlan {
   using Terms = MatrixTerms<parts>;
   explicit UnitPlan(MatrixStream& stream) : stream(stream) {}
@@ -170,8 +171,10 @@ struct UnitPlan {
     a += term.a * job.a.part;
     b += term.b * job.b.part;
     if constexpr (begins && tile < 4)
-      Isa::begin_tile<X>(a, job.a.row, b, job.b.row, stream.before, kBlock, job.from, kBlock);
-    else Isa::multiply_tile<X, term.loads != Loads::kRight, term.loads != Loads::kLeft>(a, job.a.row, b, job.b.row);
+      Isa::begin_tile<X, passing>(a, job.a.row, b, job.b.row, stream.before, kBlock, job.from, kBlock);
+    else
+      Isa::multiply_tile<X, term.loads != Loads::kRight, term.loads != Loads::kLeft, passing>(a, job.a.row, b,
+                                                                                              job.b.row);
     beside<2 * pairs * tile / tiles, 2 * pairs*(tile + 1) / tiles>(work);
     if (begins && tile == 3) stream.begun<parts == 3>(job);
     if constexpr (begins && parts == 3 && tile >= stored) {

@@ -10,7 +10,7 @@ namespace regard {
 // Written out, since the intrinsics of some compilers may move a store to memory behind the load of a tile from it.
 #define REGARD_TILE_LOAD(tile, at, stride) \
   __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile::"r"((const void*)(at)), "r"((int64_t)(stride)) : "memory")
-// The same without room in the first-level cache: for keys and values, each of which is used twice, then not for long.
+// The same without room in the first-level cache: for what is used a few times, then not for long.
 #define REGARD_TILE_LOAD_PAST(tile, at, stride) \
   __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile::"r"((const void*)(at)), "r"((int64_t)(stride)) : "memory")
 #define REGARD_TILE_STORE(tile, at, stride) \
@@ -108,19 +108,19 @@ struct Isa : Avx512Isa<Isa>, MatrixUnit<Isa> {
 
   // Tile X (row X / 2, column X % 2) of a step of a block of up to 2 × 2 tiles: its sums, in registers, take the
   // products of 32 columns of A and rows of B. The tiles of a step are multiplied in order. left, right: whether the
-  // operand is not that of the step before.
-  template <int X, bool left = true, bool right = true>
+  // operand is not that of the step before; passing: whether the right one is used a few times alone.
+  template <int X, bool left = true, bool right = true, bool passing = false>
   REGARD_INLINE void multiply_tile(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row) {
-    load_operands<X, left, right>(a, a_row, b, b_row);
+    load_operands<X, left, right, passing>(a, a_row, b, b_row);
     multiply<X>();
   }
 
   // The same in the first step of a block. before: where the sums go that the registers hold, those of the block
   // before, in rows of before_ld floats, or null; from: what the new sums begin with, or null for 0.
-  template <int X>
+  template <int X, bool passing = false>
   REGARD_INLINE void begin_tile(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row, float* before,
                                 int64_t before_ld, const float* from, int64_t from_ld) {
-    load_operands<X>(a, a_row, b, b_row);
+    load_operands<X, true, true, passing>(a, a_row, b, b_row);
     if (before) store_tile<X>(before, before_ld);
     if (from) load_sums<X>(from + X / 2 * 16 * from_ld + X % 2 * 16, from_ld);
     else clear<X>();
@@ -138,11 +138,13 @@ struct Isa : Avx512Isa<Isa>, MatrixUnit<Isa> {
   }
 
  private:
-  template <int X, bool left = true, bool right = true>
+  template <int X, bool left, bool right, bool passing>
   REGARD_INLINE void load_operands(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row) {
     if constexpr (X == 0 && left) REGARD_TILE_LOAD_PAST(4, a, 2 * a_row);
-    if constexpr (X == 0 && right) REGARD_TILE_LOAD(6, b, 2 * b_row);
-    if constexpr (X == 1 && right) REGARD_TILE_LOAD(7, b + 32, 2 * b_row);
+    if constexpr (X == 0 && right && passing) REGARD_TILE_LOAD_PAST(6, b, 2 * b_row);
+    if constexpr (X == 0 && right && !passing) REGARD_TILE_LOAD(6, b, 2 * b_row);
+    if constexpr (X == 1 && right && passing) REGARD_TILE_LOAD_PAST(7, b + 32, 2 * b_row);
+    if constexpr (X == 1 && right && !passing) REGARD_TILE_LOAD(7, b + 32, 2 * b_row);
     if constexpr (X == 2 && left) REGARD_TILE_LOAD_PAST(5, a + 16 * a_row, 2 * a_row);
   }
 

@@ -63,7 +63,7 @@ struct Isa : PlainIsa<Isa>, MatrixUnit<Isa> {
     return y == y ? (vf)((vu)y + 0x8000u) : y;
   }
 
-  template <int X, bool left = true, bool right = true>
+  template <int X, bool left = true, bool right = true, bool = false>
   static void multiply_tile(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row) {
     if (!emulated_tiles_configured) __builtin_trap();
     EmulatedTiles& t = emulated_tiles;
@@ -82,7 +82,7 @@ struct Isa : PlainIsa<Isa>, MatrixUnit<Isa> {
     }
   }
 
-  template <int X>
+  template <int X, bool = false>
   static void begin_tile(const uint16_t* a, int64_t a_row, const uint16_t* b, int64_t b_row, float* before,
                          int64_t before_ld, const float* from, int64_t from_ld) {
     if (before) store_tile<X>(before, before_ld);

@@ -120,9 +120,9 @@ struct PlainIsa {
   REGARD_INLINE void multiply_blocks(To&, const LeftParts&, const RightParts&, int64_t, int64_t) {}
   REGARD_INLINE vf row_of(vf first, vf) { return first; }
   REGARD_INLINE vf cut_row(vf first, vf) { return first; }
-  template <int X, bool = true, bool = true>
+  template <int X, bool = true, bool = true, bool = false>
   REGARD_INLINE void multiply_tile(const uint16_t*, int64_t, const uint16_t*, int64_t) {}
-  template <int X>
+  template <int X, bool = false>
   REGARD_INLINE void begin_tile(const uint16_t*, int64_t, const uint16_t*, int64_t, float*, int64_t, const float*,
                                 int64_t) {}
   template <int R, int C>
