@@ -12,7 +12,7 @@ from regard.api import explain as explain
 from regard.backends.flex import Flex as Flex
 from regard.backends.native.backend import Native as Native
 from regard.backends.reference import Reference as Reference
-from regard.backends.sdpa import Sdpa as Sdpa
+from regard.backends.sdpa.backend import Sdpa as Sdpa
 from regard.backends.streaming.tiled import Tiled as Tiled
 from regard.core.dropout import Dropout as Dropout
 from regard.core.elsewhere import NAMES as _NAMES

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 import regard as rg
 import regard.runtime.plan_cache as plan_cache
@@ -140,4 +141,64 @@ def test_calls_of_a_structure_seen_before(
             rg.attention(q, k, v, mask=mask, backend=SDPA)
     else:
         assert rg.attention(q, k, v, backend=SDPA).isnan().all()
+    plan_cache.clear()
+
+
+@pytest.mark.parametrize("mask", [rg.Everything(), rg.Causal()], ids=str)
+@pytest.mark.parametrize("key_heads", [4, 2])
+@pytest.mark.parametrize("lead", [(2,), (2, 4), (4,)], ids=str)
+def test_a_backward_reads_what_its_forward_found(
+    lead: tuple[int, ...], key_heads: int, mask: rg.Mask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's kernels run once forward and once backward, with a plan and without, of every length."""
+    if len(lead) > 1:
+        monkeypatch.setattr(
+            "regard.backends.sdpa.backend.recorded_backward", lambda *_: pytest.fail("the forward ran again")
+        )
+    plan_cache.clear()
+    for n in (16, 9, 16):
+        shapes = [(*lead[:-1], heads, n, 8) for heads in (lead[-1], key_heads, key_heads)]
+        if len(lead) == 1:
+            shapes = [(*lead, n, 8)] * 3
+        tensors = [torch.randn(shape, dtype=F64, requires_grad=True) for shape in shapes]
+        cotangent = torch.randn(shapes[0], dtype=F64).mT.contiguous().mT
+        for backend in (SDPA, rg.Reference()):
+            out = rg.attention(*tensors, mask=mask, backend=backend)
+            found = torch.autograd.grad(out, tensors, cotangent, retain_graph=True)
+            twice = torch.autograd.grad(out, tensors, cotangent)
+            if backend == SDPA:
+                first = (out, *found, *twice)
+        for got, right in zip(first, (out, *found, *twice), strict=True):
+            torch.testing.assert_close(got, right)
+    plan_cache.clear()
+
+
+@pytest.mark.parametrize("mask", [rg.Everything(), rg.Causal()], ids=str)
+def test_hooks_and_checkpoints_see_all_that_is_kept(mask: rg.Mask) -> None:
+    """What the forward keeps goes through the caller's hooks, and comes back changed in no number."""
+    plan_cache.clear()
+    q, k, v = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
+    call = lambda *qkv: rg.attention(*qkv, mask=mask, backend=SDPA)  # noqa: E731
+    right = torch.autograd.grad(call(q, k, v).square().sum(), (q, k, v))
+    packed = list[int]()
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        packed.append(t.numel())
+        return t.clone()
+
+    for _ in range(2):
+        packed.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, torch.clone):
+            out = call(q, k, v)
+        assert sorted(packed)[-4:] == [q.numel()] * 4 and len(packed) >= 5  # the log-sum-exp among them
+        for got, g in zip(torch.autograd.grad(out.square().sum(), (q, k, v)), right, strict=True):
+            torch.testing.assert_close(got, g)
+        twice = torch.utils.checkpoint.checkpoint(call, q, k, v, use_reentrant=False)
+        for got, g in zip(torch.autograd.grad(twice.square().sum(), (q, k, v)), right, strict=True):
+            torch.testing.assert_close(got, g)
+    out = call(q, k, v)
+    with torch.no_grad():
+        v.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
     plan_cache.clear()

@@ -11,7 +11,7 @@ from regard.backends.base import Backend
 from regard.backends.flex import Flex
 from regard.backends.native.backend import Native
 from regard.backends.reference import Reference
-from regard.backends.sdpa import Sdpa
+from regard.backends.sdpa.backend import Sdpa
 from regard.backends.streaming.tiled import Tiled
 from regard.call.problem import Problem
 from regard.core.deferred import DeferredRows

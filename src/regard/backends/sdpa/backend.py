@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from regard.backends.base import (
     recorded_backward,
     why_leaks,
 )
+from regard.backends.sdpa.fused import FusedForward, fused_forward
 from regard.backends.streaming.backward import Cotangents
 from regard.call.problem import Problem
 from regard.core.positions import Positions
@@ -39,8 +41,8 @@ class Sdpa(Backend):
     """torch.nn.functional.scaled_dot_product_attention, on `devices`: scaled dot products under a simple mask.
 
     torch's function gives no log-sum-exp, lets NaN and infinities leak out of masked places, and its paths differ in
-    rows that see nothing; this backend refuses calls in which one of these matters. The backward recomputes the
-    forward.
+    rows that see nothing; this backend refuses calls in which one of these matters. The backward reads what the forward
+    found; the forward runs again for a call with a dense mask or lengths, and where torch has no fused kernel.
 
     >>> Sdpa()
     Sdpa()
@@ -72,12 +74,26 @@ class Sdpa(Backend):
         mask, placed = example.problem.mask, example.positions is not None
         alike = {(t.dtype, t.shape[: -3 if t.dim() > 3 else -2]) for t in example.given}
         simple = isinstance(mask, Everything) or (isinstance(mask, Causal) and not placed)
-        return _SdpaPlan(example) if simple and not training and len(alike) == 1 else None
+        if not simple or len(alike) > 1 or (training and placed):
+            return None
+        return _SdpaTrainingPlan(example) if training else _SdpaPlan(example)
+
+    def forward_for_backward(self, problem: Problem) -> ForwardResult:
+        if isinstance(problem.mask, (Everything, Causal)):
+            q, k, v = problem.q, problem.k, problem.v
+            found = fused_forward(q, k, v, isinstance(problem.mask, Causal), _scale(problem))
+            if found is not None:
+                return ForwardResult(*found)
+        return super().forward_for_backward(problem)
 
     def backward(
         self, problem: Problem, forward: ForwardResult, cotangents: Cotangents, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
-        return recorded_backward(_sdpa, problem, cotangents, needs)
+        kernel, g_out = forward.kernel, cotangents[0]
+        if not isinstance(kernel, FusedForward):
+            return recorded_backward(_sdpa, problem, cotangents, needs)
+        found = kernel.gradients(g_out, problem.q, problem.k, problem.v, forward.out, forward.saved)
+        return tuple(g if need else None for g, need in zip(found, needs, strict=False)) + (None,) * (len(needs) - 3)
 
 
 def _why_not_mask(mask: Mask, frame: Frame, problem: Problem) -> str | None:
@@ -106,11 +122,16 @@ def _same_positions(positions: Positions) -> bool:
 
 
 def _sdpa(problem: Problem) -> Result:
-    similarity, mask, frame = problem.similarity, problem.mask, problem.frame
-    assert isinstance(similarity, ScaledDot) and not isinstance(similarity.scale, Tensor)
+    mask, frame = problem.mask, problem.frame
     allowed = None if isinstance(mask, (Everything, Causal)) else View(mask, frame).dense()
-    out = _fused(problem.q, problem.k, problem.v, allowed, isinstance(mask, Causal), similarity.scale)
+    out = _fused(problem.q, problem.k, problem.v, allowed, isinstance(mask, Causal), _scale(problem))
     return out, out.new_full(out.shape[:-1], torch.nan)
+
+
+def _scale(problem: Problem) -> float | None:
+    similarity = problem.similarity
+    assert isinstance(similarity, ScaledDot) and not isinstance(similarity.scale, Tensor)
+    return similarity.scale
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, causal: bool, scale: float | None) -> Tensor:
@@ -119,29 +140,67 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, causal: bool
     return scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=causal, scale=scale)
 
 
-class _SdpaPlan:
-    """Calls without gradients of one structure: every query sees all keys, or those up to its own."""
+class _SdpaCalls:
+    """Calls of one structure: every query sees all keys, or those up to its own."""
 
     of_lengths = False
 
     def __init__(self, example: Example) -> None:
         problem = example.problem
-        assert isinstance(problem.similarity, ScaledDot) and not isinstance(problem.similarity.scale, Tensor)
-        self.scale, self.causal = problem.similarity.scale, isinstance(problem.mask, Causal)
+        self.scale, self.causal = _scale(problem), isinstance(problem.mask, Causal)
         self.accumulate = problem.accumulate
 
-    def run(self, call: PlanInputs) -> Tensor | None:
-        """See base.Plan. What only numbers and lengths tell is looked at in each call."""
-        q, k, v = call.q, call.k, call.v
+    def serves(self, call: PlanInputs) -> bool:
+        """What only numbers and lengths tell is looked at in each call."""
         if not call.nq or not call.nk:
-            return None
-        if self.causal and (call.nq != call.nk or why_leaks((q, k, v), self.accumulate)):
-            return None
-        headed = q.dim() > 3
-        if not headed:
-            q, k, v = (t.unsqueeze(-3) for t in (q, k, v))
-        out = _fused(q, k, v, None, self.causal, self.scale)
-        return out if headed else out.squeeze(-3)
+            return False
+        return not self.causal or not (call.nq != call.nk or why_leaks((call.q, call.k, call.v), self.accumulate))
 
     def remember(self, call: PlanInputs, score: Score, sink: Tensor | float | None, outlines: tuple[Any, ...]) -> None:
         """The shorter way is the native kernels' alone."""
+
+
+class _SdpaPlan(_SdpaCalls):
+    """Those without gradients."""
+
+    def run(self, call: PlanInputs) -> Tensor | None:
+        """See base.Plan."""
+        if not self.serves(call):
+            return None
+        q, k, v = (_headed(t) for t in (call.q, call.k, call.v))
+        return _fused(q, k, v, None, self.causal, self.scale).reshape(*call.q.shape[:-1], call.v.shape[-1])
+
+
+class _SdpaTrainingPlan(_SdpaCalls):
+    """Those that will be differentiated, where torch takes a kernel whose backward is known."""
+
+    def run_for_backward(self, call: PlanInputs) -> ForwardResult | None:
+        """See base.TrainingPlan."""
+        if not self.serves(call):
+            return None
+        q, k, v = (_headed(t.detach()) for t in (call.q, call.k, call.v))
+        with torch.no_grad():
+            found = fused_forward(q, k, v, self.causal, self.scale)
+        if found is None:
+            return None
+        out, saved, kernel = found
+        return ForwardResult(out.reshape(*call.q.shape[:-1], call.v.shape[-1]), saved, kernel)
+
+    def run_with_stats(self, call: PlanInputs) -> None:
+        """torch's function gives none."""
+
+    def backward(
+        self, forward: ForwardResult, given: Sequence[Tensor], leaves: Sequence[Tensor], g_out: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """See base.TrainingPlan."""
+        q, k, v, out, g_out = (_headed(t.detach()) for t in (*given, forward.out, g_out))
+        with torch.no_grad():
+            found = forward.kernel.gradients(g_out, q, k, v, out, forward.saved)
+        return tuple(g.reshape(t.shape) for g, t in zip(found, given, strict=True))
+
+    def backward_of_saved(self, kernel: Any, saved: tuple[Tensor, ...], cotangent: Tensor) -> None:
+        """There is no shorter way."""
+
+
+def _headed(t: Tensor) -> Tensor:
+    return t if t.dim() > 3 else t.unsqueeze(-3)
