@@ -21,7 +21,7 @@ from regard.backends.base import (
     recorded_backward,
     why_leaks,
 )
-from regard.backends.sdpa.fused import FusedForward, fused_forward
+from regard.backends.sdpa.fused import FusedCall, fused_forward
 from regard.backends.streaming.backward import Cotangents
 from regard.call.problem import Problem
 from regard.core.positions import Positions
@@ -90,7 +90,7 @@ class Sdpa(Backend):
         self, problem: Problem, forward: ForwardResult, cotangents: Cotangents, needs: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         kernel, g_out = forward.kernel, cotangents[0]
-        if not isinstance(kernel, FusedForward):
+        if not isinstance(kernel, FusedCall):
             return recorded_backward(_sdpa, problem, cotangents, needs)
         found = kernel.gradients(g_out, problem.q, problem.k, problem.v, forward.out, forward.saved)
         return tuple(g if need else None for g, need in zip(found, needs, strict=False)) + (None,) * (len(needs) - 3)

@@ -6,10 +6,6 @@ would run once more in the backward; here the kernel that it chooses is called i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -19,125 +15,93 @@ _aten = torch.ops.aten
 Tensors = tuple[Tensor, ...]
 
 
-@dataclass(frozen=True)
-class Kernels:
-    """A forward and its backward, of (batch, heads, n, d): each query sees all keys, or those up to its own.
+class FusedCall:
+    """One call of a kernel, and what its backward needs besides tensors: it leads to none.
 
-    forward   (q, k, v, causal, scale) -> out, and what the backward reads besides: tensors, and numbers
-    backward  (g_out, q, k, v, out, tensors, numbers, causal, scale) -> the gradients of q, k and v
+    Tensors are (batch, heads, n, d); each query sees all keys, or those up to its own. A kernel defines `forward`, for
+    out and the tensors that its backward reads, and `backward`: both for as many heads of keys as of queries.
     """
 
-    forward: Callable[..., tuple[Tensor, Tensors, tuple[int, ...]]]
-    backward: Callable[..., Tensors]
+    def __init__(self, causal: bool, scale: float | None) -> None:
+        self.causal, self.scale = causal, scale
+        self.lengths: tuple[int, ...] = ()  # the longest sequences, as some forwards tell their backward
 
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensors]:
+        raise NotImplementedError
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensors, Any]:
-    found = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
-    out, lse, _, _, most_q, most_k, state, unused, _ = found
-    return out, (lse, state, unused), (most_q, most_k)
-
-
-def _flash_backward(
-    g: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    saved: Tensors,
-    most: Any,
-    causal: bool,
-    scale: float | None,
-) -> Tensors:
-    lse, state, unused = saved
-    back = _aten._scaled_dot_product_flash_attention_backward
-    return back(g, q, k, v, out, lse, None, None, *most, 0.0, causal, state, unused, scale=scale)
-
-
-def _cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensors, Any]:
-    found = _aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
-    out, lse, _, _, most_q, most_k, seed, offset, _ = found
-    return out, (lse, seed, offset), (most_q, most_k)
-
-
-def _cudnn_backward(
-    g: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    saved: Tensors,
-    most: Any,
-    causal: bool,
-    scale: float | None,
-) -> Tensors:
-    lse, seed, offset = saved
-    back = _aten._scaled_dot_product_cudnn_attention_backward
-    return back(g, q, k, v, out, lse, seed, offset, None, None, None, *most, 0.0, causal, scale=scale)
-
-
-def _efficient(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensors, Any]:
-    out, *saved = _aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal, scale=scale)
-    return out, tuple(saved), ()
-
-
-def _efficient_backward(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, saved: Tensors, _: Any, causal: bool, scale: float | None
-) -> Tensors:
-    back = _aten._scaled_dot_product_efficient_attention_backward
-    of_all = (True, True, True, False)  # of q, k and v, not of a bias
-    return back(g, q, k, v, None, out, *saved, 0.0, of_all, causal, scale=scale)[:3]
-
-
-def _of_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensors, Any]:
-    out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
-    return out, (lse,), ()
-
-
-def _of_cpu_backward(
-    g: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    saved: Tensors,
-    most: Any,
-    causal: bool,
-    scale: float | None,
-) -> Tensors:
-    back = _aten._scaled_dot_product_flash_attention_for_cpu_backward
-    return back(g, q, k, v, out, *saved, 0.0, causal, scale=scale)
-
-
-# By what torch answers, on a device, to the question which it takes. The formula, 0, has none here.
-_FLASH, _EFFICIENT, _CUDNN = 1, 2, 3
-KERNELS = {
-    ("cuda", _FLASH): Kernels(_flash, _flash_backward),
-    ("cuda", _EFFICIENT): Kernels(_efficient, _efficient_backward),
-    ("cuda", _CUDNN): Kernels(_cudnn, _cudnn_backward),
-    ("cpu", _FLASH): Kernels(_of_cpu, _of_cpu_backward),
-}
-
-
-@dataclass(frozen=True)
-class FusedForward:
-    """A forward that was made: what its backward needs besides tensors. It leads to none."""
-
-    kernels: Kernels
-    numbers: tuple[int, ...]
-    causal: bool
-    scale: float | None
+    def backward(self, g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, saved: Tensors) -> Tensors:
+        raise NotImplementedError
 
     def gradients(self, g_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, saved: Tensors) -> Tensors:
         """The gradients of q, k and v, which may have fewer heads."""
         g = g_out.to(out.dtype).contiguous()
         wide = repeat_heads(k, q.shape[-3]), repeat_heads(v, q.shape[-3])
-        found = self.kernels.backward(g, q, *wide, out, saved, self.numbers, self.causal, self.scale)
+        found = self.backward(g, q, *wide, out, saved)
         return found[0], _of_groups(found[1], k), _of_groups(found[2], v)
+
+
+class Flash(FusedCall):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensors]:
+        found = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, self.causal, False, scale=self.scale)
+        out, lse, _, _, *lengths, state, unused, _ = found
+        self.lengths = tuple(lengths)
+        return out, (lse, state, unused)
+
+    def backward(self, g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, saved: Tensors) -> Tensors:
+        lse, state, unused = saved
+        back = _aten._scaled_dot_product_flash_attention_backward
+        given = g, q, k, v, out, lse, None, None, *self.lengths, 0.0, self.causal, state, unused
+        return back(*given, scale=self.scale)
+
+
+class Cudnn(FusedCall):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensors]:
+        run = _aten._scaled_dot_product_cudnn_attention
+        out, lse, _, _, *lengths, seed, offset, _ = run(q, k, v, None, True, 0.0, self.causal, False, scale=self.scale)
+        self.lengths = tuple(lengths)
+        return out, (lse, seed, offset)
+
+    def backward(self, g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, saved: Tensors) -> Tensors:
+        back = _aten._scaled_dot_product_cudnn_attention_backward
+        given = g, q, k, v, out, *saved, None, None, None, *self.lengths, 0.0, self.causal
+        return back(*given, scale=self.scale)
+
+
+class Efficient(FusedCall):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensors]:
+        run = _aten._scaled_dot_product_efficient_attention
+        out, *saved = run(q, k, v, None, True, 0.0, self.causal, scale=self.scale)
+        return out, tuple(saved)
+
+    def backward(self, g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, saved: Tensors) -> Tensors:
+        back = _aten._scaled_dot_product_efficient_attention_backward
+        of_all = (True, True, True, False)  # of q, k and v, not of a bias
+        return back(g, q, k, v, None, out, *saved, 0.0, of_all, self.causal, scale=self.scale)[:3]
+
+
+class FlashOnCpu(FusedCall):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensors]:
+        run = _aten._scaled_dot_product_flash_attention_for_cpu
+        out, lse = run(q, k, v, 0.0, self.causal, scale=self.scale)
+        return out, (lse,)
+
+    def backward(self, g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, saved: Tensors) -> Tensors:
+        back = _aten._scaled_dot_product_flash_attention_for_cpu_backward
+        return back(g, q, k, v, out, *saved, 0.0, self.causal, scale=self.scale)
+
+
+# By the device, and what torch answers to the question which kernel it takes; 0 is the formula.
+KERNELS: dict[tuple[str, int], type[FusedCall]] = {
+    ("cuda", 1): Flash,
+    ("cuda", 2): Efficient,
+    ("cuda", 3): Cudnn,
+    ("cpu", 1): FlashOnCpu,
+}
 
 
 def fused_forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
-) -> tuple[Tensor, Tensors, FusedForward] | None:
+) -> tuple[Tensor, Tensors, FusedCall] | None:
     """out, what the backward reads of tensors, and the rest; None where torch takes a kernel that is not known here.
 
     q is (batch, heads, n, d); k and v may have fewer heads.
@@ -146,11 +110,11 @@ def fused_forward(
         return None
     wide = repeat_heads(k, q.shape[-3]), repeat_heads(v, q.shape[-3])
     choice = _aten._fused_sdp_choice(q.detach().requires_grad_(), *wide, None, 0.0, causal, scale=scale)
-    kernels = KERNELS.get((q.device.type, choice))
-    if kernels is None or (q.device.type == "cuda" and q.shape[-1] % 8):  # torch pads these
+    kernel = KERNELS.get((q.device.type, choice))
+    if kernel is None or (q.device.type == "cuda" and q.shape[-1] % 8):  # torch pads these
         return None
-    out, saved, numbers = kernels.forward(q, *wide, causal, scale)
-    return out, saved, FusedForward(kernels, numbers, causal, scale)
+    call = kernel(causal, scale)
+    return *call.forward(q, *wide), call
 
 
 def _of_groups(g: Tensor, of: Tensor) -> Tensor:
