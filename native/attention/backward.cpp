@@ -47,9 +47,9 @@ int64_t carve_scratch(const BackwardCall& w, float* from, BackwardScratch& s) {
   take_halves(s.v_rows, held * kTile * dv);
   take_halves(s.kt, held * kTile * dk);
   take_halves(s.split, 32 * dk);
-  take_halves(s.p_parts, kTile * kQueries);
-  take_halves(s.ds_parts, kTile * kQueries);
-  take(s.ds_pairs, parts * kTile / 2 * kQueries);
+  take_halves(s.p_parts, 2 * kBlock * held_queries(parts));
+  take_halves(s.ds_parts, 2 * kBlock * held_queries(parts));
+  take(s.ds_pairs, parts * kTile / 2 * held_queries(parts));
   take(s.spare, parts ? kQueries * w.ldk : 0);
   take(s.rows_dk, parts ? kTile * w.ldk : 0);
   take(s.rows_dv, parts ? kTile * w.ldv : 0);

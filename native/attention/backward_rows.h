@@ -13,8 +13,7 @@ static float dot_row(const void* a, int a_dtype, int64_t a_col, const void* b, i
   if (a_col == 1 && b_col == 1)
     for (; n + W <= count; n += W) sum += load_some(a, n, a_dtype) * load_some(b, n, b_dtype);
   for (; n < count; ++n) total += load_one(a, n * a_col, a_dtype) * load_one(b, n * b_col, b_dtype);
-  for (int m = 0; m < W; ++m) total += sum[m];
-  return total;
+  return total + sum_of_lanes(sum);
 }
 
 // Calls body(tile) for each tile of keys that a block of queries sees, with its scores in s.p.

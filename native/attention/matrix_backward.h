@@ -21,57 +21,45 @@ struct ProductInto {
   void take(int64_t, int, int64_t) const {}
 };
 
-// Computes weights and gradients of scores, as parts, of a block of queries and the keys [x.from, x.to) of a tile, with
-// all steps; those of the others of `keys`, whole blocks, are 0. Then their products.
+// A block of queries and a tile of keys, the keys [x.from, x.to) of it, with all steps: weights and gradients of
+// scores, then their products.
 template <int parts>
-static void run_steps(const BackwardCall& w, const BackwardScratch& s, const Block<kVectors>& b, const Tile& t,
-                      const BlockShare& x, GradientProducts<parts>& products, const KeyRange& keys, int64_t part) {
+static void run_steps(const BackwardCall& w, const BackwardScratch& s, const Place& p, const Tile& t,
+                      const BlockShare& x, GradientProducts<parts>& products, int64_t part) {
+  const regard_call& c = w.c;
+  const Scratch scratch{s.qt, x.p, nullptr, s.modifiers, nullptr, nullptr};
+  Block<kVectors> b{c, scratch, p};
+  b.factor = factor_of_scores<parts>(c, p.h);
+  Interval::begin(b);
+  begin_steps(b);
+  Modifiers::load_tile(b, t);
+  const KeyRange keys{x.from / kBlock * kBlock, whole_depth(x.to)};  // whole blocks that hold all keys that are seen
   const auto multiply = [&](const LeftParts& a, const RightParts& r, float* to, int64_t depth) {
     ProductInto into{to + keys.from * kQueries};
     Isa::multiply_blocks<parts, kVectors>(into, from_row(a, keys.from), r, whole_rows(x.to) - keys.from, depth);
   };
-  multiply(products.tile.k, products.q.q, x.p, whole_depth(w.c.dk));
-  multiply(products.tile.v, products.q.dout, x.ds, whole_depth(w.c.dv));
+  multiply(products.tile.k, products.q.q, x.p, whole_depth(c.dk));
+  multiply(products.tile.v, products.q.dout, x.ds, whole_depth(c.dv));
   for (int64_t n = x.from; n < x.to; ++n) {
     vf scores[kVectors];
     for (int v = 0; v < kVectors; ++v) scores[v] = Isa::product(load(x.p + n * kQueries + v * W), splat(b.factor));
-    if (!Program::used(b.c)) apply_steps<kVectors>(b, t, n, scores, s.kept + n * kQueries);
+    if (!Program::used(c)) apply_steps<kVectors>(b, t, n, scores, s.kept + n * kQueries);
     for (int v = 0; v < kVectors; ++v) store(x.p + n * kQueries + v * W, scores[v]);
   }
-  if (Program::used(b.c)) run_program<kVectors>(b, t, x.p, x.from, x.to, s.kept);
+  if (Program::used(c)) run_program<kVectors>(b, t, x.p, x.from, x.to, s.kept);
   weigh_floats<parts>(b, t, x);
   if (w.scores)
     Modifiers::backward(b, t, ScoreGradients{w.g, x.ds, s.kept, x.from, x.to}, w.sums,
-                        (part * w.elements + b.p.b) * w.c.heads + b.p.h);
-  split_floats<parts>(x, products.weights, keys);
+                        (part * w.elements + p.b) * c.heads + p.h);
   MatrixStream stream;
-  const int64_t columns = whole_depth(b.p.rows) / kBlock;
+  const int64_t columns = whole_depth(p.rows) / kBlock;
   for (int64_t key = keys.from; key < keys.to; key += kBlock) {
+    split_floats<parts>(x, products.weights, key);
     products.wait(key, 0, columns);
     products.finish(stream);
   }
   for (int64_t n = 0; n < columns; ++n) products.finish_queries(stream, n, keys.from, keys.to);
   stream.store_sums();
-}
-
-// One block of queries against one tile of keys: in a stream, where no step but intervals changes a score.
-template <int parts>
-static void run_matrix_block(const BackwardCall& w, const BackwardScratch& s, const Place& p, const Tile& t,
-                             const BlockShare& x, const PackedBlock& q, const MatrixTile& tile, float* dq,
-                             int64_t part) {
-  const regard_call& c = w.c;
-  const WeightParts<parts> weights{s.p_parts, s.ds_parts, s.ds_pairs};
-  alignas(64) float sums[kBlock * kBlock];
-  GradientProducts<parts> products{w, q, tile, weights, dq, sums};
-  const KeyRange keys{x.from / kBlock * kBlock, whole_depth(x.to)};  // whole blocks that hold all keys that are seen
-  const Scratch scratch{s.qt, x.p, nullptr, s.modifiers, nullptr, nullptr};
-  Block<kVectors> b{c, scratch, p};
-  b.factor = parts == 3 ? 1 : dot_factor(c, p.h);  // of float32, queries were multiplied by it
-  if (hides_alone(w, b, t, x)) return stream_block<parts>(w, b, t, x, products, keys);
-  Interval::begin(b);
-  begin_steps(b);
-  Modifiers::load_tile(b, t);
-  run_steps<parts>(w, s, b, t, x, products, keys, part);
 }
 
 }  // namespace regard

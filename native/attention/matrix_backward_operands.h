@@ -16,10 +16,28 @@ REGARD_INLINE int64_t held_tiles(const regard_call& c, int64_t parts) {
   return most > 1 ? most : 1;
 }
 
-// What the products of a block of queries read of its q and dO, packed once for all tiles of keys.
-struct PackedBlock {
-  RightParts q, dout;            // pairs of features, for 32 queries twice
+// What products of pairs are multiplied by: of float32, queries were.
+template <int parts>
+static float factor_of_scores(const regard_call& c, int64_t head) {
+  return parts == 3 ? 1 : dot_factor(c, head);
+}
+
+// What products read of the q and dO of blocks of queries, one block after the other, packed once for all tiles of
+// keys.
+struct PackedQueries {
+  RightParts q, dout;            // pairs of features, for 32 queries after the other
   RightParts q_rows, dout_rows;  // pairs of queries
+
+  // The same from the n-th block on.
+  PackedQueries from_block(int64_t n) const {
+    const auto moved = [](RightParts to, int64_t by) {
+      to.at += by;
+      return to;
+    };
+    const int64_t columns = n * kQueries / kBlock, pairs = n * kQueries / 2;
+    return {moved(q, columns * q.column), moved(dout, columns * dout.column), moved(q_rows, pairs * q_rows.row),
+            moved(dout_rows, pairs * dout_rows.row)};
+  }
 };
 
 // Floats of a block's rows of `depth` features in one order, of one part.
@@ -28,11 +46,11 @@ REGARD_INLINE int64_t packed_size(const regard_call& c, int64_t parts) {
   return 2 * parts * (packed_part(whole_depth(c.dk)) + packed_part(whole_depth(c.dv)));
 }
 
-static PackedBlock packed_block(const regard_call& c, int64_t parts, float* at) {
+static PackedQueries packed_queries(const regard_call& c, int64_t parts, int64_t blocks, float* at) {
   const auto take = [&](int64_t depth, bool by_queries) {
     const uint16_t* from = (const uint16_t*)at;
-    const int64_t part = 2 * packed_part(depth);
-    at += parts * packed_part(depth);
+    const int64_t part = blocks * 2 * packed_part(depth);
+    at += parts * blocks * packed_part(depth);
     return by_queries ? RightParts{from, 2 * depth, 64, part} : RightParts{from, 64, depth * 32, part};
   };
   const int64_t dk = whole_depth(c.dk), dv = whole_depth(c.dv);

@@ -1,4 +1,4 @@
-// A block of queries and a tile of keys in a stream, in the backward on a matrix unit: while the vector units turn 32
+// Queries and a tile of keys in a stream, in the backward on a matrix unit: while the vector units turn 32
 // keys and 32 queries of scores and dP into weights and gradients of scores, the unit multiplies the next ones, and
 // what is added to dK and dV of the keys before. While the unit works, one of two vector units can multiply: all of its
 // products are then beside some of their work.
@@ -7,7 +7,7 @@
 
 namespace regard {
 
-// A block of queries is read for each 32 keys of a tile, then for the next tile.
+// Queries are read for each 32 keys of a tile, then for the next tile.
 template <int parts>
 using BackwardPlan = UnitPlan<parts, true>;
 
@@ -15,7 +15,7 @@ using BackwardPlan = UnitPlan<parts, true>;
 template <int parts>
 struct GradientProducts {
   const BackwardCall& w;
-  const PackedBlock& q;
+  const PackedQueries& q;
   const MatrixTile& tile;
   const WeightParts<parts>& weights;
   float *dq, *sums;  // dQ^T: [32 queries after the other][dk][32]; null where it isn't asked for. Room of a product
@@ -79,53 +79,65 @@ struct GradientProducts {
   }
 };
 
-// The blocks of 32 keys and 32 queries that are seen, of one 32 keys after the other; and the keys of each 32 queries.
-struct SeenBlocks {
-  WeightBlock list[kTile / kBlock * kVectors / 2];
-  int64_t count = 0;
-  KeyRange of_column[(kVectors + 1) / 2];
+// A block of 32 keys and 32 queries: the first of its keys, which 32 queries, and whether intervals hide some of its
+// pairs.
+struct WeightBlock {
+  int64_t key, column;
+  bool edge;
+};
 
-  SeenBlocks(const BackwardCall& w, Block<kVectors>& b, const Tile& t, const KeyRange& range) {
-    const Limits& all = w.limits[(b.p.b * w.c.heads + b.p.h) * w.blocks + b.p.row / kQueries];
-    const bool whole = t.j + range.from >= all.inner_lo && t.j + range.to <= all.inner_hi;
-    Limits seen[(kVectors + 1) / 2];
-    if (!whole) Interval::begin(b);
-    const int64_t columns = b.p.rows / kBlock;
+// The blocks of a tile that are seen, of one 32 keys after the other; and the keys of each 32 queries.
+struct SeenBlocks {
+  static constexpr int64_t kColumns = held_queries(1) / kBlock;
+  WeightBlock list[kTile / kBlock * kColumns];
+  int64_t count = 0;
+  KeyRange of_column[kColumns];
+
+  SeenBlocks(const BackwardCall& w, const Place& p, int64_t j, int64_t keys) {
+    const int64_t columns = p.rows / kBlock, end = whole_depth(keys);
+    Limits seen[kColumns];
     for (int64_t column = 0; column < columns; ++column) {
-      Place rows = b.p;
-      rows.row += column * kBlock;
-      rows.rows = kBlock;
-      seen[column] = whole ? all : Interval::limits(w.c, rows);
+      const Place rows = queries(p, column);
+      const Limits& all = w.limits[(p.b * w.c.heads + p.h) * w.blocks + rows.row / kQueries];
+      seen[column] = j >= all.inner_lo && j + end <= all.inner_hi ? all : Interval::limits(w.c, rows);
     }
-    for (int64_t n = range.from; n < range.to; n += kBlock)
+    for (int64_t n = 0; n < end; n += kBlock)
       for (int64_t column = 0; column < columns; ++column) {
         const Limits& of = seen[column];
-        const int64_t key = t.j + n;
+        const int64_t key = j + n;
         if (key >= of.hi || key + kBlock <= of.lo) continue;
-        list[count++] = {n, (int)column, key < of.inner_lo || key + kBlock > of.inner_hi};
-        KeyRange& keys = of_column[column];
-        if (keys.from == keys.to) keys.from = n;
-        keys.to = n + kBlock;
+        list[count++] = {n, column, key < of.inner_lo || key + kBlock > of.inner_hi};
+        KeyRange& range = of_column[column];
+        if (range.from == range.to) range.from = n;
+        range.to = n + kBlock;
       }
   }
 
-  // Where the blocks of the keys of block n end.
+  // The n-th 32 queries.
+  static Place queries(Place p, int64_t column) {
+    p.row += column * kBlock;
+    p.rows = kBlock;
+    return p;
+  }
+
+  // Where the blocks end that have the keys of block n, and queries without a gap.
   int64_t end(int64_t n) const {
-    const int64_t key = list[n].key;
-    while (n < count && list[n].key == key) ++n;
-    return n;
+    const WeightBlock& first = list[n];
+    int64_t of = 0;
+    while (n + of < count && list[n + of].key == first.key && list[n + of].column == first.column + of) ++of;
+    return n + of;
   }
 };
 
-// Streams whole blocks of keys.
+// Streams the queries against a tile of keys.
 template <int parts>
-static void stream_block(const BackwardCall& w, Block<kVectors>& b, const Tile& t, const BlockShare& x,
-                         GradientProducts<parts>& products, const KeyRange& range) {
-  const int64_t dk = whole_depth(b.c.dk), dv = whole_depth(b.c.dv);
-  const PackedBlock& q = products.q;
-  const SeenBlocks seen(w, b, t, range);
+static void stream_tile(const BackwardCall& w, const BackwardScratch& s, const StreamedQueries& of,
+                        GradientProducts<parts>& products) {
+  const int64_t dk = whole_depth(w.c.dk), dv = whole_depth(w.c.dv);
+  const MatrixTile& tile = products.tile;
+  const SeenBlocks seen(w, of.p, tile.j, tile.count);
   MatrixStream stream;
-  const auto place = [](float* of, int64_t block) { return of + block % 2 * kBlock * kBlock; };
+  const auto place = [](float* at, int64_t block) { return at + block % 2 * kBlock * kBlock; };
   const auto add_scores = [&](BackwardPlan<parts>& plan, int64_t block) {
     if (block >= seen.count) return;
     const auto rows = [&](LeftParts left) { return from_row(left, seen.list[block].key); };
@@ -133,8 +145,8 @@ static void stream_block(const BackwardCall& w, Block<kVectors>& b, const Tile& 
       right.at += seen.list[block].column * right.column;
       return right;
     };
-    plan.add({rows(products.tile.k), column(q.q), dk / kBlock, place(x.p, block), nullptr, nullptr});
-    plan.add({rows(products.tile.v), column(q.dout), dv / kBlock, place(x.ds, block), nullptr, nullptr});
+    plan.add({rows(tile.k), column(products.q.q), dk / kBlock, place(s.p, block), nullptr, nullptr});
+    plan.add({rows(tile.v), column(products.q.dout), dv / kBlock, place(s.ds, block), nullptr, nullptr});
   };
   BackwardPlan<parts> first{stream};
   add_scores(first, 0);
@@ -144,23 +156,23 @@ static void stream_block(const BackwardCall& w, Block<kVectors>& b, const Tile& 
       begin = block;
       end = seen.end(block);
     }
-    const WeightBlock& of = seen.list[block];
+    const WeightBlock& at = seen.list[block];
     BackwardPlan<parts> plan{stream};
     add_scores(plan, block + 1);
     const int64_t waiting = products.count - products.next, room = BackwardPlan<parts>::kJobs - plan.count;
     const int64_t share = (waiting + end - block - 1) / (end - block);
     for (int64_t n = 0; n < share && n < room; ++n) plan.add(products.take());
-    float *s = place(x.p, block), *dp = place(x.ds, block);
+    float *scores = place(s.p, block), *dp = place(s.ds, block);
     if (stream.before == dp) stream.store_sums();  // the unit's registers hold it still
-    if (of.edge) hide_pairs(b, t, of, s, dp);
-    WeighedBlock<parts> work(x, products.weights, s, dp, b.factor, of.key, 2 * of.column);
+    if (at.edge) hide_pairs(w.c, SeenBlocks::queries(of.p, at.column), tile.j + at.key, scores, dp);
+    WeighedBlock<parts> work(of, products.weights, scores, dp, at.key, (int)(2 * at.column));
     plan.run(work, kBlock / 2);
     if (block + 1 < end) continue;
     products.finish(stream);
-    products.wait(of.key, seen.list[begin].column, of.column + 1);
+    products.wait(at.key, seen.list[begin].column, at.column + 1);
   }
   products.finish(stream);
-  for (int64_t n = 0; n < b.p.rows / kBlock; ++n)
+  for (int64_t n = 0; n < of.p.rows / kBlock; ++n)
     products.finish_queries(stream, n, seen.of_column[n].from, seen.of_column[n].to);
   stream.store_sums();
 }

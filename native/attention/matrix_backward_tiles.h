@@ -34,7 +34,8 @@ static void run_block_marked(const BackwardCall& w, const BackwardScratch& s, Ke
 
 // Packs the blocks of queries of a part, of all heads of a group.
 template <int parts>
-static void pack_blocks(const BackwardCall& w, const BackwardScratch& s, const KeyTile& k) {
+static void pack_blocks(const BackwardCall& w, const BackwardScratch& s, const KeyTile& k,
+                        const PackedQueries& packed) {
   const regard_call& c = w.c;
   const regard_tensor& g = w.g.dout;
   const int64_t group = c.heads / c.key_heads, dk = whole_depth(c.dk), dv = whole_depth(c.dv);
@@ -43,7 +44,7 @@ static void pack_blocks(const BackwardCall& w, const BackwardScratch& s, const K
   for (int64_t m = 0; m < group; ++m)
     for (int64_t row = k.first; row < k.last; row += kQueries, ++block) {
       const Place p = place_at(c, k.element, k.key_head * group + m, row);
-      const PackedBlock to = packed_block(c, parts, s.blocks + block * packed_size(c, parts));
+      const PackedQueries to = packed.from_block(block);
       const void* q = advance(c.q.data, offset(c.q, p, p.h) + row * c.q.row, c.dtype);
       if (parts == 3) {
         split_rows<parts>(copy(dk), dk, q, c.dtype, c.q.row, c.q.col, p.rows, c.dk, dot_factor(c, p.h),
@@ -91,32 +92,66 @@ static MatrixTile load_tile(const BackwardCall& w, const BackwardScratch& s, con
   return tile;
 }
 
-// One block of queries of a head, packed as `block`, against one tile of keys.
+// Blocks of queries of a head, packed from `block` on, against one tile of keys. Those that a stream takes and that
+// follow one another are in one.
 template <int parts>
 static void run_tile(const BackwardCall& w, const BackwardScratch& s, KeyTile k, const MatrixTile& tile, const Place& p,
-                     int64_t block) {
+                     const PackedQueries& packed, int64_t block) {
   const regard_call& c = w.c;
-  uint64_t bits[kTile];
-  Tile t;
-  BlockShare x{};
+  const WeightParts<parts> weights{s.p_parts, s.ds_parts, s.ds_pairs};
+  alignas(64) float sums[kBlock * kBlock];
   k.j = tile.j;
   k.count = tile.count;
   k.finite = -1;
-  if (!visit(w, p, k.j, k.count, bits, t, x)) return;
-  const Limits& limits = w.limits[(p.b * c.heads + p.h) * w.blocks + p.row / kQueries];
-  const int64_t whole = whole_depth(x.to), to = whole < k.count ? whole : k.count;
-  // queries that are missing, and those of other keys of a block of 32, see nothing: 0 times a key may be NaN
-  t.edge |= p.rows % 32 != 0 || k.j + x.from / 32 * 32 < limits.inner_lo || k.j + to > limits.inner_hi;
-  float* dq = w.g.dq.data ? s.dqt + block * whole_depth(c.dk) * kQueries : nullptr;
-  if ((t.edge || t.bits) && !(tile.finite && s.finite[block] != 0)) return run_block_marked(w, s, k, tile, p, dq);
-  const int64_t at = (p.b * c.heads + p.h) * w.blocks * kQueries + p.row;
-  x.p = s.p;
-  x.ds = s.ds;
-  x.shift = w.shift + at;
-  x.inverse = w.inverse + at;
-  x.delta = w.delta + at;
-  run_matrix_block<parts>(w, s, p, t, x, packed_block(c, parts, s.blocks + block * packed_size(c, parts)), tile, dq,
-                          k.part);
+  const auto queries = [&](int64_t first, int64_t end) {
+    StreamedQueries of{p, factor_of_scores<parts>(c, p.h), nullptr, nullptr, nullptr};
+    of.p.row += first;
+    of.p.rows = end - first;
+    const int64_t at = (p.b * c.heads + p.h) * w.blocks * kQueries + of.p.row;
+    of.shift = w.shift + at;
+    of.inverse = w.inverse + at;
+    of.delta = w.delta + at;
+    return of;
+  };
+  const auto gradients = [&](int64_t first) {
+    return w.g.dq.data ? s.dqt + (block + first / kQueries) * whole_depth(c.dk) * kQueries : nullptr;
+  };
+  int64_t streamed = 0;  // from here on, blocks wait that a stream takes
+  const auto stream = [&](int64_t end) {
+    if (streamed >= end) return;
+    const PackedQueries q = packed.from_block(block + streamed / kQueries);
+    GradientProducts<parts> products{w, q, tile, weights, gradients(streamed), sums};
+    stream_tile<parts>(w, s, queries(streamed, end), products);
+  };
+  for (int64_t first = 0; first < p.rows; first += kQueries) {
+    const StreamedQueries of = queries(first, first + kQueries < p.rows ? first + kQueries : p.rows);
+    const PackedQueries q = packed.from_block(block + first / kQueries);
+    uint64_t bits[kTile];
+    Tile t;
+    BlockShare x{};
+    const bool seen = visit(w, of.p, k.j, k.count, bits, t, x);
+    const Limits& limits = w.limits[(p.b * c.heads + p.h) * w.blocks + of.p.row / kQueries];
+    const int64_t whole = whole_depth(x.to), to = whole < k.count ? whole : k.count;
+    // queries that are missing, and those of other keys of a block of 32, see nothing: 0 times a key may be NaN
+    t.edge |= of.p.rows % 32 != 0 || k.j + x.from / 32 * 32 < limits.inner_lo || k.j + to > limits.inner_hi;
+    const bool finite = tile.finite && s.finite[block + first / kQueries] != 0, marked = (t.edge || t.bits) && !finite;
+    if (seen && !marked && hides_alone(w, of, t)) continue;
+    stream(first);
+    streamed = first + kQueries;
+    if (!seen) continue;
+    if (marked) {
+      run_block_marked(w, s, k, tile, of.p, gradients(first));
+      continue;
+    }
+    x.p = s.p;
+    x.ds = s.ds;
+    x.shift = of.shift;
+    x.inverse = of.inverse;
+    x.delta = of.delta;
+    GradientProducts<parts> products{w, q, tile, weights, gradients(first), sums};
+    run_steps<parts>(w, s, of.p, t, x, products, k.part);
+  }
+  stream(p.rows);
 }
 
 // Writes the gradients of a tile's keys, which are laid out as in MatrixTile.
@@ -166,17 +201,21 @@ static void run_pair_on_unit(const BackwardCall& w, const BackwardScratch& s, Ke
   const regard_call& c = w.c;
   const int64_t group = c.heads / c.key_heads, dk = whole_depth(c.dk);
   const Isa::MatrixUnitSession session;
-  pack_blocks<parts>(w, s, k);
   const int64_t blocks = (k.last - k.first + kQueries - 1) / kQueries, end = cut(w.tiles, key_part + 1, w.key_parts);
+  const PackedQueries packed = packed_queries(c, parts, group * blocks, s.blocks);
+  pack_blocks<parts>(w, s, k, packed);
   __builtin_memset(s.dqt, 0, sizeof(float) * (size_t)(group * blocks * dk * kQueries));
   for (int64_t n = cut(w.tiles, key_part, w.key_parts), count; n < end; n += count) {
     MatrixTile tiles[kHeldTiles];
     count = end - n < held_tiles(c, parts) ? end - n : held_tiles(c, parts);
     for (int64_t i = 0; i < count; ++i) tiles[i] = load_tile<parts>(w, s, k, i, (n + i) * kTile);
-    for (int64_t block = 0; block < group * blocks; ++block) {
-      const Place p = place_at(c, k.element, k.key_head * group + block / blocks, k.first + block % blocks * kQueries);
-      for (int64_t i = 0; i < count; ++i) run_tile<parts>(w, s, k, tiles[i], p, block);
-    }
+    for (int64_t m = 0; m < group; ++m)
+      for (int64_t row = k.first; row < k.last; row += held_queries(parts)) {
+        const int64_t most = k.last - row < held_queries(parts) ? k.last - row : held_queries(parts);
+        const Place p = place_at(c, k.element, k.key_head * group + m, row, most);
+        for (int64_t i = 0; i < count; ++i)
+          run_tile<parts>(w, s, k, tiles[i], p, packed, m * blocks + (row - k.first) / kQueries);
+      }
     for (int64_t i = 0; i < count; ++i) {
       k.j = tiles[i].j;
       k.count = tiles[i].count;

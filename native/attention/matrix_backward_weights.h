@@ -5,17 +5,23 @@
 
 namespace regard {
 
-// Weights and gradients of scores, as parts: as left operands, [kTile / 32][part][32 queries after the other][32
-// keys][32], and the latter as a right one, of pairs of keys: [part][32 queries after the other][kTile / 2][32].
+// Queries whose weights are held at once: their products are added to dK and dV in memory once. A matrix unit stores
+// slowly what isn't in the first-level cache.
+REGARD_INLINE constexpr int64_t held_queries(int64_t parts) { return (parts == 1 ? 4 : 2) * kQueries; }
+
+// Weights and gradients of scores, as parts: as left operands, of 32 keys and the 32 before, [2][part][32 queries after
+// the other][32 keys][32], and the latter as a right one, of pairs of keys: [part][32 queries after the other][kTile /
+// 2][32].
 template <int parts>
 struct WeightParts {
   uint16_t *p, *ds;
   float* pairs;
-  static constexpr int64_t kStep = kBlock * kBlock, kPart = kBlock * kQueries, kKeys = parts * kPart;
-  static constexpr int64_t kPairsColumn = kTile / 2 * kBlock, kPairsPart = kTile / 2 * kQueries;
+  static constexpr int64_t kStep = kBlock * kBlock, kPart = kBlock * held_queries(parts), kKeys = parts * kPart;
+  static constexpr int64_t kPairsColumn = kTile / 2 * kBlock, kPairsPart = kTile / 2 * held_queries(parts);
 
-  // Of 32 keys from `key` on.
-  static LeftParts rows(const uint16_t* at, int64_t key) { return {at + key / kBlock * kKeys, kBlock, kStep, kPart}; }
+  // Where those of 32 keys begin, of which `key` is one.
+  static int64_t begin(int64_t key) { return key / kBlock % 2 * kKeys; }
+  static LeftParts rows(const uint16_t* at, int64_t key) { return {at + begin(key), kBlock, kStep, kPart}; }
   // Of all keys, and the n-th 32 queries.
   RightParts right(int64_t n) const {
     return {(const uint16_t*)(pairs + n * kPairsColumn), 2 * kBlock, 0, 2 * kPairsPart};
@@ -23,7 +29,7 @@ struct WeightParts {
 
   // Of a key, and of vectors v and v + 1 of queries.
   __attribute__((always_inline)) void put_key(int64_t n, int v, const vf (&of_p)[2], const vf (&of_ds)[2]) const {
-    const int64_t at = n / kBlock * kKeys + v / 2 * kStep + n % kBlock * kBlock;
+    const int64_t at = begin(n) + v / 2 * kStep + n % kBlock * kBlock;
     split<parts>(p + at, kPart, of_p[0], of_p[1]);
     split<parts>(ds + at, kPart, of_ds[0], of_ds[1]);
   }
@@ -33,6 +39,13 @@ struct WeightParts {
     float* at = pairs + v / 2 * kPairsColumn + n / 2 * kBlock;
     for (int m = 0; m < 2; ++m) store_parts<parts>(at + m * W, kPairsPart, of_ds[0][m], of_ds[1][m]);
   }
+};
+
+// Queries of a head, one after the other, in a stream.
+struct StreamedQueries {
+  Place p;  // whole 32 rows
+  float factor;
+  const float *shift, *inverse, *delta;  // of each
 };
 
 // Scores and dP of 32 keys and 32 queries become weights and gradients of scores, beside what the unit multiplies
@@ -45,14 +58,14 @@ struct WeighedBlock {
   int v;      // the first of two vectors
   vf unit, shift[2], inverse[2], delta[2], p[2][2], ds[2][2];
 
-  WeighedBlock(const BlockShare& x, const WeightParts<parts>& to, const float* s, const float* dp, float factor,
-               int64_t n, int v)
-      : s(s), dp(dp), to(to), n(n), v(v), unit(splat(factor)) {
+  WeighedBlock(const StreamedQueries& of, const WeightParts<parts>& to, const float* s, const float* dp, int64_t n,
+               int v)
+      : s(s), dp(dp), to(to), n(n), v(v), unit(splat(of.factor)) {
     for (int m = 0; m < 2; ++m) {
       const int64_t at = (v + m) * W;
-      shift[m] = load(x.shift + at);
-      inverse[m] = load(x.inverse + at);
-      delta[m] = load(x.delta + at);
+      shift[m] = load(of.shift + at);
+      inverse[m] = load(of.inverse + at);
+      delta[m] = load(of.delta + at);
     }
   }
 
@@ -81,29 +94,23 @@ struct KeyRange {
 };
 
 // Whether intervals are all that changes a score of a block of queries, and its rows are finite: what hidden pairs
-// multiply by 0 is then finite, too. Hidden scores are -inf before they are multiplied by the block's factor.
-static bool hides_alone(const BackwardCall& w, const Block<kVectors>& b, const Tile& t, const BlockShare& x) {
-  if (Modifiers::used(w.c) || t.bits || w.c.threshold || b.p.rows % 32 || !(b.factor > 0)) return false;
+// multiply by 0 is then finite, too. Hidden scores are -inf before they are multiplied by the queries' factor.
+static bool hides_alone(const BackwardCall& w, const StreamedQueries& of, const Tile& t) {
+  if (Modifiers::used(w.c) || t.bits || w.c.threshold || of.p.rows % kBlock || !(of.factor > 0)) return false;
   vf sum = vf{};  // of zeros
-  for (int64_t n = 0; n < b.p.rows; n += W) sum += (load(x.shift + n) + load(x.inverse + n) + load(x.delta + n)) * vf{};
+  for (int64_t n = 0; n < of.p.rows; n += W)
+    sum += (load(of.shift + n) + load(of.inverse + n) + load(of.delta + n)) * vf{};
   return Isa::lanes_set(sum != sum) == 0;
 }
 
-// A block of 32 keys and 32 queries: the first of its keys, which of the two columns of queries, and whether intervals
-// hide some of its pairs.
-struct WeightBlock {
-  int64_t key;
-  int column;
-  bool edge;
-};
-
-// Makes scores that intervals hide -inf, and dP there 0.
-static void hide_pairs(const Block<kVectors>& b, const Tile& t, const WeightBlock& of, float* s, float* dp) {
+// Makes scores of 32 queries and 32 keys from `key` on that intervals hide -inf, and dP there 0.
+static void hide_pairs(const regard_call& c, const Place& queries, int64_t key, float* s, float* dp) {
+  Interval::State<2> b;
+  Interval::begin<2>(b, c, queries);
   for (int v = 0; v < 2; ++v)
     for (int64_t n = 0; n < kBlock; ++n) {
       const int64_t at = n * kBlock + v * W;
-      const int vector = 2 * of.column + v;
-      const vf score = Interval::apply(load(s + at), t.j + of.key + n, b.first[vector], b.last[vector]);
+      const vf score = Interval::apply(load(s + at), key + n, b.first[v], b.last[v]);
       store(s + at, score);
       store(dp + at, score == splat(-kInf) ? vf{} : load(dp + at));
     }
@@ -130,10 +137,10 @@ static void weigh_floats(const Block<kVectors>& b, const Tile& t, const BlockSha
   }
 }
 
-// Weights and gradients of scores of the keys [x.from, x.to) as parts; those of the others of `keys` are 0.
+// Weights and gradients of scores of 32 keys from `key` on as parts; those of others than [x.from, x.to) are 0.
 template <int parts>
-static void split_floats(const BlockShare& x, const WeightParts<parts>& to, const KeyRange& keys) {
-  for (int64_t n = keys.from; n < keys.to; n += 2)
+static void split_floats(const BlockShare& x, const WeightParts<parts>& to, int64_t key) {
+  for (int64_t n = key; n < key + kBlock; n += 2)
     for (int v = 0; v < kVectors; v += 2) {
       vf p[2][2], ds[2][2];
       for (int i = 0; i < 2; ++i)

@@ -141,16 +141,28 @@ static void widen_rows(float* dst, int64_t ld, const char* src, int dtype, int64
 }
 
 // Adds the rows of `parts` sums, part_stride floats apart, in order, and writes them times scale to a gradient.
+template <int dtype>
+static void write_as(char* to, int64_t row, int64_t col, const float* from, int64_t ld, int64_t parts,
+                     int64_t part_stride, int64_t rows, int64_t cols, float scale) {
+  const int64_t whole = col == 1 ? cols / W * W : 0;
+  for (int64_t r = 0; r < rows; ++r, from += ld, to += size_of(dtype) * row) {
+    const auto value = [&](int64_t n) {
+      vf x = load(from + n);
+      for (int64_t m = 1; m < parts; ++m) x += load(from + n + m * part_stride);
+      return x * splat(scale);
+    };
+    for (int64_t n = 0; n < whole; n += W) store_some(to + size_of(dtype) * n, dtype, 1, W, value(n));
+    for (int64_t n = whole; n < cols; n += W)
+      store_some(to + size_of(dtype) * n * col, dtype, col, cols - n < W ? cols - n : W, value(n));
+  }
+}
+
 static void write_rows(void* to, int dtype, int64_t row, int64_t col, const float* from, int64_t ld, int64_t parts,
                        int64_t part_stride, int64_t rows, int64_t cols, float scale) {
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t n = 0; n < cols; n += W) {
-      const float* at = from + r * ld + n;
-      vf x = load(at);
-      for (int64_t m = 1; m < parts; ++m) x += load(at + m * part_stride);
-      x *= splat(scale);
-      store_some((char*)to + size_of(dtype) * (r * row + n * col), dtype, col, cols - n < W ? cols - n : W, x);
-    }
+  const auto write = dtype == REGARD_F32    ? write_as<REGARD_F32>
+                     : dtype == REGARD_BF16 ? write_as<REGARD_BF16>
+                                            : write_as<REGARD_F16>;
+  write((char*)to, row, col, from, ld, parts, part_stride, rows, cols, scale);
 }
 
 }  // namespace regard

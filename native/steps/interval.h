@@ -65,8 +65,11 @@ struct Interval {
   // A lane without a query sees no key.
   template <int V>
   static void begin(Block<V>& b) {
-    const regard_call& c = b.c;
-    const Place& p = b.p;
+    begin<V>(b, b.c, b.p);
+  }
+
+  template <int V>
+  static void begin(State<V>& b, const regard_call& c, const Place& p) {
     const int32_t* start = c.start.data ? at<int32_t>(c.start, p, p.h) + p.row * c.start.row : nullptr;
     const int32_t* stop = c.stop.data ? at<int32_t>(c.stop, p, p.h) + p.row * c.stop.row : nullptr;
     for (int64_t n = 0; n < V * W; ++n) {

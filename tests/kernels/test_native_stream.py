@@ -97,6 +97,42 @@ def test_masks_that_cross_blocks(isa: str, mask: rg.Mask, n: int, dtype: torch.d
         assert testing.error(out[..., ~seen, :], exact) <= testing.tolerance(exact, whole[..., ~seen, :])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("nq", [256, 448, 600])
+def test_gradients_of_queries_of_which_some_are_streamed(isa: str, nq: int, dtype: torch.dtype) -> None:
+    """Blocks of 64 that follow one another: whole, hidden, or with holes; and 32 queries near the keys, then
+    32 far from all of them."""
+    q, k, v, g = (torch.randn(2, 2, n, 64).to(dtype) for n in (nq, 300, 300, nq))
+    seen = torch.ones(nq, 300, dtype=torch.bool)
+    seen[64:128] = torch.rand(64, 300) > 0.5
+    seen[128:192] = False
+    seen[384:448, 100:] = False
+    check_gradients(q, k, v, g, mask=rg.Dense(seen))
+    at = torch.arange(nq) // 2
+    far = torch.where(at // 16 % 3 == 1, 5000 + at, at)
+    check_gradients(q, k, v, g, mask=rg.Window(90, 40), positions=rg.Positions(far, torch.arange(300)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_of_queries_next_to_some_that_are_not_finite(isa: str, dtype: torch.dtype) -> None:
+    """Row 150 shows in the gradients of the keys that it sees, alone."""
+    q, k, v, g = (torch.randn(1, 2, 320, 64).to(dtype) for _ in range(4))
+    holed = q.clone()
+    holed[..., 150, 3] = torch.inf
+    mask = rg.Window(40, 0)
+
+    def gradients(q: Tensor) -> tuple[Tensor, ...]:
+        leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+        return torch.autograd.grad(rg.attention(*leaves, mask=mask), leaves, g)
+
+    others = torch.ones(320, dtype=torch.bool)
+    others[110:151] = False
+    for name, whole, one in zip(("q", "k", "v"), gradients(q), gradients(holed), strict=True):
+        rows = torch.arange(320) != 150 if name == "q" else others
+        assert testing.error(one[..., rows, :], whole[..., rows, :].double()) <= 1e-2
+        assert not one[..., ~rows, :].isfinite().all()
+
+
 @pytest.mark.parametrize("nq", [15, 48, 64, 80])
 def test_gradients_of_values_whose_keys_hide_themselves(isa: str, nq: int) -> None:
     """A key of -inf scores gives its value no gradient, though places of a block without a query multiply it by 0."""
