@@ -20,6 +20,7 @@ COLORS = {
     "eager": "#475569",
     "compiled": "#94a3b8",
     "contiguous": "#7c9a5e",
+    "other": "#fdba74",
 }
 BAR = 0.15  # inches of a bar
 GAP = 0.16  # inches between two cases

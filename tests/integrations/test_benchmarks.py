@@ -240,6 +240,14 @@ def test_picture_is_drawn_with_gaps(tmp_path: Path) -> None:
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_every_candidate_has_a_color() -> None:
+    """Another checkout of regard, too: what a long run measured is lost where the picture fails."""
+    from benchmarks.candidates import CANDIDATES
+    from benchmarks.picture import COLORS
+
+    assert set(COLORS) == set(CANDIDATES)
+
+
 def test_no_picture_is_drawn_of_one_candidate(tmp_path: Path) -> None:
     from benchmarks.picture import draw as picture
 
