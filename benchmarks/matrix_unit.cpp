@@ -1,5 +1,6 @@
 // What Intel's matrix unit can do, for results/matrix-unit.md: how long a product of tiles takes with operands from
-// each level of the cache, and what the vector units do meanwhile. By itself, on an idle machine:
+// each level of the cache, what it costs that sums lie in memory, and what the vector units do meanwhile. By itself, on
+// an idle machine:
 //
 //   g++ -O2 -std=c++17 -march=sapphirerapids benchmarks/matrix_unit.cpp -o matrix_unit && ./matrix_unit
 #include <immintrin.h>
@@ -18,8 +19,19 @@ namespace {
 #define MULTIPLY(sum, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #sum:::)
 #define LOAD(tile, at) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile::"r"(at), "r"((int64_t)64) : "memory")
 
+#define STORE(tile, at) __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(at), "r"((int64_t)64) : "memory")
+
+// Tile of a block of sums: the one in registers goes to memory, the next one comes.
+#define EXCHANGE(tile, before, block)   \
+  do {                                  \
+    STORE(tile, before + tile * kTile); \
+    LOAD(tile, block + tile * kTile);   \
+  } while (false)
+
 constexpr long kBytes = 8 << 20, kTile = 1024, kStep = 24;  // kStep: products of a step of float32, six of 2 × 2 tiles
+constexpr long kSums = 64 << 10;
 alignas(4096) uint16_t operands[kBytes / 2];
+alignas(4096) char sums[kSums];
 
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -68,6 +80,60 @@ void multiply(long steps, long bytes) {
       MULTIPLY(2, 5, 6);
       MULTIPLY(3, 5, 7);
     }
+}
+
+// Blocks of 2 × 2 tiles of sums that lie in memory, the next ones of `bytes`: `depth` steps of four products are added
+// to each. The operands are those of 16 kB.
+template <int depth>
+void add_to_sums(long blocks, long bytes) {
+  const char* base = (const char*)operands;
+  long at = 0, to = 0;
+  const auto next = [&] {
+    const char* tile = base + at;
+    at = (at + kTile) & ((16 << 10) - 1);
+    return tile;
+  };
+  char* before = sums;
+  for (long n = 0; n < blocks; ++n) {
+    to = (to + 4 * kTile) & (bytes - 1);
+    char* block = sums + to;
+#pragma GCC unroll 8
+    for (int step = 0; step < depth; ++step) {
+      LOAD(4, next());
+      LOAD(6, next());
+      if (!step) EXCHANGE(0, before, block);
+      MULTIPLY(0, 4, 6);
+      LOAD(7, next());
+      if (!step) EXCHANGE(1, before, block);
+      MULTIPLY(1, 4, 7);
+      LOAD(5, next());
+      if (!step) EXCHANGE(2, before, block);
+      MULTIPLY(2, 5, 6);
+      if (!step) EXCHANGE(3, before, block);
+      MULTIPLY(3, 5, 7);
+    }
+    before = block;
+  }
+}
+
+template <int depth>
+void print_sums(double cycles) {
+  constexpr long kBlocks = 500;
+  double took[2];
+  for (int n = 0; n < 2; ++n)
+    took[n] = shortest([&] { add_to_sums<depth>(kBlocks, n ? kSums : 8 << 10); }) / (4 * depth * kBlocks) / cycles;
+  printf("| %d | %.1f | %.1f |\n", 4 * depth, took[0], took[1]);
+}
+
+// Cycles of a vector that is stored, the next one of `bytes`.
+double store_vectors(long bytes, double cycles) {
+  constexpr long kCount = 4096;
+  const __m512 x = _mm512_set1_ps(1);
+  return shortest([&] {
+           for (long n = 0; n < kCount; ++n)
+             __asm__ volatile("vmovaps %1, %0" : "=m"(*(__m512*)(sums + (n * 64 & (bytes - 1)))) : "v"(x));
+         }) /
+         kCount / cycles;
 }
 
 enum class Vector { kMultiplyAdd, kAdd };
@@ -131,6 +197,13 @@ int main() {
     for (int n = 0; n < 4; ++n) took[random][n] = shortest([&] { multiply(600, sizes[n]); }) / (600 * kStep) / one;
   }
   for (int n = 0; n < 4; ++n) printf("| of %ld kB | %.1f | %.1f |\n", sizes[n] >> 10, took[0][n], took[1][n]);
+  printf("\n| products a block of sums | sums of 8 kB | of 64 kB |\n| --- | ---: | ---: |\n");
+  print_sums<1>(one);
+  print_sums<2>(one);
+  print_sums<4>(one);
+  print_sums<8>(one);
+  printf("\nA vector that is stored: %.1f cycles in 8 kB, %.1f in 64 kB\n", store_vectors(8 << 10, one),
+         store_vectors(kSums, one));
   printf("\n| vector instructions a product | alone | beside it |\n| --- | ---: | ---: |\n");
   LOAD(4, operands);
   LOAD(5, operands + 512);
