@@ -127,9 +127,9 @@ def test_what_belongs_to_tensors_is_refused_for_models() -> None:
 
 
 def test_a_model_without_a_text_or_a_tokenizer_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"look has a Linear and a Tensor.*seen by record"):
+    with pytest.raises(TypeError, match=r"a Tensor of float32 came for Linear.*record sees any module"):
         rg.look(torch.nn.Linear(4, 4), torch.zeros(3, 4))  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match=r"look has no tokenizer; pass the one of BertModel"):
+    with pytest.raises(TypeError, match=r"a text for BertModel needs the model.s tokenizer: tokenizer="):
         rg.look(bert(), TEXT)  # type: ignore[call-overload]
 
 

@@ -80,6 +80,7 @@ one(x, is_causal=True)  # Attention.forward has no argument 'is_causal'; write m
 
 CALLS = """
 rg.attention(q, q, q, rg.Causal())  # the fourth is a Causal: write mask=Causal().
+rg.attention(q, q, q, facts=())  # attention has no argument 'facts'; call look(q, k, facts=facts), with the mask
 rg.attention(q, q, q, is_causal=True)  # attention has no argument 'is_causal'; write mask=Causal().
 rg.attention(q, q, q, attn_mask=None, is_causal=True)  # no arguments 'attn_mask', 'is_causal'; write mask=Dense(attn_mask)
 rg.attention(q, q, q, bias=zeros(5, 5))  # write score=ScaledDot() >> Bias(bias).
@@ -221,6 +222,7 @@ rg.flex_attention  # it is regard.compat.torch.flex_attention.
 rg.create_block_mask  # it is regard.Where(mask_mod), and regard.compat.torch.flex_attention takes a BlockMask.
 rg.SlidingWindow  # is regard.Window(before=w - 1, after=0).
 rg.CausalMask  # it is mask=regard.Causal().
+rg.compare  # it is a method of a report: regard.look(model, a).compare(regard.look(model, b)).
 rg.KVCache  # the caches are regard.nn.GrowingCache, FixedCache, RollingCache and PagedCache.
 rg.RoPE  # it is regard.nn.Rotary(width).
 rg.Softcap  # module 'regard' has no attribute 'Softcap'; did you mean SoftCap?

@@ -188,10 +188,10 @@ rg.look()  # look takes what it looks at by position: look(model, text, tokenize
 rg.look("hello")  # look begins with 'hello', a str; expected a model that its own library has loaded: look(model, text, tokenizer=tokenizer); or tensors: look(q, k).
 rg.look(model=3)  # look takes what it looks at by position: look(model, text, tokenizer=...), look(layer, x) or look(q, k); 'model' came by name.
 rg.look(model, "abc", tokens="abc")  # look has no argument 'tokens'; pass tokenizer=, which names them; of a recording: Report.of(tape.calls, tokens=...).
-rg.look(model, torch.tensor([0.5, 1.5]))  # look has a ByteTransformer and a Tensor of float32. A model reads a text: look(model, text, tokenizer=...), its token ids, or an image; a layer of regard.nn reads its
+rg.look(model, torch.tensor([0.5, 1.5]))  # a Tensor of float32 came for ByteTransformer; expected a text, with tokenizer=..., or its token ids. look also takes an image
 rg.look(model, input_ids=torch.tensor([1, 2]))  # look has no argument 'input_ids'; pass the ids by position: look(model, ids).
 rg.look("gpt2", "hello")  # look begins with 'gpt2', a str; expected a model that its own library has loaded: look(model, text, tokenizer=tokenizer); or tensors: look(q, k).
-rg.look(torch.nn.Linear(3, 3), zeros(2, 3))  # look has a Linear and a Tensor of float32. A model reads a text: look(model, text, tokenizer=...), its token ids, or an image; a layer of regard.nn reads its input:
+rg.look(torch.nn.Linear(3, 3), zeros(2, 3))  # a Tensor of float32 came for Linear; expected a text, with tokenizer=..., or its token ids. look also takes an image, and the input of a layer of regard.nn: look(layer, x).
 rg.look(q, q, facts="entropy")  # facts holds a str; expected facts, such as Entropy().
 rg.look(q, q, facts=rg.facts.Entropy)  # facts is the class Entropy; expected a tuple of values: facts=(Entropy(),).
 rg.look(q, q, facts=[rg.facts.Entropy])  # facts holds the class Entropy, not one of its values; write Entropy().
@@ -223,6 +223,7 @@ rg.heads.probe(model, 64)  # probe takes model by position; the next argument is
 rg.heads.contributions(model)  # contributions needs given; it has model, given, tokenizer, token, at.
 rg.heads.contributions(model, [1, 2], token="x")  # token is a str; expected an integer, or None.
 rg.heads.contributions(model, [1, 2], token=999)  # token=999: ByteTransformer has tokens 0 to 255.
+rg.heads.ablation(torch.nn.Linear(3, 3), zeros(2, 3))  # a Tensor of float32 came for Linear; expected a text
 rg.heads.ablation(model, [1])  # the text has 1 token; expected 2 or more.
 rg.heads.ablation(torch.nn.Linear(3, 3), [1, 2])  # mat1 and mat2 must have the same dtype, but got Long and Float
 rg.heads.circuits(model, [1, 2]).ov("L9H9")  # there is no head L9H9; this model has layers 0 to 3, heads 0 to 3.

@@ -22,6 +22,7 @@ ARGUMENTS = {
     "num_heads": "heads are an axis of q, k and v: (batch, n, h * d) becomes (batch, h, n, d) by "
     "x.unflatten(-1, (num_heads, -1)).transpose(1, 2); or use regard.nn.MultiHeadAttention(width, heads)",
     "need_weights": "call attention_weights(q, k, ...) for them",
+    "facts": "call look(q, k, facts=facts), with the mask and the score of the call",
     "return_lse": "call attention_state(q, k, v, ...).finish() for (out, lse)",
     "block_mask": "write mask=Where(block_mask.mask_mod)",
     "score_mod": "call regard.compat.torch.flex_attention, which takes it, or write it as a Modifier",
@@ -81,5 +82,6 @@ NAMES = {
     **dict.fromkeys(("load", "load_model", "from_pretrained"), _LOAD),
     "Entropy": "it is regard.facts.Entropy, a fact for look and record; regard.entropy(q, k) is differentiable",
     "softmax": "it is part of regard.attention; regard.attention_weights(q, k) gives the weights",
+    "compare": "it is a method of a report: regard.look(model, a).compare(regard.look(model, b))",
     "plot": "it is a method of a report: regard.look(model, text).plot()",
 }

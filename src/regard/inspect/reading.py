@@ -172,14 +172,13 @@ def _ids(model: nn.Module, given: Any, tokenizer: Tokenizer | None) -> list[int]
         return of_numbers(given, torch.int64).flatten().tolist()
     if not isinstance(given, str):
         raise TypeError(
-            f"look has {kind_of(model)} and {kind_of(given)}. A model reads a text: look(model, text, tokenizer=...), "
-            "its token ids, or an image; a layer of regard.nn reads its input: look(layer, x). Any module on any input "
-            "is seen by record: with rg.record(model, facts) as tape: model(x)."
+            f"{kind_of(given)} came for {name}; expected a text, with tokenizer=..., or its token ids. look "
+            "also takes an image, and the input of a layer of regard.nn: look(layer, x). record sees any module on any "
+            "input: with rg.record(model, facts) as tape: model(x)."
         )
     if tokenizer is None:
         raise TypeError(
-            f"look has no tokenizer; pass the one of {name}: look(model, text, tokenizer=...), or the token ids: "
-            "look(model, ids)."
+            f"a text for {name} needs the model's tokenizer: tokenizer=...; or pass the token ids in place of the text."
         )
     return [int(one) for one in tokenizer(given)["input_ids"]] if given.strip() else []
 
