@@ -3,7 +3,7 @@
 // all are one list, heaviest first.
 #pragma once
 #include "attention/decode.h"
-#include "attention/forward.h"
+#include "attention/forward_items.h"
 #include "attention/interval_rule.h"
 
 namespace regard {
