@@ -27,7 +27,8 @@ static void accumulate_tile(Block<V>& b, const Tile& t, KvTile& x, const vf (&to
   const int64_t skip = t.j - x.j;
   vf alpha[V];
   raise_state<V>(b, top, alpha);
-  const bool careful = (t.edge || t.bits) && !finite_values<Op>(c, b.w, x);
+  const bool partner = Op::pairs && t.count % 2 && skip + t.count < x.count;  // the last key has one, of weight 0
+  const bool careful = (t.edge || t.bits || partner) && !finite_values<Op>(c, b.w, x, skip, t.count);
   if (Op::pairs && !careful) {
     weigh<V, true>(b, t, false);
     zip_pairs<V>(b.w.s, kQueries, (t.count + 1) / 2);
@@ -136,43 +137,28 @@ static void run_tiles(Block<V>& b, KvTile* x, int64_t count) {
     if constexpr (V % 2 == 0) stream_tiles<V, Op>(b, streamed, some);
     some = 0;
   };
-  const auto run_others = [&](const Tile& t, KvTile& of, int64_t from, int64_t to) {
-    if (from >= to) return;
-    run_streamed();
-    Tile others = piece(b, t, from, to);
-    run_tile<V, Op>(b, others, of);
-  };
   for (int64_t n = 0; n < count && !b.unfit; ++n) {
     Tile t = tile_for_block(b, x[n], x[n].j / kKeys * kKeys);
     if (!t.count) continue;
     load_key_parts<Op>(c, b.w, x[n]);
     load_value_parts<Op>(c, b.w, x[n]);
-    b.unfit = x[n].unfit;
-    const int64_t end = t.j + t.count;
+    const int64_t skip = t.j - x[n].j;
+    b.unfit = x[n].unfit && !have_parts<Op>(c, b.w, x[n], skip, t.count);
     if (!in_stream) {
-      run_others(t, x[n], t.j, end);
+      run_tile<V, Op>(b, t, x[n]);
       continue;
     }
     load_bits(c, b.p, t, bits + n * kKeys);
     if (hides_all(t)) continue;
-    const Limits middle = streamed_keys(b, t, x[n].finite > 0);
-    if (middle.lo >= middle.hi) {
-      run_others(t, x[n], t.j, end);
-      continue;
-    }
-    run_others(t, x[n], t.j, middle.lo);
     if (modified) {
       run_streamed();
       Modifiers::load_tile(b, t);
       Bias::fetch_next(b, t, b.hi);
     }
-    const int64_t skip = middle.lo - x[n].j;
-    const int64_t keys = middle.hi - middle.lo;
     StreamedTile& to = streamed[some++];
-    to = {middle.lo, middle.lo - t.j, keys, (keys + kBlock - 1) / kBlock, x[n].key_parts, x[n].value_parts, t.bits};
+    to = {t.j, 0, t.count, (t.count + kBlock - 1) / kBlock, x[n].key_parts, x[n].value_parts, t.bits};
     to.keys.at += skip * to.keys.row;
     to.values.at += skip / kBlock * to.values.step;
-    run_others(t, x[n], middle.hi, end);
   }
   run_streamed();
 }
@@ -209,7 +195,10 @@ static void run_blocks(const regard_call& c, const Scratch& w, const Place& all,
     int64_t count = 0;
     const int64_t j = held > lo ? held : lo / kKeys * kKeys;
     for (int64_t from = j; from < held + kHeld && from < hi; from += kKeys, ++count) {
-      const int64_t first = from > lo ? from : lo, last = from + kKeys < hi ? from + kKeys : hi;
+      const int64_t first = from > lo ? from : lo;
+      int64_t last = from + kKeys < hi ? from + kKeys : hi;
+      // a block's last key alone has its neighbour's value beside it, whether or not others see that
+      if (Op::pairs && last % 2 && last < c.nk && in_one_piece(c, last - 1, 2)) ++last;
       new (x + count) KvTile{all, key_head, first, last - first, (int)count};
     }
     for (int64_t g = 0; g < blocks; ++g) {
@@ -228,7 +217,7 @@ static void run_blocks(const regard_call& c, const Scratch& w, const Place& all,
   }
   for (int64_t g = 0; g < blocks; ++g)
     if (!b[g].unfit) finish<V>(b[g]);
-  for (int64_t g = 0; Op::parts > 1 && g < blocks; ++g)
+  for (int64_t g = 0; Op::parts && g < blocks; ++g)
     if (b[g].unfit) run_blocks<V, Floats>(c, w, b[g].p, 1);
 }
 

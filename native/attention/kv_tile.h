@@ -23,7 +23,7 @@ struct KvTile {
   bool ready = false, located = false, widened = false,
        paired = false;  // whether keys, values (raw, as floats, in pairs) are loaded
   int finite = -1;      // whether all values are finite; -1 before that is computed
-  bool unfit = false;   // whether some key or value has no parts
+  bool unfit = false;   // whether some key or value has no parts, or some value of one part isn't finite
 };
 
 static RawRows raw_rows(const regard_call& c, const regard_tensor& t, const KvTile& x, int64_t width, char* copy) {
@@ -104,7 +104,8 @@ static void load_key_parts(const regard_call& c, const Scratch& w, KvTile& x) {
   x.key_parts = split;
 }
 
-// Values as the left operand of O^T = V^T P^T, and whether all are finite; of several parts, whether all have them.
+// Values as the left operand of O^T = V^T P^T. What is not finite is 0 there: keys that a block does not see get weight
+// 0, and 0 · NaN is NaN.
 template <class Op>
 static void load_value_parts(const regard_call& c, const Scratch& w, KvTile& x) {
   if (x.paired) return;
@@ -112,10 +113,27 @@ static void load_value_parts(const regard_call& c, const Scratch& w, KvTile& x) 
   const RawRows values = product_rows(c, x, raw_values(c, w, x), c.v_scales, c.dv, w.v);
   const int64_t width = whole_depth(c.dv);
   uint16_t* to = w.v_parts + x.place * Op::parts * width * kKeys;
-  x.finite =
-      transpose_values<Op::parts>(to, values.at, product_dtype(c), values.row, values.col, x.count, c.dv, w.v_split);
-  x.unfit |= Op::parts > 1 && !x.finite;
+  if (!transpose_values<Op::parts>(to, values.at, product_dtype(c), values.row, values.col, x.count, c.dv, w.v_split)) {
+    x.unfit = true;
+    clear_infinite(to, whole_depth(x.count) * Op::parts * width);
+  }
   x.value_parts = {to, 32, Op::parts * width * 32, width * 32};
+}
+
+// Whether all numbers of the keys [from, from + count) of a tile, which are those that a block of queries sees, have
+// parts. A block's instructions then depend on nothing that it does not see: the tile's other keys are there for other
+// blocks, which share it as threads divide them.
+template <class Op>
+static bool have_parts(const regard_call& c, const Scratch& w, const KvTile& x, int64_t from, int64_t count) {
+  const int dtype = product_dtype(c);
+  const auto within = [&](const RawRows& rows, int64_t width, const Sizes& sizes) {
+    return rows_within(advance(rows.at, from * rows.row, dtype), dtype, rows.row, rows.col, count, width, sizes);
+  };
+  const RawRows values = product_rows(c, x, raw_rows(c, c.v, x, c.dv, w.v_rows), c.v_scales, c.dv, w.v);
+  if (!within(values, c.dv, Sizes::of_values(dtype))) return false;
+  if (Op::parts == 1) return true;  // what is not finite in a key stays in its scores
+  const RawRows keys = product_rows(c, x, raw_rows(c, c.k, x, c.dk, w.k_rows), c.k_scales, c.dk, w.k);
+  return within(keys, c.dk, Sizes::of_scores(dtype));
 }
 
 static void load_pairs(const regard_call& c, const Scratch& w, KvTile& x) {
@@ -125,9 +143,10 @@ static void load_pairs(const regard_call& c, const Scratch& w, KvTile& x) {
   interleave(w.pairs, (const uint16_t*)values.at, values.row, values.col, x.count, c.dv);
 }
 
-// Whether all values of the tile are finite.
+// Whether all values of the keys [from, from + count) of a tile are finite, which are those that a block of queries
+// sees; of floats, those of the tile: both ways to add them have the same bits.
 template <class Op>
-static bool finite_values(const regard_call& c, const Scratch& w, KvTile& x) {
+static bool finite_values(const regard_call& c, const Scratch& w, KvTile& x, int64_t from, int64_t count) {
   if (x.finite < 0) {
     if (Op::pairs) {
       const RawRows& values = raw_values(c, w, x);
@@ -137,7 +156,11 @@ static bool finite_values(const regard_call& c, const Scratch& w, KvTile& x) {
       x.finite = all_finite(x.v, 1, x.v_row, c.dv, x.count);
     }
   }
-  return x.finite;
+  if (x.finite || !Op::pairs) return x.finite;
+  const RawRows& values = raw_values(c, w, x);
+  const int64_t with_partner = from + count + count % 2 < x.count ? count + count % 2 : x.count - from;
+  const uint16_t* first = (const uint16_t*)values.at + from * values.row;
+  return all_finite_bf16(first, values.row, values.col, with_partner, c.dv);
 }
 
 // The rows of keys (of values) from `next` up to `last` that are prefetched: at most a tile, where they lie in one

@@ -86,19 +86,4 @@ static bool streams(const Block<V>& b) {
   return Op::parts && whole && !c.threshold && !c.invariant && b.factor > 0 && Modifiers::simply(c, [](auto) {});
 }
 
-// The keys [lo, hi) of a tile that may be streamed: whole blocks that nothing hides. Where values are finite, so that 0
-// times what is hidden is 0: all of them. finite: the tile's values.
-template <int V>
-static Limits streamed_keys(const Block<V>& b, const Tile& t, bool finite) {
-  int64_t lo = t.j, hi = t.j + t.count;
-  if (finite) return {lo, hi, 0, 0};
-  if (t.bits) return {};
-  if (t.edge) {
-    lo = b.inner_lo > lo ? b.inner_lo : lo;
-    hi = b.inner_hi < hi ? b.inner_hi : hi;
-  }
-  lo = t.j + (lo - t.j + kBlock - 1) / kBlock * kBlock;
-  return {lo, hi > lo ? lo + (hi - lo) / kBlock * kBlock : lo, 0, 0};
-}
-
 }  // namespace regard

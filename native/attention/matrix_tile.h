@@ -175,7 +175,7 @@ static void run_keys(Block<V>& b, const Tile& t, KvTile& x) {
   keys.at += skip * keys.row;
   values.at += skip / 32 * values.step;
   const RightParts queries{(const uint16_t*)b.w.q, 64, width * 32, width * kQueries};
-  const bool careful = (t.edge || t.bits || depth != t.count) && !x.finite, raw = unchanged(b, t) && !careful;
+  const bool raw = unchanged(b, t);
   const vf low = splat(-kInf);
   float* s = b.w.s;
   ScoreBlocks<V> scores{s, t.count, {}};
@@ -198,16 +198,11 @@ static void run_keys(Block<V>& b, const Tile& t, KvTile& x) {
     before[v] = b.state[v].l;
     b.state[v].l = vf{};
   }
-  if (careful || c.threshold) weigh<V, false>(b, t, careful);
+  if (c.threshold) weigh<V, false>(b, t, false);
   else weigh_parts<V, Op>(p, part, s, raw ? b.factor : 1.0f, b.state, t.count);
   for (int v = 0; v < V; ++v) {
     b.unrounded[v] += b.state[v].l;
     b.state[v].l += before[v];
-  }
-  if (careful) {
-    x.located = x.widened = false;  // there is memory for the floats of one tile, and several are held at once
-    load_values(c, b.w, x);
-    return value_tile_careful<V>(b, t, x.v + skip * x.v_row, x.v_row, alpha);
   }
   if (c.threshold) split_weights<V, Op>(p, part, s, t.count);
   clear_pairs<V>(p, Op::parts, part, (t.count + 1) / 2, depth / 2);

@@ -178,10 +178,10 @@ REGARD_NOINLINE void weigh_plain(float* s, SoftmaxState<vf>* state, int64_t coun
 template <int V, bool pairs>
 REGARD_NOINLINE void weigh(Block<V>& b, const Tile& t, bool mark) {
   if (!mark && !b.c.threshold) return weigh_plain<V, pairs>(b.w.s, b.state, t.count);
-  vf shift[V], sum[V];
+  vf shift[V], sum[V], other[V];  // the sums of keys 2n and 2n + 1, as in weigh_plain
   for (int v = 0; v < V; ++v) {
     shift[v] = b.state[v].shift();
-    sum[v] = vf{};
+    sum[v] = other[v] = vf{};
   }
   const int64_t* k_at = b.c.threshold ? b.c.k_at + offset(b.c.k_at_batch, b.p) + t.j : nullptr;
   for (int64_t n = 0; n < t.count; n += pairs ? 2 : 1) {
@@ -191,9 +191,9 @@ REGARD_NOINLINE void weigh(Block<V>& b, const Tile& t, bool mark) {
     for (int v = 0; v < V; ++v) {
       float* at = b.w.s + n * kQueries + v * W;
       vf s = load(at);
-      vf p = weight<V>(b, v, s, shift[v], key, sum[v]);
+      vf p = weight<V>(b, v, s, shift[v], key, !pairs && n % 2 ? other[v] : sum[v]);
       if (pairs) {
-        vf second = both ? weight<V>(b, v, load(at + kQueries), shift[v], next, sum[v]) : vf{};
+        vf second = both ? weight<V>(b, v, load(at + kQueries), shift[v], next, other[v]) : vf{};
         store(b.w.s + n / 2 * kQueries + v * W, Isa::pair_of(p, second));
       } else {
         if (mark) p = s == splat(-kInf) ? splat(-1.0f) : p;
@@ -201,7 +201,7 @@ REGARD_NOINLINE void weigh(Block<V>& b, const Tile& t, bool mark) {
       }
     }
   }
-  for (int v = 0; v < V; ++v) b.state[v].l += sum[v];
+  for (int v = 0; v < V; ++v) b.state[v].l += sum[v] + other[v];
 }
 
 // o = o · alpha + Σ value · weight for features [f, last), in whole groups of M. A tile's sum starts at 0: long sums
@@ -233,7 +233,8 @@ static void value_tile(const Block<V>& b, const Tile& t, const float* x, int64_t
   if (some < dv) value_rows<V, Op, 1>(b, t, alpha, x, row, some, dv);
 }
 
-// The same where a value is not finite and hidden from some query: 0 · NaN is NaN, so weights of -1 are skipped.
+// The same where a value is not finite and hidden from some query: 0 · NaN is NaN, so weights of -1 are skipped. Bit
+// for bit that of floats elsewhere.
 template <int V>
 REGARD_NOINLINE void value_tile_careful(const Block<V>& b, const Tile& t, const float* x, int64_t row,
                                         const vf* alpha) {

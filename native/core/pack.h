@@ -20,6 +20,14 @@ REGARD_INLINE vf load_some(const void* p, int64_t n, int dtype) {
   return dtype == REGARD_BF16 ? load_bf16(h) : load_fp16(h);
 }
 
+// W elements from n on, `step` elements from one to the next, as floats; 0 for those past `valid`.
+REGARD_INLINE vf floats(const void* p, int64_t n, int64_t step, int64_t valid, int dtype) {
+  if (step == 1 && valid >= W) return load_some(p, n, dtype);
+  float x[W];
+  for (int m = 0; m < W; ++m) x[m] = m < valid ? load_one(p, n + m * step, dtype) : 0.0f;
+  return load(x);
+}
+
 // Stores the first `count` of W numbers, `col` elements from one to the next.
 REGARD_INLINE void store_some(void* p, int dtype, int64_t col, int64_t count, vf x) {
   const bool whole = count == W && col == 1;

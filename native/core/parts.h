@@ -38,10 +38,11 @@ struct Sizes {
   static Sizes of_gradients(int dtype) { return dtype == REGARD_F32 ? Sizes{0x1p-80f, 0x1p40f} : Sizes{0, kInf}; }
 };
 
-// Floats of scratch, for each of kQueries, that hold a packed query.
+// Floats of scratch, for each of kQueries, that hold a packed query: as parts, or as floats where some number of its
+// block has none.
 REGARD_INLINE int64_t query_floats(const regard_call& c) {
-  const int parts = matrix_parts(c);
-  return parts ? parts * whole_depth(c.dk) / 2 : c.dk;
+  const int64_t parts = matrix_parts(c) * whole_depth(c.dk) / 2;
+  return parts > c.dk ? parts : c.dk;
 }
 
 // Where the rows of a left operand are written.
@@ -174,6 +175,24 @@ static bool finite_rows(const uint16_t* x, int64_t row, int64_t rows, int64_t co
       wrong |= ((words & 0x7f800000) == 0x7f800000) | ((words & 0x7f80) == 0x7f80);
     }
   return Isa::lanes_set(wrong) == 0;
+}
+
+// Whether rows × cols numbers at src are of these sizes.
+static bool rows_within(const void* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols,
+                        const Sizes& sizes) {
+  SizeRange range;
+  for (int64_t n = 0; n < rows; ++n)
+    for (int64_t f = 0; f < cols; f += W) range.take(floats(src, n * row + f * col, col, cols - f, dtype));
+  return range.within(sizes);
+}
+
+// Replaces what is not finite by 0; count is a multiple of 2 W.
+static void clear_infinite(uint16_t* x, int64_t count) {
+  for (int64_t n = 0; n < count; n += 2 * W) {
+    const vu words = (vu)load((const float*)(x + n));
+    const vi high = ((vi)words & 0x7f800000) == 0x7f800000, low = ((vi)words & 0x7f80) == 0x7f80;
+    store((float*)(x + n), (vf)(words & ~(((vu)high & 0xffff0000u) | ((vu)low & 0xffffu))));
+  }
 }
 
 // Values (count, cols) as the left operand of O^T = V^T P^T, in blocks of 32 keys: to[key / 32][part][cols, rounded

@@ -70,12 +70,4 @@ struct StoredState {
 // The state of row r.
 REGARD_INLINE StoredState state_of(const FewRows& f, int64_t r) { return {f.states + r * StoredState::size(f.c)}; }
 
-// W elements from n on, `step` elements from one to the next, as floats; 0 for those past `valid`.
-REGARD_INLINE vf floats(const void* p, int64_t n, int64_t step, int64_t valid, int dtype) {
-  if (step == 1 && valid >= W) return load_some(p, n, dtype);
-  float x[W];
-  for (int m = 0; m < W; ++m) x[m] = m < valid ? load_one(p, n + m * step, dtype) : 0.0f;
-  return load(x);
-}
-
 }  // namespace regard

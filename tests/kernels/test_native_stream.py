@@ -239,3 +239,31 @@ def test_bits(isa: str, size: str, mask: str) -> None:
     whole = rg.attention(q, k, v, backend=backend, **call)
     one = rg.attention(q[..., row : row + 1, :], k, v, backend=backend, **alone)
     assert torch.equal(one, whole[..., row : row + 1, :])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("mask", ["window", "causal", "holes", "window with holes"])
+def test_bits_beside_numbers_that_are_not_finite(isa: str, mask: str, dtype: torch.dtype) -> None:
+    """Threads divide the blocks of queries that share a tile of keys: a NaN that one of them sees changes no other."""
+    n, odd = 686, torch.tensor([117, 341, 655])
+    q, k, v = (torch.randn(1, 2, n, width).to(dtype) for width in (48, 48, 136))
+    k[..., odd[0], 3], v[..., odd[1], 5], v[..., odd[2], 7] = torch.nan, torch.inf, torch.nan
+    seen = torch.rand(n, n) > 0.3
+    seen[:, odd] = False
+    window, holes = rg.Window(100, 20), rg.Dense(seen)
+    given = {"window": window, "causal": rg.Causal(), "holes": holes, "window with holes": window & holes}[mask]
+    threads = torch.get_num_threads()
+    try:
+        outs = []
+        for count in (1, 2, 3, 5):
+            torch.set_num_threads(count)
+            outs.append(rg.attention(q, k, v, mask=given))
+    finally:
+        torch.set_num_threads(threads)
+    for out in outs[1:]:
+        torch.testing.assert_close(out, outs[0], rtol=0, atol=0, equal_nan=True)
+    finite = testing.error(
+        outs[0].nan_to_num(0, 0, 0),
+        rg.attention(q.double(), k.double(), v.double(), mask=given, backend=rg.Reference()).nan_to_num(0, 0, 0),
+    )
+    assert finite <= {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}[dtype]
