@@ -123,7 +123,7 @@ def test_a_model_that_takes_ids_by_position_is_looked_at() -> None:
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
             return self.attention(self.embedding(tokens))
 
-    with pytest.raises(TypeError, match="no tokenizer; pass the one of Plain"):
+    with pytest.raises(TypeError, match="a text for Plain needs the model's tokenizer"):
         rg.look(Plain(), "a text")
     assert [len(one.keys.positions) for one in rg.look(Plain(), [1, 5, 10]).layers] == [3]
 
