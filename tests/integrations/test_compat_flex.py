@@ -103,10 +103,9 @@ def test_a_mask_runs_natively_and_is_asked_once_for_all_heads() -> None:
 
 
 OF_FIVE = create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 5, 5, "cpu")
-LEARNED = torch.zeros(NQ, NK, requires_grad=True)
+LEARNED, FACTOR = torch.randn(NQ, NQ, requires_grad=True), torch.rand(HEADS, requires_grad=True)
 Q, K, V = drawn()
 LEFT: dict[str, tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any], str]] = {
-    "learned": ((Q, Q, Q), {"score_mod": lambda s, b, h, i, j: s + LEARNED[i, j]}, "score_mod uses a tensor that"),
     "dtypes": ((Q, Q, Q.bfloat16()), {}, "expected one dtype"),
     "heads": ((Q, K, V), {}, "with enable_gqa"),
     "axes": ((Q[0], Q[0], Q[0]), {}, "expected four axes"),
@@ -128,10 +127,84 @@ def test_what_torch_keeps(tensors: tuple[Tensor, Tensor, Tensor], options: dict[
     assert patch.calls.total() == 1 and said in str(patch)
 
 
+def learned(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return s * FACTOR[h] + LEARNED[i, j].sin()
+
+
 def test_a_learned_score_serves_inference() -> None:
-    options = LEFT["learned"][1]
     with torch.no_grad():
-        torch.testing.assert_close(flex_attention(Q, Q, Q, **options), theirs.flex_attention(Q, Q, Q))
+        torch.testing.assert_close(flex_attention(Q, Q, Q, learned), theirs.flex_attention(Q, Q, Q, learned))
+
+
+def written_out(q: Tensor, learned_bias: Tensor, factor: Tensor) -> Tensor:
+    s = q @ q.mT / WIDTH**0.5 * factor[:, None, None] + learned_bias.sin()
+    return s.softmax(-1) @ q
+
+
+def test_first_and_second_derivatives_of_what_a_score_reads() -> None:
+    """Also by torch.func, where the tensors are wrapped."""
+    q, bias, factor = (t.detach().double().requires_grad_() for t in (Q, LEARNED, FACTOR))
+
+    def called(q: Tensor, bias: Tensor, factor: Tensor) -> Tensor:
+        return flex_attention(q, q, q, lambda s, b, h, i, j: s * factor[h] + bias[i, j].sin()).square().sum()
+
+    def twice(fn: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        first = torch.autograd.grad(fn(q, bias, factor), (q, bias, factor), create_graph=True)
+        return (*first, *torch.autograd.grad(sum(t.square().sum() for t in first), (q, bias, factor)))
+
+    expected = twice(lambda *given: written_out(*given).square().sum())
+    torch.testing.assert_close(twice(called), expected)
+    by_func = torch.func.grad(called, (0, 1, 2))(q.detach(), bias.detach(), factor.detach())
+    torch.testing.assert_close(by_func, expected[:3])
+
+
+def test_a_patched_call_has_the_gradients_of_what_its_score_reads() -> None:
+    q = Q.detach().requires_grad_()
+    with rg.patch(report=None) as patch:
+        out = theirs.flex_attention(q, q, q, learned)
+    assert patch.calls.total() == 1
+    found, expected = (
+        torch.autograd.grad(o.square().sum(), (q, LEARNED, FACTOR)) for o in (out, written_out(q, LEARNED, FACTOR))
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_what_stands_under_no_grad_gets_no_gradient() -> None:
+    bias, factor = LEARNED.detach().requires_grad_(), FACTOR.detach().requires_grad_()
+
+    def half(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        with torch.no_grad():
+            first = bias[i, j].sin()
+        return s * factor[h] + first
+
+    found = torch.autograd.grad(flex_attention(Q, Q, Q, half).square().sum(), (bias, factor))
+    expected = torch.autograd.grad(written_out(Q, bias.detach(), factor).square().sum(), factor)
+    assert not found[0].any()
+    torch.testing.assert_close(found[1:], expected)
+
+
+def test_equal_learned_functions_share_a_plan_and_read_their_own_tensors() -> None:
+    from regard.compat.torch import function_copies
+
+    def out_of(factor: Tensor) -> Tensor:
+        return flex_attention(Q, Q, Q, lambda s, b, h, i, j: s * factor[h])
+
+    factors = [torch.rand(HEADS, requires_grad=True) for _ in range(3)]
+    outs = [out_of(factor) for factor in factors]
+    known = len(function_copies._templates)
+    for factor, out in zip(factors, outs, strict=True):
+        expected = written_out(Q, torch.zeros(()), factor)
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(torch.autograd.grad(out.sum(), factor), torch.autograd.grad(expected.sum(), factor))
+    with torch.no_grad():
+        factors[0].mul_(2)
+    torch.testing.assert_close(out_of(factors[0]), written_out(Q, torch.zeros(()), factors[0]))
+    assert len(function_copies._templates) == known
+
+
+def test_a_learned_function_of_other_arguments() -> None:
+    with pytest.raises(TypeError, match=r"score_mod cannot be called as fn\(score, b, h, i, j\): too many"):
+        flex_attention(Q, Q, Q, lambda s, b, h, i: s * FACTOR[h])
 
 
 def test_compiled_calls_stay_with_torch() -> None:

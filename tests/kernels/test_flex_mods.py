@@ -215,6 +215,70 @@ def test_functions_are_programs() -> None:
         assert "a program of" in compare(None, MASK_MODS[name])["mask as"], name
 
 
+class Gates(torch.nn.Module):
+    """A score_mod that reads the parameters of its module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.scale = torch.nn.Parameter(torch.randn(BATCH, HEADS, N)), torch.nn.Parameter(torch.rand(HEADS))
+        self.distances = torch.nn.Embedding(33, HEADS)
+
+    def mod(self, s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        near = self.distances((i - j).clamp(-16, 16) + 16)
+        return s * torch.sigmoid(self.query[b, h, i]) * self.scale.exp()[h] + near[..., h]
+
+
+def learned_of(name: str, dtype: torch.dtype) -> tuple[Mod, list[Tensor]]:
+    """A score_mod that reads tensors with gradients, and these."""
+    torch.manual_seed(4)
+    table, bias, factor = torch.randn(HEADS, 33), torch.randn(N, N), torch.rand(HEADS)
+    table, bias, factor = (t.to(dtype).requires_grad_() for t in (table, bias, factor))
+    with_table = buckets(table)
+    return {
+        "a table": (with_table, [table]),
+        "a bias": (lambda s, b, h, i, j: s + bias[i, j], [bias]),
+        "a factor": (lambda s, b, h, i, j: s * factor[h], [factor]),
+        "an expression": (lambda s, b, h, i, j: s + bias.sin()[i, j] * factor.exp()[h], [bias, factor]),
+        "a function in it": (lambda s, b, h, i, j: with_table(s * factor[h], b, h, i, j), [table, factor]),
+    }[name]
+
+
+@pytest.mark.parametrize("mask", ["none", "neighbours"])
+@pytest.mark.parametrize("name", ["a table", "a bias", "a factor", "an expression", "a function in it"])
+def test_gradients_of_captured_tensors(name: str, mask: str) -> None:
+    *given, g = drawn()
+    mask_mod = MASK_MODS.get(mask)
+    block_mask = None if mask_mod is None else create_block_mask(mask_mod, BATCH, HEADS, N, N, device="cpu")
+    x, narrow = ([t.to(dtype).requires_grad_() for t in given] for dtype in (torch.float64, torch.float32))
+    (right, of_right), (mod, of_mod) = (learned_of(name, dtype) for dtype in (torch.float64, torch.float32))
+    expected, found = definition(*x, right, mask_mod), flex_attention(*narrow, mod, block_mask)
+    wanted = (expected, *torch.autograd.grad(expected, (*x, *of_right), g))
+    got = (found, *torch.autograd.grad(found, (*narrow, *of_mod), g.float()))
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert (mine - theirs).abs().max() <= 5e-5 * theirs.abs().max()
+    plan = explain_flex_attention(*narrow, mod, block_mask)
+    assert plan.backend == rg.Native() and dict(plan.facts)["backward"] == "the same kernels"
+
+
+def test_gradients_of_a_modules_parameters() -> None:
+    *given, g = drawn()
+    module = Gates()
+    found = flex_attention(*(t.float() for t in given), module.mod)
+    got = torch.autograd.grad(found, list(module.parameters()), g.float())
+    wide = module.double()
+    by_head = [wide.mod(*of_head(h, *given)) for h in range(HEADS)]
+    s = torch.stack(by_head, 1)
+    expected = torch.autograd.grad(torch.softmax(s, -1) @ given[2], list(wide.parameters()), g)
+    for mine, theirs in zip(got, expected, strict=True):
+        assert (mine - theirs).abs().max() <= 5e-5 * theirs.abs().max()
+
+
+def of_head(h: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Any, Any, Any, Any]:
+    """The scores of one head, and their indices: an embedding adds an axis that the indices of all heads would meet."""
+    s = (q @ k.mT / q.shape[-1] ** 0.5)[:, h]
+    return s, torch.arange(BATCH)[:, None, None], torch.tensor(h), torch.arange(N)[:, None], torch.arange(N)
+
+
 @dataclass(frozen=True)
 class Learned(rg.Modifier):
     """What such a function holds, learned: a table of distances, gates of queries and of keys, a number a head."""

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import and_masks, create_block_mask
 
 from needed import needs_kernels
-from regard.compat.torch import flex_attention, translations
-from regard.core.errors import Unsupported
+from regard.compat.torch import flex_attention, function_copies, translations
 from regard.core.functions import Unknown, function_key
 from regard.runtime import plan_cache
 
@@ -30,7 +29,7 @@ Mod = Callable[..., Tensor]
 def _forgotten() -> Iterator[None]:
     plan_cache.clear()
     translations._kept.clear()
-    translations._functions.clear()
+    function_copies._copies.clear()
     with torch.no_grad():
         yield
 
@@ -207,15 +206,23 @@ def test_functions_inside_of_functions() -> None:
 
     for reach in (1, 2, 1):
         compare(None, and_masks(causal, near(torch.full((HEADS,), reach))))
-    assert len(translations._functions) == 2
+    assert len(function_copies._copies) == 2
 
 
-def test_a_tensor_that_comes_to_require_a_gradient_is_refused() -> None:
+def test_a_tensor_that_comes_to_require_a_gradient() -> None:
+    """The translation that is kept serves the calls in which it requires none."""
     table = torch.ones(HEADS)
     compare(by_head(table))
-    table.requires_grad_()
-    with torch.enable_grad(), pytest.raises(Unsupported, match="requires a gradient"):
-        flex_attention(*drawn(), by_head(table))
+    q, k, v = drawn()
+    for _ in range(2):
+        table.requires_grad_()
+        with torch.enable_grad():
+            found, right = (
+                torch.autograd.grad(out.square().sum(), table)[0]
+                for out in (flex_attention(q, k, v, by_head(table)), definition(q, k, v, by_head(table), None))
+            )
+        assert (found - right).abs().max() < 1e-4 * right.abs().max()
+        compare(by_head(table.requires_grad_(False)))
 
 
 def test_gradients_of_queries() -> None:

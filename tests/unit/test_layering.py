@@ -24,6 +24,7 @@ LAYERS = (
         "core.elsewhere",
         "core.tracing",
         "core.functions",
+        "core.pair_indexing",
         "core.cotangents",
         "core.dtypes",
         "core.shapes",

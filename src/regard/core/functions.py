@@ -1,4 +1,4 @@
-"""What functions that a person wrote read: as keys of what is kept for them, and as copies that nobody changes."""
+"""What a user's function reads: as a key under which its translation is kept, and as copies that stay as they are."""
 
 from __future__ import annotations
 
@@ -47,24 +47,32 @@ def function_key(function: FunctionType, content: Content = None, depth: int = 0
     return function.__code__, tuple([_key_of(x, content, depth) for x in every])
 
 
-def frozen(function: FunctionType, depth: int = 0) -> FunctionType:
-    """The same function of copies of all that it reads: nobody changes what it computes. Raises Unknown."""
+def clone(t: Tensor) -> Tensor:
+    """A copy of a tensor's numbers, one after the other."""
+    return t.detach().clone(memory_format=torch.contiguous_format)
+
+
+def frozen(function: FunctionType, tensor: Callable[[Tensor], Tensor] = clone, depth: int = 0) -> FunctionType:
+    """The same function of copies of all that it reads: nobody changes what it computes. Raises Unknown.
+
+    tensor: the copy of a tensor.
+    """
     if function in _settled_functions:
         return function
     if depth > _DEEPEST:
         raise Unknown
     read, around = _read_by(function), function.__globals__
     outside = {name: around[name] for name in _IN_EVERY_MODULE if name in around}
-    outside |= {name: _copy_of(x, depth) for name, x in read.outside.items()}
-    cells = tuple([CellType(_copy_of(x, depth)) for x in read.cells])
-    defaults = tuple([_copy_of(x, depth) for x in read.defaults])
+    outside |= {name: _copy_of(x, tensor, depth) for name, x in read.outside.items()}
+    cells = tuple([CellType(_copy_of(x, tensor, depth)) for x in read.cells])
+    defaults = tuple([_copy_of(x, tensor, depth) for x in read.defaults])
     made = FunctionType(function.__code__, outside, function.__name__, defaults, cells)
-    made.__kwdefaults__ = {name: _copy_of(x, depth) for name, x in read.named.items()}
+    made.__kwdefaults__ = {name: _copy_of(x, tensor, depth) for name, x in read.named.items()}
     return made
 
 
 def settle(function: FunctionType) -> None:
-    """Makes a function that `frozen` returned known by identity."""
+    """Makes a function known by identity that nobody changes, such as `frozen` returns."""
     _settled_functions.add(function)
 
 
@@ -144,13 +152,13 @@ def _key_of(x: Any, content: Content, depth: int) -> Hashable:
     raise Unknown
 
 
-def _copy_of(x: Any, depth: int) -> Any:
+def _copy_of(x: Any, tensor: Callable[[Tensor], Tensor], depth: int) -> Any:
     if type(x) is tuple:
-        return tuple([_copy_of(part, depth) for part in x])  # pyright: ignore[reportUnknownVariableType]
+        return tuple([_copy_of(part, tensor, depth) for part in x])  # pyright: ignore[reportUnknownVariableType]
     if isinstance(x, NUMBERS) or _is_settled(x):
         return x
     if isinstance(x, FunctionType):
-        return frozen(x, depth + 1)
+        return frozen(x, tensor, depth + 1)
     if isinstance(x, Tensor):
-        return x.detach().clone(memory_format=torch.contiguous_format)
+        return tensor(x)
     raise Unknown

@@ -120,7 +120,7 @@ def _refuse_hidden_parameters(problem: Problem) -> None:
     """A tensor that requires a gradient, and that code of others reaches by itself, would get none, silently."""
     stages = problem.score.parts
     empty = 0 in problem.q.shape or 0 in problem.k.shape
-    if not torch.is_grad_enabled() or empty or not any(map(calls_functions_of_others, stages)):
+    if not torch.is_grad_enabled() or empty or not any(map(_may_hide, stages)):
         return
     at = problem.frame.region(slice(0, 1), slice(0, 1))
     q, k = (t[..., :1, :].detach().to(problem.accumulate) for t in (problem.q, problem.k))
@@ -135,6 +135,13 @@ def _refuse_hidden_parameters(problem: Problem) -> None:
                 s = part.modify(s, at)
             if s.requires_grad:
                 raise ValueError(_way_to_show(stage))
+
+
+def _may_hide(stage: Score) -> bool:
+    """Whether code of others computes a stage; where flex_attention made it of a function, it looked at what that
+    reads."""
+    looked = isinstance(stage, Modifier) and stage.of_pair() is not None
+    return not looked and calls_functions_of_others(stage)
 
 
 def _way_to_show(stage: Score) -> str:

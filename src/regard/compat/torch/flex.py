@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import regard.runtime.plan_cache as plan_cache
-from regard.compat.torch.pair_functions import Sizes, indexing
-from regard.compat.torch.translations import Translation, may_read_gradients, translated
+from regard.compat.torch.pair_functions import Sizes
+from regard.compat.torch.translations import Translation, translated
 from regard.core.dtypes import accumulator
 from regard.core.errors import Unsupported
 from regard.core.positions import Positions, head
@@ -41,17 +41,17 @@ def flex_attention(
 
     query (B, H, L, E), key (B, Hk, S, E), value (B, Hk, S, Ev) -> (B, H, L, Ev). Both functions see one pair at a time,
     and i and j are indices from 0, as in torch; the blocks of block_mask are not read, as in torch without
-    torch.compile. regard traces both functions for one pair. Sums with a function of i - j (ALiBi, relative biases), of
-    i or of j, or with a tensor indexed by b, h, i, j; soft caps; factors; where(condition, score, -inf); intervals of
-    i - j, documents, and & | ~ of masks run on the native kernels as regard's own scores and masks. Any other mask of
-    arithmetic and logic, and any other score_mod of elementwise operations, runs there as a program; other masks are
-    written out pair by pair, other score_mods run tile by tile in PyTorch; explain_flex_attention says which.
-    kernel_options are ignored. With return_lse, or return_aux=AuxRequest(lse=True), (out, natural log-sum-exp) as torch
-    returns it.
+    torch.compile. regard traces both functions for one pair, and keeps what it finds for equal functions. Sums with a
+    function of i - j (ALiBi, relative biases), of i or of j, or with a tensor indexed by b, h, i, j; soft caps;
+    factors; where(condition, score, -inf); intervals of i - j, documents, and & | ~ of masks run on the native kernels
+    as regard's own scores and masks. Any other mask of arithmetic and logic, and any other score_mod of elementwise
+    operations, runs there as a program; other masks are written out pair by pair, other score_mods run tile by tile in
+    PyTorch; explain_flex_attention says which. kernel_options are ignored. With return_lse, or
+    return_aux=AuxRequest(lse=True), (out, natural log-sum-exp) as torch returns it.
 
-    Differentiable in query, key and value, which torch's function is not on a CPU. A query that sees nothing gives 0.
-    Raises Unsupported, with the reason, for return_aux=AuxRequest(max_scores=True), a score_mod that uses a tensor that
-    requires a gradient, and shapes that torch refuses too.
+    Differentiable, which torch's function is not on a CPU: in query, key, value, and all tensors that score_mod reads,
+    such as a learned table or the parameters of a module. A query that sees nothing gives 0.
+    Raises Unsupported, with the reason, for return_aux=AuxRequest(max_scores=True) and shapes that torch refuses too.
     Source: torch.nn.attention.flex_attention, torch 2.13; Dong et al. 2024 (arXiv 2412.05496).
 
     >>> q = torch.randn(1, 2, 5, 8, requires_grad=True)
@@ -164,11 +164,4 @@ def why_left_flex(
         n = query.shape[2], key.shape[2]
         if tuple(block_mask.shape[-2:]) != n:
             return f"its block_mask was created for {listed(block_mask.shape)}; q and k have lengths {n}"
-    pairs = 0 not in (*query.shape, *key.shape)
-    if score_mod is not None and torch.is_grad_enabled() and pairs and may_read_gradients(score_mod):
-        first = torch.zeros((), dtype=torch.int64, device=query.device)
-        with indexing():
-            s = score_mod(torch.zeros((), dtype=torch.float32, device=query.device), first, first, first, first)
-        if s.requires_grad:
-            return "its score_mod uses a tensor that requires a gradient, which would get none"
     return None

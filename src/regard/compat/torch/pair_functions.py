@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regard.core.pair_indexing import PairIndexing
 from regard.core.region import Region
 
 ATEN = torch.ops.aten
@@ -60,7 +60,7 @@ def record(fn: Callable[..., Any], names: str, dtype: torch.dtype, device: torch
     """
     recorder = _Recorder()
     given = [recorder.argument(name, dtype, device) for name in names]
-    with torch.no_grad(), indexing(), recorder:
+    with torch.no_grad(), PairIndexing(), recorder:
         result = fn(*given)
     if not isinstance(result, Tensor) or result.dim():
         raise NotRecorded(f"it returns {type(result).__name__}, not one number a pair")
@@ -197,15 +197,8 @@ def each_pair(fn: Callable[..., Tensor], at: Region, *scores: Tensor) -> Tensor:
     for axis in (3, 2, 1, 0):
         dims = tuple(0 if axis == other else None for other in range(4))
         fn = torch.vmap(fn, in_dims=(0,) * len(scores) + dims)
-    with indexing():
+    with PairIndexing():
         return fn(*scores, *index)
-
-
-def indexing() -> AbstractContextManager[Any]:
-    """While it is open, tensor[i] takes the i of a pair, under vmap too."""
-    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-
-    return TransformGetItemToIndex()
 
 
 def _mapped(args: Any, fn: Callable[[Any], Any]) -> Any:

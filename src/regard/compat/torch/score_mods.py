@@ -24,6 +24,7 @@ from regard.compat.torch.pair_functions import (
     record,
 )
 from regard.core.arrays import of_numbers
+from regard.core.functions import settle, settled
 from regard.core.region import Region
 from regard.masks.algebra import Everything, Mask
 from regard.scores.algebra import Modifier, Score
@@ -40,10 +41,25 @@ class ScoreMod(Modifier):
     fn: Callable[..., Tensor]
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
-        return each_pair(self.fn, at, s)
+        return each_pair(self.of_pair(), at, s)
 
     def of_pair(self) -> Callable[..., Tensor]:
         return self.fn
+
+
+@dataclass(frozen=True)
+class LearnedScoreMod(ScoreMod):
+    """s -> fn(learned, s, b, h, i, j) of one pair. learned: tensors whose gradients are computed."""
+
+    learned: tuple[Tensor, ...]
+
+    def of_pair(self) -> Callable[..., Tensor]:
+        def pair(*args: Tensor) -> Tensor:
+            return self.fn(self.learned, *args)
+
+        if settled(self.fn):
+            settle(pair)
+        return pair
 
 
 def translate_score(fn: Callable[..., Tensor], scale: float, sizes: Sizes) -> tuple[Score, Mask]:

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from threading import Lock
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from regard.compat.torch.captured import captured_by, with_captured
+from regard.compat.torch.function_copies import copy_of, template_of
 from regard.compat.torch.mask_mods import MaskMod, translate_mask
 from regard.compat.torch.pair_functions import NotRecorded, Sizes
-from regard.compat.torch.score_mods import ScoreMod, translate_score
-from regard.core.functions import Unknown, frozen, function_key, settle
+from regard.compat.torch.score_mods import LearnedScoreMod, ScoreMod, translate_score
+from regard.core.functions import Unknown
+from regard.core.shapes import count_of
 from regard.core.value import number_key
 from regard.core.wrong_calls import check_parameters
 from regard.masks.algebra import Everything, Mask
-from regard.runtime.outline import plain, transformed
+from regard.runtime.outline import transformed
 from regard.scores.algebra import Score
 from regard.scores.similarity import ScaledDot
 
 Mod = Callable[..., Tensor]
 _MOST, _MOST_BYTES = 256, 1 << 25  # translations that are kept, and their tensors
-_MOST_OF_A_TENSOR = 1 << 16  # bytes that are part of a key
+_PARAMETERS = ("score", "b", "h", "i", "j")  # of a score_mod
 _kept: dict[Any, Translation] = {}
-_functions: dict[Any, FunctionType] = {}  # copies of functions, by what these read
 _changing = Lock()
 
 
@@ -49,9 +51,14 @@ def translated(score_mod: Mod | None, mask_mod: Mod | None, scale: float, sizes:
     try:
         if transformed() or type(scale) not in (int, float):  # a tensor may change
             raise Unknown
-        copies = _copy_of(score_mod), _copy_of(mask_mod)
+        copies = copy_of(score_mod), copy_of(mask_mod)
     except Unknown:
-        return _translated(score_mod, mask_mod, scale, sizes)
+        learned = None if score_mod is None else _learned(score_mod, sizes)
+        if learned is None:
+            return _translated(score_mod, mask_mod, scale, sizes)
+        score, mask, facts = translated(None, mask_mod, scale, sizes)
+        said = f"a function of single pairs, with gradients of {count_of(len(learned.learned), 'tensor')}"
+        return Translation(score >> learned, mask, (("score_mod", said), *facts))
     key = *copies, number_key(scale), sizes, torch.get_default_dtype()
     found = _kept.get(key)
     if found is None:
@@ -63,38 +70,32 @@ def translated(score_mod: Mod | None, mask_mod: Mod | None, scale: float, sizes:
     return found
 
 
-def may_read_gradients(score_mod: Mod) -> bool:
-    """Whether a score_mod may use a tensor that requires a gradient."""
-    try:
-        _copy_of(score_mod)
-    except Unknown:
-        return True
-    return False
-
-
-def _copy_of(fn: Mod | None) -> FunctionType | None:
-    """The copy that is kept of a function that reads the same; a new one of the first. Raises Unknown."""
-    if fn is None:
+def _learned(score_mod: Mod, sizes: Sizes) -> LearnedScoreMod | None:
+    """A score_mod that reads tensors with gradients; None for others."""
+    if not (sizes.pairs and torch.is_grad_enabled()):
         return None
-    if type(fn) is not FunctionType:
-        raise Unknown
-    found = _functions.get(function_key(fn, content=_content))
-    if found is None:
-        made = frozen(fn)
-        key = function_key(made, content=_content)  # another thread may have changed what fn reads
-        with _changing:
-            if len(_functions) >= _MOST:
-                _functions.clear()
-            found = _functions.setdefault(key, made)
-            settle(found)
-    return found
+    try:
+        fn, tensors = template_of(score_mod)
+    except Unknown:  # what it reads is found while it runs
+        score = torch.zeros((), dtype=sizes.dtype, device=sizes.device)
+        index = torch.zeros((), dtype=torch.int64, device=sizes.device)
+        with _checked(score_mod):
+            tensors = captured_by(score_mod, score, index, index, index, index)
+        fn = with_captured(score_mod, tensors)
+    if not tensors:
+        return None
+    check_parameters(score_mod, "score_mod", _PARAMETERS)
+    return LearnedScoreMod(fn, tensors)
 
 
-def _content(t: Tensor) -> Hashable:
-    """A tensor by its numbers. Raises Unknown where they are many, or cannot be read, or have a gradient."""
-    if t.requires_grad or not plain(t) or t.is_complex() or t.nbytes > _MOST_OF_A_TENSOR:
-        raise Unknown
-    return t.dtype, t.shape, t.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+@contextmanager
+def _checked(score_mod: Mod) -> Generator[None, None, None]:
+    """Names the argument in the error for a function of other arguments."""
+    try:
+        yield
+    except TypeError:
+        check_parameters(score_mod, "score_mod", _PARAMETERS)
+        raise
 
 
 def _translated(score_mod: Mod | None, mask_mod: Mod | None, scale: float, sizes: Sizes) -> Translation:
@@ -103,14 +104,12 @@ def _translated(score_mod: Mod | None, mask_mod: Mod | None, scale: float, sizes
     facts = list[tuple[str, str]]()
     if score_mod is not None:
         try:
-            score, mask = translate_score(score_mod, scale, sizes)
+            with _checked(score_mod):
+                score, mask = translate_score(score_mod, scale, sizes)
             facts.append(("score_mod", "read as regard's own score and mask"))
         except NotRecorded as why:
             score = score >> ScoreMod(score_mod)
             facts.append(("score_mod", f"a function of single pairs: {why}"))
-        except TypeError:
-            check_parameters(score_mod, "score_mod", ("score", "b", "h", "i", "j"))
-            raise
     if mask_mod is not None:
         seen = translate_mask(mask_mod, sizes)
         how = "called for each pair" if isinstance(seen, MaskMod) else "read as regard's own mask"

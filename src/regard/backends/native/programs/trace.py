@@ -12,6 +12,7 @@ from regard.backends.native.programs.graph import Graph, Node
 from regard.backends.native.programs.recorder import NotTraced, Recorder
 from regard.backends.native.programs.traced_region import AXES, TracedRegion
 from regard.core.functions import settled
+from regard.core.pair_indexing import PairIndexing
 from regard.core.region import Frame
 from regard.masks.algebra import And, Mask, Not, Or
 from regard.scores.algebra import Modifier
@@ -90,14 +91,12 @@ def _of_score(fn: Callable[..., Tensor], recorder: Recorder, s: Tensor, dtype: t
 
 def _of_pair(fn: Callable[..., Tensor], recorder: Recorder, *scores: Tensor) -> Node:
     """fn(*scores, b, h, i, j) of single pairs, in the graph: all its numbers have no axes."""
-    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-
     index = [
         recorder.keep("index", (name,), AXES[name], torch.zeros((), dtype=torch.int64, device="cpu"))
         for name in ("b", "h", "row", "col")
     ]
     recorder.constants = settled(fn)
-    with TransformGetItemToIndex():
+    with PairIndexing():
         found: Any = fn(*scores, *index)
     recorder.constants = False
     node = recorder.node_of(found)

@@ -1,0 +1,84 @@
+"""Tensors with gradients that a function reads without being given them: found, and exchanged for others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from regard.core.pair_indexing import PairIndexing
+
+
+def captured_by(fn: Callable[..., Any], *args: Tensor) -> tuple[Tensor, ...]:
+    """The tensors that require a gradient and that fn(*args) reads, in the order in which it reads them.
+
+    Each that takes part in an operation of torch is found, wherever the function has it from: a closure, a module's
+    parameter, a list.
+
+    >>> table = torch.zeros(3, requires_grad=True)
+    >>> len(captured_by(lambda i: table[i] + torch.ones(()), torch.tensor(1)))
+    1
+    """
+    reader = _Reader()
+    with torch.enable_grad(), PairIndexing(), reader:
+        fn(*args)
+    return tuple(reader.found.values())
+
+
+def with_captured(fn: Callable[..., Any], captured: tuple[Tensor, ...]) -> Callable[..., Any]:
+    """The function of (tensors, *args) that reads these tensors in the place of those that fn captured."""
+
+    def call(tensors: tuple[Tensor, ...], *args: Any) -> Any:
+        with _Exchange(dict(zip(map(id, captured), tensors, strict=True))):
+            return fn(*args)
+
+    call.__name__ = getattr(fn, "__name__", type(fn).__name__)
+    return call
+
+
+class _Reader(TorchFunctionMode):
+    """Finds the tensors with gradients that operations of torch read and that none of them made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[int, Tensor] = {}
+        self.made: dict[int, Tensor] = {}  # which keeps them: another tensor could get the id of one
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for x in _tensors((args, kwargs)):
+            if x.requires_grad and id(x) not in self.made:
+                self.found.setdefault(id(x), x)
+        out = func(*args, **kwargs)
+        self.made.update((id(x), x) for x in _tensors(out))
+        return out
+
+
+class _Exchange(TorchFunctionMode):
+    """Gives operations of torch other tensors than those with these ids."""
+
+    def __init__(self, others: dict[int, Tensor]) -> None:
+        super().__init__()
+        self.others = others
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*self._of(args), **self._of(kwargs or {}))
+
+    def _of(self, x: Any) -> Any:
+        if isinstance(x, Tensor):
+            return self.others.get(id(x), x)
+        if isinstance(x, (list, tuple)):
+            made = [self._of(one) for one in x]  # pyright: ignore[reportUnknownVariableType]
+            return made if isinstance(x, list) else tuple(made)
+        return {name: self._of(one) for name, one in x.items()} if isinstance(x, dict) else x  # pyright: ignore[reportUnknownVariableType]
+
+
+def _tensors(x: Any) -> list[Tensor]:
+    if isinstance(x, Tensor):
+        return [x]
+    if isinstance(x, dict):
+        return _tensors(list(x.values()))  # pyright: ignore[reportUnknownArgumentType]
+    return [t for one in x for t in _tensors(one)] if isinstance(x, (list, tuple)) else []  # pyright: ignore[reportUnknownVariableType]

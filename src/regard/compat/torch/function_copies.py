@@ -1,0 +1,98 @@
+"""Copies of score_mods and mask_mods, each kept for all functions of the same code that read the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from threading import Lock
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.compat.torch.captured import with_captured
+from regard.core.functions import Unknown, clone, frozen, function_key, settle
+from regard.runtime.outline import plain
+
+_MOST = 256  # that are kept
+_MOST_OF_A_TENSOR = 1 << 16  # bytes that are part of a key
+_copies: dict[Any, FunctionType] = {}
+_templates: dict[Any, FunctionType] = {}
+_changing = Lock()
+
+
+def copy_of(fn: Callable[..., Any] | None) -> FunctionType | None:
+    """The copy that is kept of a function that reads the same; a new one of the first. Raises Unknown."""
+    if fn is None:
+        return None
+    if type(fn) is not FunctionType:
+        raise Unknown
+    found = _copies.get(function_key(fn, content=_content))
+    if found is None:
+        made = frozen(fn)
+        found = _kept(_copies, function_key(made, content=_content), made)
+    return found
+
+
+def template_of(fn: Callable[..., Any]) -> tuple[FunctionType, tuple[Tensor, ...]]:
+    """A function of (tensors, *args) that computes what fn does, and the tensors with gradients that fn reads.
+
+    It is kept for functions that read the same but for the numbers in these tensors. Raises Unknown.
+    """
+    if type(fn) is not FunctionType:
+        raise Unknown
+    learned = dict[int, Tensor]()
+
+    def content(t: Tensor) -> Hashable:
+        if not t.requires_grad:
+            return _content(t)
+        if not plain(t):
+            raise Unknown
+        learned.setdefault(id(t), t)
+        return _place(list(learned).index(id(t)), t)
+
+    found = _templates.get(function_key(fn, content=content))
+    if found is None:
+        found = _new_template(fn)
+    return found, tuple(learned.values())
+
+
+def _new_template(fn: FunctionType) -> FunctionType:
+    places = dict[int, Tensor]()  # by the id of a tensor with a gradient, what stands in its place
+
+    def place(t: Tensor) -> Tensor:
+        if not t.requires_grad:
+            return clone(t)
+        return places.setdefault(id(t), torch.zeros((), dtype=t.dtype, device=t.device).expand(t.shape))
+
+    copy = frozen(fn, place)
+    in_order = tuple(places.values())
+    numbers = {id(t): n for n, t in enumerate(in_order)}
+
+    def content(t: Tensor) -> Hashable:
+        return _place(numbers[id(t)], t) if id(t) in numbers else _content(t)
+
+    made = with_captured(copy, in_order)
+    assert isinstance(made, FunctionType)
+    return _kept(_templates, function_key(copy, content=content), made)
+
+
+def _place(number: int, t: Tensor) -> Hashable:
+    return "learned", number, t.dtype, t.shape
+
+
+def _content(t: Tensor) -> Hashable:
+    """A tensor by its numbers. Raises Unknown where they are many, or cannot be read, or have a gradient."""
+    if t.requires_grad or not plain(t) or t.is_complex() or t.nbytes > _MOST_OF_A_TENSOR:
+        raise Unknown
+    return t.dtype, t.shape, t.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _kept(kept: dict[Any, FunctionType], key: Hashable, made: FunctionType) -> FunctionType:
+    """The function of that key, which is that of the copy: another thread may have changed what was copied."""
+    with _changing:
+        if len(kept) >= _MOST:
+            kept.clear()
+        found = kept.setdefault(key, made)
+        settle(found)
+    return found
