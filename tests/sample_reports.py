@@ -8,9 +8,14 @@ from dataclasses import dataclass
 import torch
 
 import regard as rg
+from regard.inspect.facts.rows import TopKeys
 from regard.inspect.heads.ablation import Ablation
+from regard.inspect.heads.carried import CarriedNorms
+from regard.inspect.heads.circuits import Circuit, Circuits
 from regard.inspect.heads.contributions import Contributions, Logit
 from regard.inspect.heads.probe import KINDS, Probe
+from regard.inspect.heads.query_key_value import InputProjections
+from regard.inspect.report.carried_layer import CarriedLayer
 from regard.inspect.report.head_result import HeadResult
 from regard.inspect.results import FactResults
 from regard.masks.algebra import View
@@ -91,6 +96,35 @@ def results(of: rg.Report) -> tuple[HeadResult, HeadResult, HeadResult]:
         Contributions(layers, tuple(one.abs() for one in drawn(11)), logit),
         Ablation(layers, drawn(), 1.784, 23),
         Probe((1, 2, 1, 2), 2, layers, scores, error, (0.02,) * len(layers)),
+    )
+
+
+def results_of_tokens(of: rg.Report) -> tuple[CarriedNorms, Circuits]:
+    """What rg.heads.carried and circuits would find, on the tokens of that report; random, and always the same."""
+    random, layers = torch.Generator().manual_seed(3), tuple(layer.name for layer in of.layers)
+    tokens = of.layers[0].keys.tokens
+    n = len(tokens)
+
+    def drawn(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=random, dtype=torch.float64)
+
+    carried = []
+    for layer in of.layers:
+        p = drawn(layer.heads, n, n).softmax(-1)
+        norms = drawn(layer.heads, n).abs() + 0.1
+        received = p.sum(1) * norms
+        weights, keys = (p * norms[:, None]).topk(4)
+        rest = (p * norms[:, None]).sum(-1) - weights.sum(-1)
+        carried.append(CarriedLayer(norms, p.sum(1), received, TopKeys(keys, weights, rest), p * norms[:, None]))
+    made = [
+        Circuit(InputProjections(*(drawn(layer.heads, 6, 2) for _ in range(3))), drawn(layer.heads, 2, 6))
+        for layer in of.layers
+    ]
+    copying = tuple(drawn(layer.heads).tanh() for layer in of.layers)
+    embed, unembed = drawn(2, 31, 6)
+    return (
+        CarriedNorms(layers, tuple(carried), tokens),
+        Circuits(layers, copying, (3, 5, 7), tuple(made), embed, unembed),
     )
 
 

@@ -13,7 +13,7 @@ import regard.runtime.pairs as pairs
 import regard.runtime.plan_cache as plan_cache
 import regard.sequences.nested_call as nested_call
 from regard.backends.base import Backend
-from regard.call.arguments import answers_calls, answers_calls_of_pairs, unexpected_arguments
+from regard.call.arguments import answers_calls, answers_calls_of_pairs, missing_tensors, unexpected_arguments
 from regard.core.arrays import Array, any_nested
 from regard.core.dropout import Dropout
 from regard.core.positions import Positions
@@ -110,6 +110,8 @@ def attention(
     known = plan_cache.attend(q, k, v, score, mask, positions, sink, dropout, backend)
     if known is not None:
         return known
+    if q is None or k is None or v is None:
+        raise missing_tensors(q=q, k=k, v=v)
     return BoundCall(q, k, v, score, mask, positions, sink, dropout).output(backend)
 
 

@@ -75,7 +75,9 @@ def parser() -> argparse.ArgumentParser:
     bench = commands.add_parser(
         "bench", help="compare the speed of regard and torch on this machine", description=_MEASURED
     )
-    bench.add_argument("--seconds", type=float, default=30.0, help="the approximate maximum time (default %(default)g)")
+    bench.add_argument(
+        "--seconds", type=_seconds, default=30.0, help="the approximate maximum time (default %(default)g)"
+    )
     doctor = commands.add_parser(
         "doctor", help="show which kernels run here, and whether regard runs a model", description=_EXAMINED
     )
@@ -188,6 +190,14 @@ def _encoding(name: str) -> str:
         return named(name)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _seconds(value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        said = f"{value!r} is no number of seconds; expected one such as 30, 0 or more."
+        raise argparse.ArgumentTypeError(said) from None
 
 
 def _head(label: str) -> str:

@@ -1,11 +1,13 @@
-"""Options and commands that there are not: named before anything else is said, with the nearest that there is."""
+"""Checks of a command line before argparse reads it: unknown commands and options, and options without a value."""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+import os
+from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from shlex import quote
 from typing import NoReturn
 
 # What people write who know other commands.
@@ -27,22 +29,37 @@ ELSEWHERE = {
     "--port": "a free port is chosen, and printed",
 }
 COMMANDS_ELSEWHERE = {
-    "version": "write regard --version",
-    "help": "write regard --help, or regard look --help",
-    "serve": "write regard look FILE --serve",
-    "probe": "write regard look --probe",
+    "version": "regard --version",
+    "help": "regard --help, or regard look --help",
+    "serve": "regard look FILE --serve",
+    "probe": "regard look --probe",
     **dict.fromkeys(
-        ("plot", "show", "view", "visualize", "inspect", "run", "report"), "write regard look FILE -o report.html"
+        ("plot", "show", "view", "visualize", "inspect", "run", "report"), "regard look FILE -o report.html"
     ),
-    "diff": "write regard compare FILE OTHER",
+    "diff": "regard compare FILE OTHER",
+}
+
+# The value that an option needs, and an example of one.
+VALUES = {
+    "--output": ("a file for the report", "report.html"),
+    "--text": ("a file", "notes.txt"),
+    "--words": ("a text in quotes", "'some words'"),
+    "--encoding": ("the name of an encoding", "latin-1"),
+    **dict.fromkeys(("--model", "--with-model"), ("a folder with a model of transformers, or minilm", "minilm")),
+    **dict.fromkeys(("--head", "--with-head"), ("the label of a head", "L3H1")),
+    "--seconds": ("a number of seconds", "30"),
 }
 
 
 def check_options(top: ArgumentParser, arguments: Sequence[str]) -> None:
-    """Ends the process, as argparse does, with a sentence where a command or an option is not known."""
+    """Ends the process, as argparse does, with a sentence for a command line that cannot be read.
+
+    These are unknown commands and options, options without the value that they need, and values of options that take
+    none.
+    """
     commands = _commands(top)
     given = list(arguments)
-    first = next((n for n, each in enumerate(given) if not each.startswith("-")), len(given))
+    first = next((n for n, each in enumerate(given) if not each.startswith("-") or each == "-"), len(given))
     own = " ".join(sorted(set(_options(top))))
     for option in _unknown(given[:first], _options(top)):
         _refuse(top, option, commands, own)
@@ -51,10 +68,12 @@ def check_options(top: ArgumentParser, arguments: Sequence[str]) -> None:
     name = given[first]
     if name not in commands:
         near = get_close_matches(name.lower(), commands, 1)
-        way = f"{COMMANDS_ELSEWHERE[name]}." if name in COMMANDS_ELSEWHERE else _has(commands)
-        top.error(f"regard has no command {name}; {f'did you mean {near[0]}?' if near else way}")
+        way = COMMANDS_ELSEWHERE.get(name) or _look_at(given[first:])
+        way = f"did you mean {near[0]}?" if near else f"write {way}." if way else _has(commands)
+        top.error(f"regard has no command {quote(name)}; {way}")
     for option in _unknown(given[first + 1 :], _options(commands[name])):
         _refuse(commands[name], option, commands, own)
+    _check_given(commands[name], given[first + 1 :])
 
 
 def check_values(top: ArgumentParser, options: Namespace, rest: Sequence[str]) -> None:
@@ -101,6 +120,47 @@ def _refuse(parser: ArgumentParser, option: str, commands: Mapping[str, Argument
     parser.error(f"{parser.prog} has no option {option}; {way}")
 
 
+def _look_at(given: Sequence[str]) -> str:
+    """The command that reads what stands in the place of a command, a text, a file or a model; "" for other words."""
+    name = given[0]
+    if (Path(name) / "config.json").is_file():
+        return f"regard look FILE --model {quote(name)}"
+    if name == "-" or Path(name).is_file() or Path(name).suffix or (os.sep in name and " " not in name):
+        other = [each for each in given[1:2] if Path(each).is_file()]
+        return " ".join(["regard", "compare" if other else "look", *map(quote, (name, *other))])
+    return f"regard look -t {quote(name)}" if " " in name else ""
+
+
+def _check_given(parser: ArgumentParser, given: Sequence[str]) -> None:
+    """Ends the process where an option has no value and needs one, or has one and takes none."""
+    for n, each in enumerate(given):
+        if each == "--":
+            return
+        option, attached, value = each.partition("=")
+        action = _action(parser, option) if _is_option(each) else None
+        if action is None:
+            continue
+        if action.nargs == 0 and attached:
+            parser.error(f"{option} takes no value, and {value!r} is given.")
+        if action.nargs is None and not attached and (n + 1 == len(given) or _is_option(given[n + 1])):
+            expected, example = next(VALUES[name] for name in action.option_strings if name in VALUES)
+            parser.error(f"{option} has no value; expected {expected}, as in {option} {example}.")
+
+
+def _action(parser: ArgumentParser, option: str) -> Action | None:
+    """The option of that name, or the only one whose name begins so."""
+    actions = parser._option_string_actions  # pyright: ignore[reportPrivateUsage]
+    if option in actions:
+        return actions[option]
+    begun = [name for name in actions if option.startswith("--") and len(option) > 2 and name.startswith(option)]
+    return actions[begun[0]] if len(begun) == 1 else None
+
+
+def _is_option(each: str) -> bool:
+    """Whether argparse reads a word as an option: not -, a number, or what holds a space."""
+    return each.startswith("-") and each != "-" and " " not in each and not each[1:2].isdigit()
+
+
 def _has(names: Iterable[str]) -> str:
     return f"it has {', '.join(names)}."
 
@@ -112,7 +172,7 @@ def _unknown(given: Sequence[str], known: Sequence[str]) -> list[str]:
         if each == "--":
             break
         option = each.split("=")[0]
-        if not option.startswith("-") or option == "-" or " " in each or option[1].isdigit():
+        if not _is_option(each):
             continue
         if option.startswith("--"):
             there = any(one.startswith(option) for one in known)

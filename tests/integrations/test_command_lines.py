@@ -36,7 +36,15 @@ regard lok one.txt  # 2  regard has no command lok; did you mean look?
 regard show one.txt  # 2  regard has no command show; write regard look FILE -o report.html.
 regard diff one.txt two.txt  # 2  regard has no command diff; write regard compare FILE OTHER.
 regard benchmark  # 2  regard has no command benchmark; did you mean bench?
-regard one.txt  # 2  regard has no command one.txt; it has demo, look, compare, bench, doctor.
+regard one.txt  # 2  regard has no command one.txt; write regard look one.txt.
+regard one.txt -o a.html  # 2  regard has no command one.txt; write regard look one.txt.
+regard missing.txt  # 2  regard has no command missing.txt; write regard look missing.txt.
+regard ./two.txt  # 2  regard has no command ./two.txt; write regard look ./two.txt.
+regard one.txt two.txt  # 2  regard has no command one.txt; write regard compare one.txt two.txt.
+regard "the cat sat"  # 2  regard has no command 'the cat sat'; write regard look -t 'the cat sat'.
+regard - < one.txt  # 2  regard has no command -; write regard look -.
+regard folder  # 2  regard has no command folder; it has demo, look, compare, bench, doctor.
+regard m  # 2  regard has no command m; write regard look FILE --model m.
 regard look --  # 1  there is no text; name a FILE
 """
 
@@ -78,7 +86,10 @@ regard look latin.txt  # 1  latin.txt is not UTF-8: byte 0xe9 at offset 3 (line 
 regard look latin.txt --encoding latin-1  # 0  12 bytes
 regard look latin.txt --encoding latin1  # 0  12 bytes
 regard look latin.txt --encoding klingon  # 2  'klingon' is no encoding of texts; expected one such as utf-8, latin-1, utf-16.
-regard look one.txt --encoding  # 2  argument --encoding: expected one argument
+regard look one.txt --encoding  # 2  regard look: error: --encoding has no value; expected the name of an encoding, as in --encoding latin-1.
+regard look -t  # 2  regard look: error: -t has no value; expected a text in quotes, as in -t 'some words'.
+regard look --text  # 2  --text has no value; expected a file, as in --text notes.txt.
+regard look --text --probe  # 2  --text has no value; expected a file, as in --text notes.txt.
 regard look long.txt  # 1  long.txt holds 70,000 bytes; expected 2 to 65,536: the byte model takes a step a byte, and time grows with the square. Look at a part of it: head -c 65536 long.txt | regard look -.
 """  # noqa: E501
 
@@ -97,7 +108,10 @@ regard look one.txt -o a  # 1  a is not supported as a report's file
 regard look one.txt -o folder/  # 1  folder is not supported as a report's file
 regard look one.txt -o one.txt  # 1  one.txt is not supported as a report's file
 regard look one.txt -o none/a.html  # 1  none/a.html: there is no folder none; make it first, or name another with -o.
-regard look one.txt -o  # 2  argument -o/--output: expected one argument
+regard look one.txt -o  # 2  regard look: error: -o has no value; expected a file for the report, as in -o report.html.
+regard look one.txt --output --open  # 2  --output has no value; expected a file for the report, as in --output report.html.
+regard look -o one.txt -o  # 2  -o has no value; expected a file for the report, as in -o report.html.
+regard compare one.txt two.txt -o  # 2  regard compare: error: -o has no value; expected a file for the report, as in -o report.html.
 regard look one.txt --html  # 2  regard look has no option --html; the suffix of -o says it: -o report.html.
 regard look one.txt --save a.html  # 2  regard look has no option --save; write -o report.html.
 regard look one.txt --format json  # 2  regard look has no option --format; the suffix of -o says it
@@ -111,11 +125,18 @@ regard look one.txt --head L4H0  # 1  there is no layer L4 here; there are L0 to
 regard look one.txt --head 0.1  # 2  '0.1' is no head; expected a label such as L3H1 (layer 3, head 1), decoder L3H1, or 3,1.
 regard look one.txt --head "decoder L0H1"  # 1  there is no layer decoder L0 here; there are L0 to L3.
 regard look one.txt --layer 3  # 2  regard look has no option --layer; name the layer and the head: --head L3H1.
+regard look one.txt --head  # 2  --head has no value; expected the label of a head, as in --head L3H1.
 regard look one.txt --contributions  # 0  part in the logit of
 regard look one.txt --contributions e  # 0  part in the logit of ‘e’
 regard look one.txt --contributions zz  # 1  --contributions 'zz': that is 2 tokens of the model; expected one.
 regard look one.txt --carried  # 0  norm carried
+regard look one.txt --circuits  # 0  copying, eigenvalues of OV
+regard look one.txt --circuits -o a.html  # 0  wrote a.html  (L3H1: induction head,
+regard look one.txt --circuits --carried -o a.json  # 0  wrote a.json
+regard look one.txt --circuits=x  # 2  --circuits takes no value, and 'x' is given.
+regard look one.txt --circuit  # 0  copying
 regard look one.txt --ablate  # 0  loss without a head, more than
+regard look one.txt --ablate=3  # 2  --ablate takes no value, and '3' is given.
 regard look --probe  # 0  64 random tokens, twice
 regard look one.txt --probe  # 0  induction heads on random tokens: L3H1
 """  # noqa: E501
@@ -130,7 +151,9 @@ regard look one.txt --model minilm  # 0  minilm (BertModel)  15 tokens, 6 × 12 
 regard look one.txt --model minilm --probe  # 1  BertModel is not causal
 regard look one.txt --model bert-base-uncased  # 1  bert-base-uncased is no model of transformers: expected a folder with config.json and weights. regard downloads nothing: save the model, and name its folder.
 regard look one.txt --model folder  # 1  folder is no model of transformers: expected a folder with config.json and weights.
-regard look one.txt --model  # 2  argument --model: expected one argument
+regard look one.txt --model m --circuits  # 0  copying
+regard look one.txt --model  # 2  regard look: error: --model has no value; expected a folder with a model of transformers, or minilm, as in --model minilm.
+regard compare one.txt --with-model  # 2  --with-model has no value; expected a folder with a model of transformers, or minilm, as in --with-model minilm.
 regard look one.txt --modle m  # 2  regard look has no option --modle; did you mean --model?
 regard look one.txt -m minilm  # 2  regard look has no option -m; write --model DIR.
 regard look one.txt --device cuda  # 2  regard look has no option --device; models run where they are loaded, on the CPU.
@@ -166,7 +189,11 @@ regard doctor folder  # 1  folder is no model of transformers: expected a folder
 regard doctor gpt2  # 1  regard downloads nothing: save the model, and name its folder.
 regard doctor m other  # 2  regard doctor does not take 'other'; it examines one model.
 regard bench --seconds -1  # 1  --seconds is -1; expected a number of seconds, 0 or more.
-regard bench --seconds ten  # 2  argument --seconds: invalid float value: 'ten'
+regard bench --seconds ten  # 2  argument --seconds: 'ten' is no number of seconds; expected one such as 30, 0 or more.
+regard bench --seconds=  # 2  argument --seconds: '' is no number of seconds; expected one such as 30, 0 or more.
+regard bench --seconds 1,5  # 2  argument --seconds: '1,5' is no number of seconds; expected one such as 30, 0 or more.
+regard bench --seconds  # 2  --seconds has no value; expected a number of seconds, as in --seconds 30.
+regard bench --seconds nan  # 1  --seconds is nan; expected a number of seconds, 0 or more.
 regard bench 5  # 2  regard bench does not take '5'; write --seconds 5 for the time.
 """
 

@@ -268,3 +268,19 @@ def test_what_is_refused() -> None:
         model(prompt()["input_ids"], past_key_values=GrowingCache(model.config))
     with pytest.raises(ValueError, match=r"crop\(3\)"):
         GrowingCache(model.config).crop(3)
+
+
+@pytest.mark.parametrize("call", ["generate", "forward"])
+@pytest.mark.parametrize("kind", ["grouped", "window"])
+def test_the_cache_of_one_layer_is_refused_with_the_one_to_pass(kind: str, call: str) -> None:
+    model, cache = MODELS[kind].build(NAME), nn.PagedCache(2, heads=2, pages=16, page_size=4, dk=8, dv=8)
+    ways = {"generate": partial(model.generate, max_new_tokens=2), "forward": model}
+    said = (
+        r"a PagedCache is the cache of one layer of regard\.nn, layer\(x, cache=cache\).* "
+        r"pass past_key_values=GrowingCache\(model\.config\), or FixedCache or PagedCache, of regard\.compat\."
+    )
+    with pytest.raises(AttributeError, match=said):
+        ways[call](**prompt(), past_key_values=cache)
+    assert cache.length == 0
+    kept = PagedCache(model.config, pages=16, page_size=4)
+    assert model.generate(**prompt(), past_key_values=kept, max_new_tokens=2).shape == (2, PROMPT + 2)

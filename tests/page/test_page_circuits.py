@@ -13,6 +13,7 @@ import regard as rg
 from regard.demo.model import ByteTokenizer, load
 from regard.demo.reading import read
 from regard.inspect.report.findings import shown
+from regard_command import main
 from test_access import WIDTHS, axe, serious
 
 pytestmark = pytest.mark.full
@@ -60,6 +61,15 @@ def test_a_token_whose_circuits_are_not_there_says_so(
     assert seen.page.locator("#raised").is_visible() and not seen.page.locator("#no-circuit").is_visible()
     seen.choose(8)
     assert seen.page.locator("#no-circuit").is_visible() and not seen.page.locator("#raised").is_visible()
+
+
+def test_the_page_of_the_command_shows_them(visit: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["look", "-t", TEXT.decode(), "--circuits", "-o", str(tmp_path / "a.html"), "--head", "L3H1"]) == 0
+    assert "copying, eigenvalues of OV" in capsys.readouterr().out
+    seen = visit(tmp_path / "a.html", address="#L3H1&query=4")
+    assert line(seen, "#raised").startswith("a head that reads s raises ")
+    assert line(seen, "#sought").startswith("a query at s seeks ")
+    assert seen.said == [] and len(seen.asked) == 1
 
 
 def test_without_circuits_there_is_no_such_part(visit: Any) -> None:

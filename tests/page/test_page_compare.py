@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import io
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from matplotlib.image import imread
 
 import regard as rg
 import sample_reports as reports
@@ -18,6 +21,14 @@ from word_reports import of_words, words
 
 pytestmark = pytest.mark.full
 __all__ = ["axe"]  # the fixture
+
+# The red, green and blue of a colour of the style sheet.
+COLOUR = """name => {
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.fillStyle = getComputedStyle(document.body).getPropertyValue(name);
+  pen.fillRect(0, 0, 1, 1);
+  return [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3);
+}"""
 
 BEFORE, AFTER = "the cat sat on the mat", "the old dog sat on a mat"
 ROWS = ["the", "cat (before)", "old (after)", "dog (after)", "sat", "on", "the → a", "mat"]
@@ -220,6 +231,26 @@ def test_the_changes_are_saved(seen: Any, found: Any, tmp_path: Path) -> None:
         if row["change"]:
             assert float(row["change"]) == pytest.approx(expected, abs=0.01)
     assert rows[1]["key number before"] == "1" and rows[1]["key number after"] == "" == rows[1]["weight after"]
+
+
+def test_the_map_is_saved_as_a_picture(seen: Any, tmp_path: Path) -> None:
+    with seen.page.expect_download() as download:
+        seen.page.locator("#save-picture").click()
+    assert download.value.suggested_filename == "L0H1-changes.png"
+    download.value.save_as(tmp_path / "a.png")
+    saved = imread(tmp_path / "a.png")  # (rows, columns, RGBA) in [0, 1]
+    seen.page.locator("#map").evaluate("canvas => document.body.dataset.map = canvas.toDataURL()")
+    map_of_page = imread(io.BytesIO(base64.b64decode(seen.page.evaluate("document.body.dataset.map").split(",")[1])))
+    rows, columns = map_of_page.shape[:2]
+    above = (len(saved) - rows) // 2
+    opaque = map_of_page[..., 3] == 1
+    assert opaque.mean() > 0.3
+    assert (saved[above : above + rows, :columns][opaque] == map_of_page[opaque]).all()
+    scale = saved[-above:, :, :3].reshape(-1, 3) * 255
+    for end in ("lost", "gained"):
+        colour = seen.page.evaluate(COLOUR, f"--{end}")
+        assert (abs(scale - colour).max(1) < 4).any()
+    assert seen.said == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -174,7 +174,7 @@ def test_a_row_that_is_not_there(server: PageServer, query: str, said: str) -> N
     assert answer.status == 400 and said in answer.body.decode()
 
 
-def test_who_does_not_know_the_path_gets_nothing(server: PageServer) -> None:
+def test_another_path_gets_status_404(server: PageServer) -> None:
     token = server.token
     assert len(token) >= 43
     near = (f"/{token}", f"/{token[:-1]}/", f"/{token}x/", f"/{token}/../", f"/{token}/page.js", f"/{token}/row/")

@@ -18,7 +18,7 @@ from regard.inspect.report.grids import Grid
 from test_html import HOSTILE, parsed, pictures, words
 
 REPORT = reports.report(2, 3)
-RESULTS = reports.results(REPORT)
+RESULTS = (*reports.results(REPORT), *reports.results_of_tokens(REPORT))
 
 
 @pytest.mark.parametrize("result", RESULTS, ids=lambda one: type(one).__name__)
@@ -31,6 +31,17 @@ def test_a_result_about_heads_is_a_short_line_and_a_panel(result: Any) -> None:
         assert grid.title in said
     assert len(pictures(result)) == len(result.grids) > 0
     assert "tensor(" not in said
+
+
+def test_circuits_by_token_are_a_table() -> None:
+    table = RESULTS[4].qk("L1H2", [5, 7], k=3)
+    rows = list(parsed(table).iter("tr"))
+    assert len(rows) == 1 + 2
+    said = words(table)
+    assert said.startswith("L1H2 at a token seeks others")
+    for row, text, others, rank in zip(rows[1:], table.texts, table.others, table.rank.tolist(), strict=True):
+        shown = "".join(row.itertext())
+        assert shown.startswith(text) and shown.endswith(str(rank)) and all(other in shown for other in others)
 
 
 def test_numbers_of_two_directions_are_drawn_by_their_size() -> None:
@@ -95,6 +106,8 @@ def test_what_holds_tensors_shows_their_shapes() -> None:
         Lint((Defect(HOSTILE, 1, HOSTILE, HOSTILE),)),
         Grid(HOSTILE, HOSTILE, ((1.0, 2.0),), 0.0, 2.0, (HOSTILE,)),
         Grid(HOSTILE, "", ((1.0, -2.0),), -2.0, 2.0, (HOSTILE,), (HOSTILE, HOSTILE)),
+        replace(RESULTS[3], tokens=(HOSTILE,) * 23),
+        replace(RESULTS[4].qk("L1H2"), what=HOSTILE, does=HOSTILE, texts=[HOSTILE] * 3, others=[[HOSTILE] * 5] * 3),
         SimpleNamespace(_repr_html_=replace(RESULTS[0], layers=(HOSTILE, HOSTILE))._repr_html_),
     ],
     ids=lambda one: type(one).__name__,

@@ -130,7 +130,7 @@ def test_empty_rows_by_a_bias_in_one_head() -> None:
 
 def test_a_sequence_without_a_key() -> None:
     found = only(linted(mask=rg.Lengths(keys=torch.tensor([40, 0, 7]))), "empty rows")
-    assert found.number == N and "1 of 3 sequences or heads see nothing at all" in found.said
+    assert found.number == N and "1 of 3 sequences or heads sees nothing at all" in found.said
 
 
 def test_queries_before_every_key() -> None:
@@ -173,7 +173,7 @@ def test_an_inverted_padding_mask(flip: bool) -> None:
     found = linted(mask=rg.Dense(~mask[:, None, None, :]))
     assert found.names == ("empty rows", "inverted mask"), str(found)
     assert found[1].number == 1 and "from_key_padding" in found[1].cure
-    assert f"the others the {'first' if flip else 'last'} keys alone" in found[1].said
+    assert f"the others see only the {'first' if flip else 'last'} keys" in found[1].said
     assert not linted(mask=rg.Dense(mask[:, None, None, :]))
 
 

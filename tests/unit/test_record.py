@@ -262,7 +262,7 @@ def test_modules_that_were_not_seen_are_counted_and_named() -> None:
     parts = seen, HandMadeAttentionBlock(), HandMadeAttention(), ByItself(), rg.nn.MultiHeadAttention(8, heads=2)
     parts[3].never_called = HandMadeAttention()
     model, x = nn.Sequential(*parts), torch.randn(1, 5, 8)
-    said = r"of 2 modules, and none of 2 others .*HandMadeAttention\): 1\.attn, 2\."
+    said = r"of 2 modules, but not of 2 others .*HandMadeAttention\): 1\.attn, 2\."
     with pytest.warns(UserWarning, match=said), rg.record(model, (rg.facts.Entropy(),), layers="0") as tape:
         model(x)
     assert tape.unseen == ("1.attn", "2") and tape.names == ("0",)

@@ -114,7 +114,7 @@ def test_a_gradient_that_could_not_arrive_is_refused(drawn: Drawn, ahead: int, o
     [
         (3, TypeError, "Chunks.parts is an int; expected a list or an iterator"),
         ([torch.zeros(2, 3)], TypeError, "part 0 of Chunks is a Tensor of float32; expected"),
-        ([(torch.zeros(2, 3),)], TypeError, "part 0 of Chunks is 1 things"),
+        ([(torch.zeros(2, 3),)], TypeError, "part 0 of Chunks is 1 thing"),
         ([(torch.zeros(2, 3), 5)], TypeError, "v of part 0 of Chunks is an int"),
         ([(torch.zeros(2), torch.zeros(2))], TypeError, r"k of part 0 of Chunks has shape \(2,\)"),
         ([(torch.zeros(2, 3),) * 2 + (torch.arange(3),)], ValueError, r"2 keys and positions \(3,\)"),
@@ -181,7 +181,7 @@ def test_arrays_that_do_not_fit(tmp_path: Path) -> None:
         Arrays(3, np.zeros((2, 4)))
     with pytest.raises(ValueError, match=r"Arrays\(size=0\): expected 1 key a part or more"):
         Arrays(np.zeros((2, 4)), np.zeros((2, 4)), size=0)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"^there is no file .*nowhere\.npy; Arrays reads"):
         Arrays(tmp_path / "nowhere.npy", np.zeros((2, 4)))
 
 
@@ -216,7 +216,7 @@ def test_safetensors_that_do_not_fit(drawn: Drawn, tmp_path: Path) -> None:
         Safetensors(file, ["k.0", "k.1"], "v")
     with pytest.raises(rg.ShapeError, match=r"'k.0' has shape \(2, 2, 11, 8\), 'v.1' \(2, 2, 18, 5\)"):
         Safetensors(file, "k.0", "v.1")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"^there is no file .*nowhere\.safetensors; Safetensors reads"):
         Safetensors(tmp_path / "nowhere.safetensors")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 
 import regard as rg
 from regard.core.wrong_calls import answers_wrong_calls
@@ -21,16 +22,10 @@ def zeros(*shape: int) -> torch.Tensor:
     return torch.zeros(shape)
 
 
-class BlockMask:
-    """What stands for torch.nn.attention.flex_attention.BlockMask, which is known by its name."""
-
-    mask_mod = staticmethod(lambda b, h, i, j: i >= j)
-
-
 NAMES: dict[str, Any] = {
     "rg": rg,
     "zeros": zeros,
-    "BlockMask": BlockMask,
+    "block_mask": create_block_mask(lambda b, h, i, j: i >= j, None, None, 5, 5, device="cpu"),
     "q": zeros(2, 3, 5, 7),
     "x": zeros(2, 5, 12),
     "layer": rg.nn.MultiHeadAttention(12, heads=3),
@@ -86,8 +81,8 @@ rg.attention(q, q, q, attn_mask=None, is_causal=True)  # no arguments 'attn_mask
 rg.attention(q, q, q, bias=zeros(5, 5))  # write score=ScaledDot() >> Bias(bias).
 rg.attention(q, q, q, masks=rg.Causal())  # attention has no argument 'masks'; did you mean mask?
 rg.attention(q, q, q, score_mod=score_mod)  # call regard.compat.torch.flex_attention, which takes it
-rg.attention(q, q, q, block_mask=BlockMask())  # write mask=Where(block_mask.mask_mod).
-rg.attention(q, q, q, mask=BlockMask())  # mask is a BlockMask; write Where(block_mask.mask_mod), or call regard.compat.torch.flex_attention
+rg.attention(q, q, q, block_mask=block_mask)  # write mask=Where(block_mask.mask_mod).
+rg.attention(q, q, q, mask=block_mask)  # mask is a BlockMask; write Where(block_mask.mask_mod), or call regard.compat.torch.flex_attention
 rg.attention(q, q, q, mask=mask_mod)  # mask is a function; write Where(fn), of fn(b, h, i, j) as in FlexAttention.
 rg.attention(q, q, q, mask=bool_mask)  # mask is a Tensor of bool; write Dense(mask), True = may attend.
 rg.attention(q, q, q, mask="causal")  # mask is a str; write Causal().
@@ -133,7 +128,7 @@ rg.Window(1.5, 0)  # Window.before is a float; expected an integer, or None (unb
 rg.Causal(5)  # Causal takes no arguments, and an int is given.
 rg.Dense(attn_mask=bool_mask)  # write Dense(mask) for booleans, True = may attend.
 rg.Where(bool_mask)  # Where.fn is a Tensor of bool; write Dense(mask), True = may attend.
-rg.Where(BlockMask())  # Where.fn is a BlockMask; write Where(block_mask.mask_mod)
+rg.Where(block_mask)  # Where.fn is a BlockMask; write Where(block_mask.mask_mod)
 rg.Where(mask_mod=mask_mod)  # write Where(mask_mod).
 rg.Lengths(lengths=[3, 5])  # write keys=lengths.
 rg.Lengths(key_padding_mask=bool_mask)  # write keys=mask.sum(-1) where True = a real token and the padding is at the end
@@ -204,7 +199,7 @@ rg.Causal() * rg.Window(1, 1)  # masks are joined by &, | and ~ alone
 rg.Causal() - rg.Window(1, 1)  # a & ~b for those of a alone
 rg.Causal() >> rg.SoftCap(5)  # a score is passed as score=.
 rg.Causal() & bool_mask  # & and | join masks; one side is a Tensor of bool: write Dense(mask), True = may attend.
-rg.Causal() & BlockMask()  # one side is a BlockMask: write Where(block_mask.mask_mod)
+rg.Causal() & block_mask  # one side is a BlockMask: write Where(block_mask.mask_mod)
 rg.Causal() & mask_mod  # one side is a function: write Where(fn), of fn(b, h, i, j) as in FlexAttention.
 rg.Causal() & rg.Window  # one side is the class Window, not one of its values: write Window(...).
 rg.Causal() | rg.Dot()  # one side is a Dot: pass it as score=.
@@ -231,6 +226,7 @@ rg.causal  # did you mean Causal?
 rg.atention  # did you mean attention
 rg.attention_weight  # did you mean attention_weights
 rg.Rotary  # did you mean nn.Rotary?
+rg.Paged  # did you mean nn.PagedCache?
 rg.GrowingCache  # did you mean nn.GrowingCache?
 rg.Received  # did you mean facts.Received
 rg.ablation  # did you mean heads.ablation?
@@ -263,7 +259,7 @@ def test_what_the_answers_advise_runs() -> None:
     packed = zeros(5, 12)
     NAMES["layer"](x, mask=rg.Dense(~padding[:, None, None, :]))
     NAMES["layer"](packed, mask=rg.pack(packed, cu_seqlens=NAMES["offsets"]).mask)
-    rg.attention(q, q, q, mask=rg.Where(BlockMask().mask_mod), dropout=rg.Dropout(0.1))
+    rg.attention(q, q, q, mask=rg.Where(NAMES["block_mask"].mask_mod), dropout=rg.Dropout(0.1))
     rg.attention(q, q, q, score=rg.ScaledDot() >> rg.Alibi(2.0 ** (-8 * torch.arange(1, 4) / 3)))
     rg.attention_over(q, [(q, q)])
     w_q, w_k = zeros(3, 8), zeros(3, 6)

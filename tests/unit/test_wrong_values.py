@@ -45,9 +45,10 @@ def names() -> dict[str, Any]:
 
 
 TENSORS = """
-rg.attention(q)  # k is None; expected a torch tensor or an array (NumPy, or any with __dlpack__).
-rg.attention(q, q)  # v is None; expected a torch tensor or an array (NumPy, or any with __dlpack__).
-rg.attention()  # q is None; expected a torch tensor or an array (NumPy, or any with __dlpack__).
+rg.attention(q)  # attention needs k and v; write attention(q, k, v), or attention(x, x, x) for self-attention.
+rg.attention(q, q)  # attention needs v; write attention(q, k, v), or attention(x, x, x) for self-attention.
+rg.attention(q, v=q)  # attention needs k; write attention(q, k, v)
+rg.attention()  # attention needs q, k and v; write attention(q, k, v)
 rg.attention([[1.0]], [[1.0]], [[1.0]])  # q is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__).
 rg.attention(q, q.double(), q)  # k has dtype torch.float64, q has torch.float32; expected one dtype: convert with .to(...).
 rg.attention(q, q, q.half())  # v has dtype torch.float16, q has torch.float32; expected one dtype: convert with .to(...).
@@ -225,7 +226,8 @@ rg.heads.contributions(model, [1, 2], token="x")  # token is a str; expected an 
 rg.heads.contributions(model, [1, 2], token=999)  # token=999: ByteTransformer has tokens 0 to 255.
 rg.heads.ablation(torch.nn.Linear(3, 3), zeros(2, 3))  # a Tensor of float32 came for Linear; expected a text
 rg.heads.ablation(model, [1])  # the text has 1 token; expected 2 or more.
-rg.heads.ablation(torch.nn.Linear(3, 3), [1, 2])  # mat1 and mat2 must have the same dtype, but got Long and Float
+rg.heads.ablation(torch.nn.Linear(3, 3), [1, 2])  # Linear has no nn.Embedding and cannot read token ids (mat1 and mat2
+rg.look(torch.nn.Linear(3, 3), [1, 2])  # expected a model that reads a text. record sees any module on its own input
 rg.heads.circuits(model, [1, 2]).ov("L9H9")  # there is no head L9H9; this model has layers 0 to 3, heads 0 to 3.
 rg.heads.circuits(model, [1, 2]).ov("3")  # '3' is no head; expected a label such as L3H1 (layer 3, head 1), decoder L3H1, or 3,1.
 rg.heads.circuits(model, [1, 2]).qk("L0H0", k=0)  # k=0; expected 1 to 256, the number of tokens.
@@ -252,7 +254,8 @@ rg.pack(x, cu_seqlens=torch.tensor([0, 3]))  # lengths [3] do not divide 2 token
 rg.pack(x, attention_mask=bool_mask)  # pack has no argument 'attention_mask'; write lengths=mask.sum(-1), where the padding is at the end.
 rg.patch("bert")  # model is a str; expected an nn.Module, or None for every call of this process.
 rg.sources.Chunks(3)  # Chunks.parts is an int; expected a list or an iterator of (k, v) or (k, v, positions), or a function that returns one.
-rg.sources.Safetensors("nowhere.safetensors")  # [Errno 2] No such file or directory: 'nowhere.safetensors'
+rg.sources.Safetensors("nowhere.safetensors")  # there is no file nowhere.safetensors; Safetensors reads what safetensors' save_file writes.
+rg.sources.Arrays("nowhere.npy", q)  # there is no file nowhere.npy; Arrays reads what numpy.save writes, or takes the arrays themselves.
 rg.attention_over(q, [])  # the source Chunks(0 parts) gave no part; expected one at least. An iterator that was read before gives nothing: pass a list, or a function that returns a new iterator.
 rg.attention_over(q, [q, q])  # part 0 of Chunks is a Tensor of float32; expected (k, v) or (k, v, positions).
 rg.attention_over(q, "file.npy")  # Chunks.parts is 'file.npy', a name; expected a list of (k, v). A file is Arrays(k, v) of numpy's .npy files, or Safetensors(path).
@@ -270,7 +273,7 @@ rg.Rope  # it is regard.nn.Rotary(width).
 rg.Softmax  # it is part of regard.attention; regard.attention_weights(q, k) gives the weights.
 rg.cross_attention  # it is regard.nn.MultiHeadAttention(d_model, heads), and regard.compat.torch.MultiheadAttention has torch's arguments.
 rg.self_attention  # it is regard.nn.MultiHeadAttention(d_model, heads), and regard.compat.torch.MultiheadAttention has torch's arguments.
-rg.Relative  # did you mean RelativeBias or Native?
+rg.Relative  # did you mean RelativeBias?
 rg.visualize  # it is regard.look(model, "a text", tokenizer=tokenizer), whose report has .save("page.html").
 rg.head_view  # it is regard.look(model, "a text", tokenizer=tokenizer), whose report has .save("page.html").
 rg.load  # regard loads no models: load one with its own library, and pass it to regard.look or regard.patch.

@@ -41,6 +41,13 @@ def unexpected_arguments(positional: tuple[Any, ...], named: dict[str, Any]) -> 
     return TypeError(no_argument("attention", list(named), known, ARGUMENTS, f" {COMPAT}"))
 
 
+def missing_tensors(**given: Any) -> TypeError:
+    """The error for a call of `attention` in which some of q, k and v are None, or are left out."""
+    *first, last = [name for name, x in given.items() if x is None]
+    names = f"{', '.join(first)} and {last}" if first else last
+    return TypeError(f"attention needs {names}; write attention(q, k, v), or attention(x, x, x) for self-attention.")
+
+
 def way_to_name(x: Any) -> str:
     """How what was passed by position is passed by name."""
     if hasattr(x, "dtype"):

@@ -1,4 +1,4 @@
-"""Hooks on attention calls: layers and integrations notify of each call; `observing` registers who wants to know."""
+"""Hooks on attention calls: layers and integrations report each call to `notify`; `observing` registers an observer."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def _below(indices: Indices, count: Tensor) -> Tensor | None:
 class RegionOfPart(Region):
     """A region of a part, as one of the whole, whose every answer is one of the part's region: see the subclasses.
 
-    The part's region may be one that nobody knows the rows of: that of a modifier while it is traced.
+    The rows of the part's region may be unknown: those of a modifier's region while it is traced.
     """
 
     def __init__(self, at: Region, part: PartOfCall) -> None:  # pyright: ignore[reportMissingSuperCall]

@@ -1,4 +1,4 @@
-"""What the doctor gives to a model of transformers: random tokens, some of them padding, a picture or a sound."""
+"""Inputs for the doctor's run of a model of transformers: random tokens, some of them padding, a picture or a sound."""
 
 from __future__ import annotations
 

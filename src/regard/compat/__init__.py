@@ -1,1 +1,1 @@
-"""Guests: other libraries, met on their own terms. Each module here is imported by who wants it, never by regard."""
+"""Functions and layers with the names and arguments of other libraries. `import regard` loads none of these modules."""

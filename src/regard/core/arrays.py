@@ -90,7 +90,7 @@ def in_memory(t: Tensor, name: str) -> Tensor:
 
 
 def integers(x: Any, name: str, of_booleans: str = "") -> Tensor:
-    """x as int64; TypeError if it holds anything else. `of_booleans`: the way out for who gave booleans."""
+    """x as int64; TypeError if it holds anything else. `of_booleans`: what the error advises if x holds booleans."""
     t = plain_tensor(x, name)
     if t.dtype.is_floating_point or t.dtype.is_complex or t.dtype == torch.bool:
         hint = of_booleans if t.dtype == torch.bool else ""

@@ -20,13 +20,16 @@ class PairIndexing(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__getitem__:
-            index = list(args[1]) if isinstance(args[1], tuple) else [args[1]]
-            if any(isinstance(one, Tensor) for one in index) and all(_is_index(one) for one in index):
-                device = args[0].device
-                index = [one if isinstance(one, Tensor) else torch.tensor(one, device=device) for one in index]
+            given = list(args[1]) if isinstance(args[1], tuple) else [args[1]]
+            if any(isinstance(one, Tensor) for one in given) and all(_is_index(one) for one in given):
+                index = [_tensor(one, args[0]) for one in given]
                 return torch.ops.aten.index.Tensor(args[0], index)
         return func(*args, **(kwargs or {}))
 
 
 def _is_index(x: Any) -> bool:
     return isinstance(x, Tensor) or type(x) is int
+
+
+def _tensor(x: Tensor | int, of: Tensor) -> Tensor:
+    return x if isinstance(x, Tensor) else torch.tensor(x, dtype=torch.int64, device=of.device)

@@ -78,8 +78,8 @@ class Positions(Value):
 class Span(NamedTuple):
     """Positions that count up by one: the first and how many, of the queries and of the keys.
 
-    The first of the queries may be a tuple, a number for each sequence. device: where tensors of them are made. Its
-    questions are no properties: graphs of torch 2.10 read none of a named tuple.
+    The first of the queries may be a tuple, a number for each sequence. device: where tensors of them are made.
+    by_sequence and offset are methods, since torch.compile of torch 2.10 cannot read the properties of a named tuple.
     """
 
     q: tuple[int | tuple[int, ...], int]
@@ -132,7 +132,7 @@ def counted(
 
 
 def _with_span(q: Tensor, k: Tensor, span: Span | None) -> Positions:
-    """Tensors that are read often, and what is known of them; nobody may write to them."""
+    """Positions with these tensors, which must not be written to, and their span where it is known."""
     made = Positions(q, k)
     if span is not None:
         object.__setattr__(made, "_span", span)

@@ -63,7 +63,7 @@ class Frame:
     def keys_sorted(self) -> bool:
         """Whether key positions never decrease, so that a range of positions is a range of indices.
 
-        False where nobody may look.
+        False where Python cannot read them.
         """
         k = self.positions.k
         if self.positions.consecutive:

@@ -1,4 +1,4 @@
-"""State: what is left of a set of keys for a query, and the one merge that the library rests on."""
+"""State: the softmax sums of queries over a set of keys, and their merge, on which the whole library is built."""
 
 from __future__ import annotations
 

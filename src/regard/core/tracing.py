@@ -1,4 +1,4 @@
-"""Who watches a call, and whether Python may look at the numbers in a tensor: compilers, tracers, transforms, modes."""
+"""Which compilers, tracers, transforms and modes see a call, and whether Python may read the numbers in a tensor."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _DISABLED: dict[Callable[..., object], Callable[..., object]] = {}
 def loaded(module: str) -> Any:
     """A module that has been imported; None where it has not been, or a thread is importing it at this moment.
 
-    For packages that regard does not import: whoever holds an object of their classes has imported them.
+    For packages that regard does not import: they are loaded wherever an object of one of their classes exists.
     """
     found = sys.modules.get(module)
     # importlib puts a module there before its code runs, and sets this while it does
@@ -50,7 +50,7 @@ def loaded(module: str) -> Any:
 
 
 def data_unavailable(*tensors: Tensor) -> bool:
-    """Whether Python may not look at values: under torch.func transforms, on the meta device, in a graph."""
+    """Whether Python cannot read values: under torch.func transforms, on the meta device, in a graph."""
     return functorch() or graphed(*tensors) or any(t.is_meta for t in tensors)
 
 
@@ -75,7 +75,7 @@ def scripted() -> bool:
 
 
 def _traced() -> bool:
-    """Whether who watches is a tracer of torch's own: jit.trace, make_fx, FakeTensorMode, functionalization."""
+    """Whether one of torch's tracers sees the call: jit.trace, make_fx, FakeTensorMode, functionalization."""
     if scripted() or _early_modes() > 0:
         return True
     return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)  # pyright: ignore[reportPrivateUsage]
@@ -108,7 +108,7 @@ unwrapped_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_de
 
 
 def finite(*tensors: Tensor) -> bool:
-    """Whether every element is known to be finite. False where nobody may look."""
+    """Whether every element is known to be finite. False where Python cannot read them."""
     return not data_unavailable(*tensors) and all(_finite(t.detach()) for t in tensors)
 
 

@@ -150,8 +150,15 @@ def no_name(module: str, name: str, known: Collection[str], elsewhere: Mapping[s
     other = {_plain(each): way for each, way in elsewhere.items()}
     if _plain(name) in other:
         return AttributeError(f"{error}; {other[_plain(name)]}.")
-    close = [_plain(name)] if _plain(name) in plain else get_close_matches(_plain(name), plain, 3, 0.7)
+    begun = [each for each in plain if _begins(name, each)]
+    close = [_plain(name)] if _plain(name) in plain else [each for each in begun if "." not in plain[each]] or begun
+    close = close or get_close_matches(_plain(name), plain, 3, 0.7)
     return AttributeError(f"{error}; did you mean {' or '.join(plain[each] for each in close)}?" if close else error)
+
+
+def _begins(name: str, other: str) -> bool:
+    """Whether a name is the beginning of another one, and long enough to mean it: relative, relativebias."""
+    return len(_plain(name)) >= 4 and other.startswith(_plain(name))
 
 
 def _plain(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Ways: each fact by the cheapest way that has it, the native kernels' sweep or that over tiles in PyTorch."""
+"""Finds facts, each in the cheaper way that has it: a sweep of the native kernels, or one over tiles in PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers for which an embedding of a model has no row are refused before the model reads them."""
+"""Token ids that a model cannot read are refused: where an embedding has no such row, or where there is none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def checked_embeddings(model: nn.Module, ids: Sequence[int] = ()) -> Generator[N
     """Raises ValueError where an embedding of the model is asked for a row that it does not have.
 
     Without it torch raises "index out of range in self", and a GPU stops at an assertion. `ids` are the token ids of
-    the text: an embedding that reads these is the one of the tokens, any other one is named by its path.
+    the text: an embedding that reads these is the one of the tokens, any other one is named by its path. A model that
+    fails on them and has no embedding raises TypeError, which says what it answered.
     """
     paths = {id(module): path for path, module in model.named_modules() if isinstance(module, nn.Embedding)}
 
@@ -41,6 +42,13 @@ def checked_embeddings(model: nn.Module, ids: Sequence[int] = ()) -> Generator[N
     hook = register_module_forward_pre_hook(check)
     try:
         yield
+    except RuntimeError as error:
+        if not ids or paths:
+            raise
+        raise TypeError(
+            f"{type(model).__name__} has no nn.Embedding and cannot read token ids ({error}); expected a model that "
+            "reads a text. record sees any module on its own input: with rg.record(model, facts) as tape: model(x)."
+        ) from error
     finally:
         hook.remove()
 

@@ -1,4 +1,4 @@
-"""Memory of answers: they are kept for long, among much that comes and goes."""
+"""Memory for answers, which live longer than the tensors that are allocated around them."""
 
 from __future__ import annotations
 

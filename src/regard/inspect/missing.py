@@ -54,10 +54,10 @@ class Misses:
         count = len({*recorded, *self.unwanted})
         kinds = list(dict.fromkeys(type(self.running.model.get_submodule(name)).__name__ for name in unseen))
         warnings.warn(
-            f"record saw attention calls of {count_of(count, 'module')}, and none of {len(unseen)} others that ran "
-            f"and are called attention ({some(kinds)}): {some(list(unseen))}. They multiply and normalise by "
-            "themselves, or call a "
-            "kernel of their own; tape.unseen names them.",
+            f"record saw attention calls of {count_of(count, 'module')}, but not of "
+            f"{count_of(len(unseen), 'other')} that ran and {'is' if len(unseen) == 1 else 'are'} called attention "
+            f"({some(kinds)}): {some(list(unseen))}. They multiply and normalise by themselves, or call a kernel of "
+            "their own; tape.unseen names them.",
             stacklevel=4,
         )
 

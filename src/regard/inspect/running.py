@@ -1,4 +1,4 @@
-"""Running: which module of a model is at work, known by hooks that leave the modules themselves untouched."""
+"""Running: which modules of a model are running, known by global hooks; the modules themselves get none."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Mask(Value):
         raise NotImplementedError(f"{type(self).__name__} does not define visible(at).")
 
     def of_pair(self) -> Callable[..., Tensor] | None:
-        """The function fn(b, h, i, j) of single pairs of which `visible` is made, with i and j as indices, or None."""
+        """The function fn(b, h, i, j) of single pairs from which `visible` is computed, i and j as indices, or None."""
         return None
 
     def cover(self, at: Tiling) -> Tensor:

@@ -26,7 +26,7 @@ _IN_FRONT = " A padding mask (True = a real token) becomes numbers of padded tok
 
 
 class _WhenAsked:
-    """A field of Lengths, made of its numbers when somebody asks. Who has the tensor finds it before this."""
+    """A field of Lengths whose tensor is made from numbers when it is first read, and kept in the instance."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name

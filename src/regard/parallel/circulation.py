@@ -1,4 +1,4 @@
-"""Blocks that travel around the ranks of a group, and their gradients, which travel home."""
+"""Blocks that are sent around the ranks of a group, and their gradients, which are sent back to the block's rank."""
 
 from __future__ import annotations
 

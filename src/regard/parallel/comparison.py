@@ -1,4 +1,4 @@
-"""What ranks tell each other of a call, and must have alike."""
+"""What the ranks of a group compare of a call, since all of them must have the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HASHED = 1 << 20  # numbers of a tensor whose content is compared
 
 @dataclass(frozen=True, eq=False)
 class PartOfTokens:
-    """A tensor of which each rank has some tokens, along `axis`: ranks have it alike but for how many."""
+    """A tensor split by tokens along `axis`; except for the number of tokens, it must be alike on all ranks."""
 
     t: Tensor
     axis: int = -2

@@ -12,7 +12,7 @@ from regard.core.wrong_calls import kind_of
 
 
 def is_dtensor(*tensors: Any) -> bool:
-    """Whether one of them is a DTensor; torch.distributed.tensor is loaded by whoever made it."""
+    """Whether one of them is a DTensor, known by its module's name: torch.distributed.tensor is not imported."""
     return any(type(t).__module__.startswith("torch.distributed") for t in tensors)
 
 

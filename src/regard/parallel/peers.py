@@ -1,4 +1,4 @@
-"""Peers: the ranks of a group, what they must agree on, and messages that arrive or name who is late."""
+"""Peers: the ranks of a group, what they must agree on, and messages: an error names the rank that is late."""
 
 from __future__ import annotations
 
@@ -154,9 +154,9 @@ class Peers:
 
     @contextmanager
     def telling(self) -> Generator[None]:
-        """Tells the other ranks of an error inside: PeerError is raised where these `tell` next.
+        """Reports an error that is raised inside the block to the other ranks: their next `tell` raises PeerError.
 
-        Inside, a rank must send and receive all that the others wait for before that, with or without an error.
+        Even with an error, the block must first send and receive all that the other ranks wait for before that `tell`.
         """
         try:
             with suppress(Stopped):
@@ -208,7 +208,7 @@ class Peers:
     def exchange(self, own: Sequence[Tensor], sizes: Sequence[int] | None = None) -> list[Tensor]:
         """own[r] to rank r for a vector of sizes[r] numbers of its, by rank; sizes None: as many as it gets.
 
-        A message to each and from each, but for empty ones, so that whoever is late has a name.
+        There is one message to and from each rank, except empty ones, so that an error can name the rank that is late.
         """
         sizes = [t.numel() for t in own] if sizes is None else sizes
         found = [t.new_empty(size) for t, size in zip(own, sizes, strict=True)]
@@ -223,11 +223,11 @@ class Messages:
     """Tensors on their way to and from peers, kept until they are waited for: once, as gloo would block for ever.
 
     The last that was launched is waited for first: on the CPU, the byte behind all that a rank sends. Where that rank
-    dies in the middle of a tensor, gloo wakes whoever waits for the byte at once, and for the tensor never: its receive
-    is no longer among those that are pending when the connection breaks, and ends when its time-out does.
+    dies in the middle of a tensor, gloo ends the wait for the byte at once. The wait for the tensor would last until
+    its time-out, since its receive is no longer among those that are pending when the connection breaks.
 
     Given a time-out, nccl's wait returns when the messages have arrived, like gloo's; without one it would at once, and
-    nobody could name a rank that is late.
+    no error could name the rank that is late.
     """
 
     peers: Peers

@@ -64,7 +64,7 @@ def _recorded(tensors: tuple[Tensor, ...]) -> bool:
 def _differentiable_way(
     backend: Backend, tensors: tuple[Tensor, ...]
 ) -> Callable[[Problem], tuple[Tensor, RowStats]] | None:
-    """The backend's method for whoever watches the operations themselves: a compiler, a transform, autograd."""
+    """The backend's method for a call whose operations a compiler, a transform or autograd records; None for others."""
     if backend.recorded or scripted():  # TorchScript runs where regard's operations may not be
         return backend.differentiable
     # a node has no forward derivative: torch.func.linearize traces dual tensors, outside of its transforms
@@ -230,5 +230,5 @@ def differentiable_gradients(
 
 
 def _zeros_of(t: Tensor) -> Tensor:
-    """A gradient of 0 that has a gradient itself, which is 0 too: who differentiates it again is given no error."""
+    """A gradient of 0 whose own gradient is 0, so that a second derivative raises no error."""
     return t.masked_fill(torch.ones((), dtype=torch.bool, device=t.device), 0)

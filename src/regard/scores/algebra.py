@@ -39,7 +39,7 @@ class Score(Value):
     """By field: which axis of a tensor may be that of heads, from the last (-1) on. Each class says it itself; of one
     that does not, a call with some of the heads asks a modifier about the whole, and refuses a similarity."""
     of_key_heads: ClassVar[frozenset[str]] = frozenset()
-    """Fields of which that axis may be that of the heads of the keys."""
+    """The fields whose axis of heads may be that of the keys' heads."""
 
     @property
     def stages(self) -> tuple[Score, ...]:
@@ -135,10 +135,10 @@ class Similarity(Score):
         raise NotImplementedError(f"{type(self).__name__} does not define compare(q, k, at).")
 
     def quick(self, q: Tensor, k: Tensor, at: Region) -> tuple[Tensor, Pull] | None:
-        """The scores of `compare`, and their derivative, by a cheaper way that autograd does not record.
+        """The scores of `compare`, and a function for their gradients: cheaper, and not recorded by autograd.
 
-        The second is called once at most, with the gradient of the scores, and gives those of (q, k, *self.tensors()),
-        None for what `prepare` has used up. The answer None, for these numbers or always: differentiate `compare`.
+        The function takes the gradient of the scores, once, and returns those of (q, k, *self.tensors()), None for a
+        tensor that only `prepare` reads. `quick` returns None where autograd is to differentiate `compare` instead.
         """
         return None
 

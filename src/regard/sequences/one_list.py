@@ -68,7 +68,7 @@ def _plan(call: RaggedCall, score: Score, sink: Any, backend: Backend | None) ->
 
 
 def _watched(call: RaggedCall, score: Score, sink: Any) -> bool:
-    """Whether somebody between the caller and the kernels asks for more than the output."""
+    """Whether a compiler, a transform, a mode or autograd needs more of the call than its output."""
     if torch.compiler.is_compiling() or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
         return True
     if any(guard() for guard in tracing.GUARDS) or not all(map(plain, (call.queries, *_parts(call.k, call.v)))):

@@ -1,4 +1,4 @@
-"""Chunks: parts that somebody has, or makes one after another."""
+"""Chunks: keys and values as a list of parts, or as an iterable that makes one part after another."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _numbered(given: Iterator[Any], name: str) -> Generator[Part, None, None]:
 
 def _checked(part: Any, n: int) -> tuple[Any, ...]:
     if not isinstance(part, (tuple, list)) or len(part) not in (2, 3):
-        what = f"{len(part)} things" if isinstance(part, (tuple, list)) else kind_of(part)
+        what = count_of(len(part), "thing") if isinstance(part, (tuple, list)) else kind_of(part)
         raise TypeError(f"part {n} of Chunks is {what}; expected (k, v) or (k, v, positions).")
     for name, x in zip("kv", part, strict=False):
         if not hasattr(x, "shape") or len(x.shape) < 2:

@@ -12,7 +12,7 @@ import os
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from io import FileIO
+from io import BufferedReader, FileIO
 
 import torch
 from torch import Tensor
@@ -80,16 +80,25 @@ class StoredArray:
         while filled < len(to):  # a call reads 2 GB at most
             count = file.readinto(to[filled:])
             if not count:
+                size = count_of(os.fstat(file.fileno()).st_size, "byte")
                 raise EOFError(
-                    f"{self.file} has {os.fstat(file.fileno()).st_size} bytes; by its header, {self.name} needs "
+                    f"{self.file} has {size}; by its header, {self.name} needs "
                     f"{self._end}. The file became shorter since this source was made: write a file under another "
                     "name, and rename it when it is whole."
                 )
             filled += count
 
 
+def opened_file(path: str, expected: str) -> BufferedReader:
+    """A file opened for reading; FileNotFoundError, with what is `expected`, where there is none."""
+    try:
+        return open(path, "rb")
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no file {path}; {expected}.") from None
+
+
 def anonymous_memory(count: int) -> Tensor:
-    """uint8 (count,) of zeros in a mapping of its own, which goes back to the system when nobody holds the tensor.
+    """uint8 (count,) of zeros in a mapping of its own, which the system gets back when the tensor is freed.
 
     Of blocks of up to 32 MB, malloc keeps many: a thread reads parts and another drops them, glibc has a heap for each
     thread, and an aligned block that was freed there is too short for the next aligned one of its size.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any
 
-from regard.sources.files import StoredArray
+from regard.sources.files import StoredArray, opened_file
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class NumpyFile:
         from numpy.lib import format as npy
 
         path, readers = fspath(file), {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-        with open(path, "rb") as opened:
+        with opened_file(path, "Arrays reads what numpy.save writes, or takes the arrays themselves") as opened:
             try:
                 shape, fortran, dtype = readers[npy.read_magic(opened)](opened)
             except (ValueError, KeyError) as error:

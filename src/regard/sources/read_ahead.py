@@ -1,4 +1,4 @@
-"""ReadAhead: a thread that reads the next parts while somebody computes with the last one."""
+"""ReadAhead: a thread that reads the next parts while the caller computes with the last one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Loaded = tuple[Part, Any, Any]  # a part, its keys, its values
 
 
 class ReadAhead:
-    """Parts, read by a thread, `ahead` of them at most besides the one in use; with 0 the caller's thread reads.
+    """Parts that a thread reads, at most `ahead` of them besides the one in use; with 0 the caller's thread reads.
 
-    A context manager that is iterated once. When its block ends, however it ends, the thread has ended and `parts` is
-    closed. What `parts` or a read raises reaches whoever iterates. name: what messages call the source. recorded: the
-    grad mode in which it reads, since each thread has one of its own.
+    A context manager that is iterated once. When its block ends, also by an error, the thread has ended and `parts` is
+    closed. An error that `parts` or a read raises is raised by the iteration. name: what messages call the source.
+    recorded: the grad mode in which the thread reads, since each thread has one of its own.
 
     >>> part = Part(0, 2, torch.arange(2), lambda: (torch.zeros(2, 4), torch.ones(2, 3)))
     >>> with ReadAhead((p for p in [part]), 2, "of an example") as read:

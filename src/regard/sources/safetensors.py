@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from regard.core.errors import ShapeError
-from regard.sources.files import StoredArray
+from regard.core.shapes import count_of
+from regard.sources.files import StoredArray, opened_file
 from regard.sources.source import Part, Source, cut, keys_of_a_part
 
 # The dtypes that attention computes in, as such files call them.
@@ -30,9 +31,9 @@ class Safetensors(Source):
     size   the largest number of keys of a part; None: as many as take 32 MB, with their values
     start  the position of the first key
 
-    The file is opened for each part, read, and closed again. Raises ValueError for a path that is not a complete
-    safetensors file, KeyError for a name that it does not have, ShapeError for tensors that do not fit together. If the
-    file becomes shorter or is replaced while it is read, a RuntimeError says so.
+    The file is opened for each part, read, and closed again. Raises FileNotFoundError, ValueError for a file that is no
+    complete safetensors file, KeyError for a name that it does not have, ShapeError for tensors that do not fit
+    together. If the file becomes shorter or is replaced while it is read, a RuntimeError says so.
 
     >>> import tempfile
     >>> from safetensors.torch import save_file
@@ -52,7 +53,9 @@ class Safetensors(Source):
     def __post_init__(self) -> None:
         k, v = ([x] if isinstance(x, str) else list(x) for x in (self.k, self.v))
         if len(k) != len(v) or not k:
-            raise ValueError(f"Safetensors names {len(k)} tensors of keys and {len(v)} of values; expected as many.")
+            raise ValueError(
+                f"Safetensors names {count_of(len(k), 'tensor')} of keys and {len(v)} of values; expected as many."
+            )
         tensors: list[tuple[StoredTensor, StoredTensor]] = []
         widest = 0
         header, known = _header(self.file)
@@ -128,7 +131,7 @@ class StoredTensor:
 def _header(file: str | PathLike[str]) -> tuple[bytes, dict[str, Any]]:
     """How a file begins, and what that says of its tensors: {name: {dtype, shape, data_offsets}}."""
     path = fspath(file)
-    with open(path, "rb") as opened:
+    with opened_file(path, "Safetensors reads what safetensors' save_file writes") as opened:
         begin = opened.read(_LENGTH_BYTES)
         length = int.from_bytes(begin, "little")
         text = opened.read(min(length, _MOST_HEADER))

@@ -55,7 +55,7 @@ class Packing:
 
     Each call of a layer counts, so a batch counts as often as there are layers:
 
-    calls   of layers, of which `packed` ran without padding; the others had none, or had it where it must stay
+    calls   calls of layers; `packed` of them ran without padding, the others had none, or had it where it must stay
     padded  their tokens, padding included
     real    the tokens that were computed; padded - real is what packing saved
     """
@@ -90,10 +90,11 @@ class Packing:
 
     def __repr__(self) -> str:
         state = f"{count_of(len(self.layers), 'layer')} run packed" if self.layers else "no longer packed"
+        calls = f"{count_of(self.calls, 'call', ',')} of layers {'was' if self.packed == 1 else 'were'} packed"
         share = (self.padded - self.real) / max(1, self.padded)
         return (
-            f"{type(self.model).__name__}: {state}; {self.packed:,} of {self.calls:,} calls of layers were packed, "
-            f"{self.real:,} of {self.padded:,} tokens computed ({share:.0%} saved)"
+            f"{type(self.model).__name__}: {state}; {self.packed:,} of {calls}, "
+            f"{self.real:,} of {count_of(self.padded, 'token', ',')} computed ({share:.0%} saved)"
         )
 
 

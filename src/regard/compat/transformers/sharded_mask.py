@@ -164,7 +164,7 @@ class ShardedMask(WrittenOut):
         return parallel.attention(q, k, v, score=score, mask=self.mask, sink=sink, dropout=drop, backend=None)
 
     def _for_hooks(self) -> Mask:
-        """For who looks inside: padded queries are masked."""
+        """The mask for observers of the call, in which padded queries see nothing."""
         real = self.forward.padding
         if real is None or bool(real.all()):
             return self.mask

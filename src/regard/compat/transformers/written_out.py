@@ -1,4 +1,4 @@
-"""What stands for a tensor until a model computes with it, and is written out then."""
+"""WrittenOut: an object in the place of a mask, which becomes a tensor only if a model computes with it."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Form:
 
 
 class WrittenOut(ABC):
-    """Becomes a tensor, with one warning for each class of models, where somebody computes with it.
+    """Becomes a tensor, with one warning for each class of models, when code computes with it.
 
-    Functions of torch, operators, indexing and every attribute of a tensor that a subclass does not have itself are
-    those of the tensor. To change it in place is refused: who reads the object later would not see the change.
+    Functions of torch, operators, indexing and every attribute of a tensor that a subclass does not define act on that
+    tensor. Changes in place raise Unsupported: layers that read the object later would not see them.
     """
 
     form: Form
@@ -52,7 +52,7 @@ class WrittenOut(ABC):
         """The tensor, made once."""
 
     def written(self, why: str) -> Tensor:
-        """The tensor, for somebody who does `why` with it."""
+        """The tensor; the warning says with `why` which operation needs it."""
         tensor = self.dense()
         warn_once(
             f"mask of {self.form.model}",

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
 from regard.call.hooks import AttentionCall
-from regard.inspect.capture.padding import asked_by
+from regard.inspect.capture.padding import real_queries
 from regard.masks.algebra import Everything, Mask
 from regard.masks.dense import Dense
 from regard.masks.ragged import Lengths
@@ -67,7 +67,7 @@ def _fused(x: Tensor, heads: int, weight: Tensor, bias: Tensor, mask: Mask) -> A
 
 
 def _padded(x: Tensor) -> tuple[Tensor, Mask]:
-    """(batch, n, E) and who of it is real: the encoder makes sequences with padding at their end a nested tensor."""
+    """(batch, n, E), and the mask of real tokens: the encoder makes sequences padded at their end a nested tensor."""
     if not x.is_nested:
         return x, Everything()
     lengths = torch.tensor([len(one) for one in x.unbind()], device=x.device, dtype=torch.int64)
@@ -80,10 +80,10 @@ def _visible(mask: Tensor | None, mask_type: int | None) -> Mask:
         return Everything()
     allowed = _narrow(mask) == 0
     if mask_type == 1:
-        return Dense(allowed[:, None, None, :]) & asked_by(allowed)
+        return Dense(allowed[:, None, None, :]) & real_queries(allowed)
     seen = Dense(allowed[(None,) * (4 - allowed.dim())])
     padding = getattr(mask, _PADDING, None)
-    return seen if padding is None else seen & asked_by(padding == 0)
+    return seen if padding is None else seen & real_queries(padding == 0)
 
 
 _PADDING = "_key_padding_mask_within"

@@ -17,7 +17,7 @@ from regard.core.shapes import listed
 from regard.core.tracing import loaded
 from regard.core.wrong_calls import kind_of
 from regard.inspect.capture.mode import quiet
-from regard.inspect.capture.padding import asked_by
+from regard.inspect.capture.padding import real_queries
 from regard.inspect.capture.replaced import replaced
 from regard.masks.algebra import Everything, Mask
 from regard.masks.convert import Converted, from_sdpa, split
@@ -109,7 +109,7 @@ def _asked(module: Any, allowed: Tensor, nq: int, nk: int) -> Mask:
     if nq != nk or (decoder and bool(pairs.triu(1).any())):
         return Dense(allowed)
     real = pairs[:, 0].diagonal(dim1=-2, dim2=-1)
-    return Dense(allowed) if bool(real.all()) else Dense(allowed) & asked_by(real)
+    return Dense(allowed) if bool(real.all()) else Dense(allowed) & real_queries(real)
 
 
 def _split(mask: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -12,7 +12,7 @@ from torch.nn.functional import linear, multi_head_attention_forward
 
 from regard.call.hooks import AttentionCall
 from regard.core.positions import head
-from regard.inspect.capture.padding import asked_by
+from regard.inspect.capture.padding import real_queries
 from regard.inspect.capture.sdpa import witnessed
 from regard.masks.convert import Converted, from_mha, from_sdpa
 
@@ -66,4 +66,4 @@ def _masks(given: Mapping[str, Any], heads: int, nq: int, nk: int) -> Converted:
     if padding is None or given["query"] is not given["key"]:
         return read
     hidden = padding if padding.dtype == torch.bool else padding == -torch.inf
-    return read._replace(mask=read.mask & asked_by(~hidden.reshape(-1, nq)))
+    return read._replace(mask=read.mask & real_queries(~hidden.reshape(-1, nq)))

@@ -1,4 +1,4 @@
-"""Watching: sees the attention calls that go through torch's functions, and leaves every one of them as it was."""
+"""Watching: reports the attention calls that go through torch's functions, without changing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""regard.attention, read: for models that call it themselves."""
+"""The AttentionCall of regard.attention, for models that call it themselves."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def of_attention(
     dropout: Any = None,
     backend: Any = None,
 ) -> AttentionCall:
-    """What a call of regard.attention with these arguments looks at."""
+    """The AttentionCall of a call of regard.attention with these arguments."""
     q, k, v = (arrays.tensor(t, name) for t, name in ((q, "q"), (k, "k"), (v, "v")))
     return AttentionCall(None, q, k, score, mask, positions, sink, v)

@@ -1,4 +1,4 @@
-"""Padding: its queries ask nothing, where they are known."""
+"""Padding tokens as queries: a mask that leaves their rows empty."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from torch import Tensor
 from regard.masks.dense import Dense
 
 
-def asked_by(real: Tensor) -> Dense:
-    """Only real tokens ask: booleans (batch, nq), True = real. The rows of padding are empty, as in Lengths(queries=).
+def real_queries(real: Tensor) -> Dense:
+    """The mask in which only real tokens see keys, of booleans (batch, nq), True = real; as Lengths(queries=) has it.
 
-    What a model computes there is thrown away; in sums over queries, and in means, it would stand beside the rest.
+    A model discards its outputs at padding, so the weights of these rows must not count in sums and means over queries.
 
     >>> import torch
-    >>> asked_by(torch.tensor([[True, True, False]])).draw(3)
+    >>> real_queries(torch.tensor([[True, True, False]])).draw(3)
     ■■■
     ■■■
     ···

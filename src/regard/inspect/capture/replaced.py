@@ -1,4 +1,4 @@
-"""replaced: an attribute of another library, exchanged while somebody needs it."""
+"""replaced: an attribute of another library, replaced while a `with` block is open."""
 
 from __future__ import annotations
 

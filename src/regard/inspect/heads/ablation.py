@@ -1,4 +1,4 @@
-"""Which heads a model needs: how its loss changes when one of them says the same at every position."""
+"""Which heads a model needs: how its loss changes when the output of one head is replaced by its mean over the text."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.core.shapes import count_of
 from regard.inspect.facts.places import Mass, Offsets
 from regard.inspect.facts.rows import Visible
 from regard.inspect.heads.reader import Reader, answers_head_calls, check_causal, check_number
@@ -26,7 +27,7 @@ LENGTH, LEAST_TOKENS = 64, 8  # how many tokens are drawn by default, and at lea
 
 
 class Kind(NamedTuple):
-    """A kind of head: where it looks while it reads the tokens for the second time, and who described it."""
+    """A kind of head: the token that it reads in the second copy of the tokens, and the paper that describes it."""
 
     name: str
     looks_at: str
@@ -203,7 +204,8 @@ def _length(model: nn.Module, length: int | None, others: int, first: int) -> in
     if room < LEAST_TOKENS:
         start = "a start token, and " if first else ""
         raise ValueError(
-            f"{name} has positions for {limit} tokens; the probe needs {2 * LEAST_TOKENS + first}: {start}"
+            f"{name} has positions for {count_of(limit or 0, 'token')}; the probe needs {2 * LEAST_TOKENS + first}: "
+            f"{start}"
             f"{LEAST_TOKENS} tokens, twice."
         )
     most = min(others, room)

@@ -71,7 +71,7 @@ def check_number(value: Any, name: str) -> None:
 
 
 def check_causal(model: nn.Module, calls: Iterable[Recorded], why: str) -> None:
-    """Unsupported for a model of which a call sees tokens behind its own; `why` this matters."""
+    """Raises Unsupported if a query of the model sees later tokens; `why` says why that matters."""
     for call in calls:
         counts = call.view.counts()
         if bool((counts > torch.arange(1, counts.shape[-1] + 1, device=counts.device, dtype=torch.int64)).any()):

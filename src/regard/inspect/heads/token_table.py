@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import regard.core.html as html
-from regard.core.shapes import blocks
+from regard.core.shapes import blocks, count_of
 from regard.inspect.report.findings import shown
 
 ROOM = 1 << 24  # numbers of a block of rows × vocabulary
@@ -36,7 +36,8 @@ class TokenTable:
     others: list[list[str]]
 
     def __repr__(self) -> str:
-        return f"TokenTable({self.what} {len(self.tokens)} tokens {self.does} {self.ids.shape[1]} each)"
+        rows = count_of(len(self.tokens), "token")
+        return f"TokenTable({self.what} {rows} {self.does} {self.ids.shape[1]} each)"
 
     def __str__(self) -> str:
         head, cells = self._cells()

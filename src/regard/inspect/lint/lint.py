@@ -50,8 +50,9 @@ def lint(
 ) -> Lint:
     """What looks wrong in a call of `attention`: an inverted mask, a leak, NaN, constant scores.
 
-    Returns a Lint, a sequence of Defects that prints: each with its name, its number, a sentence and its cure. Empty,
-    it prints "nothing found" and is false. Arguments and errors as `attention`, and
+    Returns a Lint, a sequence of Defects, each with its name, how often it was found, a sentence and what to write
+    instead. print(...) shows them; an empty Lint shows "nothing found" and is false. Arguments and errors as
+    `attention`, and
 
     within  a bound for the mask: each pair that the mask shows and `within` hides is a defect. Causal() asserts that no
             query sees the future.

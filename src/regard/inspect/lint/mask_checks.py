@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.core.region import Frame
+from regard.core.shapes import count_of
 from regard.inspect.lint.defect import Defect, first_place, of_heads
 from regard.inspect.lint.pattern import STRIP, Pattern, in_any, leaked, pattern, written_out
 from regard.masks.algebra import And, Cover, Everything, Mask
@@ -29,12 +30,13 @@ def empty_rows(visible: Tensor, mask: Mask, frame: Frame) -> Iterator[Defect]:
     where, heads = of_heads(empty)
     count, total = int(where.sum()), where.numel()
     whole = where.all(-1)
-    sequences = f" {int(whole.sum())} of {whole.numel()} sequences or heads see nothing at all." if whole.any() else ""
+    blind = int(whole.sum()) if whole.numel() > 1 else 0
+    sequences = f" {blind} of {whole.numel()} sequences or heads {_sees(blind)} nothing at all." if blind else ""
     yield Defect(
         "empty rows",
         count,
-        f"{count:,} of {total:,} queries see no key (first: {first_place(where, (*heads, 'query'))}).{sequences} Their "
-        "output and their gradients are 0.",
+        f"{count:,} of {count_of(total, 'query', ',')} {_sees(count)} no key (first: "
+        f"{first_place(where, (*heads, 'query'))}).{sequences} The output and the gradients there are 0.",
         "If they are padding, say so and this goes: mask & Lengths(queries=lengths). If not, look at mask.on("
         f"{frame.nq}, {frame.nk}).empty_rows(): an inverted mask, a length of 0, a bias of -inf, or queries that stand "
         "before every key (positions).",
@@ -90,14 +92,20 @@ def _inverted_padding(seen: Pattern, frame: Frame) -> Iterator[Defect]:
     none = keys == 0
     if not alike or none.numel() < 2 or not none.any() or none.all() or (keys == frame.nk).any() or not any(seen.ends):
         return
+    blind, total = int(none.sum()), none.numel()
+    others = "the other one sees" if total - blind == 1 else "the others see"
     yield Defect(
         "inverted mask",
-        int(none.sum()),
-        f"{int(none.sum()):,} of {none.numel():,} sequences see no key, and the others the {_end(seen)} keys alone: "
+        blind,
+        f"{blind:,} of {total:,} sequences {_sees(blind)} no key, and {others} only the {_end(seen)} keys: "
         "read the other way round, it is the padding mask of a batch.",
         "True means may attend here. A key_padding_mask of torch (True = padding) is "
         "regard.masks.convert.from_key_padding(mask); at the end alone, Lengths(keys=lengths) says it in numbers.",
     )
+
+
+def _sees(count: int) -> str:
+    return "sees" if count == 1 else "see"
 
 
 def _end(seen: Pattern) -> str:
@@ -113,10 +121,11 @@ def _wrong_axis(seen: Pattern, frame: Frame) -> Iterator[Defect]:
     none, every = rows == 0, rows == frame.nk
     if heads or frame.nk < 2 or not none.any() or not every.any() or not bool((none | every).all()):
         return
+    blind = int(none.sum())
     yield Defect(
         "padding on the wrong axis",
-        int(none.sum()),
-        f"{int(none.sum()):,} of {rows.numel():,} queries see nothing, all others see every key (first: "
+        blind,
+        f"{blind:,} of {rows.numel():,} queries {_sees(blind)} nothing, all others see every key (first: "
         f"{first_place(none, ('query',))}): the mask hides queries, and padded keys are seen.",
         "A padding mask (batch, nk) hides keys: Dense(mask[:, None, None, :]), not mask[:, None, :, None]; or "
         "Lengths(keys=lengths). If queries are meant, Lengths(queries=lengths) says so.",
@@ -162,7 +171,8 @@ def _leak(mask: Mask, seen: Pattern, frame: Frame) -> Iterator[Defect]:
     yield Defect(
         "future leak",
         count,
-        f"{count:,} pairs look ahead, beside {seen.past:,} that look back; {how}.",
+        f"{count_of(count, 'pair', ',')} {'looks' if count == 1 else 'look'} ahead, beside {seen.past:,} that "
+        f"{'looks' if seen.past == 1 else 'look'} back; {how}.",
         "mask & Causal() hides what stands behind the query, by positions. torch.tril(x, 0) is causal, torch.tril(x, "
         "1) sees one key ahead. If it is meant, say so: Window(before=None, after=n), or Causal() | Documents(ids) "
         "for blocks that see themselves both ways.",
@@ -194,7 +204,8 @@ def beyond(mask: Mask, within: Mask, frame: Frame) -> Iterator[Defect]:
     yield Defect(
         "beyond " + repr(within),
         count,
-        f"{count:,} pairs are visible that {within!r} hides (first: {first}).",
+        f"{count_of(count, 'pair', ',')} {'is' if count == 1 else 'are'} visible that {within!r} hides (first: "
+        f"{first}).",
         f"mask & {within!r} hides them. Where positions decide, check positions= too: tail(nq, nk) if the queries are "
         "the last.",
     )

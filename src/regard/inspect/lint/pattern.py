@@ -1,4 +1,4 @@
-"""Pattern: what a mask that somebody wrote out looks like, counted in strips of rows."""
+"""Pattern: which pairs a mask shows, counted in strips of rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Pattern:
 
 
 def written_out(mask: Mask) -> bool:
-    """Whether somebody made the mask pair by pair, or by `~`: its class does not say what it means."""
+    """Whether the mask is defined pair by pair, or by `~`, so that its class does not state a pattern."""
     if isinstance(mask, (And, Or)):
         return written_out(mask.a) or written_out(mask.b)
     return type(mask) not in (Everything, Causal, Window, Prefix, Dilated, Lengths, Documents)

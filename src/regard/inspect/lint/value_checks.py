@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.call.arguments import Layout
 from regard.core.region import Frame
-from regard.core.shapes import sum_groups
+from regard.core.shapes import count_of, sum_groups
 from regard.core.value import Value, names
 from regard.inspect.lint.defect import Defect, first_place
 from regard.scores.algebra import Pipeline
@@ -54,7 +54,7 @@ def named_tensors(score: Pipeline) -> dict[str, Tensor]:
 
 
 def seen_vectors(visible: Tensor, readers: Tensor, key_heads: int, layout: Layout) -> dict[str, Tensor]:
-    """Which vectors of q, k and v take part: those of queries that see something, and of keys that somebody sees."""
+    """Which vectors of q, k and v take part: those of queries that see a key, and of keys that a query sees."""
     keys = sum_groups(readers[..., None], key_heads)[..., 0] > 0
     return {
         "q": layout.restore(visible > 0, 1),
@@ -86,11 +86,14 @@ def seen_padding(k: Tensor, v: Tensor, readers: Tensor, frame: Frame) -> Iterato
     if not bool(wrong.any()):
         return
     shown, real = (blank & ~hidden)[wrong], (~blank & hidden)[wrong]
+    zeros, others = int(shown.sum()), int(real.sum())
+    seen = "1 key of 0, with a value of 0, is" if zeros == 1 else f"{zeros:,} keys of 0, with values of 0, are"
+    unseen = "1 other is" if others == 1 else f"{others:,} others are"
     yield Defect(
         "padding in the wrong place",
-        int(shown.sum()),
-        f"{int(shown.sum()):,} keys that are 0 throughout, with their values, are seen, and {int(real.sum()):,} that "
-        f"are not are hidden from every query, in {int(wrong.sum()):,} of {wrong.numel():,} sequences (first seen: "
+        zeros,
+        f"{seen} seen, and {unseen} hidden from every query, in {int(wrong.sum()):,} of "
+        f"{count_of(wrong.numel(), 'sequence', ',')} (first seen: "
         f"{first_place(blank & ~hidden & wrong[..., None], ('key',))}).",
         "Lengths(keys=lengths) pads at the end. Padding in front, as generation has it, is "
         "Lengths(first=(~mask).sum(-1)), mask (batch, nk) true where a token is real.",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from regard.core.shapes import count_of
 from regard.inspect.facts.rows import Concentration, MaxScore, RelativeEntropy
 from regard.inspect.lint.defect import Defect, first_place
 from regard.inspect.results import FactResults
@@ -27,11 +28,13 @@ def saturated(seen: FactResults, visible: Tensor) -> Iterator[Defect]:
         return
     peak = seen[MaxScore()].score
     largest = float(peak[open_rows & heads[..., None] & peak.isfinite()].abs().max())
+    sharp_rows = int(count[heads].sum())
     yield Defect(
         "saturated scores",
-        int(count[heads].sum()),
-        f"in {int(heads.sum()):,} of {heads.numel():,} heads (first: {first_place(heads, ('head',))}) "
-        f"{int(count[heads].sum()):,} of {int(rows[heads].sum()):,} rows give one key more than 99% of the weight; "
+        sharp_rows,
+        f"in {int(heads.sum()):,} of {count_of(heads.numel(), 'head', ',')} (first: {first_place(heads, ('head',))}) "
+        f"{sharp_rows:,} of {int(rows[heads].sum()):,} rows {'gives' if sharp_rows == 1 else 'give'} one key more than "
+        "99% of the weight; "
         f"the largest score there is {largest:.4g}. Gradients through such weights vanish.",
         "Scores of random vectors grow with sqrt(dk): ScaledDot() divides by it, Dot() does not. Else normalise q and "
         "k (Cosine(scale), q and k norms), or bound the scores: score >> SoftCap(50.0).",
@@ -48,9 +51,9 @@ def constant(seen: FactResults, visible: Tensor) -> Iterator[Defect]:
     yield Defect(
         "constant scores",
         int(rows[heads].sum()),
-        f"in {int(heads.sum()):,} of {heads.numel():,} heads (first: {first_place(heads, ('head',))}) all "
-        f"{int(rows[heads].sum()):,} rows weigh every key that they see alike, as if the scores were one number: the "
-        "output is the mean of the values.",
+        f"in {int(heads.sum()):,} of {count_of(heads.numel(), 'head', ',')} (first: "
+        f"{first_place(heads, ('head',))}) all {int(rows[heads].sum()):,} rows weigh every key that they see "
+        "alike, as if the scores were one number: the output is the mean of the values.",
         "Are q or k 0, or all keys one vector (a projection that was not initialised, padding alone)? Is the scale of "
         "the score too small, or applied twice?",
     )
@@ -65,7 +68,8 @@ def lost(seen: FactResults, visible: Tensor) -> Iterator[Defect]:
     yield Defect(
         "scores not finite",
         int(bad.sum()),
-        f"{int(bad.sum()):,} of {bad.numel():,} rows have a score that is NaN or infinite (first: "
+        f"{int(bad.sum()):,} of {count_of(bad.numel(), 'row', ',')} {'has' if int(bad.sum()) == 1 else 'have'} a score "
+        "that is NaN or infinite (first: "
         f"{first_place(bad, ('head', 'query'))}), and q, k and the tensors of the score are finite.",
         "The score itself makes it: a root or a logarithm of a negative number, a division by 0, or a product beyond "
         "3.4e38. attention_scores(q, k, score=..., rows=[...]) shows the row.",

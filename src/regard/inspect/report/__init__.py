@@ -1,1 +1,1 @@
-"""The report: what a user is shown of a model that read a text, in a terminal, a picture, one offline page."""
+"""The report: the attention of a model on a text or an image, for a terminal, as a picture, or as one offline page."""

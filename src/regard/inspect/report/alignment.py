@@ -1,4 +1,4 @@
-"""Alignment: which token of one text stands for which of another."""
+"""Alignment: which tokens of two texts correspond."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ function showChoices() {
   at("name").textContent = sameHead() ? `${before}  ${current.before.name}` : `${before} before, ${after} after`;
   at("map").setAttribute(
     "aria-label",
-    `signed map of ${before} before and ${after} after: ${current.queries.n} queries, ${current.keys.n} keys`,
+    `signed map of ${before} before and ${after} after: ${sizeOf(current)}`,
   );
   const layers = (n) => `${data.layers[n].place || `L${n}`}  ${data.layers[n].name}`;
   fillNumbers(at("before-layer"), data.count, layers, state.layer);
@@ -132,6 +132,7 @@ document.querySelectorAll("[data-choice]").forEach((button) =>
 followAddresses();
 at("save-row").addEventListener("click", saveRow);
 at("save-map").addEventListener("click", saveMap);
+at("save-picture").addEventListener("click", () => saveMapPicture("changes.png", changeStops()));
 window.addEventListener("resize", show);
 listenToTheme(show);
 listenToGrids();

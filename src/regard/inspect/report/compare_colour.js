@@ -19,11 +19,12 @@ function signedColour(change, scale) {
 const signed = (share) =>
   Math.abs(share) < 1e-4 ? "≈ 0 %" : `${share < 0 ? "−" : "+"}${percent(Math.abs(share))}`;
 
-// The bar of colours, from what fell most to what rose most.
+// The colours of changes, from what fell most to what rose most.
+const changeStops = () => ["lost", "still", "gained"].map((name) => `rgb(${signedEnds()[name]})`);
+
+// The bar of these colours, with its ends.
 function showSigned(bar, { kind, low, top, most }) {
-  const of = (name) => `rgb(${signedEnds()[name]})`;
-  const stops = ["lost", "still", "gained"].map(of);
-  bar.querySelector(".ramp").style.background = `linear-gradient(to right, ${stops})`;
+  bar.querySelector(".ramp").style.background = `linear-gradient(to right, ${changeStops()})`;
   bar.querySelector(".least").textContent = most > 0 ? `−${percent(top)}` : "0";
   bar.querySelector(".most").textContent = most > 0 ? `+${percent(top)}` : "0";
   bar.querySelector(".kind").textContent =

@@ -51,10 +51,10 @@ class Compared(ABC):
 
     @cached_property
     def by(self) -> str:
-        """What is compared: "tokens" that correspond, or "cells" of the maps, each with the one in its place.
+        """What is compared: "tokens" that correspond, or "cells" of the maps, each with the cell at the same place.
 
-        Cells, where a layer has more than 512 queries or keys, where no query of a layer has a counterpart, and where
-        both reports together have more weights than a page holds. See `aligned`.
+        Cells are compared if a layer has more than 512 queries or keys, if no query of a layer has a counterpart, or
+        if both reports together have more weights than a page holds. See `aligned`.
         """
         pairs = list(zip(self.before.layers, self.after.layers, strict=True))
         layers = [layer for both in pairs for layer in both]

@@ -215,7 +215,8 @@ def first_key(layers: Sequence[Layer], name: str) -> Finding | None:
         return None
     shares = [heads.first_key_mass(layer) * layer.looks_at_itself for layer in layers]
     mean, most = torch.cat([heads.first_key_mass(layer) for layer in own]).mean(), largest(layers, shares)
-    share = f"{percent(float(mean))} of the mass of the {readers:,} rows that see it"
+    rows = "1 row that sees it" if readers == 1 else f"{readers:,} rows that see it"
+    share = f"{percent(float(mean))} of the mass of the {rows}"
     said = f"{name} receives {share}, most from {most}"
     return Finding(said, "the mean weight on the first key, over these rows and all heads", (most,))
 

@@ -15,7 +15,7 @@ from regard.inspect.stacks import reads_another
 
 @dataclass(frozen=True)
 class Labels:
-    """What the caller says: the texts of the sequence that asks and of the one that it reads, and who reads that.
+    """The caller's texts: of the queries' sequence, and of another sequence that some layers read (cross-attention).
 
     cross  the layers that read the other sequence, by name; None: by shapes, and by names where these leave it open
     """
@@ -64,7 +64,7 @@ class Labels:
         return self.key_tokens
 
     def check_counts(self, layers: Iterable[Steps]) -> None:
-        """ValueError for texts of which no call has as many tokens."""
+        """Raises ValueError for a list of texts if no call has that number of tokens."""
         counts = sorted({n for steps in layers for n in steps.sizes})
         for name, texts in (("tokens", self.tokens), ("key_tokens", self.key_tokens)):
             if texts and counts and len(texts) not in counts:

@@ -37,7 +37,7 @@ async function choose() {
   state.heads = state.heads.filter((head) => head === within(head, one.heads));
   const name = nameOf(state.layer, state.head);
   at("name").textContent = `${titleOf(one, name)}  ${one.name}`;
-  at("map").setAttribute("aria-label", `attention map of ${name}: ${one.queries.n} queries, ${one.keys.n} keys`);
+  at("map").setAttribute("aria-label", `attention map of ${name}: ${sizeOf(one)}`);
   at("layer").value = String(state.layer);
   fillNumbers(at("head"), one.heads, (n) => String(n), state.head);
   at("numbers").replaceChildren(
@@ -163,7 +163,7 @@ at("sheet").addEventListener("keydown", async (event) => {
 followAddresses(() => (state.heads = []));
 at("save-row").addEventListener("click", saveRow);
 at("save-map").addEventListener("click", saveMap);
-at("save-picture").addEventListener("click", savePicture);
+at("save-picture").addEventListener("click", () => saveMapPicture(`${fileOf(current)}map.png`, weightStops()));
 window.addEventListener("resize", show);
 
 listenToTheme(() => {

@@ -21,8 +21,8 @@ from regard.inspect.report.text import facts
 
 SCRIPTS = (
     *("page_data", "page_address", "page_state", "page_colour", "page_frame", "page_map", "page_picture"),
-    *("page_tokens", "page_text", "page_lines", "page_sheet", "page_grids", "page_files", "page_save", "page_measure"),
-    "page_circuits",
+    *("page_tokens", "page_text", "page_lines", "page_sheet", "page_grids", "page_files", "page_save"),
+    *("page_save_map", "page_measure", "page_circuits"),
 )
 
 

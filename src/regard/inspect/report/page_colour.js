@@ -101,10 +101,12 @@ function painted(rows, cols, level) {
 // What a scale's colours say: "weight, linear".
 const namedScale = ({ kind }) => `${UNITS[state.measure]}, ${kind === "log" ? "logarithmic" : "linear"}`;
 
+// The colours of weights along a scale, from its low end to its high one.
+const weightStops = () => Array.from({ length: 9 }, (_, n) => `rgb(${colour(levelOf(n / 8))})`);
+
 // The bar of colours under a picture of weights, with its ends.
 function showScale(bar, scale) {
-  const stops = [0, 0.25, 0.5, 0.75, 1].map((share) => `rgb(${colour(levelOf(share))})`);
-  bar.querySelector(".ramp").style.background = `linear-gradient(to right, ${stops})`;
+  bar.querySelector(".ramp").style.background = `linear-gradient(to right, ${weightStops()})`;
   bar.querySelector(".least").textContent = smallPercent(scale.low);
   bar.querySelector(".most").textContent = percent(scale.top);
   bar.querySelector(".kind").textContent = namedScale(scale);

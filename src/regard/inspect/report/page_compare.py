@@ -28,7 +28,7 @@ from regard.inspect.report.text import facts, name
 Numbers = list[list[int]]  # of each layer before with each layer after
 SCRIPTS = (
     *("page_data", "page_address", "compare_state", "page_colour", "compare_colour", "page_frame", "page_tokens"),
-    *("page_grids", "page_files", "compare_map", "compare_picture", "compare_text", "compare"),
+    *("page_grids", "page_files", "page_save_map", "compare_map", "compare_picture", "compare_text", "compare"),
 )
 LISTED = 12  # heads whose numbers are listed, those that changed most
 

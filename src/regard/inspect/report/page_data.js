@@ -172,6 +172,16 @@ function percent(share) {
   return share >= 0.0995 ? `${(100 * share).toFixed(0)} %` : `${(100 * share).toPrecision(2)} %`;
 }
 
+// A number and its noun: "1 key", "4,096 keys".
+function countOf(n, one, many = `${one}s`) {
+  return `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
+}
+
+// How many queries and keys a map has, for those who do not see it.
+function sizeOf({ queries, keys }) {
+  return `${countOf(queries.n, "query", "queries")}, ${countOf(keys.n, "key")}`;
+}
+
 // A token's text, left to right whatever it holds, as are the tokens themselves.
 function tokenElement(name, text) {
   const made = element("bdi", name, text);

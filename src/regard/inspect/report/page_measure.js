@@ -46,7 +46,10 @@ function explained(one) {
     const most = one.most[Math.min(state.head, one.heads - 1)].toPrecision(3);
     return `weight × norm of what the key's value adds to the output, ‖v W‖, in percent of the largest norm of this head, ${most}`;
   }
-  if (one.measure === "mean") return `the mean of the weights of all ${data.layers[one.number].heads} heads of this layer`;
+  if (one.measure === "mean") {
+    const { heads } = data.layers[one.number];
+    return heads === 1 ? "the weights of this layer's only head" : `the mean of the weights of all ${heads} heads of this layer`;
+  }
   if (one.measure === "rollout")
     return "the share of each input token in a token behind this layer: half of it stays in the residual stream in every layer, half moves by the mean weights of the heads";
   return "";

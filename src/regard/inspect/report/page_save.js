@@ -1,6 +1,4 @@
-// What is shown, as files: the weights of a row, a column or the map as CSV, the map as PNG.
-const SPACE = 30; // CSS pixels above and below a saved map, for its title and its scale
-
+// What is shown, as tables: the weights of a row, a column or the map as CSV.
 const PAIR = ["query", "query token", "key", "key token", "weight", "precision"];
 
 function pairRow(one, query, key, weight, precision) {
@@ -65,35 +63,4 @@ function saveMap() {
 function inPart(one, r, c) {
   const meets = (edges, n, from, size) => edges[n] < from + size && edges[n + 1] > from;
   return meets(one.rowEdges, r, part.row, part.rows) && meets(one.colEdges, c, part.col, part.cols);
-}
-
-// The map as it stands on the page, between its title and its scale.
-function savePicture() {
-  const map = at("map"),
-    made = element("canvas"),
-    ratio = map.width / map.getBoundingClientRect().width,
-    space = Math.round(SPACE * ratio);
-  made.width = map.width;
-  made.height = map.height + 2 * space;
-  const pen = made.getContext("2d");
-  pen.fillStyle = css("--ground");
-  pen.fillRect(0, 0, made.width, made.height);
-  pen.drawImage(map, 0, space);
-  pen.scale(ratio, ratio);
-  pen.fillStyle = css("--ink");
-  pen.textBaseline = "middle";
-  pen.font = "bold 14px system-ui, sans-serif";
-  pen.fillText(at("name").textContent, 4, SPACE / 2);
-  const [least, most] = [".least", ".most"].map((end) => at("map-scale").querySelector(end).textContent),
-    wide = 160,
-    y = made.height / ratio - SPACE / 2;
-  pen.font = "11px system-ui, sans-serif";
-  const x = 70 + pen.measureText(least).width,
-    ramp = pen.createLinearGradient(x, 0, x + wide, 0);
-  pen.fillText(least, 64, y);
-  pen.fillText(`${most}  ${namedScale(drawn.scale)}`, x + wide + 6, y);
-  for (let n = 0; n <= 8; n++) ramp.addColorStop(n / 8, `rgb(${colour(levelOf(n / 8))})`);
-  pen.fillStyle = ramp;
-  pen.fillRect(x, y - 5, wide, 10);
-  made.toBlob((blob) => saveFile(`${fileOf(current)}map.png`, blob, "image/png"));
 }

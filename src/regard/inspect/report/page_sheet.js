@@ -49,7 +49,7 @@ function fillSheet() {
       return made;
     }),
   );
-  at("count").textContent = heads.length === 1 ? "1 head" : `${heads.length} heads`;
+  at("count").textContent = countOf(heads.length, "head");
   paintSheet();
   markSheet();
 }

@@ -92,7 +92,7 @@ function said(one, count, mass, numbers, values) {
   const known = shownRow(one);
   if (known) {
     const entropy = known.reduce((sum, p) => (p > 0 ? sum - p * Math.log(p) : sum), 0);
-    return `exact, all ${known.length.toLocaleString("en")} keys: ${count} heaviest, ${percent(mass)} of the mass; entropy ${entropy.toFixed(2)} nats${left}`;
+    return `exact, ${known.length === 1 ? "the only key" : `all ${countOf(known.length, "key")}`}: ${count} heaviest, ${percent(mass)} of the mass; entropy ${entropy.toFixed(2)} nats${left}`;
   }
   if (asked() === "queries") {
     const [number, query] = place(one, cursor().query);

@@ -1,4 +1,4 @@
-"""What the page's script is given: the numbers of a report, quantised, as one JSON object without any markup."""
+"""The data of the page's script: the numbers of a report, quantised, as one JSON object without any markup."""
 
 from __future__ import annotations
 

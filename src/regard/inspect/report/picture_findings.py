@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import regard.inspect.report.heads as heads
+from regard.core.shapes import count_of
 from regard.inspect.report.findings import (
     NEIGHBOUR,
     Finding,
@@ -132,9 +133,8 @@ def _favourite(layers: Sequence[Layer], picture: Picture) -> Finding | None:
     )
     most = max(found, key=lambda head: head.value)
     name, share = quoted(read[0].keys.name(key)), percent(most.value)
-    said = (
-        f"patch {name} is the heaviest key of {CLS} in {count} of {len(heaviest)} heads, most in {most.name} ({share})"
-    )
+    heads = count_of(len(heaviest), "head")
+    said = f"patch {name} is the heaviest key of {CLS} in {count} of {heads}, most in {most.name} ({share})"
     return Finding(
         said, f"the patch that is the heaviest key of {CLS} in the most heads; its row and column from 0", found
     )

@@ -1,4 +1,4 @@
-"""How a report looks on paper: grids of layers × heads, the pooled map of one head, and who receives the mass."""
+"""The picture of a report: grids of layers × heads, the pooled map of one head, and the mass that each key receives."""
 
 from __future__ import annotations
 

@@ -17,15 +17,16 @@ import torch
 import regard.inspect.report.page as page
 from regard.inspect.report.content import Content
 
-IDLE = 60  # seconds after which a connection that asks nothing is closed
+IDLE = 60  # seconds after which a connection that sends no request is closed
 
 
 class PageServer(ThreadingTCPServer):
-    """Serves the page of a report at `url`: on 127.0.0.1, at a port and under a secret path of its own, read only.
+    """Serves the page of a report at `url`, on 127.0.0.1 under a random path that is a secret; read only.
 
-    It answers GET alone, and nothing to who does not know the path, or comes by another name than 127.0.0.1 or
-    localhost (a page elsewhere whose host name was made to mean 127.0.0.1). The report's queries and keys have to be
-    kept: see Report.row. Raises ValueError where they are not, and for a head that is not there.
+    Only GET requests are served. A request for another path gets status 404. A request whose Host header is not
+    127.0.0.1 or localhost, with the server's port, gets 403: a page on the internet could otherwise read the report
+    through a host name of its own that resolves to 127.0.0.1. The report must keep its queries and keys: see
+    Report.row. Raises ValueError if it does not, and for a head that does not exist.
 
         with PageServer(report) as server:
             print(server.url)
@@ -61,7 +62,7 @@ class PageServer(ThreadingTCPServer):
 
     @property
     def hosts(self) -> tuple[str, str]:
-        """The host names of requests that it answers."""
+        """The values of the Host header that are accepted."""
         port = self.server_address[1]
         return f"127.0.0.1:{port}", f"localhost:{port}"
 

@@ -25,13 +25,14 @@ def facts(report: Content) -> str:
     read = _range([len(layer.keys) for layer in report.layers])
     units = report.unit if read == "1" else f"{report.unit}s"
     heads = _range([layer.heads for layer in report.layers])
+    ways = "head" if heads == "1" and len(report.layers) == 1 else "heads"
     notes = "".join(f", {note}" for note in report.notes)
     inputs = f", q and k {size(report.inputs)}" if report.inputs else ""
     kept = f"kept {size(report.kept)}{inputs}"
     if report.dense > report.kept:
         kept += f" (dense weights: {size(report.dense)})"
     spent = f", {report.seconds:.1f} s" if report.seconds else ""
-    return f"{read} {units}, {len(report.layers)} × {heads} heads{notes}{spent}   {kept}"
+    return f"{read} {units}, {len(report.layers)} × {heads} {ways}{notes}{spent}   {kept}"
 
 
 def _range(numbers: list[int]) -> str:

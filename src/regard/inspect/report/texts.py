@@ -11,6 +11,7 @@ from pathlib import Path
 import regard.core.html as html
 import regard.inspect.report.printed as printed
 import regard.inspect.report.text as text
+from regard.core.shapes import count_of
 from regard.inspect.report.grids import Grid, mean_grids, overview, shares, worth_showing
 from regard.inspect.report.report import Report
 from regard.inspect.tables import head_grid
@@ -46,7 +47,7 @@ class TextReports:
     def text(self, width: int = 80) -> str:
         """The means for a terminal, then a line for each text."""
         pictures = printed.shelves([printed.grid(one) for one in self.grids], width)
-        head = f"{text.name(self[0])}  mean over {len(self)} texts"
+        head = f"{text.name(self[0])}  mean over {count_of(len(self), 'text')}"
         each = [
             line
             for number, one in enumerate(self)
@@ -72,7 +73,7 @@ class TextReports:
         return found
 
     def __repr__(self) -> str:
-        return f"TextReports({len(self)} texts, {text.name(self[0])})"
+        return f"TextReports({count_of(len(self), 'text')}, {text.name(self[0])})"
 
     def __str__(self) -> str:
         return self.text()
@@ -81,5 +82,5 @@ class TextReports:
         """The means for a notebook, then a row for each text."""
         grids = [head_grid(one.label, one.values) for one in self.grids]
         rows = [(f"[{number}]", text.facts(one)) for number, one in enumerate(self)]
-        title = f"{text.name(self[0])}, mean over {len(self)} texts"
+        title = f"{text.name(self[0])}, mean over {count_of(len(self), 'text')}"
         return html.panel(title, html.side_by_side(*grids), html.table(rows))

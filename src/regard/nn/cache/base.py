@@ -1,4 +1,4 @@
-"""KVCache: what every cache of keys and values can do."""
+"""KVCache: the methods that every cache of keys and values has."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class KVCache(ABC):
         """The positions of the next n tokens, for rotations before they are appended: int64 (n,) or (*batch, n)."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        """AttributeError; for what transformers looks for in a cache, with what this one is for."""
+        """Raises AttributeError. For a name that transformers reads of a cache, the error says which cache to pass."""
         error = f"{type(self).__name__!r} object has no attribute {name!r}"
         if name in _OF_TRANSFORMERS:
             error += (
@@ -123,7 +123,7 @@ class KVCache(ABC):
 
 
 def check_tokens(k: Tensor, v: Tensor) -> None:
-    """That k and v are keys and values of the same tokens, without gradients."""
+    """Raises an error unless k and v are keys and values of the same tokens, without gradients."""
     for name, t in (("k", k), ("v", v)):
         if not isinstance(t, Tensor) or t.layout not in (torch.strided, torch.jagged):  # pyright: ignore
             kind = kind_of(t) if not isinstance(t, Tensor) else f"a tensor of layout {t.layout}"  # pyright: ignore
@@ -146,14 +146,14 @@ def check_tokens(k: Tensor, v: Tensor) -> None:
 
 
 def check_like(buffer: Tensor, lead: tuple[int, ...], t: Tensor, name: str) -> None:
-    """That t is (*lead, n, d), with the width, the dtype and the device of what a cache holds."""
+    """Raises an error unless t is (*lead, n, d), with the width, the dtype and the device of the cache's numbers."""
     check_rows(buffer, lead, t, name)
     if t.dtype != buffer.dtype:
         raise TypeError(f"{name} has dtype {t.dtype}, this cache {buffer.dtype}: convert with .to(...).")
 
 
 def check_rows(buffer: Tensor, lead: tuple[int, ...], t: Tensor, name: str) -> None:
-    """That t is (*lead, n, d), with the width and the device of what a cache holds."""
+    """Raises an error unless t is (*lead, n, d), with the width and the device of the cache's numbers."""
     if t.shape[:-2] != lead or t.shape[-1] != buffer.shape[-1]:
         expected = ", ".join(map(str, (*lead, "n", buffer.shape[-1])))
         raise ShapeError(f"{name} has shape {listed(t.shape)}; this cache holds ({expected}).")
