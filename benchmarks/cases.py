@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.functions import visible_pairs
+
 WINDOW = 256  # keys that a query of a window sees, its own included
 DROPPED = 0.1
 STEPS = 32  # queries of a case of decoding: each is a call of its own, with one key more than the call before
@@ -51,6 +53,8 @@ class Case:
     dynamic, static  shape (batch, n): a Llama continues n tokens, with this cache; size: tokens that it generates
     sentences        shape (count, words): MiniLM embeds sentences of up to so many words; size: how many come
                      at once, and are sorted by length; 0 = all
+
+    In functions what names a score or a mask (functions.py).
 
     In patching what names a model (patched.py), and shape is that of its input; lengths: of the sequences, where some
     of it is padding; dropout: of the layers, in training.
@@ -144,6 +148,9 @@ class Case:
             return self.heads * sum(m * (n - m) + m * (m + 1) // 2 for n, m in zip(self.lengths, self.new, strict=True))
         if self.what == "left":
             return self.heads * sum(n * length + n * (n + 1) // 2 for length in self.lengths)
+        shown = visible_pairs(self)
+        if shown is not None:
+            return shown
         seen = n * self.keys
         if self.what in STEPPED:
             seen = sum(min(self.past + i + 1, self.size if self.what == "sliding" else self.keys) for i in range(n))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases import MODELS, PATCHED, PIECES, STEPPED, WINDOW, Case
+from benchmarks.functions import TABLE, indices, mask_of
 from regard.scores.buckets import T5Buckets
 
 BUCKETS = T5Buckets(32, 128)
@@ -67,6 +68,9 @@ class Inputs:
         if what == "bool":
             assert self.mask is not None
             return self.mask[rows]
+        seen = mask_of(self.case)
+        if seen is not None:
+            return seen(*indices(self.case, rows))
         return self.mask
 
     def real(self) -> Tensor:
@@ -133,6 +137,8 @@ def draw(case: Case) -> Inputs:
         learned = normal(BUCKETS.count, case.heads)
     if case.what == "additive":
         learned = normal(d) * d**-0.5
+    if case.what == "learned table":
+        learned = normal(2 * TABLE + 1, case.heads)
     if case.passes != "forward":
         cotangent = normal(*case.shape[:-1], case.values)
     return Inputs(case, q, k, v, mask, learned, cotangent)

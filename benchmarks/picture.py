@@ -20,11 +20,12 @@ COLORS = {
     "eager": "#475569",
     "compiled": "#94a3b8",
     "contiguous": "#7c9a5e",
+    "tiled": "#a8a29e",
     "other": "#fdba74",
 }
 BAR = 0.15  # inches of a bar
 GAP = 0.16  # inches between two cases
-BASES = ("torch", "eager", "contiguous")  # who is 1: SDPA, or where it takes no part the plainest other
+BASES = ("torch", "eager", "contiguous", "tiled")  # who is 1: SDPA, or where it takes no part the plainest other
 TICKS = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 

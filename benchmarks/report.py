@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.candidates import CANDIDATES
 from benchmarks.cases import MODELS, STEPPED, STEPS, Case
+from benchmarks.functions import FUNCTIONS
 from benchmarks.measure import Entry, Row, Timed
 
 REFUSED = "**regard wrong**"
@@ -78,6 +79,9 @@ _MORE = {
     "Overhead: a step on tensors so small that the kernel takes next to nothing. Attention's share of a model is what "
     "its layers spend in the function of attention; masks are made elsewhere. Tokens are checked by the logits of the "
     "eager model in float64: each must be its greedy choice, to rounding.",
+    "functions": "\n\nA function of a pair is given to regard and FlexAttention unchanged, and to regard also as a "
+    "Modifier or a Where, of a rectangle of pairs; FlexAttention is compiled, for the lengths of the case. Beside "
+    "them, regard without its kernels: the same Modifier or Where, tile by tile in PyTorch.",
     "patching": "\n\nWhole models, of random weights: torch's column is the model as it is, on its own fast paths; "
     "regard's is the same model under `regard.patch(model)`. Eval: a forward pass without gradients. Training: forward "
     "and the gradients of all parameters. How much faster a model can become is bounded by what it does besides "
@@ -195,7 +199,26 @@ def _laws(report: Report) -> str:
             part, cost = case.pairs / wide[0].pairs, seconds / wide[1]
             lines.append(f"- {case.name}: {part:.2%} of the pairs of the full call, {cost:.2%} of its time.")
             lines[-1] += f" That is {cost / part:.2f} times its share."
+    lines += _functions(report)
     return "\n".join(["What follows the work:", "", *lines]) if lines else ""
+
+
+def _functions(report: Report) -> list[str]:
+    """What functions of a pair cost beside the plain call, and their first call beside the next one."""
+    plain = {row.case.passes: row.entries["regard"] for row in report.rows if row.case.what == "full"}
+    lines: list[str] = []
+    for row in report.rows:
+        ours, beside = row.entries.get("regard", Entry()), plain.get(row.case.passes, Entry())
+        if row.case.what not in FUNCTIONS or not ours.ways or not beside.ways:
+            continue
+        line = f"- {row.case.name}: {ours.seconds / beside.seconds:.2f} times the plain call"
+        if FUNCTIONS[row.case.what].mask is not None:
+            line += f", with {row.case.pairs / (row.case.batch * row.case.heads * row.case.keys**2):.1%} of its pairs"
+        parts = _parts(ours)
+        if "first" in parts:
+            line += f"; a first call {time(parts['first'])}, the next one {time(parts['second'])}"
+        lines.append(f"{line}.")
+    return lines
 
 
 def _ways(report: Report) -> str:

@@ -181,4 +181,24 @@ PATCHING = (
         for mode, passes in MODES
     ),
 )
-TABLES = {"inference": INFERENCE, "training": TRAINING, "generation": GENERATION, "patching": PATCHING}
+SCORED, SEEN, BOTH_PASSES = "score_mods", "mask_mods", "score_mods, both passes"
+FUNCTIONS = (
+    Case("the plain call", "full", PLAIN),
+    *(Case(SCORED, name, PLAIN, what=name) for name in ("alibi", "two operations", "ten operations", "gates")),
+    *(
+        Case(SEEN, name, PLAIN, what=name)
+        for name in ("neighbours", "dilated", "wider by head", "ten operations, neighbours")
+    ),
+    Case("the plain call", "full, both", PLAIN, passes="both"),
+    *(
+        Case(BOTH_PASSES, f"{name}, both", PLAIN, what=name, passes="both")
+        for name in ("two operations", "ten operations", "learned table")
+    ),
+)
+TABLES = {
+    "inference": INFERENCE,
+    "training": TRAINING,
+    "generation": GENERATION,
+    "patching": PATCHING,
+    "functions": FUNCTIONS,
+}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases import DROPPED, MODELS, PATCHED, Case
+from benchmarks.functions import indices, score_of
 from benchmarks.inputs import BUCKETS, Inputs
 from benchmarks.models import Greedy, Vectors
 from benchmarks.patched import Outputs
@@ -69,7 +70,7 @@ def _part(x: Inputs, heads: int) -> Inputs:
     if heads < q.shape[1]:
         k, v = k[:, :heads], v[:, :heads]
     learned = x.learned
-    if learned is not None and x.case.what in ("bias", "t5") and x.case.passes != "forward":
+    if learned is not None and x.case.what in ("bias", "t5", "learned table") and x.case.passes != "forward":
         learned = learned[:, :heads]
     cotangent = None if x.cotangent is None else x.cotangent[:, :heads]
     return replace(x, q=q[:, :heads], k=k, v=v, learned=learned, cotangent=cotangent)
@@ -109,6 +110,10 @@ def _weights(x: Inputs, leaves: list[Tensor], rows: Tensor) -> Tensor:
         scores = scores + leaves[3][..., rows, :]
     if what == "t5":
         scores = scores + leaves[3][BUCKETS.index(rows[:, None], torch.arange(x.case.keys))].movedim(-1, 0)
+    score = score_of(x.case)
+    if score is not None:
+        b, h, i, j = indices(x.case, rows)
+        scores = score(scores, b, h[: q.shape[1]], i, j, *leaves[3:])
     seen = x.visible(rows)
     return (scores if seen is None else scores.masked_fill(~seen, -torch.inf)).softmax(-1)
 

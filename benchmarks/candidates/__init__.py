@@ -71,6 +71,7 @@ CANDIDATES = {
         Candidate("jax", "JAX", ("jax",)),
         Candidate("eager", "eager torch", ("torch",)),
         Candidate("compiled", "torch.compile", ("torch",)),
+        Candidate("tiled", "regard in PyTorch", ("torch",)),
         Candidate("contiguous", "regard, contiguous keys", ("torch",)),
         Candidate("other", "regard of --against", ("torch",)),
     )
@@ -80,4 +81,5 @@ TAKING_PART = {
     "training": ("regard", "torch", "eager", "compiled"),
     "generation": ("regard", "torch", "contiguous"),
     "patching": ("regard", "torch"),
+    "functions": ("regard", "flex", "tiled"),
 }

@@ -11,6 +11,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks.candidates import Unable, Way
 from benchmarks.cases import WINDOW, Case
+from benchmarks.functions import FUNCTIONS, mask_of, score_mod
 from benchmarks.inputs import Inputs
 
 
@@ -22,17 +23,22 @@ def start(threads: int) -> str:
 def ways(case: Case, x: Inputs) -> list[Way]:
     if case.what == "dropout":
         raise Unable("FlexAttention has no dropout")
+    if case.passes != "forward":
+        raise Unable("FlexAttention has no backward on a CPU")
     torch._dynamo.reset()
     flex, (q, k, v) = torch.compile(flex_attention, dynamic=False), x.four()
     given: dict[str, Any] = {"enable_gqa": k.shape[1] != q.shape[1]}
     visible = _visible(x)
     if visible is not None:
         n, batch = case.shape[-2], case.batch if case.what == "padding" else None
-        given["block_mask"] = create_block_mask(visible, batch, None, n, case.keys, device="cpu")
+        heads = case.heads if case.what in FUNCTIONS else None
+        given["block_mask"] = create_block_mask(visible, batch, heads, n, case.keys, device="cpu")
     if case.what == "bias":
         bias = x.learned
         assert bias is not None
         given["score_mod"] = lambda s, b, h, i, j: s + bias[i, j]
+    if case.what in FUNCTIONS:
+        given["score_mod"] = score_mod(case, x.learned)
     return [Way("flex_attention", lambda: flex(q, k, v, **given), lambda out: [out])]
 
 
@@ -51,4 +57,4 @@ def _visible(x: Inputs) -> Callable[..., Tensor] | None:
         "causal": lambda b, h, i, j: i >= j,
         "window": lambda b, h, i, j: (i >= j) & (i - j < WINDOW),
     }
-    return found.get(x.case.what)
+    return found.get(x.case.what, mask_of(x.case))

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
 
 import regard as rg
 from benchmarks.candidates import Way
 from benchmarks.cases import DROPPED, MODELS, PATCHED, WINDOW, Case
+from benchmarks.functions import FUNCTIONS, Mod, mask_of, score_mod, score_of
 from benchmarks.inputs import BUCKETS, Inputs
 from benchmarks.models import model_way, packed_way
 from benchmarks.passes import way
 from benchmarks.patched import patched_ways
 from benchmarks.stepping import Begin, Step, keys, query, steps
+from regard.core.region import Region
 
 
 def forget() -> None:
@@ -24,6 +29,16 @@ def forget() -> None:
     from regard.runtime import plan_cache  # other checkouts have it elsewhere (--against)
 
     plan_cache.clear()
+
+
+def forget_functions() -> None:
+    """Empties all that is kept of functions too."""
+    from regard.backends.native.programs import structure
+    from regard.compat.torch import function_copies, translations
+
+    forget()
+    for kept in (structure._graphs, translations._kept, function_copies._copies, function_copies._templates):
+        kept.clear()
 
 
 def start(threads: int) -> str:
@@ -45,6 +60,8 @@ def ways(case: Case, x: Inputs) -> list[Way]:
         return _decoding(x)
     if case.what == "mixed":
         return [_one_call(x)]
+    if case.what in FUNCTIONS:
+        return [_of_pair(x), of_region("Modifier, Where", x, None)]
     masks: dict[str, dict[str, Any]] = {
         "full": {},
         "causal": {"mask": rg.Causal()},
@@ -72,6 +89,54 @@ def _way(name: str, x: Inputs, **given: Any) -> Way:
         return rg.attention(q, k, v, **given)
 
     return way(name, x, attend)
+
+
+@dataclass(frozen=True)
+class OfRegion(rg.Modifier):
+    """A score of functions.py for a rectangle of pairs. learned: what it reads besides, or None."""
+
+    fn: Mod
+    learned: Tensor | None
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        index = at.b, at.h, at.row, at.col
+        return self.fn(s, *index) if self.learned is None else self.fn(s, *index, self.learned)
+
+
+def of_region(name: str, x: Inputs, backend: rg.Backend | None) -> Way:
+    """The functions of a case as a Modifier and a Where of one's own."""
+    score, mask = score_of(x.case), mask_of(x.case)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, learned: Tensor | None = None) -> Tensor:
+        scored = rg.ScaledDot() if score is None else rg.ScaledDot() >> OfRegion(score, learned)
+        seen = rg.Everything() if mask is None else rg.Where(mask)
+        return rg.attention(q, k, v, score=scored, mask=seen, backend=backend)
+
+    return _with_first(way(name, x, attend))
+
+
+def _of_pair(x: Inputs) -> Way:
+    """The same as FlexAttention takes them."""
+    from regard.compat.torch import flex_attention
+
+    mask, n = mask_of(x.case), x.case.shape[-2]
+    block_mask = None if mask is None else create_block_mask(mask, None, x.case.heads, n, x.case.keys, device="cpu")
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, learned: Tensor | None = None) -> Tensor:
+        return flex_attention(q, k, v, score_mod(x.case, learned), block_mask)
+
+    return _with_first(way("flex_attention", x, attend))
+
+
+def _with_first(made: Way) -> Way:
+    """With the times of a call whose functions were never seen, and of the next one."""
+
+    def parts() -> dict[str, float]:
+        forget_functions()
+        times = [time.perf_counter(), *((made.run(), time.perf_counter())[1] for _ in range(2))]
+        return {"first": times[1] - times[0], "second": times[2] - times[1]}
+
+    return replace(made, parts=parts)
 
 
 PAGE = 128  # tokens of a page: a tile of the kernels
