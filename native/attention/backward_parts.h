@@ -18,12 +18,10 @@ static bool unfit_rows(int64_t parts, const void* src, int dtype, int64_t row, i
   const uint32_t low = parts == 1 ? 0xffff : parts == 2 ? 0xff : 0;
   SizeRange range;
   vu bits = vu{};
-  for (int64_t n = 0; n < count; ++n)
-    for (int64_t f = 0; f < width; f += W) {
-      const vf x = floats(src, n * row + f * col, col, width - f, dtype);
-      range.take(x);
-      bits |= (vu)x;
-    }
+  each_vector(src, dtype, row, col, count, width, [&](vf x) __attribute__((always_inline)) {
+    range.take(x);
+    bits |= (vu)x;
+  });
   return (parts > 1 && !range.within(sizes)) || Isa::lanes_set((vi)((bits & low) != 0u));
 }
 

@@ -28,7 +28,8 @@ static void accumulate_tile(Block<V>& b, const Tile& t, KvTile& x, const vf (&to
   vf alpha[V];
   raise_state<V>(b, top, alpha);
   const bool partner = Op::pairs && t.count % 2 && skip + t.count < x.count;  // the last key has one, of weight 0
-  const bool careful = (t.edge || t.bits || partner) && !finite_values<Op>(c, b.w, x, skip, t.count);
+  const bool careful = (t.edge || t.bits || partner) && !finite_values<Op>(c, b.w, x) &&
+                       !(Op::pairs && finite_pairs(c, b.w, x, skip, t.count));
   if (Op::pairs && !careful) {
     weigh<V, true>(b, t, false);
     zip_pairs<V>(b.w.s, kQueries, (t.count + 1) / 2);
@@ -124,12 +125,12 @@ static Tile tile_for_block(const Block<V>& b, const KvTile& x, int64_t j) {
 }
 
 // Runs the tiles that a block sees: what can be in a stream, of several tiles where no modifier loads what it needs for
-// one; the rest by itself.
+// one (a program loads that for queries); the rest by itself.
 template <int V, class Op>
 static void run_tiles(Block<V>& b, KvTile* x, int64_t count) {
   constexpr int64_t kTiles = tiles_at_once(Op::parts);
   const regard_call& c = b.c;
-  const bool modified = Modifiers::used(c), in_stream = streams<V, Op>(b);
+  const bool by_tile = Modifiers::used(c) && !Program::used(c), in_stream = streams<V, Op>(b);
   StreamedTile streamed[kTiles];
   uint64_t bits[kTiles * kKeys];
   int64_t some = 0;
@@ -150,7 +151,7 @@ static void run_tiles(Block<V>& b, KvTile* x, int64_t count) {
     }
     load_bits(c, b.p, t, bits + n * kKeys);
     if (hides_all(t)) continue;
-    if (modified) {
+    if (by_tile) {
       run_streamed();
       Modifiers::load_tile(b, t);
       Bias::fetch_next(b, t, b.hi);

@@ -143,20 +143,23 @@ static void load_pairs(const regard_call& c, const Scratch& w, KvTile& x) {
   interleave(w.pairs, (const uint16_t*)values.at, values.row, values.col, x.count, c.dv);
 }
 
-// Whether all values of the keys [from, from + count) of a tile are finite, which are those that a block of queries
-// sees; of floats, those of the tile: both ways to add them have the same bits.
+// Whether all values of a tile are finite.
 template <class Op>
-static bool finite_values(const regard_call& c, const Scratch& w, KvTile& x, int64_t from, int64_t count) {
-  if (x.finite < 0) {
-    if (Op::pairs) {
-      const RawRows& values = raw_values(c, w, x);
-      x.finite = all_finite_bf16((const uint16_t*)values.at, values.row, values.col, x.count, c.dv);
-    } else {
-      load_values(c, w, x);
-      x.finite = all_finite(x.v, 1, x.v_row, c.dv, x.count);
-    }
+static bool finite_values(const regard_call& c, const Scratch& w, KvTile& x) {
+  if (x.finite >= 0) return x.finite;
+  if (Op::pairs) {
+    const RawRows& values = raw_values(c, w, x);
+    x.finite = all_finite_bf16((const uint16_t*)values.at, values.row, values.col, x.count, c.dv);
+  } else {
+    load_values(c, w, x);
+    x.finite = all_finite(x.v, 1, x.v_row, c.dv, x.count);
   }
-  if (x.finite || !Op::pairs) return x.finite;
+  return x.finite;
+}
+
+// The same of the pairs of keys that hold [from, from + count), those that a block of queries sees. (Of floats it need
+// not be asked: both ways to add them have the same bits.)
+static bool finite_pairs(const regard_call& c, const Scratch& w, KvTile& x, int64_t from, int64_t count) {
   const RawRows& values = raw_values(c, w, x);
   const int64_t with_partner = from + count + count % 2 < x.count ? count + count % 2 : x.count - from;
   const uint16_t* first = (const uint16_t*)values.at + from * values.row;

@@ -92,66 +92,89 @@ static MatrixTile load_tile(const BackwardCall& w, const BackwardScratch& s, con
   return tile;
 }
 
-// Blocks of queries of a head, packed from `block` on, against one tile of keys. Those that a stream takes and that
-// follow one another are in one.
+// Blocks of queries of a head, packed from `block` on, and the tile of keys that they meet.
 template <int parts>
-static void run_tile(const BackwardCall& w, const BackwardScratch& s, KeyTile k, const MatrixTile& tile, const Place& p,
-                     const PackedQueries& packed, int64_t block) {
-  const regard_call& c = w.c;
-  const WeightParts<parts> weights{s.p_parts, s.ds_parts, s.ds_pairs};
-  alignas(64) float sums[kBlock * kBlock];
-  k.j = tile.j;
-  k.count = tile.count;
-  k.finite = -1;
-  const auto queries = [&](int64_t first, int64_t end) {
-    StreamedQueries of{p, factor_of_scores<parts>(c, p.h), nullptr, nullptr, nullptr};
+struct BlocksOnTile {
+  const BackwardCall& w;
+  const BackwardScratch& s;
+  const MatrixTile& tile;
+  const Place& p;
+  const PackedQueries& packed;
+  int64_t block;
+
+  // Those from `first` up to `end`, or the last one.
+  StreamedQueries queries(int64_t first, int64_t end) const {
+    StreamedQueries of{p, factor_of_scores<parts>(w.c, p.h), nullptr, nullptr, nullptr};
     of.p.row += first;
-    of.p.rows = end - first;
-    const int64_t at = (p.b * c.heads + p.h) * w.blocks * kQueries + of.p.row;
+    of.p.rows = (end < p.rows ? end : p.rows) - first;
+    const int64_t at = (p.b * w.c.heads + p.h) * w.blocks * kQueries + of.p.row;
     of.shift = w.shift + at;
     of.inverse = w.inverse + at;
     of.delta = w.delta + at;
     return of;
-  };
-  const auto gradients = [&](int64_t first) {
-    return w.g.dq.data ? s.dqt + (block + first / kQueries) * whole_depth(c.dk) * kQueries : nullptr;
-  };
-  int64_t streamed = 0;  // from here on, blocks wait that a stream takes
-  const auto stream = [&](int64_t end) {
-    if (streamed >= end) return;
-    const PackedQueries q = packed.from_block(block + streamed / kQueries);
-    GradientProducts<parts> products{w, q, tile, weights, gradients(streamed), sums};
-    stream_tile<parts>(w, s, queries(streamed, end), products);
-  };
-  for (int64_t first = 0; first < p.rows; first += kQueries) {
-    const StreamedQueries of = queries(first, first + kQueries < p.rows ? first + kQueries : p.rows);
+  }
+
+  // dQ^T of those from `first` on, null where it isn't asked for.
+  float* dq(int64_t first) const {
+    return w.g.dq.data ? s.dqt + (block + first / kQueries) * whole_depth(w.c.dk) * kQueries : nullptr;
+  }
+
+  bool finite(int64_t first) const { return tile.finite && s.finite[block + first / kQueries] != 0; }
+
+  // Calls f with the products of those from `first` on.
+  template <class F>
+  void multiply(int64_t first, const F& f) const {
+    alignas(64) float sums[kBlock * kBlock];
     const PackedQueries q = packed.from_block(block + first / kQueries);
-    uint64_t bits[kTile];
-    Tile t;
-    BlockShare x{};
-    const bool seen = visit(w, of.p, k.j, k.count, bits, t, x);
-    const Limits& limits = w.limits[(p.b * c.heads + p.h) * w.blocks + of.p.row / kQueries];
-    const int64_t whole = whole_depth(x.to), to = whole < k.count ? whole : k.count;
-    // queries that are missing, and those of other keys of a block of 32, see nothing: 0 times a key may be NaN
-    t.edge |= of.p.rows % 32 != 0 || k.j + x.from / 32 * 32 < limits.inner_lo || k.j + to > limits.inner_hi;
-    const bool finite = tile.finite && s.finite[block + first / kQueries] != 0, marked = (t.edge || t.bits) && !finite;
-    if (seen && !marked && hides_alone(w, of, t)) continue;
-    stream(first);
-    streamed = first + kQueries;
-    if (!seen) continue;
-    if (marked) {
-      run_block_marked(w, s, k, tile, of.p, gradients(first));
-      continue;
-    }
+    const WeightParts<parts> weights{s.p_parts, s.ds_parts, s.ds_pairs};
+    GradientProducts<parts> products{w, q, tile, weights, dq(first), sums};
+    f(products);
+  }
+
+  void stream(int64_t first, int64_t end) const {
+    if (first >= end) return;
+    multiply(first, [&](auto& products) { stream_tile<parts>(w, s, queries(first, end), products); });
+  }
+
+  // One block with all steps; x: its keys that are seen.
+  void run(int64_t first, const StreamedQueries& of, const Tile& t, BlockShare x, int64_t part) const {
     x.p = s.p;
     x.ds = s.ds;
     x.shift = of.shift;
     x.inverse = of.inverse;
     x.delta = of.delta;
-    GradientProducts<parts> products{w, q, tile, weights, gradients(first), sums};
-    run_steps<parts>(w, s, of.p, t, x, products, k.part);
+    multiply(first, [&](auto& products) { run_steps<parts>(w, s, of.p, t, x, products, part); });
   }
-  stream(p.rows);
+};
+
+// Runs each block by the way that it can take. Those that a stream takes and that follow one another are in one.
+template <int parts>
+static void run_tile(const BlocksOnTile<parts>& blocks, KeyTile k) {
+  const BackwardCall& w = blocks.w;
+  const Place& p = blocks.p;
+  k.j = blocks.tile.j;
+  k.count = blocks.tile.count;
+  k.finite = -1;
+  int64_t streamed = 0;  // from here on, blocks wait that a stream takes
+  for (int64_t first = 0; first < p.rows; first += kQueries) {
+    const StreamedQueries of = blocks.queries(first, first + kQueries);
+    uint64_t bits[kTile];
+    Tile t;
+    BlockShare x{};
+    const bool seen = visit(w, of.p, k.j, k.count, bits, t, x);
+    const Limits& limits = w.limits[(p.b * w.c.heads + p.h) * w.blocks + of.p.row / kQueries];
+    const int64_t whole = whole_depth(x.to), to = whole < k.count ? whole : k.count;
+    // queries that are missing, and those of other keys of a block of 32, see nothing: 0 times a key may be NaN
+    t.edge |= of.p.rows % 32 != 0 || k.j + x.from / 32 * 32 < limits.inner_lo || k.j + to > limits.inner_hi;
+    const bool marked = (t.edge || t.bits) && !blocks.finite(first);
+    if (seen && !marked && hides_alone(w, of, t)) continue;
+    blocks.stream(streamed, first);
+    streamed = first + kQueries;
+    if (!seen) continue;
+    if (marked) run_block_marked(w, blocks.s, k, blocks.tile, of.p, blocks.dq(first));
+    else blocks.run(first, of, t, x, k.part);
+  }
+  blocks.stream(streamed, p.rows);
 }
 
 // Writes the gradients of a tile's keys, which are laid out as in MatrixTile.
@@ -214,7 +237,7 @@ static void run_pair_on_unit(const BackwardCall& w, const BackwardScratch& s, Ke
         const int64_t most = k.last - row < held_queries(parts) ? k.last - row : held_queries(parts);
         const Place p = place_at(c, k.element, k.key_head * group + m, row, most);
         for (int64_t i = 0; i < count; ++i)
-          run_tile<parts>(w, s, k, tiles[i], p, packed, m * blocks + (row - k.first) / kQueries);
+          run_tile<parts>({w, s, tiles[i], p, packed, m * blocks + (row - k.first) / kQueries}, k);
       }
     for (int64_t i = 0; i < count; ++i) {
       k.j = tiles[i].j;

@@ -1,5 +1,5 @@
 // Tiles that are streamed on a matrix unit, and what changes the scores of one of their blocks of 32 keys × 32 queries,
-// where it stands, before it is weighed: a modifier, intervals, bits.
+// where it stands, before it is weighed: a modifier or a program, intervals, bits.
 #pragma once
 #include "attention/matrix_plan.h"
 
@@ -35,14 +35,28 @@ struct StreamedTile {
   }
 };
 
-// The keys that some of the queries [W vector, W vector + 32) of a block sees, and those that all of them see.
+// The queries [W vector, W vector + 32) of a block.
 template <int V>
-static Limits limits_of_rows(const Block<V>& b, int vector) {
+static Place place_of_rows(const Block<V>& b, int vector) {
   Place p = b.p;
   p.row += vector * W;
   p.rows -= vector * W;
   p.rows = p.rows < kBlock ? p.rows : kBlock;
-  return Interval::limits(b.c, p);
+  return p;
+}
+
+// Loads what these queries' program reads that no key changes.
+template <int V>
+static void load_program(const Block<V>& b, int vector) {
+  if (Program::used(b.c)) Program::load_shared<2>(b.c, place_of_rows(b, vector), *b.slots, b.memory);
+}
+
+// Scores of `count` keys of a block, from j on, times factor, become those of the program.
+template <int V>
+static void run_program_of_rows(const Block<V>& b, int vector, int64_t j, int64_t count, float* s) {
+  for (int64_t n = 0; b.factor != 1 && n < count * kBlock; n += W)
+    store(s + n, Isa::product(load(s + n), splat(b.factor)));
+  Program::run<2>(b.c, place_of_rows(b, vector), *b.slots, s, kBlock, j, count, nullptr);
 }
 
 // The steps of a block of scores: times factor, a modifier, intervals, bits. Scores of keys past the tile become -inf.
@@ -68,22 +82,29 @@ static void step_block(const Block<V>& b, const StreamedTile& t, int64_t block, 
   if (!edge && !bits && !modified && count == kBlock) return;
   const int64_t from = t.from + first;
   const SteppedKeys keys{t.j - t.from, from, from + count, bits ? t.bits + first : nullptr};
-  Modifiers::simply(b.c, [&](auto one) {
+  const auto step = [&](auto one, float factor) {
     with_hiding(edge, bits, [&](auto hides, auto has_bits) {
-      step_block<V, decltype(one), decltype(hides)::value, decltype(has_bits)::value>(
-          b, keys, vector, modified ? b.factor : 1.0f, s, largest);
+      step_block<V, decltype(one), decltype(hides)::value, decltype(has_bits)::value>(b, keys, vector, factor, s,
+                                                                                      largest);
     });
-  });
+  };
+  if (Program::used(b.c)) {
+    run_program_of_rows(b, vector, key, count, s);
+    return step(NoModifier{}, 1.0f);
+  }
+  Modifiers::simply(b.c, [&](auto one) { step(one, modified ? b.factor : 1.0f); });
 }
 
-// Whether the tiles of a block are streamed: scores change by intervals, bits and one simple modifier alone. Not where
+// Whether the tiles of a block are streamed: scores change by intervals, bits and one simple modifier, or a program,
+// alone. Not where
 // rows must not depend on others: which scores share a maximum would then depend on whether a mask has bits for another
 // row.
 template <int V, class Op>
 static bool streams(const Block<V>& b) {
   const regard_call& c = b.c;
   const bool whole = V % 2 == 0 && c.dv % kBlock == 0 && c.dv <= 16 * kBlock;
-  return Op::parts && whole && !c.threshold && !c.invariant && b.factor > 0 && Modifiers::simply(c, [](auto) {});
+  const bool steps = Program::used(c) || Modifiers::simply(c, [](auto) {});
+  return Op::parts && whole && !c.threshold && !c.invariant && b.factor > 0 && steps;
 }
 
 }  // namespace regard

@@ -147,7 +147,7 @@ struct StreamedRows {
 // Streams the queries [W vector, W vector + 32) of a block over what they see of some tiles.
 template <int V, int parts, bool with_lse>
 static void stream_rows(Block<V>& b, int vector, const StreamedTile* all, int64_t of_all) {
-  const Limits seen = limits_of_rows(b, vector);
+  const Limits seen = Interval::limits(b.c, place_of_rows(b, vector));
   StreamedTile tiles[tiles_at_once(parts)];
   int64_t count = 0;
   for (int64_t n = 0; n < of_all; ++n) {
@@ -155,6 +155,7 @@ static void stream_rows(Block<V>& b, int vector, const StreamedTile* all, int64_
     count += tiles[count].blocks > 0;
   }
   if (!count) return;
+  load_program(b, vector);
   using Rows = StreamedRows<V, parts, with_lse>;
   const regard_call& c = b.c;
   MatrixStream& stream = *b.w.stream;

@@ -177,12 +177,19 @@ static bool finite_rows(const uint16_t* x, int64_t row, int64_t rows, int64_t co
   return Isa::lanes_set(wrong) == 0;
 }
 
+// Calls `take` with the vectors of rows × cols numbers at src.
+template <class F>
+REGARD_INLINE void each_vector(const void* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols,
+                               const F& take) {
+  for (int64_t n = 0; n < rows; ++n)
+    for (int64_t f = 0; f < cols; f += W) take(floats(src, n * row + f * col, col, cols - f, dtype));
+}
+
 // Whether rows × cols numbers at src are of these sizes.
 static bool rows_within(const void* src, int dtype, int64_t row, int64_t col, int64_t rows, int64_t cols,
                         const Sizes& sizes) {
   SizeRange range;
-  for (int64_t n = 0; n < rows; ++n)
-    for (int64_t f = 0; f < cols; f += W) range.take(floats(src, n * row + f * col, col, cols - f, dtype));
+  each_vector(src, dtype, row, col, rows, cols, [&](vf x) __attribute__((always_inline)) { range.take(x); });
   return range.within(sizes);
 }
 

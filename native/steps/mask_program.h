@@ -80,6 +80,14 @@ struct MaskProgram : ProgramCode {
     return a.one() && b.one() ? Numbers::truth(a.least != b.least, a.least == b.least) : Numbers{-1, 0};
   }
 
+  // Of the lowest bits of whole numbers, where b is 2^n - 1.
+  static Numbers lowest_bits(const Numbers& a, const Numbers& b) {
+    const int64_t most = b.most;
+    if (!b.one() || most < 0 || (most & (most + 1))) return {};
+    if (a.most - a.least <= most && (a.least & most) <= (a.most & most)) return {a.least & most, a.most & most};
+    return {0, most};
+  }
+
   // Of what an instruction computes of numbers in these ranges.
   static Numbers computed(const Instruction& x, const Numbers& a, const Numbers& b, const Numbers& c) {
     switch (x.op) {
@@ -103,7 +111,7 @@ struct MaskProgram : ProgramCode {
       case REGARD_DO_LT:
       case REGARD_DO_LE:
       case REGARD_DO_EQ: return {-1, 0};
-      case REGARD_DO_AND:
+      case REGARD_DO_AND: return a.truths() && b.truths() ? logic(x.op, a, b) : lowest_bits(a, b);
       case REGARD_DO_OR:
       case REGARD_DO_XOR: return a.truths() && b.truths() ? logic(x.op, a, b) : Numbers{};
       case REGARD_DO_NOT: return {-1 - a.most, -1 - a.least};

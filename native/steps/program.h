@@ -37,11 +37,17 @@ struct Program : Modifier, ProgramGradients {
     b.memory = scratch + kSlotsSize;
   }
 
-  // Places the slots, and runs what keys share: for each tile, since the blocks of an item share scratch.
+  // Places the slots, and runs what keys share, for V vectors of queries at a place.
+  template <int V>
+  static void load_shared(const regard_call& c, const Place& p, Slots& slots, float* memory) {
+    Interpreter::place_slots(slots, memory, Interpreter::kSlotSize, V);
+    Interpreter::run_shared<V>(c, p, slots, begin_of(c));
+  }
+
+  // For each tile, since the blocks of an item share scratch.
   template <int V>
   static void load_tile(const Block<V>& b, const Tile&) {
-    Interpreter::place_slots(*b.slots, b.memory, Interpreter::kSlotSize, V);
-    Interpreter::run_shared<V>(b.c, b.p, *b.slots, begin_of(b.c));
+    load_shared<V>(b.c, b.p, *b.slots, b.memory);
   }
 
   // The first instruction that keys do not share.
@@ -77,24 +83,29 @@ struct Program : Modifier, ProgramGradients {
     }
   }
 
-  // Turns natural scores of the keys [from, to) of a tile, [key][kQueries], into scores in base 2. kept: takes what the
-  // backward reads, see ProgramGradients::kept_size, or null.
+  // Turns the natural scores of `count` keys from j on and of V vectors of queries, rows `ld` floats apart, into scores
+  // in base 2. kept: takes what the backward reads of them, see ProgramGradients::kept_size, or null.
   template <int V>
-  REGARD_NOINLINE void run(const Block<V>& b, const Tile& t, float* scores, int64_t from, int64_t to, float* kept) {
-    const Instruction* body = body_of(b.c);
-    for (int64_t j = from, keys; j < to; j += keys) {
-      keys = to - j < kProgramKeys ? to - j : kProgramKeys;
-      float *row = scores + j * kQueries, *place = kept ? kept + j * kQueries : nullptr, *next = place;
-      for (int64_t n = 0; n < keys; ++n)
-        for (int v = 0; v < V; ++v) store(b.slots->at[0] + (n * V + v) * W, load(row + n * kQueries + v * W));
+  REGARD_NOINLINE void run(const regard_call& c, const Place& p, Slots& slots, float* scores, int64_t ld, int64_t j,
+                           int64_t count, float* kept) {
+    constexpr int64_t kAtOnce = Interpreter::kSlotSize / (V * W);
+    const Instruction* body = body_of(c);
+    const bool in_place = ld == V * W && !kept;  // a derivative reads slot 0 behind the result
+    float* const first_slot = slots.at[0];
+    for (int64_t done = 0, keys; done < count; done += keys) {
+      keys = count - done < kAtOnce ? count - done : kAtOnce;
+      float *row = scores + done * ld, *place = kept ? kept + done * kQueries : nullptr, *next = place;
+      if (in_place) slots.at[0] = row;
+      for (int64_t n = 0; !in_place && n < keys; ++n)
+        for (int v = 0; v < V; ++v) store(slots.at[0] + (n * V + v) * W, load(row + n * ld + v * W));
       const auto keep = [&](float* at, int32_t slot) {
-        Interpreter::each_number<V>(*b.slots, slot, keys,
+        Interpreter::each_number<V>(slots, slot, keys,
                                     [&](int64_t n, int v, vf y) { store(at + n * kQueries + v * W, y); });
       };
       interpret<V>(
-          b.c, *b.slots, body, keys, kept,
-          [&](const Instruction& x) { Interpreter::load_operand<V>(b.c, b.p, *b.slots, x, t.j + j, keys); },
-          [&](int64_t n, int v, vf y) { store(row + n * kQueries + v * W, y); },
+          c, slots, body, keys, kept,
+          [&](const Instruction& x) { Interpreter::load_operand<V>(c, p, slots, x, j + done, keys); },
+          [&](int64_t n, int v, vf y) { store(row + n * ld + v * W, y); },
           [&](const Instruction& x) {
             keep(next += kTileSize, x.a);
             next += kTileSize;
@@ -102,6 +113,14 @@ struct Program : Modifier, ProgramGradients {
           },
           [&](int64_t n, int v, vf y) { store(place + n * kQueries + v * W, y); });
     }
+    slots.at[0] = first_slot;
+  }
+
+  // The same of the keys [from, to) of a tile, whose scores and what is kept of them are [key][kQueries].
+  template <int V>
+  static void run(const Block<V>& b, const Tile& t, float* scores, int64_t from, int64_t to, float* kept) {
+    run<V>(b.c, b.p, *b.slots, scores + from * kQueries, kQueries, t.j + from, to - from,
+           kept ? kept + from * kQueries : nullptr);
   }
 
   // One key, for callers that have one at a time and no backward: slower.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import regard as rg
 from exact_checks import check_both, check_gradients, check_threads
 from needed import needs_kernels
 from regard import testing
+from regard.core.region import Region
 
 pytestmark = needs_kernels
 
@@ -23,6 +25,29 @@ SIZES = {  # nq, nk, dk, dv, heads, heads of keys
     "odd widths": (66, 1100, 33, 20, 2, 2),
     "rows of a group": (15, 1056, 64, 64, 8, 2),
 }
+
+
+@dataclass(frozen=True)
+class Gated(rg.Modifier):
+    """A program: it reads a number a query, a number a key, and a table by head and distance."""
+
+    query: Tensor
+    key: Tensor
+    table: Tensor
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        near = self.table[at.h, (at.row - at.col).clamp(-9, 9) + 9]
+        return s * torch.sigmoid(at.queries(self.query)) + at.keys(self.key) * torch.tanh(s) + near
+
+
+@dataclass(frozen=True)
+class Holed(rg.Modifier):
+    """A program that hides every other pair of rows and columns."""
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return torch.where((at.row + at.col) % 4 < 2, s * s, -torch.inf)
+
+
 MASKS: dict[str, Callable[[int, int], rg.Mask]] = {
     "everything": lambda nq, nk: rg.Everything(),
     "causal": lambda nq, nk: rg.Causal(),
@@ -40,6 +65,8 @@ SCORES: dict[str, Callable[[int, int, int], rg.Modifier]] = {  # nq, nk, heads
     "slopes": lambda nq, nk, heads: rg.Alibi(0.5 ** torch.arange(1, heads + 1)),
     "slopes of points": lambda nq, nk, heads: rg.Alibi(torch.rand(heads), torch.rand(nk, 2), torch.rand(nq, 2)),
     "relative bias": lambda nq, nk, heads: rg.RelativeBias(torch.randn(32, heads), rg.T5Buckets(32, 128)),
+    "program": lambda nq, nk, heads: Gated(torch.randn(nq), torch.randn(nk), torch.randn(heads, 19)),
+    "program that hides": lambda nq, nk, heads: Holed(),
 }
 
 
@@ -86,12 +113,20 @@ def test_masks_that_cross_blocks(isa: str, mask: rg.Mask, n: int, dtype: torch.d
     q, k, v = (torch.randn(2, 3, n, 64).to(dtype) for _ in range(3))
     check_both(q, k, v, mask=mask)
     check_gradients(q.clone(), k.clone(), v.clone(), torch.randn(2, 3, n, 64).to(dtype), mask=mask)
+    check_holes(q, k, v, mask=mask)
+    gated = Gated(torch.randn(n), torch.randn(n), torch.randn(3, 19))
+    check_holes(q, k, v, mask=mask, score=rg.ScaledDot() >> gated)
+
+
+def check_holes(q: Tensor, k: Tensor, v: Tensor, mask: rg.Mask, **given: rg.Score) -> None:
+    """Where the last key or value is not finite, rows that see it are not, and others are as they were."""
+    n = q.shape[-2]
     seen = rg.attention_weights(torch.ones(n, 1), torch.ones(n, 1), mask=mask)[:, -1] > 0
     for tensor, value in ((k, torch.nan), (v, torch.nan), (v, torch.inf)):
-        whole = rg.attention(q, k, v, mask=mask)
+        whole = rg.attention(q, k, v, mask=mask, **given)
         holed = tensor.clone()
         holed[..., -1, :] = value
-        out = rg.attention(q, holed if tensor is k else k, holed if tensor is v else v, mask=mask)
+        out = rg.attention(q, holed if tensor is k else k, holed if tensor is v else v, mask=mask, **given)
         assert not out[..., seen, :].isfinite().any()
         exact = whole[..., ~seen, :].double()
         assert testing.error(out[..., ~seen, :], exact) <= testing.tolerance(exact, whole[..., ~seen, :])

@@ -15,6 +15,7 @@ from needed import needs_kernels
 from regard import facts, testing
 from regard.backends.native.backward import why_not_backward
 from regard.backends.native.programs.lower import lower
+from regard.backends.native.programs.operations import OPERATIONS
 from regard.backends.native.programs.structure import graph_of
 from regard.core.region import Frame, Region
 
@@ -241,3 +242,24 @@ def test_rows_of_a_program_are_kept() -> None:
     learned = lower(graph, at, table.tensors(), (False, True))
     assert first.rows is again.rows and len(learned.rows) > len(first.rows)
     assert all(torch.equal(a, b) for a, b in zip(first.operands, again.operands, strict=True))
+
+
+@dataclass(frozen=True)
+class Remainder(rg.Modifier):
+    of: int
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return s + 0.02 * ((at.row - at.col) % self.of)
+
+
+@pytest.mark.parametrize(("of", "divides"), [(1, False), (4, False), (256, False), (6, True), (-4, True)])
+def test_a_remainder_of_a_power_of_two_needs_no_division(isa: str, of: int, divides: bool) -> None:
+    """Of negative numbers too: most differences are."""
+    at = FRAMES["blocks"]
+    rows = lower(graph_of((Remainder(of),), at), at, (), ()).rows
+    assert ("INT_DIV" in {OPERATIONS[op] for op in rows[:, 0].tolist()}) == divides
+    q, k = torch.randn(1, 40, 8), torch.randn(1, 300, 8)
+    score = rg.ScaledDot() >> Remainder(of)
+    given = {"score": score, "positions": rg.head(40, 300)}
+    found, right = (rg.attention(q, k, k, **given, backend=b) for b in (rg.Native(), rg.Reference()))
+    torch.testing.assert_close(found, right)

@@ -87,8 +87,11 @@ def _remainder(low: Lowering, x: Node, a: Any, b: Any) -> int:
     if x.dtype.is_floating_point:
         return low.code.do("REMAINDER", low.as_float(p), low.as_float(q))
     p, q = low.as_int(p), _divisor(low, q)
-    value = low.integer("INT_SUB", p, low.integer("INT_MUL", low.integer("INT_DIV", p, q), q))
     at_least, at_most = low.ranges[q]
+    if at_least == at_most > 0 and at_most & (at_most - 1) == 0:  # a power of 2: the lowest bits, of negative p too
+        value = low.code.do("AND", p, low.whole(at_most - 1))
+    else:
+        value = low.integer("INT_SUB", p, low.integer("INT_MUL", low.integer("INT_DIV", p, q), q))
     low.ranges[value] = (0, at_most - 1) if at_least > 0 else (at_least + 1, 0)
     return value
 
