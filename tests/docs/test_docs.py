@@ -8,10 +8,13 @@ from __future__ import annotations
 import doctest
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import regard as rg
 from generate.notebook import is_notebook
+from needed import needs_kernels
 from regard import facts
 from selection import few
 
@@ -39,9 +42,9 @@ def blocks(text: str) -> list[tuple[int, str]]:
     ]
 
 
-def execute(page: Path) -> None:
-    """A block that starts with >>> is also held to the output that it shows."""
-    names: dict[str, object] = {"__name__": "__main__"}
+def execute(page: Path) -> dict[str, Any]:
+    """Runs a page, and returns its names. A block that starts with >>> is also held to the output that it shows."""
+    names: dict[str, Any] = {"__name__": "__main__"}
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     for line, code in blocks(page.read_text(encoding="utf-8")):
         if code.lstrip().startswith(">>> "):
@@ -53,6 +56,7 @@ def execute(page: Path) -> None:
         else:
             # The blank lines in front make a traceback name the page's own line.
             exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
+    return names
 
 
 @pytest.mark.parametrize(
@@ -92,6 +96,15 @@ def test_a_task_has_a_heading_that_a_reader_searches_for(name: str) -> None:
 def test_a_how_to_fits_on_a_screen(page: Path) -> None:
     code = "".join(code for _, code in blocks(page.read_text(encoding="utf-8")))
     assert len([line for line in code.splitlines() if line.strip()]) <= 40
+
+
+@needs_kernels
+def test_the_mask_that_readme_writes_runs_on_the_kernels() -> None:
+    names = execute(README)
+    x = names["x"]
+    plan = rg.explain(x, x, x, mask=names["Stride"](4) & rg.Causal())
+    assert plan.backend == rg.Native() and "a program of" in dict(plan.facts)["mask as"]
+    assert dict(plan.facts)["backward"] == "the same kernels"
 
 
 def test_readme_names_the_oldest_torch_that_is_admitted() -> None:
