@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
+from exact_checks import check_threads
 from fuzz.build import Unplanned
 from needed import needs_kernels
 from regard import testing
@@ -152,6 +153,16 @@ def test_blocks_have_the_bits_of_the_floats(isa: str, nq: int, invariant: bool, 
             torch.set_num_threads(threads)
             with widenings() as widened:
                 assert torch.equal(rg.attention(q, *held, **given), whole.to(dtype)) and not widened
+
+
+@pytest.mark.parametrize("pages", [0, 16])
+@pytest.mark.parametrize("nq", [1, 5, 20])
+def test_bits_depend_on_no_number_of_threads(isa: str, nq: int, pages: int) -> None:
+    """Of a few queries, whose keys are divided among threads."""
+    q, k, v = torch.randn(2, 8, nq, 64), *(torch.randn(2, 2, 3000, 64) for _ in "kv")
+    kept = in_pages(k, v, torch.float32, pages) if pages else tuple(in_tensors(t, torch.float32) for t in (k, v))
+    given = {"mask": rg.Causal(), "positions": rg.tail(nq, 3000)}
+    check_threads(lambda: rg.attention(q, *kept, **given))
 
 
 def test_sequences_that_share_keys(isa: str) -> None:
