@@ -96,9 +96,8 @@ static void step_block(const Block<V>& b, const StreamedTile& t, int64_t block, 
 }
 
 // Whether the tiles of a block are streamed: scores change by intervals, bits and one simple modifier, or a program,
-// alone. Not where
-// rows must not depend on others: which scores share a maximum would then depend on whether a mask has bits for another
-// row.
+// alone. Not where rows must not depend on others: which scores share a maximum would then depend on whether a mask has
+// bits for another row.
 template <int V, class Op>
 static bool streams(const Block<V>& b) {
   const regard_call& c = b.c;

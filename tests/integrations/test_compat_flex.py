@@ -202,6 +202,81 @@ def test_equal_learned_functions_share_a_plan_and_read_their_own_tensors() -> No
     assert len(function_copies._templates) == known
 
 
+def scaled_by(factor: Tensor) -> Callable[..., Tensor]:
+    """A function with a tensor of its own and one of the module, both learned."""
+    return lambda s, b, h, i, j: s * factor[h] + 0 * LEARNED[i, j]
+
+
+def test_tensors_of_closures_and_of_the_module_keep_their_places() -> None:
+    factor = torch.rand(HEADS, requires_grad=True)
+    for _ in range(2):
+        out = flex_attention(Q, Q, Q, scaled_by(factor))
+        right = written_out(Q, torch.zeros(()), factor)
+        torch.testing.assert_close(out, right)
+        found, expected = (torch.autograd.grad(o.square().sum(), (factor,))[0] for o in (out, right))
+        torch.testing.assert_close(found, expected)
+
+
+class Scaling(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.rand(HEADS))
+
+    def forward(self, q: Tensor) -> Tensor:
+        return flex_attention(q, q, q, lambda s, b, h, i, j: s * self.factor[h])
+
+
+def test_modules_and_tables_of_a_loop() -> None:
+    """Their variables have other values when the backward runs."""
+    layers, tables = [Scaling() for _ in range(3)], [torch.rand(HEADS, requires_grad=True) for _ in range(3)]
+    factors = [*(layer.factor for layer in layers), *tables]
+    outs = list[Tensor]()
+    for layer in layers:
+        outs.append(flex_attention(Q, Q, Q, lambda s, b, h, i, j: s * layer.factor[h]))  # noqa: B023
+    for n in range(len(tables)):
+        outs.append(flex_attention(Q, Q, Q, lambda s, b, h, i, j: s * tables[n][h]))  # noqa: B023
+    tables.clear()
+    for factor, out in zip(factors, outs, strict=True):
+        right = written_out(Q, torch.zeros(()), factor)
+        found, expected = (torch.autograd.grad(o.square().sum(), (factor,))[0] for o in (out, right))
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_module_whose_parameters_are_put_back_before_the_backward() -> None:
+    layer, factor = Scaling(), torch.rand(HEADS)
+    call = torch.func.functional_call
+    learned_factor = factor.clone().requires_grad_()
+    out = call(layer, {"factor": learned_factor}, (Q,))
+    with pytest.raises(RuntimeError, match="reads other tensors now than when flex_attention was called"):
+        torch.autograd.grad(out.square().sum(), learned_factor)
+    found = torch.func.grad(lambda f: call(layer, {"factor": f}, (Q,)).square().sum())(factor)
+    right = torch.autograd.grad(written_out(Q, torch.zeros(()), learned_factor).square().sum(), learned_factor)[0]
+    torch.testing.assert_close(found, right)
+
+
+class Product(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = ctx.saved_tensors
+        return g * y, g * x
+
+
+def test_a_function_of_autograd_is_refused() -> None:
+    scale = torch.ones((), requires_grad=True)
+    with pytest.raises(ValueError, match=r"such as a torch\.autograd\.Function: its gradient would be lost"):
+        flex_attention(Q, Q, Q, lambda s, b, h, i, j: Product.apply(torch.tanh(s), scale))
+
+
 def test_a_learned_function_of_other_arguments() -> None:
     with pytest.raises(TypeError, match=r"score_mod cannot be called as fn\(score, b, h, i, j\): too many"):
         flex_attention(Q, Q, Q, lambda s, b, h, i: s * FACTOR[h])

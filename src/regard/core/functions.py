@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dis
 from collections.abc import Callable, Hashable
 from functools import lru_cache
@@ -12,13 +13,16 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from regard.core.value import number_key
+from regard.core.value import Value, names, number_key
 
 NUMBERS = (int, float, bool, str, type(None), torch.dtype)
 _SETTLED = frozenset(("builtins", "math", "regard", "torch", "typing"))  # packages in which nobody changes a number
 _DEEPEST = 8  # functions that read functions
 _READS_OUTSIDE = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")  # the last in classes, from Python 3.12 on
 _READ_ANY_NAME = ("eval", "exec", "globals", "locals", "vars")
+_WRITERS = frozenset(
+    ("append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update")
+)
 _IN_EVERY_MODULE = ("__builtins__", "__name__", "__package__")
 Content = Callable[[Tensor], Hashable] | None
 _settled_functions: WeakSet[FunctionType] = WeakSet()
@@ -42,9 +46,7 @@ def function_key(function: FunctionType, content: Content = None, depth: int = 0
         return function
     if depth > _DEEPEST:
         raise Unknown
-    read = _read_by(function)
-    every = *read.cells, *read.outside.values(), *read.defaults, *read.named.values()
-    return function.__code__, tuple([_key_of(x, content, depth) for x in every])
+    return function.__code__, tuple([_key_of(x, content, depth) for x in _read_by(function).values()])
 
 
 def clone(t: Tensor) -> Tensor:
@@ -53,22 +55,64 @@ def clone(t: Tensor) -> Tensor:
 
 
 def frozen(function: FunctionType, tensor: Callable[[Tensor], Tensor] = clone, depth: int = 0) -> FunctionType:
-    """The same function of copies of all that it reads: nobody changes what it computes. Raises Unknown.
+    """The same function over copies of all that it reads, so that later changes do not reach it. Raises Unknown.
 
-    tensor: the copy of a tensor.
+    tensor: the copy of a tensor. Values are copied in the order in which `function_key` reads them.
     """
     if function in _settled_functions:
         return function
     if depth > _DEEPEST:
         raise Unknown
-    read, around = _read_by(function), function.__globals__
-    outside = {name: around[name] for name in _IN_EVERY_MODULE if name in around}
-    outside |= {name: _copy_of(x, tensor, depth) for name, x in read.outside.items()}
-    cells = tuple([CellType(_copy_of(x, tensor, depth)) for x in read.cells])
-    defaults = tuple([_copy_of(x, tensor, depth) for x in read.defaults])
-    made = FunctionType(function.__code__, outside, function.__name__, defaults, cells)
-    made.__kwdefaults__ = {name: _copy_of(x, tensor, depth) for name, x in read.named.items()}
-    return made
+    return _reading(function, _read_by(function).mapped(lambda x: _copy_of(x, tensor, depth)))
+
+
+def bound(function: FunctionType, depth: int = 0) -> FunctionType:
+    """The same function over the values that its variables have now: a loop that assigns others does not reach it.
+
+    Lists and dictionaries are copied, unless the function may write into them; other values are not. A function that
+    assigns variables outside of it, or asks for them by name, stays as it is.
+
+    >>> functions = [bound(lambda x: x + n) for n in (1, 2)]
+    >>> [function(10) for function in functions]
+    [11, 12]
+    """
+    if function in _settled_functions or depth > _DEEPEST:
+        return function
+    try:
+        read = _read_by(function)
+    except Unknown:
+        return function
+    if all(map(_is_settled, read.values())):
+        return function
+
+    copied = () if _writes(function.__code__) else (list, dict)
+
+    def kept(x: Any) -> Any:
+        return bound(x, depth + 1) if isinstance(x, FunctionType) else copy.copy(x) if type(x) in copied else x
+
+    return _reading(function, read.mapped(kept))
+
+
+def with_bound(item: Any) -> Any:
+    """A value, or a tuple of values, whose functions are `bound`; the same one where it holds none.
+
+    A backward computes scores and masks again: it must read what the forward read.
+    """
+    if isinstance(item, FunctionType):
+        return bound(item)
+    if isinstance(item, tuple):
+        made = tuple([with_bound(part) for part in item])  # pyright: ignore[reportUnknownVariableType]
+        return made if any(a is not b for a, b in zip(made, item, strict=True)) else item  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(item, Value):
+        return item
+    fields = {name: getattr(item, name) for name in names(type(item))}
+    changed = {name: made for name, field in fields.items() if (made := with_bound(field)) is not field}
+    if not changed:
+        return item
+    twin = copy.copy(item)
+    for name, made in changed.items():
+        object.__setattr__(twin, name, made)  # the class is frozen; the function computes the same
+    return twin
 
 
 def settle(function: FunctionType) -> None:
@@ -88,6 +132,30 @@ class _Read(NamedTuple):
     outside: dict[str, Any]
     defaults: tuple[Any, ...]
     named: dict[str, Any]
+
+    def values(self) -> tuple[Any, ...]:
+        return *self.cells, *self.outside.values(), *self.defaults, *self.named.values()
+
+    def mapped(self, fn: Callable[[Any], Any]) -> _Read:
+        """The same names with fn of each value, called in the order of `values`."""
+        found = iter([fn(x) for x in self.values()])
+        return _Read(
+            tuple([next(found) for _ in self.cells]),
+            {name: next(found) for name in self.outside},
+            tuple([next(found) for _ in self.defaults]),
+            {name: next(found) for name in self.named},
+        )
+
+
+def _reading(function: FunctionType, read: _Read) -> FunctionType:
+    """The function of the same code that reads these values."""
+    around = function.__globals__
+    outside = {name: around[name] for name in _IN_EVERY_MODULE if name in around} | read.outside
+    made = FunctionType(
+        function.__code__, outside, function.__name__, read.defaults, tuple([CellType(x) for x in read.cells])
+    )
+    made.__kwdefaults__ = read.named
+    return made
 
 
 def _read_by(function: FunctionType) -> _Read:
@@ -119,6 +187,17 @@ def _names_read(code: CodeType) -> tuple[str, ...] | None:
                     return None
                 found[step.argval] = None
     return tuple(found)
+
+
+@lru_cache(1024)
+def _writes(code: CodeType) -> bool:
+    """Whether a function may write into a list or a dictionary."""
+    return any(
+        step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR")
+        or (step.opname in ("LOAD_METHOD", "LOAD_ATTR") and step.argval in _WRITERS)
+        for inner in _codes(code)
+        for step in dis.get_instructions(inner)
+    )
 
 
 def _codes(code: CodeType) -> list[CodeType]:

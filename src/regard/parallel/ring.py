@@ -12,6 +12,7 @@ from regard.backends.base import Backend
 from regard.call.arguments import answers_calls, batch_axes
 from regard.core.dropout import Dropout
 from regard.core.dtypes import accumulator
+from regard.core.functions import with_bound
 from regard.core.positions import Positions
 from regard.core.state import State
 from regard.core.tracing import outside_of_graphs
@@ -138,7 +139,7 @@ def _call(
         logits = None if sink is None else torch.as_tensor(sink, dtype=accumulator(q.dtype), device=q.device)
         call_of_all = (shards, key_shards, score, mask, positions, logits, dropout, wire, deterministic)
         shards, key_shards, drop = agree_on_call(peers, "ring_attention", q, k, v, *call_of_all)
-        given = (peers, shards, key_shards, score, mask, None, logits, drop, backend, wire)
+        given = (peers, shards, key_shards, with_bound(score), with_bound(mask), None, logits, drop, backend, wire)
         if deterministic is not None:
             kind = OrderedCall(*given, grid=deterministic)
         elif shards.n * _numbers(q, v) < key_shards.n * _numbers(k, v) / 2:

@@ -18,6 +18,7 @@ from regard.core.deferred import kept_alike
 from regard.core.dropout import Dropout
 from regard.core.dtypes import autocast, exact
 from regard.core.errors import ShapeError
+from regard.core.functions import with_bound
 from regard.core.positions import Positions
 from regard.core.shapes import broadcasts, listed, repeat_heads
 from regard.core.state import RowStats
@@ -52,6 +53,8 @@ class BoundCall:
         if not kept_alike(k, v):
             k, v = arrays.tensor(k, "k"), arrays.tensor(v, "v")
         q, k, v = as_autocast(q), as_autocast(k), as_autocast(v)
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            score, mask = with_bound(score), with_bound(mask)
         with self.precision():
             problem, layout = build_problem(q, k, v, score, mask, positions, dropout)
         if scripted():

@@ -18,6 +18,7 @@ from regard.call.of_part import mask_of_part, part_gradients, score_of_part
 from regard.call.part import QueriesAndKeys
 from regard.core.dtypes import accumulator, exact
 from regard.core.errors import ShapeError
+from regard.core.functions import with_bound
 from regard.core.positions import Positions
 from regard.core.region import Frame
 from regard.core.shapes import count_of, listed
@@ -228,6 +229,7 @@ def over_call(
         raise ValueError(f"ahead is {ahead}; expected a number of parts, or 0 to read without a thread.")
     source = source if isinstance(source, Source) else Chunks(source)
     logits = None if sink is None else torch.as_tensor(sink, dtype=accumulator(q.dtype), device=q.device)
+    score, mask = with_bound(score), with_bound(mask)
     call = OverCall(source, score, mask, None, logits, backend, ahead, progress, torch.is_grad_enabled())
     return replace(call, positions=call.query_positions(q, positions))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -29,14 +29,47 @@ def captured_by(fn: Callable[..., Any], *args: Tensor) -> tuple[Tensor, ...]:
 
 
 def with_captured(fn: Callable[..., Any], captured: tuple[Tensor, ...]) -> Callable[..., Any]:
-    """The function of (tensors, *args) that reads these tensors in the place of those that fn captured."""
+    """The function of (tensors, *args) that reads these tensors in the place of those that fn captured.
+
+    It raises RuntimeError where fn does not read all of them: in a backward, after something else was put in their
+    place, as torch.func.functional_call does.
+    """
 
     def call(tensors: tuple[Tensor, ...], *args: Any) -> Any:
-        with _Exchange(dict(zip(map(id, captured), tensors, strict=True))):
-            return fn(*args)
+        exchange = _Exchange(dict(zip(map(id, captured), tensors, strict=True)))
+        with exchange:
+            found = fn(*args)
+        if len(exchange.met) < len(exchange.others):
+            raise RuntimeError(
+                f"{call.__name__} reads other tensors now than when flex_attention was called: their gradients would "
+                "be lost. Keep what it reads until the backward has run; after torch.func.functional_call, "
+                "differentiate with torch.func.grad."
+            )
+        return found
 
     call.__name__ = getattr(fn, "__name__", type(fn).__name__)
     return call
+
+
+def check_exchange(fn: Callable[..., Any], captured: tuple[Tensor, ...], *args: Tensor) -> None:
+    """ValueError where the result of fn(*args) depends on a captured tensor, and does not on one in its place."""
+    given = tuple([t.detach().requires_grad_() for t in captured])
+    with torch.enable_grad(), PairIndexing():
+        own, other = fn(*args), with_captured(fn, captured)(given, *args)
+    for of_own, of_other in zip(_depends(own, captured), _depends(other, given), strict=True):
+        if of_own != of_other:
+            raise ValueError(
+                f"{getattr(fn, '__name__', 'score_mod')} gives a tensor that requires a gradient to what PyTorch does "
+                "not show, such as a torch.autograd.Function: its gradient would be lost. Compute with operations of "
+                "PyTorch, or write the score as a regard.Modifier with the tensor in a field."
+            )
+
+
+def _depends(result: Any, on: tuple[Tensor, ...]) -> list[bool]:
+    if not isinstance(result, Tensor) or not result.requires_grad:
+        return [False for _ in on]
+    grads = torch.autograd.grad(result.sum(), on, allow_unused=True, retain_graph=True)
+    return [one is not None for one in cast("tuple[Tensor | None, ...]", grads)]
 
 
 class _Reader(TorchFunctionMode):
@@ -63,13 +96,17 @@ class _Exchange(TorchFunctionMode):
     def __init__(self, others: dict[int, Tensor]) -> None:
         super().__init__()
         self.others = others
+        self.met = set[int]()  # the ids of those that were exchanged
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*self._of(args), **self._of(kwargs or {}))
 
     def _of(self, x: Any) -> Any:
         if isinstance(x, Tensor):
-            return self.others.get(id(x), x)
+            if id(x) not in self.others:
+                return x
+            self.met.add(id(x))
+            return self.others[id(x)]
         if isinstance(x, (list, tuple)):
             made = [self._of(one) for one in x]  # pyright: ignore[reportUnknownVariableType]
             return made if isinstance(x, list) else tuple(made)

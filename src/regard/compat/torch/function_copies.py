@@ -51,13 +51,15 @@ def template_of(fn: Callable[..., Any]) -> tuple[FunctionType, tuple[Tensor, ...
         learned.setdefault(id(t), t)
         return _place(list(learned).index(id(t)), t)
 
-    found = _templates.get(function_key(fn, content=content))
+    key = function_key(fn, content=content)
+    found = _templates.get(key)
     if found is None:
-        found = _new_template(fn)
+        found = _new_template(fn, key)
     return found, tuple(learned.values())
 
 
-def _new_template(fn: FunctionType) -> FunctionType:
+def _new_template(fn: FunctionType, key: Hashable) -> FunctionType:
+    """A template of that key. Raises Unknown where another thread has changed what the function reads meanwhile."""
     places = dict[int, Tensor]()  # by the id of a tensor with a gradient, what stands in its place
 
     def place(t: Tensor) -> Tensor:
@@ -72,9 +74,11 @@ def _new_template(fn: FunctionType) -> FunctionType:
     def content(t: Tensor) -> Hashable:
         return _place(numbers[id(t)], t) if id(t) in numbers else _content(t)
 
+    if function_key(copy, content=content) != key:
+        raise Unknown
     made = with_captured(copy, in_order)
     assert isinstance(made, FunctionType)
-    return _kept(_templates, function_key(copy, content=content), made)
+    return _kept(_templates, key, made)
 
 
 def _place(number: int, t: Tensor) -> Hashable:

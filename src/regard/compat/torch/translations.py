@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.compat.torch.captured import captured_by, with_captured
+from regard.compat.torch.captured import captured_by, check_exchange, with_captured
 from regard.compat.torch.function_copies import copy_of, template_of
 from regard.compat.torch.mask_mods import MaskMod, translate_mask
 from regard.compat.torch.pair_functions import NotRecorded, Sizes
@@ -81,6 +81,8 @@ def _learned(score_mod: Mod, sizes: Sizes) -> LearnedScoreMod | None:
         index = torch.zeros((), dtype=torch.int64, device=sizes.device)
         with _checked(score_mod):
             tensors = captured_by(score_mod, score, index, index, index, index)
+        if tensors and not transformed():
+            check_exchange(score_mod, tensors, score, index, index, index, index)
         fn = with_captured(score_mod, tensors)
     if not tensors:
         return None

@@ -1,0 +1,111 @@
+"""A backward computes scores and masks again: from what their functions read when the call was made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard as rg
+from regard.core.functions import bound, with_bound
+from regard.core.region import Region
+
+REACH = 5
+
+
+@dataclass(frozen=True)
+class Applied(rg.Modifier):
+    """A modifier with a function in a field."""
+
+    fn: Callable[[Tensor], Tensor]
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return self.fn(s)
+
+
+def tensors() -> list[Tensor]:
+    random = torch.Generator().manual_seed(0)
+    return [torch.randn(1, 2, 20, 8, generator=random) for _ in "qkv"]
+
+
+@pytest.mark.parametrize("backend", [rg.Reference(), rg.Tiled(), None])
+def test_a_variable_of_a_loop(backend: rg.Backend | None) -> None:
+    q, k, v = tensors()
+    leaves, outs = list[Tensor](), list[Tensor]()
+    for w in (5, 9):
+        leaves.append(q.clone().requires_grad_())
+        score = rg.ScaledDot() >> Applied(lambda s: s * w)  # noqa: B023
+        mask = rg.Where(lambda b, h, i, j: (i - j).abs() < w)  # noqa: B023
+        outs.append(rg.attention(leaves[-1], k, v, score=score, mask=mask, backend=backend))
+    for w, leaf, out in zip((5, 9), leaves, outs, strict=True):
+        x = q.clone().requires_grad_()
+        right = rg.attention(x, k, v, score=rg.ScaledDot(w / 8**0.5), mask=rg.Window(w - 1, w - 1))
+        expected = torch.autograd.grad(right.square().sum(), x)[0]
+        torch.testing.assert_close(torch.autograd.grad(out.square().sum(), leaf)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def gradient(call: Callable[[Tensor], Tensor], change: Callable[[], object] = tuple) -> Tensor:
+    x = tensors()[0].requires_grad_()
+    out = call(x)
+    change()
+    return torch.autograd.grad(out.square().sum(), x)[0]
+
+
+CALLS: dict[str, Callable[[Tensor, dict[str, Any]], Tensor]] = {
+    "attention": lambda x, given: rg.attention(x, *tensors()[1:], **given),
+    "attention, tiled": lambda x, given: rg.attention(x, *tensors()[1:], **given, backend=rg.Tiled()),
+    "weights": lambda x, given: rg.attention_weights(x, tensors()[1], **given),
+    "state": lambda x, given: rg.attention_state(x, *tensors()[1:], **given).finish()[1],
+    "entropy": lambda x, given: rg.entropy(x, tensors()[1], **given),
+    "over parts": lambda x, given: rg.attention_over(
+        x, [(t, u) for t, u in zip(*(t.split(7, -2) for t in tensors()[1:]), strict=True)], **given
+    ),
+}
+READS: dict[str, Callable[[dict[str, int], list[int]], Callable[..., Any]]] = {
+    "a dictionary": lambda named, listed: lambda b, h, i, j: (i - j).abs() < named["w"],
+    "a list": lambda named, listed: lambda b, h, i, j: (i - j).abs() < listed[0],
+    "a global": lambda named, listed: lambda b, h, i, j: (i - j).abs() < REACH,
+}
+
+
+@pytest.mark.parametrize("reads", READS)
+@pytest.mark.parametrize("call", CALLS)
+def test_what_changes_between_forward_and_backward(call: str, reads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    named, listed = {"w": 5}, [5]
+    given = {"mask": rg.Where(READS[reads](named, listed))}
+
+    def change() -> None:
+        named["w"] = listed[0] = 15
+        monkeypatch.setattr(f"{__name__}.REACH", 15)
+
+    found = gradient(lambda x: CALLS[call](x, given), change)
+    torch.testing.assert_close(found, gradient(lambda x: CALLS[call](x, {"mask": rg.Window(4, 4)})))
+
+
+def test_functions_that_cannot_change_stay_as_they_are() -> None:
+    fixed = rg.Where(lambda b, h, i, j: torch.minimum(i, j) >= 3)
+    both = rg.Causal() & fixed
+    assert with_bound(both) is both
+    count = 0
+
+    def counted(x: int) -> int:
+        nonlocal count
+        count += 1
+        return x
+
+    assert bound(counted) is counted
+
+
+def test_a_list_that_a_function_writes_into_is_the_callers() -> None:
+    seen: list[int] = [0]
+
+    def near(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        seen.append(i.numel())
+        return (i - j).abs() < 5
+
+    gradient(lambda x: rg.attention(x, *tensors()[1:], mask=rg.Where(near)))
+    assert len(seen) > 1
