@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
 import regard as rg
+from regard.core import functions
 from regard.core.functions import bound, with_bound
 from regard.core.region import Region
 
@@ -109,3 +111,23 @@ def test_a_list_that_a_function_writes_into_is_the_callers() -> None:
 
     gradient(lambda x: rg.attention(x, *tensors()[1:], mask=rg.Where(near)))
     assert len(seen) > 1
+
+
+def test_functions_that_read_one_another_are_copied_once() -> None:
+    def even(n: int) -> bool:
+        return n == 0 or odd(n - 1)
+
+    def odd(n: int) -> bool:
+        return n != 0 and even(n - 1)
+
+    with patch.object(functions, "_reading", wraps=functions._reading) as copies:
+        found = bound(even)
+    assert found(4) and not found(3) and copies.call_count == 2
+
+
+def test_functions_in_a_tuple() -> None:
+    n = 1
+    both = (lambda x: x + n, lambda x: x - n)
+    found = bound(lambda x: both[0](x))
+    n = 5
+    assert found(10) == 11 and both[0](10) == 15

@@ -66,31 +66,39 @@ def frozen(function: FunctionType, tensor: Callable[[Tensor], Tensor] = clone, d
     return _reading(function, _read_by(function).mapped(lambda x: _copy_of(x, tensor, depth)))
 
 
-def bound(function: FunctionType, depth: int = 0) -> FunctionType:
+def bound(function: FunctionType, known: dict[FunctionType, FunctionType] | None = None) -> FunctionType:
     """The same function over the values that its variables have now: a loop that assigns others does not reach it.
 
     Lists and dictionaries are copied, unless the function may write into them; other values are not. A function that
     assigns variables outside of it, or asks for them by name, stays as it is.
 
+    known: functions that are bound already; one that reads itself, by way of others too, reads the original there.
+
     >>> functions = [bound(lambda x: x + n) for n in (1, 2)]
     >>> [function(10) for function in functions]
     [11, 12]
     """
-    if function in _settled_functions or depth > _DEEPEST:
-        return function
+    known = {} if known is None else known
+    if function in _settled_functions or function in known:
+        return known.get(function, function)
+    known[function] = function
     try:
         read = _read_by(function)
     except Unknown:
         return function
     if all(map(_is_settled, read.values())):
         return function
-
     copied = () if _writes(function.__code__) else (list, dict)
 
     def kept(x: Any) -> Any:
-        return bound(x, depth + 1) if isinstance(x, FunctionType) else copy.copy(x) if type(x) in copied else x
+        if isinstance(x, FunctionType):
+            return bound(x, known)
+        if type(x) is tuple:
+            return tuple([kept(part) for part in x])  # pyright: ignore[reportUnknownVariableType]
+        return copy.copy(x) if type(x) in copied else x
 
-    return _reading(function, read.mapped(kept))
+    known[function] = _reading(function, read.mapped(kept))
+    return known[function]
 
 
 def with_bound(item: Any) -> Any:

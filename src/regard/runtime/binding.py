@@ -141,10 +141,12 @@ def _refuse_hidden_parameters(problem: Problem) -> None:
 
 
 def _may_hide(stage: Score) -> bool:
-    """Whether code of others computes a stage; where flex_attention made it of a function, it looked at what that
-    reads."""
-    looked = isinstance(stage, Modifier) and stage.of_pair() is not None
-    return not looked and calls_functions_of_others(stage)
+    """Whether a stage is computed by code that is not regard's, and whose tensors nobody has looked for.
+
+    flex_attention finds those of a function of single pairs.
+    """
+    of_flex = isinstance(stage, Modifier) and stage.of_pair() is not None
+    return not of_flex and calls_functions_of_others(stage)
 
 
 def _way_to_show(stage: Score) -> str:

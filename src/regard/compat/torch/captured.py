@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from regard.core.pair_indexing import PairIndexing
 
@@ -99,23 +100,15 @@ class _Exchange(TorchFunctionMode):
         self.met = set[int]()  # the ids of those that were exchanged
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*self._of(args), **self._of(kwargs or {}))
+        args, kwargs = tree_map_only(Tensor, self._other, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
-    def _of(self, x: Any) -> Any:
-        if isinstance(x, Tensor):
-            if id(x) not in self.others:
-                return x
-            self.met.add(id(x))
-            return self.others[id(x)]
-        if isinstance(x, (list, tuple)):
-            made = [self._of(one) for one in x]  # pyright: ignore[reportUnknownVariableType]
-            return made if isinstance(x, list) else tuple(made)
-        return {name: self._of(one) for name, one in x.items()} if isinstance(x, dict) else x  # pyright: ignore[reportUnknownVariableType]
+    def _other(self, x: Tensor) -> Tensor:
+        if id(x) not in self.others:
+            return x
+        self.met.add(id(x))
+        return self.others[id(x)]
 
 
 def _tensors(x: Any) -> list[Tensor]:
-    if isinstance(x, Tensor):
-        return [x]
-    if isinstance(x, dict):
-        return _tensors(list(x.values()))  # pyright: ignore[reportUnknownArgumentType]
-    return [t for one in x for t in _tensors(one)] if isinstance(x, (list, tuple)) else []  # pyright: ignore[reportUnknownVariableType]
+    return [t for t in tree_leaves(x) if isinstance(t, Tensor)]

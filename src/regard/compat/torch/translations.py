@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -74,30 +73,17 @@ def _learned(score_mod: Mod, sizes: Sizes) -> LearnedScoreMod | None:
     """A score_mod that reads tensors with gradients; None for others."""
     if not (sizes.pairs and torch.is_grad_enabled()):
         return None
+    check_parameters(score_mod, "score_mod", _PARAMETERS)
     try:
         fn, tensors = template_of(score_mod)
     except Unknown:  # what it reads is found while it runs
         score = torch.zeros((), dtype=sizes.dtype, device=sizes.device)
         index = torch.zeros((), dtype=torch.int64, device=sizes.device)
-        with _checked(score_mod):
-            tensors = captured_by(score_mod, score, index, index, index, index)
+        tensors = captured_by(score_mod, score, index, index, index, index)
         if tensors and not transformed():
             check_exchange(score_mod, tensors, score, index, index, index, index)
         fn = with_captured(score_mod, tensors)
-    if not tensors:
-        return None
-    check_parameters(score_mod, "score_mod", _PARAMETERS)
-    return LearnedScoreMod(fn, tensors)
-
-
-@contextmanager
-def _checked(score_mod: Mod) -> Generator[None, None, None]:
-    """Names the argument in the error for a function of other arguments."""
-    try:
-        yield
-    except TypeError:
-        check_parameters(score_mod, "score_mod", _PARAMETERS)
-        raise
+    return LearnedScoreMod(fn, tensors) if tensors else None
 
 
 def _translated(score_mod: Mod | None, mask_mod: Mod | None, scale: float, sizes: Sizes) -> Translation:
@@ -106,12 +92,14 @@ def _translated(score_mod: Mod | None, mask_mod: Mod | None, scale: float, sizes
     facts = list[tuple[str, str]]()
     if score_mod is not None:
         try:
-            with _checked(score_mod):
-                score, mask = translate_score(score_mod, scale, sizes)
+            score, mask = translate_score(score_mod, scale, sizes)
             facts.append(("score_mod", "read as regard's own score and mask"))
         except NotRecorded as why:
             score = score >> ScoreMod(score_mod)
             facts.append(("score_mod", f"a function of single pairs: {why}"))
+        except TypeError:
+            check_parameters(score_mod, "score_mod", _PARAMETERS)
+            raise
     if mask_mod is not None:
         seen = translate_mask(mask_mod, sizes)
         how = "called for each pair" if isinstance(seen, MaskMod) else "read as regard's own mask"
