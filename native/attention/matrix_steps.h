@@ -56,7 +56,14 @@ template <int V>
 static void run_program_of_rows(const Block<V>& b, int vector, int64_t j, int64_t count, float* s) {
   for (int64_t n = 0; b.factor != 1 && n < count * kBlock; n += W)
     store(s + n, Isa::product(load(s + n), splat(b.factor)));
-  Program::run<2>(b.c, place_of_rows(b, vector), *b.slots, s, kBlock, j, count, nullptr);
+  Program::run<2>(b.c, place_of_rows(b, vector), *b.slots, s, kBlock, j, count, nullptr, [] { Isa::keep_awake(); });
+}
+
+// The largest of a block's scores, of a vector.
+static vf largest_score(const float* s, int v) {
+  vf top = splat(-kInf);
+  for (int64_t n = 0; n < kBlock; ++n) top = greater_of(load(s + n * kBlock + v * W), top);
+  return top;
 }
 
 // The steps of a block of scores: times factor, a modifier, intervals, bits. Scores of keys past the tile become -inf.
@@ -90,7 +97,9 @@ static void step_block(const Block<V>& b, const StreamedTile& t, int64_t block, 
   };
   if (Program::used(b.c)) {
     run_program_of_rows(b, vector, key, count, s);
-    return step(NoModifier{}, 1.0f);
+    if (edge || bits || count < kBlock) return step(NoModifier{}, 1.0f);
+    for (int v = 0; v < 2; ++v) largest[v] = largest_score(s, v);
+    return;
   }
   Modifiers::simply(b.c, [&](auto one) { step(one, modified ? b.factor : 1.0f); });
 }

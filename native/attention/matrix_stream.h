@@ -8,6 +8,9 @@
 namespace regard {
 
 constexpr float kSlack = 8;  // by how much, in base 2, a score may exceed its row's maximum before this is raised
+// By how much more it is then raised where modifiers may let scores grow from key to key, as slopes do: the largest
+// weight may be 2^-kRoom, whose products with the least values that have parts are still far from denormal numbers.
+constexpr float kRoom = 10;
 
 // 32 queries of a block: two vectors.
 // with_lse: whether weights that are rounded are summed before that, too.
@@ -17,10 +20,16 @@ struct StreamedRows {
   Block<V>& b;
   int vector;
   float factor;  // what scores are multiplied by: 1 where a modifier has changed them
+  float room;    // by how much more than scores need maxima are raised
   vf shift[2], limit[2], sum[2], unrounded[2];
 
   StreamedRows(Block<V>& b, int vector)
-      : b(b), vector(vector), factor(Modifiers::used(b.c) ? 1.0f : b.factor), sum{vf{}, vf{}}, unrounded{vf{}, vf{}} {
+      : b(b),
+        vector(vector),
+        factor(Modifiers::used(b.c) ? 1.0f : b.factor),
+        room(Modifiers::used(b.c) ? kRoom : 0.0f),
+        sum{vf{}, vf{}},
+        unrounded{vf{}, vf{}} {
     set_shift();
   }
 
@@ -44,11 +53,7 @@ struct StreamedRows {
   }
 
   // The largest of a block's scores, in base 2.
-  vf largest(const float* s, int v) const {
-    vf top = splat(-kInf);
-    for (int64_t n = 0; n < kBlock; ++n) top = greater_of(load(s + n * kBlock + v * W), top);
-    return Isa::product(top, splat(factor));
-  }
+  vf largest(const float* s, int v) const { return Isa::product(largest_score(s, v), splat(factor)); }
 
   // Rows that have seen nothing take the maxima of these scores.
   __attribute__((noinline)) void begin(const float* s) {
@@ -119,7 +124,7 @@ struct StreamedRows {
     for (int v = 0; v < 2; ++v) {
       SoftmaxState<vf>& state = b.state[vector + v];
       const vi near = (absolute(shift[v]) < whole) & (most[v] < whole);
-      const vf raised = select(near, shift[v] + ceiling(most[v]), largest(s, v)),
+      const vf raised = select(near, shift[v] + ceiling(most[v]) + splat(room), largest(s, v)),
                top = select(most[v] > limit[v], raised, state.m);
       alpha[v] = state.raise(top);
       b.unrounded[vector + v] *= alpha[v];

@@ -33,13 +33,13 @@ REGARD_INLINE vf minimum(vf a, vf b) { return ((a < b) | (a != a)) ? a : b; }
 // e^x to 4 ulp (3 with a fused multiply-add): as the square of e^(x/2), whose exponent fits. 0 below -104, inf
 // above 88.7.
 REGARD_INLINE vf exp_any(vf x) {
-  const vf half = minimum(maximum(x, splat(-120.0f)), splat(120.0f)) * splat(0.5f), root = expv(half);
+  const vf root = expv(lesser_of(splat(120.0f), greater_of(splat(-120.0f), x)) * splat(0.5f));
   return root * root;
 }
 
 // 2^x to 3 ulp, in the same way. 0 below -150, inf from 128 on.
 REGARD_INLINE vf exp2_any(vf x) {
-  const vf root = exp2v(minimum(maximum(x, splat(-160.0f)), splat(160.0f)) * splat(0.5f));
+  const vf root = exp2v(lesser_of(splat(160.0f), greater_of(splat(-160.0f), x)) * splat(0.5f));
   return root * root;
 }
 
@@ -51,10 +51,10 @@ REGARD_INLINE vf log_any(vf x) {
   return x <= vf{} ? low : y;
 }
 
-// 1 / (1 + e^-x) to 4 ulp, without overflow.
+// 1 / (1 + e^-x) to 4 ulp, without overflow: e^-|x| / (1 + e^-|x|) below 0.
 REGARD_INLINE vf sigmoid(vf x) {
-  const vf e = exp_any(-absolute(x)), y = splat(1.0f) / (splat(1.0f) + e);
-  return x < vf{} ? e * y : y;
+  const vf root = expv(greater_of(splat(-60.0f), absolute(x) * splat(-0.5f))), e = root * root;
+  return Isa::quotient(x < vf{} ? e : splat(1.0f), splat(1.0f) + e);
 }
 
 // -1, 0 or 1; 0 of NaN.

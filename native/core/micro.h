@@ -6,10 +6,6 @@
 
 namespace regard {
 
-// Functions that hold a microkernel are not inlined: inside a large function the compiler moves its accumulators to
-// memory.
-#define REGARD_NOINLINE static __attribute__((noinline))
-
 // Floats, where the instruction set has no products of pairs: nothing is compiled twice.
 using Pairs = std::conditional_t<Isa::kPairs, BFloat16Pairs, Floats>;
 

@@ -17,6 +17,7 @@ REGARD_INLINE vf select(vi c, vf a, vf b) { return c ? a : b; }
 
 // The second operand where either is NaN: callers choose the order.
 REGARD_INLINE vf greater_of(vf a, vf b) { return a > b ? a : b; }
+REGARD_INLINE vf lesser_of(vf a, vf b) { return a < b ? a : b; }
 
 // The least whole number that is not below x, for |x| < 2^31; what is not finite stays so.
 REGARD_INLINE vf ceiling(vf x) {
@@ -49,9 +50,13 @@ REGARD_INLINE vf plus_bounded(vf s, vf x) { return s + x * splat(kLog2e); }
 
 // The same for any x and s. A sum of finite numbers that became infinite is replaced by the largest float, whose bits
 // are one less.
-REGARD_INLINE vf plus_natural(vf s, vf x) {
+REGARD_NOINLINE vf plus_saturated(vf s, vf x) {
   const vf y = plus_bounded(s, bounded(x));
   return (vf)((vi)y + ((absolute(y) == splat(kInf)) & is_finite(s) & is_finite(x)));
+}
+REGARD_INLINE vf plus_natural(vf s, vf x) {
+  const vf y = plus_bounded(s, x);
+  return Isa::lanes_set(~is_finite(y)) ? plus_saturated(s, x) : y;
 }
 
 // From base 2 to natural.
@@ -124,21 +129,20 @@ REGARD_INLINE vf log1pv(vf x) {
   return x < splat(kInf) ? inside : x;
 }
 
-// tanh to 2 ulp; ±1 for large arguments, NaN stays NaN. Cephes' polynomial near 0, the exponential beyond.
+// tanh to 2.5 ulp, of which half is the quotient's; ±1 for large arguments, NaN stays NaN. With E = e^2|x| - 1, it is
+// E / (E + 2): e^r - 1 = r + r² p(r) for |r| ≤ ln 2 / 2 loses no digits of small arguments, and those of large ones do
+// not change the quotient.
 REGARD_INLINE vf tanhv(vf x) {
-  vf a = absolute(x);
-  vf z = x * x;
-  vf p = splat(-5.70498872745e-3f);
-  p = p * z + splat(2.06390887954e-2f);
-  p = p * z + splat(-5.37397155531e-2f);
-  p = p * z + splat(1.33314422036e-1f);
-  p = p * z + splat(-3.33332819422e-1f);
-  p = p * z * x + x;
-  vf big = a > splat(20.0f) ? splat(20.0f) : a;
-  vf e = exp2v(big * splat(2 * kLog2e));
-  vf far = splat(1.0f) - splat(2.0f) / (e + splat(1.0f));
-  far = (vf)((vi)far | ((vi)x & splat_int((int32_t)0x80000000)));
-  return a < splat(0.625f) ? p : far;
+  const vf twice = lesser_of(splat(24.0f), absolute(x) * splat(2.0f));
+  const vf t = twice * splat(kLog2e) + splat(kMagic), r = twice - (t - splat(kMagic)) * splat(kLn2);
+  vf p = splat(1.3882522471249104e-3f) * r + splat(8.366514928638935e-3f);
+  p = p * r + splat(4.166720062494278e-2f);
+  p = p * r + splat(1.6666543483734130e-1f);
+  p = p * r + splat(4.999999701976776e-1f);
+  p = p * (r * r) + r;
+  const vf scale = (vf)(((vu)t << 23) + 0x3f800000u), most = p * scale + (scale - splat(1.0f));
+  const vf y = Isa::quotient(most, most + splat(2.0f));
+  return (vf)((vi)y | ((vi)x & splat_int((int32_t)0x80000000)));
 }
 
 REGARD_INLINE float bf16_to_float(uint16_t h) {

@@ -32,6 +32,12 @@ struct Isa : PlainIsa<Isa>, MatrixUnit<Isa> {
     }
   };
 
+  static void keep_awake() {
+    if (!emulated_tiles_configured) __builtin_trap();
+    __builtin_memset(&emulated_tiles.left, 0xff, sizeof emulated_tiles.left);
+    __builtin_memset(&emulated_tiles.right, 0xff, sizeof emulated_tiles.right);
+  }
+
   REGARD_INLINE vf product(vf a, vf b) {
     vf x = a * b;
     __asm__("" : "+m"(x));

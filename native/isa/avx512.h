@@ -20,6 +20,12 @@ struct Avx512Isa : PlainIsa<Own> {
 
   REGARD_INLINE vi widen_int8(vb x) { return (vi)_mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)x); }
 
+  // A quotient of 14 bits, and what is left of a divided in the same way: half of the cycles of a division.
+  REGARD_INLINE vf quotient(vf a, vf b) {
+    const vf inverse = (vf)_mm512_maskz_rcp14_ps(0xffff, (__m512)b), near = a * inverse;
+    return near + (a - b * near) * inverse;
+  }
+
   REGARD_INLINE uint32_t lanes_set(vi c) {
     return (uint32_t)__builtin_ia32_cvtd2mask512((__attribute__((vector_size(64))) int)c);
   }

@@ -75,6 +75,9 @@ struct PlainIsa {
     a = low;
   }
 
+  // a / b to 1 ulp, for b from 1 to 2^64.
+  REGARD_INLINE vf quotient(vf a, vf b) { return a / b; }
+
   REGARD_INLINE vf exp2(vf x) { return x; }
 
   // 2^x to 2 ulp, with what is quickest: see exp2v.
@@ -114,6 +117,7 @@ struct PlainIsa {
   struct MatrixUnitSession {
     ~MatrixUnitSession() {}
   };
+  REGARD_INLINE void keep_awake() {}
   REGARD_INLINE vf product(vf a, vf b) { return a * b; }
 
   template <int parts, int V, class To>

@@ -5,6 +5,9 @@
 #include <utility>
 
 #define REGARD_INLINE static inline __attribute__((always_inline))
+// What is rarely called, and what holds a microkernel: inside a large function the compiler moves its accumulators to
+// memory.
+#define REGARD_NOINLINE static __attribute__((noinline))
 
 namespace regard {
 

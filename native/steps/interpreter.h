@@ -171,8 +171,11 @@ struct Interpreter : ProgramCode {
   // Calls take(key, vector, numbers) for the numbers of a slot.
   template <int V, class Take>
   REGARD_INLINE void each_number(const Slots& s, int32_t slot, int64_t keys, const Take& take) {
-    for (int64_t n = 0; n < keys; ++n)
-      for (int v = 0; v < V; ++v) take(n, v, load(s.at[slot] + n * s.key[slot] + v * s.vector[slot]));
+    const float* at = s.at[slot];
+    const int64_t key = s.key[slot], vector = s.vector[slot];
+    for (int64_t n = 0; n < keys; ++n, at += key)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) take(n, v, load(at + v * vector));
   }
 
   REGARD_NOINLINE void load_row(const RowKeys& keys, Slots& s, const Instruction& x) {

@@ -85,9 +85,10 @@ struct Program : Modifier, ProgramGradients {
 
   // Turns the natural scores of `count` keys from j on and of V vectors of queries, rows `ld` floats apart, into scores
   // in base 2. kept: takes what the backward reads of them, see ProgramGradients::kept_size, or null.
-  template <int V>
+  // between: is called after each kAtOnce keys.
+  template <int V, class Between>
   REGARD_NOINLINE void run(const regard_call& c, const Place& p, Slots& slots, float* scores, int64_t ld, int64_t j,
-                           int64_t count, float* kept) {
+                           int64_t count, float* kept, const Between& between) {
     constexpr int64_t kAtOnce = Interpreter::kSlotSize / (V * W);
     const Instruction* body = body_of(c);
     const bool in_place = ld == V * W && !kept;  // a derivative reads slot 0 behind the result
@@ -112,6 +113,7 @@ struct Program : Modifier, ProgramGradients {
             if (x.op == REGARD_DO_GATHER_GRADIENT) keep(next, x.b);
           },
           [&](int64_t n, int v, vf y) { store(place + n * kQueries + v * W, y); });
+      between();
     }
     slots.at[0] = first_slot;
   }
@@ -120,7 +122,7 @@ struct Program : Modifier, ProgramGradients {
   template <int V>
   static void run(const Block<V>& b, const Tile& t, float* scores, int64_t from, int64_t to, float* kept) {
     run<V>(b.c, b.p, *b.slots, scores + from * kQueries, kQueries, t.j + from, to - from,
-           kept ? kept + from * kQueries : nullptr);
+           kept ? kept + from * kQueries : nullptr, [] {});
   }
 
   // One key, for callers that have one at a time and no backward: slower.

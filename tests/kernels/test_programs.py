@@ -263,3 +263,25 @@ def test_a_remainder_of_a_power_of_two_needs_no_division(isa: str, of: int, divi
     given = {"score": score, "positions": rg.head(40, 300)}
     found, right = (rg.attention(q, k, k, **given, backend=b) for b in (rg.Native(), rg.Reference()))
     torch.testing.assert_close(found, right)
+
+
+@dataclass(frozen=True)
+class Divided(rg.Modifier):
+    by: float
+
+    def modify(self, s: Tensor, at: Region) -> Tensor:
+        return (s / self.by).tanh()
+
+
+@pytest.mark.parametrize(("by", "divides"), [(8.0, False), (-0.25, False), (2.0**-126, False), (3.0, True)])
+def test_a_power_of_two_divides_as_a_product(isa: str, by: float, divides: bool) -> None:
+    at = FRAMES["blocks"]
+    rows = lower(graph_of((Divided(by),), at), at, (), (False,)).rows
+    assert ("DIV" in {OPERATIONS[op] for op in rows[:, 0].tolist()}) == divides
+    q, k = torch.randn(1, 40, 8, requires_grad=True), torch.randn(1, 300, 8)
+    given = {"score": rg.ScaledDot() >> Divided(by), "positions": rg.head(40, 300)}
+    found, right = (rg.attention(q, k, k, **given, backend=b) for b in (rg.Native(), rg.Reference()))
+    torch.testing.assert_close(found, right)
+    gradients = [torch.autograd.grad(out.sum(), q)[0] for out in (found, right)]
+    if abs(by) > 0.1:  # s, divided by less, is infinite
+        torch.testing.assert_close(*gradients)

@@ -85,6 +85,8 @@ class Code:
 
     def do(self, op: str, *args: int) -> int:
         """The value of an operation on values of the kinds that it takes."""
+        if op in ("DIV", "DIV_NONZERO") and (inverse := self._exact_inverse(args[1])) is not None:
+            op, args = op.replace("DIV", "MUL"), (args[0], self.number(inverse))
         kind = _KINDS.get(op, "float")
         if op in ("AND", "OR", "XOR", "NOT"):
             kind = self.kind(args[0])
@@ -118,6 +120,13 @@ class Code:
     def _is(self, value: int, x: float) -> bool:
         made = self.made[value]
         return made.op == "NUMBER" and made.kind == "float" and self.float_of(value) == x
+
+    def _exact_inverse(self, value: int) -> float | None:
+        """1 / x of a number that is a power of 2: what is multiplied by it is divided by x, to the last bit."""
+        if self.made[value].op != "NUMBER" or self.kind(value) != "float":
+            return None
+        x = self.float_of(value)
+        return 1 / x if abs(math.frexp(x)[0]) == 0.5 and 2.0**-126 <= abs(x) <= 2.0**126 else None
 
     def _simpler(self, op: str, args: tuple[int, ...]) -> int | None:
         """A value that is the same for every number, NaN included: 1 · x, x / 1."""
