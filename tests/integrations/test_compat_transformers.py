@@ -196,7 +196,7 @@ def test_architectures_that_compute_with_the_mask(name: str, side: str, monkeypa
 @pytest.mark.parametrize("name", ["DeepSeek-V3.2", "DeepSeek-V4"])
 def test_tokens_of_an_architecture_that_chooses_keys(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """V3.2 chooses 5 keys for each query: among 13 tokens that hides more than its mask does. V4 appends keys."""
-    monkeypatch.setattr(said_once, "_SAID", {"mask of DeepseekV32Model", "mask of DeepseekV4Model"})
+    monkeypatch.setattr(said_once, "_SAID", {"attention mask of DeepseekV32Model", "attention mask of DeepseekV4Model"})
     eager, ours = both(CHANGING[name])
     asked = {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False, "pad_token_id": 0}
     found = [model.generate(tokens(), attention_mask=padded("left"), **asked) for model in (eager, ours)]
@@ -207,7 +207,7 @@ def test_tokens_of_an_architecture_that_chooses_keys(name: str, monkeypatch: pyt
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 13, 29])
 def test_keys_that_layers_append(n: int, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """DeepSeek V4's layers append one key for each 2 or 4 tokens, and to the mask who sees it: logits and gradients."""
-    monkeypatch.setattr(said_once, "_SAID", {"mask of DeepseekV4Model"})
+    monkeypatch.setattr(said_once, "_SAID", {"attention mask of DeepseekV4Model"})
     ids = torch.randint(3, VOCABULARY, (2, n), generator=torch.Generator().manual_seed(n))
     real = torch.ones_like(ids)
     if n > 2 and side != "none":

@@ -13,6 +13,7 @@ from regard.api import attention
 from regard.call.hooks import AttentionCall, notify
 from regard.compat.transformers.mask import LazyMask, ReducedMask
 from regard.compat.transformers.models import FirstForward
+from regard.compat.transformers.relative_bias import NoTable, RelativeTable, without_zeros
 from regard.compat.transformers.sharded_mask import ShardedMask, running
 from regard.core.dropout import Dropout
 from regard.core.errors import Unsupported
@@ -67,7 +68,7 @@ def attention_forward(
     softcap: float | None = None,
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
+    position_bias: RelativeTable | NoTable | Tensor | None = None,
     indices: Tensor | None = None,
     cache: Any = None,
     **others: Any,
@@ -75,8 +76,9 @@ def attention_forward(
     """One call of attention, as transformers' attention modules make it: (out, None), out (batch, nq, heads, dv).
 
     query (batch, heads, nq, dk), key and value (batch, key heads, nk, ...), not repeated. Scores are scaled (by
-    `scaling`; None = 1 / sqrt(dk)), capped (`softcap`), then `position_bias` (T5) is added. `s_aux` (heads,) are
-    learned sinks. Of the visible keys, a query sees those in `indices` (batch, nq, n), which takes booleans of nq × nk.
+    `scaling`; None = 1 / sqrt(dk)), capped (`softcap`), then `position_bias` (T5) is added: the table of relative
+    positions if it is known, otherwise a tensor that broadcasts to (batch, heads, nq, nk). `s_aux` (heads,) are learned
+    sinks. Of the visible keys, a query sees those in `indices` (batch, nq, n), which takes booleans of nq × nk.
     `dropout` is drawn from torch's generator.
 
     attention_mask  a lazy mask; or a tensor that broadcasts to (batch, heads, nq, nk): booleans, True = may attend, or
@@ -103,34 +105,38 @@ def attention_forward(
     drop = Dropout(dropout) if dropout else None
     if cache is not None:
         _check_continuous(position_bias, indices, others)
-        score = _score(scaling, softcap, [])
+        score = _score(scaling, softcap)
         return attend_pages(module, query, key, value, score, s_aux, drop, cache, others), None
     _refuse_unknown(others)
     forward = running()
     if forward is not None:
         forward.check_call(attention_mask, position_bias, indices)
     if isinstance(attention_mask, ShardedMask):
-        score = _score(scaling, softcap, [])
+        score = _score(scaling, softcap)
         return attention_mask.attend(module, query, key, value, score, s_aux, drop).transpose(1, 2).contiguous(), None
     nq, nk = query.shape[-2], key.shape[-2]
     positions: Positions | None = None
     keys: slice | None = None
-    added = [position_bias]
+    bias, numbers = without_zeros(position_bias), None
+    if isinstance(bias, RelativeTable) and not bias.stands_with(attention_mask, nq, nk):
+        bias = bias.dense()
     if isinstance(attention_mask, LazyMask):
-        # what is there for each key is there for all of them
-        whole = position_bias is not None or indices is not None
-        mask, positions, keys = _of_lazy(attention_mask, nq, nk, whole)
+        # what is chosen is chosen among all keys
+        mask, positions, keys = _of_lazy(attention_mask, nq, nk, indices is not None)
     elif attention_mask is not None:
         mask, numbers = _of_tensor(attention_mask)
-        added.append(numbers)
     else:
         mask = _unmasked(module, nq, nk, is_causal, sliding_window)
     chosen = None if indices is None else _chosen(indices, nk)
     mask = mask if chosen is None else mask & chosen
-    score = _score(scaling, softcap, added)
+    if isinstance(bias, RelativeTable) and positions is None:
+        positions = bias.at(keys)
+    score = _score(scaling, softcap, bias, numbers)
     notify(lambda: _attention_call(module, query, key, value, score, mask, positions, s_aux, attention_mask, chosen))
     if keys is not None:
         key, value = key[:, :, keys], value[:, :, keys]
+        if isinstance(bias, Tensor) and bias.shape[-1] == nk:
+            score = _score(scaling, softcap, bias[..., keys])
     out = attention(query, key, value, score=score, mask=mask, positions=positions, sink=s_aux, dropout=drop)
     return out.transpose(1, 2).contiguous(), None
 
@@ -143,7 +149,7 @@ def _refuse_unknown(others: dict[str, Any]) -> None:
         raise Unsupported(f'attn_implementation="regard" cannot serve {name}=...: {why}.')
 
 
-def _check_continuous(position_bias: Tensor | None, indices: Tensor | None, others: dict[str, Any]) -> None:
+def _check_continuous(position_bias: object, indices: Tensor | None, others: dict[str, Any]) -> None:
     _refuse_unknown({name: x for name, x in others.items() if name not in CONTINUOUS})
     if not RECENT:
         raise Unsupported(
@@ -207,11 +213,14 @@ def _chosen(indices: Tensor, nk: int) -> Mask:
     return Dense(named[:, None, :, :nk])
 
 
-def _score(scaling: float | None, softcap: float | None, added: list[Tensor | None]) -> Score:
+def _score(scaling: float | None, softcap: float | None, *added: RelativeTable | Tensor | None) -> Score:
     score: Score = ScaledDot(scaling)
     if softcap is not None:
         score = score >> SoftCap(softcap)
-    biases = [bias for bias in added if bias is not None]
+    for bias in added:
+        if isinstance(bias, RelativeTable):
+            score = score >> bias.stage
+    biases = [bias for bias in added if isinstance(bias, Tensor)]
     # one bias, which the native kernels take
     return score >> Bias(sum(biases[1:], biases[0])) if biases else score
 

@@ -239,7 +239,7 @@ def lazy_mask(
         )
     else:
         assert q_length is not None
-        positions = _positions(q_length, kv_length, q_offset, kv_offset, place)
+        positions = counted_from(q_length, kv_length, q_offset, kv_offset, place)
     padding = None if attention_mask is None else attention_mask.bool()
     lazy = LazyMask(batch_size, positions, mask_function, form_of(config, dtype), padding, use_vmap)
     if getattr(config, "model_type", None) in APPENDING_KEYS:
@@ -249,8 +249,8 @@ def lazy_mask(
     return None if both_ways and isinstance(lazy.pattern, Everything) and isinstance(lazy.mask, Everything) else lazy
 
 
-def _positions(nq: int, nk: int, q_offset: int | Tensor, k_offset: int | Tensor, device: Any) -> Positions:
-    """As numbers where they are known: a static cache has its offset as a tensor."""
+def counted_from(nq: int, nk: int, q_offset: int | Tensor, k_offset: int | Tensor, device: Any) -> Positions:
+    """Positions that count up by one: as numbers where those are known. A static cache has its offset as a tensor."""
     offsets = [x for x in (q_offset, k_offset) if isinstance(x, Tensor)]
     if offsets and data_unavailable(*offsets):
         return Positions(

@@ -87,7 +87,7 @@ class ShardedForward:
             )
         return anywhere
 
-    def check_call(self, mask: object, position_bias: Tensor | None, indices: Tensor | None) -> None:
+    def check_call(self, mask: object, position_bias: object, indices: Tensor | None) -> None:
         """Raises Unsupported for a call of attention that is of this rank's tokens alone."""
         why = None
         if position_bias is not None:

@@ -1,11 +1,11 @@
-"""WrittenOut: an object in the place of a mask, which becomes a tensor only if a model computes with it."""
+"""WrittenOut: an object in the place of a mask or bias, which becomes a tensor only if a model computes with it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -43,8 +43,11 @@ class WrittenOut(ABC):
 
     Functions of torch, operators, indexing and every attribute of a tensor that a subclass does not define act on that
     tensor. Changes in place raise Unsupported: layers that read the object later would not see them.
+
+    what  the name of that tensor, for messages
     """
 
+    what: ClassVar[str] = "attention mask"
     form: Form
 
     @abstractmethod
@@ -55,10 +58,10 @@ class WrittenOut(ABC):
         """The tensor; the warning says with `why` which operation needs it."""
         tensor = self.dense()
         warn_once(
-            f"mask of {self.form.model}",
-            f'{self.form.model} computes with its attention mask ({why}), so attn_implementation="regard" writes the '
-            f"mask out, {listed(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}: the memory of this model "
-            "grows with queries × keys. The results are the same.",
+            f"{self.what} of {self.form.model}",
+            f'{self.form.model} computes with its {self.what} ({why}), so attn_implementation="regard" writes the '
+            f"{self.what.split()[-1]} out, {listed(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}: the "
+            "memory of this model grows with queries × keys. The results are the same.",
         )
         return tensor
 
@@ -67,7 +70,8 @@ class WrittenOut(ABC):
         name = str(getattr(func, "__name__", func))
         named = kwargs or {}
         if isinstance(named.get("out"), WrittenOut) or (_in_place(name) and args and isinstance(args[0], WrittenOut)):
-            _refuse_change(name)
+            changed = named["out"] if isinstance(named.get("out"), WrittenOut) else args[0]
+            changed.refuse_change(name)
         given, options = tree_map(lambda x: x.written(name) if isinstance(x, WrittenOut) else x, (args, named))
         return func(*given, **options)
 
@@ -75,15 +79,21 @@ class WrittenOut(ABC):
         # names with an underscore are asked by protocols (copy, pickle, NumPy), to which this is an object
         if name.startswith("_") or not hasattr(Tensor, name):
             raise AttributeError(
-                f"the attention mask of a model on regard ({type(self).__name__}) has no attribute {name!r}, and "
+                f"the {self.what} of a model on regard ({type(self).__name__}) has no attribute {name!r}, and "
                 "torch.Tensor has none either."
             )
         if _in_place(name):
-            _refuse_change(name)
+            self.refuse_change(name)
         return getattr(self.written(name), name)
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
-        _refuse_change("__setitem__")
+        self.refuse_change("__setitem__")
+
+    def refuse_change(self, name: str) -> NoReturn:
+        raise Unsupported(
+            f"the model changes its {self.what} in place ({name}), which all its layers share and regard does not "
+            'hold in full. Load the model with attn_implementation="eager".'
+        )
 
     # by element, as of a tensor; sets and dicts go by the object
     __hash__ = object.__hash__
@@ -113,10 +123,3 @@ for _name in (*_BINARY, *_UNARY):
 
 def _in_place(name: str) -> bool:
     return name.endswith("_") and not name.endswith("__")
-
-
-def _refuse_change(name: str) -> NoReturn:
-    raise Unsupported(
-        f"the model changes its attention mask in place ({name}), which all its layers share and regard does not hold "
-        'in full. Load the model with attn_implementation="eager".'
-    )

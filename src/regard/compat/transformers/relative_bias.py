@@ -1,0 +1,259 @@
+"""T5's relative bias in transformers' models: its table and buckets, in the place of a tensor (1, heads, nq, nk).
+
+T5Attention, and the modules that transformers copies from it, make that tensor in `compute_bias`, in the first layer,
+and pass it to the attention of every layer. `install` has `compute_bias` return a RelativeTable instead where the model
+runs on regard. A module is recognised by its code and by an example: what its own `compute_bias` returns for a numbered
+table must be what RelativeTable stands for. Everything else keeps its tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from regard.compat.transformers.mask import LazyMask, counted_from
+from regard.compat.transformers.models import NAME
+from regard.compat.transformers.written_out import Form, WrittenOut
+from regard.core.positions import Positions, counted
+from regard.core.tracing import constant_in_graphs, data_unavailable
+from regard.scores.buckets import Buckets, T5Buckets, T5CausalBuckets
+from regard.scores.modifiers import RelativeBias
+
+# Of compute_bias(self, ...) where it makes the bias of all pairs; that of blocks (LongT5's encoder) has others.
+_PARAMETERS = ["self", "query_length", "key_length", "device", "past_seen_tokens"]
+# Of fewer pairs, and for one query, a tensor costs less than a table of differences: it is made once for all layers.
+FEWEST_PAIRS = 64 * 64
+# Attributes of a module that its compute_bias may read, beside the table.
+_OPTIONS = ("is_decoder", "relative_attention_num_buckets", "relative_attention_max_distance")
+
+
+@dataclass(frozen=True, eq=False)
+class RelativeTable(WrittenOut):
+    """A bias (1, heads, nq, nk) that is not there: a table by buckets of relative positions.
+
+    table      (buckets, heads), a parameter of the model
+    positions  where the queries and the keys of the bias stand
+
+    >>> from regard.core.positions import tail
+    >>> bias = RelativeTable(torch.arange(8.0).view(4, 2), T5CausalBuckets(4, 8), tail(1, 3), Form())
+    >>> bias.shape, bias.stage
+    ((1, 2, 1, 3), RelativeBias(table=float32[4, 2], buckets=T5CausalBuckets(size=4, reach=8)))
+    >>> bias.dense()[0, 0]
+    tensor([[4., 2., 0.]])
+    """
+
+    what: ClassVar[str] = "position bias"
+    table: Tensor
+    buckets: Buckets
+    positions: Positions
+    form: Form
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return 1, self.table.shape[1], self.positions.q.shape[-1], self.positions.k.shape[-1]
+
+    @property
+    def stage(self) -> RelativeBias:
+        """What it is in a score."""
+        return RelativeBias(self.table, self.buckets)
+
+    def dense(self) -> Tensor:
+        index = self.buckets.index(self.positions.q[:, None], self.positions.k)
+        return self.table[index].permute(2, 0, 1)[None]
+
+    def stands_with(self, mask: LazyMask | Tensor | None, nq: int, nk: int) -> bool:
+        """Whether it is for these queries and keys, and the mask for the same positions of them."""
+        own = self.positions.span
+        if own is None or (own.q[1], own.k[1]) != (nq, nk):
+            return False
+        if isinstance(mask, Tensor):
+            return True
+        if mask is None:  # causal, if it is, where the first query stands at the first key
+            return nq == 1 or own.offset() == 0
+        span = mask.positions.span
+        return span is not None and span.offset() == own.offset()
+
+    def at(self, keys: slice | None) -> Positions | None:
+        """The positions of the queries and of these keys (None = all); None where query i stands at key i."""
+        span = self.positions.span
+        assert span is not None
+        start, stop, _ = slice(None).indices(span.k[1]) if keys is None else keys.indices(span.k[1])
+        same = span.q == (span.k[0] + start, stop - start)
+        return None if same else counted(span.q, (span.k[0] + start, stop - start), span.device)
+
+
+@dataclass(frozen=True, eq=False)
+class NoTable(WrittenOut):
+    """A bias (1, heads, nq, nk) of zeros that is not there: that of cross-attention, which has no table."""
+
+    what: ClassVar[str] = "position bias"
+    shape: tuple[int, int, int, int]
+    like: Tensor
+    form: Form
+
+    def dense(self) -> Tensor:
+        return self.like.new_zeros(self.shape)
+
+
+def without_zeros(bias: RelativeTable | NoTable | Tensor | None) -> RelativeTable | Tensor | None:
+    """The bias, None where it adds nothing: UMT5 makes zeros for cross-attention."""
+    if not isinstance(bias, Tensor):
+        return None if isinstance(bias, NoTable) else bias
+    if bias.requires_grad or data_unavailable(bias) or bias.numel() == 0 or float(bias[(0,) * bias.dim()]) != 0:
+        return bias  # most are told apart by their first number
+    return bias if bool(bias.any()) else None
+
+
+def install() -> None:
+    """Has the attention modules of a model that takes "regard" pass their table where they are recognised."""
+    own = PreTrainedModel.get_correct_attn_implementation
+
+    @functools.wraps(own)
+    def get_correct_attn_implementation(
+        self: PreTrainedModel, requested_attention: str | None, is_init_check: bool = False
+    ) -> str:
+        found = own(self, requested_attention, is_init_check)
+        if found == NAME:
+            _take_modules_of(type(self))
+        return found
+
+    PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation
+
+
+# classes of modules whose compute_bias is replaced
+_TAKEN: set[type[nn.Module]] = set()
+
+
+def _take_modules_of(model: type[PreTrainedModel]) -> None:
+    """Classes, not modules: copies and pickles of a model hold nothing of this."""
+    for base in model.__mro__:
+        if not issubclass(base, PreTrainedModel) or base is PreTrainedModel:
+            continue
+        for cls in list(vars(sys.modules[base.__module__]).values()):
+            if isinstance(cls, type) and issubclass(cls, nn.Module) and cls not in _TAKEN and _makes_a_bias(cls):
+                _TAKEN.add(cls)
+                _take(cls)
+
+
+def _makes_a_bias(cls: type[nn.Module]) -> bool:
+    """Whether it defines how the bias of all pairs is made, and passes that on to an attention function."""
+    compute, forward = (vars(cls).get(name) for name in ("compute_bias", "forward"))
+    if not inspect.isfunction(compute) or not inspect.isfunction(forward):
+        return False
+    names = inspect.unwrap(forward).__code__.co_names
+    return list(inspect.signature(compute).parameters) == _PARAMETERS and "ALL_ATTENTION_FUNCTIONS" in names
+
+
+def _take(cls: Any) -> None:
+    own, own_forward = cls.compute_bias, cls.forward
+
+    @functools.wraps(own)
+    def compute_bias(self: Any, query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0):
+        table, many = None, query_length > 1 and query_length * key_length >= FEWEST_PAIRS
+        if many and self.config._attn_implementation == NAME:
+            table = _table_of(self, own, query_length, key_length, device, past_seen_tokens)
+        return own(self, query_length, key_length, device, past_seen_tokens) if table is None else table
+
+    @functools.wraps(own_forward)
+    def forward(self: Any, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
+        source = options.get("key_value_states")
+        known = self.config._attn_implementation == NAME and not self.has_relative_attention_bias
+        if known and source is not None and not args and options.get("position_bias") is None:
+            shape = 1, self.n_heads, hidden_states.shape[1], source.shape[1]
+            options["position_bias"] = NoTable(shape, hidden_states, Form(model=type(self).__name__))
+        return own_forward(self, hidden_states, *args, **options)
+
+    cls.compute_bias = compute_bias
+    if {"key_value_states", "position_bias"} <= inspect.signature(own_forward).parameters.keys():
+        cls.forward = forward
+
+
+def _table_of(module: Any, own: Callable[..., Any], nq: int, nk: int, device: Any, past: Any) -> RelativeTable | None:
+    """The table in the place of what `own`, the module's compute_bias, would return; None where that is not sure."""
+    embedding = module.relative_attention_bias
+    if not _looks_up(embedding) or "_relative_position_bucket" in vars(module):
+        return None
+    table = embedding.weight
+    unknown = data_unavailable(table) and not torch.compiler.is_dynamo_compiling()
+    # on other devices the kernels of torch and of FlexAttention read a tensor
+    if unknown or table.device.type != "cpu" or torch.device(device or "cpu").type != "cpu":
+        return None
+    cls = type(module)
+    decoder, size, reach = (getattr(module, name, None) for name in _OPTIONS)
+    kind = _kind_of(cls, own, getattr(cls, "_relative_position_bucket", None), decoder, size, reach)
+    if not kind or not isinstance(size, int) or not isinstance(reach, int) or size != table.shape[0]:
+        return None
+    positions = counted_from(nq, nk, past, 0, device)
+    return RelativeTable(table, _KINDS[kind](size, reach), positions, Form(model=cls.__name__))
+
+
+def _looks_up(embedding: Any) -> bool:
+    """Whether a module is an embedding that returns rows of its weight, and does nothing else."""
+    if type(embedding) is not nn.Embedding or type(embedding.weight) not in (nn.Parameter, Tensor):
+        return False
+    if embedding.padding_idx is not None or embedding.max_norm is not None:
+        return False
+    return not (embedding.scale_grad_by_freq or embedding.sparse or _is_watched(embedding))
+
+
+def _is_watched(module: Any) -> bool:
+    """Whether something besides its class sees or changes what a module returns: hooks, a forward of its own."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return "forward" in vars(module) or any(hooks)
+
+
+# names, since a graph takes no class from what runs while it is made
+_KINDS: dict[str, type[T5Buckets] | type[T5CausalBuckets]] = {"both ways": T5Buckets, "behind": T5CausalBuckets}
+
+
+@constant_in_graphs
+def _kind_of(cls: type[nn.Module], own: Callable[..., Any], bucket: object, decoder: Any, size: Any, reach: Any) -> str:
+    return _proven_kind(cls, own, bucket, decoder, size, reach)
+
+
+@functools.lru_cache(maxsize=64)
+def _proven_kind(
+    cls: type[nn.Module], own: Callable[..., Any], bucket: object, decoder: Any, size: Any, reach: Any
+) -> str:
+    """The buckets of which compute_bias, in a module with these attributes, makes what RelativeTable says; "" = others.
+
+    bucket: the function of the class, of which compute_bias takes the buckets. The example has every distance up to
+    where buckets end.
+    """
+    if not isinstance(size, int) or not isinstance(reach, int) or reach > 1 << 20:
+        return ""
+    module = cls.__new__(cls)
+    nn.Module.__init__(module)
+    for name, value in zip(_OPTIONS, (decoder, size, reach), strict=True):
+        setattr(module, name, value)
+    table = torch.arange(2 * size, dtype=torch.float32, device="cpu").view(size, 2)
+    module.relative_attention_bias = nn.Embedding.from_pretrained(table)
+    nq, nk, past = 3, 2 * reach + 5, reach + 1
+    try:
+        found = own(module, nq, nk, device=table.device, past_seen_tokens=past)
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ):  # it reads something else
+        return ""
+    for name, kind in _KINDS.items():
+        try:
+            buckets = kind(size, reach)
+        except ValueError:
+            continue
+        expected = RelativeTable(table, buckets, counted((past, nq), (0, nk), "cpu"), Form()).dense()
+        if isinstance(found, Tensor) and found.shape == expected.shape and torch.equal(found, expected):
+            return name
+    return ""
