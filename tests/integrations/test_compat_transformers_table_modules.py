@@ -79,6 +79,15 @@ def test_dropout_is_that_of_the_written_out_bias() -> None:
     assert apart(*found) < CLOSE
 
 
+def test_few_pairs_and_one_query_have_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relative_bias, "FEWEST_PAIRS", 64 * 64)
+    attention = T5.build(NAME).decoder.block[0].layer[0].SelfAttention
+    for nq, nk, table in ((63, 64, False), (64, 64, True), (1, 9000, False), (2, 2048, True)):
+        bias = attention.compute_bias(nq, nk, past_seen_tokens=nk - nq)
+        assert isinstance(bias, relative_bias.RelativeTable) is table, (nq, nk)
+        assert tuple(bias.shape) == (1, 4, nq, nk)
+
+
 class Doubled(nn.Embedding):
     def forward(self, input: Tensor) -> Tensor:
         return 2 * super().forward(input)
