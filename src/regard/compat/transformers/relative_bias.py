@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from regard.compat.transformers.mask import LazyMask, counted_from
 from regard.compat.transformers.models import NAME
 from regard.compat.transformers.written_out import Form, WrittenOut
-from regard.core.positions import Positions, counted
+from regard.core.positions import Positions, Span, counted
 from regard.core.tracing import constant_in_graphs, data_unavailable
 from regard.scores.buckets import Buckets, T5Buckets, T5CausalBuckets
 from regard.scores.modifiers import RelativeBias
@@ -40,7 +40,7 @@ class RelativeTable(WrittenOut):
     """A bias (1, heads, nq, nk) that is not there: a table by buckets of relative positions.
 
     table      (buckets, heads), a parameter of the model
-    positions  where the queries and the keys of the bias stand
+    positions  where the queries and the keys of the bias stand, known as numbers
 
     >>> from regard.core.positions import tail
     >>> bias = RelativeTable(torch.arange(8.0).view(4, 2), T5CausalBuckets(4, 8), tail(1, 3), Form())
@@ -61,6 +61,12 @@ class RelativeTable(WrittenOut):
         return 1, self.table.shape[1], self.positions.q.shape[-1], self.positions.k.shape[-1]
 
     @property
+    def _span(self) -> Span:
+        span = self.positions.span
+        assert span is not None
+        return span
+
+    @property
     def stage(self) -> RelativeBias:
         """What it is in a score."""
         return RelativeBias(self.table, self.buckets)
@@ -71,8 +77,8 @@ class RelativeTable(WrittenOut):
 
     def stands_with(self, mask: LazyMask | Tensor | None, nq: int, nk: int) -> bool:
         """Whether it is for these queries and keys, and the mask for the same positions of them."""
-        own = self.positions.span
-        if own is None or (own.q[1], own.k[1]) != (nq, nk):
+        own = self._span
+        if (own.q[1], own.k[1]) != (nq, nk):
             return False
         if isinstance(mask, Tensor):
             return True
@@ -83,8 +89,7 @@ class RelativeTable(WrittenOut):
 
     def at(self, keys: slice | None) -> Positions | None:
         """The positions of the queries and of these keys (None = all); None where query i stands at key i."""
-        span = self.positions.span
-        assert span is not None
+        span = self._span
         start, stop, _ = slice(None).indices(span.k[1]) if keys is None else keys.indices(span.k[1])
         same = span.q == (span.k[0] + start, stop - start)
         return None if same else counted(span.q, (span.k[0] + start, stop - start), span.device)
@@ -107,8 +112,10 @@ def without_zeros(bias: RelativeTable | NoTable | Tensor | None) -> RelativeTabl
     """The bias, None where it adds nothing: UMT5 makes zeros for cross-attention."""
     if not isinstance(bias, Tensor):
         return None if isinstance(bias, NoTable) else bias
-    if bias.requires_grad or data_unavailable(bias) or bias.numel() == 0 or float(bias[(0,) * bias.dim()]) != 0:
-        return bias  # most are told apart by their first number
+    if not bias.is_cpu or bias.requires_grad or data_unavailable(bias) or bias.numel() == 0:
+        return bias
+    if float(bias[(0,) * bias.dim()]) != 0:  # most are told apart by their first number
+        return bias
     return bias if bool(bias.any()) else None
 
 
@@ -148,8 +155,13 @@ def _makes_a_bias(cls: type[nn.Module]) -> bool:
     compute, forward = (vars(cls).get(name) for name in ("compute_bias", "forward"))
     if not inspect.isfunction(compute) or not inspect.isfunction(forward):
         return False
-    names = inspect.unwrap(forward).__code__.co_names
-    return list(inspect.signature(compute).parameters) == _PARAMETERS and "ALL_ATTENTION_FUNCTIONS" in names
+    known = list(inspect.signature(compute).parameters) == _PARAMETERS
+    return known and _reads(compute, "relative_attention_bias") and _reads(forward, "ALL_ATTENTION_FUNCTIONS", "config")
+
+
+def _reads(function: Any, *names: str) -> bool:
+    """Whether the code of a function has all of these names of attributes and globals."""
+    return set(names) <= set(inspect.unwrap(function).__code__.co_names)
 
 
 def _take(cls: Any) -> None:
@@ -172,7 +184,8 @@ def _take(cls: Any) -> None:
         return own_forward(self, hidden_states, *args, **options)
 
     cls.compute_bias = compute_bias
-    if {"key_value_states", "position_bias"} <= inspect.signature(own_forward).parameters.keys():
+    zeros = _reads(own_forward, "has_relative_attention_bias", "n_heads", "zeros")
+    if zeros and {"key_value_states", "position_bias"} <= inspect.signature(own_forward).parameters.keys():
         cls.forward = forward
 
 
@@ -192,6 +205,8 @@ def _table_of(module: Any, own: Callable[..., Any], nq: int, nk: int, device: An
     if not kind or not isinstance(size, int) or not isinstance(reach, int) or size != table.shape[0]:
         return None
     positions = counted_from(nq, nk, past, 0, device)
+    if positions.span is None:  # in a graph, where a static cache has a tensor of how many tokens it holds
+        return None
     return RelativeTable(table, _KINDS[kind](size, reach), positions, Form(model=cls.__name__))
 
 
