@@ -258,7 +258,8 @@ def test_tensors_that_a_function_holds_are_read_anew() -> None:
     [
         (lambda b, h, i, j: torch.sin(i - 0.5 * j) > 0, "depends on the last digit of aten.sin.default"),
         (lambda b, h, i, j: (i - j).double() / 3 < 2, "it computes in float64"),
-        (lambda b, h, i, j: i.bitwise_and(j) == 0, "no instruction for aten.bitwise_and.Tensor of whole numbers"),
+        (lambda b, h, i, j: torch.lerp(1.0 * i, 1.0 * j, 0.3) < 9, "no instruction for aten.lerp.Scalar"),
+        (lambda b, h, i, j: i.bitwise_left_shift(j) == 0, "it shifts bits by a number that depends on the pair"),
         (lambda b, h, i, j: (i - j + 0 * h).cumsum(-1) > 9, "no instruction for aten.cumsum.default"),
     ],
 )

@@ -10,8 +10,8 @@ from torch import Tensor
 from regard.backends.native.modifiers.program import OPERAND_NAMES, operands_of_modifiers
 from regard.backends.native.modifiers.table import programmed
 from regard.backends.native.programs.code import NotLowered
+from regard.backends.native.programs.graph import NotTraced
 from regard.backends.native.programs.lower import lower_mask_graph
-from regard.backends.native.programs.recorder import NotTraced
 from regard.backends.native.programs.structure import graph_of_mask
 from regard.call.problem import Problem
 from regard.core.region import Frame

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.native.modifiers.program import why_no_program_of_scores
-from regard.backends.native.programs.recorder import NotTraced
+from regard.backends.native.programs.graph import NotTraced
 from regard.backends.native.rows import Rows, other_use
 from regard.call.problem import Problem
 from regard.core.deferred import DeferredRows

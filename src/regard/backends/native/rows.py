@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from regard.backends.native.programs.recorder import NotTraced
+from regard.backends.native.programs.graph import NotTraced
 from regard.core.tracing import finite
 from regard.core.value import number_key
 

@@ -56,11 +56,11 @@ def record(fn: Callable[..., Any], names: str, dtype: torch.dtype, device: torch
     """fn(*names), each of "s" (a score, of that dtype) and "b", "h", "i", "j" (int64): its result as a Node.
 
     A Tensor where the result depends on no argument. Raises NotRecorded for what is no tensor, and for functions that
-    look at a number or write into a tensor.
+    look at a number, write into a tensor, or compute of a score what autograd does not differentiate.
     """
     recorder = _Recorder()
     given = [recorder.argument(name, dtype, device) for name in names]
-    with torch.no_grad(), PairIndexing(), recorder:
+    with torch.enable_grad(), PairIndexing(), recorder:  # where a function forbids gradients is seen
         result = fn(*given)
     if not isinstance(result, Tensor) or result.dim():
         raise NotRecorded(f"it returns {type(result).__name__}, not one number a pair")
@@ -92,6 +92,8 @@ class _Recorder(TorchDispatchMode):
             return out
         if func._schema.is_mutable:
             raise NotRecorded(f"{func} writes into a tensor")
+        if not torch.is_grad_enabled() and any("s" in node.reads for node in read):
+            raise NotRecorded(f"{func} of a score stands under torch.no_grad, or in a torch.autograd.Function")
         if not isinstance(out, Tensor):
             raise NotRecorded(f"{func} looks at a number, or has several results")
         if id(out) not in self.nodes:

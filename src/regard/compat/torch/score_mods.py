@@ -77,6 +77,7 @@ def translate_score(fn: Callable[..., Tensor], scale: float, sizes: Sizes) -> tu
     if not isinstance(result, Node) or "s" not in result.reads:
         raise NotRecorded("its result does not depend on the score")
     reading.read(result)
+    reading.check_biases()
     factor: float | Tensor = scale if reading.factor is None else reading.factor.double() * scale
     if isinstance(factor, Tensor):
         factor = factor.item() if factor.dim() == 0 else factor.to(sizes.dtype)
@@ -117,6 +118,13 @@ class _ScoreReading:
             self._hide(hidden, filled, kept)
         else:
             raise NotRecorded(f"{node.op} of a score is no step that regard has")
+
+    def check_biases(self) -> None:
+        """Raises NotRecorded where the sum of the biases is larger than each: a program reads each by itself."""
+        biases = [modifier.bias for modifier in self.modifiers if isinstance(modifier, Bias)]
+        shapes = [torch.broadcast_shapes(bias.shape, (1, 1, 1, 1)) for bias in biases]
+        if shapes and torch.broadcast_shapes(*shapes) not in shapes:
+            raise NotRecorded("what is added depends on several axes")
 
     def _add(self, a: Any, b: Any, negative: bool) -> None:
         if not _scores(a):

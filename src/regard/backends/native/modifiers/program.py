@@ -12,9 +12,9 @@ from torch import Tensor
 from regard.backends.native.modifiers.base import KernelModifier
 from regard.backends.native.operands import ANY, Axis, Count, KernelOperand
 from regard.backends.native.programs.code import NotLowered
+from regard.backends.native.programs.graph import NotTraced
 from regard.backends.native.programs.lower import Program, lower
 from regard.backends.native.programs.operations import OPERATIONS, PROGRAM_OPERANDS, SLOTS
-from regard.backends.native.programs.recorder import NotTraced
 from regard.backends.native.programs.structure import graph_of
 from regard.call.problem import Problem
 from regard.core.region import Frame
@@ -97,12 +97,16 @@ def why_no_program_of_scores(problem: Problem) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def why_not_program_gradients(problem: Problem, wanted: Sequence[bool]) -> str | None:
-    """Why the kernels cannot find gradients of modifiers' tensors that are wanted, as a clause; None if they can."""
-    if not any(wanted) or 0 in problem.frame.shape:
+def why_not_program_gradients(problem: Problem, of_scores: bool, wanted: Sequence[bool]) -> str | None:
+    """Why the kernels cannot find gradients of scores, or of modifiers' tensors that are wanted, as a clause; None if
+    they can.
+    """
+    if not (of_scores or any(wanted)) or 0 in problem.frame.shape:
         return None
-    found = _program(problem, tuple(wanted))
-    return found if isinstance(found, str) else None
+    found = _program(problem, tuple(wanted) if any(wanted) else ())
+    if isinstance(found, str) or found.function is None:
+        return found if isinstance(found, str) else None
+    return f"{found.function}, a torch.autograd.Function, has a backward of its own"
 
 
 class ProgramGradients:

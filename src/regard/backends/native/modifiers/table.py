@@ -69,7 +69,7 @@ def why_not_modifiers(problem: Problem) -> str | None:
 def why_not_learned(problem: Problem, needs: Sequence[bool]) -> str | None:
     """Which number of a score has a gradient that the kernels do not find, as a clause; None if there is none."""
     if programmed(problem):
-        return why_not_program_gradients(problem, needs_of_modifiers(problem, needs))
+        return why_not_program_gradients(problem, any(needs[:2]), needs_of_modifiers(problem, needs))
     wanted = iter(needs[3:])
     for stage in problem.score.parts:
         asked = [next(wanted) for _ in stage.tensors()]

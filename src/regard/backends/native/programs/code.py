@@ -25,6 +25,10 @@ class NotLowered(Exception):
     """Why a graph is no program, as a clause."""
 
 
+class NoRoom(NotLowered):
+    """A graph reads more tensors than programs can."""
+
+
 @dataclass(frozen=True)
 class Instruction:
     """What computes a value from earlier ones. number: the bits of a NUMBER, or which operand is read.

@@ -8,11 +8,10 @@ from weakref import WeakKeyDictionary
 import torch
 
 from regard.backends.native.programs.code import Derivative, Instruction, NotLowered
-from regard.backends.native.programs.graph import Node
+from regard.backends.native.programs.graph import Node, NotTraced
 from regard.backends.native.programs.lower import Program, Rows, lower
 from regard.backends.native.programs.lowering import Lowering
 from regard.backends.native.programs.operations import OPERATIONS, PROGRAM_OPERANDS
-from regard.backends.native.programs.recorder import NotTraced
 from regard.backends.native.programs.reverse import derivatives
 from regard.backends.native.programs.structure import graph_of_features
 from regard.call.problem import Problem

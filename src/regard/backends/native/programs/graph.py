@@ -12,6 +12,10 @@ from torch import Tensor
 from regard.core.region import Frame
 
 
+class NotTraced(Exception):
+    """Why modifiers are no program, as a clause."""
+
+
 @dataclass(frozen=True, eq=False)
 class Node:
     """A tensor that the modifiers compute.
@@ -23,6 +27,7 @@ class Node:
     dtype    of its numbers
     shape    for the few pairs
     recorded whether autograd would record it: its derivative is 0 where it stands under torch.no_grad
+    pair     whether it is of one pair: its shape is that of the numbers that the pair has, () where it has one
     """
 
     op: Any
@@ -33,6 +38,21 @@ class Node:
     dtype: torch.dtype
     shape: torch.Size
     recorded: bool = True
+    pair: bool = False
+
+    @property
+    def several(self) -> bool:
+        """Whether it has several numbers a pair."""
+        return self.pair and self.shape != ()
+
+    @property
+    def of_several(self) -> bool:
+        """Whether it is of one pair, and it or an argument of it has several numbers."""
+        return self.pair and (self.several or any(isinstance(y, Node) and y.several for y in flat(self.arguments)))
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        return *self.args, *self.kwargs.values()
 
     @property
     def whole(self) -> bool:
@@ -46,10 +66,12 @@ class Graph:
 
     fixed: it serves all calls of the structure that was recorded
     kept: what lower.py keeps of its programs
+    function: a torch.autograd.Function that it calls, whose derivative is not that of what its forward computes
     """
 
     result: Node
     fixed: bool = True
+    function: str | None = None
     kept: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
 
@@ -77,11 +99,42 @@ class Values:
             return getattr(whole, x.args[0])
         if x.op == "take":
             return getattr(whole, x.args[0])(self.of(x.args[1]))
+        if x.op == "same":
+            return self.of(x.args[0])
+        if x.of_several:
+            found = self._each_pair(x)
+            return found if x.recorded else found.detach()
         name = str(x.op)
         if name.startswith("aten.expand") and x.aligned:  # sizes are those of the few pairs
             return self.of(x.args[0])
         found = x.op(*mapped(x.args, self.of), **{name: mapped((y,), self.of)[0] for name, y in x.kwargs.items()})
         return found if x.recorded else found.detach()
+
+    def _each_pair(self, x: Node) -> Tensor:
+        """What an operation on several numbers a pair is, by torch.vmap: axes of scores, then those of its numbers."""
+        dims = len(self.frame.shape)
+        args, names = list(flat(x.arguments)), list[Node]()
+        for y in args:
+            if isinstance(y, Node) and y.pair and y not in names:
+                names.append(y)
+        given = [self.of(y) for y in names]
+        given = [t[(None,) * (dims + len(y.shape) - t.dim())] for y, t in zip(names, given, strict=True)]
+        sizes = [max(t.shape[axis] for t in given) for axis in range(dims)]
+
+        def one(*numbers: Tensor) -> Tensor:
+            known = dict(zip(names, numbers, strict=True))
+
+            def value(y: Any) -> Any:
+                return known[y] if isinstance(y, Node) and y.pair else self.of(y)
+
+            return x.op(*mapped(x.args, value), **{name: mapped((y,), value)[0] for name, y in x.kwargs.items()})
+
+        fn: Callable[..., Any] = one
+        for axis in reversed(range(dims)):
+            if sizes[axis] != 1:
+                fn = torch.vmap(fn, in_dims=tuple([None if t.shape[axis] == 1 else 0 for t in given]))
+        found = fn(*(t.reshape([n for n in t.shape[:dims] if n != 1] + list(t.shape[dims:])) for t in given))
+        return found.reshape([*sizes, *x.shape])
 
 
 def mapped(args: Any, fn: Callable[[Any], Any]) -> Any:

@@ -10,7 +10,9 @@ import torch
 
 from regard.backends.native.programs.code import NotLowered
 from regard.backends.native.programs.graph import Node
-from regard.backends.native.programs.lowering import Lowering, name_of
+from regard.backends.native.programs.indexing import indexed
+from regard.backends.native.programs.lowering import SEVERAL, Lowering, name_of
+from regard.backends.native.programs.several import EXACT_REDUCTIONS, REDUCTIONS, of_several
 
 _UNCHANGED = {"expand", "clone", "alias", "contiguous", "lift_fresh_copy", "lift_fresh"}
 _FUNCTIONS = {  # of one float
@@ -29,9 +31,10 @@ _LOGIC = {"and": "AND", "or": "OR", "xor": "XOR"}
 
 def _function(low: Lowering, x: Node, a: Any) -> int:
     if name_of(x) in ("neg", "sgn", "sign", "floor", "ceil") and not x.dtype.is_floating_point:
-        if name_of(x) != "neg":
-            raise NotLowered(f"it has no instruction for {x.op} of whole numbers")
-        return low.integer("INT_SUB", low.whole(0), low.as_int(low.value(a)))
+        value = low.as_int(low.value(a))
+        if name_of(x) in ("sgn", "sign"):
+            return low.integer("INT_MIN", low.integer("INT_MAX", value, low.whole(-1)), low.whole(1))
+        return low.integer("INT_SUB", low.whole(0), value) if name_of(x) == "neg" else value
     given = low.as_float(low.value(a))
     first, *then = _FUNCTIONS[name_of(x)]
     value = low.code.do(first, given)
@@ -61,9 +64,7 @@ def _divided(low: Lowering, x: Node, a: Any, b: Any, rounding_mode: str | None =
     p, q = low.value(a), low.value(b)
     if not x.dtype.is_floating_point:
         divisor = _divisor(low, q)
-        if rounding_mode != "floor":
-            raise NotLowered(f"it has no instruction for {x.op} that rounds to 0")
-        return low.integer("INT_DIV", low.as_int(p), divisor)
+        return low.integer("INT_DIV", low.as_int(p), divisor) if rounding_mode == "floor" else _to_0(low, p, divisor)
     value = low.code.do("DIV", low.as_float(p), low.as_float(q))
     if rounding_mode is None:
         return value
@@ -72,6 +73,15 @@ def _divided(low: Lowering, x: Node, a: Any, b: Any, rounding_mode: str | None =
     zero = low.code.number(0.0)
     up, down = low.code.do("CEIL", value), low.code.do("FLOOR", value)
     return low.code.do("WHERE", low.code.do("LT", value, zero), up, down)
+
+
+def _to_0(low: Lowering, value: int, divisor: int) -> int:
+    """A quotient of whole numbers, rounded to 0: from 0 on it is rounded down."""
+    value, zero = low.as_int(value), low.whole(0)
+    opposite = low.integer("INT_SUB", zero, low.integer("INT_DIV", low.integer("INT_SUB", zero, value), divisor))
+    below = low.code.do("INT_LT", value, zero)
+    negative = low.code.do("NOT", below) if low.ranges[divisor][1] < 0 else below
+    return low.choose(negative, opposite, low.integer("INT_DIV", value, divisor))
 
 
 def _divisor(low: Lowering, value: int) -> int:
@@ -165,13 +175,13 @@ def _logic(low: Lowering, x: Node, a: Any, b: Any) -> int:
         name_of(x).strip("_").split("_")[:2] if not name_of(x).startswith("__") else ("bitwise", name_of(x).strip("_"))
     )
     if kind == "bitwise" and x.dtype != torch.bool:
-        raise NotLowered(f"it has no instruction for {x.op} of whole numbers")
+        return low.bits(_LOGIC[name], low.as_int(low.value(a)), low.as_int(low.value(b)))
     return low.code.do(_LOGIC[name], low.as_bool(low.value(a)), low.as_bool(low.value(b)))
 
 
 def _not(low: Lowering, x: Node, a: Any) -> int:
     if x.dtype != torch.bool:
-        raise NotLowered(f"it has no instruction for {x.op} of whole numbers")
+        return low.integer("INT_SUB", low.whole(-1), low.as_int(low.value(a)))
     return low.code.do("NOT", low.as_bool(low.value(a)))
 
 
@@ -243,7 +253,9 @@ HANDLERS: dict[str, Callable[..., int]] = {
     "square": lambda low, x, a: _power(low, x, a, 2),
     "log2": _by_constant("LOG", 1 / math.log(2)),
     "log10": _by_constant("LOG", 1 / math.log(10)),
-    "index": lambda low, x, table, indices: low.indexed(x, table, indices),
+    "index": indexed,
+    SEVERAL: of_several,
+    **REDUCTIONS,
 }
 _ROUNDED = {  # by the kernels otherwise than by torch: a pair could be visible in one and hidden in the other
     *("exp", "exp2", "log", "log2", "log10", "tanh", "sigmoid", "log1p", "expm1", "erf", "sin", "cos", "silu"),
@@ -279,6 +291,7 @@ EXACT_HANDLERS = {
     for name, handler in {
         **HANDLERS,
         **dict.fromkeys(_ROUNDED, _of_last_digits),
+        **EXACT_REDUCTIONS,
         "pow": _exact_power,
         "remainder": _exact_remainder,
     }.items()

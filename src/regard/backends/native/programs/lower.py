@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from regard.backends.native.programs.code import Derivative, NotLowered
+from regard.backends.native.programs.code import Derivative, NoRoom, NotLowered
 from regard.backends.native.programs.graph import Graph, Values
 from regard.backends.native.programs.handlers import EXACT_HANDLERS, HANDLERS
 from regard.backends.native.programs.lowering import Lowering
@@ -29,12 +29,14 @@ class Program:
 
     learned: by operand, what autograd recorded of it, in float64
     inputs: the tensors that it recorded
+    function: as in Graph
     """
 
     rows: Tensor
     operands: list[Tensor]
     learned: dict[int, Tensor]
     inputs: list[Tensor]
+    function: str | None = None
 
     def gradients(self, by_operand: dict[int, Tensor]) -> list[Tensor]:
         """The gradients of `inputs` from those of the operands."""
@@ -107,21 +109,21 @@ def lower(
     values, recorded = Values(frame, given), Values(frame, exact) if exact else None
     inputs = [t for t in exact if t.requires_grad]
 
-    def made(lasting: bool) -> tuple[Program, _Kept]:
-        lowering = kind(values, HANDLERS, recorded, lasting)
+    def made(lasting: bool, of_pairs: bool) -> tuple[Program, _Kept]:
+        lowering = kind(values, HANDLERS, recorded, lasting, of_pairs)
         rows, learned = (rows_of or _rows)(lowering, lowering.as_float(lowering.value(graph.result)))
         return Program(rows, lowering.tensors, learned, inputs), _Kept.of(lowering, rows, list(learned))
 
     with torch.enable_grad():
-        return _kept_or_made(graph, values, recorded, inputs, tuple(wanted), made)
+        return replace(_kept_or_made(graph, values, recorded, inputs, tuple(wanted), made), function=graph.function)
 
 
 def lower_mask_graph(graph: Graph, frame: Frame, tensors: Sequence[Tensor]) -> Program:
     """The program of a mask's graph, whose operands are numbered from the last of all down. Raises NotLowered."""
     values, last = Values(frame, [t.detach() for t in tensors]), PROGRAM_OPERANDS - 1
 
-    def made(lasting: bool) -> tuple[Program, _Kept]:
-        lowering = Lowering(values, EXACT_HANDLERS, lasting=lasting)
+    def made(lasting: bool, of_pairs: bool) -> tuple[Program, _Kept]:
+        lowering = Lowering(values, EXACT_HANDLERS, None, lasting, of_pairs)
         code = lowering.code.mask_rows(lowering.as_bool(lowering.value(graph.result)))
         reads = [*lowering.operands, *(read for read, _ in lowering.numbers)]
         if any(read.elements(values).dtype == torch.float64 for read in reads):
@@ -141,7 +143,7 @@ def _kept_or_made(
     exact: Values | None,
     inputs: list[Tensor],
     wanted: tuple[bool, ...],
-    made: Callable[[bool], tuple[Program, _Kept]],
+    made: Callable[[bool, bool], tuple[Program, _Kept]],
 ) -> Program:
     """A program that serves these values among those that are kept, or a new one: for other lengths too if possible."""
     frame = values.frame
@@ -152,12 +154,20 @@ def _kept_or_made(
         if found is not None:
             return found
     try:
-        program, kept = made(True)
+        program, kept = _first_that_fits(lambda of_pairs: made(True, of_pairs))
     except NotLowered:
-        program, kept = made(False)
+        program, kept = _first_that_fits(lambda of_pairs: made(False, of_pairs))
     known.insert(0, kept)
     del known[_MOST:]
     return program
+
+
+def _first_that_fits(made: Callable[[bool], tuple[Program, _Kept]]) -> tuple[Program, _Kept]:
+    """A program; one that computes more for each pair where it would read too many tensors."""
+    try:
+        return made(False)
+    except NoRoom:
+        return made(True)
 
 
 def _rows(lowering: Lowering, result: int) -> Rows:

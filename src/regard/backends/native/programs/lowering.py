@@ -10,10 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.native.programs.code import MOST_INT, Code, Instruction, NotLowered
-from regard.backends.native.programs.graph import Node, Values
+from regard.backends.native.programs.code import MOST_INT, Code, Instruction, NoRoom, NotLowered
+from regard.backends.native.programs.graph import Node, Values, flat
 from regard.backends.native.programs.operations import PROGRAM_OPERANDS
-from regard.backends.native.programs.reads import Range, Read, axes_of, broadcasts, extent, number_of, widened
+from regard.backends.native.programs.reads import Range, Read, broadcasts, extent, number_of, widened
+
+SEVERAL = "several numbers of a pair"  # of handlers, the one for a node that is computed of them
+
+
+@dataclass(frozen=True)
+class Made:
+    """A value of the code, in the place of an argument."""
+
+    value: int
 
 
 @dataclass
@@ -23,6 +32,7 @@ class Lowering:
     values   what the nodes are that torch computes once
     exact    the same in float64, recorded by autograd where tensors are learned; None where none is
     lasting  whether the code shall serve other lengths: it holds for wider ranges, and no position is a number of it
+    of_pairs whether what is computed of indices alone is computed for each pair, and is no operand
     operands, extents  what the program reads, and the ranges of those that are whole numbers
     numbers  what became a number of the code
     learned  by operand, those of `exact` that it holds
@@ -33,6 +43,7 @@ class Lowering:
     handlers: Mapping[str, Callable[..., int]]
     exact: Values | None = None
     lasting: bool = False
+    of_pairs: bool = False
     code: Code = field(default_factory=Code)
     operands: list[Read] = field(default_factory=list[Read])
     tensors: list[Tensor] = field(default_factory=list[Tensor])
@@ -42,6 +53,7 @@ class Lowering:
     found: dict[Node, int] = field(default_factory=dict[Node, int])
     learned: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
     reads: dict[int, Instruction] = field(default_factory=dict[int, Instruction])
+    numbers_of: dict[Node, list[int]] = field(default_factory=dict[Node, list[int]])  # of those with several a pair
     tables: dict[Node | Tensor, int] = field(default_factory=dict[Node | Tensor, int])  # which operand has a table
 
     # Values of any kind.
@@ -54,6 +66,8 @@ class Lowering:
             return self.whole(x)
         if isinstance(x, float):
             return self.code.number(x)
+        if isinstance(x, Made):
+            return x.value
         if isinstance(x, Tensor):
             return self.load(Read(x))
         if not isinstance(x, Node):
@@ -72,7 +86,7 @@ class Lowering:
             return 0
         if x.op == "same":
             return self.value(x.args[0])
-        if x.whole or x.op == "take":
+        if x.op == "take" or (x.whole and not x.several and not (self.of_pairs and self._of_indices(x))):
             try:
                 return self.load(Read(x))
             except (RuntimeError, IndexError) as error:
@@ -81,10 +95,18 @@ class Lowering:
             raise NotLowered(f"{name_of(x)} rounds what it computes for pairs to {x.dtype}")
         name = name_of(x)
         handler = self.handlers.get(name)
+        if x.of_several:
+            return self.handlers[SEVERAL](self, x)
         if handler is None:
             raise NotLowered(f"it has no instruction for {x.op}")
         value = handler(self, x, *x.args, **x.kwargs)
         return value if x.recorded else self.code.detached(value)
+
+    def _of_indices(self, x: Node) -> bool:
+        """Whether instructions compute a node of nothing but indices and numbers."""
+        own = [y for y in flat(x.arguments) if isinstance(y, (Node, Tensor))]
+        known = not isinstance(x.op, str) and name_of(x) in self.handlers and not x.of_several
+        return known and all(isinstance(y, Node) and (y.op == "index" or self._of_indices(y)) for y in own)
 
     # Operands.
 
@@ -109,7 +131,7 @@ class Lowering:
         """Which operand its elements become."""
         which = len(self.operands)
         if which == PROGRAM_OPERANDS:
-            raise NotLowered(f"it reads more than {PROGRAM_OPERANDS} tensors")
+            raise NoRoom(f"it reads more than {PROGRAM_OPERANDS} tensors")
         self.operands.append(read)
         self.tensors.append(read.operand(t))
         if (found := extent(t)) is not None:
@@ -128,43 +150,11 @@ class Lowering:
             self.reads[value] = self.code.made[value]
         return value
 
-    def indexed(self, x: Node, table: Any, indices: list[Any]) -> int:
-        """table[indices]: a view where each is an index of its own axis, else an element of the flat table."""
-        t = self.values.of(table)
-        if (isinstance(table, Node) and table.aligned) or any(
-            not isinstance(n, Node) or not n.aligned for n in indices
-        ):
-            raise NotLowered("it indexes what it computed for pairs, or by parts of an index")
-        if len(indices) != t.dim():
-            raise NotLowered(f"it indexes {len(indices)} of the {t.dim()} axes of a tensor")
-        if axes := axes_of(indices):
-            return self.load(Read(table, axes=axes))
-        flat, step = None, t.numel()
-        for index, size in zip(indices, t.shape, strict=True):
-            step //= max(size, 1)
-            at = self._inside(self.value(index), size)
-            at = at if step == 1 else self.integer("INT_MUL", at, self.whole(step))
-            flat = at if flat is None else self.integer("INT_ADD", flat, at)
-        assert flat is not None
-        if table not in self.tables:
-            read = Read(table, table=True)
-            self.tables[table] = self._operand(read, read.elements(self.values))
-        return self._instruction("GATHER", (flat,), self.tables[table], fixed=False)
-
-    def _inside(self, index: int, size: int) -> int:
-        """An index of an axis, counted from its beginning; nothing but its range says that it is one."""
-        index = self.as_int(index)
-        low, high = self.ranges.get(index, (-MOST_INT, MOST_INT))
-        if low < -size or high >= size:
-            raise NotLowered(f"it indexes an axis of {size} by {low} to {high}")
-        if low >= 0:
-            return index
-        behind = self.integer("INT_ADD", index, self.whole(size))
-        if high < 0:
-            return behind
-        found = self.code.do("WHERE", self.code.do("INT_LT", index, self.whole(0)), behind, index)
-        self.ranges[found] = (0, size - 1)
-        return found
+    def element(self, read: Read, at: int) -> int:
+        """The element of a flat table at an index that lies inside of it."""
+        if read.node not in self.tables:
+            self.tables[read.node] = self._operand(read, read.elements(self.values))
+        return self._instruction("GATHER", (at,), self.tables[read.node], fixed=False)
 
     # Kinds.
 
@@ -211,6 +201,18 @@ class Lowering:
             raise NotLowered("its whole numbers reach beyond 2^31")
         value = self.code.do(op, a, b)
         self.ranges[value] = (low, high)
+        return value
+
+    def bits(self, op: str, a: int, b: int) -> int:
+        """AND, OR, XOR of whole numbers: of two that are not negative, no more bits than they have."""
+        (low, high), (low_b, high_b) = self.ranges[a], self.ranges[b]
+        size = max(-low, high, -low_b, high_b).bit_length()
+        value = self.code.do(op, a, b)
+        if op == "AND":
+            tops = [top for bottom, top in ((low, high), (low_b, high_b)) if bottom >= 0]
+            self.ranges[value] = (0, min(tops)) if tops else (-(1 << size), max(high, high_b))
+        else:
+            self.ranges[value] = (0 if min(low, low_b) >= 0 else -(1 << size), (1 << size) - 1)
         return value
 
     def choose(self, condition: int, a: int, b: int) -> int:

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.backends.native.programs.graph import Node, flat, mapped
+from regard.backends.native.programs.compositions import COMPOSED
+from regard.backends.native.programs.graph import Node, NotTraced, flat, mapped
 from regard.core.value import number_key
 from regard.scores.algebra import Modifier
 
-
-class NotTraced(Exception):
-    """Why modifiers are no program, as a clause."""
+ATEN = torch.ops.aten
 
 
 class Recorder(TorchDispatchMode):
@@ -29,6 +28,8 @@ class Recorder(TorchDispatchMode):
         self.known: dict[Any, Node] = {}
         self.dims, self.fixed = dims, True
         self.quiet = False  # while the region works, not the modifier
+        self.composed = COMPOSED
+        self.function: str | None = None  # the name of a torch.autograd.Function that computed a part
         self.constants = False  # while a function works whose tensors nobody changes
 
     @classmethod
@@ -52,9 +53,18 @@ class Recorder(TorchDispatchMode):
         self._add(value, Node(op, args, {}, frozenset(axes), aligned, value.dtype, value.shape))
         return value
 
+    def keep_of_pair(self, op: Any, args: tuple[Any, ...], axes: frozenset[str], value: Tensor) -> Tensor:
+        """A number of one pair."""
+        self._add(value, Node(op, args, {}, axes, True, value.dtype, value.shape, pair=True))
+        return value
+
     def given(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors that modifiers or a mask hold; one that stands twice is two, known by identity."""
-        return [self.keep("tensor", (n,), "", t.detach().view_as(t), aligned=False) for n, t in enumerate(tensors)]
+        found: list[Tensor] = []
+        for n, t in enumerate(tensors):
+            own = t.detach().requires_grad_(t.is_floating_point()).view_as(t)
+            found.append(self.keep("tensor", (n,), "", own, aligned=False))
+        return found
 
     def _add(self, value: Tensor, node: Node) -> None:
         """Remembers the node of a value: an earlier one, where that computes the same of the same."""
@@ -66,12 +76,32 @@ class Recorder(TorchDispatchMode):
         """The Node of a tensor, where it is one."""
         return self.nodes.get(id(x), x) if isinstance(x, Tensor) else x
 
+    def differentiable(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Scores of which autograd records what is computed: it knows the functions with derivatives of their own."""
+        self.quiet = True
+        found = torch.zeros(shape, dtype=dtype, device="cpu").requires_grad_().clone()
+        self.quiet = False
+        return found
+
+    def look_for_functions(self, found: Any) -> None:
+        """Remembers a torch.autograd.Function that computed a part of what a modifier returns."""
+        left, known = [found.grad_fn] if isinstance(found, Tensor) and found.grad_fn is not None else [], set[Any]()
+        while left:
+            node = left.pop()
+            known.add(node)
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                self.function = type(node).__name__.removesuffix("Backward")
+            left += [other for other, _ in node.next_functions if other is not None and other not in known]
+
     def check_scores(self, s: Any, shape: tuple[int, ...], stage: Modifier) -> None:
         if not isinstance(s, Tensor) or s.shape != shape or not s.is_floating_point():
             raise NotTraced(f"{type(stage).__name__}.modify does not return scores of the shape that it was given")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not self.quiet and self._composed(func, args, kwargs):
+            with self:
+                return self.composed[func._schema.name.partition("::")[2]](*args, **kwargs)
         out = func(*args, **kwargs)
         if self.quiet:
             return out
@@ -87,17 +117,35 @@ class Recorder(TorchDispatchMode):
             raise NotTraced(f"{func} draws random numbers")
         if func._schema.is_mutable:
             raise NotTraced(f"{func} writes into a tensor")
+        if func == ATEN.unbind.int:
+            return [self._recorded(ATEN.select.int, [args[0], (*args[1:], 0)[0], n], {}, t) for n, t in enumerate(out)]
+        if func == ATEN.log_sigmoid_forward.default:  # whose second result is for its derivative
+            return self._recorded(ATEN.log_sigmoid.default, args, kwargs, out[0]), out[1]
         if not isinstance(out, Tensor):
             raise NotTraced(f"{func} looks at a number, or has several results")
+        return self._recorded(func, args, kwargs, out)
+
+    def _composed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether an operation is recorded as others: of pairs, for which no operand can hold its results."""
+        if func.namespace != "aten" or func._schema.name.partition("::")[2] not in self.composed:
+            return False
+        read = [self.node_of(x) for x in flat((*args, *kwargs.values()))]
+        axes = frozenset[str]().union(*(node.axes for node in read if isinstance(node, Node)))
+        return "s" in axes or {"i", "j"} <= axes
+
+    def _recorded(self, func: Any, args: Any, kwargs: dict[str, Any], out: Tensor) -> Tensor:
+        read = [x for x in flat((*args, *kwargs.values())) if isinstance(x, Node)]
         if id(out) not in self.nodes:
             axes = frozenset[str]().union(*(node.axes for node in read))
             aligned = any(node.aligned for node in read)
-            if aligned and not all(node.aligned for node in read) and not str(func).startswith("aten.index."):
+            pair = any(node.pair for node in read)
+            own = not pair and not str(func).startswith("aten.index.")
+            if own and aligned and not all(node.aligned for node in read):
                 axes |= {name for node in read if not node.aligned for name in _heads_of(node)}
             if aligned and out.dim() > self.dims:
                 raise NotTraced(f"{func} adds an axis")
             recorded = torch.is_grad_enabled()
-            self._add(out, Node(func, tuple(args), kwargs, axes, aligned, out.dtype, out.shape, recorded))
+            self._add(out, Node(func, tuple(args), kwargs, axes, aligned, out.dtype, out.shape, recorded, pair))
         return out
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.native.programs.graph import Graph, Node
-from regard.backends.native.programs.recorder import NotTraced, Recorder
+from regard.backends.native.programs.compositions import EXACTLY_COMPOSED
+from regard.backends.native.programs.graph import Graph, Node, NotTraced
+from regard.backends.native.programs.recorder import Recorder
 from regard.backends.native.programs.traced_region import AXES, TracedRegion
 from regard.core.functions import settled
 from regard.core.pair_indexing import PairIndexing
@@ -24,7 +25,7 @@ def trace(stages: Sequence[Modifier], frame: Frame, dtype: torch.dtype) -> Graph
     recorder = Recorder(len(frame.batch) + 3)
     region = TracedRegion(frame, recorder)
     shape = (*frame.batch, frame.heads, *region.size)
-    s = recorder.keep("score", (), "s", torch.zeros(shape, dtype=dtype, device="cpu"))
+    s = recorder.keep("score", (), "s", recorder.differentiable(shape, dtype))
     tensors = [t for stage in stages for t in stage.tensors()]
     rest = iter(recorder.given(tensors))
     own: list[Any] = [stage.with_tensors(rest) if stage.tensors() else stage for stage in stages]
@@ -32,21 +33,25 @@ def trace(stages: Sequence[Modifier], frame: Frame, dtype: torch.dtype) -> Graph
         for stage in own:
             pair = stage.of_pair()
             if pair is not None:
-                s = recorder.keep("same", (_of_score(pair, recorder, s, dtype),), "sbhij", torch.zeros_like(s))
+                s = recorder.keep(
+                    "same", (_of_score(pair, recorder, s, dtype),), "sbhij", recorder.differentiable(shape, dtype)
+                )
             elif type(stage) is Bias:
                 s = _plus(s, region.pairs(stage.bias).to(dtype))
             else:
                 s = stage.local(region).modify(s, region)
                 recorder.check_scores(s, shape, stage)
+                recorder.look_for_functions(s)
     result = recorder.node_of(s)
     if not isinstance(result, Node):
         raise NotTraced("what its modifiers return does not depend on the pair")
-    return Graph(result, recorder.fixed)
+    return Graph(result, recorder.fixed, function=recorder.function)
 
 
 def trace_mask(mask: Mask, frame: Frame) -> Graph:
     """The graph of what a mask says of a pair. Raises NotTraced."""
     recorder = Recorder(len(frame.batch) + 3)
+    recorder.composed = EXACTLY_COMPOSED
     region = TracedRegion(frame, recorder)
     with recorder.recording():
         seen: Any = _visible(mask.with_tensors(iter(recorder.given(mask.tensors()))), region, recorder)
@@ -83,22 +88,21 @@ def _of_score(fn: Callable[..., Tensor], recorder: Recorder, s: Tensor, dtype: t
     """fn(s, b, h, i, j) of single pairs, in the graph."""
     before = recorder.node_of(s)
     assert isinstance(before, Node)
-    score = torch.zeros((), dtype=dtype, device="cpu")
-    recorder.values.append(score)
-    recorder.nodes[id(score)] = Node("same", (before,), {}, before.axes, True, dtype, score.shape)
-    return _of_pair(fn, recorder, score)
+    score = recorder.differentiable((), dtype)
+    return _of_pair(fn, recorder, recorder.keep_of_pair("same", (before,), before.axes, score))
 
 
 def _of_pair(fn: Callable[..., Tensor], recorder: Recorder, *scores: Tensor) -> Node:
     """fn(*scores, b, h, i, j) of single pairs, in the graph: all its numbers have no axes."""
     index = [
-        recorder.keep("index", (name,), AXES[name], torch.zeros((), dtype=torch.int64, device="cpu"))
+        recorder.keep_of_pair("index", (name,), frozenset(AXES[name]), torch.zeros((), dtype=torch.int64, device="cpu"))
         for name in ("b", "h", "row", "col")
     ]
     recorder.constants = settled(fn)
     with PairIndexing():
         found: Any = fn(*scores, *index)
     recorder.constants = False
+    recorder.look_for_functions(found)
     node = recorder.node_of(found)
     if not isinstance(found, Tensor) or found.dim() or not isinstance(node, Node):
         raise NotTraced("its function returns no number that depends on the pair")

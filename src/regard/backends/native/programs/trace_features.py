@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from regard.backends.native.programs.graph import Graph, Node
-from regard.backends.native.programs.recorder import NotTraced, Recorder
+from regard.backends.native.programs.graph import Graph, Node, NotTraced
+from regard.backends.native.programs.recorder import Recorder
 from regard.core.region import Frame
 from regard.scores.elementwise import Elementwise
 

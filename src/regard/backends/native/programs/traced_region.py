@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.backends.native.programs.graph import Node
-from regard.backends.native.programs.recorder import NotTraced, Recorder
+from regard.backends.native.programs.graph import Node, NotTraced
+from regard.backends.native.programs.recorder import Recorder
 from regard.core.region import Frame, Region
 
 AXES = {"i": "i", "row": "i", "j": "j", "col": "j", "b": "b", "h": "h"}  # of an index
