@@ -242,15 +242,24 @@ def test_modules_and_tables_of_a_loop() -> None:
         torch.testing.assert_close(found, expected)
 
 
+class ScalingByName(Scaling):
+    """Nothing but its run says which attributes it reads."""
+
+    def forward(self, q: Tensor) -> Tensor:
+        return flex_attention(q, q, q, lambda s, b, h, i, j: s * getattr(self, "factor")[h])  # noqa: B009
+
+
 def test_a_module_whose_parameters_are_put_back_before_the_backward() -> None:
-    layer, factor = Scaling(), torch.rand(HEADS)
-    call = torch.func.functional_call
+    call, factor = torch.func.functional_call, torch.rand(HEADS)
     learned_factor = factor.clone().requires_grad_()
+    right = torch.autograd.grad(written_out(Q, torch.zeros(()), learned_factor).square().sum(), learned_factor)[0]
+    out = call(Scaling(), {"factor": learned_factor}, (Q,))
+    torch.testing.assert_close(torch.autograd.grad(out.square().sum(), learned_factor)[0], right)
+    layer = ScalingByName()
     out = call(layer, {"factor": learned_factor}, (Q,))
     with pytest.raises(RuntimeError, match="reads other tensors now than when flex_attention was called"):
         torch.autograd.grad(out.square().sum(), learned_factor)
     found = torch.func.grad(lambda f: call(layer, {"factor": f}, (Q,)).square().sum())(factor)
-    right = torch.autograd.grad(written_out(Q, torch.zeros(()), learned_factor).square().sum(), learned_factor)[0]
     torch.testing.assert_close(found, right)
 
 

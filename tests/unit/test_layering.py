@@ -23,6 +23,7 @@ LAYERS = (
         "core.wrong_calls",
         "core.elsewhere",
         "core.tracing",
+        "core.attributes",
         "core.functions",
         "core.pair_indexing",
         "core.cotangents",

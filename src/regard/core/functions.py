@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import copy
-import dis
 from collections.abc import Callable, Hashable
-from functools import lru_cache
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType, NoneType
+from functools import partial
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType, NoneType
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
+from regard.core.attributes import (
+    BARE,
+    CALLED,
+    SETTLED,
+    Copier,
+    Unknown,
+    Uses,
+    is_object,
+    key_of_object,
+    names_read,
+    uses_of,
+    writes,
+)
 from regard.core.value import Value, names, number_key
 
 NUMBERS = (int, float, bool, str, type(None), torch.dtype)
-_SETTLED = frozenset(("builtins", "math", "regard", "torch", "typing"))  # packages in which nobody changes a number
 _DEEPEST = 8  # functions that read functions
-_READS_OUTSIDE = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")  # the last in classes, from Python 3.12 on
-_READ_ANY_NAME = ("eval", "exec", "globals", "locals", "vars")
-_WRITERS = frozenset(
-    ("append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update")
-)
 _IN_EVERY_MODULE = ("__builtins__", "__name__", "__package__")
 Content = Callable[[Tensor], Hashable] | None
+_Variable = tuple[CodeType, str]  # the code that reads a value, and its name there
 _settled_functions: WeakSet[FunctionType] = WeakSet()
-
-
-class Unknown(Exception):
-    """A function reads what no key can hold."""
 
 
 def function_key(function: FunctionType, content: Content = None, depth: int = 0) -> Hashable:
@@ -46,7 +49,14 @@ def function_key(function: FunctionType, content: Content = None, depth: int = 0
         return function
     if depth > _DEEPEST:
         raise Unknown
-    return function.__code__, tuple([_key_of(x, content, depth) for x in _read_by(function).values()])
+    read = _read_by(function)
+    named = zip(read.values(), read.variables(function.__code__), strict=True)
+    return function.__code__, tuple([_key_of(x, content, depth, name) for x, name in named])
+
+
+def callable_key(fn: Callable[..., Any], content: Content) -> Hashable:
+    """As function_key, of any callable: a method, a module, an object with __call__, a functools.partial."""
+    return _key_of(fn, content, 0, CALLED)
 
 
 def clone(t: Tensor) -> Tensor:
@@ -54,16 +64,12 @@ def clone(t: Tensor) -> Tensor:
     return t.detach().clone(memory_format=torch.contiguous_format)
 
 
-def frozen(function: FunctionType, tensor: Callable[[Tensor], Tensor] = clone, depth: int = 0) -> FunctionType:
-    """The same function over copies of all that it reads, so that later changes do not reach it. Raises Unknown.
+def frozen(fn: Callable[..., Any], tensor: Callable[[Tensor], Tensor] = clone) -> Callable[..., Any]:
+    """The same callable over copies of all that it reads, so that later changes do not reach it. Raises Unknown.
 
-    tensor: the copy of a tensor. Values are copied in the order in which `function_key` reads them.
+    tensor: the copy of a tensor. Values are copied in the order in which `callable_key` reads them.
     """
-    if function in _settled_functions:
-        return function
-    if depth > _DEEPEST:
-        raise Unknown
-    return _reading(function, _read_by(function).mapped(lambda x: _copy_of(x, tensor, depth)))
+    return _Freezer(tensor).copy(fn, 0, CALLED)
 
 
 def bound(function: FunctionType, known: dict[FunctionType, FunctionType] | None = None) -> FunctionType:
@@ -88,7 +94,7 @@ def bound(function: FunctionType, known: dict[FunctionType, FunctionType] | None
         return function
     if all(map(_is_settled, read.values())):
         return function
-    copied = () if _writes(function.__code__) else (list, dict)
+    copied = () if writes(function.__code__) else (list, dict)
 
     def kept(x: Any) -> Any:
         if isinstance(x, FunctionType):
@@ -144,6 +150,12 @@ class _Read(NamedTuple):
     def values(self) -> tuple[Any, ...]:
         return *self.cells, *self.outside.values(), *self.defaults, *self.named.values()
 
+    def variables(self, code: CodeType) -> list[_Variable]:
+        """The code that reads each of `values`, and its name there."""
+        last = code.co_argcount
+        of_defaults = code.co_varnames[last - len(self.defaults) : last]
+        return [(code, name) for name in (*code.co_freevars, *self.outside, *of_defaults, *self.named)]
+
     def mapped(self, fn: Callable[[Any], Any]) -> _Read:
         """The same names with fn of each value, called in the order of `values`."""
         found = iter([fn(x) for x in self.values()])
@@ -168,7 +180,7 @@ def _reading(function: FunctionType, read: _Read) -> FunctionType:
 
 def _read_by(function: FunctionType) -> _Read:
     code, around = function.__code__, function.__globals__
-    read = _names_read(code)
+    read = names_read(code)
     if read is None or function.__dict__.keys() - {"__wrapped__"}:  # whoever calls it may read its attributes
         raise Unknown
     try:
@@ -179,73 +191,96 @@ def _read_by(function: FunctionType) -> _Read:
     return _Read(cells, outside, function.__defaults__ or (), function.__kwdefaults__ or {})
 
 
-@lru_cache(1024)
-def _names_read(code: CodeType) -> tuple[str, ...] | None:
-    """The names outside of a function that it may read; None where it changes them, asks for all, or imports what may
-    change."""
-    found: dict[str, None] = {}
-    for inner in _codes(code):
-        for step in dis.get_instructions(inner):
-            changes = step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in code.co_freevars
-            imports = step.opname == "IMPORT_NAME" and step.argval.partition(".")[0] not in _SETTLED
-            if changes or imports or step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-                return None
-            if step.opname in _READS_OUTSIDE:
-                if step.argval in _READ_ANY_NAME:
-                    return None
-                found[step.argval] = None
-    return tuple(found)
-
-
-@lru_cache(1024)
-def _writes(code: CodeType) -> bool:
-    """Whether a function may write into a list or a dictionary."""
-    return any(
-        step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR")
-        or (step.opname in ("LOAD_METHOD", "LOAD_ATTR") and step.argval in _WRITERS)
-        for inner in _codes(code)
-        for step in dis.get_instructions(inner)
-    )
-
-
-def _codes(code: CodeType) -> list[CodeType]:
-    """The code of a function and of those inside of it."""
-    return [code, *(inner for x in code.co_consts if isinstance(x, CodeType) for inner in _codes(x))]
-
-
 def _is_settled(x: Any) -> bool:
     """Whether nobody changes what a module, a class or a function is: those of Python, torch and regard."""
     if isinstance(x, FunctionType):
-        return not x.__closure__ and str(x.__globals__.get("__name__")).partition(".")[0] in _SETTLED
+        return not x.__closure__ and str(x.__globals__.get("__name__")).partition(".")[0] in SETTLED
     if not isinstance(x, (ModuleType, type, BuiltinFunctionType)):
         return False
     if not isinstance(getattr(x, "__self__", None), (ModuleType, type, NoneType)):
         return False  # a method of a tensor or a list, which may change
     name = x.__name__ if isinstance(x, ModuleType) else x.__module__
-    return (name or "builtins").partition(".")[0] in _SETTLED
+    return (name or "builtins").partition(".")[0] in SETTLED
 
 
-def _key_of(x: Any, content: Content, depth: int) -> Hashable:
+def _key_of(x: Any, content: Content, depth: int, read: _Variable | Uses) -> Hashable:
+    """The key of a value. read: how its attributes are found out, or which these are."""
     if isinstance(x, NUMBERS):
         return number_key(x)
     if type(x) is tuple:
-        return tuple([_key_of(part, content, depth) for part in x])  # pyright: ignore[reportUnknownVariableType]
+        return tuple([_key_of(part, content, depth, BARE) for part in x])  # pyright: ignore[reportUnknownVariableType]
     if _is_settled(x):
         return id(x)
     if isinstance(x, FunctionType):
         return function_key(x, content, depth + 1)
-    if content is not None and isinstance(x, Tensor):
-        return content(x)
-    raise Unknown
-
-
-def _copy_of(x: Any, tensor: Callable[[Tensor], Tensor], depth: int) -> Any:
-    if type(x) is tuple:
-        return tuple([_copy_of(part, tensor, depth) for part in x])  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(x, NUMBERS) or _is_settled(x):
-        return x
-    if isinstance(x, FunctionType):
-        return frozen(x, tensor, depth + 1)
     if isinstance(x, Tensor):
-        return tensor(x)
-    raise Unknown
+        if content is None:
+            raise Unknown
+        return content(x)
+    if type(x) is partial and not vars(x):
+        own = [_key_of(one, content, depth + 1, read) for one, read in _held(x)]
+        return _key_of(x.func, content, depth + 1, CALLED), tuple(own), len(x.args), tuple(x.keywords)
+    if type(x) is MethodType and depth <= _DEEPEST:
+        variable = x.__func__.__code__, _first(x)
+        return function_key(x.__func__, content, depth + 1), _key_of(x.__self__, content, depth + 1, variable)
+    if depth > _DEEPEST or not is_object(x):
+        raise Unknown
+    return key_of_object(x, _uses(read), lambda y, of: _key_of(y, content, depth + 1, of))
+
+
+def _held(x: partial[Any]) -> list[tuple[Any, _Variable | Uses]]:
+    """The arguments that a functools.partial holds, with the variables that they become."""
+    code = x.func.__code__ if type(x.func) is FunctionType else None
+    if code is None or len(x.args) > code.co_argcount:
+        return [(one, BARE) for one in (*x.args, *x.keywords.values())]
+    names = *code.co_varnames[: len(x.args)], *x.keywords
+    return [(one, (code, name)) for one, name in zip((*x.args, *x.keywords.values()), names, strict=True)]
+
+
+def _first(method: MethodType) -> str:
+    """What a method calls its object. Raises Unknown."""
+    if type(method.__func__) is not FunctionType or not method.__func__.__code__.co_argcount:
+        raise Unknown
+    return method.__func__.__code__.co_varnames[0]
+
+
+def _uses(read: _Variable | Uses) -> Uses:
+    return read if isinstance(read, frozenset) else uses_of(*read)
+
+
+class _Freezer:
+    """Copies what a callable reads, in the order of its key; tensors by a function of each."""
+
+    def __init__(self, tensor: Callable[[Tensor], Tensor]) -> None:
+        self.tensor, self.objects = tensor, Copier()
+
+    def copy(self, x: Any, depth: int, read: _Variable | Uses) -> Any:
+        """A copy of a value, as _key_of reads it. Raises Unknown."""
+        if type(x) is tuple:
+            return tuple([self.copy(part, depth, BARE) for part in x])  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(x, NUMBERS) or _is_settled(x):
+            return x
+        if isinstance(x, FunctionType):
+            return self.function(x, depth + 1)
+        if isinstance(x, Tensor):
+            return self.tensor(x)
+        if type(x) is partial and not vars(x):
+            own = [self.copy(one, depth + 1, read) for one, read in _held(x)]
+            fn, named = self.copy(x.func, depth + 1, CALLED), own[len(x.args) :]
+            return partial(fn, *own[: len(x.args)], **dict(zip(x.keywords, named, strict=True)))
+        if type(x) is MethodType and depth <= _DEEPEST:
+            function, variable = self.function(x.__func__, depth + 1), (x.__func__.__code__, _first(x))
+            return MethodType(function, self.copy(x.__self__, depth + 1, variable))
+        if depth > _DEEPEST or not is_object(x):
+            raise Unknown
+        return self.objects.copied(x, _uses(read), lambda y, of: self.copy(y, depth + 1, of))
+
+    def function(self, function: FunctionType, depth: int) -> FunctionType:
+        """A function that reads copies. Raises Unknown."""
+        if function in _settled_functions:
+            return function
+        if depth > _DEEPEST + 1:
+            raise Unknown
+        read = _read_by(function)
+        variables = iter(read.variables(function.__code__))
+        return _reading(function, read.mapped(lambda x: self.copy(x, depth, next(variables))))

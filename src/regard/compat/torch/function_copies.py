@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.compat.torch.captured import with_captured
-from regard.core.functions import Unknown, clone, frozen, function_key, settle
+from regard.core.functions import Unknown, callable_key, clone, frozen, settle
 from regard.runtime.outline import plain
 
 _MOST = 256  # that are kept
@@ -25,12 +25,10 @@ def copy_of(fn: Callable[..., Any] | None) -> FunctionType | None:
     """The copy that is kept of a function that reads the same; a new one of the first. Raises Unknown."""
     if fn is None:
         return None
-    if type(fn) is not FunctionType:
-        raise Unknown
-    found = _copies.get(function_key(fn, content=_content))
+    found = _copies.get(callable_key(fn, _content))
     if found is None:
         made = frozen(fn)
-        found = _kept(_copies, function_key(made, content=_content), made)
+        found = _kept(_copies, callable_key(made, _content), _function(made))
     return found
 
 
@@ -39,8 +37,6 @@ def template_of(fn: Callable[..., Any]) -> tuple[FunctionType, tuple[Tensor, ...
 
     It is kept for functions that read the same but for the numbers in these tensors. Raises Unknown.
     """
-    if type(fn) is not FunctionType:
-        raise Unknown
     learned = dict[int, Tensor]()
 
     def content(t: Tensor) -> Hashable:
@@ -51,14 +47,25 @@ def template_of(fn: Callable[..., Any]) -> tuple[FunctionType, tuple[Tensor, ...
         learned.setdefault(id(t), t)
         return _place(list(learned).index(id(t)), t)
 
-    key = function_key(fn, content=content)
+    key = callable_key(fn, content)
     found = _templates.get(key)
     if found is None:
         found = _new_template(fn, key)
     return found, tuple(learned.values())
 
 
-def _new_template(fn: FunctionType, key: Hashable) -> FunctionType:
+def _function(fn: Callable[..., Any]) -> FunctionType:
+    """A callable as a function."""
+    if type(fn) is FunctionType:
+        return fn
+
+    def call(*args: Any) -> Any:
+        return fn(*args)
+
+    return call
+
+
+def _new_template(fn: Callable[..., Any], key: Hashable) -> FunctionType:
     """A template of that key. Raises Unknown where another thread has changed what the function reads meanwhile."""
     places = dict[int, Tensor]()  # by the id of a tensor with a gradient, what stands in its place
 
@@ -74,7 +81,7 @@ def _new_template(fn: FunctionType, key: Hashable) -> FunctionType:
     def content(t: Tensor) -> Hashable:
         return _place(numbers[id(t)], t) if id(t) in numbers else _content(t)
 
-    if function_key(copy, content=content) != key:
+    if callable_key(copy, content) != key:
         raise Unknown
     made = with_captured(copy, in_order)
     assert isinstance(made, FunctionType)

@@ -119,6 +119,8 @@ class Recorder(TorchDispatchMode):
             raise NotTraced(f"{func} writes into a tensor")
         if func == ATEN.unbind.int:
             return [self._recorded(ATEN.select.int, [args[0], (*args[1:], 0)[0], n], {}, t) for n, t in enumerate(out)]
+        if func == ATEN.embedding.default and (*args[2:3], -1)[0] < 0 and True not in args[3:]:
+            return self._recorded(ATEN.index.Tensor, [args[0], [args[1]]], {}, out)
         if func == ATEN.log_sigmoid_forward.default:  # whose second result is for its derivative
             return self._recorded(ATEN.log_sigmoid.default, args, kwargs, out[0]), out[1]
         if not isinstance(out, Tensor):
