@@ -115,8 +115,8 @@ def activation(function: Callable[[Tensor], Tensor]) -> Case:
 
 
 def latent(numbers: Numbers) -> Mod:
-    """MLA: what rotary positions add, a product over features that torch computes of a query's row and a key's."""
-    query, key = numbers.fixed(BATCH, HEADS, N, 8), numbers.fixed(BATCH, 1, N, 8)
+    """MLA: what rotary positions add, a product of a query's row and a row that the keys of all heads share."""
+    query, key = numbers.learn(BATCH, HEADS, N, 20), numbers.learn(BATCH, 1, N, 20)
     return lambda s, b, h, i, j: s + 0.125 * torch.dot(query[b, h, i], key[b, h // HEADS, j])
 
 

@@ -56,6 +56,31 @@ def test_score_mods(name: str) -> None:
     assert max(errors.values()) <= 3e-5, errors
 
 
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_products_of_rows_are_more_features(key_heads: int, own: bool) -> None:
+    """The rows of keys are those of a head of keys, or of queries, whose rows have equal numbers at first."""
+    given = [torch.randn(BATCH, n, N, 16, dtype=torch.float64) for n in (HEADS, key_heads, key_heads)]
+    rows = torch.randn(BATCH, HEADS, N, 20), torch.ones(BATCH, HEADS if own else key_heads, N, 20)
+    results, group = list[tuple[Tensor, ...]](), HEADS // key_heads
+    for dtype in (torch.float64, torch.float32):
+        x = [t.to(dtype).requires_grad_() for t in given]
+        a, c = (t.to(dtype).requires_grad_() for t in rows)
+
+        def mod(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor, a: Tensor = a, c: Tensor = c) -> Tensor:
+            return s + (a[b, h, i] * torch.tanh(c[b, h if own else h // group, j])).sum(-1) / 8
+
+        wide = [x[0], *(t.repeat_interleave(group, 1) for t in x[1:])]
+        definite = dtype == torch.float64
+        out = definition(*wide, mod, None) if definite else flex_attention(*x, mod, enable_gqa=True)
+        results.append((out, *torch.autograd.grad(out.square().sum(), (*x, a, c))))
+        plan = dict(explain_flex_attention(*x, mod).facts)
+    for right, mine in zip(*results, strict=True):
+        assert (mine - right).abs().max() <= 3e-5 * right.abs().max().clamp(min=1)
+    assert plan["score_mod"] == "a product of rows of 20 numbers, as more features of query and key"
+    assert plan["backward"] == "the same kernels"
+
+
 def test_the_norm_of_nothing_has_no_gradient() -> None:
     t = torch.ones(N, 2, requires_grad=True)
     q = torch.randn(BATCH, HEADS, N, 16)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import regard.runtime.plan_cache as plan_cache
 from regard.compat.torch.pair_functions import Sizes
-from regard.compat.torch.translations import Translation, translated
+from regard.compat.torch.translations import Translation, translated_call
 from regard.core.dtypes import accumulator
 from regard.core.errors import Unsupported
 from regard.core.positions import Positions, head
@@ -64,7 +64,8 @@ def flex_attention(
     why = why_left_flex(query, key, value, score_mod, block_mask, scale, *aux, return_aux=return_aux)
     if why is not None:
         raise Unsupported(f"flex_attention: {why}.")
-    (score, mask, _), positions = _translated(query, key, score_mod, block_mask, scale)
+    (score, mask, _, rows), positions = _translated(query, key, score_mod, block_mask, scale)
+    query, key, value = (query, key, value) if rows is None else rows.joined(query, key, value)
     given = AttentionArguments(query, key, value, score, mask, positions, None, None)
     if not return_lse and return_aux is None:
         known = plan_cache.attend(*given, None)
@@ -93,7 +94,8 @@ def explain_flex_attention(
     'a function of single pairs: aten.sin.default of a score is no step that regard has'
     """
     _check_functions(score_mod, block_mask)
-    (score, mask, facts), positions = _translated(query, key, score_mod, block_mask, scale)
+    (score, mask, facts, rows), positions = _translated(query, key, score_mod, block_mask, scale)
+    query, key, value = (query, key, value) if rows is None else rows.joined(query, key, value)
     plan = BoundCall(query, key, value, score, mask, positions, None, None).explain(None)
     return replace(plan, facts=(*facts, *plan.facts))
 
@@ -131,7 +133,8 @@ def _translated(
     (batch, heads, nq, width), nk = query.shape, key.shape[-2]
     sizes = Sizes(batch, heads, nq, nk, accumulator(query.dtype), query.device)
     mask_mod = None if block_mask is None else block_mask.mask_mod
-    found = translated(score_mod, mask_mod, max(width, 1) ** -0.5 if scale is None else scale, sizes)
+    factor = max(width, 1) ** -0.5 if scale is None else scale
+    found = translated_call(score_mod, mask_mod, factor, sizes, key.shape[1])
     return found, head(nq, nk, query.device) if nq != nk else None  # i and j are indices
 
 

@@ -87,7 +87,7 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         args, kwargs = _mapped(args, self.node_of), {name: self.node_of(x) for name, x in kwargs.items()}
-        read = [x for x in _flat((*args, *kwargs.values())) if isinstance(x, Node)]
+        read = [x for x in flat((*args, *kwargs.values())) if isinstance(x, Node)]
         if not read or func in _CONSTANTS:
             return out
         if func._schema.is_mutable:
@@ -121,7 +121,8 @@ def _shift(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], read: list[Nod
 
 
 def evaluate(node: Node, **index: Tensor) -> Tensor:
-    """The node's numbers for vectors of indices b, h, i, j: one axis for each that is given, in this order; others 0.
+    """The node's numbers for vectors of indices b, h, i, j: one axis for each that is given, in this order; others 0;
+    behind these, the axes of several numbers of a pair.
 
     They are computed as torch computes them, one pair at a time under vmap.
     """
@@ -135,7 +136,7 @@ def evaluate(node: Node, **index: Tensor) -> Tensor:
     for axis in reversed(range(len(names))):
         fn = torch.vmap(fn, in_dims=tuple(0 if axis == other else None for other in range(len(names))))
     found = fn(*(index[name] for name in names))
-    return cast(Tensor, found).expand([len(index[name]) for name in names])
+    return cast(Tensor, found).expand([*(len(index[name]) for name in names), *node.value.shape])
 
 
 @dataclass(frozen=True)
@@ -208,5 +209,6 @@ def _mapped(args: Any, fn: Callable[[Any], Any]) -> Any:
     return type(args)(_mapped(x, fn) if isinstance(x, (list, tuple)) else fn(x) for x in args)
 
 
-def _flat(args: Any) -> list[Any]:
-    return [y for x in args for y in (_flat(x) if isinstance(x, (list, tuple)) else [x])]
+def flat(args: Any) -> list[Any]:
+    """Arguments of an operation, those in lists too."""
+    return [y for x in args for y in (flat(x) if isinstance(x, (list, tuple)) else [x])]

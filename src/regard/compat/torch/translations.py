@@ -13,6 +13,7 @@ from regard.compat.torch.captured import captured_by, check_exchange, with_captu
 from regard.compat.torch.function_copies import copy_of, template_of
 from regard.compat.torch.mask_mods import MaskMod, translate_mask
 from regard.compat.torch.pair_functions import NotRecorded, Sizes
+from regard.compat.torch.row_products import RowProduct, row_product
 from regard.compat.torch.score_mods import LearnedScoreMod, ScoreMod, translate_score
 from regard.core.functions import Unknown
 from regard.core.shapes import count_of
@@ -31,14 +32,30 @@ _changing = Lock()
 
 
 class Translation(NamedTuple):
-    """The score and the mask that two functions compute, and how each function was read, for `explain`."""
+    """The score and the mask that two functions compute, and how each function was read, for `explain`.
+
+    rows: more features of queries and keys
+    """
 
     score: Score
     mask: Mask
     facts: tuple[tuple[str, str], ...]
+    rows: RowProduct | None = None
 
     def nbytes(self) -> int:
         return sum(t.nbytes for t in (*self.score.tensors(), *self.mask.tensors()))
+
+
+def translated_call(
+    score_mod: Mod | None, mask_mod: Mod | None, scale: float, sizes: Sizes, key_heads: int
+) -> Translation:
+    """As `translated`; the rows of a score_mod that adds their product become features of queries and keys."""
+    rows = None if score_mod is None or transformed() else row_product(score_mod, scale, sizes, key_heads)
+    if rows is None:
+        return translated(score_mod, mask_mod, scale, sizes)
+    score, mask, facts, _ = translated(None, mask_mod, scale, sizes)
+    said = f"a product of rows of {count_of(rows.query.shape[-1], 'number')}, as more features of query and key"
+    return Translation(score, mask, (("score_mod", said), *facts), rows)
 
 
 def translated(score_mod: Mod | None, mask_mod: Mod | None, scale: float, sizes: Sizes) -> Translation:
@@ -55,7 +72,7 @@ def translated(score_mod: Mod | None, mask_mod: Mod | None, scale: float, sizes:
         learned = None if score_mod is None else _learned(score_mod, sizes)
         if learned is None:
             return _translated(score_mod, mask_mod, scale, sizes)
-        score, mask, facts = translated(None, mask_mod, scale, sizes)
+        score, mask, facts, _ = translated(None, mask_mod, scale, sizes)
         said = f"a function of single pairs, with gradients of {count_of(len(learned.learned), 'tensor')}"
         return Translation(score >> learned, mask, (("score_mod", said), *facts))
     key = *copies, number_key(scale), sizes, torch.get_default_dtype()
