@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import CodeType
+from functools import partial
+from types import CodeType, FunctionType, MethodType
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from regard.compat.torch.pair_functions import ATEN, Node, NotRecorded, Sizes, evaluate, flat, record
+from regard.core.attributes import Unknown, as_method
 
 _MOST = 1024
 _without: dict[CodeType, None] = {}  # of functions that add no such product, as far as was seen
@@ -38,24 +40,35 @@ def row_product(fn: Callable[..., Any], scale: float, sizes: Sizes, key_heads: i
 
     scale: of the product of q and k, by which the rows of queries are divided.
     """
-    code = getattr(getattr(fn, "__func__", fn), "__code__", None)
-    if code in _without or not sizes.pairs or not scale:
+    code = _code_of(fn)
+    if code is None or code in _without or not sizes.pairs or not scale:
         return None
     try:
         found = _rows(record(fn, "sbhij", sizes.dtype, sizes.device))
     except (NotRecorded, TypeError):
         found = None
     if found is None:
-        if isinstance(code, CodeType):
-            if len(_without) >= _MOST:
-                _without.clear()
-            _without[code] = None
+        if len(_without) >= _MOST:
+            _without.clear()
+        _without[code] = None
         return None
     query, key, factor = found
     of_key, group = _evaluated(key, sizes), sizes.heads // max(key_heads, 1)
     if of_key.shape[1] != 1 and _shared(key, sizes, group):
         of_key = of_key[:, ::group]
     return RowProduct(_evaluated(query, sizes) * (factor / scale), of_key)
+
+
+def _code_of(fn: Any) -> CodeType | None:
+    """The code that runs where a callable is called; None where that is not of Python."""
+    if isinstance(fn, partial):
+        return _code_of(cast("partial[Any]", fn).func)
+    if isinstance(fn, FunctionType):
+        return fn.__code__
+    try:
+        return _code_of((fn if isinstance(fn, MethodType) else as_method(fn)).__func__)
+    except Unknown:
+        return None
 
 
 def _shared(node: Node, sizes: Sizes, group: int) -> bool:
