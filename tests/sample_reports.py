@@ -15,6 +15,7 @@ from regard.inspect.heads.circuits import Circuit, Circuits
 from regard.inspect.heads.contributions import Contributions, Logit
 from regard.inspect.heads.probe import KINDS, Probe
 from regard.inspect.heads.query_key_value import InputProjections
+from regard.inspect.kinds import Kind
 from regard.inspect.report.carried_layer import CarriedLayer
 from regard.inspect.report.head_result import HeadResult
 from regard.inspect.results import FactResults
@@ -42,6 +43,7 @@ class Call:
     name: str
     seen: FactResults
     view: View
+    kind: Kind = "unknown"
 
 
 def call(

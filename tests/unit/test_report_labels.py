@@ -74,8 +74,9 @@ def test_key_tokens_alone_say_that_it_is_cross_attention() -> None:
 
 
 def test_queries_are_named_where_tokens_are_as_many() -> None:
-    (layer,) = layers(Reading(), [tensors(4, 6)], tokens=ASKING)
-    assert layer.queries.tokens == tuple(ASKING) and layer.keys.tokens == ()
+    for cross in ("*", ()):
+        (layer,) = layers(Reading(), [tensors(4, 6)], tokens=ASKING, cross=cross)
+        assert layer.queries.tokens == tuple(ASKING) and layer.keys.tokens == ()
 
 
 def test_the_last_queries_of_a_text_keep_its_end() -> None:
@@ -139,7 +140,7 @@ class TestEqualLengths:
     def test_cross_says_which(self) -> None:
         (layer,) = layers(Reading(), [tensors(4, 4)], tokens=ASKING, key_tokens=list("uvwx"), cross="*")
         assert_crosses(layer, ASKING, list("uvwx"))
-        found = layers(Pair(), [tensors(4, 4)], tokens=ASKING, key_tokens=list("uvwx"), cross="b")
+        found = layers(Pair(), [tensors(4, 4)], tokens=ASKING, key_tokens=list("uvwx"), cross="b", encoder=())
         by_name = {layer.name: layer for layer in found}
         assert_crosses(by_name["b"], ASKING, list("uvwx"))
         assert_own(by_name["a"], ASKING)

@@ -13,7 +13,7 @@ import sample_reports as reports
 from regard.inspect.report.axis import Axis
 from regard.inspect.report.layer import Layer
 from regard.inspect.report.report import Report
-from regard.inspect.report.steps import in_steps
+from regard.inspect.report.steps import Steps, in_steps
 from regard.inspect.stacks import in_order, places
 
 
@@ -120,25 +120,30 @@ class TestMerged:
         assert found.layers[1].keys.tokens == tuple(read) and not found.layers[1].looks_at_itself
 
     def test_cross_attention_of_equal_lengths_does_not_look_at_itself(self) -> None:
-        (layer,) = report([reports.call(*tokens(9), name="decoder.0.cross_attn")]).layers
+        calls = [reports.call(*tokens(9), name="decoder.0.cross_attn")]
+        (layer,) = report(calls, cross="*").layers
         assert not layer.looks_at_itself
-        (layer,) = report([reports.call(*tokens(9), name="decoder.0.attn")]).layers
+        (layer,) = report(calls).layers
         assert layer.looks_at_itself
+
+
+def steps(calls: list[reports.Call]) -> list[Steps]:
+    return in_steps(calls, lambda call: False)
 
 
 class TestInSteps:
     def test_shared_weights_stay_apart(self) -> None:
         (a, b), (c, d) = decoded(*tokens(6), [5, 1]), decoded(*tokens(6, 1), [5, 1])
-        assert [one.calls for one in in_steps([a, c])] == [[a], [c]]
-        assert [one.calls for one in in_steps([a, c, b, d])] == [[a, b], [c, d]]
+        assert [one.calls for one in steps([a, c])] == [[a], [c]]
+        assert [one.calls for one in steps([a, c, b, d])] == [[a, b], [c, d]]
 
     def test_two_texts_stay_apart(self) -> None:
         (a, b), (c, d) = decoded(*tokens(6), [5, 1]), decoded(*tokens(7), [6, 1])
-        assert [one.calls for one in in_steps([a, b, c, d])] == [[a, b], [c, d]]
+        assert [one.calls for one in steps([a, b, c, d])] == [[a, b], [c, d]]
         (c, d, f), g = decoded(*tokens(7), [5, 1, 1]), decoded(*tokens(7), [5, 1])
-        assert [one.calls for one in in_steps([*g, c, d, f])] == [g, [c, d, f]]
+        assert [one.calls for one in steps([*g, c, d, f])] == [g, [c, d, f]]
         e = reports.call(*torch.randn(2, 2, 3, 1, 8), rg.Causal(), positions=rg.Positions(*[torch.tensor([6])] * 2))
-        assert [one.calls for one in in_steps([a, b, e])] == [[a, b], [e]]  # another batch
+        assert [one.calls for one in steps([a, b, e])] == [[a, b], [e]]  # another batch
 
 
 class TestNames:

@@ -22,7 +22,8 @@ class AttentionCall:
 
     q (*batch, h, nq, dk) and k (*batch, hk, nk, dk) are what the scores are made of: normed, rotated, cached. v
     (*batch, hk, nk, dv) are the values; None where the layer does not make them as a tensor of its own (torch's fused
-    kernels), or each process has some of them.
+    kernels), or each process has some of them. cross: whether keys and values are made from another sequence than the
+    queries, where the layer knows it.
     """
 
     layer: nn.Module | None
@@ -33,6 +34,7 @@ class AttentionCall:
     positions: Positions | None = None
     sink: Tensor | float | None = None
     v: Tensor | None = None
+    cross: bool | None = None
 
     def __repr__(self) -> str:
         return with_shapes("AttentionCall", vars(self))

@@ -20,6 +20,7 @@ from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.keys import Received
 from regard.inspect.facts.pooled import Map
 from regard.inspect.facts.rows import Entropy, MaxScore
+from regard.inspect.kinds import Kinds
 from regard.inspect.layers import Layers, chosen
 from regard.inspect.look_tensors import check_facts
 from regard.inspect.missing import Misses
@@ -70,11 +71,11 @@ def record(
         )
     check_facts(facts)
     _refuse_compiled(model)
-    running = Running(model)
+    running, kinds = Running(model), Kinds(model)
     wanted = chosen(layers, running.names.values())
     tape, misses = Tape(tuple(facts)), Misses(running)
-    listener = _Listener(running, wanted, tape, misses)
-    with running.open(), observing(listener.notified), watching_interface(), watching(listener.seen):
+    listener = _Listener(running, kinds, wanted, tape, misses)
+    with running.open(), kinds.open(), observing(listener.notified), watching_interface(), watching(listener.seen):
         yield tape
     if not len(tape):
         raise LookupError(misses.explain())
@@ -86,8 +87,10 @@ def record(
 class _Listener:
     """Brings the calls of one model, by whichever way they are known, onto its tape, each once."""
 
-    def __init__(self, running: Running, wanted: Callable[[str], bool], tape: Tape, misses: Misses) -> None:
-        self.running, self.wanted, self.tape, self.misses = running, wanted, tape, misses
+    def __init__(
+        self, running: Running, kinds: Kinds, wanted: Callable[[str], bool], tape: Tape, misses: Misses
+    ) -> None:
+        self.running, self.kinds, self.wanted, self.tape, self.misses = running, kinds, wanted, tape, misses
         self._notified: tuple[weakref.ref[Tensor], ...] = ()  # queries and keys: held, they could not be freed
 
     def notified(self, call: AttentionCall) -> None:
@@ -118,7 +121,7 @@ class _Listener:
         _check(name, call)
         # The facts are of no interest to other modes, to autograd, or to inference mode.
         with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.no_grad():  # pyright: ignore
-            self.tape.add(name, type(layer).__name__, call)
+            self.tape.add(name, type(layer).__name__, call, self.kinds.of(call, layer))
 
 
 def _in_backward() -> bool:

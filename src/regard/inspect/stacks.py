@@ -1,4 +1,7 @@
-"""Stacks: which layers of a model are its encoder's, its decoder's own and those by which it reads the encoder."""
+"""Stacks: what reports call the layers of a model, by their paths: its encoder's, its decoder's, its cross-attention.
+
+The labels are for readers. How a call is read never depends on them: see regard.inspect.kinds.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ _CROSS = re.compile(r"cross_?att.*", re.IGNORECASE)
 _OF_ENCODER = re.compile(r"enc(oder)?_?(dec(oder)?)?_?att.*", re.IGNORECASE)
 
 
-def reads_another(name: str) -> bool:
-    """Whether a layer is cross-attention, by its path in the model: the queries of one sequence on keys of another.
+def _is_called_cross(name: str) -> bool:
+    """Whether a layer's path in the model calls it cross-attention.
 
-    >>> reads_another("decoder.block.0.layer.1.EncDecAttention"), reads_another("decoder.layers.0.encoder_attn")
+    >>> _is_called_cross("decoder.block.0.layer.1.EncDecAttention"), _is_called_cross("decoder.layers.0.encoder_attn")
     (True, True)
-    >>> reads_another("encoder.layer.0.crossattention.self"), reads_another("encoder.layers.0.self_attn")
+    >>> _is_called_cross("encoder.layer.0.crossattention.self"), _is_called_cross("encoder.layers.0.self_attn")
     (True, False)
     """
     parts = name.split(".")
@@ -26,13 +29,13 @@ def reads_another(name: str) -> bool:
 
 
 def stack(name: str) -> str:
-    """The side of the model that a path names first, and whether the layer is cross-attention.
+    """The side of the model that a path names first, and whether it calls the layer cross-attention.
 
     >>> stack("model.encoder.layers.0.self_attn"), stack("model.decoder.layers.0.encoder_attn"), stack("h.0.attn")
     ('encoder', 'decoder cross', '')
     """
     side = next((part for part in name.split(".") if part in _SIDES), "")
-    return f"{side} cross".strip() if reads_another(name) else side
+    return f"{side} cross".strip() if _is_called_cross(name) else side
 
 
 def places(names: Sequence[str]) -> list[str]:

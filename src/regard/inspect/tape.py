@@ -16,6 +16,7 @@ from regard.core.positions import Positions, head, tail
 from regard.core.shapes import count_of
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.inputs import CallFact
+from regard.inspect.kinds import Kind
 from regard.inspect.look_tensors import survey
 from regard.inspect.results import FactResults
 from regard.inspect.stacks import places
@@ -36,6 +37,8 @@ class Recorded:
     q_shape, k_shape (*batch, h, nq, dk) and (*batch, hk, nk, dk), or without h where the model calls it so
     view             the mask, with positions, sizes, batch and heads of the call: view.dense(), view.counts(), ...
     seen             the facts, (*batch, h, ...), h = 1 where q has no head axis; call[fact] is short for seen[fact]
+    kind             "self", "encoder" (self-attention in the encoder of a model whose decoder reads it), "cross", or
+                     "unknown": by what the layer was called with; a module's name decides nothing
     """
 
     name: str
@@ -45,6 +48,7 @@ class Recorded:
     k_shape: tuple[int, ...]
     view: View
     seen: FactResults
+    kind: Kind
 
     def __getitem__(self, fact: Fact[T]) -> T:
         return self.seen[fact]
@@ -118,7 +122,7 @@ class Tape:
             grids,
         )
 
-    def add(self, name: str, layer: str, call: AttentionCall) -> None:
+    def add(self, name: str, layer: str, call: AttentionCall, kind: Kind) -> None:
         """Looks at a call and keeps what is seen."""
         call = replace(call, mask=self._shared(call.mask), positions=_standing(call))
         number = self._count[name]
@@ -129,7 +133,7 @@ class Tape:
         if of_call:
             seen = FactResults(seen.lse, {fact: seen[fact] for fact in asked} | of_call, seen.key_heads)
         view = View(call.mask, looked.problem.frame)
-        self._calls.append(Recorded(name, number, layer, tuple(call.q.shape), tuple(call.k.shape), view, seen))
+        self._calls.append(Recorded(name, number, layer, tuple(call.q.shape), tuple(call.k.shape), view, seen, kind))
 
     def _shared(self, mask: Mask) -> Mask:
         """The mask around tensors of our own, one for all calls that bring the same: most models have one for all."""

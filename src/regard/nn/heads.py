@@ -127,7 +127,8 @@ class Heads(nn.Module):
             k, v = cache.append(k, v)
             mask, positions = mask & cache.mask, cache.positions
         dropout, scoring = self._dropout(), self.scoring()
-        notify(lambda: AttentionCall(self, q, k, mask=mask, positions=positions, v=v, **scoring))
+        cross = context is not None and context is not x
+        notify(lambda: AttentionCall(self, q, k, mask=mask, positions=positions, v=v, cross=cross, **scoring))
         out = attention(q, k, v, mask=mask, positions=positions, dropout=dropout, backend=self.backend, **scoring)
         return out if x.dim() > 2 else out[0]
 
@@ -204,7 +205,7 @@ class Heads(nn.Module):
                 )
         q, k, v = (_batched(t) for t in self.project(x, None, parallel.positions()))
         scoring = self.scoring()
-        notify(lambda: parallel.with_all_keys(AttentionCall(self, q, k, mask=mask, **scoring)))
+        notify(lambda: parallel.with_all_keys(AttentionCall(self, q, k, mask=mask, cross=False, **scoring)))
         out = parallel.attention(q, k, v, mask=mask, dropout=self._dropout(), backend=self.backend, **scoring)
         return out if x.dim() > 2 else out[0]
 

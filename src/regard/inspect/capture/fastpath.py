@@ -63,7 +63,7 @@ def native_multi_head(
 def _fused(x: Tensor, heads: int, weight: Tensor, bias: Tensor, mask: Mask) -> AttentionCall:
     (w_q, w_k, _), (b_q, b_k, _) = weight.chunk(3), bias.chunk(3)
     q, k = (linear(x, w, b).unflatten(-1, (heads, -1)).transpose(-3, -2) for w, b in ((w_q, b_q), (w_k, b_k)))
-    return AttentionCall(None, q, k, mask=mask)
+    return AttentionCall(None, q, k, mask=mask, cross=False)
 
 
 def _padded(x: Tensor) -> tuple[Tensor, Mask]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,7 +35,13 @@ def multi_head(*args: Any, **kwargs: Any) -> AttentionCall:
         k = given["static_k"].unflatten(0, (-1, heads))
     if given["add_zero_attn"]:
         k = torch.cat([k, torch.zeros_like(k[..., :1, :])], -2)
-    return witnessed(q, k, _masks(given, heads, q.shape[-2], k.shape[-2]))
+    call = witnessed(q, k, _masks(given, heads, q.shape[-2], k.shape[-2]))
+    return replace(call, cross=not _equal(given["query"], given["key"]))
+
+
+def _equal(query: Tensor, key: Tensor) -> bool:
+    """Whether both have the same values: nn.MultiheadAttention passes two views of a tensor that it was given twice."""
+    return query is key or (query.shape == key.shape and torch.equal(query, key))
 
 
 def _projected(given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:

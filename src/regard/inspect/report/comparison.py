@@ -37,8 +37,8 @@ class Comparison(Compared):
     >>> import regard as rg, torch
     >>> def read(x):
     ...     mask = rg.Causal()
-    ...     seen = rg.look(x, x, facts=rg.Report.FACTS, mask=mask)
-    ...     call = SimpleNamespace(name="attention", seen=seen, view=mask.on(4, batch=(1,), heads=2))
+    ...     seen, view = rg.look(x, x, facts=rg.Report.FACTS, mask=mask), mask.on(4, batch=(1,), heads=2)
+    ...     call = SimpleNamespace(name="attention", seen=seen, view=view, kind="self")
     ...     return rg.Report.of([call], title="two heads", model="none")
     >>> one, other = torch.zeros(1, 2, 4, 4), torch.zeros(1, 2, 4, 4)
     >>> other[:, 1] = 9 * torch.eye(4)

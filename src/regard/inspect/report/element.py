@@ -14,6 +14,7 @@ from regard.inspect.facts.keys import Readers
 from regard.inspect.facts.pooled import Cells, Map
 from regard.inspect.facts.quantised import Quantised
 from regard.inspect.facts.rows import Top, Visible
+from regard.inspect.kinds import Kind
 from regard.inspect.report.reach import Reach, visible
 from regard.inspect.results import FactResults
 from regard.masks.algebra import View
@@ -24,7 +25,7 @@ HIDDEN = 255  # in place of a weight, where a query may not see a key
 
 
 class Looked(Protocol):
-    """One call that was looked at: the layer's name, the answers to FACTS, and its mask on its frame."""
+    """One call that was looked at: the layer's name, the answers to FACTS, its mask on its frame, and its kind."""
 
     @property
     def name(self) -> str: ...
@@ -32,6 +33,8 @@ class Looked(Protocol):
     def seen(self) -> FactResults: ...
     @property
     def view(self) -> View: ...
+    @property
+    def kind(self) -> Kind: ...
 
 
 class Element:

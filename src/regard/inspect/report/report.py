@@ -48,9 +48,9 @@ class Report(Content):
     >>> from regard.inspect.look_tensors import look
     >>> from regard.masks.positional import Causal
     >>> x, mask = torch.eye(4).expand(1, 2, 4, 4), Causal()
-    >>> seen = look(x, x, facts=Report.FACTS, mask=mask)
-    >>> report = Report.of([SimpleNamespace(name="attention", seen=seen, view=mask.on(4, batch=(1,), heads=2))],
-    ...                    title="two heads", model="none", tokens="abcd")
+    >>> seen, view = look(x, x, facts=Report.FACTS, mask=mask), mask.on(4, batch=(1,), heads=2)
+    >>> call = SimpleNamespace(name="attention", seen=seen, view=view, kind="self")
+    >>> report = Report.of([call], title="two heads", model="none", tokens="abcd")
     >>> print(report)
     two heads (none)  4 tokens, 1 × 2 heads ...
     >>> [finding.said for finding in report.findings][-1]
@@ -76,6 +76,7 @@ class Report(Content):
         tokens: Sequence[str] = (),
         key_tokens: Sequence[str] = (),
         cross: Layers | None = None,
+        encoder: Layers | None = None,
         element: int = 0,
         seconds: float = 0.0,
         unit: str = "token",
@@ -90,25 +91,27 @@ class Report(Content):
         an encoder's first, then those of the decoder, then its cross-attention: "encoder L0", "decoder cross L1".
 
         tokens are the texts of the sequence (a decoder's), key_tokens those of the one that cross-attention reads (its
-        encoder's); `element` says which of a batch. Which layer reads which follows from how many queries and keys a
-        call has. Where that leaves it open, because both texts have one length or none is given, the names of modules
-        decide ("cross_attention", "encoder"), or `cross`, which names the layers that read key_tokens: a pattern over
-        their paths ("*" all), several, or a function of the path. If `tokens` are those of two texts, one after the
-        other, second_text is the number of the first token of the second one.
+        encoder's); `element` says which of a batch. Which layer reads which follows from what the layers were called
+        with (Recorded.kind); where that shows nothing, from how many queries and keys they have; never from the names
+        of modules. The caller may say it: `cross` names the layers that read key_tokens, `encoder` those whose queries
+        are key_tokens too. Each is a pattern over their paths ("*" all), several, a function of the path, or () for no
+        layer. If `tokens` are those of two texts, one after the other, second_text is the number of the first token of
+        the second one.
 
-        Raises ValueError for no call, for texts that name no token of any layer, where `cross` fits no layer, and for a
-        second_text beyond the tokens; IndexError for an element that is not there.
+        A UserWarning names the layers for which nothing decides, what they are taken for, and what to pass. Raises
+        ValueError for no call, for texts that name no token of any layer, where `cross` or `encoder` fits no layer, and
+        for a second_text beyond the tokens; IndexError for an element that is not there.
         """
-        labels, calls = Labels(tokens, key_tokens, cross), list(calls)
+        labels, calls = Labels(tokens, key_tokens, cross, encoder), list(calls)
         found = in_steps(calls, labels.crosses(calls), len(tokens))
         labels.check_counts(found)
         found = [found[index] for index in in_order([one.name for one in found])]
-        layers: list[Layer] = []
-        for one, place in zip(found, places([one.name for one in found]), strict=True):
-            own = labels.own(one, place)
+        layers, of_queries = list[Layer](), labels.of_queries(found)
+        for one, place, own in zip(found, places([one.name for one in found]), of_queries, strict=True):
             steps = [Layer.of(call, element, own, key_tokens, one.cross) for call in one.calls]
             layers.append(replace(merged(steps, one, own), place=place))
-        labels.check_used(layers, found)
+        labels.check_used(layers, found, of_queries)
+        labels.warn_of_assumed(found)
         return Report(title, model, tuple(layers), seconds, unit, context, notes, picture, second_text=second_text)
 
     def text(self, width: int = 80) -> str:

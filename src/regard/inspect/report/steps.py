@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from regard.core.region import Frame
+from regard.inspect.kinds import Kind
 from regard.inspect.report.axis import Axis
 from regard.inspect.report.columns import Joining
 from regard.inspect.report.element import Looked
 from regard.inspect.report.layer import COLUMNS, Layer
-from regard.inspect.stacks import reads_another
 
 
 @dataclass(eq=False)
@@ -37,6 +37,10 @@ class Steps:
         return self.calls[0].name
 
     @property
+    def kind(self) -> Kind:
+        return self.calls[0].kind
+
+    @property
     def sizes(self) -> tuple[int, int]:
         """How many queries and keys there are in all."""
         frames = [call.view.frame for call in self.calls]
@@ -52,6 +56,16 @@ class Steps:
             self.end = int(q[..., -1].amax()) + self.shifts[-1]
         self.calls.append(call)
 
+    @property
+    def assumed(self) -> bool:
+        """Whether queries fewer than the keys count as the last tokens of one sequence, for want of anything said.
+
+        Positions that a mask compares were given with the call; and keys that grow with each step are those of a cache.
+        """
+        first, last = self.calls[0].view, self.calls[-1].view
+        grows = last.frame.nk > first.frame.nk
+        return not (first.mask.compares_positions() or grows) and last_by_default(first.frame)
+
     def continued_by(self, call: Looked) -> bool:
         """Whether a call's queries follow: at the next position, or alone before keys of which a cache dropped some."""
         frame = call.view.frame
@@ -61,11 +75,7 @@ class Steps:
         return start == self.end + 1 or (frame.nq == 1 < frame.nk <= last.nk and start <= self.end)
 
 
-def _by_name(call: Looked) -> bool:
-    return reads_another(call.name)
-
-
-def in_steps(calls: Iterable[Looked], crosses: Callable[[Looked], bool] = _by_name, texts: int = 0) -> list[Steps]:
+def in_steps(calls: Iterable[Looked], crosses: Callable[[Looked], bool], texts: int = 0) -> list[Steps]:
     """The calls of a model, those together that are steps of one layer, in the order of their first calls.
 
     A layer whose weights several places share is called once for each: these do not follow each other, and stay apart.
@@ -87,7 +97,7 @@ def in_steps(calls: Iterable[Looked], crosses: Callable[[Looked], bool] = _by_na
             queries, begin = frame.nq, steps.end + 1 if steps is not None and continuing else start
         elif frame.nq != queries:  # no self-attention of these queries was seen
             continuing = steps is not None and steps.sizes[0] + frame.nq <= texts
-            if _last_by_default(frame):
+            if last_by_default(frame):
                 start = steps.end + 1 if steps is not None and continuing else 0
         if steps is None or not continuing:
             if any(len(one.calls) > 1 for one in earlier):
@@ -99,7 +109,7 @@ def in_steps(calls: Iterable[Looked], crosses: Callable[[Looked], bool] = _by_na
     return found
 
 
-def _last_by_default(frame: Frame) -> bool:
+def last_by_default(frame: Frame) -> bool:
     """Whether queries stand at the end of the keys, which is assumed where no positions are given."""
     q, k = frame.positions.q, frame.positions.k
     return 0 < frame.nq < frame.nk and bool((q[..., -1] == k[..., -1]).all())
