@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import regard as rg
 from generate.notebook import is_notebook
@@ -22,6 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [page for page in PAGES if not is_notebook(page.read_text(encoding="utf-8"))]
+ALIGNMENT = ROOT / "docs" / "how-to" / "alignment.md"
+RUN_HERE = [page for page in PAGES if page != ALIGNMENT]  # that one runs in its own test
 BLOCK = re.compile(r"^(?P<indent> *)```python *\n(?P<code>.*?)^(?P=indent)``` *$", re.MULTILINE | re.DOTALL)
 
 COMMANDS = (
@@ -61,7 +65,7 @@ def execute(page: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "page",
-    few(PAGES, *(page for page in PAGES if page.name != "graphs.md")),
+    few(RUN_HERE, *(page for page in RUN_HERE if page.name != "graphs.md")),
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +100,31 @@ def test_a_task_has_a_heading_that_a_reader_searches_for(name: str) -> None:
 def test_a_how_to_fits_on_a_screen(page: Path) -> None:
     code = "".join(code for _, code in blocks(page.read_text(encoding="utf-8")))
     assert len([line for line in code.splitlines() if line.strip()]) <= 40
+
+
+def test_the_alignment_of_dates_is_learned_in_two_hundred_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which take ten seconds, as the page says: a count of steps holds on a machine of any speed."""
+    monkeypatch.chdir(tmp_path)
+    steps = list[object]()
+    hook = register_optimizer_step_post_hook(lambda *given: steps.append(given))
+    try:
+        names = execute(ALIGNMENT)
+    finally:
+        hook.remove()
+    assert len(steps) <= 200
+    with torch.no_grad():
+        read, expected = (
+            names["numbers"](texts) for texts in (["21 September 2014", "9 June 1987"], ["2014-09-21", "1987-06-09"])
+        )
+        assert names["model"](read, expected).argmax(-1).equal(expected)
+    (layer,) = names["report"].layers
+    assert "".join(layer.queries.tokens) == "1979-05-03" and "".join(layer.keys.tokens) == "3 May 1979"
+    weights = layer.every_weight()[0]
+    year, month, day = weights[:4, 5:], weights[6, 1:6], weights[9, :2]  # 5 and 1 are the spaces before both
+    assert bool((year.sum(-1) > 0.5).all()) and float(month.sum()) > 0.5 and float(day.sum()) > 0.5
+    assert {path.name for path in tmp_path.iterdir()} == {"alignment.html", "alignment.png"}
 
 
 @needs_kernels

@@ -11,7 +11,7 @@ import pytest
 import regard as rg
 import sample_reports as reports
 from regard.inspect.report.comparison import Comparison
-from test_access import WRITTEN, axe, serious
+from test_access import WIDTHS, WRITTEN, axe, serious
 from test_page_compare import AFTER, BEFORE, ROWS, image, text
 from word_reports import of_words, words
 
@@ -44,7 +44,7 @@ def longer() -> Comparison:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("made", [images, cross, long, longer])
 def test_axe_finds_nothing_in_comparisons_of_each_kind(
     visit: Any, axe: str, tmp_path: Path, made: Callable[[], Comparison], width: int, scheme: str
