@@ -8,7 +8,6 @@ from typing import Any, overload
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-import regard.core.arrays as arrays
 import regard.runtime.pairs as pairs
 import regard.runtime.plan_cache as plan_cache
 import regard.sequences.nested_call as nested_call
@@ -201,7 +200,7 @@ def attention_weights(
     tensor([[0.5000, 0.5000, 0.0000, 0.0000],
             [0.2500, 0.2500, 0.2500, 0.2500]])
     """
-    return _of_pairs(pairs.Weights(), q, k, score, mask, positions, sink, rows)
+    return pairs.of_call(pairs.Weights(), q, k, score, mask, positions, sink, rows)
 
 
 @overload
@@ -250,7 +249,7 @@ def attention_scores(
     >>> rg.attention_scores(q, k, score=rg.Dot(), rows=[0])
     tensor([[1., 0.]])
     """
-    return _of_pairs(pairs.Scores(), q, k, score, mask, positions, None, rows)
+    return pairs.of_call(pairs.Scores(), q, k, score, mask, positions, None, rows)
 
 
 @answers_calls
@@ -276,26 +275,6 @@ def explain(
     if any_nested(q, k, v):
         return nested_call.explain(q, k, v, score, mask, positions, sink, dropout, backend)
     return BoundCall(q, k, v, score, mask, positions, sink, dropout).explain(backend)
-
-
-def _of_pairs(
-    value: pairs.PairValue,
-    q: Any,
-    k: Any,
-    score: Score,
-    mask: Mask,
-    positions: Positions | None,
-    sink: Tensor | float | None,
-    rows: Any,
-) -> Any:
-    keys = arrays.tensor(k, "k")
-    call = BoundCall(q, k, keys[..., :0] if keys.dim() else keys, score, mask, positions, sink, None, like=q)
-    frame = call.problem.frame
-    with call.precision():
-        chosen = None
-        if rows is not None:
-            chosen = arrays.existing(arrays.indices(rows, "rows"), frame.nq, "rows", "queries").to(frame.device)
-        return call.answer(call.layout.restore(pairs.written_out(value, call.problem, chosen), 2))
 
 
 # `others` and `unknown` are there to be refused: help and completion show what there is, which is explain's too

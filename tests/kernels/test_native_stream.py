@@ -287,18 +287,9 @@ def test_bits_beside_numbers_that_are_not_finite(isa: str, mask: str, dtype: tor
     seen[:, odd] = False
     window, holes = rg.Window(100, 20), rg.Dense(seen)
     given = {"window": window, "causal": rg.Causal(), "holes": holes, "window with holes": window & holes}[mask]
-    threads = torch.get_num_threads()
-    try:
-        outs = []
-        for count in (1, 2, 3, 5):
-            torch.set_num_threads(count)
-            outs.append(rg.attention(q, k, v, mask=given))
-    finally:
-        torch.set_num_threads(threads)
-    for out in outs[1:]:
-        torch.testing.assert_close(out, outs[0], rtol=0, atol=0, equal_nan=True)
+    out = check_threads(lambda: rg.attention(q, k, v, mask=given), (1, 2, 3, 5))
     finite = testing.error(
-        outs[0].nan_to_num(0, 0, 0),
+        out.nan_to_num(0, 0, 0),
         rg.attention(q.double(), k.double(), v.double(), mask=given, backend=rg.Reference()).nan_to_num(0, 0, 0),
     )
     assert finite <= {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}[dtype]

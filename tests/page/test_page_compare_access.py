@@ -12,7 +12,8 @@ import regard as rg
 import sample_reports as reports
 from regard.inspect.report.comparison import Comparison
 from test_access import WIDTHS, WRITTEN, axe, serious
-from test_page_compare import AFTER, BEFORE, ROWS, image, text
+from test_page_compare import AFTER, BEFORE, ROWS, text
+from test_page_compare_images import image
 from word_reports import of_words, words
 
 pytestmark = pytest.mark.full

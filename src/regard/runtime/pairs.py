@@ -9,14 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import regard.core.arrays as arrays
 from regard.backends.streaming.backward import ScoreGradients
 from regard.call.problem import Problem, Tile
 from regard.core.cotangents import has_tangent, linear_in
 from regard.core.dtypes import exact
+from regard.core.positions import Positions
 from regard.core.shapes import blocks
 from regard.core.state import RowStats, State
 from regard.core.tracing import data_unavailable, finite
+from regard.masks.algebra import Mask
 from regard.runtime.autograd import differentiable_gradients
+from regard.runtime.binding import BoundCall
+from regard.scores.algebra import Score
 
 BUDGET = 1 << 20  # numbers of a strip, with what a wide similarity (Additive) holds for each pair
 
@@ -86,6 +91,28 @@ class Scores(PairValue):
     def pull(self, problem: Problem, tile: Tile, g: Tensor) -> tuple[Tensor, Tensor | None]:
         nothing_hidden = tile.visible is None and finite(tile.scores)
         return g if nothing_hidden else g.masked_fill(tile.masked == -torch.inf, 0), None
+
+
+def of_call(
+    value: PairValue,
+    q: Any,
+    k: Any,
+    score: Score,
+    mask: Mask,
+    positions: Positions | None,
+    sink: Tensor | float | None,
+    rows: Any,
+) -> Any:
+    """The numbers of a call with these arguments, in the kind of array that q is; `rows` may be negative."""
+    keys = arrays.tensor(k, "k")
+    no_values = keys[..., :0] if keys.dim() else keys
+    call = BoundCall(q, k, no_values, score, mask, positions, sink, None, like=q)
+    frame = call.problem.frame
+    with call.precision():
+        chosen = None
+        if rows is not None:
+            chosen = arrays.existing(arrays.indices(rows, "rows"), frame.nq, "rows", "queries").to(frame.device)
+        return call.answer(call.layout.restore(written_out(value, call.problem, chosen), 2))
 
 
 def written_out(value: PairValue, problem: Problem, rows: Tensor | None) -> Tensor:
