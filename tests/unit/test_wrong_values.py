@@ -234,19 +234,6 @@ rg.heads.circuits(model, [1, 2]).qk("L0H0", k=0)  # k=0; expected 1 to 256, the 
 rg.heads.carried(model)  # carried needs given; it has model, given, tokenizer.
 """  # noqa: E501
 
-REPORTS = """
-rg.Report.of([], title="a", model="b")  # calls is empty; a report needs one attention call or more.
-rg.Report.of(tape_calls, title="a", model="b", tokens=["a"])  # tokens has 1 text; the calls are of 5 tokens. Pass one text a token, special ones such as [CLS] included.
-report.save("a.docx")  # a.docx is not supported as a report's file: its suffix is none of .png .svg .pdf .html .json .npz.
-report.save("a.png", head="L9H9")  # there is no layer L9 here; there are L0 to L0.
-report.save("a.png", head=3)  # head=3 names no layer; expected (layer, head), or a label such as 'L3H1'.
-report.row("L0H0", 99)  # the queries and keys of MultiHeadAttention were not kept, from which rows are computed; look with facts=(*rg.Report.FACTS, rg.facts.Inputs()).
-report.compare("other")  # compare has a str; expected another Report, as rg.look(model, text) gives it.
-report.compare(report).moved("L0H9")  # there is no head L0H9; this model has layers 0 to 0, heads 0 to 2.
-report.compare(report).save("a.png")  # a.png is not supported as a comparison's file: its suffix is none of .html .json .npz.
-report.with_heads(3)  # with_heads has an int; expected what rg.heads.contributions, carried, circuits, ablation or probe returned.
-"""  # noqa: E501
-
 SOURCES = """
 rg.pack(x, lengths=[3, 9])  # lengths is a list; expected a torch tensor or an array (NumPy, or any with __dlpack__).
 rg.pack(x, lengths=torch.tensor([3]))  # x has shape (2, 5, 12), lengths (1,); expected (batch, n, ...) and (batch,).
@@ -305,7 +292,6 @@ TABLES = (
     LAYERS,
     LOOK,
     HEADS,
-    REPORTS,
     SOURCES,
     NAMES_OF_OTHERS,
     TORCHS,

@@ -134,10 +134,12 @@ _verb.register(Heads, of_layer)
 
 
 @_verb.register(str)
-def _of_name(name: str, *given: Any, **options: Any) -> Any:
-    """TypeError: a text, or the name of a model, in place of the model."""
+@_verb.register(type(None))
+def _of_no_model(first: str | None, *given: Any, **options: Any) -> Any:
+    """TypeError: a text, the name of a model, or nothing, in place of the model."""
+    what = "None" if first is None else f"{first!r}, a str"
     raise TypeError(
-        f"look begins with {name!r}, a str; expected a model that its own library has loaded: "
+        f"look begins with {what}; expected a model that its own library has loaded: "
         "look(model, text, tokenizer=tokenizer); or tensors: look(q, k)."
     )
 

@@ -17,6 +17,11 @@ from regard.inspect.facts.keys import Received
 from regard.inspect.look_tensors import look
 from regard.inspect.tape import Recorded
 
+_EXPECTED = (
+    "expected the calls of a recording: with rg.record(model, facts=(rg.facts.Inputs(),)) as tape: model(x), then "
+    "rg.rollout(tape)."
+)
+
 
 def rollout(calls: Iterable[AttentionCall | Recorded], row: int = -1, residual: float = 0.5) -> Tensor:
     """Attention rollout of one token: the share of each input token in output token `row`, (*batch, n).
@@ -44,6 +49,8 @@ def rollout(calls: Iterable[AttentionCall | Recorded], row: int = -1, residual: 
     >>> rollout([AttentionCall(None, x, x, mask=rg.Causal())] * 2, row=1)
     tensor([[0.4375, 0.5625, 0.0000, 0.0000]])
     """
+    if not isinstance(calls, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"calls is {kind_of(calls)}; {_EXPECTED}")
     calls = [_call(one, number) for number, one in enumerate(calls)]
     if not calls:
         raise ValueError("calls is empty; expected one call or more, first layer first.")
@@ -62,10 +69,7 @@ def _call(given: AttentionCall | Recorded, number: int) -> AttentionCall:
     if isinstance(given, AttentionCall):
         return given
     if not isinstance(given, Recorded):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(
-            f"calls holds {kind_of(given)}; expected the calls of a recording: with rg.record(model, "
-            "facts=(rg.facts.Inputs(),)) as tape: model(x), then rg.rollout(tape)."
-        )
+        raise TypeError(f"calls holds {kind_of(given)}; {_EXPECTED}")
     if Inputs() not in given.seen.facts:
         raise ValueError(
             f"calls[{number}] has no queries and keys; expected a recording that kept them: "

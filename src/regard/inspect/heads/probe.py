@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.core.shapes import count_of
 from regard.inspect.facts.places import Mass, Offsets
 from regard.inspect.facts.rows import Visible
-from regard.inspect.heads.reader import Reader, answers_head_calls, check_causal, check_number
+from regard.inspect.heads.reader import Reader, answers_head_calls, check_causal, check_model, check_number
 from regard.inspect.reading import positions, text_part
 from regard.inspect.record import record
 from regard.inspect.report.findings import Finding, Findings, Head
@@ -141,6 +141,7 @@ def probe(model: nn.Module, *, length: int | None = None, seed: int = 0, among: 
     >>> [head.name for head in found.heads("induction")]
     ['L3H1']
     """
+    check_model(model)
     check_number(length, "length")
     model = text_part(model)
     ids = draw(model, length, seed, among)

@@ -27,6 +27,12 @@ answers_head_calls = answers_wrong_calls(
 )
 
 
+def check_model(model: nn.Module) -> None:
+    """TypeError for what is no model."""
+    if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"model is {kind_of(model)}; expected an nn.Module that reads token ids.")
+
+
 @dataclass(frozen=True, eq=False)
 class Reader:
     """A model and the ids (n,) of one text, on the model's device. It runs in eval mode and is left as it was."""
@@ -37,8 +43,7 @@ class Reader:
     @staticmethod
     def of(model: nn.Module, given: Any, tokenizer: Tokenizer | None, most: int | None = None) -> Reader:
         """The first `most` tokens of a text, or of its ids. Errors as look's; Unsupported for encoder and decoder."""
-        if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"model is {kind_of(model)}; expected an nn.Module that reads token ids.")
+        check_model(model)
         if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
             raise Unsupported(
                 f"{type(model).__name__} has an encoder and a decoder; expected a model with one of them: pass "

@@ -12,6 +12,7 @@ import regard.inspect.report.page_compare as page_compare
 import regard.inspect.report.printed as printed
 import regard.inspect.report.save as save
 import regard.inspect.report.text as text
+from regard.core.wrong_calls import answers_wrong_calls
 from regard.inspect.report.compared import Compared
 from regard.inspect.report.findings import percent
 from regard.inspect.report.page_parts import framed
@@ -94,6 +95,7 @@ class Comparison(Compared):
         """The page as one text; `heads` as in save."""
         return page_compare.html(self, self._shown(heads))
 
+    @answers_wrong_calls({"head": "write heads=(before, after), such as ('L3H1', 'L3H1')"})
     def save(self, path: str | PathLike[str], heads: tuple[Label, Label] | None = None) -> None:
         """Writes the page (.html), or the numbers (.json, .npz). See docs/report.md.
 
@@ -107,6 +109,10 @@ class Comparison(Compared):
             WRITERS[path.suffix.lower()](self, file, shown)
 
     def _shown(self, heads: tuple[Label, Label] | None) -> tuple[tuple[int, int], tuple[int, int]]:
+        if isinstance(heads, str):
+            raise TypeError(
+                f"heads is {heads!r}; expected the head before and the head after: heads=({heads!r}, {heads!r})."
+            )
         if heads is not None:
             return self.find(*heads)
         most = (self.heads[0].layer, self.heads[0].head)

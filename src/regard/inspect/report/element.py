@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from regard.core.wrong_calls import kind_of
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.keys import Readers
 from regard.inspect.facts.pooled import Cells, Map
@@ -24,6 +25,7 @@ TOP, MAP, WEIGHTS = Top(4), Map(CELLS, CELLS), Quantised(512)
 HIDDEN = 255  # in place of a weight, where a query may not see a key
 
 
+@runtime_checkable
 class Looked(Protocol):
     """One call that was looked at: the layer's name, the answers to FACTS, its mask on its frame, and its kind."""
 
@@ -35,6 +37,21 @@ class Looked(Protocol):
     def view(self) -> View: ...
     @property
     def kind(self) -> Kind: ...
+
+
+def checked_calls(calls: Iterable[Looked]) -> list[Looked]:
+    """The calls; TypeError for what is none."""
+    expected = (
+        "expected those of a recording: with rg.record(model, facts=rg.Report.FACTS) as tape: model(x), then "
+        "Report.of(tape.calls, ...)."
+    )
+    if not isinstance(calls, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"calls is {kind_of(calls)}; {expected}")
+    found = list(calls)
+    for call in found:
+        if not isinstance(call, Looked):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"calls holds {kind_of(call)}; {expected}")
+    return found
 
 
 class Element:

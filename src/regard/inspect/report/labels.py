@@ -81,7 +81,7 @@ class Labels:
                 f"tokens and key_tokens have {count_of(len(self.tokens), 'text', ',')} each, so lengths do not say "
                 f"whose self-attention {' and '.join(dict.fromkeys(names))} are; they have the tokens. Report.of takes "
                 "encoder=, the layers that have the key_tokens (a pattern); encoder=() says that none has.",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def warn_of_assumed(self, layers: Iterable[Steps]) -> None:
@@ -96,7 +96,7 @@ class Labels:
                     "whether they are of one sequence; the queries are taken for the last "
                     f"{nq:,} of these {nk:,} tokens. Pass Report.of cross={steps.name!r} if the keys are another "
                     "sequence, cross=() if they are not.",
-                    stacklevel=3,
+                    stacklevel=4,
                 )
 
     def check_counts(self, layers: Iterable[Steps]) -> None:

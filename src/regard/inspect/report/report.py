@@ -13,13 +13,13 @@ import regard.inspect.report.page as page
 import regard.inspect.report.plot as plot
 import regard.inspect.report.save as save
 import regard.inspect.report.text as text
-from regard.core.wrong_calls import kind_of
+from regard.core.wrong_calls import answers_wrong_calls, kind_of
 from regard.inspect.facts.algebra import Fact
 from regard.inspect.facts.inputs import Inputs
 from regard.inspect.layers import Layers
 from regard.inspect.report.comparison import Comparison
 from regard.inspect.report.content import Content
-from regard.inspect.report.element import Looked
+from regard.inspect.report.element import Looked, checked_calls
 from regard.inspect.report.head_result import HeadResult, matched
 from regard.inspect.report.labels import Labels
 from regard.inspect.report.layer import FACTS, SAVED, Layer
@@ -68,6 +68,14 @@ class Report(Content):
         return (*FACTS, Inputs()) if tokens <= SAVED else FACTS
 
     @staticmethod
+    @answers_wrong_calls(
+        {
+            **dict.fromkeys(("labels", "texts", "words"), "write tokens=, the texts of the tokens"),
+            **dict.fromkeys(("keys", "source", "encoder_tokens"), "write key_tokens=, the texts that are read"),
+            **dict.fromkeys(("head", "heads", "layer", "layers"), "the report has all; report.save(path, head='L3H1')"),
+        },
+        callee="Report.of",
+    )
     def of(
         calls: Iterable[Looked],
         *,
@@ -102,7 +110,7 @@ class Report(Content):
         ValueError for no call, for texts that name no token of any layer, where `cross` or `encoder` fits no layer, and
         for a second_text beyond the tokens; IndexError for an element that is not there.
         """
-        labels, calls = Labels(tokens, key_tokens, cross, encoder), list(calls)
+        labels, calls = Labels(tokens, key_tokens, cross, encoder), checked_calls(calls)
         found = in_steps(calls, labels.crosses(calls), len(tokens))
         labels.check_counts(found)
         found = [found[index] for index in in_order([one.name for one in found])]
@@ -118,6 +126,13 @@ class Report(Content):
         """The report for a terminal: a line of facts, grids of layers × heads, findings with their rules."""
         return text.describe(self, width)
 
+    @answers_wrong_calls(
+        {
+            "heads": "write head='L3H1'",
+            "dpi": "write report.plot(head).savefig(path, dpi=300)",
+            **dict.fromkeys(("format", "fmt"), "the suffix of the path says it, as in report.html"),
+        }
+    )
     def save(self, path: str | PathLike[str], head: tuple[int, int] | str | None = None) -> None:
         """Writes the report in the format of the suffix: .png .svg .pdf .html .json .npz. See docs/report.md.
 
