@@ -104,8 +104,10 @@ def test_findings_name_the_keys_and_what_has_no_counterpart() -> None:
     mean = found.moved((head.layer, head.head))[[0, 4, 5]].mean(0)
     names = ["the", "cat (before)", "old (after)", "dog (after)", "sat", "down"]
     assert said[0].startswith(f"heads that changed most: {head.name} (")
-    low, high = names[int(mean.argmin())], names[int(mean.argmax())]
-    assert said[1].startswith(f"{head.name} moved mass from ‘{low}’ (−") and f"to ‘{high}’ (+" in said[1]
+    numbers = int(mean.argmin()), int(mean.argmax())
+    low, high = (names[n] for n in numbers)
+    assert said[1].startswith(f"{head.name} moved mass from ‘{low}’ (key {numbers[0]}, −")
+    assert f"to ‘{high}’ (key {numbers[1]}, +" in said[1]
     assert said[2] == "without a counterpart: 1 of 4 keys before (‘cat’); 2 of 5 keys after (‘old’, ‘dog’)"
     assert before.compare(before).findings[0].said == "heads that changed most: none; all weights are the same"
 

@@ -30,6 +30,14 @@ def test_a_report_of_nothing_is_refused() -> None:
         rg.Report.of([], title="none", model="None")
 
 
+def test_the_first_line_counts_both_sequences() -> None:
+    q, k = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 6, 8)
+    cross = rg.Report.of([reports.call(q, k)], title="dates", model="Made", cross="*")
+    assert str(cross).splitlines()[0] == "dates (Made)  4–6 tokens, 1 × 2 heads   kept 1.0 kB"
+    last = rg.Report.of([reports.call(q, k, positions=rg.tail(4, 6))], title="dates", model="Made", cross=())
+    assert " 6 tokens," in str(last)
+
+
 def test_a_head_that_is_not_there() -> None:
     with pytest.raises(ValueError, match="there is no head L1H3; this model has layers 0 to 1, heads 0 to 2"):
         reports.report(2, 3).shown((1, 3))

@@ -17,7 +17,7 @@ from regard.core.errors import Unsupported
 from regard.core.shapes import count_of
 from regard.core.wrong_calls import kind_of
 
-# Layers in which tokens meet in attention alone, and that is regard's: by their folder in transformers.models.
+# Layers that mix tokens only in attention, which regard runs: by their folder in transformers.models.
 # tests/integrations/test_compat_packed_sweep.py builds an encoder of each, small, and compares.
 LAYERS = {
     "albert": "AlbertLayer",

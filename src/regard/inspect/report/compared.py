@@ -147,9 +147,9 @@ class Compared(ABC):
         if self.by == "cells" or not head.value or not len(mean):
             return None
         low, high = int(mean.argmin()), int(mean.argmax())
-        names = [f"‘{pair.cols.names[n]}’" if pair.cols.names else f"key {n}" for n in (low, high)]
+        names = [f"‘{pair.cols.names[n]}’ (key {n}, " if pair.cols.names else f"key {n} (" for n in (low, high)]
         fell, rose = percent(-float(mean[low])), percent(float(mean[high]))
-        said = f"{head.name} moved mass from {names[0]} (−{fell}) to {names[1]} (+{rose})"
+        said = f"{head.name} moved mass from {names[0]}−{fell}) to {names[1]}+{rose})"
         return Finding(said, "the keys whose mean weight over all queries fell and rose most", (head,))
 
     def _alone(self) -> tuple[Finding, ...]:

@@ -22,7 +22,8 @@ def name(report: Content) -> str:
 
 def facts(report: Content) -> str:
     """The line of facts: what was read, how long it took, what was kept, what the weights would have taken."""
-    read = _range([len(layer.keys) for layer in report.layers])
+    asking = [len(layer.queries) for layer in report.layers if not layer.looks_at_itself]  # of another sequence
+    read = _range([*asking, *(len(layer.keys) for layer in report.layers)])
     units = report.unit if read == "1" else f"{report.unit}s"
     heads = _range([layer.heads for layer in report.layers])
     ways = "head" if heads == "1" and len(report.layers) == 1 else "heads"
