@@ -115,6 +115,8 @@ def _refuse(parser: ArgumentParser, option: str, commands: Mapping[str, Argument
         way = f"did you mean {near[0]}?"
     elif option in own.split():
         way = "it stands before the command."
+    elif before := get_close_matches(option, own.split(), 1, 0.7):
+        way = f"did you mean regard {before[0]}?"
     else:
         way = _has(each for each in known if each.startswith("--"))
     parser.error(f"{parser.prog} has no option {option}; {way}")

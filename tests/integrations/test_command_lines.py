@@ -155,6 +155,7 @@ regard look one.txt --model m --circuits  # 0  copying
 regard look one.txt --model  # 2  regard look: error: --model has no value; expected a folder with a model of transformers, or minilm, as in --model minilm.
 regard compare one.txt --with-model  # 2  --with-model has no value; expected a folder with a model of transformers, or minilm, as in --with-model minilm.
 regard look one.txt --modle m  # 2  regard look has no option --modle; did you mean --model?
+regard look one.txt --versoin  # 2  regard look has no option --versoin; did you mean regard --version?
 regard look one.txt -m minilm  # 2  regard look has no option -m; write --model DIR.
 regard look one.txt --device cuda  # 2  regard look has no option --device; models run where they are loaded, on the CPU.
 regard look one.txt --tokens 5  # 2  regard look has no option --tokens; write head -c 4096 FILE | regard look -.
