@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from argparse import Action, ArgumentParser, Namespace
+from argparse import Action, ArgumentParser, Namespace, _AppendAction  # pyright: ignore[reportPrivateUsage]
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import NoReturn
 # What people write who know other commands.
 ELSEWHERE = {
     "--format": "the suffix of -o says it: -o report.json",
-    "--device": "models run where they are loaded, on the CPU",
+    **dict.fromkeys(("--device", "--gpu", "--cuda"), "models run where they are loaded, on the CPU"),
     "--file": "write FILE alone, or --text FILE",
     "-f": "write FILE alone, or --text FILE",
     "-m": "write --model DIR",
@@ -62,6 +62,9 @@ def check_options(top: ArgumentParser, arguments: Sequence[str]) -> None:
     first = next((n for n, each in enumerate(given) if not each.startswith("-") or each == "-"), len(given))
     own = " ".join(sorted(set(_options(top))))
     for option in _unknown(given[:first], _options(top)):
+        behind = next((each for each in given if each in commands and option in _options(commands[each])), None)
+        if behind is not None:
+            top.error(f"regard has no option {option}; write it behind the command {behind}.")
         _refuse(top, option, commands, own)
     if first == len(given):
         return
@@ -107,7 +110,9 @@ def _refuse(parser: ArgumentParser, option: str, commands: Mapping[str, Argument
     known = _options(parser)
     near = get_close_matches(option, known, 1, 0.7)
     holders = [name for name, each in commands.items() if each is not parser and option in _options(each)]
-    if holders:
+    if option == "--model" and parser is commands["doctor"]:
+        way = "write regard doctor DIR."
+    elif holders:
         way = f"regard {holders[0]} has it."
     elif option in ELSEWHERE:
         way = f"{ELSEWHERE[option]}."
@@ -134,7 +139,8 @@ def _look_at(given: Sequence[str]) -> str:
 
 
 def _check_given(parser: ArgumentParser, given: Sequence[str]) -> None:
-    """Ends the process where an option has no value and needs one, or has one and takes none."""
+    """Ends the process where an option has no value and needs one, has one and takes none, or has two."""
+    seen = set[str]()
     for n, each in enumerate(given):
         if each == "--":
             return
@@ -147,6 +153,11 @@ def _check_given(parser: ArgumentParser, given: Sequence[str]) -> None:
         if action.nargs is None and not attached and (n + 1 == len(given) or _is_option(given[n + 1])):
             expected, example = next(VALUES[name] for name in action.option_strings if name in VALUES)
             parser.error(f"{option} has no value; expected {expected}, as in {option} {example}.")
+        if action.nargs != 0 and action.dest in seen and not isinstance(action, _AppendAction):
+            there = f"--with-{action.dest}" in _options(parser)
+            way = f"the other {action.dest} is --with-{action.dest}" if there else "expected once"
+            parser.error(f"{option} is given twice; {way}.")
+        seen.add(action.dest)
 
 
 def _action(parser: ArgumentParser, option: str) -> Action | None:

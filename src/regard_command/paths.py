@@ -79,4 +79,6 @@ def _check_text(name: str | None) -> None:
             way = f"; for the words themselves write -t {name!r}"
             if name.startswith(("http://", "https://")):
                 way = f"; regard fetches nothing: curl -s {name} | regard look -"
+        if error.errno == errno.EISDIR:
+            way = f"; name a file, or a folder with a model as --model {name}"
         raise ValueError(f"{name}: {error.strerror}{way}.") from None

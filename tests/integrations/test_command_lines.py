@@ -80,7 +80,6 @@ regard look one.txt -t words  # 2  regard look reads one text; 2 are given, 'wor
 regard look missing.txt  # 1  missing.txt: No such file or directory; for the words themselves write -t 'missing.txt'.
 regard look https://example.org/a.txt  # 1  regard fetches nothing: curl -s https://example.org/a.txt | regard look -.
 regard look empty.txt  # 1  empty.txt holds 0 bytes; expected 2 to 65,536.
-regard look folder  # 1  folder: Is a directory.
 regard look binary.bin  # 1  binary.bin is no text: it has a NUL byte at offset 7.
 regard look latin.txt  # 1  latin.txt is not UTF-8: byte 0xe9 at offset 3 (line 1, after 'caf'). If it is a text, name its encoding, as in --encoding latin-1.
 regard look latin.txt --encoding latin-1  # 0  12 bytes
@@ -155,6 +154,13 @@ regard look one.txt --model m --circuits  # 0  copying
 regard look one.txt --model  # 2  regard look: error: --model has no value; expected a folder with a model of transformers, or minilm, as in --model minilm.
 regard compare one.txt --with-model  # 2  --with-model has no value; expected a folder with a model of transformers, or minilm, as in --with-model minilm.
 regard look one.txt --modle m  # 2  regard look has no option --modle; did you mean --model?
+regard look one.txt --gpu  # 2  regard look has no option --gpu; models run where they are loaded, on the CPU.
+regard look folder  # 1  folder: Is a directory; name a file, or a folder with a model as --model folder.
+regard look one.txt -o a.png -o b.png  # 2  -o is given twice; expected once.
+regard compare one.txt two.txt --head L3H1 --head L2H1  # 2  --head is given twice; the other head is --with-head.
+regard compare one.txt --model m --model minilm  # 2  --model is given twice; the other model is --with-model.
+regard doctor --model m  # 2  regard doctor has no option --model; write regard doctor DIR.
+regard -o a.png look one.txt  # 2  regard has no option -o; write it behind the command look.
 regard look one.txt --versoin  # 2  regard look has no option --versoin; did you mean regard --version?
 regard look one.txt -m minilm  # 2  regard look has no option -m; write --model DIR.
 regard look one.txt --device cuda  # 2  regard look has no option --device; models run where they are loaded, on the CPU.
