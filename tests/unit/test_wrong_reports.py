@@ -1,4 +1,4 @@
-"""Wrong calls of reports, comparisons and measures of heads, and the answers: a table, as in test_wrong_values.py."""
+"""Wrong calls of reports, comparisons and measures of heads, and guesses: a table, as in test_wrong_values.py."""
 
 from __future__ import annotations
 
@@ -38,6 +38,24 @@ report.compare(report).save("a.html", heads=(0, 1))  # head=0 names no layer; ex
 report.with_heads(3)  # with_heads has an int; expected what rg.heads.contributions, carried, circuits, ablation or probe returned.
 """  # noqa: E501
 
+GUESSES = """
+rg.attention_weights(q, q, rows="all")  # rows is a str; expected integers, (r,).
+layer.weights(x, rows="last")  # rows is a str; expected integers, (r,).
+rg.facts.Rows("last")  # Rows.rows is a str; expected integers, (r,).
+rg.attention_state(q, q, q) | 3  # | merges two States; one side is an int: attention_state(q, k, v) makes a State.
+rg.attention_state(q, q, q) + rg.attention_state(q, q, q)  # States are merged by | alone: write a | b.
+rg.record(model, layers=3).__enter__()  # layers is an int; expected a pattern over paths ('*' for all), several, or a function of the path.
+rg.Report.of(tape_calls, title="a", model="b", cross=3)  # cross is an int; expected a pattern over paths
+rg.head("3", 4)  # '3' positions: expected an integer.
+rg.tail(4, "9")  # tail: nk is '9'; expected a number, or lengths (batch,).
+rg.Dense(lambda b, h, i, j: i >= j)  # Dense.allowed is a function; write Where(fn).
+rg.visualise  # it is regard.look(model, "a text", tokenizer=tokenizer), whose report has .save("page.html").
+rg.GQA  # it is regard.attention(q, k, v) with fewer heads in k and v than in q, and regard.nn.MultiHeadAttention(d_model, heads, key_heads=...).
+rg.heads.induction  # it is regard.heads.probe(model), which measures each head on random tokens.
+rg.heads.ablate  # did you mean ablation?
+rg.sources.Memmap  # it is regard.sources.Arrays(k, v), of arrays or of files that numpy.save wrote.
+"""  # noqa: E501
+
 MODELS = """
 rg.heads.probe("gpt2")  # model is a str; expected an nn.Module that reads token ids.
 rg.heads.probe(None)  # model is None; expected an nn.Module that reads token ids.
@@ -51,7 +69,7 @@ rg.rollout(report)  # calls is a Report; expected the calls of a recording
 """  # noqa: E501
 
 
-@pytest.mark.parametrize(("call", "said"), rows(REPORTS, MODELS))
+@pytest.mark.parametrize(("call", "said"), rows(REPORTS, GUESSES, MODELS))
 def test_what_does_not_fit_is_named(call: str, said: str, names: dict[str, Any]) -> None:
-    with pytest.raises((TypeError, ValueError, LookupError), match=re.escape(said)):
+    with pytest.raises((TypeError, ValueError, LookupError, AttributeError), match=re.escape(said)):
         eval(call, dict(names))

@@ -131,6 +131,8 @@ def numbers(x: list[Any] | tuple[Any, ...], name: str) -> tuple[int, ...]:
 
 def indices(x: Any, name: str) -> Tensor:
     """x, an array or a list, as indices (r,), int64; TypeError if it is something else."""
+    if isinstance(x, str):
+        raise TypeError(f"{name} is a str; expected integers, (r,).")
     t = x if isinstance(x, Tensor) else torch.as_tensor(x, dtype=None, device="cpu")
     t = t if t.numel() else t.long()  # [] has torch's default dtype
     if t.dim() != 1 or t.dtype.is_floating_point or t.dtype.is_complex or t.dtype == torch.bool:

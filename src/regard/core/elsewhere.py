@@ -46,6 +46,9 @@ _LAYER = (
     "arguments"
 )
 _CALL = "it is regard.attention(q, k, v)"
+_GROUPED = (
+    f"{_CALL} with fewer heads in k and v than in q, and regard.nn.MultiHeadAttention(d_model, heads, key_heads=...)"
+)
 _SDPA = f"{_CALL}, and regard.compat.torch.scaled_dot_product_attention has torch's arguments"
 _FLASH = f"{_CALL}, and regard.compat.flash_attention has flash_attn_func and flash_attn_varlen_func"
 _MASK_MOD = "it is regard.Where(mask_mod), and regard.compat.torch.flex_attention takes a BlockMask"
@@ -78,10 +81,11 @@ NAMES = {
     **dict.fromkeys(("RoPE", "RotaryEmbedding"), "it is regard.nn.Rotary(width)"),
     **dict.fromkeys(("KVCache", "DynamicCache", "StaticCache", "Cache"), _CACHE),
     **dict.fromkeys(("Sliding", "CausalWindow", "CausalSlidingWindow", "LocalMask"), _WINDOW),
-    **dict.fromkeys(("visualize", "view", "head_view", "model_view", "show", "attention_patterns"), _LOOK),
+    **dict.fromkeys(("visualize", "visualise", "view", "head_view", "model_view", "show", "attention_patterns"), _LOOK),
     **dict.fromkeys(("load", "load_model", "from_pretrained"), _LOAD),
     "Entropy": "it is regard.facts.Entropy, a fact for look and record; regard.entropy(q, k) is differentiable",
     "softmax": "it is part of regard.attention; regard.attention_weights(q, k) gives the weights",
+    **dict.fromkeys(("GQA", "MQA", "GroupedQueryAttention", "MultiQueryAttention"), _GROUPED),
     "compare": "it is a method of a report: regard.look(model, a).compare(regard.look(model, b))",
     "plot": "it is a method of a report: regard.look(model, text).plot()",
 }

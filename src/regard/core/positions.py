@@ -114,12 +114,12 @@ def counted(
     >>> counted((5, 2), (3, 4)).k
     tensor([3, 4, 5, 6])
     """
+    for count in (q[1], k[1]):
+        if isinstance(count, (float, str)):  # no other check: a graph has numbers of its own
+            raise TypeError(f"{count!r} positions: expected an integer.")
     if q[1] < 0 or k[1] < 0:
         first, count = q if q[1] < 0 else k
         raise ValueError(f"{count_of(count, 'position')} from {first} on: expected 0 or more.")
-    for count in (q[1], k[1]):
-        if isinstance(count, float):  # no other check: a graph has numbers of its own
-            raise TypeError(f"{count} positions: expected an integer.")
     firsts = *(q[0] if type(q[0]) is tuple else (q[0],)), k[0]
     if not torch.compiler.is_compiling() and any(type(n) is int and not -FARTHEST <= n <= FARTHEST for n in firsts):
         raise ValueError(f"positions from {firsts[0]} and {firsts[-1]} on: expected numbers from -2^62 to 2^62.")
@@ -178,6 +178,8 @@ def tail(
                 "several batch axes are tensors: Positions(q, k)."
             )
         nk = integers(nk, "tail: nk").tolist()
+    if isinstance(nk, str):
+        raise TypeError(f"tail: nk is {nk!r}; expected a number, or lengths (batch,).")
     if not isinstance(nk, (list, tuple)):
         n = cast(int, nk)  # torch.jit.trace has tensors of one number
         return counted((start + n - nq, nq), (start, n), device)

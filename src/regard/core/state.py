@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from regard.core.errors import ShapeError
 from regard.core.shapes import listed
 from regard.core.tracing import data_unavailable, finite
 from regard.core.value import with_shapes
+from regard.core.wrong_calls import kind_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,6 +193,10 @@ class State:
         return State.of_lse(logit.new_zeros((*logit.shape, dv)), logit)
 
     def __or__(self, other: State) -> State:
+        if not isinstance(other, State):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"| merges two States; one side is {kind_of(other)}: attention_state(q, k, v) makes a State."
+            )
         m = torch.maximum(self.m, other.m)
         shift = _finite_shift(m)
         mine, theirs = torch.exp(self.m - shift), torch.exp(other.m - shift)
@@ -200,6 +205,9 @@ class State:
             self.l * mine + other.l * theirs,
             self.o * mine[..., None] + other.o * theirs[..., None],
         )
+
+    def __add__(self, other: object) -> NoReturn:
+        raise TypeError("States are merged by | alone: write a | b.")
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """(out, lse): out = o / l and lse = m + ln l; for an empty row 0 and -inf, with gradients 0."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 
+from regard.core.wrong_calls import kind_of
+
 Layers = str | tuple[str, ...] | Callable[[str], bool]
 
 SHOWN = 24
@@ -24,6 +26,11 @@ def chosen(
     ...
     ValueError: layers='*.attn' fits no module of this model; it has encoder, encoder.attention.
     """
+    if not isinstance(layers, (str, tuple, list)) and not callable(layers):  # pyright: ignore
+        raise TypeError(
+            f"{argument} is {kind_of(layers)}; expected a pattern over paths ('*' for all), several, or a function of "
+            "the path."
+        )
     if callable(layers):
         fits: Callable[[str], bool] = layers
     else:

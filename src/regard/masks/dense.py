@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import ClassVar
 
 import torch
@@ -47,6 +48,8 @@ class Dense(Mask):
     allowed: Tensor
 
     def __post_init__(self) -> None:
+        if isinstance(self.allowed, FunctionType):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError("Dense.allowed is a function; write Where(fn).")
         allowed = plain_tensor(self.allowed, "Dense.allowed")
         if allowed.dtype != torch.bool:
             if allowed.dtype.is_floating_point:

@@ -20,8 +20,11 @@ from regard.sources.safetensors import Safetensors as Safetensors
 from regard.sources.source import Part as Part
 from regard.sources.source import Source as Source
 
+_ARRAYS = "it is regard.sources.Arrays(k, v), of arrays or of files that numpy.save wrote"
+_NAMES = dict.fromkeys(("Memmap", "MemoryMapped", "Mmap", "Numpy", "Npy", "File", "Files"), _ARRAYS)
+
 if not TYPE_CHECKING:  # which would take every name for one of this module
 
     def __getattr__(name: str) -> object:
         """AttributeError, with the names that are near."""
-        raise _no_name(__name__, name, _public_names(globals()), {})
+        raise _no_name(__name__, name, _public_names(globals()), _NAMES)

@@ -25,8 +25,15 @@ from regard.inspect.heads.token_table import TokenTable as TokenTable
 from regard.inspect.heads.value_norms import value_norms as value_norms
 from regard.inspect.report.carried_layer import CarriedLayer as CarriedLayer
 
+_PROBE = "it is regard.heads.probe(model), which measures each head on random tokens"
+_NAMES = {
+    **dict.fromkeys(("induction", "induction_heads", "previous_token", "duplicate_token", "detect_heads"), _PROBE),
+    **dict.fromkeys(("logit_attribution", "logit_lens", "dla"), "it is regard.heads.contributions(model, text)"),
+    **dict.fromkeys(("ov", "qk", "ov_circuit", "qk_circuit"), "it is regard.heads.circuits(model, text)"),
+}
+
 if not TYPE_CHECKING:  # which would take every name for one of this module
 
     def __getattr__(name: str) -> object:
         """AttributeError, with the names that are near."""
-        raise _no_name(__name__, name, _public_names(globals()), {})
+        raise _no_name(__name__, name, _public_names(globals()), _NAMES)
