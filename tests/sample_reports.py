@@ -49,10 +49,10 @@ class Call:
 def call(
     q: torch.Tensor, k: torch.Tensor, mask: rg.Mask = rg.Everything(), name: str = "attention", **options: object
 ) -> Call:
-    """q (b, h, nq, d) looks at k."""
+    """q (b, h, nq, d) looks at k; of another sequence, if the name says so."""
     seen = rg.look(q, k, facts=rg.Report.FACTS, mask=mask, **options)
     view = mask.on(q.shape[-2], k.shape[-2], positions=options.get("positions"), batch=q.shape[:-3], heads=q.shape[-3])
-    return Call(name, seen, view)
+    return Call(name, seen, view, "cross" if "cross" in name else "unknown")
 
 
 def report(

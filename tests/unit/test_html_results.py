@@ -95,7 +95,8 @@ def test_what_holds_tensors_shows_their_shapes() -> None:
         model(torch.zeros(1, 5, dtype=torch.int64))
     assert repr(tape.calls[0][rg.facts.Inputs()]) == (
         "AttentionCall(layer=MultiHeadAttention, q=float32[1, 4, 5, 32], k=float32[1, 4, 5, 32], "
-        "score=ScaledDot(), mask=Causal() & Window(before=255, after=0), positions=Positions(q=int64[5], k=int64[5]))"
+        "score=ScaledDot(), mask=Causal() & Window(before=255, after=0), positions=Positions(q=int64[5], k=int64[5]), "
+        "cross=False)"
     )
 
 

@@ -91,6 +91,16 @@ class TestNamesDecideNothing:
             assert axes(found[name]) == ("ABCD", "".join(labels.get("key_tokens", ())), False)
 
 
+def test_labels_follow_how_layers_are_called() -> None:
+    model, x = named(cross_attn=Call(), attn=rg.nn.MultiHeadAttention(8, heads=2)), rows(4)
+    with rg.record(model, facts=rg.Report.FACTS) as tape:
+        model.get_submodule("cross_attn")(x, x)
+        model.get_submodule("attn")(x, rows(6))
+    assert tape.places == {"cross_attn": "L0", "attn": "cross L0"}
+    found = rg.Report.of(tape.calls, title="", model="").layers
+    assert {layer.name: layer.place for layer in found} == tape.places
+
+
 class TestWhatIsOpenIsSaid:
     def test_the_queries_may_be_the_last_of_the_keys_or_of_another_sequence(self) -> None:
         calls = [("attn", (rows(4), rows(6)))]

@@ -87,9 +87,10 @@ def test_the_last_queries_of_a_text_keep_its_end() -> None:
 
 def test_both_kinds_in_one_model() -> None:
     found = layers(Pair(), [tensors(4, 6)], tokens=ASKING, key_tokens=READ)
-    for layer in (found[0], found[2]):
+    assert [layer.place for layer in found] == ["L0", "L1", "cross L0", "cross L1"]
+    for layer in found[:2]:
         assert_own(layer, ASKING)
-    for layer in (found[1], found[3]):
+    for layer in found[2:]:
         assert_crosses(layer, ASKING, READ)
 
 

@@ -120,7 +120,7 @@ class TestMerged:
         assert found.layers[1].keys.tokens == tuple(read) and not found.layers[1].looks_at_itself
 
     def test_cross_attention_of_equal_lengths_does_not_look_at_itself(self) -> None:
-        calls = [reports.call(*tokens(9), name="decoder.0.cross_attn")]
+        calls = [reports.call(*tokens(9))]
         (layer,) = report(calls, cross="*").layers
         assert not layer.looks_at_itself
         (layer,) = report(calls).layers

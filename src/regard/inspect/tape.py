@@ -89,9 +89,12 @@ class Tape:
     def places(self) -> dict[str, str]:
         """What reports call each layer, by its name: "L0"; "encoder L0", "decoder cross L0" where a model has both.
 
+        "cross" stands where a call's kind is known to be that; "encoder" and "decoder" come from the layer's path.
+
         A layer whose weights several places of a model share counts once.
         """
-        return dict(zip(self.names, places(self.names), strict=True))
+        cross = {call.name for call in self._calls if call.kind == "cross"}
+        return dict(zip(self.names, places(self.names, [name in cross for name in self.names]), strict=True))
 
     def __getitem__(self, name: str) -> tuple[Recorded, ...]:
         found = tuple(call for call in self._calls if call.name == name)

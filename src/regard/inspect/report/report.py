@@ -113,9 +113,10 @@ class Report(Content):
         labels, calls = Labels(tokens, key_tokens, cross, encoder), checked_calls(calls)
         found = in_steps(calls, labels.crosses(calls), len(tokens))
         labels.check_counts(found)
-        found = [found[index] for index in in_order([one.name for one in found])]
+        found = [found[n] for n in in_order([one.name for one in found], [one.cross for one in found])]
+        named = places([one.name for one in found], [one.cross for one in found])
         layers, of_queries = list[Layer](), labels.of_queries(found)
-        for one, place, own in zip(found, places([one.name for one in found]), of_queries, strict=True):
+        for one, place, own in zip(found, named, of_queries, strict=True):
             steps = [Layer.of(call, element, own, key_tokens, one.cross) for call in one.calls]
             layers.append(replace(merged(steps, one, own), place=place))
         labels.check_used(layers, found, of_queries)
