@@ -153,6 +153,23 @@ class TestWhatIsOpenIsSaid:
             layers(named(attn=Call()), [("attn", (rows(4), rows(4)))], tokens=ASKING, encoder="enc")
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_modules_of_any_make_may_stand_in_the_model() -> None:
+    traced = torch.jit.trace(nn.Linear(8, 8), rows(4))
+    model = nn.Sequential(traced, rg.nn.MultiHeadAttention(8, heads=2))
+    with torch.no_grad(), rg.record(model) as tape:
+        model(rows(4))
+    assert [call.kind for call in tape] == ["self"]
+
+
+def test_hooks_are_gone_afterwards_and_wrong_calls_are_pythons() -> None:
+    model = named(attn=Hidden())
+    layer = model.get_submodule("attn")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'encoder'"), rg.record(model):
+        layer(rows(4), encoder=rows(4))
+    assert not layer._forward_pre_hooks
+
+
 def test_torchs_transformer_knows_its_encoder() -> None:
     model = nn.Transformer(8, 2, 1, 1, 16, batch_first=True).eval()
     with torch.no_grad(), rg.record(model, facts=rg.Report.FACTS) as tape:

@@ -6,6 +6,7 @@ import inspect
 import threading
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
+from types import FunctionType
 from typing import Any, Literal
 
 from torch import nn
@@ -38,7 +39,10 @@ class Kinds:
         """Hooks on the modules that can be given another sequence; those of torch are none of them."""
         with ExitStack() as hooks:
             for module in self._model.modules():
-                signature = inspect.signature(type(module).forward)
+                forward = inspect.getattr_static(type(module), "forward")
+                if not isinstance(forward, FunctionType):  # of a script, which has no such parameter
+                    continue
+                signature = inspect.signature(forward)
                 if any(name in signature.parameters for name in _READ):
                     hook = module.register_forward_pre_hook(self._noting(signature), with_kwargs=True)
                     hooks.callback(hook.remove)
