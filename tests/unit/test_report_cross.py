@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import regard as rg
+import regard.compat.torch as compat
 from regard.inspect.report.layer import Layer
 
 ASKING, READ, AS_LONG = list("ABCD"), list("uvwxyz"), list("uvwx")
@@ -67,12 +69,15 @@ class TestNamesDecideNothing:
         assert axes(layers(model, [(name, (rows(4), rows(6)))])[name]) == ("", "", False)
         assert axes(layers(model, [(name, (rows(4),))])[name]) == ("", "", True)
 
-    def test_a_layer_of_torch_is_as_it_was_called(self, name: str) -> None:
-        model, x, h = named(**{name: nn.MultiheadAttention(8, 2, batch_first=True)}), rows(4), rows(4) + 1
+    @pytest.mark.parametrize("kind", [nn.MultiheadAttention, compat.MultiheadAttention, "patched"])
+    def test_a_layer_of_torch_is_as_it_was_called(self, name: str, kind: Any) -> None:
+        layer = (nn.MultiheadAttention if kind == "patched" else kind)(8, 2, batch_first=True)
+        model, x, h = named(**{name: layer}), rows(4), rows(4) + 1
         both = {"tokens": ASKING, "key_tokens": AS_LONG}
-        assert axes(layers(model, [(name, (x, h, h))], **both)[name]) == ("ABCD", "uvwx", False)
-        for itself in ((x, x, x), (x, x, h), (x, x.clone(), x)):
-            assert axes(layers(model, [(name, itself)], tokens=ASKING)[name]) == ("ABCD", "ABCD", True)
+        with rg.patch() if kind == "patched" else nullcontext():
+            assert axes(layers(model, [(name, (x, h, h))], **both)[name]) == ("ABCD", "uvwx", False)
+            for itself in ((x, x, x), (x, x, h), (x, x.clone(), x)):
+                assert axes(layers(model, [(name, itself)], tokens=ASKING)[name]) == ("ABCD", "ABCD", True)
 
     def test_states_of_an_encoder_are_another_sequence(self, name: str) -> None:
         model, both = named(**{name: Hidden()}), {"tokens": ASKING, "key_tokens": AS_LONG}

@@ -7,9 +7,11 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from regard.core.positions import Positions
+from regard.core.tracing import data_unavailable, functorch
 from regard.core.value import with_shapes
 from regard.masks.algebra import Everything, Mask
 from regard.scores.algebra import Score
@@ -38,6 +40,23 @@ class AttentionCall:
 
     def __repr__(self) -> str:
         return with_shapes("AttentionCall", vars(self))
+
+
+def is_cross(query: Tensor, key: Tensor) -> bool:
+    """Whether a layer that is given both, before it projects them, makes its keys from another sequence.
+
+    Equal values are one sequence: nn.MultiheadAttention passes two views of a tensor that it was given twice.
+
+    >>> import torch
+    >>> x = torch.randn(2, 5, 8)
+    >>> is_cross(x, x.clone()), is_cross(x, x + 1)
+    (False, True)
+    """
+    if query is key:
+        return False
+    if (query.shape, query.dtype, query.device) != (key.shape, key.dtype, key.device):
+        return True
+    return not data_unavailable(query, key) and not functorch() and not torch.equal(query, key)
 
 
 Observer = Callable[[AttentionCall], None]

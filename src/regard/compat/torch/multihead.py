@@ -8,6 +8,7 @@ from torch.nn import functional
 from torch.nn.functional import pad
 
 from regard.api import attention, attention_weights
+from regard.call.hooks import AttentionCall, is_cross, notify
 from regard.compat.torch.multihead_arguments import (
     check_appended,
     check_mask_dtypes,
@@ -206,6 +207,7 @@ def multi_head_attention_forward(
         # torch takes less than 0 for none where it gives weights
         drops = training and (dropout_p > 0 if need_weights else dropout_p != 0)
         dropout = Dropout(dropout_p) if drops else None
+        notify(lambda: AttentionCall(None, q, k, score, mask, at, v=v, cross=is_cross(query, key)))
         heads = attention(q, k, v, score=score, mask=mask, positions=at, dropout=dropout)
         p = attention_weights(q, k, score=score, mask=mask, positions=at) if need_weights else None
     except (ValueError, TypeError) as error:  # torch's own checks raise nothing else

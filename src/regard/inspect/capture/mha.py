@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, multi_head_attention_forward
 
-from regard.call.hooks import AttentionCall
+from regard.call.hooks import AttentionCall, is_cross
 from regard.core.positions import head
 from regard.inspect.capture.padding import real_queries
 from regard.inspect.capture.sdpa import witnessed
@@ -36,12 +36,7 @@ def multi_head(*args: Any, **kwargs: Any) -> AttentionCall:
     if given["add_zero_attn"]:
         k = torch.cat([k, torch.zeros_like(k[..., :1, :])], -2)
     call = witnessed(q, k, _masks(given, heads, q.shape[-2], k.shape[-2]))
-    return replace(call, cross=not _equal(given["query"], given["key"]))
-
-
-def _equal(query: Tensor, key: Tensor) -> bool:
-    """Whether both have the same values: nn.MultiheadAttention passes two views of a tensor that it was given twice."""
-    return query is key or (query.shape == key.shape and torch.equal(query, key))
+    return replace(call, cross=is_cross(given["query"], given["key"]))
 
 
 def _projected(given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
