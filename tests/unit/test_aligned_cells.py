@@ -85,8 +85,8 @@ def test_heads_that_read_other_texts_are_refused() -> None:
     one, other = (of_words(read, fewer=9) for read in (WORDS[:600], WORDS[5:600]))
     found = one.compare(other)
     assert found.aligned is not None
-    with pytest.raises(ValueError, match="L0H0 and L1H0 read other texts"):
-        found.moved("L0H0", "L1H0")
+    with pytest.raises(ValueError, match="L0H0 and cross L0H0 read other texts"):
+        found.moved("L0H0", "cross L0H0")
 
 
 def test_without_a_counterpart_is_a_number_for_none() -> None:
