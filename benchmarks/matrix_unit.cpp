@@ -1,6 +1,6 @@
 // What Intel's matrix unit can do, for results/matrix-unit.md: how long a product of tiles takes with operands from
-// each level of the cache, what it costs that sums lie in memory, and what the vector units do meanwhile. By itself, on
-// an idle machine:
+// each level of the cache, what it costs that sums lie in memory, what the vector units do meanwhile, and how it
+// sleeps. By itself, on an idle machine:
 //
 //   g++ -O2 -std=c++17 -march=sapphirerapids benchmarks/matrix_unit.cpp -o matrix_unit && ./matrix_unit
 #include <immintrin.h>
@@ -168,6 +168,26 @@ void print_beside(const char* name, double cycles) {
   printf("| %d %s | %.1f | %.1f |\n", count, name, alone, both);
 }
 
+// Cycles that a product and the store of its sums take behind `work` multiply-adds that wait for each other, of four
+// cycles each. kept: whether an unused product stands in each 64 of these.
+double after_vectors(long work, bool kept, double cycles) {
+  constexpr long kCount = 100;
+  __m512 x = _mm512_set1_ps(1);
+  const auto run = [&](bool product) {
+    for (long n = 0; n < kCount; ++n) {
+      for (long m = 0; m < work; ++m) {
+        __asm__ volatile("vfmadd213ps %0, %0, %0" : "+v"(x));
+        if (kept && m % 64 == 0) MULTIPLY(1, 4, 7);
+      }
+      if (!product) continue;
+      MULTIPLY(0, 4, 6);
+      STORE(0, sums);
+      __asm__ volatile("lfence" ::: "memory");
+    }
+  };
+  return (shortest([&] { run(true); }) - shortest([&] { run(false); })) / kCount / cycles;
+}
+
 void fill(bool zeros) {
   for (uint16_t& one : operands) {
     const float x = zeros ? 0 : 2.0f * (float)rand() / (float)RAND_MAX - 1;
@@ -216,5 +236,10 @@ int main() {
   print_beside<Vector::kAdd, 16>("additions", one);
   print_beside<Vector::kAdd, 32>("additions", one);
   print_beside<Vector::kAdd, 64>("additions", one);
+  printf(
+      "\n| cycles of vector work before a product | its cycles | where the unit is kept awake |\n| ---: | ---: | ---: "
+      "|\n");
+  for (const long work : {100, 400, 500, 600, 1000, 4000})
+    printf("| %ld | %.0f | %.0f |\n", 4 * work, after_vectors(work, false, one), after_vectors(work, true, one));
   __asm__ volatile("tilerelease");
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 # Those that torch gives to MKL and that regard calls.
-FUNCTIONS = ("cos", "exp", "log", "log10", "log1p", "sin", "sqrt", "tanh")
+FUNCTIONS = ("cos", "erf", "exp", "expm1", "log", "log10", "log1p", "sin", "sqrt", "tanh")
 
 
 def choose_functions() -> None:

@@ -73,7 +73,7 @@ def _each(low: Lowering, x: Node, handler: Callable[..., int]) -> list[int]:
     for y in flat(x.arguments):
         if isinstance(y, (Node, Tensor)):
             of = _numbers(low, y)
-            places = torch.arange(len(of)).reshape(y.shape).expand(x.shape).flatten()
+            places = torch.arange(len(of), dtype=torch.int64, device="cpu").reshape(y.shape).expand(x.shape).flatten()
             own[id(y)] = [Made(of[n]) for n in places.tolist()]
 
     def at(n: int) -> Callable[[Any], Any]:
@@ -90,7 +90,9 @@ def _rearranged(low: Lowering, x: Node) -> list[int]:
     for y in flat(x.arguments):
         if isinstance(y, (Node, Tensor)) and id(y) not in places:
             of = _numbers(low, y)
-            places[id(y)] = torch.arange(len(every), len(every) + len(of)).reshape(y.shape)
+            places[id(y)] = torch.arange(len(every), len(every) + len(of), dtype=torch.int64, device="cpu").reshape(
+                y.shape
+            )
             every += of
     moved = x.op(*mapped(x.args, lambda y: places.get(id(y), y)), **x.kwargs)
     return [every[n] for n in moved.flatten().tolist()]
@@ -106,7 +108,7 @@ def _rows(low: Lowering, x: Node) -> list[list[Made]]:
     if named.get("ord", 2) != 2:
         raise NotLowered(f"it has no instruction for {x.op} of order {named['ord']}")
     axes = sorted(n % max(rank, 1) for n in axes)
-    places = torch.arange(len(values)).reshape(of.shape)
+    places = torch.arange(len(values), dtype=torch.int64, device="cpu").reshape(of.shape)
     kept = [n for n in range(rank) if n not in axes]
     rows = places.permute([*kept, *axes]).reshape(prod(of.shape[n] for n in kept), -1)
     return [[Made(values[n]) for n in row] for row in rows.tolist()]
