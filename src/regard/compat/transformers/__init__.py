@@ -14,13 +14,12 @@ from regard.compat.transformers.interface import attention_forward as attention_
 from regard.compat.transformers.mask import lazy_mask
 from regard.compat.transformers.models import NAME, install
 from regard.compat.transformers.packing import packed as packed
-from regard.compat.transformers.relative_bias import install as install_tables
+from regard.compat.transformers.relative_bias import take_modules_of
 from regard.compat.transformers.sharding import sharded as sharded
 
 AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, lazy_mask)
-install()
-install_tables()
+install(take_modules_of)
 if RECENT:
     from regard.compat.transformers.batching import BatchingConfig as BatchingConfig
     from regard.compat.transformers.batching import install as install_batching

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -34,8 +35,9 @@ def form_of(config: Any, dtype: torch.dtype) -> Form:
     return Form(torch.bool if model._supports_sdpa else dtype, model.__name__)  # pyright: ignore[reportPrivateUsage]
 
 
-def install() -> None:
-    """Has transformers ask here when a model takes the implementation "regard"."""
+def install(prepare: Callable[[type[PreTrainedModel]], None]) -> None:
+    """Has transformers ask here when a model takes the implementation "regard"; prepare: gets the class of each that
+    does."""
     own = PreTrainedModel.get_correct_attn_implementation
 
     @functools.wraps(own)
@@ -47,6 +49,7 @@ def install() -> None:
             return found
         table = _table_without(type(self))
         if table is None:
+            prepare(type(self))
             _MODELS[type(self.config)] = type(self)
             FirstForward().watch(self)
             return NAME

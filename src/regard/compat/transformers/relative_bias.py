@@ -1,9 +1,9 @@
 """T5's relative bias in transformers' models: its table and buckets, in the place of a tensor (1, heads, nq, nk).
 
 T5Attention, and the modules that transformers copies from it, make that tensor in `compute_bias`, in the first layer,
-and pass it to the attention of every layer. `install` has `compute_bias` return a RelativeTable instead where the model
-runs on regard. A module is recognised by its code and by an example: what its own `compute_bias` returns for a numbered
-table must be what RelativeTable stands for. Everything else keeps its tensor.
+and pass it to the attention of every layer. `take_modules_of` has `compute_bias` return a RelativeTable instead where
+the model runs on regard. A module is recognised by its code and by an example: what its own `compute_bias` returns for
+a numbered table must be what RelativeTable stands for. Everything else keeps its tensor.
 """
 
 from __future__ import annotations
@@ -119,28 +119,15 @@ def without_zeros(bias: RelativeTable | NoTable | Tensor | None) -> RelativeTabl
     return bias if bool(bias.any()) else None
 
 
-def install() -> None:
-    """Has the attention modules of a model that takes "regard" pass their table where they are recognised."""
-    own = PreTrainedModel.get_correct_attn_implementation
-
-    @functools.wraps(own)
-    def get_correct_attn_implementation(
-        self: PreTrainedModel, requested_attention: str | None, is_init_check: bool = False
-    ) -> str:
-        found = own(self, requested_attention, is_init_check)
-        if found == NAME:
-            _take_modules_of(type(self))
-        return found
-
-    PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation
-
-
 # classes of modules whose compute_bias is replaced
 _TAKEN: set[type[nn.Module]] = set()
 
 
-def _take_modules_of(model: type[PreTrainedModel]) -> None:
-    """Classes, not modules: copies and pickles of a model hold nothing of this."""
+def take_modules_of(model: type[PreTrainedModel]) -> None:
+    """Has the attention modules of a model that takes "regard" pass their table where they are recognised.
+
+    Their classes are changed, not the modules: copies and pickles of a model hold nothing of this.
+    """
     for base in model.__mro__:
         if not issubclass(base, PreTrainedModel) or base is PreTrainedModel:
             continue
