@@ -8,8 +8,9 @@
 namespace regard {
 
 constexpr float kSlack = 8;  // by how much, in base 2, a score may exceed its row's maximum before this is raised
-// By how much more it is then raised where modifiers may let scores grow from key to key, as slopes do: the largest
-// weight may be 2^-kRoom, whose products with the least values that have parts are still far from denormal numbers.
+// By how much more it is then raised where modifiers may let scores grow from key to key, as slopes do, and numbers
+// have parts: the largest weight may be 2^-kRoom, whose products with the least values that have parts are still far
+// from denormal numbers. Values of bfloat16 may be of any size.
 constexpr float kRoom = 10;
 
 // 32 queries of a block: two vectors.
@@ -27,7 +28,7 @@ struct StreamedRows {
       : b(b),
         vector(vector),
         factor(Modifiers::used(b.c) ? 1.0f : b.factor),
-        room(Modifiers::used(b.c) ? kRoom : 0.0f),
+        room(parts > 1 && Modifiers::used(b.c) ? kRoom : 0.0f),
         sum{vf{}, vf{}},
         unrounded{vf{}, vf{}} {
     set_shift();

@@ -184,3 +184,15 @@ def test_bits_of_heads_of_a_group(isa: str, dtype: torch.dtype, queries: int) ->
     """How many heads an item of work has follows from the threads; no bit does."""
     q, k, v = (torch.randn(1, heads, n, 64).to(dtype) for heads, n in ((8, queries), (2, 700), (2, 700)))
     check_threads(lambda: rg.attention(q, k, v))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_small_values_of_scores_that_grow(isa: str, dtype: torch.dtype) -> None:
+    """Maxima are raised by more than scores need where a modifier lets them grow: values of bfloat16 stay as exact."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 256, 64).to(dtype)
+    v = (v * 2.0**-114).to(dtype) if dtype == torch.bfloat16 else v * 2.0**-85
+    score = rg.ScaledDot() >> rg.Alibi(torch.tensor([0.5, 0.05]))
+    out = rg.attention(q, k, v, score=score, mask=rg.Causal()).double()
+    right = rg.attention(q.double(), k.double(), v.double(), score=score, mask=rg.Causal(), backend=rg.Reference())
+    assert (out - right).abs().max() <= (0.02 if dtype == torch.bfloat16 else 1e-5) * right.abs().max()

@@ -32,6 +32,8 @@ SCORE_MODS: dict[str, Mod] = {
     "log of the sigmoid": lambda s, b, h, i, j: F.logsigmoid(s),
     "hard sigmoid": lambda s, b, h, i, j: F.hardsigmoid(s) + F.hardswish(s) + F.relu6(s),
     "interpolated": lambda s, b, h, i, j: torch.lerp(s, s * s, 0.25) + torch.addcmul(s, s, s, value=0.5),
+    "one end of two": lambda s, b, h, i, j: torch.lerp(torch.full_like(s, -1e9), s, (i >= j).to(s.dtype)),
+    "of huge numbers": lambda s, b, h, i, j: torch.asinh((s * s + 1) * 1e25),
     "log of a sum of two": lambda s, b, h, i, j: torch.logaddexp(s, s * 0.5),
     "a logit": lambda s, b, h, i, j: torch.logit(torch.sigmoid(s) * 0.9 + 0.05),
     "rounded": lambda s, b, h, i, j: s + torch.round(s * 2) * 0.25 + torch.trunc(s) + torch.frac(s),

@@ -162,7 +162,11 @@ class Copier:
             vars(twin).update(vars(Module()), **{name: _copy_of_state(value, copy) for name, value in _state(x)})
             return twin
         for name, value, rest in _used(x, uses):
-            object.__setattr__(twin, name, copy(value, rest))
+            own = copy(value, rest)
+            try:
+                object.__setattr__(twin, name, own)
+            except AttributeError:  # of the class of an object with __slots__ alone
+                raise Unknown from None
         return twin
 
 
@@ -187,7 +191,10 @@ def _attribute(x: Any, name: str) -> Any:
     if name.startswith("__"):
         raise Unknown
     if isinstance(known, MemberDescriptorType):  # of __slots__
-        return getattr(x, name)
+        try:
+            return getattr(x, name)
+        except AttributeError:  # it has no value yet
+            raise Unknown from None
     if _of_class(type(known), "__set__") is not None:  # a property too
         raise Unknown
     if name in state:

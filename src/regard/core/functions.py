@@ -203,9 +203,14 @@ def _is_settled(x: Any) -> bool:
     return (name or "builtins").partition(".")[0] in SETTLED
 
 
+def _is_number(x: Any) -> bool:
+    """Whether a value is a number, a string or None, and has no attributes of its own besides."""
+    return isinstance(x, NUMBERS) and not hasattr(x, "__dict__")
+
+
 def _key_of(x: Any, content: Content, depth: int, read: _Variable | Uses) -> Hashable:
     """The key of a value. read: how its attributes are found out, or which these are."""
-    if isinstance(x, NUMBERS):
+    if _is_number(x):
         return number_key(x)
     if type(x) is tuple:
         return tuple([_key_of(part, content, depth, BARE) for part in x])  # pyright: ignore[reportUnknownVariableType]
@@ -234,7 +239,9 @@ def _held(x: partial[Any]) -> list[tuple[Any, _Variable | Uses]]:
     if code is None or len(x.args) > code.co_argcount:
         return [(one, BARE) for one in (*x.args, *x.keywords.values())]
     names = *code.co_varnames[: len(x.args)], *x.keywords
-    return [(one, (code, name)) for one, name in zip((*x.args, *x.keywords.values()), names, strict=True)]
+    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]  # others go into **kwargs, unseen
+    held = zip((*x.args, *x.keywords.values()), names, strict=True)
+    return [(one, (code, name) if name in parameters else BARE) for one, name in held]
 
 
 def _first(method: MethodType) -> str:
@@ -258,7 +265,7 @@ class _Freezer:
         """A copy of a value, as _key_of reads it. Raises Unknown."""
         if type(x) is tuple:
             return tuple([self.copy(part, depth, BARE) for part in x])  # pyright: ignore[reportUnknownVariableType]
-        if isinstance(x, NUMBERS) or _is_settled(x):
+        if _is_number(x) or _is_settled(x):
             return x
         if isinstance(x, FunctionType):
             return self.function(x, depth + 1)

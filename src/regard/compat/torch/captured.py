@@ -29,6 +29,17 @@ def captured_by(fn: Callable[..., Any], *args: Tensor) -> tuple[Tensor, ...]:
     return tuple(reader.found.values())
 
 
+def exchanged(fn: Callable[..., Any], captured: tuple[Tensor, ...]) -> Callable[..., Any]:
+    """The function of (tensors, *args) that reads these tensors in the place of those that fn may read."""
+
+    def call(tensors: tuple[Tensor, ...], *args: Any) -> Any:
+        with _Exchange(captured, tensors):
+            return fn(*args)
+
+    call.__name__ = getattr(fn, "__name__", type(fn).__name__)
+    return call
+
+
 def with_captured(fn: Callable[..., Any], captured: tuple[Tensor, ...]) -> Callable[..., Any]:
     """The function of (tensors, *args) that reads these tensors in the place of those that fn captured.
 
@@ -37,7 +48,7 @@ def with_captured(fn: Callable[..., Any], captured: tuple[Tensor, ...]) -> Calla
     """
 
     def call(tensors: tuple[Tensor, ...], *args: Any) -> Any:
-        exchange = _Exchange(dict(zip(map(id, captured), tensors, strict=True)))
+        exchange = _Exchange(captured, tensors)
         with exchange:
             found = fn(*args)
         if len(exchange.met) < len(exchange.others):
@@ -92,11 +103,11 @@ class _Reader(TorchFunctionMode):
 
 
 class _Exchange(TorchFunctionMode):
-    """Gives operations of torch other tensors than those with these ids."""
+    """Gives operations of torch other tensors in the place of some."""
 
-    def __init__(self, others: dict[int, Tensor]) -> None:
+    def __init__(self, of: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> None:
         super().__init__()
-        self.others = others
+        self.others = dict(zip(map(id, of), others, strict=True))
         self.met = set[int]()  # the ids of those that were exchanged
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

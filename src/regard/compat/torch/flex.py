@@ -134,7 +134,7 @@ def _translated(
     sizes = Sizes(batch, heads, nq, nk, accumulator(query.dtype), query.device)
     mask_mod = None if block_mask is None else block_mask.mask_mod
     factor = max(width, 1) ** -0.5 if scale is None else scale
-    found = translated_call(score_mod, mask_mod, factor, sizes, key.shape[1])
+    found = translated_call(score_mod, mask_mod, factor, sizes, key)
     return found, head(nq, nk, query.device) if nq != nk else None  # i and j are indices
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.compat.torch.captured import with_captured
+from regard.compat.torch.captured import exchanged
 from regard.core.functions import Unknown, callable_key, clone, frozen, settle
 from regard.runtime.outline import plain
 
@@ -83,7 +83,7 @@ def _new_template(fn: Callable[..., Any], key: Hashable) -> FunctionType:
 
     if callable_key(copy, content) != key:
         raise Unknown
-    made = with_captured(copy, in_order)
+    made = exchanged(copy, in_order)  # those that a branch leaves out have gradients of 0
     assert isinstance(made, FunctionType)
     return _kept(_templates, key, made)
 

@@ -15,7 +15,8 @@ from regard.compat.torch.pair_functions import ATEN, Node, NotRecorded, Sizes, e
 from regard.core.attributes import Unknown, as_method
 
 _MOST = 1024
-_without: dict[CodeType, None] = {}  # of functions that add no such product, as far as was seen
+# of functions that add no such product, as far as was seen, to scores of keys of a dtype
+_without: dict[tuple[CodeType, torch.dtype], None] = {}
 _SUMS = (ATEN.sum.default, ATEN.sum.dim_IntList)
 
 
@@ -35,28 +36,36 @@ class RowProduct:
         return q, torch.cat([k, key.expand(*k.shape[:-1], -1)], -1), v
 
 
-def row_product(fn: Callable[..., Any], scale: float, sizes: Sizes, key_heads: int) -> RowProduct | None:
+def row_product(fn: Callable[..., Any], scale: float, sizes: Sizes, k: Tensor) -> RowProduct | None:
     """What fn(s, b, h, i, j) = s + c · (row of b, h, i) · (row of b, h, j) adds; None for other functions.
 
-    scale: of the product of q and k, by which the rows of queries are divided.
+    scale: of the product of q and k, by which the rows of queries are divided. Rows that the dtype of the keys would
+    round are none: the function adds their product to scores of float32.
     """
-    code = _code_of(fn)
-    if code is None or code in _without or not sizes.pairs or not scale:
+    code, key_heads = _code_of(fn), k.shape[1]
+    if code is None or (code, k.dtype) in _without or not sizes.pairs or not scale:
         return None
     try:
         found = _rows(record(fn, "sbhij", sizes.dtype, sizes.device))
     except (NotRecorded, TypeError):
         found = None
-    if found is None:
+    if found is None or not _exact(k.dtype, *found[:2]):
         if len(_without) >= _MOST:
             _without.clear()
-        _without[code] = None
+        _without[code, k.dtype] = None
         return None
     query, key, factor = found
     of_key, group = _evaluated(key, sizes), sizes.heads // max(key_heads, 1)
     if of_key.shape[1] != 1 and _shared(key, sizes, group):
         of_key = of_key[:, ::group]
     return RowProduct(_evaluated(query, sizes) * (factor / scale), of_key)
+
+
+def _exact(dtype: torch.dtype, *rows: Node) -> bool:
+    """Whether keys of a dtype hold such rows: those of float16 may overflow where they are divided by the scale."""
+    return dtype in (torch.float32, torch.float64) or (
+        dtype == torch.bfloat16 and all(row.value.dtype == dtype for row in rows)
+    )
 
 
 def _code_of(fn: Any) -> CodeType | None:
@@ -96,7 +105,7 @@ def _rows(x: Any) -> tuple[Node, Node, float] | None:
     term, factor = terms[0] if len(terms) == 1 else None, 1.0
     while isinstance(term, Node) and term.op in (ATEN.mul.Tensor, ATEN.div.Tensor) and not term.kwargs:
         a, b = term.args if isinstance(term.args[0], Node) or term.op == ATEN.div.Tensor else term.args[::-1]
-        if not isinstance(a, Node) or isinstance(b, Node) or (isinstance(b, Tensor) and b.dim()):
+        if not isinstance(a, Node) or isinstance(b, Node) or (isinstance(b, Tensor) and (b.dim() or b.requires_grad)):
             return None
         term, factor = a, factor * float(b) if term.op == ATEN.mul.Tensor else factor / float(b)
     if not isinstance(term, Node):

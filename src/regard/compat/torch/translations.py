@@ -47,10 +47,10 @@ class Translation(NamedTuple):
 
 
 def translated_call(
-    score_mod: Mod | None, mask_mod: Mod | None, scale: float, sizes: Sizes, key_heads: int
+    score_mod: Mod | None, mask_mod: Mod | None, scale: float, sizes: Sizes, key: Tensor
 ) -> Translation:
     """As `translated`; the rows of a score_mod that adds their product become features of queries and keys."""
-    rows = None if score_mod is None or transformed() else row_product(score_mod, scale, sizes, key_heads)
+    rows = None if score_mod is None or transformed() else row_product(score_mod, scale, sizes, key)
     if rows is None:
         return translated(score_mod, mask_mod, scale, sizes)
     score, mask, facts, _ = translated(None, mask_mod, scale, sizes)

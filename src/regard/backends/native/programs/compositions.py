@@ -24,8 +24,11 @@ def _cosh(x: Tensor) -> Tensor:
 
 
 def _asinh(x: Tensor) -> Tensor:
-    y = x.abs()
-    return x.sign() * torch.log1p(y + y * y / (torch.sqrt(y * y + 1) + 1))
+    def of_positive(y: Tensor) -> Tensor:
+        near = torch.log1p(y + y * y / (torch.sqrt(y * y + 1) + 1))
+        return torch.where(y > 1e9, torch.log(y) + math.log(2), near)  # where squares may overflow
+
+    return torch.where(x < 0, -of_positive(-x), of_positive(x))
 
 
 def _atanh(x: Tensor) -> Tensor:
@@ -78,7 +81,12 @@ def _logit(x: Tensor, eps: float | None = None) -> Tensor:
 
 
 def _lerp(a: Tensor, b: Tensor, weight: Any) -> Tensor:
-    return a + weight * (b - a)
+    """From the nearer end: it is b where the weight is 1."""
+    near = weight.abs() < 0.5 if isinstance(weight, Tensor) else abs(weight) < 0.5
+    from_a, from_b = a + weight * (b - a), b - (b - a) * (1 - weight)
+    if isinstance(near, bool):
+        return from_a if near else from_b
+    return torch.where(near, from_a, from_b)
 
 
 def _round(x: Tensor, decimals: int = 0) -> Tensor:
@@ -99,8 +107,7 @@ def _trunc(x: Tensor) -> Tensor:
 def _fmod(a: Tensor, b: Any) -> Tensor:
     """The remainder of a quotient that is rounded to 0: it has the sign of a."""
     b = b.abs() if isinstance(b, Tensor) else abs(b)
-    rest = torch.remainder(a.abs(), b)
-    return torch.where(a < 0, -rest, rest)
+    return torch.where(a < 0, -torch.remainder(-a, b), torch.remainder(a, b))
 
 
 def _isinf(x: Tensor) -> Tensor:

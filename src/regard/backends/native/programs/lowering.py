@@ -15,6 +15,7 @@ from regard.backends.native.programs.graph import Node, Values, flat
 from regard.backends.native.programs.operations import PROGRAM_OPERANDS
 from regard.backends.native.programs.reads import Range, Read, broadcasts, extent, number_of, widened
 
+_NARROW = {torch.uint8: (0, 255), torch.int8: (-128, 127), torch.int16: (-(2**15), 2**15 - 1)}
 SEVERAL = "several numbers of a pair"  # of handlers, the one for a node that is computed of them
 
 
@@ -99,7 +100,15 @@ class Lowering:
             return self.handlers[SEVERAL](self, x)
         if handler is None:
             raise NotLowered(f"it has no instruction for {x.op}")
-        value = handler(self, x, *x.args, **x.kwargs)
+        return self.checked(x, handler(self, x, *x.args, **x.kwargs))
+
+    def checked(self, x: Node, value: int) -> int:
+        """A node's value, with no derivative where autograd records none. Raises NotLowered where torch might wrap."""
+        if x.dtype in _NARROW:
+            least, most = _NARROW[x.dtype]
+            low, high = self.ranges.get(value, (-MOST_INT, MOST_INT))
+            if low < least or high > most:
+                raise NotLowered(f"{name_of(x)} may leave the range of {x.dtype}, and goes on at its other end there")
         return value if x.recorded else self.code.detached(value)
 
     def _of_indices(self, x: Node) -> bool:

@@ -42,9 +42,7 @@ def _numbers(low: Lowering, x: Any) -> list[int]:
         return [low.value(x)]
     known = low.numbers_of.get(x)
     if known is None:
-        known = low.numbers_of[x] = [
-            value if x.recorded else low.code.detached(value) for value in _computed(low, x, name_of(x))
-        ]
+        known = low.numbers_of[x] = [low.checked(x, value) for value in _computed(low, x, name_of(x))]
     return known
 
 
@@ -147,6 +145,29 @@ def _folded(op: str) -> Callable[..., int]:
     return handler
 
 
+def _extreme(op: str) -> Callable[..., int]:
+    """The greatest or least of some numbers. Those that are equal to it share its derivative alike, as in torch."""
+    folded = _folded(op)
+
+    def handler(low: Lowering, x: Node, *numbers: Made) -> int:
+        found, do = folded(low, x, *numbers), low.code.do
+        if low.code.kind(found) != "float" or len(numbers) == 1:
+            return found
+        best, zero = low.code.detached(found), low.code.number(0.0)
+        share = count = zero
+        for one in numbers:
+            value = low.as_float(one.value)
+            known = low.code.detached(value)
+            equal = do("EQ", known, best)
+            # 0, with a derivative of 1; not of an infinite number, whose difference from itself is NaN
+            moves = do("AND", equal, do("EQ", do("SUB", known, known), zero))
+            share = do("ADD", share, do("WHERE", moves, do("SUB", value, known), zero))
+            count = do("ADD", count, do("BOOL_TO_FLOAT", equal))
+        return do("ADD", best, do("DIV", share, count))
+
+    return handler
+
+
 def _mean(low: Lowering, x: Node, *numbers: Made) -> int:
     return low.code.do("MUL", _SUM(low, x, *numbers), low.code.number(1 / len(numbers)))
 
@@ -175,8 +196,8 @@ _BY_NAME: dict[str, Callable[..., int]] = {
     **dict.fromkeys(("sum", "dot", "mv", "mm"), _SUM),
     "mean": _mean,
     "prod": _folded("MUL"),
-    **dict.fromkeys(("amax", "max"), _folded("MAX")),
-    **dict.fromkeys(("amin", "min"), _folded("MIN")),
+    **dict.fromkeys(("amax", "max"), _extreme("MAX")),
+    **dict.fromkeys(("amin", "min"), _extreme("MIN")),
     "any": _folded("OR"),
     "all": _folded("AND"),
     "linalg_vector_norm": _norm,
