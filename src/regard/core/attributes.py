@@ -120,7 +120,7 @@ def as_method(x: Any) -> MethodType:
     """What is called where an object is: its __call__, or a module's forward. Raises Unknown."""
     kind: type = type(x)
     if isinstance(x, Module):
-        if _hooked(x) or kind.__call__ is not Module.__call__:
+        if has_hooks(x) or hooks_of_all() or kind.__call__ is not Module.__call__:
             raise Unknown
         function: Any = kind.forward
     else:
@@ -228,16 +228,21 @@ def _is_torchs(x: Any) -> bool:
 def _state(x: Module) -> list[tuple[str, Any]]:
     """All that a module of torch reads. Raises Unknown for one with hooks, and for one that writes into its weights."""
     state, empty = vars(x), vars(Module())
-    if _hooked(x) or state.get("max_norm") is not None:
+    if has_hooks(x) or hooks_of_all() or state.get("max_norm") is not None:
         raise Unknown
     return [(name, value) for name, value in state.items() if name in _STATE or name not in empty]
 
 
-def _hooked(x: Module) -> bool:
-    """Whether more than a module's class says what a call of it does."""
+def has_hooks(x: Module) -> bool:
+    """Whether more than a module's class says what a call of it does, hooks on all modules aside."""
     state = vars(x)
     own = any(state.get(name) for name in _HOOKS) or "forward" in state or state.get("_compiled_call_impl")
-    return bool(own) or any(getattr(torch_module, name) for name in _GLOBAL_HOOKS)
+    return bool(own)
+
+
+def hooks_of_all() -> list[Any]:
+    """The hooks on all modules."""
+    return [hook for name in _GLOBAL_HOOKS for hook in getattr(torch_module, name).values()]
 
 
 def _key_of_state(value: Any, key: Key) -> Hashable:

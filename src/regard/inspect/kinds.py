@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 from collections.abc import Generator
@@ -32,6 +33,7 @@ class Kinds:
         self._model = model
         self._encoder = {id(part) for module in model.modules() for part in _encoder(module)}
         self._cross = dict[int, bool]()  # by the id of a module: whether it was given another sequence last
+        self._keys = dict[int, int]()  # and how many keys it then had: in later calls a cache has them
         self._thread = threading.get_ident()
 
     @contextmanager
@@ -42,36 +44,54 @@ class Kinds:
                 forward = inspect.getattr_static(type(module), "forward")
                 if not isinstance(forward, FunctionType):  # of a script, which has no such parameter
                     continue
-                signature = inspect.signature(forward)
-                if any(name in signature.parameters for name in _READ):
-                    hook = module.register_forward_pre_hook(self._noting(signature), with_kwargs=True)
+                if places := _places(forward):
+                    hook = module.register_forward_pre_hook(self._noting(places), with_kwargs=True)
                     hooks.callback(hook.remove)
             yield
 
     def of(self, call: AttentionCall, layer: nn.Module) -> Kind:
         """The kind of a call that this layer made."""
         cross = self._cross.get(id(layer)) if call.cross is None else call.cross
+        nq, nk = call.q.shape[-2], call.k.shape[-2]
+        if cross is False and call.cross is None:
+            cross = nq != nk and self._keys.get(id(layer)) == nk
         if cross:
+            self._keys[id(layer)] = nk
             return "cross"
         if id(layer) in self._encoder:
             return "encoder"
         return "self" if cross is False or call.q is call.k else "unknown"
 
-    def _noting(self, signature: inspect.Signature) -> Any:
+    def _noting(self, places: dict[str, int | None]) -> Any:
         def note(module: nn.Module, args: Any, named: dict[str, Any]) -> None:
             if threading.get_ident() == self._thread:
-                given = signature.bind_partial(module, *args, **named).arguments
-                self._cross[id(module)] = any(given.get(name) is not None for name in _READ)
+                own = [args[n] for n in places.values() if n is not None and n < len(args)]
+                self._cross[id(module)] = any(x is not None for x in (*own, *map(named.get, places)))
 
         return note
 
 
+@functools.lru_cache(maxsize=1024)
+def _places(forward: FunctionType) -> dict[str, int | None]:
+    """The parameters that take another sequence, and which positional argument of a call each is, if it may be one."""
+    found: dict[str, int | None] = {}
+    for n, (name, one) in enumerate(inspect.signature(forward).parameters.items()):
+        if name in _READ:
+            found[name] = n - 1 if one.kind == one.POSITIONAL_OR_KEYWORD else None
+    return found
+
+
 def _encoder(model: Any) -> list[nn.Module]:
-    """The modules of the encoder that this model's decoder reads: of torch's Transformer, and of transformers."""
+    """The modules of the encoder that this model's decoder reads, of torch's Transformer and of transformers; without
+    those that the decoder has too."""
     if isinstance(model, nn.Transformer):
-        return list(model.encoder.modules())
-    config, find = getattr(model, "config", None), getattr(model, "get_encoder", None)
-    if find is None or not getattr(config, "is_encoder_decoder", False):
+        encoder, decoder = model.encoder, model.decoder
+    else:
+        config, find = getattr(model, "config", None), getattr(model, "get_encoder", None)
+        if find is None or not getattr(config, "is_encoder_decoder", False):
+            return []
+        encoder, decoder = find(), getattr(model, "decoder", None)
+    if not isinstance(encoder, nn.Module) or encoder is model:
         return []
-    encoder = find()
-    return [] if encoder is model else list(encoder.modules())
+    shared = set(decoder.modules()) if isinstance(decoder, nn.Module) else set[nn.Module]()
+    return [part for part in encoder.modules() if part not in shared]

@@ -112,7 +112,7 @@ class LazyMask(WrittenOut):
             *both, rows, cols = (*parts, *(slice(None),) * (self.ndim - len(parts)))
             if all(part == slice(None) for part in both):
                 return replace(self, positions=Positions(self.positions.q[rows], self.positions.k[cols]))
-        return self.written("__getitem__")[index]
+        return super().__getitem__(index)
 
     def dense(self) -> Tensor:
         return self._dense

@@ -13,6 +13,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +23,7 @@ from transformers import PreTrainedModel
 from regard.compat.transformers.mask import LazyMask, counted_from
 from regard.compat.transformers.models import NAME
 from regard.compat.transformers.written_out import Form, WrittenOut
+from regard.core.attributes import Unknown, has_hooks, hooks_of_all, uses_of
 from regard.core.positions import Positions, Span, counted
 from regard.core.tracing import constant_in_graphs, data_unavailable
 from regard.scores.buckets import Buckets, T5Buckets, T5CausalBuckets
@@ -90,7 +92,9 @@ class RelativeTable(WrittenOut):
     def at(self, keys: slice | None) -> Positions | None:
         """The positions of the queries and of these keys (None = all); None where query i stands at key i."""
         span = self._span
-        start, stop, _ = slice(None).indices(span.k[1]) if keys is None else keys.indices(span.k[1])
+        if keys is None:  # in a graph, slice.indices would make a number of a length
+            return None if span.q == span.k else counted(span.q, span.k, span.device)
+        start, stop, _ = keys.indices(span.k[1])
         same = span.q == (span.k[0] + start, stop - start)
         return None if same else counted(span.q, (span.k[0] + start, stop - start), span.device)
 
@@ -113,6 +117,8 @@ def without_zeros(bias: RelativeTable | NoTable | Tensor | None) -> RelativeTabl
     if not isinstance(bias, Tensor):
         return None if isinstance(bias, NoTable) else bias
     if not bias.is_cpu or bias.requires_grad or data_unavailable(bias) or bias.numel() == 0:
+        return bias
+    if torch.autograd.forward_ad.unpack_dual(bias).tangent is not None:
         return bias
     if float(bias[(0,) * bias.dim()]) != 0:  # most are told apart by their first number
         return bias
@@ -143,7 +149,17 @@ def _makes_a_bias(cls: type[nn.Module]) -> bool:
     if not inspect.isfunction(compute) or not inspect.isfunction(forward):
         return False
     known = list(inspect.signature(compute).parameters) == _PARAMETERS
-    return known and _reads(compute, "relative_attention_bias") and _reads(forward, "ALL_ATTENTION_FUNCTIONS", "config")
+    return known and _reads_the_table(compute) and _reads(forward, "ALL_ATTENTION_FUNCTIONS", "config")
+
+
+def _reads_the_table(compute: FunctionType) -> bool:
+    """Whether a function reads of its module the table, and else nothing but what its buckets depend on."""
+    try:
+        read = {use.names[:1] for use in uses_of(inspect.unwrap(compute).__code__, "self")}
+    except Unknown:
+        return False
+    known = {(name,) for name in ("relative_attention_bias", "_relative_position_bucket", *_OPTIONS)}
+    return ("relative_attention_bias",) in read and read <= known
 
 
 def _reads(function: Any, *names: str) -> bool:
@@ -151,13 +167,18 @@ def _reads(function: Any, *names: str) -> bool:
     return set(names) <= set(inspect.unwrap(function).__code__.co_names)
 
 
+def _are_many(queries: int, keys: int) -> bool:
+    """Whether a table is read faster than a tensor; an exported graph is for any length."""
+    return queries > 1 and (torch.compiler.is_exporting() or queries * keys >= FEWEST_PAIRS)
+
+
 def _take(cls: Any) -> None:
     own, own_forward = cls.compute_bias, cls.forward
 
     @functools.wraps(own)
     def compute_bias(self: Any, query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0):
-        table, many = None, query_length > 1 and query_length * key_length >= FEWEST_PAIRS
-        if many and self.config._attn_implementation == NAME:
+        table = None
+        if _are_many(query_length, key_length) and self.config._attn_implementation == NAME:
             table = _table_of(self, own, query_length, key_length, device, past_seen_tokens)
         return own(self, query_length, key_length, device, past_seen_tokens) if table is None else table
 
@@ -206,10 +227,10 @@ def _looks_up(embedding: Any) -> bool:
     return not (embedding.scale_grad_by_freq or embedding.sparse or _is_watched(embedding))
 
 
-def _is_watched(module: Any) -> bool:
-    """Whether something besides its class sees or changes what a module returns: hooks, a forward of its own."""
-    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    return "forward" in vars(module) or any(hooks)
+def _is_watched(module: nn.Module) -> bool:
+    """Whether something besides its class sees or changes what a module returns. A recording's hooks do not."""
+    others = [hook for hook in hooks_of_all() if not str(getattr(hook, "__module__", "")).startswith("regard.")]
+    return has_hooks(module) or bool(others)
 
 
 # names, since a graph takes no class from what runs while it is made

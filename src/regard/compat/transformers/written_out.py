@@ -86,6 +86,9 @@ class WrittenOut(ABC):
             self.refuse_change(name)
         return getattr(self.written(name), name)
 
+    def __getitem__(self, index: Any) -> Any:
+        return self.written("__getitem__")[index]
+
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         self.refuse_change("__setitem__")
 

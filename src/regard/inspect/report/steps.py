@@ -79,34 +79,84 @@ def in_steps(calls: Iterable[Looked], crosses: Callable[[Looked], bool], texts: 
     """The calls of a model, those together that are steps of one layer, in the order of their first calls.
 
     A layer whose weights several places share is called once for each: these do not follow each other, and stay apart.
-    Cross-attention continues where the self-attention before it does, and its queries are those: its keys are the same
-    each time, and say nothing of where a query stands. Where no such self-attention is seen, it continues until it has
-    had as many queries as there are texts.
+    Cross-attention continues where the self-attention of its queries does: its keys are the same each time, and say
+    nothing of where a query stands. That self-attention is the last one before it, or, where the first call of a layer
+    finds none with as many queries, the next one behind it, before the layer is called again. Where there is neither,
+    it continues until it has had as many queries as there are texts.
 
     crosses  whether a call is cross-attention
     """
-    found, of_layer = list[Steps](), dict[tuple[str, bool], list[Steps]]()
-    queries, begin, continuing = 0, 0, False  # of the last self-attention
-    for call in calls:
-        cross, frame = crosses(call), call.view.frame
-        earlier = of_layer.setdefault((call.name, cross), [])
-        start = int(frame.positions.q[..., :1].amin()) if frame.nq else 0
-        steps = min(earlier, key=lambda one: len(one.calls), default=None)
-        if not cross:
-            continuing = steps is not None and steps.continued_by(call)
-            queries, begin = frame.nq, steps.end + 1 if steps is not None and continuing else start
-        elif frame.nq != queries:  # no self-attention of these queries was seen
-            continuing = steps is not None and steps.sizes[0] + frame.nq <= texts
-            if last_by_default(frame):
-                start = steps.end + 1 if steps is not None and continuing else 0
+    steps = _StepsOfLayers(texts)
+    waiting: dict[str, tuple[int, Looked]] = {}  # cross-attention whose queries have not been seen, by layer
+    waits = dict[str, bool]()  # by layer, whether its self-attention comes behind it
+    for n, call in enumerate(calls):
+        nq = call.view.frame.nq
+        if not crosses(call):
+            steps.add(n, call)
+            for name in [name for name, (_, one) in waiting.items() if one.view.frame.nq == nq]:
+                waits[name] = True
+                steps.add_cross(*waiting.pop(name))
+            continue
+        if call.name in waiting:
+            waits[call.name] = False
+            steps.add_cross(*waiting.pop(call.name), alone=True)
+        if waits.setdefault(call.name, nq != steps.queries):
+            waiting[call.name] = n, call
+        else:
+            steps.add_cross(n, call)
+    for n, call in waiting.values():
+        steps.add_cross(n, call, alone=True)
+    return [one for _, one in sorted(steps.found, key=lambda found: found[0])]
+
+
+class _StepsOfLayers:
+    """Takes calls one by one. texts: how many a cross-attention has at most, if nothing else says where it ends.
+
+    found     the steps, with the place of their first call among all
+    queries, begin, continuing  of the last self-attention: how many it has, where they begin, whether they continue
+    """
+
+    def __init__(self, texts: int) -> None:
+        self.texts, self.found = texts, list[tuple[int, Steps]]()
+        self.queries, self.begin, self.continuing = 0, 0, False
+        self._of_layer = dict[tuple[str, bool], list[Steps]]()
+
+    def add(self, n: int, call: Looked) -> None:
+        """Takes a call of self-attention, the n-th of all."""
+        steps = self._last(call, False)
+        self.continuing = steps is not None and steps.continued_by(call)
+        self.queries = call.view.frame.nq
+        self.begin = steps.end + 1 if steps is not None and self.continuing else _first_position(call)
+        self._put(n, call, False, self.continuing, self.begin)
+
+    def add_cross(self, n: int, call: Looked, alone: bool = False) -> None:
+        """Takes a call of cross-attention. alone: no self-attention of its queries was seen."""
+        frame, steps = call.view.frame, self._last(call, True)
+        if not alone and frame.nq == self.queries:
+            return self._put(n, call, True, self.continuing, self.begin)
+        continuing = steps is not None and steps.sizes[0] + frame.nq <= self.texts
+        start = _first_position(call)
+        if last_by_default(frame):
+            start = steps.end + 1 if steps is not None and continuing else 0
+        self._put(n, call, True, continuing, start)
+
+    def _last(self, call: Looked, cross: bool) -> Steps | None:
+        return min(self._of_layer.get((call.name, cross), ()), key=lambda one: len(one.calls), default=None)
+
+    def _put(self, n: int, call: Looked, cross: bool, continuing: bool, start: int) -> None:
+        earlier, steps = self._of_layer.setdefault((call.name, cross), []), self._last(call, cross)
         if steps is None or not continuing:
             if any(len(one.calls) > 1 for one in earlier):
                 earlier.clear()  # another text begins
             steps = Steps(cross=cross)
-            found.append(steps)
+            self.found.append((n, steps))
             earlier.append(steps)
-        steps.add(call, begin if frame.nq == queries else start)
-    return found
+        steps.add(call, start)
+
+
+def _first_position(call: Looked) -> int:
+    frame = call.view.frame
+    return int(frame.positions.q[..., :1].amin()) if frame.nq else 0
 
 
 def last_by_default(frame: Frame) -> bool:
