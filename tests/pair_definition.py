@@ -81,7 +81,7 @@ def largest_errors(score: Case | None, mask: Case | None) -> dict[str, float]:
             out = flex_attention(*x, score_mod, seen)
         results.append([out, *torch.autograd.grad(out, (*x, *numbers.learned), g.to(dtype))])
     names += [f"learned {n}" for n in range(len(results[0]) - len(names))]
-    scale = float(torch.stack([g.abs().max() for g in results[0]]).max())
+    scale = float(torch.stack([g.detach().abs().max() for g in results[0]]).max())
     return {name: _error(mine, right, scale) for name, right, mine in zip(names, *results, strict=True)}
 
 

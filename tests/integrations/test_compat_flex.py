@@ -186,6 +186,8 @@ def test_what_stands_under_no_grad_gets_no_gradient() -> None:
 def test_equal_learned_functions_share_a_plan_and_read_their_own_tensors() -> None:
     from regard.compat.torch import function_copies
 
+    torch.manual_seed(0)
+
     def out_of(factor: Tensor) -> Tensor:
         return flex_attention(Q, Q, Q, lambda s, b, h, i, j: s * factor[h])
 

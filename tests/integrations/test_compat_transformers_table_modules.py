@@ -31,6 +31,7 @@ def tables_of_short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relative_bias, "FEWEST_PAIRS", 0)
 
 
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")  # its name in 5.0
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_layers(reentrant: bool) -> None:
     grads: list[list[Tensor]] = []

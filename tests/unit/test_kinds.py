@@ -91,8 +91,8 @@ def test_an_encoder_that_is_a_function() -> None:
 
 
 def test_a_layer_that_encoder_and_decoder_share() -> None:
-    model = nn.Transformer(8, 2, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=8).eval()
+    model = nn.Transformer(8, 2, 1, 1, dim_feedforward=8, batch_first=True).eval()
     model.decoder.layers[0].self_attn = model.encoder.layers[0].self_attn
     with torch.no_grad(), rg.record(model) as tape:
-        model(torch.randn(IMAGE, 1, 8), torch.randn(TEXT, 1, 8))
+        model(torch.randn(1, IMAGE, 8), torch.randn(1, TEXT, 8))
     assert [call.kind for call in tape.calls] == ["self", "self", "cross"]
