@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -177,8 +178,8 @@ def test_recordings_have_the_weights_of_eager() -> None:
 
 def test_a_report_is_that_of_eager() -> None:
     ids = tokens()[0]
-    ours, eager = (rg.look(T5.build(kind), ids) for kind in (NAME, "eager"))
-    assert str(ours) == str(eager)
+    ours, eager = (re.sub(r", [\d.]+ s ", ", ", str(rg.look(T5.build(kind), ids))) for kind in (NAME, "eager"))
+    assert ours == eager
 
 
 def test_in_a_graph() -> None:
