@@ -36,15 +36,13 @@ def exchanged(fn: Callable[..., Any], captured: tuple[Tensor, ...]) -> Callable[
         with _Exchange(captured, tensors):
             return fn(*args)
 
-    call.__name__ = getattr(fn, "__name__", type(fn).__name__)
     return call
 
 
 def with_captured(fn: Callable[..., Any], captured: tuple[Tensor, ...]) -> Callable[..., Any]:
-    """The function of (tensors, *args) that reads these tensors in the place of those that fn captured.
+    """As exchanged, of the tensors that fn captured: RuntimeError where it does not read all of them.
 
-    It raises RuntimeError where fn does not read all of them: in a backward, after something else was put in their
-    place, as torch.func.functional_call does.
+    It does not in a backward after something else was put in their place, as torch.func.functional_call does.
     """
 
     def call(tensors: tuple[Tensor, ...], *args: Any) -> Any:
@@ -53,13 +51,12 @@ def with_captured(fn: Callable[..., Any], captured: tuple[Tensor, ...]) -> Calla
             found = fn(*args)
         if len(exchange.met) < len(exchange.others):
             raise RuntimeError(
-                f"{call.__name__} reads other tensors now than when flex_attention was called: their gradients would "
-                "be lost. Keep what it reads until the backward has run; after torch.func.functional_call, "
-                "differentiate with torch.func.grad."
+                f"{getattr(fn, '__name__', type(fn).__name__)} reads other tensors now than when flex_attention was "
+                "called: their gradients would be lost. Keep what it reads until the backward has run; after "
+                "torch.func.functional_call, differentiate with torch.func.grad."
             )
         return found
 
-    call.__name__ = getattr(fn, "__name__", type(fn).__name__)
     return call
 
 
