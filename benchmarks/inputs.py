@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.cases import MODELS, PATCHED, PIECES, STEPPED, WINDOW, Case
+from benchmarks.cases import ARCHITECTURES, MODELS, PATCHED, PIECES, STEPPED, WINDOW, Case
 from benchmarks.functions import TABLE, indices, mask_of
 from regard.scores.buckets import T5Buckets
 
@@ -116,6 +116,11 @@ def draw(case: Case) -> Inputs:
 
     if case.what in PATCHED:
         return Inputs(case, normal(*case.shape), normal(0), normal(0))
+    if case.what in ARCHITECTURES:
+        given = (
+            torch.randint(3, VOCABULARY, case.shape, generator=random) if len(case.shape) == 2 else normal(*case.shape)
+        )
+        return Inputs(case, given, normal(0), normal(0))
     if case.what in MODELS:
         tokens = torch.randint(VOCABULARY, case.shape, generator=random)
         return Inputs(case, tokens, tokens[:0], tokens[:0])

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.architectures import Exact
 from benchmarks.candidates import CANDIDATES
 from benchmarks.cases import Case
 from benchmarks.inputs import draw
@@ -200,7 +201,7 @@ def _heard(worker: Worker) -> dict[str, Any]:
         return {"failed": str(why)}
 
 
-def _checked(answer: dict[str, Any], truth: Truth | Greedy | Vectors | Outputs) -> Entry:
+def _checked(answer: dict[str, Any], truth: Truth | Greedy | Vectors | Outputs | Exact) -> Entry:
     if "answer" not in answer:
         return Entry(why=answer.get("unable") or answer["failed"])
     errors = {way: truth.error(torch.load(file)) for way, file in answer["answer"].items()}

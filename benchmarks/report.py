@@ -82,6 +82,11 @@ _MORE = {
     "functions": "\n\nA function of a pair is given to regard and FlexAttention unchanged, and to regard also as a "
     "Modifier or a Where, of a rectangle of pairs; FlexAttention is compiled, for the lengths of the case. Beside "
     "them, regard without its kernels: the same Modifier or Where, tile by tile in PyTorch.",
+    "models": "\n\nArchitectures of transformers of 4 layers and 384 to 1,024 features, of random weights: torch's "
+    "column is the model with its sdpa, regard's the same with its own. A forward reads, without gradients; a "
+    f"training step also finds the gradients of all parameters. A step is one of {STEPS} of `generate` "
+    "behind a text, with each cache; what stands before is read untimed. Tokens are checked by the logits of torch's "
+    "model in float64: each must be its greedy choice, to rounding.",
     "patching": "\n\nWhole models, of random weights: torch's column is the model as it is, on its own fast paths; "
     "regard's is the same model under `regard.patch(model)`. Eval: a forward pass without gradients. Training: forward "
     "and the gradients of all parameters. How much faster a model can become is bounded by what it does besides "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.cases import STEPS, Case
+from benchmarks.cases import DECODERS, STEPS, Case
 
 SHAPES = ((8, 12, 128, 64), (1, 12, 512, 64), (1, 12, 2048, 64), (1, 8, 4096, 128))
 FLOAT32, HALF, SHAPED, DECODE, RAGGED = (
@@ -195,10 +195,36 @@ FUNCTIONS = (
         for name in ("two operations", "ten operations", "learned table")
     ),
 )
+READ, STEPS_OF_GENERATE, TRAINED = "a forward", "a step of generate", "a training step"
+READING = {  # by architecture: what a forward reads
+    **dict.fromkeys(DECODERS, (1, 2048)),
+    "BERT": (8, 512),
+    "ModernBERT": (2, 2048),
+    "T5": (4, 512),
+    "Whisper": (1, 80, 3000),
+    "ViT": (8, 3, 224, 224),
+}
+BEFORE = {**dict.fromkeys(DECODERS, (1, 1024)), "T5": (1, 1024), "Whisper": (1, 80, 3000)}  # what stands before a step
+LANGUAGE = tuple(
+    case
+    for dtype in ("float32", "bfloat16")
+    for case in (
+        *(Case(READ, f"{name}, {dtype}, forward", shape, dtype, name) for name, shape in READING.items()),
+        *(
+            Case(STEPS_OF_GENERATE, f"{name}, {dtype}, step", shape, dtype, name, size=STEPS)
+            for name, shape in BEFORE.items()
+        ),
+        *(
+            Case(TRAINED, f"{name}, {dtype}, training", shape, dtype, name, passes="both")
+            for name, shape in READING.items()
+        ),
+    )
+)
 TABLES = {
     "inference": INFERENCE,
     "training": TRAINING,
     "generation": GENERATION,
+    "models": LANGUAGE,
     "patching": PATCHING,
     "functions": FUNCTIONS,
 }

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from benchmarks.cases import DROPPED, MODELS, PATCHED, Case
+from benchmarks.architectures import Exact
+from benchmarks.cases import ARCHITECTURES, DROPPED, MODELS, PATCHED, Case
 from benchmarks.functions import indices, score_of
 from benchmarks.inputs import BUCKETS, Inputs
 from benchmarks.models import Greedy, Vectors
@@ -43,9 +44,11 @@ class Truth:
         return max(_relative(t, r) for t, r in zip(got, self.right, strict=True))
 
 
-def exact(case: Case, x: Inputs) -> Truth | Greedy | Vectors | Outputs:
+def exact(case: Case, x: Inputs) -> Truth | Greedy | Vectors | Outputs | Exact:
     if case.what in PATCHED:
         return Outputs(x, WORSE)
+    if case.what in ARCHITECTURES:
+        return Exact(x, WORSE)
     if case.what in MODELS:
         return Vectors(case) if case.what == "sentences" else Greedy(x, WORSE)
     n = case.shape[-2]

@@ -80,6 +80,7 @@ TAKING_PART = {
     "inference": ("regard", "torch", "flex", "onnx", "openvino", "jax"),
     "training": ("regard", "torch", "eager", "compiled"),
     "generation": ("regard", "torch", "contiguous"),
+    "models": ("regard", "torch"),
     "patching": ("regard", "torch"),
     "functions": ("regard", "flex", "tiled"),
 }

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 import regard as rg
+from benchmarks.architectures import ways as ways_of_model
 from benchmarks.candidates import Way
-from benchmarks.cases import DROPPED, MODELS, PATCHED, WINDOW, Case
+from benchmarks.cases import ARCHITECTURES, DROPPED, MODELS, PATCHED, WINDOW, Case
 from benchmarks.functions import FUNCTIONS, Mod, mask_of, score_mod, score_of
 from benchmarks.inputs import BUCKETS, Inputs
 from benchmarks.models import model_way, packed_way
@@ -52,6 +53,8 @@ def start(threads: int) -> str:
 def ways(case: Case, x: Inputs) -> list[Way]:
     if case.what in PATCHED:
         return patched_ways(x)
+    if case.what in ARCHITECTURES:
+        return ways_of_model(x, "regard")
     if case.what == "sentences":
         return [model_way(x, "regard"), packed_way(x)]
     if case.what in MODELS:

@@ -7,9 +7,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
+from benchmarks.architectures import ways as ways_of_model
 from benchmarks.candidates import Unable, Way
 from benchmarks.candidates.eager import products
-from benchmarks.cases import DROPPED, MODELS, PATCHED, WINDOW, Case
+from benchmarks.cases import ARCHITECTURES, DROPPED, MODELS, PATCHED, WINDOW, Case
 from benchmarks.inputs import BUCKETS, Inputs
 from benchmarks.models import model_way
 from benchmarks.passes import way
@@ -27,6 +28,8 @@ def start(threads: int) -> str:
 def ways(case: Case, x: Inputs) -> list[Way]:
     if case.what in PATCHED:
         return [plain_way(x)]
+    if case.what in ARCHITECTURES:
+        return ways_of_model(x, "sdpa")
     if case.what in MODELS:
         return [model_way(x, "sdpa")]
     if case.steps > 1:
