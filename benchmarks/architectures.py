@@ -100,7 +100,7 @@ def _given(x: Inputs, model: Any, answered: Tensor | None = None) -> dict[str, A
     return given | ({"use_cache": False} if kind.generates else {})
 
 
-def _results(x: Inputs, model: Any) -> list[Tensor]:
+def results(x: Inputs, model: Any) -> list[Tensor]:
     """The output; of a model in training also the gradients of all parameters, as one vector."""
     with torch.set_grad_enabled(model.training):
         found = model(**_given(x, model))
@@ -117,7 +117,7 @@ def ways(x: Inputs, implementation: str) -> list[Way]:
     """The model of the case with this implementation; where it generates, with each cache."""
     model = model_of(x.case, implementation)
     if not x.case.size:
-        return [Way(implementation, lambda: _results(x, model), lambda out: out)]
+        return [Way(implementation, lambda: results(x, model), lambda out: out)]
     return [_generating(x, model, name, make) for name, make in _caches(x, model, implementation).items()]
 
 
@@ -196,7 +196,7 @@ class Exact:
     def limit(self) -> float:
         plain = model_of(self.x.case, "sdpa")
         if not self.x.case.size:
-            return self.worse * self.error([t.double() for t in _results(self.x, plain)])
+            return self.worse * self.error([t.double() for t in results(self.x, plain)])
         some = self.x.q.new_full((len(self.x.q), 8), 5, dtype=torch.int64)
         exact, rough = (self._logits(model, some) for model in (self._double, plain))
         return self.worse * float((rough - exact).std() / exact.std())
@@ -213,7 +213,7 @@ class Exact:
 
     @cached_property
     def _right(self) -> list[Tensor]:
-        return _results(self.x, self._double)
+        return results(self.x, self._double)
 
     @cached_property
     def _double(self) -> Any:

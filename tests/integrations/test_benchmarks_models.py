@@ -63,7 +63,7 @@ def test_every_cache_gives_greedy_tokens(name: str) -> None:
 
 def test_a_wrong_gradient_and_a_wrong_token_are_seen() -> None:
     x = draw(dataclasses.replace(TINY["GPT-2"], passes="both"))
-    exact, (out, gradients) = truth.exact(x.case, x), architectures._results(x, architectures.model_of(x.case, "eager"))
+    exact, (out, gradients) = truth.exact(x.case, x), architectures.results(x, architectures.model_of(x.case, "eager"))
     assert exact.error([out, gradients]) <= exact.limit < exact.error([out, gradients * 1.01])
     x = draw(dataclasses.replace(TINY["GPT-2"], size=5))
     exact = truth.exact(x.case, x)

@@ -293,7 +293,6 @@ SCORE_MODS: dict[str, Case] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Bias holds only 0 and 1")  # two elements of a batch
 @pytest.mark.parametrize("name", SCORE_MODS)
 def test_score_mods(name: str) -> None:
     errors = largest_errors(SCORE_MODS[name], None)

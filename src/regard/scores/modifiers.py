@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from regard.core.region import Frame, Region
 from regard.core.shapes import broadcasts, listed
@@ -221,6 +222,13 @@ class Bias(Modifier):
                 stacklevel=4,  # __post_init__, __init__, and the frame that answers wrong calls
             )
 
+    @classmethod
+    def around(cls, bias: Tensor) -> Self:
+        """A bias of a tensor that was computed: nobody asks whether it was meant as a mask."""
+        made = object.__new__(cls)
+        object.__setattr__(made, "bias", bias)
+        return made
+
     def shape_error(self, frame: Frame) -> str | None:
         shape, full = tuple(self.bias.shape), frame.shape if frame.headed else (*frame.batch, frame.nq, frame.nk)
         if not broadcasts(shape, full):
@@ -244,12 +252,6 @@ class Bias(Modifier):
 
 class _PlacedBias(Bias):
     """The part of a bias that belongs to one region, already cut out of it."""
-
-    @staticmethod
-    def around(view: Tensor) -> _PlacedBias:
-        placed = object.__new__(_PlacedBias)
-        object.__setattr__(placed, "bias", view)
-        return placed
 
     def modify(self, s: Tensor, at: Region) -> Tensor:
         return plus(s, finite_in(self.bias, s.dtype))

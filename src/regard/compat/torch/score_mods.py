@@ -136,12 +136,12 @@ class _ScoreReading:
             raise NotRecorded("a score is added to a score")
         if not isinstance(b, Node):
             number = of_numbers(b, self.sizes.dtype).to(self.sizes.device, self.sizes.dtype)
-            self._append(Bias(_sign(number, negative).expand(1, 1)))
+            self._append(Bias.around(_sign(number, negative).expand(1, 1)))
         elif b.by_difference and "b" not in b.reads:
             table = _sign(self.sizes.by_difference(b).to(self.sizes.dtype), negative)
             self._append(RelativeBias(table.reshape(-1, table.shape[-1]).T.flip(0), _every_difference(self.sizes)))
         elif not {"i", "j"} <= b.reads:
-            self._append(Bias(_sign(self.sizes.by_axes(b).to(self.sizes.dtype), negative)))
+            self._append(Bias.around(_sign(self.sizes.by_axes(b).to(self.sizes.dtype), negative)))
         elif negative or self.masks:
             raise NotRecorded("what depends on queries and keys is subtracted, or added to hidden scores")
         else:
