@@ -324,3 +324,17 @@ def test_threads_with_objects_of_one_class() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert max(pool.map(one, range(24))) < 1e-4
+
+
+def test_attributes_that_somebody_set_on_a_tensor() -> None:
+    q, k, v = (torch.randn(1, 2, 12, 8) for _ in range(3))
+    t = torch.zeros(12)
+    t.gain = 3.0  # pyright: ignore[reportAttributeAccessIssue]
+
+    def gained(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return s * t.gain + t[j]  # pyright: ignore[reportAttributeAccessIssue]
+
+    for gain in (3.0, 5.0):
+        t.gain = gain  # pyright: ignore[reportAttributeAccessIssue]
+        expected = (q @ k.mT * gain * 8**-0.5).softmax(-1) @ v
+        torch.testing.assert_close(flex_attention(q, k, v, score_mod=gained), expected)

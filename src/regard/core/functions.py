@@ -219,9 +219,9 @@ def _key_of(x: Any, content: Content, depth: int, read: _Variable | Uses) -> Has
     if isinstance(x, FunctionType):
         return function_key(x, content, depth + 1)
     if isinstance(x, Tensor):
-        if content is None:
+        if content is None or not all(map(_is_number, vars(x).values())):
             raise Unknown
-        return content(x)
+        return content(x), *((name, number_key(own)) for name, own in vars(x).items())  # what somebody set on it
     if type(x) is partial and not vars(x):
         own = [_key_of(one, content, depth + 1, read) for one, read in _held(x)]
         return _key_of(x.func, content, depth + 1, CALLED), tuple(own), len(x.args), tuple(x.keywords)
@@ -270,7 +270,9 @@ class _Freezer:
         if isinstance(x, FunctionType):
             return self.function(x, depth + 1)
         if isinstance(x, Tensor):
-            return self.tensor(x)
+            made = self.tensor(x)
+            vars(made).update(vars(x))
+            return made
         if type(x) is partial and not vars(x):
             own = [self.copy(one, depth + 1, read) for one, read in _held(x)]
             fn, named = self.copy(x.func, depth + 1, CALLED), own[len(x.args) :]
