@@ -315,7 +315,7 @@ def test_a_wrong_call_is_refused_each_time() -> None:
             rg.attention(q[..., :5, :], k, v, mask=rg.Causal())
 
 
-def test_relative_biases_have_a_plan_for_each_length() -> None:
+def test_relative_biases_share_a_plan_whatever_the_length() -> None:
     plan_cache.clear()
     tables = torch.randn(3, 5, 4)
     tables[1, 2, 0] = -torch.inf
@@ -327,13 +327,4 @@ def test_relative_biases_have_a_plan_for_each_length() -> None:
             torch.testing.assert_close(rg.attention(q, k, v, score=score, mask=rg.Causal()), right)
             state = rg.attention_state(q, k, v, score=score, mask=rg.Causal())
             torch.testing.assert_close(state.finish()[0], right)
-    assert len(plan_cache.plans()) == 12  # of two lengths and three layouts, with and without statistics
-
-
-def test_relative_biases_with_gradients_go_the_general_way() -> None:
-    plan_cache.clear()
-    q, table = torch.randn(1, 4, 7, 16, requires_grad=True), torch.randn(5, 4, requires_grad=True)
-    score = rg.ScaledDot() >> rg.RelativeBias(table, rg.ClippedBuckets(2, 2))
-    for _ in range(2):
-        rg.attention(q, q, q, score=score).sum().backward()
-    assert table.grad is not None and not plan_cache.plans()
+    assert len(plan_cache.plans()) == 6  # of three layouts, with and without statistics

@@ -26,13 +26,13 @@ from regard.backends.native.launch import (
 )
 from regard.backends.native.lower_mask import lower_mask, program_of_mask, why_no_program
 from regard.backends.native.mask_text import why_not_text
-from regard.backends.native.modifiers.program import OPERAND_NAMES, RepeatedProgram, described
+from regard.backends.native.modifiers.program import OPERAND_NAMES, described
 from regard.backends.native.modifiers.table import programmed, why_not_learned
 from regard.backends.native.plan import ForwardPlan
 from regard.backends.native.plan_limits import repeats
 from regard.backends.native.products import gradients_of_product, needs_of_product, rows_made, with_product
-from regard.backends.native.program_training_plan import ProgramTrainingPlan
 from regard.backends.native.ragged import RaggedPlan, ragged_plan
+from regard.backends.native.repeated_training_plan import RepeatedTrainingPlan
 from regard.backends.native.torch_ops import traced
 from regard.backends.native.training_plan import TrainingPlan
 from regard.backends.streaming.backward import Cotangents, backward
@@ -154,9 +154,9 @@ class Native(Backend):
         if not training:
             return ForwardPlan(family, args, example)
         repeated = family.repeated(problem)
-        if isinstance(repeated, RepeatedProgram):
-            return ProgramTrainingPlan(family, args, example, repeated)
-        return TrainingPlan(family, args, example)
+        if repeated is None:
+            return TrainingPlan(family, args, example)
+        return RepeatedTrainingPlan(family, args, example, repeated)
 
     def backward(
         self, problem: Problem, forward: ForwardResult, cotangents: Cotangents, needs: tuple[bool, ...]

@@ -10,7 +10,7 @@ from regard.backends.native.args import KernelArgs
 from regard.backends.native.call_operands import OPERANDS
 from regard.backends.native.ffi import DTYPE_CODES
 from regard.backends.native.launch import KernelResults, arguments, run_backward, sink_weights
-from regard.backends.native.modifiers.base import total
+from regard.backends.native.modifiers.base import of_operand, total
 from regard.backends.native.modifiers.program import ProgramGradients
 from regard.backends.native.modifiers.table import (
     BY_LEARNED,
@@ -87,8 +87,7 @@ def operand_gradients(args: KernelArgs, saved: KernelResults, cotangents: Pair, 
         delta = output_cotangents(out, row_stats[..., 1] == 0, cotangents)[1]
         found["sink"] = sink_gradient(sink_weights(row_stats, sink[..., 0, 0]), delta)[..., None, None]
     for name in found.keys() & _BY_HEAD:
-        if args.operands[name].shape[0] == 1:
-            found[name] = total(found[name].movedim(0, -1))[None]
+        found[name] = of_operand(found[name], args.operands[name])
     return found
 
 

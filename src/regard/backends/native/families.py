@@ -16,6 +16,7 @@ from regard.backends.native.backward import backward, why_not_backward
 from regard.backends.native.c_structs import Struct
 from regard.backends.native.call_operands import LEAVES, OPERANDS
 from regard.backends.native.launch import KernelResults, pair_work
+from regard.backends.native.modifiers.base import RepeatedModifiers
 from regard.backends.native.modifiers.offsets import RepeatedOffsets
 from regard.backends.native.modifiers.program import RepeatedProgram
 from regard.backends.native.modifiers.table import programmed
@@ -93,7 +94,7 @@ class KernelFamily:
         """Whether the struct leads to a copy of what the caller has, which the next call would find old."""
         return False
 
-    def repeated(self, problem: Problem) -> RepeatedProgram | RepeatedOffsets | None:
+    def repeated(self, problem: Problem) -> RepeatedModifiers | None:
         """What makes the operands of a score's modifiers anew for each call, where they are computed from tensors."""
         if programmed(problem):
             return RepeatedProgram(problem)

@@ -71,8 +71,9 @@ class KernelOperand:
                   kernels check which elements they read
     strided       whether it may lie in any way, as a regard_tensor; else it has no gaps, and a member is its address
     leaf          whether the kernels may read it where the caller has it
-    of_lengths    whether it belongs to one number of queries and keys: a plan with it serves no other
-    of_positions  whether it is made from the numbers in positions: no plan with it serves calls that are given them
+    of_lengths    whether it belongs to one number of queries and keys: a plan that keeps it serves no other
+    of_positions  whether it is made from the numbers in positions: no plan that keeps it serves calls that are given
+                  them
     ragged        whether a call on sequences of any lengths can have it: they share it, or find their part by their
                   queries, or are `parted`
     rule          the field of IntervalRule that it holds

@@ -37,8 +37,7 @@ from regard.backends.native.launch import (
     set_visible,
 )
 from regard.backends.native.lower_mask import distances, lower_intervals, lower_rule
-from regard.backends.native.modifiers.offsets import RepeatedOffsets
-from regard.backends.native.modifiers.program import RepeatedProgram
+from regard.backends.native.modifiers.base import RepeatedModifiers
 from regard.backends.native.plan_limits import decided_by_tensors
 from regard.core.deferred import DeferredRows
 from regard.core.positions import Span, counting, resolve_positions
@@ -82,7 +81,7 @@ class LoweredAnew:
     checked    whether the mask has tensors, whose shapes are compared with the call's before a seed is drawn
     """
 
-    modifiers: RepeatedProgram | RepeatedOffsets | None
+    modifiers: RepeatedModifiers | None
     intervals: bool
     rule: bool
     places: bool
@@ -113,6 +112,7 @@ class ForwardPlan:
     of_lengths  whether the plan serves one number of queries and of keys only
     remembered  whether attend() of native/python/ may find it: only what C++ knows changes
     places      the last span that was read as tensors, and these
+    framed      the last frame, and the numbers that it follows from: all layers of a model have the same at each step
     """
 
     def __init__(self, family: KernelFamily, args: KernelArgs, example: Example, training: bool = False) -> None:
@@ -124,7 +124,8 @@ class ForwardPlan:
         if training:
             results["row_stats"] = empty_row_stats(args)
         struct = family.struct(problem, arguments(args, **results))
-        computed = () if anew.modifiers is None else anew.modifiers.names
+        names = set[str]() if anew.modifiers is None else set(anew.modifiers.names)
+        computed = args.operands.keys() & names
         for name in computed:
             clear(struct, name)
         # what was made for this structure lives as long as the plan; the tensors of one call do not
@@ -140,10 +141,11 @@ class ForwardPlan:
         # a table of intervals has a row for each query: the caller's, whose number may not change, or one made for them
         start = None if anew.rule or anew.intervals else args.operands.get("start")
         of_caller = start is not None and start.data_ptr() in {t.data_ptr() for t in example.leaves}
-        self.of_lengths = (start is not None and not of_caller) or bool(OF_LENGTHS & args.operands.keys())
+        self.of_lengths = (start is not None and not of_caller) or bool(OF_LENGTHS & args.operands.keys() - computed)
         queries = problem.frame.nq if of_caller else 0
         self.constants = self._constants(example, family.pair_work(problem, args), queries, training)
         self.places: tuple[Any, tuple[Tensor, ...]] = None, ()
+        self.framed: tuple[Any, Frame] = None, example.problem.frame
         changing = anew.intervals or anew.places or anew.modifiers is not None or self.of_lengths
         whole = type(struct) is CallArguments  # native/python/ knows no other
         self.remembered = (
@@ -209,7 +211,7 @@ class ForwardPlan:
             return None
         held = struct.held
         if anew.modifiers is not None:
-            operands = anew.modifiers.operands(self.axes.frame(call), leaves)
+            operands = anew.modifiers.operands(self.frame(call), leaves)
             if operands is None:
                 return None
             set_operands(struct, operands)
@@ -224,6 +226,18 @@ class ForwardPlan:
         if code:
             raise failure(code)
         return out, struct, held
+
+    def frame(self, call: PlanInputs) -> Frame:
+        """The index space of a call."""
+        span = None if call.positions is None else call.positions.span
+        if call.positions is not None and span is None:
+            return self.axes.frame(call)
+        numbers = call.nq, call.nk, None if span is None else span[:2]
+        known, last = self.framed
+        if known != numbers:
+            last = self.axes.frame(call)
+            self.framed = numbers, last
+        return last
 
     def _look(self, struct: Struct, call: PlanInputs) -> bool:
         """Fills in what depends on the numbers in positions and in the mask; whether they are right."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from regard.backends.base import Example
 from regard.backends.native.args import KernelArgs
 from regard.backends.native.call_operands import INTERVALS, OF_POSITIONS, SCALES
@@ -21,7 +23,7 @@ def repeats(family: KernelFamily, args: KernelArgs, example: Example) -> bool:
     if family.copied(problem) or 0 in (*args.shape, *args.k.shape[-2:], args.v.shape[-1]):
         return False
     repeated = family.repeated(problem)
-    if repeated is not None and (not repeated.lasts or (any(example.needs) and not repeated.differentiable)):
+    if repeated is not None and not repeated.lasts:
         return False
     names, computed = ((), ()) if repeated is None else (repeated.names, repeated.tensors)
     given = [t.numbers if isinstance(t, Int8Rows) else t for t in example.given]
@@ -31,7 +33,7 @@ def repeats(family: KernelFamily, args: KernelArgs, example: Example) -> bool:
             return False
         if t is not own and (t.data_ptr() != own.data_ptr() or (any(example.needs) and t.numel() != own.numel())):
             return False
-    if example.positions is not None and not _follows_positions(problem, args):
+    if example.positions is not None and not _follows_positions(problem, args, names):
         return False
     scored = len(problem.score.tensors())
     masked = range(scored, scored + len(problem.mask.tensors()) if decided_by_tensors(problem.mask, args) else scored)
@@ -61,8 +63,8 @@ def decided_by_tensors(mask: Mask, args: KernelArgs) -> bool:
     return any(t.data_ptr() not in read for t in mask.tensors())
 
 
-def _follows_positions(problem: Problem, args: KernelArgs) -> bool:
-    """Whether a plan knows what positions change: intervals of keys, and the places that kernels read."""
-    if not OF_POSITIONS.isdisjoint(args.operands):
+def _follows_positions(problem: Problem, args: KernelArgs, computed: Iterable[str]) -> bool:
+    """Whether a plan knows what positions change: intervals of keys, the places that kernels read, what is computed."""
+    if not OF_POSITIONS.isdisjoint(args.operands.keys() - set(computed)):
         return False
     return "allowed" not in args.operands or not problem.mask.compares_positions()

@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.backends.native.operands import HEAD, KernelNumber, KernelOperand, Sizes
 from regard.call.problem import Problem
 from regard.core.arrays import of_numbers
+from regard.core.region import Frame
 from regard.scores.algebra import Score
 
 S = TypeVar("S", bound=Score)
@@ -61,6 +62,52 @@ class KernelModifier(ABC, Generic[S]):
     def stage_gradient(cls, problem: Problem, t: Tensor, g: Tensor) -> Tensor:
         """The gradient of a stage's tensor t from that of its operand."""
         return g
+
+
+class RepeatedModifiers(ABC):
+    """The operands of a score's modifiers, computed from tensors anew for each call of a structure.
+
+    names    of the operands that a call may have
+    tensors  which of the leaves of a call belong to the modifiers
+    lasts    whether there are other calls that it serves
+    """
+
+    names: tuple[str, ...]
+    tensors: range
+    lasts: bool
+
+    @abstractmethod
+    def operands(self, frame: Frame, leaves: Sequence[Tensor]) -> dict[str, Tensor] | None:
+        """The operands of a call; None where the call must go the general way."""
+
+    @abstractmethod
+    def gradients(self, frame: Frame, leaves: Sequence[Tensor], wanted: Sequence[bool]) -> RepeatedGradients | None:
+        """What finds the gradients of the tensors that are wanted, in a call whose operands were found; None as above.
+
+        wanted: for each of `tensors`.
+        """
+
+
+class RepeatedGradients(ABC):
+    """The gradients of those of the modifiers' tensors that are wanted, in one call.
+
+    operands  what the kernels read to find them
+    """
+
+    operands: dict[str, Tensor]
+
+    @abstractmethod
+    def empty(self) -> dict[str, Tensor]:
+        """What the kernels write or add to: the gradients of operands, by their names."""
+
+    @abstractmethod
+    def of_tensors(self, found: Mapping[str, Tensor]) -> list[Tensor]:
+        """The gradients of the tensors that are wanted, from those of the operands."""
+
+
+def of_operand(g: Tensor, operand: Tensor) -> Tensor:
+    """The gradient (h, ...) for each head of an operand (h, ...) or (1, ...): summed where heads share it."""
+    return total(g.movedim(0, -1))[None] if operand.shape[0] == 1 else g
 
 
 def number_by_head(name: str, about: str, learned: str = "") -> KernelOperand:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.backends.native.modifiers.base import KernelModifier
+from regard.backends.native.modifiers.base import KernelModifier, RepeatedGradients, RepeatedModifiers, of_operand
 from regard.backends.native.operands import (
     BATCH,
     EACH_KEY,
@@ -62,21 +62,12 @@ class RelativeOffsets(KernelModifier[RelativeBias]):
 
     @classmethod
     def why_not(cls, problem: Problem, stage: RelativeBias) -> str | None:
-        buckets = stage.buckets
-        if not isinstance(buckets, DifferenceBuckets) or type(buckets).index is not DifferenceBuckets.index:
-            return f"its relative biases depend on a difference alone (DifferenceBuckets), not on {buckets!r}"
-        if 0 in problem.frame.shape or buckets.farthest is not None or _by_index(problem, buckets):
-            return None
-        if data_unavailable(problem.frame.positions.q, problem.frame.positions.k):
-            return "its relative biases need positions that count up by one, or that it may look at"
-        least, most = _differences(problem, buckets)
-        many = most - least + 1 > _WIDE * (problem.frame.nq + problem.frame.nk)
-        return "positions lie too far apart for a table of what is between" if many else None
+        return _why_no_table(problem.frame, stage.buckets)
 
     @classmethod
     def lower(cls, problem: Problem, stages: Sequence[RelativeBias]) -> dict[str, Any]:
         (stage,) = stages
-        table = _relative_table(problem, stage.buckets)
+        table = _relative_table(problem.frame, stage.buckets)
         return {"offsets": _offsets(stage.table, table.buckets), **table.cells}
 
     @classmethod
@@ -108,20 +99,11 @@ class RelativeOffsets(KernelModifier[RelativeBias]):
     @classmethod
     def stage_gradient(cls, problem: Problem, t: Tensor, g: Tensor) -> Tensor:
         stage = next(stage for stage in problem.score.parts if isinstance(stage, RelativeBias))
-        table, index = g.new_zeros(stage.table.shape), _relative_table(problem, stage.buckets).buckets
-        return table.index_add_(0, index, g.T.contiguous())
+        return _added(g, _relative_table(problem.frame, stage.buckets).buckets, stage.table)
 
 
-class RepeatedOffsets:
-    """The table of a problem's relative bias for other calls of its structure and length: with their numbers.
-
-    names    of the operands that are made anew
-    tensors  which of the leaves of a call is the table
-    lasts    whether there are other calls that it serves
-    differentiable  whether it finds the gradient of the table
-    """
-
-    differentiable: ClassVar[bool] = False
+class RepeatedOffsets(RepeatedModifiers):
+    """The table of a problem's relative bias for other calls of its structure: with their lengths and positions."""
 
     def __init__(self, problem: Problem) -> None:
         parts = problem.score.parts
@@ -129,17 +111,63 @@ class RepeatedOffsets:
         first = sum(len(stage.tensors()) for stage in parts[:at])
         stage = parts[at]
         assert isinstance(stage, RelativeBias)
-        self.names, self.tensors, self.lasts = ("offsets",), range(first, first + 1), len(stage.tensors()) == 1
-        self._buckets = _relative_table(problem, stage.buckets).buckets
+        self.names = tuple(operand.name for operand in RelativeOffsets.operands)
+        self.tensors, self.lasts = range(first, first + 1), len(stage.tensors()) == 1
+        self._buckets = stage.buckets
+        self._last: tuple[object, _Table | None] = None, None
 
-    def operands(self, frame: Frame, leaves: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The operands of a call."""
-        return {"offsets": _offsets(leaves[self.tensors[0]].detach(), self._buckets)}
+    def operands(self, frame: Frame, leaves: Sequence[Tensor]) -> dict[str, Tensor] | None:
+        table = self._table(frame)
+        if table is None:
+            return None
+        return {"offsets": _offsets(leaves[self.tensors[0]].detach(), table.buckets), **table.cells}
+
+    def gradients(self, frame: Frame, leaves: Sequence[Tensor], wanted: Sequence[bool]) -> OffsetGradients | None:
+        table = self._table(frame)
+        return None if table is None else OffsetGradients(leaves[self.tensors[0]].detach(), table, frame.heads, *wanted)
+
+    def _table(self, frame: Frame) -> _Table | None:
+        """The table of a call; None where the kernels have none, and the general way says why.
+
+        The layers of a model have the same positions at each step: the last table is kept.
+        """
+        span = frame.positions.span
+        known, last = self._last
+        if span is not None and known == span[:2]:
+            return last
+        if self._buckets.shape_error(frame) is not None or _why_no_table(frame, self._buckets) is not None:
+            return None
+        found = _relative_table(frame, self._buckets)
+        if span is not None:
+            self._last = span[:2], found
+        return found
+
+
+class OffsetGradients(RepeatedGradients):
+    """The gradient of a table of relative biases, if it is wanted."""
+
+    def __init__(self, table: Tensor, found: _Table, heads: int, wanted: bool) -> None:
+        self.operands = {"offsets": _offsets(table, found.buckets), **found.cells}
+        self._table, self._buckets, self._heads, self._wanted = table, found.buckets, heads, wanted
+
+    def empty(self) -> dict[str, Tensor]:
+        offsets = self.operands["offsets"]
+        return {"offsets": RelativeOffsets.empty_gradient("offsets", offsets, self._heads)} if self._wanted else {}
+
+    def of_tensors(self, found: Mapping[str, Tensor]) -> list[Tensor]:
+        if not self._wanted:
+            return []
+        return [_added(of_operand(found["offsets"], self.operands["offsets"]), self._buckets, self._table)]
 
 
 def _offsets(table: Tensor, buckets: Tensor) -> Tensor:
     """The numbers of these buckets a head, and the room behind them."""
     return torch.nn.functional.pad(finite_in(table, torch.float32)[buckets].T.contiguous(), (0, ROOM))
+
+
+def _added(g: Tensor, buckets: Tensor, table: Tensor) -> Tensor:
+    """The gradient of a table, float32, from that of its offsets (heads or 1, differences)."""
+    return g.new_zeros(table.shape).index_add_(0, buckets, g.T.contiguous())
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,16 +178,29 @@ class _Table:
     cells: dict[str, Tensor]
 
 
-def _relative_table(problem: Problem, buckets: Buckets) -> _Table:
+def _why_no_table(frame: Frame, buckets: Buckets) -> str | None:
+    """Why there is no table of differences for the kernels, as a clause; None if there is one."""
+    if not isinstance(buckets, DifferenceBuckets) or type(buckets).index is not DifferenceBuckets.index:
+        return f"its relative biases depend on a difference alone (DifferenceBuckets), not on {buckets!r}"
+    if 0 in frame.shape or buckets.farthest is not None or _by_index(frame, buckets):
+        return None
+    if data_unavailable(frame.positions.q, frame.positions.k):
+        return "its relative biases need positions that count up by one, or that it may look at"
+    least, most = _differences(frame, buckets)
+    many = most - least + 1 > _WIDE * (frame.nq + frame.nk)
+    return "positions lie too far apart for a table of what is between" if many else None
+
+
+def _relative_table(frame: Frame, buckets: Buckets) -> _Table:
     """The table of a call's relative positions, from the least difference on."""
     assert isinstance(buckets, DifferenceBuckets)
-    frame, at = problem.frame, problem.frame.positions
+    at = frame.positions
     if 0 in frame.shape:  # no pairs, and maybe no positions of which one is the least
         return _Table(torch.zeros(0, dtype=torch.int64, device="cpu"), {})
-    if buckets.farthest is None and _by_index(problem, buckets):
+    if buckets.farthest is None and _by_index(frame, buckets):
         ahead = torch.arange(frame.nq + frame.nk - 1, dtype=torch.int64, device="cpu") - (frame.nk - 1)
         return _Table(buckets.between(ahead + at.q[..., :1] - at.k[..., :1]), {})
-    least, most = _differences(problem, buckets)
+    least, most = _differences(frame, buckets)
     q, k = buckets.place(at.q), buckets.place(at.k)
     # what is added to both keeps differences, and makes those of cells indices of the table
     first = 0 if buckets.farthest is not None else int(k.min())
@@ -167,15 +208,15 @@ def _relative_table(problem: Problem, buckets: Buckets) -> _Table:
     return _Table(buckets.between(torch.arange(least, most + 1, dtype=torch.int64, device="cpu")), cells)
 
 
-def _by_index(problem: Problem, buckets: DifferenceBuckets) -> bool:
+def _by_index(frame: Frame, buckets: DifferenceBuckets) -> bool:
     """Whether the difference of two indices is that of their positions."""
     own = type(buckets).place is not DifferenceBuckets.place
-    return problem.frame.positions.consecutive and not own
+    return frame.positions.consecutive and not own
 
 
-def _differences(problem: Problem, buckets: DifferenceBuckets) -> tuple[int, int]:
+def _differences(frame: Frame, buckets: DifferenceBuckets) -> tuple[int, int]:
     """The least and the largest difference of a query's place and a key's."""
     if buckets.farthest is not None:
         return -buckets.farthest, buckets.farthest
-    q, k = buckets.place(problem.frame.positions.q), buckets.place(problem.frame.positions.k)
+    q, k = buckets.place(frame.positions.q), buckets.place(frame.positions.k)
     return int(q.min()) - int(k.max()), int(q.max()) - int(k.min())

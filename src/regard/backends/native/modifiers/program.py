@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from regard.backends.native.modifiers.base import KernelModifier
+from regard.backends.native.modifiers.base import KernelModifier, RepeatedGradients, RepeatedModifiers
 from regard.backends.native.operands import ANY, Axis, Count, KernelOperand
 from regard.backends.native.programs.code import NotLowered
 from regard.backends.native.programs.graph import NotTraced
@@ -109,7 +109,7 @@ def why_not_program_gradients(problem: Problem, of_scores: bool, wanted: Sequenc
     return f"{found.function}, a torch.autograd.Function, has a backward of its own"
 
 
-class ProgramGradients:
+class ProgramGradients(RepeatedGradients):
     """The gradients of those of the modifiers' tensors that are wanted, and what the kernels read to find them."""
 
     def __init__(self, program: Program) -> None:
@@ -123,24 +123,14 @@ class ProgramGradients:
         return ProgramGradients(program)
 
     def empty(self) -> dict[str, Tensor]:
-        """What the kernels add to: the gradients of operands, by their names."""
         return {name: Programs.empty_gradient(name, self.operands[name], 0) for name in self.names}
 
     def of_tensors(self, found: Mapping[str, Tensor]) -> list[Tensor]:
-        """The gradients of the tensors, from those of the operands."""
         return self.program.gradients({n: found[name] for name, n in self.names.items()})
 
 
-class RepeatedProgram:
-    """The program of a problem's modifiers for other calls of its structure: with their tensors, lengths, positions.
-
-    names    of the operands that a call may have
-    tensors  which of the leaves of a call belong to modifiers
-    lasts    whether there are other calls that the program serves
-    differentiable  whether it finds the gradients of the tensors
-    """
-
-    differentiable: ClassVar[bool] = True
+class RepeatedProgram(RepeatedModifiers):
+    """The program of a problem's modifiers for other calls of its structure: with their tensors, lengths, positions."""
 
     def __init__(self, problem: Problem) -> None:
         first, *rest = (len(stage.tensors()) for stage in problem.score.parts)
@@ -151,13 +141,11 @@ class RepeatedProgram:
         self.lasts, self._axes = self._graph.fixed, _axes(problem.frame)
 
     def operands(self, frame: Frame, leaves: Sequence[Tensor]) -> dict[str, Tensor] | None:
-        """The operands of a call; None where the call must go the general way."""
         program = self._program(frame, leaves, (False,) * len(self.tensors))
         found = None if program is None else _operands(program)
         return found if found is None or len(found) <= len(self.names) else None
 
     def gradients(self, frame: Frame, leaves: Sequence[Tensor], wanted: Sequence[bool]) -> ProgramGradients | None:
-        """Of the tensors that are wanted, in a call whose operands were found; None as above."""
         program = self._program(frame, leaves, wanted)
         return None if program is None else ProgramGradients(program)
 

@@ -1,4 +1,4 @@
-"""Plans of calls that will be differentiated and have modifiers of one's own, which are programs."""
+"""Plans of calls that will be differentiated, and whose modifiers' operands are computed at each call."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from regard.backends.native.args import KernelArgs
 from regard.backends.native.bind import bind
 from regard.backends.native.families import KernelFamily
 from regard.backends.native.launch import clear, library, set_operands
-from regard.backends.native.modifiers.program import RepeatedProgram
+from regard.backends.native.modifiers.base import RepeatedModifiers
 from regard.backends.native.training_plan import TrainingPlan
 
 
-class ProgramTrainingPlan(TrainingPlan):
-    """Calls of one structure with modifiers of one's own.
+class RepeatedTrainingPlan(TrainingPlan):
+    """Calls of one structure with modifiers of one's own, or with a table of relative biases.
 
-    The backward makes the program again, with the derivatives by the modifiers' tensors. What the forward's program
-    read may be as large as the weights, and is not kept.
+    The backward computes the operands of the modifiers again, of a program with the derivatives by the modifiers'
+    tensors. What the forward's program read may be as large as the weights, and is not kept.
 
-    program  of the modifiers
-    wanted   whether each of their tensors has a gradient
+    modifiers  what computes the operands
+    wanted     whether each of their tensors has a gradient
     """
 
-    def __init__(self, family: KernelFamily, args: KernelArgs, example: Example, program: RepeatedProgram) -> None:
+    def __init__(self, family: KernelFamily, args: KernelArgs, example: Example, modifiers: RepeatedModifiers) -> None:
         super().__init__(family, args, example)
-        self.program = program
-        self.wanted = [example.needs[3 + n] for n in program.tensors]
+        self.modifiers = modifiers
+        self.wanted = [example.needs[3 + n] for n in modifiers.tensors]
         self.backward_constants = None
 
     def run_for_backward(self, call: PlanInputs) -> ForwardResult | None:
@@ -38,29 +38,29 @@ class ProgramTrainingPlan(TrainingPlan):
         if made is None:
             return None
         out, struct, held = made
-        return ForwardResult(out, (row_stats,), (bytes(struct), self.axes.frame(call), *held))
+        return ForwardResult(out, (row_stats,), (bytes(struct), self.frame(call), *held))
 
     def backward(
         self, forward: ForwardResult, given: Sequence[Tensor], leaves: Sequence[Tensor], g_out: Tensor
     ) -> tuple[Tensor | None, ...] | None:
         """See base.TrainingPlan."""
-        program = self.program.gradients(forward.kernel[1], leaves, self.wanted)
-        if program is None:
+        again = self.modifiers.gradients(forward.kernel[1], leaves, self.wanted)
+        if again is None:
             return None
         made = self.family.empty_gradients(given, self.axes.heads, self.gradients.needs)
         call = self._struct_of_forward(forward, given, leaves)
-        for name in self.program.names:
+        for name in self.modifiers.names:
             clear(call, name)
-        set_operands(call, program.operands)
+        set_operands(call, again.operands)
         struct = self.family.backward_struct(call)
         named = dict(zip(self.family.gradients, made, strict=True))
         bind(struct, {"dout": self._cotangent(g_out), **named}, self.axes.operand)
-        by_operand = program.empty()
+        by_operand = again.empty()
         bind(struct, {f"d{name}": g for name, g in by_operand.items()})
         library().run(struct)
-        found = iter(program.of_tensors(by_operand))
+        found = iter(again.of_tensors(by_operand))
         of_leaves: list[Tensor | None] = [None for _ in leaves]
-        for n, wanted in zip(self.program.tensors, self.wanted, strict=True):
+        for n, wanted in zip(self.modifiers.tensors, self.wanted, strict=True):
             if wanted:
                 of_leaves[n] = next(found).to(leaves[n].dtype)
         return (*made, *of_leaves)
