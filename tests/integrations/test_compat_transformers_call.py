@@ -14,7 +14,7 @@ pytest.importorskip("transformers", reason="needs transformers: pip install 'reg
 
 from regard.call.hooks import AttentionCall, observing
 from regard.compat import transformers as compat
-from regard.compat.transformers.mask import lazy_mask
+from regard.compat.transformers.mask_interface import lazy_mask
 from regard.core.errors import Unsupported
 from regard.inspect.look_tensors import look
 

@@ -14,7 +14,8 @@ pytest.importorskip("transformers", reason="needs transformers: pip install 'reg
 
 from transformers import masking_utils
 
-from regard.compat.transformers.mask import LazyMask, lazy_mask
+from regard.compat.transformers.mask import LazyMask
+from regard.compat.transformers.mask_interface import lazy_mask
 from regard.compat.transformers.written_out import Form
 from regard.core.errors import ShapeError, Unsupported
 from regard.core.positions import Positions, head, tail

@@ -15,7 +15,8 @@ pytest.importorskip("transformers", reason="needs transformers: pip install 'reg
 from transformers import masking_utils
 
 from regard.compat.transformers import warnings as said_once
-from regard.compat.transformers.mask import LazyMask, lazy_mask
+from regard.compat.transformers.mask import LazyMask
+from regard.compat.transformers.mask_interface import lazy_mask
 from regard.compat.transformers.written_out import Form
 from regard.core.errors import Unsupported
 

@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from regard.compat.transformers.interface import RECENT
 from regard.compat.transformers.interface import attention_forward as attention_forward
-from regard.compat.transformers.mask import lazy_mask
+from regard.compat.transformers.mask_interface import lazy_mask
 from regard.compat.transformers.models import NAME, install
 from regard.compat.transformers.packing import packed as packed
 from regard.compat.transformers.relative_bias import take_modules_of

@@ -170,7 +170,7 @@ def _of_lazy(lazy: LazyMask, nq: int, nk: int, whole: bool) -> ReducedMask:
             f"the model's mask is for {listed(lazy.shape[-2:])} queries and keys, its attention has "
             f'{listed((nq, nk))}: a mask of another call. "eager" may broadcast it.'
         )
-    return ReducedMask(lazy.mask, lazy.positions) if whole and lazy.reduced.keys is not None else lazy.reduced
+    return lazy.as_called(whole)
 
 
 def _of_tensor(given: Tensor) -> tuple[Mask, Tensor | None]:

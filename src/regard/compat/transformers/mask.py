@@ -8,15 +8,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.masking_utils import and_masks, causal_mask_function, packed_sequence_mask_function
+from transformers.masking_utils import and_masks, packed_sequence_mask_function
 
-from regard.compat.transformers.models import APPENDING_KEYS, form_of
 from regard.compat.transformers.padding import Pack, real_at, real_interval, real_keys
 from regard.compat.transformers.patterns import MaskContext, MaskFunction, mask_of, of_differences
-from regard.compat.transformers.sharded_mask import ShardedMask, running
 from regard.compat.transformers.written_out import Form, WrittenOut
 from regard.core.errors import Unsupported
-from regard.core.positions import Positions, counted, head, tail
+from regard.core.positions import Positions, head, tail
 from regard.core.region import Frame
 from regard.core.tracing import data_unavailable
 from regard.masks.algebra import And, Everything, Mask, Or
@@ -51,6 +49,7 @@ class LazyMask(WrittenOut):
     pattern    what fn lets through, padding or not, to be read at `positions`
     reduced    the mask as regard.attention is called with it
 
+    >>> from transformers.masking_utils import causal_mask_function
     >>> lazy = LazyMask(1, tail(2, 4), causal_mask_function, Form(), torch.tensor([[False, True, True, True]]))
     >>> lazy.shape, lazy.mask
     ((1, 1, 2, 4), Causal() & Lengths(keys=int64[1], first=int64[1]))
@@ -172,6 +171,10 @@ class LazyMask(WrittenOut):
             return ReducedMask(mask, None)
         return ReducedMask(Between(interval.start[..., 0, :].int(), interval.stop[..., 0, :].int()), None)
 
+    def as_called(self, whole: bool) -> ReducedMask:
+        """The mask as regard.attention is called with it; whole: with all keys, for what numbers them."""
+        return ReducedMask(self.mask, self.positions) if whole and self.reduced.keys is not None else self.reduced
+
     @cached_property
     def packed(self) -> tuple[Pack, LazyMask] | None:
         """The real tokens, and what they see of each other, (1, 1, total, total), where that is the same as here.
@@ -202,62 +205,6 @@ class LazyMask(WrittenOut):
     def real(self) -> Tensor | None:
         """Which queries are real tokens (batch, nq), where queries and keys are of one sequence; None = all."""
         return None if self.padding is None else real_at(self.padding, self.positions.q)
-
-
-def lazy_mask(
-    batch_size: int,
-    q_length: int | None = None,
-    kv_length: int = 0,
-    q_offset: int | Tensor = 0,
-    kv_offset: int | Tensor = 0,
-    mask_function: MaskFunction = causal_mask_function,
-    attention_mask: Tensor | LazyMask | ShardedMask | None = None,
-    cache_position: Tensor | None = None,
-    use_vmap: bool = False,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype = torch.float32,
-    allow_is_bidirectional_skip: bool = False,
-    config: Any = None,
-    **_: Any,
-) -> LazyMask | ShardedMask | Tensor | None:
-    """What transformers asks for a mask, by the name "regard" in its AttentionMaskInterface.
-
-    The arguments are those of transformers.masking_utils.sdpa_mask; `cache_position`, the queries' positions, stands
-    for q_length and q_offset before transformers 5.5. A tensor where the model's layers append to the mask. None where
-    transformers asks for no mask if nothing is hidden (`allow_is_bidirectional_skip`): some models add to what is not
-    None.
-    """
-    if isinstance(attention_mask, (LazyMask, ShardedMask)):
-        return attention_mask
-    forward = running()
-    if forward is not None:
-        return forward.mask(batch_size, mask_function, use_vmap, form_of(config, dtype))
-    place = attention_mask.device if device is None and attention_mask is not None else device
-    if cache_position is not None:
-        positions = Positions(
-            cache_position, torch.arange(kv_length, device=cache_position.device, dtype=torch.int64) + kv_offset
-        )
-    else:
-        assert q_length is not None
-        positions = counted_from(q_length, kv_length, q_offset, kv_offset, place)
-    padding = None if attention_mask is None else attention_mask.bool()
-    lazy = LazyMask(batch_size, positions, mask_function, form_of(config, dtype), padding, use_vmap)
-    if getattr(config, "model_type", None) in APPENDING_KEYS:
-        return lazy.written("torch.cat")
-    # of a decoder made to look both ways the modules still say that they are causal
-    both_ways = allow_is_bidirectional_skip and getattr(config, "is_causal", True)
-    return None if both_ways and isinstance(lazy.pattern, Everything) and isinstance(lazy.mask, Everything) else lazy
-
-
-def counted_from(nq: int, nk: int, q_offset: int | Tensor, k_offset: int | Tensor, device: Any) -> Positions:
-    """Positions that count up by one: as numbers where those are known. A static cache has its offset as a tensor."""
-    offsets = [x for x in (q_offset, k_offset) if isinstance(x, Tensor)]
-    if offsets and data_unavailable(*offsets):
-        return Positions(
-            torch.arange(nq, device=device, dtype=torch.int64) + q_offset,
-            torch.arange(nk, device=device, dtype=torch.int64) + k_offset,
-        )
-    return counted((int(q_offset), nq), (int(k_offset), nk), device)
 
 
 def _has_causal(mask: Mask) -> bool:

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from regard.compat.transformers.mask import LazyMask, counted_from
+from regard.compat.transformers.mask import LazyMask
+from regard.compat.transformers.mask_interface import counted_from
 from regard.compat.transformers.models import NAME
 from regard.compat.transformers.written_out import Form, WrittenOut
 from regard.core.attributes import Unknown, has_hooks, hooks_of_all, uses_of
