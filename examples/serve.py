@@ -1,17 +1,20 @@
 """Answers many requests at once with transformers' continuous batching: attention on torch, on regard, with int8 pages.
 
     python examples/serve.py                                  # 64 prompts of 50 to 1,000 tokens, one thread
-    python examples/serve.py --requests 8 --heads 8 --key-heads 2 --window 256
+    python examples/serve.py --requests 8 --heads 8 --key-heads 2 --window 256 --arrival steady bursts
 
 The model is a small Llama, or with --window a Mistral, of random weights. All prompts begin with the same system
 prompt, whose pages the requests share. Each way of serving answers them greedily, in turns; the least processor time of
-each counts. regard's tokens must be those of sdpa, and with int8 pages those of a loop of `generate` with an int8
-cache.
+each counts. The answers must be those of a loop of `generate`, with int8 pages those of one with an int8 cache.
+
+The requests come all at once (together), one before every second forward (steady), or eight before every sixteenth
+(bursts): by numbers of forwards, not by the clock, so that every way has the same requests in the same forwards.
 """
 
 from __future__ import annotations
 
 import argparse
+import queue
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +31,8 @@ from transformers import (
 from regard.compat.transformers import NAME, BatchingConfig, GrowingCache
 
 VOCABULARY = 4096
+# The number of forwards before each request comes, the first of which is request 0.
+ARRIVALS = {"together": lambda n: 0, "steady": lambda n: 2 * n, "bursts": lambda n: n // 8 * 16}
 
 
 @dataclass(frozen=True)
@@ -44,13 +49,38 @@ class Way:
     peer: str = ""
 
 
-PEER = "generate, int8 cache, one by one"
+LOOP, LOOP_OF_INT8 = "generate", "generate, int8 cache"
 WAYS = {
-    "sdpa": Way("sdpa"),
-    "regard": Way(NAME, peer="sdpa"),
-    "regard, int8 pages": Way(NAME, torch.int8, peer=PEER),
-    PEER: Way(NAME, torch.int8, together=False),
+    "sdpa": Way("sdpa", peer=LOOP),
+    "regard": Way(NAME, peer=LOOP),
+    "regard, int8 pages": Way(NAME, torch.int8, peer=LOOP_OF_INT8),
+    LOOP: Way("sdpa", together=False),
+    LOOP_OF_INT8: Way(NAME, torch.int8, together=False),
 }
+
+
+class Arriving(queue.Queue[Any]):
+    """The queue of a server, from which each request can be taken only after so many forwards.
+
+    The server empties it before each forward. None can be taken before all have been put in.
+    """
+
+    def __init__(self, forwards: list[int]) -> None:
+        super().__init__()
+        self.forwards, self.passed, self.taken = forwards, 0, 0
+
+    def empty(self) -> bool:
+        if self.taken + self.qsize() < len(self.forwards):
+            return True
+        if self.taken < len(self.forwards) and self.forwards[self.taken] <= self.passed:
+            return False
+        self.passed += 1
+        return True
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        found = super().get(block, timeout)
+        self.taken += 1
+        return found
 
 
 def model(heads: int, key_heads: int, layers: int, window: int | None) -> Any:
@@ -84,25 +114,40 @@ def prompts(count: int, shortest: int, longest: int, system: int) -> list[list[i
     return [first + torch.randint(3, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
 
 
-def answered(served: Any, way: Way, texts: list[list[int]], new: int, batch: int, page: int) -> list[list[int]]:
-    """The tokens that the model adds to each prompt."""
+def answered(served: Any, way: Way, texts: list[list[int]], forwards: list[int], options: Any) -> list[list[int]]:
+    """The tokens that the model adds to each prompt; forwards: after how many each of them comes."""
+    new, page = options.new, options.page
     if not way.together:
         return [one_by_one(served, text, new, way.dtype) for text in texts]
     greedy = GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0)
     room = sum(-(-(len(text) + new) // page) for text in texts)  # pages
     pages = {"dtype": way.dtype, "num_blocks": room, "page_size": page}
-    config = BatchingConfig(**pages, max_batch_tokens=batch, auto_switch_to_flash=False)
-    found = served.generate_batch(texts, generation_config=greedy, continuous_batching_config=config)
-    failed = [answer.error for answer in found.values() if answer.error]
+    config = BatchingConfig(**pages, max_batch_tokens=options.batch, auto_switch_to_flash=False)
+    server = served.init_continuous_batching(generation_config=greedy, continuous_batching_config=config)
+    server.input_queue = Arriving(forwards)
+    server.start()
+    try:
+        names = server.add_requests(texts)
+        found: dict[str, Any] = {}
+        while len(found) < len(names) and (server.is_running() or not server.output_router.output_queue.empty()):
+            answer = server.get_result(timeout=1)
+            if answer is not None and answer.is_finished():
+                found[answer.request_id] = answer
+    finally:
+        server.stop(block=True)
+        server.destroy()
+    errors = [found[name].error if name in found else "the server ended before" for name in names]
+    failed = [error for error in errors if error]
     if failed:
         raise SystemExit(f"{len(failed)} of {len(texts)} requests failed: {failed[0]}")
-    return [answer.generated_tokens for answer in found.values()]
+    return [found[name].generated_tokens for name in names]
 
 
 def one_by_one(served: Any, text: list[int], new: int, dtype: torch.dtype | None) -> list[int]:
-    ids, cache = torch.tensor([text]), GrowingCache(served.config, dtype)
+    ids = torch.tensor([text])
     greedy = {"max_new_tokens": new, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
-    return served.generate(ids, past_key_values=cache, **greedy)[0, len(text) :].tolist()
+    cache = {} if dtype is None else {"past_key_values": GrowingCache(served.config, dtype)}
+    return served.generate(ids, **cache, **greedy)[0, len(text) :].tolist()
 
 
 def main() -> None:
@@ -112,6 +157,7 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=1000)
     parser.add_argument("--system", type=int, default=256, help="tokens that all prompts begin with")
     parser.add_argument("--new", type=int, default=32, help="tokens added to each")
+    parser.add_argument("--arrival", nargs="+", choices=ARRIVALS, default=list(ARRIVALS), help="when requests come")
     parser.add_argument("--batch", type=int, default=512, help="most tokens of a forward")
     parser.add_argument("--page", type=int, default=32, help="tokens of a page; requests share whole pages")
     parser.add_argument("--heads", type=int, default=8)
@@ -124,20 +170,28 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     served = model(options.heads, options.key_heads, options.layers, options.window)
     texts = prompts(options.requests, options.shortest, options.longest, options.system)
-    seconds: dict[str, float] = {}
-    tokens: dict[str, list[list[int]]] = {}
-    for name in [*WAYS] * options.repeats:
+    cases = [(name, arrival) for arrival in options.arrival for name, way in WAYS.items() if way.together]
+    cases += [(name, "one by one") for name, way in WAYS.items() if not way.together]
+    seconds: dict[tuple[str, str], float] = {}
+    tokens: dict[tuple[str, str], list[list[int]]] = {}
+    for case in cases * options.repeats:
+        name, arrival = case
+        forwards = [ARRIVALS[arrival](n) for n in range(options.requests)] if WAYS[name].together else []
         served.set_attn_implementation(WAYS[name].implementation)
         began = time.process_time()
-        tokens[name] = answered(served, WAYS[name], texts, options.new, options.batch, options.page)
+        tokens[case] = answered(served, WAYS[name], texts, forwards, options)
         taken = time.process_time() - began
-        seconds[name] = min(taken, seconds.get(name, taken))
-    for name, way in WAYS.items():
-        said = f"{name}: {seconds[name]:.2f} s, {options.requests / seconds[name]:.2f} requests a second"
-        if way.peer:
-            equal = sum(a == b for a, b in zip(tokens[name], tokens[way.peer], strict=True))
-            said += f", {seconds['sdpa'] / seconds[name]:.2f}x; {equal} of {options.requests} answers as by {way.peer}"
-        print(said)
+        seconds[case] = min(taken, seconds.get(case, taken))
+    print(f"{'requests':<12}{'answered by':<24}{'seconds':>9}{'a second':>10}{'of sdpa':>9}   equal answers")
+    for case in cases:
+        name, arrival = case
+        row = f"{arrival:<12}{name:<24}{seconds[case]:>9.2f}{options.requests / seconds[case]:>10.2f}"
+        if WAYS[name].together:
+            right = tokens[WAYS[name].peer, "one by one"]
+            equal = sum(a == b for a, b in zip(tokens[case], right, strict=True))
+            row += f"{seconds['sdpa', arrival] / seconds[case]:>8.2f}x"
+            row += f"   {equal} of {options.requests} as by {WAYS[name].peer}"
+        print(row)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ pytest.importorskip(
 )
 
 SMALL = [
-    *("serve", "--requests=3", "--shortest=2", "--longest=40", "--system=19", "--new=3", "--page=8", "--batch=32"),
-    *("--heads=2", "--key-heads=1", "--layers=2", "--repeats=1"),
+    *("serve", "--requests=5", "--shortest=2", "--longest=40", "--system=19", "--new=3", "--page=8", "--batch=32"),
+    *("--heads=2", "--layers=2", "--repeats=1"),
 ]
 
 
@@ -32,17 +33,37 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("window", [[], ["--window", "16"]], ids=["full", "window"])
+@pytest.mark.parametrize("key_heads", ["1", "2"])
 def test_every_way_gives_the_same_answers(
-    serve: Any, window: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    serve: Any, window: list[str], key_heads: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", [*SMALL, *window])
+    monkeypatch.setattr("sys.argv", [*SMALL, "--key-heads", key_heads, *window])
     serve.main()
-    sdpa, ours, int8, loop = capsys.readouterr().out.splitlines()
-    speed = r"[\d.]+ s, [\d.]+ requests a second"
-    assert re.fullmatch(rf"sdpa: {speed}", sdpa)
-    assert re.fullmatch(rf"regard: {speed}, [\d.]+x; 3 of 3 answers as by sdpa", ours)
-    assert re.fullmatch(rf"regard, int8 pages: {speed}, [\d.]+x; 3 of 3 answers as by {serve.PEER}", int8)
-    assert re.fullmatch(rf"{serve.PEER}: {speed}", loop)
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert " ".join(head.split()) == "requests answered by seconds a second of sdpa equal answers"
+    ours = [("sdpa", "generate"), ("regard", "generate"), ("regard, int8 pages", "generate, int8 cache")]
+    expected = [(*way, arrival) for arrival in ("together", "steady", "bursts") for way in ours]
+    for row, (name, peer, arrival) in zip(rows, expected, strict=False):
+        assert re.fullmatch(rf"{arrival} +{name} +[\d.]+ +[\d.]+ +[\d.]+x   5 of 5 as by {peer}", row), row
+    for row, name in zip(rows[len(expected) :], ("generate", "generate, int8 cache"), strict=True):
+        assert re.fullmatch(rf"one by one +{name} +[\d.]+ +[\d.]+", row), row
+
+
+def test_requests_come_by_forwards(serve: Any) -> None:
+    """What a server finds before each forward, however late it was given the requests."""
+    from transformers.generation.continuous_batching.utils import drain_queue
+
+    for kind, expected in {
+        "together": [[0, 1, 2, 3, 4], [], []],
+        "steady": [[0], [], [1], [], [2], [], [3], [], [4], []],
+        "bursts": [[0, 1, 2, 3, 4], []],
+    }.items():
+        come = serve.Arriving([serve.ARRIVALS[kind](n) for n in range(5)])
+        for n in range(5):
+            assert drain_queue(come) == []
+            come.put(n)
+        assert [drain_queue(come) for _ in expected] == expected
+    assert [serve.ARRIVALS["bursts"](n) for n in (7, 8, 15, 16)] == [0, 16, 16, 32]
 
 
 def test_prompts_begin_alike(serve: Any) -> None:
@@ -60,4 +81,4 @@ def test_a_request_that_fails_ends_it(serve: Any, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("regard.compat.transformers.continuous._read_layout", broken)
     with pytest.raises(SystemExit, match=r"2 of 2 requests failed: .*no memory"):
-        serve.answered(served, serve.WAYS["regard"], [[5, 6], [7]], new=2, batch=16, page=8)
+        serve.answered(served, serve.WAYS["regard"], [[5, 6], [7]], [0, 0], Namespace(new=2, batch=16, page=8))
